@@ -4,3 +4,116 @@
 //! Three engines implement it: io_uring, a pool of threads for kernels and containers that refuse io_uring, and a
 //! simulated disk ([`sim`]) that loses what was not flushed. This is the only crate of the workspace with `unsafe`.
 #![allow(unsafe_code)]
+
+mod buffer;
+mod error;
+mod open;
+pub mod sim;
+
+pub use buffer::{AlignedBuf, PAGE_BYTES, SharedBuf};
+pub use error::{DeviceError, OpenError};
+pub use open::{Access, Durability, Engine, OpenOptions, open};
+
+use std::fmt;
+use std::sync::Arc;
+
+/// A byte position on a device. Requests need multiples of [`PAGE_BYTES`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DeviceOffset(pub u64);
+
+/// What a device is and promises; fixed while it is open.
+#[derive(Clone, Debug)]
+pub struct Geometry {
+    /// Path, or a description for simulated devices. Errors name it.
+    pub name: String,
+    /// Bytes that can be addressed.
+    pub capacity_bytes: u64,
+    /// Smallest unit that the device writes; at most [`PAGE_BYTES`].
+    pub logical_block_bytes: u32,
+    /// Whether the target is a raw block device (otherwise a regular file).
+    pub block_device: bool,
+    /// Whether an acknowledged write may still sit in a volatile cache unless it is flushed. True for every regular file.
+    pub volatile_cache: bool,
+    /// Whether durable writes carry a flush or FUA: resolved from [`Durability`] and `volatile_cache`.
+    pub flushes: bool,
+    /// The engine that serves the requests, `io_uring`, `threads` or `simulated`.
+    pub engine: &'static str,
+}
+
+/// One request. The engine owns the buffers from [`Device::submit`] until the completion runs.
+pub enum Request {
+    /// Fill the whole buffer from `at`. Completes with the buffer.
+    Read {
+        /// First byte.
+        at: DeviceOffset,
+        /// Destination; its length is the length of the read.
+        buf: AlignedBuf,
+    },
+    /// Write the whole buffer at `at`.
+    Write {
+        /// First byte.
+        at: DeviceOffset,
+        /// Source; its length is the length of the write.
+        buf: SharedBuf,
+        /// Complete only when the bytes are on stable storage (a no-op promise where [`Geometry::flushes`] is false).
+        durable: bool,
+    },
+    /// Complete when every write that completed before this request was submitted is on stable storage. Always
+    /// reaches the device, whatever the durability setting.
+    Flush,
+}
+
+/// Runs once, on a thread of the engine; it must not block. A read hands its buffer back, other requests `None`.
+pub type Completion = Box<dyn FnOnce(Result<Option<AlignedBuf>, DeviceError>) + Send>;
+
+/// Block storage with asynchronous completion.
+///
+/// Requests may complete in any order. Short transfers are continued by the engine. The first failed write or
+/// flush **latches** the device: that request and every later write or flush complete with the same
+/// [`DeviceError`], because nothing is known any more about what the device kept (after a failed `fsync` Linux marks the pages
+/// clean: see "PostgreSQL's fsync() surprise", LWN 752063). Reads still work.
+/// Dropping the last handle completes what is in flight, then closes.
+pub trait Device: Send + Sync + fmt::Debug {
+    /// What this device is.
+    fn geometry(&self) -> &Geometry;
+
+    /// An aligned buffer of `len_bytes` (rounded up to a page) from the engine's pool; registered with the
+    /// kernel where the engine can. Its content is unspecified but initialised.
+    fn alloc(&self, len_bytes: usize) -> AlignedBuf;
+
+    /// Hand over a request. Never blocks on I/O. Panics if position or length is not aligned or beyond the capacity:
+    /// that is a defect of the caller.
+    fn submit(&self, request: Request, done: Completion);
+
+    /// The cause, once the device has latched.
+    fn failure(&self) -> Option<DeviceError>;
+}
+
+/// Blocking conveniences for recovery, headers and tools. Not for completion callbacks: they would wait for themselves.
+impl dyn Device + '_ {
+    /// Read `len_bytes` at `at` and wait.
+    pub fn read(&self, at: DeviceOffset, len_bytes: usize) -> Result<AlignedBuf, DeviceError> {
+        let buf = self.alloc(len_bytes);
+        let buf = self.wait(Request::Read { at, buf })?;
+        Ok(buf.expect("a read hands its buffer back"))
+    }
+
+    /// Write `buf` at `at` durably and wait.
+    pub fn write_durable(&self, at: DeviceOffset, buf: SharedBuf) -> Result<(), DeviceError> {
+        self.wait(Request::Write { at, buf, durable: true }).map(drop)
+    }
+
+    /// Flush and wait.
+    pub fn flush(&self) -> Result<(), DeviceError> {
+        self.wait(Request::Flush).map(drop)
+    }
+
+    fn wait(&self, request: Request) -> Result<Option<AlignedBuf>, DeviceError> {
+        let (tx, rx) = std::sync::mpsc::sync_channel(1);
+        self.submit(request, Box::new(move |result| drop(tx.send(result))));
+        rx.recv().expect("an engine completes every request")
+    }
+}
+
+/// A device that several owners share.
+pub type SharedDevice = Arc<dyn Device>;

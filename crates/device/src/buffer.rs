@@ -1,0 +1,1 @@
+//! Page-aligned buffers: unique and writable, then shared and read-only.

@@ -1,0 +1,1 @@
+//! Opening a target: block device or file, durability, choice of engine.

@@ -1,0 +1,79 @@
+//! Positions and batches.
+
+use std::fmt;
+
+use bytes::Bytes;
+
+/// Names a stream; never reused, not even after the stream was deleted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
+pub struct StreamId(pub u64);
+
+/// A record's position in its stream. A batch of `n` records takes `n` consecutive offsets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
+pub struct StreamOffset(pub u64);
+
+impl fmt::Display for StreamId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+impl fmt::Display for StreamOffset {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+/// A batch to append. Its offset must be the stream's next: the one writer of a stream decides offsets, because they
+/// may be part of the payload.
+#[derive(Clone, Debug)]
+pub struct NewBatch {
+    /// Offset of the first record; must equal [`crate::Stream::next_offset`].
+    pub base: StreamOffset,
+    /// Number of offsets that the batch takes; at least 1.
+    pub count: u32,
+    /// Greatest timestamp in the batch, milliseconds since the Unix epoch; -1 when there is none. Lets an
+    /// offset be found by time.
+    pub max_timestamp_ms: i64,
+    /// The bytes; opaque to this layer. The log cache keeps this reference, so it should own no more memory than it shows.
+    pub payload: Bytes,
+}
+
+/// A batch that was read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Batch {
+    /// Offset of the first record.
+    pub base: StreamOffset,
+    /// Number of offsets that it takes.
+    pub count: u32,
+    /// As given to append.
+    pub max_timestamp_ms: i64,
+    /// The bytes as they were appended.
+    pub payload: Bytes,
+}
+
+impl Batch {
+    /// The offset after the batch's last record.
+    pub fn end(&self) -> StreamOffset {
+        StreamOffset(self.base.0 + u64::from(self.count))
+    }
+}
+
+/// Derives a stream's **checkpoint** from its batches: a summary that its owner needs after a restart and that would
+/// be lost, or slow to rebuild, once the batches have left the WAL (producer sequences, group offsets).
+///
+/// The store folds exactly the batches of an upload into the previous checkpoint, and commits the result together
+/// with the objects, so a checkpoint always describes the stream up to the uploaded end, never more and never less. The owner
+/// rebuilds its state from [`crate::Stream::checkpoint`] followed by the batches after it.
+pub trait Fold: Send + Sync + 'static {
+    /// The checkpoint after `batches`, which follow `previous` without a gap. `None` where the stream needs none. Must depend on
+    /// its arguments alone.
+    fn fold(&self, stream: StreamId, kind: u8, previous: Option<&[u8]>, batches: &[Batch]) -> Option<Vec<u8>>;
+}
+
+/// A fold for streams without checkpoints.
+impl Fold for () {
+    fn fold(&self, _: StreamId, _: u8, _: Option<&[u8]>, _: &[Batch]) -> Option<Vec<u8>> {
+        None
+    }
+}
