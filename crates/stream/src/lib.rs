@@ -10,5 +10,5 @@ mod store;
 mod types;
 
 pub use catalog::{Catalog, CatalogError, Change, RedbCatalog};
-pub use store::{Append, AppendError, FetchError, Fetched, Opened, Options, Stats, Store, StoreError, Stream, Watch};
+pub use store::{Append, AppendError, FetchError, Fetched, Opened, Options, Replay, Stats, Store, StoreError, Stream, Watch};
 pub use types::{Batch, Fold, NewBatch, StreamId, StreamOffset};

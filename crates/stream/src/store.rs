@@ -62,6 +62,7 @@ impl Store {
     }
     /// Resolves when space may have become free (an upload was committed, the WAL was trimmed, durability moved), or the store failed. Used after
     /// [`AppendError::Full`].
+    /// The usage is plain: on `Full`, `store.room().await`, then try again; a wakeup between the two calls is not lost.
     pub async fn room(&self) {
         todo!()
     }
@@ -114,6 +115,17 @@ pub struct Fetched {
     pub durable_end: StreamOffset,
 }
 
+/// What a stream's owner rebuilds its state from: fold `batches` into `checkpoint`.
+#[derive(Clone, Debug)]
+pub struct Replay {
+    /// As [`crate::Fold`] returned it at the last upload.
+    pub checkpoint: Option<bytes::Bytes>,
+    /// The checkpoint describes the stream up to here.
+    pub checkpoint_end: StreamOffset,
+    /// All batches after it, in order, durable or not.
+    pub batches: Vec<Batch>,
+}
+
 /// One stream. Cheap to clone.
 #[derive(Clone)]
 pub struct Stream {}
@@ -155,6 +167,11 @@ impl Stream {
     }
     /// Bytes of payload from start to end.
     pub fn size_bytes(&self) -> u64 {
+        todo!()
+    }
+    /// Checkpoint and the batches after it, taken at one moment: USE THIS for rebuilding state. The two calls below race with an
+    /// upload in between (an upload moves the checkpoint and shortens the batches), and will go.
+    pub fn replay(&self) -> Replay {
         todo!()
     }
     /// The checkpoint of the last upload, and the offset up to which it describes the stream.
