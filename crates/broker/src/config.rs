@@ -1,0 +1,178 @@
+//! What the operator decides.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+const KIB: u64 = 1024;
+const MIB: u64 = 1024 * KIB;
+
+/// Configuration of a [`crate::Broker`]. [`BrokerConfig::validate`] rejects values out of bounds; nothing is
+/// rewritten silently.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BrokerConfig {
+    /// Address of the Kafka port. Default 127.0.0.1:9092; port 0 takes a free one.
+    pub listen: SocketAddr,
+    /// Host name or address that clients are told to connect to. Default: the address that the listener is bound to, which must
+    /// then be a specific one (not `0.0.0.0` or `::`). 1 to 255 characters.
+    pub advertised_host: Option<String>,
+    /// Port that clients are told to connect to. Default: the port that the listener is bound to. 1 to 65535.
+    pub advertised_port: Option<u16>,
+    /// This server's id in the cluster (`node.id`). Default 1, minimum 0.
+    pub node_id: i32,
+    /// The cluster's id. Default: the stored one; a new random one on the very first start. If set, it must equal the
+    /// stored one. 1 to 249 characters.
+    pub cluster_id: Option<String>,
+    /// Create a topic when a client asks for metadata of one that does not exist, and allows it
+    /// (`auto.create.topics.enable`). Default true.
+    pub auto_create_topics: bool,
+    /// Partitions of a topic that is created without saying how many (`num.partitions`). Default 1, 1 to `max_partitions`.
+    pub default_partitions: u32,
+    /// Upper bound on all partitions of all topics together. Default 10,000, 1 to 1,000,000.
+    pub max_partitions: u32,
+    /// Largest record batch (`message.max.bytes`); a topic may set its own `max.message.bytes`. Default 1,048,588;
+    /// 61 bytes (an empty batch) to 64 MiB.
+    pub max_message_bytes: u32,
+    /// Largest request (`socket.request.max.bytes`). Default 100 MiB, 1 KiB to 1 GiB.
+    pub max_request_bytes: u32,
+    /// Bound on the bytes of all requests that are being read or handled, those up to 64 KiB not counted (of these each
+    /// connection has at most one). Default 256 MiB; `max_request_bytes` to 1 TiB.
+    pub queued_request_bytes: u64,
+    /// Largest fetch response, whatever the client asks for (`fetch.max.bytes`); a single batch may exceed it. Default 55 MiB,
+    /// 1 KiB to 1 GiB.
+    pub max_fetch_bytes: u32,
+    /// Bound on the bytes of all fetch responses that are being read or sent. Default 512 MiB; `max_fetch_bytes` to 1 TiB.
+    pub queued_fetch_bytes: u64,
+    /// Bound on open connections; one more is closed at once. Default 1,000, 1 to 100,000.
+    pub max_connections: u32,
+    /// A connection without a request for so long is closed (`connections.max.idle.ms`). Default 10 minutes, 1 second to
+    /// 30 days.
+    pub idle_timeout: Duration,
+    /// A request must have arrived completely within this time from its first byte, and a response must make
+    /// progress within it; else the connection is closed. Default 30 seconds, 100 ms to 1 hour.
+    pub transfer_timeout: Duration,
+    /// How long [`crate::Broker::shutdown`] waits for requests in flight. Default 10 seconds, at most 1 hour.
+    pub shutdown_grace: Duration,
+}
+
+impl Default for BrokerConfig {
+    fn default() -> Self {
+        Self {
+            listen: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9092),
+            advertised_host: None,
+            advertised_port: None,
+            node_id: 1,
+            cluster_id: None,
+            auto_create_topics: true,
+            default_partitions: 1,
+            max_partitions: 10_000,
+            max_message_bytes: 1_048_588,
+            max_request_bytes: (100 * MIB) as u32,
+            queued_request_bytes: 256 * MIB,
+            max_fetch_bytes: (55 * MIB) as u32,
+            queued_fetch_bytes: 512 * MIB,
+            max_connections: 1_000,
+            idle_timeout: Duration::from_secs(600),
+            transfer_timeout: Duration::from_secs(30),
+            shutdown_grace: Duration::from_secs(10),
+        }
+    }
+}
+
+impl BrokerConfig {
+    /// Check every field against its bounds.
+    ///
+    /// # Errors
+    /// The first field that is out of bounds, with its value and the bounds.
+    pub fn validate(&self) -> Result<(), InvalidConfig> {
+        fn within<T: PartialOrd + std::fmt::Debug>(
+            field: &'static str,
+            value: T,
+            min: T,
+            max: T,
+        ) -> Result<(), InvalidConfig> {
+            if value < min || value > max {
+                return Err(InvalidConfig(format!(
+                    "{field} is {value:?}, allowed are {min:?} to {max:?}"
+                )));
+            }
+            Ok(())
+        }
+        if let Some(host) = &self.advertised_host {
+            within("advertised_host (length)", host.len(), 1, 255)?;
+        } else if self.listen.ip().is_unspecified() {
+            return Err(InvalidConfig(format!(
+                "listen is {}, which no client can connect to by that name: set advertised_host",
+                self.listen
+            )));
+        }
+        if let Some(port) = self.advertised_port {
+            within("advertised_port", port, 1, u16::MAX)?;
+        }
+        if let Some(id) = &self.cluster_id {
+            within("cluster_id (length)", id.len(), 1, 249)?;
+        }
+        within("node_id", self.node_id, 0, i32::MAX)?;
+        within("max_partitions", self.max_partitions, 1, 1_000_000)?;
+        within("default_partitions", self.default_partitions, 1, self.max_partitions)?;
+        within("max_message_bytes", u64::from(self.max_message_bytes), 61, 64 * MIB)?;
+        within("max_request_bytes", u64::from(self.max_request_bytes), KIB, 1024 * MIB)?;
+        within(
+            "queued_request_bytes",
+            self.queued_request_bytes,
+            u64::from(self.max_request_bytes),
+            MIB * MIB,
+        )?;
+        within("max_fetch_bytes", u64::from(self.max_fetch_bytes), KIB, 1024 * MIB)?;
+        within(
+            "queued_fetch_bytes",
+            self.queued_fetch_bytes,
+            u64::from(self.max_fetch_bytes),
+            MIB * MIB,
+        )?;
+        within("max_connections", self.max_connections, 1, 100_000)?;
+        within(
+            "idle_timeout",
+            self.idle_timeout,
+            Duration::from_secs(1),
+            Duration::from_secs(30 * 86_400),
+        )?;
+        within(
+            "transfer_timeout",
+            self.transfer_timeout,
+            Duration::from_millis(100),
+            Duration::from_secs(3600),
+        )?;
+        within("shutdown_grace", self.shutdown_grace, Duration::ZERO, Duration::from_secs(3600))
+    }
+}
+
+/// A field of [`BrokerConfig`] is out of its bounds.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct InvalidConfig(String);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_default_is_valid_and_each_bound_is_checked() {
+        assert_eq!(BrokerConfig::default().validate(), Ok(()));
+        let broken: [(&str, fn(&mut BrokerConfig)); 8] = [
+            ("advertised_host", |c| c.listen = "0.0.0.0:9092".parse().unwrap()),
+            ("node_id", |c| c.node_id = -1),
+            ("default_partitions", |c| c.default_partitions = 0),
+            ("max_message_bytes", |c| c.max_message_bytes = 60),
+            ("queued_request_bytes", |c| c.queued_request_bytes = 1),
+            ("queued_fetch_bytes", |c| c.queued_fetch_bytes = 1),
+            ("max_connections", |c| c.max_connections = 0),
+            ("idle_timeout", |c| c.idle_timeout = Duration::ZERO),
+        ];
+        for (field, change) in broken {
+            let mut config = BrokerConfig::default();
+            change(&mut config);
+            let message = config.validate().unwrap_err().to_string();
+            assert!(message.contains(field), "{field}: {message}");
+        }
+    }
+}
