@@ -1,1 +1,347 @@
 //! Page-aligned buffers: unique and writable, then shared and read-only.
+//!
+//! Direct I/O wants memory, position and length aligned; here that is a property of the type. A buffer belongs to
+//! exactly one owner while it can be written ([`AlignedBuf`]); frozen ([`SharedBuf`]) it can be shared, split and kept
+//! while the kernel reads it. Pooled memory returns to its [`Pool`] when the last owner lets go, whichever that is.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::fmt;
+use std::ops::{Deref, DerefMut, Range};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+
+/// Unit of position and length of every request, and alignment of every buffer: 4 KiB, whatever the logical block of
+/// the device is (one with larger blocks is refused).
+pub const PAGE_BYTES: usize = 4096;
+
+/// Round `len_bytes` up to whole pages. Panics on zero: an empty buffer can be neither read nor written.
+fn round_up(len_bytes: usize) -> usize {
+    assert!(len_bytes > 0, "a buffer has at least one byte");
+    len_bytes.checked_next_multiple_of(PAGE_BYTES).expect("length of a buffer overflows")
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Memory
+
+/// Page-aligned, initialised bytes on the heap. Freed on drop.
+struct Heap {
+    ptr: NonNull<u8>,
+    layout: Layout,
+}
+
+impl Heap {
+    /// Zeroed; `bytes` is a positive multiple of a page.
+    fn zeroed(bytes: usize) -> Self {
+        assert!(bytes > 0 && bytes.is_multiple_of(PAGE_BYTES));
+        let layout =
+            Layout::from_size_align(bytes, PAGE_BYTES).expect("length of a buffer overflows");
+        // SAFETY: the size is not zero, by the assertion above.
+        let ptr = unsafe { alloc_zeroed(layout) };
+        match NonNull::new(ptr) {
+            Some(ptr) => Self { ptr, layout },
+            None => handle_alloc_error(layout),
+        }
+    }
+}
+
+impl Drop for Heap {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `zeroed` with this very layout, and freed only here.
+        unsafe { dealloc(self.ptr.as_ptr(), self.layout) }
+    }
+}
+
+// SAFETY: plain memory that only this value owns; nothing about it is tied to a thread.
+unsafe impl Send for Heap {}
+// SAFETY: `&Heap` gives no access to the bytes by itself; access goes through `Memory`, whose owner decides.
+unsafe impl Sync for Heap {}
+
+/// Where the bytes of a buffer live, and so where they go when it is dropped.
+enum Home {
+    /// On their own, freed.
+    Heap(Heap),
+    /// On the heap, kept by the pool if it has room: saves the page faults of a fresh allocation.
+    Spare(Option<Heap>, Arc<Pool>),
+    /// Slot `.0` of the pool's region.
+    Slot(usize, Arc<Pool>),
+}
+
+/// `capacity` initialised bytes at `ptr`, owned by this value alone.
+struct Memory {
+    ptr: NonNull<u8>,
+    capacity: usize,
+    home: Home,
+}
+
+impl Memory {
+    fn heap(bytes: usize) -> Self {
+        let heap = Heap::zeroed(bytes);
+        Self { ptr: heap.ptr, capacity: bytes, home: Home::Heap(heap) }
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        match &mut self.home {
+            Home::Heap(_) => {} // its own drop frees it
+            Home::Spare(heap, pool) => pool.give_back_spare(heap.take().expect("taken only here")),
+            Home::Slot(index, pool) => pool.free.lock().slots.push(*index),
+        }
+    }
+}
+
+// SAFETY: `ptr` points into memory that this value alone owns (its heap block, or a slot that the pool hands to one
+// buffer at a time) and that lives as long as `home`.
+unsafe impl Send for Memory {}
+// SAFETY: through `&Memory` bytes are only read (`SharedBuf`); writing takes `&mut AlignedBuf`, which owns it alone.
+unsafe impl Sync for Memory {}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Buffers
+
+/// A page-aligned buffer with one owner: writable, always initialised, its length a positive multiple of
+/// [`PAGE_BYTES`].
+pub struct AlignedBuf {
+    memory: Memory,
+    len: usize,
+}
+
+impl AlignedBuf {
+    /// `len_bytes` (rounded up to a page) zeroes on the heap, outside of any pool. Panics if `len_bytes` is zero.
+    pub fn zeroed(len_bytes: usize) -> Self {
+        let len = round_up(len_bytes);
+        Self { memory: Memory::heap(len), len }
+    }
+
+    /// Keep the first `len_bytes`. The memory behind them stays with the buffer and returns to the pool whole.
+    ///
+    /// Panics unless `len_bytes` is a positive multiple of a page and at most the present length.
+    pub fn truncate(&mut self, len_bytes: usize) {
+        assert!(
+            len_bytes > 0 && len_bytes.is_multiple_of(PAGE_BYTES) && len_bytes <= self.len,
+            "a buffer of {} bytes can not be cut to {len_bytes}",
+            self.len
+        );
+        self.len = len_bytes;
+    }
+
+    /// Make it read-only and shareable. Copies nothing.
+    pub fn freeze(self) -> SharedBuf {
+        SharedBuf { start: 0, len: self.len, memory: Arc::new(self.memory) }
+    }
+
+    /// Index of the registered buffer that this memory is part of; see [`Pool::region`].
+    pub(crate) fn registered(&self) -> bool {
+        matches!(self.memory.home, Home::Slot(..))
+    }
+}
+
+impl Deref for AlignedBuf {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: `memory` holds `capacity >= len` initialised bytes and lives as long as the borrow of `self`; they
+        // are written only through `&mut self`, or by the kernel while the engine owns this value.
+        unsafe { std::slice::from_raw_parts(self.memory.ptr.as_ptr(), self.len) }
+    }
+}
+
+impl DerefMut for AlignedBuf {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `deref`, and `&mut self` is the only access.
+        unsafe { std::slice::from_raw_parts_mut(self.memory.ptr.as_ptr(), self.len) }
+    }
+}
+
+impl fmt::Debug for AlignedBuf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "AlignedBuf({} of {} bytes)", self.len, self.memory.capacity)
+    }
+}
+
+/// A frozen buffer, or whole pages of one: read-only, cheap to clone.
+#[derive(Clone)]
+pub struct SharedBuf {
+    memory: Arc<Memory>,
+    start: usize,
+    len: usize,
+}
+
+impl SharedBuf {
+    /// The pages `range` (in bytes) of this buffer, without a copy.
+    ///
+    /// Panics unless both ends are multiples of [`PAGE_BYTES`] inside the buffer and the range is not empty.
+    #[must_use]
+    pub fn slice(&self, range: Range<usize>) -> Self {
+        assert!(
+            range.start < range.end
+                && range.end <= self.len
+                && range.start.is_multiple_of(PAGE_BYTES)
+                && range.end.is_multiple_of(PAGE_BYTES),
+            "{range:?} is no range of pages of a buffer of {} bytes",
+            self.len
+        );
+        Self { memory: self.memory.clone(), start: self.start + range.start, len: range.len() }
+    }
+
+    /// The same memory as [`Bytes`]; it returns to its pool when the last of them is dropped.
+    pub fn into_bytes(self) -> Bytes {
+        Bytes::from_owner(self)
+    }
+
+    /// Whether the memory is part of [`Pool::region`].
+    pub(crate) fn registered(&self) -> bool {
+        matches!(self.memory.home, Home::Slot(..))
+    }
+}
+
+impl Deref for SharedBuf {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: `start + len` lies within the `capacity` initialised bytes of `memory` (checked by `slice`), which
+        // lives as long as the borrow of `self`. Nobody writes them: the unique `AlignedBuf` was consumed by `freeze`.
+        unsafe { std::slice::from_raw_parts(self.memory.ptr.as_ptr().add(self.start), self.len) }
+    }
+}
+
+impl AsRef<[u8]> for SharedBuf {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl From<AlignedBuf> for SharedBuf {
+    fn from(buf: AlignedBuf) -> Self {
+        buf.freeze()
+    }
+}
+
+impl fmt::Debug for SharedBuf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SharedBuf({} bytes at {} of {})", self.len, self.start, self.memory.capacity)
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Pool
+
+/// Buffers of one device: `slots` of `slot_bytes` in one mapping, which io_uring can register as a whole, and behind
+/// them spares of the same size on the heap, kept for reuse up to a bound.
+///
+/// Buffers keep the pool alive; the mapping goes away with the last of them.
+pub(crate) struct Pool {
+    region: Region,
+    slot_bytes: usize,
+    spares_kept: usize,
+    free: Mutex<Free>,
+}
+
+struct Free {
+    slots: Vec<usize>,
+    spares: Vec<Heap>,
+}
+
+impl Pool {
+    /// `slot_bytes` is a positive multiple of a page.
+    pub(crate) fn new(slot_bytes: usize, slots: usize) -> std::io::Result<Arc<Self>> {
+        assert!(
+            slot_bytes > 0 && slot_bytes.is_multiple_of(PAGE_BYTES),
+            "a slot of {slot_bytes} bytes"
+        );
+        let region =
+            Region::map(slot_bytes.checked_mul(slots).expect("size of the pool overflows"))?;
+        // In reverse, so that low slots are used first and an idle pool touches little memory.
+        let free = Free { slots: (0..slots).rev().collect(), spares: Vec::new() };
+        Ok(Arc::new(Self { region, slot_bytes, spares_kept: slots.max(1), free: Mutex::new(free) }))
+    }
+
+    /// A buffer of `len_bytes` rounded up to a page: a slot, a spare, or plain heap if it is larger than a slot.
+    pub(crate) fn alloc(self: &Arc<Self>, len_bytes: usize) -> AlignedBuf {
+        let len = round_up(len_bytes);
+        if len > self.slot_bytes {
+            return AlignedBuf { memory: Memory::heap(len), len };
+        }
+        let mut free = self.free.lock();
+        if let Some(index) = free.slots.pop() {
+            drop(free);
+            let ptr = self.region.at(index * self.slot_bytes);
+            let memory =
+                Memory { ptr, capacity: self.slot_bytes, home: Home::Slot(index, self.clone()) };
+            return AlignedBuf { memory, len };
+        }
+        let spare = free.spares.pop();
+        drop(free);
+        let heap = spare.unwrap_or_else(|| Heap::zeroed(self.slot_bytes));
+        let memory = Memory {
+            ptr: heap.ptr,
+            capacity: self.slot_bytes,
+            home: Home::Spare(Some(heap), self.clone()),
+        };
+        AlignedBuf { memory, len }
+    }
+
+    fn give_back_spare(&self, heap: Heap) {
+        let mut free = self.free.lock();
+        if free.spares.len() < self.spares_kept {
+            free.spares.push(heap);
+        }
+    }
+
+    /// The memory of all slots, to be registered with io_uring as one fixed buffer. `None` if there are no slots.
+    pub(crate) fn region(&self) -> Option<(*mut u8, usize)> {
+        (self.region.len > 0).then(|| (self.region.ptr.as_ptr(), self.region.len))
+    }
+}
+
+/// An anonymous private mapping: zeroed by the kernel, page-aligned.
+struct Region {
+    ptr: NonNull<u8>,
+    len: usize,
+}
+
+impl Region {
+    fn map(len: usize) -> std::io::Result<Self> {
+        if len == 0 {
+            return Ok(Self { ptr: NonNull::dangling(), len });
+        }
+        use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+        // SAFETY: with a null hint and without MAP_FIXED the kernel picks free address space, so no existing mapping
+        // changes (mmap(2)).
+        let ptr = unsafe {
+            mmap_anonymous(
+                std::ptr::null_mut(),
+                len,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE,
+            )
+        }?;
+        let ptr = NonNull::new(ptr.cast()).expect("mmap without MAP_FIXED never maps address zero");
+        Ok(Self { ptr, len })
+    }
+
+    fn at(&self, offset: usize) -> NonNull<u8> {
+        assert!(offset < self.len);
+        // SAFETY: inside the mapping, by the assertion.
+        unsafe { self.ptr.add(offset) }
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        if self.len > 0 {
+            // SAFETY: mapped by `map` with this length. No buffer points into it any more, since each one holds the
+            // `Arc<Pool>` that owns this region.
+            let unmapped = unsafe { rustix::mm::munmap(self.ptr.as_ptr().cast(), self.len) };
+            debug_assert!(unmapped.is_ok());
+        }
+    }
+}
+
+// SAFETY: address and length of a mapping that belongs to the process, not to a thread.
+unsafe impl Send for Region {}
+// SAFETY: `&Region` hands out addresses only; which buffer may use which slot is decided by `Pool::free`.
+unsafe impl Sync for Region {}

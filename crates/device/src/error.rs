@@ -42,6 +42,14 @@ pub enum OpenError {
         /// There.
         actual_bytes: u64,
     },
+    /// The file system has no room for the file that was to be created; nothing of it is left behind.
+    #[error("{path}: no space for a file of {wanted_bytes} bytes")]
+    NoSpace {
+        /// Target.
+        path: PathBuf,
+        /// Asked for.
+        wanted_bytes: u64,
+    },
     /// Not a regular file or block device, a logical block above a page, a length that is no multiple of a page.
     #[error("{path}: {reason}")]
     Unsuitable {

@@ -6,13 +6,15 @@
 #![allow(unsafe_code)]
 
 mod buffer;
+mod engine;
 mod error;
 mod open;
 pub mod sim;
+mod target;
 
 pub use buffer::{AlignedBuf, PAGE_BYTES, SharedBuf};
 pub use error::{DeviceError, OpenError};
-pub use open::{Access, Durability, Engine, OpenOptions, open};
+pub use open::{Access, Durability, Engine, OpenOptions, Progress, open};
 
 use std::fmt;
 use std::sync::Arc;
@@ -36,6 +38,8 @@ pub struct Geometry {
     pub volatile_cache: bool,
     /// Whether durable writes carry a flush or FUA: resolved from [`Durability`] and `volatile_cache`.
     pub flushes: bool,
+    /// Whether it was opened for reading only; writes and flushes fail then.
+    pub read_only: bool,
     /// The engine that serves the requests, `io_uring`, `threads` or `simulated`.
     pub engine: &'static str,
 }

@@ -1,1 +1,192 @@
 //! Opening a target: block device or file, durability, choice of engine.
+
+use std::fmt;
+use std::path::Path;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use crate::buffer::{PAGE_BYTES, Pool};
+use crate::engine::threads::Threads;
+use crate::target::Target;
+use crate::{Geometry, OpenError, SharedDevice};
+
+/// What the opener may do, and whom it keeps out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Access {
+    /// Read beside whoever else has it open; takes no lock. Writes and flushes fail.
+    ReadOnly,
+    /// Read and write, and be the only one: `O_EXCL` on a block device, an exclusive `flock` on a file.
+    #[default]
+    Exclusive,
+}
+
+/// What a durable write does to be durable.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Durability {
+    /// Flush or FUA where the target has a volatile cache or might have one (every regular file does); otherwise trust Direct I/O.
+    #[default]
+    Auto,
+    /// Flush or FUA always.
+    Dsync,
+    /// Trust the device: a write counts as durable once the device has taken it. For disks whose cache survives a power
+    /// failure (cloud disks, SSDs with power-loss protection). On any other disk a power failure loses acknowledged data.
+    Device,
+}
+
+/// Who carries requests to the kernel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Engine {
+    /// io_uring, or threads where the kernel or the container refuses it.
+    #[default]
+    Auto,
+    /// io_uring or an error.
+    IoUring,
+    /// Threads.
+    Threads,
+}
+
+/// Called with bytes done and bytes in total.
+pub type Progress = Arc<dyn Fn(u64, u64) + Send + Sync>;
+
+/// How to open a target.
+#[derive(Clone)]
+pub struct OpenOptions {
+    /// Reading beside others, or alone for writing. Default: [`Access::Exclusive`].
+    pub access: Access,
+    /// What durable writes do. Default: [`Durability::Auto`].
+    pub durability: Durability,
+    /// Who serves requests. Default: [`Engine::Auto`].
+    pub engine: Engine,
+    /// Requests in flight at the kernel; more wait in the engine's queue. Default 8, 1 to 1024.
+    pub io_depth: usize,
+    /// If the target does not exist, create a regular file and write it to this many bytes (a positive multiple of
+    /// [`PAGE_BYTES`]); if it exists, the bytes that it must have at least. Default: none.
+    pub create_bytes: Option<u64>,
+    /// Told about the pre-writing of a new file, on the calling thread. Default: none.
+    pub progress: Option<Progress>,
+    /// Size of a pooled buffer, a positive multiple of [`PAGE_BYTES`]. Larger requests to [`crate::Device::alloc`] are served by
+    /// the heap. Default 256 KiB.
+    pub buffer_bytes: usize,
+    /// Number of pooled buffers; the same number again is kept for reuse on the heap when more are in use at once.
+    /// With io_uring they are registered with the kernel, which counts them against `RLIMIT_MEMLOCK` (8 MiB by default).
+    /// Default 16.
+    pub buffers: usize,
+}
+
+impl Default for OpenOptions {
+    fn default() -> Self {
+        Self {
+            access: Access::default(),
+            durability: Durability::default(),
+            engine: Engine::default(),
+            io_depth: 8,
+            create_bytes: None,
+            progress: None,
+            buffer_bytes: 256 * 1024,
+            buffers: 16,
+        }
+    }
+}
+
+impl fmt::Debug for OpenOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OpenOptions")
+            .field("access", &self.access)
+            .field("durability", &self.durability)
+            .field("engine", &self.engine)
+            .field("io_depth", &self.io_depth)
+            .field("create_bytes", &self.create_bytes)
+            .field("progress", &self.progress.is_some())
+            .field("buffer_bytes", &self.buffer_bytes)
+            .field("buffers", &self.buffers)
+            .finish()
+    }
+}
+
+/// Open the block device or regular file at `path`. Blocks while a new file is pre-written.
+///
+/// Panics if a numeric option is outside of its documented range; whoever takes them from a user checks them there.
+pub fn open(path: &Path, options: &OpenOptions) -> Result<SharedDevice, OpenError> {
+    assert!(
+        (1..=1024).contains(&options.io_depth),
+        "io_depth {} is not within 1..=1024",
+        options.io_depth
+    );
+    assert!(
+        options.buffer_bytes > 0 && options.buffer_bytes.is_multiple_of(PAGE_BYTES),
+        "buffer_bytes {} is no positive multiple of a page",
+        options.buffer_bytes
+    );
+    let target = Target::open(path, options)?;
+    let geometry = geometry(path, options, &target);
+    let failed = |action| move |source| OpenError::Io { path: path.to_owned(), action, source };
+    let pool = Pool::new(options.buffer_bytes, options.buffers)
+        .map_err(failed("mapping the buffer pool"))?;
+    let device = Threads::start(target.fd, geometry, pool, options.io_depth)
+        .map_err(failed("starting I/O threads"))?;
+    Ok(Arc::new(device))
+}
+
+fn geometry(path: &Path, options: &OpenOptions, target: &Target) -> Geometry {
+    let flushes = match options.durability {
+        Durability::Auto => target.volatile_cache,
+        Durability::Dsync => true,
+        Durability::Device => false,
+    };
+    Geometry {
+        name: path.display().to_string(),
+        capacity_bytes: target.capacity_bytes,
+        logical_block_bytes: target.logical_block_bytes,
+        block_device: target.block_device,
+        volatile_cache: target.volatile_cache,
+        flushes,
+        read_only: options.access == Access::ReadOnly,
+        engine: "",
+    }
+}
+
+impl fmt::Display for Durability {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Auto => "auto",
+            Self::Dsync => "dsync",
+            Self::Device => "device",
+        })
+    }
+}
+
+impl FromStr for Durability {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Self, String> {
+        match s {
+            "auto" => Ok(Self::Auto),
+            "dsync" => Ok(Self::Dsync),
+            "device" => Ok(Self::Device),
+            _ => Err(format!("`{s}` is no durability: one of auto, dsync, device")),
+        }
+    }
+}
+
+impl fmt::Display for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Auto => "auto",
+            Self::IoUring => "io_uring",
+            Self::Threads => "threads",
+        })
+    }
+}
+
+impl FromStr for Engine {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Self, String> {
+        match s {
+            "auto" => Ok(Self::Auto),
+            "io_uring" => Ok(Self::IoUring),
+            "threads" => Ok(Self::Threads),
+            _ => Err(format!("`{s}` is no engine: one of auto, io_uring, threads")),
+        }
+    }
+}

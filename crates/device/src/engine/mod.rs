@@ -1,0 +1,249 @@
+//! What all engines share: admission of requests, continuation of short transfers, the latch.
+//!
+//! An engine moves a [`Job`] through `next -> kernel (or simulation) -> advance` until it has an outcome, then gives it to
+//! [`Core::finish`]. Everything that decides is here and does no I/O, so all engines decide alike.
+
+pub(crate) mod threads;
+
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, OnceLock};
+
+use rustix::io::Errno;
+
+use crate::{
+    AlignedBuf, Completion, DeviceError, DeviceOffset, Geometry, PAGE_BYTES, Request, SharedBuf,
+};
+
+/// How often in a row a transfer may answer `EAGAIN` without moving a byte before that becomes its error. The kernel uses
+/// it for shortages that pass; a device that never gets over one must not spin for ever.
+const MAX_RETRIES: u32 = 1_000;
+
+/// A request on its way.
+pub(crate) struct Job {
+    at: u64,
+    /// Bytes already transferred.
+    done: usize,
+    retries: u32,
+    body: Body,
+    completion: Completion,
+}
+
+enum Body {
+    Read(AlignedBuf),
+    Write { buf: SharedBuf, dsync: bool },
+    Flush,
+}
+
+/// What the kernel has to do next for a job: the part of it that is not done yet.
+pub(crate) enum Transfer<'a> {
+    Read { at: u64, buf: &'a mut [u8], registered: bool },
+    Write { at: u64, buf: &'a [u8], registered: bool, dsync: bool },
+    Flush,
+}
+
+impl Job {
+    pub(crate) fn next(&mut self) -> Transfer<'_> {
+        let at = self.at + self.done as u64;
+        match &mut self.body {
+            Body::Read(buf) => {
+                let registered = buf.registered();
+                Transfer::Read { at, buf: &mut buf[self.done..], registered }
+            }
+            Body::Write { buf, dsync } => Transfer::Write {
+                at,
+                buf: &buf[self.done..],
+                registered: buf.registered(),
+                dsync: *dsync,
+            },
+            Body::Flush => Transfer::Flush,
+        }
+    }
+
+    /// Take in what one transfer returned: `None` if there is more to do, else the outcome of the job.
+    ///
+    /// Progress counts in whole logical blocks: Direct I/O can not go on from inside one.
+    pub(crate) fn advance(
+        &mut self,
+        result: Result<usize, Errno>,
+        block_bytes: u32,
+    ) -> Option<io::Result<()>> {
+        let (len, nothing) = match &self.body {
+            Body::Read(buf) => (buf.len(), io::ErrorKind::UnexpectedEof),
+            Body::Write { buf, .. } => (buf.len(), io::ErrorKind::WriteZero),
+            Body::Flush => (0, io::ErrorKind::Other),
+        };
+        match result {
+            Err(Errno::INTR) => None,
+            Err(Errno::AGAIN) if self.retries < MAX_RETRIES => {
+                self.retries += 1;
+                None
+            }
+            Err(errno) => Some(Err(errno.into())),
+            Ok(moved) => {
+                assert!(
+                    moved <= len - self.done,
+                    "{moved} bytes moved where {} were wanted",
+                    len - self.done
+                );
+                if self.done + moved == len {
+                    self.done = len;
+                    return Some(Ok(()));
+                }
+                let whole = moved - moved % block_bytes as usize;
+                if whole == 0 {
+                    return Some(Err(nothing.into()));
+                }
+                self.done += whole;
+                self.retries = 0;
+                None
+            }
+        }
+    }
+
+    /// First byte and length of the whole request.
+    pub(crate) fn extent(&self) -> (u64, usize) {
+        match &self.body {
+            Body::Read(buf) => (self.at, buf.len()),
+            Body::Write { buf, .. } => (self.at, buf.len()),
+            Body::Flush => (0, 0),
+        }
+    }
+
+    pub(crate) fn is_read(&self) -> bool {
+        matches!(self.body, Body::Read(_))
+    }
+
+    fn operation(&self) -> &'static str {
+        match self.body {
+            Body::Read(_) => "read",
+            Body::Write { .. } => "write",
+            Body::Flush => "flush",
+        }
+    }
+}
+
+/// The part of a device that outlives every request: what it is, and whether it has failed.
+#[derive(Debug)]
+pub(crate) struct Core {
+    pub(crate) geometry: Geometry,
+    name: Arc<str>,
+    latch: OnceLock<DeviceError>,
+}
+
+impl Core {
+    pub(crate) fn new(geometry: Geometry) -> Self {
+        Self { name: geometry.name.as_str().into(), geometry, latch: OnceLock::new() }
+    }
+
+    pub(crate) fn failure(&self) -> Option<DeviceError> {
+        self.latch.get().cloned()
+    }
+
+    /// Turn a request into a job. Panics if it is not aligned or not inside the device.
+    pub(crate) fn admit(&self, request: Request, completion: Completion) -> Job {
+        let (at, len, body) = match request {
+            Request::Read { at: DeviceOffset(at), buf } => (at, buf.len(), Body::Read(buf)),
+            Request::Write { at: DeviceOffset(at), buf, durable } => {
+                (at, buf.len(), Body::Write { dsync: durable && self.geometry.flushes, buf })
+            }
+            Request::Flush => (0, 0, Body::Flush),
+        };
+        let capacity = self.geometry.capacity_bytes;
+        assert!(
+            at.is_multiple_of(PAGE_BYTES as u64),
+            "{}: position {at} is no multiple of a page",
+            self.name
+        );
+        assert!(
+            len.is_multiple_of(PAGE_BYTES),
+            "{}: length {len} is no multiple of a page",
+            self.name
+        );
+        assert!(
+            at.checked_add(len as u64).is_some_and(|end| end <= capacity),
+            "{}: {len} bytes at {at} lie beyond the capacity of {capacity} bytes",
+            self.name
+        );
+        Job { at, done: 0, retries: 0, body, completion }
+    }
+
+    /// Why `job` must not reach the device: it writes, and the device has latched or was opened for reading only.
+    pub(crate) fn refusal(&self, job: &Job) -> Option<io::Error> {
+        if job.is_read() {
+            None
+        } else if let Some(cause) = self.latch.get() {
+            Some(io::Error::other(cause.clone()))
+        } else if self.geometry.read_only {
+            Some(io::Error::new(
+                io::ErrorKind::PermissionDenied,
+                "the device was opened for reading only",
+            ))
+        } else {
+            None
+        }
+    }
+
+    /// The end of a job. Whatever `result` says, nothing is acknowledged after the latch has fallen.
+    pub(crate) fn settle(&self, job: Job, result: io::Result<()>) -> Settled {
+        let (at, len) = job.extent();
+        let error = |source: io::Error| DeviceError {
+            device: self.name.clone(),
+            operation: job.operation(),
+            at,
+            len_bytes: len as u64,
+            source: Arc::new(source),
+        };
+        let outcome = if job.is_read() {
+            result.map_err(error)
+        } else {
+            match (self.latch.get(), result) {
+                (Some(first), _) => Err(first.clone()),
+                (None, Ok(())) => Ok(()),
+                (None, Err(source)) => Err(self.latch(error(source))),
+            }
+        };
+        let buf = match job.body {
+            Body::Read(buf) => Some(buf),
+            Body::Write { .. } | Body::Flush => None,
+        };
+        Settled { completion: job.completion, outcome: outcome.map(|()| buf) }
+    }
+
+    /// [`Core::settle`] and run the completion. One that panics latches the device: the requester's state is unknown,
+    /// and the engine's thread must live on for the others.
+    pub(crate) fn finish(&self, job: Job, result: io::Result<()>) {
+        let (operation, (at, len)) = (job.operation(), job.extent());
+        let settled = self.settle(job, result);
+        if catch_unwind(AssertUnwindSafe(|| settled.run())).is_err() {
+            self.latch(DeviceError {
+                device: self.name.clone(),
+                operation,
+                at,
+                len_bytes: len as u64,
+                source: Arc::new(io::Error::other("the completion of the request panicked")),
+            });
+        }
+    }
+
+    /// Latch with `error` unless that has happened before; the first cause either way.
+    fn latch(&self, error: DeviceError) -> DeviceError {
+        let first = self.latch.get_or_init(|| {
+            tracing::error!("{error}; the device takes no more writes until it is opened again");
+            error
+        });
+        first.clone()
+    }
+}
+
+/// A job that is over, its completion still to be run.
+pub(crate) struct Settled {
+    completion: Completion,
+    outcome: Result<Option<AlignedBuf>, DeviceError>,
+}
+
+impl Settled {
+    pub(crate) fn run(self) {
+        (self.completion)(self.outcome);
+    }
+}

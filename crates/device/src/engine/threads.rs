@@ -1,0 +1,141 @@
+//! The thread engine: `pread`, `pwritev2` and `fdatasync` on a few threads, for kernels and containers without io_uring.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::io::{self, IoSlice};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+
+use parking_lot::{Condvar, Mutex};
+use rustix::io::{Errno, ReadWriteFlags, pread, pwritev2};
+
+use super::{Core, Job, Transfer};
+use crate::buffer::Pool;
+use crate::{AlignedBuf, Completion, Device, DeviceError, Geometry, Request};
+
+/// A device served by threads, one request at a time on each.
+pub(crate) struct Threads {
+    shared: Arc<Shared>,
+    pool: Arc<Pool>,
+    workers: Vec<JoinHandle<()>>,
+}
+
+struct Shared {
+    core: Core,
+    fd: OwnedFd,
+    queue: Mutex<Queue>,
+    wake: Condvar,
+}
+
+#[derive(Default)]
+struct Queue {
+    jobs: VecDeque<Job>,
+    closed: bool,
+}
+
+impl Threads {
+    pub(crate) fn start(
+        fd: OwnedFd,
+        geometry: Geometry,
+        pool: Arc<Pool>,
+        io_depth: usize,
+    ) -> io::Result<Self> {
+        let core = Core::new(Geometry { engine: "threads", ..geometry });
+        let shared = Arc::new(Shared { core, fd, queue: Mutex::default(), wake: Condvar::new() });
+        let mut engine = Self { shared, pool, workers: Vec::with_capacity(io_depth) };
+        for index in 0..io_depth {
+            let shared = engine.shared.clone();
+            let worker = thread::Builder::new()
+                .name(format!("device-io-{index}"))
+                .spawn(move || shared.serve())?;
+            engine.workers.push(worker);
+        }
+        Ok(engine)
+    }
+}
+
+impl Shared {
+    /// One worker: requests in order of submission until the device is closed and the queue is empty.
+    fn serve(&self) {
+        loop {
+            let mut queue = self.queue.lock();
+            let job = loop {
+                if let Some(job) = queue.jobs.pop_front() {
+                    break job;
+                }
+                if queue.closed {
+                    return;
+                }
+                self.wake.wait(&mut queue);
+            };
+            drop(queue);
+            self.run(job);
+        }
+    }
+
+    fn run(&self, mut job: Job) {
+        let result = match self.core.refusal(&job) {
+            Some(refusal) => Err(refusal),
+            None => loop {
+                let moved = self.transfer(job.next());
+                if let Some(result) = job.advance(moved, self.core.geometry.logical_block_bytes) {
+                    break result;
+                }
+            },
+        };
+        self.core.finish(job, result);
+    }
+
+    fn transfer(&self, transfer: Transfer<'_>) -> Result<usize, Errno> {
+        match transfer {
+            Transfer::Read { at, buf, .. } => pread(&self.fd, buf, at),
+            Transfer::Write { at, buf, dsync, .. } => {
+                let flags = if dsync { ReadWriteFlags::DSYNC } else { ReadWriteFlags::empty() };
+                pwritev2(&self.fd, &[IoSlice::new(buf)], at, flags)
+            }
+            Transfer::Flush => rustix::fs::fdatasync(&self.fd).map(|()| 0),
+        }
+    }
+}
+
+impl Device for Threads {
+    fn geometry(&self) -> &Geometry {
+        &self.shared.core.geometry
+    }
+
+    fn alloc(&self, len_bytes: usize) -> AlignedBuf {
+        self.pool.alloc(len_bytes)
+    }
+
+    fn submit(&self, request: Request, done: Completion) {
+        let job = self.shared.core.admit(request, done);
+        self.shared.queue.lock().jobs.push_back(job);
+        self.shared.wake.notify_one();
+    }
+
+    fn failure(&self) -> Option<DeviceError> {
+        self.shared.core.failure()
+    }
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        self.shared.queue.lock().closed = true;
+        self.shared.wake.notify_all();
+        for worker in self.workers.drain(..) {
+            // The last handle may be dropped inside a completion, on a worker: that one ends by itself.
+            if worker.thread().id() != thread::current().id() {
+                worker
+                    .join()
+                    .expect("a worker catches panics of completions and has none of its own");
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Threads {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({} threads)", self.shared.core.geometry.name, self.workers.len())
+    }
+}

@@ -1,0 +1,314 @@
+//! A target as the kernel sees it: opened, locked, measured; created and pre-written where it is a new file.
+
+use std::ffi::OsString;
+use std::fs;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{
+    AtFlags, CWD, FallocateFlags, FileType, FlockOperation, Mode, OFlags, RenameFlags, SeekFrom,
+    StatxFlags,
+};
+use rustix::io::Errno;
+
+use crate::buffer::PAGE_BYTES;
+use crate::open::{Access, OpenOptions};
+use crate::{AlignedBuf, OpenError};
+
+/// Bytes written at once while a file is created.
+const PREWRITE_BYTES: usize = 4 * 1024 * 1024;
+
+/// An open block device or regular file.
+pub(crate) struct Target {
+    pub(crate) fd: OwnedFd,
+    pub(crate) capacity_bytes: u64,
+    pub(crate) logical_block_bytes: u32,
+    pub(crate) block_device: bool,
+    pub(crate) volatile_cache: bool,
+}
+
+impl Target {
+    pub(crate) fn open(path: &Path, options: &OpenOptions) -> Result<Self, OpenError> {
+        let exclusive = options.access == Access::Exclusive;
+        let stat = match rustix::fs::stat(path) {
+            Ok(stat) => stat,
+            Err(Errno::NOENT) => match options.create_bytes {
+                Some(bytes) if exclusive => return create(path, bytes, options),
+                _ => return Err(OpenError::NotFound(path.to_owned())),
+            },
+            Err(errno) => return Err(error(path, "looking at it", errno)),
+        };
+        let target = match FileType::from_raw_mode(stat.st_mode) {
+            FileType::BlockDevice => open_block_device(path, exclusive, stat.st_rdev)?,
+            FileType::RegularFile => open_file(path, exclusive)?,
+            other => {
+                return Err(unsuitable(
+                    path,
+                    format!("is a {}, not a block device or regular file", kind(other)),
+                ));
+            }
+        };
+        match options.create_bytes {
+            Some(wanted_bytes) if wanted_bytes > target.capacity_bytes => {
+                Err(OpenError::TooSmall {
+                    path: path.to_owned(),
+                    wanted_bytes,
+                    actual_bytes: target.capacity_bytes,
+                })
+            }
+            _ => Ok(target),
+        }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Block devices
+
+fn open_block_device(path: &Path, exclusive: bool, device: u64) -> Result<Target, OpenError> {
+    // O_EXCL without O_CREAT on a block device: fails with EBUSY if the device is mounted, part of a device-mapper or md
+    // target, or open with O_EXCL elsewhere (open(2), "Since Linux 2.6").
+    let flags = if exclusive { OFlags::RDWR | OFlags::EXCL } else { OFlags::RDONLY };
+    let fd = open_direct(path, flags, Mode::empty())?;
+    let logical_block_bytes = rustix::fs::ioctl_blksszget(&fd)
+        .map_err(|errno| error(path, "asking for its logical block size", errno))?;
+    if logical_block_bytes as usize > PAGE_BYTES {
+        let reason =
+            format!("its logical block of {logical_block_bytes} bytes is larger than {PAGE_BYTES}");
+        return Err(unsuitable(path, reason));
+    }
+    let bytes =
+        block_device_bytes(&fd).map_err(|errno| error(path, "asking for its size", errno))?;
+    // A partition may end inside a page; the rest of that page is not used.
+    let capacity_bytes = bytes - bytes % PAGE_BYTES as u64;
+    if capacity_bytes == 0 {
+        return Err(unsuitable(path, format!("has a size of {bytes} bytes")));
+    }
+    let volatile_cache = volatile_cache(Path::new("/sys/dev/block"), device);
+    Ok(Target { fd, capacity_bytes, logical_block_bytes, block_device: true, volatile_cache })
+}
+
+fn block_device_bytes(fd: &OwnedFd) -> Result<u64, Errno> {
+    use rustix::ioctl::{Getter, ioctl, opcode};
+    // linux/fs.h: BLKGETSIZE64 = _IOR(0x12, 114, size_t)
+    const BLKGETSIZE64: rustix::ioctl::Opcode = opcode::read::<usize>(0x12, 114);
+    // SAFETY: the opcode writes one u64, its `size_t` notwithstanding (block/ioctl.c `put_u64`), to the pointer that
+    // `Getter<_, u64>` provides.
+    let getter = unsafe { Getter::<BLKGETSIZE64, u64>::new() };
+    // SAFETY: opcode and output type belong together, as argued above.
+    unsafe { ioctl(fd, getter) }
+}
+
+/// Whether the device number `device` has a volatile write cache, by `queue/write_cache` below `sysfs`
+/// (Documentation/ABI/stable/sysfs-block). A partition has no queue, its parent directory has. What can not be read
+/// counts as volatile.
+fn volatile_cache(sysfs: &Path, device: u64) -> bool {
+    let number = format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
+    let Ok(directory) = fs::canonicalize(sysfs.join(number)) else { return true };
+    let whole = directory.parent().unwrap_or(&directory);
+    [&directory, whole]
+        .iter()
+        .find_map(|directory| fs::read_to_string(directory.join("queue/write_cache")).ok())
+        .is_none_or(|state| state.trim() != "write through")
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Regular files
+
+fn open_file(path: &Path, exclusive: bool) -> Result<Target, OpenError> {
+    let flags = if exclusive { OFlags::RDWR } else { OFlags::RDONLY };
+    let fd = open_direct(path, flags, Mode::empty())?;
+    if exclusive {
+        lock(path, &fd)?;
+    }
+    measure_file(path, fd, exclusive)
+}
+
+fn measure_file(path: &Path, fd: OwnedFd, exclusive: bool) -> Result<Target, OpenError> {
+    let stat =
+        rustix::fs::statx(&fd, "", AtFlags::EMPTY_PATH, StatxFlags::SIZE | StatxFlags::DIOALIGN)
+            .map_err(|errno| error(path, "looking at it", errno))?;
+    let capacity_bytes = stat.stx_size;
+    if capacity_bytes == 0 || !capacity_bytes.is_multiple_of(PAGE_BYTES as u64) {
+        let reason =
+            format!("its length of {capacity_bytes} bytes is no positive multiple of {PAGE_BYTES}");
+        return Err(unsuitable(path, reason));
+    }
+    let known = StatxFlags::from_bits_retain(stat.stx_mask).contains(StatxFlags::DIOALIGN);
+    let alignment = stat.stx_dio_offset_align.max(stat.stx_dio_mem_align);
+    if known && alignment as usize > PAGE_BYTES {
+        let reason = format!(
+            "its file system wants Direct I/O in units of {alignment} bytes, more than {PAGE_BYTES}"
+        );
+        return Err(unsuitable(path, reason));
+    }
+    // The file system says 0 where it has no Direct I/O, and nothing at all before Linux 6.1.
+    let logical_block_bytes =
+        if known && stat.stx_dio_offset_align > 0 { stat.stx_dio_offset_align } else { 512 };
+    if exclusive {
+        // A copy for inspection may be sparse; a log may not: its writes would allocate, and could fail for want of space.
+        let hole = rustix::fs::seek(&fd, SeekFrom::Hole(0))
+            .map_err(|errno| error(path, "looking for holes", errno))?;
+        if hole < capacity_bytes {
+            let reason = format!(
+                "is sparse (a hole at byte {hole}); fill it, for instance with `cp --sparse=never`, or let it be created here. \
+                 A file system that compresses zeros away can not be used"
+            );
+            return Err(unsuitable(path, reason));
+        }
+    }
+    Ok(Target {
+        fd,
+        capacity_bytes,
+        logical_block_bytes,
+        block_device: false,
+        volatile_cache: true,
+    })
+}
+
+/// Create `path` with `bytes` zeroes, all of them written.
+///
+/// The file is made as `path.creating` and renamed when it is complete and synced: a file at `path` is always a whole
+/// one, and a crash leaves at most the other, which the next attempt starts over. Two that create at once are kept
+/// apart by the lock on `path.creating`.
+fn create(path: &Path, bytes: u64, options: &OpenOptions) -> Result<Target, OpenError> {
+    if bytes == 0 || !bytes.is_multiple_of(PAGE_BYTES as u64) {
+        return Err(unsuitable(
+            path,
+            format!("can not be created with {bytes} bytes: no positive multiple of {PAGE_BYTES}"),
+        ));
+    }
+    let creating = suffixed(path, ".creating");
+    let flags = OFlags::RDWR | OFlags::CREATE;
+    let fd = open_direct(&creating, flags, Mode::RUSR | Mode::WUSR)?;
+    lock(&creating, &fd)?;
+    // Whoever held the lock before may have renamed the very file that was just opened.
+    if !same_file(&creating, &fd) || path.exists() {
+        return Err(OpenError::InUse(path.to_owned()));
+    }
+    if let Err(failure) = prewrite(path, &fd, bytes, options) {
+        if let Err(left) = fs::remove_file(&creating) {
+            tracing::warn!("{}: could not be removed: {left}", creating.display());
+        }
+        return Err(failure);
+    }
+    publish(&creating, path)?;
+    measure_file(path, fd, true)
+}
+
+fn prewrite(path: &Path, fd: &OwnedFd, bytes: u64, options: &OpenOptions) -> Result<(), OpenError> {
+    let failed = |errno| match errno {
+        Errno::NOSPC | Errno::DQUOT => {
+            OpenError::NoSpace { path: path.to_owned(), wanted_bytes: bytes }
+        }
+        other => error(path, "pre-writing it", other),
+    };
+    rustix::fs::ftruncate(fd, 0).map_err(failed)?;
+    // Reserving first finds out about a lack of space at once, and keeps the file in one piece. Not every file system can.
+    match rustix::fs::fallocate(fd, FallocateFlags::empty(), 0, bytes) {
+        Ok(()) | Err(Errno::OPNOTSUPP) => {}
+        Err(errno) => return Err(failed(errno)),
+    }
+    let zeroes = AlignedBuf::zeroed(PREWRITE_BYTES);
+    let mut done = 0;
+    while done < bytes {
+        let wanted =
+            usize::try_from(bytes - done).map_or(PREWRITE_BYTES, |left| left.min(PREWRITE_BYTES));
+        match rustix::io::pwrite(fd, &zeroes[..wanted], done) {
+            Ok(0) => return Err(failed(Errno::IO)),
+            Ok(written) => done += written as u64,
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(failed(errno)),
+        }
+        if let Some(progress) = &options.progress {
+            progress(done, bytes);
+        }
+    }
+    rustix::fs::fsync(fd).map_err(failed)
+}
+
+/// Give the complete file its name, durably.
+fn publish(creating: &Path, path: &Path) -> Result<(), OpenError> {
+    let failed = |errno| error(path, "renaming the pre-written file", errno);
+    match rustix::fs::renameat_with(CWD, creating, CWD, path, RenameFlags::NOREPLACE) {
+        Ok(()) => {}
+        Err(Errno::EXIST) => return Err(OpenError::InUse(path.to_owned())),
+        // A file system without NOREPLACE (NFS): the lock on `creating` still keeps others of our kind out.
+        Err(Errno::INVAL) => rustix::fs::rename(creating, path).map_err(failed)?,
+        Err(errno) => return Err(failed(errno)),
+    }
+    let parent = match path.parent() {
+        Some(parent) if parent != Path::new("") => parent,
+        _ => Path::new("."),
+    };
+    rustix::fs::open(parent, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+        .and_then(rustix::fs::fsync)
+        .map_err(|errno| error(path, "syncing its directory", errno))
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Both
+
+/// Open with Direct I/O, or through the page cache where the file system refuses that: durable writes stay durable
+/// (RWF_DSYNC and fdatasync do not depend on it), but they are copied and compete for memory.
+fn open_direct(path: &Path, flags: OFlags, mode: Mode) -> Result<OwnedFd, OpenError> {
+    let flags = flags | OFlags::CLOEXEC;
+    let opened = match rustix::fs::open(path, flags | OFlags::DIRECT, mode) {
+        Err(Errno::INVAL) => {
+            let opened = rustix::fs::open(path, flags, mode);
+            if opened.is_ok() {
+                tracing::warn!(
+                    "{}: the file system refuses Direct I/O; going through the page cache",
+                    path.display()
+                );
+            }
+            opened
+        }
+        other => other,
+    };
+    opened.map_err(|errno| error(path, "opening it", errno))
+}
+
+/// Never waits: whoever holds the lock keeps it as long as it runs.
+fn lock(path: &Path, fd: &OwnedFd) -> Result<(), OpenError> {
+    rustix::fs::flock(fd, FlockOperation::NonBlockingLockExclusive)
+        .map_err(|errno| error(path, "locking it", errno))
+}
+
+fn same_file(path: &Path, fd: &OwnedFd) -> bool {
+    match (rustix::fs::stat(path), rustix::fs::fstat(fd)) {
+        (Ok(named), Ok(open)) => (named.st_dev, named.st_ino) == (open.st_dev, open.st_ino),
+        _ => false,
+    }
+}
+
+fn suffixed(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = OsString::from(path);
+    name.push(suffix);
+    name.into()
+}
+
+fn error(path: &Path, action: &'static str, errno: Errno) -> OpenError {
+    let path = path.to_owned();
+    match errno {
+        Errno::NOENT => OpenError::NotFound(path),
+        Errno::BUSY | Errno::WOULDBLOCK => OpenError::InUse(path),
+        Errno::ACCESS | Errno::PERM => OpenError::Permission(path),
+        Errno::ROFS => OpenError::Unsuitable { path, reason: "is read-only".into() },
+        _ => OpenError::Io { path, action, source: io::Error::from(errno) },
+    }
+}
+
+fn unsuitable(path: &Path, reason: String) -> OpenError {
+    OpenError::Unsuitable { path: path.to_owned(), reason }
+}
+
+fn kind(file_type: FileType) -> &'static str {
+    match file_type {
+        FileType::Directory => "directory",
+        FileType::CharacterDevice => "character device",
+        FileType::Fifo => "pipe",
+        FileType::Socket => "socket",
+        _ => "special file",
+    }
+}
