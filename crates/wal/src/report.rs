@@ -1,0 +1,163 @@
+//! What recovery and inspection say.
+
+use std::fmt;
+use std::ops::Range;
+use std::time::Duration;
+
+use alluvium_device::DeviceOffset;
+use bytes::Bytes;
+use uuid::Uuid;
+
+use crate::LogOffset;
+
+/// A record as recovery hands it out: intact, and certain to stay in the log until it is trimmed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// Where it starts in the log.
+    pub offset: LogOffset,
+    /// Where it ends; a later record may start there or behind a padding.
+    pub end: LogOffset,
+    /// What was appended.
+    pub payload: Bytes,
+}
+
+/// A part of the log that was durable once and can not be read back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Damage {
+    /// Where in the log.
+    pub range: Range<LogOffset>,
+    /// Where the range starts on the device.
+    pub device_at: DeviceOffset,
+    /// What was found at its start.
+    pub reason: String,
+}
+
+impl fmt::Display for Damage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Range { start, end } = &self.range;
+        write!(
+            f,
+            "log {start}..{end} ({} bytes), device {}: {}",
+            end.0 - start.0,
+            self.device_at.0,
+            self.reason
+        )
+    }
+}
+
+/// What recovery, or a read-only scan, found.
+#[derive(Clone, Debug)]
+pub struct RecoveryReport {
+    /// Identity of the WAL, fixed when it was formatted.
+    pub wal_id: Uuid,
+    /// Records handed out.
+    pub records: u64,
+    /// Bytes of their payloads.
+    pub payload_bytes: u64,
+    /// Where the log starts: the trim offset.
+    pub start: LogOffset,
+    /// Where it ends, and the next record goes.
+    pub end: LogOffset,
+    /// Whether the last writer closed the WAL.
+    pub clean_shutdown: bool,
+    /// Acknowledged data that can not be read back, in log order. Never handed out.
+    pub damage: Vec<Damage>,
+    /// Intact records behind the end: a crash lost something before them, so that they were never acknowledged.
+    pub dropped_records: u64,
+    /// The epoch of this writer after [`Wal::open`](crate::Wal::open); of the last one after a scan.
+    pub epoch: u32,
+    /// Bytes of the ring.
+    pub ring_bytes: u64,
+    /// Time from the first read to the last.
+    pub elapsed: Duration,
+}
+
+impl fmt::Display for RecoveryReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} records, {} bytes of payload, log {}..{} after {} shutdown, epoch {}, {:.3} s",
+            self.records,
+            self.payload_bytes,
+            self.start,
+            self.end,
+            if self.clean_shutdown { "a clean" } else { "no clean" },
+            self.epoch,
+            self.elapsed.as_secs_f64()
+        )?;
+        if self.dropped_records > 0 {
+            write!(f, "; {} unacknowledged records behind the end dropped", self.dropped_records)?;
+        }
+        for damage in &self.damage {
+            write!(f, "; damaged: {damage}")?;
+        }
+        Ok(())
+    }
+}
+
+/// The content of a header slot; see `docs/format/wal.md`, section 3.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HeaderInfo {
+    /// Identity, fixed by `format`.
+    pub wal_id: Uuid,
+    /// +1 with each header write; the newest header is the one with the greater generation.
+    pub generation: u64,
+    /// Bytes of the device in use.
+    pub capacity_bytes: u64,
+    /// Records before it are gone.
+    pub trim: LogOffset,
+    /// Bound on what a crash can leave behind the first hole.
+    pub window_bytes: u64,
+    /// Of the writer.
+    pub epoch: u32,
+    /// Of the writer.
+    pub node_id: u32,
+    /// Where the epoch began.
+    pub epoch_start: LogOffset,
+    /// All before it was durable when this header was written.
+    pub durable: LogOffset,
+    /// Unix time in milliseconds; for people, decides nothing.
+    pub written_at_ms: u64,
+    /// Whether the log ends exactly at `durable`.
+    pub clean_shutdown: bool,
+}
+
+/// What one header slot holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Slot {
+    /// Intact.
+    Valid(HeaderInfo),
+    /// All zero.
+    Empty,
+    /// Written by a later version; the number is that version.
+    Future(u32),
+    /// Starts like a header and is none; the text says what is wrong.
+    Damaged(String),
+    /// Something else.
+    Foreign,
+}
+
+impl fmt::Display for Slot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Valid(header) => write!(f, "valid, generation {}", header.generation),
+            Self::Empty => write!(f, "empty"),
+            Self::Future(version) => write!(f, "format version {version}, unknown here"),
+            Self::Damaged(reason) => write!(f, "damaged: {reason}"),
+            Self::Foreign => write!(f, "not a header"),
+        }
+    }
+}
+
+/// Both header slots and what follows from them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Inspection {
+    /// What the slots hold.
+    pub slots: [Slot; 2],
+    /// The slot that counts, 0 or 1.
+    pub newest: usize,
+    /// Its content.
+    pub header: HeaderInfo,
+    /// Bytes of the ring.
+    pub ring_bytes: u64,
+}
