@@ -128,20 +128,26 @@ pub fn open(path: &Path, options: &OpenOptions) -> Result<SharedDevice, OpenErro
 }
 
 fn geometry(path: &Path, options: &OpenOptions, target: &Target) -> Geometry {
-    let flushes = match options.durability {
-        Durability::Auto => target.volatile_cache,
-        Durability::Dsync => true,
-        Durability::Device => false,
-    };
     Geometry {
         name: path.display().to_string(),
         capacity_bytes: target.capacity_bytes,
         logical_block_bytes: target.logical_block_bytes,
         block_device: target.block_device,
         volatile_cache: target.volatile_cache,
-        flushes,
+        flushes: options.durability.flushes(target.volatile_cache),
         read_only: options.access == Access::ReadOnly,
         engine: "",
+    }
+}
+
+impl Durability {
+    /// Whether durable writes flush on a device that has, or has no, volatile cache.
+    pub(crate) fn flushes(self, volatile_cache: bool) -> bool {
+        match self {
+            Self::Auto => volatile_cache,
+            Self::Dsync => true,
+            Self::Device => false,
+        }
     }
 }
 

@@ -1,1 +1,677 @@
-//! The simulated disk.
+//! The simulated disk: what is durable and what is only in its cache apart, and every way to lose the difference.
+//!
+//! No threads, no clock: chance comes from a seed alone, and requests are executed on the thread that calls
+//! [`SimDisk::step`] (or submits, in [`Mode::Immediate`]). A single-threaded test with the same seed replays exactly.
+//!
+//! # What it models
+//!
+//! - A completed write is seen by readers at once, but sits in the volatile cache. It becomes durable when it was
+//!   submitted as durable (and [`Geometry::flushes`]), or by a flush that was **submitted after it completed**; a flush does nothing for
+//!   writes that complete while it runs. A disk without volatile cache makes every completed write durable.
+//! - [`SimDisk::power_cut`]: durable bytes stay. Each unflushed or in-flight write survives whole, torn at sectors
+//!   of [`SECTOR_BYTES`] (a prefix, or any subset), or not at all; so unflushed writes persist in any subset, which is what
+//!   reordering in a cache amounts to. Overlapping completed writes keep their order; overlapping writes in flight have none.
+//! - [`SimDisk::process_crash`]: the process dies, the disk does not. Completed writes stay visible, and volatile.
+//! - [`Faults`]: wrong behaviour while the power is on, per zone of the disk.
+//!
+//! # Example
+//!
+//! ```
+//! use alluvium_device::sim::{Mode, SimDisk, SimOptions};
+//! use alluvium_device::{Device, DeviceOffset, Request, SharedDevice};
+//!
+//! let disk = SimDisk::new(SimOptions { seed: 7, ..SimOptions::default() });
+//! let device: SharedDevice = disk.device();
+//! let mut page = device.alloc(4096);
+//! page.fill(1);
+//! disk.set_mode(Mode::Queued);
+//! let write = Request::Write { at: DeviceOffset(0), buf: page.freeze(), durable: true };
+//! device.submit(write, Box::new(|result| drop(result.unwrap())));
+//! assert!(disk.step());
+//! let after = disk.power_cut();
+//! assert_eq!(after.peek(0, 4096), [1; 4096]);
+//! ```
+
+mod random;
+mod storage;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use rustix::io::Errno;
+
+pub use random::Random;
+use storage::{Pages, Storage, write_sectors};
+
+use crate::engine::{Core, Job, Transfer};
+use crate::{
+    AlignedBuf, Completion, Device, DeviceError, Durability, Geometry, PAGE_BYTES, Request,
+    SharedDevice,
+};
+
+/// What a power cut tears at: a sector is written whole or not at all.
+pub const SECTOR_BYTES: usize = 512;
+
+/// When submitted requests are executed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Inside `submit`, completion included, on the caller's thread. For blocking use: formatting, recovery, tools. A
+    /// caller that submits under a lock which its own completion takes would wait for itself.
+    Immediate,
+    /// By [`SimDisk::step`], in an order that the seed chooses.
+    Queued,
+}
+
+/// Probabilities of wrong behaviour, each between 0 and 1, each drawn per request unless it says otherwise.
+/// The default is a disk that does what it says; its unflushed writes fare at a power cut as they may.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Faults {
+    /// A read fails with `EIO`.
+    pub read_error: f64,
+    /// A write fails with `EIO`. What it leaves is open: nothing, all of it, or part; volatile.
+    pub write_error: f64,
+    /// A write fails with `ENOSPC` and leaves nothing.
+    pub no_space: f64,
+    /// A flush fails with `EIO` and makes nothing durable. Drawn from the disk's faults, not from a zone's.
+    pub flush_error: f64,
+    /// A read or write moves only part of its bytes, and not always whole sectors. The engine continues it.
+    pub short_transfer: f64,
+    /// A write is acknowledged and dropped: the disk lies, even to readers.
+    pub lost_write: f64,
+    /// A write lands on other pages of the disk; where it should have gone stays as it was.
+    pub misdirected_write: f64,
+    /// One bit of a write flips on its way to the media.
+    pub bit_rot: f64,
+    /// A flush, or the flush of a durable write, is acknowledged and does nothing: the disk lies until the power is cut.
+    /// For [`Request::Flush`] drawn from the disk's faults.
+    pub lying_flush: f64,
+    /// At a power cut, per unflushed or in-flight write: some of it reaches the media.
+    pub survives_power_cut: f64,
+    /// At a power cut, per write that reaches the media: only part of it does.
+    pub torn_by_power_cut: f64,
+}
+
+impl Default for Faults {
+    fn default() -> Self {
+        Self {
+            read_error: 0.0,
+            write_error: 0.0,
+            no_space: 0.0,
+            flush_error: 0.0,
+            short_transfer: 0.0,
+            lost_write: 0.0,
+            misdirected_write: 0.0,
+            bit_rot: 0.0,
+            lying_flush: 0.0,
+            survives_power_cut: 0.5,
+            torn_by_power_cut: 0.5,
+        }
+    }
+}
+
+/// What a disk has done so far, faults included, so that a test can assert that its fault really happened. A disk that
+/// follows from a power cut or a crash starts with what that did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Reads that succeeded.
+    pub reads: u64,
+    /// Writes that were acknowledged.
+    pub writes: u64,
+    /// Those of them that were submitted as durable on a disk that [`Geometry::flushes`].
+    pub dsync_writes: u64,
+    /// Flushes that were acknowledged.
+    pub flushes: u64,
+    /// See [`Faults::read_error`].
+    pub read_errors: u64,
+    /// See [`Faults::write_error`].
+    pub write_errors: u64,
+    /// See [`Faults::no_space`].
+    pub no_space: u64,
+    /// See [`Faults::flush_error`].
+    pub flush_errors: u64,
+    /// See [`Faults::short_transfer`].
+    pub short_transfers: u64,
+    /// See [`Faults::lost_write`].
+    pub lost_writes: u64,
+    /// See [`Faults::misdirected_write`].
+    pub misdirected_writes: u64,
+    /// Bits flipped, by [`Faults::bit_rot`] and [`SimDisk::rot`].
+    pub rotten_bits: u64,
+    /// See [`Faults::lying_flush`].
+    pub lying_flushes: u64,
+    /// Unflushed or in-flight writes that a power cut or crash dropped whole.
+    pub dropped_at_cut: u64,
+    /// Those of which it kept a part.
+    pub torn_at_cut: u64,
+    /// Those that it kept whole.
+    pub kept_at_cut: u64,
+}
+
+/// What a disk is made of.
+#[derive(Clone, Debug)]
+pub struct SimOptions {
+    /// A positive multiple of [`PAGE_BYTES`]. Default 1 MiB. Memory is taken for written pages only.
+    pub capacity_bytes: u64,
+    /// Decides everything that is left to chance. Default 0.
+    pub seed: u64,
+    /// Whether completed writes need a flush. Default true.
+    pub volatile_cache: bool,
+    /// As for a real device. Default [`Durability::Auto`].
+    pub durability: Durability,
+    /// Faults of the disk where no zone says otherwise. Default: none.
+    pub faults: Faults,
+}
+
+impl Default for SimOptions {
+    fn default() -> Self {
+        Self {
+            capacity_bytes: 1024 * 1024,
+            seed: 0,
+            volatile_cache: true,
+            durability: Durability::Auto,
+            faults: Faults::default(),
+        }
+    }
+}
+
+/// A simulated disk. Clones are handles to the same one.
+#[derive(Clone)]
+pub struct SimDisk(Arc<Inner>);
+
+struct Inner {
+    core: Core,
+    state: Mutex<State>,
+}
+
+struct State {
+    mode: Mode,
+    /// After a power cut or crash this disk answers nothing but errors; its successor lives on.
+    gone: bool,
+    random: Random,
+    storage: Storage,
+    queue: Vec<Queued>,
+    faults: FaultMap,
+    counters: Counters,
+}
+
+/// Which faults apply where.
+#[derive(Clone)]
+struct FaultMap {
+    disk: Faults,
+    zones: Vec<(Range<u64>, Faults)>,
+}
+
+impl FaultMap {
+    fn at(&self, at: u64) -> Faults {
+        let zone = self.zones.iter().rev().find(|(zone, _)| zone.contains(&at));
+        zone.map_or(self.disk, |(_, faults)| *faults)
+    }
+}
+
+struct Queued {
+    job: Job,
+    /// The writes that had completed when this was submitted: what a flush promises.
+    mark: u64,
+}
+
+/// How a disk came to its end.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum End {
+    PowerCut,
+    ProcessCrash,
+}
+
+impl SimDisk {
+    /// An empty (all zero) disk in [`Mode::Immediate`]. Panics if the capacity is no positive multiple of a page.
+    pub fn new(options: SimOptions) -> Self {
+        Self::with_storage(options, Storage::default())
+    }
+
+    /// A disk with the durable content `image`; its length is the capacity, whatever `options` say.
+    pub fn from_image(image: &[u8], options: SimOptions) -> Self {
+        let mut media = Pages::default();
+        media.write(0, image);
+        let options = SimOptions { capacity_bytes: image.len() as u64, ..options };
+        Self::with_storage(options, Storage::from_media(media))
+    }
+
+    fn with_storage(options: SimOptions, storage: Storage) -> Self {
+        let capacity_bytes = options.capacity_bytes;
+        assert!(
+            capacity_bytes > 0 && capacity_bytes.is_multiple_of(PAGE_BYTES as u64),
+            "a capacity of {capacity_bytes} bytes is no positive multiple of a page"
+        );
+        let geometry = Geometry {
+            name: format!("simulated disk (seed {})", options.seed),
+            capacity_bytes,
+            logical_block_bytes: SECTOR_BYTES as u32,
+            block_device: true,
+            volatile_cache: options.volatile_cache,
+            flushes: options.durability.flushes(options.volatile_cache),
+            read_only: false,
+            engine: "simulated",
+        };
+        Self::assemble(
+            geometry,
+            State {
+                mode: Mode::Immediate,
+                gone: false,
+                random: Random::new(options.seed),
+                storage,
+                queue: Vec::new(),
+                faults: FaultMap { disk: options.faults, zones: Vec::new() },
+                counters: Counters::default(),
+            },
+        )
+    }
+
+    fn assemble(geometry: Geometry, state: State) -> Self {
+        Self(Arc::new(Inner { core: Core::new(geometry), state: Mutex::new(state) }))
+    }
+
+    /// A handle as the layers above take it.
+    pub fn device(&self) -> SharedDevice {
+        Arc::new(self.clone())
+    }
+
+    // -- Execution
+
+    /// Choose when requests run from now on. Going to [`Mode::Immediate`] first executes what is queued.
+    pub fn set_mode(&self, mode: Mode) {
+        self.0.state.lock().mode = mode;
+        if mode == Mode::Immediate {
+            self.run_until_idle();
+        }
+    }
+
+    /// Execute one queued request, chosen by the seed, and run its completion here. Only part of it if the transfer
+    /// comes out short. False if nothing is queued.
+    pub fn step(&self) -> bool {
+        self.0
+            .step(|state| (!state.queue.is_empty()).then(|| state.random.index(state.queue.len())))
+    }
+
+    /// Execute the request at `index` of [`SimDisk::queued`], as [`SimDisk::step`] does. Panics if there is none.
+    pub fn step_at(&self, index: usize) {
+        self.0.step(|_| Some(index));
+    }
+
+    /// Step until nothing is queued, whatever completions submit included.
+    pub fn run_until_idle(&self) {
+        while self.step() {}
+    }
+
+    /// What is queued, as operation (`read`, `write`, `flush`), first byte and length.
+    pub fn queued(&self) -> Vec<(&'static str, u64, usize)> {
+        let state = self.0.state.lock();
+        let describe = |queued: &Queued| {
+            let (at, len) = queued.job.extent();
+            (queued.job.operation(), at, len)
+        };
+        state.queue.iter().map(describe).collect()
+    }
+
+    // -- Faults
+
+    /// Replace the faults of the disk.
+    pub fn set_faults(&self, faults: Faults) {
+        self.0.state.lock().faults.disk = faults;
+    }
+
+    /// Faults for requests that begin in `zone` (bytes). The zone that was set last wins.
+    pub fn set_zone_faults(&self, zone: Range<u64>, faults: Faults) {
+        self.0.state.lock().faults.zones.push((zone, faults));
+    }
+
+    /// Forget all zones.
+    pub fn clear_zones(&self) {
+        self.0.state.lock().faults.zones.clear();
+    }
+
+    /// What has been done so far.
+    pub fn counters(&self) -> Counters {
+        self.0.state.lock().counters
+    }
+
+    /// Flip `bits` randomly chosen bits at rest within `range` (bytes). A bit may be chosen twice.
+    pub fn rot(&self, range: Range<u64>, bits: u32) {
+        let state = &mut *self.0.state.lock();
+        for _ in 0..bits {
+            let at = range.start + state.random.below(range.end - range.start);
+            let mut byte = [0];
+            state.storage.read(at, &mut byte);
+            byte[0] ^= 1 << state.random.below(8);
+            state.storage.overwrite(at, &byte);
+            state.counters.rotten_bits += 1;
+        }
+    }
+
+    // -- Bytes
+
+    /// `len` bytes at `at`, any position, as a reader would see them now.
+    pub fn peek(&self, at: u64, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        self.0.state.lock().storage.read(at, &mut bytes);
+        bytes
+    }
+
+    /// `len` bytes at `at`, any position, as far as they are durable.
+    pub fn peek_durable(&self, at: u64, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        self.0.state.lock().storage.read_durable(at, &mut bytes);
+        bytes
+    }
+
+    /// Put `bytes` at `at`, any position, visible and durable, past all faults.
+    pub fn poke(&self, at: u64, bytes: &[u8]) {
+        assert!(
+            at + bytes.len() as u64 <= self.0.core.geometry.capacity_bytes,
+            "beyond the end of the disk"
+        );
+        self.0.state.lock().storage.overwrite(at, bytes);
+    }
+
+    /// The whole disk as a reader would see it now.
+    pub fn image(&self) -> Vec<u8> {
+        self.peek(0, self.0.core.geometry.capacity_bytes as usize)
+    }
+
+    // -- Ends
+
+    /// Cut the power. Returns the disk as it is found afterwards, in [`Mode::Immediate`], with the same faults and the same
+    /// sequence of random numbers. This one is gone: what is queued, and whatever is submitted later, fails.
+    #[must_use]
+    pub fn power_cut(&self) -> Self {
+        self.end(End::PowerCut)
+    }
+
+    /// Kill the process that uses the disk. Returns the disk as the next process finds it, in [`Mode::Immediate`]:
+    /// all completed writes visible and as volatile as before; writes in flight happened, or did not, or in part. This one
+    /// is gone.
+    #[must_use]
+    pub fn process_crash(&self) -> Self {
+        self.end(End::ProcessCrash)
+    }
+
+    fn end(&self, end: End) -> Self {
+        let (successor, orphans) = {
+            let state = &mut *self.0.state.lock();
+            assert!(!state.gone, "this disk has ended before; go on with its successor");
+            state.gone = true;
+            let orphans = std::mem::take(&mut state.queue);
+            (state.successor(end, orphans.iter().map(|queued| &queued.job)), orphans)
+        };
+        for Queued { job, .. } in orphans {
+            self.0.core.settle(job, Err(gone())).run();
+        }
+        Self::assemble(self.0.core.geometry.clone(), successor)
+    }
+}
+
+fn gone() -> io::Error {
+    io::Error::new(io::ErrorKind::NotConnected, "the power was cut or the process killed")
+}
+
+impl Inner {
+    /// One transfer of the request that `choose` picks.
+    fn step(&self, choose: impl FnOnce(&mut State) -> Option<usize>) -> bool {
+        let settled = {
+            let state = &mut *self.state.lock();
+            let Some(index) = choose(state) else { return false };
+            let queued = state.queue.swap_remove(index);
+            match self.execute(state, queued) {
+                Ok((job, result)) => self.core.settle(job, result),
+                Err(unfinished) => {
+                    state.queue.push(unfinished);
+                    return true;
+                }
+            }
+        };
+        settled.run(); // not under the lock: completions submit
+        true
+    }
+
+    /// One transfer: the outcome of the request, or the request itself if there is more to do.
+    fn execute(
+        &self,
+        state: &mut State,
+        mut queued: Queued,
+    ) -> Result<(Job, io::Result<()>), Queued> {
+        let refusal = if state.gone { Some(gone()) } else { self.core.refusal(&queued.job) };
+        if let Some(refusal) = refusal {
+            return Ok((queued.job, Err(refusal)));
+        }
+        let moved = state.transfer(queued.job.next(), queued.mark, &self.core.geometry);
+        match queued.job.advance(moved, SECTOR_BYTES as u32) {
+            Some(result) => Ok((queued.job, result)),
+            None => Err(queued),
+        }
+    }
+}
+
+impl State {
+    fn transfer(
+        &mut self,
+        transfer: Transfer<'_>,
+        mark: u64,
+        geometry: &Geometry,
+    ) -> Result<usize, Errno> {
+        match transfer {
+            Transfer::Read { at, buf, .. } => self.read(at, buf),
+            Transfer::Write { at, buf, dsync, .. } => self.write(at, buf, dsync, geometry),
+            Transfer::Flush => self.flush(mark),
+        }
+    }
+
+    fn read(&mut self, at: u64, buf: &mut [u8]) -> Result<usize, Errno> {
+        let faults = self.faults.at(at);
+        if self.random.chance(faults.read_error) {
+            self.counters.read_errors += 1;
+            return Err(Errno::IO);
+        }
+        let moved = self.moved(faults, buf.len());
+        self.storage.read(at, &mut buf[..moved]);
+        self.counters.reads += u64::from(moved == buf.len());
+        Ok(moved)
+    }
+
+    fn write(
+        &mut self,
+        at: u64,
+        buf: &[u8],
+        dsync: bool,
+        geometry: &Geometry,
+    ) -> Result<usize, Errno> {
+        let faults = self.faults.at(at);
+        if self.random.chance(faults.write_error) {
+            self.counters.write_errors += 1;
+            let live = surviving_sectors(&mut self.random, faults, buf.len() / SECTOR_BYTES);
+            self.storage.write_back(at, buf, live);
+            return Err(Errno::IO);
+        }
+        if self.random.chance(faults.no_space) {
+            self.counters.no_space += 1;
+            return Err(Errno::NOSPC);
+        }
+        let moved = self.moved(faults, buf.len());
+        let mut data = buf[..moved - moved % SECTOR_BYTES].to_vec();
+        let mut to = at;
+        if self.random.chance(faults.misdirected_write) {
+            to = self.elsewhere(at, data.len(), geometry.capacity_bytes);
+            self.counters.misdirected_writes += u64::from(to != at);
+        }
+        if self.random.chance(faults.bit_rot) {
+            let index = self.random.index(data.len());
+            data[index] ^= 1 << self.random.below(8);
+            self.counters.rotten_bits += 1;
+        }
+        if self.random.chance(faults.lost_write) {
+            self.counters.lost_writes += 1;
+        } else if !geometry.volatile_cache {
+            self.storage.write_through(to, &data);
+        } else if !dsync {
+            self.storage.write_back(to, &data, vec![true; data.len() / SECTOR_BYTES]);
+        } else if self.random.chance(faults.lying_flush) {
+            self.counters.lying_flushes += 1;
+            self.storage.write_back(to, &data, vec![true; data.len() / SECTOR_BYTES]);
+        } else {
+            self.storage.write_through(to, &data);
+        }
+        let last = moved == buf.len();
+        self.counters.writes += u64::from(last);
+        self.counters.dsync_writes += u64::from(last && dsync);
+        Ok(moved)
+    }
+
+    fn flush(&mut self, mark: u64) -> Result<usize, Errno> {
+        if self.random.chance(self.faults.disk.flush_error) {
+            self.counters.flush_errors += 1;
+            return Err(Errno::IO);
+        }
+        if self.random.chance(self.faults.disk.lying_flush) {
+            self.counters.lying_flushes += 1;
+        } else {
+            self.storage.flush(mark);
+        }
+        self.counters.flushes += 1;
+        Ok(0)
+    }
+
+    /// How many of `len` bytes a transfer moves: all, or at least one sector and some odd bytes.
+    fn moved(&mut self, faults: Faults, len: usize) -> usize {
+        if len <= SECTOR_BYTES || !self.random.chance(faults.short_transfer) {
+            return len;
+        }
+        self.counters.short_transfers += 1;
+        SECTOR_BYTES + self.random.index(len - SECTOR_BYTES)
+    }
+
+    /// Another page at which `len` bytes fit, unless there is none.
+    fn elsewhere(&mut self, at: u64, len: usize, capacity_bytes: u64) -> u64 {
+        let page_bytes = PAGE_BYTES as u64;
+        let pages = (capacity_bytes - len as u64) / page_bytes;
+        match pages {
+            0 => at,
+            _ => {
+                let page = self.random.below(pages);
+                // One of the pages other than `at`'s: skip over it.
+                (page + u64::from(page >= at / page_bytes)) * page_bytes
+            }
+        }
+    }
+
+    /// The state of the disk that follows this one.
+    fn successor<'a>(&mut self, end: End, in_flight: impl Iterator<Item = &'a Job>) -> Self {
+        let Self { random, storage, faults, .. } = self;
+        let mut counters = Counters::default();
+        let mut survive = |random: &mut Random, at: u64, sectors: usize| {
+            let which = surviving_sectors(random, faults.at(at), sectors);
+            match which.iter().filter(|kept| **kept).count() {
+                0 => counters.dropped_at_cut += 1,
+                kept if kept == sectors => counters.kept_at_cut += 1,
+                _ => counters.torn_at_cut += 1,
+            }
+            which
+        };
+        // Writes in flight at the same time have no order among them.
+        let mut writes: Vec<(u64, &[u8])> = in_flight.filter_map(Job::unwritten).collect();
+        for last in (1..writes.len()).rev() {
+            writes.swap(last, random.index(last + 1));
+        }
+        let storage = match end {
+            End::PowerCut => {
+                let mut media = storage.after_power_cut(|at, sectors| survive(random, at, sectors));
+                for (at, data) in writes {
+                    let which = survive(random, at, data.len() / SECTOR_BYTES);
+                    write_sectors(&mut media, at, data, &which);
+                }
+                Storage::from_media(media)
+            }
+            End::ProcessCrash => {
+                let mut storage = storage.clone();
+                for (at, data) in writes {
+                    let which = survive(random, at, data.len() / SECTOR_BYTES);
+                    storage.write_back(at, data, which);
+                }
+                storage
+            }
+        };
+        Self {
+            mode: Mode::Immediate,
+            gone: false,
+            random: random.clone(),
+            storage,
+            queue: Vec::new(),
+            faults: faults.clone(),
+            counters,
+        }
+    }
+}
+
+/// Which sectors of an unacknowledged write of `sectors` sectors arrive: none, all, a prefix, or any subset.
+fn surviving_sectors(random: &mut Random, faults: Faults, sectors: usize) -> Vec<bool> {
+    if !random.chance(faults.survives_power_cut) {
+        vec![false; sectors]
+    } else if !random.chance(faults.torn_by_power_cut) {
+        vec![true; sectors]
+    } else if random.chance(0.5) {
+        let prefix = random.index(sectors);
+        (0..sectors).map(|sector| sector < prefix).collect()
+    } else {
+        (0..sectors).map(|_| random.chance(0.5)).collect()
+    }
+}
+
+impl Device for SimDisk {
+    fn geometry(&self) -> &Geometry {
+        &self.0.core.geometry
+    }
+
+    /// Filled with a pattern, so that nobody comes to rely on zeroes that a real pool would not give.
+    fn alloc(&self, len_bytes: usize) -> AlignedBuf {
+        let mut buf = AlignedBuf::zeroed(len_bytes);
+        buf.fill(0xa5);
+        buf
+    }
+
+    fn submit(&self, request: Request, done: Completion) {
+        let job = self.0.core.admit(request, done);
+        let settled = {
+            let state = &mut *self.0.state.lock();
+            let mut queued = Queued { job, mark: state.storage.mark() };
+            if state.mode == Mode::Queued && !state.gone {
+                state.queue.push(queued);
+                return;
+            }
+            loop {
+                match self.0.execute(state, queued) {
+                    Ok((job, result)) => break self.0.core.settle(job, result),
+                    Err(unfinished) => queued = unfinished,
+                }
+            }
+        };
+        settled.run(); // not under the lock: completions submit
+    }
+
+    fn failure(&self) -> Option<DeviceError> {
+        self.0.core.failure()
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // As with every device: dropping the last handle completes what is in flight.
+        while self.step(|state| (!state.queue.is_empty()).then_some(0)) {}
+    }
+}
+
+impl fmt::Debug for SimDisk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.core.geometry.name)
+    }
+}

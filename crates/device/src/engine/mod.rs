@@ -110,11 +110,19 @@ impl Job {
         }
     }
 
+    /// Position and bytes of what a write has still to bring to the device.
+    pub(crate) fn unwritten(&self) -> Option<(u64, &[u8])> {
+        match &self.body {
+            Body::Write { buf, .. } => Some((self.at + self.done as u64, &buf[self.done..])),
+            Body::Read(_) | Body::Flush => None,
+        }
+    }
+
     pub(crate) fn is_read(&self) -> bool {
         matches!(self.body, Body::Read(_))
     }
 
-    fn operation(&self) -> &'static str {
+    pub(crate) fn operation(&self) -> &'static str {
         match self.body {
             Body::Read(_) => "read",
             Body::Write { .. } => "write",
