@@ -1,0 +1,73 @@
+package alluvium.clients;
+
+import java.io.PrintWriter;
+import java.io.StringWriter;
+import java.time.Duration;
+import java.util.LinkedHashMap;
+import java.util.Map;
+import java.util.Objects;
+import java.util.concurrent.Callable;
+
+/** A test runner of one page that reports in TAP (testanything.org). */
+final class Tap {
+    /** How long anything may take before a test fails instead of hanging. Never what a test measures. */
+    static final Duration PATIENCE = Duration.ofSeconds(60);
+
+    interface Test {
+        void run() throws Exception;
+    }
+
+    private final Map<String, Test> tests = new LinkedHashMap<>();
+
+    void test(String name, Test test) {
+        tests.put(name, test);
+    }
+
+    /** Runs all tests and returns how many failed. */
+    int run() {
+        System.out.println("1.." + tests.size());
+        int number = 0;
+        int failed = 0;
+        for (Map.Entry<String, Test> each : tests.entrySet()) {
+            number++;
+            try {
+                each.getValue().run();
+                System.out.println("ok " + number + " - " + each.getKey());
+            } catch (Exception | AssertionError error) {
+                failed++;
+                StringWriter trace = new StringWriter();
+                error.printStackTrace(new PrintWriter(trace));
+                trace.toString().lines().forEach(line -> System.out.println("# " + line));
+                String reason = String.valueOf(error.getMessage()).replace('\n', ' ');
+                System.out.println("not ok " + number + " - " + each.getKey() + ": " + reason);
+            }
+        }
+        return failed;
+    }
+
+    static void check(boolean condition, String what) {
+        if (!condition) {
+            throw new AssertionError(what);
+        }
+    }
+
+    static void equal(Object got, Object wanted, String what) {
+        check(Objects.equals(got, wanted), what + ": " + got + ", not " + wanted);
+    }
+
+    /** Repeats the attempt until it returns true. */
+    static void eventually(String what, Callable<Boolean> attempt) throws Exception {
+        long deadline = System.nanoTime() + PATIENCE.toNanos();
+        while (!attempt.call()) {
+            check(System.nanoTime() < deadline, what + ": not within " + PATIENCE.toSeconds() + " s");
+            Thread.sleep(20);
+        }
+    }
+
+    private Tap() {
+    }
+
+    static Tap create() {
+        return new Tap();
+    }
+}
