@@ -1,30 +1,159 @@
-//! CONTRACT SKELETON, to be replaced: the signatures of the group coordinator.
-#![allow(unused_variables, missing_docs, clippy::todo, clippy::needless_pass_by_value, clippy::unused_async)]
+//! The coordinator of classic consumer groups, and the offsets that they commit.
+//!
+//! - [`group`]: one group as a pure state machine; all rules of joining, leaving, static members and expiry.
+//! - `registry`: the groups by name, each behind its lock; one timer for all.
+//! - [`offsets`]: the table of committed offsets, its records and its checkpoint; pure, with the format.
+//! - `offset_log`: makes records durable, and shows only what is.
+//! - `membership`, `commits`, `admin`: the requests, translated from and to the protocol.
+//!
+//! Memberships live in memory alone. After a restart of the server every member is told UNKNOWN_MEMBER_ID and joins again, and
+//! finds the group's committed offsets where they were.
 
+mod admin;
+mod commits;
+mod group;
+mod membership;
+mod offset_log;
+mod offsets;
+mod registry;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use alluvium_stream::{Batch, Store, StoreError};
-use kafka_protocol::messages::{
-    DeleteGroupsRequest, DeleteGroupsResponse, DescribeGroupsRequest, DescribeGroupsResponse, HeartbeatRequest,
-    HeartbeatResponse, JoinGroupRequest, JoinGroupResponse, LeaveGroupRequest, LeaveGroupResponse, ListGroupsRequest,
-    ListGroupsResponse, OffsetCommitRequest, OffsetCommitResponse, OffsetFetchRequest, OffsetFetchResponse,
-    SyncGroupRequest, SyncGroupResponse,
-};
+use alluvium_stream::{Store, StoreError, StreamId};
+use kafka_protocol::error::ResponseError;
 use kafka_protocol::protocol::StrBytes;
+use parking_lot::Mutex;
+use tokio::task::JoinHandle;
 
-/// Bounds and times of the coordinator; `Default` is documented per field.
+use group::Rules;
+use offset_log::OffsetLog;
+use registry::{Registry, Slot, now};
+
+pub use offsets::{Corrupt, fold};
+
+/// The longest group id: what a protocol string with a 16-bit length can carry.
+const MAX_GROUP_ID_BYTES: usize = i16::MAX as usize;
+
+/// Bounds and times of the coordinator. Kafka's name of a setting is given where it has one.
 #[derive(Clone, Debug)]
 pub struct GroupConfig {
+    /// `group.initial.rebalance.delay.ms`: how long the first rebalance of an empty group waits for more members than the
+    /// first. Default 0, at most 5 min.
+    ///
+    /// Kafka's default is 3 s, which spares a large group that starts at once some rebalances, and costs every consumer 3 s
+    /// at every start. Here a rebalance is a few round trips and writes nothing, cooperative clients keep
+    /// their partitions meanwhile, and most groups start small: so no delay unless asked for.
     pub initial_rebalance_delay: Duration,
+    /// `group.min.session.timeout.ms`: default 6 s, at least 1 ms, at most `max_session_timeout`.
     pub min_session_timeout: Duration,
+    /// `group.max.session.timeout.ms`: default 30 min, at most 24 h.
     pub max_session_timeout: Duration,
+    /// `group.max.size`: members of one group, and as many ids that were handed out and have not joined yet. Default 5000, at least 1.
+    pub max_group_members: usize,
+    /// Groups that exist at the same time, those with offsets and no members included. Default 100 000, at least 1.
+    pub max_groups: usize,
+    /// Bound on the memory for the members of all groups (their subscriptions and assignments). Default 256 MiB, at least 1 MiB.
+    pub max_membership_bytes: usize,
+    /// Bound on the memory for committed offsets; about 100 bytes each. A commit that only overwrites is always taken. Default 64 MiB, at
+    /// least 1 MiB, at most 1 GiB. (All of it is written to the catalog at each upload.)
+    pub max_offsets_bytes: usize,
+    /// `offset.metadata.max.bytes`: default 4096, at most 32 767.
+    pub max_offset_metadata_bytes: usize,
+    /// `offsets.retention.minutes`: an offset is dropped when it is this old and its group has been without members for as long.
+    /// Default 7 days, at least 1 min. Time in which the server was down does not count as "without members".
     pub offsets_retention: Duration,
+    /// `offsets.retention.check.interval.ms`: how often to look for such offsets, and for groups with neither members nor offsets.
+    /// Default 10 min, at least 1 s.
+    pub sweep_interval: Duration,
+    /// How long a commit waits for room in the store before it is answered with COORDINATOR_NOT_AVAILABLE, on which clients try again.
+    /// Default 5 s, at most 1 min.
+    pub room_timeout: Duration,
 }
 
 impl Default for GroupConfig {
     fn default() -> Self {
-        todo!()
+        Self {
+            initial_rebalance_delay: Duration::ZERO,
+            min_session_timeout: Duration::from_secs(6),
+            max_session_timeout: Duration::from_secs(30 * 60),
+            max_group_members: 5000,
+            max_groups: 100_000,
+            max_membership_bytes: 256 << 20,
+            max_offsets_bytes: 64 << 20,
+            max_offset_metadata_bytes: 4096,
+            offsets_retention: Duration::from_secs(7 * 24 * 3600),
+            sweep_interval: Duration::from_secs(600),
+            room_timeout: Duration::from_secs(5),
+        }
     }
+}
+
+impl GroupConfig {
+    /// The first field that is outside of its documented range, as a sentence.
+    fn check(&self) -> Result<(), GroupsError> {
+        let refuse = |what: &str| Err(GroupsError::Config(what.to_owned()));
+        if self.initial_rebalance_delay > Duration::from_secs(300) {
+            return refuse("the initial rebalance delay must be at most 5 min");
+        }
+        if self.min_session_timeout < Duration::from_millis(1) || self.min_session_timeout > self.max_session_timeout {
+            return refuse("the least session timeout must be at least 1 ms and not above the greatest");
+        }
+        if self.max_session_timeout > Duration::from_secs(24 * 3600) {
+            return refuse("the greatest session timeout must be at most 24 h");
+        }
+        if self.max_group_members == 0 || self.max_groups == 0 {
+            return refuse("the bounds on groups and on their members must be at least 1");
+        }
+        if self.max_membership_bytes < 1 << 20 {
+            return refuse("the bound on the memory for members must be at least 1 MiB");
+        }
+        if !(1 << 20..=1 << 30).contains(&self.max_offsets_bytes) {
+            return refuse("the bound on the memory for committed offsets must be between 1 MiB and 1 GiB");
+        }
+        if self.max_offset_metadata_bytes > i16::MAX as usize {
+            return refuse("offset metadata can be at most 32767 bytes");
+        }
+        if self.offsets_retention < Duration::from_secs(60) {
+            return refuse("the retention of offsets must be at least 1 min");
+        }
+        if self.sweep_interval < Duration::from_secs(1) {
+            return refuse("the interval of the retention check must be at least 1 s");
+        }
+        if self.room_timeout > Duration::from_secs(60) {
+            return refuse("the time that a commit waits for room must be at most 1 min");
+        }
+        Ok(())
+    }
+}
+
+/// Why the coordinator could not be opened, or could not do what it was told.
+#[derive(Debug, thiserror::Error)]
+pub enum GroupsError {
+    /// A field of [`GroupConfig`] is out of range.
+    #[error("group coordinator: {0}")]
+    Config(String),
+    /// The store failed.
+    #[error("group coordinator: {0}")]
+    Store(#[from] StoreError),
+    /// The checkpoint or a batch of the offsets stream is not what this version writes.
+    #[error("group coordinator: {0}")]
+    Corrupt(#[from] Corrupt),
+    /// The catalog's metadata names no stream.
+    #[error("group coordinator: the catalog says {value:?} for {key}, which is no stream id")]
+    BadMetadata {
+        /// The metadata key.
+        key: &'static str,
+        /// Its value, unprintable bytes escaped.
+        value: String,
+    },
+    /// The catalog names a stream that does not exist.
+    #[error("group coordinator: the offsets stream {0} does not exist")]
+    NoStream(StreamId),
+    /// A change could not be made durable now; trying again later may succeed.
+    #[error("group coordinator: the change was not written: {0}")]
+    NotWritten(ResponseError),
 }
 
 /// Who sends a JoinGroup.
@@ -36,64 +165,102 @@ pub struct ClientInfo {
     pub client_host: StrBytes,
 }
 
-#[derive(Debug, thiserror::Error)]
-pub enum GroupsError {
-    #[error("{0}")]
-    Store(StoreError),
-}
-
-/// The checkpoint of the offsets stream (kind 1); for the server's [`alluvium_stream::Fold`].
-pub fn fold(previous: Option<&[u8]>, batches: &[Batch]) -> Option<Vec<u8>> {
-    todo!()
-}
-
-/// The group coordinator. Cheap to clone.
+/// The coordinator. Cheap to clone; all clones are the same. Requests may be dropped while they wait: the group then
+/// behaves as if its client had lost the answer.
 #[derive(Clone)]
-pub struct Groups {}
+pub struct Groups {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    config: GroupConfig,
+    registry: Registry,
+    log: OffsetLog,
+    closed: AtomicBool,
+    timer_task: Mutex<Option<JoinHandle<()>>>,
+}
 
 impl Groups {
+    /// Find or create the offsets stream, load what was committed, and start the timer. Needs a tokio runtime with time.
+    ///
+    /// # Errors
+    /// An invalid configuration, a failed store, or offsets that can not be read; nothing has been changed in the last case.
     pub async fn open(store: Store, config: GroupConfig) -> Result<Groups, GroupsError> {
-        todo!()
+        config.check()?;
+        let log = OffsetLog::open(store, config.max_offsets_bytes).await?;
+        let rules = Rules {
+            initial_rebalance_delay: config.initial_rebalance_delay,
+            max_members: config.max_group_members,
+        };
+        let registry = Registry::new(rules, config.max_groups);
+        log.read(|table| registry.restore(table.groups()));
+        let closed = AtomicBool::new(false);
+        let shared = Arc::new(Shared { config, registry, log, closed, timer_task: Mutex::new(None) });
+        let task = tokio::spawn(run_timer(Arc::downgrade(&shared)));
+        *shared.timer_task.lock() = Some(task);
+        Ok(Groups { shared })
     }
-    pub async fn join(&self, client: ClientInfo, request: JoinGroupRequest, version: i16) -> JoinGroupResponse {
-        todo!()
-    }
-    pub async fn sync(&self, request: SyncGroupRequest, version: i16) -> SyncGroupResponse {
-        todo!()
-    }
-    pub async fn heartbeat(&self, request: HeartbeatRequest, version: i16) -> HeartbeatResponse {
-        todo!()
-    }
-    pub async fn leave(&self, request: LeaveGroupRequest, version: i16) -> LeaveGroupResponse {
-        todo!()
-    }
-    /// `exists(topic, partition)`: others are answered with UNKNOWN_TOPIC_OR_PARTITION.
-    pub async fn offset_commit(
-        &self,
-        request: OffsetCommitRequest,
-        version: i16,
-        exists: impl Fn(&str, i32) -> bool + Send + Sync,
-    ) -> OffsetCommitResponse {
-        todo!()
-    }
-    pub async fn offset_fetch(&self, request: OffsetFetchRequest, version: i16) -> OffsetFetchResponse {
-        todo!()
-    }
-    pub async fn list(&self, request: ListGroupsRequest, version: i16) -> ListGroupsResponse {
-        todo!()
-    }
-    pub async fn describe(&self, request: DescribeGroupsRequest, version: i16) -> DescribeGroupsResponse {
-        todo!()
-    }
-    pub async fn delete_groups(&self, request: DeleteGroupsRequest, version: i16) -> DeleteGroupsResponse {
-        todo!()
-    }
-    /// Drop the committed offsets of deleted topics; durable when it returns.
-    pub async fn topics_deleted(&self, names: &[String]) -> Result<(), GroupsError> {
-        todo!()
-    }
-    /// Answer every waiting request with COORDINATOR_NOT_AVAILABLE and stop the timer.
+
+    /// Answer every request that waits in a group, and every later one, with COORDINATOR_NOT_AVAILABLE, and stop the timer. What was
+    /// committed is durable already. Calling it again does nothing.
     pub async fn shutdown(&self) {
-        todo!()
+        self.shared.closed.store(true, Ordering::SeqCst);
+        for slot in self.shared.registry.all() {
+            self.shared.registry.change(&slot, |group, _| group.kill());
+        }
+        self.shared.registry.timer().wake();
+        let task = self.shared.timer_task.lock().take();
+        if let Some(task) = task
+            && let Err(error) = task.await
+        {
+            tracing::error!(%error, "the timer of the group coordinator failed");
+        }
+    }
+}
+
+impl Shared {
+    fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::SeqCst)
+    }
+
+    /// Refuse what no group can answer.
+    fn check_open(&self) -> Result<(), ResponseError> {
+        if self.is_closed() { Err(ResponseError::CoordinatorNotAvailable) } else { Ok(()) }
+    }
+
+    fn create(&self, group_id: &str) -> Result<Arc<Slot>, ResponseError> {
+        let slot = self.registry.get_or_create(group_id).ok_or(ResponseError::PolicyViolation)?;
+        // A group that was created while `shutdown` went through the list would keep its members waiting.
+        self.check_open()?;
+        Ok(slot)
+    }
+}
+
+/// The one timer task: sleeps until the first deadline of any group. Does not keep the coordinator alive.
+async fn run_timer(shared: Weak<Shared>) {
+    let Some((timer, interval)) = shared.upgrade().map(|shared| (shared.registry.timer(), shared.config.sweep_interval))
+    else {
+        return;
+    };
+    let mut next_sweep = now() + interval;
+    loop {
+        let next = timer.first().map_or(next_sweep, |first| first.min(next_sweep));
+        tokio::select! {
+            () = timer.changed() => {}
+            () = tokio::time::sleep_until(next.into()) => {}
+        }
+        let Some(shared) = shared.upgrade().filter(|shared| !shared.is_closed()) else { return };
+        shared.registry.expire();
+        if now() >= next_sweep {
+            shared.sweep();
+            next_sweep = now() + interval;
+        }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // Without this the task would sleep until the next deadline before it sees that nobody is left.
+        self.registry.timer().wake();
     }
 }

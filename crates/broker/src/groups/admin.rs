@@ -1,0 +1,149 @@
+//! ListGroups, DescribeGroups, DeleteGroups.
+
+use std::sync::Arc;
+
+use kafka_protocol::error::ResponseError;
+use kafka_protocol::messages::delete_groups_response::DeletableGroupResult;
+use kafka_protocol::messages::describe_groups_response::{DescribedGroup, DescribedGroupMember};
+use kafka_protocol::messages::list_groups_response::ListedGroup;
+use kafka_protocol::messages::{
+    DeleteGroupsRequest, DeleteGroupsResponse, DescribeGroupsRequest, DescribeGroupsResponse, GroupId,
+    ListGroupsRequest, ListGroupsResponse,
+};
+use kafka_protocol::protocol::StrBytes;
+
+use super::commits::Blocked;
+use super::group::{Description, State};
+use super::offset_log::Prepared;
+use super::offsets::Record;
+use super::registry::Slot;
+use super::{Groups, Shared};
+
+/// The type of every group here, as ListGroups spells it.
+const CLASSIC: &str = "classic";
+
+/// READ, DELETE and DESCRIBE, the operations on groups, as bits of Kafka's AclOperation. There is no authorization
+/// here, so everybody has all of them.
+const ALL_OPERATIONS: i32 = 1 << 3 | 1 << 6 | 1 << 8;
+
+impl Groups {
+    /// ListGroups, versions 0 to 5. Filters do not heed case; an empty one lets everything pass.
+    pub async fn list(&self, request: ListGroupsRequest, version: i16) -> ListGroupsResponse {
+        let response = ListGroupsResponse::default();
+        if let Err(error) = self.shared.check_open() {
+            return response.with_error_code(error.code());
+        }
+        let passes = |filter: &[StrBytes], value: &str| {
+            filter.is_empty() || filter.iter().any(|wanted| wanted.as_str().eq_ignore_ascii_case(value))
+        };
+        if !passes(&request.types_filter, CLASSIC) {
+            return response;
+        }
+        let mut groups = Vec::new();
+        for (slot, description) in self.shared.all() {
+            let state = description.state.name();
+            if !passes(&request.states_filter, state) {
+                continue;
+            }
+            let group = ListedGroup::default()
+                .with_group_id(GroupId(StrBytes::from_string(slot.name.to_string())))
+                .with_protocol_type(description.protocol_type);
+            let group = if version >= 4 { group.with_group_state(StrBytes::from_static_str(state)) } else { group };
+            groups.push(if version >= 5 { group.with_group_type(StrBytes::from_static_str(CLASSIC)) } else { group });
+        }
+        response.with_groups(groups)
+    }
+
+    /// DescribeGroups, versions 0 to 6. A group that does not exist is "Dead"; since version 6 also GROUP_ID_NOT_FOUND.
+    pub async fn describe(&self, request: DescribeGroupsRequest, version: i16) -> DescribeGroupsResponse {
+        let groups = request.groups.into_iter().map(|group_id| {
+            let described = match self.shared.describe(&group_id) {
+                Ok(Some(description)) => described_group(description),
+                Ok(None) => missing_group(&group_id, version),
+                Err(error) => DescribedGroup::default().with_error_code(error.code()),
+            };
+            let operations = if request.include_authorized_operations { ALL_OPERATIONS } else { i32::MIN };
+            described.with_group_id(group_id).with_authorized_operations(operations)
+        });
+        DescribeGroupsResponse::default().with_groups(groups.collect())
+    }
+
+    /// DeleteGroups, versions 0 to 2. Groups without members only; durable when it is answered.
+    pub async fn delete_groups(&self, request: DeleteGroupsRequest, _version: i16) -> DeleteGroupsResponse {
+        let mut results = Vec::new();
+        for group_id in request.groups_names {
+            let code = self.shared.delete(&group_id).await.map_or_else(|error| error.code(), |()| 0);
+            results.push(DeletableGroupResult::default().with_group_id(group_id).with_error_code(code));
+        }
+        DeleteGroupsResponse::default().with_results(results)
+    }
+}
+
+impl Shared {
+    /// Every group, sorted by name.
+    fn all(&self) -> Vec<(Arc<Slot>, Description)> {
+        let describe = |slot: Arc<Slot>| {
+            let description = self.registry.peek(&slot, |group, _| group.describe());
+            (slot, description)
+        };
+        let living = |(_, description): &(Arc<Slot>, Description)| description.state != State::Dead;
+        self.registry.all().into_iter().map(describe).filter(living).collect()
+    }
+
+    fn describe(&self, group_id: &str) -> Result<Option<Description>, ResponseError> {
+        self.check_open()?;
+        let slot = self.registry.get(group_id);
+        let description = slot.map(|slot| self.registry.peek(&slot, |group, _| group.describe()));
+        Ok(description.filter(|description| description.state != State::Dead))
+    }
+
+    async fn delete(&self, group_id: &str) -> Result<(), ResponseError> {
+        self.check_open()?;
+        // Only existing groups get further, so the name is one that a record can hold.
+        let slot = self.registry.get(group_id).ok_or(ResponseError::GroupIdNotFound)?;
+        let record = Prepared::from(Record::GroupDeleted { group: group_id.to_owned() });
+        self.write(|| {
+            // The record is in line before the group is dead, and both under the group's lock: a commit is either before the record and
+            // deleted by it, or finds a dead group.
+            let appended = self.registry.change(&slot, |group, _| match group.state() {
+                State::Dead => Err(Blocked::Group(ResponseError::GroupIdNotFound)),
+                State::Preparing | State::Completing | State::Stable => Err(Blocked::Group(ResponseError::NonEmptyGroup)),
+                State::Empty => {
+                    let appended = self.log.append(&record)?;
+                    group.kill();
+                    Ok(appended)
+                }
+            })?;
+            self.registry.remove(&slot);
+            Ok(appended)
+        })
+        .await
+    }
+}
+
+fn described_group(description: Description) -> DescribedGroup {
+    let members = description.members.into_iter().map(|member| {
+        DescribedGroupMember::default()
+            .with_member_id(member.member_id)
+            .with_group_instance_id(member.instance_id)
+            .with_client_id(member.client_id)
+            .with_client_host(member.client_host)
+            .with_member_metadata(member.metadata)
+            .with_member_assignment(member.assignment)
+    });
+    DescribedGroup::default()
+        .with_group_state(StrBytes::from_static_str(description.state.name()))
+        .with_protocol_type(description.protocol_type)
+        .with_protocol_data(description.protocol)
+        .with_members(members.collect())
+}
+
+fn missing_group(group_id: &GroupId, version: i16) -> DescribedGroup {
+    let dead = DescribedGroup::default().with_group_state(StrBytes::from_static_str(State::Dead.name()));
+    if version < 6 {
+        return dead;
+    }
+    let message = format!("Group {} not found.", group_id.as_str());
+    dead.with_error_code(ResponseError::GroupIdNotFound.code())
+        .with_error_message(Some(StrBytes::from_string(message)))
+}

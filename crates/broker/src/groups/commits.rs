@@ -1,0 +1,315 @@
+//! OffsetCommit and OffsetFetch, and the ends of committed offsets: deleted topics and retention.
+
+use std::collections::BTreeMap;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use kafka_protocol::error::ResponseError;
+use kafka_protocol::messages::offset_commit_request::OffsetCommitRequestPartition;
+use kafka_protocol::messages::offset_commit_response::{OffsetCommitResponsePartition, OffsetCommitResponseTopic};
+use kafka_protocol::messages::offset_fetch_response::{
+    OffsetFetchResponseGroup, OffsetFetchResponsePartition, OffsetFetchResponsePartitions, OffsetFetchResponseTopic,
+    OffsetFetchResponseTopics,
+};
+use kafka_protocol::messages::{
+    OffsetCommitRequest, OffsetCommitResponse, OffsetFetchRequest, OffsetFetchResponse, TopicName,
+};
+use kafka_protocol::protocol::StrBytes;
+
+use super::offset_log::{Appended, Prepared, Refused};
+use super::offsets::{Committed, MAX_STRING_BYTES, Offsets, Position, Record};
+use super::registry::now;
+use super::{Groups, GroupsError, MAX_GROUP_ID_BYTES, Shared};
+
+/// Why nothing was put in line.
+pub(super) enum Blocked {
+    /// By the log.
+    Log(Refused),
+    /// By the group.
+    Group(ResponseError),
+}
+
+impl From<Refused> for Blocked {
+    fn from(refused: Refused) -> Self {
+        Blocked::Log(refused)
+    }
+}
+
+impl From<ResponseError> for Blocked {
+    fn from(error: ResponseError) -> Self {
+        Blocked::Group(error)
+    }
+}
+
+/// What an OffsetFetch asks for: topics with their partitions, or all that there is.
+type Wanted = Option<Vec<(TopicName, Vec<i32>)>>;
+/// An offset that was found, or `None`, by topic and partition.
+type Found = Vec<(TopicName, Vec<(i32, Option<Committed>)>)>;
+
+impl Groups {
+    /// OffsetCommit, versions 2 to 9. Answered when the offsets are durable. `exists(topic, partition)` says what may be committed for;
+    /// the rest is answered with UNKNOWN_TOPIC_OR_PARTITION. The retention time of versions 2 to 4 is not heeded.
+    pub async fn offset_commit(
+        &self,
+        request: OffsetCommitRequest,
+        _version: i16,
+        exists: impl Fn(&str, i32) -> bool + Send + Sync,
+    ) -> OffsetCommitResponse {
+        let mut good = Vec::new();
+        let mut topics = Vec::new();
+        for topic in &request.topics {
+            let mut positions = Vec::new();
+            let mut partitions = Vec::new();
+            for partition in &topic.partitions {
+                let error = self.shared.check_position(&topic.name, partition, &exists).err();
+                if error.is_none() {
+                    positions.push(position(partition));
+                }
+                partitions.push((partition.partition_index, error));
+            }
+            if !positions.is_empty() {
+                good.push((topic.name.as_str().to_owned(), positions));
+            }
+            topics.push((topic.name.clone(), partitions));
+        }
+        let outcome = self.shared.commit(&request, good).await.err();
+        let topics = topics.into_iter().map(|(name, partitions)| {
+            let partitions = partitions.into_iter().map(|(index, error)| {
+                // What concerns the whole group comes first: to a fenced member it is of no interest which topics exist.
+                let code = outcome.or(error).map_or(0, |error| error.code());
+                OffsetCommitResponsePartition::default().with_partition_index(index).with_error_code(code)
+            });
+            OffsetCommitResponseTopic::default().with_name(name).with_partitions(partitions.collect())
+        });
+        OffsetCommitResponse::default().with_topics(topics.collect())
+    }
+
+    /// OffsetFetch, versions 1 to 9. Shows durable offsets only; -1 where there is none. There are no transactions, so all offsets are
+    /// stable and `require_stable` changes nothing.
+    pub async fn offset_fetch(&self, request: OffsetFetchRequest, version: i16) -> OffsetFetchResponse {
+        let response = OffsetFetchResponse::default();
+        if version >= 8 {
+            let groups = request.groups.into_iter().map(|group| {
+                let wanted = group.topics.map(|topics| topics.into_iter().map(|t| (t.name, t.partition_indexes)).collect());
+                let result = OffsetFetchResponseGroup::default();
+                let result = match self.shared.fetch(&group.group_id, wanted) {
+                    Ok(found) => result.with_topics(found.into_iter().map(fetched_topic).collect()),
+                    Err(error) => result.with_error_code(error.code()),
+                };
+                result.with_group_id(group.group_id)
+            });
+            return response.with_groups(groups.collect());
+        }
+        let wanted: Wanted =
+            request.topics.map(|topics| topics.into_iter().map(|t| (t.name, t.partition_indexes)).collect());
+        match self.shared.fetch(&request.group_id, wanted.clone()) {
+            Ok(found) => response.with_topics(found.into_iter().map(|topic| fetched_topic_v7(topic, None)).collect()),
+            Err(error) if version >= 2 => response.with_error_code(error.code()),
+            Err(error) => {
+                // Version 1 has no place for an error but the partitions.
+                let missing = |(name, indexes): (TopicName, Vec<i32>)| {
+                    let partitions = indexes.into_iter().map(|index| (index, None)).collect();
+                    fetched_topic_v7((name, partitions), Some(error))
+                };
+                response.with_topics(wanted.unwrap_or_default().into_iter().map(missing).collect())
+            }
+        }
+    }
+
+    /// Forget the offsets of deleted topics in all groups. Durable when it returns. Call it when `exists` of [`Self::offset_commit`]
+    /// has become false for them; a commit that was let in before may still follow, and its offset then stays until retention ends it.
+    ///
+    /// # Errors
+    /// [`GroupsError::NotWritten`]: nothing was forgotten.
+    pub async fn topics_deleted(&self, names: &[String]) -> Result<(), GroupsError> {
+        let log = &self.shared.log;
+        let names: Vec<String> =
+            names.iter().filter(|name| name.len() <= MAX_STRING_BYTES && log.may_have_topic(name)).cloned().collect();
+        if names.is_empty() {
+            return Ok(());
+        }
+        let record = Prepared::from(Record::TopicsDeleted { names });
+        self.shared.write(|| Ok(log.append(&record)?)).await.map_err(GroupsError::NotWritten)
+    }
+}
+
+impl Shared {
+    fn check_position(
+        &self,
+        topic: &str,
+        partition: &OffsetCommitRequestPartition,
+        exists: impl Fn(&str, i32) -> bool,
+    ) -> Result<(), ResponseError> {
+        if topic.len() > MAX_STRING_BYTES || !exists(topic, partition.partition_index) {
+            return Err(ResponseError::UnknownTopicOrPartition);
+        }
+        let metadata_bytes = partition.committed_metadata.as_ref().map_or(0, |metadata| metadata.len());
+        if metadata_bytes > self.config.max_offset_metadata_bytes {
+            return Err(ResponseError::OffsetMetadataTooLarge);
+        }
+        Ok(())
+    }
+
+    /// Commit for a group, whose members are checked even when there is nothing to commit.
+    async fn commit(
+        &self,
+        request: &OffsetCommitRequest,
+        topics: Vec<(String, Vec<Position>)>,
+    ) -> Result<(), ResponseError> {
+        self.check_open()?;
+        // An empty id is no group that could be joined, but old clients commit under it, and Kafka lets them.
+        if request.group_id.len() > MAX_GROUP_ID_BYTES {
+            return Err(ResponseError::InvalidGroupId);
+        }
+        let generation = request.generation_id_or_member_epoch;
+        let is_nothing = topics.is_empty();
+        let group = request.group_id.as_str().to_owned();
+        let record = Prepared::from(Record::Commit { group, committed_at_ms: unix_time_ms(), topics });
+        self.write(|| {
+            let slot = match self.registry.get(&request.group_id) {
+                Some(slot) => slot,
+                None if generation < 0 => self.create(&request.group_id)?,
+                None => return Err(ResponseError::IllegalGeneration.into()),
+            };
+            // Under the group's lock, so that a deletion of the group comes before (and is seen) or after the record.
+            self.registry.peek(&slot, |group, now| {
+                group.check_commit(now, &request.member_id, request.group_instance_id.as_ref(), generation)?;
+                if is_nothing { Ok(None) } else { Ok(Some(self.log.append(&record)?)) }
+            })
+        })
+        .await
+    }
+
+    /// Put a record in line by `attempt`, again and again while the store has no room, and wait until it is durable.
+    /// `attempt` may find that there is nothing to write.
+    pub(super) async fn write<A>(&self, mut attempt: impl FnMut() -> Result<A, Blocked>) -> Result<(), ResponseError>
+    where
+        A: Into<Option<Appended>>,
+    {
+        let give_up_at = now() + self.config.room_timeout;
+        let appended = loop {
+            match attempt() {
+                Ok(appended) => break appended.into(),
+                Err(Blocked::Group(error)) => return Err(error),
+                Err(Blocked::Log(Refused::NoRoom)) => {}
+                Err(Blocked::Log(Refused::TooLarge)) => return Err(ResponseError::InvalidCommitOffsetSize),
+                Err(Blocked::Log(Refused::TableFull)) => {
+                    tracing::warn!("a commit is refused: the bound on the memory for committed offsets is reached");
+                    return Err(ResponseError::PolicyViolation);
+                }
+                Err(Blocked::Log(Refused::Failed(cause))) => {
+                    tracing::error!("group offsets can not be written: {cause}");
+                    return Err(ResponseError::CoordinatorNotAvailable);
+                }
+            }
+            if tokio::time::timeout_at(give_up_at.into(), self.log.room()).await.is_err() {
+                tracing::warn!("a change of group offsets is given up: the write-ahead log had no room for too long");
+                return Err(ResponseError::CoordinatorNotAvailable);
+            }
+        };
+        let Some(appended) = appended else { return Ok(()) };
+        self.log.durable(appended).await.map_err(|error| {
+            tracing::error!("group offsets could not be written: {error}");
+            ResponseError::CoordinatorNotAvailable
+        })
+    }
+
+    fn fetch(&self, group_id: &str, wanted: Wanted) -> Result<Found, ResponseError> {
+        self.check_open()?;
+        Ok(self.log.read(|table| match wanted {
+            None => all_offsets(table, group_id),
+            Some(topics) => {
+                let find = |(name, indexes): (TopicName, Vec<i32>)| {
+                    let find = |index| (index, table.get(group_id, &name, index).cloned());
+                    let partitions = indexes.into_iter().map(find).collect();
+                    (name, partitions)
+                };
+                topics.into_iter().map(find).collect()
+            }
+        }))
+    }
+
+    /// Drop offsets that are past their retention, and groups that have neither members nor offsets. What can not be written now is
+    /// left for the next sweep; nobody waits for it.
+    pub(super) fn sweep(&self) {
+        let retention_ms = i64::try_from(self.config.offsets_retention.as_millis()).unwrap_or(i64::MAX);
+        let cutoff_ms = unix_time_ms().saturating_sub(retention_ms);
+        for slot in self.registry.all() {
+            let is_dead = self.registry.change(&slot, |group, now| {
+                let Some(since) = group.vacant_since() else { return false };
+                let vacant_for = now.saturating_duration_since(since);
+                if !self.log.mentions(&slot.name) && vacant_for >= self.config.sweep_interval {
+                    group.kill();
+                    return true;
+                }
+                if vacant_for >= self.config.offsets_retention
+                    && let Some(record) = self.log.read(|table| table.expired(&slot.name, cutoff_ms))
+                {
+                    tracing::info!(group = &*slot.name, "offsets are past their retention");
+                    if let Err(refused) = self.log.append(&Prepared::from(record)) {
+                        tracing::warn!(group = &*slot.name, ?refused, "offsets past their retention stay until the next check");
+                    }
+                }
+                false
+            });
+            if is_dead {
+                self.registry.remove(&slot);
+            }
+        }
+    }
+}
+
+fn position(partition: &OffsetCommitRequestPartition) -> Position {
+    Position {
+        partition: partition.partition_index,
+        offset: partition.committed_offset,
+        leader_epoch: partition.committed_leader_epoch,
+        metadata: partition.committed_metadata.as_ref().map_or_else(String::new, |text| text.as_str().to_owned()),
+    }
+}
+
+fn all_offsets(table: &Offsets, group_id: &str) -> Found {
+    let topic = |(name, partitions): (&String, &BTreeMap<i32, Committed>)| {
+        let partitions = partitions.iter().map(|(index, committed)| (*index, Some(committed.clone())));
+        (TopicName(StrBytes::from_string(name.clone())), partitions.collect())
+    };
+    table.group(group_id).map(|topics| topics.iter().map(topic).collect()).unwrap_or_default()
+}
+
+fn fetched_topic((name, partitions): (TopicName, Vec<(i32, Option<Committed>)>)) -> OffsetFetchResponseTopics {
+    let partitions = partitions.into_iter().map(|(index, committed)| {
+        let committed = committed.unwrap_or_else(nothing_committed);
+        OffsetFetchResponsePartitions::default()
+            .with_partition_index(index)
+            .with_committed_offset(committed.offset)
+            .with_committed_leader_epoch(committed.leader_epoch)
+            .with_metadata(Some(StrBytes::from_string(committed.metadata)))
+    });
+    OffsetFetchResponseTopics::default().with_name(name).with_partitions(partitions.collect())
+}
+
+/// The same for versions 1 to 7, which have types of their own.
+fn fetched_topic_v7(
+    (name, partitions): (TopicName, Vec<(i32, Option<Committed>)>),
+    error: Option<ResponseError>,
+) -> OffsetFetchResponseTopic {
+    let partitions = partitions.into_iter().map(|(index, committed)| {
+        let committed = committed.unwrap_or_else(nothing_committed);
+        OffsetFetchResponsePartition::default()
+            .with_partition_index(index)
+            .with_committed_offset(committed.offset)
+            .with_committed_leader_epoch(committed.leader_epoch)
+            .with_metadata(Some(StrBytes::from_string(committed.metadata)))
+            .with_error_code(error.map_or(0, |error| error.code()))
+    });
+    OffsetFetchResponseTopic::default().with_name(name).with_partitions(partitions.collect())
+}
+
+/// What the protocol says for "no offset".
+fn nothing_committed() -> Committed {
+    Committed { offset: -1, leader_epoch: -1, committed_at_ms: -1, metadata: String::new() }
+}
+
+fn unix_time_ms() -> i64 {
+    let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since_epoch.as_millis()).unwrap_or(i64::MAX)
+}

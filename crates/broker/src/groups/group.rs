@@ -1,0 +1,900 @@
+//! One classic consumer group, decided purely.
+//!
+//! Nothing here reads a clock, makes an id, locks or waits: each event takes the time as an argument, changes the state and
+//! leaves [`Effect`]s to be carried out. A request that has to wait is represented by an opaque waiter (`J` for JoinGroup, `S` for
+//! SyncGroup) that is moved into the group and moved out with its answer, so it can not be answered twice.
+//!
+//! ```text
+//!            join                all have joined, or the           the leader has sent
+//!                                rebalance timeout is over         the assignment
+//!   Empty ----------> Preparing ---------------------> Completing ----------------> Stable
+//!     ^                  |  ^                              |                          |
+//!     |   nobody joined  |  |   a join, a leave, an expiry, a missing SyncGroup       |
+//!     +------------------+  +------------------------------+--------------------------+
+//! ```
+//!
+//! Who may expire, and when:
+//! - a member that is not waiting for an answer has a session deadline;
+//! - a member that waits for its answer is alive by definition (its connection can send nothing else). The group's own
+//!   deadline (rebalance timeout) ends the wait;
+//! - except that the **first** JoinGroup of a member waits no longer than [`NEW_MEMBER_JOIN_TIMEOUT`]: a client that gave up and came
+//!   again got another id, and the members it left behind must not pile up in a long rebalance.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use kafka_protocol::error::ResponseError;
+use kafka_protocol::protocol::StrBytes;
+
+/// How long the first JoinGroup of a member may wait before the member is forgotten; the value is Kafka's.
+pub(super) const NEW_MEMBER_JOIN_TIMEOUT: Duration = Duration::from_secs(5 * 60);
+
+/// The least time between two attempts to end a rebalance that nobody has joined. Without it, members that ask for a rebalance
+/// timeout of 0 would make the timer spin.
+const REBALANCE_RETRY_MIN: Duration = Duration::from_secs(1);
+
+/// What the configuration says about one group.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rules {
+    /// How long the first rebalance of an empty group waits for more members.
+    pub(super) initial_rebalance_delay: Duration,
+    /// Bound on members, and on ids that were handed out and have not joined yet.
+    pub(super) max_members: usize,
+}
+
+/// A JoinGroup request whose strings and bytes are its own (not slices of a request frame, which they would keep in memory).
+#[derive(Clone, Debug)]
+pub(super) struct JoinEvent {
+    /// Empty: the client has none yet.
+    pub(super) member_id: StrBytes,
+    /// The id that the client gets if it has none.
+    pub(super) fresh_id: StrBytes,
+    pub(super) instance_id: Option<StrBytes>,
+    pub(super) client_id: StrBytes,
+    pub(super) client_host: StrBytes,
+    pub(super) session_timeout: Duration,
+    pub(super) rebalance_timeout: Duration,
+    pub(super) protocol_type: StrBytes,
+    /// Name and metadata, most wanted first.
+    pub(super) protocols: Vec<(StrBytes, Bytes)>,
+    /// The client understands MEMBER_ID_REQUIRED (version 4 and later).
+    pub(super) can_require_id: bool,
+    /// The client understands `skip_assignment` (version 9 and later).
+    pub(super) can_skip_assignment: bool,
+}
+
+/// A SyncGroup request; owns its memory as [`JoinEvent`] does.
+#[derive(Clone, Debug)]
+pub(super) struct SyncEvent {
+    pub(super) member_id: StrBytes,
+    pub(super) instance_id: Option<StrBytes>,
+    pub(super) generation: i32,
+    pub(super) protocol_type: Option<StrBytes>,
+    pub(super) protocol: Option<StrBytes>,
+    pub(super) assignments: Vec<(StrBytes, Bytes)>,
+}
+
+/// A member that a successful JoinGroup tells the leader of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct JoinedMember {
+    pub(super) member_id: StrBytes,
+    pub(super) instance_id: Option<StrBytes>,
+    pub(super) metadata: Bytes,
+}
+
+/// A successful JoinGroup.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Joined {
+    pub(super) generation: i32,
+    pub(super) protocol_type: StrBytes,
+    pub(super) protocol: StrBytes,
+    pub(super) leader: StrBytes,
+    pub(super) member_id: StrBytes,
+    pub(super) skip_assignment: bool,
+    /// Empty for all but the leader.
+    pub(super) members: Vec<JoinedMember>,
+}
+
+/// A refused JoinGroup.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Refusal {
+    pub(super) error: ResponseError,
+    /// The request's member id; with MEMBER_ID_REQUIRED the one to come back with.
+    pub(super) member_id: StrBytes,
+}
+
+/// A successful SyncGroup.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Synced {
+    pub(super) protocol_type: Option<StrBytes>,
+    pub(super) protocol: Option<StrBytes>,
+    pub(super) assignment: Bytes,
+}
+
+/// What is to be done outside.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Effect<J, S> {
+    /// Answer a JoinGroup.
+    Joined(J, Result<Joined, Refusal>),
+    /// Answer a SyncGroup.
+    Synced(S, Result<Synced, ResponseError>),
+    /// Tell the operator that a member is gone that did not ask for it.
+    Dropped(StrBytes, &'static str),
+}
+
+/// Where the group is in its life; see the module's picture.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    /// No members.
+    Empty,
+    /// Collecting JoinGroups for the next generation.
+    Preparing,
+    /// The generation is fixed; waiting for the leader's assignment.
+    Completing,
+    /// Every member can have its assignment.
+    Stable,
+    /// Deleted, or the coordinator is closing. Nothing leaves this state.
+    Dead,
+}
+
+impl State {
+    /// As the protocol spells it.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            State::Empty => "Empty",
+            State::Preparing => "PreparingRebalance",
+            State::Completing => "CompletingRebalance",
+            State::Stable => "Stable",
+            State::Dead => "Dead",
+        }
+    }
+}
+
+/// What DescribeGroups and ListGroups show.
+#[derive(Clone, Debug)]
+pub(super) struct Description {
+    pub(super) state: State,
+    pub(super) protocol_type: StrBytes,
+    /// Empty unless the group is stable.
+    pub(super) protocol: StrBytes,
+    pub(super) members: Vec<DescribedMember>,
+}
+
+/// One member of a [`Description`]; metadata and assignment are empty unless the group is stable.
+#[derive(Clone, Debug)]
+pub(super) struct DescribedMember {
+    pub(super) member_id: StrBytes,
+    pub(super) instance_id: Option<StrBytes>,
+    pub(super) client_id: StrBytes,
+    pub(super) client_host: StrBytes,
+    pub(super) metadata: Bytes,
+    pub(super) assignment: Bytes,
+}
+
+#[derive(Debug)]
+struct Member<J, S> {
+    instance_id: Option<StrBytes>,
+    client_id: StrBytes,
+    client_host: StrBytes,
+    session_timeout: Duration,
+    rebalance_timeout: Duration,
+    protocols: Vec<(StrBytes, Bytes)>,
+    assignment: Bytes,
+    /// Its JoinGroup that waits for the rebalance to end.
+    joining: Option<J>,
+    /// Its SyncGroup that waits for the leader's assignment.
+    syncing: Option<S>,
+    /// It has sent a SyncGroup in this generation.
+    synced: bool,
+    /// Its first JoinGroup has not been answered yet.
+    is_new: bool,
+    /// It is gone then. `None` only while a request of it waits.
+    deadline: Option<Instant>,
+}
+
+impl<J, S> Member<J, S> {
+    /// A sign of life.
+    fn touch(&mut self, now: Instant) {
+        if self.joining.is_none() && self.syncing.is_none() {
+            self.deadline = Some(now + self.session_timeout);
+        }
+    }
+
+    fn supports(&self, protocol: &StrBytes) -> bool {
+        self.protocols.iter().any(|(name, _)| name == protocol)
+    }
+
+    fn metadata(&self, protocol: &StrBytes) -> Bytes {
+        self.protocols.iter().find(|(name, _)| name == protocol).map_or_else(Bytes::new, |(_, bytes)| bytes.clone())
+    }
+
+    /// Take over what a repeated JoinGroup says, and let it wait.
+    fn rejoin(&mut self, now: Instant, join: JoinEvent, waiter: J) -> Option<J> {
+        self.update(join);
+        self.deadline = self.is_new.then(|| now + NEW_MEMBER_JOIN_TIMEOUT);
+        self.joining.replace(waiter)
+    }
+
+    fn update(&mut self, join: JoinEvent) {
+        self.client_id = join.client_id;
+        self.client_host = join.client_host;
+        self.session_timeout = join.session_timeout;
+        self.rebalance_timeout = join.rebalance_timeout;
+        self.protocols = join.protocols;
+    }
+
+    fn size_bytes(&self) -> usize {
+        let protocols: usize = self.protocols.iter().map(|(name, bytes)| name.len() + bytes.len() + 64).sum();
+        size_of::<Self>() + self.client_id.len() + self.client_host.len() + protocols + self.assignment.len() + 256
+    }
+}
+
+/// The first rebalance of an empty group may wait for more members than the first.
+#[derive(Debug)]
+struct InitialDelay {
+    /// It may still be prolonged by this much.
+    remaining: Duration,
+    /// Somebody has joined since it was last prolonged.
+    new_member: bool,
+}
+
+/// One group. `J` and `S` are waiting JoinGroups and SyncGroups.
+#[derive(Debug)]
+pub(super) struct Group<J, S> {
+    rules: Rules,
+    state: State,
+    /// When the group became empty, as long as it is.
+    empty_since: Instant,
+    generation: i32,
+    protocol_type: Option<StrBytes>,
+    /// That of the current generation.
+    protocol: Option<StrBytes>,
+    leader: Option<StrBytes>,
+    members: BTreeMap<StrBytes, Member<J, S>>,
+    /// Member id by `group.instance.id`.
+    static_members: BTreeMap<StrBytes, StrBytes>,
+    /// Ids handed out with MEMBER_ID_REQUIRED that have not joined yet, and when they are forgotten.
+    pending: BTreeMap<StrBytes, Instant>,
+    /// `Preparing`: the rebalance ends then. `Completing` and `Stable`: members without a SyncGroup are removed then.
+    phase_deadline: Option<Instant>,
+    initial_delay: Option<InitialDelay>,
+    effects: Vec<Effect<J, S>>,
+}
+
+impl<J, S> Group<J, S> {
+    pub(super) fn new(rules: Rules, now: Instant) -> Self {
+        Self {
+            rules,
+            state: State::Empty,
+            empty_since: now,
+            generation: 0,
+            protocol_type: None,
+            protocol: None,
+            leader: None,
+            members: BTreeMap::new(),
+            static_members: BTreeMap::new(),
+            pending: BTreeMap::new(),
+            phase_deadline: None,
+            initial_delay: None,
+            effects: Vec::new(),
+        }
+    }
+
+    // ---- what it is ----
+
+    pub(super) fn state(&self) -> State {
+        self.state
+    }
+
+    pub(super) fn generation(&self) -> i32 {
+        self.generation
+    }
+
+    pub(super) fn member_count(&self) -> usize {
+        self.members.len()
+    }
+
+    /// No members and none about to come: since when.
+    pub(super) fn vacant_since(&self) -> Option<Instant> {
+        (self.state == State::Empty && self.pending.is_empty()).then_some(self.empty_since)
+    }
+
+    /// An estimate of the memory that members and pending ids take.
+    pub(super) fn size_bytes(&self) -> usize {
+        let pending: usize = self.pending.keys().map(|id| id.len() + 64).sum();
+        pending + self.members.values().map(Member::size_bytes).sum::<usize>()
+    }
+
+    /// The next moment at which [`Self::tick`] has something to do.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        let members = self.members.values().filter_map(|member| member.deadline);
+        members.chain(self.pending.values().copied()).chain(self.phase_deadline).min()
+    }
+
+    pub(super) fn describe(&self) -> Description {
+        let stable = self.state == State::Stable;
+        let protocol = self.protocol.clone().filter(|_| stable).unwrap_or_default();
+        let members = self.members.iter().map(|(id, member)| DescribedMember {
+            member_id: id.clone(),
+            instance_id: member.instance_id.clone(),
+            client_id: member.client_id.clone(),
+            client_host: member.client_host.clone(),
+            metadata: if stable { member.metadata(&protocol) } else { Bytes::new() },
+            assignment: if stable { member.assignment.clone() } else { Bytes::new() },
+        });
+        Description {
+            state: self.state,
+            protocol_type: self.protocol_type.clone().unwrap_or_default(),
+            members: members.collect(),
+            protocol,
+        }
+    }
+
+    /// What the events since the last call want done.
+    #[must_use]
+    pub(super) fn take_effects(&mut self) -> Vec<Effect<J, S>> {
+        std::mem::take(&mut self.effects)
+    }
+
+    // ---- events ----
+
+    /// A JoinGroup; its answer is an effect of this event or of a later one.
+    pub(super) fn join(&mut self, now: Instant, join: JoinEvent, waiter: J) {
+        if let Err(error) = self.check_join(&join) {
+            self.refuse(waiter, error, join.member_id);
+        } else if !join.member_id.is_empty() {
+            self.join_with_id(now, join, waiter);
+        } else if let Some(instance_id) = &join.instance_id {
+            match self.static_members.get(instance_id).cloned() {
+                Some(old_id) => self.replace_static_member(now, &old_id, join, waiter),
+                None => self.add_member(now, join.fresh_id.clone(), join, waiter),
+            }
+        } else if !join.can_require_id {
+            self.add_member(now, join.fresh_id.clone(), join, waiter);
+        } else if self.pending.len() >= self.rules.max_members {
+            self.refuse(waiter, ResponseError::GroupMaxSizeReached, join.member_id);
+        } else {
+            self.pending.insert(join.fresh_id.clone(), now + join.session_timeout);
+            self.refuse(waiter, ResponseError::MemberIdRequired, join.fresh_id);
+        }
+    }
+
+    /// A SyncGroup; its answer is an effect of this event or of a later one.
+    pub(super) fn sync(&mut self, now: Instant, sync: SyncEvent, waiter: S) {
+        if let Err(error) = self.check_sync(&sync) {
+            self.effects.push(Effect::Synced(waiter, Err(error)));
+            return;
+        }
+        let is_leader = self.leader.as_ref() == Some(&sync.member_id);
+        let Some(member) = self.members.get_mut(&sync.member_id) else {
+            unreachable!("check_sync has found the member");
+        };
+        member.synced = true;
+        if self.state == State::Completing {
+            member.deadline = None;
+            if let Some(earlier) = member.syncing.replace(waiter) {
+                self.effects.push(Effect::Synced(earlier, Err(ResponseError::RebalanceInProgress)));
+            }
+            if is_leader {
+                self.assign(now, sync.assignments);
+            }
+        } else {
+            member.touch(now);
+            let assignment = member.assignment.clone();
+            self.answer_sync(waiter, assignment);
+        }
+        if self.state == State::Stable && self.members.values().all(|member| member.synced) {
+            self.phase_deadline = None;
+        }
+    }
+
+    /// A Heartbeat. Only ever moves a deadline to later.
+    pub(super) fn heartbeat(
+        &mut self,
+        now: Instant,
+        member_id: &StrBytes,
+        instance_id: Option<&StrBytes>,
+        generation: i32,
+    ) -> Result<(), ResponseError> {
+        self.check_generation(member_id, instance_id, generation)?;
+        self.touch(now, member_id);
+        if self.state == State::Preparing { Err(ResponseError::RebalanceInProgress) } else { Ok(()) }
+    }
+
+    /// May these offsets be committed? For a member it is a sign of life too. Only ever moves a deadline to later.
+    pub(super) fn check_commit(
+        &mut self,
+        now: Instant,
+        member_id: &StrBytes,
+        instance_id: Option<&StrBytes>,
+        generation: i32,
+    ) -> Result<(), ResponseError> {
+        if self.state == State::Empty && generation < 0 {
+            // An admin client, or a consumer that assigns its partitions itself.
+            return Ok(());
+        }
+        self.check_generation(member_id, instance_id, generation)?;
+        if self.state == State::Completing {
+            // The member knows the new generation, but not yet what it may commit for.
+            return Err(ResponseError::RebalanceInProgress);
+        }
+        self.touch(now, member_id);
+        Ok(())
+    }
+
+    /// One member of a LeaveGroup. A static member may be named by its instance id alone.
+    pub(super) fn leave(
+        &mut self,
+        now: Instant,
+        member_id: &StrBytes,
+        instance_id: Option<&StrBytes>,
+    ) -> Result<(), ResponseError> {
+        if self.state == State::Dead {
+            return Err(ResponseError::CoordinatorNotAvailable);
+        }
+        let member_id = match instance_id {
+            Some(instance_id) => match self.static_members.get(instance_id) {
+                None => return Err(ResponseError::UnknownMemberId),
+                Some(current) if !member_id.is_empty() && member_id != current => {
+                    return Err(ResponseError::FencedInstanceId);
+                }
+                Some(current) => current.clone(),
+            },
+            None => member_id.clone(),
+        };
+        if self.pending.remove(&member_id).is_some() {
+            self.try_complete_join(now);
+            return Ok(());
+        }
+        if !self.members.contains_key(&member_id) {
+            return Err(ResponseError::UnknownMemberId);
+        }
+        self.remove_member(now, &member_id);
+        Ok(())
+    }
+
+    /// Time has passed: expire what is due.
+    pub(super) fn tick(&mut self, now: Instant) {
+        let due = |deadline: Instant| deadline <= now;
+        let expired_ids = self.pending.len();
+        self.pending.retain(|_, deadline| !due(*deadline));
+        if self.pending.len() < expired_ids {
+            self.try_complete_join(now);
+        }
+        let expired: Vec<StrBytes> = self
+            .members
+            .iter()
+            .filter(|(_, member)| member.deadline.is_some_and(due))
+            .map(|(id, _)| id.clone())
+            .collect();
+        for member_id in expired {
+            // Removing one may end the rebalance that another waited for, which gives the other a new deadline.
+            if self.members.get(&member_id).is_some_and(|member| member.deadline.is_some_and(due)) {
+                self.effects.push(Effect::Dropped(member_id.clone(), "its session timed out"));
+                self.remove_member(now, &member_id);
+            }
+        }
+        if self.phase_deadline.is_some_and(due) {
+            self.phase_deadline = None;
+            match self.state {
+                State::Preparing => self.end_join_phase(now),
+                State::Completing | State::Stable => self.end_sync_phase(now),
+                State::Empty | State::Dead => {}
+            }
+        }
+    }
+
+    /// The group is deleted, or the coordinator closes: everybody who waits is told to look for the coordinator again.
+    pub(super) fn kill(&mut self) {
+        self.state = State::Dead;
+        self.phase_deadline = None;
+        self.initial_delay = None;
+        self.pending.clear();
+        self.static_members.clear();
+        self.leader = None;
+        for (member_id, member) in std::mem::take(&mut self.members) {
+            self.answer_waiters(member_id, member, ResponseError::CoordinatorNotAvailable);
+        }
+    }
+
+    // ---- checks ----
+
+    fn check_join(&self, join: &JoinEvent) -> Result<(), ResponseError> {
+        if self.state == State::Dead {
+            return Err(ResponseError::CoordinatorNotAvailable);
+        }
+        let known_instance = || join.instance_id.as_ref().is_some_and(|id| self.static_members.contains_key(id));
+        let is_member = self.members.contains_key(&join.member_id) || (join.member_id.is_empty() && known_instance());
+        if !is_member && self.members.len() >= self.rules.max_members {
+            return Err(ResponseError::GroupMaxSizeReached);
+        }
+        let named = !join.protocol_type.is_empty() && !join.protocols.is_empty();
+        let fits = self.members.is_empty()
+            || (self.protocol_type.as_ref() == Some(&join.protocol_type)
+                && join.protocols.iter().any(|(name, _)| self.members.values().all(|member| member.supports(name))));
+        if named && fits { Ok(()) } else { Err(ResponseError::InconsistentGroupProtocol) }
+    }
+
+    fn check_member(&self, member_id: &StrBytes, instance_id: Option<&StrBytes>) -> Result<(), ResponseError> {
+        if self.state == State::Dead {
+            return Err(ResponseError::CoordinatorNotAvailable);
+        }
+        if let Some(instance_id) = instance_id {
+            match self.static_members.get(instance_id) {
+                None => return Err(ResponseError::UnknownMemberId),
+                Some(current) if current != member_id => return Err(ResponseError::FencedInstanceId),
+                Some(_) => {}
+            }
+        }
+        if self.members.contains_key(member_id) { Ok(()) } else { Err(ResponseError::UnknownMemberId) }
+    }
+
+    fn check_generation(
+        &self,
+        member_id: &StrBytes,
+        instance_id: Option<&StrBytes>,
+        generation: i32,
+    ) -> Result<(), ResponseError> {
+        self.check_member(member_id, instance_id)?;
+        if generation == self.generation { Ok(()) } else { Err(ResponseError::IllegalGeneration) }
+    }
+
+    fn check_sync(&self, sync: &SyncEvent) -> Result<(), ResponseError> {
+        self.check_generation(&sync.member_id, sync.instance_id.as_ref(), sync.generation)?;
+        let differs = |asked: &Option<StrBytes>, is: &Option<StrBytes>| asked.is_some() && asked != is;
+        if differs(&sync.protocol_type, &self.protocol_type) || differs(&sync.protocol, &self.protocol) {
+            return Err(ResponseError::InconsistentGroupProtocol);
+        }
+        if self.state == State::Preparing { Err(ResponseError::RebalanceInProgress) } else { Ok(()) }
+    }
+
+    // ---- members ----
+
+    fn join_with_id(&mut self, now: Instant, join: JoinEvent, waiter: J) {
+        if join.instance_id.is_none() && self.pending.remove(&join.member_id).is_some() {
+            return self.add_member(now, join.member_id.clone(), join, waiter);
+        }
+        if let Err(error) = self.check_member(&join.member_id, join.instance_id.as_ref()) {
+            return self.refuse(waiter, error, join.member_id);
+        }
+        let is_leader = self.leader.as_ref() == Some(&join.member_id);
+        let Some(member) = self.members.get_mut(&join.member_id) else {
+            unreachable!("check_member has found the member");
+        };
+        let unchanged = member.protocols == join.protocols;
+        // A follower that asks again with nothing new has only lost the answer. The leader asks again because it
+        // wants another assignment (its subscription's topics have changed), which takes a rebalance; but not before it has
+        // made the first one.
+        let only_lost = unchanged && (self.state == State::Completing || (self.state == State::Stable && !is_leader));
+        if only_lost {
+            member.touch(now);
+            let joined = self.joined(&join.member_id);
+            self.effects.push(Effect::Joined(waiter, Ok(joined)));
+        } else {
+            let member_id = join.member_id.clone();
+            let earlier = member.rejoin(now, join, waiter);
+            self.supersede(earlier, member_id);
+            self.rebalance(now);
+        }
+    }
+
+    fn add_member(&mut self, now: Instant, member_id: StrBytes, join: JoinEvent, waiter: J) {
+        if self.members.is_empty() {
+            self.protocol_type = Some(join.protocol_type.clone());
+        }
+        if let Some(instance_id) = &join.instance_id {
+            self.static_members.insert(instance_id.clone(), member_id.clone());
+        }
+        if let Some(initial) = &mut self.initial_delay {
+            initial.new_member = true;
+        }
+        self.leader.get_or_insert_with(|| member_id.clone());
+        let member = Member {
+            instance_id: join.instance_id,
+            client_id: join.client_id,
+            client_host: join.client_host,
+            session_timeout: join.session_timeout,
+            rebalance_timeout: join.rebalance_timeout,
+            protocols: join.protocols,
+            assignment: Bytes::new(),
+            joining: Some(waiter),
+            syncing: None,
+            synced: false,
+            is_new: true,
+            deadline: Some(now + NEW_MEMBER_JOIN_TIMEOUT),
+        };
+        self.members.insert(member_id, member);
+        self.rebalance(now);
+    }
+
+    /// A static member has restarted: it comes without an id, takes the place of its former self under a new id, and
+    /// if the generation can stay as it is, nobody else notices.
+    fn replace_static_member(&mut self, now: Instant, old_id: &StrBytes, join: JoinEvent, waiter: J) {
+        let Some(mut member) = self.members.remove(old_id) else {
+            unreachable!("static_members names members only");
+        };
+        if let Some(earlier) = member.joining.take() {
+            self.refuse(earlier, ResponseError::FencedInstanceId, old_id.clone());
+        }
+        if let Some(earlier) = member.syncing.take() {
+            self.effects.push(Effect::Synced(earlier, Err(ResponseError::FencedInstanceId)));
+        }
+        let new_id = join.fresh_id.clone();
+        let is_leader = self.leader.as_ref() == Some(old_id);
+        if is_leader {
+            self.leader = Some(new_id.clone());
+        }
+        if let Some(instance_id) = &member.instance_id {
+            self.static_members.insert(instance_id.clone(), new_id.clone());
+        }
+        let can_skip_assignment = join.can_skip_assignment;
+        member.update(join);
+        self.members.insert(new_id.clone(), member);
+        let stays = self.state == State::Stable && self.select_protocol() == self.protocol;
+        let Some(member) = self.members.get_mut(&new_id) else {
+            unreachable!("it was inserted above");
+        };
+        if !stays {
+            member.deadline = member.is_new.then(|| now + NEW_MEMBER_JOIN_TIMEOUT);
+            member.joining = Some(waiter);
+            return self.rebalance(now);
+        }
+        member.touch(now);
+        let mut joined = self.joined(&new_id);
+        if is_leader && can_skip_assignment {
+            joined.skip_assignment = true;
+        } else if is_leader {
+            // An older client would compute an assignment that nobody waits for; it is told the name of its former self
+            // as the leader, and so takes itself for a follower.
+            joined.leader = old_id.clone();
+            joined.members = Vec::new();
+        }
+        self.effects.push(Effect::Joined(waiter, Ok(joined)));
+    }
+
+    fn remove_member(&mut self, now: Instant, member_id: &StrBytes) {
+        self.forget_member(member_id);
+        match self.state {
+            State::Completing | State::Stable => self.prepare_rebalance(now),
+            State::Preparing => self.try_complete_join(now),
+            State::Empty | State::Dead => {}
+        }
+    }
+
+    /// Take a member out without looking at what that means for the generation.
+    fn forget_member(&mut self, member_id: &StrBytes) {
+        let Some(member) = self.members.remove(member_id) else { return };
+        if let Some(instance_id) = &member.instance_id {
+            self.static_members.remove(instance_id);
+        }
+        if self.leader.as_ref() == Some(member_id) {
+            self.leader = self.members.keys().next().cloned();
+        }
+        // Told so, a client that is alive after all starts afresh without an id.
+        self.answer_waiters(StrBytes::new(), member, ResponseError::UnknownMemberId);
+    }
+
+    fn touch(&mut self, now: Instant, member_id: &StrBytes) {
+        if let Some(member) = self.members.get_mut(member_id) {
+            member.touch(now);
+        }
+    }
+
+    // ---- rebalance ----
+
+    /// Somebody waits in a JoinGroup: start a rebalance, or see whether the one that goes on is complete.
+    fn rebalance(&mut self, now: Instant) {
+        if self.state == State::Preparing {
+            self.try_complete_join(now);
+        } else {
+            self.prepare_rebalance(now);
+        }
+    }
+
+    fn prepare_rebalance(&mut self, now: Instant) {
+        let is_first = self.state == State::Empty;
+        self.state = State::Preparing;
+        for member in self.members.values_mut() {
+            member.assignment = Bytes::new();
+            member.synced = false;
+            if let Some(waiter) = member.syncing.take() {
+                self.effects.push(Effect::Synced(waiter, Err(ResponseError::RebalanceInProgress)));
+                member.touch(now);
+            }
+        }
+        let rebalance_timeout = self.rebalance_timeout();
+        let delay = self.rules.initial_rebalance_delay;
+        if is_first && !delay.is_zero() {
+            let remaining = rebalance_timeout.saturating_sub(delay);
+            self.initial_delay = Some(InitialDelay { remaining, new_member: false });
+            self.phase_deadline = Some(now + delay);
+        } else if is_first {
+            // Not waiting also means not waiting for ids that were handed out and may never come.
+            self.complete_join(now);
+        } else {
+            self.phase_deadline = Some(now + rebalance_timeout);
+            self.try_complete_join(now);
+        }
+    }
+
+    fn try_complete_join(&mut self, now: Instant) {
+        let all_joined = self.pending.is_empty() && self.members.values().all(|member| member.joining.is_some());
+        if self.state == State::Preparing && self.initial_delay.is_none() && all_joined {
+            self.complete_join(now);
+        }
+    }
+
+    /// The deadline of `Preparing` has come.
+    fn end_join_phase(&mut self, now: Instant) {
+        if let Some(initial) = &mut self.initial_delay
+            && initial.new_member
+            && !initial.remaining.is_zero()
+        {
+            let prolonged = self.rules.initial_rebalance_delay.min(initial.remaining);
+            initial.new_member = false;
+            initial.remaining -= prolonged;
+            self.phase_deadline = Some(now + prolonged);
+            return;
+        }
+        self.initial_delay = None;
+        self.complete_join(now);
+    }
+
+    /// Fix the next generation out of those who have joined. Static members are members until their session ends,
+    /// whether they have joined or not.
+    fn complete_join(&mut self, now: Instant) {
+        let absent = self.members.iter().filter(|(_, member)| member.joining.is_none());
+        let late: Vec<StrBytes> =
+            absent.filter(|(_, member)| member.instance_id.is_none()).map(|(id, _)| id.clone()).collect();
+        for member_id in late {
+            self.effects.push(Effect::Dropped(member_id.clone(), "it did not rejoin within the rebalance timeout"));
+            self.forget_member(&member_id);
+        }
+        if self.members.is_empty() {
+            self.next_generation();
+            self.state = State::Empty;
+            self.empty_since = now;
+            self.protocol = None;
+            self.leader = None;
+            self.phase_deadline = None;
+            return;
+        }
+        let leader_joined =
+            self.leader.as_ref().and_then(|id| self.members.get(id)).is_some_and(|member| member.joining.is_some());
+        if !leader_joined {
+            let Some((joined, _)) = self.members.iter().find(|(_, member)| member.joining.is_some()) else {
+                // Only static members that are away: try again until they come or their sessions end.
+                self.phase_deadline = Some(now + self.rebalance_timeout().max(REBALANCE_RETRY_MIN));
+                return;
+            };
+            self.leader = Some(joined.clone());
+        }
+        self.next_generation();
+        self.state = State::Completing;
+        self.protocol = self.select_protocol();
+        self.phase_deadline = Some(now + self.rebalance_timeout());
+        let ids: Vec<StrBytes> = self.members.keys().cloned().collect();
+        for member_id in ids {
+            let Some(member) = self.members.get_mut(&member_id) else { continue };
+            if let Some(waiter) = member.joining.take() {
+                member.is_new = false;
+                member.touch(now);
+                let joined = self.joined(&member_id);
+                self.effects.push(Effect::Joined(waiter, Ok(joined)));
+            }
+        }
+    }
+
+    fn next_generation(&mut self) {
+        // Negative generations mean "no member" in the protocol, so after 2^31 - 1 rebalances it starts again.
+        self.generation = self.generation.checked_add(1).unwrap_or(1);
+    }
+
+    /// The leader's assignment is there: hand it out.
+    fn assign(&mut self, now: Instant, assignments: Vec<(StrBytes, Bytes)>) {
+        self.state = State::Stable;
+        for (member_id, assignment) in assignments {
+            if let Some(member) = self.members.get_mut(&member_id) {
+                member.assignment = assignment;
+            }
+        }
+        let mut waiting = Vec::new();
+        for member in self.members.values_mut() {
+            if let Some(waiter) = member.syncing.take() {
+                member.touch(now);
+                waiting.push((waiter, member.assignment.clone()));
+            }
+        }
+        for (waiter, assignment) in waiting {
+            self.answer_sync(waiter, assignment);
+        }
+    }
+
+    /// The deadline for SyncGroups has come: whoever has not sent one is not following the group.
+    fn end_sync_phase(&mut self, now: Instant) {
+        let silent: Vec<StrBytes> =
+            self.members.iter().filter(|(_, member)| !member.synced).map(|(id, _)| id.clone()).collect();
+        if silent.is_empty() {
+            return;
+        }
+        for member_id in silent {
+            self.effects.push(Effect::Dropped(member_id.clone(), "it sent no SyncGroup within the rebalance timeout"));
+            self.forget_member(&member_id);
+        }
+        self.prepare_rebalance(now);
+    }
+
+    /// The longest of the members'.
+    fn rebalance_timeout(&self) -> Duration {
+        self.members.values().map(|member| member.rebalance_timeout).max().unwrap_or_default()
+    }
+
+    /// Each member votes for the first protocol in its list that all members support; most votes win, and among equals
+    /// the one that the leader likes better.
+    fn select_protocol(&self) -> Option<StrBytes> {
+        let leader = self.leader.as_ref().and_then(|id| self.members.get(id))?;
+        let common = |name: &StrBytes| self.members.values().all(|member| member.supports(name));
+        let candidates: Vec<&StrBytes> = leader.protocols.iter().map(|(name, _)| name).filter(|name| common(name)).collect();
+        let mut votes = vec![0_usize; candidates.len()];
+        for member in self.members.values() {
+            let choice = member.protocols.iter().find_map(|(name, _)| candidates.iter().position(|c| *c == name));
+            if let Some(index) = choice {
+                votes[index] += 1;
+            }
+        }
+        // `max_by_key` takes the last of equals, so look from the end.
+        let winner = votes.iter().enumerate().rev().max_by_key(|(_, count)| **count)?.0;
+        Some(candidates[winner].clone())
+    }
+
+    // ---- answers ----
+
+    fn joined(&self, member_id: &StrBytes) -> Joined {
+        let protocol = self.protocol.clone().unwrap_or_default();
+        let member = |(id, member): (&StrBytes, &Member<J, S>)| JoinedMember {
+            member_id: id.clone(),
+            instance_id: member.instance_id.clone(),
+            metadata: member.metadata(&protocol),
+        };
+        let is_leader = self.leader.as_ref() == Some(member_id);
+        Joined {
+            generation: self.generation,
+            protocol_type: self.protocol_type.clone().unwrap_or_default(),
+            leader: self.leader.clone().unwrap_or_default(),
+            member_id: member_id.clone(),
+            skip_assignment: false,
+            members: if is_leader { self.members.iter().map(member).collect() } else { Vec::new() },
+            protocol,
+        }
+    }
+
+    fn answer_sync(&mut self, waiter: S, assignment: Bytes) {
+        let synced = Synced { protocol_type: self.protocol_type.clone(), protocol: self.protocol.clone(), assignment };
+        self.effects.push(Effect::Synced(waiter, Ok(synced)));
+    }
+
+    fn refuse(&mut self, waiter: J, error: ResponseError, member_id: StrBytes) {
+        self.effects.push(Effect::Joined(waiter, Err(Refusal { error, member_id })));
+    }
+
+    /// A member has sent the same request again, on another connection: the earlier one is most likely dead, and if it is
+    /// not, this makes its client rejoin.
+    fn supersede(&mut self, earlier: Option<J>, member_id: StrBytes) {
+        if let Some(earlier) = earlier {
+            self.refuse(earlier, ResponseError::RebalanceInProgress, member_id);
+        }
+    }
+
+    fn answer_waiters(&mut self, member_id: StrBytes, member: Member<J, S>, error: ResponseError) {
+        if let Some(waiter) = member.joining {
+            self.refuse(waiter, error, member_id);
+        }
+        if let Some(waiter) = member.syncing {
+            self.effects.push(Effect::Synced(waiter, Err(error)));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

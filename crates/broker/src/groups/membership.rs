@@ -1,0 +1,242 @@
+//! JoinGroup, SyncGroup, Heartbeat, LeaveGroup: from the protocol to [`super::group`] and back.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use kafka_protocol::error::ResponseError;
+use kafka_protocol::messages::join_group_response::JoinGroupResponseMember;
+use kafka_protocol::messages::leave_group_request::MemberIdentity;
+use kafka_protocol::messages::leave_group_response::MemberResponse;
+use kafka_protocol::messages::{
+    HeartbeatRequest, HeartbeatResponse, JoinGroupRequest, JoinGroupResponse, LeaveGroupRequest, LeaveGroupResponse,
+    SyncGroupRequest, SyncGroupResponse,
+};
+use kafka_protocol::protocol::StrBytes;
+use tokio::sync::oneshot;
+use uuid::Uuid;
+
+use super::group::{JoinEvent, Refusal, SyncEvent};
+use super::registry::{JoinAnswer, SyncAnswer};
+use super::{ClientInfo, Groups, MAX_GROUP_ID_BYTES, Shared};
+
+/// Bound on a member's protocols. Clients name one or two; each costs a comparison with every member's.
+const MAX_PROTOCOLS: usize = 64;
+
+/// Bound on instance ids and on names of protocols. They are passed on to other members, whose version of the protocol may have room for
+/// 32 767 bytes only, whatever the version did in which they came.
+const MAX_NAME_BYTES: usize = 1024;
+
+/// How much of the client's own name goes into a member id; the rest is a UUID.
+const MEMBER_ID_PREFIX_CHARS: usize = 128;
+
+impl Groups {
+    /// JoinGroup, versions 0 to 9. Waits until the rebalance is over: up to the members' rebalance timeout.
+    pub async fn join(&self, client: ClientInfo, request: JoinGroupRequest, version: i16) -> JoinGroupResponse {
+        let answer = match self.shared.start_join(&client, &request, version) {
+            // A group answers all its waiters before it goes away, so a lost sender means that the server does.
+            Ok(answer) => answer.await.unwrap_or_else(|_| refuse(ResponseError::CoordinatorNotAvailable, &request)),
+            Err(error) => refuse(error, &request),
+        };
+        join_response(answer, version)
+    }
+
+    /// SyncGroup, versions 0 to 5. Waits until the leader has sent the assignment.
+    pub async fn sync(&self, request: SyncGroupRequest, _version: i16) -> SyncGroupResponse {
+        let answer = match self.shared.start_sync(&request) {
+            Ok(answer) => answer.await.unwrap_or(Err(ResponseError::CoordinatorNotAvailable)),
+            Err(error) => Err(error),
+        };
+        let response = SyncGroupResponse::default();
+        match answer {
+            Ok(synced) => response
+                .with_protocol_type(synced.protocol_type)
+                .with_protocol_name(synced.protocol)
+                .with_assignment(synced.assignment),
+            Err(error) => response.with_error_code(error.code()),
+        }
+    }
+
+    /// Heartbeat, versions 0 to 4.
+    pub async fn heartbeat(&self, request: HeartbeatRequest, _version: i16) -> HeartbeatResponse {
+        let code = code(self.shared.heartbeat(&request));
+        HeartbeatResponse::default().with_error_code(code)
+    }
+
+    /// LeaveGroup, versions 0 to 5; since version 3 several members in one request, each with its own answer.
+    pub async fn leave(&self, request: LeaveGroupRequest, version: i16) -> LeaveGroupResponse {
+        let batched = version >= 3;
+        let members = if batched {
+            request.members
+        } else {
+            vec![MemberIdentity::default().with_member_id(request.member_id)]
+        };
+        let response = LeaveGroupResponse::default();
+        match self.shared.leave(&request.group_id, &members) {
+            Err(error) => response.with_error_code(error.code()),
+            Ok(codes) if !batched => response.with_error_code(codes.first().copied().unwrap_or(0)),
+            Ok(codes) => {
+                let members = members.into_iter().zip(codes).map(|(member, code)| {
+                    MemberResponse::default()
+                        .with_member_id(member.member_id)
+                        .with_group_instance_id(member.group_instance_id)
+                        .with_error_code(code)
+                });
+                response.with_members(members.collect())
+            }
+        }
+    }
+}
+
+impl Shared {
+    fn start_join(
+        &self,
+        client: &ClientInfo,
+        request: &JoinGroupRequest,
+        version: i16,
+    ) -> Result<oneshot::Receiver<JoinAnswer>, ResponseError> {
+        self.check_group_id(&request.group_id)?;
+        let session_timeout = millis(request.session_timeout_ms).ok_or(ResponseError::InvalidSessionTimeout)?;
+        if !(self.config.min_session_timeout..=self.config.max_session_timeout).contains(&session_timeout) {
+            return Err(ResponseError::InvalidSessionTimeout);
+        }
+        let names = request.protocols.iter().map(|protocol| &protocol.name);
+        let mut names = names.chain([&request.protocol_type]).chain(&request.group_instance_id);
+        if request.protocols.len() > MAX_PROTOCOLS || names.any(|name| name.len() > MAX_NAME_BYTES) {
+            return Err(ResponseError::InvalidRequest);
+        }
+        let metadata_bytes: usize = request.protocols.iter().map(|protocol| protocol.metadata.len()).sum();
+        self.check_membership_room(&request.group_id, metadata_bytes)?;
+        let slot = if request.member_id.is_empty() {
+            self.create(&request.group_id)?
+        } else {
+            self.registry.get(&request.group_id).ok_or(ResponseError::UnknownMemberId)?
+        };
+        let join = JoinEvent {
+            member_id: own(&request.member_id),
+            fresh_id: fresh_member_id(client, request.group_instance_id.as_ref()),
+            instance_id: request.group_instance_id.as_ref().map(own),
+            client_id: own(&client.client_id),
+            client_host: own(&client.client_host),
+            session_timeout,
+            // Version 0 has no such field, and the session timeout stands for both.
+            rebalance_timeout: millis(request.rebalance_timeout_ms).unwrap_or(session_timeout),
+            protocol_type: own(&request.protocol_type),
+            protocols: request.protocols.iter().map(|p| (own(&p.name), Bytes::copy_from_slice(&p.metadata))).collect(),
+            can_require_id: version >= 4,
+            can_skip_assignment: version >= 9,
+        };
+        let (waiter, answer) = oneshot::channel();
+        self.registry.change(&slot, |group, now| group.join(now, join, waiter));
+        Ok(answer)
+    }
+
+    fn start_sync(&self, request: &SyncGroupRequest) -> Result<oneshot::Receiver<SyncAnswer>, ResponseError> {
+        self.check_group_id(&request.group_id)?;
+        let assigned_bytes: usize = request.assignments.iter().map(|assignment| assignment.assignment.len()).sum();
+        self.check_membership_room(&request.group_id, assigned_bytes)?;
+        let slot = self.registry.get(&request.group_id).ok_or(ResponseError::UnknownMemberId)?;
+        let assignments = request.assignments.iter();
+        let sync = SyncEvent {
+            member_id: own(&request.member_id),
+            instance_id: request.group_instance_id.as_ref().map(own),
+            generation: request.generation_id,
+            protocol_type: request.protocol_type.clone(),
+            protocol: request.protocol_name.clone(),
+            assignments: assignments.map(|a| (own(&a.member_id), Bytes::copy_from_slice(&a.assignment))).collect(),
+        };
+        let (waiter, answer) = oneshot::channel();
+        self.registry.change(&slot, |group, now| group.sync(now, sync, waiter));
+        Ok(answer)
+    }
+
+    fn heartbeat(&self, request: &HeartbeatRequest) -> Result<(), ResponseError> {
+        self.check_group_id(&request.group_id)?;
+        let slot = self.registry.get(&request.group_id).ok_or(ResponseError::UnknownMemberId)?;
+        let instance_id = request.group_instance_id.as_ref();
+        self.registry.peek(&slot, |group, now| {
+            group.heartbeat(now, &request.member_id, instance_id, request.generation_id)
+        })
+    }
+
+    /// An error code for each member.
+    fn leave(&self, group_id: &str, members: &[MemberIdentity]) -> Result<Vec<i16>, ResponseError> {
+        self.check_group_id(group_id)?;
+        let Some(slot) = self.registry.get(group_id) else {
+            return Ok(vec![ResponseError::UnknownMemberId.code(); members.len()]);
+        };
+        self.registry.change(&slot, |group, now| {
+            let leave =
+                |member: &MemberIdentity| code(group.leave(now, &member.member_id, member.group_instance_id.as_ref()));
+            Ok(members.iter().map(leave).collect())
+        })
+    }
+
+    fn check_group_id(&self, group_id: &str) -> Result<(), ResponseError> {
+        self.check_open()?;
+        if group_id.is_empty() || group_id.len() > MAX_GROUP_ID_BYTES {
+            return Err(ResponseError::InvalidGroupId);
+        }
+        Ok(())
+    }
+
+    fn check_membership_room(&self, group_id: &str, more_bytes: usize) -> Result<(), ResponseError> {
+        let max_bytes = self.config.max_membership_bytes;
+        if self.registry.size_bytes().saturating_add(more_bytes) <= max_bytes {
+            return Ok(());
+        }
+        tracing::warn!(group = group_id, more_bytes, max_bytes, "a member is refused: the bound on memory is reached");
+        Err(ResponseError::PolicyViolation)
+    }
+}
+
+/// `<instance id or client id>-<UUID>`, as Kafka's: people look for their client's name in it.
+fn fresh_member_id(client: &ClientInfo, instance_id: Option<&StrBytes>) -> StrBytes {
+    let name = instance_id.unwrap_or(&client.client_id);
+    let prefix: String = name.chars().take(MEMBER_ID_PREFIX_CHARS).collect();
+    StrBytes::from_string(format!("{prefix}-{}", Uuid::new_v4()))
+}
+
+/// A copy with memory of its own: strings of a request are slices of its frame.
+fn own(text: &StrBytes) -> StrBytes {
+    StrBytes::from_string(text.as_str().to_owned())
+}
+
+/// `None` for negative numbers.
+fn millis(value: i32) -> Option<Duration> {
+    u64::try_from(value).ok().map(Duration::from_millis)
+}
+
+fn code(result: Result<(), ResponseError>) -> i16 {
+    result.map_or_else(|error| error.code(), |()| 0)
+}
+
+fn refuse(error: ResponseError, request: &JoinGroupRequest) -> JoinAnswer {
+    Err(Refusal { error, member_id: request.member_id.clone() })
+}
+
+fn join_response(answer: JoinAnswer, version: i16) -> JoinGroupResponse {
+    let response = JoinGroupResponse::default();
+    match answer {
+        Ok(joined) => {
+            let members = joined.members.into_iter().map(|member| {
+                JoinGroupResponseMember::default()
+                    .with_member_id(member.member_id)
+                    .with_group_instance_id(member.instance_id)
+                    .with_metadata(member.metadata)
+            });
+            response
+                .with_generation_id(joined.generation)
+                .with_protocol_type(Some(joined.protocol_type))
+                .with_protocol_name(Some(joined.protocol))
+                .with_leader(joined.leader)
+                .with_skip_assignment(joined.skip_assignment)
+                .with_member_id(joined.member_id)
+                .with_members(members.collect())
+        }
+        // The protocol's name can be null since version 7.
+        Err(Refusal { error, member_id }) => response
+            .with_error_code(error.code())
+            .with_member_id(member_id)
+            .with_protocol_name((version < 7).then(StrBytes::new)),
+    }
+}

@@ -1,0 +1,171 @@
+//! Makes committed offsets durable, and shows only durable ones.
+//!
+//! Records are appended to the offsets stream and queued here, both under one lock, so the queue is in the stream's order. A record
+//! is applied to the table when the stream's durable end has passed it; the queue's front tells which those are, whichever
+//! request is the first to look. A request that was cancelled while it waited leaves nothing behind that somebody else would
+//! not finish.
+
+use std::collections::VecDeque;
+
+use alluvium_stream::{Append, AppendError, Change, NewBatch, Store, StoreError, Stream, StreamId, StreamOffset};
+use bytes::Bytes;
+use parking_lot::Mutex;
+
+use super::GroupsError;
+use super::offsets::{Offsets, Record};
+
+/// Catalog metadata: the id of the offsets stream, in decimal.
+const STREAM_KEY: &str = "groups/offsets-stream";
+
+/// [`Change::CreateStream`]'s kind of a stream that is kept as its checkpoint alone.
+const STATE_STREAM: u8 = 1;
+
+/// Why a record was not appended; nothing has changed.
+#[derive(Debug)]
+pub(super) enum Refused {
+    /// The store has no room now; see [`OffsetLog::room`].
+    NoRoom,
+    /// The table would outgrow its bound.
+    TableFull,
+    /// The record is larger than the store takes.
+    TooLarge,
+    /// The store has failed.
+    Failed(String),
+}
+
+/// A record with its encoding, made once for however many attempts it takes.
+pub(super) struct Prepared {
+    record: Record,
+    payload: Bytes,
+}
+
+impl From<Record> for Prepared {
+    fn from(record: Record) -> Self {
+        let payload = Bytes::from(record.encode().into_boxed_slice());
+        Self { record, payload }
+    }
+}
+
+/// A record on its way to the disk.
+pub(super) struct Appended {
+    append: Append,
+    end: StreamOffset,
+}
+
+struct Tail {
+    /// What is durable.
+    table: Offsets,
+    /// What is not known to be durable yet, with the stream offset after it.
+    queue: VecDeque<(StreamOffset, Record)>,
+}
+
+impl Tail {
+    fn apply_up_to(&mut self, durable_end: StreamOffset) {
+        while let Some((end, _)) = self.queue.front()
+            && *end <= durable_end
+        {
+            if let Some((_, record)) = self.queue.pop_front() {
+                self.table.apply(record);
+            }
+        }
+    }
+}
+
+pub(super) struct OffsetLog {
+    store: Store,
+    stream: Stream,
+    max_table_bytes: usize,
+    tail: Mutex<Tail>,
+}
+
+impl OffsetLog {
+    /// Find the stream, or create it, and rebuild the table.
+    pub(super) async fn open(store: Store, max_table_bytes: usize) -> Result<Self, GroupsError> {
+        let found = store.meta(STREAM_KEY).into_iter().find(|(key, _)| key == STREAM_KEY);
+        let id = match found {
+            Some((_, value)) => parse_stream_id(&value)?,
+            None => create_stream(&store).await?,
+        };
+        let stream = store.stream(id).ok_or(GroupsError::NoStream(id))?;
+        let replay = stream.replay();
+        let table = Offsets::rebuild(replay.checkpoint.as_deref(), &replay.batches)?;
+        tracing::info!(
+            stream = %id,
+            groups = table.groups().count(),
+            bytes = table.size_bytes(),
+            replayed_batches = replay.batches.len(),
+            "committed offsets are loaded"
+        );
+        Ok(Self { store, stream, max_table_bytes, tail: Mutex::new(Tail { table, queue: VecDeque::new() }) })
+    }
+
+    /// Put a record in line. Does not wait; it counts only when [`Self::durable`] says so.
+    pub(super) fn append(&self, prepared: &Prepared) -> Result<Appended, Refused> {
+        let mut tail = self.tail.lock();
+        tail.apply_up_to(self.stream.durable_end());
+        // Records in the queue are not counted: what they can add is bounded by the write-ahead log's window.
+        let growth = tail.table.growth_bytes(&prepared.record);
+        if growth > 0 && tail.table.size_bytes() + growth > self.max_table_bytes {
+            return Err(Refused::TableFull);
+        }
+        let base = self.stream.next_offset();
+        let batch = NewBatch { base, count: 1, max_timestamp_ms: -1, payload: prepared.payload.clone() };
+        match self.stream.append(batch) {
+            Ok(append) => {
+                let end = StreamOffset(base.0 + 1);
+                tail.queue.push_back((end, prepared.record.clone()));
+                Ok(Appended { append, end })
+            }
+            Err(AppendError::Full) => Err(Refused::NoRoom),
+            Err(AppendError::TooLarge { .. }) => Err(Refused::TooLarge),
+            Err(error @ (AppendError::NotNext { .. } | AppendError::Deleted | AppendError::Failed(_))) => {
+                Err(Refused::Failed(error.to_string()))
+            }
+        }
+    }
+
+    /// Wait until the record is durable; then it is in the table as well.
+    pub(super) async fn durable(&self, appended: Appended) -> Result<(), StoreError> {
+        appended.append.await?;
+        self.tail.lock().apply_up_to(appended.end);
+        Ok(())
+    }
+
+    /// Look at everything that is durable.
+    pub(super) fn read<R>(&self, look: impl FnOnce(&Offsets) -> R) -> R {
+        let mut tail = self.tail.lock();
+        tail.apply_up_to(self.stream.durable_end());
+        look(&tail.table)
+    }
+
+    /// Does the group have offsets, or records on their way?
+    pub(super) fn mentions(&self, group: &str) -> bool {
+        let tail = self.tail.lock();
+        tail.table.group(group).is_some() || tail.queue.iter().any(|(_, record)| record.group() == Some(group))
+    }
+
+    /// Does the topic have offsets in any group, or could it, once all is durable that is on its way?
+    pub(super) fn may_have_topic(&self, topic: &str) -> bool {
+        let tail = self.tail.lock();
+        tail.table.has_topic(topic) || !tail.queue.is_empty()
+    }
+
+    /// Resolves when an append that met [`Refused::NoRoom`] may succeed.
+    pub(super) async fn room(&self) {
+        self.store.room().await;
+    }
+}
+
+fn parse_stream_id(value: &[u8]) -> Result<StreamId, GroupsError> {
+    let id = std::str::from_utf8(value).ok().and_then(|text| text.parse().ok());
+    id.map(StreamId).ok_or_else(|| GroupsError::BadMetadata { key: STREAM_KEY, value: value.escape_ascii().to_string() })
+}
+
+async fn create_stream(store: &Store) -> Result<StreamId, GroupsError> {
+    let ids = store.new_stream_ids(1).await?;
+    let id = *ids.first().ok_or_else(|| StoreError::Failed("no stream id was handed out".to_owned()))?;
+    let create = Change::CreateStream { id, kind: STATE_STREAM };
+    let remember = Change::PutMeta { key: STREAM_KEY.to_owned(), value: id.to_string().into_bytes() };
+    store.commit(vec![create, remember]).await?;
+    Ok(id)
+}
