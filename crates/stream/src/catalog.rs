@@ -1,10 +1,25 @@
 //! The catalog: which streams and objects exist, and the owner's metadata, each change atomic and durable.
+//!
+//! The catalog decides nothing. What becomes of an object when a stream goes is decided by the store, which states it
+//! as a [`Change`]; so a catalog is a small, dumb, durable thing, and another one (a shared one, for several brokers) is quick
+//! to write: it has to pass [`conformance`].
 
-use crate::types::{StreamId, StreamOffset};
+use std::collections::BTreeMap;
 
-/// One change; [`Catalog::commit`] applies a list of them atomically.
+use bytes::Bytes;
+use uuid::Uuid;
+
+use crate::types::{ObjectId, StreamId, StreamOffset};
+
+pub mod conformance;
+mod memory;
+mod redb;
+
+pub use memory::MemoryCatalog;
+pub use redb::RedbCatalog;
+
+/// One change; [`Catalog::commit`] applies a list of them in order, atomically.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum Change {
     /// A new stream. Its id must come from [`crate::Store::new_stream_ids`].
     CreateStream {
@@ -14,9 +29,9 @@ pub enum Change {
         /// its batches are dropped instead of being written to an object).
         kind: u8,
     },
-    /// Remove a stream; its objects' ranges become garbage.
+    /// Remove a stream with its checkpoint; its objects' ranges become garbage.
     DeleteStream(StreamId),
-    /// Records before `to` are gone.
+    /// Records before `to` are gone: the start moves there, ranges that end at or before it are dropped.
     TrimStream {
         /// Which.
         id: StreamId,
@@ -30,21 +45,153 @@ pub enum Change {
         /// Value.
         value: Vec<u8>,
     },
-    /// Remove a metadata key.
+    /// Remove a metadata key; nothing happens if there is none.
     DeleteMeta(String),
-    // The implementer adds: CommitObject { .. }, DeleteObject, SetCheckpoint, AllocateStreamIds, ...
+
+    // What follows is for the store itself; `Store::commit` refuses it.
+    /// The WAL that this catalog belongs to.
+    BindWal(Uuid),
+    /// All stream ids below this one have been handed out. Never goes back.
+    NextStreamId(StreamId),
+    /// An object is complete in the object store.
+    AddObject(ObjectInfo),
+    /// A stream was uploaded up to an offset. Replaces its checkpoint and adds its range.
+    Uploaded(Uploaded),
+    /// No range refers to the object any more: it is to be deleted from the object store.
+    RetireObject(ObjectId),
+    /// A retired object was deleted from the object store; nothing happens if it is not known.
+    ForgetObject(ObjectId),
+}
+
+/// A stream's part in an upload.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Uploaded {
+    /// Which.
+    pub stream: StreamId,
+    /// Everything before it is in objects, or needs no object.
+    pub uploaded_end: StreamOffset,
+    /// The stream's start; moves with the upload for a stream that is kept as its checkpoint.
+    pub start: StreamOffset,
+    /// The checkpoint at `uploaded_end`; `None` removes it.
+    pub checkpoint: Option<Bytes>,
+    /// Where the batches are; `None` if nothing of the stream had to be written.
+    pub range: Option<ObjectRange>,
+}
+
+/// A stream's part of an object. An object has at most one range of a stream.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ObjectRange {
+    /// Which object.
+    pub object: ObjectId,
+    /// First offset of the first batch.
+    pub start: StreamOffset,
+    /// Offset after the last batch.
+    pub end: StreamOffset,
+    /// Payload of the batches, in bytes.
+    pub payload_bytes: u64,
+    /// Greatest timestamp of the batches.
+    pub max_timestamp_ms: i64,
+}
+
+/// What has to be known of an object to read it. Layout: `docs/format/object.md`.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct ObjectInfo {
+    /// Its number.
+    pub id: ObjectId,
+    /// Its path in the object store.
+    pub name: String,
+    /// Its length.
+    pub size_bytes: u64,
+    /// Where its index starts.
+    pub index_position: u64,
+    /// Length of its index.
+    pub index_bytes: u64,
+    /// CRC32C of its index.
+    pub index_crc32c: u32,
+    /// When it was written, milliseconds since the Unix epoch; for people, decides nothing.
+    pub created_at_ms: i64,
+}
+
+/// All that a catalog holds.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Snapshot {
+    /// See [`Change::BindWal`].
+    pub wal_id: Option<Uuid>,
+    /// The next stream id to hand out.
+    pub next_stream_id: u64,
+    /// Greater than the id of every object that was ever added.
+    pub next_object_id: u64,
+    /// Streams by id.
+    pub streams: BTreeMap<StreamId, StreamRow>,
+    /// Objects in use, by id.
+    pub objects: BTreeMap<ObjectId, ObjectInfo>,
+    /// Retired objects that may still be in the object store, by id.
+    pub retired: BTreeMap<ObjectId, ObjectInfo>,
+    /// The owner's metadata.
+    pub meta: BTreeMap<String, Vec<u8>>,
+}
+
+/// What a catalog holds of a stream.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct StreamRow {
+    /// See [`Change::CreateStream`].
+    pub kind: u8,
+    /// Records before it are gone.
+    pub start: StreamOffset,
+    /// See [`Uploaded::uploaded_end`].
+    pub uploaded_end: StreamOffset,
+    /// See [`Uploaded::checkpoint`].
+    pub checkpoint: Option<Bytes>,
+    /// In offset order, none overlapping another.
+    pub ranges: Vec<ObjectRange>,
 }
 
 /// A catalog operation failed.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 #[error("catalog: {0}")]
 pub struct CatalogError(pub String);
 
 /// Where streams, objects and metadata are recorded.
 pub trait Catalog: Send + Sync + 'static {
-    /// Apply all of `changes` or none; durable when it returns. Blocking.
+    /// All that was committed. Blocking.
+    fn load(&self) -> Result<Snapshot, CatalogError>;
+
+    /// Apply all of `changes`, in order, or none; durable when it returns. Blocking.
+    ///
+    /// Refused with nothing changed: creating a stream that exists or whose id was never handed out; deleting, trimming or
+    /// uploading one that does not exist; moving a start, an uploaded end or an id counter back; a range of an object that is
+    /// not there or that does not follow the stream's last one; retiring an unknown object. After any other error (of the disk, of a network) the changes may or may not
+    /// have become durable; repeating an upload's commit is harmless.
     fn commit(&self, changes: &[Change]) -> Result<(), CatalogError>;
 }
 
-/// The embedded catalog, on `redb`.
-pub struct RedbCatalog {}
+/// The changes that a catalog refuses, in words. Shared by the implementations so that they agree.
+mod refusal {
+    use super::{CatalogError, ObjectId, ObjectRange, StreamId, StreamOffset};
+
+    pub(super) fn id_not_handed_out(id: StreamId, next: u64) -> CatalogError {
+        CatalogError(format!("stream id {id} was never handed out, the next one is {next}"))
+    }
+    pub(super) fn exists(id: StreamId) -> CatalogError {
+        CatalogError(format!("stream {id} exists already"))
+    }
+    pub(super) fn no_stream(id: StreamId) -> CatalogError {
+        CatalogError(format!("there is no stream {id}"))
+    }
+    pub(super) fn no_object(id: ObjectId) -> CatalogError {
+        CatalogError(format!("there is no object {id}"))
+    }
+    pub(super) fn back(what: &str, from: u64, to: u64) -> CatalogError {
+        CatalogError(format!("{what} can not go back from {from} to {to}"))
+    }
+    pub(super) fn not_after(
+        id: StreamId,
+        range: &ObjectRange,
+        last_end: StreamOffset,
+    ) -> CatalogError {
+        CatalogError(format!(
+            "range {}..{} of stream {id} does not follow the last one, which ends at {last_end}",
+            range.start, range.end
+        ))
+    }
+}

@@ -2,13 +2,31 @@
 //!
 //! A batch is durable in the WAL before its append completes, is read from the log cache while it is young, and
 //! settles in objects. When a cut of the log cache is full (or old) it is sorted by stream, written as an object, committed in the
-//! [`Catalog`], and only then is the WAL trimmed. See `ARCHITECTURE.md` and `docs/format/object.md`.
+//! [`Catalog`], and only then is the WAL trimmed. See `ARCHITECTURE.md`, `docs/format/object.md`,
+//! `docs/format/stream-record.md` and `docs/format/catalog.md`.
 #![forbid(unsafe_code)]
 
+mod cache;
 pub mod catalog;
+mod commit;
+mod janitor;
+pub mod object;
+mod objects;
+mod options;
+mod record;
+mod recover;
 mod store;
+mod stream;
+mod tail;
 mod types;
+mod upload;
+mod wake;
 
-pub use catalog::{Catalog, CatalogError, Change, RedbCatalog};
-pub use store::{Append, AppendError, FetchError, Fetched, Opened, Options, Replay, Stats, Store, StoreError, Stream, Watch};
-pub use types::{Batch, Fold, NewBatch, StreamId, StreamOffset};
+pub use catalog::{Catalog, CatalogError, Change, MemoryCatalog, RedbCatalog};
+pub use objects::{ObjectError, local_objects};
+pub use options::Options;
+pub use record::decode_record;
+pub use recover::{Gap, Recovery};
+pub use store::{Opened, Stats, Store, StoreError};
+pub use stream::{Append, AppendError, FetchError, Fetched, Replay, Stream, Watch};
+pub use types::{Batch, Fold, KIND_LOG, KIND_STATE, NewBatch, ObjectId, StreamId, StreamOffset};

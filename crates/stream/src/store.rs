@@ -1,202 +1,394 @@
-//! CONTRACT SKELETON, to be replaced: the signatures that the broker relies on.
-#![allow(unused_variables, missing_docs, clippy::todo, clippy::needless_pass_by_value)]
+//! The store: all streams of one WAL.
 
-use std::future::Future;
-use std::pin::Pin;
-use std::sync::Arc;
-use std::task::{Context, Poll};
-use std::time::Duration;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
+use alluvium_device::SharedDevice;
+use alluvium_wal::{LogOffset, Wal, WalError};
+use object_store::ObjectStore;
+use parking_lot::{Mutex, RwLock};
 use tokio::sync::Notify;
+use tokio::task::JoinHandle;
+use uuid::Uuid;
 
-use crate::catalog::Change;
-use crate::types::{Batch, NewBatch, StreamId, StreamOffset};
+use crate::cache::LogCache;
+use crate::catalog::{Catalog, CatalogError, Change, ObjectInfo};
+use crate::objects::{ObjectError, Objects};
+use crate::options::Options;
+use crate::recover::{self, Recovery};
+use crate::stream::Stream;
+use crate::tail::StreamState;
+use crate::types::{Fold, ObjectId, StreamId};
+use crate::wake::{RoomGate, Wakes};
+use crate::{janitor, upload, wake};
 
-/// Bounds and thresholds (documented fields: meaning, default, min, max).
-#[derive(Clone, Debug)]
-pub struct Options {
-    /// Hard bound of the log cache: 1 GiB by default.
-    pub cache_bytes: u64,
-    /// Upload when this much is not uploaded: 512 MiB, at most a quarter of the WAL and half of the cache.
-    pub upload_bytes: u64,
-    /// Upload at least this often when there is anything: 60 s.
-    pub upload_interval: Duration,
-}
-
-/// What [`Store::open`] found.
-pub struct Opened {
-    pub store: Store,
-    // + the WAL's recovery report, batches and streams recovered, skipped, elapsed
-}
-
-#[derive(Clone, Debug)]
-pub struct Stats {}
-
-#[derive(Debug, thiserror::Error)]
+/// Why the store could not do something.
+#[derive(Clone, Debug, thiserror::Error)]
 pub enum StoreError {
-    #[error("the store failed: {0}")]
+    /// The store can not go on; the cause is the first one.
+    #[error("the store has failed: {0}")]
     Failed(String),
+    /// The store was closed.
+    #[error("the store is closed")]
+    Closed,
+    /// An option is out of its range. The message names the option, the value and the bound.
+    #[error("{0}")]
+    InvalidOption(String),
+    /// A change that makes no sense, such as trimming past the durable end. Nothing has changed.
+    #[error("{0}")]
+    InvalidChange(String),
+    /// Catalog and WAL do not belong together. Going on would drop records, or give them to the wrong streams.
+    #[error("the catalog belongs to the WAL {catalog}, the device holds the WAL {wal}")]
+    WrongWal {
+        /// In the catalog.
+        catalog: Uuid,
+        /// On the device.
+        wal: Uuid,
+    },
+    /// The WAL could not be opened.
+    #[error("can not open the WAL: {0}")]
+    Open(Arc<alluvium_wal::OpenError>),
+    /// The WAL has failed.
+    #[error(transparent)]
+    Wal(#[from] WalError),
+    /// The catalog could not be read or written.
+    #[error(transparent)]
+    Catalog(#[from] CatalogError),
+    /// An object could not be read.
+    #[error(transparent)]
+    Object(#[from] ObjectError),
 }
 
-/// All streams of one WAL. Cheap to clone.
+/// What [`Store::open`] gives.
+pub struct Opened {
+    /// The store, open for traffic.
+    pub store: Store,
+    /// What was found.
+    pub recovery: Recovery,
+}
+
+/// Numbers for metrics and tools. Taken one after another, not at one moment.
+#[derive(Clone, Debug)]
+pub struct Stats {
+    /// Streams that exist.
+    pub streams: usize,
+    /// The bound of the log cache, [`Options::cache_bytes`].
+    pub cache_bound_bytes: u64,
+    /// Batches in the log cache, bookkeeping included.
+    pub cache_used_bytes: u64,
+    /// The part of it that is not uploaded yet and can not be evicted.
+    pub cache_pinned_bytes: u64,
+    /// What the WAL has grown by since the last upload began.
+    pub log_behind_bytes: u64,
+    /// Verified blocks and indexes in memory.
+    pub block_cache_used_bytes: u64,
+    /// Objects in use.
+    pub objects: usize,
+    /// Their size.
+    pub object_bytes: u64,
+    /// Objects waiting to be deleted.
+    pub retired_objects: usize,
+    /// Uploads committed since the start, those that needed no object included.
+    pub uploads: u64,
+    /// Bytes of objects committed since the start.
+    pub uploaded_bytes: u64,
+    /// Failed attempts to write an object or to commit it.
+    pub upload_failures: u64,
+    /// Appends that found no room.
+    pub pushbacks: u64,
+    /// The WAL's numbers.
+    pub wal: alluvium_wal::Stats,
+}
+
+/// All streams of one WAL. Cheap to clone; must live, and be opened, in a `tokio` runtime.
+///
+/// Close it with [`Store::close`]. Dropping the last handle instead stops uploads as a crash would; nothing is lost by that.
 #[derive(Clone)]
-pub struct Store {}
+pub struct Store {
+    pub(crate) shared: Arc<Shared>,
+    tasks: Arc<Tasks>,
+}
+
+struct Tasks {
+    handles: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl Drop for Tasks {
+    fn drop(&mut self) {
+        self.handles.lock().iter().for_each(JoinHandle::abort);
+    }
+}
+
+/// What handles and tasks share.
+pub(crate) struct Shared {
+    pub(crate) wal: Wal,
+    pub(crate) wal_id: Uuid,
+    pub(crate) objects: Objects,
+    pub(crate) catalog: Arc<dyn Catalog>,
+    pub(crate) fold: Arc<dyn Fold>,
+    pub(crate) options: Options,
+    pub(crate) max_batch_bytes: u64,
+    pub(crate) streams: RwLock<HashMap<StreamId, Arc<StreamState>>>,
+    pub(crate) meta: RwLock<BTreeMap<String, Vec<u8>>>,
+    pub(crate) cache: LogCache,
+    pub(crate) room: RoomGate,
+    pub(crate) wakes: Wakes,
+    pub(crate) upload: UploadSignal,
+    pub(crate) object_table: Mutex<ObjectTable>,
+    /// Held over each change of the catalog and of what is derived from it in memory, so that both have one order.
+    pub(crate) committing: tokio::sync::Mutex<Counters>,
+    /// Wakes the janitor.
+    pub(crate) retired: Notify,
+    pub(crate) numbers: Numbers,
+    failure: OnceLock<StoreError>,
+}
+
+/// Ids to hand out next.
+pub(crate) struct Counters {
+    pub(crate) next_stream_id: u64,
+    pub(crate) next_object_id: u64,
+}
+
+/// The objects that the catalog knows.
+#[derive(Default)]
+pub(crate) struct ObjectTable {
+    /// In use, with the number of streams that have a range there; never 0.
+    pub(crate) live: HashMap<ObjectId, (Arc<ObjectInfo>, u64)>,
+    /// To be deleted.
+    pub(crate) retired: BTreeMap<ObjectId, Arc<ObjectInfo>>,
+}
+
+/// How appends ask for an upload.
+pub(crate) struct UploadSignal {
+    pub(crate) wanted: Notify,
+    /// An append found no room.
+    pub(crate) forced: AtomicBool,
+    /// The log offset of the last cut.
+    pub(crate) cut: AtomicU64,
+}
+
+#[derive(Default)]
+pub(crate) struct Numbers {
+    pub(crate) uploads: AtomicU64,
+    pub(crate) uploaded_bytes: AtomicU64,
+    pub(crate) upload_failures: AtomicU64,
+    pub(crate) pushbacks: AtomicU64,
+}
 
 impl Store {
-    // pub async fn open(device, wal_options, objects: Arc<dyn ObjectStore>, catalog: Arc<dyn Catalog>, fold: Arc<dyn Fold>, options, progress) -> Result<Opened, StoreError>
+    /// Recover the WAL on `device`, which must have been formatted, and open it for traffic.
+    ///
+    /// Nothing of the object store is needed for it, so an object store that is down delays nothing. `catalog` is bound to
+    /// the WAL at the first open and refused with another one afterwards. `progress` is told how far recovery is.
+    pub async fn open(
+        device: SharedDevice,
+        wal_options: alluvium_wal::Options,
+        objects: Arc<dyn ObjectStore>,
+        catalog: Arc<dyn Catalog>,
+        fold: Arc<dyn Fold>,
+        options: Options,
+        progress: Option<alluvium_wal::Progress>,
+    ) -> Result<Opened, StoreError> {
+        let recovered = {
+            let (catalog, options) = (catalog.clone(), options.clone());
+            let recover =
+                move || recover::recover(device, &wal_options, &*catalog, &options, progress);
+            tokio::task::spawn_blocking(recover)
+                .await
+                .map_err(|error| StoreError::Failed(error.to_string()))??
+        };
+        let start = recovered.recovery.wal.start;
+        let shared = Arc::new(Shared {
+            wal_id: recovered.recovery.wal.wal_id,
+            wal: recovered.wal,
+            objects: Objects::new(objects, options.block_cache_bytes),
+            catalog,
+            fold,
+            max_batch_bytes: recovered.max_batch_bytes,
+            streams: RwLock::new(recovered.streams),
+            meta: RwLock::new(recovered.meta),
+            cache: recovered.cache,
+            room: RoomGate::new(),
+            wakes: Wakes::new(),
+            upload: UploadSignal {
+                wanted: Notify::new(),
+                forced: AtomicBool::new(false),
+                cut: AtomicU64::new(start.0),
+            },
+            object_table: Mutex::new(recovered.objects),
+            committing: tokio::sync::Mutex::new(recovered.counters),
+            retired: Notify::new(),
+            numbers: Numbers::default(),
+            failure: OnceLock::new(),
+            options,
+        });
+        // What was recovered may already be enough for an upload, and there may be objects to delete.
+        shared.upload.wanted.notify_one();
+        shared.retired.notify_one();
+        let handles = vec![
+            tokio::spawn(upload::run(shared.clone())),
+            tokio::spawn(wake::run(shared.clone())),
+            tokio::spawn(janitor::run(shared.clone())),
+        ];
+        let store = Self { shared, tasks: Arc::new(Tasks { handles: Mutex::new(handles) }) };
+        Ok(Opened { store, recovery: recovered.recovery })
+    }
 
-    /// A fresh id, never handed out before, also not in an earlier life.
+    /// Fresh ids, never handed out before, also not in an earlier life.
     pub async fn new_stream_ids(&self, count: u32) -> Result<Vec<StreamId>, StoreError> {
-        todo!()
+        self.shared.new_stream_ids(count).await
     }
-    /// Apply changes atomically and durably; created streams are open when it returns.
+
+    /// Apply changes in order, atomically and durably; created streams are open, and deleted ones closed, when it returns.
+    ///
+    /// A list may delete or trim a stream only once, and only if the list did not create it. Dropping the future does not
+    /// stop what has begun. After [`StoreError::Catalog`] it is not known whether the changes became durable.
     pub async fn commit(&self, changes: Vec<Change>) -> Result<(), StoreError> {
-        todo!()
+        self.shared.commit(changes).await
     }
+
+    /// The stream with this id, if it exists.
     pub fn stream(&self, id: StreamId) -> Option<Stream> {
-        todo!()
+        let state = self.shared.streams.read().get(&id)?.clone();
+        Some(Stream::new(self.shared.clone(), state))
     }
+
+    /// The ids of all streams, in no order.
+    pub fn stream_ids(&self) -> Vec<StreamId> {
+        self.shared.streams.read().keys().copied().collect()
+    }
+
     /// All metadata under a prefix, sorted by key.
     pub fn meta(&self, prefix: &str) -> Vec<(String, Vec<u8>)> {
-        todo!()
+        let meta = self.shared.meta.read();
+        let from_prefix =
+            meta.range::<str, _>((std::ops::Bound::Included(prefix), std::ops::Bound::Unbounded));
+        let with_prefix = from_prefix.take_while(|(key, _)| key.starts_with(prefix));
+        with_prefix.map(|(key, value)| (key.clone(), value.clone())).collect()
     }
-    /// Resolves when space may have become free (an upload was committed, the WAL was trimmed, durability moved), or the store failed. Used after
-    /// [`AppendError::Full`].
-    /// The usage is plain: on `Full`, `store.room().await`, then try again; a wakeup between the two calls is not lost.
+
+    /// Resolves when space may have become free since the last append that found none, or the store has failed or closed. Used
+    /// after [`crate::AppendError::Full`]: await it, then try again; an event between the two is not lost.
     pub async fn room(&self) {
-        todo!()
+        self.shared.room.wait().await;
     }
-    /// Set once the WAL has latched: nothing can be appended any more.
+
+    /// Set once nothing can be appended any more: the WAL has latched, or the store was closed.
     pub fn failure(&self) -> Option<String> {
-        todo!()
+        self.shared.failure().map(|failure| failure.to_string())
     }
+
+    /// The largest payload that a batch may have.
+    pub fn max_batch_bytes(&self) -> u64 {
+        self.shared.max_batch_bytes
+    }
+
+    /// Numbers for metrics and tools.
     pub fn stats(&self) -> Stats {
-        todo!()
+        let shared = &*self.shared;
+        let (objects, object_bytes, retired_objects) = {
+            let table = shared.object_table.lock();
+            let bytes = table.live.values().map(|(info, _)| info.size_bytes).sum();
+            (table.live.len(), bytes, table.retired.len())
+        };
+        Stats {
+            streams: shared.streams.read().len(),
+            cache_bound_bytes: shared.options.cache_bytes,
+            cache_used_bytes: shared.cache.used_bytes(),
+            cache_pinned_bytes: shared.cache.pinned_bytes(),
+            log_behind_bytes: shared.log_behind_bytes(),
+            block_cache_used_bytes: shared.objects.cached_bytes(),
+            objects,
+            object_bytes,
+            retired_objects,
+            uploads: shared.numbers.uploads.load(Ordering::Relaxed),
+            uploaded_bytes: shared.numbers.uploaded_bytes.load(Ordering::Relaxed),
+            upload_failures: shared.numbers.upload_failures.load(Ordering::Relaxed),
+            pushbacks: shared.numbers.pushbacks.load(Ordering::Relaxed),
+            wal: shared.wal.stats(),
+        }
     }
-    /// Stop uploads, close the WAL cleanly.
+
+    /// Upload what has been appended so far, and wait until it is committed and the WAL is trimmed; returns at once
+    /// if there is nothing. Not needed for anything but tests and orderly moves.
+    pub async fn flush(&self) -> Result<(), StoreError> {
+        let target = self.shared.wal.appended();
+        while self.shared.wal.stats().trimmed < target {
+            if let Some(failure) = self.shared.failure() {
+                return Err(failure);
+            }
+            let seen = self.shared.room.generation();
+            self.shared.request_upload();
+            self.shared.room.wait_after(seen).await;
+        }
+        Ok(())
+    }
+
+    /// Stop the background work and close the WAL cleanly. What is not uploaded stays in the WAL for the next start.
     pub async fn close(self) -> Result<(), StoreError> {
-        todo!()
+        let shared = self.shared.clone();
+        let handles = std::mem::take(&mut *self.tasks.handles.lock());
+        for handle in &handles {
+            handle.abort();
+        }
+        for handle in handles {
+            // Cancelled is what it should be; a panic was reported when it happened.
+            let _ = handle.await;
+        }
+        // Commits run in tasks of their own and finish what they have begun.
+        let committing = shared.committing.lock().await;
+        shared.set_failure(StoreError::Closed);
+        drop(committing);
+        let wal = shared.wal.clone();
+        tokio::task::spawn_blocking(move || wal.close())
+            .await
+            .map_err(|error| StoreError::Failed(error.to_string()))??;
+        Ok(())
     }
 }
 
-#[derive(Debug, thiserror::Error)]
-pub enum AppendError {
-    /// No room now: wait for [`Store::room`] and try again. Nothing has changed.
-    #[error("the write-ahead log or the log cache is full")]
-    Full,
-    #[error("a batch of {len_bytes} bytes exceeds the limit of {max_bytes}")]
-    TooLarge { len_bytes: u64, max_bytes: u64 },
-    #[error("the batch starts at {got}, the stream's next offset is {expected}")]
-    NotNext { expected: StreamOffset, got: StreamOffset },
-    #[error("the stream was deleted")]
-    Deleted,
-    #[error("{0}")]
-    Failed(StoreError),
-}
+impl Shared {
+    pub(crate) fn failure(&self) -> Option<StoreError> {
+        self.failure.get().cloned()
+    }
 
-#[derive(Debug, thiserror::Error)]
-pub enum FetchError {
-    /// Before the start or after the end.
-    #[error("offset {offset} is outside {start}..={end}")]
-    OutOfRange { offset: StreamOffset, start: StreamOffset, end: StreamOffset },
-    #[error("the stream was deleted")]
-    Deleted,
-    #[error("{0}")]
-    Failed(StoreError),
-}
+    /// The WAL has failed: say so, and let nobody wait for what will not come.
+    pub(crate) fn fail(&self, cause: &str) {
+        self.set_failure(StoreError::Failed(cause.into()));
+    }
 
-/// A fetch's answer.
-#[derive(Debug)]
-pub struct Fetched {
-    /// In order; the first contains the wanted offset (or is the next one after a gap).
-    pub batches: Vec<Batch>,
-    pub start: StreamOffset,
-    /// Everything before it is durable: Kafka's high watermark.
-    pub durable_end: StreamOffset,
-}
+    fn set_failure(&self, failure: StoreError) {
+        if self.failure.set(failure).is_err() {
+            return;
+        }
+        if let Some(StoreError::Failed(cause)) = self.failure.get() {
+            tracing::error!(
+                "the store has failed, nothing can be appended until it is opened again: {cause}"
+            );
+        }
+        self.room.open_for_ever();
+        for stream in self.streams.read().values() {
+            stream.tail.lock().wake_watchers();
+        }
+    }
 
-/// What a stream's owner rebuilds its state from: fold `batches` into `checkpoint`.
-#[derive(Clone, Debug)]
-pub struct Replay {
-    /// As [`crate::Fold`] returned it at the last upload.
-    pub checkpoint: Option<bytes::Bytes>,
-    /// The checkpoint describes the stream up to here.
-    pub checkpoint_end: StreamOffset,
-    /// All batches after it, in order, durable or not.
-    pub batches: Vec<Batch>,
-}
+    /// What the WAL has grown by since the last cut.
+    pub(crate) fn log_behind_bytes(&self) -> u64 {
+        self.wal.appended().0.saturating_sub(self.upload.cut.load(Ordering::Acquire))
+    }
 
-/// One stream. Cheap to clone.
-#[derive(Clone)]
-pub struct Stream {}
+    /// The log has grown up to `end`: ask for an upload if it is time.
+    pub(crate) fn grown(&self, end: LogOffset) {
+        let behind = end.0.saturating_sub(self.upload.cut.load(Ordering::Acquire));
+        if behind >= self.options.upload_bytes {
+            self.upload.wanted.notify_one();
+        }
+    }
 
-impl Stream {
-    pub fn id(&self) -> StreamId {
-        todo!()
-    }
-    pub fn start_offset(&self) -> StreamOffset {
-        todo!()
-    }
-    /// The offset that the next batch must carry; counts batches that are not durable yet.
-    pub fn next_offset(&self) -> StreamOffset {
-        todo!()
-    }
-    /// Everything before it is durable: Kafka's high watermark.
-    pub fn durable_end(&self) -> StreamOffset {
-        todo!()
-    }
-    /// Put a batch in line; the future completes when it, and everything before it, is durable. Does not block or
-    /// wait; dropping the future changes nothing.
-    pub fn append(&self, batch: NewBatch) -> Result<Append, AppendError> {
-        todo!()
-    }
-    /// Durable batches from the one containing `from`, up to `max_bytes` of payload, at least one if there is any. Empty at the end.
-    pub async fn fetch(&self, from: StreamOffset, max_bytes: usize) -> Result<Fetched, FetchError> {
-        todo!()
-    }
-    /// The first batch whose `max_timestamp_ms` is at least `timestamp_ms`.
-    pub async fn find_time(&self, timestamp_ms: i64) -> Result<Option<Batch>, FetchError> {
-        todo!()
-    }
-    /// The greatest max_timestamp_ms of the stream with the base of its batch, for ListOffsets -3.
-    pub async fn max_time(&self) -> Result<Option<Batch>, FetchError> {
-        todo!()
-    }
-    pub async fn trim(&self, to: StreamOffset) -> Result<(), StoreError> {
-        todo!()
-    }
-    /// Bytes of payload from start to end.
-    pub fn size_bytes(&self) -> u64 {
-        todo!()
-    }
-    /// Checkpoint and the batches after it, taken at one moment: USE THIS for rebuilding state. The two calls below race with an
-    /// upload in between (an upload moves the checkpoint and shortens the batches), and will go.
-    pub fn replay(&self) -> Replay {
-        todo!()
-    }
-    /// The checkpoint of the last upload, and the offset up to which it describes the stream.
-    pub fn checkpoint(&self) -> (Option<Vec<u8>>, StreamOffset) {
-        todo!()
-    }
-    /// The batches after the checkpoint (all of them are in the log cache), in order, durable or not. For rebuilding state at start.
-    pub fn after_checkpoint(&self) -> Vec<Batch> {
-        todo!()
-    }
-    /// Be woken when more of the stream becomes readable. One `Notify` may watch many streams; dropping the
-    /// [`Watch`] ends it. Check again after subscribing: only later events wake. Wakes when data becomes *durable*.
-    pub fn watch(&self, notify: &Arc<Notify>) -> Watch {
-        todo!()
-    }
-}
-
-pub struct Watch {}
-
-/// Completes when the batch is durable.
-pub struct Append {}
-
-impl Future for Append {
-    type Output = Result<(), StoreError>;
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        todo!()
+    /// Ask for an upload whatever the thresholds say.
+    pub(crate) fn request_upload(&self) {
+        self.upload.forced.store(true, Ordering::Release);
+        self.upload.wanted.notify_one();
     }
 }

@@ -5,12 +5,32 @@ use std::fmt;
 use bytes::Bytes;
 
 /// Names a stream; never reused, not even after the stream was deleted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize,
+)]
 pub struct StreamId(pub u64);
 
 /// A record's position in its stream. A batch of `n` records takes `n` consecutive offsets.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Default,
+    serde::Serialize,
+    serde::Deserialize,
+)]
 pub struct StreamOffset(pub u64);
+
+/// Names an object in the catalog; never reused.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize,
+)]
+pub struct ObjectId(pub u64);
 
 impl fmt::Display for StreamId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -19,6 +39,12 @@ impl fmt::Display for StreamId {
 }
 
 impl fmt::Display for StreamOffset {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+impl fmt::Display for ObjectId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.0)
     }
@@ -59,16 +85,30 @@ impl Batch {
     }
 }
 
+/// The kind of a stream whose batches are written to objects.
+pub const KIND_LOG: u8 = 0;
+/// The kind of a stream that is kept as its checkpoint alone.
+pub const KIND_STATE: u8 = 1;
+
 /// Derives a stream's **checkpoint** from its batches: a summary that its owner needs after a restart and that would
 /// be lost, or slow to rebuild, once the batches have left the WAL (producer sequences, group offsets).
 ///
 /// The store folds exactly the batches of an upload into the previous checkpoint, and commits the result together
-/// with the objects, so a checkpoint always describes the stream up to the uploaded end, never more and never less. The owner
-/// rebuilds its state from [`crate::Stream::checkpoint`] followed by the batches after it.
+/// with the objects, so a checkpoint always describes the stream up to the uploaded end, never more and never less. Batches
+/// below the stream's start count too: a trim does not undo what they did. The owner rebuilds its state from
+/// [`crate::Stream::replay`].
 pub trait Fold: Send + Sync + 'static {
-    /// The checkpoint after `batches`, which follow `previous` without a gap. `None` where the stream needs none. Must depend on
-    /// its arguments alone.
-    fn fold(&self, stream: StreamId, kind: u8, previous: Option<&[u8]>, batches: &[Batch]) -> Option<Vec<u8>>;
+    /// The checkpoint after `batches`, which follow `previous` without a gap (unless recovery reported damage, see
+    /// [`crate::Recovery::gaps`]). `None` where the stream needs none. Must depend on its arguments alone: one upload may call it
+    /// several times, each call getting a piece of the batches and the result of the call before, and a restart
+    /// may cut the pieces differently. Runs on a thread that may block.
+    fn fold(
+        &self,
+        stream: StreamId,
+        kind: u8,
+        previous: Option<&[u8]>,
+        batches: &[Batch],
+    ) -> Option<Vec<u8>>;
 }
 
 /// A fold for streams without checkpoints.

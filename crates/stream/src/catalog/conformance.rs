@@ -1,0 +1,232 @@
+//! What every [`Catalog`] must do. An implementation's tests call [`run`]; each check names the rule that it breaks.
+
+use bytes::Bytes;
+use uuid::Uuid;
+
+use super::{Catalog, Change, ObjectInfo, ObjectRange, Snapshot, Uploaded};
+use crate::types::{ObjectId, StreamId, StreamOffset};
+
+/// Run the suite; `new` makes an empty catalog. Panics at the first rule that is broken.
+pub fn run(new: &dyn Fn() -> Box<dyn Catalog>) {
+    assert_eq!(new().load().expect("load"), Snapshot::default(), "a new catalog is empty");
+    everything_comes_back(&*new());
+    a_list_is_applied_in_order_and_atomically(&*new());
+    refusals_change_nothing(&*new());
+    trimming_drops_ranges(&*new());
+    deleting_drops_everything(&*new());
+    an_upload_may_be_repeated(&*new());
+    metadata_is_kept(&*new());
+}
+
+/// A catalog with something of everything: streams 0 and 1, object 0 in use, object 1 retired.
+pub fn fill(catalog: &dyn Catalog) {
+    catalog
+        .commit(&[
+            Change::BindWal(Uuid::from_u128(7)),
+            Change::NextStreamId(StreamId(3)),
+            Change::CreateStream { id: StreamId(0), kind: 0 },
+            Change::CreateStream { id: StreamId(1), kind: 1 },
+            Change::PutMeta { key: "topic/a".into(), value: vec![1, 2] },
+        ])
+        .expect("create");
+    catalog
+        .commit(&[
+            Change::AddObject(object(0)),
+            Change::AddObject(object(1)),
+            uploaded(0, 10, Some(range(0, 0, 10))),
+            uploaded(1, 5, None),
+            Change::RetireObject(ObjectId(1)),
+        ])
+        .expect("upload");
+}
+
+fn object(id: u64) -> ObjectInfo {
+    ObjectInfo {
+        id: ObjectId(id),
+        name: format!("objects/{id}"),
+        size_bytes: 1000 + id,
+        index_position: 900,
+        index_bytes: 56,
+        index_crc32c: 0xdead_beef,
+        created_at_ms: 1,
+    }
+}
+
+fn range(object: u64, start: u64, end: u64) -> ObjectRange {
+    ObjectRange {
+        object: ObjectId(object),
+        start: StreamOffset(start),
+        end: StreamOffset(end),
+        payload_bytes: u64::from(u32::MAX) + 1,
+        max_timestamp_ms: -1,
+    }
+}
+
+fn uploaded(stream: u64, end: u64, range: Option<ObjectRange>) -> Change {
+    Change::Uploaded(Uploaded {
+        stream: StreamId(stream),
+        uploaded_end: StreamOffset(end),
+        start: StreamOffset(0),
+        checkpoint: Some(Bytes::from(format!("at {end}"))),
+        range,
+    })
+}
+
+fn everything_comes_back(catalog: &dyn Catalog) {
+    fill(catalog);
+    let found = catalog.load().expect("load");
+    assert_eq!(found.wal_id, Some(Uuid::from_u128(7)));
+    assert_eq!((found.next_stream_id, found.next_object_id), (3, 2), "counters are kept");
+    assert_eq!(found.streams.len(), 2);
+    let stream = &found.streams[&StreamId(0)];
+    assert_eq!(
+        (stream.kind, stream.start, stream.uploaded_end),
+        (0, StreamOffset(0), StreamOffset(10))
+    );
+    assert_eq!(stream.checkpoint.as_deref(), Some(b"at 10".as_slice()));
+    assert_eq!(stream.ranges, [range(0, 0, 10)]);
+    assert_eq!(found.streams[&StreamId(1)].kind, 1);
+    assert_eq!(found.streams[&StreamId(1)].ranges, []);
+    assert_eq!(found.objects.values().cloned().collect::<Vec<_>>(), [object(0)]);
+    assert_eq!(
+        found.retired.values().cloned().collect::<Vec<_>>(),
+        [object(1)],
+        "a retired object is remembered"
+    );
+    assert_eq!(found.meta["topic/a"], [1, 2]);
+
+    catalog.commit(&[Change::ForgetObject(ObjectId(1))]).expect("forget");
+    assert!(catalog.load().expect("load").retired.is_empty());
+    catalog.commit(&[Change::ForgetObject(ObjectId(1))]).expect("forgetting twice is harmless");
+    assert_eq!(catalog.load().expect("load").next_object_id, 2, "object ids are not reused");
+}
+
+fn a_list_is_applied_in_order_and_atomically(catalog: &dyn Catalog) {
+    catalog
+        .commit(&[
+            Change::NextStreamId(StreamId(1)),
+            Change::CreateStream { id: StreamId(0), kind: 0 },
+        ])
+        .expect("the second change sees the first");
+    let before = catalog.load().expect("load");
+    let failing = [
+        Change::PutMeta { key: "k".into(), value: vec![1] },
+        Change::NextStreamId(StreamId(9)),
+        Change::TrimStream { id: StreamId(0), to: StreamOffset(4) },
+        Change::DeleteStream(StreamId(8)),
+    ];
+    catalog.commit(&failing).expect_err("there is no stream 8");
+    assert_eq!(catalog.load().expect("load"), before, "a list that fails changes nothing");
+}
+
+fn refusals_change_nothing(catalog: &dyn Catalog) {
+    fill(catalog);
+    catalog.commit(&[Change::TrimStream { id: StreamId(0), to: StreamOffset(3) }]).expect("trim");
+    let before = catalog.load().expect("load");
+    let refused = [
+        Change::CreateStream { id: StreamId(0), kind: 0 },
+        Change::CreateStream { id: StreamId(3), kind: 0 },
+        Change::DeleteStream(StreamId(2)),
+        Change::TrimStream { id: StreamId(2), to: StreamOffset(1) },
+        Change::TrimStream { id: StreamId(0), to: StreamOffset(2) },
+        Change::NextStreamId(StreamId(2)),
+        uploaded(2, 1, None),
+        uploaded(1, 4, None),
+        uploaded(0, 20, None), // its start is 0, the stream's is 3
+        uploaded(1, 20, Some(range(5, 5, 20))),
+        Change::RetireObject(ObjectId(5)),
+        Change::RetireObject(ObjectId(1)),
+    ];
+    for change in refused {
+        catalog
+            .commit(std::slice::from_ref(&change))
+            .expect_err(&format!("{change:?} must be refused"));
+        assert_eq!(
+            catalog.load().expect("load"),
+            before,
+            "{change:?} was refused and yet changed something"
+        );
+    }
+}
+
+fn trimming_drops_ranges(catalog: &dyn Catalog) {
+    fill(catalog);
+    catalog
+        .commit(&[
+            Change::AddObject(object(2)),
+            uploaded(0, 20, Some(range(2, 10, 20))),
+            Change::AddObject(object(3)),
+            uploaded(0, 30, Some(range(3, 25, 30))),
+        ])
+        .expect("upload");
+    catalog.commit(&[uploaded(0, 40, Some(range(3, 29, 40)))]).expect_err("ranges do not overlap");
+    let starts = |to: u64| {
+        catalog
+            .commit(&[Change::TrimStream { id: StreamId(0), to: StreamOffset(to) }])
+            .expect("trim");
+        let row = catalog.load().expect("load").streams.remove(&StreamId(0)).expect("stream 0");
+        assert_eq!(row.start, StreamOffset(to));
+        row.ranges.iter().map(|range| range.start.0).collect::<Vec<_>>()
+    };
+    assert_eq!(starts(9), [0, 10, 25], "a range is kept while one of its offsets is");
+    assert_eq!(starts(10), [10, 25]);
+    assert_eq!(starts(10), [10, 25], "trimming to the start is harmless");
+    assert_eq!(starts(29), [25]);
+    assert_eq!(starts(30), [0; 0]);
+    assert_eq!(starts(35), [0; 0], "a start may pass the uploaded end");
+}
+
+fn deleting_drops_everything(catalog: &dyn Catalog) {
+    fill(catalog);
+    catalog
+        .commit(&[
+            Change::DeleteStream(StreamId(0)),
+            Change::RetireObject(ObjectId(0)),
+            Change::DeleteStream(StreamId(1)),
+        ])
+        .expect("delete");
+    let found = catalog.load().expect("load");
+    assert!(found.streams.is_empty() && found.objects.is_empty());
+    assert_eq!(found.retired.len(), 2);
+    assert_eq!(found.next_stream_id, 3, "stream ids are not reused");
+}
+
+fn an_upload_may_be_repeated(catalog: &dyn Catalog) {
+    fill(catalog);
+    let upload = [
+        Change::AddObject(object(2)),
+        uploaded(0, 20, Some(range(2, 10, 20))),
+        uploaded(1, 9, None),
+    ];
+    catalog.commit(&upload).expect("upload");
+    let once = catalog.load().expect("load");
+    catalog.commit(&upload).expect("the same upload again");
+    assert_eq!(catalog.load().expect("load"), once);
+    let without = Uploaded {
+        stream: StreamId(1),
+        uploaded_end: StreamOffset(9),
+        start: StreamOffset(9),
+        checkpoint: None,
+        range: None,
+    };
+    catalog.commit(&[Change::Uploaded(without)]).expect("upload");
+    let row = &catalog.load().expect("load").streams[&StreamId(1)];
+    assert_eq!(
+        (row.start, &row.checkpoint),
+        (StreamOffset(9), &None),
+        "no checkpoint removes the old one"
+    );
+}
+
+fn metadata_is_kept(catalog: &dyn Catalog) {
+    let put = |key: &str, value: &[u8]| Change::PutMeta { key: key.into(), value: value.into() };
+    catalog
+        .commit(&[put("b", b"1"), put("a", b"2"), put("ä", b""), put("b", b"3"), put("", b"4")])
+        .expect("put");
+    catalog
+        .commit(&[Change::DeleteMeta("a".into()), Change::DeleteMeta("nothing".into())])
+        .expect("delete");
+    let meta = catalog.load().expect("load").meta;
+    let meta: Vec<_> = meta.iter().map(|(key, value)| (key.as_str(), value.as_slice())).collect();
+    assert_eq!(meta, [("", b"4".as_slice()), ("b", b"3"), ("ä", b"")]);
+}

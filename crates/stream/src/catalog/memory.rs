@@ -1,0 +1,108 @@
+//! A catalog that forgets: for tests, and the plain-words reference of what the changes mean.
+
+use parking_lot::Mutex;
+
+use super::{Catalog, CatalogError, Change, Snapshot, StreamRow, Uploaded, refusal};
+
+/// Holds everything in memory. A "restart" in a test opens another store on the same value.
+#[derive(Debug, Default)]
+pub struct MemoryCatalog {
+    state: Mutex<Snapshot>,
+}
+
+impl Catalog for MemoryCatalog {
+    fn load(&self) -> Result<Snapshot, CatalogError> {
+        Ok(self.state.lock().clone())
+    }
+
+    fn commit(&self, changes: &[Change]) -> Result<(), CatalogError> {
+        let mut state = self.state.lock();
+        let mut next = state.clone();
+        for change in changes {
+            apply(&mut next, change)?;
+        }
+        *state = next;
+        Ok(())
+    }
+}
+
+fn apply(state: &mut Snapshot, change: &Change) -> Result<(), CatalogError> {
+    match change {
+        Change::CreateStream { id, kind } => {
+            if id.0 >= state.next_stream_id {
+                return Err(refusal::id_not_handed_out(*id, state.next_stream_id));
+            }
+            if state.streams.contains_key(id) {
+                return Err(refusal::exists(*id));
+            }
+            state.streams.insert(*id, StreamRow { kind: *kind, ..StreamRow::default() });
+        }
+        Change::DeleteStream(id) => {
+            state.streams.remove(id).ok_or_else(|| refusal::no_stream(*id))?;
+        }
+        Change::TrimStream { id, to } => {
+            let stream = state.streams.get_mut(id).ok_or_else(|| refusal::no_stream(*id))?;
+            if *to < stream.start {
+                return Err(refusal::back("the start", stream.start.0, to.0));
+            }
+            stream.start = *to;
+            stream.ranges.retain(|range| range.end > *to);
+        }
+        Change::PutMeta { key, value } => drop(state.meta.insert(key.clone(), value.clone())),
+        Change::DeleteMeta(key) => drop(state.meta.remove(key)),
+        Change::BindWal(id) => state.wal_id = Some(*id),
+        Change::NextStreamId(id) => {
+            if id.0 < state.next_stream_id {
+                return Err(refusal::back("the next stream id", state.next_stream_id, id.0));
+            }
+            state.next_stream_id = id.0;
+        }
+        Change::AddObject(object) => {
+            state.next_object_id = state.next_object_id.max(object.id.0 + 1);
+            state.objects.insert(object.id, object.clone());
+        }
+        Change::Uploaded(Uploaded { stream: id, uploaded_end, start, checkpoint, range }) => {
+            let stream = state.streams.get_mut(id).ok_or_else(|| refusal::no_stream(*id))?;
+            if *uploaded_end < stream.uploaded_end {
+                return Err(refusal::back(
+                    "the uploaded end",
+                    stream.uploaded_end.0,
+                    uploaded_end.0,
+                ));
+            }
+            if *start < stream.start {
+                return Err(refusal::back("the start", stream.start.0, start.0));
+            }
+            stream.uploaded_end = *uploaded_end;
+            stream.start = *start;
+            stream.checkpoint.clone_from(checkpoint);
+            if let Some(range) = range {
+                if !state.objects.contains_key(&range.object) {
+                    return Err(refusal::no_object(range.object));
+                }
+                // The same range again is a repeated commit.
+                stream.ranges.retain(|known| known.start != range.start);
+                if let Some(last) = stream.ranges.last().filter(|last| last.end > range.start) {
+                    return Err(refusal::not_after(*id, range, last.end));
+                }
+                stream.ranges.push(range.clone());
+            }
+        }
+        Change::RetireObject(id) => {
+            let object = state.objects.remove(id).ok_or_else(|| refusal::no_object(*id))?;
+            state.retired.insert(*id, object);
+        }
+        Change::ForgetObject(id) => drop(state.retired.remove(id)),
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn conforms() {
+        super::super::conformance::run(&|| Box::new(MemoryCatalog::default()));
+    }
+}

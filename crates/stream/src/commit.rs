@@ -1,0 +1,302 @@
+//! Changes of the catalog, and what follows from them in memory. One at a time, each in a task of its own: a caller
+//! that goes away leaves nothing half-done.
+
+use std::collections::{HashMap, HashSet};
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use bytes::Bytes;
+use tokio::sync::MutexGuard;
+
+use crate::catalog::{Change, ObjectInfo, ObjectRange, Uploaded};
+use crate::store::{Counters, Shared, StoreError};
+use crate::tail::{Range, StreamState, Tail, UploadedPart};
+use crate::types::{ObjectId, StreamId, StreamOffset};
+
+/// A stream's part of an upload, ready to be committed.
+pub(crate) struct UploadPart {
+    pub(crate) stream: Arc<StreamState>,
+    pub(crate) uploaded_end: StreamOffset,
+    pub(crate) checkpoint: Option<Bytes>,
+    /// In the upload's object.
+    pub(crate) range: Option<ObjectRange>,
+}
+
+/// Run to the end even if the caller does not wait for it.
+async fn detached<T: Send + 'static>(
+    work: impl Future<Output = Result<T, StoreError>> + Send + 'static,
+) -> Result<T, StoreError> {
+    tokio::spawn(work).await.unwrap_or_else(|error| Err(StoreError::Failed(error.to_string())))
+}
+
+impl Shared {
+    /// The right to change the catalog; refused after close.
+    async fn begin_commit(&self) -> Result<MutexGuard<'_, Counters>, StoreError> {
+        let counters = self.committing.lock().await;
+        // A WAL that has failed stops appends; topics can still be listed and deleted.
+        if let Some(StoreError::Closed) = self.failure() {
+            return Err(StoreError::Closed);
+        }
+        Ok(counters)
+    }
+
+    async fn write_catalog(&self, changes: Vec<Change>) -> Result<(), StoreError> {
+        let catalog = self.catalog.clone();
+        let commit = move || catalog.commit(&changes);
+        let result = tokio::task::spawn_blocking(commit)
+            .await
+            .map_err(|error| StoreError::Failed(error.to_string()))?;
+        result.map_err(StoreError::Catalog)
+    }
+
+    pub(crate) async fn new_stream_ids(
+        self: &Arc<Self>,
+        count: u32,
+    ) -> Result<Vec<StreamId>, StoreError> {
+        let shared = self.clone();
+        detached(async move {
+            let mut counters = shared.begin_commit().await?;
+            let first = counters.next_stream_id;
+            let next = first + u64::from(count);
+            shared.write_catalog(vec![Change::NextStreamId(StreamId(next))]).await?;
+            counters.next_stream_id = next;
+            Ok((first..next).map(StreamId).collect())
+        })
+        .await
+    }
+
+    /// A number for an object. It becomes durable with the object; one that is not committed may be used again after a restart,
+    /// under another name.
+    pub(crate) async fn new_object_id(&self) -> ObjectId {
+        let mut counters = self.committing.lock().await;
+        counters.next_object_id += 1;
+        ObjectId(counters.next_object_id - 1)
+    }
+
+    pub(crate) async fn commit(self: &Arc<Self>, changes: Vec<Change>) -> Result<(), StoreError> {
+        let shared = self.clone();
+        detached(async move {
+            let counters = shared.begin_commit().await?;
+            let retired = shared.check(&changes, &counters)?;
+            let mut all = changes.clone();
+            all.extend(retired.iter().copied().map(Change::RetireObject));
+            shared.write_catalog(all).await?;
+            for change in changes {
+                shared.apply(change);
+            }
+            shared.retire(&retired);
+            // Deleted and trimmed streams may have made room in the log cache.
+            shared.room.open();
+            Ok(())
+        })
+        .await
+    }
+
+    /// Refuse what makes no sense; returns the objects that nobody refers to any more after the changes.
+    fn check(&self, changes: &[Change], counters: &Counters) -> Result<Vec<ObjectId>, StoreError> {
+        let invalid = |message: String| Err(StoreError::InvalidChange(message));
+        let mut touched = HashSet::new();
+        let mut dropped: HashMap<ObjectId, u64> = HashMap::new();
+        for change in changes {
+            let (id, to) = match change {
+                Change::CreateStream { id, kind } => {
+                    if id.0 >= counters.next_stream_id
+                        || self.streams.read().contains_key(id)
+                        || !touched.insert(*id)
+                    {
+                        return invalid(format!("stream id {id} is not a fresh one"));
+                    }
+                    if *kind > crate::types::KIND_STATE {
+                        return invalid(format!("stream kind {kind} is not known"));
+                    }
+                    continue;
+                }
+                Change::PutMeta { .. } | Change::DeleteMeta(_) => continue,
+                Change::DeleteStream(id) => (*id, None),
+                Change::TrimStream { id, to } => (*id, Some(*to)),
+                Change::BindWal(_)
+                | Change::NextStreamId(_)
+                | Change::AddObject(_)
+                | Change::Uploaded(_)
+                | Change::RetireObject(_)
+                | Change::ForgetObject(_) => {
+                    return invalid(format!("only the store itself may do this: {change:?}"));
+                }
+            };
+            let Some(stream) = self.streams.read().get(&id).cloned() else {
+                return invalid(format!("there is no stream {id}"));
+            };
+            if !touched.insert(id) {
+                return invalid(format!("stream {id} is changed twice in one list"));
+            }
+            let durable = self.wal.durable();
+            let tail = stream.tail.lock();
+            if let Some(to) = to
+                && !(tail.start..=tail.durable_end(durable)).contains(&to)
+            {
+                let (start, end) = (tail.start, tail.durable_end(durable));
+                return invalid(format!(
+                    "stream {id} can be trimmed to {start}..={end}, not to {to}"
+                ));
+            }
+            for range in tail.ranges().take_while(|range| to.is_none_or(|to| range.end <= to)) {
+                *dropped.entry(range.object.id).or_default() += 1;
+            }
+        }
+        let table = self.object_table.lock();
+        let unused = dropped
+            .into_iter()
+            .filter(|(id, dropped)| table.live.get(id).is_some_and(|(_, live)| live == dropped));
+        let mut unused: Vec<_> = unused.map(|(id, _)| id).collect();
+        unused.sort_unstable();
+        Ok(unused)
+    }
+
+    fn apply(&self, change: Change) {
+        match change {
+            Change::CreateStream { id, kind } => {
+                let stream = StreamState::new(id, kind, Tail::default());
+                self.streams.write().insert(id, Arc::new(stream));
+            }
+            Change::DeleteStream(id) => {
+                let Some(stream) = self.streams.write().remove(&id) else { return };
+                let (released, gone) = {
+                    let mut tail = stream.tail.lock();
+                    let deleted = tail.delete();
+                    tail.wake_watchers();
+                    deleted
+                };
+                self.cache.release(released);
+                self.drop_ranges(&gone);
+            }
+            Change::TrimStream { id, to } => {
+                let Some(stream) = self.streams.read().get(&id).cloned() else { return };
+                let (released, gone) = stream.tail.lock().trim(to);
+                self.cache.release(released);
+                self.drop_ranges(&gone);
+            }
+            Change::PutMeta { key, value } => drop(self.meta.write().insert(key, value)),
+            Change::DeleteMeta(key) => drop(self.meta.write().remove(&key)),
+            Change::BindWal(_)
+            | Change::NextStreamId(_)
+            | Change::AddObject(_)
+            | Change::Uploaded(_)
+            | Change::RetireObject(_)
+            | Change::ForgetObject(_) => unreachable!("refused by check"),
+        }
+    }
+
+    fn drop_ranges(&self, gone: &[Range]) {
+        let mut table = self.object_table.lock();
+        for range in gone {
+            if let Some((_, live)) = table.live.get_mut(&range.object.id) {
+                *live -= 1;
+            }
+        }
+    }
+
+    /// Hand unused objects to the janitor.
+    fn retire(&self, unused: &[ObjectId]) {
+        let mut table = self.object_table.lock();
+        for id in unused {
+            if let Some((info, live)) = table.live.remove(id) {
+                assert_eq!(live, 0, "object {id} is retired while it is in use");
+                table.retired.insert(*id, info);
+            }
+        }
+        if !unused.is_empty() {
+            self.retired.notify_one();
+        }
+    }
+
+    /// Commit an upload: its object, ranges and checkpoints at once. False if the object turned out to be of no use,
+    /// because its streams were deleted or trimmed meanwhile; it is not in the catalog then.
+    ///
+    /// May be repeated after an error: the commit either happened or it did not, and both are fine.
+    pub(crate) async fn commit_upload(
+        self: &Arc<Self>,
+        object: Option<Arc<ObjectInfo>>,
+        parts: &Arc<Vec<UploadPart>>,
+    ) -> Result<bool, StoreError> {
+        let (shared, parts) = (self.clone(), parts.clone());
+        detached(async move {
+            let _counters = shared.begin_commit().await?;
+            let mut changes = Vec::with_capacity(parts.len() + 1);
+            let mut applied = Vec::with_capacity(parts.len());
+            let mut live = 0;
+            for part in &*parts {
+                let tail = part.stream.tail.lock();
+                if tail.deleted {
+                    continue;
+                }
+                let start = if part.stream.is_state() {
+                    tail.start.max(part.uploaded_end)
+                } else {
+                    tail.start
+                };
+                let range = part.range.clone().filter(|range| range.end > start);
+                live += u64::from(range.is_some());
+                let object = object.as_ref();
+                applied.push((
+                    part.stream.clone(),
+                    UploadedPart {
+                        uploaded_end: part.uploaded_end,
+                        start,
+                        checkpoint: part.checkpoint.clone(),
+                        range: range.as_ref().map(|range| Range {
+                            object: object.expect("a range lies in the upload's object").clone(),
+                            start: range.start,
+                            end: range.end,
+                            payload_bytes: range.payload_bytes,
+                            max_timestamp_ms: range.max_timestamp_ms,
+                        }),
+                    },
+                ));
+                changes.push(Change::Uploaded(Uploaded {
+                    stream: part.stream.id,
+                    uploaded_end: part.uploaded_end,
+                    start,
+                    checkpoint: part.checkpoint.clone(),
+                    range,
+                }));
+            }
+            let object = object.filter(|_| live > 0);
+            if let Some(object) = &object {
+                changes.insert(0, Change::AddObject(ObjectInfo::clone(object)));
+            }
+            if !changes.is_empty() {
+                shared.write_catalog(changes).await?;
+            }
+            if let Some(object) = &object {
+                shared.object_table.lock().live.insert(object.id, (object.clone(), live));
+                shared.numbers.uploaded_bytes.fetch_add(object.size_bytes, Ordering::Relaxed);
+            }
+            shared.numbers.uploads.fetch_add(1, Ordering::Relaxed);
+            for (stream, part) in applied {
+                let up_to = part.uploaded_end;
+                let released = stream.tail.lock().uploaded(part);
+                shared.cache.release(released);
+                shared.cache.offer(stream, up_to);
+            }
+            shared.cache.evict_to_bound();
+            Ok(object.is_some())
+        })
+        .await
+    }
+
+    /// The janitor has deleted these objects from the object store.
+    pub(crate) async fn forget(self: &Arc<Self>, ids: Vec<ObjectId>) -> Result<(), StoreError> {
+        let shared = self.clone();
+        detached(async move {
+            let _counters = shared.begin_commit().await?;
+            shared.write_catalog(ids.iter().copied().map(Change::ForgetObject).collect()).await?;
+            let mut table = shared.object_table.lock();
+            for id in &ids {
+                table.retired.remove(id);
+            }
+            Ok(())
+        })
+        .await
+    }
+}

@@ -1,0 +1,536 @@
+//! Objects: encoding and verified decoding, without I/O. Layout and arguments: `docs/format/object.md`.
+
+use bytes::{BufMut, Bytes, BytesMut};
+use uuid::Uuid;
+
+use crate::types::{Batch, StreamId, StreamOffset};
+
+const HEADER_MAGIC: [u8; 8] = *b"ALLUVOBJ";
+const FOOTER_MAGIC: [u8; 8] = *b"ALLUVEND";
+const VERSION: u32 = 1;
+
+/// magic, version, CRC32C of the rest, nonce.
+pub(crate) const HEADER_BYTES: usize = 8 + 4 + 4 + 16;
+/// base, count, payload length, greatest timestamp.
+pub(crate) const ENTRY_BYTES: usize = 8 + 4 + 4 + 8;
+/// stream, start, end, position, length, entries, greatest timestamp, CRC32C, reserved.
+pub(crate) const INDEX_ENTRY_BYTES: usize = 8 + 8 + 8 + 8 + 4 + 4 + 8 + 4 + 4;
+/// index position, index length, index CRC32C, version, nonce, reserved, magic, CRC32C of all before.
+pub(crate) const FOOTER_BYTES: usize = 8 + 8 + 4 + 4 + 16 + 12 + 8 + 4;
+const _: () = assert!(
+    HEADER_BYTES == 32 && ENTRY_BYTES == 24 && INDEX_ENTRY_BYTES == 56 && FOOTER_BYTES == 64
+);
+
+/// A block is closed before it would grow past this. A larger batch has a block to itself.
+pub(crate) const BLOCK_TARGET_BYTES: usize = 1 << 20;
+
+/// Bytes of an object that are not what its index or the catalog says. `position` is a byte of the object.
+#[derive(Debug, thiserror::Error)]
+#[error("damaged at byte {position}: {reason}")]
+pub struct Damage {
+    /// Where.
+    pub position: u64,
+    /// What is wrong there.
+    pub reason: String,
+}
+
+fn damage<T>(position: u64, reason: impl Into<String>) -> Result<T, Damage> {
+    Err(Damage { position, reason: reason.into() })
+}
+
+/// A data block, as the index describes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Block {
+    /// All its batches are of this stream.
+    pub stream: StreamId,
+    /// First offset of its first batch.
+    pub start: StreamOffset,
+    /// Offset after its last batch.
+    pub end: StreamOffset,
+    /// Where it starts in the object.
+    pub position: u64,
+    /// Its length.
+    pub len_bytes: u32,
+    /// Number of batches.
+    pub entries: u32,
+    /// Greatest timestamp of its batches.
+    pub max_timestamp_ms: i64,
+    /// Of its bytes.
+    pub crc32c: u32,
+}
+
+impl Block {
+    /// The position after its last byte.
+    pub fn position_end(&self) -> u64 {
+        self.position + u64::from(self.len_bytes)
+    }
+}
+
+/// Encodes an object piece by piece; holds one block and the index.
+pub(crate) struct Encoder {
+    nonce: Uuid,
+    /// Of the open block in the object.
+    position: u64,
+    data: BytesMut,
+    open: Option<Block>,
+    index: Vec<Block>,
+}
+
+/// What the catalog keeps to read an object without its footer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Summary {
+    pub(crate) size_bytes: u64,
+    pub(crate) index_position: u64,
+    pub(crate) index_bytes: u64,
+    pub(crate) index_crc32c: u32,
+}
+
+impl Encoder {
+    /// An encoder and the object's first piece.
+    pub(crate) fn new(nonce: Uuid) -> (Self, Bytes) {
+        let mut header = BytesMut::with_capacity(HEADER_BYTES);
+        header.put_slice(&HEADER_MAGIC);
+        header.put_u32_le(VERSION);
+        header.put_u32_le(header_crc(&header, nonce.as_bytes()));
+        header.put_slice(nonce.as_bytes());
+        let encoder = Self {
+            nonce,
+            position: HEADER_BYTES as u64,
+            data: BytesMut::new(),
+            open: None,
+            index: Vec::new(),
+        };
+        (encoder, header.freeze())
+    }
+
+    /// Add a batch; returns a block that it has completed. Streams come in ascending order, each one's batches in offset order.
+    pub(crate) fn push(&mut self, stream: StreamId, batch: &Batch) -> Option<Bytes> {
+        let len_bytes = ENTRY_BYTES + batch.payload.len();
+        let fits = self.open.as_ref().is_some_and(|open| {
+            open.stream == stream && self.data.len() + len_bytes <= BLOCK_TARGET_BYTES
+        });
+        let sealed = if fits { None } else { self.seal() };
+        if let Some(before) = self.open.as_ref().or(self.index.last()) {
+            assert!(
+                before.stream < stream || (before.stream == stream && before.end <= batch.base),
+                "batch {} of stream {stream} follows offset {} of stream {}",
+                batch.base,
+                before.end,
+                before.stream
+            );
+        }
+        let open = self.open.get_or_insert_with(|| Block {
+            stream,
+            start: batch.base,
+            end: batch.base,
+            position: self.position,
+            len_bytes: 0,
+            entries: 0,
+            max_timestamp_ms: batch.max_timestamp_ms,
+            crc32c: 0,
+        });
+        open.end = batch.end();
+        open.entries += 1;
+        open.max_timestamp_ms = open.max_timestamp_ms.max(batch.max_timestamp_ms);
+        self.data.reserve(len_bytes);
+        self.data.put_u64_le(batch.base.0);
+        self.data.put_u32_le(batch.count);
+        self.data.put_u32_le(
+            u32::try_from(batch.payload.len())
+                .expect("a batch is bounded by the WAL's record limit"),
+        );
+        self.data.put_i64_le(batch.max_timestamp_ms);
+        self.data.put_slice(&batch.payload);
+        sealed
+    }
+
+    fn seal(&mut self) -> Option<Bytes> {
+        let mut block = self.open.take()?;
+        let data = std::mem::take(&mut self.data).freeze();
+        block.len_bytes =
+            u32::try_from(data.len()).expect("a block is one batch or at most the target size");
+        block.crc32c = crc32c::crc32c(&data);
+        self.position = block.position_end();
+        self.index.push(block);
+        Some(data)
+    }
+
+    /// The object's last pieces: the open block, then index and footer.
+    pub(crate) fn finish(mut self) -> (Option<Bytes>, Bytes, Summary) {
+        let last = self.seal();
+        let mut tail = BytesMut::with_capacity(self.index.len() * INDEX_ENTRY_BYTES + FOOTER_BYTES);
+        for block in &self.index {
+            tail.put_u64_le(block.stream.0);
+            tail.put_u64_le(block.start.0);
+            tail.put_u64_le(block.end.0);
+            tail.put_u64_le(block.position);
+            tail.put_u32_le(block.len_bytes);
+            tail.put_u32_le(block.entries);
+            tail.put_i64_le(block.max_timestamp_ms);
+            tail.put_u32_le(block.crc32c);
+            tail.put_u32_le(0);
+        }
+        let index_bytes = tail.len() as u64;
+        let index_crc32c = crc32c::crc32c(&tail);
+        let footer_at = tail.len();
+        tail.put_u64_le(self.position);
+        tail.put_u64_le(index_bytes);
+        tail.put_u32_le(index_crc32c);
+        tail.put_u32_le(VERSION);
+        tail.put_slice(self.nonce.as_bytes());
+        tail.put_bytes(0, 12);
+        tail.put_slice(&FOOTER_MAGIC);
+        tail.put_u32_le(crc32c::crc32c(&tail[footer_at..]));
+        let summary = Summary {
+            size_bytes: self.position + tail.len() as u64,
+            index_position: self.position,
+            index_bytes,
+            index_crc32c,
+        };
+        (last, tail.freeze(), summary)
+    }
+}
+
+/// Over magic, version and nonce: all of the header but the checksum itself.
+fn header_crc(magic_and_version: &[u8], nonce: &[u8]) -> u32 {
+    crc32c::crc32c_append(crc32c::crc32c(magic_and_version), nonce)
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("4 bytes"))
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"))
+}
+
+/// The blocks of an object, from the bytes of its index at `position`. Verifies the checksum, and that the blocks
+/// tile the object from its header to the index, sorted by stream and offset.
+pub(crate) fn decode_index(position: u64, bytes: &[u8], crc32c: u32) -> Result<Vec<Block>, Damage> {
+    if crc32c::crc32c(bytes) != crc32c {
+        return damage(position, "the index does not match its checksum");
+    }
+    if !bytes.len().is_multiple_of(INDEX_ENTRY_BYTES) {
+        return damage(
+            position,
+            format!("an index of {} bytes is not a whole number of entries", bytes.len()),
+        );
+    }
+    let mut blocks: Vec<Block> = Vec::with_capacity(bytes.len() / INDEX_ENTRY_BYTES);
+    let mut tiled_to = HEADER_BYTES as u64;
+    for (number, entry) in bytes.chunks_exact(INDEX_ENTRY_BYTES).enumerate() {
+        let at = position + (number * INDEX_ENTRY_BYTES) as u64;
+        let block = Block {
+            stream: StreamId(u64_at(entry, 0)),
+            start: StreamOffset(u64_at(entry, 8)),
+            end: StreamOffset(u64_at(entry, 16)),
+            position: u64_at(entry, 24),
+            len_bytes: u32_at(entry, 32),
+            entries: u32_at(entry, 36),
+            max_timestamp_ms: u64_at(entry, 40).cast_signed(),
+            crc32c: u32_at(entry, 48),
+        };
+        let ordered = blocks.last().is_none_or(|before| {
+            before.stream < block.stream
+                || (before.stream == block.stream && before.end <= block.start)
+        });
+        if block.position != tiled_to
+            || block.entries == 0
+            || block.start >= block.end
+            || !ordered
+            || u32_at(entry, 52) != 0
+        {
+            return damage(at, format!("index entry {number} is impossible: {block:?}"));
+        }
+        // Bounded by the object's size: the sum of the lengths has to meet the index.
+        tiled_to = match tiled_to.checked_add(u64::from(block.len_bytes)) {
+            Some(end) if end <= position => end,
+            _ => return damage(at, format!("index entry {number} reaches beyond the data")),
+        };
+        blocks.push(block);
+    }
+    if tiled_to != position {
+        return damage(position, format!("the blocks end at {tiled_to}"));
+    }
+    Ok(blocks)
+}
+
+/// The batches of a block. Verifies length and checksum, and that the entries are what the index says.
+pub(crate) fn decode_block(block: &Block, bytes: &Bytes) -> Result<Vec<Batch>, Damage> {
+    if bytes.len() as u64 != u64::from(block.len_bytes) {
+        return damage(
+            block.position,
+            format!("{} bytes were read of a block of {}", bytes.len(), block.len_bytes),
+        );
+    }
+    if crc32c::crc32c(bytes) != block.crc32c {
+        return damage(block.position, "the block does not match its checksum");
+    }
+    let mut batches: Vec<Batch> =
+        Vec::with_capacity(bytes.len().min(block.entries as usize * ENTRY_BYTES) / ENTRY_BYTES);
+    let mut at = 0;
+    while at < bytes.len() {
+        let position = block.position + at as u64;
+        let Some(entry) = bytes.get(at..at + ENTRY_BYTES) else {
+            return damage(position, "an entry is cut off");
+        };
+        let (base, count) = (u64_at(entry, 0), u32_at(entry, 8));
+        let payload_at = at + ENTRY_BYTES;
+        let payload_end = payload_at + u32_at(entry, 12) as usize;
+        let follows = batches.last().is_none_or(|before| before.end().0 <= base);
+        if payload_end > bytes.len()
+            || count == 0
+            || base.checked_add(u64::from(count)).is_none()
+            || !follows
+        {
+            return damage(
+                position,
+                format!("an impossible entry: {count} records at offset {base}"),
+            );
+        }
+        batches.push(Batch {
+            base: StreamOffset(base),
+            count,
+            max_timestamp_ms: u64_at(entry, 16).cast_signed(),
+            payload: bytes.slice(payload_at..payload_end),
+        });
+        at = payload_end;
+    }
+    let as_indexed = batches.len() == block.entries as usize
+        && batches.first().is_some_and(|first| first.base == block.start)
+        && batches.last().is_some_and(|last| last.end() == block.end)
+        && batches.iter().map(|batch| batch.max_timestamp_ms).max() == Some(block.max_timestamp_ms);
+    if !as_indexed {
+        return damage(block.position, "the entries are not what the index says");
+    }
+    Ok(batches)
+}
+
+/// Read a whole object without the catalog: for tools, and for rebuilding a catalog. Verifies every byte but the data
+/// blocks, which [`Whole::batches`] does.
+#[derive(Debug)]
+pub struct Whole {
+    bytes: Bytes,
+    /// Random, also in the object's name.
+    pub nonce: Uuid,
+    /// Its blocks in order.
+    pub blocks: Vec<Block>,
+}
+
+impl Whole {
+    /// Check header, footer and index.
+    pub fn open(bytes: Bytes) -> Result<Self, Damage> {
+        if bytes.len() < HEADER_BYTES + FOOTER_BYTES {
+            return damage(0, format!("{} bytes are too short for an object", bytes.len()));
+        }
+        let header = &bytes[..HEADER_BYTES];
+        if header[..8] != HEADER_MAGIC {
+            return damage(0, "not an object: the magic is missing");
+        }
+        if u32_at(header, 12) != header_crc(&header[..12], &header[16..]) {
+            return damage(0, "the header does not match its checksum");
+        }
+        if u32_at(header, 8) != VERSION {
+            return damage(
+                8,
+                format!("format version {} is not known, only {VERSION}", u32_at(header, 8)),
+            );
+        }
+        let footer_at = bytes.len() - FOOTER_BYTES;
+        let footer = &bytes[footer_at..];
+        let footer_position = footer_at as u64;
+        if u32_at(footer, 60) != crc32c::crc32c(&footer[..60]) {
+            return damage(footer_position, "the footer does not match its checksum");
+        }
+        if footer[52..60] != FOOTER_MAGIC
+            || u32_at(footer, 20) != VERSION
+            || footer[24..40] != header[16..]
+            || footer[40..52] != [0; 12]
+        {
+            return damage(footer_position, "the footer does not belong to the header");
+        }
+        let (index_position, index_bytes) = (u64_at(footer, 0), u64_at(footer, 8));
+        if index_position < HEADER_BYTES as u64
+            || index_position.checked_add(index_bytes) != Some(footer_position)
+        {
+            return damage(
+                footer_position,
+                format!(
+                    "an index of {index_bytes} bytes at {index_position} does not end at the footer"
+                ),
+            );
+        }
+        let index_at = usize::try_from(index_position).expect("below the length of the bytes");
+        let blocks = decode_index(index_position, &bytes[index_at..footer_at], u32_at(footer, 16))?;
+        let nonce = Uuid::from_slice(&header[16..]).expect("16 bytes");
+        Ok(Self { bytes, nonce, blocks })
+    }
+
+    /// The batches of a block.
+    pub fn batches(&self, block: &Block) -> Result<Vec<Batch>, Damage> {
+        // The index was checked to tile the object, so the positions are inside.
+        let at = usize::try_from(block.position).expect("below the length of the bytes");
+        decode_block(block, &self.bytes.slice(at..at + block.len_bytes as usize))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn batch(base: u64, count: u32, len_bytes: usize) -> Batch {
+        let payload: Vec<u8> = (0..len_bytes).map(|i| (base as usize * 31 + i * 7) as u8).collect();
+        Batch {
+            base: StreamOffset(base),
+            count,
+            max_timestamp_ms: 1000 - base.cast_signed(),
+            payload: payload.into(),
+        }
+    }
+
+    type Content = Vec<(StreamId, Batch)>;
+
+    fn encode(content: &Content) -> (Bytes, Summary) {
+        let (mut encoder, header) = Encoder::new(Uuid::from_u128(0x1234_5678));
+        let mut object = BytesMut::from(&header[..]);
+        for (stream, batch) in content {
+            if let Some(block) = encoder.push(*stream, batch) {
+                object.put_slice(&block);
+            }
+        }
+        let (last, tail, summary) = encoder.finish();
+        object.put_slice(&last.unwrap_or_default());
+        object.put_slice(&tail);
+        assert_eq!(object.len() as u64, summary.size_bytes);
+        (object.freeze(), summary)
+    }
+
+    fn decode(bytes: Bytes) -> Result<Content, Damage> {
+        let object = Whole::open(bytes)?;
+        let mut content = Vec::new();
+        for block in &object.blocks {
+            content.extend(object.batches(block)?.into_iter().map(|batch| (block.stream, batch)));
+        }
+        Ok(content)
+    }
+
+    fn small() -> Content {
+        vec![
+            (StreamId(1), batch(0, 2, 5)),
+            (StreamId(1), batch(2, 1, 0)),
+            (StreamId(1), batch(9, 1, 3)), // a gap before it
+            (StreamId(2), batch(u64::from(u32::MAX), u32::MAX, 4)),
+            (StreamId(u64::MAX), batch(7, 1, 1)),
+        ]
+    }
+
+    #[test]
+    fn what_goes_in_comes_out() {
+        let (bytes, summary) = encode(&small());
+        let object = Whole::open(bytes.clone()).unwrap();
+        assert_eq!(object.nonce, Uuid::from_u128(0x1234_5678));
+        assert_eq!(object.blocks.len(), 3, "a block holds one stream");
+        assert_eq!(object.blocks[0].end, StreamOffset(10));
+        assert_eq!(
+            object.blocks[1].end,
+            StreamOffset(u64::from(u32::MAX) * 2),
+            "offsets have 64 bits"
+        );
+        assert_eq!(summary.index_bytes, 3 * INDEX_ENTRY_BYTES as u64);
+        assert_eq!(decode(bytes).unwrap(), small());
+        assert_eq!(
+            decode(encode(&Vec::new()).0).unwrap(),
+            Vec::new(),
+            "an empty object is an object"
+        );
+    }
+
+    #[test]
+    fn blocks_have_about_the_target_size() {
+        let quarter = BLOCK_TARGET_BYTES / 4;
+        let mut content: Content = (0..10).map(|i| (StreamId(1), batch(i, 1, quarter))).collect();
+        content.push((StreamId(1), batch(10, 1, 3 * BLOCK_TARGET_BYTES)));
+        content.push((StreamId(1), batch(11, 1, 1)));
+        let (bytes, _) = encode(&content);
+        let object = Whole::open(bytes.clone()).unwrap();
+        let entries: Vec<_> = object.blocks.iter().map(|block| block.entries).collect();
+        assert_eq!(entries, [3, 3, 3, 1, 1, 1], "a large batch has a block to itself");
+        assert_eq!(decode(bytes).unwrap(), content);
+    }
+
+    /// Every bit of a small object flipped, one at a time, and every truncation: an error, never other content, never a panic.
+    #[test]
+    fn every_flipped_bit_and_every_truncation_is_noticed() {
+        let (bytes, _) = encode(&small());
+        for at in 0..bytes.len() {
+            for bit in 0..8 {
+                let mut flipped = bytes.to_vec();
+                flipped[at] ^= 1 << bit;
+                assert!(decode(flipped.into()).is_err(), "bit {bit} of byte {at}");
+            }
+        }
+        for len in 0..bytes.len() {
+            assert!(decode(bytes.slice(..len)).is_err(), "cut at {len}");
+            assert!(decode(bytes.slice(len + 1..)).is_err(), "begun at {}", len + 1);
+        }
+        let mut longer = bytes.to_vec();
+        longer.push(0);
+        assert!(decode(longer.into()).is_err());
+    }
+
+    proptest::proptest! {
+        /// Damage whose checksums were "repaired", as a defect of a writer would leave it: no panic, whatever it says.
+        #[test]
+        fn nonsense_with_good_checksums_does_not_panic(
+            index_patches in proptest::collection::vec((0usize..168, proptest::num::u8::ANY), 0..6),
+            data_patches in proptest::collection::vec((0usize..134, proptest::num::u8::ANY), 0..6),
+        ) {
+            let (bytes, summary) = encode(&small());
+            let mut bytes = bytes.to_vec();
+            let data_len = usize::try_from(summary.index_position).unwrap() - HEADER_BYTES;
+            for (at, value) in data_patches {
+                bytes[HEADER_BYTES + at % data_len] ^= value;
+            }
+            let index_at = usize::try_from(summary.index_position).unwrap();
+            for (at, value) in index_patches {
+                bytes[index_at + at] ^= value;
+            }
+            let mut index = bytes[index_at..index_at + usize::try_from(summary.index_bytes).unwrap()].to_vec();
+            for entry in index.chunks_exact_mut(INDEX_ENTRY_BYTES) {
+                let at = u64_at(entry, 24);
+                let end = at.saturating_add(u64::from(u32_at(entry, 32)));
+                if let Some(data) = usize::try_from(at).ok().zip(usize::try_from(end).ok()).and_then(|(a, e)| bytes.get(a..e)) {
+                    let crc = crc32c::crc32c(data);
+                    entry[48..52].copy_from_slice(&crc.to_le_bytes());
+                }
+            }
+            if let Ok(blocks) = decode_index(summary.index_position, &index, crc32c::crc32c(&index)) {
+                for block in &blocks {
+                    let at = usize::try_from(block.position).unwrap();
+                    let data = Bytes::copy_from_slice(&bytes[at..at + block.len_bytes as usize]);
+                    if let Ok(batches) = decode_block(block, &data) {
+                        proptest::prop_assert_eq!(batches[0].base, block.start);
+                        proptest::prop_assert_eq!(batches[batches.len() - 1].end(), block.end);
+                    }
+                }
+            }
+        }
+    }
+
+    /// An object of format version 1. It must decode in every later version of this code.
+    #[test]
+    fn version_1_still_decodes() {
+        let content: Content = vec![(
+            StreamId(3),
+            Batch {
+                base: StreamOffset(5),
+                count: 2,
+                max_timestamp_ms: -1,
+                payload: Bytes::from_static(b"alluvium"),
+            },
+        )];
+        let bytes = Bytes::from_static(include_bytes!("../tests/data/object-v1.bin"));
+        assert_eq!(decode(bytes.clone()).unwrap(), content);
+        assert_eq!(encode(&content).0, bytes, "and is still written so");
+    }
+}

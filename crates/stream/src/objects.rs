@@ -1,0 +1,355 @@
+//! The object store: writing objects in bounded memory, reading them with verification and a small cache.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use object_store::local::LocalFileSystem;
+use object_store::{ObjectStore, ObjectStoreExt, PutPayload, WriteMultipart};
+use quick_cache::Weighter;
+use quick_cache::sync::Cache;
+
+use crate::catalog::ObjectInfo;
+use crate::object::{self, Block, Damage};
+use crate::types::{Batch, ObjectId, StreamId, StreamOffset};
+
+/// Objects up to this size are one PUT; larger ones are written in parts of this size. At least 5 MiB, S3's minimum.
+const PART_BYTES: usize = 8 << 20;
+/// Parts in flight: with the one being filled, the memory that an upload takes.
+const PARTS_IN_FLIGHT: usize = 4;
+/// One GET fetches neighbouring blocks up to this size.
+const READ_BYTES: u64 = 8 << 20;
+
+/// An object could not be written, read or deleted.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum ObjectError {
+    /// The object store refused or could not be reached.
+    #[error("object {name}: {source}")]
+    Store {
+        /// Its path in the object store.
+        name: String,
+        /// Cause.
+        source: Arc<object_store::Error>,
+    },
+    /// It is not what was written.
+    #[error("object {name}: {source}")]
+    Damaged {
+        /// Its path in the object store.
+        name: String,
+        /// Where and what.
+        source: Arc<Damage>,
+    },
+}
+
+impl ObjectError {
+    fn store(name: &str, source: object_store::Error) -> Self {
+        Self::Store { name: name.into(), source: Arc::new(source) }
+    }
+
+    fn damaged(name: &str, source: Damage) -> Self {
+        Self::Damaged { name: name.into(), source: Arc::new(source) }
+    }
+
+    pub(crate) fn is_not_found(&self) -> bool {
+        matches!(self, Self::Store { source, .. } if matches!(**source, object_store::Error::NotFound { .. }))
+    }
+}
+
+/// A local directory as an object store, created if it is not there. Its writes are on stable storage when they
+/// complete; `LocalFileSystem` does not do that by default, and the WAL is trimmed on the strength of it.
+pub fn local_objects(directory: &Path) -> Result<Arc<dyn ObjectStore>, object_store::Error> {
+    let failed = |source| object_store::Error::Generic { store: "LocalFileSystem", source };
+    std::fs::create_dir_all(directory)
+        .map_err(|e| failed(format!("can not create {}: {e}", directory.display()).into()))?;
+    Ok(Arc::new(LocalFileSystem::new_with_prefix(directory)?.with_fsync(true)))
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Key {
+    Index(ObjectId),
+    /// By position.
+    Block(ObjectId, u64),
+}
+
+#[derive(Clone)]
+enum Cached {
+    Index(Arc<Vec<Block>>),
+    Block(Arc<Vec<Batch>>, u32),
+}
+
+#[derive(Clone)]
+struct ByBytes;
+
+impl Weighter<Key, Cached> for ByBytes {
+    fn weight(&self, _: &Key, value: &Cached) -> u64 {
+        match value {
+            Cached::Index(blocks) => (blocks.len() * size_of::<Block>()) as u64 + 64,
+            Cached::Block(batches, len_bytes) => {
+                u64::from(*len_bytes) + (batches.len() * size_of::<Batch>()) as u64
+            }
+        }
+    }
+}
+
+/// The object store with a cache of verified blocks and indexes.
+pub(crate) struct Objects {
+    store: Arc<dyn ObjectStore>,
+    cache: Cache<Key, Cached, ByBytes>,
+}
+
+impl Objects {
+    pub(crate) fn new(store: Arc<dyn ObjectStore>, cache_bytes: u64) -> Self {
+        let expected_items =
+            usize::try_from(cache_bytes >> 18).unwrap_or(usize::MAX).clamp(16, 1 << 20);
+        Self { store, cache: Cache::with_weighter(expected_items, cache_bytes, ByBytes) }
+    }
+
+    pub(crate) fn store(&self) -> &Arc<dyn ObjectStore> {
+        &self.store
+    }
+
+    pub(crate) fn cached_bytes(&self) -> u64 {
+        self.cache.weight()
+    }
+
+    /// Delete an object; one that is not there counts as deleted.
+    pub(crate) async fn delete(&self, name: &str) -> Result<(), ObjectError> {
+        match self.store.delete(&name.into()).await {
+            Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
+            Err(error) => Err(ObjectError::store(name, error)),
+        }
+    }
+
+    /// The blocks that hold `stream`, in offset order.
+    pub(crate) async fn blocks(
+        &self,
+        object: &ObjectInfo,
+        stream: StreamId,
+    ) -> Result<StreamBlocks, ObjectError> {
+        let key = Key::Index(object.id);
+        let index = match self.cache.get(&key) {
+            Some(Cached::Index(index)) => index,
+            _ => {
+                let range = object.index_position..object.index_position + object.index_bytes;
+                let bytes = self.get(object, range).await?;
+                let index =
+                    object::decode_index(object.index_position, &bytes, object.index_crc32c)
+                        .map_err(|damage| ObjectError::damaged(&object.name, damage))?;
+                let index = Arc::new(index);
+                self.cache.insert(key, Cached::Index(index.clone()));
+                index
+            }
+        };
+        let first = index.partition_point(|block| block.stream < stream);
+        let end = index.partition_point(|block| block.stream <= stream);
+        Ok(StreamBlocks { index, first, end })
+    }
+
+    /// The batches of one block.
+    pub(crate) async fn batches(
+        &self,
+        object: &ObjectInfo,
+        block: &Block,
+    ) -> Result<Arc<Vec<Batch>>, ObjectError> {
+        Ok(self.read(object, std::slice::from_ref(block)).await?.remove(0))
+    }
+
+    /// The batches of the first of `blocks`, and of those after it that the same GET brought or the cache had.
+    async fn read(
+        &self,
+        object: &ObjectInfo,
+        blocks: &[Block],
+    ) -> Result<Vec<Arc<Vec<Batch>>>, ObjectError> {
+        let cached = |block: &Block| match self.cache.get(&Key::Block(object.id, block.position)) {
+            Some(Cached::Block(batches, _)) => Some(batches),
+            _ => None,
+        };
+        let found: Vec<_> = blocks.iter().map_while(cached).collect();
+        if !found.is_empty() {
+            return Ok(found);
+        }
+        // A stream's blocks are neighbours in the object.
+        let from = blocks[0].position;
+        let wanted = blocks
+            .iter()
+            .enumerate()
+            .take_while(|(i, block)| {
+                *i == 0 || (block.position_end() - from <= READ_BYTES && cached(block).is_none())
+            })
+            .count();
+        let bytes = self.get(object, from..blocks[wanted - 1].position_end()).await?;
+        let mut read = Vec::with_capacity(wanted);
+        for block in &blocks[..wanted] {
+            let at = usize::try_from(block.position - from).expect("within one read");
+            let end = (at + block.len_bytes as usize).min(bytes.len());
+            let slice = bytes.slice(at.min(end)..end);
+            // A cached block must own no more memory than it is charged for.
+            let slice = if wanted == 1 { slice } else { Bytes::copy_from_slice(&slice) };
+            let batches = object::decode_block(block, &slice)
+                .map_err(|damage| ObjectError::damaged(&object.name, damage))?;
+            let batches = Arc::new(batches);
+            self.cache.insert(
+                Key::Block(object.id, block.position),
+                Cached::Block(batches.clone(), block.len_bytes),
+            );
+            read.push(batches);
+        }
+        Ok(read)
+    }
+
+    /// Batches of `stream` that end after `from`, as far as the budget goes.
+    pub(crate) async fn fetch(
+        &self,
+        object: &ObjectInfo,
+        stream: StreamId,
+        from: StreamOffset,
+        budget: &mut Budget,
+    ) -> Result<Vec<Batch>, ObjectError> {
+        let blocks = self.blocks(object, stream).await?;
+        let blocks = blocks.after(from);
+        let mut taken = Vec::new();
+        let mut next = 0;
+        while next < blocks.len() {
+            // Read no further than the budget reaches: a block's bytes are nearly all payload.
+            let mut ahead = 0;
+            let wanted = blocks[next..].iter().take_while(|block| {
+                let wanted = ahead == 0 || ahead < budget.left_bytes();
+                ahead += block.len_bytes as usize;
+                wanted
+            });
+            let wanted = wanted.count();
+            for batches in self.read(object, &blocks[next..next + wanted]).await? {
+                next += 1;
+                for batch in batches.iter().filter(|batch| batch.end() > from) {
+                    if !budget.take(batch.payload.len()) {
+                        return Ok(taken);
+                    }
+                    taken.push(batch.clone());
+                }
+            }
+            if budget.left_bytes() == 0 {
+                break;
+            }
+        }
+        Ok(taken)
+    }
+
+    async fn get(
+        &self,
+        object: &ObjectInfo,
+        range: std::ops::Range<u64>,
+    ) -> Result<Bytes, ObjectError> {
+        if range.is_empty() {
+            return Ok(Bytes::new());
+        }
+        let path = object.name.as_str().into();
+        self.store
+            .get_range(&path, range)
+            .await
+            .map_err(|error| ObjectError::store(&object.name, error))
+    }
+}
+
+/// The blocks of one stream in one object.
+pub(crate) struct StreamBlocks {
+    index: Arc<Vec<Block>>,
+    first: usize,
+    end: usize,
+}
+
+impl StreamBlocks {
+    pub(crate) fn all(&self) -> &[Block] {
+        &self.index[self.first..self.end]
+    }
+
+    /// Those that end after `from`.
+    pub(crate) fn after(&self, from: StreamOffset) -> &[Block] {
+        let blocks = self.all();
+        &blocks[blocks.partition_point(|block| block.end <= from)..]
+    }
+}
+
+/// The payload that a fetch may still return: the first batch always fits.
+pub(crate) struct Budget {
+    left_bytes: usize,
+    first: bool,
+}
+
+impl Budget {
+    pub(crate) fn new(max_bytes: usize) -> Self {
+        Self { left_bytes: max_bytes, first: true }
+    }
+
+    /// Whether a batch of this size may be returned.
+    pub(crate) fn take(&mut self, len_bytes: usize) -> bool {
+        if !self.first && len_bytes > self.left_bytes {
+            self.left_bytes = 0;
+            return false;
+        }
+        self.first = false;
+        self.left_bytes = self.left_bytes.saturating_sub(len_bytes);
+        true
+    }
+
+    pub(crate) fn left_bytes(&self) -> usize {
+        self.left_bytes
+    }
+}
+
+/// Writes one object: a small one with a single PUT, a large one in parts, so that memory stays bounded.
+pub(crate) struct Writer<'a> {
+    store: &'a dyn ObjectStore,
+    name: &'a str,
+    small: Vec<Bytes>,
+    small_bytes: usize,
+    large: Option<WriteMultipart>,
+}
+
+impl<'a> Writer<'a> {
+    pub(crate) fn new(store: &'a dyn ObjectStore, name: &'a str) -> Self {
+        Self { store, name, small: Vec::new(), small_bytes: 0, large: None }
+    }
+
+    pub(crate) async fn write(&mut self, piece: Bytes) -> Result<(), ObjectError> {
+        if let Some(large) = &mut self.large {
+            large
+                .wait_for_capacity(PARTS_IN_FLIGHT)
+                .await
+                .map_err(|error| ObjectError::store(self.name, error))?;
+            large.put(piece);
+            return Ok(());
+        }
+        self.small_bytes += piece.len();
+        self.small.push(piece);
+        if self.small_bytes > PART_BYTES {
+            let upload = self.store.put_multipart(&self.name.into()).await;
+            let upload = upload.map_err(|error| ObjectError::store(self.name, error))?;
+            let large = self.large.insert(WriteMultipart::new_with_chunk_size(upload, PART_BYTES));
+            self.small.drain(..).for_each(|piece| large.put(piece));
+        }
+        Ok(())
+    }
+
+    /// The object is complete and durable when this succeeds. After an error, here or in [`Self::write`], there may be an
+    /// object or parts of one, and [`Self::abort`] should be tried.
+    pub(crate) async fn finish(&mut self) -> Result<(), ObjectError> {
+        let result = match self.large.take() {
+            Some(large) => large.finish().await,
+            None => {
+                self.store.put(&self.name.into(), PutPayload::from_iter(self.small.drain(..))).await
+            }
+        };
+        result.map(drop).map_err(|error| ObjectError::store(self.name, error))
+    }
+
+    /// Give up: remove what was written, as far as the object store lets us.
+    pub(crate) async fn abort(self) -> Result<(), ObjectError> {
+        if let Some(large) = self.large {
+            large.abort().await.map_err(|error| ObjectError::store(self.name, error))?;
+        }
+        match self.store.delete(&self.name.into()).await {
+            Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
+            Err(error) => Err(ObjectError::store(self.name, error)),
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! Bounds and thresholds.
+
+use std::time::Duration;
+
+use crate::store::StoreError;
+
+const MIB: u64 = 1 << 20;
+
+/// Bounds and thresholds of a [`crate::Store`]. Checked by [`crate::Store::open`]; nothing is adjusted silently.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Hard bound of the log cache: payload and bookkeeping of all batches in memory, uploaded or not. Appends are pushed back
+    /// when it is reached and nothing may be evicted. A single batch may take half of it. Default 1 GiB, at least 64 KiB.
+    pub cache_bytes: u64,
+    /// Upload when the WAL has grown by this much since the last upload. Default 512 MiB; at least 4 KiB, at most a quarter of the
+    /// WAL's capacity and half of `cache_bytes`, so that appends go on while an upload runs.
+    pub upload_bytes: u64,
+    /// Upload at least this often when there is anything to upload. Default 60 s, at least 1 ms.
+    pub upload_interval: Duration,
+    /// Bound of the cache of what was read from objects. Default 64 MiB; 0 switches it off.
+    pub block_cache_bytes: u64,
+    /// Wait after the first failure of an upload; doubles with each further one, and varies by up to a half so that
+    /// many servers do not return at the same moment. Default 100 ms, at least 1 ms.
+    pub retry_initial: Duration,
+    /// Longest wait between two attempts. Default 10 s, at least `retry_initial`.
+    pub retry_max: Duration,
+    /// An object that the catalog does not know (its upload was cut short) is deleted at the next start if it is older than
+    /// this. Default 24 h, at least 1 min: younger ones may be of an upload that is running.
+    pub orphan_age: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            cache_bytes: 1024 * MIB,
+            upload_bytes: 512 * MIB,
+            upload_interval: Duration::from_secs(60),
+            block_cache_bytes: 64 * MIB,
+            retry_initial: Duration::from_millis(100),
+            retry_max: Duration::from_secs(10),
+            orphan_age: Duration::from_secs(24 * 60 * 60),
+        }
+    }
+}
+
+impl Options {
+    /// The defaults, with `upload_bytes` lowered to what a WAL of `capacity_bytes` allows.
+    pub fn for_wal(capacity_bytes: u64) -> Self {
+        let default = Self::default();
+        Self { upload_bytes: default.upload_bytes.min(capacity_bytes / 4), ..default }
+    }
+
+    pub(crate) fn check(&self, wal_capacity_bytes: u64) -> Result<(), StoreError> {
+        let reject = |message: String| Err(StoreError::InvalidOption(message));
+        let Self {
+            cache_bytes,
+            upload_bytes,
+            upload_interval,
+            retry_initial,
+            retry_max,
+            orphan_age,
+            ..
+        } = *self;
+        if cache_bytes < 64 << 10 {
+            return reject(format!("cache_bytes = {cache_bytes} is less than 65536"));
+        }
+        if upload_bytes < 4096 {
+            return reject(format!("upload_bytes = {upload_bytes} is less than 4096"));
+        }
+        if upload_bytes > wal_capacity_bytes / 4 {
+            return reject(format!(
+                "upload_bytes = {upload_bytes} is more than a quarter of the WAL's {wal_capacity_bytes} bytes"
+            ));
+        }
+        if upload_bytes > cache_bytes / 2 {
+            return reject(format!(
+                "upload_bytes = {upload_bytes} is more than half of cache_bytes = {cache_bytes}"
+            ));
+        }
+        if upload_interval < Duration::from_millis(1) {
+            return reject(format!("upload_interval = {upload_interval:?} is less than 1 ms"));
+        }
+        if retry_initial < Duration::from_millis(1) {
+            return reject(format!("retry_initial = {retry_initial:?} is less than 1 ms"));
+        }
+        if retry_max < retry_initial {
+            return reject(format!(
+                "retry_max = {retry_max:?} is less than retry_initial = {retry_initial:?}"
+            ));
+        }
+        if orphan_age < Duration::from_secs(60) {
+            return reject(format!("orphan_age = {orphan_age:?} is less than 1 min"));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn defaults_fit_a_large_wal_and_are_scaled_to_a_small_one() {
+        Options::default().check(2048 * MIB).unwrap();
+        for capacity in [192 << 10, MIB, 512 * MIB, 1 << 40] {
+            Options::for_wal(capacity).check(capacity).unwrap();
+        }
+        assert_eq!(Options::for_wal(4 * MIB).upload_bytes, MIB);
+        assert_eq!(Options::for_wal(1 << 40), Options::default());
+    }
+
+    #[test]
+    fn each_refusal_names_the_option_and_its_value() {
+        let refused = |options: Options| options.check(2048 * MIB).unwrap_err().to_string();
+        let good = Options::default;
+        assert!(refused(Options { cache_bytes: 1000, ..good() }).contains("cache_bytes = 1000"));
+        assert!(refused(Options { upload_bytes: 7, ..good() }).contains("upload_bytes = 7"));
+        assert!(
+            refused(Options { upload_bytes: 513 * MIB, cache_bytes: 1 << 40, ..good() })
+                .contains("quarter")
+        );
+        assert!(
+            refused(Options { cache_bytes: 1023 * MIB, ..good() }).contains("half of cache_bytes")
+        );
+        assert!(
+            refused(Options { upload_interval: Duration::ZERO, ..good() })
+                .contains("upload_interval = 0ns")
+        );
+        assert!(
+            refused(Options { retry_initial: Duration::ZERO, ..good() })
+                .contains("retry_initial = 0ns")
+        );
+        assert!(
+            refused(Options { retry_max: Duration::from_millis(99), ..good() })
+                .contains("retry_max = 99ms")
+        );
+        assert!(
+            refused(Options { orphan_age: Duration::from_secs(59), ..good() })
+                .contains("orphan_age = 59s")
+        );
+    }
+}

@@ -1,0 +1,317 @@
+//! Recovery: the catalog says what is uploaded, the WAL has the rest.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use alluvium_device::SharedDevice;
+use alluvium_wal::{Record, RecoveryReport, Wal};
+
+use crate::cache::LogCache;
+use crate::catalog::{Catalog, Change, ObjectInfo, Snapshot, StreamRow};
+use crate::options::Options;
+use crate::record;
+use crate::store::{Counters, ObjectTable, StoreError};
+use crate::tail::{self, BATCH_OVERHEAD_BYTES, Cached, StreamState, Tail};
+use crate::types::{ObjectId, StreamId, StreamOffset};
+
+/// What recovery found.
+#[derive(Clone, Debug)]
+pub struct Recovery {
+    /// What the WAL says; its damage in particular.
+    pub wal: RecoveryReport,
+    /// Streams in the catalog.
+    pub streams: usize,
+    /// Batches that were taken from the WAL into the log cache.
+    pub batches: u64,
+    /// Their payload.
+    pub payload_bytes: u64,
+    /// Batches in the WAL that are uploaded already: the last run ended between commit and trim.
+    pub skipped_uploaded: u64,
+    /// Batches in the WAL whose stream was deleted.
+    pub skipped_deleted: u64,
+    /// Offsets that are lost: the WAL's damage, as the streams see it. Readers skip them.
+    pub gaps: Vec<Gap>,
+    /// From the first look at the catalog to the end.
+    pub elapsed: Duration,
+}
+
+/// Offsets of a stream that should be in the WAL and are not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Gap {
+    /// Which stream.
+    pub stream: StreamId,
+    /// Which offsets.
+    pub lost: Range<StreamOffset>,
+}
+
+impl fmt::Display for Recovery {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            wal,
+            streams,
+            batches,
+            payload_bytes,
+            skipped_uploaded,
+            skipped_deleted,
+            gaps,
+            elapsed,
+        } = self;
+        write!(
+            f,
+            "{streams} streams; {batches} batches ({payload_bytes} bytes) to upload, {skipped_uploaded} uploaded before, \
+             {skipped_deleted} of deleted streams; {:.3} s; WAL: {wal}",
+            elapsed.as_secs_f64()
+        )?;
+        if !gaps.is_empty() {
+            write!(f, "; {} ranges of offsets are LOST", gaps.len())?;
+        }
+        Ok(())
+    }
+}
+
+/// The parts of a store, ready for traffic.
+pub(crate) struct Recovered {
+    pub(crate) recovery: Recovery,
+    pub(crate) wal: Wal,
+    pub(crate) max_batch_bytes: u64,
+    pub(crate) streams: HashMap<StreamId, Arc<StreamState>>,
+    pub(crate) meta: BTreeMap<String, Vec<u8>>,
+    pub(crate) cache: LogCache,
+    pub(crate) objects: ObjectTable,
+    pub(crate) counters: Counters,
+}
+
+/// Blocking. On an error the WAL is unchanged, unless only the last step, binding a new catalog to it, has failed.
+pub(crate) fn recover(
+    device: SharedDevice,
+    wal_options: &alluvium_wal::Options,
+    catalog: &dyn Catalog,
+    options: &Options,
+    progress: Option<alluvium_wal::Progress>,
+) -> Result<Recovered, StoreError> {
+    let began = Instant::now();
+    let open_error = |error| StoreError::Open(Arc::new(error));
+    let snapshot = catalog.load()?;
+    let header = Wal::inspect(&device).map_err(open_error)?.header;
+    options.check(header.capacity_bytes)?;
+    if let Some(bound) = snapshot.wal_id.filter(|bound| *bound != header.wal_id) {
+        return Err(StoreError::WrongWal { catalog: bound, wal: header.wal_id });
+    }
+    let max_record_bytes = u64::from(wal_options.max_record_bytes);
+    let max_batch_bytes = max_record_bytes
+        .saturating_sub(record::HEADER_BYTES as u64)
+        .min(options.cache_bytes / 2 - BATCH_OVERHEAD_BYTES);
+
+    let counters = Counters {
+        next_stream_id: snapshot.next_stream_id,
+        next_object_id: snapshot.next_object_id,
+    };
+    let bound = snapshot.wal_id.is_some();
+    let mut replay = Replay::new(snapshot, LogCache::new(options.cache_bytes))?;
+    let mut visit = |record: Record| replay.visit(&record).map_err(Into::into);
+    let (wal, report) = Wal::open(device, wal_options, progress, &mut visit).map_err(open_error)?;
+    if !bound {
+        catalog.commit(&[Change::BindWal(report.wal_id)])?;
+    }
+
+    for damage in &report.damage {
+        tracing::error!("acknowledged data can not be read back: {damage}");
+    }
+    for Gap { stream, lost } in &replay.gaps {
+        tracing::error!(
+            "stream {stream} has lost offsets {}..{} to a damaged WAL; readers skip them",
+            lost.start,
+            lost.end
+        );
+    }
+    let streams = replay.streams.into_iter().map(|(id, (kind, mut tail))| {
+        // The end of the log may be lost, or the log empty: offsets that were trimmed are not handed out again.
+        tail.next = tail.next.max(tail.start);
+        (id, Arc::new(StreamState::new(id, kind, tail)))
+    });
+    let streams: HashMap<_, _> = streams.collect();
+    let recovery = Recovery {
+        wal: report,
+        streams: streams.len(),
+        batches: replay.batches,
+        payload_bytes: replay.payload_bytes,
+        skipped_uploaded: replay.skipped_uploaded,
+        skipped_deleted: replay.skipped_deleted,
+        gaps: replay.gaps,
+        elapsed: began.elapsed(),
+    };
+    Ok(Recovered {
+        recovery,
+        wal,
+        max_batch_bytes,
+        streams,
+        meta: replay.meta,
+        cache: replay.cache,
+        objects: replay.objects,
+        counters,
+    })
+}
+
+/// Sorts the WAL's records into the catalog's streams.
+struct Replay {
+    next_stream_id: u64,
+    streams: HashMap<StreamId, (u8, Tail)>,
+    meta: BTreeMap<String, Vec<u8>>,
+    objects: ObjectTable,
+    cache: LogCache,
+    batches: u64,
+    payload_bytes: u64,
+    skipped_uploaded: u64,
+    skipped_deleted: u64,
+    gaps: Vec<Gap>,
+}
+
+impl Replay {
+    fn new(snapshot: Snapshot, cache: LogCache) -> Result<Self, StoreError> {
+        let infos: HashMap<ObjectId, Arc<ObjectInfo>> =
+            snapshot.objects.into_iter().map(|(id, info)| (id, Arc::new(info))).collect();
+        let mut objects = ObjectTable::default();
+        objects.retired.extend(snapshot.retired.into_iter().map(|(id, info)| (id, Arc::new(info))));
+        let mut streams = HashMap::with_capacity(snapshot.streams.len());
+        for (id, StreamRow { kind, start, uploaded_end, checkpoint, ranges }) in snapshot.streams {
+            let mut restored = VecDeque::with_capacity(ranges.len());
+            for range in ranges {
+                let Some(object) = infos.get(&range.object) else {
+                    let reason = format!(
+                        "stream {id} has a range in object {}, which the catalog does not know",
+                        range.object
+                    );
+                    return Err(StoreError::Failed(reason));
+                };
+                objects.live.entry(range.object).or_insert_with(|| (object.clone(), 0)).1 += 1;
+                restored.push_back(tail::Range {
+                    object: object.clone(),
+                    start: range.start,
+                    end: range.end,
+                    payload_bytes: range.payload_bytes,
+                    max_timestamp_ms: range.max_timestamp_ms,
+                });
+            }
+            streams.insert(id, (kind, Tail::restored(start, uploaded_end, checkpoint, restored)));
+        }
+        Ok(Self {
+            next_stream_id: snapshot.next_stream_id,
+            streams,
+            meta: snapshot.meta,
+            objects,
+            cache,
+            batches: 0,
+            payload_bytes: 0,
+            skipped_uploaded: 0,
+            skipped_deleted: 0,
+            gaps: Vec::new(),
+        })
+    }
+
+    /// | the record's stream and offsets | is |
+    /// |---|---|
+    /// | an id that was never handed out | refused: the catalog is not this WAL's, or older than it |
+    /// | not in the catalog | of a deleted stream: skipped |
+    /// | end <= uploaded end | uploaded: skipped |
+    /// | base = next | taken |
+    /// | base > next | taken, with a gap before it |
+    /// | else | refused: a duplicate or out of order, which no crash can cause |
+    fn visit(&mut self, record: &Record) -> Result<(), String> {
+        let (id, batch) = record::decode_record(&record.payload)?;
+        if id.0 >= self.next_stream_id {
+            return Err(format!(
+                "a batch of stream {id}, but the catalog has handed out no id from {} on: it is not the catalog of this WAL, or \
+                 an old copy of it",
+                self.next_stream_id
+            ));
+        }
+        let Some((_, tail)) = self.streams.get_mut(&id) else {
+            self.skipped_deleted += 1;
+            return Ok(());
+        };
+        if batch.end() <= tail.uploaded_end {
+            self.skipped_uploaded += 1;
+            return Ok(());
+        }
+        if batch.base < tail.next {
+            return Err(format!(
+                "stream {id}: batch {}..{} overlaps what is before {}",
+                batch.base,
+                batch.end(),
+                tail.next
+            ));
+        }
+        if batch.base > tail.next {
+            self.gaps.push(Gap { stream: id, lost: tail.next..batch.base });
+        }
+        self.batches += 1;
+        self.payload_bytes += batch.payload.len() as u64;
+        self.cache.restore(tail::cost_bytes(batch.payload.len()));
+        tail.push(Cached {
+            base: batch.base,
+            count: batch.count,
+            max_timestamp_ms: batch.max_timestamp_ms,
+            log_end: record.end,
+            payload: batch.payload,
+        });
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use alluvium_wal::LogOffset;
+    use bytes::Bytes;
+
+    use super::*;
+    use crate::catalog::MemoryCatalog;
+    use crate::catalog::conformance;
+
+    /// Stream 0 is uploaded up to 10, stream 1 up to 5, stream 2 was deleted, 3 is the next id.
+    fn replay() -> Replay {
+        let catalog = MemoryCatalog::default();
+        conformance::fill(&catalog);
+        Replay::new(catalog.load().unwrap(), LogCache::new(1 << 20)).unwrap()
+    }
+
+    fn record(stream: u64, base: u64, count: u32) -> Record {
+        let header = record::encode_header(StreamId(stream), StreamOffset(base), count, 0);
+        let payload: Bytes = [header.as_slice(), b"1234"].concat().into();
+        Record { offset: LogOffset(0), end: LogOffset(1), payload }
+    }
+
+    #[test]
+    fn each_record_is_one_case() {
+        let mut replay = replay();
+        replay.visit(&record(0, 0, 10)).unwrap();
+        replay.visit(&record(0, 9, 1)).unwrap();
+        replay.visit(&record(2, 0, 1)).unwrap();
+        assert_eq!((replay.skipped_uploaded, replay.skipped_deleted, replay.batches), (2, 1, 0));
+
+        replay.visit(&record(0, 10, 2)).unwrap();
+        replay.visit(&record(1, 5, 1)).unwrap();
+        replay.visit(&record(0, 12, 1)).unwrap();
+        assert_eq!(
+            (replay.batches, replay.payload_bytes, replay.cache.pinned_bytes()),
+            (3, 12, 3 * (4 + BATCH_OVERHEAD_BYTES))
+        );
+        assert_eq!(replay.gaps, []);
+
+        replay.visit(&record(0, 20, 1)).unwrap();
+        let gap = Gap { stream: StreamId(0), lost: StreamOffset(13)..StreamOffset(20) };
+        assert_eq!(replay.gaps, [gap]);
+
+        for (refused, why) in [
+            (record(0, 20, 1), "a duplicate"),
+            (record(0, 13, 1), "in a gap, late"),
+            (record(1, 4, 3), "across the uploaded end"),
+            (record(3, 0, 1), "an id never handed out"),
+        ] {
+            assert!(replay.visit(&refused).is_err(), "{why}");
+        }
+        assert_eq!(replay.batches, 4, "a refused record changes nothing");
+    }
+}

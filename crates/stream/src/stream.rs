@@ -1,0 +1,473 @@
+//! A stream's handle: append on one side, fetch on the other. They share the tail's mutex for moments, and nothing else.
+
+use std::cmp::Reverse;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use tokio::sync::Notify;
+
+use crate::catalog::Change;
+use crate::objects::{Budget, ObjectError};
+use crate::record;
+use crate::store::{Shared, StoreError};
+use crate::tail::{self, Cached, Range, Source, StreamState};
+use crate::types::{Batch, NewBatch, StreamId, StreamOffset};
+
+/// A fetch that goes on from one object to the next stops after this many, with what it has.
+const OBJECTS_PER_FETCH: usize = 8;
+
+/// Why nothing was appended. Nothing has changed.
+#[derive(Debug, thiserror::Error)]
+pub enum AppendError {
+    /// No room now: wait for [`crate::Store::room`] and try again.
+    #[error("the write-ahead log or the log cache is full")]
+    Full,
+    /// The batch can never be appended.
+    #[error("a batch of {len_bytes} bytes exceeds the limit of {max_bytes}")]
+    TooLarge {
+        /// Of the payload.
+        len_bytes: u64,
+        /// See [`crate::Store::max_batch_bytes`].
+        max_bytes: u64,
+    },
+    /// The writer is not where the stream is.
+    #[error("the batch starts at {got}, the stream's next offset is {expected}")]
+    NotNext {
+        /// The stream's next offset.
+        expected: StreamOffset,
+        /// The batch's.
+        got: StreamOffset,
+    },
+    /// The stream is gone.
+    #[error("the stream was deleted")]
+    Deleted,
+    /// Nothing can be appended any more.
+    #[error("{0}")]
+    Failed(StoreError),
+}
+
+/// Why nothing was read.
+#[derive(Debug, thiserror::Error)]
+pub enum FetchError {
+    /// Before the start or after the end.
+    #[error("offset {offset} is outside {start}..={end}")]
+    OutOfRange {
+        /// Asked for.
+        offset: StreamOffset,
+        /// The stream's start.
+        start: StreamOffset,
+        /// The stream's next offset.
+        end: StreamOffset,
+    },
+    /// The stream is gone.
+    #[error("the stream was deleted")]
+    Deleted,
+    /// An object could not be read, or is damaged. Another try may succeed if the object store was not reachable.
+    #[error("{0}")]
+    Failed(StoreError),
+}
+
+/// A fetch's answer.
+#[derive(Debug)]
+pub struct Fetched {
+    /// In order; the first contains the wanted offset (or is the next one after a gap).
+    pub batches: Vec<Batch>,
+    /// The stream's start.
+    pub start: StreamOffset,
+    /// Everything before it is durable: Kafka's high watermark.
+    pub durable_end: StreamOffset,
+}
+
+/// What a stream's owner rebuilds its state from: fold `batches` into `checkpoint`.
+#[derive(Clone, Debug)]
+pub struct Replay {
+    /// As [`crate::Fold`] returned it at the last upload.
+    pub checkpoint: Option<Bytes>,
+    /// The checkpoint describes the stream up to here.
+    pub checkpoint_end: StreamOffset,
+    /// All batches after it, in order, durable or not, and below the stream's start too if a trim has passed them.
+    pub batches: Vec<Batch>,
+}
+
+/// One stream. Cheap to clone.
+#[derive(Clone)]
+pub struct Stream {
+    shared: Arc<Shared>,
+    state: Arc<StreamState>,
+}
+
+impl Stream {
+    pub(crate) fn new(shared: Arc<Shared>, state: Arc<StreamState>) -> Self {
+        Self { shared, state }
+    }
+
+    /// Its id.
+    pub fn id(&self) -> StreamId {
+        self.state.id
+    }
+
+    /// Records before it are gone.
+    pub fn start_offset(&self) -> StreamOffset {
+        self.state.tail.lock().start
+    }
+
+    /// The offset that the next batch must carry; counts batches that are not durable yet.
+    pub fn next_offset(&self) -> StreamOffset {
+        self.state.tail.lock().next
+    }
+
+    /// Everything before it is durable: Kafka's high watermark.
+    pub fn durable_end(&self) -> StreamOffset {
+        let durable = self.shared.wal.durable();
+        self.state.tail.lock().durable_end(durable)
+    }
+
+    /// Payload from start to next, in bytes. Batches of an object that a trim has passed count until it has passed all that
+    /// the object has of this stream.
+    pub fn size_bytes(&self) -> u64 {
+        self.state.tail.lock().size_bytes()
+    }
+
+    /// Put a batch in line; the future completes when it, and everything before it, is durable. Does not block or
+    /// wait; dropping the future changes nothing.
+    ///
+    /// Panics if the batch has no records or its offsets pass `u64::MAX`: defects of the caller.
+    pub fn append(&self, batch: NewBatch) -> Result<Append, AppendError> {
+        let NewBatch { base, count, max_timestamp_ms, payload } = batch;
+        assert!(
+            count > 0 && base.0.checked_add(u64::from(count)).is_some(),
+            "{count} records at offset {base}"
+        );
+        let shared = &*self.shared;
+        let len_bytes = payload.len() as u64;
+        if len_bytes > shared.max_batch_bytes {
+            return Err(AppendError::TooLarge { len_bytes, max_bytes: shared.max_batch_bytes });
+        }
+        // Before the attempt: an event after this is one that a writer who is turned away must not miss.
+        let seen = shared.room.generation();
+        let cost_bytes = tail::cost_bytes(payload.len());
+        if !shared.cache.reserve(cost_bytes) {
+            return Err(shared.turn_away(seen));
+        }
+        let header = record::encode_header(self.state.id, base, count, max_timestamp_ms);
+        let mut tail = self.state.tail.lock();
+        let appended = if tail.deleted {
+            Err(AppendError::Deleted)
+        } else if base != tail.next {
+            Err(AppendError::NotNext { expected: tail.next, got: base })
+        } else {
+            shared.append_to_wal(&[&header, &payload], seen)
+        };
+        let done = match appended {
+            Ok(done) => done,
+            Err(error) => {
+                drop(tail);
+                shared.cache.unreserve(cost_bytes);
+                if let AppendError::Failed(StoreError::Wal(cause)) = &error {
+                    shared.fail(&cause.to_string()); // wakes all streams, so not with a tail locked
+                }
+                return Err(error);
+            }
+        };
+        let log_end = done.end();
+        shared.cache.pin(cost_bytes);
+        tail.push(Cached { base, count, max_timestamp_ms, log_end, payload });
+        if !tail.watchers.is_empty() && !tail.wake_queued {
+            tail.wake_queued = true;
+            shared.wakes.queue(log_end, self.state.clone());
+        }
+        drop(tail);
+        shared.grown(log_end);
+        Ok(Append { done })
+    }
+
+    /// Durable batches from the one containing `from`, up to `max_bytes` of payload, at least one if there is any. Empty at the end.
+    ///
+    /// May return less than there is, but never nothing if there is something. No lock is held while an object is read.
+    pub async fn fetch(&self, from: StreamOffset, max_bytes: usize) -> Result<Fetched, FetchError> {
+        let mut batches: Vec<Batch> = Vec::new();
+        let mut next = from;
+        let mut budget = Budget::new(max_bytes);
+        let mut missing = None;
+        for _ in 0..OBJECTS_PER_FETCH {
+            let durable = self.shared.wal.durable();
+            let (source, start, durable_end) = {
+                let tail = self.state.tail.lock();
+                if tail.deleted {
+                    return Err(FetchError::Deleted);
+                }
+                if next < tail.start || next > tail.next {
+                    if !batches.is_empty() {
+                        break; // trimmed meanwhile
+                    }
+                    return Err(FetchError::OutOfRange {
+                        offset: next,
+                        start: tail.start,
+                        end: tail.next,
+                    });
+                }
+                (tail.source(next, &mut budget, durable), tail.start, tail.durable_end(durable))
+            };
+            let range = match source {
+                Source::Cached(cached) => {
+                    batches.extend(cached);
+                    return Ok(Fetched { batches, start, durable_end });
+                }
+                Source::Object(range) => range,
+            };
+            match self.shared.objects.fetch(&range.object, self.state.id, next, &mut budget).await {
+                Ok(read) => {
+                    next = read.last().map_or(range.end, Batch::end).max(next);
+                    batches.extend(read);
+                    if budget.left_bytes() == 0 {
+                        return Ok(Fetched { batches, start, durable_end });
+                    }
+                }
+                Err(_) if !batches.is_empty() => {
+                    return Ok(Fetched { batches, start, durable_end });
+                }
+                // Deleted between the look and the read, because the stream was trimmed: look again, once per object.
+                Err(error) if error.is_not_found() && missing != Some(range.object.id) => {
+                    missing = Some(range.object.id)
+                }
+                Err(error) => return Err(FetchError::Failed(error.into())),
+            }
+        }
+        let (start, durable_end) = (self.start_offset(), self.durable_end());
+        Ok(Fetched { batches, start, durable_end })
+    }
+
+    /// The first durable batch whose `max_timestamp_ms` is at least `timestamp_ms`.
+    pub async fn find_time(&self, timestamp_ms: i64) -> Result<Option<Batch>, FetchError> {
+        for range in self.ranges()?.iter().filter(|range| range.max_timestamp_ms >= timestamp_ms) {
+            if let Some(batch) =
+                self.unless_gone(range, self.find_time_in(range, timestamp_ms).await)?.flatten()
+            {
+                return Ok(Some(batch));
+            }
+        }
+        let durable = self.shared.wal.durable();
+        let tail = self.state.tail.lock();
+        let found = tail.visible(durable).find(|batch| batch.max_timestamp_ms >= timestamp_ms);
+        Ok(found.map(Cached::to_batch))
+    }
+
+    async fn find_time_in(
+        &self,
+        range: &Range,
+        timestamp_ms: i64,
+    ) -> Result<Option<Batch>, ObjectError> {
+        let start = self.start_offset();
+        let blocks = self.shared.objects.blocks(&range.object, self.state.id).await?;
+        for block in
+            blocks.after(start).iter().filter(|block| block.max_timestamp_ms >= timestamp_ms)
+        {
+            let batches = self.shared.objects.batches(&range.object, block).await?;
+            let mut visible = batches.iter().filter(|batch| batch.end() > start);
+            if let Some(batch) = visible.find(|batch| batch.max_timestamp_ms >= timestamp_ms) {
+                return Ok(Some(batch.clone()));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The durable batch with the greatest `max_timestamp_ms`, the first of them if there are several.
+    pub async fn max_time(&self) -> Result<Option<Batch>, FetchError> {
+        let mut best: Option<Batch> = None;
+        // What a range says is an upper bound: a trim may have cut its greatest batch off. So the most promising come
+        // first, and the search ends when none can be better. The sort is stable: of equals, the oldest is first.
+        let mut ranges = self.ranges()?;
+        ranges.sort_by_key(|range| Reverse(range.max_timestamp_ms));
+        for range in &ranges {
+            if !is_better(range.max_timestamp_ms, best.as_ref()) {
+                break;
+            }
+            if let Some(found) =
+                self.unless_gone(range, self.max_time_in(range, best.clone()).await)?
+            {
+                best = found;
+            }
+        }
+        let durable = self.shared.wal.durable();
+        let tail = self.state.tail.lock();
+        for batch in tail.visible(durable) {
+            if is_better(batch.max_timestamp_ms, best.as_ref()) {
+                best = Some(batch.to_batch());
+            }
+        }
+        Ok(best)
+    }
+
+    /// The better one of `best` and what `range` has.
+    async fn max_time_in(
+        &self,
+        range: &Range,
+        mut best: Option<Batch>,
+    ) -> Result<Option<Batch>, ObjectError> {
+        let start = self.start_offset();
+        let blocks = self.shared.objects.blocks(&range.object, self.state.id).await?;
+        let mut blocks: Vec<_> = blocks.after(start).iter().collect();
+        blocks.sort_by_key(|block| Reverse(block.max_timestamp_ms));
+        for block in blocks {
+            if !is_better(block.max_timestamp_ms, best.as_ref()) {
+                break;
+            }
+            for batch in self
+                .shared
+                .objects
+                .batches(&range.object, block)
+                .await?
+                .iter()
+                .filter(|batch| batch.end() > start)
+            {
+                if is_better(batch.max_timestamp_ms, best.as_ref()) {
+                    best = Some(batch.clone());
+                }
+            }
+        }
+        Ok(best)
+    }
+
+    fn ranges(&self) -> Result<Vec<Range>, FetchError> {
+        let tail = self.state.tail.lock();
+        if tail.deleted {
+            return Err(FetchError::Deleted);
+        }
+        Ok(tail.ranges().cloned().collect())
+    }
+
+    /// `None` if the object was deleted because the stream has been trimmed past it meanwhile.
+    fn unless_gone<T>(
+        &self,
+        range: &Range,
+        result: Result<T, ObjectError>,
+    ) -> Result<Option<T>, FetchError> {
+        match result {
+            Ok(found) => Ok(Some(found)),
+            Err(error) if error.is_not_found() && self.start_offset() >= range.end => Ok(None),
+            Err(error) => Err(FetchError::Failed(error.into())),
+        }
+    }
+
+    /// Records before `to`, which may be at most the durable end, are gone when it returns, also after a restart. Does
+    /// nothing if the stream starts there or later.
+    pub async fn trim(&self, to: StreamOffset) -> Result<(), StoreError> {
+        if to <= self.start_offset() {
+            return Ok(());
+        }
+        self.shared.commit(vec![Change::TrimStream { id: self.state.id, to }]).await
+    }
+
+    /// Checkpoint and all batches after it, taken at one moment, for rebuilding state at start.
+    pub fn replay(&self) -> Replay {
+        let tail = self.state.tail.lock();
+        Replay {
+            checkpoint: tail.checkpoint.clone(),
+            checkpoint_end: tail.uploaded_end,
+            batches: tail.pinned().map(Cached::to_batch).collect(),
+        }
+    }
+
+    /// Be woken when more of the stream becomes durable, it is deleted, or the store fails. One `Notify` may watch many streams;
+    /// dropping the [`Watch`] ends it. Check after subscribing: only later events wake. Wakes with
+    /// [`Notify::notify_one`], so one task waits and an event before it waits is not lost.
+    pub fn watch(&self, notify: &Arc<Notify>) -> Watch {
+        let mut tail = self.state.tail.lock();
+        tail.watchers.push(notify.clone());
+        // After the push: what becomes durable from here on has to wake it.
+        if !tail.wake_queued
+            && let Some(at) = tail.next_durable(self.shared.wal.durable())
+        {
+            tail.wake_queued = true;
+            self.shared.wakes.queue(at, self.state.clone());
+        }
+        Watch { state: self.state.clone(), notify: notify.clone() }
+    }
+}
+
+fn is_better(timestamp_ms: i64, best: Option<&Batch>) -> bool {
+    best.is_none_or(|best| timestamp_ms > best.max_timestamp_ms)
+}
+
+impl Shared {
+    /// Append to the WAL, or turn the writer away.
+    fn append_to_wal(
+        &self,
+        parts: &[&[u8]],
+        seen: u64,
+    ) -> Result<alluvium_wal::Append, AppendError> {
+        use alluvium_wal::AppendError as Wal;
+        let refused = match self.wal.append(parts) {
+            Ok(append) => return Ok(append),
+            Err(Wal::OverCapacity { .. } | Wal::WindowFull { .. }) => {
+                // With a ticket in hand try once more, so that no room made in between is missed.
+                let ticket = self.wal.wait_room();
+                match self.wal.append(parts) {
+                    Ok(append) => return Ok(append),
+                    Err(refused) => {
+                        self.wakes.wait_for_wal(ticket);
+                        refused
+                    }
+                }
+            }
+            Err(refused) => refused,
+        };
+        Err(match refused {
+            Wal::OverCapacity { .. } => self.turn_away(seen),
+            Wal::WindowFull { .. } => {
+                self.numbers.pushbacks.fetch_add(1, Ordering::Relaxed);
+                self.room.full(seen);
+                AppendError::Full
+            }
+            Wal::Failed(error) => AppendError::Failed(StoreError::Wal(error)),
+            Wal::Closed => AppendError::Failed(StoreError::Closed),
+            other => {
+                AppendError::Failed(StoreError::Failed(format!("the WAL refused a batch: {other}")))
+            }
+        })
+    }
+
+    /// There is no room before an upload has made some.
+    fn turn_away(&self, seen: u64) -> AppendError {
+        self.numbers.pushbacks.fetch_add(1, Ordering::Relaxed);
+        self.room.full(seen);
+        self.request_upload();
+        self.failure().map_or(AppendError::Full, AppendError::Failed)
+    }
+}
+
+/// A subscription; see [`Stream::watch`].
+#[must_use = "dropping it ends the subscription"]
+pub struct Watch {
+    state: Arc<StreamState>,
+    notify: Arc<Notify>,
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        let mut tail = self.state.tail.lock();
+        if let Some(at) =
+            tail.watchers.iter().position(|watcher| Arc::ptr_eq(watcher, &self.notify))
+        {
+            tail.watchers.swap_remove(at);
+        }
+    }
+}
+
+/// Completes when the batch, and everything before it in the log, is durable.
+#[must_use = "an append is acknowledged by its future"]
+pub struct Append {
+    done: alluvium_wal::Append,
+}
+
+impl Future for Append {
+    type Output = Result<(), StoreError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        Pin::new(&mut self.done).poll(cx).map_err(StoreError::Wal)
+    }
+}

@@ -1,0 +1,343 @@
+//! A stream's state: its tail in the log cache, and where the rest of it is.
+//!
+//! Offsets, oldest to youngest; the order is an invariant:
+//!
+//! ```text
+//!         in objects              in the log cache, and in the WAL
+//!   |---------------------------|-------------------------|
+//! start                    uploaded_end                 next
+//!                  |--------------------------------------|
+//!                  batches (those before uploaded_end may be evicted)
+//! ```
+//!
+//! A trim may move `start` past `uploaded_end`. The batches between stay, unseen by readers, until the upload that folds
+//! them into the checkpoint.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use alluvium_wal::LogOffset;
+use bytes::Bytes;
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+use crate::catalog::ObjectInfo;
+use crate::objects::Budget;
+use crate::types::{Batch, KIND_STATE, StreamId, StreamOffset};
+
+/// What a cached batch costs beside its payload: the entry here (64 bytes), the payload's reference count and the
+/// allocator's share.
+pub(crate) const BATCH_OVERHEAD_BYTES: u64 = 128;
+const _: () = assert!(size_of::<Cached>() as u64 <= BATCH_OVERHEAD_BYTES / 2);
+
+/// A batch in the log cache.
+pub(crate) struct Cached {
+    pub(crate) base: StreamOffset,
+    pub(crate) count: u32,
+    pub(crate) max_timestamp_ms: i64,
+    /// Where its WAL record ends: it is durable when the log is durable up to here.
+    pub(crate) log_end: LogOffset,
+    pub(crate) payload: Bytes,
+}
+
+impl Cached {
+    pub(crate) fn end(&self) -> StreamOffset {
+        StreamOffset(self.base.0 + u64::from(self.count))
+    }
+
+    pub(crate) fn cost_bytes(&self) -> u64 {
+        cost_bytes(self.payload.len())
+    }
+
+    pub(crate) fn to_batch(&self) -> Batch {
+        Batch {
+            base: self.base,
+            count: self.count,
+            max_timestamp_ms: self.max_timestamp_ms,
+            payload: self.payload.clone(),
+        }
+    }
+}
+
+/// What a batch with such a payload costs in the log cache.
+pub(crate) fn cost_bytes(payload_bytes: usize) -> u64 {
+    payload_bytes as u64 + BATCH_OVERHEAD_BYTES
+}
+
+/// A part of the stream in an object.
+#[derive(Clone)]
+pub(crate) struct Range {
+    pub(crate) object: Arc<ObjectInfo>,
+    pub(crate) start: StreamOffset,
+    pub(crate) end: StreamOffset,
+    pub(crate) payload_bytes: u64,
+    pub(crate) max_timestamp_ms: i64,
+}
+
+/// What a change of a tail gave back to the log cache.
+#[derive(Clone, Copy, Default)]
+#[must_use]
+pub(crate) struct Released {
+    /// No longer cached.
+    pub(crate) freed_bytes: u64,
+    /// No longer pinned, whether still cached or not.
+    pub(crate) unpinned_bytes: u64,
+}
+
+/// What an upload changes in a stream.
+pub(crate) struct UploadedPart {
+    pub(crate) uploaded_end: StreamOffset,
+    pub(crate) start: StreamOffset,
+    pub(crate) checkpoint: Option<Bytes>,
+    pub(crate) range: Option<Range>,
+}
+
+/// Where the next batches of a fetch are.
+pub(crate) enum Source {
+    /// Here they are; none if there is nothing (durable) yet.
+    Cached(Vec<Batch>),
+    /// In this object.
+    Object(Range),
+}
+
+/// A stream, shared by its handles, the uploader and the log cache.
+pub(crate) struct StreamState {
+    pub(crate) id: StreamId,
+    pub(crate) kind: u8,
+    /// Held from the append to the WAL to the push of the batch: so whoever has it, and has looked at the log's end
+    /// before, finds every batch below that end here. Never held over I/O.
+    pub(crate) tail: Mutex<Tail>,
+}
+
+#[derive(Default)]
+pub(crate) struct Tail {
+    pub(crate) deleted: bool,
+    pub(crate) start: StreamOffset,
+    pub(crate) next: StreamOffset,
+    pub(crate) uploaded_end: StreamOffset,
+    pub(crate) checkpoint: Option<Bytes>,
+    /// In offset order, and so in log order.
+    batches: VecDeque<Cached>,
+    /// In offset order; all end after `start`.
+    ranges: VecDeque<Range>,
+    /// Payload of `ranges`.
+    range_bytes: u64,
+    /// Payload of the batches from both `start` and `uploaded_end` on.
+    young_bytes: u64,
+    /// Woken when more becomes durable.
+    pub(crate) watchers: Vec<Arc<Notify>>,
+    /// Whether the stream waits in [`crate::wake::Wakes`].
+    pub(crate) wake_queued: bool,
+}
+
+impl Tail {
+    /// A stream as the catalog has it.
+    pub(crate) fn restored(
+        start: StreamOffset,
+        uploaded_end: StreamOffset,
+        checkpoint: Option<Bytes>,
+        ranges: VecDeque<Range>,
+    ) -> Self {
+        let range_bytes = ranges.iter().map(|range| range.payload_bytes).sum();
+        Self {
+            start,
+            next: uploaded_end,
+            uploaded_end,
+            checkpoint,
+            ranges,
+            range_bytes,
+            ..Self::default()
+        }
+    }
+
+    /// Add a batch at the end. A gap before it is possible in recovery only.
+    pub(crate) fn push(&mut self, batch: Cached) {
+        assert!(batch.base >= self.next, "batch {} comes before {}", batch.base, self.next);
+        self.next = batch.end();
+        if batch.end() > self.start {
+            self.young_bytes += batch.payload.len() as u64;
+        }
+        self.batches.push_back(batch);
+    }
+
+    /// The end of what is durable when the log is durable up to `durable`. What is not is at the deque's end.
+    pub(crate) fn durable_end(&self, durable: LogOffset) -> StreamOffset {
+        if self.batches.back().is_none_or(|last| last.log_end <= durable) {
+            return self.next;
+        }
+        match self.batches.partition_point(|batch| batch.log_end <= durable) {
+            0 => self.batches[0].base,
+            durables => self.batches[durables - 1].end(),
+        }
+    }
+
+    /// The log offset at which the next batch becomes durable.
+    pub(crate) fn next_durable(&self, durable: LogOffset) -> Option<LogOffset> {
+        if self.batches.back()?.log_end <= durable {
+            return None;
+        }
+        let next = self.batches.partition_point(|batch| batch.log_end <= durable);
+        Some(self.batches[next].log_end)
+    }
+
+    /// Payload from `start` to `next`. A batch of an object that a trim has cut off counts until its object's range goes.
+    pub(crate) fn size_bytes(&self) -> u64 {
+        self.range_bytes + self.young_bytes
+    }
+
+    fn first_pinned(&self) -> usize {
+        self.batches.partition_point(|batch| batch.base < self.uploaded_end)
+    }
+
+    pub(crate) fn pinned(&self) -> impl Iterator<Item = &Cached> {
+        self.batches.range(self.first_pinned()..)
+    }
+
+    /// The end of the pinned batches whose records end at or before `cut`; `None` if there are none.
+    pub(crate) fn pinned_end(&self, cut: LogOffset) -> Option<StreamOffset> {
+        let below = self.batches.partition_point(|batch| batch.log_end <= cut);
+        (below > self.first_pinned()).then(|| self.batches[below - 1].end())
+    }
+
+    /// Pinned batches from `from` to `to`, at least one if there is one, up to both limits.
+    pub(crate) fn pinned_chunk(
+        &self,
+        from: StreamOffset,
+        to: StreamOffset,
+        max_batches: usize,
+        max_bytes: usize,
+    ) -> Vec<Batch> {
+        let first = self.batches.partition_point(|batch| batch.base < from);
+        let mut budget = Budget::new(max_bytes);
+        self.batches
+            .range(first..)
+            .take(max_batches)
+            .take_while(|batch| batch.base < to && budget.take(batch.payload.len()))
+            .map(Cached::to_batch)
+            .collect()
+    }
+
+    /// Durable batches from the one that contains `from`, or the next one after a gap.
+    pub(crate) fn source(
+        &self,
+        from: StreamOffset,
+        budget: &mut Budget,
+        durable: LogOffset,
+    ) -> Source {
+        let first = self.batches.partition_point(|batch| batch.end() <= from);
+        let cache_start = self.batches.front().map(|batch| batch.base);
+        if cache_start.is_none_or(|cache_start| from < cache_start) {
+            let range = self.ranges.get(self.ranges.partition_point(|range| range.end <= from));
+            if let Some(range) = range
+                .filter(|range| cache_start.is_none_or(|cache_start| range.start < cache_start))
+            {
+                return Source::Object(range.clone());
+            }
+        }
+        let batches = self.batches.range(first..);
+        let batches = batches
+            .take_while(|batch| batch.log_end <= durable && budget.take(batch.payload.len()));
+        Source::Cached(batches.map(Cached::to_batch).collect())
+    }
+
+    /// The visible ranges, oldest first.
+    pub(crate) fn ranges(&self) -> impl Iterator<Item = &Range> {
+        self.ranges.iter()
+    }
+
+    /// The visible, durable batches in the log cache, oldest first.
+    pub(crate) fn visible(&self, durable: LogOffset) -> impl Iterator<Item = &Cached> {
+        let first = self.batches.partition_point(|batch| batch.end() <= self.start);
+        self.batches.range(first..).take_while(move |batch| batch.log_end <= durable)
+    }
+
+    /// An upload was committed. What it took stays as cache, except what nobody can read any more.
+    pub(crate) fn uploaded(&mut self, part: UploadedPart) -> Released {
+        let pinned = self.first_pinned();
+        let end = self.batches.partition_point(|batch| batch.base < part.uploaded_end);
+        let mut released = Released::default();
+        for batch in self.batches.range(pinned..end) {
+            released.unpinned_bytes += batch.cost_bytes();
+            if batch.end() > self.start {
+                self.young_bytes -= batch.payload.len() as u64;
+            }
+        }
+        self.uploaded_end = part.uploaded_end;
+        self.checkpoint = part.checkpoint;
+        self.start = part.start;
+        if let Some(range) = part.range {
+            self.range_bytes += range.payload_bytes;
+            self.ranges.push_back(range);
+        }
+        released.freed_bytes += self.drop_unreadable();
+        released
+    }
+
+    /// Drop cached batches that are both uploaded and before `start`.
+    fn drop_unreadable(&mut self) -> u64 {
+        let (start, uploaded_end) = (self.start, self.uploaded_end);
+        let gone =
+            self.batches.partition_point(|batch| batch.end() <= start && batch.base < uploaded_end);
+        self.batches.drain(..gone).map(|batch| batch.cost_bytes()).sum()
+    }
+
+    /// Move the start up to `to`; returns the ranges that are gone.
+    pub(crate) fn trim(&mut self, to: StreamOffset) -> (Released, Vec<Range>) {
+        let pinned = self.first_pinned();
+        let cut_off = self.batches.range(pinned..).skip_while(|batch| batch.end() <= self.start);
+        let cut_off_bytes: u64 = cut_off
+            .take_while(|batch| batch.end() <= to)
+            .map(|batch| batch.payload.len() as u64)
+            .sum();
+        self.young_bytes -= cut_off_bytes;
+        self.start = self.start.max(to);
+        let gone = self.ranges.partition_point(|range| range.end <= to);
+        let gone: Vec<_> = self.ranges.drain(..gone).collect();
+        self.range_bytes -= gone.iter().map(|range| range.payload_bytes).sum::<u64>();
+        let freed_bytes = self.drop_unreadable();
+        (Released { freed_bytes, unpinned_bytes: 0 }, gone)
+    }
+
+    /// Forget everything; returns the ranges that are gone.
+    pub(crate) fn delete(&mut self) -> (Released, Vec<Range>) {
+        let unpinned_bytes = self.pinned().map(Cached::cost_bytes).sum();
+        let freed_bytes = self.batches.drain(..).map(|batch| batch.cost_bytes()).sum();
+        self.deleted = true;
+        self.checkpoint = None;
+        (self.range_bytes, self.young_bytes) = (0, 0);
+        (Released { freed_bytes, unpinned_bytes }, self.ranges.drain(..).collect())
+    }
+
+    /// Drop uploaded batches before `up_to`, oldest first, until `want_bytes` are free; returns what was freed and whether
+    /// there may be more.
+    pub(crate) fn evict(&mut self, up_to: StreamOffset, want_bytes: u64) -> (u64, bool) {
+        let limit = up_to.min(self.uploaded_end);
+        let mut freed = 0;
+        while let Some(first) = self.batches.front().filter(|first| first.base < limit) {
+            if freed >= want_bytes {
+                return (freed, true);
+            }
+            freed += first.cost_bytes();
+            self.batches.pop_front();
+        }
+        if self.batches.is_empty() {
+            self.batches.shrink_to_fit();
+        }
+        (freed, false)
+    }
+
+    pub(crate) fn wake_watchers(&self) {
+        self.watchers.iter().for_each(|watcher| watcher.notify_one());
+    }
+}
+
+impl StreamState {
+    pub(crate) fn new(id: StreamId, kind: u8, tail: Tail) -> Self {
+        Self { id, kind, tail: Mutex::new(tail) }
+    }
+
+    /// Whether the stream is kept as its checkpoint alone.
+    pub(crate) fn is_state(&self) -> bool {
+        self.kind == KIND_STATE
+    }
+}

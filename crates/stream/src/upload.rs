@@ -1,0 +1,311 @@
+//! Cut and upload: log cache -> object -> catalog -> trim, never in another order.
+//!
+//! A cut is a log offset. Everything below it is durable, in the objects or checkpoints, and committed, before the WAL is trimmed
+//! to it; so a crash at any point loses nothing and doubles nothing:
+//!
+//! | crash after | at the next start |
+//! |---|---|
+//! | the cut, or in the middle of the object | the WAL has all of it; what there is of the object is an orphan |
+//! | the object, before the commit | the same |
+//! | the commit, before the trim | the WAL has it, the catalog says that it is uploaded: skipped |
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use alluvium_wal::LogOffset;
+use bytes::Bytes;
+use tokio::time::Instant;
+use uuid::Uuid;
+
+use crate::catalog::{ObjectInfo, ObjectRange};
+use crate::commit::UploadPart;
+use crate::object::{BLOCK_TARGET_BYTES, Encoder};
+use crate::objects::{ObjectError, Writer};
+use crate::store::{Shared, StoreError};
+use crate::tail::StreamState;
+use crate::types::{Batch, ObjectId, StreamOffset};
+
+/// Batches that are folded, or taken for writing, at a time: what an upload adds to the memory of the log cache.
+const CHUNK_BATCHES: usize = 16 << 10;
+
+/// A stream's batches in an upload: from its uploaded end to its last batch below the cut.
+#[derive(Clone)]
+struct Part {
+    stream: Arc<StreamState>,
+    from: StreamOffset,
+    to: StreamOffset,
+    /// Batches that end at or before it are folded, not written.
+    start: StreamOffset,
+}
+
+impl Part {
+    fn is_written(&self) -> bool {
+        !self.stream.is_state() && self.to > self.start
+    }
+
+    /// The next batches from `from` on; none at the end, or when the stream was deleted.
+    fn chunk(&self, from: StreamOffset, max_bytes: usize) -> Vec<Batch> {
+        self.stream.tail.lock().pinned_chunk(from, self.to, CHUNK_BATCHES, max_bytes)
+    }
+}
+
+/// The upload task. Ends when the WAL has failed.
+pub(crate) async fn run(shared: Arc<Shared>) {
+    let mut last = Instant::now();
+    loop {
+        let elapsed = tokio::select! {
+            () = shared.upload.wanted.notified() => false,
+            () = tokio::time::sleep_until(last + shared.options.upload_interval) => true,
+        };
+        let forced = shared.upload.forced.load(Ordering::Acquire);
+        if !(elapsed || forced || shared.log_behind_bytes() >= shared.options.upload_bytes) {
+            continue;
+        }
+        last = Instant::now();
+        if let Err(error) = cycle(&shared).await {
+            return shared.fail(&error.to_string());
+        }
+        // In this order: whoever was turned away before tries again after the gate has opened, and forces
+        // another upload if it still finds no room.
+        shared.upload.forced.store(false, Ordering::Release);
+        shared.room.open();
+    }
+}
+
+/// One upload. Fails only with the WAL; object store and catalog are tried until they succeed.
+async fn cycle(shared: &Arc<Shared>) -> Result<(), StoreError> {
+    let cut = shared.wal.appended();
+    if cut.0 == shared.upload.cut.swap(cut.0, Ordering::AcqRel) {
+        return Ok(());
+    }
+    shared.wal.wait_durable(cut).await?;
+    let parts = plan(shared, cut);
+    if !parts.is_empty() {
+        let checkpoints = fold(shared, &parts).await?;
+        let (object, ranges) = if parts.iter().any(Part::is_written) {
+            let (object, ranges) = write_until_done(shared, &parts).await;
+            (Some(Arc::new(object)), ranges)
+        } else {
+            (None, vec![None; parts.len()])
+        };
+        let parts = parts.into_iter().zip(checkpoints).zip(ranges);
+        let parts = parts.map(|((part, checkpoint), range)| UploadPart {
+            stream: part.stream,
+            uploaded_end: part.to,
+            checkpoint,
+            range,
+        });
+        commit_until_done(shared, object, &Arc::new(parts.collect())).await?;
+    }
+    shared.wal.trim(..cut).await?;
+    Ok(())
+}
+
+/// What lies below the cut, by stream. An append holds its stream's tail from the WAL to the push, and the cut was taken before
+/// the tails are looked at here: so every batch below the cut is in its tail by now.
+fn plan(shared: &Shared, cut: LogOffset) -> Vec<Part> {
+    let streams: Vec<_> = shared.streams.read().values().cloned().collect();
+    let parts = streams.into_iter().filter_map(|stream| {
+        let (from, to, start) = {
+            let tail = stream.tail.lock();
+            (tail.uploaded_end, tail.pinned_end(cut)?, tail.start)
+        };
+        Some(Part { stream, from, to, start })
+    });
+    let mut parts: Vec<_> = parts.collect();
+    parts.sort_by_key(|part| part.stream.id);
+    parts
+}
+
+/// The checkpoint of each part's stream at the part's end.
+async fn fold(shared: &Arc<Shared>, parts: &[Part]) -> Result<Vec<Option<Bytes>>, StoreError> {
+    let (shared, parts) = (shared.clone(), parts.to_vec());
+    let fold = move || parts.iter().map(|part| fold_part(&shared, part)).collect();
+    tokio::task::spawn_blocking(fold)
+        .await
+        .map_err(|error| StoreError::Failed(format!("folding a checkpoint: {error}")))
+}
+
+fn fold_part(shared: &Shared, part: &Part) -> Option<Bytes> {
+    let mut checkpoint = part.stream.tail.lock().checkpoint.clone();
+    let mut from = part.from;
+    loop {
+        let batches = part.chunk(from, usize::MAX);
+        let Some(last) = batches.last() else { return checkpoint };
+        from = last.end();
+        checkpoint = shared
+            .fold
+            .fold(part.stream.id, part.stream.kind, checkpoint.as_deref(), &batches)
+            .map(Bytes::from);
+    }
+}
+
+type Written = (ObjectInfo, Vec<Option<ObjectRange>>);
+
+async fn write_until_done(shared: &Shared, parts: &[Part]) -> Written {
+    let id = shared.new_object_id().await;
+    let mut backoff = Backoff::new(shared);
+    loop {
+        // A new name for each attempt: nothing is known about what the last one left behind.
+        let nonce = Uuid::new_v4();
+        let name = object_name(shared.wal_id, id, nonce);
+        let mut writer = Writer::new(&**shared.objects.store(), &name);
+        let error = match write(&mut writer, id, nonce, &name, parts).await {
+            Ok(written) => return written,
+            Err(error) => error,
+        };
+        if let Err(left) = writer.abort().await {
+            tracing::debug!("could not clean up after a failed upload: {left}");
+        }
+        backoff.failed(&format!("can not write: {error}")).await;
+    }
+}
+
+/// The store's objects share a prefix, the WAL's id, so that two stores in one bucket can not touch each other's.
+pub(crate) fn object_prefix(wal_id: Uuid) -> String {
+    format!("streams/{wal_id}")
+}
+
+fn object_name(wal_id: Uuid, id: ObjectId, nonce: Uuid) -> String {
+    format!("{}/{:016x}-{}", object_prefix(wal_id), id.0, nonce.simple())
+}
+
+async fn write(
+    writer: &mut Writer<'_>,
+    id: ObjectId,
+    nonce: Uuid,
+    name: &str,
+    parts: &[Part],
+) -> Result<Written, ObjectError> {
+    let (mut encoder, header) = Encoder::new(nonce);
+    writer.write(header).await?;
+    let mut ranges = Vec::with_capacity(parts.len());
+    for part in parts {
+        let mut range: Option<ObjectRange> = None;
+        let mut from = part.from;
+        while part.is_written() {
+            let batches = part.chunk(from, BLOCK_TARGET_BYTES);
+            let Some(last) = batches.last() else { break };
+            from = last.end();
+            for batch in batches.iter().filter(|batch| batch.end() > part.start) {
+                let range = range.get_or_insert_with(|| ObjectRange {
+                    object: id,
+                    start: batch.base,
+                    end: batch.base,
+                    payload_bytes: 0,
+                    max_timestamp_ms: batch.max_timestamp_ms,
+                });
+                range.end = batch.end();
+                range.payload_bytes += batch.payload.len() as u64;
+                range.max_timestamp_ms = range.max_timestamp_ms.max(batch.max_timestamp_ms);
+                if let Some(block) = encoder.push(part.stream.id, batch) {
+                    writer.write(block).await?;
+                }
+            }
+            // Encoding is work without a wait; let others have the thread.
+            tokio::task::yield_now().await;
+        }
+        ranges.push(range);
+    }
+    let (last, tail, summary) = encoder.finish();
+    if let Some(last) = last {
+        writer.write(last).await?;
+    }
+    writer.write(tail).await?;
+    writer.finish().await?;
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let info = ObjectInfo {
+        id,
+        name: name.to_owned(),
+        size_bytes: summary.size_bytes,
+        index_position: summary.index_position,
+        index_bytes: summary.index_bytes,
+        index_crc32c: summary.index_crc32c,
+        created_at_ms: i64::try_from(now.as_millis()).unwrap_or(i64::MAX),
+    };
+    Ok((info, ranges))
+}
+
+/// Fails only if the store was closed.
+async fn commit_until_done(
+    shared: &Arc<Shared>,
+    object: Option<Arc<ObjectInfo>>,
+    parts: &Arc<Vec<UploadPart>>,
+) -> Result<(), StoreError> {
+    let mut backoff = Backoff::new(shared);
+    loop {
+        match shared.commit_upload(object.clone(), parts).await {
+            Ok(used) => {
+                if let Some(object) = object.filter(|_| !used)
+                    && let Err(left) = shared.objects.delete(&object.name).await
+                {
+                    tracing::debug!("could not delete an object that is not needed: {left}");
+                }
+                return Ok(());
+            }
+            Err(StoreError::Closed) => return Err(StoreError::Closed),
+            Err(error) => backoff.failed(&format!("can not commit: {error}")).await,
+        }
+    }
+}
+
+/// Waits longer after each failure.
+struct Backoff<'a> {
+    shared: &'a Shared,
+    failures: u32,
+}
+
+impl<'a> Backoff<'a> {
+    fn new(shared: &'a Shared) -> Self {
+        Self { shared, failures: 0 }
+    }
+
+    async fn failed(&mut self, what: &str) {
+        self.shared.numbers.upload_failures.fetch_add(1, Ordering::Relaxed);
+        let options = &self.shared.options;
+        let longest =
+            options.retry_initial.saturating_mul(1 << self.failures.min(20)).min(options.retry_max);
+        self.failures += 1;
+        let wait = jittered(longest, Uuid::new_v4().as_u128());
+        tracing::warn!(
+            "upload: {what}; attempt {} failed, the next one in {wait:?}; the WAL keeps the data",
+            self.failures
+        );
+        tokio::time::sleep(wait).await;
+    }
+}
+
+/// Between half and all of `longest`.
+fn jittered(longest: Duration, random: u128) -> Duration {
+    let permille = u32::try_from(random % 501).expect("below 501");
+    longest / 2 + longest * permille / 1000
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn jitter_stays_within_its_bounds() {
+        let longest = Duration::from_secs(10);
+        assert_eq!(jittered(longest, 0), longest / 2);
+        assert_eq!(jittered(longest, 500), longest);
+        assert_eq!(jittered(longest, 501), longest / 2);
+        for random in 0..2000 {
+            assert!((longest / 2..=longest).contains(&jittered(longest, random)));
+        }
+    }
+
+    #[test]
+    fn names_are_sorted_by_number_and_differ_by_nonce() {
+        let wal = Uuid::from_u128(1);
+        let name = |id, nonce| object_name(wal, ObjectId(id), Uuid::from_u128(nonce));
+        assert_eq!(
+            name(255, 2),
+            "streams/00000000-0000-0000-0000-000000000001/00000000000000ff-00000000000000000000000000000002"
+        );
+        assert!(name(9, 9) < name(10, 0));
+        assert_ne!(name(1, 1), name(1, 2));
+    }
+}

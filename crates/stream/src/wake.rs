@@ -1,0 +1,173 @@
+//! Waking those who wait: readers for more durable data, writers for room. One task does it; it waits for events of
+//! the WAL and never polls.
+
+use std::collections::BTreeMap;
+use std::future::pending;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use alluvium_wal::{LogOffset, Room};
+use parking_lot::Mutex;
+use tokio::sync::{Notify, watch};
+
+use crate::store::Shared;
+use crate::tail::StreamState;
+use crate::types::StreamId;
+
+/// Lets writers wait for room without losing a wakeup.
+///
+/// Each event that may have made room starts a new generation. An append looks at the generation **before** it tries, and
+/// when it fails notes that a later one is needed. So an event between the failure and the wait is seen by the wait.
+/// Whoever makes an append fail has to see to a later event: for the log cache and the ring that is the upload it asks
+/// for, for the window it is [`Wakes::wait_for_wal`].
+pub(crate) struct RoomGate {
+    generation: watch::Sender<u64>,
+    /// The least generation in which it makes sense to try again.
+    needed: AtomicU64,
+}
+
+impl RoomGate {
+    pub(crate) fn new() -> Self {
+        Self { generation: watch::Sender::new(0), needed: AtomicU64::new(0) }
+    }
+
+    pub(crate) fn generation(&self) -> u64 {
+        *self.generation.borrow()
+    }
+
+    /// An append that began in generation `seen` found no room.
+    pub(crate) fn full(&self, seen: u64) {
+        self.needed.fetch_max(seen.saturating_add(1), Ordering::AcqRel);
+    }
+
+    /// There may be room.
+    pub(crate) fn open(&self) {
+        self.generation.send_modify(|generation| *generation = generation.saturating_add(1));
+    }
+
+    /// Nobody shall wait any more.
+    pub(crate) fn open_for_ever(&self) {
+        self.generation.send_replace(u64::MAX);
+    }
+
+    pub(crate) async fn wait(&self) {
+        self.wait_for(self.needed.load(Ordering::Acquire)).await;
+    }
+
+    /// Wait for an event after generation `seen`.
+    pub(crate) async fn wait_after(&self, seen: u64) {
+        self.wait_for(seen.saturating_add(1)).await;
+    }
+
+    async fn wait_for(&self, needed: u64) {
+        let mut generation = self.generation.subscribe();
+        generation
+            .wait_for(|generation| *generation >= needed)
+            .await
+            .expect("the sender is borrowed from self");
+    }
+}
+
+/// What the waking task waits for.
+pub(crate) struct Wakes {
+    /// Watched streams with batches that are not durable, by the log offset at which the next one is. Locked while a tail is, never
+    /// the other way round.
+    queue: Mutex<BTreeMap<(LogOffset, StreamId), Arc<StreamState>>>,
+    wal_room: Mutex<WalRoom>,
+    changed: Notify,
+}
+
+#[derive(Default)]
+struct WalRoom {
+    /// A writer waits for the WAL, and [`RoomGate::open`] will be called for it.
+    waiting: bool,
+    ticket: Option<Room>,
+}
+
+impl Wakes {
+    pub(crate) fn new() -> Self {
+        Self { queue: Mutex::default(), wal_room: Mutex::default(), changed: Notify::new() }
+    }
+
+    /// Wake the watchers of `stream` when the log is durable up to `at`.
+    pub(crate) fn queue(&self, at: LogOffset, stream: Arc<StreamState>) {
+        let mut queue = self.queue.lock();
+        let key = (at, stream.id);
+        queue.insert(key, stream);
+        if queue.first_key_value().is_some_and(|(first, _)| *first == key) {
+            self.changed.notify_one();
+        }
+    }
+
+    /// Open the gate when the WAL has more room. The ticket was taken before the append that failed.
+    pub(crate) fn wait_for_wal(&self, ticket: Room) {
+        let mut room = self.wal_room.lock();
+        if !room.waiting {
+            *room = WalRoom { waiting: true, ticket: Some(ticket) };
+            self.changed.notify_one();
+        }
+    }
+
+    fn first(&self) -> Option<LogOffset> {
+        self.queue.lock().first_key_value().map(|((at, _), _)| *at)
+    }
+
+    fn take_durable(&self, durable: LogOffset) -> Vec<Arc<StreamState>> {
+        let mut queue = self.queue.lock();
+        let mut taken = Vec::new();
+        while let Some(first) = queue.first_entry().filter(|first| first.key().0 <= durable) {
+            taken.push(first.remove());
+        }
+        taken
+    }
+}
+
+/// The waking task. Ends when the WAL has failed.
+pub(crate) async fn run(shared: Arc<Shared>) {
+    let wakes = &shared.wakes;
+    let mut room: Option<Room> = None;
+    loop {
+        if let Some(ticket) = wakes.wal_room.lock().ticket.take() {
+            room = Some(ticket);
+        }
+        let first = wakes.first();
+        let durable = async {
+            match first {
+                Some(at) => shared.wal.wait_durable(at).await,
+                None => pending().await,
+            }
+        };
+        let has_room = async {
+            match &mut room {
+                Some(room) => room.await,
+                None => pending().await,
+            }
+        };
+        tokio::select! {
+            () = wakes.changed.notified() => {}
+            result = durable => match result {
+                Ok(()) => wake_durable(&shared),
+                Err(error) => return shared.fail(&error.to_string()),
+            },
+            () = has_room => {
+                room = None;
+                // Before the gate opens: an append that fails after this has to be waited for again.
+                wakes.wal_room.lock().waiting = false;
+                shared.room.open();
+            }
+        }
+    }
+}
+
+fn wake_durable(shared: &Shared) {
+    let durable = shared.wal.durable();
+    for stream in shared.wakes.take_durable(durable) {
+        let mut tail = stream.tail.lock();
+        tail.wake_watchers();
+        let next = if tail.watchers.is_empty() { None } else { tail.next_durable(durable) };
+        tail.wake_queued = next.is_some();
+        if let Some(next) = next {
+            shared.wakes.queue(next, stream.clone());
+        }
+    }
+}
