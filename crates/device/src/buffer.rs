@@ -56,48 +56,46 @@ impl Drop for Heap {
 
 // SAFETY: plain memory that only this value owns; nothing about it is tied to a thread.
 unsafe impl Send for Heap {}
-// SAFETY: `&Heap` gives no access to the bytes by itself; access goes through `Memory`, whose owner decides.
+// SAFETY: through `&Heap` bytes are only read (`SharedBuf`, `&AlignedBuf`); writing takes `&mut AlignedBuf`.
 unsafe impl Sync for Heap {}
 
-/// Where the bytes of a buffer live, and so where they go when it is dropped.
-enum Home {
-    /// On their own, freed.
+/// Bytes that one value owns, and so where they go when it is dropped.
+enum Memory {
+    /// On their own; freed.
     Heap(Heap),
-    /// On the heap, kept by the pool if it has room: saves the page faults of a fresh allocation.
+    /// On the heap too, but kept by the pool if it has room: saves the page faults of a fresh allocation. Always `Some`
+    /// until dropped.
     Spare(Option<Heap>, Arc<Pool>),
-    /// Slot `.0` of the pool's region.
+    /// A slot of the pool's region, by index; no other value has the same.
     Slot(usize, Arc<Pool>),
 }
 
-/// `capacity` initialised bytes at `ptr`, owned by this value alone.
-struct Memory {
-    ptr: NonNull<u8>,
-    capacity: usize,
-    home: Home,
-}
-
 impl Memory {
-    fn heap(bytes: usize) -> Self {
-        let heap = Heap::zeroed(bytes);
-        Self { ptr: heap.ptr, capacity: bytes, home: Home::Heap(heap) }
+    fn ptr(&self) -> NonNull<u8> {
+        match self {
+            Self::Heap(heap) | Self::Spare(Some(heap), _) => heap.ptr,
+            Self::Spare(None, _) => unreachable!("taken by drop only"),
+            Self::Slot(index, pool) => pool.region.at(index * pool.slot_bytes),
+        }
+    }
+
+    fn capacity(&self) -> usize {
+        match self {
+            Self::Heap(heap) => heap.layout.size(),
+            Self::Spare(_, pool) | Self::Slot(_, pool) => pool.slot_bytes,
+        }
     }
 }
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        match &mut self.home {
-            Home::Heap(_) => {} // its own drop frees it
-            Home::Spare(heap, pool) => pool.give_back_spare(heap.take().expect("taken only here")),
-            Home::Slot(index, pool) => pool.free.lock().slots.push(*index),
+        match self {
+            Self::Heap(_) => {} // frees itself
+            Self::Spare(heap, pool) => pool.give_back_spare(heap.take().expect("taken only here")),
+            Self::Slot(index, pool) => pool.free.lock().slots.push(*index),
         }
     }
 }
-
-// SAFETY: `ptr` points into memory that this value alone owns (its heap block, or a slot that the pool hands to one
-// buffer at a time) and that lives as long as `home`.
-unsafe impl Send for Memory {}
-// SAFETY: through `&Memory` bytes are only read (`SharedBuf`); writing takes `&mut AlignedBuf`, which owns it alone.
-unsafe impl Sync for Memory {}
 
 // ---------------------------------------------------------------------------------------------------------------
 // Buffers
@@ -113,7 +111,7 @@ impl AlignedBuf {
     /// `len_bytes` (rounded up to a page) zeroes on the heap, outside of any pool. Panics if `len_bytes` is zero.
     pub fn zeroed(len_bytes: usize) -> Self {
         let len = round_up(len_bytes);
-        Self { memory: Memory::heap(len), len }
+        Self { memory: Memory::Heap(Heap::zeroed(len)), len }
     }
 
     /// Keep the first `len_bytes`. The memory behind them stays with the buffer and returns to the pool whole.
@@ -133,9 +131,9 @@ impl AlignedBuf {
         SharedBuf { start: 0, len: self.len, memory: Arc::new(self.memory) }
     }
 
-    /// Index of the registered buffer that this memory is part of; see [`Pool::region`].
+    /// Whether the memory is part of [`Pool::region`].
     pub(crate) fn registered(&self) -> bool {
-        matches!(self.memory.home, Home::Slot(..))
+        matches!(self.memory, Memory::Slot(..))
     }
 }
 
@@ -145,20 +143,20 @@ impl Deref for AlignedBuf {
     fn deref(&self) -> &[u8] {
         // SAFETY: `memory` holds `capacity >= len` initialised bytes and lives as long as the borrow of `self`; they
         // are written only through `&mut self`, or by the kernel while the engine owns this value.
-        unsafe { std::slice::from_raw_parts(self.memory.ptr.as_ptr(), self.len) }
+        unsafe { std::slice::from_raw_parts(self.memory.ptr().as_ptr(), self.len) }
     }
 }
 
 impl DerefMut for AlignedBuf {
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: as in `deref`, and `&mut self` is the only access.
-        unsafe { std::slice::from_raw_parts_mut(self.memory.ptr.as_ptr(), self.len) }
+        unsafe { std::slice::from_raw_parts_mut(self.memory.ptr().as_ptr(), self.len) }
     }
 }
 
 impl fmt::Debug for AlignedBuf {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "AlignedBuf({} of {} bytes)", self.len, self.memory.capacity)
+        write!(f, "AlignedBuf({} of {} bytes)", self.len, self.memory.capacity())
     }
 }
 
@@ -194,7 +192,7 @@ impl SharedBuf {
 
     /// Whether the memory is part of [`Pool::region`].
     pub(crate) fn registered(&self) -> bool {
-        matches!(self.memory.home, Home::Slot(..))
+        matches!(*self.memory, Memory::Slot(..))
     }
 }
 
@@ -202,9 +200,11 @@ impl Deref for SharedBuf {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: `start + len` lies within the `capacity` initialised bytes of `memory` (checked by `slice`), which
-        // lives as long as the borrow of `self`. Nobody writes them: the unique `AlignedBuf` was consumed by `freeze`.
-        unsafe { std::slice::from_raw_parts(self.memory.ptr.as_ptr().add(self.start), self.len) }
+        // SAFETY: `start` lies within the `capacity` bytes of `memory`, by `slice`.
+        let ptr = unsafe { self.memory.ptr().add(self.start) };
+        // SAFETY: so does `start + len`; all are initialised, and live as long as the borrow of `self`. Nobody writes them: the
+        // unique `AlignedBuf` was consumed by `freeze`.
+        unsafe { std::slice::from_raw_parts(ptr.as_ptr(), self.len) }
     }
 }
 
@@ -222,7 +222,7 @@ impl From<AlignedBuf> for SharedBuf {
 
 impl fmt::Debug for SharedBuf {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "SharedBuf({} bytes at {} of {})", self.len, self.start, self.memory.capacity)
+        write!(f, "SharedBuf({} bytes at {} of {})", self.len, self.start, self.memory.capacity())
     }
 }
 
@@ -263,25 +263,17 @@ impl Pool {
     pub(crate) fn alloc(self: &Arc<Self>, len_bytes: usize) -> AlignedBuf {
         let len = round_up(len_bytes);
         if len > self.slot_bytes {
-            return AlignedBuf { memory: Memory::heap(len), len };
+            return AlignedBuf { memory: Memory::Heap(Heap::zeroed(len)), len };
         }
         let mut free = self.free.lock();
         if let Some(index) = free.slots.pop() {
             drop(free);
-            let ptr = self.region.at(index * self.slot_bytes);
-            let memory =
-                Memory { ptr, capacity: self.slot_bytes, home: Home::Slot(index, self.clone()) };
-            return AlignedBuf { memory, len };
+            return AlignedBuf { memory: Memory::Slot(index, self.clone()), len };
         }
         let spare = free.spares.pop();
         drop(free);
         let heap = spare.unwrap_or_else(|| Heap::zeroed(self.slot_bytes));
-        let memory = Memory {
-            ptr: heap.ptr,
-            capacity: self.slot_bytes,
-            home: Home::Spare(Some(heap), self.clone()),
-        };
-        AlignedBuf { memory, len }
+        AlignedBuf { memory: Memory::Spare(Some(heap), self.clone()), len }
     }
 
     fn give_back_spare(&self, heap: Heap) {
@@ -293,7 +285,7 @@ impl Pool {
 
     /// The memory of all slots, to be registered with io_uring as one fixed buffer. `None` if there are no slots.
     pub(crate) fn region(&self) -> Option<(*mut u8, usize)> {
-        (self.region.len > 0).then(|| (self.region.ptr.as_ptr(), self.region.len))
+        (self.region.len > 0).then_some((self.region.ptr.as_ptr(), self.region.len))
     }
 }
 

@@ -6,6 +6,8 @@
 #![allow(unsafe_code)]
 
 mod buffer;
+#[cfg(test)]
+mod conformance;
 mod engine;
 mod error;
 mod open;

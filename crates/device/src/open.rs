@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use crate::buffer::{PAGE_BYTES, Pool};
 use crate::engine::threads::Threads;
+use crate::engine::uring::Uring;
 use crate::target::Target;
 use crate::{Geometry, OpenError, SharedDevice};
 
@@ -122,6 +123,19 @@ pub fn open(path: &Path, options: &OpenOptions) -> Result<SharedDevice, OpenErro
     let failed = |action| move |source| OpenError::Io { path: path.to_owned(), action, source };
     let pool = Pool::new(options.buffer_bytes, options.buffers)
         .map_err(failed("mapping the buffer pool"))?;
+    if options.engine != Engine::Threads {
+        // A duplicate shares the open file, and so its lock.
+        let fd = target.fd.try_clone().map_err(failed("duplicating its descriptor"))?;
+        match Uring::start(fd, geometry.clone(), pool.clone(), options.io_depth) {
+            Ok(device) => return Ok(Arc::new(device)),
+            Err(source) if options.engine == Engine::IoUring => {
+                return Err(failed("setting up io_uring")(source));
+            }
+            Err(source) => {
+                tracing::warn!("{}: io_uring is refused ({source}); using threads", path.display());
+            }
+        }
+    }
     let device = Threads::start(target.fd, geometry, pool, options.io_depth)
         .map_err(failed("starting I/O threads"))?;
     Ok(Arc::new(device))

@@ -153,7 +153,7 @@ pub struct Counters {
 }
 
 /// What a disk is made of.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct SimOptions {
     /// A positive multiple of [`PAGE_BYTES`]. Default 1 MiB. Memory is taken for written pages only.
     pub capacity_bytes: u64,

@@ -3,7 +3,10 @@
 //! An engine moves a [`Job`] through `next -> kernel (or simulation) -> advance` until it has an outcome, then gives it to
 //! [`Core::finish`]. Everything that decides is here and does no I/O, so all engines decide alike.
 
+#[cfg(test)]
+mod tests;
 pub(crate) mod threads;
+pub(crate) mod uring;
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};

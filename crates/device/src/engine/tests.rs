@@ -1,0 +1,338 @@
+//! The conformance suite on real engines and targets, and what only they can get wrong.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Arc, mpsc};
+use std::thread;
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+
+use super::threads::Threads;
+use super::uring::Uring;
+use super::{Body, Core, Job, Transfer};
+use crate::buffer::Pool;
+use crate::conformance::{self, Subject, pattern};
+use crate::{
+    Access, AlignedBuf, Device, DeviceOffset, Engine, Geometry, OpenOptions, PAGE_BYTES, Request,
+    SharedDevice, open,
+};
+
+const FILE_BYTES: u64 = 4 * 1024 * 1024;
+
+/// Few and small buffers, so that the suite runs beyond them.
+fn options(engine: Engine) -> OpenOptions {
+    OpenOptions {
+        engine,
+        create_bytes: Some(FILE_BYTES),
+        buffers: 4,
+        buffer_bytes: 64 * 1024,
+        ..OpenOptions::default()
+    }
+}
+
+fn start(fd: OwnedFd, geometry: &Geometry, engine: Engine) -> io::Result<SharedDevice> {
+    let pool = Pool::new(64 * 1024, 4)?;
+    Ok(match engine {
+        Engine::IoUring => Arc::new(Uring::start(fd, geometry.clone(), pool, 8)?),
+        _ => Arc::new(Threads::start(fd, geometry.clone(), pool, 8)?),
+    })
+}
+
+/// Whether to test `engine` here; says so if not.
+fn available(engine: Engine) -> bool {
+    if engine != Engine::IoUring || io_uring::IoUring::new(2).is_ok() {
+        return true;
+    }
+    println!("SKIPPED: the kernel or the container refuses io_uring");
+    false
+}
+
+fn conforms(path: &Path, engine: Engine) {
+    if !available(engine) {
+        return;
+    }
+    let options = options(engine);
+    let read_only = OpenOptions { access: Access::ReadOnly, ..options.clone() };
+    conformance::run(&Subject {
+        open: &|| open(path, &options).unwrap(),
+        // The kernel itself refuses to write through a descriptor that is open for reading only, or to flush one that
+        // is no file.
+        broken: &|| {
+            let geometry = open(path, &options).unwrap().geometry().clone();
+            let fd =
+                rustix::fs::open(path, OFlags::RDONLY | OFlags::DIRECT, Mode::empty()).unwrap();
+            start(fd, &geometry, engine).unwrap()
+        },
+        read_only: Some(&|| open(path, &read_only).unwrap()),
+        drive: &|| {},
+    });
+}
+
+#[test]
+fn io_uring_on_a_file_conforms() {
+    let dir = tempfile::tempdir().unwrap();
+    conforms(&dir.path().join("wal"), Engine::IoUring);
+}
+
+#[test]
+fn threads_on_a_file_conform() {
+    let dir = tempfile::tempdir().unwrap();
+    conforms(&dir.path().join("wal"), Engine::Threads);
+}
+
+#[test]
+fn io_uring_on_a_block_device_conforms() {
+    if let Some(device) = LoopDevice::new() {
+        conforms(&device.path, Engine::IoUring);
+    }
+}
+
+#[test]
+fn threads_on_a_block_device_conform() {
+    if let Some(device) = LoopDevice::new() {
+        conforms(&device.path, Engine::Threads);
+    }
+}
+
+#[test]
+fn a_block_device_is_measured_and_held_alone() {
+    let Some(device) = LoopDevice::new() else { return };
+    let options = options(Engine::Threads);
+    let held = open(&device.path, &options).unwrap();
+    let geometry = held.geometry();
+    assert!(geometry.block_device);
+    assert_eq!(geometry.capacity_bytes, FILE_BYTES);
+    assert_eq!(geometry.logical_block_bytes, 512);
+    assert_eq!(geometry.flushes, geometry.volatile_cache);
+    let second = open(&device.path, &options).unwrap_err();
+    assert!(matches!(second, crate::OpenError::InUse(_)), "{second}");
+    let larger = OpenOptions { create_bytes: Some(FILE_BYTES + 4096), ..options.clone() };
+    drop(held);
+    let too_small = open(&device.path, &larger).unwrap_err();
+    assert!(matches!(too_small, crate::OpenError::TooSmall { .. }), "{too_small}");
+    open(&device.path, &options).expect("it is free again");
+}
+
+/// A loop device over a file of its own; gone when dropped.
+struct LoopDevice {
+    path: PathBuf,
+    _dir: tempfile::TempDir,
+}
+
+impl LoopDevice {
+    /// None, with a printed reason, where loop devices are not allowed.
+    fn new() -> Option<Self> {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("backing");
+        File::create(&file).unwrap().set_len(FILE_BYTES).unwrap();
+        let output = match Command::new("losetup").args(["--find", "--show"]).arg(&file).output() {
+            Ok(output) if output.status.success() => output,
+            Ok(output) => {
+                println!("SKIPPED: losetup: {}", String::from_utf8_lossy(&output.stderr).trim());
+                return None;
+            }
+            Err(error) => {
+                println!("SKIPPED: losetup: {error}");
+                return None;
+            }
+        };
+        let path = String::from_utf8(output.stdout).unwrap().trim().into();
+        Some(Self { path, _dir: dir })
+    }
+}
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        let detached = Command::new("losetup").arg("--detach").arg(&self.path).status();
+        assert!(
+            detached.is_ok_and(|status| status.success()),
+            "{} is still attached",
+            self.path.display()
+        );
+    }
+}
+
+/// A file that shrank under the engine: the kernel transfers what is there, and then nothing.
+#[test]
+fn reading_beyond_the_end_of_a_file_is_an_error() {
+    for engine in [Engine::Threads, Engine::IoUring].into_iter().filter(|engine| available(*engine))
+    {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("wal");
+        let device = open(&path, &options(engine)).unwrap();
+        File::options().write(true).open(&path).unwrap().set_len(3 * PAGE_BYTES as u64).unwrap();
+        let error = device.read(DeviceOffset(PAGE_BYTES as u64), 4 * PAGE_BYTES).unwrap_err();
+        assert_eq!(error.source.kind(), io::ErrorKind::UnexpectedEof, "{error}");
+        assert_eq!((error.operation, error.at, error.len_bytes), ("read", 4096, 4 * 4096));
+        assert!(device.failure().is_none(), "a failed read does not latch");
+        device.read(DeviceOffset(PAGE_BYTES as u64), 2 * PAGE_BYTES).unwrap();
+    }
+}
+
+#[test]
+fn a_panicking_completion_latches_and_the_engine_lives_on() {
+    for engine in [Engine::Threads, Engine::IoUring].into_iter().filter(|engine| available(*engine))
+    {
+        let dir = tempfile::tempdir().unwrap();
+        let device = open(&dir.path().join("wal"), &options(engine)).unwrap();
+        let buf = device.alloc(PAGE_BYTES);
+        device
+            .submit(Request::Read { at: DeviceOffset(0), buf }, Box::new(|_| panic!("on purpose")));
+        // Several engine threads: wait until the panic has been seen.
+        while device.failure().is_none() {
+            thread::yield_now();
+        }
+        let error = device.flush().unwrap_err();
+        assert!(error.to_string().contains("panicked"), "{error}");
+        device.read(DeviceOffset(0), PAGE_BYTES).unwrap();
+    }
+}
+
+/// Submitters on many threads race the I/O thread's way to sleep: a lost wake-up would hang this.
+#[test]
+fn no_submission_is_left_waiting() {
+    for engine in [Engine::Threads, Engine::IoUring].into_iter().filter(|engine| available(*engine))
+    {
+        let dir = tempfile::tempdir().unwrap();
+        let device = open(&dir.path().join("wal"), &options(engine)).unwrap();
+        thread::scope(|scope| {
+            for submitter in 0..4 {
+                let device = &device;
+                scope.spawn(move || {
+                    for round in 0..500 {
+                        let at = DeviceOffset((submitter * 500 + round) % 1024 * PAGE_BYTES as u64);
+                        device.read(at, PAGE_BYTES).unwrap();
+                    }
+                });
+            }
+        });
+    }
+}
+
+/// Two handles in turn, many times: whoever drops the device gives its lock back before the drop returns.
+#[test]
+fn the_lock_is_free_when_the_device_is_dropped() {
+    for engine in [Engine::Threads, Engine::IoUring].into_iter().filter(|engine| available(*engine))
+    {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("wal");
+        for round in 0..100 {
+            let device = open(&path, &options(engine))
+                .unwrap_or_else(|error| panic!("round {round}: {error}"));
+            let write = Request::Write {
+                at: DeviceOffset(0),
+                buf: pattern(&device, PAGE_BYTES, round),
+                durable: false,
+            };
+            device.submit(write, Box::new(|outcome| drop(outcome.unwrap())));
+            device.submit(Request::Flush, Box::new(|outcome| drop(outcome.unwrap())));
+        }
+    }
+}
+
+#[test]
+fn a_short_transfer_is_continued_at_whole_blocks() {
+    let job = |len| job(Body::Read(AlignedBuf::zeroed(len)), 8192);
+    let position = |job: &mut Job| match job.next() {
+        Transfer::Read { at, buf, .. } => (at, buf.len()),
+        _ => unreachable!("it is a read"),
+    };
+    let mut read = job(8192);
+    assert_eq!(position(&mut read), (8192, 8192));
+    assert!(read.advance(Ok(1024), 512).is_none());
+    assert_eq!(position(&mut read), (9216, 7168));
+    assert!(read.advance(Ok(700), 512).is_none(), "the odd bytes are read again");
+    assert_eq!(position(&mut read), (9728, 6656));
+    assert!(read.advance(Err(Errno::INTR), 512).is_none());
+    assert!(read.advance(Err(Errno::AGAIN), 512).is_none());
+    assert_eq!(position(&mut read), (9728, 6656));
+    assert!(read.advance(Ok(6656), 512).unwrap().is_ok());
+
+    // No progress at all, or none that counts.
+    for moved in [0, 511] {
+        let error = job(4096).advance(Ok(moved), 512).unwrap().unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
+    }
+    let error = job(4096).advance(Err(Errno::IO), 512).unwrap().unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::EIO));
+}
+
+#[test]
+fn an_endless_shortage_becomes_an_error() {
+    let mut read = job(Body::Read(AlignedBuf::zeroed(8192)), 0);
+    for _ in 0..super::MAX_RETRIES {
+        assert!(read.advance(Err(Errno::AGAIN), 512).is_none());
+    }
+    assert!(read.advance(Ok(4096), 512).is_none(), "progress starts the count again");
+    for _ in 0..super::MAX_RETRIES {
+        assert!(read.advance(Err(Errno::AGAIN), 512).is_none());
+    }
+    let error = read.advance(Err(Errno::AGAIN), 512).unwrap().unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+}
+
+fn job(body: Body, at: u64) -> Job {
+    Job { at, done: 0, retries: 0, body, completion: Box::new(|_| {}) }
+}
+
+/// A write that was in flight beside the one that failed is not acknowledged either.
+#[test]
+fn nothing_is_acknowledged_after_the_latch() {
+    let geometry = Geometry {
+        name: "under test".into(),
+        capacity_bytes: 1 << 20,
+        logical_block_bytes: 512,
+        block_device: false,
+        volatile_cache: true,
+        flushes: true,
+        read_only: false,
+        engine: "none",
+    };
+    let core = Core::new(geometry);
+    let (tx, rx) = mpsc::channel();
+    let job = || {
+        let tx = tx.clone();
+        let buf = AlignedBuf::zeroed(4096).freeze();
+        let request = Request::Write { at: DeviceOffset(4096), buf, durable: true };
+        core.admit(request, Box::new(move |outcome| tx.send(outcome).unwrap()))
+    };
+    let (fails, succeeds) = (job(), job());
+    assert!(core.refusal(&succeeds).is_none());
+    core.finish(fails, Err(io::Error::from(Errno::IO)));
+    core.finish(succeeds, Ok(()));
+    let first = rx.recv().unwrap().unwrap_err();
+    let second = rx.recv().unwrap().unwrap_err();
+    assert!(Arc::ptr_eq(&first.source, &second.source));
+    assert!(core.refusal(&job()).is_some());
+}
+
+/// With a limit on locked memory that the pool exceeds, the engine does without registered buffers.
+#[test]
+fn an_unregistered_pool_works_too() {
+    if !available(Engine::IoUring) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("wal");
+    // No slots: nothing to register, all buffers from the heap.
+    let none = OpenOptions { buffers: 0, ..options(Engine::IoUring) };
+    let device = open(&path, &none).unwrap();
+    let content = pattern(&device, 64 * 1024, 3);
+    device.write_durable(DeviceOffset(0), content.clone()).unwrap();
+    assert_eq!(*device.read(DeviceOffset(0), 64 * 1024).unwrap(), *content);
+}
+
+#[test]
+fn the_engine_that_was_asked_for_serves() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("wal");
+    assert_eq!(open(&path, &options(Engine::Threads)).unwrap().geometry().engine, "threads");
+    if available(Engine::IoUring) {
+        assert_eq!(open(&path, &options(Engine::IoUring)).unwrap().geometry().engine, "io_uring");
+        assert_eq!(open(&path, &options(Engine::Auto)).unwrap().geometry().engine, "io_uring");
+    }
+}

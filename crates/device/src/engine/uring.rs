@@ -1,0 +1,386 @@
+//! The io_uring engine: one ring, one thread, which sleeps in the kernel until a transfer completes or a request arrives.
+//!
+//! Requests come through an inbox under a short lock. The thread takes as many as it may have in flight, submits them
+//! together with the wait for the next completion, and runs completions between two waits. A submitter wakes it, through
+//! an eventfd that the ring polls, only when the thread has said that it goes to sleep with room for more.
+//!
+//! What is in flight is bounded by the size of the ring, so neither of its queues can overflow.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::{Arc, mpsc};
+use std::thread::{self, JoinHandle};
+
+use io_uring::{IoUring, Probe, opcode, squeue, types};
+use parking_lot::Mutex;
+use rustix::event::EventfdFlags;
+use rustix::io::Errno;
+
+use super::{Core, Job, Transfer};
+use crate::buffer::Pool;
+use crate::{AlignedBuf, Completion, Device, DeviceError, Geometry, Request};
+
+/// The target's place in the table of registered files.
+const TARGET: types::Fixed = types::Fixed(0);
+
+/// The pool's place in the table of registered buffers.
+const POOL: u16 = 0;
+
+/// `user_data` of the poll on the eventfd; transfers carry the index of their slot.
+const WAKE: u64 = u64::MAX;
+
+/// Most bytes asked for at once; a longer transfer is continued. Below what the kernel moves at most, 2 GiB less a page
+/// (read(2), "NOTES").
+const MAX_TRANSFER_BYTES: usize = 1 << 30;
+
+/// A device served by a ring.
+pub(crate) struct Uring {
+    shared: Arc<Shared>,
+    pool: Arc<Pool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    core: Core,
+    inbox: Mutex<Inbox>,
+    /// Written by submitters, polled by the ring.
+    wake: OwnedFd,
+}
+
+#[derive(Default)]
+struct Inbox {
+    jobs: VecDeque<Job>,
+    /// The thread waits in the kernel, has room for more in flight, and wants to be woken.
+    asleep: bool,
+    closed: bool,
+}
+
+impl Uring {
+    /// Fails where the kernel or the container refuses io_uring, or a part of it that is needed.
+    pub(crate) fn start(
+        fd: OwnedFd,
+        geometry: Geometry,
+        pool: Arc<Pool>,
+        io_depth: usize,
+    ) -> io::Result<Self> {
+        // Not O_NONBLOCK: it is only read after the ring has said that there is something.
+        let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
+        let core = Core::new(Geometry { engine: "io_uring", ..geometry });
+        let shared = Arc::new(Shared { core, inbox: Mutex::default(), wake });
+        let (ready, started) = mpsc::sync_channel(1);
+        // The ring is made on the thread that uses it: IORING_SETUP_SINGLE_ISSUER binds it to its maker.
+        let thread = thread::Builder::new().name("device-io".into()).spawn({
+            let (shared, pool) = (shared.clone(), pool.clone());
+            move || match IoThread::set_up(shared, fd, pool, io_depth) {
+                Ok(io_thread) => {
+                    drop(ready.send(Ok(())));
+                    io_thread.run();
+                }
+                Err(error) => drop(ready.send(Err(error))),
+            }
+        })?;
+        started.recv().expect("the thread answers before it ends")?;
+        Ok(Self { shared, pool, thread: Some(thread) })
+    }
+}
+
+impl Shared {
+    fn wake(&self) {
+        // Can only fail if the counter would overflow, and then there is something to read.
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+}
+
+impl Device for Uring {
+    fn geometry(&self) -> &Geometry {
+        &self.shared.core.geometry
+    }
+
+    fn alloc(&self, len_bytes: usize) -> AlignedBuf {
+        self.pool.alloc(len_bytes)
+    }
+
+    fn submit(&self, request: Request, done: Completion) {
+        let job = self.shared.core.admit(request, done);
+        let mut inbox = self.shared.inbox.lock();
+        inbox.jobs.push_back(job);
+        let asleep = std::mem::take(&mut inbox.asleep);
+        drop(inbox);
+        if asleep {
+            self.shared.wake();
+        }
+    }
+
+    fn failure(&self) -> Option<DeviceError> {
+        self.shared.core.failure()
+    }
+}
+
+impl Drop for Uring {
+    fn drop(&mut self) {
+        self.shared.inbox.lock().closed = true;
+        self.shared.wake();
+        let thread = self.thread.take().expect("taken only here");
+        // The last handle may be dropped inside a completion, on the thread itself, which then ends on its own.
+        if thread.thread().id() != thread::current().id() {
+            thread.join().expect("the I/O thread aborts rather than panics");
+        }
+    }
+}
+
+impl fmt::Debug for Uring {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} (io_uring)", self.shared.core.geometry.name)
+    }
+}
+
+/// All that belongs to the thread.
+struct IoThread {
+    shared: Arc<Shared>,
+    ring: IoUring,
+    flight: Flight,
+    /// The poll on the eventfd is in the ring.
+    polling: bool,
+    /// The pool is registered, so that transfers of its slots need not pin pages.
+    registered: bool,
+    _fd: OwnedFd,
+    _pool: Arc<Pool>,
+}
+
+/// Jobs that the kernel is working on, by slot. The kernel reads and writes their buffers, so they must stay where they
+/// are until the ring says that it is done.
+struct Flight {
+    slots: Vec<Option<Job>>,
+    free: Vec<usize>,
+}
+
+impl Drop for Flight {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            // A defect of the engine itself. Freeing the buffers would let the kernel write into whatever takes their
+            // place, keeping them would leave their owners waiting for ever.
+            tracing::error!("the I/O thread of a device panicked; aborting");
+            std::process::abort();
+        }
+    }
+}
+
+impl IoThread {
+    fn set_up(
+        shared: Arc<Shared>,
+        fd: OwnedFd,
+        pool: Arc<Pool>,
+        io_depth: usize,
+    ) -> io::Result<Self> {
+        // One entry for each transfer and one for the poll. The completion queue is twice that.
+        let entries = (io_depth as u32 + 1).next_power_of_two();
+        let ring = build(entries)?;
+        require_operations(&ring)?;
+        ring.submitter().register_files(&[fd.as_raw_fd()])?;
+        let registered = match register_pool(&ring, &pool) {
+            Ok(registered) => registered,
+            Err(error) => {
+                tracing::info!(
+                    "{}: buffers are not registered with io_uring: {error} (RLIMIT_MEMLOCK may be too low); \
+                     going on without",
+                    shared.core.geometry.name
+                );
+                false
+            }
+        };
+        let flight = Flight {
+            slots: (0..io_depth).map(|_| None).collect(),
+            free: (0..io_depth).rev().collect(),
+        };
+        Ok(Self { shared, ring, flight, polling: false, registered, _fd: fd, _pool: pool })
+    }
+
+    /// Until the device is closed and nothing is left to do.
+    fn run(mut self) {
+        let mut completed = Vec::with_capacity(self.flight.slots.len() + 1);
+        while self.start_requests() {
+            self.wait();
+            self.shared.inbox.lock().asleep = false;
+            completed
+                .extend(self.ring.completion().map(|entry| (entry.user_data(), entry.result())));
+            for (user_data, result) in completed.drain(..) {
+                match user_data {
+                    WAKE => self.woken(),
+                    slot => self.transferred(slot as usize, result),
+                }
+            }
+        }
+        // Closing the ring drops its reference to the target some time later, on a kernel thread. Whoever dropped the
+        // device may open it again at once, so give the lock back now.
+        if let Err(error) = self.ring.submitter().unregister_files() {
+            tracing::warn!(
+                "{}: unregistering from io_uring: {error}",
+                self.shared.core.geometry.name
+            );
+        }
+    }
+
+    /// Put waiting requests into the ring as long as there is room. False if the device is closed and idle.
+    fn start_requests(&mut self) -> bool {
+        loop {
+            let mut inbox = self.shared.inbox.lock();
+            let idle = self.flight.free.len() == self.flight.slots.len();
+            if inbox.jobs.is_empty() && inbox.closed && idle {
+                return false;
+            }
+            // Without room for more, the next completion wakes the thread early enough.
+            if self.flight.free.is_empty() {
+                break;
+            }
+            let Some(job) = inbox.jobs.pop_front() else {
+                inbox.asleep = true;
+                break;
+            };
+            drop(inbox);
+            match self.shared.core.refusal(&job) {
+                Some(refusal) => self.shared.core.finish(job, Err(refusal)),
+                None => {
+                    let slot = self.flight.free.pop().expect("checked above");
+                    self.flight.slots[slot] = Some(job);
+                    self.transfer(slot);
+                }
+            }
+        }
+        if !self.polling {
+            let wake = types::Fd(self.shared.wake.as_raw_fd());
+            let poll = opcode::PollAdd::new(wake, libc::POLLIN as u32).build().user_data(WAKE);
+            // SAFETY: the operation uses no memory; the eventfd lives in `shared`.
+            unsafe { push(&mut self.ring, &poll) };
+            self.polling = true;
+        }
+        true
+    }
+
+    /// Submit what was put into the ring and sleep until something has completed.
+    fn wait(&mut self) {
+        if let Err(error) = self.ring.submit_and_wait(1) {
+            match error.raw_os_error() {
+                Some(libc::EINTR) => {}
+                // The kernel is short of memory; what was not submitted stays in the ring for the next round.
+                Some(libc::EAGAIN | libc::EBUSY) => thread::yield_now(),
+                _ => panic!("{}: io_uring_enter: {error}", self.shared.core.geometry.name),
+            }
+        }
+    }
+
+    fn woken(&mut self) {
+        self.polling = false;
+        // Whatever it holds; it is readable, so this does not block. If it should fail, the next poll fires at once.
+        let _ = rustix::io::read(&self.shared.wake, &mut [0; 8]);
+    }
+
+    /// Hand the next transfer of the job in `slot` to the ring.
+    fn transfer(&mut self, slot: usize) {
+        let job = self.flight.slots[slot].as_mut().expect("the slot is in flight");
+        let entry = match job.next() {
+            Transfer::Read { at, buf, registered } => {
+                let (ptr, len) = (buf.as_mut_ptr(), buf.len().min(MAX_TRANSFER_BYTES) as u32);
+                if registered && self.registered {
+                    opcode::ReadFixed::new(TARGET, ptr, len, POOL).offset(at).build()
+                } else {
+                    opcode::Read::new(TARGET, ptr, len).offset(at).build()
+                }
+            }
+            Transfer::Write { at, buf, registered, dsync } => {
+                let (ptr, len) = (buf.as_ptr(), buf.len().min(MAX_TRANSFER_BYTES) as u32);
+                let flags = if dsync { libc::RWF_DSYNC } else { 0 };
+                if registered && self.registered {
+                    opcode::WriteFixed::new(TARGET, ptr, len, POOL)
+                        .offset(at)
+                        .rw_flags(flags)
+                        .build()
+                } else {
+                    opcode::Write::new(TARGET, ptr, len).offset(at).rw_flags(flags).build()
+                }
+            }
+            Transfer::Flush => {
+                opcode::Fsync::new(TARGET).flags(types::FsyncFlags::DATASYNC).build()
+            }
+        };
+        let entry = entry.user_data(slot as u64);
+        // SAFETY: the buffer belongs to the job, which stays in its slot until this operation has completed (`transferred`),
+        // even if the thread panics (`Flight::drop`). A read's buffer is unique and nobody else can touch it; a write's
+        // is frozen. Moving the job does not move the buffer's bytes. The target is registered as long as the ring lives.
+        unsafe { push(&mut self.ring, &entry) };
+    }
+
+    /// The kernel is done with the transfer of `slot`.
+    fn transferred(&mut self, slot: usize, result: i32) {
+        let moved = match u32::try_from(result) {
+            Ok(moved) => Ok(moved as usize),
+            Err(_) => Err(Errno::from_raw_os_error(-result)),
+        };
+        let job = self.flight.slots[slot].as_mut().expect("the ring names slots in flight only");
+        match job.advance(moved, self.shared.core.geometry.logical_block_bytes) {
+            None => self.transfer(slot),
+            Some(result) => {
+                let job = self.flight.slots[slot].take().expect("looked at above");
+                self.flight.free.push(slot);
+                self.shared.core.finish(job, result);
+            }
+        }
+    }
+}
+
+/// A ring with the cheapest way to deliver completions that the kernel knows.
+fn build(entries: u32) -> io::Result<IoUring> {
+    // Completions are delivered when the thread asks for them, never by interrupting it. Linux 6.1.
+    let deferred = IoUring::builder().setup_single_issuer().setup_defer_taskrun().build(entries);
+    match deferred {
+        // Not by interrupting it, but whenever it is in the kernel. Linux 5.19.
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+            match IoUring::builder().setup_coop_taskrun().build(entries) {
+                Err(error) if error.raw_os_error() == Some(libc::EINVAL) => IoUring::new(entries),
+                other => other,
+            }
+        }
+        other => other,
+    }
+}
+
+/// An error if the kernel lacks one of the operations that the engine uses.
+fn require_operations(ring: &IoUring) -> io::Result<()> {
+    let mut probe = Probe::new();
+    ring.submitter().register_probe(&mut probe)?;
+    let needed = [
+        opcode::Read::CODE,
+        opcode::Write::CODE,
+        opcode::ReadFixed::CODE,
+        opcode::WriteFixed::CODE,
+        opcode::Fsync::CODE,
+        opcode::PollAdd::CODE,
+    ];
+    match needed.iter().all(|code| probe.is_supported(*code)) {
+        true => Ok(()),
+        false => {
+            Err(io::Error::new(io::ErrorKind::Unsupported, "the kernel's io_uring is too old"))
+        }
+    }
+}
+
+/// Register the pool's memory; false if it has none.
+fn register_pool(ring: &IoUring, pool: &Pool) -> io::Result<bool> {
+    let Some((base, len)) = pool.region() else { return Ok(false) };
+    let buffer = libc::iovec { iov_base: base.cast(), iov_len: len };
+    // SAFETY: the region is mapped, and stays so as long as the ring: the thread that owns both drops the pool last.
+    unsafe { ring.submitter().register_buffers(&[buffer]) }?;
+    Ok(true)
+}
+
+/// Queue an entry.
+///
+/// # Safety
+///
+/// What the entry points to must stay valid until it has completed.
+unsafe fn push(ring: &mut IoUring, entry: &squeue::Entry) {
+    // SAFETY: passed on to the caller.
+    let pushed = unsafe { ring.submission().push(entry) };
+    pushed.expect("the ring has an entry for each slot and for the poll");
+}
