@@ -119,7 +119,7 @@ impl Encoder {
                 before.stream
             );
         }
-        let open = self.open.get_or_insert_with(|| Block {
+        let open = self.open.get_or_insert(Block {
             stream,
             start: batch.base,
             end: batch.base,

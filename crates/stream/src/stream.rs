@@ -232,7 +232,7 @@ impl Stream {
                 }
                 // Deleted between the look and the read, because the stream was trimmed: look again, once per object.
                 Err(error) if error.is_not_found() && missing != Some(range.object.id) => {
-                    missing = Some(range.object.id)
+                    missing = Some(range.object.id);
                 }
                 Err(error) => return Err(FetchError::Failed(error.into())),
             }

@@ -189,7 +189,7 @@ async fn write(
             let Some(last) = batches.last() else { break };
             from = last.end();
             for batch in batches.iter().filter(|batch| batch.end() > part.start) {
-                let range = range.get_or_insert_with(|| ObjectRange {
+                let range = range.get_or_insert(ObjectRange {
                     object: id,
                     start: batch.base,
                     end: batch.base,

@@ -257,9 +257,11 @@ impl<'t> Tables<'t> {
                 self.drop_ranges(*id, *to)?;
             }
             Change::PutMeta { key, value } => {
-                drop(self.meta.insert(key.as_str(), value.as_slice())?)
+                self.meta.insert(key.as_str(), value.as_slice())?;
             }
-            Change::DeleteMeta(key) => drop(self.meta.remove(key.as_str())?),
+            Change::DeleteMeta(key) => {
+                self.meta.remove(key.as_str())?;
+            }
             Change::BindWal(id) => drop(self.identity.insert(KEY_WAL, id.as_bytes().as_slice())?),
             Change::NextStreamId(id) => {
                 let next = self.counter(KEY_NEXT_STREAM)?;
