@@ -1,4 +1,154 @@
-//! Placeholder.
+//! Developer tasks, started as `cargo xtask`: the gate, the test suites with real clients, long campaigns.
 #![forbid(unsafe_code)]
 
-fn main() {}
+mod endless;
+mod exec;
+mod gate;
+mod kcat;
+mod kill;
+mod report;
+mod rng;
+mod server;
+mod setup;
+mod suites;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+/// What every task can fail with. A task that can not go on says so in words; nothing matches on the kind.
+type Error = Box<dyn std::error::Error>;
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask", disable_help_subcommand = true)]
+/// Alluvium's developer tasks.
+struct Cli {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Check format, lints, documentation and all cargo tests. Changes nothing in the work tree.
+    ///
+    /// Runs every step even if one fails, so that one run shows all there is to mend.
+    Gate,
+    /// Install what the tests need, then run all of them: cargo tests, real clients, kill test.
+    ///
+    /// What is missing comes from the ordinary package registries: kcat, Java, Maven, Python, Go and a word list by
+    /// apt-get (as root or through sudo), confluent-kafka from PyPI, kafka-clients from Maven Central, franz-go from
+    /// the Go module proxy. Everything but the Debian packages lands under target/e2e and in the caches of the
+    /// package managers.
+    ///
+    /// A suite whose tools can not be installed for lack of permission is skipped, with the reason. Data and logs of a
+    /// suite that failed stay under target/e2e/run.
+    Test(TestOptions),
+    /// Simulate power cuts under the WAL on the simulated disk: `--seeds 10000`.
+    Sim(SimOptions),
+    /// Kill the server with SIGKILL under load, again and again, and check what it holds: a campaign.
+    Kill(KillOptions),
+    /// Write many bytes through a small WAL and read all of them back: a campaign.
+    Endless(EndlessOptions),
+}
+
+#[derive(Args)]
+struct TestOptions {
+    /// Which suites to run. Default: all.
+    suites: Vec<Suite>,
+    /// Leave the cargo tests out, since the gate has just run them.
+    #[arg(long)]
+    no_cargo: bool,
+    #[command(flatten)]
+    server: ServerOptions,
+    /// Seed of the kill test.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Suite {
+    /// All cargo tests of the workspace.
+    Cargo,
+    /// kcat: a foreign data set in and out, every codec.
+    Kcat,
+    /// confluent-kafka (librdkafka).
+    Python,
+    /// kafka-clients, Kafka's console tools, a group of three processes.
+    Java,
+    /// franz-go.
+    Go,
+    /// SIGTERM and start again: what must survive.
+    Restart,
+    /// 1 GiB through a WAL of 256 MiB.
+    Endless,
+    /// Five rounds of SIGKILL on a file, five on a loop device.
+    Kill,
+}
+
+#[derive(Args)]
+struct ServerOptions {
+    /// Test this binary instead of building one (dev profile).
+    #[arg(long, value_name = "PATH")]
+    server: Option<PathBuf>,
+}
+
+#[derive(Args)]
+struct SimOptions {
+    /// How many seeds to run.
+    #[arg(long, default_value_t = 1000)]
+    seeds: u64,
+    /// Further options of the simulation, as `-- --first-seed 7`.
+    #[arg(last = true)]
+    rest: Vec<String>,
+}
+
+#[derive(Args)]
+struct KillOptions {
+    /// Rounds; each ends with a SIGKILL, a restart and a check.
+    #[arg(long, default_value_t = 50)]
+    rounds: u32,
+    /// Decides when to kill and what the producers send. Default: from the clock; it is printed.
+    #[arg(long)]
+    seed: Option<u64>,
+    /// What the WAL lies on. Default: first one, then the other.
+    #[arg(long)]
+    target: Option<kill::Target>,
+    #[command(flatten)]
+    server: ServerOptions,
+}
+
+#[derive(Args)]
+struct EndlessOptions {
+    /// MiB to write.
+    #[arg(long, default_value_t = 10 * 1024)]
+    mebibytes: u64,
+    /// Capacity of the WAL in MiB.
+    #[arg(long, default_value_t = 512)]
+    wal_mebibytes: u64,
+    #[command(flatten)]
+    server: ServerOptions,
+}
+
+fn run(task: Task) -> Result<report::Report, Error> {
+    let root = exec::workspace_root();
+    match task {
+        Task::Gate => gate::run(&root),
+        Task::Test(options) => suites::run(&root, &options),
+        Task::Sim(options) => suites::sim(&root, &options),
+        Task::Kill(options) => suites::kill_campaign(&root, &options),
+        Task::Endless(options) => suites::endless_campaign(&root, &options),
+    }
+}
+
+fn main() -> ExitCode {
+    let report = match run(Cli::parse().task) {
+        Ok(report) => report,
+        Err(error) => {
+            eprintln!("error: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    print!("\n{report}");
+    if report.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}

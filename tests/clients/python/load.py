@@ -1,6 +1,7 @@
 """The librdkafka half of the kill test's load; ../go/cmd/load is the franz-go half.
 
-Both write the same journal, which ../README.md describes. `load.py committed` prints the offsets of a group."""
+Both write the same journal, which ../README.md describes. `load.py create` creates the topic first, `load.py committed`
+prints the committed offsets of the group."""
 
 import argparse
 import random
@@ -8,6 +9,7 @@ import sys
 import threading
 
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
 
 
 class Journal:
@@ -127,6 +129,12 @@ def load(options):
     journal.line("END")
 
 
+def create(options):
+    admin = AdminClient({"bootstrap.servers": options.bootstrap})
+    topic = NewTopic(options.topic, num_partitions=options.partitions, replication_factor=1)
+    admin.create_topics([topic])[options.topic].result(60)
+
+
 def committed(options):
     client = Consumer({"bootstrap.servers": options.bootstrap, "group.id": options.name})
     partitions = [TopicPartition(options.topic, partition) for partition in range(options.partitions)]
@@ -140,7 +148,7 @@ def committed(options):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("command", choices=["load", "committed"])
+    parser.add_argument("command", choices=["create", "load", "committed"])
     parser.add_argument("--bootstrap", default="127.0.0.1:9092", help="address of the server")
     parser.add_argument("--topic", default="kill", help="topic to write to and to read from")
     parser.add_argument("--partitions", type=int, default=6, help="number of its partitions")
@@ -150,7 +158,7 @@ def main():
     parser.add_argument("--seed", default="1", help="decides sizes, partitions and pauses")
     parser.add_argument("--journal", help="file that gets the journal")
     options = parser.parse_args()
-    load(options) if options.command == "load" else committed(options)
+    {"create": create, "load": load, "committed": committed}[options.command](options)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""What must survive a restart of the server: `restart.py write`, restart the server, `restart.py verify`.
+"""What must survive a restart of the server: `restart.py write`, restart the server, `restart.py verify 1 ID...` with the topic
+ids that `write` has printed, restart it again, `restart.py verify 2 ID...`.
 
-`live` stays connected while the server restarts: it writes until its standard input ends, and then verifies."""
+`restart.py live` stays connected while the server restarts: it writes until its standard input ends, and then verifies."""
 
 import sys
 import threading
@@ -12,7 +13,14 @@ from confluent_kafka.admin import NewPartitions, NewTopic, OffsetSpec
 from tap import test
 
 RECORDS = 20_000
+MORE_RECORDS = 100
 BASE_TIMESTAMP = 1_600_000_000_000
+
+
+def held(partition):
+    """How many records the partition holds before this pass: each pass adds some to partition 1."""
+    earlier_passes = int(sys.argv[2]) - 1
+    return RECORDS + (MORE_RECORDS * earlier_passes if partition == 1 else 0)
 
 
 def topic_ids():
@@ -50,18 +58,19 @@ def topics_partitions_and_ids_are_the_same():
     equal(sorted(name for name in listed if not name.startswith("_")), ["grown", "kept"], "topics")
     equal(len(listed["kept"].partitions), 3, "partitions of kept")
     equal(len(listed["grown"].partitions), 4, "partitions of grown")
-    before = dict(pair.split("=", 1) for pair in sys.argv[2:])
+    before = dict(pair.split("=", 1) for pair in sys.argv[3:])
     equal(topic_ids(), before, "topic ids")
 
 
 @test
 def every_record_is_there_once_and_in_order():
     for partition in range(3):
-        equal(watermarks("kept", partition), (0, RECORDS), f"watermarks of partition {partition}")
-        messages = read_partition("kept", partition, 0, RECORDS)
-        equal([message.offset() for message in messages], list(range(RECORDS)), "offsets")
-        equal([message.key() for message in messages], [b"k%d" % n for n in range(RECORDS)], "keys")
-        equal([message.value() for message in messages], [b"value %d" % n for n in range(RECORDS)], "values")
+        count = held(partition)
+        equal(watermarks("kept", partition), (0, count), f"watermarks of partition {partition}")
+        messages = read_partition("kept", partition, 0, count)
+        equal([message.offset() for message in messages], list(range(count)), "offsets")
+        equal([message.key() for message in messages], [b"k%d" % n for n in range(count)], "keys")
+        equal([message.value() for message in messages], [b"value %d" % n for n in range(count)], "values")
 
 
 @test
@@ -78,10 +87,10 @@ def the_group_goes_on_where_it_committed():
     equal([(each.offset, each.metadata) for each in stored],
           [(1000, "note 0"), (2000, "note 1"), (3000, "note 2")], "committed offsets")
     reader.subscribe(["kept"])
-    messages = read(reader, 3 * RECORDS - 6000)
+    messages = read(reader, sum(held(partition) for partition in range(3)) - 6000)
     for partition in range(3):
         offsets = [message.offset() for message in messages if message.partition() == partition]
-        equal(offsets, list(range(1000 * (partition + 1), RECORDS)), f"offsets of partition {partition}")
+        equal(offsets, list(range(1000 * (partition + 1), held(partition))), f"offsets of partition {partition}")
     reader.close()
 
 
@@ -95,11 +104,12 @@ def the_group_is_listed_though_nobody_is_in_it():
 
 @test
 def new_records_follow_the_old_ones():
-    first = send(producer(), "kept", numbered(100, 1, RECORDS))
-    equal(first, list(range(RECORDS, RECORDS + 100)), "offsets of new records")
-    messages = read_partition("kept", 1, RECORDS - 1, 101)
+    end = held(1)
+    offsets = send(producer(), "kept", numbered(MORE_RECORDS, 1, end))
+    equal(offsets, list(range(end, end + MORE_RECORDS)), "offsets of new records")
+    messages = read_partition("kept", 1, end - 1, MORE_RECORDS + 1)
     equal([message.value() for message in messages],
-          [b"value %d" % n for n in range(RECORDS - 1, RECORDS + 100)], "values over the seam")
+          [b"value %d" % n for n in range(end - 1, end + MORE_RECORDS)], "values over the seam")
 
 
 def live():

@@ -1,0 +1,41 @@
+//! Many bytes through a small WAL: the server must run for ever, so it must upload and trim as it goes.
+
+use std::path::Path;
+use std::time::Duration;
+
+use crate::Error;
+use crate::exec::follow;
+use crate::server::{Config, Server};
+
+/// Even the slowest disk writes and reads a gibibyte in this time.
+const LIMIT: Duration = Duration::from_secs(45 * 60);
+
+/// Writes `mebibytes` through a WAL of `wal_mebibytes` and reads all of them back from the start.
+pub(crate) fn run(
+    mebibytes: u64,
+    wal_mebibytes: u64,
+    binary: &Path,
+    program: &Path,
+    directory: &Path,
+) -> Result<(), Error> {
+    if mebibytes <= wal_mebibytes {
+        return Err(format!("{mebibytes} MiB do not even fill a WAL of {wal_mebibytes} MiB").into());
+    }
+    let config = Config {
+        binary: binary.to_path_buf(),
+        directory: directory.to_path_buf(),
+        wal_mebibytes,
+        wal: None,
+    };
+    let server = Server::start(config)?;
+    let mut client = server.client(program);
+    client.args(["-bootstrap", &server.address(), "-bytes", &(mebibytes << 20).to_string()]);
+    let status = follow(&mut client, LIMIT, |_| ())?;
+    if !status.success() {
+        return Err(format!("the client ended with {status}{}", server.log_tail()).into());
+    }
+    if let Some(kib) = server.peak_memory_kib() {
+        println!("the server's memory was {} MiB at most", kib / 1024);
+    }
+    server.finish()
+}

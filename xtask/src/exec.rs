@@ -1,0 +1,101 @@
+//! Running other programs.
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::Error;
+
+/// The directory of the workspace's `Cargo.toml`.
+pub(crate) fn workspace_root() -> PathBuf {
+    let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
+    manifest.parent().expect("xtask lies in a directory of the workspace").to_path_buf()
+}
+
+/// The cargo that started this task.
+pub(crate) fn cargo(root: &Path) -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(root).stdin(Stdio::null());
+    command
+}
+
+/// The command as a person would type it.
+pub(crate) fn describe(command: &Command) -> String {
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    let words: Vec<_> = words.map(|word| word.to_string_lossy()).collect();
+    match words[0].rsplit_once('/') {
+        Some((_, name)) => format!("{name} {}", words[1..].join(" ")),
+        None => words.join(" "),
+    }
+}
+
+/// Runs a program without input, and returns what it printed if it succeeded.
+pub(crate) fn output(command: &mut Command) -> Result<Vec<u8>, Error> {
+    let what = describe(command);
+    let output =
+        command.stdin(Stdio::null()).output().map_err(|error| format!("`{what}`: {error}"))?;
+    if output.status.success() {
+        return Ok(output.stdout);
+    }
+    let mut message = format!("`{what}` failed: {}", output.status);
+    for line in String::from_utf8_lossy(&output.stderr).lines().rev().take(10) {
+        message.push_str(&format!("\n  {line}"));
+    }
+    Err(message.into())
+}
+
+/// Runs a program without input whose output nobody needs unless it fails.
+pub(crate) fn quietly(command: &mut Command) -> Result<(), Error> {
+    output(command).map(drop)
+}
+
+/// Runs a program, passes its standard output on line by line, and shows each line to `on_line`.
+///
+/// A program that is still running after `limit` is killed: a suite that hangs must fail, not block what
+/// comes after it. The limit is far above what the slowest machine needs; it measures nothing.
+pub(crate) fn follow(
+    command: &mut Command,
+    limit: Duration,
+    mut on_line: impl FnMut(&str),
+) -> Result<ExitStatus, Error> {
+    let what = describe(command);
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .map_err(|error| format!("`{what}`: {error}"))?;
+    let stdout = child.stdout.take().expect("standard output is piped");
+    let reader = BufReader::new(stdout);
+    thread::scope(|scope| {
+        let waiting = scope.spawn(move || wait(&mut child, limit));
+        for line in reader.split(b'\n').map_while(Result::ok) {
+            let line = String::from_utf8_lossy(&line);
+            println!("{line}");
+            on_line(&line);
+        }
+        match waiting.join().expect("waiting for a process does not panic")? {
+            Some(status) => Ok(status),
+            None => {
+                Err(format!("`{what}` was killed: not done after {} s", limit.as_secs()).into())
+            }
+        }
+    })
+}
+
+/// Waits for a process to end by itself; kills it and returns `None` after `limit`.
+pub(crate) fn wait(child: &mut Child, limit: Duration) -> std::io::Result<Option<ExitStatus>> {
+    let deadline = Instant::now() + limit;
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(Some(status));
+        }
+        if Instant::now() >= deadline {
+            child.kill()?;
+            child.wait()?;
+            return Ok(None);
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+}

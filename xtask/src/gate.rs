@@ -1,0 +1,77 @@
+//! The gate: what a change must pass before anything else looks at it.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use crate::Error;
+use crate::exec::{cargo, describe, follow, output};
+use crate::report::{Case, Report, cargo_case};
+
+/// Longer than any step takes on a slow machine from a fresh clone.
+const STEP_LIMIT: Duration = Duration::from_secs(45 * 60);
+
+/// Format, lints, documentation, tests; then a look at whether any of it has changed the work tree.
+pub(crate) fn run(root: &Path) -> Result<Report, Error> {
+    let before = work_tree(root);
+    let mut report = Report::default();
+    report.suite("format", || step(cargo(root).args(["fmt", "--all", "--check"])));
+    report.suite("lints", || {
+        step(
+            cargo(root)
+                .args(["clippy", "--workspace", "--all-targets", "--locked"])
+                .args(["--", "-D", "warnings"]),
+        )
+    });
+    report.suite("documentation", || {
+        step(
+            cargo(root)
+                .args(["doc", "--workspace", "--no-deps", "--locked"])
+                .env("RUSTDOCFLAGS", "-D warnings"),
+        )
+    });
+    report.suite("cargo tests", || cargo_tests(root));
+    report.suite("work tree", || {
+        let after = work_tree(root);
+        Ok(vec![match (before, after) {
+            (Ok(before), Ok(after)) if before == after => Case::passed("unchanged"),
+            (Ok(_), Ok(_)) => {
+                Case::failed("unchanged", "`git status` or `git diff` has changed during the gate")
+            }
+            (Err(error), _) | (_, Err(error)) => Case::skipped("unchanged", error),
+        }])
+    });
+    Ok(report)
+}
+
+/// What git says about the work tree, to be compared with what it says later.
+fn work_tree(root: &Path) -> Result<String, String> {
+    let status = output(Command::new("git").current_dir(root).args(["status", "--porcelain"]))
+        .map_err(|error| format!("not a git checkout: {error}"))?;
+    // The status alone would not see that a file which was modified already has been modified again.
+    let diff = output(Command::new("git").current_dir(root).args(["diff", "HEAD"]))
+        .map_err(|error| format!("not a git checkout: {error}"))?;
+    Ok(String::from_utf8_lossy(&[status, diff].concat()).into_owned())
+}
+
+/// One command that passes or fails as a whole.
+fn step(command: &mut Command) -> Result<Vec<Case>, Error> {
+    let what = describe(command);
+    println!("{what}");
+    let status = follow(command, STEP_LIMIT, |_| ())?;
+    Ok(vec![if status.success() { Case::passed(&what) } else { Case::failed(&what, status) }])
+}
+
+/// All tests of the workspace, one case each.
+pub(crate) fn cargo_tests(root: &Path) -> Result<Vec<Case>, Error> {
+    let mut command = cargo(root);
+    command.args(["test", "--workspace", "--locked", "--no-fail-fast"]);
+    println!("{}", describe(&command));
+    let mut cases = Vec::new();
+    let status = follow(&mut command, STEP_LIMIT, |line| cases.extend(cargo_case(line)))?;
+    if !status.success() && !cases.iter().any(Case::has_failed) {
+        // A compile error, or a test process that was killed.
+        cases.push(Case::failed("cargo test", status));
+    }
+    Ok(cases)
+}

@@ -1,0 +1,45 @@
+//! A loop device: a block device whose content lies in a file.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::Error;
+use crate::exec::{output, quietly};
+
+/// An attached loop device. It is detached when dropped.
+pub(super) struct LoopDevice {
+    path: PathBuf,
+}
+
+impl LoopDevice {
+    /// Makes a file of the given size, filled with zeros, and attaches it with Direct I/O, so that a flush of the
+    /// device is a flush of the file and nothing stays in a cache of its own.
+    ///
+    /// Fails where loop devices are not allowed: without root, or in most containers.
+    pub(super) fn attach(file: &Path, mebibytes: u64) -> Result<Self, Error> {
+        let zeros = vec![0; 1 << 20];
+        let mut image = fs::File::create(file)?;
+        for _ in 0..mebibytes {
+            std::io::Write::write_all(&mut image, &zeros)?;
+        }
+        image.sync_all()?;
+        let mut losetup = Command::new("losetup");
+        losetup.args(["--find", "--show", "--direct-io=on"]).arg(file);
+        let printed = output(&mut losetup)?;
+        Ok(Self { path: PathBuf::from(String::from_utf8(printed)?.trim()) })
+    }
+
+    /// The device's path, as /dev/loop0.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        if let Err(error) = quietly(Command::new("losetup").arg("--detach").arg(&self.path)) {
+            eprintln!("{} stays attached: {error}", self.path.display());
+        }
+    }
+}

@@ -1,0 +1,351 @@
+//! The kill test: SIGKILL at random moments under load, and after each a look at what the server holds.
+//!
+//! Real idempotent producers (librdkafka, franz-go) and consumer groups run all the time, over all kills, in processes of
+//! their own, and write down what they were promised. After each restart a reader that knows nothing (kcat)
+//! reads every partition from the start, and [`check`] compares.
+
+mod check;
+mod loopdev;
+
+use std::fmt;
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use clap::ValueEnum;
+
+use self::check::{Held, Promises};
+use self::loopdev::LoopDevice;
+use crate::Error;
+use crate::exec::{describe, output, quietly, wait};
+use crate::rng::Rng;
+use crate::server::{Config, Ending, Server};
+
+const TOPIC: &str = "kill";
+const PARTITIONS: u32 = 6;
+/// The groups of the two loads, named like their producers.
+const GROUPS: [&str; 2] = ["py", "go"];
+/// Small, so that a campaign goes round the ring many times: uploads and trims happen between the kills.
+const WAL_MEBIBYTES: u64 = 128;
+/// Clients reconnect within a second; only a server that lets nobody in takes longer.
+const PROGRESS_LIMIT: Duration = Duration::from_secs(90);
+
+/// What the WAL lies on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Target {
+    /// A regular file.
+    File,
+    /// A loop block device.
+    Loop,
+}
+
+impl Target {
+    /// As on the command line.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::File => "file",
+            Self::Loop => "loop",
+        }
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::File => "a file",
+            Self::Loop => "a loop device",
+        })
+    }
+}
+
+/// The programs of the load.
+pub(crate) struct Tools {
+    /// A Python with confluent-kafka.
+    pub(crate) python: PathBuf,
+    /// `tests/clients/python/load.py`.
+    pub(crate) script: PathBuf,
+    /// The compiled `tests/clients/go/cmd/load`.
+    pub(crate) go_load: PathBuf,
+}
+
+/// Why a campaign gave no result.
+pub(crate) enum Stopped {
+    /// It can not run here.
+    Skipped(String),
+    /// A promise was broken, or the test itself could not go on.
+    Failed(Error),
+}
+
+impl<E: Into<Error>> From<E> for Stopped {
+    fn from(error: E) -> Self {
+        Self::Failed(error.into())
+    }
+}
+
+/// Runs a campaign of `rounds` kills in `directory`.
+pub(crate) fn run(
+    target: Target,
+    rounds: u32,
+    seed: u64,
+    server_binary: &Path,
+    tools: &Tools,
+    directory: &Path,
+) -> Result<(), Stopped> {
+    println!(
+        "kill test on {target}, {rounds} rounds, seed {seed}; again with: \
+         cargo xtask kill --rounds {rounds} --seed {seed} --target {}",
+        target.name()
+    );
+    if directory.exists() {
+        fs::remove_dir_all(directory)?;
+    }
+    fs::create_dir_all(directory)?;
+    let device = match target {
+        Target::File => None,
+        Target::Loop => Some(
+            LoopDevice::attach(&directory.join("loop.img"), WAL_MEBIBYTES)
+                .map_err(|error| Stopped::Skipped(format!("no loop device: {error}")))?,
+        ),
+    };
+    let config = Config {
+        binary: server_binary.to_path_buf(),
+        directory: directory.join("server"),
+        wal_mebibytes: WAL_MEBIBYTES,
+        wal: device.as_ref().map(|device| device.path().to_path_buf()),
+    };
+    let mut campaign = Campaign::start(config, tools, directory, seed)?;
+    for round in 1..=rounds {
+        campaign.round(round).map_err(|error| in_round(round, seed, &error))?;
+    }
+    campaign.finish().map_err(|error| in_round(rounds, seed, &error))?;
+    drop(device);
+    fs::remove_dir_all(directory)?;
+    Ok(())
+}
+
+fn in_round(round: u32, seed: u64, error: &Error) -> Error {
+    format!("seed {seed}, round {round}: {error}").into()
+}
+
+struct Campaign<'a> {
+    server: Server,
+    tools: &'a Tools,
+    loads: Vec<Load>,
+    promises: Promises,
+    rng: Rng,
+}
+
+impl<'a> Campaign<'a> {
+    fn start(config: Config, tools: &'a Tools, dir: &Path, seed: u64) -> Result<Self, Error> {
+        let server = Server::start(config)?;
+        let common = [
+            "--bootstrap".to_owned(),
+            server.address(),
+            "--topic".to_owned(),
+            TOPIC.to_owned(),
+            "--partitions".to_owned(),
+            PARTITIONS.to_string(),
+        ];
+        let python = |command: &str| {
+            let mut python = server.client(&tools.python);
+            python.arg(&tools.script).arg(command).args(&common);
+            python
+        };
+        quietly(&mut python("create"))?;
+        let journals = [dir.join("py.journal"), dir.join("go.journal")];
+        let mut commands = [python("load"), server.client(&tools.go_load)];
+        commands[1].args(&common);
+        let mut loads = Vec::new();
+        for ((command, journal), name) in commands.iter_mut().zip(journals).zip(GROUPS) {
+            command.args(["--name", name, "--seed", &seed.to_string(), "--journal"]).arg(&journal);
+            loads.push(Load::start(command, journal)?);
+        }
+        Ok(Self { server, tools, loads, promises: Promises::default(), rng: Rng::new(seed) })
+    }
+
+    /// Load, kill, restart, check.
+    fn round(&mut self, round: u32) -> Result<(), Error> {
+        self.wait_for_progress()?;
+        let load_time = self.rng.duration(Duration::from_millis(50), Duration::from_millis(2500));
+        thread::sleep(load_time);
+        self.server.end(Ending::Sigkill)?;
+        let mut kills = 1;
+        // One time in three it is killed again while it recovers.
+        while self.rng.below(3) == 0 {
+            let recovering = self.rng.duration(Duration::ZERO, Duration::from_millis(400));
+            self.server.spawn_again()?;
+            thread::sleep(recovering);
+            self.server.end(Ending::Sigkill)?;
+            kills += 1;
+        }
+        let start_time = self.server.start_again()?;
+        let held = self.check()?;
+        println!(
+            "round {round}: {} ms of load, {kills} SIGKILL, up again after {} ms; {held} records, \
+             {} acknowledged, {} delivered: all there",
+            load_time.as_millis(),
+            start_time.as_millis(),
+            self.promises.acknowledged(),
+            self.promises.delivered(),
+        );
+        Ok(())
+    }
+
+    /// Each producer must get an answer for something new: a round without load would check nothing.
+    fn wait_for_progress(&mut self) -> Result<(), Error> {
+        self.read_journals()?;
+        let before = self.promises.by_producer();
+        let deadline = Instant::now() + PROGRESS_LIMIT;
+        loop {
+            self.read_journals()?;
+            let now = self.promises.by_producer();
+            let moved = |producer| now.get(producer) > before.get(producer);
+            if now.len() == 2 * GROUPS.len() && now.keys().all(moved) {
+                return Ok(());
+            }
+            if Instant::now() >= deadline {
+                let counts: Vec<String> =
+                    now.iter().map(|(who, count)| format!("{who}: {count}")).collect();
+                return Err(format!(
+                    "not every producer got an answer within {} s; records acknowledged: {}{}",
+                    PROGRESS_LIMIT.as_secs(),
+                    counts.join(", "),
+                    self.server.log_tail()
+                )
+                .into());
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Compares what was promised with what the server holds; returns how many records it holds.
+    fn check(&mut self) -> Result<usize, Error> {
+        // First what was promised, then what is held: what is promised in between need not be there yet.
+        self.read_journals()?;
+        let held = self.read_server()?;
+        let violations = check::check(&self.promises, &held);
+        if violations.is_empty() {
+            return Ok(held.records());
+        }
+        let shown: Vec<String> =
+            violations.iter().take(20).map(|each| format!("\n  {each}")).collect();
+        Err(format!("{} promises were broken:{}", violations.len(), shown.concat()).into())
+    }
+
+    fn read_journals(&mut self) -> Result<(), Error> {
+        for load in &mut self.loads {
+            load.read_journal(&mut self.promises)?;
+        }
+        Ok(())
+    }
+
+    fn read_server(&self) -> Result<Held, Error> {
+        let mut held = Held::default();
+        // The commits first: a member may commit while the records are being read, and its commit must not seem to be
+        // beyond their end.
+        for group in GROUPS {
+            let mut python = self.server.client(&self.tools.python);
+            python.arg(&self.tools.script).args(["committed", "--name", group, "--topic", TOPIC]);
+            python.args(["--bootstrap", &self.server.address()]);
+            python.args(["--partitions", &PARTITIONS.to_string()]);
+            for line in String::from_utf8(output(&mut python)?)?.lines() {
+                held.commit_line(group, line)?;
+            }
+        }
+        let mut kcat = Command::new("kcat");
+        kcat.args(["-q", "-b", &self.server.address(), "-C", "-t", TOPIC, "-o", "beginning", "-e"]);
+        kcat.args(["-X", "check.crcs=true", "-f", "%p %o %k\n"]);
+        let mut reader = kcat.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
+        let lines = BufReader::new(reader.stdout.take().expect("standard output is piped"));
+        for line in lines.lines() {
+            held.record_line(&line?)?;
+        }
+        let status = reader.wait()?;
+        if status.success() {
+            Ok(held)
+        } else {
+            Err(format!("`{}`: {status}", describe(&kcat)).into())
+        }
+    }
+
+    /// Lets the producers finish, checks once more, and stops the server.
+    fn finish(mut self) -> Result<(), Error> {
+        self.wait_for_progress()?;
+        for load in &mut self.loads {
+            load.finish()?;
+        }
+        let held = self.check()?;
+        let complete = self.promises.ended();
+        if complete != GROUPS.len() {
+            return Err(format!("{complete} of {} journals are complete", GROUPS.len()).into());
+        }
+        // Nothing is under way any more: what is held is exactly what was acknowledged.
+        let acknowledged = self.promises.acknowledged();
+        if held != acknowledged {
+            return Err(format!("{held} records are held, {acknowledged} were acknowledged").into());
+        }
+        println!("the end: {held} records held, each of them acknowledged once");
+        self.server.finish()
+    }
+}
+
+/// One process that produces and consumes until it is told to finish.
+struct Load {
+    what: String,
+    child: Child,
+    journal: PathBuf,
+    /// How much of the journal has been read: complete lines only.
+    read_bytes: u64,
+}
+
+impl Load {
+    fn start(command: &mut Command, journal: PathBuf) -> Result<Self, Error> {
+        let what = describe(command);
+        // What the clients say about lost connections goes beside the journal.
+        let log = File::create(journal.with_extension("log"))?;
+        let child = command
+            .stdin(Stdio::piped())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .spawn()
+            .map_err(|error| format!("`{what}`: {error}"))?;
+        Ok(Self { what, child, journal, read_bytes: 0 })
+    }
+
+    fn read_journal(&mut self, promises: &mut Promises) -> Result<(), Error> {
+        // The process may not have made it yet.
+        let Ok(mut file) = File::open(&self.journal) else { return Ok(()) };
+        file.seek(SeekFrom::Start(self.read_bytes))?;
+        let mut text = String::new();
+        file.read_to_string(&mut text)?;
+        let complete = text.rfind('\n').map_or(0, |last| last + 1);
+        for line in text[..complete].lines() {
+            promises.line(line)?;
+        }
+        self.read_bytes += complete as u64;
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Result<(), Error> {
+        drop(self.child.stdin.take());
+        match wait(&mut self.child, PROGRESS_LIMIT)? {
+            Some(status) if status.success() => Ok(()),
+            Some(status) => Err(format!("`{}`: {status}", self.what).into()),
+            None => {
+                let seconds = PROGRESS_LIMIT.as_secs();
+                Err(format!("`{}` was not done after {seconds} s", self.what).into())
+            }
+        }
+    }
+}
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        // It may have ended already, and there is nobody to tell.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

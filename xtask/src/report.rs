@@ -1,0 +1,294 @@
+//! What was run and what came of it: one case per test, one table at the end.
+
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use crate::Error;
+
+/// What came of one test.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    Passed,
+    /// Why it failed.
+    Failed(String),
+    /// Why it was not run.
+    Skipped(String),
+}
+
+/// One test.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Case {
+    pub(crate) name: String,
+    pub(crate) outcome: Outcome,
+}
+
+impl Case {
+    pub(crate) fn passed(name: &str) -> Self {
+        Self { name: name.to_owned(), outcome: Outcome::Passed }
+    }
+
+    pub(crate) fn failed(name: &str, reason: impl fmt::Display) -> Self {
+        Self { name: name.to_owned(), outcome: Outcome::Failed(reason.to_string()) }
+    }
+
+    pub(crate) fn skipped(name: &str, reason: impl fmt::Display) -> Self {
+        Self { name: name.to_owned(), outcome: Outcome::Skipped(reason.to_string()) }
+    }
+
+    pub(crate) fn has_failed(&self) -> bool {
+        matches!(self.outcome, Outcome::Failed(_))
+    }
+
+    /// Runs `test` and prints the outcome as it is known.
+    pub(crate) fn run(name: &str, test: impl FnOnce() -> Result<(), Error>) -> Self {
+        let start = Instant::now();
+        match test() {
+            Ok(()) => {
+                println!("ok - {name} ({:.1} s)", start.elapsed().as_secs_f64());
+                Self::passed(name)
+            }
+            Err(error) => {
+                println!("not ok - {name}: {error}");
+                Self::failed(name, error)
+            }
+        }
+    }
+}
+
+struct Suite {
+    name: String,
+    cases: Vec<Case>,
+    elapsed: Duration,
+}
+
+/// All suites of a run, in order. Displays as a table, the reasons, and the closing line.
+#[derive(Default)]
+pub(crate) struct Report {
+    suites: Vec<Suite>,
+}
+
+struct Tally {
+    passed: usize,
+    failed: usize,
+    skipped: usize,
+}
+
+impl Tally {
+    fn of<'a>(cases: impl Iterator<Item = &'a Case>) -> Self {
+        let mut tally = Self { passed: 0, failed: 0, skipped: 0 };
+        for case in cases {
+            match case.outcome {
+                Outcome::Passed => tally.passed += 1,
+                Outcome::Failed(_) => tally.failed += 1,
+                Outcome::Skipped(_) => tally.skipped += 1,
+            }
+        }
+        tally
+    }
+}
+
+impl Report {
+    /// Runs a suite and adds its cases. A suite that can not say what it ran counts as failed.
+    pub(crate) fn suite(&mut self, name: &str, run: impl FnOnce() -> Result<Vec<Case>, Error>) {
+        println!("\n== {name}");
+        let start = Instant::now();
+        let mut cases = run().unwrap_or_else(|error| vec![Case::failed(name, error)]);
+        if cases.is_empty() {
+            cases.push(Case::failed(name, "it reported no test at all"));
+        }
+        self.suites.push(Suite { name: name.to_owned(), cases, elapsed: start.elapsed() });
+    }
+
+    /// Whether nothing failed.
+    pub(crate) fn success(&self) -> bool {
+        Tally::of(self.cases().map(|(_, case)| case)).failed == 0
+    }
+
+    fn cases(&self) -> impl Iterator<Item = (&Suite, &Case)> {
+        self.suites.iter().flat_map(|suite| suite.cases.iter().map(move |case| (suite, case)))
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let width = self.suites.iter().map(|suite| suite.name.len()).max().unwrap_or(0).max(5);
+        writeln!(f, "{:width$}  passed  failed  skipped      time", "suite")?;
+        for suite in &self.suites {
+            let tally = Tally::of(suite.cases.iter());
+            writeln!(
+                f,
+                "{:width$}  {:>6}  {:>6}  {:>7}  {:>6.1} s",
+                suite.name,
+                tally.passed,
+                tally.failed,
+                tally.skipped,
+                suite.elapsed.as_secs_f64()
+            )?;
+        }
+        for (suite, case) in self.cases() {
+            if let Outcome::Skipped(reason) = &case.outcome {
+                writeln!(f, "skipped: {}: {}: {reason}", suite.name, case.name)?;
+            }
+        }
+        for (suite, case) in self.cases() {
+            if let Outcome::Failed(reason) = &case.outcome {
+                writeln!(f, "FAILED: {}: {}: {reason}", suite.name, case.name)?;
+            }
+        }
+        let all = Tally::of(self.cases().map(|(_, case)| case));
+        writeln!(f, "{} passed, {} failed, {} skipped", all.passed, all.failed, all.skipped)
+    }
+}
+
+/// Collects the cases of a program that reports in TAP (testanything.org).
+#[derive(Default)]
+pub(crate) struct Tap {
+    planned: Option<usize>,
+    cases: Vec<Case>,
+}
+
+impl Tap {
+    pub(crate) fn line(&mut self, line: &str) {
+        if let Some(count) = line.strip_prefix("1..") {
+            self.planned = count.trim().parse().ok();
+        } else if let Some(rest) = line.strip_prefix("not ok ") {
+            let (name, reason) = rest.split_once(": ").unwrap_or((rest, "no reason given"));
+            self.cases.push(Case::failed(without_number(name), reason));
+        } else if let Some(rest) = line.strip_prefix("ok ") {
+            self.cases.push(match rest.split_once(" # SKIP ") {
+                Some((name, reason)) => Case::skipped(without_number(name), reason),
+                None => Case::passed(without_number(rest)),
+            });
+        }
+    }
+
+    /// The cases, with one more failure if fewer were reported than planned: then the program ended too early.
+    pub(crate) fn finish(mut self, name: &str) -> Vec<Case> {
+        if self.planned != Some(self.cases.len()) {
+            let planned = self.planned.map_or("an unknown number of".to_owned(), |n| n.to_string());
+            let reason = format!("it reported {} of {planned} tests", self.cases.len());
+            self.cases.push(Case::failed(name, reason));
+        }
+        self.cases
+    }
+}
+
+fn without_number(name: &str) -> &str {
+    name.split_once(" - ").map_or(name, |(_, name)| name)
+}
+
+/// The case in a line of `go test -v`, if there is one: `    --- PASS: TestName/sub (0.07s)`.
+pub(crate) fn go_case(line: &str) -> Option<Case> {
+    let (word, rest) = line.trim_start().strip_prefix("--- ")?.split_once(": ")?;
+    let name = rest.rsplit_once(" (").map_or(rest, |(name, _)| name);
+    match word {
+        "PASS" => Some(Case::passed(name)),
+        "FAIL" => Some(Case::failed(name, "see its output above")),
+        "SKIP" => Some(Case::skipped(name, "see its output above")),
+        _ => None,
+    }
+}
+
+/// Drops tests that only group others, so that nothing is counted twice.
+pub(crate) fn only_leaves(cases: Vec<Case>) -> Vec<Case> {
+    let names: Vec<String> = cases.iter().map(|case| case.name.clone()).collect();
+    let is_leaf = |case: &Case| {
+        let prefix = format!("{}/", case.name);
+        // A parent can fail by itself, with all its children passed.
+        matches!(case.outcome, Outcome::Failed(_))
+            || !names.iter().any(|name| name.starts_with(&prefix))
+    };
+    cases.into_iter().filter(is_leaf).collect()
+}
+
+/// The case in a line of `cargo test`, if there is one: `test name ... ok`.
+pub(crate) fn cargo_case(line: &str) -> Option<Case> {
+    let (name, outcome) = line.strip_prefix("test ")?.rsplit_once(" ... ")?;
+    match outcome {
+        "ok" => Some(Case::passed(name)),
+        "FAILED" => Some(Case::failed(name, "see its output above")),
+        _ => {
+            let reason = outcome.strip_prefix("ignored")?;
+            Some(Case::skipped(name, reason.strip_prefix(", ").unwrap_or("no reason given")))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tap(lines: &[&str]) -> Vec<Case> {
+        let mut tap = Tap::default();
+        for line in lines {
+            tap.line(line);
+        }
+        tap.finish("suite")
+    }
+
+    #[test]
+    fn tap_lines_become_cases() {
+        let cases =
+            tap(&["1..3", "noise", "ok 1 - a", "not ok 2 - b: 1: not 2", "ok 3 - c # SKIP no"]);
+        assert_eq!(
+            cases,
+            [Case::passed("a"), Case::failed("b", "1: not 2"), Case::skipped("c", "no")]
+        );
+    }
+
+    #[test]
+    fn a_program_that_stops_early_has_failed() {
+        let failure = Case::failed("suite", "it reported 1 of 2 tests");
+        assert_eq!(tap(&["1..2", "ok 1 - a"]), [Case::passed("a"), failure]);
+        let failure = Case::failed("suite", "it reported 0 of an unknown number of tests");
+        assert_eq!(tap(&["noise"]), [failure]);
+    }
+
+    #[test]
+    fn go_lines_become_cases_without_their_groups() {
+        let lines = [
+            "=== RUN   TestA",
+            "--- PASS: TestA (0.01s)",
+            "    --- PASS: TestA/one (0.00s)",
+            "--- FAIL: TestB (1.00s)",
+            "    --- PASS: TestB/one (0.00s)",
+            "--- SKIP: TestC (0.00s)",
+            "FAIL",
+        ];
+        let cases = only_leaves(lines.iter().filter_map(|line| go_case(line)).collect());
+        let names: Vec<&str> = cases.iter().map(|case| case.name.as_str()).collect();
+        assert_eq!(names, ["TestA/one", "TestB", "TestB/one", "TestC"]);
+        assert!(matches!(cases[1].outcome, Outcome::Failed(_)));
+        assert!(matches!(cases[3].outcome, Outcome::Skipped(_)));
+    }
+
+    #[test]
+    fn cargo_lines_become_cases() {
+        assert_eq!(cargo_case("test a::b ... ok"), Some(Case::passed("a::b")));
+        assert_eq!(
+            cargo_case("test src/lib.rs - f (line 3) ... FAILED"),
+            Some(Case::failed("src/lib.rs - f (line 3)", "see its output above"))
+        );
+        assert_eq!(
+            cargo_case("test slow ... ignored, takes hours"),
+            Some(Case::skipped("slow", "takes hours"))
+        );
+        assert_eq!(cargo_case("test result: ok. 3 passed; 0 failed"), None);
+        assert_eq!(cargo_case("testing"), None);
+    }
+
+    #[test]
+    fn the_report_closes_with_the_counts_and_gives_every_reason() {
+        let mut report = Report::default();
+        report.suite("one", || Ok(vec![Case::passed("a"), Case::skipped("b", "no loop devices")]));
+        assert!(report.success());
+        report.suite("two", || Err("the server did not start".into()));
+        report.suite("three", || Ok(Vec::new()));
+        assert!(!report.success());
+        let text = report.to_string();
+        assert!(text.contains("skipped: one: b: no loop devices\n"), "{text}");
+        assert!(text.contains("FAILED: two: two: the server did not start\n"), "{text}");
+        assert!(text.contains("FAILED: three: three: it reported no test at all\n"), "{text}");
+        assert!(text.ends_with("1 passed, 2 failed, 1 skipped\n"), "{text}");
+    }
+}

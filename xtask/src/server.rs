@@ -1,0 +1,238 @@
+//! The server under test, as a process of its own.
+
+use std::fmt;
+use std::fs::{self, File, OpenOptions};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::Error;
+use crate::exec::{cargo, describe, wait};
+use crate::rng::Rng;
+
+/// Pre-writing a WAL and recovering take seconds; a slow machine under load may take longer.
+const START_LIMIT: Duration = Duration::from_secs(180);
+/// A graceful stop uploads what it must and closes the WAL.
+const STOP_LIMIT: Duration = Duration::from_secs(120);
+
+/// Builds the binary, or takes the one that was named.
+///
+/// The dev profile is enough: its dependencies are optimised, and the gate has built most of it already.
+pub(crate) fn binary(root: &Path, named: Option<&Path>) -> Result<PathBuf, Error> {
+    if let Some(path) = named {
+        return fs::canonicalize(path)
+            .map_err(|error| format!("--server {}: {error}", path.display()).into());
+    }
+    let mut build = cargo(root);
+    build.args(["build", "--locked", "--package", "alluvium", "--bin", "alluvium"]);
+    println!("{}", describe(&build));
+    let status = build.status()?;
+    if !status.success() {
+        return Err(format!("`{}` failed: {status}", describe(&build)).into());
+    }
+    let target = match std::env::var_os("CARGO_TARGET_DIR") {
+        Some(directory) => root.join(directory),
+        None => root.join("target"),
+    };
+    Ok(target.join("debug/alluvium"))
+}
+
+/// How to start a server.
+#[derive(Clone)]
+pub(crate) struct Config {
+    /// The server's binary.
+    pub(crate) binary: PathBuf,
+    /// Holds the server's data and its log.
+    pub(crate) directory: PathBuf,
+    /// Capacity of the WAL in MiB.
+    pub(crate) wal_mebibytes: u64,
+    /// Where the WAL lies, if not in the data directory.
+    pub(crate) wal: Option<PathBuf>,
+}
+
+/// How a server comes to its end.
+#[derive(Clone, Copy)]
+pub(crate) enum Ending {
+    /// SIGTERM: a graceful stop, which must be a success.
+    Sigterm,
+    /// SIGKILL: the process gets no chance to write any more; the kernel keeps what was written.
+    Sigkill,
+}
+
+impl fmt::Display for Ending {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Sigterm => "SIGTERM",
+            Self::Sigkill => "SIGKILL",
+        })
+    }
+}
+
+/// A running server. It is killed when dropped.
+pub(crate) struct Server {
+    config: Config,
+    address: SocketAddr,
+    child: Child,
+}
+
+impl Server {
+    /// Starts a server in an empty directory, on a free port, and waits until it takes connections.
+    pub(crate) fn start(config: Config) -> Result<Self, Error> {
+        if config.directory.exists() {
+            fs::remove_dir_all(&config.directory)?;
+        }
+        fs::create_dir_all(&config.directory)?;
+        let address = free_address()?;
+        let child = spawn(&config, address)?;
+        let mut server = Self { config, address, child };
+        server.wait_until_ready()?;
+        Ok(server)
+    }
+
+    /// Where clients connect to. The same over all restarts.
+    pub(crate) fn address(&self) -> String {
+        self.address.to_string()
+    }
+
+    /// A command for a client program: it finds the address in `BOOTSTRAP`.
+    pub(crate) fn client(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
+        let mut command = Command::new(program);
+        command.env("BOOTSTRAP", self.address()).env("PYTHONDONTWRITEBYTECODE", "1");
+        command.stdin(Stdio::null());
+        command
+    }
+
+    /// Ends the process and waits for its end.
+    pub(crate) fn end(&mut self, ending: Ending) -> Result<(), Error> {
+        if let Ending::Sigkill = ending {
+            self.child.kill()?;
+            self.child.wait()?;
+            return Ok(());
+        }
+        let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
+        kill_process(pid.expect("a child has a process id"), Signal::TERM)?;
+        match wait(&mut self.child, STOP_LIMIT)? {
+            Some(status) if status.success() => Ok(()),
+            Some(status) => {
+                Err(format!("the server ended with {status} after SIGTERM{}", self.log_tail())
+                    .into())
+            }
+            None => {
+                let seconds = STOP_LIMIT.as_secs();
+                Err(format!("the server still ran {seconds} s after SIGTERM{}", self.log_tail())
+                    .into())
+            }
+        }
+    }
+
+    /// Starts the process again, with the same data and address, without waiting for it.
+    pub(crate) fn spawn_again(&mut self) -> Result<(), Error> {
+        self.child = spawn(&self.config, self.address)?;
+        Ok(())
+    }
+
+    /// Starts the process again and waits until it takes connections; returns how long that took.
+    pub(crate) fn start_again(&mut self) -> Result<Duration, Error> {
+        let start = Instant::now();
+        self.spawn_again()?;
+        self.wait_until_ready()?;
+        Ok(start.elapsed())
+    }
+
+    /// Stops the server for good and removes its data, since everything went well.
+    pub(crate) fn finish(mut self) -> Result<(), Error> {
+        self.end(Ending::Sigterm)?;
+        fs::remove_dir_all(&self.config.directory)?;
+        Ok(())
+    }
+
+    /// The largest resident memory of the process so far, in KiB.
+    pub(crate) fn peak_memory_kib(&self) -> Option<u64> {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).ok()?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+        line.trim().strip_suffix(" kB")?.trim().parse().ok()
+    }
+
+    /// The last lines of the server's log, to be put behind a message.
+    pub(crate) fn log_tail(&self) -> String {
+        let path = log_path(&self.config);
+        let log = fs::read(&path).unwrap_or_default();
+        let log = String::from_utf8_lossy(&log);
+        let lines: Vec<&str> = log.lines().collect();
+        let tail = lines[lines.len().saturating_sub(20)..].join("\n  | ");
+        format!("\n  {} ends with\n  | {tail}", path.display())
+    }
+
+    fn wait_until_ready(&mut self) -> Result<(), Error> {
+        let deadline = Instant::now() + START_LIMIT;
+        while TcpStream::connect(self.address).is_err() {
+            if let Some(status) = self.child.try_wait()? {
+                return Err(
+                    format!("the server ended with {status} at start{}", self.log_tail()).into()
+                );
+            }
+            if Instant::now() >= deadline {
+                let seconds = START_LIMIT.as_secs();
+                return Err(format!(
+                    "the server takes no connection after {seconds} s{}",
+                    self.log_tail()
+                )
+                .into());
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // It may have ended already, and there is nobody to tell.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn log_path(config: &Config) -> PathBuf {
+    config.directory.join("server.log")
+}
+
+fn spawn(config: &Config, address: SocketAddr) -> Result<Child, Error> {
+    let log = OpenOptions::new().create(true).append(true).open(log_path(config))?;
+    let mut command = Command::new(&config.binary);
+    command.arg("serve").arg("--listen").arg(address.to_string());
+    command.arg("--data-dir").arg(config.directory.join("data"));
+    command.arg("--wal-capacity").arg(format!("{}MiB", config.wal_mebibytes));
+    if let Some(wal) = &config.wal {
+        command.arg("--wal").arg(wal);
+    }
+    // The operator's own settings are not under test.
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("ALLUVIUM_") {
+            command.env_remove(name);
+        }
+    }
+    let stdout: File = log.try_clone()?;
+    command.stdin(Stdio::null()).stdout(stdout).stderr(log);
+    command.spawn().map_err(|error| format!("{}: {error}", config.binary.display()).into())
+}
+
+/// A free port on the loopback interface, outside of the range that the kernel hands out to clients.
+///
+/// Inside of it, a client that reconnects while the server is away can be given the server's own port as its
+/// source port and so connect to itself; the server then finds its port taken.
+fn free_address() -> Result<SocketAddr, Error> {
+    let mut rng = Rng::new(u64::from(std::process::id()));
+    for _ in 0..1000 {
+        let port = 20_000 + rng.below(12_000) as u16;
+        let address = SocketAddr::from(([127, 0, 0, 1], port));
+        if TcpListener::bind(address).is_ok() {
+            return Ok(address);
+        }
+    }
+    Err("no free port between 20000 and 32000".into())
+}

@@ -1,0 +1,277 @@
+//! The suites with real clients, in the order in which they run.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use crate::exec::{cargo, describe, follow, output};
+use crate::kill::{Stopped, Target, Tools};
+use crate::report::{Case, Report, Tap, go_case, only_leaves};
+use crate::server::{Config, Ending, Server, binary};
+use crate::setup::Missing;
+use crate::{
+    EndlessOptions, Error, KillOptions, SimOptions, Suite, TestOptions, endless, gate, kcat, kill,
+    setup,
+};
+
+/// Far above what a suite takes: it keeps a suite that hangs from blocking the rest.
+const LIMIT: Duration = Duration::from_secs(15 * 60);
+/// Large enough for a suite's data many times over.
+const WAL_MEBIBYTES: u64 = 256;
+
+/// `cargo xtask test`.
+pub(crate) fn run(root: &Path, options: &TestOptions) -> Result<Report, Error> {
+    let mut report = Report::default();
+    let wanted = |suite| options.suites.is_empty() || options.suites.contains(&suite);
+    if wanted(Suite::Cargo) && !options.no_cargo {
+        report.suite("cargo tests", || gate::cargo_tests(root));
+    }
+    if options.suites == [Suite::Cargo] {
+        return Ok(report);
+    }
+    let bench = Bench { root, binary: binary(root, options.server.server.as_deref())? };
+    let mut suite = |suite, name: &str, run: &dyn Fn() -> Result<Vec<Case>, Missing>| {
+        if wanted(suite) {
+            report.suite(name, || skip_if_missing(name, run()));
+        }
+    };
+    suite(Suite::Kcat, "kcat", &|| bench.kcat());
+    suite(Suite::Python, "confluent-kafka", &|| bench.python());
+    suite(Suite::Java, "kafka-clients", &|| bench.java());
+    suite(Suite::Go, "franz-go", &|| bench.go());
+    suite(Suite::Restart, "restart", &|| bench.restart());
+    suite(Suite::Endless, "endless", &|| bench.endless(1024, WAL_MEBIBYTES));
+    if wanted(Suite::Kill) {
+        bench.kill(&mut report, &[Target::File, Target::Loop], 5, options.seed);
+    }
+    Ok(report)
+}
+
+/// `cargo xtask sim`.
+pub(crate) fn sim(root: &Path, options: &SimOptions) -> Result<Report, Error> {
+    let mut command = cargo(root);
+    command.args(["run", "--release", "--locked", "--package", "alluvium-sim", "--", "--seeds"]);
+    command.arg(options.seeds.to_string()).args(&options.rest);
+    let what = describe(&command);
+    println!("{what}");
+    let status = command.status()?;
+    let mut report = Report::default();
+    report.suite("simulation", || {
+        Ok(vec![if status.success() { Case::passed(&what) } else { Case::failed(&what, status) }])
+    });
+    Ok(report)
+}
+
+/// `cargo xtask kill`.
+pub(crate) fn kill_campaign(root: &Path, options: &KillOptions) -> Result<Report, Error> {
+    let bench = Bench { root, binary: binary(root, options.server.server.as_deref())? };
+    let clock = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs();
+    let targets = options.target.map_or(vec![Target::File, Target::Loop], |target| vec![target]);
+    let mut report = Report::default();
+    bench.kill(&mut report, &targets, options.rounds, options.seed.unwrap_or(clock));
+    Ok(report)
+}
+
+/// `cargo xtask endless`.
+pub(crate) fn endless_campaign(root: &Path, options: &EndlessOptions) -> Result<Report, Error> {
+    let bench = Bench { root, binary: binary(root, options.server.server.as_deref())? };
+    let mut report = Report::default();
+    report.suite("endless", || {
+        skip_if_missing("endless", bench.endless(options.mebibytes, options.wal_mebibytes))
+    });
+    Ok(report)
+}
+
+fn skip_if_missing(name: &str, result: Result<Vec<Case>, Missing>) -> Result<Vec<Case>, Error> {
+    match result {
+        Ok(cases) => Ok(cases),
+        Err(Missing::NotAllowed(reason)) => {
+            println!("skipped: {reason}");
+            Ok(vec![Case::skipped(name, reason)])
+        }
+        Err(Missing::Failed(error)) => {
+            println!("not ok - {name}: {error}");
+            Err(error)
+        }
+    }
+}
+
+/// Where suites run: the work tree and the binary under test.
+struct Bench<'a> {
+    root: &'a Path,
+    binary: PathBuf,
+}
+
+impl Bench<'_> {
+    fn directory(&self, suite: &str) -> PathBuf {
+        self.root.join("target/e2e/run").join(suite)
+    }
+
+    /// Runs `suite` against a fresh server. Its data and log stay if a case has failed.
+    fn with_server(
+        &self,
+        name: &str,
+        suite: impl FnOnce(&mut Server) -> Result<Vec<Case>, Error>,
+    ) -> Result<Vec<Case>, Missing> {
+        let config = Config {
+            binary: self.binary.clone(),
+            directory: self.directory(name),
+            wal_mebibytes: WAL_MEBIBYTES,
+            wal: None,
+        };
+        let mut server = Server::start(config)?;
+        let mut cases = suite(&mut server).unwrap_or_else(|error| {
+            vec![Case::failed(name, format!("{error}{}", server.log_tail()))]
+        });
+        if cases.iter().any(Case::has_failed) {
+            println!("data and log of the server stay in {}", self.directory(name).display());
+            return Ok(cases);
+        }
+        cases.push(Case::run("the server stops on SIGTERM", || server.finish()));
+        Ok(cases)
+    }
+
+    fn kcat(&self) -> Result<Vec<Case>, Missing> {
+        setup::kcat()?;
+        let words = setup::words()?;
+        let scratch = self.directory("kcat").join("files");
+        self.with_server("kcat", |server| kcat::run(server, &words, &scratch))
+    }
+
+    fn python(&self) -> Result<Vec<Case>, Missing> {
+        let python = setup::python(self.root)?;
+        let script = self.root.join("tests/clients/python/suite.py");
+        self.with_server("python", |server| tap("suite.py", server.client(&python).arg(&script)))
+    }
+
+    fn java(&self) -> Result<Vec<Case>, Missing> {
+        let class_path = setup::java(self.root)?;
+        self.with_server("java", |server| {
+            let mut java = server.client("java");
+            java.args(["-Xmx256m", "-cp", &class_path, "alluvium.clients.Suite"]);
+            tap("alluvium.clients.Suite", &mut java)
+        })
+    }
+
+    fn go(&self) -> Result<Vec<Case>, Missing> {
+        let module = setup::go(self.root)?;
+        self.with_server("go", |server| {
+            let mut go = server.client("go");
+            go.current_dir(&module).args(["test", "-count=1", "-v", "-timeout", "10m", "."]);
+            let mut cases = Vec::new();
+            let status = follow(&mut go, LIMIT, |line| cases.extend(go_case(line)))?;
+            let mut cases = only_leaves(cases);
+            if !status.success() && !cases.iter().any(Case::has_failed) {
+                cases.push(Case::failed("go test", status));
+            }
+            Ok(cases)
+        })
+    }
+
+    /// Stop and start again: what was there must be there, and clients that stayed connected must go on.
+    fn restart(&self) -> Result<Vec<Case>, Missing> {
+        let python = setup::python(self.root)?;
+        let script = self.root.join("tests/clients/python/restart.py");
+        self.with_server("restart", |server| {
+            let run = |server: &Server, command: &str| {
+                let mut python = server.client(&python);
+                python.arg(&script).arg(command);
+                python
+            };
+            let written = String::from_utf8(output(&mut run(server, "write"))?)?;
+            let ids = written.lines().find_map(|line| line.strip_prefix("topic ids: "));
+            let ids = ids.ok_or_else(|| format!("no topic ids in {written:?}"))?.to_owned();
+            let mut cases = Vec::new();
+            for (pass, ending) in [("1", Ending::Sigterm), ("2", Ending::Sigkill)] {
+                server.end(ending)?;
+                let took = server.start_again()?;
+                println!("started again after {ending} in {} ms", took.as_millis());
+                let mut verify = run(server, "verify");
+                for mut case in tap("restart.py", verify.arg(pass).args(ids.split(' ')))? {
+                    case.name = format!("after {ending}: {}", case.name);
+                    cases.push(case);
+                }
+            }
+            cases.push(Case::run("clients that stay connected go on after a restart", || {
+                live(server, run(server, "live"))
+            }));
+            Ok(cases)
+        })
+    }
+
+    fn endless(&self, mebibytes: u64, wal_mebibytes: u64) -> Result<Vec<Case>, Missing> {
+        let program = setup::go_program(self.root, "endless")?;
+        let name = format!("{mebibytes} MiB through a WAL of {wal_mebibytes} MiB");
+        let directory = self.directory("endless");
+        Ok(vec![Case::run(&name, || {
+            endless::run(mebibytes, wal_mebibytes, &self.binary, &program, &directory)
+        })])
+    }
+
+    fn kill(&self, report: &mut Report, targets: &[Target], rounds: u32, seed: u64) {
+        for &target in targets {
+            let name = format!("kill on {target}");
+            report.suite(&name, || skip_if_missing(&name, self.kill_on(target, rounds, seed)));
+        }
+    }
+
+    fn kill_on(&self, target: Target, rounds: u32, seed: u64) -> Result<Vec<Case>, Missing> {
+        setup::kcat()?;
+        let tools = Tools {
+            python: setup::python(self.root)?,
+            script: self.root.join("tests/clients/python/load.py"),
+            go_load: setup::go_program(self.root, "load")?,
+        };
+        let directory = self.directory(&format!("kill-{}", target.name()));
+        let name = format!("{rounds} rounds of SIGKILL on {target}, seed {seed}");
+        Ok(vec![match kill::run(target, rounds, seed, &self.binary, &tools, &directory) {
+            Ok(()) => Case::passed(&name),
+            Err(Stopped::Skipped(reason)) => {
+                println!("skipped: {reason}");
+                Case::skipped(&name, reason)
+            }
+            Err(Stopped::Failed(error)) => {
+                println!("not ok - {name}: {error}");
+                println!("journals, data and log stay in {}", directory.display());
+                Case::failed(&name, error)
+            }
+        }])
+    }
+}
+
+/// Runs a program that reports in TAP.
+fn tap(name: &str, command: &mut Command) -> Result<Vec<Case>, Error> {
+    let mut tap = Tap::default();
+    let status = follow(command, LIMIT, |line| tap.line(line))?;
+    let mut cases = tap.finish(name);
+    if !status.success() && !cases.iter().any(Case::has_failed) {
+        cases.push(Case::failed(name, status));
+    }
+    Ok(cases)
+}
+
+/// Restarts the server under a client that stays connected, once gracefully and once by SIGKILL.
+fn live(server: &mut Server, mut client: Command) -> Result<(), Error> {
+    let mut child = client.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+    let mut lines = BufReader::new(child.stdout.take().expect("standard output is piped")).lines();
+    let first = lines.next().transpose()?;
+    if first.as_deref() != Some("writing") {
+        return Err(format!("the client began with {first:?}").into());
+    }
+    // Some load before, between and after: how much does not matter.
+    for ending in [Ending::Sigterm, Ending::Sigkill] {
+        std::thread::sleep(Duration::from_millis(500));
+        server.end(ending)?;
+        server.start_again()?;
+    }
+    std::thread::sleep(Duration::from_millis(500));
+    let mut stdin = child.stdin.take().expect("standard input is piped");
+    stdin.flush()?;
+    drop(stdin);
+    for line in lines {
+        println!("{}", line?);
+    }
+    let status = child.wait()?;
+    if status.success() { Ok(()) } else { Err(format!("the client ended with {status}").into()) }
+}
