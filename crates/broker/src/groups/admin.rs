@@ -7,8 +7,8 @@ use kafka_protocol::messages::delete_groups_response::DeletableGroupResult;
 use kafka_protocol::messages::describe_groups_response::{DescribedGroup, DescribedGroupMember};
 use kafka_protocol::messages::list_groups_response::ListedGroup;
 use kafka_protocol::messages::{
-    DeleteGroupsRequest, DeleteGroupsResponse, DescribeGroupsRequest, DescribeGroupsResponse, GroupId,
-    ListGroupsRequest, ListGroupsResponse,
+    DeleteGroupsRequest, DeleteGroupsResponse, DescribeGroupsRequest, DescribeGroupsResponse,
+    GroupId, ListGroupsRequest, ListGroupsResponse,
 };
 use kafka_protocol::protocol::StrBytes;
 
@@ -34,7 +34,8 @@ impl Groups {
             return response.with_error_code(error.code());
         }
         let passes = |filter: &[StrBytes], value: &str| {
-            filter.is_empty() || filter.iter().any(|wanted| wanted.as_str().eq_ignore_ascii_case(value))
+            filter.is_empty()
+                || filter.iter().any(|wanted| wanted.as_str().eq_ignore_ascii_case(value))
         };
         if !passes(&request.types_filter, CLASSIC) {
             return response;
@@ -48,32 +49,52 @@ impl Groups {
             let group = ListedGroup::default()
                 .with_group_id(GroupId(StrBytes::from_string(slot.name.to_string())))
                 .with_protocol_type(description.protocol_type);
-            let group = if version >= 4 { group.with_group_state(StrBytes::from_static_str(state)) } else { group };
-            groups.push(if version >= 5 { group.with_group_type(StrBytes::from_static_str(CLASSIC)) } else { group });
+            let group = if version >= 4 {
+                group.with_group_state(StrBytes::from_static_str(state))
+            } else {
+                group
+            };
+            groups.push(if version >= 5 {
+                group.with_group_type(StrBytes::from_static_str(CLASSIC))
+            } else {
+                group
+            });
         }
         response.with_groups(groups)
     }
 
     /// DescribeGroups, versions 0 to 6. A group that does not exist is "Dead"; since version 6 also GROUP_ID_NOT_FOUND.
-    pub async fn describe(&self, request: DescribeGroupsRequest, version: i16) -> DescribeGroupsResponse {
+    pub async fn describe(
+        &self,
+        request: DescribeGroupsRequest,
+        version: i16,
+    ) -> DescribeGroupsResponse {
         let groups = request.groups.into_iter().map(|group_id| {
             let described = match self.shared.describe(&group_id) {
                 Ok(Some(description)) => described_group(description),
                 Ok(None) => missing_group(&group_id, version),
                 Err(error) => DescribedGroup::default().with_error_code(error.code()),
             };
-            let operations = if request.include_authorized_operations { ALL_OPERATIONS } else { i32::MIN };
+            let operations =
+                if request.include_authorized_operations { ALL_OPERATIONS } else { i32::MIN };
             described.with_group_id(group_id).with_authorized_operations(operations)
         });
         DescribeGroupsResponse::default().with_groups(groups.collect())
     }
 
     /// DeleteGroups, versions 0 to 2. Groups without members only; durable when it is answered.
-    pub async fn delete_groups(&self, request: DeleteGroupsRequest, _version: i16) -> DeleteGroupsResponse {
+    pub async fn delete_groups(
+        &self,
+        request: DeleteGroupsRequest,
+        _version: i16,
+    ) -> DeleteGroupsResponse {
         let mut results = Vec::new();
         for group_id in request.groups_names {
-            let code = self.shared.delete(&group_id).await.map_or_else(|error| error.code(), |()| 0);
-            results.push(DeletableGroupResult::default().with_group_id(group_id).with_error_code(code));
+            let code =
+                self.shared.delete(&group_id).await.map_or_else(|error| error.code(), |()| 0);
+            results.push(
+                DeletableGroupResult::default().with_group_id(group_id).with_error_code(code),
+            );
         }
         DeleteGroupsResponse::default().with_results(results)
     }
@@ -107,7 +128,9 @@ impl Shared {
             // deleted by it, or finds a dead group.
             let appended = self.registry.change(&slot, |group, _| match group.state() {
                 State::Dead => Err(Blocked::Group(ResponseError::GroupIdNotFound)),
-                State::Preparing | State::Completing | State::Stable => Err(Blocked::Group(ResponseError::NonEmptyGroup)),
+                State::Preparing | State::Completing | State::Stable => {
+                    Err(Blocked::Group(ResponseError::NonEmptyGroup))
+                }
                 State::Empty => {
                     let appended = self.log.append(&record)?;
                     group.kill();
@@ -139,7 +162,8 @@ fn described_group(description: Description) -> DescribedGroup {
 }
 
 fn missing_group(group_id: &GroupId, version: i16) -> DescribedGroup {
-    let dead = DescribedGroup::default().with_group_state(StrBytes::from_static_str(State::Dead.name()));
+    let dead =
+        DescribedGroup::default().with_group_state(StrBytes::from_static_str(State::Dead.name()));
     if version < 6 {
         return dead;
     }

@@ -5,10 +5,12 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use kafka_protocol::error::ResponseError;
 use kafka_protocol::messages::offset_commit_request::OffsetCommitRequestPartition;
-use kafka_protocol::messages::offset_commit_response::{OffsetCommitResponsePartition, OffsetCommitResponseTopic};
+use kafka_protocol::messages::offset_commit_response::{
+    OffsetCommitResponsePartition, OffsetCommitResponseTopic,
+};
 use kafka_protocol::messages::offset_fetch_response::{
-    OffsetFetchResponseGroup, OffsetFetchResponsePartition, OffsetFetchResponsePartitions, OffsetFetchResponseTopic,
-    OffsetFetchResponseTopics,
+    OffsetFetchResponseGroup, OffsetFetchResponsePartition, OffsetFetchResponsePartitions,
+    OffsetFetchResponseTopic, OffsetFetchResponseTopics,
 };
 use kafka_protocol::messages::{
     OffsetCommitRequest, OffsetCommitResponse, OffsetFetchRequest, OffsetFetchResponse, TopicName,
@@ -76,20 +78,30 @@ impl Groups {
             let partitions = partitions.into_iter().map(|(index, error)| {
                 // What concerns the whole group comes first: to a fenced member it is of no interest which topics exist.
                 let code = outcome.or(error).map_or(0, |error| error.code());
-                OffsetCommitResponsePartition::default().with_partition_index(index).with_error_code(code)
+                OffsetCommitResponsePartition::default()
+                    .with_partition_index(index)
+                    .with_error_code(code)
             });
-            OffsetCommitResponseTopic::default().with_name(name).with_partitions(partitions.collect())
+            OffsetCommitResponseTopic::default()
+                .with_name(name)
+                .with_partitions(partitions.collect())
         });
         OffsetCommitResponse::default().with_topics(topics.collect())
     }
 
     /// OffsetFetch, versions 1 to 9. Shows durable offsets only; -1 where there is none. There are no transactions, so all offsets are
     /// stable and `require_stable` changes nothing.
-    pub async fn offset_fetch(&self, request: OffsetFetchRequest, version: i16) -> OffsetFetchResponse {
+    pub async fn offset_fetch(
+        &self,
+        request: OffsetFetchRequest,
+        version: i16,
+    ) -> OffsetFetchResponse {
         let response = OffsetFetchResponse::default();
         if version >= 8 {
             let groups = request.groups.into_iter().map(|group| {
-                let wanted = group.topics.map(|topics| topics.into_iter().map(|t| (t.name, t.partition_indexes)).collect());
+                let wanted = group.topics.map(|topics| {
+                    topics.into_iter().map(|t| (t.name, t.partition_indexes)).collect()
+                });
                 let result = OffsetFetchResponseGroup::default();
                 let result = match self.shared.fetch(&group.group_id, wanted) {
                     Ok(found) => result.with_topics(found.into_iter().map(fetched_topic).collect()),
@@ -99,10 +111,13 @@ impl Groups {
             });
             return response.with_groups(groups.collect());
         }
-        let wanted: Wanted =
-            request.topics.map(|topics| topics.into_iter().map(|t| (t.name, t.partition_indexes)).collect());
+        let wanted: Wanted = request
+            .topics
+            .map(|topics| topics.into_iter().map(|t| (t.name, t.partition_indexes)).collect());
         match self.shared.fetch(&request.group_id, wanted.clone()) {
-            Ok(found) => response.with_topics(found.into_iter().map(|topic| fetched_topic_v7(topic, None)).collect()),
+            Ok(found) => response.with_topics(
+                found.into_iter().map(|topic| fetched_topic_v7(topic, None)).collect(),
+            ),
             Err(error) if version >= 2 => response.with_error_code(error.code()),
             Err(error) => {
                 // Version 1 has no place for an error but the partitions.
@@ -122,8 +137,11 @@ impl Groups {
     /// [`GroupsError::NotWritten`]: nothing was forgotten.
     pub async fn topics_deleted(&self, names: &[String]) -> Result<(), GroupsError> {
         let log = &self.shared.log;
-        let names: Vec<String> =
-            names.iter().filter(|name| name.len() <= MAX_STRING_BYTES && log.may_have_topic(name)).cloned().collect();
+        let names: Vec<String> = names
+            .iter()
+            .filter(|name| name.len() <= MAX_STRING_BYTES && log.may_have_topic(name))
+            .cloned()
+            .collect();
         if names.is_empty() {
             return Ok(());
         }
@@ -142,7 +160,8 @@ impl Shared {
         if topic.len() > MAX_STRING_BYTES || !exists(topic, partition.partition_index) {
             return Err(ResponseError::UnknownTopicOrPartition);
         }
-        let metadata_bytes = partition.committed_metadata.as_ref().map_or(0, |metadata| metadata.len());
+        let metadata_bytes =
+            partition.committed_metadata.as_ref().map_or(0, |metadata| metadata.len());
         if metadata_bytes > self.config.max_offset_metadata_bytes {
             return Err(ResponseError::OffsetMetadataTooLarge);
         }
@@ -163,7 +182,8 @@ impl Shared {
         let generation = request.generation_id_or_member_epoch;
         let is_nothing = topics.is_empty();
         let group = request.group_id.as_str().to_owned();
-        let record = Prepared::from(Record::Commit { group, committed_at_ms: unix_time_ms(), topics });
+        let record =
+            Prepared::from(Record::Commit { group, committed_at_ms: unix_time_ms(), topics });
         self.write(|| {
             let slot = match self.registry.get(&request.group_id) {
                 Some(slot) => slot,
@@ -172,7 +192,12 @@ impl Shared {
             };
             // Under the group's lock, so that a deletion of the group comes before (and is seen) or after the record.
             self.registry.peek(&slot, |group, now| {
-                group.check_commit(now, &request.member_id, request.group_instance_id.as_ref(), generation)?;
+                group.check_commit(
+                    now,
+                    &request.member_id,
+                    request.group_instance_id.as_ref(),
+                    generation,
+                )?;
                 if is_nothing { Ok(None) } else { Ok(Some(self.log.append(&record)?)) }
             })
         })
@@ -181,7 +206,10 @@ impl Shared {
 
     /// Put a record in line by `attempt`, again and again while the store has no room, and wait until it is durable.
     /// `attempt` may find that there is nothing to write.
-    pub(super) async fn write<A>(&self, mut attempt: impl FnMut() -> Result<A, Blocked>) -> Result<(), ResponseError>
+    pub(super) async fn write<A>(
+        &self,
+        mut attempt: impl FnMut() -> Result<A, Blocked>,
+    ) -> Result<(), ResponseError>
     where
         A: Into<Option<Appended>>,
     {
@@ -191,9 +219,13 @@ impl Shared {
                 Ok(appended) => break appended.into(),
                 Err(Blocked::Group(error)) => return Err(error),
                 Err(Blocked::Log(Refused::NoRoom)) => {}
-                Err(Blocked::Log(Refused::TooLarge)) => return Err(ResponseError::InvalidCommitOffsetSize),
+                Err(Blocked::Log(Refused::TooLarge)) => {
+                    return Err(ResponseError::InvalidCommitOffsetSize);
+                }
                 Err(Blocked::Log(Refused::TableFull)) => {
-                    tracing::warn!("a commit is refused: the bound on the memory for committed offsets is reached");
+                    tracing::warn!(
+                        "a commit is refused: the bound on the memory for committed offsets is reached"
+                    );
                     return Err(ResponseError::PolicyViolation);
                 }
                 Err(Blocked::Log(Refused::Failed(cause))) => {
@@ -202,7 +234,9 @@ impl Shared {
                 }
             }
             if tokio::time::timeout_at(give_up_at.into(), self.log.room()).await.is_err() {
-                tracing::warn!("a change of group offsets is given up: the write-ahead log had no room for too long");
+                tracing::warn!(
+                    "a change of group offsets is given up: the write-ahead log had no room for too long"
+                );
                 return Err(ResponseError::CoordinatorNotAvailable);
             }
         };
@@ -231,7 +265,8 @@ impl Shared {
     /// Drop offsets that are past their retention, and groups that have neither members nor offsets. What can not be written now is
     /// left for the next sweep; nobody waits for it.
     pub(super) fn sweep(&self) {
-        let retention_ms = i64::try_from(self.config.offsets_retention.as_millis()).unwrap_or(i64::MAX);
+        let retention_ms =
+            i64::try_from(self.config.offsets_retention.as_millis()).unwrap_or(i64::MAX);
         let cutoff_ms = unix_time_ms().saturating_sub(retention_ms);
         for slot in self.registry.all() {
             let is_dead = self.registry.change(&slot, |group, now| {
@@ -242,11 +277,16 @@ impl Shared {
                     return true;
                 }
                 if vacant_for >= self.config.offsets_retention
-                    && let Some(record) = self.log.read(|table| table.expired(&slot.name, cutoff_ms))
+                    && let Some(record) =
+                        self.log.read(|table| table.expired(&slot.name, cutoff_ms))
                 {
                     tracing::info!(group = &*slot.name, "offsets are past their retention");
                     if let Err(refused) = self.log.append(&Prepared::from(record)) {
-                        tracing::warn!(group = &*slot.name, ?refused, "offsets past their retention stay until the next check");
+                        tracing::warn!(
+                            group = &*slot.name,
+                            ?refused,
+                            "offsets past their retention stay until the next check"
+                        );
                     }
                 }
                 false
@@ -263,19 +303,25 @@ fn position(partition: &OffsetCommitRequestPartition) -> Position {
         partition: partition.partition_index,
         offset: partition.committed_offset,
         leader_epoch: partition.committed_leader_epoch,
-        metadata: partition.committed_metadata.as_ref().map_or_else(String::new, |text| text.as_str().to_owned()),
+        metadata: partition
+            .committed_metadata
+            .as_ref()
+            .map_or_else(String::new, |text| text.as_str().to_owned()),
     }
 }
 
 fn all_offsets(table: &Offsets, group_id: &str) -> Found {
     let topic = |(name, partitions): (&String, &BTreeMap<i32, Committed>)| {
-        let partitions = partitions.iter().map(|(index, committed)| (*index, Some(committed.clone())));
+        let partitions =
+            partitions.iter().map(|(index, committed)| (*index, Some(committed.clone())));
         (TopicName(StrBytes::from_string(name.clone())), partitions.collect())
     };
     table.group(group_id).map(|topics| topics.iter().map(topic).collect()).unwrap_or_default()
 }
 
-fn fetched_topic((name, partitions): (TopicName, Vec<(i32, Option<Committed>)>)) -> OffsetFetchResponseTopics {
+fn fetched_topic(
+    (name, partitions): (TopicName, Vec<(i32, Option<Committed>)>),
+) -> OffsetFetchResponseTopics {
     let partitions = partitions.into_iter().map(|(index, committed)| {
         let committed = committed.unwrap_or_else(nothing_committed);
         OffsetFetchResponsePartitions::default()

@@ -206,7 +206,10 @@ impl<J, S> Member<J, S> {
     }
 
     fn metadata(&self, protocol: &StrBytes) -> Bytes {
-        self.protocols.iter().find(|(name, _)| name == protocol).map_or_else(Bytes::new, |(_, bytes)| bytes.clone())
+        self.protocols
+            .iter()
+            .find(|(name, _)| name == protocol)
+            .map_or_else(Bytes::new, |(_, bytes)| bytes.clone())
     }
 
     /// Take over what a repeated JoinGroup says, and let it wait.
@@ -225,8 +228,14 @@ impl<J, S> Member<J, S> {
     }
 
     fn size_bytes(&self) -> usize {
-        let protocols: usize = self.protocols.iter().map(|(name, bytes)| name.len() + bytes.len() + 64).sum();
-        size_of::<Self>() + self.client_id.len() + self.client_host.len() + protocols + self.assignment.len() + 256
+        let protocols: usize =
+            self.protocols.iter().map(|(name, bytes)| name.len() + bytes.len() + 64).sum();
+        size_of::<Self>()
+            + self.client_id.len()
+            + self.client_host.len()
+            + protocols
+            + self.assignment.len()
+            + 256
     }
 }
 
@@ -399,7 +408,11 @@ impl<J, S> Group<J, S> {
     ) -> Result<(), ResponseError> {
         self.check_generation(member_id, instance_id, generation)?;
         self.touch(now, member_id);
-        if self.state == State::Preparing { Err(ResponseError::RebalanceInProgress) } else { Ok(()) }
+        if self.state == State::Preparing {
+            Err(ResponseError::RebalanceInProgress)
+        } else {
+            Ok(())
+        }
     }
 
     /// May these offsets be committed? For a member it is a sign of life too. Only ever moves a deadline to later.
@@ -504,30 +517,45 @@ impl<J, S> Group<J, S> {
         if self.state == State::Dead {
             return Err(ResponseError::CoordinatorNotAvailable);
         }
-        let known_instance = || join.instance_id.as_ref().is_some_and(|id| self.static_members.contains_key(id));
-        let is_member = self.members.contains_key(&join.member_id) || (join.member_id.is_empty() && known_instance());
+        let known_instance =
+            || join.instance_id.as_ref().is_some_and(|id| self.static_members.contains_key(id));
+        let is_member = self.members.contains_key(&join.member_id)
+            || (join.member_id.is_empty() && known_instance());
         if !is_member && self.members.len() >= self.rules.max_members {
             return Err(ResponseError::GroupMaxSizeReached);
         }
         let named = !join.protocol_type.is_empty() && !join.protocols.is_empty();
         let fits = self.members.is_empty()
             || (self.protocol_type.as_ref() == Some(&join.protocol_type)
-                && join.protocols.iter().any(|(name, _)| self.members.values().all(|member| member.supports(name))));
+                && join
+                    .protocols
+                    .iter()
+                    .any(|(name, _)| self.members.values().all(|member| member.supports(name))));
         if named && fits { Ok(()) } else { Err(ResponseError::InconsistentGroupProtocol) }
     }
 
-    fn check_member(&self, member_id: &StrBytes, instance_id: Option<&StrBytes>) -> Result<(), ResponseError> {
+    fn check_member(
+        &self,
+        member_id: &StrBytes,
+        instance_id: Option<&StrBytes>,
+    ) -> Result<(), ResponseError> {
         if self.state == State::Dead {
             return Err(ResponseError::CoordinatorNotAvailable);
         }
         if let Some(instance_id) = instance_id {
             match self.static_members.get(instance_id) {
                 None => return Err(ResponseError::UnknownMemberId),
-                Some(current) if current != member_id => return Err(ResponseError::FencedInstanceId),
+                Some(current) if current != member_id => {
+                    return Err(ResponseError::FencedInstanceId);
+                }
                 Some(_) => {}
             }
         }
-        if self.members.contains_key(member_id) { Ok(()) } else { Err(ResponseError::UnknownMemberId) }
+        if self.members.contains_key(member_id) {
+            Ok(())
+        } else {
+            Err(ResponseError::UnknownMemberId)
+        }
     }
 
     fn check_generation(
@@ -542,11 +570,18 @@ impl<J, S> Group<J, S> {
 
     fn check_sync(&self, sync: &SyncEvent) -> Result<(), ResponseError> {
         self.check_generation(&sync.member_id, sync.instance_id.as_ref(), sync.generation)?;
-        let differs = |asked: &Option<StrBytes>, is: &Option<StrBytes>| asked.is_some() && asked != is;
-        if differs(&sync.protocol_type, &self.protocol_type) || differs(&sync.protocol, &self.protocol) {
+        let differs =
+            |asked: &Option<StrBytes>, is: &Option<StrBytes>| asked.is_some() && asked != is;
+        if differs(&sync.protocol_type, &self.protocol_type)
+            || differs(&sync.protocol, &self.protocol)
+        {
             return Err(ResponseError::InconsistentGroupProtocol);
         }
-        if self.state == State::Preparing { Err(ResponseError::RebalanceInProgress) } else { Ok(()) }
+        if self.state == State::Preparing {
+            Err(ResponseError::RebalanceInProgress)
+        } else {
+            Ok(())
+        }
     }
 
     // ---- members ----
@@ -566,7 +601,8 @@ impl<J, S> Group<J, S> {
         // A follower that asks again with nothing new has only lost the answer. The leader asks again because it
         // wants another assignment (its subscription's topics have changed), which takes a rebalance; but not before it has
         // made the first one.
-        let only_lost = unchanged && (self.state == State::Completing || (self.state == State::Stable && !is_leader));
+        let only_lost = unchanged
+            && (self.state == State::Completing || (self.state == State::Stable && !is_leader));
         if only_lost {
             member.touch(now);
             let joined = self.joined(&join.member_id);
@@ -610,7 +646,13 @@ impl<J, S> Group<J, S> {
 
     /// A static member has restarted: it comes without an id, takes the place of its former self under a new id, and
     /// if the generation can stay as it is, nobody else notices.
-    fn replace_static_member(&mut self, now: Instant, old_id: &StrBytes, join: JoinEvent, waiter: J) {
+    fn replace_static_member(
+        &mut self,
+        now: Instant,
+        old_id: &StrBytes,
+        join: JoinEvent,
+        waiter: J,
+    ) {
         let Some(mut member) = self.members.remove(old_id) else {
             unreachable!("static_members names members only");
         };
@@ -719,7 +761,8 @@ impl<J, S> Group<J, S> {
     }
 
     fn try_complete_join(&mut self, now: Instant) {
-        let all_joined = self.pending.is_empty() && self.members.values().all(|member| member.joining.is_some());
+        let all_joined =
+            self.pending.is_empty() && self.members.values().all(|member| member.joining.is_some());
         if self.state == State::Preparing && self.initial_delay.is_none() && all_joined {
             self.complete_join(now);
         }
@@ -745,10 +788,15 @@ impl<J, S> Group<J, S> {
     /// whether they have joined or not.
     fn complete_join(&mut self, now: Instant) {
         let absent = self.members.iter().filter(|(_, member)| member.joining.is_none());
-        let late: Vec<StrBytes> =
-            absent.filter(|(_, member)| member.instance_id.is_none()).map(|(id, _)| id.clone()).collect();
+        let late: Vec<StrBytes> = absent
+            .filter(|(_, member)| member.instance_id.is_none())
+            .map(|(id, _)| id.clone())
+            .collect();
         for member_id in late {
-            self.effects.push(Effect::Dropped(member_id.clone(), "it did not rejoin within the rebalance timeout"));
+            self.effects.push(Effect::Dropped(
+                member_id.clone(),
+                "it did not rejoin within the rebalance timeout",
+            ));
             self.forget_member(&member_id);
         }
         if self.members.is_empty() {
@@ -760,10 +808,15 @@ impl<J, S> Group<J, S> {
             self.phase_deadline = None;
             return;
         }
-        let leader_joined =
-            self.leader.as_ref().and_then(|id| self.members.get(id)).is_some_and(|member| member.joining.is_some());
+        let leader_joined = self
+            .leader
+            .as_ref()
+            .and_then(|id| self.members.get(id))
+            .is_some_and(|member| member.joining.is_some());
         if !leader_joined {
-            let Some((joined, _)) = self.members.iter().find(|(_, member)| member.joining.is_some()) else {
+            let Some((joined, _)) =
+                self.members.iter().find(|(_, member)| member.joining.is_some())
+            else {
                 // Only static members that are away: try again until they come or their sessions end.
                 self.phase_deadline = Some(now + self.rebalance_timeout().max(REBALANCE_RETRY_MIN));
                 return;
@@ -813,13 +866,20 @@ impl<J, S> Group<J, S> {
 
     /// The deadline for SyncGroups has come: whoever has not sent one is not following the group.
     fn end_sync_phase(&mut self, now: Instant) {
-        let silent: Vec<StrBytes> =
-            self.members.iter().filter(|(_, member)| !member.synced).map(|(id, _)| id.clone()).collect();
+        let silent: Vec<StrBytes> = self
+            .members
+            .iter()
+            .filter(|(_, member)| !member.synced)
+            .map(|(id, _)| id.clone())
+            .collect();
         if silent.is_empty() {
             return;
         }
         for member_id in silent {
-            self.effects.push(Effect::Dropped(member_id.clone(), "it sent no SyncGroup within the rebalance timeout"));
+            self.effects.push(Effect::Dropped(
+                member_id.clone(),
+                "it sent no SyncGroup within the rebalance timeout",
+            ));
             self.forget_member(&member_id);
         }
         self.prepare_rebalance(now);
@@ -835,10 +895,14 @@ impl<J, S> Group<J, S> {
     fn select_protocol(&self) -> Option<StrBytes> {
         let leader = self.leader.as_ref().and_then(|id| self.members.get(id))?;
         let common = |name: &StrBytes| self.members.values().all(|member| member.supports(name));
-        let candidates: Vec<&StrBytes> = leader.protocols.iter().map(|(name, _)| name).filter(|name| common(name)).collect();
+        let candidates: Vec<&StrBytes> =
+            leader.protocols.iter().map(|(name, _)| name).filter(|name| common(name)).collect();
         let mut votes = vec![0_usize; candidates.len()];
         for member in self.members.values() {
-            let choice = member.protocols.iter().find_map(|(name, _)| candidates.iter().position(|c| *c == name));
+            let choice = member
+                .protocols
+                .iter()
+                .find_map(|(name, _)| candidates.iter().position(|c| *c == name));
             if let Some(index) = choice {
                 votes[index] += 1;
             }
@@ -870,7 +934,11 @@ impl<J, S> Group<J, S> {
     }
 
     fn answer_sync(&mut self, waiter: S, assignment: Bytes) {
-        let synced = Synced { protocol_type: self.protocol_type.clone(), protocol: self.protocol.clone(), assignment };
+        let synced = Synced {
+            protocol_type: self.protocol_type.clone(),
+            protocol: self.protocol.clone(),
+            assignment,
+        };
         self.effects.push(Effect::Synced(waiter, Ok(synced)));
     }
 

@@ -8,8 +8,8 @@ use kafka_protocol::messages::join_group_response::JoinGroupResponseMember;
 use kafka_protocol::messages::leave_group_request::MemberIdentity;
 use kafka_protocol::messages::leave_group_response::MemberResponse;
 use kafka_protocol::messages::{
-    HeartbeatRequest, HeartbeatResponse, JoinGroupRequest, JoinGroupResponse, LeaveGroupRequest, LeaveGroupResponse,
-    SyncGroupRequest, SyncGroupResponse,
+    HeartbeatRequest, HeartbeatResponse, JoinGroupRequest, JoinGroupResponse, LeaveGroupRequest,
+    LeaveGroupResponse, SyncGroupRequest, SyncGroupResponse,
 };
 use kafka_protocol::protocol::StrBytes;
 use tokio::sync::oneshot;
@@ -31,10 +31,17 @@ const MEMBER_ID_PREFIX_CHARS: usize = 128;
 
 impl Groups {
     /// JoinGroup, versions 0 to 9. Waits until the rebalance is over: up to the members' rebalance timeout.
-    pub async fn join(&self, client: ClientInfo, request: JoinGroupRequest, version: i16) -> JoinGroupResponse {
+    pub async fn join(
+        &self,
+        client: ClientInfo,
+        request: JoinGroupRequest,
+        version: i16,
+    ) -> JoinGroupResponse {
         let answer = match self.shared.start_join(&client, &request, version) {
             // A group answers all its waiters before it goes away, so a lost sender means that the server does.
-            Ok(answer) => answer.await.unwrap_or_else(|_| refuse(ResponseError::CoordinatorNotAvailable, &request)),
+            Ok(answer) => answer
+                .await
+                .unwrap_or_else(|_| refuse(ResponseError::CoordinatorNotAvailable, &request)),
             Err(error) => refuse(error, &request),
         };
         join_response(answer, version)
@@ -95,16 +102,21 @@ impl Shared {
         version: i16,
     ) -> Result<oneshot::Receiver<JoinAnswer>, ResponseError> {
         self.check_group_id(&request.group_id)?;
-        let session_timeout = millis(request.session_timeout_ms).ok_or(ResponseError::InvalidSessionTimeout)?;
-        if !(self.config.min_session_timeout..=self.config.max_session_timeout).contains(&session_timeout) {
+        let session_timeout =
+            millis(request.session_timeout_ms).ok_or(ResponseError::InvalidSessionTimeout)?;
+        if !(self.config.min_session_timeout..=self.config.max_session_timeout)
+            .contains(&session_timeout)
+        {
             return Err(ResponseError::InvalidSessionTimeout);
         }
         let names = request.protocols.iter().map(|protocol| &protocol.name);
         let mut names = names.chain([&request.protocol_type]).chain(&request.group_instance_id);
-        if request.protocols.len() > MAX_PROTOCOLS || names.any(|name| name.len() > MAX_NAME_BYTES) {
+        if request.protocols.len() > MAX_PROTOCOLS || names.any(|name| name.len() > MAX_NAME_BYTES)
+        {
             return Err(ResponseError::InvalidRequest);
         }
-        let metadata_bytes: usize = request.protocols.iter().map(|protocol| protocol.metadata.len()).sum();
+        let metadata_bytes: usize =
+            request.protocols.iter().map(|protocol| protocol.metadata.len()).sum();
         self.check_membership_room(&request.group_id, metadata_bytes)?;
         let slot = if request.member_id.is_empty() {
             self.create(&request.group_id)?
@@ -121,7 +133,11 @@ impl Shared {
             // Version 0 has no such field, and the session timeout stands for both.
             rebalance_timeout: millis(request.rebalance_timeout_ms).unwrap_or(session_timeout),
             protocol_type: own(&request.protocol_type),
-            protocols: request.protocols.iter().map(|p| (own(&p.name), Bytes::copy_from_slice(&p.metadata))).collect(),
+            protocols: request
+                .protocols
+                .iter()
+                .map(|p| (own(&p.name), Bytes::copy_from_slice(&p.metadata)))
+                .collect(),
             can_require_id: version >= 4,
             can_skip_assignment: version >= 9,
         };
@@ -130,9 +146,13 @@ impl Shared {
         Ok(answer)
     }
 
-    fn start_sync(&self, request: &SyncGroupRequest) -> Result<oneshot::Receiver<SyncAnswer>, ResponseError> {
+    fn start_sync(
+        &self,
+        request: &SyncGroupRequest,
+    ) -> Result<oneshot::Receiver<SyncAnswer>, ResponseError> {
         self.check_group_id(&request.group_id)?;
-        let assigned_bytes: usize = request.assignments.iter().map(|assignment| assignment.assignment.len()).sum();
+        let assigned_bytes: usize =
+            request.assignments.iter().map(|assignment| assignment.assignment.len()).sum();
         self.check_membership_room(&request.group_id, assigned_bytes)?;
         let slot = self.registry.get(&request.group_id).ok_or(ResponseError::UnknownMemberId)?;
         let assignments = request.assignments.iter();
@@ -142,7 +162,9 @@ impl Shared {
             generation: request.generation_id,
             protocol_type: request.protocol_type.clone(),
             protocol: request.protocol_name.clone(),
-            assignments: assignments.map(|a| (own(&a.member_id), Bytes::copy_from_slice(&a.assignment))).collect(),
+            assignments: assignments
+                .map(|a| (own(&a.member_id), Bytes::copy_from_slice(&a.assignment)))
+                .collect(),
         };
         let (waiter, answer) = oneshot::channel();
         self.registry.change(&slot, |group, now| group.sync(now, sync, waiter));
@@ -165,8 +187,9 @@ impl Shared {
             return Ok(vec![ResponseError::UnknownMemberId.code(); members.len()]);
         };
         self.registry.change(&slot, |group, now| {
-            let leave =
-                |member: &MemberIdentity| code(group.leave(now, &member.member_id, member.group_instance_id.as_ref()));
+            let leave = |member: &MemberIdentity| {
+                code(group.leave(now, &member.member_id, member.group_instance_id.as_ref()))
+            };
             Ok(members.iter().map(leave).collect())
         })
     }
@@ -179,12 +202,21 @@ impl Shared {
         Ok(())
     }
 
-    fn check_membership_room(&self, group_id: &str, more_bytes: usize) -> Result<(), ResponseError> {
+    fn check_membership_room(
+        &self,
+        group_id: &str,
+        more_bytes: usize,
+    ) -> Result<(), ResponseError> {
         let max_bytes = self.config.max_membership_bytes;
         if self.registry.size_bytes().saturating_add(more_bytes) <= max_bytes {
             return Ok(());
         }
-        tracing::warn!(group = group_id, more_bytes, max_bytes, "a member is refused: the bound on memory is reached");
+        tracing::warn!(
+            group = group_id,
+            more_bytes,
+            max_bytes,
+            "a member is refused: the bound on memory is reached"
+        );
         Err(ResponseError::PolicyViolation)
     }
 }

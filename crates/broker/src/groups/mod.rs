@@ -97,8 +97,12 @@ impl GroupConfig {
         if self.initial_rebalance_delay > Duration::from_secs(300) {
             return refuse("the initial rebalance delay must be at most 5 min");
         }
-        if self.min_session_timeout < Duration::from_millis(1) || self.min_session_timeout > self.max_session_timeout {
-            return refuse("the least session timeout must be at least 1 ms and not above the greatest");
+        if self.min_session_timeout < Duration::from_millis(1)
+            || self.min_session_timeout > self.max_session_timeout
+        {
+            return refuse(
+                "the least session timeout must be at least 1 ms and not above the greatest",
+            );
         }
         if self.max_session_timeout > Duration::from_secs(24 * 3600) {
             return refuse("the greatest session timeout must be at most 24 h");
@@ -110,7 +114,9 @@ impl GroupConfig {
             return refuse("the bound on the memory for members must be at least 1 MiB");
         }
         if !(1 << 20..=1 << 30).contains(&self.max_offsets_bytes) {
-            return refuse("the bound on the memory for committed offsets must be between 1 MiB and 1 GiB");
+            return refuse(
+                "the bound on the memory for committed offsets must be between 1 MiB and 1 GiB",
+            );
         }
         if self.max_offset_metadata_bytes > i16::MAX as usize {
             return refuse("offset metadata can be at most 32767 bytes");
@@ -195,7 +201,8 @@ impl Groups {
         let registry = Registry::new(rules, config.max_groups);
         log.read(|table| registry.restore(table.groups()));
         let closed = AtomicBool::new(false);
-        let shared = Arc::new(Shared { config, registry, log, closed, timer_task: Mutex::new(None) });
+        let shared =
+            Arc::new(Shared { config, registry, log, closed, timer_task: Mutex::new(None) });
         let task = tokio::spawn(run_timer(Arc::downgrade(&shared)));
         *shared.timer_task.lock() = Some(task);
         Ok(Groups { shared })
@@ -238,7 +245,8 @@ impl Shared {
 
 /// The one timer task: sleeps until the first deadline of any group. Does not keep the coordinator alive.
 async fn run_timer(shared: Weak<Shared>) {
-    let Some((timer, interval)) = shared.upgrade().map(|shared| (shared.registry.timer(), shared.config.sweep_interval))
+    let Some((timer, interval)) =
+        shared.upgrade().map(|shared| (shared.registry.timer(), shared.config.sweep_interval))
     else {
         return;
     };

@@ -7,7 +7,9 @@
 
 use std::collections::VecDeque;
 
-use alluvium_stream::{Append, AppendError, Change, NewBatch, Store, StoreError, Stream, StreamId, StreamOffset};
+use alluvium_stream::{
+    Append, AppendError, Change, NewBatch, Store, StoreError, Stream, StreamId, StreamOffset,
+};
 use bytes::Bytes;
 use parking_lot::Mutex;
 
@@ -96,7 +98,12 @@ impl OffsetLog {
             replayed_batches = replay.batches.len(),
             "committed offsets are loaded"
         );
-        Ok(Self { store, stream, max_table_bytes, tail: Mutex::new(Tail { table, queue: VecDeque::new() }) })
+        Ok(Self {
+            store,
+            stream,
+            max_table_bytes,
+            tail: Mutex::new(Tail { table, queue: VecDeque::new() }),
+        })
     }
 
     /// Put a record in line. Does not wait; it counts only when [`Self::durable`] says so.
@@ -109,7 +116,8 @@ impl OffsetLog {
             return Err(Refused::TableFull);
         }
         let base = self.stream.next_offset();
-        let batch = NewBatch { base, count: 1, max_timestamp_ms: -1, payload: prepared.payload.clone() };
+        let batch =
+            NewBatch { base, count: 1, max_timestamp_ms: -1, payload: prepared.payload.clone() };
         match self.stream.append(batch) {
             Ok(append) => {
                 let end = StreamOffset(base.0 + 1);
@@ -118,9 +126,11 @@ impl OffsetLog {
             }
             Err(AppendError::Full) => Err(Refused::NoRoom),
             Err(AppendError::TooLarge { .. }) => Err(Refused::TooLarge),
-            Err(error @ (AppendError::NotNext { .. } | AppendError::Deleted | AppendError::Failed(_))) => {
-                Err(Refused::Failed(error.to_string()))
-            }
+            Err(
+                error @ (AppendError::NotNext { .. }
+                | AppendError::Deleted
+                | AppendError::Failed(_)),
+            ) => Err(Refused::Failed(error.to_string())),
         }
     }
 
@@ -141,7 +151,8 @@ impl OffsetLog {
     /// Does the group have offsets, or records on their way?
     pub(super) fn mentions(&self, group: &str) -> bool {
         let tail = self.tail.lock();
-        tail.table.group(group).is_some() || tail.queue.iter().any(|(_, record)| record.group() == Some(group))
+        tail.table.group(group).is_some()
+            || tail.queue.iter().any(|(_, record)| record.group() == Some(group))
     }
 
     /// Does the topic have offsets in any group, or could it, once all is durable that is on its way?
@@ -158,14 +169,19 @@ impl OffsetLog {
 
 fn parse_stream_id(value: &[u8]) -> Result<StreamId, GroupsError> {
     let id = std::str::from_utf8(value).ok().and_then(|text| text.parse().ok());
-    id.map(StreamId).ok_or_else(|| GroupsError::BadMetadata { key: STREAM_KEY, value: value.escape_ascii().to_string() })
+    id.map(StreamId).ok_or_else(|| GroupsError::BadMetadata {
+        key: STREAM_KEY,
+        value: value.escape_ascii().to_string(),
+    })
 }
 
 async fn create_stream(store: &Store) -> Result<StreamId, GroupsError> {
     let ids = store.new_stream_ids(1).await?;
-    let id = *ids.first().ok_or_else(|| StoreError::Failed("no stream id was handed out".to_owned()))?;
+    let id =
+        *ids.first().ok_or_else(|| StoreError::Failed("no stream id was handed out".to_owned()))?;
     let create = Change::CreateStream { id, kind: STATE_STREAM };
-    let remember = Change::PutMeta { key: STREAM_KEY.to_owned(), value: id.to_string().into_bytes() };
+    let remember =
+        Change::PutMeta { key: STREAM_KEY.to_owned(), value: id.to_string().into_bytes() };
     store.commit(vec![create, remember]).await?;
     Ok(id)
 }

@@ -87,7 +87,9 @@ impl Record {
     /// The group that it is about; `None` for all.
     pub(super) fn group(&self) -> Option<&str> {
         match self {
-            Record::Commit { group, .. } | Record::GroupDeleted { group } | Record::Expired { group, .. } => Some(group),
+            Record::Commit { group, .. }
+            | Record::GroupDeleted { group }
+            | Record::Expired { group, .. } => Some(group),
             Record::TopicsDeleted { .. } => None,
         }
     }
@@ -220,7 +222,8 @@ impl Offsets {
     pub(super) fn expired(&self, group: &str, cutoff_ms: i64) -> Option<Record> {
         let mut topics = Vec::new();
         for (name, partitions) in self.groups.get(group)? {
-            let old = partitions.iter().filter(|(_, committed)| committed.committed_at_ms <= cutoff_ms);
+            let old =
+                partitions.iter().filter(|(_, committed)| committed.committed_at_ms <= cutoff_ms);
             let old: Vec<i32> = old.map(|(partition, _)| *partition).collect();
             if !old.is_empty() {
                 topics.push((name.clone(), old));
@@ -240,7 +243,12 @@ impl Offsets {
                 }
             }
             Record::GroupDeleted { group } => {
-                for name in self.groups.get(&group).map(|topics| topics.keys().cloned().collect()).unwrap_or(vec![]) {
+                for name in self
+                    .groups
+                    .get(&group)
+                    .map(|topics| topics.keys().cloned().collect())
+                    .unwrap_or(vec![])
+                {
                     self.remove_topic(&group, &name);
                 }
             }
@@ -282,7 +290,10 @@ impl Offsets {
     }
 
     fn remove(&mut self, group: &str, topic: &str, partition: i32) {
-        let Some(partitions) = self.groups.get_mut(group).and_then(|topics| topics.get_mut(topic)) else { return };
+        let Some(partitions) = self.groups.get_mut(group).and_then(|topics| topics.get_mut(topic))
+        else {
+            return;
+        };
         if let Some(old) = partitions.remove(&partition) {
             self.size_bytes -= ENTRY_BYTES + old.metadata.len();
         }
@@ -294,7 +305,8 @@ impl Offsets {
     fn remove_topic(&mut self, group: &str, topic: &str) {
         let Some(topics) = self.groups.get_mut(group) else { return };
         if let Some(partitions) = topics.remove(topic) {
-            let entries: usize = partitions.values().map(|old| ENTRY_BYTES + old.metadata.len()).sum();
+            let entries: usize =
+                partitions.values().map(|old| ENTRY_BYTES + old.metadata.len()).sum();
             self.size_bytes -= named_bytes(topic) + entries;
         }
         if topics.is_empty() {
@@ -345,7 +357,12 @@ impl Offsets {
                     let leader_epoch = reader.i32()?;
                     let committed_at_ms = reader.i64()?;
                     let metadata = reader.str()?;
-                    offsets.insert(&group, &topic, Position { partition, offset, leader_epoch, metadata }, committed_at_ms);
+                    offsets.insert(
+                        &group,
+                        &topic,
+                        Position { partition, offset, leader_epoch, metadata },
+                        committed_at_ms,
+                    );
                     Ok(())
                 })
             })
@@ -358,8 +375,9 @@ impl Offsets {
     pub(super) fn rebuild(checkpoint: Option<&[u8]>, batches: &[Batch]) -> Result<Self, Corrupt> {
         let mut offsets = checkpoint.map(Self::decode).transpose()?.unwrap_or_default();
         for batch in batches {
-            let record = Record::decode(&batch.payload)
-                .map_err(|Corrupt(cause)| Corrupt(format!("the batch at offset {}: {cause}", batch.base)))?;
+            let record = Record::decode(&batch.payload).map_err(|Corrupt(cause)| {
+                Corrupt(format!("the batch at offset {}: {cause}", batch.base))
+            })?;
             offsets.apply(record);
         }
         Ok(offsets)
@@ -409,17 +427,22 @@ fn quarantined(bytes: &[u8]) -> Option<Vec<&[u8]>> {
 
 /// The first blob that can not be read, and why.
 fn why_quarantined(blobs: &[&[u8]]) -> Corrupt {
-    let (checkpoint, records) = blobs.split_first().map_or((&[][..], &[][..]), |(first, rest)| (*first, rest));
+    let (checkpoint, records) =
+        blobs.split_first().map_or((&[][..], &[][..]), |(first, rest)| (*first, rest));
     let checkpoint = (!checkpoint.is_empty()).then(|| Offsets::decode(checkpoint).map(drop));
     let records = records.iter().map(|bytes| Record::decode(bytes).map(drop));
     let cause = checkpoint.into_iter().chain(records).find_map(Result::err);
-    let cause = cause.map_or_else(|| "which this version can read".to_owned(), |Corrupt(cause)| cause);
+    let cause =
+        cause.map_or_else(|| "which this version can read".to_owned(), |Corrupt(cause)| cause);
     Corrupt(format!("they were put into quarantine because of {cause}"))
 }
 
 /// Verify and cut off the checksum.
 fn unseal(bytes: &[u8]) -> Result<&[u8], Corrupt> {
-    let at = bytes.len().checked_sub(CRC_LEN).ok_or_else(|| Corrupt("a checkpoint shorter than its checksum".to_owned()))?;
+    let at = bytes
+        .len()
+        .checked_sub(CRC_LEN)
+        .ok_or_else(|| Corrupt("a checkpoint shorter than its checksum".to_owned()))?;
     let (body, crc) = bytes.split_at(at);
     if crc == crc32c::crc32c(body).to_le_bytes() {
         Ok(body)
@@ -445,7 +468,8 @@ impl Writer {
         self.0.extend_from_slice(&value.to_le_bytes());
     }
     fn str(&mut self, value: &str) {
-        let len = u16::try_from(value.len()).expect("strings were checked against MAX_STRING_BYTES at the door");
+        let len = u16::try_from(value.len())
+            .expect("strings were checked against MAX_STRING_BYTES at the door");
         self.0.extend_from_slice(&len.to_le_bytes());
         self.0.extend_from_slice(value.as_bytes());
     }
@@ -495,11 +519,15 @@ impl<'a> Reader<'a> {
     fn str(&mut self) -> Result<String, Corrupt> {
         let len = u16::from_le_bytes(self.array()?);
         let bytes = self.take(usize::from(len))?;
-        let text = str::from_utf8(bytes).map_err(|error| Corrupt(format!("a string that is not UTF-8: {error}")))?;
+        let text = str::from_utf8(bytes)
+            .map_err(|error| Corrupt(format!("a string that is not UTF-8: {error}")))?;
         Ok(text.to_owned())
     }
     /// Reserves nothing ahead: a corrupt count fails at the first missing element.
-    fn list<T>(&mut self, mut read: impl FnMut(&mut Self) -> Result<T, Corrupt>) -> Result<Vec<T>, Corrupt> {
+    fn list<T>(
+        &mut self,
+        mut read: impl FnMut(&mut Self) -> Result<T, Corrupt>,
+    ) -> Result<Vec<T>, Corrupt> {
         let count = self.len()?;
         let mut items = Vec::new();
         for _ in 0..count {
@@ -514,7 +542,11 @@ impl<'a> Reader<'a> {
         }
     }
     fn end(&self) -> Result<(), Corrupt> {
-        if self.0.is_empty() { Ok(()) } else { Err(Corrupt(format!("{} bytes after the last field", self.0.len()))) }
+        if self.0.is_empty() {
+            Ok(())
+        } else {
+            Err(Corrupt(format!("{} bytes after the last field", self.0.len())))
+        }
     }
 }
 

@@ -4,8 +4,8 @@
 //! with a group's.
 
 use std::collections::{BTreeSet, HashMap};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use kafka_protocol::error::ResponseError;
@@ -76,7 +76,11 @@ impl Registry {
             return Some(Arc::clone(slot));
         }
         if slots.len() >= self.max_groups {
-            tracing::warn!(group = name, max_groups = self.max_groups, "a group is refused: there are too many");
+            tracing::warn!(
+                group = name,
+                max_groups = self.max_groups,
+                "a group is refused: there are too many"
+            );
             return None;
         }
         Some(self.insert(&mut slots, name))
@@ -120,12 +124,20 @@ impl Registry {
     }
 
     /// Look at a group, or do what changes neither its members nor moves a deadline to earlier.
-    pub(super) fn peek<R>(&self, slot: &Slot, look: impl FnOnce(&mut LiveGroup, Instant) -> R) -> R {
+    pub(super) fn peek<R>(
+        &self,
+        slot: &Slot,
+        look: impl FnOnce(&mut LiveGroup, Instant) -> R,
+    ) -> R {
         look(&mut slot.live.lock().group, now())
     }
 
     /// Let an event happen to a group, and carry out its effects.
-    pub(super) fn change<R>(&self, slot: &Slot, event: impl FnOnce(&mut LiveGroup, Instant) -> R) -> R {
+    pub(super) fn change<R>(
+        &self,
+        slot: &Slot,
+        event: impl FnOnce(&mut LiveGroup, Instant) -> R,
+    ) -> R {
         self.change_locked(slot, &mut slot.live.lock(), event)
     }
 
@@ -143,13 +155,23 @@ impl Registry {
                 Effect::Joined(waiter, answer) => drop(waiter.send(answer)),
                 Effect::Synced(waiter, answer) => drop(waiter.send(answer)),
                 Effect::Dropped(member, why) => {
-                    tracing::info!(group = &*slot.name, member = &*member, "a member was removed: {why}");
+                    tracing::info!(
+                        group = &*slot.name,
+                        member = &*member,
+                        "a member was removed: {why}"
+                    );
                 }
             }
         }
         if live.group.generation() != generation {
             let (generation, members) = (live.group.generation(), live.group.member_count());
-            tracing::info!(group = &*slot.name, generation, members, state = live.group.state().name(), "new generation");
+            tracing::info!(
+                group = &*slot.name,
+                generation,
+                members,
+                state = live.group.state().name(),
+                "new generation"
+            );
         }
         let size_bytes = live.group.size_bytes();
         self.size_bytes.fetch_add(size_bytes, Ordering::Relaxed);

@@ -1,0 +1,219 @@
+//! Properties of the table and its encodings, over seeded random records.
+
+use alluvium_stream::StreamOffset;
+use bytes::Bytes;
+
+use super::*;
+
+/// SplitMix64.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)) % bound
+    }
+
+    fn index(&mut self, bound: usize) -> usize {
+        usize::try_from(self.below(bound as u64)).unwrap()
+    }
+
+    fn name(&mut self, kind: &str) -> String {
+        format!("{kind}-{}", self.below(4))
+    }
+
+    fn record(&mut self) -> Record {
+        match self.below(8) {
+            0 => Record::GroupDeleted { group: self.name("group") },
+            1 => Record::TopicsDeleted { names: vec![self.name("topic")] },
+            2 => {
+                let partitions = (0..self.below(3)).map(|index| i32::try_from(index).unwrap());
+                let topics = vec![(self.name("topic"), partitions.collect())];
+                Record::Expired { group: self.name("group"), topics }
+            }
+            _ => {
+                let topics = (0..self.below(3)).map(|_| {
+                    let positions = (0..self.below(4)).map(|_| self.position()).collect();
+                    (self.name("topic"), positions)
+                });
+                let topics = topics.collect();
+                Record::Commit {
+                    group: self.name("group"),
+                    committed_at_ms: 1_700_000_000_000,
+                    topics,
+                }
+            }
+        }
+    }
+
+    fn position(&mut self) -> Position {
+        Position {
+            partition: i32::try_from(self.below(4)).unwrap(),
+            offset: i64::try_from(self.below(1 << 62)).unwrap(),
+            leader_epoch: -1,
+            metadata: "ü".repeat(self.index(3)),
+        }
+    }
+}
+
+fn batches(records: &[Record]) -> Vec<Batch> {
+    let batch = |(base, record): (u64, &Record)| Batch {
+        base: StreamOffset(base),
+        count: 1,
+        max_timestamp_ms: -1,
+        payload: Bytes::from(record.encode()),
+    };
+    (0..).zip(records).map(batch).collect()
+}
+
+fn table(records: &[Record]) -> Offsets {
+    let mut table = Offsets::default();
+    for record in records {
+        table.apply(record.clone());
+    }
+    table
+}
+
+fn commit(group: &str, topic: &str, partition: i32, offset: i64) -> Record {
+    let position = Position { partition, offset, leader_epoch: 3, metadata: "note".to_owned() };
+    Record::Commit {
+        group: group.to_owned(),
+        committed_at_ms: offset,
+        topics: vec![(topic.to_owned(), vec![position])],
+    }
+}
+
+#[test]
+fn folding_in_pieces_is_folding_at_once() {
+    for seed in 0..300 {
+        let mut random = Random(seed);
+        let records: Vec<Record> = (0..40).map(|_| random.record()).collect();
+        let batches = batches(&records);
+        let at_once = fold(None, &batches).expect("there are batches");
+        let mut pieces = None;
+        let mut rest = &batches[..];
+        while !rest.is_empty() {
+            let (piece, after) = rest.split_at(1 + random.index(rest.len()));
+            pieces = fold(pieces.as_deref(), piece);
+            rest = after;
+        }
+        assert_eq!(pieces.as_deref(), Some(&at_once[..]), "seed {seed}");
+        let decoded = Offsets::decode(&at_once).expect("a checkpoint is readable");
+        assert_eq!(decoded, table(&records), "seed {seed}; the accounted size included");
+    }
+    assert_eq!(fold(None, &[]), None);
+}
+
+#[test]
+fn records_survive_encoding() {
+    let mut random = Random(7);
+    for _ in 0..500 {
+        let record = random.record();
+        assert_eq!(Record::decode(&record.encode()), Ok(record));
+    }
+}
+
+/// These bytes were written by version 1; a later version must read them too.
+#[test]
+fn version_1_stays_readable() {
+    let record: &[u8] = b"\x01\x01\x01\x00g\x05\0\0\0\0\0\0\0\x01\0\0\0\x01\x00t\x01\0\0\0\x02\0\0\0\x05\0\0\0\0\0\0\0\x03\0\0\0\x04\x00note";
+    assert_eq!(Record::decode(record), Ok(commit("g", "t", 2, 5)));
+    assert_eq!(commit("g", "t", 2, 5).encode(), record);
+    let body: &[u8] = b"ALGO\x01\x01\0\0\0\x01\x00g\x01\0\0\0\x01\x00t\x01\0\0\0\x02\0\0\0\x05\0\0\0\0\0\0\0\x03\0\0\0\x05\0\0\0\0\0\0\0\x04\x00note";
+    let checkpoint = [body, &0x7ae6_afcf_u32.to_le_bytes()].concat();
+    assert_eq!(Offsets::decode(&checkpoint), Ok(table(&[commit("g", "t", 2, 5)])));
+    assert_eq!(table(&[commit("g", "t", 2, 5)]).encode(), checkpoint);
+}
+
+#[test]
+fn a_changed_or_cut_record_is_an_error_or_another_record_but_never_a_panic() {
+    let mut random = Random(11);
+    for _ in 0..200 {
+        let bytes = random.record().encode();
+        for len in 0..bytes.len() {
+            Record::decode(&bytes[..len]).expect_err("a cut record");
+        }
+        for _ in 0..50 {
+            let mut changed = bytes.clone();
+            let at = random.index(changed.len());
+            changed[at] ^= 1 << random.below(8);
+            if let Ok(record) = Record::decode(&changed) {
+                assert_eq!(record.encode(), changed, "what is read is what was there");
+            }
+        }
+        let longer = [&bytes[..], b"x"].concat();
+        Record::decode(&longer).expect_err("a byte too many");
+    }
+    Record::decode(b"\x02\x01").expect_err("a version from the future");
+    Record::decode(b"\x01\x09").expect_err("an unknown kind");
+    // A count of four billion elements is not believed.
+    Record::decode(b"\x01\x03\xff\xff\xff\xff").expect_err("a count without elements");
+}
+
+#[test]
+fn every_changed_bit_of_a_checkpoint_is_noticed() {
+    let checkpoint = table(&[commit("g", "t", 0, 5), commit("h", "u", 1, 6)]).encode();
+    for at in 0..checkpoint.len() {
+        for bit in 0..8 {
+            let mut changed = checkpoint.clone();
+            changed[at] ^= 1 << bit;
+            Offsets::decode(&changed).expect_err("a changed bit");
+        }
+        Offsets::decode(&checkpoint[..at]).expect_err("a cut checkpoint");
+    }
+}
+
+#[test]
+fn what_can_not_be_read_is_kept_and_reported() {
+    let good = batches(&[commit("g", "t", 0, 5)]);
+    let bad = Batch { payload: Bytes::from_static(b"\x09future"), ..good[0].clone() };
+    let before = fold(None, &good).expect("a checkpoint");
+    let kept = fold(Some(&before), &[good[0].clone(), bad.clone()]).expect("a quarantine");
+    let kept = fold(Some(&kept), &good).expect("a larger quarantine");
+    let blobs = quarantined(&kept).expect("it is intact");
+    assert_eq!(blobs, [&before[..], &good[0].payload, &bad.payload, &good[0].payload]);
+    let Corrupt(cause) = Offsets::decode(&kept).expect_err("a quarantine is no table");
+    assert!(cause.contains("unknown format version 9"), "{cause}");
+
+    let kept = fold(Some(b"rubbish"), &good).expect("a quarantine");
+    assert_eq!(quarantined(&kept), Some(vec![&b"rubbish"[..], &good[0].payload]));
+    Offsets::decode(&kept).expect_err("a quarantine is no table");
+}
+
+#[test]
+fn the_accounted_size_follows_the_table() {
+    for seed in 0..100 {
+        let mut random = Random(1_000 + seed);
+        let mut table = Offsets::default();
+        for _ in 0..60 {
+            let record = random.record();
+            let (before, growth) = (table.size_bytes(), table.growth_bytes(&record));
+            table.apply(record);
+            assert!(table.size_bytes() <= before + growth, "it grew more than was announced");
+        }
+        let groups: Vec<String> = table.groups().map(str::to_owned).collect();
+        for group in groups {
+            table.apply(Record::GroupDeleted { group });
+        }
+        assert_eq!(table, Offsets::default());
+    }
+}
+
+#[test]
+fn only_old_offsets_expire() {
+    let mut table =
+        table(&[commit("g", "t", 0, 10), commit("g", "t", 1, 20), commit("h", "t", 0, 10)]);
+    assert_eq!(table.expired("g", 9), None);
+    assert_eq!(table.expired("nobody", 99), None);
+    let record = table.expired("g", 10).expect("one is old");
+    table.apply(record);
+    assert_eq!(table.get("g", "t", 0), None);
+    assert_eq!(table.get("g", "t", 1).map(|committed| committed.offset), Some(20));
+    assert_eq!(table.get("h", "t", 0).map(|committed| committed.offset), Some(10));
+    let record = table.expired("g", 99).expect("the other one is old now");
+    table.apply(record);
+    assert_eq!(table.group("g"), None);
+}
