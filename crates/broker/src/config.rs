@@ -3,12 +3,14 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
+use crate::groups::GroupConfig;
+
 const KIB: u64 = 1024;
 const MIB: u64 = 1024 * KIB;
 
 /// Configuration of a [`crate::Broker`]. [`BrokerConfig::validate`] rejects values out of bounds; nothing is
 /// rewritten silently.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct BrokerConfig {
     /// Address of the Kafka port. Default 127.0.0.1:9092; port 0 takes a free one.
     pub listen: SocketAddr,
@@ -52,6 +54,8 @@ pub struct BrokerConfig {
     pub transfer_timeout: Duration,
     /// How long [`crate::Broker::shutdown`] waits for requests in flight. Default 10 seconds, at most 1 hour.
     pub shutdown_grace: Duration,
+    /// Bounds and times of consumer groups.
+    pub groups: GroupConfig,
 }
 
 impl Default for BrokerConfig {
@@ -74,6 +78,7 @@ impl Default for BrokerConfig {
             idle_timeout: Duration::from_secs(600),
             transfer_timeout: Duration::from_secs(30),
             shutdown_grace: Duration::from_secs(10),
+            groups: GroupConfig::default(),
         }
     }
 }

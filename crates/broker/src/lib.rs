@@ -6,14 +6,44 @@
 //! The store is opened by the caller with [`BrokerFold`], and handed to [`Broker::start`].
 #![forbid(unsafe_code)]
 
+mod api;
+mod batch;
 mod config;
+mod connection;
+mod errors;
+pub mod groups;
+mod listener;
+mod metrics;
+mod partition;
+mod producer_ids;
+mod producer_state;
+mod records;
+mod server;
+mod sessions;
+mod topic_config;
+mod topics;
+mod wire;
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 
-use alluvium_stream::{Batch, Fold, Store, StreamId};
+use alluvium_stream::{Batch, Change, Fold, KIND_LOG, Store, StoreError, StreamId};
+use kafka_protocol::protocol::StrBytes;
 use prometheus_client::registry::Registry;
+use tokio::net::TcpListener;
+use tokio::sync::{Semaphore, watch};
+use tokio::task::JoinHandle;
+
+use groups::Groups;
+use metrics::Metrics;
+use producer_ids::ProducerIds;
+use server::{ByteBudget, CONCURRENT_DECOMPRESSIONS, Node, Server};
+use sessions::Sessions;
+use topics::Topics;
 
 pub use config::{BrokerConfig, InvalidConfig};
+
+const CLUSTER_ID_KEY: &str = "cluster/id";
 
 /// Why the server could not start.
 #[derive(Debug, thiserror::Error)]
@@ -30,6 +60,23 @@ pub enum StartError {
         /// The operating system's reason.
         cause: std::io::Error,
     },
+    /// What the catalog or a checkpoint says of topics can not be used.
+    #[error("the stored metadata is damaged: {0}")]
+    Metadata(String),
+    /// The store belongs to another cluster.
+    #[error("the store belongs to the cluster {stored}, the configuration says {configured}")]
+    OtherCluster {
+        /// The cluster id in the store.
+        stored: String,
+        /// The cluster id in the configuration.
+        configured: String,
+    },
+    /// The group coordinator could not start.
+    #[error("consumer groups: {0}")]
+    Groups(#[from] groups::GroupsError),
+    /// The store failed.
+    #[error("{0}")]
+    Store(#[from] StoreError),
 }
 
 /// What the store has to be opened with: derives the checkpoints of partitions (producer sequences) and of group offsets.
@@ -40,36 +87,76 @@ impl Fold for BrokerFold {
     fn fold(
         &self,
         _stream: StreamId,
-        _kind: u8,
-        _previous: Option<&[u8]>,
-        _batches: &[Batch],
+        kind: u8,
+        previous: Option<&[u8]>,
+        batches: &[Batch],
     ) -> Option<Vec<u8>> {
-        None
+        if kind == KIND_LOG {
+            producer_state::fold(previous, batches)
+        } else {
+            groups::fold(previous, batches)
+        }
     }
 }
 
-/// A running server.
+/// A running server. Dropping it without [`Broker::shutdown`] leaves it running until the runtime ends.
 pub struct Broker {
     local_addr: SocketAddr,
-    _store: Store,
+    server: Arc<Server>,
+    listener: JoinHandle<()>,
 }
 
 impl Broker {
     /// Rebuild the state from `store`, open the listener and serve. `store` must have been opened with [`BrokerFold`].
+    /// Metrics are registered in `registry` under names that begin with `alluvium_kafka_`.
     ///
     /// # Errors
-    /// An invalid configuration, damaged metadata, an address that is in use.
+    /// An invalid configuration, damaged metadata, an address that is in use, failed storage.
     pub async fn start(
         config: BrokerConfig,
         store: Store,
         registry: &mut Registry,
     ) -> Result<Broker, StartError> {
         config.validate()?;
-        let _ = registry;
+        let topics = Topics::open(store.clone(), config.max_message_bytes, config.max_partitions)
+            .map_err(|e| StartError::Metadata(e.to_string()))?;
+        let groups = Groups::open(store.clone(), config.groups.clone()).await?;
+        let cluster_id = cluster_id(&store, config.cluster_id.as_deref()).await?;
+
         let listen_error = |cause| StartError::Listen { addr: config.listen, cause };
-        let listener = tokio::net::TcpListener::bind(config.listen).await.map_err(listen_error)?;
+        let listener = TcpListener::bind(config.listen).await.map_err(listen_error)?;
         let local_addr = listener.local_addr().map_err(listen_error)?;
-        Ok(Broker { local_addr, _store: store })
+        let host = config.advertised_host.clone().unwrap_or_else(|| local_addr.ip().to_string());
+        let node = Node {
+            id: config.node_id,
+            host: StrBytes::from_string(host),
+            port: config.advertised_port.unwrap_or(local_addr.port()).into(),
+            cluster_id: StrBytes::from_string(cluster_id),
+        };
+        let server = Arc::new(Server {
+            request_budget: ByteBudget::new(config.queued_request_bytes),
+            decoded_budget: ByteBudget::new(config.queued_request_bytes),
+            fetch_budget: ByteBudget::new(config.queued_fetch_bytes),
+            decompressions: Semaphore::new(CONCURRENT_DECOMPRESSIONS),
+            producer_ids: ProducerIds::new(store.clone()),
+            sessions: Sessions::default(),
+            metrics: Metrics::new(registry),
+            stop: watch::Sender::new(false),
+            config,
+            node,
+            store,
+            topics,
+            groups,
+        });
+        tracing::info!(
+            address = %local_addr,
+            advertised = %format_args!("{}:{}", &*server.node.host, server.node.port),
+            cluster_id = &*server.node.cluster_id,
+            topics = server.topics.all().len(),
+            "serving Kafka clients"
+        );
+        let listener = tokio::spawn(listener::run(server.clone(), listener));
+        Ok(Broker { local_addr, server, listener })
     }
 
     /// The address that the listener is bound to (useful with port 0).
@@ -79,5 +166,31 @@ impl Broker {
 
     /// Stop accepting, answer what is in flight (at most for the configured grace period), close all connections. The store
     /// stays open: closing it is the caller's, afterwards.
-    pub async fn shutdown(self) {}
+    pub async fn shutdown(self) {
+        self.server.stop.send_replace(true);
+        // Members that wait for a rebalance are told to look for another coordinator, so that their connections can end.
+        self.server.groups.shutdown().await;
+        if let Err(error) = self.listener.await {
+            tracing::error!(%error, "the listener's task failed");
+        }
+    }
+}
+
+/// The stored cluster id; on the first start `configured`, or a new one, is stored.
+async fn cluster_id(store: &Store, configured: Option<&str>) -> Result<String, StartError> {
+    let stored = store.meta(CLUSTER_ID_KEY).into_iter().find(|(key, _)| key == CLUSTER_ID_KEY);
+    if let Some((key, value)) = stored {
+        let stored = String::from_utf8(value)
+            .map_err(|_| StartError::Metadata(format!("{key} is not text")))?;
+        return match configured {
+            Some(configured) if configured != stored => {
+                Err(StartError::OtherCluster { stored, configured: configured.to_owned() })
+            }
+            _ => Ok(stored),
+        };
+    }
+    let id = configured.map_or_else(|| uuid::Uuid::new_v4().simple().to_string(), str::to_owned);
+    let change = Change::PutMeta { key: CLUSTER_ID_KEY.into(), value: id.clone().into_bytes() };
+    store.commit(vec![change]).await?;
+    Ok(id)
 }

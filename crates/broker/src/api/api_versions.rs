@@ -1,0 +1,59 @@
+//! ApiVersions: which versions of which APIs are served.
+
+use kafka_protocol::error::ResponseError;
+use kafka_protocol::messages::api_versions_response::ApiVersion;
+use kafka_protocol::messages::{ApiVersionsRequest, ApiVersionsResponse};
+
+use super::{APIS, Context};
+use crate::wire::response::{EncodeError, Response};
+
+pub(super) async fn handle(cx: &Context, request: ApiVersionsRequest) -> ApiVersionsResponse {
+    let valid = cx.version < 3
+        || (is_valid(&request.client_software_name) && is_valid(&request.client_software_version));
+    if !valid {
+        return ApiVersionsResponse::default()
+            .with_error_code(ResponseError::InvalidRequest.code());
+    }
+    ApiVersionsResponse::default().with_api_keys(served())
+}
+
+/// The answer to a version of ApiVersions that is not served: version 0, which every client can read.
+pub(super) fn unsupported(correlation_id: i32) -> Result<Response, EncodeError> {
+    let response = ApiVersionsResponse::default()
+        .with_error_code(ResponseError::UnsupportedVersion.code())
+        .with_api_keys(served());
+    Response::encode(correlation_id, 0, &response, 0)
+}
+
+fn served() -> Vec<ApiVersion> {
+    let version = |api: &super::Api| {
+        ApiVersion::default()
+            .with_api_key(api.key as i16)
+            .with_min_version(api.min)
+            .with_max_version(api.max)
+    };
+    APIS.iter().map(version).collect()
+}
+
+/// Kafka's rule for a client's software name and version: letters, digits, `.` and `-`, the last two not at the ends.
+fn is_valid(name: &str) -> bool {
+    let alphanumeric = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
+    alphanumeric(name.chars().next())
+        && alphanumeric(name.chars().last())
+        && name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '-'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn software_names_follow_the_rule() {
+        for good in ["librdkafka", "apache-kafka-java", "4.1.0", "a"] {
+            assert!(is_valid(good), "{good}");
+        }
+        for bad in ["", "-a", "a.", "a b", "ä"] {
+            assert!(!is_valid(bad), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! CreatePartitions: more partitions for existing topics.
+
+use std::collections::HashSet;
+
+use kafka_protocol::messages::create_partitions_request::CreatePartitionsTopic;
+use kafka_protocol::messages::create_partitions_response::CreatePartitionsTopicResult;
+use kafka_protocol::messages::{BrokerId, CreatePartitionsRequest, CreatePartitionsResponse};
+
+use super::Context;
+use crate::errors::ApiError;
+
+pub(super) async fn handle(
+    cx: &Context,
+    request: CreatePartitionsRequest,
+) -> CreatePartitionsResponse {
+    let mut seen = HashSet::new();
+    let mut results = Vec::with_capacity(request.topics.len());
+    for topic in &request.topics {
+        let grown = if seen.insert(&topic.name) {
+            grow(cx, topic, request.validate_only).await
+        } else {
+            Err(ApiError::InvalidRequest(format!(
+                "topic {} is named more than once",
+                &**topic.name
+            )))
+        };
+        let result = CreatePartitionsTopicResult::default().with_name(topic.name.clone());
+        results.push(match grown {
+            Ok(()) => result.with_error_message(None),
+            Err(error) => result.with_error_code(error.code()).with_error_message(error.message()),
+        });
+    }
+    CreatePartitionsResponse::default().with_results(results)
+}
+
+async fn grow(
+    cx: &Context,
+    wanted: &CreatePartitionsTopic,
+    validate_only: bool,
+) -> Result<(), ApiError> {
+    let total = u32::try_from(wanted.count).map_err(|_| {
+        ApiError::InvalidPartitions(format!("{} partitions, at least 1 is needed", wanted.count))
+    })?;
+    if let Some(assignments) = &wanted.assignments {
+        let present = cx.server.topics.by_name(&wanted.name)?.partitions.len();
+        if (total as usize).saturating_sub(present) != assignments.len() {
+            return Err(ApiError::InvalidReplicaAssignment(format!(
+                "{} assignments for {} new partitions",
+                assignments.len(),
+                (total as usize).saturating_sub(present)
+            )));
+        }
+        let only_this = [BrokerId(cx.server.node.id)];
+        if assignments.iter().any(|assignment| assignment.broker_ids != only_this) {
+            return Err(ApiError::InvalidReplicaAssignment(format!(
+                "broker {} is the only one",
+                cx.server.node.id
+            )));
+        }
+    }
+    cx.server.topics.grow(&wanted.name, total, validate_only).await
+}

@@ -1,0 +1,106 @@
+//! CreateTopics.
+
+use std::collections::HashMap;
+
+use kafka_protocol::messages::create_topics_request::CreatableTopic;
+use kafka_protocol::messages::create_topics_response::{
+    CreatableTopicConfigs, CreatableTopicResult,
+};
+use kafka_protocol::messages::{BrokerId, CreateTopicsRequest, CreateTopicsResponse};
+use kafka_protocol::protocol::StrBytes;
+
+use super::{Context, describe_configs};
+use crate::errors::ApiError;
+use crate::topic_config::Overrides;
+
+pub(super) async fn handle(cx: &Context, request: CreateTopicsRequest) -> CreateTopicsResponse {
+    let mut times_named: HashMap<&str, u32> = HashMap::new();
+    for topic in &request.topics {
+        *times_named.entry(&topic.name).or_default() += 1;
+    }
+    let mut results = Vec::with_capacity(request.topics.len());
+    for topic in &request.topics {
+        let result = if times_named[&**topic.name] > 1 {
+            Err(ApiError::InvalidRequest(format!(
+                "topic {} is named more than once",
+                &**topic.name
+            )))
+        } else {
+            create(cx, topic, request.validate_only).await
+        };
+        results.push(result.unwrap_or_else(|error| {
+            CreatableTopicResult::default()
+                .with_name(topic.name.clone())
+                .with_error_code(error.code())
+                .with_error_message(error.message())
+                .with_configs((cx.version < 5).then(Vec::new))
+        }));
+    }
+    CreateTopicsResponse::default().with_topics(results)
+}
+
+async fn create(
+    cx: &Context,
+    wanted: &CreatableTopic,
+    validate_only: bool,
+) -> Result<CreatableTopicResult, ApiError> {
+    let partitions = partitions(cx, wanted)?;
+    let mut overrides = Overrides::new();
+    for config in &wanted.configs {
+        let value = config
+            .value
+            .as_ref()
+            .ok_or_else(|| ApiError::InvalidConfig(format!("{} is null", &*config.name)))?;
+        overrides.insert(config.name.to_string(), value.to_string());
+    }
+    let topic = cx.server.topics.create(&wanted.name, partitions, overrides, validate_only).await?;
+    let configs = describe_configs::of_topic(&cx.server, &topic).map(|config| {
+        CreatableTopicConfigs::default()
+            .with_name(StrBytes::from_static_str(config.setting.name))
+            .with_value(Some(StrBytes::from_string(config.value)))
+            .with_config_source(config.source as i8)
+    });
+    Ok(CreatableTopicResult::default()
+        .with_name(wanted.name.clone())
+        .with_topic_id(topic.id)
+        .with_error_message(None)
+        .with_num_partitions(i32::try_from(partitions).expect("partitions are bounded"))
+        .with_replication_factor(1)
+        .with_configs(Some(configs.collect())))
+}
+
+/// How many partitions the request asks for, by number or by assignment.
+fn partitions(cx: &Context, wanted: &CreatableTopic) -> Result<u32, ApiError> {
+    if wanted.assignments.is_empty() {
+        if !matches!(wanted.replication_factor, 1 | -1) {
+            return Err(ApiError::InvalidReplicationFactor(wanted.replication_factor));
+        }
+        return match wanted.num_partitions {
+            -1 => Ok(cx.server.config.default_partitions),
+            count => u32::try_from(count).ok().filter(|count| *count > 0).ok_or_else(|| {
+                ApiError::InvalidPartitions(format!("{count} partitions, at least 1 is needed"))
+            }),
+        };
+    }
+    if wanted.num_partitions != -1 || wanted.replication_factor != -1 {
+        return Err(ApiError::InvalidRequest(
+            "with an assignment of replicas, number of partitions and replication factor must be -1".into(),
+        ));
+    }
+    let mut indexes: Vec<i32> =
+        wanted.assignments.iter().map(|assignment| assignment.partition_index).collect();
+    indexes.sort_unstable();
+    if !indexes.iter().copied().eq(0..indexes.len() as i32) {
+        return Err(ApiError::InvalidReplicaAssignment(
+            "the assigned partitions are not 0, 1, 2 and so on".into(),
+        ));
+    }
+    let only_this = [BrokerId(cx.server.node.id)];
+    if wanted.assignments.iter().any(|assignment| assignment.broker_ids != only_this) {
+        return Err(ApiError::InvalidReplicaAssignment(format!(
+            "broker {} is the only one",
+            cx.server.node.id
+        )));
+    }
+    Ok(indexes.len() as u32)
+}

@@ -1,0 +1,61 @@
+//! DeleteTopics, by name or by id.
+
+use std::sync::Arc;
+
+use kafka_protocol::messages::delete_topics_request::DeleteTopicState;
+use kafka_protocol::messages::delete_topics_response::DeletableTopicResult;
+use kafka_protocol::messages::{DeleteTopicsRequest, DeleteTopicsResponse};
+use kafka_protocol::protocol::StrBytes;
+
+use super::Context;
+use crate::errors::ApiError;
+use crate::topics::TopicRef;
+
+pub(super) async fn handle(cx: &Context, request: DeleteTopicsRequest) -> DeleteTopicsResponse {
+    let by_name = request
+        .topic_names
+        .into_iter()
+        .map(|name| DeleteTopicState::default().with_name(Some(name)));
+    let mut responses = Vec::new();
+    let mut deleted = Vec::new();
+    for doomed in by_name.chain(request.topics) {
+        let mut result = DeletableTopicResult::default()
+            .with_name(doomed.name.clone())
+            .with_topic_id(doomed.topic_id)
+            .with_error_message(None);
+        match delete(cx, &doomed).await {
+            Ok(topic) => {
+                result.name = Some(StrBytes::from_string(topic.name.to_string()).into());
+                result.topic_id = topic.id;
+                deleted.push(topic.name.to_string());
+            }
+            Err(error) => {
+                result.error_code = error.code();
+                result.error_message = error.message();
+            }
+        }
+        responses.push(result);
+    }
+    if !deleted.is_empty()
+        && let Err(error) = cx.server.groups.topics_deleted(&deleted).await
+    {
+        // The topics are gone; offsets of topics that do not exist do no harm but take room.
+        tracing::warn!(topics = ?deleted, %error, "committed offsets of deleted topics could not be dropped");
+    }
+    DeleteTopicsResponse::default().with_responses(responses)
+}
+
+async fn delete(
+    cx: &Context,
+    doomed: &DeleteTopicState,
+) -> Result<Arc<crate::topics::Topic>, ApiError> {
+    let topic = match &doomed.name {
+        Some(name) if doomed.topic_id.is_nil() => TopicRef::Name(Arc::from(&***name)),
+        Some(_) => return Err(ApiError::InvalidRequest("a topic with both name and id".into())),
+        None if doomed.topic_id.is_nil() => {
+            return Err(ApiError::InvalidRequest("a topic with neither name nor id".into()));
+        }
+        None => TopicRef::Id(doomed.topic_id),
+    };
+    cx.server.topics.delete(&topic).await
+}

@@ -1,0 +1,126 @@
+//! ListOffsets: the offset of a time, or of one of the ends of a partition.
+
+use kafka_protocol::messages::list_offsets_request::{ListOffsetsPartition, ListOffsetsTopic};
+use kafka_protocol::messages::list_offsets_response::{
+    ListOffsetsPartitionResponse, ListOffsetsTopicResponse,
+};
+use kafka_protocol::messages::{ListOffsetsRequest, ListOffsetsResponse};
+
+use alluvium_stream::Batch;
+
+use super::Context;
+use crate::errors::ApiError;
+use crate::partition::{LEADER_EPOCH, Partition, kafka_offset};
+use crate::records;
+
+const LATEST: i64 = -1;
+const EARLIEST: i64 = -2;
+/// The record with the greatest timestamp.
+const MAX_TIMESTAMP: i64 = -3;
+/// The first record that is not in remote storage only. Records are read the same way wherever they are, so it is the first.
+const EARLIEST_LOCAL: i64 = -4;
+/// The last record in remote storage, of topics with Kafka's remote storage; there are none.
+const LATEST_TIERED: i64 = -5;
+
+/// What is answered when there is no such record.
+const NONE: Answer = Answer { offset: -1, timestamp_ms: -1 };
+
+#[derive(Clone, Copy)]
+struct Answer {
+    offset: i64,
+    timestamp_ms: i64,
+}
+
+pub(super) async fn handle(cx: &Context, request: ListOffsetsRequest) -> ListOffsetsResponse {
+    let mut topics = Vec::with_capacity(request.topics.len());
+    for topic in request.topics {
+        let mut partitions = Vec::with_capacity(topic.partitions.len());
+        for wanted in &topic.partitions {
+            let response = ListOffsetsPartitionResponse::default()
+                .with_partition_index(wanted.partition_index);
+            partitions.push(match find(cx, &topic, wanted).await {
+                Ok(answer) => response
+                    .with_offset(answer.offset)
+                    .with_timestamp(answer.timestamp_ms)
+                    .with_leader_epoch(if cx.version >= 4 && answer.offset >= 0 {
+                        LEADER_EPOCH
+                    } else {
+                        -1
+                    }),
+                Err(error) => {
+                    cx.server.metrics.error(&error);
+                    response.with_error_code(error.code())
+                }
+            });
+        }
+        topics.push(
+            ListOffsetsTopicResponse::default().with_name(topic.name).with_partitions(partitions),
+        );
+    }
+    ListOffsetsResponse::default().with_topics(topics)
+}
+
+async fn find(
+    cx: &Context,
+    topic: &ListOffsetsTopic,
+    wanted: &ListOffsetsPartition,
+) -> Result<Answer, ApiError> {
+    let topic = cx.server.topics.by_name(&topic.name)?;
+    let partition =
+        topic.partition(wanted.partition_index).ok_or(ApiError::UnknownTopicOrPartition)?;
+    partition.check_leader_epoch(wanted.current_leader_epoch)?;
+    let end = |offset| Answer { offset, timestamp_ms: -1 };
+    match wanted.timestamp {
+        LATEST => Ok(end(partition.high_watermark())),
+        EARLIEST => Ok(end(partition.log_start())),
+        MAX_TIMESTAMP if cx.version >= 7 => by_max_timestamp(cx, partition).await,
+        EARLIEST_LOCAL if cx.version >= 8 => Ok(end(partition.log_start())),
+        LATEST_TIERED if cx.version >= 9 => Ok(NONE),
+        timestamp_ms if timestamp_ms >= 0 => by_time(cx, partition, timestamp_ms).await,
+        other => Err(ApiError::UnsupportedTimestamp(other)),
+    }
+}
+
+async fn by_time(
+    cx: &Context,
+    partition: &Partition,
+    timestamp_ms: i64,
+) -> Result<Answer, ApiError> {
+    match partition.stream.find_time(timestamp_ms).await? {
+        Some(batch) => first_at_or_after(cx, batch, timestamp_ms).await,
+        None => Ok(NONE),
+    }
+}
+
+async fn by_max_timestamp(cx: &Context, partition: &Partition) -> Result<Answer, ApiError> {
+    match partition.stream.max_time().await? {
+        Some(batch) if batch.max_timestamp_ms >= 0 => {
+            let max_timestamp_ms = batch.max_timestamp_ms;
+            first_at_or_after(cx, batch, max_timestamp_ms).await
+        }
+        _ => Ok(NONE),
+    }
+}
+
+/// Look into the one batch, off the server's threads: it has to be decompressed.
+async fn first_at_or_after(
+    cx: &Context,
+    batch: Batch,
+    timestamp_ms: i64,
+) -> Result<Answer, ApiError> {
+    let _one_of_few = cx.server.decompressions.acquire().await;
+    let (base, max_timestamp_ms) = (batch.base, batch.max_timestamp_ms);
+    let found = tokio::task::spawn_blocking(move || {
+        records::first_at_or_after(&batch.payload, timestamp_ms)
+    })
+    .await
+    .map_err(|e| ApiError::Internal(format!("looking for a timestamp: {e}")))??;
+    Ok(match found {
+        Some(found) => Answer {
+            offset: i64::try_from(found.offset).unwrap_or(i64::MAX),
+            timestamp_ms: found.timestamp_ms,
+        },
+        // The batch's header promised a time that none of its records has. Who reads from its start misses nothing.
+        None => Answer { offset: kafka_offset(base), timestamp_ms: max_timestamp_ms },
+    })
+}

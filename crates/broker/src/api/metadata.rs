@@ -1,0 +1,115 @@
+//! Metadata: the brokers and the topics. Creates topics that are asked for, where that is allowed.
+
+use std::sync::Arc;
+
+use kafka_protocol::messages::metadata_request::MetadataRequestTopic;
+use kafka_protocol::messages::metadata_response::{
+    MetadataResponseBroker, MetadataResponsePartition, MetadataResponseTopic,
+};
+use kafka_protocol::messages::{BrokerId, MetadataRequest, MetadataResponse};
+use kafka_protocol::protocol::StrBytes;
+
+use super::Context;
+use super::describe_cluster::{CLUSTER_OPERATIONS, TOPIC_OPERATIONS};
+use crate::errors::ApiError;
+use crate::partition::LEADER_EPOCH;
+use crate::topic_config::Overrides;
+use crate::topics::Topic;
+
+pub(super) async fn handle(cx: &Context, request: MetadataRequest) -> MetadataResponse {
+    let node = &cx.server.node;
+    let mut topics = Vec::new();
+    match request.topics {
+        // Version 0 has no null list, its empty one means all.
+        Some(wanted) if !wanted.is_empty() || cx.version > 0 => {
+            for topic in &wanted {
+                topics.push(describe_wanted(cx, topic, request.allow_auto_topic_creation).await);
+            }
+        }
+        _ => topics.extend(cx.server.topics.all().iter().map(|topic| describe(cx, topic))),
+    }
+    if request.include_topic_authorized_operations {
+        for topic in topics.iter_mut().filter(|topic| topic.error_code == 0) {
+            topic.topic_authorized_operations = TOPIC_OPERATIONS;
+        }
+    }
+    let mut response = MetadataResponse::default()
+        .with_brokers(vec![
+            MetadataResponseBroker::default()
+                .with_node_id(BrokerId(node.id))
+                .with_host(node.host.clone())
+                .with_port(node.port),
+        ])
+        .with_cluster_id(Some(node.cluster_id.clone()))
+        .with_controller_id(BrokerId(node.id))
+        .with_topics(topics);
+    if request.include_cluster_authorized_operations {
+        response.cluster_authorized_operations = CLUSTER_OPERATIONS;
+    }
+    response
+}
+
+async fn describe_wanted(
+    cx: &Context,
+    wanted: &MetadataRequestTopic,
+    may_create: bool,
+) -> MetadataResponseTopic {
+    let found = match &wanted.name {
+        Some(name) => by_name(cx, name, may_create).await,
+        None if wanted.topic_id.is_nil() => {
+            Err(ApiError::InvalidRequest("a topic with neither name nor id".into()))
+        }
+        None => cx.server.topics.by_id(wanted.topic_id),
+    };
+    match found {
+        Ok(topic) => describe(cx, &topic),
+        Err(error) => {
+            // A name is not nullable in the first versions, and the request had one there.
+            let name = wanted.name.clone().or_else(|| (cx.version < 12).then(Default::default));
+            MetadataResponseTopic::default()
+                .with_error_code(error.code())
+                .with_name(name)
+                .with_topic_id(wanted.topic_id)
+        }
+    }
+}
+
+async fn by_name(cx: &Context, name: &str, may_create: bool) -> Result<Arc<Topic>, ApiError> {
+    let server = &cx.server;
+    match server.topics.by_name(name) {
+        Err(ApiError::UnknownTopicOrPartition)
+            if may_create && server.config.auto_create_topics =>
+        {
+            match server
+                .topics
+                .create(name, server.config.default_partitions, Overrides::new(), false)
+                .await
+            {
+                // Somebody else was faster.
+                Err(ApiError::TopicExists(_)) => server.topics.by_name(name),
+                created => created,
+            }
+        }
+        Err(ApiError::UnknownTopicOrPartition) => {
+            crate::topics::check_name(name)?;
+            Err(ApiError::UnknownTopicOrPartition)
+        }
+        found => found,
+    }
+}
+
+fn describe(cx: &Context, topic: &Topic) -> MetadataResponseTopic {
+    let node = BrokerId(cx.server.node.id);
+    let partition = |index: usize| {
+        MetadataResponsePartition::default()
+            .with_partition_index(i32::try_from(index).expect("partitions are bounded"))
+            .with_leader_id(node)
+            .with_leader_epoch(LEADER_EPOCH)
+            .with_replica_nodes(vec![node])
+            .with_isr_nodes(vec![node])
+    };
+    MetadataResponseTopic::default()
+        .with_name(Some(StrBytes::from_string(topic.name.to_string()).into()))
+        .with_topic_id(topic.id)
+        .with_partitions((0..topic.partitions.len()).map(partition).collect())
+}

@@ -1,0 +1,245 @@
+//! The APIs that are served: one table of keys, versions, shapes and handlers. What ApiVersions announces is read from it.
+
+mod api_versions;
+mod create_partitions;
+mod create_topics;
+mod delete_topics;
+mod describe_cluster;
+mod describe_configs;
+mod fetch;
+mod find_coordinator;
+mod init_producer_id;
+mod list_offsets;
+mod metadata;
+mod offset_for_leader_epoch;
+mod produce;
+
+use std::sync::Arc;
+
+use bytes::{Buf, Bytes};
+use futures::future::BoxFuture;
+use kafka_protocol::messages::{ApiKey, RequestHeader};
+use kafka_protocol::protocol::{Decodable, Encodable, StrBytes};
+
+use crate::groups::ClientInfo;
+use crate::server::Server;
+use crate::wire::response::{EncodeError, Response};
+use crate::wire::shape::{self, Shape};
+
+/// Array elements that one request may have. The largest real requests name each partition of a cluster once.
+const MAX_ELEMENTS: usize = 1_000_000;
+
+/// Requests with more elements than this take their decoded size from the server's budget; the others are
+/// bounded by the number of connections.
+const UNCOUNTED_ELEMENTS: usize = 1_024;
+
+/// What a decoded element takes at most, its strings not counted: they are slices of the request.
+const ELEMENT_BYTES: usize = 192;
+
+/// An API: its key, the versions served, and what serves it.
+pub(crate) struct Api {
+    pub(crate) key: ApiKey,
+    pub(crate) name: &'static str,
+    pub(crate) min: i16,
+    pub(crate) max: i16,
+    shape: &'static Shape,
+    handle: fn(Context, Bytes) -> BoxFuture<'static, Result<Answer, Refused>>,
+}
+
+/// The request that is being handled.
+pub(crate) struct Context {
+    pub(crate) server: Arc<Server>,
+    pub(crate) api: &'static Api,
+    pub(crate) version: i16,
+    correlation_id: i32,
+    client: ClientInfo,
+}
+
+/// What becomes of a request.
+pub(crate) enum Answer {
+    Ready(Response),
+    /// The request has taken effect in its order; its response is known later.
+    Later(BoxFuture<'static, Result<Response, EncodeError>>),
+    /// The client wants no response.
+    Nothing,
+    /// The client wants no response, and must be told of an error: close the connection.
+    Close,
+}
+
+/// Why a request gets no response, and its connection is closed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Refused {
+    #[error("unknown API key {0}")]
+    UnknownApi(i16),
+    #[error("version {version} of {api} is not served")]
+    UnsupportedVersion { api: &'static str, version: i16 },
+    #[error("a malformed request: {0}")]
+    Malformed(String),
+    #[error("the response can not be encoded: {0}")]
+    Encode(#[from] EncodeError),
+}
+
+/// One row: key, versions, shape, and what handles it: a function of context and body, or an expression that makes a response
+/// from context and decoded request.
+macro_rules! api {
+    ($key:ident, $min:literal..=$max:literal, $shape:ident, $handle:path) => {
+        Api {
+            key: ApiKey::$key,
+            name: stringify!($key),
+            min: $min,
+            max: $max,
+            shape: &shape::$shape,
+            handle: |cx, body| Box::pin($handle(cx, body)),
+        }
+    };
+    ($key:ident, $min:literal..=$max:literal, $shape:ident, |$cx:ident, $request:ident| $response:expr) => {
+        Api {
+            key: ApiKey::$key,
+            name: stringify!($key),
+            min: $min,
+            max: $max,
+            shape: &shape::$shape,
+            handle: |$cx, body| {
+                Box::pin(async move {
+                    let $request = $cx.decode(body)?;
+                    let response = $response.await;
+                    $cx.reply(&response)
+                })
+            },
+        }
+    };
+}
+
+/// Everything that is served.
+pub(crate) static APIS: &[Api] = &[
+    api!(Produce, 3..=13, PRODUCE, produce::handle),
+    api!(Fetch, 4..=18, FETCH, fetch::handle),
+    api!(ListOffsets, 1..=10, LIST_OFFSETS, |cx, request| list_offsets::handle(&cx, request)),
+    api!(Metadata, 0..=13, METADATA, |cx, request| metadata::handle(&cx, request)),
+    api!(OffsetCommit, 2..=9, OFFSET_COMMIT, |cx, request| cx.server.groups.offset_commit(
+        request,
+        cx.version,
+        |topic, partition| cx.server.topics.has_partition(topic, partition)
+    )),
+    api!(OffsetFetch, 1..=9, OFFSET_FETCH, |cx, request| cx
+        .server
+        .groups
+        .offset_fetch(request, cx.version)),
+    api!(FindCoordinator, 0..=6, FIND_COORDINATOR, |cx, request| find_coordinator::handle(
+        &cx, request
+    )),
+    api!(JoinGroup, 0..=9, JOIN_GROUP, |cx, request| cx.server.groups.join(
+        cx.client.clone(),
+        request,
+        cx.version
+    )),
+    api!(Heartbeat, 0..=4, HEARTBEAT, |cx, request| cx
+        .server
+        .groups
+        .heartbeat(request, cx.version)),
+    api!(LeaveGroup, 0..=5, LEAVE_GROUP, |cx, request| cx.server.groups.leave(request, cx.version)),
+    api!(SyncGroup, 0..=5, SYNC_GROUP, |cx, request| cx.server.groups.sync(request, cx.version)),
+    api!(DescribeGroups, 0..=6, DESCRIBE_GROUPS, |cx, request| cx
+        .server
+        .groups
+        .describe(request, cx.version)),
+    api!(ListGroups, 0..=5, LIST_GROUPS, |cx, request| cx.server.groups.list(request, cx.version)),
+    api!(ApiVersions, 0..=4, API_VERSIONS, |cx, request| api_versions::handle(&cx, request)),
+    api!(CreateTopics, 2..=7, CREATE_TOPICS, |cx, request| create_topics::handle(&cx, request)),
+    api!(DeleteTopics, 1..=6, DELETE_TOPICS, |cx, request| delete_topics::handle(&cx, request)),
+    api!(InitProducerId, 0..=5, INIT_PRODUCER_ID, |cx, request| init_producer_id::handle(
+        &cx, request
+    )),
+    api!(OffsetForLeaderEpoch, 2..=4, OFFSET_FOR_LEADER_EPOCH, |cx, request| {
+        offset_for_leader_epoch::handle(&cx, request)
+    }),
+    api!(DescribeConfigs, 1..=4, DESCRIBE_CONFIGS, |cx, request| describe_configs::handle(
+        &cx, request
+    )),
+    api!(CreatePartitions, 0..=3, CREATE_PARTITIONS, |cx, request| create_partitions::handle(
+        &cx, request
+    )),
+    api!(DeleteGroups, 0..=2, DELETE_GROUPS, |cx, request| cx
+        .server
+        .groups
+        .delete_groups(request, cx.version)),
+    api!(DescribeCluster, 0..=2, DESCRIBE_CLUSTER, |cx, request| describe_cluster::handle(
+        &cx, request
+    )),
+];
+
+/// Handle one request, the frame's length already removed. Returns when the request has taken effect.
+///
+/// # Errors
+/// The connection is to be closed, for this reason.
+pub(crate) async fn serve(
+    server: &Arc<Server>,
+    client_host: &StrBytes,
+    mut frame: Bytes,
+) -> Result<(&'static Api, Answer), Refused> {
+    let malformed = |reason: String| Refused::Malformed(reason);
+    let Some(&[k0, k1, v0, v1, c0, c1, c2, c3]) = frame.first_chunk() else {
+        return Err(malformed(format!("{} bytes", frame.len())));
+    };
+    let (key, version) = (i16::from_be_bytes([k0, k1]), i16::from_be_bytes([v0, v1]));
+    let correlation_id = i32::from_be_bytes([c0, c1, c2, c3]);
+    let api = APIS.iter().find(|api| api.key as i16 == key).ok_or(Refused::UnknownApi(key))?;
+    if version < api.min || version > api.max {
+        if api.key == ApiKey::ApiVersions {
+            // A client that is newer than this server learns here what it can use.
+            return Ok((api, Answer::Ready(api_versions::unsupported(correlation_id)?)));
+        }
+        return Err(Refused::UnsupportedVersion { api: api.name, version });
+    }
+    server.metrics.request(api.name, version);
+
+    let elements = api
+        .shape
+        .walk(&frame, version, MAX_ELEMENTS)
+        .map_err(|e| malformed(format!("{} v{version}: {e}", api.name)))?;
+    let _decoded = if elements > UNCOUNTED_ELEMENTS {
+        Some(server.decoded_budget.acquire(elements * ELEMENT_BYTES).await)
+    } else {
+        None
+    };
+    let header = RequestHeader::decode(&mut frame, api.key.request_header_version(version))
+        .map_err(|e| malformed(format!("{} v{version}: header: {e:#}", api.name)))?;
+    let client = ClientInfo {
+        // A copy: what outlives the request must not keep all of it in memory.
+        client_id: StrBytes::from_string(
+            header.client_id.as_deref().unwrap_or_default().to_owned(),
+        ),
+        client_host: client_host.clone(),
+    };
+    let context = Context { server: server.clone(), api, version, correlation_id, client };
+    Ok((api, (api.handle)(context, frame).await?))
+}
+
+impl Context {
+    /// Decode the request's body.
+    ///
+    /// # Errors
+    /// [`Refused::Malformed`].
+    fn decode<R: Decodable>(&self, mut body: Bytes) -> Result<R, Refused> {
+        let malformed =
+            |e| Refused::Malformed(format!("{} v{}: {e:#}", self.api.name, self.version));
+        let request = R::decode(&mut body, self.version).map_err(malformed)?;
+        if body.has_remaining() {
+            tracing::trace!(
+                api = self.api.name,
+                bytes = body.remaining(),
+                "bytes behind the end of a request"
+            );
+        }
+        Ok(request)
+    }
+
+    fn encode<M: Encodable>(&self, message: &M) -> Result<Response, EncodeError> {
+        let header_version = self.api.key.response_header_version(self.version);
+        Response::encode(self.correlation_id, header_version, message, self.version)
+    }
+
+    fn reply<M: Encodable>(&self, message: &M) -> Result<Answer, Refused> {
+        Ok(Answer::Ready(self.encode(message)?))
+    }
+}

@@ -1,0 +1,45 @@
+//! OffsetForLeaderEpoch: where an epoch of a partition's leader ends. There is one epoch, and it has not ended.
+
+use kafka_protocol::messages::offset_for_leader_epoch_request::OffsetForLeaderPartition;
+use kafka_protocol::messages::offset_for_leader_epoch_response::{
+    EpochEndOffset, OffsetForLeaderTopicResult,
+};
+use kafka_protocol::messages::{OffsetForLeaderEpochRequest, OffsetForLeaderEpochResponse};
+
+use super::Context;
+use crate::errors::ApiError;
+use crate::partition::LEADER_EPOCH;
+
+pub(super) async fn handle(
+    cx: &Context,
+    request: OffsetForLeaderEpochRequest,
+) -> OffsetForLeaderEpochResponse {
+    let topic =
+        |topic: kafka_protocol::messages::offset_for_leader_epoch_request::OffsetForLeaderTopic| {
+            let partition = |wanted: &OffsetForLeaderPartition| {
+                let answer = EpochEndOffset::default().with_partition(wanted.partition);
+                match end_offset(cx, &topic.topic, wanted) {
+                    Ok(Some(end)) => answer.with_leader_epoch(LEADER_EPOCH).with_end_offset(end),
+                    Ok(None) => answer,
+                    Err(error) => answer.with_error_code(error.code()),
+                }
+            };
+            OffsetForLeaderTopicResult::default()
+                .with_partitions(topic.partitions.iter().map(partition).collect())
+                .with_topic(topic.topic)
+        };
+    OffsetForLeaderEpochResponse::default()
+        .with_topics(request.topics.into_iter().map(topic).collect())
+}
+
+/// `None` for an epoch that there never was.
+fn end_offset(
+    cx: &Context,
+    topic: &str,
+    wanted: &OffsetForLeaderPartition,
+) -> Result<Option<i64>, ApiError> {
+    let topic = cx.server.topics.by_name(topic)?;
+    let partition = topic.partition(wanted.partition).ok_or(ApiError::UnknownTopicOrPartition)?;
+    partition.check_leader_epoch(wanted.current_leader_epoch)?;
+    Ok((wanted.leader_epoch == LEADER_EPOCH).then(|| partition.high_watermark()))
+}

@@ -1,0 +1,139 @@
+//! Produce: batches are put in line in the order of the requests; the response waits until they are durable.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use kafka_protocol::messages::produce_request::{PartitionProduceData, TopicProduceData};
+use kafka_protocol::messages::produce_response::{PartitionProduceResponse, TopicProduceResponse};
+use kafka_protocol::messages::{ProduceRequest, ProduceResponse};
+use kafka_protocol::protocol::StrBytes;
+use tokio::time::Instant;
+
+use super::{Answer, Context, Refused};
+use crate::errors::ApiError;
+use crate::partition::{Appended, Partition, kafka_offset};
+use crate::topics::Topic;
+
+/// The first version that names topics by id.
+const FIRST_WITH_TOPIC_IDS: i16 = 13;
+
+/// A partition's part of a request that has been put in line.
+struct InLine {
+    index: i32,
+    outcome: Result<(Arc<Partition>, Appended), ApiError>,
+}
+
+pub(super) async fn handle(cx: Context, body: Bytes) -> Result<Answer, Refused> {
+    let request: ProduceRequest = cx.decode(body)?;
+    let deadline = Instant::now() + Duration::from_millis(request.timeout_ms.max(0) as u64);
+    let acks = request.acks;
+    let mut topics = Vec::with_capacity(request.topic_data.len());
+    for data in &request.topic_data {
+        let found = find(&cx, data);
+        let mut partitions = Vec::with_capacity(data.partition_data.len());
+        for partition in &data.partition_data {
+            let outcome = match (&found, check(&request)) {
+                (Ok(topic), Ok(())) => append(&cx, topic, partition, deadline).await,
+                (_, Err(refused)) => Err(refused),
+                (Err(unknown), Ok(())) => Err(match unknown {
+                    ApiError::UnknownTopicId => ApiError::UnknownTopicId,
+                    _ => ApiError::UnknownTopicOrPartition,
+                }),
+            };
+            if let Err(error) = &outcome {
+                tracing::debug!(topic = &**data.name, partition = partition.index, %error, "batch refused");
+                cx.server.metrics.error(error);
+            }
+            partitions.push(InLine { index: partition.index, outcome });
+        }
+        // A copy of the name: a slice would keep the whole request in memory until its batches are durable.
+        let response = TopicProduceResponse::default()
+            .with_name(StrBytes::from_string(data.name.to_string()).into())
+            .with_topic_id(data.topic_id);
+        topics.push((response, partitions));
+    }
+    drop(request);
+
+    if acks == 0 {
+        let failed = topics
+            .iter()
+            .flat_map(|(_, partitions)| partitions)
+            .any(|partition| partition.outcome.is_err());
+        return Ok(if failed { Answer::Close } else { Answer::Nothing });
+    }
+    Ok(Answer::Later(Box::pin(async move {
+        let mut responses = Vec::with_capacity(topics.len());
+        for (response, partitions) in topics {
+            let mut partition_responses = Vec::with_capacity(partitions.len());
+            for partition in partitions {
+                partition_responses.push(when_durable(&cx, partition, deadline).await);
+            }
+            responses.push(response.with_partition_responses(partition_responses));
+        }
+        cx.encode(&ProduceResponse::default().with_responses(responses))
+    })))
+}
+
+/// What holds for all partitions of a request.
+fn check(request: &ProduceRequest) -> Result<(), ApiError> {
+    if !matches!(request.acks, -1..=1) {
+        return Err(ApiError::InvalidRequiredAcks(request.acks));
+    }
+    if request.transactional_id.is_some() {
+        return Err(ApiError::TransactionsNotServed);
+    }
+    Ok(())
+}
+
+fn find(cx: &Context, data: &TopicProduceData) -> Result<Arc<Topic>, ApiError> {
+    if cx.version >= FIRST_WITH_TOPIC_IDS {
+        cx.server.topics.by_id(data.topic_id)
+    } else {
+        cx.server.topics.by_name(&data.name)
+    }
+}
+
+async fn append(
+    cx: &Context,
+    topic: &Topic,
+    data: &PartitionProduceData,
+    deadline: Instant,
+) -> Result<(Arc<Partition>, Appended), ApiError> {
+    let partition = topic.partition(data.index).ok_or(ApiError::UnknownTopicOrPartition)?;
+    let records = data.records.as_deref().unwrap_or_default();
+    let appended =
+        partition.append(&cx.server.store, records, cx.version, topic.rules, deadline).await?;
+    if let Some(count) = appended.new_records() {
+        cx.server.metrics.produced_bytes.inc_by(records.len() as u64);
+        cx.server.metrics.produced_records.inc_by(count.into());
+    }
+    Ok((partition.clone(), appended))
+}
+
+async fn when_durable(
+    cx: &Context,
+    in_line: InLine,
+    deadline: Instant,
+) -> PartitionProduceResponse {
+    let response = PartitionProduceResponse::default().with_index(in_line.index);
+    let durable = async {
+        let (partition, appended) = in_line.outcome?;
+        let (base_offset, log_append_time_ms) = (appended.base_offset, appended.log_append_time_ms);
+        partition
+            .durable(&cx.server.store, appended, deadline)
+            .await
+            .inspect_err(|e| cx.server.metrics.error(e))?;
+        Ok::<_, ApiError>((kafka_offset(base_offset), log_append_time_ms, partition.log_start()))
+    };
+    match durable.await {
+        Ok((base_offset, log_append_time_ms, log_start)) => response
+            .with_base_offset(base_offset)
+            .with_log_append_time_ms(log_append_time_ms)
+            .with_log_start_offset(log_start),
+        Err(error) => response
+            .with_base_offset(-1)
+            .with_error_code(error.code())
+            .with_error_message(error.message()),
+    }
+}

@@ -1,0 +1,398 @@
+//! The record batch of Kafka's message format 2: its header, and what is checked of a batch that a producer sends.
+//!
+//! The records behind the header stay opaque bytes, compressed or not.
+
+use crate::errors::ApiError;
+
+// Layout, big-endian. The CRC covers everything from the attributes to the end, so that base offset and leader
+// epoch can be set without computing it again.
+const BASE_OFFSET: usize = 0;
+const LENGTH: usize = BASE_OFFSET + 8;
+const LEADER_EPOCH: usize = LENGTH + 4;
+const MAGIC: usize = LEADER_EPOCH + 4;
+const CRC: usize = MAGIC + 1;
+const ATTRIBUTES: usize = CRC + 4;
+const LAST_OFFSET_DELTA: usize = ATTRIBUTES + 2;
+const BASE_TIMESTAMP: usize = LAST_OFFSET_DELTA + 4;
+const MAX_TIMESTAMP: usize = BASE_TIMESTAMP + 8;
+const PRODUCER_ID: usize = MAX_TIMESTAMP + 8;
+const PRODUCER_EPOCH: usize = PRODUCER_ID + 8;
+const BASE_SEQUENCE: usize = PRODUCER_EPOCH + 2;
+const RECORD_COUNT: usize = BASE_SEQUENCE + 4;
+/// Length of a batch header; the records follow.
+pub(crate) const HEADER_BYTES: usize = RECORD_COUNT + 4;
+const _: () = assert!(HEADER_BYTES == 61);
+
+/// The length field counts what follows it.
+const UNCOUNTED_BYTES: usize = LEADER_EPOCH;
+
+const CODEC_MASK: i16 = 0b111;
+const LOG_APPEND_TIME: i16 = 1 << 3;
+const TRANSACTIONAL: i16 = 1 << 4;
+const CONTROL: i16 = 1 << 5;
+
+/// How a batch's records are compressed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Codec {
+    None,
+    Gzip,
+    Snappy,
+    Lz4,
+    Zstd,
+}
+
+/// The fields of a batch header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct BatchHeader {
+    pub(crate) base_offset: i64,
+    /// Bytes of the whole batch, from its base offset on.
+    pub(crate) len_bytes: usize,
+    pub(crate) magic: i8,
+    pub(crate) crc: u32,
+    pub(crate) attributes: i16,
+    pub(crate) last_offset_delta: i32,
+    pub(crate) base_timestamp_ms: i64,
+    pub(crate) max_timestamp_ms: i64,
+    pub(crate) producer_id: i64,
+    pub(crate) producer_epoch: i16,
+    pub(crate) base_sequence: i32,
+    pub(crate) record_count: i32,
+}
+
+impl BatchHeader {
+    /// Read the header at the start of `bytes`. `None` when there are too few bytes for one, or the length field is
+    /// smaller than a header.
+    pub(crate) fn parse(bytes: &[u8]) -> Option<Self> {
+        fn at<const N: usize>(header: &[u8; HEADER_BYTES], from: usize) -> [u8; N] {
+            std::array::from_fn(|i| header[from + i])
+        }
+        let header: &[u8; HEADER_BYTES] = bytes.first_chunk()?;
+        let length = usize::try_from(i32::from_be_bytes(at(header, LENGTH))).ok()?;
+        let len_bytes = length.checked_add(UNCOUNTED_BYTES)?;
+        if len_bytes < HEADER_BYTES {
+            return None;
+        }
+        Some(Self {
+            base_offset: i64::from_be_bytes(at(header, BASE_OFFSET)),
+            len_bytes,
+            magic: header[MAGIC] as i8,
+            crc: u32::from_be_bytes(at(header, CRC)),
+            attributes: i16::from_be_bytes(at(header, ATTRIBUTES)),
+            last_offset_delta: i32::from_be_bytes(at(header, LAST_OFFSET_DELTA)),
+            base_timestamp_ms: i64::from_be_bytes(at(header, BASE_TIMESTAMP)),
+            max_timestamp_ms: i64::from_be_bytes(at(header, MAX_TIMESTAMP)),
+            producer_id: i64::from_be_bytes(at(header, PRODUCER_ID)),
+            producer_epoch: i16::from_be_bytes(at(header, PRODUCER_EPOCH)),
+            base_sequence: i32::from_be_bytes(at(header, BASE_SEQUENCE)),
+            record_count: i32::from_be_bytes(at(header, RECORD_COUNT)),
+        })
+    }
+
+    /// `None` for a codec that Kafka does not define.
+    pub(crate) fn codec(&self) -> Option<Codec> {
+        match self.attributes & CODEC_MASK {
+            0 => Some(Codec::None),
+            1 => Some(Codec::Gzip),
+            2 => Some(Codec::Snappy),
+            3 => Some(Codec::Lz4),
+            4 => Some(Codec::Zstd),
+            _ => None,
+        }
+    }
+
+    /// All records carry the time at which the server appended them: the header's greatest timestamp.
+    pub(crate) fn is_log_append_time(&self) -> bool {
+        self.attributes & LOG_APPEND_TIME != 0
+    }
+
+    /// The batch carries a producer id and sequence numbers.
+    pub(crate) fn is_idempotent(&self) -> bool {
+        self.producer_id >= 0
+    }
+
+    /// Offsets that the batch takes.
+    pub(crate) fn offsets(&self) -> u32 {
+        self.last_offset_delta.unsigned_abs() + 1
+    }
+}
+
+/// Check the record set that a producer sent for one partition: exactly one intact batch, written by a client. Kafka's rules, from
+/// `ProduceRequest.validateRecords`, `UnifiedLog.analyzeAndValidateRecords` and `LogValidator.validateBatch`.
+///
+/// # Errors
+/// As those name them: a damaged batch is corrupt, a batch that a client may not send is an invalid record.
+pub(crate) fn check_produced(
+    records: &[u8],
+    version: i16,
+    max_bytes: u32,
+) -> Result<BatchHeader, ApiError> {
+    let invalid = |reason: String| Err(ApiError::InvalidRecord(reason));
+    if records.is_empty() {
+        return invalid("a produce request must hold one record batch for each partition".into());
+    }
+    // Older formats have their magic at the same place and are shorter than a header of format 2.
+    if let Some(&magic) = records.get(MAGIC)
+        && magic != 2
+    {
+        return invalid(format!("message format {magic} is not supported, only 2"));
+    }
+    let Some(header) = BatchHeader::parse(records) else {
+        return Err(ApiError::CorruptBatch(format!(
+            "{} bytes are too short for a record batch",
+            records.len()
+        )));
+    };
+    if header.len_bytes > records.len() {
+        return Err(ApiError::CorruptBatch(format!(
+            "the batch says that it has {} bytes, there are {}",
+            header.len_bytes,
+            records.len()
+        )));
+    }
+    if header.len_bytes < records.len() {
+        return invalid(
+            "a produce request must hold exactly one record batch for each partition".into(),
+        );
+    }
+    if header.len_bytes > max_bytes as usize {
+        return Err(ApiError::BatchTooLarge {
+            len_bytes: header.len_bytes as u64,
+            max_bytes: max_bytes.into(),
+        });
+    }
+    let crc = crc32c::crc32c(&records[ATTRIBUTES..]);
+    if crc != header.crc {
+        return Err(ApiError::CorruptBatch(format!(
+            "the batch's CRC is {:#010x}, its bytes have {crc:#010x}",
+            header.crc
+        )));
+    }
+    if header.base_offset != 0 {
+        return invalid(format!(
+            "a producer's batch starts at offset 0, this one at {}",
+            header.base_offset
+        ));
+    }
+    if header.last_offset_delta < 0 || header.record_count <= 0 {
+        return invalid(format!(
+            "{} records with a last offset delta of {}",
+            header.record_count, header.last_offset_delta
+        ));
+    }
+    if header.last_offset_delta != header.record_count - 1 {
+        return invalid(format!(
+            "{} records do not fit a last offset delta of {}",
+            header.record_count, header.last_offset_delta
+        ));
+    }
+    match header.codec() {
+        None => {
+            return Err(ApiError::UnsupportedCompression(format!(
+                "compression codec {} is unknown",
+                header.attributes & CODEC_MASK
+            )));
+        }
+        Some(Codec::Zstd) if version < 7 => {
+            return Err(ApiError::UnsupportedCompression(
+                "produce requests can use zstd from version 7 on".into(),
+            ));
+        }
+        Some(Codec::None) => {
+            // The smallest record takes 7 bytes: six fields of one byte, and its length.
+            let body_bytes = (header.len_bytes - HEADER_BYTES) as u64;
+            if body_bytes / 7 < u64::from(header.offsets()) {
+                return invalid(format!(
+                    "{body_bytes} bytes can not hold {} records",
+                    header.record_count
+                ));
+            }
+        }
+        Some(_) => {}
+    }
+    if header.attributes & CONTROL != 0 {
+        return invalid("clients may not write control batches".into());
+    }
+    if header.attributes & TRANSACTIONAL != 0 {
+        return Err(ApiError::InvalidTransactionState);
+    }
+    if header.is_log_append_time() {
+        return Err(ApiError::InvalidTimestamp(
+            "only the server may mark a batch with the time of its append".into(),
+        ));
+    }
+    if header.is_idempotent() && (header.base_sequence < 0 || header.producer_epoch < 0) {
+        return invalid(format!(
+            "producer {} sends epoch {} and sequence number {}",
+            header.producer_id, header.producer_epoch, header.base_sequence
+        ));
+    }
+    Ok(header)
+}
+
+/// Give a batch its place in the log. Both fields lie before what the CRC covers.
+pub(crate) fn place(batch: &mut [u8], base_offset: u64, leader_epoch: i32) {
+    batch[BASE_OFFSET..BASE_OFFSET + 8].copy_from_slice(&base_offset.to_be_bytes());
+    batch[LEADER_EPOCH..LEADER_EPOCH + 4].copy_from_slice(&leader_epoch.to_be_bytes());
+}
+
+/// Mark a batch as appended at `now_ms`, for all its records, and compute its CRC again.
+pub(crate) fn set_log_append_time(batch: &mut [u8], now_ms: i64) {
+    batch[ATTRIBUTES + 1] |= LOG_APPEND_TIME as u8;
+    batch[MAX_TIMESTAMP..MAX_TIMESTAMP + 8].copy_from_slice(&now_ms.to_be_bytes());
+    let crc = crc32c::crc32c(&batch[ATTRIBUTES..]);
+    batch[CRC..CRC + 4].copy_from_slice(&crc.to_be_bytes());
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use bytes::{Bytes, BytesMut};
+    use kafka_protocol::records::{
+        Compression, Record, RecordBatchEncoder, RecordEncodeOptions, TimestampType,
+    };
+
+    use super::*;
+
+    /// A batch as a producer encodes it: `(producer id, epoch, base sequence)`, and the timestamps of its records.
+    pub(crate) fn encode(
+        compression: Compression,
+        producer: (i64, i16, i32),
+        timestamps_ms: &[i64],
+    ) -> Bytes {
+        let records: Vec<Record> = timestamps_ms
+            .iter()
+            .enumerate()
+            .map(|(i, &timestamp)| Record {
+                transactional: false,
+                control: false,
+                delete_horizon: false,
+                partition_leader_epoch: -1,
+                producer_id: producer.0,
+                producer_epoch: producer.1,
+                timestamp_type: TimestampType::Creation,
+                offset: i as i64,
+                sequence: producer.2.wrapping_add(i as i32),
+                timestamp,
+                key: Some(Bytes::from(format!("key {i}"))),
+                value: Some(Bytes::from(format!("value {i} of {timestamp}"))),
+                headers: [("h".into(), Some(Bytes::from_static(b"x")))].into(),
+            })
+            .collect();
+        let mut out = BytesMut::new();
+        RecordBatchEncoder::encode(
+            &mut out,
+            &records,
+            &RecordEncodeOptions { version: 2, compression },
+        )
+        .unwrap();
+        out.freeze()
+    }
+
+    pub(crate) fn plain(timestamps_ms: &[i64]) -> Bytes {
+        encode(Compression::None, (-1, -1, -1), timestamps_ms)
+    }
+
+    /// Change a field and make the CRC fit again.
+    fn edited(batch: &Bytes, edit: impl FnOnce(&mut [u8])) -> Vec<u8> {
+        let mut bytes = batch.to_vec();
+        edit(&mut bytes);
+        let crc = crc32c::crc32c(&bytes[ATTRIBUTES..]);
+        bytes[CRC..CRC + 4].copy_from_slice(&crc.to_be_bytes());
+        bytes
+    }
+
+    const MAX: u32 = 1 << 20;
+
+    #[test]
+    fn what_the_codec_library_writes_is_what_we_read() {
+        let batch = encode(Compression::Gzip, (77, 3, 5), &[1_000, 3_000, 2_000]);
+        let header = check_produced(&batch, 9, MAX).unwrap();
+        assert_eq!(header.len_bytes, batch.len());
+        assert_eq!((header.producer_id, header.producer_epoch, header.base_sequence), (77, 3, 5));
+        assert_eq!((header.record_count, header.offsets(), header.last_offset_delta), (3, 3, 2));
+        assert_eq!((header.base_timestamp_ms, header.max_timestamp_ms), (1_000, 3_000));
+        assert_eq!(header.codec(), Some(Codec::Gzip));
+    }
+
+    #[test]
+    fn every_flipped_bit_behind_the_crc_is_corrupt() {
+        let batch = plain(&[1, 2]);
+        for at in ATTRIBUTES..batch.len() {
+            let mut bytes = batch.to_vec();
+            bytes[at] ^= 0x10;
+            assert!(
+                matches!(check_produced(&bytes, 9, MAX), Err(ApiError::CorruptBatch(_))),
+                "byte {at}"
+            );
+        }
+    }
+
+    #[test]
+    fn every_truncation_is_refused() {
+        let batch = plain(&[1, 2]);
+        for len in 0..batch.len() {
+            assert!(check_produced(&batch[..len], 9, MAX).is_err(), "{len} bytes");
+        }
+    }
+
+    #[test]
+    fn refusals_have_the_codes_of_kafka() {
+        let batch = plain(&[1, 2]);
+        let two = [batch.clone(), batch.clone()].concat();
+        let cases: Vec<(&str, Vec<u8>, i16)> = vec![
+            ("two batches", two, 87),
+            ("no batch", vec![], 87),
+            ("old format", edited(&batch, |b| b[MAGIC] = 1), 87),
+            ("a base offset", edited(&batch, |b| b[7] = 1), 87),
+            ("control batch", edited(&batch, |b| b[ATTRIBUTES + 1] |= 1 << 5), 87),
+            ("transactional batch", edited(&batch, |b| b[ATTRIBUTES + 1] |= 1 << 4), 48),
+            ("time of append", edited(&batch, |b| b[ATTRIBUTES + 1] |= 1 << 3), 32),
+            ("unknown codec", edited(&batch, |b| b[ATTRIBUTES + 1] |= 5), 76),
+            ("record count", edited(&batch, |b| b[RECORD_COUNT + 3] = 3), 87),
+            ("no records", edited(&batch, |b| b[RECORD_COUNT..RECORD_COUNT + 4].fill(0)), 87),
+            (
+                "negative delta",
+                edited(&batch, |b| b[LAST_OFFSET_DELTA..LAST_OFFSET_DELTA + 4].fill(0xff)),
+                87,
+            ),
+            (
+                "more records than bytes",
+                edited(&batch, |b| {
+                    b[RECORD_COUNT..RECORD_COUNT + 4].copy_from_slice(&i32::MAX.to_be_bytes());
+                    b[LAST_OFFSET_DELTA..LAST_OFFSET_DELTA + 4]
+                        .copy_from_slice(&(i32::MAX - 1).to_be_bytes());
+                }),
+                87,
+            ),
+            (
+                "producer without sequence",
+                edited(&batch, |b| b[PRODUCER_ID..PRODUCER_ID + 8].fill(0)),
+                87,
+            ),
+            ("length too long", edited(&batch, |b| b[LENGTH + 2] += 1), 2),
+        ];
+        for (what, bytes, code) in cases {
+            let error = check_produced(&bytes, 9, MAX).expect_err(what);
+            assert_eq!(error.code(), code, "{what}: {error}");
+        }
+        let error = check_produced(&batch, 9, batch.len() as u32 - 1).unwrap_err();
+        assert_eq!(error.code(), 10, "{error}");
+        assert!(check_produced(&batch, 9, batch.len() as u32).is_ok());
+        let zstd = encode(Compression::Zstd, (-1, -1, -1), &[1]);
+        assert_eq!(check_produced(&zstd, 6, MAX).unwrap_err().code(), 76);
+        assert!(check_produced(&zstd, 7, MAX).is_ok());
+    }
+
+    #[test]
+    fn placing_a_batch_keeps_its_crc() {
+        let mut batch = plain(&[1, 2]).to_vec();
+        place(&mut batch, 4_000_000_000, 7);
+        let header = BatchHeader::parse(&batch).unwrap();
+        assert_eq!(header.base_offset, 4_000_000_000);
+        assert_eq!(header.crc, crc32c::crc32c(&batch[ATTRIBUTES..]));
+        set_log_append_time(&mut batch, 99);
+        let header = BatchHeader::parse(&batch).unwrap();
+        assert!(header.is_log_append_time());
+        assert_eq!(header.max_timestamp_ms, 99);
+        assert_eq!(header.crc, crc32c::crc32c(&batch[ATTRIBUTES..]));
+    }
+}

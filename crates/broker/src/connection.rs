@@ -1,0 +1,262 @@
+//! One client connection: frames in, handled one after the other; responses out, in the same order.
+//!
+//! A request is handled (its effects take place) before the next one is. Only the wait for durability of a produce request
+//! happens later, beside the handling of the requests behind it: its response holds its place in the queue of responses.
+//! A handler is never cancelled, also not when the client has gone.
+
+use std::io::{self, IoSlice};
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::{Buf, Bytes, BytesMut};
+use futures::future::BoxFuture;
+use kafka_protocol::protocol::StrBytes;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::TcpStream;
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
+use tokio::time::timeout;
+
+use crate::api::{self, Answer, Api, Refused};
+use crate::server::{ByteBudget, Server};
+use crate::wire::response::{EncodeError, Response};
+
+/// Requests up to this size are read without asking the budget: each connection has at most one, so the bound on connections
+/// bounds them, and they never wait behind large ones.
+const SMALL_FRAME_BYTES: usize = 64 << 10;
+
+/// Responses of one connection that wait to be written: their number, and their bytes. A response that is larger than
+/// the bound waits alone.
+const MAX_UNWRITTEN: usize = 64;
+const MAX_UNWRITTEN_BYTES: u64 = 1 << 20;
+
+const READ_BUFFER_BYTES: usize = 8 << 10;
+
+/// Why a connection ended.
+#[derive(Debug, thiserror::Error)]
+enum End {
+    #[error("the client closed it")]
+    Closed,
+    #[error("the server is stopping")]
+    Stopping,
+    #[error("no request for the idle timeout")]
+    Idle,
+    #[error("a request did not arrive in time")]
+    SlowRequest,
+    #[error("a response was not taken in time")]
+    SlowResponse,
+    #[error("a request of {0} bytes")]
+    BadLength(i32),
+    #[error("{0}")]
+    Refused(#[from] Refused),
+    #[error("a produce request without acknowledgement failed")]
+    FailedUnacknowledged,
+    #[error("{0}")]
+    Encode(#[from] EncodeError),
+    #[error("{0}")]
+    Io(#[from] io::Error),
+}
+
+impl End {
+    /// For the metric of connections that the server closed; `None` for ordinary ends.
+    fn reason(&self) -> Option<&'static str> {
+        match self {
+            Self::Closed | Self::Stopping | Self::Io(_) => None,
+            Self::Idle => Some("idle"),
+            Self::SlowRequest => Some("slow_request"),
+            Self::SlowResponse => Some("slow_response"),
+            Self::BadLength(_) => Some("bad_length"),
+            Self::Refused(Refused::UnknownApi(_)) => Some("unknown_api"),
+            Self::Refused(Refused::UnsupportedVersion { .. }) => Some("unsupported_version"),
+            Self::Refused(Refused::Malformed(_)) => Some("malformed"),
+            Self::Refused(Refused::Encode(_)) | Self::Encode(_) => Some("encode"),
+            Self::FailedUnacknowledged => Some("failed_unacknowledged"),
+        }
+    }
+}
+
+/// A response in its place.
+struct Outgoing {
+    api: &'static Api,
+    received: Instant,
+    content: Content,
+}
+
+enum Content {
+    Ready { response: Response, _unwritten: OwnedSemaphorePermit },
+    Later(BoxFuture<'static, Result<Response, EncodeError>>),
+}
+
+/// A request as it came in.
+struct Frame {
+    bytes: Bytes,
+    _budget: Option<OwnedSemaphorePermit>,
+}
+
+/// Serve a connection until either side ends it.
+pub(crate) async fn serve(server: Arc<Server>, socket: TcpStream) {
+    let peer = socket.peer_addr();
+    let host = match &peer {
+        Ok(peer) => StrBytes::from_string(format!("/{}", peer.ip())),
+        Err(_) => StrBytes::from_static_str("/unknown"),
+    };
+    if let Err(error) = socket.set_nodelay(true) {
+        tracing::debug!(%error, "a connection keeps delaying small packets");
+    }
+    let (read_half, write_half) = socket.into_split();
+    let reader = BufReader::with_capacity(READ_BUFFER_BYTES, read_half);
+    let (outgoing, queue) = mpsc::channel(MAX_UNWRITTEN);
+    let (read_end, write_end) = tokio::join!(
+        read_all(&server, &host, reader, outgoing),
+        write_all(&server, write_half, queue)
+    );
+    let end = write_end.err().unwrap_or(read_end);
+    if let Some(reason) = end.reason() {
+        server.metrics.closed(reason);
+    }
+    if let End::Encode(_) | End::Refused(Refused::Encode(_)) = end {
+        tracing::error!(?peer, %end, "a response could not be encoded");
+    } else {
+        tracing::debug!(?peer, %end, "connection ended");
+    }
+}
+
+async fn read_all(
+    server: &Arc<Server>,
+    client_host: &StrBytes,
+    mut reader: BufReader<OwnedReadHalf>,
+    outgoing: mpsc::Sender<Outgoing>,
+) -> End {
+    let unwritten = ByteBudget::new(MAX_UNWRITTEN_BYTES);
+    loop {
+        let frame = tokio::select! {
+            frame = read_frame(server, &mut reader) => frame,
+            () = server.stopping() => return End::Stopping,
+            // The writer has given up.
+            () = outgoing.closed() => return End::Closed,
+        };
+        let Frame { bytes, _budget } = match frame {
+            Ok(frame) => frame,
+            Err(end) => return end,
+        };
+        let received = Instant::now();
+        let (api, answer) = match api::serve(server, client_host, bytes).await {
+            Ok(answered) => answered,
+            Err(refused) => return refused.into(),
+        };
+        let content = match answer {
+            Answer::Ready(response) => {
+                let _unwritten = unwritten.acquire(response.len_bytes()).await;
+                Content::Ready { response, _unwritten }
+            }
+            Answer::Later(response) => Content::Later(response),
+            Answer::Nothing => continue,
+            Answer::Close => return End::FailedUnacknowledged,
+        };
+        if outgoing.send(Outgoing { api, received, content }).await.is_err() {
+            return End::Closed;
+        }
+    }
+}
+
+/// Read one request. What it says about its length is believed only as far as bytes have come.
+async fn read_frame(server: &Server, reader: &mut BufReader<OwnedReadHalf>) -> Result<Frame, End> {
+    let config = &server.config;
+    let first = timeout(config.idle_timeout, reader.fill_buf()).await.map_err(|_| End::Idle)??;
+    if first.is_empty() {
+        return Err(End::Closed);
+    }
+    let slow = |_| End::SlowRequest;
+    let len = timeout(config.transfer_timeout, reader.read_i32()).await.map_err(slow)??;
+    let len_bytes = match u32::try_from(len) {
+        Ok(len_bytes) if len_bytes <= config.max_request_bytes => len_bytes as usize,
+        _ => return Err(End::BadLength(len)),
+    };
+    let mut bytes = BytesMut::new();
+    timeout(
+        config.transfer_timeout,
+        read_up_to(reader, &mut bytes, len_bytes.min(SMALL_FRAME_BYTES)),
+    )
+    .await
+    .map_err(slow)??;
+    let mut budget = None;
+    if len_bytes > SMALL_FRAME_BYTES {
+        // While this waits the rest of the request stays with the client: that is how the budget pushes back.
+        budget = Some(server.request_budget.acquire(len_bytes).await);
+        timeout(config.transfer_timeout, read_up_to(reader, &mut bytes, len_bytes))
+            .await
+            .map_err(slow)??;
+    }
+    Ok(Frame { bytes: bytes.freeze(), _budget: budget })
+}
+
+/// Fill `bytes` up to `len_bytes`. Its memory grows as bytes come, at most to twice of what has come.
+async fn read_up_to(
+    reader: &mut BufReader<OwnedReadHalf>,
+    bytes: &mut BytesMut,
+    len_bytes: usize,
+) -> io::Result<()> {
+    while bytes.len() < len_bytes {
+        let missing = len_bytes - bytes.len();
+        if bytes.capacity() == bytes.len() {
+            bytes.reserve(missing.min(bytes.len().max(SMALL_FRAME_BYTES)));
+        }
+        let room = (bytes.capacity() - bytes.len()).min(missing);
+        let mut limited = bytes::BufMut::limit(&mut *bytes, room);
+        if reader.read_buf(&mut limited).await? == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+    }
+    Ok(())
+}
+
+async fn write_all(
+    server: &Server,
+    mut writer: OwnedWriteHalf,
+    mut queue: mpsc::Receiver<Outgoing>,
+) -> Result<(), End> {
+    while let Some(Outgoing { api, received, content }) = queue.recv().await {
+        match content {
+            Content::Ready { response, _unwritten } => {
+                write_one(server, &mut writer, response).await?
+            }
+            Content::Later(response) => write_one(server, &mut writer, response.await?).await?,
+        }
+        server.metrics.answered(api.name, received.elapsed());
+    }
+    writer.shutdown().await?;
+    Ok(())
+}
+
+/// Write the pieces of a response without copying them together.
+async fn write_one(
+    server: &Server,
+    writer: &mut OwnedWriteHalf,
+    response: Response,
+) -> Result<(), End> {
+    const MAX_SLICES: usize = 64;
+    let mut pieces = response.pieces.as_slice();
+    let mut written_of_first = 0;
+    while let Some(first) = pieces.first() {
+        let mut slices = [IoSlice::new(&[]); MAX_SLICES];
+        slices[0] = IoSlice::new(&first[written_of_first..]);
+        for (slice, piece) in slices[1..].iter_mut().zip(&pieces[1..]) {
+            *slice = IoSlice::new(piece);
+        }
+        let used = pieces.len().min(MAX_SLICES);
+        let progress =
+            timeout(server.config.transfer_timeout, writer.write_vectored(&slices[..used]));
+        let written = progress.await.map_err(|_| End::SlowResponse)??;
+        if written == 0 {
+            return Err(io::Error::from(io::ErrorKind::WriteZero).into());
+        }
+        written_of_first += written;
+        while let Some(piece) = pieces.first()
+            && written_of_first >= piece.remaining()
+        {
+            written_of_first -= piece.remaining();
+            pieces = &pieces[1..];
+        }
+    }
+    Ok(())
+}

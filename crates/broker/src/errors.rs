@@ -1,0 +1,162 @@
+//! What can go wrong with a request, and the one place where that becomes a Kafka error code.
+
+use alluvium_stream::{AppendError, FetchError, StoreError, StreamOffset};
+use kafka_protocol::error::ResponseError;
+use kafka_protocol::protocol::StrBytes;
+
+/// Why a request, or its part for one topic or partition, is refused. The text is for people and goes into the response's
+/// error message where the protocol has one.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ApiError {
+    #[error("the topic or partition does not exist")]
+    UnknownTopicOrPartition,
+    #[error("no topic has this id")]
+    UnknownTopicId,
+    #[error("{0}")]
+    InvalidTopicName(String),
+    #[error("topic {0} exists already")]
+    TopicExists(String),
+    #[error("{0}")]
+    InvalidPartitions(String),
+    #[error(
+        "replication factor {0}: a single server keeps one replica of each partition, so allowed are 1 and -1"
+    )]
+    InvalidReplicationFactor(i16),
+    #[error("{0}")]
+    InvalidReplicaAssignment(String),
+    #[error("{0}")]
+    InvalidConfig(String),
+    #[error("{0}")]
+    PolicyViolation(String),
+    #[error("{0}")]
+    InvalidRequest(String),
+    #[error("acks is {0}, allowed are 0, 1 and -1")]
+    InvalidRequiredAcks(i16),
+    #[error("{0}")]
+    CorruptBatch(String),
+    #[error("{0}")]
+    InvalidRecord(String),
+    #[error("{0}")]
+    InvalidTimestamp(String),
+    #[error("a batch of {len_bytes} bytes exceeds the limit of {max_bytes}")]
+    BatchTooLarge { len_bytes: u64, max_bytes: u64 },
+    #[error("{0}")]
+    UnsupportedCompression(String),
+    #[error(
+        "producer {producer_id} sends sequence number {got} of epoch {epoch} where {expected} is next"
+    )]
+    OutOfOrderSequence { producer_id: i64, epoch: i16, got: i32, expected: i32 },
+    #[error("producer {producer_id} sends epoch {got} after epoch {current}")]
+    InvalidProducerEpoch { producer_id: i64, got: i16, current: i16 },
+    #[error("transactions are not served")]
+    TransactionsNotServed,
+    #[error("a transactional batch without a transaction: transactions are not served")]
+    InvalidTransactionState,
+    #[error("offset {offset} is outside {start}..={end}")]
+    OffsetOutOfRange { offset: i64, start: StreamOffset, end: StreamOffset },
+    #[error("leader epoch {0} is newer than the partition's")]
+    UnknownLeaderEpoch(i32),
+    #[error("leader epoch {0} is older than the partition's")]
+    FencedLeaderEpoch(i32),
+    #[error("there is no such fetch session")]
+    FetchSessionNotFound,
+    #[error("fetch session epoch {got} where {expected} is next")]
+    InvalidFetchSessionEpoch { got: i32, expected: i32 },
+    #[error(
+        "the fetch session was begun with topic names and goes on with topic ids, or the other way round"
+    )]
+    FetchSessionTopicId,
+    #[error("not durable within the request's timeout; it may become durable later")]
+    TimedOut,
+    #[error("timestamp {0} has no meaning in this version")]
+    UnsupportedTimestamp(i64),
+    #[error("storage: {0}")]
+    Storage(String),
+    #[error("{0}")]
+    Internal(String),
+}
+
+impl ApiError {
+    /// The error as Kafka names it.
+    pub(crate) fn kind(&self) -> ResponseError {
+        use ResponseError as E;
+        match self {
+            Self::UnknownTopicOrPartition => E::UnknownTopicOrPartition,
+            Self::UnknownTopicId => E::UnknownTopicId,
+            Self::InvalidTopicName(_) => E::InvalidTopicException,
+            Self::TopicExists(_) => E::TopicAlreadyExists,
+            Self::InvalidPartitions(_) => E::InvalidPartitions,
+            Self::InvalidReplicationFactor(_) => E::InvalidReplicationFactor,
+            Self::InvalidReplicaAssignment(_) => E::InvalidReplicaAssignment,
+            Self::InvalidConfig(_) => E::InvalidConfig,
+            Self::PolicyViolation(_) => E::PolicyViolation,
+            Self::InvalidRequest(_) => E::InvalidRequest,
+            Self::InvalidRequiredAcks(_) => E::InvalidRequiredAcks,
+            Self::CorruptBatch(_) => E::CorruptMessage,
+            Self::InvalidRecord(_) => E::InvalidRecord,
+            Self::InvalidTimestamp(_) => E::InvalidTimestamp,
+            Self::BatchTooLarge { .. } => E::MessageTooLarge,
+            Self::UnsupportedCompression(_) => E::UnsupportedCompressionType,
+            Self::OutOfOrderSequence { .. } => E::OutOfOrderSequenceNumber,
+            Self::InvalidProducerEpoch { .. } => E::InvalidProducerEpoch,
+            // Fatal for every client, and the one that tells its user that the server lacks the feature.
+            Self::TransactionsNotServed => E::UnsupportedVersion,
+            Self::InvalidTransactionState => E::InvalidTxnState,
+            Self::OffsetOutOfRange { .. } => E::OffsetOutOfRange,
+            Self::UnknownLeaderEpoch(_) => E::UnknownLeaderEpoch,
+            Self::FencedLeaderEpoch(_) => E::FencedLeaderEpoch,
+            Self::FetchSessionNotFound => E::FetchSessionIdNotFound,
+            Self::InvalidFetchSessionEpoch { .. } => E::InvalidFetchSessionEpoch,
+            Self::FetchSessionTopicId => E::FetchSessionTopicIdError,
+            Self::TimedOut => E::RequestTimedOut,
+            Self::UnsupportedTimestamp(_) => E::UnsupportedVersion,
+            Self::Storage(_) => E::KafkaStorageError,
+            Self::Internal(_) => E::UnknownServerError,
+        }
+    }
+
+    /// The error's number on the wire.
+    pub(crate) fn code(&self) -> i16 {
+        self.kind().code()
+    }
+
+    /// The text for a response's error message field.
+    pub(crate) fn message(&self) -> Option<StrBytes> {
+        Some(StrBytes::from_string(self.to_string()))
+    }
+}
+
+impl From<StoreError> for ApiError {
+    fn from(error: StoreError) -> Self {
+        Self::Storage(error.to_string())
+    }
+}
+
+impl From<AppendError> for ApiError {
+    fn from(error: AppendError) -> Self {
+        match error {
+            // Whoever appends waits for room instead; what reaches the client is that the wait was too long.
+            AppendError::Full => Self::TimedOut,
+            AppendError::TooLarge { len_bytes, max_bytes } => {
+                Self::BatchTooLarge { len_bytes, max_bytes }
+            }
+            AppendError::NotNext { .. } => Self::Internal(error.to_string()),
+            AppendError::Deleted => Self::UnknownTopicOrPartition,
+            AppendError::Failed(cause) => cause.into(),
+        }
+    }
+}
+
+impl From<FetchError> for ApiError {
+    fn from(error: FetchError) -> Self {
+        match error {
+            FetchError::OutOfRange { offset, start, end } => Self::OffsetOutOfRange {
+                offset: i64::try_from(offset.0).unwrap_or(i64::MAX),
+                start,
+                end,
+            },
+            FetchError::Deleted => Self::UnknownTopicOrPartition,
+            FetchError::Failed(cause) => cause.into(),
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! What the server counts.
+
+use std::sync::atomic::AtomicI64;
+use std::time::Duration;
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::Registry;
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct RequestLabels {
+    api: &'static str,
+    version: i16,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct ApiLabel {
+    api: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct ErrorLabel {
+    error: String,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct ReasonLabel {
+    reason: &'static str,
+}
+
+/// All metrics of the Kafka server; names begin with `alluvium_kafka_`.
+#[derive(Clone)]
+pub(crate) struct Metrics {
+    requests: Family<RequestLabels, Counter>,
+    latency: Family<ApiLabel, Histogram, fn() -> Histogram>,
+    errors: Family<ErrorLabel, Counter>,
+    refused: Family<ReasonLabel, Counter>,
+    pub(crate) connections: Gauge<i64, AtomicI64>,
+    pub(crate) produced_bytes: Counter,
+    pub(crate) produced_records: Counter,
+    pub(crate) fetched_bytes: Counter,
+}
+
+impl Metrics {
+    pub(crate) fn new(registry: &mut Registry) -> Self {
+        // 100 us to 26 s.
+        let histogram: fn() -> Histogram = || Histogram::new(exponential_buckets(0.0001, 2.0, 19));
+        let metrics = Self {
+            requests: Family::default(),
+            latency: Family::new_with_constructor(histogram),
+            errors: Family::default(),
+            refused: Family::default(),
+            connections: Gauge::default(),
+            produced_bytes: Counter::default(),
+            produced_records: Counter::default(),
+            fetched_bytes: Counter::default(),
+        };
+        let registry = registry.sub_registry_with_prefix("alluvium_kafka");
+        registry.register("requests", "Requests, by API and version", metrics.requests.clone());
+        registry.register(
+            "request_duration_seconds",
+            "From the complete request to the written response",
+            metrics.latency.clone(),
+        );
+        registry.register(
+            "errors",
+            "Errors in produce and fetch responses, by partition",
+            metrics.errors.clone(),
+        );
+        registry.register(
+            "closed_connections",
+            "Connections closed by the server, by reason",
+            metrics.refused.clone(),
+        );
+        registry.register("connections", "Open connections", metrics.connections.clone());
+        registry.register(
+            "produced_bytes",
+            "Bytes of record batches appended",
+            metrics.produced_bytes.clone(),
+        );
+        registry.register("produced_records", "Records appended", metrics.produced_records.clone());
+        registry.register(
+            "fetched_bytes",
+            "Bytes of record batches in fetch responses",
+            metrics.fetched_bytes.clone(),
+        );
+        metrics
+    }
+
+    pub(crate) fn request(&self, api: &'static str, version: i16) {
+        self.requests.get_or_create(&RequestLabels { api, version }).inc();
+    }
+
+    pub(crate) fn answered(&self, api: &'static str, elapsed: Duration) {
+        self.latency.get_or_create(&ApiLabel { api }).observe(elapsed.as_secs_f64());
+    }
+
+    pub(crate) fn error(&self, error: &crate::errors::ApiError) {
+        self.errors.get_or_create(&ErrorLabel { error: format!("{:?}", error.kind()) }).inc();
+    }
+
+    pub(crate) fn closed(&self, reason: &'static str) {
+        self.refused.get_or_create(&ReasonLabel { reason }).inc();
+    }
+}

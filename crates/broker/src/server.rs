@@ -1,0 +1,112 @@
+//! What all connections share.
+
+use std::sync::Arc;
+
+use alluvium_stream::Store;
+use kafka_protocol::protocol::StrBytes;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+
+use crate::config::BrokerConfig;
+use crate::groups::Groups;
+use crate::metrics::Metrics;
+use crate::producer_ids::ProducerIds;
+use crate::sessions::Sessions;
+use crate::topics::Topics;
+
+/// Batches that are decompressed at the same time to find a record by its time.
+pub(crate) const CONCURRENT_DECOMPRESSIONS: usize = 2;
+
+/// Who this server is to clients.
+pub(crate) struct Node {
+    pub(crate) id: i32,
+    pub(crate) host: StrBytes,
+    pub(crate) port: i32,
+    pub(crate) cluster_id: StrBytes,
+}
+
+/// What all connections share.
+pub(crate) struct Server {
+    pub(crate) config: BrokerConfig,
+    pub(crate) node: Node,
+    pub(crate) store: Store,
+    pub(crate) topics: Topics,
+    pub(crate) groups: Groups,
+    pub(crate) producer_ids: ProducerIds,
+    pub(crate) sessions: Sessions,
+    pub(crate) metrics: Metrics,
+    /// For the bytes of requests.
+    pub(crate) request_budget: ByteBudget,
+    /// For what requests with many elements are decoded into.
+    pub(crate) decoded_budget: ByteBudget,
+    /// For the bytes of fetch responses.
+    pub(crate) fetch_budget: ByteBudget,
+    pub(crate) decompressions: Semaphore,
+    pub(crate) stop: watch::Sender<bool>,
+}
+
+impl Server {
+    /// Resolves when the server is shutting down.
+    pub(crate) async fn stopping(&self) {
+        // An error would mean that the sender is gone, which this very object holds.
+        let _ = self.stop.subscribe().wait_for(|stop| *stop).await;
+    }
+}
+
+/// A bound in bytes on something that is queued; who wants more waits. First come, first served.
+pub(crate) struct ByteBudget {
+    /// One permit for each KiB.
+    free: Arc<Semaphore>,
+    total_kib: u32,
+}
+
+impl ByteBudget {
+    /// A budget of `total_bytes`, at most 4 TiB.
+    pub(crate) fn new(total_bytes: u64) -> Self {
+        let total_kib = u32::try_from(total_bytes.div_ceil(1024)).unwrap_or(u32::MAX);
+        Self { free: Arc::new(Semaphore::new(total_kib as usize)), total_kib }
+    }
+
+    /// Take a share, all of the budget if it is less than `bytes`. It is given back when the permit is dropped.
+    pub(crate) async fn acquire(&self, bytes: usize) -> OwnedSemaphorePermit {
+        let share = kib(bytes).min(self.total_kib);
+        let permit = self.free.clone().acquire_many_owned(share).await;
+        permit.expect("the semaphore is never closed")
+    }
+
+    /// What nobody has taken.
+    pub(crate) fn free_bytes(&self) -> usize {
+        self.free.available_permits() * 1024
+    }
+
+    /// Give back all of a share but `bytes`.
+    pub(crate) fn shrink(
+        mut permit: OwnedSemaphorePermit,
+        bytes: usize,
+    ) -> Option<OwnedSemaphorePermit> {
+        let keep = (kib(bytes) as usize).min(permit.num_permits());
+        if keep == 0 { None } else { permit.split(keep) }
+    }
+}
+
+fn kib(bytes: usize) -> u32 {
+    u32::try_from(bytes.div_ceil(1024)).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_budget_is_taken_shrunk_and_given_back() {
+        let budget = ByteBudget::new(10 * 1024);
+        let share = budget.acquire(6 * 1024 + 1).await;
+        assert_eq!(budget.free_bytes(), 3 * 1024);
+        let share = ByteBudget::shrink(share, 1_500).unwrap();
+        assert_eq!(budget.free_bytes(), 8 * 1024);
+        drop(share);
+        let all = budget.acquire(1 << 30).await;
+        assert_eq!(budget.free_bytes(), 0);
+        assert!(ByteBudget::shrink(all, 0).is_none());
+        assert_eq!(budget.free_bytes(), 10 * 1024);
+    }
+}

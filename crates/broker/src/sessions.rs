@@ -1,0 +1,401 @@
+//! Incremental fetch sessions (KIP-227): the server remembers which partitions a consumer fetches, so that later requests name only
+//! what changed, and answers hold only what is new.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use kafka_protocol::messages::FetchRequest;
+use kafka_protocol::messages::fetch_request::{FetchPartition, FetchTopic, ForgottenTopic};
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use crate::errors::ApiError;
+use crate::topics::TopicRef;
+
+/// Sessions that are remembered (`max.incremental.fetch.session.cache.slots`).
+const MAX_SESSIONS: usize = 1_000;
+
+/// Partitions that all sessions together remember.
+const MAX_SESSION_PARTITIONS: usize = 500_000;
+
+/// A session that was not used for so long makes room for a new one (`min.incremental.fetch.session.eviction.ms`).
+const EVICTION_AGE: Duration = Duration::from_secs(120);
+
+const NO_SESSION: i32 = 0;
+/// Begins a session.
+const INITIAL_EPOCH: i32 = 0;
+/// Wants no session, and ends the one that it names.
+const FINAL_EPOCH: i32 = -1;
+
+/// Which partition.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Key {
+    pub(crate) topic: TopicRef,
+    pub(crate) partition: i32,
+}
+
+/// What a consumer wants of a partition.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Want {
+    pub(crate) key: Key,
+    pub(crate) offset: i64,
+    pub(crate) max_bytes: i32,
+    pub(crate) leader_epoch: i32,
+}
+
+/// What a consumer is told about a partition besides records.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Told {
+    pub(crate) error_code: i16,
+    pub(crate) high_watermark: i64,
+    pub(crate) log_start: i64,
+}
+
+struct Remembered {
+    want: Want,
+    /// Its place in the order in which the session's partitions are served.
+    turn: u64,
+    told: Option<Told>,
+}
+
+struct Session {
+    next_epoch: i32,
+    by_id: bool,
+    partitions: HashMap<Key, Remembered>,
+    order: BTreeMap<u64, Key>,
+    next_turn: u64,
+    used_at: Instant,
+}
+
+impl Session {
+    fn set(&mut self, want: Want) {
+        if let Some(remembered) = self.partitions.get_mut(&want.key) {
+            remembered.want = want;
+            return;
+        }
+        let turn = self.next_turn;
+        self.next_turn += 1;
+        self.order.insert(turn, want.key.clone());
+        self.partitions.insert(want.key.clone(), Remembered { want, turn, told: None });
+    }
+
+    fn forget(&mut self, key: &Key) {
+        if let Some(remembered) = self.partitions.remove(key) {
+            self.order.remove(&remembered.turn);
+        }
+    }
+
+    fn wants(&self) -> Vec<Want> {
+        self.order.values().map(|key| self.partitions[key].want.clone()).collect()
+    }
+}
+
+/// A fetch request, resolved against its session.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Fetch {
+    /// What to read, in this order.
+    pub(crate) wants: Vec<Want>,
+    /// The session's id for the response; 0 for none.
+    pub(crate) session_id: i32,
+    /// Answer with what has changed only.
+    pub(crate) incremental: bool,
+}
+
+#[derive(Default)]
+struct Cache {
+    sessions: HashMap<i32, Session>,
+    partitions: usize,
+}
+
+impl Cache {
+    fn remove(&mut self, id: i32) -> Option<Session> {
+        let session = self.sessions.remove(&id)?;
+        self.partitions -= session.partitions.len();
+        Some(session)
+    }
+
+    /// Make room for a session of `partitions`, at the cost of sessions that were not used for long.
+    fn make_room(&mut self, partitions: usize, now: Instant) -> bool {
+        while self.sessions.len() >= MAX_SESSIONS
+            || self.partitions + partitions > MAX_SESSION_PARTITIONS
+        {
+            let oldest = self.sessions.iter().min_by_key(|(_, session)| session.used_at);
+            match oldest {
+                Some((&id, session)) if now.duration_since(session.used_at) >= EVICTION_AGE => {
+                    self.remove(id)
+                }
+                _ => return false,
+            };
+        }
+        true
+    }
+}
+
+/// All fetch sessions.
+#[derive(Default)]
+pub(crate) struct Sessions {
+    cache: Mutex<Cache>,
+}
+
+impl Sessions {
+    /// Resolve a request: which partitions it means, in which session.
+    ///
+    /// # Errors
+    /// A session that does not exist (any more), or an epoch that is not its next one: the client begins a new one.
+    pub(crate) fn begin(
+        &self,
+        request: &FetchRequest,
+        version: i16,
+        now: Instant,
+    ) -> Result<Fetch, ApiError> {
+        let by_id = version >= 13;
+        if request.session_epoch == FINAL_EPOCH || request.session_epoch == INITIAL_EPOCH {
+            let mut cache = self.cache.lock();
+            if request.session_id != NO_SESSION {
+                cache.remove(request.session_id);
+            }
+            let wants: Vec<Want> =
+                request.topics.iter().flat_map(|topic| wants(topic, by_id)).collect();
+            let mut session_id = NO_SESSION;
+            if request.session_epoch == INITIAL_EPOCH
+                && version >= 7
+                && cache.make_room(wants.len(), now)
+            {
+                session_id = new_id(&cache.sessions);
+                let mut session = Session {
+                    next_epoch: 1,
+                    by_id,
+                    partitions: HashMap::with_capacity(wants.len()),
+                    order: BTreeMap::new(),
+                    next_turn: 0,
+                    used_at: now,
+                };
+                wants.iter().cloned().for_each(|want| session.set(want));
+                cache.partitions += session.partitions.len();
+                cache.sessions.insert(session_id, session);
+            }
+            return Ok(Fetch { wants, session_id, incremental: false });
+        }
+
+        let mut cache = self.cache.lock();
+        let cache = &mut *cache;
+        let session =
+            cache.sessions.get_mut(&request.session_id).ok_or(ApiError::FetchSessionNotFound)?;
+        if session.by_id != by_id {
+            return Err(ApiError::FetchSessionTopicId);
+        }
+        if session.next_epoch != request.session_epoch {
+            return Err(ApiError::InvalidFetchSessionEpoch {
+                got: request.session_epoch,
+                expected: session.next_epoch,
+            });
+        }
+        let before = session.partitions.len();
+        for want in request.topics.iter().flat_map(|topic| wants(topic, by_id)) {
+            if cache.partitions + session.partitions.len() - before < MAX_SESSION_PARTITIONS
+                || session.partitions.contains_key(&want.key)
+            {
+                session.set(want);
+            } else {
+                // The client begins anew, without a session if there is no room for a new one either.
+                let id = request.session_id;
+                cache.partitions += session.partitions.len() - before;
+                cache.remove(id);
+                return Err(ApiError::FetchSessionNotFound);
+            }
+        }
+        for key in request.forgotten_topics_data.iter().flat_map(|topic| forgotten(topic, by_id)) {
+            session.forget(&key);
+        }
+        cache.partitions = cache.partitions + session.partitions.len() - before;
+        session.next_epoch = session.next_epoch.checked_add(1).unwrap_or(1);
+        session.used_at = now;
+        Ok(Fetch { wants: session.wants(), session_id: request.session_id, incremental: true })
+    }
+
+    /// Remember what the client is told of each partition; which of them an incremental answer must hold. A partition that gave
+    /// records goes to the end of the session's order, so that none is starved by a size limit.
+    pub(crate) fn finish<'a>(
+        &self,
+        session_id: i32,
+        answers: impl IntoIterator<Item = (&'a Key, Told, bool)>,
+    ) -> Vec<bool> {
+        let mut cache = self.cache.lock();
+        let mut session = cache.sessions.get_mut(&session_id);
+        let decide = |(key, told, has_records): (&Key, Told, bool)| {
+            let Some(session) = session.as_mut() else { return true };
+            let next_turn = session.next_turn;
+            let Some(remembered) = session.partitions.get_mut(key) else { return true };
+            let changed = remembered.told != Some(told);
+            // After an error the partition is in the next answer too, whatever it says.
+            remembered.told = (told.error_code == 0).then_some(told);
+            if has_records {
+                let turn = std::mem::replace(&mut remembered.turn, next_turn);
+                session.next_turn += 1;
+                session.order.remove(&turn);
+                session.order.insert(next_turn, key.clone());
+            }
+            changed || has_records
+        };
+        answers.into_iter().map(decide).collect()
+    }
+}
+
+/// A positive id that no session has.
+fn new_id(sessions: &HashMap<i32, Session>) -> i32 {
+    loop {
+        let id = (uuid::Uuid::new_v4().as_u128() as i32) & i32::MAX;
+        if id != NO_SESSION && !sessions.contains_key(&id) {
+            return id;
+        }
+    }
+}
+
+fn topic_ref(name: &str, id: uuid::Uuid, by_id: bool) -> TopicRef {
+    if by_id { TopicRef::Id(id) } else { TopicRef::Name(Arc::from(name)) }
+}
+
+fn wants(topic: &FetchTopic, by_id: bool) -> impl Iterator<Item = Want> {
+    let topic_ref = topic_ref(&topic.topic, topic.topic_id, by_id);
+    topic.partitions.iter().map(move |partition: &FetchPartition| Want {
+        key: Key { topic: topic_ref.clone(), partition: partition.partition },
+        offset: partition.fetch_offset,
+        max_bytes: partition.partition_max_bytes,
+        leader_epoch: partition.current_leader_epoch,
+    })
+}
+
+fn forgotten(topic: &ForgottenTopic, by_id: bool) -> impl Iterator<Item = Key> {
+    let topic_ref = topic_ref(&topic.topic, topic.topic_id, by_id);
+    topic
+        .partitions
+        .iter()
+        .map(move |partition| Key { topic: topic_ref.clone(), partition: *partition })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(session_id: i32, epoch: i32, partitions: &[(i32, i64)]) -> FetchRequest {
+        let partitions = partitions.iter().map(|(partition, offset)| {
+            FetchPartition::default()
+                .with_partition(*partition)
+                .with_fetch_offset(*offset)
+                .with_partition_max_bytes(100)
+        });
+        let topic = FetchTopic::default()
+            .with_topic(kafka_protocol::protocol::StrBytes::from_static_str("t").into())
+            .with_partitions(partitions.collect());
+        FetchRequest::default()
+            .with_session_id(session_id)
+            .with_session_epoch(epoch)
+            .with_topics(vec![topic])
+    }
+
+    fn offsets(fetch: &Fetch) -> Vec<(i32, i64)> {
+        fetch.wants.iter().map(|want| (want.key.partition, want.offset)).collect()
+    }
+
+    fn told(high_watermark: i64) -> Told {
+        Told { error_code: 0, high_watermark, log_start: 0 }
+    }
+
+    #[test]
+    fn a_session_remembers_updates_and_forgets() {
+        let sessions = Sessions::default();
+        let now = Instant::now();
+        let full = sessions.begin(&request(0, 0, &[(0, 5), (1, 6)]), 12, now).unwrap();
+        assert!(!full.incremental && full.session_id > 0);
+        let id = full.session_id;
+
+        let fetch = sessions.begin(&request(id, 1, &[(1, 7), (2, 8)]), 12, now).unwrap();
+        assert!(fetch.incremental);
+        assert_eq!(offsets(&fetch), [(0, 5), (1, 7), (2, 8)]);
+
+        let mut forget = request(id, 2, &[]);
+        forget.forgotten_topics_data = vec![
+            ForgottenTopic::default()
+                .with_topic(kafka_protocol::protocol::StrBytes::from_static_str("t").into())
+                .with_partitions(vec![0, 9]),
+        ];
+        assert_eq!(offsets(&sessions.begin(&forget, 12, now).unwrap()), [(1, 7), (2, 8)]);
+        assert_eq!(sessions.cache.lock().partitions, 2);
+
+        // A final fetch ends it.
+        let last = sessions.begin(&request(id, -1, &[(0, 1)]), 12, now).unwrap();
+        assert_eq!((last.session_id, last.incremental), (0, false));
+        assert_eq!(sessions.cache.lock().partitions, 0);
+        assert_eq!(sessions.begin(&request(id, 3, &[]), 12, now).unwrap_err().code(), 70);
+    }
+
+    #[test]
+    fn wrong_epochs_and_ids_are_refused_and_change_nothing() {
+        let sessions = Sessions::default();
+        let now = Instant::now();
+        let id = sessions.begin(&request(0, 0, &[(0, 5)]), 12, now).unwrap().session_id;
+        for epoch in [2, 5, -7] {
+            assert_eq!(
+                sessions.begin(&request(id, epoch, &[]), 12, now).unwrap_err().code(),
+                71,
+                "{epoch}"
+            );
+        }
+        assert_eq!(sessions.begin(&request(id, 1, &[]), 13, now).unwrap_err().code(), 106);
+        assert_eq!(sessions.begin(&request(id ^ 1, 1, &[]), 12, now).unwrap_err().code(), 70);
+        assert!(sessions.begin(&request(id, 1, &[]), 12, now).is_ok());
+        assert_eq!(
+            sessions.begin(&request(id, 1, &[]), 12, now).unwrap_err().code(),
+            71,
+            "used up"
+        );
+    }
+
+    #[test]
+    fn an_incremental_answer_holds_what_changed_and_records_move_to_the_end() {
+        let sessions = Sessions::default();
+        let now = Instant::now();
+        let id = sessions.begin(&request(0, 0, &[(0, 0), (1, 0)]), 12, now).unwrap().session_id;
+        let fetch = sessions.begin(&request(id, 1, &[]), 12, now).unwrap();
+        let keys: Vec<Key> = fetch.wants.into_iter().map(|want| want.key).collect();
+        assert_eq!(
+            sessions.finish(id, [(&keys[0], told(1), true), (&keys[1], told(0), false)]),
+            [true, true]
+        );
+        assert_eq!(
+            sessions.finish(id, [(&keys[0], told(1), false), (&keys[1], told(0), false)]),
+            [false, false]
+        );
+        assert_eq!(
+            sessions.finish(id, [(&keys[0], told(2), false), (&keys[1], told(0), false)]),
+            [true, false]
+        );
+        let error = Told { error_code: 1, high_watermark: -1, log_start: -1 };
+        for _ in 0..2 {
+            assert_eq!(sessions.finish(id, [(&keys[0], error, false)]), [true]);
+        }
+        let fetch = sessions.begin(&request(id, 2, &[]), 12, now).unwrap();
+        assert_eq!(offsets(&fetch), [(1, 0), (0, 0)]);
+    }
+
+    #[test]
+    fn sessions_are_bounded_and_old_ones_make_room() {
+        let sessions = Sessions::default();
+        let now = Instant::now();
+        for _ in 0..MAX_SESSIONS {
+            assert_ne!(sessions.begin(&request(0, 0, &[(0, 0)]), 12, now).unwrap().session_id, 0);
+        }
+        let begin = |at| sessions.begin(&request(0, 0, &[(0, 0)]), 12, at).unwrap().session_id;
+        assert_eq!(begin(now + EVICTION_AGE / 2), 0, "no room: served without a session");
+        assert_ne!(begin(now + EVICTION_AGE), 0);
+        assert_eq!(sessions.cache.lock().sessions.len(), MAX_SESSIONS);
+    }
+
+    #[test]
+    fn old_versions_have_no_sessions() {
+        let sessions = Sessions::default();
+        let fetch = sessions.begin(&request(0, -1, &[(0, 3)]), 6, Instant::now()).unwrap();
+        assert_eq!((fetch.session_id, offsets(&fetch)), (0, vec![(0, 3)]));
+    }
+}

@@ -1,0 +1,354 @@
+//! The topics, their partitions and configurations: in the catalog as `topic/<name>`, in memory as a map.
+//!
+//! Layout of the catalog entry: `docs/format/broker-metadata.md`.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use alluvium_stream::{Change, KIND_LOG, Store, StreamId};
+use parking_lot::RwLock;
+use uuid::Uuid;
+
+use crate::errors::ApiError;
+use crate::partition::{AppendRules, Partition};
+use crate::topic_config::{self, Overrides};
+
+const META_PREFIX: &str = "topic/";
+
+const MAX_NAME_BYTES: usize = 249;
+
+/// A topic as it is at one moment; a change makes a new one.
+pub(crate) struct Topic {
+    pub(crate) name: Arc<str>,
+    pub(crate) id: Uuid,
+    pub(crate) partitions: Vec<Arc<Partition>>,
+    pub(crate) overrides: Overrides,
+    pub(crate) rules: AppendRules,
+}
+
+impl Topic {
+    /// The partition of this number.
+    pub(crate) fn partition(&self, index: i32) -> Option<&Arc<Partition>> {
+        self.partitions.get(usize::try_from(index).ok()?)
+    }
+}
+
+/// How a request names a topic: older versions by name, newer ones by id.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum TopicRef {
+    Name(Arc<str>),
+    Id(Uuid),
+}
+
+/// What the catalog holds of a topic.
+#[derive(serde::Serialize, serde::Deserialize)]
+struct Stored {
+    id: Uuid,
+    /// The partitions' streams, in order.
+    streams: Vec<StreamId>,
+    configs: Overrides,
+}
+
+/// The catalog's content does not make sense.
+#[derive(Debug, thiserror::Error)]
+#[error("topic {topic}: {reason}")]
+pub(crate) struct BadTopic {
+    topic: String,
+    reason: String,
+}
+
+#[derive(Default)]
+struct Maps {
+    by_name: BTreeMap<Arc<str>, Arc<Topic>>,
+    by_id: HashMap<Uuid, Arc<Topic>>,
+    partitions: usize,
+}
+
+impl Maps {
+    fn insert(&mut self, topic: &Arc<Topic>) {
+        self.partitions += topic.partitions.len();
+        self.by_id.insert(topic.id, topic.clone());
+        if let Some(old) = self.by_name.insert(topic.name.clone(), topic.clone()) {
+            self.partitions -= old.partitions.len();
+        }
+    }
+}
+
+/// All topics.
+pub(crate) struct Topics {
+    store: Store,
+    default_max_batch_bytes: u32,
+    max_partitions: usize,
+    maps: RwLock<Maps>,
+    /// Held over a change's check and commit, so that changes have one order.
+    changing: tokio::sync::Mutex<()>,
+}
+
+impl Topics {
+    /// Read the topics from the catalog, and rebuild the state of their partitions.
+    ///
+    /// # Errors
+    /// The first entry or checkpoint that does not make sense.
+    pub(crate) fn open(
+        store: Store,
+        default_max_batch_bytes: u32,
+        max_partitions: u32,
+    ) -> Result<Self, BadTopic> {
+        let mut maps = Maps::default();
+        for (key, value) in store.meta(META_PREFIX) {
+            let name = &key[META_PREFIX.len()..];
+            let bad = |reason: String| BadTopic { topic: name.to_owned(), reason };
+            let stored: Stored = serde_json::from_slice(&value)
+                .map_err(|e| bad(format!("its catalog entry: {e}")))?;
+            let partitions = stored.streams.iter().enumerate().map(|(index, id)| {
+                let stream = store.stream(*id).ok_or_else(|| {
+                    bad(format!("stream {id} of partition {index} does not exist"))
+                })?;
+                let partition =
+                    Partition::open(stream).map_err(|e| bad(format!("partition {index}: {e}")))?;
+                Ok(Arc::new(partition))
+            });
+            maps.insert(&Arc::new(Topic {
+                name: name.into(),
+                id: stored.id,
+                partitions: partitions.collect::<Result<_, _>>()?,
+                rules: topic_config::append_rules(&stored.configs, default_max_batch_bytes),
+                overrides: stored.configs,
+            }));
+        }
+        Ok(Self {
+            store,
+            default_max_batch_bytes,
+            max_partitions: max_partitions as usize,
+            maps: RwLock::new(maps),
+            changing: tokio::sync::Mutex::new(()),
+        })
+    }
+
+    /// The topic of this name.
+    pub(crate) fn by_name(&self, name: &str) -> Result<Arc<Topic>, ApiError> {
+        self.maps.read().by_name.get(name).cloned().ok_or(ApiError::UnknownTopicOrPartition)
+    }
+
+    /// The topic with this id.
+    pub(crate) fn by_id(&self, id: Uuid) -> Result<Arc<Topic>, ApiError> {
+        self.maps.read().by_id.get(&id).cloned().ok_or(ApiError::UnknownTopicId)
+    }
+
+    /// The topic that a request means.
+    pub(crate) fn find(&self, topic: &TopicRef) -> Result<Arc<Topic>, ApiError> {
+        match topic {
+            TopicRef::Name(name) => self.by_name(name),
+            TopicRef::Id(id) => self.by_id(*id),
+        }
+    }
+
+    /// Whether there is such a partition.
+    pub(crate) fn has_partition(&self, topic: &str, partition: i32) -> bool {
+        self.by_name(topic).is_ok_and(|topic| topic.partition(partition).is_some())
+    }
+
+    /// All topics, by name.
+    pub(crate) fn all(&self) -> Vec<Arc<Topic>> {
+        self.maps.read().by_name.values().cloned().collect()
+    }
+
+    /// Create a topic, atomically and durably. With `validate_only` only check whether that would succeed.
+    ///
+    /// # Errors
+    /// A bad name, one that exists or collides, bad numbers or settings; failed storage.
+    pub(crate) async fn create(
+        &self,
+        name: &str,
+        partitions: u32,
+        overrides: Overrides,
+        validate_only: bool,
+    ) -> Result<Arc<Topic>, ApiError> {
+        let _changing = self.changing.lock().await;
+        check_name(name)?;
+        self.check_free(name)?;
+        self.check_room(partitions)?;
+        for (name, value) in &overrides {
+            topic_config::check(name, value)?;
+        }
+        let mut topic = Topic {
+            name: name.into(),
+            id: if validate_only { Uuid::nil() } else { Uuid::new_v4() },
+            partitions: Vec::new(),
+            rules: topic_config::append_rules(&overrides, self.default_max_batch_bytes),
+            overrides,
+        };
+        if !validate_only {
+            topic.partitions = self.commit_with_new_streams(&topic, partitions).await?;
+        }
+        let topic = Arc::new(topic);
+        if !validate_only {
+            self.maps.write().insert(&topic);
+        }
+        Ok(topic)
+    }
+
+    /// Give a topic more partitions, `total` in all.
+    ///
+    /// # Errors
+    /// An unknown topic, a number that is not greater than the present one; failed storage.
+    pub(crate) async fn grow(
+        &self,
+        name: &str,
+        total: u32,
+        validate_only: bool,
+    ) -> Result<(), ApiError> {
+        let _changing = self.changing.lock().await;
+        let topic = self.by_name(name)?;
+        let present = u32::try_from(topic.partitions.len()).expect("partitions are bounded");
+        if total <= present {
+            return Err(ApiError::InvalidPartitions(format!(
+                "topic {name} has {present} partitions already, {total} are not more"
+            )));
+        }
+        self.check_room(total - present)?;
+        if validate_only {
+            return Ok(());
+        }
+        let partitions = self.commit_with_new_streams(&topic, total - present).await?;
+        let grown = Topic {
+            name: topic.name.clone(),
+            id: topic.id,
+            partitions,
+            overrides: topic.overrides.clone(),
+            rules: topic.rules,
+        };
+        self.maps.write().insert(&Arc::new(grown));
+        Ok(())
+    }
+
+    /// Delete a topic and its records.
+    ///
+    /// # Errors
+    /// An unknown topic, failed storage.
+    pub(crate) async fn delete(&self, topic: &TopicRef) -> Result<Arc<Topic>, ApiError> {
+        let _changing = self.changing.lock().await;
+        let topic = self.find(topic)?;
+        let mut changes = vec![Change::DeleteMeta(meta_key(&topic.name))];
+        changes.extend(
+            topic.partitions.iter().map(|partition| Change::DeleteStream(partition.stream.id())),
+        );
+        self.store.commit(changes).await?;
+        let mut maps = self.maps.write();
+        maps.by_name.remove(&topic.name);
+        maps.by_id.remove(&topic.id);
+        maps.partitions -= topic.partitions.len();
+        Ok(topic.clone())
+    }
+
+    /// Create `count` streams and store `topic` with them, in one commit; all its partitions, the new ones last.
+    async fn commit_with_new_streams(
+        &self,
+        topic: &Topic,
+        count: u32,
+    ) -> Result<Vec<Arc<Partition>>, ApiError> {
+        let new = self.store.new_stream_ids(count).await?;
+        let old = topic.partitions.iter().map(|partition| partition.stream.id());
+        let stored = Stored {
+            id: topic.id,
+            streams: old.chain(new.iter().copied()).collect(),
+            configs: topic.overrides.clone(),
+        };
+        let value = serde_json::to_vec(&stored)
+            .map_err(|e| ApiError::Internal(format!("catalog entry: {e}")))?;
+        let mut changes: Vec<Change> =
+            new.iter().map(|id| Change::CreateStream { id: *id, kind: KIND_LOG }).collect();
+        changes.push(Change::PutMeta { key: meta_key(&topic.name), value });
+        self.store.commit(changes).await?;
+        let mut partitions = topic.partitions.clone();
+        for id in new {
+            let stream = self.store.stream(id);
+            let stream = stream.ok_or_else(|| {
+                ApiError::Internal(format!("stream {id} is not open after its creation"))
+            })?;
+            let partition =
+                Partition::open(stream).map_err(|e| ApiError::Internal(e.to_string()))?;
+            partitions.push(Arc::new(partition));
+        }
+        Ok(partitions)
+    }
+
+    /// Names that differ in `.` and `_` only would have the same metric names, so Kafka refuses the second one.
+    fn check_free(&self, name: &str) -> Result<(), ApiError> {
+        let maps = self.maps.read();
+        if maps.by_name.contains_key(name) {
+            return Err(ApiError::TopicExists(name.to_owned()));
+        }
+        if name.contains(['.', '_']) {
+            let plain = name.replace('.', "_");
+            if let Some(other) = maps.by_name.keys().find(|other| other.replace('.', "_") == plain)
+            {
+                return Err(ApiError::InvalidTopicName(format!(
+                    "topic {name} collides with the existing topic {other}"
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_room(&self, more: u32) -> Result<(), ApiError> {
+        if more == 0 {
+            return Err(ApiError::InvalidPartitions("a topic has at least one partition".into()));
+        }
+        let present = self.maps.read().partitions;
+        if present + more as usize > self.max_partitions {
+            return Err(ApiError::PolicyViolation(format!(
+                "{more} more partitions would exceed the bound of {} on all partitions, {present} exist",
+                self.max_partitions
+            )));
+        }
+        Ok(())
+    }
+}
+
+fn meta_key(name: &str) -> String {
+    format!("{META_PREFIX}{name}")
+}
+
+/// Kafka's rules for topic names (`Topic.validate`).
+///
+/// # Errors
+/// [`ApiError::InvalidTopicName`] with the rule that is broken.
+pub(crate) fn check_name(name: &str) -> Result<(), ApiError> {
+    let invalid = |reason: String| Err(ApiError::InvalidTopicName(reason));
+    if name.is_empty() {
+        return invalid("a topic's name can not be empty".into());
+    }
+    if name == "." || name == ".." {
+        return invalid(format!("a topic's name can not be {name:?}"));
+    }
+    if name.len() > MAX_NAME_BYTES {
+        return invalid(format!(
+            "a topic's name has at most {MAX_NAME_BYTES} characters, this one {}",
+            name.len()
+        ));
+    }
+    if let Some(bad) =
+        name.chars().find(|c| !(c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-')))
+    {
+        return invalid(format!(
+            "a topic's name has letters, digits, '.', '_' and '-' only, this one {bad:?}"
+        ));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_follow_the_rules_of_kafka() {
+        for good in ["a", "a.b_c-D9", &"x".repeat(249), "..."] {
+            check_name(good).unwrap();
+        }
+        for bad in ["", ".", "..", "a b", "a/b", "ä", "a\0", &"x".repeat(250)] {
+            assert_eq!(check_name(bad).unwrap_err().code(), 17, "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,425 @@
+//! The shapes of the requests that are served, and a check of a request's bytes against its shape.
+//!
+//! The decoders of `kafka-protocol` allocate an array for as many elements as the request claims to have, before they have read
+//! one. So before a request is decoded, it is walked once without allocating anything: every array's elements must
+//! really be there, and their number is known before memory is spent on them. Tests hold the shapes against the decoders.
+
+/// A request's structure over all versions.
+pub(crate) struct Shape {
+    /// The first version with compact lengths and tagged fields.
+    flexible: i16,
+    body: Struct,
+}
+
+struct Struct {
+    fields: &'static [Field],
+    tagged: &'static [Tagged],
+}
+
+/// A field, and the versions that have it.
+struct Field(i16, i16, Kind);
+
+/// A tagged field that is known, from this version on. All others are skipped by their length.
+struct Tagged(u32, i16, Kind);
+
+enum Kind {
+    Fixed(usize),
+    /// A string, nullable or not.
+    Text,
+    Bytes,
+    /// Elements without a structure of their own.
+    Values(&'static Kind),
+    Structs(&'static Struct),
+    Struct(&'static Struct),
+}
+
+use Kind::{Bytes, Fixed, Structs, Text, Values};
+
+const MAX: i16 = i16::MAX;
+const BOOL: Kind = Fixed(1);
+const INT8: Kind = Fixed(1);
+const INT16: Kind = Fixed(2);
+const INT32: Kind = Fixed(4);
+const INT64: Kind = Fixed(8);
+const UUID: Kind = Fixed(16);
+
+const fn plain(fields: &'static [Field]) -> Struct {
+    Struct { fields, tagged: &[] }
+}
+
+const fn shape(flexible: i16, fields: &'static [Field]) -> Shape {
+    Shape { flexible, body: plain(fields) }
+}
+
+const PRODUCE_PARTITION: Struct = plain(&[Field(0, MAX, INT32), Field(0, MAX, Bytes)]);
+const PRODUCE_TOPIC: Struct =
+    plain(&[Field(0, 12, Text), Field(13, MAX, UUID), Field(0, MAX, Structs(&PRODUCE_PARTITION))]);
+pub(crate) const PRODUCE: Shape = shape(
+    9,
+    &[
+        Field(0, MAX, Text),
+        Field(0, MAX, INT16),
+        Field(0, MAX, INT32),
+        Field(0, MAX, Structs(&PRODUCE_TOPIC)),
+    ],
+);
+
+const FETCH_PARTITION: Struct = Struct {
+    fields: &[
+        Field(0, MAX, INT32),
+        Field(9, MAX, INT32),
+        Field(0, MAX, INT64),
+        Field(12, MAX, INT32),
+        Field(5, MAX, INT64),
+        Field(0, MAX, INT32),
+    ],
+    tagged: &[Tagged(0, 17, UUID), Tagged(1, 18, INT64)],
+};
+const FETCH_TOPIC: Struct =
+    plain(&[Field(0, 12, Text), Field(13, MAX, UUID), Field(0, MAX, Structs(&FETCH_PARTITION))]);
+const FORGOTTEN_TOPIC: Struct =
+    plain(&[Field(0, 12, Text), Field(13, MAX, UUID), Field(0, MAX, Values(&INT32))]);
+const REPLICA_STATE: Struct = plain(&[Field(0, MAX, INT32), Field(0, MAX, INT64)]);
+pub(crate) const FETCH: Shape = Shape {
+    flexible: 12,
+    body: Struct {
+        fields: &[
+            Field(0, 14, INT32),
+            Field(0, MAX, INT32),
+            Field(0, MAX, INT32),
+            Field(0, MAX, INT32),
+            Field(0, MAX, INT8),
+            Field(7, MAX, INT32),
+            Field(7, MAX, INT32),
+            Field(0, MAX, Structs(&FETCH_TOPIC)),
+            Field(7, MAX, Structs(&FORGOTTEN_TOPIC)),
+            Field(11, MAX, Text),
+        ],
+        tagged: &[Tagged(0, 12, Text), Tagged(1, 15, Kind::Struct(&REPLICA_STATE))],
+    },
+};
+
+const LIST_OFFSETS_PARTITION: Struct =
+    plain(&[Field(0, MAX, INT32), Field(4, MAX, INT32), Field(0, MAX, INT64)]);
+const LIST_OFFSETS_TOPIC: Struct =
+    plain(&[Field(0, MAX, Text), Field(0, MAX, Structs(&LIST_OFFSETS_PARTITION))]);
+pub(crate) const LIST_OFFSETS: Shape = shape(
+    6,
+    &[
+        Field(0, MAX, INT32),
+        Field(2, MAX, INT8),
+        Field(0, MAX, Structs(&LIST_OFFSETS_TOPIC)),
+        Field(10, MAX, INT32),
+    ],
+);
+
+const METADATA_TOPIC: Struct = plain(&[Field(10, MAX, UUID), Field(0, MAX, Text)]);
+pub(crate) const METADATA: Shape = shape(
+    9,
+    &[
+        Field(0, MAX, Structs(&METADATA_TOPIC)),
+        Field(4, MAX, BOOL),
+        Field(8, 10, BOOL),
+        Field(8, MAX, BOOL),
+    ],
+);
+
+const OFFSET_COMMIT_PARTITION: Struct =
+    plain(&[Field(0, MAX, INT32), Field(0, MAX, INT64), Field(6, MAX, INT32), Field(0, MAX, Text)]);
+const OFFSET_COMMIT_TOPIC: Struct =
+    plain(&[Field(0, MAX, Text), Field(0, MAX, Structs(&OFFSET_COMMIT_PARTITION))]);
+pub(crate) const OFFSET_COMMIT: Shape = shape(
+    8,
+    &[
+        Field(0, MAX, Text),
+        Field(0, MAX, INT32),
+        Field(0, MAX, Text),
+        Field(7, MAX, Text),
+        Field(0, 4, INT64),
+        Field(0, MAX, Structs(&OFFSET_COMMIT_TOPIC)),
+    ],
+);
+
+const OFFSET_FETCH_TOPIC: Struct = plain(&[Field(0, MAX, Text), Field(0, MAX, Values(&INT32))]);
+const OFFSET_FETCH_GROUP: Struct = plain(&[
+    Field(0, MAX, Text),
+    Field(9, MAX, Text),
+    Field(9, MAX, INT32),
+    Field(0, MAX, Structs(&OFFSET_FETCH_TOPIC)),
+]);
+pub(crate) const OFFSET_FETCH: Shape = shape(
+    6,
+    &[
+        Field(0, 7, Text),
+        Field(0, 7, Structs(&OFFSET_FETCH_TOPIC)),
+        Field(8, MAX, Structs(&OFFSET_FETCH_GROUP)),
+        Field(7, MAX, BOOL),
+    ],
+);
+
+pub(crate) const FIND_COORDINATOR: Shape =
+    shape(3, &[Field(0, 3, Text), Field(1, MAX, INT8), Field(4, MAX, Values(&Text))]);
+
+const JOIN_PROTOCOL: Struct = plain(&[Field(0, MAX, Text), Field(0, MAX, Bytes)]);
+pub(crate) const JOIN_GROUP: Shape = shape(
+    6,
+    &[
+        Field(0, MAX, Text),
+        Field(0, MAX, INT32),
+        Field(1, MAX, INT32),
+        Field(0, MAX, Text),
+        Field(5, MAX, Text),
+        Field(0, MAX, Text),
+        Field(0, MAX, Structs(&JOIN_PROTOCOL)),
+        Field(8, MAX, Text),
+    ],
+);
+
+pub(crate) const HEARTBEAT: Shape = shape(
+    4,
+    &[Field(0, MAX, Text), Field(0, MAX, INT32), Field(0, MAX, Text), Field(3, MAX, Text)],
+);
+
+const LEAVING_MEMBER: Struct =
+    plain(&[Field(0, MAX, Text), Field(0, MAX, Text), Field(5, MAX, Text)]);
+pub(crate) const LEAVE_GROUP: Shape =
+    shape(4, &[Field(0, MAX, Text), Field(0, 2, Text), Field(3, MAX, Structs(&LEAVING_MEMBER))]);
+
+const SYNC_ASSIGNMENT: Struct = plain(&[Field(0, MAX, Text), Field(0, MAX, Bytes)]);
+pub(crate) const SYNC_GROUP: Shape = shape(
+    4,
+    &[
+        Field(0, MAX, Text),
+        Field(0, MAX, INT32),
+        Field(0, MAX, Text),
+        Field(3, MAX, Text),
+        Field(5, MAX, Text),
+        Field(5, MAX, Text),
+        Field(0, MAX, Structs(&SYNC_ASSIGNMENT)),
+    ],
+);
+
+pub(crate) const DESCRIBE_GROUPS: Shape =
+    shape(5, &[Field(0, MAX, Values(&Text)), Field(3, MAX, BOOL)]);
+
+pub(crate) const LIST_GROUPS: Shape =
+    shape(3, &[Field(4, MAX, Values(&Text)), Field(5, MAX, Values(&Text))]);
+
+pub(crate) const API_VERSIONS: Shape = shape(3, &[Field(3, MAX, Text), Field(3, MAX, Text)]);
+
+const ASSIGNED_REPLICAS: Struct = plain(&[Field(0, MAX, INT32), Field(0, MAX, Values(&INT32))]);
+const NEW_TOPIC_CONFIG: Struct = plain(&[Field(0, MAX, Text), Field(0, MAX, Text)]);
+const NEW_TOPIC: Struct = plain(&[
+    Field(0, MAX, Text),
+    Field(0, MAX, INT32),
+    Field(0, MAX, INT16),
+    Field(0, MAX, Structs(&ASSIGNED_REPLICAS)),
+    Field(0, MAX, Structs(&NEW_TOPIC_CONFIG)),
+]);
+pub(crate) const CREATE_TOPICS: Shape =
+    shape(5, &[Field(0, MAX, Structs(&NEW_TOPIC)), Field(0, MAX, INT32), Field(0, MAX, BOOL)]);
+
+const DOOMED_TOPIC: Struct = plain(&[Field(0, MAX, Text), Field(0, MAX, UUID)]);
+pub(crate) const DELETE_TOPICS: Shape = shape(
+    4,
+    &[Field(6, MAX, Structs(&DOOMED_TOPIC)), Field(0, 5, Values(&Text)), Field(0, MAX, INT32)],
+);
+
+pub(crate) const INIT_PRODUCER_ID: Shape = shape(
+    2,
+    &[Field(0, MAX, Text), Field(0, MAX, INT32), Field(3, MAX, INT64), Field(3, MAX, INT16)],
+);
+
+const EPOCH_PARTITION: Struct =
+    plain(&[Field(0, MAX, INT32), Field(0, MAX, INT32), Field(0, MAX, INT32)]);
+const EPOCH_TOPIC: Struct = plain(&[Field(0, MAX, Text), Field(0, MAX, Structs(&EPOCH_PARTITION))]);
+pub(crate) const OFFSET_FOR_LEADER_EPOCH: Shape =
+    shape(4, &[Field(3, MAX, INT32), Field(0, MAX, Structs(&EPOCH_TOPIC))]);
+
+const CONFIG_RESOURCE: Struct =
+    plain(&[Field(0, MAX, INT8), Field(0, MAX, Text), Field(0, MAX, Values(&Text))]);
+pub(crate) const DESCRIBE_CONFIGS: Shape =
+    shape(4, &[Field(0, MAX, Structs(&CONFIG_RESOURCE)), Field(0, MAX, BOOL), Field(3, MAX, BOOL)]);
+
+const NEW_PARTITION: Struct = plain(&[Field(0, MAX, Values(&INT32))]);
+const GROWING_TOPIC: Struct =
+    plain(&[Field(0, MAX, Text), Field(0, MAX, INT32), Field(0, MAX, Structs(&NEW_PARTITION))]);
+pub(crate) const CREATE_PARTITIONS: Shape =
+    shape(2, &[Field(0, MAX, Structs(&GROWING_TOPIC)), Field(0, MAX, INT32), Field(0, MAX, BOOL)]);
+
+pub(crate) const DELETE_GROUPS: Shape = shape(2, &[Field(0, MAX, Values(&Text))]);
+
+pub(crate) const DESCRIBE_CLUSTER: Shape =
+    shape(0, &[Field(0, MAX, BOOL), Field(1, MAX, INT8), Field(2, MAX, BOOL)]);
+
+/// A request's bytes do not have the shape of such a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Misshapen {
+    #[error("it ends in the middle of a field")]
+    Truncated,
+    #[error("a length is negative")]
+    NegativeLength,
+    #[error("a length takes more than five bytes")]
+    LongLength,
+    #[error("a tagged field's content and length differ")]
+    TaggedLength,
+    #[error("it has more than {0} array elements")]
+    TooManyElements(usize),
+}
+
+impl Shape {
+    /// Walk over a request: its header, then its body.
+    ///
+    /// # Returns
+    /// The number of array elements and tagged fields in it: what decoding will allocate for.
+    ///
+    /// # Errors
+    /// The first place where the bytes and the shape part, or where `max_elements` is exceeded. Bytes behind the end are no
+    /// error, as in Kafka.
+    pub(crate) fn walk(
+        &self,
+        request: &[u8],
+        version: i16,
+        max_elements: usize,
+    ) -> Result<usize, Misshapen> {
+        // API key, version, correlation id, client id; the last keeps its fixed-width length in flexible headers.
+        const HEADER: Struct = plain(&[Field(0, MAX, Fixed(8)), Field(0, MAX, Text)]);
+        let mut walk = Walk { rest: request, version, flexible: false, elements: 0, max_elements };
+        walk.structure(&HEADER)?;
+        if version >= self.flexible {
+            walk.flexible = true;
+            walk.tagged(&[])?;
+        }
+        walk.structure(&self.body)?;
+        Ok(walk.elements)
+    }
+}
+
+struct Walk<'a> {
+    rest: &'a [u8],
+    version: i16,
+    flexible: bool,
+    elements: usize,
+    max_elements: usize,
+}
+
+impl Walk<'_> {
+    fn skip(&mut self, bytes: usize) -> Result<(), Misshapen> {
+        self.rest = self.rest.get(bytes..).ok_or(Misshapen::Truncated)?;
+        Ok(())
+    }
+
+    fn take<const N: usize>(&mut self) -> Result<[u8; N], Misshapen> {
+        let (head, rest) = self.rest.split_first_chunk().ok_or(Misshapen::Truncated)?;
+        self.rest = rest;
+        Ok(*head)
+    }
+
+    fn unsigned_varint(&mut self) -> Result<u32, Misshapen> {
+        let mut value = 0;
+        for at in 0..5 {
+            let [byte] = self.take()?;
+            value |= u32::from(byte & 0x7f) << (at * 7);
+            if byte < 0x80 {
+                return Ok(value);
+            }
+        }
+        Err(Misshapen::LongLength)
+    }
+
+    /// A compact length is stored plus one, 0 means null.
+    fn compact_len(&mut self) -> Result<usize, Misshapen> {
+        Ok(self.unsigned_varint()?.saturating_sub(1) as usize)
+    }
+
+    fn fixed_len(&mut self, len: i32) -> Result<usize, Misshapen> {
+        match len {
+            -1 => Ok(0),
+            len => usize::try_from(len).map_err(|_| Misshapen::NegativeLength),
+        }
+    }
+
+    fn count(&mut self, more: usize) -> Result<(), Misshapen> {
+        self.elements = self.elements.saturating_add(more);
+        if self.elements > self.max_elements {
+            Err(Misshapen::TooManyElements(self.max_elements))
+        } else {
+            Ok(())
+        }
+    }
+
+    fn structure(&mut self, shape: &Struct) -> Result<(), Misshapen> {
+        for Field(from, to, kind) in shape.fields {
+            if (*from..=*to).contains(&self.version) {
+                self.value(kind)?;
+            }
+        }
+        if self.flexible { self.tagged(shape.tagged) } else { Ok(()) }
+    }
+
+    fn tagged(&mut self, known: &[Tagged]) -> Result<(), Misshapen> {
+        let count = self.unsigned_varint()?;
+        self.count(count as usize)?;
+        for _ in 0..count {
+            let tag = self.unsigned_varint()?;
+            let len_bytes = self.unsigned_varint()? as usize;
+            match known.iter().find(|Tagged(known, from, _)| *known == tag && self.version >= *from)
+            {
+                None => self.skip(len_bytes)?,
+                Some(Tagged(_, _, kind)) => {
+                    let before = self.rest.len();
+                    self.value(kind)?;
+                    // The decoder reads the content without regard to the length, so they must agree.
+                    if before - self.rest.len() != len_bytes {
+                        return Err(Misshapen::TaggedLength);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn value(&mut self, kind: &Kind) -> Result<(), Misshapen> {
+        match kind {
+            Fixed(bytes) => self.skip(*bytes),
+            Text | Bytes if self.flexible => {
+                let len = self.compact_len()?;
+                self.skip(len)
+            }
+            Text => {
+                let len = i16::from_be_bytes(self.take()?);
+                let len = self.fixed_len(len.into())?;
+                self.skip(len)
+            }
+            Bytes => {
+                let len = i32::from_be_bytes(self.take()?);
+                let len = self.fixed_len(len)?;
+                self.skip(len)
+            }
+            Values(element) => self.array(|walk| walk.value(element)),
+            Structs(element) => self.array(|walk| walk.structure(element)),
+            Kind::Struct(inner) => self.structure(inner),
+        }
+    }
+
+    fn array(
+        &mut self,
+        mut element: impl FnMut(&mut Self) -> Result<(), Misshapen>,
+    ) -> Result<(), Misshapen> {
+        let len = if self.flexible {
+            self.compact_len()?
+        } else {
+            let len = i32::from_be_bytes(self.take()?);
+            self.fixed_len(len)?
+        };
+        // Every element takes at least a byte, so a lie is seen before the loop that it would prolong.
+        if len > self.rest.len() {
+            return Err(Misshapen::Truncated);
+        }
+        self.count(len)?;
+        for _ in 0..len {
+            element(self)?;
+        }
+        Ok(())
+    }
+}
