@@ -5,12 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc;
 
-use crate::{AlignedBuf, DeviceError, DeviceOffset, PAGE_BYTES, Request, SharedBuf, SharedDevice};
+use crate::{
+    AlignedBuf, DeviceError, DeviceOffset, OpenError, PAGE_BYTES, Request, SharedBuf, SharedDevice,
+};
 
 /// An engine under test. Targets hold at least 2 MiB.
 pub(crate) struct Subject<'a> {
     /// A handle to the same target each time, never two at once.
-    pub(crate) open: &'a dyn Fn() -> SharedDevice,
+    pub(crate) open: &'a dyn Fn() -> Result<SharedDevice, OpenError>,
     /// The same target, but every write and flush that reaches it fails.
     pub(crate) broken: &'a dyn Fn() -> SharedDevice,
     /// The same target, opened for reading only.
@@ -38,6 +40,10 @@ pub(crate) fn run(subject: &Subject<'_>) {
 }
 
 impl Subject<'_> {
+    fn open(&self) -> SharedDevice {
+        (self.open)().expect("the target is there, and free")
+    }
+
     /// Submit all, then wait for all; outcomes in the order of `requests`. Asserts that each completes exactly once.
     fn submit(&self, device: &SharedDevice, requests: Vec<Request>) -> Vec<Outcome> {
         let (tx, rx) = mpsc::channel();
@@ -72,7 +78,7 @@ impl Subject<'_> {
     }
 
     fn reads_what_was_written(&self) {
-        let device = (self.open)();
+        let device = self.open();
         for (round, len) in
             [PAGE_BYTES, 3 * PAGE_BYTES, 256 * 1024, 1024 * 1024].into_iter().enumerate()
         {
@@ -85,7 +91,7 @@ impl Subject<'_> {
     }
 
     fn splits_a_buffer_at_the_end_of_the_device(&self) {
-        let device = (self.open)();
+        let device = self.open();
         let end = device.geometry().capacity_bytes;
         let whole = pattern(&device, 4 * PAGE_BYTES, 4);
         let cut = PAGE_BYTES;
@@ -101,7 +107,7 @@ impl Subject<'_> {
 
     /// More in flight than any queue is deep, reads beside writes of other places.
     fn keeps_many_requests_apart(&self) {
-        let device = (self.open)();
+        let device = self.open();
         let page = PAGE_BYTES as u64;
         let place = |index: u64| DeviceOffset(index * 2 * page);
         let content: Vec<_> = (0..200).map(|index| pattern(&device, PAGE_BYTES, index)).collect();
@@ -142,13 +148,16 @@ impl Subject<'_> {
             let completion = move |outcome: Outcome| {
                 outcome.unwrap();
                 match left {
-                    0 => done.send(()).unwrap(),
+                    0 => {
+                        drop(next); // so that the test holds the last handle
+                        done.send(()).unwrap();
+                    }
                     _ => chain(&next, left - 1, done),
                 }
             };
             device.submit(Request::Write { at, buf, durable: false }, Box::new(completion));
         }
-        let device = (self.open)();
+        let device = self.open();
         let (tx, rx) = mpsc::channel();
         chain(&device, 50, tx);
         (self.drive)();
@@ -158,13 +167,13 @@ impl Subject<'_> {
     }
 
     fn flushes(&self) {
-        let device = (self.open)();
+        let device = self.open();
         self.write(&device, 0, pattern(&device, PAGE_BYTES, 9), false);
         assert!(self.one(&device, Request::Flush).unwrap().is_none());
     }
 
     fn refuses_what_is_out_of_bounds(&self) {
-        let device = (self.open)();
+        let device = self.open();
         let capacity = device.geometry().capacity_bytes;
         let page = PAGE_BYTES as u64;
         let offsets =
@@ -192,7 +201,7 @@ impl Subject<'_> {
     }
 
     fn serves_buffers_beyond_its_pool(&self) {
-        let device = (self.open)();
+        let device = self.open();
         for _ in 0..3 {
             let held: Vec<_> =
                 (0..64).map(|index| pattern(&device, 2 * PAGE_BYTES, index)).collect();
@@ -209,7 +218,7 @@ impl Subject<'_> {
     }
 
     fn completes_everything_when_dropped(&self) {
-        let device = (self.open)();
+        let device = self.open();
         let content: Vec<_> =
             (0..64).map(|index| pattern(&device, PAGE_BYTES, 1000 + index)).collect();
         let completed = Arc::new(AtomicU32::new(0));
@@ -229,14 +238,14 @@ impl Subject<'_> {
         (self.drive)();
         assert_eq!(completed.load(Ordering::SeqCst), 64);
         // And the target is free again, at once.
-        let device = (self.open)();
+        let device = self.open();
         for (index, content) in content.iter().enumerate() {
             assert_eq!(*self.read(&device, (index * PAGE_BYTES) as u64, PAGE_BYTES), **content);
         }
     }
 
     fn can_be_dropped_by_a_completion(&self) {
-        let device = (self.open)();
+        let device = self.open();
         let (tx, rx) = mpsc::channel();
         let (hand_over, handle) = mpsc::channel::<SharedDevice>();
         let buf = device.alloc(PAGE_BYTES);
@@ -255,10 +264,14 @@ impl Subject<'_> {
         drop(hand_over.send(device));
         (self.drive)();
         rx.recv().expect("the completion has run");
+        // A thread can not wait for its own end; the target is free when it has come to it.
+        while let Err(OpenError::InUse(_)) = (self.open)() {
+            std::thread::yield_now();
+        }
     }
 
     fn latches(&self) {
-        let device = (self.open)();
+        let device = self.open();
         let before = pattern(&device, PAGE_BYTES, 77);
         self.write(&device, 0, before.clone(), true);
         drop(device);
@@ -311,7 +324,7 @@ impl Subject<'_> {
 
     fn only_reads_when_read_only(&self) {
         let Some(open) = self.read_only else { return };
-        let device = (self.open)();
+        let device = self.open();
         let content = pattern(&device, PAGE_BYTES, 31);
         self.write(&device, 0, content.clone(), true);
 

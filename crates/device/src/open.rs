@@ -6,6 +6,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use crate::buffer::{PAGE_BYTES, Pool};
+use crate::engine::Core;
 use crate::engine::threads::Threads;
 use crate::engine::uring::Uring;
 use crate::target::Target;
@@ -119,14 +120,20 @@ pub fn open(path: &Path, options: &OpenOptions) -> Result<SharedDevice, OpenErro
         options.buffer_bytes
     );
     let target = Target::open(path, options)?;
-    let geometry = geometry(path, options, &target);
     let failed = |action| move |source| OpenError::Io { path: path.to_owned(), action, source };
     let pool = Pool::new(options.buffer_bytes, options.buffers)
         .map_err(failed("mapping the buffer pool"))?;
+    let core = |engine| Core::new(geometry(path, options, &target, engine), target.claim.clone());
+    if options.durability == Durability::Device && options.access == Access::Exclusive {
+        tracing::warn!(
+            "{}: durability `device`: writes are acknowledged without a flush; unless the device's cache survives a power \
+             failure, a power failure loses acknowledged data",
+            path.display()
+        );
+    }
     if options.engine != Engine::Threads {
-        // A duplicate shares the open file, and so its lock.
         let fd = target.fd.try_clone().map_err(failed("duplicating its descriptor"))?;
-        match Uring::start(fd, geometry.clone(), pool.clone(), options.io_depth) {
+        match Uring::start(fd, core("io_uring"), pool.clone(), options.io_depth) {
             Ok(device) => return Ok(Arc::new(device)),
             Err(source) if options.engine == Engine::IoUring => {
                 return Err(failed("setting up io_uring")(source));
@@ -136,12 +143,13 @@ pub fn open(path: &Path, options: &OpenOptions) -> Result<SharedDevice, OpenErro
             }
         }
     }
-    let device = Threads::start(target.fd, geometry, pool, options.io_depth)
+    let core = core("threads");
+    let device = Threads::start(target.fd, core, pool, options.io_depth)
         .map_err(failed("starting I/O threads"))?;
     Ok(Arc::new(device))
 }
 
-fn geometry(path: &Path, options: &OpenOptions, target: &Target) -> Geometry {
+fn geometry(path: &Path, options: &OpenOptions, target: &Target, engine: &'static str) -> Geometry {
     Geometry {
         name: path.display().to_string(),
         capacity_bytes: target.capacity_bytes,
@@ -150,7 +158,7 @@ fn geometry(path: &Path, options: &OpenOptions, target: &Target) -> Geometry {
         volatile_cache: target.volatile_cache,
         flushes: options.durability.flushes(target.volatile_cache),
         read_only: options.access == Access::ReadOnly,
-        engine: "",
+        engine,
     }
 }
 

@@ -271,7 +271,7 @@ impl SimDisk {
     }
 
     fn assemble(geometry: Geometry, state: State) -> Self {
-        Self(Arc::new(Inner { core: Core::new(geometry), state: Mutex::new(state) }))
+        Self(Arc::new(Inner { core: Core::new(geometry, None), state: Mutex::new(state) }))
     }
 
     /// A handle as the layers above take it.

@@ -5,10 +5,11 @@ use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use rustix::fs::{
     AtFlags, CWD, FallocateFlags, FileType, FlockOperation, Mode, OFlags, RenameFlags, SeekFrom,
-    StatxFlags,
+    Stat, StatxFlags,
 };
 use rustix::io::Errno;
 
@@ -22,32 +23,61 @@ const PREWRITE_BYTES: usize = 4 * 1024 * 1024;
 /// An open block device or regular file.
 pub(crate) struct Target {
     pub(crate) fd: OwnedFd,
+    /// What keeps others out; `None` if it is only read.
+    pub(crate) claim: Option<Arc<Claim>>,
     pub(crate) capacity_bytes: u64,
     pub(crate) logical_block_bytes: u32,
     pub(crate) block_device: bool,
     pub(crate) volatile_cache: bool,
 }
 
+/// Nobody else has the target open for writing as long as this lives.
+///
+/// It is a descriptor of its own, through which no I/O goes: io_uring keeps the file of a request for a moment after it
+/// has completed, and with it whatever is tied to that open file. This one is given up when it is dropped, not later.
+#[derive(Debug)]
+pub(crate) struct Claim(OwnedFd);
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        // Closing alone would leave a file locked while a child process that was just forked still has its copy of the
+        // descriptor. Nothing is locked on a block device, and unlocking it does no harm.
+        if let Err(errno) = rustix::fs::flock(&self.0, FlockOperation::Unlock) {
+            tracing::warn!("unlocking a target: {errno}");
+        }
+    }
+}
+
 impl Target {
     pub(crate) fn open(path: &Path, options: &OpenOptions) -> Result<Self, OpenError> {
         let exclusive = options.access == Access::Exclusive;
-        let stat = match rustix::fs::stat(path) {
-            Ok(stat) => stat,
-            Err(Errno::NOENT) => match options.create_bytes {
-                Some(bytes) if exclusive => return create(path, bytes, options),
-                _ => return Err(OpenError::NotFound(path.to_owned())),
-            },
-            Err(errno) => return Err(error(path, "looking at it", errno)),
-        };
-        let target = match FileType::from_raw_mode(stat.st_mode) {
-            FileType::BlockDevice => open_block_device(path, exclusive, stat.st_rdev)?,
-            FileType::RegularFile => open_file(path, exclusive)?,
-            other => {
-                return Err(unsuitable(
-                    path,
-                    format!("is a {}, not a block device or regular file", kind(other)),
-                ));
+        let looked = rustix::fs::stat(path);
+        let (stat, claim) = match (looked, options.create_bytes) {
+            (Err(Errno::NOENT), Some(bytes)) if exclusive => {
+                let claim = create(path, bytes, options)?;
+                (rustix::fs::fstat(&claim.0), Some(claim))
             }
+            (looked, _) => (looked, None),
+        };
+        let stat = stat.map_err(|errno| error(path, "looking at it", errno))?;
+        let file_type = FileType::from_raw_mode(stat.st_mode);
+        if !matches!(file_type, FileType::BlockDevice | FileType::RegularFile) {
+            let reason = format!("is a {}, not a block device or regular file", kind(file_type));
+            return Err(unsuitable(path, reason));
+        }
+        let (claim, flags) = match claim {
+            _ if !exclusive => (None, OFlags::RDONLY),
+            Some(created) => (Some(created), OFlags::RDWR),
+            None => (Some(take(path, file_type)?), OFlags::RDWR),
+        };
+        let fd = open_direct(path, flags, Mode::empty())?;
+        if claim.as_ref().is_some_and(|claim| !same_file(&claim.0, &fd)) {
+            return Err(unsuitable(path, "was replaced while it was opened".into()));
+        }
+        let claim = claim.map(Arc::new);
+        let target = match file_type {
+            FileType::BlockDevice => measure_block_device(path, fd, claim, stat.st_rdev)?,
+            _ => measure_file(path, fd, claim)?,
         };
         match options.create_bytes {
             Some(wanted_bytes) if wanted_bytes > target.capacity_bytes => {
@@ -62,14 +92,38 @@ impl Target {
     }
 }
 
+/// Claim what exists, or find that somebody else has. Never waits: whoever has it keeps it as long as it runs.
+fn take(path: &Path, file_type: FileType) -> Result<Claim, OpenError> {
+    // O_EXCL without O_CREAT on a block device fails with EBUSY if the device is mounted, part of a device-mapper or md
+    // target, or open with O_EXCL elsewhere (open(2), "Since Linux 2.6").
+    let flags = match file_type {
+        FileType::BlockDevice => OFlags::RDWR | OFlags::EXCL,
+        _ => OFlags::RDWR,
+    };
+    let fd = rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty())
+        .map_err(|errno| error(path, "opening it", errno))?;
+    match file_type {
+        FileType::BlockDevice => Ok(Claim(fd)),
+        _ => lock(path, fd),
+    }
+}
+
+fn lock(path: &Path, fd: OwnedFd) -> Result<Claim, OpenError> {
+    match rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(Claim(fd)),
+        Err(errno) => Err(error(path, "locking it", errno)),
+    }
+}
+
 // ---------------------------------------------------------------------------------------------------------------
 // Block devices
 
-fn open_block_device(path: &Path, exclusive: bool, device: u64) -> Result<Target, OpenError> {
-    // O_EXCL without O_CREAT on a block device: fails with EBUSY if the device is mounted, part of a device-mapper or md
-    // target, or open with O_EXCL elsewhere (open(2), "Since Linux 2.6").
-    let flags = if exclusive { OFlags::RDWR | OFlags::EXCL } else { OFlags::RDONLY };
-    let fd = open_direct(path, flags, Mode::empty())?;
+fn measure_block_device(
+    path: &Path,
+    fd: OwnedFd,
+    claim: Option<Arc<Claim>>,
+    device: u64,
+) -> Result<Target, OpenError> {
     let logical_block_bytes = rustix::fs::ioctl_blksszget(&fd)
         .map_err(|errno| error(path, "asking for its logical block size", errno))?;
     if logical_block_bytes as usize > PAGE_BYTES {
@@ -85,7 +139,14 @@ fn open_block_device(path: &Path, exclusive: bool, device: u64) -> Result<Target
         return Err(unsuitable(path, format!("has a size of {bytes} bytes")));
     }
     let volatile_cache = volatile_cache(Path::new("/sys/dev/block"), device);
-    Ok(Target { fd, capacity_bytes, logical_block_bytes, block_device: true, volatile_cache })
+    Ok(Target {
+        fd,
+        claim,
+        capacity_bytes,
+        logical_block_bytes,
+        block_device: true,
+        volatile_cache,
+    })
 }
 
 fn block_device_bytes(fd: &OwnedFd) -> Result<u64, Errno> {
@@ -115,16 +176,7 @@ fn volatile_cache(sysfs: &Path, device: u64) -> bool {
 // ---------------------------------------------------------------------------------------------------------------
 // Regular files
 
-fn open_file(path: &Path, exclusive: bool) -> Result<Target, OpenError> {
-    let flags = if exclusive { OFlags::RDWR } else { OFlags::RDONLY };
-    let fd = open_direct(path, flags, Mode::empty())?;
-    if exclusive {
-        lock(path, &fd)?;
-    }
-    measure_file(path, fd, exclusive)
-}
-
-fn measure_file(path: &Path, fd: OwnedFd, exclusive: bool) -> Result<Target, OpenError> {
+fn measure_file(path: &Path, fd: OwnedFd, claim: Option<Arc<Claim>>) -> Result<Target, OpenError> {
     let stat =
         rustix::fs::statx(&fd, "", AtFlags::EMPTY_PATH, StatxFlags::SIZE | StatxFlags::DIOALIGN)
             .map_err(|errno| error(path, "looking at it", errno))?;
@@ -145,7 +197,7 @@ fn measure_file(path: &Path, fd: OwnedFd, exclusive: bool) -> Result<Target, Ope
     // The file system says 0 where it has no Direct I/O, and nothing at all before Linux 6.1.
     let logical_block_bytes =
         if known && stat.stx_dio_offset_align > 0 { stat.stx_dio_offset_align } else { 512 };
-    if exclusive {
+    if claim.is_some() {
         // A copy for inspection may be sparse; a log may not: its writes would allocate, and could fail for want of space.
         let hole = rustix::fs::seek(&fd, SeekFrom::Hole(0))
             .map_err(|errno| error(path, "looking for holes", errno))?;
@@ -159,6 +211,7 @@ fn measure_file(path: &Path, fd: OwnedFd, exclusive: bool) -> Result<Target, Ope
     }
     Ok(Target {
         fd,
+        claim,
         capacity_bytes,
         logical_block_bytes,
         block_device: false,
@@ -171,29 +224,31 @@ fn measure_file(path: &Path, fd: OwnedFd, exclusive: bool) -> Result<Target, Ope
 /// The file is made as `path.creating` and renamed when it is complete and synced: a file at `path` is always a whole
 /// one, and a crash leaves at most the other, which the next attempt starts over. Two that create at once are kept
 /// apart by the lock on `path.creating`.
-fn create(path: &Path, bytes: u64, options: &OpenOptions) -> Result<Target, OpenError> {
+fn create(path: &Path, bytes: u64, options: &OpenOptions) -> Result<Claim, OpenError> {
     if bytes == 0 || !bytes.is_multiple_of(PAGE_BYTES as u64) {
-        return Err(unsuitable(
-            path,
-            format!("can not be created with {bytes} bytes: no positive multiple of {PAGE_BYTES}"),
-        ));
+        let reason =
+            format!("can not be created with {bytes} bytes: no positive multiple of {PAGE_BYTES}");
+        return Err(unsuitable(path, reason));
+    }
+    if !directory(path).is_dir() {
+        return Err(OpenError::NotFound(directory(path).to_owned()));
     }
     let creating = suffixed(path, ".creating");
-    let flags = OFlags::RDWR | OFlags::CREATE;
-    let fd = open_direct(&creating, flags, Mode::RUSR | Mode::WUSR)?;
-    lock(&creating, &fd)?;
+    let fd = open_direct(&creating, OFlags::RDWR | OFlags::CREATE, Mode::RUSR | Mode::WUSR)?;
+    let claim = lock(&creating, fd)?;
     // Whoever held the lock before may have renamed the very file that was just opened.
-    if !same_file(&creating, &fd) || path.exists() {
+    let ours = rustix::fs::stat(&creating).is_ok_and(|named| is_file(&named, &claim.0));
+    if !ours || path.exists() {
         return Err(OpenError::InUse(path.to_owned()));
     }
-    if let Err(failure) = prewrite(path, &fd, bytes, options) {
+    if let Err(failure) = prewrite(path, &claim.0, bytes, options) {
         if let Err(left) = fs::remove_file(&creating) {
             tracing::warn!("{}: could not be removed: {left}", creating.display());
         }
         return Err(failure);
     }
     publish(&creating, path)?;
-    measure_file(path, fd, true)
+    Ok(claim)
 }
 
 fn prewrite(path: &Path, fd: &OwnedFd, bytes: u64, options: &OpenOptions) -> Result<(), OpenError> {
@@ -237,17 +292,24 @@ fn publish(creating: &Path, path: &Path) -> Result<(), OpenError> {
         Err(Errno::INVAL) => rustix::fs::rename(creating, path).map_err(failed)?,
         Err(errno) => return Err(failed(errno)),
     }
-    let parent = match path.parent() {
-        Some(parent) if parent != Path::new("") => parent,
-        _ => Path::new("."),
-    };
-    rustix::fs::open(parent, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
-        .and_then(rustix::fs::fsync)
-        .map_err(|errno| error(path, "syncing its directory", errno))
+    rustix::fs::open(
+        directory(path),
+        OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
+        Mode::empty(),
+    )
+    .and_then(rustix::fs::fsync)
+    .map_err(|errno| error(path, "syncing its directory", errno))
 }
 
 // ---------------------------------------------------------------------------------------------------------------
 // Both
+
+fn directory(path: &Path) -> &Path {
+    match path.parent() {
+        Some(parent) if parent != Path::new("") => parent,
+        _ => Path::new("."),
+    }
+}
 
 /// Open with Direct I/O, or through the page cache where the file system refuses that: durable writes stay durable
 /// (RWF_DSYNC and fdatasync do not depend on it), but they are copied and compete for memory.
@@ -269,17 +331,12 @@ fn open_direct(path: &Path, flags: OFlags, mode: Mode) -> Result<OwnedFd, OpenEr
     opened.map_err(|errno| error(path, "opening it", errno))
 }
 
-/// Never waits: whoever holds the lock keeps it as long as it runs.
-fn lock(path: &Path, fd: &OwnedFd) -> Result<(), OpenError> {
-    rustix::fs::flock(fd, FlockOperation::NonBlockingLockExclusive)
-        .map_err(|errno| error(path, "locking it", errno))
+fn same_file(a: &OwnedFd, b: &OwnedFd) -> bool {
+    rustix::fs::fstat(a).is_ok_and(|a| is_file(&a, b))
 }
 
-fn same_file(path: &Path, fd: &OwnedFd) -> bool {
-    match (rustix::fs::stat(path), rustix::fs::fstat(fd)) {
-        (Ok(named), Ok(open)) => (named.st_dev, named.st_ino) == (open.st_dev, open.st_ino),
-        _ => false,
-    }
+fn is_file(stat: &Stat, fd: &OwnedFd) -> bool {
+    rustix::fs::fstat(fd).is_ok_and(|open| (open.st_dev, open.st_ino) == (stat.st_dev, stat.st_ino))
 }
 
 fn suffixed(path: &Path, suffix: &str) -> PathBuf {

@@ -14,6 +14,7 @@ use std::sync::{Arc, OnceLock};
 
 use rustix::io::Errno;
 
+use crate::target::Claim;
 use crate::{
     AlignedBuf, Completion, DeviceError, DeviceOffset, Geometry, PAGE_BYTES, Request, SharedBuf,
 };
@@ -140,11 +141,14 @@ pub(crate) struct Core {
     pub(crate) geometry: Geometry,
     name: Arc<str>,
     latch: OnceLock<DeviceError>,
+    /// Given up by the last who uses the device, which may be a thread of the engine.
+    _claim: Option<Arc<Claim>>,
 }
 
 impl Core {
-    pub(crate) fn new(geometry: Geometry) -> Self {
-        Self { name: geometry.name.as_str().into(), geometry, latch: OnceLock::new() }
+    pub(crate) fn new(geometry: Geometry, claim: Option<Arc<Claim>>) -> Self {
+        let name = geometry.name.as_str().into();
+        Self { geometry, name, latch: OnceLock::new(), _claim: claim }
     }
 
     pub(crate) fn failure(&self) -> Option<DeviceError> {

@@ -8,6 +8,7 @@ use std::process::Command;
 use std::sync::{Arc, mpsc};
 use std::thread;
 
+use parking_lot::{Mutex, MutexGuard};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
@@ -17,7 +18,7 @@ use super::{Body, Core, Job, Transfer};
 use crate::buffer::Pool;
 use crate::conformance::{self, Subject, pattern};
 use crate::{
-    Access, AlignedBuf, Device, DeviceOffset, Engine, Geometry, OpenOptions, PAGE_BYTES, Request,
+    Access, AlignedBuf, DeviceOffset, Engine, Geometry, OpenOptions, PAGE_BYTES, Request,
     SharedDevice, open,
 };
 
@@ -36,9 +37,10 @@ fn options(engine: Engine) -> OpenOptions {
 
 fn start(fd: OwnedFd, geometry: &Geometry, engine: Engine) -> io::Result<SharedDevice> {
     let pool = Pool::new(64 * 1024, 4)?;
+    let core = Core::new(geometry.clone(), None);
     Ok(match engine {
-        Engine::IoUring => Arc::new(Uring::start(fd, geometry.clone(), pool, 8)?),
-        _ => Arc::new(Threads::start(fd, geometry.clone(), pool, 8)?),
+        Engine::IoUring => Arc::new(Uring::start(fd, core, pool, 8)?),
+        _ => Arc::new(Threads::start(fd, core, pool, 8)?),
     })
 }
 
@@ -58,7 +60,7 @@ fn conforms(path: &Path, engine: Engine) {
     let options = options(engine);
     let read_only = OpenOptions { access: Access::ReadOnly, ..options.clone() };
     conformance::run(&Subject {
-        open: &|| open(path, &options).unwrap(),
+        open: &|| open(path, &options),
         // The kernel itself refuses to write through a descriptor that is open for reading only, or to flush one that
         // is no file.
         broken: &|| {
@@ -121,11 +123,16 @@ fn a_block_device_is_measured_and_held_alone() {
 struct LoopDevice {
     path: PathBuf,
     _dir: tempfile::TempDir,
+    _alone: MutexGuard<'static, ()>,
 }
+
+/// One at a time: between fork and exec, a child of one test holds a copy of another's claim, which only `losetup` forks for.
+static LOOP_DEVICE: Mutex<()> = Mutex::new(());
 
 impl LoopDevice {
     /// None, with a printed reason, where loop devices are not allowed.
     fn new() -> Option<Self> {
+        let alone = LOOP_DEVICE.lock();
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("backing");
         File::create(&file).unwrap().set_len(FILE_BYTES).unwrap();
@@ -141,7 +148,7 @@ impl LoopDevice {
             }
         };
         let path = String::from_utf8(output.stdout).unwrap().trim().into();
-        Some(Self { path, _dir: dir })
+        Some(Self { path, _dir: dir, _alone: alone })
     }
 }
 
@@ -292,7 +299,7 @@ fn nothing_is_acknowledged_after_the_latch() {
         read_only: false,
         engine: "none",
     };
-    let core = Core::new(geometry);
+    let core = Core::new(geometry, None);
     let (tx, rx) = mpsc::channel();
     let job = || {
         let tx = tx.clone();

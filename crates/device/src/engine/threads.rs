@@ -37,11 +37,10 @@ struct Queue {
 impl Threads {
     pub(crate) fn start(
         fd: OwnedFd,
-        geometry: Geometry,
+        core: Core,
         pool: Arc<Pool>,
         io_depth: usize,
     ) -> io::Result<Self> {
-        let core = Core::new(Geometry { engine: "threads", ..geometry });
         let shared = Arc::new(Shared { core, fd, queue: Mutex::default(), wake: Condvar::new() });
         let mut engine = Self { shared, pool, workers: Vec::with_capacity(io_depth) };
         for index in 0..io_depth {

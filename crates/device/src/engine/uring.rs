@@ -61,13 +61,12 @@ impl Uring {
     /// Fails where the kernel or the container refuses io_uring, or a part of it that is needed.
     pub(crate) fn start(
         fd: OwnedFd,
-        geometry: Geometry,
+        core: Core,
         pool: Arc<Pool>,
         io_depth: usize,
     ) -> io::Result<Self> {
         // Not O_NONBLOCK: it is only read after the ring has said that there is something.
         let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
-        let core = Core::new(Geometry { engine: "io_uring", ..geometry });
         let shared = Arc::new(Shared { core, inbox: Mutex::default(), wake });
         let (ready, started) = mpsc::sync_channel(1);
         // The ring is made on the thread that uses it: IORING_SETUP_SINGLE_ISSUER binds it to its maker.
@@ -211,14 +210,6 @@ impl IoThread {
                     slot => self.transferred(slot as usize, result),
                 }
             }
-        }
-        // Closing the ring drops its reference to the target some time later, on a kernel thread. Whoever dropped the
-        // device may open it again at once, so give the lock back now.
-        if let Err(error) = self.ring.submitter().unregister_files() {
-            tracing::warn!(
-                "{}: unregistering from io_uring: {error}",
-                self.shared.core.geometry.name
-            );
         }
     }
 
