@@ -1,4 +1,33 @@
-//! Placeholder.
+//! The `alluvium` binary: the server, and the tools beside it. This crate parses, wires and prints; what it wires lives in the
+//! crates below.
 #![forbid(unsafe_code)]
 
-fn main() {}
+mod admin;
+mod cli;
+mod config;
+mod kafka;
+mod output;
+mod progress;
+mod serve;
+mod storage;
+mod topic;
+mod units;
+mod wal;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use cli::{Cli, Command};
+
+fn main() -> ExitCode {
+    let done = match Cli::parse().command {
+        Command::Serve(options) => serve::run(*options),
+        Command::Topic(command) => topic::run(command),
+        Command::Wal(command) => wal::run(command),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report(),
+    }
+}

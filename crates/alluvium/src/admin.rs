@@ -1,0 +1,213 @@
+//! The admin port: `/metrics` for Prometheus, `/healthz` for whoever restarts servers. Never the Kafka port.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use alluvium_stream::Store;
+use axum::Router;
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::IntoResponse;
+use axum::routing::get;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::metrics::info::Info;
+use prometheus_client::registry::Registry;
+use tokio::net::TcpListener;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+use crate::output::Failure;
+
+/// A running admin port.
+pub(crate) struct Admin {
+    local_addr: SocketAddr,
+    stop: oneshot::Sender<()>,
+    task: JoinHandle<()>,
+}
+
+struct Shown {
+    registry: Registry,
+    store: Store,
+}
+
+impl Admin {
+    /// Open the port and answer.
+    ///
+    /// # Errors
+    /// The address is in use or not this machine's.
+    pub(crate) async fn start(
+        listen: SocketAddr,
+        registry: Registry,
+        store: Store,
+    ) -> Result<Self, Failure> {
+        let failed =
+            |error| Failure::Failed(format!("can not listen on admin port {listen}: {error}"));
+        let listener = TcpListener::bind(listen).await.map_err(failed)?;
+        let local_addr = listener.local_addr().map_err(failed)?;
+        let routes = Router::new()
+            .route("/metrics", get(metrics))
+            .route("/healthz", get(healthz))
+            .with_state(Arc::new(Shown { registry, store }));
+        let (stop, stopped) = oneshot::channel::<()>();
+        let task = tokio::spawn(async move {
+            // Dropping the sender stops too.
+            let stopped = async { drop(stopped.await) };
+            if let Err(error) = axum::serve(listener, routes).with_graceful_shutdown(stopped).await
+            {
+                tracing::error!("the admin port has failed: {error}");
+            }
+        });
+        Ok(Self { local_addr, stop, task })
+    }
+
+    /// The address that it is bound to.
+    pub(crate) fn local_addr(&self) -> SocketAddr {
+        self.local_addr
+    }
+
+    /// Stop accepting. Connections that stay open do not hold up the server's end.
+    pub(crate) async fn shutdown(self) {
+        let _ = self.stop.send(());
+        let _ = tokio::time::timeout(std::time::Duration::from_secs(1), self.task).await;
+    }
+}
+
+async fn metrics(State(shown): State<Arc<Shown>>) -> impl IntoResponse {
+    let mut text = String::new();
+    match encode(&mut text, &shown.registry) {
+        Ok(()) => {
+            let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+            (StatusCode::OK, [(header::CONTENT_TYPE, kind)], text)
+        }
+        Err(error) => (
+            StatusCode::INTERNAL_SERVER_ERROR,
+            [(header::CONTENT_TYPE, "text/plain; charset=utf-8")],
+            format!("the metrics can not be encoded: {error}\n"),
+        ),
+    }
+}
+
+async fn healthz(State(shown): State<Arc<Shown>>) -> impl IntoResponse {
+    match shown.store.failure() {
+        None => (StatusCode::OK, "ok\n".to_string()),
+        Some(cause) => (StatusCode::SERVICE_UNAVAILABLE, format!("{cause}\n")),
+    }
+}
+
+/// Register what this crate knows: the store's numbers, the process's memory, the build.
+pub(crate) fn register(registry: &mut Registry, store: Store) {
+    let build = Info::new(vec![("version", env!("CARGO_PKG_VERSION"))]);
+    registry.register("alluvium_build", "Version of this program", build);
+    registry.register_collector(Box::new(StoreCollector { store }));
+}
+
+/// Asks the store at each scrape; nothing is counted twice.
+struct StoreCollector {
+    store: Store,
+}
+
+impl fmt::Debug for StoreCollector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StoreCollector").finish_non_exhaustive()
+    }
+}
+
+impl Collector for StoreCollector {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let stats = self.store.stats();
+        let wal = stats.wal;
+        let count = |n: usize| n as u64;
+        let gauges: [(&str, &str, u64); 18] = [
+            ("streams", "Streams that exist", count(stats.streams)),
+            ("log_cache_bound_bytes", "Bound of the log cache", stats.cache_bound_bytes),
+            ("log_cache_used_bytes", "Batches in the log cache", stats.cache_used_bytes),
+            (
+                "log_cache_pinned_bytes",
+                "Batches in the log cache that are not uploaded yet",
+                stats.cache_pinned_bytes,
+            ),
+            (
+                "log_behind_bytes",
+                "What the write-ahead log has grown by since the last upload began",
+                stats.log_behind_bytes,
+            ),
+            ("block_cache_used_bytes", "Blocks of objects in memory", stats.block_cache_used_bytes),
+            ("objects", "Objects in use", count(stats.objects)),
+            ("objects_bytes", "Size of the objects in use", stats.object_bytes),
+            ("objects_retired", "Objects waiting to be deleted", count(stats.retired_objects)),
+            ("wal_ring_bytes", "Size of the write-ahead log's ring", wal.ring_bytes),
+            ("wal_used_bytes", "Bytes of the ring that can not be reused yet", wal.used_bytes),
+            ("wal_window_bytes", "Bound on bytes appended and not durable", wal.window_bytes),
+            ("wal_window_used_bytes", "Bytes appended and not durable", wal.window_used_bytes),
+            ("wal_writes_in_flight", "Block writes in flight", count(wal.in_flight)),
+            ("wal_sealed_blocks", "Blocks waiting for an I/O slot", count(wal.sealed_blocks)),
+            (
+                "wal_failed",
+                "1 once a write or flush has failed: nothing is acknowledged any more",
+                u64::from(wal.failed),
+            ),
+            (
+                "process_resident_bytes",
+                "Resident memory of the process",
+                resident_bytes().unwrap_or(0),
+            ),
+            ("wal_durable_offset", "Log offset up to which everything is durable", wal.durable.0),
+        ];
+        for (name, help, value) in gauges {
+            let gauge = ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));
+            gauge.encode(encoder.encode_descriptor(
+                &format!("alluvium_{name}"),
+                help,
+                None,
+                gauge.metric_type(),
+            )?)?;
+        }
+        let counters: [(&str, &str, u64); 11] = [
+            ("uploads", "Uploads committed", stats.uploads),
+            ("uploaded_bytes", "Bytes of objects committed", stats.uploaded_bytes),
+            ("upload_failures", "Failed attempts of uploads", stats.upload_failures),
+            ("append_pushbacks", "Appends that found no room", stats.pushbacks),
+            ("wal_records", "Records appended", wal.records),
+            ("wal_payload_bytes", "Payload of the records appended", wal.payload_bytes),
+            ("wal_device_bytes", "Bytes of block writes", wal.device_bytes),
+            ("wal_block_writes", "Block writes completed", wal.block_writes),
+            ("wal_flushed_writes", "Writes that carried a flush or FUA", wal.flushed_writes),
+            ("wal_header_writes", "Header slots written", wal.header_writes),
+            ("wal_padding_bytes", "Bytes that filled up blocks to a page", wal.padding_bytes),
+        ];
+        for (name, help, value) in counters {
+            let counter = ConstCounter::new(value);
+            counter.encode(encoder.encode_descriptor(
+                &format!("alluvium_{name}"),
+                help,
+                None,
+                counter.metric_type(),
+            )?)?;
+        }
+        Ok(())
+    }
+}
+
+/// By /proc/self/status; `None` where there is no such file.
+fn resident_bytes() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    let kib: u64 = line.split_whitespace().next()?.parse().ok()?;
+    Some(kib * 1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn resident_memory_is_read_in_bytes() {
+        let bytes = resident_bytes().expect("this test runs on Linux");
+        assert!(bytes > 100 << 10 && bytes < 64 << 30, "{bytes}");
+    }
+}

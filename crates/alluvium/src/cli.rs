@@ -1,0 +1,50 @@
+//! The command line: which commands there are. What a command's options mean stands at the command.
+
+use clap::{Parser, Subcommand};
+
+use crate::config::ServeOptions;
+use crate::topic::TopicCommand;
+use crate::wal::WalCommand;
+
+/// A Kafka-compatible streaming server on a raw-device write-ahead log.
+#[derive(Debug, Parser)]
+#[command(
+    name = "alluvium",
+    version,
+    disable_help_subcommand = true,
+    after_help = "Exit codes: 0 done; 1 failed; 2 wrong usage or configuration; \
+                  3 the write-ahead log failed while serving; 130 stopped at once by a second signal."
+)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Run the server.
+    ///
+    /// Every option can also be given as an environment variable (shown in brackets) or in a TOML file under the
+    /// same name without the dashes in front, as in `wal-capacity = "2GiB"`. A flag wins over the environment, the environment over the
+    /// file, the file over the default. Sizes are written as 64KiB, 512MiB, 2GiB or in plain bytes, times as
+    /// 500ms, 60s or 5m.
+    Serve(Box<ServeOptions>),
+    /// Create, list, describe and delete topics of a running server.
+    #[command(subcommand)]
+    Topic(TopicCommand),
+    /// Format, inspect, dump and measure a write-ahead log.
+    #[command(subcommand)]
+    Wal(WalCommand),
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+}

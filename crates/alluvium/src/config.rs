@@ -1,0 +1,713 @@
+//! Configuration of `alluvium serve`: flag over environment over file over default.
+//!
+//! [`ServeOptions`] is what a person may write, each field optional, once for the command line and the environment and once for the
+//! file. [`ServeConfig`] is what results: complete and checked. Nothing is rewritten silently; a value out of bounds is an error.
+
+use std::fmt;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use alluvium_device::{Durability, Engine};
+use clap::Args;
+use serde::{Deserialize, Deserializer};
+
+use crate::units::{Size, Span};
+
+/// Defaults and bounds, named in the help texts; a test keeps the two together.
+pub(crate) mod limits {
+    use std::time::Duration;
+
+    use crate::units::{Size, Span};
+
+    pub(crate) const DATA_DIR: &str = "./data";
+    pub(crate) const LISTEN: &str = "127.0.0.1:9092";
+    pub(crate) const ADMIN_LISTEN: &str = "127.0.0.1:9644";
+    pub(crate) const LOG: &str = "info";
+    pub(crate) const NODE_ID: u32 = 1;
+
+    pub(crate) const WAL_CAPACITY: Size = Size::gib(2);
+    pub(crate) const WAL_CAPACITY_MIN: Size = Size::mib(64);
+    pub(crate) const WAL_CAPACITY_MAX: Size = Size::tib(16);
+
+    pub(crate) const LOG_CACHE: Size = Size::gib(1);
+    pub(crate) const LOG_CACHE_MIN: Size = Size::mib(16);
+    pub(crate) const LOG_CACHE_MAX: Size = Size::tib(1);
+
+    pub(crate) const UPLOAD_SIZE: Size = Size::mib(512);
+    pub(crate) const UPLOAD_SIZE_MIN: Size = Size::mib(1);
+
+    pub(crate) const UPLOAD_INTERVAL: Span = Span(Duration::from_secs(60));
+    pub(crate) const UPLOAD_INTERVAL_MIN: Span = Span(Duration::from_millis(100));
+    pub(crate) const UPLOAD_INTERVAL_MAX: Span = Span(Duration::from_secs(24 * 3600));
+
+    pub(crate) const PARTITIONS: u32 = 1;
+    pub(crate) const CONNECTIONS: u32 = 1_000;
+    pub(crate) const CONNECTIONS_MAX: u32 = 100_000;
+    pub(crate) const MESSAGE: Size = Size { bytes: 1_048_588 };
+    pub(crate) const MESSAGE_MIN: Size = Size::kib(1);
+    pub(crate) const MESSAGE_MAX: Size = Size::mib(8);
+}
+use limits as l;
+
+/// The options of `alluvium serve`, as a person wrote them.
+#[derive(Args, Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub(crate) struct ServeOptions {
+    /// Read options from this TOML file. An unknown key is an error. Default: none.
+    #[arg(long, env = "ALLUVIUM_CONFIG", value_name = "FILE")]
+    #[serde(skip)]
+    pub(crate) config: Option<PathBuf>,
+
+    /// Directory of the catalog, and by default of the write-ahead log and the objects; created if it is missing. Default ./data.
+    #[arg(long, env = "ALLUVIUM_DATA_DIR", value_name = "DIR")]
+    pub(crate) data_dir: Option<PathBuf>,
+
+    /// Address of the Kafka port; port 0 takes a free one. An address other than loopback needs
+    /// --allow-plaintext-network. Default 127.0.0.1:9092.
+    #[arg(long, env = "ALLUVIUM_LISTEN", value_name = "ADDR:PORT")]
+    #[serde(deserialize_with = "from_text")]
+    pub(crate) listen: Option<Address>,
+
+    /// Name and port under which clients reach this server. Default: the address that it listens on.
+    #[arg(long, env = "ALLUVIUM_ADVERTISE", value_name = "HOST:PORT")]
+    #[serde(deserialize_with = "from_text")]
+    pub(crate) advertise: Option<HostPort>,
+
+    /// Listen on the network although there is neither encryption nor authentication yet: everybody who reaches the port can
+    /// read and write everything. Default false.
+    #[arg(long, env = "ALLUVIUM_ALLOW_PLAINTEXT_NETWORK", value_name = "BOOL",
+          num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub(crate) allow_plaintext_network: Option<bool>,
+
+    /// The write-ahead log: a raw block device (/dev/...), or a file, which is created and pre-written. Default: `wal` in the data
+    /// directory.
+    #[arg(long, env = "ALLUVIUM_WAL", value_name = "PATH")]
+    pub(crate) wal: Option<PathBuf>,
+
+    /// Size of a new write-ahead log. An existing one keeps its size; naming another one is an error. Default 2GiB (of a block
+    /// device: all of it), 64MiB to 16TiB.
+    #[arg(long, env = "ALLUVIUM_WAL_CAPACITY", value_name = "SIZE")]
+    pub(crate) wal_capacity: Option<Size>,
+
+    /// Format the write-ahead log although its target holds something else. What it holds is lost. An existing write-ahead
+    /// log is never formatted by this command. On the command line only.
+    #[arg(long)]
+    #[serde(skip)]
+    pub(crate) force_format: bool,
+
+    /// Where records settle: file:///absolute/path, or memory:// for trials (lost at the end of the process). Default: `objects` in the
+    /// data directory.
+    #[arg(long, env = "ALLUVIUM_OBJECT_STORE", value_name = "URL")]
+    pub(crate) object_store: Option<String>,
+
+    /// What makes an acknowledged record durable: `dsync` = each write is followed by a flush or carries FUA; `device` =
+    /// the device is trusted to keep what it has acknowledged, for disks with power-loss protection only; `auto` = dsync
+    /// wherever there is a volatile write cache, and for every file. Default auto.
+    #[arg(long, env = "ALLUVIUM_DURABILITY", value_name = "auto|dsync|device")]
+    #[serde(deserialize_with = "from_text")]
+    pub(crate) durability: Option<Durability>,
+
+    /// How the device is driven: io_uring, threads (where the kernel or the container refuses io_uring), or auto, which
+    /// takes io_uring if it can. Default auto.
+    #[arg(long, env = "ALLUVIUM_ENGINE", value_name = "auto|io_uring|threads")]
+    #[serde(deserialize_with = "from_text")]
+    pub(crate) engine: Option<Engine>,
+
+    /// Memory for recent records: what is not uploaded yet, and behind it what tail readers want. Default 1GiB, 16MiB to 1TiB.
+    #[arg(long, env = "ALLUVIUM_LOG_CACHE", value_name = "SIZE")]
+    pub(crate) log_cache: Option<Size>,
+
+    /// Upload when this much is waiting; at most a quarter of the write-ahead log and half of the log cache. Default 512MiB, or that
+    /// bound if it is smaller; at least 1MiB.
+    #[arg(long, env = "ALLUVIUM_UPLOAD_SIZE", value_name = "SIZE")]
+    pub(crate) upload_size: Option<Size>,
+
+    /// Upload at least this often when anything is waiting. Default 1m, 100ms to 24h.
+    #[arg(long, env = "ALLUVIUM_UPLOAD_INTERVAL", value_name = "TIME")]
+    pub(crate) upload_interval: Option<Span>,
+
+    /// Address for /metrics (Prometheus) and /healthz, or `none`. It follows the same rule as --listen. Default 127.0.0.1:9644.
+    #[arg(long, env = "ALLUVIUM_ADMIN_LISTEN", value_name = "ADDR:PORT|none")]
+    #[serde(deserialize_with = "from_text")]
+    pub(crate) admin_listen: Option<AdminListen>,
+
+    /// This server's id among the brokers (`node.id`), and in the write-ahead log's header. Default 1, 0 to 2147483647.
+    #[arg(long, env = "ALLUVIUM_NODE_ID", value_name = "N")]
+    pub(crate) node_id: Option<u32>,
+
+    /// Id of the cluster. Default: the stored one, a random one at the very first start. 1 to 249 characters.
+    #[arg(long, env = "ALLUVIUM_CLUSTER_ID", value_name = "ID")]
+    pub(crate) cluster_id: Option<String>,
+
+    /// Create a topic when a client asks for one that does not exist (`auto.create.topics.enable`). Default true.
+    #[arg(long, env = "ALLUVIUM_AUTO_CREATE_TOPICS", value_name = "BOOL")]
+    pub(crate) auto_create_topics: Option<bool>,
+
+    /// Partitions of a topic that is created without a number (`num.partitions`). Default 1, 1 to 10000.
+    #[arg(long, env = "ALLUVIUM_DEFAULT_PARTITIONS", value_name = "N")]
+    pub(crate) default_partitions: Option<u32>,
+
+    /// Largest record batch (`message.max.bytes`). Default 1048588B, 1KiB to 8MiB.
+    #[arg(long, env = "ALLUVIUM_MAX_MESSAGE_SIZE", value_name = "SIZE")]
+    pub(crate) max_message_size: Option<Size>,
+
+    /// Bound on open connections; one more is closed at once. Default 1000, 1 to 100000.
+    #[arg(long, env = "ALLUVIUM_MAX_CONNECTIONS", value_name = "N")]
+    pub(crate) max_connections: Option<u32>,
+
+    /// What is logged: error, warn, info, debug, trace, or a filter such as `info,alluvium_stream=debug`. Default info.
+    #[arg(long, env = "ALLUVIUM_LOG", value_name = "LEVEL")]
+    pub(crate) log: Option<String>,
+}
+
+/// Configuration of the server, complete and within bounds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ServeConfig {
+    pub(crate) data_dir: PathBuf,
+    pub(crate) listen: SocketAddr,
+    pub(crate) advertise: Option<HostPort>,
+    pub(crate) wal: PathBuf,
+    /// `None`: an existing log keeps its size, a new file gets [`limits::WAL_CAPACITY`], a block device is taken whole.
+    pub(crate) wal_capacity: Option<Size>,
+    pub(crate) force_format: bool,
+    pub(crate) object_store: ObjectStoreUrl,
+    pub(crate) durability: Durability,
+    pub(crate) engine: Engine,
+    pub(crate) log_cache: Size,
+    /// `None`: as large as the other sizes allow, at most [`limits::UPLOAD_SIZE`].
+    pub(crate) upload_size: Option<Size>,
+    pub(crate) upload_interval: Span,
+    pub(crate) admin_listen: Option<SocketAddr>,
+    pub(crate) node_id: u32,
+    pub(crate) cluster_id: Option<String>,
+    pub(crate) auto_create_topics: bool,
+    pub(crate) default_partitions: u32,
+    pub(crate) max_message_size: Size,
+    pub(crate) max_connections: u32,
+    pub(crate) log: String,
+}
+
+/// The configuration can not be used; the message names the option and what is allowed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct ConfigError(String);
+
+impl ServeConfig {
+    /// Add the file that `options` names, then the defaults; check the bounds.
+    ///
+    /// # Errors
+    /// A file that can not be read, an unknown key, a value out of bounds.
+    pub(crate) fn load(options: ServeOptions) -> Result<Self, ConfigError> {
+        let file = match &options.config {
+            Some(path) => read_file(path)?,
+            None => ServeOptions::default(),
+        };
+        Self::resolve(options.or(file))
+    }
+
+    fn resolve(options: ServeOptions) -> Result<Self, ConfigError> {
+        let data_dir = options.data_dir.unwrap_or_else(|| l::DATA_DIR.into());
+        let object_store = match &options.object_store {
+            Some(url) => url.parse().map_err(ConfigError)?,
+            None => ObjectStoreUrl::Directory(data_dir.join("objects")),
+        };
+        let admin_listen = options.admin_listen.unwrap_or_else(|| preset(l::ADMIN_LISTEN));
+        let config = Self {
+            wal: options.wal.unwrap_or_else(|| data_dir.join("wal")),
+            data_dir,
+            listen: options.listen.unwrap_or_else(|| preset(l::LISTEN)).0,
+            advertise: options.advertise,
+            wal_capacity: options.wal_capacity,
+            force_format: options.force_format,
+            object_store,
+            durability: options.durability.unwrap_or_default(),
+            engine: options.engine.unwrap_or_default(),
+            log_cache: options.log_cache.unwrap_or(l::LOG_CACHE),
+            upload_size: options.upload_size,
+            upload_interval: options.upload_interval.unwrap_or(l::UPLOAD_INTERVAL),
+            admin_listen: admin_listen.0,
+            node_id: options.node_id.unwrap_or(l::NODE_ID),
+            cluster_id: options.cluster_id,
+            auto_create_topics: options.auto_create_topics.unwrap_or(true),
+            default_partitions: options.default_partitions.unwrap_or(l::PARTITIONS),
+            max_message_size: options.max_message_size.unwrap_or(l::MESSAGE),
+            max_connections: options.max_connections.unwrap_or(l::CONNECTIONS),
+            log: options.log.unwrap_or_else(|| l::LOG.into()),
+        };
+        config.check_bounds()?;
+        config.check_reachable()?;
+        config.check_exposure(options.allow_plaintext_network.unwrap_or(false))?;
+        Ok(config)
+    }
+
+    fn check_bounds(&self) -> Result<(), ConfigError> {
+        if let Some(capacity) = self.wal_capacity {
+            within("wal-capacity", capacity, l::WAL_CAPACITY_MIN, l::WAL_CAPACITY_MAX)?;
+        }
+        within("log-cache", self.log_cache, l::LOG_CACHE_MIN, l::LOG_CACHE_MAX)?;
+        if let Some(size) = self.upload_size {
+            let cache_bound = Size { bytes: self.log_cache.bytes / 2 };
+            within("upload-size", size, l::UPLOAD_SIZE_MIN, cache_bound)?;
+        }
+        let (shortest, longest) = (l::UPLOAD_INTERVAL_MIN, l::UPLOAD_INTERVAL_MAX);
+        within("upload-interval", self.upload_interval, shortest, longest)?;
+        within("node-id", self.node_id, 0, i32::MAX as u32)?;
+        within("default-partitions", self.default_partitions, 1, 10_000)?;
+        within("max-message-size", self.max_message_size, l::MESSAGE_MIN, l::MESSAGE_MAX)?;
+        within("max-connections", self.max_connections, 1, l::CONNECTIONS_MAX)?;
+        if let Some(id) = &self.cluster_id {
+            within("cluster-id (number of characters)", id.chars().count(), 1, 249)?;
+        }
+        Ok(())
+    }
+
+    /// Clients are told an address to connect to, and "every address of this machine" is none.
+    fn check_reachable(&self) -> Result<(), ConfigError> {
+        if self.listen.ip().is_unspecified() && self.advertise.is_none() {
+            return Err(ConfigError(format!(
+                "listen is {}, which is no address that a client could connect to: name one with --advertise HOST:PORT",
+                self.listen
+            )));
+        }
+        Ok(())
+    }
+
+    /// Without authentication the loopback interface is the only protection there is, so leaving it takes a word of the operator.
+    fn check_exposure(&self, allowed: bool) -> Result<(), ConfigError> {
+        let exposed = [("listen", Some(self.listen)), ("admin-listen", self.admin_listen)];
+        for (option, address) in exposed {
+            let Some(address) = address else { continue };
+            if !address.ip().is_loopback() && !allowed {
+                return Err(ConfigError(format!(
+                    "{option} is {address}, which the network can reach, and there is neither authentication nor \
+                     encryption yet: everybody who reaches it could read and write everything. Use 127.0.0.1, or give \
+                     --allow-plaintext-network if the network is trusted"
+                )));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for ServeConfig {
+    /// For the log: what is in effect, by the options' names.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let or = |value: Option<String>, none: &str| value.unwrap_or_else(|| none.to_string());
+        let advertise = or(self.advertise.as_ref().map(ToString::to_string), "the same");
+        let capacity = or(self.wal_capacity.map(|size| size.to_string()), "as it is");
+        let upload_size = or(self.upload_size.map(|size| size.to_string()), "by the other sizes");
+        let admin = or(self.admin_listen.map(|address| address.to_string()), "none");
+        write!(
+            f,
+            "data-dir={} listen={} advertise={advertise} wal={} wal-capacity={capacity} object-store={} durability={} \
+             engine={} log-cache={} upload-size={upload_size} upload-interval={} admin-listen={admin} node-id={} \
+             auto-create-topics={} default-partitions={} max-message-size={} max-connections={}",
+            self.data_dir.display(),
+            self.listen,
+            self.wal.display(),
+            self.object_store,
+            self.durability,
+            self.engine,
+            self.log_cache,
+            self.upload_interval,
+            self.node_id,
+            self.auto_create_topics,
+            self.default_partitions,
+            self.max_message_size,
+            self.max_connections,
+        )
+    }
+}
+
+impl ServeOptions {
+    /// Each option from `self`, or else from `other`.
+    fn or(self, other: Self) -> Self {
+        Self {
+            config: self.config.or(other.config),
+            data_dir: self.data_dir.or(other.data_dir),
+            listen: self.listen.or(other.listen),
+            advertise: self.advertise.or(other.advertise),
+            allow_plaintext_network: self.allow_plaintext_network.or(other.allow_plaintext_network),
+            wal: self.wal.or(other.wal),
+            wal_capacity: self.wal_capacity.or(other.wal_capacity),
+            force_format: self.force_format || other.force_format,
+            object_store: self.object_store.or(other.object_store),
+            durability: self.durability.or(other.durability),
+            engine: self.engine.or(other.engine),
+            log_cache: self.log_cache.or(other.log_cache),
+            upload_size: self.upload_size.or(other.upload_size),
+            upload_interval: self.upload_interval.or(other.upload_interval),
+            admin_listen: self.admin_listen.or(other.admin_listen),
+            node_id: self.node_id.or(other.node_id),
+            cluster_id: self.cluster_id.or(other.cluster_id),
+            auto_create_topics: self.auto_create_topics.or(other.auto_create_topics),
+            default_partitions: self.default_partitions.or(other.default_partitions),
+            max_message_size: self.max_message_size.or(other.max_message_size),
+            max_connections: self.max_connections.or(other.max_connections),
+            log: self.log.or(other.log),
+        }
+    }
+}
+
+fn read_file(path: &Path) -> Result<ServeOptions, ConfigError> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| ConfigError(format!("configuration file {}: {error}", path.display())))?;
+    toml::from_str(&text)
+        .map_err(|error| ConfigError(format!("configuration file {}: {error}", path.display())))
+}
+
+fn within<T: PartialOrd + Copy + fmt::Display>(
+    option: &str,
+    value: T,
+    min: T,
+    max: T,
+) -> Result<(), ConfigError> {
+    if value < min || value > max {
+        return Err(ConfigError(format!("{option} is {value}, allowed are {min} to {max}")));
+    }
+    Ok(())
+}
+
+/// A default that is written as text, so that the help and the code agree.
+fn preset<T: FromStr<Err = String>>(text: &str) -> T {
+    text.parse().expect("the built-in default is valid")
+}
+
+/// For options whose type reads itself from a string.
+fn from_text<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: FromStr<Err: fmt::Display>,
+{
+    let text = String::deserialize(deserializer)?;
+    text.parse().map(Some).map_err(serde::de::Error::custom)
+}
+
+/// An address to listen on: `127.0.0.1:9092`, `[::1]:9092`, or a name that resolves, such as `localhost:9092`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Address(pub(crate) SocketAddr);
+
+impl FromStr for Address {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let resolved = text.to_socket_addrs().map(|mut found| found.next());
+        match resolved {
+            Ok(Some(address)) => Ok(Self(address)),
+            Ok(None) => Err(format!("`{text}` does not resolve to an address")),
+            Err(error) => Err(format!("`{text}` is not an address like 127.0.0.1:9092: {error}")),
+        }
+    }
+}
+
+/// The admin port's address, or `none`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct AdminListen(pub(crate) Option<SocketAddr>);
+
+impl FromStr for AdminListen {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "none" {
+            return Ok(Self(None));
+        }
+        text.parse().map(|Address(address)| Self(Some(address)))
+    }
+}
+
+/// A host name or address with a port; not resolved here, since it is meant for others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct HostPort {
+    pub(crate) host: String,
+    pub(crate) port: u16,
+}
+
+impl FromStr for HostPort {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("`{text}` is not HOST:PORT, as in broker.example.org:9092");
+        let (host, port) = text.rsplit_once(':').ok_or_else(wrong)?;
+        let host = match host.strip_prefix('[') {
+            Some(bracketed) => bracketed.strip_suffix(']').ok_or_else(wrong)?,
+            None if host.contains(':') => return Err(wrong()),
+            None => host,
+        };
+        let port = port.parse().map_err(|_| wrong())?;
+        if host.is_empty() || host.len() > 255 || port == 0 {
+            return Err(wrong());
+        }
+        Ok(Self { host: host.into(), port })
+    }
+}
+
+impl fmt::Display for HostPort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.host.contains(':') {
+            write!(f, "[{}]:{}", self.host, self.port)
+        } else {
+            write!(f, "{}:{}", self.host, self.port)
+        }
+    }
+}
+
+/// Where objects go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum ObjectStoreUrl {
+    /// A local directory.
+    Directory(PathBuf),
+    /// The process's memory: for trials.
+    Memory,
+}
+
+impl FromStr for ObjectStoreUrl {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let url = url::Url::parse(text).map_err(|error| {
+            format!("object-store `{text}` is not a URL ({error}); write file:///absolute/path")
+        })?;
+        match url.scheme() {
+            "memory" => Ok(Self::Memory),
+            "file" => match url.to_file_path() {
+                Ok(path) if path.is_absolute() => Ok(Self::Directory(path)),
+                _ => Err(format!(
+                    "object-store `{text}` does not name a local directory; write file:///absolute/path, with \
+                     three slashes"
+                )),
+            },
+            "s3" | "gs" | "az" | "abfs" | "abfss" | "http" | "https" => Err(format!(
+                "object-store `{text}`: cloud object stores come later; this build has file:// and memory://"
+            )),
+            other => Err(format!(
+                "object-store `{text}`: unknown scheme `{other}`; this build has file:// and memory://"
+            )),
+        }
+    }
+}
+
+impl fmt::Display for ObjectStoreUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Directory(path) => write!(f, "{}", path.display()),
+            Self::Memory => f.write_str("memory"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{CommandFactory, FromArgMatches};
+
+    use super::*;
+
+    fn flags(arguments: &[&str]) -> ServeOptions {
+        let command = ServeOptions::augment_args(clap::Command::new("serve"));
+        let matches = command
+            .no_binary_name(true)
+            .try_get_matches_from(arguments)
+            .expect("the arguments are valid");
+        ServeOptions::from_arg_matches(&matches).expect("the matches are complete")
+    }
+
+    fn file(text: &str) -> Result<ServeOptions, String> {
+        toml::from_str(text).map_err(|error| error.to_string())
+    }
+
+    fn refused(arguments: &[&str]) -> String {
+        ServeConfig::resolve(flags(arguments)).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn nothing_given_means_the_documented_defaults() {
+        let config = ServeConfig::resolve(ServeOptions::default()).unwrap();
+        assert_eq!(config.data_dir, Path::new("./data"));
+        assert_eq!(config.wal, Path::new("./data/wal"));
+        assert_eq!(config.object_store, ObjectStoreUrl::Directory("./data/objects".into()));
+        assert_eq!(config.listen, "127.0.0.1:9092".parse().unwrap());
+        assert_eq!(config.admin_listen, Some("127.0.0.1:9644".parse().unwrap()));
+        assert_eq!((config.wal_capacity, config.upload_size), (None, None));
+        assert_eq!(config.log_cache, Size::gib(1));
+        assert_eq!(config.upload_interval, Span(std::time::Duration::from_secs(60)));
+        assert_eq!((config.durability, config.engine), (Durability::Auto, Engine::Auto));
+        assert!(config.auto_create_topics && !config.force_format);
+    }
+
+    #[test]
+    fn a_flag_wins_over_the_file_and_the_file_over_the_default() {
+        let file = file("node-id = 7\nlog-cache = \"64MiB\"\nadmin-listen = \"none\"").unwrap();
+        let config = ServeConfig::resolve(flags(&["--node-id", "9"]).or(file)).unwrap();
+        assert_eq!(config.node_id, 9);
+        assert_eq!(config.log_cache, Size::mib(64));
+        assert_eq!(config.admin_listen, None);
+        assert_eq!(config.max_connections, limits::CONNECTIONS);
+    }
+
+    #[test]
+    fn every_option_can_stand_in_the_file_under_its_own_name() {
+        let text = r#"
+            data-dir = "/srv/alluvium"
+            listen = "[::1]:19092"
+            advertise = "broker.example.org:9092"
+            allow-plaintext-network = false
+            wal = "/dev/vdb"
+            wal-capacity = "4GiB"
+            object-store = "file:///srv/objects"
+            durability = "device"
+            engine = "threads"
+            log-cache = 1073741824
+            upload-size = "128MiB"
+            upload-interval = "5m"
+            admin-listen = "127.0.0.1:0"
+            node-id = 3
+            cluster-id = "test"
+            auto-create-topics = false
+            default-partitions = 6
+            max-message-size = "2MiB"
+            max-connections = 50
+            log = "debug"
+        "#;
+        let config = ServeConfig::resolve(file(text).unwrap()).unwrap();
+        assert_eq!(config.wal, Path::new("/dev/vdb"));
+        assert_eq!(config.durability, Durability::Device);
+        assert_eq!(config.engine, Engine::Threads);
+        assert_eq!(config.log_cache, Size::gib(1));
+        assert_eq!(config.advertise.unwrap().to_string(), "broker.example.org:9092");
+
+        // All but the two that make no sense in a file.
+        let options = ServeOptions::augment_args(clap::Command::new("serve"));
+        for argument in options.get_arguments().filter_map(clap::Arg::get_long) {
+            let in_file =
+                text.lines().any(|line| line.trim().starts_with(&format!("{argument} =")));
+            let flag_only = ["config", "force-format"].contains(&argument);
+            assert!(in_file != flag_only, "{argument}");
+        }
+    }
+
+    #[test]
+    fn an_unknown_key_in_the_file_is_an_error_that_names_it() {
+        for key in ["wal_capacity", "force-format", "config", "lissen"] {
+            let error = file(&format!("{key} = \"1\"")).unwrap_err();
+            assert!(error.contains(key), "{error}");
+        }
+    }
+
+    #[test]
+    fn values_out_of_bounds_are_refused_by_name() {
+        for (arguments, option) in [
+            (["--wal-capacity", "1MiB"], "wal-capacity"),
+            (["--log-cache", "1MiB"], "log-cache"),
+            (["--upload-size", "600MiB"], "upload-size"),
+            (["--upload-size", "1KiB"], "upload-size"),
+            (["--upload-interval", "1ms"], "upload-interval"),
+            (["--upload-interval", "25h"], "upload-interval"),
+            (["--node-id", "2147483648"], "node-id"),
+            (["--default-partitions", "0"], "default-partitions"),
+            (["--max-message-size", "9MiB"], "max-message-size"),
+            (["--max-connections", "0"], "max-connections"),
+            (["--cluster-id", ""], "cluster-id"),
+        ] {
+            let message = refused(&arguments);
+            assert!(message.contains(option) && message.contains(" to "), "{message}");
+        }
+    }
+
+    #[test]
+    fn leaving_the_loopback_interface_takes_a_word_of_the_operator() {
+        for option in ["--listen", "--admin-listen"] {
+            for address in ["0.0.0.0:9092", "192.0.2.1:9092", "[::]:9092"] {
+                let message = refused(&[option, address, "--advertise", "a:1"]);
+                assert!(message.contains("--allow-plaintext-network"), "{message}");
+            }
+        }
+        let allowed = flags(&["--listen", "192.0.2.1:9092", "--allow-plaintext-network"]);
+        assert!(ServeConfig::resolve(allowed).is_ok());
+        let taken_back = flags(&["--listen", "192.0.2.1:9092", "--allow-plaintext-network=false"]);
+        assert!(ServeConfig::resolve(taken_back).is_err());
+    }
+
+    #[test]
+    fn clients_need_an_address_to_connect_to() {
+        let message = refused(&["--listen", "0.0.0.0:9092", "--allow-plaintext-network"]);
+        assert!(message.contains("--advertise"), "{message}");
+    }
+
+    #[test]
+    fn object_stores_are_told_apart() {
+        let parse = |url: &str| url.parse::<ObjectStoreUrl>();
+        assert_eq!(parse("file:///srv/o"), Ok(ObjectStoreUrl::Directory("/srv/o".into())));
+        assert_eq!(parse("memory://"), Ok(ObjectStoreUrl::Memory));
+        for (url, reason) in [
+            ("s3://bucket/prefix", "come later"),
+            ("gs://bucket", "come later"),
+            ("ftp://host", "unknown scheme `ftp`"),
+            ("./objects", "file:///absolute/path"),
+            ("file://objects", "three slashes"),
+        ] {
+            let error = parse(url).unwrap_err();
+            assert!(error.contains(reason), "{url}: {error}");
+        }
+    }
+
+    #[test]
+    fn advertised_addresses_keep_names_and_brackets_apart() {
+        let parse = |text: &str| text.parse::<HostPort>();
+        assert_eq!(parse("a.b:1"), Ok(HostPort { host: "a.b".into(), port: 1 }));
+        let v6 = parse("[2001:db8::1]:9092").unwrap();
+        assert_eq!((v6.host.as_str(), v6.port), ("2001:db8::1", 9092));
+        assert_eq!(v6.to_string(), "[2001:db8::1]:9092");
+        for text in ["", "host", ":1", "host:", "host:0", "host:65536", "::1:9092", "[::1:9092"] {
+            assert!(parse(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_help_names_each_default_and_its_bounds() {
+        let mut command = crate::cli::Cli::command();
+        let serve = command.find_subcommand_mut("serve").expect("there is `serve`");
+        let help = |long: &str| {
+            let argument = serve
+                .get_arguments()
+                .find(|argument| argument.get_long() == Some(long))
+                .unwrap_or_else(|| panic!("there is --{long}"));
+            argument.get_help().expect("it has a help text").to_string()
+        };
+        let named: [(&str, Vec<String>); 12] = [
+            ("data-dir", vec![l::DATA_DIR.into()]),
+            ("listen", vec![l::LISTEN.into()]),
+            ("admin-listen", vec![l::ADMIN_LISTEN.into()]),
+            ("log", vec![l::LOG.into()]),
+            ("node-id", vec![l::NODE_ID.to_string(), i32::MAX.to_string()]),
+            ("wal-capacity", texts(&[l::WAL_CAPACITY, l::WAL_CAPACITY_MIN, l::WAL_CAPACITY_MAX])),
+            ("log-cache", texts(&[l::LOG_CACHE, l::LOG_CACHE_MIN, l::LOG_CACHE_MAX])),
+            ("upload-size", texts(&[l::UPLOAD_SIZE, l::UPLOAD_SIZE_MIN])),
+            (
+                "upload-interval",
+                texts(&[l::UPLOAD_INTERVAL, l::UPLOAD_INTERVAL_MIN, l::UPLOAD_INTERVAL_MAX]),
+            ),
+            ("default-partitions", texts(&[l::PARTITIONS])),
+            ("max-message-size", texts(&[l::MESSAGE, l::MESSAGE_MIN, l::MESSAGE_MAX])),
+            ("max-connections", texts(&[l::CONNECTIONS, l::CONNECTIONS_MAX])),
+        ];
+        for (option, values) in named {
+            let help = help(option);
+            let default = format!("Default {}", values[0]);
+            assert!(help.contains(&default), "--{option} does not say `{default}`: {help}");
+            for bound in &values[1..] {
+                assert!(help.contains(bound), "--{option} does not name {bound}: {help}");
+            }
+        }
+        for argument in serve.get_arguments() {
+            let Some(long) = argument.get_long().filter(|long| *long != "force-format") else {
+                continue;
+            };
+            let help = argument.get_help().expect("it has a help text").to_string();
+            assert!(help.contains("Default"), "--{long} states no default: {help}");
+        }
+    }
+
+    fn texts<T: fmt::Display>(values: &[T]) -> Vec<String> {
+        values.iter().map(ToString::to_string).collect()
+    }
+}

@@ -1,0 +1,139 @@
+//! What the commands print: results on standard output, everything else on standard error.
+
+use std::fmt::{self, Write as _};
+use std::io::{self, Write as _};
+use std::process::ExitCode;
+
+use tracing_subscriber::EnvFilter;
+
+/// Why a command did not do what it was asked, and the exit code that says so.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// It failed: exit code 1.
+    Failed(String),
+    /// Wrong usage or configuration: exit code 2, as for arguments that can not be parsed.
+    Usage(String),
+    /// The write-ahead log failed while serving: exit code 3.
+    WalFailed(String),
+}
+
+impl Failure {
+    /// A failure with the cause's own words.
+    pub(crate) fn new(cause: impl fmt::Display) -> Self {
+        Self::Failed(cause.to_string())
+    }
+
+    /// Say it on standard error.
+    pub(crate) fn report(&self) -> ExitCode {
+        let (code, message) = match self {
+            Self::Failed(message) => (1, message),
+            Self::Usage(message) => (2, message),
+            Self::WalFailed(message) => (3, message),
+        };
+        // With standard error gone there is nobody left to tell.
+        let _ = writeln!(io::stderr(), "error: {message}");
+        ExitCode::from(code)
+    }
+}
+
+/// Writes a line to standard output. A reader that has seen enough (`| head`) ends the command quietly.
+pub(crate) fn line(text: impl fmt::Display) -> Result<(), Failure> {
+    match writeln!(io::stdout().lock(), "{text}") {
+        Ok(()) => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => std::process::exit(0),
+        Err(error) => Err(Failure::Failed(format!("standard output: {error}"))),
+    }
+}
+
+/// Writes a value as indented JSON.
+pub(crate) fn json(value: &impl serde::Serialize) -> Result<(), Failure> {
+    let text = serde_json::to_string_pretty(value).map_err(Failure::new)?;
+    line(text)
+}
+
+/// Columns of text under their headings; all but the first column are aligned to the right if `numbers`.
+pub(crate) struct Table {
+    numbers: bool,
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    /// A table of words.
+    pub(crate) fn of_text(headings: &[&str]) -> Self {
+        Self { numbers: false, rows: vec![headings.iter().map(ToString::to_string).collect()] }
+    }
+
+    /// A table of numbers, the first column being what they belong to.
+    pub(crate) fn of_numbers(headings: &[&str]) -> Self {
+        Self { numbers: true, ..Self::of_text(headings) }
+    }
+
+    /// Add a row; it may be shorter than the headings.
+    pub(crate) fn row(&mut self, cells: Vec<String>) {
+        self.rows.push(cells);
+    }
+}
+
+impl fmt::Display for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
+        let width = |column: usize| {
+            let cells = self.rows.iter().filter_map(|row| row.get(column));
+            cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
+        };
+        let widths: Vec<usize> = (0..columns).map(width).collect();
+        for (i, row) in self.rows.iter().enumerate() {
+            let mut text = String::new();
+            for (column, cell) in row.iter().enumerate() {
+                let width = widths[column];
+                if column > 0 {
+                    text.push_str("  ");
+                }
+                if self.numbers && column > 0 {
+                    write!(text, "{cell:>width$}")?;
+                } else {
+                    write!(text, "{cell:<width$}")?;
+                }
+            }
+            if i > 0 {
+                f.write_char('\n')?;
+            }
+            f.write_str(text.trim_end())?;
+        }
+        Ok(())
+    }
+}
+
+/// Sends the log to standard error. `filter` is a level or a list of `target=level`.
+///
+/// # Errors
+/// A filter that can not be parsed.
+pub(crate) fn start_logging(filter: &str) -> Result<(), Failure> {
+    let filter = filter
+        .parse::<EnvFilter>()
+        .map_err(|error| Failure::Usage(format!("log filter `{filter}`: {error}")))?;
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(io::stderr)
+        .with_ansi(io::IsTerminal::is_terminal(&io::stderr()))
+        .init();
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_align_words_left_and_numbers_right() {
+        let mut table = Table::of_text(&["NAME", "N"]);
+        table.row(vec!["longer".into(), "1".into()]);
+        table.row(vec!["é".into(), "22".into()]);
+        assert_eq!(table.to_string(), "NAME    N\nlonger  1\né       22");
+
+        let mut table = Table::of_numbers(&["record", "us"]);
+        table.row(vec!["1KiB".into(), "9".into()]);
+        table.row(vec!["a note".into()]);
+        assert_eq!(table.to_string(), "record  us\n1KiB     9\na note");
+    }
+}

@@ -1,0 +1,125 @@
+//! Progress of what may take long: nothing for the first two seconds, then a bar on a terminal, or a log line every five
+//! seconds where there is none.
+
+use std::io::IsTerminal;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use parking_lot::Mutex;
+
+use crate::units::about;
+
+/// What is over sooner needs no report.
+const QUIET: Duration = Duration::from_secs(2);
+/// Distance of log lines where there is no terminal.
+const LOG_EVERY: Duration = Duration::from_secs(5);
+
+/// Shows how far a job of known length in bytes has come. The bar goes away when this is dropped.
+pub(crate) struct Meter {
+    state: Arc<Mutex<State>>,
+}
+
+struct State {
+    what: String,
+    started: Instant,
+    terminal: bool,
+    bar: Option<ProgressBar>,
+    last_line: Option<Duration>,
+}
+
+/// What a report calls for; decided from times alone.
+#[derive(Debug, PartialEq, Eq)]
+enum Show {
+    Nothing,
+    Bar,
+    Line,
+}
+
+fn decide(elapsed: Duration, terminal: bool, last_line: Option<Duration>) -> Show {
+    if elapsed < QUIET {
+        Show::Nothing
+    } else if terminal {
+        Show::Bar
+    } else if last_line.is_none_or(|last| elapsed - last >= LOG_EVERY) {
+        Show::Line
+    } else {
+        Show::Nothing
+    }
+}
+
+impl Meter {
+    /// `what` completes the sentence "Alluvium is ...": `pre-writing data/wal`.
+    pub(crate) fn new(what: impl Into<String>) -> Self {
+        let state = State {
+            what: what.into(),
+            started: Instant::now(),
+            terminal: std::io::stderr().is_terminal(),
+            bar: None,
+            last_line: None,
+        };
+        Self { state: Arc::new(Mutex::new(state)) }
+    }
+
+    /// The callback to hand to a job: bytes done, bytes in all.
+    pub(crate) fn callback(&self) -> alluvium_device::Progress {
+        let state = Arc::clone(&self.state);
+        Arc::new(move |done, total| state.lock().report(done, total))
+    }
+}
+
+impl Drop for Meter {
+    fn drop(&mut self) {
+        if let Some(bar) = self.state.lock().bar.take() {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+impl State {
+    fn report(&mut self, done: u64, total: u64) {
+        let elapsed = self.started.elapsed();
+        match decide(elapsed, self.terminal, self.last_line) {
+            Show::Nothing => {}
+            Show::Bar => {
+                let bar = self.bar.get_or_insert_with(|| new_bar(self.what.clone(), total));
+                bar.set_length(total);
+                bar.set_position(done);
+            }
+            Show::Line => {
+                self.last_line = Some(elapsed);
+                let percent =
+                    if total == 0 { 100 } else { u128::from(done) * 100 / u128::from(total) };
+                tracing::info!("{}: {percent}% of {}", self.what, about(total));
+            }
+        }
+    }
+}
+
+fn new_bar(what: String, total: u64) -> ProgressBar {
+    let style = ProgressStyle::with_template(
+        "{msg} [{bar:32}] {bytes}/{total_bytes} {bytes_per_sec} {eta} left",
+    )
+    .expect("the template is valid")
+    .progress_chars("=> ");
+    ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr())
+        .with_style(style)
+        .with_message(what)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn short_jobs_are_silent_and_long_ones_report_now_and_then() {
+        let second = Duration::from_secs(1);
+        for terminal in [false, true] {
+            assert_eq!(decide(second, terminal, None), Show::Nothing);
+        }
+        assert_eq!(decide(2 * second, true, None), Show::Bar);
+        assert_eq!(decide(2 * second, false, None), Show::Line);
+        assert_eq!(decide(6 * second, false, Some(2 * second)), Show::Nothing);
+        assert_eq!(decide(7 * second, false, Some(2 * second)), Show::Line);
+    }
+}

@@ -1,0 +1,164 @@
+//! `alluvium serve`: start the layers in order, wait for the end, stop them in the opposite order.
+
+use std::time::{Duration, Instant};
+
+use alluvium_broker::{Broker, BrokerConfig, BrokerFold, StartError};
+use alluvium_stream::{Opened, Store};
+use prometheus_client::registry::Registry;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use crate::admin::{self, Admin};
+use crate::config::{ServeConfig, ServeOptions};
+use crate::output::{self, Failure};
+use crate::progress::Meter;
+use crate::storage::Storage;
+use crate::units::Size;
+
+/// Exit code when a second signal does not want to wait for the end of a graceful stop.
+const STOPPED_AT_ONCE: i32 = 130;
+
+/// How often a server that could serve on is looked at for a failed log; the store has no event for it.
+const FAILURE_CHECK_EVERY: Duration = Duration::from_millis(250);
+
+/// Run the server until a signal stops it or its write-ahead log fails.
+///
+/// # Errors
+/// A configuration that can not be used; a part that can not be opened; a write-ahead log that failed while serving.
+pub(crate) fn run(options: ServeOptions) -> Result<(), Failure> {
+    let config = ServeConfig::load(options).map_err(|error| Failure::Usage(error.to_string()))?;
+    output::start_logging(&config.log)?;
+    tracing::info!("alluvium {} starts with {config}", env!("CARGO_PKG_VERSION"));
+    // Opened before the runtime: nothing runs yet that could be disturbed, and a signal ends the process at once, which is
+    // harmless at every moment up to here.
+    let storage = Storage::open(&config)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::Failed(format!("can not start the runtime: {error}")))?;
+    runtime.block_on(serve(&config, storage))
+}
+
+async fn serve(config: &ServeConfig, storage: Storage) -> Result<(), Failure> {
+    let Storage { device, wal_options, catalog, objects, options, _lock } = storage;
+    let meter = Meter::new(format!("recovering {}", config.wal.display()));
+    let (fold, progress) = (std::sync::Arc::new(BrokerFold), Some(meter.callback()));
+    let opened = Store::open(device, wal_options, objects, catalog, fold, options, progress).await;
+    drop(meter);
+    let Opened { store, recovery } = opened.map_err(|error| {
+        let (wal, data) = (config.wal.display(), config.data_dir.display());
+        Failure::Failed(format!("write-ahead log {wal}, catalog in {data}: {error}"))
+    })?;
+    tracing::info!("recovered {recovery}");
+    let largest = Size { bytes: store.max_batch_bytes() };
+    if config.max_message_size > largest {
+        return Err(Failure::Usage(format!(
+            "max-message-size is {}, but this log cache and write-ahead log take record batches of at most {largest}",
+            config.max_message_size
+        )));
+    }
+
+    let mut signals = Signals::install()?;
+    let mut registry = Registry::default();
+    admin::register(&mut registry, store.clone());
+    let started = Instant::now();
+    let broker = Broker::start(broker_config(config), store.clone(), &mut registry).await.map_err(
+        |error| match error {
+            StartError::Config(error) => Failure::Usage(error.to_string()),
+            other => Failure::new(other),
+        },
+    )?;
+    let admin = match config.admin_listen {
+        Some(listen) => Some(Admin::start(listen, registry, store.clone()).await?),
+        None => None,
+    };
+    tracing::debug!("broker and admin port took {:.3} s", started.elapsed().as_secs_f64());
+    let admin_at = admin.as_ref().map_or_else(
+        || "no admin port".to_string(),
+        |admin| format!("metrics on http://{}/metrics", admin.local_addr()),
+    );
+    tracing::info!("alluvium is ready: kafka on {}, {admin_at}", broker.local_addr());
+
+    let failure = tokio::select! {
+        name = signals.next() => {
+            tracing::info!("{name}: stopping; a second signal stops at once");
+            None
+        }
+        cause = failed(&store) => {
+            tracing::error!("the write-ahead log has failed, the server stops: {cause}");
+            Some(cause)
+        }
+    };
+    tokio::spawn(async move {
+        let name = signals.next().await;
+        tracing::warn!("{name} again: stopping at once; the next start recovers");
+        std::process::exit(STOPPED_AT_ONCE);
+    });
+    // Requests in flight get their answers, which are errors if the log has failed.
+    broker.shutdown().await;
+    if let Some(admin) = admin {
+        admin.shutdown().await;
+    }
+    match failure {
+        None => {
+            store.close().await.map_err(Failure::new)?;
+            tracing::info!("stopped; the write-ahead log is closed");
+            Ok(())
+        }
+        // Only opening it again tells what a device holds after a failed write. There is nothing to close.
+        Some(cause) => Err(Failure::WalFailed(cause)),
+    }
+}
+
+fn broker_config(config: &ServeConfig) -> BrokerConfig {
+    BrokerConfig {
+        listen: config.listen,
+        advertised_host: config.advertise.as_ref().map(|advertise| advertise.host.clone()),
+        advertised_port: config.advertise.as_ref().map(|advertise| advertise.port),
+        node_id: i32::try_from(config.node_id).expect("the configuration was checked"),
+        cluster_id: config.cluster_id.clone(),
+        auto_create_topics: config.auto_create_topics,
+        default_partitions: config.default_partitions,
+        max_message_bytes: u32::try_from(config.max_message_size.bytes)
+            .expect("the configuration was checked"),
+        max_connections: config.max_connections,
+        ..BrokerConfig::default()
+    }
+}
+
+/// Resolves with the cause once nothing can be appended any more.
+async fn failed(store: &Store) -> String {
+    let mut ticks = tokio::time::interval(FAILURE_CHECK_EVERY);
+    loop {
+        ticks.tick().await;
+        if let Some(cause) = store.failure() {
+            return cause;
+        }
+    }
+}
+
+/// The signals that stop a server.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    fn install() -> Result<Self, Failure> {
+        let install = |kind| {
+            signal(kind)
+                .map_err(|error| Failure::Failed(format!("can not handle signals: {error}")))
+        };
+        Ok(Self {
+            terminate: install(SignalKind::terminate())?,
+            interrupt: install(SignalKind::interrupt())?,
+        })
+    }
+
+    /// The name of the next one.
+    async fn next(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.terminate.recv() => "SIGTERM",
+            _ = self.interrupt.recv() => "SIGINT",
+        }
+    }
+}

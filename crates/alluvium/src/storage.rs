@@ -1,0 +1,267 @@
+//! What a server stands on: data directory, catalog, write-ahead log, object store. Found or made, and checked to belong together
+//! before anything is written to any of them.
+
+use std::fs::{File, TryLockError};
+use std::path::Path;
+use std::sync::Arc;
+
+use alluvium_device::{Access, Durability, OpenOptions, SharedDevice};
+use alluvium_stream::{Catalog, RedbCatalog};
+use alluvium_wal::{FormatOptions, HeaderInfo, OpenError, Wal};
+use object_store::ObjectStore;
+use object_store::memory::InMemory;
+
+use crate::config::{ObjectStoreUrl, ServeConfig, limits};
+use crate::output::Failure;
+use crate::progress::Meter;
+use crate::units::Size;
+
+/// Opened and checked, not recovered yet.
+pub(crate) struct Storage {
+    pub(crate) device: SharedDevice,
+    pub(crate) wal_options: alluvium_wal::Options,
+    pub(crate) catalog: Arc<dyn Catalog>,
+    pub(crate) objects: Arc<dyn ObjectStore>,
+    pub(crate) options: alluvium_stream::Options,
+    /// Held as long as the server runs: one server per data directory.
+    pub(crate) _lock: File,
+}
+
+impl Storage {
+    /// Open all parts. What is missing is made: directory, catalog, write-ahead log. Blocks while a new log is pre-written.
+    ///
+    /// # Errors
+    /// A part can not be opened, holds something else, or belongs to another server.
+    pub(crate) fn open(config: &ServeConfig) -> Result<Self, Failure> {
+        let lock = lock_directory(&config.data_dir)?;
+        let catalog_path = config.data_dir.join("catalog.redb");
+        let catalog = RedbCatalog::open(&catalog_path).map_err(Failure::new)?;
+        let bound = catalog.load().map_err(Failure::new)?.wal_id;
+        let (device, header) = open_wal(config, bound.is_some())?;
+        if bound.is_none() && header.trim.0 > 0 {
+            return Err(Failure::Failed(format!(
+                "{} is a write-ahead log whose older records were moved to objects by another catalog, and {} is new: those \
+                 records would be lost. Point --data-dir to the catalog that belongs to it",
+                config.wal.display(),
+                catalog_path.display()
+            )));
+        }
+        let capacity = Size { bytes: header.capacity_bytes };
+        Ok(Self {
+            wal_options: wal_options(config.node_id, capacity),
+            options: stream_options(config, capacity)?,
+            device,
+            catalog: Arc::new(catalog),
+            objects: open_objects(&config.object_store)?,
+            _lock: lock,
+        })
+    }
+}
+
+fn lock_directory(directory: &Path) -> Result<File, Failure> {
+    let failed = |action: &str, error: std::io::Error| {
+        Failure::Failed(format!("data directory {}: {action}: {error}", directory.display()))
+    };
+    std::fs::create_dir_all(directory).map_err(|error| failed("can not be created", error))?;
+    let lock = File::create(directory.join("lock"))
+        .map_err(|error| failed("its lock file can not be opened", error))?;
+    match lock.try_lock() {
+        Ok(()) => Ok(lock),
+        Err(TryLockError::WouldBlock) => Err(Failure::Failed(format!(
+            "data directory {}: another alluvium is using it",
+            directory.display()
+        ))),
+        Err(TryLockError::Error(error)) => Err(failed("can not be locked", error)),
+    }
+}
+
+/// The write-ahead log, formatted if it is new. `bound`: the catalog belongs to a log already.
+///
+/// | the target | catalog without a log | catalog bound to a log |
+/// |---|---|---|
+/// | does not exist | created and formatted | refused: its log is missing |
+/// | blank | formatted | refused: its log was erased |
+/// | a write-ahead log | opened | opened; recovery refuses another one than the catalog's |
+/// | something else | refused, formatted with --force-format | refused |
+/// | a damaged or unknown header | refused | refused |
+fn open_wal(config: &ServeConfig, bound: bool) -> Result<(SharedDevice, HeaderInfo), Failure> {
+    let path = config.wal.display();
+    let missing = !config.wal.exists();
+    let catalog_needs = |what: &str| {
+        Failure::Failed(format!(
+            "{path} {what}, but the catalog in {} belongs to a write-ahead log: acknowledged records are in there. Point --wal \
+             to it",
+            config.data_dir.display()
+        ))
+    };
+    if missing && bound {
+        return Err(catalog_needs("does not exist"));
+    }
+    let device = open_device(config, missing)?;
+    let capacity_bytes = config.wal_capacity.map(|capacity| capacity.bytes);
+    let format = |force: bool| {
+        let options = FormatOptions {
+            capacity_bytes,
+            node_id: config.node_id,
+            force,
+            ..FormatOptions::default()
+        };
+        let header = Wal::format(&device, &options).map_err(Failure::new)?;
+        tracing::info!(
+            "formatted {path} as write-ahead log {} of {}",
+            header.wal_id,
+            Size { bytes: header.capacity_bytes }
+        );
+        Ok(header)
+    };
+    let header = match Wal::inspect(&device) {
+        Ok(inspection) => {
+            check_capacity(config, &inspection.header)?;
+            inspection.header
+        }
+        Err(OpenError::NotFormatted { .. }) if bound => return Err(catalog_needs("is blank")),
+        Err(OpenError::NotFormatted { .. }) => format(false).map_err(|failure| match failure {
+            Failure::Failed(cause) if !config.force_format => {
+                Failure::Failed(format!("{cause}. --force-format overwrites what is there"))
+            }
+            other => other,
+        })?,
+        Err(OpenError::NotAWal { .. }) if bound => {
+            return Err(catalog_needs("holds something else"));
+        }
+        Err(OpenError::NotAWal { .. }) if config.force_format => format(true)?,
+        Err(OpenError::NotAWal { looks_like, .. }) => {
+            return Err(Failure::Failed(format!(
+                "{path} holds {looks_like}, not a write-ahead log. If that may be overwritten, give --force-format"
+            )));
+        }
+        Err(other) => return Err(Failure::new(other)),
+    };
+    Ok((device, header))
+}
+
+fn open_device(config: &ServeConfig, create: bool) -> Result<SharedDevice, Failure> {
+    let capacity = config.wal_capacity.unwrap_or(limits::WAL_CAPACITY);
+    if create {
+        tracing::info!("creating {}: {capacity}, written in full", config.wal.display());
+    }
+    let meter = Meter::new(format!("pre-writing {}", config.wal.display()));
+    let options = OpenOptions {
+        access: Access::Exclusive,
+        durability: config.durability,
+        engine: config.engine,
+        create_bytes: create.then_some(capacity.bytes),
+        progress: Some(meter.callback()),
+        ..OpenOptions::default()
+    };
+    let device = alluvium_device::open(&config.wal, &options).map_err(Failure::new)?;
+    drop(meter);
+    let geometry = device.geometry();
+    tracing::info!(
+        "write-ahead log on {}, a {} of {}; engine {}; {}",
+        geometry.name,
+        if geometry.block_device { "block device" } else { "file" },
+        Size { bytes: geometry.capacity_bytes },
+        geometry.engine,
+        if geometry.flushes { "each write is flushed" } else { "no flush" },
+    );
+    if config.durability == Durability::Device {
+        tracing::warn!(
+            "durability is `device`: records are acknowledged when {} has taken them, without a flush{}",
+            geometry.name,
+            if geometry.volatile_cache {
+                ". It states a volatile write cache: unless that has power-loss protection, a power failure loses \
+                 acknowledged records"
+            } else {
+                ""
+            }
+        );
+    }
+    Ok(device)
+}
+
+fn check_capacity(config: &ServeConfig, header: &HeaderInfo) -> Result<(), Failure> {
+    let there = Size { bytes: header.capacity_bytes };
+    match config.wal_capacity {
+        Some(asked) if asked != there => Err(Failure::Failed(format!(
+            "wal-capacity is {asked}, the write-ahead log in {} has {there}. Resizing comes later; leave the option out to use \
+             the log as it is",
+            config.wal.display()
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// The log's defaults, lowered to what a small ring allows.
+fn wal_options(node_id: u32, capacity: Size) -> alluvium_wal::Options {
+    const PAGE_BYTES: u64 = alluvium_device::PAGE_BYTES as u64;
+    /// Bytes in front of the ring; see `docs/format/wal.md`.
+    const DATA_START_BYTES: u64 = 64 << 10;
+    let defaults = alluvium_wal::Options::default();
+    let half_ring = capacity.bytes.saturating_sub(DATA_START_BYTES) / 2;
+    let window_bytes = defaults.window_bytes.min(half_ring - half_ring % PAGE_BYTES);
+    let largest_record = (window_bytes / 2).saturating_sub(2 * PAGE_BYTES);
+    alluvium_wal::Options {
+        node_id,
+        window_bytes,
+        max_record_bytes: defaults
+            .max_record_bytes
+            .min(u32::try_from(largest_record).unwrap_or(u32::MAX)),
+        ..defaults
+    }
+}
+
+fn stream_options(
+    config: &ServeConfig,
+    capacity: Size,
+) -> Result<alluvium_stream::Options, Failure> {
+    let quarter = Size { bytes: capacity.bytes / 4 };
+    let half_cache = Size { bytes: config.log_cache.bytes / 2 };
+    let upload_size = match config.upload_size {
+        Some(asked) if asked > quarter => {
+            return Err(Failure::Usage(format!(
+                "upload-size is {asked}, allowed is at most {quarter}: a quarter of the write-ahead log of {capacity}"
+            )));
+        }
+        Some(asked) => asked,
+        None => limits::UPLOAD_SIZE.min(quarter).min(half_cache),
+    };
+    Ok(alluvium_stream::Options {
+        cache_bytes: config.log_cache.bytes,
+        upload_bytes: upload_size.bytes,
+        upload_interval: config.upload_interval.0,
+        ..alluvium_stream::Options::default()
+    })
+}
+
+fn open_objects(url: &ObjectStoreUrl) -> Result<Arc<dyn ObjectStore>, Failure> {
+    match url {
+        ObjectStoreUrl::Directory(directory) => alluvium_stream::local_objects(directory)
+            .map_err(|error| Failure::Failed(format!("object store: {error}"))),
+        ObjectStoreUrl::Memory => {
+            tracing::warn!(
+                "the object store is this process's memory: it grows without bound, and everything that was uploaded is lost \
+                 when the server stops. For trials only"
+            );
+            Ok(Arc::new(InMemory::new()))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_fit_the_smallest_log_that_is_allowed() {
+        let small = wal_options(7, limits::WAL_CAPACITY_MIN);
+        assert_eq!(small.node_id, 7);
+        assert_eq!(small.window_bytes, (32 << 20) - (32 << 10));
+        assert_eq!(u64::from(small.max_record_bytes), small.window_bytes / 2 - 8192);
+        assert!(u64::from(small.max_record_bytes) > limits::MESSAGE_MAX.bytes);
+
+        let large = wal_options(7, limits::WAL_CAPACITY);
+        assert_eq!(large.window_bytes, alluvium_wal::Options::default().window_bytes);
+        assert_eq!(large.max_record_bytes, alluvium_wal::Options::default().max_record_bytes);
+    }
+}

@@ -1,0 +1,226 @@
+//! The load of `alluvium wal bench`: one thread that keeps a fixed number of records outstanding.
+//!
+//! It is meant to cost little beside the write-ahead log itself: records are acknowledged in log order, so that it keeps a queue of
+//! (end, start time), waits for the oldest and takes off all that are durable then.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use alluvium_wal::{AppendError, LogOffset, Trim, Wal};
+use hdrhistogram::Histogram;
+use rustix::time::{ClockId, clock_gettime};
+use serde::Serialize;
+
+use crate::output::Failure;
+
+/// What to keep up, and for how long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Load {
+    pub(super) record_bytes: usize,
+    pub(super) outstanding: usize,
+    pub(super) warmup: Duration,
+    pub(super) duration: Duration,
+}
+
+/// What came of it. Latency is from the call of `append` until the acknowledgement is seen by the thread that called.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Measured {
+    pub(super) record_bytes: usize,
+    pub(super) outstanding: usize,
+    pub(super) records: u64,
+    pub(super) seconds: f64,
+    pub(super) p50_us: f64,
+    pub(super) p99_us: f64,
+    pub(super) p999_us: f64,
+    pub(super) max_us: f64,
+    /// Payload alone.
+    pub(super) bytes_per_second: f64,
+    /// Writes of blocks and headers.
+    pub(super) device_writes_per_second: f64,
+    /// Those of them that carried a flush or FUA.
+    pub(super) flushes_per_second: f64,
+    /// User and system time of the whole process, this thread's included.
+    pub(super) cpu_us_per_record: f64,
+}
+
+/// Longest latency that is told apart; a longer one counts as this.
+const MAX_LATENCY_NS: u64 = 60_000_000_000;
+
+/// Keep `load` up on an empty log, and measure.
+///
+/// # Errors
+/// The write-ahead log fails, or can not hold the load.
+pub(super) fn drive(wal: &Wal, load: &Load) -> Result<Measured, Failure> {
+    let mut latencies =
+        Histogram::<u64>::new_with_bounds(1, MAX_LATENCY_NS, 3).map_err(Failure::new)?;
+    let mut driver = Driver::new(wal, load);
+    driver.run(Instant::now() + load.warmup, &mut |_| ())?;
+
+    let (stats_before, cpu_before, started) = (wal.stats(), cpu_time(), Instant::now());
+    driver.run(started + load.duration, &mut |latency| {
+        latencies.saturating_record(u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX).max(1));
+    })?;
+    let (stats, cpu, elapsed) = (wal.stats(), cpu_time() - cpu_before, started.elapsed());
+    driver.drain()?;
+
+    let records = latencies.len();
+    let seconds = elapsed.as_secs_f64();
+    let writes = stats.block_writes + stats.header_writes;
+    let writes_before = stats_before.block_writes + stats_before.header_writes;
+    let flushes = stats.flushed_writes - stats_before.flushed_writes;
+    let us = |ns: u64| ns as f64 / 1000.0;
+    Ok(Measured {
+        record_bytes: load.record_bytes,
+        outstanding: load.outstanding,
+        records,
+        seconds,
+        p50_us: us(latencies.value_at_quantile(0.5)),
+        p99_us: us(latencies.value_at_quantile(0.99)),
+        p999_us: us(latencies.value_at_quantile(0.999)),
+        max_us: us(latencies.max()),
+        bytes_per_second: records as f64 * load.record_bytes as f64 / seconds,
+        device_writes_per_second: (writes - writes_before) as f64 / seconds,
+        flushes_per_second: flushes as f64 / seconds,
+        cpu_us_per_record: cpu.as_secs_f64() * 1e6 / records.max(1) as f64,
+    })
+}
+
+/// User and system time of all threads of this process, to the nanosecond.
+fn cpu_time() -> Duration {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
+}
+
+struct Driver<'a> {
+    wal: &'a Wal,
+    payload: Vec<u8>,
+    outstanding: usize,
+    /// Records that are not acknowledged yet, in log order: end in the log, and when they were appended.
+    pending: VecDeque<(LogOffset, Instant)>,
+    /// End of the last acknowledged record.
+    acknowledged: LogOffset,
+    /// Up to where the log has been given up, and the trim under way.
+    trimmed: LogOffset,
+    trim: Option<Trim>,
+    trim_every_bytes: u64,
+}
+
+impl<'a> Driver<'a> {
+    fn new(wal: &'a Wal, load: &Load) -> Self {
+        let start = wal.stats().trimmed;
+        Self {
+            wal,
+            payload: noise(load.record_bytes),
+            outstanding: load.outstanding,
+            pending: VecDeque::with_capacity(load.outstanding),
+            acknowledged: start,
+            trimmed: start,
+            trim: None,
+            // Often enough that a lap never has to wait, seldom enough that header writes do not count.
+            trim_every_bytes: wal.stats().ring_bytes / 4,
+        }
+    }
+
+    /// Keep the records outstanding until the time has come; `acknowledged` gets the latency of each.
+    fn run(
+        &mut self,
+        until: Instant,
+        acknowledged: &mut dyn FnMut(Duration),
+    ) -> Result<(), Failure> {
+        loop {
+            let durable = self.wal.durable();
+            let now = Instant::now();
+            while let Some(&(end, appended_at)) = self.pending.front()
+                && end <= durable
+            {
+                acknowledged(now - appended_at);
+                self.acknowledged = end;
+                self.pending.pop_front();
+            }
+            if now >= until {
+                return Ok(());
+            }
+            if self.acknowledged.0 - self.trimmed.0 >= self.trim_every_bytes {
+                self.start_trim()?;
+            }
+            self.fill()?;
+            self.wait_for_oldest()?;
+        }
+    }
+
+    fn fill(&mut self) -> Result<(), Failure> {
+        while self.pending.len() < self.outstanding {
+            let now = Instant::now();
+            match self.wal.append(&[&self.payload]) {
+                Ok(append) => self.pending.push_back((append.end(), now)),
+                Err(AppendError::WindowFull { .. }) if !self.pending.is_empty() => break,
+                Err(AppendError::OverCapacity { .. }) if self.trim.is_some() => self.end_trim()?,
+                Err(AppendError::OverCapacity { .. }) if self.acknowledged > self.trimmed => {
+                    self.start_trim()?;
+                }
+                Err(AppendError::OverCapacity { .. }) if !self.pending.is_empty() => break,
+                Err(error) => return Err(Failure::new(error)),
+            }
+        }
+        Ok(())
+    }
+
+    fn wait_for_oldest(&mut self) -> Result<(), Failure> {
+        match self.pending.front() {
+            Some(&(end, _)) => self.wal.wait_durable(end).wait().map_err(Failure::new),
+            None => Ok(()),
+        }
+    }
+
+    fn start_trim(&mut self) -> Result<(), Failure> {
+        self.end_trim()?;
+        self.trimmed = self.acknowledged;
+        self.trim = Some(self.wal.trim(..self.trimmed));
+        Ok(())
+    }
+
+    fn end_trim(&mut self) -> Result<(), Failure> {
+        self.trim.take().map_or(Ok(()), |trim| trim.wait().map_err(Failure::new))
+    }
+
+    fn drain(mut self) -> Result<(), Failure> {
+        while let Some((end, _)) = self.pending.pop_back() {
+            self.wal.wait_durable(end).wait().map_err(Failure::new)?;
+        }
+        self.end_trim()
+    }
+}
+
+/// Bytes that neither a disk nor a file system can make smaller.
+fn noise(len_bytes: usize) -> Vec<u8> {
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut next = || {
+        // xorshift64
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state.to_le_bytes()
+    };
+    let mut bytes = Vec::with_capacity(len_bytes + 8);
+    while bytes.len() < len_bytes {
+        bytes.extend_from_slice(&next());
+    }
+    bytes.truncate(len_bytes);
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn noise_has_the_wanted_length_and_no_pattern() {
+        assert!(noise(0).is_empty());
+        let bytes = noise(100_001);
+        assert_eq!(bytes.len(), 100_001);
+        let mut seen = [0_u32; 256];
+        bytes.iter().for_each(|byte| seen[usize::from(*byte)] += 1);
+        // Evenly distributed, each value would be seen 390 times.
+        assert!(seen.iter().all(|n| (250..550).contains(n)), "{seen:?}");
+    }
+}

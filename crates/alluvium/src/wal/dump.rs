@@ -1,0 +1,148 @@
+//! `alluvium wal dump`.
+
+use std::fmt::Write as _;
+use std::path::PathBuf;
+
+use alluvium_wal::{OpenError, Record, RecoveryReport, Wal};
+use clap::{Args, ValueEnum};
+use serde::Serialize;
+
+use super::{Walk, open_read_only};
+use crate::output::{self, Failure};
+use crate::progress::Meter;
+use crate::units::about;
+
+#[derive(Args, Debug)]
+pub(crate) struct DumpArgs {
+    /// The block device or file.
+    target: PathBuf,
+    /// Stop after so many records. Default: all.
+    #[arg(long, value_name = "N")]
+    limit: Option<u64>,
+    /// Show the payload.
+    #[arg(long, value_name = "FORM", value_enum, default_value_t = Payload::None)]
+    payload: Payload,
+    /// Print JSON: one object per line, `{"record":...}` for each record, and `{"scan":...}` at the end of a complete walk.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Payload {
+    /// Not at all.
+    None,
+    /// As hexadecimal digits.
+    Hex,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Line {
+    Record {
+        offset: u64,
+        end_offset: u64,
+        payload_bytes: usize,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        payload: Option<String>,
+    },
+    Scan(Walk),
+}
+
+/// Ends the walk early: the visitor's "error" when it has seen enough, or can not print any more.
+#[derive(Debug, thiserror::Error)]
+enum Stop {
+    #[error("enough records were listed")]
+    Enough,
+    #[error("the output failed")]
+    Output(Failure),
+}
+
+/// List the records of a log.
+///
+/// # Errors
+/// The target can not be read, holds no write-ahead log, or a damaged one.
+pub(crate) fn run(args: &DumpArgs) -> Result<(), Failure> {
+    let device = open_read_only(&args.target)?;
+    // Of the many records that pass in between, only the bar is quiet while lines are printed.
+    let meter = Meter::new(format!("reading {}", args.target.display()));
+    let mut listed = 0;
+    let mut visit = |record: Record| {
+        if args.limit.is_some_and(|limit| listed >= limit) {
+            return Err(Stop::Enough.into());
+        }
+        listed += 1;
+        print(args, &record).map_err(|failure| Stop::Output(failure).into())
+    };
+    if !args.json {
+        output::line(format_args!("{:>20}  {:>20}  {:>10}", "OFFSET", "END", "PAYLOAD B"))?;
+    }
+    match Wal::scan(&device, Some(meter.callback()), &mut visit) {
+        Ok(report) => finish(args, &report),
+        Err(OpenError::Visit { at, source }) => match source.downcast::<Stop>() {
+            Ok(stop) => match *stop {
+                Stop::Enough => Ok(()),
+                Stop::Output(failure) => Err(failure),
+            },
+            Err(other) => Err(Failure::Failed(format!("at log offset {at}: {other}"))),
+        },
+        Err(error) => Err(Failure::new(error)),
+    }
+}
+
+fn print(args: &DumpArgs, record: &Record) -> Result<(), Failure> {
+    let payload = (args.payload == Payload::Hex).then(|| hex(&record.payload));
+    if args.json {
+        let line = Line::Record {
+            offset: record.offset.0,
+            end_offset: record.end.0,
+            payload_bytes: record.payload.len(),
+            payload,
+        };
+        return output::line(serde_json::to_string(&line).map_err(Failure::new)?);
+    }
+    output::line(format_args!(
+        "{:>20}  {:>20}  {:>10}{}{}",
+        record.offset.0,
+        record.end.0,
+        record.payload.len(),
+        if payload.is_some() { "  " } else { "" },
+        payload.unwrap_or_default()
+    ))
+}
+
+fn finish(args: &DumpArgs, report: &RecoveryReport) -> Result<(), Failure> {
+    let walk = Walk::of(report);
+    if args.json {
+        let verdict = walk.verdict(&args.target);
+        output::line(serde_json::to_string(&Line::Scan(walk)).map_err(Failure::new)?)?;
+        return verdict;
+    }
+    output::line(format_args!(
+        "{} records, {} of payload, epoch {}, the log ends at {}{}",
+        walk.records,
+        about(walk.payload_bytes),
+        walk.epoch,
+        walk.end_offset,
+        if walk.clean_shutdown { "" } else { " (not closed)" }
+    ))?;
+    walk.verdict(&args.target)
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
+        // Writing to a string can not fail.
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn payloads_are_shown_byte_by_byte() {
+        assert_eq!(hex(&[0x00, 0x0f, 0xa5, 0xff]), "000fa5ff");
+        assert_eq!(hex(&[]), "");
+    }
+}
