@@ -57,12 +57,14 @@ pub enum OpenError {
         reason: String,
     },
     /// Written by a later version of Alluvium.
-    #[error("{device}: WAL format version {found}, this program knows versions up to {known}")]
+    #[error(
+        "{device}: the WAL has {found}; this program knows format version {known} and no flags"
+    )]
     FutureVersion {
         /// Name of the device.
         device: String,
-        /// On the device.
-        found: u32,
+        /// Version and flags on the device.
+        found: String,
         /// The newest that is known here.
         known: u32,
     },
@@ -90,6 +92,9 @@ pub enum OpenError {
         /// What the device said.
         cause: DeviceError,
     },
+    /// A thread of the WAL could not be started. The WAL was recovered, and can be opened again.
+    #[error("{0}")]
+    Thread(String),
     /// The callback failed.
     #[error("the reader of the log failed at {at}: {source}")]
     Visit {

@@ -1,12 +1,23 @@
 //! Delta WAL. Layout, protocol and crash argument: `docs/format/wal.md`.
 #![forbid(unsafe_code)]
 
+mod block;
 mod error;
+mod format;
+mod header;
 mod layout;
+mod limit;
 mod options;
+mod probe;
+mod record;
+mod recovery;
 mod report;
 mod stats;
+mod tape;
+mod wait;
 mod wal;
+mod window;
+mod writer;
 
 pub use alluvium_device::DeviceOffset;
 pub use error::{AppendError, OpenError, VisitError, WalError};

@@ -129,8 +129,8 @@ pub enum Slot {
     Valid(HeaderInfo),
     /// All zero.
     Empty,
-    /// Written by a later version; the number is that version.
-    Future(u32),
+    /// Written by a later version; the text says which.
+    Future(String),
     /// Starts like a header and is none; the text says what is wrong.
     Damaged(String),
     /// Something else.
@@ -142,7 +142,7 @@ impl fmt::Display for Slot {
         match self {
             Self::Valid(header) => write!(f, "valid, generation {}", header.generation),
             Self::Empty => write!(f, "empty"),
-            Self::Future(version) => write!(f, "format version {version}, unknown here"),
+            Self::Future(found) => write!(f, "{found}, unknown here"),
             Self::Damaged(reason) => write!(f, "damaged: {reason}"),
             Self::Foreign => write!(f, "not a header"),
         }

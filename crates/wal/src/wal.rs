@@ -1,5 +1,6 @@
-//! The interface.
-#![allow(clippy::unimplemented, unused_variables)]
+//! The interface: opening, the handle, and the futures.
+
+use std::fmt;
 use std::future::Future;
 use std::ops::RangeTo;
 use std::pin::Pin;
@@ -9,124 +10,316 @@ use std::task::{Context, Poll};
 use alluvium_device::SharedDevice;
 use uuid::Uuid;
 
-use crate::*;
+use crate::layout::{HEADER_SLOT_AT, LogOffset};
+use crate::recovery::{self, Found};
+use crate::report::{HeaderInfo, Inspection, Record, RecoveryReport};
+use crate::wait::{Wait, block_on};
+use crate::writer::{DurableOf, MovesOf, Recovered, Shared, TrimmedOf};
+use crate::{
+    AppendError, FormatOptions, OpenError, Options, Progress, Stats, VisitError, WalError, format,
+    header,
+};
 
-/// An open write-ahead log. Cheap to clone.
-#[derive(Clone, Debug)]
+/// An open write-ahead log. Clones are handles to the same one.
+///
+/// When the last handle is dropped without [`Wal::close`], the log stops as in a crash: what is in flight completes,
+/// nothing more is written, those who wait get [`WalError::Closed`], and the next open recovers.
+#[derive(Clone)]
 pub struct Wal {
-    shared: Arc<SharedDevice>,
+    handle: Arc<Handle>,
+}
+
+/// Its drop is the end of the last [`Wal`], while futures and requests in flight may keep `shared` alive.
+struct Handle {
+    shared: Arc<Shared>,
+    wal_id: Uuid,
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.shared.stop(WalError::Closed);
+    }
+}
+
+impl fmt::Debug for Wal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Wal({} on {})", self.handle.wal_id, self.handle.shared.device.geometry().name)
+    }
 }
 
 impl Wal {
-    /// Make a WAL on the device. Refuses where something else is, unless forced.
+    /// Make an empty WAL on the device.
+    ///
+    /// Refuses ([`OpenError::Occupied`]) where the first 1 MiB or the last 128 KiB of the device hold anything but
+    /// zeros, and says what it looks like, unless [`FormatOptions::force`] is set. Old records can never come
+    /// back: the new WAL has an id of its own. A crash in the middle leaves the old WAL, none, or the new one.
     pub fn format(device: &SharedDevice, options: &FormatOptions) -> Result<HeaderInfo, OpenError> {
-        unimplemented!()
+        format::format(&**device, options)
     }
-    /// Recover, then open for traffic. `visit` gets every record in log order. Blocking.
+
+    /// Recover the log, then open it for traffic. Blocks; call it outside of completions and async tasks.
+    ///
+    /// `visit` gets every record in log order. It must not assume that the log can be opened until this returns, but
+    /// what it has seen stays in the log until it is trimmed, whatever happens. If it fails, the log is not opened.
+    /// Nothing is written before the walk has succeeded. Damage in what was acknowledged does not fail the opening: it is
+    /// listed in the report, and the records around it are handed out.
+    ///
+    /// `progress` is told the bytes walked and the bytes that are known to be there.
     pub fn open(
         device: SharedDevice,
         options: &Options,
         progress: Option<Progress>,
         visit: &mut dyn FnMut(Record) -> Result<(), VisitError>,
     ) -> Result<(Self, RecoveryReport), OpenError> {
-        unimplemented!()
+        let Inspection { header: found, newest: slot, ring_bytes, .. } = header::inspect(&*device)?;
+        options.check(ring_bytes)?;
+        let Some(epoch) = found.epoch.checked_add(1) else {
+            return Err(OpenError::InvalidOption(
+                "the WAL has used up its 2^32 epochs; format it anew".into(),
+            ));
+        };
+        // A record that can be read may be in a volatile cache only, left there by a process that was killed. It must
+        // not be lost after it has been handed out.
+        device.flush()?;
+        let Found { mut report, tail } =
+            recovery::walk(&*device, &found, progress.as_ref(), visit)?;
+        let first = HeaderInfo {
+            window_bytes: options.window_bytes,
+            epoch,
+            node_id: options.node_id,
+            epoch_start: report.end,
+            durable: report.end,
+            clean_shutdown: false,
+            ..found.next()
+        };
+        device.write_durable(HEADER_SLOT_AT[1 - slot], first.page(&*device))?;
+        let second = first.next();
+        device.write_durable(HEADER_SLOT_AT[slot], second.page(&*device))?;
+        report.epoch = epoch;
+        let wal_id = second.wal_id;
+        let shared = Shared::start(Recovered {
+            device,
+            options: options.clone(),
+            header: second,
+            slot,
+            tail,
+        })
+        .map_err(|cause| OpenError::Thread(cause.to_string()))?;
+        Ok((Self { handle: Arc::new(Handle { shared, wal_id }) }, report))
     }
-    /// The same walk, read-only: for inspect, dump, verify. Writes nothing.
+
+    /// The walk of [`Wal::open`] without writing anything, also on a device that was opened for reading only.
+    ///
+    /// Without the flush of an opening, what is seen may still be lost to a power cut. On a log that somebody is writing to, the
+    /// end is wherever the walk meets it.
     pub fn scan(
         device: &SharedDevice,
         progress: Option<Progress>,
         visit: &mut dyn FnMut(Record) -> Result<(), VisitError>,
     ) -> Result<RecoveryReport, OpenError> {
-        unimplemented!()
+        let inspection = header::inspect(&**device)?;
+        Ok(recovery::walk(&**device, &inspection.header, progress.as_ref(), visit)?.report)
     }
-    /// Both header slots and which one counts.
+
+    /// Both header slots and which one counts. Writes nothing.
     pub fn inspect(device: &SharedDevice) -> Result<Inspection, OpenError> {
-        unimplemented!()
+        header::inspect(&**device)
     }
-    /// Identity, fixed by format.
+
+    /// Identity of the log, fixed when it was formatted.
     pub fn id(&self) -> Uuid {
-        unimplemented!()
+        self.handle.wal_id
     }
-    /// `parts` are concatenated into one payload. Never blocks on I/O. Nothing is changed on error.
+
+    /// The newest header.
+    pub fn header(&self) -> HeaderInfo {
+        self.handle.shared.header()
+    }
+
+    /// Put a record, the concatenation of `parts`, at the end of the log. Copies it; never waits for I/O.
+    ///
+    /// The place is settled when this returns; the future says when the record, and everything before it, is on
+    /// stable storage. The record is written whether or not the future is polled. On an error nothing has changed.
     pub fn append(&self, parts: &[&[u8]]) -> Result<Append, AppendError> {
-        unimplemented!()
+        let (offset, end) = self.handle.shared.append(parts)?;
+        Ok(Append { offset, end, wait: Wait::new(DurableOf(self.handle.shared.clone()), end.0) })
     }
-    /// Everything before it is on stable storage.
+
+    /// Everything before it is on stable storage. One atomic load.
     pub fn durable(&self) -> LogOffset {
-        unimplemented!()
+        LogOffset(self.handle.shared.durable.get())
     }
-    /// Where the log ends now. The next record starts here, or behind a padding.
+
+    /// Where the log ends now. The next record starts here or, if it begins a new block, behind a padding.
     pub fn appended(&self) -> LogOffset {
-        unimplemented!()
+        self.handle.shared.appended()
     }
-    /// Resolves when everything before `offset` is durable.
+
+    /// Resolves when everything before `offset` is durable, which may lie ahead of what has been appended.
     pub fn wait_durable(&self, offset: LogOffset) -> Durable {
-        unimplemented!()
+        Durable { wait: Wait::new(DurableOf(self.handle.shared.clone()), offset.0) }
     }
-    /// Resolves after durable or trim have moved since the call, or the WAL failed or closed.
+
+    /// Resolves when an append that was refused for lack of room may succeed: durability or the trim have moved since the
+    /// last refusal (or, if there was none, since this call), or the WAL has stopped. With several writers, take it before the append
+    /// that may be refused, so that no move is missed; it costs nothing until it is polled.
     pub fn wait_room(&self) -> Room {
-        unimplemented!()
+        let shared = &self.handle.shared;
+        Room { wait: Wait::new(MovesOf(shared.clone()), shared.next_move()) }
     }
-    /// Give up everything before `to.end`, a record's start or end that is durable.
+
+    /// Give up everything before `to.end`, which is the start or the end of a record and durable. The future
+    /// resolves when that is on stable storage; only then is the space reused. A trim that is behind an earlier one
+    /// changes nothing.
+    ///
+    /// Trims take effect whether or not the future is polled. While one is written, later ones coalesce.
     pub fn trim(&self, to: RangeTo<LogOffset>) -> Trim {
-        unimplemented!()
+        let shared = &self.handle.shared;
+        let wait = shared.trim(to.end).map(|()| Wait::new(TrimmedOf(shared.clone()), to.end.0));
+        Trim { wait }
     }
+
     /// Numbers of this moment.
     pub fn stats(&self) -> Stats {
-        unimplemented!()
+        self.handle.shared.stats()
     }
-    /// Waits for what is in flight, writes the clean header. Blocking. Appends after it: Closed.
+
+    /// Why the WAL does nothing any more: it has failed or is closed.
+    pub fn stopped(&self) -> Option<WalError> {
+        self.handle.shared.stopped()
+    }
+
+    /// Refuse new appends and trims on all handles, wait until everything appended is durable, and write the header
+    /// that tells the next open where the log ends. Blocks; call it outside of completions and async tasks.
     pub fn close(self) -> Result<(), WalError> {
-        unimplemented!()
+        self.handle.shared.close()
     }
 }
 
-macro_rules! wait_future {
-    ($(#[$meta:meta])* $name:ident, $output:ty) => {
-        $(#[$meta])*
-        #[derive(Debug)]
-        #[must_use]
-        pub struct $name {
-            offset: LogOffset,
-            end: LogOffset,
-        }
-        impl Future for $name {
-            type Output = $output;
-            fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-                unimplemented!()
-            }
-        }
-        impl $name {
-            /// Block this thread instead of awaiting.
-            pub fn wait(self) -> $output {
-                unimplemented!()
-            }
-        }
-    };
+/// A record's place, and the future that resolves when it and everything before it is durable. It belongs to no runtime.
+/// Dropping it changes nothing about the record.
+#[must_use = "the record is not durable before this resolves"]
+pub struct Append {
+    offset: LogOffset,
+    end: LogOffset,
+    wait: Wait<DurableOf>,
 }
-wait_future!(
-    /// Resolves when the record and everything before it is durable. Dropping it changes nothing.
-    Append, Result<(), WalError>
-);
-wait_future!(
-    /// See [`Wal::wait_durable`].
-    Durable, Result<(), WalError>
-);
-wait_future!(
-    /// See [`Wal::wait_room`].
-    Room, ()
-);
-wait_future!(
-    /// Resolves when the trim is durable and the space reusable.
-    Trim, Result<(), WalError>
-);
+
 impl Append {
     /// Where the record starts.
     pub fn offset(&self) -> LogOffset {
         self.offset
     }
+
     /// Where it ends.
     pub fn end(&self) -> LogOffset {
         self.end
+    }
+
+    /// Block this thread until it is durable.
+    pub fn wait(self) -> Result<(), WalError> {
+        block_on(self)
+    }
+}
+
+impl Future for Append {
+    type Output = Result<(), WalError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        Pin::new(&mut self.wait).poll(cx)
+    }
+}
+
+impl fmt::Debug for Append {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Append({}..{})", self.offset, self.end)
+    }
+}
+
+/// See [`Wal::wait_durable`].
+#[must_use = "it does nothing unless it is polled"]
+pub struct Durable {
+    wait: Wait<DurableOf>,
+}
+
+impl Durable {
+    /// Block this thread until it resolves.
+    pub fn wait(self) -> Result<(), WalError> {
+        block_on(self)
+    }
+}
+
+impl Future for Durable {
+    type Output = Result<(), WalError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        Pin::new(&mut self.wait).poll(cx)
+    }
+}
+
+impl fmt::Debug for Durable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Durable(..{})", self.wait.target())
+    }
+}
+
+/// See [`Wal::wait_room`].
+#[must_use = "it does nothing unless it is polled"]
+pub struct Room {
+    wait: Wait<MovesOf>,
+}
+
+impl Room {
+    /// Block this thread until it resolves.
+    pub fn wait(self) {
+        block_on(self);
+    }
+}
+
+impl Future for Room {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        // A WAL that has stopped says so at the next append.
+        Pin::new(&mut self.wait).poll(cx).map(drop)
+    }
+}
+
+impl fmt::Debug for Room {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Room(move {})", self.wait.target())
+    }
+}
+
+/// See [`Wal::trim`].
+#[must_use = "the space is not reusable before this resolves"]
+pub struct Trim {
+    wait: Result<Wait<TrimmedOf>, WalError>,
+}
+
+impl Trim {
+    /// Block this thread until it resolves.
+    pub fn wait(self) -> Result<(), WalError> {
+        block_on(self)
+    }
+}
+
+impl Future for Trim {
+    type Output = Result<(), WalError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        match &mut self.wait {
+            Ok(wait) => Pin::new(wait).poll(cx),
+            Err(refused) => Poll::Ready(Err(refused.clone())),
+        }
+    }
+}
+
+impl fmt::Debug for Trim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.wait {
+            Ok(wait) => write!(f, "Trim(..{})", wait.target()),
+            Err(refused) => write!(f, "Trim({refused})"),
+        }
     }
 }

@@ -1,0 +1,371 @@
+//! The header slots: layout, and the table that says which one counts. `docs/format/wal.md`, sections 3 and 6.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use alluvium_device::{AlignedBuf, Device, DeviceError, SharedBuf};
+use uuid::Uuid;
+
+use crate::layout::{
+    DATA_START, HEADER_SLOT_AT, HEADER_SLOT_BYTES, LogOffset, MIN_RING_BYTES, PAGE, Ring,
+};
+use crate::report::{HeaderInfo, Inspection, Slot};
+use crate::{OpenError, probe};
+
+pub(crate) const FORMAT_VERSION: u32 = 1;
+const MAGIC: [u8; 8] = *b"ALLUVWAL";
+
+const MAGIC_AT: usize = 0;
+const VERSION_AT: usize = MAGIC_AT + 8;
+const FLAGS_AT: usize = VERSION_AT + 4;
+const WAL_ID_AT: usize = FLAGS_AT + 4;
+const GENERATION_AT: usize = WAL_ID_AT + 16;
+const CAPACITY_AT: usize = GENERATION_AT + 8;
+const TRIM_AT: usize = CAPACITY_AT + 8;
+const WINDOW_AT: usize = TRIM_AT + 8;
+const EPOCH_AT: usize = WINDOW_AT + 8;
+const NODE_ID_AT: usize = EPOCH_AT + 4;
+const EPOCH_START_AT: usize = NODE_ID_AT + 4;
+const DURABLE_AT: usize = EPOCH_START_AT + 8;
+const WRITTEN_AT: usize = DURABLE_AT + 8;
+const SHUTDOWN_AT: usize = WRITTEN_AT + 8;
+const RESERVED_AT: usize = SHUTDOWN_AT + 4;
+const CRC_AT: usize = RESERVED_AT + 24;
+const HEADER_BYTES: usize = CRC_AT + 4;
+const _: () = assert!(EPOCH_AT == 64 && DURABLE_AT == 80 && SHUTDOWN_AT == 96 && CRC_AT == 124);
+// All fields lie in the first 512 bytes: where a sector is written whole or not at all, so is the header.
+const _: () = assert!(HEADER_BYTES <= 512);
+
+fn u32_at(page: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(page[at..at + 4].try_into().expect("four bytes"))
+}
+
+fn u64_at(page: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(page[at..at + 8].try_into().expect("eight bytes"))
+}
+
+impl HeaderInfo {
+    /// Fill a slot's page.
+    pub(crate) fn encode(&self, page: &mut [u8]) {
+        assert_eq!(page.len() as u64, HEADER_SLOT_BYTES);
+        page.fill(0);
+        let mut put = |at: usize, bytes: &[u8]| page[at..at + bytes.len()].copy_from_slice(bytes);
+        put(MAGIC_AT, &MAGIC);
+        put(VERSION_AT, &FORMAT_VERSION.to_le_bytes());
+        put(WAL_ID_AT, self.wal_id.as_bytes());
+        put(GENERATION_AT, &self.generation.to_le_bytes());
+        put(CAPACITY_AT, &self.capacity_bytes.to_le_bytes());
+        put(TRIM_AT, &self.trim.0.to_le_bytes());
+        put(WINDOW_AT, &self.window_bytes.to_le_bytes());
+        put(EPOCH_AT, &self.epoch.to_le_bytes());
+        put(NODE_ID_AT, &self.node_id.to_le_bytes());
+        put(EPOCH_START_AT, &self.epoch_start.0.to_le_bytes());
+        put(DURABLE_AT, &self.durable.0.to_le_bytes());
+        put(WRITTEN_AT, &self.written_at_ms.to_le_bytes());
+        put(SHUTDOWN_AT, &u32::from(self.clean_shutdown).to_le_bytes());
+        let crc = crc32c::crc32c(&page[..CRC_AT]);
+        page[CRC_AT..HEADER_BYTES].copy_from_slice(&crc.to_le_bytes());
+    }
+
+    /// The page of this header, ready to be written.
+    pub(crate) fn page(&self, device: &dyn Device) -> SharedBuf {
+        let mut page: AlignedBuf = device.alloc(HEADER_SLOT_BYTES as usize);
+        self.encode(&mut page);
+        page.freeze()
+    }
+
+    /// The next header: one generation on, stamped with the time.
+    pub(crate) fn next(&self) -> Self {
+        Self { generation: self.generation + 1, written_at_ms: now_ms(), ..self.clone() }
+    }
+
+    pub(crate) fn ring(&self) -> Ring {
+        Ring::of_capacity(self.capacity_bytes)
+    }
+
+    /// What the writer guarantees of every header; a page that breaks it was not written by this program.
+    fn contradiction(&self) -> Option<String> {
+        let Self { capacity_bytes, window_bytes, trim, durable, epoch_start, .. } = self;
+        if !capacity_bytes.is_multiple_of(PAGE) || *capacity_bytes < DATA_START + MIN_RING_BYTES {
+            return Some(format!("capacity of {capacity_bytes} bytes"));
+        }
+        let ring_bytes = capacity_bytes - DATA_START;
+        if !window_bytes.is_multiple_of(PAGE)
+            || *window_bytes == 0
+            || *window_bytes > ring_bytes / 2
+        {
+            return Some(format!("window of {window_bytes} bytes in a ring of {ring_bytes}"));
+        }
+        if trim > durable || epoch_start > durable || durable.0 - trim.0 > ring_bytes {
+            return Some(format!(
+                "trim {trim}, epoch start {epoch_start}, durable {durable}, ring {ring_bytes}"
+            ));
+        }
+        None
+    }
+}
+
+pub(crate) fn now_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
+}
+
+/// What a slot's page holds.
+pub(crate) fn decode(page: &[u8]) -> Slot {
+    if page.iter().all(|&byte| byte == 0) {
+        return Slot::Empty;
+    }
+    if page[MAGIC_AT..VERSION_AT] != MAGIC {
+        return Slot::Foreign;
+    }
+    // Magic, version and checksum keep their places in every version, so rot is not taken for a future version.
+    let (stated, actual) = (u32_at(page, CRC_AT), crc32c::crc32c(&page[..CRC_AT]));
+    if stated != actual {
+        return Slot::Damaged(format!("checksum {stated:08x}, should be {actual:08x}"));
+    }
+    let (version, flags) = (u32_at(page, VERSION_AT), u32_at(page, FLAGS_AT));
+    if version != FORMAT_VERSION || flags != 0 {
+        return Slot::Future(format!("format version {version}, flags {flags:#x}"));
+    }
+    let shutdown = u32_at(page, SHUTDOWN_AT);
+    let header = HeaderInfo {
+        wal_id: Uuid::from_slice(&page[WAL_ID_AT..GENERATION_AT]).expect("sixteen bytes"),
+        generation: u64_at(page, GENERATION_AT),
+        capacity_bytes: u64_at(page, CAPACITY_AT),
+        trim: LogOffset(u64_at(page, TRIM_AT)),
+        window_bytes: u64_at(page, WINDOW_AT),
+        epoch: u32_at(page, EPOCH_AT),
+        node_id: u32_at(page, NODE_ID_AT),
+        epoch_start: LogOffset(u64_at(page, EPOCH_START_AT)),
+        durable: LogOffset(u64_at(page, DURABLE_AT)),
+        written_at_ms: u64_at(page, WRITTEN_AT),
+        clean_shutdown: shutdown == 1,
+    };
+    if shutdown > 1 {
+        return Slot::Damaged(format!("shutdown type {shutdown}"));
+    }
+    match header.contradiction() {
+        Some(reason) => Slot::Damaged(format!("fields contradict each other: {reason}")),
+        None => Slot::Valid(header),
+    }
+}
+
+/// Why no slot counts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    NotFormatted,
+    NotAWal,
+    Damaged,
+    Conflict(String),
+    Future(String),
+}
+
+/// The table of section 6: which slot counts.
+pub(crate) fn select(slots: &[Slot; 2]) -> Result<usize, Refusal> {
+    use Slot::{Damaged, Empty, Foreign, Future, Valid};
+    match slots {
+        [Future(found), _] | [_, Future(found)] => Err(Refusal::Future(found.clone())),
+        [Valid(a), Valid(b)] if a.wal_id != b.wal_id => Err(Refusal::Conflict(format!(
+            "slot 0 belongs to WAL {}, slot 1 to WAL {}",
+            a.wal_id, b.wal_id
+        ))),
+        [Valid(a), Valid(b)] if a.generation == b.generation => Err(Refusal::Conflict(format!(
+            "both are of generation {}: two writers, or a copied slot",
+            a.generation
+        ))),
+        [Valid(a), Valid(b)] => Ok(usize::from(b.generation > a.generation)),
+        [Valid(_), Damaged(_) | Empty | Foreign] => Ok(0),
+        [Damaged(_) | Empty | Foreign, Valid(_)] => Ok(1),
+        [Damaged(_), Damaged(_) | Empty | Foreign] | [Empty | Foreign, Damaged(_)] => {
+            Err(Refusal::Damaged)
+        }
+        [Empty, Empty] => Err(Refusal::NotFormatted),
+        [Foreign, Foreign | Empty] | [Empty, Foreign] => Err(Refusal::NotAWal),
+    }
+}
+
+/// Read one slot. One that can not be read is a damaged one: what the other says is safe to go by, see section 3.
+pub(crate) fn read_slot(device: &dyn Device, slot: usize) -> Result<Slot, DeviceError> {
+    device.read(HEADER_SLOT_AT[slot], HEADER_SLOT_BYTES as usize).map(|page| decode(&page))
+}
+
+/// Read both slots and decide.
+pub(crate) fn inspect(device: &dyn Device) -> Result<Inspection, OpenError> {
+    let name = || device.geometry().name.clone();
+    let device_bytes = device.geometry().capacity_bytes;
+    if device_bytes < DATA_START + MIN_RING_BYTES {
+        return Err(OpenError::LargerThanDevice {
+            device: name(),
+            wanted_bytes: DATA_START + MIN_RING_BYTES,
+            device_bytes,
+        });
+    }
+    let (slot_0, slot_1) = (read_slot(device, 0), read_slot(device, 1));
+    let slots = match (slot_0, slot_1) {
+        (Err(cause), Err(_)) => return Err(cause.into()),
+        (slot_0, slot_1) => [slot_0, slot_1].map(|slot| {
+            slot.unwrap_or_else(|cause| Slot::Damaged(format!("not readable: {cause}")))
+        }),
+    };
+    let newest = select(&slots).map_err(|refusal| match refusal {
+        Refusal::NotFormatted => OpenError::NotFormatted { device: name() },
+        Refusal::NotAWal => match probe::looks_like(device, device_bytes) {
+            Ok(Some(looks_like)) => OpenError::NotAWal { device: name(), looks_like },
+            Ok(None) => OpenError::NotAWal { device: name(), looks_like: "unknown data".into() },
+            Err(cause) => cause.into(),
+        },
+        Refusal::Damaged => OpenError::HeaderDamaged {
+            device: name(),
+            slot_0: slots[0].to_string(),
+            slot_1: slots[1].to_string(),
+        },
+        Refusal::Conflict(reason) => OpenError::HeaderConflict { device: name(), reason },
+        Refusal::Future(found) => {
+            OpenError::FutureVersion { device: name(), found, known: FORMAT_VERSION }
+        }
+    })?;
+    let Slot::Valid(header) = slots[newest].clone() else {
+        unreachable!("select names a valid slot")
+    };
+    if header.capacity_bytes > device_bytes {
+        return Err(OpenError::LargerThanDevice {
+            device: name(),
+            wanted_bytes: header.capacity_bytes,
+            device_bytes,
+        });
+    }
+    let ring_bytes = header.ring().bytes();
+    Ok(Inspection { slots, newest, header, ring_bytes })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    pub(crate) fn sample(generation: u64) -> HeaderInfo {
+        HeaderInfo {
+            wal_id: Uuid::from_u128(0x0123_4567_89ab_cdef_0123_4567_89ab_cdef),
+            generation,
+            capacity_bytes: DATA_START + (1 << 20),
+            trim: LogOffset(8192),
+            window_bytes: 65536,
+            epoch: 3,
+            node_id: 7,
+            epoch_start: LogOffset(4096),
+            durable: LogOffset(12345),
+            written_at_ms: 1_700_000_000_000,
+            clean_shutdown: true,
+        }
+    }
+
+    fn page(header: &HeaderInfo) -> Vec<u8> {
+        let mut page = vec![0xaa; HEADER_SLOT_BYTES as usize];
+        header.encode(&mut page);
+        page
+    }
+
+    /// The bytes of version 1, fixed: a device that was formatted once opens for ever.
+    #[test]
+    fn version_1_keeps_its_bytes() {
+        let page = page(&sample(5));
+        assert_eq!(&page[..8], b"ALLUVWAL");
+        assert_eq!(page[8..12], [1, 0, 0, 0]);
+        assert_eq!(page[16..20], [0x01, 0x23, 0x45, 0x67]);
+        assert_eq!(page[32..40], 5u64.to_le_bytes());
+        assert_eq!(page[40..48], (65536u64 + (1 << 20)).to_le_bytes());
+        assert_eq!(page[48..56], 8192u64.to_le_bytes());
+        assert_eq!(page[56..64], 65536u64.to_le_bytes());
+        assert_eq!(page[64..72], [3, 0, 0, 0, 7, 0, 0, 0]);
+        assert_eq!(page[72..80], 4096u64.to_le_bytes());
+        assert_eq!(page[80..88], 12345u64.to_le_bytes());
+        assert_eq!(page[88..96], 1_700_000_000_000u64.to_le_bytes());
+        assert_eq!(page[96..100], [1, 0, 0, 0]);
+        assert!(page[100..124].iter().chain(&page[128..]).all(|&byte| byte == 0));
+        assert_eq!(u32_at(&page, 124), 0x9265_b4fa, "the checksum of these very fields");
+    }
+
+    #[test]
+    fn newer_versions_and_flags_are_refused_and_rot_is_not_taken_for_them() {
+        let mut future = page(&sample(1));
+        future[8] = 2;
+        assert!(
+            matches!(decode(&future), Slot::Damaged(_)),
+            "the checksum does not cover the change"
+        );
+        let crc = crc32c::crc32c(&future[..124]);
+        future[124..128].copy_from_slice(&crc.to_le_bytes());
+        assert!(matches!(decode(&future), Slot::Future(_)));
+        let mut flags = page(&sample(1));
+        flags[12] = 1;
+        let crc = crc32c::crc32c(&flags[..124]);
+        flags[124..128].copy_from_slice(&crc.to_le_bytes());
+        assert!(matches!(decode(&flags), Slot::Future(_)));
+    }
+
+    #[test]
+    fn contradicting_fields_are_damage() {
+        for broken in [
+            HeaderInfo { trim: LogOffset(20_000), ..sample(1) },
+            HeaderInfo { epoch_start: LogOffset(20_000), ..sample(1) },
+            HeaderInfo { capacity_bytes: 4096, ..sample(1) },
+            HeaderInfo { capacity_bytes: DATA_START + (1 << 20) + 1, ..sample(1) },
+            HeaderInfo { window_bytes: 0, ..sample(1) },
+            HeaderInfo { window_bytes: 1 << 20, ..sample(1) },
+            HeaderInfo { durable: LogOffset(8192 + (1 << 20) + 1), ..sample(1) },
+        ] {
+            assert!(matches!(decode(&page(&broken)), Slot::Damaged(_)), "{broken:?}");
+        }
+    }
+
+    #[test]
+    fn the_table_of_slots() {
+        let valid = |generation| Slot::Valid(sample(generation));
+        let other = Slot::Valid(HeaderInfo { wal_id: Uuid::from_u128(9), ..sample(2) });
+        let damaged = || Slot::Damaged("torn".into());
+        let future = || Slot::Future("version 2".into());
+        assert_eq!(select(&[valid(1), valid(2)]), Ok(1));
+        assert_eq!(select(&[valid(3), valid(2)]), Ok(0));
+        assert_eq!(select(&[valid(u64::MAX), valid(2)]), Ok(0));
+        assert!(matches!(select(&[valid(2), valid(2)]), Err(Refusal::Conflict(_))));
+        assert!(matches!(select(&[valid(1), other]), Err(Refusal::Conflict(_))));
+        for rest in [damaged(), Slot::Empty, Slot::Foreign] {
+            assert_eq!(select(&[valid(1), rest.clone()]), Ok(0));
+            assert_eq!(select(&[rest.clone(), valid(1)]), Ok(1));
+            assert_eq!(select(&[damaged(), rest.clone()]), Err(Refusal::Damaged));
+            assert_eq!(select(&[rest.clone(), damaged()]), Err(Refusal::Damaged));
+            assert!(matches!(select(&[future(), rest.clone()]), Err(Refusal::Future(_))));
+            assert!(matches!(select(&[rest, future()]), Err(Refusal::Future(_))));
+        }
+        assert!(matches!(select(&[future(), valid(1)]), Err(Refusal::Future(_))));
+        assert_eq!(select(&[Slot::Empty, Slot::Empty]), Err(Refusal::NotFormatted));
+        assert_eq!(select(&[Slot::Foreign, Slot::Empty]), Err(Refusal::NotAWal));
+        assert_eq!(select(&[Slot::Empty, Slot::Foreign]), Err(Refusal::NotAWal));
+        assert_eq!(select(&[Slot::Foreign, Slot::Foreign]), Err(Refusal::NotAWal));
+    }
+
+    proptest! {
+        #[test]
+        fn a_header_comes_back_as_written(
+            generation: u64, epoch: u32, node_id: u32, written_at_ms: u64, clean_shutdown: bool,
+            pages in 32u64..1_000_000, trim in 0u64..1 << 60, length_permille in 0u64..=1000, start_permille in 0u64..=1000,
+        ) {
+            let capacity_bytes = DATA_START + pages * PAGE;
+            let durable = trim + (capacity_bytes - DATA_START) / 1000 * length_permille;
+            let header = HeaderInfo {
+                generation, epoch, node_id, written_at_ms, clean_shutdown, capacity_bytes,
+                wal_id: Uuid::from_u128(u128::from(generation) << 64 | u128::from(written_at_ms)),
+                trim: LogOffset(trim), durable: LogOffset(durable),
+                epoch_start: LogOffset(durable / 1000 * start_permille),
+                window_bytes: (pages / 2) * PAGE,
+            };
+            prop_assert_eq!(decode(&page(&header)), Slot::Valid(header));
+        }
+
+        #[test]
+        fn no_flipped_bit_passes(bit in 0usize..HEADER_BYTES * 8) {
+            let mut page = page(&sample(1));
+            page[bit / 8] ^= 1 << (bit % 8);
+            prop_assert!(!matches!(decode(&page), Slot::Valid(_)));
+        }
+    }
+}

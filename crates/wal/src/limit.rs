@@ -1,0 +1,212 @@
+//! Optional limits on block writes: two token buckets, and the thread that wakes the WAL when they have refilled.
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+
+/// Tokens at a rate. A write is let through while the balance is positive and may overdraw it, so that a block larger
+/// than the bucket passes, and the rate holds on average. Unused tokens are kept up to a tenth of a second's worth:
+/// a burst after a pause does not wait.
+#[derive(Clone, Copy, Debug)]
+struct Bucket {
+    per_second: f64,
+    balance: f64,
+    refilled: Duration,
+}
+
+impl Bucket {
+    fn new(per_second: f64) -> Self {
+        Self { per_second, balance: Self::depth(per_second), refilled: Duration::ZERO }
+    }
+
+    /// At least one token, else a slow rate would never have any.
+    fn depth(per_second: f64) -> f64 {
+        (per_second / 10.0).max(1.0)
+    }
+
+    fn refill(&mut self, now: Duration) {
+        let since = now.saturating_sub(self.refilled);
+        self.refilled = self.refilled.max(now);
+        self.balance = (self.balance + since.as_secs_f64() * self.per_second)
+            .min(Self::depth(self.per_second));
+    }
+
+    /// Until the balance is positive again. Never zero while it is not, so that waiting makes progress.
+    fn wait(&self) -> Option<Duration> {
+        (self.balance <= 0.0).then(|| {
+            Duration::from_secs_f64(-self.balance / self.per_second) + Duration::from_nanos(1000)
+        })
+    }
+}
+
+/// The limits of a WAL. Time is an argument: since some fixed moment.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limiter {
+    writes: Option<Bucket>,
+    bytes: Option<Bucket>,
+}
+
+impl Limiter {
+    /// `None` where nothing is limited.
+    pub(crate) fn new(iops: Option<u32>, bytes_per_second: Option<u64>) -> Option<Self> {
+        (iops.is_some() || bytes_per_second.is_some()).then(|| Self {
+            writes: iops.map(|rate| Bucket::new(f64::from(rate))),
+            bytes: bytes_per_second.map(|rate| Bucket::new(rate as f64)),
+        })
+    }
+
+    /// Take what a write of `bytes` costs, or say how long to wait before asking again.
+    pub(crate) fn take(&mut self, now: Duration, bytes: u64) -> Result<(), Duration> {
+        let mut wait = None;
+        for bucket in [&mut self.writes, &mut self.bytes].into_iter().flatten() {
+            bucket.refill(now);
+            wait = wait.max(bucket.wait());
+        }
+        if let Some(wait) = wait {
+            return Err(wait);
+        }
+        if let Some(bucket) = &mut self.writes {
+            bucket.balance -= 1.0;
+        }
+        if let Some(bucket) = &mut self.bytes {
+            bucket.balance -= bytes as f64;
+        }
+        Ok(())
+    }
+}
+
+/// A thread that sleeps until the moment that was set, calls back once, and sleeps again. Ends when dropped.
+#[derive(Debug)]
+pub(crate) struct Alarm {
+    shared: Arc<AlarmShared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug, Default)]
+struct AlarmShared {
+    state: Mutex<AlarmState>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct AlarmState {
+    due: Option<Instant>,
+    stopped: bool,
+}
+
+impl Alarm {
+    pub(crate) fn start(ring: impl Fn() + Send + 'static) -> std::io::Result<Self> {
+        let shared = Arc::new(AlarmShared::default());
+        let of_thread = shared.clone();
+        let thread = std::thread::Builder::new()
+            .name("wal-limit".into())
+            .spawn(move || of_thread.run(ring))?;
+        Ok(Self { shared, thread: Some(thread) })
+    }
+
+    /// Ring at `due`, in place of an earlier setting.
+    pub(crate) fn set(&self, due: Instant) {
+        self.shared.state.lock().due = Some(due);
+        self.shared.changed.notify_one();
+    }
+
+    /// Never ring again; the thread ends.
+    pub(crate) fn stop(&self) {
+        self.shared.state.lock().stopped = true;
+        self.shared.changed.notify_one();
+    }
+}
+
+impl AlarmShared {
+    fn run(&self, ring: impl Fn()) {
+        let mut state = self.state.lock();
+        while !state.stopped {
+            match state.due {
+                None => self.changed.wait(&mut state),
+                Some(due) if due > Instant::now() => drop(self.changed.wait_until(&mut state, due)),
+                Some(_) => {
+                    state.due = None;
+                    drop(state);
+                    ring();
+                    state = self.state.lock();
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Alarm {
+    fn drop(&mut self) {
+        self.stop();
+        if let Some(thread) = self.thread.take()
+            && thread.thread().id() != std::thread::current().id()
+        {
+            thread.join().expect("the alarm's thread does not panic");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Writes let through within `total`, asking again exactly when told to.
+    fn granted(limiter: &mut Limiter, bytes: u64, total: Duration) -> u64 {
+        let (mut now, mut count) = (Duration::ZERO, 0);
+        while now < total && count < 1_000_000 {
+            match limiter.take(now, bytes) {
+                Ok(()) => count += 1,
+                Err(wait) => {
+                    assert!(wait > Duration::ZERO);
+                    now += wait;
+                }
+            }
+        }
+        count
+    }
+
+    #[test]
+    fn the_rate_holds_and_a_pause_is_not_lost() {
+        let mut limiter = Limiter::new(Some(100), None).unwrap();
+        let count = granted(&mut limiter, 1 << 20, Duration::from_secs(10));
+        assert!(
+            (1000..=1012).contains(&count),
+            "{count}: 1,000 in ten seconds, and a burst of ten"
+        );
+        let later = Duration::from_secs(60);
+        for _ in 0..10 {
+            limiter.take(later, 4096).expect("saved up during the pause");
+        }
+        assert!(limiter.take(later, 4096).is_err(), "but only a tenth of a second's worth");
+    }
+
+    #[test]
+    fn a_block_larger_than_the_bucket_passes_and_is_paid_for() {
+        let mut limiter = Limiter::new(None, Some(1 << 20)).unwrap();
+        limiter.take(Duration::ZERO, 4 << 20).unwrap();
+        let wait = limiter.take(Duration::ZERO, 4096).unwrap_err();
+        assert!(wait > Duration::from_secs(3) && wait < Duration::from_secs(4), "{wait:?}");
+        limiter.take(wait, 4096).unwrap();
+    }
+
+    #[test]
+    fn no_limit_is_no_limiter() {
+        assert!(Limiter::new(None, None).is_none());
+    }
+
+    proptest! {
+        /// The regression of a batching that lived on its limiter: a higher limit lets at least as much through.
+        #[test]
+        fn a_higher_limit_never_lets_less_through(low in 1u32..5000, more in 1u32..100_000, kib in 4u64..1024) {
+            let total = Duration::from_millis(700);
+            let count = |iops, bandwidth| granted(&mut Limiter::new(iops, bandwidth).unwrap(), kib << 10, total);
+            prop_assert!(count(Some(low), None) <= count(Some(low + more), None));
+            let (low, more) = (u64::from(low) << 14, u64::from(more) << 14);
+            prop_assert!(count(None, Some(low)) <= count(None, Some(low + more)));
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! What a device holds that is not a WAL: enough to refuse to destroy it, and to name it.
+
+use alluvium_device::{Device, DeviceError, DeviceOffset};
+
+use crate::layout::{DATA_START, HEADER_SLOT_AT, PAGE};
+
+/// Looked at from the start of the device. Every signature below lies in it, and every file system puts something there.
+pub(crate) const HEAD_BYTES: u64 = 1024 * 1024;
+/// Looked at before the end of the device: the second partition table, and RAID superblocks.
+pub(crate) const TAIL_BYTES: u64 = 128 * 1024;
+
+/// A signature at a fixed place.
+struct Signature {
+    at: usize,
+    bytes: &'static [u8],
+    name: &'static str,
+}
+
+const fn at(at: usize, bytes: &'static [u8], name: &'static str) -> Signature {
+    Signature { at, bytes, name }
+}
+
+/// The more telling ones first: a boot sector may stand before a file system, and a partition table on a whole disk. After
+/// the table in util-linux' libblkid.
+const SIGNATURES: [Signature; 23] = [
+    at(HEADER_SLOT_AT[0].0 as usize, b"ALLUVWAL", "an Alluvium WAL"),
+    at(HEADER_SLOT_AT[1].0 as usize, b"ALLUVWAL", "an Alluvium WAL"),
+    at(0, b"LUKS\xba\xbe", "a LUKS encrypted volume"),
+    at(512, b"LABELONE", "an LVM physical volume"),
+    at(0, b"LABELONE", "an LVM physical volume"),
+    at(1024, b"LABELONE", "an LVM physical volume"),
+    at(1536, b"LABELONE", "an LVM physical volume"),
+    at(0, b"XFSB", "an xfs file system"),
+    at(1024 + 56, b"\x53\xef", "an ext2, ext3 or ext4 file system"),
+    at(64 * 1024 + 64, b"_BHRfS_M", "a btrfs file system"),
+    at(1024, b"\x10\x20\xf5\xf2", "an f2fs file system"),
+    at(0, b"hsqs", "a squashfs file system"),
+    at(4096 + 24, b"\xc6\x85\x73\xf6\x66\xce\x90\xa9", "a bcachefs file system"),
+    at(0, b"bluestore block device", "a Ceph BlueStore device"),
+    at(4096 - 10, b"SWAPSPACE2", "swap space"),
+    at(4096 - 10, b"SWAP-SPACE", "swap space"),
+    at(32 * 1024 + 1, b"CD001", "an ISO 9660 image"),
+    at(4096, b"\xfc\x4e\x2b\xa9", "a member of a Linux RAID"),
+    at(0, b"\xfc\x4e\x2b\xa9", "a member of a Linux RAID"),
+    at(3, b"NTFS    ", "an NTFS file system"),
+    at(512, b"EFI PART", "a GPT partition table"),
+    at(4096, b"EFI PART", "a GPT partition table"),
+    at(510, b"\x55\xaa", "an MBR partition table or a boot sector"),
+];
+
+/// ZFS keeps a ring of 1 KiB "uberblocks" in the second half of its first 256 KiB, with this number at their start in
+/// the byte order of the machine.
+const ZFS_UBERBLOCKS: std::ops::Range<usize> = 128 * 1024..256 * 1024;
+const ZFS_MAGIC: u64 = 0x00ba_b10c;
+
+fn zfs(head: &[u8]) -> bool {
+    let blocks = head.get(ZFS_UBERBLOCKS).unwrap_or_default().chunks(1024);
+    blocks.into_iter().any(|block| {
+        block.starts_with(&ZFS_MAGIC.to_le_bytes()) || block.starts_with(&ZFS_MAGIC.to_be_bytes())
+    })
+}
+
+/// What the device holds, `None` if all that was looked at is zero.
+pub(crate) fn looks_like(
+    device: &dyn Device,
+    device_bytes: u64,
+) -> Result<Option<String>, DeviceError> {
+    let head = device.read(DeviceOffset(0), device_bytes.min(HEAD_BYTES) as usize)?;
+    let tail_at = (device_bytes - device_bytes.min(TAIL_BYTES)) / PAGE * PAGE;
+    let tail_len = (device_bytes - tail_at) / PAGE * PAGE;
+    let tail = device.read(DeviceOffset(tail_at), tail_len as usize)?;
+    let found =
+        SIGNATURES.iter().find(|signature| head[signature.at..].starts_with(signature.bytes));
+    if let Some(signature) = found {
+        return Ok(Some(signature.name.into()));
+    }
+    if zfs(&head) {
+        return Ok(Some("a ZFS pool".into()));
+    }
+    if tail.chunks(512).any(|sector| sector.starts_with(b"EFI PART")) {
+        return Ok(Some("a GPT partition table (its copy at the end of the device)".into()));
+    }
+    let in_head = head.iter().position(|&byte| byte != 0);
+    let in_tail = tail.iter().position(|&byte| byte != 0).map(|at| at + tail_at as usize);
+    Ok(in_head.or(in_tail).map(|at| format!("unknown data (byte {at} is not zero)")))
+}
+
+const _: () = assert!(HEAD_BYTES >= DATA_START);
+
+#[cfg(test)]
+mod tests {
+    use alluvium_device::sim::{SimDisk, SimOptions};
+
+    use super::*;
+
+    const DEVICE_BYTES: u64 = 4 * 1024 * 1024;
+
+    fn after(pokes: &[(u64, &[u8])]) -> Option<String> {
+        let disk =
+            SimDisk::new(SimOptions { capacity_bytes: DEVICE_BYTES, ..SimOptions::default() });
+        for (at, bytes) in pokes {
+            disk.poke(*at, bytes);
+        }
+        looks_like(&*disk.device(), DEVICE_BYTES).unwrap()
+    }
+
+    #[test]
+    fn each_signature_is_named() {
+        assert_eq!(after(&[]), None);
+        for signature in &SIGNATURES {
+            assert_eq!(
+                after(&[(signature.at as u64, signature.bytes)]).as_deref(),
+                Some(signature.name)
+            );
+        }
+        assert_eq!(
+            after(&[(128 * 1024 + 7 * 1024, &ZFS_MAGIC.to_le_bytes())]).as_deref(),
+            Some("a ZFS pool")
+        );
+        assert!(after(&[(DEVICE_BYTES - 512, b"EFI PART")]).unwrap().contains("GPT"));
+    }
+
+    #[test]
+    fn the_more_telling_one_wins_and_anything_else_is_unknown_data() {
+        let ext4_with_boot_sector = after(&[(510, b"\x55\xaa"), (1080, b"\x53\xef")]);
+        assert_eq!(ext4_with_boot_sector.as_deref(), Some("an ext2, ext3 or ext4 file system"));
+        assert!(after(&[(700_000, b"x")]).unwrap().contains("byte 700000"));
+        assert!(after(&[(DEVICE_BYTES - 1, b"x")]).unwrap().contains("unknown data"));
+        assert_eq!(after(&[(2 << 20, b"x")]), None, "what lies between the two is not looked at");
+    }
+}

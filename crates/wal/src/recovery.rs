@@ -1,0 +1,359 @@
+//! The walk over the log: what is a record, what is damage, where the log ends. It writes nothing. Reasons and
+//! crash argument: `docs/format/wal.md`, section 6.
+
+use std::time::{Duration, Instant};
+
+use alluvium_device::{Device, DeviceError};
+use bytes::Bytes;
+
+use crate::layout::{LogOffset, RECORD_HEADER_BYTES, page_floor};
+use crate::record::{Codec, Kind, MAGIC_PREFIX, RecordHeader};
+use crate::report::{Damage, HeaderInfo, Record, RecoveryReport};
+use crate::tape::Tape;
+use crate::{OpenError, Progress, VisitError};
+
+/// Gets each record of the log, in order.
+pub(crate) type Visit<'a> = &'a mut dyn FnMut(Record) -> Result<(), VisitError>;
+
+/// What stands at a place of the log.
+#[derive(Debug)]
+enum Place {
+    /// A record, intact.
+    Data(RecordHeader, Bytes),
+    /// A padding record.
+    Padding(RecordHeader),
+    /// A record header of this log whose payload is not what was written.
+    BadPayload(RecordHeader),
+    /// No record.
+    Nothing(String),
+}
+
+impl Place {
+    fn header(&self) -> Option<&RecordHeader> {
+        match self {
+            Self::Data(header, _) | Self::Padding(header) | Self::BadPayload(header) => {
+                Some(header)
+            }
+            Self::Nothing(_) => None,
+        }
+    }
+}
+
+/// What the walk does at a place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verdict {
+    /// It is an intact record of the log.
+    Take,
+    /// It was durable once and is not intact. The log goes on behind it.
+    Damage,
+    /// The log ends here.
+    End,
+}
+
+/// The table of section 6.
+fn judge(at_clean_end: bool, intact: bool, known_durable: bool) -> Verdict {
+    match (at_clean_end, intact, known_durable) {
+        (true, _, _) => Verdict::End,
+        (false, true, _) => Verdict::Take,
+        (false, false, true) => Verdict::Damage,
+        (false, false, false) => Verdict::End,
+    }
+}
+
+/// The log of one header, read.
+struct Reader<'a> {
+    header: &'a HeaderInfo,
+    codec: Codec,
+    tape: Tape<'a>,
+    /// No record reaches behind it: the page of the trim offset comes round again.
+    limit: LogOffset,
+}
+
+impl<'a> Reader<'a> {
+    fn new(device: &'a dyn Device, header: &'a HeaderInfo, to: LogOffset) -> Self {
+        let limit = LogOffset(page_floor(header.trim.0) + header.ring().bytes());
+        let tape = Tape::new(device, header.ring(), to.min(limit));
+        Self { header, codec: Codec::new(header.wal_id), tape, limit }
+    }
+
+    /// Whether a record of `epoch` may stand at `x`, behind one of epoch `before`.
+    fn allowed(&self, x: LogOffset, epoch: u32, before: u32) -> bool {
+        if x >= self.header.epoch_start {
+            epoch == self.header.epoch
+        } else {
+            epoch < self.header.epoch && epoch >= before
+        }
+    }
+
+    /// The record header at `x`, or why there is none.
+    fn header_at(&mut self, x: LogOffset, before: u32) -> Result<RecordHeader, String> {
+        if x.0 + RECORD_HEADER_BYTES as u64 > self.limit.0 {
+            return Err("the ring is full up to here".into());
+        }
+        let mut bytes = [0; RECORD_HEADER_BYTES];
+        self.tape.read(x, &mut bytes);
+        let header = self.codec.decode(x, &bytes).map_err(|reason| reason.to_string())?;
+        if header.end() > self.limit {
+            return Err(format!("record header that reaches to {}, beyond the ring", header.end()));
+        }
+        if !self.allowed(x, header.epoch, before) {
+            return Err(format!("record of epoch {}, which has no place here", header.epoch));
+        }
+        Ok(header)
+    }
+
+    fn place(&mut self, x: LogOffset, before: u32) -> Place {
+        let header = match self.header_at(x, before) {
+            Ok(header) => header,
+            Err(reason) => return Place::Nothing(reason),
+        };
+        if header.kind == Kind::Padding {
+            return Place::Padding(header);
+        }
+        let mut payload = vec![0; header.payload_len as usize];
+        self.tape.read(LogOffset(x.0 + RECORD_HEADER_BYTES as u64), &mut payload);
+        if crc32c::crc32c(&payload) == header.payload_crc {
+            Place::Data(header, payload.into())
+        } else {
+            Place::BadPayload(header)
+        }
+    }
+
+    /// The first place in `from..to` with a record header. Records begin at any byte, so every byte is looked at.
+    fn find(&mut self, from: LogOffset, to: LogOffset, before: u32) -> Option<LogOffset> {
+        let (mut x, to) = (from.0, to.min(self.limit).0);
+        while x < to {
+            let bytes = self.tape.slice(LogOffset(x), (to - x) as usize);
+            let candidate = (0..bytes.len()).find(|&at| {
+                // The magic may go on in the next chunk.
+                let here = &bytes[at..bytes.len().min(at + MAGIC_PREFIX.len())];
+                here[0] == MAGIC_PREFIX[0] && MAGIC_PREFIX.starts_with(here)
+            });
+            match candidate {
+                None => x += bytes.len() as u64,
+                Some(at) => {
+                    x += at as u64;
+                    if self.header_at(LogOffset(x), before).is_ok() {
+                        return Some(LogOffset(x));
+                    }
+                    x += 1;
+                }
+            }
+        }
+        None
+    }
+}
+
+/// What lies behind a hole.
+#[derive(Debug, Default)]
+struct Beyond {
+    /// The greatest proof of a record header there.
+    proof: LogOffset,
+    /// Intact data records.
+    records: u64,
+    /// The first page that could not be read.
+    unreadable: Option<(LogOffset, DeviceError)>,
+}
+
+/// What the walk has found.
+#[derive(Debug)]
+pub(crate) struct Found {
+    pub(crate) report: RecoveryReport,
+    /// The bytes before the end of the log on its last page.
+    pub(crate) tail: Vec<u8>,
+}
+
+/// Walk the log that `header` describes, from its trim offset to its end.
+pub(crate) fn walk(
+    device: &dyn Device,
+    header: &HeaderInfo,
+    progress: Option<&Progress>,
+    visit: Visit<'_>,
+) -> Result<Found, OpenError> {
+    let started = Instant::now();
+    let mut walk = Walk {
+        device,
+        header,
+        reader: Reader::new(device, header, LogOffset(u64::MAX)),
+        known: header.durable,
+        epoch: 0,
+        report: RecoveryReport {
+            wal_id: header.wal_id,
+            records: 0,
+            payload_bytes: 0,
+            start: header.trim,
+            end: header.trim,
+            clean_shutdown: header.clean_shutdown,
+            damage: Vec::new(),
+            dropped_records: 0,
+            epoch: header.epoch,
+            ring_bytes: header.ring().bytes(),
+            elapsed: Duration::ZERO,
+        },
+    };
+    let end = walk.run(progress, visit)?;
+    let tail = walk.tail(end)?;
+    Ok(Found { report: RecoveryReport { end, elapsed: started.elapsed(), ..walk.report }, tail })
+}
+
+struct Walk<'a> {
+    device: &'a dyn Device,
+    header: &'a HeaderInfo,
+    reader: Reader<'a>,
+    /// Everything before it was durable once: the header says so, or the greatest proof so far.
+    known: LogOffset,
+    /// Of the last record.
+    epoch: u32,
+    report: RecoveryReport,
+}
+
+/// Bytes between two calls of the progress callback.
+const PROGRESS_STEP: u64 = 4 * 1024 * 1024;
+
+impl Walk<'_> {
+    /// Hand out the records and return the end of the log.
+    fn run(
+        &mut self,
+        progress: Option<&Progress>,
+        visit: Visit<'_>,
+    ) -> Result<LogOffset, OpenError> {
+        let mut x = self.header.trim;
+        let mut told = 0;
+        loop {
+            let done = x.0 - self.header.trim.0;
+            if let Some(progress) = progress
+                && done >= told
+            {
+                // How long the log is shows at its end; it is at least what is known to be durable.
+                progress(done, self.known.0.max(x.0) - self.header.trim.0);
+                told = done + PROGRESS_STEP;
+            }
+            self.reader.tape.unreadable = None;
+            let place = self.reader.place(x, self.epoch);
+            let intact = matches!(place, Place::Data(..) | Place::Padding(_));
+            let at_clean_end = self.header.clean_shutdown && x == self.header.durable;
+            let mut beyond = Beyond::default();
+            if !intact && !at_clean_end && x >= self.known {
+                beyond = self.look_beyond(x, &place);
+                self.known = self.known.max(beyond.proof);
+            }
+            match (judge(at_clean_end, intact, x < self.known), place) {
+                (Verdict::Take, Place::Data(header, payload)) => {
+                    self.report.records += 1;
+                    self.report.payload_bytes += payload.len() as u64;
+                    visit(Record { offset: x, end: header.end(), payload })
+                        .map_err(|source| OpenError::Visit { at: x, source })?;
+                    x = self.passed(&header);
+                }
+                (Verdict::Take, Place::Padding(header)) => x = self.passed(&header),
+                (Verdict::Take, Place::BadPayload(_) | Place::Nothing(_)) => {
+                    unreachable!("only what is intact is taken")
+                }
+                (Verdict::Damage, place) => x = self.damaged(x, &place),
+                (Verdict::End, _) => {
+                    if let Some((at, cause)) = beyond.unreadable {
+                        return Err(OpenError::EndUnreadable { at, cause });
+                    }
+                    self.report.dropped_records = beyond.records;
+                    return Ok(x);
+                }
+            }
+        }
+    }
+
+    /// Step over an intact record.
+    fn passed(&mut self, header: &RecordHeader) -> LogOffset {
+        self.known = self.known.max(header.proof);
+        self.epoch = header.epoch;
+        header.end()
+    }
+
+    /// Note the damage at `x` and return the next place that may be a record: the one behind it if its header holds, else
+    /// the next header, but not beyond what is known to have been durable, where a record began in any case.
+    fn damaged(&mut self, x: LogOffset, place: &Place) -> LogOffset {
+        let reason = match (&self.reader.tape.unreadable, place) {
+            (Some((_, cause)), _) => format!("not readable: {cause}"),
+            (None, Place::Nothing(reason)) => reason.clone(),
+            (None, _) => "payload with a wrong checksum".into(),
+        };
+        let next = match place.header() {
+            Some(header) => header.end().min(self.known),
+            None => {
+                self.reader.find(LogOffset(x.0 + 1), self.known, self.epoch).unwrap_or(self.known)
+            }
+        };
+        match self.report.damage.last_mut() {
+            Some(last) if last.range.end == x => last.range.end = next,
+            _ => self.report.damage.push(Damage {
+                range: x..next,
+                device_at: self.header.ring().device_offset(x),
+                reason,
+            }),
+        }
+        next
+    }
+
+    /// Look for records behind a hole at `x`. All that was ever written lies within one window of what was durable: if
+    /// `x` was not, nothing lies beyond `x + window`. If it was, and the log goes on, a proof of it may only stand
+    /// in the window after that, since each record's proof may be a window old.
+    fn look_beyond(&self, x: LogOffset, place: &Place) -> Beyond {
+        let reach = |windows: u64| LogOffset(x.0 + windows * self.header.window_bytes);
+        let mut reader = Reader::new(self.device, self.header, reach(2));
+        let mut beyond =
+            Beyond { unreadable: self.reader.tape.unreadable.clone(), ..Beyond::default() };
+        let mut to = reach(1);
+        let mut epoch = self.epoch;
+        let mut next = place.header().map(RecordHeader::end);
+        let mut from = LogOffset(x.0 + 1);
+        loop {
+            // Right behind a record header stands the next one, unless that is damaged too.
+            let here = match next.filter(|next| *next < to) {
+                Some(next) if reader.header_at(next, epoch).is_ok() => Some(next),
+                Some(next) => reader.find(next, to, epoch),
+                None => reader.find(from, to, epoch),
+            };
+            let Some(here) = here else { break };
+            let place = reader.place(here, epoch);
+            let header = place.header().expect("a header was found here");
+            beyond.proof = beyond.proof.max(header.proof);
+            beyond.records += u64::from(matches!(place, Place::Data(..)));
+            (epoch, next, from, to) = (header.epoch, Some(header.end()), header.end(), reach(2));
+        }
+        beyond.unreadable = beyond.unreadable.or(reader.tape.unreadable);
+        beyond
+    }
+
+    /// The bytes before `end` on its page, which the next write has to repeat.
+    fn tail(&mut self, end: LogOffset) -> Result<Vec<u8>, OpenError> {
+        let mut tail = vec![0; (end.0 - page_floor(end.0)) as usize];
+        self.reader.tape.unreadable = None;
+        self.reader.tape.read(LogOffset(page_floor(end.0)), &mut tail);
+        match self.reader.tape.unreadable.take() {
+            Some((at, cause)) => Err(OpenError::EndUnreadable { at, cause }),
+            None => Ok(tail),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table() {
+        use Verdict::{Damage, End, Take};
+        let table = [
+            ((true, true, true), End),
+            ((true, true, false), End),
+            ((true, false, true), End),
+            ((true, false, false), End),
+            ((false, true, true), Take),
+            ((false, true, false), Take),
+            ((false, false, true), Damage),
+            ((false, false, false), End),
+        ];
+        for ((at_clean_end, intact, known_durable), verdict) in table {
+            assert_eq!(judge(at_clean_end, intact, known_durable), verdict);
+        }
+    }
+}

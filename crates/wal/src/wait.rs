@@ -1,0 +1,367 @@
+//! Numbers that only grow, and waiting for them: no timer, no task and no allocation per waiter.
+
+use std::collections::VecDeque;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::Thread;
+
+use parking_lot::Mutex;
+
+/// A number that only grows, with the wakers of those who wait for it to reach a value.
+#[derive(Debug)]
+pub(crate) struct Watermark {
+    value: AtomicU64,
+    waiters: Mutex<Waiters>,
+}
+
+/// Sorted by (target, id). Waiters come nearly in order, so that a place is found at the back; the reached ones leave at
+/// the front. A future that is dropped leaves an empty place behind, and these are never more than the others and
+/// a few: the memory is bounded by the futures alive.
+#[derive(Debug, Default)]
+struct Waiters {
+    queue: VecDeque<Waiter>,
+    abandoned: usize,
+    next_id: u64,
+}
+
+#[derive(Debug)]
+struct Waiter {
+    target: u64,
+    id: u64,
+    /// `None` once abandoned.
+    waker: Option<Waker>,
+}
+
+/// Abandoned places that are not worth a clean-up.
+const ABANDONED_KEPT: usize = 64;
+
+impl Waiters {
+    fn position(&self, target: u64, id: u64) -> Result<usize, usize> {
+        self.queue.binary_search_by_key(&(target, id), |waiter| (waiter.target, waiter.id))
+    }
+
+    fn register(&mut self, target: u64, id: Option<u64>, waker: &Waker) -> u64 {
+        if let Some(id) = id
+            && let Ok(at) = self.position(target, id)
+        {
+            match &mut self.queue[at].waker {
+                Some(known) => known.clone_from(waker), // does nothing if it is the same
+                None => unreachable!("only dropping a future abandons its place"),
+            }
+            return id;
+        }
+        let id = self.next_id;
+        self.next_id += 1;
+        let waiter = Waiter { target, id, waker: Some(waker.clone()) };
+        match self.queue.back() {
+            Some(last) if last.target > target => {
+                let at = self.position(target, id).expect_err("ids are not used twice");
+                self.queue.insert(at, waiter);
+            }
+            _ => self.queue.push_back(waiter),
+        }
+        id
+    }
+
+    fn abandon(&mut self, target: u64, id: u64) {
+        let Ok(at) = self.position(target, id) else { return };
+        self.queue[at].waker = None;
+        self.abandoned += 1;
+        if self.abandoned > ABANDONED_KEPT + self.queue.len() / 2 {
+            self.queue.retain(|waiter| waiter.waker.is_some());
+            self.abandoned = 0;
+        }
+    }
+
+    /// The first waiter, if its target is at most `value`.
+    fn pop_reached(&mut self, value: u64) -> Option<Waiter> {
+        let first = self.queue.front()?;
+        if first.target > value {
+            return None;
+        }
+        let first = self.queue.pop_front()?;
+        self.abandoned -= usize::from(first.waker.is_none());
+        Some(first)
+    }
+}
+
+/// Wakers taken out under the lock at a time. They run outside of it, because a waker is foreign code.
+const WAKE_BATCH: usize = 64;
+
+impl Watermark {
+    pub(crate) fn new(value: u64) -> Self {
+        Self { value: AtomicU64::new(value), waiters: Mutex::default() }
+    }
+
+    pub(crate) fn get(&self) -> u64 {
+        self.value.load(Ordering::Acquire)
+    }
+
+    /// Raise the number to `to`, unless it is there already, and wake whom that concerns.
+    pub(crate) fn advance(&self, to: u64) {
+        self.value.fetch_max(to, Ordering::AcqRel);
+        self.wake(to);
+    }
+
+    /// Wake everybody, to see that the number will not grow any more.
+    pub(crate) fn wake_all(&self) {
+        self.wake(u64::MAX);
+    }
+
+    fn wake(&self, reached: u64) {
+        let mut batch: [Option<Waker>; WAKE_BATCH] = [const { None }; WAKE_BATCH];
+        loop {
+            let mut taken = 0;
+            let mut waiters = self.waiters.lock();
+            while taken < WAKE_BATCH
+                && let Some(waiter) = waiters.pop_reached(reached)
+            {
+                if let Some(waker) = waiter.waker {
+                    batch[taken] = Some(waker);
+                    taken += 1;
+                }
+            }
+            drop(waiters);
+            for waker in batch[..taken].iter_mut().filter_map(Option::take) {
+                waker.wake();
+            }
+            if taken < WAKE_BATCH {
+                return;
+            }
+        }
+    }
+
+    /// Be woken when the number reaches `target`. `hopeless` is asked, under the lock, whether that can no longer
+    /// happen; whoever makes it so calls [`Watermark::wake_all`] afterwards, so that no waiter is missed.
+    fn poll<E>(
+        &self,
+        target: u64,
+        id: &mut Option<u64>,
+        cx: &Context<'_>,
+        hopeless: impl Fn() -> Option<E>,
+    ) -> Poll<Result<(), E>> {
+        if self.get() >= target {
+            return Poll::Ready(Ok(()));
+        }
+        let mut waiters = self.waiters.lock();
+        if self.get() >= target {
+            return Poll::Ready(Ok(()));
+        }
+        if let Some(error) = hopeless() {
+            return Poll::Ready(Err(error));
+        }
+        *id = Some(waiters.register(target, *id, cx.waker()));
+        Poll::Pending
+    }
+
+    #[cfg(test)]
+    fn places(&self) -> usize {
+        self.waiters.lock().queue.len()
+    }
+}
+
+/// Gives a future its watermark and the reason why it may never be reached.
+pub(crate) trait Source {
+    type Error;
+    fn watermark(&self) -> &Watermark;
+    fn hopeless(&self) -> Option<Self::Error>;
+}
+
+/// A future that resolves when a watermark reaches a value, or never will. Dropping it gives up its place.
+#[derive(Debug)]
+pub(crate) struct Wait<S: Source> {
+    source: S,
+    target: u64,
+    id: Option<u64>,
+}
+
+impl<S: Source> Wait<S> {
+    pub(crate) fn new(source: S, target: u64) -> Self {
+        Self { source, target, id: None }
+    }
+
+    pub(crate) fn target(&self) -> u64 {
+        self.target
+    }
+}
+
+impl<S: Source + Unpin> Future for Wait<S> {
+    type Output = Result<(), S::Error>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.get_mut();
+        this.source.watermark().poll(this.target, &mut this.id, cx, || this.source.hopeless())
+    }
+}
+
+impl<S: Source> Drop for Wait<S> {
+    fn drop(&mut self) {
+        if let Some(id) = self.id
+            && self.source.watermark().get() < self.target
+        {
+            let abandoned = &self.source.watermark().waiters;
+            abandoned.lock().abandon(self.target, id);
+        }
+    }
+}
+
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+thread_local! {
+    static UNPARK: Waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+}
+
+/// Poll `future` on this thread and sleep in between.
+pub(crate) fn block_on<F: Future>(future: F) -> F::Output {
+    let mut future = std::pin::pin!(future);
+    let waker = UNPARK.with(Clone::clone);
+    let mut cx = Context::from_waker(&waker);
+    loop {
+        match future.as_mut().poll(&mut cx) {
+            Poll::Ready(output) => return output,
+            Poll::Pending => std::thread::park(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, AtomicUsize};
+
+    use super::*;
+
+    #[derive(Debug, Default)]
+    struct Shared {
+        stopped: AtomicBool,
+        mark: Option<Watermark>,
+    }
+
+    #[derive(Clone, Debug)]
+    struct At(Arc<Shared>);
+
+    impl Source for At {
+        type Error = &'static str;
+        fn watermark(&self) -> &Watermark {
+            self.0.mark.as_ref().unwrap()
+        }
+        fn hopeless(&self) -> Option<&'static str> {
+            self.0.stopped.load(Ordering::Acquire).then_some("stopped")
+        }
+    }
+
+    fn at(value: u64) -> At {
+        At(Arc::new(Shared { mark: Some(Watermark::new(value)), ..Shared::default() }))
+    }
+
+    #[derive(Default)]
+    struct Count(AtomicUsize);
+
+    impl Wake for Count {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn exactly_the_reached_are_woken_whatever_their_order() {
+        let mark = at(0);
+        let counts: Vec<_> = (0..200).map(|_| Arc::new(Count::default())).collect();
+        let mut waits = Vec::new();
+        for (index, count) in counts.iter().enumerate() {
+            let target = (index as u64 * 37) % 200 + 1; // a permutation of 1..=200
+            let mut wait = Wait::new(mark.clone(), target);
+            let waker = Waker::from(count.clone());
+            assert!(Pin::new(&mut wait).poll(&mut Context::from_waker(&waker)).is_pending());
+            waits.push((target, wait));
+        }
+        for reached in [0, 1, 70, 71, 199, 200] {
+            mark.watermark().advance(reached);
+            for ((target, wait), count) in waits.iter_mut().zip(&counts) {
+                let woken = *target <= reached;
+                assert_eq!(
+                    count.0.load(Ordering::Relaxed),
+                    usize::from(woken),
+                    "target {target} at {reached}"
+                );
+                if woken {
+                    let mut cx = Context::from_waker(Waker::noop());
+                    assert_eq!(Pin::new(wait).poll(&mut cx), Poll::Ready(Ok(())));
+                }
+            }
+        }
+        assert_eq!(mark.watermark().places(), 0);
+    }
+
+    #[test]
+    fn a_future_that_is_polled_again_keeps_one_place_and_a_dropped_one_none() {
+        let mark = at(0);
+        let mut kept = Wait::new(mark.clone(), 5);
+        let count = Arc::new(Count::default());
+        for _ in 0..1000 {
+            let mut cx = Context::from_waker(Waker::noop());
+            assert!(Pin::new(&mut kept).poll(&mut cx).is_pending());
+        }
+        let waker = Waker::from(count.clone());
+        assert!(Pin::new(&mut kept).poll(&mut Context::from_waker(&waker)).is_pending());
+        assert_eq!(mark.watermark().places(), 1);
+        for target in 0..10_000 {
+            let mut dropped = Wait::new(mark.clone(), 10 + target % 7);
+            let mut cx = Context::from_waker(Waker::noop());
+            assert!(Pin::new(&mut dropped).poll(&mut cx).is_pending());
+            drop(dropped);
+            assert!(
+                mark.watermark().places() <= 2 * ABANDONED_KEPT + 2,
+                "bounded by the futures alive"
+            );
+        }
+        mark.watermark().advance(5);
+        assert_eq!(
+            count.0.load(Ordering::Relaxed),
+            1,
+            "the waker of the last poll is the one that counts"
+        );
+        mark.watermark().advance(100);
+        assert_eq!(mark.watermark().places(), 0);
+    }
+
+    #[test]
+    fn what_becomes_hopeless_fails_and_what_was_reached_before_does_not() {
+        let mark = at(0);
+        let waiting = mark.clone();
+        let thread = std::thread::spawn(move || block_on(Wait::new(waiting, 10)));
+        mark.watermark().advance(7);
+        mark.0.stopped.store(true, Ordering::Release);
+        mark.watermark().wake_all();
+        assert_eq!(thread.join().unwrap(), Err("stopped"));
+        assert_eq!(block_on(Wait::new(mark.clone(), 7)), Ok(()));
+        assert_eq!(block_on(Wait::new(mark, 8)), Err("stopped"));
+    }
+
+    #[test]
+    fn no_wake_is_lost_between_threads() {
+        let mark = at(0);
+        let waiters: Vec<_> = (1..=4)
+            .map(|_| {
+                let mark = mark.clone();
+                std::thread::spawn(move || {
+                    (1..=2000).try_for_each(|target| block_on(Wait::new(mark.clone(), target)))
+                })
+            })
+            .collect();
+        for value in 1..=2000 {
+            mark.watermark().advance(value);
+        }
+        for waiter in waiters {
+            assert_eq!(waiter.join().unwrap(), Ok(()));
+        }
+    }
+}

@@ -1,0 +1,635 @@
+//! The open log: records into blocks, blocks to the device, completions back. `docs/format/wal.md`, section 5.
+//!
+//! One short mutex guards the state. It is never held while the device or a waker is called: both may run foreign code,
+//! and the simulated disk completes requests on the submitting thread.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use alluvium_device::{DeviceError, Request, SharedBuf, SharedDevice};
+use parking_lot::Mutex;
+
+use crate::block::{Block, Tail};
+use crate::layout::{HEADER_SLOT_AT, LogOffset, RECORD_HEADER_BYTES, Ring, padding_len};
+use crate::limit::{Alarm, Limiter};
+use crate::record::{Codec, Kind, RecordHeader};
+use crate::report::HeaderInfo;
+use crate::wait::{Source, Wait, Watermark};
+use crate::window::Cursors;
+use crate::{AppendError, Options, Stats, WalError};
+
+/// What the handles, the futures and the requests in flight share.
+pub(crate) struct Shared {
+    pub(crate) device: SharedDevice,
+    options: Options,
+    ring: Ring,
+    codec: Codec,
+    epoch: u32,
+    state: Mutex<State>,
+    /// Everything before it is on stable storage.
+    pub(crate) durable: Watermark,
+    /// The trim offset that both headers carry.
+    pub(crate) trimmed: Watermark,
+    /// Counts the moves of the two above: for those who wait for room.
+    pub(crate) moves: Watermark,
+    /// `moves` when an append was last refused.
+    refused_at: AtomicU64,
+    /// Why nothing more happens: the first error, or the end of the last handle.
+    stopped: OnceLock<WalError>,
+    alarm: OnceLock<Alarm>,
+    /// The limiter's zero.
+    started: Instant,
+}
+
+struct State {
+    cursors: Cursors,
+    /// The block that takes records.
+    current: Option<Block>,
+    /// Closed blocks that wait for an I/O slot, in order.
+    sealed: VecDeque<Block>,
+    /// Blocks on their way, in order; the first has number `first_flight`.
+    flights: VecDeque<Flight>,
+    first_flight: u64,
+    /// The unfinished page at the end of the last block that was cut.
+    tail: Tail,
+    limiter: Option<Limiter>,
+    /// Before it, the limiter need not be asked again.
+    throttled_until: Duration,
+    headers: Headers,
+    closing: bool,
+    counters: Counters,
+}
+
+struct Flight {
+    end: LogOffset,
+    bytes: u64,
+    /// Requests not completed yet: one, or two at the end of the ring.
+    pending: usize,
+}
+
+/// A block ready to go.
+struct BlockWrite {
+    flight: u64,
+    base: LogOffset,
+    buf: SharedBuf,
+}
+
+#[derive(Default)]
+struct Counters {
+    records: u64,
+    payload_bytes: u64,
+    device_bytes: u64,
+    block_writes: u64,
+    requests: u64,
+    header_writes: u64,
+    padding_bytes: u64,
+    moves: u64,
+}
+
+/// Changes of the header. Each is written to both slots, one after the other, first to the one that does not hold the
+/// newest; it takes effect when both are durable, so that either slot alone can be lost at any time.
+struct Headers {
+    newest: HeaderInfo,
+    /// Where `newest` is.
+    slot: usize,
+    writing: Writing,
+    /// The trim offset that the next change will carry.
+    wanted: LogOffset,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Writing {
+    Nothing,
+    FirstSlot,
+    SecondSlot,
+}
+
+struct HeaderWrite {
+    slot: usize,
+    header: HeaderInfo,
+}
+
+/// A recovered log, about to be opened.
+pub(crate) struct Recovered {
+    pub(crate) device: SharedDevice,
+    pub(crate) options: Options,
+    /// The header of this epoch, durable in both slots, and the slot with the greater generation.
+    pub(crate) header: HeaderInfo,
+    pub(crate) slot: usize,
+    /// The bytes before `header.durable` on its page.
+    pub(crate) tail: Vec<u8>,
+}
+
+impl Shared {
+    pub(crate) fn start(recovered: Recovered) -> Result<Arc<Self>, WalError> {
+        let Recovered { device, options, header, slot, tail } = recovered;
+        let ring = header.ring();
+        let limiter = Limiter::new(options.iops, options.bandwidth_bytes_per_second);
+        let limited = limiter.is_some();
+        let shared = Arc::new(Self {
+            ring,
+            codec: Codec::new(header.wal_id),
+            epoch: header.epoch,
+            durable: Watermark::new(header.durable.0),
+            trimmed: Watermark::new(header.trim.0),
+            moves: Watermark::new(0),
+            refused_at: AtomicU64::new(u64::MAX),
+            stopped: OnceLock::new(),
+            alarm: OnceLock::new(),
+            started: Instant::now(),
+            state: Mutex::new(State {
+                cursors: Cursors::new(
+                    header.trim,
+                    header.durable,
+                    ring.bytes(),
+                    options.window_bytes,
+                ),
+                current: None,
+                sealed: VecDeque::new(),
+                flights: VecDeque::new(),
+                first_flight: 0,
+                tail: Tail::new(&tail),
+                limiter,
+                throttled_until: Duration::ZERO,
+                headers: Headers {
+                    wanted: header.trim,
+                    newest: header,
+                    slot,
+                    writing: Writing::Nothing,
+                },
+                closing: false,
+                counters: Counters::default(),
+            }),
+            device,
+            options,
+        });
+        if limited {
+            let weak = Arc::downgrade(&shared);
+            let pump = move || {
+                if let Some(shared) = weak.upgrade() {
+                    shared.pump();
+                }
+            };
+            let alarm = Alarm::start(pump).map_err(|cause| WalError::Thread(Arc::new(cause)))?;
+            drop(shared.alarm.set(alarm));
+        }
+        Ok(shared)
+    }
+
+    pub(crate) fn stopped(&self) -> Option<WalError> {
+        self.stopped.get().cloned()
+    }
+
+    /// Nothing is acknowledged after this. The first cause counts.
+    pub(crate) fn stop(&self, cause: WalError) {
+        if self.stopped.set(cause).is_ok() {
+            if let Some(alarm) = self.alarm.get() {
+                alarm.stop();
+            }
+            for mark in [&self.durable, &self.trimmed, &self.moves] {
+                mark.wake_all();
+            }
+        }
+    }
+
+    fn failed(&self, cause: DeviceError) {
+        let cause = WalError::Device(cause);
+        tracing::error!("{cause}; nothing is acknowledged until it is opened again");
+        self.stop(cause);
+    }
+
+    // -- Appending
+
+    /// Put a record at the end of the log. Returns where it starts and ends.
+    pub(crate) fn append(
+        self: &Arc<Self>,
+        parts: &[&[u8]],
+    ) -> Result<(LogOffset, LogOffset), AppendError> {
+        let len_bytes: u64 = parts.iter().map(|part| part.len() as u64).sum();
+        let max_bytes = self.options.max_record_bytes;
+        let payload_len = match u32::try_from(len_bytes) {
+            Ok(0) => return Err(AppendError::Empty),
+            Ok(len) if len <= max_bytes => len,
+            _ => return Err(AppendError::TooLarge { len_bytes, max_bytes }),
+        };
+        let payload_crc = parts.iter().fold(0, |crc, part| crc32c::crc32c_append(crc, part));
+        let mut state = self.state.lock();
+        if let Some(cause) = self.stopped.get() {
+            return Err(match cause {
+                WalError::Closed => AppendError::Closed,
+                cause => AppendError::Failed(cause.clone()),
+            });
+        }
+        if state.closing {
+            return Err(AppendError::Closed);
+        }
+        let placed = state.append(self, payload_len, payload_crc, parts);
+        if placed.is_err() {
+            self.refused_at.store(state.counters.moves, Ordering::Release);
+        }
+        let write = state.next_write(self);
+        drop(state);
+        self.submit(write);
+        placed
+    }
+
+    /// The number of moves after which an append that was refused may succeed.
+    pub(crate) fn next_move(&self) -> u64 {
+        self.moves.get().min(self.refused_at.load(Ordering::Acquire)) + 1
+    }
+
+    // -- Blocks to the device and back
+
+    /// Send what can be sent.
+    fn pump(self: &Arc<Self>) {
+        let write = self.state.lock().next_write(self);
+        self.submit(write);
+    }
+
+    /// Hand `write`, and what can follow it, to the device.
+    fn submit(self: &Arc<Self>, mut write: Option<BlockWrite>) {
+        while let Some(BlockWrite { flight, base, buf }) = write {
+            for piece in self.ring.pieces(base, buf.len() as u64) {
+                let shared = self.clone();
+                let request =
+                    Request::Write { at: piece.at, buf: buf.slice(piece.range), durable: true };
+                self.device.submit(
+                    request,
+                    Box::new(move |result| shared.landed(flight, result.map(drop))),
+                );
+            }
+            write = self.state.lock().next_write(self);
+        }
+    }
+
+    /// A request of block `flight` has completed. On the engine's thread.
+    fn landed(self: &Arc<Self>, flight: u64, result: Result<(), DeviceError>) {
+        if let Err(cause) = result {
+            return self.failed(cause);
+        }
+        let mut state = self.state.lock();
+        if self.stopped.get().is_some() {
+            return;
+        }
+        let moved = state.landed(flight);
+        let write = state.next_write(self);
+        drop(state);
+        self.submit(write); // the device first, then those who wait
+        if let Some((durable, moves)) = moved {
+            self.durable.advance(durable.0);
+            self.moves.advance(moves);
+        }
+    }
+
+    // -- Headers
+
+    /// Ask for a trim. The future of `trimmed` reaching `to` says when it has happened.
+    pub(crate) fn trim(self: &Arc<Self>, to: LogOffset) -> Result<(), WalError> {
+        let mut state = self.state.lock();
+        if let Some(cause) = self.stopped() {
+            return Err(cause);
+        }
+        if state.closing {
+            return Err(WalError::Closed);
+        }
+        let durable = state.cursors.durable();
+        if to > durable {
+            return Err(WalError::TrimPastDurable { to, durable });
+        }
+        state.headers.wanted = state.headers.wanted.max(to);
+        let write = state.next_header();
+        drop(state);
+        self.submit_header(write);
+        Ok(())
+    }
+
+    fn submit_header(self: &Arc<Self>, write: Option<HeaderWrite>) {
+        let Some(HeaderWrite { slot, header }) = write else { return };
+        let page = header.page(&*self.device);
+        let request = Request::Write { at: HEADER_SLOT_AT[slot], buf: page, durable: true };
+        let shared = self.clone();
+        let done = move |result: Result<_, DeviceError>| match result {
+            Ok(_) => shared.header_landed(slot, header),
+            Err(cause) => shared.failed(cause),
+        };
+        self.device.submit(request, Box::new(done));
+    }
+
+    /// `header` is durable in `slot`. On the engine's thread.
+    fn header_landed(self: &Arc<Self>, slot: usize, header: HeaderInfo) {
+        let mut state = self.state.lock();
+        if self.stopped.get().is_some() {
+            return;
+        }
+        let (write, moved) = state.header_landed(slot, header);
+        drop(state);
+        self.submit_header(write);
+        if let Some((trimmed, moves)) = moved {
+            self.trimmed.advance(trimmed.0);
+            self.moves.advance(moves);
+        }
+    }
+
+    // -- Closing and looking
+
+    /// Refuse what comes from now on and wait for what came before; then write the clean header. Blocking.
+    pub(crate) fn close(self: &Arc<Self>) -> Result<(), WalError> {
+        let (end, wanted) = {
+            let mut state = self.state.lock();
+            if state.closing {
+                return Err(self.stopped().unwrap_or(WalError::Closed));
+            }
+            state.closing = true;
+            (state.cursors.appended(), state.headers.wanted)
+        };
+        crate::wait::block_on(Wait::new(DurableOf(self.clone()), end.0))?;
+        crate::wait::block_on(Wait::new(TrimmedOf(self.clone()), wanted.0))?;
+        let (slot, header) = {
+            let state = self.state.lock();
+            let newest = &state.headers.newest;
+            (
+                1 - state.headers.slot,
+                HeaderInfo { durable: end, clean_shutdown: true, ..newest.next() },
+            )
+        };
+        // Where the device is trusted, writes carry no flush: this is the moment to ask for one all the same.
+        let closed = self
+            .device
+            .flush()
+            .and_then(|()| {
+                self.device.write_durable(HEADER_SLOT_AT[slot], header.page(&*self.device))
+            })
+            .and_then(|()| self.device.flush());
+        match closed {
+            Ok(()) => {
+                self.stop(WalError::Closed);
+                Ok(())
+            }
+            Err(cause) => {
+                self.failed(cause.clone());
+                Err(WalError::Device(cause))
+            }
+        }
+    }
+
+    pub(crate) fn appended(&self) -> LogOffset {
+        self.state.lock().cursors.appended()
+    }
+
+    pub(crate) fn header(&self) -> HeaderInfo {
+        self.state.lock().headers.newest.clone()
+    }
+
+    pub(crate) fn stats(&self) -> Stats {
+        let state = self.state.lock();
+        let (cursors, counters) = (&state.cursors, &state.counters);
+        let flushes = self.device.geometry().flushes;
+        Stats {
+            ring_bytes: self.ring.bytes(),
+            used_bytes: cursors.appended().0 - cursors.trim().0,
+            window_bytes: self.options.window_bytes,
+            window_used_bytes: cursors.appended().0 - cursors.durable().0,
+            in_flight: state.flights.len(),
+            sealed_blocks: state.sealed.len(),
+            trimmed: cursors.trim(),
+            durable: cursors.durable(),
+            appended: cursors.appended(),
+            records: counters.records,
+            payload_bytes: counters.payload_bytes,
+            device_bytes: counters.device_bytes,
+            block_writes: counters.block_writes,
+            flushed_writes: if flushes { counters.requests + counters.header_writes } else { 0 },
+            header_writes: counters.header_writes,
+            padding_bytes: counters.padding_bytes,
+            failed: matches!(self.stopped.get(), Some(cause) if !matches!(cause, WalError::Closed)),
+        }
+    }
+}
+
+impl State {
+    /// Put a record at the end of the log, or change nothing.
+    fn append(
+        &mut self,
+        shared: &Shared,
+        payload_len: u32,
+        payload_crc: u32,
+        parts: &[&[u8]],
+    ) -> Result<(LogOffset, LogOffset), AppendError> {
+        let record_bytes = RECORD_HEADER_BYTES as u64 + u64::from(payload_len);
+        let appended = self.cursors.appended();
+        let overflows = self.current.as_ref().is_some_and(|block| !block.fits(record_bytes));
+        let offset =
+            if overflows { LogOffset(appended.0 + padding_len(appended.0)) } else { appended };
+        let end = LogOffset(offset.0 + record_bytes);
+        self.cursors.admit(end)?;
+        if overflows {
+            self.seal();
+        }
+        let block = self.current.get_or_insert_with(|| {
+            let bytes =
+                u64::from(shared.options.block_bytes).max(Block::bytes_for(offset, record_bytes));
+            Block::open(shared.device.alloc(bytes as usize), offset, &self.tail)
+        });
+        let header = RecordHeader {
+            kind: Kind::Data,
+            payload_len,
+            offset,
+            epoch: shared.epoch,
+            proof: self.cursors.durable(),
+            payload_crc,
+        };
+        block.push(&shared.codec.encode(&header), parts);
+        assert_eq!(block.end(), end, "the block's place in the log");
+        let full = block.is_full();
+        self.cursors.append(end);
+        self.counters.records += 1;
+        self.counters.payload_bytes += u64::from(payload_len);
+        if full {
+            self.seal();
+        }
+        Ok((offset, end))
+    }
+
+    /// Close the current block with a padding, so that the next one need not wait for it.
+    fn seal(&mut self) {
+        let Some(mut block) = self.current.take() else { return };
+        let padding = block.pad();
+        if padding > 0 {
+            self.cursors.append(block.end());
+            self.counters.padding_bytes += padding;
+        }
+        self.sealed.push_back(block);
+    }
+
+    /// The block that goes to the device next, if one can.
+    ///
+    /// Group commit, and no timer in it: what is appended while a write is in flight goes with the next one. A full block
+    /// goes as soon as a slot is free. One that is not full goes
+    /// - when nothing is in flight, so that a lone record does not wait. It is cut where it ends, and the next block goes
+    ///   on in its last page: small records at a low rate take the space of records, not of pages;
+    /// - else when it is at least a quarter full and a slot is free. It is padded, at a cost of at most 6%, because two
+    ///   writes to one page must not be in flight together.
+    ///
+    /// So tiny blocks never take slots from full ones, and as the device slows down blocks grow by themselves.
+    fn next_write(&mut self, shared: &Shared) -> Option<BlockWrite> {
+        if self.flights.len() >= shared.options.io_depth || shared.stopped.get().is_some() {
+            return None;
+        }
+        let idle = self.flights.is_empty();
+        let block = match (self.sealed.front(), &self.current) {
+            // Its first page is the last page of the block before: that one has to be durable.
+            (Some(block), _) => (idle || !block.repeats_page()).then_some(block),
+            (None, Some(block)) => {
+                let worth_it = block.new_bytes() >= u64::from(shared.options.block_bytes) / 4;
+                (idle || worth_it && !block.repeats_page()).then_some(block)
+            }
+            (None, None) => None,
+        }?;
+        let bytes = block.write_bytes();
+        if self.throttled(shared, bytes) {
+            return None;
+        }
+        if self.sealed.is_empty() && !idle {
+            self.seal();
+        }
+        let block = match self.sealed.pop_front() {
+            Some(block) => block,
+            None => {
+                let block = self.current.take().expect("one of the two was looked at");
+                block.cut(&mut self.tail);
+                block
+            }
+        };
+        let end = block.end();
+        self.cursors.submit(end);
+        let (base, buf) = block.into_write(shared.codec, shared.epoch, self.cursors.durable());
+        let bytes = buf.len() as u64;
+        let pending = shared.ring.pieces(base, bytes).count();
+        let flight = self.first_flight + self.flights.len() as u64;
+        self.flights.push_back(Flight { end, bytes, pending });
+        Some(BlockWrite { flight, base, buf })
+    }
+
+    /// Whether a limit forbids a write of `bytes` now; then the alarm is set.
+    fn throttled(&mut self, shared: &Shared, bytes: u64) -> bool {
+        let Some(limiter) = &mut self.limiter else { return false };
+        let now = shared.started.elapsed();
+        if now < self.throttled_until {
+            return true;
+        }
+        match limiter.take(now, bytes) {
+            Ok(()) => false,
+            Err(wait) => {
+                self.throttled_until = now + wait;
+                let alarm = shared.alarm.get().expect("started with the limiter");
+                alarm.set(shared.started + self.throttled_until);
+                true
+            }
+        }
+    }
+
+    /// A request of `flight` has completed. Returns the new durable offset if it moved, and the count of moves.
+    fn landed(&mut self, flight: u64) -> Option<(LogOffset, u64)> {
+        let index = usize::try_from(flight - self.first_flight).expect("few are in flight");
+        self.flights[index].pending -= 1;
+        self.counters.requests += 1;
+        let mut durable = None;
+        while let Some(first) = self.flights.front()
+            && first.pending == 0
+        {
+            durable = Some(first.end);
+            self.counters.block_writes += 1;
+            self.counters.device_bytes += first.bytes;
+            self.flights.pop_front();
+            self.first_flight += 1;
+        }
+        let durable = durable?;
+        self.cursors.complete(durable);
+        self.counters.moves += 1;
+        Some((durable, self.counters.moves))
+    }
+
+    /// The first write of a header change, if one is wanted and none is on its way.
+    fn next_header(&mut self) -> Option<HeaderWrite> {
+        let headers = &mut self.headers;
+        if headers.writing != Writing::Nothing || headers.wanted <= headers.newest.trim {
+            return None;
+        }
+        headers.writing = Writing::FirstSlot;
+        let header = HeaderInfo {
+            trim: headers.wanted,
+            durable: self.cursors.durable(),
+            ..headers.newest.next()
+        };
+        Some(HeaderWrite { slot: 1 - headers.slot, header })
+    }
+
+    /// `header` is durable in `slot`. Returns the header write that follows, and if the change has taken effect the new
+    /// trim offset and the count of moves.
+    fn header_landed(
+        &mut self,
+        slot: usize,
+        header: HeaderInfo,
+    ) -> (Option<HeaderWrite>, Option<(LogOffset, u64)>) {
+        let headers = &mut self.headers;
+        assert_eq!(slot, 1 - headers.slot, "the newest header was overwritten");
+        self.counters.header_writes += 1;
+        headers.slot = slot;
+        headers.newest = header;
+        match headers.writing {
+            Writing::Nothing => unreachable!("no header was on its way"),
+            Writing::FirstSlot => {
+                headers.writing = Writing::SecondSlot;
+                (Some(HeaderWrite { slot: 1 - slot, header: headers.newest.next() }), None)
+            }
+            Writing::SecondSlot => {
+                headers.writing = Writing::Nothing;
+                let trimmed = headers.newest.trim;
+                self.cursors.trim_to(trimmed);
+                self.counters.moves += 1;
+                (self.next_header(), Some((trimmed, self.counters.moves)))
+            }
+        }
+    }
+}
+
+// What the futures wait for.
+
+#[derive(Clone)]
+pub(crate) struct DurableOf(pub(crate) Arc<Shared>);
+#[derive(Clone)]
+pub(crate) struct TrimmedOf(pub(crate) Arc<Shared>);
+#[derive(Clone)]
+pub(crate) struct MovesOf(pub(crate) Arc<Shared>);
+
+impl Source for DurableOf {
+    type Error = WalError;
+    fn watermark(&self) -> &Watermark {
+        &self.0.durable
+    }
+    fn hopeless(&self) -> Option<WalError> {
+        self.0.stopped()
+    }
+}
+
+impl Source for TrimmedOf {
+    type Error = WalError;
+    fn watermark(&self) -> &Watermark {
+        &self.0.trimmed
+    }
+    fn hopeless(&self) -> Option<WalError> {
+        self.0.stopped()
+    }
+}
+
+impl Source for MovesOf {
+    type Error = WalError;
+    fn watermark(&self) -> &Watermark {
+        &self.0.moves
+    }
+    fn hopeless(&self) -> Option<WalError> {
+        self.0.stopped()
+    }
+}
