@@ -24,6 +24,9 @@ mod topic_config;
 mod topics;
 mod wire;
 
+#[cfg(test)]
+mod tests;
+
 use std::net::SocketAddr;
 use std::sync::Arc;
 

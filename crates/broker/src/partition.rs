@@ -197,11 +197,7 @@ impl Partition {
             if let Some(cause) = store.failure() {
                 return Err(ApiError::Storage(cause));
             }
-            tokio::select! {
-                () = progressed => {}
-                // Wakes on failure too.
-                () = store.room() => {}
-            }
+            progressed.await;
         }
     }
 }

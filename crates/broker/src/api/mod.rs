@@ -42,7 +42,7 @@ pub(crate) struct Api {
     pub(crate) name: &'static str,
     pub(crate) min: i16,
     pub(crate) max: i16,
-    shape: &'static Shape,
+    pub(crate) shape: &'static Shape,
     handle: fn(Context, Bytes) -> BoxFuture<'static, Result<Answer, Refused>>,
 }
 

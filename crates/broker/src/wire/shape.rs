@@ -282,6 +282,15 @@ impl Shape {
         version: i16,
         max_elements: usize,
     ) -> Result<usize, Misshapen> {
+        self.walk_from(request, version, max_elements).map(|walk| walk.elements)
+    }
+
+    fn walk_from<'a>(
+        &self,
+        request: &'a [u8],
+        version: i16,
+        max_elements: usize,
+    ) -> Result<Walk<'a>, Misshapen> {
         // API key, version, correlation id, client id; the last keeps its fixed-width length in flexible headers.
         const HEADER: Struct = plain(&[Field(0, MAX, Fixed(8)), Field(0, MAX, Text)]);
         let mut walk = Walk { rest: request, version, flexible: false, elements: 0, max_elements };
@@ -291,7 +300,7 @@ impl Shape {
             walk.tagged(&[])?;
         }
         walk.structure(&self.body)?;
-        Ok(walk.elements)
+        Ok(walk)
     }
 }
 
@@ -423,3 +432,6 @@ impl Walk<'_> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,9 @@
+//! Tests of the whole server: over TCP, on a real store.
+
+mod every_api;
+pub(crate) mod examples;
+mod fetching;
+mod harness;
+mod hostile;
+mod producing;
+mod restarting;
