@@ -1,7 +1,7 @@
 //! OffsetCommit and OffsetFetch, and the ends of committed offsets: deleted topics and retention.
 
 use std::collections::BTreeMap;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use kafka_protocol::error::ResponseError;
 use kafka_protocol::messages::offset_commit_request::OffsetCommitRequestPartition;
@@ -262,37 +262,43 @@ impl Shared {
         }))
     }
 
-    /// Drop offsets that are past their retention, and groups that have neither members nor offsets. What can not be written now is
-    /// left for the next sweep; nobody waits for it.
-    pub(super) fn sweep(&self) {
-        let retention_ms =
-            i64::try_from(self.config.offsets_retention.as_millis()).unwrap_or(i64::MAX);
-        let cutoff_ms = unix_time_ms().saturating_sub(retention_ms);
+    /// Drop offsets that are past their retention at `now`, which is `unix_now_ms`, and groups that have neither members nor offsets.
+    /// What can not be written now is left for the next sweep; nobody waits for it.
+    pub(super) fn sweep(&self, now: Instant, unix_now_ms: i64) {
+        let retention = self.config.offsets_retention;
+        let retention_ms = i64::try_from(retention.as_millis()).unwrap_or(i64::MAX);
+        let cutoff_ms = unix_now_ms.saturating_sub(retention_ms);
         for slot in self.registry.all() {
-            let is_dead = self.registry.change(&slot, |group, now| {
+            let is_dead = self.registry.change(&slot, |group, _| {
                 let Some(since) = group.vacant_since() else { return false };
                 let vacant_for = now.saturating_duration_since(since);
-                if !self.log.mentions(&slot.name) && vacant_for >= self.config.sweep_interval {
+                if vacant_for >= self.config.sweep_interval && !self.log.mentions(&slot.name) {
                     group.kill();
                     return true;
                 }
-                if vacant_for >= self.config.offsets_retention
-                    && let Some(record) =
-                        self.log.read(|table| table.expired(&slot.name, cutoff_ms))
-                {
-                    tracing::info!(group = &*slot.name, "offsets are past their retention");
-                    if let Err(refused) = self.log.append(&Prepared::from(record)) {
-                        tracing::warn!(
-                            group = &*slot.name,
-                            ?refused,
-                            "offsets past their retention stay until the next check"
-                        );
-                    }
+                if vacant_for >= retention {
+                    self.expire_offsets(&slot.name, cutoff_ms);
                 }
                 false
             });
             if is_dead {
                 self.registry.remove(&slot);
+            }
+        }
+    }
+
+    fn expire_offsets(&self, group_id: &str, cutoff_ms: i64) {
+        let Some(record) = self.log.read(|table| table.expired(group_id, cutoff_ms)) else {
+            return;
+        };
+        match self.log.append(&Prepared::from(record)) {
+            Ok(_) => tracing::info!(group = group_id, "offsets past their retention are dropped"),
+            Err(refused) => {
+                tracing::warn!(
+                    group = group_id,
+                    ?refused,
+                    "offsets past their retention stay until the next check"
+                );
             }
         }
     }
@@ -355,7 +361,7 @@ fn nothing_committed() -> Committed {
     Committed { offset: -1, leader_epoch: -1, committed_at_ms: -1, metadata: String::new() }
 }
 
-fn unix_time_ms() -> i64 {
+pub(super) fn unix_time_ms() -> i64 {
     let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since_epoch.as_millis()).unwrap_or(i64::MAX)
 }

@@ -20,12 +20,21 @@
 //! - except that the **first** JoinGroup of a member waits no longer than [`NEW_MEMBER_JOIN_TIMEOUT`]: a client that gave up and came
 //!   again got another id, and the members it left behind must not pile up in a long rebalance.
 
+mod member;
+mod types;
+
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use kafka_protocol::error::ResponseError;
 use kafka_protocol::protocol::StrBytes;
+
+use member::Member;
+pub(super) use types::{
+    DescribedMember, Description, Effect, JoinEvent, Joined, JoinedMember, Refusal, State,
+    SyncEvent, Synced,
+};
 
 /// How long the first JoinGroup of a member may wait before the member is forgotten; the value is Kafka's.
 pub(super) const NEW_MEMBER_JOIN_TIMEOUT: Duration = Duration::from_secs(5 * 60);
@@ -41,202 +50,6 @@ pub(super) struct Rules {
     pub(super) initial_rebalance_delay: Duration,
     /// Bound on members, and on ids that were handed out and have not joined yet.
     pub(super) max_members: usize,
-}
-
-/// A JoinGroup request whose strings and bytes are its own (not slices of a request frame, which they would keep in memory).
-#[derive(Clone, Debug)]
-pub(super) struct JoinEvent {
-    /// Empty: the client has none yet.
-    pub(super) member_id: StrBytes,
-    /// The id that the client gets if it has none.
-    pub(super) fresh_id: StrBytes,
-    pub(super) instance_id: Option<StrBytes>,
-    pub(super) client_id: StrBytes,
-    pub(super) client_host: StrBytes,
-    pub(super) session_timeout: Duration,
-    pub(super) rebalance_timeout: Duration,
-    pub(super) protocol_type: StrBytes,
-    /// Name and metadata, most wanted first.
-    pub(super) protocols: Vec<(StrBytes, Bytes)>,
-    /// The client understands MEMBER_ID_REQUIRED (version 4 and later).
-    pub(super) can_require_id: bool,
-    /// The client understands `skip_assignment` (version 9 and later).
-    pub(super) can_skip_assignment: bool,
-}
-
-/// A SyncGroup request; owns its memory as [`JoinEvent`] does.
-#[derive(Clone, Debug)]
-pub(super) struct SyncEvent {
-    pub(super) member_id: StrBytes,
-    pub(super) instance_id: Option<StrBytes>,
-    pub(super) generation: i32,
-    pub(super) protocol_type: Option<StrBytes>,
-    pub(super) protocol: Option<StrBytes>,
-    pub(super) assignments: Vec<(StrBytes, Bytes)>,
-}
-
-/// A member that a successful JoinGroup tells the leader of.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct JoinedMember {
-    pub(super) member_id: StrBytes,
-    pub(super) instance_id: Option<StrBytes>,
-    pub(super) metadata: Bytes,
-}
-
-/// A successful JoinGroup.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Joined {
-    pub(super) generation: i32,
-    pub(super) protocol_type: StrBytes,
-    pub(super) protocol: StrBytes,
-    pub(super) leader: StrBytes,
-    pub(super) member_id: StrBytes,
-    pub(super) skip_assignment: bool,
-    /// Empty for all but the leader.
-    pub(super) members: Vec<JoinedMember>,
-}
-
-/// A refused JoinGroup.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Refusal {
-    pub(super) error: ResponseError,
-    /// The request's member id; with MEMBER_ID_REQUIRED the one to come back with.
-    pub(super) member_id: StrBytes,
-}
-
-/// A successful SyncGroup.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Synced {
-    pub(super) protocol_type: Option<StrBytes>,
-    pub(super) protocol: Option<StrBytes>,
-    pub(super) assignment: Bytes,
-}
-
-/// What is to be done outside.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum Effect<J, S> {
-    /// Answer a JoinGroup.
-    Joined(J, Result<Joined, Refusal>),
-    /// Answer a SyncGroup.
-    Synced(S, Result<Synced, ResponseError>),
-    /// Tell the operator that a member is gone that did not ask for it.
-    Dropped(StrBytes, &'static str),
-}
-
-/// Where the group is in its life; see the module's picture.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum State {
-    /// No members.
-    Empty,
-    /// Collecting JoinGroups for the next generation.
-    Preparing,
-    /// The generation is fixed; waiting for the leader's assignment.
-    Completing,
-    /// Every member can have its assignment.
-    Stable,
-    /// Deleted, or the coordinator is closing. Nothing leaves this state.
-    Dead,
-}
-
-impl State {
-    /// As the protocol spells it.
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            State::Empty => "Empty",
-            State::Preparing => "PreparingRebalance",
-            State::Completing => "CompletingRebalance",
-            State::Stable => "Stable",
-            State::Dead => "Dead",
-        }
-    }
-}
-
-/// What DescribeGroups and ListGroups show.
-#[derive(Clone, Debug)]
-pub(super) struct Description {
-    pub(super) state: State,
-    pub(super) protocol_type: StrBytes,
-    /// Empty unless the group is stable.
-    pub(super) protocol: StrBytes,
-    pub(super) members: Vec<DescribedMember>,
-}
-
-/// One member of a [`Description`]; metadata and assignment are empty unless the group is stable.
-#[derive(Clone, Debug)]
-pub(super) struct DescribedMember {
-    pub(super) member_id: StrBytes,
-    pub(super) instance_id: Option<StrBytes>,
-    pub(super) client_id: StrBytes,
-    pub(super) client_host: StrBytes,
-    pub(super) metadata: Bytes,
-    pub(super) assignment: Bytes,
-}
-
-#[derive(Debug)]
-struct Member<J, S> {
-    instance_id: Option<StrBytes>,
-    client_id: StrBytes,
-    client_host: StrBytes,
-    session_timeout: Duration,
-    rebalance_timeout: Duration,
-    protocols: Vec<(StrBytes, Bytes)>,
-    assignment: Bytes,
-    /// Its JoinGroup that waits for the rebalance to end.
-    joining: Option<J>,
-    /// Its SyncGroup that waits for the leader's assignment.
-    syncing: Option<S>,
-    /// It has sent a SyncGroup in this generation.
-    synced: bool,
-    /// Its first JoinGroup has not been answered yet.
-    is_new: bool,
-    /// It is gone then. `None` only while a request of it waits.
-    deadline: Option<Instant>,
-}
-
-impl<J, S> Member<J, S> {
-    /// A sign of life.
-    fn touch(&mut self, now: Instant) {
-        if self.joining.is_none() && self.syncing.is_none() {
-            self.deadline = Some(now + self.session_timeout);
-        }
-    }
-
-    fn supports(&self, protocol: &StrBytes) -> bool {
-        self.protocols.iter().any(|(name, _)| name == protocol)
-    }
-
-    fn metadata(&self, protocol: &StrBytes) -> Bytes {
-        self.protocols
-            .iter()
-            .find(|(name, _)| name == protocol)
-            .map_or_else(Bytes::new, |(_, bytes)| bytes.clone())
-    }
-
-    /// Take over what a repeated JoinGroup says, and let it wait.
-    fn rejoin(&mut self, now: Instant, join: JoinEvent, waiter: J) -> Option<J> {
-        self.update(join);
-        self.deadline = self.is_new.then(|| now + NEW_MEMBER_JOIN_TIMEOUT);
-        self.joining.replace(waiter)
-    }
-
-    fn update(&mut self, join: JoinEvent) {
-        self.client_id = join.client_id;
-        self.client_host = join.client_host;
-        self.session_timeout = join.session_timeout;
-        self.rebalance_timeout = join.rebalance_timeout;
-        self.protocols = join.protocols;
-    }
-
-    fn size_bytes(&self) -> usize {
-        let protocols: usize =
-            self.protocols.iter().map(|(name, bytes)| name.len() + bytes.len() + 64).sum();
-        size_of::<Self>()
-            + self.client_id.len()
-            + self.client_host.len()
-            + protocols
-            + self.assignment.len()
-            + 256
-    }
 }
 
 /// The first rebalance of an empty group may wait for more members than the first.

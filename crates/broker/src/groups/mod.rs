@@ -27,6 +27,7 @@ use kafka_protocol::protocol::StrBytes;
 use parking_lot::Mutex;
 use tokio::task::JoinHandle;
 
+use commits::unix_time_ms;
 use group::Rules;
 use offset_log::OffsetLog;
 use registry::{Registry, Slot, now};
@@ -260,7 +261,7 @@ async fn run_timer(shared: Weak<Shared>) {
         let Some(shared) = shared.upgrade().filter(|shared| !shared.is_closed()) else { return };
         shared.registry.expire();
         if now() >= next_sweep {
-            shared.sweep();
+            shared.sweep(now(), unix_time_ms());
             next_sweep = now() + interval;
         }
     }
@@ -272,3 +273,6 @@ impl Drop for Shared {
         self.registry.timer().wake();
     }
 }
+
+#[cfg(test)]
+mod tests;

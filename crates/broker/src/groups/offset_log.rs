@@ -8,7 +8,8 @@
 use std::collections::VecDeque;
 
 use alluvium_stream::{
-    Append, AppendError, Change, NewBatch, Store, StoreError, Stream, StreamId, StreamOffset,
+    Append, AppendError, Change, KIND_STATE, NewBatch, Store, StoreError, Stream, StreamId,
+    StreamOffset,
 };
 use bytes::Bytes;
 use parking_lot::Mutex;
@@ -18,9 +19,6 @@ use super::offsets::{Offsets, Record};
 
 /// Catalog metadata: the id of the offsets stream, in decimal.
 const STREAM_KEY: &str = "groups/offsets-stream";
-
-/// [`Change::CreateStream`]'s kind of a stream that is kept as its checkpoint alone.
-const STATE_STREAM: u8 = 1;
 
 /// Why a record was not appended; nothing has changed.
 #[derive(Debug)]
@@ -179,7 +177,7 @@ async fn create_stream(store: &Store) -> Result<StreamId, GroupsError> {
     let ids = store.new_stream_ids(1).await?;
     let id =
         *ids.first().ok_or_else(|| StoreError::Failed("no stream id was handed out".to_owned()))?;
-    let create = Change::CreateStream { id, kind: STATE_STREAM };
+    let create = Change::CreateStream { id, kind: KIND_STATE };
     let remember =
         Change::PutMeta { key: STREAM_KEY.to_owned(), value: id.to_string().into_bytes() };
     store.commit(vec![create, remember]).await?;

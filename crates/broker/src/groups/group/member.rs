@@ -1,0 +1,75 @@
+//! One member of a group.
+
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use kafka_protocol::protocol::StrBytes;
+
+use super::{JoinEvent, NEW_MEMBER_JOIN_TIMEOUT};
+
+#[derive(Debug)]
+pub(super) struct Member<J, S> {
+    pub(super) instance_id: Option<StrBytes>,
+    pub(super) client_id: StrBytes,
+    pub(super) client_host: StrBytes,
+    pub(super) session_timeout: Duration,
+    pub(super) rebalance_timeout: Duration,
+    pub(super) protocols: Vec<(StrBytes, Bytes)>,
+    pub(super) assignment: Bytes,
+    /// Its JoinGroup that waits for the rebalance to end.
+    pub(super) joining: Option<J>,
+    /// Its SyncGroup that waits for the leader's assignment.
+    pub(super) syncing: Option<S>,
+    /// It has sent a SyncGroup in this generation.
+    pub(super) synced: bool,
+    /// Its first JoinGroup has not been answered yet.
+    pub(super) is_new: bool,
+    /// It is gone then. `None` only while a request of it waits.
+    pub(super) deadline: Option<Instant>,
+}
+
+impl<J, S> Member<J, S> {
+    /// A sign of life.
+    pub(super) fn touch(&mut self, now: Instant) {
+        if self.joining.is_none() && self.syncing.is_none() {
+            self.deadline = Some(now + self.session_timeout);
+        }
+    }
+
+    pub(super) fn supports(&self, protocol: &StrBytes) -> bool {
+        self.protocols.iter().any(|(name, _)| name == protocol)
+    }
+
+    pub(super) fn metadata(&self, protocol: &StrBytes) -> Bytes {
+        self.protocols
+            .iter()
+            .find(|(name, _)| name == protocol)
+            .map_or_else(Bytes::new, |(_, bytes)| bytes.clone())
+    }
+
+    /// Take over what a repeated JoinGroup says, and let it wait.
+    pub(super) fn rejoin(&mut self, now: Instant, join: JoinEvent, waiter: J) -> Option<J> {
+        self.update(join);
+        self.deadline = self.is_new.then(|| now + NEW_MEMBER_JOIN_TIMEOUT);
+        self.joining.replace(waiter)
+    }
+
+    pub(super) fn update(&mut self, join: JoinEvent) {
+        self.client_id = join.client_id;
+        self.client_host = join.client_host;
+        self.session_timeout = join.session_timeout;
+        self.rebalance_timeout = join.rebalance_timeout;
+        self.protocols = join.protocols;
+    }
+
+    pub(super) fn size_bytes(&self) -> usize {
+        let protocols: usize =
+            self.protocols.iter().map(|(name, bytes)| name.len() + bytes.len() + 64).sum();
+        size_of::<Self>()
+            + self.client_id.len()
+            + self.client_host.len()
+            + protocols
+            + self.assignment.len()
+            + 256
+    }
+}

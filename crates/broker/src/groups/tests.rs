@@ -1,0 +1,688 @@
+//! The coordinator on a real store, which lies on a simulated disk: what is durable, what is shown, what a restart finds.
+
+use std::future::Future;
+use std::pin::pin;
+
+use alluvium_device::sim::{Mode, SimDisk, SimOptions};
+use alluvium_stream::{Batch, Catalog, Fold, MemoryCatalog, Options};
+use bytes::{Bytes, BytesMut};
+use kafka_protocol::messages::join_group_request::JoinGroupRequestProtocol;
+use kafka_protocol::messages::leave_group_request::MemberIdentity;
+use kafka_protocol::messages::offset_commit_request::{
+    OffsetCommitRequestPartition, OffsetCommitRequestTopic,
+};
+use kafka_protocol::messages::offset_fetch_request::{
+    OffsetFetchRequestGroup, OffsetFetchRequestTopic, OffsetFetchRequestTopics,
+};
+use kafka_protocol::messages::sync_group_request::SyncGroupRequestAssignment;
+use kafka_protocol::messages::{
+    DeleteGroupsRequest, DescribeGroupsRequest, GroupId, HeartbeatRequest, JoinGroupRequest,
+    JoinGroupResponse, LeaveGroupRequest, ListGroupsRequest, OffsetCommitRequest,
+    OffsetFetchRequest, SyncGroupRequest, TopicName,
+};
+use kafka_protocol::protocol::Encodable;
+
+use super::*;
+
+struct TestFold;
+
+impl Fold for TestFold {
+    fn fold(
+        &self,
+        _: StreamId,
+        _: u8,
+        previous: Option<&[u8]>,
+        batches: &[Batch],
+    ) -> Option<Vec<u8>> {
+        fold(previous, batches)
+    }
+}
+
+/// A server's life: disk, catalog and objects outlive the store.
+struct World {
+    disk: SimDisk,
+    catalog: Arc<dyn Catalog>,
+    objects: tempfile::TempDir,
+    config: GroupConfig,
+}
+
+impl World {
+    fn new() -> Self {
+        let disk = SimDisk::new(SimOptions { capacity_bytes: 8 << 20, ..SimOptions::default() });
+        let format = alluvium_wal::FormatOptions::default();
+        alluvium_wal::Wal::format(&disk.device(), &format).expect("the disk is empty");
+        disk.set_mode(Mode::Queued);
+        let config =
+            GroupConfig { min_session_timeout: Duration::from_millis(1), ..GroupConfig::default() };
+        let objects = tempfile::tempdir().expect("a directory");
+        World { disk, catalog: Arc::new(MemoryCatalog::default()), objects, config }
+    }
+
+    /// Let the disk work until `future` is ready.
+    async fn run<F: Future>(&self, future: F) -> F::Output {
+        let mut future = pin!(future);
+        loop {
+            tokio::select! {
+                biased;
+                output = &mut future => return output,
+                () = tokio::task::yield_now() => self.disk.run_until_idle(),
+            }
+        }
+    }
+
+    async fn start(&self) -> (Store, Groups) {
+        let opened = self.try_start().await.expect("the coordinator opens");
+        (opened.0, opened.1)
+    }
+
+    async fn try_start(&self) -> Result<(Store, Groups), GroupsError> {
+        self.run(async {
+            let window_bytes = 64 << 10;
+            let wal_options = alluvium_wal::Options {
+                window_bytes,
+                block_bytes: 16 << 10,
+                max_record_bytes: 16 << 10,
+                ..alluvium_wal::Options::default()
+            };
+            let objects = alluvium_stream::local_objects(self.objects.path()).expect("objects");
+            let (device, catalog) = (self.disk.device(), Arc::clone(&self.catalog));
+            let options = Options::for_wal(8 << 20);
+            let fold = Arc::new(TestFold);
+            let opened =
+                Store::open(device, wal_options, objects, catalog, fold, options, None).await?;
+            let groups = Groups::open(opened.store.clone(), self.config.clone()).await?;
+            Ok((opened.store, groups))
+        })
+        .await
+    }
+
+    /// The process is gone, the disk is not.
+    fn crash(&mut self, store: Store, groups: Groups) {
+        self.disk = self.disk.process_crash();
+        self.disk.set_mode(Mode::Queued);
+        drop((store, groups));
+    }
+}
+
+fn s(text: &str) -> StrBytes {
+    StrBytes::from_string(text.to_owned())
+}
+
+fn group_id(text: &str) -> GroupId {
+    GroupId(s(text))
+}
+
+fn client() -> ClientInfo {
+    ClientInfo { client_id: s("test"), client_host: s("/127.0.0.1") }
+}
+
+fn join_request(group: &str, member_id: &StrBytes) -> JoinGroupRequest {
+    let protocol = JoinGroupRequestProtocol::default()
+        .with_name(s("range"))
+        .with_metadata(Bytes::from_static(b"subscription"));
+    JoinGroupRequest::default()
+        .with_group_id(group_id(group))
+        .with_member_id(member_id.clone())
+        .with_session_timeout_ms(10_000)
+        .with_rebalance_timeout_ms(60_000)
+        .with_protocol_type(s("consumer"))
+        .with_protocols(vec![protocol])
+}
+
+/// As clients do it: once for the id, once more to join.
+async fn join(groups: &Groups, group: &str, session_timeout_ms: i32) -> JoinGroupResponse {
+    let request =
+        |id: &StrBytes| join_request(group, id).with_session_timeout_ms(session_timeout_ms);
+    let first = groups.join(client(), request(&StrBytes::new()), 9).await;
+    assert_eq!(first.error_code, ResponseError::MemberIdRequired.code());
+    groups.join(client(), request(&first.member_id), 9).await
+}
+
+fn sync_request(group: &str, joined: &JoinGroupResponse) -> SyncGroupRequest {
+    let assignments = joined.members.iter().map(|member| {
+        SyncGroupRequestAssignment::default()
+            .with_member_id(member.member_id.clone())
+            .with_assignment(Bytes::from(format!("for {}", member.member_id)))
+    });
+    SyncGroupRequest::default()
+        .with_group_id(group_id(group))
+        .with_generation_id(joined.generation_id)
+        .with_member_id(joined.member_id.clone())
+        .with_assignments(assignments.collect())
+}
+
+fn heartbeat_request(group: &str, joined: &JoinGroupResponse) -> HeartbeatRequest {
+    HeartbeatRequest::default()
+        .with_group_id(group_id(group))
+        .with_member_id(joined.member_id.clone())
+        .with_generation_id(joined.generation_id)
+}
+
+/// A commit by nobody in particular.
+fn commit_request(group: &str, offsets: &[(&str, i32, i64)]) -> OffsetCommitRequest {
+    let topics = offsets.iter().map(|(topic, partition, offset)| {
+        let partition = OffsetCommitRequestPartition::default()
+            .with_partition_index(*partition)
+            .with_committed_offset(*offset)
+            .with_committed_leader_epoch(4)
+            .with_committed_metadata(Some(s("note")));
+        OffsetCommitRequestTopic::default()
+            .with_name(TopicName(s(topic)))
+            .with_partitions(vec![partition])
+    });
+    OffsetCommitRequest::default()
+        .with_group_id(group_id(group))
+        .with_generation_id_or_member_epoch(-1)
+        .with_topics(topics.collect())
+}
+
+fn exists(topic: &str, partition: i32) -> bool {
+    topic.starts_with("topic") && (0..10).contains(&partition)
+}
+
+async fn commit(groups: &Groups, request: OffsetCommitRequest) -> Vec<i16> {
+    let response = groups.offset_commit(request, 9, exists).await;
+    encodes(&response, 2..=9);
+    let partitions = response.topics.iter().flat_map(|topic| &topic.partitions);
+    partitions.map(|partition| partition.error_code).collect()
+}
+
+/// All offsets of a group.
+async fn fetch(groups: &Groups, group: &str) -> Vec<(String, i32, i64)> {
+    let request =
+        OffsetFetchRequestGroup::default().with_group_id(group_id(group)).with_topics(None);
+    let request =
+        OffsetFetchRequest::default().with_groups(vec![request]).with_require_stable(true);
+    let response = groups.offset_fetch(request, 9).await;
+    encodes(&response, 8..=9);
+    let [group] = &response.groups[..] else { panic!("one group was asked for") };
+    assert_eq!(group.error_code, 0);
+    let topics = group.topics.iter().flat_map(|topic| {
+        let name = topic.name.as_str().to_owned();
+        topic.partitions.iter().map(move |p| (name.clone(), p.partition_index, p.committed_offset))
+    });
+    topics.collect()
+}
+
+fn found(topic: &str, partition: i32, offset: i64) -> (String, i32, i64) {
+    (topic.to_owned(), partition, offset)
+}
+
+/// An answer must be one that its version of the protocol can say.
+fn encodes(response: &impl Encodable, versions: std::ops::RangeInclusive<i16>) {
+    for version in versions {
+        let encoded = response.encode(&mut BytesMut::new(), version);
+        encoded.unwrap_or_else(|error| panic!("version {version}: {error}"));
+    }
+}
+
+async fn list(groups: &Groups, version: i16) -> Vec<(String, String, String)> {
+    let response = groups.list(ListGroupsRequest::default(), version).await;
+    encodes(&response, version..=version);
+    let listed = response.groups.iter().map(|group| {
+        let text = |text: &StrBytes| text.as_str().to_owned();
+        (text(&group.group_id), text(&group.group_state), text(&group.protocol_type))
+    });
+    listed.collect()
+}
+
+#[tokio::test]
+async fn three_members_share_a_group_and_part() {
+    let world = World::new();
+    let (_store, groups) = world.start().await;
+    let a = join(&groups, "g", 10_000).await;
+    assert_eq!((a.generation_id, &a.leader), (1, &a.member_id));
+    groups.sync(sync_request("g", &a), 5).await;
+
+    let (b, c) = (join(&groups, "g", 10_000), join(&groups, "g", 10_000));
+    let a_again = async {
+        // As a client does: it learns of the others by its heartbeat.
+        while groups.heartbeat(heartbeat_request("g", &a), 4).await.error_code == 0 {
+            tokio::task::yield_now().await;
+        }
+        groups.join(client(), join_request("g", &a.member_id), 9).await
+    };
+    let (b, c, a) = tokio::join!(b, c, a_again);
+    assert_eq!([a.generation_id, b.generation_id, c.generation_id], [2, 2, 2]);
+    assert_eq!([a.members.len(), b.members.len(), c.members.len()], [3, 0, 0]);
+    encodes(&a, 9..=9);
+    let synced = tokio::join!(
+        groups.sync(sync_request("g", &b), 5),
+        groups.sync(sync_request("g", &c), 5),
+        groups.sync(sync_request("g", &a), 5)
+    );
+    for (response, joined) in [(&synced.0, &b), (&synced.1, &c), (&synced.2, &a)] {
+        assert_eq!(response.error_code, 0);
+        assert_eq!(response.assignment, format!("for {}", joined.member_id));
+        assert_eq!(response.protocol_name, Some(s("range")));
+        encodes(response, 0..=5);
+    }
+    assert_eq!(list(&groups, 5).await, [("g".into(), "Stable".into(), "consumer".into())]);
+
+    let leaving = [&b, &c].map(|j| MemberIdentity::default().with_member_id(j.member_id.clone()));
+    let stranger = MemberIdentity::default().with_member_id(s("stranger"));
+    let members = leaving.into_iter().chain([stranger]).collect();
+    let leave = LeaveGroupRequest::default().with_group_id(group_id("g")).with_members(members);
+    let left = groups.leave(leave, 5).await;
+    encodes(&left, 3..=5);
+    let codes: Vec<i16> = left.members.iter().map(|member| member.error_code).collect();
+    assert_eq!((left.error_code, codes), (0, vec![0, 0, ResponseError::UnknownMemberId.code()]));
+
+    let leave = LeaveGroupRequest::default().with_group_id(group_id("g"));
+    let left = groups.leave(leave.with_member_id(a.member_id.clone()), 2).await;
+    encodes(&left, 0..=2);
+    assert_eq!(left.error_code, 0);
+    assert_eq!(list(&groups, 4).await, [("g".into(), "Empty".into(), "consumer".into())]);
+}
+
+#[tokio::test]
+async fn the_timer_removes_a_silent_member_and_lets_the_other_go_on() {
+    let world = World::new();
+    let (_store, groups) = world.start().await;
+    let silent = join(&groups, "g", 50).await;
+    groups.sync(sync_request("g", &silent), 5).await;
+    let other = join(&groups, "g", 10_000).await;
+    assert_eq!((other.error_code, other.members.len()), (0, 1));
+    let gone = groups.heartbeat(heartbeat_request("g", &silent), 4).await;
+    assert_eq!(gone.error_code, ResponseError::UnknownMemberId.code());
+}
+
+#[tokio::test]
+async fn shutdown_answers_who_waits_and_who_comes_later() {
+    let world = World::new();
+    let (_store, groups) = world.start().await;
+    let gone = ResponseError::CoordinatorNotAvailable.code();
+    let a = join(&groups, "g", 10_000).await;
+    groups.sync(sync_request("g", &a), 5).await;
+    let waiting = join(&groups, "g", 10_000);
+    let shutdown = async {
+        while groups.heartbeat(heartbeat_request("g", &a), 4).await.error_code == 0 {
+            tokio::task::yield_now().await;
+        }
+        groups.shutdown().await;
+    };
+    let (waiting, ()) = tokio::join!(waiting, shutdown);
+    assert_eq!(waiting.error_code, gone);
+    let later = groups.join(client(), join_request("g", &StrBytes::new()), 9).await;
+    assert_eq!(later.error_code, gone);
+    assert_eq!(groups.heartbeat(heartbeat_request("g", &a), 4).await.error_code, gone);
+    assert_eq!(commit(&groups, commit_request("g", &[("topic", 0, 1)])).await, [gone]);
+    groups.shutdown().await;
+}
+
+#[tokio::test]
+async fn committed_offsets_survive_crashes_and_uploads() {
+    let mut world = World::new();
+    let (store, groups) = world.start().await;
+    let request = commit_request("g", &[("topic-a", 0, 10), ("topic-b", 1, 20)]);
+    assert_eq!(world.run(commit(&groups, request)).await, [0, 0]);
+    let request = commit_request("g", &[("topic-a", 0, 11), ("topic-a", 2, 5)]);
+    assert_eq!(world.run(commit(&groups, request)).await, [0, 0]);
+    let expected = [found("topic-a", 0, 11), found("topic-a", 2, 5), found("topic-b", 1, 20)];
+    assert_eq!(fetch(&groups, "g").await, expected);
+
+    // From the WAL alone.
+    world.crash(store, groups);
+    let (store, groups) = world.start().await;
+    assert_eq!(fetch(&groups, "g").await, expected);
+    assert_eq!(list(&groups, 5).await, [("g".into(), "Empty".into(), String::new())]);
+
+    // From the checkpoint alone, then from both.
+    world.run(store.flush()).await.expect("an upload");
+    world.crash(store, groups);
+    let (store, groups) = world.start().await;
+    assert_eq!(fetch(&groups, "g").await, expected);
+    assert_eq!(world.run(commit(&groups, commit_request("h", &[("topic-a", 0, 7)]))).await, [0]);
+    world.crash(store, groups);
+    let (store, groups) = world.start().await;
+    assert_eq!(fetch(&groups, "g").await, expected);
+    assert_eq!(fetch(&groups, "h").await, [found("topic-a", 0, 7)]);
+
+    // Deletions are durable too.
+    world.run(groups.topics_deleted(&["topic-a".to_owned()])).await.expect("written");
+    assert_eq!(fetch(&groups, "g").await, [found("topic-b", 1, 20)]);
+    let names = vec![group_id("g"), group_id("nobody")];
+    let request = DeleteGroupsRequest::default().with_groups_names(names);
+    let deleted = world.run(groups.delete_groups(request, 2)).await;
+    encodes(&deleted, 0..=2);
+    let codes: Vec<i16> = deleted.results.iter().map(|result| result.error_code).collect();
+    assert_eq!(codes, [0, ResponseError::GroupIdNotFound.code()]);
+    world.crash(store, groups);
+    let (_store, groups) = world.start().await;
+    assert_eq!(fetch(&groups, "g").await, []);
+    assert_eq!(fetch(&groups, "h").await, []);
+    assert_eq!(list(&groups, 5).await, []);
+}
+
+#[tokio::test]
+async fn a_restart_makes_members_join_again_and_finds_their_offsets() {
+    let mut world = World::new();
+    let (store, groups) = world.start().await;
+    let member = join(&groups, "g", 10_000).await;
+    groups.sync(sync_request("g", &member), 5).await;
+    let by_member = || {
+        commit_request("g", &[("topic", 0, 42)])
+            .with_generation_id_or_member_epoch(member.generation_id)
+            .with_member_id(member.member_id.clone())
+    };
+    let wrong = by_member().with_generation_id_or_member_epoch(member.generation_id + 1);
+    let illegal = ResponseError::IllegalGeneration.code();
+    assert_eq!(world.run(commit(&groups, wrong)).await, [illegal]);
+    assert_eq!(world.run(commit(&groups, by_member())).await, [0]);
+    world.crash(store, groups);
+
+    let (_store, groups) = world.start().await;
+    let unknown = ResponseError::UnknownMemberId.code();
+    assert_eq!(groups.heartbeat(heartbeat_request("g", &member), 4).await.error_code, unknown);
+    assert_eq!(groups.sync(sync_request("g", &member), 5).await.error_code, unknown);
+    assert_eq!(commit(&groups, by_member()).await, [unknown]);
+    let rejoin = groups.join(client(), join_request("g", &member.member_id), 9).await;
+    assert_eq!(rejoin.error_code, unknown);
+    assert_eq!(join(&groups, "g", 10_000).await.error_code, 0);
+    assert_eq!(fetch(&groups, "g").await, [found("topic", 0, 42)]);
+}
+
+#[tokio::test]
+async fn an_offset_is_shown_when_it_is_durable_and_not_before() {
+    let world = World::new();
+    let (_store, groups) = world.start().await;
+    let request = |offset| commit_request("g", &[("topic", 0, offset)]);
+    assert_eq!(world.run(commit(&groups, request(1))).await, [0]);
+
+    // The disk stands still.
+    let mut second = Box::pin(commit(&groups, request(2)));
+    let mut third = Box::pin(commit(&groups, request(3)));
+    for _ in 0..100 {
+        tokio::select! {
+            biased;
+            _ = &mut second => panic!("acknowledged without being durable"),
+            _ = &mut third => panic!("acknowledged without being durable"),
+            () = tokio::task::yield_now() => {}
+        }
+    }
+    assert_eq!(fetch(&groups, "g").await, [found("topic", 0, 1)]);
+
+    // A client that is gone does not keep its commit from taking effect, in order.
+    drop(second);
+    assert_eq!(world.run(third).await, [0]);
+    assert_eq!(fetch(&groups, "g").await, [found("topic", 0, 3)]);
+
+    // Nor does it have to be asked for by anybody.
+    let mut fourth = Box::pin(commit(&groups, request(4)));
+    tokio::select! {
+        biased;
+        _ = &mut fourth => panic!("acknowledged without being durable"),
+        () = tokio::task::yield_now() => {}
+    }
+    drop(fourth);
+    world
+        .run(async {
+            while fetch(&groups, "g").await != [found("topic", 0, 4)] {
+                tokio::task::yield_now().await;
+            }
+        })
+        .await;
+}
+
+#[tokio::test]
+async fn a_commit_waits_for_room_and_then_asks_the_client_to_come_again() {
+    let mut world = World::new();
+    world.config.room_timeout = Duration::from_millis(20);
+    let (_store, groups) = world.start().await;
+    let note = s(&"n".repeat(4096));
+    let request = |offset| {
+        let mut request = commit_request("g", &[("topic", 0, offset)]);
+        request.topics[0].partitions[0].committed_metadata = Some(note.clone());
+        request
+    };
+    // More than the window of 64 KiB holds, while the disk stands still.
+    let commits = (0..20).map(|offset| commit(&groups, request(offset)));
+    let mut commits: Vec<_> = commits.map(Box::pin).collect();
+    let mut refused = 0;
+    for pending in &mut commits {
+        let answer = tokio::time::timeout(Duration::from_millis(200), pending).await;
+        if let Ok(codes) = answer {
+            assert_eq!(codes, [ResponseError::CoordinatorNotAvailable.code()]);
+            refused += 1;
+        }
+    }
+    assert!((1..20).contains(&refused), "{refused} of 20 were refused");
+    drop(commits);
+    assert_eq!(world.run(commit(&groups, request(99))).await, [0]);
+    assert_eq!(fetch(&groups, "g").await, [found("topic", 0, 99)]);
+}
+
+#[tokio::test]
+async fn partitions_of_a_commit_are_judged_one_by_one() {
+    let mut world = World::new();
+    world.config.max_offset_metadata_bytes = 3;
+    let (_store, groups) = world.start().await;
+    let mut request = commit_request("g", &[("topic", 0, 1), ("topic", 10, 1), ("nope", 0, 1)]);
+    assert_eq!(
+        world.run(commit(&groups, request.clone())).await,
+        [
+            ResponseError::OffsetMetadataTooLarge.code(),
+            ResponseError::UnknownTopicOrPartition.code(),
+            ResponseError::UnknownTopicOrPartition.code(),
+        ]
+    );
+    assert_eq!(fetch(&groups, "g").await, []);
+    request.topics[0].partitions[0].committed_metadata = None;
+    let codes = world.run(commit(&groups, request)).await;
+    assert_eq!(codes[0], 0);
+    assert_eq!(fetch(&groups, "g").await, [found("topic", 0, 1)]);
+
+    let stranger = commit_request("new", &[("topic", 0, 1)]).with_generation_id_or_member_epoch(3);
+    let illegal = ResponseError::IllegalGeneration.code();
+    assert_eq!(commit(&groups, stranger).await, [illegal]);
+}
+
+#[tokio::test]
+async fn every_version_of_offset_fetch_finds_the_same() {
+    let world = World::new();
+    let (_store, groups) = world.start().await;
+    let request = commit_request("g", &[("topic", 0, 7)]);
+    assert_eq!(world.run(commit(&groups, request)).await, [0]);
+    let topic = OffsetFetchRequestTopic::default()
+        .with_name(TopicName(s("topic")))
+        .with_partition_indexes(vec![0, 1]);
+    for version in 1..=7 {
+        let request = OffsetFetchRequest::default()
+            .with_group_id(group_id("g"))
+            .with_topics(Some(vec![topic.clone()]));
+        let response = groups.offset_fetch(request, version).await;
+        encodes(&response, version..=version);
+        let partitions = &response.topics[0].partitions;
+        assert_eq!((partitions[0].committed_offset, partitions[0].committed_leader_epoch), (7, 4));
+        assert_eq!(partitions[0].metadata, Some(s("note")));
+        assert_eq!((partitions[1].committed_offset, partitions[1].error_code), (-1, 0));
+    }
+    for version in 2..=7 {
+        let request = OffsetFetchRequest::default().with_group_id(group_id("g")).with_topics(None);
+        let response = groups.offset_fetch(request, version).await;
+        encodes(&response, version..=version);
+        assert_eq!(response.topics[0].partitions[0].committed_offset, 7);
+    }
+    let topics = OffsetFetchRequestTopics::default()
+        .with_name(TopicName(s("topic")))
+        .with_partition_indexes(vec![0]);
+    let group = |name| {
+        OffsetFetchRequestGroup::default()
+            .with_group_id(group_id(name))
+            .with_topics(Some(vec![topics.clone()]))
+    };
+    let request = OffsetFetchRequest::default().with_groups(vec![group("g"), group("nobody")]);
+    let response = groups.offset_fetch(request, 8).await;
+    encodes(&response, 8..=9);
+    let offset = |index: usize| response.groups[index].topics[0].partitions[0].committed_offset;
+    assert_eq!((offset(0), offset(1)), (7, -1));
+}
+
+#[tokio::test]
+async fn groups_are_listed_described_and_deleted() {
+    let world = World::new();
+    let (_store, groups) = world.start().await;
+    let member = join(&groups, "active", 10_000).await;
+    groups.sync(sync_request("active", &member), 5).await;
+    let request = commit_request("idle", &[("topic", 0, 7)]);
+    assert_eq!(world.run(commit(&groups, request)).await, [0]);
+
+    for version in 0..=5 {
+        assert_eq!(list(&groups, version).await.len(), 2);
+    }
+    let filtered = |states: &[&str], types: &[&str]| {
+        let all = |texts: &[&str]| texts.iter().map(|text| s(text)).collect();
+        let request = ListGroupsRequest::default()
+            .with_states_filter(all(states))
+            .with_types_filter(all(types));
+        let groups = groups.clone();
+        async move {
+            let response = groups.list(request, 5).await;
+            let ids = response.groups.iter().map(|group| group.group_id.as_str().to_owned());
+            ids.collect::<Vec<_>>()
+        }
+    };
+    assert_eq!(filtered(&["stable"], &[]).await, ["active"]);
+    assert_eq!(filtered(&["Empty", "Dead"], &["Classic"]).await, ["idle"]);
+    assert_eq!(filtered(&[], &["consumer"]).await, [] as [&str; 0]);
+
+    for version in 0..=6 {
+        let request = DescribeGroupsRequest::default()
+            .with_groups(vec![group_id("active"), group_id("idle"), group_id("nobody")])
+            .with_include_authorized_operations(version >= 3);
+        let response = groups.describe(request, version).await;
+        encodes(&response, version..=version);
+        let [active, idle, nobody] = &response.groups[..] else { panic!("three were asked for") };
+        assert_eq!((&active.group_state, &active.protocol_data), (&s("Stable"), &s("range")));
+        let [described] = &active.members[..] else { panic!("it has one member") };
+        assert_eq!(described.member_id, member.member_id);
+        assert_eq!((&described.client_id, &described.client_host), (&s("test"), &s("/127.0.0.1")));
+        assert_eq!(described.member_metadata, "subscription");
+        assert_eq!(described.member_assignment, format!("for {}", member.member_id));
+        assert_eq!((&idle.group_state, idle.members.len()), (&s("Empty"), 0));
+        let not_found = if version >= 6 { ResponseError::GroupIdNotFound.code() } else { 0 };
+        assert_eq!((&nobody.group_state, nobody.error_code), (&s("Dead"), not_found));
+    }
+
+    let names = vec![group_id("active"), group_id("idle"), group_id("idle")];
+    let request = DeleteGroupsRequest::default().with_groups_names(names);
+    let response = world.run(groups.delete_groups(request, 2)).await;
+    let codes: Vec<i16> = response.results.iter().map(|result| result.error_code).collect();
+    let (non_empty, not_found) = (ResponseError::NonEmptyGroup, ResponseError::GroupIdNotFound);
+    assert_eq!(codes, [non_empty.code(), 0, not_found.code()]);
+    assert_eq!(fetch(&groups, "idle").await, []);
+    // A group of that name can be used again at once.
+    let request = commit_request("idle", &[("topic", 1, 8)]);
+    assert_eq!(world.run(commit(&groups, request)).await, [0]);
+    assert_eq!(fetch(&groups, "idle").await, [found("topic", 1, 8)]);
+}
+
+#[tokio::test]
+async fn requests_that_no_group_can_answer_are_refused() {
+    let mut world = World::new();
+    world.config.max_groups = 1;
+    world.config.max_membership_bytes = 1 << 20;
+    world.config.min_session_timeout = Duration::from_secs(6);
+    let (_store, groups) = world.start().await;
+    let ask = |request: JoinGroupRequest, version| {
+        let groups = groups.clone();
+        async move {
+            let response = groups.join(client(), request, version).await;
+            encodes(&response, version..=version);
+            response.error_code
+        }
+    };
+    let good = || join_request("g", &StrBytes::new());
+    let many = vec![JoinGroupRequestProtocol::default().with_name(s("p")); 65];
+    let large = JoinGroupRequestProtocol::default()
+        .with_name(s("p"))
+        .with_metadata(Bytes::from(vec![0; (1 << 20) + 1]));
+    for version in [0, 4, 6, 7, 9] {
+        let cases = [
+            (good().with_group_id(group_id("")), ResponseError::InvalidGroupId),
+            (good().with_session_timeout_ms(5_999), ResponseError::InvalidSessionTimeout),
+            (good().with_session_timeout_ms(-1), ResponseError::InvalidSessionTimeout),
+            (good().with_session_timeout_ms(1_800_001), ResponseError::InvalidSessionTimeout),
+            (good().with_member_id(s("stranger")), ResponseError::UnknownMemberId),
+            (good().with_protocol_type(s("")), ResponseError::InconsistentGroupProtocol),
+            (good().with_protocols(Vec::new()), ResponseError::InconsistentGroupProtocol),
+            (good().with_protocols(many.clone()), ResponseError::InvalidRequest),
+            (good().with_protocols(vec![large.clone()]), ResponseError::PolicyViolation),
+            (good().with_group_id(group_id("two")), ResponseError::PolicyViolation),
+        ];
+        for (request, expected) in cases {
+            assert_eq!(ask(request, version).await, expected.code(), "{expected:?}");
+        }
+    }
+    let unknown = ResponseError::UnknownMemberId.code();
+    let nobody = JoinGroupResponse::default().with_member_id(s("x"));
+    assert_eq!(groups.heartbeat(heartbeat_request("none", &nobody), 4).await.error_code, unknown);
+    assert_eq!(groups.sync(sync_request("none", &nobody), 5).await.error_code, unknown);
+}
+
+#[tokio::test]
+async fn the_sweep_drops_old_offsets_and_empty_groups() {
+    let world = World::new();
+    let (_store, groups) = world.start().await;
+    let request = commit_request("idle", &[("topic", 0, 7)]);
+    assert_eq!(world.run(commit(&groups, request)).await, [0]);
+    let request = commit_request("busy", &[("topic", 0, 8)]);
+    assert_eq!(world.run(commit(&groups, request)).await, [0]);
+    let member = join(&groups, "busy", 10_000).await;
+    assert_eq!(member.error_code, 0);
+
+    let sweep_after = |time: Duration| {
+        let unix_ms = unix_time_ms() + i64::try_from(time.as_millis()).unwrap();
+        groups.shared.sweep(now() + time, unix_ms);
+    };
+    let retention = world.config.offsets_retention;
+    sweep_after(retention - Duration::from_secs(60));
+    assert_eq!(list(&groups, 5).await.len(), 2);
+    sweep_after(retention + Duration::from_secs(60));
+    world
+        .run(async {
+            while !fetch(&groups, "idle").await.is_empty() {
+                tokio::task::yield_now().await;
+            }
+        })
+        .await;
+    // The group itself goes with the next sweep; the one with a member keeps all.
+    sweep_after(retention + Duration::from_secs(60));
+    let listed = list(&groups, 5).await;
+    assert_eq!(listed.len(), 1);
+    assert_eq!(listed[0].0, "busy");
+    assert_eq!(fetch(&groups, "busy").await, [found("topic", 0, 8)]);
+}
+
+#[tokio::test]
+async fn the_bound_on_offsets_refuses_new_ones_and_takes_what_overwrites() {
+    let mut world = World::new();
+    world.config.max_offsets_bytes = 1 << 20;
+    world.config.max_offset_metadata_bytes = 12_000;
+    let (_store, groups) = world.start().await;
+    let request = |group: &str, offset| {
+        let mut request = commit_request(group, &[("topic", 0, offset)]);
+        request.topics[0].partitions[0].committed_metadata = Some(s(&"n".repeat(12_000)));
+        request
+    };
+    let mut accepted = 0;
+    loop {
+        let codes = world.run(commit(&groups, request(&format!("g{accepted}"), 1))).await;
+        if codes != [0] {
+            assert_eq!(codes, [ResponseError::PolicyViolation.code()]);
+            break;
+        }
+        accepted += 1;
+        assert!(accepted < 1000, "there is no bound");
+    }
+    assert!(accepted > 50, "only {accepted} offsets fit");
+    assert_eq!(world.run(commit(&groups, request("g0", 2))).await, [0]);
+    assert_eq!(fetch(&groups, "g0").await, [found("topic", 0, 2)]);
+}
+
+#[tokio::test]
+async fn a_configuration_out_of_range_is_refused() {
+    let mut world = World::new();
+    world.config.max_session_timeout = Duration::from_millis(0);
+    assert!(matches!(world.try_start().await, Err(GroupsError::Config(_))));
+}
