@@ -282,7 +282,7 @@ impl Budget {
 
     /// Whether a batch of this size may be returned.
     pub(crate) fn take(&mut self, len_bytes: usize) -> bool {
-        if !self.first && len_bytes > self.left_bytes {
+        if !self.first && (self.left_bytes == 0 || len_bytes > self.left_bytes) {
             self.left_bytes = 0;
             return false;
         }

@@ -1,0 +1,472 @@
+//! A store in a world that can end: a simulated disk, and an object store and a catalog that fail on demand and die with the
+//! "process".
+
+#![allow(dead_code, unreachable_pub)] // each test file uses its part
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use alluvium_device::sim::{Mode, Random, SimDisk, SimOptions};
+use alluvium_stream::catalog::Snapshot;
+use alluvium_stream::{
+    AppendError, Batch, Catalog, CatalogError, Change, Fold, KIND_LOG, MemoryCatalog, NewBatch,
+    Opened, Options, Recovery, Store, Stream, StreamId, StreamOffset,
+};
+use alluvium_wal::{FormatOptions, Wal};
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures::stream::BoxStream;
+use object_store::memory::InMemory;
+use object_store::path::Path;
+use object_store::{
+    CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
+    PutMultipartOptions, PutOptions, PutPayload, PutResult,
+};
+
+/// Long enough for a loaded machine; reached only by a test that hangs.
+pub const HANG: Duration = Duration::from_secs(120);
+
+/// What outlives a process: disk, objects, catalog. And how the next process is to be started.
+pub struct World {
+    pub disk: SimDisk,
+    pub objects: Arc<InMemory>,
+    pub catalog: Arc<MemoryCatalog>,
+    pub options: Options,
+    pub wal_options: alluvium_wal::Options,
+}
+
+/// A small WAL with thresholds to match.
+pub fn small_options(wal_capacity_bytes: u64) -> (Options, alluvium_wal::Options) {
+    let options = Options {
+        cache_bytes: wal_capacity_bytes,
+        upload_bytes: wal_capacity_bytes / 8,
+        upload_interval: Duration::from_secs(3600),
+        block_cache_bytes: 1 << 20,
+        retry_initial: Duration::from_millis(1),
+        retry_max: Duration::from_millis(4),
+        ..Options::default()
+    };
+    let wal_options = alluvium_wal::Options {
+        window_bytes: (wal_capacity_bytes / 4) & !4095,
+        block_bytes: 16 << 10,
+        max_record_bytes: u32::try_from(wal_capacity_bytes / 16).unwrap(),
+        ..alluvium_wal::Options::default()
+    };
+    (options, wal_options)
+}
+
+impl World {
+    pub fn new(wal_capacity_bytes: u64, seed: u64) -> Self {
+        let disk = SimDisk::new(SimOptions {
+            capacity_bytes: wal_capacity_bytes,
+            seed,
+            ..SimOptions::default()
+        });
+        Wal::format(&disk.device(), &FormatOptions::default()).unwrap();
+        let (options, wal_options) = small_options(wal_capacity_bytes);
+        Self { disk, objects: Arc::default(), catalog: Arc::default(), options, wal_options }
+    }
+
+    pub async fn start(&self) -> Life {
+        self.try_start(Arc::new(Hash)).await.unwrap()
+    }
+
+    pub async fn try_start(
+        &self,
+        fold: Arc<dyn Fold>,
+    ) -> Result<Life, alluvium_stream::StoreError> {
+        let objects = Arc::new(Objects::new(self.objects.clone()));
+        let catalog = Arc::new(FailingCatalog::new(self.catalog.clone()));
+        // Opening is blocking work of the WAL on a disk that answers at once; from then on a thread is the disk.
+        let stepper = Stepper::start(self.disk.clone());
+        let opened = Store::open(
+            self.disk.device(),
+            self.wal_options.clone(),
+            objects.clone(),
+            catalog.clone(),
+            fold,
+            self.options.clone(),
+            None,
+        );
+        let Opened { store, recovery } = opened.await?;
+        Ok(Life { store, recovery, objects, catalog, stepper })
+    }
+}
+
+/// Executes what is queued on the disk, while nobody holds it back.
+pub struct Stepper {
+    stop: Arc<AtomicBool>,
+    pub held: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Stepper {
+    fn start(disk: SimDisk) -> Self {
+        let (stop, held) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+        disk.set_mode(Mode::Queued);
+        let thread = std::thread::spawn({
+            let (stop, held) = (stop.clone(), held.clone());
+            move || {
+                while !stop.load(Ordering::Acquire) {
+                    if held.load(Ordering::Acquire) || !disk.step() {
+                        std::thread::sleep(Duration::from_micros(50));
+                    }
+                }
+                disk.run_until_idle();
+            }
+        });
+        Self { stop, held, thread: Some(thread) }
+    }
+}
+
+impl Drop for Stepper {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        self.thread.take().unwrap().join().unwrap();
+    }
+}
+
+/// One run of the server.
+pub struct Life {
+    pub store: Store,
+    pub recovery: Recovery,
+    pub objects: Arc<Objects>,
+    pub catalog: Arc<FailingCatalog>,
+    pub stepper: Stepper,
+}
+
+impl Life {
+    /// Stop as one should.
+    pub async fn close(self, world: &mut World) {
+        self.store.close().await.unwrap();
+        drop(self.stepper);
+        world.disk.set_mode(Mode::Immediate);
+    }
+
+    /// Stop as a killed process does: at this moment nothing of it reaches catalog, objects or disk any more.
+    pub fn crash(self, world: &mut World) {
+        self.end(world, SimDisk::process_crash);
+    }
+
+    /// The same, and the disk loses what was not flushed.
+    pub fn power_cut(self, world: &mut World) {
+        self.end(world, SimDisk::power_cut);
+    }
+
+    fn end(self, world: &mut World, end: impl Fn(&SimDisk) -> SimDisk) {
+        self.objects.dead.store(true, Ordering::SeqCst);
+        *self.catalog.mode.lock().unwrap() = CatalogMode::Dead;
+        world.disk = end(&world.disk);
+        drop(self.store);
+    }
+
+    pub async fn create(&self, kind: u8) -> Stream {
+        let id = self.store.new_stream_ids(1).await.unwrap()[0];
+        self.store.commit(vec![Change::CreateStream { id, kind }]).await.unwrap();
+        self.store.stream(id).unwrap()
+    }
+
+    pub async fn create_log(&self) -> Stream {
+        self.create(KIND_LOG).await
+    }
+}
+
+/// Bytes that say where they belong.
+pub fn payload(stream: StreamId, base: u64, len_bytes: usize) -> Bytes {
+    let mut random = Random::new(stream.0 << 40 ^ base);
+    let mut bytes = Vec::with_capacity(len_bytes + 8);
+    while bytes.len() < len_bytes {
+        bytes.extend(random.next_u64().to_le_bytes());
+    }
+    bytes.truncate(len_bytes);
+    bytes.into()
+}
+
+/// The batch that a stream of this test has at `base`.
+pub fn batch(stream: StreamId, base: u64, count: u32, len_bytes: usize) -> Batch {
+    Batch {
+        base: StreamOffset(base),
+        count,
+        max_timestamp_ms: (base * 10).cast_signed(),
+        payload: payload(stream, base, len_bytes),
+    }
+}
+
+pub fn new_batch(batch: &Batch) -> NewBatch {
+    let Batch { base, count, max_timestamp_ms, payload } = batch.clone();
+    NewBatch { base, count, max_timestamp_ms, payload }
+}
+
+/// Append at the end, waiting for room as often as it takes; returns the acknowledgement.
+pub async fn append(store: &Store, stream: &Stream, batch: &Batch) -> alluvium_stream::Append {
+    loop {
+        match stream.append(new_batch(batch)) {
+            Ok(append) => return append,
+            Err(AppendError::Full) => {
+                tokio::time::timeout(HANG, store.room()).await.expect("a wakeup was lost");
+            }
+            Err(error) => panic!("append: {error}"),
+        }
+    }
+}
+
+/// All batches from `from` on, by fetches of about `max_bytes`.
+pub async fn read_from(stream: &Stream, from: u64, max_bytes: usize) -> Vec<Batch> {
+    let mut read: Vec<Batch> = Vec::new();
+    let mut next = StreamOffset(from);
+    loop {
+        let fetched = stream.fetch(next, max_bytes).await.unwrap();
+        let Some(last) = fetched.batches.last() else {
+            assert!(
+                next >= fetched.durable_end,
+                "nothing at {next}, and the durable end is {}",
+                fetched.durable_end
+            );
+            return read;
+        };
+        let bytes: usize = fetched.batches.iter().map(|batch| batch.payload.len()).sum();
+        assert!(
+            bytes <= max_bytes || fetched.batches.len() == 1,
+            "{bytes} bytes of at most {max_bytes}"
+        );
+        next = last.end();
+        read.extend(fetched.batches);
+    }
+}
+
+/// The checkpoint is a chain over all batches: where it ends, and a checksum of everything before.
+pub struct Hash;
+
+impl Fold for Hash {
+    fn fold(
+        &self,
+        stream: StreamId,
+        _: u8,
+        previous: Option<&[u8]>,
+        batches: &[Batch],
+    ) -> Option<Vec<u8>> {
+        let (mut end, mut crc) = match previous {
+            Some(bytes) => (
+                u64::from_le_bytes(bytes[..8].try_into().unwrap()),
+                u32::from_le_bytes(bytes[8..].try_into().unwrap()),
+            ),
+            None => (0, u32::try_from(stream.0).unwrap()),
+        };
+        for batch in batches {
+            assert_eq!(
+                batch.base.0, end,
+                "stream {stream}: a fold must not skip or repeat a batch"
+            );
+            end = batch.end().0;
+            crc = crc32c::crc32c_append(crc, &batch.payload);
+        }
+        Some([end.to_le_bytes().as_slice(), &crc.to_le_bytes()].concat())
+    }
+}
+
+/// The owner's state: the checkpoint with all batches after it.
+pub fn state_of(stream: &Stream) -> Option<Vec<u8>> {
+    let replay = stream.replay();
+    match replay.batches.is_empty() {
+        true => replay.checkpoint.map(|bytes| bytes.to_vec()),
+        false => Hash.fold(stream.id(), 0, replay.checkpoint.as_deref(), &replay.batches),
+    }
+}
+
+/// What [`state_of`] has to be when the stream has had these batches.
+pub fn expected_state(stream: StreamId, batches: &[Batch]) -> Option<Vec<u8>> {
+    if batches.is_empty() { None } else { Hash.fold(stream, 0, None, batches) }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CatalogMode {
+    Works,
+    /// Commits of uploads fail and change nothing.
+    RefusesUploads,
+    /// Commits of uploads happen, and yet an error is returned.
+    LosesAnswers,
+    /// Everything fails.
+    Dead,
+}
+
+pub struct FailingCatalog {
+    inner: Arc<MemoryCatalog>,
+    /// Held over a commit, so that death is before or after it.
+    pub mode: Mutex<CatalogMode>,
+    pub failed: AtomicU64,
+}
+
+impl FailingCatalog {
+    fn new(inner: Arc<MemoryCatalog>) -> Self {
+        Self { inner, mode: Mutex::new(CatalogMode::Works), failed: AtomicU64::new(0) }
+    }
+
+    pub fn set(&self, mode: CatalogMode) {
+        *self.mode.lock().unwrap() = mode;
+    }
+
+    fn fail(&self) -> Result<(), CatalogError> {
+        self.failed.fetch_add(1, Ordering::SeqCst);
+        Err(CatalogError("injected".into()))
+    }
+}
+
+impl Catalog for FailingCatalog {
+    fn load(&self) -> Result<Snapshot, CatalogError> {
+        self.inner.load()
+    }
+
+    fn commit(&self, changes: &[Change]) -> Result<(), CatalogError> {
+        let mode = self.mode.lock().unwrap();
+        let is_upload = changes.iter().any(|change| matches!(change, Change::Uploaded(_)));
+        match *mode {
+            CatalogMode::Dead => self.fail(),
+            CatalogMode::RefusesUploads if is_upload => self.fail(),
+            CatalogMode::LosesAnswers if is_upload => {
+                self.inner.commit(changes)?;
+                self.fail()
+            }
+            _ => self.inner.commit(changes),
+        }
+    }
+}
+
+/// Passes on to an object store in memory, or fails.
+#[derive(Debug)]
+pub struct Objects {
+    inner: Arc<InMemory>,
+    dead: AtomicBool,
+    /// All requests fail.
+    pub down: AtomicBool,
+    pub deletes_fail: AtomicBool,
+    /// The next so many writes fail: even ones without effect, odd ones after the object was written.
+    pub fail_writes: AtomicU64,
+    pub failed: AtomicU64,
+    pub reads: AtomicU64,
+}
+
+impl Objects {
+    fn new(inner: Arc<InMemory>) -> Self {
+        Self {
+            inner,
+            dead: AtomicBool::new(false),
+            down: AtomicBool::new(false),
+            deletes_fail: AtomicBool::new(false),
+            fail_writes: AtomicU64::new(0),
+            failed: AtomicU64::new(0),
+            reads: AtomicU64::new(0),
+        }
+    }
+
+    fn error(&self) -> object_store::Error {
+        self.failed.fetch_add(1, Ordering::SeqCst);
+        object_store::Error::Generic { store: "Test", source: "injected 503".into() }
+    }
+
+    fn check(&self) -> object_store::Result<()> {
+        let down = self.dead.load(Ordering::SeqCst) || self.down.load(Ordering::SeqCst);
+        if down { Err(self.error()) } else { Ok(()) }
+    }
+}
+
+impl fmt::Display for Objects {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Test")
+    }
+}
+
+#[async_trait]
+impl ObjectStore for Objects {
+    async fn put_opts(
+        &self,
+        location: &Path,
+        payload: PutPayload,
+        opts: PutOptions,
+    ) -> object_store::Result<PutResult> {
+        self.check()?;
+        let left = self.fail_writes.load(Ordering::SeqCst);
+        if left > 0 {
+            self.fail_writes.store(left - 1, Ordering::SeqCst);
+            if left % 2 == 1 {
+                self.inner.put_opts(location, payload, opts).await?;
+            }
+            return Err(self.error());
+        }
+        self.inner.put_opts(location, payload, opts).await
+    }
+
+    async fn put_multipart_opts(
+        &self,
+        location: &Path,
+        opts: PutMultipartOptions,
+    ) -> object_store::Result<Box<dyn MultipartUpload>> {
+        self.check()?;
+        self.inner.put_multipart_opts(location, opts).await
+    }
+
+    async fn get_opts(
+        &self,
+        location: &Path,
+        options: GetOptions,
+    ) -> object_store::Result<GetResult> {
+        self.check()?;
+        self.reads.fetch_add(1, Ordering::SeqCst);
+        self.inner.get_opts(location, options).await
+    }
+
+    async fn get_ranges(
+        &self,
+        location: &Path,
+        ranges: &[Range<u64>],
+    ) -> object_store::Result<Vec<Bytes>> {
+        self.check()?;
+        self.reads.fetch_add(1, Ordering::SeqCst);
+        self.inner.get_ranges(location, ranges).await
+    }
+
+    fn delete_stream(
+        &self,
+        locations: BoxStream<'static, object_store::Result<Path>>,
+    ) -> BoxStream<'static, object_store::Result<Path>> {
+        if self.check().is_err() || self.deletes_fail.load(Ordering::SeqCst) {
+            let error = self.error();
+            return Box::pin(futures::stream::once(async { Err(error) }));
+        }
+        self.inner.delete_stream(locations)
+    }
+
+    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, object_store::Result<ObjectMeta>> {
+        if let Err(error) = self.check() {
+            return Box::pin(futures::stream::once(async { Err(error) }));
+        }
+        self.inner.list(prefix)
+    }
+
+    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> object_store::Result<ListResult> {
+        self.check()?;
+        self.inner.list_with_delimiter(prefix).await
+    }
+
+    async fn copy_opts(
+        &self,
+        from: &Path,
+        to: &Path,
+        options: CopyOptions,
+    ) -> object_store::Result<()> {
+        self.check()?;
+        self.inner.copy_opts(from, to, options).await
+    }
+}
+
+/// Wait until `done` says so; for what happens in the background and has no event for a test.
+pub async fn eventually(what: &str, mut done: impl FnMut() -> bool) {
+    let begun = std::time::Instant::now();
+    while !done() {
+        assert!(begun.elapsed() < HANG, "never happened: {what}");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}

@@ -1,0 +1,415 @@
+//! Restarts at every stage, and a model: whatever happens, each stream is the list of what was appended to it.
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use alluvium_device::sim::Random;
+use alluvium_stream::{Batch, Change, KIND_LOG, KIND_STATE, StreamId, StreamOffset};
+use common::*;
+
+const WAL_BYTES: u64 = 1 << 20;
+
+/// Ten batches in each of three streams, one of them a state stream.
+async fn fill(life: &Life) -> Vec<(StreamId, Vec<Batch>)> {
+    let mut all = Vec::new();
+    for kind in [KIND_LOG, KIND_LOG, KIND_STATE] {
+        let stream = life.create(kind).await;
+        let batches: Vec<Batch> = (0..10).map(|i| batch(stream.id(), i, 1, 1000)).collect();
+        for batch in &batches {
+            append(&life.store, &stream, batch).await.await.unwrap();
+        }
+        all.push((stream.id(), batches));
+    }
+    all
+}
+
+async fn check(life: &Life, all: &[(StreamId, Vec<Batch>)]) {
+    for (id, batches) in all {
+        let stream = life.store.stream(*id).unwrap();
+        assert_eq!(stream.next_offset(), batches.last().unwrap().end());
+        let start = stream.start_offset().0;
+        assert_eq!(
+            read_from(&stream, start, 3500).await,
+            batches[usize::try_from(start).unwrap()..]
+        );
+        assert_eq!(state_of(&stream), expected_state(*id, batches));
+    }
+}
+
+/// Restart; everything is there once. Then upload for good, and restart again.
+async fn check_after_restarts(world: &mut World, all: &[(StreamId, Vec<Batch>)], skipped: u64) {
+    let life = world.start().await;
+    assert_eq!(life.recovery.skipped_uploaded, skipped);
+    assert_eq!(life.recovery.gaps, []);
+    check(&life, all).await;
+    life.store.flush().await.unwrap();
+    check(&life, all).await;
+    life.crash(world);
+
+    let life = world.start().await;
+    assert_eq!(
+        (life.recovery.batches, life.recovery.skipped_uploaded),
+        (0, 0),
+        "the WAL was trimmed"
+    );
+    check(&life, all).await;
+    let stats = life.store.stats();
+    assert_eq!(stats.objects, 1);
+    life.close(world).await;
+}
+
+#[tokio::test]
+async fn a_crash_before_the_cut() {
+    let mut world = World::new(WAL_BYTES, 1);
+    let life = world.start().await;
+    let all = fill(&life).await;
+    life.crash(&mut world);
+    check_after_restarts(&mut world, &all, 0).await;
+}
+
+#[tokio::test]
+async fn a_power_cut_before_the_cut() {
+    let mut world = World::new(WAL_BYTES, 1);
+    let life = world.start().await;
+    let all = fill(&life).await;
+    life.power_cut(&mut world);
+    check_after_restarts(&mut world, &all, 0).await;
+}
+
+#[tokio::test]
+async fn a_crash_while_the_object_can_not_be_written() {
+    let mut world = World::new(WAL_BYTES, 1);
+    let life = world.start().await;
+    let all = fill(&life).await;
+    life.objects.down.store(true, Ordering::SeqCst);
+    let flush = tokio::spawn({
+        let store = life.store.clone();
+        async move { store.flush().await }
+    });
+    eventually("three attempts", || life.objects.failed.load(Ordering::SeqCst) > 3).await;
+    check_cached(&life, &all).await;
+    flush.abort();
+    let _ = flush.await;
+    life.crash(&mut world);
+    check_after_restarts(&mut world, &all, 0).await;
+}
+
+/// An object store that is down harms neither appends nor reads of what is cached.
+async fn check_cached(life: &Life, all: &[(StreamId, Vec<Batch>)]) {
+    check(life, all).await;
+    assert_eq!(life.objects.reads.load(Ordering::SeqCst), 0);
+}
+
+#[tokio::test]
+async fn a_crash_after_the_object_was_written_and_before_the_commit() {
+    let mut world = World::new(WAL_BYTES, 1);
+    let life = world.start().await;
+    let all = fill(&life).await;
+    life.catalog.set(CatalogMode::RefusesUploads);
+    let flush = tokio::spawn({
+        let store = life.store.clone();
+        async move { store.flush().await }
+    });
+    eventually("an attempt to commit", || life.catalog.failed.load(Ordering::SeqCst) > 1).await;
+    assert_eq!(count_objects(&world).await, 1, "written once, committed never");
+    check(&life, &all).await;
+    flush.abort();
+    let _ = flush.await;
+    life.crash(&mut world);
+    check_after_restarts(&mut world, &all, 0).await;
+    assert_eq!(count_objects(&world).await, 2, "the orphan is young, and stays for now");
+}
+
+#[tokio::test]
+async fn a_crash_after_the_commit_and_before_the_trim() {
+    let mut world = World::new(WAL_BYTES, 1);
+    let life = world.start().await;
+    let all = fill(&life).await;
+    life.catalog.set(CatalogMode::LosesAnswers);
+    let flush = tokio::spawn({
+        let store = life.store.clone();
+        async move { store.flush().await }
+    });
+    eventually("an answer was lost", || life.catalog.failed.load(Ordering::SeqCst) > 0).await;
+    flush.abort();
+    let _ = flush.await;
+    life.crash(&mut world);
+    check_after_restarts(&mut world, &all, 30).await;
+    assert_eq!(count_objects(&world).await, 1);
+}
+
+#[tokio::test]
+async fn a_commit_whose_answer_was_lost_is_repeated_without_harm() {
+    let mut world = World::new(WAL_BYTES, 1);
+    let life = world.start().await;
+    let all = fill(&life).await;
+    life.catalog.set(CatalogMode::LosesAnswers);
+    let flush = tokio::spawn({
+        let store = life.store.clone();
+        async move { store.flush().await }
+    });
+    eventually("answers were lost", || life.catalog.failed.load(Ordering::SeqCst) > 2).await;
+    life.catalog.set(CatalogMode::Works);
+    flush.await.unwrap().unwrap();
+    check(&life, &all).await;
+    life.crash(&mut world);
+    check_after_restarts(&mut world, &all, 0).await;
+}
+
+#[tokio::test]
+async fn writes_that_fail_or_only_seem_to_are_repeated_under_new_names() {
+    let mut world = World::new(WAL_BYTES, 1);
+    let life = world.start().await;
+    let all = fill(&life).await;
+    life.objects.fail_writes.store(5, Ordering::SeqCst);
+    life.store.flush().await.unwrap();
+    assert_eq!(life.store.stats().upload_failures, 5);
+    check(&life, &all).await;
+    assert_eq!(count_objects(&world).await, 1, "what failed attempts left behind was removed");
+    life.crash(&mut world);
+    check_after_restarts(&mut world, &all, 0).await;
+}
+
+async fn count_objects(world: &World) -> usize {
+    use futures::StreamExt;
+    use object_store::ObjectStore;
+    world.objects.list(None).count().await
+}
+
+#[tokio::test]
+async fn damage_in_the_wal_is_a_gap_that_is_reported_and_skipped() {
+    let mut world = World::new(WAL_BYTES, 1);
+    let life = world.start().await;
+    let stream = life.create_log().await;
+    let id = stream.id();
+    let batches: Vec<Batch> = (0..5).map(|i| batch(id, i * 10, 10, 10_000)).collect();
+    for batch in &batches {
+        append(&life.store, &stream, batch).await.await.unwrap();
+    }
+    drop(stream);
+    life.crash(&mut world);
+    let image = world.disk.image();
+    let middle = &batches[2].payload[5000..5016];
+    let at = image
+        .windows(16)
+        .position(|window| window == middle)
+        .expect("the third batch is on the disk");
+    world.disk.poke(at as u64, &[image[at] ^ 1]);
+
+    let life = world.start().await;
+    assert_eq!(life.recovery.wal.damage.len(), 1);
+    assert_eq!(life.recovery.gaps.len(), 1);
+    assert_eq!(
+        (life.recovery.gaps[0].stream, life.recovery.gaps[0].lost.clone()),
+        (id, StreamOffset(20)..StreamOffset(30))
+    );
+    let stream = life.store.stream(id).unwrap();
+    let rest = [&batches[..2], &batches[3..]].concat();
+    assert_eq!(read_from(&stream, 0, 15_000).await, rest);
+    assert_eq!(read_from(&stream, 25, 15_000).await, rest[2..], "from inside the gap");
+    assert_eq!((stream.next_offset(), stream.durable_end()), (StreamOffset(50), StreamOffset(50)));
+    drop(stream);
+    life.close(&mut world).await;
+
+    // The same from objects; the fold that insists on contiguity is not for this.
+    let life = world.try_start(Arc::new(())).await.unwrap();
+    life.store.flush().await.unwrap();
+    drop(life.store);
+    drop(life.stepper);
+    world.disk.set_mode(alluvium_device::sim::Mode::Immediate);
+    let life = world.try_start(Arc::new(())).await.unwrap();
+    let stream = life.store.stream(id).unwrap();
+    assert_eq!(life.recovery.batches, 0);
+    assert_eq!(read_from(&stream, 0, 15_000).await, rest);
+    assert_eq!(read_from(&stream, 25, 15_000).await, rest[2..]);
+}
+
+#[tokio::test]
+async fn what_was_recovered_may_exceed_the_bound_of_the_cache() {
+    let mut world = World::new(WAL_BYTES, 1);
+    world.options.upload_bytes = WAL_BYTES / 4;
+    let life = world.start().await;
+    let stream = life.create_log().await;
+    let id = stream.id();
+    let batches: Vec<Batch> = (0..200).map(|i| batch(id, i, 1, 1000)).collect();
+    for batch in &batches {
+        append(&life.store, &stream, batch).await.await.unwrap();
+    }
+    drop(stream);
+    life.crash(&mut world);
+
+    world.options.cache_bytes = 64 << 10;
+    world.options.upload_bytes = 32 << 10;
+    let life = world.start().await;
+    let stream = life.store.stream(id).unwrap();
+    assert_eq!(life.recovery.batches, 200);
+    let more = batch(id, 200, 1, 1000);
+    append(&life.store, &stream, &more).await.await.unwrap();
+    assert!(life.store.stats().cache_used_bytes <= 64 << 10, "back within the bound");
+    assert_eq!(read_from(&stream, 0, 50_000).await, [batches, vec![more]].concat());
+    life.close(&mut world).await;
+}
+
+/// What the model knows of a stream.
+struct Model {
+    id: StreamId,
+    kind: u8,
+    start: u64,
+    acknowledged: Vec<Batch>,
+}
+
+/// Random appends, fetches, trims, uploads, failures, deletions, crashes and power cuts, against lists in memory.
+async fn run_model(seed: u64) {
+    let mut random = Random::new(seed);
+    let mut world = World::new(512 << 10, seed);
+    world.options.cache_bytes = 128 << 10;
+    world.options.upload_bytes = 16 << 10;
+    if random.chance(0.5) {
+        world.options.upload_interval = Duration::from_millis(3);
+    }
+    let mut models: Vec<Model> = Vec::new();
+    let mut life = world.start().await;
+    for _ in 0..30 {
+        match random.below(20) {
+            0 if models.len() < 5 => {
+                let kind = u8::from(random.chance(0.3));
+                let stream = life.create(kind).await;
+                models.push(Model { id: stream.id(), kind, start: 0, acknowledged: Vec::new() });
+            }
+            1 if models.len() > 3 => {
+                let model = models.swap_remove(random.index(models.len()));
+                life.store.commit(vec![Change::DeleteStream(model.id)]).await.unwrap();
+            }
+            2 => life.store.flush().await.unwrap(),
+            3 => life.objects.fail_writes.store(random.below(4), Ordering::SeqCst),
+            4 => {
+                let modes =
+                    [CatalogMode::Works, CatalogMode::RefusesUploads, CatalogMode::LosesAnswers];
+                life.catalog.set(modes[random.index(3)]);
+                // Let it fail for a while; an append that needs the upload would wait for ever.
+                life.store.stream_ids();
+                tokio::time::sleep(Duration::from_millis(random.below(3))).await;
+                life.catalog.set(CatalogMode::Works);
+            }
+            5 | 6 => {
+                match random.below(3) {
+                    0 => life.crash(&mut world),
+                    1 => life.power_cut(&mut world),
+                    _ => life.close(&mut world).await,
+                }
+                life = world.start().await;
+                assert_eq!(life.recovery.gaps, []);
+                for model in &mut models {
+                    model.check(&life, &mut random).await;
+                }
+            }
+            7 | 8 if !models.is_empty() => {
+                let at = random.index(models.len());
+                let model = &mut models[at];
+                let stream = life.store.stream(model.id).unwrap();
+                let (start, end) = (stream.start_offset().0, stream.durable_end().0);
+                let to = start + random.below(end - start + 1);
+                // An upload may move a state stream's start at any moment.
+                match stream.trim(StreamOffset(to)).await {
+                    Ok(()) => model.start = model.start.max(to),
+                    Err(error) => assert_eq!(model.kind, KIND_STATE, "{error}"),
+                }
+            }
+            9 | 10 if !models.is_empty() => {
+                let at = random.index(models.len());
+                models[at].check(&life, &mut random).await;
+            }
+            _ if !models.is_empty() => {
+                // A burst, spread over the streams; acknowledged together.
+                let mut pending = Vec::new();
+                for _ in 0..1 + random.below(40) {
+                    let at = random.index(models.len());
+                    let model = &mut models[at];
+                    let stream = life.store.stream(model.id).unwrap();
+                    let count = 1 + u32::try_from(random.below(4)).unwrap();
+                    let longest = if random.chance(0.1) { 12_000 } else { 300 };
+                    let len = usize::try_from(random.below(longest)).unwrap();
+                    let batch = batch(model.id, stream.next_offset().0, count, len);
+                    pending.push(append(&life.store, &stream, &batch).await);
+                    model.acknowledged.push(batch);
+                }
+                for done in pending {
+                    done.await.unwrap();
+                }
+            }
+            _ => {}
+        }
+    }
+    for model in &mut models {
+        model.check(&life, &mut random).await;
+    }
+    life.store.flush().await.unwrap();
+    life.power_cut(&mut world);
+    life = world.start().await;
+    for model in &mut models {
+        model.check(&life, &mut random).await;
+    }
+    life.close(&mut world).await;
+}
+
+impl Model {
+    async fn check(&mut self, life: &Life, random: &mut Random) {
+        let stream = life.store.stream(self.id).expect("an acknowledged stream");
+        let end = self.acknowledged.last().map_or(0, |last| last.end().0);
+        assert_eq!(stream.next_offset().0, end, "stream {}", self.id);
+        assert_eq!(stream.durable_end().0, end, "stream {}", self.id);
+        assert_eq!(
+            state_of(&stream),
+            expected_state(self.id, &self.acknowledged),
+            "stream {}",
+            self.id
+        );
+        if self.kind == KIND_STATE {
+            return; // uploads move its start while we look
+        }
+        assert_eq!(stream.start_offset().0, self.start, "stream {}", self.id);
+        let from = self.start + random.below(end - self.start + 1);
+        let max_bytes = 1 + usize::try_from(random.below(20_000)).unwrap();
+        let expected: Vec<_> =
+            self.acknowledged.iter().filter(|batch| batch.end().0 > from).cloned().collect();
+        assert_eq!(
+            read_from(&stream, from, max_bytes).await,
+            expected,
+            "stream {} from {from}",
+            self.id
+        );
+
+        let time = (random.below(end + 2) * 10).cast_signed();
+        let visible = || self.acknowledged.iter().filter(|batch| batch.end().0 > self.start);
+        let expected = visible().find(|batch| batch.max_timestamp_ms >= time);
+        assert_eq!(
+            stream.find_time(time).await.unwrap().as_ref(),
+            expected,
+            "stream {} at {time}",
+            self.id
+        );
+        assert_eq!(
+            stream.max_time().await.unwrap().as_ref(),
+            visible().last(),
+            "stream {}",
+            self.id
+        );
+    }
+}
+
+/// A failing seed is named by the panic of its task; `ALLUVIUM_SEED=n` runs it alone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn model() {
+    let seeds = match std::env::var("ALLUVIUM_SEED") {
+        Ok(seed) => vec![seed.parse().expect("ALLUVIUM_SEED is a number")],
+        Err(_) => (0..200).collect::<Vec<u64>>(),
+    };
+    for seed in seeds {
+        if let Err(error) = tokio::spawn(run_model(seed)).await {
+            panic!("seed {seed}: {error}");
+        }
+    }
+}

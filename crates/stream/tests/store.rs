@@ -1,0 +1,368 @@
+//! Append, fetch, trim, delete, watch, metadata.
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use alluvium_stream::{
+    AppendError, Batch, Change, FetchError, KIND_STATE, Options, StoreError, StreamId, StreamOffset,
+};
+use common::*;
+use futures::FutureExt;
+use tokio::sync::Notify;
+
+const WAL_BYTES: u64 = 1 << 20;
+
+#[tokio::test]
+async fn what_is_appended_is_fetched() {
+    let mut world = World::new(WAL_BYTES, 1);
+    let life = world.start().await;
+    let stream = life.create_log().await;
+    let mut batches = Vec::new();
+    let mut next = 0;
+    for count in [1, 5, 2, 1, 9] {
+        let batch = batch(stream.id(), next, count, 100 * count as usize);
+        assert_eq!(stream.next_offset().0, next);
+        append(&life.store, &stream, &batch).await.await.unwrap();
+        next += u64::from(count);
+        batches.push(batch);
+    }
+    assert_eq!((stream.next_offset(), stream.durable_end()), (StreamOffset(18), StreamOffset(18)));
+    assert_eq!(stream.size_bytes(), 1800);
+    assert_eq!(read_from(&stream, 0, 1 << 20).await, batches);
+    assert_eq!(read_from(&stream, 0, 1).await, batches, "one at a time");
+    assert_eq!(read_from(&stream, 7, 400).await, batches[2..], "from inside a batch");
+    let at_end = stream.fetch(StreamOffset(18), 1000).await.unwrap();
+    assert_eq!((at_end.batches.len(), at_end.durable_end), (0, StreamOffset(18)));
+    let beyond = stream.fetch(StreamOffset(19), 1000).await;
+    assert!(
+        matches!(beyond, Err(FetchError::OutOfRange { end: StreamOffset(18), .. })),
+        "{beyond:?}"
+    );
+    life.close(&mut world).await;
+}
+
+#[tokio::test]
+async fn wrong_batches_are_refused_and_change_nothing() {
+    let mut world = World::new(WAL_BYTES, 1);
+    let life = world.start().await;
+    let stream = life.create_log().await;
+    let id = stream.id();
+    let refused = stream.append(new_batch(&batch(id, 1, 1, 10)));
+    assert!(matches!(
+        refused,
+        Err(AppendError::NotNext { expected: StreamOffset(0), got: StreamOffset(1) })
+    ));
+    let max = usize::try_from(life.store.max_batch_bytes()).unwrap();
+    let refused = stream.append(new_batch(&batch(id, 0, 1, max + 1)));
+    assert!(
+        matches!(refused, Err(AppendError::TooLarge { max_bytes, .. }) if max_bytes == max as u64)
+    );
+    assert_eq!(life.store.stats().cache_used_bytes, 0, "nothing stays reserved");
+    let largest = batch(id, 0, 1, max);
+    append(&life.store, &stream, &largest).await.await.unwrap();
+    assert_eq!(read_from(&stream, 0, 1).await, [largest]);
+    life.close(&mut world).await;
+}
+
+#[tokio::test]
+async fn a_batch_is_visible_when_it_is_durable_and_not_before() {
+    let mut world = World::new(WAL_BYTES, 1);
+    let life = world.start().await;
+    let stream = life.create_log().await;
+    let first = batch(stream.id(), 0, 2, 100);
+    append(&life.store, &stream, &first).await.await.unwrap();
+
+    life.stepper.held.store(true, Ordering::SeqCst);
+    let notify = Arc::new(Notify::new());
+    let watch = stream.watch(&notify);
+    let second = batch(stream.id(), 2, 3, 100);
+    let mut done = append(&life.store, &stream, &second).await;
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    assert!((&mut done).now_or_never().is_none(), "not acknowledged");
+    assert_eq!((stream.next_offset(), stream.durable_end()), (StreamOffset(5), StreamOffset(2)));
+    assert_eq!(read_from(&stream, 0, 1 << 20).await, std::slice::from_ref(&first));
+    assert!(
+        stream.fetch(StreamOffset(3), 100).await.unwrap().batches.is_empty(),
+        "in range, not readable yet"
+    );
+    assert_eq!(stream.find_time(20).await.unwrap(), None);
+    assert!(
+        matches!(stream.trim(StreamOffset(3)).await, Err(StoreError::InvalidChange(_))),
+        "not past the durable end"
+    );
+    assert!(notify.notified().now_or_never().is_none(), "not woken");
+
+    // One who comes later is woken too.
+    let late_notify = Arc::new(Notify::new());
+    let _late = stream.watch(&late_notify);
+    life.stepper.held.store(false, Ordering::SeqCst);
+    tokio::time::timeout(HANG, notify.notified()).await.expect("woken");
+    tokio::time::timeout(HANG, late_notify.notified()).await.expect("woken");
+    assert_eq!(stream.durable_end(), StreamOffset(5));
+    assert_eq!(read_from(&stream, 0, 1 << 20).await, [first, second]);
+    done.await.unwrap();
+
+    drop(watch);
+    append(&life.store, &stream, &batch(stream.id(), 5, 1, 10)).await.await.unwrap();
+    tokio::time::timeout(HANG, late_notify.notified()).await.expect("woken again");
+    assert!(notify.notified().now_or_never().is_none(), "a subscription ends with its handle");
+    life.close(&mut world).await;
+}
+
+#[tokio::test]
+async fn one_notify_watches_many_streams_through_many_wakes() {
+    let mut world = World::new(WAL_BYTES, 1);
+    let life = world.start().await;
+    let mut streams = Vec::new();
+    for _ in 0..10 {
+        streams.push(life.create_log().await);
+    }
+    let notify = Arc::new(Notify::new());
+    let _watches: Vec<_> = streams.iter().map(|stream| stream.watch(&notify)).collect();
+    for round in 0..200u64 {
+        let stream = &streams[usize::try_from(round * 7 % 10).unwrap()];
+        let before = stream.durable_end();
+        drop(append(&life.store, stream, &batch(stream.id(), before.0, 1, 50)).await);
+        while stream.durable_end() == before {
+            tokio::time::timeout(HANG, notify.notified()).await.expect("a wakeup was lost");
+        }
+    }
+    life.close(&mut world).await;
+}
+
+#[tokio::test]
+async fn trimmed_records_are_gone_also_after_a_restart() {
+    let mut world = World::new(WAL_BYTES, 1);
+    let life = world.start().await;
+    let stream = life.create_log().await;
+    let id = stream.id();
+    let batches: Vec<Batch> = (0..10).map(|i| batch(id, i * 2, 2, 100)).collect();
+    for batch in &batches {
+        append(&life.store, &stream, batch).await.await.unwrap();
+    }
+    stream.trim(StreamOffset(7)).await.unwrap();
+    stream.trim(StreamOffset(3)).await.unwrap(); // behind the start: nothing to do
+    assert_eq!((stream.start_offset(), stream.size_bytes()), (StreamOffset(7), 700));
+    assert!(matches!(
+        stream.fetch(StreamOffset(6), 1).await,
+        Err(FetchError::OutOfRange { start: StreamOffset(7), .. })
+    ));
+    assert_eq!(
+        read_from(&stream, 7, 1000).await,
+        batches[3..],
+        "the batch that contains the start"
+    );
+    drop(stream);
+    life.crash(&mut world);
+
+    let life = world.start().await;
+    let stream = life.store.stream(id).unwrap();
+    assert_eq!((stream.start_offset(), stream.next_offset()), (StreamOffset(7), StreamOffset(20)));
+    assert_eq!(read_from(&stream, 7, 1000).await, batches[3..]);
+    life.store.flush().await.unwrap();
+    assert_eq!(stream.size_bytes(), 700, "only what was left went to the object");
+    assert_eq!(
+        state_of(&stream),
+        expected_state(id, &batches),
+        "a trim does not undo what was trimmed"
+    );
+    stream.trim(StreamOffset(20)).await.unwrap();
+    assert_eq!((stream.size_bytes(), stream.start_offset()), (0, StreamOffset(20)));
+    drop(stream);
+    life.close(&mut world).await;
+
+    let life = world.start().await;
+    let stream = life.store.stream(id).unwrap();
+    assert_eq!(
+        (stream.start_offset(), stream.next_offset()),
+        (StreamOffset(20), StreamOffset(20)),
+        "offsets are not reused"
+    );
+    assert_eq!(state_of(&stream), expected_state(id, &batches));
+    life.close(&mut world).await;
+}
+
+#[tokio::test]
+async fn a_state_stream_is_kept_as_its_checkpoint() {
+    let mut world = World::new(WAL_BYTES, 1);
+    let life = world.start().await;
+    let stream = life.create(KIND_STATE).await;
+    let id = stream.id();
+    let batches: Vec<Batch> = (0..20).map(|i| batch(id, i, 1, 200)).collect();
+    for (i, batch) in batches.iter().enumerate() {
+        append(&life.store, &stream, batch).await.await.unwrap();
+        if i == 11 {
+            life.store.flush().await.unwrap();
+            assert_eq!((stream.start_offset(), stream.size_bytes()), (StreamOffset(12), 0));
+            assert_eq!(life.store.stats().cache_used_bytes, 0, "its batches leave the log cache");
+        }
+    }
+    assert_eq!(life.store.stats().objects, 0, "nothing of it is written to objects");
+    assert_eq!(stream.replay().checkpoint_end, StreamOffset(12));
+    assert_eq!(state_of(&stream), expected_state(id, &batches));
+    assert_eq!(read_from(&stream, 12, 1000).await, batches[12..]);
+    drop(stream);
+    life.crash(&mut world);
+    let life = world.start().await;
+    let stream = life.store.stream(id).unwrap();
+    assert_eq!((stream.start_offset(), stream.next_offset()), (StreamOffset(12), StreamOffset(20)));
+    assert_eq!(state_of(&stream), expected_state(id, &batches));
+    life.close(&mut world).await;
+}
+
+#[tokio::test]
+async fn a_deleted_stream_is_gone_and_its_id_is_not_reused() {
+    let mut world = World::new(WAL_BYTES, 1);
+    let life = world.start().await;
+    let stream = life.create_log().await;
+    let id = stream.id();
+    append(&life.store, &stream, &batch(id, 0, 1, 100)).await.await.unwrap();
+    let notify = Arc::new(Notify::new());
+    let _watch = stream.watch(&notify);
+    life.store.commit(vec![Change::DeleteStream(id)]).await.unwrap();
+    assert!(notify.notified().now_or_never().is_some(), "watchers learn of it");
+    assert!(life.store.stream(id).is_none());
+    assert!(matches!(stream.append(new_batch(&batch(id, 1, 1, 10))), Err(AppendError::Deleted)));
+    assert!(matches!(stream.fetch(StreamOffset(0), 10).await, Err(FetchError::Deleted)));
+    assert!(matches!(stream.find_time(0).await, Err(FetchError::Deleted)));
+    assert_eq!(life.store.stats().cache_used_bytes, 0);
+    let other = life.create_log().await;
+    assert!(other.id() > id);
+    append(&life.store, &other, &batch(other.id(), 0, 1, 100)).await.await.unwrap();
+    drop((stream, other, _watch));
+    life.crash(&mut world);
+
+    let life = world.start().await;
+    assert_eq!((life.recovery.skipped_deleted, life.recovery.batches), (1, 1));
+    assert!(life.store.stream(id).is_none());
+    assert!(life.store.new_stream_ids(3).await.unwrap().iter().all(|new| *new > StreamId(1)));
+    life.store.flush().await.unwrap();
+    let wal = life.store.stats().wal;
+    assert!(
+        wal.used_bytes <= 4096,
+        "what a deleted stream left in the WAL does not block its reuse: {wal:?}"
+    );
+    life.close(&mut world).await;
+}
+
+#[tokio::test]
+async fn commits_are_checked_and_atomic() {
+    let mut world = World::new(WAL_BYTES, 1);
+    let life = world.start().await;
+    let put = |key: &str, value: &[u8]| Change::PutMeta { key: key.into(), value: value.into() };
+    let ids = life.store.new_stream_ids(2).await.unwrap();
+    life.store
+        .commit(vec![
+            Change::CreateStream { id: ids[0], kind: 0 },
+            put("topic/b", b"2"),
+            put("topic/a", b"1"),
+            put("zone", b"3"),
+        ])
+        .await
+        .unwrap();
+    for refused in [
+        Change::CreateStream { id: ids[0], kind: 0 },
+        Change::CreateStream { id: StreamId(99), kind: 0 },
+        Change::CreateStream { id: ids[1], kind: 7 },
+        Change::DeleteStream(ids[1]),
+        Change::TrimStream { id: ids[0], to: StreamOffset(1) },
+        Change::NextStreamId(StreamId(0)),
+        Change::BindWal(uuid::Uuid::nil()),
+    ] {
+        let list = vec![put("topic/c", b"no"), refused.clone()];
+        let error = life.store.commit(list).await.unwrap_err();
+        assert!(matches!(error, StoreError::InvalidChange(_)), "{refused:?}: {error}");
+    }
+    let twice =
+        vec![Change::TrimStream { id: ids[0], to: StreamOffset(0) }, Change::DeleteStream(ids[0])];
+    assert!(life.store.commit(twice).await.unwrap_err().to_string().contains("twice"));
+    let meta = |life: &Life, prefix: &str| {
+        life.store
+            .meta(prefix)
+            .into_iter()
+            .map(|(key, value)| format!("{key}={}", value[0] as char))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(meta(&life, "topic/"), ["topic/a=1", "topic/b=2"]);
+    assert_eq!(meta(&life, "").len(), 3);
+    life.store.commit(vec![Change::DeleteMeta("topic/a".into())]).await.unwrap();
+    life.crash(&mut world);
+
+    let life = world.start().await;
+    assert_eq!(meta(&life, "topic/"), ["topic/b=2"]);
+    assert_eq!(life.store.stream_ids(), [ids[0]]);
+
+    // Who does not wait for the answer leaves nothing half-done.
+    let commit =
+        life.store.commit(vec![Change::CreateStream { id: ids[1], kind: 0 }, put("topic/d", b"4")]);
+    assert!(Box::pin(commit).as_mut().now_or_never().is_none());
+    eventually("the commit finishes by itself", || life.store.stream(ids[1]).is_some()).await;
+    life.close(&mut world).await;
+}
+
+#[tokio::test]
+async fn catalog_and_wal_must_belong_together() {
+    let mut world = World::new(WAL_BYTES, 1);
+    let life = world.start().await;
+    let stream = life.create_log().await;
+    append(&life.store, &stream, &batch(stream.id(), 0, 1, 100)).await.await.unwrap();
+    drop(stream);
+    life.close(&mut world).await;
+
+    let catalog = std::mem::take(&mut world.catalog);
+    let error = world
+        .try_start(Arc::new(()))
+        .await
+        .err()
+        .expect("an empty catalog, a WAL with records")
+        .to_string();
+    assert!(error.contains("not the catalog of this WAL"), "{error}");
+
+    let mut other = World::new(WAL_BYTES, 2);
+    other.catalog = catalog.clone();
+    let error = other.try_start(Arc::new(())).await.err().expect("another WAL");
+    assert!(matches!(error, StoreError::WrongWal { .. }), "{error}");
+
+    world.catalog = catalog;
+    world.options = Options { upload_bytes: 1, ..world.options.clone() };
+    let error = world.try_start(Arc::new(())).await.err().expect("a bad option");
+    assert!(matches!(error, StoreError::InvalidOption(_)), "{error}");
+
+    world.options = small_options(WAL_BYTES).0;
+    let life = world.start().await;
+    assert_eq!(life.recovery.batches, 1, "the refusals have harmed nothing");
+    life.close(&mut world).await;
+}
+
+#[tokio::test]
+async fn after_close_and_after_a_failure_nothing_hangs() {
+    let mut world = World::new(WAL_BYTES, 1);
+    let life = world.start().await;
+    let stream = life.create_log().await;
+    let (store, id) = (life.store.clone(), stream.id());
+    life.close(&mut world).await;
+    assert!(matches!(stream.append(new_batch(&batch(id, 0, 1, 1))), Err(AppendError::Failed(_))));
+    assert!(matches!(store.commit(vec![Change::DeleteStream(id)]).await, Err(StoreError::Closed)));
+    assert!(store.failure().unwrap().contains("closed"));
+    tokio::time::timeout(HANG, store.room()).await.unwrap();
+
+    let life = world.start().await;
+    let stream = life.store.stream(id).unwrap();
+    let notify = Arc::new(Notify::new());
+    let _watch = stream.watch(&notify);
+    append(&life.store, &stream, &batch(id, 0, 1, 1)).await.await.unwrap();
+    tokio::time::timeout(HANG, notify.notified()).await.unwrap();
+    let faults = alluvium_device::sim::Faults { write_error: 1.0, ..Default::default() };
+    world.disk.set_faults(faults);
+    let error = append(&life.store, &stream, &batch(id, 1, 1, 1)).await.await.unwrap_err();
+    tokio::time::timeout(HANG, notify.notified()).await.expect("watchers learn of a failure");
+    eventually("the failure is known", || life.store.failure().is_some()).await;
+    assert!(error.to_string().contains("simulated disk"), "names the device: {error}");
+    assert!(matches!(stream.append(new_batch(&batch(id, 2, 1, 1))), Err(AppendError::Failed(_))));
+    assert_eq!(read_from(&stream, 0, 10).await.len(), 1, "what is durable can still be read");
+    tokio::time::timeout(HANG, life.store.room()).await.unwrap();
+    assert!(life.store.flush().await.is_err());
+}
