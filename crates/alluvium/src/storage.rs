@@ -94,6 +94,11 @@ fn open_wal(config: &ServeConfig, bound: bool) -> Result<(SharedDevice, HeaderIn
             config.data_dir.display()
         ))
     };
+    let occupied = |looks_like: &str| {
+        Failure::Failed(format!(
+            "{path} holds {looks_like}, not a write-ahead log. If that may be overwritten, give --force-format"
+        ))
+    };
     if missing && bound {
         return Err(catalog_needs("does not exist"));
     }
@@ -106,7 +111,10 @@ fn open_wal(config: &ServeConfig, bound: bool) -> Result<(SharedDevice, HeaderIn
             force,
             ..FormatOptions::default()
         };
-        let header = Wal::format(&device, &options).map_err(Failure::new)?;
+        let header = Wal::format(&device, &options).map_err(|error| match error {
+            OpenError::Occupied { looks_like, .. } => occupied(&looks_like),
+            other => Failure::new(other),
+        })?;
         tracing::info!(
             "formatted {path} as write-ahead log {} of {}",
             header.wal_id,
@@ -120,21 +128,13 @@ fn open_wal(config: &ServeConfig, bound: bool) -> Result<(SharedDevice, HeaderIn
             inspection.header
         }
         Err(OpenError::NotFormatted { .. }) if bound => return Err(catalog_needs("is blank")),
-        Err(OpenError::NotFormatted { .. }) => format(false).map_err(|failure| match failure {
-            Failure::Failed(cause) if !config.force_format => {
-                Failure::Failed(format!("{cause}. --force-format overwrites what is there"))
-            }
-            other => other,
-        })?,
+        // The header slots are blank; `format` looks further, and says what it finds.
+        Err(OpenError::NotFormatted { .. }) => format(config.force_format)?,
         Err(OpenError::NotAWal { .. }) if bound => {
             return Err(catalog_needs("holds something else"));
         }
         Err(OpenError::NotAWal { .. }) if config.force_format => format(true)?,
-        Err(OpenError::NotAWal { looks_like, .. }) => {
-            return Err(Failure::Failed(format!(
-                "{path} holds {looks_like}, not a write-ahead log. If that may be overwritten, give --force-format"
-            )));
-        }
+        Err(OpenError::NotAWal { looks_like, .. }) => return Err(occupied(&looks_like)),
         Err(other) => return Err(Failure::new(other)),
     };
     Ok((device, header))
@@ -194,19 +194,23 @@ fn check_capacity(config: &ServeConfig, header: &HeaderInfo) -> Result<(), Failu
 
 /// The log's defaults, lowered to what a small ring allows.
 fn wal_options(node_id: u32, capacity: Size) -> alluvium_wal::Options {
-    const PAGE_BYTES: u64 = alluvium_device::PAGE_BYTES as u64;
     /// Bytes in front of the ring; see `docs/format/wal.md`.
     const DATA_START_BYTES: u64 = 64 << 10;
-    let defaults = alluvium_wal::Options::default();
     let half_ring = capacity.bytes.saturating_sub(DATA_START_BYTES) / 2;
-    let window_bytes = defaults.window_bytes.min(half_ring - half_ring % PAGE_BYTES);
-    let largest_record = (window_bytes / 2).saturating_sub(2 * PAGE_BYTES);
+    let window_bytes = alluvium_wal::Options::default().window_bytes.min(half_ring);
+    alluvium_wal::Options { node_id, ..with_window(Size { bytes: window_bytes }) }
+}
+
+/// The log's defaults with this window, rounded down to a page, and with blocks and records lowered to what it allows.
+pub(crate) fn with_window(window: Size) -> alluvium_wal::Options {
+    const PAGE_BYTES: u64 = alluvium_device::PAGE_BYTES as u64;
+    let window_bytes = window.bytes - window.bytes % PAGE_BYTES;
+    let half = u32::try_from(window_bytes / 2).unwrap_or(u32::MAX);
+    let defaults = alluvium_wal::Options::default();
     alluvium_wal::Options {
-        node_id,
         window_bytes,
-        max_record_bytes: defaults
-            .max_record_bytes
-            .min(u32::try_from(largest_record).unwrap_or(u32::MAX)),
+        block_bytes: defaults.block_bytes.min(half - half % PAGE_BYTES as u32),
+        max_record_bytes: defaults.max_record_bytes.min(half.saturating_sub(2 * PAGE_BYTES as u32)),
         ..defaults
     }
 }

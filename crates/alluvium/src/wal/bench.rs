@@ -14,6 +14,7 @@ use super::drive::{self, Load};
 use super::fio::{self, Job};
 use crate::output::{self, Failure, Table};
 use crate::progress::Meter;
+use crate::storage::with_window;
 use crate::units::{Size, Span, about};
 
 const RECORDS: [Size; 6] =
@@ -216,11 +217,8 @@ impl<'a> Bench<'a> {
             .map_err(Failure::new)?;
         // What is there is the bench's own by now.
         self.format(&device, true)?;
-        let options = Options {
-            window_bytes: self.args.window.bytes,
-            io_depth: usize::from(self.args.io_depth),
-            ..Options::default()
-        };
+        let options =
+            Options { io_depth: usize::from(self.args.io_depth), ..with_window(self.args.window) };
         let (wal, _) = Wal::open(device, &options, None, &mut |_| Ok(())).map_err(Failure::new)?;
         let load = Load {
             record_bytes: usize::try_from(record.bytes).map_err(Failure::new)?,
@@ -297,6 +295,10 @@ fn open_options(args: &BenchArgs) -> OpenOptions {
 fn misfit(record: Size, outstanding: usize, window: Size) -> Option<String> {
     /// A record's header; see `docs/format/wal.md`. Padding comes on top, and the log says so when it is too much.
     const HEADER_BYTES: u64 = 32;
+    let largest = Size { bytes: u64::from(with_window(window).max_record_bytes) };
+    if record > largest {
+        return Some(format!("with a window of {window} a record has at most {largest}"));
+    }
     let needed = (record.bytes + HEADER_BYTES).saturating_mul(outstanding as u64);
     (needed > window.bytes)
         .then(|| format!("{} outstanding do not fit into the window of {window}", about(needed)))
@@ -414,9 +416,10 @@ mod tests {
     fn what_does_not_fit_into_the_window_is_named() {
         let window = Size::mib(64);
         assert_eq!(misfit(Size::kib(256), 64, window), None);
-        assert_eq!(misfit(Size { bytes: (64 << 20) - 32 }, 1, window), None);
         let reason = misfit(Size::mib(1), 64, window).unwrap();
         assert!(reason.contains("64MiB") && reason.contains("64.0 MiB"), "{reason}");
-        assert!(misfit(Size { bytes: u64::MAX - 32 }, 2, window).is_some());
+        let reason = misfit(Size::mib(17), 1, window).unwrap();
+        assert!(reason.contains("at most 16MiB"), "{reason}");
+        assert!(misfit(Size { bytes: 100 }, usize::MAX, window).is_some());
     }
 }

@@ -1,0 +1,320 @@
+//! `alluvium serve` and `alluvium topic`, by the built binary.
+
+mod support;
+
+use std::fs;
+use std::path::Path;
+
+use alluvium_device::OpenOptions;
+use alluvium_wal::{FormatOptions, Options, Wal};
+use rustix::process::Signal;
+use support::{Server, alluvium, contains, ok, ok_json, refused, run, stderr, write_target};
+
+const SMALL: [&str; 2] = ["--wal-capacity", "64MiB"];
+
+fn directory() -> tempfile::TempDir {
+    tempfile::tempdir().expect("a temporary directory")
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("temporary paths are text")
+}
+
+/// `alluvium serve` in `data_dir`, expected to refuse with exit code 1.
+fn will_not_serve(data_dir: &Path, arguments: &[&str]) -> String {
+    let output = Server::command(data_dir, arguments).output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    stderr(&output)
+}
+
+#[test]
+fn topics_survive_a_graceful_stop_and_a_kill() {
+    let data = directory();
+    let mut server = Server::start(data.path(), &SMALL);
+    contains(
+        &server.log,
+        &["creating", "formatted", "recovered", "each write is flushed", "engine"],
+    );
+    let at = server.kafka.clone();
+
+    assert_eq!(ok(&["topic", "list", "--bootstrap", &at]), "there are no topics\n");
+    let made = ok_json(&[
+        "topic",
+        "create",
+        "orders",
+        "--partitions",
+        "3",
+        "--config",
+        "retention.ms=3600000",
+        "--bootstrap",
+        &at,
+        "--json",
+    ]);
+    assert_eq!((&made["name"], &made["partitions"]), (&"orders".into(), &3.into()));
+    ok(&["topic", "create", "logs", "--bootstrap", &at]);
+    let twice = refused(1, &["topic", "create", "orders", "--bootstrap", &at]);
+    contains(&twice, &["orders", "TopicAlreadyExists"]);
+
+    let listed = ok(&["topic", "list", "--bootstrap", &at]);
+    contains(&listed, &["TOPIC", "orders", "logs"]);
+    let described = ok_json(&["topic", "describe", "orders", "--bootstrap", &at, "--json"]);
+    assert_eq!(described[0]["topic_id"], made["topic_id"]);
+    assert_eq!(described[0]["configs"]["retention.ms"], "3600000");
+    let partitions = described[0]["partitions"].as_array().unwrap();
+    assert_eq!(partitions.len(), 3);
+    assert_eq!(
+        (&partitions[2]["partition"], &partitions[2]["high_watermark"]),
+        (&2.into(), &0.into())
+    );
+    contains(
+        &ok(&["topic", "describe", "orders", "--bootstrap", &at]),
+        &["HIGH WATERMARK", "retention.ms=3600000"],
+    );
+    let unknown = refused(1, &["topic", "describe", "nothing", "--bootstrap", &at]);
+    contains(&unknown, &["nothing", "UnknownTopicOrPartition"]);
+
+    let (status, log) = server.stop(Signal::TERM);
+    assert_eq!(status.code(), Some(0), "{log}");
+    contains(&log, &["SIGTERM", "closed"]);
+
+    server = Server::start(data.path(), &[]);
+    contains(&server.log, &["recovered", "a clean shutdown"]);
+    let at = server.kafka.clone();
+    contains(&ok(&["topic", "list", "--bootstrap", &at]), &["orders", "logs"]);
+    contains(&ok(&["topic", "delete", "logs", "--bootstrap", &at]), &["deleted topic logs"]);
+    let gone = refused(1, &["topic", "delete", "logs", "--bootstrap", &at]);
+    contains(&gone, &["logs", "UnknownTopicOrPartition"]);
+    drop(server);
+
+    server = Server::start(data.path(), &[]);
+    contains(&server.log, &["no clean shutdown"]);
+    let listed = ok_json(&["topic", "list", "--bootstrap", &server.kafka, "--json"]);
+    let names: Vec<_> = listed.as_array().unwrap().iter().map(|topic| &topic["name"]).collect();
+    assert_eq!(names, ["orders"]);
+    let (status, log) = server.stop(Signal::INT);
+    assert_eq!(status.code(), Some(0), "{log}");
+    contains(&log, &["SIGINT"]);
+}
+
+#[test]
+fn the_admin_port_shows_health_and_metrics() {
+    let data = directory();
+    let server = Server::start(data.path(), &SMALL);
+    assert_eq!(server.get("/healthz"), ("HTTP/1.1 200 OK".into(), "ok\n".into()));
+    let (status, metrics) = server.get("/metrics");
+    assert_eq!(status, "HTTP/1.1 200 OK");
+    contains(
+        &metrics,
+        &[
+            "alluvium_wal_ring_bytes 67043328",
+            "alluvium_wal_flushed_writes_total",
+            "alluvium_process_resident_bytes",
+            "alluvium_build_info{version=",
+            "alluvium_kafka_",
+            "# EOF",
+        ],
+    );
+    assert_eq!(server.get("/other").0, "HTTP/1.1 404 Not Found");
+    drop(server);
+
+    let server = Server::start(data.path(), &["--admin-listen", "none"]);
+    assert_eq!(server.admin, None);
+    contains(&server.log, &["no admin port"]);
+}
+
+#[test]
+fn a_catalog_and_a_log_that_do_not_belong_together_are_refused() {
+    let (one, two) = (directory(), directory());
+    for data in [&one, &two] {
+        Server::start(data.path(), &SMALL).stop(Signal::TERM);
+    }
+    let foreign = two.path().join("wal");
+    let before = fs::read(&foreign).unwrap();
+    let said = will_not_serve(one.path(), &["--wal", text(&foreign)]);
+    contains(&said, &["belongs to the WAL", text(&foreign), text(one.path())]);
+    assert!(fs::read(&foreign).unwrap() == before, "a foreign log is not written to");
+    Server::start(one.path(), &[]).stop(Signal::TERM);
+}
+
+#[test]
+fn a_log_that_is_missing_or_blank_is_not_replaced() {
+    let data = directory();
+    Server::start(data.path(), &SMALL).stop(Signal::TERM);
+    let wal = data.path().join("wal");
+    fs::rename(&wal, data.path().join("elsewhere")).unwrap();
+    let said = will_not_serve(data.path(), &[]);
+    contains(&said, &[text(&wal), "does not exist", "--wal"]);
+    assert!(!wal.exists());
+
+    write_target(&wal, 64 << 20, 0, &[]);
+    for arguments in [&[][..], &["--force-format"]] {
+        contains(&will_not_serve(data.path(), arguments), &[text(&wal), "is blank"]);
+    }
+    write_target(&wal, 64 << 20, 1080, &[0x53, 0xef]);
+    let said = will_not_serve(data.path(), &["--force-format"]);
+    contains(&said, &[text(&wal), "holds something else"]);
+
+    fs::remove_file(&wal).unwrap();
+    let moved = data.path().join("elsewhere");
+    Server::start(data.path(), &["--wal", text(&moved)]).stop(Signal::TERM);
+}
+
+#[test]
+fn a_new_catalog_does_not_take_over_a_log_that_was_trimmed() {
+    let data = directory();
+    let wal_path = data.path().join("wal");
+    let options = OpenOptions { create_bytes: Some(64 << 20), ..OpenOptions::default() };
+    let device = alluvium_device::open(&wal_path, &options).unwrap();
+    Wal::format(&device, &FormatOptions::default()).unwrap();
+    let (window_bytes, max_record_bytes) = (16 << 20, 1 << 20);
+    let options = Options { window_bytes, max_record_bytes, ..Options::default() };
+    let (wal, _) = Wal::open(device, &options, None, &mut |_| Ok(())).unwrap();
+    let record = wal.append(&[b"uploaded"]).unwrap();
+    let end = record.end();
+    record.wait().unwrap();
+    wal.trim(..end).wait().unwrap();
+    wal.close().unwrap();
+
+    let said = will_not_serve(data.path(), &[]);
+    contains(&said, &[text(&wal_path), "another catalog", "--data-dir"]);
+}
+
+#[test]
+fn a_target_that_holds_something_else_takes_a_word_to_be_overwritten() {
+    let data = directory();
+    let target = data.path().join("disk");
+    write_target(&target, 64 << 20, 1080, &[0x53, 0xef]);
+    let said = will_not_serve(data.path(), &["--wal", text(&target)]);
+    contains(&said, &[text(&target), "ext", "--force-format"]);
+    assert_eq!(fs::read(&target).unwrap()[1080..1082], [0x53, 0xef]);
+    let server = Server::start(data.path(), &["--wal", text(&target), "--force-format"]);
+    contains(&server.log, &["formatted", "64MiB"]);
+}
+
+#[test]
+fn an_existing_log_keeps_its_capacity() {
+    let data = directory();
+    Server::start(data.path(), &SMALL).stop(Signal::TERM);
+    let said = will_not_serve(data.path(), &["--wal-capacity", "128MiB"]);
+    contains(&said, &["128MiB", "64MiB"]);
+    Server::start(data.path(), &[]).stop(Signal::TERM);
+}
+
+#[test]
+fn a_data_directory_has_one_server() {
+    let data = directory();
+    let _first = Server::start(data.path(), &SMALL);
+    contains(&will_not_serve(data.path(), &[]), &[text(data.path()), "another alluvium"]);
+}
+
+#[test]
+fn a_port_in_use_is_named() {
+    let (one, two) = (directory(), directory());
+    let first = Server::start(one.path(), &SMALL);
+    let said = will_not_serve(two.path(), &["--wal-capacity", "64MiB", "--listen", &first.kafka]);
+    contains(&said, &[&first.kafka, "listen"]);
+}
+
+#[test]
+fn flag_environment_file_and_default_are_taken_in_this_order() {
+    let data = directory();
+    let file = data.path().join("alluvium.toml");
+    fs::write(
+        &file,
+        "node-id = 7\nlog-cache = \"64MiB\"\nupload-interval = \"5m\"\nwal-capacity = \"64MiB\"\n",
+    )
+    .unwrap();
+    let mut command = Server::command(data.path(), &["--config", text(&file), "--node-id", "9"]);
+    command.env("ALLUVIUM_LOG_CACHE", "32MiB").env("ALLUVIUM_NODE_ID", "8");
+    let server = Server::start_command(command);
+    contains(
+        &server.log,
+        &["node-id=9", "log-cache=32MiB", "upload-interval=5m", "max-connections=1000"],
+    );
+}
+
+#[test]
+fn a_configuration_that_can_not_be_used_is_exit_code_2_and_touches_nothing() {
+    let parent = directory();
+    let data = parent.path().join("data");
+    let serve = |arguments: &[&str]| {
+        let mut all = vec!["serve", "--data-dir", text(&data)];
+        all.extend(arguments);
+        refused(2, &all)
+    };
+    contains(
+        &serve(&["--listen", "0.0.0.0:9092", "--advertise", "a:1"]),
+        &["--allow-plaintext-network"],
+    );
+    contains(&serve(&["--object-store", "s3://bucket"]), &["come later", "file://"]);
+    contains(&serve(&["--log-cache", "1GB"]), &["GB", "GiB"]);
+    contains(&serve(&["--durability", "maybe"]), &["maybe", "dsync"]);
+    contains(&serve(&["--log", "no=such=level"]), &["no=such=level"]);
+
+    let file = parent.path().join("alluvium.toml");
+    fs::write(&file, "wal_capacity = \"2GiB\"\n").unwrap();
+    contains(&serve(&["--config", text(&file)]), &[text(&file), "wal_capacity"]);
+    contains(&serve(&["--config", "/nonexistent.toml"]), &["/nonexistent.toml"]);
+
+    let output = alluvium().args(["serve"]).env("ALLUVIUM_NODE_ID", "many").output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    contains(&stderr(&output), &["--node-id", "many"]);
+    assert!(!data.exists(), "nothing was created");
+}
+
+#[test]
+fn trusting_the_device_is_a_choice_that_is_logged() {
+    let data = directory();
+    let mut arguments = SMALL.to_vec();
+    arguments.extend([
+        "--durability",
+        "device",
+        "--engine",
+        "threads",
+        "--object-store",
+        "memory://",
+    ]);
+    let server = Server::start(data.path(), &arguments);
+    contains(
+        &server.log,
+        &["WARN", "durability is `device`", "power failure", "engine threads", "For trials only"],
+    );
+}
+
+#[test]
+fn the_help_explains_each_option_with_its_default() {
+    let help = support::help(&["serve", "--help"]);
+    contains(
+        &help,
+        &[
+            "--data-dir",
+            "Default ./data",
+            "--listen",
+            "Default 127.0.0.1:9092",
+            "Default 2GiB",
+            "64MiB to 16TiB",
+            "Default 1GiB, 16MiB to 1TiB",
+            "Default 512MiB",
+            "Default 1m, 100ms to 24h",
+            "Default 127.0.0.1:9644",
+            "Default auto",
+            "[env: ALLUVIUM_WAL=]",
+            "--allow-plaintext-network",
+            "--force-format",
+        ],
+    );
+    contains(
+        &support::help(&["topic", "create", "--help"]),
+        &["[default: 127.0.0.1:9092]", "--partitions"],
+    );
+    contains(&support::help(&["--help"]), &["Exit codes", "serve", "topic", "wal"]);
+}
+
+#[test]
+fn a_server_that_is_not_there_is_named() {
+    // Nobody listens on the port of a listener that has just been closed.
+    let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let said = refused(1, &["topic", "list", "--bootstrap", &address.to_string()]);
+    contains(&said, &[&address.to_string(), "alluvium serve"]);
+    assert_eq!(run(&["topic", "create"]).status.code(), Some(2));
+}

@@ -1,0 +1,184 @@
+//! What the tests of the binary share: running it, and a server that is stopped when a test ends.
+#![allow(dead_code, unreachable_pub)]
+
+use std::fmt::Write as _;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+
+/// Long enough for the slowest machine; only a server that hangs waits for it.
+const HANGS: Duration = Duration::from_secs(120);
+
+/// The binary, without the environment's ALLUVIUM_ variables.
+pub fn alluvium() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_alluvium"));
+    for (key, _) in
+        std::env::vars_os().filter(|(key, _)| key.to_string_lossy().starts_with("ALLUVIUM_"))
+    {
+        command.env_remove(key);
+    }
+    command
+}
+
+/// Run the binary to its end.
+pub fn run(arguments: &[&str]) -> Output {
+    alluvium().args(arguments).output().expect("the binary starts")
+}
+
+/// Run the binary; it must succeed. What it printed.
+pub fn ok(arguments: &[&str]) -> String {
+    let output = run(arguments);
+    assert!(output.status.success(), "{arguments:?}: {}", stderr(&output));
+    String::from_utf8(output.stdout).expect("the output is text")
+}
+
+/// Run the binary; it must succeed and print JSON.
+pub fn ok_json(arguments: &[&str]) -> serde_json::Value {
+    let text = ok(arguments);
+    serde_json::from_str(&text).unwrap_or_else(|error| panic!("{arguments:?}: {error}: {text}"))
+}
+
+/// Run the binary; it must fail with `code`. What it said.
+pub fn refused(code: i32, arguments: &[&str]) -> String {
+    let output = run(arguments);
+    let said = stderr(&output);
+    assert_eq!(output.status.code(), Some(code), "{arguments:?}: {said}");
+    said
+}
+
+pub fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Assert that all of `parts` occur.
+#[track_caller]
+pub fn contains(text: &str, parts: &[&str]) {
+    for part in parts {
+        assert!(text.contains(part), "`{part}` is missing in: {text}");
+    }
+}
+
+/// A help text without the places where it is wrapped.
+pub fn help(arguments: &[&str]) -> String {
+    ok(arguments).split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// A file of zeroes, every byte of it written, with `bytes` at `at`.
+pub fn write_target(path: &Path, len_bytes: usize, at: usize, bytes: &[u8]) {
+    let mut content = vec![0; len_bytes];
+    content[at..at + bytes.len()].copy_from_slice(bytes);
+    std::fs::write(path, content).expect("the file can be written");
+}
+
+/// A running server with ports of its own; killed when it is dropped.
+pub struct Server {
+    child: Child,
+    lines: Receiver<String>,
+    /// All that it has logged so far.
+    pub log: String,
+    /// Where it serves Kafka.
+    pub kafka: String,
+    /// Where it serves metrics, if it does.
+    pub admin: Option<String>,
+}
+
+impl Server {
+    /// Start in `data_dir`, with a small log and free ports, and wait until it is ready.
+    pub fn start(data_dir: &Path, arguments: &[&str]) -> Self {
+        Self::start_command(Self::command(data_dir, arguments))
+    }
+
+    pub fn command(data_dir: &Path, arguments: &[&str]) -> Command {
+        let mut command = alluvium();
+        command.arg("serve").arg("--data-dir").arg(data_dir);
+        for port in ["--listen", "--admin-listen"] {
+            if !arguments.contains(&port) {
+                command.args([port, "127.0.0.1:0"]);
+            }
+        }
+        command.args(arguments);
+        command
+    }
+
+    pub fn start_command(mut command: Command) -> Self {
+        let mut child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the server starts");
+        let stderr = child.stderr.take().expect("it is piped");
+        let (tx, lines) = channel();
+        std::thread::spawn(move || {
+            for line in BufReader::new(stderr).lines().map_while(Result::ok) {
+                if tx.send(line).is_err() {
+                    break;
+                }
+            }
+        });
+        let mut server =
+            Self { child, lines, log: String::new(), kafka: String::new(), admin: None };
+        let ready = server.wait_for("alluvium is ready");
+        let after = |mark: &str, ends: &[char]| {
+            let rest = ready.split_once(mark)?.1;
+            Some(rest.split(ends).next().unwrap_or(rest).to_string())
+        };
+        server.kafka = after("kafka on ", &[',', ' ']).expect("the line names the Kafka port");
+        server.admin = after("http://", &['/', ' ']);
+        server
+    }
+
+    /// Wait for a line of the log.
+    pub fn wait_for(&mut self, part: &str) -> String {
+        loop {
+            match self.lines.recv_timeout(HANGS) {
+                Ok(line) => {
+                    writeln!(self.log, "{line}").expect("a string can be written to");
+                    if line.contains(part) {
+                        return line;
+                    }
+                }
+                Err(RecvTimeoutError::Timeout) => panic!("no `{part}` in the log: {}", self.log),
+                Err(RecvTimeoutError::Disconnected) => {
+                    panic!("the server ended without `{part}`: {}", self.log)
+                }
+            }
+        }
+    }
+
+    /// Send a signal and wait for the end.
+    pub fn stop(mut self, signal: Signal) -> (ExitStatus, String) {
+        let pid = Pid::from_child(&self.child);
+        kill_process(pid, signal).expect("the server runs");
+        let status = self.child.wait().expect("it can be waited for");
+        while let Ok(line) = self.lines.recv_timeout(HANGS) {
+            writeln!(self.log, "{line}").expect("a string can be written to");
+        }
+        (status, std::mem::take(&mut self.log))
+    }
+
+    /// GET a path of the admin port: status line and body.
+    pub fn get(&self, path: &str) -> (String, String) {
+        use std::io::{Read, Write};
+        let admin = self.admin.as_deref().expect("the admin port is open");
+        let mut stream = std::net::TcpStream::connect(admin).expect("the admin port accepts");
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: {admin}\r\nConnection: close\r\n\r\n")
+            .expect("the request can be sent");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).expect("there is an answer");
+        let (head, body) = answer.split_once("\r\n\r\n").expect("the answer has a body");
+        (head.lines().next().unwrap_or_default().to_string(), body.to_string())
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // It has ended already if the test stopped it.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
