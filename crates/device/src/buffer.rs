@@ -4,6 +4,9 @@
 //! exactly one owner while it can be written ([`AlignedBuf`]); frozen ([`SharedBuf`]) it can be shared, split and kept
 //! while the kernel reads it. Pooled memory returns to its [`Pool`] when the last owner lets go, whichever that is.
 
+#[cfg(test)]
+mod tests;
+
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::fmt;
 use std::ops::{Deref, DerefMut, Range};

@@ -218,3 +218,41 @@ impl FromStr for Engine {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durability_decides_with_the_cache_whether_writes_flush() {
+        let table = [
+            (Durability::Auto, true, true),
+            (Durability::Auto, false, false),
+            (Durability::Dsync, true, true),
+            (Durability::Dsync, false, true),
+            (Durability::Device, true, false),
+            (Durability::Device, false, false),
+        ];
+        for (durability, volatile_cache, flushes) in table {
+            assert_eq!(
+                durability.flushes(volatile_cache),
+                flushes,
+                "{durability}, {volatile_cache}"
+            );
+        }
+    }
+
+    #[test]
+    fn names_are_read_as_they_are_printed() {
+        for durability in [Durability::Auto, Durability::Dsync, Durability::Device] {
+            assert_eq!(durability.to_string().parse(), Ok(durability));
+        }
+        for engine in [Engine::Auto, Engine::IoUring, Engine::Threads] {
+            assert_eq!(engine.to_string().parse(), Ok(engine));
+        }
+        let error = "fsync".parse::<Durability>().unwrap_err();
+        assert_eq!(error, "`fsync` is no durability: one of auto, dsync, device");
+        let error = "aio".parse::<Engine>().unwrap_err();
+        assert_eq!(error, "`aio` is no engine: one of auto, io_uring, threads");
+    }
+}

@@ -1,5 +1,8 @@
 //! A target as the kernel sees it: opened, locked, measured; created and pre-written where it is a new file.
 
+#[cfg(test)]
+mod tests;
+
 use std::ffi::OsString;
 use std::fs;
 use std::io;
@@ -259,7 +262,12 @@ fn prewrite(path: &Path, fd: &OwnedFd, bytes: u64, options: &OpenOptions) -> Res
         other => error(path, "pre-writing it", other),
     };
     rustix::fs::ftruncate(fd, 0).map_err(failed)?;
-    // Reserving first finds out about a lack of space at once, and keeps the file in one piece. Not every file system can.
+    // Ask first: finding out by reserving fills the file system up for everybody else. Some do not count (0 blocks).
+    let space = rustix::fs::fstatvfs(fd).map_err(failed)?;
+    if space.f_blocks > 0 && space.f_bavail.saturating_mul(space.f_frsize) < bytes {
+        return Err(failed(Errno::NOSPC));
+    }
+    // Keeps the file in one piece, and the space from others while it is written. Not every file system can.
     match rustix::fs::fallocate(fd, FallocateFlags::empty(), 0, bytes) {
         Ok(()) | Err(Errno::OPNOTSUPP) => {}
         Err(errno) => return Err(failed(errno)),
@@ -287,7 +295,10 @@ fn publish(creating: &Path, path: &Path) -> Result<(), OpenError> {
     let failed = |errno| error(path, "renaming the pre-written file", errno);
     match rustix::fs::renameat_with(CWD, creating, CWD, path, RenameFlags::NOREPLACE) {
         Ok(()) => {}
-        Err(Errno::EXIST) => return Err(OpenError::InUse(path.to_owned())),
+        Err(Errno::EXIST) => {
+            let reason = "something of this name appeared while it was created".into();
+            return Err(unsuitable(path, reason));
+        }
         // A file system without NOREPLACE (NFS): the lock on `creating` still keeps others of our kind out.
         Err(Errno::INVAL) => rustix::fs::rename(creating, path).map_err(failed)?,
         Err(errno) => return Err(failed(errno)),

@@ -1,0 +1,311 @@
+//! Opening and creating, and each way to fail at it.
+
+use std::fs::File;
+use std::os::unix::fs::{MetadataExt, symlink};
+use std::process::Command;
+
+use parking_lot::Mutex;
+use tempfile::TempDir;
+
+use super::*;
+use crate::{DeviceOffset, Durability, Engine, SharedDevice, open};
+
+const BYTES: u64 = 9 * 1024 * 1024;
+
+fn creating(bytes: u64) -> OpenOptions {
+    OpenOptions {
+        create_bytes: Some(bytes),
+        engine: Engine::Threads,
+        io_depth: 1,
+        ..OpenOptions::default()
+    }
+}
+
+fn existing() -> OpenOptions {
+    OpenOptions { create_bytes: None, ..creating(0) }
+}
+
+fn reading() -> OpenOptions {
+    OpenOptions { access: Access::ReadOnly, ..existing() }
+}
+
+fn refused(path: &Path, options: &OpenOptions) -> OpenError {
+    open(path, options).expect_err("it is refused")
+}
+
+/// A directory and a path in it where nothing is yet.
+fn nowhere() -> (TempDir, PathBuf) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("wal");
+    (dir, path)
+}
+
+fn names(dir: &TempDir) -> Vec<String> {
+    let entries = fs::read_dir(dir.path()).unwrap();
+    entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+}
+
+// -- Creation
+
+#[test]
+fn a_new_file_is_written_to_its_full_size() {
+    let (dir, path) = nowhere();
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let progress = {
+        let (seen, path) = (seen.clone(), path.clone());
+        move |done, total| {
+            assert!(!path.exists(), "it has its name only when it is complete");
+            seen.lock().push((done, total));
+        }
+    };
+    let device =
+        open(&path, &OpenOptions { progress: Some(Arc::new(progress)), ..creating(BYTES) })
+            .unwrap();
+    assert_eq!(device.geometry().capacity_bytes, BYTES);
+    assert!(device.geometry().volatile_cache && device.geometry().flushes, "as every file");
+    let mib = 1024 * 1024;
+    assert_eq!(*seen.lock(), [(4 * mib, BYTES), (8 * mib, BYTES), (BYTES, BYTES)]);
+
+    let file = File::open(&path).unwrap();
+    assert_eq!(rustix::fs::seek(&file, SeekFrom::Hole(0)).unwrap(), BYTES, "no hole");
+    assert!(file.metadata().unwrap().blocks() * 512 >= BYTES, "all of it is allocated");
+    assert!(fs::read(&path).unwrap().iter().all(|byte| *byte == 0));
+    assert_eq!(names(&dir), ["wal"]);
+}
+
+#[test]
+fn what_a_crash_left_of_a_creation_is_started_over() {
+    let (dir, path) = nowhere();
+    fs::write(dir.path().join("wal.creating"), [0xff; 70_000]).unwrap();
+    open(&path, &creating(BYTES)).unwrap();
+    assert!(fs::read(&path).unwrap().iter().all(|byte| *byte == 0));
+    assert_eq!(names(&dir), ["wal"]);
+}
+
+#[test]
+fn two_that_create_at_once_do_not_meet() {
+    let (dir, path) = nowhere();
+    let other = File::create(dir.path().join("wal.creating")).unwrap();
+    rustix::fs::flock(&other, FlockOperation::LockExclusive).unwrap();
+    let error = refused(&path, &creating(BYTES));
+    assert!(matches!(error, OpenError::InUse(_)), "{error}");
+    assert!(!path.exists());
+}
+
+#[test]
+fn an_existing_file_is_not_created_again() {
+    let (_dir, path) = nowhere();
+    let device: SharedDevice = open(&path, &creating(BYTES)).unwrap();
+    let mut page = device.alloc(PAGE_BYTES);
+    page.fill(5);
+    device.write_durable(DeviceOffset(0), page.freeze()).unwrap();
+    drop(device);
+    let never = |_, _| panic!("nothing is to be written");
+    let options = OpenOptions { progress: Some(Arc::new(never)), ..creating(BYTES) };
+    let device = open(&path, &options).unwrap();
+    assert_eq!(*device.read(DeviceOffset(0), PAGE_BYTES).unwrap(), [5; PAGE_BYTES]);
+}
+
+#[test]
+fn no_space_is_said_and_nothing_is_left() {
+    let (dir, path) = nowhere();
+    let error = refused(&path, &creating(1 << 50));
+    assert!(
+        matches!(error, OpenError::NoSpace { wanted_bytes, .. } if wanted_bytes == 1 << 50),
+        "{error}"
+    );
+    assert!(names(&dir).is_empty());
+}
+
+#[test]
+fn a_size_that_is_no_number_of_pages_is_refused() {
+    let (dir, path) = nowhere();
+    for bytes in [0, 1, 4095, 1024 * 1024 + 512] {
+        let error = refused(&path, &creating(bytes));
+        assert!(matches!(error, OpenError::Unsuitable { .. }), "{error}");
+    }
+    assert!(names(&dir).is_empty());
+}
+
+// -- Refusals
+
+#[test]
+fn what_is_not_there_is_not_found() {
+    let (dir, path) = nowhere();
+    for options in
+        [existing(), reading(), OpenOptions { access: Access::ReadOnly, ..creating(BYTES) }]
+    {
+        let error = refused(&path, &options);
+        assert!(matches!(&error, OpenError::NotFound(named) if *named == path), "{error}");
+    }
+    let error = refused(&path.join("deeper"), &creating(BYTES));
+    assert!(
+        matches!(&error, OpenError::NotFound(named) if *named == path),
+        "the directory: {error}"
+    );
+    assert!(names(&dir).is_empty());
+}
+
+#[test]
+fn a_file_has_one_writer_and_any_readers() {
+    let (_dir, path) = nowhere();
+    let writer = open(&path, &creating(BYTES)).unwrap();
+    for options in [existing(), creating(BYTES)] {
+        let error = refused(&path, &options);
+        assert!(matches!(error, OpenError::InUse(_)), "{error}");
+    }
+    let readers = [open(&path, &reading()).unwrap(), open(&path, &reading()).unwrap()];
+    drop(writer);
+    let again = open(&path, &existing()).expect("readers keep nobody out");
+    drop((readers, again));
+}
+
+#[test]
+fn a_file_that_is_too_small_names_both_sizes() {
+    let (_dir, path) = nowhere();
+    drop(open(&path, &creating(1 << 20)).unwrap());
+    let error = refused(&path, &creating(2 << 20));
+    assert!(matches!(error, OpenError::TooSmall { .. }));
+    let message = error.to_string();
+    assert!(message.contains("2097152") && message.contains("1048576"), "{message}");
+    open(&path, &creating(4096)).expect("more than enough");
+}
+
+#[test]
+fn a_sparse_file_is_for_reading_only() {
+    let (_dir, path) = nowhere();
+    File::create(&path).unwrap().set_len(1 << 20).unwrap();
+    let error = refused(&path, &existing());
+    assert!(error.to_string().contains("sparse (a hole at byte 0)"), "{error}");
+    let device = open(&path, &reading()).unwrap();
+    assert_eq!(*device.read(DeviceOffset(4096), 4096).unwrap(), [0; 4096]);
+}
+
+#[test]
+fn a_reserved_file_that_was_never_written_counts_as_sparse() {
+    let (_dir, path) = nowhere();
+    let file = File::create(&path).unwrap();
+    match rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, 1 << 20) {
+        Ok(()) if rustix::fs::seek(&file, SeekFrom::Hole(0)) == Ok(0) => {}
+        other => {
+            return println!("SKIPPED: the file system tells reserved space from holes: {other:?}");
+        }
+    }
+    let error = refused(&path, &existing());
+    assert!(error.to_string().contains("sparse"), "{error}");
+}
+
+#[test]
+fn an_odd_length_is_refused() {
+    let (_dir, path) = nowhere();
+    for len in [0, 4095, 10_000] {
+        fs::write(&path, vec![1; len]).unwrap();
+        let error = refused(&path, &existing());
+        assert!(error.to_string().contains(&format!("length of {len} bytes")), "{error}");
+    }
+}
+
+#[test]
+fn what_is_neither_file_nor_block_device_is_refused() {
+    let (dir, _) = nowhere();
+    for (path, kind) in [(dir.path(), "directory"), (Path::new("/dev/null"), "character device")] {
+        let error = refused(path, &existing());
+        assert!(matches!(error, OpenError::Unsuitable { .. }));
+        assert!(error.to_string().contains(kind), "{error}");
+    }
+}
+
+#[test]
+fn a_symbolic_link_is_followed() {
+    let (dir, path) = nowhere();
+    drop(open(&path, &creating(1 << 20)).unwrap());
+    let link = dir.path().join("link");
+    symlink(&path, &link).unwrap();
+    let held = open(&link, &existing()).unwrap();
+    assert!(matches!(refused(&path, &existing()), OpenError::InUse(_)), "the lock is the file's");
+    drop(held);
+    let dangling = dir.path().join("dangling");
+    symlink(dir.path().join("nothing"), &dangling).unwrap();
+    let error = refused(&dangling, &creating(1 << 20));
+    assert!(matches!(error, OpenError::Unsuitable { .. }), "{error}");
+}
+
+#[test]
+fn system_errors_become_errors_that_say_what_to_do() {
+    let path = Path::new("/dev/wal");
+    let of = |errno| error(path, "opening it", errno);
+    assert!(matches!(of(Errno::NOENT), OpenError::NotFound(_)));
+    assert!(matches!(of(Errno::BUSY), OpenError::InUse(_)));
+    assert!(matches!(of(Errno::WOULDBLOCK), OpenError::InUse(_)));
+    assert!(matches!(of(Errno::ACCESS), OpenError::Permission(_)));
+    assert!(matches!(of(Errno::PERM), OpenError::Permission(_)));
+    assert!(matches!(of(Errno::ROFS), OpenError::Unsuitable { .. }));
+    let other = of(Errno::IO);
+    assert!(matches!(other, OpenError::Io { .. }));
+    assert_eq!(other.to_string(), "/dev/wal: opening it: Input/output error (os error 5)");
+}
+
+// -- What a target is
+
+#[test]
+fn the_write_cache_is_the_disks_own_or_that_of_its_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    let sysfs = dir.path().join("dev/block");
+    let disk = dir.path().join("devices/sda");
+    fs::create_dir_all(&sysfs).unwrap();
+    fs::create_dir_all(disk.join("queue")).unwrap();
+    fs::create_dir_all(disk.join("sda1")).unwrap();
+    symlink(&disk, sysfs.join("8:0")).unwrap();
+    symlink(disk.join("sda1"), sysfs.join("8:1")).unwrap();
+    let volatile = |minor| volatile_cache(&sysfs, rustix::fs::makedev(8, minor));
+    for (state, expected) in [("write back\n", true), ("write through\n", false), ("what\n", true)]
+    {
+        fs::write(disk.join("queue/write_cache"), state).unwrap();
+        assert_eq!((volatile(0), volatile(1)), (expected, expected), "{state:?}");
+    }
+    assert!(volatile(2), "unknown counts as volatile");
+}
+
+#[test]
+fn durability_is_resolved_when_opening() {
+    let (_dir, path) = nowhere();
+    for (durability, flushes) in
+        [(Durability::Auto, true), (Durability::Dsync, true), (Durability::Device, false)]
+    {
+        let device = open(&path, &OpenOptions { durability, ..creating(1 << 20) }).unwrap();
+        assert_eq!(device.geometry().flushes, flushes, "{durability}");
+    }
+}
+
+/// ramfs has no Direct I/O. Everything else must be as on any file.
+#[test]
+fn a_file_system_without_direct_io_goes_through_the_page_cache() {
+    let dir = tempfile::tempdir().unwrap();
+    let mounted = Command::new("mount").args(["-t", "ramfs", "ramfs"]).arg(dir.path()).output();
+    match mounted {
+        Ok(output) if output.status.success() => {}
+        other => return println!("SKIPPED: mounting a ramfs is not allowed: {other:?}"),
+    }
+    let unmount = Unmount(&dir);
+    for engine in [Engine::Threads, Engine::Auto] {
+        let path = dir.path().join("wal");
+        let device = open(&path, &OpenOptions { engine, ..creating(1 << 20) }).unwrap();
+        let mut page = device.alloc(PAGE_BYTES);
+        page.fill(5);
+        let page = page.freeze();
+        device.write_durable(DeviceOffset(4096), page.clone()).unwrap();
+        device.flush().unwrap();
+        assert_eq!(*device.read(DeviceOffset(4096), PAGE_BYTES).unwrap(), *page);
+    }
+    drop(unmount);
+}
+
+struct Unmount<'a>(&'a TempDir);
+
+impl Drop for Unmount<'_> {
+    fn drop(&mut self) {
+        // Lazily, for io_uring lets go of a file some time after its ring was closed.
+        let unmounted = Command::new("umount").arg("--lazy").arg(self.0.path()).status();
+        assert!(unmounted.is_ok_and(|status| status.success()), "{:?} is still mounted", self.0);
+    }
+}
