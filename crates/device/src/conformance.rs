@@ -336,6 +336,8 @@ impl Subject<'_> {
         let write = Request::Write { at: DeviceOffset(0), buf, durable: true };
         let error = self.one(&reader, write).expect_err("it only reads");
         assert_eq!(error.source.kind(), std::io::ErrorKind::PermissionDenied);
+        self.one(&reader, Request::Flush).expect_err("it only reads");
+        assert!(reader.failure().is_none(), "nothing has failed");
         assert_eq!(*self.read(&device, 0, PAGE_BYTES), *content);
         assert!(device.failure().is_none());
     }

@@ -69,25 +69,28 @@ pub enum Request {
     Flush,
 }
 
-/// Runs once, on a thread of the engine; it must not block. A read hands its buffer back, other requests `None`.
+/// Runs once, on a thread of the engine, perhaps beside others; it must not block. It may submit. A read hands its buffer
+/// back, other requests `None`. One that panics latches the device.
 pub type Completion = Box<dyn FnOnce(Result<Option<AlignedBuf>, DeviceError>) + Send>;
 
 /// Block storage with asynchronous completion.
 ///
-/// Requests may complete in any order. Short transfers are continued by the engine. The first failed write or
+/// Requests may complete in any order, overlapping ones included. Short transfers are continued by the engine. The first failed write or
 /// flush **latches** the device: that request and every later write or flush complete with the same
 /// [`DeviceError`], because nothing is known any more about what the device kept (after a failed `fsync` Linux marks the pages
 /// clean: see "PostgreSQL's fsync() surprise", LWN 752063). Reads still work.
-/// Dropping the last handle completes what is in flight, then closes.
+///
+/// Dropping the last handle completes what is in flight, then closes; when the drop returns, others may open the target. (Dropped
+/// inside a completion it does not wait: the engine's thread closes when it is done.)
 pub trait Device: Send + Sync + fmt::Debug {
     /// What this device is.
     fn geometry(&self) -> &Geometry;
 
     /// An aligned buffer of `len_bytes` (rounded up to a page) from the engine's pool; registered with the
-    /// kernel where the engine can. Its content is unspecified but initialised.
+    /// kernel where the engine can; from the heap when the pool has none left. Its content is unspecified but initialised.
     fn alloc(&self, len_bytes: usize) -> AlignedBuf;
 
-    /// Hand over a request. Never blocks on I/O. Panics if position or length is not aligned or beyond the capacity:
+    /// Hand over a request. Never blocks on I/O, and takes any number: whoever submits bounds what is outstanding. Panics if position or length is not aligned or beyond the capacity:
     /// that is a defect of the caller.
     fn submit(&self, request: Request, done: Completion);
 

@@ -63,7 +63,7 @@ pub enum Mode {
     /// Inside `submit`, completion included, on the caller's thread. For blocking use: formatting, recovery, tools. A
     /// caller that submits under a lock which its own completion takes would wait for itself.
     Immediate,
-    /// By [`SimDisk::step`], in an order that the seed chooses.
+    /// By [`SimDisk::step`], in an order that the seed chooses. Blocking calls on the thread that steps would wait for ever.
     Queued,
 }
 

@@ -183,7 +183,7 @@ impl Core {
         Job { at, done: 0, retries: 0, body, completion }
     }
 
-    /// Why `job` must not reach the device: it writes, and the device has latched or was opened for reading only.
+    /// Why `job` must not reach the device: it writes or flushes, and the device has latched or was opened for reading only.
     pub(crate) fn refusal(&self, job: &Job) -> Option<io::Error> {
         if job.is_read() {
             None
@@ -215,7 +215,9 @@ impl Core {
             match (self.latch.get(), result) {
                 (Some(first), _) => Err(first.clone()),
                 (None, Ok(())) => Ok(()),
-                (None, Err(source)) => Err(self.latch(error(source))),
+                // Nothing has failed; it was not meant to be written.
+                (None, Err(source)) if self.geometry.read_only => Err(error(source)),
+                (None, Err(source)) => Err(self.latch_with(error(source))),
             }
         };
         let buf = match job.body {
@@ -231,7 +233,7 @@ impl Core {
         let (operation, (at, len)) = (job.operation(), job.extent());
         let settled = self.settle(job, result);
         if catch_unwind(AssertUnwindSafe(|| settled.run())).is_err() {
-            self.latch(DeviceError {
+            self.latch_with(DeviceError {
                 device: self.name.clone(),
                 operation,
                 at,
@@ -242,7 +244,7 @@ impl Core {
     }
 
     /// Latch with `error` unless that has happened before; the first cause either way.
-    fn latch(&self, error: DeviceError) -> DeviceError {
+    fn latch_with(&self, error: DeviceError) -> DeviceError {
         let first = self.latch.get_or_init(|| {
             tracing::error!("{error}; the device takes no more writes until it is opened again");
             error

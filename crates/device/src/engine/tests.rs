@@ -317,20 +317,84 @@ fn nothing_is_acknowledged_after_the_latch() {
     assert!(core.refusal(&job()).is_some());
 }
 
-/// With a limit on locked memory that the pool exceeds, the engine does without registered buffers.
+/// The kernel registers at most 1 GiB as one buffer; a pool above that stands for any that it refuses.
 #[test]
-fn an_unregistered_pool_works_too() {
+fn a_pool_that_can_not_be_registered_works_too() {
     if !available(Engine::IoUring) {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("wal");
-    // No slots: nothing to register, all buffers from the heap.
-    let none = OpenOptions { buffers: 0, ..options(Engine::IoUring) };
-    let device = open(&path, &none).unwrap();
-    let content = pattern(&device, 64 * 1024, 3);
-    device.write_durable(DeviceOffset(0), content.clone()).unwrap();
-    assert_eq!(*device.read(DeviceOffset(0), 64 * 1024).unwrap(), *content);
+    let buffer_bytes = 1024 * 1024;
+    // Untouched slots are address space only.
+    for buffers in [0, 1025] {
+        let device =
+            open(&path, &OpenOptions { buffer_bytes, buffers, ..options(Engine::IoUring) })
+                .unwrap();
+        let content = pattern(&device, 64 * 1024, 3);
+        assert_eq!(content.registered(), buffers > 0, "of the pool, that is");
+        device.write_durable(DeviceOffset(0), content.clone()).unwrap();
+        assert_eq!(*device.read(DeviceOffset(0), 64 * 1024).unwrap(), *content);
+    }
+}
+
+/// What a container does that forbids io_uring: its seccomp filter answers EPERM.
+#[test]
+fn threads_serve_where_io_uring_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("wal");
+    without(libc::SYS_io_uring_setup, libc::EPERM, || {
+        let error = open(&path, &options(Engine::IoUring)).unwrap_err();
+        assert!(
+            error.to_string().contains("setting up io_uring: Operation not permitted"),
+            "{error}"
+        );
+        let device = open(&path, &options(Engine::Auto)).unwrap();
+        assert_eq!(device.geometry().engine, "threads");
+        let content = pattern(&device, PAGE_BYTES, 3);
+        device.write_durable(DeviceOffset(0), content.clone()).unwrap();
+        assert_eq!(*device.read(DeviceOffset(0), PAGE_BYTES).unwrap(), *content);
+    });
+}
+
+#[test]
+fn durable_writes_do_without_a_flag_that_is_not_there() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("wal");
+    without(libc::SYS_pwritev2, libc::EOPNOTSUPP, || {
+        let device = open(&path, &options(Engine::Threads)).unwrap();
+        let content = pattern(&device, 3 * PAGE_BYTES, 3);
+        device.write_durable(DeviceOffset(4096), content.clone()).unwrap();
+        assert_eq!(*device.read(DeviceOffset(4096), 3 * PAGE_BYTES).unwrap(), *content);
+    });
+}
+
+/// Run `test` on a thread (and the threads that it starts) for which the system call `number` fails with `errno`.
+fn without(number: libc::c_long, errno: i32, test: impl FnOnce() + Send) {
+    let statement = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
+    let filter = [
+        // Offset 0 of seccomp_data is the number of the call.
+        statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+        statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, number as u32),
+        statement(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ERRNO | errno as u32),
+        statement(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    thread::scope(|scope| {
+        let tested = scope.spawn(|| {
+            let program =
+                libc::sock_fprog { len: filter.len() as u16, filter: filter.as_ptr().cast_mut() };
+            // SAFETY: changes flags of this thread alone and takes no pointer.
+            let privileges = unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
+            assert_eq!(privileges, 0, "{}", io::Error::last_os_error());
+            // SAFETY: the program and its filter outlive the call, which copies them (seccomp(2)).
+            let installed = unsafe {
+                libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program)
+            };
+            assert_eq!(installed, 0, "{}", io::Error::last_os_error());
+            test();
+        });
+        tested.join().unwrap();
+    });
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
 use parking_lot::{Condvar, Mutex};
-use rustix::io::{Errno, ReadWriteFlags, pread, pwritev2};
+use rustix::io::{Errno, ReadWriteFlags, pread, pwrite, pwritev2};
 
 use super::{Core, Job, Transfer};
 use crate::buffer::Pool;
@@ -89,9 +89,16 @@ impl Shared {
     fn transfer(&self, transfer: Transfer<'_>) -> Result<usize, Errno> {
         match transfer {
             Transfer::Read { at, buf, .. } => pread(&self.fd, buf, at),
-            Transfer::Write { at, buf, dsync, .. } => {
-                let flags = if dsync { ReadWriteFlags::DSYNC } else { ReadWriteFlags::empty() };
-                pwritev2(&self.fd, &[IoSlice::new(buf)], at, flags)
+            Transfer::Write { at, buf, dsync: false, .. } => pwrite(&self.fd, buf, at),
+            Transfer::Write { at, buf, dsync: true, .. } => {
+                match pwritev2(&self.fd, &[IoSlice::new(buf)], at, ReadWriteFlags::DSYNC) {
+                    // A sandbox's own kernel may know neither the call nor the flag.
+                    Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
+                        let written = pwrite(&self.fd, buf, at)?;
+                        rustix::fs::fdatasync(&self.fd).map(|()| written)
+                    }
+                    other => other,
+                }
             }
             Transfer::Flush => rustix::fs::fdatasync(&self.fd).map(|()| 0),
         }

@@ -243,7 +243,7 @@ fn a_process_crash_leaves_the_cache_as_it_was() {
     assert_eq!(page(&next, 1), [1; PAGE_BYTES], "seen by the next process");
     let twin = next.process_crash();
     assert_eq!(page(&twin, 2), [2; PAGE_BYTES]);
-    (&*twin.device()).flush().unwrap();
+    twin.device().flush().unwrap();
     write(&twin, 1, 3, false).unwrap();
     let after = twin.power_cut();
     assert_eq!(
@@ -309,7 +309,7 @@ fn dropping_the_last_handle_completes_what_is_in_flight() {
 #[test]
 fn a_failed_read_does_not_latch() {
     let disk = disk(0, Faults { read_error: 1.0, ..NOTHING_SURVIVES });
-    let error = (&*disk.device()).read(DeviceOffset(0), PAGE_BYTES).unwrap_err();
+    let error = disk.device().read(DeviceOffset(0), PAGE_BYTES).unwrap_err();
     assert_eq!(error.source.raw_os_error(), Some(Errno::IO.raw_os_error()));
     assert_eq!(disk.counters().read_errors, 1);
     assert!(disk.failure().is_none());
@@ -352,9 +352,9 @@ fn a_failed_flush_latches_and_makes_nothing_durable() {
     let disk = disk(0, NOTHING_SURVIVES);
     write(&disk, 0, 1, false).unwrap();
     disk.set_faults(Faults { flush_error: 1.0, ..NOTHING_SURVIVES });
-    (&*disk.device()).flush().unwrap_err();
+    disk.device().flush().unwrap_err();
     disk.set_faults(NOTHING_SURVIVES);
-    (&*disk.device()).flush().expect_err("it has latched");
+    disk.device().flush().expect_err("it has latched");
     assert_eq!((disk.counters().flush_errors, disk.counters().flushes), (1, 0));
     assert_eq!(page(&disk.power_cut(), 0), [0; PAGE_BYTES]);
 }
@@ -409,7 +409,7 @@ fn a_lying_flush_loses_what_it_acknowledged() {
     for durable in [true, false] {
         let disk = disk(0, Faults { lying_flush: 1.0, ..NOTHING_SURVIVES });
         write(&disk, 0, 1, durable).unwrap();
-        (&*disk.device()).flush().unwrap();
+        disk.device().flush().unwrap();
         assert_eq!(disk.counters().lying_flushes, 1 + u64::from(durable));
         assert_eq!(page(&disk, 0), [1; PAGE_BYTES]);
         assert_eq!(page(&disk.power_cut(), 0), [0; PAGE_BYTES]);
