@@ -167,7 +167,7 @@ pub(crate) struct Found {
 pub(crate) fn walk(
     device: &dyn Device,
     header: &HeaderInfo,
-    progress: Option<&Progress>,
+    progress: Option<Progress>,
     visit: Visit<'_>,
 ) -> Result<Found, OpenError> {
     let started = Instant::now();
@@ -214,14 +214,14 @@ impl Walk<'_> {
     /// Hand out the records and return the end of the log.
     fn run(
         &mut self,
-        progress: Option<&Progress>,
+        progress: Option<Progress>,
         visit: Visit<'_>,
     ) -> Result<LogOffset, OpenError> {
         let mut x = self.header.trim;
         let mut told = 0;
         loop {
             let done = x.0 - self.header.trim.0;
-            if let Some(progress) = progress
+            if let Some(progress) = &progress
                 && done >= told
             {
                 // How long the log is shows at its end; it is at least what is known to be durable.

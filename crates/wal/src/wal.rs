@@ -81,8 +81,7 @@ impl Wal {
         // A record that can be read may be in a volatile cache only, left there by a process that was killed. It must
         // not be lost after it has been handed out.
         device.flush()?;
-        let Found { mut report, tail } =
-            recovery::walk(&*device, &found, progress.as_ref(), visit)?;
+        let Found { mut report, tail } = recovery::walk(&*device, &found, progress, visit)?;
         let first = HeaderInfo {
             window_bytes: options.window_bytes,
             epoch,
@@ -118,7 +117,7 @@ impl Wal {
         visit: &mut dyn FnMut(Record) -> Result<(), VisitError>,
     ) -> Result<RecoveryReport, OpenError> {
         let inspection = header::inspect(&**device)?;
-        Ok(recovery::walk(&**device, &inspection.header, progress.as_ref(), visit)?.report)
+        Ok(recovery::walk(&**device, &inspection.header, progress, visit)?.report)
     }
 
     /// Both header slots and which one counts. Writes nothing.

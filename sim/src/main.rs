@@ -1,0 +1,81 @@
+//! Runs the power-cut campaign, or replays one seed of it.
+#![forbid(unsafe_code)]
+
+use std::process::ExitCode;
+use std::time::Instant;
+
+use alluvium_sim::{Mutation, Outcome, Plan, Profile, campaign, run};
+use clap::Parser;
+
+/// Cut the power under a write-ahead log, again and again, and check that it keeps its promises.
+#[derive(Debug, Parser)]
+#[command(name = "alluvium-sim")]
+struct Cli {
+    /// Number of seeds to run.
+    #[arg(long, default_value_t = 10_000)]
+    seeds: u64,
+    /// The first seed.
+    #[arg(long, default_value_t = 0)]
+    start: u64,
+    /// Replay this seed alone and print each step.
+    #[arg(long)]
+    seed: Option<u64>,
+    /// What the disk does wrong: `power-cut`, or `faults` (also bit rot, I/O errors, lost and misdirected writes).
+    #[arg(long, default_value = "power-cut", value_parser = profile)]
+    profile: Profile,
+    /// Break this on purpose, to see it found: `trusted-cache`, `no-flush-at-open`, `volatile-headers`, `one-header-slot` or
+    /// `early-completion`.
+    #[arg(long = "break", value_name = "MUTATION", default_value = "sound", value_parser = mutation)]
+    mutation: Mutation,
+}
+
+fn profile(name: &str) -> Result<Profile, String> {
+    [Profile::PowerCut, Profile::Faults]
+        .into_iter()
+        .find(|profile| profile.to_string() == name)
+        .ok_or_else(|| "expected `power-cut` or `faults`".into())
+}
+
+fn mutation(name: &str) -> Result<Mutation, String> {
+    Mutation::ALL
+        .into_iter()
+        .find(|mutation| mutation.to_string() == name)
+        .ok_or_else(|| "no such mutation; see --help".into())
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let plan = |seed, verbose| Plan { seed, profile: cli.profile, mutation: cli.mutation, verbose };
+    let started = Instant::now();
+    let result = match cli.seed {
+        Some(seed) => run(plan(seed, true)),
+        None => campaign(
+            cli.start,
+            cli.seeds,
+            |seed| plan(seed, false),
+            |done| {
+                if done.is_multiple_of(1000) {
+                    println!(
+                        "{done} of {} seeds, {:.1} s",
+                        cli.seeds,
+                        started.elapsed().as_secs_f64()
+                    );
+                }
+            },
+        ),
+    };
+    match result {
+        Ok(outcome) => {
+            print(&outcome);
+            ExitCode::SUCCESS
+        }
+        Err(failure) => {
+            eprintln!("{failure}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn print(outcome: &Outcome) {
+    println!("no failure: {outcome:#?}");
+}

@@ -1,0 +1,236 @@
+//! What the log must hold, kept beside it.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use alluvium_device::sim::Random;
+use alluvium_wal::{LogOffset, Record, RecoveryReport};
+
+use crate::plug::{DATA_START, Hits};
+
+/// A record that was appended and not dropped.
+#[derive(Clone, Debug)]
+pub(crate) struct Entry {
+    pub(crate) id: u64,
+    pub(crate) end: u64,
+    len: usize,
+    /// Everything before it was durable when it was appended.
+    proof: u64,
+    /// It was acknowledged, or a recovery has handed it out: it may not disappear.
+    pub(crate) promised: bool,
+}
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub(crate) struct Model {
+    seed: u64,
+    ring_bytes: u64,
+    next_id: u64,
+    pub(crate) records: BTreeMap<u64, Entry>,
+    /// Records that a recovery has dropped; they may not come back.
+    dropped: BTreeMap<(u64, u64), Entry>,
+    /// Trimmed for certain, and the most that was ever asked for.
+    pub(crate) trimmed: u64,
+    pub(crate) trim_asked: u64,
+}
+
+/// What a recovery showed, beside its report.
+pub(crate) struct Seen<'a> {
+    pub(crate) records: &'a [Record],
+    pub(crate) report: &'a RecoveryReport,
+    /// Of the header that was recovered from.
+    pub(crate) window_bytes: u64,
+}
+
+impl Model {
+    pub(crate) fn new(seed: u64, ring_bytes: u64) -> Self {
+        Self {
+            seed,
+            ring_bytes,
+            next_id: 0,
+            records: BTreeMap::new(),
+            dropped: BTreeMap::new(),
+            trimmed: 0,
+            trim_asked: 0,
+        }
+    }
+
+    /// The payload of record `id`: its number, then bytes that follow from it.
+    fn payload(&self, id: u64, len: usize) -> Vec<u8> {
+        let mut random = Random::new(self.seed ^ id.wrapping_mul(0x9e37_79b9));
+        let mut payload: Vec<u8> = Vec::with_capacity(len + 8);
+        payload.extend(id.to_le_bytes());
+        while payload.len() < len {
+            payload.extend(random.next_u64().to_le_bytes());
+        }
+        payload.truncate(len);
+        payload
+    }
+
+    pub(crate) fn next_payload(&self, len: usize) -> Vec<u8> {
+        self.payload(self.next_id, len)
+    }
+
+    /// The payload of [`Model::next_payload`] was appended.
+    pub(crate) fn appended(
+        &mut self,
+        offset: LogOffset,
+        end: LogOffset,
+        len: usize,
+        durable: LogOffset,
+    ) -> Result<(), String> {
+        if let Some((last, entry)) = self.records.last_key_value()
+            && (offset.0 < entry.end || offset.0 - entry.end >= 2 * 4096)
+        {
+            return Err(format!("append at {offset} after the record {last}..{}", entry.end));
+        }
+        let entry = Entry { id: self.next_id, end: end.0, len, proof: durable.0, promised: false };
+        self.next_id += 1;
+        self.records.insert(offset.0, entry);
+        Ok(())
+    }
+
+    /// Everything before `durable` was acknowledged.
+    pub(crate) fn acknowledged(&mut self, durable: LogOffset) {
+        for entry in self.records.values_mut().rev().skip_while(|entry| entry.end > durable.0) {
+            if entry.promised {
+                break;
+            }
+            entry.promised = true;
+        }
+    }
+
+    fn on_device(&self, range: &Range<u64>) -> Vec<Range<u64>> {
+        let start = range.start % self.ring_bytes;
+        let len = (range.end - range.start).min(self.ring_bytes);
+        let first = len.min(self.ring_bytes - start);
+        let wrapped = (first < len).then(|| DATA_START..DATA_START + len - first);
+        std::iter::once(DATA_START + start..DATA_START + start + first).chain(wrapped).collect()
+    }
+
+    fn hit(&self, hits: &Hits, range: &Range<u64>) -> bool {
+        self.on_device(range).iter().any(|piece| hits.any_in(piece))
+    }
+
+    /// Check what a walk has handed out, complete or not.
+    fn check_records(&self, seen: &[Record], start: u64, hits: &Hits) -> Result<(), String> {
+        let mut last = start;
+        for record in seen {
+            let (offset, end) = (record.offset.0, record.end.0);
+            if offset < last {
+                return Err(format!(
+                    "record {offset}..{end} is out of order: the last one ended at {last}"
+                ));
+            }
+            last = end;
+            let genuine = |entry: &Entry| {
+                entry.end == end && record.payload == self.payload(entry.id, entry.len)
+            };
+            if self.records.get(&offset).is_some_and(genuine) {
+                continue;
+            }
+            let dropped = self
+                .dropped
+                .range((offset, 0)..=(offset, u64::MAX))
+                .any(|(_, entry)| genuine(entry));
+            match dropped {
+                // A write that the disk lost or sent elsewhere uncovers what stood there before: the limit that
+                // section 7 of the format states.
+                true if self.hit(hits, &(offset..end)) => {}
+                true => return Err(format!("the dropped record {offset}..{end} has come back")),
+                false => return Err(format!("record {offset}..{end} was never written")),
+            }
+        }
+        Ok(())
+    }
+
+    fn check_trim(&self, start: u64) -> Result<(), String> {
+        if start < self.trimmed {
+            return Err(format!(
+                "the log starts at {start}, but {} was trimmed durably",
+                self.trimmed
+            ));
+        }
+        if start > self.trim_asked {
+            return Err(format!(
+                "the log starts at {start}, but nobody trimmed beyond {}",
+                self.trim_asked
+            ));
+        }
+        Ok(())
+    }
+
+    /// A recovery was interrupted after it had handed out `seen`: these may not disappear any more.
+    pub(crate) fn interrupted(&mut self, seen: &[Record], hits: &Hits) -> Result<(), String> {
+        let Some(first) = seen.first() else { return Ok(()) };
+        self.check_trim(self.trimmed.max(first.offset.0.min(self.trim_asked)))?;
+        self.check_records(seen, self.trimmed, hits)?;
+        self.promise(seen);
+        Ok(())
+    }
+
+    fn promise(&mut self, seen: &[Record]) {
+        for record in seen {
+            if let Some(entry) = self.records.get_mut(&record.offset.0) {
+                entry.promised = true;
+            }
+        }
+    }
+
+    /// A recovery is complete. `hits` are the faults that may excuse a loss; without any, nothing is excused.
+    pub(crate) fn recovered(&mut self, seen: &Seen<'_>, hits: &Hits) -> Result<(), String> {
+        let report = seen.report;
+        let (start, end) = (report.start.0, report.end.0);
+        self.check_trim(start)?;
+        self.check_records(seen.records, start, hits)?;
+        for damage in &report.damage {
+            if !self.hit(hits, &(damage.range.start.0..damage.range.end.0)) {
+                return Err(format!("damage where no fault hit: {damage}"));
+            }
+        }
+        let handed_out = |offset: u64| {
+            seen.records.binary_search_by_key(&offset, |record| record.offset.0).is_ok()
+        };
+        let reported = |range: &Range<u64>| {
+            report
+                .damage
+                .iter()
+                .any(|damage| damage.range.start.0 < range.end && range.start < damage.range.end.0)
+        };
+        for (&offset, entry) in self.records.range(start..) {
+            let range = offset..entry.end;
+            if offset < end {
+                // Before the end, nothing is left out but what is reported; and only a hit record is damaged.
+                let excused = reported(&range) && self.hit(hits, &range);
+                if !handed_out(offset) && !excused {
+                    return Err(format!(
+                        "record {offset}..{} is missing before the end {end}",
+                        entry.end
+                    ));
+                }
+            } else if entry.promised && !self.end_excused(hits, end, seen.window_bytes) {
+                return Err(format!(
+                    "the promised record {offset}..{} is lost: the log ends at {end}",
+                    entry.end
+                ));
+            }
+        }
+        let lost = self.records.split_off(&end);
+        self.dropped.extend(lost.into_iter().map(|(offset, entry)| ((offset, entry.id), entry)));
+        self.records = self.records.split_off(&start);
+        self.trimmed = start;
+        self.trim_asked = start; // what had not taken effect is forgotten
+        self.promise(seen.records);
+        Ok(())
+    }
+
+    /// Whether a fault explains that the log ends at `end` although promised records follow: what stands at `end` was hit,
+    /// and no record behind it that is intact proves that it was durable. See the limit stated in the format.
+    fn end_excused(&self, hits: &Hits, end: u64, window_bytes: u64) -> bool {
+        let Some((_, first)) = self.records.range(end..).next() else { return false };
+        let proven = self.records.range(end..end + window_bytes).any(|(&offset, entry)| {
+            entry.promised && entry.proof > end && !self.hit(hits, &(offset..entry.end))
+        });
+        self.hit(hits, &(end..first.end)) && !proven
+    }
+}
