@@ -1,8 +1,8 @@
 //! The coordinator of classic consumer groups, and the offsets that they commit.
 //!
-//! - [`group`]: one group as a pure state machine; all rules of joining, leaving, static members and expiry.
+//! - `group`: one group as a pure state machine; all rules of joining, leaving, static members and expiry.
 //! - `registry`: the groups by name, each behind its lock; one timer for all.
-//! - [`offsets`]: the table of committed offsets, its records and its checkpoint; pure, with the format.
+//! - `offsets`: the table of committed offsets, its records and its checkpoint; pure, with the format.
 //! - `offset_log`: makes records durable, and shows only what is.
 //! - `membership`, `commits`, `admin`: the requests, translated from and to the protocol.
 //!

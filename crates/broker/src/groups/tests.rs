@@ -279,9 +279,13 @@ async fn three_members_share_a_group_and_part() {
 async fn the_timer_removes_a_silent_member_and_lets_the_other_go_on() {
     let world = World::new();
     let (_store, groups) = world.start().await;
+    // The timer sleeps for long when the short session begins.
+    assert_eq!(join(&groups, "another", 1_800_000).await.error_code, 0);
+    tokio::task::yield_now().await;
     let silent = join(&groups, "g", 50).await;
     groups.sync(sync_request("g", &silent), 5).await;
-    let other = join(&groups, "g", 10_000).await;
+    let other = join(&groups, "g", 10_000);
+    let other = tokio::time::timeout(Duration::from_secs(20), other).await.expect("no wakeup");
     assert_eq!((other.error_code, other.members.len()), (0, 1));
     let gone = groups.heartbeat(heartbeat_request("g", &silent), 4).await;
     assert_eq!(gone.error_code, ResponseError::UnknownMemberId.code());
@@ -564,6 +568,7 @@ async fn groups_are_listed_described_and_deleted() {
         assert_eq!((&nobody.group_state, nobody.error_code), (&s("Dead"), not_found));
     }
 
+    let slot = groups.shared.registry.get("idle").expect("it is there");
     let names = vec![group_id("active"), group_id("idle"), group_id("idle")];
     let request = DeleteGroupsRequest::default().with_groups_names(names);
     let response = world.run(groups.delete_groups(request, 2)).await;
@@ -571,6 +576,9 @@ async fn groups_are_listed_described_and_deleted() {
     let (non_empty, not_found) = (ResponseError::NonEmptyGroup, ResponseError::GroupIdNotFound);
     assert_eq!(codes, [non_empty.code(), 0, not_found.code()]);
     assert_eq!(fetch(&groups, "idle").await, []);
+    // A request that has found the group before it was deleted finds a dead one.
+    let state = groups.shared.registry.peek(&slot, |group, _| group.state());
+    assert_eq!(state, group::State::Dead);
     // A group of that name can be used again at once.
     let request = commit_request("idle", &[("topic", 1, 8)]);
     assert_eq!(world.run(commit(&groups, request)).await, [0]);

@@ -360,6 +360,48 @@ fn a_leader_that_never_assigns_is_removed() {
 }
 
 #[test]
+fn who_waits_does_not_expire() {
+    let mut bench = Bench::new();
+    bench.join(old_join("a"));
+    let b = bench.join(old_join("b"));
+    bench.join(join("a", "m1"));
+    let waiting = bench.sync("m2", 2, &[]);
+    assert_eq!(bench.heartbeat("m2", 2), Ok(()));
+    bench.pass(SESSION / 2);
+    assert_eq!(bench.heartbeat("m1", 2), Ok(()));
+    bench.pass(SESSION * 3 / 4);
+    assert_eq!(bench.generation_of(b).generation, 2);
+    bench.sync("m1", 2, &[("m2", "p1")]);
+    assert_eq!(bench.assignment_of(waiting), b"p1");
+
+    // The same for a member that waits in a JoinGroup, for one that does not come.
+    let rejoin = bench.join(with_protocols(join("b", "m2"), &["range", "sticky"]));
+    assert_eq!(bench.heartbeat("m2", 2), Err(ResponseError::RebalanceInProgress));
+    for _ in 0..11 {
+        bench.pass(SESSION / 2);
+        assert_eq!(bench.heartbeat("m1", 2), Err(ResponseError::RebalanceInProgress));
+    }
+    assert_eq!(bench.dropped, [] as [StrBytes; 0]);
+    bench.pass(SESSION / 2);
+    assert_eq!(bench.dropped, [s("m1")]);
+    assert_eq!(bench.generation_of(rejoin).leader, s("m2"));
+}
+
+#[test]
+fn an_absent_leader_is_replaced_by_a_member_that_is_there() {
+    let mut bench = Bench::new();
+    let long = |event: JoinEvent| JoinEvent { session_timeout: REBALANCE * 3, ..event };
+    bench.join(long(static_join("i1", "")));
+    bench.join(long(static_join("i2", "")));
+    let leader = bench.join(long(static_join("i1", "m1")));
+    assert_eq!(bench.generation_of(leader).leader, s("m1"));
+    let other = bench.join(with_protocols(long(static_join("i2", "m2")), &["range", "sticky"]));
+    bench.pass(REBALANCE);
+    assert_eq!(bench.generation_of(other).leader, s("m2"));
+    assert_eq!(bench.generation_of(other).members.len(), 2);
+}
+
+#[test]
 fn who_lost_the_answer_gets_it_again_and_the_leader_can_ask_for_a_rebalance() {
     let mut bench = Bench::new();
     bench.join(old_join("a"));

@@ -248,6 +248,10 @@ impl Walk {
             }
             false
         });
+        if completing {
+            let told = leaders.get(&group.generation);
+            assert_eq!(told, group.leader.as_ref(), "nobody was told to assign");
+        }
     }
 }
 
