@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use alluvium_broker::{Broker, BrokerConfig, BrokerFold, StartError};
+use alluvium_device::SharedDevice;
 use alluvium_stream::{Opened, Store};
 use prometheus_client::registry::Registry;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -17,7 +18,8 @@ use crate::units::Size;
 /// Exit code when a second signal does not want to wait for the end of a graceful stop.
 const STOPPED_AT_ONCE: i32 = 130;
 
-/// How often a server that could serve on is looked at for a failed log; the store has no event for it.
+/// How often the device is looked at for a failed write. Neither it nor the store has an event that an idle server could wait
+/// for: they say so to whoever appends.
 const FAILURE_CHECK_EVERY: Duration = Duration::from_millis(250);
 
 /// Run the server until a signal stops it or its write-ahead log fails.
@@ -31,6 +33,12 @@ pub(crate) fn run(options: ServeOptions) -> Result<(), Failure> {
     // Opened before the runtime: nothing runs yet that could be disturbed, and a signal ends the process at once, which is
     // harmless at every moment up to here.
     let storage = Storage::open(&config)?;
+    tracing::info!(
+        "objects go to {}, when {} are waiting or after {}",
+        config.object_store,
+        Size { bytes: storage.options.upload_bytes },
+        config.upload_interval
+    );
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
@@ -42,7 +50,8 @@ async fn serve(config: &ServeConfig, storage: Storage) -> Result<(), Failure> {
     let Storage { device, wal_options, catalog, objects, options, _lock } = storage;
     let meter = Meter::new(format!("recovering {}", config.wal.display()));
     let (fold, progress) = (std::sync::Arc::new(BrokerFold), Some(meter.callback()));
-    let opened = Store::open(device, wal_options, objects, catalog, fold, options, progress).await;
+    let opened =
+        Store::open(device.clone(), wal_options, objects, catalog, fold, options, progress).await;
     drop(meter);
     let Opened { store, recovery } = opened.map_err(|error| {
         let (wal, data) = (config.wal.display(), config.data_dir.display());
@@ -83,7 +92,7 @@ async fn serve(config: &ServeConfig, storage: Storage) -> Result<(), Failure> {
             tracing::info!("{name}: stopping; a second signal stops at once");
             None
         }
-        cause = failed(&store) => {
+        cause = failed(&device, &store) => {
             tracing::error!("the write-ahead log has failed, the server stops: {cause}");
             Some(cause)
         }
@@ -126,11 +135,13 @@ fn broker_config(config: &ServeConfig) -> BrokerConfig {
 }
 
 /// Resolves with the cause once nothing can be appended any more.
-async fn failed(store: &Store) -> String {
+async fn failed(device: &SharedDevice, store: &Store) -> String {
     let mut ticks = tokio::time::interval(FAILURE_CHECK_EVERY);
     loop {
         ticks.tick().await;
-        if let Some(cause) = store.failure() {
+        // The store learns of a failed device when it next needs it, which may be an upload interval later.
+        let failure = device.failure().map(|cause| cause.to_string());
+        if let Some(cause) = failure.or_else(|| store.failure()) {
             return cause;
         }
     }

@@ -4,10 +4,12 @@ mod support;
 
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 
 use alluvium_device::OpenOptions;
 use alluvium_wal::{FormatOptions, Options, Wal};
-use rustix::process::Signal;
+use rustix::process::{Resource, Rlimit, Signal, prlimit};
+use support::produce::produce;
 use support::{Server, alluvium, contains, ok, ok_json, refused, run, stderr, write_target};
 
 const SMALL: [&str; 2] = ["--wal-capacity", "64MiB"];
@@ -260,6 +262,53 @@ fn a_configuration_that_can_not_be_used_is_exit_code_2_and_touches_nothing() {
     assert_eq!(output.status.code(), Some(2));
     contains(&stderr(&output), &["--node-id", "many"]);
     assert!(!data.exists(), "nothing was created");
+}
+
+#[test]
+fn acknowledged_records_are_there_after_a_kill() {
+    let data = directory();
+    let server = Server::start(data.path(), &SMALL);
+    ok(&["topic", "create", "orders", "--bootstrap", &server.kafka]);
+    for _ in 0..3 {
+        assert_eq!(produce(&server.kafka, "orders", b"a record").unwrap(), 0);
+    }
+    server.stop(Signal::KILL);
+    let server = Server::start(data.path(), &[]);
+    contains(&server.log, &["3 batches"]);
+    let described =
+        ok_json(&["topic", "describe", "orders", "--bootstrap", &server.kafka, "--json"]);
+    assert_eq!(described[0]["partitions"][0]["high_watermark"], 3);
+}
+
+/// A write that fails is provoked by a limit on the size of files: the kernel refuses to write at all from then on.
+#[test]
+fn a_failed_log_ends_the_server_with_an_exit_code_of_its_own() {
+    let data = directory();
+    let inner = Server::command(data.path(), &SMALL);
+    let mut command = Command::new("sh");
+    // With the signal ignored, the write fails with EFBIG.
+    command.args(["-c", "trap '' XFSZ; exec \"$0\" \"$@\""]);
+    command.arg(inner.get_program()).args(inner.get_args());
+    let mut server = Server::start_command(command);
+    ok(&["topic", "create", "orders", "--bootstrap", &server.kafka]);
+    assert_eq!(produce(&server.kafka, "orders", b"before").unwrap(), 0);
+
+    let none = Rlimit { current: Some(0), maximum: Some(0) };
+    prlimit(Some(server.pid()), Resource::Fsize, none).unwrap();
+    let answer = produce(&server.kafka, "orders", b"after");
+    assert!(!matches!(answer, Ok(0)), "acknowledged although nothing was written: {answer:?}");
+    server.wait_for("the server stops");
+    let (status, log) = server.end();
+    assert_eq!(status.code(), Some(3), "{log}");
+    contains(
+        &log,
+        &["write-ahead log has failed", text(&data.path().join("wal")), "File too large"],
+    );
+
+    let server = Server::start(data.path(), &[]);
+    let described =
+        ok_json(&["topic", "describe", "orders", "--bootstrap", &server.kafka, "--json"]);
+    assert_eq!(described[0]["partitions"][0]["high_watermark"], 1);
 }
 
 #[test]

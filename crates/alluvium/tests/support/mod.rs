@@ -1,6 +1,8 @@
 //! What the tests of the binary share: running it, and a server that is stopped when a test ends.
 #![allow(dead_code, unreachable_pub)]
 
+pub mod produce;
+
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -150,10 +152,18 @@ impl Server {
         }
     }
 
+    pub fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+
     /// Send a signal and wait for the end.
-    pub fn stop(mut self, signal: Signal) -> (ExitStatus, String) {
-        let pid = Pid::from_child(&self.child);
-        kill_process(pid, signal).expect("the server runs");
+    pub fn stop(self, signal: Signal) -> (ExitStatus, String) {
+        kill_process(self.pid(), signal).expect("the server runs");
+        self.end()
+    }
+
+    /// Wait for the end: how it ended, and all of its log.
+    pub fn end(mut self) -> (ExitStatus, String) {
         let status = self.child.wait().expect("it can be waited for");
         while let Ok(line) = self.lines.recv_timeout(HANGS) {
             writeln!(self.log, "{line}").expect("a string can be written to");
