@@ -40,7 +40,9 @@ pub(crate) fn output(command: &mut Command) -> Result<Vec<u8>, Error> {
         return Ok(output.stdout);
     }
     let mut message = format!("`{what}` failed: {}", output.status);
-    for line in String::from_utf8_lossy(&output.stderr).lines().rev().take(10) {
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    let lines: Vec<&str> = stderr.lines().collect();
+    for line in &lines[lines.len().saturating_sub(10)..] {
         message.push_str(&format!("\n  {line}"));
     }
     Err(message.into())
@@ -51,11 +53,23 @@ pub(crate) fn quietly(command: &mut Command) -> Result<(), Error> {
     output(command).map(drop)
 }
 
-/// Runs a program, passes its standard output on line by line, and shows each line to `on_line`.
+/// Runs a program without input, shows its standard output, and hands each line of it to `on_line`.
+pub(crate) fn follow(
+    command: &mut Command,
+    limit: Duration,
+    mut on_line: impl FnMut(&str),
+) -> Result<ExitStatus, Error> {
+    each_line(command, limit, |line| {
+        println!("{line}");
+        on_line(line);
+    })
+}
+
+/// Runs a program without input, and hands each line of its standard output to `on_line`.
 ///
 /// A program that is still running after `limit` is killed: a suite that hangs must fail, not block what
 /// comes after it. The limit is far above what the slowest machine needs; it measures nothing.
-pub(crate) fn follow(
+pub(crate) fn each_line(
     command: &mut Command,
     limit: Duration,
     mut on_line: impl FnMut(&str),
@@ -71,9 +85,7 @@ pub(crate) fn follow(
     thread::scope(|scope| {
         let waiting = scope.spawn(move || wait(&mut child, limit));
         for line in reader.split(b'\n').map_while(Result::ok) {
-            let line = String::from_utf8_lossy(&line);
-            println!("{line}");
-            on_line(&line);
+            on_line(&String::from_utf8_lossy(&line));
         }
         match waiting.join().expect("waiting for a process does not panic")? {
             Some(status) => Ok(status),

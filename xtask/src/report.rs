@@ -132,6 +132,8 @@ impl fmt::Display for Report {
         }
         for (suite, case) in self.cases() {
             if let Outcome::Failed(reason) = &case.outcome {
+                // The rest of a long reason was printed when it happened.
+                let reason = reason.lines().next().unwrap_or_default();
                 writeln!(f, "FAILED: {}: {}: {reason}", suite.name, case.name)?;
             }
         }

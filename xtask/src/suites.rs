@@ -253,7 +253,9 @@ fn tap(name: &str, command: &mut Command) -> Result<Vec<Case>, Error> {
 
 /// Restarts the server under a client that stays connected, once gracefully and once by SIGKILL.
 fn live(server: &mut Server, mut client: Command) -> Result<(), Error> {
-    let mut child = client.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+    // The client's complaints about a server that is away are no news.
+    client.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut child = client.spawn()?;
     let mut lines = BufReader::new(child.stdout.take().expect("standard output is piped")).lines();
     let first = lines.next().transpose()?;
     if first.as_deref() != Some("writing") {

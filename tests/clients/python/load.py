@@ -7,8 +7,9 @@ import argparse
 import random
 import sys
 import threading
+import time
 
-from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 
@@ -58,7 +59,7 @@ def produce(options, stop, journal, number):
         return callback
 
     while not stop.wait(rng.random() * 0.02):
-        for _ in range(rng.randrange(1, 60)):
+        for _ in range(rng.randrange(1, 21)):
             partition = rng.randrange(options.partitions)
             sequence = next_sequence[partition]
             next_sequence[partition] += 1
@@ -138,7 +139,19 @@ def create(options):
 def committed(options):
     client = Consumer({"bootstrap.servers": options.bootstrap, "group.id": options.name})
     partitions = [TopicPartition(options.topic, partition) for partition in range(options.partitions)]
-    for each in client.committed(partitions, 60):
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            answers = client.committed(partitions, 60)
+            break
+        except KafkaException as error:
+            # A server that has just started may say that it is not the coordinator yet.
+            if not error.args[0].retriable() and error.args[0].code() != KafkaError.NOT_COORDINATOR:
+                raise
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+    for each in answers:
         if each.error is not None:
             raise KafkaException(each.error)
         if each.offset >= 0:

@@ -9,7 +9,7 @@ mod loopdev;
 
 use std::fmt;
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Read, Seek, SeekFrom};
+use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread;
@@ -20,7 +20,7 @@ use clap::ValueEnum;
 use self::check::{Held, Promises};
 use self::loopdev::LoopDevice;
 use crate::Error;
-use crate::exec::{describe, output, quietly, wait};
+use crate::exec::{describe, each_line, output, quietly, wait};
 use crate::rng::Rng;
 use crate::server::{Config, Ending, Server};
 
@@ -32,6 +32,9 @@ const GROUPS: [&str; 2] = ["py", "go"];
 const WAL_MEBIBYTES: u64 = 128;
 /// Clients reconnect within a second; only a server that lets nobody in takes longer.
 const PROGRESS_LIMIT: Duration = Duration::from_secs(90);
+
+/// A partition holds some hundred MiB at the end of a long campaign.
+const READ_LIMIT: Duration = Duration::from_secs(300);
 
 /// What the WAL lies on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -255,19 +258,53 @@ impl<'a> Campaign<'a> {
                 held.commit_line(group, line)?;
             }
         }
-        let mut kcat = Command::new("kcat");
-        kcat.args(["-q", "-b", &self.server.address(), "-C", "-t", TOPIC, "-o", "beginning", "-e"]);
-        kcat.args(["-X", "check.crcs=true", "-f", "%p %o %k\n"]);
-        let mut reader = kcat.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
-        let lines = BufReader::new(reader.stdout.take().expect("standard output is piped"));
-        for line in lines.lines() {
-            held.record_line(&line?)?;
+        for partition in 0..PARTITIONS {
+            self.read_partition(partition, &mut held)?;
         }
-        let status = reader.wait()?;
-        if status.success() {
-            Ok(held)
-        } else {
-            Err(format!("`{}`: {status}", describe(&kcat)).into())
+        Ok(held)
+    }
+
+    /// Reads a partition from its start to where it ends now. A reader that looks for the end itself would never be
+    /// done: the producers go on.
+    fn read_partition(&self, partition: u32, held: &mut Held) -> Result<(), Error> {
+        let kcat = |arguments: &[&str]| {
+            let mut command = self.server.client("kcat");
+            command.args(["-q", "-b", &self.server.address(), "-X", "check.crcs=true"]);
+            command.args(arguments);
+            command
+        };
+        let query = output(&mut kcat(&["-Q", "-t", &format!("{TOPIC}:{partition}:-1")]))?;
+        let query = String::from_utf8(query)?;
+        let end = query.trim().rsplit_once(' ').map_or("", |(_, end)| end);
+        if end == "0" {
+            return Ok(()); // kcat takes a count of 0 for "all"
+        }
+        let (partition, count) = (partition.to_string(), end.parse::<u64>()?.to_string());
+        let arguments = [
+            "-C",
+            "-t",
+            TOPIC,
+            "-p",
+            &partition,
+            "-o",
+            "beginning",
+            "-c",
+            &count,
+            "-f",
+            "%p %o %k\n",
+        ];
+        let mut refused = None;
+        let status = each_line(&mut kcat(&arguments), READ_LIMIT, |line| {
+            if refused.is_none() {
+                refused = held.record_line(line).err();
+            }
+        })?;
+        match refused {
+            Some(reason) => Err(reason.into()),
+            None if status.success() => Ok(()),
+            None => {
+                Err(format!("reading partition {partition} up to {end}: kcat: {status}").into())
+            }
         }
     }
 

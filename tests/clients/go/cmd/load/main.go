@@ -80,7 +80,7 @@ func produce(stop <-chan struct{}, out *journal, number int) {
 			return
 		case <-time.After(time.Duration(random.IntN(20)) * time.Millisecond):
 		}
-		for range 1 + random.IntN(60) {
+		for range 1 + random.IntN(20) {
 			partition := random.IntN(*partitions)
 			sequence := next[partition]
 			next[partition]++
