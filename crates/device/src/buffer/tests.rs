@@ -1,4 +1,4 @@
-//! Buffers and their pool. Those named `heap_*` map no memory and make no system call, so that Miri can run them.
+//! Buffers and their pool.
 
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -1,6 +1,6 @@
 //! The conformance suite on real engines and targets, and what only they can get wrong.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -18,8 +18,8 @@ use super::{Body, Core, Job, Transfer};
 use crate::buffer::Pool;
 use crate::conformance::{self, Subject, pattern};
 use crate::{
-    Access, AlignedBuf, DeviceOffset, Engine, Geometry, OpenOptions, PAGE_BYTES, Request,
-    SharedDevice, open,
+    Access, AlignedBuf, DeviceOffset, Durability, Engine, Geometry, OpenOptions, PAGE_BYTES,
+    Request, SharedDevice, open,
 };
 
 const FILE_BYTES: u64 = 4 * 1024 * 1024;
@@ -117,6 +117,49 @@ fn a_block_device_is_measured_and_held_alone() {
     let too_small = open(&device.path, &larger).unwrap_err();
     assert!(matches!(too_small, crate::OpenError::TooSmall { .. }), "{too_small}");
     open(&device.path, &options).expect("it is free again");
+}
+
+/// Durable means that the device was told to flush, not only that it was written to: the block layer counts.
+#[test]
+fn durable_writes_flush_the_device() {
+    let Some(device) = LoopDevice::new() else { return };
+    let name = device.path.file_name().unwrap().to_str().unwrap();
+    let (cache, stat) =
+        (format!("/sys/block/{name}/queue/write_cache"), format!("/sys/block/{name}/stat"));
+    if !fs::read_to_string(&cache).is_ok_and(|cache| cache.trim() == "write back") {
+        return println!("SKIPPED: the loop device has no volatile cache");
+    }
+    // Documentation/block/stat.rst: the 16th number is that of the flushes.
+    let flushes = || -> u64 {
+        fs::read_to_string(&stat).unwrap().split_whitespace().nth(15).unwrap().parse().unwrap()
+    };
+    for engine in [Engine::Threads, Engine::IoUring].into_iter().filter(|engine| available(*engine))
+    {
+        for (durability, expected) in
+            [(Durability::Auto, 10), (Durability::Dsync, 10), (Durability::Device, 0)]
+        {
+            let device =
+                open(&device.path, &OpenOptions { durability, ..options(engine) }).unwrap();
+            assert!(device.geometry().volatile_cache);
+            let count = |durable| {
+                let before = flushes();
+                for page in 0..10 {
+                    let at = DeviceOffset(page * PAGE_BYTES as u64);
+                    let (tx, rx) = mpsc::channel();
+                    let write =
+                        Request::Write { at, buf: pattern(&device, PAGE_BYTES, page), durable };
+                    device.submit(write, Box::new(move |outcome| tx.send(outcome).unwrap()));
+                    rx.recv().unwrap().unwrap();
+                }
+                flushes() - before
+            };
+            assert_eq!(count(true), expected, "{engine}, {durability}: of 10 durable writes");
+            assert_eq!(count(false), 0, "{engine}, {durability}: of 10 others");
+            let before = flushes();
+            device.flush().unwrap();
+            assert_eq!(flushes() - before, 1, "{engine}, {durability}: of one flush");
+        }
+    }
 }
 
 /// A loop device over a file of its own; gone when dropped.

@@ -90,18 +90,23 @@ impl Shared {
         match transfer {
             Transfer::Read { at, buf, .. } => pread(&self.fd, buf, at),
             Transfer::Write { at, buf, dsync: false, .. } => pwrite(&self.fd, buf, at),
-            Transfer::Write { at, buf, dsync: true, .. } => {
-                match pwritev2(&self.fd, &[IoSlice::new(buf)], at, ReadWriteFlags::DSYNC) {
-                    // A sandbox's own kernel may know neither the call nor the flag.
-                    Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
-                        let written = pwrite(&self.fd, buf, at)?;
-                        rustix::fs::fdatasync(&self.fd).map(|()| written)
-                    }
-                    other => other,
-                }
-            }
+            Transfer::Write { at, buf, dsync: true, .. } => self.write_durable(at, buf),
             Transfer::Flush => rustix::fs::fdatasync(&self.fd).map(|()| 0),
         }
+    }
+
+    fn write_durable(&self, at: u64, buf: &[u8]) -> Result<usize, Errno> {
+        // On a block device the flag costs two flushes, one that belongs to the write and one after it (`blkdev_write_iter`
+        // in block/fops.c, for writes that are waited for).
+        if !self.core.geometry.block_device {
+            match pwritev2(&self.fd, &[IoSlice::new(buf)], at, ReadWriteFlags::DSYNC) {
+                // A sandbox's own kernel may know neither the call nor the flag.
+                Err(Errno::OPNOTSUPP | Errno::NOSYS) => {}
+                other => return other,
+            }
+        }
+        let written = pwrite(&self.fd, buf, at)?;
+        rustix::fs::fdatasync(&self.fd).map(|()| written)
     }
 }
 
