@@ -119,6 +119,9 @@ impl BatchHeader {
 /// Check the record set that a producer sent for one partition: exactly one intact batch, written by a client. Kafka's rules, from
 /// `ProduceRequest.validateRecords`, `UnifiedLog.analyzeAndValidateRecords` and `LogValidator.validateBatch`.
 ///
+/// Unlike Kafka this does not look at the records behind the header: a producer whose CRC is right but whose records are not
+/// harms the readers of its topic, and nobody else.
+///
 /// # Errors
 /// As those name them: a damaged batch is corrupt, a batch that a client may not send is an invalid record.
 pub(crate) fn check_produced(

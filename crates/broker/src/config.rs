@@ -89,7 +89,7 @@ impl BrokerConfig {
     /// # Errors
     /// The first field that is out of bounds, with its value and the bounds.
     pub fn validate(&self) -> Result<(), InvalidConfig> {
-        fn within<T: PartialOrd + std::fmt::Debug>(
+        fn within<T: PartialOrd + Copy + std::fmt::Debug>(
             field: &'static str,
             value: T,
             min: T,
@@ -163,7 +163,8 @@ mod tests {
     #[test]
     fn the_default_is_valid_and_each_bound_is_checked() {
         assert_eq!(BrokerConfig::default().validate(), Ok(()));
-        let broken: [(&str, fn(&mut BrokerConfig)); 8] = [
+        type Change = fn(&mut BrokerConfig);
+        let broken: [(&str, Change); 8] = [
             ("advertised_host", |c| c.listen = "0.0.0.0:9092".parse().unwrap()),
             ("node_id", |c| c.node_id = -1),
             ("default_partitions", |c| c.default_partitions = 0),

@@ -5,6 +5,7 @@
 //! A handler is never cancelled, also not when the client has gone.
 
 use std::io::{self, IoSlice};
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -83,7 +84,7 @@ struct Outgoing {
 }
 
 enum Content {
-    Ready { response: Response, _unwritten: OwnedSemaphorePermit },
+    Ready { response: Response, unwritten: OwnedSemaphorePermit },
     Later(BoxFuture<'static, Result<Response, EncodeError>>),
 }
 
@@ -128,10 +129,11 @@ async fn read_all(
     outgoing: mpsc::Sender<Outgoing>,
 ) -> End {
     let unwritten = ByteBudget::new(MAX_UNWRITTEN_BYTES);
+    let mut stopping = pin!(server.stopping());
     loop {
         let frame = tokio::select! {
             frame = read_frame(server, &mut reader) => frame,
-            () = server.stopping() => return End::Stopping,
+            () = &mut stopping => return End::Stopping,
             // The writer has given up.
             () = outgoing.closed() => return End::Closed,
         };
@@ -146,8 +148,8 @@ async fn read_all(
         };
         let content = match answer {
             Answer::Ready(response) => {
-                let _unwritten = unwritten.acquire(response.len_bytes()).await;
-                Content::Ready { response, _unwritten }
+                let unwritten = unwritten.acquire(response.len_bytes()).await;
+                Content::Ready { response, unwritten }
             }
             Answer::Later(response) => Content::Later(response),
             Answer::Nothing => continue,
@@ -216,12 +218,11 @@ async fn write_all(
     mut queue: mpsc::Receiver<Outgoing>,
 ) -> Result<(), End> {
     while let Some(Outgoing { api, received, content }) = queue.recv().await {
-        match content {
-            Content::Ready { response, _unwritten } => {
-                write_one(server, &mut writer, response).await?
-            }
-            Content::Later(response) => write_one(server, &mut writer, response.await?).await?,
-        }
+        let (response, _unwritten) = match content {
+            Content::Ready { response, unwritten } => (response, Some(unwritten)),
+            Content::Later(response) => (response.await?, None),
+        };
+        write_one(server, &mut writer, response).await?;
         server.metrics.answered(api.name, received.elapsed());
     }
     writer.shutdown().await?;

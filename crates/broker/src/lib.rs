@@ -121,6 +121,13 @@ impl Broker {
         registry: &mut Registry,
     ) -> Result<Broker, StartError> {
         config.validate()?;
+        if u64::from(config.max_message_bytes) > store.max_batch_bytes() {
+            tracing::warn!(
+                max_message_bytes = config.max_message_bytes,
+                store_bytes = store.max_batch_bytes(),
+                "the store takes smaller batches than the configuration allows; larger ones are refused"
+            );
+        }
         let topics = Topics::open(store.clone(), config.max_message_bytes, config.max_partitions)
             .map_err(|e| StartError::Metadata(e.to_string()))?;
         let groups = Groups::open(store.clone(), config.groups.clone()).await?;

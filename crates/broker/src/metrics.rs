@@ -67,7 +67,7 @@ impl Metrics {
         );
         registry.register(
             "errors",
-            "Errors in produce and fetch responses, by partition",
+            "Errors of partitions in produce, fetch and list-offsets responses",
             metrics.errors.clone(),
         );
         registry.register(

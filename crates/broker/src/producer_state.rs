@@ -210,6 +210,8 @@ impl ProducerStates {
                 out.extend_from_slice(&seen.max_timestamp_ms.to_le_bytes());
             }
         }
+        let crc = crc32c::crc32c(&out);
+        out.extend_from_slice(&crc.to_le_bytes());
         Some(out)
     }
 
@@ -218,11 +220,17 @@ impl ProducerStates {
     /// # Errors
     /// What is wrong with the bytes.
     pub(crate) fn decode(bytes: &[u8], now: Duration) -> Result<Self, BadCheckpoint> {
-        let mut reader = Reader(bytes);
-        let version = u8::from_le_bytes(reader.take()?);
-        if version != FORMAT_VERSION {
-            return Err(BadCheckpoint::Version(version));
+        // The version comes first: another one may end in another way.
+        match bytes.first() {
+            Some(&FORMAT_VERSION) => {}
+            Some(&other) => return Err(BadCheckpoint::Version(other)),
+            None => return Err(BadCheckpoint::Truncated),
         }
+        let (content, crc) = bytes.split_last_chunk().ok_or(BadCheckpoint::Truncated)?;
+        if crc32c::crc32c(content) != u32::from_le_bytes(*crc) {
+            return Err(BadCheckpoint::Checksum);
+        }
+        let mut reader = Reader(content.get(1..).ok_or(BadCheckpoint::Truncated)?);
         let count = u32::from_le_bytes(reader.take()?);
         let mut producers = HashMap::new();
         for _ in 0..count {
@@ -257,6 +265,8 @@ pub(crate) enum BadCheckpoint {
     Version(u8),
     #[error("producer state ends in the middle")]
     Truncated,
+    #[error("producer state does not have its checksum")]
+    Checksum,
     #[error("producer state is damaged: {0}")]
     Content(String),
 }
@@ -410,13 +420,20 @@ mod tests {
         read.swept_at = states.swept_at;
         assert_eq!(read, states);
         for len in 0..bytes.len() {
-            assert_eq!(
-                ProducerStates::decode(&bytes[..len], NOW).unwrap_err(),
-                BadCheckpoint::Truncated
-            );
+            assert!(ProducerStates::decode(&bytes[..len], NOW).is_err(), "{len} bytes");
         }
-        let longer = [&bytes[..], &[0]].concat();
+        for bit in 8..bytes.len() * 8 {
+            let mut damaged = bytes.clone();
+            damaged[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(ProducerStates::decode(&damaged, NOW).unwrap_err(), BadCheckpoint::Checksum);
+        }
+        let with_checksum =
+            |content: &[u8]| [content, &crc32c::crc32c(content).to_le_bytes()].concat();
+        let content = &bytes[..bytes.len() - 4];
+        let longer = with_checksum(&[content, &[0]].concat());
         assert!(matches!(ProducerStates::decode(&longer, NOW), Err(BadCheckpoint::Content(_))));
+        let shorter = with_checksum(&content[..content.len() - 1]);
+        assert_eq!(ProducerStates::decode(&shorter, NOW).unwrap_err(), BadCheckpoint::Truncated);
         let mut newer = bytes.clone();
         newer[0] = 2;
         assert_eq!(ProducerStates::decode(&newer, NOW).unwrap_err(), BadCheckpoint::Version(2));
@@ -433,6 +450,7 @@ mod tests {
             7, 0, 0, 0, 8, 0, 0, 0, // base and last sequence
             9, 0, 0, 0, 0, 0, 0, 0, // base offset
             11, 0, 0, 0, 0, 0, 0, 0, // greatest timestamp
+            208, 136, 9, 6, // CRC32C
         ];
         assert_eq!(states.encode().unwrap(), bytes);
         let mut read = ProducerStates::decode(&bytes, NOW).unwrap();

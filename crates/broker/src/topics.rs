@@ -72,6 +72,13 @@ impl Maps {
             self.partitions -= old.partitions.len();
         }
     }
+
+    fn remove(&mut self, topic: &Topic) {
+        if let Some(old) = self.by_name.remove(&topic.name) {
+            self.partitions -= old.partitions.len();
+        }
+        self.by_id.remove(&topic.id);
+    }
 }
 
 /// All topics.
@@ -229,16 +236,16 @@ impl Topics {
     pub(crate) async fn delete(&self, topic: &TopicRef) -> Result<Arc<Topic>, ApiError> {
         let _changing = self.changing.lock().await;
         let topic = self.find(topic)?;
-        let mut changes = vec![Change::DeleteMeta(meta_key(&topic.name))];
-        changes.extend(
-            topic.partitions.iter().map(|partition| Change::DeleteStream(partition.stream.id())),
-        );
-        self.store.commit(changes).await?;
-        let mut maps = self.maps.write();
-        maps.by_name.remove(&topic.name);
-        maps.by_id.remove(&topic.id);
-        maps.partitions -= topic.partitions.len();
-        Ok(topic.clone())
+        let streams = topic.partitions.iter().map(|partition| partition.stream.id());
+        let mut changes: Vec<Change> = streams.map(Change::DeleteStream).collect();
+        changes.push(Change::DeleteMeta(meta_key(&topic.name)));
+        // Before the streams go: who waits for their records is woken by that, and must find no topic then.
+        self.maps.write().remove(&topic);
+        if let Err(error) = self.store.commit(changes).await {
+            self.maps.write().insert(&topic);
+            return Err(error.into());
+        }
+        Ok(topic)
     }
 
     /// Create `count` streams and store `topic` with them, in one commit; all its partitions, the new ones last.

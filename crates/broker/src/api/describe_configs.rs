@@ -8,6 +8,7 @@ use kafka_protocol::messages::{DescribeConfigsRequest, DescribeConfigsResponse};
 use kafka_protocol::protocol::StrBytes;
 
 use super::Context;
+use crate::config::BrokerConfig;
 use crate::errors::ApiError;
 use crate::server::Server;
 use crate::topic_config::{ConfigType, MAX_MESSAGE_BYTES, SETTINGS, Setting};
@@ -40,7 +41,12 @@ pub(super) fn of_topic<'a>(
         let (value, source) = if let Some(value) = topic.overrides.get(setting.name) {
             (value.clone(), Source::Topic)
         } else if setting.name == MAX_MESSAGE_BYTES {
-            (server.config.max_message_bytes.to_string(), Source::StaticBroker)
+            let configured = server.config.max_message_bytes;
+            let is_default = configured == BrokerConfig::default().max_message_bytes;
+            (
+                configured.to_string(),
+                if is_default { Source::Default } else { Source::StaticBroker },
+            )
         } else {
             (setting.default?.to_owned(), Source::Default)
         };
@@ -110,8 +116,6 @@ fn topic_config(config: TopicSetting) -> DescribeConfigsResourceResult {
         config.setting.kind,
         config.source,
         config.setting.documentation,
-        // Topics keep the settings that they were created with.
-        true,
     )
 }
 
@@ -176,7 +180,7 @@ fn broker_configs(server: &Server) -> Vec<DescribeConfigsResourceResult> {
         ),
     ];
     let entries = settings.into_iter().map(|(name, value, kind, documentation)| {
-        entry(name, value, kind, Source::StaticBroker, documentation, true)
+        entry(name, value, kind, Source::StaticBroker, documentation)
     });
     entries.collect()
 }
@@ -187,7 +191,6 @@ fn entry(
     kind: ConfigType,
     source: Source,
     documentation: &'static str,
-    read_only: bool,
 ) -> DescribeConfigsResourceResult {
     let name = StrBytes::from_static_str(name);
     let value = Some(StrBytes::from_string(value));
@@ -200,7 +203,8 @@ fn entry(
         ])
         .with_name(name)
         .with_value(value)
-        .with_read_only(read_only)
+        // There is no API that changes one: a topic keeps what it was created with, the server what it was started with.
+        .with_read_only(true)
         .with_config_source(source as i8)
         .with_config_type(kind as i8)
         .with_documentation(Some(StrBytes::from_static_str(documentation)))

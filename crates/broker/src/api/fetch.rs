@@ -136,24 +136,26 @@ async fn read_all(cx: &Context, wants: &[Want], max_bytes: usize) -> Pass {
         left_bytes = left_bytes.min(granted_bytes);
         pass.budget = Some(budget);
     }
-    for (wants, sources) in wants.chunks(CONCURRENT_READS).zip(sources.chunks_mut(CONCURRENT_READS))
-    {
-        // What the group may read is no more than is left, the first batch of all excepted.
+    let mut partitions = wants.iter().zip(&mut sources).peekable();
+    while partitions.peek().is_some() {
+        // A group is read at the same time. What its partitions may read is together no more than is left, the first batch of all
+        // excepted; who finds nothing left to promise comes with the next group, when it is known what was read.
         let mut unpromised_bytes = left_bytes;
         let mut first = pass.bytes == 0;
-        let mut limits = Vec::with_capacity(wants.len());
-        let mut reads = Vec::with_capacity(wants.len());
-        for (want, source) in wants.iter().zip(sources) {
-            let mut limit_bytes =
-                usize::try_from(want.max_bytes).unwrap_or(0).min(unpromised_bytes);
+        let mut limits = Vec::with_capacity(CONCURRENT_READS);
+        let mut reads = Vec::with_capacity(CONCURRENT_READS);
+        while reads.len() < CONCURRENT_READS
+            && (first || left_bytes == 0 || unpromised_bytes > 0)
+            && let Some((want, source)) = partitions.next()
+        {
+            let mut limit_bytes = 0;
             if let Ok((_, from @ Some(_))) = source {
-                if limit_bytes == 0 && !first {
+                if left_bytes == 0 && !first {
                     *from = None;
                 }
-                first = false;
+                limit_bytes = usize::try_from(want.max_bytes).unwrap_or(0).min(unpromised_bytes);
                 unpromised_bytes -= limit_bytes;
-            } else {
-                limit_bytes = 0;
+                first = false;
             }
             limits.push(limit_bytes);
             reads.push(read(source, limit_bytes));

@@ -1,1 +1,195 @@
+//! Every API in every version that is announced, over TCP, decoded by the client's side of the protocol library.
 
+use kafka_protocol::messages::{ApiKey, ApiVersionsRequest, TopicName, create_topics_request};
+
+use super::examples::{self, World};
+use super::harness::{TestServer, text};
+
+/// The error codes that the examples are meant to get, where that is not 0.
+fn expected_errors(key: ApiKey, version: i16) -> Vec<i16> {
+    match key {
+        // The member does not exist.
+        ApiKey::Heartbeat | ApiKey::SyncGroup => vec![25],
+        ApiKey::LeaveGroup if version >= 3 => vec![0, 25],
+        ApiKey::LeaveGroup => vec![25],
+        // A member without an id gets one, and has to come again.
+        ApiKey::JoinGroup if version >= 4 => vec![79],
+        // The group does not exist, which versions before 6 told as a state only.
+        ApiKey::DescribeGroups if version >= 6 => vec![69],
+        ApiKey::DeleteGroups => vec![69],
+        ApiKey::DeleteTopics if version >= 6 => vec![0, 100],
+        _ => vec![],
+    }
+}
+
+fn error_codes(response: &str) -> Vec<i16> {
+    let number = |rest: &str| rest.split([',', ' ', '}']).next().unwrap().parse().unwrap();
+    response.split("error_code: ").skip(1).map(number).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_announced_version_answers() {
+    let server = TestServer::start().await;
+    let topic_id = server.topic("topic", 2, &[]).await;
+    let mut client = server.client().await;
+    let announced = client.call(0, &ApiVersionsRequest::default()).await;
+    assert_eq!(announced.api_keys.len(), 22);
+    let mut answered = 0;
+    for api in announced.api_keys {
+        let key = ApiKey::try_from(api.api_key).unwrap();
+        for version in api.min_version..=api.max_version {
+            let world = World {
+                topic_id,
+                group: format!("group-{key:?}-{version}"),
+                unique: format!("unique-{key:?}-{version}"),
+                ..World::imaginary()
+            };
+            if key == ApiKey::DeleteTopics {
+                server.topic(&world.unique, 1, &[]).await;
+            }
+            let request = examples::request(key, version, version.into(), &world);
+            client.send_frame(&request).await;
+            let response = client
+                .receive_frame()
+                .await
+                .unwrap_or_else(|| panic!("{key:?} v{version}: closed"));
+            let response = examples::decode_response(key, version, version.into(), response);
+            let mut errors = error_codes(&response);
+            errors.dedup();
+            let mut expected = expected_errors(key, version);
+            if expected.is_empty() && !errors.is_empty() {
+                expected.push(0);
+            }
+            assert_eq!(errors, expected, "{key:?} v{version}: {response}");
+            answered += 1;
+        }
+    }
+    assert!(answered > 120, "{answered}");
+}
+
+/// What a client needs at least: the versions that kafka-clients 4, librdkafka 2 and franz-go choose from.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_announced_versions_are_those_that_clients_need() {
+    let server = TestServer::start().await;
+    let announced = server.client().await.call(0, &ApiVersionsRequest::default()).await;
+    let range = |key: ApiKey| {
+        let api = announced.api_keys.iter().find(|api| api.api_key == key as i16).unwrap();
+        (api.min_version, api.max_version)
+    };
+    assert_eq!(range(ApiKey::Produce), (3, 13));
+    assert_eq!(range(ApiKey::Fetch), (4, 18));
+    assert_eq!(range(ApiKey::Metadata), (0, 13));
+    assert_eq!(range(ApiKey::OffsetCommit), (2, 9));
+    // Each is a range that the codec has.
+    for api in crate::api::APIS {
+        let valid = api.key.valid_versions();
+        assert!(valid.min <= api.min && api.max <= valid.max, "{}", api.name);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn topics_are_validated_as_by_kafka() {
+    use create_topics_request::*;
+    let server = TestServer::with(16 << 20, |config| config.max_partitions = 20).await;
+    server.topic("a.b", 1, &[]).await;
+    let topic = |name: &str| {
+        CreatableTopic::default()
+            .with_name(TopicName(text(name)))
+            .with_num_partitions(1)
+            .with_replication_factor(1)
+    };
+    let config = |name: &str, value: Option<&str>| {
+        CreatableTopicConfig::default().with_name(text(name)).with_value(value.map(text))
+    };
+    let cases = vec![
+        (topic("a.b"), 36),
+        (topic("a_b"), 17),
+        (topic("no/slash"), 17),
+        (topic("x").with_num_partitions(0), 37),
+        (topic("x").with_num_partitions(-2), 37),
+        (topic("x").with_num_partitions(21), 44),
+        (topic("x").with_replication_factor(2), 38),
+        (topic("x").with_replication_factor(0), 38),
+        (topic("x").with_configs(vec![config("nonsense", Some("1"))]), 40),
+        (topic("x").with_configs(vec![config("retention.ms", None)]), 40),
+        (topic("x").with_assignments(vec![CreatableReplicaAssignment::default()]), 42),
+        (
+            topic("x").with_num_partitions(-1).with_replication_factor(-1).with_assignments(vec![
+                CreatableReplicaAssignment::default().with_broker_ids(vec![9.into()]),
+            ]),
+            39,
+        ),
+        (topic("good").with_num_partitions(-1).with_replication_factor(-1), 0),
+    ];
+    let mut client = server.client().await;
+    for validate_only in [true, false] {
+        for (topic, code) in &cases {
+            let request = CreateTopicsRequest::default()
+                .with_topics(vec![topic.clone()])
+                .with_validate_only(validate_only);
+            let result = &client.call(7, &request).await.topics[0];
+            assert_eq!(result.error_code, *code, "{topic:?}: {:?}", result.error_message);
+        }
+    }
+    let twice = CreateTopicsRequest::default().with_topics(vec![topic("y"), topic("y")]);
+    let results = client.call(7, &twice).await.topics;
+    assert!(results.iter().all(|result| result.error_code == 42), "{results:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn metadata_creates_topics_where_both_sides_allow_it() {
+    use kafka_protocol::messages::MetadataRequest;
+    use kafka_protocol::messages::metadata_request::MetadataRequestTopic;
+    let server = TestServer::with(16 << 20, |config| config.default_partitions = 3).await;
+    let mut client = server.client().await;
+    let request = |name: &str, create| {
+        MetadataRequest::default()
+            .with_topics(Some(vec![
+                MetadataRequestTopic::default().with_name(Some(TopicName(text(name)))),
+            ]))
+            .with_allow_auto_topic_creation(create)
+    };
+    let unknown = &client.call(12, &request("new", false)).await.topics[0];
+    assert_eq!(unknown.error_code, 3);
+    let created = &client.call(12, &request("new", true)).await.topics[0];
+    assert_eq!((created.error_code, created.partitions.len()), (0, 3));
+    assert!(!created.topic_id.is_nil());
+    assert_eq!(client.call(12, &request("no good", true)).await.topics[0].error_code, 17);
+    assert_eq!(client.call(12, &request("no good", false)).await.topics[0].error_code, 17);
+
+    let by_id = |id| {
+        MetadataRequest::default().with_topics(Some(vec![
+            MetadataRequestTopic::default().with_name(None).with_topic_id(id),
+        ]))
+    };
+    let found = &client.call(13, &by_id(created.topic_id)).await.topics[0];
+    assert_eq!(found.name.as_deref().map(ToString::to_string), Some("new".into()));
+    assert_eq!(client.call(13, &by_id(uuid::Uuid::from_u128(1))).await.topics[0].error_code, 100);
+
+    let all = client.call(1, &MetadataRequest::default().with_topics(None)).await;
+    assert_eq!(all.topics.len(), 1);
+    let none = client.call(1, &MetadataRequest::default().with_topics(Some(vec![]))).await;
+    assert_eq!(none.topics.len(), 0);
+    let all_of_old = client.call(0, &MetadataRequest::default().with_topics(Some(vec![]))).await;
+    assert_eq!(all_of_old.topics.len(), 1);
+    assert_eq!(i32::from(server.addr().port()), all_of_old.brokers[0].port);
+
+    let server = TestServer::with(16 << 20, |config| config.auto_create_topics = false).await;
+    let refused = &server.client().await.call(12, &request("new", true)).await.topics[0];
+    assert_eq!(refused.error_code, 3);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn transactions_are_refused_for_good() {
+    use kafka_protocol::messages::{
+        FindCoordinatorRequest, InitProducerIdRequest, TransactionalId,
+    };
+    let server = TestServer::start().await;
+    let mut client = server.client().await;
+    let find =
+        FindCoordinatorRequest::default().with_key_type(1).with_coordinator_keys(vec![text("t")]);
+    assert_eq!(client.call(6, &find).await.coordinators[0].error_code, 35);
+    let init =
+        InitProducerIdRequest::default().with_transactional_id(Some(TransactionalId(text("t"))));
+    assert_eq!(client.call(5, &init).await.error_code, 35);
+}

@@ -10,7 +10,7 @@ use uuid::Uuid;
 pub(crate) struct World {
     pub(crate) topic: &'static str,
     pub(crate) topic_id: Uuid,
-    pub(crate) group: &'static str,
+    pub(crate) group: String,
     pub(crate) batch: Bytes,
     /// Names for topics to create and to delete: those of each version must differ.
     pub(crate) unique: String,
@@ -21,7 +21,7 @@ impl World {
         Self {
             topic: "topic",
             topic_id: Uuid::from_u128(0x1234_5678_9abc),
-            group: "group",
+            group: "group".into(),
             batch: crate::batch::tests::plain(&[1, 2]),
             unique: "unique".into(),
         }
@@ -166,7 +166,7 @@ fn body(key: ApiKey, version: i16, world: &World) -> Bytes {
                 .with_partitions(vec![partition]);
             encode(
                 &OffsetCommitRequest::default()
-                    .with_group_id(GroupId(text(world.group)))
+                    .with_group_id(GroupId(text(&world.group)))
                     .with_generation_id_or_member_epoch(-1)
                     .with_topics(vec![topic]),
                 version,
@@ -174,7 +174,7 @@ fn body(key: ApiKey, version: i16, world: &World) -> Bytes {
         }
         ApiKey::OffsetFetch => {
             use offset_fetch_request::*;
-            let group = GroupId(text(world.group));
+            let group = GroupId(text(&world.group));
             let mut request = OffsetFetchRequest::default();
             if from(8) {
                 let topic = OffsetFetchRequestTopics::default()
@@ -200,9 +200,9 @@ fn body(key: ApiKey, version: i16, world: &World) -> Bytes {
         ApiKey::FindCoordinator => {
             let mut request = FindCoordinatorRequest::default();
             if from(4) {
-                request.coordinator_keys = vec![text(world.group), text("other")];
+                request.coordinator_keys = vec![text(&world.group), text("other")];
             } else {
-                request.key = text(world.group);
+                request.key = text(&world.group);
             }
             encode(&request, version)
         }
@@ -212,7 +212,7 @@ fn body(key: ApiKey, version: i16, world: &World) -> Bytes {
                 .with_name(text("range"))
                 .with_metadata(Bytes::from_static(b"subscription"));
             let mut request = JoinGroupRequest::default()
-                .with_group_id(GroupId(text(world.group)))
+                .with_group_id(GroupId(text(&world.group)))
                 .with_session_timeout_ms(10_000)
                 .with_protocol_type(text("consumer"))
                 .with_protocols(vec![protocol]);
@@ -226,7 +226,7 @@ fn body(key: ApiKey, version: i16, world: &World) -> Bytes {
         }
         ApiKey::Heartbeat => encode(
             &HeartbeatRequest::default()
-                .with_group_id(GroupId(text(world.group)))
+                .with_group_id(GroupId(text(&world.group)))
                 .with_generation_id(1)
                 .with_member_id(text("nobody")),
             version,
@@ -234,7 +234,7 @@ fn body(key: ApiKey, version: i16, world: &World) -> Bytes {
         ApiKey::LeaveGroup => {
             use leave_group_request::*;
             let mut request =
-                LeaveGroupRequest::default().with_group_id(GroupId(text(world.group)));
+                LeaveGroupRequest::default().with_group_id(GroupId(text(&world.group)));
             if from(3) {
                 request.members = vec![MemberIdentity::default().with_member_id(text("nobody"))];
             } else {
@@ -248,7 +248,7 @@ fn body(key: ApiKey, version: i16, world: &World) -> Bytes {
                 .with_member_id(text("nobody"))
                 .with_assignment(Bytes::from_static(b"assignment"));
             let mut request = SyncGroupRequest::default()
-                .with_group_id(GroupId(text(world.group)))
+                .with_group_id(GroupId(text(&world.group)))
                 .with_generation_id(1)
                 .with_member_id(text("nobody"))
                 .with_assignments(vec![assignment]);
@@ -260,7 +260,7 @@ fn body(key: ApiKey, version: i16, world: &World) -> Bytes {
         }
         ApiKey::DescribeGroups => {
             let mut request = DescribeGroupsRequest::default()
-                .with_groups(vec![GroupId(text(world.group)), GroupId(text("other"))]);
+                .with_groups(vec![GroupId(text(&world.group)), GroupId(text("other"))]);
             if from(3) {
                 request.include_authorized_operations = true;
             }

@@ -1,1 +1,284 @@
+//! Fetching: sessions, long poll, limits, offsets by time.
 
+use bytes::Bytes;
+use kafka_protocol::messages::fetch_request::{FetchPartition, ForgottenTopic};
+use kafka_protocol::messages::list_offsets_request::{ListOffsetsPartition, ListOffsetsTopic};
+use kafka_protocol::messages::{
+    FetchRequest, FetchResponse, ListOffsetsRequest, OffsetForLeaderEpochRequest, TopicName,
+};
+use kafka_protocol::records::Compression;
+
+use super::harness::{Client, TestServer, fetch, stored, text};
+use crate::batch::tests::{encode, plain};
+
+fn in_session(id: i32, epoch: i32, partitions: &[(i32, i64)]) -> FetchRequest {
+    let mut request = fetch("t", partitions, 0).with_session_id(id).with_session_epoch(epoch);
+    if partitions.is_empty() {
+        request.topics.clear();
+    }
+    request
+}
+
+/// Partitions with their records' lengths.
+fn shape(response: &FetchResponse) -> Vec<(i32, usize)> {
+    let partitions = response.responses.iter().flat_map(|topic| &topic.partitions);
+    partitions
+        .map(|partition| (partition.partition_index, partition.records.as_ref().unwrap().len()))
+        .collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_gives_what_is_new() {
+    let server = TestServer::start().await;
+    server.topic("t", 3, &[]).await;
+    let mut client = server.client().await;
+    let batch = plain(&[1]);
+    let full = client.call(12, &in_session(0, 0, &[(0, 0), (1, 0)])).await;
+    assert_eq!(shape(&full), [(0, 0), (1, 0)]);
+    let id = full.session_id;
+    assert!(id > 0);
+    let nothing_new = client.call(12, &in_session(id, 1, &[])).await;
+    assert_eq!((shape(&nothing_new), nothing_new.session_id), (vec![], id));
+
+    client.produce("t", 1, &batch).await;
+    client.produce("t", 2, &batch).await;
+    let new = client.call(12, &in_session(id, 2, &[])).await;
+    assert_eq!(shape(&new), [(1, batch.len())]);
+    // The client goes on behind it, takes one more partition, and drops one.
+    let mut request = in_session(id, 3, &[(1, 1), (2, 0)]);
+    request.forgotten_topics_data =
+        vec![ForgottenTopic::default().with_topic(TopicName(text("t"))).with_partitions(vec![0])];
+    assert_eq!(shape(&client.call(12, &request).await), [(2, batch.len())]);
+    client.produce("t", 0, &batch).await;
+    let after = client.call(12, &in_session(id, 4, &[(2, 1)])).await;
+    assert_eq!(shape(&after), [], "0 is forgotten, 1 and 2 are at their ends");
+
+    assert_eq!(client.call(12, &in_session(id, 9, &[])).await.error_code, 71);
+    assert_eq!(client.call(12, &in_session(id ^ 1, 1, &[])).await.error_code, 70);
+    let ended = client.call(12, &in_session(id, -1, &[(0, 0)])).await;
+    assert_eq!((ended.session_id, shape(&ended)), (0, vec![(0, batch.len())]));
+    assert_eq!(client.call(12, &in_session(id, 5, &[])).await.error_code, 70);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_waiting_fetch_is_woken_by_what_becomes_durable() {
+    let server = TestServer::start().await;
+    server.topic("t", 2, &[]).await;
+    let (mut reader, mut writer) = (server.client().await, server.client().await);
+    let batch = plain(&[1]);
+    // The wait is longer than the test may take: only the event ends it.
+    let waiting = reader.send(12, &fetch("t", &[(0, 0), (1, 0)], 600_000)).await;
+    writer.produce("t", 1, &batch).await;
+    let response = reader.receive::<FetchRequest>(12, waiting).await;
+    assert_eq!(shape(&response), [(0, 0), (1, batch.len())]);
+
+    let for_two = fetch("t", &[(0, 0), (1, 0)], 600_000).with_min_bytes(2 * batch.len() as i32);
+    let waiting = reader.send(12, &for_two).await;
+    writer.produce("t", 0, &batch).await;
+    let response = reader.receive::<FetchRequest>(12, waiting).await;
+    assert_eq!(shape(&response), [(0, batch.len()), (1, batch.len())]);
+
+    let after_wait = fetch("t", &[(0, 0)], 20).with_min_bytes(1 << 20);
+    assert_eq!(
+        shape(&reader.call(12, &after_wait).await),
+        [(0, batch.len())],
+        "less than wanted, when the time is over"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stopping_server_answers_those_who_wait() {
+    let mut server = TestServer::start().await;
+    server.topic("t", 1, &[]).await;
+    let mut reader = server.client().await;
+    let waiting = reader.send(12, &fetch("t", &[(0, 0)], 600_000)).await;
+    // The request is being handled when a later one of another connection has been answered after it was counted.
+    loop {
+        let mut metrics = String::new();
+        prometheus_client::encoding::text::encode(&mut metrics, &server.registry).unwrap();
+        if metrics.contains(r#"requests_total{api="Fetch",version="12"} 1"#) {
+            break;
+        }
+        tokio::task::yield_now().await;
+    }
+    server.stop().await;
+    let response = reader.receive::<FetchRequest>(12, waiting).await;
+    assert_eq!(shape(&response), [(0, 0)]);
+    assert!(reader.receive_frame().await.is_none());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn limits_are_kept_but_for_the_first_batch() {
+    let server = TestServer::start().await;
+    server.topic("t", 3, &[]).await;
+    let mut client = server.client().await;
+    let batch = plain(&[1; 10]);
+    let len = batch.len();
+    for partition in 0..3 {
+        for _ in 0..4 {
+            client.produce("t", partition, &batch).await;
+        }
+    }
+    let all = [(0, 0), (1, 0), (2, 0)];
+    let limited = |max_bytes: usize, partition_bytes: usize| {
+        let mut request = fetch("t", &all, 0).with_max_bytes(max_bytes as i32);
+        for partition in &mut request.topics[0].partitions {
+            partition.partition_max_bytes = partition_bytes as i32;
+        }
+        request
+    };
+    for (max_bytes, partition_bytes, expected) in [
+        (0, 0, [1, 0, 0]),
+        (1, 1 << 20, [1, 0, 0]),
+        (1 << 20, 1, [1, 0, 0]),
+        (1 << 20, len, [1, 1, 1]),
+        (1 << 20, 2 * len + 1, [2, 2, 2]),
+        (3 * len, 2 * len, [2, 1, 0]),
+        (5 * len - 1, 1 << 20, [4, 0, 0]),
+        (5 * len, 1 << 20, [4, 1, 0]),
+        (1 << 20, 1 << 20, [4, 4, 4]),
+    ] {
+        let response = client.call(12, &limited(max_bytes, partition_bytes)).await;
+        let expected: Vec<_> = (0..3).zip(expected.map(|batches| batches * len)).collect();
+        assert_eq!(shape(&response), expected, "{max_bytes} {partition_bytes}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn wrong_places_have_their_errors() {
+    let server = TestServer::start().await;
+    let id = server.topic("t", 1, &[]).await;
+    let mut client = server.client().await;
+    client.produce("t", 0, &plain(&[1, 2])).await;
+    assert_eq!(client.fetch("t", 0, 2).await, (0, 2, Bytes::new()));
+    assert_eq!(client.fetch("t", 0, 3).await.0, 1);
+    assert_eq!(client.fetch("t", 0, -1).await.0, 1);
+    assert_eq!(client.fetch("t", 1, 0).await.0, 3);
+    assert_eq!(client.fetch("unknown", 0, 0).await.0, 3);
+    let mut by_id = fetch("", &[(0, 0)], 0);
+    by_id.topics[0].topic_id = uuid::Uuid::from_u128(1);
+    assert_eq!(client.call(13, &by_id).await.responses[0].partitions[0].error_code, 100);
+    by_id.topics[0].topic_id = id;
+    for (epoch, code) in [(-1, 0), (0, 0), (1, 75), (-2, 74)] {
+        by_id.topics[0].partitions = vec![
+            FetchPartition::default()
+                .with_current_leader_epoch(epoch)
+                .with_partition_max_bytes(1 << 20),
+        ];
+        assert_eq!(
+            client.call(13, &by_id).await.responses[0].partitions[0].error_code,
+            code,
+            "{epoch}"
+        );
+    }
+}
+
+async fn offset(client: &mut Client, version: i16, timestamp: i64) -> (i16, i64, i64) {
+    let topic = ListOffsetsTopic::default()
+        .with_name(TopicName(text("t")))
+        .with_partitions(vec![ListOffsetsPartition::default().with_timestamp(timestamp)]);
+    let response =
+        client.call(version, &ListOffsetsRequest::default().with_topics(vec![topic])).await;
+    let partition = &response.topics[0].partitions[0];
+    (partition.error_code, partition.offset, partition.timestamp)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn offsets_are_found_by_time_to_the_record() {
+    let server = TestServer::start().await;
+    server.topic("t", 1, &[]).await;
+    let mut client = server.client().await;
+    assert_eq!(offset(&mut client, 7, -1).await, (0, 0, -1));
+    assert_eq!(offset(&mut client, 7, -3).await, (0, -1, -1), "no record");
+    let codecs = [
+        Compression::None,
+        Compression::Gzip,
+        Compression::Snappy,
+        Compression::Lz4,
+        Compression::Zstd,
+    ];
+    for (i, codec) in codecs.into_iter().enumerate() {
+        let start = i as i64 * 100;
+        client
+            .produce("t", 0, &encode(codec, (-1, -1, -1), &[start, start + 40, start + 20]))
+            .await;
+    }
+    for uploaded in [false, true] {
+        if uploaded {
+            server.store().flush().await.unwrap();
+        }
+        assert_eq!(offset(&mut client, 1, -1).await, (0, 15, -1));
+        assert_eq!(offset(&mut client, 1, -2).await, (0, 0, -1));
+        for (i, start) in (0..5).map(|i| (i * 3, i * 100)) {
+            assert_eq!(offset(&mut client, 1, start).await, (0, i, start));
+            assert_eq!(offset(&mut client, 1, start + 1).await, (0, i + 1, start + 40));
+            assert_eq!(offset(&mut client, 1, start + 40).await, (0, i + 1, start + 40));
+        }
+        assert_eq!(offset(&mut client, 1, 41).await, (0, 3, 100), "the next batch");
+        assert_eq!(offset(&mut client, 1, 441).await, (0, -1, -1), "later than all");
+        assert_eq!(offset(&mut client, 7, -3).await, (0, 13, 440));
+        assert_eq!(offset(&mut client, 8, -4).await, (0, 0, -1));
+        assert_eq!(offset(&mut client, 9, -5).await, (0, -1, -1));
+        assert_eq!(offset(&mut client, 6, -3).await.0, 35, "not in that version");
+        assert_eq!(offset(&mut client, 10, -9).await.0, 35);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn late_readers_get_the_same_bytes_from_objects() {
+    let server = TestServer::start().await;
+    server.topic("t", 20, &[]).await;
+    let mut client = server.client().await;
+    let mut expected = vec![Vec::new(); 20];
+    for i in 0..60 {
+        let partition = i % 20;
+        let batch = encode(Compression::Lz4, (-1, -1, -1), &[i64::from(i), 7, 8]);
+        let (_, base) = client.produce("t", partition, &batch).await;
+        expected[partition as usize].extend_from_slice(&stored(&batch, base as u64));
+    }
+    server.store().flush().await.unwrap();
+    let partitions: Vec<(i32, i64)> = (0..20).map(|partition| (partition, 0)).collect();
+    let response = client.call(12, &fetch("t", &partitions, 0)).await;
+    for (partition, expected) in response.responses[0].partitions.iter().zip(expected) {
+        assert_eq!(partition.records.as_deref(), Some(&expected[..]));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deleted_topic_ends_a_waiting_fetch() {
+    use kafka_protocol::messages::DeleteTopicsRequest;
+    let server = TestServer::start().await;
+    server.topic("t", 1, &[]).await;
+    let (mut reader, mut admin) = (server.client().await, server.client().await);
+    let waiting = reader.send(12, &fetch("t", &[(0, 0)], 600_000)).await;
+    let delete = DeleteTopicsRequest::default().with_topic_names(vec![TopicName(text("t"))]);
+    assert_eq!(admin.call(5, &delete).await.responses[0].error_code, 0);
+    let response = reader.receive::<FetchRequest>(12, waiting).await;
+    assert_eq!(response.responses[0].partitions[0].error_code, 3);
+    assert_eq!(admin.call(5, &delete).await.responses[0].error_code, 3);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_leader_epoch_has_not_ended() {
+    use kafka_protocol::messages::offset_for_leader_epoch_request::{
+        OffsetForLeaderPartition, OffsetForLeaderTopic,
+    };
+    let server = TestServer::start().await;
+    server.topic("t", 1, &[]).await;
+    let mut client = server.client().await;
+    client.produce("t", 0, &plain(&[1, 2])).await;
+    for (current, epoch, expected) in
+        [(0, 0, (0, 0, 2)), (-1, 5, (0, -1, -1)), (1, 0, (75, -1, -1))]
+    {
+        let partition = OffsetForLeaderPartition::default()
+            .with_current_leader_epoch(current)
+            .with_leader_epoch(epoch);
+        let topic = OffsetForLeaderTopic::default()
+            .with_topic(TopicName(text("t")))
+            .with_partitions(vec![partition]);
+        let response =
+            client.call(4, &OffsetForLeaderEpochRequest::default().with_topics(vec![topic])).await;
+        let partition = &response.topics[0].partitions[0];
+        assert_eq!((partition.error_code, partition.leader_epoch, partition.end_offset), expected);
+    }
+}

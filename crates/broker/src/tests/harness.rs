@@ -1,1 +1,374 @@
-//! harness
+//! A server in this process over a real store, and a client of a hundred lines.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use alluvium_device::sim::{Mode, SimDisk, SimOptions};
+use alluvium_device::{OpenOptions, SharedDevice};
+use alluvium_stream::{Catalog, MemoryCatalog, Options, RedbCatalog, Store, local_objects};
+use alluvium_wal::{FormatOptions, Wal};
+use bytes::{BufMut, Bytes, BytesMut};
+use kafka_protocol::messages::*;
+use kafka_protocol::protocol::{Decodable, Request, StrBytes};
+use object_store::ObjectStore;
+use object_store::memory::InMemory;
+use prometheus_client::registry::Registry;
+use tempfile::TempDir;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use uuid::Uuid;
+
+use super::examples;
+use crate::{Broker, BrokerConfig, BrokerFold};
+
+/// Long enough for a loaded machine; reached only by a test that hangs.
+pub(super) const HANG: Duration = Duration::from_secs(60);
+
+/// What outlives a server.
+enum Backing {
+    /// A file, a directory of objects and a catalog on disk.
+    Files(TempDir),
+    /// Everything in memory, on a disk whose requests wait while they are held.
+    Simulated { disk: SimDisk, objects: Arc<InMemory>, catalog: Arc<MemoryCatalog> },
+}
+
+pub(super) struct TestServer {
+    backing: Backing,
+    config: BrokerConfig,
+    wal_bytes: u64,
+    running: Option<Running>,
+    pub(super) registry: Registry,
+}
+
+struct Running {
+    broker: Broker,
+    store: Store,
+    stepper: Option<Stepper>,
+}
+
+impl TestServer {
+    /// On files, with the default configuration but for the address.
+    pub(super) async fn start() -> Self {
+        Self::with(16 << 20, |_| {}).await
+    }
+
+    pub(super) async fn with(wal_bytes: u64, configure: impl FnOnce(&mut BrokerConfig)) -> Self {
+        Self::on(Backing::Files(tempfile::tempdir().unwrap()), wal_bytes, configure).await
+    }
+
+    /// On a simulated disk.
+    pub(super) async fn simulated(wal_bytes: u64) -> Self {
+        let disk = SimDisk::new(SimOptions { capacity_bytes: wal_bytes, ..SimOptions::default() });
+        Wal::format(&disk.device(), &FormatOptions::default()).unwrap();
+        let backing = Backing::Simulated { disk, objects: Arc::default(), catalog: Arc::default() };
+        Self::on(backing, wal_bytes, |_| {}).await
+    }
+
+    async fn on(
+        backing: Backing,
+        wal_bytes: u64,
+        configure: impl FnOnce(&mut BrokerConfig),
+    ) -> Self {
+        let mut config =
+            BrokerConfig { listen: "127.0.0.1:0".parse().unwrap(), ..BrokerConfig::default() };
+        configure(&mut config);
+        let mut server =
+            Self { backing, config, wal_bytes, running: None, registry: Registry::default() };
+        server.run().await;
+        server
+    }
+
+    async fn run(&mut self) {
+        type Parts = (SharedDevice, Arc<dyn ObjectStore>, Arc<dyn Catalog>);
+        let (device, objects, catalog): Parts = match &self.backing {
+            Backing::Files(dir) => {
+                let path = dir.path().join("wal");
+                let fresh = !path.exists();
+                let options =
+                    OpenOptions { create_bytes: Some(self.wal_bytes), ..OpenOptions::default() };
+                let device = alluvium_device::open(&path, &options).unwrap();
+                if fresh {
+                    Wal::format(&device, &FormatOptions::default()).unwrap();
+                }
+                let objects = dir.path().join("objects");
+                std::fs::create_dir_all(&objects).unwrap();
+                let catalog = RedbCatalog::open(&dir.path().join("catalog")).unwrap();
+                (device, local_objects(&objects).unwrap(), Arc::new(catalog))
+            }
+            Backing::Simulated { disk, objects, catalog } => {
+                disk.set_mode(Mode::Immediate);
+                (disk.device(), objects.clone(), catalog.clone())
+            }
+        };
+        let window_bytes = (self.wal_bytes / 4).min(64 << 20) & !4095;
+        let wal_options = alluvium_wal::Options {
+            window_bytes,
+            block_bytes: (window_bytes / 4).min(256 << 10) as u32 & !4095,
+            max_record_bytes: (window_bytes / 4) as u32,
+            ..alluvium_wal::Options::default()
+        };
+        let options = Options {
+            cache_bytes: self.wal_bytes,
+            upload_interval: Duration::from_secs(3_600),
+            ..Options::for_wal(self.wal_bytes)
+        };
+        let opened =
+            Store::open(device, wal_options, objects, catalog, Arc::new(BrokerFold), options, None);
+        let store = opened.await.unwrap().store;
+        let stepper = match &self.backing {
+            Backing::Files(_) => None,
+            Backing::Simulated { disk, .. } => Some(Stepper::start(disk.clone())),
+        };
+        self.registry = Registry::default();
+        let broker =
+            Broker::start(self.config.clone(), store.clone(), &mut self.registry).await.unwrap();
+        self.running = Some(Running { broker, store, stepper });
+    }
+
+    pub(super) fn addr(&self) -> SocketAddr {
+        self.running.as_ref().unwrap().broker.local_addr()
+    }
+
+    pub(super) fn store(&self) -> &Store {
+        &self.running.as_ref().unwrap().store
+    }
+
+    pub(super) async fn client(&self) -> Client {
+        Client::connect(self.addr()).await
+    }
+
+    /// Let the simulated disk do nothing until it is released.
+    pub(super) fn hold_disk(&self, hold: bool) {
+        let stepper = self.running.as_ref().unwrap().stepper.as_ref().expect("a simulated disk");
+        stepper.held.store(hold, Ordering::Release);
+    }
+
+    /// Stop as one should.
+    pub(super) async fn stop(&mut self) {
+        let Running { broker, store, stepper } = self.running.take().unwrap();
+        tokio::time::timeout(HANG, broker.shutdown()).await.expect("the server does not stop");
+        tokio::time::timeout(HANG, store.close()).await.expect("the store does not close").unwrap();
+        drop(stepper);
+    }
+
+    pub(super) async fn restart(&mut self) {
+        self.stop().await;
+        self.run().await;
+    }
+
+    /// Stop without closing the store, as a process that is killed does, and start again.
+    pub(super) async fn crash(&mut self) {
+        let Running { broker, store, stepper } = self.running.take().unwrap();
+        broker.shutdown().await;
+        drop(store);
+        drop(stepper);
+        // The last handle of the device goes with the store's tasks, and the file's lock with it.
+        for _ in 0..1_000 {
+            let Backing::Files(dir) = &self.backing else { break };
+            match alluvium_device::open(&dir.path().join("wal"), &OpenOptions::default()) {
+                Ok(_) => break,
+                Err(_) => tokio::time::sleep(Duration::from_millis(5)).await,
+            }
+        }
+        self.run().await;
+    }
+
+    /// Create a topic with these settings; its id.
+    pub(super) async fn topic(
+        &self,
+        name: &str,
+        partitions: i32,
+        configs: &[(&str, &str)],
+    ) -> Uuid {
+        use create_topics_request::*;
+        let config = |(name, value): &(&str, &str)| {
+            CreatableTopicConfig::default().with_name(text(name)).with_value(Some(text(value)))
+        };
+        let topic = CreatableTopic::default()
+            .with_name(TopicName(text(name)))
+            .with_num_partitions(partitions)
+            .with_replication_factor(1)
+            .with_configs(configs.iter().map(config).collect());
+        let request = CreateTopicsRequest::default().with_topics(vec![topic]);
+        let response = self.client().await.call(7, &request).await;
+        assert_eq!(response.topics[0].error_code, 0, "{:?}", response.topics[0].error_message);
+        response.topics[0].topic_id
+    }
+
+    /// That a good client is still served, after whatever a bad one did.
+    pub(super) async fn assert_alive(&self) {
+        let response = self
+            .client()
+            .await
+            .call(
+                4,
+                &ApiVersionsRequest::default()
+                    .with_client_software_name(text("a"))
+                    .with_client_software_version(text("1")),
+            )
+            .await;
+        assert_eq!(response.error_code, 0);
+    }
+}
+
+struct Stepper {
+    stop: Arc<AtomicBool>,
+    held: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Stepper {
+    fn start(disk: SimDisk) -> Self {
+        disk.set_mode(Mode::Queued);
+        let (stop, held) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+        let thread = std::thread::spawn({
+            let (stop, held) = (stop.clone(), held.clone());
+            move || {
+                while !stop.load(Ordering::Acquire) {
+                    if held.load(Ordering::Acquire) || !disk.step() {
+                        std::thread::sleep(Duration::from_micros(50));
+                    }
+                }
+                disk.run_until_idle();
+            }
+        });
+        Self { stop, held, thread: Some(thread) }
+    }
+}
+
+impl Drop for Stepper {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        self.thread.take().unwrap().join().unwrap();
+    }
+}
+
+pub(super) fn text(text: &str) -> StrBytes {
+    StrBytes::from_string(text.to_owned())
+}
+
+/// A client connection.
+pub(super) struct Client {
+    pub(super) socket: TcpStream,
+    next_correlation_id: i32,
+}
+
+impl Client {
+    pub(super) async fn connect(addr: SocketAddr) -> Self {
+        Self { socket: TcpStream::connect(addr).await.unwrap(), next_correlation_id: 1 }
+    }
+
+    /// Send a request of which the length is put before it.
+    pub(super) async fn send_frame(&mut self, request: &[u8]) {
+        let mut frame = BytesMut::new();
+        frame.put_i32(request.len().try_into().unwrap());
+        frame.put_slice(request);
+        self.socket.write_all(&frame).await.unwrap();
+    }
+
+    /// Send without waiting for the response; its correlation id.
+    pub(super) async fn send<R: Request>(&mut self, version: i16, request: &R) -> i32 {
+        let correlation_id = self.next_correlation_id;
+        self.next_correlation_id += 1;
+        let header_version = R::header_version(version);
+        let mut bytes = examples::header(R::KEY, version, correlation_id, header_version);
+        bytes.extend_from_slice(&examples::encode(request, version));
+        self.send_frame(&bytes).await;
+        correlation_id
+    }
+
+    /// The next response; `None` when the server has closed the connection.
+    pub(super) async fn receive_frame(&mut self) -> Option<Bytes> {
+        let receive = async {
+            let len = self.socket.read_i32().await.ok()?;
+            let mut bytes = vec![0; len.try_into().unwrap()];
+            self.socket.read_exact(&mut bytes).await.ok()?;
+            Some(Bytes::from(bytes))
+        };
+        tokio::time::timeout(HANG, receive).await.expect("no response")
+    }
+
+    /// The response to `R`, which must be the next one.
+    pub(super) async fn receive<R: Request>(
+        &mut self,
+        version: i16,
+        correlation_id: i32,
+    ) -> R::Response {
+        use kafka_protocol::protocol::HeaderVersion;
+        let mut bytes = self.receive_frame().await.expect("the connection was closed");
+        let header =
+            ResponseHeader::decode(&mut bytes, R::Response::header_version(version)).unwrap();
+        assert_eq!(header.correlation_id, correlation_id, "responses in the order of the requests");
+        let response = R::Response::decode(&mut bytes, version).unwrap();
+        assert!(bytes.is_empty());
+        response
+    }
+
+    pub(super) async fn call<R: Request>(&mut self, version: i16, request: &R) -> R::Response {
+        let correlation_id = self.send(version, request).await;
+        self.receive::<R>(version, correlation_id).await
+    }
+
+    /// Produce a record set to a partition; error code and base offset.
+    pub(super) async fn produce(
+        &mut self,
+        topic: &str,
+        partition: i32,
+        records: &Bytes,
+    ) -> (i16, i64) {
+        let response = self.call(9, &produce(topic, partition, records, -1)).await;
+        let partition = &response.responses[0].partition_responses[0];
+        (partition.error_code, partition.base_offset)
+    }
+
+    /// Fetch a partition once, without waiting; the error code, high watermark and records.
+    pub(super) async fn fetch(
+        &mut self,
+        topic: &str,
+        partition: i32,
+        offset: i64,
+    ) -> (i16, i64, Bytes) {
+        let response = self.call(12, &fetch(topic, &[(partition, offset)], 0)).await;
+        let partition = &response.responses[0].partitions[0];
+        (partition.error_code, partition.high_watermark, partition.records.clone().unwrap())
+    }
+}
+
+pub(super) fn produce(topic: &str, partition: i32, records: &Bytes, acks: i16) -> ProduceRequest {
+    use produce_request::*;
+    let data =
+        PartitionProduceData::default().with_index(partition).with_records(Some(records.clone()));
+    let topic = TopicProduceData::default()
+        .with_name(TopicName(text(topic)))
+        .with_partition_data(vec![data]);
+    ProduceRequest::default().with_acks(acks).with_timeout_ms(30_000).with_topic_data(vec![topic])
+}
+
+/// A fetch of some partitions from some offsets, without a session.
+pub(super) fn fetch(topic: &str, partitions: &[(i32, i64)], max_wait_ms: i32) -> FetchRequest {
+    use fetch_request::*;
+    let partition = |(partition, offset): &(i32, i64)| {
+        FetchPartition::default()
+            .with_partition(*partition)
+            .with_fetch_offset(*offset)
+            .with_partition_max_bytes(1 << 20)
+    };
+    let topic = FetchTopic::default()
+        .with_topic(TopicName(text(topic)))
+        .with_partitions(partitions.iter().map(partition).collect());
+    FetchRequest::default()
+        .with_max_wait_ms(max_wait_ms)
+        .with_min_bytes(1)
+        .with_max_bytes(50 << 20)
+        .with_topics(vec![topic])
+}
+
+/// What a batch is in the log: the bytes that were sent, at its offset, with the one leader epoch.
+pub(super) fn stored(batch: &Bytes, base_offset: u64) -> Bytes {
+    let mut bytes = batch.to_vec();
+    crate::batch::place(&mut bytes, base_offset, 0);
+    bytes.into()
+}

@@ -1,1 +1,216 @@
+//! Clients that send what they should not. Each loses its connection at most; the others are served on.
 
+use std::time::Duration;
+
+use alluvium_device::sim::Random;
+use bytes::{BufMut, BytesMut};
+use kafka_protocol::messages::{ApiKey, ApiVersionsRequest, ApiVersionsResponse, MetadataRequest};
+use kafka_protocol::protocol::Decodable;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use super::examples::{self, World};
+use super::harness::{HANG, TestServer, produce};
+use crate::batch::tests::plain;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lengths_that_can_not_be_close_the_connection() {
+    let server = TestServer::start().await;
+    for len in [i32::MAX, i32::MIN, -1, (100 << 20) + 1, 0, 3] {
+        let mut client = server.client().await;
+        client.socket.write_all(&len.to_be_bytes()).await.unwrap();
+        let _ = client.socket.write_all(&[0; 3]).await;
+        assert!(client.receive_frame().await.is_none(), "{len}");
+    }
+    server.assert_alive().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn unknown_apis_and_versions_close_the_connection_but_for_api_versions() {
+    let server = TestServer::start().await;
+    for (key, version) in
+        [(999, 0), (-1, 0), (17, 0), (0, 2), (0, 14), (3, -1), (3, 14), (i16::MAX, i16::MAX)]
+    {
+        let mut client = server.client().await;
+        client.send_frame(&examples::header(key, version, 5, 1)).await;
+        assert!(client.receive_frame().await.is_none(), "{key} {version}");
+    }
+    let mut client = server.client().await;
+    for version in [5, 99, -1] {
+        client.send_frame(&examples::header(18, version, 5, 2)).await;
+        let mut response = client.receive_frame().await.unwrap().slice(4..);
+        let response = ApiVersionsResponse::decode(&mut response, 0).unwrap();
+        assert_eq!(response.error_code, 35);
+        assert_eq!(response.api_keys.len(), crate::api::APIS.len());
+    }
+    // The connection goes on with a version that both have.
+    assert_eq!(client.call(0, &ApiVersionsRequest::default()).await.error_code, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_truncation_of_a_request_closes_the_connection() {
+    let server = TestServer::start().await;
+    let world = World::imaginary();
+    for (key, version) in [
+        (ApiKey::Produce, 9),
+        (ApiKey::Produce, 3),
+        (ApiKey::Fetch, 17),
+        (ApiKey::Fetch, 4),
+        (ApiKey::JoinGroup, 9),
+        (ApiKey::CreateTopics, 7),
+    ] {
+        let request = examples::request(key, version, 1, &world);
+        for len in 0..request.len() {
+            let mut client = server.client().await;
+            client.send_frame(&request[..len]).await;
+            assert!(
+                client.receive_frame().await.is_none(),
+                "{key:?} v{version}, {len} of {} bytes",
+                request.len()
+            );
+        }
+    }
+    server.assert_alive().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn random_bytes_and_damaged_requests_do_no_harm() {
+    let server = TestServer::start().await;
+    server.topic("topic", 1, &[]).await;
+    let mut random = Random::new(20_260);
+    let world = World::imaginary();
+    for round in 0..400 {
+        let api = &crate::api::APIS[random.index(crate::api::APIS.len())];
+        let version = api.min + random.index((api.max - api.min + 1) as usize) as i16;
+        let mut bytes = examples::request(api.key, version, 1, &world).to_vec();
+        match round % 4 {
+            0 => bytes.iter_mut().for_each(|byte| *byte = random.next_u64() as u8),
+            // A good header with noise behind it.
+            1 => bytes[8..].iter_mut().for_each(|byte| *byte = random.next_u64() as u8),
+            _ => {
+                for _ in 0..=random.index(3) {
+                    let at = random.index(bytes.len());
+                    bytes[at] = [0, 1, 0x7f, 0x80, 0xff][random.index(5)];
+                }
+            }
+        }
+        let mut client = server.client().await;
+        client.send_frame(&bytes).await;
+        client.socket.shutdown().await.unwrap();
+        // Either an answer or a closed connection; a group that waits for members answers when the client is long gone.
+        let _ = tokio::time::timeout(Duration::from_millis(200), client.socket.read(&mut [0; 64]))
+            .await;
+    }
+    server.assert_alive().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn arrays_that_are_not_there_cost_nothing() {
+    let server = TestServer::start().await;
+    for version in [1, 9] {
+        let mut request = examples::header(3, version, 1, if version >= 9 { 2 } else { 1 });
+        if version >= 9 {
+            request.put_slice(&[0xff, 0xff, 0xff, 0xff, 0x0f]);
+        } else {
+            request.put_i32(i32::MAX);
+        }
+        let mut client = server.client().await;
+        client.send_frame(&request).await;
+        assert!(client.receive_frame().await.is_none());
+    }
+    server.assert_alive().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn half_requests_slow_requests_and_idle_clients_are_given_up() {
+    let server = TestServer::with(16 << 20, |config| {
+        config.transfer_timeout = Duration::from_millis(200);
+        config.idle_timeout = Duration::from_secs(1);
+    })
+    .await;
+    // Gone in the middle.
+    for _ in 0..20 {
+        let mut client = server.client().await;
+        client.socket.write_all(&1_000i32.to_be_bytes()).await.unwrap();
+        client.socket.write_all(&[0; 100]).await.unwrap();
+    }
+    // Silent in the middle: small, and large enough to need the budget.
+    for len in [1_000, 50 << 20] {
+        let mut client = server.client().await;
+        client.socket.write_all(&i32::to_be_bytes(len)).await.unwrap();
+        client.socket.write_all(&[0; 100]).await.unwrap();
+        assert!(client.receive_frame().await.is_none());
+    }
+    // Silent before the length is complete, and from the start.
+    let mut client = server.client().await;
+    client.socket.write_all(&[0]).await.unwrap();
+    assert!(client.receive_frame().await.is_none());
+    assert!(server.client().await.receive_frame().await.is_none());
+    server.assert_alive().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_takes_no_responses_is_not_read_for_ever() {
+    let server =
+        TestServer::with(16 << 20, |config| config.transfer_timeout = Duration::from_millis(300))
+            .await;
+    server.topic("t", 1_000, &[]).await;
+    let mut client = server.client().await;
+    // Each asks for a response of tens of kilobytes. The server must stop reading, then give up.
+    let mut request = examples::header(3, 1, 1, 1);
+    request.put_i32(-1);
+    let mut frame = BytesMut::new();
+    frame.put_i32(request.len() as i32);
+    frame.put_slice(&request);
+    let flood = async { while client.socket.write_all(&frame).await.is_ok() {} };
+    tokio::time::timeout(HANG, flood).await.expect("the server takes requests without end");
+    server.assert_alive().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_are_bounded() {
+    let server = TestServer::with(16 << 20, |config| config.max_connections = 3).await;
+    let mut clients = Vec::new();
+    for _ in 0..3 {
+        let mut client = server.client().await;
+        client.call(0, &ApiVersionsRequest::default()).await;
+        clients.push(client);
+    }
+    let mut refused = server.client().await;
+    assert!(refused.receive_frame().await.is_none());
+    clients.pop();
+    // The place is free when the server has seen that the client is gone.
+    let admitted = async {
+        loop {
+            let mut client = server.client().await;
+            client.send(0, &ApiVersionsRequest::default()).await;
+            if client.receive_frame().await.is_some() {
+                break;
+            }
+        }
+    };
+    tokio::time::timeout(HANG, admitted).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn large_requests_share_their_budget() {
+    let server = TestServer::with(16 << 20, |config| {
+        config.max_request_bytes = 1 << 20;
+        config.queued_request_bytes = 1 << 20;
+        config.max_message_bytes = 1 << 20;
+    })
+    .await;
+    server.topic("t", 1, &[]).await;
+    let batch = plain(&[1; 10_000]);
+    assert!(batch.len() > 128 << 10 && batch.len() < 900 << 10, "{}", batch.len());
+    // One client has sent half of a large request and holds its share; others wait for it to go, and are served then.
+    let mut half = server.client().await;
+    half.socket.write_all(&(1i32 << 20).to_be_bytes()).await.unwrap();
+    half.socket.write_all(&vec![0; 200 << 10]).await.unwrap();
+    let mut waiting = server.client().await;
+    let id = waiting.send(9, &produce("t", 0, &batch, -1)).await;
+    // Small requests do not wait.
+    server.client().await.call(1, &MetadataRequest::default().with_topics(None)).await;
+    drop(half);
+    let response = waiting.receive::<kafka_protocol::messages::ProduceRequest>(9, id).await;
+    assert_eq!(response.responses[0].partition_responses[0].error_code, 0);
+}

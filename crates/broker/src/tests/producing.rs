@@ -1,1 +1,284 @@
+//! Producing: acknowledgements, order, sequences, durability, pushback.
 
+use bytes::Bytes;
+use kafka_protocol::messages::{ApiVersionsRequest, ProduceRequest, TransactionalId};
+use kafka_protocol::records::Compression;
+
+use super::harness::{TestServer, fetch, produce, stored, text};
+use crate::batch::tests::{encode, plain};
+
+fn of_producer(id: i64, epoch: i16, sequence: i32, records: usize) -> Bytes {
+    encode(Compression::None, (id, epoch, sequence), &vec![1_000; records])
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_sent_comes_back_under_every_compression_and_version() {
+    let server = TestServer::start().await;
+    let id = server.topic("t", 1, &[]).await;
+    let mut client = server.client().await;
+    let codecs = [
+        Compression::None,
+        Compression::Gzip,
+        Compression::Snappy,
+        Compression::Lz4,
+        Compression::Zstd,
+    ];
+    let mut expected = Vec::new();
+    let mut next = 0;
+    for version in 3..=13 {
+        for codec in codecs {
+            if codec == Compression::Zstd && version < 7 {
+                continue;
+            }
+            let batch = encode(codec, (-1, -1, -1), &[version.into(), 2, 3]);
+            let mut request = produce("t", 0, &batch, if version % 2 == 0 { -1 } else { 1 });
+            if version >= 13 {
+                request.topic_data[0].name = Default::default();
+                request.topic_data[0].topic_id = id;
+            }
+            let response = client.call(version, &request).await;
+            let partition = &response.responses[0].partition_responses[0];
+            assert_eq!(
+                (partition.error_code, partition.base_offset),
+                (0, next),
+                "v{version} {codec:?}"
+            );
+            expected.extend_from_slice(&stored(&batch, next as u64));
+            next += 3;
+        }
+    }
+    for version in 4..=18 {
+        let mut request = fetch("t", &[(0, 0)], 0);
+        if version >= 13 {
+            request.topics[0].topic = Default::default();
+            request.topics[0].topic_id = id;
+        }
+        let response = client.call(version, &request).await;
+        let partition = &response.responses[0].partitions[0];
+        assert_eq!(partition.records.as_deref(), Some(&expected[..]), "v{version}");
+        assert_eq!(partition.high_watermark, next);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn refused_batches_have_the_codes_of_kafka_and_change_nothing() {
+    let server = TestServer::start().await;
+    server.topic("t", 1, &[("max.message.bytes", "200")]).await;
+    let mut client = server.client().await;
+    let good = plain(&[1]);
+    let mut corrupt = good.to_vec();
+    *corrupt.last_mut().unwrap() ^= 1;
+    assert_eq!(client.produce("t", 0, &corrupt.into()).await, (2, -1));
+    assert_eq!(client.produce("t", 0, &plain(&[1; 20])).await, (10, -1));
+    assert_eq!(client.produce("t", 0, &Bytes::new()).await, (87, -1));
+    assert_eq!(client.produce("t", 1, &good).await, (3, -1));
+    assert_eq!(client.produce("unknown", 0, &good).await, (3, -1));
+    let code = |response: kafka_protocol::messages::ProduceResponse| {
+        response.responses[0].partition_responses[0].error_code
+    };
+    let mut by_id = produce("", 0, &good, -1);
+    by_id.topic_data[0].topic_id = uuid::Uuid::from_u128(3);
+    assert_eq!(code(client.call(13, &by_id).await), 100);
+    assert_eq!(code(client.call(9, &produce("t", 0, &good, 2)).await), 21);
+    let transactional =
+        produce("t", 0, &good, -1).with_transactional_id(Some(TransactionalId(text("x"))));
+    assert_eq!(code(client.call(9, &transactional).await), 35);
+    assert_eq!(client.produce("t", 0, &good).await, (0, 0));
+    assert_eq!(client.fetch("t", 0, 0).await, (0, 1, stored(&good, 0)));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn repetitions_are_answered_with_the_first_offset_and_gaps_are_refused() {
+    let server = TestServer::start().await;
+    server.topic("t", 2, &[]).await;
+    let mut client = server.client().await;
+    assert_eq!(client.produce("t", 0, &of_producer(7, 0, 0, 2)).await, (0, 0));
+    assert_eq!(client.produce("t", 0, &plain(&[5])).await, (0, 2));
+    assert_eq!(client.produce("t", 0, &of_producer(7, 0, 2, 3)).await, (0, 3));
+    assert_eq!(client.produce("t", 0, &of_producer(7, 0, 0, 2)).await, (0, 0), "a repetition");
+    assert_eq!(client.produce("t", 0, &of_producer(7, 0, 2, 3)).await, (0, 3), "a repetition");
+    assert_eq!(client.produce("t", 0, &of_producer(7, 0, 6, 1)).await, (45, -1), "a gap");
+    assert_eq!(client.produce("t", 0, &of_producer(7, 1, 0, 1)).await, (0, 6), "a new epoch");
+    assert_eq!(client.produce("t", 0, &of_producer(7, 0, 5, 1)).await, (47, -1), "the old epoch");
+    assert_eq!(
+        client.produce("t", 1, &of_producer(7, 0, 0, 1)).await,
+        (0, 0),
+        "each partition has its own"
+    );
+    let (_, high_watermark, _) = client.fetch("t", 0, 0).await;
+    assert_eq!(high_watermark, 7);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_acknowledgement_there_is_no_response_and_an_error_closes() {
+    let server = TestServer::start().await;
+    server.topic("t", 1, &[]).await;
+    let mut client = server.client().await;
+    client.send(9, &produce("t", 0, &plain(&[1]), 0)).await;
+    // The next response is that of the next request.
+    assert_eq!(client.produce("t", 0, &plain(&[2])).await, (0, 1));
+    client.send(9, &produce("t", 9, &plain(&[1]), 0)).await;
+    assert!(client.receive_frame().await.is_none());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_are_handled_and_answered_in_order() {
+    let server = TestServer::start().await;
+    server.topic("t", 1, &[]).await;
+    let mut client = server.client().await;
+    let mut sent = Vec::new();
+    for i in 0..200 {
+        let batch = of_producer(9, 0, i, 1);
+        sent.push(client.send(9, &produce("t", 0, &batch, -1)).await);
+    }
+    for (offset, correlation_id) in sent.into_iter().enumerate() {
+        let response = client.receive::<ProduceRequest>(9, correlation_id).await;
+        let partition = &response.responses[0].partition_responses[0];
+        assert_eq!((partition.error_code, partition.base_offset), (0, offset as i64));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_acknowledged_or_shown_before_it_is_durable() {
+    let server = TestServer::simulated(16 << 20).await;
+    server.topic("t", 1, &[]).await;
+    let (mut first, mut again, mut reader) =
+        (server.client().await, server.client().await, server.client().await);
+    server.hold_disk(true);
+    let batch = of_producer(3, 0, 0, 1);
+    let first_id = first.send(9, &produce("t", 0, &batch, -1)).await;
+    // Handled while the one before it waits; answered behind it.
+    let behind = first.send(0, &ApiVersionsRequest::default()).await;
+    // A request of the other connection that comes later finds the batch in line.
+    while server
+        .store()
+        .stream_ids()
+        .iter()
+        .all(|id| server.store().stream(*id).unwrap().next_offset().0 == 0)
+    {
+        tokio::task::yield_now().await;
+    }
+    let again_id = again.send(9, &produce("t", 0, &batch, -1)).await;
+    assert_eq!(reader.fetch("t", 0, 0).await, (0, 0, Bytes::new()));
+    let mut byte = [0];
+    for waiting in [&first, &again] {
+        let early = tokio::time::timeout(
+            std::time::Duration::from_millis(100),
+            waiting.socket.peek(&mut byte),
+        )
+        .await;
+        assert!(early.is_err(), "answered before the disk has written");
+    }
+
+    server.hold_disk(false);
+    for (client, id) in [(&mut first, first_id), (&mut again, again_id)] {
+        let response = client.receive::<ProduceRequest>(9, id).await;
+        let partition = &response.responses[0].partition_responses[0];
+        assert_eq!((partition.error_code, partition.base_offset), (0, 0));
+    }
+    first.receive::<ApiVersionsRequest>(0, behind).await;
+    assert_eq!(reader.fetch("t", 0, 0).await, (0, 1, stored(&batch, 0)));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_put_in_line_stays_when_the_client_goes() {
+    let server = TestServer::simulated(16 << 20).await;
+    server.topic("t", 1, &[]).await;
+    server.hold_disk(true);
+    let mut client = server.client().await;
+    let batch = of_producer(3, 0, 0, 1);
+    client.send(9, &produce("t", 0, &batch, -1)).await;
+    while server
+        .store()
+        .stream_ids()
+        .iter()
+        .all(|id| server.store().stream(*id).unwrap().next_offset().0 == 0)
+    {
+        tokio::task::yield_now().await;
+    }
+    drop(client);
+    server.hold_disk(false);
+    assert_eq!(
+        server.client().await.produce("t", 0, &batch).await,
+        (0, 0),
+        "the repetition is recognised"
+    );
+    assert_eq!(server.client().await.produce("t", 0, &of_producer(3, 0, 1, 1)).await, (0, 1));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wait_for_durability_ends_with_the_timeout_of_the_request() {
+    let server = TestServer::simulated(16 << 20).await;
+    server.topic("t", 1, &[]).await;
+    server.hold_disk(true);
+    let mut client = server.client().await;
+    let code = |response: kafka_protocol::messages::ProduceResponse| {
+        response.responses[0].partition_responses[0].error_code
+    };
+    let request = produce("t", 0, &of_producer(3, 0, 0, 1), -1).with_timeout_ms(50);
+    assert_eq!(code(client.call(9, &request).await), 7, "durable too late");
+    assert_eq!(code(client.call(9, &request).await), 7, "so is its repetition");
+    // More than the window of the WAL takes: there is no room.
+    let large = encode(Compression::None, (-1, -1, -1), &vec![1; 20_000]);
+    let request = produce("t", 0, &large, -1).with_timeout_ms(50);
+    for _ in 0..16 {
+        assert_eq!(code(client.call(9, &request).await), 7);
+    }
+    server.hold_disk(false);
+    let request = produce("t", 0, &of_producer(3, 0, 0, 1), -1);
+    assert_eq!(code(client.call(9, &request).await), 0);
+    let (_, _, records) = client.fetch("t", 0, 0).await;
+    assert_eq!(
+        &records[..stored(&of_producer(3, 0, 0, 1), 0).len()],
+        &stored(&of_producer(3, 0, 0, 1), 0)[..]
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn much_more_than_the_wal_holds_goes_through_it() {
+    let server = TestServer::with(2 << 20, |_| {}).await;
+    server.topic("t", 2, &[]).await;
+    let batch = encode(Compression::None, (-1, -1, -1), &vec![1; 3_000]);
+    let mut clients = Vec::new();
+    for partition in 0..2 {
+        let mut client = server.client().await;
+        let batch = batch.clone();
+        clients.push(tokio::spawn(async move {
+            for i in 0..60 {
+                assert_eq!(client.produce("t", partition, &batch).await, (0, i * 3_000));
+            }
+        }));
+    }
+    for client in clients {
+        client.await.unwrap();
+    }
+    // The first ones come from objects, byte for byte.
+    let mut client = server.client().await;
+    for i in [0, 1, 30, 59] {
+        let (error, _, records) = client.fetch("t", 1, i * 3_000).await;
+        assert_eq!(error, 0);
+        assert_eq!(records[..batch.len()], stored(&batch, i as u64 * 3_000)[..]);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_topic_may_carry_the_time_of_the_append() {
+    let server = TestServer::start().await;
+    server.topic("t", 1, &[("message.timestamp.type", "LogAppendTime")]).await;
+    let mut client = server.client().await;
+    let before = crate::partition::unix_time_ms();
+    let batch = of_producer(4, 0, 0, 2);
+    let request = produce("t", 0, &batch, -1);
+    let response = client.call(9, &request).await;
+    let time = response.responses[0].partition_responses[0].log_append_time_ms;
+    assert!(time >= before);
+    let (_, _, records) = client.fetch("t", 0, 0).await;
+    let header = crate::batch::BatchHeader::parse(&records).unwrap();
+    assert!(header.is_log_append_time());
+    assert_eq!(header.max_timestamp_ms, time);
+    let again = client.call(9, &request).await;
+    assert_eq!(
+        again.responses[0].partition_responses[0].log_append_time_ms, time,
+        "as at the first time"
+    );
+}
