@@ -177,6 +177,8 @@ pub(crate) fn walk(
         reader: Reader::new(device, header, LogOffset(u64::MAX)),
         known: header.durable,
         epoch: 0,
+        progress,
+        told: 0,
         report: RecoveryReport {
             wal_id: header.wal_id,
             records: 0,
@@ -191,7 +193,7 @@ pub(crate) fn walk(
             elapsed: Duration::ZERO,
         },
     };
-    let end = walk.run(progress, visit)?;
+    let end = walk.run(visit)?;
     let tail = walk.tail(end)?;
     Ok(Found { report: RecoveryReport { end, elapsed: started.elapsed(), ..walk.report }, tail })
 }
@@ -204,6 +206,9 @@ struct Walk<'a> {
     known: LogOffset,
     /// Of the last record.
     epoch: u32,
+    progress: Option<Progress>,
+    /// Bytes of the log at which `progress` is called next.
+    told: u64,
     report: RecoveryReport,
 }
 
@@ -212,22 +217,10 @@ const PROGRESS_STEP: u64 = 4 * 1024 * 1024;
 
 impl Walk<'_> {
     /// Hand out the records and return the end of the log.
-    fn run(
-        &mut self,
-        progress: Option<Progress>,
-        visit: Visit<'_>,
-    ) -> Result<LogOffset, OpenError> {
+    fn run(&mut self, visit: Visit<'_>) -> Result<LogOffset, OpenError> {
         let mut x = self.header.trim;
-        let mut told = 0;
         loop {
-            let done = x.0 - self.header.trim.0;
-            if let Some(progress) = &progress
-                && done >= told
-            {
-                // How long the log is shows at its end; it is at least what is known to be durable.
-                progress(done, self.known.0.max(x.0) - self.header.trim.0);
-                told = done + PROGRESS_STEP;
-            }
+            self.tell(x);
             self.reader.tape.unreadable = None;
             let place = self.reader.place(x, self.epoch);
             let intact = matches!(place, Place::Data(..) | Place::Padding(_));
@@ -258,6 +251,17 @@ impl Walk<'_> {
                     return Ok(x);
                 }
             }
+        }
+    }
+
+    fn tell(&mut self, x: LogOffset) {
+        let done = x.0 - self.header.trim.0;
+        if let Some(progress) = &self.progress
+            && done >= self.told
+        {
+            // How long the log is shows at its end; it is at least what is known to be durable.
+            progress(done, self.known.0.max(x.0) - self.header.trim.0);
+            self.told = done + PROGRESS_STEP;
         }
     }
 
