@@ -28,7 +28,7 @@ use object_store::{
 };
 
 /// Long enough for a loaded machine; reached only by a test that hangs.
-pub const HANG: Duration = Duration::from_secs(120);
+pub const HANG: Duration = Duration::from_secs(60);
 
 /// What outlives a process: disk, objects, catalog. And how the next process is to be started.
 pub struct World {

@@ -1,0 +1,358 @@
+//! Objects: what is read from them, damage, deletion, orphans, search by time.
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, SystemTime};
+
+use alluvium_stream::object::Whole;
+use alluvium_stream::{
+    Batch, Change, FetchError, KIND_LOG, MemoryCatalog, Opened, Store, Stream, StreamOffset,
+};
+use common::*;
+use futures::StreamExt;
+use object_store::{ObjectStore, ObjectStoreExt};
+
+const WAL_BYTES: u64 = 1 << 20;
+
+/// Three objects of ten batches each.
+async fn three_objects(life: &Life) -> (Stream, Vec<Batch>) {
+    let stream = life.create_log().await;
+    let batches: Vec<Batch> = (0..30).map(|i| batch(stream.id(), i * 2, 2, 1000)).collect();
+    for (i, batch) in batches.iter().enumerate() {
+        append(&life.store, &stream, batch).await.await.unwrap();
+        if i % 10 == 9 {
+            life.store.flush().await.unwrap();
+        }
+    }
+    assert_eq!(life.store.stats().objects, 3);
+    (stream, batches)
+}
+
+async fn names(world: &World) -> Vec<String> {
+    let mut names: Vec<_> =
+        world.objects.list(None).map(|object| object.unwrap().location.to_string()).collect().await;
+    names.sort();
+    names
+}
+
+/// A restart empties the log cache of what is uploaded.
+async fn restart(life: Life, world: &mut World) -> Life {
+    life.close(world).await;
+    world.start().await
+}
+
+#[tokio::test]
+async fn young_data_comes_from_memory_and_old_data_from_objects() {
+    let mut world = World::new(WAL_BYTES, 1);
+    let life = world.start().await;
+    let (stream, batches) = three_objects(&life).await;
+    assert_eq!(read_from(&stream, 0, 5000).await, batches);
+    assert_eq!(
+        life.objects.reads.load(Ordering::SeqCst),
+        0,
+        "uploaded, and still in the log cache"
+    );
+    let id = stream.id();
+    drop(stream);
+
+    let life = restart(life, &mut world).await;
+    let stream = life.store.stream(id).unwrap();
+    assert_eq!(
+        read_from(&stream, 0, 1 << 20).await,
+        batches,
+        "one fetch runs through several objects"
+    );
+    let reads = life.objects.reads.load(Ordering::SeqCst);
+    assert_eq!(reads, 6, "an index and a block of each object");
+    assert_eq!(read_from(&stream, 0, 700).await, batches);
+    assert_eq!(read_from(&stream, 33, 2500).await, batches[16..]);
+    assert_eq!(life.objects.reads.load(Ordering::SeqCst), reads, "again from the block cache");
+
+    // Part from objects, part from the log cache.
+    let more: Vec<Batch> = (30..35).map(|i| batch(id, i * 2, 2, 1000)).collect();
+    for batch in &more {
+        append(&life.store, &stream, batch).await.await.unwrap();
+    }
+    let all = [batches, more].concat();
+    assert_eq!(stream.fetch(StreamOffset(50), 1 << 20).await.unwrap().batches, all[25..]);
+    assert_eq!(stream.size_bytes(), 35_000);
+    drop(stream);
+    life.close(&mut world).await;
+}
+
+#[tokio::test]
+async fn objects_explain_themselves_without_the_catalog() {
+    let mut world = World::new(WAL_BYTES, 1);
+    let life = world.start().await;
+    let other = life.create_log().await;
+    append(&life.store, &other, &batch(other.id(), 0, 7, 10)).await.await.unwrap();
+    let (stream, batches) = three_objects(&life).await;
+    let name = &names(&world).await[0];
+    let object =
+        Whole::open(world.objects.get(&name.as_str().into()).await.unwrap().bytes().await.unwrap())
+            .unwrap();
+    assert!(name.ends_with(&object.nonce.simple().to_string()), "{name}");
+    assert_eq!(
+        object.blocks.iter().map(|block| block.stream).collect::<Vec<_>>(),
+        [other.id(), stream.id()]
+    );
+    assert_eq!(object.batches(&object.blocks[1]).unwrap(), batches[..10]);
+    drop((stream, other));
+    life.close(&mut world).await;
+}
+
+#[tokio::test]
+async fn a_damaged_object_is_an_error_that_names_it() {
+    let mut world = World::new(WAL_BYTES, 1);
+    let life = world.start().await;
+    let (stream, batches) = three_objects(&life).await;
+    let id = stream.id();
+    drop(stream);
+    life.close(&mut world).await;
+    let name = names(&world).await[1].clone();
+    let good = world.objects.get(&name.as_str().into()).await.unwrap().bytes().await.unwrap();
+    let blocks_end = good.len() - 64 - 56;
+
+    for (damaged_at, what) in [
+        (40, "the block does not match its checksum"),
+        (blocks_end + 10, "the index does not match its checksum"),
+    ] {
+        let mut bytes = good.to_vec();
+        bytes[damaged_at] ^= 0x10;
+        world.objects.put(&name.as_str().into(), bytes.into()).await.unwrap();
+        let life = world.start().await;
+        let stream = life.store.stream(id).unwrap();
+        let error = stream.fetch(StreamOffset(20), 1000).await.unwrap_err();
+        assert!(matches!(error, FetchError::Failed(_)));
+        let text = error.to_string();
+        assert!(text.contains(&name) && text.contains(what) && text.contains("at byte"), "{text}");
+        assert_eq!(
+            stream.fetch(StreamOffset(0), 1 << 20).await.unwrap().batches,
+            batches[..10],
+            "up to the damage"
+        );
+        assert_eq!(
+            stream.fetch(StreamOffset(40), 1 << 20).await.unwrap().batches,
+            batches[20..],
+            "and behind it"
+        );
+        assert!(stream.find_time(200).await.is_err());
+        drop(stream);
+        life.close(&mut world).await;
+    }
+
+    // Cut off; gone; and healed.
+    world.objects.put(&name.as_str().into(), good.slice(..100).into()).await.unwrap();
+    let life = world.start().await;
+    let stream = life.store.stream(id).unwrap();
+    assert!(stream.fetch(StreamOffset(20), 1000).await.unwrap_err().to_string().contains(&name));
+    world.objects.delete(&name.as_str().into()).await.unwrap();
+    assert!(stream.fetch(StreamOffset(20), 1000).await.unwrap_err().to_string().contains(&name));
+    world.objects.put(&name.as_str().into(), good.into()).await.unwrap();
+    assert_eq!(read_from(&stream, 0, 5000).await, batches, "errors are not cached");
+    drop(stream);
+    life.close(&mut world).await;
+}
+
+#[tokio::test]
+async fn an_object_goes_when_nobody_has_a_part_of_it() {
+    let mut world = World::new(WAL_BYTES, 1);
+    let life = world.start().await;
+    let other = life.create_log().await;
+    append(&life.store, &other, &batch(other.id(), 0, 1, 10)).await.await.unwrap();
+    let (stream, batches) = three_objects(&life).await;
+    let before = names(&world).await;
+
+    stream.trim(StreamOffset(39)).await.unwrap();
+    assert_eq!(
+        life.store.stats().objects,
+        3,
+        "the first has a part of the other stream, the second a batch that is not trimmed"
+    );
+    stream.trim(StreamOffset(40)).await.unwrap();
+    eventually("the second object is deleted", || life.store.stats().retired_objects == 0).await;
+    assert_eq!(names(&world).await, [before[0].clone(), before[2].clone()]);
+    assert_eq!((life.store.stats().objects, stream.size_bytes()), (2, 10_000));
+    assert_eq!(read_from(&stream, 40, 1 << 20).await, batches[20..]);
+
+    // What can not be deleted now is deleted at the next start.
+    life.objects.deletes_fail.store(true, Ordering::SeqCst);
+    life.store
+        .commit(vec![Change::DeleteStream(other.id()), Change::DeleteStream(stream.id())])
+        .await
+        .unwrap();
+    eventually("the deletion was tried", || life.objects.failed.load(Ordering::SeqCst) >= 2).await;
+    assert_eq!(
+        (names(&world).await.len(), life.store.stats().objects, life.store.stats().retired_objects),
+        (2, 0, 2)
+    );
+    drop((stream, other));
+    life.crash(&mut world);
+    let life = world.start().await;
+    eventually("all objects are deleted", || life.store.stats().retired_objects == 0).await;
+    assert_eq!(names(&world).await, [""; 0]);
+    life.close(&mut world).await;
+    let life = world.start().await;
+    assert_eq!(life.store.stats().retired_objects, 0, "and forgotten");
+    life.close(&mut world).await;
+}
+
+#[tokio::test]
+async fn what_is_deleted_while_it_is_uploaded_leaves_nothing() {
+    let mut world = World::new(WAL_BYTES, 1);
+    let life = world.start().await;
+    let stream = life.create_log().await;
+    append(&life.store, &stream, &batch(stream.id(), 0, 1, 100)).await.await.unwrap();
+    life.catalog.set(CatalogMode::RefusesUploads);
+    let flush = tokio::spawn({
+        let store = life.store.clone();
+        async move { store.flush().await }
+    });
+    eventually("an attempt to commit", || life.catalog.failed.load(Ordering::SeqCst) > 0).await;
+    life.store.commit(vec![Change::DeleteStream(stream.id())]).await.unwrap();
+    life.catalog.set(CatalogMode::Works);
+    flush.await.unwrap().unwrap();
+    assert_eq!(
+        (life.store.stats().objects, names(&world).await.len()),
+        (0, 0),
+        "the object had become useless"
+    );
+    assert_eq!(life.store.stats().cache_used_bytes, 0);
+    drop(stream);
+    life.close(&mut world).await;
+}
+
+#[tokio::test]
+async fn batches_are_found_by_time() {
+    let mut world = World::new(WAL_BYTES, 1);
+    let life = world.start().await;
+    let stream = life.create(KIND_LOG).await;
+    let id = stream.id();
+    // Not in order, as clients' clocks are; with equals, and with none (-1).
+    let times = [50, 20, 70, -1, 70, 10, 90, 30, 90, 40];
+    let batches: Vec<Batch> = (0u64..)
+        .zip(times)
+        .map(|(i, max_timestamp_ms)| Batch { max_timestamp_ms, ..batch(id, i, 1, 100) })
+        .collect();
+    for (i, batch) in batches.iter().enumerate() {
+        append(&life.store, &stream, batch).await.await.unwrap();
+        if i == 3 || i == 6 {
+            life.store.flush().await.unwrap();
+        }
+    }
+    drop(stream);
+    let life = restart(life, &mut world).await;
+    let stream = life.store.stream(id).unwrap();
+    let check = async |start: usize| {
+        for time in [-5, -1, 0, 20, 21, 50, 51, 70, 71, 90, 91] {
+            let expected = batches[start..].iter().find(|batch| batch.max_timestamp_ms >= time);
+            assert_eq!(
+                stream.find_time(time).await.unwrap().as_ref(),
+                expected,
+                "{time} from {start}"
+            );
+        }
+        let mut expected: Option<&Batch> = None;
+        for batch in &batches[start..] {
+            if expected.is_none_or(|best| batch.max_timestamp_ms > best.max_timestamp_ms) {
+                expected = Some(batch);
+            }
+        }
+        assert_eq!(stream.max_time().await.unwrap().as_ref(), expected, "from {start}");
+    };
+    for start in 0..=10 {
+        stream.trim(StreamOffset(start)).await.unwrap();
+        check(usize::try_from(start).unwrap()).await;
+    }
+    life.store.flush().await.unwrap();
+    check(10).await;
+    drop(stream);
+    life.close(&mut world).await;
+}
+
+#[tokio::test]
+async fn large_objects_are_written_in_parts() {
+    let mut world = World::new(64 << 20, 1);
+    world.options.cache_bytes = 128 << 20;
+    let life = world.start().await;
+    let mut all = Vec::new();
+    for _ in 0..3 {
+        let stream = life.create_log().await;
+        let batches: Vec<Batch> = (0..7).map(|i| batch(stream.id(), i, 1, 900_000)).collect();
+        for batch in &batches {
+            append(&life.store, &stream, batch).await.await.unwrap();
+        }
+        all.push((stream.id(), batches));
+    }
+    life.store.flush().await.unwrap();
+    let stats = life.store.stats();
+    assert!(stats.object_bytes > 18_900_000, "{stats:?}");
+    let life = restart(life, &mut world).await;
+    for (id, batches) in all {
+        let stream = life.store.stream(id).unwrap();
+        assert_eq!(read_from(&stream, 0, 3_000_000).await, batches);
+    }
+    let stats = life.store.stats();
+    assert!(stats.block_cache_used_bytes <= 1 << 20, "{stats:?}");
+    life.close(&mut world).await;
+}
+
+/// With a real directory, whose files have an age.
+#[tokio::test]
+async fn old_orphans_of_this_store_are_deleted_and_nothing_else() {
+    let directory = tempfile::tempdir().unwrap();
+    let world = World::new(WAL_BYTES, 1);
+    let catalog = Arc::new(MemoryCatalog::default());
+    let open = || async {
+        world.disk.set_mode(alluvium_device::sim::Mode::Immediate);
+        let opened = Store::open(
+            world.disk.device(),
+            world.wal_options.clone(),
+            alluvium_stream::local_objects(directory.path()).unwrap(),
+            catalog.clone(),
+            Arc::new(()),
+            world.options.clone(),
+            None,
+        );
+        let Opened { store, recovery } = opened.await.unwrap();
+        (store, recovery.wal.wal_id)
+    };
+    let (store, wal_id) = open().await;
+    let ids = store.new_stream_ids(1).await.unwrap();
+    store.commit(vec![Change::CreateStream { id: ids[0], kind: KIND_LOG }]).await.unwrap();
+    let stream = store.stream(ids[0]).unwrap();
+    stream.append(new_batch(&batch(ids[0], 0, 1, 100))).unwrap().await.unwrap();
+    store.flush().await.unwrap();
+    store.close().await.unwrap();
+
+    let ours = directory.path().join("streams").join(wal_id.to_string());
+    let committed = std::fs::read_dir(&ours).unwrap().next().unwrap().unwrap().path();
+    let create = |path: &Path, age: Duration| -> PathBuf {
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, "x").unwrap();
+        make_old(path, age);
+        path.to_path_buf()
+    };
+    let days = |days: u64| Duration::from_secs(days * 24 * 60 * 60);
+    let old = create(&ours.join("0000000000000009-old"), days(2));
+    let young = create(&ours.join("0000000000000009-young"), days(0));
+    let others =
+        create(&directory.path().join("streams/another-store/0000000000000001-x"), days(9));
+    let foreign = create(&directory.path().join("notes.txt"), days(9));
+    make_old(&committed, days(9));
+
+    let (store, _) = open().await;
+    eventually("the orphan is deleted", || !old.exists()).await;
+    store.close().await.unwrap();
+    for kept in [young, others, foreign, committed] {
+        assert!(kept.exists(), "{}", kept.display());
+    }
+}
+
+fn make_old(path: &Path, age: Duration) {
+    let file = std::fs::File::options().append(true).open(path).unwrap();
+    file.set_modified(SystemTime::now() - age).unwrap();
+}

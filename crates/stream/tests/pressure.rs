@@ -1,0 +1,270 @@
+//! Small WALs and caches, many writers, object stores that are away: pushed back, never lost, never stuck.
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use alluvium_stream::{
+    AppendError, Batch, KIND_LOG, KIND_STATE, Opened, Options, RedbCatalog, Store, StreamOffset,
+};
+use alluvium_wal::{FormatOptions, Wal};
+use common::*;
+use tokio::task::JoinSet;
+
+/// One writer: `rounds` batches, some in flight at a time, each checked to be readable once it is acknowledged.
+async fn write(store: Store, id: alluvium_stream::StreamId, batches: Vec<Batch>, in_flight: usize) {
+    let stream = store.stream(id).unwrap();
+    let mut pending = std::collections::VecDeque::new();
+    for batch in batches {
+        pending.push_back((append(&store, &stream, &batch).await, batch.end()));
+        if pending.len() >= in_flight {
+            let (done, end) = pending.pop_front().unwrap();
+            done.await.unwrap();
+            assert!(stream.durable_end() >= end, "acknowledged is durable");
+        }
+    }
+    for (done, _) in pending {
+        done.await.unwrap();
+    }
+}
+
+/// The batches of a writer: sizes vary with the seed.
+fn batches_of(id: alluvium_stream::StreamId, rounds: u64, longest: u64) -> Vec<Batch> {
+    let mut random = alluvium_device::sim::Random::new(id.0);
+    let len =
+        |random: &mut alluvium_device::sim::Random| usize::try_from(random.below(longest)).unwrap();
+    (0..rounds).map(|i| batch(id, i * 3, 3, len(&mut random))).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_writers_share_a_small_wal_for_ever() {
+    let mut world = World::new(1 << 20, 1);
+    world.options.upload_interval = Duration::from_millis(20);
+    let life = world.start().await;
+    let mut writers = JoinSet::new();
+    let mut all = Vec::new();
+    for i in 0..16 {
+        let stream = life.create(if i % 4 == 3 { KIND_STATE } else { KIND_LOG }).await;
+        let batches = batches_of(stream.id(), 250, 4000);
+        writers.spawn(write(life.store.clone(), stream.id(), batches.clone(), 1 + i));
+        all.push((stream, batches));
+    }
+    // Three times the object store is away until writers are turned away.
+    for _ in 0..3 {
+        let stats = life.store.stats();
+        life.objects.down.store(true, Ordering::SeqCst);
+        eventually("writers are turned away", || life.store.stats().pushbacks > stats.pushbacks)
+            .await;
+        life.objects.down.store(false, Ordering::SeqCst);
+        eventually("it goes on", || life.store.stats().uploads > stats.uploads + 1).await;
+    }
+    tokio::time::timeout(HANG, writers.join_all()).await.expect("a writer is stuck");
+    let stats = life.store.stats();
+    assert!(stats.uploads > 5 && stats.pushbacks > 0, "the test did not press: {stats:?}");
+    assert!(stats.wal.payload_bytes > 7 << 20, "several laps");
+    assert!(stats.cache_used_bytes <= stats.cache_bound_bytes);
+    for (stream, batches) in &all {
+        assert_eq!(state_of(stream), expected_state(stream.id(), batches));
+        let start = stream.start_offset().0;
+        let expected: Vec<_> =
+            batches.iter().filter(|batch| batch.base.0 >= start).cloned().collect();
+        // A state stream's start moves while we look; what it keeps was checked above.
+        if start == 0 {
+            assert_eq!(read_from(stream, 0, 100_000).await, expected);
+        }
+    }
+    drop(all);
+    life.close(&mut world).await;
+}
+
+/// The uploader takes cuts without pause while appends run: no batch may fall between the log and the tails.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn no_append_slips_through_a_cut() {
+    let mut world = World::new(1 << 20, 1);
+    let life = world.start().await;
+    let mut writers = JoinSet::new();
+    let mut all = Vec::new();
+    for _ in 0..4 {
+        let stream = life.create_log().await;
+        let batches = batches_of(stream.id(), 400, 200);
+        writers.spawn(write(life.store.clone(), stream.id(), batches.clone(), 8));
+        all.push((stream, batches));
+    }
+    let store = life.store.clone();
+    let flusher = tokio::spawn(async move {
+        loop {
+            store.flush().await.unwrap();
+            tokio::task::yield_now().await;
+        }
+    });
+    tokio::time::timeout(HANG, writers.join_all()).await.expect("a writer is stuck");
+    flusher.abort();
+    let _ = flusher.await;
+    life.store.flush().await.unwrap();
+    assert!(life.store.stats().uploads > 10, "the test did not press: {:?}", life.store.stats());
+    let ids: Vec<_> = all.iter().map(|(stream, batches)| (stream.id(), batches.clone())).collect();
+    drop(all);
+    life.crash(&mut world);
+    let life = world.start().await;
+    assert_eq!(life.recovery.batches, 0, "all was uploaded, so what a cut had missed is gone");
+    for (id, batches) in ids {
+        let stream = life.store.stream(id).unwrap();
+        assert_eq!(read_from(&stream, 0, 100_000).await, batches);
+        assert_eq!(state_of(&stream), expected_state(id, &batches));
+    }
+    life.close(&mut world).await;
+}
+
+#[tokio::test]
+async fn an_object_store_that_is_away_pushes_back_and_loses_nothing() {
+    let mut world = World::new(1 << 20, 1);
+    let life = world.start().await;
+    let stream = life.create_log().await;
+    life.objects.down.store(true, Ordering::SeqCst);
+    let batches = batches_of(stream.id(), 1500, 2000);
+    let mut next = batches.iter();
+    let mut taken = 0;
+    // Until it is full for good: then the writer waits for room, and there is none.
+    let refused = loop {
+        let batch = next.next().expect("the WAL is smaller than what there is to write");
+        match stream.append(new_batch(batch)) {
+            Ok(done) => {
+                taken += 1;
+                done.await.unwrap();
+            }
+            Err(AppendError::Full) => break batch,
+            Err(error) => panic!("{error}"),
+        }
+    };
+    eventually("it keeps trying", || life.objects.failed.load(Ordering::SeqCst) > 3).await;
+    let woken = tokio::time::timeout(Duration::from_millis(50), async {
+        loop {
+            life.store.room().await;
+            if stream.append(new_batch(refused)).is_ok() {
+                break;
+            }
+        }
+    });
+    assert!(woken.await.is_err(), "there is no room while the object store is away");
+    assert!(life.store.failure().is_none(), "the store has not failed");
+    let stats = life.store.stats();
+    assert!(
+        stats.cache_used_bytes <= stats.cache_bound_bytes
+            && stats.wal.used_bytes <= stats.wal.ring_bytes
+    );
+    assert_eq!(read_from(&stream, 0, 1 << 20).await, batches[..taken], "reads go on");
+
+    life.objects.down.store(false, Ordering::SeqCst);
+    for batch in &batches[taken..] {
+        append(&life.store, &stream, batch).await.await.unwrap();
+    }
+    assert_eq!(read_from(&stream, 0, 1 << 20).await, batches);
+    assert_eq!(state_of(&stream), expected_state(stream.id(), &batches));
+    drop(stream);
+    life.close(&mut world).await;
+}
+
+#[tokio::test]
+async fn an_upload_happens_by_time_when_there_is_something() {
+    let mut world = World::new(1 << 20, 1);
+    world.options.upload_interval = Duration::from_millis(10);
+    let life = world.start().await;
+    let stream = life.create_log().await;
+    append(&life.store, &stream, &batch(stream.id(), 0, 1, 100)).await.await.unwrap();
+    eventually("an upload", || life.store.stats().uploads == 1).await;
+    eventually("the trim", || life.store.stats().wal.used_bytes <= 4096).await;
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert_eq!(life.store.stats().uploads, 1, "nothing is uploaded when there is nothing");
+    drop(stream);
+    life.close(&mut world).await;
+}
+
+#[tokio::test]
+async fn an_upload_happens_when_enough_has_been_appended() {
+    let mut world = World::new(1 << 20, 1);
+    let life = world.start().await;
+    let stream = life.create_log().await;
+    let mut appended = 0;
+    for i in 0..1000 {
+        append(&life.store, &stream, &batch(stream.id(), i, 1, 1000)).await.await.unwrap();
+        appended += 1;
+        if life.store.stats().uploads > 0 {
+            break;
+        }
+    }
+    // 128 KiB, with a page for each record that is waited for.
+    assert!((20..1000).contains(&appended), "{appended}");
+    drop(stream);
+    life.close(&mut world).await;
+}
+
+/// Everything real: a file on disk, redb, a local directory; 64 MiB through a WAL of 4 MiB, with a restart in the middle.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn it_runs_for_ever_through_a_small_wal() {
+    const WAL_BYTES: u64 = 4 << 20;
+    const TOTAL_BYTES: u64 = 64 << 20;
+    let directory = tempfile::tempdir().unwrap();
+    let open = || async {
+        let options = alluvium_device::OpenOptions {
+            create_bytes: Some(WAL_BYTES),
+            durability: alluvium_device::Durability::Device,
+            ..Default::default()
+        };
+        let path = directory.path().join("wal");
+        let is_new = !path.exists();
+        let device = alluvium_device::open(&path, &options).unwrap();
+        if is_new {
+            Wal::format(&device, &FormatOptions::default()).unwrap();
+        }
+        let wal_options = small_options(WAL_BYTES).1;
+        let objects = alluvium_stream::local_objects(&directory.path().join("objects")).unwrap();
+        let catalog = Arc::new(RedbCatalog::open(&directory.path().join("catalog")).unwrap());
+        let options = Options { cache_bytes: 6 << 20, ..Options::for_wal(WAL_BYTES) };
+        let opened =
+            Store::open(device, wal_options, objects, catalog, Arc::new(Hash), options, None).await;
+        let Opened { store, recovery } = opened.unwrap();
+        (store, recovery)
+    };
+
+    let (mut store, _) = open().await;
+    let ids = store.new_stream_ids(8).await.unwrap();
+    let create = ids.iter().map(|id| alluvium_stream::Change::CreateStream { id: *id, kind: 0 });
+    store.commit(create.collect()).await.unwrap();
+    let written = Arc::new(AtomicU64::new(0));
+    for half in 0..2u64 {
+        let mut writers = JoinSet::new();
+        for id in &ids {
+            let rounds = TOTAL_BYTES / 2 / 8 / 16_384;
+            let batches = (half * rounds..(half + 1) * rounds)
+                .map(|i| batch(*id, i * 3, 3, 16_384))
+                .collect();
+            writers.spawn(write(store.clone(), *id, batches, 16));
+            written.fetch_add(rounds * 16_384, Ordering::Relaxed);
+        }
+        tokio::time::timeout(HANG, writers.join_all()).await.expect("a writer is stuck");
+        let stats = store.stats();
+        assert!(stats.cache_used_bytes <= stats.cache_bound_bytes, "{stats:?}");
+        store.close().await.unwrap();
+        let (again, recovery) = open().await;
+        assert!(recovery.wal.clean_shutdown);
+        assert_eq!((recovery.streams, recovery.gaps.len()), (8, 0));
+        store = again;
+    }
+    assert_eq!(written.load(Ordering::Relaxed), TOTAL_BYTES);
+    let stats = store.stats();
+    assert!(stats.object_bytes > TOTAL_BYTES - WAL_BYTES, "{stats:?}");
+    for id in ids {
+        let stream = store.stream(id).unwrap();
+        let mut expected_base = 0;
+        while expected_base < stream.durable_end().0 {
+            for read in stream.fetch(StreamOffset(expected_base), 1 << 20).await.unwrap().batches {
+                assert_eq!(read, batch(id, expected_base, 3, 16_384));
+                expected_base += 3;
+            }
+        }
+        assert_eq!(expected_base, TOTAL_BYTES / 8 / 16_384 * 3);
+    }
+    store.close().await.unwrap();
+}
