@@ -165,13 +165,18 @@ impl TestServer {
         broker.shutdown().await;
         drop(store);
         drop(stepper);
-        // The last handle of the device goes with the store's tasks, and the file's lock with it.
-        for _ in 0..1_000 {
-            let Backing::Files(dir) = &self.backing else { break };
-            match alluvium_device::open(&dir.path().join("wal"), &OpenOptions::default()) {
-                Ok(_) => break,
-                Err(_) => tokio::time::sleep(Duration::from_millis(5)).await,
-            }
+        // Device and catalog, and the locks on their files, go when the store's tasks have noticed that they are aborted.
+        if let Backing::Files(dir) = &self.backing {
+            let released = || {
+                alluvium_device::open(&dir.path().join("wal"), &OpenOptions::default()).is_ok()
+                    && RedbCatalog::open(&dir.path().join("catalog")).is_ok()
+            };
+            let wait = async {
+                while !released() {
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
+            };
+            tokio::time::timeout(HANG, wait).await.expect("the store's files stay locked");
         }
         self.run().await;
     }
