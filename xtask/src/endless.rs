@@ -10,6 +10,8 @@ use crate::server::{Config, Server};
 /// Even the slowest disk writes and reads a gibibyte in this time.
 const LIMIT: Duration = Duration::from_secs(45 * 60);
 
+const LOG_CACHE_MEBIBYTES: u64 = 64;
+
 /// Writes `mebibytes` through a WAL of `wal_mebibytes` and reads all of them back from the start.
 pub(crate) fn run(
     mebibytes: u64,
@@ -25,6 +27,7 @@ pub(crate) fn run(
         binary: binary.to_path_buf(),
         directory: directory.to_path_buf(),
         wal_mebibytes,
+        log_cache_mebibytes: LOG_CACHE_MEBIBYTES,
         wal: None,
     };
     let server = Server::start(config)?;

@@ -58,7 +58,7 @@ struct Suite<'a> {
 impl Suite<'_> {
     fn kcat(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new("kcat");
-        command.args(["-q", "-b", &self.server.address(), "-X", "check.crcs=true"]).args(arguments);
+        command.args(["-q", "-b", &self.server.address()]).args(arguments);
         command
     }
 
@@ -78,7 +78,10 @@ impl Suite<'_> {
 
     /// Reads a topic to its end. Each message is printed by `format`.
     fn consume(&self, topic: &str, format: &str, arguments: &[&str]) -> Result<Vec<u8>, Error> {
-        output(self.kcat(&["-C", "-t", topic, "-e", "-f", format]).args(arguments))
+        output(
+            self.kcat(&["-C", "-X", "check.crcs=true", "-t", topic, "-e", "-f", format])
+                .args(arguments),
+        )
     }
 
     fn metadata(&self) -> Result<(), Error> {

@@ -50,6 +50,8 @@ pub(crate) struct Config {
     pub(crate) directory: PathBuf,
     /// Capacity of the WAL in MiB.
     pub(crate) wal_mebibytes: u64,
+    /// Memory for recent records in MiB. Smaller than a suite's data, so that most of it is read back from objects.
+    pub(crate) log_cache_mebibytes: u64,
     /// Where the WAL lies, if not in the data directory.
     pub(crate) wal: Option<PathBuf>,
 }
@@ -207,6 +209,8 @@ fn spawn(config: &Config, address: SocketAddr) -> Result<Child, Error> {
     command.arg("serve").arg("--listen").arg(address.to_string());
     command.arg("--data-dir").arg(config.directory.join("data"));
     command.arg("--wal-capacity").arg(format!("{}MiB", config.wal_mebibytes));
+    command.arg("--log-cache").arg(format!("{}MiB", config.log_cache_mebibytes));
+    command.args(["--admin-listen", "none"]);
     if let Some(wal) = &config.wal {
         command.arg("--wal").arg(wal);
     }

@@ -19,6 +19,8 @@ use crate::{
 const LIMIT: Duration = Duration::from_secs(15 * 60);
 /// Large enough for a suite's data many times over.
 const WAL_MEBIBYTES: u64 = 256;
+/// The least that the server takes.
+const LOG_CACHE_MEBIBYTES: u64 = 16;
 
 /// `cargo xtask test`.
 pub(crate) fn run(root: &Path, options: &TestOptions) -> Result<Report, Error> {
@@ -118,6 +120,7 @@ impl Bench<'_> {
             binary: self.binary.clone(),
             directory: self.directory(name),
             wal_mebibytes: WAL_MEBIBYTES,
+            log_cache_mebibytes: LOG_CACHE_MEBIBYTES,
             wal: None,
         };
         let mut server = Server::start(config)?;

@@ -117,6 +117,7 @@ pub(crate) fn run(
         binary: server_binary.to_path_buf(),
         directory: directory.join("server"),
         wal_mebibytes: WAL_MEBIBYTES,
+        log_cache_mebibytes: WAL_MEBIBYTES / 4,
         wal: device.as_ref().map(|device| device.path().to_path_buf()),
     };
     let mut campaign = Campaign::start(config, tools, directory, seed)?;
@@ -269,7 +270,7 @@ impl<'a> Campaign<'a> {
     fn read_partition(&self, partition: u32, held: &mut Held) -> Result<(), Error> {
         let kcat = |arguments: &[&str]| {
             let mut command = self.server.client("kcat");
-            command.args(["-q", "-b", &self.server.address(), "-X", "check.crcs=true"]);
+            command.args(["-q", "-b", &self.server.address()]);
             command.args(arguments);
             command
         };
@@ -290,6 +291,8 @@ impl<'a> Campaign<'a> {
             "beginning",
             "-c",
             &count,
+            "-X",
+            "check.crcs=true",
             "-f",
             "%p %o %k\n",
         ];
