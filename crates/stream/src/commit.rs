@@ -74,10 +74,15 @@ impl Shared {
         ObjectId(counters.next_object_id - 1)
     }
 
-    pub(crate) async fn commit(self: &Arc<Self>, changes: Vec<Change>) -> Result<(), StoreError> {
+    pub(crate) async fn commit(
+        self: &Arc<Self>,
+        mut changes: Vec<Change>,
+    ) -> Result<(), StoreError> {
         let shared = self.clone();
         detached(async move {
             let counters = shared.begin_commit().await?;
+            // A trim that another one, or a state stream's upload, has overtaken has nothing left to do.
+            changes.retain(|change| !shared.is_overtaken(change));
             let retired = shared.check(&changes, &counters)?;
             let mut all = changes.clone();
             all.extend(retired.iter().copied().map(Change::RetireObject));
@@ -91,6 +96,12 @@ impl Shared {
             Ok(())
         })
         .await
+    }
+
+    fn is_overtaken(&self, change: &Change) -> bool {
+        let Change::TrimStream { id, to } = change else { return false };
+        let stream = self.streams.read().get(id).cloned();
+        stream.is_some_and(|stream| *to <= stream.tail.lock().start)
     }
 
     /// Refuse what makes no sense; returns the objects that nobody refers to any more after the changes.
@@ -132,12 +143,11 @@ impl Shared {
             }
             let durable = self.wal.durable();
             let tail = stream.tail.lock();
-            if let Some(to) = to
-                && !(tail.start..=tail.durable_end(durable)).contains(&to)
-            {
-                let (start, end) = (tail.start, tail.durable_end(durable));
+            let durable_end = tail.durable_end(durable);
+            if to.is_some_and(|to| to > durable_end) {
                 return invalid(format!(
-                    "stream {id} can be trimmed to {start}..={end}, not to {to}"
+                    "stream {id} can be trimmed to {durable_end} at most, not to {}",
+                    to.unwrap_or_default()
                 ));
             }
             for range in tail.ranges().take_while(|range| to.is_none_or(|to| range.end <= to)) {

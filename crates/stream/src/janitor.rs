@@ -67,7 +67,9 @@ pub(crate) async fn run(shared: Arc<Shared>) {
 /// the catalog is looked at after the listing.
 async fn delete_orphans(shared: &Shared) -> Result<(), object_store::Error> {
     let prefix = object_prefix(shared.wal_id).into();
-    let oldest = SystemTime::now() - shared.options.orphan_age;
+    let Some(oldest) = SystemTime::now().checked_sub(shared.options.orphan_age) else {
+        return Ok(()); // nothing can be that old
+    };
     let mut listing = shared.objects.store().list(Some(&prefix));
     let mut old = Vec::new();
     while let Some(object) = listing.try_next().await? {

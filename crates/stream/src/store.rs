@@ -242,7 +242,7 @@ impl Store {
 
     /// Apply changes in order, atomically and durably; created streams are open, and deleted ones closed, when it returns.
     ///
-    /// A list may delete or trim a stream only once, and only if the list did not create it. Dropping the future does not
+    /// A list may change a stream only once. A trim to or before the start does nothing. Dropping the future does not
     /// stop what has begun. After [`StoreError::Catalog`] it is not known whether the changes became durable.
     pub async fn commit(&self, changes: Vec<Change>) -> Result<(), StoreError> {
         self.shared.commit(changes).await

@@ -356,9 +356,6 @@ impl Stream {
     /// Records before `to`, which may be at most the durable end, are gone when it returns, also after a restart. Does
     /// nothing if the stream starts there or later.
     pub async fn trim(&self, to: StreamOffset) -> Result<(), StoreError> {
-        if to <= self.start_offset() {
-            return Ok(());
-        }
         self.shared.commit(vec![Change::TrimStream { id: self.state.id, to }]).await
     }
 

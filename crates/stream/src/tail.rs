@@ -341,3 +341,149 @@ impl StreamState {
         self.kind == KIND_STATE
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn object() -> Arc<ObjectInfo> {
+        Arc::new(ObjectInfo {
+            id: crate::types::ObjectId(1),
+            name: "o".into(),
+            size_bytes: 0,
+            index_position: 0,
+            index_bytes: 0,
+            index_crc32c: 0,
+            created_at_ms: 0,
+        })
+    }
+
+    fn range(start: u64, end: u64) -> Range {
+        Range {
+            object: object(),
+            start: StreamOffset(start),
+            end: StreamOffset(end),
+            payload_bytes: (end - start) * 10,
+            max_timestamp_ms: 0,
+        }
+    }
+
+    /// One offset, ten bytes; its record ends at ten times its end.
+    fn push(tail: &mut Tail, base: u64) {
+        tail.push(Cached {
+            base: StreamOffset(base),
+            count: 1,
+            max_timestamp_ms: 0,
+            log_end: LogOffset((base + 1) * 10),
+            payload: Bytes::from_static(b"0123456789"),
+        });
+    }
+
+    /// 0..4 in an object, 4..8 in the log cache, not uploaded.
+    fn tail() -> Tail {
+        let mut tail = Tail::restored(StreamOffset(0), StreamOffset(4), None, [range(0, 4)].into());
+        (4..8).for_each(|base| push(&mut tail, base));
+        tail
+    }
+
+    fn uploaded(tail: &mut Tail, end: u64, range: Option<Range>) -> Released {
+        let start = tail.start;
+        let uploaded_end = StreamOffset(end);
+        tail.uploaded(UploadedPart { uploaded_end, start, checkpoint: None, range })
+    }
+
+    #[test]
+    fn the_durable_end_follows_the_log() {
+        let tail = tail();
+        for (log, end, next) in [
+            (0, 4, Some(50)),
+            (49, 4, Some(50)),
+            (50, 5, Some(60)),
+            (79, 7, Some(80)),
+            (80, 8, None),
+        ] {
+            assert_eq!(tail.durable_end(LogOffset(log)), StreamOffset(end), "at {log}");
+            assert_eq!(tail.next_durable(LogOffset(log)), next.map(LogOffset), "at {log}");
+        }
+        assert_eq!(Tail::default().durable_end(LogOffset(0)), StreamOffset(0));
+    }
+
+    #[test]
+    fn a_source_is_where_the_offset_is() {
+        let mut tail = Tail::restored(
+            StreamOffset(0),
+            StreamOffset(10),
+            None,
+            [range(0, 2), range(5, 10)].into(),
+        );
+        push(&mut tail, 10);
+        push(&mut tail, 15);
+        let source = |from: u64| match tail.source(
+            StreamOffset(from),
+            &mut Budget::new(100),
+            LogOffset(1000),
+        ) {
+            Source::Cached(batches) => {
+                batches.first().map_or("end".into(), |first| format!("cached {}", first.base))
+            }
+            Source::Object(range) => format!("object {}", range.start),
+        };
+        assert_eq!((source(0), source(1)), ("object 0".into(), "object 0".into()));
+        assert_eq!(
+            (source(2), source(4), source(9)),
+            ("object 5".into(), "object 5".into(), "object 5".into()),
+            "a gap"
+        );
+        assert_eq!(
+            (source(10), source(11), source(14)),
+            ("cached 10".into(), "cached 15".into(), "cached 15".into())
+        );
+        assert_eq!(source(16), "end");
+    }
+
+    #[test]
+    fn bytes_are_counted_once_wherever_they_are() {
+        let mut tail = tail();
+        assert_eq!(tail.size_bytes(), 80);
+        let released = uploaded(&mut tail, 6, Some(range(4, 6)));
+        assert_eq!(
+            (tail.size_bytes(), released.freed_bytes, released.unpinned_bytes),
+            (80, 0, 2 * cost_bytes(10))
+        );
+        assert_eq!(tail.evict(StreamOffset(8), 1), (cost_bytes(10), true));
+        assert_eq!(
+            tail.evict(StreamOffset(8), u64::MAX),
+            (cost_bytes(10), false),
+            "what is pinned stays"
+        );
+        assert_eq!(tail.pinned().count(), 2);
+
+        let (released, gone) = tail.trim(StreamOffset(7));
+        assert_eq!(
+            (tail.size_bytes(), released.freed_bytes, gone.len()),
+            (10, 0, 2),
+            "a trimmed batch stays for the fold"
+        );
+        assert_eq!(tail.pinned_chunk(StreamOffset(6), StreamOffset(8), 9, 99).len(), 2);
+        let released = uploaded(&mut tail, 8, Some(range(7, 8)));
+        assert_eq!(
+            (tail.size_bytes(), released.freed_bytes, released.unpinned_bytes),
+            (10, cost_bytes(10), 2 * cost_bytes(10))
+        );
+        let (released, gone) = tail.delete();
+        assert_eq!(
+            (tail.size_bytes(), released.freed_bytes, released.unpinned_bytes, gone.len()),
+            (0, cost_bytes(10), 0, 1)
+        );
+    }
+
+    #[test]
+    fn a_cut_takes_whole_records_below_it() {
+        let tail = tail();
+        for (cut, end) in
+            [(0, None), (49, None), (50, Some(5)), (59, Some(5)), (80, Some(8)), (999, Some(8))]
+        {
+            assert_eq!(tail.pinned_end(LogOffset(cut)), end.map(StreamOffset), "cut at {cut}");
+        }
+    }
+}

@@ -50,7 +50,7 @@ impl Part {
     }
 }
 
-/// The upload task. Ends when the WAL has failed.
+/// The upload task. Ends with the store's failure.
 pub(crate) async fn run(shared: Arc<Shared>) {
     let mut last = Instant::now();
     loop {
@@ -73,7 +73,8 @@ pub(crate) async fn run(shared: Arc<Shared>) {
     }
 }
 
-/// One upload. Fails only with the WAL; object store and catalog are tried until they succeed.
+/// One upload. Fails with the WAL, or if the owner's [`crate::Fold`] panics; object store and catalog are tried until they
+/// succeed.
 async fn cycle(shared: &Arc<Shared>) -> Result<(), StoreError> {
     let cut = shared.wal.appended();
     if cut.0 == shared.upload.cut.swap(cut.0, Ordering::AcqRel) {

@@ -171,3 +171,32 @@ fn wake_durable(shared: &Shared) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt;
+
+    use super::*;
+
+    #[test]
+    fn an_event_between_the_failure_and_the_wait_is_seen() {
+        let gate = RoomGate::new();
+        assert!(gate.wait().now_or_never().is_some(), "nobody was turned away");
+        let seen = gate.generation();
+        gate.full(seen);
+        assert!(gate.wait().now_or_never().is_none());
+        gate.open();
+        assert!(gate.wait().now_or_never().is_some());
+
+        // The event comes after the attempt has begun, and before its failure is noted.
+        let seen = gate.generation();
+        gate.open();
+        gate.full(seen);
+        assert!(gate.wait().now_or_never().is_some());
+
+        gate.full(gate.generation());
+        gate.open_for_ever();
+        gate.full(gate.generation());
+        assert!(gate.wait().now_or_never().is_some(), "after a failure nobody waits");
+    }
+}

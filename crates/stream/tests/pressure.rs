@@ -81,32 +81,37 @@ async fn many_writers_share_a_small_wal_for_ever() {
 async fn no_append_slips_through_a_cut() {
     let mut world = World::new(1 << 20, 1);
     let life = world.start().await;
-    let mut writers = JoinSet::new();
-    let mut all = Vec::new();
-    for _ in 0..4 {
-        let stream = life.create_log().await;
-        let batches = batches_of(stream.id(), 400, 200);
-        writers.spawn(write(life.store.clone(), stream.id(), batches.clone(), 8));
-        all.push((stream, batches));
-    }
-    let store = life.store.clone();
-    let flusher = tokio::spawn(async move {
-        loop {
-            store.flush().await.unwrap();
-            tokio::task::yield_now().await;
+    let flusher = tokio::spawn({
+        let store = life.store.clone();
+        async move {
+            loop {
+                store.flush().await.unwrap();
+                tokio::task::yield_now().await;
+            }
         }
     });
-    tokio::time::timeout(HANG, writers.join_all()).await.expect("a writer is stuck");
+    let mut writers = JoinSet::new();
+    for _ in 0..4 {
+        let (store, id) = (life.store.clone(), life.create_log().await.id());
+        writers.spawn(async move {
+            let mut batches: Vec<Batch> = Vec::new();
+            while store.stats().uploads < 50 {
+                let from = batches.len() as u64;
+                let more: Vec<_> = (from..from + 20).map(|i| batch(id, i, 1, 100)).collect();
+                write(store.clone(), id, more.clone(), 8).await;
+                batches.extend(more);
+            }
+            (id, batches)
+        });
+    }
+    let all = tokio::time::timeout(HANG, writers.join_all()).await.expect("a writer is stuck");
     flusher.abort();
     let _ = flusher.await;
     life.store.flush().await.unwrap();
-    assert!(life.store.stats().uploads > 10, "the test did not press: {:?}", life.store.stats());
-    let ids: Vec<_> = all.iter().map(|(stream, batches)| (stream.id(), batches.clone())).collect();
-    drop(all);
     life.crash(&mut world);
     let life = world.start().await;
     assert_eq!(life.recovery.batches, 0, "all was uploaded, so what a cut had missed is gone");
-    for (id, batches) in ids {
+    for (id, batches) in all {
         let stream = life.store.stream(id).unwrap();
         assert_eq!(read_from(&stream, 0, 100_000).await, batches);
         assert_eq!(state_of(&stream), expected_state(id, &batches));

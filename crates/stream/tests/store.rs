@@ -276,8 +276,7 @@ async fn commits_are_checked_and_atomic() {
         let error = life.store.commit(list).await.unwrap_err();
         assert!(matches!(error, StoreError::InvalidChange(_)), "{refused:?}: {error}");
     }
-    let twice =
-        vec![Change::TrimStream { id: ids[0], to: StreamOffset(0) }, Change::DeleteStream(ids[0])];
+    let twice = vec![Change::DeleteStream(ids[0]), Change::DeleteStream(ids[0])];
     assert!(life.store.commit(twice).await.unwrap_err().to_string().contains("twice"));
     let meta = |life: &Life, prefix: &str| {
         life.store
