@@ -98,7 +98,7 @@ struct SimOptions {
     /// How many seeds to run.
     #[arg(long, default_value_t = 1000)]
     seeds: u64,
-    /// Further options of the simulation, as `-- --first-seed 7`.
+    /// Further options of the simulation, as `-- --seed 7` to replay one seed.
     #[arg(last = true)]
     rest: Vec<String>,
 }
