@@ -56,10 +56,10 @@ pub(crate) fn sim(root: &Path, options: &SimOptions) -> Result<Report, Error> {
     command.args(["run", "--release", "--locked", "--package", "alluvium-sim", "--", "--seeds"]);
     command.arg(options.seeds.to_string()).args(&options.rest);
     let what = describe(&command);
-    println!("{what}");
-    let status = command.status()?;
     let mut report = Report::default();
     report.suite("simulation", || {
+        println!("{what}");
+        let status = command.status()?;
         Ok(vec![if status.success() { Case::passed(&what) } else { Case::failed(&what, status) }])
     });
     Ok(report)

@@ -1,11 +1,22 @@
 //! A loop device: a block device whose content lies in a file.
 
-use std::fs;
+use std::fs::File;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::Error;
 use crate::exec::{output, quietly};
+
+/// Makes a file of zeros, written in full: an image for a loop device.
+pub(super) fn write_image(file: &Path, mebibytes: u64) -> Result<(), Error> {
+    let mut image = File::create(file)?;
+    for _ in 0..mebibytes {
+        image.write_all(&[0; 1 << 20])?;
+    }
+    image.sync_all()?;
+    Ok(())
+}
 
 /// An attached loop device. It is detached when dropped.
 pub(super) struct LoopDevice {
@@ -13,17 +24,11 @@ pub(super) struct LoopDevice {
 }
 
 impl LoopDevice {
-    /// Makes a file of the given size, filled with zeros, and attaches it with Direct I/O, so that a flush of the
-    /// device is a flush of the file and nothing stays in a cache of its own.
+    /// Attaches a file with Direct I/O, so that a flush of the device is a flush of the file and nothing stays in a
+    /// cache of its own.
     ///
     /// Fails where loop devices are not allowed: without root, or in most containers.
-    pub(super) fn attach(file: &Path, mebibytes: u64) -> Result<Self, Error> {
-        let zeros = vec![0; 1 << 20];
-        let mut image = fs::File::create(file)?;
-        for _ in 0..mebibytes {
-            std::io::Write::write_all(&mut image, &zeros)?;
-        }
-        image.sync_all()?;
+    pub(super) fn attach(file: &Path) -> Result<Self, Error> {
         let mut losetup = Command::new("losetup");
         losetup.args(["--find", "--show", "--direct-io=on"]).arg(file);
         let printed = output(&mut losetup)?;

@@ -108,10 +108,12 @@ pub(crate) fn run(
     fs::create_dir_all(directory)?;
     let device = match target {
         Target::File => None,
-        Target::Loop => Some(
-            LoopDevice::attach(&directory.join("loop.img"), WAL_MEBIBYTES)
-                .map_err(|error| Stopped::Skipped(format!("no loop device: {error}")))?,
-        ),
+        Target::Loop => {
+            let image = directory.join("loop.img");
+            loopdev::write_image(&image, WAL_MEBIBYTES)?;
+            let device = LoopDevice::attach(&image);
+            Some(device.map_err(|error| Stopped::Skipped(format!("no loop device: {error}")))?)
+        }
     };
     let config = Config {
         binary: server_binary.to_path_buf(),
