@@ -32,7 +32,14 @@ pub(crate) fn run(root: &Path, options: &TestOptions) -> Result<Report, Error> {
     if options.suites == [Suite::Cargo] {
         return Ok(report);
     }
-    let bench = Bench { root, binary: binary(root, options.server.server.as_deref())? };
+    let binary = match binary(root, options.server.server.as_deref()) {
+        Ok(binary) => binary,
+        Err(error) => {
+            report.suite("build", || Err(error));
+            return Ok(report);
+        }
+    };
+    let bench = Bench { root, binary };
     let mut suite = |suite, name: &str, run: &dyn Fn() -> Result<Vec<Case>, Missing>| {
         if wanted(suite) {
             report.suite(name, || skip_if_missing(name, run()));
