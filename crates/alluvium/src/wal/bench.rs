@@ -27,7 +27,7 @@ const MAX_CAPACITY: Size = Size::gib(4);
 
 #[derive(Args, Debug)]
 pub(crate) struct BenchArgs {
-    /// A block device or file. A file that does not exist is created, and removed at the end.
+    /// A block device or file. A file that does not exist is created, and removed at the end (unless the bench is killed).
     #[arg(long, value_name = "PATH")]
     target: PathBuf,
     /// Overwrite the target although it holds something.

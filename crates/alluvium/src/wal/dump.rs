@@ -1,6 +1,7 @@
 //! `alluvium wal dump`.
 
 use std::fmt::Write as _;
+use std::io::IsTerminal;
 use std::path::PathBuf;
 
 use alluvium_wal::{OpenError, Record, RecoveryReport, Wal};
@@ -63,8 +64,10 @@ enum Stop {
 /// The target can not be read, holds no write-ahead log, or a damaged one.
 pub(crate) fn run(args: &DumpArgs) -> Result<(), Failure> {
     let device = open_read_only(&args.target)?;
-    // Of the many records that pass in between, only the bar is quiet while lines are printed.
-    let meter = Meter::new(format!("reading {}", args.target.display()));
+    // Lines that run over the terminal are progress enough, and a bar between them would be noise.
+    let to_terminal = std::io::stdout().is_terminal();
+    let meter = (!to_terminal).then(|| Meter::new(format!("reading {}", args.target.display())));
+    let progress = meter.as_ref().map(Meter::callback);
     let mut listed = 0;
     let mut visit = |record: Record| {
         if args.limit.is_some_and(|limit| listed >= limit) {
@@ -76,7 +79,7 @@ pub(crate) fn run(args: &DumpArgs) -> Result<(), Failure> {
     if !args.json {
         output::line(format_args!("{:>20}  {:>20}  {:>10}", "OFFSET", "END", "PAYLOAD B"))?;
     }
-    match Wal::scan(&device, Some(meter.callback()), &mut visit) {
+    match Wal::scan(&device, progress, &mut visit) {
         Ok(report) => finish(args, &report),
         Err(OpenError::Visit { at, source }) => match source.downcast::<Stop>() {
             Ok(stop) => match *stop {
