@@ -127,7 +127,8 @@ impl fmt::Display for Report {
         }
         for (suite, case) in self.cases() {
             if let Outcome::Skipped(reason) = &case.outcome {
-                writeln!(f, "skipped: {}: {}: {reason}", suite.name, case.name)?;
+                let reason: Vec<&str> = reason.lines().map(str::trim).collect();
+                writeln!(f, "skipped: {}: {}: {}", suite.name, case.name, reason.join(" "))?;
             }
         }
         for (suite, case) in self.cases() {

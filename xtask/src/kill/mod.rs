@@ -111,8 +111,13 @@ pub(crate) fn run(
         Target::Loop => {
             let image = directory.join("loop.img");
             loopdev::write_image(&image, WAL_MEBIBYTES)?;
-            let device = LoopDevice::attach(&image);
-            Some(device.map_err(|error| Stopped::Skipped(format!("no loop device: {error}")))?)
+            match LoopDevice::attach(&image) {
+                Ok(device) => Some(device),
+                Err(error) => {
+                    fs::remove_dir_all(directory)?;
+                    return Err(Stopped::Skipped(format!("no loop device: {error}")));
+                }
+            }
         }
     };
     let config = Config {
