@@ -8,6 +8,7 @@
 mod tests;
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::{Deref, DerefMut, Range};
 use std::ptr::NonNull;
@@ -233,56 +234,77 @@ impl fmt::Debug for SharedBuf {
 // Pool
 
 /// Buffers of one device: `slots` of `slot_bytes` in one mapping, which io_uring can register as a whole, and behind
-/// them spares of the same size on the heap, kept for reuse up to a bound.
+/// them, and for larger ones, buffers on the heap that are kept for reuse up to a bound in bytes. A fresh buffer costs more
+/// than filling it: the kernel has to find and clear each of its pages.
 ///
 /// Buffers keep the pool alive; the mapping goes away with the last of them.
 pub(crate) struct Pool {
     region: Region,
     slot_bytes: usize,
-    spares_kept: usize,
+    max_spare_bytes: usize,
     free: Mutex<Free>,
 }
 
 struct Free {
     slots: Vec<usize>,
-    spares: Vec<Heap>,
+    /// By their size, which is a multiple of [`SPARE_STEP`].
+    spares: BTreeMap<usize, Vec<Heap>>,
+    /// Of all spares together.
+    spare_bytes: usize,
 }
+
+/// Sizes of buffers on the heap are multiples of it, so that records of about the same length find each other's.
+const SPARE_STEP: usize = 16 * PAGE_BYTES;
 
 impl Pool {
     /// `slot_bytes` is a positive multiple of a page.
-    pub(crate) fn new(slot_bytes: usize, slots: usize) -> std::io::Result<Arc<Self>> {
+    pub(crate) fn new(
+        slot_bytes: usize,
+        slots: usize,
+        max_spare_bytes: usize,
+    ) -> std::io::Result<Arc<Self>> {
         assert!(
             slot_bytes > 0 && slot_bytes.is_multiple_of(PAGE_BYTES),
             "a slot of {slot_bytes} bytes"
         );
         let region =
             Region::map(slot_bytes.checked_mul(slots).expect("size of the pool overflows"))?;
-        // In reverse, so that low slots are used first and an idle pool touches little memory.
-        let free = Free { slots: (0..slots).rev().collect(), spares: Vec::new() };
-        Ok(Arc::new(Self { region, slot_bytes, spares_kept: slots.max(1), free: Mutex::new(free) }))
+        let free = Free {
+            // In reverse, so that low slots are used first and an idle pool touches little memory.
+            slots: (0..slots).rev().collect(),
+            spares: BTreeMap::new(),
+            spare_bytes: 0,
+        };
+        Ok(Arc::new(Self { region, slot_bytes, max_spare_bytes, free: Mutex::new(free) }))
     }
 
-    /// A buffer of `len_bytes` rounded up to a page: a slot, a spare, or plain heap if it is larger than a slot.
+    /// A buffer of `len_bytes` rounded up to a page: a slot if it fits and one is free, else on the heap.
     pub(crate) fn alloc(self: &Arc<Self>, len_bytes: usize) -> AlignedBuf {
         let len = round_up(len_bytes);
-        if len > self.slot_bytes {
-            return AlignedBuf { memory: Memory::Heap(Heap::zeroed(len)), len };
-        }
         let mut free = self.free.lock();
-        if let Some(index) = free.slots.pop() {
+        if len <= self.slot_bytes
+            && let Some(index) = free.slots.pop()
+        {
             drop(free);
             return AlignedBuf { memory: Memory::Slot(index, self.clone()), len };
         }
-        let spare = free.spares.pop();
+        let size = len
+            .max(self.slot_bytes)
+            .checked_next_multiple_of(SPARE_STEP)
+            .expect("length of a buffer overflows");
+        let spare = free.spares.get_mut(&size).and_then(Vec::pop);
+        free.spare_bytes -= spare.as_ref().map_or(0, |_| size);
         drop(free);
-        let heap = spare.unwrap_or_else(|| Heap::zeroed(self.slot_bytes));
+        let heap = spare.unwrap_or_else(|| Heap::zeroed(size));
         AlignedBuf { memory: Memory::Spare(Some(heap), self.clone()), len }
     }
 
     fn give_back_spare(&self, heap: Heap) {
+        let size = heap.layout.size();
         let mut free = self.free.lock();
-        if free.spares.len() < self.spares_kept {
-            free.spares.push(heap);
+        if free.spare_bytes + size <= self.max_spare_bytes {
+            free.spare_bytes += size;
+            free.spares.entry(size).or_default().push(heap);
         }
     }
 

@@ -67,12 +67,14 @@ pub struct OpenOptions {
     /// Told about the pre-writing of a new file, on the calling thread. Default: none.
     pub progress: Option<Progress>,
     /// Size of a pooled buffer, a positive multiple of [`PAGE_BYTES`]. Larger requests to [`crate::Device::alloc`] are served by
-    /// the heap. Default 256 KiB.
+    /// the heap. Default 272 KiB: a block of 256 KiB and what its header and padding may add.
     pub buffer_bytes: usize,
-    /// Number of pooled buffers; the same number again is kept for reuse on the heap when more are in use at once.
-    /// With io_uring they are registered with the kernel, which counts them against `RLIMIT_MEMLOCK` (8 MiB by default).
+    /// Number of pooled buffers. With io_uring they are registered with the kernel, which counts them against `RLIMIT_MEMLOCK` (8 MiB by default).
     /// Default 16.
     pub buffers: usize,
+    /// Memory of buffers beyond the pooled ones, in bytes, that is kept for reuse instead of being freed. Default 64 MiB, which
+    /// is reached only by as much in use at once.
+    pub max_spare_bytes: usize,
 }
 
 impl Default for OpenOptions {
@@ -84,8 +86,9 @@ impl Default for OpenOptions {
             io_depth: 8,
             create_bytes: None,
             progress: None,
-            buffer_bytes: 256 * 1024,
+            buffer_bytes: 272 * 1024,
             buffers: 16,
+            max_spare_bytes: 64 * 1024 * 1024,
         }
     }
 }
@@ -101,6 +104,7 @@ impl fmt::Debug for OpenOptions {
             .field("progress", &self.progress.is_some())
             .field("buffer_bytes", &self.buffer_bytes)
             .field("buffers", &self.buffers)
+            .field("max_spare_bytes", &self.max_spare_bytes)
             .finish()
     }
 }
@@ -121,7 +125,7 @@ pub fn open(path: &Path, options: &OpenOptions) -> Result<SharedDevice, OpenErro
     );
     let target = Target::open(path, options)?;
     let failed = |action| move |source| OpenError::Io { path: path.to_owned(), action, source };
-    let pool = Pool::new(options.buffer_bytes, options.buffers)
+    let pool = Pool::new(options.buffer_bytes, options.buffers, options.max_spare_bytes)
         .map_err(failed("mapping the buffer pool"))?;
     let core = |engine| Core::new(geometry(path, options, &target, engine), target.claim.clone());
     if options.durability == Durability::Device && options.access == Access::Exclusive {

@@ -6,6 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use super::*;
 
 const SLOT: usize = 4 * PAGE_BYTES;
+const SPARES: usize = 1 << 20;
 
 fn address(buf: &[u8]) -> usize {
     buf.as_ptr() as usize
@@ -53,27 +54,32 @@ fn heap_buffers_are_cut_and_sliced_at_pages() {
 
 #[test]
 fn heap_spares_are_reused_up_to_a_bound() {
-    let pool = Pool::new(SLOT, 0).unwrap();
+    let pool = Pool::new(SLOT, 0, 3 * SPARE_STEP).unwrap();
+    let kept = |pool: &Pool| pool.free.lock().spare_bytes;
     let buf = pool.alloc(PAGE_BYTES);
     let first = address(&buf);
     let shared = buf.freeze();
     let clone = shared.clone();
     drop(shared);
-    assert_ne!(address(&pool.alloc(1)), first, "a clone still holds it");
+    assert_eq!(kept(&pool), 0, "a clone still holds it");
     drop(clone.into_bytes());
-    let held: Vec<_> = (0..3).map(|_| pool.alloc(1)).collect();
-    assert!(held.iter().filter(|buf| address(buf) == first).count() <= 1);
-    drop(held);
-    assert_eq!(pool.free.lock().spares.len(), pool.spares_kept);
-    let larger = pool.alloc(SLOT + 1);
-    assert_eq!(larger.len(), SLOT + PAGE_BYTES);
+    assert_eq!(kept(&pool), SPARE_STEP);
+    let again = pool.alloc(SPARE_STEP - 1);
+    assert_eq!((address(&again), kept(&pool)), (first, 0), "of the same size, so it is used again");
+    let larger = pool.alloc(SPARE_STEP + 1);
+    assert_eq!(larger.len(), SPARE_STEP + PAGE_BYTES);
+    drop(again);
     drop(larger);
-    assert_eq!(pool.free.lock().spares.len(), pool.spares_kept, "of slot size only");
+    assert_eq!(kept(&pool), 3 * SPARE_STEP, "larger ones are kept too");
+    let held: Vec<_> = (0..3).map(|_| pool.alloc(1)).collect();
+    assert_eq!(kept(&pool), 2 * SPARE_STEP, "a larger one does not serve for a smaller");
+    drop(held);
+    assert_eq!(kept(&pool), 3 * SPARE_STEP, "what is over the bound is freed");
 }
 
 #[test]
 fn heap_buffers_outlive_their_pool_and_cross_threads() {
-    let pool = Pool::new(SLOT, 0).unwrap();
+    let pool = Pool::new(SLOT, 0, SPARES).unwrap();
     let mut buf = pool.alloc(SLOT);
     drop(pool);
     buf.fill(3);
@@ -88,7 +94,7 @@ fn heap_buffers_outlive_their_pool_and_cross_threads() {
 
 #[test]
 fn slots_come_back_whole_whoever_drops_them_last() {
-    let pool = Pool::new(SLOT, 1).unwrap();
+    let pool = Pool::new(SLOT, 1, SPARES).unwrap();
     let (base, len) = pool.region().unwrap();
     assert_eq!((base as usize % PAGE_BYTES, len), (0, SLOT));
     for round in 0..4 {
@@ -112,7 +118,7 @@ fn slots_come_back_whole_whoever_drops_them_last() {
 
 #[test]
 fn slots_do_not_overlap() {
-    let pool = Pool::new(SLOT, 8).unwrap();
+    let pool = Pool::new(SLOT, 8, SPARES).unwrap();
     let (base, len) = pool.region().unwrap();
     let mut held: Vec<_> = (0..8).map(|_| pool.alloc(1)).collect();
     let addresses: BTreeSet<usize> = held.iter().map(|buf| address(buf)).collect();
@@ -130,7 +136,7 @@ fn slots_do_not_overlap() {
 
 #[test]
 fn the_mapping_outlives_the_pool_while_a_buffer_is_held() {
-    let pool = Pool::new(SLOT, 2).unwrap();
+    let pool = Pool::new(SLOT, 2, SPARES).unwrap();
     let mut buf = pool.alloc(SLOT);
     drop(pool);
     buf.fill(9);

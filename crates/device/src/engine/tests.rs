@@ -36,7 +36,7 @@ fn options(engine: Engine) -> OpenOptions {
 }
 
 fn start(fd: OwnedFd, geometry: &Geometry, engine: Engine) -> io::Result<SharedDevice> {
-    let pool = Pool::new(64 * 1024, 4)?;
+    let pool = Pool::new(64 * 1024, 4, 256 * 1024)?;
     let core = Core::new(geometry.clone(), None);
     Ok(match engine {
         Engine::IoUring => Arc::new(Uring::start(fd, core, pool, 8)?),
