@@ -1,4 +1,48 @@
-//! Delta WAL. Layout, protocol and crash argument: `docs/format/wal.md`.
+//! Delta WAL: a write-ahead log on a ring of blocks, on a raw device or a file, durable before it is acknowledged.
+//!
+//! [`Wal::append`] settles a record's place at once and returns a future that resolves when the record *and everything
+//! before it* is on stable storage. [`Wal::trim`] gives space back. [`Wal::open`] recovers: it hands out every record that
+//! was acknowledged and not trimmed, in order. The log belongs to no async runtime: its futures work with any, and each has
+//! a blocking `wait`.
+//!
+//! Layout, protocol and crash argument are in `docs/format/wal.md`. A record's path reads [`Wal::append`],
+//! `writer.rs` (group commit), `block.rs`, the device, and back through `wait.rs`.
+//!
+//! ```
+//! use alluvium_device::OpenOptions;
+//! use alluvium_wal::{FormatOptions, Options, Wal};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let directory = tempfile::tempdir()?;
+//! # let path = directory.path().join("wal");
+//! // A file of 1 MiB, or a block device.
+//! let target = OpenOptions { create_bytes: Some(1 << 20), ..OpenOptions::default() };
+//! let device = alluvium_device::open(&path, &target)?;
+//! Wal::format(&device, &FormatOptions::default())?;
+//!
+//! let options = Options { window_bytes: 256 << 10, block_bytes: 64 << 10, max_record_bytes: 64 << 10, ..Options::default() };
+//! let (wal, report) = Wal::open(device, &options, None, &mut |_| Ok(()))?;
+//! assert_eq!(report.records, 0);
+//! let first = wal.append(&[b"header, ", b"payload"])?;
+//! let second = wal.append(&[b"second"])?;
+//! let keep_from = second.offset();
+//! first.wait()?; // or `.await`
+//! second.wait()?;
+//! wal.trim(..keep_from).wait()?;
+//! drop(wal); // as if the process had died
+//!
+//! let device = alluvium_device::open(&path, &target)?;
+//! let mut seen = Vec::new();
+//! let (wal, report) = Wal::open(device, &options, None, &mut |record| {
+//!     seen.push(record.payload);
+//!     Ok(())
+//! })?;
+//! assert_eq!(seen, ["second"]);
+//! assert!(!report.clean_shutdown && report.damage.is_empty());
+//! wal.close()?;
+//! # Ok(())
+//! # }
+//! ```
 #![forbid(unsafe_code)]
 
 mod block;

@@ -29,7 +29,7 @@ pub struct Wal {
     handle: Arc<Handle>,
 }
 
-/// Its drop is the end of the last [`Wal`], while futures and requests in flight may keep `shared` alive.
+/// Its drop is the end of the last [`Wal`], while requests in flight may keep `shared` alive.
 struct Handle {
     shared: Arc<Shared>,
     wal_id: Uuid,
@@ -141,12 +141,16 @@ impl Wal {
     /// stable storage. The record is written whether or not the future is polled. On an error nothing has changed.
     pub fn append(&self, parts: &[&[u8]]) -> Result<Append, AppendError> {
         let (offset, end) = self.handle.shared.append(parts)?;
-        Ok(Append { offset, end, wait: Wait::new(DurableOf(self.handle.shared.clone()), end.0) })
+        Ok(Append {
+            offset,
+            end,
+            wait: Wait::new(DurableOf(self.handle.shared.marks.clone()), end.0),
+        })
     }
 
     /// Everything before it is on stable storage. One atomic load.
     pub fn durable(&self) -> LogOffset {
-        LogOffset(self.handle.shared.durable.get())
+        LogOffset(self.handle.shared.marks.durable.get())
     }
 
     /// Where the log ends now. The next record starts here or, if it begins a new block, behind a padding.
@@ -156,15 +160,15 @@ impl Wal {
 
     /// Resolves when everything before `offset` is durable, which may lie ahead of what has been appended.
     pub fn wait_durable(&self, offset: LogOffset) -> Durable {
-        Durable { wait: Wait::new(DurableOf(self.handle.shared.clone()), offset.0) }
+        Durable { wait: Wait::new(DurableOf(self.handle.shared.marks.clone()), offset.0) }
     }
 
     /// Resolves when an append that was refused for lack of room may succeed: durability or the trim have moved since the
     /// last refusal (or, if there was none, since this call), or the WAL has stopped. With several writers, take it before the append
     /// that may be refused, so that no move is missed; it costs nothing until it is polled.
     pub fn wait_room(&self) -> Room {
-        let shared = &self.handle.shared;
-        Room { wait: Wait::new(MovesOf(shared.clone()), shared.next_move()) }
+        let marks = &self.handle.shared.marks;
+        Room { wait: Wait::new(MovesOf(marks.clone()), marks.next_move()) }
     }
 
     /// Give up everything before `to.end`, which is the start or the end of a record and durable. The future
@@ -174,7 +178,8 @@ impl Wal {
     /// Trims take effect whether or not the future is polled. While one is written, later ones coalesce.
     pub fn trim(&self, to: RangeTo<LogOffset>) -> Trim {
         let shared = &self.handle.shared;
-        let wait = shared.trim(to.end).map(|()| Wait::new(TrimmedOf(shared.clone()), to.end.0));
+        let wait =
+            shared.trim(to.end).map(|()| Wait::new(TrimmedOf(shared.marks.clone()), to.end.0));
         Trim { wait }
     }
 
@@ -185,7 +190,7 @@ impl Wal {
 
     /// Why the WAL does nothing any more: it has failed or is closed.
     pub fn stopped(&self) -> Option<WalError> {
-        self.handle.shared.stopped()
+        self.handle.shared.marks.stopped()
     }
 
     /// Refuse new appends and trims on all handles, wait until everything appended is durable, and write the header

@@ -28,6 +28,15 @@ pub(crate) struct Shared {
     codec: Codec,
     epoch: u32,
     state: Mutex<State>,
+    pub(crate) marks: Arc<Marks>,
+    alarm: OnceLock<Alarm>,
+    /// The limiter's zero.
+    started: Instant,
+}
+
+/// What the futures wait for. Apart from [`Shared`], so that no future keeps the device open, and so that a completion can
+/// let go of the device before it wakes somebody who may drop the last handle and open it again.
+pub(crate) struct Marks {
     /// Everything before it is on stable storage.
     pub(crate) durable: Watermark,
     /// The trim offset that both headers carry.
@@ -38,9 +47,17 @@ pub(crate) struct Shared {
     refused_at: AtomicU64,
     /// Why nothing more happens: the first error, or the end of the last handle.
     stopped: OnceLock<WalError>,
-    alarm: OnceLock<Alarm>,
-    /// The limiter's zero.
-    started: Instant,
+}
+
+impl Marks {
+    pub(crate) fn stopped(&self) -> Option<WalError> {
+        self.stopped.get().cloned()
+    }
+
+    /// The number of moves after which an append that was refused may succeed.
+    pub(crate) fn next_move(&self) -> u64 {
+        self.moves.get().min(self.refused_at.load(Ordering::Acquire)) + 1
+    }
 }
 
 struct State {
@@ -132,11 +149,13 @@ impl Shared {
             ring,
             codec: Codec::new(header.wal_id),
             epoch: header.epoch,
-            durable: Watermark::new(header.durable.0),
-            trimmed: Watermark::new(header.trim.0),
-            moves: Watermark::new(0),
-            refused_at: AtomicU64::new(u64::MAX),
-            stopped: OnceLock::new(),
+            marks: Arc::new(Marks {
+                durable: Watermark::new(header.durable.0),
+                trimmed: Watermark::new(header.trim.0),
+                moves: Watermark::new(0),
+                refused_at: AtomicU64::new(u64::MAX),
+                stopped: OnceLock::new(),
+            }),
             alarm: OnceLock::new(),
             started: Instant::now(),
             state: Mutex::new(State {
@@ -178,17 +197,13 @@ impl Shared {
         Ok(shared)
     }
 
-    pub(crate) fn stopped(&self) -> Option<WalError> {
-        self.stopped.get().cloned()
-    }
-
     /// Nothing is acknowledged after this. The first cause counts.
     pub(crate) fn stop(&self, cause: WalError) {
-        if self.stopped.set(cause).is_ok() {
+        if self.marks.stopped.set(cause).is_ok() {
             if let Some(alarm) = self.alarm.get() {
                 alarm.stop();
             }
-            for mark in [&self.durable, &self.trimmed, &self.moves] {
+            for mark in [&self.marks.durable, &self.marks.trimmed, &self.marks.moves] {
                 mark.wake_all();
             }
         }
@@ -216,7 +231,7 @@ impl Shared {
         };
         let payload_crc = parts.iter().fold(0, |crc, part| crc32c::crc32c_append(crc, part));
         let mut state = self.state.lock();
-        if let Some(cause) = self.stopped.get() {
+        if let Some(cause) = self.marks.stopped.get() {
             return Err(match cause {
                 WalError::Closed => AppendError::Closed,
                 cause => AppendError::Failed(cause.clone()),
@@ -227,17 +242,12 @@ impl Shared {
         }
         let placed = state.append(self, payload_len, payload_crc, parts);
         if placed.is_err() {
-            self.refused_at.store(state.counters.moves, Ordering::Release);
+            self.marks.refused_at.store(state.counters.moves, Ordering::Release);
         }
         let write = state.next_write(self);
         drop(state);
         self.submit(write);
         placed
-    }
-
-    /// The number of moves after which an append that was refused may succeed.
-    pub(crate) fn next_move(&self) -> u64 {
-        self.moves.get().min(self.refused_at.load(Ordering::Acquire)) + 1
     }
 
     // -- Blocks to the device and back
@@ -265,21 +275,23 @@ impl Shared {
     }
 
     /// A request of block `flight` has completed. On the engine's thread.
-    fn landed(self: &Arc<Self>, flight: u64, result: Result<(), DeviceError>) {
+    fn landed(self: Arc<Self>, flight: u64, result: Result<(), DeviceError>) {
         if let Err(cause) = result {
             return self.failed(cause);
         }
         let mut state = self.state.lock();
-        if self.stopped.get().is_some() {
+        if self.marks.stopped.get().is_some() {
             return;
         }
         let moved = state.landed(flight);
-        let write = state.next_write(self);
+        let write = state.next_write(&self);
         drop(state);
         self.submit(write); // the device first, then those who wait
+        let marks = self.marks.clone();
+        drop(self);
         if let Some((durable, moves)) = moved {
-            self.durable.advance(durable.0);
-            self.moves.advance(moves);
+            marks.durable.advance(durable.0);
+            marks.moves.advance(moves);
         }
     }
 
@@ -288,7 +300,7 @@ impl Shared {
     /// Ask for a trim. The future of `trimmed` reaching `to` says when it has happened.
     pub(crate) fn trim(self: &Arc<Self>, to: LogOffset) -> Result<(), WalError> {
         let mut state = self.state.lock();
-        if let Some(cause) = self.stopped() {
+        if let Some(cause) = self.marks.stopped() {
             return Err(cause);
         }
         if state.closing {
@@ -318,17 +330,19 @@ impl Shared {
     }
 
     /// `header` is durable in `slot`. On the engine's thread.
-    fn header_landed(self: &Arc<Self>, slot: usize, header: HeaderInfo) {
+    fn header_landed(self: Arc<Self>, slot: usize, header: HeaderInfo) {
         let mut state = self.state.lock();
-        if self.stopped.get().is_some() {
+        if self.marks.stopped.get().is_some() {
             return;
         }
         let (write, moved) = state.header_landed(slot, header);
         drop(state);
         self.submit_header(write);
+        let marks = self.marks.clone();
+        drop(self);
         if let Some((trimmed, moves)) = moved {
-            self.trimmed.advance(trimmed.0);
-            self.moves.advance(moves);
+            marks.trimmed.advance(trimmed.0);
+            marks.moves.advance(moves);
         }
     }
 
@@ -339,13 +353,13 @@ impl Shared {
         let (end, wanted) = {
             let mut state = self.state.lock();
             if state.closing {
-                return Err(self.stopped().unwrap_or(WalError::Closed));
+                return Err(self.marks.stopped().unwrap_or(WalError::Closed));
             }
             state.closing = true;
             (state.cursors.appended(), state.headers.wanted)
         };
-        crate::wait::block_on(Wait::new(DurableOf(self.clone()), end.0))?;
-        crate::wait::block_on(Wait::new(TrimmedOf(self.clone()), wanted.0))?;
+        crate::wait::block_on(Wait::new(DurableOf(self.marks.clone()), end.0))?;
+        crate::wait::block_on(Wait::new(TrimmedOf(self.marks.clone()), wanted.0))?;
         let (slot, header) = {
             let state = self.state.lock();
             let newest = &state.headers.newest;
@@ -403,7 +417,7 @@ impl Shared {
             flushed_writes: if flushes { counters.requests + counters.header_writes } else { 0 },
             header_writes: counters.header_writes,
             padding_bytes: counters.padding_bytes,
-            failed: matches!(self.stopped.get(), Some(cause) if !matches!(cause, WalError::Closed)),
+            failed: matches!(self.marks.stopped.get(), Some(cause) if !matches!(cause, WalError::Closed)),
         }
     }
 }
@@ -465,42 +479,42 @@ impl State {
 
     /// The block that goes to the device next, if one can.
     ///
-    /// Group commit, and no timer in it: what is appended while a write is in flight goes with the next one. A full block
-    /// goes as soon as a slot is free. One that is not full goes
-    /// - when nothing is in flight, so that a lone record does not wait. It is cut where it ends, and the next block goes
-    ///   on in its last page: small records at a low rate take the space of records, not of pages;
-    /// - else when it is at least a quarter full and a slot is free. It is padded, at a cost of at most 6%, because two
-    ///   writes to one page must not be in flight together.
+    /// Group commit, and no timer in it: what is appended while writes are in flight goes with the next one.
+    /// - A full block, or one that is at least a quarter full, goes as soon as a slot is free. It is padded, which costs at
+    ///   most 6% of it, because two writes to one page must not be in flight together.
+    /// - A smaller one goes when nothing is in flight, so that a lone record does not wait. It is cut where it ends, and the
+    ///   next block goes on in its last page: small records at a low rate take the space of records, not of pages.
     ///
     /// So tiny blocks never take slots from full ones, and as the device slows down blocks grow by themselves.
     fn next_write(&mut self, shared: &Shared) -> Option<BlockWrite> {
-        if self.flights.len() >= shared.options.io_depth || shared.stopped.get().is_some() {
+        if self.flights.len() >= shared.options.io_depth || shared.marks.stopped.get().is_some() {
             return None;
         }
         let idle = self.flights.is_empty();
+        let small = |block: &Block| block.new_bytes() < u64::from(shared.options.block_bytes) / 4;
         let block = match (self.sealed.front(), &self.current) {
-            // Its first page is the last page of the block before: that one has to be durable.
-            (Some(block), _) => (idle || !block.repeats_page()).then_some(block),
-            (None, Some(block)) => {
-                let worth_it = block.new_bytes() >= u64::from(shared.options.block_bytes) / 4;
-                (idle || worth_it && !block.repeats_page()).then_some(block)
-            }
-            (None, None) => None,
-        }?;
+            (Some(block), _) => block,
+            (None, Some(block)) if idle || !small(block) => block,
+            (None, _) => return None,
+        };
+        // A first page that is the last page of the block before: that one has to be durable.
+        if block.repeats_page() && !idle {
+            return None;
+        }
+        let cut = self.sealed.is_empty() && small(block);
         let bytes = block.write_bytes();
         if self.throttled(shared, bytes) {
             return None;
         }
-        if self.sealed.is_empty() && !idle {
-            self.seal();
-        }
-        let block = match self.sealed.pop_front() {
-            Some(block) => block,
-            None => {
-                let block = self.current.take().expect("one of the two was looked at");
-                block.cut(&mut self.tail);
-                block
+        let block = if cut {
+            let block = self.current.take().expect("there is no other block");
+            block.cut(&mut self.tail);
+            block
+        } else {
+            if self.sealed.is_empty() {
+                self.seal();
             }
+            self.sealed.pop_front().expect("just looked at, or sealed")
         };
         let end = block.end();
         self.cursors.submit(end);
@@ -595,14 +609,11 @@ impl State {
     }
 }
 
-// What the futures wait for.
+// One type per mark, so that a future says in its type what it waits for.
 
-#[derive(Clone)]
-pub(crate) struct DurableOf(pub(crate) Arc<Shared>);
-#[derive(Clone)]
-pub(crate) struct TrimmedOf(pub(crate) Arc<Shared>);
-#[derive(Clone)]
-pub(crate) struct MovesOf(pub(crate) Arc<Shared>);
+pub(crate) struct DurableOf(pub(crate) Arc<Marks>);
+pub(crate) struct TrimmedOf(pub(crate) Arc<Marks>);
+pub(crate) struct MovesOf(pub(crate) Arc<Marks>);
 
 impl Source for DurableOf {
     type Error = WalError;
