@@ -11,7 +11,8 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::errors::ApiError;
-use crate::topics::TopicRef;
+use crate::topics::{MAX_NAME_BYTES, TopicRef};
+use crate::wire::once;
 
 /// Sessions that are remembered (`max.incremental.fetch.session.cache.slots`).
 const MAX_SESSIONS: usize = 1_000;
@@ -33,6 +34,16 @@ const FINAL_EPOCH: i32 = -1;
 pub(crate) struct Key {
     pub(crate) topic: TopicRef,
     pub(crate) partition: i32,
+}
+
+impl Key {
+    /// Names that no topic can have would make the bound on partitions none on memory.
+    fn may_be_remembered(&self) -> bool {
+        match &self.topic {
+            TopicRef::Name(name) => name.len() <= MAX_NAME_BYTES,
+            TopicRef::Id(_) => true,
+        }
+    }
 }
 
 /// What a consumer wants of a partition.
@@ -155,11 +166,12 @@ impl Sessions {
             if request.session_id != NO_SESSION {
                 cache.remove(request.session_id);
             }
-            let wants: Vec<Want> =
-                request.topics.iter().flat_map(|topic| wants(topic, by_id)).collect();
+            let wants = request.topics.iter().flat_map(|topic| wants(topic, by_id));
+            let wants: Vec<Want> = once(wants, |want| want.key.clone()).collect();
             let mut session_id = NO_SESSION;
             if request.session_epoch == INITIAL_EPOCH
                 && version >= 7
+                && wants.iter().all(|want| want.key.may_be_remembered())
                 && cache.make_room(wants.len(), now)
             {
                 session_id = new_id(&cache.sessions);
@@ -193,8 +205,10 @@ impl Sessions {
         }
         let before = session.partitions.len();
         for want in request.topics.iter().flat_map(|topic| wants(topic, by_id)) {
-            if cache.partitions + session.partitions.len() - before < MAX_SESSION_PARTITIONS
-                || session.partitions.contains_key(&want.key)
+            if session.partitions.contains_key(&want.key)
+                || (want.key.may_be_remembered()
+                    && cache.partitions + session.partitions.len() - before
+                        < MAX_SESSION_PARTITIONS)
             {
                 session.set(want);
             } else {
@@ -390,6 +404,25 @@ mod tests {
         assert_eq!(begin(now + EVICTION_AGE / 2), 0, "no room: served without a session");
         assert_ne!(begin(now + EVICTION_AGE), 0);
         assert_eq!(sessions.cache.lock().sessions.len(), MAX_SESSIONS);
+    }
+
+    /// Else the bound on partitions would be none on memory.
+    #[test]
+    fn names_that_no_topic_can_have_are_not_remembered() {
+        let sessions = Sessions::default();
+        let now = Instant::now();
+        let long = |mut request: FetchRequest| {
+            let name = "x".repeat(MAX_NAME_BYTES + 1);
+            request.topics[0].topic = kafka_protocol::protocol::StrBytes::from_string(name).into();
+            request
+        };
+        let fetch = sessions.begin(&long(request(0, 0, &[(0, 3)])), 12, now).unwrap();
+        assert_eq!((fetch.session_id, fetch.wants.len()), (0, 1), "served, but without a session");
+
+        let id = sessions.begin(&request(0, 0, &[(0, 3)]), 12, now).unwrap().session_id;
+        let added = sessions.begin(&long(request(id, 1, &[(1, 3)])), 12, now);
+        assert_eq!(added.unwrap_err().code(), 70);
+        assert_eq!(sessions.cache.lock().partitions, 0);
     }
 
     #[test]

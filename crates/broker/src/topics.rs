@@ -15,7 +15,8 @@ use crate::topic_config::{self, Overrides};
 
 const META_PREFIX: &str = "topic/";
 
-const MAX_NAME_BYTES: usize = 249;
+/// The longest name that a topic can have.
+pub(crate) const MAX_NAME_BYTES: usize = 249;
 
 /// A topic as it is at one moment; a change makes a new one.
 pub(crate) struct Topic {

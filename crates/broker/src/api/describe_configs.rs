@@ -13,6 +13,7 @@ use crate::errors::ApiError;
 use crate::server::Server;
 use crate::topic_config::{ConfigType, MAX_MESSAGE_BYTES, SETTINGS, Setting};
 use crate::topics::Topic;
+use crate::wire::once;
 
 const TOPIC: i8 = 2;
 const BROKER: i8 = 4;
@@ -80,8 +81,11 @@ pub(super) async fn handle(
             Err(error) => result.with_error_code(error.code()).with_error_message(error.message()),
         }
     };
+    let which = |resource: &&DescribeConfigsResource| {
+        (resource.resource_type, resource.resource_name.clone())
+    };
     DescribeConfigsResponse::default()
-        .with_results(request.resources.iter().map(describe).collect())
+        .with_results(once(&request.resources, which).map(describe).collect())
 }
 
 fn configs(

@@ -1,5 +1,7 @@
 //! ListOffsets: the offset of a time, or of one of the ends of a partition.
 
+use std::collections::HashSet;
+
 use kafka_protocol::messages::list_offsets_request::{ListOffsetsPartition, ListOffsetsTopic};
 use kafka_protocol::messages::list_offsets_response::{
     ListOffsetsPartitionResponse, ListOffsetsTopicResponse,
@@ -33,12 +35,19 @@ struct Answer {
 
 pub(super) async fn handle(cx: &Context, request: ListOffsetsRequest) -> ListOffsetsResponse {
     let mut topics = Vec::with_capacity(request.topics.len());
+    let mut seen = HashSet::new();
     for topic in request.topics {
         let mut partitions = Vec::with_capacity(topic.partitions.len());
         for wanted in &topic.partitions {
             let response = ListOffsetsPartitionResponse::default()
                 .with_partition_index(wanted.partition_index);
-            partitions.push(match find(cx, &topic, wanted).await {
+            // As in Kafka; each may cost the decompression of a batch.
+            let found = if seen.insert((topic.name.clone(), wanted.partition_index)) {
+                find(cx, &topic, wanted).await
+            } else {
+                Err(ApiError::InvalidRequest("a partition is named more than once".into()))
+            };
+            partitions.push(match found {
                 Ok(answer) => response
                     .with_offset(answer.offset)
                     .with_timestamp(answer.timestamp_ms)

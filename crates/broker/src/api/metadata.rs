@@ -15,6 +15,7 @@ use crate::errors::ApiError;
 use crate::partition::LEADER_EPOCH;
 use crate::topic_config::Overrides;
 use crate::topics::Topic;
+use crate::wire::once;
 
 pub(super) async fn handle(cx: &Context, request: MetadataRequest) -> MetadataResponse {
     let node = &cx.server.node;
@@ -22,7 +23,7 @@ pub(super) async fn handle(cx: &Context, request: MetadataRequest) -> MetadataRe
     match request.topics {
         // Version 0 has no null list, its empty one means all.
         Some(wanted) if !wanted.is_empty() || cx.version > 0 => {
-            for topic in &wanted {
+            for topic in once(&wanted, |topic| (&topic.name, topic.topic_id)) {
                 topics.push(describe_wanted(cx, topic, request.allow_auto_topic_creation).await);
             }
         }

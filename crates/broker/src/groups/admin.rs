@@ -18,6 +18,7 @@ use super::offset_log::Prepared;
 use super::offsets::Record;
 use super::registry::Slot;
 use super::{Groups, Shared};
+use crate::wire::once;
 
 /// The type of every group here, as ListGroups spells it.
 const CLASSIC: &str = "classic";
@@ -69,7 +70,7 @@ impl Groups {
         request: DescribeGroupsRequest,
         version: i16,
     ) -> DescribeGroupsResponse {
-        let groups = request.groups.into_iter().map(|group_id| {
+        let groups = once(request.groups, GroupId::clone).map(|group_id| {
             let described = match self.shared.describe(&group_id) {
                 Ok(Some(description)) => described_group(description),
                 Ok(None) => missing_group(&group_id, version),

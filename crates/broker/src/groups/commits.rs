@@ -1,6 +1,6 @@
 //! OffsetCommit and OffsetFetch, and the ends of committed offsets: deleted topics and retention.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use kafka_protocol::error::ResponseError;
@@ -21,6 +21,7 @@ use super::offset_log::{Appended, Prepared, Refused};
 use super::offsets::{Committed, MAX_STRING_BYTES, Offsets, Position, Record};
 use super::registry::now;
 use super::{Groups, GroupsError, MAX_GROUP_ID_BYTES, Shared};
+use crate::wire::once;
 
 /// Why nothing was put in line.
 pub(super) enum Blocked {
@@ -98,7 +99,7 @@ impl Groups {
     ) -> OffsetFetchResponse {
         let response = OffsetFetchResponse::default();
         if version >= 8 {
-            let groups = request.groups.into_iter().map(|group| {
+            let groups = once(request.groups, |group| group.group_id.clone()).map(|group| {
                 let wanted = group.topics.map(|topics| {
                     topics.into_iter().map(|t| (t.name, t.partition_indexes)).collect()
                 });
@@ -252,9 +253,12 @@ impl Shared {
         Ok(self.log.read(|table| match wanted {
             None => all_offsets(table, group_id),
             Some(topics) => {
+                let mut seen = HashSet::new();
                 let find = |(name, indexes): (TopicName, Vec<i32>)| {
+                    // Repetitions are left out, as by `once`: the metadata may be long.
+                    let new = |index: &i32| seen.insert((name.clone(), *index));
                     let find = |index| (index, table.get(group_id, &name, index).cloned());
-                    let partitions = indexes.into_iter().map(find).collect();
+                    let partitions = indexes.into_iter().filter(new).map(find).collect();
                     (name, partitions)
                 };
                 topics.into_iter().map(find).collect()

@@ -30,7 +30,7 @@ fn error_codes(response: &str) -> Vec<i16> {
 #[tokio::test(flavor = "multi_thread")]
 async fn every_announced_version_answers() {
     let server = TestServer::start().await;
-    let topic_id = server.topic("topic", 2, &[]).await;
+    let topic_id = server.topic("topic", 3, &[]).await;
     let mut client = server.client().await;
     let announced = client.call(0, &ApiVersionsRequest::default()).await;
     assert_eq!(announced.api_keys.len(), 22);

@@ -121,11 +121,15 @@ fn body(key: ApiKey, version: i16, world: &World) -> Bytes {
         }
         ApiKey::ListOffsets => {
             use list_offsets_request::*;
-            let partition = |timestamp| ListOffsetsPartition::default().with_timestamp(timestamp);
+            let partition = |index, timestamp| {
+                ListOffsetsPartition::default()
+                    .with_partition_index(index)
+                    .with_timestamp(timestamp)
+            };
             let topic = ListOffsetsTopic::default().with_name(topic()).with_partitions(vec![
-                partition(-1),
-                partition(-2),
-                partition(1),
+                partition(0, -1),
+                partition(1, -2),
+                partition(2, 1),
             ]);
             let mut request = ListOffsetsRequest::default()
                 .with_replica_id(BrokerId(-1))
@@ -368,7 +372,7 @@ fn body(key: ApiKey, version: i16, world: &World) -> Bytes {
                 CreatePartitionsAssignment::default().with_broker_ids(vec![BrokerId(1)]);
             let topic = CreatePartitionsTopic::default()
                 .with_name(topic())
-                .with_count(3)
+                .with_count(4)
                 .with_assignments(Some(vec![assignment]));
             encode(
                 &CreatePartitionsRequest::default()

@@ -4,12 +4,17 @@ use std::time::Duration;
 
 use alluvium_device::sim::Random;
 use bytes::{BufMut, BytesMut};
-use kafka_protocol::messages::{ApiKey, ApiVersionsRequest, ApiVersionsResponse, MetadataRequest};
+use kafka_protocol::messages::{
+    ApiKey, ApiVersionsRequest, ApiVersionsResponse, DescribeConfigsRequest, DescribeGroupsRequest,
+    ListOffsetsRequest, MetadataRequest, OffsetCommitRequest, OffsetFetchRequest, TopicName,
+    describe_configs_request, list_offsets_request, metadata_request, offset_commit_request,
+    offset_fetch_request,
+};
 use kafka_protocol::protocol::Decodable;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::examples::{self, World};
-use super::harness::{HANG, TestServer, produce};
+use super::harness::{HANG, TestServer, fetch, produce, text};
 use crate::batch::tests::plain;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -213,4 +218,75 @@ async fn large_requests_share_their_budget() {
     drop(half);
     let response = waiting.receive::<kafka_protocol::messages::ProduceRequest>(9, id).await;
     assert_eq!(response.responses[0].partition_responses[0].error_code, 0);
+}
+
+/// A small request that names the same thing again and again must not be a way to an answer of any size.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_request_names_many_times_is_answered_once() {
+    let server = TestServer::start().await;
+    server.topic("t", 2, &[]).await;
+    let mut client = server.client().await;
+    let name = || TopicName(text("t"));
+    let group = || text("g").into();
+
+    let wanted = metadata_request::MetadataRequestTopic::default().with_name(Some(name()));
+    let request = MetadataRequest::default().with_topics(Some(vec![wanted; 100]));
+    assert_eq!(client.call(9, &request).await.topics.len(), 1);
+
+    let wanted = describe_configs_request::DescribeConfigsResource::default()
+        .with_resource_type(2)
+        .with_resource_name(text("t"))
+        .with_configuration_keys(None);
+    let request = DescribeConfigsRequest::default().with_resources(vec![wanted; 100]);
+    assert_eq!(client.call(4, &request).await.results.len(), 1);
+
+    let request = DescribeGroupsRequest::default().with_groups(vec![group(); 100]);
+    assert_eq!(client.call(5, &request).await.groups.len(), 1);
+
+    let committed = offset_commit_request::OffsetCommitRequestPartition::default()
+        .with_committed_metadata(Some(text(&"m".repeat(4_096))));
+    let topic = offset_commit_request::OffsetCommitRequestTopic::default()
+        .with_name(name())
+        .with_partitions(vec![committed]);
+    let request = OffsetCommitRequest::default().with_group_id(group()).with_topics(vec![topic]);
+    assert_eq!(client.call(8, &request).await.topics[0].partitions[0].error_code, 0);
+
+    let topic = offset_fetch_request::OffsetFetchRequestTopics::default()
+        .with_name(name())
+        .with_partition_indexes(vec![0; 100]);
+    let of_group = |topics| {
+        offset_fetch_request::OffsetFetchRequestGroup::default()
+            .with_group_id(group())
+            .with_topics(topics)
+    };
+    for topics in [None, Some(vec![topic; 10])] {
+        let request = OffsetFetchRequest::default().with_groups(vec![of_group(topics); 10]);
+        let response = client.call(8, &request).await;
+        assert_eq!(response.groups.len(), 1);
+        let partitions = response.groups[0].topics.iter().flat_map(|topic| &topic.partitions);
+        assert_eq!(partitions.count(), 1);
+    }
+    let topic = offset_fetch_request::OffsetFetchRequestTopic::default()
+        .with_name(name())
+        .with_partition_indexes(vec![0; 100]);
+    let request =
+        OffsetFetchRequest::default().with_group_id(group()).with_topics(Some(vec![topic; 10]));
+    let response = client.call(7, &request).await;
+    assert_eq!(response.topics.iter().flat_map(|topic| &topic.partitions).count(), 1);
+
+    // Each of these may cost the decompression of a batch. Kafka refuses repetitions too.
+    let wanted = list_offsets_request::ListOffsetsPartition::default().with_timestamp(0);
+    let topic = list_offsets_request::ListOffsetsTopic::default()
+        .with_name(name())
+        .with_partitions(vec![wanted; 3]);
+    let request = ListOffsetsRequest::default().with_topics(vec![topic; 2]);
+    let response = client.call(7, &request).await;
+    let errors: Vec<_> = response.topics.iter().flat_map(|topic| &topic.partitions).collect();
+    let errors: Vec<_> = errors.iter().map(|partition| partition.error_code).collect();
+    assert_eq!(errors, [0, 42, 42, 42, 42, 42]);
+
+    let mut request = fetch("t", &[(0, 0); 100], 0);
+    request.session_epoch = -1;
+    let response = client.call(12, &request).await;
+    assert_eq!(response.responses[0].partitions.len(), 1);
 }

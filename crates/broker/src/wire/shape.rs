@@ -36,6 +36,10 @@ enum Kind {
 use Kind::{Bytes, Fixed, Structs, Text, Values};
 
 const MAX: i16 = i16::MAX;
+
+/// The longest string, as in Kafka: what a fixed-width length can say. Compact lengths could say more.
+const MAX_TEXT_BYTES: usize = i16::MAX as usize;
+
 const BOOL: Kind = Fixed(1);
 const INT8: Kind = Fixed(1);
 const INT16: Kind = Fixed(2);
@@ -261,6 +265,8 @@ pub(crate) enum Misshapen {
     NegativeLength,
     #[error("a length takes more than five bytes")]
     LongLength,
+    #[error("a string is longer than {} bytes", MAX_TEXT_BYTES)]
+    LongText,
     #[error("a tagged field's content and length differ")]
     TaggedLength,
     #[error("it has more than {0} array elements")]
@@ -391,7 +397,11 @@ impl Walk<'_> {
     fn value(&mut self, kind: &Kind) -> Result<(), Misshapen> {
         match kind {
             Fixed(bytes) => self.skip(*bytes),
-            Text | Bytes if self.flexible => {
+            Text if self.flexible => match self.compact_len()? {
+                len if len > MAX_TEXT_BYTES => Err(Misshapen::LongText),
+                len => self.skip(len),
+            },
+            Bytes if self.flexible => {
                 let len = self.compact_len()?;
                 self.skip(len)
             }

@@ -87,6 +87,24 @@ fn elements_are_counted_and_bounded() {
     assert_eq!(API_VERSIONS.walk(&request, 3, 99), Err(Misshapen::TooManyElements(99)));
 }
 
+/// Compact lengths could name strings of any size; what is remembered of a request must not be as large as that. Kafka's limit.
+#[test]
+fn strings_are_no_longer_than_their_fixed_width_lengths_could_say() {
+    for (len_bytes, walked) in [(i16::MAX as usize, Ok(1)), (1 << 15, Err(Misshapen::LongText))] {
+        let mut request = examples::header(3, 9, 1, 2);
+        request.put_u8(2); // one topic
+        let mut len = len_bytes + 1;
+        while len >= 0x80 {
+            request.put_u8(len as u8 | 0x80);
+            len >>= 7;
+        }
+        request.put_u8(len as u8);
+        request.put_bytes(b'x', len_bytes);
+        request.put_bytes(0, 5); // three flags, two ends
+        assert_eq!(METADATA.walk(&request, 9, NO_LIMIT), walked, "{len_bytes}");
+    }
+}
+
 #[test]
 fn a_known_tagged_field_can_not_lie_about_its_length() {
     let request = examples::request(ApiKey::Fetch, 12, 1, &World::imaginary());
