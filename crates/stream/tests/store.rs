@@ -112,6 +112,42 @@ async fn a_batch_is_visible_when_it_is_durable_and_not_before() {
     life.close(&mut world).await;
 }
 
+/// Execute the queued request that lies first on the disk.
+fn step_first(world: &World) {
+    let queued = world.disk.queued();
+    let first = (0..queued.len()).min_by_key(|at| queued[*at].1).expect("something is queued");
+    world.disk.step_at(first);
+}
+
+#[tokio::test]
+async fn watchers_are_woken_for_each_group_that_becomes_durable() {
+    let mut world = World::new(WAL_BYTES, 1);
+    let life = world.start().await;
+    let stream = life.create_log().await;
+    life.stepper.held.store(true, Ordering::SeqCst);
+    let notify = Arc::new(Notify::new());
+    let mut watch = None;
+    let mut pending = Vec::new();
+    // More than a block each, so each is a write of its own. The subscription comes after the first append.
+    for i in 0..3 {
+        let batch = batch(stream.id(), i, 1, 20_000);
+        pending.push(append(&life.store, &stream, &batch).await);
+        watch.get_or_insert_with(|| stream.watch(&notify));
+    }
+    let mut seen = StreamOffset(0);
+    while seen < StreamOffset(3) {
+        assert!(notify.notified().now_or_never().is_none(), "not woken before more is durable");
+        eventually("a write is queued", || !world.disk.queued().is_empty()).await;
+        step_first(&world);
+        eventually("it is durable", || stream.durable_end() > seen).await;
+        seen = stream.durable_end();
+        tokio::time::timeout(HANG, notify.notified()).await.expect("woken");
+    }
+    life.stepper.held.store(false, Ordering::SeqCst);
+    drop((watch, stream));
+    life.close(&mut world).await;
+}
+
 #[tokio::test]
 async fn one_notify_watches_many_streams_through_many_wakes() {
     let mut world = World::new(WAL_BYTES, 1);
@@ -182,6 +218,29 @@ async fn trimmed_records_are_gone_also_after_a_restart() {
         "offsets are not reused"
     );
     assert_eq!(state_of(&stream), expected_state(id, &batches));
+    life.close(&mut world).await;
+}
+
+#[tokio::test]
+async fn trimmed_offsets_are_not_handed_out_again_even_if_the_log_is_lost() {
+    let mut world = World::new(WAL_BYTES, 1);
+    let life = world.start().await;
+    let stream = life.create_log().await;
+    let id = stream.id();
+    append(&life.store, &stream, &batch(id, 0, 9, 100)).await.await.unwrap();
+    stream.trim(StreamOffset(9)).await.unwrap();
+    drop(stream);
+    life.crash(&mut world);
+    let ring_at = 64 << 10;
+    world.disk.poke(ring_at, &vec![0; usize::try_from(WAL_BYTES - ring_at).unwrap()]);
+
+    let life = world.start().await;
+    assert_eq!(life.recovery.batches, 0);
+    let stream = life.store.stream(id).unwrap();
+    assert_eq!((stream.start_offset(), stream.next_offset()), (StreamOffset(9), StreamOffset(9)));
+    append(&life.store, &stream, &batch(id, 9, 1, 100)).await.await.unwrap();
+    assert_eq!(read_from(&stream, 9, 1).await.len(), 1);
+    drop(stream);
     life.close(&mut world).await;
 }
 
