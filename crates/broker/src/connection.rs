@@ -18,7 +18,7 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio::time::timeout;
 
-use crate::api::{self, Answer, Api, Refused};
+use crate::api::{self, Answer, Api, Refused, Served};
 use crate::server::{ByteBudget, Server};
 use crate::wire::response::{EncodeError, Response};
 
@@ -26,10 +26,10 @@ use crate::wire::response::{EncodeError, Response};
 /// bounds them, and they never wait behind large ones.
 const SMALL_FRAME_BYTES: usize = 64 << 10;
 
-/// Responses of one connection that wait to be written: their number, and their bytes. A response that is larger than
+/// Responses of one connection that wait to be written, or to be known: their number, and their bytes. A response that is larger than
 /// the bound waits alone.
 const MAX_UNWRITTEN: usize = 64;
-const MAX_UNWRITTEN_BYTES: u64 = 1 << 20;
+const MAX_UNWRITTEN_BYTES: u64 = 256 << 10;
 
 const READ_BUFFER_BYTES: usize = 8 << 10;
 
@@ -81,10 +81,14 @@ struct Outgoing {
     api: &'static Api,
     received: Instant,
     content: Content,
+    /// Of the connection's bound on bytes.
+    _unwritten: OwnedSemaphorePermit,
+    /// Of the server's.
+    _budget: Option<OwnedSemaphorePermit>,
 }
 
 enum Content {
-    Ready { response: Response, unwritten: OwnedSemaphorePermit },
+    Ready(Response),
     Later(BoxFuture<'static, Result<Response, EncodeError>>),
 }
 
@@ -142,20 +146,19 @@ async fn read_all(
             Err(end) => return end,
         };
         let received = Instant::now();
-        let (api, answer) = match api::serve(server, client_host, bytes).await {
-            Ok(answered) => answered,
+        let Served { api, answer, budget } = match api::serve(server, client_host, bytes).await {
+            Ok(served) => served,
             Err(refused) => return refused.into(),
         };
-        let content = match answer {
-            Answer::Ready(response) => {
-                let unwritten = unwritten.acquire(response.len_bytes()).await;
-                Content::Ready { response, unwritten }
-            }
-            Answer::Later(response) => Content::Later(response),
+        let (held_bytes, content) = match answer {
+            Answer::Ready(response) => (response.len_bytes(), Content::Ready(response)),
+            Answer::Later { response, held_bytes } => (held_bytes, Content::Later(response)),
             Answer::Nothing => continue,
             Answer::Close => return End::FailedUnacknowledged,
         };
-        if outgoing.send(Outgoing { api, received, content }).await.is_err() {
+        let _unwritten = unwritten.acquire(held_bytes).await;
+        let response = Outgoing { api, received, content, _unwritten, _budget: budget };
+        if outgoing.send(response).await.is_err() {
             return End::Closed;
         }
     }
@@ -217,10 +220,10 @@ async fn write_all(
     mut writer: OwnedWriteHalf,
     mut queue: mpsc::Receiver<Outgoing>,
 ) -> Result<(), End> {
-    while let Some(Outgoing { api, received, content }) = queue.recv().await {
-        let (response, _unwritten) = match content {
-            Content::Ready { response, unwritten } => (response, Some(unwritten)),
-            Content::Later(response) => (response.await?, None),
+    while let Some(Outgoing { api, received, content, _unwritten, _budget }) = queue.recv().await {
+        let response = match content {
+            Content::Ready(response) => response,
+            Content::Later(response) => response.await?,
         };
         write_one(server, &mut writer, response).await?;
         server.metrics.answered(api.name, received.elapsed());

@@ -36,7 +36,7 @@ pub(crate) struct Server {
     pub(crate) metrics: Metrics,
     /// For the bytes of requests.
     pub(crate) request_budget: ByteBudget,
-    /// For what requests with many elements are decoded into.
+    /// For what requests with many elements are decoded into, and for their responses.
     pub(crate) decoded_budget: ByteBudget,
     /// For the bytes of fetch responses.
     pub(crate) fetch_budget: ByteBudget,

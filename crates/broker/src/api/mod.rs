@@ -20,6 +20,7 @@ use bytes::{Buf, Bytes};
 use futures::future::BoxFuture;
 use kafka_protocol::messages::{ApiKey, RequestHeader};
 use kafka_protocol::protocol::{Decodable, Encodable, StrBytes};
+use tokio::sync::OwnedSemaphorePermit;
 
 use crate::groups::ClientInfo;
 use crate::server::Server;
@@ -33,7 +34,7 @@ const MAX_ELEMENTS: usize = 1_000_000;
 /// bounded by the number of connections.
 const UNCOUNTED_ELEMENTS: usize = 1_024;
 
-/// What a decoded element takes at most, its strings not counted: they are slices of the request.
+/// What an element takes, about: decoded, its strings not counted, which are slices of the request; and in the response.
 const ELEMENT_BYTES: usize = 192;
 
 /// An API: its key, the versions served, and what serves it.
@@ -59,11 +60,23 @@ pub(crate) struct Context {
 pub(crate) enum Answer {
     Ready(Response),
     /// The request has taken effect in its order; its response is known later.
-    Later(BoxFuture<'static, Result<Response, EncodeError>>),
+    Later {
+        response: BoxFuture<'static, Result<Response, EncodeError>>,
+        /// What it takes in memory until it has been written, about.
+        held_bytes: usize,
+    },
     /// The client wants no response.
     Nothing,
     /// The client wants no response, and must be told of an error: close the connection.
     Close,
+}
+
+/// A request that has taken effect.
+pub(crate) struct Served {
+    pub(crate) api: &'static Api,
+    pub(crate) answer: Answer,
+    /// The share of the server's budget that a request with many elements takes, until its response has been written.
+    pub(crate) budget: Option<OwnedSemaphorePermit>,
 }
 
 /// Why a request gets no response, and its connection is closed.
@@ -176,7 +189,7 @@ pub(crate) async fn serve(
     server: &Arc<Server>,
     client_host: &StrBytes,
     mut frame: Bytes,
-) -> Result<(&'static Api, Answer), Refused> {
+) -> Result<Served, Refused> {
     let malformed = |reason: String| Refused::Malformed(reason);
     let Some(&[k0, k1, v0, v1, c0, c1, c2, c3]) = frame.first_chunk() else {
         return Err(malformed(format!("{} bytes", frame.len())));
@@ -187,7 +200,8 @@ pub(crate) async fn serve(
     if version < api.min || version > api.max {
         if api.key == ApiKey::ApiVersions {
             // A client that is newer than this server learns here what it can use.
-            return Ok((api, Answer::Ready(api_versions::unsupported(correlation_id)?)));
+            let answer = Answer::Ready(api_versions::unsupported(correlation_id)?);
+            return Ok(Served { api, answer, budget: None });
         }
         return Err(Refused::UnsupportedVersion { api: api.name, version });
     }
@@ -197,7 +211,7 @@ pub(crate) async fn serve(
         .shape
         .walk(&frame, version, MAX_ELEMENTS)
         .map_err(|e| malformed(format!("{} v{version}: {e}", api.name)))?;
-    let _decoded = if elements > UNCOUNTED_ELEMENTS {
+    let budget = if elements > UNCOUNTED_ELEMENTS {
         Some(server.decoded_budget.acquire(elements * ELEMENT_BYTES).await)
     } else {
         None
@@ -212,7 +226,7 @@ pub(crate) async fn serve(
         client_host: client_host.clone(),
     };
     let context = Context { server: server.clone(), api, version, correlation_id, client };
-    Ok((api, (api.handle)(context, frame).await?))
+    Ok(Served { api, answer: (api.handle)(context, frame).await?, budget })
 }
 
 impl Context {

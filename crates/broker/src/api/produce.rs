@@ -62,7 +62,10 @@ pub(super) async fn handle(cx: Context, body: Bytes) -> Result<Answer, Refused> 
             .any(|partition| partition.outcome.is_err());
         return Ok(if failed { Answer::Close } else { Answer::Nothing });
     }
-    Ok(Answer::Later(Box::pin(async move {
+    let held_bytes = topics.len() * size_of::<TopicProduceResponse>()
+        + topics.iter().map(|(_, partitions)| partitions.len()).sum::<usize>()
+            * (size_of::<InLine>() + size_of::<PartitionProduceResponse>());
+    let response = Box::pin(async move {
         let mut responses = Vec::with_capacity(topics.len());
         for (response, partitions) in topics {
             let mut partition_responses = Vec::with_capacity(partitions.len());
@@ -72,7 +75,8 @@ pub(super) async fn handle(cx: Context, body: Bytes) -> Result<Answer, Refused> 
             responses.push(response.with_partition_responses(partition_responses));
         }
         cx.encode(&ProduceResponse::default().with_responses(responses))
-    })))
+    });
+    Ok(Answer::Later { response, held_bytes })
 }
 
 /// What holds for all partitions of a request.

@@ -22,6 +22,7 @@ use tokio::net::TcpStream;
 use uuid::Uuid;
 
 use super::examples;
+use crate::server::Server;
 use crate::{Broker, BrokerConfig, BrokerFold};
 
 /// Long enough for a loaded machine; reached only by a test that hangs.
@@ -130,6 +131,28 @@ impl TestServer {
 
     pub(super) fn addr(&self) -> SocketAddr {
         self.running.as_ref().unwrap().broker.local_addr()
+    }
+
+    pub(super) fn server(&self) -> &Server {
+        &self.running.as_ref().unwrap().broker.server
+    }
+
+    /// Wait until so many requests of this API and version have been begun.
+    pub(super) async fn begun(&self, api: &str, version: i16, count: usize) {
+        let line = format!(
+            "alluvium_kafka_requests_total{{api=\"{api}\",version=\"{version}\"}} {count}\n"
+        );
+        let begun = async {
+            loop {
+                let mut metrics = String::new();
+                prometheus_client::encoding::text::encode(&mut metrics, &self.registry).unwrap();
+                if metrics.contains(&line) {
+                    return;
+                }
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        tokio::time::timeout(HANG, begun).await.expect("the request is not read");
     }
 
     pub(super) fn store(&self) -> &Store {

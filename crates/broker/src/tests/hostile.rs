@@ -6,9 +6,9 @@ use alluvium_device::sim::Random;
 use bytes::{BufMut, BytesMut};
 use kafka_protocol::messages::{
     ApiKey, ApiVersionsRequest, ApiVersionsResponse, DescribeConfigsRequest, DescribeGroupsRequest,
-    ListOffsetsRequest, MetadataRequest, OffsetCommitRequest, OffsetFetchRequest, TopicName,
-    describe_configs_request, list_offsets_request, metadata_request, offset_commit_request,
-    offset_fetch_request,
+    ListOffsetsRequest, MetadataRequest, OffsetCommitRequest, OffsetFetchRequest, ProduceRequest,
+    TopicName, describe_configs_request, list_offsets_request, metadata_request,
+    offset_commit_request, offset_fetch_request, produce_request::PartitionProduceData,
 };
 use kafka_protocol::protocol::Decodable;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -216,7 +216,7 @@ async fn large_requests_share_their_budget() {
     // Small requests do not wait.
     server.client().await.call(1, &MetadataRequest::default().with_topics(None)).await;
     drop(half);
-    let response = waiting.receive::<kafka_protocol::messages::ProduceRequest>(9, id).await;
+    let response = waiting.receive::<ProduceRequest>(9, id).await;
     assert_eq!(response.responses[0].partition_responses[0].error_code, 0);
 }
 
@@ -289,4 +289,55 @@ async fn what_a_request_names_many_times_is_answered_once() {
     request.session_epoch = -1;
     let response = client.call(12, &request).await;
     assert_eq!(response.responses[0].partitions.len(), 1);
+}
+
+/// A produce request for the first partition of "t", and for many that do not exist.
+fn produce_with_many_elements(elements: usize) -> ProduceRequest {
+    let mut request = produce("t", 0, &plain(&[1]), -1);
+    let unknown = PartitionProduceData::default().with_index(9).with_records(None);
+    request.topic_data[0].partition_data.resize(elements, unknown);
+    request
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn large_requests_hold_their_budget_until_they_are_answered() {
+    let server = TestServer::simulated(16 << 20).await;
+    server.topic("t", 1, &[]).await;
+    let all_bytes = server.server().decoded_budget.free_bytes();
+    server.hold_disk(true);
+    let mut client = server.client().await;
+    let large = client.send(9, &produce_with_many_elements(5_000)).await;
+    let next = client.send(0, &ApiVersionsRequest::default()).await;
+    // The next request is begun when the large one is in line. Its answers take memory as long as the disk is awaited.
+    server.begun("ApiVersions", 0, 1).await;
+    assert!(all_bytes - server.server().decoded_budget.free_bytes() > 5_000 * 100);
+    server.hold_disk(false);
+    let response = client.receive::<ProduceRequest>(9, large).await;
+    assert_eq!(response.responses[0].partition_responses.len(), 5_000);
+    client.receive::<ApiVersionsRequest>(0, next).await;
+    server.assert_alive().await;
+    assert_eq!(server.server().decoded_budget.free_bytes(), all_bytes);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn answers_that_wait_for_the_disk_are_bounded_by_bytes() {
+    let server = TestServer::simulated(16 << 20).await;
+    server.topic("t", 1, &[]).await;
+    server.hold_disk(true);
+    let mut client = server.client().await;
+    // Each holds about 200 KB of answers, and the bound is 256 KiB: one waits in the queue, one to get there, no third is begun.
+    let mut ids = Vec::new();
+    for _ in 0..10 {
+        ids.push(client.send(9, &produce_with_many_elements(1_000)).await);
+    }
+    server.begun("Produce", 9, 2).await;
+    for _ in 0..200 {
+        server.client().await.call(0, &ApiVersionsRequest::default()).await;
+    }
+    server.begun("Produce", 9, 2).await;
+    server.hold_disk(false);
+    for id in ids {
+        let response = client.receive::<ProduceRequest>(9, id).await;
+        assert_eq!(response.responses[0].partition_responses[0].error_code, 0);
+    }
 }

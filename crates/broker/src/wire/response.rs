@@ -63,10 +63,13 @@ impl Builder {
 
     /// Append bytes without copying them.
     pub(crate) fn append(&mut self, bytes: Bytes) {
-        if !bytes.is_empty() {
-            self.pieces.push(self.current.split().freeze());
-            self.pieces.push(bytes);
+        if bytes.is_empty() {
+            return;
         }
+        if !self.current.is_empty() {
+            self.pieces.push(self.current.split().freeze());
+        }
+        self.pieces.push(bytes);
     }
 
     /// Set the frame's length.
