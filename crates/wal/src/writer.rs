@@ -86,6 +86,9 @@ struct Flight {
     pending: usize,
 }
 
+/// Blocks that are not full go while fewer writes than this are in flight.
+const EARLY_WRITES: usize = 2;
+
 /// A block ready to go.
 struct BlockWrite {
     flight: u64,
@@ -480,12 +483,15 @@ impl State {
     /// The block that goes to the device next, if one can.
     ///
     /// Group commit, and no timer in it: what is appended while writes are in flight goes with the next one.
-    /// - A full block, or one that is at least a quarter full, goes as soon as a slot is free. It is padded, which costs at
+    /// - A full block goes as soon as a slot is free.
+    /// - One that is at least a quarter full goes while fewer than two writes are in flight. It is padded, which costs at
     ///   most 6% of it, because two writes to one page must not be in flight together.
     /// - A smaller one goes when nothing is in flight, so that a lone record does not wait. It is cut where it ends, and the
     ///   next block goes on in its last page: small records at a low rate take the space of records, not of pages.
     ///
-    /// So tiny blocks never take slots from full ones, and as the device slows down blocks grow by themselves.
+    /// So small blocks never take the slots of full ones, and as the device slows down blocks grow by themselves. Two is
+    /// measured: as good as one at 1 KiB and 1,024 outstanding, better at 64 KiB and 64 outstanding, while with six
+    /// the same load goes in more and smaller writes and comes out about a tenth slower in all of these.
     fn next_write(&mut self, shared: &Shared) -> Option<BlockWrite> {
         if self.flights.len() >= shared.options.io_depth || shared.marks.stopped.get().is_some() {
             return None;
@@ -494,7 +500,9 @@ impl State {
         let small = |block: &Block| block.new_bytes() < u64::from(shared.options.block_bytes) / 4;
         let block = match (self.sealed.front(), &self.current) {
             (Some(block), _) => block,
-            (None, Some(block)) if idle || !small(block) => block,
+            (None, Some(block)) if idle || (!small(block) && self.flights.len() < EARLY_WRITES) => {
+                block
+            }
             (None, _) => return None,
         };
         // A first page that is the last page of the block before: that one has to be durable.

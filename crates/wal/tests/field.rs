@@ -292,7 +292,7 @@ fn acknowledgements_follow_the_log_not_the_device() {
     let (wal, ..) = open(&disk);
     disk.set_mode(Mode::Queued);
     let mut appends: Vec<_> =
-        (0..3).map(|index| wal.append(&[&[index; 16_000]]).unwrap()).collect();
+        (0..3).map(|index| wal.append(&[&[index; 16 * 1024 - HEADER as usize]]).unwrap()).collect();
     assert_eq!(disk.queued().len(), 3);
     disk.step_at(2);
     disk.step_at(1);
