@@ -31,7 +31,8 @@ pub enum Change {
     },
     /// Remove a stream with its checkpoint; its objects' ranges become garbage.
     DeleteStream(StreamId),
-    /// Records before `to` are gone: the start moves there, ranges that end at or before it are dropped.
+    /// Records before `to` are gone: the start moves there, ranges that end at or before it are dropped. Does nothing if the start
+    /// is there or later.
     TrimStream {
         /// Which.
         id: StreamId,
@@ -55,11 +56,9 @@ pub enum Change {
     NextStreamId(StreamId),
     /// An object is complete in the object store.
     AddObject(ObjectInfo),
-    /// A stream was uploaded up to an offset. Replaces its checkpoint and adds its range.
+    /// A stream was uploaded up to an offset. Replaces its checkpoint and adds its range, unless that ends at or before the start.
     Uploaded(Uploaded),
-    /// No range refers to the object any more: it is to be deleted from the object store.
-    RetireObject(ObjectId),
-    /// A retired object was deleted from the object store; nothing happens if it is not known.
+    /// An object was deleted from the object store: forget it. Nothing happens if it is not known.
     ForgetObject(ObjectId),
 }
 
@@ -70,7 +69,8 @@ pub struct Uploaded {
     pub stream: StreamId,
     /// Everything before it is in objects, or needs no object.
     pub uploaded_end: StreamOffset,
-    /// The stream's start; moves with the upload for a stream that is kept as its checkpoint.
+    /// The stream's start, which moves there unless it is further already. Only a stream that is kept as its checkpoint
+    /// moves with its uploads.
     pub start: StreamOffset,
     /// The checkpoint at `uploaded_end`; `None` removes it.
     pub checkpoint: Option<Bytes>,
@@ -123,10 +123,8 @@ pub struct Snapshot {
     pub next_object_id: u64,
     /// Streams by id.
     pub streams: BTreeMap<StreamId, StreamRow>,
-    /// Objects in use, by id.
+    /// Objects by id. Those that no range refers to are garbage: to be deleted from the object store, then forgotten.
     pub objects: BTreeMap<ObjectId, ObjectInfo>,
-    /// Retired objects that may still be in the object store, by id.
-    pub retired: BTreeMap<ObjectId, ObjectInfo>,
     /// The owner's metadata.
     pub meta: BTreeMap<String, Vec<u8>>,
 }
@@ -148,8 +146,14 @@ pub struct StreamRow {
 
 /// A catalog operation failed.
 #[derive(Clone, Debug, thiserror::Error)]
-#[error("catalog: {0}")]
-pub struct CatalogError(pub String);
+pub enum CatalogError {
+    /// The changes contradict what is there. Nothing has changed.
+    #[error("catalog: refused: {0}")]
+    Refused(String),
+    /// The catalog could not be opened, read or written. Whether changes have become durable is not known.
+    #[error("catalog: {0}")]
+    Failed(String),
+}
 
 /// Where streams, objects and metadata are recorded.
 pub trait Catalog: Send + Sync + 'static {
@@ -159,9 +163,9 @@ pub trait Catalog: Send + Sync + 'static {
     /// Apply all of `changes`, in order, or none; durable when it returns. Blocking.
     ///
     /// Refused with nothing changed: creating a stream that exists or whose id was never handed out; deleting, trimming or
-    /// uploading one that does not exist; moving a start, an uploaded end or an id counter back; a range of an object that is
-    /// not there or that does not follow the stream's last one; retiring an unknown object. After any other error (of the disk, of a network) the changes may or may not
-    /// have become durable; repeating an upload's commit is harmless.
+    /// uploading one that does not exist; moving an uploaded end or an id counter back; a range of an object that is
+    /// not there or that does not follow the stream's last one. After any other error the changes may or may
+    /// not have become durable; repeating an upload's commit is harmless.
     fn commit(&self, changes: &[Change]) -> Result<(), CatalogError>;
 }
 
@@ -170,26 +174,28 @@ mod refusal {
     use super::{CatalogError, ObjectId, ObjectRange, StreamId, StreamOffset};
 
     pub(super) fn id_not_handed_out(id: StreamId, next: u64) -> CatalogError {
-        CatalogError(format!("stream id {id} was never handed out, the next one is {next}"))
+        CatalogError::Refused(format!(
+            "stream id {id} was never handed out, the next one is {next}"
+        ))
     }
     pub(super) fn exists(id: StreamId) -> CatalogError {
-        CatalogError(format!("stream {id} exists already"))
+        CatalogError::Refused(format!("stream {id} exists already"))
     }
     pub(super) fn no_stream(id: StreamId) -> CatalogError {
-        CatalogError(format!("there is no stream {id}"))
+        CatalogError::Refused(format!("there is no stream {id}"))
     }
     pub(super) fn no_object(id: ObjectId) -> CatalogError {
-        CatalogError(format!("there is no object {id}"))
+        CatalogError::Refused(format!("there is no object {id}"))
     }
     pub(super) fn back(what: &str, from: u64, to: u64) -> CatalogError {
-        CatalogError(format!("{what} can not go back from {from} to {to}"))
+        CatalogError::Refused(format!("{what} can not go back from {from} to {to}"))
     }
     pub(super) fn not_after(
         id: StreamId,
         range: &ObjectRange,
         last_end: StreamOffset,
     ) -> CatalogError {
-        CatalogError(format!(
+        CatalogError::Refused(format!(
             "range {}..{} of stream {id} does not follow the last one, which ends at {last_end}",
             range.start, range.end
         ))

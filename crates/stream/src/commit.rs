@@ -1,7 +1,7 @@
 //! Changes of the catalog, and what follows from them in memory. One at a time, each in a task of its own: a caller
 //! that goes away leaves nothing half-done.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use bytes::Bytes;
 use tokio::sync::MutexGuard;
 
-use crate::catalog::{Change, ObjectInfo, ObjectRange, Uploaded};
+use crate::catalog::{CatalogError, Change, ObjectInfo, ObjectRange, Uploaded};
 use crate::store::{Counters, Shared, StoreError};
 use crate::tail::{Range, StreamState, Tail, UploadedPart};
 use crate::types::{ObjectId, StreamId, StreamOffset};
@@ -34,11 +34,12 @@ impl Shared {
     /// The right to change the catalog; refused after close.
     async fn begin_commit(&self) -> Result<MutexGuard<'_, Counters>, StoreError> {
         let counters = self.committing.lock().await;
-        // A WAL that has failed stops appends; topics can still be listed and deleted.
-        if let Some(StoreError::Closed) = self.failure() {
-            return Err(StoreError::Closed);
+        match self.failure() {
+            // After a commit of unknown outcome memory may be behind the catalog, and must not decide anything.
+            Some(failure @ (StoreError::Closed | StoreError::Catalog(_))) => Err(failure),
+            // A WAL that has failed stops appends; topics can still be deleted.
+            Some(_) | None => Ok(counters),
         }
-        Ok(counters)
     }
 
     async fn write_catalog(&self, changes: Vec<Change>) -> Result<(), StoreError> {
@@ -83,14 +84,16 @@ impl Shared {
             let counters = shared.begin_commit().await?;
             // A trim that another one, or a state stream's upload, has overtaken has nothing left to do.
             changes.retain(|change| !shared.is_overtaken(change));
-            let retired = shared.check(&changes, &counters)?;
-            let mut all = changes.clone();
-            all.extend(retired.iter().copied().map(Change::RetireObject));
-            shared.write_catalog(all).await?;
+            shared.check(&changes, &counters)?;
+            if let Err(error) = shared.write_catalog(changes.clone()).await {
+                if let StoreError::Catalog(CatalogError::Failed(_)) = &error {
+                    shared.fail(error.clone());
+                }
+                return Err(error);
+            }
             for change in changes {
                 shared.apply(change);
             }
-            shared.retire(&retired);
             // Deleted and trimmed streams may have made room in the log cache.
             shared.room.open();
             Ok(())
@@ -104,11 +107,10 @@ impl Shared {
         stream.is_some_and(|stream| *to <= stream.tail.lock().start)
     }
 
-    /// Refuse what makes no sense; returns the objects that nobody refers to any more after the changes.
-    fn check(&self, changes: &[Change], counters: &Counters) -> Result<Vec<ObjectId>, StoreError> {
+    /// Refuse what makes no sense.
+    fn check(&self, changes: &[Change], counters: &Counters) -> Result<(), StoreError> {
         let invalid = |message: String| Err(StoreError::InvalidChange(message));
         let mut touched = HashSet::new();
-        let mut dropped: HashMap<ObjectId, u64> = HashMap::new();
         for change in changes {
             let (id, to) = match change {
                 Change::CreateStream { id, kind } => {
@@ -130,7 +132,6 @@ impl Shared {
                 | Change::NextStreamId(_)
                 | Change::AddObject(_)
                 | Change::Uploaded(_)
-                | Change::RetireObject(_)
                 | Change::ForgetObject(_) => {
                     return invalid(format!("only the store itself may do this: {change:?}"));
                 }
@@ -142,25 +143,14 @@ impl Shared {
                 return invalid(format!("stream {id} is changed twice in one list"));
             }
             let durable = self.wal.durable();
-            let tail = stream.tail.lock();
-            let durable_end = tail.durable_end(durable);
-            if to.is_some_and(|to| to > durable_end) {
+            let durable_end = stream.tail.lock().durable_end(durable);
+            if let Some(to) = to.filter(|to| *to > durable_end) {
                 return invalid(format!(
-                    "stream {id} can be trimmed to {durable_end} at most, not to {}",
-                    to.unwrap_or_default()
+                    "stream {id} can be trimmed to {durable_end} at most, not to {to}"
                 ));
             }
-            for range in tail.ranges().take_while(|range| to.is_none_or(|to| range.end <= to)) {
-                *dropped.entry(range.object.id).or_default() += 1;
-            }
         }
-        let table = self.object_table.lock();
-        let unused = dropped
-            .into_iter()
-            .filter(|(id, dropped)| table.live.get(id).is_some_and(|(_, live)| live == dropped));
-        let mut unused: Vec<_> = unused.map(|(id, _)| id).collect();
-        unused.sort_unstable();
-        Ok(unused)
+        Ok(())
     }
 
     fn apply(&self, change: Change) {
@@ -192,36 +182,27 @@ impl Shared {
             | Change::NextStreamId(_)
             | Change::AddObject(_)
             | Change::Uploaded(_)
-            | Change::RetireObject(_)
             | Change::ForgetObject(_) => unreachable!("refused by check"),
         }
     }
 
+    /// The catalog has dropped these ranges. Objects that nobody refers to any more are the janitor's.
     fn drop_ranges(&self, gone: &[Range]) {
         let mut table = self.object_table.lock();
         for range in gone {
-            if let Some((_, live)) = table.live.get_mut(&range.object.id) {
-                *live -= 1;
+            let id = range.object.id;
+            let (_, live) = table.live.get_mut(&id).expect("an object with a range is live");
+            *live -= 1;
+            if *live == 0 {
+                table.live.remove(&id);
+                table.retired.insert(id, range.object.clone());
+                self.retired.notify_one();
             }
-        }
-    }
-
-    /// Hand unused objects to the janitor.
-    fn retire(&self, unused: &[ObjectId]) {
-        let mut table = self.object_table.lock();
-        for id in unused {
-            if let Some((info, live)) = table.live.remove(id) {
-                assert_eq!(live, 0, "object {id} is retired while it is in use");
-                table.retired.insert(*id, info);
-            }
-        }
-        if !unused.is_empty() {
-            self.retired.notify_one();
         }
     }
 
     /// Commit an upload: its object, ranges and checkpoints at once. False if the object turned out to be of no use,
-    /// because its streams were deleted or trimmed meanwhile; it is not in the catalog then.
+    /// because its streams were deleted or trimmed meanwhile; no range refers to it then.
     ///
     /// May be repeated after an error: the commit either happened or it did not, and both are fine.
     pub(crate) async fn commit_upload(

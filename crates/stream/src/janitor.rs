@@ -1,4 +1,4 @@
-//! Deleting objects that nobody needs: those that the catalog has retired, and orphans of uploads that were cut short.
+//! Deleting objects that nobody needs: retired ones, to which no range refers any more, and orphans of uploads that were cut short.
 
 use std::collections::HashSet;
 use std::sync::Arc;

@@ -174,7 +174,6 @@ impl Replay {
         let infos: HashMap<ObjectId, Arc<ObjectInfo>> =
             snapshot.objects.into_iter().map(|(id, info)| (id, Arc::new(info))).collect();
         let mut objects = ObjectTable::default();
-        objects.retired.extend(snapshot.retired.into_iter().map(|(id, info)| (id, Arc::new(info))));
         let mut streams = HashMap::with_capacity(snapshot.streams.len());
         for (id, StreamRow { kind, start, uploaded_end, checkpoint, ranges }) in snapshot.streams {
             let mut restored = VecDeque::with_capacity(ranges.len());
@@ -197,6 +196,8 @@ impl Replay {
             }
             streams.insert(id, (kind, Tail::restored(start, uploaded_end, checkpoint, restored)));
         }
+        let unused = infos.into_iter().filter(|(id, _)| !objects.live.contains_key(id));
+        objects.retired = unused.collect();
         Ok(Self {
             next_stream_id: snapshot.next_stream_id,
             streams,

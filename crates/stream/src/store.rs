@@ -243,7 +243,8 @@ impl Store {
     /// Apply changes in order, atomically and durably; created streams are open, and deleted ones closed, when it returns.
     ///
     /// A list may change a stream only once. A trim to or before the start does nothing. Dropping the future does not
-    /// stop what has begun. After [`StoreError::Catalog`] it is not known whether the changes became durable.
+    /// stop what has begun. If the catalog fails it is not known whether the changes became durable; the store has failed
+    /// then, and opening it again finds out.
     pub async fn commit(&self, changes: Vec<Change>) -> Result<(), StoreError> {
         self.shared.commit(changes).await
     }
@@ -274,7 +275,7 @@ impl Store {
         self.shared.room.wait().await;
     }
 
-    /// Set once nothing can be appended any more: the WAL has latched, or the store was closed.
+    /// Set once nothing can be appended any more: the WAL has latched, the catalog has failed, or the store was closed.
     pub fn failure(&self) -> Option<String> {
         self.shared.failure().map(|failure| failure.to_string())
     }
@@ -338,7 +339,7 @@ impl Store {
         }
         // Commits run in tasks of their own and finish what they have begun.
         let committing = shared.committing.lock().await;
-        shared.set_failure(StoreError::Closed);
+        shared.fail(StoreError::Closed);
         drop(committing);
         let wal = shared.wal.clone();
         tokio::task::spawn_blocking(move || wal.close())
@@ -353,19 +354,17 @@ impl Shared {
         self.failure.get().cloned()
     }
 
-    /// The WAL has failed: say so, and let nobody wait for what will not come.
-    pub(crate) fn fail(&self, cause: &str) {
-        self.set_failure(StoreError::Failed(cause.into()));
-    }
-
-    fn set_failure(&self, failure: StoreError) {
+    /// Nothing can go on: say so, and let nobody wait for what will not come. The first cause counts. Not to be called with
+    /// a tail locked.
+    pub(crate) fn fail(&self, failure: StoreError) {
         if self.failure.set(failure).is_err() {
             return;
         }
-        if let Some(StoreError::Failed(cause)) = self.failure.get() {
-            tracing::error!(
-                "the store has failed, nothing can be appended until it is opened again: {cause}"
-            );
+        match self.failure.get() {
+            None | Some(StoreError::Closed) => {}
+            Some(cause) => {
+                tracing::error!("nothing can be appended until the store is opened again: {cause}");
+            }
         }
         self.room.open_for_ever();
         for stream in self.streams.read().values() {

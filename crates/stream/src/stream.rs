@@ -167,8 +167,8 @@ impl Stream {
             Err(error) => {
                 drop(tail);
                 shared.cache.unreserve(cost_bytes);
-                if let AppendError::Failed(StoreError::Wal(cause)) = &error {
-                    shared.fail(&cause.to_string()); // wakes all streams, so not with a tail locked
+                if let AppendError::Failed(cause @ StoreError::Wal(_)) = &error {
+                    shared.fail(cause.clone());
                 }
                 return Err(error);
             }

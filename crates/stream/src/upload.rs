@@ -18,7 +18,7 @@ use bytes::Bytes;
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use crate::catalog::{ObjectInfo, ObjectRange};
+use crate::catalog::{CatalogError, ObjectInfo, ObjectRange};
 use crate::commit::UploadPart;
 use crate::object::{BLOCK_TARGET_BYTES, Encoder};
 use crate::objects::{ObjectError, Writer};
@@ -64,7 +64,7 @@ pub(crate) async fn run(shared: Arc<Shared>) {
         }
         last = Instant::now();
         if let Err(error) = cycle(&shared).await {
-            return shared.fail(&error.to_string());
+            return shared.fail(error);
         }
         // In this order: whoever was turned away before tries again after the gate has opened, and forces
         // another upload if it still finds no room.
@@ -73,8 +73,8 @@ pub(crate) async fn run(shared: Arc<Shared>) {
     }
 }
 
-/// One upload. Fails with the WAL, or if the owner's [`crate::Fold`] panics; object store and catalog are tried until they
-/// succeed.
+/// One upload. Fails with the store, or if the owner's [`crate::Fold`] panics; an object store or a catalog that is not there
+/// is tried until it is.
 async fn cycle(shared: &Arc<Shared>) -> Result<(), StoreError> {
     let cut = shared.wal.appended();
     if cut.0 == shared.upload.cut.swap(cut.0, Ordering::AcqRel) {
@@ -228,7 +228,7 @@ async fn write(
     Ok((info, ranges))
 }
 
-/// Fails only if the store was closed.
+/// Fails if the store has, or if the catalog refuses what must be right; a catalog that is not there is waited for.
 async fn commit_until_done(
     shared: &Arc<Shared>,
     object: Option<Arc<ObjectInfo>>,
@@ -245,8 +245,12 @@ async fn commit_until_done(
                 }
                 return Ok(());
             }
-            Err(StoreError::Closed) => return Err(StoreError::Closed),
-            Err(error) => backoff.failed(&format!("can not commit: {error}")).await,
+            Err(error @ StoreError::Catalog(CatalogError::Failed(_)))
+                if shared.failure().is_none() =>
+            {
+                backoff.failed(&format!("can not commit: {error}")).await;
+            }
+            Err(error) => return Err(error),
         }
     }
 }

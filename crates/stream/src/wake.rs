@@ -147,7 +147,7 @@ pub(crate) async fn run(shared: Arc<Shared>) {
             () = wakes.changed.notified() => {}
             result = durable => match result {
                 Ok(()) => wake_durable(&shared),
-                Err(error) => return shared.fail(&error.to_string()),
+                Err(error) => return shared.fail(error.into()),
             },
             () = has_room => {
                 room = None;

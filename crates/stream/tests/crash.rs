@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use alluvium_device::sim::Random;
-use alluvium_stream::{Batch, Change, KIND_LOG, KIND_STATE, StreamId, StreamOffset};
+use alluvium_stream::{Batch, Change, KIND_LOG, KIND_STATE, StoreError, StreamId, StreamOffset};
 use common::*;
 
 const WAL_BYTES: u64 = 1 << 20;
@@ -157,6 +157,61 @@ async fn a_commit_whose_answer_was_lost_is_repeated_without_harm() {
     check(&life, &all).await;
     life.crash(&mut world);
     check_after_restarts(&mut world, &all, 0).await;
+}
+
+#[tokio::test]
+async fn streams_that_go_while_an_answer_is_lost_leave_nothing() {
+    let mut world = World::new(WAL_BYTES, 1);
+    let life = world.start().await;
+    let all = fill(&life).await;
+    life.catalog.set(CatalogMode::LosesAnswers);
+    let flush = tokio::spawn({
+        let store = life.store.clone();
+        async move { store.flush().await }
+    });
+    eventually("an answer was lost", || life.catalog.failed.load(Ordering::SeqCst) > 0).await;
+    // The catalog knows of the upload, the store does not.
+    let state = life.store.stream(all[2].0).unwrap();
+    state.trim(StreamOffset(3)).await.unwrap();
+    let trimmed = life.store.stream(all[1].0).unwrap();
+    trimmed.trim(trimmed.durable_end()).await.unwrap();
+    life.store.commit(vec![Change::DeleteStream(all[0].0)]).await.unwrap();
+    life.catalog.set(CatalogMode::Works);
+    flush.await.unwrap().unwrap();
+    assert_eq!(
+        (state.start_offset(), trimmed.start_offset()),
+        (StreamOffset(10), StreamOffset(10))
+    );
+    assert_eq!(count_objects(&world).await, 0, "the object is of no use");
+    drop((state, trimmed));
+    life.crash(&mut world);
+
+    let life = world.start().await;
+    eventually("the catalog forgets the object", || life.store.stats().retired_objects == 0).await;
+    check(&life, &all[1..]).await;
+    life.close(&mut world).await;
+    let life = world.start().await;
+    assert_eq!((life.store.stats().objects, life.store.stats().retired_objects), (0, 0));
+    life.close(&mut world).await;
+}
+
+#[tokio::test]
+async fn a_change_of_unknown_outcome_stops_the_store_until_it_is_opened_again() {
+    let mut world = World::new(WAL_BYTES, 1);
+    let life = world.start().await;
+    let all = fill(&life).await;
+    life.catalog.set(CatalogMode::LosesAllAnswers);
+    let error = life.store.commit(vec![Change::DeleteStream(all[0].0)]).await.unwrap_err();
+    assert!(matches!(error, StoreError::Catalog(_)), "{error}");
+    life.catalog.set(CatalogMode::Works);
+    assert!(life.store.failure().unwrap().contains("injected"));
+    assert!(life.store.commit(vec![Change::DeleteStream(all[1].0)]).await.is_err());
+    assert!(life.store.flush().await.is_err());
+    life.crash(&mut world);
+    let life = world.start().await;
+    assert!(life.store.stream(all[0].0).is_none(), "it had happened");
+    check(&life, &all[1..]).await;
+    life.close(&mut world).await;
 }
 
 #[tokio::test]

@@ -18,7 +18,7 @@ pub fn run(new: &dyn Fn() -> Box<dyn Catalog>) {
     metadata_is_kept(&*new());
 }
 
-/// A catalog with something of everything: streams 0 and 1, object 0 in use, object 1 retired.
+/// A catalog with something of everything: streams 0 and 1, object 0 in use, object 1 without a range.
 pub fn fill(catalog: &dyn Catalog) {
     catalog
         .commit(&[
@@ -35,7 +35,6 @@ pub fn fill(catalog: &dyn Catalog) {
             Change::AddObject(object(1)),
             uploaded(0, 10, Some(range(0, 0, 10))),
             uploaded(1, 5, None),
-            Change::RetireObject(ObjectId(1)),
         ])
         .expect("upload");
 }
@@ -87,16 +86,13 @@ fn everything_comes_back(catalog: &dyn Catalog) {
     assert_eq!(stream.ranges, [range(0, 0, 10)]);
     assert_eq!(found.streams[&StreamId(1)].kind, 1);
     assert_eq!(found.streams[&StreamId(1)].ranges, []);
-    assert_eq!(found.objects.values().cloned().collect::<Vec<_>>(), [object(0)]);
-    assert_eq!(
-        found.retired.values().cloned().collect::<Vec<_>>(),
-        [object(1)],
-        "a retired object is remembered"
-    );
+    let objects: Vec<_> = found.objects.into_values().collect();
+    assert_eq!(objects, [object(0), object(1)], "an object without a range is remembered");
     assert_eq!(found.meta["topic/a"], [1, 2]);
 
     catalog.commit(&[Change::ForgetObject(ObjectId(1))]).expect("forget");
-    assert!(catalog.load().expect("load").retired.is_empty());
+    let objects: Vec<_> = catalog.load().expect("load").objects.into_values().collect();
+    assert_eq!(objects, [object(0)]);
     catalog.commit(&[Change::ForgetObject(ObjectId(1))]).expect("forgetting twice is harmless");
     assert_eq!(catalog.load().expect("load").next_object_id, 2, "object ids are not reused");
 }
@@ -128,14 +124,10 @@ fn refusals_change_nothing(catalog: &dyn Catalog) {
         Change::CreateStream { id: StreamId(3), kind: 0 },
         Change::DeleteStream(StreamId(2)),
         Change::TrimStream { id: StreamId(2), to: StreamOffset(1) },
-        Change::TrimStream { id: StreamId(0), to: StreamOffset(2) },
         Change::NextStreamId(StreamId(2)),
         uploaded(2, 1, None),
         uploaded(1, 4, None),
-        uploaded(0, 20, None), // its start is 0, the stream's is 3
         uploaded(1, 20, Some(range(5, 5, 20))),
-        Change::RetireObject(ObjectId(5)),
-        Change::RetireObject(ObjectId(1)),
     ];
     for change in refused {
         catalog
@@ -161,11 +153,12 @@ fn trimming_drops_ranges(catalog: &dyn Catalog) {
         .expect("upload");
     catalog.commit(&[uploaded(0, 40, Some(range(3, 29, 40)))]).expect_err("ranges do not overlap");
     let starts = |to: u64| {
+        let start = catalog.load().expect("load").streams[&StreamId(0)].start;
         catalog
             .commit(&[Change::TrimStream { id: StreamId(0), to: StreamOffset(to) }])
             .expect("trim");
         let row = catalog.load().expect("load").streams.remove(&StreamId(0)).expect("stream 0");
-        assert_eq!(row.start, StreamOffset(to));
+        assert_eq!(row.start, start.max(StreamOffset(to)), "a start never goes back");
         row.ranges.iter().map(|range| range.start.0).collect::<Vec<_>>()
     };
     assert_eq!(starts(9), [0, 10, 25], "a range is kept while one of its offsets is");
@@ -174,20 +167,25 @@ fn trimming_drops_ranges(catalog: &dyn Catalog) {
     assert_eq!(starts(29), [25]);
     assert_eq!(starts(30), [0; 0]);
     assert_eq!(starts(35), [0; 0], "a start may pass the uploaded end");
+    assert_eq!(starts(31), [0; 0], "and stays where it is");
+
+    // What an upload says of the start may be older than the last trim; what is trimmed already is not added.
+    let upload = |end, range| catalog.commit(&[uploaded(0, end, Some(range))]).expect("upload");
+    upload(35, range(3, 30, 35));
+    upload(45, range(2, 35, 45));
+    let row = catalog.load().expect("load").streams.remove(&StreamId(0)).expect("stream 0");
+    assert_eq!((row.start, row.uploaded_end), (StreamOffset(35), StreamOffset(45)));
+    assert_eq!(row.ranges, [range(2, 35, 45)]);
 }
 
 fn deleting_drops_everything(catalog: &dyn Catalog) {
     fill(catalog);
     catalog
-        .commit(&[
-            Change::DeleteStream(StreamId(0)),
-            Change::RetireObject(ObjectId(0)),
-            Change::DeleteStream(StreamId(1)),
-        ])
+        .commit(&[Change::DeleteStream(StreamId(0)), Change::DeleteStream(StreamId(1))])
         .expect("delete");
     let found = catalog.load().expect("load");
-    assert!(found.streams.is_empty() && found.objects.is_empty());
-    assert_eq!(found.retired.len(), 2);
+    assert!(found.streams.is_empty());
+    assert_eq!(found.objects.len(), 2, "objects stay until they are forgotten");
     assert_eq!(found.next_stream_id, 3, "stream ids are not reused");
 }
 

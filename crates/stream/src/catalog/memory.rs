@@ -42,10 +42,7 @@ fn apply(state: &mut Snapshot, change: &Change) -> Result<(), CatalogError> {
         }
         Change::TrimStream { id, to } => {
             let stream = state.streams.get_mut(id).ok_or_else(|| refusal::no_stream(*id))?;
-            if *to < stream.start {
-                return Err(refusal::back("the start", stream.start.0, to.0));
-            }
-            stream.start = *to;
+            stream.start = stream.start.max(*to);
             stream.ranges.retain(|range| range.end > *to);
         }
         Change::PutMeta { key, value } => drop(state.meta.insert(key.clone(), value.clone())),
@@ -70,13 +67,10 @@ fn apply(state: &mut Snapshot, change: &Change) -> Result<(), CatalogError> {
                     uploaded_end.0,
                 ));
             }
-            if *start < stream.start {
-                return Err(refusal::back("the start", stream.start.0, start.0));
-            }
             stream.uploaded_end = *uploaded_end;
-            stream.start = *start;
+            stream.start = stream.start.max(*start);
             stream.checkpoint.clone_from(checkpoint);
-            if let Some(range) = range {
+            if let Some(range) = range.as_ref().filter(|range| range.end > stream.start) {
                 if !state.objects.contains_key(&range.object) {
                     return Err(refusal::no_object(range.object));
                 }
@@ -88,11 +82,7 @@ fn apply(state: &mut Snapshot, change: &Change) -> Result<(), CatalogError> {
                 stream.ranges.push(range.clone());
             }
         }
-        Change::RetireObject(id) => {
-            let object = state.objects.remove(id).ok_or_else(|| refusal::no_object(*id))?;
-            state.retired.insert(*id, object);
-        }
-        Change::ForgetObject(id) => drop(state.retired.remove(id)),
+        Change::ForgetObject(id) => drop(state.objects.remove(id)),
     }
     Ok(())
 }

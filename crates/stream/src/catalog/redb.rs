@@ -23,7 +23,6 @@ const STREAMS: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("streams")
 const CHECKPOINTS: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("checkpoints");
 const RANGES: TableDefinition<'_, (u64, u64), &[u8]> = TableDefinition::new("ranges");
 const OBJECTS: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("objects");
-const RETIRED: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("retired");
 const META: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("meta");
 
 const KEY_FORMAT: &str = "format_version";
@@ -52,7 +51,7 @@ impl RedbCatalog {
     ///
     /// Fails if another process has it open, if the file is something else, or if a newer version wrote it.
     pub fn open(path: &Path) -> Result<Self, CatalogError> {
-        let named = |what: String| CatalogError(format!("{}: {what}", path.display()));
+        let named = |what: String| CatalogError::Failed(format!("{}: {what}", path.display()));
         let database =
             Database::builder().set_cache_size(PAGE_CACHE_BYTES).create(path).map_err(|error| {
                 match error {
@@ -89,7 +88,7 @@ impl RedbCatalog {
         match found {
             Some(FORMAT_VERSION) => return transaction.abort().map_err(|e| self.error(e)),
             Some(other) => {
-                return Err(CatalogError(format!(
+                return Err(CatalogError::Failed(format!(
                     "{}: format version {other} is not known, only {FORMAT_VERSION}",
                     self.path.display()
                 )));
@@ -107,7 +106,7 @@ impl RedbCatalog {
     }
 
     fn error(&self, error: impl Into<redb::Error>) -> CatalogError {
-        CatalogError(format!("{}: {}", self.path.display(), error.into()))
+        CatalogError::Failed(format!("{}: {}", self.path.display(), error.into()))
     }
 
     fn read(&self) -> Result<Snapshot, Failure> {
@@ -146,10 +145,6 @@ impl RedbCatalog {
         for row in transaction.open_table(OBJECTS)?.iter()? {
             let (id, value) = row?;
             snapshot.objects.insert(ObjectId(id.value()), decode_object(value.value())?);
-        }
-        for row in transaction.open_table(RETIRED)?.iter()? {
-            let (id, value) = row?;
-            snapshot.retired.insert(ObjectId(id.value()), decode_object(value.value())?);
         }
         for row in transaction.open_table(META)?.iter()? {
             let (key, value) = row?;
@@ -196,7 +191,7 @@ impl RedbCatalog {
     fn named(&self, failure: Failure) -> CatalogError {
         match failure {
             Failure::Database(error) => self.error(error),
-            Failure::Value(what) => CatalogError(format!(
+            Failure::Value(what) => CatalogError::Failed(format!(
                 "{}: damaged or of a newer version: {what}",
                 self.path.display()
             )),
@@ -212,7 +207,6 @@ struct Tables<'t> {
     checkpoints: Table<'t, u64, &'static [u8]>,
     ranges: Table<'t, (u64, u64), &'static [u8]>,
     objects: Table<'t, u64, &'static [u8]>,
-    retired: Table<'t, u64, &'static [u8]>,
     meta: Table<'t, &'static str, &'static [u8]>,
 }
 
@@ -225,7 +219,6 @@ impl<'t> Tables<'t> {
             checkpoints: transaction.open_table(CHECKPOINTS)?,
             ranges: transaction.open_table(RANGES)?,
             objects: transaction.open_table(OBJECTS)?,
-            retired: transaction.open_table(RETIRED)?,
             meta: transaction.open_table(META)?,
         })
     }
@@ -250,10 +243,7 @@ impl<'t> Tables<'t> {
             }
             Change::TrimStream { id, to } => {
                 let row = self.stream(*id)?;
-                if *to < row.start {
-                    return Err(Failure::Refused(refusal::back("the start", row.start.0, to.0)));
-                }
-                self.put_stream(*id, row.kind, *to, row.uploaded_end)?;
+                self.put_stream(*id, row.kind, row.start.max(*to), row.uploaded_end)?;
                 self.drop_ranges(*id, *to)?;
             }
             Change::PutMeta { key, value } => {
@@ -276,12 +266,7 @@ impl<'t> Tables<'t> {
                 self.objects.insert(object.id.0, encode_object(object)?.as_slice())?;
             }
             Change::Uploaded(uploaded) => self.upload(uploaded)?,
-            Change::RetireObject(id) => {
-                let object = self.objects.remove(id.0)?.map(|value| value.value().to_vec());
-                let object = object.ok_or_else(|| Failure::Refused(refusal::no_object(*id)))?;
-                self.retired.insert(id.0, object.as_slice())?;
-            }
-            Change::ForgetObject(id) => drop(self.retired.remove(id.0)?),
+            Change::ForgetObject(id) => drop(self.objects.remove(id.0)?),
         }
         Ok(())
     }
@@ -296,15 +281,15 @@ impl<'t> Tables<'t> {
                 uploaded_end.0,
             )));
         }
-        if *start < row.start {
-            return Err(Failure::Refused(refusal::back("the start", row.start.0, start.0)));
-        }
-        self.put_stream(*id, row.kind, *start, *uploaded_end)?;
+        let start = row.start.max(*start);
+        self.put_stream(*id, row.kind, start, *uploaded_end)?;
         match checkpoint {
             Some(checkpoint) => drop(self.checkpoints.insert(id.0, checkpoint.as_ref())?),
             None => drop(self.checkpoints.remove(id.0)?),
         }
-        let Some(range) = range else { return Ok(()) };
+        let Some(range) = range.as_ref().filter(|range| range.end > start) else {
+            return Ok(());
+        };
         if self.objects.get(range.object.0)?.is_none() {
             return Err(Failure::Refused(refusal::no_object(range.object)));
         }

@@ -289,6 +289,8 @@ pub enum CatalogMode {
     RefusesUploads,
     /// Commits of uploads happen, and yet an error is returned.
     LosesAnswers,
+    /// All commits happen, and yet an error is returned.
+    LosesAllAnswers,
     /// Everything fails.
     Dead,
 }
@@ -311,7 +313,7 @@ impl FailingCatalog {
 
     fn fail(&self) -> Result<(), CatalogError> {
         self.failed.fetch_add(1, Ordering::SeqCst);
-        Err(CatalogError("injected".into()))
+        Err(CatalogError::Failed("injected".into()))
     }
 }
 
@@ -327,6 +329,10 @@ impl Catalog for FailingCatalog {
             CatalogMode::Dead => self.fail(),
             CatalogMode::RefusesUploads if is_upload => self.fail(),
             CatalogMode::LosesAnswers if is_upload => {
+                self.inner.commit(changes)?;
+                self.fail()
+            }
+            CatalogMode::LosesAllAnswers => {
                 self.inner.commit(changes)?;
                 self.fail()
             }
