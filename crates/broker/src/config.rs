@@ -42,7 +42,8 @@ pub struct BrokerConfig {
     /// Largest fetch response, whatever the client asks for (`fetch.max.bytes`); a single batch may exceed it. Default 55 MiB,
     /// 1 KiB to 1 GiB.
     pub max_fetch_bytes: u32,
-    /// Bound on the bytes of all fetch responses that are being read or sent. Default 512 MiB; `max_fetch_bytes` to 1 TiB.
+    /// Bound on the bytes of all fetch responses that are being read or sent. Of a batch that is larger than `max_message_bytes`, which a topic
+    /// may allow, that much is counted. Default 512 MiB; `max_fetch_bytes` to 1 TiB.
     pub queued_fetch_bytes: u64,
     /// Bound on open connections; one more is closed at once. Default 1,000, 1 to 100,000.
     pub max_connections: u32,

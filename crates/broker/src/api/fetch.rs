@@ -24,9 +24,6 @@ use crate::wire::fetch_response::{self, FetchResponse};
 /// Partitions that are read at the same time, so that late readers of many partitions do not wait for one object after the other.
 const CONCURRENT_READS: usize = 8;
 
-/// With little budget left for responses, a fetch still gets this much of it.
-const SMALL_FETCH_BYTES: usize = 1 << 20;
-
 const READ_COMMITTED: i8 = 1;
 
 /// What one pass over the partitions gave.
@@ -97,10 +94,11 @@ async fn wait_for_enough(cx: &Context, request: &FetchRequest, wants: &[Want]) -
     let max_wait =
         Duration::from_millis(request.max_wait_ms.max(0) as u64).min(cx.server.config.idle_timeout);
     let deadline = Instant::now() + max_wait;
-    let min_bytes = usize::try_from(request.min_bytes).unwrap_or(0);
     let max_bytes = usize::try_from(request.max_bytes)
         .unwrap_or(0)
         .min(cx.server.config.max_fetch_bytes as usize);
+    // More than it may get nobody waits for.
+    let min_bytes = usize::try_from(request.min_bytes).unwrap_or(0).min(max_bytes);
     let progress = Arc::new(Notify::new());
     let mut watches: Option<Vec<Watch>> = None;
     loop {
@@ -132,9 +130,11 @@ async fn read_all(cx: &Context, wants: &[Want], max_bytes: usize) -> Pass {
         Pass { reads: Vec::with_capacity(wants.len()), bytes: 0, failed: false, budget: None };
     let mut left_bytes = max_bytes;
     if sources.iter().any(|source| matches!(source, Ok((_, Some(_))))) {
-        let (budget, granted_bytes) = budget(cx, max_bytes).await;
-        left_bytes = left_bytes.min(granted_bytes);
-        pass.budget = Some(budget);
+        let budget = &cx.server.fetch_budget;
+        let one_batch_bytes = cx.server.config.max_message_bytes as usize;
+        let share_bytes = share(max_bytes, budget.free_bytes(), one_batch_bytes);
+        left_bytes = left_bytes.min(share_bytes);
+        pass.budget = Some(budget.acquire(share_bytes).await);
     }
     let mut partitions = wants.iter().zip(&mut sources).peekable();
     while partitions.peek().is_some() {
@@ -181,12 +181,10 @@ async fn read_all(cx: &Context, wants: &[Want], max_bytes: usize) -> Pass {
     pass
 }
 
-/// A share of the budget for responses, at most half of what is free, so that slow readers of large responses leave room
-/// for others.
-async fn budget(cx: &Context, wanted_bytes: usize) -> (OwnedSemaphorePermit, usize) {
-    let budget = &cx.server.fetch_budget;
-    let granted = wanted_bytes.min((budget.free_bytes() / 2).max(SMALL_FETCH_BYTES));
-    (budget.acquire(granted).await, granted)
+/// The share of the budget for responses that a fetch takes: at most half of what is free, so that slow readers of large responses leave
+/// room for others; and at least one batch, which it gets whatever it asks for.
+fn share(wanted_bytes: usize, free_bytes: usize, one_batch_bytes: usize) -> usize {
+    wanted_bytes.min(free_bytes / 2).max(one_batch_bytes)
 }
 
 fn find(cx: &Context, key: &Key) -> Result<Arc<Partition>, ApiError> {
@@ -266,4 +264,18 @@ fn by_topic(
         });
     }
     topics
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_share_is_half_of_what_is_free_and_at_least_a_batch() {
+        for (wanted, free, share_bytes) in
+            [(500, 2_000, 500), (1_500, 2_000, 1_000), (1_500, 0, 100), (0, 2_000, 100)]
+        {
+            assert_eq!(share(wanted, free, 100), share_bytes, "{wanted} of {free}");
+        }
+    }
 }

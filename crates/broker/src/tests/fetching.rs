@@ -72,6 +72,11 @@ async fn a_waiting_fetch_is_woken_by_what_becomes_durable() {
     let response = reader.receive::<FetchRequest>(12, waiting).await;
     assert_eq!(shape(&response), [(0, 0), (1, batch.len())]);
 
+    let for_more_than_the_limit =
+        fetch("t", &[(1, 0)], 600_000).with_min_bytes(i32::MAX).with_max_bytes(batch.len() as i32);
+    let response = reader.call(12, &for_more_than_the_limit).await;
+    assert_eq!(shape(&response), [(1, batch.len())], "more would never come");
+
     let for_two = fetch("t", &[(0, 0), (1, 0)], 600_000).with_min_bytes(2 * batch.len() as i32);
     let waiting = reader.send(12, &for_two).await;
     writer.produce("t", 0, &batch).await;
