@@ -62,6 +62,8 @@ pub(crate) struct BadTopic {
 struct Maps {
     by_name: BTreeMap<Arc<str>, Arc<Topic>>,
     by_id: HashMap<Uuid, Arc<Topic>>,
+    /// Names by what they look like in metrics.
+    by_metric_name: HashMap<String, Arc<str>>,
     partitions: usize,
 }
 
@@ -69,6 +71,7 @@ impl Maps {
     fn insert(&mut self, topic: &Arc<Topic>) {
         self.partitions += topic.partitions.len();
         self.by_id.insert(topic.id, topic.clone());
+        self.by_metric_name.insert(metric_name(&topic.name), topic.name.clone());
         if let Some(old) = self.by_name.insert(topic.name.clone(), topic.clone()) {
             self.partitions -= old.partitions.len();
         }
@@ -79,6 +82,7 @@ impl Maps {
             self.partitions -= old.partitions.len();
         }
         self.by_id.remove(&topic.id);
+        self.by_metric_name.remove(&metric_name(&topic.name));
     }
 }
 
@@ -281,22 +285,18 @@ impl Topics {
         Ok(partitions)
     }
 
-    /// Names that differ in `.` and `_` only would have the same metric names, so Kafka refuses the second one.
+    /// Names that differ in `.` and `_` only would have the same metric names: as in Kafka the second one is refused.
     fn check_free(&self, name: &str) -> Result<(), ApiError> {
         let maps = self.maps.read();
         if maps.by_name.contains_key(name) {
             return Err(ApiError::TopicExists(name.to_owned()));
         }
-        if name.contains(['.', '_']) {
-            let plain = name.replace('.', "_");
-            if let Some(other) = maps.by_name.keys().find(|other| other.replace('.', "_") == plain)
-            {
-                return Err(ApiError::InvalidTopicName(format!(
-                    "topic {name} collides with the existing topic {other}"
-                )));
-            }
+        match maps.by_metric_name.get(&metric_name(name)) {
+            Some(other) => Err(ApiError::InvalidTopicName(format!(
+                "topic {name} collides with the existing topic {other}"
+            ))),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     fn check_room(&self, more: u32) -> Result<(), ApiError> {
@@ -316,6 +316,10 @@ impl Topics {
 
 fn meta_key(name: &str) -> String {
     format!("{META_PREFIX}{name}")
+}
+
+fn metric_name(name: &str) -> String {
+    name.replace('.', "_")
 }
 
 /// Kafka's rules for topic names (`Topic.validate`).

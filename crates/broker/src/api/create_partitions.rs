@@ -1,6 +1,6 @@
 //! CreatePartitions: more partitions for existing topics.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 
 use kafka_protocol::messages::create_partitions_request::CreatePartitionsTopic;
 use kafka_protocol::messages::create_partitions_response::CreatePartitionsTopicResult;
@@ -13,16 +13,19 @@ pub(super) async fn handle(
     cx: &Context,
     request: CreatePartitionsRequest,
 ) -> CreatePartitionsResponse {
-    let mut seen = HashSet::new();
+    let mut times_named: HashMap<&str, u32> = HashMap::new();
+    for topic in &request.topics {
+        *times_named.entry(&topic.name).or_default() += 1;
+    }
     let mut results = Vec::with_capacity(request.topics.len());
     for topic in &request.topics {
-        let grown = if seen.insert(&topic.name) {
-            grow(cx, topic, request.validate_only).await
-        } else {
+        let grown = if times_named[&**topic.name] > 1 {
             Err(ApiError::InvalidRequest(format!(
                 "topic {} is named more than once",
                 &**topic.name
             )))
+        } else {
+            grow(cx, topic, request.validate_only).await
         };
         let result = CreatePartitionsTopicResult::default().with_name(topic.name.clone());
         results.push(match grown {
@@ -43,11 +46,12 @@ async fn grow(
     })?;
     if let Some(assignments) = &wanted.assignments {
         let present = cx.server.topics.by_name(&wanted.name)?.partitions.len();
-        if (total as usize).saturating_sub(present) != assignments.len() {
+        // A number that is not greater than the present one is refused as such below.
+        let new = (total as usize).saturating_sub(present);
+        if new > 0 && new != assignments.len() {
             return Err(ApiError::InvalidReplicaAssignment(format!(
-                "{} assignments for {} new partitions",
-                assignments.len(),
-                (total as usize).saturating_sub(present)
+                "{} assignments for {new} new partitions",
+                assignments.len()
             )));
         }
         let only_this = [BrokerId(cx.server.node.id)];

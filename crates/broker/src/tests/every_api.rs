@@ -137,6 +137,40 @@ async fn topics_are_validated_as_by_kafka() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn partitions_are_added_as_by_kafka() {
+    use kafka_protocol::messages::CreatePartitionsRequest;
+    use kafka_protocol::messages::create_partitions_request::*;
+    let server = TestServer::start().await;
+    server.topic("t", 2, &[]).await;
+    let topic = |name: &str, count| {
+        CreatePartitionsTopic::default().with_name(TopicName(text(name))).with_count(count)
+    };
+    let assigned = |topic: CreatePartitionsTopic, brokers: &[i32]| {
+        let to =
+            |id: &i32| CreatePartitionsAssignment::default().with_broker_ids(vec![(*id).into()]);
+        topic.with_assignments(Some(brokers.iter().map(to).collect()))
+    };
+    let cases = vec![
+        (vec![topic("unknown", 3)], vec![3]),
+        (vec![topic("t", 2)], vec![37]),
+        (vec![topic("t", -1)], vec![37]),
+        (vec![assigned(topic("t", 2), &[1])], vec![37]),
+        (vec![assigned(topic("t", 4), &[1])], vec![39]),
+        (vec![assigned(topic("t", 3), &[7])], vec![39]),
+        (vec![topic("t", 3), topic("t", 4)], vec![42, 42]),
+        (vec![assigned(topic("t", 3), &[1])], vec![0]),
+        (vec![topic("t", 3)], vec![37]),
+    ];
+    let mut client = server.client().await;
+    for (topics, codes) in cases {
+        let request = CreatePartitionsRequest::default().with_topics(topics);
+        let results = client.call(3, &request).await.results;
+        let got: Vec<_> = results.iter().map(|result| result.error_code).collect();
+        assert_eq!(got, codes, "{request:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn metadata_creates_topics_where_both_sides_allow_it() {
     use kafka_protocol::messages::MetadataRequest;
     use kafka_protocol::messages::metadata_request::MetadataRequestTopic;
