@@ -105,6 +105,11 @@ impl BatchHeader {
         self.attributes & LOG_APPEND_TIME != 0
     }
 
+    /// The header does not say the greatest timestamp. Kafka's own clients do; Sarama leaves it at -1, and Kafka sets it.
+    pub(crate) fn lacks_max_timestamp(&self) -> bool {
+        self.max_timestamp_ms < self.base_timestamp_ms
+    }
+
     /// The batch carries a producer id and sequence numbers.
     pub(crate) fn is_idempotent(&self) -> bool {
         self.producer_id >= 0
@@ -119,8 +124,9 @@ impl BatchHeader {
 /// Check the record set that a producer sent for one partition: exactly one intact batch, written by a client. Kafka's rules, from
 /// `ProduceRequest.validateRecords`, `UnifiedLog.analyzeAndValidateRecords` and `LogValidator.validateBatch`.
 ///
-/// Unlike Kafka this does not look at the records behind the header: a producer whose CRC is right but whose records are not
-/// harms the readers of its topic, and nobody else.
+/// Unlike Kafka this does not look at the records behind the header, which would mean to decompress them: a producer whose CRC is right
+/// but whose records are not harms the readers of its topic, and nobody else. For the same reason a greatest timestamp
+/// is believed; see [`BatchHeader::lacks_max_timestamp`] for one that is not there.
 ///
 /// # Errors
 /// As those name them: a damaged batch is corrupt, a batch that a client may not send is an invalid record.
@@ -241,7 +247,12 @@ pub(crate) fn place(batch: &mut [u8], base_offset: u64, leader_epoch: i32) {
 /// Mark a batch as appended at `now_ms`, for all its records, and compute its CRC again.
 pub(crate) fn set_log_append_time(batch: &mut [u8], now_ms: i64) {
     batch[ATTRIBUTES + 1] |= LOG_APPEND_TIME as u8;
-    batch[MAX_TIMESTAMP..MAX_TIMESTAMP + 8].copy_from_slice(&now_ms.to_be_bytes());
+    set_max_timestamp(batch, now_ms);
+}
+
+/// Set the greatest timestamp, and compute the CRC again.
+pub(crate) fn set_max_timestamp(batch: &mut [u8], max_timestamp_ms: i64) {
+    batch[MAX_TIMESTAMP..MAX_TIMESTAMP + 8].copy_from_slice(&max_timestamp_ms.to_be_bytes());
     let crc = crc32c::crc32c(&batch[ATTRIBUTES..]);
     batch[CRC..CRC + 4].copy_from_slice(&crc.to_be_bytes());
 }

@@ -95,20 +95,19 @@ impl Partition {
         }
     }
 
-    /// Check a produced record set and put its batch in line. Waits while there is no room, until `deadline`; once in line,
-    /// the batch will become durable whether or not anybody waits for it.
+    /// Put a batch in line that [`batch::check_produced`] has let pass; `header` is its header. Waits while there is no
+    /// room, until `deadline`; once in line, the batch will become durable whether or not anybody waits for it.
     ///
     /// # Errors
-    /// What [`batch::check_produced`] and [`ProducerStates::check`] refuse, [`ApiError::TimedOut`] without room, failed storage.
+    /// What [`ProducerStates::check`] refuses, [`ApiError::TimedOut`] without room, failed storage.
     pub(crate) async fn append(
         &self,
         store: &Store,
+        header: &BatchHeader,
         records: &[u8],
-        produce_version: i16,
         rules: AppendRules,
         deadline: Instant,
     ) -> Result<Appended, ApiError> {
-        let header = batch::check_produced(records, produce_version, rules.max_batch_bytes)?;
         loop {
             // Once in line the log cache keeps these bytes, so they are a copy of exactly the batch, not a slice of the request.
             let mut bytes = records.to_vec();
@@ -116,7 +115,7 @@ impl Partition {
             if rules.log_append_time {
                 batch::set_log_append_time(&mut bytes, log_append_time_ms);
             }
-            match self.try_append(&header, bytes, log_append_time_ms) {
+            match self.try_append(header, bytes, log_append_time_ms) {
                 Err(AppendError::Full) => {
                     timeout_at(deadline, store.room()).await.map_err(|_| ApiError::TimedOut)?;
                 }

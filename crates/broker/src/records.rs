@@ -1,4 +1,4 @@
-//! Finding one record by time inside a batch: the only place that looks behind a batch's header.
+//! The times of the records inside a batch: the only place that looks behind a batch's header.
 //!
 //! Batches come from clients, so nothing in them is believed: records are streamed through a decompressor that is cut off, never
 //! collected.
@@ -10,6 +10,9 @@ use crate::errors::ApiError;
 
 /// At most so many bytes of one batch are decompressed.
 const MAX_DECOMPRESSED_BYTES: u64 = 256 << 20;
+
+/// What a record without a timestamp has.
+const NO_TIMESTAMP: i64 = -1;
 
 /// A record's place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,10 +38,8 @@ pub(crate) fn first_at_or_after(
         let found = Found { offset: base_offset, timestamp_ms: header.max_timestamp_ms };
         return Ok((found.timestamp_ms >= timestamp_ms).then_some(found));
     }
-    let mut records =
-        decompress(&header, &batch[HEADER_BYTES..]).map_err(|e| corrupt(e.to_string()))?;
-    for _ in 0..header.record_count {
-        let record = read_record_head(&mut records).map_err(|e| corrupt(e.to_string()))?;
+    for record in records(&header, &batch[HEADER_BYTES..]).map_err(|e| corrupt(e.to_string()))? {
+        let record = record.map_err(|e| corrupt(e.to_string()))?;
         let found = Found {
             offset: base_offset.saturating_add(record.offset_delta),
             timestamp_ms: header.base_timestamp_ms.saturating_add(record.timestamp_delta_ms),
@@ -48,6 +49,30 @@ pub(crate) fn first_at_or_after(
         }
     }
     Ok(None)
+}
+
+/// The greatest timestamp of the records of `batch`, whatever its header says.
+///
+/// # Errors
+/// [`ApiError::InvalidRecord`] when the records can not be read.
+pub(crate) fn max_timestamp_ms(batch: &[u8]) -> Result<i64, ApiError> {
+    let invalid = |e: io::Error| ApiError::InvalidRecord(format!("the batch's records: {e}"));
+    let header = BatchHeader::parse(batch).ok_or_else(|| invalid(bad("no header")))?;
+    let mut max_timestamp_ms = NO_TIMESTAMP;
+    for record in records(&header, &batch[HEADER_BYTES..]).map_err(invalid)? {
+        let delta_ms = record.map_err(invalid)?.timestamp_delta_ms;
+        max_timestamp_ms = max_timestamp_ms.max(header.base_timestamp_ms.saturating_add(delta_ms));
+    }
+    Ok(max_timestamp_ms)
+}
+
+/// The records of a batch, of which the part behind the header is `body`.
+fn records<'a>(
+    header: &BatchHeader,
+    body: &'a [u8],
+) -> io::Result<impl Iterator<Item = io::Result<RecordHead>> + use<'a>> {
+    let mut input = decompress(header, body)?;
+    Ok((0..header.record_count).map(move |_| read_record_head(&mut input)))
 }
 
 struct RecordHead {

@@ -7,13 +7,14 @@ use kafka_protocol::protocol::StrBytes;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use crate::config::BrokerConfig;
+use crate::errors::ApiError;
 use crate::groups::Groups;
 use crate::metrics::Metrics;
 use crate::producer_ids::ProducerIds;
 use crate::sessions::Sessions;
 use crate::topics::Topics;
 
-/// Batches that are decompressed at the same time to find a record by its time.
+/// Batches that are decompressed at the same time, to look for times.
 pub(crate) const CONCURRENT_DECOMPRESSIONS: usize = 2;
 
 /// Who this server is to clients.
@@ -45,6 +46,16 @@ pub(crate) struct Server {
 }
 
 impl Server {
+    /// Look into a batch, off the threads that serve: it may have to be decompressed.
+    pub(crate) async fn look_into<T: Send + 'static>(
+        &self,
+        look: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let _one_of_few = self.decompressions.acquire().await;
+        let looked = tokio::task::spawn_blocking(look).await;
+        looked.map_err(|e| ApiError::Internal(format!("looking into a batch: {e}")))?
+    }
+
     /// Resolves when the server is shutting down.
     pub(crate) async fn stopping(&self) {
         // An error would mean that the sender is gone, which this very object holds.

@@ -111,20 +111,14 @@ async fn by_max_timestamp(cx: &Context, partition: &Partition) -> Result<Answer,
     }
 }
 
-/// Look into the one batch, off the server's threads: it has to be decompressed.
 async fn first_at_or_after(
     cx: &Context,
     batch: Batch,
     timestamp_ms: i64,
 ) -> Result<Answer, ApiError> {
-    let _one_of_few = cx.server.decompressions.acquire().await;
     let (base, max_timestamp_ms) = (batch.base, batch.max_timestamp_ms);
-    let found = tokio::task::spawn_blocking(move || {
-        records::first_at_or_after(&batch.payload, timestamp_ms)
-    })
-    .await
-    .map_err(|e| ApiError::Internal(format!("looking for a timestamp: {e}")))??;
-    Ok(match found {
+    let look = move || records::first_at_or_after(&batch.payload, timestamp_ms);
+    Ok(match cx.server.look_into(look).await? {
         Some(found) => Answer {
             offset: i64::try_from(found.offset).unwrap_or(i64::MAX),
             timestamp_ms: found.timestamp_ms,

@@ -14,6 +14,7 @@ use super::{Answer, Context, Refused};
 use crate::errors::ApiError;
 use crate::partition::{Appended, Partition, kafka_offset};
 use crate::topics::Topic;
+use crate::{batch, records};
 
 /// The first version that names topics by id.
 const FIRST_WITH_TOPIC_IDS: i16 = 13;
@@ -105,9 +106,17 @@ async fn append(
     deadline: Instant,
 ) -> Result<(Arc<Partition>, Appended), ApiError> {
     let partition = topic.partition(data.index).ok_or(ApiError::UnknownTopicOrPartition)?;
-    let records = data.records.as_deref().unwrap_or_default();
+    let mut records = data.records.clone().unwrap_or_default();
+    let mut header = batch::check_produced(&records, cx.version, topic.rules.max_batch_bytes)?;
+    if header.lacks_max_timestamp() && !topic.rules.log_append_time {
+        let mut complete = records.to_vec();
+        let look = move || records::max_timestamp_ms(&records);
+        header.max_timestamp_ms = cx.server.look_into(look).await?;
+        batch::set_max_timestamp(&mut complete, header.max_timestamp_ms);
+        records = complete.into();
+    }
     let appended =
-        partition.append(&cx.server.store, records, cx.version, topic.rules, deadline).await?;
+        partition.append(&cx.server.store, &header, &records, topic.rules, deadline).await?;
     if let Some(count) = appended.new_records() {
         cx.server.metrics.produced_bytes.inc_by(records.len() as u64);
         cx.server.metrics.produced_records.inc_by(count.into());

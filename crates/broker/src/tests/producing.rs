@@ -1,10 +1,14 @@
 //! Producing: acknowledgements, order, sequences, durability, pushback.
 
 use bytes::Bytes;
-use kafka_protocol::messages::{ApiVersionsRequest, ProduceRequest, TransactionalId};
+use kafka_protocol::messages::list_offsets_request::{ListOffsetsPartition, ListOffsetsTopic};
+use kafka_protocol::messages::{
+    ApiVersionsRequest, ListOffsetsRequest, ProduceRequest, TopicName, TransactionalId,
+};
 use kafka_protocol::records::Compression;
 
 use super::harness::{TestServer, fetch, produce, stored, text};
+use crate::batch;
 use crate::batch::tests::{encode, plain};
 
 fn of_producer(id: i64, epoch: i16, sequence: i32, records: usize) -> Bytes {
@@ -273,7 +277,7 @@ async fn a_topic_may_carry_the_time_of_the_append() {
     let time = response.responses[0].partition_responses[0].log_append_time_ms;
     assert!(time >= before);
     let (_, _, records) = client.fetch("t", 0, 0).await;
-    let header = crate::batch::BatchHeader::parse(&records).unwrap();
+    let header = batch::BatchHeader::parse(&records).unwrap();
     assert!(header.is_log_append_time());
     assert_eq!(header.max_timestamp_ms, time);
     let again = client.call(9, &request).await;
@@ -281,4 +285,43 @@ async fn a_topic_may_carry_the_time_of_the_append() {
         again.responses[0].partition_responses[0].log_append_time_ms, time,
         "as at the first time"
     );
+}
+
+/// Some clients (Sarama) leave the header's greatest timestamp at -1. Offsets are found by it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_greatest_timestamp_that_is_missing_is_found() {
+    let server = TestServer::start().await;
+    server.topic("t", 1, &[]).await;
+    let mut client = server.client().await;
+    let missing = |batch: &Bytes| {
+        let mut bytes = batch.to_vec();
+        batch::set_max_timestamp(&mut bytes, -1);
+        bytes
+    };
+    let mut next = 0;
+    for codec in [Compression::None, Compression::Gzip, Compression::Zstd] {
+        let batch = encode(codec, (-1, -1, -1), &[next + 500, next + 900, next + 700]);
+        let produced = client.produce("t", 0, &missing(&batch).into()).await;
+        assert_eq!(produced, (0, next / 1_000 * 3), "{codec:?}");
+        let fetched = client.fetch("t", 0, produced.1).await.2;
+        assert_eq!(fetched, stored(&batch, produced.1 as u64), "{codec:?}: as if it had been set");
+
+        let wanted = ListOffsetsPartition::default().with_timestamp(next + 800);
+        let topic = ListOffsetsTopic::default()
+            .with_name(TopicName(text("t")))
+            .with_partitions(vec![wanted]);
+        let request = ListOffsetsRequest::default().with_topics(vec![topic]);
+        let found = &client.call(7, &request).await.topics[0].partitions[0];
+        assert_eq!((found.offset, found.timestamp), (produced.1 + 1, next + 900), "{codec:?}");
+        next += 1_000;
+    }
+    // It can not be found in records that can not be read.
+    let mut damaged = missing(&encode(Compression::None, (-1, -1, -1), &[500, 900]));
+    *damaged.last_mut().unwrap() = 0x7f;
+    damaged[batch::HEADER_BYTES] = 0xff;
+    batch::set_max_timestamp(&mut damaged, -1);
+    assert_eq!(client.produce("t", 0, &damaged.into()).await.0, 87);
+    // Without timestamps there is none to be found.
+    let none = encode(Compression::None, (-1, -1, -1), &[-1, -1]);
+    assert_eq!(client.produce("t", 0, &none).await.0, 0);
 }
