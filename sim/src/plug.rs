@@ -75,26 +75,31 @@ impl End {
 
 /// Places of the device that do not hold what was written there: rotten, or hit by a lost or misdirected write.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Hits(Vec<Range<u64>>);
+pub(crate) struct Hits {
+    ranges: Vec<Range<u64>>,
+    /// Counts the calls of `add`.
+    added: u64,
+}
 
 impl Hits {
     pub(crate) fn add(&mut self, range: Range<u64>) {
-        self.0.push(range);
+        self.ranges.push(range);
+        self.added += 1;
     }
 
     pub(crate) fn any_in(&self, range: &Range<u64>) -> bool {
-        self.0.iter().any(|hit| hit.start < range.end && range.start < hit.end)
+        self.ranges.iter().any(|hit| hit.start < range.end && range.start < hit.end)
     }
 
     /// `range` has been written anew.
     fn heal(&mut self, range: &Range<u64>) {
-        let mut left = Vec::with_capacity(self.0.len());
-        for hit in self.0.drain(..) {
+        let mut left = Vec::with_capacity(self.ranges.len());
+        for hit in self.ranges.drain(..) {
             let before = hit.start..hit.end.min(range.start);
             let after = hit.start.max(range.end)..hit.end;
             left.extend([before, after].into_iter().filter(|part| part.start < part.end));
         }
-        self.0 = left;
+        self.ranges = left;
     }
 }
 
@@ -178,19 +183,29 @@ impl Plug {
         }
         let durable = durable && !(header && self.mutation == Mutation::VolatileHeaders);
         let to = self.destination(at, len);
-        if to != Some(at) {
-            self.hits.lock().add(at..at + len);
-            if let Some(to) = to {
-                self.hits.lock().add(to..to + len);
-            }
-        }
+        let astray: Vec<Range<u64>> = match to {
+            Some(to) if to == at => Vec::new(),
+            _ => std::iter::once(at).chain(to).map(|at| at..at + len).collect(),
+        };
+        // Until it lands it may or may not have happened.
+        let go_astray = {
+            let hits = self.hits.clone();
+            move || astray.iter().for_each(|range| hits.lock().add(range.clone()))
+        };
+        go_astray();
         let hits = self.hits.clone();
+        let added = hits.lock().added;
         // The first page may repeat what stood there, rot included.
         let healed = at + if header { 0 } else { PAGE }..at + len;
         let landed = move |result: &Result<Option<AlignedBuf>, DeviceError>| {
-            if result.is_ok() && to == Some(at) && healed.start < healed.end {
-                hits.lock().heal(&healed);
+            // If something went astray in the meantime, nobody knows which of the two is there now.
+            let mut good = hits.lock();
+            if result.is_ok() && to == Some(at) && healed.start < healed.end && good.added == added
+            {
+                good.heal(&healed);
             }
+            drop(good);
+            go_astray();
         };
         match to {
             None => done(Ok(None)),
