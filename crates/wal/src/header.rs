@@ -7,6 +7,7 @@ use uuid::Uuid;
 
 use crate::layout::{
     DATA_START, HEADER_SLOT_AT, HEADER_SLOT_BYTES, LogOffset, MIN_RING_BYTES, PAGE, Ring,
+    page_floor,
 };
 use crate::report::{HeaderInfo, Inspection, Slot};
 use crate::{OpenError, probe};
@@ -34,6 +35,10 @@ const HEADER_BYTES: usize = CRC_AT + 4;
 const _: () = assert!(EPOCH_AT == 64 && DURABLE_AT == 80 && SHUTDOWN_AT == 96 && CRC_AT == 124);
 // All fields lie in the first 512 bytes: where a sector is written whole or not at all, so is the header.
 const _: () = assert!(HEADER_BYTES <= 512);
+
+/// Generations and offsets stay below it, 2^63: no sum of one of them and a length overflows, and nobody lives to count so far
+/// (292 years at 1 GB/s).
+const COUNT_LIMIT: u64 = 1 << 63;
 
 fn u32_at(page: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(page[at..at + 4].try_into().expect("four bytes"))
@@ -85,6 +90,9 @@ impl HeaderInfo {
     /// What the writer guarantees of every header; a page that breaks it was not written by this program.
     fn contradiction(&self) -> Option<String> {
         let Self { capacity_bytes, window_bytes, trim, durable, epoch_start, .. } = self;
+        if self.generation >= COUNT_LIMIT || durable.0 >= COUNT_LIMIT {
+            return Some(format!("generation {}, durable {durable}", self.generation));
+        }
         if !capacity_bytes.is_multiple_of(PAGE) || *capacity_bytes < DATA_START + MIN_RING_BYTES {
             return Some(format!("capacity of {capacity_bytes} bytes"));
         }
@@ -95,7 +103,8 @@ impl HeaderInfo {
         {
             return Some(format!("window of {window_bytes} bytes in a ring of {ring_bytes}"));
         }
-        if trim > durable || epoch_start > durable || durable.0 - trim.0 > ring_bytes {
+        // The page of the trim offset, one lap on, is its own.
+        if trim > durable || epoch_start > durable || durable.0 - page_floor(trim.0) > ring_bytes {
             return Some(format!(
                 "trim {trim}, epoch start {epoch_start}, durable {durable}, ring {ring_bytes}"
             ));
