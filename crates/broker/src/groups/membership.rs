@@ -202,7 +202,7 @@ impl Shared {
         Ok(())
     }
 
-    fn check_membership_room(
+    pub(super) fn check_membership_room(
         &self,
         group_id: &str,
         more_bytes: usize,

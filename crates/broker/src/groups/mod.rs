@@ -55,7 +55,7 @@ pub struct GroupConfig {
     pub max_group_members: usize,
     /// Groups that exist at the same time, those with offsets and no members included. Default 100 000, at least 1.
     pub max_groups: usize,
-    /// Bound on the memory for the members of all groups (their subscriptions and assignments). Default 256 MiB, at least 1 MiB.
+    /// Bound on the memory for all groups (names, members, their subscriptions and assignments). Default 256 MiB, at least 1 MiB.
     pub max_membership_bytes: usize,
     /// Bound on the memory for committed offsets; about 100 bytes each. A commit that only overwrites is always taken. Default 64 MiB, at
     /// least 1 MiB, at most 1 GiB. (All of it is written to the catalog at each upload.)
@@ -237,6 +237,9 @@ impl Shared {
     }
 
     fn create(&self, group_id: &str) -> Result<Arc<Slot>, ResponseError> {
+        if self.registry.get(group_id).is_none() {
+            self.check_membership_room(group_id, Slot::bytes(group_id))?;
+        }
         let slot = self.registry.get_or_create(group_id).ok_or(ResponseError::PolicyViolation)?;
         // A group that was created while `shutdown` went through the list would keep its members waiting.
         self.check_open()?;

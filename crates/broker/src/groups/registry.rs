@@ -30,11 +30,18 @@ pub(super) struct Slot {
     live: Mutex<Live>,
 }
 
+impl Slot {
+    /// What a group of this name takes without members, about.
+    pub(super) fn bytes(name: &str) -> usize {
+        size_of::<Self>() + name.len() + 64
+    }
+}
+
 struct Live {
     group: LiveGroup,
     /// The entry that the timer has for this group.
     scheduled: Option<Instant>,
-    /// What this group has in [`Registry::size_bytes`].
+    /// What this group's members have in [`Registry::size_bytes`].
     counted_bytes: usize,
 }
 
@@ -99,6 +106,7 @@ impl Registry {
         let group = Group::new(self.rules, now());
         let live = Mutex::new(Live { group, scheduled: None, counted_bytes: 0 });
         let slot = Arc::new(Slot { name: Arc::clone(&name), live });
+        self.size_bytes.fetch_add(Slot::bytes(&name), Ordering::Relaxed);
         slots.insert(name, Arc::clone(&slot));
         slot
     }
@@ -115,10 +123,11 @@ impl Registry {
         let mut slots = self.slots.write();
         if slots.get(&slot.name).is_some_and(|found| Arc::ptr_eq(found, slot)) {
             slots.remove(&slot.name);
+            self.size_bytes.fetch_sub(Slot::bytes(&slot.name), Ordering::Relaxed);
         }
     }
 
-    /// An estimate of the memory that the members of all groups take.
+    /// An estimate of the memory that all groups and their members take.
     pub(super) fn size_bytes(&self) -> usize {
         self.size_bytes.load(Ordering::Relaxed)
     }

@@ -628,6 +628,34 @@ async fn requests_that_no_group_can_answer_are_refused() {
     assert_eq!(groups.sync(sync_request("none", &nobody), 5).await.error_code, unknown);
 }
 
+/// The number of groups is bounded, but their names can be long.
+#[tokio::test]
+async fn the_names_of_groups_take_of_the_bound_on_memory() {
+    let mut world = World::new();
+    world.config.max_membership_bytes = 1 << 20;
+    let (_store, groups) = world.start().await;
+    let name = |i: usize| format!("{i:05000}");
+    let mut created = 0;
+    loop {
+        let request = join_request(&name(created), &StrBytes::new());
+        match groups.join(client(), request, 4).await.error_code {
+            code if code == ResponseError::MemberIdRequired.code() => created += 1,
+            code => break assert_eq!(code, ResponseError::PolicyViolation.code()),
+        }
+    }
+    assert!((150..210).contains(&created), "{created}");
+    let commit_to_new = commit_request(&name(created), &[("topic", 0, 7)]);
+    assert_eq!(
+        world.run(commit(&groups, commit_to_new)).await,
+        [ResponseError::PolicyViolation.code()]
+    );
+    let request = DeleteGroupsRequest::default().with_groups_names(vec![group_id(&name(0))]);
+    assert_eq!(world.run(groups.delete_groups(request, 2)).await.results[0].error_code, 0);
+    let request = join_request(&name(created), &StrBytes::new());
+    let joined = groups.join(client(), request, 4).await;
+    assert_eq!(joined.error_code, ResponseError::MemberIdRequired.code());
+}
+
 #[tokio::test]
 async fn the_sweep_drops_old_offsets_and_empty_groups() {
     let world = World::new();
