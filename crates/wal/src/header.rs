@@ -355,11 +355,12 @@ mod tests {
     proptest! {
         #[test]
         fn a_header_comes_back_as_written(
-            generation: u64, epoch: u32, node_id: u32, written_at_ms: u64, clean_shutdown: bool,
+            generation in 0..COUNT_LIMIT, epoch: u32, node_id: u32, written_at_ms: u64, clean_shutdown: bool,
             pages in 32u64..1_000_000, trim in 0u64..1 << 60, length_permille in 0u64..=1000, start_permille in 0u64..=1000,
         ) {
             let capacity_bytes = DATA_START + pages * PAGE;
-            let durable = trim + (capacity_bytes - DATA_START) / 1000 * length_permille;
+            let ring_bytes = capacity_bytes - DATA_START;
+            let durable = trim.max(page_floor(trim) + ring_bytes / 1000 * length_permille);
             let header = HeaderInfo {
                 generation, epoch, node_id, written_at_ms, clean_shutdown, capacity_bytes,
                 wal_id: Uuid::from_u128(u128::from(generation) << 64 | u128::from(written_at_ms)),

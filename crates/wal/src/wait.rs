@@ -43,19 +43,16 @@ impl Waiters {
         self.queue.binary_search_by_key(&(target, id), |waiter| (waiter.target, waiter.id))
     }
 
-    fn register(&mut self, target: u64, id: Option<u64>, waker: &Waker) -> u64 {
+    /// Also returns the waker that is no longer needed, to be dropped outside of the lock.
+    fn register(&mut self, target: u64, id: Option<u64>, waker: Waker) -> (u64, Option<Waker>) {
         if let Some(id) = id
             && let Ok(at) = self.position(target, id)
         {
-            match &mut self.queue[at].waker {
-                Some(known) => known.clone_from(waker), // does nothing if it is the same
-                None => unreachable!("only dropping a future abandons its place"),
-            }
-            return id;
+            return (id, self.queue[at].waker.replace(waker));
         }
         let id = self.next_id;
         self.next_id += 1;
-        let waiter = Waiter { target, id, waker: Some(waker.clone()) };
+        let waiter = Waiter { target, id, waker: Some(waker) };
         match self.queue.back() {
             Some(last) if last.target > target => {
                 let at = self.position(target, id).expect_err("ids are not used twice");
@@ -63,17 +60,19 @@ impl Waiters {
             }
             _ => self.queue.push_back(waiter),
         }
-        id
+        (id, None)
     }
 
-    fn abandon(&mut self, target: u64, id: u64) {
-        let Ok(at) = self.position(target, id) else { return };
-        self.queue[at].waker = None;
+    /// Returns the waker, to be dropped outside of the lock.
+    fn abandon(&mut self, target: u64, id: u64) -> Option<Waker> {
+        let at = self.position(target, id).ok()?;
+        let waker = self.queue[at].waker.take();
         self.abandoned += 1;
         if self.abandoned > ABANDONED_KEPT + self.queue.len() / 2 {
             self.queue.retain(|waiter| waiter.waker.is_some());
             self.abandoned = 0;
         }
+        waker
     }
 
     /// The first waiter, if its target is at most `value`.
@@ -88,7 +87,8 @@ impl Waiters {
     }
 }
 
-/// Wakers taken out under the lock at a time. They run outside of it, because a waker is foreign code.
+/// Wakers taken out under the lock at a time. They are cloned, run and dropped outside of it, because a waker is foreign code:
+/// with the last one its task may go, and the futures in that give up their places here.
 const WAKE_BATCH: usize = 64;
 
 impl Watermark {
@@ -146,6 +146,7 @@ impl Watermark {
         if self.get() >= target {
             return Poll::Ready(Ok(()));
         }
+        let waker = cx.waker().clone(); // dropped after the lock, like what it replaces
         let mut waiters = self.waiters.lock();
         if self.get() >= target {
             return Poll::Ready(Ok(()));
@@ -153,7 +154,10 @@ impl Watermark {
         if let Some(error) = hopeless() {
             return Poll::Ready(Err(error));
         }
-        *id = Some(waiters.register(target, *id, cx.waker()));
+        let (place, replaced) = waiters.register(target, *id, waker);
+        *id = Some(place);
+        drop(waiters);
+        drop(replaced);
         Poll::Pending
     }
 
@@ -202,8 +206,8 @@ impl<S: Source> Drop for Wait<S> {
         if let Some(id) = self.id
             && self.source.watermark().get() < self.target
         {
-            let abandoned = &self.source.watermark().waiters;
-            abandoned.lock().abandon(self.target, id);
+            let waker = self.source.watermark().waiters.lock().abandon(self.target, id);
+            drop(waker); // a statement later than the lock
         }
     }
 }
@@ -344,6 +348,33 @@ mod tests {
         assert_eq!(thread.join().unwrap(), Err("stopped"));
         assert_eq!(block_on(Wait::new(mark.clone(), 7)), Ok(()));
         assert_eq!(block_on(Wait::new(mark, 8)), Err("stopped"));
+    }
+
+    /// Dropping a waker may drop the task that it wakes, and that the futures in it.
+    #[test]
+    fn wakers_are_dropped_outside_of_the_lock() {
+        struct Held(At);
+        impl Wake for Held {
+            fn wake(self: Arc<Self>) {}
+        }
+        impl Drop for Held {
+            fn drop(&mut self) {
+                assert!(self.0.watermark().waiters.try_lock().is_some(), "dropped under the lock");
+            }
+        }
+        let mark = at(0);
+        let poll = |wait: &mut Wait<At>| {
+            let waker = Waker::from(Arc::new(Held(mark.clone())));
+            Pin::new(wait).poll(&mut Context::from_waker(&waker))
+        };
+        let mut replaced = Wait::new(mark.clone(), 5);
+        assert!(poll(&mut replaced).is_pending());
+        assert!(poll(&mut replaced).is_pending());
+        drop(replaced);
+        let mut woken = Wait::new(mark.clone(), 6);
+        assert!(poll(&mut woken).is_pending());
+        mark.watermark().advance(6);
+        assert_eq!(poll(&mut woken), Poll::Ready(Ok(())));
     }
 
     #[test]
