@@ -85,8 +85,9 @@ impl Memory {
 
     fn capacity(&self) -> usize {
         match self {
-            Self::Heap(heap) => heap.layout.size(),
-            Self::Spare(_, pool) | Self::Slot(_, pool) => pool.slot_bytes,
+            Self::Heap(heap) | Self::Spare(Some(heap), _) => heap.layout.size(),
+            Self::Spare(None, _) => unreachable!("taken by drop only"),
+            Self::Slot(_, pool) => pool.slot_bytes,
         }
     }
 }

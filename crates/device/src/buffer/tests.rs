@@ -78,6 +78,18 @@ fn heap_spares_are_reused_up_to_a_bound() {
 }
 
 #[test]
+fn every_buffer_lies_within_its_memory() {
+    let pool = Pool::new(SLOT, 1, SPARES).unwrap();
+    for len in [PAGE_BYTES, SLOT, SLOT + PAGE_BYTES, 5 * SPARE_STEP] {
+        let bufs = [pool.alloc(len), pool.alloc(len), AlignedBuf::zeroed(len)];
+        assert!(
+            bufs.iter().all(|buf| buf.len() == len && buf.memory.capacity() >= len),
+            "{bufs:?}"
+        );
+    }
+}
+
+#[test]
 fn heap_buffers_outlive_their_pool_and_cross_threads() {
     let pool = Pool::new(SLOT, 0, SPARES).unwrap();
     let mut buf = pool.alloc(SLOT);
