@@ -2,7 +2,7 @@
 //!
 //! A request is handled (its effects take place) before the next one is. Only the wait for durability of a produce request
 //! happens later, beside the handling of the requests behind it: its response holds its place in the queue of responses.
-//! A handler is never cancelled, also not when the client has gone.
+//! A handler is not cancelled when the client has gone, only when a stopping server has waited for its whole grace period.
 
 use std::io::{self, IoSlice};
 use std::pin::pin;

@@ -1,7 +1,7 @@
 //! OffsetCommit and OffsetFetch, and the ends of committed offsets: deleted topics and retention.
 
 use std::collections::{BTreeMap, HashSet};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::Instant;
 
 use kafka_protocol::error::ResponseError;
 use kafka_protocol::messages::offset_commit_request::OffsetCommitRequestPartition;
@@ -21,6 +21,7 @@ use super::offset_log::{Appended, Prepared, Refused};
 use super::offsets::{Committed, MAX_STRING_BYTES, Offsets, Position, Record};
 use super::registry::now;
 use super::{Groups, GroupsError, MAX_GROUP_ID_BYTES, Shared};
+use crate::partition::unix_time_ms;
 use crate::wire::once;
 
 /// Why nothing was put in line.
@@ -363,9 +364,4 @@ fn fetched_topic_v7(
 /// What the protocol says for "no offset".
 fn nothing_committed() -> Committed {
     Committed { offset: -1, leader_epoch: -1, committed_at_ms: -1, metadata: String::new() }
-}
-
-pub(super) fn unix_time_ms() -> i64 {
-    let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    i64::try_from(since_epoch.as_millis()).unwrap_or(i64::MAX)
 }

@@ -27,10 +27,11 @@ use kafka_protocol::protocol::StrBytes;
 use parking_lot::Mutex;
 use tokio::task::JoinHandle;
 
-use commits::unix_time_ms;
 use group::Rules;
 use offset_log::OffsetLog;
 use registry::{Registry, Slot, now};
+
+use crate::partition::unix_time_ms;
 
 pub use offsets::{Corrupt, fold};
 
