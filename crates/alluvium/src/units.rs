@@ -36,6 +36,11 @@ impl Size {
     pub(crate) const fn tib(n: u64) -> Self {
         Self { bytes: n << 40 }
     }
+
+    /// Whether a write-ahead log could have this size: a multiple of its page.
+    pub(crate) const fn is_whole_pages(self) -> bool {
+        self.bytes.is_multiple_of(alluvium_device::PAGE_BYTES as u64)
+    }
 }
 
 /// Splits `512MiB` into the number and the unit.

@@ -246,6 +246,29 @@ fn the_bench_measures_and_removes_what_it_created() {
 }
 
 #[test]
+fn the_bench_fits_its_window_to_the_ring_and_refuses_one_that_does_not_fit() {
+    let target = Target::new();
+    let mut arguments = vec!["wal", "bench", "--target", target.arg(), "--capacity", "8MiB"];
+    contains(&refused(2, &[&arguments[..], &["--window", "8MiB"]].concat()), &["--window", "8MiB"]);
+    contains(&refused(2, &[&arguments[..], &["--duration", "0s"]].concat()), &["--duration"]);
+    arguments.extend(["--outstanding", "1", "--json"]);
+    arguments.extend(&QUICK[2..]);
+    let report = ok_json(&arguments);
+    let half_of_the_ring = (8 * MIB as u64 - (64 << 10)) / 2;
+    assert_eq!(report["window_bytes"], half_of_the_ring);
+}
+
+#[test]
+fn a_capacity_that_can_not_be_is_refused_before_a_file_is_made() {
+    let target = Target::new();
+    for capacity in ["100KiB", "1000001"] {
+        let said = refused(2, &["wal", "format", target.arg(), "--capacity", capacity]);
+        contains(&said, &["--capacity", "4KiB", "192KiB"]);
+        assert!(!target.path.exists());
+    }
+}
+
+#[test]
 fn the_bench_overwrites_only_what_it_may() {
     let target = Target::new();
     write_target(&target.path, 8 * MIB, EXT4.0, &EXT4.1);
@@ -333,7 +356,13 @@ fn the_help_states_defaults() {
         ("dump", &["--limit", "[default: none]"]),
         (
             "bench",
-            &["[default: 3s]", "[default: 64MiB]", "[default: auto]", "[default: 8]", "--fio"],
+            &[
+                "[default: 3s]",
+                "Default: 64MiB, or half of the ring",
+                "[default: auto]",
+                "[default: 8]",
+                "--fio",
+            ],
         ),
     ] {
         contains(&support::help(&["wal", command, "--help"]), defaults);

@@ -24,6 +24,7 @@ const OUTSTANDING: [usize; 3] = [1, 64, 1024];
 const NEW_CAPACITY: Size = Size::gib(1);
 /// Of an existing target: enough for several laps a minute, without asking for a whole disk.
 const MAX_CAPACITY: Size = Size::gib(4);
+const WINDOW: Size = Size::mib(64);
 
 #[derive(Args, Debug)]
 pub(crate) struct BenchArgs {
@@ -54,9 +55,10 @@ pub(crate) struct BenchArgs {
     /// Run so long before each measurement.
     #[arg(long, value_name = "TIME", default_value_t = Span(Duration::from_millis(500)))]
     warmup: Span,
-    /// Bound on what is appended and not durable; records that do not fit into it are not measured.
-    #[arg(long, value_name = "SIZE", default_value_t = Size::mib(64))]
-    window: Size,
+    /// Bound on what is appended and not durable; records that do not fit into it are not measured. Default: 64MiB, or half of the
+    /// ring if that is less.
+    #[arg(long, value_name = "SIZE")]
+    window: Option<Size>,
     /// Block writes in flight.
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=1024))]
     io_depth: u16,
@@ -108,6 +110,9 @@ enum Case {
 /// # Errors
 /// The target can not be used, holds something, or fails; fio is wanted and missing.
 pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
+    if args.duration.0.is_zero() {
+        return Err(Failure::Usage("--duration is 0: nothing would be measured".into()));
+    }
     let fio_version = if args.fio { Some(fio::version()?) } else { None };
     let _removed_at_the_end = (!args.target.exists()).then(|| Created(&args.target));
     let bench = Bench::prepare(args)?;
@@ -123,7 +128,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
         machine: Machine::this(),
         capacity_bytes: bench.capacity.bytes,
         target: bench.target,
-        window_bytes: args.window.bytes,
+        window_bytes: bench.window.bytes,
         io_depth: args.io_depth,
         warmup_ms: args.warmup.0.as_millis(),
         duration_ms: args.duration.0.as_millis(),
@@ -152,6 +157,7 @@ struct Bench<'a> {
     args: &'a BenchArgs,
     target: TargetInfo,
     capacity: Size,
+    window: Size,
 }
 
 impl<'a> Bench<'a> {
@@ -168,19 +174,28 @@ impl<'a> Bench<'a> {
         let target = TargetInfo::of(device.geometry());
         let whole = Size { bytes: target.size_bytes };
         let capacity = args.capacity.unwrap_or(whole.min(MAX_CAPACITY));
-        let bench = Self { args, target, capacity };
-        bench.format(&device, args.force)?;
+        let mut bench = Self { args, target, capacity, window: WINDOW };
+        let half_ring = Size { bytes: bench.format(&device, args.force)? / 2 };
+        bench.window = args.window.unwrap_or(WINDOW.min(half_ring));
+        if bench.window > half_ring {
+            return Err(Failure::Usage(format!(
+                "--window is {}, allowed is at most half of the ring, {}",
+                bench.window,
+                about(half_ring.bytes)
+            )));
+        }
         Ok(bench)
     }
 
-    fn format(&self, device: &SharedDevice, force: bool) -> Result<(), Failure> {
+    /// The size of the ring in bytes.
+    fn format(&self, device: &SharedDevice, force: bool) -> Result<u64, Failure> {
         let options = FormatOptions {
             capacity_bytes: Some(self.capacity.bytes),
             force,
             ..FormatOptions::default()
         };
         match Wal::format(device, &options) {
-            Ok(_) => Ok(()),
+            Ok(_) => Ok(Wal::inspect(device).map_err(Failure::new)?.ring_bytes),
             Err(OpenError::Occupied { device, looks_like }) => Err(Failure::Failed(format!(
                 "{device} holds {looks_like}; the bench would overwrite it. Give --force if that is meant"
             ))),
@@ -198,7 +213,7 @@ impl<'a> Bench<'a> {
         let mut cases = Vec::new();
         for &record in records {
             for &outstanding in &outstanding {
-                cases.push(match misfit(record, outstanding, self.args.window) {
+                cases.push(match misfit(record, outstanding, self.window) {
                     Some(reason) => {
                         eprintln!("skipping {record} x {outstanding}: {reason}");
                         Case::Skipped { record_bytes: record.bytes, outstanding, reason }
@@ -218,7 +233,7 @@ impl<'a> Bench<'a> {
         // What is there is the bench's own by now.
         self.format(&device, true)?;
         let options =
-            Options { io_depth: usize::from(self.args.io_depth), ..with_window(self.args.window) };
+            Options { io_depth: usize::from(self.args.io_depth), ..with_window(self.window) };
         let (wal, _) = Wal::open(device, &options, None, &mut |_| Ok(())).map_err(Failure::new)?;
         let load = Load {
             record_bytes: usize::try_from(record.bytes).map_err(Failure::new)?,
@@ -237,7 +252,7 @@ impl<'a> Bench<'a> {
         let mut loads: Vec<(Size, usize)> = Vec::new();
         for pairing in &PAIRINGS {
             let load = (pairing.record, pairing.outstanding);
-            let fits = misfit(pairing.record, pairing.outstanding, self.args.window).is_none();
+            let fits = misfit(pairing.record, pairing.outstanding, self.window).is_none();
             if fits && !loads.contains(&load) {
                 loads.push(load);
             }

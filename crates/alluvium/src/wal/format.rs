@@ -13,6 +13,9 @@ use crate::output::{self, Failure};
 use crate::progress::Meter;
 use crate::units::Size;
 
+/// What the two headers and the smallest ring take; see `docs/format/wal.md`.
+const SMALLEST: Size = Size::kib(192);
+
 #[derive(Args, Debug)]
 pub(crate) struct FormatArgs {
     /// A block device, or a file, which is created and pre-written if it does not exist.
@@ -42,6 +45,13 @@ struct Formatted {
 /// # Errors
 /// The target can not be opened alone, is too small, or holds something and `--force` was not given.
 pub(crate) fn run(args: &FormatArgs) -> Result<(), Failure> {
+    if let Some(capacity) = args.capacity
+        && (capacity < SMALLEST || !capacity.is_whole_pages())
+    {
+        return Err(Failure::Usage(format!(
+            "--capacity is {capacity}; it has to be a multiple of 4KiB, and at least {SMALLEST}"
+        )));
+    }
     let new = !args.target.exists();
     let new_capacity = args.capacity.unwrap_or(limits::WAL_CAPACITY);
     let meter = Meter::new(format!("pre-writing {}", args.target.display()));
