@@ -84,6 +84,7 @@ impl State {
             Show::Bar => {
                 let bar = self.bar.get_or_insert_with(|| new_bar(self.what.clone(), total));
                 bar.set_length(total);
+                bar.set_prefix(pace(done, total, elapsed));
                 bar.set_position(done);
             }
             Show::Line => {
@@ -96,9 +97,21 @@ impl State {
     }
 }
 
+/// Mean speed since the start, and what it leaves to wait. The bar's own estimate would begin when the bar does, and take what was done
+/// before for the work of an instant.
+fn pace(done: u64, total: u64, elapsed: Duration) -> String {
+    let per_second = done as f64 / elapsed.as_secs_f64().max(f64::MIN_POSITIVE);
+    let speed = format!("{}/s", about(per_second as u64));
+    if done == 0 {
+        return speed;
+    }
+    let left = (total.saturating_sub(done) as f64 / per_second).ceil();
+    format!("{speed}, {left:.0} s left")
+}
+
 fn new_bar(what: String, total: u64) -> ProgressBar {
     let style = ProgressStyle::with_template(
-        "{msg} [{bar:32}] {bytes}/{total_bytes} {bytes_per_sec} {eta} left",
+        "{msg} [{bar:32}] {binary_bytes}/{binary_total_bytes} {prefix}",
     )
     .expect("the template is valid")
     .progress_chars("=> ");
@@ -121,5 +134,13 @@ mod tests {
         assert_eq!(decide(2 * second, false, None), Show::Line);
         assert_eq!(decide(6 * second, false, Some(2 * second)), Show::Nothing);
         assert_eq!(decide(7 * second, false, Some(2 * second)), Show::Line);
+    }
+
+    #[test]
+    fn the_pace_counts_from_the_start_of_the_job_not_of_the_bar() {
+        let two_seconds = Duration::from_secs(2);
+        assert_eq!(pace(4 << 30, 12 << 30, two_seconds), "2.0 GiB/s, 4 s left");
+        assert_eq!(pace(12 << 30, 12 << 30, two_seconds), "6.0 GiB/s, 0 s left");
+        assert_eq!(pace(0, 12 << 30, two_seconds), "0 B/s");
     }
 }
