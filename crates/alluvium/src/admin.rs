@@ -152,7 +152,7 @@ impl Collector for StoreCollector {
                 u64::from(wal.failed),
             ),
             (
-                "process_resident_bytes",
+                "process_resident_memory_bytes",
                 "Resident memory of the process",
                 resident_bytes().unwrap_or(0),
             ),
@@ -162,7 +162,7 @@ impl Collector for StoreCollector {
             let gauge = ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));
             gauge.encode(encoder.encode_descriptor(
                 &format!("alluvium_{name}"),
-                help,
+                &format!("{help}."),
                 None,
                 gauge.metric_type(),
             )?)?;
@@ -184,7 +184,7 @@ impl Collector for StoreCollector {
             let counter = ConstCounter::new(value);
             counter.encode(encoder.encode_descriptor(
                 &format!("alluvium_{name}"),
-                help,
+                &format!("{help}."),
                 None,
                 counter.metric_type(),
             )?)?;

@@ -244,6 +244,11 @@ impl ServeConfig {
     fn check_bounds(&self) -> Result<(), ConfigError> {
         if let Some(capacity) = self.wal_capacity {
             within("wal-capacity", capacity, l::WAL_CAPACITY_MIN, l::WAL_CAPACITY_MAX)?;
+            if !capacity.is_whole_pages() {
+                return Err(ConfigError(format!(
+                    "wal-capacity is {capacity}, which is not a multiple of 4KiB"
+                )));
+            }
         }
         within("log-cache", self.log_cache, l::LOG_CACHE_MIN, l::LOG_CACHE_MAX)?;
         if let Some(size) = self.upload_size {
@@ -353,8 +358,10 @@ impl ServeOptions {
 fn read_file(path: &Path) -> Result<ServeOptions, ConfigError> {
     let text = std::fs::read_to_string(path)
         .map_err(|error| ConfigError(format!("configuration file {}: {error}", path.display())))?;
-    toml::from_str(&text)
-        .map_err(|error| ConfigError(format!("configuration file {}: {error}", path.display())))
+    toml::from_str(&text).map_err(|error| {
+        let error = error.to_string();
+        ConfigError(format!("configuration file {}: {}", path.display(), error.trim_end()))
+    })
 }
 
 fn within<T: PartialOrd + Copy + fmt::Display>(
@@ -586,6 +593,29 @@ mod tests {
     }
 
     #[test]
+    fn the_documented_file_has_every_key_and_states_the_defaults() {
+        let document = include_str!("../../../docs/configuration.md");
+        let block = document.split("```toml\n").nth(1).expect("there is an example");
+        let text = block.split("```").next().expect("it ends");
+        let stated = ServeConfig::resolve(file(text).unwrap()).unwrap();
+        assert_eq!(stated, ServeConfig::resolve(ServeOptions::default()).unwrap());
+
+        // With its commented keys it is valid too, and nothing is missing.
+        let uncommented = |line: &str| match line.strip_prefix('#') {
+            Some(key) if !key.starts_with(' ') => format!("{key}\n"),
+            _ => format!("{line}\n"),
+        };
+        let whole: String = text.lines().map(uncommented).collect();
+        ServeConfig::resolve(file(&whole).unwrap()).unwrap();
+        let keys: toml::Table = whole.parse().unwrap();
+        let options = ServeOptions::augment_args(clap::Command::new("serve"));
+        for argument in options.get_arguments().filter_map(clap::Arg::get_long) {
+            let flag_only = ["config", "force-format"].contains(&argument);
+            assert!(keys.contains_key(argument) != flag_only, "{argument}");
+        }
+    }
+
+    #[test]
     fn an_unknown_key_in_the_file_is_an_error_that_names_it() {
         for key in ["wal_capacity", "force-format", "config", "lissen"] {
             let error = file(&format!("{key} = \"1\"")).unwrap_err();
@@ -611,6 +641,8 @@ mod tests {
             let message = refused(&arguments);
             assert!(message.contains(option) && message.contains(" to "), "{message}");
         }
+        let message = refused(&["--wal-capacity", "100000001"]);
+        assert!(message.contains("wal-capacity") && message.contains("4KiB"), "{message}");
     }
 
     #[test]

@@ -45,6 +45,10 @@ pub(crate) fn refusal(code: i16, message: Option<&StrBytes>) -> Option<String> {
     let error = ResponseError::try_from_code(code)?;
     Some(match message.filter(|message| !message.is_empty()) {
         Some(message) => format!("{message} ({error})"),
+        // Metadata has no message of its own, and this is what people meet.
+        None if error == ResponseError::UnknownTopicOrPartition => {
+            format!("the topic does not exist ({error})")
+        }
         None => error.to_string(),
     })
 }

@@ -5,6 +5,7 @@ use std::io::{self, Write as _};
 use std::process::ExitCode;
 
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
 
 /// Why a command did not do what it was asked, and the exit code that says so.
 #[derive(Debug)]
@@ -109,9 +110,18 @@ impl fmt::Display for Table {
 /// # Errors
 /// A filter that can not be parsed.
 pub(crate) fn start_logging(filter: &str) -> Result<(), Failure> {
-    let filter = filter
-        .parse::<EnvFilter>()
-        .map_err(|error| Failure::Usage(format!("log filter `{filter}`: {error}")))?;
+    let wrong =
+        |reason: &dyn fmt::Display| Failure::Usage(format!("log filter `{filter}`: {reason}"));
+    // A lone word that is no level would be taken for a target, and a typing error would silence everything.
+    let lone = |part: &&str| !part.contains(['=', '[']);
+    for word in filter.split(',').map(str::trim).filter(lone) {
+        word.parse::<LevelFilter>().map_err(|_| {
+            wrong(&format_args!(
+                "`{word}` is no level: one of off, error, warn, info, debug, trace"
+            ))
+        })?;
+    }
+    let filter = filter.parse::<EnvFilter>().map_err(|error| wrong(&error))?;
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(io::stderr)

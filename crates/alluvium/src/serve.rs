@@ -1,5 +1,6 @@
 //! `alluvium serve`: start the layers in order, wait for the end, stop them in the opposite order.
 
+use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
 use alluvium_broker::{Broker, BrokerConfig, BrokerFold, StartError};
@@ -30,6 +31,7 @@ pub(crate) fn run(options: ServeOptions) -> Result<(), Failure> {
     let config = ServeConfig::load(options).map_err(|error| Failure::Usage(error.to_string()))?;
     output::start_logging(&config.log)?;
     tracing::info!("alluvium {} starts with {config}", env!("CARGO_PKG_VERSION"));
+    check_ports(&config)?;
     // Opened before the runtime: nothing runs yet that could be disturbed, and a signal ends the process at once, which is
     // harmless at every moment up to here.
     let storage = Storage::open(&config)?;
@@ -116,6 +118,18 @@ async fn serve(config: &ServeConfig, storage: Storage) -> Result<(), Failure> {
         // Only opening it again tells what a device holds after a failed write. There is nothing to close.
         Some(cause) => Err(Failure::WalFailed(cause)),
     }
+}
+
+/// Find out that a port is taken before a log is pre-written and recovered for nothing. The ports are opened for good when there is
+/// something to serve; who takes one in between is found then.
+fn check_ports(config: &ServeConfig) -> Result<(), Failure> {
+    for (port, address) in [("kafka", Some(config.listen)), ("admin", config.admin_listen)] {
+        let Some(address) = address else { continue };
+        TcpListener::bind(address).map_err(|error| {
+            Failure::Failed(format!("can not listen on {port} port {address}: {error}"))
+        })?;
+    }
+    Ok(())
 }
 
 fn broker_config(config: &ServeConfig) -> BrokerConfig {

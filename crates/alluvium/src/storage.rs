@@ -33,6 +33,10 @@ impl Storage {
     /// # Errors
     /// A part can not be opened, holds something else, or belongs to another server.
     pub(crate) fn open(config: &ServeConfig) -> Result<Self, Failure> {
+        if !config.wal.exists() {
+            // Known before a file is pre-written, so said before.
+            stream_options(config, config.wal_capacity.unwrap_or(limits::WAL_CAPACITY))?;
+        }
         let lock = lock_directory(&config.data_dir)?;
         let catalog_path = config.data_dir.join("catalog.redb");
         let catalog = RedbCatalog::open(&catalog_path).map_err(Failure::new)?;
@@ -62,7 +66,12 @@ fn lock_directory(directory: &Path) -> Result<File, Failure> {
     let failed = |action: &str, error: std::io::Error| {
         Failure::Failed(format!("data directory {}: {action}: {error}", directory.display()))
     };
-    std::fs::create_dir_all(directory).map_err(|error| failed("can not be created", error))?;
+    std::fs::create_dir_all(directory).map_err(|error| match error.kind() {
+        std::io::ErrorKind::AlreadyExists => {
+            Failure::Failed(format!("data directory {}: is not a directory", directory.display()))
+        }
+        _ => failed("can not be created", error),
+    })?;
     let lock = File::create(directory.join("lock"))
         .map_err(|error| failed("its lock file can not be opened", error))?;
     match lock.try_lock() {

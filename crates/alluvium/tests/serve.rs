@@ -73,7 +73,7 @@ fn topics_survive_a_graceful_stop_and_a_kill() {
         &["HIGH WATERMARK", "retention.ms=3600000"],
     );
     let unknown = refused(1, &["topic", "describe", "nothing", "--bootstrap", &at]);
-    contains(&unknown, &["nothing", "UnknownTopicOrPartition"]);
+    contains(&unknown, &["nothing", "does not exist", "UnknownTopicOrPartition"]);
 
     let (status, log) = server.stop(Signal::TERM);
     assert_eq!(status.code(), Some(0), "{log}");
@@ -110,7 +110,7 @@ fn the_admin_port_shows_health_and_metrics() {
         &[
             "alluvium_wal_ring_bytes 67043328",
             "alluvium_wal_flushed_writes_total",
-            "alluvium_process_resident_bytes",
+            "alluvium_process_resident_memory_bytes",
             "alluvium_build_info{version=",
             "alluvium_kafka_",
             "# EOF",
@@ -122,6 +122,35 @@ fn the_admin_port_shows_health_and_metrics() {
     let server = Server::start(data.path(), &["--admin-listen", "none"]);
     assert_eq!(server.admin, None);
     contains(&server.log, &["no admin port"]);
+}
+
+#[test]
+fn every_metric_is_documented_with_its_type() {
+    let data = directory();
+    let server = Server::start(data.path(), &SMALL);
+    ok(&["topic", "create", "orders", "--bootstrap", &server.kafka]);
+    let (_, metrics) = server.get("/metrics");
+    let documented = include_str!("../../../docs/metrics.md");
+    let mut shown = Vec::new();
+    for line in metrics.lines().filter_map(|line| line.strip_prefix("# TYPE ")) {
+        let (name, kind) = line.split_once(' ').expect("a name and a type");
+        let suffix = match kind {
+            "counter" => "_total",
+            "info" => "_info",
+            _ => "",
+        };
+        shown.push(format!("| `{name}{suffix}` | {kind} |"));
+        let help = metrics.lines().find(|line| line.starts_with(&format!("# HELP {name} ")));
+        assert!(help.is_some_and(|help| help.ends_with('.')), "{help:?}");
+    }
+    assert!(shown.len() > 30, "{metrics}");
+    for row in &shown {
+        assert!(documented.contains(row.as_str()), "docs/metrics.md lacks: {row}");
+    }
+    // What has labels may have no value yet.
+    for row in documented.lines().filter(|row| row.starts_with("| `") && row.contains(" |  | ")) {
+        assert!(shown.iter().any(|shown| row.starts_with(shown.as_str())), "is no more: {row}");
+    }
 }
 
 #[test]
@@ -215,6 +244,10 @@ fn a_port_in_use_is_named() {
     let first = Server::start(one.path(), &SMALL);
     let said = will_not_serve(two.path(), &["--wal-capacity", "64MiB", "--listen", &first.kafka]);
     contains(&said, &[&first.kafka, "listen"]);
+    assert!(
+        !two.path().join("wal").exists(),
+        "no log is pre-written for a server that can not serve"
+    );
 }
 
 #[test]
@@ -252,6 +285,9 @@ fn a_configuration_that_can_not_be_used_is_exit_code_2_and_touches_nothing() {
     contains(&serve(&["--log-cache", "1GB"]), &["GB", "GiB"]);
     contains(&serve(&["--durability", "maybe"]), &["maybe", "dsync"]);
     contains(&serve(&["--log", "no=such=level"]), &["no=such=level"]);
+    contains(&serve(&["--log", "inof"]), &["inof", "info"]);
+    contains(&serve(&["--wal-capacity", "100000001"]), &["wal-capacity", "4KiB"]);
+    contains(&serve(&["--wal-capacity", "64MiB", "--upload-size", "32MiB"]), &["16MiB"]);
 
     let file = parent.path().join("alluvium.toml");
     fs::write(&file, "wal_capacity = \"2GiB\"\n").unwrap();
