@@ -57,7 +57,7 @@ impl Default for Options {
 
 pub(crate) const DEFAULT_WINDOW_BYTES: u64 = 64 * 1024 * 1024;
 const MIN_WINDOW_BYTES: u64 = 32 * 1024;
-const MAX_WINDOW_BYTES: u64 = 1024 * 1024 * 1024;
+pub(crate) const MAX_WINDOW_BYTES: u64 = 1024 * 1024 * 1024;
 const MAX_IO_DEPTH: usize = 1024;
 
 /// A record alone needs its header, and padding of up to a page and a header on top; it may start anywhere in a page

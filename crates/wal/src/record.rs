@@ -5,11 +5,15 @@ use std::fmt;
 use uuid::Uuid;
 
 use crate::layout::{LogOffset, PAGE, RECORD_HEADER_BYTES};
+use crate::options::MAX_WINDOW_BYTES;
 
 const MAGIC_DATA: [u8; 4] = *b"ALRD";
 const MAGIC_PADDING: [u8; 4] = *b"ALRP";
 /// What both begin with; the search for records in damaged ranges looks for it.
 pub(crate) const MAGIC_PREFIX: [u8; 3] = *b"ALR";
+
+/// No window is large enough for more, so no header, however it came about, makes a reader allocate more.
+const MAX_PAYLOAD_BYTES: u32 = (MAX_WINDOW_BYTES / 2) as u32;
 
 const MAGIC_AT: usize = 0;
 const LEN_AT: usize = MAGIC_AT + 4;
@@ -132,7 +136,7 @@ impl Codec {
             payload_crc: u32_at(PAYLOAD_CRC_AT),
         };
         let possible = match kind {
-            Kind::Data => payload_len > 0,
+            Kind::Data => (1..=MAX_PAYLOAD_BYTES).contains(&payload_len),
             Kind::Padding => header.end().0.is_multiple_of(PAGE) && u64::from(payload_len) < PAGE,
         };
         if !possible || lag > x.0 {
@@ -190,6 +194,8 @@ mod tests {
         assert_eq!(codec.decode(x, &[0; 32]), Err(NotARecord::Magic([0; 4])));
         let empty = codec.encode(&RecordHeader { payload_len: 0, ..sample() });
         assert_eq!(codec.decode(x, &empty), Err(NotARecord::Length(0)));
+        let huge = codec.encode(&RecordHeader { payload_len: (512 << 20) + 1, ..sample() });
+        assert_eq!(codec.decode(x, &huge), Err(NotARecord::Length((512 << 20) + 1)));
         let padding = codec.encode(&RecordHeader { kind: Kind::Padding, ..sample() });
         assert_eq!(
             codec.decode(x, &padding),
@@ -201,7 +207,7 @@ mod tests {
     proptest! {
         #[test]
         fn a_header_comes_back_as_written(
-            offset in 0u64..1 << 62, lag in 0u32..1 << 30, payload_len in 1u32.., epoch: u32, payload_crc: u32, id: u128,
+            offset in 0u64..1 << 62, lag in 0u32..1 << 30, payload_len in 1..=MAX_PAYLOAD_BYTES, epoch: u32, payload_crc: u32, id: u128,
         ) {
             let codec = Codec::new(Uuid::from_u128(id));
             let offset = LogOffset(offset + u64::from(lag));

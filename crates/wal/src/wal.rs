@@ -59,6 +59,9 @@ impl Wal {
 
     /// Recover the log, then open it for traffic. Blocks; call it outside of completions and async tasks.
     ///
+    /// Nothing else may be writing to `device`. After a [`Wal`] was dropped, its requests in flight may be: open the
+    /// device anew, which is refused as long as there are any, or keep a handle for this only after [`Wal::close`].
+    ///
     /// `visit` gets every record in log order. It must not assume that the log can be opened until this returns, but
     /// what it has seen stays in the log until it is trimmed, whatever happens. If it fails, the log is not opened.
     /// Nothing is written before the walk has succeeded. Damage in what was acknowledged does not fail the opening: it is
