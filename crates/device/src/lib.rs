@@ -8,6 +8,7 @@
 mod buffer;
 #[cfg(test)]
 mod conformance;
+mod copy;
 mod engine;
 mod error;
 mod open;
@@ -15,6 +16,7 @@ pub mod sim;
 mod target;
 
 pub use buffer::{AlignedBuf, PAGE_BYTES, SharedBuf};
+pub use copy::copy_to_device;
 pub use error::{DeviceError, OpenError};
 pub use open::{Access, Durability, Engine, OpenOptions, Progress, open};
 

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use alluvium_device::{AlignedBuf, SharedBuf};
+use alluvium_device::{AlignedBuf, SharedBuf, copy_to_device};
 
 use crate::layout::{LogOffset, PAGE, RECORD_HEADER_BYTES, padding_len, page_ceil, page_floor};
 use crate::record::{Codec, Kind, RecordHeader};
@@ -82,7 +82,7 @@ impl Block {
     pub(crate) fn push(&mut self, header: &[u8; RECORD_HEADER_BYTES], parts: &[&[u8]]) {
         let mut at = self.len;
         for part in std::iter::once(&header[..]).chain(parts.iter().copied()) {
-            self.buf[at..at + part.len()].copy_from_slice(part);
+            copy_to_device(&mut self.buf[at..at + part.len()], part);
             at += part.len();
         }
         self.len = at;
