@@ -1,10 +1,9 @@
 //! `alluvium serve`: start the layers in order, wait for the end, stop them in the opposite order.
 
 use std::net::TcpListener;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use alluvium_broker::{Broker, BrokerConfig, BrokerFold, StartError};
-use alluvium_device::SharedDevice;
 use alluvium_stream::{Opened, Store};
 use prometheus_client::registry::Registry;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -18,10 +17,6 @@ use crate::units::Size;
 
 /// Exit code when a second signal does not want to wait for the end of a graceful stop.
 const STOPPED_AT_ONCE: i32 = 130;
-
-/// How often the device is looked at for a failed write. Neither it nor the store has an event that an idle server could wait
-/// for: they say so to whoever appends.
-const FAILURE_CHECK_EVERY: Duration = Duration::from_millis(250);
 
 /// Run the server until a signal stops it or its write-ahead log fails.
 ///
@@ -52,8 +47,7 @@ async fn serve(config: &ServeConfig, storage: Storage) -> Result<(), Failure> {
     let Storage { device, wal_options, catalog, objects, options, _lock } = storage;
     let meter = Meter::new(format!("recovering {}", config.wal.display()));
     let (fold, progress) = (std::sync::Arc::new(BrokerFold), Some(meter.callback()));
-    let opened =
-        Store::open(device.clone(), wal_options, objects, catalog, fold, options, progress).await;
+    let opened = Store::open(device, wal_options, objects, catalog, fold, options, progress).await;
     drop(meter);
     let Opened { store, recovery } = opened.map_err(|error| {
         let (wal, data) = (config.wal.display(), config.data_dir.display());
@@ -94,9 +88,9 @@ async fn serve(config: &ServeConfig, storage: Storage) -> Result<(), Failure> {
             tracing::info!("{name}: stopping; a second signal stops at once");
             None
         }
-        cause = failed(&device, &store) => {
+        cause = store.failed() => {
             tracing::error!("the write-ahead log has failed, the server stops: {cause}");
-            Some(cause)
+            Some(cause.to_string())
         }
     };
     tokio::spawn(async move {
@@ -145,19 +139,6 @@ fn broker_config(config: &ServeConfig) -> BrokerConfig {
             .expect("the configuration was checked"),
         max_connections: config.max_connections,
         ..BrokerConfig::default()
-    }
-}
-
-/// Resolves with the cause once nothing can be appended any more.
-async fn failed(device: &SharedDevice, store: &Store) -> String {
-    let mut ticks = tokio::time::interval(FAILURE_CHECK_EVERY);
-    loop {
-        ticks.tick().await;
-        // The store learns of a failed device when it next needs it, which may be an upload interval later.
-        let failure = device.failure().map(|cause| cause.to_string());
-        if let Some(cause) = failure.or_else(|| store.failure()) {
-            return cause;
-        }
     }
 }
 

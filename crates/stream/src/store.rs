@@ -142,6 +142,8 @@ pub(crate) struct Shared {
     pub(crate) retired: Notify,
     pub(crate) numbers: Numbers,
     failure: OnceLock<StoreError>,
+    /// `failure` was set.
+    failed: Notify,
 }
 
 /// Ids to hand out next.
@@ -221,6 +223,7 @@ impl Store {
             retired: Notify::new(),
             numbers: Numbers::default(),
             failure: OnceLock::new(),
+            failed: Notify::new(),
             options,
         });
         // What was recovered may already be enough for an upload, and there may be objects to delete.
@@ -278,6 +281,25 @@ impl Store {
     /// Set once nothing can be appended any more: the WAL has latched, the catalog has failed, or the store was closed.
     pub fn failure(&self) -> Option<String> {
         self.shared.failure().map(|failure| failure.to_string())
+    }
+
+    /// Resolves with the cause once nothing can be appended any more, whether or not anybody appends; see [`Store::failure`].
+    pub async fn failed(&self) -> StoreError {
+        let shared = &*self.shared;
+        let told = shared.failed.notified();
+        let mut told = std::pin::pin!(told);
+        told.as_mut().enable(); // before the look, so that nothing between the two is missed
+        if let Some(failure) = shared.failure() {
+            return failure;
+        }
+        tokio::select! {
+            () = told => {}
+            // An offset that no log reaches: this resolves when the WAL stops.
+            stopped = shared.wal.wait_durable(LogOffset(u64::MAX)) => {
+                shared.fail(stopped.err().map_or(StoreError::Closed, StoreError::Wal));
+            }
+        }
+        shared.failure().expect("it was set, here or by who told")
     }
 
     /// The largest payload that a batch may have.
@@ -366,6 +388,7 @@ impl Shared {
                 tracing::error!("nothing can be appended until the store is opened again: {cause}");
             }
         }
+        self.failed.notify_waiters();
         self.room.open_for_ever();
         for stream in self.streams.read().values() {
             stream.tail.lock().wake_watchers();
