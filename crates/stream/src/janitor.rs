@@ -14,8 +14,15 @@ use crate::upload::object_prefix;
 const GROUP: usize = 100;
 
 /// The janitor task: orphans once, then whatever is retired. What it can not delete is tried again at the next start.
-pub(crate) async fn run(shared: Arc<Shared>) {
-    if let Err(error) = delete_orphans(&shared).await {
+///
+/// Not `complete`: recovery has found gaps. They may be damage of the WAL, or the catalog may be an old copy that does not know the
+/// newest objects. Those would look like orphans, and are all that is left of the records.
+pub(crate) async fn run(shared: Arc<Shared>, complete: bool) {
+    if !complete {
+        tracing::warn!(
+            "objects that the catalog does not know are kept, because recovery has found offsets missing"
+        );
+    } else if let Err(error) = delete_orphans(&shared).await {
         tracing::warn!(
             "could not look for orphaned objects, will try again at the next start: {error}"
         );

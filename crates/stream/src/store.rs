@@ -232,7 +232,7 @@ impl Store {
         let handles = vec![
             tokio::spawn(upload::run(shared.clone())),
             tokio::spawn(wake::run(shared.clone())),
-            tokio::spawn(janitor::run(shared.clone())),
+            tokio::spawn(janitor::run(shared.clone(), recovered.recovery.gaps.is_empty())),
         ];
         let store = Self { shared, tasks: Arc::new(Tasks { handles: Mutex::new(handles) }) };
         Ok(Opened { store, recovery: recovered.recovery })

@@ -165,10 +165,12 @@ impl Tail {
         if self.batches.back().is_none_or(|last| last.log_end <= durable) {
             return self.next;
         }
-        match self.batches.partition_point(|batch| batch.log_end <= durable) {
+        let end = match self.batches.partition_point(|batch| batch.log_end <= durable) {
             0 => self.batches[0].base,
             durables => self.batches[durables - 1].end(),
-        }
+        };
+        // Damage may have cost the log's end after a trim beyond what is left of it.
+        end.max(self.start)
     }
 
     /// The log offset at which the next batch becomes durable.
@@ -406,6 +408,21 @@ mod tests {
             assert_eq!(tail.next_durable(LogOffset(log)), next.map(LogOffset), "at {log}");
         }
         assert_eq!(Tail::default().durable_end(LogOffset(0)), StreamOffset(0));
+    }
+
+    #[test]
+    fn the_durable_end_is_not_below_a_start_that_damage_has_overtaken() {
+        let mut tail = Tail::restored(StreamOffset(10), StreamOffset(0), None, [].into());
+        push(&mut tail, 0);
+        tail.next = tail.next.max(tail.start); // as recovery does
+        assert_eq!(tail.durable_end(LogOffset(10)), StreamOffset(10));
+        push(&mut tail, 10);
+        assert_eq!(
+            tail.durable_end(LogOffset(10)),
+            StreamOffset(10),
+            "before the new batch is durable"
+        );
+        assert_eq!(tail.durable_end(LogOffset(110)), StreamOffset(11));
     }
 
     #[test]
