@@ -38,7 +38,7 @@ const _: () = assert!(HEADER_BYTES <= 512);
 
 /// Generations and offsets stay below it, 2^63: no sum of one of them and a length overflows, and nobody lives to count so far
 /// (292 years at 1 GB/s).
-const COUNT_LIMIT: u64 = 1 << 63;
+pub(crate) const COUNT_LIMIT: u64 = 1 << 63;
 
 fn u32_at(page: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(page[at..at + 4].try_into().expect("four bytes"))

@@ -81,6 +81,13 @@ impl Wal {
                 "the WAL has used up its 2^32 epochs; format it anew".into(),
             ));
         };
+        // Far more than one life of a writer takes, so that what it writes stays below the bound that readers insist on.
+        const RESERVE: u64 = 1 << 48;
+        if found.generation.max(found.durable.0) >= header::COUNT_LIMIT - RESERVE {
+            return Err(OpenError::InvalidOption(
+                "the WAL's header generations or offsets are used up; format it anew".into(),
+            ));
+        }
         // A record that can be read may be in a volatile cache only, left there by a process that was killed. It must
         // not be lost after it has been handed out.
         device.flush()?;
