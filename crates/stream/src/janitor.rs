@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::SystemTime;
 
 use futures::TryStreamExt;
@@ -94,10 +95,19 @@ async fn delete_orphans(shared: &Shared) -> Result<(), object_store::Error> {
             .cloned()
             .collect()
     };
-    for name in old.iter().filter(|name| !known.contains(*name)) {
+    old.retain(|name| !known.contains(name));
+    shared.numbers.orphans.store(old.len(), Ordering::Relaxed);
+    for name in &old {
         match shared.objects.delete(name).await {
-            Ok(()) => tracing::info!("deleted the orphaned object {name}"),
-            Err(error) => tracing::warn!("could not delete an orphaned object: {error}"),
+            Ok(()) => {
+                tracing::info!("deleted the orphaned object {name}");
+                shared.numbers.orphans.fetch_sub(1, Ordering::Relaxed);
+                shared.numbers.orphans_deleted.fetch_add(1, Ordering::Relaxed);
+            }
+            Err(error) => {
+                tracing::warn!("could not delete an orphaned object: {error}");
+                shared.numbers.clean_up_failures.fetch_add(1, Ordering::Relaxed);
+            }
         }
     }
     Ok(())

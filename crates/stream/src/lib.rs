@@ -27,6 +27,6 @@ pub use objects::{ObjectError, local_objects};
 pub use options::Options;
 pub use record::decode_record;
 pub use recover::{Gap, Recovery};
-pub use store::{Opened, Stats, Store, StoreError};
+pub use store::{Lost, Opened, Stats, Store, StoreError, UploadFailing};
 pub use stream::{Append, AppendError, FetchError, Fetched, Replay, Stream, Watch};
 pub use types::{Batch, Fold, KIND_LOG, KIND_STATE, NewBatch, ObjectId, StreamId, StreamOffset};

@@ -7,13 +7,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use alluvium_device::SharedDevice;
-use alluvium_wal::{Record, RecoveryReport, Wal};
+use alluvium_wal::{Damage, Record, RecoveryReport, Wal};
 
 use crate::cache::LogCache;
 use crate::catalog::{Catalog, Change, ObjectInfo, Snapshot, StreamRow};
 use crate::options::Options;
 use crate::record;
-use crate::store::{Counters, ObjectTable, StoreError};
+use crate::store::{Counters, Lost, ObjectTable, StoreError};
 use crate::tail::{self, BATCH_OVERHEAD_BYTES, Cached, StreamState, Tail};
 use crate::types::{ObjectId, StreamId, StreamOffset};
 
@@ -45,6 +45,21 @@ pub struct Gap {
     pub stream: StreamId,
     /// Which offsets.
     pub lost: Range<StreamOffset>,
+}
+
+impl Recovery {
+    /// What is missing, in numbers.
+    pub(crate) fn lost(&self) -> Lost {
+        let damaged =
+            self.wal.damage.iter().map(|Damage { range, .. }| range.end.0 - range.start.0);
+        let lost = self.gaps.iter().map(|Gap { lost, .. }| lost.end.0 - lost.start.0);
+        Lost {
+            damaged_ranges: self.wal.damage.len(),
+            damaged_bytes: damaged.sum(),
+            gaps: self.gaps.len(),
+            offsets: lost.fold(0, u64::saturating_add), // each stream has up to u64::MAX
+        }
+    }
 }
 
 impl fmt::Display for Recovery {

@@ -1,8 +1,9 @@
 //! The store: all streams of one WAL.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use alluvium_device::SharedDevice;
 use alluvium_wal::{LogOffset, Wal, WalError};
@@ -95,10 +96,45 @@ pub struct Stats {
     pub uploaded_bytes: u64,
     /// Failed attempts to write an object or to commit it.
     pub upload_failures: u64,
+    /// Set while uploads fail: from the first failed attempt until an upload has come to its end.
+    pub upload_failing: Option<UploadFailing>,
+    /// Old objects that the catalog does not know, and that are still there: they could not be deleted yet, or are kept because
+    /// offsets are lost.
+    pub orphans: usize,
+    /// Orphans deleted since the start.
+    pub orphans_deleted: u64,
+    /// Failed attempts to delete an object, to forget one in the catalog or to list them.
+    pub clean_up_failures: u64,
     /// Appends that found no room.
     pub pushbacks: u64,
+    /// What was lost before the start. Does not change while the store is open.
+    pub lost: Lost,
     /// The WAL's numbers.
     pub wal: alluvium_wal::Stats,
+}
+
+/// Uploads fail now, and are tried again. Until they succeed the WAL fills up, and in the end appends find no room.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UploadFailing {
+    /// Time since the first failure in a row.
+    pub elapsed: Duration,
+    /// Failures in a row; at least 1.
+    pub failures: u32,
+    /// The last one.
+    pub error: String,
+}
+
+/// What recovery should have found, and did not. All 0 unless the WAL's device is damaged or the catalog does not belong to it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Lost {
+    /// Parts of the WAL that were durable once and can not be read back.
+    pub damaged_ranges: usize,
+    /// Their size.
+    pub damaged_bytes: u64,
+    /// Ranges of stream offsets that are missing; see [`Recovery::gaps`].
+    pub gaps: usize,
+    /// Offsets in these ranges.
+    pub offsets: u64,
 }
 
 /// All streams of one WAL. Cheap to clone; must live, and be opened, in a `tokio` runtime.
@@ -175,7 +211,52 @@ pub(crate) struct Numbers {
     pub(crate) uploads: AtomicU64,
     pub(crate) uploaded_bytes: AtomicU64,
     pub(crate) upload_failures: AtomicU64,
+    pub(crate) upload_failing: Mutex<Option<FailingSince>>,
+    pub(crate) orphans: AtomicUsize,
+    pub(crate) orphans_deleted: AtomicU64,
+    pub(crate) clean_up_failures: AtomicU64,
     pub(crate) pushbacks: AtomicU64,
+    pub(crate) lost: Lost,
+}
+
+/// [`UploadFailing`], as it is kept.
+pub(crate) struct FailingSince {
+    since: Instant,
+    failures: u32,
+    error: String,
+}
+
+impl Numbers {
+    fn new(recovery: &Recovery) -> Self {
+        Self { lost: recovery.lost(), ..Self::default() }
+    }
+
+    /// An attempt of the running upload has failed; returns how many in a row.
+    pub(crate) fn upload_failed(&self, error: &str) -> u32 {
+        self.upload_failures.fetch_add(1, Ordering::Relaxed);
+        let mut failing = self.upload_failing.lock();
+        let failing = failing.get_or_insert_with(|| FailingSince {
+            since: Instant::now(),
+            failures: 0,
+            error: String::new(),
+        });
+        failing.failures = failing.failures.saturating_add(1);
+        error.clone_into(&mut failing.error);
+        failing.failures
+    }
+
+    pub(crate) fn upload_done(&self) {
+        *self.upload_failing.lock() = None;
+    }
+
+    fn upload_failing(&self) -> Option<UploadFailing> {
+        let failing = self.upload_failing.lock();
+        failing.as_ref().map(|FailingSince { since, failures, error }| UploadFailing {
+            elapsed: since.elapsed(),
+            failures: *failures,
+            error: error.clone(),
+        })
+    }
 }
 
 impl Store {
@@ -221,7 +302,7 @@ impl Store {
             object_table: Mutex::new(recovered.objects),
             committing: tokio::sync::Mutex::new(recovered.counters),
             retired: Notify::new(),
-            numbers: Numbers::default(),
+            numbers: Numbers::new(&recovered.recovery),
             failure: OnceLock::new(),
             failed: Notify::new(),
             options,
@@ -328,7 +409,12 @@ impl Store {
             uploads: shared.numbers.uploads.load(Ordering::Relaxed),
             uploaded_bytes: shared.numbers.uploaded_bytes.load(Ordering::Relaxed),
             upload_failures: shared.numbers.upload_failures.load(Ordering::Relaxed),
+            upload_failing: shared.numbers.upload_failing(),
+            orphans: shared.numbers.orphans.load(Ordering::Relaxed),
+            orphans_deleted: shared.numbers.orphans_deleted.load(Ordering::Relaxed),
+            clean_up_failures: shared.numbers.clean_up_failures.load(Ordering::Relaxed),
             pushbacks: shared.numbers.pushbacks.load(Ordering::Relaxed),
+            lost: shared.numbers.lost,
             wal: shared.wal.stats(),
         }
     }

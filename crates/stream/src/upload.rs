@@ -66,6 +66,7 @@ pub(crate) async fn run(shared: Arc<Shared>) {
         if let Err(error) = cycle(&shared).await {
             return shared.fail(error);
         }
+        shared.numbers.upload_done();
         // In this order: whoever was turned away before tries again after the gate has opened, and forces
         // another upload if it still finds no room.
         shared.upload.forced.store(false, Ordering::Release);
@@ -267,15 +268,14 @@ impl<'a> Backoff<'a> {
     }
 
     async fn failed(&mut self, what: &str) {
-        self.shared.numbers.upload_failures.fetch_add(1, Ordering::Relaxed);
+        let failures = self.shared.numbers.upload_failed(what);
         let options = &self.shared.options;
         let longest =
             options.retry_initial.saturating_mul(1 << self.failures.min(20)).min(options.retry_max);
         self.failures += 1;
         let wait = jittered(longest, Uuid::new_v4().as_u128());
         tracing::warn!(
-            "upload: {what}; attempt {} failed, the next one in {wait:?}; the WAL keeps the data",
-            self.failures
+            "upload: {what}; attempt {failures} failed, the next one in {wait:?}; the WAL keeps the data"
         );
         tokio::time::sleep(wait).await;
     }

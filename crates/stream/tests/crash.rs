@@ -89,7 +89,10 @@ async fn a_crash_while_the_object_can_not_be_written() {
         let store = life.store.clone();
         async move { store.flush().await }
     });
-    eventually("three attempts", || life.objects.failed.load(Ordering::SeqCst) > 3).await;
+    let failures = || life.store.stats().upload_failing.map_or(0, |failing| failing.failures);
+    eventually("three attempts", || failures() >= 3).await;
+    let failing = life.store.stats().upload_failing.expect("it goes on failing");
+    assert!(failing.error.contains("injected 503"), "{failing:?}");
     check_cached(&life, &all).await;
     flush.abort();
     let _ = flush.await;
@@ -222,6 +225,7 @@ async fn writes_that_fail_or_only_seem_to_are_repeated_under_new_names() {
     life.objects.fail_writes.store(5, Ordering::SeqCst);
     life.store.flush().await.unwrap();
     assert_eq!(life.store.stats().upload_failures, 5);
+    assert_eq!(life.store.stats().upload_failing, None);
     check(&life, &all).await;
     assert_eq!(count_objects(&world).await, 1, "what failed attempts left behind was removed");
     life.crash(&mut world);
@@ -261,6 +265,9 @@ async fn damage_in_the_wal_is_a_gap_that_is_reported_and_skipped() {
         (life.recovery.gaps[0].stream, life.recovery.gaps[0].lost.clone()),
         (id, StreamOffset(20)..StreamOffset(30))
     );
+    let lost = life.store.stats().lost;
+    assert_eq!((lost.damaged_ranges, lost.gaps, lost.offsets), (1, 1, 10));
+    assert!(lost.damaged_bytes > 10_000, "{lost:?}");
     let stream = life.store.stream(id).unwrap();
     let rest = [&batches[..2], &batches[3..]].concat();
     assert_eq!(read_from(&stream, 0, 15_000).await, rest);
