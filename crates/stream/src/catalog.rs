@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 
+use alluvium_wal::LogOffset;
 use bytes::Bytes;
 use uuid::Uuid;
 
@@ -58,6 +59,9 @@ pub enum Change {
     AddObject(ObjectInfo),
     /// A stream was uploaded up to an offset. Replaces its checkpoint and adds its range, unless that ends at or before the start.
     Uploaded(Uploaded),
+    /// All that the WAL holds before this offset is in this catalog or needs to be nowhere: the WAL may be trimmed up to here. Does
+    /// nothing if an offset behind it is known.
+    LogUploaded(LogOffset),
     /// An object was deleted from the object store: forget it. Nothing happens if it is not known.
     ForgetObject(ObjectId),
 }
@@ -121,6 +125,8 @@ pub struct Snapshot {
     pub next_stream_id: u64,
     /// Greater than the id of every object that was ever added.
     pub next_object_id: u64,
+    /// See [`Change::LogUploaded`]; never goes back. A WAL that is trimmed further was trimmed with a newer catalog than this one.
+    pub uploaded_log: LogOffset,
     /// Streams by id.
     pub streams: BTreeMap<StreamId, StreamRow>,
     /// Objects by id. Those that no range refers to are garbage: to be deleted from the object store, then forgotten.

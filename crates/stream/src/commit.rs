@@ -6,6 +6,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use alluvium_wal::LogOffset;
 use bytes::Bytes;
 use tokio::sync::MutexGuard;
 
@@ -132,6 +133,7 @@ impl Shared {
                 | Change::NextStreamId(_)
                 | Change::AddObject(_)
                 | Change::Uploaded(_)
+                | Change::LogUploaded(_)
                 | Change::ForgetObject(_) => {
                     return invalid(format!("only the store itself may do this: {change:?}"));
                 }
@@ -182,6 +184,7 @@ impl Shared {
             | Change::NextStreamId(_)
             | Change::AddObject(_)
             | Change::Uploaded(_)
+            | Change::LogUploaded(_)
             | Change::ForgetObject(_) => unreachable!("refused by check"),
         }
     }
@@ -201,19 +204,20 @@ impl Shared {
         }
     }
 
-    /// Commit an upload: its object, ranges and checkpoints at once. False if the object turned out to be of no use,
-    /// because its streams were deleted or trimmed meanwhile; no range refers to it then.
+    /// Commit an upload: its object, ranges and checkpoints at once, and that the log is uploaded up to `cut`. False if the
+    /// object turned out to be of no use, because its streams were deleted or trimmed meanwhile; no range refers to it then.
     ///
     /// May be repeated after an error: the commit either happened or it did not, and both are fine.
     pub(crate) async fn commit_upload(
         self: &Arc<Self>,
+        cut: LogOffset,
         object: Option<Arc<ObjectInfo>>,
         parts: &Arc<Vec<UploadPart>>,
     ) -> Result<bool, StoreError> {
         let (shared, parts) = (self.clone(), parts.clone());
         detached(async move {
             let _counters = shared.begin_commit().await?;
-            let mut changes = Vec::with_capacity(parts.len() + 1);
+            let mut changes = Vec::with_capacity(parts.len() + 2);
             let mut applied = Vec::with_capacity(parts.len());
             let mut live = 0;
             for part in &*parts {
@@ -256,9 +260,8 @@ impl Shared {
             if let Some(object) = &object {
                 changes.insert(0, Change::AddObject(ObjectInfo::clone(object)));
             }
-            if !changes.is_empty() {
-                shared.write_catalog(changes).await?;
-            }
+            changes.push(Change::LogUploaded(cut));
+            shared.write_catalog(changes).await?;
             if let Some(object) = &object {
                 shared.object_table.lock().live.insert(object.id, (object.clone(), live));
                 shared.numbers.uploaded_bytes.fetch_add(object.size_bytes, Ordering::Relaxed);

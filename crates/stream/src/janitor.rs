@@ -16,8 +16,8 @@ const GROUP: usize = 100;
 
 /// The janitor task: orphans once, then whatever is retired. What it can not delete is tried again at the next start.
 ///
-/// Not `complete`: recovery has found gaps. They may be damage of the WAL, or the catalog may be an old copy that does not know the
-/// newest objects. Those would look like orphans, and are all that is left of the records.
+/// Not `complete`: recovery has found gaps. An upload that was not committed may have written what the WAL has lost since, so
+/// that an orphan is all that is left of it.
 pub(crate) async fn run(shared: Arc<Shared>, complete: bool) {
     if !complete {
         tracing::warn!(

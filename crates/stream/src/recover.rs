@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use alluvium_device::SharedDevice;
-use alluvium_wal::{Damage, Record, RecoveryReport, Wal};
+use alluvium_wal::{LogOffset, Record, RecoveryReport, Wal};
 
 use crate::cache::LogCache;
 use crate::catalog::{Catalog, Change, ObjectInfo, Snapshot, StreamRow};
@@ -34,6 +34,9 @@ pub struct Recovery {
     pub skipped_deleted: u64,
     /// Offsets that are lost: the WAL's damage, as the streams see it. Readers skip them.
     pub gaps: Vec<Gap>,
+    /// Set if the log ends before what was uploaded of it: its end is damaged, or the device holds an old copy. What lay in the
+    /// range is uploaded; what lay behind it is lost.
+    pub missing_end: Option<Range<LogOffset>>,
     /// From the first look at the catalog to the end.
     pub elapsed: Duration,
 }
@@ -50,12 +53,11 @@ pub struct Gap {
 impl Recovery {
     /// What is missing, in numbers.
     pub(crate) fn lost(&self) -> Lost {
-        let damaged =
-            self.wal.damage.iter().map(|Damage { range, .. }| range.end.0 - range.start.0);
+        let damaged = self.wal.damage.iter().map(|damage| &damage.range).chain(&self.missing_end);
         let lost = self.gaps.iter().map(|Gap { lost, .. }| lost.end.0 - lost.start.0);
         Lost {
-            damaged_ranges: self.wal.damage.len(),
-            damaged_bytes: damaged.sum(),
+            damaged_ranges: damaged.clone().count(),
+            damaged_bytes: damaged.map(|range| range.end.0 - range.start.0).sum(),
             gaps: self.gaps.len(),
             offsets: lost.fold(0, u64::saturating_add), // each stream has up to u64::MAX
         }
@@ -72,6 +74,7 @@ impl fmt::Display for Recovery {
             skipped_uploaded,
             skipped_deleted,
             gaps,
+            missing_end,
             elapsed,
         } = self;
         write!(
@@ -82,6 +85,13 @@ impl fmt::Display for Recovery {
         )?;
         if !gaps.is_empty() {
             write!(f, "; {} ranges of offsets are LOST", gaps.len())?;
+        }
+        if let Some(missing) = missing_end {
+            write!(
+                f,
+                "; the log's end, {}..{} and what lay behind it, is LOST",
+                missing.start, missing.end
+            )?;
         }
         Ok(())
     }
@@ -115,6 +125,10 @@ pub(crate) fn recover(
     if let Some(bound) = snapshot.wal_id.filter(|bound| *bound != header.wal_id) {
         return Err(StoreError::WrongWal { catalog: bound, wal: header.wal_id });
     }
+    let uploaded = snapshot.uploaded_log;
+    if header.trim > uploaded {
+        return Err(StoreError::OldCatalog { uploaded, trimmed: header.trim });
+    }
     let max_record_bytes = u64::from(wal_options.max_record_bytes);
     let max_batch_bytes = max_record_bytes
         .saturating_sub(record::HEADER_BYTES as u64)
@@ -134,6 +148,15 @@ pub(crate) fn recover(
 
     for damage in &report.damage {
         tracing::error!("acknowledged data can not be read back: {damage}");
+    }
+    let missing_end = (report.end < uploaded).then(|| report.end..uploaded);
+    if let Some(missing) = &missing_end {
+        tracing::error!(
+            "the log ends at {}, but was durable up to {} once: its end is damaged, or the device holds an old copy. What was \
+             appended behind that is lost",
+            missing.start,
+            missing.end
+        );
     }
     for Gap { stream, lost } in &replay.gaps {
         tracing::error!(
@@ -156,6 +179,7 @@ pub(crate) fn recover(
         skipped_uploaded: replay.skipped_uploaded,
         skipped_deleted: replay.skipped_deleted,
         gaps: replay.gaps,
+        missing_end,
         elapsed: began.elapsed(),
     };
     Ok(Recovered {

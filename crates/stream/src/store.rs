@@ -47,6 +47,17 @@ pub enum StoreError {
         /// On the device.
         wal: Uuid,
     },
+    /// The catalog was in use with this WAL once, and a newer one has been since. Going on would lose records for good.
+    #[error(
+        "the catalog is new or an old copy: the WAL was trimmed up to {trimmed}, and this catalog has what it held before \
+         {uploaded} only. What lay between is in objects that a newer catalog knows: open the WAL with that one"
+    )]
+    OldCatalog {
+        /// Up to here the catalog has what the WAL held.
+        uploaded: LogOffset,
+        /// The WAL's trim offset.
+        trimmed: LogOffset,
+    },
     /// The WAL could not be opened.
     #[error("can not open the WAL: {0}")]
     Open(Arc<alluvium_wal::OpenError>),
@@ -127,7 +138,7 @@ pub struct UploadFailing {
 /// What recovery should have found, and did not. All 0 unless the WAL's device is damaged or the catalog does not belong to it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Lost {
-    /// Parts of the WAL that were durable once and can not be read back.
+    /// Parts of the WAL that were durable once and can not be read back, [`Recovery::missing_end`] included.
     pub damaged_ranges: usize,
     /// Their size.
     pub damaged_bytes: u64,
@@ -263,7 +274,8 @@ impl Store {
     /// Recover the WAL on `device`, which must have been formatted, and open it for traffic.
     ///
     /// Nothing of the object store is needed for it, so an object store that is down delays nothing. `catalog` is bound to
-    /// the WAL at the first open and refused with another one afterwards. `progress` is told how far recovery is.
+    /// the WAL at the first open and refused with another one afterwards, and so is a copy of it that is older than the WAL's last
+    /// trim. `progress` is told how far recovery is.
     pub async fn open(
         device: SharedDevice,
         wal_options: alluvium_wal::Options,

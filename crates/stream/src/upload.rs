@@ -83,23 +83,21 @@ async fn cycle(shared: &Arc<Shared>) -> Result<(), StoreError> {
     }
     shared.wal.wait_durable(cut).await?;
     let parts = plan(shared, cut);
-    if !parts.is_empty() {
-        let checkpoints = fold(shared, &parts).await?;
-        let (object, ranges) = if parts.iter().any(Part::is_written) {
-            let (object, ranges) = write_until_done(shared, &parts).await;
-            (Some(Arc::new(object)), ranges)
-        } else {
-            (None, vec![None; parts.len()])
-        };
-        let parts = parts.into_iter().zip(checkpoints).zip(ranges);
-        let parts = parts.map(|((part, checkpoint), range)| UploadPart {
-            stream: part.stream,
-            uploaded_end: part.to,
-            checkpoint,
-            range,
-        });
-        commit_until_done(shared, object, &Arc::new(parts.collect())).await?;
-    }
+    let checkpoints = fold(shared, &parts).await?;
+    let (object, ranges) = if parts.iter().any(Part::is_written) {
+        let (object, ranges) = write_until_done(shared, &parts).await;
+        (Some(Arc::new(object)), ranges)
+    } else {
+        (None, vec![None; parts.len()])
+    };
+    let parts = parts.into_iter().zip(checkpoints).zip(ranges);
+    let parts = parts.map(|((part, checkpoint), range)| UploadPart {
+        stream: part.stream,
+        uploaded_end: part.to,
+        checkpoint,
+        range,
+    });
+    commit_until_done(shared, cut, object, &Arc::new(parts.collect())).await?;
     shared.wal.trim(..cut).await?;
     Ok(())
 }
@@ -232,12 +230,13 @@ async fn write(
 /// Fails if the store has, or if the catalog refuses what must be right; a catalog that is not there is waited for.
 async fn commit_until_done(
     shared: &Arc<Shared>,
+    cut: LogOffset,
     object: Option<Arc<ObjectInfo>>,
     parts: &Arc<Vec<UploadPart>>,
 ) -> Result<(), StoreError> {
     let mut backoff = Backoff::new(shared);
     loop {
-        match shared.commit_upload(object.clone(), parts).await {
+        match shared.commit_upload(cut, object.clone(), parts).await {
             Ok(used) => {
                 if let Some(object) = object.filter(|_| !used)
                     && let Err(left) = shared.objects.delete(&object.name).await

@@ -6,8 +6,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use alluvium_device::sim::Random;
-use alluvium_stream::{Batch, Change, KIND_LOG, KIND_STATE, StoreError, StreamId, StreamOffset};
+use alluvium_device::sim::{Random, SimDisk, SimOptions};
+use alluvium_stream::catalog::Snapshot;
+use alluvium_stream::{
+    Batch, Catalog, Change, KIND_LOG, KIND_STATE, StoreError, StreamId, StreamOffset,
+};
 use common::*;
 
 const WAL_BYTES: u64 = 1 << 20;
@@ -43,7 +46,7 @@ async fn check(life: &Life, all: &[(StreamId, Vec<Batch>)]) {
 async fn check_after_restarts(world: &mut World, all: &[(StreamId, Vec<Batch>)], skipped: u64) {
     let life = world.start().await;
     assert_eq!(life.recovery.skipped_uploaded, skipped);
-    assert_eq!(life.recovery.gaps, []);
+    assert_eq!((&life.recovery.gaps, &life.recovery.missing_end), (&vec![], &None));
     check(&life, all).await;
     life.store.flush().await.unwrap();
     check(&life, all).await;
@@ -290,6 +293,92 @@ async fn damage_in_the_wal_is_a_gap_that_is_reported_and_skipped() {
 }
 
 #[tokio::test]
+async fn an_old_catalog_is_refused_once_the_log_was_trimmed_past_it() {
+    let mut world = World::new(WAL_BYTES, 1);
+    let life = world.start().await;
+    let all = fill(&life).await;
+    let before_upload = world.catalog.load().unwrap();
+    life.store.flush().await.unwrap();
+    let after_upload = world.catalog.load().unwrap();
+    let stream = life.store.stream(all[0].0).unwrap();
+    append(&life.store, &stream, &batch(all[0].0, 10, 1, 1000)).await.await.unwrap();
+    drop(stream);
+    life.crash(&mut world);
+
+    for (copy, is_old) in
+        [(Snapshot::default(), true), (before_upload, true), (after_upload, false)]
+    {
+        let newest = std::mem::replace(&mut world.catalog, Arc::new(copy.into()));
+        let image = world.disk.image();
+        match world.try_start(Arc::new(Hash)).await {
+            Ok(life) => {
+                assert!(!is_old);
+                check(&life, &all[1..]).await;
+                life.crash(&mut world);
+            }
+            Err(StoreError::OldCatalog { uploaded, trimmed }) => {
+                assert!(is_old && uploaded < trimmed, "{uploaded} {trimmed}");
+                assert!(world.disk.image() == image, "a refusal changes nothing");
+            }
+            Err(other) => panic!("{other}"),
+        }
+        world.catalog = newest;
+    }
+}
+
+#[tokio::test]
+async fn an_upload_that_finds_nothing_to_upload_leaves_a_catalog_that_is_not_old() {
+    let mut world = World::new(WAL_BYTES, 1);
+    let life = world.start().await;
+    let all = fill(&life).await;
+    life.store.flush().await.unwrap();
+    let stream = life.store.stream(all[0].0).unwrap();
+    append(&life.store, &stream, &batch(all[0].0, 10, 1, 1000)).await.await.unwrap();
+    drop(stream);
+    life.store.commit(vec![Change::DeleteStream(all[0].0)]).await.unwrap();
+    life.store.flush().await.unwrap();
+    life.crash(&mut world);
+    let life = world.start().await;
+    assert_eq!((life.recovery.wal.records, life.recovery.skipped_deleted), (0, 0), "trimmed");
+    check(&life, &all[1..]).await;
+    life.close(&mut world).await;
+}
+
+#[tokio::test]
+async fn an_old_log_is_reported() {
+    let mut world = World::new(WAL_BYTES, 1);
+    let life = world.start().await;
+    let all = fill(&life).await;
+    let old = world.disk.image();
+    let stream = life.store.stream(all[0].0).unwrap();
+    append(&life.store, &stream, &batch(all[0].0, 10, 1, 1000)).await.await.unwrap();
+    drop(stream);
+    life.store.flush().await.unwrap();
+    let uploaded = world.catalog.load().unwrap().uploaded_log;
+    life.crash(&mut world);
+    world.disk = SimDisk::from_image(&old, SimOptions::default());
+    for _ in 0..2 {
+        let life = world.start().await;
+        let missing = life.recovery.missing_end.clone().expect("the end is missing");
+        assert_eq!(missing, life.recovery.wal.end..uploaded);
+        assert!(missing.start < missing.end && life.recovery.to_string().contains("LOST"));
+        let lost = life.store.stats().lost;
+        assert_eq!((lost.damaged_ranges, lost.damaged_bytes), (1, missing.end.0 - missing.start.0));
+        check(&life, &all[1..]).await;
+        life.crash(&mut world);
+    }
+    // Uploads go on below what the catalog says was uploaded, and do not take it back.
+    let life = world.start().await;
+    let stream = life.store.stream(all[0].0).unwrap();
+    append(&life.store, &stream, &batch(all[0].0, 11, 1, 10)).await.await.unwrap();
+    drop(stream);
+    life.store.flush().await.unwrap();
+    assert_eq!(world.catalog.load().unwrap().uploaded_log, uploaded);
+    life.crash(&mut world);
+    assert!(world.start().await.recovery.wal.start < uploaded);
+}
+
+#[tokio::test]
 async fn what_was_recovered_may_exceed_the_bound_of_the_cache() {
     let mut world = World::new(WAL_BYTES, 1);
     world.options.upload_bytes = WAL_BYTES / 4;
@@ -363,7 +452,7 @@ async fn run_model(seed: u64) {
                     _ => life.close(&mut world).await,
                 }
                 life = world.start().await;
-                assert_eq!(life.recovery.gaps, []);
+                assert_eq!((&life.recovery.gaps, &life.recovery.missing_end), (&vec![], &None));
                 for model in &mut models {
                     model.check(&life, &mut random).await;
                 }

@@ -1,5 +1,6 @@
 //! What every [`Catalog`] must do. An implementation's tests call [`run`]; each check names the rule that it breaks.
 
+use alluvium_wal::LogOffset;
 use bytes::Bytes;
 use uuid::Uuid;
 
@@ -15,6 +16,7 @@ pub fn run(new: &dyn Fn() -> Box<dyn Catalog>) {
     trimming_drops_ranges(&*new());
     deleting_drops_everything(&*new());
     an_upload_may_be_repeated(&*new());
+    the_uploaded_log_only_grows(&*new());
     metadata_is_kept(&*new());
 }
 
@@ -35,6 +37,7 @@ pub fn fill(catalog: &dyn Catalog) {
             Change::AddObject(object(1)),
             uploaded(0, 10, Some(range(0, 0, 10))),
             uploaded(1, 5, None),
+            Change::LogUploaded(LogOffset(4096)),
         ])
         .expect("upload");
 }
@@ -76,6 +79,7 @@ fn everything_comes_back(catalog: &dyn Catalog) {
     let found = catalog.load().expect("load");
     assert_eq!(found.wal_id, Some(Uuid::from_u128(7)));
     assert_eq!((found.next_stream_id, found.next_object_id), (3, 2), "counters are kept");
+    assert_eq!(found.uploaded_log, LogOffset(4096));
     assert_eq!(found.streams.len(), 2);
     let stream = &found.streams[&StreamId(0)];
     assert_eq!(
@@ -214,6 +218,13 @@ fn an_upload_may_be_repeated(catalog: &dyn Catalog) {
         (StreamOffset(9), &None),
         "no checkpoint removes the old one"
     );
+}
+
+fn the_uploaded_log_only_grows(catalog: &dyn Catalog) {
+    for (to, kept) in [(10, 10), (9, 10), (10, 10), (u64::MAX, u64::MAX)] {
+        catalog.commit(&[Change::LogUploaded(LogOffset(to))]).expect("never refused");
+        assert_eq!(catalog.load().expect("load").uploaded_log, LogOffset(kept));
+    }
 }
 
 fn metadata_is_kept(catalog: &dyn Catalog) {

@@ -10,6 +10,13 @@ pub struct MemoryCatalog {
     state: Mutex<Snapshot>,
 }
 
+/// A catalog that holds what another one held: a copy that is put back.
+impl From<Snapshot> for MemoryCatalog {
+    fn from(snapshot: Snapshot) -> Self {
+        Self { state: Mutex::new(snapshot) }
+    }
+}
+
 impl Catalog for MemoryCatalog {
     fn load(&self) -> Result<Snapshot, CatalogError> {
         Ok(self.state.lock().clone())
@@ -82,6 +89,7 @@ fn apply(state: &mut Snapshot, change: &Change) -> Result<(), CatalogError> {
                 stream.ranges.push(range.clone());
             }
         }
+        Change::LogUploaded(to) => state.uploaded_log = state.uploaded_log.max(*to),
         Change::ForgetObject(id) => drop(state.objects.remove(id)),
     }
     Ok(())

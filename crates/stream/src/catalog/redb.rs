@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
+use alluvium_wal::LogOffset;
 use bytes::Bytes;
 use redb::{
     Database, DatabaseError, Durability, ReadableDatabase, ReadableTable, Table, TableDefinition,
@@ -28,6 +29,7 @@ const META: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("meta");
 const KEY_FORMAT: &str = "format_version";
 const KEY_NEXT_STREAM: &str = "next_stream_id";
 const KEY_NEXT_OBJECT: &str = "next_object_id";
+const KEY_UPLOADED_LOG: &str = "uploaded_log";
 const KEY_WAL: &str = "wal_id";
 
 /// The catalog is small and read once, so a small page cache does; redb's default of 1 GiB would be most of an idle
@@ -116,6 +118,7 @@ impl RedbCatalog {
         let counters = transaction.open_table(COUNTERS)?;
         snapshot.next_stream_id = counters.get(KEY_NEXT_STREAM)?.map_or(0, |v| v.value());
         snapshot.next_object_id = counters.get(KEY_NEXT_OBJECT)?.map_or(0, |v| v.value());
+        snapshot.uploaded_log = LogOffset(counters.get(KEY_UPLOADED_LOG)?.map_or(0, |v| v.value()));
         if let Some(id) = transaction.open_table(IDENTITY)?.get(KEY_WAL)? {
             let id =
                 Uuid::from_slice(id.value()).map_err(|e| Failure::Value(format!("WAL id: {e}")))?;
@@ -266,6 +269,10 @@ impl<'t> Tables<'t> {
                 self.objects.insert(object.id.0, encode_object(object)?.as_slice())?;
             }
             Change::Uploaded(uploaded) => self.upload(uploaded)?,
+            Change::LogUploaded(to) => {
+                let uploaded = self.counter(KEY_UPLOADED_LOG)?.max(to.0);
+                self.counters.insert(KEY_UPLOADED_LOG, uploaded)?;
+            }
             Change::ForgetObject(id) => drop(self.objects.remove(id.0)?),
         }
         Ok(())
