@@ -124,9 +124,10 @@ impl BatchHeader {
 /// Check the record set that a producer sent for one partition: exactly one intact batch, written by a client. Kafka's rules, from
 /// `ProduceRequest.validateRecords`, `UnifiedLog.analyzeAndValidateRecords` and `LogValidator.validateBatch`.
 ///
-/// Unlike Kafka this does not look at the records behind the header, which would mean to decompress them: a producer whose CRC is right
-/// but whose records are not harms the readers of its topic, and nobody else. For the same reason a greatest timestamp
-/// is believed; see [`BatchHeader::lacks_max_timestamp`] for one that is not there.
+/// The records behind the header are not looked at here; [`crate::records::check_plain`] does that where they are not compressed. Unlike
+/// Kafka nothing does where they are, which would mean to decompress them: a producer whose CRC is right but whose compressed
+/// records are not harms the readers of its topic, and nobody else. For the same reason their greatest timestamp is
+/// believed; see [`BatchHeader::lacks_max_timestamp`] for one that is not there.
 ///
 /// # Errors
 /// As those name them: a damaged batch is corrupt, a batch that a client may not send is an invalid record.
@@ -205,16 +206,6 @@ pub(crate) fn check_produced(
             return Err(ApiError::UnsupportedCompression(
                 "produce requests can use zstd from version 7 on".into(),
             ));
-        }
-        Some(Codec::None) => {
-            // The smallest record takes 7 bytes: six fields of one byte, and its length.
-            let body_bytes = (header.len_bytes - HEADER_BYTES) as u64;
-            if body_bytes / 7 < u64::from(header.offsets()) {
-                return invalid(format!(
-                    "{body_bytes} bytes can not hold {} records",
-                    header.record_count
-                ));
-            }
         }
         Some(_) => {}
     }
@@ -366,15 +357,6 @@ pub(crate) mod tests {
             (
                 "negative delta",
                 edited(&batch, |b| b[LAST_OFFSET_DELTA..LAST_OFFSET_DELTA + 4].fill(0xff)),
-                87,
-            ),
-            (
-                "more records than bytes",
-                edited(&batch, |b| {
-                    b[RECORD_COUNT..RECORD_COUNT + 4].copy_from_slice(&i32::MAX.to_be_bytes());
-                    b[LAST_OFFSET_DELTA..LAST_OFFSET_DELTA + 4]
-                        .copy_from_slice(&(i32::MAX - 1).to_be_bytes());
-                }),
                 87,
             ),
             (

@@ -1,7 +1,10 @@
-//! The times of the records inside a batch: the only place that looks behind a batch's header.
+//! The records inside a batch: the only place that looks behind a batch's header.
 //!
 //! Batches come from clients, so nothing in them is believed: records are streamed through a decompressor that is cut off, never
 //! collected.
+//!
+//! A producer's records are checked where that costs one walk over bytes that are at hand anyway, which is when they are
+//! not compressed: see [`check_plain`].
 
 use std::io::{self, BufRead, BufReader, Read};
 
@@ -51,6 +54,73 @@ pub(crate) fn first_at_or_after(
     Ok(None)
 }
 
+/// Check the records of a batch that is not compressed, of which the part behind the header is `body`: exactly as many as
+/// the header says, each of them filled exactly by its fields, with the offset deltas 0, 1, 2 and so on. Their greatest
+/// timestamp, whatever the header says. One pass, without allocating.
+///
+/// Kafka checks the same but for the deltas, which it lets pass: a reader would find other offsets than the log has given.
+///
+/// # Errors
+/// [`ApiError::InvalidRecord`] with the first thing that is wrong, as Kafka.
+pub(crate) fn check_plain(header: &BatchHeader, mut body: &[u8]) -> Result<i64, ApiError> {
+    let count = header.record_count;
+    let mut max_timestamp_ms = NO_TIMESTAMP;
+    for index in 0..count {
+        let delta_ms = check_record(&mut body, index).map_err(|e| {
+            let reason = match e.kind() {
+                io::ErrorKind::UnexpectedEof => "it ends within a field".to_owned(),
+                _ => e.to_string(),
+            };
+            ApiError::InvalidRecord(format!("record {index} of a batch of {count}: {reason}"))
+        })?;
+        max_timestamp_ms = max_timestamp_ms.max(header.base_timestamp_ms.saturating_add(delta_ms));
+    }
+    if !body.is_empty() {
+        return Err(ApiError::InvalidRecord(format!(
+            "{} bytes follow the last record of a batch of {count}",
+            body.len()
+        )));
+    }
+    Ok(max_timestamp_ms)
+}
+
+/// Check the record at the start of `body`, and take it off; its timestamp delta.
+fn check_record(body: &mut &[u8], offset_delta: i32) -> io::Result<i64> {
+    let mut fields = take_field(body, true)?;
+    let _attributes = read_byte(&mut fields)?;
+    let (timestamp_delta_ms, _) = read_varint(&mut fields, LONG_BYTES)?;
+    let (found, _) = read_varint(&mut fields, INT_BYTES)?;
+    if found != i64::from(offset_delta) {
+        return Err(bad("its offset delta is not its number"));
+    }
+    let _key = take_field(&mut fields, false)?;
+    let _value = take_field(&mut fields, false)?;
+    let (headers, _) = read_varint(&mut fields, INT_BYTES)?;
+    if headers < 0 {
+        return Err(bad("a negative number of headers"));
+    }
+    for _ in 0..headers {
+        let _name = take_field(&mut fields, true)?;
+        let _value = take_field(&mut fields, false)?;
+    }
+    if !fields.is_empty() {
+        return Err(bad("its fields end before it does"));
+    }
+    Ok(timestamp_delta_ms)
+}
+
+/// Take a field with its length before it off `input`. A length of -1 is null, which a field that is `required` can not be.
+fn take_field<'a>(input: &mut &'a [u8], required: bool) -> io::Result<&'a [u8]> {
+    let (len_bytes, _) = read_varint(input, INT_BYTES)?;
+    if len_bytes == -1 && !required {
+        return Ok(&[]);
+    }
+    let len_bytes = usize::try_from(len_bytes).map_err(|_| bad("a field of negative length"))?;
+    let (field, rest) = input.split_at_checked(len_bytes).ok_or(io::ErrorKind::UnexpectedEof)?;
+    *input = rest;
+    Ok(field)
+}
+
 /// The greatest timestamp of the records of `batch`, whatever its header says.
 ///
 /// # Errors
@@ -82,11 +152,11 @@ struct RecordHead {
 
 /// Read a record's first fields and skip the rest of it.
 fn read_record_head(input: &mut impl BufRead) -> io::Result<RecordHead> {
-    let len_bytes = read_varint(input)?.0;
+    let len_bytes = read_varint(input, INT_BYTES)?.0;
     let len_bytes = u64::try_from(len_bytes).map_err(|_| bad("a record of negative length"))?;
     let _attributes = read_byte(input)?;
-    let (timestamp_delta_ms, timestamp_bytes) = read_varint(input)?;
-    let (offset_delta, offset_bytes) = read_varint(input)?;
+    let (timestamp_delta_ms, timestamp_bytes) = read_varint(input, LONG_BYTES)?;
+    let (offset_delta, offset_bytes) = read_varint(input, INT_BYTES)?;
     let offset_delta = u64::try_from(offset_delta).map_err(|_| bad("a negative offset delta"))?;
     let rest = len_bytes
         .checked_sub(1 + timestamp_bytes + offset_bytes)
@@ -104,17 +174,26 @@ fn read_byte(input: &mut impl BufRead) -> io::Result<u8> {
     Ok(byte[0])
 }
 
-/// A zigzag varint and the bytes that it took.
-fn read_varint(input: &mut impl BufRead) -> io::Result<(i64, u64)> {
+/// What a varint of 32 bits takes at most: readers refuse a longer one, also one that is padded.
+const INT_BYTES: u64 = 32_u64.div_ceil(7);
+/// What a varint of 64 bits takes at most.
+const LONG_BYTES: u64 = 64_u64.div_ceil(7);
+
+/// A zigzag varint of 32 or 64 bits, by its greatest length, and the bytes that it took.
+fn read_varint(input: &mut impl BufRead, max_bytes: u64) -> io::Result<(i64, u64)> {
     let mut value = 0u64;
-    for at in 0..10 {
+    for at in 0..max_bytes {
         let byte = read_byte(input)?;
+        // The last byte has room for the bits that are left only: 4 of 32, 1 of 64.
+        if at == max_bytes - 1 && byte >> (if max_bytes == INT_BYTES { 4 } else { 1 }) != 0 {
+            break;
+        }
         value |= u64::from(byte & 0x7f) << (at * 7);
         if byte < 0x80 {
             return Ok(((value >> 1) as i64 ^ -((value & 1) as i64), at + 1));
         }
     }
-    Err(bad("a number of more than ten bytes"))
+    Err(bad("a number of too many bits"))
 }
 
 fn bad(reason: &str) -> io::Error {
@@ -188,7 +267,9 @@ impl Read for SnappyBlocks<'_> {
 
 #[cfg(test)]
 mod tests {
-    use kafka_protocol::records::Compression;
+    use bytes::Bytes;
+    use kafka_protocol::records::{Compression, RecordBatchDecoder};
+    use proptest::prelude::*;
 
     use super::*;
     use crate::batch;
@@ -263,5 +344,86 @@ mod tests {
         lie.truncate(HEADER_BYTES);
         lie.extend_from_slice(&[0xff, 0xff, 0xff, 0xff, 0x0f, 0, 0, 0]);
         assert!(first_at_or_after(&lie, 0).unwrap_err().to_string().contains("impossible length"));
+    }
+
+    fn check(batch: &[u8]) -> Result<i64, ApiError> {
+        check_plain(&BatchHeader::parse(batch).unwrap(), &batch[HEADER_BYTES..])
+    }
+
+    /// `fields` in a batch that says to hold so many records.
+    fn batch_of(record_count: i32, fields: &[u8]) -> Vec<u8> {
+        let mut batch = stored(Compression::None, &[1_000]);
+        batch.truncate(HEADER_BYTES);
+        batch[HEADER_BYTES - 4..].copy_from_slice(&record_count.to_be_bytes());
+        batch.extend_from_slice(fields);
+        batch
+    }
+
+    #[test]
+    fn records_that_are_not_compressed_are_checked_field_by_field() {
+        assert_eq!(check(&stored(Compression::None, &[1_000, 3_000, 2_000])).unwrap(), 3_000);
+        assert_eq!(check(&stored(Compression::None, &[-1, -1])).unwrap(), -1);
+        // Varints are zigzag: 1 is -1, 2 is 1. Length, attributes, timestamp, offset, key, value, headers.
+        let smallest = [12, 0, 0, 0, 1, 1, 0];
+        assert_eq!(check(&batch_of(1, &smallest)).unwrap(), 1_000);
+        let with_header = [18, 0, 2, 0, 2, b'k', 0, 2, 0, 1];
+        for (record_count, fields, reason) in [
+            (2, &smallest[..], "record 1 of a batch of 2: it ends within a field"),
+            (i32::MAX, &smallest, "record 1 of"),
+            (2, &[smallest, smallest].concat(), "offset delta"),
+            (1, &[smallest, smallest].concat(), "7 bytes follow"),
+            (1, &[], "ends within a field"),
+            (1, &[14, 0, 0, 0, 1, 1, 0], "ends within a field"),
+            (1, &[14, 0, 0, 0, 1, 1, 0, 0], "its fields end before"),
+            (1, &[10, 0, 0, 0, 1, 1, 0], "ends within a field"),
+            (1, &[1, 0, 0, 0, 1, 1, 0], "negative length"),
+            (1, &[12, 0, 0, 0, 3, 1, 0], "negative length"),
+            (1, &[12, 0, 0, 0, 1, 3, 0], "negative length"),
+            (1, &[12, 0, 0, 2, 1, 1, 0], "offset delta"),
+            (1, &[12, 0, 0, 1, 1, 1, 0], "offset delta"),
+            (1, &[12, 0, 0, 0, 1, 1, 1], "negative number of headers"),
+            (1, &[12, 0, 0, 0, 1, 1, 2], "ends within a field"),
+            (1, &[16, 0, 0, 0, 1, 1, 2, 1, 1], "negative length"),
+            (1, &[22, 0, 0, 0, 0x80, 0x80, 0x80, 0x80, 0x80, 0, 1, 0], "too many bits"),
+            (1, &[20, 0, 0, 0, 0x80, 0x80, 0x80, 0x80, 0x10, 1, 0], "too many bits"),
+        ] {
+            let error = check(&batch_of(record_count, fields)).unwrap_err();
+            assert_eq!(error.code(), 87);
+            assert!(error.to_string().contains(reason), "{fields:?}: {error}");
+        }
+        assert_eq!(check(&batch_of(1, &with_header)).unwrap(), 1_001);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2_000))]
+
+        #[test]
+        fn no_bytes_behind_a_header_cause_a_panic(
+            record_count in any::<i32>(),
+            fields in proptest::collection::vec(any::<u8>(), 0..200),
+        ) {
+            let _ = check(&batch_of(record_count, &fields));
+        }
+
+        /// Whatever passes can be read by a client, which finds the offsets that the log has given.
+        #[test]
+        fn damaged_records_that_pass_can_be_read(
+            timestamps_ms in proptest::collection::vec(0i64..1_000_000, 1..6),
+            edits in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4),
+        ) {
+            let mut batch = stored(Compression::None, &timestamps_ms);
+            for (at, byte) in edits {
+                let at = HEADER_BYTES + at.index(batch.len() - HEADER_BYTES);
+                // Text stays text, since a client may refuse a header's name that is none.
+                batch[at] = if batch[at].is_ascii_lowercase() { b'a' + byte % 26 } else { byte };
+            }
+            let Ok(max_timestamp_ms) = check(&batch) else { return Ok(()) };
+            batch::set_max_timestamp(&mut batch, max_timestamp_ms);
+            let read = RecordBatchDecoder::decode(&mut Bytes::from(batch)).unwrap().records;
+            let offsets: Vec<i64> = read.iter().map(|record| record.offset).collect();
+            prop_assert_eq!(offsets, (500..500 + timestamps_ms.len() as i64).collect::<Vec<_>>());
+            let greatest = read.iter().map(|record| record.timestamp).max();
+            prop_assert_eq!(greatest.map(|ms| ms.max(NO_TIMESTAMP)), Some(max_timestamp_ms));
+        }
     }
 }

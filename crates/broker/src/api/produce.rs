@@ -11,6 +11,7 @@ use kafka_protocol::protocol::StrBytes;
 use tokio::time::Instant;
 
 use super::{Answer, Context, Refused};
+use crate::batch::Codec;
 use crate::errors::ApiError;
 use crate::partition::{Appended, Partition, kafka_offset};
 use crate::topics::Topic;
@@ -108,12 +109,19 @@ async fn append(
     let partition = topic.partition(data.index).ok_or(ApiError::UnknownTopicOrPartition)?;
     let mut records = data.records.clone().unwrap_or_default();
     let mut header = batch::check_produced(&records, cx.version, topic.rules.max_batch_bytes)?;
-    if header.lacks_max_timestamp() && !topic.rules.log_append_time {
-        let mut complete = records.to_vec();
-        let look = move || records::max_timestamp_ms(&records);
-        header.max_timestamp_ms = cx.server.look_into(look).await?;
-        batch::set_max_timestamp(&mut complete, header.max_timestamp_ms);
-        records = complete.into();
+    let max_timestamp_ms = if header.codec() == Some(Codec::None) {
+        records::check_plain(&header, &records[batch::HEADER_BYTES..])?
+    } else if header.lacks_max_timestamp() && !topic.rules.log_append_time {
+        let records = records.clone();
+        cx.server.look_into(move || records::max_timestamp_ms(&records)).await?
+    } else {
+        header.max_timestamp_ms
+    };
+    if header.max_timestamp_ms != max_timestamp_ms && !topic.rules.log_append_time {
+        header.max_timestamp_ms = max_timestamp_ms;
+        let mut mended = records.to_vec();
+        batch::set_max_timestamp(&mut mended, max_timestamp_ms);
+        records = mended.into();
     }
     let appended =
         partition.append(&cx.server.store, &header, &records, topic.rules, deadline).await?;

@@ -287,6 +287,32 @@ async fn a_topic_may_carry_the_time_of_the_append() {
     );
 }
 
+/// What is stored is served to every reader, and a client that meets such records stops at them.
+#[tokio::test(flavor = "multi_thread")]
+async fn uncompressed_records_that_no_reader_could_take_are_refused() {
+    let server = TestServer::start().await;
+    server.topic("t", 1, &[]).await;
+    let mut client = server.client().await;
+    let good = plain(&[500, 900]);
+    let edited = |edit: &dyn Fn(&mut Vec<u8>)| {
+        let mut bytes = good.to_vec();
+        edit(&mut bytes);
+        // Computes the CRC again.
+        let header = batch::BatchHeader::parse(&bytes).unwrap();
+        batch::set_max_timestamp(&mut bytes, header.max_timestamp_ms);
+        Bytes::from(bytes)
+    };
+    // The first record: its length, attributes, timestamp delta, offset delta.
+    let (length, offset_delta) = (batch::HEADER_BYTES, batch::HEADER_BYTES + 3);
+    assert_eq!(good[offset_delta], 0);
+    assert_eq!(client.produce("t", 0, &edited(&|b| b[length] += 2)).await, (87, -1));
+    assert_eq!(client.produce("t", 0, &edited(&|b| b[offset_delta] = 2)).await, (87, -1));
+    // Its header does not say the greatest timestamp of its records: it is made to, as by Kafka.
+    let boasting = edited(&|b| batch::set_max_timestamp(b, 7_000));
+    assert_eq!(client.produce("t", 0, &boasting).await, (0, 0));
+    assert_eq!(client.fetch("t", 0, 0).await, (0, 2, stored(&good, 0)));
+}
+
 /// Some clients (Sarama) leave the header's greatest timestamp at -1. Offsets are found by it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_greatest_timestamp_that_is_missing_is_found() {
