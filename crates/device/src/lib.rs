@@ -2,7 +2,8 @@
 //!
 //! A [`Device`] takes reads, writes and flushes on aligned buffers and completes them on a thread of its own.
 //! Three engines implement it: io_uring, a pool of threads for kernels and containers that refuse io_uring, and a
-//! simulated disk ([`sim`]) that loses what was not flushed. This is the only crate of the workspace with `unsafe`.
+//! simulated disk ([`sim`]) that loses what was not flushed. A modelled disk ([`model`]) slows any of them down to the speed of
+//! a cloud disk. This is the only crate of the workspace with `unsafe`.
 #![allow(unsafe_code)]
 
 mod buffer;
@@ -11,6 +12,7 @@ mod conformance;
 mod copy;
 mod engine;
 mod error;
+pub mod model;
 mod open;
 pub mod sim;
 mod target;
@@ -44,7 +46,7 @@ pub struct Geometry {
     pub flushes: bool,
     /// Whether it was opened for reading only; writes and flushes fail then.
     pub read_only: bool,
-    /// The engine that serves the requests, `io_uring`, `threads` or `simulated`.
+    /// The engine that serves the requests: `io_uring`, `threads`, `simulated` or, behind a modelled disk, `memory`.
     pub engine: &'static str,
 }
 
