@@ -12,7 +12,8 @@ use crate::groups::Groups;
 use crate::metrics::Metrics;
 use crate::producer_ids::ProducerIds;
 use crate::sessions::Sessions;
-use crate::topics::Topics;
+use crate::topic_config::Overrides;
+use crate::topics::{Topic, Topics};
 
 /// Batches that are decompressed at the same time, to look for times.
 pub(crate) const CONCURRENT_DECOMPRESSIONS: usize = 2;
@@ -46,6 +47,22 @@ pub(crate) struct Server {
 }
 
 impl Server {
+    /// Create a topic, see [`Topics::create`]. Offsets that groups have of an earlier topic of this name are forgotten first.
+    pub(crate) async fn create_topic(
+        &self,
+        name: &str,
+        partitions: u32,
+        overrides: Overrides,
+        validate_only: bool,
+    ) -> Result<Arc<Topic>, ApiError> {
+        if !validate_only {
+            let exists = |name: &str| self.topics.by_name(name).is_ok();
+            let forgotten = self.groups.forget_missing_topics(&[name.to_owned()], exists).await;
+            forgotten.map_err(|e| ApiError::Storage(e.to_string()))?;
+        }
+        self.topics.create(name, partitions, overrides, validate_only).await
+    }
+
     /// Look into a batch, off the threads that serve: it may have to be decompressed.
     pub(crate) async fn look_into<T: Send + 'static>(
         &self,

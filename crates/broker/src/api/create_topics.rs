@@ -53,7 +53,7 @@ async fn create(
             .ok_or_else(|| ApiError::InvalidConfig(format!("{} is null", &*config.name)))?;
         overrides.insert(config.name.to_string(), value.to_string());
     }
-    let topic = cx.server.topics.create(&wanted.name, partitions, overrides, validate_only).await?;
+    let topic = cx.server.create_topic(&wanted.name, partitions, overrides, validate_only).await?;
     let configs = describe_configs::of_topic(&cx.server, &topic).map(|config| {
         CreatableTopicConfigs::default()
             .with_name(StrBytes::from_static_str(config.setting.name))

@@ -36,10 +36,9 @@ pub(super) async fn handle(cx: &Context, request: DeleteTopicsRequest) -> Delete
         }
         responses.push(result);
     }
-    if !deleted.is_empty()
-        && let Err(error) = cx.server.groups.topics_deleted(&deleted).await
-    {
-        // The topics are gone; offsets of topics that do not exist do no harm but take room.
+    let exists = |name: &str| cx.server.topics.by_name(name).is_ok();
+    if let Err(error) = cx.server.groups.forget_missing_topics(&deleted, exists).await {
+        // They take room until the next start, and are forgotten before there is another topic of the name.
         tracing::warn!(topics = ?deleted, %error, "committed offsets of deleted topics could not be dropped");
     }
     DeleteTopicsResponse::default().with_responses(responses)

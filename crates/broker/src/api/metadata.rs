@@ -82,8 +82,7 @@ async fn by_name(cx: &Context, name: &str, may_create: bool) -> Result<Arc<Topic
             if may_create && server.config.auto_create_topics =>
         {
             match server
-                .topics
-                .create(name, server.config.default_partitions, Overrides::new(), false)
+                .create_topic(name, server.config.default_partitions, Overrides::new(), false)
                 .await
             {
                 // Somebody else was faster.

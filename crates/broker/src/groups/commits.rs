@@ -132,23 +132,36 @@ impl Groups {
         }
     }
 
-    /// Forget the offsets of deleted topics in all groups. Durable when it returns. Call it when `exists` of [`Self::offset_commit`]
-    /// has become false for them; a commit that was let in before may still follow, and its offset then stays until retention ends it.
+    /// Forget the offsets that any group has of those of `names` for which there is no topic, by `exists` at the moment at which
+    /// that is put in line. Durable when it returns.
+    ///
+    /// Needed when a topic was deleted; at start, since the server may have died between the two; and before a topic is created,
+    /// which must not begin with the offsets of an earlier one of its name, whatever has become of the other attempts.
     ///
     /// # Errors
     /// [`GroupsError::NotWritten`]: nothing was forgotten.
-    pub async fn topics_deleted(&self, names: &[String]) -> Result<(), GroupsError> {
+    pub async fn forget_missing_topics(
+        &self,
+        names: &[String],
+        exists: impl Fn(&str) -> bool,
+    ) -> Result<(), GroupsError> {
         let log = &self.shared.log;
-        let names: Vec<String> = names
-            .iter()
-            .filter(|name| name.len() <= MAX_STRING_BYTES && log.may_have_topic(name))
-            .cloned()
-            .collect();
-        if names.is_empty() {
-            return Ok(());
-        }
-        let record = Prepared::from(Record::TopicsDeleted { names });
-        self.shared.write(|| Ok(log.append(&record)?)).await.map_err(GroupsError::NotWritten)
+        let missing = |name: &&String| {
+            name.len() <= MAX_STRING_BYTES && log.may_have_topic(name) && !exists(name)
+        };
+        let forget = || {
+            let names: Vec<String> = names.iter().filter(missing).cloned().collect();
+            if names.is_empty() {
+                return Ok(None);
+            }
+            Ok(Some(log.append(&Prepared::from(Record::TopicsDeleted { names }))?))
+        };
+        self.shared.write(forget).await.map_err(GroupsError::NotWritten)
+    }
+
+    /// The topics of which any group has offsets, in order.
+    pub fn topics_with_offsets(&self) -> Vec<String> {
+        self.shared.log.read(|table| table.topics().into_iter().map(str::to_owned).collect())
     }
 }
 

@@ -156,7 +156,7 @@ impl OffsetLog {
     /// Does the topic have offsets in any group, or could it, once all is durable that is on its way?
     pub(super) fn may_have_topic(&self, topic: &str) -> bool {
         let tail = self.tail.lock();
-        tail.table.has_topic(topic) || !tail.queue.is_empty()
+        tail.table.has_topic(topic) || tail.queue.iter().any(|(_, record)| record.commits(topic))
     }
 
     /// Resolves when an append that met [`Refused::NoRoom`] may succeed.

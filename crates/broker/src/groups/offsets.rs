@@ -28,7 +28,7 @@
 //! records, can cause), it keeps its input unread: first the previous checkpoint, then each batch. [`Offsets::decode`] of a
 //! quarantine fails with the reason, so the coordinator does not open and nothing is lost.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::str;
 
 use alluvium_stream::Batch;
@@ -92,6 +92,12 @@ impl Record {
             | Record::Expired { group, .. } => Some(group),
             Record::TopicsDeleted { .. } => None,
         }
+    }
+
+    /// Does it give this topic an offset?
+    pub(super) fn commits(&self, topic: &str) -> bool {
+        let Record::Commit { topics, .. } = self else { return false };
+        topics.iter().any(|(name, _)| name == topic)
     }
 
     /// Strings must not be longer than [`MAX_STRING_BYTES`].
@@ -192,6 +198,11 @@ impl Offsets {
 
     pub(super) fn get(&self, group: &str, topic: &str, partition: i32) -> Option<&Committed> {
         self.groups.get(group)?.get(topic)?.get(&partition)
+    }
+
+    /// Names of the topics of which any group has offsets.
+    pub(super) fn topics(&self) -> BTreeSet<&str> {
+        self.groups.values().flat_map(|topics| topics.keys().map(String::as_str)).collect()
     }
 
     /// Does any group hold an offset of this topic?

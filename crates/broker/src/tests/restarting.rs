@@ -2,14 +2,16 @@
 
 use bytes::Bytes;
 use kafka_protocol::messages::{
-    CreatePartitionsRequest, DeleteTopicsRequest, InitProducerIdRequest, MetadataRequest,
+    CreatePartitionsRequest, DeleteTopicsRequest, GroupId, InitProducerIdRequest, MetadataRequest,
     OffsetCommitRequest, OffsetFetchRequest, TopicName,
 };
+use kafka_protocol::protocol::Request as _;
 use kafka_protocol::records::Compression;
 
 use super::examples::{self, World};
 use super::harness::{TestServer, stored, text};
 use crate::batch::tests::encode;
+use crate::topics::TopicRef;
 
 fn of_producer(id: i64, sequence: i32) -> Bytes {
     encode(Compression::Zstd, (id, 0, sequence), &[5])
@@ -145,4 +147,39 @@ async fn committed_offsets_survive() {
     }
 }
 
-use kafka_protocol::protocol::Request as _;
+/// A topic and the offsets of it are deleted one after the other, and anything may happen in between.
+#[tokio::test(flavor = "multi_thread")]
+async fn offsets_of_a_deleted_topic_do_not_pass_to_the_next_one_of_its_name() {
+    use kafka_protocol::messages::offset_commit_request::*;
+    use kafka_protocol::messages::offset_fetch_request::OffsetFetchRequestTopic;
+    let name = || TopicName(text("t"));
+    let group = || GroupId(text("g"));
+    let partition = OffsetCommitRequestPartition::default().with_committed_offset(7);
+    let topic =
+        OffsetCommitRequestTopic::default().with_name(name()).with_partitions(vec![partition]);
+    let commit = OffsetCommitRequest::default().with_group_id(group()).with_topics(vec![topic]);
+    let topic =
+        OffsetFetchRequestTopic::default().with_name(name()).with_partition_indexes(vec![0]);
+    let fetch = OffsetFetchRequest::default().with_group_id(group()).with_topics(Some(vec![topic]));
+    let offset = async |server: &TestServer| {
+        let response = server.client().await.call(7, &fetch).await;
+        response.topics[0].partitions[0].committed_offset
+    };
+    for how in [None, Some(Stop::Killed), Some(Stop::KilledAfterUpload)] {
+        let mut server = TestServer::start().await;
+        server.topic("t", 1, &[]).await;
+        server.topic("other", 1, &[]).await;
+        let committed = server.client().await.call(8, &commit).await;
+        assert_eq!(committed.topics[0].partitions[0].error_code, 0);
+        assert_eq!(offset(&server).await, 7);
+        server.server().topics.delete(&TopicRef::Name("t".into())).await.unwrap();
+        if let Some(how) = how {
+            stop_and_start(&mut server, how).await;
+            assert_eq!(offset(&server).await, -1, "{how:?}");
+        }
+        server.topic("t", 1, &[]).await;
+        assert_eq!(offset(&server).await, -1, "{how:?}");
+        stop_and_start(&mut server, Stop::Killed).await;
+        assert_eq!(offset(&server).await, -1, "{how:?}: durably");
+    }
+}
