@@ -55,7 +55,7 @@ pub enum Change {
     BindWal(Uuid),
     /// All stream ids below this one have been handed out. Never goes back.
     NextStreamId(StreamId),
-    /// An object is complete in the object store.
+    /// An object is complete in the object store. Its id is at least [`Snapshot::next_object_id`].
     AddObject(ObjectInfo),
     /// A stream was uploaded up to an offset. Replaces its checkpoint and adds its range, unless that ends at or before the start.
     Uploaded(Uploaded),
@@ -169,9 +169,9 @@ pub trait Catalog: Send + Sync + 'static {
     /// Apply all of `changes`, in order, or none; durable when it returns. Blocking.
     ///
     /// Refused with nothing changed: creating a stream that exists or whose id was never handed out; deleting, trimming or
-    /// uploading one that does not exist; moving an uploaded end or an id counter back; a range of an object that is
-    /// not there or that does not follow the stream's last one. After any other error the changes may or may
-    /// not have become durable; repeating an upload's commit is harmless.
+    /// uploading one that does not exist; moving an uploaded end or an id counter back; adding an object whose id was used
+    /// before; a range of an object that is not there or that does not follow the stream's last one. After any other error the
+    /// changes may or may not have become durable, and the store uses this catalog no more: it has to be opened anew.
     fn commit(&self, changes: &[Change]) -> Result<(), CatalogError>;
 }
 
@@ -192,6 +192,9 @@ mod refusal {
     }
     pub(super) fn no_object(id: ObjectId) -> CatalogError {
         CatalogError::Refused(format!("there is no object {id}"))
+    }
+    pub(super) fn object_id_used(id: ObjectId, next: u64) -> CatalogError {
+        CatalogError::Refused(format!("object id {id} was used before, the next one is {next}"))
     }
     pub(super) fn back(what: &str, from: u64, to: u64) -> CatalogError {
         CatalogError::Refused(format!("{what} can not go back from {from} to {to}"))

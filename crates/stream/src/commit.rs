@@ -3,15 +3,15 @@
 
 use std::collections::HashSet;
 use std::future::Future;
+use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use alluvium_wal::LogOffset;
 use bytes::Bytes;
-use tokio::sync::MutexGuard;
 
 use crate::catalog::{CatalogError, Change, ObjectInfo, ObjectRange, Uploaded};
-use crate::store::{Counters, Shared, StoreError};
+use crate::store::{Shared, StoreError};
 use crate::tail::{Range, StreamState, Tail, UploadedPart};
 use crate::types::{ObjectId, StreamId, StreamOffset};
 
@@ -24,32 +24,42 @@ pub(crate) struct UploadPart {
     pub(crate) range: Option<ObjectRange>,
 }
 
-/// Run to the end even if the caller does not wait for it.
-async fn detached<T: Send + 'static>(
-    work: impl Future<Output = Result<T, StoreError>> + Send + 'static,
-) -> Result<T, StoreError> {
-    tokio::spawn(work).await.unwrap_or_else(|error| Err(StoreError::Failed(error.to_string())))
-}
-
 impl Shared {
-    /// The right to change the catalog; refused after close.
-    async fn begin_commit(&self) -> Result<MutexGuard<'_, Counters>, StoreError> {
-        let counters = self.committing.lock().await;
-        match self.failure() {
-            // After a commit of unknown outcome memory may be behind the catalog, and must not decide anything.
-            Some(failure @ (StoreError::Closed | StoreError::Catalog(_))) => Err(failure),
-            // A WAL that has failed stops appends; topics can still be deleted.
-            Some(_) | None => Ok(counters),
-        }
+    /// Change the catalog and what follows from it in memory: `work` is alone at it, runs to the end even if the caller does not wait
+    /// for it, and does not begin once the store has halted. A WAL that has failed does not hinder it: topics can still be deleted.
+    async fn change<T: Send + 'static>(
+        self: &Arc<Self>,
+        work: impl Future<Output = Result<T, StoreError>> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        let shared = self.clone();
+        let task = tokio::spawn(async move {
+            let _alone = shared.committing.lock().await;
+            match shared.halted() {
+                Some(cause) => Err(cause),
+                // Caught before the lock is given back: nobody shall go on where a panic has left off.
+                None => shared.caught(work).await?,
+            }
+        });
+        task.await.unwrap_or_else(|cancelled| Err(StoreError::Failed(cancelled.to_string())))
     }
 
+    /// After an error other than a refusal nobody knows what the catalog holds, and a catalog need not take anything any more. So
+    /// the store halts, and opening it again reads what has become of it.
     async fn write_catalog(&self, changes: Vec<Change>) -> Result<(), StoreError> {
         let catalog = self.catalog.clone();
         let commit = move || catalog.commit(&changes);
-        let result = tokio::task::spawn_blocking(commit)
-            .await
-            .map_err(|error| StoreError::Failed(error.to_string()))?;
-        result.map_err(StoreError::Catalog)
+        let committed = match tokio::task::spawn_blocking(commit).await {
+            Ok(committed) => committed.map_err(StoreError::Catalog),
+            Err(ended) => match ended.try_into_panic() {
+                Ok(panic) => resume_unwind(panic),
+                Err(cancelled) => Err(StoreError::Failed(cancelled.to_string())),
+            },
+        };
+        match &committed {
+            Ok(()) | Err(StoreError::Catalog(CatalogError::Refused(_))) => {}
+            Err(error) => self.halt(error.clone()),
+        }
+        committed
     }
 
     pub(crate) async fn new_stream_ids(
@@ -57,12 +67,12 @@ impl Shared {
         count: u32,
     ) -> Result<Vec<StreamId>, StoreError> {
         let shared = self.clone();
-        detached(async move {
-            let mut counters = shared.begin_commit().await?;
-            let first = counters.next_stream_id;
+        self.change(async move {
+            let first = shared.ids.next_stream.load(Ordering::Relaxed);
             let next = first + u64::from(count);
+            // First here: ids of which nobody knows whether they were handed out are not handed out.
+            shared.ids.next_stream.store(next, Ordering::Relaxed);
             shared.write_catalog(vec![Change::NextStreamId(StreamId(next))]).await?;
-            counters.next_stream_id = next;
             Ok((first..next).map(StreamId).collect())
         })
         .await
@@ -70,10 +80,8 @@ impl Shared {
 
     /// A number for an object. It becomes durable with the object; one that is not committed may be used again after a restart,
     /// under another name.
-    pub(crate) async fn new_object_id(&self) -> ObjectId {
-        let mut counters = self.committing.lock().await;
-        counters.next_object_id += 1;
-        ObjectId(counters.next_object_id - 1)
+    pub(crate) fn new_object_id(&self) -> ObjectId {
+        ObjectId(self.ids.next_object.fetch_add(1, Ordering::Relaxed))
     }
 
     pub(crate) async fn commit(
@@ -81,17 +89,11 @@ impl Shared {
         mut changes: Vec<Change>,
     ) -> Result<(), StoreError> {
         let shared = self.clone();
-        detached(async move {
-            let counters = shared.begin_commit().await?;
+        self.change(async move {
             // A trim that another one, or a state stream's upload, has overtaken has nothing left to do.
             changes.retain(|change| !shared.is_overtaken(change));
-            shared.check(&changes, &counters)?;
-            if let Err(error) = shared.write_catalog(changes.clone()).await {
-                if let StoreError::Catalog(CatalogError::Failed(_)) = &error {
-                    shared.fail(error.clone());
-                }
-                return Err(error);
-            }
+            shared.check(&changes)?;
+            shared.write_catalog(changes.clone()).await?;
             for change in changes {
                 shared.apply(change);
             }
@@ -109,13 +111,13 @@ impl Shared {
     }
 
     /// Refuse what makes no sense.
-    fn check(&self, changes: &[Change], counters: &Counters) -> Result<(), StoreError> {
+    fn check(&self, changes: &[Change]) -> Result<(), StoreError> {
         let invalid = |message: String| Err(StoreError::InvalidChange(message));
         let mut touched = HashSet::new();
         for change in changes {
             let (id, to) = match change {
                 Change::CreateStream { id, kind } => {
-                    if id.0 >= counters.next_stream_id
+                    if id.0 >= self.ids.next_stream.load(Ordering::Relaxed)
                         || self.streams.read().contains_key(id)
                         || !touched.insert(*id)
                     {
@@ -206,21 +208,18 @@ impl Shared {
 
     /// Commit an upload: its object, ranges and checkpoints at once, and that the log is uploaded up to `cut`. False if the
     /// object turned out to be of no use, because its streams were deleted or trimmed meanwhile; no range refers to it then.
-    ///
-    /// May be repeated after an error: the commit either happened or it did not, and both are fine.
     pub(crate) async fn commit_upload(
         self: &Arc<Self>,
         cut: LogOffset,
         object: Option<Arc<ObjectInfo>>,
-        parts: &Arc<Vec<UploadPart>>,
+        parts: Vec<UploadPart>,
     ) -> Result<bool, StoreError> {
-        let (shared, parts) = (self.clone(), parts.clone());
-        detached(async move {
-            let _counters = shared.begin_commit().await?;
+        let shared = self.clone();
+        self.change(async move {
             let mut changes = Vec::with_capacity(parts.len() + 2);
             let mut applied = Vec::with_capacity(parts.len());
             let mut live = 0;
-            for part in &*parts {
+            for part in parts {
                 let tail = part.stream.tail.lock();
                 if tail.deleted {
                     continue;
@@ -230,31 +229,30 @@ impl Shared {
                 } else {
                     tail.start
                 };
-                let range = part.range.clone().filter(|range| range.end > start);
+                drop(tail);
+                let range = part.range.filter(|range| range.end > start);
                 live += u64::from(range.is_some());
                 let object = object.as_ref();
-                applied.push((
-                    part.stream.clone(),
-                    UploadedPart {
-                        uploaded_end: part.uploaded_end,
-                        start,
-                        checkpoint: part.checkpoint.clone(),
-                        range: range.as_ref().map(|range| Range {
-                            object: object.expect("a range lies in the upload's object").clone(),
-                            start: range.start,
-                            end: range.end,
-                            payload_bytes: range.payload_bytes,
-                            max_timestamp_ms: range.max_timestamp_ms,
-                        }),
-                    },
-                ));
                 changes.push(Change::Uploaded(Uploaded {
                     stream: part.stream.id,
                     uploaded_end: part.uploaded_end,
                     start,
                     checkpoint: part.checkpoint.clone(),
-                    range,
+                    range: range.clone(),
                 }));
+                let uploaded = UploadedPart {
+                    uploaded_end: part.uploaded_end,
+                    start,
+                    checkpoint: part.checkpoint,
+                    range: range.map(|range| Range {
+                        object: object.expect("a range lies in the upload's object").clone(),
+                        start: range.start,
+                        end: range.end,
+                        payload_bytes: range.payload_bytes,
+                        max_timestamp_ms: range.max_timestamp_ms,
+                    }),
+                };
+                applied.push((part.stream, uploaded));
             }
             let object = object.filter(|_| live > 0);
             if let Some(object) = &object {
@@ -282,8 +280,7 @@ impl Shared {
     /// The janitor has deleted these objects from the object store.
     pub(crate) async fn forget(self: &Arc<Self>, ids: Vec<ObjectId>) -> Result<(), StoreError> {
         let shared = self.clone();
-        detached(async move {
-            let _counters = shared.begin_commit().await?;
+        self.change(async move {
             shared.write_catalog(ids.iter().copied().map(Change::ForgetObject).collect()).await?;
             let mut table = shared.object_table.lock();
             for id in &ids {

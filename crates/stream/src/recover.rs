@@ -13,7 +13,7 @@ use crate::cache::LogCache;
 use crate::catalog::{Catalog, Change, ObjectInfo, Snapshot, StreamRow};
 use crate::options::Options;
 use crate::record;
-use crate::store::{Counters, Lost, ObjectTable, StoreError};
+use crate::store::{Ids, Lost, ObjectTable, StoreError};
 use crate::tail::{self, BATCH_OVERHEAD_BYTES, Cached, StreamState, Tail};
 use crate::types::{ObjectId, StreamId, StreamOffset};
 
@@ -106,7 +106,7 @@ pub(crate) struct Recovered {
     pub(crate) meta: BTreeMap<String, Vec<u8>>,
     pub(crate) cache: LogCache,
     pub(crate) objects: ObjectTable,
-    pub(crate) counters: Counters,
+    pub(crate) ids: Ids,
 }
 
 /// Blocking. On an error the WAL is unchanged, unless only the last step, binding a new catalog to it, has failed.
@@ -134,9 +134,9 @@ pub(crate) fn recover(
         .saturating_sub(record::HEADER_BYTES as u64)
         .min(options.cache_bytes / 2 - BATCH_OVERHEAD_BYTES);
 
-    let counters = Counters {
-        next_stream_id: snapshot.next_stream_id,
-        next_object_id: snapshot.next_object_id,
+    let ids = Ids {
+        next_stream: snapshot.next_stream_id.into(),
+        next_object: snapshot.next_object_id.into(),
     };
     let bound = snapshot.wal_id.is_some();
     let mut replay = Replay::new(snapshot, LogCache::new(options.cache_bytes))?;
@@ -149,7 +149,7 @@ pub(crate) fn recover(
     for damage in &report.damage {
         tracing::error!("acknowledged data can not be read back: {damage}");
     }
-    let missing_end = (report.end < uploaded).then(|| report.end..uploaded);
+    let missing_end = (report.end < uploaded).then_some(report.end..uploaded);
     if let Some(missing) = &missing_end {
         tracing::error!(
             "the log ends at {}, but was durable up to {} once: its end is damaged, or the device holds an old copy. What was \
@@ -190,7 +190,7 @@ pub(crate) fn recover(
         meta: replay.meta,
         cache: replay.cache,
         objects: replay.objects,
-        counters,
+        ids,
     })
 }
 

@@ -1,12 +1,15 @@
 //! The store: all streams of one WAL.
 
 use std::collections::{BTreeMap, HashMap};
+use std::future::Future;
+use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use alluvium_device::SharedDevice;
 use alluvium_wal::{LogOffset, Wal, WalError};
+use futures::FutureExt;
 use object_store::ObjectStore;
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::Notify;
@@ -105,9 +108,9 @@ pub struct Stats {
     pub uploads: u64,
     /// Bytes of objects committed since the start.
     pub uploaded_bytes: u64,
-    /// Failed attempts to write an object or to commit it.
+    /// Failed attempts to write an object.
     pub upload_failures: u64,
-    /// Set while uploads fail: from the first failed attempt until an upload has come to its end.
+    /// Set while objects can not be written: from the first failed attempt until an upload has come to its end.
     pub upload_failing: Option<UploadFailing>,
     /// Old objects that the catalog does not know, and that are still there: they could not be deleted yet, or are kept because
     /// offsets are lost.
@@ -124,7 +127,7 @@ pub struct Stats {
     pub wal: alluvium_wal::Stats,
 }
 
-/// Uploads fail now, and are tried again. Until they succeed the WAL fills up, and in the end appends find no room.
+/// Objects can not be written now; it is tried again. Until that succeeds the WAL fills up, and in the end appends find no room.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UploadFailing {
     /// Time since the first failure in a row.
@@ -150,7 +153,9 @@ pub struct Lost {
 
 /// All streams of one WAL. Cheap to clone; must live, and be opened, in a `tokio` runtime.
 ///
-/// Close it with [`Store::close`]. Dropping the last handle instead stops uploads as a crash would; nothing is lost by that.
+/// Close it with [`Store::close`]. Dropping the last handle instead stops it as a crash would, and wakes who still waits at a
+/// [`Stream`]; nothing is lost by that. A change of the catalog that has begun ends later, so a store that is to be opened again
+/// in this process has to be closed.
 #[derive(Clone)]
 pub struct Store {
     pub(crate) shared: Arc<Shared>,
@@ -158,12 +163,14 @@ pub struct Store {
 }
 
 struct Tasks {
+    shared: Arc<Shared>,
     handles: Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl Drop for Tasks {
     fn drop(&mut self) {
         self.handles.lock().iter().for_each(JoinHandle::abort);
+        self.shared.halt(StoreError::Closed);
     }
 }
 
@@ -184,19 +191,24 @@ pub(crate) struct Shared {
     pub(crate) upload: UploadSignal,
     pub(crate) object_table: Mutex<ObjectTable>,
     /// Held over each change of the catalog and of what is derived from it in memory, so that both have one order.
-    pub(crate) committing: tokio::sync::Mutex<Counters>,
+    pub(crate) committing: tokio::sync::Mutex<()>,
+    pub(crate) ids: Ids,
     /// Wakes the janitor.
     pub(crate) retired: Notify,
     pub(crate) numbers: Numbers,
+    /// Why nothing can be appended any more.
     failure: OnceLock<StoreError>,
     /// `failure` was set.
     failed: Notify,
+    /// Why the catalog can not be changed any more. `failure` is set too then, perhaps to something that came before.
+    halted: OnceLock<StoreError>,
 }
 
 /// Ids to hand out next.
-pub(crate) struct Counters {
-    pub(crate) next_stream_id: u64,
-    pub(crate) next_object_id: u64,
+pub(crate) struct Ids {
+    /// Changed under [`Shared::committing`].
+    pub(crate) next_stream: AtomicU64,
+    pub(crate) next_object: AtomicU64,
 }
 
 /// The objects that the catalog knows.
@@ -312,22 +324,26 @@ impl Store {
                 cut: AtomicU64::new(start.0),
             },
             object_table: Mutex::new(recovered.objects),
-            committing: tokio::sync::Mutex::new(recovered.counters),
+            committing: tokio::sync::Mutex::new(()),
+            ids: recovered.ids,
             retired: Notify::new(),
             numbers: Numbers::new(&recovered.recovery),
             failure: OnceLock::new(),
             failed: Notify::new(),
+            halted: OnceLock::new(),
             options,
         });
         // What was recovered may already be enough for an upload, and there may be objects to delete.
         shared.upload.wanted.notify_one();
         shared.retired.notify_one();
+        let complete = recovered.recovery.gaps.is_empty();
         let handles = vec![
-            tokio::spawn(upload::run(shared.clone())),
-            tokio::spawn(wake::run(shared.clone())),
-            tokio::spawn(janitor::run(shared.clone(), recovered.recovery.gaps.is_empty())),
+            shared.spawn(upload::run(shared.clone())),
+            shared.spawn(wake::run(shared.clone())),
+            shared.spawn(janitor::run(shared.clone(), complete)),
         ];
-        let store = Self { shared, tasks: Arc::new(Tasks { handles: Mutex::new(handles) }) };
+        let tasks = Tasks { shared: shared.clone(), handles: Mutex::new(handles) };
+        let store = Self { shared, tasks: Arc::new(tasks) };
         Ok(Opened { store, recovery: recovered.recovery })
     }
 
@@ -339,8 +355,8 @@ impl Store {
     /// Apply changes in order, atomically and durably; created streams are open, and deleted ones closed, when it returns.
     ///
     /// A list may change a stream only once. A trim to or before the start does nothing. Dropping the future does not
-    /// stop what has begun. If the catalog fails it is not known whether the changes became durable; the store has failed
-    /// then, and opening it again finds out.
+    /// stop what has begun. If the catalog fails it is not known whether the changes became durable; nothing can be changed or
+    /// appended then until the store is opened again, which finds out.
     pub async fn commit(&self, changes: Vec<Change>) -> Result<(), StoreError> {
         self.shared.commit(changes).await
     }
@@ -454,13 +470,12 @@ impl Store {
             handle.abort();
         }
         for handle in handles {
-            // Cancelled is what it should be; a panic was reported when it happened.
+            // It was cancelled, or has ended with a failure that everybody knows.
             let _ = handle.await;
         }
-        // Commits run in tasks of their own and finish what they have begun.
-        let committing = shared.committing.lock().await;
-        shared.fail(StoreError::Closed);
-        drop(committing);
+        shared.halt(StoreError::Closed);
+        // Commits run in tasks of their own. Whoever begins after this sees the halt; wait for the one that has begun before.
+        drop(shared.committing.lock().await);
         let wal = shared.wal.clone();
         tokio::task::spawn_blocking(move || wal.close())
             .await
@@ -491,6 +506,39 @@ impl Shared {
         for stream in self.streams.read().values() {
             stream.tail.lock().wake_watchers();
         }
+    }
+
+    /// Nothing may be changed any more, neither the catalog nor what is derived from it in memory: one of them may be behind the other, or
+    /// the store is closed. Appends end with it. The first cause counts.
+    pub(crate) fn halt(&self, cause: StoreError) {
+        let _ = self.halted.set(cause.clone());
+        self.fail(cause);
+    }
+
+    pub(crate) fn halted(&self) -> Option<StoreError> {
+        self.halted.get().cloned()
+    }
+
+    /// Run `work`. If it panics nobody knows what is true in memory any more, and what others wait for may never come: the store
+    /// halts.
+    pub(crate) async fn caught<T>(&self, work: impl Future<Output = T>) -> Result<T, StoreError> {
+        AssertUnwindSafe(work).catch_unwind().await.map_err(|panic| {
+            let text = panic.downcast_ref::<String>().map(String::as_str);
+            let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+            let defect = format!("a defect: {}", text.unwrap_or("a panic without a message"));
+            let defect = StoreError::Failed(defect);
+            self.halt(defect.clone());
+            defect
+        })
+    }
+
+    /// Run a task of the store's life.
+    fn spawn(self: &Arc<Self>, task: impl Future<Output = ()> + Send + 'static) -> JoinHandle<()> {
+        let shared = self.clone();
+        tokio::spawn(async move {
+            // The halt has said it.
+            let _ = shared.caught(task).await;
+        })
     }
 
     /// What the WAL has grown by since the last cut.

@@ -143,6 +143,9 @@ impl Stream {
             "{count} records at offset {base}"
         );
         let shared = &*self.shared;
+        if let Some(failure) = shared.failure() {
+            return Err(AppendError::Failed(failure));
+        }
         let len_bytes = payload.len() as u64;
         if len_bytes > shared.max_batch_bytes {
             return Err(AppendError::TooLarge { len_bytes, max_bytes: shared.max_batch_bytes });

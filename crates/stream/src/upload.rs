@@ -18,7 +18,7 @@ use bytes::Bytes;
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use crate::catalog::{CatalogError, ObjectInfo, ObjectRange};
+use crate::catalog::{ObjectInfo, ObjectRange};
 use crate::commit::UploadPart;
 use crate::object::{BLOCK_TARGET_BYTES, Encoder};
 use crate::objects::{ObjectError, Writer};
@@ -63,8 +63,10 @@ pub(crate) async fn run(shared: Arc<Shared>) {
             continue;
         }
         last = Instant::now();
-        if let Err(error) = cycle(&shared).await {
-            return shared.fail(error);
+        match cycle(&shared).await {
+            Ok(()) => {}
+            Err(error @ StoreError::Wal(_)) => return shared.fail(error),
+            Err(error) => return shared.halt(error),
         }
         shared.numbers.upload_done();
         // In this order: whoever was turned away before tries again after the gate has opened, and forces
@@ -74,8 +76,8 @@ pub(crate) async fn run(shared: Arc<Shared>) {
     }
 }
 
-/// One upload. Fails with the store, or if the owner's [`crate::Fold`] panics; an object store or a catalog that is not there
-/// is tried until it is.
+/// One upload. An object store that is not there is tried until it is. Fails for good if the WAL or the catalog does, or if the
+/// owner's [`crate::Fold`] panics.
 async fn cycle(shared: &Arc<Shared>) -> Result<(), StoreError> {
     let cut = shared.wal.appended();
     if cut.0 == shared.upload.cut.swap(cut.0, Ordering::AcqRel) {
@@ -97,7 +99,12 @@ async fn cycle(shared: &Arc<Shared>) -> Result<(), StoreError> {
         checkpoint,
         range,
     });
-    commit_until_done(shared, cut, object, &Arc::new(parts.collect())).await?;
+    let used = shared.commit_upload(cut, object.clone(), parts.collect()).await?;
+    if let Some(object) = object.filter(|_| !used)
+        && let Err(left) = shared.objects.delete(&object.name).await
+    {
+        tracing::debug!("could not delete an object that is not needed: {left}");
+    }
     shared.wal.trim(..cut).await?;
     Ok(())
 }
@@ -144,7 +151,7 @@ fn fold_part(shared: &Shared, part: &Part) -> Option<Bytes> {
 type Written = (ObjectInfo, Vec<Option<ObjectRange>>);
 
 async fn write_until_done(shared: &Shared, parts: &[Part]) -> Written {
-    let id = shared.new_object_id().await;
+    let id = shared.new_object_id();
     let mut backoff = Backoff::new(shared);
     loop {
         // A new name for each attempt: nothing is known about what the last one left behind.
@@ -225,34 +232,6 @@ async fn write(
         created_at_ms: i64::try_from(now.as_millis()).unwrap_or(i64::MAX),
     };
     Ok((info, ranges))
-}
-
-/// Fails if the store has, or if the catalog refuses what must be right; a catalog that is not there is waited for.
-async fn commit_until_done(
-    shared: &Arc<Shared>,
-    cut: LogOffset,
-    object: Option<Arc<ObjectInfo>>,
-    parts: &Arc<Vec<UploadPart>>,
-) -> Result<(), StoreError> {
-    let mut backoff = Backoff::new(shared);
-    loop {
-        match shared.commit_upload(cut, object.clone(), parts).await {
-            Ok(used) => {
-                if let Some(object) = object.filter(|_| !used)
-                    && let Err(left) = shared.objects.delete(&object.name).await
-                {
-                    tracing::debug!("could not delete an object that is not needed: {left}");
-                }
-                return Ok(());
-            }
-            Err(error @ StoreError::Catalog(CatalogError::Failed(_)))
-                if shared.failure().is_none() =>
-            {
-                backoff.failed(&format!("can not commit: {error}")).await;
-            }
-            Err(error) => return Err(error),
-        }
-    }
 }
 
 /// Waits longer after each failure.

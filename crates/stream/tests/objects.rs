@@ -9,7 +9,8 @@ use std::time::{Duration, SystemTime};
 
 use alluvium_stream::object::Whole;
 use alluvium_stream::{
-    Batch, Change, FetchError, KIND_LOG, MemoryCatalog, Opened, Store, Stream, StreamOffset,
+    Batch, Change, FetchError, KIND_LOG, KIND_STATE, MemoryCatalog, Opened, Store, Stream,
+    StreamOffset,
 };
 use common::*;
 use futures::StreamExt;
@@ -203,27 +204,40 @@ async fn an_object_goes_when_nobody_has_a_part_of_it() {
 }
 
 #[tokio::test]
-async fn what_is_deleted_while_it_is_uploaded_leaves_nothing() {
+async fn what_goes_while_it_is_uploaded_leaves_nothing() {
     let mut world = World::new(WAL_BYTES, 1);
     let life = world.start().await;
-    let stream = life.create_log().await;
-    append(&life.store, &stream, &batch(stream.id(), 0, 1, 100)).await.await.unwrap();
-    life.catalog.set(CatalogMode::RefusesUploads);
+    let mut streams = Vec::new();
+    for kind in [KIND_LOG, KIND_LOG, KIND_STATE] {
+        let stream = life.create(kind).await;
+        for i in 0..10 {
+            append(&life.store, &stream, &batch(stream.id(), i, 1, 100)).await.await.unwrap();
+        }
+        streams.push(stream);
+    }
+    let answer = life.objects.answers.lock().await;
     let flush = tokio::spawn({
         let store = life.store.clone();
         async move { store.flush().await }
     });
-    eventually("an attempt to commit", || life.catalog.failed.load(Ordering::SeqCst) > 0).await;
-    life.store.commit(vec![Change::DeleteStream(stream.id())]).await.unwrap();
-    life.catalog.set(CatalogMode::Works);
+    while names(&world).await.is_empty() {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    streams[2].trim(StreamOffset(3)).await.unwrap();
+    streams[1].trim(StreamOffset(10)).await.unwrap();
+    life.store.commit(vec![Change::DeleteStream(streams[0].id())]).await.unwrap();
+    drop(answer);
     flush.await.unwrap().unwrap();
+    let starts = [streams[1].start_offset(), streams[2].start_offset()];
+    assert_eq!(starts, [StreamOffset(10), StreamOffset(10)]);
     assert_eq!(
         (life.store.stats().objects, names(&world).await.len()),
         (0, 0),
         "the object had become useless"
     );
-    assert_eq!(life.store.stats().cache_used_bytes, 0);
-    drop(stream);
+    drop(streams);
+    let life = restart(life, &mut world).await;
+    assert_eq!((life.store.stats().objects, life.store.stats().retired_objects), (0, 0));
     life.close(&mut world).await;
 }
 

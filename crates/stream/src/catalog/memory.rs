@@ -62,7 +62,10 @@ fn apply(state: &mut Snapshot, change: &Change) -> Result<(), CatalogError> {
             state.next_stream_id = id.0;
         }
         Change::AddObject(object) => {
-            state.next_object_id = state.next_object_id.max(object.id.0 + 1);
+            if object.id.0 < state.next_object_id {
+                return Err(refusal::object_id_used(object.id, state.next_object_id));
+            }
+            state.next_object_id = object.id.0 + 1;
             state.objects.insert(object.id, object.clone());
         }
         Change::Uploaded(Uploaded { stream: id, uploaded_end, start, checkpoint, range }) => {
@@ -81,8 +84,6 @@ fn apply(state: &mut Snapshot, change: &Change) -> Result<(), CatalogError> {
                 if !state.objects.contains_key(&range.object) {
                     return Err(refusal::no_object(range.object));
                 }
-                // The same range again is a repeated commit.
-                stream.ranges.retain(|known| known.start != range.start);
                 if let Some(last) = stream.ranges.last().filter(|last| last.end > range.start) {
                     return Err(refusal::not_after(*id, range, last.end));
                 }

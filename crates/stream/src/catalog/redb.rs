@@ -264,8 +264,11 @@ impl<'t> Tables<'t> {
                 self.counters.insert(KEY_NEXT_STREAM, id.0)?;
             }
             Change::AddObject(object) => {
-                let next = self.counter(KEY_NEXT_OBJECT)?.max(object.id.0 + 1);
-                self.counters.insert(KEY_NEXT_OBJECT, next)?;
+                let next = self.counter(KEY_NEXT_OBJECT)?;
+                if object.id.0 < next {
+                    return Err(Failure::Refused(refusal::object_id_used(object.id, next)));
+                }
+                self.counters.insert(KEY_NEXT_OBJECT, object.id.0 + 1)?;
                 self.objects.insert(object.id.0, encode_object(object)?.as_slice())?;
             }
             Change::Uploaded(uploaded) => self.upload(uploaded)?,
@@ -300,8 +303,6 @@ impl<'t> Tables<'t> {
         if self.objects.get(range.object.0)?.is_none() {
             return Err(Failure::Refused(refusal::no_object(range.object)));
         }
-        // The same range again is a repeated commit.
-        self.ranges.remove((id.0, range.start.0))?;
         if let Some(last) = self.ranges.range((id.0, 0)..=(id.0, u64::MAX))?.next_back() {
             let (key, value) = last?;
             let last = decode_range(StreamOffset(key.value().1), value.value())?;
@@ -423,6 +424,12 @@ fn decode_object(value: &[u8]) -> Result<ObjectInfo, Failure> {
 
 #[cfg(test)]
 mod tests {
+    use std::io;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use redb::StorageBackend;
+
     use super::*;
 
     #[test]
@@ -454,6 +461,52 @@ mod tests {
 
         drop(catalog);
         assert_eq!(RedbCatalog::open(&path).unwrap().load().unwrap(), before);
+    }
+
+    /// A disk that is full, or broken, for a moment.
+    #[derive(Debug)]
+    struct Failing {
+        inner: redb::backends::InMemoryBackend,
+        fails: Arc<AtomicBool>,
+    }
+
+    impl StorageBackend for Failing {
+        fn len(&self) -> io::Result<u64> {
+            self.inner.len()
+        }
+        fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+            self.inner.read(offset, out)
+        }
+        fn set_len(&self, len: u64) -> io::Result<()> {
+            self.inner.set_len(len)
+        }
+        fn sync_data(&self) -> io::Result<()> {
+            self.inner.sync_data()
+        }
+        fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+            if self.fails.load(Ordering::SeqCst) {
+                return Err(io::ErrorKind::StorageFull.into());
+            }
+            self.inner.write(offset, data)
+        }
+    }
+
+    /// Why the store does not try a commit again: a database that has seen one error gives nothing but errors.
+    #[test]
+    fn after_an_error_it_takes_nothing_until_it_is_opened_again() {
+        let fails = Arc::new(AtomicBool::new(false));
+        let inner = redb::backends::InMemoryBackend::new();
+        let backend = Failing { inner, fails: fails.clone() };
+        let database = Database::builder().create_with_backend(backend).unwrap();
+        let catalog = RedbCatalog { database, path: "c".into() };
+        catalog.initialise().unwrap();
+        let change = Change::NextStreamId(StreamId(1));
+        fails.store(true, Ordering::SeqCst);
+        let error = catalog.commit(std::slice::from_ref(&change)).unwrap_err();
+        assert!(matches!(error, CatalogError::Failed(_)), "{error}");
+        fails.store(false, Ordering::SeqCst);
+        let error = catalog.commit(&[change]).unwrap_err().to_string();
+        assert!(error.contains("re-open the database"), "{error}");
     }
 
     #[test]

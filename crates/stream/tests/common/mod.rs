@@ -5,8 +5,8 @@
 
 use std::fmt;
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -26,6 +26,7 @@ use object_store::{
     CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
     PutMultipartOptions, PutOptions, PutPayload, PutResult,
 };
+use parking_lot::Mutex;
 
 /// Long enough for a loaded machine; reached only by a test that hangs.
 pub const HANG: Duration = Duration::from_secs(60);
@@ -159,7 +160,7 @@ impl Life {
 
     fn end(self, world: &mut World, end: impl Fn(&SimDisk) -> SimDisk) {
         self.objects.dead.store(true, Ordering::SeqCst);
-        *self.catalog.mode.lock().unwrap() = CatalogMode::Dead;
+        self.catalog.set(CatalogMode::Dead);
         world.disk = end(&world.disk);
         drop(self.store);
     }
@@ -286,11 +287,12 @@ pub fn expected_state(stream: StreamId, batches: &[Batch]) -> Option<Vec<u8>> {
 pub enum CatalogMode {
     Works,
     /// Commits of uploads fail and change nothing.
-    RefusesUploads,
+    FailsUploads,
     /// Commits of uploads happen, and yet an error is returned.
-    LosesAnswers,
+    LosesAnswersOfUploads,
     /// All commits happen, and yet an error is returned.
-    LosesAllAnswers,
+    LosesAnswers,
+    Panics,
     /// Everything fails.
     Dead,
 }
@@ -308,7 +310,7 @@ impl FailingCatalog {
     }
 
     pub fn set(&self, mode: CatalogMode) {
-        *self.mode.lock().unwrap() = mode;
+        *self.mode.lock() = mode;
     }
 
     fn fail(&self) -> Result<(), CatalogError> {
@@ -323,20 +325,19 @@ impl Catalog for FailingCatalog {
     }
 
     fn commit(&self, changes: &[Change]) -> Result<(), CatalogError> {
-        let mode = self.mode.lock().unwrap();
-        let is_upload = changes.iter().any(|change| matches!(change, Change::Uploaded(_)));
+        let mode = self.mode.lock();
+        let is_upload = changes.iter().any(|change| matches!(change, Change::LogUploaded(_)));
         match *mode {
-            CatalogMode::Dead => self.fail(),
-            CatalogMode::RefusesUploads if is_upload => self.fail(),
-            CatalogMode::LosesAnswers if is_upload => {
-                self.inner.commit(changes)?;
-                self.fail()
-            }
-            CatalogMode::LosesAllAnswers => {
-                self.inner.commit(changes)?;
-                self.fail()
-            }
-            _ => self.inner.commit(changes),
+            CatalogMode::Dead => return self.fail(),
+            CatalogMode::FailsUploads if is_upload => return self.fail(),
+            CatalogMode::Panics => panic!("a bug in the catalog"),
+            _ => {}
+        }
+        self.inner.commit(changes)?;
+        match *mode {
+            CatalogMode::LosesAnswersOfUploads if is_upload => self.fail(),
+            CatalogMode::LosesAnswers => self.fail(),
+            _ => Ok(()),
         }
     }
 }
@@ -349,6 +350,9 @@ pub struct Objects {
     /// All requests fail.
     pub down: AtomicBool,
     pub deletes_fail: AtomicBool,
+    pub writes_panic: AtomicBool,
+    /// While it is held writes happen, and are not answered.
+    pub answers: tokio::sync::Mutex<()>,
     /// The next so many writes fail: even ones without effect, odd ones after the object was written.
     pub fail_writes: AtomicU64,
     pub failed: AtomicU64,
@@ -362,6 +366,8 @@ impl Objects {
             dead: AtomicBool::new(false),
             down: AtomicBool::new(false),
             deletes_fail: AtomicBool::new(false),
+            writes_panic: AtomicBool::new(false),
+            answers: tokio::sync::Mutex::default(),
             fail_writes: AtomicU64::new(0),
             failed: AtomicU64::new(0),
             reads: AtomicU64::new(0),
@@ -394,6 +400,7 @@ impl ObjectStore for Objects {
         opts: PutOptions,
     ) -> object_store::Result<PutResult> {
         self.check()?;
+        assert!(!self.writes_panic.load(Ordering::SeqCst), "a bug in the object store");
         let left = self.fail_writes.load(Ordering::SeqCst);
         if left > 0 {
             self.fail_writes.store(left - 1, Ordering::SeqCst);
@@ -402,7 +409,9 @@ impl ObjectStore for Objects {
             }
             return Err(self.error());
         }
-        self.inner.put_opts(location, payload, opts).await
+        let put = self.inner.put_opts(location, payload, opts).await;
+        let _answer = self.answers.lock().await;
+        put
     }
 
     async fn put_multipart_opts(

@@ -1,0 +1,213 @@
+//! What fails stops the store, changes nothing afterwards, and leaves nobody waiting.
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use alluvium_device::sim::Faults;
+use alluvium_stream::{
+    AppendError, Batch, Catalog, Change, Fold, StoreError, StreamId, StreamOffset,
+};
+use common::*;
+use tokio::sync::Notify;
+
+const WAL_BYTES: u64 = 1 << 20;
+
+/// A stream with a batch that is not uploaded.
+async fn create_with_a_batch(life: &Life) -> StreamId {
+    let stream = life.create_log().await;
+    append(&life.store, &stream, &batch(stream.id(), 0, 1, 100)).await.await.unwrap();
+    stream.id()
+}
+
+/// The device fails, and the store knows it.
+async fn fail_the_log(world: &World, life: &Life, id: StreamId) {
+    world.disk.set_faults(Faults { write_error: 1.0, ..Default::default() });
+    let stream = life.store.stream(id).unwrap();
+    let next = stream.next_offset().0;
+    append(&life.store, &stream, &batch(id, next, 1, 1)).await.await.unwrap_err();
+    let cause = tokio::time::timeout(HANG, life.store.failed()).await.expect("it is told");
+    assert!(matches!(cause, StoreError::Wal(_)), "{cause}");
+}
+
+/// Nobody waits, and nothing changes any more.
+async fn assert_stopped(life: &Life, world: &World, id: StreamId, why: &str) {
+    let cause = tokio::time::timeout(HANG, life.store.failed()).await.expect("it is told");
+    assert!(cause.to_string().contains(why), "{cause}");
+    tokio::time::timeout(HANG, life.store.room()).await.expect("nobody waits for room");
+    let flushed = tokio::time::timeout(HANG, life.store.flush()).await.expect("or for an upload");
+    assert!(flushed.unwrap_err().to_string().contains(why));
+    let stream = life.store.stream(id).unwrap();
+    let refused = stream.append(new_batch(&batch(id, stream.next_offset().0, 1, 1)));
+    assert!(matches!(refused, Err(AppendError::Failed(_))), "{:?}", refused.err());
+    assert_unchangeable(&life.store, world, id, why).await;
+}
+
+async fn assert_unchangeable(
+    store: &alluvium_stream::Store,
+    world: &World,
+    id: StreamId,
+    why: &str,
+) {
+    let before = world.catalog.load().unwrap();
+    let refused = store.commit(vec![Change::DeleteStream(id)]).await.unwrap_err();
+    assert!(refused.to_string().contains(why), "{refused}");
+    let refused = store.new_stream_ids(1).await.unwrap_err();
+    assert!(refused.to_string().contains(why), "{refused}");
+    assert_eq!(world.catalog.load().unwrap(), before);
+}
+
+#[tokio::test]
+async fn nothing_is_committed_after_close_though_the_log_failed_before() {
+    let world = World::new(WAL_BYTES, 1);
+    let life = world.start().await;
+    let id = life.create_log().await.id();
+    fail_the_log(&world, &life, id).await;
+    let other = life.create_log().await.id(); // topics can still be changed
+    let kept = life.store.clone();
+    life.store.close().await.expect_err("the log can not be closed cleanly");
+    assert_unchangeable(&kept, &world, other, "closed").await;
+}
+
+#[tokio::test]
+async fn a_commit_of_unknown_outcome_stops_the_store_though_the_log_failed_before() {
+    let world = World::new(WAL_BYTES, 1);
+    let life = world.start().await;
+    let ids = [life.create_log().await.id(), life.create_log().await.id()];
+    fail_the_log(&world, &life, ids[0]).await;
+    life.catalog.set(CatalogMode::LosesAnswers);
+    life.store.commit(vec![Change::DeleteStream(ids[1])]).await.unwrap_err();
+    life.catalog.set(CatalogMode::Works);
+    assert_unchangeable(&life.store, &world, ids[0], "injected").await;
+}
+
+#[tokio::test]
+async fn a_change_of_unknown_outcome_stops_the_store_until_it_is_opened_again() {
+    let mut world = World::new(WAL_BYTES, 1);
+    let life = world.start().await;
+    let ids = [life.create_log().await.id(), create_with_a_batch(&life).await];
+    life.catalog.set(CatalogMode::LosesAnswers);
+    let error = life.store.commit(vec![Change::DeleteStream(ids[0])]).await.unwrap_err();
+    assert!(matches!(error, StoreError::Catalog(_)), "{error}");
+    life.catalog.set(CatalogMode::Works);
+    assert_stopped(&life, &world, ids[1], "injected").await;
+    life.crash(&mut world);
+    let life = world.start().await;
+    assert!(life.store.stream(ids[0]).is_none(), "it had happened");
+    assert!(life.store.stream(ids[1]).is_some());
+    life.close(&mut world).await;
+}
+
+#[tokio::test]
+async fn ids_that_may_have_been_handed_out_are_not_handed_out_again() {
+    let mut world = World::new(WAL_BYTES, 1);
+    let life = world.start().await;
+    let id = create_with_a_batch(&life).await;
+    life.catalog.set(CatalogMode::LosesAnswers);
+    life.store.new_stream_ids(5).await.unwrap_err();
+    life.catalog.set(CatalogMode::Works);
+    assert_stopped(&life, &world, id, "injected").await;
+    life.crash(&mut world);
+    let life = world.start().await;
+    assert_eq!(life.store.new_stream_ids(1).await.unwrap(), [StreamId(id.0 + 6)]);
+    life.close(&mut world).await;
+}
+
+/// Appends something, and has its upload fail at `mode`.
+async fn fail_an_upload(life: &Life, mode: CatalogMode) -> StreamId {
+    let id = create_with_a_batch(life).await;
+    life.catalog.set(mode);
+    tokio::time::timeout(HANG, life.store.flush()).await.expect("it hangs").unwrap_err();
+    life.catalog.set(CatalogMode::Works);
+    id
+}
+
+#[tokio::test]
+async fn an_upload_that_can_not_be_committed_stops_the_store() {
+    let mut world = World::new(WAL_BYTES, 1);
+    for mode in [CatalogMode::FailsUploads, CatalogMode::LosesAnswersOfUploads] {
+        let life = world.start().await;
+        let id = fail_an_upload(&life, mode).await;
+        assert_stopped(&life, &world, id, "injected").await;
+        assert_eq!(life.catalog.failed.load(Ordering::SeqCst), 1, "tried once");
+        life.crash(&mut world);
+        let life = world.start().await;
+        let stream = life.store.stream(id).unwrap();
+        assert_eq!(read_from(&stream, 0, 1000).await, [batch(id, 0, 1, 100)]);
+        life.store.flush().await.unwrap();
+        drop(stream);
+        life.close(&mut world).await;
+    }
+}
+
+#[tokio::test]
+async fn a_panic_in_the_catalog_stops_the_store() {
+    let mut world = World::new(WAL_BYTES, 1);
+    let life = world.start().await;
+    let id = fail_an_upload(&life, CatalogMode::Panics).await;
+    assert_stopped(&life, &world, id, "a bug in the catalog").await;
+    life.crash(&mut world);
+
+    let life = world.start().await;
+    life.catalog.set(CatalogMode::Panics);
+    let change = Change::DeleteStream(id);
+    let caller = tokio::spawn({
+        let store = life.store.clone();
+        async move { store.commit(vec![change]).await }
+    });
+    caller.abort(); // nobody may be there to see it
+    let _ = caller.await;
+    let refused = life.store.new_stream_ids(1).await.unwrap_err();
+    life.catalog.set(CatalogMode::Works);
+    assert!(refused.to_string().contains("a bug in the catalog"), "{refused}");
+    assert_stopped(&life, &world, id, "a bug in the catalog").await;
+    life.crash(&mut world);
+    let life = world.start().await;
+    assert!(life.store.stream(id).is_some());
+    life.close(&mut world).await;
+}
+
+struct BadFold;
+
+impl Fold for BadFold {
+    fn fold(&self, _: StreamId, _: u8, _: Option<&[u8]>, _: &[Batch]) -> Option<Vec<u8>> {
+        panic!("a bug in the fold")
+    }
+}
+
+#[tokio::test]
+async fn a_panic_in_an_upload_stops_the_store() {
+    let mut world = World::new(WAL_BYTES, 1);
+    let life = world.try_start(Arc::new(BadFold)).await.unwrap();
+    let id = fail_an_upload(&life, CatalogMode::Works).await;
+    assert_stopped(&life, &world, id, "a bug in the fold").await;
+    life.crash(&mut world);
+
+    let life = world.start().await;
+    life.objects.writes_panic.store(true, Ordering::SeqCst);
+    let id = fail_an_upload(&life, CatalogMode::Works).await;
+    assert_stopped(&life, &world, id, "a bug in the object store").await;
+    life.crash(&mut world);
+    let life = world.start().await;
+    life.store.flush().await.unwrap();
+    life.close(&mut world).await;
+}
+
+#[tokio::test]
+async fn who_still_waits_when_the_last_store_is_dropped_is_woken() {
+    let world = World::new(WAL_BYTES, 1);
+    let life = world.start().await;
+    let stream = life.create_log().await;
+    let id = stream.id();
+    let notify = Arc::new(Notify::new());
+    let _watch = stream.watch(&notify);
+    drop(life.store);
+    tokio::time::timeout(HANG, notify.notified()).await.expect("it is told");
+    let refused = stream.append(new_batch(&batch(id, 0, 1, 1)));
+    assert!(matches!(refused, Err(AppendError::Failed(StoreError::Closed))), "{:?}", refused.err());
+    assert_eq!(stream.durable_end(), StreamOffset(0));
+    let refused = stream.trim(StreamOffset(0)).await;
+    assert!(matches!(refused, Err(StoreError::Closed)), "{refused:?}");
+    drop(life.stepper);
+}
