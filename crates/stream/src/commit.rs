@@ -172,6 +172,7 @@ impl Shared {
                     deleted
                 };
                 self.cache.release(released);
+                self.cache.withdraw(&stream);
                 self.drop_ranges(&gone);
             }
             Change::TrimStream { id, to } => {
@@ -266,10 +267,9 @@ impl Shared {
             }
             shared.numbers.uploads.fetch_add(1, Ordering::Relaxed);
             for (stream, part) in applied {
-                let up_to = part.uploaded_end;
                 let released = stream.tail.lock().uploaded(part);
                 shared.cache.release(released);
-                shared.cache.offer(stream, up_to);
+                shared.cache.offer(&stream);
             }
             shared.cache.evict_to_bound();
             Ok(object.is_some())

@@ -25,10 +25,12 @@ use crate::catalog::ObjectInfo;
 use crate::objects::Budget;
 use crate::types::{Batch, KIND_STATE, StreamId, StreamOffset};
 
-/// What a cached batch costs beside its payload: the entry here (64 bytes), the payload's reference count and the
-/// allocator's share.
-pub(crate) const BATCH_OVERHEAD_BYTES: u64 = 128;
-const _: () = assert!(size_of::<Cached>() as u64 <= BATCH_OVERHEAD_BYTES / 2);
+/// What a cached batch costs beside its payload: the entry here (64 bytes), as much again for the deque's spare room, the
+/// payload's reference count and the allocator's share of both.
+pub(crate) const BATCH_OVERHEAD_BYTES: u64 = 192;
+const _: () = assert!(size_of::<Cached>() as u64 <= BATCH_OVERHEAD_BYTES / 3);
+/// Spare entries that a deque may have beyond as many as it holds.
+const SPARE_ENTRIES: usize = 16;
 
 /// A batch in the log cache.
 pub(crate) struct Cached {
@@ -60,7 +62,7 @@ impl Cached {
 }
 
 /// What a batch with such a payload costs in the log cache.
-pub(crate) fn cost_bytes(payload_bytes: usize) -> u64 {
+pub(crate) const fn cost_bytes(payload_bytes: usize) -> u64 {
     payload_bytes as u64 + BATCH_OVERHEAD_BYTES
 }
 
@@ -128,6 +130,8 @@ pub(crate) struct Tail {
     pub(crate) watchers: Vec<Arc<Notify>>,
     /// Whether the stream waits in [`crate::wake::Wakes`].
     pub(crate) wake_queued: bool,
+    /// Where the stream is listed in [`crate::cache::LogCache`].
+    pub(crate) evictable_at: Option<LogOffset>,
 }
 
 impl Tail {
@@ -280,7 +284,18 @@ impl Tail {
         let (start, uploaded_end) = (self.start, self.uploaded_end);
         let gone =
             self.batches.partition_point(|batch| batch.end() <= start && batch.base < uploaded_end);
-        self.batches.drain(..gone).map(|batch| batch.cost_bytes()).sum()
+        let freed = self.batches.drain(..gone).map(|batch| batch.cost_bytes()).sum();
+        self.shrink();
+        freed
+    }
+
+    /// Give spare room back, so that what batches are charged for their entries stays true. Half of the entries have gone since the
+    /// last time, so that it costs little for each.
+    fn shrink(&mut self) {
+        let len = self.batches.len();
+        if self.batches.capacity() > 2 * len + SPARE_ENTRIES {
+            self.batches.shrink_to(len + len / 2);
+        }
     }
 
     /// Move the start up to `to`; returns the ranges that are gone.
@@ -304,28 +319,32 @@ impl Tail {
     pub(crate) fn delete(&mut self) -> (Released, Vec<Range>) {
         let unpinned_bytes = self.pinned().map(Cached::cost_bytes).sum();
         let freed_bytes = self.batches.drain(..).map(|batch| batch.cost_bytes()).sum();
+        self.shrink();
         self.deleted = true;
         self.checkpoint = None;
         (self.range_bytes, self.young_bytes) = (0, 0);
         (Released { freed_bytes, unpinned_bytes }, self.ranges.drain(..).collect())
     }
 
-    /// Drop uploaded batches before `up_to`, oldest first, until `want_bytes` are free; returns what was freed and whether
-    /// there may be more.
-    pub(crate) fn evict(&mut self, up_to: StreamOffset, want_bytes: u64) -> (u64, bool) {
-        let limit = up_to.min(self.uploaded_end);
+    /// Where the record of the oldest batch ends if it is uploaded.
+    pub(crate) fn first_evictable(&self) -> Option<LogOffset> {
+        let first = self.batches.front()?;
+        (first.base < self.uploaded_end).then_some(first.log_end)
+    }
+
+    /// Drop uploaded batches with records up to `limit`, oldest first, until `want_bytes` are free; returns what was freed.
+    pub(crate) fn evict(&mut self, limit: LogOffset, want_bytes: u64) -> u64 {
         let mut freed = 0;
-        while let Some(first) = self.batches.front().filter(|first| first.base < limit) {
-            if freed >= want_bytes {
-                return (freed, true);
-            }
+        while freed < want_bytes
+            && let Some(first) = self.batches.front()
+            && first.base < self.uploaded_end
+            && first.log_end <= limit
+        {
             freed += first.cost_bytes();
             self.batches.pop_front();
         }
-        if self.batches.is_empty() {
-            self.batches.shrink_to_fit();
-        }
-        (freed, false)
+        self.shrink();
+        freed
     }
 
     pub(crate) fn wake_watchers(&self) {
@@ -467,12 +486,17 @@ mod tests {
             (tail.size_bytes(), released.freed_bytes, released.unpinned_bytes),
             (80, 0, 2 * cost_bytes(10))
         );
-        assert_eq!(tail.evict(StreamOffset(8), 1), (cost_bytes(10), true));
+        assert_eq!(tail.evict(LogOffset(59), 1), cost_bytes(10));
         assert_eq!(
-            tail.evict(StreamOffset(8), u64::MAX),
-            (cost_bytes(10), false),
+            (tail.evict(LogOffset(59), u64::MAX), tail.first_evictable()),
+            (0, Some(LogOffset(60)))
+        );
+        assert_eq!(
+            tail.evict(LogOffset(u64::MAX), u64::MAX),
+            cost_bytes(10),
             "what is pinned stays"
         );
+        assert_eq!(tail.first_evictable(), None);
         assert_eq!(tail.pinned().count(), 2);
 
         let (released, gone) = tail.trim(StreamOffset(7));
@@ -492,6 +516,26 @@ mod tests {
             (tail.size_bytes(), released.freed_bytes, released.unpinned_bytes, gone.len()),
             (0, cost_bytes(10), 0, 1)
         );
+    }
+
+    #[test]
+    fn spare_room_is_given_back() {
+        let within =
+            |tail: &Tail| tail.batches.capacity() <= 2 * tail.batches.len() + SPARE_ENTRIES;
+        let mut tail = Tail::default();
+        (0..10_000).for_each(|base| push(&mut tail, base));
+        let _ = uploaded(&mut tail, 9_999, Some(range(0, 9_999)));
+        for left in (1..10_000).rev() {
+            assert_eq!(tail.evict(LogOffset(u64::MAX), 1), cost_bytes(10));
+            assert!(within(&tail) && tail.batches.len() == left, "{}", tail.batches.capacity());
+        }
+        (10_000..20_000).for_each(|base| push(&mut tail, base));
+        let _ = tail.trim(StreamOffset(20_000));
+        let _ = uploaded(&mut tail, 20_000, None);
+        assert!(within(&tail));
+        (20_000..30_000).for_each(|base| push(&mut tail, base));
+        let _ = tail.delete();
+        assert!(within(&tail));
     }
 
     #[test]
