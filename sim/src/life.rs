@@ -12,6 +12,7 @@ use alluvium_wal::{
     Append, AppendError, FormatOptions, LogOffset, OpenError, Options, Record, RecoveryReport,
     Trim, Wal,
 };
+use bytes::Bytes;
 use parking_lot::Mutex;
 
 use crate::model::{Model, Seen};
@@ -248,7 +249,9 @@ impl Run {
         let mut life = Life { wal: &wal, appends: VecDeque::new(), trims: Vec::new() };
         let (append, step, trim) =
             (self.random.below(8), 1 + self.random.below(6), 1 + self.random.below(3));
-        let largest = 1 + self.random.below(9000) as usize;
+        // Sometimes records of many blocks.
+        let bound = if self.random.below(4) == 0 { 40_000 } else { 9000 };
+        let largest = 1 + self.random.below(bound) as usize;
         for _ in 0..20 + self.random.below(250) {
             let dice = self.random.below(2 + append + step + trim);
             if dice < append + 2 {
@@ -287,7 +290,12 @@ impl Run {
         let cut = self.random.index(len + 1);
         let before = life.wal.stats();
         let durable = life.wal.durable();
-        match life.wal.append(&[&payload[..cut], &payload[cut..]]) {
+        let (head, body) = payload.split_at(cut);
+        let appended_record = match self.random.below(2) {
+            0 => life.wal.append(&[head, body]),
+            _ => life.wal.append_shared(&[head], &Bytes::copy_from_slice(body)),
+        };
+        match appended_record {
             Ok(append) => {
                 self.outcome.appended += 1;
                 let (offset, end) = (append.offset(), append.end());

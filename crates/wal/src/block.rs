@@ -1,8 +1,14 @@
-//! A block: the records that go to the device in one write, encoded once, in the buffer that the device reads.
+//! A block: the bytes of the log that go to the device in one write.
+//!
+//! Small records are copied into the buffer that the device reads as they come. Large ones are only referred to, and copied when the block is on
+//! its way: then no more buffers are in use than writes are in flight, and those stay in the processor's caches. Where a record goes on in
+//! the next block, [`Block::boundary`] says how far whole records reach.
 
 use std::fmt;
+use std::ops::Range;
 
-use alluvium_device::{AlignedBuf, SharedBuf, copy_to_device};
+use alluvium_device::{AlignedBuf, Device, SharedBuf, copy_to_device};
+use bytes::Bytes;
 
 use crate::layout::{LogOffset, PAGE, RECORD_HEADER_BYTES, padding_len, page_ceil, page_floor};
 use crate::record::{Codec, Kind, RecordHeader};
@@ -35,10 +41,16 @@ impl fmt::Debug for Tail {
     }
 }
 
+/// Bytes that a block may have beyond its size, where that completes a record.
+const EXTRA_BYTES: u64 = 3 * PAGE;
+
 /// See the module. It grows at its end; when it is closed, nothing in it changes any more but the proof of its padding.
 #[derive(Debug)]
 pub(crate) struct Block {
-    buf: AlignedBuf,
+    /// Taken from the device with the first byte that is copied.
+    buf: Option<AlignedBuf>,
+    /// Bytes that are not in `buf` yet, and where they go.
+    referred: Vec<(usize, Bytes)>,
     /// Logical offset of the buffer's first byte: a page boundary.
     base: u64,
     /// Bytes of the first page that an earlier block has written already.
@@ -47,50 +59,120 @@ pub(crate) struct Block {
     len: usize,
     /// Bytes of the padding record at the end of a closed block; at most a page and a header.
     padding: usize,
+    /// The size at which it is full, more than a page boundary only by [`EXTRA_BYTES`].
+    block_bytes: u64,
+    /// Where the last record that ends in it ends, or the first one that begins in it begins.
+    boundary: LogOffset,
+}
+
+/// A piece of a record.
+#[derive(Clone, Copy)]
+pub(crate) enum Piece<'a> {
+    /// To be copied at once.
+    Copied(&'a [u8]),
+    /// To be referred to.
+    Shared(&'a Bytes),
+}
+
+impl Piece<'_> {
+    pub(crate) fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Copied(bytes) => bytes,
+            Self::Shared(bytes) => bytes,
+        }
+    }
 }
 
 impl Block {
-    /// Bytes that a block needs to hold one record of `record_bytes` at `start`, and the padding after it.
-    pub(crate) fn bytes_for(start: LogOffset, record_bytes: u64) -> u64 {
-        let end = start.0 + record_bytes;
-        end + padding_len(end) - page_floor(start.0)
-    }
-
-    /// An empty block at `start`. If that is inside a page, `tail` holds what is before it in this page.
-    pub(crate) fn open(mut buf: AlignedBuf, start: LogOffset, tail: &Tail) -> Self {
+    /// An empty block at `start`, for a record that begins there or, at `record`, in an earlier block. If `start` is inside a page, `tail` holds what is before it
+    /// in this page.
+    pub(crate) fn open(
+        device: &dyn Device,
+        block_bytes: u32,
+        start: LogOffset,
+        record: LogOffset,
+        tail: &Tail,
+    ) -> Self {
         let base = page_floor(start.0);
         let repeated = (start.0 - base) as usize;
+        let mut block = Self {
+            buf: None,
+            referred: Vec::new(),
+            base,
+            repeated,
+            len: repeated,
+            padding: 0,
+            block_bytes: u64::from(block_bytes),
+            boundary: record,
+        };
         if repeated > 0 {
             assert_eq!(tail.len, repeated, "the tail's bytes are those before {start}");
-            buf[..repeated].copy_from_slice(&tail.page[..repeated]);
+            block.buf(device)[..repeated].copy_from_slice(&tail.page[..repeated]);
         }
-        Self { buf, base, repeated, len: repeated, padding: 0 }
+        block
     }
 
-    /// Whether a record of `record_bytes`, and the padding after it, fit.
-    pub(crate) fn fits(&self, record_bytes: u64) -> bool {
-        let end = self.len as u64 + record_bytes;
-        end + padding_len(end) <= self.buf.len() as u64
+    fn buf(&mut self, device: &dyn Device) -> &mut AlignedBuf {
+        // A padding may need one page more than the records.
+        let capacity = self.block_bytes + EXTRA_BYTES + PAGE;
+        self.buf.get_or_insert_with(|| device.alloc(capacity as usize))
     }
 
-    /// Whether nothing can be added: not even the smallest record.
+    /// How many of the `rest_bytes` that are left of a record go into it. With `complete`, more than its size, if that is all of them.
+    pub(crate) fn room(&self, rest_bytes: u64, complete: bool) -> u64 {
+        let len = self.len as u64;
+        if complete && len + rest_bytes <= self.block_bytes + EXTRA_BYTES {
+            return rest_bytes;
+        }
+        rest_bytes.min(self.block_bytes.saturating_sub(len))
+    }
+
+    /// Whether it has reached its size.
     pub(crate) fn is_full(&self) -> bool {
-        !self.fits(RECORD_HEADER_BYTES as u64 + 1)
+        self.len as u64 >= self.block_bytes
     }
 
-    /// Append a record. The caller has made sure that it fits.
-    pub(crate) fn push(&mut self, header: &[u8; RECORD_HEADER_BYTES], parts: &[&[u8]]) {
-        let mut at = self.len;
-        for part in std::iter::once(&header[..]).chain(parts.iter().copied()) {
-            copy_to_device(&mut self.buf[at..at + part.len()], part);
-            at += part.len();
+    /// Append `range` of `piece`. The caller has made sure that there is room.
+    pub(crate) fn push(&mut self, device: &dyn Device, piece: Piece<'_>, range: Range<usize>) {
+        let at = self.len;
+        self.len += range.len();
+        match piece {
+            Piece::Shared(bytes) => self.referred.push((at, bytes.slice(range))),
+            Piece::Copied(bytes) => {
+                let len = self.len;
+                copy_to_device(&mut self.buf(device)[at..len], &bytes[range]);
+            }
         }
-        self.len = at;
     }
 
-    /// Where the block's last record, or its padding, ends.
+    /// Copy what is only referred to.
+    fn fill(&mut self, device: &dyn Device) -> &mut AlignedBuf {
+        let referred = std::mem::take(&mut self.referred);
+        let buf = self.buf(device);
+        for (at, bytes) in referred {
+            copy_to_device(&mut buf[at..at + bytes.len()], &bytes);
+        }
+        buf
+    }
+
+    /// A record ends where the block ends now.
+    pub(crate) fn end_record(&mut self) {
+        self.boundary = self.end();
+    }
+
+    /// Where its first byte lies in the log: a page boundary.
+    pub(crate) fn base(&self) -> LogOffset {
+        LogOffset(self.base)
+    }
+
+    /// Where the block's last byte in use, or its padding, ends.
     pub(crate) fn end(&self) -> LogOffset {
         LogOffset(self.base + self.len as u64)
+    }
+
+    /// How far whole records reach: when this block and all before it are durable, so are the records before it.
+    pub(crate) fn boundary(&self) -> LogOffset {
+        self.boundary
     }
 
     /// Whether its first page repeats bytes of the block before, which must be durable before this one is written.
@@ -108,27 +190,37 @@ impl Block {
         page_ceil(self.len as u64)
     }
 
-    /// Close it with a padding record, so that the next block has its pages for itself. Returns the padding's length.
+    /// Close it with a padding record, so that the next block has its pages for itself. Returns the padding's length, which is 0 if it
+    /// ends on a page boundary, perhaps inside a record.
     pub(crate) fn pad(&mut self) -> u64 {
         let padding = padding_len(self.len as u64);
-        self.padding = padding as usize;
-        self.len += self.padding;
+        if padding > 0 {
+            assert_eq!(self.boundary, self.end(), "a padding inside a record");
+            self.padding = padding as usize;
+            self.len += self.padding;
+            self.end_record();
+        }
         padding
     }
 
     /// Close it where it ends and remember its last, unfinished page: the next block goes on in it.
-    pub(crate) fn cut(&self, tail: &mut Tail) {
-        tail.set(&self.buf[page_floor(self.len as u64) as usize..self.len]);
+    pub(crate) fn cut(&mut self, device: &dyn Device, tail: &mut Tail) {
+        assert_eq!(self.boundary, self.end(), "a cut inside a record");
+        let unfinished = page_floor(self.len as u64) as usize..self.len;
+        tail.set(&self.fill(device)[unfinished]);
     }
 
     /// The finished pages. The padding's header is encoded only now: its proof is the better the later it is made.
     pub(crate) fn into_write(
         mut self,
+        device: &dyn Device,
         codec: Codec,
         epoch: u32,
         durable: LogOffset,
     ) -> (LogOffset, SharedBuf) {
         let write_bytes = self.write_bytes() as usize;
+        self.fill(device);
+        let mut buf = self.buf.expect("just filled");
         if self.padding > 0 {
             let at = self.len - self.padding;
             let header = codec.encode(&RecordHeader {
@@ -139,59 +231,68 @@ impl Block {
                 proof: durable,
                 payload_crc: 0,
             });
-            self.buf[at..at + RECORD_HEADER_BYTES].copy_from_slice(&header);
-            self.buf[at + RECORD_HEADER_BYTES..self.len].fill(0);
+            buf[at..at + RECORD_HEADER_BYTES].copy_from_slice(&header);
+            buf[at + RECORD_HEADER_BYTES..self.len].fill(0);
         }
         // Buffers come with old bytes in them; only what no record covers has to be cleared.
-        self.buf[self.len..write_bytes].fill(0);
-        self.buf.truncate(write_bytes);
-        (LogOffset(self.base), self.buf.freeze())
+        buf[self.len..write_bytes].fill(0);
+        buf.truncate(write_bytes);
+        (LogOffset(self.base), buf.freeze())
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use alluvium_device::SharedDevice;
+    use alluvium_device::sim::{SimDisk, SimOptions};
     use uuid::Uuid;
 
     use super::*;
 
-    const EMPTY: [u8; RECORD_HEADER_BYTES] = [7; RECORD_HEADER_BYTES];
+    const BLOCK: u32 = 2 * PAGE as u32;
 
     fn codec() -> Codec {
         Codec::new(Uuid::from_u128(1))
     }
 
-    fn dirty(len: usize) -> AlignedBuf {
-        let mut buf = AlignedBuf::zeroed(len);
-        buf.fill(0xee);
-        buf
+    fn device() -> SharedDevice {
+        SimDisk::new(SimOptions::default()).device()
+    }
+
+    fn open(device: &SharedDevice, start: u64, tail: &Tail) -> Block {
+        Block::open(&**device, BLOCK, LogOffset(start), LogOffset(start), tail)
+    }
+
+    fn push(block: &mut Block, device: &SharedDevice, bytes: &[u8]) {
+        block.push(&**device, Piece::Copied(bytes), 0..bytes.len());
+        block.end_record();
     }
 
     #[test]
     fn a_padded_block_is_tiled_to_the_page_boundary() {
         // A record that ends on the boundary (no padding), one that leaves 8 bytes (padding over the next page).
-        for (payload, padding, pages) in
-            [(4064, 0, 1), (4056, 8 + 4096, 2), (4000, 64, 1), (4032, 32, 1), (100, 3964, 1)]
+        for (record, padding, pages) in
+            [(4096, 0, 1), (4088, 8 + 4096, 2), (4032, 64, 1), (4064, 32, 1), (132, 3964, 1)]
         {
-            let mut block = Block::open(dirty(8192), LogOffset(40960), &Tail::new(&[]));
-            assert!(block.fits(32 + payload));
-            block.push(
-                &EMPTY,
-                &[&vec![1; payload as usize / 2], &vec![2; (payload - payload / 2) as usize]],
-            );
+            let device = device();
+            let mut block = open(&device, 40960, &Tail::new(&[]));
+            block.buf(&*device).fill(0xee); // a buffer that was used before
+            push(&mut block, &device, &vec![1; record]);
             assert_eq!(block.pad(), padding);
             assert_eq!(block.end(), LogOffset(40960 + pages * PAGE));
-            let (base, bytes) = block.into_write(codec(), 3, LogOffset(40000));
+            assert_eq!(block.boundary(), block.end());
+            let (base, bytes) = block.into_write(&*device, codec(), 3, LogOffset(40000));
             assert_eq!((base, bytes.len() as u64), (LogOffset(40960), pages * PAGE));
             if padding > 0 {
-                let at = 32 + payload as usize;
-                let header = codec()
-                    .decode(LogOffset(40960 + at as u64), bytes[at..at + 32].try_into().unwrap());
+                let header = codec().decode(
+                    LogOffset(40960 + record as u64),
+                    bytes[record..record + 32].try_into().unwrap(),
+                );
                 let header = header.expect("a padding record");
                 assert_eq!((header.kind, header.end().0 % PAGE), (Kind::Padding, 0));
                 assert_eq!((header.epoch, header.proof), (3, LogOffset(40000)));
                 assert!(
-                    bytes[at + 32..].iter().all(|&byte| byte == 0),
+                    bytes[record + 32..].iter().all(|&byte| byte == 0),
                     "old bytes of the buffer are cleared"
                 );
             }
@@ -200,31 +301,59 @@ mod tests {
 
     #[test]
     fn a_cut_block_is_repeated_by_the_next_one() {
+        let device = device();
         let mut tail = Tail::new(&[]);
-        let mut first = Block::open(dirty(8192), LogOffset(0), &tail);
-        first.push(&EMPTY, &[&[1; 5000]]);
-        first.cut(&mut tail);
+        let mut first = open(&device, 0, &tail);
+        push(&mut first, &device, &[1; 5032]);
+        first.cut(&*device, &mut tail);
         assert_eq!(first.end(), LogOffset(5032));
-        let second = Block::open(dirty(8192), first.end(), &tail);
+        let second = open(&device, 5032, &tail);
         assert!(second.repeats_page() && !first.repeats_page());
         assert_eq!((second.end(), second.new_bytes()), (LogOffset(5032), 0));
-        let (_, first) = first.into_write(codec(), 1, LogOffset(0));
+        let (_, first) = first.into_write(&*device, codec(), 1, LogOffset(0));
         assert!(first[5032..].iter().all(|&byte| byte == 0));
-        let (base, second) = second.into_write(codec(), 1, LogOffset(0));
+        let (base, second) = second.into_write(&*device, codec(), 1, LogOffset(0));
         assert_eq!(base, LogOffset(4096));
         assert_eq!(second[..936], first[4096..5032]);
     }
 
     #[test]
-    fn what_bytes_for_promises_fits() {
-        for start in [0, 1, 100, 4064, 4095, 4096] {
-            for record in [33, 100, 4000, 4064, 4065, 4096, 10_000] {
-                let start = LogOffset(start);
-                let tail = Tail::new(&vec![1; (start.0 % PAGE) as usize]);
-                let block =
-                    Block::open(dirty(Block::bytes_for(start, record) as usize), start, &tail);
-                assert!(block.fits(record) && !block.fits(record + PAGE));
-            }
-        }
+    fn it_takes_its_size_and_a_little_more_only_to_complete_a_record() {
+        let device = device();
+        let block_bytes = u64::from(BLOCK);
+        let mut block = open(&device, 0, &Tail::new(&[]));
+        assert_eq!(block.room(block_bytes + EXTRA_BYTES, true), block_bytes + EXTRA_BYTES);
+        assert_eq!(block.room(block_bytes + EXTRA_BYTES, false), block_bytes);
+        assert_eq!(block.room(block_bytes + EXTRA_BYTES + 1, true), block_bytes);
+        push(&mut block, &device, &vec![1; BLOCK as usize]);
+        assert!(block.is_full());
+        assert_eq!((block.room(9, true), block.room(9, false)), (9, 0));
+        // The largest block, with the largest padding.
+        push(&mut block, &device, &[1; EXTRA_BYTES as usize - 1]);
+        assert_eq!(block.pad(), 1 + PAGE);
+        let (_, bytes) = block.into_write(&*device, codec(), 1, LogOffset(0));
+        assert_eq!(bytes.len() as u64, block_bytes + EXTRA_BYTES + PAGE);
+    }
+
+    #[test]
+    fn shared_pieces_are_copied_only_into_the_write() {
+        let device = device();
+        let payload = Bytes::from((0..10_000).map(|index| (index % 251) as u8).collect::<Vec<_>>());
+        let mut block = open(&device, 0, &Tail::new(&[]));
+        block.push(&*device, Piece::Shared(&payload), 7..7 + BLOCK as usize);
+        assert!(block.buf.is_none() && block.is_full());
+        assert_eq!(block.boundary(), LogOffset(0), "the record goes on in the next block");
+        assert_eq!(block.pad(), 0);
+        let (_, bytes) = block.into_write(&*device, codec(), 1, LogOffset(0));
+        assert_eq!(bytes[..], payload[7..7 + BLOCK as usize]);
+
+        let (mut block, mut tail) = (open(&device, 0, &Tail::new(&[])), Tail::new(&[]));
+        push(&mut block, &device, &[9; 4000]);
+        block.push(&*device, Piece::Shared(&payload), 0..1000);
+        block.end_record();
+        block.cut(&*device, &mut tail);
+        assert_eq!(tail.page[..tail.len], payload[96..1000]);
+        let (_, bytes) = block.into_write(&*device, codec(), 1, LogOffset(0));
+        assert_eq!((&bytes[..4000], &bytes[4000..5000]), (&[9; 4000][..], &payload[..1000]));
     }
 }

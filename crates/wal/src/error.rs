@@ -123,6 +123,9 @@ pub enum WalError {
         /// The bound.
         durable: LogOffset,
     },
+    /// A thread panicked inside the WAL, which is a defect of it. Nothing is acknowledged any more until it is opened again.
+    #[error("the WAL has failed: a thread panicked inside it")]
+    Panicked,
     /// A thread of the WAL could not be started.
     #[error("can not start a thread: {0}")]
     Thread(#[source] Arc<std::io::Error>),

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use alluvium_device::SharedDevice;
+use bytes::Bytes;
 use uuid::Uuid;
 
 use crate::layout::{HEADER_SLOT_AT, LogOffset};
@@ -150,7 +151,13 @@ impl Wal {
     /// The place is settled when this returns; the future says when the record, and everything before it, is on
     /// stable storage. The record is written whether or not the future is polled. On an error nothing has changed.
     pub fn append(&self, parts: &[&[u8]]) -> Result<Append, AppendError> {
-        let (offset, end) = self.handle.shared.append(parts)?;
+        self.append_shared(parts, &Bytes::new())
+    }
+
+    /// As [`Wal::append`], of the concatenation of `head` and then `body`. A body of 32 KiB and more is not copied at once: until it is on its way to the
+    /// device, the log holds a reference to it, and with it to all of the memory that it is a part of.
+    pub fn append_shared(&self, head: &[&[u8]], body: &Bytes) -> Result<Append, AppendError> {
+        let (offset, end) = self.handle.shared.append(head, body)?;
         Ok(Append {
             offset,
             end,

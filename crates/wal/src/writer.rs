@@ -8,11 +8,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use alluvium_device::{DeviceError, Request, SharedBuf, SharedDevice};
+use alluvium_device::{DeviceError, Request, SharedDevice};
+use bytes::Bytes;
 use parking_lot::Mutex;
 
-use crate::block::{Block, Tail};
-use crate::layout::{HEADER_SLOT_AT, LogOffset, RECORD_HEADER_BYTES, Ring, padding_len};
+use crate::block::{Block, Piece, Tail};
+use crate::layout::{HEADER_SLOT_AT, LogOffset, RECORD_HEADER_BYTES, Ring};
 use crate::limit::{Alarm, Limiter};
 use crate::record::{Codec, Kind, RecordHeader};
 use crate::report::HeaderInfo;
@@ -49,6 +50,17 @@ pub(crate) struct Marks {
     stopped: OnceLock<WalError>,
 }
 
+/// Stops the log when a panic passes through: its state may be half-changed, and who waits must not wait for ever.
+struct StopOnPanic<'a>(&'a Shared);
+
+impl Drop for StopOnPanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.stop(WalError::Panicked);
+        }
+    }
+}
+
 impl Marks {
     pub(crate) fn stopped(&self) -> Option<WalError> {
         self.stopped.get().cloned()
@@ -80,20 +92,32 @@ struct State {
 }
 
 struct Flight {
-    end: LogOffset,
+    /// How far whole records reach in it.
+    boundary: LogOffset,
     bytes: u64,
     /// Requests not completed yet: one, or two at the end of the ring.
     pending: usize,
 }
 
+/// From this length on, a body is referred to, not copied at once.
+const SHARED_BYTES: usize = 32 * 1024;
+
+/// A record on its way into blocks.
+struct Placing {
+    offset: LogOffset,
+    end: LogOffset,
+    /// A block may be larger than its size where that completes the record.
+    complete: bool,
+}
+
 /// Blocks that are not full go while fewer writes than this are in flight.
 const EARLY_WRITES: usize = 2;
 
-/// A block ready to go.
+/// A block that is to go, and what its padding says to be durable.
 struct BlockWrite {
     flight: u64,
-    base: LogOffset,
-    buf: SharedBuf,
+    block: Block,
+    durable: LogOffset,
 }
 
 #[derive(Default)]
@@ -220,19 +244,22 @@ impl Shared {
 
     // -- Appending
 
-    /// Put a record at the end of the log. Returns where it starts and ends.
+    /// Put the record `head` and `body` at the end of the log. Returns where it starts and ends.
     pub(crate) fn append(
         self: &Arc<Self>,
-        parts: &[&[u8]],
+        head: &[&[u8]],
+        body: &Bytes,
     ) -> Result<(LogOffset, LogOffset), AppendError> {
-        let len_bytes: u64 = parts.iter().map(|part| part.len() as u64).sum();
+        let pieces = head.iter().copied().chain(std::iter::once(&body[..]));
+        let len_bytes: u64 = pieces.clone().map(|piece| piece.len() as u64).sum();
         let max_bytes = self.options.max_record_bytes;
         let payload_len = match u32::try_from(len_bytes) {
             Ok(0) => return Err(AppendError::Empty),
             Ok(len) if len <= max_bytes => len,
             _ => return Err(AppendError::TooLarge { len_bytes, max_bytes }),
         };
-        let payload_crc = parts.iter().fold(0, |crc, part| crc32c::crc32c_append(crc, part));
+        let payload_crc = pieces.fold(0, crc32c::crc32c_append);
+        let _guard = StopOnPanic(self);
         let mut state = self.state.lock();
         if let Some(cause) = self.marks.stopped.get() {
             return Err(match cause {
@@ -243,7 +270,7 @@ impl Shared {
         if state.closing {
             return Err(AppendError::Closed);
         }
-        let placed = state.append(self, payload_len, payload_crc, parts);
+        let placed = state.append(self, payload_len, payload_crc, head, body);
         if placed.is_err() {
             self.marks.refused_at.store(state.counters.moves, Ordering::Release);
         }
@@ -257,13 +284,15 @@ impl Shared {
 
     /// Send what can be sent.
     fn pump(self: &Arc<Self>) {
+        let _guard = StopOnPanic(self);
         let write = self.state.lock().next_write(self);
         self.submit(write);
     }
 
     /// Hand `write`, and what can follow it, to the device.
     fn submit(self: &Arc<Self>, mut write: Option<BlockWrite>) {
-        while let Some(BlockWrite { flight, base, buf }) = write {
+        while let Some(BlockWrite { flight, block, durable }) = write {
+            let (base, buf) = block.into_write(&*self.device, self.codec, self.epoch, durable);
             for piece in self.ring.pieces(base, buf.len() as u64) {
                 let shared = self.clone();
                 let request =
@@ -282,6 +311,7 @@ impl Shared {
         if let Err(cause) = result {
             return self.failed(cause);
         }
+        let guard = StopOnPanic(&self);
         let mut state = self.state.lock();
         if self.marks.stopped.get().is_some() {
             return;
@@ -290,6 +320,7 @@ impl Shared {
         let write = state.next_write(&self);
         drop(state);
         self.submit(write); // the device first, then those who wait
+        drop(guard);
         let marks = self.marks.clone();
         drop(self);
         if let Some((durable, moves)) = moved {
@@ -334,6 +365,7 @@ impl Shared {
 
     /// `header` is durable in `slot`. On the engine's thread.
     fn header_landed(self: Arc<Self>, slot: usize, header: HeaderInfo) {
+        let guard = StopOnPanic(&self);
         let mut state = self.state.lock();
         if self.marks.stopped.get().is_some() {
             return;
@@ -341,6 +373,7 @@ impl Shared {
         let (write, moved) = state.header_landed(slot, header);
         drop(state);
         self.submit_header(write);
+        drop(guard);
         let marks = self.marks.clone();
         drop(self);
         if let Some((trimmed, moves)) = moved {
@@ -432,44 +465,75 @@ impl State {
         shared: &Shared,
         payload_len: u32,
         payload_crc: u32,
-        parts: &[&[u8]],
+        head: &[&[u8]],
+        body: &Bytes,
     ) -> Result<(LogOffset, LogOffset), AppendError> {
         let record_bytes = RECORD_HEADER_BYTES as u64 + u64::from(payload_len);
-        let appended = self.cursors.appended();
-        let overflows = self.current.as_ref().is_some_and(|block| !block.fits(record_bytes));
-        let offset =
-            if overflows { LogOffset(appended.0 + padding_len(appended.0)) } else { appended };
+        let offset = self.cursors.appended();
         let end = LogOffset(offset.0 + record_bytes);
         self.cursors.admit(end)?;
-        if overflows {
-            self.seal();
-        }
-        let block = self.current.get_or_insert_with(|| {
-            let bytes =
-                u64::from(shared.options.block_bytes).max(Block::bytes_for(offset, record_bytes));
-            Block::open(shared.device.alloc(bytes as usize), offset, &self.tail)
-        });
-        let header = RecordHeader {
+        let header = shared.codec.encode(&RecordHeader {
             kind: Kind::Data,
             payload_len,
             offset,
             epoch: shared.epoch,
             proof: self.cursors.durable(),
             payload_crc,
+        });
+        let record = Placing {
+            offset,
+            end,
+            // With others before it there is no hurry, and blocks of the same size are the best that there is.
+            complete: self.sealed.is_empty() && self.flights.len() < shared.options.io_depth,
         };
-        block.push(&shared.codec.encode(&header), parts);
-        assert_eq!(block.end(), end, "the block's place in the log");
-        let full = block.is_full();
-        self.cursors.append(end);
+        let mut at = offset;
+        if body.len() >= SHARED_BYTES {
+            let head = [&[&header[..]], head].concat().concat();
+            at = self.put(shared, &record, at, Piece::Shared(&head.into()));
+            at = self.put(shared, &record, at, Piece::Shared(body));
+        } else {
+            for piece in std::iter::once(&&header[..]).chain(head).chain([&&body[..]]) {
+                at = self.put(shared, &record, at, Piece::Copied(piece));
+            }
+        }
+        assert_eq!(at, end, "the record's place in the log");
         self.counters.records += 1;
         self.counters.payload_bytes += u64::from(payload_len);
-        if full {
-            self.seal();
-        }
         Ok((offset, end))
     }
 
-    /// Close the current block with a padding, so that the next one need not wait for it.
+    /// Put a piece of a record at `at`, into as many blocks as it takes. Returns where it ends.
+    fn put(
+        &mut self,
+        shared: &Shared,
+        record: &Placing,
+        mut at: LogOffset,
+        piece: Piece<'_>,
+    ) -> LogOffset {
+        let (device, len) = (&*shared.device, piece.bytes().len());
+        let mut done = 0;
+        while done < len {
+            let block = self.current.get_or_insert_with(|| {
+                Block::open(device, shared.options.block_bytes, at, record.offset, &self.tail)
+            });
+            let room = block.room(record.end.0 - at.0, record.complete) as usize;
+            let next = len.min(done + room);
+            block.push(device, piece, done..next);
+            at.0 += (next - done) as u64;
+            done = next;
+            let rest = record.end.0 - at.0;
+            if rest == 0 {
+                block.end_record();
+                self.cursors.append(record.end);
+            }
+            if block.is_full() && (rest == 0 || block.room(rest, record.complete) == 0) {
+                self.seal();
+            }
+        }
+        at
+    }
+
+    /// Close the current block. If it is not full to the page, then with a padding, so that the next one need not wait for it.
     fn seal(&mut self) {
         let Some(mut block) = self.current.take() else { return };
         let padding = block.pad();
@@ -483,7 +547,7 @@ impl State {
     /// The block that goes to the device next, if one can.
     ///
     /// Group commit, and no timer in it: what is appended while writes are in flight goes with the next one.
-    /// - A full block goes as soon as a slot is free.
+    /// - A full block goes as soon as a slot is free. Full ones tile the log whatever the records are.
     /// - One that is at least a quarter full goes while fewer than two writes are in flight. It is padded, which costs at
     ///   most 6% of it, because two writes to one page must not be in flight together.
     /// - A smaller one goes when nothing is in flight, so that a lone record does not wait. It is cut where it ends, and the
@@ -515,8 +579,8 @@ impl State {
             return None;
         }
         let block = if cut {
-            let block = self.current.take().expect("there is no other block");
-            block.cut(&mut self.tail);
+            let mut block = self.current.take().expect("there is no other block");
+            block.cut(&*shared.device, &mut self.tail);
             block
         } else {
             if self.sealed.is_empty() {
@@ -524,14 +588,12 @@ impl State {
             }
             self.sealed.pop_front().expect("just looked at, or sealed")
         };
-        let end = block.end();
+        let (end, boundary, bytes) = (block.end(), block.boundary(), block.write_bytes());
         self.cursors.submit(end);
-        let (base, buf) = block.into_write(shared.codec, shared.epoch, self.cursors.durable());
-        let bytes = buf.len() as u64;
-        let pending = shared.ring.pieces(base, bytes).count();
+        let pending = shared.ring.pieces(block.base(), bytes).count();
         let flight = self.first_flight + self.flights.len() as u64;
-        self.flights.push_back(Flight { end, bytes, pending });
-        Some(BlockWrite { flight, base, buf })
+        self.flights.push_back(Flight { boundary, bytes, pending });
+        Some(BlockWrite { flight, block, durable: self.cursors.durable() })
     }
 
     /// Whether a limit forbids a write of `bytes` now; then the alarm is set.
@@ -561,13 +623,14 @@ impl State {
         while let Some(first) = self.flights.front()
             && first.pending == 0
         {
-            durable = Some(first.end);
+            durable = Some(first.boundary);
             self.counters.block_writes += 1;
             self.counters.device_bytes += first.bytes;
             self.flights.pop_front();
             self.first_flight += 1;
         }
-        let durable = durable?;
+        // In the middle of a large record nothing becomes durable.
+        let durable = durable.filter(|durable| *durable > self.cursors.durable())?;
         self.cursors.complete(durable);
         self.counters.moves += 1;
         Some((durable, self.counters.moves))

@@ -237,7 +237,8 @@ fn a_full_window_pushes_back_and_room_follows_from_durability() {
         }
     };
     assert!(matches!(refused, AppendError::WindowFull { window_bytes: 65536, .. }), "{refused}");
-    assert!(taken.len() >= 60, "{} records of 1032 bytes in 64 KiB", taken.len());
+    // All of the window but up to a page of padding in each of the first blocks.
+    assert!(taken.len() >= 56, "{} records of 1032 bytes in 64 KiB", taken.len());
     let mut room = wal.wait_room();
     assert!(poll(&mut room).is_pending());
     disk.run_until_idle();
