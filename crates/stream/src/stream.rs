@@ -163,7 +163,7 @@ impl Stream {
         } else if base != tail.next {
             Err(AppendError::NotNext { expected: tail.next, got: base })
         } else {
-            shared.append_to_wal(&[&header, &payload], seen)
+            shared.append_to_wal(&header, &payload, seen)
         };
         let done = match appended {
             Ok(done) => done,
@@ -397,16 +397,17 @@ impl Shared {
     /// Append to the WAL, or turn the writer away.
     fn append_to_wal(
         &self,
-        parts: &[&[u8]],
+        header: &[u8],
+        payload: &Bytes,
         seen: u64,
     ) -> Result<alluvium_wal::Append, AppendError> {
         use alluvium_wal::AppendError as Wal;
-        let refused = match self.wal.append(parts) {
+        let refused = match self.wal.append_shared(&[header], payload) {
             Ok(append) => return Ok(append),
             Err(Wal::OverCapacity { .. } | Wal::WindowFull { .. }) => {
                 // With a ticket in hand try once more, so that no room made in between is missed.
                 let ticket = self.wal.wait_room();
-                match self.wal.append(parts) {
+                match self.wal.append_shared(&[header], payload) {
                     Ok(append) => return Ok(append),
                     Err(refused) => {
                         self.wakes.wait_for_wal(ticket);
