@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use alluvium_device::SharedDevice;
 use alluvium_wal::{LogOffset, Record, RecoveryReport, Wal};
+use bytes::Bytes;
 
 use crate::cache::LogCache;
 use crate::catalog::{Catalog, Change, ObjectInfo, Snapshot, StreamRow};
@@ -295,7 +296,8 @@ impl Replay {
             count: batch.count,
             max_timestamp_ms: batch.max_timestamp_ms,
             log_end: record.end,
-            payload: batch.payload,
+            // The WAL's read buffer must not stay alive for it.
+            payload: Bytes::copy_from_slice(&batch.payload),
         });
         Ok(())
     }
@@ -304,7 +306,6 @@ impl Replay {
 #[cfg(test)]
 mod tests {
     use alluvium_wal::LogOffset;
-    use bytes::Bytes;
 
     use super::*;
     use crate::catalog::MemoryCatalog;
@@ -320,7 +321,7 @@ mod tests {
     fn record(stream: u64, base: u64, count: u32) -> Record {
         let header = record::encode_header(StreamId(stream), StreamOffset(base), count, 0);
         let payload: Bytes = [header.as_slice(), b"1234"].concat().into();
-        Record { offset: LogOffset(0), end: LogOffset(1), payload }
+        Record { offset: LogOffset(0), end: LogOffset(1), epoch: 1, payload }
     }
 
     #[test]

@@ -110,10 +110,10 @@ impl<'a> Reader<'a> {
         if header.kind == Kind::Padding {
             return Place::Padding(header);
         }
-        let mut payload = vec![0; header.payload_len as usize];
-        self.tape.read(LogOffset(x.0 + RECORD_HEADER_BYTES as u64), &mut payload);
+        let from = LogOffset(x.0 + RECORD_HEADER_BYTES as u64);
+        let payload = self.tape.take(from, header.payload_len as usize);
         if crc32c::crc32c(&payload) == header.payload_crc {
-            Place::Data(header, payload.into())
+            Place::Data(header, payload)
         } else {
             Place::BadPayload(header)
         }
@@ -234,7 +234,7 @@ impl Walk<'_> {
                 (Verdict::Take, Place::Data(header, payload)) => {
                     self.report.records += 1;
                     self.report.payload_bytes += payload.len() as u64;
-                    visit(Record { offset: x, end: header.end(), payload })
+                    visit(Record { offset: x, end: header.end(), epoch: header.epoch, payload })
                         .map_err(|source| OpenError::Visit { at: x, source })?;
                     x = self.passed(&header);
                 }

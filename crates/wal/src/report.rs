@@ -17,7 +17,9 @@ pub struct Record {
     pub offset: LogOffset,
     /// Where it ends; a later record may start there or behind a padding.
     pub end: LogOffset,
-    /// What was appended.
+    /// Of the writer that appended it.
+    pub epoch: u32,
+    /// What was appended. It may be a part of a read buffer of 1 MiB, which it keeps alive: copy what is kept for long.
     pub payload: Bytes,
 }
 

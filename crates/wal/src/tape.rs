@@ -5,13 +5,14 @@ use std::ops::Range;
 use std::sync::mpsc::{Receiver, sync_channel};
 
 use alluvium_device::{AlignedBuf, Device, DeviceError, DeviceOffset, Request};
+use bytes::Bytes;
 
 use crate::layout::{DATA_START, LogOffset, PAGE, Ring};
 
 /// Bytes of one read.
 const CHUNK: u64 = 1024 * 1024;
 /// Chunks that are read ahead.
-const AHEAD: usize = 3;
+const AHEAD: usize = 8;
 /// Chunks that are kept: a record header may lie across the boundary of two.
 const KEPT: usize = 2;
 
@@ -34,7 +35,7 @@ pub(crate) struct Tape<'a> {
 #[derive(Debug)]
 struct Chunk {
     range: Range<u64>,
-    buf: AlignedBuf,
+    bytes: Bytes,
     bad: Vec<(u64, DeviceError)>,
 }
 
@@ -61,12 +62,24 @@ impl<'a> Tape<'a> {
         }
     }
 
+    /// The `len` bytes from `at` on: a part of the chunk, or a copy if they lie in several. For unreadable ones see [`Tape::read`].
+    pub(crate) fn take(&mut self, at: LogOffset, len: usize) -> Bytes {
+        if self.slice(at, len).len() == len {
+            let chunk = self.kept.back().expect("just loaded");
+            let start = (at.0 - chunk.range.start) as usize;
+            return chunk.bytes.slice(start..start + len);
+        }
+        let mut bytes = vec![0; len];
+        self.read(at, &mut bytes);
+        bytes.into()
+    }
+
     /// The bytes from `at` on, at least one and at most `limit`: as many as lie in one chunk.
     pub(crate) fn slice(&mut self, at: LogOffset, limit: usize) -> &[u8] {
         self.load(at.0);
         let chunk = self.kept.back().expect("just loaded");
         let start = (at.0 - chunk.range.start) as usize;
-        let len = limit.min(chunk.buf.len() - start);
+        let len = limit.min(chunk.bytes.len() - start);
         let read = at.0..at.0 + len as u64;
         if self.unreadable.is_none() {
             let hit =
@@ -74,7 +87,7 @@ impl<'a> Tape<'a> {
             self.unreadable =
                 hit.map(|(page, cause)| (LogOffset((*page).max(at.0)), cause.clone()));
         }
-        &chunk.buf[start..start + len]
+        &chunk.bytes[start..start + len]
     }
 
     /// The chunk that holds `x`: at fixed places of the ring, so that none crosses its end.
@@ -87,6 +100,9 @@ impl<'a> Tape<'a> {
 
     /// Make the chunk that holds `x` the last of `kept`.
     fn load(&mut self, x: u64) {
+        if self.kept.back().is_some_and(|chunk| chunk.range.contains(&x)) {
+            return;
+        }
         if let Some(index) = self.kept.iter().position(|chunk| chunk.range.contains(&x)) {
             let chunk = self.kept.remove(index).expect("just found");
             self.kept.push_back(chunk);
@@ -108,7 +124,8 @@ impl<'a> Tape<'a> {
         assert_eq!(range, wanted);
         let chunk = match read.recv().expect("an engine completes every request") {
             Ok(buf) => {
-                Chunk { range, buf: buf.expect("a read hands its buffer back"), bad: Vec::new() }
+                let buf = buf.expect("a read hands its buffer back");
+                Chunk { range, bytes: buf.freeze().into_bytes(), bad: Vec::new() }
             }
             Err(_) => self.by_page(range),
         };
@@ -148,7 +165,7 @@ impl<'a> Tape<'a> {
                 Err(cause) => bad.push((range.start + page as u64, cause)),
             }
         }
-        Chunk { range, buf, bad }
+        Chunk { range, bytes: buf.freeze().into_bytes(), bad }
     }
 }
 
