@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use alluvium_device::{Access, Durability, OpenOptions, SharedDevice};
-use alluvium_stream::{Catalog, RedbCatalog};
+use alluvium_stream::{Catalog, Change, RedbCatalog};
 use alluvium_wal::{FormatOptions, HeaderInfo, OpenError, Wal};
 use object_store::ObjectStore;
 use object_store::memory::InMemory;
@@ -42,23 +42,18 @@ impl Storage {
         let catalog = RedbCatalog::open(&catalog_path).map_err(Failure::new)?;
         let bound = catalog.load().map_err(Failure::new)?.wal_id;
         let (device, header) = open_wal(config, bound.is_some())?;
-        if bound.is_none() && header.trim.0 > 0 {
-            return Err(Failure::Failed(format!(
-                "{} is a write-ahead log whose older records were moved to objects by another catalog, and {} is new: those \
-                 records would be lost. Point --data-dir to the catalog that belongs to it",
-                config.wal.display(),
-                catalog_path.display()
-            )));
+        if bound.is_none() {
+            check_unused(config, &header, &catalog_path)?;
         }
         let capacity = Size { bytes: header.capacity_bytes };
-        Ok(Self {
-            wal_options: wal_options(config.node_id, capacity),
-            options: stream_options(config, capacity)?,
-            device,
-            catalog: Arc::new(catalog),
-            objects: open_objects(&config.object_store)?,
-            _lock: lock,
-        })
+        let options = stream_options(config, capacity)?;
+        let objects = open_objects(&config.object_store)?;
+        if bound.is_none() {
+            // Before the log is opened for the first time, so that one that was opened is bound, whenever the server is killed.
+            catalog.commit(&[Change::BindWal(header.wal_id)]).map_err(Failure::new)?;
+        }
+        let wal_options = wal_options(config.node_id, capacity);
+        Ok(Self { device, wal_options, catalog: Arc::new(catalog), objects, options, _lock: lock })
     }
 }
 
@@ -90,7 +85,7 @@ fn lock_directory(directory: &Path) -> Result<File, Failure> {
 /// |---|---|---|
 /// | does not exist | created and formatted | refused: its log is missing |
 /// | blank | formatted | refused: its log was erased |
-/// | a write-ahead log | opened | opened; recovery refuses another one than the catalog's |
+/// | a write-ahead log | opened, refused if it was in use | opened; recovery refuses another one than the catalog's |
 /// | something else | refused, formatted with --force-format | refused |
 /// | a damaged or unknown header | refused | refused |
 fn open_wal(config: &ServeConfig, bound: bool) -> Result<(SharedDevice, HeaderInfo), Failure> {
@@ -147,6 +142,26 @@ fn open_wal(config: &ServeConfig, bound: bool) -> Result<(SharedDevice, HeaderIn
         Err(other) => return Err(Failure::new(other)),
     };
     Ok((device, header))
+}
+
+/// A new catalog may take a log that nobody has used, and no other: even if it is empty, another catalog is bound to it, and
+/// whatever that one says of topics and objects is the other half of what the log holds.
+fn check_unused(
+    config: &ServeConfig,
+    header: &HeaderInfo,
+    catalog_path: &Path,
+) -> Result<(), Failure> {
+    if header.epoch == 0 {
+        return Ok(());
+    }
+    let (path, times) = (config.wal.display(), header.epoch);
+    Err(Failure::Failed(format!(
+        "{path} holds the write-ahead log {}, which was opened {times} {} with another catalog, and {} is a new one. Point \
+         --data-dir to the catalog that belongs to it. If what the log holds is not wanted: `alluvium wal format --force {path}`",
+        header.wal_id,
+        if times == 1 { "time" } else { "times" },
+        catalog_path.display()
+    )))
 }
 
 fn open_device(config: &ServeConfig, create: bool) -> Result<SharedDevice, Failure> {

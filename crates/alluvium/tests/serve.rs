@@ -6,7 +6,8 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use alluvium_device::OpenOptions;
+use alluvium_device::{OpenOptions, SharedDevice};
+use alluvium_stream::{Catalog, Change, RedbCatalog};
 use alluvium_wal::{FormatOptions, Options, Wal};
 use rustix::process::{Resource, Rlimit, Signal, prlimit};
 use support::produce::produce;
@@ -20,6 +21,14 @@ fn directory() -> tempfile::TempDir {
 
 fn text(path: &Path) -> &str {
     path.to_str().expect("temporary paths are text")
+}
+
+/// A log of 64 MiB that no server has used.
+fn formatted(path: &Path) -> SharedDevice {
+    let options = OpenOptions { create_bytes: Some(64 << 20), ..OpenOptions::default() };
+    let device = alluvium_device::open(path, &options).unwrap();
+    Wal::format(&device, &FormatOptions::default()).unwrap();
+    device
 }
 
 /// `alluvium serve` in `data_dir`, expected to refuse with exit code 1.
@@ -190,24 +199,59 @@ fn a_log_that_is_missing_or_blank_is_not_replaced() {
     Server::start(data.path(), &["--wal", text(&moved)]).stop(Signal::TERM);
 }
 
+/// The log may be empty: what it belongs to is in the other catalog, which would go on writing to it too.
 #[test]
-fn a_new_catalog_does_not_take_over_a_log_that_was_trimmed() {
-    let data = directory();
-    let wal_path = data.path().join("wal");
-    let options = OpenOptions { create_bytes: Some(64 << 20), ..OpenOptions::default() };
-    let device = alluvium_device::open(&wal_path, &options).unwrap();
-    Wal::format(&device, &FormatOptions::default()).unwrap();
-    let (window_bytes, max_record_bytes) = (16 << 20, 1 << 20);
-    let options = Options { window_bytes, max_record_bytes, ..Options::default() };
-    let (wal, _) = Wal::open(device, &options, None, &mut |_| Ok(())).unwrap();
-    let record = wal.append(&[b"uploaded"]).unwrap();
-    let end = record.end();
-    record.wait().unwrap();
-    wal.trim(..end).wait().unwrap();
-    wal.close().unwrap();
+fn a_new_catalog_does_not_take_over_a_log_that_was_in_use() {
+    let (used, new) = (directory(), directory());
+    let wal = used.path().join("wal");
+    Server::start(used.path(), &SMALL).stop(Signal::TERM);
+    let before = fs::read(&wal).unwrap();
+    let id = ok_json(&["wal", "inspect", text(&wal), "--json"])["header"]["wal_id"].to_string();
+    let said = will_not_serve(new.path(), &["--wal", text(&wal)]);
+    contains(
+        &said,
+        &[text(&wal), id.trim_matches('"'), text(new.path()), "--data-dir", "wal format"],
+    );
+    assert!(fs::read(&wal).unwrap() == before, "it is not written to");
+    Server::start(used.path(), &[]).stop(Signal::TERM);
 
-    let said = will_not_serve(data.path(), &[]);
-    contains(&said, &[text(&wal_path), "another catalog", "--data-dir"]);
+    // Formatted by hand, it belongs to nobody.
+    ok(&["wal", "format", text(&wal), "--force"]);
+    Server::start(new.path(), &["--wal", text(&wal)]).stop(Signal::TERM);
+    contains(&will_not_serve(used.path(), &[]), &["belongs to the WAL", id.trim_matches('"')]);
+}
+
+/// The catalog is bound before the log is opened for the first time, so that these are all states that a kill can leave.
+#[test]
+fn a_first_start_that_was_killed_can_be_repeated() {
+    for (bound, opened) in [(false, false), (true, false), (true, true)] {
+        let data = directory();
+        let device = formatted(&data.path().join("wal"));
+        if bound {
+            let id = Wal::inspect(&device).unwrap().header.wal_id;
+            let catalog = RedbCatalog::open(&data.path().join("catalog.redb")).unwrap();
+            catalog.commit(&[Change::BindWal(id)]).unwrap();
+        }
+        if opened {
+            let (window_bytes, max_record_bytes) = (16 << 20, 1 << 20);
+            let options = Options { window_bytes, max_record_bytes, ..Options::default() };
+            drop(Wal::open(device.clone(), &options, None, &mut |_| Ok(())).unwrap());
+        }
+        drop(device);
+        Server::start(data.path(), &[]).stop(Signal::TERM);
+    }
+}
+
+/// A server that is killed while it pre-writes its log leaves a part of it under another name.
+#[test]
+fn a_log_that_was_not_created_to_its_end_is_created_anew() {
+    let data = directory();
+    let creating = data.path().join("wal.creating");
+    fs::write(&creating, [0xff; 70_000]).unwrap();
+    let server = Server::start(data.path(), &SMALL);
+    contains(&server.log, &["creating", "formatted"]);
+    assert!(!creating.exists());
+    assert_eq!(fs::metadata(data.path().join("wal")).unwrap().len(), 64 << 20);
 }
 
 #[test]
