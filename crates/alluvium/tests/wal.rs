@@ -166,6 +166,16 @@ fn records_are_listed_with_their_payload_and_no_further_than_asked() {
 
     let seen = ok_json(&["wal", "inspect", target.arg(), "--scan", "--json"]);
     assert_eq!(seen["scan"]["records"], 3);
+
+    // Each record says which writer appended it.
+    append(&target.path, &[b"four"], true);
+    let lines = ok(&["wal", "dump", target.arg(), "--json"]);
+    let lines = lines.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    let epochs: Vec<_> = lines.filter_map(|line| line["record"]["epoch"].as_u64()).collect();
+    assert_eq!(epochs, [1, 1, 1, 2]);
+    let text = ok(&["wal", "dump", target.arg()]);
+    let columns = |line: usize| text.lines().nth(line).unwrap().split_whitespace().nth(2);
+    assert_eq!((columns(0), columns(1), columns(4)), (Some("EPOCH"), Some("1"), Some("2")));
 }
 
 #[test]

@@ -42,6 +42,7 @@ enum Line {
     Record {
         offset: u64,
         end_offset: u64,
+        epoch: u32,
         payload_bytes: usize,
         #[serde(skip_serializing_if = "Option::is_none")]
         payload: Option<String>,
@@ -77,7 +78,8 @@ pub(crate) fn run(args: &DumpArgs) -> Result<(), Failure> {
         print(args, &record).map_err(|failure| Stop::Output(failure).into())
     };
     if !args.json {
-        output::line(format_args!("{:>20}  {:>20}  {:>10}", "OFFSET", "END", "PAYLOAD B"))?;
+        let (offset, end, epoch, payload) = ("OFFSET", "END", "EPOCH", "PAYLOAD B");
+        output::line(format_args!("{offset:>20}  {end:>20}  {epoch:>10}  {payload:>10}"))?;
     }
     match Wal::scan(&device, progress, &mut visit) {
         Ok(report) => finish(args, &report),
@@ -98,15 +100,17 @@ fn print(args: &DumpArgs, record: &Record) -> Result<(), Failure> {
         let line = Line::Record {
             offset: record.offset.0,
             end_offset: record.end.0,
+            epoch: record.epoch,
             payload_bytes: record.payload.len(),
             payload,
         };
         return output::line(serde_json::to_string(&line).map_err(Failure::new)?);
     }
     output::line(format_args!(
-        "{:>20}  {:>20}  {:>10}{}{}",
+        "{:>20}  {:>20}  {:>10}  {:>10}{}{}",
         record.offset.0,
         record.end.0,
+        record.epoch,
         record.payload.len(),
         if payload.is_some() { "  " } else { "" },
         payload.unwrap_or_default()
