@@ -1,114 +1,120 @@
 //! Deleting objects that nobody needs: retired ones, to which no range refers any more, and orphans of uploads that were cut short.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use futures::TryStreamExt;
+use tokio::time::Instant;
 
+use crate::objects::ObjectError;
 use crate::store::{Shared, StoreError};
-use crate::types::ObjectId;
-use crate::upload::object_prefix;
+use crate::upload::{backoff, object_prefix};
 
 /// Retired objects are forgotten in the catalog in groups of this size.
 const GROUP: usize = 100;
+/// The longest wait before what has failed is tried again.
+const RETRY_MAX: Duration = Duration::from_secs(60 * 60);
 
-/// The janitor task: orphans once, then whatever is retired. What it can not delete is tried again at the next start.
+/// The janitor task: retired objects when there are any, orphans at the start and whenever a next one may have become old enough. What
+/// fails is tried again.
 ///
-/// Not `complete`: recovery has found gaps. An upload that was not committed may have written what the WAL has lost since, so
-/// that an orphan is all that is left of it.
+/// Not `complete`: recovery has found that something is lost. An upload that was not committed may have written what the WAL has lost
+/// since, so that an orphan is all that is left of it; orphans are counted and kept then.
 pub(crate) async fn run(shared: Arc<Shared>, complete: bool) {
-    if !complete {
-        tracing::warn!(
-            "objects that the catalog does not know are kept, because recovery has found offsets missing"
-        );
-    } else if let Err(error) = delete_orphans(&shared).await {
-        tracing::warn!(
-            "could not look for orphaned objects, will try again at the next start: {error}"
-        );
-    }
-    let mut gave_up: HashSet<ObjectId> = HashSet::new();
+    let mut look_at = Instant::now();
+    let mut failures = 0;
     loop {
-        shared.retired.notified().await;
-        loop {
-            let retired: Vec<_> = {
-                let table = shared.object_table.lock();
-                let retired = table.retired.values().filter(|info| !gave_up.contains(&info.id));
-                retired.take(GROUP).cloned().collect()
-            };
-            if retired.is_empty() {
-                break;
+        let mut result = Ok(());
+        if look_at <= Instant::now() {
+            result = clean_orphans(&shared, complete).await;
+            if result.is_ok() {
+                look_at = Instant::now() + shared.options.orphan_age;
             }
-            let mut deleted = Vec::with_capacity(retired.len());
-            for info in retired {
-                match shared.objects.delete(&info.name).await {
-                    Ok(()) => deleted.push(info.id),
-                    Err(error) => {
-                        tracing::warn!(
-                            "could not delete a retired object, will try again at the next start: {error}"
-                        );
-                        gave_up.insert(info.id);
-                    }
-                }
-            }
-            if deleted.is_empty() {
-                continue;
-            }
-            match shared.forget(deleted.clone()).await {
-                Ok(()) => {}
-                Err(StoreError::Closed) => return,
-                Err(error) => {
-                    tracing::warn!(
-                        "deleted objects stay in the catalog until the next start: {error}"
-                    );
-                    gave_up.extend(deleted);
-                }
-            }
+        }
+        let Ok(retired) = delete_retired(&shared).await else {
+            return; // the store has halted, and says why
+        };
+        if let Err(error) = result.and(retired) {
+            shared.numbers.clean_up_failures.fetch_add(1, Ordering::Relaxed);
+            let wait = backoff(shared.options.retry_initial, RETRY_MAX, failures);
+            failures += 1;
+            tracing::warn!("can not clean up the object store, next try in {wait:?}: {error}");
+            tokio::time::sleep(wait).await;
+            continue;
+        }
+        failures = 0;
+        tokio::select! {
+            () = shared.retired.notified() => {}
+            () = tokio::time::sleep_until(look_at) => {}
         }
     }
 }
 
-/// Delete what lies under this store's prefix, is old, and is not in the catalog.
-///
-/// Safe against the uploads of this run: their objects are younger than any age that [`crate::Options::orphan_age`] allows, and
-/// the catalog is looked at after the listing.
-async fn delete_orphans(shared: &Shared) -> Result<(), object_store::Error> {
-    let prefix = object_prefix(shared.wal_id).into();
+/// Delete what is retired, and forget it. The inner error is the last object's that could not be deleted, the outer one the
+/// catalog's.
+async fn delete_retired(shared: &Arc<Shared>) -> Result<Result<(), ObjectError>, StoreError> {
+    let retired: Vec<_> = shared.object_table.lock().retired.values().cloned().collect();
+    let mut result = Ok(());
+    for group in retired.chunks(GROUP) {
+        let mut deleted = Vec::with_capacity(group.len());
+        for info in group {
+            match shared.objects.delete(&info.name).await {
+                Ok(()) => deleted.push(info.id),
+                Err(error) => result = Err(error),
+            }
+        }
+        if !deleted.is_empty() {
+            shared.forget(deleted).await?;
+        }
+    }
+    Ok(result)
+}
+
+/// Delete, or only count, what lies under this store's prefix, is old, and is neither in the catalog nor on its way there. The age
+/// protects what an earlier run may still be writing; it is measured with two clocks, so nothing of this run depends on it.
+async fn clean_orphans(shared: &Shared, delete: bool) -> Result<(), ObjectError> {
+    let prefix = object_prefix(shared.wal_id);
     let Some(oldest) = SystemTime::now().checked_sub(shared.options.orphan_age) else {
         return Ok(()); // nothing can be that old
     };
-    let mut listing = shared.objects.store().list(Some(&prefix));
-    let mut old = Vec::new();
-    while let Some(object) = listing.try_next().await? {
+    let failed = |error| ObjectError::store(&prefix, error);
+    let mut listing = shared.objects.store().list(Some(&prefix.as_str().into()));
+    let mut orphans = BTreeSet::new();
+    while let Some(object) = listing.try_next().await.map_err(failed)? {
         if SystemTime::from(object.last_modified) < oldest {
-            old.push(object.location.to_string());
+            orphans.insert(object.location.to_string());
         }
     }
-    let known: HashSet<String> = {
+    // After the listing, and all in one look: what was listed while it was uploaded is either still on its way or in the catalog.
+    {
         let table = shared.object_table.lock();
-        table
-            .live
-            .values()
-            .map(|(info, _)| &info.name)
-            .chain(table.retired.values().map(|info| &info.name))
-            .cloned()
-            .collect()
-    };
-    old.retain(|name| !known.contains(name));
-    shared.numbers.orphans.store(old.len(), Ordering::Relaxed);
-    for name in &old {
+        let infos = table.live.values().map(|(info, _)| info).chain(table.retired.values());
+        let known: HashSet<&String> =
+            infos.map(|info| &info.name).chain(&table.uploading).collect();
+        orphans.retain(|name| !known.contains(name));
+    }
+    shared.numbers.orphans.store(orphans.len(), Ordering::Relaxed);
+    if !delete {
+        if !orphans.is_empty() {
+            tracing::warn!(
+                "{} objects under {prefix} that the catalog does not know are kept, because records are lost that they may hold",
+                orphans.len()
+            );
+        }
+        return Ok(());
+    }
+    let mut result = Ok(());
+    for name in &orphans {
         match shared.objects.delete(name).await {
             Ok(()) => {
                 tracing::info!("deleted the orphaned object {name}");
                 shared.numbers.orphans.fetch_sub(1, Ordering::Relaxed);
                 shared.numbers.orphans_deleted.fetch_add(1, Ordering::Relaxed);
             }
-            Err(error) => {
-                tracing::warn!("could not delete an orphaned object: {error}");
-                shared.numbers.clean_up_failures.fetch_add(1, Ordering::Relaxed);
-            }
+            Err(error) => result = Err(error),
         }
     }
-    Ok(())
+    result
 }

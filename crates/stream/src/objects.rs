@@ -42,7 +42,7 @@ pub enum ObjectError {
 }
 
 impl ObjectError {
-    fn store(name: &str, source: object_store::Error) -> Self {
+    pub(crate) fn store(name: &str, source: object_store::Error) -> Self {
         Self::Store { name: name.into(), source: Arc::new(source) }
     }
 

@@ -5,6 +5,8 @@ use std::time::Duration;
 use crate::store::StoreError;
 
 const MIB: u64 = 1 << 20;
+/// Bound of all times, so that they can be added to any clock.
+const YEAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 /// Bounds and thresholds of a [`crate::Store`]. Checked by [`crate::Store::open`]; nothing is adjusted silently.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,17 +17,17 @@ pub struct Options {
     /// Upload when the WAL has grown by this much since the last upload. Default 512 MiB; at least 4 KiB, at most a quarter of the
     /// WAL's capacity and half of `cache_bytes`, so that appends go on while an upload runs.
     pub upload_bytes: u64,
-    /// Upload at least this often when there is anything to upload. Default 60 s, at least 1 ms.
+    /// Upload at least this often when there is anything to upload. Default 60 s, at least 1 ms, at most 1 year.
     pub upload_interval: Duration,
     /// Bound of the cache of what was read from objects. Default 64 MiB; 0 switches it off.
     pub block_cache_bytes: u64,
     /// Wait after the first failure of an upload; doubles with each further one, and varies by up to a half so that
     /// many servers do not return at the same moment. Default 100 ms, at least 1 ms.
     pub retry_initial: Duration,
-    /// Longest wait between two attempts. Default 10 s, at least `retry_initial`.
+    /// Longest wait between two attempts. Default 10 s, at least `retry_initial`, at most 1 year.
     pub retry_max: Duration,
-    /// An object that the catalog does not know (its upload was cut short) is deleted at the next start if it is older than
-    /// this. Default 24 h, at least 1 min: younger ones may be of an upload that is running.
+    /// An object that the catalog does not know (its upload was cut short) is deleted when it is older than this; younger ones may
+    /// still be on their way from an earlier run. They are looked for as often. Default 24 h, at least 1 min, at most 1 year.
     pub orphan_age: Duration,
 }
 
@@ -80,6 +82,9 @@ impl Options {
         if upload_interval < Duration::from_millis(1) {
             return reject(format!("upload_interval = {upload_interval:?} is less than 1 ms"));
         }
+        if upload_interval > YEAR {
+            return reject(format!("upload_interval = {upload_interval:?} is more than 1 year"));
+        }
         if retry_initial < Duration::from_millis(1) {
             return reject(format!("retry_initial = {retry_initial:?} is less than 1 ms"));
         }
@@ -87,6 +92,12 @@ impl Options {
             return reject(format!(
                 "retry_max = {retry_max:?} is less than retry_initial = {retry_initial:?}"
             ));
+        }
+        if retry_max > YEAR {
+            return reject(format!("retry_max = {retry_max:?} is more than 1 year"));
+        }
+        if orphan_age > YEAR {
+            return reject(format!("orphan_age = {orphan_age:?} is more than 1 year"));
         }
         if orphan_age < Duration::from_secs(60) {
             return reject(format!("orphan_age = {orphan_age:?} is less than 1 min"));
@@ -138,5 +149,14 @@ mod tests {
             refused(Options { orphan_age: Duration::from_secs(59), ..good() })
                 .contains("orphan_age = 59s")
         );
+        let endless = Duration::MAX;
+        for (name, options) in [
+            ("upload_interval", Options { upload_interval: endless, ..good() }),
+            ("retry_max", Options { retry_max: endless, ..good() }),
+            ("orphan_age", Options { orphan_age: endless, ..good() }),
+        ] {
+            let refusal = refused(options);
+            assert!(refusal.starts_with(name) && refusal.contains("1 year"), "{refusal}");
+        }
     }
 }

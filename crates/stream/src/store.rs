@@ -113,11 +113,11 @@ pub struct Stats {
     /// Set while objects can not be written: from the first failed attempt until an upload has come to its end.
     pub upload_failing: Option<UploadFailing>,
     /// Old objects that the catalog does not know, and that are still there: they could not be deleted yet, or are kept because
-    /// offsets are lost.
+    /// something is [lost](Stats::lost) that they may hold. As of the last look, which comes each [`Options::orphan_age`].
     pub orphans: usize,
     /// Orphans deleted since the start.
     pub orphans_deleted: u64,
-    /// Failed attempts to delete an object, to forget one in the catalog or to list them.
+    /// Failed attempts to delete what is not needed: an object, or all of them when they can not be listed.
     pub clean_up_failures: u64,
     /// Appends that found no room.
     pub pushbacks: u64,
@@ -218,6 +218,8 @@ pub(crate) struct ObjectTable {
     pub(crate) live: HashMap<ObjectId, (Arc<ObjectInfo>, u64)>,
     /// To be deleted.
     pub(crate) retired: BTreeMap<ObjectId, Arc<ObjectInfo>>,
+    /// The name of the object that is being written, until it is live or given up.
+    pub(crate) uploading: Option<String>,
 }
 
 /// How appends ask for an upload.
@@ -336,7 +338,7 @@ impl Store {
         // What was recovered may already be enough for an upload, and there may be objects to delete.
         shared.upload.wanted.notify_one();
         shared.retired.notify_one();
-        let complete = recovered.recovery.gaps.is_empty();
+        let complete = recovered.recovery.lost() == Lost::default();
         let handles = vec![
             shared.spawn(upload::run(shared.clone())),
             shared.spawn(wake::run(shared.clone())),

@@ -105,6 +105,7 @@ async fn cycle(shared: &Arc<Shared>) -> Result<(), StoreError> {
     {
         tracing::debug!("could not delete an object that is not needed: {left}");
     }
+    shared.object_table.lock().uploading = None;
     shared.wal.trim(..cut).await?;
     Ok(())
 }
@@ -157,6 +158,7 @@ async fn write_until_done(shared: &Shared, parts: &[Part]) -> Written {
         // A new name for each attempt: nothing is known about what the last one left behind.
         let nonce = Uuid::new_v4();
         let name = object_name(shared.wal_id, id, nonce);
+        shared.object_table.lock().uploading = Some(name.clone());
         let mut writer = Writer::new(&**shared.objects.store(), &name);
         let error = match write(&mut writer, id, nonce, &name, parts).await {
             Ok(written) => return written,
@@ -248,15 +250,19 @@ impl<'a> Backoff<'a> {
     async fn failed(&mut self, what: &str) {
         let failures = self.shared.numbers.upload_failed(what);
         let options = &self.shared.options;
-        let longest =
-            options.retry_initial.saturating_mul(1 << self.failures.min(20)).min(options.retry_max);
+        let wait = backoff(options.retry_initial, options.retry_max, self.failures);
         self.failures += 1;
-        let wait = jittered(longest, Uuid::new_v4().as_u128());
         tracing::warn!(
             "upload: {what}; attempt {failures} failed, the next one in {wait:?}; the WAL keeps the data"
         );
         tokio::time::sleep(wait).await;
     }
+}
+
+/// How long to wait after so many failures before.
+pub(crate) fn backoff(initial: Duration, max: Duration, failures: u32) -> Duration {
+    let longest = initial.saturating_mul(1 << failures.min(20)).min(max);
+    jittered(longest, Uuid::new_v4().as_u128())
 }
 
 /// Between half and all of `longest`.

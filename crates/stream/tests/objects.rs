@@ -1,43 +1,16 @@
-//! Objects: what is read from them, damage, deletion, orphans, search by time.
+//! Objects: what is read from them, damage, search by time.
 
 mod common;
 
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use alluvium_stream::object::Whole;
-use alluvium_stream::{
-    Batch, Change, FetchError, KIND_LOG, KIND_STATE, MemoryCatalog, Opened, Store, Stream,
-    StreamOffset,
-};
+use alluvium_stream::{Batch, Change, FetchError, KIND_LOG, KIND_STATE, StreamOffset};
 use common::*;
-use futures::StreamExt;
-use object_store::{ObjectStore, ObjectStoreExt};
+use object_store::ObjectStoreExt;
 
 const WAL_BYTES: u64 = 1 << 20;
-
-/// Three objects of ten batches each.
-async fn three_objects(life: &Life) -> (Stream, Vec<Batch>) {
-    let stream = life.create_log().await;
-    let batches: Vec<Batch> = (0..30).map(|i| batch(stream.id(), i * 2, 2, 1000)).collect();
-    for (i, batch) in batches.iter().enumerate() {
-        append(&life.store, &stream, batch).await.await.unwrap();
-        if i % 10 == 9 {
-            life.store.flush().await.unwrap();
-        }
-    }
-    assert_eq!(life.store.stats().objects, 3);
-    (stream, batches)
-}
-
-async fn names(world: &World) -> Vec<String> {
-    let mut names: Vec<_> =
-        world.objects.list(None).map(|object| object.unwrap().location.to_string()).collect().await;
-    names.sort();
-    names
-}
 
 /// A restart empties the log cache of what is uploaded.
 async fn restart(life: Life, world: &mut World) -> Life {
@@ -161,49 +134,6 @@ async fn a_damaged_object_is_an_error_that_names_it() {
 }
 
 #[tokio::test]
-async fn an_object_goes_when_nobody_has_a_part_of_it() {
-    let mut world = World::new(WAL_BYTES, 1);
-    let life = world.start().await;
-    let other = life.create_log().await;
-    append(&life.store, &other, &batch(other.id(), 0, 1, 10)).await.await.unwrap();
-    let (stream, batches) = three_objects(&life).await;
-    let before = names(&world).await;
-
-    stream.trim(StreamOffset(39)).await.unwrap();
-    assert_eq!(
-        life.store.stats().objects,
-        3,
-        "the first has a part of the other stream, the second a batch that is not trimmed"
-    );
-    stream.trim(StreamOffset(40)).await.unwrap();
-    eventually("the second object is deleted", || life.store.stats().retired_objects == 0).await;
-    assert_eq!(names(&world).await, [before[0].clone(), before[2].clone()]);
-    assert_eq!((life.store.stats().objects, stream.size_bytes()), (2, 10_000));
-    assert_eq!(read_from(&stream, 40, 1 << 20).await, batches[20..]);
-
-    // What can not be deleted now is deleted at the next start.
-    life.objects.deletes_fail.store(true, Ordering::SeqCst);
-    life.store
-        .commit(vec![Change::DeleteStream(other.id()), Change::DeleteStream(stream.id())])
-        .await
-        .unwrap();
-    eventually("the deletion was tried", || life.objects.failed.load(Ordering::SeqCst) >= 2).await;
-    assert_eq!(
-        (names(&world).await.len(), life.store.stats().objects, life.store.stats().retired_objects),
-        (2, 0, 2)
-    );
-    drop((stream, other));
-    life.crash(&mut world);
-    let life = world.start().await;
-    eventually("all objects are deleted", || life.store.stats().retired_objects == 0).await;
-    assert_eq!(names(&world).await, [""; 0]);
-    life.close(&mut world).await;
-    let life = world.start().await;
-    assert_eq!(life.store.stats().retired_objects, 0, "and forgotten");
-    life.close(&mut world).await;
-}
-
-#[tokio::test]
 async fn what_goes_while_it_is_uploaded_leaves_nothing() {
     let mut world = World::new(WAL_BYTES, 1);
     let life = world.start().await;
@@ -315,61 +245,4 @@ async fn large_objects_are_written_in_parts() {
     let stats = life.store.stats();
     assert_eq!(stats.block_cache_used_bytes, 0, "switched off");
     life.close(&mut world).await;
-}
-
-/// With a real directory, whose files have an age.
-#[tokio::test]
-async fn old_orphans_of_this_store_are_deleted_and_nothing_else() {
-    let directory = tempfile::tempdir().unwrap();
-    let world = World::new(WAL_BYTES, 1);
-    let catalog = Arc::new(MemoryCatalog::default());
-    let open = || async {
-        world.disk.set_mode(alluvium_device::sim::Mode::Immediate);
-        let opened = Store::open(
-            world.disk.device(),
-            world.wal_options.clone(),
-            alluvium_stream::local_objects(directory.path()).unwrap(),
-            catalog.clone(),
-            Arc::new(()),
-            world.options.clone(),
-            None,
-        );
-        let Opened { store, recovery } = opened.await.unwrap();
-        (store, recovery.wal.wal_id)
-    };
-    let (store, wal_id) = open().await;
-    let ids = store.new_stream_ids(1).await.unwrap();
-    store.commit(vec![Change::CreateStream { id: ids[0], kind: KIND_LOG }]).await.unwrap();
-    let stream = store.stream(ids[0]).unwrap();
-    stream.append(new_batch(&batch(ids[0], 0, 1, 100))).unwrap().await.unwrap();
-    store.flush().await.unwrap();
-    store.close().await.unwrap();
-
-    let ours = directory.path().join("streams").join(wal_id.to_string());
-    let committed = std::fs::read_dir(&ours).unwrap().next().unwrap().unwrap().path();
-    let create = |path: &Path, age: Duration| -> PathBuf {
-        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-        std::fs::write(path, "x").unwrap();
-        make_old(path, age);
-        path.to_path_buf()
-    };
-    let days = |days: u64| Duration::from_secs(days * 24 * 60 * 60);
-    let old = create(&ours.join("0000000000000009-old"), days(2));
-    let young = create(&ours.join("0000000000000009-young"), days(0));
-    let others =
-        create(&directory.path().join("streams/another-store/0000000000000001-x"), days(9));
-    let foreign = create(&directory.path().join("notes.txt"), days(9));
-    make_old(&committed, days(9));
-
-    let (store, _) = open().await;
-    eventually("the orphan is deleted", || !old.exists()).await;
-    store.close().await.unwrap();
-    for kept in [young, others, foreign, committed] {
-        assert!(kept.exists(), "{}", kept.display());
-    }
-}
-
-fn make_old(path: &Path, age: Duration) {
-    let file = std::fs::File::options().append(true).open(path).unwrap();
-    file.set_modified(SystemTime::now() - age).unwrap();
 }

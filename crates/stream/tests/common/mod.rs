@@ -14,11 +14,12 @@ use alluvium_device::sim::{Mode, Random, SimDisk, SimOptions};
 use alluvium_stream::catalog::Snapshot;
 use alluvium_stream::{
     AppendError, Batch, Catalog, CatalogError, Change, Fold, KIND_LOG, MemoryCatalog, NewBatch,
-    Opened, Options, Recovery, Store, Stream, StreamId, StreamOffset,
+    Opened, Options, Recovery, Store, StoreError, Stream, StreamId, StreamOffset,
 };
 use alluvium_wal::{FormatOptions, Wal};
 use async_trait::async_trait;
 use bytes::Bytes;
+use futures::TryStreamExt;
 use futures::stream::BoxStream;
 use object_store::memory::InMemory;
 use object_store::path::Path;
@@ -76,11 +77,22 @@ impl World {
         self.try_start(Arc::new(Hash)).await.unwrap()
     }
 
-    pub async fn try_start(
+    /// Start with an object store that `prepare` has prepared.
+    pub async fn start_with(&self, prepare: impl Fn(&Objects)) -> Life {
+        self.start_as(Arc::new(Hash), prepare).await.unwrap()
+    }
+
+    pub async fn try_start(&self, fold: Arc<dyn Fold>) -> Result<Life, StoreError> {
+        self.start_as(fold, |_| ()).await
+    }
+
+    async fn start_as(
         &self,
         fold: Arc<dyn Fold>,
-    ) -> Result<Life, alluvium_stream::StoreError> {
+        prepare: impl Fn(&Objects),
+    ) -> Result<Life, StoreError> {
         let objects = Arc::new(Objects::new(self.objects.clone()));
+        prepare(&objects);
         let catalog = Arc::new(FailingCatalog::new(self.catalog.clone()));
         // Opening is blocking work of the WAL on a disk that answers at once; from then on a thread is the disk.
         let stepper = Stepper::start(self.disk.clone());
@@ -174,6 +186,33 @@ impl Life {
     pub async fn create_log(&self) -> Stream {
         self.create(KIND_LOG).await
     }
+}
+
+/// Three objects of ten batches each.
+pub async fn three_objects(life: &Life) -> (Stream, Vec<Batch>) {
+    let stream = life.create_log().await;
+    let batches: Vec<Batch> = (0..30).map(|i| batch(stream.id(), i * 2, 2, 1000)).collect();
+    for (i, batch) in batches.iter().enumerate() {
+        append(&life.store, &stream, batch).await.await.unwrap();
+        if i % 10 == 9 {
+            life.store.flush().await.unwrap();
+        }
+    }
+    assert_eq!(life.store.stats().objects, 3);
+    (stream, batches)
+}
+
+/// The names in the object store, sorted.
+pub async fn names(world: &World) -> Vec<String> {
+    let mut names: Vec<_> = world
+        .objects
+        .list(None)
+        .map_ok(|object| object.location.to_string())
+        .try_collect()
+        .await
+        .unwrap();
+    names.sort();
+    names
 }
 
 /// Bytes that say where they belong.
@@ -350,6 +389,9 @@ pub struct Objects {
     /// All requests fail.
     pub down: AtomicBool,
     pub deletes_fail: AtomicBool,
+    pub lists_fail: AtomicBool,
+    /// Listings say that objects are older than they are, by so many seconds.
+    pub clock_behind_s: AtomicU64,
     pub writes_panic: AtomicBool,
     /// While it is held writes happen, and are not answered.
     pub answers: tokio::sync::Mutex<()>,
@@ -366,6 +408,8 @@ impl Objects {
             dead: AtomicBool::new(false),
             down: AtomicBool::new(false),
             deletes_fail: AtomicBool::new(false),
+            lists_fail: AtomicBool::new(false),
+            clock_behind_s: AtomicU64::new(0),
             writes_panic: AtomicBool::new(false),
             answers: tokio::sync::Mutex::default(),
             fail_writes: AtomicU64::new(0),
@@ -455,10 +499,16 @@ impl ObjectStore for Objects {
     }
 
     fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, object_store::Result<ObjectMeta>> {
-        if let Err(error) = self.check() {
+        if self.check().is_err() || self.lists_fail.load(Ordering::SeqCst) {
+            let error = self.error();
             return Box::pin(futures::stream::once(async { Err(error) }));
         }
-        self.inner.list(prefix)
+        let behind = Duration::from_secs(self.clock_behind_s.load(Ordering::SeqCst));
+        let older = move |object: ObjectMeta| ObjectMeta {
+            last_modified: object.last_modified - behind,
+            ..object
+        };
+        Box::pin(self.inner.list(prefix).map_ok(older))
     }
 
     async fn list_with_delimiter(&self, prefix: Option<&Path>) -> object_store::Result<ListResult> {

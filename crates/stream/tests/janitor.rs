@@ -1,0 +1,219 @@
+//! What nobody needs is deleted from the object store, and nothing else.
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, SystemTime};
+
+use alluvium_stream::{Catalog, Change, KIND_LOG, MemoryCatalog, Opened, Store, StreamOffset};
+use common::*;
+use object_store::ObjectStoreExt;
+
+const WAL_BYTES: u64 = 1 << 20;
+
+#[tokio::test]
+async fn an_object_goes_when_nobody_has_a_part_of_it() {
+    let mut world = World::new(WAL_BYTES, 1);
+    let life = world.start().await;
+    let other = life.create_log().await;
+    append(&life.store, &other, &batch(other.id(), 0, 1, 10)).await.await.unwrap();
+    let (stream, batches) = three_objects(&life).await;
+    let before = names(&world).await;
+
+    stream.trim(StreamOffset(39)).await.unwrap();
+    assert_eq!(
+        life.store.stats().objects,
+        3,
+        "the first has a part of the other stream, the second a batch that is not trimmed"
+    );
+    stream.trim(StreamOffset(40)).await.unwrap();
+    eventually("the second object is deleted", || life.store.stats().retired_objects == 0).await;
+    assert_eq!(names(&world).await, [before[0].clone(), before[2].clone()]);
+    assert_eq!((life.store.stats().objects, stream.size_bytes()), (2, 10_000));
+    assert_eq!(read_from(&stream, 40, 1 << 20).await, batches[20..]);
+
+    // What can not be deleted is tried again, also after the next start.
+    life.objects.deletes_fail.store(true, Ordering::SeqCst);
+    life.store
+        .commit(vec![Change::DeleteStream(other.id()), Change::DeleteStream(stream.id())])
+        .await
+        .unwrap();
+    eventually("it tries again", || life.store.stats().clean_up_failures >= 5).await;
+    assert_eq!(
+        (names(&world).await.len(), life.store.stats().objects, life.store.stats().retired_objects),
+        (2, 0, 2)
+    );
+    drop((stream, other));
+    life.crash(&mut world);
+    let life = world.start_with(|objects| objects.deletes_fail.store(true, Ordering::SeqCst)).await;
+    eventually("it tries again", || life.store.stats().clean_up_failures >= 5).await;
+    assert_eq!((names(&world).await.len(), life.store.stats().retired_objects), (2, 2));
+    life.objects.deletes_fail.store(false, Ordering::SeqCst);
+    eventually("all objects are deleted", || life.store.stats().retired_objects == 0).await;
+    assert_eq!(names(&world).await, [""; 0]);
+    life.close(&mut world).await;
+    let life = world.start().await;
+    assert_eq!(life.store.stats().retired_objects, 0, "and forgotten");
+    life.close(&mut world).await;
+}
+
+/// Something that an upload has left behind.
+async fn put_orphan(world: &World) {
+    let wal_id = world.catalog.load().unwrap().wal_id.unwrap();
+    let name = format!("streams/{wal_id}/0000000000000009-orphan");
+    world.objects.put(&name.into(), "x".into()).await.unwrap();
+}
+
+fn make_listings_old(objects: &Objects) {
+    objects.clock_behind_s.store(2 * 24 * 60 * 60, Ordering::SeqCst);
+}
+
+#[tokio::test]
+async fn an_orphan_that_can_not_be_listed_or_deleted_is_tried_again() {
+    let mut world = World::new(WAL_BYTES, 1);
+    world.start().await.close(&mut world).await;
+    put_orphan(&world).await;
+    let life = world
+        .start_with(|objects| {
+            make_listings_old(objects);
+            objects.lists_fail.store(true, Ordering::SeqCst);
+            objects.deletes_fail.store(true, Ordering::SeqCst);
+        })
+        .await;
+    eventually("it lists again", || life.store.stats().clean_up_failures >= 3).await;
+    assert_eq!(life.store.stats().orphans, 0, "nobody knows");
+    life.objects.lists_fail.store(false, Ordering::SeqCst);
+    eventually("it is found", || life.store.stats().orphans == 1).await;
+    let failures = life.store.stats().clean_up_failures;
+    eventually("it tries again", || life.store.stats().clean_up_failures >= failures + 3).await;
+    assert_eq!(names(&world).await.len(), 1);
+    life.objects.deletes_fail.store(false, Ordering::SeqCst);
+    eventually("it is deleted", || life.store.stats().orphans == 0).await;
+    assert_eq!((life.store.stats().orphans_deleted, names(&world).await.len()), (1, 0));
+    life.close(&mut world).await;
+}
+
+/// The object store's clock is behind ours by more than the least age of an orphan.
+#[tokio::test]
+async fn an_object_that_waits_for_its_commit_is_no_orphan() {
+    let mut world = World::new(WAL_BYTES, 1);
+    let life = world
+        .start_with(|objects| {
+            make_listings_old(objects);
+            objects.lists_fail.store(true, Ordering::SeqCst);
+        })
+        .await;
+    let (stream, batch) = (life.create_log().await, |id| batch(id, 0, 1, 1000));
+    append(&life.store, &stream, &batch(stream.id())).await.await.unwrap();
+    let answer = life.objects.answers.lock().await;
+    let flush = tokio::spawn({
+        let store = life.store.clone();
+        async move { store.flush().await }
+    });
+    while names(&world).await.is_empty() {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    put_orphan(&world).await;
+    life.objects.lists_fail.store(false, Ordering::SeqCst);
+    eventually("it has looked", || life.store.stats().orphans_deleted == 1).await;
+    drop(answer);
+    flush.await.unwrap().unwrap();
+    let id = stream.id();
+    drop(stream);
+    life.close(&mut world).await;
+    let life = world.start().await;
+    let stream = life.store.stream(id).unwrap();
+    assert_eq!(read_from(&stream, 0, 1).await, [batch(id)]);
+    drop(stream);
+    life.close(&mut world).await;
+}
+
+/// An upload that was not committed may have written what the log has lost since.
+#[tokio::test]
+async fn orphans_stay_when_records_are_lost() {
+    let mut world = World::new(WAL_BYTES, 1);
+    let life = world.start().await;
+    let stream = life.create_log().await;
+    let (id, mut next) = (stream.id(), 0);
+    for _ in 0..3 {
+        append(&life.store, &stream, &batch(id, next, 1, 10_000)).await.await.unwrap();
+        next += 1;
+    }
+    let lost = payload(id, 1, 10_000);
+    drop(stream);
+    life.crash(&mut world);
+    put_orphan(&world).await;
+    let image = world.disk.image();
+    let at = image.windows(16).position(|window| window == &lost[5000..5016]).expect("it is there");
+    world.disk.poke(at as u64, &[image[at] ^ 1]);
+    for deleted in [true, false] {
+        // Damage in the middle is a gap; what is lost of a stream that was deleted since is none.
+        let life = world.start_with(make_listings_old).await;
+        eventually("it has looked", || life.store.stats().orphans == 1).await;
+        assert_eq!(life.recovery.gaps.is_empty(), !deleted);
+        if deleted {
+            life.store.commit(vec![Change::DeleteStream(id)]).await.unwrap();
+        }
+        assert_eq!((names(&world).await.len(), life.store.stats().orphans_deleted), (1, 0));
+        life.crash(&mut world);
+    }
+}
+
+/// With a real directory, whose files have an age.
+#[tokio::test]
+async fn old_orphans_of_this_store_are_deleted_and_nothing_else() {
+    let directory = tempfile::tempdir().unwrap();
+    let world = World::new(WAL_BYTES, 1);
+    let catalog = Arc::new(MemoryCatalog::default());
+    let open = || async {
+        world.disk.set_mode(alluvium_device::sim::Mode::Immediate);
+        let opened = Store::open(
+            world.disk.device(),
+            world.wal_options.clone(),
+            alluvium_stream::local_objects(directory.path()).unwrap(),
+            catalog.clone(),
+            Arc::new(()),
+            world.options.clone(),
+            None,
+        );
+        let Opened { store, recovery } = opened.await.unwrap();
+        (store, recovery.wal.wal_id)
+    };
+    let (store, wal_id) = open().await;
+    let ids = store.new_stream_ids(1).await.unwrap();
+    store.commit(vec![Change::CreateStream { id: ids[0], kind: KIND_LOG }]).await.unwrap();
+    let stream = store.stream(ids[0]).unwrap();
+    stream.append(new_batch(&batch(ids[0], 0, 1, 100))).unwrap().await.unwrap();
+    store.flush().await.unwrap();
+    store.close().await.unwrap();
+
+    let ours = directory.path().join("streams").join(wal_id.to_string());
+    let committed = std::fs::read_dir(&ours).unwrap().next().unwrap().unwrap().path();
+    let create = |path: &Path, age: Duration| -> PathBuf {
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, "x").unwrap();
+        make_old(path, age);
+        path.to_path_buf()
+    };
+    let days = |days: u64| Duration::from_secs(days * 24 * 60 * 60);
+    let old = create(&ours.join("0000000000000009-old"), days(2));
+    let young = create(&ours.join("0000000000000009-young"), days(0));
+    let others =
+        create(&directory.path().join("streams/another-store/0000000000000001-x"), days(9));
+    let foreign = create(&directory.path().join("notes.txt"), days(9));
+    make_old(&committed, days(9));
+
+    let (store, _) = open().await;
+    eventually("the orphan is deleted", || !old.exists()).await;
+    store.close().await.unwrap();
+    for kept in [young, others, foreign, committed] {
+        assert!(kept.exists(), "{}", kept.display());
+    }
+}
+
+fn make_old(path: &Path, age: Duration) {
+    let file = std::fs::File::options().append(true).open(path).unwrap();
+    file.set_modified(SystemTime::now() - age).unwrap();
+}
