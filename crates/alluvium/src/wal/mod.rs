@@ -17,7 +17,7 @@ use clap::Subcommand;
 use serde::Serialize;
 
 use crate::output::{self, Failure};
-use crate::units::{Size, about};
+use crate::units::Size;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum WalCommand {
@@ -196,12 +196,6 @@ impl Walk {
     }
 }
 
-/// `81 MiB of 2.0 GiB (4.0%)`.
-fn usage(used_bytes: u64, ring_bytes: u64) -> String {
-    let percent = used_bytes as f64 * 100.0 / ring_bytes.max(1) as f64;
-    format!("{} of {} ({percent:.1}%)", about(used_bytes), about(ring_bytes))
-}
-
 /// `3 m 5 s ago`, from Unix time in milliseconds.
 fn ago(unix_ms: u64) -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -233,10 +227,5 @@ mod tests {
             assert_eq!(rough(Duration::from_secs(seconds)), text);
         }
         assert_eq!(ago(u64::MAX), "in the future by this machine's clock");
-    }
-
-    #[test]
-    fn usage_has_a_share() {
-        assert_eq!(usage(1 << 20, 4 << 20), "1.0 MiB of 4.0 MiB (25.0%)");
     }
 }
