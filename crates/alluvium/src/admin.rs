@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use alluvium_stream::Store;
+use alluvium_stream::{Store, UploadFailing};
 use axum::Router;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
@@ -22,6 +22,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use crate::output::Failure;
+use crate::units::{counted, usage};
 
 /// A running admin port.
 pub(crate) struct Admin {
@@ -92,11 +93,23 @@ async fn metrics(State(shown): State<Arc<Shown>>) -> impl IntoResponse {
     }
 }
 
+/// The status says whether the server serves, since that is what those who restart servers go by; the text says more. Uploads that
+/// fail are told there: until the log is full they keep nobody from reading and writing, and a restart does not mend them.
 async fn healthz(State(shown): State<Arc<Shown>>) -> impl IntoResponse {
-    match shown.store.failure() {
-        None => (StatusCode::OK, "ok\n".to_string()),
-        Some(cause) => (StatusCode::SERVICE_UNAVAILABLE, format!("{cause}\n")),
+    if let Some(cause) = shown.store.failure() {
+        return (StatusCode::SERVICE_UNAVAILABLE, format!("failed: {cause}\n"));
     }
+    let stats = shown.store.stats();
+    let Some(UploadFailing { elapsed, failures, error }) = stats.upload_failing else {
+        return (StatusCode::OK, "ok\n".into());
+    };
+    let degraded = format!(
+        "degraded: uploads have been failing for {} s, {} in a row; {} of the write-ahead log are in use; the last error: {error}\n",
+        elapsed.as_secs(),
+        counted(failures, "attempt", "attempts"),
+        usage(stats.wal.used_bytes, stats.wal.ring_bytes),
+    );
+    (StatusCode::OK, degraded)
 }
 
 /// Register what this crate knows: the store's numbers, the process's memory, the build.
@@ -122,7 +135,8 @@ impl Collector for StoreCollector {
         let stats = self.store.stats();
         let wal = stats.wal;
         let count = |n: usize| n as u64;
-        let gauges: [(&str, &str, u64); 18] = [
+        let failing = stats.upload_failing.as_ref();
+        let gauges: [(&str, &str, u64); 25] = [
             ("streams", "Streams that exist", count(stats.streams)),
             ("log_cache_bound_bytes", "Bound of the log cache", stats.cache_bound_bytes),
             ("log_cache_used_bytes", "Batches in the log cache", stats.cache_used_bytes),
@@ -156,6 +170,33 @@ impl Collector for StoreCollector {
                 "Resident memory of the process",
                 resident_bytes().unwrap_or(0),
             ),
+            (
+                "upload_failures_in_a_row",
+                "Failed attempts since an upload has succeeded; 0 while they do",
+                failing.map_or(0, |failing| failing.failures.into()),
+            ),
+            (
+                "upload_failing_seconds",
+                "Time since the first of these failures",
+                failing.map_or(0, |failing| failing.elapsed.as_secs()),
+            ),
+            (
+                "objects_orphaned",
+                "Old objects that the catalog does not know and that are still there",
+                count(stats.orphans),
+            ),
+            (
+                "recovery_damaged_ranges",
+                "Parts of the write-ahead log that were durable once and could not be read back at the start",
+                count(stats.lost.damaged_ranges),
+            ),
+            ("recovery_damaged_bytes", "Size of these parts", stats.lost.damaged_bytes),
+            (
+                "recovery_lost_offset_ranges",
+                "Ranges of offsets that the start found missing",
+                count(stats.lost.gaps),
+            ),
+            ("recovery_lost_offsets", "Offsets in these ranges", stats.lost.offsets),
             ("wal_durable_offset", "Log offset up to which everything is durable", wal.durable.0),
         ];
         for (name, help, value) in gauges {
@@ -167,10 +208,16 @@ impl Collector for StoreCollector {
                 gauge.metric_type(),
             )?)?;
         }
-        let counters: [(&str, &str, u64); 11] = [
+        let counters: [(&str, &str, u64); 13] = [
             ("uploads", "Uploads committed", stats.uploads),
             ("uploaded_bytes", "Bytes of objects committed", stats.uploaded_bytes),
             ("upload_failures", "Failed attempts of uploads", stats.upload_failures),
+            ("objects_orphans_deleted", "Orphaned objects deleted", stats.orphans_deleted),
+            (
+                "clean_up_failures",
+                "Failed attempts to delete, forget or list objects",
+                stats.clean_up_failures,
+            ),
             ("append_pushbacks", "Appends that found no room", stats.pushbacks),
             ("wal_records", "Records appended", wal.records),
             ("wal_payload_bytes", "Payload of the records appended", wal.payload_bytes),

@@ -118,6 +118,18 @@ pub(crate) fn about(bytes: u64) -> String {
     }
 }
 
+/// `81.0 MiB of 2.0 GiB (4.0%)`.
+pub(crate) fn usage(used_bytes: u64, of_bytes: u64) -> String {
+    let percent = used_bytes as f64 * 100.0 / of_bytes.max(1) as f64;
+    format!("{} of {} ({percent:.1}%)", about(used_bytes), about(of_bytes))
+}
+
+/// `1 batch`, `2 batches`.
+pub(crate) fn counted(n: impl Into<u64>, one: &str, many: &str) -> String {
+    let n = n.into();
+    format!("{n} {}", if n == 1 { one } else { many })
+}
+
 /// In a configuration file a size is a string with a unit, or a plain number of bytes.
 impl<'de> Deserialize<'de> for Size {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -221,5 +233,16 @@ mod tests {
         assert_eq!(about(1023), "1023 B");
         assert_eq!(about(1536), "1.5 KiB");
         assert_eq!(about(2 << 30), "2.0 GiB");
+    }
+
+    #[test]
+    fn usage_has_a_share() {
+        assert_eq!(usage(1 << 20, 4 << 20), "1.0 MiB of 4.0 MiB (25.0%)");
+    }
+
+    #[test]
+    fn one_is_not_plural() {
+        let batches = |n: u64| counted(n, "batch", "batches");
+        assert_eq!([0, 1, 2].map(batches), ["0 batches", "1 batch", "2 batches"]);
     }
 }

@@ -133,6 +133,63 @@ fn the_admin_port_shows_health_and_metrics() {
     contains(&server.log, &["no admin port"]);
 }
 
+/// The value of a metric without labels.
+fn metric(server: &Server, name: &str) -> u64 {
+    let (_, metrics) = server.get("/metrics");
+    let value = metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    value.unwrap_or_else(|| panic!("no {name} in: {metrics}")).parse().expect("a whole number")
+}
+
+#[test]
+fn uploads_that_fail_are_told_while_the_server_serves() {
+    let data = directory();
+    let objects = data.path().join("objects");
+    let server =
+        Server::start(data.path(), &[&SMALL[..], &["--upload-interval", "100ms"]].concat());
+    ok(&["topic", "create", "orders", "--bootstrap", &server.kafka]);
+    fs::remove_dir_all(&objects).unwrap();
+    fs::write(&objects, "not a directory").unwrap();
+    assert_eq!(produce(&server.kafka, "orders", b"a record").unwrap(), 0);
+    let health = server.wait_for_health("degraded: ");
+    assert_eq!(health.0, "HTTP/1.1 200 OK");
+    contains(&health.1, &["uploads", " in a row", "write-ahead log", "objects"]);
+    assert!(metric(&server, "alluvium_upload_failures_in_a_row") > 0);
+    assert_eq!(produce(&server.kafka, "orders", b"another").unwrap(), 0);
+
+    fs::remove_file(&objects).unwrap();
+    fs::create_dir(&objects).unwrap();
+    assert_eq!(server.wait_for_health("ok").1, "ok\n");
+    assert_eq!(metric(&server, "alluvium_upload_failures_in_a_row"), 0);
+    assert!(metric(&server, "alluvium_upload_failures_total") > 0);
+}
+
+#[test]
+fn what_recovery_has_lost_is_counted() {
+    let data = directory();
+    let server = Server::start(data.path(), &SMALL);
+    ok(&["topic", "create", "orders", "--bootstrap", &server.kafka]);
+    for _ in 0..3 {
+        assert_eq!(produce(&server.kafka, "orders", b"a record").unwrap(), 0);
+    }
+    assert_eq!(metric(&server, "alluvium_recovery_lost_offsets"), 0);
+    server.stop(Signal::TERM);
+    let wal = data.path().join("wal");
+    let second = ok(&["wal", "dump", text(&wal), "--json"]);
+    let second: serde_json::Value = serde_json::from_str(second.lines().nth(1).unwrap()).unwrap();
+    // The ring starts at 64 KiB, and the log is in its first lap.
+    let at = (64 << 10) + second["record"]["offset"].as_u64().unwrap() as usize;
+    let mut content = fs::read(&wal).unwrap();
+    content[at + 40] ^= 1;
+    fs::write(&wal, content).unwrap();
+
+    let server = Server::start(data.path(), &[]);
+    contains(&server.log, &["ERROR", "can not be read back"]);
+    assert_eq!(metric(&server, "alluvium_recovery_damaged_ranges"), 1);
+    assert!(metric(&server, "alluvium_recovery_damaged_bytes") > 0);
+    assert_eq!(metric(&server, "alluvium_recovery_lost_offset_ranges"), 1);
+    assert_eq!(metric(&server, "alluvium_recovery_lost_offsets"), 1);
+}
+
 #[test]
 fn every_metric_is_documented_with_its_type() {
     let data = directory();

@@ -6,10 +6,10 @@ use alluvium_wal::{Inspection, Slot, Wal};
 use clap::Args;
 use serde::Serialize;
 
-use super::{Header, TargetInfo, Walk, ago, open_read_only, usage};
+use super::{Header, TargetInfo, Walk, ago, open_read_only};
 use crate::output::{self, Failure};
 use crate::progress::Meter;
-use crate::units::{Size, about};
+use crate::units::{Size, about, usage};
 
 #[derive(Args, Debug)]
 pub(crate) struct InspectArgs {

@@ -171,6 +171,19 @@ impl Server {
         (status, std::mem::take(&mut self.log))
     }
 
+    /// Ask for its health until the answer starts like this.
+    pub fn wait_for_health(&self, start: &str) -> (String, String) {
+        let began = std::time::Instant::now();
+        loop {
+            let health = self.get("/healthz");
+            if health.1.starts_with(start) {
+                return health;
+            }
+            assert!(began.elapsed() < HANGS, "{health:?} instead of `{start}`");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
     /// GET a path of the admin port: status line and body.
     pub fn get(&self, path: &str) -> (String, String) {
         use std::io::{Read, Write};
