@@ -144,7 +144,8 @@ mod tests {
     use bytes::Bytes;
 
     use super::*;
-    use crate::tail::{Cached, Tail, UploadedPart, cost_bytes};
+    use crate::objects::Budget;
+    use crate::tail::{Cached, Source, Tail, UploadedPart, cost_bytes};
     use crate::types::{KIND_LOG, StreamOffset};
 
     const PAYLOAD_BYTES: usize = 1000;
@@ -180,7 +181,10 @@ mod tests {
     }
 
     fn cached_from(stream: &StreamState) -> Option<StreamOffset> {
-        stream.tail.lock().visible(LogOffset(u64::MAX)).next().map(|batch| batch.base)
+        let source =
+            stream.tail.lock().source(StreamOffset(0), &mut Budget::new(1), LogOffset(u64::MAX));
+        let Source::Cached(batches) = source else { panic!("there are no objects") };
+        batches.first().map(|batch| batch.base)
     }
 
     #[test]

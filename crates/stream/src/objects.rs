@@ -10,7 +10,7 @@ use quick_cache::Weighter;
 use quick_cache::sync::Cache;
 
 use crate::catalog::ObjectInfo;
-use crate::object::{self, Block, Damage};
+use crate::object::{self, Block, Damage, ENTRY_BYTES};
 use crate::types::{Batch, ObjectId, StreamId, StreamOffset};
 
 /// Objects up to this size are one PUT; larger ones are written in parts of this size. At least 5 MiB, S3's minimum.
@@ -182,11 +182,14 @@ impl Objects {
         for block in &blocks[..wanted] {
             let at = usize::try_from(block.position - from).expect("within one read");
             let end = (at + block.len_bytes as usize).min(bytes.len());
-            let slice = bytes.slice(at.min(end)..end);
-            // A cached block must own no more memory than it is charged for.
-            let slice = if wanted == 1 { slice } else { Bytes::copy_from_slice(&slice) };
-            let batches = object::decode_block(block, &slice)
-                .map_err(|damage| ObjectError::damaged(&object.name, damage))?;
+            // A cached block must own no more memory than it is charged for, and what a read brings may be a part of anything.
+            let slice = Bytes::copy_from_slice(&bytes[at.min(end)..end]);
+            let batches = match object::decode_block(block, &slice) {
+                Ok(batches) => batches,
+                // What lies before the damage can be read; who goes on from there meets it first.
+                Err(_) if !read.is_empty() => break,
+                Err(damage) => return Err(ObjectError::damaged(&object.name, damage)),
+            };
             let batches = Arc::new(batches);
             self.cache.insert(
                 Key::Block(object.id, block.position),
@@ -197,7 +200,8 @@ impl Objects {
         Ok(read)
     }
 
-    /// Batches of `stream` that end after `from`, as far as the budget goes.
+    /// Batches of `stream` that end after `from`, as far as the budget goes or to what can not be read; an error only if that comes
+    /// first. They keep at most twice the memory of their payload.
     pub(crate) async fn fetch(
         &self,
         object: &ObjectInfo,
@@ -218,17 +222,24 @@ impl Objects {
                 wanted
             });
             let wanted = wanted.count();
-            for batches in self.read(object, &blocks[next..next + wanted]).await? {
+            let read = match self.read(object, &blocks[next..next + wanted]).await {
+                Ok(read) => read,
+                Err(_) if !taken.is_empty() => break,
+                Err(error) => return Err(error),
+            };
+            for (block, batches) in blocks[next..].iter().zip(read) {
                 next += 1;
-                for batch in batches.iter().filter(|batch| batch.end() > from) {
-                    if !budget.take(batch.payload.len()) {
-                        return Ok(taken);
-                    }
-                    taken.push(batch.clone());
+                let visible = batches.iter().filter(|batch| batch.end() > from);
+                let fitting = visible.take_while(|batch| budget.take(batch.payload.len()));
+                let before = taken.len();
+                taken.extend(fitting.cloned());
+                let shown = taken[before..].iter().map(|batch| ENTRY_BYTES + batch.payload.len());
+                if shown.sum::<usize>() < block.len_bytes as usize / 2 {
+                    taken[before..].iter_mut().for_each(Batch::own_payload);
                 }
-            }
-            if budget.left_bytes() == 0 {
-                break;
+                if budget.is_spent() {
+                    return Ok(taken);
+                }
             }
         }
         Ok(taken)
@@ -289,6 +300,11 @@ impl Budget {
         self.first = false;
         self.left_bytes = self.left_bytes.saturating_sub(len_bytes);
         true
+    }
+
+    /// Whether nothing more fits.
+    pub(crate) fn is_spent(&self) -> bool {
+        self.left_bytes == 0 && !self.first
     }
 
     pub(crate) fn left_bytes(&self) -> usize {

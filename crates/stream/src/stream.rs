@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 
+use alluvium_wal::LogOffset;
 use bytes::Bytes;
 use tokio::sync::Notify;
 
@@ -14,7 +15,7 @@ use crate::catalog::Change;
 use crate::objects::{Budget, ObjectError};
 use crate::record;
 use crate::store::{Shared, StoreError};
-use crate::tail::{self, Cached, Range, Source, StreamState};
+use crate::tail::{self, Cached, Range, Source, StreamState, Tail};
 use crate::types::{Batch, NewBatch, StreamId, StreamOffset};
 
 /// A fetch that goes on from one object to the next stops after this many, with what it has.
@@ -74,7 +75,8 @@ pub enum FetchError {
 /// A fetch's answer.
 #[derive(Debug)]
 pub struct Fetched {
-    /// In order; the first contains the wanted offset (or is the next one after a gap).
+    /// In order; the first contains the wanted offset (or is the next one after a gap). What comes from an object keeps about
+    /// twice the memory of its payload at most, and no larger part of the object.
     pub batches: Vec<Batch>,
     /// The stream's start.
     pub start: StreamOffset,
@@ -246,17 +248,15 @@ impl Stream {
 
     /// The first durable batch whose `max_timestamp_ms` is at least `timestamp_ms`.
     pub async fn find_time(&self, timestamp_ms: i64) -> Result<Option<Batch>, FetchError> {
-        for range in self.ranges()?.iter().filter(|range| range.max_timestamp_ms >= timestamp_ms) {
-            if let Some(batch) =
-                self.unless_gone(range, self.find_time_in(range, timestamp_ms).await)?.flatten()
-            {
+        let (ranges, cached) = self.look(|tail, durable| tail.find_time(timestamp_ms, durable))?;
+        for range in ranges.iter().filter(|range| range.max_timestamp_ms >= timestamp_ms) {
+            let found = self.unless_gone(range, self.find_time_in(range, timestamp_ms).await)?;
+            if let Some(mut batch) = found.flatten() {
+                batch.own_payload();
                 return Ok(Some(batch));
             }
         }
-        let durable = self.shared.wal.durable();
-        let tail = self.state.tail.lock();
-        let found = tail.visible(durable).find(|batch| batch.max_timestamp_ms >= timestamp_ms);
-        Ok(found.map(Cached::to_batch))
+        Ok(cached)
     }
 
     async fn find_time_in(
@@ -280,13 +280,16 @@ impl Stream {
 
     /// The durable batch with the greatest `max_timestamp_ms`, the first of them if there are several.
     pub async fn max_time(&self) -> Result<Option<Batch>, FetchError> {
-        let mut best: Option<Batch> = None;
+        let (mut ranges, cached) = self.look(Tail::max_time)?;
         // What a range says is an upper bound: a trim may have cut its greatest batch off. So the most promising come
         // first, and the search ends when none can be better. The sort is stable: of equals, the oldest is first.
-        let mut ranges = self.ranges()?;
         ranges.sort_by_key(|range| Reverse(range.max_timestamp_ms));
+        let mut best: Option<Batch> = None;
         for range in &ranges {
-            if !is_better(range.max_timestamp_ms, best.as_ref()) {
+            let cached_is_better = cached
+                .as_ref()
+                .is_some_and(|cached| cached.max_timestamp_ms > range.max_timestamp_ms);
+            if cached_is_better || !is_better(range.max_timestamp_ms, best.as_ref()) {
                 break;
             }
             if let Some(found) =
@@ -295,14 +298,13 @@ impl Stream {
                 best = found;
             }
         }
-        let durable = self.shared.wal.durable();
-        let tail = self.state.tail.lock();
-        for batch in tail.visible(durable) {
-            if is_better(batch.max_timestamp_ms, best.as_ref()) {
-                best = Some(batch.to_batch());
-            }
+        if let Some(best) = &mut best {
+            best.own_payload();
         }
-        Ok(best)
+        Ok(match cached {
+            Some(cached) if is_better(cached.max_timestamp_ms, best.as_ref()) => Some(cached),
+            _ => best,
+        })
     }
 
     /// The better one of `best` and what `range` has.
@@ -335,12 +337,18 @@ impl Stream {
         Ok(best)
     }
 
-    fn ranges(&self) -> Result<Vec<Range>, FetchError> {
+    /// The stream at one moment: its ranges, and what `choose` finds in the tail, given up to where the log is durable. With two
+    /// looks, what an upload moves from here to there in between would be missed.
+    fn look(
+        &self,
+        choose: impl FnOnce(&Tail, LogOffset) -> Option<Batch>,
+    ) -> Result<(Vec<Range>, Option<Batch>), FetchError> {
+        let durable = self.shared.wal.durable();
         let tail = self.state.tail.lock();
         if tail.deleted {
             return Err(FetchError::Deleted);
         }
-        Ok(tail.ranges().cloned().collect())
+        Ok((tail.ranges().cloned().collect(), choose(&tail, durable)))
     }
 
     /// `None` if the object was deleted because the stream has been trimmed past it meanwhile.
@@ -349,10 +357,18 @@ impl Stream {
         range: &Range,
         result: Result<T, ObjectError>,
     ) -> Result<Option<T>, FetchError> {
-        match result {
-            Ok(found) => Ok(Some(found)),
-            Err(error) if error.is_not_found() && self.start_offset() >= range.end => Ok(None),
-            Err(error) => Err(FetchError::Failed(error.into())),
+        let error = match result {
+            Ok(found) => return Ok(Some(found)),
+            Err(error) => error,
+        };
+        let (start, deleted) = {
+            let tail = self.state.tail.lock();
+            (tail.start, tail.deleted)
+        };
+        match error.is_not_found() {
+            true if deleted => Err(FetchError::Deleted),
+            true if start >= range.end => Ok(None),
+            _ => Err(FetchError::Failed(error.into())),
         }
     }
 

@@ -13,6 +13,7 @@
 //! A trim may move `start` past `uploaded_end`. The batches between stay, unseen by readers, until the upload that folds
 //! them into the checkpoint.
 
+use std::cmp::Reverse;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -251,10 +252,23 @@ impl Tail {
         self.ranges.iter()
     }
 
-    /// The visible, durable batches in the log cache, oldest first.
-    pub(crate) fn visible(&self, durable: LogOffset) -> impl Iterator<Item = &Cached> {
-        let first = self.batches.partition_point(|batch| batch.end() <= self.start);
+    /// The visible, durable batches that are in no range, oldest first.
+    fn visible(&self, durable: LogOffset) -> impl Iterator<Item = &Cached> {
+        let trimmed = self.batches.partition_point(|batch| batch.end() <= self.start);
+        let first = trimmed.max(self.first_pinned());
         self.batches.range(first..).take_while(move |batch| batch.log_end <= durable)
+    }
+
+    /// The first of them whose greatest timestamp is at least `timestamp_ms`.
+    pub(crate) fn find_time(&self, timestamp_ms: i64, durable: LogOffset) -> Option<Batch> {
+        let mut visible = self.visible(durable);
+        visible.find(|batch| batch.max_timestamp_ms >= timestamp_ms).map(Cached::to_batch)
+    }
+
+    /// The first of them with the greatest timestamp.
+    pub(crate) fn max_time(&self, durable: LogOffset) -> Option<Batch> {
+        let first_of_equals = |batch: &&Cached| (batch.max_timestamp_ms, Reverse(batch.base));
+        self.visible(durable).max_by_key(first_of_equals).map(Cached::to_batch)
     }
 
     /// An upload was committed. What it took stays as cache, except what nobody can read any more.

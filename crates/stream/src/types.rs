@@ -83,6 +83,11 @@ impl Batch {
     pub fn end(&self) -> StreamOffset {
         StreamOffset(self.base.0 + u64::from(self.count))
     }
+
+    /// Let the payload be no part of something larger that it would keep alive.
+    pub(crate) fn own_payload(&mut self) {
+        self.payload = Bytes::copy_from_slice(&self.payload);
+    }
 }
 
 /// The kind of a stream whose batches are written to objects.

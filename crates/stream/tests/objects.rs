@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use alluvium_stream::object::Whole;
-use alluvium_stream::{Batch, Change, FetchError, KIND_LOG, KIND_STATE, StreamOffset};
+use alluvium_stream::{Batch, Change, FetchError, KIND_LOG, KIND_STATE, Stream, StreamOffset};
 use common::*;
 use object_store::ObjectStoreExt;
 
@@ -129,6 +129,166 @@ async fn a_damaged_object_is_an_error_that_names_it() {
     assert!(stream.fetch(StreamOffset(20), 1000).await.unwrap_err().to_string().contains(&name));
     world.objects.put(&name.as_str().into(), good.into()).await.unwrap();
     assert_eq!(read_from(&stream, 0, 5000).await, batches, "errors are not cached");
+    drop(stream);
+    life.close(&mut world).await;
+}
+
+/// What is durable when the question is asked is found, wherever it is by the time that one comes to it.
+#[tokio::test]
+async fn times_are_found_while_an_upload_moves_batches() {
+    let mut world = World::new(WAL_BYTES, 1);
+    world.options.cache_bytes = 300 << 10;
+    world.options.upload_bytes = 100 << 10;
+    let life = world.start().await;
+    let stream = life.create_log().await;
+    let id = stream.id();
+    // The first object's range promises a time that a trim has cut off: so it has to be read.
+    let first = Batch { max_timestamp_ms: 1000, ..batch(id, 0, 1, 1000) };
+    append(&life.store, &stream, &first).await.await.unwrap();
+    for i in 1..20 {
+        append(&life.store, &stream, &batch(id, i, 1, 1000)).await.await.unwrap();
+        if i == 9 {
+            life.store.flush().await.unwrap();
+        }
+    }
+    stream.trim(StreamOffset(1)).await.unwrap();
+    drop(stream);
+    let life = restart(life, &mut world).await;
+    let (stream, other) = (life.store.stream(id).unwrap(), life.create_log().await);
+    let reading = life.objects.reading.lock().await;
+    let ask = |time: Option<i64>| {
+        let stream = stream.clone();
+        tokio::spawn(async move {
+            match time {
+                Some(time) => stream.find_time(time).await,
+                None => stream.max_time().await,
+            }
+        })
+    };
+    let asked = [(ask(Some(150)), 15), (ask(None), 19)];
+    eventually("both read the object", || life.objects.reads.load(Ordering::SeqCst) == 2).await;
+    // The rest is uploaded, and evicted by what is appended to another stream.
+    life.store.flush().await.unwrap();
+    for i in 0..600 {
+        append(&life.store, &other, &batch(other.id(), i, 1, 1000)).await.await.unwrap();
+    }
+    drop(reading);
+    for (asked, expected) in asked {
+        let found = asked.await.unwrap().unwrap().unwrap();
+        assert_eq!(found, batch(id, expected, 1, 1000));
+    }
+    drop((stream, other));
+    life.close(&mut world).await;
+}
+
+/// A stream with batches of a block each, in one object, which nothing of is in memory.
+async fn large_batches(world: &mut World, count: u64) -> (Life, Stream, Vec<Batch>) {
+    let life = world.start().await;
+    let stream = life.create_log().await;
+    let id = stream.id();
+    let batches: Vec<Batch> = (0..count).map(|i| batch(id, i, 1, 1_000_000)).collect();
+    for batch in &batches {
+        append(&life.store, &stream, batch).await.await.unwrap();
+    }
+    life.store.flush().await.unwrap();
+    drop(stream);
+    let life = restart(life, world).await;
+    let stream = life.store.stream(id).unwrap();
+    (life, stream, batches)
+}
+
+#[tokio::test]
+async fn what_lies_before_damage_is_read() {
+    for block_cache_bytes in [0, 64 << 20] {
+        let mut world = World::new(64 << 20, 1);
+        world.options.upload_bytes = 16 << 20;
+        world.options.block_cache_bytes = block_cache_bytes;
+        let (life, stream, batches) = large_batches(&mut world, 14).await;
+        // One read brings eight blocks.
+        life.objects.unreadable_at.store(12_500_000, Ordering::SeqCst);
+        let mut next = 0;
+        let mut errors = 0;
+        while errors < 3 {
+            match stream.fetch(StreamOffset(next), 50 << 20).await {
+                Ok(fetched) => next = fetched.batches.last().expect("never nothing").end().0,
+                Err(FetchError::Failed(_)) => errors += 1,
+                Err(other) => panic!("{other}"),
+            }
+        }
+        assert_eq!(next, 8);
+
+        // A damaged block in the middle of a read.
+        life.objects.unreadable_at.store(u64::MAX, Ordering::SeqCst);
+        drop(stream);
+        let life = restart(life, &mut world).await;
+        let name = names(&world).await.remove(0);
+        let mut bytes = whole(&world, &name).await;
+        bytes[5_500_000] ^= 1;
+        world.objects.put(&name.into(), bytes.into()).await.unwrap();
+        let stream = life.store.stream(batches_stream(&life)).unwrap();
+        let fetched = stream.fetch(StreamOffset(2), 50 << 20).await.unwrap();
+        assert_eq!(fetched.batches, batches[2..5]);
+        assert!(stream.fetch(StreamOffset(5), 50 << 20).await.is_err());
+        assert_eq!(stream.fetch(StreamOffset(6), 1).await.unwrap().batches, batches[6..7]);
+        drop(stream);
+        life.close(&mut world).await;
+    }
+}
+
+fn batches_stream(life: &Life) -> alluvium_stream::StreamId {
+    life.store.stream_ids()[0]
+}
+
+async fn whole(world: &World, name: &str) -> Vec<u8> {
+    world.objects.get(&name.into()).await.unwrap().bytes().await.unwrap().to_vec()
+}
+
+#[tokio::test]
+async fn an_object_that_is_gone_is_an_error_and_not_silence() {
+    let mut world = World::new(64 << 20, 1);
+    world.options.block_cache_bytes = 64 << 20;
+    let (life, stream, batches) = large_batches(&mut world, 4).await;
+    assert_eq!(stream.fetch(StreamOffset(0), 1_500_000).await.unwrap().batches, batches[..1]);
+    let name = names(&world).await.remove(0);
+    world.objects.delete(&name.into()).await.unwrap();
+    // The index and some blocks are in memory: what there is comes first, and then the error.
+    let mut next = 0;
+    let error = loop {
+        match stream.fetch(StreamOffset(next), 1_900_000).await {
+            Ok(fetched) => next = fetched.batches.last().expect("never nothing").end().0,
+            Err(error) => break error,
+        }
+    };
+    assert!(next < 4 && matches!(error, FetchError::Failed(_)), "{next}: {error}");
+    drop(stream);
+    life.close(&mut world).await;
+}
+
+/// Blocks are a MiB, and a reader may want a few bytes of each.
+#[tokio::test]
+async fn what_is_read_keeps_no_more_memory_than_twice_what_it_shows() {
+    let mut world = World::new(8 << 20, 1);
+    let life = world.start().await;
+    let stream = life.create_log().await;
+    let batches: Vec<Batch> = (0..2000).map(|i| batch(stream.id(), i, 1, 300)).collect();
+    for batch in &batches {
+        drop(append(&life.store, &stream, batch).await);
+    }
+    life.store.flush().await.unwrap();
+    let id = stream.id();
+    drop(stream);
+    let life = restart(life, &mut world).await;
+    let stream = life.store.stream(id).unwrap();
+    for from in [0, 700, 1999] {
+        let few = stream.fetch(StreamOffset(from), 1000).await.unwrap().batches;
+        assert!(!few.is_empty() && few.iter().all(|batch| batch.payload.is_unique()));
+    }
+    let found = stream.find_time(700 * 10).await.unwrap().unwrap();
+    assert_eq!((&found, found.payload.is_unique()), (&batches[700], true));
+    let found = stream.max_time().await.unwrap().unwrap();
+    assert_eq!((&found, found.payload.is_unique()), (&batches[1999], true));
+    let all = stream.fetch(StreamOffset(0), 1 << 20).await.unwrap().batches;
+    assert!(all == batches && !all[0].payload.is_unique(), "no copy of a whole block");
     drop(stream);
     life.close(&mut world).await;
 }

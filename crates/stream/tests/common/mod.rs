@@ -24,8 +24,8 @@ use futures::stream::BoxStream;
 use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{
-    CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
-    PutMultipartOptions, PutOptions, PutPayload, PutResult,
+    CopyOptions, GetOptions, GetRange, GetResult, ListResult, MultipartUpload, ObjectMeta,
+    ObjectStore, PutMultipartOptions, PutOptions, PutPayload, PutResult,
 };
 use parking_lot::Mutex;
 
@@ -395,6 +395,10 @@ pub struct Objects {
     pub writes_panic: AtomicBool,
     /// While it is held writes happen, and are not answered.
     pub answers: tokio::sync::Mutex<()>,
+    /// While it is held reads wait.
+    pub reading: tokio::sync::Mutex<()>,
+    /// Reads of this position fail.
+    pub unreadable_at: AtomicU64,
     /// The next so many writes fail: even ones without effect, odd ones after the object was written.
     pub fail_writes: AtomicU64,
     pub failed: AtomicU64,
@@ -412,6 +416,8 @@ impl Objects {
             clock_behind_s: AtomicU64::new(0),
             writes_panic: AtomicBool::new(false),
             answers: tokio::sync::Mutex::default(),
+            reading: tokio::sync::Mutex::default(),
+            unreadable_at: AtomicU64::new(u64::MAX),
             fail_writes: AtomicU64::new(0),
             failed: AtomicU64::new(0),
             reads: AtomicU64::new(0),
@@ -474,6 +480,12 @@ impl ObjectStore for Objects {
     ) -> object_store::Result<GetResult> {
         self.check()?;
         self.reads.fetch_add(1, Ordering::SeqCst);
+        drop(self.reading.lock().await);
+        if let Some(GetRange::Bounded(range)) = &options.range
+            && range.contains(&self.unreadable_at.load(Ordering::SeqCst))
+        {
+            return Err(self.error());
+        }
         self.inner.get_opts(location, options).await
     }
 
