@@ -270,6 +270,8 @@ impl Run {
             drop(life);
             return self.close(wal, plug);
         }
+        // What fails at the end may be followed by a write, into which the plug must not be pulled again.
+        plug.set_fuse(None);
         let end = self.end();
         let successor = end.of(&self.disk);
         self.died(life, successor)

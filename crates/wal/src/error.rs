@@ -92,6 +92,18 @@ pub enum OpenError {
         /// What the device said.
         cause: DeviceError,
     },
+    /// A log can not be brought into a ring of another size as it lies now. Give more of it up (`trim`) and try again.
+    #[error(
+        "the WAL can not be resized: {reason} ({live_bytes} bytes of log, a new ring of {ring_bytes} bytes); let it be trimmed, then try again"
+    )]
+    ResizeBlocked {
+        /// From the page of the trim offset to that of the end.
+        live_bytes: u64,
+        /// Of the new ring.
+        ring_bytes: u64,
+        /// What is in the way.
+        reason: String,
+    },
     /// A thread of the WAL could not be started. The WAL was recovered, and can be opened again.
     #[error("{0}")]
     Thread(String),
@@ -122,6 +134,12 @@ pub enum WalError {
         to: LogOffset,
         /// The bound.
         durable: LogOffset,
+    },
+    /// Another writer has opened the WAL, or it was formatted. Nothing more is written. What was not acknowledged may be lost.
+    #[error("the WAL was taken over: {found}")]
+    Fenced {
+        /// What stands in a header slot.
+        found: String,
     },
     /// A thread panicked inside the WAL, which is a defect of it. Nothing is acknowledged any more until it is opened again.
     #[error("the WAL has failed: a thread panicked inside it")]

@@ -10,7 +10,7 @@ use crate::layout::{
     page_floor,
 };
 use crate::report::{HeaderInfo, Inspection, Slot};
-use crate::{OpenError, probe};
+use crate::{OpenError, WalError, probe};
 
 pub(crate) const FORMAT_VERSION: u32 = 1;
 const MAGIC: [u8; 8] = *b"ALLUVWAL";
@@ -29,8 +29,9 @@ const EPOCH_START_AT: usize = NODE_ID_AT + 4;
 const DURABLE_AT: usize = EPOCH_START_AT + 8;
 const WRITTEN_AT: usize = DURABLE_AT + 8;
 const SHUTDOWN_AT: usize = WRITTEN_AT + 8;
-const RESERVED_AT: usize = SHUTDOWN_AT + 4;
-const CRC_AT: usize = RESERVED_AT + 24;
+const ORIGIN_AT: usize = SHUTDOWN_AT + 4;
+const RESERVED_AT: usize = ORIGIN_AT + 8;
+const CRC_AT: usize = RESERVED_AT + 16;
 const HEADER_BYTES: usize = CRC_AT + 4;
 const _: () = assert!(EPOCH_AT == 64 && DURABLE_AT == 80 && SHUTDOWN_AT == 96 && CRC_AT == 124);
 // All fields lie in the first 512 bytes: where a sector is written whole or not at all, so is the header.
@@ -67,6 +68,7 @@ impl HeaderInfo {
         put(DURABLE_AT, &self.durable.0.to_le_bytes());
         put(WRITTEN_AT, &self.written_at_ms.to_le_bytes());
         put(SHUTDOWN_AT, &u32::from(self.clean_shutdown).to_le_bytes());
+        put(ORIGIN_AT, &self.origin_bytes.to_le_bytes());
         let crc = crc32c::crc32c(&page[..CRC_AT]);
         page[CRC_AT..HEADER_BYTES].copy_from_slice(&crc.to_le_bytes());
     }
@@ -84,7 +86,21 @@ impl HeaderInfo {
     }
 
     pub(crate) fn ring(&self) -> Ring {
-        Ring::of_capacity(self.capacity_bytes)
+        Ring::new(self.capacity_bytes, self.origin_bytes)
+    }
+
+    /// The error, if a slot holds a header that a writer about to write this one has not written.
+    pub(crate) fn taken_over(&self, slot: &Slot) -> Option<WalError> {
+        let Slot::Valid(found) = slot else { return None };
+        let own = found.wal_id == self.wal_id
+            && found.epoch <= self.epoch
+            && found.generation < self.generation;
+        (!own).then(|| WalError::Fenced {
+            found: format!(
+                "a header of WAL {}, epoch {}, generation {}, node {}",
+                found.wal_id, found.epoch, found.generation, found.node_id
+            ),
+        })
     }
 
     /// What the writer guarantees of every header; a page that breaks it was not written by this program.
@@ -97,6 +113,9 @@ impl HeaderInfo {
             return Some(format!("capacity of {capacity_bytes} bytes"));
         }
         let ring_bytes = capacity_bytes - DATA_START;
+        if !self.origin_bytes.is_multiple_of(PAGE) || self.origin_bytes >= ring_bytes {
+            return Some(format!("origin {} in a ring of {ring_bytes}", self.origin_bytes));
+        }
         if !window_bytes.is_multiple_of(PAGE)
             || *window_bytes == 0
             || *window_bytes > ring_bytes / 2
@@ -147,6 +166,7 @@ pub(crate) fn decode(page: &[u8]) -> Slot {
         durable: LogOffset(u64_at(page, DURABLE_AT)),
         written_at_ms: u64_at(page, WRITTEN_AT),
         clean_shutdown: shutdown == 1,
+        origin_bytes: u64_at(page, ORIGIN_AT),
     };
     if shutdown > 1 {
         return Slot::Damaged(format!("shutdown type {shutdown}"));
@@ -245,6 +265,19 @@ pub(crate) fn inspect(device: &dyn Device) -> Result<Inspection, OpenError> {
     Ok(Inspection { slots, newest, header, ring_bytes })
 }
 
+/// The epoch of a writer that follows on `found`; an error where the counters of the header are used up.
+pub(crate) fn next_epoch(found: &HeaderInfo) -> Result<u32, OpenError> {
+    /// Far more than one life of a writer takes, so that what it writes stays below the bound that readers insist on.
+    const RESERVE: u64 = 1 << 48;
+    let used_up = |what: &str| {
+        OpenError::InvalidOption(format!("the WAL has used up its {what}; format it anew"))
+    };
+    if found.generation.max(found.durable.0) >= COUNT_LIMIT - RESERVE {
+        return Err(used_up("header generations or offsets"));
+    }
+    found.epoch.checked_add(1).ok_or_else(|| used_up("2^32 epochs"))
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -264,6 +297,7 @@ mod tests {
             durable: LogOffset(12345),
             written_at_ms: 1_700_000_000_000,
             clean_shutdown: true,
+            origin_bytes: 8192,
         }
     }
 
@@ -289,8 +323,9 @@ mod tests {
         assert_eq!(page[80..88], 12345u64.to_le_bytes());
         assert_eq!(page[88..96], 1_700_000_000_000u64.to_le_bytes());
         assert_eq!(page[96..100], [1, 0, 0, 0]);
-        assert!(page[100..124].iter().chain(&page[128..]).all(|&byte| byte == 0));
-        assert_eq!(u32_at(&page, 124), 0x9265_b4fa, "the checksum of these very fields");
+        assert_eq!(page[100..108], 8192u64.to_le_bytes());
+        assert!(page[108..124].iter().chain(&page[128..]).all(|&byte| byte == 0));
+        assert_eq!(u32_at(&page, 124), 0x1b11_3254, "the checksum of these very fields");
     }
 
     #[test]
@@ -318,6 +353,8 @@ mod tests {
             HeaderInfo { epoch_start: LogOffset(20_000), ..sample(1) },
             HeaderInfo { capacity_bytes: 4096, ..sample(1) },
             HeaderInfo { capacity_bytes: DATA_START + (1 << 20) + 1, ..sample(1) },
+            HeaderInfo { origin_bytes: 100, ..sample(1) },
+            HeaderInfo { origin_bytes: 1 << 20, ..sample(1) },
             HeaderInfo { window_bytes: 0, ..sample(1) },
             HeaderInfo { window_bytes: 1 << 20, ..sample(1) },
             HeaderInfo { durable: LogOffset(8192 + (1 << 20) + 1), ..sample(1) },
@@ -356,7 +393,7 @@ mod tests {
         #[test]
         fn a_header_comes_back_as_written(
             generation in 0..COUNT_LIMIT, epoch: u32, node_id: u32, written_at_ms: u64, clean_shutdown: bool,
-            pages in 32u64..1_000_000, trim in 0u64..1 << 60, length_permille in 0u64..=1000, start_permille in 0u64..=1000,
+            pages in 32u64..1_000_000, origin in 0u64..32, trim in 0u64..1 << 60, length_permille in 0u64..=1000, start_permille in 0u64..=1000,
         ) {
             let capacity_bytes = DATA_START + pages * PAGE;
             let ring_bytes = capacity_bytes - DATA_START;
@@ -367,6 +404,7 @@ mod tests {
                 trim: LogOffset(trim), durable: LogOffset(durable),
                 epoch_start: LogOffset(durable / 1000 * start_permille),
                 window_bytes: (pages / 2) * PAGE,
+                origin_bytes: origin * PAGE,
             };
             prop_assert_eq!(decode(&page(&header)), Slot::Valid(header));
         }

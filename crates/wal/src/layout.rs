@@ -58,30 +58,41 @@ const _: () = assert!(RECORD_HEADER_BYTES == 32); // the 31 above
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ring {
     bytes: u64,
+    /// Where logical offset 0 lies in it: a page boundary.
+    origin: u64,
 }
 
 impl Ring {
-    /// Of a WAL with this capacity, which is a multiple of a page and leaves at least [`MIN_RING_BYTES`].
-    pub(crate) fn of_capacity(capacity_bytes: u64) -> Self {
+    /// Of a WAL with this capacity, which is a multiple of a page and leaves at least [`MIN_RING_BYTES`], and with logical offset 0 at
+    /// the page boundary `origin` in it.
+    pub(crate) fn new(capacity_bytes: u64, origin: u64) -> Self {
         assert!(
             capacity_bytes.is_multiple_of(PAGE) && capacity_bytes >= DATA_START + MIN_RING_BYTES
         );
-        Self { bytes: capacity_bytes - DATA_START }
+        let bytes = capacity_bytes - DATA_START;
+        assert!(origin.is_multiple_of(PAGE) && origin < bytes);
+        Self { bytes, origin }
     }
 
     pub(crate) fn bytes(self) -> u64 {
         self.bytes
     }
 
+    /// The byte of the ring at which `x` lies.
+    pub(crate) fn position(self, x: LogOffset) -> u64 {
+        // Both are below 2^63.
+        (x.0 + self.origin) % self.bytes
+    }
+
     pub(crate) fn device_offset(self, x: LogOffset) -> DeviceOffset {
-        DeviceOffset(DATA_START + x.0 % self.bytes)
+        DeviceOffset(DATA_START + self.position(x))
     }
 
     /// The device ranges of `len` bytes from `x`: one, or two where the ring ends in between. `len` is positive and
     /// at most the ring.
     pub(crate) fn pieces(self, x: LogOffset, len: u64) -> impl Iterator<Item = Piece> {
         assert!(len > 0 && len <= self.bytes, "{len} bytes in a ring of {}", self.bytes);
-        let first = len.min(self.bytes - x.0 % self.bytes);
+        let first = len.min(self.bytes - self.position(x));
         let piece = move |range: Range<u64>| Piece {
             at: self.device_offset(LogOffset(x.0 + range.start)),
             range: range.start as usize..range.end as usize,
@@ -117,9 +128,9 @@ mod tests {
     proptest! {
         #[test]
         fn pieces_tile_the_range_and_stay_in_the_ring(
-            pages in 32u64..200, x in 0u64..10_000_000, len_permille in 1u64..=1000,
+            pages in 32u64..200, x in 0u64..10_000_000, len_permille in 1u64..=1000, origin in 0u64..32,
         ) {
-            let ring = Ring::of_capacity(DATA_START + pages * PAGE);
+            let ring = Ring::new(DATA_START + pages * PAGE, origin * PAGE);
             let len = (ring.bytes() * len_permille / 1000).max(1);
             let pieces: Vec<_> = ring.pieces(LogOffset(x), len).collect();
             prop_assert!(pieces.len() <= 2);

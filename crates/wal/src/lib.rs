@@ -56,6 +56,7 @@ mod probe;
 mod record;
 mod recovery;
 mod report;
+mod resize;
 mod stats;
 mod tape;
 mod wait;

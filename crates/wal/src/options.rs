@@ -1,7 +1,7 @@
 //! What can be chosen when a WAL is formatted or opened. Validation rejects; nothing is silently adjusted.
 
 use crate::OpenError;
-use crate::layout::{MIN_RING_BYTES, PAGE, RECORD_HEADER_BYTES};
+use crate::layout::{MIN_RING_BYTES, PAGE, RECORD_HEADER_BYTES, page_ceil, page_floor};
 
 /// Options of [`Wal::format`](crate::Wal::format).
 #[derive(Clone, Debug, Default)]
@@ -24,8 +24,8 @@ pub struct Options {
     /// Who writes; recorded in the header. Default: 0.
     pub node_id: u32,
     /// Bound on the bytes that are appended and not durable, hence on the memory that waits for the device, and on
-    /// how far recovery looks behind a hole. A multiple of 4 KiB. Default: 64 MiB. At least 32 KiB, at most 1 GiB and
-    /// half of the ring.
+    /// how far recovery looks behind a hole. The window begins with a sixteenth of it, at least 64 KiB, and grows and shrinks with
+    /// the load. A multiple of 4 KiB. Default: 64 MiB. At least 32 KiB, at most 1 GiB and half of the ring.
     pub window_bytes: u64,
     /// Size at which a block is written without waiting for an I/O slot; a larger record has a block of its own.
     /// A multiple of 4 KiB. Default: 256 KiB. At least 4 KiB, at most half of the window.
@@ -88,6 +88,12 @@ pub(crate) fn check_window(window_bytes: u64, ring_bytes: u64) -> Result<(), Ope
 }
 
 impl Options {
+    /// The window that a log begins with: a sixteenth of the largest, but 64 KiB are not made smaller still, and the largest record fits.
+    pub(crate) fn initial_window_bytes(&self) -> u64 {
+        let record_bytes = page_ceil(u64::from(self.max_record_bytes)) + RECORD_OVERHEAD_BYTES;
+        page_floor(self.window_bytes / 16).max(64 * 1024).max(record_bytes).min(self.window_bytes)
+    }
+
     /// Reject what can not work with a ring of `ring_bytes`. After this, a record of `max_record_bytes` can always be
     /// appended to a log of which everything is durable and trimmed.
     pub(crate) fn check(&self, ring_bytes: u64) -> Result<(), OpenError> {

@@ -122,6 +122,8 @@ pub struct HeaderInfo {
     pub written_at_ms: u64,
     /// Whether the log ends exactly at `durable`.
     pub clean_shutdown: bool,
+    /// Byte of the ring at which logical offset 0 lies; 0 until the WAL is resized.
+    pub origin_bytes: u64,
 }
 
 /// What one header slot holds.

@@ -9,7 +9,7 @@ pub struct Stats {
     pub ring_bytes: u64,
     /// Bytes of the ring that can not be reused yet: from the durable trim offset to the next record's offset.
     pub used_bytes: u64,
-    /// The bound on bytes that are appended and not durable.
+    /// The bound, at the moment, on bytes that are appended and not durable. It grows on demand.
     pub window_bytes: u64,
     /// Bytes that are appended and not durable.
     pub window_used_bytes: u64,

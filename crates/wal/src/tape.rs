@@ -92,10 +92,11 @@ impl<'a> Tape<'a> {
 
     /// The chunk that holds `x`: at fixed places of the ring, so that none crosses its end.
     fn chunk_of(&self, x: u64) -> Range<u64> {
-        let in_ring = x % self.ring.bytes();
-        let lap = x - in_ring;
-        let start = in_ring - in_ring % CHUNK;
-        lap + start..lap + (start + CHUNK).min(self.ring.bytes())
+        let in_ring = self.ring.position(LogOffset(x));
+        let (before, after) =
+            (in_ring % CHUNK, (CHUNK - in_ring % CHUNK).min(self.ring.bytes() - in_ring));
+        // The first lap may begin inside of the ring.
+        x.saturating_sub(before)..x + after
     }
 
     /// Make the chunk that holds `x` the last of `kept`.
@@ -186,7 +187,7 @@ mod tests {
             (0..ring_bytes / 8).flat_map(|index| (index * 8).to_le_bytes()).collect();
         disk.poke(DATA_START, &bytes);
         let device = disk.device();
-        (disk, device, Ring::of_capacity(DATA_START + ring_bytes))
+        (disk, device, Ring::new(DATA_START + ring_bytes, 0))
     }
 
     #[test]

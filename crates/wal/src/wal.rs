@@ -18,7 +18,7 @@ use crate::wait::{Wait, block_on};
 use crate::writer::{DurableOf, MovesOf, Recovered, Shared, TrimmedOf};
 use crate::{
     AppendError, FormatOptions, OpenError, Options, Progress, Stats, VisitError, WalError, format,
-    header,
+    header, resize,
 };
 
 /// An open write-ahead log. Clones are handles to the same one.
@@ -77,24 +77,13 @@ impl Wal {
     ) -> Result<(Self, RecoveryReport), OpenError> {
         let Inspection { header: found, newest: slot, ring_bytes, .. } = header::inspect(&*device)?;
         options.check(ring_bytes)?;
-        let Some(epoch) = found.epoch.checked_add(1) else {
-            return Err(OpenError::InvalidOption(
-                "the WAL has used up its 2^32 epochs; format it anew".into(),
-            ));
-        };
-        // Far more than one life of a writer takes, so that what it writes stays below the bound that readers insist on.
-        const RESERVE: u64 = 1 << 48;
-        if found.generation.max(found.durable.0) >= header::COUNT_LIMIT - RESERVE {
-            return Err(OpenError::InvalidOption(
-                "the WAL's header generations or offsets are used up; format it anew".into(),
-            ));
-        }
+        let epoch = header::next_epoch(&found)?;
         // A record that can be read may be in a volatile cache only, left there by a process that was killed. It must
         // not be lost after it has been handed out.
         device.flush()?;
         let Found { mut report, tail } = recovery::walk(&*device, &found, progress, visit)?;
         let first = HeaderInfo {
-            window_bytes: options.window_bytes,
+            window_bytes: options.initial_window_bytes(),
             epoch,
             node_id: options.node_id,
             epoch_start: report.end,
@@ -129,6 +118,18 @@ impl Wal {
     ) -> Result<RecoveryReport, OpenError> {
         let inspection = header::inspect(&**device)?;
         Ok(recovery::walk(&**device, &inspection.header, progress, visit)?.report)
+    }
+
+    /// Give a log that nobody has open another capacity, in bytes: a multiple of 4 KiB, at least 192 KiB, at most the device. Blocks.
+    ///
+    /// Walks the log first, and moves what has to be moved ([`OpenError::ResizeBlocked`] if that can not be done); nothing is lost, and a crash at any moment leaves
+    /// the old capacity or the new one. A smaller ring may have a smaller window. Does not change the device's own size: extend a file before it grows.
+    pub fn resize(
+        device: &SharedDevice,
+        capacity_bytes: u64,
+        progress: Option<Progress>,
+    ) -> Result<HeaderInfo, OpenError> {
+        resize::resize(device, capacity_bytes, progress)
     }
 
     /// Both header slots and which one counts. Writes nothing.

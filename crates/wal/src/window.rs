@@ -1,7 +1,7 @@
-//! The cursors of the log and what they allow. Pure; `docs/format/wal.md`, section 5.
+//! The cursors of the log, the window, and what they allow. Pure; `docs/format/wal.md`, section 5.
 
-use crate::AppendError;
-use crate::layout::{LogOffset, padding_len, page_floor};
+use crate::layout::{LogOffset, padding_len, page_ceil, page_floor};
+use crate::{AppendError, Options};
 
 /// `trim <= durable <= submitted <= appended`, all within one ring from the trim offset's page and one window from
 /// `durable`. Each move is checked, in release builds too: a cursor out of order is lost data.
@@ -91,6 +91,21 @@ impl Cursors {
         self.check();
     }
 
+    /// Bytes that are appended and not durable.
+    pub(crate) fn outstanding_bytes(&self) -> u64 {
+        self.appended.0 - self.durable.0
+    }
+
+    pub(crate) fn window_bytes(&self) -> u64 {
+        self.window_bytes
+    }
+
+    /// Keep to another window from now on. What is outstanding fits into it.
+    pub(crate) fn set_window(&mut self, window_bytes: u64) {
+        self.window_bytes = window_bytes;
+        self.check();
+    }
+
     fn check(&self) {
         assert!(
             self.trim <= self.durable
@@ -100,6 +115,89 @@ impl Cursors {
                 && self.appended.0 <= self.durable.0 + self.window_bytes,
             "cursors out of order: {self:?}"
         );
+    }
+}
+
+/// How the window grows and shrinks. The one that the cursors keep to is never larger than the one that the header says.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WindowSize {
+    min_bytes: u64,
+    max_bytes: u64,
+    /// The least that a header says which recovery may go by.
+    persisted_bytes: u64,
+    /// What the next header is to say, for a growth.
+    wanted_bytes: u64,
+    /// The cursors keep to a smaller one; the header may say so when everything before this is durable.
+    shrunk_at: Option<LogOffset>,
+    /// The most that was outstanding since the last change of the header.
+    peak_bytes: u64,
+}
+
+impl WindowSize {
+    pub(crate) fn new(options: &Options, persisted_bytes: u64) -> Self {
+        Self {
+            min_bytes: options.initial_window_bytes(),
+            max_bytes: options.window_bytes,
+            persisted_bytes,
+            wanted_bytes: persisted_bytes,
+            shrunk_at: None,
+            peak_bytes: 0,
+        }
+    }
+
+    /// Something was appended.
+    pub(crate) fn appended(&mut self, cursors: &Cursors) {
+        self.peak_bytes = self.peak_bytes.max(cursors.outstanding_bytes());
+    }
+
+    /// An append that needs `needed_bytes` did not fit. True if it does now; else a larger window may be wanted.
+    pub(crate) fn refused(&mut self, cursors: &mut Cursors, needed_bytes: u64) -> bool {
+        let all_bytes = cursors.outstanding_bytes() + needed_bytes;
+        if self.shrunk_at.take().is_some() {
+            cursors.set_window(self.persisted_bytes);
+            if all_bytes <= self.persisted_bytes {
+                return true;
+            }
+        }
+        let doubled = self.persisted_bytes.saturating_mul(2).max(page_ceil(all_bytes));
+        self.wanted_bytes = doubled.min(self.max_bytes);
+        false
+    }
+
+    /// Whether a change of the header is worth it for the window's sake.
+    pub(crate) fn wants_change(&self) -> bool {
+        self.wanted_bytes > self.persisted_bytes
+    }
+
+    /// What a change of the header that begins now says.
+    pub(crate) fn begin_change(&mut self, cursors: &Cursors) -> u64 {
+        if self.wants_change() {
+            return self.wanted_bytes;
+        }
+        // From the first write on a header may say so: there is no way back.
+        if self.shrunk_at.is_some_and(|at| at <= cursors.durable()) {
+            self.shrunk_at = None;
+            self.persisted_bytes = cursors.window_bytes();
+            self.wanted_bytes = self.persisted_bytes;
+        }
+        self.persisted_bytes
+    }
+
+    /// The change that said `window_bytes` has taken effect.
+    pub(crate) fn changed(&mut self, cursors: &mut Cursors, window_bytes: u64) {
+        if window_bytes > self.persisted_bytes {
+            self.persisted_bytes = window_bytes;
+            self.shrunk_at = None;
+            cursors.set_window(window_bytes);
+        } else if self.shrunk_at.is_none()
+            && self.peak_bytes <= self.persisted_bytes / 4
+            && self.persisted_bytes > self.min_bytes
+        {
+            let half = page_ceil(self.persisted_bytes / 2);
+            cursors.set_window(half.max(self.min_bytes));
+            self.shrunk_at = Some(cursors.appended());
+        }
+        self.peak_bytes = cursors.outstanding_bytes();
     }
 }
 
@@ -197,5 +295,87 @@ mod tests {
                 }
             }
         }
+    }
+
+    proptest! {
+        /// Whatever happens: no header that may be on the device says less than what is outstanding, and what lies at or behind its
+        /// durable offset was appended with no more outstanding than it says.
+        #[test]
+        fn every_header_covers_what_it_must(steps in prop::collection::vec((0u8..6, 1u64..30_000), 1..400)) {
+            let (ring, initial) = (1 << 24, 64 << 10);
+            let options = Options { window_bytes: 1 << 20, max_record_bytes: 1000, ..Options::default() };
+            let mut cursors = Cursors::new(LogOffset(0), LogOffset(0), ring, initial);
+            let mut size = WindowSize::new(&options, initial);
+            // Headers that may count (window, durable), the change on its way, and each record with what was outstanding behind it.
+            let mut headers = vec![(initial, 0)];
+            let mut change = None;
+            let mut records: Vec<(u64, u64)> = Vec::new();
+            for (what, amount) in steps {
+                match what {
+                    0..=2 => {
+                        let end = LogOffset(cursors.appended().0 + page_ceil(amount));
+                        let admitted = match cursors.admit(end) {
+                            Err(AppendError::WindowFull { needed_bytes, .. }) => size.refused(&mut cursors, needed_bytes),
+                            other => other.is_ok(),
+                        };
+                        if admitted {
+                            prop_assert!(cursors.admit(end).is_ok());
+                            cursors.append(end);
+                            cursors.submit(end);
+                            size.appended(&cursors);
+                            records.push((end.0, cursors.outstanding_bytes()));
+                        }
+                    }
+                    3 => {
+                        let to = LogOffset(cursors.durable().0 + amount.min(cursors.outstanding_bytes()));
+                        if to > cursors.durable() {
+                            cursors.complete(to);
+                            cursors.trim_to(to);
+                        }
+                    }
+                    4 if change.is_none() => {
+                        let window = size.begin_change(&cursors);
+                        change = Some(window);
+                        headers.push((window, cursors.durable().0));
+                    }
+                    5 => if let Some(window) = change.take() {
+                        size.changed(&mut cursors, window);
+                        headers.drain(..headers.len() - 1);
+                    },
+                    _ => {}
+                }
+                for (window, durable) in &headers {
+                    prop_assert!(cursors.outstanding_bytes() <= *window);
+                    let widest = records.iter().filter(|(end, _)| end > durable).map(|(_, outstanding)| *outstanding).max();
+                    prop_assert!(widest.unwrap_or(0) <= *window, "{widest:?} behind {durable} under a window of {window}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn it_grows_when_it_is_full_and_shrinks_when_it_is_not_used() {
+        let options =
+            Options { window_bytes: 1 << 20, max_record_bytes: 1000, ..Options::default() };
+        let initial = options.initial_window_bytes();
+        assert_eq!(initial, 64 << 10);
+        let mut cursors = Cursors::new(LogOffset(0), LogOffset(0), 1 << 24, initial);
+        let mut size = WindowSize::new(&options, initial);
+        assert!(!size.refused(&mut cursors, 300 << 10));
+        assert!(size.wants_change());
+        let window = size.begin_change(&cursors);
+        assert_eq!(
+            (window, cursors.window_bytes()),
+            (300 << 10, initial),
+            "not used before it is said"
+        );
+        size.changed(&mut cursors, window);
+        assert_eq!(cursors.window_bytes(), 300 << 10);
+        size.changed(&mut cursors, window);
+        assert_eq!(cursors.window_bytes(), 152 << 10, "kept to at once");
+        assert_eq!(size.begin_change(&cursors), 152 << 10);
+        size.changed(&mut cursors, 152 << 10);
+        assert_eq!(size.begin_change(&cursors), 76 << 10);
+        assert!(!size.refused(&mut cursors, 100 << 10), "a header may say 76 KiB by now");
     }
 }

@@ -8,17 +8,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use alluvium_device::{DeviceError, Request, SharedDevice};
+use alluvium_device::{AlignedBuf, DeviceError, Request, SharedDevice};
 use bytes::Bytes;
 use parking_lot::Mutex;
 
 use crate::block::{Block, Piece, Tail};
-use crate::layout::{HEADER_SLOT_AT, LogOffset, RECORD_HEADER_BYTES, Ring};
+use crate::header;
+use crate::layout::{HEADER_SLOT_AT, HEADER_SLOT_BYTES, LogOffset, RECORD_HEADER_BYTES, Ring};
 use crate::limit::{Alarm, Limiter};
 use crate::record::{Codec, Kind, RecordHeader};
 use crate::report::HeaderInfo;
 use crate::wait::{Source, Wait, Watermark};
-use crate::window::Cursors;
+use crate::window::{Cursors, WindowSize};
 use crate::{AppendError, Options, Stats, WalError};
 
 /// What the handles, the futures and the requests in flight share.
@@ -74,6 +75,7 @@ impl Marks {
 
 struct State {
     cursors: Cursors,
+    window: WindowSize,
     /// The block that takes records.
     current: Option<Block>,
     /// Closed blocks that wait for an I/O slot, in order.
@@ -190,8 +192,9 @@ impl Shared {
                     header.trim,
                     header.durable,
                     ring.bytes(),
-                    options.window_bytes,
+                    header.window_bytes,
                 ),
+                window: WindowSize::new(&options, header.window_bytes),
                 current: None,
                 sealed: VecDeque::new(),
                 flights: VecDeque::new(),
@@ -275,8 +278,10 @@ impl Shared {
             self.marks.refused_at.store(state.counters.moves, Ordering::Release);
         }
         let write = state.next_write(self);
+        let header = state.next_header();
         drop(state);
         self.submit(write);
+        self.submit_header(header);
         placed
     }
 
@@ -351,8 +356,38 @@ impl Shared {
         Ok(())
     }
 
+    /// Write a header, unless another writer has been there.
     fn submit_header(self: &Arc<Self>, write: Option<HeaderWrite>) {
-        let Some(HeaderWrite { slot, header }) = write else { return };
+        if let Some(write) = write {
+            self.look(0, write);
+        }
+    }
+
+    /// Look at `slot` and the ones behind it before `write`.
+    fn look(self: &Arc<Self>, slot: usize, write: HeaderWrite) {
+        let buf = self.device.alloc(HEADER_SLOT_BYTES as usize);
+        let shared = self.clone();
+        let looked = move |result: Result<Option<AlignedBuf>, DeviceError>| {
+            let _guard = StopOnPanic(&shared);
+            // What can not be read says nothing.
+            let found = result.ok().flatten().map(|page| header::decode(&page));
+            if let Some(cause) = found.and_then(|found| write.header.taken_over(&found)) {
+                return shared.taken_over(cause);
+            }
+            match slot {
+                0 => shared.look(1, write),
+                _ => shared.write_header(write),
+            }
+        };
+        self.device.submit(Request::Read { at: HEADER_SLOT_AT[slot], buf }, Box::new(looked));
+    }
+
+    fn taken_over(&self, cause: WalError) {
+        tracing::error!("{cause}; nothing is acknowledged any more");
+        self.stop(cause);
+    }
+
+    fn write_header(self: &Arc<Self>, HeaderWrite { slot, header }: HeaderWrite) {
         let page = header.page(&*self.device);
         let request = Request::Write { at: HEADER_SLOT_AT[slot], buf: page, durable: true };
         let shared = self.clone();
@@ -396,14 +431,28 @@ impl Shared {
         };
         crate::wait::block_on(Wait::new(DurableOf(self.marks.clone()), end.0))?;
         crate::wait::block_on(Wait::new(TrimmedOf(self.marks.clone()), wanted.0))?;
-        let (slot, header) = {
+        let (slot, header) = loop {
             let state = self.state.lock();
+            if state.headers.writing != Writing::Nothing {
+                // A change for the window's sake; it ends with a move.
+                let next_move = state.counters.moves + 1;
+                drop(state);
+                crate::wait::block_on(Wait::new(MovesOf(self.marks.clone()), next_move))?;
+                continue;
+            }
             let newest = &state.headers.newest;
-            (
+            break (
                 1 - state.headers.slot,
                 HeaderInfo { durable: end, clean_shutdown: true, ..newest.next() },
-            )
+            );
         };
+        for slot in 0..HEADER_SLOT_AT.len() {
+            let found = header::read_slot(&*self.device, slot).ok();
+            if let Some(cause) = found.and_then(|found| header.taken_over(&found)) {
+                self.taken_over(cause.clone());
+                return Err(cause);
+            }
+        }
         // Where the device is trusted, writes carry no flush: this is the moment to ask for one all the same.
         let closed = self
             .device
@@ -439,8 +488,8 @@ impl Shared {
         Stats {
             ring_bytes: self.ring.bytes(),
             used_bytes: cursors.appended().0 - cursors.trim().0,
-            window_bytes: self.options.window_bytes,
-            window_used_bytes: cursors.appended().0 - cursors.durable().0,
+            window_bytes: cursors.window_bytes(),
+            window_used_bytes: cursors.outstanding_bytes(),
             in_flight: state.flights.len(),
             sealed_blocks: state.sealed.len(),
             trimmed: cursors.trim(),
@@ -471,7 +520,17 @@ impl State {
         let record_bytes = RECORD_HEADER_BYTES as u64 + u64::from(payload_len);
         let offset = self.cursors.appended();
         let end = LogOffset(offset.0 + record_bytes);
-        self.cursors.admit(end)?;
+        if let Err(refused) = self.cursors.admit(end) {
+            let fits = match refused {
+                AppendError::WindowFull { needed_bytes, .. } => {
+                    self.window.refused(&mut self.cursors, needed_bytes)
+                }
+                _ => false,
+            };
+            if !fits {
+                return Err(refused);
+            }
+        }
         let header = shared.codec.encode(&RecordHeader {
             kind: Kind::Data,
             payload_len,
@@ -497,6 +556,7 @@ impl State {
             }
         }
         assert_eq!(at, end, "the record's place in the log");
+        self.window.appended(&self.cursors);
         self.counters.records += 1;
         self.counters.payload_bytes += u64::from(payload_len);
         Ok((offset, end))
@@ -639,12 +699,14 @@ impl State {
     /// The first write of a header change, if one is wanted and none is on its way.
     fn next_header(&mut self) -> Option<HeaderWrite> {
         let headers = &mut self.headers;
-        if headers.writing != Writing::Nothing || headers.wanted <= headers.newest.trim {
+        let wanted = headers.wanted > headers.newest.trim || self.window.wants_change();
+        if headers.writing != Writing::Nothing || !wanted {
             return None;
         }
         headers.writing = Writing::FirstSlot;
         let header = HeaderInfo {
             trim: headers.wanted,
+            window_bytes: self.window.begin_change(&self.cursors),
             durable: self.cursors.durable(),
             ..headers.newest.next()
         };
@@ -673,6 +735,7 @@ impl State {
                 headers.writing = Writing::Nothing;
                 let trimmed = headers.newest.trim;
                 self.cursors.trim_to(trimmed);
+                self.window.changed(&mut self.cursors, headers.newest.window_bytes);
                 self.counters.moves += 1;
                 (self.next_header(), Some((trimmed, self.counters.moves)))
             }
