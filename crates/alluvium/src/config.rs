@@ -296,12 +296,12 @@ impl ServeConfig {
 }
 
 impl fmt::Display for ServeConfig {
-    /// For the log: what is in effect, by the options' names.
+    /// For the log: what is in effect, by the options' names. A default that depends on what else there is has no value yet.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let or = |value: Option<String>, none: &str| value.unwrap_or_else(|| none.to_string());
-        let advertise = or(self.advertise.as_ref().map(ToString::to_string), "the same");
-        let capacity = or(self.wal_capacity.map(|size| size.to_string()), "as it is");
-        let upload_size = or(self.upload_size.map(|size| size.to_string()), "by the other sizes");
+        let advertise = or(self.advertise.as_ref().map(ToString::to_string), "default");
+        let capacity = or(self.wal_capacity.map(|size| size.to_string()), "default");
+        let upload_size = or(self.upload_size.map(|size| size.to_string()), "default");
         let admin = or(self.admin_listen.map(|address| address.to_string()), "none");
         write!(
             f,

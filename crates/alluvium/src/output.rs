@@ -7,6 +7,8 @@ use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
+use crate::units::Size;
+
 /// Why a command did not do what it was asked, and the exit code that says so.
 #[derive(Debug)]
 pub(crate) enum Failure {
@@ -34,6 +36,43 @@ impl Failure {
         // With standard error gone there is nobody left to tell.
         let _ = writeln!(io::stderr(), "error: {message}");
         ExitCode::from(code)
+    }
+}
+
+/// In the cause's words, but for sizes, which it has in bytes.
+impl From<alluvium_device::OpenError> for Failure {
+    fn from(error: alluvium_device::OpenError) -> Self {
+        use alluvium_device::OpenError as E;
+        let size = |bytes| Size { bytes };
+        match error {
+            E::NoSpace { path, wanted_bytes } => Self::Failed(format!(
+                "{}: no space for a file of {}",
+                path.display(),
+                size(wanted_bytes)
+            )),
+            E::TooSmall { path, wanted_bytes, actual_bytes } => Self::Failed(format!(
+                "{}: {} wanted, it has {}",
+                path.display(),
+                size(wanted_bytes),
+                size(actual_bytes)
+            )),
+            other => Self::new(other),
+        }
+    }
+}
+
+/// In the cause's words, but for sizes, which it has in bytes.
+impl From<alluvium_wal::OpenError> for Failure {
+    fn from(error: alluvium_wal::OpenError) -> Self {
+        match error {
+            alluvium_wal::OpenError::LargerThanDevice { device, wanted_bytes, device_bytes } => {
+                let (wanted, there) = (Size { bytes: wanted_bytes }, Size { bytes: device_bytes });
+                Self::Failed(format!(
+                    "{device}: a write-ahead log of {wanted} does not fit into {there}"
+                ))
+            }
+            other => Self::new(other),
+        }
     }
 }
 

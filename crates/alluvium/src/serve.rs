@@ -1,10 +1,9 @@
 //! `alluvium serve`: start the layers in order, wait for the end, stop them in the opposite order.
 
 use std::net::TcpListener;
-use std::time::Instant;
 
 use alluvium_broker::{Broker, BrokerConfig, BrokerFold, StartError};
-use alluvium_stream::{Opened, Store};
+use alluvium_stream::{Opened, Recovery, Store};
 use prometheus_client::registry::Registry;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -13,7 +12,7 @@ use crate::config::{ServeConfig, ServeOptions};
 use crate::output::{self, Failure};
 use crate::progress::Meter;
 use crate::storage::Storage;
-use crate::units::Size;
+use crate::units::{Size, about, counted};
 
 /// Exit code when a second signal does not want to wait for the end of a graceful stop.
 const STOPPED_AT_ONCE: i32 = 130;
@@ -25,13 +24,19 @@ const STOPPED_AT_ONCE: i32 = 130;
 pub(crate) fn run(options: ServeOptions) -> Result<(), Failure> {
     let config = ServeConfig::load(options).map_err(|error| Failure::Usage(error.to_string()))?;
     output::start_logging(&config.log)?;
-    tracing::info!("alluvium {} starts with {config}", env!("CARGO_PKG_VERSION"));
+    tracing::info!(
+        "alluvium {}, node {}, data in {}",
+        env!("CARGO_PKG_VERSION"),
+        config.node_id,
+        config.data_dir.display()
+    );
+    tracing::debug!("configuration: {config}");
     check_ports(&config)?;
     // Opened before the runtime: nothing runs yet that could be disturbed, and a signal ends the process at once, which is
     // harmless at every moment up to here.
     let storage = Storage::open(&config)?;
     tracing::info!(
-        "objects go to {}, when {} are waiting or after {}",
+        "objects: {}, one when {} are waiting, or after {}",
         config.object_store,
         Size { bytes: storage.options.upload_bytes },
         config.upload_interval
@@ -53,7 +58,8 @@ async fn serve(config: &ServeConfig, storage: Storage) -> Result<(), Failure> {
         let (wal, data) = (config.wal.display(), config.data_dir.display());
         Failure::Failed(format!("write-ahead log {wal}, catalog in {data}: {error}"))
     })?;
-    tracing::info!("recovered {recovery}");
+    tracing::info!("{}", summary(&recovery));
+    tracing::debug!("recovered {recovery}");
     let largest = Size { bytes: store.max_batch_bytes() };
     if config.max_message_size > largest {
         return Err(Failure::Usage(format!(
@@ -65,7 +71,6 @@ async fn serve(config: &ServeConfig, storage: Storage) -> Result<(), Failure> {
     let mut signals = Signals::install()?;
     let mut registry = Registry::default();
     admin::register(&mut registry, store.clone());
-    let started = Instant::now();
     let broker = Broker::start(broker_config(config), store.clone(), &mut registry).await.map_err(
         |error| match error {
             StartError::Config(error) => Failure::Usage(error.to_string()),
@@ -76,12 +81,15 @@ async fn serve(config: &ServeConfig, storage: Storage) -> Result<(), Failure> {
         Some(listen) => Some(Admin::start(listen, registry, store.clone()).await?),
         None => None,
     };
-    tracing::debug!("broker and admin port took {:.3} s", started.elapsed().as_secs_f64());
+    let told = config
+        .advertise
+        .as_ref()
+        .map_or_else(String::new, |advertise| format!(" (clients are told {advertise})"));
     let admin_at = admin.as_ref().map_or_else(
         || "no admin port".to_string(),
         |admin| format!("metrics on http://{}/metrics", admin.local_addr()),
     );
-    tracing::info!("alluvium is ready: kafka on {}, {admin_at}", broker.local_addr());
+    tracing::info!("alluvium is ready: kafka on {}{told}, {admin_at}", broker.local_addr());
 
     let failure = tokio::select! {
         name = signals.next() => {
@@ -112,6 +120,39 @@ async fn serve(config: &ServeConfig, storage: Storage) -> Result<(), Failure> {
         // Only opening it again tells what a device holds after a failed write. There is nothing to close.
         Some(cause) => Err(Failure::WalFailed(cause)),
     }
+}
+
+/// What recovery found, in a line; what is as it should be is left out. The log's own words for what is lost came before it.
+fn summary(recovery: &Recovery) -> String {
+    let Recovery { wal, batches, payload_bytes, .. } = recovery;
+    let of_batches = |n: u64| counted(n, "batch", "batches");
+    let ended = match (wal.epoch, wal.clean_shutdown) {
+        (..=1, _) => "of a new log",
+        (_, true) => "after a clean shutdown",
+        (_, false) => "after no clean shutdown",
+    };
+    let mut text = format!("recovered in {:.3} s {ended}: ", recovery.elapsed.as_secs_f64());
+    text += &match batches {
+        0 => "nothing is waiting for its upload".into(),
+        n => format!("{} ({}) to upload", of_batches(*n), about(*payload_bytes)),
+    };
+    for (n, what) in [
+        (recovery.skipped_uploaded, "uploaded before"),
+        (recovery.skipped_deleted, "of deleted topics"),
+    ] {
+        if n > 0 {
+            text += &format!(", {} {what}", of_batches(n));
+        }
+    }
+    if wal.dropped_records > 0 {
+        let dropped = counted(wal.dropped_records, "record", "records");
+        text += &format!("; {dropped} behind the end of the log dropped: never acknowledged");
+    }
+    if !recovery.gaps.is_empty() {
+        let gaps = counted(recovery.gaps.len() as u64, "range", "ranges");
+        text += &format!("; {gaps} of offsets LOST");
+    }
+    text
 }
 
 /// Find out that a port is taken before a log is pre-written and recovered for nothing. The ports are opened for good when there is
@@ -166,5 +207,65 @@ impl Signals {
             _ = self.terminate.recv() => "SIGTERM",
             _ = self.interrupt.recv() => "SIGINT",
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use alluvium_stream::{Gap, StreamId, StreamOffset};
+    use alluvium_wal::{LogOffset, RecoveryReport};
+
+    use super::*;
+
+    fn recovery() -> Recovery {
+        let wal = RecoveryReport {
+            wal_id: Default::default(),
+            records: 0,
+            payload_bytes: 0,
+            start: LogOffset(0),
+            end: LogOffset(0),
+            clean_shutdown: true,
+            damage: vec![],
+            dropped_records: 0,
+            epoch: 2,
+            ring_bytes: 1 << 20,
+            elapsed: Duration::ZERO,
+        };
+        Recovery {
+            wal,
+            streams: 1,
+            batches: 0,
+            payload_bytes: 0,
+            skipped_uploaded: 0,
+            skipped_deleted: 0,
+            gaps: vec![],
+            missing_end: None,
+            elapsed: Duration::from_millis(7),
+        }
+    }
+
+    #[test]
+    fn a_recovery_is_told_without_what_did_not_happen() {
+        let mut found = recovery();
+        assert_eq!(
+            summary(&found),
+            "recovered in 0.007 s after a clean shutdown: nothing is waiting for its upload"
+        );
+        found.wal.clean_shutdown = false;
+        (found.batches, found.payload_bytes) = (1, 1536);
+        assert_eq!(
+            summary(&found),
+            "recovered in 0.007 s after no clean shutdown: 1 batch (1.5 KiB) to upload"
+        );
+        (found.skipped_uploaded, found.skipped_deleted, found.wal.dropped_records) = (2, 1, 1);
+        let lost = StreamOffset(3)..StreamOffset(9);
+        found.gaps = vec![Gap { stream: StreamId(0), lost }];
+        assert_eq!(
+            summary(&found),
+            "recovered in 0.007 s after no clean shutdown: 1 batch (1.5 KiB) to upload, 2 batches uploaded before, 1 batch of \
+             deleted topics; 1 record behind the end of the log dropped: never acknowledged; 1 range of offsets LOST"
+        );
     }
 }

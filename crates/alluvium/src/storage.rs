@@ -5,7 +5,7 @@ use std::fs::{File, TryLockError};
 use std::path::Path;
 use std::sync::Arc;
 
-use alluvium_device::{Access, Durability, OpenOptions, SharedDevice};
+use alluvium_device::{Access, OpenOptions, SharedDevice};
 use alluvium_stream::{Catalog, Change, RedbCatalog};
 use alluvium_wal::{FormatOptions, HeaderInfo, OpenError, Wal};
 use object_store::ObjectStore;
@@ -14,7 +14,7 @@ use object_store::memory::InMemory;
 use crate::config::{ObjectStoreUrl, ServeConfig, limits};
 use crate::output::Failure;
 use crate::progress::Meter;
-use crate::units::Size;
+use crate::units::{Size, counted};
 
 /// Opened and checked, not recovered yet.
 pub(crate) struct Storage {
@@ -108,7 +108,7 @@ fn open_wal(config: &ServeConfig, bound: bool) -> Result<(SharedDevice, HeaderIn
     }
     let device = open_device(config, missing)?;
     let capacity_bytes = config.wal_capacity.map(|capacity| capacity.bytes);
-    let format = |force: bool| {
+    let format = |force: bool| -> Result<HeaderInfo, Failure> {
         let options = FormatOptions {
             capacity_bytes,
             node_id: config.node_id,
@@ -117,7 +117,7 @@ fn open_wal(config: &ServeConfig, bound: bool) -> Result<(SharedDevice, HeaderIn
         };
         let header = Wal::format(&device, &options).map_err(|error| match error {
             OpenError::Occupied { looks_like, .. } => occupied(&looks_like),
-            other => Failure::new(other),
+            other => other.into(),
         })?;
         tracing::info!(
             "formatted {path} as write-ahead log {} of {}",
@@ -139,7 +139,7 @@ fn open_wal(config: &ServeConfig, bound: bool) -> Result<(SharedDevice, HeaderIn
         }
         Err(OpenError::NotAWal { .. }) if config.force_format => format(true)?,
         Err(OpenError::NotAWal { looks_like, .. }) => return Err(occupied(&looks_like)),
-        Err(other) => return Err(Failure::new(other)),
+        Err(other) => return Err(other.into()),
     };
     Ok((device, header))
 }
@@ -154,12 +154,12 @@ fn check_unused(
     if header.epoch == 0 {
         return Ok(());
     }
-    let (path, times) = (config.wal.display(), header.epoch);
+    let path = config.wal.display();
     Err(Failure::Failed(format!(
-        "{path} holds the write-ahead log {}, which was opened {times} {} with another catalog, and {} is a new one. Point \
+        "{path} holds the write-ahead log {}, which was opened {} with another catalog, and {} is a new one. Point \
          --data-dir to the catalog that belongs to it. If what the log holds is not wanted: `alluvium wal format --force {path}`",
         header.wal_id,
-        if times == 1 { "time" } else { "times" },
+        counted(header.epoch, "time", "times"),
         catalog_path.display()
     )))
 }
@@ -178,29 +178,21 @@ fn open_device(config: &ServeConfig, create: bool) -> Result<SharedDevice, Failu
         progress: Some(meter.callback()),
         ..OpenOptions::default()
     };
-    let device = alluvium_device::open(&config.wal, &options).map_err(Failure::new)?;
+    let device = alluvium_device::open(&config.wal, &options)?;
     drop(meter);
     let geometry = device.geometry();
     tracing::info!(
-        "write-ahead log on {}, a {} of {}; engine {}; {}",
+        "write-ahead log: {}, a {} of {}, by {}, {}",
         geometry.name,
         if geometry.block_device { "block device" } else { "file" },
         Size { bytes: geometry.capacity_bytes },
         geometry.engine,
-        if geometry.flushes { "each write is flushed" } else { "no flush" },
+        match (geometry.flushes, geometry.volatile_cache) {
+            (true, _) => "each write is flushed",
+            (false, true) => "no write is flushed, although it may have a volatile cache",
+            (false, false) => "no flush: the device states no volatile cache",
+        },
     );
-    if config.durability == Durability::Device {
-        tracing::warn!(
-            "durability is `device`: records are acknowledged when {} has taken them, without a flush{}",
-            geometry.name,
-            if geometry.volatile_cache {
-                ". It states a volatile write cache: unless that has power-loss protection, a power failure loses \
-                 acknowledged records"
-            } else {
-                ""
-            }
-        );
-    }
     Ok(device)
 }
 

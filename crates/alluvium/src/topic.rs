@@ -19,6 +19,7 @@ use serde::Serialize;
 use crate::config::HostPort;
 use crate::kafka::{Client, SERVER_TIMEOUT_MS, refusal};
 use crate::output::{self, Failure, Table};
+use crate::units::counted;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum TopicCommand {
@@ -140,13 +141,9 @@ fn create(
     }
     output::line(format_args!(
         "created topic {name}: {}, id {}",
-        count(created.partitions.unsigned_abs() as usize, "partition"),
+        counted(created.partitions.unsigned_abs(), "partition", "partitions"),
         created.topic_id
     ))
-}
-
-fn count(n: usize, what: &str) -> String {
-    format!("{n} {what}{}", if n == 1 { "" } else { "s" })
 }
 
 /// Topics from the server's metadata, sorted by name: those in `names`, or all.
@@ -252,7 +249,7 @@ fn describe(names: &[String], common: &Common) -> Result<(), Failure> {
         output::line(format_args!(
             "topic {}: {}, id {}",
             topic.name,
-            count(topic.partitions.len(), "partition"),
+            counted(topic.partitions.len() as u64, "partition", "partitions"),
             topic.topic_id
         ))?;
         for (key, value) in &topic.configs {

@@ -108,7 +108,12 @@ fn a_target_smaller_than_asked_is_refused_with_both_sizes() {
     let target = Target::new();
     write_target(&target.path, 8 * MIB, 0, &[]);
     let said = refused(1, &["wal", "format", target.arg(), "--capacity", "16MiB"]);
-    contains(&said, &[target.arg(), "16777216", "8388608"]);
+    contains(&said, &[target.arg(), "of 16MiB does not fit", "8MiB\n"]);
+    // Nor has any file system so much.
+    let target = Target::new();
+    let said = refused(1, &["wal", "format", target.arg(), "--capacity", "1024TiB"]);
+    contains(&said, &[target.arg(), "no space for a file of 1024TiB"]);
+    assert!(!target.path.exists());
 }
 
 #[test]

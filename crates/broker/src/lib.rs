@@ -133,6 +133,12 @@ impl Broker {
         let groups = Groups::open(store.clone(), config.groups.clone()).await?;
         forget_deleted_topics(&groups, &topics).await;
         let cluster_id = cluster_id(&store, config.cluster_id.as_deref()).await?;
+        tracing::info!(
+            cluster_id,
+            topics = topics.all().len(),
+            partitions = topics.partitions(),
+            "topics and groups are loaded"
+        );
 
         let listen_error = |cause| StartError::Listen { addr: config.listen, cause };
         let listener = TcpListener::bind(config.listen).await.map_err(listen_error)?;
@@ -159,13 +165,6 @@ impl Broker {
             topics,
             groups,
         });
-        tracing::info!(
-            address = %local_addr,
-            advertised = %format_args!("{}:{}", &*server.node.host, server.node.port),
-            cluster_id = &*server.node.cluster_id,
-            topics = server.topics.all().len(),
-            "serving Kafka clients"
-        );
         let listener = tokio::spawn(listener::run(server.clone(), listener));
         Ok(Broker { local_addr, server, listener })
     }

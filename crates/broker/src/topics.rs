@@ -165,6 +165,11 @@ impl Topics {
         self.maps.read().by_name.values().cloned().collect()
     }
 
+    /// Partitions of all topics.
+    pub(crate) fn partitions(&self) -> usize {
+        self.maps.read().partitions
+    }
+
     /// Create a topic, atomically and durably. With `validate_only` only check whether that would succeed.
     ///
     /// # Errors
@@ -303,7 +308,7 @@ impl Topics {
         if more == 0 {
             return Err(ApiError::InvalidPartitions("a topic has at least one partition".into()));
         }
-        let present = self.maps.read().partitions;
+        let present = self.partitions();
         if present + more as usize > self.max_partitions {
             return Err(ApiError::PolicyViolation(format!(
                 "{more} more partitions would exceed the bound of {} on all partitions, {present} exist",

@@ -11,7 +11,7 @@ use serde::Serialize;
 use super::{Walk, open_read_only};
 use crate::output::{self, Failure};
 use crate::progress::Meter;
-use crate::units::about;
+use crate::units::{about, counted};
 
 #[derive(Args, Debug)]
 pub(crate) struct DumpArgs {
@@ -125,8 +125,8 @@ fn finish(args: &DumpArgs, report: &RecoveryReport) -> Result<(), Failure> {
         return verdict;
     }
     output::line(format_args!(
-        "{} records, {} of payload, epoch {}, the log ends at {}{}",
-        walk.records,
+        "{}, {} of payload, epoch {}, the log ends at {}{}",
+        counted(walk.records, "record", "records"),
         about(walk.payload_bytes),
         walk.epoch,
         walk.end_offset,

@@ -61,7 +61,7 @@ pub(crate) fn run(args: &FormatArgs) -> Result<(), Failure> {
         progress: Some(meter.callback()),
         ..OpenOptions::default()
     };
-    let device = alluvium_device::open(&args.target, &options).map_err(Failure::new)?;
+    let device = alluvium_device::open(&args.target, &options)?;
     drop(meter);
     let target = TargetInfo::of(device.geometry());
     let capacity = args.capacity.unwrap_or(Size { bytes: target.size_bytes });
@@ -80,7 +80,7 @@ pub(crate) fn run(args: &FormatArgs) -> Result<(), Failure> {
         OpenError::Occupied { device, looks_like } => Failure::Failed(format!(
             "{device} holds {looks_like}; formatting would destroy it. Give --force if that is meant"
         )),
-        other => Failure::new(other),
+        other => other.into(),
     })?;
     if args.json {
         return output::json(&Formatted { target, header: Header::of(&header) });

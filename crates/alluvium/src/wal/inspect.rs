@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::{Header, TargetInfo, Walk, ago, open_read_only};
 use crate::output::{self, Failure};
 use crate::progress::Meter;
-use crate::units::{Size, about, usage};
+use crate::units::{Size, about, counted, usage};
 
 #[derive(Args, Debug)]
 pub(crate) struct InspectArgs {
@@ -137,8 +137,8 @@ fn print(inspected: &Inspected) -> Result<(), Failure> {
     entry(
         "scan",
         format!(
-            "{} records, {} of payload, log {}..{}, {}, in {:.1} s",
-            walk.records,
+            "{}, {} of payload, log {}..{}, {}, in {:.1} s",
+            counted(walk.records, "record", "records"),
             about(walk.payload_bytes),
             walk.start_offset,
             walk.end_offset,

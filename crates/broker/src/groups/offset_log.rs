@@ -89,7 +89,7 @@ impl OffsetLog {
         let stream = store.stream(id).ok_or(GroupsError::NoStream(id))?;
         let replay = stream.replay();
         let table = Offsets::rebuild(replay.checkpoint.as_deref(), &replay.batches)?;
-        tracing::info!(
+        tracing::debug!(
             stream = %id,
             groups = table.groups().count(),
             bytes = table.size_bytes(),
