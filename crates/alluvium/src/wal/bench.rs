@@ -1,18 +1,22 @@
-//! `alluvium wal bench`: what a write-ahead log does on a target, alone and beside fio.
+//! `alluvium wal bench`: what a write-ahead log does on a target, alone, beside fio, and on a modelled cloud disk.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
+use alluvium_device::model::ModelledDisk;
 use alluvium_device::{Access, Durability, Engine, OpenOptions, SharedDevice};
 use alluvium_wal::{FormatOptions, OpenError, Options, Wal};
 use clap::Args;
-use serde::Serialize;
 
-use super::TargetInfo;
-use super::compare::{self, BANDWIDTH_JOBS, Comparison, LATENCY_JOB, PAIRINGS, Round};
+use super::cloud::{self, Model, Verdict};
+use super::compare::{BANDWIDTH_JOBS, LATENCY_JOB, PAIRINGS, Round};
 use super::drive::{self, Load};
 use super::fio::{self, Job};
-use crate::output::{self, Failure, Table};
+use super::paced::{self, Pace};
+use super::report::{self, Case, Machine, Report};
+use super::{TargetInfo, plot};
+use crate::output::{self, Failure};
 use crate::progress::Meter;
 use crate::storage::with_window;
 use crate::units::{Size, Span, about};
@@ -24,17 +28,25 @@ const OUTSTANDING: [usize; 3] = [1, 64, 1024];
 const NEW_CAPACITY: Size = Size::gib(1);
 /// Of an existing target: enough for several laps a minute, without asking for a whole disk.
 const MAX_CAPACITY: Size = Size::gib(4);
+/// Of memory, all of which is taken.
+const MEMORY_CAPACITY: Size = Size::mib(256);
 const WINDOW: Size = Size::mib(64);
+const WARMUP: Duration = Duration::from_millis(500);
+/// Longer than it takes a load that is 1% above the quotas to use up a tenth of a second of them.
+const MODEL_WARMUP: Duration = Duration::from_secs(10);
+/// The largest that a log can have.
+const MAX_WINDOW: Size = Size::gib(1);
 
 #[derive(Args, Debug)]
 pub(crate) struct BenchArgs {
-    /// A block device or file. A file that does not exist is created, and removed at the end (unless the bench is killed).
-    #[arg(long, value_name = "PATH")]
-    target: PathBuf,
-    /// Overwrite the target although it holds something.
-    #[arg(long)]
+    /// A block device or file. A file that does not exist is created, and removed at the end (unless the bench is killed). With
+    /// --model it can be left out: then the modelled disk is memory.
+    #[arg(long, value_name = "PATH", required_unless_present = "model")]
+    target: Option<PathBuf>,
+    /// Overwrite the target although it holds something. Default: no.
+    #[arg(long, requires = "target")]
     force: bool,
-    /// Bytes to use, a multiple of 4KiB. Default: 1GiB of a new file, up to 4GiB of an existing target.
+    /// Bytes to use, a multiple of 4KiB. Default: 1GiB of a new file, up to 4GiB of an existing target, 256MiB of memory.
     #[arg(long, value_name = "SIZE")]
     capacity: Option<Size>,
     /// As for `alluvium serve`: auto, dsync or device.
@@ -43,101 +55,127 @@ pub(crate) struct BenchArgs {
     /// As for `alluvium serve`: auto, io_uring or threads.
     #[arg(long, value_name = "auto|io_uring|threads", default_value_t = Engine::Auto)]
     engine: Engine,
-    /// Measure only this record size; can be repeated. Default: 100B, 1KiB, 4KiB, 64KiB, 256KiB, 1MiB.
-    #[arg(long, value_name = "SIZE")]
+    /// Measure at the speed of a modelled disk: `cloud` (3,000 IOPS and 125 MiB/s, a request above 256 KiB counting as several; 0.5 ms
+    /// for each, and its bytes at 220 MiB/s), or what is to differ from that, as in
+    /// `iops=16000,bandwidth=1000MiB,latency=400us,transfer=1GiB`. The log is limited to the same IOPS and bandwidth. Default: the target at
+    /// its own speed.
+    #[arg(long, value_name = "cloud|KEY=VALUE,...")]
+    model: Option<Model>,
+    /// Measure only this record size; can be repeated. Default: 100B, 1KiB, 4KiB, 64KiB, 256KiB, 1MiB; with --model 1KiB, 4KiB, 64KiB,
+    /// 128KiB, 256KiB, 1MiB.
+    #[arg(long, value_name = "SIZE", value_parser = record_size)]
     record: Vec<Size>,
-    /// Measure only with so many records outstanding; can be repeated. Default: 1, 64, 1024.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    /// Closed loop: keep so many records outstanding; can be repeated. Latency counts from the call of append. Default: 1, 64, 1024; with
+    /// --model see --rate.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000), conflicts_with = "rate")]
     outstanding: Vec<u32>,
+    /// Open loop: offer so many bytes of records per second, evenly spaced, however long those before them take; can be repeated. Latency
+    /// counts from when a record was due to arrive. Default with --model: 10, 25, 50, 75 and 100% of a full load, which is 96% of the
+    /// disk's bandwidth (120MiB for `cloud`).
+    #[arg(long, value_name = "SIZE")]
+    rate: Vec<Size>,
     /// Length of each measurement.
     #[arg(long, value_name = "TIME", default_value_t = Span(Duration::from_secs(3)))]
     duration: Span,
-    /// Run so long before each measurement.
-    #[arg(long, value_name = "TIME", default_value_t = Span(Duration::from_millis(500)))]
-    warmup: Span,
-    /// Bound on what is appended and not durable; records that do not fit into it are not measured. Default: 64MiB, or half of the
-    /// ring if that is less.
+    /// Run so long before each measurement. Default: 500ms; with --model 10s, since a load above the quotas lives on what the disk had
+    /// saved up at first.
+    #[arg(long, value_name = "TIME")]
+    warmup: Option<Span>,
+    /// Bound on what is appended and not durable. Default: 64MiB, or half of the ring if that is less; more for a load that needs it.
     #[arg(long, value_name = "SIZE")]
     window: Option<Size>,
     /// Block writes in flight.
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=1024))]
     io_depth: u16,
-    /// Then compare with fio on the same target with the same durability, in rounds that take turns.
-    #[arg(long)]
+    /// Then compare with fio on the same target with the same durability, in rounds that take turns. Default: no.
+    #[arg(long, conflicts_with = "model")]
     fio: bool,
     /// Number of rounds with fio; the medians count.
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..))]
     pairs: u16,
-    /// With --fio: leave out the table of all record sizes.
+    /// With --fio: leave out the table of all record sizes. Default: no.
     #[arg(long, requires = "fio")]
     only_pairs: bool,
-    /// Print JSON.
+    /// Write plots of the tables as SVG files into this directory, which is made if it is missing. Default: none.
+    #[arg(long, value_name = "DIR")]
+    plot: Option<PathBuf>,
+    /// Print JSON. Default: tables.
     #[arg(long)]
     json: bool,
 }
 
-#[derive(Serialize)]
-struct Report {
-    machine: Machine,
-    target: TargetInfo,
-    capacity_bytes: u64,
-    window_bytes: u64,
-    io_depth: u16,
-    warmup_ms: u128,
-    duration_ms: u128,
-    cases: Vec<Case>,
-    fio_version: Option<String>,
-    rounds: Vec<Round>,
-    comparisons: Vec<Comparison>,
+impl BenchArgs {
+    fn warmup(&self) -> Duration {
+        let default = if self.model.is_some() { MODEL_WARMUP } else { WARMUP };
+        self.warmup.map_or(default, |warmup| warmup.0)
+    }
 }
 
-#[derive(Serialize)]
-struct Machine {
-    cpu: String,
-    cpus: usize,
-    kernel: String,
-}
-
-#[derive(Serialize)]
-#[serde(rename_all = "snake_case")]
-enum Case {
-    Measured(drive::Measured),
-    Skipped { record_bytes: u64, outstanding: usize, reason: String },
+fn record_size(text: &str) -> Result<Size, String> {
+    let size: Size = text.parse()?;
+    match size.bytes {
+        0 => Err("a record has at least one byte".into()),
+        _ if size > MAX_WINDOW => Err(format!("the largest window is {MAX_WINDOW}")),
+        _ => Ok(size),
+    }
 }
 
 /// Measure.
 ///
 /// # Errors
-/// The target can not be used, holds something, or fails; fio is wanted and missing.
+/// The target can not be used, holds something, or fails; fio is wanted and missing; plots can not be written.
 pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
     if args.duration.0.is_zero() {
         return Err(Failure::Usage("--duration is 0: nothing would be measured".into()));
     }
-    let fio_version = if args.fio { Some(fio::version()?) } else { None };
-    let _removed_at_the_end = (!args.target.exists()).then(|| Created(&args.target));
-    let bench = Bench::prepare(args)?;
-    let cases = if args.only_pairs { Vec::new() } else { bench.matrix()? };
-    let mut rounds = Vec::new();
-    if args.fio {
-        for n in 0..args.pairs {
-            eprintln!("round {} of {} with fio", n + 1, args.pairs);
-            rounds.push(bench.round(n % 2 == 1)?);
+    for load in loads(args) {
+        let LoadKind::Open(rate) = load else { continue };
+        for record in records(args) {
+            let offered = u128::from(rate.bytes) * args.duration.0.as_nanos();
+            if offered < u128::from(record.bytes) * 1_000_000_000 {
+                return Err(Failure::Usage(format!(
+                    "{rate} per second offer no record of {record} within {}; a longer --duration or another --rate does",
+                    args.duration
+                )));
+            }
         }
     }
+    if let Some(directory) = &args.plot {
+        std::fs::create_dir_all(directory)
+            .map_err(|error| Failure::Failed(format!("{}: {error}", directory.display())))?;
+    }
+    let fio_version = if args.fio { Some(fio::version()?) } else { None };
+    let new = args.target.as_deref().filter(|target| !target.exists());
+    let _removed_at_the_end = new.map(Created);
+    let bench = Bench::prepare(args)?;
+    let cases = if args.only_pairs { Vec::new() } else { bench.cases()? };
+    let mut rounds = Vec::new();
+    if let (true, Some(target)) = (args.fio, &args.target) {
+        for n in 0..args.pairs {
+            eprintln!("round {} of {} with fio", n + 1, args.pairs);
+            rounds.push(bench.round(target, n % 2 == 1)?);
+        }
+    }
+    let verdict = |case: &Case| Verdict::of(args.model?, case.paced()?);
     let report = Report {
         machine: Machine::this(),
         capacity_bytes: bench.capacity.bytes,
         target: bench.target,
+        model: args.model,
         window_bytes: bench.window.bytes,
         io_depth: args.io_depth,
-        warmup_ms: args.warmup.0.as_millis(),
+        warmup_ms: args.warmup().as_millis(),
         duration_ms: args.duration.0.as_millis(),
+        verdicts: cases.iter().filter_map(verdict).collect(),
         cases,
         fio_version,
         comparisons: PAIRINGS.iter().filter_map(|pairing| pairing.compare(&rounds)).collect(),
         rounds,
     };
-    if args.json { output::json(&report) } else { print(&report) }
+    if let Some(directory) = &args.plot {
+        plot::write(&report, directory)?;
+    }
+    if args.json { output::json(&report) } else { report::print(&report) }
 }
 
 /// Removes the file that the bench has created. One that was there before stays.
@@ -153,106 +191,191 @@ impl Drop for Created<'_> {
     }
 }
 
+fn records(args: &BenchArgs) -> Vec<Size> {
+    match (&args.record, args.model) {
+        (chosen, _) if !chosen.is_empty() => chosen.clone(),
+        (_, Some(_)) => cloud::records(),
+        (_, None) => RECORDS.to_vec(),
+    }
+}
+
+/// What a log is put under.
+#[derive(Clone, Copy)]
+enum LoadKind {
+    /// So many records outstanding.
+    Closed(usize),
+    /// So many bytes per second.
+    Open(Size),
+}
+
+fn loads(args: &BenchArgs) -> Vec<LoadKind> {
+    let open = |rates: &[Size]| rates.iter().copied().map(LoadKind::Open).collect();
+    match (&args.rate[..], &args.outstanding[..], args.model) {
+        ([], [], Some(model)) => open(&model.rates()),
+        ([], [], None) => OUTSTANDING.map(LoadKind::Closed).to_vec(),
+        ([], chosen, _) => chosen.iter().map(|n| LoadKind::Closed(*n as usize)).collect(),
+        (rates, _, _) => open(rates),
+    }
+}
+
 struct Bench<'a> {
     args: &'a BenchArgs,
     target: TargetInfo,
     capacity: Size,
+    half_ring: Size,
     window: Size,
+}
+
+/// An open target, and the model in front of it.
+struct Disk {
+    device: SharedDevice,
+    model: Option<Arc<ModelledDisk>>,
 }
 
 impl<'a> Bench<'a> {
     /// Open the target once, create it if it is missing, and make sure that it may be overwritten.
     fn prepare(args: &'a BenchArgs) -> Result<Self, Failure> {
-        let new = !args.target.exists();
-        let meter = Meter::new(format!("pre-writing {}", args.target.display()));
-        let options = OpenOptions {
-            create_bytes: new.then_some(args.capacity.unwrap_or(NEW_CAPACITY).bytes),
-            progress: Some(meter.callback()),
-            ..open_options(args)
+        let device = match &args.target {
+            None => open_disk(args, args.capacity.unwrap_or(MEMORY_CAPACITY))?.device,
+            Some(path) => {
+                let new = !path.exists();
+                let meter = Meter::new(format!("pre-writing {}", path.display()));
+                let options = OpenOptions {
+                    create_bytes: new.then_some(args.capacity.unwrap_or(NEW_CAPACITY).bytes),
+                    progress: Some(meter.callback()),
+                    ..open_options(args)
+                };
+                alluvium_device::open(path, &options).map_err(Failure::new)?
+            }
         };
-        let device = alluvium_device::open(&args.target, &options).map_err(Failure::new)?;
         let target = TargetInfo::of(device.geometry());
         let whole = Size { bytes: target.size_bytes };
         let capacity = args.capacity.unwrap_or(whole.min(MAX_CAPACITY));
-        let mut bench = Self { args, target, capacity, window: WINDOW };
-        let half_ring = Size { bytes: bench.format(&device, args.force)? / 2 };
-        bench.window = args.window.unwrap_or(WINDOW.min(half_ring));
-        if bench.window > half_ring {
+        let ring_bytes = format(&device, capacity, args.force)?;
+        let half_ring = Size { bytes: ring_bytes / 2 };
+        let window = args.window.unwrap_or(WINDOW.min(half_ring));
+        if window > half_ring {
             return Err(Failure::Usage(format!(
-                "--window is {}, allowed is at most half of the ring, {}",
-                bench.window,
+                "--window is {window}, allowed is at most half of the ring, {}",
                 about(half_ring.bytes)
             )));
         }
-        Ok(bench)
+        Ok(Self { args, target, capacity, half_ring, window })
     }
 
-    /// The size of the ring in bytes.
-    fn format(&self, device: &SharedDevice, force: bool) -> Result<u64, Failure> {
-        let options = FormatOptions {
-            capacity_bytes: Some(self.capacity.bytes),
-            force,
-            ..FormatOptions::default()
-        };
-        match Wal::format(device, &options) {
-            Ok(_) => Ok(Wal::inspect(device).map_err(Failure::new)?.ring_bytes),
-            Err(OpenError::Occupied { device, looks_like }) => Err(Failure::Failed(format!(
-                "{device} holds {looks_like}; the bench would overwrite it. Give --force if that is meant"
-            ))),
-            Err(error) => Err(Failure::new(error)),
-        }
-    }
-
-    /// All record sizes with all numbers of outstanding records.
-    fn matrix(&self) -> Result<Vec<Case>, Failure> {
-        let records = if self.args.record.is_empty() { &RECORDS[..] } else { &self.args.record };
-        let outstanding: Vec<usize> = match self.args.outstanding.as_slice() {
-            [] => OUTSTANDING.to_vec(),
-            chosen => chosen.iter().map(|n| *n as usize).collect(),
-        };
+    /// All record sizes under all loads.
+    fn cases(&self) -> Result<Vec<Case>, Failure> {
         let mut cases = Vec::new();
-        for &record in records {
-            for &outstanding in &outstanding {
-                cases.push(match misfit(record, outstanding, self.window) {
-                    Some(reason) => {
-                        eprintln!("skipping {record} x {outstanding}: {reason}");
-                        Case::Skipped { record_bytes: record.bytes, outstanding, reason }
-                    }
-                    None => Case::Measured(self.measure(record, outstanding)?),
+        for record in records(self.args) {
+            for load in loads(self.args) {
+                cases.push(match load {
+                    LoadKind::Open(rate) => Case::Paced(self.pace(record, rate)?),
+                    LoadKind::Closed(outstanding) => match self.window_for(record, outstanding) {
+                        Ok(_) => Case::Measured(self.measure(record, outstanding)?),
+                        Err(reason) => {
+                            eprintln!("skipping {record} x {outstanding}: {reason}");
+                            Case::Skipped { record_bytes: record.bytes, outstanding, reason }
+                        }
+                    },
                 });
             }
         }
         Ok(cases)
     }
 
-    /// A load on a log of its own.
+    /// The window in which so many records fit at the same time, or why there is none and what would help.
+    fn window_for(&self, record: Size, outstanding: usize) -> Result<Size, String> {
+        let needed = window_needed(record, outstanding);
+        if needed > MAX_WINDOW {
+            return Err(format!(
+                "needs a window of {needed}, the largest is {MAX_WINDOW}; fewer --outstanding fit"
+            ));
+        }
+        if self.args.window.is_some() {
+            return if needed <= self.window {
+                Ok(self.window)
+            } else {
+                Err(format!(
+                    "does not fit into --window {}; --window {needed} would do",
+                    self.window
+                ))
+            };
+        }
+        if needed > self.half_ring {
+            // Twice the window, the headers in front of the ring, and rounding.
+            let capacity = Size::mib((2 * needed.bytes).div_ceil(1 << 20) + 1);
+            return Err(format!(
+                "needs a window of {needed}, at most half of the ring is allowed; --capacity {capacity} would do"
+            ));
+        }
+        Ok(needed.max(self.window))
+    }
+
+    /// An empty log.
+    fn open_log(
+        &self,
+        record: Size,
+        window: Size,
+    ) -> Result<(Wal, Option<Arc<ModelledDisk>>), Failure> {
+        let Disk { device, model } = open_disk(self.args, self.capacity)?;
+        // What is there is the bench's own by now.
+        format(&device, self.capacity, true)?;
+        let defaults = with_window(window);
+        let quotas = self.args.model.map(|model| model.0);
+        let options = Options {
+            io_depth: usize::from(self.args.io_depth),
+            max_record_bytes: defaults
+                .max_record_bytes
+                .max(u32::try_from(record.bytes).map_err(Failure::new)?),
+            iops: quotas.map(|model| model.iops),
+            bandwidth_bytes_per_second: quotas.map(|model| model.bandwidth_bytes_per_second),
+            ..defaults
+        };
+        let (wal, _) = Wal::open(device, &options, None, &mut |_| Ok(())).map_err(Failure::new)?;
+        Ok((wal, model))
+    }
+
+    /// A closed-loop load on a log of its own.
     fn measure(&self, record: Size, outstanding: usize) -> Result<drive::Measured, Failure> {
         eprintln!("measuring {record} x {outstanding}");
-        let device = alluvium_device::open(&self.args.target, &open_options(self.args))
-            .map_err(Failure::new)?;
-        // What is there is the bench's own by now.
-        self.format(&device, true)?;
-        let options =
-            Options { io_depth: usize::from(self.args.io_depth), ..with_window(self.window) };
-        let (wal, _) = Wal::open(device, &options, None, &mut |_| Ok(())).map_err(Failure::new)?;
+        let window = self.window_for(record, outstanding).map_err(Failure::Usage)?;
+        let (wal, _disk) = self.open_log(record, window)?;
         let load = Load {
             record_bytes: usize::try_from(record.bytes).map_err(Failure::new)?,
             outstanding,
-            warmup: self.args.warmup.0,
+            warmup: self.args.warmup(),
             duration: self.args.duration.0,
+            window_bytes: window.bytes,
         };
         let measured = drive::drive(&wal, &load)?;
         wal.close().map_err(Failure::new)?;
         Ok(measured)
     }
 
+    /// An open-loop load on a log of its own.
+    fn pace(&self, record: Size, rate: Size) -> Result<paced::Measured, Failure> {
+        eprintln!("measuring {record} at {rate}/s");
+        let window = self.window_for(record, 1).map_err(Failure::Usage)?;
+        let (wal, disk) = self.open_log(record, window)?;
+        let pace = Pace {
+            record_bytes: usize::try_from(record.bytes).map_err(Failure::new)?,
+            bytes_per_second: rate.bytes,
+            warmup: self.args.warmup(),
+            duration: self.args.duration.0,
+            window_bytes: window.bytes,
+        };
+        let measured = paced::drive(&wal, disk.as_deref(), &pace)?;
+        wal.close().map_err(Failure::new)?;
+        Ok(measured)
+    }
+
     /// Everything that is compared, once. Log and fio take turns, so that a disk that changes its mind does so for both; every
     /// second round goes backwards, so that neither always comes first.
-    fn round(&self, backwards: bool) -> Result<Round, Failure> {
+    fn round(&self, target: &Path, backwards: bool) -> Result<Round, Failure> {
         let mut loads: Vec<(Size, usize)> = Vec::new();
         for pairing in &PAIRINGS {
             let load = (pairing.record, pairing.outstanding);
-            let fits = misfit(pairing.record, pairing.outstanding, self.window).is_none();
+            let fits = self.window_for(pairing.record, pairing.outstanding).is_ok();
             if fits && !loads.contains(&load) {
                 loads.push(load);
             }
@@ -268,11 +391,11 @@ impl<'a> Bench<'a> {
             steps.reverse();
         }
         let setting = fio::Setting {
-            target: &self.args.target,
+            target,
             size_bytes: self.capacity.bytes,
             flushes: self.target.flushes,
             engine: self.target.engine,
-            warmup: self.args.warmup.0,
+            warmup: self.args.warmup(),
             duration: self.args.duration.0,
         };
         let mut round = Round { fio: Vec::new(), wal: Vec::new() };
@@ -306,121 +429,45 @@ fn open_options(args: &BenchArgs) -> OpenOptions {
     }
 }
 
-/// Why so many records of that size can not be outstanding, if they can not.
-fn misfit(record: Size, outstanding: usize, window: Size) -> Option<String> {
-    /// A record's header; see `docs/format/wal.md`. Padding comes on top, and the log says so when it is too much.
+/// The target itself, at the speed of the model if there is one; without a target, memory.
+fn open_disk(args: &BenchArgs, capacity: Size) -> Result<Disk, Failure> {
+    let modelled = |disk: std::io::Result<ModelledDisk>| {
+        let disk = Arc::new(disk.map_err(Failure::new)?);
+        Ok(Disk { device: disk.clone(), model: Some(disk) })
+    };
+    let open = |path: &Path| alluvium_device::open(path, &open_options(args)).map_err(Failure::new);
+    match (&args.target, args.model) {
+        (Some(path), Some(model)) => modelled(ModelledDisk::over(open(path)?, &model.0)),
+        (Some(path), None) => Ok(Disk { device: open(path)?, model: None }),
+        (None, Some(model)) => modelled(ModelledDisk::in_memory(capacity.bytes, &model.0)),
+        (None, None) => Err(Failure::Usage("neither --target nor --model".into())),
+    }
+}
+
+/// Returns the size of the ring in bytes.
+fn format(device: &SharedDevice, capacity: Size, force: bool) -> Result<u64, Failure> {
+    let options =
+        FormatOptions { capacity_bytes: Some(capacity.bytes), force, ..FormatOptions::default() };
+    match Wal::format(device, &options) {
+        Ok(_) => Ok(Wal::inspect(device).map_err(Failure::new)?.ring_bytes),
+        Err(OpenError::Occupied { device, looks_like }) => Err(Failure::Failed(format!(
+            "{device} holds {looks_like}; the bench would overwrite it. Give --force if that is meant"
+        ))),
+        Err(error) => Err(Failure::new(error)),
+    }
+}
+
+/// The smallest window, in whole MiB, in which so many records fit at the same time.
+fn window_needed(record: Size, outstanding: usize) -> Size {
+    /// A record's header; see `docs/format/wal.md`.
     const HEADER_BYTES: u64 = 32;
-    let largest = Size { bytes: u64::from(with_window(window).max_record_bytes) };
-    if record > largest {
-        return Some(format!("with a window of {window} a record has at most {largest}"));
-    }
-    let needed = (record.bytes + HEADER_BYTES).saturating_mul(outstanding as u64);
-    (needed > window.bytes)
-        .then(|| format!("{} outstanding do not fit into the window of {window}", about(needed)))
-}
-
-impl Machine {
-    fn this() -> Self {
-        let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-        let model = cpuinfo.lines().find_map(|line| {
-            let (key, value) = line.split_once(':')?;
-            (key.trim() == "model name").then(|| value.trim().to_string())
-        });
-        let uname = rustix::system::uname();
-        Self {
-            cpu: model.unwrap_or_else(|| uname.machine().to_string_lossy().into_owned()),
-            cpus: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
-            kernel: uname.release().to_string_lossy().into_owned(),
-        }
-    }
-}
-
-fn print(report: &Report) -> Result<(), Failure> {
-    let Report { machine, target, .. } = report;
-    output::line(format_args!(
-        "{}, {} CPUs, Linux {}; {target}; engine {}, {}; {} in use, window {}, I/O depth {}, {} each",
-        machine.cpu,
-        machine.cpus,
-        machine.kernel,
-        target.engine,
-        target.durability(),
-        Size { bytes: report.capacity_bytes },
-        Size { bytes: report.window_bytes },
-        report.io_depth,
-        Span(Duration::from_millis(u64::try_from(report.duration_ms).unwrap_or(u64::MAX))),
-    ))?;
-    if !report.cases.is_empty() {
-        output::line(format_args!("\n{}", cases_table(&report.cases)))?;
-    }
-    if !report.rounds.is_empty() {
-        output::line(format_args!("\n{}", fio_table(&report.rounds)))?;
-        let version = report.fio_version.as_deref().unwrap_or("fio");
-        output::line(format_args!(
-            "\nbeside {version}, medians of {} rounds:\n{}",
-            report.rounds.len(),
-            compare::table(&report.comparisons)
-        ))?;
-    }
-    Ok(())
-}
-
-fn cases_table(cases: &[Case]) -> Table {
-    let mut table = Table::of_numbers(&[
-        "record",
-        "outstanding",
-        "p50 us",
-        "p99 us",
-        "p99.9 us",
-        "max us",
-        "MiB/s",
-        "records/s",
-        "writes/s",
-        "flushes/s",
-        "CPU us/record",
-    ]);
-    for case in cases {
-        table.row(match case {
-            Case::Measured(m) => vec![
-                Size { bytes: m.record_bytes as u64 }.to_string(),
-                m.outstanding.to_string(),
-                format!("{:.1}", m.p50_us),
-                format!("{:.1}", m.p99_us),
-                format!("{:.1}", m.p999_us),
-                format!("{:.1}", m.max_us),
-                format!("{:.1}", m.bytes_per_second / f64::from(1 << 20)),
-                format!("{:.0}", m.records as f64 / m.seconds),
-                format!("{:.0}", m.device_writes_per_second),
-                format!("{:.0}", m.flushes_per_second),
-                format!("{:.2}", m.cpu_us_per_record),
-            ],
-            Case::Skipped { record_bytes, outstanding, .. } => vec![
-                Size { bytes: *record_bytes }.to_string(),
-                outstanding.to_string(),
-                "skipped".into(),
-            ],
-        });
-    }
-    table
-}
-
-/// fio's own figures, round by round.
-fn fio_table(rounds: &[Round]) -> Table {
-    let mut table = Table::of_numbers(&[
-        "fio", "depth", "p50 us", "p99 us", "p99.9 us", "max us", "MiB/s", "writes/s",
-    ]);
-    for measured in rounds.iter().flat_map(|round| &round.fio) {
-        table.row(vec![
-            Size { bytes: measured.block_bytes }.to_string(),
-            measured.depth.to_string(),
-            format!("{:.1}", measured.p50_us),
-            format!("{:.1}", measured.p99_us),
-            format!("{:.1}", measured.p999_us),
-            format!("{:.1}", measured.max_us),
-            format!("{:.1}", measured.bytes_per_second / f64::from(1 << 20)),
-            format!("{:.0}", measured.writes_per_second),
-        ]);
-    }
-    table
+    // Blocks are padded by at most a sixteenth, those of large records by up to two pages.
+    const PADDING_BYTES: u64 = 8 << 10;
+    let each = record.bytes + HEADER_BYTES;
+    let all = each.saturating_add(PADDING_BYTES.min(each / 16)).saturating_mul(outstanding as u64);
+    // And a record is at most half of the window.
+    let one = 2 * (each + PADDING_BYTES);
+    Size::mib(all.max(one).div_ceil(1 << 20).min(u64::MAX >> 20))
 }
 
 #[cfg(test)]
@@ -428,13 +475,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_does_not_fit_into_the_window_is_named() {
-        let window = Size::mib(64);
-        assert_eq!(misfit(Size::kib(256), 64, window), None);
-        let reason = misfit(Size::mib(1), 64, window).unwrap();
-        assert!(reason.contains("64MiB") && reason.contains("64.0 MiB"), "{reason}");
-        let reason = misfit(Size::mib(17), 1, window).unwrap();
-        assert!(reason.contains("at most 16MiB"), "{reason}");
-        assert!(misfit(Size { bytes: 100 }, usize::MAX, window).is_some());
+    fn a_window_holds_the_records_and_their_padding() {
+        assert_eq!(window_needed(Size::kib(256), 64), Size::mib(17));
+        assert_eq!(window_needed(Size::kib(1), 1024), Size::mib(2));
+        assert_eq!(window_needed(Size::mib(1), 64), Size::mib(65));
+        assert_eq!(
+            window_needed(Size::mib(40), 1),
+            Size::mib(81),
+            "a record is half of it at most"
+        );
+        assert!(window_needed(Size::mib(1), usize::MAX) > MAX_WINDOW);
     }
 }

@@ -121,7 +121,7 @@ impl Pairing {
                     BANDWIDTH_JOBS.iter().map(|job| Some(fio_of(job)?.bytes_per_second)).collect();
                 (wal.bytes_per_second, Some(all?.into_iter().fold(0.0, f64::max)))
             }
-            Figure::Latency => (wal.p50_us, Some(fio_of(&LATENCY_JOB)?.p50_us)),
+            Figure::Latency => (wal.latency.p50_us, Some(fio_of(&LATENCY_JOB)?.p50_us)),
             Figure::Cpu => (wal.cpu_us_per_record, None),
         })
     }
@@ -177,6 +177,7 @@ pub(super) fn table(comparisons: &[Comparison]) -> Table {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wal::latency::Summary;
 
     fn wal(
         record: Size,
@@ -187,12 +188,10 @@ mod tests {
         drive::Measured {
             record_bytes: record.bytes as usize,
             outstanding,
+            window_bytes: 0,
             records: 1,
             seconds: 1.0,
-            p50_us,
-            p99_us: 0.0,
-            p999_us: 0.0,
-            max_us: 0.0,
+            latency: Summary { p50_us, ..Summary::default() },
             bytes_per_second,
             device_writes_per_second: 0.0,
             flushes_per_second: 0.0,

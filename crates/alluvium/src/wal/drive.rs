@@ -1,4 +1,4 @@
-//! The load of `alluvium wal bench`: one thread that keeps a fixed number of records outstanding.
+//! The closed-loop load of `alluvium wal bench`: one thread that keeps a fixed number of records outstanding.
 //!
 //! It is meant to cost little beside the write-ahead log itself: records are acknowledged in log order, so that it keeps a queue of
 //! (end, start time), waits for the oldest and takes off all that are durable then.
@@ -7,10 +7,11 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use alluvium_wal::{AppendError, LogOffset, Trim, Wal};
-use hdrhistogram::Histogram;
+use bytes::Bytes;
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
+use super::latency::{Latencies, Summary};
 use crate::output::Failure;
 
 /// What to keep up, and for how long.
@@ -20,6 +21,8 @@ pub(super) struct Load {
     pub(super) outstanding: usize,
     pub(super) warmup: Duration,
     pub(super) duration: Duration,
+    /// What the log may grow its window to; for the report.
+    pub(super) window_bytes: u64,
 }
 
 /// What came of it. Latency is from the call of `append` until the acknowledgement is seen by the thread that called.
@@ -27,12 +30,11 @@ pub(super) struct Load {
 pub(super) struct Measured {
     pub(super) record_bytes: usize,
     pub(super) outstanding: usize,
+    pub(super) window_bytes: u64,
     pub(super) records: u64,
     pub(super) seconds: f64,
-    pub(super) p50_us: f64,
-    pub(super) p99_us: f64,
-    pub(super) p999_us: f64,
-    pub(super) max_us: f64,
+    #[serde(flatten)]
+    pub(super) latency: Summary,
     /// Payload alone.
     pub(super) bytes_per_second: f64,
     /// Writes of blocks and headers.
@@ -43,41 +45,32 @@ pub(super) struct Measured {
     pub(super) cpu_us_per_record: f64,
 }
 
-/// Longest latency that is told apart; a longer one counts as this.
-const MAX_LATENCY_NS: u64 = 60_000_000_000;
-
 /// Keep `load` up on an empty log, and measure.
 ///
 /// # Errors
 /// The write-ahead log fails, or can not hold the load.
 pub(super) fn drive(wal: &Wal, load: &Load) -> Result<Measured, Failure> {
-    let mut latencies =
-        Histogram::<u64>::new_with_bounds(1, MAX_LATENCY_NS, 3).map_err(Failure::new)?;
+    let mut latencies = Latencies::new()?;
     let mut driver = Driver::new(wal, load);
     driver.run(Instant::now() + load.warmup, &mut |_| ())?;
 
     let (stats_before, cpu_before, started) = (wal.stats(), cpu_time(), Instant::now());
-    driver.run(started + load.duration, &mut |latency| {
-        latencies.saturating_record(u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX).max(1));
-    })?;
+    driver.run(started + load.duration, &mut |latency| latencies.record(latency))?;
     let (stats, cpu, elapsed) = (wal.stats(), cpu_time() - cpu_before, started.elapsed());
     driver.drain()?;
 
-    let records = latencies.len();
+    let records = latencies.count();
     let seconds = elapsed.as_secs_f64();
     let writes = stats.block_writes + stats.header_writes;
     let writes_before = stats_before.block_writes + stats_before.header_writes;
     let flushes = stats.flushed_writes - stats_before.flushed_writes;
-    let us = |ns: u64| ns as f64 / 1000.0;
     Ok(Measured {
         record_bytes: load.record_bytes,
         outstanding: load.outstanding,
+        window_bytes: load.window_bytes,
         records,
         seconds,
-        p50_us: us(latencies.value_at_quantile(0.5)),
-        p99_us: us(latencies.value_at_quantile(0.99)),
-        p999_us: us(latencies.value_at_quantile(0.999)),
-        max_us: us(latencies.max()),
+        latency: latencies.summary(),
         bytes_per_second: records as f64 * load.record_bytes as f64 / seconds,
         device_writes_per_second: (writes - writes_before) as f64 / seconds,
         flushes_per_second: flushes as f64 / seconds,
@@ -86,14 +79,14 @@ pub(super) fn drive(wal: &Wal, load: &Load) -> Result<Measured, Failure> {
 }
 
 /// User and system time of all threads of this process, to the nanosecond.
-fn cpu_time() -> Duration {
+pub(super) fn cpu_time() -> Duration {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 
 struct Driver<'a> {
     wal: &'a Wal,
-    payload: Vec<u8>,
+    payload: Bytes,
     outstanding: usize,
     /// Records that are not acknowledged yet, in log order: end in the log, and when they were appended.
     pending: VecDeque<(LogOffset, Instant)>,
@@ -110,7 +103,7 @@ impl<'a> Driver<'a> {
         let start = wal.stats().trimmed;
         Self {
             wal,
-            payload: noise(load.record_bytes),
+            payload: noise(load.record_bytes).into(),
             outstanding: load.outstanding,
             pending: VecDeque::with_capacity(load.outstanding),
             acknowledged: start,
@@ -151,7 +144,7 @@ impl<'a> Driver<'a> {
     fn fill(&mut self) -> Result<(), Failure> {
         while self.pending.len() < self.outstanding {
             let now = Instant::now();
-            match self.wal.append(&[&self.payload]) {
+            match self.wal.append_shared(&[], &self.payload) {
                 Ok(append) => self.pending.push_back((append.end(), now)),
                 Err(AppendError::WindowFull { .. }) if !self.pending.is_empty() => break,
                 Err(AppendError::OverCapacity { .. }) if self.trim.is_some() => self.end_trim()?,
@@ -192,7 +185,7 @@ impl<'a> Driver<'a> {
 }
 
 /// Bytes that neither a disk nor a file system can make smaller.
-fn noise(len_bytes: usize) -> Vec<u8> {
+pub(super) fn noise(len_bytes: usize) -> Vec<u8> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut next = || {
         // xorshift64

@@ -1,12 +1,18 @@
 //! `alluvium wal`: tools for one write-ahead log, with or without a server beside it.
 
 mod bench;
+mod cloud;
 mod compare;
 mod drive;
 mod dump;
 mod fio;
 mod format;
 mod inspect;
+mod latency;
+mod paced;
+mod plot;
+mod report;
+mod svg;
 
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -27,8 +33,9 @@ pub(crate) enum WalCommand {
     Inspect(inspect::InspectArgs),
     /// List the records. Reads only, also beside a running server.
     Dump(dump::DumpArgs),
-    /// Measure latency, bandwidth and CPU time of a write-ahead log, on request beside fio. Overwrites the target.
-    Bench(bench::BenchArgs),
+    /// Measure latency, bandwidth and CPU time of a write-ahead log, on request beside fio or on a modelled cloud disk. Overwrites the
+    /// target.
+    Bench(Box<bench::BenchArgs>),
 }
 
 /// Run a `wal` command.

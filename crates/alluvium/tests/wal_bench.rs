@@ -1,0 +1,194 @@
+//! `alluvium wal bench`, by the built binary: modelled disks, loads on a schedule, plots, windows. What it does to targets is in `wal.rs`.
+
+mod support;
+
+use std::fs;
+
+use serde_json::Value;
+use support::{contains, help, ok, ok_json, refused};
+
+/// As fast as a test likes.
+const BRISK: &str = "iops=100000,bandwidth=4GiB,latency=100us,transfer=4GiB";
+const QUICK: [&str; 4] = ["--duration", "100ms", "--warmup", "10ms"];
+
+fn bench<'a>(arguments: &[&'a str]) -> Vec<&'a str> {
+    [&["wal", "bench"], arguments, &QUICK].concat()
+}
+
+fn cases<'a>(report: &'a Value, kind: &str) -> Vec<&'a Value> {
+    let cases = report["cases"].as_array().unwrap();
+    cases.iter().map(|case| &case[kind]).collect()
+}
+
+#[test]
+fn a_modelled_disk_needs_no_target_and_is_never_faster_than_the_model() {
+    let plots = tempfile::tempdir().unwrap();
+    let directory = plots.path().join("new").display().to_string();
+    let report = ok_json(&bench(&[
+        "--model",
+        "cloud",
+        "--capacity",
+        "64MiB",
+        "--record",
+        "4KiB",
+        "--record",
+        "64KiB",
+        "--rate",
+        "2MiB",
+        "--rate",
+        "4MiB",
+        "--plot",
+        &directory,
+        "--json",
+    ]));
+    assert_eq!(report["model"], "iops=3000,bandwidth=125MiB,latency=500us,transfer=220MiB");
+    let cases = cases(&report, "paced");
+    assert_eq!(cases.len(), 4);
+    for (case, idle_us) in cases.iter().zip([517.0, 517.0, 784.0, 784.0]) {
+        assert!(case["p50_us"].as_f64().unwrap() >= idle_us, "{case}");
+        assert!(case["mean_us"].as_f64().unwrap() >= idle_us, "{case}");
+        assert!(case["iops"].as_f64().unwrap() > 0.0, "{case}");
+        assert!(case["queue"].as_f64().unwrap() > 0.0, "{case}");
+    }
+    // 2 MiB/s for 100 ms, whatever the machine: the schedule decides how many records count.
+    let offered: Vec<_> = cases.iter().map(|case| case["records"].as_u64().unwrap()).collect();
+    assert_eq!(offered, [51, 102, 3, 7]);
+    assert_eq!(report["verdicts"].as_array().unwrap().len(), 0, "no bar for these loads");
+    for plot in ["latency-over-load.svg", "full-load-latency.svg", "full-load-throughput.svg"] {
+        let svg = fs::read_to_string(plots.path().join("new").join(plot)).unwrap();
+        contains(&svg, &["<svg", "</svg>", "iops=3000", "MiB/s"]);
+    }
+}
+
+#[test]
+fn a_target_can_be_slowed_down_to_a_model() {
+    let directory = tempfile::tempdir().unwrap();
+    let target = directory.path().join("wal");
+    let path = target.to_str().unwrap();
+    let report = ok_json(&bench(&[
+        "--target",
+        path,
+        "--capacity",
+        "8MiB",
+        "--model",
+        "latency=2ms",
+        "--record",
+        "4KiB",
+        "--outstanding",
+        "1",
+        "--json",
+    ]));
+    let case = cases(&report, "measured")[0];
+    assert!(case["p50_us"].as_f64().unwrap() >= 2000.0, "{case}");
+    assert!(!target.exists(), "the file was created by the bench");
+}
+
+#[test]
+fn the_published_load_and_a_tenth_of_it_have_bars() {
+    let arguments =
+        ["--model", "cloud", "--record", "256KiB", "--rate", "12MiB", "--rate", "120MiB"];
+    let text = ok(&bench(&arguments));
+    contains(
+        &text,
+        &[
+            "beside the published figures",
+            "1.950",
+            "251.0",
+            "beside the idle disk",
+            "1.636",
+            "<= 1.2",
+        ],
+    );
+}
+
+#[test]
+fn the_window_follows_the_load_unless_it_is_given() {
+    let plots = tempfile::tempdir().unwrap();
+    let memory = [
+        "--model",
+        BRISK,
+        "--capacity",
+        "200MiB",
+        "--json",
+        "--plot",
+        plots.path().to_str().unwrap(),
+    ];
+    let load = [
+        "--record",
+        "1MiB",
+        "--outstanding",
+        "64",
+        "--outstanding",
+        "1024",
+        "--outstanding",
+        "200",
+    ];
+    let report = ok_json(&bench(&[&memory[..], &load].concat()));
+    assert_eq!(report["window_bytes"], 64 << 20);
+    let measured = cases(&report, "measured");
+    assert_eq!(measured[0]["window_bytes"], 65 << 20);
+    contains(
+        &fs::read_to_string(plots.path().join("throughput-by-record.svg")).unwrap(),
+        &["64 outstanding"],
+    );
+    assert!(plots.path().join("latency-by-record.svg").exists());
+    let skipped = cases(&report, "skipped");
+    contains(skipped[1]["reason"].as_str().unwrap(), &["1033MiB", "1GiB"]);
+    contains(skipped[2]["reason"].as_str().unwrap(), &["202MiB", "--capacity 405MiB"]);
+
+    let text = ok(&bench(&[
+        "--model",
+        BRISK,
+        "--window",
+        "2MiB",
+        "--record",
+        "64KiB",
+        "--outstanding",
+        "64",
+    ]));
+    contains(&text, &["not measured: 64KiB x 64", "--window 2MiB", "--window 5MiB would do"]);
+}
+
+#[test]
+fn what_can_not_be_measured_is_refused() {
+    for (arguments, reason) in [
+        (&["--record", "4KiB"][..], "--target"),
+        (&["--model", "disk"], "neither `cloud` nor"),
+        (&["--model", "cloud", "--rate", "1MiB", "--outstanding", "1"], "--outstanding"),
+        (&["--model", "cloud", "--rate", "1MiB", "--record", "1MiB"], "--duration"),
+        (&["--model", "cloud", "--record", "0"], "at least one byte"),
+        (&["--model", "cloud", "--force"], "--target"),
+    ] {
+        contains(&refused(2, &bench(arguments)), &[reason]);
+    }
+}
+
+#[test]
+fn the_help_states_a_default_for_each_option() {
+    let text = help(&["wal", "bench", "--help"]);
+    let options = [
+        "capacity",
+        "durability",
+        "engine",
+        "fio",
+        "force",
+        "io-depth",
+        "json",
+        "model",
+        "only-pairs",
+        "outstanding",
+        "pairs",
+        "plot",
+        "rate",
+        "record",
+        "duration",
+        "warmup",
+        "window",
+    ];
+    for option in options {
+        assert!(text.contains(&format!(" --{option} ")), "{option}");
+    }
+    let defaults =
+        ["[default: ", "Default: ", "Default with "].map(|form| text.matches(form).count());
+    assert_eq!(defaults.iter().sum::<usize>(), options.len(), "{text}");
+}
