@@ -63,6 +63,8 @@ pub(crate) struct Block {
     block_bytes: u64,
     /// Where the last record that ends in it ends, or the first one that begins in it begins.
     boundary: LogOffset,
+    /// The same up to the last page boundary in it.
+    whole_boundary: LogOffset,
 }
 
 /// A piece of a record.
@@ -104,6 +106,7 @@ impl Block {
             padding: 0,
             block_bytes: u64::from(block_bytes),
             boundary: record,
+            whole_boundary: record,
         };
         if repeated > 0 {
             assert_eq!(tail.len, repeated, "the tail's bytes are those before {start}");
@@ -157,7 +160,14 @@ impl Block {
 
     /// A record ends where the block ends now.
     pub(crate) fn end_record(&mut self) {
-        self.boundary = self.end();
+        let end = self.end();
+        let last_page = page_floor(end.0);
+        self.whole_boundary = match self.boundary {
+            _ if end.0 == last_page => end,
+            before if before.0 <= last_page => before,
+            _ => self.whole_boundary,
+        };
+        self.boundary = end;
     }
 
     /// Where its first byte lies in the log: a page boundary.
@@ -188,6 +198,38 @@ impl Block {
     /// Bytes of the write that it becomes.
     pub(crate) fn write_bytes(&self) -> u64 {
         page_ceil(self.len as u64)
+    }
+
+    /// Bytes of the write that it becomes with a padding.
+    pub(crate) fn padded_bytes(&self) -> u64 {
+        self.len as u64 + padding_len(self.len as u64)
+    }
+
+    /// Bytes of its whole pages.
+    pub(crate) fn whole_bytes(&self) -> u64 {
+        page_floor(self.len as u64)
+    }
+
+    /// Close it at its last page boundary. What is behind that, less than a page, begins the next block.
+    pub(crate) fn carry(&mut self, device: &dyn Device) -> Option<Self> {
+        let (whole, len) = (page_floor(self.len as u64) as usize, self.len);
+        if whole == len {
+            return None;
+        }
+        let mut next = Self {
+            buf: None,
+            referred: Vec::new(),
+            base: self.base + whole as u64,
+            repeated: 0,
+            len: 0,
+            padding: 0,
+            ..*self
+        };
+        let rest = self.fill(device)[whole..len].to_vec();
+        next.push(device, Piece::Copied(&rest), 0..rest.len());
+        self.len = whole;
+        self.boundary = self.whole_boundary;
+        Some(next)
     }
 
     /// Close it with a padding record, so that the next block has its pages for itself. Returns the padding's length, which is 0 if it
@@ -315,6 +357,30 @@ mod tests {
         let (base, second) = second.into_write(&*device, codec(), 1, LogOffset(0));
         assert_eq!(base, LogOffset(4096));
         assert_eq!(second[..936], first[4096..5032]);
+    }
+
+    #[test]
+    fn what_is_carried_goes_with_the_next_block_and_whole_records_count() {
+        let device = device();
+        let (mut ends, mut at) = (Vec::new(), 0);
+        let mut block = open(&device, 0, &Tail::new(&[]));
+        for (index, len) in [100, 3900, 50, 46, 2000, 2100].into_iter().enumerate() {
+            push(&mut block, &device, &vec![index as u8 + 1; len]);
+            at += len as u64;
+            ends.push(at);
+            let whole = ends.iter().rev().find(|&&end| end <= page_floor(at)).copied().unwrap_or(0);
+            assert_eq!(block.whole_boundary, LogOffset(whole), "after {len} bytes");
+        }
+        let end = block.end();
+        let mut next = block.carry(&*device).expect("8,196 bytes");
+        assert_eq!((block.end(), block.boundary()), (LogOffset(8192), LogOffset(6096)));
+        assert_eq!((next.base(), next.end(), next.boundary()), (LogOffset(8192), end, end));
+        assert!(!next.repeats_page(), "nothing is written twice");
+        let (_, bytes) = block.into_write(&*device, codec(), 1, LogOffset(0));
+        push(&mut next, &device, &[7; 4092]);
+        assert!(next.carry(&*device).is_none(), "it ends on a page boundary");
+        let (_, rest) = next.into_write(&*device, codec(), 1, LogOffset(0));
+        assert_eq!((bytes[8191], &rest[..5]), (6, &[6, 6, 6, 6, 7][..]));
     }
 
     #[test]

@@ -34,10 +34,10 @@ pub struct Options {
     pub max_record_bytes: u32,
     /// Block writes in flight. Default: 8. At least 1, at most 1024.
     pub io_depth: usize,
-    /// Block writes per second; `None` (default) is no limit. At least 1. Unused quota up to a tenth of a second's
-    /// worth is spent without waiting.
+    /// Writes per second; `None` (default) is no limit. At least 1. One of more than 256 KiB counts as several, as cloud disks count them;
+    /// header writes count but are never delayed. Unused quota up to a tenth of a second's worth is spent without waiting.
     pub iops: Option<u32>,
-    /// Bytes of block writes per second; `None` (default) is no limit. At least 4 KiB. Bursts as for `iops`.
+    /// Bytes of writes per second; `None` (default) is no limit. At least 4 KiB. Bursts as for `iops`.
     pub bandwidth_bytes_per_second: Option<u64>,
 }
 

@@ -3,6 +3,8 @@
 //! One short mutex guards the state. It is never held while the device or a waker is called: both may run foreign code,
 //! and the simulated disk completes requests on the submitting thread.
 
+mod group;
+
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -12,11 +14,11 @@ use alluvium_device::{AlignedBuf, DeviceError, Request, SharedDevice};
 use bytes::Bytes;
 use parking_lot::Mutex;
 
-use crate::block::{Block, Piece, Tail};
+use crate::block::{Block, Tail};
 use crate::header;
-use crate::layout::{HEADER_SLOT_AT, HEADER_SLOT_BYTES, LogOffset, RECORD_HEADER_BYTES, Ring};
+use crate::layout::{HEADER_SLOT_AT, HEADER_SLOT_BYTES, LogOffset, Ring};
 use crate::limit::{Alarm, Limiter};
-use crate::record::{Codec, Kind, RecordHeader};
+use crate::record::Codec;
 use crate::report::HeaderInfo;
 use crate::wait::{Source, Wait, Watermark};
 use crate::window::{Cursors, WindowSize};
@@ -100,20 +102,6 @@ struct Flight {
     /// Requests not completed yet: one, or two at the end of the ring.
     pending: usize,
 }
-
-/// From this length on, a body is referred to, not copied at once.
-const SHARED_BYTES: usize = 32 * 1024;
-
-/// A record on its way into blocks.
-struct Placing {
-    offset: LogOffset,
-    end: LogOffset,
-    /// A block may be larger than its size where that completes the record.
-    complete: bool,
-}
-
-/// Blocks that are not full go while fewer writes than this are in flight.
-const EARLY_WRITES: usize = 2;
 
 /// A block that is to go, and what its padding says to be durable.
 struct BlockWrite {
@@ -508,194 +496,6 @@ impl Shared {
 }
 
 impl State {
-    /// Put a record at the end of the log, or change nothing.
-    fn append(
-        &mut self,
-        shared: &Shared,
-        payload_len: u32,
-        payload_crc: u32,
-        head: &[&[u8]],
-        body: &Bytes,
-    ) -> Result<(LogOffset, LogOffset), AppendError> {
-        let record_bytes = RECORD_HEADER_BYTES as u64 + u64::from(payload_len);
-        let offset = self.cursors.appended();
-        let end = LogOffset(offset.0 + record_bytes);
-        if let Err(refused) = self.cursors.admit(end) {
-            let fits = match refused {
-                AppendError::WindowFull { needed_bytes, .. } => {
-                    self.window.refused(&mut self.cursors, needed_bytes)
-                }
-                _ => false,
-            };
-            if !fits {
-                return Err(refused);
-            }
-        }
-        let header = shared.codec.encode(&RecordHeader {
-            kind: Kind::Data,
-            payload_len,
-            offset,
-            epoch: shared.epoch,
-            proof: self.cursors.durable(),
-            payload_crc,
-        });
-        let record = Placing {
-            offset,
-            end,
-            // With others before it there is no hurry, and blocks of the same size are the best that there is.
-            complete: self.sealed.is_empty() && self.flights.len() < shared.options.io_depth,
-        };
-        let mut at = offset;
-        if body.len() >= SHARED_BYTES {
-            let head = [&[&header[..]], head].concat().concat();
-            at = self.put(shared, &record, at, Piece::Shared(&head.into()));
-            at = self.put(shared, &record, at, Piece::Shared(body));
-        } else {
-            for piece in std::iter::once(&&header[..]).chain(head).chain([&&body[..]]) {
-                at = self.put(shared, &record, at, Piece::Copied(piece));
-            }
-        }
-        assert_eq!(at, end, "the record's place in the log");
-        self.window.appended(&self.cursors);
-        self.counters.records += 1;
-        self.counters.payload_bytes += u64::from(payload_len);
-        Ok((offset, end))
-    }
-
-    /// Put a piece of a record at `at`, into as many blocks as it takes. Returns where it ends.
-    fn put(
-        &mut self,
-        shared: &Shared,
-        record: &Placing,
-        mut at: LogOffset,
-        piece: Piece<'_>,
-    ) -> LogOffset {
-        let (device, len) = (&*shared.device, piece.bytes().len());
-        let mut done = 0;
-        while done < len {
-            let block = self.current.get_or_insert_with(|| {
-                Block::open(device, shared.options.block_bytes, at, record.offset, &self.tail)
-            });
-            let room = block.room(record.end.0 - at.0, record.complete) as usize;
-            let next = len.min(done + room);
-            block.push(device, piece, done..next);
-            at.0 += (next - done) as u64;
-            done = next;
-            let rest = record.end.0 - at.0;
-            if rest == 0 {
-                block.end_record();
-                self.cursors.append(record.end);
-            }
-            if block.is_full() && (rest == 0 || block.room(rest, record.complete) == 0) {
-                self.seal();
-            }
-        }
-        at
-    }
-
-    /// Close the current block. If it is not full to the page, then with a padding, so that the next one need not wait for it.
-    fn seal(&mut self) {
-        let Some(mut block) = self.current.take() else { return };
-        let padding = block.pad();
-        if padding > 0 {
-            self.cursors.append(block.end());
-            self.counters.padding_bytes += padding;
-        }
-        self.sealed.push_back(block);
-    }
-
-    /// The block that goes to the device next, if one can.
-    ///
-    /// Group commit, and no timer in it: what is appended while writes are in flight goes with the next one.
-    /// - A full block goes as soon as a slot is free. Full ones tile the log whatever the records are.
-    /// - One that is at least a quarter full goes while fewer than two writes are in flight. It is padded, which costs at
-    ///   most 6% of it, because two writes to one page must not be in flight together.
-    /// - A smaller one goes when nothing is in flight, so that a lone record does not wait. It is cut where it ends, and the
-    ///   next block goes on in its last page: small records at a low rate take the space of records, not of pages.
-    ///
-    /// So small blocks never take the slots of full ones, and as the device slows down blocks grow by themselves. Two is
-    /// measured: as good as one at 1 KiB and 1,024 outstanding, better at 64 KiB and 64 outstanding, while with six
-    /// the same load goes in more and smaller writes and comes out about a tenth slower in all of these.
-    fn next_write(&mut self, shared: &Shared) -> Option<BlockWrite> {
-        if self.flights.len() >= shared.options.io_depth || shared.marks.stopped.get().is_some() {
-            return None;
-        }
-        let idle = self.flights.is_empty();
-        let small = |block: &Block| block.new_bytes() < u64::from(shared.options.block_bytes) / 4;
-        let block = match (self.sealed.front(), &self.current) {
-            (Some(block), _) => block,
-            (None, Some(block)) if idle || (!small(block) && self.flights.len() < EARLY_WRITES) => {
-                block
-            }
-            (None, _) => return None,
-        };
-        // A first page that is the last page of the block before: that one has to be durable.
-        if block.repeats_page() && !idle {
-            return None;
-        }
-        let cut = self.sealed.is_empty() && small(block);
-        let bytes = block.write_bytes();
-        if self.throttled(shared, bytes) {
-            return None;
-        }
-        let block = if cut {
-            let mut block = self.current.take().expect("there is no other block");
-            block.cut(&*shared.device, &mut self.tail);
-            block
-        } else {
-            if self.sealed.is_empty() {
-                self.seal();
-            }
-            self.sealed.pop_front().expect("just looked at, or sealed")
-        };
-        let (end, boundary, bytes) = (block.end(), block.boundary(), block.write_bytes());
-        self.cursors.submit(end);
-        let pending = shared.ring.pieces(block.base(), bytes).count();
-        let flight = self.first_flight + self.flights.len() as u64;
-        self.flights.push_back(Flight { boundary, bytes, pending });
-        Some(BlockWrite { flight, block, durable: self.cursors.durable() })
-    }
-
-    /// Whether a limit forbids a write of `bytes` now; then the alarm is set.
-    fn throttled(&mut self, shared: &Shared, bytes: u64) -> bool {
-        let Some(limiter) = &mut self.limiter else { return false };
-        let now = shared.started.elapsed();
-        if now < self.throttled_until {
-            return true;
-        }
-        match limiter.take(now, bytes) {
-            Ok(()) => false,
-            Err(wait) => {
-                self.throttled_until = now + wait;
-                let alarm = shared.alarm.get().expect("started with the limiter");
-                alarm.set(shared.started + self.throttled_until);
-                true
-            }
-        }
-    }
-
-    /// A request of `flight` has completed. Returns the new durable offset if it moved, and the count of moves.
-    fn landed(&mut self, flight: u64) -> Option<(LogOffset, u64)> {
-        let index = usize::try_from(flight - self.first_flight).expect("few are in flight");
-        self.flights[index].pending -= 1;
-        self.counters.requests += 1;
-        let mut durable = None;
-        while let Some(first) = self.flights.front()
-            && first.pending == 0
-        {
-            durable = Some(first.boundary);
-            self.counters.block_writes += 1;
-            self.counters.device_bytes += first.bytes;
-            self.flights.pop_front();
-            self.first_flight += 1;
-        }
-        // In the middle of a large record nothing becomes durable.
-        let durable = durable.filter(|durable| *durable > self.cursors.durable())?;
-        self.cursors.complete(durable);
-        self.counters.moves += 1;
-        Some((durable, self.counters.moves))
-    }
-
     /// The first write of a header change, if one is wanted and none is on its way.
     fn next_header(&mut self) -> Option<HeaderWrite> {
         let headers = &mut self.headers;
@@ -704,6 +504,10 @@ impl State {
             return None;
         }
         headers.writing = Writing::FirstSlot;
+        if let Some(limiter) = &mut self.limiter {
+            // A header is written without delay, twice, each time after a look at both slots.
+            (0..6).for_each(|_| limiter.charge(HEADER_SLOT_BYTES));
+        }
         let header = HeaderInfo {
             trim: headers.wanted,
             window_bytes: self.window.begin_change(&self.cursors),

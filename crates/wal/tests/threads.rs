@@ -18,7 +18,12 @@ fn open_file(path: &std::path::Path, engine: Engine) -> SharedDevice {
 /// not trimmed.
 #[test]
 fn writers_and_a_trimmer_share_a_small_ring() {
-    for engine in [Engine::Threads, Engine::Auto] {
+    // With the limits, which are too low for the load: quota saved up, then short, bytes before writes.
+    let limits = [(None, None), (Some(20_000), Some(16 << 20))];
+    for (engine, (iops, bandwidth_bytes_per_second)) in [Engine::Threads, Engine::Auto]
+        .into_iter()
+        .flat_map(|engine| limits.map(|limit| (engine, limit)))
+    {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("wal");
         let device = open_file(&path, engine);
@@ -27,6 +32,8 @@ fn writers_and_a_trimmer_share_a_small_ring() {
             window_bytes: 256 * 1024,
             block_bytes: 32 * 1024,
             max_record_bytes: 64 * 1024,
+            iops,
+            bandwidth_bytes_per_second,
             ..Options::default()
         };
         let (wal, _) = Wal::open(device, &options, None, &mut |_| Ok(())).unwrap();
