@@ -22,7 +22,8 @@ pub use redb::RedbCatalog;
 /// One change; [`Catalog::commit`] applies a list of them in order, atomically.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// A new stream. Its id must come from [`crate::Store::new_stream_ids`].
+    /// A new stream. Its id must come from [`crate::Store::new_stream_ids`] in this run, and serves for one stream only: batches of a
+    /// stream that was deleted may still be in the WAL.
     CreateStream {
         /// Id.
         id: StreamId,

@@ -14,6 +14,7 @@ use crate::catalog::{CatalogError, Change, ObjectInfo, ObjectRange, Uploaded};
 use crate::store::{Shared, StoreError};
 use crate::tail::{Range, StreamState, Tail, UploadedPart};
 use crate::types::{ObjectId, StreamId, StreamOffset};
+use crate::wake;
 
 /// A stream's part of an upload, ready to be committed.
 pub(crate) struct UploadPart {
@@ -73,7 +74,9 @@ impl Shared {
             // First here: ids of which nobody knows whether they were handed out are not handed out.
             shared.ids.next_stream.store(next, Ordering::Relaxed);
             shared.write_catalog(vec![Change::NextStreamId(StreamId(next))]).await?;
-            Ok((first..next).map(StreamId).collect())
+            let ids: Vec<_> = (first..next).map(StreamId).collect();
+            shared.ids.fresh_streams.lock().extend(&ids);
+            Ok(ids)
         })
         .await
     }
@@ -117,10 +120,7 @@ impl Shared {
         for change in changes {
             let (id, to) = match change {
                 Change::CreateStream { id, kind } => {
-                    if id.0 >= self.ids.next_stream.load(Ordering::Relaxed)
-                        || self.streams.read().contains_key(id)
-                        || !touched.insert(*id)
-                    {
+                    if !self.ids.fresh_streams.lock().contains(id) || !touched.insert(*id) {
                         return invalid(format!("stream id {id} is not a fresh one"));
                     }
                     if *kind > crate::types::KIND_STATE {
@@ -160,17 +160,14 @@ impl Shared {
     fn apply(&self, change: Change) {
         match change {
             Change::CreateStream { id, kind } => {
+                self.ids.fresh_streams.lock().remove(&id);
                 let stream = StreamState::new(id, kind, Tail::default());
                 self.streams.write().insert(id, Arc::new(stream));
             }
             Change::DeleteStream(id) => {
                 let Some(stream) = self.streams.write().remove(&id) else { return };
-                let (released, gone) = {
-                    let mut tail = stream.tail.lock();
-                    let deleted = tail.delete();
-                    tail.wake_watchers();
-                    deleted
-                };
+                let (released, gone) = stream.tail.lock().delete();
+                wake::notify(&stream.watchers());
                 self.cache.release(released);
                 self.cache.withdraw(&stream);
                 self.drop_ranges(&gone);
@@ -196,12 +193,7 @@ impl Shared {
     fn drop_ranges(&self, gone: &[Range]) {
         let mut table = self.object_table.lock();
         for range in gone {
-            let id = range.object.id;
-            let (_, live) = table.live.get_mut(&id).expect("an object with a range is live");
-            *live -= 1;
-            if *live == 0 {
-                table.live.remove(&id);
-                table.retired.insert(id, range.object.clone());
+            if table.release(range.object.id) {
                 self.retired.notify_one();
             }
         }
@@ -262,7 +254,7 @@ impl Shared {
             changes.push(Change::LogUploaded(cut));
             shared.write_catalog(changes).await?;
             if let Some(object) = &object {
-                shared.object_table.lock().live.insert(object.id, (object.clone(), live));
+                shared.object_table.lock().insert(object.clone(), live);
                 shared.numbers.uploaded_bytes.fetch_add(object.size_bytes, Ordering::Relaxed);
             }
             shared.numbers.uploads.fetch_add(1, Ordering::Relaxed);

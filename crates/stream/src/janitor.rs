@@ -1,6 +1,6 @@
 //! Deleting objects that nobody needs: retired ones, to which no range refers any more, and orphans of uploads that were cut short.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime};
@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 use futures::TryStreamExt;
 use tokio::time::Instant;
 
-use crate::objects::ObjectError;
+use crate::objects::{ObjectError, within};
 use crate::store::{Shared, StoreError};
 use crate::upload::{backoff, object_prefix};
 
@@ -17,37 +17,47 @@ const GROUP: usize = 100;
 /// The longest wait before what has failed is tried again.
 const RETRY_MAX: Duration = Duration::from_secs(60 * 60);
 
+/// When something is to be done next.
+struct Schedule {
+    at: Instant,
+    failures: u32,
+}
+
+impl Schedule {
+    /// It was done just now.
+    fn done(&mut self, shared: &Shared, result: Result<(), ObjectError>) {
+        let Err(error) = result else {
+            *self = Self { at: Instant::now() + shared.options.orphan_age, failures: 0 };
+            return;
+        };
+        shared.numbers.clean_up_failures.fetch_add(1, Ordering::Relaxed);
+        let wait = backoff(shared.options.retry_initial, RETRY_MAX, self.failures);
+        tracing::warn!("can not clean up the object store, next try in {wait:?}: {error}");
+        *self = Self { at: Instant::now() + wait, failures: self.failures.saturating_add(1) };
+    }
+}
+
 /// The janitor task: retired objects when there are any, orphans at the start and whenever a next one may have become old enough. What
 /// fails is tried again.
 ///
 /// Not `complete`: recovery has found that something is lost. An upload that was not committed may have written what the WAL has lost
 /// since, so that an orphan is all that is left of it; orphans are counted and kept then.
 pub(crate) async fn run(shared: Arc<Shared>, complete: bool) {
-    let mut look_at = Instant::now();
-    let mut failures = 0;
+    let mut orphans = Schedule { at: Instant::now(), failures: 0 };
+    let mut retired = Schedule { at: Instant::now(), failures: 0 };
     loop {
-        let mut result = Ok(());
-        if look_at <= Instant::now() {
-            result = clean_orphans(&shared, complete).await;
-            if result.is_ok() {
-                look_at = Instant::now() + shared.options.orphan_age;
+        tokio::select! {
+            () = tokio::time::sleep_until(retired.at) => {}
+            // While deletions fail, further ones wait with them.
+            () = shared.retired.notified(), if retired.failures == 0 => {}
+            () = tokio::time::sleep_until(orphans.at) => {
+                orphans.done(&shared, clean_orphans(&shared, complete).await);
+                continue;
             }
         }
-        let Ok(retired) = delete_retired(&shared).await else {
-            return; // the store has halted, and says why
-        };
-        if let Err(error) = result.and(retired) {
-            shared.numbers.clean_up_failures.fetch_add(1, Ordering::Relaxed);
-            let wait = backoff(shared.options.retry_initial, RETRY_MAX, failures);
-            failures += 1;
-            tracing::warn!("can not clean up the object store, next try in {wait:?}: {error}");
-            tokio::time::sleep(wait).await;
-            continue;
-        }
-        failures = 0;
-        tokio::select! {
-            () = shared.retired.notified() => {}
-            () = tokio::time::sleep_until(look_at) => {}
+        match delete_retired(&shared).await {
+            Ok(result) => retired.done(&shared, result),
+            Err(_) => return, // the store has halted, and says why
         }
     }
 }
@@ -79,21 +89,15 @@ async fn clean_orphans(shared: &Shared, delete: bool) -> Result<(), ObjectError>
     let Some(oldest) = SystemTime::now().checked_sub(shared.options.orphan_age) else {
         return Ok(()); // nothing can be that old
     };
-    let failed = |error| ObjectError::store(&prefix, error);
     let mut listing = shared.objects.store().list(Some(&prefix.as_str().into()));
     let mut orphans = BTreeSet::new();
-    while let Some(object) = listing.try_next().await.map_err(failed)? {
-        if SystemTime::from(object.last_modified) < oldest {
-            orphans.insert(object.location.to_string());
+    while let Some(object) = within(&prefix, listing.try_next()).await? {
+        let name = object.location.to_string();
+        // Judged after it was listed: what was on its way then is so still, or is in the catalog.
+        let is_old = SystemTime::from(object.last_modified) < oldest;
+        if is_old && !shared.object_table.lock().knows(&name) {
+            orphans.insert(name);
         }
-    }
-    // After the listing, and all in one look: what was listed while it was uploaded is either still on its way or in the catalog.
-    {
-        let table = shared.object_table.lock();
-        let infos = table.live.values().map(|(info, _)| info).chain(table.retired.values());
-        let known: HashSet<&String> =
-            infos.map(|info| &info.name).chain(&table.uploading).collect();
-        orphans.retain(|name| !known.contains(name));
     }
     shared.numbers.orphans.store(orphans.len(), Ordering::Relaxed);
     if !delete {

@@ -1,7 +1,9 @@
 //! The object store: writing objects in bounded memory, reading them with verification and a small cache.
 
+use std::future::Future;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use object_store::local::LocalFileSystem;
@@ -19,6 +21,9 @@ const PART_BYTES: usize = 8 << 20;
 const PARTS_IN_FLIGHT: usize = 4;
 /// One GET fetches neighbouring blocks up to this size.
 const READ_BYTES: u64 = 8 << 20;
+
+/// A request that makes no progress for so long has failed: the longest that flushing a large object to a slow disk may take.
+const STALL: Duration = Duration::from_secs(300);
 
 /// An object could not be written, read or deleted.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -42,7 +47,7 @@ pub enum ObjectError {
 }
 
 impl ObjectError {
-    pub(crate) fn store(name: &str, source: object_store::Error) -> Self {
+    fn store(name: &str, source: object_store::Error) -> Self {
         Self::Store { name: name.into(), source: Arc::new(source) }
     }
 
@@ -53,6 +58,19 @@ impl ObjectError {
     pub(crate) fn is_not_found(&self) -> bool {
         matches!(self, Self::Store { source, .. } if matches!(**source, object_store::Error::NotFound { .. }))
     }
+}
+
+/// The answer to a request about `name`, or an error if it does not come.
+pub(crate) async fn within<T>(
+    name: &str,
+    request: impl Future<Output = object_store::Result<T>>,
+) -> Result<T, ObjectError> {
+    let stalled = |_| object_store::Error::Generic {
+        store: "object store",
+        source: format!("no answer for {STALL:?}").into(),
+    };
+    let answer = tokio::time::timeout(STALL, request).await.map_err(stalled);
+    answer.and_then(|answer| answer).map_err(|error| ObjectError::store(name, error))
 }
 
 /// A local directory as an object store, created if it is not there. Its writes are on stable storage when they
@@ -114,9 +132,9 @@ impl Objects {
 
     /// Delete an object; one that is not there counts as deleted.
     pub(crate) async fn delete(&self, name: &str) -> Result<(), ObjectError> {
-        match self.store.delete(&name.into()).await {
-            Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
-            Err(error) => Err(ObjectError::store(name, error)),
+        match within(name, self.store.delete(&name.into())).await {
+            Err(error) if !error.is_not_found() => Err(error),
+            _ => Ok(()),
         }
     }
 
@@ -254,10 +272,7 @@ impl Objects {
             return Ok(Bytes::new());
         }
         let path = object.name.as_str().into();
-        self.store
-            .get_range(&path, range)
-            .await
-            .map_err(|error| ObjectError::store(&object.name, error))
+        within(&object.name, self.store.get_range(&path, range)).await
     }
 }
 
@@ -328,18 +343,14 @@ impl<'a> Writer<'a> {
 
     pub(crate) async fn write(&mut self, piece: Bytes) -> Result<(), ObjectError> {
         if let Some(large) = &mut self.large {
-            large
-                .wait_for_capacity(PARTS_IN_FLIGHT)
-                .await
-                .map_err(|error| ObjectError::store(self.name, error))?;
+            within(self.name, large.wait_for_capacity(PARTS_IN_FLIGHT)).await?;
             large.put(piece);
             return Ok(());
         }
         self.small_bytes += piece.len();
         self.small.push(piece);
         if self.small_bytes > PART_BYTES {
-            let upload = self.store.put_multipart(&self.name.into()).await;
-            let upload = upload.map_err(|error| ObjectError::store(self.name, error))?;
+            let upload = within(self.name, self.store.put_multipart(&self.name.into())).await?;
             let large = self.large.insert(WriteMultipart::new_with_chunk_size(upload, PART_BYTES));
             self.small.drain(..).for_each(|piece| large.put(piece));
         }
@@ -349,23 +360,25 @@ impl<'a> Writer<'a> {
     /// The object is complete and durable when this succeeds. After an error, here or in [`Self::write`], there may be an
     /// object or parts of one, and [`Self::abort`] should be tried.
     pub(crate) async fn finish(&mut self) -> Result<(), ObjectError> {
+        let (store, name) = (self.store, self.name);
         let result = match self.large.take() {
-            Some(large) => large.finish().await,
+            Some(large) => within(name, large.finish()).await,
             None => {
-                self.store.put(&self.name.into(), PutPayload::from_iter(self.small.drain(..))).await
+                let payload = PutPayload::from_iter(self.small.drain(..));
+                within(name, store.put(&name.into(), payload)).await
             }
         };
-        result.map(drop).map_err(|error| ObjectError::store(self.name, error))
+        result.map(drop)
     }
 
     /// Give up: remove what was written, as far as the object store lets us.
     pub(crate) async fn abort(self) -> Result<(), ObjectError> {
         if let Some(large) = self.large {
-            large.abort().await.map_err(|error| ObjectError::store(self.name, error))?;
+            within(self.name, large.abort()).await?;
         }
-        match self.store.delete(&self.name.into()).await {
-            Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
-            Err(error) => Err(ObjectError::store(self.name, error)),
+        match within(self.name, self.store.delete(&self.name.into())).await {
+            Err(error) if !error.is_not_found() => Err(error),
+            _ => Ok(()),
         }
     }
 }

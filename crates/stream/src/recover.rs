@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use alluvium_device::SharedDevice;
 use alluvium_wal::{LogOffset, Record, RecoveryReport, Wal};
 use bytes::Bytes;
+use parking_lot::Mutex;
 
 use crate::cache::LogCache;
 use crate::catalog::{Catalog, Change, ObjectInfo, Snapshot, StreamRow};
@@ -137,12 +138,14 @@ pub(crate) fn recover(
 
     let ids = Ids {
         next_stream: snapshot.next_stream_id.into(),
+        fresh_streams: Mutex::default(),
         next_object: snapshot.next_object_id.into(),
     };
     let bound = snapshot.wal_id.is_some();
     let mut replay = Replay::new(snapshot, LogCache::new(options.cache_bytes))?;
     let mut visit = |record: Record| replay.visit(&record).map_err(Into::into);
     let (wal, report) = Wal::open(device, wal_options, progress, &mut visit).map_err(open_error)?;
+    replay.skip_trimmed();
     if !bound {
         catalog.commit(&[Change::BindWal(report.wal_id)])?;
     }
@@ -166,11 +169,9 @@ pub(crate) fn recover(
             lost.end
         );
     }
-    let streams = replay.streams.into_iter().map(|(id, (kind, mut tail))| {
-        // The end of the log may be lost, or the log empty: offsets that were trimmed are not handed out again.
-        tail.next = tail.next.max(tail.start);
-        (id, Arc::new(StreamState::new(id, kind, tail)))
-    });
+    let streams = replay.streams.into_iter();
+    let streams =
+        streams.map(|(id, (kind, tail))| (id, Arc::new(StreamState::new(id, kind, tail))));
     let streams: HashMap<_, _> = streams.collect();
     let recovery = Recovery {
         wal: report,
@@ -213,7 +214,7 @@ impl Replay {
     fn new(snapshot: Snapshot, cache: LogCache) -> Result<Self, StoreError> {
         let infos: HashMap<ObjectId, Arc<ObjectInfo>> =
             snapshot.objects.into_iter().map(|(id, info)| (id, Arc::new(info))).collect();
-        let mut objects = ObjectTable::default();
+        let mut used: HashMap<ObjectId, u64> = HashMap::new();
         let mut streams = HashMap::with_capacity(snapshot.streams.len());
         for (id, StreamRow { kind, start, uploaded_end, checkpoint, ranges }) in snapshot.streams {
             let mut restored = VecDeque::with_capacity(ranges.len());
@@ -225,7 +226,7 @@ impl Replay {
                     );
                     return Err(StoreError::Failed(reason));
                 };
-                objects.live.entry(range.object).or_insert_with(|| (object.clone(), 0)).1 += 1;
+                *used.entry(range.object).or_default() += 1;
                 restored.push_back(tail::Range {
                     object: object.clone(),
                     start: range.start,
@@ -236,8 +237,10 @@ impl Replay {
             }
             streams.insert(id, (kind, Tail::restored(start, uploaded_end, checkpoint, restored)));
         }
-        let unused = infos.into_iter().filter(|(id, _)| !objects.live.contains_key(id));
-        objects.retired = unused.collect();
+        let mut objects = ObjectTable::default();
+        for (id, info) in infos {
+            objects.insert(info, used.get(&id).copied().unwrap_or(0));
+        }
         Ok(Self {
             next_stream_id: snapshot.next_stream_id,
             streams,
@@ -250,6 +253,18 @@ impl Replay {
             skipped_deleted: 0,
             gaps: Vec::new(),
         })
+    }
+
+    /// After the last record. A stream that was trimmed further than the log goes has lost what was trimmed, before it was folded
+    /// into the checkpoint; these offsets are not handed out again.
+    fn skip_trimmed(&mut self) {
+        for (id, (_, tail)) in &mut self.streams {
+            if tail.next < tail.start {
+                self.gaps.push(Gap { stream: *id, lost: tail.next..tail.start });
+                tail.next = tail.start;
+            }
+        }
+        self.gaps.sort_by_key(|gap| (gap.stream, gap.lost.start));
     }
 
     /// | the record's stream and offsets | is |

@@ -1,6 +1,6 @@
 //! The store: all streams of one WAL.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -127,7 +127,7 @@ pub struct Stats {
     pub wal: alluvium_wal::Stats,
 }
 
-/// Objects can not be written now; it is tried again. Until that succeeds the WAL fills up, and in the end appends find no room.
+/// Objects can not be written now, or there is no answer for 5 min; it is tried again. Until that succeeds the WAL fills up, and in the end appends find no room.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UploadFailing {
     /// Time since the first failure in a row.
@@ -208,6 +208,8 @@ pub(crate) struct Shared {
 pub(crate) struct Ids {
     /// Changed under [`Shared::committing`].
     pub(crate) next_stream: AtomicU64,
+    /// Handed out in this run, and not used yet. Others may have batches in the WAL.
+    pub(crate) fresh_streams: Mutex<HashSet<StreamId>>,
     pub(crate) next_object: AtomicU64,
 }
 
@@ -215,11 +217,47 @@ pub(crate) struct Ids {
 #[derive(Default)]
 pub(crate) struct ObjectTable {
     /// In use, with the number of streams that have a range there; never 0.
-    pub(crate) live: HashMap<ObjectId, (Arc<ObjectInfo>, u64)>,
+    live: HashMap<ObjectId, (Arc<ObjectInfo>, u64)>,
+    /// Size of the live ones.
+    live_bytes: u64,
     /// To be deleted.
     pub(crate) retired: BTreeMap<ObjectId, Arc<ObjectInfo>>,
     /// The name of the object that is being written, until it is live or given up.
     pub(crate) uploading: Option<String>,
+}
+
+impl ObjectTable {
+    /// `streams` streams have a range in `object`; without any it is retired.
+    pub(crate) fn insert(&mut self, object: Arc<ObjectInfo>, streams: u64) {
+        if streams == 0 {
+            self.retired.insert(object.id, object);
+        } else {
+            self.live_bytes += object.size_bytes;
+            self.live.insert(object.id, (object, streams));
+        }
+    }
+
+    /// A stream's range in a live object is gone. True if that was the last one, and the object is retired now.
+    pub(crate) fn release(&mut self, id: ObjectId) -> bool {
+        let (object, streams) = self.live.get_mut(&id).expect("an object with a range is live");
+        *streams -= 1;
+        if *streams > 0 {
+            return false;
+        }
+        self.live_bytes -= object.size_bytes;
+        let (object, _) = self.live.remove(&id).expect("it was there just now");
+        self.retired.insert(id, object);
+        true
+    }
+
+    /// Whether an object of this name is in the catalog or on its way there.
+    pub(crate) fn knows(&self, name: &str) -> bool {
+        let known = |id: ObjectId| {
+            let object = self.live.get(&id).map(|(object, _)| object);
+            object.or_else(|| self.retired.get(&id)).is_some_and(|object| object.name == name)
+        };
+        upload::object_id(name).is_some_and(known) || self.uploading.as_deref() == Some(name)
+    }
 }
 
 /// How appends ask for an upload.
@@ -290,6 +328,8 @@ impl Store {
     /// Nothing of the object store is needed for it, so an object store that is down delays nothing. `catalog` is bound to
     /// the WAL at the first open and refused with another one afterwards, and so is a copy of it that is older than the WAL's last
     /// trim. `progress` is told how far recovery is.
+    ///
+    /// Dropping the future does not stop a recovery that has begun: the device is in use until it ends.
     pub async fn open(
         device: SharedDevice,
         wal_options: alluvium_wal::Options,
@@ -349,7 +389,8 @@ impl Store {
         Ok(Opened { store, recovery: recovered.recovery })
     }
 
-    /// Fresh ids, never handed out before, also not in an earlier life.
+    /// Fresh ids, never handed out before, also not in an earlier life. Each serves for one stream, which is to be created before the
+    /// store is closed.
     pub async fn new_stream_ids(&self, count: u32) -> Result<Vec<StreamId>, StoreError> {
         self.shared.new_stream_ids(count).await
     }
@@ -384,7 +425,8 @@ impl Store {
     }
 
     /// Resolves when space may have become free since the last append that found none, or the store has failed or closed. Used
-    /// after [`crate::AppendError::Full`]: await it, then try again; an event between the two is not lost.
+    /// after [`crate::AppendError::Full`]: await it, then try again; an event between the two is not lost. There is no order among
+    /// those who wait: a batch that needs much room at once may have to try again while small ones take it.
     pub async fn room(&self) {
         self.shared.room.wait().await;
     }
@@ -423,8 +465,7 @@ impl Store {
         let shared = &*self.shared;
         let (objects, object_bytes, retired_objects) = {
             let table = shared.object_table.lock();
-            let bytes = table.live.values().map(|(info, _)| info.size_bytes).sum();
-            (table.live.len(), bytes, table.retired.len())
+            (table.live.len(), table.live_bytes, table.retired.len())
         };
         Stats {
             streams: shared.streams.read().len(),
@@ -464,25 +505,28 @@ impl Store {
         Ok(())
     }
 
-    /// Stop the background work and close the WAL cleanly. What is not uploaded stays in the WAL for the next start.
+    /// Stop the background work and close the WAL cleanly. What is not uploaded stays in the WAL for the next start. Dropping the
+    /// future does not stop what has begun.
     pub async fn close(self) -> Result<(), StoreError> {
-        let shared = self.shared.clone();
-        let handles = std::mem::take(&mut *self.tasks.handles.lock());
-        for handle in &handles {
-            handle.abort();
-        }
-        for handle in handles {
-            // It was cancelled, or has ended with a failure that everybody knows.
-            let _ = handle.await;
-        }
-        shared.halt(StoreError::Closed);
-        // Commits run in tasks of their own. Whoever begins after this sees the halt; wait for the one that has begun before.
-        drop(shared.committing.lock().await);
-        let wal = shared.wal.clone();
-        tokio::task::spawn_blocking(move || wal.close())
-            .await
-            .map_err(|error| StoreError::Failed(error.to_string()))??;
-        Ok(())
+        // At once, so that nobody waits for what will not come.
+        self.shared.halt(StoreError::Closed);
+        let (shared, tasks) = (self.shared.clone(), self.tasks.clone());
+        let closing = tokio::spawn(async move {
+            let handles = std::mem::take(&mut *tasks.handles.lock());
+            for handle in &handles {
+                handle.abort();
+            }
+            for handle in handles {
+                // It was cancelled, or has ended with a failure that everybody knows.
+                let _ = handle.await;
+            }
+            // Commits run in tasks of their own. Whoever begins now sees the halt; wait for the one that has begun before.
+            drop(shared.committing.lock().await);
+            let wal = shared.wal.clone();
+            let closed = tokio::task::spawn_blocking(move || wal.close()).await;
+            closed.map_err(|error| StoreError::Failed(error.to_string()))?.map_err(StoreError::Wal)
+        });
+        closing.await.map_err(|error| StoreError::Failed(error.to_string()))?
     }
 }
 
@@ -505,8 +549,9 @@ impl Shared {
         }
         self.failed.notify_waiters();
         self.room.open_for_ever();
-        for stream in self.streams.read().values() {
-            stream.tail.lock().wake_watchers();
+        let streams: Vec<_> = self.streams.read().values().cloned().collect();
+        for stream in streams {
+            wake::notify(&stream.watchers());
         }
     }
 

@@ -360,15 +360,16 @@ impl Tail {
         self.shrink();
         freed
     }
-
-    pub(crate) fn wake_watchers(&self) {
-        self.watchers.iter().for_each(|watcher| watcher.notify_one());
-    }
 }
 
 impl StreamState {
     pub(crate) fn new(id: StreamId, kind: u8, tail: Tail) -> Self {
         Self { id, kind, tail: Mutex::new(tail) }
+    }
+
+    /// Whom to notify, when no lock is held any more: wakers are foreign code.
+    pub(crate) fn watchers(&self) -> Vec<Arc<Notify>> {
+        self.tail.lock().watchers.clone()
     }
 
     /// Whether the stream is kept as its checkpoint alone.

@@ -24,7 +24,7 @@ use crate::object::{BLOCK_TARGET_BYTES, Encoder};
 use crate::objects::{ObjectError, Writer};
 use crate::store::{Shared, StoreError};
 use crate::tail::StreamState;
-use crate::types::{Batch, ObjectId, StreamOffset};
+use crate::types::{Batch, Fold, ObjectId, StreamOffset};
 
 /// Batches that are folded, or taken for writing, at a time: what an upload adds to the memory of the log cache.
 const CHUNK_BATCHES: usize = 16 << 10;
@@ -100,13 +100,13 @@ async fn cycle(shared: &Arc<Shared>) -> Result<(), StoreError> {
         range,
     });
     let used = shared.commit_upload(cut, object.clone(), parts.collect()).await?;
+    shared.wal.trim(..cut).await?;
     if let Some(object) = object.filter(|_| !used)
         && let Err(left) = shared.objects.delete(&object.name).await
     {
         tracing::debug!("could not delete an object that is not needed: {left}");
     }
     shared.object_table.lock().uploading = None;
-    shared.wal.trim(..cut).await?;
     Ok(())
 }
 
@@ -128,22 +128,22 @@ fn plan(shared: &Shared, cut: LogOffset) -> Vec<Part> {
 
 /// The checkpoint of each part's stream at the part's end.
 async fn fold(shared: &Arc<Shared>, parts: &[Part]) -> Result<Vec<Option<Bytes>>, StoreError> {
-    let (shared, parts) = (shared.clone(), parts.to_vec());
-    let fold = move || parts.iter().map(|part| fold_part(&shared, part)).collect();
+    // Not the store: a fold goes on when the store is closed, and must not keep the WAL.
+    let (owner, parts) = (shared.fold.clone(), parts.to_vec());
+    let fold = move || parts.iter().map(|part| fold_part(&*owner, part)).collect();
     tokio::task::spawn_blocking(fold)
         .await
         .map_err(|error| StoreError::Failed(format!("folding a checkpoint: {error}")))
 }
 
-fn fold_part(shared: &Shared, part: &Part) -> Option<Bytes> {
+fn fold_part(fold: &dyn Fold, part: &Part) -> Option<Bytes> {
     let mut checkpoint = part.stream.tail.lock().checkpoint.clone();
     let mut from = part.from;
     loop {
         let batches = part.chunk(from, usize::MAX);
         let Some(last) = batches.last() else { return checkpoint };
         from = last.end();
-        checkpoint = shared
-            .fold
+        checkpoint = fold
             .fold(part.stream.id, part.stream.kind, checkpoint.as_deref(), &batches)
             .map(Bytes::from);
     }
@@ -178,6 +178,12 @@ pub(crate) fn object_prefix(wal_id: Uuid) -> String {
 
 fn object_name(wal_id: Uuid, id: ObjectId, nonce: Uuid) -> String {
     format!("{}/{:016x}-{}", object_prefix(wal_id), id.0, nonce.simple())
+}
+
+/// The number in an object's name.
+pub(crate) fn object_id(name: &str) -> Option<ObjectId> {
+    let (number, _) = name.rsplit_once('/')?.1.split_once('-')?;
+    u64::from_str_radix(number, 16).ok().map(ObjectId)
 }
 
 async fn write(
@@ -295,6 +301,8 @@ mod tests {
             "streams/00000000-0000-0000-0000-000000000001/00000000000000ff-00000000000000000000000000000002"
         );
         assert!(name(9, 9) < name(10, 0));
+        assert_eq!(object_id(&name(255, 2)), Some(ObjectId(255)));
+        assert_eq!((object_id("streams/x"), object_id("streams/x/z-1")), (None, None));
         assert_ne!(name(1, 1), name(1, 2));
     }
 }

@@ -162,14 +162,21 @@ pub(crate) async fn run(shared: Arc<Shared>) {
 fn wake_durable(shared: &Shared) {
     let durable = shared.wal.durable();
     for stream in shared.wakes.take_durable(durable) {
-        let mut tail = stream.tail.lock();
-        tail.wake_watchers();
-        let next = if tail.watchers.is_empty() { None } else { tail.next_durable(durable) };
-        tail.wake_queued = next.is_some();
-        if let Some(next) = next {
-            shared.wakes.queue(next, stream.clone());
+        {
+            let mut tail = stream.tail.lock();
+            let next = if tail.watchers.is_empty() { None } else { tail.next_durable(durable) };
+            tail.wake_queued = next.is_some();
+            if let Some(next) = next {
+                shared.wakes.queue(next, stream.clone());
+            }
         }
+        notify(&stream.watchers());
     }
+}
+
+/// Not to be called with a lock held.
+pub(crate) fn notify(watchers: &[Arc<Notify>]) {
+    watchers.iter().for_each(|watcher| watcher.notify_one());
 }
 
 #[cfg(test)]

@@ -168,6 +168,33 @@ async fn an_object_store_that_is_away_pushes_back_and_loses_nothing() {
     life.close(&mut world).await;
 }
 
+/// No answer is a failure too, only later.
+#[tokio::test]
+async fn an_object_store_that_does_not_answer_is_tried_again() {
+    let mut world = World::new(1 << 20, 1);
+    let life = world.start().await;
+    let stream = life.create_log().await;
+    append(&life.store, &stream, &batch(stream.id(), 0, 1, 100)).await.await.unwrap();
+    let answer = life.objects.answers.lock().await;
+    let flush = tokio::spawn({
+        let store = life.store.clone();
+        async move { store.flush().await }
+    });
+    while names(&world).await.is_empty() {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    tokio::time::pause();
+    tokio::time::advance(Duration::from_secs(301)).await;
+    tokio::time::resume();
+    eventually("the failure is known", || life.store.stats().upload_failing.is_some()).await;
+    let error = life.store.stats().upload_failing.unwrap().error;
+    assert!(error.contains("no answer"), "{error}");
+    drop(answer);
+    flush.await.unwrap().unwrap();
+    drop(stream);
+    life.close(&mut world).await;
+}
+
 #[tokio::test]
 async fn an_upload_happens_by_time_when_there_is_something() {
     let mut world = World::new(1 << 20, 1);

@@ -4,11 +4,14 @@ mod common;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::task::{Context, Wake, Waker};
 use std::time::Duration;
 
 use alluvium_stream::{
-    AppendError, Batch, Change, FetchError, KIND_STATE, Options, StoreError, StreamId, StreamOffset,
+    AppendError, Batch, Change, FetchError, Gap, KIND_STATE, Options, StoreError, Stream, StreamId,
+    StreamOffset,
 };
+use alluvium_wal::LogOffset;
 use common::*;
 use futures::FutureExt;
 use tokio::sync::Notify;
@@ -169,6 +172,49 @@ async fn one_notify_watches_many_streams_through_many_wakes() {
     life.close(&mut world).await;
 }
 
+/// Wakers are foreign code, which may look at the stream.
+#[test]
+fn no_lock_is_held_over_a_waker() {
+    struct Looks(Stream);
+    impl Wake for Looks {
+        fn wake(self: Arc<Self>) {
+            self.0.durable_end();
+        }
+    }
+    let (tell, told) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let mut world = World::new(WAL_BYTES, 1);
+            let life = world.start().await;
+            let stream = life.create_log().await;
+            let waker = Waker::from(Arc::new(Looks(stream.clone())));
+            let notify = Arc::new(Notify::new());
+            let _watch = stream.watch(&notify);
+            let wait = || {
+                let mut notified = Box::pin(notify.notified());
+                assert!(notified.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+                notified
+            };
+            for change in [None, Some(Change::DeleteStream(stream.id()))] {
+                let mut notified = wait();
+                match change {
+                    None => drop(append(&life.store, &stream, &batch(stream.id(), 0, 1, 9)).await),
+                    Some(delete) => life.store.commit(vec![delete]).await.unwrap(),
+                }
+                eventually("it is woken", || (&mut notified).now_or_never().is_some()).await;
+            }
+            let other = life.create_log().await;
+            let _watch = other.watch(&notify);
+            let notified = wait();
+            life.close(&mut world).await;
+            notified.await;
+            tell.send(()).unwrap();
+        });
+    });
+    told.recv_timeout(HANG).expect("a deadlock");
+}
+
 #[tokio::test]
 async fn trimmed_records_are_gone_also_after_a_restart() {
     let mut world = World::new(WAL_BYTES, 1);
@@ -236,6 +282,8 @@ async fn trimmed_offsets_are_not_handed_out_again_even_if_the_log_is_lost() {
 
     let life = world.start().await;
     assert_eq!(life.recovery.batches, 0);
+    let lost = StreamOffset(0)..StreamOffset(9);
+    assert_eq!(life.recovery.gaps, [Gap { stream: id, lost }], "they were not folded");
     let stream = life.store.stream(id).unwrap();
     assert_eq!((stream.start_offset(), stream.next_offset()), (StreamOffset(9), StreamOffset(9)));
     append(&life.store, &stream, &batch(id, 9, 1, 100)).await.await.unwrap();
@@ -284,6 +332,8 @@ async fn a_deleted_stream_is_gone_and_its_id_is_not_reused() {
     life.store.commit(vec![Change::DeleteStream(id)]).await.unwrap();
     assert!(notify.notified().now_or_never().is_some(), "watchers learn of it");
     assert!(life.store.stream(id).is_none());
+    let again = life.store.commit(vec![Change::CreateStream { id, kind: 0 }]).await;
+    assert!(matches!(again, Err(StoreError::InvalidChange(_))), "its batches are in the log");
     assert!(matches!(stream.append(new_batch(&batch(id, 1, 1, 10))), Err(AppendError::Deleted)));
     assert!(matches!(stream.fetch(StreamOffset(0), 10).await, Err(FetchError::Deleted)));
     assert!(matches!(stream.find_time(0).await, Err(FetchError::Deleted)));
@@ -297,6 +347,8 @@ async fn a_deleted_stream_is_gone_and_its_id_is_not_reused() {
     let life = world.start().await;
     assert_eq!((life.recovery.skipped_deleted, life.recovery.batches), (1, 1));
     assert!(life.store.stream(id).is_none());
+    let again = life.store.commit(vec![Change::CreateStream { id, kind: 0 }]).await;
+    assert!(matches!(again, Err(StoreError::InvalidChange(_))), "{again:?}");
     assert!(life.store.new_stream_ids(3).await.unwrap().iter().all(|new| *new > StreamId(1)));
     life.store.flush().await.unwrap();
     let wal = life.store.stats().wal;
@@ -330,11 +382,16 @@ async fn commits_are_checked_and_atomic() {
         Change::TrimStream { id: ids[0], to: StreamOffset(1) },
         Change::NextStreamId(StreamId(0)),
         Change::BindWal(uuid::Uuid::nil()),
+        Change::LogUploaded(LogOffset(1)),
     ] {
         let list = vec![put("topic/c", b"no"), refused.clone()];
         let error = life.store.commit(list).await.unwrap_err();
         assert!(matches!(error, StoreError::InvalidChange(_)), "{refused:?}: {error}");
     }
+    let create = Change::CreateStream { id: ids[1], kind: 0 };
+    let twice = vec![create.clone(), create.clone()];
+    assert!(life.store.commit(twice).await.unwrap_err().to_string().contains("fresh"));
+    life.store.commit(vec![create]).await.expect("a refusal does not use an id up");
     let twice = vec![Change::DeleteStream(ids[0]), Change::DeleteStream(ids[0])];
     assert!(life.store.commit(twice).await.unwrap_err().to_string().contains("twice"));
     let meta = |life: &Life, prefix: &str| {
@@ -351,13 +408,14 @@ async fn commits_are_checked_and_atomic() {
 
     let life = world.start().await;
     assert_eq!(meta(&life, "topic/"), ["topic/b=2"]);
-    assert_eq!(life.store.stream_ids(), [ids[0]]);
+    assert_eq!(life.store.stream_ids().len(), 2);
 
     // Who does not wait for the answer leaves nothing half-done.
+    let id = life.store.new_stream_ids(1).await.unwrap()[0];
     let commit =
-        life.store.commit(vec![Change::CreateStream { id: ids[1], kind: 0 }, put("topic/d", b"4")]);
+        life.store.commit(vec![Change::CreateStream { id, kind: 0 }, put("topic/d", b"4")]);
     assert!(Box::pin(commit).as_mut().now_or_never().is_none());
-    eventually("the commit finishes by itself", || life.store.stream(ids[1]).is_some()).await;
+    eventually("the commit finishes by itself", || life.store.stream(id).is_some()).await;
     life.close(&mut world).await;
 }
 
