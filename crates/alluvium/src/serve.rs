@@ -1,6 +1,7 @@
 //! `alluvium serve`: start the layers in order, wait for the end, stop them in the opposite order.
 
 use std::net::TcpListener;
+use std::time::{Duration, Instant};
 
 use alluvium_broker::{Broker, BrokerConfig, BrokerFold, StartError};
 use alluvium_stream::{Opened, Recovery, Store};
@@ -16,6 +17,10 @@ use crate::units::{Size, about, counted};
 
 /// Exit code when a second signal does not want to wait for the end of a graceful stop.
 const STOPPED_AT_ONCE: i32 = 130;
+
+/// A second signal that comes sooner is the first one delivered twice: a supervisor signals a process and its group, and a
+/// terminal the group, in which a parent may pass it on. A person takes longer to lose patience.
+const SAME_WISH: Duration = Duration::from_secs(1);
 
 /// Run the server until a signal stops it or its write-ahead log fails.
 ///
@@ -93,7 +98,7 @@ async fn serve(config: &ServeConfig, storage: Storage) -> Result<(), Failure> {
 
     let failure = tokio::select! {
         name = signals.next() => {
-            tracing::info!("{name}: stopping; a second signal stops at once");
+            tracing::info!("{name}: stopping; another signal, in a second or later, stops at once");
             None
         }
         cause = store.failed() => {
@@ -101,10 +106,18 @@ async fn serve(config: &ServeConfig, storage: Storage) -> Result<(), Failure> {
             Some(cause.to_string())
         }
     };
+    let stopping_since = Instant::now();
     tokio::spawn(async move {
-        let name = signals.next().await;
-        tracing::warn!("{name} again: stopping at once; the next start recovers");
-        std::process::exit(STOPPED_AT_ONCE);
+        loop {
+            let name = signals.next().await;
+            if is_another_wish(stopping_since.elapsed()) {
+                tracing::warn!("{name}: stopping at once; the next start recovers");
+                std::process::exit(STOPPED_AT_ONCE);
+            }
+            tracing::info!(
+                "{name} right behind it is taken for the same; repeat it to stop at once"
+            );
+        }
     });
     // Requests in flight get their answers, which are errors if the log has failed.
     broker.shutdown().await;
@@ -183,6 +196,11 @@ fn broker_config(config: &ServeConfig) -> BrokerConfig {
     }
 }
 
+/// Whether a signal that comes so long after the begin of a stop asks for more than that.
+fn is_another_wish(since_begin: Duration) -> bool {
+    since_begin >= SAME_WISH
+}
+
 /// The signals that stop a server.
 struct Signals {
     terminate: Signal,
@@ -212,8 +230,6 @@ impl Signals {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use alluvium_stream::{Gap, StreamId, StreamOffset};
     use alluvium_wal::{LogOffset, RecoveryReport};
 
@@ -244,6 +260,13 @@ mod tests {
             missing_end: None,
             elapsed: Duration::from_millis(7),
         }
+    }
+
+    #[test]
+    fn a_signal_counts_again_after_a_second() {
+        assert!(!is_another_wish(Duration::ZERO));
+        assert!(!is_another_wish(Duration::from_millis(999)));
+        assert!(is_another_wish(Duration::from_secs(1)));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::process::Command;
 use alluvium_device::{OpenOptions, SharedDevice};
 use alluvium_stream::{Catalog, Change, RedbCatalog};
 use alluvium_wal::{FormatOptions, Options, Wal};
-use rustix::process::{Resource, Rlimit, Signal, prlimit};
+use rustix::process::{Resource, Rlimit, Signal, kill_process, prlimit};
 use support::produce::produce;
 use support::{Server, alluvium, contains, ok, ok_json, refused, run, stderr, write_target};
 
@@ -342,6 +342,20 @@ fn an_existing_log_keeps_its_capacity() {
     let said = will_not_serve(data.path(), &["--wal-capacity", "128MiB"]);
     contains(&said, &["128MiB", "64MiB"]);
     Server::start(data.path(), &[]).stop(Signal::TERM);
+}
+
+/// A supervisor signals the process and its group, a terminal the whole group: it is one wish that arrives twice.
+#[test]
+fn a_signal_that_is_delivered_twice_is_a_graceful_stop() {
+    let data = directory();
+    let server = Server::start(data.path(), &SMALL);
+    // Both are there when it goes on.
+    for signal in [Signal::STOP, Signal::TERM, Signal::INT, Signal::CONT] {
+        kill_process(server.pid(), signal).unwrap();
+    }
+    let (status, log) = server.end();
+    assert_eq!(status.code(), Some(0), "{log}");
+    contains(&log, &["stopping", "the write-ahead log is closed"]);
 }
 
 #[test]
