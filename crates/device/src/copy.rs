@@ -3,14 +3,14 @@
 /// Below the length from which the C library's `memcpy` uses the processor's string instructions.
 const STEP_BYTES: usize = 2 * 1024;
 
-/// Copy `from` into `to`, a part of a buffer for a device.
+/// Copy `from` into `to`, which may be a part of a page-aligned buffer.
 ///
 /// The same as `to.copy_from_slice(from)`, but in steps. The C library copies more than about 2 KiB by `rep movsb` where the processor
 /// says that it is fast. On AMD's Zen 3 and 4 it is slow by a factor of four when source and target lie at nearly the same place of their pages
 /// (glibc bug 30994), and with page-aligned buffers on both sides, a record header apart, that is the rule.
 ///
 /// Panics if the lengths differ.
-pub fn copy_to_device(to: &mut [u8], from: &[u8]) {
+pub fn copy_in_steps(to: &mut [u8], from: &[u8]) {
     assert_eq!(to.len(), from.len(), "lengths of a copy");
     for (to, from) in to.chunks_mut(STEP_BYTES).zip(from.chunks(STEP_BYTES)) {
         to.copy_from_slice(from);
@@ -28,7 +28,7 @@ mod tests {
         for len in [0, 1, STEP_BYTES - 1, STEP_BYTES, STEP_BYTES + 1, 3 * STEP_BYTES + 37] {
             for at in 0..33 {
                 let mut to = vec![0xaa; at + len + 40];
-                copy_to_device(&mut to[at..at + len], &from[1..=len]);
+                copy_in_steps(&mut to[at..at + len], &from[1..=len]);
                 assert!(to[..at].iter().all(|byte| *byte == 0xaa));
                 assert_eq!(to[at..at + len], from[1..=len], "{len} bytes at {at}");
                 assert!(to[at + len..].iter().all(|byte| *byte == 0xaa));
@@ -39,6 +39,6 @@ mod tests {
     #[test]
     #[should_panic(expected = "lengths of a copy")]
     fn lengths_must_agree() {
-        copy_to_device(&mut [0; 2], &[0; 3]);
+        copy_in_steps(&mut [0; 2], &[0; 3]);
     }
 }

@@ -18,7 +18,7 @@ pub mod sim;
 mod target;
 
 pub use buffer::{AlignedBuf, PAGE_BYTES, SharedBuf};
-pub use copy::copy_to_device;
+pub use copy::copy_in_steps;
 pub use error::{DeviceError, OpenError};
 pub use open::{Access, Durability, Engine, OpenOptions, Progress, open};
 

@@ -7,7 +7,7 @@
 use std::fmt;
 use std::ops::Range;
 
-use alluvium_device::{AlignedBuf, Device, SharedBuf, copy_to_device};
+use alluvium_device::{AlignedBuf, Device, SharedBuf, copy_in_steps};
 use bytes::Bytes;
 
 use crate::layout::{LogOffset, PAGE, RECORD_HEADER_BYTES, padding_len, page_ceil, page_floor};
@@ -143,7 +143,7 @@ impl Block {
             Piece::Shared(bytes) => self.referred.push((at, bytes.slice(range))),
             Piece::Copied(bytes) => {
                 let len = self.len;
-                copy_to_device(&mut self.buf(device)[at..len], &bytes[range]);
+                copy_in_steps(&mut self.buf(device)[at..len], &bytes[range]);
             }
         }
     }
@@ -153,7 +153,7 @@ impl Block {
         let referred = std::mem::take(&mut self.referred);
         let buf = self.buf(device);
         for (at, bytes) in referred {
-            copy_to_device(&mut buf[at..at + bytes.len()], &bytes);
+            copy_in_steps(&mut buf[at..at + bytes.len()], &bytes);
         }
         buf
     }
