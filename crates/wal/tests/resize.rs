@@ -1,0 +1,542 @@
+//! Another capacity for a log that holds records: they stay, whatever happens on the way.
+
+mod common;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use alluvium_device::sim::{Faults, Mode, Random, SimDisk, SimOptions};
+use alluvium_device::{AlignedBuf, Completion, Device, DeviceError, Geometry, Request};
+use alluvium_wal::{FormatOptions, HeaderInfo, LogOffset, OpenError, Record, Slot, Wal};
+use common::*;
+use parking_lot::Mutex;
+
+const SLOTS: [u64; 2] = [0, 32 * 1024];
+/// Pages of the device; the logs on it take fewer.
+const DEVICE: u64 = 128;
+
+fn capacity(ring_pages: u64) -> u64 {
+    DATA_START + ring_pages * PAGE
+}
+
+fn copy_of(disk: &SimDisk, seed: u64) -> SimDisk {
+    let faults = Faults { survives_power_cut: 0.6, torn_by_power_cut: 0.5, ..Faults::default() };
+    SimDisk::from_image(&disk.image(), SimOptions { seed, faults, ..SimOptions::default() })
+}
+
+/// A log in a ring of `ring` pages that starts on page `start` of the log and ends on page `end`, mostly not on their boundaries. Not closed.
+fn log(ring: u64, start: u64, end: u64) -> SimDisk {
+    let disk = disk(DEVICE * PAGE);
+    let options =
+        FormatOptions { capacity_bytes: Some(capacity(ring)), ..FormatOptions::default() };
+    Wal::format(&disk.device(), &options).unwrap();
+    let (wal, ..) = open(&disk);
+    let mut traffic = Traffic::new(&wal, Vec::new());
+    traffic.append_until(start * PAGE + 900, 0);
+    traffic.give_up_all();
+    traffic.append_until(end * PAGE - 3000, u64::MAX);
+    drop(wal);
+    disk.power_cut()
+}
+
+/// A writer's records, beside the log.
+struct Traffic<'a> {
+    wal: &'a Wal,
+    live: VecDeque<Record>,
+    count: u64,
+}
+
+impl<'a> Traffic<'a> {
+    fn new(wal: &'a Wal, live: Vec<Record>) -> Self {
+        Self { wal, live: live.into(), count: 0 }
+    }
+
+    /// Append records of many sizes until the log ends at `end` or a little behind it, and keep at most `keep_bytes` of it.
+    fn append_until(&mut self, end: u64, keep_bytes: u64) {
+        while self.wal.appended().0 < end {
+            let left = end - self.wal.appended().0;
+            let len = [1500, 40, 4064, 700, 9000][self.count as usize % 5].min(left);
+            let payload = vec![self.count as u8; len as usize];
+            self.count += 1;
+            let append = self.wal.append(&[&payload]).unwrap();
+            let (offset, end) = (append.offset(), append.end());
+            append.wait().unwrap();
+            self.live.push_back(Record {
+                offset,
+                end,
+                epoch: self.wal.header().epoch,
+                payload: payload.into(),
+            });
+            while self.live.front().is_some_and(|first| end.0 - first.offset.0 > keep_bytes) {
+                let first = self.live.pop_front().unwrap();
+                self.wal.trim(..first.end).wait().unwrap();
+            }
+        }
+    }
+
+    fn give_up_all(&mut self) {
+        self.wal.trim(..self.wal.durable()).wait().unwrap();
+        self.live.clear();
+    }
+}
+
+/// A log as on `disk` holds `before`, and goes on: three laps are appended, with a crash in between.
+fn goes_on(disk: &SimDisk, before: &[Record]) {
+    let ring_bytes = Wal::inspect(&disk.device()).unwrap().ring_bytes;
+    let mut disk = copy_of(disk, 0);
+    let mut expected = before.to_vec();
+    for _ in 0..2 {
+        let (wal, report, records) = open(&disk);
+        assert_eq!(records, expected);
+        assert!(report.damage.is_empty() && report.end == wal.appended());
+        let mut traffic = Traffic::new(&wal, records);
+        let laps = wal.appended().0 + ring_bytes * 3 / 2;
+        // Room for the largest record, and for the pages at both ends.
+        traffic.append_until(laps, ring_bytes - 5 * PAGE);
+        expected = traffic.live.into();
+        drop(wal);
+        disk = disk.power_cut();
+    }
+    assert_eq!(open(&disk).2, expected);
+}
+
+fn header(disk: &SimDisk) -> HeaderInfo {
+    Wal::inspect(&disk.device()).unwrap().header
+}
+
+fn resize(disk: &SimDisk, ring_pages: u64) -> Result<HeaderInfo, OpenError> {
+    Wal::resize(&disk.device(), capacity(ring_pages), None)
+}
+
+/// (pages of the ring, first page of the log, last page of the log)
+const EMPTY: (u64, u64, u64) = (40, 70, 70);
+const ONE_PIECE: (u64, u64, u64) = (40, 45, 60);
+const AT_THE_END: (u64, u64, u64) = (40, 68, 80);
+const ACROSS_THE_END: (u64, u64, u64) = (40, 72, 92);
+const LONG_ACROSS_THE_END: (u64, u64, u64) = (40, 70, 94);
+const NEARLY_FULL: (u64, u64, u64) = (40, 50, 88);
+
+fn shaped((ring, start, end): (u64, u64, u64)) -> SimDisk {
+    match start == end {
+        true => {
+            let disk = log(ring, start, start + 2);
+            let (wal, ..) = open(&disk);
+            wal.trim(..wal.durable()).wait().unwrap();
+            drop(wal);
+            disk.power_cut()
+        }
+        false => log(ring, start, end),
+    }
+}
+
+#[test]
+fn a_log_grows_and_shrinks_with_all_its_records() {
+    for (shape, targets) in [
+        (EMPTY, &[32, 33, 40, 41, 77, 128][..]),
+        (ONE_PIECE, &[32, 35, 40, 45, 80, 128]),
+        (AT_THE_END, &[32, 36, 39, 40, 41, 80, 128]),
+        (ACROSS_THE_END, &[40, 53, 60, 128]),
+        (NEARLY_FULL, &[40, 80, 128]),
+    ] {
+        let disk = shaped(shape);
+        let before = scan(&disk).1;
+        let old = header(&disk);
+        for &target in targets {
+            let disk = copy_of(&disk, target);
+            let new = resize(&disk, target)
+                .unwrap_or_else(|cause| panic!("{shape:?} to {target}: {cause}"));
+            assert_eq!(new, header(&disk));
+            assert_eq!(
+                (new.capacity_bytes, new.trim, new.epoch),
+                (capacity(target), old.trim, old.epoch + 1)
+            );
+            assert!(
+                new.clean_shutdown && new.durable == new.epoch_start && new.durable >= old.durable
+            );
+            assert!(new.window_bytes <= target * PAGE / 2);
+            // What was acknowledged is durable in its new place.
+            let disk = disk.power_cut();
+            let (report, records) = scan(&disk);
+            assert_eq!(records, before, "{shape:?} to {target}");
+            assert_eq!((report.end, report.damage.len()), (new.durable, 0));
+            goes_on(&disk, &before);
+        }
+    }
+}
+
+#[test]
+fn what_can_not_be_moved_is_refused_and_the_disk_is_as_it_was() {
+    for (shape, targets) in [
+        // The log does not fit.
+        (NEARLY_FULL, &[32, 36][..]),
+        (NEARLY_FULL, &[37]),
+        // Live bytes at both ends of the ring, and too few free ones between them.
+        (LONG_ACROSS_THE_END, &[32, 39, 41, 49]),
+    ] {
+        let disk = shaped(shape);
+        for &target in targets {
+            let (image, counters) = (disk.image(), disk.counters());
+            let refused = resize(&disk, target).unwrap_err();
+            let OpenError::ResizeBlocked { live_bytes, ring_bytes, .. } = refused else {
+                panic!("{shape:?} to {target}: {refused}")
+            };
+            assert_eq!(ring_bytes, target * PAGE);
+            assert_eq!(live_bytes, (shape.2 - shape.1) * PAGE, "{shape:?}");
+            assert!(
+                disk.image() == image && disk.counters().writes == counters.writes,
+                "{shape:?} to {target}"
+            );
+        }
+        // As the message says: trim, and try again.
+        let (wal, _, records) = open(&disk);
+        let keep = records.last().unwrap();
+        wal.trim(..keep.offset).wait().unwrap();
+        drop(wal);
+        let disk = disk.power_cut();
+        resize(&disk, targets[0]).unwrap();
+        goes_on(&disk, std::slice::from_ref(keep));
+    }
+}
+
+/// Rings, logs and targets as they come: all records, or a refusal that changed nothing.
+#[test]
+fn any_log_to_any_size() {
+    let mut random = Random::new(1);
+    let (mut resized, mut refused) = (0, 0);
+    for _ in 0..150 {
+        let ring = 32 + random.below(60);
+        let start = random.below(3 * ring);
+        let disk = log(ring, start, start + 2 + random.below(ring - 4));
+        let before = scan(&disk).1;
+        let image = disk.image();
+        let target = 32 + random.below(DEVICE - 31);
+        match resize(&disk, target) {
+            Ok(_) => {
+                resized += 1;
+                goes_on(&disk.power_cut(), &before);
+            }
+            Err(OpenError::ResizeBlocked { .. }) => {
+                refused += 1;
+                assert!(disk.image() == image);
+            }
+            Err(other) => panic!("{other}"),
+        }
+    }
+    assert!(resized > 50 && refused > 10, "{resized} resized, {refused} refused");
+}
+
+#[test]
+fn again_and_again() {
+    let mut random = Random::new(2);
+    let mut disk = log(50, 30, 45);
+    let mut resized = 0;
+    for round in 0..60 {
+        let before = scan(&disk).1;
+        let target = 32 + random.below(DEVICE - 31);
+        resized += u32::from(resize(&disk, target).is_ok());
+        // Sometimes twice, before anybody opens it.
+        if random.chance(0.3) {
+            resized += u32::from(resize(&disk, 32 + random.below(DEVICE - 31)).is_ok());
+        }
+        disk = disk.power_cut();
+        let (wal, report, records) = open(&disk);
+        assert_eq!(records, before, "round {round}");
+        assert!(report.damage.is_empty());
+        let mut traffic = Traffic::new(&wal, records);
+        let live_bytes = random.below(report.ring_bytes - 6 * PAGE);
+        traffic.append_until(wal.appended().0 + random.below(2 * report.ring_bytes), live_bytes);
+        match random.below(2) {
+            0 => wal.close().unwrap(),
+            _ => drop(wal),
+        }
+        disk = disk.power_cut();
+    }
+    assert!(resized > 30, "{resized}");
+}
+
+/// Pulls the plug while the request of this number is in flight, reads not counted.
+#[derive(Debug)]
+struct Plug {
+    disk: SimDisk,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    left: u32,
+    after: Option<SimDisk>,
+}
+
+impl Device for Plug {
+    fn geometry(&self) -> &Geometry {
+        self.disk.geometry()
+    }
+
+    fn alloc(&self, len_bytes: usize) -> AlignedBuf {
+        self.disk.alloc(len_bytes)
+    }
+
+    fn submit(&self, request: Request, done: Completion) {
+        let mut state = self.state.lock();
+        let pulled =
+            !matches!(request, Request::Read { .. }) && state.after.is_none() && state.left == 0;
+        if pulled {
+            self.disk.set_mode(Mode::Queued);
+        }
+        state.left = state.left.saturating_sub(u32::from(!matches!(request, Request::Read { .. })));
+        drop(state);
+        self.disk.submit(request, done);
+        if pulled {
+            let after = self.disk.power_cut();
+            self.state.lock().after = Some(after);
+        }
+    }
+
+    fn failure(&self) -> Option<DeviceError> {
+        self.disk.failure()
+    }
+}
+
+/// At every write and flush of a resize, with every fate of what was not flushed: the old capacity or the new one, and all records.
+#[test]
+fn a_power_cut_leaves_either_capacity_and_all_records() {
+    for (shape, target) in [
+        (ONE_PIECE, 32),
+        (ONE_PIECE, 100),
+        (AT_THE_END, 36),
+        (ACROSS_THE_END, 60),
+        (NEARLY_FULL, 80),
+        (EMPTY, 50),
+    ] {
+        let disk = shaped(shape);
+        let before = scan(&disk).1;
+        let mut found = [0, 0];
+        for seed in 0..25 {
+            for left in 0.. {
+                let plug = Plug {
+                    disk: copy_of(&disk, seed),
+                    state: Mutex::new(State { left, after: None }),
+                };
+                let plug = Arc::new(plug);
+                let done = Wal::resize(&(plug.clone() as _), capacity(target), None);
+                let Some(after) = plug.state.lock().after.take() else {
+                    done.unwrap();
+                    break;
+                };
+                let capacity_bytes = header(&after).capacity_bytes;
+                let new = capacity_bytes == capacity(target);
+                assert!(new || capacity_bytes == capacity(shape.0), "{capacity_bytes}");
+                found[usize::from(new)] += 1;
+                let (report, records) = scan(&after);
+                assert_eq!(records, before, "{shape:?} to {target}, seed {seed}, request {left}");
+                assert!(report.damage.is_empty());
+                if seed < 3 {
+                    // It can be forgotten, and it can be done again.
+                    goes_on(&copy_of(&after, seed), &before);
+                    resize(&after, target).unwrap();
+                    goes_on(&after, &before);
+                }
+            }
+        }
+        assert!(
+            found[0] > 50 && found[1] > 10,
+            "{shape:?} to {target}: old and new capacity {found:?} times"
+        );
+    }
+}
+
+/// Where the plug is pulled between the two header writes, either slot alone still tells a whole log.
+#[test]
+fn either_header_alone_is_enough_at_any_moment() {
+    for (shape, target) in [(ONE_PIECE, 32), (ACROSS_THE_END, 60), (NEARLY_FULL, 80)] {
+        let disk = shaped(shape);
+        let before = scan(&disk).1;
+        for left in 0..20 {
+            let plug =
+                Plug { disk: copy_of(&disk, 0), state: Mutex::new(State { left, after: None }) };
+            let plug = Arc::new(plug);
+            let done = Wal::resize(&(plug.clone() as _), capacity(target), None);
+            let after = plug.state.lock().after.take();
+            let after = after.unwrap_or_else(|| {
+                done.unwrap();
+                plug.disk.power_cut()
+            });
+            for slot in SLOTS {
+                let rotten = copy_of(&after, 0);
+                flip(&rotten, slot + 48, 3);
+                assert_eq!(
+                    scan(&rotten).1,
+                    before,
+                    "{shape:?} to {target}, request {left}, without slot at {slot}"
+                );
+                goes_on(&rotten, &before);
+            }
+        }
+    }
+}
+
+/// The log ends at a hole; behind it an intact record, which was never acknowledged. Returns also where that one lies.
+fn log_with_a_hole() -> (SimDisk, LogOffset) {
+    let disk = disk(DEVICE * PAGE);
+    let options = FormatOptions { capacity_bytes: Some(capacity(64)), ..FormatOptions::default() };
+    Wal::format(&disk.device(), &options).unwrap();
+    let (wal, ..) = open(&disk);
+    wal.append(&[b"a"]).unwrap().wait().unwrap();
+    disk.set_mode(Mode::Queued);
+    let blocks: Vec<_> =
+        (b'b'..=b'd').map(|name| wal.append(&[&vec![name; FILLER]]).unwrap()).collect();
+    let last = blocks[2].offset();
+    let at = disk
+        .queued()
+        .iter()
+        .position(|(_, at, _)| *at == device_at(last.0 / PAGE * PAGE))
+        .expect("it is on its way");
+    disk.step_at(at);
+    disk.set_faults(Faults { survives_power_cut: 0.0, ..Faults::default() });
+    (disk.power_cut(), last)
+}
+
+/// A record of it fills a block.
+const FILLER: usize = 16 * 1024 - HEADER as usize;
+
+#[test]
+fn records_behind_the_end_do_not_come_back() {
+    for target in [40, 64, 100] {
+        let (disk, dropped) = log_with_a_hole();
+        let (report, records) = scan(&disk);
+        assert_eq!((names(&records), report.dropped_records), (vec![b'a'], 1));
+        let new = resize(&disk, target).unwrap();
+        assert_eq!((new.durable, new.origin_bytes), (records[0].end, 0), "it stays where it is");
+        // The hole is filled exactly up to the dropped record, which is still there.
+        let (wal, report, records) = open(&disk);
+        assert_eq!((names(&records), report.dropped_records), (vec![b'a'], 0));
+        for name in [b'x', b'y'] {
+            wal.append(&[&vec![name; FILLER]]).unwrap().wait().unwrap();
+        }
+        assert_eq!(wal.appended(), dropped);
+        assert_eq!(disk.peek(device_at(dropped.0), 4), b"ALRD");
+        drop(wal);
+        let disk = disk.power_cut();
+        let (report, records) = scan(&disk);
+        assert_eq!((names(&records), report.end), (b"axy".to_vec(), dropped));
+        resize(&disk, 64).unwrap();
+        assert_eq!(names(&open(&disk).2), b"axy");
+    }
+}
+
+#[test]
+fn damage_moves_along_and_is_still_reported() {
+    let disk = shaped(AT_THE_END);
+    let (report, before) = scan(&disk);
+    let bad = &before[before.len() / 2];
+    flip(&disk, device_at((bad.offset.0 + HEADER) % (40 * PAGE)), 0);
+    let damaged = scan(&disk);
+    assert_eq!((damaged.0.damage.len(), damaged.1.len()), (1, before.len() - 1));
+    resize(&disk, 36).unwrap();
+    assert_ne!(header(&disk).origin_bytes, 0, "it was moved");
+    let (after, records) = scan(&disk);
+    assert_eq!(records, damaged.1);
+    assert_eq!((after.end, &after.damage[0].range), (report.end, &damaged.0.damage[0].range));
+}
+
+#[test]
+fn sizes_that_can_not_be_are_refused_and_nothing_is_written() {
+    let disk = shaped(ONE_PIECE);
+    let image = disk.image();
+    let device_bytes = capacity(DEVICE);
+    for wanted in [device_bytes + PAGE, u64::MAX - PAGE + 1] {
+        let refused = Wal::resize(&disk.device(), wanted, None).unwrap_err();
+        assert!(
+            matches!(refused, OpenError::LargerThanDevice { wanted_bytes, .. } if wanted_bytes == wanted),
+            "{refused}"
+        );
+    }
+    for wanted in [0, PAGE, capacity(31), capacity(40) + 512] {
+        let refused = Wal::resize(&disk.device(), wanted, None).unwrap_err();
+        assert!(refused.to_string().contains(&wanted.to_string()), "{refused}");
+        assert!(matches!(refused, OpenError::InvalidOption(_)), "{refused}");
+    }
+    assert!(disk.image() == image);
+    resize(&disk, DEVICE).unwrap();
+    goes_on(&disk, &scan(&disk).1);
+}
+
+#[test]
+fn a_page_that_can_not_be_read_is_not_left_behind() {
+    let unreadable = Faults { read_error: 1.0, ..Faults::default() };
+    // In a ring of 36 pages, the pages from 116 on have to be moved, in one copy.
+    let disk = log(80, 110, 120);
+    let before = scan(&disk).1;
+    let page = |page: u64| device_at((page % 80) * PAGE)..device_at((page % 80 + 1) * PAGE);
+    for target in [36, 100] {
+        let disk = copy_of(&disk, 0);
+        // The read of all of the ring, which begins with its first page, and that of the bad one.
+        disk.set_zone_faults(page(80), unreadable);
+        disk.set_zone_faults(page(116), unreadable);
+        let old = header(&disk);
+        let result = resize(&disk, target);
+        if target == 100 {
+            result.expect("nothing is moved");
+        } else {
+            assert!(
+                matches!(&result, Err(OpenError::Device(cause)) if cause.operation == "read"),
+                "{result:?}"
+            );
+            assert_eq!(header(&disk), old);
+        }
+        disk.clear_zones();
+        assert_eq!(scan(&disk).1, before, "to {target}");
+        goes_on(&disk, &before);
+    }
+    // Where it may be the end of the log, nobody knows what there is to be moved.
+    let image = disk.image();
+    disk.set_zone_faults(page(80), unreadable);
+    disk.set_zone_faults(page(before.last().unwrap().end.0 / PAGE), unreadable);
+    assert!(matches!(resize(&disk, 36), Err(OpenError::EndUnreadable { .. })));
+    assert!(disk.image() == image);
+    disk.clear_zones();
+    goes_on(&disk, &before);
+}
+
+#[test]
+fn a_write_that_fails_costs_no_record() {
+    let disk = shaped(AT_THE_END);
+    let before = scan(&disk).1;
+    let mut failed = 0;
+    for seed in 0..100 {
+        for faults in [
+            Faults { write_error: 0.3, ..Faults::default() },
+            Faults { no_space: 0.3, ..Faults::default() },
+            Faults { flush_error: 0.3, ..Faults::default() },
+        ] {
+            let disk = copy_of(&disk, seed);
+            disk.set_faults(faults);
+            let result = resize(&disk, 36);
+            disk.set_faults(Faults::default());
+            failed += u32::from(result.is_err());
+            let disk = if seed % 2 == 0 { disk.power_cut() } else { disk.process_crash() };
+            assert_eq!(scan(&disk).1, before, "seed {seed}, {faults:?}");
+            resize(&disk, 36).unwrap();
+            assert_eq!(scan(&disk).1, before);
+        }
+    }
+    assert!(failed > 100, "{failed}");
+}
+
+/// The slot without the newest header is lost already when the resize begins.
+#[test]
+fn one_header_is_enough_to_begin_with() {
+    for slot in 0..2 {
+        let disk = shaped(AT_THE_END);
+        let before = scan(&disk).1;
+        disk.poke(SLOTS[slot], &vec![0xff; PAGE as usize]);
+        let before_slots = Wal::inspect(&disk.device()).unwrap();
+        assert_eq!(before_slots.newest, 1 - slot);
+        resize(&disk, 36).unwrap();
+        let after = Wal::inspect(&disk.device()).unwrap();
+        assert!(after.slots.iter().all(
+            |slot| matches!(slot, Slot::Valid(header) if header.capacity_bytes == capacity(36))
+        ));
+        goes_on(&disk, &before);
+    }
+}
