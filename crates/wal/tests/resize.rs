@@ -424,6 +424,38 @@ fn records_behind_the_end_do_not_come_back() {
     }
 }
 
+/// A process was killed, the power was not cut: what can be read may be in the device's cache only.
+#[test]
+fn what_a_killed_process_left_in_the_cache_stays() {
+    for target in [32, 100] {
+        let disk = shaped(ONE_PIECE);
+        let (wal, _, acknowledged) = open(&disk);
+        disk.set_mode(Mode::Queued);
+        for name in 0..20 {
+            drop(wal.append(&[&[name; 900]]).unwrap());
+        }
+        let all = Faults { survives_power_cut: 1.0, torn_by_power_cut: 0.0, ..Faults::default() };
+        disk.set_faults(all);
+        let disk = disk.process_crash();
+        let before = scan(&disk).1;
+        assert!(before.len() > acknowledged.len());
+        resize(&disk, target).unwrap();
+        disk.set_faults(Faults { survives_power_cut: 0.0, ..Faults::default() });
+        let (report, records) = scan(&disk.power_cut());
+        assert_eq!((records, report.damage.len()), (before, 0));
+    }
+}
+
+/// The window that formatting recorded is half of a large ring.
+#[test]
+fn a_log_that_nobody_has_opened_yet_shrinks() {
+    let disk = disk(DEVICE * PAGE);
+    format(&disk);
+    assert_eq!(header(&disk).window_bytes, DEVICE * PAGE / 2);
+    assert_eq!(resize(&disk, 40).unwrap().window_bytes, 20 * PAGE);
+    goes_on(&disk, &[]);
+}
+
 #[test]
 fn damage_moves_along_and_is_still_reported() {
     let disk = shaped(AT_THE_END);
