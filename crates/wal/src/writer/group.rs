@@ -15,6 +15,8 @@ const SHARED_BYTES: usize = 32 * 1024;
 
 /// Blocks that are not full go while fewer writes than this are in flight.
 const EARLY_WRITES: usize = 2;
+/// The same where writes are limited.
+const EARLY_PACED_WRITES: usize = 3;
 
 /// A record on its way into blocks.
 struct Placing {
@@ -182,8 +184,9 @@ impl State {
     /// - without a limit on writes: if it is at least a quarter full and fewer than two writes are in flight. So small blocks never take the slots of full ones, and as the
     ///   device slows down blocks grow by themselves. Two is measured: as good as one at 1 KiB and 1,024 outstanding, better at 64 KiB and 64 outstanding, while with six the same
     ///   load goes in more and smaller writes and comes out about a tenth slower in all of these.
-    /// - with a limit on writes, which then paces them: padded, if that wastes less than half of its pages; or, when the bytes are short too, up to its last page
-    ///   boundary: no byte is padded or written twice, and what is behind it goes with the next one.
+    /// - with a limit on writes, which then paces them, if fewer than three are in flight: padded, if that wastes less than half of its pages; or, unless there are bytes to spare, up to
+    ///   its last page boundary: no byte is padded or written twice, and what is behind it goes with the next one. A disk of 3,000 writes/s and 0.7 ms has two in flight on
+    ///   average; when it queues, blocks grow here too.
     fn next_form(&mut self, shared: &Shared, now: Option<Duration>) -> Option<(Form, u64)> {
         let idle = self.flights.is_empty();
         if let Some(block) = self.sealed.front() {
@@ -201,10 +204,12 @@ impl State {
         }
         match (&mut self.limiter, now) {
             (Some(limiter), Some(now)) if limiter.limits_writes() => {
-                if limiter.is_short_of_bytes(now) {
-                    (block.whole_bytes() > 0).then(|| (Form::Pages, block.whole_bytes()))
-                } else {
+                if self.flights.len() >= EARLY_PACED_WRITES {
+                    None
+                } else if limiter.has_bytes_to_spare(now) {
                     (2 * block.new_bytes() >= padded.1).then_some(padded)
+                } else {
+                    (block.whole_bytes() > 0).then(|| (Form::Pages, block.whole_bytes()))
                 }
             }
             _ => (!small && self.flights.len() < EARLY_WRITES).then_some(padded),
