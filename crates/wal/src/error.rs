@@ -56,6 +56,14 @@ pub enum OpenError {
         /// Both claims.
         reason: String,
     },
+    /// Another writer has opened the WAL, or formatted it, since its header was read here. Nothing more is written.
+    #[error("{device}: refusing to open it: {cause}")]
+    Fenced {
+        /// Name of the device.
+        device: String,
+        /// Who has it now.
+        cause: WalError,
+    },
     /// Written by a later version of Alluvium.
     #[error(
         "{device}: the WAL has {found}; this program knows format version {known} and no flags"

@@ -91,16 +91,23 @@ impl HeaderInfo {
 
     /// The error, if a slot holds a header that a writer about to write this one has not written.
     pub(crate) fn taken_over(&self, slot: &Slot) -> Option<WalError> {
-        let Slot::Valid(found) = slot else { return None };
-        let own = found.wal_id == self.wal_id
-            && found.epoch <= self.epoch
-            && found.generation < self.generation;
-        (!own).then(|| WalError::Fenced {
-            found: format!(
-                "a header of WAL {}, epoch {}, generation {}, node {}",
-                found.wal_id, found.epoch, found.generation, found.node_id
-            ),
-        })
+        let found = match slot {
+            Slot::Valid(found) => {
+                let own = found.wal_id == self.wal_id
+                    && found.epoch <= self.epoch
+                    && found.generation < self.generation;
+                (!own).then(|| {
+                    format!(
+                        "a header of WAL {}, epoch {}, generation {}, node {}",
+                        found.wal_id, found.epoch, found.generation, found.node_id
+                    )
+                })
+            }
+            Slot::Future(found) => Some(format!("a header of {found}")),
+            // Says nothing: it may be rot.
+            Slot::Damaged(_) | Slot::Empty | Slot::Foreign => None,
+        };
+        found.map(|found| WalError::Fenced { found })
     }
 
     /// What the writer guarantees of every header; a page that breaks it was not written by this program.
@@ -263,6 +270,34 @@ pub(crate) fn inspect(device: &dyn Device) -> Result<Inspection, OpenError> {
     }
     let ring_bytes = header.ring().bytes();
     Ok(Inspection { slots, newest, header, ring_bytes })
+}
+
+/// Change the header: `first` goes to the slot that is not the `newest`, and then the one after it to the other. Blocking. Refused if
+/// somebody else has changed it since it was read, which may be long ago.
+pub(crate) fn change(
+    device: &dyn Device,
+    newest: usize,
+    first: &HeaderInfo,
+) -> Result<HeaderInfo, OpenError> {
+    let name = || device.geometry().name.clone();
+    let second = first.next();
+    for (slot, header) in [(1 - newest, first), (newest, &second)] {
+        look(device, header).map_err(|cause| OpenError::Fenced { device: name(), cause })?;
+        device.write_durable(HEADER_SLOT_AT[slot], header.page(device))?;
+    }
+    Ok(second)
+}
+
+/// Look at both slots before `header` is written. What can not be read says nothing.
+pub(crate) fn look(device: &dyn Device, header: &HeaderInfo) -> Result<(), WalError> {
+    for slot in 0..HEADER_SLOT_AT.len() {
+        if let Some(cause) =
+            read_slot(device, slot).ok().and_then(|found| header.taken_over(&found))
+        {
+            return Err(cause);
+        }
+    }
+    Ok(())
 }
 
 /// The epoch of a writer that follows on `found`; an error where the counters of the header are used up.

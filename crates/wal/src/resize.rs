@@ -4,9 +4,7 @@ use std::ops::Range;
 
 use alluvium_device::{Device, SharedDevice};
 
-use crate::layout::{
-    DATA_START, HEADER_SLOT_AT, LogOffset, MIN_RING_BYTES, PAGE, Ring, page_ceil, page_floor,
-};
+use crate::layout::{DATA_START, LogOffset, MIN_RING_BYTES, PAGE, Ring, page_ceil, page_floor};
 use crate::recovery::{self, Found};
 use crate::report::{HeaderInfo, Inspection};
 use crate::{OpenError, Progress, header};
@@ -67,9 +65,7 @@ pub(crate) fn resize(
         clean_shutdown: true,
         ..found.next()
     };
-    let second = first.next();
-    device.write_durable(HEADER_SLOT_AT[1 - newest], first.page(device))?;
-    device.write_durable(HEADER_SLOT_AT[newest], second.page(device))?;
+    let second = header::change(device, newest, &first)?;
     device.flush()?;
     Ok(second)
 }

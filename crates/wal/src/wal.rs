@@ -11,7 +11,7 @@ use alluvium_device::SharedDevice;
 use bytes::Bytes;
 use uuid::Uuid;
 
-use crate::layout::{HEADER_SLOT_AT, LogOffset};
+use crate::layout::LogOffset;
 use crate::recovery::{self, Found};
 use crate::report::{HeaderInfo, Inspection, Record, RecoveryReport};
 use crate::wait::{Wait, block_on};
@@ -91,9 +91,7 @@ impl Wal {
             clean_shutdown: false,
             ..found.next()
         };
-        device.write_durable(HEADER_SLOT_AT[1 - slot], first.page(&*device))?;
-        let second = first.next();
-        device.write_durable(HEADER_SLOT_AT[slot], second.page(&*device))?;
+        let second = header::change(&*device, slot, &first)?;
         report.epoch = epoch;
         let wal_id = second.wal_id;
         let shared = Shared::start(Recovered {

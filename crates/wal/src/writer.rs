@@ -357,6 +357,9 @@ impl Shared {
         let shared = self.clone();
         let looked = move |result: Result<Option<AlignedBuf>, DeviceError>| {
             let _guard = StopOnPanic(&shared);
+            if shared.marks.stopped.get().is_some() {
+                return;
+            }
             // What can not be read says nothing.
             let found = result.ok().flatten().map(|page| header::decode(&page));
             if let Some(cause) = found.and_then(|found| write.header.taken_over(&found)) {
@@ -434,12 +437,9 @@ impl Shared {
                 HeaderInfo { durable: end, clean_shutdown: true, ..newest.next() },
             );
         };
-        for slot in 0..HEADER_SLOT_AT.len() {
-            let found = header::read_slot(&*self.device, slot).ok();
-            if let Some(cause) = found.and_then(|found| header.taken_over(&found)) {
-                self.taken_over(cause.clone());
-                return Err(cause);
-            }
+        if let Err(cause) = header::look(&*self.device, &header) {
+            self.taken_over(cause.clone());
+            return Err(cause);
         }
         // Where the device is trusted, writes carry no flush: this is the moment to ask for one all the same.
         let closed = self

@@ -1,0 +1,590 @@
+//! Two writers of one log: who comes later has it, and who was first finds out. What a device must do about it, and what it must not.
+
+mod common;
+
+use std::future::Future;
+use std::io;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
+
+use alluvium_device::sim::{Faults, Mode, SimDisk};
+use alluvium_device::{
+    AlignedBuf, Completion, Device, DeviceError, Geometry, Request, SharedDevice,
+};
+use alluvium_wal::{Append, AppendError, FormatOptions, LogOffset, OpenError, Wal, WalError};
+use common::*;
+use parking_lot::Mutex;
+
+const SLOTS: [u64; 2] = [0, 32 * 1024];
+
+/// One machine's way to a disk that others reach as well.
+#[derive(Clone, Debug)]
+struct Host(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    disk: SimDisk,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// The disk refuses this machine's writes.
+    fenced: bool,
+    /// Requests wait here, on their way.
+    holds: bool,
+    held: Vec<(Request, Completion)>,
+}
+
+impl std::fmt::Debug for State {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} held", self.held.len())
+    }
+}
+
+impl Host {
+    fn of(disk: &SimDisk) -> Self {
+        Self(Arc::new(Inner { disk: disk.clone(), state: Mutex::default() }))
+    }
+
+    fn device(&self) -> SharedDevice {
+        Arc::new(self.clone())
+    }
+
+    fn hold(&self) {
+        self.0.state.lock().holds = true;
+    }
+
+    fn held(&self) -> usize {
+        self.0.state.lock().held.len()
+    }
+
+    /// Let what is held now arrive, in the order in which it was sent. What follows from it is held again.
+    fn release(&self) {
+        let held = std::mem::take(&mut self.0.state.lock().held);
+        for (request, done) in held {
+            self.arrive(request, done);
+        }
+    }
+
+    /// Let all arrive that is held, and whatever follows from it.
+    fn release_all(&self) {
+        self.0.state.lock().holds = false;
+        while self.held() > 0 {
+            self.release();
+        }
+    }
+
+    fn fence(&self) {
+        self.0.state.lock().fenced = true;
+    }
+
+    fn arrive(&self, request: Request, done: Completion) {
+        match request {
+            Request::Write { at, buf, .. } if self.0.state.lock().fenced => {
+                done(Err(DeviceError {
+                    device: "a fenced disk".into(),
+                    operation: "write",
+                    at: at.0,
+                    len_bytes: buf.len() as u64,
+                    source: Arc::new(io::Error::other("reservation conflict")),
+                }))
+            }
+            request => self.0.disk.submit(request, done),
+        }
+    }
+}
+
+impl Device for Host {
+    fn geometry(&self) -> &Geometry {
+        self.0.disk.geometry()
+    }
+
+    fn alloc(&self, len_bytes: usize) -> AlignedBuf {
+        self.0.disk.alloc(len_bytes)
+    }
+
+    fn submit(&self, request: Request, done: Completion) {
+        let mut state = self.0.state.lock();
+        if state.holds {
+            state.held.push((request, done));
+        } else {
+            drop(state);
+            self.arrive(request, done);
+        }
+    }
+
+    fn failure(&self) -> Option<DeviceError> {
+        None
+    }
+}
+
+fn new_disk() -> SimDisk {
+    let disk = disk(1 << 20);
+    format(&disk);
+    disk
+}
+
+fn open_on(host: &Host) -> Wal {
+    try_open(host.device(), &options()).unwrap().0
+}
+
+fn append(wal: &Wal, name: u8, len: usize) -> LogOffset {
+    let append = wal.append(&[&vec![name; len]]).unwrap();
+    let end = append.end();
+    append.wait().unwrap();
+    end
+}
+
+fn headers(disk: &SimDisk) -> Vec<u8> {
+    SLOTS.iter().flat_map(|&at| disk.peek(at, PAGE as usize)).collect()
+}
+
+fn is_fenced<T>(result: Result<T, WalError>) -> bool {
+    matches!(result, Err(WalError::Fenced { .. }))
+}
+
+#[derive(Default)]
+struct Wakes(AtomicUsize);
+
+impl Wake for Wakes {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+fn count_acknowledged(appends: &mut [Append]) -> usize {
+    appends.iter_mut().map(poll).filter(|polled| matches!(polled, Poll::Ready(Ok(())))).count()
+}
+
+fn poll<F: Future>(future: F) -> Poll<F::Output> {
+    pin!(future).poll(&mut Context::from_waker(Waker::noop()))
+}
+
+/// The first owner goes on until its next header, and no further. Its successor sees nothing of that.
+#[test]
+fn the_first_owner_stops_at_its_next_trim_and_writes_no_header() {
+    let disk = new_disk();
+    let (first, second) = (Host::of(&disk), Host::of(&disk));
+    let old = open_on(&first);
+    let kept = append(&old, b'a', 5000);
+    let new = open_on(&second);
+    append(&new, b'x', 6000);
+    let before = headers(&disk);
+
+    let cause = old.trim(..kept).wait().unwrap_err();
+    assert!(matches!(&cause, WalError::Fenced { found } if found.contains("epoch 2")), "{cause}");
+    assert!(headers(&disk) == before);
+    assert!(matches!(old.stopped(), Some(WalError::Fenced { .. })) && old.stats().failed);
+    // For good.
+    assert!(matches!(old.append(&[b"b"]), Err(AppendError::Failed(WalError::Fenced { .. }))));
+    assert!(is_fenced(old.trim(..kept).wait()) && is_fenced(old.clone().close()));
+    drop(old);
+    assert!(headers(&disk) == before);
+
+    append(&new, b'y', 100);
+    new.trim(..kept).wait().unwrap();
+    let (_, report, records) = open(&disk.power_cut());
+    assert_eq!((names(&records), report.damage.len()), (b"xy".to_vec(), 0));
+}
+
+#[test]
+fn the_first_owner_does_not_write_its_clean_header() {
+    let disk = new_disk();
+    let old = open_on(&Host::of(&disk));
+    append(&old, b'a', 5000);
+    let new = open_on(&Host::of(&disk));
+    append(&new, b'x', 6000);
+    let before = headers(&disk);
+    let other_handle = old.clone();
+    assert!(is_fenced(old.close()));
+    assert!(headers(&disk) == before);
+    assert!(matches!(
+        other_handle.append(&[b"b"]),
+        Err(AppendError::Failed(WalError::Fenced { .. }))
+    ));
+    new.close().unwrap();
+    let (_, report, records) = open(&disk.power_cut());
+    assert!(report.clean_shutdown && names(&records) == b"ax");
+}
+
+/// Nobody waits for what will not happen any more, whatever it is.
+#[test]
+fn all_who_wait_are_woken_and_told_why() {
+    let disk = new_disk();
+    let host = Host::of(&disk);
+    let old = open_on(&host);
+    let kept = append(&old, b'a', 5000);
+    let durable_before = old.durable();
+    host.hold();
+    let mut appends: Vec<_> =
+        (0..10).map(|name| old.append(&[&vec![name; 3000]]).unwrap()).collect();
+    let mut durable = old.wait_durable(LogOffset(1 << 40));
+    let mut trim = old.trim(..kept);
+    let mut room = old.wait_room();
+    open_on(&Host::of(&disk));
+
+    let wakes = Arc::new(Wakes::default());
+    let waker = Waker::from(wakes.clone());
+    let mut cx = Context::from_waker(&waker);
+    for append in &mut appends {
+        assert!(Pin::new(append).poll(&mut cx).is_pending());
+    }
+    assert!(Pin::new(&mut durable).poll(&mut cx).is_pending());
+    assert!(Pin::new(&mut trim).poll(&mut cx).is_pending());
+    assert!(Pin::new(&mut room).poll(&mut cx).is_pending());
+
+    // The looks at both slots; the blocks are still on their way.
+    let reads = || {
+        let mut state = host.0.state.lock();
+        let read =
+            state.held.iter().position(|(request, _)| matches!(request, Request::Read { .. }));
+        read.map(|index| state.held.remove(index))
+    };
+    while let Some((request, done)) = reads() {
+        host.arrive(request, done);
+    }
+    assert_eq!(wakes.0.load(Ordering::Relaxed), appends.len() + 3);
+    assert!(
+        appends
+            .iter_mut()
+            .all(|append| matches!(poll(append), Poll::Ready(Err(WalError::Fenced { .. }))))
+    );
+    assert!(matches!(poll(durable), Poll::Ready(Err(WalError::Fenced { .. }))));
+    assert!(matches!(poll(trim), Poll::Ready(Err(WalError::Fenced { .. }))));
+    assert!(poll(room).is_ready());
+    // What comes back late acknowledges nothing and sends nothing.
+    host.release();
+    assert_eq!(host.held(), 0);
+    assert_eq!(old.durable(), durable_before);
+}
+
+/// The device refuses the first owner from the takeover on: whatever either was told is there, and nothing else happens.
+#[test]
+fn with_a_fenced_device_nothing_is_lost() {
+    for arrived in 0..5 {
+        let disk = new_disk();
+        let (first, second) = (Host::of(&disk), Host::of(&disk));
+        let old = open_on(&first);
+        append(&old, 0, 700);
+        first.hold();
+        // Full blocks, several of them on their way at once.
+        let mut appends: Vec<_> =
+            (1..7).map(|name| old.append(&[&vec![name; 8000]]).unwrap()).collect();
+        for _ in 0..arrived {
+            let (request, done) = first.0.state.lock().held.remove(0);
+            first.arrive(request, done);
+        }
+        let acknowledged = count_acknowledged(&mut appends);
+
+        first.fence();
+        let (new, report, records) = try_open(second.device(), &options()).unwrap();
+        assert!(records.len() > acknowledged, "{arrived} writes have arrived");
+        let handed_out = names(&records);
+        assert_eq!(handed_out, (0..records.len() as u8).collect::<Vec<_>>());
+        append(&new, b'x', 3000);
+        let before = disk.image();
+        first.release_all();
+        drop(old.append(&[b"late"]));
+        assert!(disk.image() == before, "the old owner does nothing");
+        for (index, append) in appends.iter_mut().enumerate() {
+            match poll(append) {
+                Poll::Ready(Ok(())) => assert!(index < acknowledged),
+                Poll::Ready(Err(cause)) => assert!(matches!(cause, WalError::Device(_)), "{cause}"),
+                Poll::Pending => panic!("a waiter was forgotten"),
+            }
+        }
+        append(&new, b'y', 20);
+        let (_, again, records) = open(&disk.power_cut());
+        assert_eq!(names(&records), [&handed_out[..], b"xy"].concat());
+        assert!(again.damage.is_empty() && again.start == report.start);
+    }
+}
+
+/// Without a fence, the first owner writes over its successor's records. That shows as damage, or as nothing; never as a record of the
+/// successor's epoch.
+#[test]
+fn without_a_fence_late_writes_are_damage_and_no_records() {
+    let (mut damaged, mut late_acknowledged) = (0, 0);
+    for (arrived, successors) in
+        (0..4).flat_map(|arrived| (0..8).map(move |successors| (arrived, successors)))
+    {
+        let disk = new_disk();
+        let (first, second) = (Host::of(&disk), Host::of(&disk));
+        let old = open_on(&first);
+        append(&old, 0, 700);
+        first.hold();
+        let mut appends: Vec<_> =
+            (1..7).map(|name| old.append(&[&vec![name; 8000]]).unwrap()).collect();
+        for _ in 0..arrived {
+            let (request, done) = first.0.state.lock().held.remove(0);
+            first.arrive(request, done);
+        }
+        let acknowledged = count_acknowledged(&mut appends);
+        let (new, report, records) = try_open(second.device(), &options()).unwrap();
+        assert!(records.len() > acknowledged);
+        let written: Vec<_> = (0..successors)
+            .map(|index| {
+                let offset = new.appended();
+                append(&new, 100 + index, 4500);
+                (offset, 100 + index)
+            })
+            .collect();
+        first.release_all();
+        late_acknowledged += count_acknowledged(&mut appends[acknowledged..]);
+        assert!(is_fenced(old.trim(..old.durable()).wait()), "and then it notices");
+
+        let (found, after) = scan(&disk.power_cut());
+        // All that its recovery had handed out is there: the old owner's writes repeat it.
+        assert_eq!(after[..records.len()], records);
+        for record in &after[records.len()..] {
+            assert!(record.offset >= report.end && record.epoch == report.epoch);
+            assert!(written.contains(&(record.offset, record.payload[0])), "{record:?}");
+        }
+        damaged += found.damage.len();
+        for (offset, _) in written {
+            let there = after.iter().any(|record| record.offset == offset);
+            let reported = found.damage.iter().any(|damage| damage.range.contains(&offset));
+            assert!(
+                there || reported || offset >= found.end,
+                "{offset} is neither there nor reported"
+            );
+        }
+    }
+    assert!(
+        damaged > 5 && late_acknowledged > 20,
+        "{damaged} damaged, {late_acknowledged} acknowledged by the old owner"
+    );
+}
+
+/// The header write of the first owner was sent before its successor came, and arrives late. It reaches the slot that does not count.
+#[test]
+fn one_header_write_that_arrives_late_does_no_harm() {
+    // A trim is a look at two slots and a write, twice.
+    for sent in [2, 5] {
+        let disk = new_disk();
+        let (first, second) = (Host::of(&disk), Host::of(&disk));
+        let old = open_on(&first);
+        append(&old, b'a', 5000);
+        let kept = append(&old, b'b', 5000);
+        first.hold();
+        let mut trim = old.trim(..LogOffset(5032));
+        for _ in 0..sent {
+            first.release();
+        }
+        let (new, _, records) = try_open(second.device(), &options()).unwrap();
+        assert_eq!(names(&records), if sent == 2 { &b"ab"[..] } else { b"b" });
+        append(&new, b'x', 6000);
+        let before = headers(&disk);
+        first.release();
+        assert!(headers(&disk) != before, "it has arrived");
+        let (_, records) = scan(&disk);
+        assert_eq!(names(&records)[names(&records).len() - 2..], *b"bx");
+        first.release_all();
+        match sent {
+            2 => assert!(matches!(poll(&mut trim), Poll::Ready(Err(WalError::Fenced { .. })))),
+            _ => assert!(is_fenced(old.trim(..kept).wait())),
+        }
+        // Nor does the successor mind.
+        new.trim(..kept).wait().unwrap();
+        append(&new, b'y', 100);
+        let (_, report, records) = open(&disk.power_cut());
+        assert_eq!((names(&records), report.damage.len()), (b"xy".to_vec(), 0));
+    }
+}
+
+/// The successor comes between the two header writes of a change.
+#[test]
+fn a_change_is_not_completed_over_a_successor() {
+    let disk = new_disk();
+    let (first, second) = (Host::of(&disk), Host::of(&disk));
+    let old = open_on(&first);
+    append(&old, b'a', 5000);
+    append(&old, b'b', 5000);
+    first.hold();
+    let trim = old.trim(..LogOffset(5032));
+    for _ in 0..3 {
+        first.release();
+    }
+    let (_new, report, records) = try_open(second.device(), &options()).unwrap();
+    assert_eq!(
+        (report.start, names(&records)),
+        (LogOffset(5032), b"b".to_vec()),
+        "one of two writes"
+    );
+    let before = headers(&disk);
+    first.release_all();
+    assert!(is_fenced(trim.wait()));
+    assert!(headers(&disk) == before);
+}
+
+#[test]
+fn formatting_by_somebody_else_is_noticed() {
+    for close in [false, true] {
+        let disk = new_disk();
+        let old = open_on(&Host::of(&disk));
+        let end = append(&old, b'a', 5000);
+        format(&disk);
+        let before = headers(&disk);
+        let cause =
+            if close { old.close().unwrap_err() } else { old.trim(..end).wait().unwrap_err() };
+        let new_id = Wal::inspect(&disk.device()).unwrap().header.wal_id.to_string();
+        assert!(matches!(&cause, WalError::Fenced { found } if found.contains(&new_id)), "{cause}");
+        assert!(headers(&disk) == before);
+        assert!(open(&disk.power_cut()).2.is_empty());
+    }
+}
+
+#[test]
+fn resizing_by_somebody_else_is_noticed() {
+    let disk = new_disk();
+    let old = open_on(&Host::of(&disk));
+    let end = append(&old, b'a', 5000);
+    Wal::resize(&disk.device(), DATA_START + (512 << 10), None).unwrap();
+    let before = headers(&disk);
+    assert!(is_fenced(old.trim(..end).wait()));
+    assert!(headers(&disk) == before);
+    assert_eq!(names(&open(&disk.power_cut()).2), b"a");
+}
+
+/// A later version of the program has taken the log over and writes headers that this one does not know.
+#[test]
+fn a_header_from_the_future_is_noticed() {
+    let disk = new_disk();
+    let old = open_on(&Host::of(&disk));
+    let end = append(&old, b'a', 5000);
+    for at in SLOTS {
+        let mut page = disk.peek(at, PAGE as usize);
+        page[8] = 2;
+        let crc = crc32c::crc32c(&page[..124]);
+        page[124..128].copy_from_slice(&crc.to_le_bytes());
+        disk.poke(at, &page);
+    }
+    let before = headers(&disk);
+    let cause = old.trim(..end).wait().unwrap_err();
+    assert!(matches!(&cause, WalError::Fenced { found } if found.contains("version 2")), "{cause}");
+    assert!(headers(&disk) == before);
+}
+
+/// What can not be read, or is damaged, says nothing; the other slot does.
+#[test]
+fn a_slot_that_can_not_be_read_is_no_reason_to_stop() {
+    let faults = Faults { read_error: 1.0, ..Faults::default() };
+    for broken in [&SLOTS[..1], &SLOTS[1..], &SLOTS[..]] {
+        for damaged in [false, true] {
+            let break_slots = |disk: &SimDisk| {
+                for &at in broken {
+                    match damaged {
+                        true => flip(disk, at + 40, 2),
+                        false => disk.set_zone_faults(at..at + PAGE, faults),
+                    }
+                }
+            };
+            let disk = new_disk();
+            let wal = open_on(&Host::of(&disk));
+            let end = append(&wal, b'a', 5000);
+            append(&wal, b'b', 5000);
+            break_slots(&disk);
+            wal.trim(..end).wait().unwrap();
+            break_slots(&disk);
+            wal.close().unwrap();
+            disk.clear_zones();
+            assert_eq!(names(&open(&disk.power_cut()).2), b"b");
+
+            let disk = new_disk();
+            let old = open_on(&Host::of(&disk));
+            let end = append(&old, b'a', 5000);
+            let _new = open_on(&Host::of(&disk));
+            break_slots(&disk);
+            let seen = is_fenced(old.trim(..end).wait());
+            assert_eq!(seen, broken.len() == 1, "{broken:?}, damaged: {damaged}");
+        }
+    }
+}
+
+/// Recovery takes a while. Who opens the log in the meantime has it.
+#[test]
+fn an_opening_that_was_overtaken_writes_nothing() {
+    for format_it in [false, true] {
+        let disk = new_disk();
+        let wal = open_on(&Host::of(&disk));
+        append(&wal, b'a', 5000);
+        drop(wal);
+        let mut other = None;
+        let mut before = Vec::new();
+        let refused = Wal::open(Host::of(&disk).device(), &options(), None, &mut |_| {
+            if format_it {
+                format(&disk);
+            } else {
+                let wal = open_on(&Host::of(&disk));
+                append(&wal, b'x', 6000);
+                other = Some(wal);
+            }
+            before = disk.image();
+            Ok(())
+        });
+        assert!(matches!(refused, Err(OpenError::Fenced { .. })), "{refused:?}");
+        assert!(disk.image() == before);
+        if let Some(wal) = other {
+            append(&wal, b'y', 100);
+            wal.trim(..LogOffset(5032)).wait().unwrap();
+            assert_eq!(names(&open(&disk.power_cut()).2), b"xy");
+        }
+    }
+}
+
+#[test]
+fn a_resize_that_was_overtaken_changes_no_header() {
+    let disk = new_disk();
+    let wal = open_on(&Host::of(&disk));
+    append(&wal, b'a', 5000);
+    drop(wal);
+    let other = Mutex::new(None);
+    let begun = {
+        let disk = disk.clone();
+        let other = Arc::new(other);
+        let kept = other.clone();
+        let progress: alluvium_wal::Progress = Arc::new(move |_, _| {
+            kept.lock().get_or_insert_with(|| open_on(&Host::of(&disk)));
+        });
+        (progress, other)
+    };
+    let refused = Wal::resize(&disk.device(), DATA_START + (512 << 10), Some(begun.0));
+    assert!(matches!(refused, Err(OpenError::Fenced { .. })), "{refused:?}");
+    let wal = begun.1.lock().take().expect("it was opened");
+    append(&wal, b'x', 5000);
+    wal.trim(..LogOffset(5032)).wait().unwrap();
+    assert_eq!(names(&open(&disk.power_cut()).2), b"x");
+}
+
+/// A handle is dropped while the writer looks at the slots: that is a crash, after which nothing is written.
+#[test]
+fn a_writer_that_has_stopped_writes_no_header() {
+    let disk = new_disk();
+    let wal = open_on(&Host::of(&disk));
+    let end = append(&wal, b'a', 5000);
+    disk.set_mode(Mode::Queued);
+    let trim = wal.trim(..end);
+    assert_eq!(disk.queued().len(), 1, "the first look");
+    let before = headers(&disk);
+    drop(wal);
+    disk.run_until_idle();
+    assert!(matches!(poll(trim), Poll::Ready(Err(WalError::Closed))));
+    assert!(headers(&disk) == before);
+}
+
+/// A formatted disk is not taken over by whoever looks at it.
+#[test]
+fn looking_is_not_taking_over() {
+    let disk = new_disk();
+    let wal = open_on(&Host::of(&disk));
+    let end = append(&wal, b'a', 5000);
+    scan(&disk);
+    Wal::inspect(&disk.device()).unwrap();
+    assert!(Wal::format(&disk.device(), &FormatOptions::default()).is_err());
+    assert!(Wal::resize(&disk.device(), DATA_START, None).is_err());
+    wal.trim(..end).wait().unwrap();
+    wal.close().unwrap();
+}
