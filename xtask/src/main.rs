@@ -38,7 +38,7 @@ enum Task {
     ///
     /// What is missing comes from the ordinary package registries: kcat, Java, Maven, Python, Go and a word list by
     /// apt-get (as root or through sudo), confluent-kafka from PyPI, kafka-clients from Maven Central, franz-go from
-    /// the Go module proxy. Everything but the Debian packages lands under target/e2e and in the caches of the
+    /// the Go module proxy, and a newer Go too where Debian's is too old. Everything but the Debian packages lands under target/e2e and in the caches of the
     /// package managers.
     ///
     /// A suite whose tools can not be installed for lack of permission is skipped, with the reason. Data and logs of a

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
@@ -34,36 +35,44 @@ impl From<Error> for Missing {
 }
 
 /// Whether `program --version` (or the given arguments) runs.
-fn runs(program: &str, arguments: &[&str]) -> bool {
+pub(crate) fn runs(program: &str, arguments: &[&str]) -> bool {
     quietly(Command::new(program).args(arguments)).is_ok()
 }
 
 /// Installs Debian packages, after one `apt-get update` for the whole run.
-fn apt(packages: &[&str], why: &str) -> Result<(), Missing> {
+pub(crate) fn apt(packages: &[&str], why: &str) -> Result<(), Missing> {
     static UPDATED: OnceLock<()> = OnceLock::new();
     let names = packages.join(" ");
+    let missing =
+        |reason: &str| Err(Missing::NotAllowed(format!("not installed: {names}; {reason}")));
     let sudo = !rustix::process::geteuid().is_root();
     if !runs("apt-get", &["--version"]) {
-        return Err(Missing::NotAllowed(format!("{names} is missing, and there is no apt-get")));
+        return missing("there is no apt-get here, install that in another way");
     }
     if sudo && !runs("sudo", &["-n", "true"]) {
-        let reason = format!("{names} is missing, and apt-get needs root or sudo without password");
-        return Err(Missing::NotAllowed(reason));
+        return missing(&format!(
+            "`apt-get install {names}` takes root, or sudo without a password"
+        ));
     }
     let apt_get = |arguments: &[&str]| {
-        let mut command = Command::new(if sudo { "sudo" } else { "apt-get" });
+        let mut command = Command::new(if sudo { "sudo" } else { "env" });
         if sudo {
-            command.args(["-n", "DEBIAN_FRONTEND=noninteractive", "apt-get"]);
+            command.args(["-n", "env"]);
         }
-        quietly(command.env("DEBIAN_FRONTEND", "noninteractive").args(arguments))
+        // Nobody is there to be asked. A new machine may be installing its updates: that is waited for.
+        command.args(["DEBIAN_FRONTEND=noninteractive", "apt-get", "-q"]);
+        command.args(["-o", "DPkg::Lock::Timeout=600", "-o", "Acquire::Retries=3"]);
+        quietly(command.args(arguments))
     };
-    if UPDATED.get().is_none() {
+    UPDATED.get_or_init(|| {
         println!("setup: apt-get update");
-        apt_get(&["update", "-q"])?;
-        UPDATED.get_or_init(|| ());
-    }
+        if let Err(error) = apt_get(&["update"]) {
+            // One source of many may be out of order. Whether that matters, the installation tells.
+            println!("setup: going on with the package lists that are there: {error}");
+        }
+    });
     println!("setup: apt-get install {names} ({why})");
-    apt_get(&[&["install", "-q", "-y", "--no-install-recommends"], packages].concat())?;
+    apt_get(&[&["install", "-y", "--no-install-recommends"], packages].concat())?;
     Ok(())
 }
 
@@ -94,7 +103,10 @@ pub(crate) fn python(root: &Path) -> Result<PathBuf, Missing> {
         return Ok(python);
     }
     if !runs("python3", &["-c", "import venv, ensurepip"]) {
-        apt(&["python3", "python3-venv"], "the confluent-kafka suite and the kill test")?;
+        apt(
+            &["python3", "python3-venv", "ca-certificates"],
+            "the confluent-kafka suite and the kill test",
+        )?;
     }
     println!("setup: pip install -r {} (PyPI)", requirements.display());
     quietly(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&venv))?;
@@ -104,6 +116,15 @@ pub(crate) fn python(root: &Path) -> Result<PathBuf, Missing> {
     Ok(python)
 }
 
+/// What `pom.xml` compiles for.
+const JAVA: u32 = 17;
+
+/// The number that follows `prefix` in a version.
+fn number_behind(version: &str, prefix: &str) -> Option<u32> {
+    let rest = version.strip_prefix(prefix)?;
+    rest.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
+}
+
 /// The class path of the Java suite: its own classes, compiled, and its jars.
 pub(crate) fn java(root: &Path) -> Result<String, Missing> {
     let project = root.join("tests/clients/java");
@@ -111,6 +132,12 @@ pub(crate) fn java(root: &Path) -> Result<String, Missing> {
     let class_path = format!("{0}/classes:{0}/libs/*", out.display());
     if !runs("javac", &["-version"]) {
         apt(&["default-jdk-headless"], "the kafka-clients suite")?;
+    }
+    let version = output(Command::new("javac").arg("-version"))?;
+    let version = String::from_utf8_lossy(&version).trim().to_owned();
+    if number_behind(&version, "javac ").is_none_or(|major| major < JAVA) {
+        let reason = format!("`{version}` is too old for kafka-clients: a JDK of {JAVA} is needed");
+        return Err(Missing::NotAllowed(reason));
     }
     let mut sources = files_below(&project.join("src"))?;
     sources.push(project.join("pom.xml"));
@@ -128,37 +155,77 @@ pub(crate) fn java(root: &Path) -> Result<String, Missing> {
     Ok(class_path)
 }
 
-/// The directory of the Go module, once Go is there and can fetch what `go.mod` names.
-pub(crate) fn go(root: &Path) -> Result<PathBuf, Missing> {
+/// Go, and the module of the suites with all that it needs.
+pub(crate) struct Go {
+    program: PathBuf,
+    module: PathBuf,
+}
+
+impl Go {
+    /// Lets a command run this Go in the suites' module.
+    pub(crate) fn command(&self, client: impl FnOnce(&Path) -> Command) -> Command {
+        let mut command = client(&self.program);
+        // Where Go comes from Debian it may be told to stay at its own version.
+        command.current_dir(&self.module).env("GOTOOLCHAIN", "auto").env_remove("GOROOT");
+        command
+    }
+}
+
+/// Go in the version that `go.mod` names, or one that fetches it.
+pub(crate) fn go(root: &Path) -> Result<Go, Missing> {
     let module = root.join("tests/clients/go");
     if !runs("go", &["version"]) {
-        apt(&["golang-go"], "the franz-go suite, the kill test and the endless test")?;
+        let why = "the franz-go suite, the kill test and the endless test";
+        apt(&["golang-go", "ca-certificates"], why)?;
     }
-    // From 1.21 on, Go fetches the toolchain that go.mod asks for by itself.
-    let version = output(Command::new("go").args(["env", "GOVERSION"]))?;
-    let version = String::from_utf8_lossy(&version).trim().to_owned();
-    let minor = version.strip_prefix("go1.").and_then(|rest| rest.split('.').next()?.parse().ok());
-    if minor.is_none_or(|minor: u32| minor < 21) {
-        let reason = format!("{version} is too old to fetch the Go that go.mod names: 1.21 needed");
-        return Err(Missing::NotAllowed(reason));
-    }
-    let module_cache = output(Command::new("go").args(["env", "GOMODCACHE"]))?;
-    let module_cache = PathBuf::from(String::from_utf8_lossy(&module_cache).trim());
-    if !module_cache.join("github.com/twmb").exists() {
+    let asked =
+        output(Command::new("go").args(["env", "GOVERSION", "GOMODCACHE", "GOOS", "GOARCH"]))?;
+    let asked = String::from_utf8_lossy(&asked);
+    let [version, cache, os, arch] = asked.lines().collect::<Vec<_>>()[..] else {
+        return Err(Missing::Failed(format!("`go env` says {asked:?}").into()));
+    };
+    // From 1.21 on Go fetches by itself what go.mod asks for.
+    let program = if number_behind(version, "go1.").is_some_and(|minor| minor >= 21) {
+        PathBuf::from("go")
+    } else {
+        toolchain(&module, Path::new(cache), &format!("{os}-{arch}"))?
+    };
+    let go = Go { program, module };
+    if !Path::new(cache).join("github.com/twmb").exists() {
         println!("setup: go mod download (franz-go from the Go module proxy)");
     }
-    quietly(Command::new("go").current_dir(&module).args(["mod", "download"]))?;
-    Ok(module)
+    quietly(go.command(|program| Command::new(program)).args(["mod", "download"]))?;
+    Ok(go)
+}
+
+/// The Go that `go.mod` names, for a Go that is too old to fetch it by itself, as Debian 12 has it. Toolchains are modules like others,
+/// so the old one can download the new one, and checks it against the checksum database.
+fn toolchain(module: &Path, cache: &Path, platform: &str) -> Result<PathBuf, Missing> {
+    let go_mod = read(&module.join("go.mod"))?;
+    let version = go_mod.lines().find_map(|line| line.strip_prefix("go "));
+    let version = version.ok_or_else(|| Error::from("go.mod names no version of Go"))?;
+    let name = format!("golang.org/toolchain@v0.0.1-go{version}.{platform}");
+    let installed = cache.join(&name);
+    if !installed.exists() {
+        println!("setup: go mod download {name} (from the Go module proxy, since go.mod needs it)");
+        quietly(Command::new("go").current_dir("/").args(["mod", "download", &name]))?;
+    }
+    // A module has no executable files. The newer Go does the same when it has downloaded one.
+    for directory in ["bin", "pkg/tool"] {
+        for file in files_below(&installed.join(directory))? {
+            make_executable(&file)?;
+        }
+    }
+    Ok(installed.join("bin/go"))
 }
 
 /// A program of the Go module, compiled.
 pub(crate) fn go_program(root: &Path, name: &str) -> Result<PathBuf, Missing> {
-    let module = go(root)?;
     let program = root.join("target/e2e/go").join(name);
     let package = format!("./cmd/{name}");
-    let mut build = Command::new("go");
+    let mut build = go(root)?.command(|go| Command::new(go));
     // Go must not look for a version in git: the checkout may belong to another user.
-    build.current_dir(module).args(["build", "-buildvcs=false", "-o"]).arg(&program).arg(package);
+    build.args(["build", "-buildvcs=false", "-o"]).arg(&program).arg(package);
     quietly(&mut build)?;
     Ok(program)
 }
@@ -174,8 +241,7 @@ impl Stamp {
         let mut inputs = String::new();
         for file in files {
             inputs.push_str(&format!("== {}\n", file.display()));
-            let text = fs::read_to_string(file);
-            inputs.push_str(&text.map_err(|error| format!("{}: {error}", file.display()))?);
+            inputs.push_str(&read(file)?);
         }
         Ok(Self { path: path.to_path_buf(), inputs })
     }
@@ -188,6 +254,18 @@ impl Stamp {
         fs::write(&self.path, &self.inputs)
             .map_err(|error| format!("{}: {error}", self.path.display()).into())
     }
+}
+
+fn read(file: &Path) -> Result<String, Error> {
+    fs::read_to_string(file).map_err(|error| format!("{}: {error}", file.display()).into())
+}
+
+fn make_executable(file: &Path) -> Result<(), Error> {
+    let failed = |error| format!("{}: {error}", file.display());
+    let mut permissions = fs::metadata(file).map_err(failed)?.permissions();
+    permissions.set_mode(permissions.mode() | 0o111);
+    fs::set_permissions(file, permissions).map_err(failed)?;
+    Ok(())
 }
 
 /// All files below a directory, sorted.
@@ -205,4 +283,24 @@ fn files_below(directory: &Path) -> Result<Vec<PathBuf>, Error> {
     }
     files.sort();
     Ok(files)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_read_up_to_what_is_no_number() {
+        for (version, prefix, number) in [
+            ("go1.19.8", "go1.", Some(19)),
+            ("go1.26rc2", "go1.", Some(26)),
+            ("devel go1.27-abc", "go1.", None),
+            ("javac 17.0.15", "javac ", Some(17)),
+            ("javac 25", "javac ", Some(25)),
+            ("javac 1.8.0_402", "javac ", Some(1)),
+            ("", "javac ", None),
+        ] {
+            assert_eq!(number_behind(version, prefix), number, "{version}");
+        }
+    }
 }

@@ -165,10 +165,10 @@ impl Bench<'_> {
     }
 
     fn go(&self) -> Result<Vec<Case>, Missing> {
-        let module = setup::go(self.root)?;
+        let go = setup::go(self.root)?;
         self.with_server("go", |server| {
-            let mut go = server.client("go");
-            go.current_dir(&module).args(["test", "-count=1", "-v", "-timeout", "10m", "."]);
+            let mut go = go.command(|program| server.client(program));
+            go.args(["test", "-count=1", "-v", "-timeout", "10m", "."]);
             let mut cases = Vec::new();
             let status = follow(&mut go, LIMIT, |line| cases.extend(go_case(line)))?;
             let mut cases = only_leaves(cases);
