@@ -2,6 +2,7 @@
 //! before anything is written to any of them.
 
 use std::fs::{File, TryLockError};
+use std::io::{Read, Write};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -57,6 +58,7 @@ impl Storage {
     }
 }
 
+/// Lock the directory for this process, and leave its id there for who wants to signal it. The lock goes with the process; the id stays.
 fn lock_directory(directory: &Path) -> Result<File, Failure> {
     let failed = |action: &str, error: std::io::Error| {
         Failure::Failed(format!("data directory {}: {action}: {error}", directory.display()))
@@ -67,16 +69,31 @@ fn lock_directory(directory: &Path) -> Result<File, Failure> {
         }
         _ => failed("can not be created", error),
     })?;
-    let lock = File::create(directory.join("lock"))
+    // Not truncated before the lock is held: what is in there is the other one's.
+    let mut lock = File::options()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(directory.join("lock"))
         .map_err(|error| failed("its lock file can not be opened", error))?;
     match lock.try_lock() {
-        Ok(()) => Ok(lock),
-        Err(TryLockError::WouldBlock) => Err(Failure::Failed(format!(
-            "data directory {}: another alluvium is using it",
-            directory.display()
-        ))),
-        Err(TryLockError::Error(error)) => Err(failed("can not be locked", error)),
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => {
+            let mut holder = String::new();
+            let _ = lock.read_to_string(&mut holder);
+            return Err(Failure::Failed(format!(
+                "data directory {}: another alluvium is using it (process {})",
+                directory.display(),
+                holder.trim()
+            )));
+        }
+        Err(TryLockError::Error(error)) => return Err(failed("can not be locked", error)),
     }
+    lock.set_len(0)
+        .and_then(|()| writeln!(lock, "{}", std::process::id()))
+        .map_err(|error| failed("its lock file can not be written", error))?;
+    Ok(lock)
 }
 
 /// The write-ahead log, formatted if it is new. `bound`: the catalog belongs to a log already.

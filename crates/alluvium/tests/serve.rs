@@ -361,8 +361,14 @@ fn a_signal_that_is_delivered_twice_is_a_graceful_stop() {
 #[test]
 fn a_data_directory_has_one_server() {
     let data = directory();
-    let _first = Server::start(data.path(), &SMALL);
-    contains(&will_not_serve(data.path(), &[]), &[text(data.path()), "another alluvium"]);
+    let first = Server::start(data.path(), &SMALL);
+    let id = || fs::read_to_string(data.path().join("lock")).unwrap().trim().to_string();
+    assert_eq!(id(), first.pid().as_raw_nonzero().to_string());
+    let said = will_not_serve(data.path(), &[]);
+    contains(&said, &[text(data.path()), "another alluvium", &format!("(process {})", id())]);
+    first.stop(Signal::KILL);
+    let second = Server::start(data.path(), &[]);
+    assert_eq!(id(), second.pid().as_raw_nonzero().to_string());
 }
 
 #[test]
