@@ -558,10 +558,10 @@ fn a_write_that_fails_costs_no_record() {
 /// The slot without the newest header is lost already when the resize begins.
 #[test]
 fn one_header_is_enough_to_begin_with() {
-    for slot in 0..2 {
+    for (slot, at) in SLOTS.into_iter().enumerate() {
         let disk = shaped(AT_THE_END);
         let before = scan(&disk).1;
-        disk.poke(SLOTS[slot], &vec![0xff; PAGE as usize]);
+        disk.poke(at, &[0xff; PAGE as usize]);
         let before_slots = Wal::inspect(&disk.device()).unwrap();
         assert_eq!(before_slots.newest, 1 - slot);
         resize(&disk, 36).unwrap();

@@ -84,13 +84,14 @@ impl Host {
     fn arrive(&self, request: Request, done: Completion) {
         match request {
             Request::Write { at, buf, .. } if self.0.state.lock().fenced => {
+                let source = Arc::new(io::Error::other("reservation conflict"));
                 done(Err(DeviceError {
                     device: "a fenced disk".into(),
                     operation: "write",
                     at: at.0,
                     len_bytes: buf.len() as u64,
-                    source: Arc::new(io::Error::other("reservation conflict")),
-                }))
+                    source,
+                }));
             }
             request => self.0.disk.submit(request, done),
         }
@@ -142,7 +143,7 @@ fn headers(disk: &SimDisk) -> Vec<u8> {
     SLOTS.iter().flat_map(|&at| disk.peek(at, PAGE as usize)).collect()
 }
 
-fn is_fenced<T>(result: Result<T, WalError>) -> bool {
+fn is_fenced(result: &Result<(), WalError>) -> bool {
     matches!(result, Err(WalError::Fenced { .. }))
 }
 
@@ -180,7 +181,7 @@ fn the_first_owner_stops_at_its_next_trim_and_writes_no_header() {
     assert!(matches!(old.stopped(), Some(WalError::Fenced { .. })) && old.stats().failed);
     // For good.
     assert!(matches!(old.append(&[b"b"]), Err(AppendError::Failed(WalError::Fenced { .. }))));
-    assert!(is_fenced(old.trim(..kept).wait()) && is_fenced(old.clone().close()));
+    assert!(is_fenced(&old.trim(..kept).wait()) && is_fenced(&old.clone().close()));
     drop(old);
     assert!(headers(&disk) == before);
 
@@ -199,7 +200,7 @@ fn the_first_owner_does_not_write_its_clean_header() {
     append(&new, b'x', 6000);
     let before = headers(&disk);
     let other_handle = old.clone();
-    assert!(is_fenced(old.close()));
+    assert!(is_fenced(&old.close()));
     assert!(headers(&disk) == before);
     assert!(matches!(
         other_handle.append(&[b"b"]),
@@ -334,7 +335,7 @@ fn without_a_fence_late_writes_are_damage_and_no_records() {
             .collect();
         first.release_all();
         late_acknowledged += count_acknowledged(&mut appends[acknowledged..]);
-        assert!(is_fenced(old.trim(..old.durable()).wait()), "and then it notices");
+        assert!(is_fenced(&old.trim(..old.durable()).wait()), "and then it notices");
 
         let (found, after) = scan(&disk.power_cut());
         // All that its recovery had handed out is there: the old owner's writes repeat it.
@@ -385,7 +386,7 @@ fn one_header_write_that_arrives_late_does_no_harm() {
         first.release_all();
         match sent {
             2 => assert!(matches!(poll(&mut trim), Poll::Ready(Err(WalError::Fenced { .. })))),
-            _ => assert!(is_fenced(old.trim(..kept).wait())),
+            _ => assert!(is_fenced(&old.trim(..kept).wait())),
         }
         // Nor does the successor mind.
         new.trim(..kept).wait().unwrap();
@@ -416,7 +417,7 @@ fn a_change_is_not_completed_over_a_successor() {
     );
     let before = headers(&disk);
     first.release_all();
-    assert!(is_fenced(trim.wait()));
+    assert!(is_fenced(&trim.wait()));
     assert!(headers(&disk) == before);
 }
 
@@ -444,7 +445,7 @@ fn resizing_by_somebody_else_is_noticed() {
     let end = append(&old, b'a', 5000);
     Wal::resize(&disk.device(), DATA_START + (512 << 10), None).unwrap();
     let before = headers(&disk);
-    assert!(is_fenced(old.trim(..end).wait()));
+    assert!(is_fenced(&old.trim(..end).wait()));
     assert!(headers(&disk) == before);
     assert_eq!(names(&open(&disk.power_cut()).2), b"a");
 }
@@ -498,7 +499,7 @@ fn a_slot_that_can_not_be_read_is_no_reason_to_stop() {
             let end = append(&old, b'a', 5000);
             let _new = open_on(&Host::of(&disk));
             break_slots(&disk);
-            let seen = is_fenced(old.trim(..end).wait());
+            let seen = is_fenced(&old.trim(..end).wait());
             assert_eq!(seen, broken.len() == 1, "{broken:?}, damaged: {damaged}");
         }
     }
