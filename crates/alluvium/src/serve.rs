@@ -165,6 +165,9 @@ fn summary(recovery: &Recovery) -> String {
         let gaps = counted(recovery.gaps.len() as u64, "range", "ranges");
         text += &format!("; {gaps} of offsets LOST");
     }
+    if recovery.missing_end.is_some() {
+        text += "; the end of the log LOST";
+    }
     text
 }
 
@@ -285,10 +288,12 @@ mod tests {
         (found.skipped_uploaded, found.skipped_deleted, found.wal.dropped_records) = (2, 1, 1);
         let lost = StreamOffset(3)..StreamOffset(9);
         found.gaps = vec![Gap { stream: StreamId(0), lost }];
+        found.missing_end = Some(LogOffset(7)..LogOffset(8));
         assert_eq!(
             summary(&found),
             "recovered in 0.007 s after no clean shutdown: 1 batch (1.5 KiB) to upload, 2 batches uploaded before, 1 batch of \
-             deleted topics; 1 record behind the end of the log dropped: never acknowledged; 1 range of offsets LOST"
+             deleted topics; 1 record behind the end of the log dropped: never acknowledged; 1 range of offsets LOST; the \
+             end of the log LOST"
         );
     }
 }
