@@ -1,5 +1,6 @@
 //! The store: all streams of one WAL.
 
+use std::any::Any;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
@@ -570,10 +571,7 @@ impl Shared {
     /// halts.
     pub(crate) async fn caught<T>(&self, work: impl Future<Output = T>) -> Result<T, StoreError> {
         AssertUnwindSafe(work).catch_unwind().await.map_err(|panic| {
-            let text = panic.downcast_ref::<String>().map(String::as_str);
-            let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
-            let defect = format!("a defect: {}", text.unwrap_or("a panic without a message"));
-            let defect = StoreError::Failed(defect);
+            let defect = StoreError::Failed(format!("a defect: {}", panic_text(&*panic)));
             self.halt(defect.clone());
             defect
         })
@@ -606,4 +604,10 @@ impl Shared {
         self.upload.forced.store(true, Ordering::Release);
         self.upload.wanted.notify_one();
     }
+}
+
+/// What a panic said.
+pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic without a message")
 }

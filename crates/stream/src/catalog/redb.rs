@@ -1,13 +1,14 @@
 //! The embedded catalog. Tables and values: `docs/format/catalog.md`.
 
 use std::fs::File;
+use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
 
 use alluvium_wal::LogOffset;
 use bytes::Bytes;
 use redb::{
-    Database, DatabaseError, Durability, ReadableDatabase, ReadableTable, Table, TableDefinition,
-    WriteTransaction,
+    Builder, Database, DatabaseError, Durability, Key, ReadOnlyTable, ReadableDatabase,
+    ReadableTable, Table, TableDefinition, TableHandle, Value, WriteTransaction,
 };
 use uuid::Uuid;
 
@@ -25,12 +26,14 @@ const CHECKPOINTS: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("check
 const RANGES: TableDefinition<'_, (u64, u64), &[u8]> = TableDefinition::new("ranges");
 const OBJECTS: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("objects");
 const META: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("meta");
+const CHECKSUM: TableDefinition<'_, &str, u64> = TableDefinition::new("checksum");
 
 const KEY_FORMAT: &str = "format_version";
 const KEY_NEXT_STREAM: &str = "next_stream_id";
 const KEY_NEXT_OBJECT: &str = "next_object_id";
 const KEY_UPLOADED_LOG: &str = "uploaded_log";
 const KEY_WAL: &str = "wal_id";
+const KEY_ROWS: &str = "rows";
 
 /// The catalog is small and read once, so a small page cache does; redb's default of 1 GiB would be most of an idle
 /// server's memory.
@@ -53,52 +56,61 @@ impl RedbCatalog {
     ///
     /// Fails if another process has it open, if the file is something else, or if a newer version wrote it.
     pub fn open(path: &Path) -> Result<Self, CatalogError> {
-        let named = |what: String| CatalogError::Failed(format!("{}: {what}", path.display()));
-        let database =
-            Database::builder().set_cache_size(PAGE_CACHE_BYTES).create(path).map_err(|error| {
-                match error {
-                    DatabaseError::DatabaseAlreadyOpen => {
-                        named("another process has it open; is the server running already?".into())
-                    }
-                    other => named(other.to_string()),
-                }
-            })?;
-        let catalog = Self { database, path: path.to_path_buf() };
-        catalog.initialise()?;
+        let catalog = Self::with_database(path, |builder| builder.create(path))?;
         // A new file is only there for good when its directory says so.
         if let Some(directory) = path.parent() {
             let directory =
                 if directory.as_os_str().is_empty() { Path::new(".") } else { directory };
-            File::open(directory)
-                .and_then(|directory| directory.sync_all())
-                .map_err(|error| named(format!("can not sync its directory: {error}")))?;
+            File::open(directory).and_then(|directory| directory.sync_all()).map_err(|error| {
+                let path = path.display();
+                CatalogError::Failed(format!("{path}: can not sync its directory: {error}"))
+            })?;
         }
         Ok(catalog)
+    }
+
+    fn with_database(
+        path: &Path,
+        open: impl FnOnce(&mut Builder) -> Result<Database, DatabaseError>,
+    ) -> Result<Self, CatalogError> {
+        let named = |what: String| CatalogError::Failed(format!("{}: {what}", path.display()));
+        unless_damaged(path, || {
+            let opened = open(Database::builder().set_cache_size(PAGE_CACHE_BYTES));
+            let database = opened.map_err(|error| match error {
+                DatabaseError::DatabaseAlreadyOpen => {
+                    named("another process has it open; is the server running already?".into())
+                }
+                other => named(other.to_string()),
+            })?;
+            let catalog = Self { database, path: path.to_path_buf() };
+            catalog.initialise()?;
+            Ok(catalog)
+        })
     }
 
     /// Create the tables of a new catalog, or check that this version understands an old one.
     fn initialise(&self) -> Result<(), CatalogError> {
         let transaction = self.begin()?;
         let found = {
-            let mut counters = transaction.open_table(COUNTERS).map_err(|e| self.error(e))?;
-            let found = counters.get(KEY_FORMAT).map_err(|e| self.error(e))?.map(|v| v.value());
-            if found.is_none() {
-                counters.insert(KEY_FORMAT, FORMAT_VERSION).map_err(|e| self.error(e))?;
-            }
-            found
+            let counters = transaction.open_table(COUNTERS).map_err(|e| self.error(e))?;
+            let found = counters.get(KEY_FORMAT).map_err(|e| self.error(e))?;
+            found.map(|version| version.value())
         };
         match found {
-            Some(FORMAT_VERSION) => return transaction.abort().map_err(|e| self.error(e)),
-            Some(other) => {
-                return Err(CatalogError::Failed(format!(
-                    "{}: format version {other} is not known, only {FORMAT_VERSION}",
-                    self.path.display()
-                )));
+            Some(FORMAT_VERSION) => transaction.abort().map_err(|e| self.error(e)),
+            Some(other) => Err(CatalogError::Failed(format!(
+                "{}: format version {other} is not known, only {FORMAT_VERSION}",
+                self.path.display()
+            ))),
+            None => {
+                let changed = Tables::open(&transaction).and_then(|mut tables| {
+                    put(&mut tables.sum, &mut tables.counters, &KEY_FORMAT, &FORMAT_VERSION)?;
+                    tables.close()
+                });
+                changed.map_err(|failure| self.named(failure))?;
+                transaction.commit().map_err(|e| self.error(e))
             }
-            None => {}
         }
-        Tables::open(&transaction).map_err(|e| self.error(e))?;
-        transaction.commit().map_err(|e| self.error(e))
     }
 
     fn begin(&self) -> Result<WriteTransaction, CatalogError> {
@@ -115,6 +127,20 @@ impl RedbCatalog {
         let transaction = self.database.begin_read()?;
         let mut snapshot = Snapshot::default();
 
+        let sum = [
+            sum_of(&transaction.open_table(COUNTERS)?)?,
+            sum_of(&transaction.open_table(IDENTITY)?)?,
+            sum_of(&transaction.open_table(STREAMS)?)?,
+            sum_of(&transaction.open_table(CHECKPOINTS)?)?,
+            sum_of(&transaction.open_table(RANGES)?)?,
+            sum_of(&transaction.open_table(OBJECTS)?)?,
+            sum_of(&transaction.open_table(META)?)?,
+        ];
+        let sum = sum.into_iter().fold(0, u64::wrapping_add);
+        let stated = transaction.open_table(CHECKSUM)?.get(KEY_ROWS)?.map(|v| v.value());
+        if stated != Some(sum) {
+            return Err(Failure::Value("the rows do not match their checksum".into()));
+        }
         let counters = transaction.open_table(COUNTERS)?;
         snapshot.next_stream_id = counters.get(KEY_NEXT_STREAM)?.map_or(0, |v| v.value());
         snapshot.next_object_id = counters.get(KEY_NEXT_OBJECT)?.map_or(0, |v| v.value());
@@ -159,14 +185,15 @@ impl RedbCatalog {
 
 impl Catalog for RedbCatalog {
     fn load(&self) -> Result<Snapshot, CatalogError> {
-        self.read().map_err(|failure| self.named(failure))
+        unless_damaged(&self.path, || self.read().map_err(|failure| self.named(failure)))
     }
 
     fn commit(&self, changes: &[Change]) -> Result<(), CatalogError> {
         let transaction = self.begin()?;
-        let applied = Tables::open(&transaction)
-            .map_err(Failure::from)
-            .and_then(|mut tables| changes.iter().try_for_each(|change| tables.apply(change)));
+        let applied = Tables::open(&transaction).and_then(|mut tables| {
+            changes.iter().try_for_each(|change| tables.apply(change))?;
+            tables.close()
+        });
         match applied {
             Ok(()) => transaction.commit().map_err(|e| self.error(e)),
             Err(failure) => {
@@ -175,6 +202,17 @@ impl Catalog for RedbCatalog {
             }
         }
     }
+}
+
+/// Damage makes redb panic as often as not.
+fn unless_damaged<T>(
+    path: &Path,
+    read: impl FnOnce() -> Result<T, CatalogError>,
+) -> Result<T, CatalogError> {
+    std::panic::catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(|panic| {
+        let text = crate::store::panic_text(&*panic);
+        Err(CatalogError::Failed(format!("{}: damaged: {text}", path.display())))
+    })
 }
 
 /// Why reading or applying stopped.
@@ -211,11 +249,66 @@ struct Tables<'t> {
     ranges: Table<'t, (u64, u64), &'static [u8]>,
     objects: Table<'t, u64, &'static [u8]>,
     meta: Table<'t, &'static str, &'static [u8]>,
+    checksum: Table<'t, &'static str, u64>,
+    /// Of all rows but this one.
+    sum: u64,
+}
+
+// redb has checksums over its pages, and does not verify them when it reads. So the catalog has one of its own, over what it holds: the sum of
+// all rows' checksums, which a change of a few rows changes by a little.
+
+/// A row's part in the sum: the CRC32C of its table's name, the length of its key, its key and its value.
+fn row_sum<K: Value, V: Value>(table: &str, key: &K::SelfType<'_>, value: &V::SelfType<'_>) -> u64 {
+    let (key, value) = (K::as_bytes(key), V::as_bytes(value));
+    let (key, value): (&[u8], &[u8]) = (key.as_ref(), value.as_ref());
+    let crc = crc32c::crc32c(table.as_bytes());
+    let crc = crc32c::crc32c_append(crc, &(key.len() as u64).to_le_bytes());
+    u64::from(crc32c::crc32c_append(crc32c::crc32c_append(crc, key), value))
+}
+
+fn sum_of<K: Key, V: Value>(table: &ReadOnlyTable<K, V>) -> Result<u64, Failure> {
+    let mut sum = 0u64;
+    for row in table.iter()? {
+        let (key, value) = row?;
+        sum = sum.wrapping_add(row_sum::<K, V>(table.name(), &key.value(), &value.value()));
+    }
+    Ok(sum)
+}
+
+fn put<'k, 'v, K: Key, V: Value>(
+    sum: &mut u64,
+    table: &mut Table<'_, K, V>,
+    key: &K::SelfType<'k>,
+    value: &V::SelfType<'v>,
+) -> Result<(), Failure> {
+    let name = table.name().to_owned();
+    *sum = sum.wrapping_add(row_sum::<K, V>(&name, key, value));
+    if let Some(old) = table.insert(key, value)? {
+        *sum = sum.wrapping_sub(row_sum::<K, V>(&name, key, &old.value()));
+    }
+    Ok(())
+}
+
+/// Nothing happens if it is not there.
+fn remove<'k, K: Key, V: Value>(
+    sum: &mut u64,
+    table: &mut Table<'_, K, V>,
+    key: &K::SelfType<'k>,
+) -> Result<(), Failure> {
+    let name = table.name().to_owned();
+    if let Some(old) = table.remove(key)? {
+        *sum = sum.wrapping_sub(row_sum::<K, V>(&name, key, &old.value()));
+    }
+    Ok(())
 }
 
 impl<'t> Tables<'t> {
-    fn open(transaction: &'t WriteTransaction) -> Result<Self, redb::TableError> {
+    fn open(transaction: &'t WriteTransaction) -> Result<Self, Failure> {
+        let checksum = transaction.open_table(CHECKSUM)?;
+        let sum = checksum.get(KEY_ROWS)?.map_or(0, |sum| sum.value());
         Ok(Self {
+            checksum,
+            sum,
             counters: transaction.open_table(COUNTERS)?,
             identity: transaction.open_table(IDENTITY)?,
             streams: transaction.open_table(STREAMS)?,
@@ -226,7 +319,14 @@ impl<'t> Tables<'t> {
         })
     }
 
+    /// After the last change.
+    fn close(mut self) -> Result<(), Failure> {
+        self.checksum.insert(KEY_ROWS, self.sum)?;
+        Ok(())
+    }
+
     fn apply(&mut self, change: &Change) -> Result<(), Failure> {
+        let sum = &mut self.sum;
         match change {
             Change::CreateStream { id, kind } => {
                 let next = self.counter(KEY_NEXT_STREAM)?;
@@ -240,9 +340,9 @@ impl<'t> Tables<'t> {
             }
             Change::DeleteStream(id) => {
                 self.stream(*id)?;
-                self.streams.remove(id.0)?;
-                self.checkpoints.remove(id.0)?;
-                self.ranges.retain_in((id.0, 0)..=(id.0, u64::MAX), |_, _| false)?;
+                remove(&mut self.sum, &mut self.streams, &id.0)?;
+                remove(&mut self.sum, &mut self.checkpoints, &id.0)?;
+                self.drop_ranges(*id, StreamOffset(u64::MAX))?;
             }
             Change::TrimStream { id, to } => {
                 let row = self.stream(*id)?;
@@ -250,33 +350,34 @@ impl<'t> Tables<'t> {
                 self.drop_ranges(*id, *to)?;
             }
             Change::PutMeta { key, value } => {
-                self.meta.insert(key.as_str(), value.as_slice())?;
+                put(sum, &mut self.meta, &key.as_str(), &value.as_slice())?;
             }
-            Change::DeleteMeta(key) => {
-                self.meta.remove(key.as_str())?;
+            Change::DeleteMeta(key) => remove(sum, &mut self.meta, &key.as_str())?,
+            Change::BindWal(id) => {
+                put(sum, &mut self.identity, &KEY_WAL, &id.as_bytes().as_slice())?;
             }
-            Change::BindWal(id) => drop(self.identity.insert(KEY_WAL, id.as_bytes().as_slice())?),
             Change::NextStreamId(id) => {
                 let next = self.counter(KEY_NEXT_STREAM)?;
                 if id.0 < next {
                     return Err(Failure::Refused(refusal::back("the next stream id", next, id.0)));
                 }
-                self.counters.insert(KEY_NEXT_STREAM, id.0)?;
+                self.put_counter(KEY_NEXT_STREAM, id.0)?;
             }
             Change::AddObject(object) => {
                 let next = self.counter(KEY_NEXT_OBJECT)?;
                 if object.id.0 < next {
                     return Err(Failure::Refused(refusal::object_id_used(object.id, next)));
                 }
-                self.counters.insert(KEY_NEXT_OBJECT, object.id.0 + 1)?;
-                self.objects.insert(object.id.0, encode_object(object)?.as_slice())?;
+                self.put_counter(KEY_NEXT_OBJECT, object.id.0 + 1)?;
+                let row = encode_object(object)?;
+                put(&mut self.sum, &mut self.objects, &object.id.0, &row.as_slice())?;
             }
             Change::Uploaded(uploaded) => self.upload(uploaded)?,
             Change::LogUploaded(to) => {
                 let uploaded = self.counter(KEY_UPLOADED_LOG)?.max(to.0);
-                self.counters.insert(KEY_UPLOADED_LOG, uploaded)?;
+                self.put_counter(KEY_UPLOADED_LOG, uploaded)?;
             }
-            Change::ForgetObject(id) => drop(self.objects.remove(id.0)?),
+            Change::ForgetObject(id) => remove(sum, &mut self.objects, &id.0)?,
         }
         Ok(())
     }
@@ -294,8 +395,10 @@ impl<'t> Tables<'t> {
         let start = row.start.max(*start);
         self.put_stream(*id, row.kind, start, *uploaded_end)?;
         match checkpoint {
-            Some(checkpoint) => drop(self.checkpoints.insert(id.0, checkpoint.as_ref())?),
-            None => drop(self.checkpoints.remove(id.0)?),
+            Some(checkpoint) => {
+                put(&mut self.sum, &mut self.checkpoints, &id.0, &checkpoint.as_ref())?;
+            }
+            None => remove(&mut self.sum, &mut self.checkpoints, &id.0)?,
         }
         let Some(range) = range.as_ref().filter(|range| range.end > start) else {
             return Ok(());
@@ -310,8 +413,8 @@ impl<'t> Tables<'t> {
                 return Err(Failure::Refused(refusal::not_after(*id, range, last.end)));
             }
         }
-        self.ranges.insert((id.0, range.start.0), encode_range(range).as_slice())?;
-        Ok(())
+        let row = encode_range(range);
+        put(&mut self.sum, &mut self.ranges, &(id.0, range.start.0), &row.as_slice())
     }
 
     /// Drop the ranges of `id` that end at or before `to`. They lie first, in order.
@@ -324,14 +427,15 @@ impl<'t> Tables<'t> {
             }
             gone.push(key.value());
         }
-        for key in gone {
-            self.ranges.remove(key)?;
-        }
-        Ok(())
+        gone.iter().try_for_each(|key| remove(&mut self.sum, &mut self.ranges, key))
     }
 
     fn counter(&self, key: &'static str) -> Result<u64, Failure> {
         Ok(self.counters.get(key)?.map_or(0, |v| v.value()))
+    }
+
+    fn put_counter(&mut self, key: &'static str, value: u64) -> Result<(), Failure> {
+        put(&mut self.sum, &mut self.counters, &key, &value)
     }
 
     fn stream(&self, id: StreamId) -> Result<StreamRow, Failure> {
@@ -348,8 +452,8 @@ impl<'t> Tables<'t> {
         start: StreamOffset,
         uploaded_end: StreamOffset,
     ) -> Result<(), Failure> {
-        self.streams.insert(id.0, encode_stream(kind, start, uploaded_end).as_slice())?;
-        Ok(())
+        let row = encode_stream(kind, start, uploaded_end);
+        put(&mut self.sum, &mut self.streams, &id.0, &row.as_slice())
     }
 }
 
@@ -429,6 +533,7 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
 
     use redb::StorageBackend;
+    use redb::backends::InMemoryBackend;
 
     use super::*;
 
@@ -466,7 +571,7 @@ mod tests {
     /// A disk that is full, or broken, for a moment.
     #[derive(Debug)]
     struct Failing {
-        inner: redb::backends::InMemoryBackend,
+        inner: InMemoryBackend,
         fails: Arc<AtomicBool>,
     }
 
@@ -495,11 +600,12 @@ mod tests {
     #[test]
     fn after_an_error_it_takes_nothing_until_it_is_opened_again() {
         let fails = Arc::new(AtomicBool::new(false));
-        let inner = redb::backends::InMemoryBackend::new();
+        let inner = InMemoryBackend::new();
         let backend = Failing { inner, fails: fails.clone() };
-        let database = Database::builder().create_with_backend(backend).unwrap();
-        let catalog = RedbCatalog { database, path: "c".into() };
-        catalog.initialise().unwrap();
+        let catalog = RedbCatalog::with_database(Path::new("c"), |builder| {
+            builder.create_with_backend(backend)
+        })
+        .unwrap();
         let change = Change::NextStreamId(StreamId(1));
         fails.store(true, Ordering::SeqCst);
         let error = catalog.commit(std::slice::from_ref(&change)).unwrap_err();
@@ -507,6 +613,42 @@ mod tests {
         fails.store(false, Ordering::SeqCst);
         let error = catalog.commit(&[change]).unwrap_err().to_string();
         assert!(error.contains("re-open the database"), "{error}");
+    }
+
+    /// redb has checksums, but reads without them; what it gives must be right or an error all the same.
+    #[test]
+    fn flipped_bits_are_noticed() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("catalog");
+        let catalog = RedbCatalog::open(&path).unwrap();
+        super::super::conformance::fill(&catalog);
+        let before = catalog.load().unwrap();
+        drop(catalog);
+        let image = std::fs::read(&path).unwrap();
+        let stream = encode_stream(0, StreamOffset(0), StreamOffset(10));
+        let found = image.windows(stream.len()).enumerate().filter(|(_, found)| *found == stream);
+        let rows = found.flat_map(|(at, _)| at..at + stream.len());
+        // Every 40th byte of what there is, and all of a stream's row wherever redb has written it.
+        let used = (0..image.len()).filter(|at| image[*at] != 0).step_by(40);
+        let mut noticed = 0;
+        for at in used.chain(rows) {
+            let damaged = InMemoryBackend::new();
+            damaged.set_len(image.len() as u64).unwrap();
+            damaged.write(0, &image).unwrap();
+            damaged.write(at as u64, &[image[at] ^ 1]).unwrap();
+            let mut loaded = None;
+            // What redb keeps for writing may be damaged too, and makes it panic as late as when it is closed.
+            let closed = std::panic::catch_unwind(AssertUnwindSafe(|| {
+                let opened = RedbCatalog::with_database(&path, |builder| {
+                    builder.create_with_backend(damaged)
+                });
+                loaded = opened.and_then(|catalog| catalog.load()).ok();
+            }));
+            // Else it is of a page that is not in use any more, or of what redb can do without.
+            noticed += u32::from(loaded.is_none() || closed.is_err());
+            assert_eq!(loaded.as_ref().unwrap_or(&before), &before, "byte {at}");
+        }
+        assert!(noticed > 20, "{noticed}");
     }
 
     #[test]
@@ -543,6 +685,10 @@ mod tests {
         bytes.extend([0xff; 8]);
         assert_eq!(encode_range(&range).as_slice(), bytes);
         assert!(decode_range(StreamOffset(5), &bytes).is_ok_and(|decoded| decoded == range));
+        let row =
+            [b"streams".as_slice(), &[8, 0, 0, 0, 0, 0, 0, 0], &[5, 0, 0, 0, 0, 0, 0, 0], b"value"];
+        let sum = row_sum::<u64, &[u8]>("streams", &5, &b"value".as_slice());
+        assert_eq!(sum, u64::from(crc32c::crc32c(&row.concat())));
         let object = br#"{"id":1,"name":"a/b","size_bytes":2,"index_position":3,"index_bytes":4,"index_crc32c":5,"created_at_ms":6}"#;
         assert!(
             decode_object(object)
