@@ -9,6 +9,9 @@ use parking_lot::{Condvar, Mutex};
 /// A write counts once for each of these that it begins, as cloud disks do it (AWS: "I/O characteristics", EBS user guide).
 const COUNTED_BYTES: u64 = 256 * 1024;
 
+/// Distance of early writes, as a multiple of what the limit allows: a little is left for headers, and to drain a queue.
+const EVENLY: f64 = 1.07;
+
 /// Tokens at a rate. A write is let through while the balance is positive and may overdraw it, so that a block larger
 /// than the bucket passes, and the rate holds on average. Unused tokens are kept up to a tenth of a second's worth:
 /// a burst after a pause does not wait.
@@ -50,6 +53,8 @@ impl Bucket {
 pub(crate) struct Limiter {
     writes: Option<Bucket>,
     bytes: Option<Bucket>,
+    /// When the next early write may go.
+    early_at: Duration,
 }
 
 impl Limiter {
@@ -58,12 +63,19 @@ impl Limiter {
         (iops.is_some() || bytes_per_second.is_some()).then(|| Self {
             writes: iops.map(|rate| Bucket::new(f64::from(rate))),
             bytes: bytes_per_second.map(|rate| Bucket::new(rate as f64)),
+            early_at: Duration::ZERO,
         })
     }
 
     /// Whether the number of writes is limited.
     pub(crate) fn limits_writes(&self) -> bool {
         self.writes.is_some()
+    }
+
+    /// How long a block that is not full has to wait for its turn: where writes are limited, such blocks go at even distances. In a bunch they
+    /// would take slots and quota for little, and wait for each other in the device.
+    pub(crate) fn early_wait(&self, now: Duration) -> Option<Duration> {
+        self.early_at.checked_sub(now).filter(|wait| *wait > Duration::ZERO)
     }
 
     /// Whether bytes were left over lately: nearly all that can be saved up is. While the load takes what there is, any waste would keep a queue in the device
@@ -96,6 +108,9 @@ impl Limiter {
             return Err(wait);
         }
         self.charge(bytes);
+        if let Some(bucket) = &self.writes {
+            self.early_at = now + Duration::from_secs_f64(EVENLY / bucket.per_second);
+        }
         Ok(())
     }
 }
@@ -129,10 +144,14 @@ impl Alarm {
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// Ring at `due`, in place of an earlier setting.
+    /// Ring at `due`, or at an earlier moment that was set before.
     pub(crate) fn set(&self, due: Instant) {
-        self.shared.state.lock().due = Some(due);
-        self.shared.changed.notify_one();
+        let mut state = self.shared.state.lock();
+        if state.due.is_none_or(|set| due < set) {
+            state.due = Some(due);
+            drop(state);
+            self.shared.changed.notify_one();
+        }
     }
 
     /// Never ring again; the thread ends.

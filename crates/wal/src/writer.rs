@@ -227,6 +227,10 @@ impl Shared {
         }
     }
 
+    fn alarm(&self) -> &Alarm {
+        self.alarm.get().expect("started with the limiter")
+    }
+
     fn failed(&self, cause: DeviceError) {
         let cause = WalError::Device(cause);
         tracing::error!("{cause}; nothing is acknowledged until it is opened again");

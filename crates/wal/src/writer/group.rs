@@ -75,7 +75,11 @@ impl State {
             offset,
             end,
             // With others before it there is no hurry, and blocks of the same size are the best that there is.
-            complete: self.sealed.is_empty() && self.flights.len() < shared.options.io_depth,
+            complete: self.sealed.is_empty()
+                && match self.limiter {
+                    None => self.flights.len() < shared.options.io_depth,
+                    Some(_) => self.flights.is_empty(),
+                },
         };
         let mut at = offset;
         if body.len() >= SHARED_BYTES {
@@ -180,13 +184,13 @@ impl State {
     /// With nothing in flight, so that nothing would complete and send the rest, all there is goes: cut where it ends, so that small records at a low rate take the
     /// space of records, not of pages; or padded if it is at least a quarter of a block, which costs 6% at most, so that the next one need not wait for it.
     ///
-    /// While writes are in flight a block that is not full is sent early only
-    /// - without a limit on writes: if it is at least a quarter full and fewer than two writes are in flight. So small blocks never take the slots of full ones, and as the
-    ///   device slows down blocks grow by themselves. Two is measured: as good as one at 1 KiB and 1,024 outstanding, better at 64 KiB and 64 outstanding, while with six the same
-    ///   load goes in more and smaller writes and comes out about a tenth slower in all of these.
-    /// - with a limit on writes, which then paces them, if fewer than three are in flight: padded, if that wastes less than half of its pages; or, unless there are bytes to spare, up to
-    ///   its last page boundary: no byte is padded or written twice, and what is behind it goes with the next one. A disk of 3,000 writes/s and 0.7 ms has two in flight on
-    ///   average; when it queues, blocks grow here too.
+    /// While writes are in flight, a block that is not full is sent early if it is at least a quarter full and fewer than two writes are in flight. So small blocks never take the
+    /// slots of full ones, and as the device slows down blocks grow by themselves. Two is measured: as good as one at 1 KiB and 1,024 outstanding, better at 64 KiB and 64
+    /// outstanding, while with six the same load goes in more and smaller writes and comes out about a tenth slower in all of these.
+    ///
+    /// A limit on writes paces them instead, at even distances and with at most three in flight (a disk of 3,000 writes/s and 0.7 ms has two on average; when it queues, blocks
+    /// grow here too). Then a block is padded if that wastes less than half of its pages; or, unless there are bytes to spare, sent up to its last page boundary: no byte is padded or written
+    /// twice, and what is behind it goes with the next one.
     fn next_form(&mut self, shared: &Shared, now: Option<Duration>) -> Option<(Form, u64)> {
         let idle = self.flights.is_empty();
         if let Some(block) = self.sealed.front() {
@@ -196,41 +200,46 @@ impl State {
         let block = self.current.as_ref()?;
         let small = block.new_bytes() < u64::from(shared.options.block_bytes) / 4;
         let padded = (Form::Padded, block.padded_bytes());
-        if idle {
-            return Some(if small { (Form::Cut, block.write_bytes()) } else { padded });
-        }
-        if block.repeats_page() {
-            return None;
-        }
-        match (&mut self.limiter, now) {
-            (Some(limiter), Some(now)) if limiter.limits_writes() => {
-                if self.flights.len() >= EARLY_PACED_WRITES {
-                    None
-                } else if limiter.has_bytes_to_spare(now) {
-                    (2 * block.new_bytes() >= padded.1).then_some(padded)
-                } else {
-                    (block.whole_bytes() > 0).then(|| (Form::Pages, block.whole_bytes()))
-                }
+        let cut = (Form::Cut, block.write_bytes());
+        if let (Some(limiter), Some(now)) = (&mut self.limiter, now)
+            && limiter.limits_writes()
+        {
+            let early = if limiter.has_bytes_to_spare(now) {
+                (2 * block.new_bytes() >= padded.1).then_some(padded)
+            } else {
+                (block.whole_bytes() > 0).then(|| (Form::Pages, block.whole_bytes()))
+            };
+            if idle {
+                return Some(early.unwrap_or(cut));
             }
-            _ => (!small && self.flights.len() < EARLY_WRITES).then_some(padded),
+            if block.repeats_page() || self.flights.len() >= EARLY_PACED_WRITES {
+                return None;
+            }
+            if let (Some(_), Some(wait)) = (early, limiter.early_wait(now)) {
+                shared.alarm().set(shared.started + now + wait);
+                return None;
+            }
+            return early;
+        }
+        match idle {
+            true => Some(if small { cut } else { padded }),
+            false => (!small && !block.repeats_page() && self.flights.len() < EARLY_WRITES)
+                .then_some(padded),
         }
     }
 
     /// Whether a limit forbids a write of `bytes` now; then the alarm is set.
     fn throttled(&mut self, shared: &Shared, now: Duration, bytes: u64) -> bool {
         let Some(limiter) = &mut self.limiter else { return false };
-        if now < self.throttled_until {
-            return true;
-        }
-        match limiter.take(now, bytes) {
-            Ok(()) => false,
-            Err(wait) => {
-                self.throttled_until = now + wait;
-                let alarm = shared.alarm.get().expect("started with the limiter");
-                alarm.set(shared.started + self.throttled_until);
-                true
+        if now >= self.throttled_until {
+            match limiter.take(now, bytes) {
+                Ok(()) => return false,
+                Err(wait) => self.throttled_until = now + wait,
             }
         }
+        // Also if it was set for this before: an early block may have had it ring sooner.
+        shared.alarm().set(shared.started + self.throttled_until);
+        true
     }
 
     /// A request of `flight` has completed. Returns the new durable offset if it moved, and the count of moves.
