@@ -147,7 +147,8 @@ impl Groups {
     ) -> Result<(), GroupsError> {
         let log = &self.shared.log;
         let missing = |name: &&String| {
-            name.len() <= MAX_STRING_BYTES && log.may_have_topic(name) && !exists(name)
+            // The log is asked last: it looks through all groups.
+            name.len() <= MAX_STRING_BYTES && !exists(name) && log.may_have_topic(name)
         };
         let forget = || {
             let names: Vec<String> = names.iter().filter(missing).cloned().collect();
