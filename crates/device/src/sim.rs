@@ -1,7 +1,8 @@
 //! The simulated disk: what is durable and what is only in its cache apart, and every way to lose the difference.
 //!
 //! No threads, no clock: chance comes from a seed alone, and requests are executed on the thread that calls
-//! [`SimDisk::step`] (or submits, in [`Mode::Immediate`]). A single-threaded test with the same seed replays exactly.
+//! [`SimDisk::step`] (or submits, in [`Mode::Immediate`]). A single-threaded test with the same seed replays exactly. A test
+//! with a runtime of its own leaves the stepping to a [`Stepper`].
 //!
 //! # What it models
 //!
@@ -33,6 +34,7 @@
 //! ```
 
 mod random;
+mod stepper;
 mod storage;
 #[cfg(test)]
 mod tests;
@@ -42,10 +44,11 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use rustix::io::Errno;
 
 pub use random::Random;
+pub use stepper::Stepper;
 use storage::{Pages, Storage, write_sectors};
 
 use crate::engine::{Core, Job, Transfer};
@@ -186,6 +189,8 @@ pub struct SimDisk(Arc<Inner>);
 struct Inner {
     core: Core,
     state: Mutex<State>,
+    /// For [`Stepper`]: something was queued, or it has been told something.
+    changed: Condvar,
 }
 
 struct State {
@@ -271,7 +276,8 @@ impl SimDisk {
     }
 
     fn assemble(geometry: Geometry, state: State) -> Self {
-        Self(Arc::new(Inner { core: Core::new(geometry, None), state: Mutex::new(state) }))
+        let core = Core::new(geometry, None);
+        Self(Arc::new(Inner { core, state: Mutex::new(state), changed: Condvar::new() }))
     }
 
     /// A handle as the layers above take it.
@@ -646,6 +652,7 @@ impl Device for SimDisk {
             let mut queued = Queued { job, mark: state.storage.mark() };
             if state.mode == Mode::Queued && !state.gone {
                 state.queue.push(queued);
+                self.0.changed.notify_all();
                 return;
             }
             loop {

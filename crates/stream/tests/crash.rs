@@ -61,7 +61,7 @@ async fn check_after_restarts(world: &mut World, all: &[(StreamId, Vec<Batch>)],
     check(&life, all).await;
     let stats = life.store.stats();
     assert_eq!(stats.objects, 1);
-    life.close(world).await;
+    life.close().await;
 }
 
 /// How a life may end before its time.
@@ -191,14 +191,13 @@ async fn damage_in_the_wal_is_a_gap_that_is_reported_and_skipped() {
     assert_eq!(read_from(&stream, 25, 15_000).await, rest[2..], "from inside the gap");
     assert_eq!((stream.next_offset(), stream.durable_end()), (StreamOffset(50), StreamOffset(50)));
     drop(stream);
-    life.close(&mut world).await;
+    life.close().await;
 
     // The same from objects; the fold that insists on contiguity is not for this.
     let life = world.try_start(Arc::new(())).await.unwrap();
     life.store.flush().await.unwrap();
     drop(life.store);
     drop(life.stepper);
-    world.disk.set_mode(alluvium_device::sim::Mode::Immediate);
     let life = world.try_start(Arc::new(())).await.unwrap();
     let stream = life.store.stream(id).unwrap();
     assert_eq!(life.recovery.batches, 0);
@@ -255,7 +254,7 @@ async fn an_upload_that_finds_nothing_to_upload_leaves_a_catalog_that_is_not_old
     let life = world.start().await;
     assert_eq!((life.recovery.wal.records, life.recovery.skipped_deleted), (0, 0), "trimmed");
     check(&life, &all[1..]).await;
-    life.close(&mut world).await;
+    life.close().await;
 }
 
 #[tokio::test]
@@ -315,7 +314,7 @@ async fn what_was_recovered_may_exceed_the_bound_of_the_cache() {
     append(&life.store, &stream, &more).await.await.unwrap();
     assert!(life.store.stats().cache_used_bytes <= 64 << 10, "back within the bound");
     assert_eq!(read_from(&stream, 0, 50_000).await, [batches, vec![more]].concat());
-    life.close(&mut world).await;
+    life.close().await;
 }
 
 /// What the model knows of a stream.
@@ -365,7 +364,7 @@ async fn run_model(seed: u64) {
                 match random.below(3) {
                     0 => life.crash(&mut world),
                     1 => life.power_cut(&mut world),
-                    _ => life.close(&mut world).await,
+                    _ => life.close().await,
                 }
                 life = go_on(&world, &mut models, &mut random).await;
             }
@@ -409,7 +408,7 @@ async fn run_model(seed: u64) {
     life.store.flush().await.unwrap();
     life.power_cut(&mut world);
     let life = go_on(&world, &mut models, &mut random).await;
-    life.close(&mut world).await;
+    life.close().await;
 }
 
 /// The next life, which has to find everything.

@@ -96,7 +96,7 @@ async fn a_change_of_unknown_outcome_stops_the_store_until_it_is_opened_again() 
     let life = world.start().await;
     assert!(life.store.stream(ids[0]).is_none(), "it had happened");
     assert!(life.store.stream(ids[1]).is_some());
-    life.close(&mut world).await;
+    life.close().await;
 }
 
 #[tokio::test]
@@ -111,7 +111,7 @@ async fn ids_that_may_have_been_handed_out_are_not_handed_out_again() {
     life.crash(&mut world);
     let life = world.start().await;
     assert_eq!(life.store.new_stream_ids(1).await.unwrap(), [StreamId(id.0 + 6)]);
-    life.close(&mut world).await;
+    life.close().await;
 }
 
 /// Appends something, and has its upload fail at `mode`.
@@ -137,7 +137,7 @@ async fn an_upload_that_can_not_be_committed_stops_the_store() {
         assert_eq!(read_from(&stream, 0, 1000).await, [batch(id, 0, 1, 100)]);
         life.store.flush().await.unwrap();
         drop(stream);
-        life.close(&mut world).await;
+        life.close().await;
     }
 }
 
@@ -165,7 +165,7 @@ async fn a_panic_in_the_catalog_stops_the_store() {
     life.crash(&mut world);
     let life = world.start().await;
     assert!(life.store.stream(id).is_some());
-    life.close(&mut world).await;
+    life.close().await;
 }
 
 struct BadFold;
@@ -191,7 +191,7 @@ async fn a_panic_in_an_upload_stops_the_store() {
     life.crash(&mut world);
     let life = world.start().await;
     life.store.flush().await.unwrap();
-    life.close(&mut world).await;
+    life.close().await;
 }
 
 #[tokio::test]

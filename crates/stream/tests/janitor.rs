@@ -53,10 +53,10 @@ async fn an_object_goes_when_nobody_has_a_part_of_it() {
     life.objects.deletes_fail.store(false, Ordering::SeqCst);
     eventually("all objects are deleted", || life.store.stats().retired_objects == 0).await;
     assert_eq!(names(&world).await, [""; 0]);
-    life.close(&mut world).await;
+    life.close().await;
     let life = world.start().await;
     assert_eq!(life.store.stats().retired_objects, 0, "and forgotten");
-    life.close(&mut world).await;
+    life.close().await;
 }
 
 /// Something that an upload has left behind.
@@ -72,8 +72,8 @@ fn make_listings_old(objects: &Objects) {
 
 #[tokio::test]
 async fn an_orphan_that_can_not_be_listed_or_deleted_is_tried_again() {
-    let mut world = World::new(WAL_BYTES, 1);
-    world.start().await.close(&mut world).await;
+    let world = World::new(WAL_BYTES, 1);
+    world.start().await.close().await;
     put_orphan(&world).await;
     let life = world
         .start_with(|objects| {
@@ -92,13 +92,13 @@ async fn an_orphan_that_can_not_be_listed_or_deleted_is_tried_again() {
     life.objects.deletes_fail.store(false, Ordering::SeqCst);
     eventually("it is deleted", || life.store.stats().orphans == 0).await;
     assert_eq!((life.store.stats().orphans_deleted, names(&world).await.len()), (1, 0));
-    life.close(&mut world).await;
+    life.close().await;
 }
 
 /// The object store's clock is behind ours by more than the least age of an orphan.
 #[tokio::test]
 async fn an_object_that_waits_for_its_commit_is_no_orphan() {
-    let mut world = World::new(WAL_BYTES, 1);
+    let world = World::new(WAL_BYTES, 1);
     let life = world
         .start_with(|objects| {
             make_listings_old(objects);
@@ -122,12 +122,12 @@ async fn an_object_that_waits_for_its_commit_is_no_orphan() {
     flush.await.unwrap().unwrap();
     let id = stream.id();
     drop(stream);
-    life.close(&mut world).await;
+    life.close().await;
     let life = world.start().await;
     let stream = life.store.stream(id).unwrap();
     assert_eq!(read_from(&stream, 0, 1).await, [batch(id)]);
     drop(stream);
-    life.close(&mut world).await;
+    life.close().await;
 }
 
 /// An upload that was not committed may have written what the log has lost since.
@@ -168,7 +168,6 @@ async fn old_orphans_of_this_store_are_deleted_and_nothing_else() {
     let world = World::new(WAL_BYTES, 1);
     let catalog = Arc::new(MemoryCatalog::default());
     let open = || async {
-        world.disk.set_mode(alluvium_device::sim::Mode::Immediate);
         let opened = Store::open(
             world.disk.device(),
             world.wal_options.clone(),

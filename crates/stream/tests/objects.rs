@@ -13,14 +13,14 @@ use object_store::ObjectStoreExt;
 const WAL_BYTES: u64 = 1 << 20;
 
 /// A restart empties the log cache of what is uploaded.
-async fn restart(life: Life, world: &mut World) -> Life {
-    life.close(world).await;
+async fn restart(life: Life, world: &World) -> Life {
+    life.close().await;
     world.start().await
 }
 
 #[tokio::test]
 async fn young_data_comes_from_memory_and_old_data_from_objects() {
-    let mut world = World::new(WAL_BYTES, 1);
+    let world = World::new(WAL_BYTES, 1);
     let life = world.start().await;
     let (stream, batches) = three_objects(&life).await;
     assert_eq!(read_from(&stream, 0, 5000).await, batches);
@@ -32,7 +32,7 @@ async fn young_data_comes_from_memory_and_old_data_from_objects() {
     let id = stream.id();
     drop(stream);
 
-    let life = restart(life, &mut world).await;
+    let life = restart(life, &world).await;
     let stream = life.store.stream(id).unwrap();
     assert_eq!(
         read_from(&stream, 0, 1 << 20).await,
@@ -56,12 +56,12 @@ async fn young_data_comes_from_memory_and_old_data_from_objects() {
     assert_eq!(stream.fetch(StreamOffset(50), 1 << 20).await.unwrap().batches, all[25..]);
     assert_eq!(stream.size_bytes(), 35_000);
     drop(stream);
-    life.close(&mut world).await;
+    life.close().await;
 }
 
 #[tokio::test]
 async fn objects_explain_themselves_without_the_catalog() {
-    let mut world = World::new(WAL_BYTES, 1);
+    let world = World::new(WAL_BYTES, 1);
     let life = world.start().await;
     let other = life.create_log().await;
     append(&life.store, &other, &batch(other.id(), 0, 7, 10)).await.await.unwrap();
@@ -77,17 +77,17 @@ async fn objects_explain_themselves_without_the_catalog() {
     );
     assert_eq!(object.batches(&object.blocks[1]).unwrap(), batches[..10]);
     drop((stream, other));
-    life.close(&mut world).await;
+    life.close().await;
 }
 
 #[tokio::test]
 async fn a_damaged_object_is_an_error_that_names_it() {
-    let mut world = World::new(WAL_BYTES, 1);
+    let world = World::new(WAL_BYTES, 1);
     let life = world.start().await;
     let (stream, batches) = three_objects(&life).await;
     let id = stream.id();
     drop(stream);
-    life.close(&mut world).await;
+    life.close().await;
     let name = names(&world).await[1].clone();
     let good = world.objects.get(&name.as_str().into()).await.unwrap().bytes().await.unwrap();
     let blocks_end = good.len() - 64 - 56;
@@ -117,7 +117,7 @@ async fn a_damaged_object_is_an_error_that_names_it() {
         );
         assert!(stream.find_time(200).await.is_err());
         drop(stream);
-        life.close(&mut world).await;
+        life.close().await;
     }
 
     // Cut off; gone; and healed.
@@ -130,7 +130,7 @@ async fn a_damaged_object_is_an_error_that_names_it() {
     world.objects.put(&name.as_str().into(), good.into()).await.unwrap();
     assert_eq!(read_from(&stream, 0, 5000).await, batches, "errors are not cached");
     drop(stream);
-    life.close(&mut world).await;
+    life.close().await;
 }
 
 /// What is durable when the question is asked is found, wherever it is by the time that one comes to it.
@@ -153,7 +153,7 @@ async fn times_are_found_while_an_upload_moves_batches() {
     }
     stream.trim(StreamOffset(1)).await.unwrap();
     drop(stream);
-    let life = restart(life, &mut world).await;
+    let life = restart(life, &world).await;
     let (stream, other) = (life.store.stream(id).unwrap(), life.create_log().await);
     let reading = life.objects.reading.lock().await;
     let ask = |time: Option<i64>| {
@@ -178,11 +178,11 @@ async fn times_are_found_while_an_upload_moves_batches() {
         assert_eq!(found, batch(id, expected, 1, 1000));
     }
     drop((stream, other));
-    life.close(&mut world).await;
+    life.close().await;
 }
 
 /// A stream with batches of a block each, in one object, which nothing of is in memory.
-async fn large_batches(world: &mut World, count: u64) -> (Life, Stream, Vec<Batch>) {
+async fn large_batches(world: &World, count: u64) -> (Life, Stream, Vec<Batch>) {
     let life = world.start().await;
     let stream = life.create_log().await;
     let id = stream.id();
@@ -203,7 +203,7 @@ async fn what_lies_before_damage_is_read() {
         let mut world = World::new(64 << 20, 1);
         world.options.upload_bytes = 16 << 20;
         world.options.block_cache_bytes = block_cache_bytes;
-        let (life, stream, batches) = large_batches(&mut world, 14).await;
+        let (life, stream, batches) = large_batches(&world, 14).await;
         // One read brings eight blocks.
         life.objects.unreadable_at.store(12_500_000, Ordering::SeqCst);
         let mut next = 0;
@@ -220,7 +220,7 @@ async fn what_lies_before_damage_is_read() {
         // A damaged block in the middle of a read.
         life.objects.unreadable_at.store(u64::MAX, Ordering::SeqCst);
         drop(stream);
-        let life = restart(life, &mut world).await;
+        let life = restart(life, &world).await;
         let name = names(&world).await.remove(0);
         let mut bytes = whole(&world, &name).await;
         bytes[5_500_000] ^= 1;
@@ -231,7 +231,7 @@ async fn what_lies_before_damage_is_read() {
         assert!(stream.fetch(StreamOffset(5), 50 << 20).await.is_err());
         assert_eq!(stream.fetch(StreamOffset(6), 1).await.unwrap().batches, batches[6..7]);
         drop(stream);
-        life.close(&mut world).await;
+        life.close().await;
     }
 }
 
@@ -247,7 +247,7 @@ async fn whole(world: &World, name: &str) -> Vec<u8> {
 async fn an_object_that_is_gone_is_an_error_and_not_silence() {
     let mut world = World::new(64 << 20, 1);
     world.options.block_cache_bytes = 64 << 20;
-    let (life, stream, batches) = large_batches(&mut world, 4).await;
+    let (life, stream, batches) = large_batches(&world, 4).await;
     assert_eq!(stream.fetch(StreamOffset(0), 1_500_000).await.unwrap().batches, batches[..1]);
     let name = names(&world).await.remove(0);
     world.objects.delete(&name.into()).await.unwrap();
@@ -261,13 +261,13 @@ async fn an_object_that_is_gone_is_an_error_and_not_silence() {
     };
     assert!(next < 4 && matches!(error, FetchError::Failed(_)), "{next}: {error}");
     drop(stream);
-    life.close(&mut world).await;
+    life.close().await;
 }
 
 /// Blocks are a MiB, and a reader may want a few bytes of each.
 #[tokio::test]
 async fn what_is_read_keeps_no_more_memory_than_twice_what_it_shows() {
-    let mut world = World::new(8 << 20, 1);
+    let world = World::new(8 << 20, 1);
     let life = world.start().await;
     let stream = life.create_log().await;
     let batches: Vec<Batch> = (0..2000).map(|i| batch(stream.id(), i, 1, 300)).collect();
@@ -277,7 +277,7 @@ async fn what_is_read_keeps_no_more_memory_than_twice_what_it_shows() {
     life.store.flush().await.unwrap();
     let id = stream.id();
     drop(stream);
-    let life = restart(life, &mut world).await;
+    let life = restart(life, &world).await;
     let stream = life.store.stream(id).unwrap();
     for from in [0, 700, 1999] {
         let few = stream.fetch(StreamOffset(from), 1000).await.unwrap().batches;
@@ -290,12 +290,12 @@ async fn what_is_read_keeps_no_more_memory_than_twice_what_it_shows() {
     let all = stream.fetch(StreamOffset(0), 1 << 20).await.unwrap().batches;
     assert!(all == batches && !all[0].payload.is_unique(), "no copy of a whole block");
     drop(stream);
-    life.close(&mut world).await;
+    life.close().await;
 }
 
 #[tokio::test]
 async fn what_goes_while_it_is_uploaded_leaves_nothing() {
-    let mut world = World::new(WAL_BYTES, 1);
+    let world = World::new(WAL_BYTES, 1);
     let life = world.start().await;
     let mut streams = Vec::new();
     for kind in [KIND_LOG, KIND_LOG, KIND_STATE] {
@@ -325,14 +325,14 @@ async fn what_goes_while_it_is_uploaded_leaves_nothing() {
     }
     assert_eq!(life.store.stats().objects, 0);
     drop(streams);
-    let life = restart(life, &mut world).await;
+    let life = restart(life, &world).await;
     assert_eq!((life.store.stats().objects, life.store.stats().retired_objects), (0, 0));
-    life.close(&mut world).await;
+    life.close().await;
 }
 
 #[tokio::test]
 async fn batches_are_found_by_time() {
-    let mut world = World::new(WAL_BYTES, 1);
+    let world = World::new(WAL_BYTES, 1);
     let life = world.start().await;
     let stream = life.create(KIND_LOG).await;
     let id = stream.id();
@@ -349,7 +349,7 @@ async fn batches_are_found_by_time() {
         }
     }
     drop(stream);
-    let life = restart(life, &mut world).await;
+    let life = restart(life, &world).await;
     let stream = life.store.stream(id).unwrap();
     let check = async |start: usize| {
         for time in [-5, -1, 0, 20, 21, 50, 51, 70, 71, 90, 91] {
@@ -375,7 +375,7 @@ async fn batches_are_found_by_time() {
     life.store.flush().await.unwrap();
     check(10).await;
     drop(stream);
-    life.close(&mut world).await;
+    life.close().await;
 }
 
 #[tokio::test]
@@ -396,12 +396,12 @@ async fn large_objects_are_written_in_parts() {
     life.store.flush().await.unwrap();
     let stats = life.store.stats();
     assert!(stats.object_bytes > 18_900_000, "{stats:?}");
-    let life = restart(life, &mut world).await;
+    let life = restart(life, &world).await;
     for (id, batches) in all {
         let stream = life.store.stream(id).unwrap();
         assert_eq!(read_from(&stream, 0, 3_000_000).await, batches);
     }
     let stats = life.store.stats();
     assert_eq!(stats.block_cache_used_bytes, 0, "switched off");
-    life.close(&mut world).await;
+    life.close().await;
 }

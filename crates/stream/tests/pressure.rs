@@ -73,7 +73,7 @@ async fn many_writers_share_a_small_wal_for_ever() {
         }
     }
     drop(all);
-    life.close(&mut world).await;
+    life.close().await;
 }
 
 /// The uploader takes cuts without pause while appends run: no batch may fall between the log and the tails.
@@ -116,12 +116,12 @@ async fn no_append_slips_through_a_cut() {
         assert_eq!(read_from(&stream, 0, 100_000).await, batches);
         assert_eq!(state_of(&stream), expected_state(id, &batches));
     }
-    life.close(&mut world).await;
+    life.close().await;
 }
 
 #[tokio::test]
 async fn an_object_store_that_is_away_pushes_back_and_loses_nothing() {
-    let mut world = World::new(1 << 20, 1);
+    let world = World::new(1 << 20, 1);
     let life = world.start().await;
     let stream = life.create_log().await;
     life.objects.down.store(true, Ordering::SeqCst);
@@ -165,13 +165,13 @@ async fn an_object_store_that_is_away_pushes_back_and_loses_nothing() {
     assert_eq!(read_from(&stream, 0, 1 << 20).await, batches);
     assert_eq!(state_of(&stream), expected_state(stream.id(), &batches));
     drop(stream);
-    life.close(&mut world).await;
+    life.close().await;
 }
 
 /// No answer is a failure too, only later.
 #[tokio::test]
 async fn an_object_store_that_does_not_answer_is_tried_again() {
-    let mut world = World::new(1 << 20, 1);
+    let world = World::new(1 << 20, 1);
     let life = world.start().await;
     let stream = life.create_log().await;
     append(&life.store, &stream, &batch(stream.id(), 0, 1, 100)).await.await.unwrap();
@@ -192,7 +192,7 @@ async fn an_object_store_that_does_not_answer_is_tried_again() {
     drop(answer);
     flush.await.unwrap().unwrap();
     drop(stream);
-    life.close(&mut world).await;
+    life.close().await;
 }
 
 #[tokio::test]
@@ -207,12 +207,12 @@ async fn an_upload_happens_by_time_when_there_is_something() {
     tokio::time::sleep(Duration::from_millis(50)).await;
     assert_eq!(life.store.stats().uploads, 1, "nothing is uploaded when there is nothing");
     drop(stream);
-    life.close(&mut world).await;
+    life.close().await;
 }
 
 #[tokio::test]
 async fn an_upload_happens_when_enough_has_been_appended() {
-    let mut world = World::new(1 << 20, 1);
+    let world = World::new(1 << 20, 1);
     let life = world.start().await;
     let stream = life.create_log().await;
     let mut appended = 0;
@@ -226,7 +226,7 @@ async fn an_upload_happens_when_enough_has_been_appended() {
     // 128 KiB, with a page for each record that is waited for.
     assert!((20..1000).contains(&appended), "{appended}");
     drop(stream);
-    life.close(&mut world).await;
+    life.close().await;
 }
 
 /// Everything real: a file on disk, redb, a local directory; 64 MiB through a WAL of 4 MiB, with a restart in the middle.

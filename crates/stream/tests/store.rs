@@ -3,7 +3,6 @@
 mod common;
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::task::{Context, Wake, Waker};
 use std::time::Duration;
 
@@ -20,7 +19,7 @@ const WAL_BYTES: u64 = 1 << 20;
 
 #[tokio::test]
 async fn what_is_appended_is_fetched() {
-    let mut world = World::new(WAL_BYTES, 1);
+    let world = World::new(WAL_BYTES, 1);
     let life = world.start().await;
     let stream = life.create_log().await;
     let mut batches = Vec::new();
@@ -44,12 +43,12 @@ async fn what_is_appended_is_fetched() {
         matches!(beyond, Err(FetchError::OutOfRange { end: StreamOffset(18), .. })),
         "{beyond:?}"
     );
-    life.close(&mut world).await;
+    life.close().await;
 }
 
 #[tokio::test]
 async fn wrong_batches_are_refused_and_change_nothing() {
-    let mut world = World::new(WAL_BYTES, 1);
+    let world = World::new(WAL_BYTES, 1);
     let life = world.start().await;
     let stream = life.create_log().await;
     let id = stream.id();
@@ -67,18 +66,18 @@ async fn wrong_batches_are_refused_and_change_nothing() {
     let largest = batch(id, 0, 1, max);
     append(&life.store, &stream, &largest).await.await.unwrap();
     assert_eq!(read_from(&stream, 0, 1).await, [largest]);
-    life.close(&mut world).await;
+    life.close().await;
 }
 
 #[tokio::test]
 async fn a_batch_is_visible_when_it_is_durable_and_not_before() {
-    let mut world = World::new(WAL_BYTES, 1);
+    let world = World::new(WAL_BYTES, 1);
     let life = world.start().await;
     let stream = life.create_log().await;
     let first = batch(stream.id(), 0, 2, 100);
     append(&life.store, &stream, &first).await.await.unwrap();
 
-    life.stepper.held.store(true, Ordering::SeqCst);
+    life.stepper.hold(true);
     let notify = Arc::new(Notify::new());
     let watch = stream.watch(&notify);
     let second = batch(stream.id(), 2, 3, 100);
@@ -101,7 +100,7 @@ async fn a_batch_is_visible_when_it_is_durable_and_not_before() {
     // One who comes later is woken too.
     let late_notify = Arc::new(Notify::new());
     let _late = stream.watch(&late_notify);
-    life.stepper.held.store(false, Ordering::SeqCst);
+    life.stepper.hold(false);
     tokio::time::timeout(HANG, notify.notified()).await.expect("woken");
     tokio::time::timeout(HANG, late_notify.notified()).await.expect("woken");
     assert_eq!(stream.durable_end(), StreamOffset(5));
@@ -112,7 +111,7 @@ async fn a_batch_is_visible_when_it_is_durable_and_not_before() {
     append(&life.store, &stream, &batch(stream.id(), 5, 1, 10)).await.await.unwrap();
     tokio::time::timeout(HANG, late_notify.notified()).await.expect("woken again");
     assert!(notify.notified().now_or_never().is_none(), "a subscription ends with its handle");
-    life.close(&mut world).await;
+    life.close().await;
 }
 
 /// Execute the queued request that lies first on the disk.
@@ -124,10 +123,10 @@ fn step_first(world: &World) {
 
 #[tokio::test]
 async fn watchers_are_woken_for_each_group_that_becomes_durable() {
-    let mut world = World::new(WAL_BYTES, 1);
+    let world = World::new(WAL_BYTES, 1);
     let life = world.start().await;
     let stream = life.create_log().await;
-    life.stepper.held.store(true, Ordering::SeqCst);
+    life.stepper.hold(true);
     let notify = Arc::new(Notify::new());
     let mut watch = None;
     let mut pending = Vec::new();
@@ -146,14 +145,14 @@ async fn watchers_are_woken_for_each_group_that_becomes_durable() {
         seen = stream.durable_end();
         tokio::time::timeout(HANG, notify.notified()).await.expect("woken");
     }
-    life.stepper.held.store(false, Ordering::SeqCst);
+    life.stepper.hold(false);
     drop((watch, stream));
-    life.close(&mut world).await;
+    life.close().await;
 }
 
 #[tokio::test]
 async fn one_notify_watches_many_streams_through_many_wakes() {
-    let mut world = World::new(WAL_BYTES, 1);
+    let world = World::new(WAL_BYTES, 1);
     let life = world.start().await;
     let mut streams = Vec::new();
     for _ in 0..10 {
@@ -169,7 +168,7 @@ async fn one_notify_watches_many_streams_through_many_wakes() {
             tokio::time::timeout(HANG, notify.notified()).await.expect("a wakeup was lost");
         }
     }
-    life.close(&mut world).await;
+    life.close().await;
 }
 
 /// Wakers are foreign code, which may look at the stream.
@@ -185,7 +184,7 @@ fn no_lock_is_held_over_a_waker() {
     std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
-            let mut world = World::new(WAL_BYTES, 1);
+            let world = World::new(WAL_BYTES, 1);
             let life = world.start().await;
             let stream = life.create_log().await;
             let waker = Waker::from(Arc::new(Looks(stream.clone())));
@@ -207,7 +206,7 @@ fn no_lock_is_held_over_a_waker() {
             let other = life.create_log().await;
             let _watch = other.watch(&notify);
             let notified = wait();
-            life.close(&mut world).await;
+            life.close().await;
             notified.await;
             tell.send(()).unwrap();
         });
@@ -254,7 +253,7 @@ async fn trimmed_records_are_gone_also_after_a_restart() {
     stream.trim(StreamOffset(20)).await.unwrap();
     assert_eq!((stream.size_bytes(), stream.start_offset()), (0, StreamOffset(20)));
     drop(stream);
-    life.close(&mut world).await;
+    life.close().await;
 
     let life = world.start().await;
     let stream = life.store.stream(id).unwrap();
@@ -264,7 +263,7 @@ async fn trimmed_records_are_gone_also_after_a_restart() {
         "offsets are not reused"
     );
     assert_eq!(state_of(&stream), expected_state(id, &batches));
-    life.close(&mut world).await;
+    life.close().await;
 }
 
 #[tokio::test]
@@ -289,7 +288,7 @@ async fn trimmed_offsets_are_not_handed_out_again_even_if_the_log_is_lost() {
     append(&life.store, &stream, &batch(id, 9, 1, 100)).await.await.unwrap();
     assert_eq!(read_from(&stream, 9, 1).await.len(), 1);
     drop(stream);
-    life.close(&mut world).await;
+    life.close().await;
 }
 
 #[tokio::test]
@@ -317,7 +316,7 @@ async fn a_state_stream_is_kept_as_its_checkpoint() {
     let stream = life.store.stream(id).unwrap();
     assert_eq!((stream.start_offset(), stream.next_offset()), (StreamOffset(12), StreamOffset(20)));
     assert_eq!(state_of(&stream), expected_state(id, &batches));
-    life.close(&mut world).await;
+    life.close().await;
 }
 
 #[tokio::test]
@@ -356,7 +355,7 @@ async fn a_deleted_stream_is_gone_and_its_id_is_not_reused() {
         wal.used_bytes <= 4096,
         "what a deleted stream left in the WAL does not block its reuse: {wal:?}"
     );
-    life.close(&mut world).await;
+    life.close().await;
 }
 
 #[tokio::test]
@@ -416,7 +415,7 @@ async fn commits_are_checked_and_atomic() {
         life.store.commit(vec![Change::CreateStream { id, kind: 0 }, put("topic/d", b"4")]);
     assert!(Box::pin(commit).as_mut().now_or_never().is_none());
     eventually("the commit finishes by itself", || life.store.stream(id).is_some()).await;
-    life.close(&mut world).await;
+    life.close().await;
 }
 
 #[tokio::test]
@@ -426,7 +425,7 @@ async fn catalog_and_wal_must_belong_together() {
     let stream = life.create_log().await;
     append(&life.store, &stream, &batch(stream.id(), 0, 1, 100)).await.await.unwrap();
     drop(stream);
-    life.close(&mut world).await;
+    life.close().await;
 
     let catalog = std::mem::take(&mut world.catalog);
     let error = world
@@ -450,16 +449,16 @@ async fn catalog_and_wal_must_belong_together() {
     world.options = small_options(WAL_BYTES).0;
     let life = world.start().await;
     assert_eq!(life.recovery.batches, 1, "the refusals have harmed nothing");
-    life.close(&mut world).await;
+    life.close().await;
 }
 
 #[tokio::test]
 async fn after_close_and_after_a_failure_nothing_hangs() {
-    let mut world = World::new(WAL_BYTES, 1);
+    let world = World::new(WAL_BYTES, 1);
     let life = world.start().await;
     let stream = life.create_log().await;
     let (store, id) = (life.store.clone(), stream.id());
-    life.close(&mut world).await;
+    life.close().await;
     assert!(matches!(stream.append(new_batch(&batch(id, 0, 1, 1))), Err(AppendError::Failed(_))));
     assert!(matches!(store.commit(vec![Change::DeleteStream(id)]).await, Err(StoreError::Closed)));
     assert!(store.failure().unwrap().contains("closed"));

@@ -2,11 +2,9 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
-use alluvium_device::sim::{Mode, SimDisk, SimOptions};
+use alluvium_device::sim::{SimDisk, SimOptions, Stepper};
 use alluvium_device::{OpenOptions, SharedDevice};
 use alluvium_stream::{Catalog, MemoryCatalog, Options, RedbCatalog, Store, local_objects};
 use alluvium_wal::{FormatOptions, Wal};
@@ -100,7 +98,6 @@ impl TestServer {
                 (device, local_objects(&objects).unwrap(), Arc::new(catalog))
             }
             Backing::Simulated { disk, objects, catalog } => {
-                disk.set_mode(Mode::Immediate);
                 (disk.device(), objects.clone(), catalog.clone())
             }
         };
@@ -166,7 +163,7 @@ impl TestServer {
     /// Let the simulated disk do nothing until it is released.
     pub(super) fn hold_disk(&self, hold: bool) {
         let stepper = self.running.as_ref().unwrap().stepper.as_ref().expect("a simulated disk");
-        stepper.held.store(hold, Ordering::Release);
+        stepper.hold(hold);
     }
 
     /// Stop as one should.
@@ -239,38 +236,6 @@ impl TestServer {
             )
             .await;
         assert_eq!(response.error_code, 0);
-    }
-}
-
-struct Stepper {
-    stop: Arc<AtomicBool>,
-    held: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Stepper {
-    fn start(disk: SimDisk) -> Self {
-        disk.set_mode(Mode::Queued);
-        let (stop, held) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
-        let thread = std::thread::spawn({
-            let (stop, held) = (stop.clone(), held.clone());
-            move || {
-                while !stop.load(Ordering::Acquire) {
-                    if held.load(Ordering::Acquire) || !disk.step() {
-                        std::thread::sleep(Duration::from_micros(50));
-                    }
-                }
-                disk.run_until_idle();
-            }
-        });
-        Self { stop, held, thread: Some(thread) }
-    }
-}
-
-impl Drop for Stepper {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Release);
-        self.thread.take().unwrap().join().unwrap();
     }
 }
 

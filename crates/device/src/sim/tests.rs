@@ -529,3 +529,26 @@ fn queued_requests_are_named_and_run_one_by_one() {
     write.try_recv().expect("going to immediate mode runs what is queued").unwrap();
     assert!(!disk.step());
 }
+
+#[test]
+fn a_stepper_executes_what_is_queued_unless_it_is_told_to_hold() {
+    let disk = disk(1, Faults::default());
+    let stepper = Stepper::start(disk.clone());
+    for byte in 1..100 {
+        submit(&disk, write_request(0, 1, byte, true)).recv().unwrap().unwrap();
+        assert_eq!(page(&disk, 0), [byte; PAGE_BYTES]);
+    }
+    stepper.hold(true);
+    let held = [submit(&disk, write_request(1, 1, 7, true)), submit(&disk, Request::Flush)];
+    assert_eq!(disk.queued().len(), 2);
+    disk.step_at(0);
+    held[0].recv().unwrap().unwrap();
+    stepper.hold(false);
+    held[1].recv().unwrap().unwrap();
+
+    stepper.hold(true);
+    let last = submit(&disk, write_request(2, 1, 9, true));
+    drop(stepper);
+    last.try_recv().expect("executed before the end").unwrap();
+    submit(&disk, write_request(3, 1, 9, true)).try_recv().expect("at once again").unwrap();
+}

@@ -7,10 +7,9 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
-use alluvium_device::sim::{Mode, Random, SimDisk, SimOptions};
+use alluvium_device::sim::{Random, SimDisk, SimOptions, Stepper};
 use alluvium_stream::catalog::Snapshot;
 use alluvium_stream::{
     AppendError, Batch, Catalog, CatalogError, Change, Fold, KIND_LOG, MemoryCatalog, NewBatch,
@@ -110,39 +109,6 @@ impl World {
     }
 }
 
-/// Executes what is queued on the disk, while nobody holds it back.
-pub struct Stepper {
-    stop: Arc<AtomicBool>,
-    pub held: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Stepper {
-    fn start(disk: SimDisk) -> Self {
-        let (stop, held) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
-        disk.set_mode(Mode::Queued);
-        let thread = std::thread::spawn({
-            let (stop, held) = (stop.clone(), held.clone());
-            move || {
-                while !stop.load(Ordering::Acquire) {
-                    if held.load(Ordering::Acquire) || !disk.step() {
-                        std::thread::sleep(Duration::from_micros(50));
-                    }
-                }
-                disk.run_until_idle();
-            }
-        });
-        Self { stop, held, thread: Some(thread) }
-    }
-}
-
-impl Drop for Stepper {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Release);
-        self.thread.take().unwrap().join().unwrap();
-    }
-}
-
 /// One run of the server.
 pub struct Life {
     pub store: Store,
@@ -154,10 +120,9 @@ pub struct Life {
 
 impl Life {
     /// Stop as one should.
-    pub async fn close(self, world: &mut World) {
+    pub async fn close(self) {
         self.store.close().await.unwrap();
         drop(self.stepper);
-        world.disk.set_mode(Mode::Immediate);
     }
 
     /// Stop as a killed process does: at this moment nothing of it reaches catalog, objects or disk any more.
