@@ -116,10 +116,11 @@ struct Header {
     durable_offset: u64,
     window_bytes: u64,
     epoch: u32,
-    epoch_start: u64,
+    epoch_start_offset: u64,
     node_id: u32,
     written_at_ms: u64,
     clean_shutdown: bool,
+    ring_origin_bytes: u64,
 }
 
 impl Header {
@@ -132,10 +133,11 @@ impl Header {
             durable_offset: info.durable.0,
             window_bytes: info.window_bytes,
             epoch: info.epoch,
-            epoch_start: info.epoch_start.0,
+            epoch_start_offset: info.epoch_start.0,
             node_id: info.node_id,
             written_at_ms: info.written_at_ms,
             clean_shutdown: info.clean_shutdown,
+            ring_origin_bytes: info.origin_bytes,
         }
     }
 }
