@@ -21,7 +21,7 @@ use uuid::Uuid;
 use crate::catalog::{ObjectInfo, ObjectRange};
 use crate::commit::UploadPart;
 use crate::object::{BLOCK_TARGET_BYTES, Encoder};
-use crate::objects::{ObjectError, Writer};
+use crate::objects::{OBJECTS_DIRECTORY, ObjectError, Writer};
 use crate::store::{Shared, StoreError};
 use crate::tail::StreamState;
 use crate::types::{Batch, Fold, ObjectId, StreamOffset};
@@ -173,7 +173,7 @@ async fn write_until_done(shared: &Shared, parts: &[Part]) -> Written {
 
 /// The store's objects share a prefix, the WAL's id, so that two stores in one bucket can not touch each other's.
 pub(crate) fn object_prefix(wal_id: Uuid) -> String {
-    format!("streams/{wal_id}")
+    format!("{OBJECTS_DIRECTORY}/{wal_id}")
 }
 
 fn object_name(wal_id: Uuid, id: ObjectId, nonce: Uuid) -> String {

@@ -212,6 +212,38 @@ async fn old_orphans_of_this_store_are_deleted_and_nothing_else() {
     }
 }
 
+/// `LocalFileSystem` writes under such names, and never shows them.
+#[test]
+fn what_was_never_finished_is_removed_when_a_local_directory_is_opened() {
+    let root = tempfile::tempdir().unwrap();
+    let directory = root.path().join("new").join("objects");
+    let open = || drop(alluvium_stream::local_objects(&directory).unwrap());
+    open();
+    let ours = directory.join("streams").join("store");
+    std::fs::create_dir_all(&ours).unwrap();
+    let create = |name: &str, hours: u64| {
+        let path = ours.join(name);
+        std::fs::write(&path, "x").unwrap();
+        make_old(&path, Duration::from_secs(hours * 60 * 60));
+        path
+    };
+    let removed = [create("0000000000000009-a#1", 25), create("0000000000000009-b#12", 99)];
+    let kept = [
+        create("0000000000000009-a", 99),
+        create("0000000000000009-c#1", 23),
+        create("notes#x", 99),
+        create("notes#", 99),
+    ];
+    open();
+    assert!(removed.iter().all(|path| !path.exists()));
+    assert!(kept.iter().all(|path| path.exists()));
+
+    let file = root.path().join("file");
+    std::fs::write(&file, "x").unwrap();
+    let error = alluvium_stream::local_objects(&file.join("objects")).err().expect("a file");
+    assert!(error.to_string().contains("file/objects"), "{error}");
+}
+
 fn make_old(path: &Path, age: Duration) {
     let file = std::fs::File::options().append(true).open(path).unwrap();
     file.set_modified(SystemTime::now() - age).unwrap();
