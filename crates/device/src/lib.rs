@@ -20,7 +20,7 @@ mod target;
 pub use buffer::{AlignedBuf, PAGE_BYTES, SharedBuf};
 pub use copy::copy_in_steps;
 pub use error::{DeviceError, OpenError};
-pub use open::{Access, Durability, Engine, OpenOptions, Progress, open};
+pub use open::{Access, Durability, Engine, OpenOptions, Progress, extend, open};
 
 use std::fmt;
 use std::sync::Arc;

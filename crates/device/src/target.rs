@@ -6,6 +6,7 @@ mod tests;
 use std::ffi::OsString;
 use std::fs;
 use std::io;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,7 +18,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use crate::buffer::PAGE_BYTES;
-use crate::open::{Access, OpenOptions};
+use crate::open::{Access, OpenOptions, Progress};
 use crate::{AlignedBuf, OpenError};
 
 /// Bytes written at once while a file is created.
@@ -244,7 +245,12 @@ fn create(path: &Path, bytes: u64, options: &OpenOptions) -> Result<Claim, OpenE
     if !ours || path.exists() {
         return Err(OpenError::InUse(path.to_owned()));
     }
-    if let Err(failure) = prewrite(path, &claim.0, bytes, options) {
+    let written = rustix::fs::ftruncate(&claim.0, 0)
+        .map_err(|errno| error(path, "emptying what a crash left of it", errno))
+        .and_then(|()| {
+            prewrite(path, &claim.0, 0..bytes, FallocateFlags::empty(), options.progress.as_ref())
+        });
+    if let Err(failure) = written {
         if let Err(left) = fs::remove_file(&creating) {
             tracing::warn!("{}: could not be removed: {left}", creating.display());
         }
@@ -254,21 +260,69 @@ fn create(path: &Path, bytes: u64, options: &OpenOptions) -> Result<Claim, OpenE
     Ok(claim)
 }
 
-fn prewrite(path: &Path, fd: &OwnedFd, bytes: u64, options: &OpenOptions) -> Result<(), OpenError> {
+/// See [`crate::extend`].
+pub(crate) fn extend(
+    path: &Path,
+    bytes: u64,
+    progress: Option<&Progress>,
+) -> Result<(), OpenError> {
+    let stat = rustix::fs::stat(path).map_err(|errno| error(path, "looking at it", errno))?;
+    let file_type = FileType::from_raw_mode(stat.st_mode);
+    if file_type != FileType::RegularFile {
+        let reason = format!("is a {}; only a regular file can be extended", kind(file_type));
+        return Err(unsuitable(path, reason));
+    }
+    let claim = take(path, file_type)?;
+    let fd = open_direct(path, OFlags::RDWR, Mode::empty())?;
+    if !same_file(&claim.0, &fd) {
+        return Err(unsuitable(path, "was replaced while it was opened".into()));
+    }
+    let page = PAGE_BYTES as u64;
+    let here = rustix::fs::fstat(&fd).map_err(|errno| error(path, "looking at it", errno))?;
+    let length = here.st_size.cast_unsigned();
+    if !length.is_multiple_of(page) || !bytes.is_multiple_of(page) {
+        let reason =
+            format!("can not be extended from {length} to {bytes} bytes: not multiples of {page}");
+        return Err(unsuitable(path, reason));
+    }
+    if length >= bytes {
+        return Ok(());
+    }
+    // The length grows with what is written, never ahead of it: killed at any moment, this leaves a file without a hole.
+    let written = prewrite(path, &fd, length..bytes, FallocateFlags::KEEP_SIZE, progress);
+    if written.is_err()
+        && let Err(left) = rustix::fs::ftruncate(&fd, length)
+    {
+        tracing::warn!(
+            "{}: could not be shortened to {length} bytes again: {left}",
+            path.display()
+        );
+    }
+    written
+}
+
+/// Write zeroes to `range` of the file, its end, and sync it. `progress` is told the bytes of the range.
+fn prewrite(
+    path: &Path,
+    fd: &OwnedFd,
+    range: Range<u64>,
+    reserve: FallocateFlags,
+    progress: Option<&Progress>,
+) -> Result<(), OpenError> {
     let failed = |errno| match errno {
         Errno::NOSPC | Errno::DQUOT => {
-            OpenError::NoSpace { path: path.to_owned(), wanted_bytes: bytes }
+            OpenError::NoSpace { path: path.to_owned(), wanted_bytes: range.end }
         }
         other => error(path, "pre-writing it", other),
     };
-    rustix::fs::ftruncate(fd, 0).map_err(failed)?;
+    let bytes = range.end - range.start;
     // Ask first: finding out by reserving fills the file system up for everybody else. Some do not count (0 blocks).
     let space = rustix::fs::fstatvfs(fd).map_err(failed)?;
     if space.f_blocks > 0 && space.f_bavail.saturating_mul(space.f_frsize) < bytes {
         return Err(failed(Errno::NOSPC));
     }
     // Keeps the file in one piece, and the space from others while it is written. Not every file system can.
-    match rustix::fs::fallocate(fd, FallocateFlags::empty(), 0, bytes) {
+    match rustix::fs::fallocate(fd, reserve, range.start, bytes) {
         Ok(()) | Err(Errno::OPNOTSUPP) => {}
         Err(errno) => return Err(failed(errno)),
     }
@@ -277,13 +331,13 @@ fn prewrite(path: &Path, fd: &OwnedFd, bytes: u64, options: &OpenOptions) -> Res
     while done < bytes {
         let wanted =
             usize::try_from(bytes - done).map_or(PREWRITE_BYTES, |left| left.min(PREWRITE_BYTES));
-        match rustix::io::pwrite(fd, &zeroes[..wanted], done) {
+        match rustix::io::pwrite(fd, &zeroes[..wanted], range.start + done) {
             Ok(0) => return Err(failed(Errno::IO)),
             Ok(written) => done += written as u64,
             Err(Errno::INTR) => {}
             Err(errno) => return Err(failed(errno)),
         }
-        if let Some(progress) = &options.progress {
+        if let Some(progress) = progress {
             progress(done, bytes);
         }
     }
@@ -374,6 +428,7 @@ fn unsuitable(path: &Path, reason: String) -> OpenError {
 fn kind(file_type: FileType) -> &'static str {
     match file_type {
         FileType::Directory => "directory",
+        FileType::BlockDevice => "block device",
         FileType::CharacterDevice => "character device",
         FileType::Fifo => "pipe",
         FileType::Socket => "socket",
