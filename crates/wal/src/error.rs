@@ -48,7 +48,7 @@ pub enum OpenError {
         /// What slot 1 holds.
         slot_1: String,
     },
-    /// Both slots carry the same generation, or differ in their WAL id: two writers, or a copied slot.
+    /// Both slots carry the same epoch and generation, or differ in their WAL id: two writers, or a copied slot.
     #[error("{device}: the header slots contradict each other: {reason}")]
     HeaderConflict {
         /// Name of the device.

@@ -71,12 +71,9 @@ pub(crate) fn format(
 /// Make an older WAL, and signatures of anything else, unrecognisable. The newest header goes last: until then a crash
 /// leaves the old WAL as it was, afterwards none.
 fn erase(device: &dyn Device, capacity_bytes: u64) -> Result<(), DeviceError> {
-    let slots = [header::read_slot(device, 0), header::read_slot(device, 1)];
-    let newest = match slots {
-        [Ok(Slot::Valid(a)), Ok(Slot::Valid(b))] => usize::from(b.generation > a.generation),
-        [_, Ok(Slot::Valid(_))] => 1,
-        _ => 0,
-    };
+    let slots = [0, 1].map(|slot| header::read_slot(device, slot).unwrap_or(Slot::Empty));
+    // Where none counts, neither has to last.
+    let newest = header::select(&slots).unwrap_or(0);
     let zero = |at: u64, len: u64| {
         device.write_durable(DeviceOffset(at), AlignedBuf::zeroed(len as usize).freeze())
     };

@@ -85,29 +85,34 @@ impl HeaderInfo {
         Self { generation: self.generation + 1, written_at_ms: now_ms(), ..self.clone() }
     }
 
+    /// Which of two headers of one WAL is newer. The epoch decides first: an old owner may have written on while the next one opened the log.
+    fn age(&self) -> (u32, u64) {
+        (self.epoch, self.generation)
+    }
+
     pub(crate) fn ring(&self) -> Ring {
         Ring::new(self.capacity_bytes, self.origin_bytes)
     }
 
     /// The error, if a slot holds a header that a writer about to write this one has not written.
     pub(crate) fn taken_over(&self, slot: &Slot) -> Option<WalError> {
-        let found = match slot {
-            Slot::Valid(found) => {
-                let own = found.wal_id == self.wal_id
-                    && found.epoch <= self.epoch
-                    && found.generation < self.generation;
-                (!own).then(|| {
-                    format!(
-                        "a header of WAL {}, epoch {}, generation {}, node {}",
-                        found.wal_id, found.epoch, found.generation, found.node_id
-                    )
-                })
-            }
-            Slot::Future(found) => Some(format!("a header of {found}")),
+        match slot {
+            Slot::Valid(found) if found.wal_id == self.wal_id && found.age() < self.age() => None,
+            Slot::Valid(found) => Some(found.fences()),
+            Slot::Future(found) => Some(WalError::Fenced { found: format!("a header of {found}") }),
             // Says nothing: it may be rot.
             Slot::Damaged(_) | Slot::Empty | Slot::Foreign => None,
-        };
-        found.map(|found| WalError::Fenced { found })
+        }
+    }
+
+    /// What a writer is told that finds this header of another one.
+    fn fences(&self) -> WalError {
+        WalError::Fenced {
+            found: format!(
+                "a header of WAL {}, epoch {}, generation {}, node {}",
+                self.wal_id, self.epoch, self.generation, self.node_id
+            ),
+        }
     }
 
     /// What the writer guarantees of every header; a page that breaks it was not written by this program.
@@ -203,11 +208,11 @@ pub(crate) fn select(slots: &[Slot; 2]) -> Result<usize, Refusal> {
             "slot 0 belongs to WAL {}, slot 1 to WAL {}",
             a.wal_id, b.wal_id
         ))),
-        [Valid(a), Valid(b)] if a.generation == b.generation => Err(Refusal::Conflict(format!(
-            "both are of generation {}: two writers, or a copied slot",
-            a.generation
+        [Valid(a), Valid(b)] if a.age() == b.age() => Err(Refusal::Conflict(format!(
+            "both are of epoch {}, generation {}: two writers, or a copied slot",
+            a.epoch, a.generation
         ))),
-        [Valid(a), Valid(b)] => Ok(usize::from(b.generation > a.generation)),
+        [Valid(a), Valid(b)] => Ok(usize::from(b.age() > a.age())),
         [Valid(_), Damaged(_) | Empty | Foreign] => Ok(0),
         [Damaged(_) | Empty | Foreign, Valid(_)] => Ok(1),
         [Damaged(_), Damaged(_) | Empty | Foreign] | [Empty | Foreign, Damaged(_)] => {
@@ -272,18 +277,27 @@ pub(crate) fn inspect(device: &dyn Device) -> Result<Inspection, OpenError> {
     Ok(Inspection { slots, newest, header, ring_bytes })
 }
 
-/// Change the header: `first` goes to the slot that is not the `newest`, and then the one after it to the other. Blocking. Refused if
-/// somebody else has changed it since it was read, which may be long ago.
-pub(crate) fn change(
+/// Begin an epoch: `first` goes to the slot that is not the `newest`, and then the one after it to the other. Blocking. Refused if somebody else
+/// has changed the header since `found` was read there, which may be long ago, or does so meanwhile.
+pub(crate) fn begin_epoch(
     device: &dyn Device,
+    found: &HeaderInfo,
     newest: usize,
     first: &HeaderInfo,
 ) -> Result<HeaderInfo, OpenError> {
-    let name = || device.geometry().name.clone();
+    let fenced = |cause| OpenError::Fenced { device: device.geometry().name.clone(), cause };
     let second = first.next();
-    for (slot, header) in [(1 - newest, first), (newest, &second)] {
-        look(device, header).map_err(|cause| OpenError::Fenced { device: name(), cause })?;
-        device.write_durable(HEADER_SLOT_AT[slot], header.page(device))?;
+    look(device, &found.next()).map_err(fenced)?;
+    device.write_durable(HEADER_SLOT_AT[1 - newest], first.page(device))?;
+    look(device, &second).map_err(fenced)?;
+    device.write_durable(HEADER_SLOT_AT[newest], second.page(device))?;
+    // An old owner's header write that was on its way may have landed on the first one. If it lands later, it is the last one: its next look finds the second.
+    for (slot, written) in [(1 - newest, first), (newest, &second)] {
+        if let Ok(Slot::Valid(found)) = read_slot(device, slot)
+            && found != *written
+        {
+            return Err(fenced(found.fences()));
+        }
     }
     Ok(second)
 }
@@ -408,6 +422,9 @@ mod tests {
         assert_eq!(select(&[valid(3), valid(2)]), Ok(0));
         assert_eq!(select(&[valid(u64::MAX), valid(2)]), Ok(0));
         assert!(matches!(select(&[valid(2), valid(2)]), Err(Refusal::Conflict(_))));
+        let late = |generation| Slot::Valid(HeaderInfo { epoch: 2, ..sample(generation) });
+        assert_eq!(select(&[valid(1), late(2)]), Ok(0), "an old owner's");
+        assert_eq!(select(&[late(1), valid(1)]), Ok(1));
         assert!(matches!(select(&[valid(1), other]), Err(Refusal::Conflict(_))));
         for rest in [damaged(), Slot::Empty, Slot::Foreign] {
             assert_eq!(select(&[valid(1), rest.clone()]), Ok(0));

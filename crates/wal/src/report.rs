@@ -102,7 +102,7 @@ impl fmt::Display for RecoveryReport {
 pub struct HeaderInfo {
     /// Identity, fixed by `format`.
     pub wal_id: Uuid,
-    /// +1 with each header write; the newest header is the one with the greater generation.
+    /// +1 with each header write; the newest header is the one with the greater epoch, then the greater generation.
     pub generation: u64,
     /// Bytes of the device in use.
     pub capacity_bytes: u64,

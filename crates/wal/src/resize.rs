@@ -65,7 +65,7 @@ pub(crate) fn resize(
         clean_shutdown: true,
         ..found.next()
     };
-    let second = header::change(device, newest, &first)?;
+    let second = header::begin_epoch(device, &found, newest, &first)?;
     device.flush()?;
     Ok(second)
 }

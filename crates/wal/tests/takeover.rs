@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 
-use alluvium_device::sim::{Faults, Mode, SimDisk};
+use alluvium_device::sim::{Faults, Mode, SimDisk, SimOptions};
 use alluvium_device::{
     AlignedBuf, Completion, Device, DeviceError, Geometry, Request, SharedDevice,
 };
@@ -36,6 +36,8 @@ struct State {
     /// Requests wait here, on their way.
     holds: bool,
     held: Vec<(Request, Completion)>,
+    /// Called before each request to a header.
+    before_headers: Option<Arc<dyn Fn() + Send + Sync>>,
 }
 
 impl std::fmt::Debug for State {
@@ -82,6 +84,12 @@ impl Host {
     }
 
     fn arrive(&self, request: Request, done: Completion) {
+        let hook = self.0.state.lock().before_headers.clone();
+        if let (Some(hook), Request::Read { at, .. } | Request::Write { at, .. }) = (hook, &request)
+            && at.0 < DATA_START
+        {
+            hook();
+        }
         match request {
             Request::Write { at, buf, .. } if self.0.state.lock().fenced => {
                 let source = Arc::new(io::Error::other("reservation conflict"));
@@ -419,6 +427,74 @@ fn a_change_is_not_completed_over_a_successor() {
     first.release_all();
     assert!(is_fenced(&trim.wait()));
     assert!(headers(&disk) == before);
+}
+
+/// The two of them in every order: an opening, and a change of the header by the old owner (a look at two slots and a write, twice).
+/// Either the opening is refused, or the old owner notices; and what an owner that was let in is told is there, whatever the other still writes.
+#[test]
+fn whatever_the_order_there_is_one_owner() {
+    let image = {
+        let disk = disk(128 << 10);
+        format(&disk);
+        let old = open_on(&Host::of(&disk));
+        append(&old, b'a', 5000);
+        append(&old, b'b', 5000);
+        drop(old);
+        disk.image()
+    };
+    // How many requests of the opening come before each step of the change.
+    let mut steps = vec![0; 6];
+    let (mut orders, mut refused) = (0, 0);
+    loop {
+        let disk = SimDisk::from_image(&image, SimOptions::default());
+        let (first, second) = (Host::of(&disk), Host::of(&disk));
+        let old = open_on(&first);
+        first.hold();
+        let _trim = old.trim(..LogOffset(5032));
+        let count = Arc::new(AtomicUsize::new(0));
+        let taken = Arc::new(AtomicUsize::new(0));
+        let hook = {
+            let (first, count, taken, steps) =
+                (first.clone(), count.clone(), taken.clone(), steps.clone());
+            move || {
+                let now = count.fetch_add(1, Ordering::Relaxed);
+                while steps.get(taken.load(Ordering::Relaxed)).is_some_and(|&at| at <= now) {
+                    taken.fetch_add(1, Ordering::Relaxed);
+                    first.release();
+                }
+            }
+        };
+        second.0.state.lock().before_headers = Some(Arc::new(hook));
+        let opened = try_open(second.device(), &options());
+        second.0.state.lock().before_headers = None;
+        orders += 1;
+        match opened {
+            Ok((new, ..)) => {
+                append(&new, b'x', 6000);
+                first.release_all();
+                assert!(is_fenced(&old.close()), "{steps:?}: two owners");
+                let disk = disk.power_cut();
+                let (_, report, records) = open(&disk);
+                assert!(names(&records).ends_with(b"bx"), "{steps:?}: {:?}", names(&records));
+                assert!(report.damage.is_empty());
+            }
+            Err(OpenError::Fenced { .. }) => {
+                refused += 1;
+                first.release_all();
+                let (new, ..) = try_open(second.device(), &options()).unwrap();
+                append(&new, b'x', 6000);
+                assert!(is_fenced(&old.close()), "{steps:?}: two owners");
+                assert!(names(&open(&disk.power_cut()).2).ends_with(b"bx"), "{steps:?}");
+            }
+            Err(other) => panic!("{steps:?}: {other}"),
+        }
+        // The next order: steps come in theirs, some of them after the opening.
+        let requests = count.load(Ordering::Relaxed);
+        let Some(last) = steps.iter().rposition(|&at| at < requests) else { break };
+        let next = steps[last] + 1;
+        steps[last..].fill(next);
+    }
+    assert!(orders > 3000 && refused > 100, "{orders} orders, {refused} refused");
 }
 
 #[test]
