@@ -54,12 +54,22 @@ pub(crate) struct Marks {
 }
 
 /// Stops the log when a panic passes through: its state may be half-changed, and who waits must not wait for ever.
-struct StopOnPanic<'a>(&'a Shared);
+struct StopOnPanic<'a> {
+    shared: &'a Shared,
+    /// A panic from elsewhere unwinds this thread, and what it drops uses the log: that is none of ours.
+    unwinding: bool,
+}
+
+impl<'a> StopOnPanic<'a> {
+    fn new(shared: &'a Shared) -> Self {
+        Self { shared, unwinding: std::thread::panicking() }
+    }
+}
 
 impl Drop for StopOnPanic<'_> {
     fn drop(&mut self) {
-        if std::thread::panicking() {
-            self.0.stop(WalError::Panicked);
+        if !self.unwinding && std::thread::panicking() {
+            self.shared.stop(WalError::Panicked);
         }
     }
 }
@@ -254,7 +264,7 @@ impl Shared {
             _ => return Err(AppendError::TooLarge { len_bytes, max_bytes }),
         };
         let payload_crc = pieces.fold(0, crc32c::crc32c_append);
-        let _guard = StopOnPanic(self);
+        let _guard = StopOnPanic::new(self);
         let mut state = self.state.lock();
         if let Some(cause) = self.marks.stopped.get() {
             return Err(match cause {
@@ -281,7 +291,7 @@ impl Shared {
 
     /// Send what can be sent.
     fn pump(self: &Arc<Self>) {
-        let _guard = StopOnPanic(self);
+        let _guard = StopOnPanic::new(self);
         let write = self.state.lock().next_write(self);
         self.submit(write);
     }
@@ -308,7 +318,7 @@ impl Shared {
         if let Err(cause) = result {
             return self.failed(cause);
         }
-        let guard = StopOnPanic(&self);
+        let guard = StopOnPanic::new(&self);
         let mut state = self.state.lock();
         if self.marks.stopped.get().is_some() {
             return;
@@ -360,7 +370,7 @@ impl Shared {
         let buf = self.device.alloc(HEADER_SLOT_BYTES as usize);
         let shared = self.clone();
         let looked = move |result: Result<Option<AlignedBuf>, DeviceError>| {
-            let _guard = StopOnPanic(&shared);
+            let _guard = StopOnPanic::new(&shared);
             if shared.marks.stopped.get().is_some() {
                 return;
             }
@@ -395,7 +405,7 @@ impl Shared {
 
     /// `header` is durable in `slot`. On the engine's thread.
     fn header_landed(self: Arc<Self>, slot: usize, header: HeaderInfo) {
-        let guard = StopOnPanic(&self);
+        let guard = StopOnPanic::new(&self);
         let mut state = self.state.lock();
         if self.marks.stopped.get().is_some() {
             return;
@@ -418,8 +428,12 @@ impl Shared {
     pub(crate) fn close(self: &Arc<Self>) -> Result<(), WalError> {
         let (end, wanted) = {
             let mut state = self.state.lock();
+            // Even with nothing left to wait for: the state of a log that has failed is not what a clean header should vouch for.
+            if let Some(cause) = self.marks.stopped() {
+                return Err(cause);
+            }
             if state.closing {
-                return Err(self.marks.stopped().unwrap_or(WalError::Closed));
+                return Err(WalError::Closed);
             }
             state.closing = true;
             (state.cursors.appended(), state.headers.wanted)
@@ -436,9 +450,11 @@ impl Shared {
                 continue;
             }
             let newest = &state.headers.newest;
+            // The end of the log: of `end`, or of a padding that has followed it.
+            let durable = state.cursors.durable();
             break (
                 1 - state.headers.slot,
-                HeaderInfo { durable: end, clean_shutdown: true, ..newest.next() },
+                HeaderInfo { durable, clean_shutdown: true, ..newest.next() },
             );
         };
         if let Err(cause) = header::look(&*self.device, &header) {

@@ -4,8 +4,10 @@ mod common;
 
 use std::future::Future;
 use std::ops::RangeTo;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
-use std::task::{Context, Poll, Waker};
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
 
 use alluvium_device::sim::{Faults, Mode, SimDisk, SimOptions};
 use alluvium_wal::{AppendError, FormatOptions, LogOffset, OpenError, Options, Wal, WalError};
@@ -468,4 +470,75 @@ fn a_crash_while_formatting_leaves_no_mixture() {
             }
         }
     }
+}
+
+/// A panic that has nothing to do with the log, and something that is dropped with it and appends.
+#[test]
+fn an_append_while_another_panic_unwinds_does_not_stop_the_log() {
+    struct LastWords<'a>(&'a Wal);
+    impl Drop for LastWords<'_> {
+        fn drop(&mut self) {
+            self.0.append(&[b"last words"]).unwrap().wait().unwrap();
+        }
+    }
+    let disk = disk(1 << 20);
+    format(&disk);
+    let (wal, ..) = open(&disk);
+    let unwound = catch_unwind(AssertUnwindSafe(|| {
+        let _last_words = LastWords(&wal);
+        panic!("elsewhere");
+    }));
+    assert!(unwound.is_err());
+    wal.append(&[b"next"]).unwrap().wait().unwrap();
+    assert_eq!(names(&scan(&disk).1), b"ln");
+}
+
+/// What a panic has left half-changed gets no clean header, even if nothing is outstanding.
+#[test]
+fn a_log_that_a_panic_has_stopped_is_not_closed_cleanly() {
+    struct Bomb;
+    impl Wake for Bomb {
+        fn wake(self: Arc<Self>) {
+            panic!("in foreign code");
+        }
+    }
+    let disk = disk(1 << 20);
+    format(&disk);
+    let (wal, ..) = open(&disk);
+    let mut durable = wal.wait_durable(LogOffset(1));
+    let waker = Waker::from(Arc::new(Bomb));
+    assert!(pin!(&mut durable).poll(&mut Context::from_waker(&waker)).is_pending());
+    // The disk completes the write on this thread, inside of the append.
+    let unwound = catch_unwind(AssertUnwindSafe(|| wal.append(&[b"x"]).map(drop)));
+    assert!(unwound.is_err() && wal.durable() == wal.appended());
+    assert!(matches!(wal.close(), Err(WalError::Panicked)));
+    let (report, records) = scan(&disk);
+    assert!(!report.clean_shutdown && names(&records) == b"x");
+}
+
+#[test]
+fn a_clean_log_ends_behind_the_padding_that_was_written_while_it_closed() {
+    let disk = disk(1 << 20);
+    format(&disk);
+    let (wal, ..) = open(&disk);
+    let other = wal.clone();
+    disk.set_mode(Mode::Queued);
+    wal.append(&[b"first"]).map(drop).unwrap();
+    // It waits for the first one, whose page it continues, and is padded then: a quarter of a block.
+    wal.append(&[&[2; 5000]]).map(drop).unwrap();
+    let before = wal.appended();
+    std::thread::scope(|scope| {
+        let closing = scope.spawn(|| wal.close());
+        // Nothing is trimmed: this only asks whether it has begun to close.
+        while !matches!(poll(other.trim(to(LogOffset(0)))), Poll::Ready(Err(WalError::Closed))) {
+            std::thread::yield_now();
+        }
+        disk.set_mode(Mode::Immediate);
+        closing.join().unwrap().unwrap();
+    });
+    let end = other.appended();
+    assert!(end > before && end.0.is_multiple_of(PAGE));
+    let (report, records) = scan(&disk);
+    assert!(report.clean_shutdown && names(&records) == [b'f', 2]);
+    assert_eq!(report.end, end);
 }
