@@ -87,13 +87,14 @@ impl Limiter {
         })
     }
 
-    /// Pay for a write of `bytes` that is made in any case. Disks with a quota count a large write as several.
-    pub(crate) fn charge(&mut self, bytes: u64) {
-        if let Some(bucket) = &mut self.writes {
-            bucket.balance -= bytes.div_ceil(COUNTED_BYTES) as f64;
-        }
-        if let Some(bucket) = &mut self.bytes {
-            bucket.balance -= bytes as f64;
+    /// Pay for `count` requests of `bytes` each that are made in any case. They put the next block off by a second at most: their
+    /// number follows from how often somebody trims, and a debt without a bound would stop the log long after the last of them.
+    pub(crate) fn charge_undelayed(&mut self, count: u32, bytes: u64) {
+        for (bucket, cost) in [(&mut self.writes, 1.0), (&mut self.bytes, bytes as f64)] {
+            if let Some(bucket) = bucket {
+                let least = bucket.balance.min(-bucket.per_second);
+                bucket.balance = (bucket.balance - f64::from(count) * cost).max(least);
+            }
         }
     }
 
@@ -107,8 +108,12 @@ impl Limiter {
         if let Some(wait) = wait {
             return Err(wait);
         }
-        self.charge(bytes);
-        if let Some(bucket) = &self.writes {
+        if let Some(bucket) = &mut self.bytes {
+            bucket.balance -= bytes as f64;
+        }
+        if let Some(bucket) = &mut self.writes {
+            // Disks with a quota count a large write as several.
+            bucket.balance -= bytes.div_ceil(COUNTED_BYTES) as f64;
             self.early_at = now + Duration::from_secs_f64(EVENLY / bucket.per_second);
         }
         Ok(())
@@ -233,6 +238,20 @@ mod tests {
         let wait = limiter.take(Duration::ZERO, 4096).unwrap_err();
         assert!(wait > Duration::from_secs(3) && wait < Duration::from_millis(4001), "{wait:?}");
         limiter.take(wait, 4096).unwrap();
+    }
+
+    #[test]
+    fn any_number_of_header_writes_puts_a_block_off_by_a_second_at_most() {
+        let mut limiter = Limiter::new(Some(100), Some(1 << 20)).unwrap();
+        for _ in 0..10_000 {
+            limiter.charge_undelayed(6, 4096);
+        }
+        let wait = limiter.take(Duration::ZERO, 4096).expect_err("they count");
+        assert!(wait <= Duration::from_millis(1001), "{wait:?}");
+        // A block that is larger than that is still paid for in full.
+        limiter.take(wait, 4 << 20).unwrap();
+        limiter.charge_undelayed(6, 4096);
+        assert!(limiter.take(wait, 4096).unwrap_err() > Duration::from_secs(3));
     }
 
     #[test]

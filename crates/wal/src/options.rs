@@ -27,7 +27,7 @@ pub struct Options {
     /// how far recovery looks behind a hole. The window begins with a sixteenth of it, at least 64 KiB, and grows and shrinks with
     /// the load. A multiple of 4 KiB. Default: 64 MiB. At least 32 KiB, at most 1 GiB and half of the ring.
     pub window_bytes: u64,
-    /// Size at which a block is written without waiting for an I/O slot; a larger record has a block of its own.
+    /// Size at which a block is closed and written as soon as there is an I/O slot; a record that does not fit goes on in the next one.
     /// A multiple of 4 KiB. Default: 256 KiB. At least 4 KiB, at most half of the window.
     pub block_bytes: u32,
     /// The largest payload that is accepted. Default: 16 MiB. At least 1, at most half of the window less 8 KiB.
@@ -35,7 +35,7 @@ pub struct Options {
     /// Block writes in flight. Default: 8. At least 1, at most 1024.
     pub io_depth: usize,
     /// Writes per second; `None` (default) is no limit. At least 1. One of more than 256 KiB counts as several, as cloud disks count them;
-    /// header writes count but are never delayed. Unused quota up to a tenth of a second's worth is spent without waiting.
+    /// header writes count but are never delayed, and put blocks off by a second at most. Unused quota up to a tenth of a second's worth is spent without waiting.
     pub iops: Option<u32>,
     /// Bytes of writes per second; `None` (default) is no limit. At least 4 KiB. Bursts as for `iops`.
     pub bandwidth_bytes_per_second: Option<u64>,

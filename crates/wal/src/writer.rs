@@ -526,7 +526,7 @@ impl State {
         headers.writing = Writing::FirstSlot;
         if let Some(limiter) = &mut self.limiter {
             // A header is written without delay, twice, each time after a look at both slots.
-            (0..6).for_each(|_| limiter.charge(HEADER_SLOT_BYTES));
+            limiter.charge_undelayed(6, HEADER_SLOT_BYTES);
         }
         let header = HeaderInfo {
             trim: headers.wanted,
