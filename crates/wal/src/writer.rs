@@ -111,6 +111,9 @@ struct Flight {
     bytes: u64,
     /// Requests not completed yet: one, or two at the end of the ring.
     pending: usize,
+    /// The device has all of its requests. Until then its completions leave what follows to the thread that submits, so that
+    /// the stack does not grow with the number of blocks where the device completes on that thread.
+    handed_over: bool,
 }
 
 /// A block that is to go, and what its padding says to be durable.
@@ -309,7 +312,9 @@ impl Shared {
                     Box::new(move |result| shared.landed(flight, result.map(drop))),
                 );
             }
-            write = self.state.lock().next_write(self);
+            let mut state = self.state.lock();
+            state.handed_over(flight);
+            write = state.next_write(self);
         }
     }
 
@@ -323,8 +328,8 @@ impl Shared {
         if self.marks.stopped.get().is_some() {
             return;
         }
-        let moved = state.landed(flight);
-        let write = state.next_write(&self);
+        let (moved, handed_over) = state.landed(flight);
+        let write = if handed_over { state.next_write(&self) } else { None };
         drop(state);
         self.submit(write); // the device first, then those who wait
         drop(guard);

@@ -542,3 +542,20 @@ fn a_clean_log_ends_behind_the_padding_that_was_written_while_it_closed() {
     assert!(report.clean_shutdown && names(&records) == [b'f', 2]);
     assert_eq!(report.end, end);
 }
+
+/// On a disk that completes on the submitting thread, each block would else be submitted from inside the completion of the one before.
+#[test]
+fn the_stack_does_not_grow_with_the_blocks_of_a_record() {
+    let disk = disk(36 << 20);
+    format(&disk);
+    let options = Options {
+        window_bytes: 18 << 20,
+        block_bytes: 4096,
+        max_record_bytes: 8 << 20,
+        ..Options::default()
+    };
+    let (wal, ..) = try_open(disk.device(), &options).unwrap();
+    wal.append(&[&vec![1; 8 << 20]]).unwrap().wait().unwrap();
+    assert!(wal.stats().block_writes > 2000);
+    assert_eq!(names(&open(&disk.power_cut()).2), [1]);
+}

@@ -175,7 +175,7 @@ impl State {
         self.cursors.submit(end);
         let pending = shared.ring.pieces(block.base(), bytes).count();
         let flight = self.first_flight + self.flights.len() as u64;
-        self.flights.push_back(Flight { boundary, bytes, pending });
+        self.flights.push_back(Flight { boundary, bytes, pending, handed_over: false });
         Some(BlockWrite { flight, block, durable: self.cursors.durable() })
     }
 
@@ -242,9 +242,19 @@ impl State {
         true
     }
 
-    /// A request of `flight` has completed. Returns the new durable offset if it moved, and the count of moves.
-    pub(super) fn landed(&mut self, flight: u64) -> Option<(LogOffset, u64)> {
+    /// The device has all requests of `flight`, which may be gone already.
+    pub(super) fn handed_over(&mut self, flight: u64) {
+        let flight = flight.checked_sub(self.first_flight);
+        if let Some(flight) = flight.and_then(|index| self.flights.get_mut(index as usize)) {
+            flight.handed_over = true;
+        }
+    }
+
+    /// A request of `flight` has completed. Returns the new durable offset if it moved, with the count of moves, and whether
+    /// the block had been handed over.
+    pub(super) fn landed(&mut self, flight: u64) -> (Option<(LogOffset, u64)>, bool) {
         let index = usize::try_from(flight - self.first_flight).expect("few are in flight");
+        let handed_over = self.flights[index].handed_over;
         self.flights[index].pending -= 1;
         self.counters.requests += 1;
         let mut durable = None;
@@ -258,9 +268,11 @@ impl State {
             self.first_flight += 1;
         }
         // In the middle of a large record nothing becomes durable.
-        let durable = durable.filter(|durable| *durable > self.cursors.durable())?;
-        self.cursors.complete(durable);
-        self.counters.moves += 1;
-        Some((durable, self.counters.moves))
+        let moved = durable.filter(|durable| *durable > self.cursors.durable()).map(|durable| {
+            self.cursors.complete(durable);
+            self.counters.moves += 1;
+            (durable, self.counters.moves)
+        });
+        (moved, handed_over)
     }
 }
