@@ -316,8 +316,8 @@ pub(crate) fn look(device: &dyn Device, header: &HeaderInfo) -> Result<(), WalEr
 
 /// The epoch of a writer that follows on `found`; an error where the counters of the header are used up.
 pub(crate) fn next_epoch(found: &HeaderInfo) -> Result<u32, OpenError> {
-    /// Far more than one life of a writer takes, so that what it writes stays below the bound that readers insist on.
-    const RESERVE: u64 = 1 << 48;
+    /// More than one life of a writer takes (36 years at 1 GB/s), so that what it writes stays below the bound that readers insist on.
+    const RESERVE: u64 = 1 << 60;
     let used_up = |what: &str| {
         OpenError::InvalidOption(format!("the WAL has used up its {what}; format it anew"))
     };
