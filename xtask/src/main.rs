@@ -1,6 +1,7 @@
 //! Developer tasks, started as `cargo xtask`: the gate, the test suites with real clients, long campaigns.
 #![forbid(unsafe_code)]
 
+mod crash;
 mod endless;
 mod exec;
 mod gate;
@@ -48,6 +49,8 @@ enum Task {
     Sim(SimOptions),
     /// Kill the server with SIGKILL under load, again and again, and check what it holds: a campaign.
     Kill(KillOptions),
+    /// Cut the power of a virtual machine's disk under the WAL, again and again, and check what is left: a campaign.
+    Crash(CrashOptions),
     /// Write many bytes through a small WAL and read all of them back: a campaign.
     Endless(EndlessOptions),
 }
@@ -119,6 +122,16 @@ struct KillOptions {
 }
 
 #[derive(Args)]
+struct CrashOptions {
+    /// Rounds; each ends with a power cut and a check.
+    #[arg(long, default_value_t = 20)]
+    rounds: u32,
+    /// Decides when to cut and what is written. Default: from the clock; it is printed.
+    #[arg(long)]
+    seed: Option<u64>,
+}
+
+#[derive(Args)]
 struct EndlessOptions {
     /// MiB to write.
     #[arg(long, default_value_t = 10 * 1024)]
@@ -137,6 +150,7 @@ fn run(task: Task) -> Result<report::Report, Error> {
         Task::Test(options) => suites::run(&root, &options),
         Task::Sim(options) => suites::sim(&root, &options),
         Task::Kill(options) => suites::kill_campaign(&root, &options),
+        Task::Crash(options) => crash::campaign(&root, &options),
         Task::Endless(options) => suites::endless_campaign(&root, &options),
     }
 }
