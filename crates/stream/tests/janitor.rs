@@ -240,7 +240,7 @@ fn what_was_never_finished_is_removed_when_a_local_directory_is_opened() {
 
     let file = root.path().join("file");
     std::fs::write(&file, "x").unwrap();
-    let error = alluvium_stream::local_objects(&file.join("objects")).err().expect("a file");
+    let error = alluvium_stream::local_objects(&file.join("objects")).expect_err("a file");
     assert!(error.to_string().contains("file/objects"), "{error}");
 }
 

@@ -6,15 +6,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use alluvium_device::sim::Random;
 use alluvium_stream::{
-    AppendError, Batch, KIND_LOG, KIND_STATE, Opened, Options, RedbCatalog, Store, StreamOffset,
+    AppendError, Batch, FetchError, KIND_LOG, KIND_STATE, Opened, Options, RedbCatalog, Store,
+    StreamId, StreamOffset,
 };
 use alluvium_wal::{FormatOptions, Wal};
 use common::*;
 use tokio::task::JoinSet;
 
 /// One writer: `rounds` batches, some in flight at a time, each checked to be readable once it is acknowledged.
-async fn write(store: Store, id: alluvium_stream::StreamId, batches: Vec<Batch>, in_flight: usize) {
+async fn write(store: Store, id: StreamId, batches: Vec<Batch>, in_flight: usize) {
     let stream = store.stream(id).unwrap();
     let mut pending = std::collections::VecDeque::new();
     for batch in batches {
@@ -31,10 +33,9 @@ async fn write(store: Store, id: alluvium_stream::StreamId, batches: Vec<Batch>,
 }
 
 /// The batches of a writer: sizes vary with the seed.
-fn batches_of(id: alluvium_stream::StreamId, rounds: u64, longest: u64) -> Vec<Batch> {
-    let mut random = alluvium_device::sim::Random::new(id.0);
-    let len =
-        |random: &mut alluvium_device::sim::Random| usize::try_from(random.below(longest)).unwrap();
+fn batches_of(id: StreamId, rounds: u64, longest: u64) -> Vec<Batch> {
+    let mut random = Random::new(id.0);
+    let len = |random: &mut Random| usize::try_from(random.below(longest)).unwrap();
     (0..rounds).map(|i| batch(id, i * 3, 3, len(&mut random))).collect()
 }
 
@@ -73,6 +74,91 @@ async fn many_writers_share_a_small_wal_for_ever() {
         }
     }
     drop(all);
+    life.close().await;
+}
+
+/// Readers beside writers, trims, uploads, evictions and a block cache that is too small.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn readers_find_what_was_acknowledged_whatever_goes_on() {
+    const COUNT: u64 = 2;
+    const BATCHES: u64 = 2000;
+    fn nth(id: StreamId, base: u64) -> Batch {
+        batch(id, base, COUNT as u32, 50 + usize::try_from(base * 37 % 700).unwrap())
+    }
+    let mut world = World::new(1 << 20, 7);
+    world.options.cache_bytes = 160 << 10;
+    world.options.upload_bytes = 40 << 10;
+    world.options.block_cache_bytes = 20_000;
+    let life = world.start().await;
+    let mut tasks = JoinSet::new();
+    for n in 0..4 {
+        let stream = life.create_log().await;
+        let acknowledged = Arc::new(AtomicU64::new(0));
+        tasks.spawn({
+            let (store, stream) = (life.store.clone(), stream.clone());
+            let acknowledged = acknowledged.clone();
+            async move {
+                let mut random = Random::new(n);
+                let mut next = 0;
+                while next < BATCHES * COUNT {
+                    let mut pending = Vec::new();
+                    for _ in 0..1 + random.below(10) {
+                        pending.push(append(&store, &stream, &nth(stream.id(), next)).await);
+                        next += COUNT;
+                    }
+                    for done in pending {
+                        done.await.unwrap();
+                    }
+                    acknowledged.store(next, Ordering::SeqCst);
+                    let (start, end) = (stream.start_offset().0, stream.durable_end().0);
+                    if end - start > 400 && random.chance(0.1) {
+                        let to = start + random.below((end - start) / 2);
+                        stream.trim(StreamOffset(to)).await.unwrap();
+                    }
+                }
+            }
+        });
+        for reader in 0..2 {
+            let (stream, acknowledged) = (stream.clone(), acknowledged.clone());
+            tasks.spawn(async move {
+                let mut random = Random::new(100 * n + reader);
+                let mut read = 0;
+                loop {
+                    let known = acknowledged.load(Ordering::SeqCst);
+                    let start = stream.start_offset().0;
+                    if known >= BATCHES * COUNT && read >= 20 {
+                        return;
+                    }
+                    // What is in memory is read without a wait, and others want to run.
+                    tokio::task::yield_now().await;
+                    if known <= start {
+                        continue;
+                    }
+                    let greatest = stream.max_time().await.unwrap().map_or(0, |last| last.end().0);
+                    assert!(greatest >= known, "{greatest} of {known}");
+                    let from = start + random.below(known - start);
+                    let max_bytes = usize::try_from(random.below(6000)).unwrap();
+                    let fetched = match stream.fetch(StreamOffset(from), max_bytes).await {
+                        Ok(fetched) => fetched,
+                        Err(FetchError::OutOfRange { start, .. }) if start.0 > from => continue,
+                        Err(error) => panic!("{error}"),
+                    };
+                    assert!(!fetched.batches.is_empty() && fetched.durable_end.0 >= known);
+                    for (base, batch) in (from / COUNT..).zip(fetched.batches) {
+                        assert_eq!(batch, nth(stream.id(), base * COUNT));
+                    }
+                    read += 1;
+                }
+            });
+        }
+    }
+    while let Some(ended) =
+        tokio::time::timeout(HANG, tasks.join_next()).await.expect("somebody is stuck")
+    {
+        ended.unwrap();
+    }
+    let stats = life.store.stats();
+    assert!(stats.uploads > 10, "{stats:?}");
     life.close().await;
 }
 
