@@ -199,14 +199,14 @@ impl Shared {
         }
     }
 
-    /// Commit an upload: its object, ranges and checkpoints at once, and that the log is uploaded up to `cut`. False if the
-    /// object turned out to be of no use, because its streams were deleted or trimmed meanwhile; no range refers to it then.
+    /// Commit an upload: its object, ranges and checkpoints at once, and that the log is uploaded up to `cut`. An object that is of no
+    /// use any more, because its streams were deleted or trimmed meanwhile, is the janitor's; the catalog never hears of it.
     pub(crate) async fn commit_upload(
         self: &Arc<Self>,
         cut: LogOffset,
         object: Option<Arc<ObjectInfo>>,
         parts: Vec<UploadPart>,
-    ) -> Result<bool, StoreError> {
+    ) -> Result<(), StoreError> {
         let shared = self.clone();
         self.change(async move {
             let mut changes = Vec::with_capacity(parts.len() + 2);
@@ -247,15 +247,19 @@ impl Shared {
                 };
                 applied.push((part.stream, uploaded));
             }
-            let object = object.filter(|_| live > 0);
-            if let Some(object) = &object {
+            if let Some(object) = object.as_ref().filter(|_| live > 0) {
                 changes.insert(0, Change::AddObject(ObjectInfo::clone(object)));
             }
             changes.push(Change::LogUploaded(cut));
             shared.write_catalog(changes).await?;
-            if let Some(object) = &object {
-                shared.object_table.lock().insert(object.clone(), live);
-                shared.numbers.uploaded_bytes.fetch_add(object.size_bytes, Ordering::Relaxed);
+            if let Some(object) = object {
+                if live > 0 {
+                    shared.numbers.uploaded_bytes.fetch_add(object.size_bytes, Ordering::Relaxed);
+                }
+                let mut table = shared.object_table.lock();
+                table.insert(object, live);
+                table.uploading = None;
+                shared.retired.notify_one(); // it may be
             }
             shared.numbers.uploads.fetch_add(1, Ordering::Relaxed);
             for (stream, part) in applied {
@@ -264,7 +268,7 @@ impl Shared {
                 shared.cache.offer(&stream);
             }
             shared.cache.evict_to_bound();
-            Ok(object.is_some())
+            Ok(())
         })
         .await
     }

@@ -223,7 +223,7 @@ pub(crate) struct ObjectTable {
     live_bytes: u64,
     /// To be deleted.
     pub(crate) retired: BTreeMap<ObjectId, Arc<ObjectInfo>>,
-    /// The name of the object that is being written, until it is live or given up.
+    /// The name of the object that is being written, until it is live or retired.
     pub(crate) uploading: Option<String>,
 }
 

@@ -99,14 +99,8 @@ async fn cycle(shared: &Arc<Shared>) -> Result<(), StoreError> {
         checkpoint,
         range,
     });
-    let used = shared.commit_upload(cut, object.clone(), parts.collect()).await?;
+    shared.commit_upload(cut, object, parts.collect()).await?;
     shared.wal.trim(..cut).await?;
-    if let Some(object) = object.filter(|_| !used)
-        && let Err(left) = shared.objects.delete(&object.name).await
-    {
-        tracing::debug!("could not delete an object that is not needed: {left}");
-    }
-    shared.object_table.lock().uploading = None;
     Ok(())
 }
 
