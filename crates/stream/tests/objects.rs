@@ -181,6 +181,29 @@ async fn times_are_found_while_an_upload_moves_batches() {
     life.close().await;
 }
 
+#[tokio::test]
+async fn a_stream_that_is_deleted_while_it_is_searched_is_deleted() {
+    let world = World::new(WAL_BYTES, 1);
+    let life = world.start().await;
+    let (stream, _) = three_objects(&life).await;
+    let id = stream.id();
+    drop(stream);
+    let life = restart(life, &world).await;
+    let stream = life.store.stream(id).unwrap();
+    let reading = life.objects.reading.lock().await;
+    let asked = tokio::spawn({
+        let stream = stream.clone();
+        async move { stream.find_time(0).await }
+    });
+    eventually("it reads an object", || life.objects.reads.load(Ordering::SeqCst) == 1).await;
+    life.store.commit(vec![Change::DeleteStream(id)]).await.unwrap();
+    eventually("the objects are gone", || life.store.stats().retired_objects == 0).await;
+    drop(reading);
+    let error = asked.await.unwrap().unwrap_err();
+    assert!(matches!(error, FetchError::Deleted), "{error}");
+    life.close().await;
+}
+
 /// A stream with batches of a block each, in one object, which nothing of is in memory.
 async fn large_batches(world: &World, count: u64) -> (Life, Stream, Vec<Batch>) {
     let life = world.start().await;
