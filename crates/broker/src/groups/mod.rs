@@ -10,7 +10,7 @@
 //! finds the group's committed offsets where they were.
 //!
 //! So generations start again at 1, and a member of before the restart may hold a number that the group reaches once more. It can not
-//! commit with it: a generation is looked at only after the member id ([`group::Group::check_commit`]), and ids carry a random UUID
+//! commit with it: a generation is looked at only after the member id (`group::Group::check_commit`), and ids carry a random UUID
 //! that no later member is given, also not when the old one asks for it by joining. A static member is known by its
 //! instance id, but has to name the member id too, and the old one is fenced once the instance has joined again. Only who
 //! names no generation at all may commit to a group without members, as in Kafka, and a member always names one.
