@@ -102,7 +102,7 @@ async fn serve(config: &ServeConfig, storage: Storage) -> Result<(), Failure> {
             None
         }
         cause = store.failed() => {
-            tracing::error!("the write-ahead log has failed, the server stops: {cause}");
+            tracing::error!("the server stops, since nothing can be acknowledged any more: {cause}");
             Some(cause.to_string())
         }
     };
@@ -119,7 +119,7 @@ async fn serve(config: &ServeConfig, storage: Storage) -> Result<(), Failure> {
             );
         }
     });
-    // Requests in flight get their answers, which are errors if the log has failed.
+    // Requests in flight get their answers, which are errors if the store has failed.
     broker.shutdown().await;
     if let Some(admin) = admin {
         admin.shutdown().await;
@@ -130,7 +130,7 @@ async fn serve(config: &ServeConfig, storage: Storage) -> Result<(), Failure> {
             tracing::info!("stopped; the write-ahead log is closed");
             Ok(())
         }
-        // Only opening it again tells what a device holds after a failed write. There is nothing to close.
+        // Only opening it again tells what a device or a catalog holds after a failed write. There is nothing to close.
         Some(cause) => Err(Failure::WalFailed(cause)),
     }
 }
