@@ -96,6 +96,10 @@ impl<'a> Reader<'a> {
         if header.end() > self.limit {
             return Err(format!("record header that reaches to {}, beyond the ring", header.end()));
         }
+        let reaches_over = |place: LogOffset| x < place && place < header.end();
+        if reaches_over(self.header.durable) || reaches_over(self.header.epoch_start) {
+            return Err("record header that reaches over the beginning of another record".into());
+        }
         if !self.allowed(x, header.epoch, before) {
             return Err(format!("record of epoch {}, which has no place here", header.epoch));
         }
@@ -272,7 +276,7 @@ impl Walk<'_> {
         header.end()
     }
 
-    /// Note the damage at `x` and return the next place that may be a record: the one behind it if its header holds, else
+    /// Note the damage at `x` and return the next place that may be a record: the one behind it if its header holds and is not an old one, else
     /// the next header, but not beyond what is known to have been durable, where a record began in any case.
     fn damaged(&mut self, x: LogOffset, place: &Place) -> LogOffset {
         let reason = match (&self.reader.tape.unreadable, place) {
@@ -280,12 +284,17 @@ impl Walk<'_> {
             (None, Place::Nothing(reason)) => reason.clone(),
             (None, _) => "payload with a wrong checksum".into(),
         };
+        let from = LogOffset(x.0 + 1);
+        let end = place.header().map_or(self.known, RecordHeader::end).min(self.known);
         let next = match place.header() {
-            Some(header) => header.end().min(self.known),
-            None => {
-                self.reader.find(LogOffset(x.0 + 1), self.known, self.epoch).unwrap_or(self.known)
+            // No record lies in another one. Where one of a later epoch does, this header is old, and shows because the write over it got lost.
+            Some(header) if header.epoch < self.header.epoch => {
+                self.reader.find(from, end, header.epoch + 1)
             }
+            Some(_) => None,
+            None => self.reader.find(from, end, self.epoch),
         };
+        let next = next.unwrap_or(end);
         match self.report.damage.last_mut() {
             Some(last) if last.range.end == x => last.range.end = next,
             _ => self.report.damage.push(Damage {

@@ -207,6 +207,34 @@ fn damage_is_recognised_although_the_window_was_always_full() {
     assert_eq!((report.end, report.dropped_records), (LogOffset(100 * PAGE), 0));
 }
 
+/// A write that the disk has lost uncovers the header of a dropped record, which claims the place of an intact neighbour too.
+#[test]
+fn an_old_header_does_not_hide_an_intact_neighbour() {
+    let disk = disk(256 * 1024);
+    format(&disk);
+    let append = |name: u8, len: usize| {
+        let (wal, ..) = open(&disk);
+        wal.append(&[&vec![name; len]]).unwrap().wait().unwrap();
+        wal
+    };
+    append(b'a', 4064).close().unwrap();
+    // Lost in a power cut, before it was acknowledged.
+    drop(append(b'd', 8000));
+    let old = disk.peek(device_at(PAGE), PAGE as usize);
+    disk.poke(device_at(PAGE), &[0; 2 * PAGE as usize]);
+    let wal = append(b'b', 4064);
+    wal.append(&[&[b'c'; 4064]]).unwrap().wait().unwrap();
+    wal.close().unwrap();
+    disk.poke(device_at(PAGE), &old);
+    for _ in 0..3 {
+        let (wal, report, records) = open(&disk);
+        assert_eq!(names(&records), b"ac");
+        assert_eq!(report.damage.len(), 1);
+        assert_eq!(report.damage[0].range, LogOffset(PAGE)..LogOffset(2 * PAGE));
+        drop(wal);
+    }
+}
+
 #[test]
 fn many_damaged_records_cost_only_themselves() {
     let disk = log(200, 500);

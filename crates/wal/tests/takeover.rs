@@ -368,6 +368,30 @@ fn without_a_fence_late_writes_are_damage_and_no_records() {
     );
 }
 
+/// Nor does one become a record of an earlier epoch, once there is a later one: not if it lies where a record of the successor began and ended.
+#[test]
+fn a_late_record_that_reaches_over_the_end_of_an_epoch_stays_damage() {
+    let disk = new_disk();
+    let (first, second) = (Host::of(&disk), Host::of(&disk));
+    let old = open_on(&first);
+    let start = append(&old, b'a', 700);
+    first.hold();
+    let late = old.append(&[&[b'b'; 2000]]).unwrap();
+    assert_eq!(late.offset(), start);
+    let new = open_on(&second);
+    let end = append(&new, b'x', 100);
+    new.close().unwrap();
+    first.release_all();
+    drop(old);
+    for epoch in 3..6 {
+        let (wal, report, records) = open(&disk);
+        assert_eq!((names(&records), report.epoch), (b"a".to_vec(), epoch));
+        assert_eq!(report.damage.len(), 1);
+        assert_eq!((&report.damage[0].range, report.end), (&(start..end), end));
+        drop(wal);
+    }
+}
+
 /// The header write of the first owner was sent before its successor came, and arrives late. It reaches the slot that does not count.
 #[test]
 fn one_header_write_that_arrives_late_does_no_harm() {
