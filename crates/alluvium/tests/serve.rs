@@ -479,7 +479,11 @@ fn a_failed_log_ends_the_server_with_an_exit_code_of_its_own() {
     assert_eq!(status.code(), Some(3), "{log}");
     contains(
         &log,
-        &["the server stops, since nothing can be acknowledged", text(&data.path().join("wal")), "File too large"],
+        &[
+            "the server stops, since nothing can be acknowledged",
+            text(&data.path().join("wal")),
+            "File too large",
+        ],
     );
 
     let server = Server::start(data.path(), &[]);
