@@ -34,7 +34,8 @@ pub(crate) fn resize(
         )));
     }
     let Inspection { header: found, newest, .. } = header::inspect(device)?;
-    let epoch = header::next_epoch(&found)?;
+    // A log that nobody has opened yet stays one.
+    let epoch = if found.epoch == 0 { 0 } else { header::next_epoch(&found)? };
     // As at an opening: what was read must stay.
     device.flush()?;
     let Found { report, .. } = recovery::walk(device, &found, progress, &mut |_| Ok(()))?;

@@ -121,7 +121,7 @@ impl Wal {
     /// Give a log that nobody has open another capacity, in bytes: a multiple of 4 KiB, at least 192 KiB, at most the device. Blocks.
     ///
     /// Walks the log first, and moves what has to be moved ([`OpenError::ResizeBlocked`] if that can not be done); nothing is lost, and a crash at any moment leaves
-    /// the old capacity or the new one. A smaller ring may have a smaller window. Does not change the device's own size: extend a file before it grows.
+    /// the old capacity or the new one. A log that nobody has opened stays one, of epoch 0. A smaller ring may have a smaller window. Does not change the device's own size: extend a file before it grows.
     pub fn resize(
         device: &SharedDevice,
         capacity_bytes: u64,
