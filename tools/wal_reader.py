@@ -48,6 +48,14 @@ assert RECORD.size == RECORD_CHECKED + 4
 class Refused(Exception):
     """The log can not be read, and why."""
 
+    code = 2
+
+
+class Damaged(Refused):
+    """There is a log, and no header to read it by."""
+
+    code = 1
+
 
 def crc32c_table():
     table = []
@@ -184,15 +192,15 @@ def newest(slots):
         raise Refused(f"written by a newer version: {told}")
     if len(valid) == 2:
         if valid[0].generation == valid[1].generation:
-            raise Refused("both headers have the same generation: two writers, or a copied slot")
+            raise Damaged("both headers have the same generation: two writers, or a copied slot")
         if valid[0].wal_id != valid[1].wal_id:
-            raise Refused("the headers are of two different logs")
+            raise Damaged("the headers are of two different logs")
     if valid:
         return max(valid, key=lambda header: header.generation)
     if kinds == ["empty", "empty"]:
         raise Refused("not formatted: both header slots are zero")
     if "damaged" in kinds:
-        raise Refused(f"both headers are lost: {told}")
+        raise Damaged(f"both headers are lost: {told}")
     raise Refused(f"not a write-ahead log: {told}")
 
 
@@ -436,7 +444,7 @@ def main():
     except Refused as refused:
         sys.stdout.flush()
         print(f"error: {arguments.target}: {refused}", file=sys.stderr)
-        return 2
+        return refused.code
     return 1 if damaged else 0
 
 

@@ -16,6 +16,8 @@ pub(crate) enum Failure {
     Failed(String),
     /// Wrong usage or configuration: exit code 2, as for arguments that can not be parsed.
     Usage(String),
+    /// A check could not look at what it was to check: exit code 2, so that 1 is for what it has found.
+    NotLooked(String),
     /// The write-ahead log failed while serving: exit code 3.
     WalFailed(String),
 }
@@ -26,11 +28,19 @@ impl Failure {
         Self::Failed(cause.to_string())
     }
 
+    /// The failure of a check to look at all.
+    pub(crate) fn not_looked(self) -> Self {
+        match self {
+            Self::Failed(message) => Self::NotLooked(message),
+            other => other,
+        }
+    }
+
     /// Say it on standard error.
     pub(crate) fn report(&self) -> ExitCode {
         let (code, message) = match self {
             Self::Failed(message) => (1, message),
-            Self::Usage(message) => (2, message),
+            Self::Usage(message) | Self::NotLooked(message) => (2, message),
             Self::WalFailed(message) => (3, message),
         };
         // With standard error gone there is nobody left to tell.

@@ -217,9 +217,9 @@ fn check_capacity(config: &ServeConfig, header: &HeaderInfo) -> Result<(), Failu
     let there = Size { bytes: header.capacity_bytes };
     match config.wal_capacity {
         Some(asked) if asked != there => Err(Failure::Failed(format!(
-            "wal-capacity is {asked}, the write-ahead log in {} has {there}. Resizing comes later; leave the option out to use \
-             the log as it is",
-            config.wal.display()
+            "wal-capacity is {asked}, but the write-ahead log in {path} has {there}. Leave the option out to use the log as it is, or \
+             give the log another size first: `alluvium wal resize --target {path} --capacity {asked}`",
+            path = config.wal.display()
         ))),
         _ => Ok(()),
     }

@@ -3,69 +3,13 @@
 mod support;
 
 use std::fs::{self, File};
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
-use alluvium_device::{OpenOptions, SharedDevice};
-use alluvium_wal::{Options, Wal};
+use support::log::{SLOTS, Target, append, writer};
 use support::{contains, ok, ok_json, refused, write_target};
 
 const MIB: usize = 1 << 20;
 /// Where ext2, ext3 and ext4 have their magic number.
 const EXT4: (usize, [u8; 2]) = (1080, [0x53, 0xef]);
-/// The two header slots; `docs/format/wal.md`, section 2.
-const SLOTS: [usize; 2] = [0, 32 << 10];
-
-struct Target {
-    _directory: tempfile::TempDir,
-    path: PathBuf,
-}
-
-impl Target {
-    /// A path in a fresh directory; nothing is there yet.
-    fn new() -> Self {
-        let directory = tempfile::tempdir().expect("a temporary directory");
-        let path = directory.path().join("wal");
-        Self { _directory: directory, path }
-    }
-
-    fn formatted() -> Self {
-        let target = Self::new();
-        ok(&["wal", "format", target.arg(), "--capacity", "8MiB"]);
-        target
-    }
-
-    fn arg(&self) -> &str {
-        self.path.to_str().expect("temporary paths are text")
-    }
-
-    fn damage(&self, at: usize) {
-        let mut content = fs::read(&self.path).unwrap();
-        content[at] ^= 0xff;
-        fs::write(&self.path, content).unwrap();
-    }
-}
-
-fn open(path: &Path) -> SharedDevice {
-    alluvium_device::open(path, &OpenOptions::default()).unwrap()
-}
-
-/// Options that fit a log of 8 MiB.
-fn small() -> Options {
-    let (window_bytes, max_record_bytes) = (2 << 20, 512 << 10);
-    Options { window_bytes, max_record_bytes, ..Options::default() }
-}
-
-/// Append `records`, and close the log or leave it as a crash does.
-fn append(path: &Path, records: &[&[u8]], close: bool) {
-    let (wal, _) = Wal::open(open(path), &small(), None, &mut |_| Ok(())).unwrap();
-    for record in records {
-        wal.append(&[record]).unwrap().wait().unwrap();
-    }
-    if close {
-        wal.close().unwrap();
-    }
-}
 
 #[test]
 fn a_new_file_is_created_in_full_formatted_and_described() {
@@ -85,7 +29,7 @@ fn a_new_file_is_created_in_full_formatted_and_described() {
     assert_eq!(seen["slots"].as_array().unwrap().len(), 2);
 
     let text = ok(&["wal", "inspect", target.arg()]);
-    contains(&text, &["slot 0", "slot 1", "(newest)", "8MiB", "flushed", "usage"]);
+    contains(&text, &["SLOT", "1 (newest)", "8MiB", "flushed", "usage", "origin", "closed"]);
 }
 
 #[test]
@@ -210,8 +154,7 @@ fn damage_is_reported_with_its_place_and_an_exit_code() {
 #[test]
 fn a_log_in_use_can_be_read_and_not_formatted() {
     let target = Target::formatted();
-    let device = open(&target.path);
-    let (wal, _) = Wal::open(Arc::clone(&device), &small(), None, &mut |_| Ok(())).unwrap();
+    let wal = writer(&target.path);
     wal.append(&[b"live"]).unwrap().wait().unwrap();
 
     let said = refused(1, &["wal", "format", target.arg(), "--force"]);

@@ -2,21 +2,20 @@
 
 use std::fmt::Write as _;
 use std::io::IsTerminal;
-use std::path::PathBuf;
 
 use alluvium_wal::{OpenError, Record, RecoveryReport, Wal};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
-use super::{Walk, open_read_only};
+use super::{LogArgs, Walk, open_read_only, overtaken, unusable};
 use crate::output::{self, Failure};
 use crate::progress::Meter;
 use crate::units::{about, counted};
 
 #[derive(Args, Debug)]
 pub(crate) struct DumpArgs {
-    /// The block device or file.
-    target: PathBuf,
+    #[command(flatten)]
+    log: LogArgs,
     /// Stop after so many records. Default: all.
     #[arg(long, value_name = "N")]
     limit: Option<u64>,
@@ -64,10 +63,11 @@ enum Stop {
 /// # Errors
 /// The target can not be read, holds no write-ahead log, or a damaged one.
 pub(crate) fn run(args: &DumpArgs) -> Result<(), Failure> {
-    let device = open_read_only(&args.target)?;
+    let device = open_read_only(args.log.path())?;
     // Lines that run over the terminal are progress enough, and a bar between them would be noise.
     let to_terminal = std::io::stdout().is_terminal();
-    let meter = (!to_terminal).then(|| Meter::new(format!("reading {}", args.target.display())));
+    let meter =
+        (!to_terminal).then(|| Meter::new(format!("reading {}", args.log.path().display())));
     let progress = meter.as_ref().map(Meter::callback);
     let mut listed = 0;
     let mut visit = |record: Record| {
@@ -82,6 +82,12 @@ pub(crate) fn run(args: &DumpArgs) -> Result<(), Failure> {
         output::line(format_args!("{offset:>20}  {end:>20}  {epoch:>10}  {payload:>10}"))?;
     }
     match Wal::scan(&device, progress, &mut visit) {
+        Ok(report) if overtaken(&device, &report).map_err(Failure::new)? => {
+            Err(Failure::Failed(format!(
+                "{}: what was still to be listed was trimmed and overwritten by its server; list it again",
+                args.log.path().display()
+            )))
+        }
         Ok(report) => finish(args, &report),
         Err(OpenError::Visit { at, source }) => match source.downcast::<Stop>() {
             Ok(stop) => match *stop {
@@ -90,7 +96,7 @@ pub(crate) fn run(args: &DumpArgs) -> Result<(), Failure> {
             },
             Err(other) => Err(Failure::Failed(format!("at log offset {at}: {other}"))),
         },
-        Err(error) => Err(Failure::new(error)),
+        Err(error) => Err(Failure::Failed(unusable(error))),
     }
 }
 
@@ -120,7 +126,7 @@ fn print(args: &DumpArgs, record: &Record) -> Result<(), Failure> {
 fn finish(args: &DumpArgs, report: &RecoveryReport) -> Result<(), Failure> {
     let walk = Walk::of(report);
     if args.json {
-        let verdict = walk.verdict(&args.target);
+        let verdict = walk.verdict(args.log.path());
         output::line(serde_json::to_string(&Line::Scan(walk)).map_err(Failure::new)?)?;
         return verdict;
     }
@@ -132,7 +138,7 @@ fn finish(args: &DumpArgs, report: &RecoveryReport) -> Result<(), Failure> {
         walk.end_offset,
         if walk.clean_shutdown { "" } else { " (not closed)" }
     ))?;
-    walk.verdict(&args.target)
+    walk.verdict(args.log.path())
 }
 
 fn hex(bytes: &[u8]) -> String {

@@ -1,25 +1,20 @@
 //! `alluvium wal format`.
 
-use std::path::PathBuf;
-
 use alluvium_device::{Access, OpenOptions};
 use alluvium_wal::{FormatOptions, OpenError, Wal};
 use clap::Args;
 use serde::Serialize;
 
-use super::{Header, TargetInfo};
+use super::{Header, LogArgs, TargetInfo, check_capacity};
 use crate::config::limits;
 use crate::output::{self, Failure};
 use crate::progress::Meter;
 use crate::units::Size;
 
-/// What the two headers and the smallest ring take; see `docs/format/wal.md`.
-const SMALLEST: Size = Size::kib(192);
-
 #[derive(Args, Debug)]
 pub(crate) struct FormatArgs {
-    /// A block device, or a file, which is created and pre-written if it does not exist.
-    target: PathBuf,
+    #[command(flatten)]
+    log: LogArgs,
     /// Bytes to use, at least 192KiB, a multiple of 4KiB. Default: all of an existing target; 2GiB for a new file.
     #[arg(long, value_name = "SIZE")]
     capacity: Option<Size>,
@@ -45,23 +40,18 @@ struct Formatted {
 /// # Errors
 /// The target can not be opened alone, is too small, or holds something and `--force` was not given.
 pub(crate) fn run(args: &FormatArgs) -> Result<(), Failure> {
-    if let Some(capacity) = args.capacity
-        && (capacity < SMALLEST || !capacity.is_whole_pages())
-    {
-        return Err(Failure::Usage(format!(
-            "--capacity is {capacity}; it has to be a multiple of 4KiB, and at least {SMALLEST}"
-        )));
-    }
-    let new = !args.target.exists();
+    args.capacity.map_or(Ok(()), check_capacity)?;
+    let path = args.log.path();
+    let new = !path.exists();
     let new_capacity = args.capacity.unwrap_or(limits::WAL_CAPACITY);
-    let meter = Meter::new(format!("pre-writing {}", args.target.display()));
+    let meter = Meter::new(format!("pre-writing {}", path.display()));
     let options = OpenOptions {
         access: Access::Exclusive,
         create_bytes: new.then_some(new_capacity.bytes),
         progress: Some(meter.callback()),
         ..OpenOptions::default()
     };
-    let device = alluvium_device::open(&args.target, &options)?;
+    let device = alluvium_device::open(path, &options)?;
     drop(meter);
     let target = TargetInfo::of(device.geometry());
     let capacity = args.capacity.unwrap_or(Size { bytes: target.size_bytes });

@@ -1,20 +1,20 @@
 //! `alluvium wal inspect`.
 
-use std::path::PathBuf;
-
+use alluvium_device::SharedDevice;
+use alluvium_stream::decode_record;
 use alluvium_wal::{Inspection, Slot, Wal};
 use clap::Args;
 use serde::Serialize;
 
-use super::{Header, TargetInfo, Walk, ago, open_read_only};
-use crate::output::{self, Failure};
+use super::{Header, LogArgs, TargetInfo, Walk, ago, entry, open_read_only, scan, unusable};
+use crate::output::{self, Failure, Table};
 use crate::progress::Meter;
-use crate::units::{Size, about, counted, usage};
+use crate::units::{Size, about, usage};
 
 #[derive(Args, Debug)]
 pub(crate) struct InspectArgs {
-    /// The block device or file.
-    target: PathBuf,
+    #[command(flatten)]
+    log: LogArgs,
     /// Read the whole log too: count the records, find where it ends, report damage (exit code 1 if there is any).
     #[arg(long)]
     scan: bool,
@@ -23,8 +23,9 @@ pub(crate) struct InspectArgs {
     json: bool,
 }
 
+/// What a target holds.
 #[derive(Serialize)]
-struct Inspected {
+pub(super) struct Inspected {
     target: TargetInfo,
     slots: Vec<SlotView>,
     newest_slot: usize,
@@ -32,6 +33,14 @@ struct Inspected {
     ring_bytes: u64,
     /// By the newest header. Where the last writer did not close the log, it may go on behind it: `scan` tells.
     used_bytes: u64,
+    /// When the oldest batch was made, as its producer says. The log itself records no times of records.
+    oldest_timestamp_ms: Option<u64>,
+}
+
+#[derive(Serialize)]
+struct Scanned {
+    #[serde(flatten)]
+    inspected: Inspected,
     scan: Option<Walk>,
 }
 
@@ -60,104 +69,125 @@ impl SlotView {
 /// # Errors
 /// It can not be read, holds no write-ahead log, or, with `--scan`, a damaged one.
 pub(crate) fn run(args: &InspectArgs) -> Result<(), Failure> {
-    let device = open_read_only(&args.target)?;
-    let Inspection { slots, newest, header, ring_bytes } =
-        Wal::inspect(&device).map_err(Failure::new)?;
-    let scan = if args.scan {
-        let meter = Meter::new(format!("reading {}", args.target.display()));
-        let report = Wal::scan(&device, Some(meter.callback()), &mut |_| Ok(()));
-        Some(Walk::of(&report.map_err(Failure::new)?))
+    let device = open_read_only(args.log.path())?;
+    let inspection = Wal::inspect(&device).map_err(|error| Failure::Failed(unusable(error)))?;
+    let walk = if args.scan {
+        let meter = Meter::new(format!("reading {}", args.log.path().display()));
+        Some(Walk::of(&scan(&device, &meter.callback())?))
     } else {
         None
     };
-    let inspected = Inspected {
-        target: TargetInfo::of(device.geometry()),
-        slots: slots.iter().map(SlotView::of).collect(),
-        newest_slot: newest,
-        header: Header::of(&header),
-        ring_bytes,
-        used_bytes: header.durable.0 - header.trim.0,
-        scan,
-    };
+    let scanned = Scanned { inspected: Inspected::of(&device, &inspection), scan: walk };
     if args.json {
-        output::json(&inspected)?;
+        output::json(&scanned)?;
     } else {
-        print(&inspected)?;
+        scanned.inspected.print()?;
+        if let Some(walk) = &scanned.scan {
+            output::line("")?;
+            walk.print()?;
+        }
     }
-    inspected.scan.map_or(Ok(()), |walk| walk.verdict(&args.target))
+    scanned.scan.map_or(Ok(()), |walk| walk.verdict(args.log.path()))
 }
 
-fn print(inspected: &Inspected) -> Result<(), Failure> {
-    let Inspected { target, header, .. } = inspected;
-    let entry = |name: &str, text: String| output::line(format_args!("{name:<12}{text}"));
-    entry("target", target.to_string())?;
-    entry("block", format!("{} B logical", target.logical_block_bytes))?;
-    entry("durability", format!("auto: {}", target.durability()))?;
-    entry("WAL id", header.wal_id.clone())?;
-    entry(
-        "capacity",
-        format!(
-            "{}, ring of {}, window of {}",
-            Size { bytes: header.capacity_bytes },
-            about(inspected.ring_bytes),
-            Size { bytes: header.window_bytes }
-        ),
-    )?;
-    let state = if header.clean_shutdown {
-        "closed cleanly"
-    } else {
-        "open: in use, or its writer was killed"
-    };
-    entry("state", format!("{state}; epoch {}, node {}", header.epoch, header.node_id))?;
-    entry(
-        "log",
-        format!(
-            "from {} to {}{}",
-            header.trim_offset,
-            header.durable_offset,
-            if header.clean_shutdown { "" } else { " at least" }
-        ),
-    )?;
-    entry("usage", usage(inspected.used_bytes, inspected.ring_bytes))?;
-    for (i, slot) in inspected.slots.iter().enumerate() {
-        let mark = if i == inspected.newest_slot { " (newest)" } else { "" };
-        let detail = match &slot.header {
-            Some(header) => format!(
-                "valid, generation {}, written {}, log {}..{}{mark}",
-                header.generation,
-                ago(header.written_at_ms),
-                header.trim_offset,
-                header.durable_offset
-            ),
-            None => slot.detail.clone(),
-        };
-        entry(&format!("slot {i}"), detail)?;
+impl Inspected {
+    pub(super) fn of(device: &SharedDevice, inspection: &Inspection) -> Self {
+        let Inspection { slots, newest, header, ring_bytes } = inspection;
+        Self {
+            target: TargetInfo::of(device.geometry()),
+            slots: slots.iter().map(SlotView::of).collect(),
+            newest_slot: *newest,
+            header: Header::of(header),
+            ring_bytes: *ring_bytes,
+            used_bytes: header.durable.0 - header.trim.0,
+            oldest_timestamp_ms: oldest_timestamp_ms(device),
+        }
     }
-    let Some(walk) = &inspected.scan else { return Ok(()) };
-    entry(
-        "scan",
-        format!(
-            "{}, {} of payload, log {}..{}, {}, in {:.1} s",
-            counted(walk.records, "record", "records"),
-            about(walk.payload_bytes),
-            walk.start_offset,
-            walk.end_offset,
-            usage(walk.used_bytes, walk.ring_bytes),
-            walk.elapsed_ms as f64 / 1000.0
-        ),
-    )?;
-    if walk.dropped_records > 0 {
-        let dropped = format!("{} behind the end, never acknowledged", walk.dropped_records);
-        entry("dropped", dropped)?;
-    }
-    for damage in &walk.damage {
+
+    pub(super) fn print(&self) -> Result<(), Failure> {
+        let Self { target, header, .. } = self;
+        let open = !header.clean_shutdown;
+        entry("target", target)?;
+        entry("block", format!("{} B logical", target.logical_block_bytes))?;
+        entry("durability", format!("auto: {}", target.durability()))?;
+        entry("WAL id", &header.wal_id)?;
+        entry("capacity", Size { bytes: header.capacity_bytes })?;
+        let at_least = if open { " at least" } else { "" };
+        entry("usage", format!("{}{at_least}", usage(self.used_bytes, self.ring_bytes)))?;
+        entry("log", format!("{}..{}{at_least}", header.trim_offset, header.durable_offset))?;
         entry(
-            "damage",
-            format!(
-                "log {}..{}, device byte {}: {}",
-                damage.start_offset, damage.end_offset, damage.device_at, damage.reason
-            ),
+            "origin",
+            format!("log offset 0 lies at byte {} of the ring", header.ring_origin_bytes),
         )?;
+        entry("window", Size { bytes: header.window_bytes })?;
+        entry("epoch", format!("{}, from log offset {}", header.epoch, header.epoch_start_offset))?;
+        entry("node", header.node_id)?;
+        entry("written", ago(header.written_at_ms))?;
+        let state = if open { "open: in use, or its writer was killed" } else { "closed" };
+        entry("shutdown", state)?;
+        if let Some(oldest) = self.oldest_timestamp_ms {
+            entry("oldest", format!("batch of {}, by its producer's clock", ago(oldest)))?;
+        }
+        output::line(format_args!("\n{}", self.slots()))?;
+        self.complaints().into_iter().try_for_each(output::line)
     }
-    Ok(())
+
+    fn slots(&self) -> Table {
+        let mut table = Table::of_text(&[
+            "SLOT",
+            "STATE",
+            "GENERATION",
+            "EPOCH",
+            "NODE",
+            "LOG",
+            "WINDOW",
+            "SHUTDOWN",
+            "WRITTEN",
+        ]);
+        for (i, slot) in self.slots.iter().enumerate() {
+            let newest = if i == self.newest_slot { " (newest)" } else { "" };
+            let mut row = vec![format!("{i}{newest}"), slot.state.into()];
+            if let Some(header) = &slot.header {
+                row.extend([
+                    header.generation.to_string(),
+                    header.epoch.to_string(),
+                    header.node_id.to_string(),
+                    format!("{}..{}", header.trim_offset, header.durable_offset),
+                    about(header.window_bytes),
+                    if header.clean_shutdown { "closed" } else { "open" }.into(),
+                    ago(header.written_at_ms),
+                ]);
+            }
+            table.row(row);
+        }
+        table
+    }
+
+    /// What is wrong with the header slots, and what that means.
+    pub(super) fn complaints(&self) -> Vec<String> {
+        let lost = self.slots.iter().enumerate().filter(|(_, slot)| slot.header.is_none());
+        lost.map(|(i, slot)| {
+            format!(
+                "header slot {i} is lost ({}); slot {} has all that is needed, and the next writer writes both",
+                slot.detail, self.newest_slot
+            )
+        })
+        .collect()
+    }
+}
+
+/// The first record is enough.
+#[derive(Debug, thiserror::Error)]
+#[error("the first record was read")]
+struct Enough;
+
+/// The timestamp of the first record, if it is a batch that has one. A log that can not be read is not complained about here.
+fn oldest_timestamp_ms(device: &SharedDevice) -> Option<u64> {
+    let mut first = None;
+    let _ = Wal::scan(device, None, &mut |record| {
+        first = decode_record(&record.payload).ok();
+        Err(Enough.into())
+    });
+    let (_, batch) = first?;
+    batch.max_timestamp_ms.try_into().ok()
 }

@@ -11,28 +11,34 @@ mod inspect;
 mod latency;
 mod paced;
 mod plot;
+mod recover;
 mod report;
+mod resize;
 mod svg;
+mod verify;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use alluvium_device::{Access, Geometry, OpenOptions, SharedDevice};
-use alluvium_wal::{HeaderInfo, RecoveryReport};
-use clap::Subcommand;
+use alluvium_wal::{Damage, HeaderInfo, OpenError, Progress, RecoveryReport, Wal};
+use clap::{Args, Subcommand};
 use serde::Serialize;
 
-use crate::output::{self, Failure};
-use crate::units::Size;
+use crate::output::{self, Failure, Table};
+use crate::units::{Size, about, counted};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum WalCommand {
-    /// Make a write-ahead log on a block device or in a file.
+    /// Make a write-ahead log on a block device, or in a file, which is created and pre-written if it does not exist.
     Format(format::FormatArgs),
     /// Show both header slots, the geometry and the usage. Reads only, also beside a running server.
     Inspect(inspect::InspectArgs),
     /// List the records. Reads only, also beside a running server.
     Dump(dump::DumpArgs),
+    Verify(verify::VerifyArgs),
+    Recover(recover::RecoverArgs),
+    Resize(resize::ResizeArgs),
     /// Measure latency, bandwidth and CPU time of a write-ahead log, on request beside fio or on a modelled cloud disk. Overwrites the
     /// target.
     Bench(Box<bench::BenchArgs>),
@@ -49,13 +55,106 @@ pub(crate) fn run(command: WalCommand) -> Result<(), Failure> {
         WalCommand::Format(args) => format::run(&args),
         WalCommand::Inspect(args) => inspect::run(&args),
         WalCommand::Dump(args) => dump::run(&args),
+        WalCommand::Verify(args) => verify::run(&args),
+        WalCommand::Recover(args) => recover::run(&args),
+        WalCommand::Resize(args) => resize::run(&args),
         WalCommand::Bench(args) => bench::run(&args),
     }
 }
 
+/// What the two headers and the smallest ring take; see `docs/format/wal.md`.
+const SMALLEST: Size = Size::kib(192);
+
+/// Which log a command is for.
+#[derive(Args, Debug)]
+#[group(id = "log", required = true, multiple = false)]
+struct LogArgs {
+    /// The write-ahead log: a block device, or a file.
+    #[arg(value_name = "TARGET")]
+    positional: Option<PathBuf>,
+    /// The same, by name.
+    #[arg(long = "target", value_name = "PATH")]
+    named: Option<PathBuf>,
+}
+
+impl LogArgs {
+    fn path(&self) -> &Path {
+        self.positional.as_ref().or(self.named.as_ref()).expect("one of the two is required")
+    }
+}
+
+fn check_capacity(capacity: Size) -> Result<(), Failure> {
+    if capacity < SMALLEST || !capacity.is_whole_pages() {
+        return Err(Failure::Usage(format!(
+            "--capacity is {capacity}; it has to be a multiple of 4KiB, and at least {SMALLEST}"
+        )));
+    }
+    Ok(())
+}
+
 fn open_read_only(target: &Path) -> Result<SharedDevice, Failure> {
     let options = OpenOptions { access: Access::ReadOnly, ..OpenOptions::default() };
-    alluvium_device::open(target, &options).map_err(Failure::new)
+    Ok(alluvium_device::open(target, &options)?)
+}
+
+/// Open a log to change it. Its owner must be gone.
+fn open_exclusively(target: &Path) -> Result<SharedDevice, Failure> {
+    let options = OpenOptions { access: Access::Exclusive, ..OpenOptions::default() };
+    alluvium_device::open(target, &options).map_err(|error| match error {
+        alluvium_device::OpenError::InUse(_) => Failure::Failed(format!(
+            "{error}. Nothing was changed: stop the server that has it first"
+        )),
+        other => other.into(),
+    })
+}
+
+/// Walk a log to its end, which somebody may be writing to. A walk that was overtaken is repeated from where the log begins now.
+fn scan(device: &SharedDevice, progress: &Progress) -> Result<RecoveryReport, Failure> {
+    /// A log is trimmed once per upload, and read in seconds.
+    const ATTEMPTS: u32 = 5;
+    let failed = |error| Failure::Failed(unusable(error));
+    for _ in 0..ATTEMPTS {
+        let report = Wal::scan(device, Some(progress.clone()), &mut |_| Ok(())).map_err(failed)?;
+        if !overtaken(device, &report).map_err(failed)? {
+            return Ok(report);
+        }
+    }
+    Err(Failure::Failed(format!(
+        "{}: the log is trimmed and overwritten faster than it can be read: stop its server first",
+        device.geometry().name
+    )))
+}
+
+/// Whether space that `report` tells of was given up during the walk: it may have been used again before it was read.
+fn overtaken(device: &SharedDevice, report: &RecoveryReport) -> Result<bool, OpenError> {
+    let trim = Wal::inspect(device)?.header.trim;
+    Ok(report.end < trim || report.damage.iter().any(|damage| damage.range.start < trim))
+}
+
+/// Why a log can not be read, and what that means.
+fn unusable(error: OpenError) -> String {
+    match error {
+        OpenError::HeaderDamaged { device, slot_0, slot_1 } => format!(
+            "{device}: both copies of the header are damaged (slot 0: {slot_0}; slot 1: {slot_1}), so that nothing says where the log \
+             begins and ends. Its records can be read again when one of the two pages, at byte 0 and at byte 32768, is restored; \
+             what was uploaded is in the object store"
+        ),
+        OpenError::LargerThanDevice { device, wanted_bytes, device_bytes } => {
+            let (wanted, there) = (Size { bytes: wanted_bytes }, Size { bytes: device_bytes });
+            if wanted <= SMALLEST {
+                return format!(
+                    "{device}: {there} are too few for a write-ahead log: it takes {SMALLEST} at least"
+                );
+            }
+            format!(
+                "{device}: its write-ahead log takes {wanted}, but it has only {there}: it was cut, or is a part of another one"
+            )
+        }
+        OpenError::FutureVersion { .. } => {
+            format!("{error}. A later alluvium wrote it: use that one")
+        }
+        other => other.to_string(),
+    }
 }
 
 /// What the kernel says about the target.
@@ -168,7 +267,7 @@ struct Damaged {
 
 impl Walk {
     fn of(report: &RecoveryReport) -> Self {
-        let damaged = |damage: &alluvium_wal::Damage| Damaged {
+        let damaged = |damage: &Damage| Damaged {
             start_offset: damage.range.start.0,
             end_offset: damage.range.end.0,
             device_at: damage.device_at.0,
@@ -189,20 +288,56 @@ impl Walk {
         }
     }
 
+    /// What was found, in lines for people.
+    fn print(&self) -> Result<(), Failure> {
+        entry("records", format!("{}, {} of payload", self.records, about(self.payload_bytes)))?;
+        let end = if self.clean_shutdown { "" } else { ", not closed" };
+        entry("log", format!("{}..{}{end}", self.start_offset, self.end_offset))?;
+        if self.dropped_records > 0 {
+            let dropped = counted(self.dropped_records, "record", "records");
+            entry("dropped", format!("{dropped} behind the end, never acknowledged"))?;
+        }
+        if self.damage.is_empty() {
+            return Ok(());
+        }
+        let mut table =
+            Table::of_text(&["DAMAGED FROM", "TO", "BYTES", "AT DEVICE BYTE", "REASON"]);
+        for damage in &self.damage {
+            table.row(vec![
+                damage.start_offset.to_string(),
+                damage.end_offset.to_string(),
+                (damage.end_offset - damage.start_offset).to_string(),
+                damage.device_at.to_string(),
+                damage.reason.clone(),
+            ]);
+        }
+        output::line(format_args!("\n{table}"))
+    }
+
+    /// What is damaged, if anything is.
+    fn complaint(&self) -> Option<String> {
+        let first = self.damage.first()?;
+        Some(format!(
+            "the log is damaged at {}; first at log offset {} (device byte {}): {}",
+            counted(self.damage.len() as u64, "place", "places"),
+            first.start_offset,
+            first.device_at,
+            first.reason
+        ))
+    }
+
     /// Acknowledged records that can not be read are a failure of the command, after it has printed everything.
     fn verdict(&self, target: &Path) -> Result<(), Failure> {
-        match self.damage.len() {
-            0 => Ok(()),
-            n => Err(Failure::Failed(format!(
-                "{}: the log is damaged at {n} place{}; first at log offset {} (device byte {}): {}",
-                target.display(),
-                if n == 1 { "" } else { "s" },
-                self.damage[0].start_offset,
-                self.damage[0].device_at,
-                self.damage[0].reason
-            ))),
+        match self.complaint() {
+            None => Ok(()),
+            Some(complaint) => Err(Failure::Failed(format!("{}: {complaint}", target.display()))),
         }
     }
+}
+
+/// A line with a name, for people.
+fn entry(name: &str, text: impl std::fmt::Display) -> Result<(), Failure> {
+    output::line(format_args!("{name:<12}{text}"))
 }
 
 /// `3 m 5 s ago`, from Unix time in milliseconds.
@@ -226,7 +361,60 @@ fn rough(age: Duration) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use alluvium_wal::{FormatOptions, Options};
+
     use super::*;
+
+    /// A reader without a claim: the writer gives up what the reader has not reached yet, and overwrites it.
+    #[test]
+    fn a_walk_that_was_overtaken_is_repeated() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("wal");
+        let options = OpenOptions { create_bytes: Some(2 << 20), ..OpenOptions::default() };
+        let device = alluvium_device::open(&path, &options).unwrap();
+        Wal::format(&device, &FormatOptions::default()).unwrap();
+        let options = Options {
+            window_bytes: 256 << 10,
+            block_bytes: 64 << 10,
+            max_record_bytes: 100 << 10,
+            ..Options::default()
+        };
+        let (wal, _) = Wal::open(device, &options, None, &mut |_| Ok(())).unwrap();
+        let append = move |wal: &Wal| {
+            let append = wal.append(&[&[7; 100 << 10]]).unwrap();
+            let at = append.offset();
+            append.wait().unwrap();
+            at
+        };
+        for _ in 0..15 {
+            append(&wal);
+        }
+        let reader = open_read_only(&path).unwrap();
+        // Between the look at the headers and the first read, so many times: more than what was free is written.
+        let overtaking = |times: u32| -> Progress {
+            let (wal, left) = (wal.clone(), AtomicU32::new(times));
+            Arc::new(move |done, _| {
+                if done == 0 && left.load(Ordering::Relaxed) > 0 {
+                    left.fetch_sub(1, Ordering::Relaxed);
+                    let last = append(&wal);
+                    wal.trim(..last).wait().unwrap();
+                    (0..14).for_each(|_| _ = append(&wal));
+                }
+            })
+        };
+        let once = Wal::scan(&reader, Some(overtaking(1)), &mut |_| Ok(())).unwrap();
+        assert!(overtaken(&reader, &once).unwrap());
+        assert_eq!(once.records, 0);
+
+        let repeated = scan(&reader, &overtaking(4)).unwrap();
+        assert_eq!((repeated.records, repeated.damage.len()), (15, 0));
+        assert_eq!(repeated.end, wal.appended());
+        let refused = scan(&reader, &overtaking(5)).unwrap_err();
+        assert!(format!("{refused:?}").contains("faster than it can be read"), "{refused:?}");
+    }
 
     #[test]
     fn ages_are_told_in_two_units() {

@@ -1,6 +1,7 @@
 //! What the tests of the binary share: running it, and a server that is stopped when a test ends.
 #![allow(dead_code, unreachable_pub)]
 
+pub mod log;
 pub mod produce;
 
 use std::fmt::Write as _;

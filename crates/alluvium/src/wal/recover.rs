@@ -1,0 +1,119 @@
+//! `alluvium wal recover`.
+
+use alluvium_wal::{Options, Wal};
+use clap::Args;
+use serde::Serialize;
+
+use super::{Header, LogArgs, TargetInfo, Walk, ago, entry, open_exclusively, unusable};
+use crate::output::{self, Failure};
+use crate::progress::Meter;
+use crate::storage::with_window;
+use crate::units::Size;
+
+/// Take the log over from a server that is gone, and close it.
+///
+/// The log is recovered as at the start of a server, and closed, so that the next start takes its end from the header. It keeps what a
+/// start would keep, which is every acknowledged record that is not damaged. Nothing is uploaded or trimmed: that is for the server.
+///
+/// To take over means to open the log under the next epoch. It ends at the first place that was never durable; records
+/// behind that, which nobody was told to be durable, are given up for good. The owner before it is shut out: if it still runs, on
+/// another machine that reaches the device, it notices at its next change of the header and stops. Until then it may acknowledge
+/// records that are lost, and overwrite some of its successor's. Nothing but the device can prevent that, so detach the
+/// device from the other machine, or turn that off, first. On one machine this command refuses as long as another process has the log.
+///
+/// docs/format/wal.md, sections 3, 6 and 8, has the reasons.
+#[derive(Args, Debug)]
+#[command(
+    after_help = "Exit codes: 0 taken over and closed; 1 refused, or it holds damage (taken over and closed all the same, \
+                        which is said)."
+)]
+pub(crate) struct RecoverArgs {
+    #[command(flatten)]
+    log: LogArgs,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Recovered {
+    target: TargetInfo,
+    /// What was there.
+    before: Header,
+    /// What recovery found; none if the log was never opened.
+    scan: Option<Walk>,
+    /// What is there now.
+    header: Header,
+}
+
+/// Recover the log and close it.
+///
+/// # Errors
+/// Somebody has it open, it can not be read or written, it holds no write-ahead log, or a damaged one.
+pub(crate) fn run(args: &RecoverArgs) -> Result<(), Failure> {
+    let path = args.log.path();
+    let refused = |error| Failure::Failed(unusable(error));
+    let device = open_exclusively(path)?;
+    let found = Wal::inspect(&device).map_err(refused)?;
+    let before = found.header;
+    let target = TargetInfo::of(device.geometry());
+    if before.epoch == 0 {
+        // To open it would look to the server as if another one had used it.
+        let recovered = Recovered {
+            target,
+            before: Header::of(&before),
+            scan: None,
+            header: Header::of(&before),
+        };
+        if args.json {
+            return output::json(&recovered);
+        }
+        return output::line(format_args!(
+            "{} was never opened since it was formatted: there is nothing to take over",
+            path.display()
+        ));
+    }
+    eprintln!(
+        "taking over {target}: write-ahead log {}, of node {} in epoch {}, written {}, {}; as epoch {}",
+        before.wal_id,
+        before.node_id,
+        before.epoch,
+        ago(before.written_at_ms),
+        if before.clean_shutdown { "closed" } else { "not closed" },
+        u64::from(before.epoch) + 1
+    );
+    let half_ring = Size { bytes: found.ring_bytes / 2 };
+    let window = half_ring.min(Size { bytes: Options::default().window_bytes });
+    let options = Options { node_id: before.node_id, ..with_window(window) };
+    let meter = Meter::new(format!("recovering {}", path.display()));
+    let (wal, report) =
+        Wal::open(device.clone(), &options, Some(meter.callback()), &mut |_| Ok(()))
+            .map_err(refused)?;
+    drop(meter);
+    wal.close().map_err(Failure::new)?;
+    let now = Wal::inspect(&device).map_err(refused)?;
+    let recovered = Recovered {
+        target,
+        before: Header::of(&before),
+        scan: Some(Walk::of(&report)),
+        header: Header::of(&now.header),
+    };
+    let walk = recovered.scan.as_ref().expect("just set");
+    if args.json {
+        output::json(&recovered)?;
+    } else {
+        walk.print()?;
+        let header = &recovered.header;
+        entry(
+            "now",
+            format!("epoch {}, closed at log offset {}", header.epoch, header.durable_offset),
+        )?;
+    }
+    match walk.complaint() {
+        None => Ok(()),
+        Some(complaint) => Err(Failure::Failed(format!(
+            "{}: taken over and closed, but {complaint}",
+            path.display()
+        ))),
+    }
+}

@@ -1,0 +1,144 @@
+//! `alluvium wal resize`.
+
+use std::fs::File;
+use std::io;
+use std::path::Path;
+
+use alluvium_wal::{HeaderInfo, OpenError, Wal};
+use clap::Args;
+use serde::Serialize;
+
+use super::{
+    Header, LogArgs, TargetInfo, check_capacity, open_exclusively, open_read_only, unusable,
+};
+use crate::output::{self, Failure};
+use crate::progress::Meter;
+use crate::units::{Size, about};
+
+/// Give the log another capacity. Its server has to be stopped.
+///
+/// A file that is too short is extended first, and written in full; one that was as long as the log is shortened after it. A block device keeps its
+/// size, which is the bound. The records that are not uploaded yet stay, and have to fit. They are moved where they lie in the way,
+/// through free space only: killed at any moment, the command leaves the log in its old capacity or in the new one, and can be
+/// repeated.
+///
+/// A server that is started with --wal-capacity has to be told the new one.
+#[derive(Args, Debug)]
+pub(crate) struct ResizeArgs {
+    #[command(flatten)]
+    log: LogArgs,
+    /// Bytes to use, both headers included: at least 192KiB, a multiple of 4KiB.
+    #[arg(long, value_name = "SIZE")]
+    capacity: Size,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Resized {
+    /// With its size after the command.
+    target: TargetInfo,
+    /// What was there.
+    before: Header,
+    /// What is there now.
+    header: Header,
+}
+
+/// Resize the log, and the file around it.
+///
+/// # Errors
+/// Somebody has it open, it can not be read or written, it holds no write-ahead log, the device is too small, or the records do not fit.
+pub(crate) fn run(args: &ResizeArgs) -> Result<(), Failure> {
+    check_capacity(args.capacity)?;
+    let (path, wanted) = (args.log.path(), args.capacity);
+    // Before anything is written: what holds no log is not extended.
+    let device = open_read_only(path)?;
+    let before = Wal::inspect(&device).map_err(|error| Failure::Failed(unusable(error)))?.header;
+    let mut target = TargetInfo::of(device.geometry());
+    let file = !device.geometry().block_device;
+    drop(device);
+    let (old, old_length) = (Size { bytes: before.capacity_bytes }, target.size_bytes);
+    if old == wanted {
+        return print(args, target, &before, &before);
+    }
+    if !file && wanted.bytes > target.size_bytes {
+        return Err(Failure::Failed(format!(
+            "{target} has no room for a write-ahead log of {wanted}"
+        )));
+    }
+    eprintln!("resizing {target}: write-ahead log {} from {old} to {wanted}", before.wal_id);
+    let extended = file && wanted.bytes > old_length;
+    if extended {
+        let meter = Meter::new(format!("pre-writing {}", path.display()));
+        alluvium_device::extend(path, wanted.bytes, Some(&meter.callback()))?;
+    }
+    let device = open_exclusively(path)?;
+    let meter = Meter::new(format!("reading {}", path.display()));
+    let resized = Wal::resize(&device, wanted.bytes, Some(meter.callback()));
+    drop(meter);
+    let header = match resized {
+        Ok(header) => header,
+        Err(OpenError::ResizeBlocked { live_bytes, ring_bytes, reason }) => {
+            if extended {
+                set_length(path, old_length)?;
+            }
+            return Err(Failure::Failed(format!(
+                "{}: its write-ahead log can not be resized to {wanted}: {reason}. {} of it are not uploaded yet, and the new ring has \
+                 {}. Nothing was changed. Start the server and let it upload (it does so after --upload-interval at the latest), stop it, \
+                 see the usage with `alluvium wal inspect`, and try again; or ask for another capacity",
+                path.display(),
+                about(live_bytes),
+                about(ring_bytes)
+            )));
+        }
+        Err(other) => return Err(Failure::Failed(unusable(other))),
+    };
+    target.size_bytes = if extended { wanted.bytes } else { old_length };
+    // A file that was longer than its log holds something else behind it, for all that is known here.
+    if file && wanted < old && old_length == old.bytes {
+        set_length(path, wanted.bytes)?;
+        target.size_bytes = wanted.bytes;
+    }
+    drop(device);
+    print(args, target, &before, &header)
+}
+
+/// Shorten the file. For as long as the device is open nobody else writes to it.
+fn set_length(path: &Path, bytes: u64) -> Result<(), Failure> {
+    let shorten = || -> io::Result<()> {
+        let file = File::options().write(true).open(path)?;
+        file.set_len(bytes)?;
+        file.sync_all()
+    };
+    shorten().map_err(|error| {
+        Failure::Failed(format!(
+            "{}: the log in it is whole, but the file could not be shortened to {}: {error}",
+            path.display(),
+            Size { bytes }
+        ))
+    })
+}
+
+fn print(
+    args: &ResizeArgs,
+    target: TargetInfo,
+    before: &HeaderInfo,
+    after: &HeaderInfo,
+) -> Result<(), Failure> {
+    if args.json {
+        return output::json(&Resized {
+            target,
+            before: Header::of(before),
+            header: Header::of(after),
+        });
+    }
+    let (old, new) = (Size { bytes: before.capacity_bytes }, Size { bytes: after.capacity_bytes });
+    if old == new {
+        return output::line(format_args!("{target}: its write-ahead log has {new} already"));
+    }
+    output::line(format_args!(
+        "resized {target}: write-ahead log {}, {old} before, {new} now",
+        after.wal_id
+    ))
+}

@@ -1,0 +1,74 @@
+//! `alluvium wal verify`.
+
+use alluvium_wal::{OpenError, Wal};
+use clap::Args;
+use serde::Serialize;
+
+use super::inspect::Inspected;
+use super::{LogArgs, Walk, entry, open_read_only, scan, unusable};
+use crate::output::{self, Failure};
+use crate::progress::Meter;
+
+/// Read all of the log and say whether it is whole.
+///
+/// Both copies of the header are looked at, and every record from the trim offset to the end of the log, with its checksums. Each gap
+/// is listed with its range of the log, the byte of the device where it begins, and what was found there. Records behind the
+/// end, which a crash left and nobody was told to be durable, are counted; they are no damage.
+///
+/// Nothing is written and no lock is taken: beside a running server it sees the log up to where it is when it gets there.
+#[derive(Args, Debug)]
+#[command(
+    after_help = "Exit codes: 0 the log is whole; 1 it is damaged, in a record or in one of its headers; \
+                        2 it could not be looked at (no access, no write-ahead log, a read that fails where the log may end)."
+)]
+pub(crate) struct VerifyArgs {
+    #[command(flatten)]
+    log: LogArgs,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Verified {
+    intact: bool,
+    #[serde(flatten)]
+    inspected: Inspected,
+    scan: Walk,
+}
+
+/// Walk the log.
+///
+/// # Errors
+/// It is damaged (exit code 1), or can not be looked at (2).
+pub(crate) fn run(args: &VerifyArgs) -> Result<(), Failure> {
+    let path = args.log.path();
+    let device = open_read_only(path).map_err(Failure::not_looked)?;
+    let inspection = Wal::inspect(&device).map_err(refusal)?;
+    let meter = Meter::new(format!("verifying {}", path.display()));
+    let report = scan(&device, &meter.callback()).map_err(Failure::not_looked)?;
+    drop(meter);
+    let (inspected, scan) = (Inspected::of(&device, &inspection), Walk::of(&report));
+    let mut complaints = inspected.complaints();
+    complaints.extend(scan.complaint());
+    let verified = Verified { intact: complaints.is_empty(), inspected, scan };
+    if args.json {
+        output::json(&verified)?;
+    } else {
+        verified.inspected.print()?;
+        output::line("")?;
+        verified.scan.print()?;
+    }
+    if !verified.intact {
+        return Err(Failure::Failed(format!("{}: {}", path.display(), complaints.join("; "))));
+    }
+    if args.json { Ok(()) } else { entry("verdict", "whole: every checksum is right") }
+}
+
+/// Headers that are there and can not be used are damage that was found; with anything else there was nothing to look at.
+fn refusal(error: OpenError) -> Failure {
+    let damaged =
+        matches!(error, OpenError::HeaderDamaged { .. } | OpenError::HeaderConflict { .. });
+    let failure = Failure::Failed(unusable(error));
+    if damaged { failure } else { failure.not_looked() }
+}
