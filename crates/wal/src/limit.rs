@@ -10,7 +10,7 @@ use parking_lot::{Condvar, Mutex};
 const COUNTED_BYTES: u64 = 256 * 1024;
 
 /// Distance of early writes, as a multiple of what the limit allows: a little is left for headers, and to drain a queue.
-const EVENLY: f64 = 1.07;
+const EVENLY: f64 = 1.03;
 
 /// Tokens at a rate. A write is let through while the balance is positive and may overdraw it, so that a block larger
 /// than the bucket passes, and the rate holds on average. Unused tokens are kept up to a tenth of a second's worth:
@@ -73,8 +73,12 @@ impl Limiter {
     }
 
     /// How long a block that is not full has to wait for its turn: where writes are limited, such blocks go at even distances. In a bunch they
-    /// would take slots and quota for little, and wait for each other in the device.
+    /// would take slots and quota for little, and wait for each other in the device. While nearly all writes that can be saved up are left, there is no hurry to save, and none waits.
     pub(crate) fn early_wait(&self, now: Duration) -> Option<Duration> {
+        let bucket = self.writes.as_ref()?;
+        if bucket.balance > Bucket::depth(bucket.per_second) * 0.9 {
+            return None;
+        }
         self.early_at.checked_sub(now).filter(|wait| *wait > Duration::ZERO)
     }
 
@@ -114,7 +118,9 @@ impl Limiter {
         if let Some(bucket) = &mut self.writes {
             // Disks with a quota count a large write as several.
             bucket.balance -= bytes.div_ceil(COUNTED_BYTES) as f64;
-            self.early_at = now + Duration::from_secs_f64(EVENLY / bucket.per_second);
+            // From when it was due, so that wake-ups that come late do not add up.
+            let distance = Duration::from_secs_f64(EVENLY / bucket.per_second);
+            self.early_at = (self.early_at + distance).max(now);
         }
         Ok(())
     }
