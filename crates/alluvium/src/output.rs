@@ -71,11 +71,20 @@ impl From<alluvium_device::OpenError> for Failure {
     }
 }
 
-/// In the cause's words, but for sizes, which it has in bytes.
+/// In the cause's words, but for sizes, which it has in bytes, and with what it means where that is not plain.
 impl From<alluvium_wal::OpenError> for Failure {
     fn from(error: alluvium_wal::OpenError) -> Self {
+        use alluvium_wal::OpenError as E;
         match error {
-            alluvium_wal::OpenError::LargerThanDevice { device, wanted_bytes, device_bytes } => {
+            E::HeaderDamaged { device, slot_0, slot_1 } => Self::Failed(format!(
+                "{device}: both copies of the header are damaged (slot 0: {slot_0}; slot 1: {slot_1}), so that nothing says where the \
+                 log begins and ends. Its records can be read again when one of the two pages, at byte 0 and at byte 32768, is \
+                 restored; what was uploaded is in the object store"
+            )),
+            E::FutureVersion { .. } => {
+                Self::Failed(format!("{error}. A later alluvium wrote it: use that one"))
+            }
+            E::LargerThanDevice { device, wanted_bytes, device_bytes } => {
                 let (wanted, there) = (Size { bytes: wanted_bytes }, Size { bytes: device_bytes });
                 Self::Failed(format!(
                     "{device}: a write-ahead log of {wanted} does not fit into {there}"

@@ -239,7 +239,10 @@ fn a_log_in_use_is_read_and_not_taken() {
     {
         let arguments =
             [&["wal"], &command[..1], &["--target", target.arg()], &command[1..]].concat();
-        contains(&refused(1, &arguments), &[target.arg(), "in use by another process"]);
+        contains(
+            &refused(1, &arguments),
+            &[target.arg(), "in use by another process", "stop the server"],
+        );
     }
     assert!(fs::read(&target.path).unwrap() == bytes);
     wal.close().unwrap();

@@ -82,7 +82,7 @@ pub(crate) fn run(args: &DumpArgs) -> Result<(), Failure> {
         output::line(format_args!("{offset:>20}  {end:>20}  {epoch:>10}  {payload:>10}"))?;
     }
     match Wal::scan(&device, progress, &mut visit) {
-        Ok(report) if overtaken(&device, &report).map_err(Failure::new)? => {
+        Ok(report) if overtaken(&device, &report).map_err(unusable)? => {
             Err(Failure::Failed(format!(
                 "{}: what was still to be listed was trimmed and overwritten by its server; list it again",
                 args.log.path().display()
@@ -96,7 +96,7 @@ pub(crate) fn run(args: &DumpArgs) -> Result<(), Failure> {
             },
             Err(other) => Err(Failure::Failed(format!("at log offset {at}: {other}"))),
         },
-        Err(error) => Err(Failure::Failed(unusable(error))),
+        Err(error) => Err(unusable(error)),
     }
 }
 

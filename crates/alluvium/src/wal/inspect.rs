@@ -70,7 +70,7 @@ impl SlotView {
 /// It can not be read, holds no write-ahead log, or, with `--scan`, a damaged one.
 pub(crate) fn run(args: &InspectArgs) -> Result<(), Failure> {
     let device = open_read_only(args.log.path())?;
-    let inspection = Wal::inspect(&device).map_err(|error| Failure::Failed(unusable(error)))?;
+    let inspection = Wal::inspect(&device).map_err(unusable)?;
     let walk = if args.scan {
         let meter = Meter::new(format!("reading {}", args.log.path().display()));
         Some(Walk::of(&scan(&device, &meter.callback())?))

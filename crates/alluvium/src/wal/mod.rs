@@ -100,22 +100,26 @@ fn open_read_only(target: &Path) -> Result<SharedDevice, Failure> {
 /// Open a log to change it. Its owner must be gone.
 fn open_exclusively(target: &Path) -> Result<SharedDevice, Failure> {
     let options = OpenOptions { access: Access::Exclusive, ..OpenOptions::default() };
-    alluvium_device::open(target, &options).map_err(|error| match error {
+    alluvium_device::open(target, &options).map_err(not_claimed)
+}
+
+fn not_claimed(error: alluvium_device::OpenError) -> Failure {
+    match error {
         alluvium_device::OpenError::InUse(_) => Failure::Failed(format!(
             "{error}. Nothing was changed: stop the server that has it first"
         )),
         other => other.into(),
-    })
+    }
 }
 
 /// Walk a log to its end, which somebody may be writing to. A walk that was overtaken is repeated from where the log begins now.
 fn scan(device: &SharedDevice, progress: &Progress) -> Result<RecoveryReport, Failure> {
     /// A log is trimmed once per upload, and read in seconds.
     const ATTEMPTS: u32 = 5;
-    let failed = |error| Failure::Failed(unusable(error));
     for _ in 0..ATTEMPTS {
-        let report = Wal::scan(device, Some(progress.clone()), &mut |_| Ok(())).map_err(failed)?;
-        if !overtaken(device, &report).map_err(failed)? {
+        let report =
+            Wal::scan(device, Some(progress.clone()), &mut |_| Ok(())).map_err(unusable)?;
+        if !overtaken(device, &report).map_err(unusable)? {
             return Ok(report);
         }
     }
@@ -131,29 +135,22 @@ fn overtaken(device: &SharedDevice, report: &RecoveryReport) -> Result<bool, Ope
     Ok(report.end < trim || report.damage.iter().any(|damage| damage.range.start < trim))
 }
 
-/// Why a log can not be read, and what that means.
-fn unusable(error: OpenError) -> String {
+/// Why what is there can not be used as a log.
+fn unusable(error: OpenError) -> Failure {
     match error {
-        OpenError::HeaderDamaged { device, slot_0, slot_1 } => format!(
-            "{device}: both copies of the header are damaged (slot 0: {slot_0}; slot 1: {slot_1}), so that nothing says where the log \
-             begins and ends. Its records can be read again when one of the two pages, at byte 0 and at byte 32768, is restored; \
-             what was uploaded is in the object store"
-        ),
         OpenError::LargerThanDevice { device, wanted_bytes, device_bytes } => {
             let (wanted, there) = (Size { bytes: wanted_bytes }, Size { bytes: device_bytes });
-            if wanted <= SMALLEST {
-                return format!(
+            Failure::Failed(if wanted <= SMALLEST {
+                format!(
                     "{device}: {there} are too few for a write-ahead log: it takes {SMALLEST} at least"
-                );
-            }
-            format!(
-                "{device}: its write-ahead log takes {wanted}, but it has only {there}: it was cut, or is a part of another one"
-            )
+                )
+            } else {
+                format!(
+                    "{device}: its write-ahead log takes {wanted}, but it has only {there}: it was cut, or is a part of another one"
+                )
+            })
         }
-        OpenError::FutureVersion { .. } => {
-            format!("{error}. A later alluvium wrote it: use that one")
-        }
-        other => other.to_string(),
+        other => other.into(),
     }
 }
 

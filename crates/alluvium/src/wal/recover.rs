@@ -52,9 +52,8 @@ struct Recovered {
 /// Somebody has it open, it can not be read or written, it holds no write-ahead log, or a damaged one.
 pub(crate) fn run(args: &RecoverArgs) -> Result<(), Failure> {
     let path = args.log.path();
-    let refused = |error| Failure::Failed(unusable(error));
     let device = open_exclusively(path)?;
-    let found = Wal::inspect(&device).map_err(refused)?;
+    let found = Wal::inspect(&device).map_err(unusable)?;
     let before = found.header;
     let target = TargetInfo::of(device.geometry());
     if before.epoch == 0 {
@@ -88,10 +87,10 @@ pub(crate) fn run(args: &RecoverArgs) -> Result<(), Failure> {
     let meter = Meter::new(format!("recovering {}", path.display()));
     let (wal, report) =
         Wal::open(device.clone(), &options, Some(meter.callback()), &mut |_| Ok(()))
-            .map_err(refused)?;
+            .map_err(unusable)?;
     drop(meter);
     wal.close().map_err(Failure::new)?;
-    let now = Wal::inspect(&device).map_err(refused)?;
+    let now = Wal::inspect(&device).map_err(unusable)?;
     let recovered = Recovered {
         target,
         before: Header::of(&before),

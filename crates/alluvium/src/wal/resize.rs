@@ -9,7 +9,8 @@ use clap::Args;
 use serde::Serialize;
 
 use super::{
-    Header, LogArgs, TargetInfo, check_capacity, open_exclusively, open_read_only, unusable,
+    Header, LogArgs, TargetInfo, check_capacity, not_claimed, open_exclusively, open_read_only,
+    unusable,
 };
 use crate::output::{self, Failure};
 use crate::progress::Meter;
@@ -54,7 +55,7 @@ pub(crate) fn run(args: &ResizeArgs) -> Result<(), Failure> {
     let (path, wanted) = (args.log.path(), args.capacity);
     // Before anything is written: what holds no log is not extended.
     let device = open_read_only(path)?;
-    let before = Wal::inspect(&device).map_err(|error| Failure::Failed(unusable(error)))?.header;
+    let before = Wal::inspect(&device).map_err(unusable)?.header;
     let mut target = TargetInfo::of(device.geometry());
     let file = !device.geometry().block_device;
     drop(device);
@@ -71,7 +72,8 @@ pub(crate) fn run(args: &ResizeArgs) -> Result<(), Failure> {
     let extended = file && wanted.bytes > old_length;
     if extended {
         let meter = Meter::new(format!("pre-writing {}", path.display()));
-        alluvium_device::extend(path, wanted.bytes, Some(&meter.callback()))?;
+        alluvium_device::extend(path, wanted.bytes, Some(&meter.callback()))
+            .map_err(not_claimed)?;
     }
     let device = open_exclusively(path)?;
     let meter = Meter::new(format!("reading {}", path.display()));
@@ -92,7 +94,7 @@ pub(crate) fn run(args: &ResizeArgs) -> Result<(), Failure> {
                 about(ring_bytes)
             )));
         }
-        Err(other) => return Err(Failure::Failed(unusable(other))),
+        Err(other) => return Err(unusable(other)),
     };
     target.size_bytes = if extended { wanted.bytes } else { old_length };
     // A file that was longer than its log holds something else behind it, for all that is known here.

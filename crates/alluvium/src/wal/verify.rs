@@ -69,6 +69,6 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<(), Failure> {
 fn refusal(error: OpenError) -> Failure {
     let damaged =
         matches!(error, OpenError::HeaderDamaged { .. } | OpenError::HeaderConflict { .. });
-    let failure = Failure::Failed(unusable(error));
+    let failure = unusable(error);
     if damaged { failure } else { failure.not_looked() }
 }
