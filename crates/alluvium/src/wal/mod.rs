@@ -106,7 +106,7 @@ fn open_exclusively(target: &Path) -> Result<SharedDevice, Failure> {
 fn not_claimed(error: alluvium_device::OpenError) -> Failure {
     match error {
         alluvium_device::OpenError::InUse(_) => Failure::Failed(format!(
-            "{error}. Nothing was changed: stop the server that has it first"
+            "{error}. The log was not changed: stop the server that has it first"
         )),
         other => other.into(),
     }

@@ -18,10 +18,10 @@ use crate::units::{Size, about};
 
 /// Give the log another capacity. Its server has to be stopped.
 ///
-/// A file that is too short is extended first, and written in full; one that was as long as the log is shortened after it. A block device keeps its
-/// size, which is the bound. The records that are not uploaded yet stay, and have to fit. They are moved where they lie in the way,
-/// through free space only: killed at any moment, the command leaves the log in its old capacity or in the new one, and can be
-/// repeated.
+/// A file that is too short is extended first, and written in full; one that was as long as the log is shortened after it. A
+/// block device keeps its size, which is the bound. The records that are not uploaded yet stay, and have to fit. They are moved where
+/// they lie in the way, through free space only: killed at any moment, the command leaves the log in its old capacity or in the
+/// new one, and can be repeated.
 ///
 /// A server that is started with --wal-capacity has to be told the new one.
 #[derive(Args, Debug)]
@@ -76,6 +76,13 @@ pub(crate) fn run(args: &ResizeArgs) -> Result<(), Failure> {
             .map_err(not_claimed)?;
     }
     let device = open_exclusively(path)?;
+    // What is done to the file below rests on what was seen before anybody was kept out.
+    if Wal::inspect(&device).map_err(unusable)?.header.capacity_bytes != before.capacity_bytes {
+        return Err(Failure::Failed(format!(
+            "{}: another process has resized it in this moment; look at it again",
+            path.display()
+        )));
+    }
     let meter = Meter::new(format!("reading {}", path.display()));
     let resized = Wal::resize(&device, wanted.bytes, Some(meter.callback()));
     drop(meter);
