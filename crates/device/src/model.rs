@@ -41,7 +41,7 @@ use std::fmt;
 use std::io;
 use std::num::NonZeroU64;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -50,10 +50,10 @@ use parking_lot::{Condvar, Mutex};
 pub use schedule::{DiskModel, PIECE_BYTES, Usage};
 
 use crate::buffer::Pool;
-use crate::engine::{Core, Transfer};
+use crate::engine::{Core, Job, Transfer};
 use crate::{
     AlignedBuf, Completion, Device, DeviceError, DeviceOffset, Geometry, OpenOptions, PAGE_BYTES,
-    Request, SharedDevice,
+    Request, SharedDevice, copy_in_steps,
 };
 use schedule::Schedule;
 
@@ -293,11 +293,13 @@ impl Ord for Due {
     }
 }
 
-/// Memory as a device. Requests are executed and completed inside `submit`, so only [`ModelledDisk`] uses it, which completes elsewhere.
+/// Memory as a device, with a thread that copies, so that whoever submits spends no more time than with a disk.
 struct Memory {
-    core: Core,
+    core: Arc<Core>,
     pool: Arc<Pool>,
-    bytes: Mutex<AlignedBuf>,
+    /// Taken by the drop alone: then the thread ends.
+    jobs: Option<mpsc::Sender<Job>>,
+    thread: Option<JoinHandle<()>>,
 }
 
 impl Memory {
@@ -317,11 +319,27 @@ impl Memory {
             engine: "memory",
         };
         let OpenOptions { buffer_bytes, buffers, max_spare_bytes, .. } = OpenOptions::default();
-        Ok(Self {
-            core: Core::new(geometry, None),
-            pool: Pool::new(buffer_bytes, buffers, max_spare_bytes)?,
-            bytes: Mutex::new(AlignedBuf::zeroed(capacity_bytes as usize)),
-        })
+        let pool = Pool::new(buffer_bytes, buffers, max_spare_bytes)?;
+        let core = Arc::new(Core::new(geometry, None));
+        let mut bytes = AlignedBuf::zeroed(capacity_bytes as usize);
+        let (jobs, queue) = mpsc::channel::<Job>();
+        let of_thread = core.clone();
+        let thread = thread::Builder::new().name("device-memory".into()).spawn(move || {
+            for mut job in queue {
+                match job.next() {
+                    Transfer::Read { at, buf, .. } => {
+                        let len = buf.len();
+                        copy_in_steps(buf, &bytes[at as usize..][..len]);
+                    }
+                    Transfer::Write { at, buf, .. } => {
+                        copy_in_steps(&mut bytes[at as usize..][..buf.len()], buf);
+                    }
+                    Transfer::Flush => {}
+                }
+                of_thread.finish(job, Ok(()));
+            }
+        })?;
+        Ok(Self { core, pool, jobs: Some(jobs), thread: Some(thread) })
     }
 }
 
@@ -335,22 +353,23 @@ impl Device for Memory {
     }
 
     fn submit(&self, request: Request, done: Completion) {
-        let mut job = self.core.admit(request, done);
-        match job.next() {
-            Transfer::Read { at, buf, .. } => {
-                let len = buf.len();
-                buf.copy_from_slice(&self.bytes.lock()[at as usize..][..len]);
-            }
-            Transfer::Write { at, buf, .. } => {
-                self.bytes.lock()[at as usize..][..buf.len()].copy_from_slice(buf);
-            }
-            Transfer::Flush => {}
-        }
-        self.core.finish(job, Ok(()));
+        let job = self.core.admit(request, done);
+        let jobs = self.jobs.as_ref().expect("taken by the drop alone");
+        jobs.send(job).expect("the thread ends with the queue");
     }
 
     fn failure(&self) -> Option<DeviceError> {
         self.core.failure()
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        drop(self.jobs.take());
+        // Never on its own thread: what completes there only hands over to the thread of the model.
+        if let Some(thread) = self.thread.take() {
+            thread.join().expect("it catches panics of completions and has none of its own");
+        }
     }
 }
 
