@@ -277,9 +277,9 @@ pub(crate) fn inspect(device: &dyn Device) -> Result<Inspection, OpenError> {
     Ok(Inspection { slots, newest, header, ring_bytes })
 }
 
-/// Begin an epoch: `first` goes to the slot that is not the `newest`, and then the one after it to the other. Blocking. Refused if somebody else
-/// has changed the header since `found` was read there, which may be long ago, or does so meanwhile.
-pub(crate) fn begin_epoch(
+/// Change the header of a log that is not open: `first` goes to the slot that is not the `newest`, and then the one after it to the other. Blocking.
+/// Refused if somebody else has changed it since `found` was read there, which may be long ago, or does so meanwhile.
+pub(crate) fn change(
     device: &dyn Device,
     found: &HeaderInfo,
     newest: usize,

@@ -52,23 +52,23 @@ pub(crate) fn resize(
     }
     let (to, moves) = place(found.ring(), new_ring_bytes, &live)
         .ok_or_else(|| blocked("no part of it can be moved without passing through another"))?;
+    // What the walk has found is settled first: damage may be proven only by a record behind the end, where copies go.
+    let settled =
+        HeaderInfo { epoch, epoch_start: end, durable: end, clean_shutdown: true, ..found.next() };
+    let settled = header::change(device, &found, newest, &settled)?;
     for pages in moves {
         copy(device, found.ring(), to, pages)?;
     }
     device.flush()?;
-    let first = HeaderInfo {
+    let resized = HeaderInfo {
         capacity_bytes,
         origin_bytes: to.position(LogOffset(0)),
         window_bytes: found.window_bytes.min(page_floor(new_ring_bytes / 2)),
-        epoch,
-        epoch_start: end,
-        durable: end,
-        clean_shutdown: true,
-        ..found.next()
+        ..settled.next()
     };
-    let second = header::begin_epoch(device, &found, newest, &first)?;
+    let resized = header::change(device, &settled, newest, &resized)?;
     device.flush()?;
-    Ok(second)
+    Ok(resized)
 }
 
 /// The new ring of `ring_bytes`, placed such that the pages `live` of the log can be brought into it through free space only, with the

@@ -91,7 +91,7 @@ impl Wal {
             clean_shutdown: false,
             ..found.next()
         };
-        let second = header::begin_epoch(&*device, &found, slot, &first)?;
+        let second = header::change(&*device, &found, slot, &first)?;
         report.epoch = epoch;
         let wal_id = second.wal_id;
         let shared = Shared::start(Recovered {

@@ -345,6 +345,51 @@ fn a_power_cut_leaves_either_capacity_and_all_records() {
     }
 }
 
+/// The log ends at damage that nothing proves. Behind that lies the only proof of other damage, which is no end: the copies may go there.
+#[test]
+fn what_only_a_record_behind_the_end_proves_is_not_lost() {
+    // In a ring of 32 pages, what lies behind page 31 of the ring goes to its first ones, where the last record is.
+    let disk = log(40, 64, 68);
+    let (wal, _, older) = open(&disk);
+    disk.set_mode(Mode::Queued);
+    let mut appends: Vec<_> = (0..12).map(|name| wal.append(&[&[name; 4064]]).unwrap()).collect();
+    while wal.durable() < appends[1].end() {
+        assert!(disk.step());
+    }
+    // All those before it prove nothing about each other.
+    let proof = wal.durable();
+    appends.push(wal.append(&[&[12; 4064]]).unwrap());
+    disk.run_until_idle();
+    let disk = disk.power_cut();
+    let unproven = appends.iter().position(|append| append.offset() >= proof).unwrap() + 4;
+    for index in [0, unproven] {
+        flip(&disk, device_at((appends[index].offset().0 + 100) % (40 * PAGE)), 0);
+    }
+    let (report, before) = scan(&disk);
+    assert_eq!(before.len(), older.len() + unproven - 1);
+    assert_eq!((report.end, report.damage.len()), (appends[unproven].offset(), 1));
+    assert!(report.dropped_records > 0);
+
+    let mut interrupted = 0;
+    for target in 32..60 {
+        for left in 0.. {
+            let plug = Plug {
+                disk: copy_of(&disk, left.into()),
+                state: Mutex::new(State { left, after: None }),
+            };
+            let plug = Arc::new(plug);
+            let done = Wal::resize(&(plug.clone() as _), capacity(target), None);
+            let Some(after) = plug.state.lock().after.take() else {
+                assert!(matches!(done, Ok(_) | Err(OpenError::ResizeBlocked { .. })), "{done:?}");
+                break;
+            };
+            interrupted += 1;
+            assert_eq!(scan(&after).1, before, "to {target}, request {left}");
+        }
+    }
+    assert!(interrupted > 50, "{interrupted}");
+}
+
 /// Where the plug is pulled between the two header writes, either slot alone still tells a whole log.
 #[test]
 fn either_header_alone_is_enough_at_any_moment() {
@@ -515,7 +560,11 @@ fn a_page_that_can_not_be_read_is_not_left_behind() {
                 matches!(&result, Err(OpenError::Device(cause)) if cause.operation == "read"),
                 "{result:?}"
             );
-            assert_eq!(header(&disk), old);
+            let now = header(&disk);
+            assert_eq!(
+                (now.capacity_bytes, now.origin_bytes, now.durable, now.clean_shutdown),
+                (old.capacity_bytes, old.origin_bytes, scan(&disk).0.end, true)
+            );
         }
         disk.clear_zones();
         assert_eq!(scan(&disk).1, before, "to {target}");
