@@ -187,7 +187,8 @@ impl Run {
             return Err(format!("can not be opened: {cause}"));
         }
         match cause {
-            OpenError::Device(_) | OpenError::EndUnreadable { .. }
+            // The newest header may be unreadable when the log is chosen, and readable when it is looked at again.
+            OpenError::Device(_) | OpenError::EndUnreadable { .. } | OpenError::Fenced { .. }
                 if self.disk.counters().read_errors > 0 =>
             {
                 // Reads failed for a while, and nothing was written: the next attempt finds everything.
