@@ -1,23 +1,32 @@
 //! The power-cut campaign: random lives of a WAL on a simulated disk, checked against a model.
 //!
 //! A seed decides everything: geometry, options, what is appended and trimmed, the order in which the disk completes requests, where the power is cut
-//! or the process killed (recovery's own header writes included), and what the disk keeps of what it had not flushed.
-//! After each end the log is recovered and compared with the model:
+//! or the process killed (recovery's own header writes included), and what the disk keeps of what it had not flushed. Between lives the log
+//! is sometimes resized, with a power cut on the way; and sometimes a life does not end: its owner goes on, as if on another machine, while the
+//! next one opens the log. After each end the log is recovered and compared with the model:
 //!
 //! - every acknowledged record that was not trimmed is there, unchanged and in order, and so is every record that an earlier recovery
 //!   has handed out, even one that was interrupted;
 //! - what is handed out is exactly what was written, without a gap before the end of the log;
-//! - a record that a recovery dropped does not come back, nor does one that was durably trimmed;
-//! - damage is reported where the disk did damage, and nowhere else.
+//! - a record that a recovery dropped does not come back, nor does one that was durably trimmed, nor one of an owner whose time was over;
+//! - damage is reported where the disk did damage, and nowhere else;
+//! - every header on the disk states a window that the records behind its durable offset keep to, and an epoch that never goes back;
+//! - a resize leaves the old capacity or the new one and the same records, and one that is refused leaves the disk as it was;
+//! - an owner whose time is over writes no header, and is told.
 //!
-//! [`Profile::PowerCut`] has a disk that keeps its promises: nothing may be lost. [`Profile::Faults`] adds bit rot, failing reads
-//! and writes, lost and misdirected writes: damage may be lost, never handed out, and must be reported, within the limits that
-//! `docs/format/wal.md` states. [`Mutation`]s break something on purpose, to show that the campaign has teeth.
+//! [`Profile::PowerCut`] has a disk that keeps its promises, and that refuses the old owner of a log that was taken over: nothing may be lost.
+//! [`Profile::Faults`] adds bit rot, failing reads, writes and flushes, a full disk, lost and misdirected writes, and old owners that are not refused: damage may be
+//! lost, never handed out, and must be reported, within the limits that `docs/format/wal.md` states. [`Mutation`]s break something on
+//! purpose, to show that the campaign has teeth.
 #![forbid(unsafe_code)]
 
 mod life;
 mod model;
 mod plug;
+mod resize;
+mod ring;
+mod rival;
+mod traffic;
 
 use std::fmt;
 
@@ -26,9 +35,9 @@ pub use plug::Mutation;
 /// What the disk does wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Profile {
-    /// Power cuts and process crashes only.
+    /// Power cuts, process crashes, and takeovers with a fence.
     PowerCut,
-    /// Also bit rot, read and write errors, lost and misdirected writes.
+    /// Also bit rot, read, write and flush errors, a full disk, lost and misdirected writes, takeovers without a fence.
     Faults,
 }
 
@@ -54,51 +63,84 @@ pub struct Plan {
     pub verbose: bool,
 }
 
-/// What a simulation did, so that a campaign can show that its cases happened.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Outcome {
-    /// Records appended.
-    pub appended: u64,
-    /// Records that recoveries handed out.
-    pub recovered: u64,
-    /// Records that recoveries dropped.
-    pub dropped: u64,
-    /// Damaged ranges reported.
-    pub damaged: u64,
-    /// Recoveries that succeeded.
-    pub recoveries: u64,
-    /// Recoveries that were interrupted.
-    pub interrupted: u64,
-    /// Ends without power.
-    pub power_cuts: u64,
-    /// Ends of the process alone.
-    pub process_crashes: u64,
-    /// Clean ends.
-    pub closes: u64,
-    /// Trims that took effect.
-    pub trims: u64,
-    /// Appends that found the window or the ring full.
-    pub refused: u64,
-    /// Laps of the ring.
-    pub laps: u64,
+macro_rules! outcome {
+    ($($(#[$doc:meta])* $field:ident,)*) => {
+        /// What a simulation did, so that a campaign can show that its cases happened.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub struct Outcome {
+            $($(#[$doc])* pub $field: u64,)*
+        }
+
+        impl Outcome {
+            /// Add another one's numbers.
+            pub fn add(&mut self, other: &Self) {
+                $(self.$field += other.$field;)*
+            }
+        }
+    };
 }
 
-impl Outcome {
-    /// Add another one's numbers.
-    pub fn add(&mut self, other: &Self) {
-        self.appended += other.appended;
-        self.recovered += other.recovered;
-        self.dropped += other.dropped;
-        self.damaged += other.damaged;
-        self.recoveries += other.recoveries;
-        self.interrupted += other.interrupted;
-        self.power_cuts += other.power_cuts;
-        self.process_crashes += other.process_crashes;
-        self.closes += other.closes;
-        self.trims += other.trims;
-        self.refused += other.refused;
-        self.laps += other.laps;
-    }
+outcome! {
+    /// Records appended.
+    appended,
+    /// Records that recoveries handed out.
+    recovered,
+    /// Records that recoveries dropped.
+    dropped,
+    /// Damaged ranges reported.
+    damaged,
+    /// Recoveries that succeeded.
+    recoveries,
+    /// Recoveries that were interrupted.
+    interrupted,
+    /// Those of them that followed on one that was interrupted as well.
+    interrupted_again,
+    /// Ends without power.
+    power_cuts,
+    /// Ends of the process alone.
+    process_crashes,
+    /// Clean ends.
+    closes,
+    /// Trims that took effect.
+    trims,
+    /// Appends that found the window or the ring full.
+    refused,
+    /// Laps of the ring.
+    laps,
+    /// Windows that grew.
+    grown,
+    /// Windows that shrank.
+    shrunk,
+    /// Resizes that were completed.
+    resized,
+    /// Those of them that moved records.
+    moved,
+    /// Resizes that were refused, since the log did not fit or could not be moved.
+    resizes_refused,
+    /// Resizes that were interrupted.
+    resizes_interrupted,
+    /// Those of them that left the new capacity.
+    resizes_interrupted_late,
+    /// Logs that were opened while their owner went on.
+    takeovers,
+    /// Those of them whose disk refused the old owner.
+    fenced,
+    /// Writes of old owners that the disk refused.
+    refused_writes,
+    /// Writes of old owners that landed after the log was taken over, or while it was.
+    late_writes,
+    /// Those of them that went to a header.
+    late_headers,
+    /// Old owners that found another one's header.
+    noticed,
+    /// Openings that found that another header had been written meanwhile.
+    openings_refused,
+    /// Bytes that rotted at rest.
+    rotten,
+    /// Reads, writes and flushes that failed.
+    io_errors,
+    /// Writes that found the disk full.
+    no_space,
 }
 
 /// A simulation that found something wrong.
@@ -132,7 +174,7 @@ pub fn run_seed(seed: u64) -> Result<Outcome, Failure> {
 
 /// Run one simulation.
 pub fn run(plan: Plan) -> Result<Outcome, Failure> {
-    life::Run::new(plan).run().map_err(|what| Failure { plan, what })
+    life::Run::new(plan).and_then(life::Run::run).map_err(|what| Failure { plan, what })
 }
 
 /// Run the seeds `start..start + count` on all processors; the first failure (by seed) ends the campaign.

@@ -1,52 +1,47 @@
 //! One simulation: lives of a WAL, one after the other on the same disk.
 
-use std::collections::VecDeque;
-use std::future::Future;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
 
 use alluvium_device::sim::{Faults, Mode, Random, SimDisk, SimOptions};
-use alluvium_device::{Durability, SharedDevice};
-use alluvium_wal::{
-    Append, AppendError, FormatOptions, LogOffset, OpenError, Options, Record, RecoveryReport,
-    Trim, Wal,
-};
-use bytes::Bytes;
+use alluvium_device::{Device, Durability, SharedDevice};
+use alluvium_wal::{FormatOptions, OpenError, Options, Record, RecoveryReport, Wal};
 use parking_lot::Mutex;
 
 use crate::model::{Model, Seen};
-use crate::plug::{DATA_START, End, Hits, Mutation, Plug, WriteFaults};
+use crate::plug::{End, Hits, Mutation, Plug, WriteFaults};
+use crate::ring::{DATA_START, PAGE};
+use crate::rival::Rival;
+use crate::traffic::Traffic;
 use crate::{Outcome, Plan, Profile};
-
-const PAGE: u64 = 4096;
 
 /// See the module.
 pub(crate) struct Run {
-    plan: Plan,
-    random: Random,
-    disk: SimDisk,
+    pub(crate) plan: Plan,
+    pub(crate) random: Random,
+    pub(crate) disk: SimDisk,
     /// How the disk fares while nothing special is injected.
-    usual: Faults,
-    ring_bytes: u64,
-    model: Model,
-    hits: Arc<Mutex<Hits>>,
-    outcome: Outcome,
+    pub(crate) usual: Faults,
+    pub(crate) model: Model,
+    pub(crate) hits: Arc<Mutex<Hits>>,
+    pub(crate) outcome: Outcome,
 }
 
 /// How an attempt to open ended.
 enum Opened {
     Traffic(Wal, Arc<Plug>),
-    /// The plug was pulled on the way. The records that were handed out before, and whether the walk was complete.
-    Interrupted(Vec<Record>, bool),
+    /// It has to be tried again. The records that were handed out before, if the plug was pulled after the walk was complete.
+    Interrupted(Option<Vec<Record>>),
     /// Faults left nothing to open; the simulation ends here.
     Beyond(String),
 }
 
 impl Run {
-    pub(crate) fn new(plan: Plan) -> Self {
+    pub(crate) fn new(plan: Plan) -> Result<Self, String> {
         let mut random = Random::new(plan.seed ^ 0x5eed_0fa1_1f07);
-        let ring_bytes = (32 + random.below(80)) * PAGE;
+        let ring_pages = match random.below(4) {
+            0 => 100 + random.below(150),
+            _ => 32 + random.below(80),
+        };
         let usual = Faults {
             survives_power_cut: [0.1, 0.5, 0.9][random.index(3)],
             torn_by_power_cut: [0.2, 0.5, 0.9][random.index(3)],
@@ -54,7 +49,7 @@ impl Run {
             ..Faults::default()
         };
         let disk = SimDisk::new(SimOptions {
-            capacity_bytes: DATA_START + ring_bytes,
+            capacity_bytes: DATA_START + (ring_pages + random.below(80)) * PAGE,
             seed: random.next_u64(),
             volatile_cache: plan.mutation != Mutation::Sound || random.chance(0.8),
             durability: match plan.mutation {
@@ -63,97 +58,190 @@ impl Run {
             },
             faults: usual,
         });
-        let model = Model::new(plan.seed, ring_bytes);
-        Self {
-            plan,
-            random,
-            disk,
-            usual,
-            ring_bytes,
-            model,
-            hits: Arc::default(),
-            outcome: Outcome::default(),
-        }
+        let format = FormatOptions {
+            capacity_bytes: Some(DATA_START + ring_pages * PAGE),
+            window_bytes: Some(8 * PAGE),
+            ..FormatOptions::default()
+        };
+        let header =
+            Wal::format(&disk.device(), &format).map_err(|cause| format!("format: {cause}"))?;
+        let model = Model::new(plan.seed, &header);
+        let (hits, outcome) = (Arc::default(), Outcome::default());
+        let run = Self { plan, random, disk, usual, model, hits, outcome };
+        run.say(|| format!("{header:?}"));
+        Ok(run)
     }
 
-    fn say(&self, what: impl FnOnce() -> String) {
+    pub(crate) fn say(&self, what: impl FnOnce() -> String) {
         if self.plan.verbose {
             eprintln!("{}", what());
         }
     }
 
     pub(crate) fn run(mut self) -> Result<Outcome, String> {
-        let device: SharedDevice = self.disk.device();
-        let format = FormatOptions { window_bytes: Some(8 * PAGE), ..FormatOptions::default() };
-        let header = Wal::format(&device, &format).map_err(|cause| format!("format: {cause}"))?;
-        self.say(|| format!("ring of {} bytes, {header:?}", self.ring_bytes));
         let lives = 2 + self.random.below(5);
+        let mut rival = None;
         for life in 0..=lives {
             self.say(|| format!("-- life {life} of {lives}"));
-            let Some((wal, plug)) = self.open(life == lives)? else { return Ok(self.outcome) };
+            let Some((wal, plug)) = self.open(life == lives, &mut rival)? else { break };
             if life == lives {
                 break;
             }
-            self.live(wal, &plug)?;
-            self.disk.set_faults(self.usual);
-            self.decay();
+            rival = self.live(wal, &plug, rival)?;
+            if rival.is_none() {
+                self.decay();
+                if self.random.chance(0.25) {
+                    self.resize()?;
+                }
+            }
         }
+        self.rival_goes(rival);
+        self.count_faults();
         Ok(self.outcome)
+    }
+
+    // -- The disk
+
+    /// Go on with the disk that follows.
+    pub(crate) fn replace_disk(&mut self, successor: SimDisk) {
+        self.count_faults();
+        self.disk = successor;
+        self.disk.set_faults(self.usual);
+    }
+
+    fn count_faults(&mut self) {
+        let counters = self.disk.counters();
+        self.outcome.rotten += counters.rotten_bits;
+        self.outcome.no_space += counters.no_space;
+        self.outcome.io_errors +=
+            counters.read_errors + counters.write_errors + counters.flush_errors;
+    }
+
+    /// Requests that this disk has failed so far.
+    pub(crate) fn failures(&self) -> u64 {
+        let counters = self.disk.counters();
+        counters.read_errors + counters.write_errors + counters.flush_errors + counters.no_space
+    }
+
+    /// With `probability`, if the profile allows it: requests fail for a while.
+    pub(crate) fn misbehave(&mut self, probability: f64) {
+        // A header that can not be read is none; the other one may be an old owner's.
+        let allowed = self.plan.profile == Profile::Faults && !self.hits.lock().late_header;
+        if allowed && self.random.chance(probability) {
+            let faults = match self.random.below(5) {
+                0 => Faults { write_error: 0.03, ..self.usual },
+                1 => Faults { no_space: 0.03, ..self.usual },
+                2 => Faults { flush_error: 0.3, ..self.usual },
+                _ => Faults { read_error: 0.05, ..self.usual },
+            };
+            self.disk.set_faults(faults);
+        }
+    }
+
+    pub(crate) fn end(&mut self) -> End {
+        if self.random.chance(0.7) {
+            self.outcome.power_cuts += 1;
+            End::PowerCut
+        } else {
+            self.outcome.process_crashes += 1;
+            End::ProcessCrash
+        }
+    }
+
+    /// What happens to bytes at rest.
+    fn decay(&mut self) {
+        if self.plan.profile != Profile::Faults {
+            return;
+        }
+        for _ in 0..self.random.below(4) {
+            let at = match self.random.below(12) {
+                0 => self.random.below(128),
+                1 => 32 * 1024 + self.random.below(128),
+                _ => DATA_START + self.random.below(self.model.ring.bytes),
+            };
+            // Either header alone is enough, unless an old owner has written the other one.
+            if at < DATA_START && self.hits.lock().late_header {
+                continue;
+            }
+            self.say(|| format!("rot at {at}"));
+            self.disk.rot(at..at + 1, 1);
+            self.hits.lock().add(at..at + 1);
+        }
+    }
+
+    /// A way to the disk, which loses or misdirects writes if the profile allows it.
+    pub(crate) fn plug(&mut self) -> Arc<Plug> {
+        let mut rarely =
+            |probability| match self.plan.profile == Profile::Faults && self.random.chance(0.3) {
+                true => probability,
+                false => 0.0,
+            };
+        let faults = WriteFaults { lost: rarely(0.01), misdirected: rarely(0.01) };
+        let random = Random::new(self.random.next_u64());
+        Plug::new(self.disk.clone(), self.plan.mutation, faults, self.hits.clone(), random)
     }
 
     // -- Opening
 
     /// Recover, through interruptions. `None` where faults have destroyed the headers.
-    fn open(&mut self, last: bool) -> Result<Option<(Wal, Arc<Plug>)>, String> {
+    fn open(
+        &mut self,
+        last: bool,
+        rival: &mut Option<Rival>,
+    ) -> Result<Option<(Wal, Arc<Plug>)>, String> {
         let mut before: Option<Vec<Record>> = None;
         loop {
             let interrupt = !last && self.random.chance(0.25);
-            let records = match self.try_open(interrupt, before.as_deref())? {
+            match self.try_open(interrupt, before.as_deref(), rival)? {
                 Opened::Traffic(wal, plug) => return Ok(Some((wal, plug))),
                 Opened::Beyond(why) => {
                     self.say(|| format!("gives up: {why}"));
                     return Ok(None);
                 }
-                Opened::Interrupted(records, complete) => complete.then_some(records),
-            };
-            before = records;
+                Opened::Interrupted(records) => {
+                    let again = before.is_some() && records.is_some();
+                    self.outcome.interrupted_again += u64::from(again);
+                    before = records;
+                }
+            }
         }
     }
 
-    /// `before` is what an interrupted recovery handed out, if its walk was complete: nobody has written since.
-    fn try_open(&mut self, interrupt: bool, before: Option<&[Record]>) -> Result<Opened, String> {
-        let faults = match self.plan.profile {
-            Profile::PowerCut => WriteFaults::default(),
-            Profile::Faults => {
-                WriteFaults { lost: self.rarely(0.01), misdirected: self.rarely(0.01) }
-            }
-        };
-        let random = Random::new(self.random.next_u64());
-        let plug =
-            Plug::new(self.disk.clone(), self.plan.mutation, faults, self.hits.clone(), random);
+    /// `before` is what an interrupted recovery handed out: nobody has written since.
+    fn try_open(
+        &mut self,
+        interrupt: bool,
+        before: Option<&[Record]>,
+        rival: &mut Option<Rival>,
+    ) -> Result<Opened, String> {
+        let plug = self.plug();
         if interrupt {
             plug.set_fuse(Some((self.random.below(2), self.end())));
         }
+        plug.set_rival(rival.as_ref().map(|rival| rival.plug.clone()));
         let device: SharedDevice = plug.clone();
-        let window_bytes = Wal::inspect(&device).map(|inspection| inspection.header.window_bytes);
-        if self.plan.profile == Profile::Faults && self.random.chance(0.1) {
-            self.disk.set_faults(Faults { read_error: 0.05, ..self.usual });
-        }
+        let (errors, counters) = (self.failures(), self.disk.counters());
+        let found = match Wal::inspect(&self.disk.device()) {
+            Ok(found) => found,
+            Err(cause) => return self.not_opened(&cause, errors, rival),
+        };
+        self.model.resized(&found.header, &mut self.hits.lock());
+        self.model.check_headers(&found, &self.hits.lock())?;
+        self.misbehave(0.15);
         let options = self.options();
         let mut records = Vec::new();
-        let opened = Wal::open(device.clone(), &options, None, &mut |record| {
+        let opened = Wal::open(device, &options, None, &mut |record| {
             records.push(record);
             Ok(())
         });
         self.disk.set_faults(self.usual);
+        let read_errors = self.disk.counters().read_errors > counters.read_errors;
+        let hits = if read_errors { everything() } else { self.hits.lock().clone() };
         match opened {
             Ok((wal, report)) => {
                 plug.set_fuse(None);
                 self.say(|| format!("{report}"));
-                let read_errors = self.disk.counters().read_errors > 0;
-                let hits = if read_errors { everything() } else { self.hits.lock().clone() };
-                let window_bytes = window_bytes.map_err(|cause| format!("inspect: {cause}"))?;
-                let seen = Seen { records: &records, report: &report, window_bytes };
+                let seen = Seen { records: &records, report: &report, header: &found.header };
                 self.model.recovered(&seen, &hits)?;
                 if let Some(before) = before
                     && self.plan.profile == Profile::PowerCut
@@ -164,36 +252,63 @@ impl Run {
                     );
                 }
                 self.check_report(&wal, &records, &report)?;
+                if rival.is_none() {
+                    // Both headers are new.
+                    self.hits.lock().late_header = false;
+                }
                 Ok(Opened::Traffic(wal, plug))
             }
-            Err(cause) => match plug.successor() {
-                Some(successor) => {
-                    self.say(|| format!("interrupted after {} records: {cause}", records.len()));
-                    self.outcome.interrupted += 1;
-                    let hits = self.hits.lock().clone();
-                    self.model.interrupted(&records, &hits)?;
-                    self.disk = successor;
-                    self.disk.set_faults(self.usual);
-                    // The fuse counts writes, and recovery writes nothing before its walk is complete.
-                    Ok(Opened::Interrupted(records, true))
+            Err(cause) => {
+                // The fuse counts writes, and recovery writes nothing before its walk is complete.
+                let complete = plug.successor().is_some()
+                    || matches!(&cause, OpenError::Device(cause) if cause.operation == "write");
+                if complete {
+                    self.model.interrupted(&records, &found.header, &hits)?;
                 }
-                None => self.not_opened(&cause),
-            },
+                match plug.successor() {
+                    Some(successor) => {
+                        self.say(|| {
+                            format!("interrupted after {} records: {cause}", records.len())
+                        });
+                        self.outcome.interrupted += 1;
+                        self.rival_goes(rival.take());
+                        self.replace_disk(successor);
+                        Ok(Opened::Interrupted(Some(records)))
+                    }
+                    None => self.not_opened(&cause, errors, rival),
+                }
+            }
         }
     }
 
-    fn not_opened(&mut self, cause: &OpenError) -> Result<Opened, String> {
+    /// `errors` is how many requests the disk had failed before.
+    fn not_opened(
+        &mut self,
+        cause: &OpenError,
+        errors: u64,
+        rival: &mut Option<Rival>,
+    ) -> Result<Opened, String> {
+        self.say(|| format!("not opened: {cause}"));
         if self.plan.profile == Profile::PowerCut {
             return Err(format!("can not be opened: {cause}"));
         }
+        let failed = self.failures() > errors || self.disk.failure().is_some();
         match cause {
-            // The newest header may be unreadable when the log is chosen, and readable when it is looked at again.
-            OpenError::Device(_) | OpenError::EndUnreadable { .. } | OpenError::Fenced { .. }
-                if self.disk.counters().read_errors > 0 =>
+            // Where one header could not be read, the other one may say another capacity.
+            OpenError::Device(_)
+            | OpenError::EndUnreadable { .. }
+            | OpenError::Fenced { .. }
+            | OpenError::InvalidOption(_)
+                if failed =>
             {
-                // Reads failed for a while, and nothing was written: the next attempt finds everything.
-                self.disk = End::ProcessCrash.of(&self.disk);
-                Ok(Opened::Interrupted(Vec::new(), false))
+                // The next attempt finds everything.
+                self.rival_goes(rival.take());
+                self.replace_disk(self.disk.process_crash());
+                Ok(Opened::Interrupted(None))
+            }
+            OpenError::Fenced { .. } if rival.as_ref().is_some_and(|rival| !rival.fenced) => {
+                self.outcome.openings_refused += 1;
+                Ok(Opened::Interrupted(None))
             }
             _ if self.hits.lock().any_in(&(0..DATA_START)) => Ok(Opened::Beyond(cause.to_string())),
             _ => Err(format!("can not be opened: {cause}")),
@@ -224,13 +339,22 @@ impl Run {
     }
 
     fn options(&mut self) -> Options {
-        let window_pages = 8 + self.random.below(self.ring_bytes / PAGE / 2 - 8 + 1).min(24);
-        let window_bytes = window_pages * PAGE;
+        let most = self.model.ring.bytes / PAGE / 2;
+        let more = match self.random.below(2) {
+            0 => self.random.below(most - 8 + 1).min(24),
+            _ => self.random.below(most - 8 + 1),
+        };
+        let window_bytes = (8 + more) * PAGE;
+        // Where records may be large, the window begins large.
+        let largest = match self.random.below(2) {
+            0 => window_bytes / 2 - 2 * PAGE,
+            _ => (window_bytes / 2 - 2 * PAGE).min(40_000),
+        };
         Options {
             node_id: self.random.below(5) as u32,
             window_bytes,
             block_bytes: ((1 + self.random.below(4)) * PAGE) as u32,
-            max_record_bytes: (1 + self.random.below(window_bytes / 2 - 2 * PAGE)) as u32,
+            max_record_bytes: (1 + self.random.below(largest)) as u32,
             io_depth: 1 + self.random.index(6),
             iops: None,
             bandwidth_bytes_per_second: None,
@@ -239,156 +363,90 @@ impl Run {
 
     // -- Living
 
-    fn live(&mut self, wal: Wal, plug: &Arc<Plug>) -> Result<(), String> {
+    /// Returns the owner of the log if it does not end.
+    fn live(
+        &mut self,
+        wal: Wal,
+        plug: &Arc<Plug>,
+        mut rival: Option<Rival>,
+    ) -> Result<Option<Rival>, String> {
         self.disk.set_mode(Mode::Queued);
         if self.random.chance(0.5) {
             plug.set_fuse(Some((self.random.below(60), self.end())));
         }
-        if self.plan.profile == Profile::Faults && self.random.chance(0.1) {
-            self.disk.set_faults(Faults { write_error: 0.03, ..self.usual });
-        }
-        let mut life = Life { wal: &wal, appends: VecDeque::new(), trims: Vec::new() };
+        self.misbehave(0.15);
         let (append, step, trim) =
             (self.random.below(8), 1 + self.random.below(6), 1 + self.random.below(3));
         // Sometimes records of many blocks.
         let bound = if self.random.below(4) == 0 { 40_000 } else { 9000 };
-        let largest = 1 + self.random.below(bound) as usize;
+        let mut traffic = Traffic::new(wal, 1 + self.random.below(bound));
+        // Sometimes more than the window takes.
+        let burst = if self.random.below(3) == 0 { 0.05 } else { 0.0 };
         for _ in 0..20 + self.random.below(250) {
-            let dice = self.random.below(2 + append + step + trim);
+            let Self { model, random, outcome, .. } = self;
+            let dice = random.below(2 + append + step + trim);
             if dice < append + 2 {
-                self.append(&mut life, largest)?;
+                traffic.append(model, random, outcome)?;
             } else if dice < append + 2 + step {
                 self.disk.step();
             } else {
-                self.trim(&mut life);
+                traffic.trim(model, random);
             }
+            if random.chance(burst) {
+                let most = random.below(100);
+                let mut appended = 0;
+                while appended < most && traffic.append(model, random, outcome)? {
+                    appended += 1;
+                }
+            }
+            if let Some(old) = &mut rival
+                && self.random.chance(0.3)
+            {
+                self.rival_acts(old)?;
+            }
+            if let Some(old) = rival.take_if(|_| self.random.chance(0.02)) {
+                self.rival_closes(old)?;
+            }
+            traffic.settle(&mut self.model, &mut self.outcome)?;
             if let Some(successor) = plug.successor() {
-                return self.died(life, successor);
+                self.rival_goes(rival);
+                self.died(&traffic, successor);
+                return Ok(None);
             }
-            self.settle(&mut life)?;
         }
-        if self.random.chance(0.2) {
-            drop(life);
-            return self.close(wal, plug);
+        if let Some(old) = rival {
+            self.rival_closes(old)?;
+        }
+        match self.random.below(10) {
+            0..2 => {
+                let Traffic { wal, .. } = traffic;
+                self.close(wal, plug)?;
+                return Ok(None);
+            }
+            2..4 => {
+                plug.set_fuse(None);
+                return self.take_over(traffic, plug.clone()).map(Some);
+            }
+            _ => {}
         }
         // What fails at the end may be followed by a write, into which the plug must not be pulled again.
         plug.set_fuse(None);
         let end = self.end();
         let successor = end.of(&self.disk);
-        self.died(life, successor)
+        self.died(&traffic, successor);
+        Ok(None)
     }
 
-    fn append(&mut self, life: &mut Life<'_>, largest: usize) -> Result<(), String> {
-        let appended = life.wal.appended().0;
-        let to_boundary = PAGE - (appended + 32) % PAGE;
-        let len = match self.random.below(10) {
-            // Exactly to the page boundary, or close before it: the places where a padding is empty or spills over.
-            0 => to_boundary,
-            1 => to_boundary.saturating_sub(self.random.below(70)).max(1),
-            2 => self.random.below(largest as u64) + 1,
-            3 => 1,
-            _ => 1 + self.random.below(600),
-        } as usize;
-        let payload = self.model.next_payload(len);
-        let cut = self.random.index(len + 1);
-        let before = life.wal.stats();
-        let durable = life.wal.durable();
-        let (head, body) = payload.split_at(cut);
-        let appended_record = match self.random.below(2) {
-            0 => life.wal.append(&[head, body]),
-            _ => life.wal.append_shared(&[head], &Bytes::copy_from_slice(body)),
-        };
-        match appended_record {
-            Ok(append) => {
-                self.outcome.appended += 1;
-                let (offset, end) = (append.offset(), append.end());
-                self.outcome.laps += end.0 / self.ring_bytes - appended / self.ring_bytes;
-                self.model.appended(offset, end, len, durable)?;
-                life.appends.push_back(append);
-                Ok(())
-            }
-            Err(
-                AppendError::TooLarge { .. }
-                | AppendError::WindowFull { .. }
-                | AppendError::OverCapacity { .. },
-            ) => {
-                self.outcome.refused += 1;
-                match life.wal.stats() == before {
-                    true => Ok(()),
-                    false => Err(format!(
-                        "a refused append changed {before:?} to {:?}",
-                        life.wal.stats()
-                    )),
-                }
-            }
-            Err(AppendError::Failed(_)) if life.wal.stats().failed => Ok(()),
-            Err(other) => Err(format!("append of {len} bytes: {other}")),
-        }
-    }
-
-    fn trim(&mut self, life: &mut Life<'_>) {
-        let promised = self.model.records.iter().take_while(|(_, entry)| entry.promised);
-        let bounds: Vec<u64> = promised.map(|(_, entry)| entry.end).collect();
-        if let Some(bound) = (!bounds.is_empty()).then(|| bounds[self.random.index(bounds.len())])
-            && bound > self.model.trim_asked
-        {
-            self.model.trim_asked = bound;
-            life.trims.push((bound, life.wal.trim(..LogOffset(bound))));
-        }
-    }
-
-    /// Take in what the futures say.
-    fn settle(&mut self, life: &mut Life<'_>) -> Result<(), String> {
-        let mut cx = Context::from_waker(Waker::noop());
-        let durable = life.wal.durable();
-        while let Some(first) = life.appends.front_mut() {
-            match Pin::new(&mut *first).poll(&mut cx) {
-                Poll::Pending if first.end() <= durable => {
-                    return Err(format!("{first:?} waits, though all before {durable} is durable"));
-                }
-                Poll::Pending => break,
-                Poll::Ready(Ok(())) if first.end() > durable => {
-                    return Err(format!(
-                        "{first:?} was acknowledged, though only {durable} is durable"
-                    ));
-                }
-                Poll::Ready(Ok(())) => {
-                    self.model.acknowledged(first.end());
-                    life.appends.pop_front();
-                }
-                Poll::Ready(Err(_)) if life.wal.stopped().is_some() => break,
-                Poll::Ready(Err(cause)) => {
-                    return Err(format!("{first:?}: {cause}, but the WAL works"));
-                }
-            }
-        }
-        let trimmed = &mut self.model.trimmed;
-        let trims = &mut self.outcome.trims;
-        life.trims.retain_mut(|(bound, trim)| match Pin::new(trim).poll(&mut cx) {
-            Poll::Pending => true,
-            Poll::Ready(result) => {
-                if result.is_ok() {
-                    *trimmed = (*trimmed).max(*bound);
-                    *trims += 1;
-                }
-                false
-            }
-        });
-        Ok(())
-    }
-
-    /// The plug is pulled.
-    fn died(&mut self, mut life: Life<'_>, successor: SimDisk) -> Result<(), String> {
-        self.settle(&mut life)?;
+    /// The plug was pulled.
+    fn died(&mut self, traffic: &Traffic, successor: SimDisk) {
         self.say(|| {
-            let stats = life.wal.stats();
+            let stats = traffic.wal.stats();
             format!(
                 "died: trimmed {}, durable {}, appended {}",
                 stats.trimmed, stats.durable, stats.appended
             )
         });
-        self.disk = successor;
-        Ok(())
+        self.replace_disk(successor);
     }
 
     fn close(&mut self, wal: Wal, plug: &Arc<Plug>) -> Result<(), String> {
@@ -404,53 +462,21 @@ impl Run {
                 self.model.trimmed = trim_asked;
                 // Whatever comes after a close, nothing may be lost.
                 let end = self.end();
-                self.disk = successor.unwrap_or_else(|| end.of(&self.disk));
+                let successor = successor.unwrap_or_else(|| end.of(&self.disk));
+                self.replace_disk(successor);
                 Ok(())
             }
             (Err(_), Some(successor)) => {
-                self.disk = successor;
+                self.replace_disk(successor);
                 Ok(())
             }
             (Err(_), None) if self.plan.profile == Profile::Faults || failed => {
                 let end = self.end();
-                self.disk = end.of(&self.disk);
+                self.replace_disk(end.of(&self.disk));
                 Ok(())
             }
             (Err(cause), None) => Err(format!("close: {cause}")),
         }
-    }
-
-    fn end(&mut self) -> End {
-        if self.random.chance(0.7) {
-            self.outcome.power_cuts += 1;
-            End::PowerCut
-        } else {
-            self.outcome.process_crashes += 1;
-            End::ProcessCrash
-        }
-    }
-
-    /// What happens to bytes at rest.
-    fn decay(&mut self) {
-        if self.plan.profile != Profile::Faults {
-            return;
-        }
-        for _ in 0..self.random.below(4) {
-            let capacity = DATA_START + self.ring_bytes;
-            let at = match self.random.below(12) {
-                0 => self.random.below(128),
-                1 => 32 * 1024 + self.random.below(128),
-                _ => DATA_START + self.random.below(capacity - DATA_START),
-            };
-            self.say(|| format!("rot at {at}"));
-            self.disk.rot(at..at + 1, 1);
-            self.hits.lock().add(at..at + 1);
-        }
-    }
-
-    /// Mostly zero.
-    fn rarely(&mut self, probability: f64) -> f64 {
-        if self.random.chance(0.3) { probability } else { 0.0 }
     }
 }
 
@@ -459,11 +485,4 @@ fn everything() -> Hits {
     let mut hits = Hits::default();
     hits.add(0..u64::MAX);
     hits
-}
-
-/// The traffic of one life.
-struct Life<'a> {
-    wal: &'a Wal,
-    appends: VecDeque<Append>,
-    trims: Vec<(u64, Trim)>,
 }

@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use alluvium_device::sim::Random;
-use alluvium_wal::{LogOffset, Record, RecoveryReport};
+use alluvium_wal::{HeaderInfo, Inspection, LogOffset, Record, RecoveryReport, Slot};
 
-use crate::plug::{DATA_START, Hits};
+use crate::plug::Hits;
+use crate::ring::Ring;
 
 /// A record that was appended and not dropped.
 #[derive(Clone, Debug)]
@@ -14,6 +15,7 @@ pub(crate) struct Entry {
     pub(crate) id: u64,
     pub(crate) end: u64,
     len: usize,
+    epoch: u32,
     /// Everything before it was durable when it was appended.
     proof: u64,
     /// It was acknowledged, or a recovery has handed it out: it may not disappear.
@@ -24,10 +26,12 @@ pub(crate) struct Entry {
 #[derive(Clone, Debug)]
 pub(crate) struct Model {
     seed: u64,
-    ring_bytes: u64,
+    pub(crate) ring: Ring,
     next_id: u64,
+    /// Of the last one who opened the log.
+    epoch: u32,
     pub(crate) records: BTreeMap<u64, Entry>,
-    /// Records that a recovery has dropped; they may not come back.
+    /// Records that a recovery has dropped, and those that an old owner appended; they may not come back.
     dropped: BTreeMap<(u64, u64), Entry>,
     /// Trimmed for certain, and the most that was ever asked for.
     pub(crate) trimmed: u64,
@@ -38,16 +42,17 @@ pub(crate) struct Model {
 pub(crate) struct Seen<'a> {
     pub(crate) records: &'a [Record],
     pub(crate) report: &'a RecoveryReport,
-    /// Of the header that was recovered from.
-    pub(crate) window_bytes: u64,
+    /// What it recovered from.
+    pub(crate) header: &'a HeaderInfo,
 }
 
 impl Model {
-    pub(crate) fn new(seed: u64, ring_bytes: u64) -> Self {
+    pub(crate) fn new(seed: u64, header: &HeaderInfo) -> Self {
         Self {
             seed,
-            ring_bytes,
+            ring: Ring::of(header),
             next_id: 0,
+            epoch: header.epoch,
             records: BTreeMap::new(),
             dropped: BTreeMap::new(),
             trimmed: 0,
@@ -84,10 +89,27 @@ impl Model {
         {
             return Err(format!("append at {offset} after the record {last}..{}", entry.end));
         }
-        let entry = Entry { id: self.next_id, end: end.0, len, proof: durable.0, promised: false };
-        self.next_id += 1;
+        let entry = self.entry(end, len, self.epoch, durable);
         self.records.insert(offset.0, entry);
         Ok(())
+    }
+
+    /// The payload of [`Model::next_payload`] was appended by an owner of the past.
+    pub(crate) fn appended_late(
+        &mut self,
+        offset: LogOffset,
+        end: LogOffset,
+        len: usize,
+        epoch: u32,
+    ) {
+        let entry = self.entry(end, len, epoch, offset);
+        self.dropped.insert((offset.0, entry.id), entry);
+    }
+
+    fn entry(&mut self, end: LogOffset, len: usize, epoch: u32, durable: LogOffset) -> Entry {
+        let id = self.next_id;
+        self.next_id += 1;
+        Entry { id, end: end.0, len, epoch, proof: durable.0, promised: false }
     }
 
     /// Everything before `durable` was acknowledged.
@@ -100,20 +122,51 @@ impl Model {
         }
     }
 
-    fn on_device(&self, range: &Range<u64>) -> Vec<Range<u64>> {
-        let start = range.start % self.ring_bytes;
-        let len = (range.end - range.start).min(self.ring_bytes);
-        let first = len.min(self.ring_bytes - start);
-        let wrapped = (first < len).then(|| DATA_START..DATA_START + len - first);
-        std::iter::once(DATA_START + start..DATA_START + start + first).chain(wrapped).collect()
+    fn hit(&self, hits: &Hits, range: &Range<u64>) -> bool {
+        self.ring.on_device(range).any(|piece| hits.any_in(&piece))
     }
 
-    fn hit(&self, hits: &Hits, range: &Range<u64>) -> bool {
-        self.on_device(range).iter().any(|piece| hits.any_in(piece))
+    /// The log may lie in another ring by now. `hits` move along.
+    pub(crate) fn resized(&mut self, header: &HeaderInfo, hits: &mut Hits) {
+        let ring = Ring::of(header);
+        if ring != self.ring {
+            // Also of what the walk of the resize has cut off: nobody has judged that yet.
+            let end = self.records.last_key_value().map_or(0, |(_, last)| last.end);
+            hits.moved(self.ring, ring, &(header.trim.0..end));
+            self.ring = ring;
+        }
+    }
+
+    /// Check the headers before anybody recovers from them.
+    pub(crate) fn check_headers(&self, found: &Inspection, hits: &Hits) -> Result<(), String> {
+        let newest = found.header.epoch;
+        // Where an old owner has written a header, rot in the other one is enough to bring it back.
+        if newest < self.epoch && !hits.late_header {
+            return Err(format!("the newest header is of epoch {newest}, after {}", self.epoch));
+        }
+        for slot in &found.slots {
+            let Slot::Valid(header) = slot else { continue };
+            for (offset, entry) in self.records.range(header.durable.0..) {
+                let outstanding = entry.end - entry.proof;
+                if entry.epoch == header.epoch && outstanding > header.window_bytes {
+                    return Err(format!(
+                        "record {offset}..{} was appended with {outstanding} bytes outstanding, a header says a window of {}",
+                        entry.end, header.window_bytes
+                    ));
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Check what a walk has handed out, complete or not.
-    fn check_records(&self, seen: &[Record], start: u64, hits: &Hits) -> Result<(), String> {
+    fn check_records(
+        &self,
+        seen: &[Record],
+        start: u64,
+        epoch_start: LogOffset,
+        hits: &Hits,
+    ) -> Result<(), String> {
         let mut last = start;
         for record in seen {
             let (offset, end) = (record.offset.0, record.end.0);
@@ -124,7 +177,9 @@ impl Model {
             }
             last = end;
             let genuine = |entry: &Entry| {
-                entry.end == end && record.payload == self.payload(entry.id, entry.len)
+                entry.end == end
+                    && entry.epoch == record.epoch
+                    && record.payload == self.payload(entry.id, entry.len)
             };
             if self.records.get(&offset).is_some_and(genuine) {
                 continue;
@@ -134,9 +189,9 @@ impl Model {
                 .range((offset, 0)..=(offset, u64::MAX))
                 .any(|(_, entry)| genuine(entry));
             match dropped {
-                // A write that the disk lost or sent elsewhere uncovers what stood there before: the limit that
-                // section 7 of the format states.
-                true if self.hit(hits, &(offset..end)) => {}
+                // A write that the disk lost or sent elsewhere uncovers what stood there before, and one that came late puts it there: the
+                // limit that section 8 of the format states. The newest epoch has no such thing.
+                true if self.hit(hits, &(offset..end)) && record.offset < epoch_start => {}
                 true => return Err(format!("the dropped record {offset}..{end} has come back")),
                 false => return Err(format!("record {offset}..{end} was never written")),
             }
@@ -161,10 +216,15 @@ impl Model {
     }
 
     /// A recovery was interrupted after it had handed out `seen`: these may not disappear any more.
-    pub(crate) fn interrupted(&mut self, seen: &[Record], hits: &Hits) -> Result<(), String> {
+    pub(crate) fn interrupted(
+        &mut self,
+        seen: &[Record],
+        header: &HeaderInfo,
+        hits: &Hits,
+    ) -> Result<(), String> {
         let Some(first) = seen.first() else { return Ok(()) };
         self.check_trim(self.trimmed.max(first.offset.0.min(self.trim_asked)))?;
-        self.check_records(seen, self.trimmed, hits)?;
+        self.check_records(seen, self.trimmed, header.epoch_start, hits)?;
         self.promise(seen);
         Ok(())
     }
@@ -182,12 +242,7 @@ impl Model {
         let report = seen.report;
         let (start, end) = (report.start.0, report.end.0);
         self.check_trim(start)?;
-        self.check_records(seen.records, start, hits)?;
-        for damage in &report.damage {
-            if !self.hit(hits, &(damage.range.start.0..damage.range.end.0)) {
-                return Err(format!("damage where no fault hit: {damage}"));
-            }
-        }
+        self.check_records(seen.records, start, seen.header.epoch_start, hits)?;
         let handed_out = |offset: u64| {
             seen.records.binary_search_by_key(&offset, |record| record.offset.0).is_ok()
         };
@@ -197,7 +252,7 @@ impl Model {
                 .iter()
                 .any(|damage| damage.range.start.0 < range.end && range.start < damage.range.end.0)
         };
-        // A lost write uncovers a dropped record, and the padding behind it, where others were: a limit that section 7 states.
+        // A lost write uncovers a dropped record, and the padding behind it, where others were: a limit that section 8 states.
         let uncovered = |range: &Range<u64>| {
             let before = seen.records.partition_point(|record| record.offset.0 < range.end);
             before.checked_sub(1).is_some_and(|last| {
@@ -205,6 +260,13 @@ impl Model {
                 self.records.get(&last.offset.0).is_none_or(|live| live.end != last.end.0)
             })
         };
+        for damage in &report.damage {
+            // Behind an uncovered record lies the rest of what was there.
+            let range = damage.range.start.0..damage.range.end.0;
+            if !self.hit(hits, &range) && !uncovered(&range) {
+                return Err(format!("damage where no fault hit: {damage}"));
+            }
+        }
         for (&offset, entry) in self.records.range(start..) {
             let range = offset..entry.end;
             if offset < end {
@@ -216,7 +278,7 @@ impl Model {
                         entry.end
                     ));
                 }
-            } else if entry.promised && !self.end_excused(hits, end, seen.window_bytes) {
+            } else if entry.promised && !self.end_excused(hits, end, seen.header.window_bytes) {
                 return Err(format!(
                     "the promised record {offset}..{} is lost: the log ends at {end}",
                     entry.end
@@ -226,6 +288,7 @@ impl Model {
         let lost = self.records.split_off(&end);
         self.dropped.extend(lost.into_iter().map(|(offset, entry)| ((offset, entry.id), entry)));
         self.records = self.records.split_off(&start);
+        self.epoch = report.epoch;
         self.trimmed = start;
         self.trim_asked = start; // what had not taken effect is forgotten
         self.promise(seen.records);

@@ -1,19 +1,18 @@
 //! The device between a WAL and its simulated disk: pulls the plug at a chosen write, injects faults that the model knows
-//! about, and misbehaves on purpose where a test wants to see the campaign notice.
+//! about, misbehaves on purpose where a test wants to see the campaign notice, and is the way of an old owner to a disk that has another one.
 
 use std::fmt;
+use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
 use alluvium_device::sim::{Mode, Random, SimDisk};
 use alluvium_device::{
-    AlignedBuf, Completion, Device, DeviceError, DeviceOffset, Geometry, Request,
+    AlignedBuf, Completion, Device, DeviceError, DeviceOffset, Geometry, Request, SharedBuf,
 };
 use parking_lot::Mutex;
 
-/// First byte of the ring: `docs/format/wal.md`, section 2.
-pub(crate) const DATA_START: u64 = 64 * 1024;
-const PAGE: u64 = 4096;
+use crate::ring::{DATA_START, PAGE, Ring};
 
 /// A defect put in on purpose, to see that the campaign finds it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,21 +25,36 @@ pub enum Mutation {
     NoFlushAtOpen,
     /// Headers are written without a flush.
     VolatileHeaders,
-    /// A header change is written to one slot only.
+    /// A header change of an open log is written to one slot only.
     OneHeaderSlot,
     /// Blocks complete before they are written.
     EarlyCompletion,
+    /// A resize writes its headers before what it has copied is flushed.
+    VolatileCopies,
+    /// A window grows, and the headers do not say so.
+    UnsaidGrowth,
+    /// An owner does not see the headers of the next one.
+    BlindOwner,
+    /// An owner that has begun to write its headers does not see those of an old one.
+    BlindOpening,
+    /// The disk does not refuse the old owner, though it should.
+    OpenFence,
 }
 
 impl Mutation {
     /// All of them.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 11] = [
         Self::Sound,
         Self::TrustedCache,
         Self::NoFlushAtOpen,
         Self::VolatileHeaders,
         Self::OneHeaderSlot,
         Self::EarlyCompletion,
+        Self::VolatileCopies,
+        Self::UnsaidGrowth,
+        Self::BlindOwner,
+        Self::BlindOpening,
+        Self::OpenFence,
     ];
 }
 
@@ -53,6 +67,11 @@ impl fmt::Display for Mutation {
             Self::VolatileHeaders => "volatile-headers",
             Self::OneHeaderSlot => "one-header-slot",
             Self::EarlyCompletion => "early-completion",
+            Self::VolatileCopies => "volatile-copies",
+            Self::UnsaidGrowth => "unsaid-growth",
+            Self::BlindOwner => "blind-owner",
+            Self::BlindOpening => "blind-opening",
+            Self::OpenFence => "open-fence",
         })
     }
 }
@@ -73,12 +92,14 @@ impl End {
     }
 }
 
-/// Places of the device that do not hold what was written there: rotten, or hit by a lost or misdirected write.
+/// Places of the device that do not hold what was written there: rotten, or hit by a lost, misdirected or late write.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Hits {
     ranges: Vec<Range<u64>>,
     /// Counts the calls of `add`.
     added: u64,
+    /// An old owner has written a header over its successor's.
+    pub(crate) late_header: bool,
 }
 
 impl Hits {
@@ -100,6 +121,22 @@ impl Hits {
             left.extend([before, after].into_iter().filter(|part| part.start < part.end));
         }
         self.ranges = left;
+    }
+
+    /// What lay in the one ring lies in the other, with what had hit it.
+    pub(crate) fn moved(&mut self, from: Ring, to: Ring, live: &Range<u64>) {
+        for page in (live.start / PAGE * PAGE..live.end).step_by(PAGE as usize) {
+            let place = |ring: Ring| ring.on_device(&(page..page + PAGE)).next().expect("a page");
+            let (old, new) = (place(from), place(to));
+            if old != new {
+                let hits =
+                    self.ranges.iter().map(|hit| hit.start.max(old.start)..hit.end.min(old.end));
+                let hits: Vec<_> = hits.filter(|part| part.start < part.end).collect();
+                for hit in hits {
+                    self.add(hit.start - old.start + new.start..hit.end - old.start + new.start);
+                }
+            }
+        }
     }
 }
 
@@ -124,6 +161,32 @@ struct State {
     /// Writes until the plug is pulled, and how.
     fuse: Option<(u64, End)>,
     successor: Option<SimDisk>,
+    /// What is written is copied, with whatever is wrong with it.
+    copies: bool,
+    /// Header writes so far; the first two open the log.
+    headers: u64,
+    /// The window that the first header said, for [`Mutation::UnsaidGrowth`].
+    window: Option<[u8; 8]>,
+    /// The way of the old owner to this disk.
+    rival: Option<Arc<Plug>>,
+    adrift: Option<Adrift>,
+}
+
+/// Of an owner whose disk has another one now.
+struct Adrift {
+    fenced: bool,
+    /// Requests wait on their way, until [`Plug::arrive`].
+    waits: bool,
+    waiting: Vec<(Request, Completion)>,
+    counts: Arrivals,
+}
+
+/// What became of an old owner's writes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Arrivals {
+    pub(crate) refused: u64,
+    pub(crate) landed: u64,
+    pub(crate) headers: u64,
 }
 
 impl Plug {
@@ -134,13 +197,32 @@ impl Plug {
         hits: Arc<Mutex<Hits>>,
         random: Random,
     ) -> Arc<Self> {
-        let state = Mutex::new(State { random, fuse: None, successor: None });
+        let state = Mutex::new(State {
+            random,
+            fuse: None,
+            successor: None,
+            copies: false,
+            headers: 0,
+            window: None,
+            rival: None,
+            adrift: None,
+        });
         Arc::new(Self { disk, mutation, faults, hits, state })
     }
 
     /// Pull the plug while write number `writes` from now (0 is the next one) is in flight.
     pub(crate) fn set_fuse(&self, fuse: Option<(u64, End)>) {
         self.state.lock().fuse = fuse;
+    }
+
+    /// From now on writes are those of a resize.
+    pub(crate) fn set_copies(&self) {
+        self.state.lock().copies = true;
+    }
+
+    /// While this one is used, the old owner's requests arrive.
+    pub(crate) fn set_rival(&self, rival: Option<Arc<Self>>) {
+        self.state.lock().rival = rival;
     }
 
     /// The disk after the plug was pulled.
@@ -175,13 +257,21 @@ impl Plug {
         Some(at)
     }
 
-    fn write(&self, at: u64, buf: alluvium_device::SharedBuf, durable: bool, done: Completion) {
+    fn write(&self, at: u64, buf: SharedBuf, durable: bool, done: Completion) {
         let len = buf.len() as u64;
         let header = at < DATA_START;
-        if header && self.mutation == Mutation::OneHeaderSlot && at != 0 {
+        let (copies, headers) = {
+            let mut state = self.state.lock();
+            state.headers += u64::from(header);
+            (state.copies, state.headers)
+        };
+        if header && self.mutation == Mutation::OneHeaderSlot && at != 0 && headers > 2 {
             return done(Ok(None));
         }
-        let durable = durable && !(header && self.mutation == Mutation::VolatileHeaders);
+        let buf = if header { self.mutated(buf) } else { buf };
+        let durable = durable
+            && !(header && self.mutation == Mutation::VolatileHeaders)
+            && !(!header && copies && self.mutation == Mutation::VolatileCopies);
         let to = self.destination(at, len);
         let astray: Vec<Range<u64>> = match to {
             Some(to) if to == at => Vec::new(),
@@ -195,8 +285,12 @@ impl Plug {
         go_astray();
         let hits = self.hits.clone();
         let added = hits.lock().added;
-        // The first page may repeat what stood there, rot included.
-        let healed = at + if header { 0 } else { PAGE }..at + len;
+        // The first page may repeat what stood there, rot included, and a copy is no better than what was copied.
+        let healed = match header {
+            true => at..at + len,
+            false if copies => at..at,
+            false => at + PAGE..at + len,
+        };
         let landed = move |result: &Result<Option<AlignedBuf>, DeviceError>| {
             // If something went astray in the meantime, nobody knows which of the two is there now.
             let mut good = hits.lock();
@@ -223,6 +317,123 @@ impl Plug {
             }
         }
     }
+
+    /// The header that is written in place of this one.
+    fn mutated(&self, page: SharedBuf) -> SharedBuf {
+        /// Fields of `docs/format/wal.md`, section 3.
+        const WINDOW: Range<usize> = 56..64;
+        const CRC: Range<usize> = 124..128;
+        if self.mutation != Mutation::UnsaidGrowth {
+            return page;
+        }
+        let window: [u8; 8] = page[WINDOW].try_into().expect("eight bytes");
+        let mut state = self.state.lock();
+        let first = *state.window.get_or_insert(window);
+        let said = u64::from_le_bytes(window).min(u64::from_le_bytes(first));
+        let mut changed = self.disk.alloc(page.len());
+        changed.copy_from_slice(&page);
+        changed[WINDOW].copy_from_slice(&said.to_le_bytes());
+        let crc = crc32c::crc32c(&changed[..CRC.start]);
+        changed[CRC].copy_from_slice(&crc.to_le_bytes());
+        changed.freeze()
+    }
+
+    // -- An old owner's way
+
+    /// From now on this disk has another owner: requests wait until they [arrive](Self::arrive), and do not see the disk's queue.
+    pub(crate) fn set_adrift(&self, fenced: bool) {
+        let adrift =
+            Adrift { fenced, waits: true, waiting: Vec::new(), counts: Arrivals::default() };
+        self.state.lock().adrift = Some(adrift);
+    }
+
+    /// One of the requests on their way, any, arrives. False if there is none.
+    pub(crate) fn arrive(&self) -> bool {
+        let mut state = self.state.lock();
+        let State { adrift: Some(adrift), random, .. } = &mut *state else { return false };
+        if adrift.waiting.is_empty() {
+            return false;
+        }
+        let (request, done) = adrift.waiting.swap_remove(random.index(adrift.waiting.len()));
+        let fenced = adrift.fenced;
+        drop(state);
+        self.arrived(fenced, request, done);
+        true
+    }
+
+    /// All requests arrive, those to come at once.
+    pub(crate) fn hurry(&self) {
+        self.state.lock().adrift.as_mut().expect("an old owner's").waits = false;
+        while self.arrive() {}
+    }
+
+    /// The disk is gone. Returns what became of the old owner's writes.
+    pub(crate) fn sink(&self) -> Arrivals {
+        let mut state = self.state.lock();
+        let adrift = state.adrift.as_mut().expect("an old owner's");
+        (adrift.fenced, adrift.waits) = (true, false);
+        let (lost, counts) = (std::mem::take(&mut adrift.waiting), adrift.counts);
+        drop(state);
+        for (request, done) in lost {
+            done(Err(refusal(&request)));
+        }
+        counts
+    }
+
+    fn arrived(&self, fenced: bool, request: Request, done: Completion) {
+        match request {
+            Request::Flush => done(Ok(None)),
+            Request::Read { at, .. }
+                if at.0 < DATA_START && self.mutation == Mutation::BlindOwner =>
+            {
+                done(Err(refusal(&request)));
+            }
+            Request::Read { at, mut buf } => {
+                let bytes = self.disk.peek(at.0, buf.len());
+                buf.copy_from_slice(&bytes);
+                done(Ok(Some(buf)));
+            }
+            Request::Write { .. } if fenced && self.mutation != Mutation::OpenFence => {
+                self.count(|counts| counts.refused += 1);
+                done(Err(refusal(&request)));
+            }
+            Request::Write { at: DeviceOffset(at), buf, .. } => {
+                self.count(|counts| {
+                    counts.landed += 1;
+                    counts.headers += u64::from(at < DATA_START);
+                });
+                let before = self.disk.peek(at, buf.len());
+                let differs = |index: &usize| before[*index] != buf[*index];
+                let (first, last) = ((0..buf.len()).find(differs), (0..buf.len()).rfind(differs));
+                if let (Some(first), Some(last), false) = (first, last, fenced) {
+                    let mut hits = self.hits.lock();
+                    hits.add(at + first as u64..at + last as u64 + 1);
+                    hits.late_header |= at < DATA_START;
+                }
+                self.disk.poke(at, &buf);
+                done(Ok(None));
+            }
+        }
+    }
+
+    fn count(&self, count: impl FnOnce(&mut Arrivals)) {
+        count(&mut self.state.lock().adrift.as_mut().expect("an old owner's").counts);
+    }
+}
+
+fn refusal(request: &Request) -> DeviceError {
+    let (operation, at, len_bytes) = match request {
+        Request::Read { at, buf } => ("read", at.0, buf.len()),
+        Request::Write { at, buf, .. } => ("write", at.0, buf.len()),
+        Request::Flush => ("flush", 0, 0),
+    };
+    DeviceError {
+        device: "a disk that has another owner".into(),
+        operation,
+        at,
+        len_bytes: len_bytes as u64,
+        source: Arc::new(io::Error::other("reservation conflict")),
+    }
 }
 
 impl Device for Plug {
@@ -235,6 +446,27 @@ impl Device for Plug {
     }
 
     fn submit(&self, request: Request, done: Completion) {
+        let mut state = self.state.lock();
+        if let Some(adrift) = &mut state.adrift {
+            if adrift.waits {
+                return adrift.waiting.push((request, done));
+            }
+            let fenced = adrift.fenced;
+            drop(state);
+            return self.arrived(fenced, request, done);
+        }
+        // Most around the headers, where the order matters most.
+        let arrivals = match &request {
+            Request::Read { at, .. } | Request::Write { at, .. } if at.0 < DATA_START => {
+                state.random.below(2)
+            }
+            _ => u64::from(state.random.chance(0.2)),
+        };
+        let (copies, headers, rival) = (state.copies, state.headers, state.rival.clone());
+        drop(state);
+        for _ in 0..arrivals {
+            rival.as_ref().map(|rival| rival.arrive());
+        }
         match request {
             Request::Write { at, buf, durable } => match self.burns_down() {
                 None => self.write(at.0, buf, durable, done),
@@ -245,7 +477,13 @@ impl Device for Plug {
                     self.state.lock().successor = Some(successor);
                 }
             },
+            Request::Read { at, .. }
+                if at.0 < DATA_START && headers > 0 && self.mutation == Mutation::BlindOpening =>
+            {
+                done(Err(refusal(&request)));
+            }
             Request::Flush if self.mutation == Mutation::NoFlushAtOpen => done(Ok(None)),
+            Request::Flush if copies && self.mutation == Mutation::VolatileCopies => done(Ok(None)),
             request => self.disk.submit(request, done),
         }
     }

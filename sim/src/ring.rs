@@ -1,0 +1,42 @@
+//! Where the bytes of the log lie on the device, written down a second time: the model must not believe the log's own arithmetic.
+
+use std::ops::Range;
+
+use alluvium_wal::HeaderInfo;
+
+/// First byte of the ring: `docs/format/wal.md`, section 2.
+pub(crate) const DATA_START: u64 = 64 * 1024;
+pub(crate) const PAGE: u64 = 4096;
+
+/// See the module.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Ring {
+    pub(crate) bytes: u64,
+    origin: u64,
+}
+
+impl Ring {
+    pub(crate) fn of(header: &HeaderInfo) -> Self {
+        Self { bytes: header.capacity_bytes - DATA_START, origin: header.origin_bytes }
+    }
+
+    /// The bytes of the device that hold `range` of the log.
+    pub(crate) fn on_device(self, range: &Range<u64>) -> impl Iterator<Item = Range<u64>> + use<> {
+        let start = (range.start + self.origin) % self.bytes;
+        let len = (range.end - range.start).min(self.bytes);
+        let first = len.min(self.bytes - start);
+        let wrapped = (first < len).then(|| DATA_START..DATA_START + len - first);
+        std::iter::once(DATA_START + start..DATA_START + start + first).chain(wrapped)
+    }
+
+    /// The lap of `offset`.
+    pub(crate) fn lap(self, offset: u64) -> u64 {
+        (offset + self.origin) / self.bytes
+    }
+
+    /// Whether a page of `live` lies elsewhere in `other`.
+    pub(crate) fn differs(self, other: Self, live: &Range<u64>) -> bool {
+        let mut pages = (live.start / PAGE * PAGE..live.end).step_by(PAGE as usize);
+        pages.any(|page| !self.on_device(&(page..page + 1)).eq(other.on_device(&(page..page + 1))))
+    }
+}

@@ -1,0 +1,186 @@
+//! What an owner of the log does: appends, trims, and what it is told.
+
+use std::collections::VecDeque;
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
+
+use alluvium_device::sim::Random;
+use alluvium_wal::{Append, AppendError, LogOffset, Trim, Wal, WalError};
+use bytes::Bytes;
+
+use crate::Outcome;
+use crate::model::Model;
+use crate::ring::PAGE;
+
+/// The traffic of one owner.
+pub(crate) struct Traffic {
+    pub(crate) wal: Wal,
+    /// Records are mostly small; this bounds the others.
+    pub(crate) largest: u64,
+    appends: VecDeque<Append>,
+    trims: Vec<(u64, Trim)>,
+    /// As the headers said when it was last looked at.
+    window_bytes: u64,
+}
+
+impl Traffic {
+    pub(crate) fn new(wal: Wal, largest: u64) -> Self {
+        let window_bytes = wal.header().window_bytes;
+        Self { wal, largest, appends: VecDeque::new(), trims: Vec::new(), window_bytes }
+    }
+
+    fn record_len(&self, random: &mut Random) -> usize {
+        let to_boundary = PAGE - (self.wal.appended().0 + 32) % PAGE;
+        let len = match random.below(10) {
+            // Exactly to the page boundary, or close before it: the places where a padding is empty or spills over.
+            0 => to_boundary,
+            1 => to_boundary.saturating_sub(random.below(70)).max(1),
+            2 => random.below(self.largest) + 1,
+            3 => 1,
+            _ => 1 + random.below(600),
+        };
+        len as usize
+    }
+
+    fn append_to_log(&self, payload: &[u8], random: &mut Random) -> Result<Append, AppendError> {
+        let (head, body) = payload.split_at(random.index(payload.len() + 1));
+        match random.below(2) {
+            0 => self.wal.append(&[head, body]),
+            _ => self.wal.append_shared(&[head], &Bytes::copy_from_slice(body)),
+        }
+    }
+
+    /// Append a record. False if there was no room for it.
+    pub(crate) fn append(
+        &mut self,
+        model: &mut Model,
+        random: &mut Random,
+        outcome: &mut Outcome,
+    ) -> Result<bool, String> {
+        let len = self.record_len(random);
+        let payload = model.next_payload(len);
+        let (before, appended, durable) =
+            (self.wal.stats(), self.wal.appended(), self.wal.durable());
+        match self.append_to_log(&payload, random) {
+            Ok(append) => {
+                outcome.appended += 1;
+                let (offset, end) = (append.offset(), append.end());
+                outcome.laps += model.ring.lap(end.0) - model.ring.lap(appended.0);
+                model.appended(offset, end, len, durable)?;
+                self.appends.push_back(append);
+                Ok(true)
+            }
+            Err(
+                AppendError::TooLarge { .. }
+                | AppendError::WindowFull { .. }
+                | AppendError::OverCapacity { .. },
+            ) => {
+                outcome.refused += 1;
+                // A header write may have begun, and with a fast disk ended.
+                let now = self.wal.stats();
+                match (now.appended, now.records, now.used_bytes)
+                    == (before.appended, before.records, before.used_bytes)
+                {
+                    true => Ok(false),
+                    false => Err(format!("a refused append changed {before:?} to {now:?}")),
+                }
+            }
+            Err(AppendError::Failed(_)) if self.wal.stats().failed => Ok(false),
+            Err(other) => Err(format!("append of {len} bytes: {other}")),
+        }
+    }
+
+    /// Append a record, though the log has another owner.
+    pub(crate) fn append_late(&mut self, model: &mut Model, random: &mut Random) {
+        let len = self.record_len(random);
+        let payload = model.next_payload(len);
+        if let Ok(append) = self.append_to_log(&payload, random) {
+            model.appended_late(append.offset(), append.end(), len, self.wal.header().epoch);
+            self.appends.push_back(append);
+        }
+    }
+
+    /// Trim to any place up to which all is promised.
+    pub(crate) fn trim(&mut self, model: &mut Model, random: &mut Random) {
+        let promised = model.records.iter().take_while(|(_, entry)| entry.promised);
+        let bounds: Vec<u64> = promised.map(|(_, entry)| entry.end).collect();
+        if let Some(bound) = (!bounds.is_empty()).then(|| bounds[random.index(bounds.len())])
+            && bound > model.trim_asked
+        {
+            model.trim_asked = bound;
+            self.trims.push((bound, self.wal.trim(..LogOffset(bound))));
+        }
+    }
+
+    /// Trim all that is durable, though the log has another owner.
+    pub(crate) fn trim_late(&mut self) {
+        let bound = self.wal.durable();
+        self.trims.push((bound.0, self.wal.trim(..bound)));
+    }
+
+    /// Take in what the futures say.
+    pub(crate) fn settle(
+        &mut self,
+        model: &mut Model,
+        outcome: &mut Outcome,
+    ) -> Result<(), String> {
+        let mut cx = Context::from_waker(Waker::noop());
+        let durable = self.wal.durable();
+        while let Some(first) = self.appends.front_mut() {
+            match Pin::new(&mut *first).poll(&mut cx) {
+                Poll::Pending if first.end() <= durable => {
+                    return Err(format!("{first:?} waits, though all before {durable} is durable"));
+                }
+                Poll::Pending => break,
+                Poll::Ready(Ok(())) if first.end() > durable => {
+                    return Err(format!(
+                        "{first:?} was acknowledged, though only {durable} is durable"
+                    ));
+                }
+                Poll::Ready(Ok(())) => {
+                    model.acknowledged(first.end());
+                    self.appends.pop_front();
+                }
+                Poll::Ready(Err(_)) if self.wal.stopped().is_some() => break,
+                Poll::Ready(Err(cause)) => {
+                    return Err(format!("{first:?}: {cause}, but the WAL works"));
+                }
+            }
+        }
+        self.trims.retain_mut(|(bound, trim)| match Pin::new(trim).poll(&mut cx) {
+            Poll::Pending => true,
+            Poll::Ready(result) => {
+                if result.is_ok() {
+                    model.trimmed = model.trimmed.max(*bound);
+                    outcome.trims += 1;
+                }
+                false
+            }
+        });
+        let window_bytes = self.wal.header().window_bytes;
+        outcome.grown += u64::from(window_bytes > self.window_bytes);
+        outcome.shrunk += u64::from(window_bytes < self.window_bytes);
+        self.window_bytes = window_bytes;
+        Ok(())
+    }
+
+    /// After the WAL has stopped: nobody may be left waiting.
+    pub(crate) fn abandoned(&mut self) -> Result<(), String> {
+        let mut cx = Context::from_waker(Waker::noop());
+        let durable = self.wal.durable();
+        for append in &mut self.appends {
+            match Pin::new(&mut *append).poll(&mut cx) {
+                Poll::Ready(Ok(())) if append.end() <= durable => {}
+                Poll::Ready(Err(WalError::Fenced { .. } | WalError::Device(_))) => {}
+                other => return Err(format!("{append:?} of a WAL that has stopped: {other:?}")),
+            }
+        }
+        for (bound, trim) in &mut self.trims {
+            if Pin::new(trim).poll(&mut cx).is_pending() {
+                return Err(format!("a trim to {bound} of a WAL that has stopped waits"));
+            }
+        }
+        Ok(())
+    }
+}
