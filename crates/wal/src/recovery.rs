@@ -316,21 +316,14 @@ impl Walk<'_> {
             Beyond { unreadable: self.reader.tape.unreadable.clone(), ..Beyond::default() };
         let mut to = reach(1);
         let mut epoch = self.epoch;
-        let mut next = place.header().map(RecordHeader::end);
-        let mut from = LogOffset(x.0 + 1);
-        loop {
-            // Right behind a record header stands the next one, unless that is damaged too.
-            let here = match next.filter(|next| *next < to) {
-                Some(next) if reader.header_at(next, epoch).is_ok() => Some(next),
-                Some(next) => reader.find(next, to, epoch),
-                None => reader.find(from, to, epoch),
-            };
-            let Some(here) = here else { break };
+        // Right behind a record header stands the next one, unless that is damaged too.
+        let mut from = place.header().map_or(LogOffset(x.0 + 1), RecordHeader::end);
+        while let Some(here) = reader.find(from, to, epoch) {
             let place = reader.place(here, epoch);
             let header = place.header().expect("a header was found here");
             beyond.proof = beyond.proof.max(header.proof);
             beyond.records += u64::from(matches!(place, Place::Data(..)));
-            (epoch, next, from, to) = (header.epoch, Some(header.end()), header.end(), reach(2));
+            (epoch, from, to) = (header.epoch, header.end(), reach(2));
         }
         beyond.unreadable = beyond.unreadable.or(reader.tape.unreadable);
         beyond

@@ -56,6 +56,21 @@ fn forge(image: &mut [u8], slot: usize, fields: &[(usize, u64)]) {
     page[124..128].copy_from_slice(&crc.to_le_bytes());
 }
 
+/// Put a record header at logical offset `at`, of a payload whose checksum is 0.
+fn forge_record(image: &mut [u8], magic: &[u8; 4], at: u64, len: u32, epoch: u32, lag: u32) {
+    let mut header = Vec::from(magic);
+    header.extend(len.to_le_bytes());
+    header.extend(at.to_le_bytes());
+    header.extend(epoch.to_le_bytes());
+    header.extend(lag.to_le_bytes());
+    header.extend([0; 4]);
+    let crc = crc32c::crc32c_append(crc32c::crc32c(&image[16..32]), &header);
+    header.extend(crc.to_le_bytes());
+    for (index, byte) in header.into_iter().enumerate() {
+        image[(DATA_START + (at + index as u64) % RING) as usize] = byte;
+    }
+}
+
 /// Everything that can be asked of an image; what can be opened must also work.
 fn use_it(image: &[u8]) -> Result<(), TestCaseError> {
     let used = catch_unwind(AssertUnwindSafe(|| {
@@ -121,6 +136,19 @@ fn a_log_longer_than_its_ring_allows_is_refused() {
     assert!(Wal::inspect(&disk.device()).is_err(), "both slots contradict themselves");
 }
 
+/// The look beyond a damaged record goes on behind it, also where that is behind the window: what its payload holds are no records.
+#[test]
+fn no_record_is_found_inside_of_one_that_is_longer_than_the_window() {
+    let mut image = image(false);
+    let scan_of = |image: &[u8]| scan(&SimDisk::from_image(image, SimOptions::default())).0;
+    let before = scan_of(&image);
+    let epoch = before.epoch;
+    forge_record(&mut image, b"ALRD", before.end.0, 40_000, epoch, 0);
+    forge_record(&mut image, b"ALRD", before.end.0 + 1000, 100, epoch, 0);
+    let after = scan_of(&image);
+    assert_eq!((after.end, after.damage.len()), (before.end, 0));
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
@@ -152,19 +180,9 @@ proptest! {
         flips in proptest::collection::vec((0usize..(DATA_START + RING) as usize, 0u8..8), 0..40),
     ) {
         let mut image = image(clean);
-        let id = image[16..32].to_vec();
         for (at, len, epoch, lag, padding) in records {
-            let mut header = Vec::from(if padding { b"ALRP" } else { b"ALRD" });
-            header.extend(len.to_le_bytes());
-            header.extend(at.to_le_bytes());
-            header.extend(epoch.to_le_bytes());
-            header.extend(lag.to_le_bytes());
-            header.extend([0; 4]);
-            let crc = crc32c::crc32c_append(crc32c::crc32c(&id), &header);
-            header.extend(crc.to_le_bytes());
-            for (index, byte) in header.into_iter().enumerate() {
-                image[(DATA_START + (at + index as u64) % RING) as usize] = byte;
-            }
+            let magic = if padding { b"ALRP" } else { b"ALRD" };
+            forge_record(&mut image, magic, at, len, epoch, lag);
         }
         for (at, bit) in flips {
             image[at] ^= 1 << bit;
