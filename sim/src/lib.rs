@@ -20,6 +20,7 @@
 //! purpose, to show that the campaign has teeth.
 #![forbid(unsafe_code)]
 
+pub mod fuzz;
 mod life;
 mod model;
 mod plug;

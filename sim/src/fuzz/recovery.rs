@@ -1,0 +1,396 @@
+//! A log that is written, crashes, is damaged, is resized and goes on.
+
+use alluvium_device::Durability;
+use alluvium_device::sim::{Faults, Mode, SimDisk, SimOptions};
+use alluvium_wal::{AppendError, FormatOptions, LogOffset, OpenError, Options, Wal};
+use bytes::Bytes;
+
+use super::Input;
+use super::ledger::Ledger;
+use super::meter::Meter;
+use super::record::{differ, open, scan};
+use super::reference::{
+    Choice, DATA_START, Header, Log, PAGE, SLOT_AT, Slot, Walked, choose, slot,
+};
+
+/// Images of the disk that old pages come from.
+const SNAPSHOTS: usize = 4;
+/// Pages of the ring that the device has room for.
+const MAX_PAGES: u64 = 80;
+
+/// See [`recovery_on`], on a disk that is flushed.
+pub fn recovery(data: &[u8]) -> Result<(), String> {
+    recovery_on(data, Durability::Auto)
+}
+
+/// Write a log on a simulated disk, end that with a power cut, a crash or a close, damage what is at rest (flipped bits, zeroed, misdirected
+/// and old pages and sectors), resize, recover, go on. What was promised is there or is reported as damage, within the limits that
+/// the format states; what one recovery has handed out the next one does; and every walk finds what the reference finds.
+///
+/// With [`Durability::Device`] the disk's cache is trusted, which loses records: to see that this is noticed.
+pub fn recovery_on(data: &[u8], durability: Durability) -> Result<(), String> {
+    let Err(what) = Life::new(Input(data), durability)?.run() else { return Ok(()) };
+    // Once more, to tell how it came to that.
+    let mut life = Life::new(Input(data), durability)?;
+    life.story = Some(Vec::new());
+    let again = life.run();
+    let story = life.story.unwrap_or_default().join("\n");
+    Err(format!("{what}, or, replayed, {again:?}, after:\n{story}"))
+}
+
+struct Life<'a> {
+    input: Input<'a>,
+    /// What happened, one line each, if that is wanted.
+    story: Option<Vec<String>>,
+    disk: SimDisk,
+    ledger: Ledger,
+    /// Which header slots were damaged since both were written.
+    slots_hit: [bool; 2],
+    /// The disk as it was at the end of earlier lives.
+    snapshots: Vec<Vec<u8>>,
+}
+
+impl<'a> Life<'a> {
+    fn new(mut input: Input<'a>, durability: Durability) -> Result<Self, String> {
+        let chances = [0.0, 0.5, 0.9, 1.0];
+        let faults = Faults {
+            survives_power_cut: chances[input.below(4) as usize],
+            torn_by_power_cut: chances[input.below(4) as usize],
+            ..Faults::default()
+        };
+        let disk = SimDisk::new(SimOptions {
+            capacity_bytes: DATA_START + MAX_PAGES * PAGE,
+            seed: input.u8().into(),
+            volatile_cache: !input.once_in(4),
+            durability,
+            faults,
+        });
+        let format = FormatOptions {
+            capacity_bytes: Some(DATA_START + (32 + input.below(MAX_PAGES - 32 + 1)) * PAGE),
+            window_bytes: Some(8 * PAGE),
+            force: true, // saves the look at what is there
+            ..FormatOptions::default()
+        };
+        let header = Wal::format(&disk.device(), &format).map_err(|cause| cause.to_string())?;
+        let ledger = Ledger::new(*header.wal_id.as_bytes());
+        let (slots_hit, snapshots) = ([false; 2], Vec::new());
+        Ok(Self { input, story: None, disk, ledger, slots_hit, snapshots })
+    }
+
+    fn say(&mut self, what: impl FnOnce() -> String) {
+        if let Some(story) = &mut self.story {
+            story.push(what());
+        }
+    }
+
+    fn run(&mut self) -> Result<(), String> {
+        loop {
+            if self.headers_gone() {
+                // What comes of this need only be an answer.
+                drop(Wal::open(self.disk.device(), &self.options(), None, &mut |_| Ok(())));
+                return Ok(());
+            }
+            let last = self.input.is_empty();
+            if !last && self.input.once_in(4) {
+                self.resize()?;
+                continue;
+            }
+            let Some((wal, meter)) = self.open(!last)? else { continue };
+            if last {
+                return Ok(());
+            }
+            self.live(wal, &meter)?;
+            self.snapshots.push(self.disk.image());
+            if self.snapshots.len() > SNAPSHOTS {
+                self.snapshots.remove(0);
+            }
+            while self.input.once_in(2) {
+                self.damage();
+            }
+        }
+    }
+
+    fn ring_pages(&self) -> u64 {
+        Wal::inspect(&self.disk.device()).map_or(32, |found| found.ring_bytes / PAGE)
+    }
+
+    fn options(&mut self) -> Options {
+        let window_bytes = (8 + self.input.below(self.ring_pages() / 2 - 8 + 1)) * PAGE;
+        Options {
+            window_bytes,
+            block_bytes: ((1 + self.input.below(4)) * PAGE) as u32,
+            max_record_bytes: (window_bytes / 2 - 2 * PAGE) as u32,
+            io_depth: 1 + self.input.below(6) as usize,
+            ..Options::default()
+        }
+    }
+
+    /// Whether damage to the headers excuses everything: both slots are hit, or one is a copy of the other, which is refused.
+    fn headers_gone(&self) -> bool {
+        let inspected = Wal::inspect(&self.disk.device());
+        let conflict = matches!(inspected, Err(OpenError::HeaderConflict { .. }));
+        let hit = self.slots_hit;
+        if conflict { hit.contains(&true) } else { hit == [true; 2] }
+    }
+
+    // -- Recovery
+
+    fn slots(&self) -> [Slot; 2] {
+        SLOT_AT.map(|at| slot(&self.disk.peek(at, PAGE as usize)))
+    }
+
+    /// The newest header.
+    fn header(&self) -> Result<Header, String> {
+        let slots = self.slots();
+        match choose(&slots) {
+            Choice::Slot(index) if let Slot::Valid(header) = slots[index] => Ok(header),
+            choice => Err(format!("{choice:?}: {slots:?}")),
+        }
+    }
+
+    fn log(&self, header: Header) -> Log {
+        Log::new(header, &self.disk.image(), &[])
+    }
+
+    /// Walk the log without changing it, and check what is found.
+    fn scan(&mut self) -> Result<(Log, Walked), String> {
+        let log = self.log(self.header()?);
+        let expected = log.walk();
+        let found = scan(&self.disk.device())?;
+        self.say(|| match &found {
+            None => "the end can not be read".into(),
+            Some(Walked { records, damage, end, .. }) => {
+                let (Header { epoch, trim, .. }, count) = (log.header, records.len());
+                format!("epoch {epoch}: {count} records in {trim}..{end}, damage {damage:?}")
+            }
+        });
+        let Some(walked) = expected.filter(|expected| Some(expected) == found.as_ref()) else {
+            return Err(differ(&log.header, &log.walk(), &found));
+        };
+        self.ledger.check(&log, &walked)?;
+        Ok((log, walked))
+    }
+
+    /// A device of which the plug may be pulled at one of the next `writes` writes.
+    fn meter(&mut self, may_end: bool, writes: u64) -> std::sync::Arc<Meter> {
+        let meter = Meter::new(&self.disk, &[]);
+        if may_end && self.input.once_in(4) {
+            meter.set_fuse(self.input.below(writes), self.power_cut());
+        }
+        meter
+    }
+
+    /// Recover. `None` if the plug was pulled on the way.
+    fn open(&mut self, may_end: bool) -> Result<Option<(Wal, std::sync::Arc<Meter>)>, String> {
+        let options = self.options();
+        let (log, walked) = self.scan()?;
+        let meter = self.meter(may_end, 2);
+        match open(meter.device(), &options) {
+            Ok((Some(wal), found)) => {
+                if found.as_ref() != Some(&walked) {
+                    return Err(differ(&log.header, &Some(walked), &found));
+                }
+                meter.forget_fuse();
+                self.ledger.go_on(&log, &walked);
+                self.slots_hit = [false; 2];
+                Ok(Some((wal, meter)))
+            }
+            Err(cause) => {
+                self.say(|| format!("opening: {cause}"));
+                let successor = meter.successor();
+                self.disk = successor.ok_or_else(|| format!("can not be opened: {cause}"))?;
+                // The walk was complete: the plug is pulled at a write, and nothing is written before.
+                self.ledger.promise(&walked);
+                Ok(None)
+            }
+            Ok((None, _)) => Err("the end can not be read".into()),
+        }
+    }
+
+    fn resize(&mut self) -> Result<(), String> {
+        let (log, walked) = self.scan()?;
+        let capacity = DATA_START + (32 + self.input.below(MAX_PAGES - 32 + 1)) * PAGE;
+        let meter = self.meter(true, 6);
+        let resized = Wal::resize(&meter.device(), capacity, None);
+        self.say(|| format!("resize to {capacity}: {resized:?}"));
+        match (resized, meter.successor()) {
+            (Ok(_), successor) => {
+                self.ledger.go_on(&log, &walked);
+                self.slots_hit = [false; 2];
+                self.disk = successor.unwrap_or(self.disk.clone());
+            }
+            (Err(_), Some(successor)) => self.disk = successor,
+            (Err(OpenError::ResizeBlocked { .. }), None) => {}
+            (Err(cause), None) => return Err(format!("resize to {capacity}: {cause}")),
+        }
+        Ok(())
+    }
+
+    // -- Traffic
+
+    fn live(&mut self, wal: Wal, meter: &Meter) -> Result<(), String> {
+        self.disk.set_mode(Mode::Queued);
+        if self.input.once_in(3) {
+            meter.set_fuse(self.input.below(24), self.power_cut());
+        }
+        let epoch = wal.header().epoch;
+        let mut close = false;
+        while !self.input.is_empty() && !close && meter.successor().is_none() {
+            match self.input.u8() % 16 {
+                0..=6 => self.append(&wal, epoch)?,
+                7..=10 => {
+                    let queued = self.disk.queued().len() as u64;
+                    if queued > 0 {
+                        self.disk.step_at(self.input.below(queued) as usize);
+                    }
+                }
+                11 => self.disk.run_until_idle(),
+                12..=13 => self.trim(&wal),
+                14 => break,
+                _ => close = true,
+            }
+            self.settle(&wal);
+        }
+        self.settle(&wal);
+        self.say(|| format!("ends: {:?}", wal.stats()));
+        if close && meter.successor().is_none() {
+            self.disk.set_mode(Mode::Immediate);
+            let end = wal.appended().0;
+            match wal.close() {
+                Ok(()) => self.ledger.close(end),
+                Err(cause) if meter.successor().is_none() => return Err(format!("close: {cause}")),
+                Err(_) => {}
+            }
+        }
+        meter.forget_fuse();
+        let power_cut = self.power_cut();
+        self.disk = match meter.successor() {
+            Some(successor) => successor,
+            None if power_cut => self.disk.power_cut(),
+            None => self.disk.process_crash(),
+        };
+        Ok(())
+    }
+
+    fn append(&mut self, wal: &Wal, epoch: u32) -> Result<(), String> {
+        let to_boundary = PAGE - (wal.appended().0 + 32) % PAGE;
+        let len = match self.input.u8() % 8 {
+            0 => to_boundary,
+            1 => to_boundary.saturating_sub(self.input.below(70)).max(1),
+            2 => 1 + self.input.below(60_000),
+            3 => 1 + self.input.below(6000),
+            _ => 1 + self.input.below(600),
+        };
+        let payload = self.ledger.payload(len as usize);
+        let durable = wal.durable();
+        let (head, body) = payload.split_at(payload.len().min(self.input.u8() as usize));
+        match wal.append_shared(&[head], &Bytes::copy_from_slice(body)) {
+            Ok(append) => {
+                self.say(|| format!("{append:?}, durable {durable}"));
+                let range = append.offset().0..append.end().0;
+                self.ledger.append(range, epoch, durable.0, &payload);
+                Ok(())
+            }
+            Err(
+                AppendError::TooLarge { .. }
+                | AppendError::WindowFull { .. }
+                | AppendError::OverCapacity { .. },
+            ) => Ok(()),
+            Err(cause) => Err(format!("append of {len} bytes: {cause}")),
+        }
+    }
+
+    fn trim(&mut self, wal: &Wal) {
+        let bounds = self.ledger.bounds();
+        if bounds.is_empty() {
+            return;
+        }
+        let to = bounds[self.input.below(bounds.len() as u64) as usize];
+        if self.ledger.ask_trim(to) {
+            self.say(|| format!("trim to {to}"));
+            drop(wal.trim(..LogOffset(to)));
+        }
+    }
+
+    /// What the log says is a promise.
+    fn settle(&mut self, wal: &Wal) {
+        self.ledger.acknowledge(wal.durable().0);
+        self.ledger.trim(wal.stats().trimmed.0);
+    }
+
+    /// Whether the next end is a power cut, or of the process alone.
+    fn power_cut(&mut self) -> bool {
+        !self.input.once_in(4)
+    }
+
+    // -- Damage
+
+    /// Change something at rest.
+    fn damage(&mut self) {
+        let page = self.some_page();
+        let sectors = match self.input.u8() % 4 {
+            0 => self.input.u8(),
+            1 => 1 << (self.input.u8() % 8),
+            _ => 0xff,
+        };
+        let before = self.disk.peek(page, PAGE as usize);
+        let mut after = before.clone();
+        match self.input.u8() % 8 {
+            0..=2 => {
+                let bound = if page < DATA_START { 128 } else { PAGE };
+                after[self.input.below(bound) as usize] ^= 1 << (self.input.u8() % 8);
+            }
+            3 => after.fill(0),
+            4 => {
+                let other = self.some_page();
+                after = self.disk.peek(other, PAGE as usize);
+            }
+            5 => {
+                let at = self.input.below(PAGE) as usize;
+                let len = self.input.u8() as usize;
+                let bytes = self.input.bytes(len.min(PAGE as usize - at));
+                after[at..at + bytes.len()].copy_from_slice(bytes);
+            }
+            _ if self.snapshots.is_empty() => {}
+            _ => {
+                let snapshot = self.input.below(self.snapshots.len() as u64) as usize;
+                after.copy_from_slice(&self.snapshots[snapshot][page as usize..][..PAGE as usize]);
+            }
+        }
+        // Each of the two may be lost next, and the other one count.
+        let headers = self.slots().into_iter().filter_map(|slot| match slot {
+            Slot::Valid(header) => Some(header),
+            _ => None,
+        });
+        let logs: Vec<Log> = headers.map(|header| self.log(header)).collect();
+        for sector in (0..8).filter(|sector| sectors >> sector & 1 == 1) {
+            let range = sector * 512..(sector + 1) * 512;
+            if before[range.clone()] == after[range.clone()] {
+                continue;
+            }
+            let at = page + range.start as u64;
+            self.say(|| format!("damage at {at}"));
+            self.disk.poke(at, &after[range]);
+            for (slot, hit) in SLOT_AT.iter().zip(&mut self.slots_hit) {
+                *hit |= *slot == page;
+            }
+        }
+        for log in logs {
+            self.ledger.damage(&log, &self.log(log.header));
+        }
+    }
+
+    /// A page of a header slot or of the ring, often one close to the log's start or end.
+    fn some_page(&mut self) -> u64 {
+        let extent = self.ledger.extent();
+        let x = match self.input.u8() % 8 {
+            0 => return SLOT_AT[self.input.below(2) as usize],
+            1..=3 => extent.end.saturating_sub(self.input.below(6 * PAGE)),
+            4 => extent.end + self.input.below(6 * PAGE),
+            5 => extent.start + self.input.below(6 * PAGE),
+            _ => self.input.below(MAX_PAGES * PAGE),
+        };
+        let at = self.header().map_or(DATA_START, |header| header.at(x));
+        at - at % PAGE
+    }
+}
