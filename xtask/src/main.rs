@@ -4,6 +4,7 @@
 mod crash;
 mod endless;
 mod exec;
+mod fuzz;
 mod gate;
 mod kcat;
 mod kill;
@@ -51,6 +52,8 @@ enum Task {
     Kill(KillOptions),
     /// Cut the power of a virtual machine's disk under the WAL, again and again, and check what is left: a campaign.
     Crash(CrashOptions),
+    /// Run the fuzz targets of the WAL: all, or the ones named.
+    Fuzz(FuzzOptions),
     /// Write many bytes through a small WAL and read all of them back: a campaign.
     Endless(EndlessOptions),
 }
@@ -132,6 +135,18 @@ struct CrashOptions {
 }
 
 #[derive(Args)]
+struct FuzzOptions {
+    /// Which targets: `headers`, `records`, `recovery`. Default: all.
+    targets: Vec<String>,
+    /// Seconds for each.
+    #[arg(long, default_value_t = 60)]
+    seconds: u64,
+    /// Run the target on this file alone, to replay what it has found.
+    #[arg(long, value_name = "FILE")]
+    input: Option<PathBuf>,
+}
+
+#[derive(Args)]
 struct EndlessOptions {
     /// MiB to write.
     #[arg(long, default_value_t = 10 * 1024)]
@@ -151,6 +166,7 @@ fn run(task: Task) -> Result<report::Report, Error> {
         Task::Sim(options) => suites::sim(&root, &options),
         Task::Kill(options) => suites::kill_campaign(&root, &options),
         Task::Crash(options) => crash::campaign(&root, &options),
+        Task::Fuzz(options) => fuzz::run(&root, &options),
         Task::Endless(options) => suites::endless_campaign(&root, &options),
     }
 }
