@@ -260,10 +260,17 @@ impl Model {
                 self.records.get(&last.offset.0).is_none_or(|live| live.end != last.end.0)
             })
         };
+        // The rest of a record that was hit, where an uncovered padding stands in the middle of it.
+        let rest_of_hit = |range: &Range<u64>| {
+            let before = self.records.range(..range.end).rev();
+            before
+                .take_while(|(_, entry)| entry.end > range.start)
+                .any(|(&offset, entry)| self.hit(hits, &(offset..entry.end)))
+        };
         for damage in &report.damage {
             // Behind an uncovered record lies the rest of what was there.
             let range = damage.range.start.0..damage.range.end.0;
-            if !self.hit(hits, &range) && !uncovered(&range) {
+            if !self.hit(hits, &range) && !uncovered(&range) && !rest_of_hit(&range) {
                 return Err(format!("damage where no fault hit: {damage}"));
             }
         }
