@@ -15,6 +15,11 @@ mod error;
 pub mod model;
 mod open;
 pub mod sim;
+#[cfg(not(loom))]
+mod sync;
+#[cfg(loom)]
+#[doc(hidden)]
+pub mod sync;
 mod target;
 
 pub use buffer::{AlignedBuf, PAGE_BYTES, SharedBuf};
@@ -29,12 +34,12 @@ use std::sync::Arc;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DeviceOffset(pub u64);
 
-/// What a device is and promises; fixed while it is open.
+/// What a device is and promises, as it was opened.
 #[derive(Clone, Debug)]
 pub struct Geometry {
     /// Path, or a description for simulated devices. Errors name it.
     pub name: String,
-    /// Bytes that can be addressed.
+    /// Bytes that could be addressed when it was opened; [`Device::capacity_bytes`] follows its changes.
     pub capacity_bytes: u64,
     /// Smallest unit that the device writes; at most [`PAGE_BYTES`].
     pub logical_block_bytes: u32,
@@ -89,6 +94,25 @@ pub type Completion = Box<dyn FnOnce(Result<Option<AlignedBuf>, DeviceError>) + 
 pub trait Device: Send + Sync + fmt::Debug {
     /// What this device is.
     fn geometry(&self) -> &Geometry;
+
+    /// Bytes that can be addressed now.
+    fn capacity_bytes(&self) -> u64 {
+        self.geometry().capacity_bytes
+    }
+
+    /// Make it `bytes` long, a positive multiple of [`PAGE_BYTES`], while it is in use. Blocks; not for completions.
+    ///
+    /// A regular file is lengthened with zeroes that are all written and synced when this returns, or shortened; `progress` is told the bytes of the
+    /// new part. The caller sees to it that nothing is in flight, or still wanted, in what is cut off. A block device changes elsewhere: its size is
+    /// read again, and refused ([`OpenError::TooSmall`]) if that is less than `bytes`. If this fails the capacity is the former one.
+    ///
+    /// # Errors
+    /// As [`extend`]; a device that was opened for reading only, or whose size is fixed ([`OpenError::Unsuitable`]).
+    fn set_capacity(&self, bytes: u64, progress: Option<&Progress>) -> Result<(), OpenError> {
+        let _ = (bytes, progress);
+        let path = self.geometry().name.clone().into();
+        Err(OpenError::Unsuitable { path, reason: "its size can not be changed".into() })
+    }
 
     /// An aligned buffer of `len_bytes` (rounded up to a page) from the engine's pool; registered with the
     /// kernel where the engine can; from the heap when the pool has none left. Its content is unspecified but initialised.

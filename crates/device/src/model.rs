@@ -52,8 +52,8 @@ pub use schedule::{DiskModel, PIECE_BYTES, Usage};
 use crate::buffer::Pool;
 use crate::engine::{Core, Job, Transfer};
 use crate::{
-    AlignedBuf, Completion, Device, DeviceError, DeviceOffset, Geometry, OpenOptions, PAGE_BYTES,
-    Request, SharedDevice, copy_in_steps,
+    AlignedBuf, Completion, Device, DeviceError, DeviceOffset, Geometry, OpenError, OpenOptions,
+    PAGE_BYTES, Progress, Request, SharedDevice, copy_in_steps,
 };
 use schedule::Schedule;
 
@@ -143,6 +143,14 @@ impl ModelledDisk {
 impl Device for ModelledDisk {
     fn geometry(&self) -> &Geometry {
         self.inner.geometry()
+    }
+
+    fn capacity_bytes(&self) -> u64 {
+        self.inner.capacity_bytes()
+    }
+
+    fn set_capacity(&self, bytes: u64, progress: Option<&Progress>) -> Result<(), OpenError> {
+        self.inner.set_capacity(bytes, progress)
     }
 
     fn alloc(&self, len_bytes: usize) -> AlignedBuf {

@@ -53,8 +53,8 @@ use storage::{Pages, Storage, write_sectors};
 
 use crate::engine::{Core, Job, Transfer};
 use crate::{
-    AlignedBuf, Completion, Device, DeviceError, Durability, Geometry, PAGE_BYTES, Request,
-    SharedDevice,
+    AlignedBuf, Completion, Device, DeviceError, Durability, Geometry, OpenError, PAGE_BYTES,
+    Progress, Request, SharedDevice,
 };
 
 /// What a power cut tears at: a sector is written whole or not at all.
@@ -376,7 +376,7 @@ impl SimDisk {
     /// Put `bytes` at `at`, any position, visible and durable, past all faults.
     pub fn poke(&self, at: u64, bytes: &[u8]) {
         assert!(
-            at + bytes.len() as u64 <= self.0.core.geometry.capacity_bytes,
+            at + bytes.len() as u64 <= self.0.core.capacity_bytes(),
             "beyond the end of the disk"
         );
         self.0.state.lock().storage.overwrite(at, bytes);
@@ -384,7 +384,7 @@ impl SimDisk {
 
     /// The whole disk as a reader would see it now.
     pub fn image(&self) -> Vec<u8> {
-        self.peek(0, self.0.core.geometry.capacity_bytes as usize)
+        self.peek(0, self.0.core.capacity_bytes() as usize)
     }
 
     // -- Ends
@@ -415,7 +415,8 @@ impl SimDisk {
         for Queued { job, .. } in orphans {
             self.0.core.settle(job, Err(gone())).run();
         }
-        Self::assemble(self.0.core.geometry.clone(), successor)
+        let capacity_bytes = self.0.core.capacity_bytes();
+        Self::assemble(Geometry { capacity_bytes, ..self.0.core.geometry.clone() }, successor)
     }
 }
 
@@ -452,7 +453,7 @@ impl Inner {
         if let Some(refusal) = refusal {
             return Ok((queued.job, Err(refusal)));
         }
-        let moved = state.transfer(queued.job.next(), queued.mark, &self.core.geometry);
+        let moved = state.transfer(queued.job.next(), queued.mark, &self.core);
         match queued.job.advance(moved, SECTOR_BYTES as u32) {
             Some(result) => Ok((queued.job, result)),
             None => Err(queued),
@@ -461,15 +462,10 @@ impl Inner {
 }
 
 impl State {
-    fn transfer(
-        &mut self,
-        transfer: Transfer<'_>,
-        mark: u64,
-        geometry: &Geometry,
-    ) -> Result<usize, Errno> {
+    fn transfer(&mut self, transfer: Transfer<'_>, mark: u64, core: &Core) -> Result<usize, Errno> {
         match transfer {
             Transfer::Read { at, buf, .. } => self.read(at, buf),
-            Transfer::Write { at, buf, dsync, .. } => self.write(at, buf, dsync, geometry),
+            Transfer::Write { at, buf, dsync, .. } => self.write(at, buf, dsync, core),
             Transfer::Flush => self.flush(mark),
         }
     }
@@ -486,13 +482,7 @@ impl State {
         Ok(moved)
     }
 
-    fn write(
-        &mut self,
-        at: u64,
-        buf: &[u8],
-        dsync: bool,
-        geometry: &Geometry,
-    ) -> Result<usize, Errno> {
+    fn write(&mut self, at: u64, buf: &[u8], dsync: bool, core: &Core) -> Result<usize, Errno> {
         let faults = self.faults.at(at);
         if self.random.chance(faults.write_error) {
             self.counters.write_errors += 1;
@@ -508,7 +498,7 @@ impl State {
         let mut data = buf[..moved - moved % SECTOR_BYTES].to_vec();
         let mut to = at;
         if self.random.chance(faults.misdirected_write) {
-            to = self.elsewhere(at, data.len(), geometry.capacity_bytes);
+            to = self.elsewhere(at, data.len(), core.capacity_bytes());
             self.counters.misdirected_writes += u64::from(to != at);
         }
         if self.random.chance(faults.bit_rot) {
@@ -518,7 +508,7 @@ impl State {
         }
         if self.random.chance(faults.lost_write) {
             self.counters.lost_writes += 1;
-        } else if !geometry.volatile_cache {
+        } else if !core.geometry.volatile_cache {
             self.storage.write_through(to, &data);
         } else if !dsync {
             self.storage.write_back(to, &data, vec![true; data.len() / SECTOR_BYTES]);
@@ -636,6 +626,16 @@ fn surviving_sectors(random: &mut Random, faults: Faults, sectors: usize) -> Vec
 impl Device for SimDisk {
     fn geometry(&self) -> &Geometry {
         &self.0.core.geometry
+    }
+
+    fn capacity_bytes(&self) -> u64 {
+        self.0.core.capacity_bytes()
+    }
+
+    /// It is as long as it is told to be; what was never written is zero, and what is cut off stays out of sight.
+    fn set_capacity(&self, bytes: u64, _: Option<&Progress>) -> Result<(), OpenError> {
+        self.0.core.store_capacity(bytes);
+        Ok(())
     }
 
     /// Filled with a pattern, so that nobody comes to rely on zeroes that a real pool would not give.

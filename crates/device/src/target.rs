@@ -37,10 +37,16 @@ pub(crate) struct Target {
 
 /// Nobody else has the target open for writing as long as this lives.
 ///
-/// It is a descriptor of its own, through which no I/O goes: io_uring keeps the file of a request for a moment after it
+/// It is a descriptor of its own, through which no request goes: io_uring keeps the file of a request for a moment after it
 /// has completed, and with it whatever is tied to that open file. This one is given up when it is dropped, not later.
 #[derive(Debug)]
 pub(crate) struct Claim(OwnedFd);
+
+impl Claim {
+    pub(crate) fn fd(&self) -> &OwnedFd {
+        &self.0
+    }
+}
 
 impl Drop for Claim {
     fn drop(&mut self) {
@@ -288,10 +294,21 @@ pub(crate) fn extend(
     if length >= bytes {
         return Ok(());
     }
+    lengthen(path, &fd, length..bytes, progress)
+}
+
+/// Add `range` to the end of the file, or leave it as long as it was.
+fn lengthen(
+    path: &Path,
+    fd: &OwnedFd,
+    range: Range<u64>,
+    progress: Option<&Progress>,
+) -> Result<(), OpenError> {
+    let length = range.start;
     // The length grows with what is written, never ahead of it: killed at any moment, this leaves a file without a hole.
-    let written = prewrite(path, &fd, length..bytes, FallocateFlags::KEEP_SIZE, progress);
+    let written = prewrite(path, fd, range, FallocateFlags::KEEP_SIZE, progress);
     if written.is_err()
-        && let Err(left) = rustix::fs::ftruncate(&fd, length)
+        && let Err(left) = rustix::fs::ftruncate(fd, length)
     {
         tracing::warn!(
             "{}: could not be shortened to {length} bytes again: {left}",
@@ -299,6 +316,44 @@ pub(crate) fn extend(
         );
     }
     written
+}
+
+/// See [`crate::Device::set_capacity`]. Returns the capacity of an open target from now on; `path` is for messages.
+pub(crate) fn set_capacity(
+    path: &Path,
+    claim: &Claim,
+    block_device: bool,
+    bytes: u64,
+    progress: Option<&Progress>,
+) -> Result<u64, OpenError> {
+    let fd = claim.fd();
+    if block_device {
+        let there = block_device_bytes(fd)
+            .map_err(|errno| error(path, "asking for its size", errno))?
+            / PAGE_BYTES as u64
+            * PAGE_BYTES as u64;
+        if there < bytes {
+            let path = path.to_owned();
+            return Err(OpenError::TooSmall { path, wanted_bytes: bytes, actual_bytes: there });
+        }
+        return Ok(there);
+    }
+    let stat = rustix::fs::fstat(fd).map_err(|errno| error(path, "looking at it", errno))?;
+    let length = stat.st_size.cast_unsigned();
+    if length >= bytes {
+        // Not synced: it may come back longer from a crash, which its owner has to expect anyhow.
+        rustix::fs::ftruncate(fd, bytes).map_err(|errno| error(path, "shortening it", errno))?;
+        return Ok(bytes);
+    }
+    // What is written past the page cache does not push out what others have there. Not every file system can.
+    match rustix::fs::fcntl_getfl(fd)
+        .and_then(|flags| rustix::fs::fcntl_setfl(fd, flags | OFlags::DIRECT))
+    {
+        Ok(()) | Err(Errno::INVAL) => {}
+        Err(errno) => return Err(error(path, "asking for Direct I/O", errno)),
+    }
+    lengthen(path, fd, length..bytes, progress)?;
+    Ok(bytes)
 }
 
 /// Write zeroes to `range` of the file, its end, and sync it. `progress` is told the bytes of the range.

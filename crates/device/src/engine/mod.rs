@@ -10,13 +10,18 @@ pub(crate) mod uring;
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use parking_lot::Mutex;
 use rustix::io::Errno;
 
-use crate::target::Claim;
+use crate::open::Progress;
+use crate::target::{self, Claim};
 use crate::{
-    AlignedBuf, Completion, DeviceError, DeviceOffset, Geometry, PAGE_BYTES, Request, SharedBuf,
+    AlignedBuf, Completion, DeviceError, DeviceOffset, Geometry, OpenError, PAGE_BYTES, Request,
+    SharedBuf,
 };
 
 /// How often in a row a transfer may answer `EAGAIN` without moving a byte before that becomes its error. The kernel uses
@@ -139,16 +144,61 @@ impl Job {
 #[derive(Debug)]
 pub(crate) struct Core {
     pub(crate) geometry: Geometry,
+    /// What the geometry says, until it is changed.
+    capacity_bytes: AtomicU64,
+    /// One change at a time.
+    resizing: Mutex<()>,
     name: Arc<str>,
     latch: OnceLock<DeviceError>,
     /// Given up by the last who uses the device, which may be a thread of the engine.
-    _claim: Option<Arc<Claim>>,
+    claim: Option<Arc<Claim>>,
 }
 
 impl Core {
     pub(crate) fn new(geometry: Geometry, claim: Option<Arc<Claim>>) -> Self {
         let name = geometry.name.as_str().into();
-        Self { geometry, name, latch: OnceLock::new(), _claim: claim }
+        let capacity_bytes = AtomicU64::new(geometry.capacity_bytes);
+        let resizing = Mutex::new(());
+        Self { geometry, capacity_bytes, resizing, name, latch: OnceLock::new(), claim }
+    }
+
+    pub(crate) fn capacity_bytes(&self) -> u64 {
+        self.capacity_bytes.load(Ordering::Acquire)
+    }
+
+    /// For a device whose bytes are not a target's: it has this many from now on.
+    pub(crate) fn store_capacity(&self, bytes: u64) {
+        assert!(
+            bytes > 0 && bytes.is_multiple_of(PAGE_BYTES as u64),
+            "{}: a capacity of {bytes} bytes is no positive multiple of a page",
+            self.name
+        );
+        self.capacity_bytes.store(bytes, Ordering::Release);
+    }
+
+    /// See [`Device::set_capacity`](crate::Device::set_capacity).
+    pub(crate) fn set_capacity(
+        &self,
+        bytes: u64,
+        progress: Option<&Progress>,
+    ) -> Result<(), OpenError> {
+        let path = Path::new(&*self.name);
+        let unsuitable = |reason: String| OpenError::Unsuitable { path: path.to_owned(), reason };
+        let Some(claim) = &self.claim else {
+            return Err(unsuitable("was opened for reading only".into()));
+        };
+        if bytes == 0 || !bytes.is_multiple_of(PAGE_BYTES as u64) {
+            let reason =
+                format!("can not have {bytes} bytes: no positive multiple of {PAGE_BYTES}");
+            return Err(unsuitable(reason));
+        }
+        let _one_at_a_time = self.resizing.lock();
+        let before = self.capacity_bytes();
+        // What is about to go is refused before it does, what comes only when it is there.
+        self.store_capacity(before.min(bytes));
+        let after = target::set_capacity(path, claim, self.geometry.block_device, bytes, progress);
+        self.store_capacity(*after.as_ref().unwrap_or(&before));
+        after.map(drop)
     }
 
     pub(crate) fn failure(&self) -> Option<DeviceError> {
@@ -164,7 +214,7 @@ impl Core {
             }
             Request::Flush => (0, 0, Body::Flush),
         };
-        let capacity = self.geometry.capacity_bytes;
+        let capacity = self.capacity_bytes();
         assert!(
             at.is_multiple_of(PAGE_BYTES as u64),
             "{}: position {at} is no multiple of a page",

@@ -12,7 +12,7 @@ use rustix::io::{Errno, ReadWriteFlags, pread, pwrite, pwritev2};
 
 use super::{Core, Job, Transfer};
 use crate::buffer::Pool;
-use crate::{AlignedBuf, Completion, Device, DeviceError, Geometry, Request};
+use crate::{AlignedBuf, Completion, Device, DeviceError, Geometry, OpenError, Progress, Request};
 
 /// A device served by threads, one request at a time on each.
 pub(crate) struct Threads {
@@ -113,6 +113,14 @@ impl Shared {
 impl Device for Threads {
     fn geometry(&self) -> &Geometry {
         &self.shared.core.geometry
+    }
+
+    fn capacity_bytes(&self) -> u64 {
+        self.shared.core.capacity_bytes()
+    }
+
+    fn set_capacity(&self, bytes: u64, progress: Option<&Progress>) -> Result<(), OpenError> {
+        self.shared.core.set_capacity(bytes, progress)
     }
 
     fn alloc(&self, len_bytes: usize) -> AlignedBuf {

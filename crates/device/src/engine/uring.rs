@@ -20,7 +20,7 @@ use rustix::io::Errno;
 
 use super::{Core, Job, Transfer};
 use crate::buffer::Pool;
-use crate::{AlignedBuf, Completion, Device, DeviceError, Geometry, Request};
+use crate::{AlignedBuf, Completion, Device, DeviceError, Geometry, OpenError, Progress, Request};
 
 /// The target's place in the table of registered files.
 const TARGET: types::Fixed = types::Fixed(0);
@@ -95,6 +95,14 @@ impl Shared {
 impl Device for Uring {
     fn geometry(&self) -> &Geometry {
         &self.shared.core.geometry
+    }
+
+    fn capacity_bytes(&self) -> u64 {
+        self.shared.core.capacity_bytes()
+    }
+
+    fn set_capacity(&self, bytes: u64, progress: Option<&Progress>) -> Result<(), OpenError> {
+        self.shared.core.set_capacity(bytes, progress)
     }
 
     fn alloc(&self, len_bytes: usize) -> AlignedBuf {

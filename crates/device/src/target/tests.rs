@@ -206,6 +206,81 @@ fn what_can_not_be_extended_keeps_its_length() {
     }
 }
 
+// -- Open, and of another size
+
+fn engines() -> [OpenOptions; 2] {
+    [Engine::Auto, Engine::Threads].map(|engine| OpenOptions { engine, ..creating(1 << 20) })
+}
+
+#[test]
+fn an_open_file_can_be_lengthened_and_shortened() {
+    for options in engines() {
+        let (_dir, path) = nowhere();
+        let device = open(&path, &options).unwrap();
+        let page = |value: u8| {
+            let mut page = device.alloc(PAGE_BYTES);
+            page.fill(value);
+            page.freeze()
+        };
+        let last = DeviceOffset((1 << 20) + BYTES - 4096);
+        for round in 1..3 {
+            let seen = Arc::new(Mutex::new(Vec::new()));
+            let progress: Progress = {
+                let seen = seen.clone();
+                Arc::new(move |done, total| seen.lock().push((done, total)))
+            };
+            device.set_capacity((1 << 20) + BYTES, Some(&progress)).unwrap();
+            assert_eq!(seen.lock().last(), Some(&(BYTES, BYTES)));
+            assert_eq!(device.capacity_bytes(), (1 << 20) + BYTES);
+            assert!(device.read(last, PAGE_BYTES).unwrap().iter().all(|byte| *byte == 0));
+            device.write_durable(last, page(round)).unwrap();
+            assert!(device.read(last, PAGE_BYTES).unwrap().iter().all(|byte| *byte == round));
+            let file = File::open(&path).unwrap();
+            let length = (1 << 20) + BYTES;
+            assert_eq!(rustix::fs::seek(&file, SeekFrom::Hole(0)).unwrap(), length, "no hole");
+
+            device.set_capacity(1 << 20, None).unwrap();
+            assert_eq!(device.capacity_bytes(), 1 << 20);
+            assert_eq!(fs::metadata(&path).unwrap().len(), 1 << 20);
+        }
+        device.write_durable(DeviceOffset((1 << 20) - 4096), page(9)).unwrap();
+        drop(device);
+        assert_eq!(open(&path, &existing()).unwrap().capacity_bytes(), 1 << 20);
+    }
+}
+
+#[test]
+#[should_panic(expected = "beyond the capacity of 524288 bytes")]
+fn what_was_cut_off_can_not_be_written() {
+    let (_dir, path) = nowhere();
+    let device = open(&path, &creating(1 << 20)).unwrap();
+    device.set_capacity(512 << 10, None).unwrap();
+    let page = device.alloc(PAGE_BYTES).freeze();
+    let _ = device.write_durable(DeviceOffset(512 << 10), page);
+}
+
+#[test]
+fn a_size_that_can_not_be_leaves_an_open_file_as_it_is() {
+    for options in engines() {
+        let (_dir, path) = nowhere();
+        let device = open(&path, &options).unwrap();
+        let error = device.set_capacity(1 << 50, None).unwrap_err();
+        assert!(
+            matches!(error, OpenError::NoSpace { wanted_bytes, .. } if wanted_bytes == 1 << 50),
+            "{error}"
+        );
+        for bytes in [0, 5000] {
+            let error = device.set_capacity(bytes, None).unwrap_err().to_string();
+            assert!(error.contains("no positive multiple of 4096"), "{error}");
+        }
+        let reader = open(&path, &OpenOptions { create_bytes: None, ..reading() }).unwrap();
+        let error = reader.set_capacity(2 << 20, None).unwrap_err().to_string();
+        assert!(error.contains("for reading only"), "{error}");
+        assert_eq!(device.capacity_bytes(), 1 << 20);
+        assert_eq!(fs::metadata(&path).unwrap().len(), 1 << 20);
+    }
+}
+
 // -- Refusals
 
 #[test]
