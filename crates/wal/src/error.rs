@@ -157,6 +157,37 @@ pub enum WalError {
     Thread(#[source] Arc<std::io::Error>),
 }
 
+/// Why the log has not got the capacity that [`Wal::request_resize`](crate::Wal::request_resize) asked for. It keeps the one that it has, and works on.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ResizeError {
+    /// The device has to be made larger first.
+    #[error("a capacity of {capacity_bytes} bytes is more than the device has: {device_bytes}")]
+    LargerThanDevice {
+        /// Asked for.
+        capacity_bytes: u64,
+        /// There.
+        device_bytes: u64,
+    },
+    /// No log can have it, or none with these options.
+    #[error("a capacity of {capacity_bytes} bytes is refused: {reason}")]
+    Refused {
+        /// Asked for.
+        capacity_bytes: u64,
+        /// What is in the way.
+        reason: String,
+    },
+    /// A later request came before this one could take effect.
+    #[error("replaced by a request for {capacity_bytes} bytes")]
+    Replaced {
+        /// Asked for instead.
+        capacity_bytes: u64,
+    },
+    /// The WAL has failed or is closed. After a crash it has the one capacity or the other.
+    #[error(transparent)]
+    Failed(#[from] WalError),
+}
+
 /// Why [`Wal::append`](crate::Wal::append) took nothing. The WAL is unchanged in every case.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -168,7 +199,7 @@ pub enum AppendError {
         needed_bytes: u64,
         /// Left in the ring.
         free_bytes: u64,
-        /// Size of the ring.
+        /// Size of the ring; of the smaller one, if the log is to shrink.
         ring_bytes: u64,
     },
     /// Too much is appended that is not durable yet; wait for [`Wal::wait_room`](crate::Wal::wait_room).

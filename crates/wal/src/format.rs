@@ -16,7 +16,7 @@ pub(crate) fn format(
     options: &FormatOptions,
 ) -> Result<HeaderInfo, OpenError> {
     let name = || device.geometry().name.clone();
-    let device_bytes = device.geometry().capacity_bytes;
+    let device_bytes = device.capacity_bytes();
     let capacity_bytes = options.capacity_bytes.unwrap_or_else(|| page_floor(device_bytes));
     if capacity_bytes > device_bytes {
         return Err(OpenError::LargerThanDevice {
@@ -81,7 +81,7 @@ fn erase(device: &dyn Device, capacity_bytes: u64) -> Result<(), DeviceError> {
     zero(HEADER_SLOT_AT[newest].0, HEADER_SLOT_BYTES)?;
     zero(0, capacity_bytes.min(probe::HEAD_BYTES))?;
     // What is behind the capacity is not ours.
-    if page_floor(device.geometry().capacity_bytes) == capacity_bytes {
+    if page_floor(device.capacity_bytes()) == capacity_bytes {
         let tail = capacity_bytes.min(probe::TAIL_BYTES);
         zero(capacity_bytes - tail, tail)?;
     }

@@ -231,7 +231,7 @@ pub(crate) fn read_slot(device: &dyn Device, slot: usize) -> Result<Slot, Device
 /// Read both slots and decide.
 pub(crate) fn inspect(device: &dyn Device) -> Result<Inspection, OpenError> {
     let name = || device.geometry().name.clone();
-    let device_bytes = device.geometry().capacity_bytes;
+    let device_bytes = device.capacity_bytes();
     if device_bytes < DATA_START + MIN_RING_BYTES {
         return Err(OpenError::LargerThanDevice {
             device: name(),

@@ -78,6 +78,14 @@ impl Ring {
         self.bytes
     }
 
+    pub(crate) fn capacity_bytes(self) -> u64 {
+        DATA_START + self.bytes
+    }
+
+    pub(crate) fn origin_bytes(self) -> u64 {
+        self.origin
+    }
+
     /// The byte of the ring at which `x` lies.
     pub(crate) fn position(self, x: LogOffset) -> u64 {
         // Both are below 2^63.

@@ -65,12 +65,12 @@ mod window;
 mod writer;
 
 pub use alluvium_device::DeviceOffset;
-pub use error::{AppendError, OpenError, VisitError, WalError};
+pub use error::{AppendError, OpenError, ResizeError, VisitError, WalError};
 pub use layout::LogOffset;
 pub use options::{FormatOptions, Options};
 pub use report::{Damage, HeaderInfo, Inspection, Record, RecoveryReport, Slot};
 pub use stats::Stats;
-pub use wal::{Append, Durable, Room, Trim, Wal};
+pub use wal::{Append, Durable, Resizing, Room, Trim, Wal};
 
 /// Told how far a long operation is: bytes done and, at most an estimate, bytes in total.
 pub type Progress = std::sync::Arc<dyn Fn(u64, u64) + Send + Sync>;

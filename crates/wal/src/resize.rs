@@ -19,7 +19,7 @@ pub(crate) fn resize(
     progress: Option<Progress>,
 ) -> Result<HeaderInfo, OpenError> {
     let device = &**device;
-    let device_bytes = device.geometry().capacity_bytes;
+    let device_bytes = device.capacity_bytes();
     if capacity_bytes > device_bytes {
         return Err(OpenError::LargerThanDevice {
             device: device.geometry().name.clone(),

@@ -37,6 +37,10 @@ pub struct Stats {
     pub header_writes: u64,
     /// Bytes that filled up blocks to a page boundary.
     pub padding_bytes: u64,
+    /// The capacity that it is to have, if a request for another one waits or is taking effect.
+    pub resize_to_bytes: Option<u64>,
+    /// Bytes by which the trim offset has to move before the request that waits takes effect, at most.
+    pub resize_distance_bytes: u64,
     /// Whether the WAL has failed.
     pub failed: bool,
 }

@@ -15,10 +15,10 @@ use crate::layout::LogOffset;
 use crate::recovery::{self, Found};
 use crate::report::{HeaderInfo, Inspection, Record, RecoveryReport};
 use crate::wait::{Wait, block_on};
-use crate::writer::{DurableOf, MovesOf, Recovered, Shared, TrimmedOf};
+use crate::writer::{DurableOf, Marks, MovesOf, Outcome, Recovered, ResizesOf, Shared, TrimmedOf};
 use crate::{
-    AppendError, FormatOptions, OpenError, Options, Progress, Stats, VisitError, WalError, format,
-    header, resize,
+    AppendError, FormatOptions, OpenError, Options, Progress, ResizeError, Stats, VisitError,
+    WalError, format, header, resize,
 };
 
 /// An open write-ahead log. Clones are handles to the same one.
@@ -199,6 +199,24 @@ impl Wal {
         Trim { wait }
     }
 
+    /// Give the log another capacity while it is in use, in bytes: a multiple of 4 KiB, at least 192 KiB, at most
+    /// [`Device::capacity_bytes`](alluvium_device::Device::capacity_bytes), and such that [`Options::window_bytes`] is at most half of the new ring.
+    ///
+    /// Nothing is moved: it takes effect when the records that are not trimmed lie at the same places in both rings, which is at once or when the
+    /// trim offset next comes to the end of the ring, or the time after ([`Stats::resize_distance_bytes`]). Until then a log that is to shrink keeps to
+    /// the bound of the smaller ring ([`AppendError::OverCapacity`]). Then blocks wait for the time of two header writes; appends are taken.
+    ///
+    /// The last request counts, and one for the capacity that the log has withdraws it. A request is forgotten if the log is closed or the process ends
+    /// before it has taken effect. Does not change the device's own size: make it larger before, or smaller afterwards.
+    ///
+    /// # Errors
+    /// The capacity can not be had, or the WAL has stopped. Nothing has changed.
+    pub fn request_resize(&self, capacity_bytes: u64) -> Result<Resizing, ResizeError> {
+        let shared = &self.handle.shared;
+        let outcome = shared.request_resize(capacity_bytes)?;
+        Ok(Resizing { capacity_bytes, outcome, marks: shared.marks.clone(), wait: None })
+    }
+
     /// Numbers of this moment.
     pub fn stats(&self) -> Stats {
         self.handle.shared.stats()
@@ -341,5 +359,51 @@ impl fmt::Debug for Trim {
             Ok(wait) => write!(f, "Trim(..{})", wait.target()),
             Err(refused) => write!(f, "Trim({refused})"),
         }
+    }
+}
+
+/// See [`Wal::request_resize`]. Dropping it leaves the request as it is.
+#[must_use = "the log has its former capacity until this resolves"]
+pub struct Resizing {
+    capacity_bytes: u64,
+    outcome: Outcome,
+    marks: Arc<Marks>,
+    wait: Option<Wait<ResizesOf>>,
+}
+
+impl Resizing {
+    /// Block this thread until it resolves.
+    pub fn wait(self) -> Result<HeaderInfo, ResizeError> {
+        block_on(self)
+    }
+}
+
+impl Future for Resizing {
+    type Output = Result<HeaderInfo, ResizeError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        loop {
+            // The outcome is there before it is counted: looked at in the opposite order, none is missed.
+            let Self { marks, outcome, wait, .. } = &mut *self;
+            let next = || Wait::new(ResizesOf(marks.clone()), marks.resizes.get() + 1);
+            let wait = wait.get_or_insert_with(next);
+            if let Some(outcome) = outcome.get() {
+                return Poll::Ready(outcome.clone());
+            }
+            match Pin::new(wait).poll(cx) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(Ok(())) => self.wait = None,
+                Poll::Ready(Err(stopped)) => {
+                    let failed = Err(ResizeError::Failed(stopped));
+                    return Poll::Ready(self.outcome.get().cloned().unwrap_or(failed));
+                }
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Resizing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Resizing(to {} bytes)", self.capacity_bytes)
     }
 }

@@ -13,14 +13,23 @@ pub(crate) struct Cursors {
     submitted: LogOffset,
     appended: LogOffset,
     ring_bytes: u64,
+    /// What is appended keeps to a ring of this size: a smaller one, if the log is to get one.
+    bound_bytes: u64,
     window_bytes: u64,
 }
 
 impl Cursors {
     /// Of a log that reaches from `trim` to `end` and is durable.
     pub(crate) fn new(trim: LogOffset, end: LogOffset, ring_bytes: u64, window_bytes: u64) -> Self {
-        let cursors =
-            Self { trim, durable: end, submitted: end, appended: end, ring_bytes, window_bytes };
+        let cursors = Self {
+            trim,
+            durable: end,
+            submitted: end,
+            appended: end,
+            ring_bytes,
+            bound_bytes: ring_bytes,
+            window_bytes,
+        };
         cursors.check();
         cursors
     }
@@ -33,8 +42,17 @@ impl Cursors {
         self.durable
     }
 
+    pub(crate) fn submitted(&self) -> LogOffset {
+        self.submitted
+    }
+
     pub(crate) fn appended(&self) -> LogOffset {
         self.appended
+    }
+
+    /// Where the log ends if a padding follows what is appended.
+    pub(crate) fn padded_end(&self) -> u64 {
+        self.appended.0 + padding_len(self.appended.0)
     }
 
     /// The first byte that must not be written: the page of the trim offset, one lap on, holds live records.
@@ -46,11 +64,12 @@ impl Cursors {
     pub(crate) fn admit(&self, end: LogOffset) -> Result<(), AppendError> {
         let padded_end = end.0 + padding_len(end.0);
         let needed_bytes = padded_end - self.appended.0;
-        if padded_end > self.ring_end() {
+        let bound = page_floor(self.trim.0) + self.bound_bytes;
+        if padded_end > bound {
             return Err(AppendError::OverCapacity {
                 needed_bytes,
-                free_bytes: self.ring_end().saturating_sub(self.appended.0),
-                ring_bytes: self.ring_bytes,
+                free_bytes: bound.saturating_sub(self.appended.0),
+                ring_bytes: self.bound_bytes,
             });
         }
         if padded_end > self.durable.0 + self.window_bytes {
@@ -103,6 +122,19 @@ impl Cursors {
     /// Keep to another window from now on. What is outstanding fits into it.
     pub(crate) fn set_window(&mut self, window_bytes: u64) {
         self.window_bytes = window_bytes;
+        self.check();
+    }
+
+    /// Keep to the bound of a ring of `bytes`, at most the ring's own, from now on. What is appended may be beyond it.
+    pub(crate) fn set_bound(&mut self, bytes: u64) {
+        assert!(bytes <= self.ring_bytes, "a bound of {bytes}: {self:?}");
+        self.bound_bytes = bytes;
+    }
+
+    /// The ring has another size from now on. What is appended fits into it.
+    pub(crate) fn set_ring(&mut self, bytes: u64) {
+        self.ring_bytes = bytes;
+        self.bound_bytes = bytes;
         self.check();
     }
 

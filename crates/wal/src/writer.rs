@@ -4,6 +4,7 @@
 //! and the simulated disk completes requests on the submitting thread.
 
 mod group;
+mod resizing;
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,12 +24,14 @@ use crate::report::HeaderInfo;
 use crate::wait::{Source, Wait, Watermark};
 use crate::window::{Cursors, WindowSize};
 use crate::{AppendError, Options, Stats, WalError};
+use resizing::Resizing;
+
+pub(crate) use resizing::Outcome;
 
 /// What the handles, the futures and the requests in flight share.
 pub(crate) struct Shared {
     pub(crate) device: SharedDevice,
     options: Options,
-    ring: Ring,
     codec: Codec,
     epoch: u32,
     state: Mutex<State>,
@@ -47,6 +50,8 @@ pub(crate) struct Marks {
     pub(crate) trimmed: Watermark,
     /// Counts the moves of the two above: for those who wait for room.
     pub(crate) moves: Watermark,
+    /// Counts the resizes that have taken effect or were replaced.
+    pub(crate) resizes: Watermark,
     /// `moves` when an append was last refused.
     refused_at: AtomicU64,
     /// Why nothing more happens: the first error, or the end of the last handle.
@@ -86,6 +91,7 @@ impl Marks {
 }
 
 struct State {
+    ring: Ring,
     cursors: Cursors,
     window: WindowSize,
     /// The block that takes records.
@@ -101,6 +107,7 @@ struct State {
     /// Before it, the limiter need not be asked again.
     throttled_until: Duration,
     headers: Headers,
+    resizing: Resizing,
     closing: bool,
     counters: Counters,
 }
@@ -119,6 +126,8 @@ struct Flight {
 /// A block that is to go, and what its padding says to be durable.
 struct BlockWrite {
     flight: u64,
+    /// That of the moment at which it was chosen: it stays the log's until the block has landed.
+    ring: Ring,
     block: Block,
     durable: LogOffset,
 }
@@ -158,6 +167,16 @@ struct HeaderWrite {
     header: HeaderInfo,
 }
 
+/// What a change of the header has brought.
+#[derive(Clone, Copy)]
+struct Effect {
+    trimmed: LogOffset,
+    /// The count of moves.
+    moves: u64,
+    /// The count of resizes.
+    resizes: u64,
+}
+
 /// A recovered log, about to be opened.
 pub(crate) struct Recovered {
     pub(crate) device: SharedDevice,
@@ -176,19 +195,20 @@ impl Shared {
         let limiter = Limiter::new(options.iops, options.bandwidth_bytes_per_second);
         let limited = limiter.is_some();
         let shared = Arc::new(Self {
-            ring,
             codec: Codec::new(header.wal_id),
             epoch: header.epoch,
             marks: Arc::new(Marks {
                 durable: Watermark::new(header.durable.0),
                 trimmed: Watermark::new(header.trim.0),
                 moves: Watermark::new(0),
+                resizes: Watermark::new(0),
                 refused_at: AtomicU64::new(u64::MAX),
                 stopped: OnceLock::new(),
             }),
             alarm: OnceLock::new(),
             started: Instant::now(),
             state: Mutex::new(State {
+                ring,
                 cursors: Cursors::new(
                     header.trim,
                     header.durable,
@@ -209,6 +229,7 @@ impl Shared {
                     slot,
                     writing: Writing::Nothing,
                 },
+                resizing: Resizing::default(),
                 closing: false,
                 counters: Counters::default(),
             }),
@@ -234,7 +255,8 @@ impl Shared {
             if let Some(alarm) = self.alarm.get() {
                 alarm.stop();
             }
-            for mark in [&self.marks.durable, &self.marks.trimmed, &self.marks.moves] {
+            let Marks { durable, trimmed, moves, resizes, .. } = &*self.marks;
+            for mark in [durable, trimmed, moves, resizes] {
                 mark.wake_all();
             }
         }
@@ -301,9 +323,9 @@ impl Shared {
 
     /// Hand `write`, and what can follow it, to the device.
     fn submit(self: &Arc<Self>, mut write: Option<BlockWrite>) {
-        while let Some(BlockWrite { flight, block, durable }) = write {
+        while let Some(BlockWrite { flight, ring, block, durable }) = write {
             let (base, buf) = block.into_write(&*self.device, self.codec, self.epoch, durable);
-            for piece in self.ring.pieces(base, buf.len() as u64) {
+            for piece in ring.pieces(base, buf.len() as u64) {
                 let shared = self.clone();
                 let request =
                     Request::Write { at: piece.at, buf: buf.slice(piece.range), durable: true };
@@ -415,15 +437,18 @@ impl Shared {
         if self.marks.stopped.get().is_some() {
             return;
         }
-        let (write, moved) = state.header_landed(slot, header);
+        let (header, effect) = state.header_landed(slot, header);
+        let write = effect.and_then(|_| state.next_write(&self)); // a resize holds them back
         drop(state);
-        self.submit_header(write);
+        self.submit_header(header);
+        self.submit(write);
         drop(guard);
         let marks = self.marks.clone();
         drop(self);
-        if let Some((trimmed, moves)) = moved {
+        if let Some(Effect { trimmed, moves, resizes }) = effect {
             marks.trimmed.advance(trimmed.0);
             marks.moves.advance(moves);
+            marks.resizes.advance(resizes);
         }
     }
 
@@ -441,6 +466,7 @@ impl Shared {
                 return Err(WalError::Closed);
             }
             state.closing = true;
+            state.resizing.withdraw();
             (state.cursors.appended(), state.headers.wanted)
         };
         crate::wait::block_on(Wait::new(DurableOf(self.marks.clone()), end.0))?;
@@ -448,7 +474,7 @@ impl Shared {
         let (slot, header) = loop {
             let state = self.state.lock();
             if state.headers.writing != Writing::Nothing {
-                // A change for the window's sake; it ends with a move.
+                // A change for the sake of the window or the ring; it ends with a move.
                 let next_move = state.counters.moves + 1;
                 drop(state);
                 crate::wait::block_on(Wait::new(MovesOf(self.marks.clone()), next_move))?;
@@ -498,8 +524,9 @@ impl Shared {
         let state = self.state.lock();
         let (cursors, counters) = (&state.cursors, &state.counters);
         let flushes = self.device.geometry().flushes;
+        let (resize_to_bytes, resize_distance_bytes) = state.resize_pending();
         Stats {
-            ring_bytes: self.ring.bytes(),
+            ring_bytes: state.ring.bytes(),
             used_bytes: cursors.appended().0 - cursors.trim().0,
             window_bytes: cursors.window_bytes(),
             window_used_bytes: cursors.outstanding_bytes(),
@@ -515,6 +542,8 @@ impl Shared {
             flushed_writes: if flushes { counters.requests + counters.header_writes } else { 0 },
             header_writes: counters.header_writes,
             padding_bytes: counters.padding_bytes,
+            resize_to_bytes,
+            resize_distance_bytes,
             failed: matches!(self.marks.stopped.get(), Some(cause) if !matches!(cause, WalError::Closed)),
         }
     }
@@ -523,9 +552,13 @@ impl Shared {
 impl State {
     /// The first write of a header change, if one is wanted and none is on its way.
     fn next_header(&mut self) -> Option<HeaderWrite> {
+        if self.headers.writing != Writing::Nothing {
+            return None;
+        }
+        let ring = self.begin_resize();
         let headers = &mut self.headers;
         let wanted = headers.wanted > headers.newest.trim || self.window.wants_change();
-        if headers.writing != Writing::Nothing || !wanted {
+        if ring.is_none() && !wanted {
             return None;
         }
         headers.writing = Writing::FirstSlot;
@@ -533,7 +566,10 @@ impl State {
             // A header is written without delay, twice, each time after a look at both slots.
             limiter.charge_undelayed(6, HEADER_SLOT_BYTES);
         }
+        let ring = ring.unwrap_or(self.ring);
         let header = HeaderInfo {
+            capacity_bytes: ring.capacity_bytes(),
+            origin_bytes: ring.origin_bytes(),
             trim: headers.wanted,
             window_bytes: self.window.begin_change(&self.cursors),
             durable: self.cursors.durable(),
@@ -542,13 +578,12 @@ impl State {
         Some(HeaderWrite { slot: 1 - headers.slot, header })
     }
 
-    /// `header` is durable in `slot`. Returns the header write that follows, and if the change has taken effect the new
-    /// trim offset and the count of moves.
+    /// `header` is durable in `slot`. Returns the header write that follows, and if the change has taken effect what it has brought.
     fn header_landed(
         &mut self,
         slot: usize,
         header: HeaderInfo,
-    ) -> (Option<HeaderWrite>, Option<(LogOffset, u64)>) {
+    ) -> (Option<HeaderWrite>, Option<Effect>) {
         let headers = &mut self.headers;
         assert_eq!(slot, 1 - headers.slot, "the newest header was overwritten");
         self.counters.header_writes += 1;
@@ -566,7 +601,9 @@ impl State {
                 self.cursors.trim_to(trimmed);
                 self.window.changed(&mut self.cursors, headers.newest.window_bytes);
                 self.counters.moves += 1;
-                (self.next_header(), Some((trimmed, self.counters.moves)))
+                let resizes = self.resized();
+                let effect = Effect { trimmed, moves: self.counters.moves, resizes };
+                (self.next_header(), Some(effect))
             }
         }
     }
@@ -577,6 +614,7 @@ impl State {
 pub(crate) struct DurableOf(pub(crate) Arc<Marks>);
 pub(crate) struct TrimmedOf(pub(crate) Arc<Marks>);
 pub(crate) struct MovesOf(pub(crate) Arc<Marks>);
+pub(crate) struct ResizesOf(pub(crate) Arc<Marks>);
 
 impl Source for DurableOf {
     type Error = WalError;
@@ -592,6 +630,16 @@ impl Source for TrimmedOf {
     type Error = WalError;
     fn watermark(&self) -> &Watermark {
         &self.0.trimmed
+    }
+    fn hopeless(&self) -> Option<WalError> {
+        self.0.stopped()
+    }
+}
+
+impl Source for ResizesOf {
+    type Error = WalError;
+    fn watermark(&self) -> &Watermark {
+        &self.0.resizes
     }
     fn hopeless(&self) -> Option<WalError> {
         self.0.stopped()

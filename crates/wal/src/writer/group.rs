@@ -145,7 +145,10 @@ impl State {
     /// Group commit, and no timer in it: what is appended while writes are in flight goes with the next one. Full blocks go as soon as a slot is free; `next_form` says
     /// which others do.
     pub(super) fn next_write(&mut self, shared: &Shared) -> Option<BlockWrite> {
-        if self.flights.len() >= shared.options.io_depth || shared.marks.stopped.get().is_some() {
+        if self.flights.len() >= shared.options.io_depth
+            || self.resizing.holds_blocks()
+            || shared.marks.stopped.get().is_some()
+        {
             return None;
         }
         let now = self.limiter.is_some().then(|| shared.started.elapsed());
@@ -173,10 +176,10 @@ impl State {
         let (end, boundary) = (block.end(), block.boundary());
         assert_eq!(block.write_bytes(), bytes, "what the limit was asked for");
         self.cursors.submit(end);
-        let pending = shared.ring.pieces(block.base(), bytes).count();
+        let pending = self.ring.pieces(block.base(), bytes).count();
         let flight = self.first_flight + self.flights.len() as u64;
         self.flights.push_back(Flight { boundary, bytes, pending, handed_over: false });
-        Some(BlockWrite { flight, block, durable: self.cursors.durable() })
+        Some(BlockWrite { flight, ring: self.ring, block, durable: self.cursors.durable() })
     }
 
     /// How the next block goes, if it does, and the bytes of its write.

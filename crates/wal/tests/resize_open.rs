@@ -1,0 +1,574 @@
+//! Another capacity for a log in use: it takes effect when nothing has to be moved, and loses nothing whenever the power is cut.
+
+mod common;
+
+use std::collections::VecDeque;
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
+
+use alluvium_device::Device;
+use alluvium_device::sim::{Faults, Mode, Random, SimDisk, SimOptions};
+use alluvium_wal::{
+    Append, AppendError, FormatOptions, LogOffset, Record, ResizeError, Resizing, Trim, Wal,
+    WalError,
+};
+use common::*;
+
+/// Pages of the device; the logs on it take fewer.
+const DEVICE: u64 = 128;
+
+fn capacity(ring_pages: u64) -> u64 {
+    DATA_START + ring_pages * PAGE
+}
+
+fn formatted(ring_pages: u64, seed: u64) -> SimDisk {
+    let faults = Faults { survives_power_cut: 0.6, torn_by_power_cut: 0.5, ..Faults::default() };
+    let disk = SimDisk::new(SimOptions {
+        capacity_bytes: capacity(DEVICE),
+        seed,
+        faults,
+        ..SimOptions::default()
+    });
+    let options =
+        FormatOptions { capacity_bytes: Some(capacity(ring_pages)), ..FormatOptions::default() };
+    Wal::format(&disk.device(), &options).unwrap();
+    disk
+}
+
+fn poll<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {
+    Pin::new(future).poll(&mut Context::from_waker(Waker::noop()))
+}
+
+/// What a log holds, as far as its writer knows.
+#[derive(Clone, Default)]
+struct Known {
+    /// Appended, and perhaps not given up.
+    records: VecDeque<Record>,
+    /// Acknowledged up to here.
+    durable: u64,
+    /// Given up, and that is durable.
+    trimmed: u64,
+    trim_asked: u64,
+    named: u64,
+}
+
+/// A writer whose disk executes requests in an order of its own.
+struct Life {
+    disk: SimDisk,
+    wal: Wal,
+    random: Random,
+    known: Known,
+    trims: Vec<(u64, Trim)>,
+    resizes: Vec<(u64, Resizing)>,
+    resized: u64,
+}
+
+impl Life {
+    /// Recover what `known` tells of.
+    fn open(disk: SimDisk, mut known: Known, random: Random) -> Self {
+        let (wal, report, records) = open(&disk);
+        assert!(report.damage.is_empty(), "{report}");
+        let start = report.start.0;
+        assert!(
+            (known.trimmed..=known.trim_asked).contains(&start),
+            "trimmed to {start}, {} to {} were asked for",
+            known.trimmed,
+            known.trim_asked
+        );
+        assert!(report.end.0 >= known.durable, "ends at {}, {} lost", report.end, known.durable);
+        known.records.retain(|record| record.offset.0 >= start);
+        assert!(records.len() <= known.records.len(), "{} records too many", records.len());
+        for (found, known) in records.iter().zip(&known.records) {
+            assert_eq!((found.offset, &found.payload), (known.offset, &known.payload));
+        }
+        let lost =
+            known.records.range(records.len()..).find(|record| record.end.0 <= known.durable);
+        assert!(lost.is_none(), "{lost:?} was acknowledged, {} recovered", records.len());
+        known.records.truncate(records.len());
+        (known.trimmed, known.trim_asked, known.durable) = (start, start, report.end.0);
+        disk.set_mode(Mode::Queued);
+        Self { disk, wal, random, known, trims: Vec::new(), resizes: Vec::new(), resized: 0 }
+    }
+
+    /// Append a record. False if there is no room.
+    fn append(&mut self, len: usize) -> bool {
+        self.known.named += 1;
+        let mut payload = vec![self.known.named as u8; len];
+        let name = self.known.named.to_le_bytes();
+        payload[..len.min(8)].copy_from_slice(&name[..len.min(8)]);
+        match self.wal.append(&[&payload]) {
+            Ok(append) => {
+                let (offset, end) = (append.offset(), append.end());
+                drop(append);
+                self.known.records.push_back(Record {
+                    offset,
+                    end,
+                    epoch: 0,
+                    payload: payload.into(),
+                });
+                true
+            }
+            Err(AppendError::OverCapacity { .. } | AppendError::WindowFull { .. }) => false,
+            Err(other) => panic!("{other}"),
+        }
+    }
+
+    fn append_any(&mut self) -> bool {
+        let len = match self.random.below(4) {
+            0 => 1 + self.random.below(16_000),
+            1 => PAGE - 32,
+            _ => 1 + self.random.below(900),
+        };
+        self.append(len as usize)
+    }
+
+    fn trim(&mut self, to: u64) {
+        if to > self.known.trim_asked {
+            self.known.trim_asked = to;
+            self.trims.push((to, self.wal.trim(..LogOffset(to))));
+        }
+    }
+
+    /// Give up so much of what is durable.
+    fn trim_some(&mut self, permille: u64) {
+        let durable = self.wal.durable().0;
+        let ends = self.known.records.iter().map(|record| record.end.0);
+        let ends: Vec<u64> = ends.filter(|end| *end <= durable).collect();
+        if let Some(end) = ends.get(ends.len() * permille as usize / 1001) {
+            self.trim(*end);
+        }
+    }
+
+    fn resize(&mut self, ring_pages: u64) {
+        let resizing = self.wal.request_resize(capacity(ring_pages)).unwrap();
+        self.resizes.push((ring_pages, resizing));
+    }
+
+    fn settle(&mut self) {
+        let known = &mut self.known;
+        known.durable = self.wal.durable().0;
+        self.trims.retain_mut(|(to, trim)| match poll(trim) {
+            Poll::Pending => true,
+            Poll::Ready(done) => {
+                done.unwrap();
+                known.trimmed = known.trimmed.max(*to);
+                false
+            }
+        });
+        let trimmed = known.trimmed;
+        known.records.retain(|record| record.offset.0 >= trimmed);
+        let resized = &mut self.resized;
+        self.resizes.retain_mut(|(ring_pages, resizing)| match poll(resizing) {
+            Poll::Pending => true,
+            Poll::Ready(Ok(header)) => {
+                assert_eq!(header.capacity_bytes, capacity(*ring_pages));
+                *resized += 1;
+                false
+            }
+            Poll::Ready(Err(ResizeError::Replaced { .. })) => false,
+            Poll::Ready(Err(other)) => panic!("{other}"),
+        });
+    }
+
+    fn run_until_idle(&mut self) {
+        self.disk.run_until_idle();
+        self.settle();
+    }
+
+    /// The power is cut; what the writer knew, and the disk.
+    fn die(mut self) -> (SimDisk, Known, Random) {
+        self.settle();
+        (self.disk.power_cut(), self.known, self.random)
+    }
+
+    /// Append, executed at once, until the log ends at `end` or behind it, and keep about `keep_bytes` of it.
+    fn append_until(&mut self, end: u64, keep_bytes: u64) {
+        while self.wal.appended().0 < end {
+            if !self.append(1500) {
+                self.trim_some(100);
+            }
+            self.run_until_idle();
+            let bound = self.wal.appended().0.saturating_sub(keep_bytes);
+            let ends = self.known.records.iter().map(|record| record.end.0);
+            if let Some(end) = ends.filter(|end| *end <= bound).max() {
+                self.trim(end);
+                self.run_until_idle();
+            }
+        }
+    }
+}
+
+/// A log in a ring of `ring` pages that starts about page `start` and ends about page `end`, everything done.
+fn life(ring: u64, start: u64, end: u64, seed: u64) -> Life {
+    let disk = formatted(ring, seed);
+    let mut life = Life::open(disk, Known::default(), Random::new(seed));
+    life.append_until(start * PAGE + 900, 0);
+    life.append_until(end * PAGE - 2000, (end - start) * PAGE);
+    life
+}
+
+/// It goes on for two laps, with a power cut in between, and loses nothing.
+fn goes_on(disk: SimDisk, known: Known, random: Random) {
+    let mut life = Life::open(disk, known, random);
+    for _ in 0..2 {
+        let ring_bytes = life.wal.stats().ring_bytes;
+        life.append_until(life.wal.appended().0 + ring_bytes, ring_bytes / 2);
+        let (disk, known, random) = life.die();
+        life = Life::open(disk, known, random);
+    }
+}
+
+#[test]
+fn what_lies_in_one_piece_is_resized_at_once() {
+    for (from, start, end, to) in
+        [(40, 45, 60, 128), (40, 45, 60, 32), (40, 68, 79, 41), (128, 130, 150, 32)]
+    {
+        let mut life = life(from, start, end, 0);
+        let before = life.wal.header();
+        life.resize(to);
+        assert_eq!(life.wal.stats().resize_to_bytes, Some(capacity(to)));
+        assert_eq!(life.wal.stats().resize_distance_bytes, 0);
+        life.run_until_idle();
+        assert_eq!((life.resized, life.resizes.len()), (1, 0), "{from} to {to}");
+        let (header, stats) = (life.wal.header(), life.wal.stats());
+        assert_eq!(header.capacity_bytes, capacity(to));
+        assert_eq!(header.generation, before.generation + 2, "one change");
+        assert_eq!((stats.ring_bytes, stats.resize_to_bytes), (to * PAGE, None));
+        let (disk, known, random) = life.die();
+        goes_on(disk, known, random);
+    }
+}
+
+/// With nothing in it but the repeated bytes of a page, a log can be brought anywhere.
+#[test]
+fn an_empty_log_is_resized_at_once_wherever_it_ends() {
+    let mut life = life(128, 150, 250, 0);
+    life.trim(life.wal.durable().0);
+    life.run_until_idle();
+    assert_ne!(life.wal.appended().0 % PAGE, 0);
+    life.resize(32);
+    life.run_until_idle();
+    assert_eq!(life.resized, 1);
+    let (disk, known, random) = life.die();
+    goes_on(disk, known, random);
+}
+
+#[test]
+fn what_crosses_the_end_waits_until_the_trim_has_passed_it() {
+    let mut life = life(40, 72, 90, 0);
+    life.resize(64);
+    life.run_until_idle();
+    assert_eq!(life.wal.stats().resize_to_bytes, Some(capacity(64)));
+    assert_eq!(life.wal.stats().resize_distance_bytes, (80 - 72) * PAGE);
+    assert_eq!(life.wal.stats().ring_bytes, 40 * PAGE);
+    life.append_until(95 * PAGE, 17 * PAGE);
+    assert_eq!(life.resized, 0, "it goes on as it is");
+    life.append_until(99 * PAGE, 17 * PAGE);
+    assert_eq!((life.resized, life.wal.stats().ring_bytes), (1, 64 * PAGE));
+    let (disk, known, random) = life.die();
+    goes_on(disk, known, random);
+}
+
+#[test]
+fn a_log_that_is_to_shrink_keeps_to_the_smaller_ring() {
+    let mut life = life(100, 150, 170, 0);
+    life.resize(40);
+    while life.append(4064) {
+        life.run_until_idle();
+    }
+    let refused = life.wal.append(&[&[0; 4064]]);
+    let Err(AppendError::OverCapacity { ring_bytes, .. }) = refused else {
+        panic!("{refused:?}");
+    };
+    assert_eq!((ring_bytes, life.wal.stats().ring_bytes), (40 * PAGE, 100 * PAGE));
+    assert!(life.wal.stats().used_bytes <= 40 * PAGE);
+
+    // Withdrawn, it has all of its ring again, and those who wait for room are told.
+    let mut room = life.wal.wait_room();
+    assert!(poll(&mut room).is_pending());
+    life.resize(100);
+    assert!(poll(&mut room).is_ready());
+    life.settle();
+    assert_eq!((life.resized, life.wal.stats().resize_to_bytes), (1, None));
+    assert!(life.append(4064));
+    life.run_until_idle();
+
+    life.resize(40);
+    let distance = life.wal.stats().resize_distance_bytes;
+    assert_eq!(distance, (200 - 150) * PAGE);
+    life.append_until(199 * PAGE, 30 * PAGE);
+    assert_eq!(life.resized, 1);
+    life.append_until(240 * PAGE, 30 * PAGE);
+    assert_eq!((life.resized, life.wal.stats().ring_bytes), (2, 40 * PAGE));
+    let (disk, known, random) = life.die();
+    goes_on(disk, known, random);
+}
+
+#[test]
+fn blocks_wait_for_the_headers_and_appends_do_not() {
+    let mut life = life(40, 45, 60, 0);
+    assert!(life.append(9000));
+    assert_eq!(life.wal.stats().in_flight, 1);
+    life.resize(64);
+    assert!(life.append(9000) && life.append(300));
+    assert_eq!(life.wal.stats().in_flight, 1, "held back");
+    while life.wal.stats().ring_bytes == 40 * PAGE {
+        let blocks = life.disk.queued().iter().filter(|(_, at, _)| *at >= DATA_START).count();
+        assert!(blocks <= 1 && life.wal.stats().in_flight <= 1);
+        assert!(life.disk.step());
+    }
+    assert!(life.wal.stats().in_flight > 0, "and on they go");
+    life.run_until_idle();
+    assert_eq!(life.wal.durable(), life.wal.appended());
+    let (disk, known, random) = life.die();
+    goes_on(disk, known, random);
+}
+
+#[test]
+fn the_last_request_counts() {
+    let mut life = life(40, 72, 90, 0);
+    let mut first = life.wal.request_resize(capacity(64)).unwrap();
+    let mut again = life.wal.request_resize(capacity(64)).unwrap();
+    let mut second = life.wal.request_resize(capacity(50)).unwrap();
+    for replaced in [&mut first, &mut again] {
+        let outcome = poll(replaced);
+        let Poll::Ready(Err(ResizeError::Replaced { capacity_bytes })) = outcome else {
+            panic!("{outcome:?}");
+        };
+        assert_eq!(capacity_bytes, capacity(50));
+    }
+    assert!(poll(&mut second).is_pending());
+    let present = life.wal.request_resize(capacity(40)).unwrap().wait().unwrap();
+    assert_eq!(present, life.wal.header(), "nothing is written");
+    assert!(matches!(poll(&mut second), Poll::Ready(Err(ResizeError::Replaced { .. }))));
+
+    // One whose headers are on their way takes effect, and the next one follows it.
+    life.trim(life.wal.durable().0);
+    life.run_until_idle();
+    life.resize(64);
+    assert!(life.disk.step());
+    life.resize(70);
+    life.resize(80);
+    let mut same = life.wal.request_resize(capacity(80)).unwrap();
+    life.run_until_idle();
+    assert_eq!((life.resized, life.resizes.len()), (2, 0), "64, then 80");
+    assert!(
+        matches!(poll(&mut same), Poll::Ready(Ok(header)) if header.capacity_bytes == capacity(80))
+    );
+    life.resize(64);
+    assert!(life.disk.step());
+    life.resize(64);
+    life.resize(80);
+    life.run_until_idle();
+    assert_eq!((life.resized, life.wal.stats().ring_bytes), (5, 80 * PAGE));
+}
+
+#[test]
+fn a_capacity_that_can_not_be_had_changes_nothing() {
+    let mut life = life(40, 45, 60, 0);
+    let before = life.wal.stats();
+    let refused = life.wal.request_resize(capacity(DEVICE + 1)).unwrap_err();
+    assert!(matches!(refused, ResizeError::LargerThanDevice { .. }), "{refused}");
+    for (bytes, reason) in [
+        (capacity(40) + 1, "not a multiple of 4096"),
+        (capacity(31), "less than 196608"),
+        (0, "less than 196608"),
+    ] {
+        let refused = life.wal.request_resize(bytes).unwrap_err().to_string();
+        assert!(refused.contains(reason), "{refused}");
+    }
+    assert_eq!(life.wal.stats(), before);
+    // The device can be made larger.
+    life.disk.set_capacity(capacity(200), None).unwrap();
+    life.resize(200);
+    life.run_until_idle();
+    assert_eq!(life.resized, 1);
+    let (disk, known, random) = life.die();
+    goes_on(disk, known, random);
+}
+
+#[test]
+fn a_ring_of_less_than_two_windows_is_refused() {
+    let disk = formatted(128, 0);
+    let wide = alluvium_wal::Options { window_bytes: 50 * PAGE, ..options() };
+    let (wal, ..) = try_open(disk.device(), &wide).unwrap();
+    let refused = wal.request_resize(capacity(99)).unwrap_err().to_string();
+    assert!(refused.contains("window_bytes = 204800 is more than half"), "{refused}");
+    wal.request_resize(capacity(100)).unwrap().wait().unwrap();
+}
+
+#[test]
+fn who_waits_is_told_the_end_of_the_log() {
+    // A close withdraws what has not begun.
+    let life = life(40, 72, 90, 0);
+    life.disk.set_mode(Mode::Immediate);
+    let mut waiting = life.wal.request_resize(capacity(64)).unwrap();
+    assert!(poll(&mut waiting).is_pending());
+    let Life { wal, disk, .. } = life;
+    wal.close().unwrap();
+    let outcome = poll(&mut waiting);
+    assert!(
+        matches!(outcome, Poll::Ready(Err(ResizeError::Failed(WalError::Closed)))),
+        "{outcome:?}"
+    );
+    let (report, _) = scan(&disk);
+    assert!(report.clean_shutdown && report.ring_bytes == 40 * PAGE);
+
+    // A failed header write fails the log.
+    let (wal, ..) = open(&disk);
+    disk.set_zone_faults(0..DATA_START, Faults { write_error: 1.0, ..Faults::default() });
+    wal.trim(..wal.durable()).wait().unwrap_err();
+    let refused = wal.request_resize(capacity(64)).unwrap_err();
+    assert!(matches!(refused, ResizeError::Failed(WalError::Device(_))), "{refused}");
+
+    let disk = disk.power_cut();
+    disk.clear_zones();
+    let (wal, ..) = open(&disk);
+    wal.trim(..wal.durable()).wait().unwrap();
+    disk.set_zone_faults(0..DATA_START, Faults { write_error: 1.0, ..Faults::default() });
+    let failed = wal.request_resize(capacity(64)).unwrap().wait().unwrap_err();
+    assert!(matches!(failed, ResizeError::Failed(WalError::Device(_))), "{failed}");
+    let disk = disk.power_cut();
+    disk.clear_zones();
+
+    // Another owner.
+    let (wal, ..) = open(&disk);
+    let (next, ..) = open(&disk);
+    let failed = wal.request_resize(capacity(64)).unwrap().wait().unwrap_err();
+    assert!(matches!(failed, ResizeError::Failed(WalError::Fenced { .. })), "{failed}");
+    next.close().unwrap();
+}
+
+#[test]
+fn a_close_waits_for_a_resize_that_has_begun() {
+    let mut life = life(40, 45, 60, 0);
+    life.resize(64);
+    assert!(life.disk.step());
+    let Life { wal, disk, mut resizes, .. } = life;
+    let stepper = alluvium_device::sim::Stepper::start(disk.clone());
+    wal.close().unwrap();
+    assert!(matches!(poll(&mut resizes[0].1), Poll::Ready(Ok(_))));
+    drop(stepper);
+    let (report, _) = scan(&disk);
+    assert!(report.clean_shutdown && report.ring_bytes == 64 * PAGE);
+}
+
+/// A short scenario, cut at every request that the disk has executed: blocks in flight when the request comes, some of them over the end of the ring.
+#[test]
+fn a_power_cut_at_any_moment_leaves_a_whole_log() {
+    let shapes = [
+        (40, 45, 60, 32),
+        (40, 45, 60, 64),
+        (40, 62, 77, 64),
+        (40, 62, 77, 41),
+        (40, 72, 90, 64),
+        (60, 62, 75, 34),
+        (60, 100, 118, 34),
+    ];
+    let mut found = [0, 0];
+    for (shape, seed) in shapes.iter().flat_map(|shape| (0..4).map(move |seed| (shape, seed))) {
+        let &(from, start, end, to) = shape;
+        for cut in 0.. {
+            let mut life = life(from, start, end, seed);
+            let mut steps = 0;
+            let mut cut_here = |life: &mut Life| {
+                life.settle();
+                steps += 1;
+                steps > cut || !life.disk.step()
+            };
+            // Four blocks in flight, then the request, and on for more than a lap.
+            for _ in 0..4 {
+                life.append(15_000);
+            }
+            life.resize(to);
+            let mut over = false;
+            for _ in 0..20 {
+                life.append(15_000);
+                life.append(700);
+                life.trim_some(900);
+                over = over || (0..4).any(|_| cut_here(&mut life));
+            }
+            while !over {
+                over = cut_here(&mut life);
+            }
+            let done = steps <= cut;
+            let (disk, known, random) = life.die();
+            let capacity_bytes = Wal::inspect(&disk.device()).unwrap().header.capacity_bytes;
+            found[usize::from(capacity_bytes == capacity(to))] += 1;
+            match (cut + seed) % 5 {
+                0 => goes_on(disk, known, random),
+                _ => drop(Life::open(disk, known, random)),
+            }
+            if done {
+                break;
+            }
+        }
+    }
+    assert!(found[0] > 200 && found[1] > 200, "old and new capacity {found:?} times");
+}
+
+/// Lives of any length under any traffic, with requests for any capacity at any moment.
+#[test]
+fn nothing_is_lost_whatever_is_asked_for_and_when() {
+    let (mut resized, mut lives) = (0, 0);
+    for seed in 0..150 {
+        let mut random = Random::new(seed);
+        let (mut disk, mut known) = (formatted(32 + random.below(97), seed), Known::default());
+        for _ in 0..4 {
+            let mut life = Life::open(disk, known, random);
+            let often = 1 + life.random.below(60);
+            let (append, step) = (1 + life.random.below(8), 1 + life.random.below(8));
+            for _ in 0..100 + life.random.below(900) {
+                match life.random.below(append + step + 1) {
+                    dice if dice < append => drop(life.append_any()),
+                    dice if dice < append + step => drop(life.disk.step()),
+                    _ => {
+                        let permille = life.random.below(1001);
+                        life.trim_some(permille);
+                    }
+                }
+                if life.random.below(often) == 0 {
+                    let pages = 32 + life.random.below(DEVICE - 31);
+                    life.resize(pages);
+                }
+                life.settle();
+            }
+            (resized, lives) = (resized + life.resized, lives + 1);
+            (disk, known, random) = life.die();
+        }
+        drop(Life::open(disk, known, random));
+    }
+    assert!(resized > 2 * lives, "{resized} resizes in {lives} lives");
+}
+
+/// Everybody who appends is acknowledged, and at last every request is granted.
+#[test]
+fn a_request_is_granted_within_two_laps() {
+    for seed in 0..60 {
+        let mut random = Random::new(seed);
+        let from = 32 + random.below(97);
+        let start = random.below(300);
+        let end = start + 3 + random.below(from - 8);
+        let mut life = life(from, start, end, seed);
+        let to = 32 + random.below(97);
+        let (trim, mut appends) = (life.known.trimmed, Vec::<Append>::new());
+        life.resize(to);
+        let distance = life.wal.stats().resize_distance_bytes;
+        assert!(distance <= 2 * from * PAGE);
+        while life.resized == 0 {
+            // As full as it gets.
+            while let Ok(append) = life.wal.append(&[&[1; 3000]]) {
+                appends.push(append);
+            }
+            life.run_until_idle();
+            appends.retain_mut(|append| poll(append).is_pending());
+            assert!(appends.is_empty(), "everything written is acknowledged");
+            let trimmed = life.wal.stats().trimmed.0;
+            assert!(life.resized > 0 || trimmed < trim + distance + PAGE, "{from} to {to}");
+            life.trims.push((trimmed, life.wal.trim(..life.wal.durable())));
+            life.run_until_idle();
+        }
+        assert_eq!(life.wal.stats().ring_bytes, to * PAGE);
+    }
+}
