@@ -15,7 +15,8 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use parking_lot::Mutex;
+
+use crate::sync::Mutex;
 
 /// Unit of position and length of every request, and alignment of every buffer: 4 KiB, whatever the logical block of
 /// the device is (one with larger blocks is refused).

@@ -15,6 +15,11 @@ mod error;
 pub mod model;
 mod open;
 pub mod sim;
+#[cfg(not(loom))]
+mod sync;
+#[cfg(loom)]
+#[doc(hidden)]
+pub mod sync;
 mod target;
 
 pub use buffer::{AlignedBuf, PAGE_BYTES, SharedBuf};

@@ -44,7 +44,6 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
-use parking_lot::{Condvar, Mutex};
 use rustix::io::Errno;
 
 pub use random::Random;
@@ -52,6 +51,7 @@ pub use stepper::Stepper;
 use storage::{Pages, Storage, write_sectors};
 
 use crate::engine::{Core, Job, Transfer};
+use crate::sync::{Condvar, Mutex};
 use crate::{
     AlignedBuf, Completion, Device, DeviceError, Durability, Geometry, OpenError, PAGE_BYTES,
     Progress, Request, SharedDevice,

@@ -51,6 +51,8 @@ mod format;
 mod header;
 mod layout;
 mod limit;
+#[cfg(all(test, loom))]
+mod models;
 mod options;
 mod probe;
 mod record;
@@ -58,6 +60,7 @@ mod recovery;
 mod report;
 mod resize;
 mod stats;
+mod sync;
 mod tape;
 mod wait;
 mod wal;

@@ -1,10 +1,10 @@
 //! Optional limits on block writes: two token buckets, and the thread that wakes the WAL when they have refilled.
 
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
+use crate::sync::thread::{self, JoinHandle};
+use crate::sync::{Condvar, Mutex};
 
 /// A write counts once for each of these that it begins, as cloud disks do it (AWS: "I/O characteristics", EBS user guide).
 const COUNTED_BYTES: u64 = 256 * 1024;
@@ -149,9 +149,8 @@ impl Alarm {
     pub(crate) fn start(ring: impl Fn() + Send + 'static) -> std::io::Result<Self> {
         let shared = Arc::new(AlarmShared::default());
         let of_thread = shared.clone();
-        let thread = std::thread::Builder::new()
-            .name("wal-limit".into())
-            .spawn(move || of_thread.run(ring))?;
+        let thread =
+            thread::Builder::new().name("wal-limit".into()).spawn(move || of_thread.run(ring))?;
         Ok(Self { shared, thread: Some(thread) })
     }
 
@@ -194,7 +193,7 @@ impl Drop for Alarm {
     fn drop(&mut self) {
         self.stop();
         if let Some(thread) = self.thread.take()
-            && thread.thread().id() != std::thread::current().id()
+            && thread.thread().id() != thread::current().id()
         {
             // If it has panicked, so has the log been stopped; another panic here would only hide that one.
             drop(thread.join());

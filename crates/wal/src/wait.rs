@@ -4,11 +4,11 @@ use std::collections::VecDeque;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
-use std::thread::Thread;
 
-use parking_lot::Mutex;
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::thread::{self, Thread};
+use crate::sync::{Mutex, thread_local};
 
 /// A number that only grows, with the wakers of those who wait for it to reach a value.
 #[derive(Debug)]
@@ -148,10 +148,12 @@ impl Watermark {
         }
         let waker = cx.waker().clone(); // dropped after the lock, like what it replaces
         let mut waiters = self.waiters.lock();
+        // Before the number: what was reached when it became hopeless has not failed.
+        let hopeless = hopeless();
         if self.get() >= target {
             return Poll::Ready(Ok(()));
         }
-        if let Some(error) = hopeless() {
+        if let Some(error) = hopeless {
             return Poll::Ready(Err(error));
         }
         let (place, replaced) = waiters.register(target, *id, waker);
@@ -162,7 +164,7 @@ impl Watermark {
     }
 
     #[cfg(test)]
-    fn places(&self) -> usize {
+    pub(crate) fn places(&self) -> usize {
         self.waiters.lock().queue.len()
     }
 }
@@ -221,7 +223,7 @@ impl Wake for Unpark {
 }
 
 thread_local! {
-    static UNPARK: Waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    static UNPARK: Waker = Waker::from(Arc::new(Unpark(thread::current())));
 }
 
 /// Poll `future` on this thread and sleep in between.
@@ -232,7 +234,7 @@ pub(crate) fn block_on<F: Future>(future: F) -> F::Output {
     loop {
         match future.as_mut().poll(&mut cx) {
             Poll::Ready(output) => return output,
-            Poll::Pending => std::thread::park(),
+            Poll::Pending => thread::park(),
         }
     }
 }
@@ -341,7 +343,7 @@ mod tests {
     fn what_becomes_hopeless_fails_and_what_was_reached_before_does_not() {
         let mark = at(0);
         let waiting = mark.clone();
-        let thread = std::thread::spawn(move || block_on(Wait::new(waiting, 10)));
+        let thread = thread::spawn(move || block_on(Wait::new(waiting, 10)));
         mark.watermark().advance(7);
         mark.0.stopped.store(true, Ordering::Release);
         mark.watermark().wake_all();
@@ -383,7 +385,7 @@ mod tests {
         let waiters: Vec<_> = (1..=4)
             .map(|_| {
                 let mark = mark.clone();
-                std::thread::spawn(move || {
+                thread::spawn(move || {
                     (1..=2000).try_for_each(|target| block_on(Wait::new(mark.clone(), target)))
                 })
             })

@@ -7,13 +7,11 @@ mod group;
 mod resizing;
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use alluvium_device::{AlignedBuf, DeviceError, Request, SharedDevice};
 use bytes::Bytes;
-use parking_lot::Mutex;
 
 use crate::block::{Block, Tail};
 use crate::header;
@@ -21,6 +19,8 @@ use crate::layout::{HEADER_SLOT_AT, HEADER_SLOT_BYTES, LogOffset, Ring};
 use crate::limit::{Alarm, Limiter};
 use crate::record::Codec;
 use crate::report::HeaderInfo;
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::{Mutex, OnceLock};
 use crate::wait::{Source, Wait, Watermark};
 use crate::window::{Cursors, WindowSize};
 use crate::{AppendError, Options, Stats, WalError};

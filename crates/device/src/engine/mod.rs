@@ -3,6 +3,9 @@
 //! An engine moves a [`Job`] through `next -> kernel (or simulation) -> advance` until it has an outcome, then gives it to
 //! [`Core::finish`]. Everything that decides is here and does no I/O, so all engines decide alike.
 
+mod inbox;
+#[cfg(all(test, loom))]
+mod models;
 #[cfg(test)]
 mod tests;
 pub(crate) mod threads;
@@ -11,13 +14,13 @@ pub(crate) mod uring;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
-use parking_lot::Mutex;
 use rustix::io::Errno;
 
 use crate::open::Progress;
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::{Mutex, OnceLock};
 use crate::target::{self, Claim};
 use crate::{
     AlignedBuf, Completion, DeviceError, DeviceOffset, Geometry, OpenError, PAGE_BYTES, Request,

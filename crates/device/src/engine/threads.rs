@@ -5,13 +5,13 @@ use std::fmt;
 use std::io::{self, IoSlice};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::thread::{self, JoinHandle};
 
-use parking_lot::{Condvar, Mutex};
 use rustix::io::{Errno, ReadWriteFlags, pread, pwrite, pwritev2};
 
 use super::{Core, Job, Transfer};
 use crate::buffer::Pool;
+use crate::sync::thread::{self, JoinHandle};
+use crate::sync::{Condvar, Mutex};
 use crate::{AlignedBuf, Completion, Device, DeviceError, Geometry, OpenError, Progress, Request};
 
 /// A device served by threads, one request at a time on each.

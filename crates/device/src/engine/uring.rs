@@ -6,7 +6,6 @@
 //!
 //! What is in flight is bounded by the size of the ring, so neither of its queues can overflow.
 
-use std::collections::VecDeque;
 use std::fmt;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -14,10 +13,10 @@ use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
 
 use io_uring::{IoUring, Probe, opcode, squeue, types};
-use parking_lot::Mutex;
 use rustix::event::EventfdFlags;
 use rustix::io::Errno;
 
+use super::inbox::{Inbox, Next};
 use super::{Core, Job, Transfer};
 use crate::buffer::Pool;
 use crate::{AlignedBuf, Completion, Device, DeviceError, Geometry, OpenError, Progress, Request};
@@ -44,17 +43,9 @@ pub(crate) struct Uring {
 
 struct Shared {
     core: Core,
-    inbox: Mutex<Inbox>,
+    inbox: Inbox<Job>,
     /// Written by submitters, polled by the ring.
     wake: OwnedFd,
-}
-
-#[derive(Default)]
-struct Inbox {
-    jobs: VecDeque<Job>,
-    /// The thread waits in the kernel, has room for more in flight, and wants to be woken.
-    asleep: bool,
-    closed: bool,
 }
 
 impl Uring {
@@ -67,7 +58,7 @@ impl Uring {
     ) -> io::Result<Self> {
         // Not O_NONBLOCK: it is only read after the ring has said that there is something.
         let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
-        let shared = Arc::new(Shared { core, inbox: Mutex::default(), wake });
+        let shared = Arc::new(Shared { core, inbox: Inbox::new(), wake });
         let (ready, started) = mpsc::sync_channel(1);
         // The ring is made on the thread that uses it: IORING_SETUP_SINGLE_ISSUER binds it to its maker.
         let thread = thread::Builder::new().name("device-io".into()).spawn({
@@ -111,11 +102,7 @@ impl Device for Uring {
 
     fn submit(&self, request: Request, done: Completion) {
         let job = self.shared.core.admit(request, done);
-        let mut inbox = self.shared.inbox.lock();
-        inbox.jobs.push_back(job);
-        let asleep = std::mem::take(&mut inbox.asleep);
-        drop(inbox);
-        if asleep {
+        if self.shared.inbox.push(job) {
             self.shared.wake();
         }
     }
@@ -127,7 +114,7 @@ impl Device for Uring {
 
 impl Drop for Uring {
     fn drop(&mut self) {
-        self.shared.inbox.lock().closed = true;
+        self.shared.inbox.close();
         self.shared.wake();
         let thread = self.thread.take().expect("taken only here");
         // The last handle may be dropped inside a completion, on the thread itself, which then ends on its own.
@@ -209,7 +196,7 @@ impl IoThread {
         let mut completed = Vec::with_capacity(self.flight.slots.len() + 1);
         while self.start_requests() {
             self.wait();
-            self.shared.inbox.lock().asleep = false;
+            self.shared.inbox.awake();
             completed
                 .extend(self.ring.completion().map(|entry| (entry.user_data(), entry.result())));
             for (user_data, result) in completed.drain(..) {
@@ -224,24 +211,16 @@ impl IoThread {
     /// Put waiting requests into the ring as long as there is room. False if the device is closed and idle.
     fn start_requests(&mut self) -> bool {
         loop {
-            let mut inbox = self.shared.inbox.lock();
-            let idle = self.flight.free.len() == self.flight.slots.len();
-            if inbox.jobs.is_empty() && inbox.closed && idle {
-                return false;
-            }
-            // Without room for more, the next completion wakes the thread early enough.
-            if self.flight.free.is_empty() {
-                break;
-            }
-            let Some(job) = inbox.jobs.pop_front() else {
-                inbox.asleep = true;
-                break;
+            let Flight { free, slots } = &self.flight;
+            let job = match self.shared.inbox.next(free.len(), slots.len()) {
+                Next::Take(job) => job,
+                Next::Sleep => break,
+                Next::End => return false,
             };
-            drop(inbox);
             match self.shared.core.refusal(&job) {
                 Some(refusal) => self.shared.core.finish(job, Err(refusal)),
                 None => {
-                    let slot = self.flight.free.pop().expect("checked above");
+                    let slot = self.flight.free.pop().expect("there is room, else none is taken");
                     self.flight.slots[slot] = Some(job);
                     self.transfer(slot);
                 }

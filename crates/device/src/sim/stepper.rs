@@ -1,10 +1,10 @@
 //! A thread that is the disk, for tests that have something else to do.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
 
 use super::{Mode, SimDisk};
+use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::thread::{self, JoinHandle};
 
 /// Executes what is queued on a disk as soon as it is queued, on a thread of its own and in the order that [`SimDisk::step`]
 /// chooses. When it is dropped it executes what is left, and the disk is in [`Mode::Immediate`] again.
@@ -26,7 +26,7 @@ impl Stepper {
     pub fn start(disk: SimDisk) -> Self {
         disk.set_mode(Mode::Queued);
         let told = Arc::new(Told::default());
-        let thread = std::thread::spawn({
+        let thread = thread::spawn({
             let (disk, told) = (disk.clone(), told.clone());
             move || {
                 while disk.wait_queued(&told) {
@@ -55,7 +55,7 @@ impl Drop for Stepper {
         self.tell(&self.told.stop, true);
         let stopped = self.thread.take().map(JoinHandle::join);
         // A completion that panics has said so on its thread; do not hide it from a test that goes on.
-        if !std::thread::panicking() {
+        if !thread::panicking() {
             assert!(matches!(stopped, Some(Ok(()))), "the thread of a simulated disk has panicked");
         }
         self.disk.set_mode(Mode::Immediate);

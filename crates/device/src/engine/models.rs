@@ -1,0 +1,261 @@
+//! The engines between threads, in every order of their steps: `cargo xtask loom`.
+
+use std::fs::File;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+
+use loom::thread;
+use rustix::io::Errno;
+
+use super::inbox::{Inbox, Next};
+use super::threads::Threads;
+use super::{Core, Job};
+use crate::buffer::Pool;
+use crate::sim::{SimDisk, SimOptions, Stepper};
+use crate::sync::atomic::{AtomicUsize, Ordering};
+use crate::sync::{Condvar, Mutex};
+use crate::{
+    AlignedBuf, Completion, Device, DeviceError, DeviceOffset, Geometry, PAGE_BYTES, Request,
+};
+
+fn core() -> Core {
+    let geometry = Geometry {
+        name: "modelled".into(),
+        capacity_bytes: 16 * PAGE_BYTES as u64,
+        logical_block_bytes: 512,
+        block_device: false,
+        volatile_cache: false,
+        flushes: false,
+        read_only: false,
+        engine: "threads",
+    };
+    Core::new(geometry, None)
+}
+
+fn write(page: u64) -> Request {
+    let buf = AlignedBuf::zeroed(PAGE_BYTES).freeze();
+    Request::Write { at: DeviceOffset(page * PAGE_BYTES as u64), buf, durable: false }
+}
+
+/// What completions have said, and waiting for it.
+#[derive(Default)]
+struct Said {
+    results: Mutex<Vec<Result<(), DeviceError>>>,
+    more: Condvar,
+}
+
+impl Said {
+    fn completion(self: &Arc<Self>) -> Completion {
+        let said = self.clone();
+        Box::new(move |result| {
+            said.results.lock().push(result.map(drop));
+            said.more.notify_all();
+        })
+    }
+
+    fn wait_for(&self, count: usize) -> Vec<Result<(), DeviceError>> {
+        let mut results = self.results.lock();
+        while results.len() < count {
+            self.more.wait(&mut results);
+        }
+        results.clone()
+    }
+}
+
+// -- The inbox of the io_uring engine
+
+/// The eventfd that the ring polls: it stays readable until it is read.
+#[derive(Default)]
+struct Bell {
+    rung: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Bell {
+    fn ring(&self) {
+        *self.rung.lock() = true;
+        self.changed.notify_one();
+    }
+
+    fn wait(&self) {
+        let mut rung = self.rung.lock();
+        while !*rung {
+            self.changed.wait(&mut rung);
+        }
+        *rung = false;
+    }
+}
+
+/// The engine's thread with a kernel that is done with everything by the time it is waited for.
+fn serve(inbox: &Inbox<u32>, bell: &Bell, slots: usize) -> Vec<u32> {
+    let (mut served, mut in_flight) = (Vec::new(), Vec::new());
+    loop {
+        match inbox.next(slots - in_flight.len(), slots) {
+            Next::Take(job) => in_flight.push(job),
+            Next::End => return served,
+            Next::Sleep => {
+                match in_flight.is_empty() {
+                    true => bell.wait(),
+                    false => served.append(&mut in_flight),
+                }
+                inbox.awake();
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_put_into_the_inbox_is_served_and_the_thread_ends() {
+    loom::model(|| {
+        let shared = Arc::new((Inbox::new(), Bell::default()));
+        let submit = |job| {
+            let shared = shared.clone();
+            thread::spawn(move || {
+                if shared.0.push(job) {
+                    shared.1.ring();
+                }
+            })
+        };
+        let submitters = [submit(1), submit(2)];
+        let thread = {
+            let shared = shared.clone();
+            thread::spawn(move || serve(&shared.0, &shared.1, 1))
+        };
+        for submitter in submitters {
+            submitter.join().unwrap();
+        }
+        shared.0.close();
+        shared.1.ring();
+        let mut served = thread.join().unwrap();
+        served.sort_unstable();
+        assert_eq!(served, [1, 2]);
+    });
+}
+
+/// The waker that has to ring is the only one that does: nobody waits for a second one.
+#[test]
+fn a_thread_that_sleeps_is_woken_once_for_several_jobs() {
+    loom::model(|| {
+        let shared = Arc::new((Inbox::new(), Bell::default()));
+        let thread = {
+            let shared = shared.clone();
+            thread::spawn(move || serve(&shared.0, &shared.1, 2))
+        };
+        for job in 0..2 {
+            if shared.0.push(job) {
+                shared.1.ring();
+            }
+        }
+        shared.0.close();
+        shared.1.ring();
+        assert_eq!(thread.join().unwrap(), [0, 1]);
+    });
+}
+
+// -- The thread engine
+
+/// A file in memory with room for the pages that the models write.
+fn file(writable: bool) -> OwnedFd {
+    let file = rustix::fs::memfd_create("models", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&file, 16 * PAGE_BYTES as u64).unwrap();
+    match writable {
+        true => file,
+        false => File::open(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap().into(),
+    }
+}
+
+fn threads(fd: OwnedFd, workers: usize) -> Threads {
+    Threads::start(fd, core(), Pool::new(PAGE_BYTES, 0, 0).unwrap(), workers).unwrap()
+}
+
+#[test]
+fn the_thread_engine_completes_all_and_drops_when_it_is_idle() {
+    loom::model(|| {
+        let (engine, said) = (Arc::new(threads(file(true), 2)), Arc::new(Said::default()));
+        let submitter = {
+            let (engine, said) = (engine.clone(), said.clone());
+            thread::spawn(move || engine.submit(write(1), said.completion()))
+        };
+        engine.submit(write(2), said.completion());
+        submitter.join().unwrap();
+        drop(engine); // joins the workers
+        assert_eq!(said.results.lock().iter().filter(|result| result.is_ok()).count(), 2);
+    });
+}
+
+#[test]
+fn all_who_fail_see_the_first_cause_and_nothing_is_written_after_it() {
+    loom::model(|| {
+        let (engine, said) = (threads(file(false), 2), Arc::new(Said::default()));
+        engine.submit(write(1), said.completion());
+        engine.submit(write(2), said.completion());
+        let first = said.wait_for(1).remove(0).expect_err("the file is open for reading only");
+        assert_eq!(engine.failure().unwrap().at, first.at);
+        engine.submit(write(3), said.completion());
+        for result in said.wait_for(3) {
+            assert_eq!(result.unwrap_err().at, first.at);
+        }
+    });
+}
+
+/// An engine finishes a write that went well while another one fails on the next thread.
+#[test]
+fn a_request_that_is_submitted_after_a_failure_was_seen_is_refused() {
+    loom::model(|| {
+        let (core, said) = (Arc::new(core()), Arc::new(Said::default()));
+        let failing = core.admit(write(1), said.completion());
+        let thread = {
+            let core = core.clone();
+            thread::spawn(move || core.finish(failing, Err(Errno::IO.into())))
+        };
+        let other: Job = core.admit(write(2), Box::new(|_| ()));
+        core.finish(other, Ok(()));
+        let first = said.wait_for(1).remove(0).unwrap_err();
+        let late = core.admit(write(3), said.completion());
+        assert!(core.refusal(&late).is_some());
+        core.finish(late, Ok(()));
+        assert_eq!(said.wait_for(2)[1].as_ref().unwrap_err().at, first.at);
+        thread.join().unwrap();
+    });
+}
+
+// -- The pool
+
+#[test]
+fn two_never_have_the_same_slot_and_it_comes_back() {
+    loom::model(|| {
+        let (pool, users) = (Pool::new(PAGE_BYTES, 1, 0).unwrap(), Arc::new(AtomicUsize::new(0)));
+        let use_one = |pool: &Arc<Pool>, users: &AtomicUsize| {
+            let buf = pool.alloc(PAGE_BYTES);
+            if buf.registered() {
+                assert_eq!(users.fetch_add(1, Ordering::Relaxed), 0);
+                users.fetch_sub(1, Ordering::Relaxed);
+            }
+        };
+        let thread = {
+            let (pool, users) = (pool.clone(), users.clone());
+            thread::spawn(move || use_one(&pool, &users))
+        };
+        use_one(&pool, &users);
+        thread.join().unwrap();
+        assert!(pool.alloc(PAGE_BYTES).registered());
+    });
+}
+
+// -- The thread that is a simulated disk
+
+#[test]
+fn a_stepper_executes_what_it_need_not_hold_and_stops() {
+    loom::model(|| {
+        let (disk, said) = (SimDisk::new(SimOptions::default()), Arc::new(Said::default()));
+        let stepper = Stepper::start(disk.clone());
+        stepper.hold(true);
+        disk.submit(write(1), said.completion());
+        assert!(said.results.lock().is_empty());
+        stepper.hold(false);
+        assert!(said.wait_for(1)[0].is_ok());
+        disk.submit(write(2), said.completion());
+        drop(stepper);
+        assert!(said.results.lock()[1].is_ok());
+    });
+}

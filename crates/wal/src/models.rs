@@ -1,0 +1,397 @@
+//! The log between threads, in every order of their steps: `cargo xtask loom`.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use alluvium_device::sim::{Faults, Mode, SimDisk, SimOptions};
+use loom::model::Builder;
+use loom::thread;
+
+use crate::limit::Alarm;
+use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::{Condvar, Mutex, OnceLock};
+use crate::wait::{Source, Wait, Watermark, block_on};
+use crate::{AppendError, FormatOptions, Options, Slot, Wal, WalError};
+
+// -- The watermark alone
+
+/// What a watermark is for: offsets below it are done.
+struct Log {
+    mark: Watermark,
+    /// Not ordered by themselves, so that the watermark has to do it.
+    done: [AtomicBool; 2],
+    stopped: OnceLock<&'static str>,
+}
+
+#[derive(Clone)]
+struct At(Arc<Log>);
+
+impl Source for At {
+    type Error = &'static str;
+    fn watermark(&self) -> &Watermark {
+        &self.0.mark
+    }
+    fn hopeless(&self) -> Option<&'static str> {
+        self.0.stopped.get().copied()
+    }
+}
+
+impl At {
+    fn new() -> Self {
+        let done = [AtomicBool::new(false), AtomicBool::new(false)];
+        Self(Arc::new(Log { mark: Watermark::new(0), done, stopped: OnceLock::new() }))
+    }
+
+    fn complete(&self, offset: u64) {
+        self.0.done[offset as usize - 1].store(true, Ordering::Relaxed);
+        self.0.mark.advance(offset);
+    }
+
+    fn stop(&self) {
+        self.0.stopped.set("stopped").unwrap();
+        self.0.mark.wake_all();
+    }
+
+    /// Wait for `offset`, and see that it is done if it is said to be.
+    fn wait(&self, offset: u64) -> Result<(), &'static str> {
+        block_on(Wait::new(self.clone(), offset))?;
+        for done in &self.0.done[..offset as usize] {
+            assert!(done.load(Ordering::Relaxed), "acknowledged too early");
+        }
+        Ok(())
+    }
+}
+
+fn spawn<T: 'static>(log: &At, run: impl FnOnce(At) -> T + 'static) -> thread::JoinHandle<T> {
+    let log = log.clone();
+    thread::spawn(move || run(log))
+}
+
+fn poll(wait: &mut Wait<At>) -> Poll<Result<(), &'static str>> {
+    Pin::new(wait).poll(&mut Context::from_waker(Waker::noop()))
+}
+
+#[test]
+fn waiters_are_woken_when_what_they_wait_for_is_done_and_not_before() {
+    loom::model(|| {
+        let log = At::new();
+        let waiters = [1, 2].map(|offset| spawn(&log, move |log| log.wait(offset)));
+        log.complete(1);
+        log.complete(2);
+        for waiter in waiters {
+            assert_eq!(waiter.join().unwrap(), Ok(()));
+        }
+        assert_eq!(log.0.mark.places(), 0);
+    });
+}
+
+/// As completions of one device on several threads.
+#[test]
+fn whoever_raises_the_watermark_it_never_goes_back() {
+    loom::model(|| {
+        let log = At::new();
+        let other = spawn(&log, |log| {
+            log.0.mark.advance(1);
+            assert!(log.0.mark.get() >= 1);
+        });
+        let waiter = spawn(&log, |log| block_on(Wait::new(log, 2)));
+        log.0.mark.advance(2);
+        assert_eq!(log.0.mark.get(), 2);
+        other.join().unwrap();
+        assert_eq!(waiter.join().unwrap(), Ok(()));
+        assert_eq!(log.0.mark.places(), 0);
+    });
+}
+
+#[test]
+fn a_future_that_is_given_up_takes_nobody_with_it() {
+    loom::model(|| {
+        let log = At::new();
+        let waiter = spawn(&log, |log| log.wait(1));
+        let impatient = spawn(&log, |log| poll(&mut Wait::new(log, 1)).is_ready());
+        log.complete(1);
+        assert_eq!(waiter.join().unwrap(), Ok(()));
+        impatient.join().unwrap();
+        assert_eq!(log.0.mark.places(), 0);
+    });
+}
+
+/// A task that has moved to another thread.
+#[test]
+fn the_waker_of_the_last_poll_is_woken() {
+    loom::model(|| {
+        let log = At::new();
+        let waiter = spawn(&log, |log| {
+            let mut wait = Wait::new(log, 1);
+            match poll(&mut wait) {
+                Poll::Ready(result) => result,
+                Poll::Pending => block_on(wait),
+            }
+        });
+        log.complete(1);
+        assert_eq!(waiter.join().unwrap(), Ok(()));
+        assert_eq!(log.0.mark.places(), 0);
+    });
+}
+
+#[test]
+fn a_stop_wakes_everybody() {
+    loom::model(|| {
+        let log = At::new();
+        let waiters = [1, 2].map(|offset| spawn(&log, move |log| log.wait(offset)));
+        log.stop();
+        for waiter in waiters {
+            assert_eq!(waiter.join().unwrap(), Err("stopped"));
+        }
+    });
+}
+
+#[test]
+fn what_was_done_before_a_stop_has_not_failed() {
+    loom::model(|| {
+        let log = At::new();
+        let waiters = [1, 2].map(|offset| spawn(&log, move |log| log.wait(offset)));
+        log.complete(1);
+        log.stop();
+        let results = waiters.map(|waiter| waiter.join().unwrap());
+        assert_eq!(results, [Ok(()), Err("stopped")]);
+    });
+}
+
+/// Closing waits for what was appended, and stops the log as soon as it is durable.
+#[test]
+fn a_stop_that_has_seen_something_done_does_not_fail_it() {
+    loom::model(|| {
+        let log = At::new();
+        let waiter = spawn(&log, |log| log.wait(1));
+        let completion = spawn(&log, |log| log.complete(1));
+        let seen = log.0.mark.get() == 1;
+        log.stop();
+        let result = waiter.join().unwrap();
+        assert!(result == Ok(()) || !seen);
+        completion.join().unwrap();
+    });
+}
+
+// -- The whole log, on a disk that completes requests on the thread that submits them
+
+fn options() -> Options {
+    Options {
+        window_bytes: 32 << 10,
+        block_bytes: 4096,
+        max_record_bytes: 8 << 10,
+        ..Options::default()
+    }
+}
+
+fn format() -> (SimDisk, Wal) {
+    let disk = SimDisk::new(SimOptions { capacity_bytes: 192 << 10, ..SimOptions::default() });
+    let forced = FormatOptions { force: true, ..FormatOptions::default() };
+    Wal::format(&disk.device(), &forced).unwrap();
+    let (wal, _) = Wal::open(disk.device(), &options(), None, &mut |_| Ok(())).unwrap();
+    (disk, wal)
+}
+
+/// Runs `model` on a fresh log. Making it is not part of what is explored.
+fn with_log(model: impl Fn(SimDisk, Wal) + Send + Sync + 'static) {
+    let mut builder = Builder::new();
+    builder.max_branches = 20_000;
+    builder.expect_explicit_explore = true;
+    builder.check(move || {
+        let (disk, wal) = format();
+        loom::explore();
+        model(disk, wal);
+    });
+}
+
+/// Whether a power cut would leave `byte`, of which a record is made, on the disk.
+fn is_durable(disk: &SimDisk, byte: u8) -> bool {
+    disk.peek_durable(64 << 10, 128 << 10).windows(16).any(|found| found == [byte; 16])
+}
+
+#[test]
+fn acknowledged_is_durable_with_everything_before_it() {
+    with_log(|disk, wal| {
+        let thread = {
+            let (disk, wal) = (disk.clone(), wal.clone());
+            thread::spawn(move || {
+                let append = wal.append(&[&[1; 100]]).unwrap();
+                let end = append.end();
+                append.wait().unwrap();
+                assert!(wal.durable() >= end && is_durable(&disk, 1));
+                end
+            })
+        };
+        let append = wal.append(&[&[2; 100]]).unwrap();
+        let end = append.end();
+        append.wait().unwrap();
+        assert!(is_durable(&disk, 2));
+        let other_end = thread.join().unwrap();
+        assert_eq!(wal.durable(), end.max(other_end));
+    });
+}
+
+/// A full window, and a thread on which the disk completes what is queued.
+fn with_full_window(model: impl Fn(Wal) + Send + Sync + 'static) {
+    with_log(move |disk, wal| {
+        disk.set_mode(Mode::Queued);
+        while wal.append(&[&[1; 8 << 10]]).is_ok() {}
+        let completions = thread::spawn(move || disk.run_until_idle());
+        model(wal);
+        completions.join().unwrap();
+    });
+}
+
+#[test]
+fn a_writer_that_was_refused_and_then_waits_for_room_gets_it() {
+    with_full_window(|wal| {
+        while let Err(refused) = wal.append(&[&[2; 8 << 10]]).map(drop) {
+            assert!(matches!(refused, AppendError::WindowFull { .. }));
+            wal.wait_room().wait();
+        }
+    });
+}
+
+#[test]
+fn of_two_writers_that_wait_for_room_both_get_it() {
+    with_full_window(|wal| {
+        let write = |wal: &Wal| loop {
+            let room = wal.wait_room();
+            match wal.append(&[&[2; 8 << 10]]) {
+                Ok(_) => break,
+                Err(AppendError::WindowFull { .. }) => room.wait(),
+                Err(other) => panic!("{other}"),
+            }
+        };
+        let thread = {
+            let wal = wal.clone();
+            thread::spawn(move || write(&wal))
+        };
+        write(&wal);
+        thread.join().unwrap();
+    });
+}
+
+#[test]
+fn when_the_device_fails_nobody_is_left_waiting() {
+    with_log(|disk, wal| {
+        disk.set_faults(Faults { write_error: 1.0, ..Faults::default() });
+        let write = |wal: &Wal| match wal.append(&[b"lost"]) {
+            Ok(append) => assert!(matches!(append.wait(), Err(WalError::Device(_)))),
+            Err(refused) => assert!(matches!(refused, AppendError::Failed(_))),
+        };
+        let thread = {
+            let wal = wal.clone();
+            thread::spawn(move || write(&wal))
+        };
+        write(&wal);
+        thread.join().unwrap();
+    });
+}
+
+#[test]
+fn when_the_last_handle_goes_nobody_is_left_waiting() {
+    with_log(|disk, wal| {
+        disk.set_mode(Mode::Queued);
+        let append = wal.append(&[&[1; 100]]).unwrap();
+        let completions = {
+            let disk = disk.clone();
+            thread::spawn(move || disk.run_until_idle())
+        };
+        let last = thread::spawn(move || drop(wal));
+        match append.wait() {
+            Ok(()) => assert!(is_durable(&disk, 1)),
+            Err(cause) => assert!(matches!(cause, WalError::Closed)),
+        }
+        last.join().unwrap();
+        completions.join().unwrap();
+    });
+}
+
+#[test]
+fn closing_acknowledges_all_that_was_accepted() {
+    with_log(|disk, wal| {
+        let thread = {
+            let wal = wal.clone();
+            thread::spawn(move || match wal.append(&[&[1; 100]]) {
+                Ok(append) => append.wait().map(|()| true).unwrap(),
+                Err(refused) => {
+                    assert!(matches!(refused, AppendError::Closed));
+                    false
+                }
+            })
+        };
+        wal.close().unwrap();
+        let accepted = thread.join().unwrap();
+        let report = Wal::scan(&disk.device(), None, &mut |_| Ok(())).unwrap();
+        assert!(report.clean_shutdown && report.records == u64::from(accepted));
+    });
+}
+
+#[test]
+fn a_trim_is_in_both_headers_when_it_is_acknowledged() {
+    with_log(|disk, wal| {
+        let mut ends = [1, 2].map(|byte| {
+            let append = wal.append(&[&[byte; 100]]).unwrap();
+            let end = append.end();
+            append.wait().unwrap();
+            end
+        });
+        ends.reverse(); // the one behind must not go back
+        let trim = |disk: &SimDisk, wal: &Wal, to| {
+            wal.trim(..to).wait().unwrap();
+            let inspection = Wal::inspect(&disk.device()).unwrap();
+            for slot in inspection.slots {
+                assert!(matches!(slot, Slot::Valid(header) if header.trim >= to));
+            }
+        };
+        let thread = {
+            let (disk, wal) = (disk.clone(), wal.clone());
+            thread::spawn(move || trim(&disk, &wal, ends[0]))
+        };
+        trim(&disk, &wal, ends[1]);
+        thread.join().unwrap();
+        assert_eq!(wal.stats().trimmed, ends[0]);
+    });
+}
+
+// -- The alarm of the limits
+
+#[derive(Default)]
+struct Rung {
+    count: Mutex<u32>,
+    changed: Condvar,
+}
+
+#[test]
+fn an_alarm_that_is_set_rings_and_ends_when_it_is_dropped() {
+    let past = Instant::now();
+    let far = past + Duration::from_secs(24 * 60 * 60);
+    loom::model(move || {
+        let rung = Arc::new(Rung::default());
+        let ring = {
+            let rung = rung.clone();
+            move || {
+                *rung.count.lock() += 1;
+                rung.changed.notify_one();
+            }
+        };
+        let alarm = Arc::new(Alarm::start(ring).unwrap());
+        let other = {
+            let alarm = alarm.clone();
+            thread::spawn(move || alarm.set(far))
+        };
+        alarm.set(past);
+        let mut count = rung.count.lock();
+        while *count == 0 {
+            rung.changed.wait(&mut count);
+        }
+        drop(count);
+        other.join().unwrap();
+        drop(alarm);
+        assert_eq!(*rung.count.lock(), 1);
+    });
+}
