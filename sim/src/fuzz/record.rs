@@ -109,10 +109,11 @@ impl Image {
     fn record(&mut self, x: u64, input: &mut Input<'_>) -> u64 {
         let room = self.header.limit().saturating_sub(x + HEADER);
         let padding = input.once_in(4);
+        let boundary = (x + HEADER).next_multiple_of(PAGE) - (x + HEADER);
         let len = match (padding, input.u8() % 4) {
             (true, 3) | (false, 0) => input.below(3 * PAGE),
-            (true, _) if PAGE - x % PAGE < HEADER => 2 * PAGE - x % PAGE - HEADER,
-            (true, _) => PAGE - x % PAGE - HEADER,
+            (true, 2) => boundary + PAGE,
+            (true, _) => boundary,
             (false, 1) => input.below(self.header.ring()),
             (false, _) => input.u8().into(),
         };
@@ -132,12 +133,14 @@ impl Image {
         let epoch = match input.u8() % 8 {
             0 => u32::from(input.u8() % 6),
             1 => self.header.epoch - 1,
+            2 => self.header.epoch.saturating_sub(2),
             _ if x < self.header.epoch_start => self.header.epoch - 1,
             _ => self.header.epoch,
         };
         let payload_crc = if padding { 0 } else { crc32c(&[&payload]) };
         let mut record = Record { padding, len: len as u32, offset: x, epoch, lag, payload_crc };
         let mut id = self.header.id;
+        let mut next = x + HEADER + len;
         match input.u8() % 16 {
             1 => record.payload_crc ^= 1,
             2 => record.offset = x.wrapping_sub(self.header.ring()),
@@ -145,6 +148,7 @@ impl Image {
             4 => record.len = input.u32(),
             5 => id[3] ^= 1,
             6 => payload.truncate(payload.len() / 2),
+            7 => next = x + HEADER + len / 2,
             _ => {}
         }
         let mut head = record.encode(&id);
@@ -155,7 +159,7 @@ impl Image {
         self.put(x + HEADER, &payload);
         self.records += 1;
         self.from_the_future |= epoch > self.header.epoch;
-        x + HEADER + len
+        next
     }
 
     fn disk(&self) -> SimDisk {

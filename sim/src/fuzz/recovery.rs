@@ -2,7 +2,7 @@
 
 use alluvium_device::Durability;
 use alluvium_device::sim::{Faults, Mode, SimDisk, SimOptions};
-use alluvium_wal::{AppendError, FormatOptions, LogOffset, OpenError, Options, Wal};
+use alluvium_wal::{AppendError, FormatOptions, LogOffset, OpenError, Options, ResizeError, Wal};
 use bytes::Bytes;
 
 use super::Input;
@@ -24,7 +24,7 @@ pub fn recovery(data: &[u8]) -> Result<(), String> {
 }
 
 /// Write a log on a simulated disk, end that with a power cut, a crash or a close, damage what is at rest (flipped bits, zeroed, misdirected
-/// and old pages and sectors), resize, recover, go on. What was promised is there or is reported as damage, within the limits that
+/// and old pages and sectors), resize in use or not, recover, go on. What was promised is there or is reported as damage, within the limits that
 /// the format states; what one recovery has handed out the next one does; and every walk finds what the reference finds.
 ///
 /// With [`Durability::Device`] the disk's cache is trusted, which loses records: to see that this is noticed.
@@ -108,6 +108,11 @@ impl<'a> Life<'a> {
                 self.damage();
             }
         }
+    }
+
+    /// A capacity that a log can have on the device.
+    fn capacity(&mut self) -> u64 {
+        DATA_START + (32 + self.input.below(MAX_PAGES - 32 + 1)) * PAGE
     }
 
     fn ring_pages(&self) -> u64 {
@@ -209,7 +214,7 @@ impl<'a> Life<'a> {
 
     fn resize(&mut self) -> Result<(), String> {
         let (log, walked) = self.scan()?;
-        let capacity = DATA_START + (32 + self.input.below(MAX_PAGES - 32 + 1)) * PAGE;
+        let capacity = self.capacity();
         let meter = self.meter(true, 6);
         let resized = Wal::resize(&meter.device(), capacity, None);
         self.say(|| format!("resize to {capacity}: {resized:?}"));
@@ -245,7 +250,9 @@ impl<'a> Life<'a> {
                     }
                 }
                 11 => self.disk.run_until_idle(),
-                12..=13 => self.trim(&wal),
+                12 => self.trim(&wal),
+                13 if self.input.once_in(4) => self.request_resize(&wal)?,
+                13 => self.trim(&wal),
                 14 => break,
                 _ => close = true,
             }
@@ -309,6 +316,16 @@ impl<'a> Life<'a> {
         if self.ledger.ask_trim(to) {
             self.say(|| format!("trim to {to}"));
             drop(wal.trim(..LogOffset(to)));
+        }
+    }
+
+    fn request_resize(&mut self, wal: &Wal) -> Result<(), String> {
+        let capacity = self.capacity();
+        let requested = wal.request_resize(capacity);
+        self.say(|| format!("request for {capacity}: {requested:?}"));
+        match requested {
+            Ok(_) | Err(ResizeError::Refused { .. }) => Ok(()),
+            Err(cause) => Err(format!("request for {capacity}: {cause}")),
         }
     }
 
