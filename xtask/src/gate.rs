@@ -66,9 +66,14 @@ fn step(command: &mut Command) -> Result<Vec<Case>, Error> {
 pub(crate) fn cargo_tests(root: &Path) -> Result<Vec<Case>, Error> {
     let mut command = cargo(root);
     command.args(["test", "--workspace", "--locked", "--no-fail-fast"]);
-    println!("{}", describe(&command));
+    test(&mut command)
+}
+
+/// A `cargo test`, one case for each test.
+pub(crate) fn test(command: &mut Command) -> Result<Vec<Case>, Error> {
+    println!("{}", describe(command));
     let mut cases = Vec::new();
-    let status = follow(&mut command, STEP_LIMIT, |line| cases.extend(cargo_case(line)))?;
+    let status = follow(command, STEP_LIMIT, |line| cases.extend(cargo_case(line)))?;
     if !status.success() && !cases.iter().any(Case::has_failed) {
         // A compile error, or a test process that was killed.
         cases.push(Case::failed("cargo test", status));

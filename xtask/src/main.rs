@@ -8,6 +8,7 @@ mod fuzz;
 mod gate;
 mod kcat;
 mod kill;
+mod loom;
 mod report;
 mod rng;
 mod server;
@@ -48,6 +49,8 @@ enum Task {
     Test(TestOptions),
     /// Simulate power cuts under the WAL on the simulated disk: `--seeds 10000`.
     Sim(SimOptions),
+    /// Run what threads do to each other in every order, in a model checker: a campaign.
+    Loom(LoomOptions),
     /// Kill the server with SIGKILL under load, again and again, and check what it holds: a campaign.
     Kill(KillOptions),
     /// Cut the power of a virtual machine's disk under the WAL, again and again, and check what is left: a campaign.
@@ -76,6 +79,8 @@ struct TestOptions {
 enum Suite {
     /// All cargo tests of the workspace.
     Cargo,
+    /// What threads do to each other, in every order with up to two preemptions.
+    Loom,
     /// kcat: a foreign data set in and out, every codec.
     Kcat,
     /// confluent-kafka (librdkafka).
@@ -107,6 +112,13 @@ struct SimOptions {
     /// Further options of the simulation, as `-- --seed 7` to replay one seed.
     #[arg(last = true)]
     rest: Vec<String>,
+}
+
+#[derive(Args)]
+struct LoomOptions {
+    /// How often a thread may be interrupted where it need not wait. Orders with more are left out.
+    #[arg(long, default_value_t = 3)]
+    preemptions: u32,
 }
 
 #[derive(Args)]
@@ -164,6 +176,7 @@ fn run(task: Task) -> Result<report::Report, Error> {
         Task::Gate => gate::run(&root),
         Task::Test(options) => suites::run(&root, &options),
         Task::Sim(options) => suites::sim(&root, &options),
+        Task::Loom(options) => Ok(loom::campaign(&root, &options)),
         Task::Kill(options) => suites::kill_campaign(&root, &options),
         Task::Crash(options) => crash::campaign(&root, &options),
         Task::Fuzz(options) => fuzz::run(&root, &options),

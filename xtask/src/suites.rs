@@ -12,7 +12,7 @@ use crate::server::{Config, Ending, Server, binary};
 use crate::setup::Missing;
 use crate::{
     EndlessOptions, Error, KillOptions, SimOptions, Suite, TestOptions, endless, gate, kcat, kill,
-    setup,
+    loom, setup,
 };
 
 /// Far above what a suite takes: it keeps a suite that hangs from blocking the rest.
@@ -29,7 +29,12 @@ pub(crate) fn run(root: &Path, options: &TestOptions) -> Result<Report, Error> {
     if wanted(Suite::Cargo) && !options.no_cargo {
         report.suite("cargo tests", || gate::cargo_tests(root));
     }
-    if options.suites == [Suite::Cargo] {
+    if wanted(Suite::Loom) {
+        report.suite("loom", || loom::models(root, 2));
+    }
+    if !options.suites.is_empty()
+        && options.suites.iter().all(|suite| matches!(suite, Suite::Cargo | Suite::Loom))
+    {
         return Ok(report);
     }
     let binary = match binary(root, options.server.server.as_deref()) {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use alluvium_device::sim::{Faults, Mode, SimDisk, SimOptions};
 use loom::model::Builder;
-use loom::thread;
+use loom::thread::{self, JoinHandle};
 
 use crate::limit::Alarm;
 use crate::sync::atomic::{AtomicBool, Ordering};
@@ -65,7 +65,7 @@ impl At {
     }
 }
 
-fn spawn<T: 'static>(log: &At, run: impl FnOnce(At) -> T + 'static) -> thread::JoinHandle<T> {
+fn spawn<T: 'static>(log: &At, run: impl FnOnce(At) -> T + 'static) -> JoinHandle<T> {
     let log = log.clone();
     thread::spawn(move || run(log))
 }
@@ -178,6 +178,8 @@ fn a_stop_that_has_seen_something_done_does_not_fail_it() {
 
 // -- The whole log, on a disk that completes requests on the thread that submits them
 
+const STACK_WORDS: usize = 64 * 1024;
+
 fn options() -> Options {
     Options {
         window_bytes: 32 << 10,
@@ -200,11 +202,21 @@ fn with_log(model: impl Fn(SimDisk, Wal) + Send + Sync + 'static) {
     let mut builder = Builder::new();
     builder.max_branches = 20_000;
     builder.expect_explicit_explore = true;
+    let model = Arc::new(model);
     builder.check(move || {
-        let (disk, wal) = format();
-        loom::explore();
-        model(disk, wal);
+        let model = model.clone();
+        let thread = spawn_deep(move || {
+            let (disk, wal) = format();
+            loom::explore();
+            model(disk, wal);
+        });
+        thread.join().unwrap();
     });
+}
+
+/// A thread whose stack is enough for completions inside of completions. That of loom's first thread is not, nor can that be changed.
+fn spawn_deep<T: Send + 'static>(run: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
+    thread::Builder::new().stack_size(STACK_WORDS).spawn(run).unwrap()
 }
 
 /// Whether a power cut would leave `byte`, of which a record is made, on the disk.
@@ -217,7 +229,7 @@ fn acknowledged_is_durable_with_everything_before_it() {
     with_log(|disk, wal| {
         let thread = {
             let (disk, wal) = (disk.clone(), wal.clone());
-            thread::spawn(move || {
+            spawn_deep(move || {
                 let append = wal.append(&[&[1; 100]]).unwrap();
                 let end = append.end();
                 append.wait().unwrap();
@@ -239,7 +251,7 @@ fn with_full_window(model: impl Fn(Wal) + Send + Sync + 'static) {
     with_log(move |disk, wal| {
         disk.set_mode(Mode::Queued);
         while wal.append(&[&[1; 8 << 10]]).is_ok() {}
-        let completions = thread::spawn(move || disk.run_until_idle());
+        let completions = spawn_deep(move || disk.run_until_idle());
         model(wal);
         completions.join().unwrap();
     });
@@ -268,7 +280,7 @@ fn of_two_writers_that_wait_for_room_both_get_it() {
         };
         let thread = {
             let wal = wal.clone();
-            thread::spawn(move || write(&wal))
+            spawn_deep(move || write(&wal))
         };
         write(&wal);
         thread.join().unwrap();
@@ -285,7 +297,7 @@ fn when_the_device_fails_nobody_is_left_waiting() {
         };
         let thread = {
             let wal = wal.clone();
-            thread::spawn(move || write(&wal))
+            spawn_deep(move || write(&wal))
         };
         write(&wal);
         thread.join().unwrap();
@@ -299,9 +311,9 @@ fn when_the_last_handle_goes_nobody_is_left_waiting() {
         let append = wal.append(&[&[1; 100]]).unwrap();
         let completions = {
             let disk = disk.clone();
-            thread::spawn(move || disk.run_until_idle())
+            spawn_deep(move || disk.run_until_idle())
         };
-        let last = thread::spawn(move || drop(wal));
+        let last = spawn_deep(move || drop(wal));
         match append.wait() {
             Ok(()) => assert!(is_durable(&disk, 1)),
             Err(cause) => assert!(matches!(cause, WalError::Closed)),
@@ -316,7 +328,7 @@ fn closing_acknowledges_all_that_was_accepted() {
     with_log(|disk, wal| {
         let thread = {
             let wal = wal.clone();
-            thread::spawn(move || match wal.append(&[&[1; 100]]) {
+            spawn_deep(move || match wal.append(&[&[1; 100]]) {
                 Ok(append) => append.wait().map(|()| true).unwrap(),
                 Err(refused) => {
                     assert!(matches!(refused, AppendError::Closed));
@@ -350,7 +362,7 @@ fn a_trim_is_in_both_headers_when_it_is_acknowledged() {
         };
         let thread = {
             let (disk, wal) = (disk.clone(), wal.clone());
-            thread::spawn(move || trim(&disk, &wal, ends[0]))
+            spawn_deep(move || trim(&disk, &wal, ends[0]))
         };
         trim(&disk, &wal, ends[1]);
         thread.join().unwrap();

@@ -1,0 +1,24 @@
+//! The models of what threads do to each other, run by loom. They lie beside what they are about, in files named `models.rs`.
+
+use std::path::Path;
+
+use crate::exec::cargo;
+use crate::report::{Case, Report};
+use crate::{Error, LoomOptions, gate};
+
+/// `cargo xtask loom`.
+pub(crate) fn campaign(root: &Path, options: &LoomOptions) -> Report {
+    let mut report = Report::default();
+    report.suite("loom", || models(root, options.preemptions));
+    report
+}
+
+/// One case for each model. With `--cfg loom` all crates are built anew, so they are built apart.
+pub(crate) fn models(root: &Path, preemptions: u32) -> Result<Vec<Case>, Error> {
+    let mut command = cargo(root);
+    command.env("RUSTFLAGS", "--cfg loom").env("LOOM_MAX_PREEMPTIONS", preemptions.to_string());
+    command.args(["test", "--profile", "loom", "--target-dir", "target/loom", "--locked"]);
+    command.args(["--package", "alluvium-device", "--package", "alluvium-wal", "--lib"]);
+    command.args(["--no-fail-fast", "models::"]);
+    gate::test(&mut command)
+}
