@@ -10,11 +10,12 @@ use alluvium_device::sim::{Faults, Mode, SimDisk, SimOptions};
 use loom::model::Builder;
 use loom::thread::{self, JoinHandle};
 
+use crate::layout::{HEADER_SLOT_AT, HEADER_SLOT_BYTES};
 use crate::limit::Alarm;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Condvar, Mutex, OnceLock};
 use crate::wait::{Source, Wait, Watermark, block_on};
-use crate::{AppendError, FormatOptions, Options, Slot, Wal, WalError};
+use crate::{AppendError, FormatOptions, LogOffset, Options, Slot, Wal, WalError, header};
 
 // -- The watermark alone
 
@@ -346,28 +347,40 @@ fn closing_acknowledges_all_that_was_accepted() {
 #[test]
 fn a_trim_is_in_both_headers_when_it_is_acknowledged() {
     with_log(|disk, wal| {
-        let mut ends = [1, 2].map(|byte| {
+        let ends = [1, 2].map(|byte| {
             let append = wal.append(&[&[byte; 100]]).unwrap();
             let end = append.end();
             append.wait().unwrap();
             end
         });
-        ends.reverse(); // the one behind must not go back
-        let trim = |disk: &SimDisk, wal: &Wal, to| {
-            wal.trim(..to).wait().unwrap();
-            let inspection = Wal::inspect(&disk.device()).unwrap();
-            for slot in inspection.slots {
-                assert!(matches!(slot, Slot::Valid(header) if header.trim >= to));
-            }
+        disk.set_mode(Mode::Queued);
+        let first = wal.trim(..ends[0]);
+        let completions = {
+            let disk = disk.clone();
+            spawn_deep(move || disk.run_until_idle())
         };
-        let thread = {
-            let (disk, wal) = (disk.clone(), wal.clone());
-            spawn_deep(move || trim(&disk, &wal, ends[0]))
+        let second = {
+            let wal = wal.clone();
+            spawn_deep(move || wal.trim(..ends[1]))
         };
-        trim(&disk, &wal, ends[1]);
-        thread.join().unwrap();
-        assert_eq!(wal.stats().trimmed, ends[0]);
+        first.wait().unwrap();
+        assert!(trims(&disk).iter().all(|trim| *trim >= ends[0]));
+        let second = second.join().unwrap();
+        completions.join().unwrap();
+        disk.run_until_idle(); // if the second came too late for that thread
+        second.wait().unwrap();
+        assert_eq!(trims(&disk), [ends[1]; 2]);
     });
+}
+
+/// The trim offsets in both header slots that a power cut would leave.
+fn trims(disk: &SimDisk) -> [LogOffset; 2] {
+    HEADER_SLOT_AT.map(|at| {
+        match header::decode(&disk.peek_durable(at.0, HEADER_SLOT_BYTES as usize)) {
+            Slot::Valid(header) => header.trim,
+            other => panic!("{other}"),
+        }
+    })
 }
 
 // -- The alarm of the limits

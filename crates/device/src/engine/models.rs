@@ -64,91 +64,118 @@ impl Said {
 
 // -- The inbox of the io_uring engine
 
-/// The eventfd that the ring polls: it stays readable until it is read.
-#[derive(Default)]
-struct Bell {
+/// An engine whose kernel is done with everything by the time it is waited for.
+struct Engine {
+    inbox: Inbox<u32>,
+    /// The eventfd that the ring polls: it stays readable until it is read.
     rung: Mutex<bool>,
-    changed: Condvar,
+    ring: Condvar,
+    served: Mutex<Vec<u32>>,
+    more: Condvar,
 }
 
-impl Bell {
-    fn ring(&self) {
+impl Engine {
+    fn new() -> Arc<Self> {
+        Arc::new(Self {
+            inbox: Inbox::new(),
+            rung: Mutex::new(false),
+            ring: Condvar::new(),
+            served: Mutex::default(),
+            more: Condvar::new(),
+        })
+    }
+
+    fn submit(&self, job: u32) {
+        if self.inbox.push(job) {
+            self.wake();
+        }
+    }
+
+    fn wake(&self) {
         *self.rung.lock() = true;
-        self.changed.notify_one();
+        self.ring.notify_one();
     }
 
     fn wait(&self) {
         let mut rung = self.rung.lock();
         while !*rung {
-            self.changed.wait(&mut rung);
+            self.ring.wait(&mut rung);
         }
         *rung = false;
     }
-}
 
-/// The engine's thread with a kernel that is done with everything by the time it is waited for.
-fn serve(inbox: &Inbox<u32>, bell: &Bell, slots: usize) -> Vec<u32> {
-    let (mut served, mut in_flight) = (Vec::new(), Vec::new());
-    loop {
-        match inbox.next(slots - in_flight.len(), slots) {
-            Next::Take(job) => in_flight.push(job),
-            Next::End => return served,
-            Next::Sleep => {
-                match in_flight.is_empty() {
-                    true => bell.wait(),
-                    false => served.append(&mut in_flight),
+    /// The engine's thread.
+    fn serve(&self, slots: usize) {
+        let mut in_flight = Vec::new();
+        loop {
+            match self.inbox.next(slots - in_flight.len(), slots) {
+                Next::Take(job) => in_flight.push(job),
+                Next::End => return,
+                Next::Sleep => {
+                    match in_flight.is_empty() {
+                        true => self.wait(),
+                        false => {
+                            self.served.lock().append(&mut in_flight);
+                            self.more.notify_one();
+                        }
+                    }
+                    self.inbox.awake();
                 }
-                inbox.awake();
             }
         }
+    }
+
+    /// Closing would wake the thread: whatever was submitted has to be served without.
+    fn close_when_served(&self, jobs: usize) {
+        let mut served = self.served.lock();
+        while served.len() < jobs {
+            self.more.wait(&mut served);
+        }
+        drop(served);
+        self.close();
+    }
+
+    fn close(&self) {
+        self.inbox.close();
+        self.wake();
     }
 }
 
 #[test]
-fn what_is_put_into_the_inbox_is_served_and_the_thread_ends() {
+fn whoever_submits_is_served_and_the_thread_ends() {
     loom::model(|| {
-        let shared = Arc::new((Inbox::new(), Bell::default()));
-        let submit = |job| {
-            let shared = shared.clone();
-            thread::spawn(move || {
-                if shared.0.push(job) {
-                    shared.1.ring();
-                }
-            })
+        let engine = Engine::new();
+        let submitter = {
+            let engine = engine.clone();
+            thread::spawn(move || engine.submit(1))
         };
-        let submitters = [submit(1), submit(2)];
         let thread = {
-            let shared = shared.clone();
-            thread::spawn(move || serve(&shared.0, &shared.1, 1))
+            let engine = engine.clone();
+            thread::spawn(move || engine.serve(1))
         };
-        for submitter in submitters {
-            submitter.join().unwrap();
-        }
-        shared.0.close();
-        shared.1.ring();
-        let mut served = thread.join().unwrap();
+        engine.submit(2);
+        engine.close_when_served(2);
+        submitter.join().unwrap();
+        thread.join().unwrap();
+        let mut served = engine.served.lock().clone();
         served.sort_unstable();
         assert_eq!(served, [1, 2]);
     });
 }
 
-/// The waker that has to ring is the only one that does: nobody waits for a second one.
 #[test]
-fn a_thread_that_sleeps_is_woken_once_for_several_jobs() {
+fn closing_waits_for_what_was_submitted() {
     loom::model(|| {
-        let shared = Arc::new((Inbox::new(), Bell::default()));
+        let engine = Engine::new();
         let thread = {
-            let shared = shared.clone();
-            thread::spawn(move || serve(&shared.0, &shared.1, 2))
+            let engine = engine.clone();
+            thread::spawn(move || engine.serve(2))
         };
-        for job in 0..2 {
-            if shared.0.push(job) {
-                shared.1.ring();
-            }
-        }
-        shared.0.close();
-        shared.1.ring();
-        assert_eq!(thread.join().unwrap(), [0, 1]);
+        engine.submit(1);
+        engine.submit(2);
+        engine.close();
+        thread.join().unwrap();
+        assert_eq!(*engine.served.lock(), [1, 2]);
     });
 }
 
