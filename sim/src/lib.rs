@@ -2,7 +2,7 @@
 //!
 //! A seed decides everything: geometry, options, what is appended and trimmed, the order in which the disk completes requests, where the power is cut
 //! or the process killed (recovery's own header writes included), and what the disk keeps of what it had not flushed. Between lives the log
-//! is sometimes resized, with a power cut on the way; and sometimes a life does not end: its owner goes on, as if on another machine, while the
+//! is sometimes resized, with a power cut on the way, and so it is by its owner while it is in use; and sometimes a life does not end: its owner goes on, as if on another machine, while the
 //! next one opens the log. After each end the log is recovered and compared with the model:
 //!
 //! - every acknowledged record that was not trimmed is there, unchanged and in order, and so is every record that an earlier recovery
@@ -122,6 +122,10 @@ outcome! {
     resizes_interrupted,
     /// Those of them that left the new capacity.
     resizes_interrupted_late,
+    /// Resizes of a log in use that took effect.
+    resized_in_use,
+    /// Those that were asked for and had not when the owner ended.
+    resizes_cut_short,
     /// Logs that were opened while their owner went on.
     takeovers,
     /// Those of them whose disk refused the old owner.

@@ -382,8 +382,12 @@ impl Run {
         let mut traffic = Traffic::new(wal, 1 + self.random.below(bound));
         // Sometimes more than the window takes.
         let burst = if self.random.below(3) == 0 { 0.05 } else { 0.0 };
+        let resize = if self.random.below(3) == 0 { 0.04 } else { 0.0 };
         for _ in 0..20 + self.random.below(250) {
             let Self { model, random, outcome, .. } = self;
+            if random.chance(resize) {
+                traffic.resize(random, self.disk.capacity_bytes());
+            }
             let dice = random.below(2 + append + step + trim);
             if dice < append + 2 {
                 traffic.append(model, random, outcome)?;

@@ -6,12 +6,12 @@ use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 
 use alluvium_device::sim::Random;
-use alluvium_wal::{Append, AppendError, LogOffset, Trim, Wal, WalError};
+use alluvium_wal::{Append, AppendError, LogOffset, ResizeError, Resizing, Trim, Wal, WalError};
 use bytes::Bytes;
 
 use crate::Outcome;
 use crate::model::Model;
-use crate::ring::PAGE;
+use crate::ring::{DATA_START, PAGE, Ring};
 
 /// The traffic of one owner.
 pub(crate) struct Traffic {
@@ -20,6 +20,8 @@ pub(crate) struct Traffic {
     pub(crate) largest: u64,
     appends: VecDeque<Append>,
     trims: Vec<(u64, Trim)>,
+    /// The capacities that were asked for.
+    resizes: Vec<(u64, Resizing)>,
     /// As the headers said when it was last looked at.
     window_bytes: u64,
 }
@@ -27,7 +29,14 @@ pub(crate) struct Traffic {
 impl Traffic {
     pub(crate) fn new(wal: Wal, largest: u64) -> Self {
         let window_bytes = wal.header().window_bytes;
-        Self { wal, largest, appends: VecDeque::new(), trims: Vec::new(), window_bytes }
+        Self {
+            wal,
+            largest,
+            appends: VecDeque::new(),
+            trims: Vec::new(),
+            resizes: Vec::new(),
+            window_bytes,
+        }
     }
 
     fn record_len(&self, random: &mut Random) -> usize {
@@ -113,6 +122,19 @@ impl Traffic {
         }
     }
 
+    /// Ask for any capacity that the device has room for.
+    pub(crate) fn resize(&mut self, random: &mut Random, device_bytes: u64) {
+        let capacity_bytes =
+            DATA_START + (32 + random.below((device_bytes - DATA_START) / PAGE - 31)) * PAGE;
+        match self.wal.request_resize(capacity_bytes) {
+            Ok(resizing) => self.resizes.push((capacity_bytes, resizing)),
+            // It may be too small for the window of this owner.
+            Err(ResizeError::Refused { .. }) => {}
+            Err(ResizeError::Failed(_)) if self.wal.stopped().is_some() => {}
+            Err(other) => panic!("{capacity_bytes}: {other}"),
+        }
+    }
+
     /// Trim all that is durable, though the log has another owner.
     pub(crate) fn trim_late(&mut self) {
         let bound = self.wal.durable();
@@ -158,6 +180,24 @@ impl Traffic {
                 false
             }
         });
+        let mut granted = Ok(());
+        self.resizes.retain_mut(|(wanted, resizing)| match Pin::new(resizing).poll(&mut cx) {
+            Poll::Pending => true,
+            Poll::Ready(Ok(header)) => {
+                outcome.resized_in_use += 1;
+                model.ring = Ring::of(&header);
+                if header.capacity_bytes != *wanted {
+                    granted = Err(format!("asked for {wanted} bytes, got {header:?}"));
+                }
+                false
+            }
+            Poll::Ready(Err(ended)) => {
+                let failed = matches!(ended, ResizeError::Failed(_));
+                outcome.resizes_cut_short += u64::from(failed);
+                false
+            }
+        });
+        granted?;
         let window_bytes = self.wal.header().window_bytes;
         outcome.grown += u64::from(window_bytes > self.window_bytes);
         outcome.shrunk += u64::from(window_bytes < self.window_bytes);
@@ -174,6 +214,11 @@ impl Traffic {
                 Poll::Ready(Ok(())) if append.end() <= durable => {}
                 Poll::Ready(Err(WalError::Fenced { .. } | WalError::Device(_))) => {}
                 other => return Err(format!("{append:?} of a WAL that has stopped: {other:?}")),
+            }
+        }
+        for (wanted, resizing) in &mut self.resizes {
+            if Pin::new(resizing).poll(&mut cx).is_pending() {
+                return Err(format!("a resize to {wanted} of a WAL that has stopped waits"));
             }
         }
         for (bound, trim) in &mut self.trims {

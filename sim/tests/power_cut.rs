@@ -23,6 +23,8 @@ fn must_pass(count: u64, profile: Profile) -> Outcome {
     let Outcome { resized, moved, resizes_refused, resizes_interrupted, .. } = outcome;
     assert!(resized > count / 3 && moved > count / 20, "{outcome:?}");
     assert!(resizes_refused > count / 40 && resizes_interrupted > count / 20, "{outcome:?}");
+    let Outcome { resized_in_use, resizes_cut_short, .. } = outcome;
+    assert!(resized_in_use > count && resizes_cut_short > count / 20, "{outcome:?}");
     let Outcome { resizes_interrupted_late, takeovers, fenced, refused_writes, .. } = outcome;
     assert!(resizes_interrupted_late > count / 40, "{outcome:?}");
     assert!(takeovers > count / 10 && fenced > count / 20, "{outcome:?}");

@@ -10,8 +10,8 @@ use std::task::{Context, Poll, Waker};
 use alluvium_device::Device;
 use alluvium_device::sim::{Faults, Mode, Random, SimDisk, SimOptions};
 use alluvium_wal::{
-    Append, AppendError, FormatOptions, LogOffset, Record, ResizeError, Resizing, Trim, Wal,
-    WalError,
+    Append, AppendError, FormatOptions, LogOffset, Options, Record, ResizeError, Resizing, Slot,
+    Trim, Wal, WalError,
 };
 use common::*;
 
@@ -326,6 +326,27 @@ fn blocks_wait_for_the_headers_and_appends_do_not() {
 }
 
 #[test]
+fn what_is_appended_and_not_handed_over_has_to_fit_too() {
+    // What was handed over lies inside the smaller ring, and what waits behind it does not.
+    let life = life(100, 105, 125, 0);
+    let (disk, ..) = life.die();
+    let (wal, ..) = try_open(disk.device(), &Options { io_depth: 1, ..options() }).unwrap();
+    disk.set_mode(Mode::Queued);
+    while wal.append(&[&[1; 4064]]).is_ok() {}
+    let stats = wal.stats();
+    assert_eq!(stats.in_flight, 1);
+    assert!(stats.appended.0 > 105 * PAGE + 32 * PAGE);
+    let mut resizing = wal.request_resize(capacity(32)).unwrap();
+    assert!(wal.stats().resize_distance_bytes > 0);
+    disk.run_until_idle();
+    assert_eq!((wal.durable(), wal.stats().ring_bytes), (wal.appended(), 100 * PAGE));
+    assert!(poll(&mut resizing).is_pending());
+    let mut trim = wal.trim(..wal.durable());
+    disk.run_until_idle();
+    assert!(poll(&mut trim).is_ready() && poll(&mut resizing).is_ready());
+}
+
+#[test]
 fn the_last_request_counts() {
     let mut life = life(40, 72, 90, 0);
     let mut first = life.wal.request_resize(capacity(64)).unwrap();
@@ -391,7 +412,7 @@ fn a_capacity_that_can_not_be_had_changes_nothing() {
 #[test]
 fn a_ring_of_less_than_two_windows_is_refused() {
     let disk = formatted(128, 0);
-    let wide = alluvium_wal::Options { window_bytes: 50 * PAGE, ..options() };
+    let wide = Options { window_bytes: 50 * PAGE, ..options() };
     let (wal, ..) = try_open(disk.device(), &wide).unwrap();
     let refused = wal.request_resize(capacity(99)).unwrap_err().to_string();
     assert!(refused.contains("window_bytes = 204800 is more than half"), "{refused}");
@@ -496,6 +517,15 @@ fn a_power_cut_at_any_moment_leaves_a_whole_log() {
             let (disk, known, random) = life.die();
             let capacity_bytes = Wal::inspect(&disk.device()).unwrap().header.capacity_bytes;
             found[usize::from(capacity_bytes == capacity(to))] += 1;
+            let inspection = Wal::inspect(&disk.device()).unwrap();
+            if inspection.slots.iter().all(|slot| matches!(slot, Slot::Valid(_))) {
+                // Either of the two is enough, whatever it says.
+                for at in [0, 32 * 1024] {
+                    let rotten = SimDisk::from_image(&disk.image(), SimOptions::default());
+                    flip(&rotten, at + 48, 3);
+                    drop(Life::open(rotten, known.clone(), Random::new(seed)));
+                }
+            }
             match (cut + seed) % 5 {
                 0 => goes_on(disk, known, random),
                 _ => drop(Life::open(disk, known, random)),
