@@ -136,7 +136,7 @@ impl Collector for StoreCollector {
         let wal = stats.wal;
         let count = |n: usize| n as u64;
         let failing = stats.upload_failing.as_ref();
-        let gauges: [(&str, &str, u64); 25] = [
+        let gauges: [(&str, &str, u64); 28] = [
             ("streams", "Streams that exist", count(stats.streams)),
             ("log_cache_bound_bytes", "Bound of the log cache", stats.cache_bound_bytes),
             ("log_cache_used_bytes", "Batches in the log cache", stats.cache_used_bytes),
@@ -156,6 +156,21 @@ impl Collector for StoreCollector {
             ("objects_retired", "Objects waiting to be deleted", count(stats.retired_objects)),
             ("wal_ring_bytes", "Size of the write-ahead log's ring", wal.ring_bytes),
             ("wal_used_bytes", "Bytes of the ring that can not be reused yet", wal.used_bytes),
+            (
+                "wal_resize_to_bytes",
+                "Capacity that the write-ahead log is to have, if that is another one; else 0",
+                wal.resize_to_bytes.unwrap_or(0),
+            ),
+            (
+                "wal_resize_distance_bytes",
+                "What has to be trimmed before it has that capacity, at most",
+                wal.resize_distance_bytes,
+            ),
+            (
+                "wal_oldest_seconds",
+                "At most so old is the oldest record that is not uploaded and trimmed",
+                stats.log_age.as_secs(),
+            ),
             ("wal_window_bytes", "Bound on bytes appended and not durable", wal.window_bytes),
             ("wal_window_used_bytes", "Bytes appended and not durable", wal.window_used_bytes),
             ("wal_writes_in_flight", "Block writes in flight", count(wal.in_flight)),

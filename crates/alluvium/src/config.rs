@@ -85,8 +85,8 @@ pub(crate) struct ServeOptions {
     #[arg(long, env = "ALLUVIUM_WAL", value_name = "PATH")]
     pub(crate) wal: Option<PathBuf>,
 
-    /// Size of a new write-ahead log. An existing one keeps its size, and naming another one is an error: `alluvium wal
-    /// resize` changes it. Default 2GiB (of a block device: all of it), 64MiB to 16TiB.
+    /// Size of a new write-ahead log. An existing one keeps its size, whatever is said here: `alluvium wal resize` changes it, also while
+    /// the server runs. Default 2GiB (of a block device: all of it), 64MiB to 16TiB.
     #[arg(long, env = "ALLUVIUM_WAL_CAPACITY", value_name = "SIZE")]
     pub(crate) wal_capacity: Option<Size>,
 

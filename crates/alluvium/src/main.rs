@@ -5,6 +5,7 @@
 mod admin;
 mod cli;
 mod config;
+mod control;
 mod kafka;
 mod output;
 mod progress;

@@ -10,6 +10,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::admin::{self, Admin};
 use crate::config::{ServeConfig, ServeOptions};
+use crate::control::Control;
 use crate::output::{self, Failure};
 use crate::progress::Meter;
 use crate::storage::Storage;
@@ -57,7 +58,8 @@ async fn serve(config: &ServeConfig, storage: Storage) -> Result<(), Failure> {
     let Storage { device, wal_options, catalog, objects, options, _lock } = storage;
     let meter = Meter::new(format!("recovering {}", config.wal.display()));
     let (fold, progress) = (std::sync::Arc::new(BrokerFold), Some(meter.callback()));
-    let opened = Store::open(device, wal_options, objects, catalog, fold, options, progress).await;
+    let opened =
+        Store::open(device.clone(), wal_options, objects, catalog, fold, options, progress).await;
     drop(meter);
     let Opened { store, recovery } = opened.map_err(|error| {
         let (wal, data) = (config.wal.display(), config.data_dir.display());
@@ -86,6 +88,7 @@ async fn serve(config: &ServeConfig, storage: Storage) -> Result<(), Failure> {
         Some(listen) => Some(Admin::start(listen, registry, store.clone()).await?),
         None => None,
     };
+    let control = Control::start(config, device, store.clone());
     let told = config
         .advertise
         .as_ref()
@@ -123,6 +126,9 @@ async fn serve(config: &ServeConfig, storage: Storage) -> Result<(), Failure> {
     broker.shutdown().await;
     if let Some(admin) = admin {
         admin.shutdown().await;
+    }
+    if let Some(control) = control {
+        control.stop();
     }
     match failure {
         None => {

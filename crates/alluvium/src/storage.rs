@@ -145,7 +145,7 @@ fn open_wal(config: &ServeConfig, bound: bool) -> Result<(SharedDevice, HeaderIn
     };
     let header = match Wal::inspect(&device) {
         Ok(inspection) => {
-            check_capacity(config, &inspection.header)?;
+            compare_capacity(config, &inspection.header);
             inspection.header
         }
         Err(OpenError::NotFormatted { .. }) if bound => return Err(catalog_needs("is blank")),
@@ -213,15 +213,17 @@ fn open_device(config: &ServeConfig, create: bool) -> Result<SharedDevice, Failu
     Ok(device)
 }
 
-fn check_capacity(config: &ServeConfig, header: &HeaderInfo) -> Result<(), Failure> {
+/// The option is for a new log. No error: the log may have been resized under a server that was started with it, and has to start again.
+fn compare_capacity(config: &ServeConfig, header: &HeaderInfo) {
     let there = Size { bytes: header.capacity_bytes };
-    match config.wal_capacity {
-        Some(asked) if asked != there => Err(Failure::Failed(format!(
-            "wal-capacity is {asked}, but the write-ahead log in {path} has {there}. Leave the option out to use the log as it is, or \
-             give the log another size first: `alluvium wal resize --target {path} --capacity {asked}`",
+    if let Some(asked) = config.wal_capacity
+        && asked != there
+    {
+        tracing::warn!(
+            "wal-capacity is {asked}, but the write-ahead log in {path} has {there}, and keeps it. Leave the option out, or change the log: \
+             `alluvium wal resize --target {path} --capacity {asked}`",
             path = config.wal.display()
-        ))),
-        _ => Ok(()),
+        );
     }
 }
 
@@ -248,7 +250,8 @@ pub(crate) fn with_window(window: Size) -> alluvium_wal::Options {
     }
 }
 
-fn stream_options(
+/// The store's options with a log of `capacity`.
+pub(crate) fn stream_options(
     config: &ServeConfig,
     capacity: Size,
 ) -> Result<alluvium_stream::Options, Failure> {

@@ -339,9 +339,12 @@ fn a_target_that_holds_something_else_takes_a_word_to_be_overwritten() {
 fn an_existing_log_keeps_its_capacity() {
     let data = directory();
     Server::start(data.path(), &SMALL).stop(Signal::TERM);
-    let said = will_not_serve(data.path(), &["--wal-capacity", "128MiB"]);
-    contains(&said, &["128MiB", "64MiB"]);
-    Server::start(data.path(), &[]).stop(Signal::TERM);
+    let server = Server::start(data.path(), &["--wal-capacity", "128MiB"]);
+    contains(&server.log, &["wal-capacity is 128MiB", "has 64MiB, and keeps it"]);
+    server.stop(Signal::TERM);
+    let server = Server::start(data.path(), &[]);
+    assert!(!server.log.contains("wal-capacity"), "{}", server.log);
+    server.stop(Signal::TERM);
 }
 
 /// A supervisor signals the process and its group, a terminal the whole group: it is one wish that arrives twice.

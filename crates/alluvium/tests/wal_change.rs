@@ -237,16 +237,18 @@ fn a_server_that_is_told_another_capacity_names_the_command_that_gives_it() {
     ok(&["topic", "create", "t", "--bootstrap", &server.kafka]);
     assert_eq!(produce(&server.kafka, "t", b"acknowledged").unwrap(), 0);
     server.stop(Signal::TERM);
-    let output = Server::command(data.path(), &["--wal-capacity", "96MiB"]).output().unwrap();
-    assert_eq!(output.status.code(), Some(1));
-    let said = stderr(&output);
-    contains(&said, &["wal-capacity is 96MiB", "64MiB", "Leave the option out"]);
+    let mut server = Server::start(data.path(), &["--wal-capacity", "96MiB"]);
+    let said = std::mem::take(&mut server.log);
+    contains(&said, &["wal-capacity is 96MiB", "64MiB, and keeps it", "Leave the option out"]);
+    assert_eq!(inspect(text(&data.path().join("wal")))["header"]["capacity_bytes"], 64 << 20);
+    server.stop(Signal::TERM);
 
     let (_, command) = said.split_once("`alluvium ").expect("a command to type");
     let command: Vec<&str> = command.split_once('`').unwrap().0.split(' ').collect();
     assert_eq!(command[..2], ["wal", "resize"]);
     ok(&command);
     let server = Server::start(data.path(), &["--wal-capacity", "96MiB"]);
+    assert!(!server.log.contains("wal-capacity"), "{}", server.log);
     let topic = ok_json(&["topic", "describe", "t", "--bootstrap", &server.kafka, "--json"]);
     assert_eq!(topic[0]["partitions"][0]["high_watermark"], 1);
     server.stop(Signal::TERM);

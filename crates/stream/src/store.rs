@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use alluvium_device::SharedDevice;
-use alluvium_wal::{LogOffset, Wal, WalError};
+use alluvium_wal::{HeaderInfo, LogOffset, ResizeError, Resizing, Wal, WalError};
 use futures::FutureExt;
 use object_store::ObjectStore;
 use parking_lot::{Mutex, RwLock};
@@ -97,6 +97,9 @@ pub struct Stats {
     pub cache_pinned_bytes: u64,
     /// What the WAL has grown by since the last upload began.
     pub log_behind_bytes: u64,
+    /// How old the oldest record that is not trimmed is, at most: since the cut was taken that the WAL is trimmed to. The cut moves at each [`Options::upload_interval`], also while nothing is
+    /// appended. Of records that recovery found, the time since the start. 0 if there is no such record.
+    pub log_age: Duration,
     /// Verified blocks and indexes in memory.
     pub block_cache_used_bytes: u64,
     /// Objects in use.
@@ -268,6 +271,8 @@ pub(crate) struct UploadSignal {
     pub(crate) forced: AtomicBool,
     /// The log offset of the last cut.
     pub(crate) cut: AtomicU64,
+    /// When the cut was taken that the WAL is trimmed to; at first, the start. No record that was appended in this life and is not trimmed is older.
+    pub(crate) trimmed_to: Mutex<tokio::time::Instant>,
 }
 
 #[derive(Default)]
@@ -365,6 +370,7 @@ impl Store {
                 wanted: Notify::new(),
                 forced: AtomicBool::new(false),
                 cut: AtomicU64::new(start.0),
+                trimmed_to: Mutex::new(tokio::time::Instant::now()),
             },
             object_table: Mutex::new(recovered.objects),
             committing: tokio::sync::Mutex::new(()),
@@ -461,6 +467,16 @@ impl Store {
         self.shared.max_batch_bytes
     }
 
+    /// The newest header of the WAL.
+    pub fn wal_header(&self) -> HeaderInfo {
+        self.shared.wal.header()
+    }
+
+    /// Give the WAL another capacity while it is in use; see [`alluvium_wal::Wal::request_resize`].
+    pub fn request_resize(&self, capacity_bytes: u64) -> Result<Resizing, ResizeError> {
+        self.shared.wal.request_resize(capacity_bytes)
+    }
+
     /// Numbers for metrics and tools.
     pub fn stats(&self) -> Stats {
         let shared = &*self.shared;
@@ -474,6 +490,7 @@ impl Store {
             cache_used_bytes: shared.cache.used_bytes(),
             cache_pinned_bytes: shared.cache.pinned_bytes(),
             log_behind_bytes: shared.log_behind_bytes(),
+            log_age: shared.log_age(),
             block_cache_used_bytes: shared.objects.cached_bytes(),
             objects,
             object_bytes,
@@ -589,6 +606,15 @@ impl Shared {
     /// What the WAL has grown by since the last cut.
     pub(crate) fn log_behind_bytes(&self) -> u64 {
         self.wal.appended().0.saturating_sub(self.upload.cut.load(Ordering::Acquire))
+    }
+
+    /// See [`Stats::log_age`].
+    fn log_age(&self) -> Duration {
+        let wal = self.wal.stats();
+        match wal.trimmed == wal.appended {
+            true => Duration::ZERO,
+            false => self.upload.trimmed_to.lock().elapsed(),
+        }
     }
 
     /// The log has grown up to `end`: ask for an upload if it is time.

@@ -79,8 +79,11 @@ pub(crate) async fn run(shared: Arc<Shared>) {
 /// One upload. An object store that is not there is tried until it is. Fails for good if the WAL or the catalog does, or if the
 /// owner's [`crate::Fold`] panics.
 async fn cycle(shared: &Arc<Shared>) -> Result<(), StoreError> {
+    let taken = Instant::now();
     let cut = shared.wal.appended();
     if cut.0 == shared.upload.cut.swap(cut.0, Ordering::AcqRel) {
+        // As the one before it, to which the log is trimmed.
+        *shared.upload.trimmed_to.lock() = taken;
         return Ok(());
     }
     shared.wal.wait_durable(cut).await?;
@@ -101,6 +104,7 @@ async fn cycle(shared: &Arc<Shared>) -> Result<(), StoreError> {
     });
     shared.commit_upload(cut, object, parts.collect()).await?;
     shared.wal.trim(..cut).await?;
+    *shared.upload.trimmed_to.lock() = taken;
     Ok(())
 }
 

@@ -104,6 +104,33 @@ async fn an_end_while_the_object_can_not_be_written() {
 }
 
 #[tokio::test]
+async fn the_age_of_the_log_counts_from_the_cut_that_it_is_trimmed_to() {
+    let mut world = World::new(WAL_BYTES, 1);
+    let life = world.start().await;
+    let age = || life.store.stats().log_age;
+    assert_eq!(age(), Duration::ZERO, "there is nothing in it");
+    fill(&life).await;
+    tokio::time::pause();
+    tokio::time::advance(Duration::from_secs(10_000)).await;
+    assert!(age() >= Duration::from_secs(10_000));
+    tokio::time::resume();
+    life.store.flush().await.unwrap();
+    assert_eq!(age(), Duration::ZERO);
+    fill(&life).await;
+    tokio::time::pause();
+    tokio::time::advance(Duration::from_secs(1000)).await;
+    assert!((1000..10_000).contains(&age().as_secs()), "{:?}", age());
+    tokio::time::resume();
+    life.crash(&mut world);
+    let life = world.start().await;
+    tokio::time::pause();
+    tokio::time::advance(Duration::from_secs(10)).await;
+    assert!((10..1000).contains(&life.store.stats().log_age.as_secs()), "since the start");
+    tokio::time::resume();
+    life.close().await;
+}
+
+#[tokio::test]
 async fn an_end_after_the_object_was_written_and_before_the_commit() {
     for end in ENDS {
         let mut world = World::new(WAL_BYTES, 1);

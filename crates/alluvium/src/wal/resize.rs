@@ -2,28 +2,30 @@
 
 use std::fs::File;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use alluvium_device::OpenOptions;
 use alluvium_wal::{HeaderInfo, OpenError, Wal};
 use clap::Args;
 use serde::Serialize;
 
-use super::{
-    Header, LogArgs, TargetInfo, check_capacity, not_claimed, open_exclusively, open_read_only,
-    unusable,
-};
+use super::{Header, LogArgs, TargetInfo, check_capacity, not_claimed, open_read_only, unusable};
+use crate::control;
 use crate::output::{self, Failure};
 use crate::progress::Meter;
 use crate::units::{Size, about};
 
-/// Give the log another capacity. Its server has to be stopped.
+/// Give the log another capacity, whether or not its server runs.
 ///
 /// A file that is too short is extended first, and written in full; one that was as long as the log is shortened after it. A
-/// block device keeps its size, which is the bound. The records that are not uploaded yet stay, and have to fit. They are moved where
-/// they lie in the way, through free space only: killed at any moment, the command leaves the log in its old capacity or in the
-/// new one, and can be repeated.
+/// block device keeps its size, which is the bound. The records that are not uploaded yet stay, and have to fit. Killed at any moment, the command leaves
+/// the log in its old capacity or in the new one, and can be repeated.
 ///
-/// A server that is started with --wal-capacity has to be told the new one.
+/// A server that runs does it while it serves. It moves nothing, but waits until the records that are not uploaded lie where they may stay: at once, or when the
+/// log next comes to the end of its ring. If this command is interrupted the server goes on; asked for the capacity that the log has, it forgets the request. Without a server,
+/// records are moved where they lie in the way, through free space only.
+///
+/// --wal-capacity is for new logs: a server that is started with another one says so, and takes the log as it is.
 #[derive(Args, Debug)]
 pub(crate) struct ResizeArgs {
     #[command(flatten)]
@@ -31,6 +33,9 @@ pub(crate) struct ResizeArgs {
     /// Bytes to use, both headers included: at least 192KiB, a multiple of 4KiB.
     #[arg(long, value_name = "SIZE")]
     capacity: Size,
+    /// Directory of the server that may have the log open (its --data-dir). Default: that of the log.
+    #[arg(long, value_name = "DIR")]
+    data_dir: Option<PathBuf>,
     /// Print JSON.
     #[arg(long)]
     json: bool,
@@ -59,6 +64,19 @@ pub(crate) fn run(args: &ResizeArgs) -> Result<(), Failure> {
     let mut target = TargetInfo::of(device.geometry());
     let file = !device.geometry().block_device;
     drop(device);
+    let socket = socket(args);
+    if control::resize(&socket, path, wanted)? {
+        let device = open_read_only(path)?;
+        let header = Wal::inspect(&device).map_err(unusable)?.header;
+        return print(args, TargetInfo::of(device.geometry()), &before, &header);
+    }
+    let in_use = |error| match error {
+        alluvium_device::OpenError::InUse(_) => Failure::Failed(format!(
+            "{error}. The log was not changed: no server that has it open answers at {}. Name its data directory with --data-dir, or stop it first",
+            socket.display()
+        )),
+        other => not_claimed(other),
+    };
     let (old, old_length) = (Size { bytes: before.capacity_bytes }, target.size_bytes);
     if old == wanted {
         return print(args, target, &before, &before);
@@ -72,10 +90,9 @@ pub(crate) fn run(args: &ResizeArgs) -> Result<(), Failure> {
     let extended = file && wanted.bytes > old_length;
     if extended {
         let meter = Meter::new(format!("pre-writing {}", path.display()));
-        alluvium_device::extend(path, wanted.bytes, Some(&meter.callback()))
-            .map_err(not_claimed)?;
+        alluvium_device::extend(path, wanted.bytes, Some(&meter.callback())).map_err(in_use)?;
     }
-    let device = open_exclusively(path)?;
+    let device = alluvium_device::open(path, &OpenOptions::default()).map_err(in_use)?;
     // What is done to the file below rests on what was seen before anybody was kept out.
     if Wal::inspect(&device).map_err(unusable)?.header.capacity_bytes != before.capacity_bytes {
         return Err(Failure::Failed(format!(
@@ -111,6 +128,12 @@ pub(crate) fn run(args: &ResizeArgs) -> Result<(), Failure> {
     }
     drop(device);
     print(args, target, &before, &header)
+}
+
+/// Where a server that has the log open would answer.
+fn socket(args: &ResizeArgs) -> PathBuf {
+    let directory = args.data_dir.as_deref().or_else(|| args.log.path().parent());
+    directory.unwrap_or(Path::new("")).join(control::SOCKET)
 }
 
 /// Shorten the file. For as long as the device is open nobody else writes to it.

@@ -1,0 +1,369 @@
+//! The control socket: how a command asks something of the server that runs in a data directory. Both ends of it.
+//!
+//! A connection carries one [`Request`], a line of JSON. Lines with a [`Reply`] come back, until one of them is the outcome. Only the server's own user, and
+//! root, are let in. What was asked goes on whether or not somebody listens.
+
+use std::fs::{self, Permissions};
+use std::io::{self, BufRead, BufReader, ErrorKind, Write};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixStream as BlockingStream;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use alluvium_device::SharedDevice;
+use alluvium_stream::Store;
+use alluvium_wal::ResizeError;
+use serde::{Deserialize, Serialize};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt};
+use tokio::net::unix::OwnedWriteHalf;
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::{Mutex, watch};
+use tokio::task::JoinHandle;
+
+use crate::config::{ServeConfig, limits};
+use crate::output::Failure;
+use crate::progress::Meter;
+use crate::storage;
+use crate::units::{Size, about};
+
+/// Its name in the data directory.
+pub(crate) const SOCKET: &str = "alluvium.sock";
+
+/// A request is much shorter.
+const MAX_REQUEST_BYTES: u64 = 4096;
+/// Who connects has something to ask.
+const REQUEST_WITHIN: Duration = Duration::from_secs(5);
+/// Distance of replies that say how far it is.
+const TELL_EVERY: Duration = Duration::from_millis(500);
+
+#[derive(Debug, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+enum Request {
+    /// Give the write-ahead log another capacity.
+    Resize { wal: Target, capacity_bytes: u64 },
+}
+
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Reply {
+    /// The file is made longer.
+    Extending { done_bytes: u64, total_bytes: u64 },
+    /// The log has to be trimmed by so much before it takes effect, at most.
+    Waiting { distance_bytes: u64 },
+    /// The outcome: it is so.
+    Done,
+    /// The outcome: it is not so.
+    Failed { reason: String },
+    /// The outcome: this server has another log.
+    OtherLog,
+}
+
+impl Reply {
+    fn is_outcome(&self) -> bool {
+        matches!(self, Self::Done | Self::Failed { .. } | Self::OtherLog)
+    }
+}
+
+/// A file or block device, whatever path leads to it.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
+struct Target {
+    device: u64,
+    inode: u64,
+}
+
+impl Target {
+    fn at(path: &Path) -> io::Result<Self> {
+        let found = fs::metadata(path)?;
+        Ok(match found.file_type().is_block_device() {
+            true => Self { device: found.rdev(), inode: 0 },
+            false => Self { device: found.dev(), inode: found.ino() },
+        })
+    }
+}
+
+// -- The command's end
+
+/// Ask the server behind `socket` to give the log at `target` another capacity, and wait for that. False if no server is there, or it has another log.
+///
+/// # Errors
+/// The server refuses it, could not do it, or ends before it is done.
+pub(crate) fn resize(socket: &Path, target: &Path, capacity: Size) -> Result<bool, Failure> {
+    let failed = |error: io::Error| {
+        Failure::Failed(format!("{}: asking the server: {error}", socket.display()))
+    };
+    let mut stream = match BlockingStream::connect(socket) {
+        Ok(stream) => stream,
+        Err(error) => match error.kind() {
+            // A path too long to be that of a socket is none.
+            ErrorKind::NotFound | ErrorKind::ConnectionRefused | ErrorKind::InvalidInput => {
+                return Ok(false);
+            }
+            _ => return Err(failed(error)),
+        },
+    };
+    let wal = Target::at(target).map_err(failed)?;
+    let request = Request::Resize { wal, capacity_bytes: capacity.bytes };
+    let mut line = serde_json::to_string(&request).map_err(Failure::new)?;
+    line.push('\n');
+    stream.write_all(line.as_bytes()).map_err(failed)?;
+
+    let extending = Meter::new(format!("pre-writing {}", target.display()));
+    let waiting = Meter::new("waiting for the log to pass the end of its ring");
+    let mut furthest = None;
+    for line in BufReader::new(stream).lines() {
+        match serde_json::from_str(&line.map_err(failed)?).map_err(Failure::new)? {
+            Reply::Extending { done_bytes, total_bytes } => {
+                extending.callback()(done_bytes, total_bytes);
+            }
+            Reply::Waiting { distance_bytes } => {
+                if furthest.is_none() && distance_bytes > 0 {
+                    eprintln!(
+                        "waiting for the log to pass the end of its ring: {} to go, at most. If this command is interrupted, the server goes on",
+                        about(distance_bytes)
+                    );
+                }
+                let all = *furthest.insert(furthest.unwrap_or(0).max(distance_bytes));
+                waiting.callback()(all - distance_bytes, all);
+            }
+            Reply::Done => return Ok(true),
+            Reply::Failed { reason } => return Err(Failure::Failed(reason)),
+            Reply::OtherLog => return Ok(false),
+        }
+    }
+    Err(Failure::Failed(format!(
+        "{}: the server has ended before it was done. Look at the log with `alluvium wal inspect`, and give the command again",
+        target.display()
+    )))
+}
+
+// -- The server's end
+
+/// A control socket that answers.
+pub(crate) struct Control {
+    path: PathBuf,
+    task: JoinHandle<()>,
+}
+
+impl Control {
+    /// Open the socket and answer. `None`, with a warning, where that is not possible: the server is not worth less.
+    pub(crate) fn start(config: &ServeConfig, device: SharedDevice, store: Store) -> Option<Self> {
+        let path = config.data_dir.join(SOCKET);
+        let resizer = Target::at(&config.wal).and_then(|wal| {
+            let listener = listen(&path)?;
+            Ok((listener, Resizer::new(config, wal, device, store)))
+        });
+        match resizer {
+            Ok((listener, resizer)) => {
+                let task = tokio::spawn(accept(listener, Arc::new(resizer)));
+                Some(Self { path, task })
+            }
+            Err(error) => {
+                tracing::warn!(
+                    "no control socket at {}: {error}; `alluvium wal resize` needs this server to be stopped",
+                    path.display()
+                );
+                None
+            }
+        }
+    }
+
+    /// Answer nobody any more. What was asked for goes on as long as the log.
+    pub(crate) fn stop(self) {
+        self.task.abort();
+        if let Err(error) = fs::remove_file(&self.path) {
+            tracing::debug!("{}: {error}", self.path.display());
+        }
+    }
+}
+
+/// The directory is locked: a socket that is there was left behind by a server that was killed.
+fn listen(path: &Path) -> io::Result<UnixListener> {
+    match fs::symlink_metadata(path) {
+        Ok(found) if found.file_type().is_socket() => fs::remove_file(path)?,
+        Ok(_) => return Err(io::Error::other("something else has this name")),
+        Err(error) if error.kind() == ErrorKind::NotFound => {}
+        Err(error) => return Err(error),
+    }
+    let listener = UnixListener::bind(path)?;
+    // Who gets in before is turned away in `accept`.
+    fs::set_permissions(path, Permissions::from_mode(0o600))?;
+    Ok(listener)
+}
+
+async fn accept(listener: UnixListener, resizer: Arc<Resizer>) {
+    loop {
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                tracing::warn!("the control socket: {error}");
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                continue;
+            }
+        };
+        let own = rustix::process::geteuid().as_raw();
+        if stream.peer_cred().is_ok_and(|peer| [0, own].contains(&peer.uid())) {
+            let resizer = resizer.clone();
+            tokio::spawn(async move {
+                if let Err(error) = answer(stream, resizer).await {
+                    tracing::debug!("a connection to the control socket: {error}");
+                }
+            });
+        }
+    }
+}
+
+async fn answer(stream: UnixStream, resizer: Arc<Resizer>) -> io::Result<()> {
+    let (read, mut write) = stream.into_split();
+    let mut line = String::new();
+    let mut read = tokio::io::BufReader::new(read.take(MAX_REQUEST_BYTES));
+    tokio::time::timeout(REQUEST_WITHIN, read.read_line(&mut line)).await??;
+    let Request::Resize { wal, capacity_bytes } = match serde_json::from_str(&line) {
+        Ok(request) => request,
+        Err(error) => {
+            let reason = format!("the server does not understand the request: {error}");
+            return tell(&mut write, &Reply::Failed { reason }).await;
+        }
+    };
+    if wal != resizer.wal {
+        return tell(&mut write, &Reply::OtherLog).await;
+    }
+    let (told, mut telling) = watch::channel(None);
+    // A task of its own, since it goes on when nobody listens any more.
+    tokio::spawn(resizer.resize(Size { bytes: capacity_bytes }, told));
+    while telling.changed().await.is_ok() {
+        let Some(reply) = telling.borrow_and_update().clone() else { continue };
+        tell(&mut write, &reply).await?;
+        if reply.is_outcome() {
+            break;
+        }
+    }
+    Ok(())
+}
+
+async fn tell(write: &mut OwnedWriteHalf, reply: &Reply) -> io::Result<()> {
+    let mut line = serde_json::to_string(reply)?;
+    line.push('\n');
+    write.write_all(line.as_bytes()).await
+}
+
+/// Resizes the log that the server has open.
+struct Resizer {
+    config: ServeConfig,
+    wal: Target,
+    device: SharedDevice,
+    store: Store,
+    /// Nothing but the log is in the file: what the log does not take can be cut off.
+    whole: bool,
+    /// The file changes, and the log is asked to, one after the other.
+    steps: Mutex<()>,
+}
+
+type Told = watch::Sender<Option<Reply>>;
+
+impl Resizer {
+    fn new(config: &ServeConfig, wal: Target, device: SharedDevice, store: Store) -> Self {
+        let log_bytes = store.wal_header().capacity_bytes;
+        let whole = !device.geometry().block_device && device.capacity_bytes() == log_bytes;
+        Self { config: config.clone(), wal, device, store, whole, steps: Mutex::default() }
+    }
+
+    async fn resize(self: Arc<Self>, wanted: Size, told: Told) {
+        let path = self.config.wal.display();
+        let before = Size { bytes: self.store.wal_header().capacity_bytes };
+        if before != wanted {
+            tracing::info!("{path}: to be resized from {before} to {wanted}");
+        }
+        let outcome = match self.try_resize(wanted, &told).await {
+            Ok(()) => {
+                tracing::info!("{path}: the write-ahead log has {wanted} now");
+                Reply::Done
+            }
+            Err(reason) => {
+                tracing::warn!("{path}: not resized to {wanted}: {reason}");
+                Reply::Failed { reason: format!("{path}: not resized to {wanted}: {reason}") }
+            }
+        };
+        self.cut_off().await;
+        told.send_replace(Some(outcome));
+    }
+
+    async fn try_resize(&self, wanted: Size, told: &Told) -> Result<(), String> {
+        let mut resizing = {
+            let _step = self.steps.lock().await;
+            self.check(wanted)?;
+            if wanted.bytes > self.device.capacity_bytes() {
+                self.enlarge(wanted, told.clone()).await?;
+            }
+            self.store.request_resize(wanted.bytes).map_err(in_words)?
+        };
+        let mut tick = tokio::time::interval(TELL_EVERY);
+        loop {
+            tokio::select! {
+                outcome = &mut resizing => return outcome.map(drop).map_err(in_words),
+                _ = tick.tick() => {
+                    let distance_bytes = self.store.stats().wal.resize_distance_bytes;
+                    told.send_replace(Some(Reply::Waiting { distance_bytes }));
+                }
+            }
+        }
+    }
+
+    /// What the next start would refuse is refused now.
+    fn check(&self, wanted: Size) -> Result<(), String> {
+        let (least, most) = (limits::WAL_CAPACITY_MIN, limits::WAL_CAPACITY_MAX);
+        if !(least..=most).contains(&wanted) {
+            return Err(format!("a server's log has {least} to {most}"));
+        }
+        storage::stream_options(&self.config, wanted).map(drop).map_err(|refused| match refused {
+            Failure::Usage(reason) => reason,
+            other => format!("{other:?}"),
+        })
+    }
+
+    async fn enlarge(&self, wanted: Size, told: Told) -> Result<(), String> {
+        let device = self.device.clone();
+        let progress: alluvium_device::Progress = Arc::new(move |done_bytes, total_bytes| {
+            told.send_replace(Some(Reply::Extending { done_bytes, total_bytes }));
+        });
+        tokio::task::spawn_blocking(move || device.set_capacity(wanted.bytes, Some(&progress)))
+            .await
+            .map_err(|error| error.to_string())?
+            .map_err(|error| match Failure::from(error) {
+                Failure::Failed(reason) => reason,
+                other => format!("{other:?}"),
+            })
+    }
+
+    /// Cut off what of the file nothing needs any more. After a failure nobody knows what the headers say; and what is still under way comes here
+    /// when it is over.
+    async fn cut_off(&self) {
+        let _step = self.steps.lock().await;
+        let wal = self.store.stats().wal;
+        let log_bytes = self.store.wal_header().capacity_bytes;
+        if !self.whole
+            || self.store.failure().is_some()
+            || wal.resize_to_bytes.is_some()
+            || self.device.capacity_bytes() <= log_bytes
+        {
+            return;
+        }
+        let device = self.device.clone();
+        let cut = tokio::task::spawn_blocking(move || device.set_capacity(log_bytes, None)).await;
+        if let Ok(Err(error)) = cut {
+            tracing::warn!("the file is longer than the write-ahead log, and stays so: {error}");
+        }
+    }
+}
+
+fn in_words(error: ResizeError) -> String {
+    match error {
+        ResizeError::Replaced { capacity_bytes } => {
+            format!("a later request, for {}, takes its place", Size { bytes: capacity_bytes })
+        }
+        ResizeError::Refused { reason, .. } => {
+            format!("{reason}. With the server stopped, this command may have less to keep")
+        }
+        other => other.to_string(),
+    }
+}

@@ -1,0 +1,264 @@
+//! `alluvium wal resize` of a log whose server runs, by the built binary.
+
+mod support;
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Child, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::{self, JoinHandle};
+
+use rustix::process::{Pid, Signal, kill_process};
+use support::produce::produce;
+use support::{Server, alluvium, contains, ok, ok_json, refused};
+
+static LARGE: [u8; 900 << 10] = [7; 900 << 10];
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("temporary paths are text")
+}
+
+fn metric(server: &Server, name: &str) -> u64 {
+    let (_, metrics) = server.get("/metrics");
+    let line = metrics.lines().find_map(|line| line.strip_prefix(&format!("alluvium_{name} ")));
+    line.unwrap_or_else(|| panic!("no {name} in {metrics}")).parse().expect("a number")
+}
+
+fn watermark(server: &Server, topic: &str) -> u64 {
+    let topic = ok_json(&["topic", "describe", topic, "--bootstrap", &server.kafka, "--json"]);
+    topic[0]["partitions"][0]["high_watermark"].as_u64().expect("a number")
+}
+
+/// A producer that goes on until it is stopped, or the server has gone.
+struct Load {
+    acknowledged: Arc<AtomicU64>,
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<()>,
+}
+
+impl Load {
+    fn start(kafka: &str, topic: &'static str) -> Self {
+        let (acknowledged, stop) = <(Arc<AtomicU64>, Arc<AtomicBool>)>::default();
+        let thread = thread::spawn({
+            let (kafka, acknowledged, stop) =
+                (kafka.to_owned(), acknowledged.clone(), stop.clone());
+            move || {
+                for record in (0..).map(|n| if n % 2 == 0 { &LARGE[..] } else { b"small" }) {
+                    match produce(&kafka, topic, record) {
+                        Ok(0) => acknowledged.fetch_add(1, Ordering::SeqCst),
+                        Ok(code) => panic!("error code {code}"),
+                        Err(_) => return,
+                    };
+                    if stop.load(Ordering::SeqCst) {
+                        return;
+                    }
+                }
+            }
+        });
+        Self { acknowledged, stop, thread }
+    }
+
+    /// How many records were acknowledged.
+    fn end(self) -> u64 {
+        self.stop.store(true, Ordering::SeqCst);
+        self.thread.join().expect("the producer does not fail");
+        self.acknowledged.load(Ordering::SeqCst)
+    }
+}
+
+#[test]
+fn a_log_grows_and_shrinks_under_the_traffic_of_its_server() {
+    let data = tempfile::tempdir().unwrap();
+    let wal = data.path().join("wal");
+    let arguments = ["--wal-capacity", "64MiB", "--upload-interval", "100ms"];
+    let server = Server::start(data.path(), &arguments);
+    ok(&["topic", "create", "t", "--bootstrap", &server.kafka]);
+    let load = Load::start(&server.kafka, "t");
+    for (capacity, mib) in [("160MiB", 160), ("72MiB", 72), ("64MiB", 64), ("100MiB", 100)] {
+        let seen = ok_json(&["wal", "resize", text(&wal), "--capacity", capacity, "--json"]);
+        assert_eq!(seen["header"]["capacity_bytes"], mib << 20);
+        assert_eq!(seen["header"]["wal_id"], seen["before"]["wal_id"]);
+        assert_eq!(seen["header"]["epoch"], seen["before"]["epoch"], "it has kept its owner");
+        assert_eq!(seen["target"]["size_bytes"], mib << 20);
+        assert_eq!(fs::metadata(&wal).unwrap().len(), mib << 20);
+        assert_eq!(metric(&server, "wal_ring_bytes"), (mib << 20) - (64 << 10));
+    }
+    // In the middle of the traffic, right after the last one.
+    server.stop(Signal::KILL);
+    let acknowledged = load.end();
+    assert!(acknowledged > 10, "{acknowledged}");
+    ok(&["wal", "verify", text(&wal)]);
+
+    // It was started with another size, and starts with that again.
+    let server = Server::start(data.path(), &arguments);
+    contains(
+        &server.log,
+        &["wal-capacity is 64MiB", "100MiB, and keeps it", "alluvium wal resize"],
+    );
+    let there = watermark(&server, "t");
+    assert!((acknowledged..=acknowledged + 1).contains(&there), "{acknowledged}, {there} there");
+    assert_eq!(produce(&server.kafka, "t", b"more").unwrap(), 0);
+    server.stop(Signal::TERM);
+}
+
+/// `alluvium wal resize`, until it says that it waits.
+fn waiting(wal: &Path, capacity: &str) -> (Child, BufReader<impl Read>) {
+    let mut child = alluvium()
+        .args(["wal", "resize", text(wal), "--capacity", capacity])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap());
+    let mut said = String::new();
+    while !said.contains("waiting for the log to pass the end of its ring") {
+        assert!(lines.read_line(&mut said).unwrap() > 0, "{said}");
+    }
+    contains(&said, &["to go, at most", "the server goes on"]);
+    (child, lines)
+}
+
+#[test]
+fn a_request_that_waits_can_be_left_and_withdrawn() {
+    let data = tempfile::tempdir().unwrap();
+    let wal = data.path().join("wal");
+    let mut server = Server::start(
+        data.path(),
+        &["--wal-capacity", "160MiB", "--upload-interval", "1h", "--upload-size", "20MiB"],
+    );
+    ok(&["topic", "create", "t", "--bootstrap", &server.kafka]);
+    let mut produced = 0;
+    let mut produce_up_to = |server: &Server, mib: u64| {
+        while metric(server, "wal_durable_offset") < mib << 20 {
+            assert_eq!(produce(&server.kafka, "t", &LARGE).unwrap(), 0);
+            produced += 1;
+        }
+        produced
+    };
+    // Its records lie behind the end of what it is to have.
+    produce_up_to(&server, 140);
+    assert_eq!(metric(&server, "wal_resize_to_bytes"), 0);
+    let (mut command, _said) = waiting(&wal, "130MiB");
+    assert_eq!(metric(&server, "wal_resize_to_bytes"), 130 << 20);
+    let distance = metric(&server, "wal_resize_distance_bytes");
+    assert!((1 << 20..60 << 20).contains(&distance), "{distance}");
+    kill_process(Pid::from_child(&command), Signal::INT).unwrap();
+    assert!(!command.wait().unwrap().success());
+    assert_eq!(metric(&server, "wal_resize_to_bytes"), 130 << 20, "the server goes on");
+
+    let (watching, said) = waiting(&wal, "130MiB");
+    let present = ok(&["wal", "resize", text(&wal), "--capacity", "160MiB"]);
+    contains(&present, &["160MiB already"]);
+    let (output, mut rest) = (watching.wait_with_output().unwrap(), String::new());
+    { said }.read_to_string(&mut rest).unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    contains(&rest, &["not resized to 130MiB", "a later request, for 160MiB"]);
+    assert_eq!(metric(&server, "wal_resize_to_bytes"), 0);
+
+    let (watching, _said) = waiting(&wal, "130MiB");
+    let produced = produce_up_to(&server, 210);
+    let output = watching.wait_with_output().unwrap();
+    contains(&String::from_utf8(output.stdout).unwrap(), &["160MiB before, 130MiB now"]);
+    server.wait_for("the write-ahead log has 130MiB now");
+    assert_eq!(fs::metadata(&wal).unwrap().len(), 130 << 20);
+    assert_eq!(watermark(&server, "t"), produced);
+    server.stop(Signal::KILL);
+    let server = Server::start(data.path(), &["--upload-interval", "1h"]);
+    assert_eq!(watermark(&server, "t"), produced);
+    server.stop(Signal::TERM);
+}
+
+#[test]
+fn what_a_server_can_not_have_is_refused_and_the_log_stays() {
+    let data = tempfile::tempdir().unwrap();
+    let wal = data.path().join("wal");
+    let server = Server::start(data.path(), &["--wal-capacity", "96MiB", "--upload-size", "20MiB"]);
+    let refuse = |capacity: &str, parts: &[&str]| {
+        let said = refused(1, &["wal", "resize", text(&wal), "--capacity", capacity]);
+        contains(&said, parts);
+    };
+    refuse("32MiB", &["not resized to 32MiB", "64MiB to 16TiB"]);
+    refuse("64MiB", &["upload-size is 20MiB", "a quarter of the write-ahead log of 64MiB"]);
+    refuse("90MiB", &["more than half of the ring", "With the server stopped"]);
+    refuse("15TiB", &["no space for a file of 15TiB"]);
+    assert_eq!(fs::metadata(&wal).unwrap().len(), 96 << 20);
+    let seen = ok_json(&["wal", "inspect", text(&wal), "--json"]);
+    assert_eq!(seen["header"]["capacity_bytes"], 96 << 20);
+    server.stop(Signal::TERM);
+    ok(&["wal", "resize", text(&wal), "--capacity", "90MiB"]);
+}
+
+#[test]
+fn the_socket_is_for_its_user_and_its_log_alone() {
+    let data = tempfile::tempdir().unwrap();
+    let socket = data.path().join("alluvium.sock");
+    let elsewhere = tempfile::tempdir().unwrap();
+    let wal = elsewhere.path().join("log");
+    let arguments = ["--wal-capacity", "64MiB", "--wal", text(&wal)];
+    let server = Server::start(data.path(), &arguments);
+    let found = fs::symlink_metadata(&socket).unwrap();
+    assert!(found.file_type().is_socket());
+    assert_eq!(found.permissions().mode() & 0o777, 0o600);
+    for (request, answer) in [
+        ("nonsense\n", "does not understand"),
+        ("{\"stop\":{}}\n", "does not understand"),
+        (
+            "{\"resize\":{\"wal\":{\"device\":1,\"inode\":2},\"capacity_bytes\":1}}\n",
+            "\"other_log\"\n",
+        ),
+    ] {
+        let mut stream = UnixStream::connect(&socket).unwrap();
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut answered = String::new();
+        stream.read_to_string(&mut answered).unwrap();
+        contains(&answered, &[answer]);
+    }
+
+    // Not beside the log: it has to be told where, and finds the log by any path.
+    let said = refused(1, &["wal", "resize", text(&wal), "--capacity", "80MiB"]);
+    contains(&said, &["in use", "no server that has it open answers", "--data-dir"]);
+    let link = data.path().join("link");
+    std::os::unix::fs::symlink(&wal, &link).unwrap();
+    let with_directory = ["--data-dir", text(data.path())];
+    ok(&[&["wal", "resize", text(&link), "--capacity", "80MiB"], &with_directory[..]].concat());
+    let other = elsewhere.path().join("other");
+    ok(&["wal", "format", text(&other), "--capacity", "8MiB"]);
+    let resized =
+        [&["wal", "resize", text(&other), "--capacity", "9MiB"], &with_directory[..]].concat();
+    contains(&ok(&resized), &["9MiB now"]);
+
+    // What a killed server leaves is taken for that, what a stopped one leaves is nothing.
+    server.stop(Signal::KILL);
+    assert!(socket.exists());
+    let server = Server::start(data.path(), &arguments);
+    ok(&[&["wal", "resize", text(&wal), "--capacity", "88MiB"], &with_directory[..]].concat());
+    server.stop(Signal::TERM);
+    assert!(!socket.exists());
+    // Nobody there: by this command itself.
+    ok(&[&["wal", "resize", text(&wal), "--capacity", "72MiB"], &with_directory[..]].concat());
+
+    fs::write(&socket, "a file").unwrap();
+    let server = Server::start(data.path(), &arguments);
+    contains(&server.log, &["no control socket at", "something else has this name"]);
+    server.stop(Signal::TERM);
+    assert_eq!(fs::read_to_string(&socket).unwrap(), "a file");
+}
+
+#[test]
+fn a_server_in_a_directory_with_a_long_name_works_without_a_socket() {
+    let data = tempfile::tempdir().unwrap();
+    let deep = data.path().join("d".repeat(100));
+    let server = Server::start(&deep, &["--wal-capacity", "64MiB"]);
+    contains(&server.log, &["no control socket", "needs this server to be stopped"]);
+    let wal = deep.join("wal");
+    contains(
+        &refused(1, &["wal", "resize", text(&wal), "--capacity", "80MiB"]),
+        &["in use", "stop it first"],
+    );
+    server.stop(Signal::TERM);
+    ok(&["wal", "resize", text(&wal), "--capacity", "80MiB"]);
+}
