@@ -175,10 +175,12 @@ pub(crate) fn walk(
     visit: Visit<'_>,
 ) -> Result<Found, OpenError> {
     let started = Instant::now();
+    // Where the end is known nothing is read ahead of it.
+    let to = if header.clean_shutdown { header.durable } else { LogOffset(u64::MAX) };
     let mut walk = Walk {
         device,
         header,
-        reader: Reader::new(device, header, LogOffset(u64::MAX)),
+        reader: Reader::new(device, header, to),
         known: header.durable,
         epoch: 0,
         progress,
