@@ -130,17 +130,21 @@ impl Image {
             2 => input.u16().into(),
             _ => input.u32() % (2 * self.header.ring() as u32),
         };
+        let mut next = x + HEADER + len;
         let epoch = match input.u8() % 8 {
             0 => u32::from(input.u8() % 6),
             1 => self.header.epoch - 1,
-            2 => self.header.epoch.saturating_sub(2),
+            2..=3 => {
+                // An old one, over which others were written.
+                next = x + HEADER + input.below(len + 1);
+                self.header.epoch.saturating_sub(2)
+            }
             _ if x < self.header.epoch_start => self.header.epoch - 1,
             _ => self.header.epoch,
         };
         let payload_crc = if padding { 0 } else { crc32c(&[&payload]) };
         let mut record = Record { padding, len: len as u32, offset: x, epoch, lag, payload_crc };
         let mut id = self.header.id;
-        let mut next = x + HEADER + len;
         match input.u8() % 16 {
             1 => record.payload_crc ^= 1,
             2 => record.offset = x.wrapping_sub(self.header.ring()),
@@ -148,7 +152,6 @@ impl Image {
             4 => record.len = input.u32(),
             5 => id[3] ^= 1,
             6 => payload.truncate(payload.len() / 2),
-            7 => next = x + HEADER + len / 2,
             _ => {}
         }
         let mut head = record.encode(&id);

@@ -46,6 +46,8 @@ struct Life<'a> {
     ledger: Ledger,
     /// Which header slots were damaged since both were written.
     slots_hit: [bool; 2],
+    /// What the walk of an opening or a resize has found that was cut off since.
+    cut_off: Option<Walked>,
     /// The disk as it was at the end of earlier lives.
     snapshots: Vec<Vec<u8>>,
 }
@@ -74,7 +76,7 @@ impl<'a> Life<'a> {
         let header = Wal::format(&disk.device(), &format).map_err(|cause| cause.to_string())?;
         let ledger = Ledger::new(*header.wal_id.as_bytes());
         let (slots_hit, snapshots) = ([false; 2], Vec::new());
-        Ok(Self { input, story: None, disk, ledger, slots_hit, snapshots })
+        Ok(Self { input, story: None, disk, ledger, slots_hit, cut_off: None, snapshots })
     }
 
     fn say(&mut self, what: impl FnOnce() -> String) {
@@ -173,6 +175,14 @@ impl<'a> Life<'a> {
             return Err(differ(&log.header, &log.walk(), &found));
         };
         self.ledger.check(&log, &walked)?;
+        if let Some(before) = self.cut_off.take()
+            && (before.end != walked.end || before.records != walked.records)
+        {
+            return Err(format!(
+                "since it was cut off: {}",
+                differ(&log.header, &Some(before), &Some(walked))
+            ));
+        }
         Ok((log, walked))
     }
 
@@ -206,6 +216,7 @@ impl<'a> Life<'a> {
                 self.disk = successor.ok_or_else(|| format!("can not be opened: {cause}"))?;
                 // The walk was complete: the plug is pulled at a write, and nothing is written before.
                 self.ledger.promise(&walked);
+                self.cut_off = Some(walked);
                 Ok(None)
             }
             Ok((None, _)) => Err("the end can not be read".into()),
@@ -224,7 +235,10 @@ impl<'a> Life<'a> {
                 self.slots_hit = [false; 2];
                 self.disk = successor.unwrap_or(self.disk.clone());
             }
-            (Err(_), Some(successor)) => self.disk = successor,
+            (Err(_), Some(successor)) => {
+                self.disk = successor;
+                self.cut_off = Some(walked);
+            }
             (Err(OpenError::ResizeBlocked { .. }), None) => {}
             (Err(cause), None) => return Err(format!("resize to {capacity}: {cause}")),
         }
