@@ -11,7 +11,10 @@ use crate::report::{Case, Report, cargo_case};
 /// Longer than any step takes on a slow machine from a fresh clone.
 const STEP_LIMIT: Duration = Duration::from_secs(45 * 60);
 
-/// Format, lints, documentation, tests; then a look at whether any of it has changed the work tree.
+/// What must not be among the dependencies of the log.
+const RUNTIMES: [&str; 6] = ["async-io", "async-std", "futures-executor", "mio", "smol", "tokio"];
+
+/// Format, lints, documentation, dependencies, tests; then a look at whether any of it has changed the work tree.
 pub(crate) fn run(root: &Path) -> Result<Report, Error> {
     let before = work_tree(root);
     let mut report = Report::default();
@@ -30,6 +33,7 @@ pub(crate) fn run(root: &Path) -> Result<Report, Error> {
                 .env("RUSTDOCFLAGS", "-D warnings"),
         )
     });
+    report.suite("dependencies", || no_runtime(root));
     report.suite("cargo tests", || cargo_tests(root));
     report.suite("work tree", || {
         let after = work_tree(root);
@@ -52,6 +56,20 @@ fn work_tree(root: &Path) -> Result<String, String> {
     let diff = output(Command::new("git").current_dir(root).args(["diff", "HEAD"]))
         .map_err(|error| format!("not a git checkout: {error}"))?;
     Ok(String::from_utf8_lossy(&[status, diff].concat()).into_owned())
+}
+
+/// The log and the device are for programs with any async runtime, or none.
+fn no_runtime(root: &Path) -> Result<Vec<Case>, Error> {
+    let mut command = cargo(root);
+    command.args(["tree", "--package", "alluvium-wal", "--edges", "normal", "--prefix", "none"]);
+    let tree = String::from_utf8(output(command.arg("--locked"))?)?;
+    let mut crates = tree.lines().filter_map(|line| line.split(' ').next());
+    let found = crates.find(|name| RUNTIMES.contains(name));
+    let name = "alluvium-wal needs no async runtime";
+    Ok(vec![match found {
+        None => Case::passed(name),
+        Some(runtime) => Case::failed(name, format!("`{}` shows {runtime}", describe(&command))),
+    }])
 }
 
 /// One command that passes or fails as a whole.

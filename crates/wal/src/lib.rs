@@ -1,12 +1,5 @@
-//! Delta WAL: a write-ahead log on a ring of blocks, on a raw device or a file, durable before it is acknowledged.
-//!
-//! [`Wal::append`] settles a record's place at once and returns a future that resolves when the record *and everything
-//! before it* is on stable storage. [`Wal::trim`] gives space back. [`Wal::open`] recovers: it hands out every record that
-//! was acknowledged and not trimmed, in order. The log belongs to no async runtime: its futures work with any, and each has
-//! a blocking `wait`.
-//!
-//! Layout, protocol and crash argument are in `docs/format/wal.md`. A record's path reads [`Wal::append`],
-//! `writer.rs` (group commit), `block.rs`, the device, and back through `wait.rs`.
+#![doc = include_str!("../README.md")]
+//! # A log from its beginning to its next opening
 //!
 //! ```
 //! use alluvium_device::OpenOptions;
@@ -43,6 +36,10 @@
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! # Reading the code
+//!
+//! A record's path is [`Wal::append`], `writer.rs`, `writer/group.rs` (group commit), `block.rs`, the device, and back through `writer.rs` and `wait.rs`.
 #![forbid(unsafe_code)]
 
 mod block;
