@@ -3,6 +3,8 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use rustix::io::Errno;
+
 /// A failed request. Cheap to clone: a latched device hands the same cause to everybody.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{operation} of {len_bytes} bytes at {at} on {device}: {source}")]
@@ -17,6 +19,76 @@ pub struct DeviceError {
     pub len_bytes: u64,
     /// What the kernel said.
     pub source: Arc<io::Error>,
+}
+
+impl DeviceError {
+    /// Whether the device refused a write because another host has reserved it ([`crate::Device::reserve`]).
+    pub fn is_reserved(&self) -> bool {
+        self.source.get_ref().and_then(|cause| cause.downcast_ref::<Reserved>()).is_some()
+    }
+}
+
+/// The source of a [`DeviceError`] that [`DeviceError::is_reserved`].
+#[derive(Debug, thiserror::Error)]
+#[error("another host has reserved the device")]
+pub(crate) struct Reserved;
+
+impl Reserved {
+    /// `source` of a write to a block device, or what it stands for: the block layer has a number for reservation conflicts that says something else.
+    pub(crate) fn recognise(source: io::Error) -> io::Error {
+        match source.raw_os_error() {
+            Some(errno) if errno == Errno::BADE.raw_os_error() => {
+                io::Error::new(io::ErrorKind::PermissionDenied, Self)
+            }
+            _ => source,
+        }
+    }
+}
+
+/// Why a device could not be reserved. Whatever it was reserved for before, it still is.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReserveError {
+    /// It has no persistent reservations, or not all that is needed of them.
+    #[error("{device}: can not be reserved: {reason}")]
+    Unsupported {
+        /// Name of the device.
+        device: String,
+        /// What is missing.
+        reason: String,
+    },
+    /// Reserved with another key than Alluvium's, or by another host at this very moment.
+    #[error(
+        "{device}: is reserved by another host, with a key that is not Alluvium's, or that host has just reserved it"
+    )]
+    Held {
+        /// Name of the device.
+        device: String,
+    },
+    /// Anything else that the system said.
+    #[error("{device}: can not be reserved: {command}: {source}")]
+    Io {
+        /// Name of the device.
+        device: String,
+        /// What was being done.
+        command: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+impl ReserveError {
+    pub(crate) fn system(device: &str, command: &'static str, errno: Errno) -> Self {
+        let device = device.into();
+        match errno {
+            Errno::OPNOTSUPP | Errno::NOTTY | Errno::INVAL => {
+                let reason =
+                    "it, or its driver, has no persistent reservations of this kind".into();
+                Self::Unsupported { device, reason }
+            }
+            errno => Self::Io { device, command, source: errno.into() },
+        }
+    }
 }
 
 /// Why a device could not be opened. The message says what to do.

@@ -9,6 +9,7 @@ mod engine;
 mod error;
 pub mod model;
 mod open;
+mod reserve;
 pub mod sim;
 #[cfg(not(loom))]
 mod sync;
@@ -19,7 +20,7 @@ mod target;
 
 pub use buffer::{AlignedBuf, PAGE_BYTES, SharedBuf};
 pub use copy::copy_in_steps;
-pub use error::{DeviceError, OpenError};
+pub use error::{DeviceError, OpenError, ReserveError};
 pub use open::{Access, Durability, Engine, OpenOptions, Progress, extend, open};
 
 use std::fmt;
@@ -107,6 +108,20 @@ pub trait Device: Send + Sync + fmt::Debug {
         let _ = (bytes, progress);
         let path = self.geometry().name.clone().into();
         Err(OpenError::Unsuitable { path, reason: "its size can not be changed".into() })
+    }
+
+    /// Have the device itself refuse the writes of all other hosts from now on (a persistent reservation, of a whole SCSI disk or NVMe namespace). Blocks; not for
+    /// completions. Done again, it changes nothing.
+    ///
+    /// Whoever had reserved it in this way loses that, and what he still has on its way is aborted: his writes fail with an error that
+    /// [`DeviceError::is_reserved`], and so latch his device. Reads succeed for everybody. It stays reserved for this host when it is closed, when the process or
+    /// the host ends, and when the device loses its power; processes of one host are kept apart by [`Access::Exclusive`].
+    ///
+    /// # Errors
+    /// It has no such reservations, or somebody else has it who is no owner of this kind.
+    fn reserve(&self) -> Result<(), ReserveError> {
+        let device = self.geometry().name.clone();
+        Err(ReserveError::Unsupported { device, reason: "it is no disk of its own".into() })
     }
 
     /// An aligned buffer of `len_bytes` (rounded up to a page) from the engine's pool; registered with the

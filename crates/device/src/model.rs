@@ -53,7 +53,7 @@ use crate::buffer::Pool;
 use crate::engine::{Core, Job, Transfer};
 use crate::{
     AlignedBuf, Completion, Device, DeviceError, DeviceOffset, Geometry, OpenError, OpenOptions,
-    PAGE_BYTES, Progress, Request, SharedDevice, copy_in_steps,
+    PAGE_BYTES, Progress, Request, ReserveError, SharedDevice, copy_in_steps,
 };
 use schedule::Schedule;
 
@@ -151,6 +151,10 @@ impl Device for ModelledDisk {
 
     fn set_capacity(&self, bytes: u64, progress: Option<&Progress>) -> Result<(), OpenError> {
         self.inner.set_capacity(bytes, progress)
+    }
+
+    fn reserve(&self) -> Result<(), ReserveError> {
+        self.inner.reserve()
     }
 
     fn alloc(&self, len_bytes: usize) -> AlignedBuf {

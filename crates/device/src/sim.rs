@@ -13,6 +13,7 @@
 //!   of [`SECTOR_BYTES`] (a prefix, or any subset), or not at all; so unflushed writes persist in any subset, which is what
 //!   reordering in a cache amounts to. Overlapping completed writes keep their order; overlapping writes in flight have none.
 //! - [`SimDisk::process_crash`]: the process dies, the disk does not. Completed writes stay visible, and volatile.
+//! - [`SimDisk::other_host`]: several hosts reach the disk, and one of them can have the others' writes refused ([`Device::reserve`]).
 //! - [`Faults`]: wrong behaviour while the power is on, per zone of the disk.
 //!
 //! # Example
@@ -34,6 +35,7 @@
 //! ```
 
 mod random;
+mod reservation;
 mod stepper;
 mod storage;
 #[cfg(test)]
@@ -47,6 +49,7 @@ use std::sync::Arc;
 use rustix::io::Errno;
 
 pub use random::Random;
+use reservation::Reservation;
 pub use stepper::Stepper;
 use storage::{Pages, Storage, write_sectors};
 
@@ -54,7 +57,7 @@ use crate::engine::{Core, Job, Transfer};
 use crate::sync::{Condvar, Mutex};
 use crate::{
     AlignedBuf, Completion, Device, DeviceError, Durability, Geometry, OpenError, PAGE_BYTES,
-    Progress, Request, SharedDevice,
+    Progress, Request, ReserveError, SharedDevice,
 };
 
 /// What a power cut tears at: a sector is written whole or not at all.
@@ -129,6 +132,8 @@ pub struct Counters {
     pub dsync_writes: u64,
     /// Flushes that were acknowledged.
     pub flushes: u64,
+    /// Writes that were refused because another host has reserved the disk.
+    pub reserved_writes: u64,
     /// See [`Faults::read_error`].
     pub read_errors: u64,
     /// See [`Faults::write_error`].
@@ -166,6 +171,8 @@ pub struct SimOptions {
     pub volatile_cache: bool,
     /// As for a real device. Default [`Durability::Auto`].
     pub durability: Durability,
+    /// Whether it can be reserved. Default true.
+    pub reservations: bool,
     /// Faults of the disk where no zone says otherwise. Default: none.
     pub faults: Faults,
 }
@@ -177,17 +184,24 @@ impl Default for SimOptions {
             seed: 0,
             volatile_cache: true,
             durability: Durability::Auto,
+            reservations: true,
             faults: Faults::default(),
         }
     }
 }
 
-/// A simulated disk. Clones are handles to the same one.
+/// A simulated disk. Clones are handles to the same one, and of the same host.
 #[derive(Clone)]
 pub struct SimDisk(Arc<Inner>);
 
+/// What a host has of the disk: its latch is its own.
 struct Inner {
-    core: Core,
+    core: Arc<Core>,
+    medium: Arc<Medium>,
+}
+
+/// What all hosts share.
+struct Medium {
     state: Mutex<State>,
     /// For [`Stepper`]: something was queued, or it has been told something.
     changed: Condvar,
@@ -200,6 +214,8 @@ struct State {
     random: Random,
     storage: Storage,
     queue: Vec<Queued>,
+    /// None: the disk can not be reserved.
+    reservation: Option<Reservation>,
     faults: FaultMap,
     counters: Counters,
 }
@@ -222,6 +238,8 @@ struct Queued {
     job: Job,
     /// The writes that had completed when this was submitted: what a flush promises.
     mark: u64,
+    /// The host that has submitted it.
+    from: Arc<Core>,
 }
 
 /// How a disk came to its end.
@@ -261,23 +279,25 @@ impl SimDisk {
             read_only: false,
             engine: "simulated",
         };
+        let reservation = options.reservations.then(Reservation::default);
         Self::assemble(
-            geometry,
+            Arc::new(Core::new(geometry, None)),
             State {
                 mode: Mode::Immediate,
                 gone: false,
                 random: Random::new(options.seed),
                 storage,
                 queue: Vec::new(),
+                reservation,
                 faults: FaultMap { disk: options.faults, zones: Vec::new() },
                 counters: Counters::default(),
             },
         )
     }
 
-    fn assemble(geometry: Geometry, state: State) -> Self {
-        let core = Core::new(geometry, None);
-        Self(Arc::new(Inner { core, state: Mutex::new(state), changed: Condvar::new() }))
+    fn assemble(core: Arc<Core>, state: State) -> Self {
+        let medium = Medium { state: Mutex::new(state), changed: Condvar::new() };
+        Self(Arc::new(Inner { core, medium: Arc::new(medium) }))
     }
 
     /// A handle as the layers above take it.
@@ -285,11 +305,18 @@ impl SimDisk {
         Arc::new(self.clone())
     }
 
+    /// The same disk as yet another host reaches it.
+    pub fn other_host(&self) -> Self {
+        let capacity_bytes = self.0.core.capacity_bytes();
+        let core = Core::new(Geometry { capacity_bytes, ..self.0.core.geometry.clone() }, None);
+        Self(Arc::new(Inner { core: Arc::new(core), medium: self.0.medium.clone() }))
+    }
+
     // -- Execution
 
     /// Choose when requests run from now on. Going to [`Mode::Immediate`] first executes what is queued.
     pub fn set_mode(&self, mode: Mode) {
-        self.0.state.lock().mode = mode;
+        self.0.medium.state.lock().mode = mode;
         if mode == Mode::Immediate {
             self.run_until_idle();
         }
@@ -314,7 +341,7 @@ impl SimDisk {
 
     /// What is queued, as operation (`read`, `write`, `flush`), first byte and length.
     pub fn queued(&self) -> Vec<(&'static str, u64, usize)> {
-        let state = self.0.state.lock();
+        let state = self.0.medium.state.lock();
         let describe = |queued: &Queued| {
             let (at, len) = queued.job.extent();
             (queued.job.operation(), at, len)
@@ -326,27 +353,27 @@ impl SimDisk {
 
     /// Replace the faults of the disk.
     pub fn set_faults(&self, faults: Faults) {
-        self.0.state.lock().faults.disk = faults;
+        self.0.medium.state.lock().faults.disk = faults;
     }
 
     /// Faults for requests that begin in `zone` (bytes). The zone that was set last wins.
     pub fn set_zone_faults(&self, zone: Range<u64>, faults: Faults) {
-        self.0.state.lock().faults.zones.push((zone, faults));
+        self.0.medium.state.lock().faults.zones.push((zone, faults));
     }
 
     /// Forget all zones.
     pub fn clear_zones(&self) {
-        self.0.state.lock().faults.zones.clear();
+        self.0.medium.state.lock().faults.zones.clear();
     }
 
     /// What has been done so far.
     pub fn counters(&self) -> Counters {
-        self.0.state.lock().counters
+        self.0.medium.state.lock().counters
     }
 
     /// Flip `bits` randomly chosen bits at rest within `range` (bytes). A bit may be chosen twice.
     pub fn rot(&self, range: Range<u64>, bits: u32) {
-        let state = &mut *self.0.state.lock();
+        let state = &mut *self.0.medium.state.lock();
         for _ in 0..bits {
             let at = range.start + state.random.below(range.end - range.start);
             let mut byte = [0];
@@ -362,14 +389,14 @@ impl SimDisk {
     /// `len` bytes at `at`, any position, as a reader would see them now.
     pub fn peek(&self, at: u64, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
-        self.0.state.lock().storage.read(at, &mut bytes);
+        self.0.medium.state.lock().storage.read(at, &mut bytes);
         bytes
     }
 
     /// `len` bytes at `at`, any position, as far as they are durable.
     pub fn peek_durable(&self, at: u64, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
-        self.0.state.lock().storage.read_durable(at, &mut bytes);
+        self.0.medium.state.lock().storage.read_durable(at, &mut bytes);
         bytes
     }
 
@@ -379,7 +406,7 @@ impl SimDisk {
             at + bytes.len() as u64 <= self.0.core.capacity_bytes(),
             "beyond the end of the disk"
         );
-        self.0.state.lock().storage.overwrite(at, bytes);
+        self.0.medium.state.lock().storage.overwrite(at, bytes);
     }
 
     /// The whole disk as a reader would see it now.
@@ -405,18 +432,24 @@ impl SimDisk {
     }
 
     fn end(&self, end: End) -> Self {
+        let capacity_bytes = self.0.core.capacity_bytes();
+        let geometry = Geometry { capacity_bytes, ..self.0.core.geometry.clone() };
+        let core = Arc::new(Core::new(geometry, None));
         let (successor, orphans) = {
-            let state = &mut *self.0.state.lock();
+            let state = &mut *self.0.medium.state.lock();
             assert!(!state.gone, "this disk has ended before; go on with its successor");
             state.gone = true;
             let orphans = std::mem::take(&mut state.queue);
-            (state.successor(end, orphans.iter().map(|queued| &queued.job)), orphans)
+            let mut successor = state.successor(end, orphans.iter().map(|queued| &queued.job));
+            if let Some(reservation) = &mut successor.reservation {
+                reservation.restart(&self.0.core, &core);
+            }
+            (successor, orphans)
         };
-        for Queued { job, .. } in orphans {
-            self.0.core.settle(job, Err(gone())).run();
+        for Queued { job, from, .. } in orphans {
+            from.settle(job, Err(gone())).run();
         }
-        let capacity_bytes = self.0.core.capacity_bytes();
-        Self::assemble(Geometry { capacity_bytes, ..self.0.core.geometry.clone() }, successor)
+        Self::assemble(core, successor)
     }
 }
 
@@ -428,11 +461,12 @@ impl Inner {
     /// One transfer of the request that `choose` picks.
     fn step(&self, choose: impl FnOnce(&mut State) -> Option<usize>) -> bool {
         let settled = {
-            let state = &mut *self.state.lock();
+            let state = &mut *self.medium.state.lock();
             let Some(index) = choose(state) else { return false };
             let queued = state.queue.swap_remove(index);
-            match self.execute(state, queued) {
-                Ok((job, result)) => self.core.settle(job, result),
+            let from = queued.from.clone();
+            match state.execute(queued) {
+                Ok((job, result)) => from.settle(job, result),
                 Err(unfinished) => {
                     state.queue.push(unfinished);
                     return true;
@@ -442,26 +476,27 @@ impl Inner {
         settled.run(); // not under the lock: completions submit
         true
     }
+}
 
+impl State {
     /// One transfer: the outcome of the request, or the request itself if there is more to do.
-    fn execute(
-        &self,
-        state: &mut State,
-        mut queued: Queued,
-    ) -> Result<(Job, io::Result<()>), Queued> {
-        let refusal = if state.gone { Some(gone()) } else { self.core.refusal(&queued.job) };
+    fn execute(&mut self, mut queued: Queued) -> Result<(Job, io::Result<()>), Queued> {
+        let refusal = if self.gone { Some(gone()) } else { queued.from.refusal(&queued.job) };
         if let Some(refusal) = refusal {
             return Ok((queued.job, Err(refusal)));
         }
-        let moved = state.transfer(queued.job.next(), queued.mark, &self.core);
+        let writes = queued.job.unwritten().is_some();
+        if writes && self.reservation.as_ref().is_some_and(|held| held.excludes(&queued.from)) {
+            self.counters.reserved_writes += 1;
+            return Ok((queued.job, Err(Errno::BADE.into())));
+        }
+        let moved = self.transfer(queued.job.next(), queued.mark, &queued.from);
         match queued.job.advance(moved, SECTOR_BYTES as u32) {
             Some(result) => Ok((queued.job, result)),
             None => Err(queued),
         }
     }
-}
 
-impl State {
     fn transfer(&mut self, transfer: Transfer<'_>, mark: u64, core: &Core) -> Result<usize, Errno> {
         match transfer {
             Transfer::Read { at, buf, .. } => self.read(at, buf),
@@ -563,7 +598,7 @@ impl State {
 
     /// The state of the disk that follows this one.
     fn successor<'a>(&mut self, end: End, in_flight: impl Iterator<Item = &'a Job>) -> Self {
-        let Self { random, storage, faults, .. } = self;
+        let Self { random, storage, faults, reservation, .. } = self;
         let mut counters = Counters::default();
         let mut survive = |random: &mut Random, at: u64, sectors: usize| {
             let which = surviving_sectors(random, faults.at(at), sectors);
@@ -603,6 +638,8 @@ impl State {
             random: random.clone(),
             storage,
             queue: Vec::new(),
+            // It survives a loss of power.
+            reservation: reservation.clone(),
             faults: faults.clone(),
             counters,
         }
@@ -638,6 +675,10 @@ impl Device for SimDisk {
         Ok(())
     }
 
+    fn reserve(&self) -> Result<(), ReserveError> {
+        self.acquire()
+    }
+
     /// Filled with a pattern, so that nobody comes to rely on zeroes that a real pool would not give.
     fn alloc(&self, len_bytes: usize) -> AlignedBuf {
         let mut buf = AlignedBuf::zeroed(len_bytes);
@@ -648,15 +689,16 @@ impl Device for SimDisk {
     fn submit(&self, request: Request, done: Completion) {
         let job = self.0.core.admit(request, done);
         let settled = {
-            let state = &mut *self.0.state.lock();
-            let mut queued = Queued { job, mark: state.storage.mark() };
+            let state = &mut *self.0.medium.state.lock();
+            let from = self.0.core.clone();
+            let mut queued = Queued { job, mark: state.storage.mark(), from };
             if state.mode == Mode::Queued && !state.gone {
                 state.queue.push(queued);
-                self.0.changed.notify_all();
+                self.0.medium.changed.notify_all();
                 return;
             }
             loop {
-                match self.0.execute(state, queued) {
+                match state.execute(queued) {
                     Ok((job, result)) => break self.0.core.settle(job, result),
                     Err(unfinished) => queued = unfinished,
                 }
@@ -673,7 +715,8 @@ impl Device for SimDisk {
 impl Drop for Inner {
     fn drop(&mut self) {
         // As with every device: dropping the last handle completes what is in flight.
-        while self.step(|state| (!state.queue.is_empty()).then_some(0)) {}
+        let own = |queued: &Queued| Arc::ptr_eq(&queued.from, &self.core);
+        while self.step(|state| state.queue.iter().position(own)) {}
     }
 }
 

@@ -18,13 +18,15 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 
+use crate::error::Reserved;
 use crate::open::Progress;
+use crate::reserve;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Mutex, OnceLock};
 use crate::target::{self, Claim};
 use crate::{
     AlignedBuf, Completion, DeviceError, DeviceOffset, Geometry, OpenError, PAGE_BYTES, Request,
-    SharedBuf,
+    ReserveError, SharedBuf,
 };
 
 /// How often in a row a transfer may answer `EAGAIN` without moving a byte before that becomes its error. The kernel uses
@@ -204,6 +206,18 @@ impl Core {
         after.map(drop)
     }
 
+    /// See [`Device::reserve`](crate::Device::reserve).
+    pub(crate) fn reserve(&self) -> Result<(), ReserveError> {
+        let unsupported = |reason: &str| {
+            Err(ReserveError::Unsupported { device: self.name.to_string(), reason: reason.into() })
+        };
+        match &self.claim {
+            None => unsupported("it was opened for reading only"),
+            Some(_) if !self.geometry.block_device => unsupported("it is a regular file"),
+            Some(claim) => reserve::acquire_block_device(claim, &self.name),
+        }
+    }
+
     pub(crate) fn failure(&self) -> Option<DeviceError> {
         self.latch.get().cloned()
     }
@@ -260,7 +274,10 @@ impl Core {
             operation: job.operation(),
             at,
             len_bytes: len as u64,
-            source: Arc::new(source),
+            source: Arc::new(match self.geometry.block_device {
+                true => Reserved::recognise(source),
+                false => source,
+            }),
         };
         let outcome = if job.is_read() {
             result.map_err(error)

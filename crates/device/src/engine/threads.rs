@@ -12,7 +12,10 @@ use super::{Core, Job, Transfer};
 use crate::buffer::Pool;
 use crate::sync::thread::{self, JoinHandle};
 use crate::sync::{Condvar, Mutex};
-use crate::{AlignedBuf, Completion, Device, DeviceError, Geometry, OpenError, Progress, Request};
+use crate::{
+    AlignedBuf, Completion, Device, DeviceError, Geometry, OpenError, Progress, Request,
+    ReserveError,
+};
 
 /// A device served by threads, one request at a time on each.
 pub(crate) struct Threads {
@@ -121,6 +124,10 @@ impl Device for Threads {
 
     fn set_capacity(&self, bytes: u64, progress: Option<&Progress>) -> Result<(), OpenError> {
         self.shared.core.set_capacity(bytes, progress)
+    }
+
+    fn reserve(&self) -> Result<(), ReserveError> {
+        self.shared.core.reserve()
     }
 
     fn alloc(&self, len_bytes: usize) -> AlignedBuf {

@@ -19,7 +19,10 @@ use rustix::io::Errno;
 use super::inbox::{Inbox, Next};
 use super::{Core, Job, Transfer};
 use crate::buffer::Pool;
-use crate::{AlignedBuf, Completion, Device, DeviceError, Geometry, OpenError, Progress, Request};
+use crate::{
+    AlignedBuf, Completion, Device, DeviceError, Geometry, OpenError, Progress, Request,
+    ReserveError,
+};
 
 /// The target's place in the table of registered files.
 const TARGET: types::Fixed = types::Fixed(0);
@@ -94,6 +97,10 @@ impl Device for Uring {
 
     fn set_capacity(&self, bytes: u64, progress: Option<&Progress>) -> Result<(), OpenError> {
         self.shared.core.set_capacity(bytes, progress)
+    }
+
+    fn reserve(&self) -> Result<(), ReserveError> {
+        self.shared.core.reserve()
     }
 
     fn alloc(&self, len_bytes: usize) -> AlignedBuf {

@@ -43,10 +43,10 @@ impl Stepper {
     }
 
     fn tell(&self, what: &AtomicBool, value: bool) {
-        let state = self.disk.0.state.lock();
+        let state = self.disk.0.medium.state.lock();
         what.store(value, Ordering::Release);
         drop(state);
-        self.disk.0.changed.notify_all();
+        self.disk.0.medium.changed.notify_all();
     }
 }
 
@@ -65,7 +65,7 @@ impl Drop for Stepper {
 impl SimDisk {
     /// Block until there is something to execute; false when there is to be an end.
     fn wait_queued(&self, told: &Told) -> bool {
-        let mut state = self.0.state.lock();
+        let mut state = self.0.medium.state.lock();
         loop {
             if told.stop.load(Ordering::Acquire) {
                 return false;
@@ -73,7 +73,7 @@ impl SimDisk {
             if !state.queue.is_empty() && !told.hold.load(Ordering::Acquire) {
                 return true;
             }
-            self.0.changed.wait(&mut state);
+            self.0.medium.changed.wait(&mut state);
         }
     }
 }

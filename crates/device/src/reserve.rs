@@ -1,0 +1,283 @@
+//! Persistent reservations: the device itself refuses the writes of every host but one.
+//!
+//! A SCSI disk and an NVMe namespace remember which hosts have *registered* with a key, and which of those holds the
+//! *reservation*. With the type "write exclusive" that one alone can write; everybody can read. See
+//! `docs/decisions/0008-fence-by-reservation.md` for why it is taken as it is here.
+
+use std::fs;
+use std::os::fd::AsFd;
+use std::path::Path;
+
+use rustix::io::Errno;
+use rustix::ioctl::{Ioctl, IoctlOutput, Opcode, opcode};
+
+use crate::ReserveError;
+use crate::target::Claim;
+
+/// The key of every owner: `ALLUVWAL`, as `sg_persist` and `nvme` print it in hexadecimal 414c4c555657414c. All use the same
+/// one, so that a successor knows its predecessor's: what tells them apart is the host.
+pub(crate) const KEY: u64 = u64::from_be_bytes(*b"ALLUVWAL");
+
+/// A device tells each host once about what others did to it, instead of executing that host's next command ("unit attention").
+/// There may be several such causes.
+const ATTENTIONS: usize = 5;
+
+/// Why a command was not executed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    /// Reservation conflict: another host holds the reservation, or this one is not registered.
+    Conflict,
+    /// Any other status that the device answered with.
+    Status(u32),
+    /// The kernel did not send it.
+    System(Errno),
+}
+
+/// The commands of one host on the reservation of a device. The type is always "write exclusive".
+pub(crate) trait Reservations {
+    /// Register with `key` in place of whatever this host is registered with; with 0, cancel that, and with it the
+    /// reservation if this host holds it. To survive a loss of power.
+    fn register(&self, key: u64) -> Result<(), Refusal>;
+
+    /// Take the reservation if nobody has it. Succeeds if this host has it already.
+    fn reserve(&self, key: u64) -> Result<(), Refusal>;
+
+    /// Cancel what the other hosts registered with `key`, which is this host's key as well; abort their requests; take the reservation over, if
+    /// it is one of theirs.
+    fn preempt(&self, key: u64) -> Result<(), Refusal>;
+}
+
+/// Take the reservation for this host, from whoever has it with our key.
+pub(crate) fn acquire(device: &impl Reservations, name: &str) -> Result<(), ReserveError> {
+    let failed = |command: &'static str| {
+        move |refusal| match refusal {
+            Refusal::System(errno) => ReserveError::system(name, command, errno),
+            Refusal::Conflict => ReserveError::Held { device: name.into() },
+            Refusal::Status(status) => ReserveError::Unsupported {
+                device: name.into(),
+                reason: format!("it answers {command} with status {status:#x}"),
+            },
+        }
+    };
+    let mut registered = device.register(KEY);
+    for _ in 0..ATTENTIONS {
+        if !matches!(registered, Err(Refusal::Status(_))) {
+            break;
+        }
+        registered = device.register(KEY);
+    }
+    registered.map_err(failed("REGISTER"))?;
+    match device.reserve(KEY) {
+        Ok(()) | Err(Refusal::Conflict) => {}
+        Err(refusal) => return Err(failed("RESERVE")(refusal)),
+    }
+    // Also where nobody is in the way, so that a device which can not do it is found out now, and not when it is needed.
+    match device.preempt(KEY) {
+        Ok(()) | Err(Refusal::Conflict) => {}
+        Err(refusal) => {
+            if let Err(left) = device.register(0) {
+                tracing::warn!("{name}: it may stay reserved for this host: {left:?}");
+            }
+            return Err(failed("PREEMPT AND ABORT")(refusal));
+        }
+    }
+    // The reservation may be one with another key. Then preempting has cancelled our own registration, and was a success all the same.
+    device.reserve(KEY).map_err(|refusal| match refusal {
+        Refusal::Conflict | Refusal::Status(_) => ReserveError::Held { device: name.into() },
+        refusal => failed("RESERVE")(refusal),
+    })
+}
+
+/// Reserve the block device `name`, which is open as `claim` and has the device number `number`.
+pub(crate) fn acquire_block_device(claim: &Claim, name: &str) -> Result<(), ReserveError> {
+    let unsupported = |reason: &str| {
+        Err(ReserveError::Unsupported { device: name.into(), reason: reason.into() })
+    };
+    let stat = rustix::fs::fstat(claim.fd())
+        .map_err(|errno| ReserveError::system(name, "looking at it", errno))?;
+    let (major, minor) = (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev));
+    let sysfs = format!("/sys/dev/block/{major}:{minor}");
+    match part_of(Path::new(&sysfs)) {
+        Some(reason) => unsupported(reason),
+        None => acquire(&Kernel(claim), name),
+    }
+}
+
+/// Why a block device is not one that can be reserved, by its directory in sysfs: a reservation is one of a whole disk, for one way to it.
+fn part_of(sysfs: &Path) -> Option<&'static str> {
+    let has = |name: &str| fs::exists(sysfs.join(name)).unwrap_or(false);
+    if has("partition") {
+        Some("it is a partition; only a whole disk can be reserved")
+    } else if has("dm") {
+        Some("it is a device-mapper target; only a disk itself can be reserved, by one path")
+    } else {
+        None
+    }
+}
+
+/// The kernel's commands: `linux/pr.h`, and Documentation/block/pr.rst.
+struct Kernel<'a>(&'a Claim);
+
+/// `enum pr_type`
+const PR_WRITE_EXCLUSIVE: u32 = 1;
+/// For a registration: whatever key it is that this host has.
+const PR_FL_IGNORE_KEY: u32 = 1;
+
+/// `struct pr_registration`
+#[repr(C)]
+struct Registration {
+    old_key: u64,
+    new_key: u64,
+    flags: u32,
+    pad: u32,
+}
+
+/// `struct pr_reservation`
+#[repr(C)]
+struct Reservation {
+    key: u64,
+    kind: u32,
+    flags: u32,
+}
+
+/// `struct pr_preempt`
+#[repr(C)]
+struct Preempt {
+    old_key: u64,
+    new_key: u64,
+    kind: u32,
+    flags: u32,
+}
+
+impl Reservations for Kernel<'_> {
+    fn register(&self, key: u64) -> Result<(), Refusal> {
+        let old_key = if key == 0 { KEY } else { 0 };
+        let flags = if key == 0 { 0 } else { PR_FL_IGNORE_KEY };
+        self.send(Command::<200, _>(Registration { old_key, new_key: key, flags, pad: 0 }))
+    }
+
+    fn reserve(&self, key: u64) -> Result<(), Refusal> {
+        self.send(Command::<201, _>(Reservation { key, kind: PR_WRITE_EXCLUSIVE, flags: 0 }))
+    }
+
+    fn preempt(&self, key: u64) -> Result<(), Refusal> {
+        // Which of the two is this host's and which the other's is said in one way by the documentation, and done in the other by the drivers.
+        let (old_key, new_key) = (key, key);
+        let kind = PR_WRITE_EXCLUSIVE;
+        self.send(Command::<204, _>(Preempt { old_key, new_key, kind, flags: 0 }))
+    }
+}
+
+impl Kernel<'_> {
+    fn send<const NUMBER: u8, T>(&self, command: Command<NUMBER, T>) -> Result<(), Refusal>
+    where
+        Command<NUMBER, T>: Ioctl<Output = IoctlOutput>,
+    {
+        // SAFETY: `Command` is implemented for the three numbers of linux/pr.h with the structures that belong to them.
+        let answered = unsafe { rustix::ioctl::ioctl(self.0.fd().as_fd(), command) };
+        match answered {
+            Ok(answer) => understand(answer),
+            Err(errno) => Err(Refusal::System(errno)),
+        }
+    }
+}
+
+/// What the answer of the kernel says, where it is no error number: the device's status. Since Linux 6.3 one of `enum pr_status`, before that what the
+/// driver had: of a SCSI disk the status in the lowest byte, of NVMe type and code in the lowest 11 bits.
+fn understand(answer: IoctlOutput) -> Result<(), Refusal> {
+    const SCSI_RESERVATION_CONFLICT: i32 = 0x18;
+    const NVME_RESERVATION_CONFLICT: i32 = 0x83;
+    if answer == 0 {
+        Ok(())
+    } else if answer & 0xff == SCSI_RESERVATION_CONFLICT
+        || answer & 0x7ff == NVME_RESERVATION_CONFLICT
+    {
+        Err(Refusal::Conflict)
+    } else {
+        Err(Refusal::Status(answer.cast_unsigned()))
+    }
+}
+
+/// `_IOW('p', NUMBER, T)`, whose answer counts.
+struct Command<const NUMBER: u8, T>(T);
+
+macro_rules! command {
+    ($number:literal, $argument:ty) => {
+        // SAFETY: linux/pr.h gives this number this structure, from which the kernel copies and to which it writes nothing. The pointer is to the
+        // structure inside of `self`, which outlives the call; the output is the call's own number.
+        unsafe impl Ioctl for Command<$number, $argument> {
+            type Output = IoctlOutput;
+            const IS_MUTATING: bool = false;
+
+            fn opcode(&self) -> Opcode {
+                opcode::write::<$argument>(b'p', $number)
+            }
+
+            fn as_ptr(&mut self) -> *mut std::ffi::c_void {
+                (&raw mut self.0).cast()
+            }
+
+            unsafe fn output_from_ptr(
+                answer: IoctlOutput,
+                _: *mut std::ffi::c_void,
+            ) -> rustix::io::Result<IoctlOutput> {
+                Ok(answer)
+            }
+        }
+    };
+}
+
+command!(200, Registration);
+command!(201, Reservation);
+command!(204, Preempt);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As `linux/pr.h` computes them on x86_64.
+    #[test]
+    fn the_numbers_are_those_of_the_kernel() {
+        let register = Command::<200, _>(Registration { old_key: 0, new_key: 0, flags: 0, pad: 0 });
+        assert_eq!(u64::from(register.opcode()), 0x4018_70c8);
+        let reserve = Command::<201, _>(Reservation { key: 0, kind: 0, flags: 0 });
+        assert_eq!(u64::from(reserve.opcode()), 0x4010_70c9);
+        let preempt = Command::<204, _>(Preempt { old_key: 0, new_key: 0, kind: 0, flags: 0 });
+        assert_eq!(u64::from(preempt.opcode()), 0x4018_70cc);
+    }
+
+    #[test]
+    fn a_conflict_is_told_from_other_answers() {
+        assert_eq!(understand(0), Ok(()));
+        // SCSI, of Linux 6.1 and later ones; NVMe, with and without "do not retry".
+        for conflict in [0x118, 0x18, 0x83, 0x4083] {
+            assert_eq!(understand(conflict), Err(Refusal::Conflict), "{conflict:#x}");
+        }
+        // Check condition; a path that failed; an unknown NVMe command.
+        for other in [0x402, 2, 0xe_0001, 0x4001] {
+            let status = other as u32;
+            assert_eq!(understand(other), Err(Refusal::Status(status)), "{other:#x}");
+        }
+    }
+
+    #[test]
+    fn a_regular_file_is_not_reserved() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file");
+        let options = crate::OpenOptions { create_bytes: Some(4096), ..Default::default() };
+        let device = crate::open(&path, &options).unwrap();
+        let error = device.reserve().unwrap_err();
+        assert!(matches!(&error, ReserveError::Unsupported { .. }), "{error}");
+        assert!(error.to_string().contains("regular file"), "{error}");
+    }
+
+    #[test]
+    fn partitions_and_mapped_devices_are_not_reserved() {
+        let sysfs = tempfile::tempdir().unwrap();
+        assert_eq!(part_of(sysfs.path()), None);
+        fs::create_dir(sysfs.path().join("dm")).unwrap();
+        assert!(part_of(sysfs.path()).unwrap().contains("device-mapper"));
+        fs::write(sysfs.path().join("partition"), "1").unwrap();
+        assert!(part_of(sysfs.path()).unwrap().contains("partition"));
+    }
+}

@@ -1,0 +1,139 @@
+//! Which hosts of a simulated disk have registered, and which of them has it reserved.
+
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+use super::SimDisk;
+use crate::ReserveError;
+use crate::engine::Core;
+use crate::reserve::{self, Refusal, Reservations};
+
+/// As disks answer a host that has to be told something first, and some of them one that is not registered.
+const CHECK_CONDITION: u32 = 2;
+/// As disks answer a command that they do not know.
+const UNKNOWN_COMMAND: u32 = 0x402;
+
+/// A host is known by its `Core`.
+#[derive(Clone, Default)]
+pub(super) struct Reservation {
+    registered: Vec<(Arc<Core>, u64)>,
+    holder: Option<Arc<Core>>,
+    /// Hosts that have not been told yet that others have cancelled what they had registered.
+    attention: Vec<Arc<Core>>,
+}
+
+impl Reservation {
+    /// Whether the writes of `host` are refused.
+    pub(super) fn excludes(&self, host: &Arc<Core>) -> bool {
+        self.holder.as_ref().is_some_and(|holder| !Arc::ptr_eq(holder, host))
+    }
+
+    /// The host that was `before` has come back.
+    pub(super) fn restart(&mut self, before: &Arc<Core>, after: &Arc<Core>) {
+        let hosts = self.registered.iter_mut().map(|(host, _)| host);
+        for host in hosts.chain(&mut self.holder).chain(&mut self.attention) {
+            if Arc::ptr_eq(host, before) {
+                *host = after.clone();
+            }
+        }
+    }
+
+    fn key_of(&self, host: &Arc<Core>) -> Option<u64> {
+        self.registered.iter().find(|(of, _)| Arc::ptr_eq(of, host)).map(|(_, key)| *key)
+    }
+
+    fn register(&mut self, host: &Arc<Core>, key: u64) -> Result<(), Refusal> {
+        if let Some(at) = self.attention.iter().position(|of| Arc::ptr_eq(of, host)) {
+            self.attention.swap_remove(at);
+            return Err(Refusal::Status(CHECK_CONDITION));
+        }
+        self.registered.retain(|(of, _)| !Arc::ptr_eq(of, host));
+        if key != 0 {
+            self.registered.push((host.clone(), key));
+        } else if !self.excludes(host) {
+            self.holder = None;
+        }
+        Ok(())
+    }
+
+    fn reserve(&mut self, host: &Arc<Core>, key: u64) -> Result<(), Refusal> {
+        if self.excludes(host) {
+            Err(Refusal::Conflict)
+        } else if self.key_of(host) != Some(key) {
+            Err(Refusal::Status(CHECK_CONDITION))
+        } else {
+            self.holder = Some(host.clone());
+            Ok(())
+        }
+    }
+
+    fn preempt(&mut self, host: &Arc<Core>, key: u64) -> Result<(), Refusal> {
+        if self.key_of(host) != Some(key) {
+            return Err(Refusal::Conflict);
+        }
+        let takes_over = self.holder.as_ref().is_some_and(|held| self.key_of(held) == Some(key));
+        for (of, registered) in std::mem::take(&mut self.registered) {
+            let own = Arc::ptr_eq(&of, host);
+            // Who takes nothing over cancels his own as well.
+            if registered != key || (own && takes_over) {
+                self.registered.push((of, registered));
+            } else if !own {
+                self.attention.push(of);
+            }
+        }
+        if takes_over {
+            self.holder = Some(host.clone());
+        }
+        Ok(())
+    }
+}
+
+impl SimDisk {
+    /// See [`Device::reserve`](crate::Device::reserve). What the other hosts have queued is refused when it comes to be executed: aborted.
+    pub(super) fn acquire(&self) -> Result<(), ReserveError> {
+        reserve::acquire(self, &self.0.core.geometry.name)
+    }
+
+    /// Reserve the disk as another program does: with a key of its own, unless somebody else has it.
+    pub fn reserve_as_stranger(&self) {
+        let key = reserve::KEY + 1;
+        self.register(key).and_then(|()| Reservations::reserve(self, key)).expect("it is free");
+    }
+
+    /// Forget who has registered, as a disk that did not keep it over a loss of power.
+    pub fn lose_reservation(&self) {
+        if let Some(reservation) = &mut self.0.medium.state.lock().reservation {
+            *reservation = Reservation::default();
+        }
+    }
+
+    fn ask(
+        &self,
+        command: impl FnOnce(&mut Reservation, &Arc<Core>) -> Result<(), Refusal>,
+    ) -> Result<(), Refusal> {
+        let state = &mut *self.0.medium.state.lock();
+        if state.gone {
+            return Err(Refusal::System(rustix::io::Errno::IO));
+        }
+        match &mut state.reservation {
+            Some(reservation) => command(reservation, &self.0.core),
+            None => Err(Refusal::Status(UNKNOWN_COMMAND)),
+        }
+    }
+}
+
+impl Reservations for SimDisk {
+    fn register(&self, key: u64) -> Result<(), Refusal> {
+        self.ask(|reservation, host| reservation.register(host, key))
+    }
+
+    fn reserve(&self, key: u64) -> Result<(), Refusal> {
+        self.ask(|reservation, host| reservation.reserve(host, key))
+    }
+
+    fn preempt(&self, key: u64) -> Result<(), Refusal> {
+        self.ask(|reservation, host| reservation.preempt(host, key))
+    }
+}

@@ -1,0 +1,226 @@
+//! Hosts that take a disk from each other: one alone can write, whatever comes between the commands, and whoever dies.
+
+use std::cell::Cell;
+
+use super::*;
+use crate::sim::{Mode, SimOptions};
+use crate::{AlignedBuf, Device, DeviceError, DeviceOffset, PAGE_BYTES, Request, SharedDevice};
+
+fn disk() -> SimDisk {
+    SimDisk::new(SimOptions::default())
+}
+
+fn filled(byte: u8) -> crate::SharedBuf {
+    let mut buf = AlignedBuf::zeroed(PAGE_BYTES);
+    buf.fill(byte);
+    buf.freeze()
+}
+
+fn write(host: &SimDisk, byte: u8) -> Result<(), DeviceError> {
+    let device: SharedDevice = host.device();
+    device.write_durable(DeviceOffset(0), filled(byte))
+}
+
+fn take(host: &SimDisk) -> Result<(), ReserveError> {
+    Device::reserve(host)
+}
+
+fn holds(host: &SimDisk) -> bool {
+    host.0
+        .medium
+        .state
+        .lock()
+        .reservation
+        .as_ref()
+        .unwrap()
+        .holder
+        .as_ref()
+        .is_some_and(|holder| Arc::ptr_eq(holder, &host.0.core))
+}
+
+#[test]
+fn whoever_reserves_last_alone_can_write() {
+    let first = disk();
+    let second = first.other_host();
+    write(&first, 1).unwrap();
+    write(&second, 2).unwrap();
+    for (old, new) in [(&first, &second), (&second, &first)] {
+        // With a latch of its own for each round: a refused write has latched.
+        let (old, new) = (old.clone(), new.clone());
+        take(&old).unwrap();
+        take(&old).unwrap();
+        take(&new).unwrap();
+        assert!(holds(&new) && !holds(&old));
+    }
+    write(&first, 3).unwrap();
+    let error = write(&second, 4).unwrap_err();
+    assert!(error.is_reserved(), "{error}");
+    assert!(error.to_string().ends_with("another host has reserved the device"), "{error}");
+    assert!(second.failure().unwrap().is_reserved(), "it has latched");
+    let device: SharedDevice = second.device();
+    assert_eq!(device.read(DeviceOffset(0), PAGE_BYTES).unwrap()[..], [3; PAGE_BYTES]);
+    assert_eq!(first.counters().reserved_writes, 1);
+    write(&first, 5).unwrap();
+}
+
+#[test]
+fn what_the_old_owner_has_on_its_way_is_refused() {
+    let old = disk();
+    take(&old).unwrap();
+    old.set_mode(Mode::Queued);
+    let (tx, rx) = std::sync::mpsc::channel();
+    let request = Request::Write { at: DeviceOffset(0), buf: filled(1), durable: true };
+    old.submit(request, Box::new(move |result| tx.send(result).unwrap()));
+    let new = old.other_host();
+    take(&new).unwrap();
+    old.set_mode(Mode::Immediate);
+    assert!(rx.recv().unwrap().unwrap_err().is_reserved());
+    assert_eq!(new.peek(0, 1), [0]);
+    write(&new, 2).unwrap();
+}
+
+#[test]
+fn it_stays_reserved_when_the_power_is_cut_and_when_the_owner_dies() {
+    let first = disk();
+    let second = first.other_host();
+    take(&first).unwrap();
+    let first = first.power_cut();
+    assert!(write(&first.other_host(), 1).is_err());
+    write(&first, 2).unwrap();
+    // Of which the other one, which had it no more, knows nothing.
+    assert!(write(&second, 3).is_err());
+    let first = first.process_crash();
+    assert!(write(&first.other_host(), 4).is_err());
+    write(&first, 5).unwrap();
+    first.lose_reservation();
+    write(&first.other_host(), 6).unwrap();
+}
+
+/// One host's commands, with something before each or instead of one.
+struct Steps<'a> {
+    host: &'a SimDisk,
+    sent: Cell<usize>,
+    before: &'a dyn Fn(usize) -> Result<(), Refusal>,
+}
+
+impl Steps<'_> {
+    fn step(&self) -> Result<(), Refusal> {
+        let step = self.sent.get();
+        self.sent.set(step + 1);
+        (self.before)(step)
+    }
+}
+
+impl Reservations for Steps<'_> {
+    fn register(&self, key: u64) -> Result<(), Refusal> {
+        self.step().and_then(|()| self.host.register(key))
+    }
+
+    fn reserve(&self, key: u64) -> Result<(), Refusal> {
+        self.step().and_then(|()| Reservations::reserve(self.host, key))
+    }
+
+    fn preempt(&self, key: u64) -> Result<(), Refusal> {
+        self.step().and_then(|()| self.host.preempt(key))
+    }
+}
+
+fn take_by_steps(
+    host: &SimDisk,
+    before: &dyn Fn(usize) -> Result<(), Refusal>,
+) -> Result<usize, ReserveError> {
+    let steps = Steps { host, sent: Cell::new(0), before };
+    reserve::acquire(&steps, "steps").map(|()| steps.sent.get())
+}
+
+#[test]
+fn a_host_that_dies_on_the_way_is_in_nobodys_way() {
+    for owned in [false, true] {
+        for died_at in 0..4 {
+            let owner = disk();
+            if owned {
+                take(&owner).unwrap();
+            }
+            let dead = owner.other_host();
+            let dies = |step| match step == died_at {
+                true => Err(Refusal::System(rustix::io::Errno::IO)),
+                false => Ok(()),
+            };
+            take_by_steps(&dead, &dies).unwrap_err();
+            let successor = owner.other_host();
+            take(&successor).unwrap();
+            write(&successor, 1).unwrap();
+            assert!(write(&owner, 2).is_err() && write(&dead, 3).is_err());
+        }
+    }
+    assert_eq!(take_by_steps(&disk(), &|_| Ok(())).unwrap(), 4, "all steps were tried");
+}
+
+/// One host comes between two commands of another: one of them has it, and knows.
+#[test]
+fn two_hosts_at_the_same_time_do_not_both_have_it() {
+    let (mut refused, mut later) = (0, 0);
+    for owned in [false, true] {
+        for comes_at in 0..4 {
+            let owner = disk();
+            if owned {
+                take(&owner).unwrap();
+            }
+            let (slow, quick) = (owner.other_host(), owner.other_host());
+            let between = |step| {
+                if step == comes_at {
+                    take(&quick).unwrap();
+                }
+                Ok(())
+            };
+            match take_by_steps(&slow, &between) {
+                // It came later.
+                Ok(_) => {
+                    assert!(holds(&slow));
+                    assert!(write(&slow, 1).is_ok() && write(&quick, 2).is_err());
+                    later += 1;
+                }
+                Err(_) => {
+                    assert!(holds(&quick));
+                    assert!(write(&quick, 1).is_ok() && write(&slow, 2).is_err());
+                    refused += 1;
+                }
+            }
+            assert!(write(&owner, 3).is_err());
+        }
+    }
+    assert!(refused > 2 && later > 1, "{refused} refused, {later} later");
+}
+
+#[test]
+fn a_reservation_with_another_key_is_left_alone() {
+    let stranger = disk();
+    stranger.reserve_as_stranger();
+    let host = stranger.other_host();
+    for _ in 0..2 {
+        let error = take(&host).unwrap_err();
+        assert!(matches!(error, ReserveError::Held { .. }), "{error}");
+    }
+    assert!(holds(&stranger));
+    write(&stranger, 1).unwrap();
+    assert!(write(&host, 2).unwrap_err().is_reserved());
+}
+
+#[test]
+fn a_disk_that_can_not_do_it_says_so_and_is_left_free() {
+    let plain = SimDisk::new(SimOptions { reservations: false, ..SimOptions::default() });
+    let error = take(&plain).unwrap_err();
+    assert!(matches!(&error, ReserveError::Unsupported { .. }), "{error}");
+    assert!(error.to_string().contains("it answers REGISTER with status 0x402"), "{error}");
+    write(&plain, 1).unwrap();
+
+    // One that does everything but preempt.
+    let disk = disk();
+    let third = |step| match step {
+        2 => Err(Refusal::Status(UNKNOWN_COMMAND)),
+        _ => Ok(()),
+    };
+    let error = take_by_steps(&disk, &third).unwrap_err();
+    assert!(error.to_string().contains("PREEMPT AND ABORT"), "{error}");
+    write(&disk.other_host(), 1).unwrap();
+}
