@@ -19,6 +19,9 @@ use crate::units::{Size, about, counted};
 /// Exit code when a second signal does not want to wait for the end of a graceful stop.
 const STOPPED_AT_ONCE: i32 = 130;
 
+/// How long the end of a server waits for what it does not need.
+const LAST_TASKS: Duration = Duration::from_secs(5);
+
 /// A second signal that comes sooner is the first one delivered twice: a supervisor signals a process and its group, and a
 /// terminal the group, in which a parent may pass it on. A person takes longer to lose patience.
 const SAME_WISH: Duration = Duration::from_secs(1);
@@ -51,7 +54,10 @@ pub(crate) fn run(options: ServeOptions) -> Result<(), Failure> {
         .enable_all()
         .build()
         .map_err(|error| Failure::Failed(format!("can not start the runtime: {error}")))?;
-    runtime.block_on(serve(&config, storage))
+    let served = runtime.block_on(serve(&config, storage));
+    // What is left, the lengthening of a file for instance, may be interrupted.
+    runtime.shutdown_timeout(LAST_TASKS);
+    served
 }
 
 async fn serve(config: &ServeConfig, storage: Storage) -> Result<(), Failure> {

@@ -7,13 +7,14 @@ use std::fs::File;
 use std::path::PathBuf;
 use std::process::Command;
 
+use rustix::process::Signal;
 use support::log::{append, writer};
-use support::{contains, ok, ok_json, refused};
+use support::{Server, contains, ok, ok_json, refused};
 
 /// A loop device over a file of its own; gone when dropped.
 struct LoopDevice {
     path: PathBuf,
-    _directory: tempfile::TempDir,
+    directory: tempfile::TempDir,
 }
 
 impl LoopDevice {
@@ -26,13 +27,23 @@ impl LoopDevice {
         match output {
             Ok(output) if output.status.success() => {
                 let path = String::from_utf8(output.stdout).unwrap().trim().into();
-                Some(Self { path, _directory: directory })
+                Some(Self { path, directory })
             }
             other => {
                 eprintln!("skipped: losetup: {other:?}");
                 None
             }
         }
+    }
+}
+
+impl LoopDevice {
+    /// As if a volume had been made larger.
+    fn grow(&self, bytes: u64) {
+        let file = File::options().write(true).open(self.directory.path().join("backing")).unwrap();
+        file.set_len(bytes).unwrap();
+        let told = Command::new("losetup").arg("--set-capacity").arg(&self.path).status();
+        assert!(told.is_ok_and(|status| status.success()), "{}", self.path.display());
     }
 }
 
@@ -72,4 +83,24 @@ fn every_tool_works_on_a_block_device_within_its_size() {
         contains(&refused(1, &arguments), &[path, "in use by another process"]);
     }
     wal.close().unwrap();
+}
+
+#[test]
+fn a_server_takes_what_its_device_has_grown_by() {
+    let Some(device) = LoopDevice::new(64 << 20) else { return };
+    let (path, data) = (device.path.to_str().unwrap(), tempfile::tempdir().unwrap());
+    let data_dir = data.path().to_str().unwrap();
+    let server = Server::start(data.path(), &["--wal", path]);
+    let resize = |capacity| ["wal", "resize", path, "--data-dir", data_dir, "--capacity", capacity];
+    let said = refused(1, &resize("96MiB"));
+    contains(&said, &[path, "not resized to 96MiB", "96MiB wanted, it has 64MiB"]);
+    device.grow(128 << 20);
+    contains(&ok(&resize("96MiB")), &["a block device of 128MiB", "64MiB before, 96MiB now"]);
+    contains(&ok(&resize("128MiB")), &["128MiB now"]);
+    // It keeps its size.
+    contains(&ok(&resize("64MiB")), &["a block device of 128MiB", "64MiB now"]);
+    contains(&ok(&resize("128MiB")), &["128MiB now"]);
+    server.stop(Signal::KILL);
+    ok(&["wal", "verify", path]);
+    Server::start(data.path(), &["--wal", path]).stop(Signal::TERM);
 }

@@ -193,6 +193,19 @@ mod tests {
         ring.position(LogOffset(page * PAGE))
     }
 
+    /// The bytes that are left on the last page are too few for a padding: that would take the next page, which is the first one.
+    #[test]
+    fn a_padding_that_may_follow_has_to_fit() {
+        let from = Ring::new(DATA_START + 40 * PAGE, 0);
+        let place = |end| {
+            let cursors = Cursors::new(LogOffset(0), LogOffset(end), 40 * PAGE, 16 * PAGE);
+            place(from, 32 * PAGE, &cursors)
+        };
+        assert!(place(32 * PAGE - 32).is_some());
+        assert!(place(32 * PAGE - 31).is_none());
+        assert!(place(32 * PAGE).is_some());
+    }
+
     proptest! {
         /// Whatever is chosen, no live page lies elsewhere in it; and what lies in one piece inside of it is chosen.
         #[test]
