@@ -3,6 +3,7 @@
 mod support;
 
 use std::fs;
+use std::process::Command;
 
 use serde_json::Value;
 use support::{contains, help, ok, ok_json, refused};
@@ -150,6 +151,73 @@ fn the_window_follows_the_load_unless_it_is_given() {
 }
 
 #[test]
+fn the_limit_is_raised_step_by_step() {
+    let plots = tempfile::tempdir().unwrap();
+    let directory = plots.path().to_str().unwrap();
+    let load = ["--raise-limit", "--model", BRISK, "--capacity", "64MiB", "--pairs", "2"];
+    let record = ["--record", "64KiB", "--outstanding", "8"];
+    let report = ok_json(&bench(&[&load[..], &record, &["--json", "--plot", directory]].concat()));
+    assert_eq!(report["cases"].as_array().unwrap().len(), 0, "only what was asked for");
+    let sweep = &report["sweeps"][0];
+    assert_eq!((&sweep["record_bytes"], &sweep["outstanding"]), (&(64 << 10).into(), &8.into()));
+    let steps = sweep["steps"].as_array().unwrap();
+    let limits: Vec<_> = steps.iter().map(|step| step["iops_limit"].as_u64()).collect();
+    assert_eq!(limits[..2], [Some(3000), Some(6000)]);
+    assert_eq!((limits.len(), limits[6]), (7, None));
+    for step in steps {
+        let rounds: Vec<_> = step["rounds"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|round| round.as_f64().unwrap())
+            .collect();
+        assert_eq!(rounds.len(), 2, "{step}");
+        let median = step["bytes_per_second"].as_f64().unwrap();
+        assert!(rounds[0].min(rounds[1]) <= median && median <= rounds[0].max(rounds[1]), "{step}");
+        assert!(median > 0.0, "{step}");
+    }
+    assert!(sweep["largest_fall"].as_f64().unwrap() < 1.0);
+    let svg = fs::read_to_string(plots.path().join("throughput-over-limit.svg")).unwrap();
+    contains(&svg, &["100k/s", "64KiB x 8", "MiB/s"]);
+
+    let text = ok(&bench(&[&load[..5], &["--pairs", "1", "--record", "4KiB"]].concat()));
+    contains(&text, &["as the limit on writes is raised", "1024", "largest fall"]);
+}
+
+#[test]
+fn a_log_is_opened_after_a_crash_beside_fio() {
+    if Command::new("fio").arg("--version").output().is_err() {
+        eprintln!("skipped: fio is not installed");
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let target = directory.path().join("wal");
+    let path = target.to_str().unwrap();
+    let arguments =
+        ["--recovery", "--target", path, "--capacity", "32MiB", "--pairs", "1", "--json"];
+    let report = ok_json(&bench(&arguments));
+    assert!(report["fio_version"].as_str().unwrap().starts_with("fio"));
+    let round = &report["recovery_rounds"][0];
+    for (opened, record_bytes) in
+        round["opened"].as_array().unwrap().iter().zip([1 << 10, 64 << 10])
+    {
+        // All of the ring but less than two records, each with a header of 32 bytes.
+        let (log, ring) = (opened["log_bytes"].as_u64().unwrap(), (32 << 20) - (64 << 10));
+        assert!(log <= ring && log + 2 * (record_bytes + 4096) > ring, "{opened}");
+        assert_eq!(opened["record_bytes"], record_bytes);
+        assert!(opened["records"].as_u64().unwrap() * (record_bytes + 32) <= log, "{opened}");
+        assert!(opened["walk_seconds"].as_f64() <= opened["seconds"].as_f64(), "{opened}");
+    }
+    let fio: Vec<_> =
+        round["fio"].as_array().unwrap().iter().map(|fio| &fio["direction"]).collect();
+    assert_eq!(fio, ["read", "read"]);
+    let recoveries = report["recoveries"].as_array().unwrap();
+    assert_eq!(recoveries.len(), 2);
+    assert!(recoveries.iter().all(|recovery| recovery["median"].as_f64().unwrap() > 0.0));
+    assert!(!target.exists(), "the file was created by the bench");
+}
+
+#[test]
 fn what_can_not_be_measured_is_refused() {
     for (arguments, reason) in [
         (&["--record", "4KiB"][..], "--target"),
@@ -158,6 +226,9 @@ fn what_can_not_be_measured_is_refused() {
         (&["--model", "cloud", "--rate", "1MiB", "--record", "1MiB"], "--duration"),
         (&["--model", "cloud", "--record", "0"], "at least one byte"),
         (&["--model", "cloud", "--force"], "--target"),
+        (&["--recovery"], "--target"),
+        (&["--recovery", "--target", "wal", "--model", "cloud"], "--model"),
+        (&["--raise-limit", "--model", "cloud", "--rate", "1MiB"], "--rate"),
     ] {
         contains(&refused(2, &bench(arguments)), &[reason]);
     }
@@ -179,8 +250,10 @@ fn the_help_states_a_default_for_each_option() {
         "outstanding",
         "pairs",
         "plot",
+        "raise-limit",
         "rate",
         "record",
+        "recovery",
         "duration",
         "warmup",
         "window",

@@ -15,7 +15,7 @@ use super::drive::{self, Load};
 use super::fio::{self, Job};
 use super::paced::{self, Pace};
 use super::report::{self, Case, Machine, Report};
-use super::{TargetInfo, plot};
+use super::{TargetInfo, plot, reopen, sweep};
 use crate::output::{self, Failure};
 use crate::progress::Meter;
 use crate::storage::with_window;
@@ -90,7 +90,16 @@ pub(crate) struct BenchArgs {
     /// Then compare with fio on the same target with the same durability, in rounds that take turns. Default: no.
     #[arg(long, conflicts_with = "model")]
     fio: bool,
-    /// Number of rounds with fio; the medians count.
+    /// Instead raise the log's own limit on writes from 3,000 per second to 100,000 and to none, in rounds that take turns, and say whether
+    /// throughput falls. Closed loop, 1KiB, 4KiB, 64KiB and 256KiB unless --record says otherwise, 1,024 outstanding up to 4KiB and 64 above unless
+    /// --outstanding does. Default: no.
+    #[arg(long, conflicts_with_all = ["fio", "rate"])]
+    raise_limit: bool,
+    /// Instead fill the target (up to 1GiB) with records of 1KiB and of 64KiB, or what --record says, drop the log without closing it, as in a
+    /// crash, and measure how fast it is opened again, beside fio's sequential reads of 1MiB, in rounds that take turns. Default: no.
+    #[arg(long, requires = "target", conflicts_with_all = ["fio", "model", "rate", "outstanding", "plot", "raise_limit"])]
+    recovery: bool,
+    /// Number of rounds with --fio, --raise-limit and --recovery; the medians count.
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..))]
     pairs: u16,
     /// With --fio: leave out the table of all record sizes. Default: no.
@@ -144,18 +153,23 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
         std::fs::create_dir_all(directory)
             .map_err(|error| Failure::Failed(format!("{}: {error}", directory.display())))?;
     }
-    let fio_version = if args.fio { Some(fio::version()?) } else { None };
+    let fio_version = if args.fio || args.recovery { Some(fio::version()?) } else { None };
     let new = args.target.as_deref().filter(|target| !target.exists());
     let _removed_at_the_end = new.map(Created);
     let bench = Bench::prepare(args)?;
-    let cases = if args.only_pairs { Vec::new() } else { bench.cases()? };
-    let mut rounds = Vec::new();
-    if let (true, Some(target)) = (args.fio, &args.target) {
-        for n in 0..args.pairs {
-            eprintln!("round {} of {} with fio", n + 1, args.pairs);
-            rounds.push(bench.round(target, n % 2 == 1)?);
-        }
-    }
+    let instead = args.only_pairs || args.raise_limit || args.recovery;
+    let cases = if instead { Vec::new() } else { bench.cases()? };
+    let rounds = if let (true, Some(target)) = (args.fio, &args.target) {
+        bench.rounds(|backwards| bench.round(target, backwards))?
+    } else {
+        Vec::new()
+    };
+    let recovery_rounds = if let (true, Some(target)) = (args.recovery, &args.target) {
+        bench.rounds(|backwards| bench.recovery_round(target, backwards))?
+    } else {
+        Vec::new()
+    };
+    let sweeps = if args.raise_limit { bench.sweeps()? } else { Vec::new() };
     let verdict = |case: &Case| Verdict::of(args.model?, case.paced()?);
     let report = Report {
         machine: Machine::this(),
@@ -171,6 +185,12 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
         fio_version,
         comparisons: PAIRINGS.iter().filter_map(|pairing| pairing.compare(&rounds)).collect(),
         rounds,
+        recoveries: records(args)
+            .into_iter()
+            .filter_map(|record| reopen::compare(record, &recovery_rounds))
+            .collect(),
+        recovery_rounds,
+        sweeps,
     };
     if let Some(directory) = &args.plot {
         plot::write(&report, directory)?;
@@ -194,6 +214,8 @@ impl Drop for Created<'_> {
 fn records(args: &BenchArgs) -> Vec<Size> {
     match (&args.record, args.model) {
         (chosen, _) if !chosen.is_empty() => chosen.clone(),
+        _ if args.recovery => reopen::RECORDS.to_vec(),
+        _ if args.raise_limit => sweep::RECORDS.to_vec(),
         (_, Some(_)) => cloud::records(),
         (_, None) => RECORDS.to_vec(),
     }
@@ -311,18 +333,11 @@ impl<'a> Bench<'a> {
         Ok(needed.max(self.window))
     }
 
-    /// An empty log.
-    fn open_log(
-        &self,
-        record: Size,
-        window: Size,
-    ) -> Result<(Wal, Option<Arc<ModelledDisk>>), Failure> {
-        let Disk { device, model } = open_disk(self.args, self.capacity)?;
-        // What is there is the bench's own by now.
-        format(&device, self.capacity, true)?;
+    /// With which a log is opened that takes records of `record`.
+    fn options(&self, record: Size, window: Size) -> Result<Options, Failure> {
         let defaults = with_window(window);
         let quotas = self.args.model.map(|model| model.0);
-        let options = Options {
+        Ok(Options {
             io_depth: usize::from(self.args.io_depth),
             max_record_bytes: defaults
                 .max_record_bytes
@@ -330,8 +345,15 @@ impl<'a> Bench<'a> {
             iops: quotas.map(|model| model.iops),
             bandwidth_bytes_per_second: quotas.map(|model| model.bandwidth_bytes_per_second),
             ..defaults
-        };
-        let (wal, _) = Wal::open(device, &options, None, &mut |_| Ok(())).map_err(Failure::new)?;
+        })
+    }
+
+    /// An empty log.
+    fn open_log(&self, options: &Options) -> Result<(Wal, Option<Arc<ModelledDisk>>), Failure> {
+        let Disk { device, model } = open_disk(self.args, self.capacity)?;
+        // What is there is the bench's own by now.
+        format(&device, self.capacity, true)?;
+        let (wal, _) = Wal::open(device, options, None, &mut |_| Ok(())).map_err(Failure::new)?;
         Ok((wal, model))
     }
 
@@ -339,13 +361,22 @@ impl<'a> Bench<'a> {
     fn measure(&self, record: Size, outstanding: usize) -> Result<drive::Measured, Failure> {
         eprintln!("measuring {record} x {outstanding}");
         let window = self.window_for(record, outstanding).map_err(Failure::Usage)?;
-        let (wal, _disk) = self.open_log(record, window)?;
+        self.measure_with(record, outstanding, &self.options(record, window)?)
+    }
+
+    fn measure_with(
+        &self,
+        record: Size,
+        outstanding: usize,
+        options: &Options,
+    ) -> Result<drive::Measured, Failure> {
+        let (wal, _disk) = self.open_log(options)?;
         let load = Load {
             record_bytes: usize::try_from(record.bytes).map_err(Failure::new)?,
             outstanding,
             warmup: self.args.warmup(),
             duration: self.args.duration.0,
-            window_bytes: window.bytes,
+            window_bytes: options.window_bytes,
         };
         let measured = drive::drive(&wal, &load)?;
         wal.close().map_err(Failure::new)?;
@@ -356,7 +387,7 @@ impl<'a> Bench<'a> {
     fn pace(&self, record: Size, rate: Size) -> Result<paced::Measured, Failure> {
         eprintln!("measuring {record} at {rate}/s");
         let window = self.window_for(record, 1).map_err(Failure::Usage)?;
-        let (wal, disk) = self.open_log(record, window)?;
+        let (wal, disk) = self.open_log(&self.options(record, window)?)?;
         let pace = Pace {
             record_bytes: usize::try_from(record.bytes).map_err(Failure::new)?,
             bytes_per_second: rate.bytes,
@@ -390,21 +421,11 @@ impl<'a> Bench<'a> {
         if backwards {
             steps.reverse();
         }
-        let setting = fio::Setting {
-            target,
-            size_bytes: self.capacity.bytes,
-            flushes: self.target.flushes,
-            engine: self.target.engine,
-            warmup: self.args.warmup(),
-            duration: self.args.duration.0,
-        };
+        let setting = self.fio_setting(target);
         let mut round = Round { fio: Vec::new(), wal: Vec::new() };
         for step in steps {
             match step {
-                Step::Fio(job) => {
-                    eprintln!("measuring fio {} x {}", job.block, job.depth);
-                    round.fio.push(fio::run(&setting, job)?);
-                }
+                Step::Fio(job) => round.fio.push(beside(&setting, job)?),
                 Step::Wal(record, outstanding) => {
                     round.wal.push(self.measure(record, outstanding)?);
                 }
@@ -412,6 +433,106 @@ impl<'a> Bench<'a> {
         }
         Ok(round)
     }
+
+    fn fio_setting<'t>(&self, target: &'t Path) -> fio::Setting<'t> {
+        fio::Setting {
+            target,
+            size_bytes: self.capacity.bytes,
+            flushes: self.target.flushes,
+            engine: self.target.engine,
+            warmup: self.args.warmup(),
+            duration: self.args.duration.0,
+        }
+    }
+
+    /// As many rounds as were asked for; `round` is told which of them go backwards.
+    fn rounds<R>(&self, round: impl Fn(bool) -> Result<R, Failure>) -> Result<Vec<R>, Failure> {
+        let pairs = self.args.pairs;
+        let told = |n: u16| {
+            eprintln!("round {} of {pairs}", n + 1);
+            round(n % 2 == 1)
+        };
+        (0..pairs).map(told).collect()
+    }
+
+    /// Each record size and each of fio's jobs once, in turns.
+    fn recovery_round(&self, target: &Path, backwards: bool) -> Result<reopen::Round, Failure> {
+        let setting = self.fio_setting(target);
+        let mut round = reopen::Round { fio: Vec::new(), opened: Vec::new() };
+        let (records, jobs) = (records(self.args), reopen::READ_JOBS);
+        let mut turns: Vec<usize> = (0..records.len().max(jobs.len())).collect();
+        if backwards {
+            turns.reverse();
+        }
+        for turn in turns {
+            if let Some(job) = jobs.get(turn) {
+                round.fio.push(beside(&setting, *job)?);
+            }
+            if let Some(record) = records.get(turn) {
+                round.opened.push(self.reopen(*record)?);
+            }
+        }
+        Ok(round)
+    }
+
+    /// Fill a log, drop it without a close, and open it again.
+    fn reopen(&self, record: Size) -> Result<reopen::Measured, Failure> {
+        let window = self.window_for(record, 1).map_err(Failure::Usage)?;
+        let options = self.options(record, window)?;
+        eprintln!("filling the log with records of {record}");
+        let (wal, _disk) = self.open_log(&options)?;
+        let filled = reopen::fill(wal, record)?;
+        eprintln!("opening it again");
+        reopen::reopen(open_disk(self.args, self.capacity)?.device, &options, &filled)
+    }
+
+    /// Each load under each limit, in rounds of which every second goes from the highest limit to the lowest.
+    fn sweeps(&self) -> Result<Vec<sweep::Sweep>, Failure> {
+        let loads: Vec<(Size, usize)> = records(self.args)
+            .into_iter()
+            .flat_map(|record| match &self.args.outstanding[..] {
+                [] => vec![(record, sweep::enough_outstanding(record))],
+                chosen => chosen.iter().map(|n| (record, *n as usize)).collect(),
+            })
+            .collect();
+        let rounds = self.rounds(|backwards| {
+            loads.iter().map(|(record, n)| self.sweep_round(*record, *n, backwards)).collect()
+        })?;
+        let sweep = |(index, (record, outstanding)): (usize, &(Size, usize))| {
+            let own: Vec<_> =
+                rounds.iter().map(|round: &Vec<sweep::Round>| round[index].clone()).collect();
+            sweep::sweep(*record, *outstanding, &own)
+        };
+        Ok(loads.iter().enumerate().map(sweep).collect())
+    }
+
+    fn sweep_round(
+        &self,
+        record: Size,
+        outstanding: usize,
+        backwards: bool,
+    ) -> Result<sweep::Round, Failure> {
+        let window = self.window_for(record, outstanding).map_err(Failure::Usage)?;
+        let mut limits = sweep::STEPS;
+        if backwards {
+            limits.reverse();
+        }
+        let at = |iops| {
+            eprintln!("measuring {record} x {outstanding}, limit {}", sweep::name(iops));
+            let options = Options { iops, ..self.options(record, window)? };
+            self.measure_with(record, outstanding, &options)
+        };
+        let mut round: sweep::Round = limits.into_iter().map(at).collect::<Result<_, _>>()?;
+        if backwards {
+            round.reverse();
+        }
+        Ok(round)
+    }
+}
+
+fn beside(setting: &fio::Setting<'_>, job: Job) -> Result<fio::Measured, Failure> {
+    eprintln!("measuring fio, {} {} x {}", job.direction.name(), job.block, job.depth);
+    fio::run(setting, job)
 }
 
 enum Step {

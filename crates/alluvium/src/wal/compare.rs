@@ -8,13 +8,10 @@ use crate::output::Table;
 use crate::units::{Size, about};
 
 /// Bandwidth of the disk, as fio gets it at its best depth.
-pub(super) const BANDWIDTH_JOBS: [Job; 3] = [
-    Job { block: Size::kib(256), depth: 1 },
-    Job { block: Size::kib(256), depth: 8 },
-    Job { block: Size::kib(256), depth: 16 },
-];
+pub(super) const BANDWIDTH_JOBS: [Job; 3] =
+    [Job::write(Size::kib(256), 1), Job::write(Size::kib(256), 8), Job::write(Size::kib(256), 16)];
 /// Latency of the disk.
-pub(super) const LATENCY_JOB: Job = Job { block: Size::kib(4), depth: 1 };
+pub(super) const LATENCY_JOB: Job = Job::write(Size::kib(4), 1);
 
 /// A load of the log, and what is asked of it.
 #[derive(Clone, Copy, Debug)]
@@ -128,7 +125,7 @@ impl Pairing {
 }
 
 /// The middle value; between the two middle ones if their number is even.
-fn median(values: &[f64]) -> Option<f64> {
+pub(super) fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     let middle = sorted.len() / 2;
@@ -201,10 +198,11 @@ mod tests {
 
     fn fio(job: Job, bytes_per_second: f64, p50_us: f64) -> fio::Measured {
         fio::Measured {
+            direction: job.direction,
             block_bytes: job.block.bytes,
             depth: job.depth,
             bytes_per_second,
-            writes_per_second: 0.0,
+            requests_per_second: 0.0,
             p50_us,
             p99_us: 0.0,
             p999_us: 0.0,

@@ -1,6 +1,6 @@
 //! fio on the same target, as the measure of what the disk can do.
 //!
-//! The comparison is fair only if both do the same to the disk: Direct I/O, sequential writes over the same bytes, the same way
+//! The comparison is fair only if both do the same to the disk: Direct I/O, sequential writes (or reads) over the same bytes, the same way
 //! into the kernel, and a flush with each write exactly where the write-ahead log has one.
 
 use std::path::Path;
@@ -12,11 +12,39 @@ use serde::{Deserialize, Serialize};
 use crate::output::Failure;
 use crate::units::Size;
 
-/// One run of fio: sequential writes.
+/// One run of fio, sequential.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Job {
+    pub(super) direction: Direction,
     pub(super) block: Size,
     pub(super) depth: u32,
+}
+
+impl Job {
+    pub(super) const fn write(block: Size, depth: u32) -> Self {
+        Self { direction: Direction::Write, block, depth }
+    }
+
+    pub(super) const fn read(block: Size, depth: u32) -> Self {
+        Self { direction: Direction::Read, block, depth }
+    }
+}
+
+/// What a job does; in fio's words as JSON.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Direction {
+    Write,
+    Read,
+}
+
+impl Direction {
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Write => "write",
+            Self::Read => "read",
+        }
+    }
 }
 
 /// What stays the same for all jobs of a comparison.
@@ -35,10 +63,11 @@ pub(super) struct Setting<'a> {
 /// What fio measured.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(super) struct Measured {
+    pub(super) direction: Direction,
     pub(super) block_bytes: u64,
     pub(super) depth: u32,
     pub(super) bytes_per_second: f64,
-    pub(super) writes_per_second: f64,
+    pub(super) requests_per_second: f64,
     pub(super) p50_us: f64,
     pub(super) p99_us: f64,
     pub(super) p999_us: f64,
@@ -84,7 +113,7 @@ fn arguments(setting: &Setting<'_>, job: Job) -> Vec<String> {
     let mut arguments = vec![
         "--name=alluvium".to_string(),
         format!("--filename={target}"),
-        "--rw=write".into(),
+        format!("--rw={}", job.direction.name()),
         "--direct=1".into(),
         format!("--bs={}", job.block.bytes),
         // The target exists in full; it must be neither extended nor created anew.
@@ -100,7 +129,7 @@ fn arguments(setting: &Setting<'_>, job: Job) -> Vec<String> {
         "--eta=never".into(),
         "--output-format=json".into(),
     ];
-    if setting.flushes {
+    if setting.flushes && job.direction == Direction::Write {
         arguments.push("--sync=dsync".into());
     }
     if setting.engine == "io_uring" {
@@ -122,17 +151,21 @@ fn arguments(setting: &Setting<'_>, job: Job) -> Vec<String> {
 
 #[derive(Deserialize)]
 struct Report {
-    jobs: Vec<JobReport>,
+    jobs: [JobReport; 1],
 }
 
 #[derive(Deserialize)]
 struct JobReport {
     error: i64,
-    write: WriteReport,
+    /// What a job does not do has no percentiles, and is not looked at.
+    #[serde(default)]
+    write: serde_json::Value,
+    #[serde(default)]
+    read: serde_json::Value,
 }
 
 #[derive(Deserialize)]
-struct WriteReport {
+struct DirectionReport {
     bw_bytes: f64,
     iops: f64,
     lat_ns: Latency,
@@ -161,17 +194,23 @@ fn parse(stdout: &str, job: Job) -> Result<Measured, Failure> {
     let start = stdout.find('{').ok_or_else(|| unreadable("there is none".into()))?;
     let report: Report =
         serde_json::from_str(&stdout[start..]).map_err(|error| unreadable(error.to_string()))?;
-    let job_report = report.jobs.first().ok_or_else(|| unreadable("no job in it".into()))?;
-    if job_report.error != 0 {
-        return Err(Failure::Failed(format!("fio's job failed with error {}", job_report.error)));
+    let [JobReport { error, write, read }] = report.jobs;
+    if error != 0 {
+        return Err(Failure::Failed(format!("fio's job failed with error {error}")));
     }
-    let WriteReport { bw_bytes, iops, lat_ns } = &job_report.write;
+    let own = match job.direction {
+        Direction::Write => write,
+        Direction::Read => read,
+    };
+    let DirectionReport { bw_bytes, iops, lat_ns } =
+        serde_json::from_value(own).map_err(|error| unreadable(error.to_string()))?;
     let us = |ns: f64| ns / 1000.0;
     Ok(Measured {
+        direction: job.direction,
         block_bytes: job.block.bytes,
         depth: job.depth,
-        bytes_per_second: *bw_bytes,
-        writes_per_second: *iops,
+        bytes_per_second: bw_bytes,
+        requests_per_second: iops,
         p50_us: us(lat_ns.percentile.p50),
         p99_us: us(lat_ns.percentile.p99),
         p999_us: us(lat_ns.percentile.p999),
@@ -183,7 +222,7 @@ fn parse(stdout: &str, job: Job) -> Result<Measured, Failure> {
 mod tests {
     use super::*;
 
-    const JOB: Job = Job { block: Size::kib(256), depth: 8 };
+    const JOB: Job = Job::write(Size::kib(256), 8);
 
     fn setting(engine: &'static str, flushes: bool) -> Setting<'static> {
         Setting {
@@ -204,6 +243,9 @@ mod tests {
         assert!(!trusting.iter().any(|argument| argument.starts_with("--sync")));
         assert!(trusting.contains(&"--filename=/tmp/a\\:b".into()));
         assert!(trusting.contains(&"--iodepth=8".into()));
+        let reading = arguments(&setting("io_uring", true), Job::read(Size::mib(1), 8));
+        assert!(!reading.iter().any(|argument| argument.starts_with("--sync")), "{reading:?}");
+        assert!(reading.contains(&"--rw=read".into()) && flushing.contains(&"--rw=write".into()));
     }
 
     #[test]
@@ -216,20 +258,37 @@ mod tests {
 
     #[test]
     fn the_report_is_found_behind_warnings() {
-        let report = r#"note: both iodepth >= 1 and synchronous I/O engine are selected
-            {"fio version": "fio-3.33", "jobs": [{"jobname": "alluvium", "error": 0, "write": {
-              "io_bytes": 1, "bw_bytes": 2097152, "iops": 8.0,
-              "lat_ns": {"min": 1, "max": 9000, "mean": 2.5, "percentile":
-                {"50.000000": 1500, "99.000000": 2000, "99.900000": 3000}}}}]}"#;
-        let measured = parse(report, JOB).unwrap();
-        assert_eq!(measured.bytes_per_second, 2_097_152.0);
-        assert_eq!(measured.writes_per_second, 8.0);
-        assert_eq!((measured.p50_us, measured.p999_us, measured.max_us), (1.5, 3.0, 9.0));
+        for job in [JOB, Job::read(Size::kib(256), 8)] {
+            let (own, other) = match job.direction {
+                Direction::Write => ("write", "read"),
+                Direction::Read => ("read", "write"),
+            };
+            let report = format!(
+                r#"note: both iodepth >= 1 and synchronous I/O engine are selected
+                {{"fio version": "fio-3.33", "jobs": [{{"jobname": "alluvium", "error": 0, "{own}": {{
+                  "io_bytes": 1, "bw_bytes": 2097152, "iops": 8.0,
+                  "lat_ns": {{"min": 1, "max": 9000, "mean": 2.5, "percentile":
+                    {{"50.000000": 1500, "99.000000": 2000, "99.900000": 3000}}}}}},
+                  "{other}": {{"bw_bytes": 0, "iops": 0.0, "lat_ns": {{"min": 0, "max": 0, "N": 0}}}}}}]}}"#
+            );
+            let measured = parse(&report, job).unwrap();
+            assert_eq!(measured.direction, job.direction);
+            assert_eq!(measured.bytes_per_second, 2_097_152.0);
+            assert_eq!(measured.requests_per_second, 8.0);
+            assert_eq!((measured.p50_us, measured.p999_us, measured.max_us), (1.5, 3.0, 9.0));
+        }
     }
 
     #[test]
     fn what_is_no_report_is_an_error() {
-        for text in ["", "fio: something is wrong", "{}", "{\"jobs\": []}", "{\"jobs\": [{}]}"] {
+        for text in [
+            "",
+            "fio: something is wrong",
+            "{}",
+            "{\"jobs\": []}",
+            "{\"jobs\": [{}]}",
+            "{\"jobs\": [{\"error\": 0}]}",
+        ] {
             assert!(parse(text, JOB).is_err(), "{text}");
         }
         let failed = r#"{"jobs": [{"error": 5, "write": {"bw_bytes": 0, "iops": 0,

@@ -12,9 +12,11 @@ mod latency;
 mod paced;
 mod plot;
 mod recover;
+mod reopen;
 mod report;
 mod resize;
 mod svg;
+mod sweep;
 mod verify;
 
 use std::path::{Path, PathBuf};
@@ -39,8 +41,8 @@ pub(crate) enum WalCommand {
     Verify(verify::VerifyArgs),
     Recover(recover::RecoverArgs),
     Resize(resize::ResizeArgs),
-    /// Measure latency, bandwidth and CPU time of a write-ahead log, on request beside fio or on a modelled cloud disk. Overwrites the
-    /// target.
+    /// Measure latency, bandwidth and CPU time of a write-ahead log, on request beside fio, on a modelled cloud disk, as its limit is raised, or
+    /// as it is opened after a crash. Overwrites the target.
     Bench(Box<bench::BenchArgs>),
 }
 

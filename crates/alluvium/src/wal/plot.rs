@@ -7,6 +7,7 @@ use super::drive;
 use super::paced::Measured;
 use super::report::{Case, Report};
 use super::svg::{Axis, Chart, Scale, Series};
+use super::sweep::{self, Sweep};
 use crate::output::Failure;
 use crate::units::Size;
 
@@ -49,6 +50,9 @@ fn charts(report: &Report) -> Vec<(&'static str, Chart)> {
         charts.push(("latency-over-load.svg", latency_over_load(&paced, &place)));
         charts.push(("full-load-latency.svg", full_load_latency(report, &paced, &place)));
         charts.push(("full-load-throughput.svg", full_load_throughput(report, &paced, &place)));
+    }
+    if !report.sweeps.is_empty() {
+        charts.push(("throughput-over-limit.svg", throughput_over_limit(&report.sweeps, &place)));
     }
     charts
 }
@@ -136,6 +140,26 @@ fn latency_over_load(cases: &[&Measured], place: &str) -> Chart {
         x: axis("offered load, payload in MiB/s", Scale::Linear),
         y: axis("latency in ms, mean", Scale::Logarithmic),
         series: records.iter().copied().map(line).collect(),
+    }
+}
+
+fn throughput_over_limit(sweeps: &[Sweep], place: &str) -> Chart {
+    let line = |sweep: &Sweep| Series {
+        name: format!("{} x {}", Size { bytes: sweep.record_bytes }, sweep.outstanding),
+        points: (0_u32..)
+            .zip(&sweep.steps)
+            .map(|(index, step)| (f64::from(index), step.bytes_per_second / MIB))
+            .collect(),
+        dashed: false,
+    };
+    let names = sweep::STEPS.iter().map(|limit| sweep::name(*limit)).collect();
+    Chart {
+        title: "Throughput over the log's limit on writes, by record size and number outstanding"
+            .into(),
+        subtitle: place.into(),
+        x: Axis { label: "limit on writes".into(), scale: Scale::Names(names) },
+        y: axis("payload in MiB/s", Scale::Linear),
+        series: sweeps.iter().map(line).collect(),
     }
 }
 

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::cloud::{self, Model, Verdict};
 use super::compare::{self, Comparison, Round};
-use super::{TargetInfo, drive, paced};
+use super::{TargetInfo, drive, fio, paced, reopen, sweep};
 use crate::output::{self, Failure, Table};
 use crate::units::{Size, Span};
 
@@ -30,6 +30,9 @@ pub(super) struct Report {
     pub(super) fio_version: Option<String>,
     pub(super) rounds: Vec<Round>,
     pub(super) comparisons: Vec<Comparison>,
+    pub(super) recovery_rounds: Vec<reopen::Round>,
+    pub(super) recoveries: Vec<reopen::Comparison>,
+    pub(super) sweeps: Vec<sweep::Sweep>,
 }
 
 fn as_text<S: serde::Serializer>(model: &Option<Model>, serializer: S) -> Result<S::Ok, S::Error> {
@@ -127,13 +130,30 @@ pub(super) fn print(report: &Report) -> Result<(), Failure> {
     if let Some(table) = report.model.and_then(|model| cloud::light_table(model, &paced)) {
         output::line(format_args!("\nbeside the idle disk at 12 MiB/s:\n{table}"))?;
     }
+    let version = report.fio_version.as_deref().unwrap_or("fio");
     if !report.rounds.is_empty() {
-        output::line(format_args!("\n{}", fio_table(&report.rounds)))?;
-        let version = report.fio_version.as_deref().unwrap_or("fio");
+        let own = report.rounds.iter().flat_map(|round| &round.fio);
+        output::line(format_args!("\n{}", fio_table(own)))?;
         output::line(format_args!(
             "\nbeside {version}, medians of {} rounds:\n{}",
             report.rounds.len(),
             compare::table(&report.comparisons)
+        ))?;
+    }
+    if !report.recovery_rounds.is_empty() {
+        let own = report.recovery_rounds.iter().flat_map(|round| &round.fio);
+        output::line(format_args!("\n{}", fio_table(own)))?;
+        output::line(format_args!(
+            "\nopened after a crash, beside reads of {version}, medians of {} rounds:\n{}",
+            report.recovery_rounds.len(),
+            reopen::table(&report.recoveries)
+        ))?;
+    }
+    if let Some(first) = report.sweeps.first() {
+        output::line(format_args!(
+            "\nas the limit on writes is raised, medians of {} rounds:\n{}",
+            first.rounds(),
+            sweep::table(&report.sweeps)
         ))?;
     }
     Ok(())
@@ -180,12 +200,21 @@ fn closed_table(cases: &[&drive::Measured], usual_window_bytes: u64) -> Table {
 }
 
 /// fio's own figures, round by round.
-fn fio_table(rounds: &[Round]) -> Table {
+fn fio_table<'a>(rounds: impl Iterator<Item = &'a fio::Measured>) -> Table {
     let mut table = Table::of_numbers(&[
-        "fio", "depth", "p50 us", "p99 us", "p99.9 us", "max us", "MiB/s", "writes/s",
+        "fio",
+        "",
+        "depth",
+        "p50 us",
+        "p99 us",
+        "p99.9 us",
+        "max us",
+        "MiB/s",
+        "requests/s",
     ]);
-    for measured in rounds.iter().flat_map(|round| &round.fio) {
+    for measured in rounds {
         table.row(vec![
+            measured.direction.name().into(),
             Size { bytes: measured.block_bytes }.to_string(),
             measured.depth.to_string(),
             format!("{:.1}", measured.p50_us),
@@ -193,7 +222,7 @@ fn fio_table(rounds: &[Round]) -> Table {
             format!("{:.1}", measured.p999_us),
             format!("{:.1}", measured.max_us),
             format!("{:.1}", measured.bytes_per_second / f64::from(1 << 20)),
-            format!("{:.0}", measured.writes_per_second),
+            format!("{:.0}", measured.requests_per_second),
         ]);
     }
     table

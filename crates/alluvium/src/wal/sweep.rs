@@ -1,0 +1,177 @@
+//! `alluvium wal bench --raise-limit`: the throughput of a log whose own limit on writes is raised step by step.
+//!
+//! It must never fall. A log that gathers records only while its limit holds it back does the opposite: with more writes allowed they get
+//! smaller, until it is bound by their number.
+
+use serde::Serialize;
+
+use super::compare::median;
+use super::drive;
+use crate::output::Table;
+use crate::units::Size;
+
+/// Writes per second; the last step is no limit.
+pub(super) const STEPS: [Option<u32>; 7] =
+    [Some(3000), Some(6000), Some(12_000), Some(25_000), Some(50_000), Some(100_000), None];
+/// The record sizes that are measured when none is given.
+pub(super) const RECORDS: [Size; 4] = [Size::kib(1), Size::kib(4), Size::kib(64), Size::kib(256)];
+/// What medians may lie below those of a lower limit. On a machine that others share, less than that can not be told from noise.
+const NOISE: f64 = 0.03;
+
+/// So many records outstanding that the limit, and not the load, is what holds back: several blocks of them.
+pub(super) fn enough_outstanding(record: Size) -> usize {
+    if record.bytes <= 4096 { 1024 } else { 64 }
+}
+
+/// What is measured at each step, in one round.
+pub(super) type Round = Vec<drive::Measured>;
+
+/// A load under all steps, medians over the rounds.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Sweep {
+    pub(super) record_bytes: u64,
+    pub(super) outstanding: usize,
+    pub(super) steps: Vec<Step>,
+    /// The most by which a step lies below one with a lower limit, as a share of that: 0 if none does.
+    largest_fall: f64,
+    /// At most this counts as none.
+    noise: f64,
+    met: bool,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Step {
+    /// Null is no limit.
+    pub(super) iops_limit: Option<u32>,
+    /// Payload.
+    pub(super) bytes_per_second: f64,
+    device_writes_per_second: f64,
+    p50_us: f64,
+    /// `bytes_per_second` of each round.
+    rounds: Vec<f64>,
+}
+
+/// Put the rounds of a load together. Each has all of [`STEPS`], in order.
+pub(super) fn sweep(record: Size, outstanding: usize, rounds: &[Round]) -> Sweep {
+    let step = |(index, iops_limit): (usize, &Option<u32>)| {
+        let all = |figure: fn(&drive::Measured) -> f64| -> Vec<f64> {
+            rounds.iter().map(|round| figure(&round[index])).collect()
+        };
+        let middle = |figure| median(&all(figure)).unwrap_or_default();
+        Step {
+            iops_limit: *iops_limit,
+            bytes_per_second: middle(|measured| measured.bytes_per_second),
+            device_writes_per_second: middle(|measured| measured.device_writes_per_second),
+            p50_us: middle(|measured| measured.latency.p50_us),
+            rounds: all(|measured| measured.bytes_per_second),
+        }
+    };
+    let steps: Vec<Step> = STEPS.iter().enumerate().map(step).collect();
+    let largest_fall = largest_fall(steps.iter().map(|step| step.bytes_per_second));
+    Sweep {
+        record_bytes: record.bytes,
+        outstanding,
+        steps,
+        largest_fall,
+        noise: NOISE,
+        met: largest_fall <= NOISE,
+    }
+}
+
+impl Sweep {
+    /// How many of them its medians are of.
+    pub(super) fn rounds(&self) -> usize {
+        self.steps.first().map_or(0, |step| step.rounds.len())
+    }
+}
+
+fn largest_fall(figures: impl Iterator<Item = f64>) -> f64 {
+    let (mut best, mut fall) = (0.0_f64, 0.0_f64);
+    for figure in figures {
+        if figure < best {
+            fall = fall.max(1.0 - figure / best);
+        }
+        best = best.max(figure);
+    }
+    fall
+}
+
+/// The limit in words.
+pub(super) fn name(iops_limit: Option<u32>) -> String {
+    match iops_limit {
+        Some(iops) if iops % 1000 == 0 => format!("{}k/s", iops / 1000),
+        Some(iops) => format!("{iops}/s"),
+        None => "none".into(),
+    }
+}
+
+/// For people: MiB/s by limit, and below them writes per second.
+pub(super) fn table(sweeps: &[Sweep]) -> Table {
+    let mut headings = vec!["record".to_string(), "outstanding".into(), "".into()];
+    headings.extend(STEPS.iter().map(|limit| name(*limit)));
+    headings.extend(["largest fall".into(), "bar".into(), "met".into()]);
+    let headings: Vec<&str> = headings.iter().map(String::as_str).collect();
+    let mut table = Table::of_numbers(&headings);
+    for sweep in sweeps {
+        let mut row = vec![
+            Size { bytes: sweep.record_bytes }.to_string(),
+            sweep.outstanding.to_string(),
+            "MiB/s".into(),
+        ];
+        let mib = |step: &Step| format!("{:.0}", step.bytes_per_second / f64::from(1 << 20));
+        row.extend(sweep.steps.iter().map(mib));
+        row.push(format!("{:.1}%", 100.0 * sweep.largest_fall));
+        row.push(format!("<= {:.0}%", 100.0 * sweep.noise));
+        row.push(if sweep.met { "yes" } else { "NO" }.into());
+        table.row(row);
+        let mut row = vec![String::new(), String::new(), "writes/s".into()];
+        row.extend(sweep.steps.iter().map(|step| format!("{:.0}", step.device_writes_per_second)));
+        row.extend([String::new(), String::new(), String::new()]);
+        table.row(row);
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wal::latency::Summary;
+
+    fn round(bytes_per_second: [f64; STEPS.len()]) -> Round {
+        let measured = |bytes_per_second| drive::Measured {
+            record_bytes: 1024,
+            outstanding: 1024,
+            window_bytes: 0,
+            records: 1,
+            seconds: 1.0,
+            latency: Summary::default(),
+            bytes_per_second,
+            device_writes_per_second: 1.0,
+            flushes_per_second: 0.0,
+            cpu_us_per_record: 1.0,
+        };
+        bytes_per_second.into_iter().map(measured).collect()
+    }
+
+    #[test]
+    fn a_fall_is_measured_from_the_best_lower_limit() {
+        let figures = |figures: &[f64]| largest_fall(figures.iter().copied());
+        assert_eq!(figures(&[1.0, 2.0, 2.0, 3.0]), 0.0);
+        assert_eq!(figures(&[1.0, 4.0, 3.0, 2.0, 5.0]), 0.5, "in two steps");
+        assert_eq!(figures(&[0.0, 0.0]), 0.0);
+    }
+
+    #[test]
+    fn one_bad_round_is_noise_and_two_of_three_are_a_fall() {
+        let good = round([1.0, 2.0, 4.0, 8.0, 8.0, 8.0, 8.0]);
+        let bad = round([1.0, 2.0, 4.0, 8.0, 6.0, 8.0, 8.0]);
+        let fine = sweep(Size::kib(1), 1024, &[good.clone(), bad.clone(), good.clone()]);
+        assert_eq!((fine.largest_fall, fine.met), (0.0, true));
+        let fallen = sweep(Size::kib(1), 1024, &[bad.clone(), good, bad]);
+        assert_eq!((fallen.largest_fall, fallen.met), (0.25, false));
+        let text = table(&[fine, fallen]).to_string();
+        for part in ["3k/s", "100k/s", "none", "25.0%", "yes", "NO"] {
+            assert!(text.contains(part), "{part} in {text}");
+        }
+    }
+}
