@@ -137,6 +137,8 @@ pub trait Device: Send + Sync + fmt::Debug {
 }
 
 /// Blocking conveniences for recovery, headers and tools. Not for completion callbacks: they would wait for themselves.
+///
+/// They fail as their requests do, and panic where [`Device::submit`] does.
 impl dyn Device + '_ {
     /// Read `len_bytes` at `at` and wait.
     pub fn read(&self, at: DeviceOffset, len_bytes: usize) -> Result<AlignedBuf, DeviceError> {

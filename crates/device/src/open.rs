@@ -111,7 +111,12 @@ impl fmt::Debug for OpenOptions {
 
 /// Open the block device or regular file at `path`. Blocks while a new file is pre-written.
 ///
-/// Panics if a numeric option is outside of its documented range; whoever takes them from a user checks them there.
+/// # Errors
+/// Nothing is there and [`OpenOptions::create_bytes`] is not given; somebody else has it; it is too small, or not what it should be. What was to be created
+/// and could not be leaves nothing behind. io_uring is refused, if [`Engine::IoUring`] asks for it.
+///
+/// # Panics
+/// A numeric option is outside of its documented range; whoever takes them from a user checks them there.
 pub fn open(path: &Path, options: &OpenOptions) -> Result<SharedDevice, OpenError> {
     assert!(
         (1..=1024).contains(&options.io_depth),
@@ -156,8 +161,11 @@ pub fn open(path: &Path, options: &OpenOptions) -> Result<SharedDevice, OpenErro
 /// Lengthen the regular file at `path` to `bytes`, a multiple of [`PAGE_BYTES`], with zeroes that are all written and synced when
 /// this returns. Blocks; `progress` is told the bytes of the new part. A file that is as long or longer is left alone.
 ///
-/// Nobody else may have the file open for writing ([`OpenError::InUse`]). What it holds stays. If this fails, the file has its former
+/// Nobody else may have the file open for writing. What it holds stays. If this fails, the file has its former
 /// length again; if the process is killed, any length up to `bytes`, without a hole in it.
+///
+/// # Errors
+/// The file is in use ([`OpenError::InUse`]) or none that can be lengthened ([`OpenError::Unsuitable`]); there is no space for it; whatever else the system says.
 pub fn extend(path: &Path, bytes: u64, progress: Option<&Progress>) -> Result<(), OpenError> {
     target::extend(path, bytes, progress)
 }

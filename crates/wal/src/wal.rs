@@ -54,6 +54,10 @@ impl Wal {
     /// Refuses ([`OpenError::Occupied`]) where the first 1 MiB or the last 128 KiB of the device hold anything but
     /// zeros, and says what it looks like, unless [`FormatOptions::force`] is set. Old records can never come
     /// back: the new WAL has an id of its own. A crash in the middle leaves the old WAL, none, or the new one.
+    ///
+    /// # Errors
+    /// A capacity or a window out of its range ([`OpenError::InvalidOption`], [`OpenError::LargerThanDevice`]), and
+    /// [`OpenError::Occupied`]: nothing is written. [`OpenError::Device`] leaves what a crash leaves.
     pub fn format(device: &SharedDevice, options: &FormatOptions) -> Result<HeaderInfo, OpenError> {
         format::format(&**device, options)
     }
@@ -69,15 +73,28 @@ impl Wal {
     /// listed in the report, and the records around it are handed out.
     ///
     /// `progress` is told the bytes walked and the bytes that are known to be there.
+    ///
+    /// # Errors
+    /// Options that do not fit the ring ([`OpenError::InvalidOption`]); no log, or none that can be trusted; a log whose end can not be read
+    /// ([`OpenError::EndUnreadable`]); an error of `visit`; another writer that is opening it too ([`OpenError::Fenced`]); an error of the device.
     pub fn open(
         device: SharedDevice,
         options: &Options,
         progress: Option<Progress>,
         visit: &mut dyn FnMut(Record) -> Result<(), VisitError>,
     ) -> Result<(Self, RecoveryReport), OpenError> {
-        let Inspection { header: found, newest: slot, ring_bytes, .. } = header::inspect(&*device)?;
-        options.check(ring_bytes)?;
-        let epoch = header::next_epoch(&found)?;
+        let look = || {
+            let Inspection { header, newest, ring_bytes, .. } = header::inspect(&*device)?;
+            options.check(ring_bytes)?;
+            Ok::<_, OpenError>((header::next_epoch(&header)?, header, newest))
+        };
+        let mut looked = look()?;
+        if options.reserve {
+            device.reserve()?;
+            // Only from here on nobody else writes: what was read before may have been changed since.
+            looked = look()?;
+        }
+        let (epoch, found, slot) = looked;
         // A record that can be read may be in a volatile cache only, left there by a process that was killed. It must
         // not be lost after it has been handed out.
         device.flush()?;
@@ -109,6 +126,9 @@ impl Wal {
     ///
     /// Without the flush of an opening, what is seen may still be lost to a power cut. On a log that somebody is writing to, the
     /// end is wherever the walk meets it.
+    ///
+    /// # Errors
+    /// Those of [`Wal::open`] that reading can have.
     pub fn scan(
         device: &SharedDevice,
         progress: Option<Progress>,
@@ -131,6 +151,10 @@ impl Wal {
     }
 
     /// Both header slots and which one counts. Writes nothing.
+    ///
+    /// # Errors
+    /// No slot counts: nothing is there ([`OpenError::NotFormatted`]), something else, a later version, damage, or two headers that contradict each
+    /// other. The header claims more than the device has. An error of the device.
     pub fn inspect(device: &SharedDevice) -> Result<Inspection, OpenError> {
         header::inspect(&**device)
     }
@@ -149,12 +173,19 @@ impl Wal {
     ///
     /// The place is settled when this returns; the future says when the record, and everything before it, is on
     /// stable storage. The record is written whether or not the future is polled. On an error nothing has changed.
+    ///
+    /// # Errors
+    /// No room in the ring before something is trimmed ([`AppendError::OverCapacity`]), or in the window before something is durable
+    /// ([`AppendError::WindowFull`]): for both there is [`Wal::wait_room`]. No byte or more than [`Options::max_record_bytes`]. The WAL has failed or is closed.
     pub fn append(&self, parts: &[&[u8]]) -> Result<Append, AppendError> {
         self.append_shared(parts, &Bytes::new())
     }
 
     /// As [`Wal::append`], of the concatenation of `head` and then `body`. A body of 32 KiB and more is not copied at once: until it is on its way to the
     /// device, the log holds a reference to it, and with it to all of the memory that it is a part of.
+    ///
+    /// # Errors
+    /// Those of [`Wal::append`].
     pub fn append_shared(&self, head: &[&[u8]], body: &Bytes) -> Result<Append, AppendError> {
         let (offset, end) = self.handle.shared.append(head, body)?;
         Ok(Append {
@@ -192,6 +223,10 @@ impl Wal {
     /// changes nothing.
     ///
     /// Trims take effect whether or not the future is polled. While one is written, later ones coalesce.
+    ///
+    /// # Errors
+    /// Of the future: [`WalError::TrimPastDurable`], and whatever has stopped the WAL. That `to.end` is a place between records is not checked; a log that begins
+    /// elsewhere is reported as damaged by the next opening.
     pub fn trim(&self, to: RangeTo<LogOffset>) -> Trim {
         let shared = &self.handle.shared;
         let wait =
@@ -229,6 +264,9 @@ impl Wal {
 
     /// Refuse new appends and trims on all handles, wait until everything appended is durable, and write the header
     /// that tells the next open where the log ends. Blocks; call it outside of completions and async tasks.
+    ///
+    /// # Errors
+    /// The WAL has failed, before or in the meantime: as after a crash, the next opening finds what was acknowledged. Or it was closed before.
     pub fn close(self) -> Result<(), WalError> {
         self.handle.shared.close()
     }
@@ -236,6 +274,8 @@ impl Wal {
 
 /// A record's place, and the future that resolves when it and everything before it is durable. It belongs to no runtime.
 /// Dropping it changes nothing about the record.
+///
+/// An error says that the WAL has stopped before that: the record may be there after the next opening, or not.
 #[must_use = "the record is not durable before this resolves"]
 pub struct Append {
     offset: LogOffset,
@@ -274,7 +314,7 @@ impl fmt::Debug for Append {
     }
 }
 
-/// See [`Wal::wait_durable`].
+/// See [`Wal::wait_durable`]. An error says that the WAL has stopped before.
 #[must_use = "it does nothing unless it is polled"]
 pub struct Durable {
     wait: Wait<DurableOf>,
@@ -329,7 +369,7 @@ impl fmt::Debug for Room {
     }
 }
 
-/// See [`Wal::trim`].
+/// See [`Wal::trim`]. If the error is that of a WAL that has stopped, the trim may have taken effect or not.
 #[must_use = "the space is not reusable before this resolves"]
 pub struct Trim {
     wait: Result<Wait<TrimmedOf>, WalError>,

@@ -10,8 +10,13 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 
 use alluvium_device::sim::{Faults, Mode, SimDisk, SimOptions};
-use alluvium_wal::{AppendError, FormatOptions, LogOffset, OpenError, Options, Wal, WalError};
+use alluvium_device::{AlignedBuf, Completion, Device, DeviceError, Geometry, Request};
+use alluvium_wal::{
+    Append, AppendError, FormatOptions, LogOffset, OpenError, Options, Wal, WalError,
+};
 use common::*;
+
+const SLOTS: [u64; 2] = [0, 32 * 1024];
 
 fn to(offset: LogOffset) -> RangeTo<LogOffset> {
     ..offset
@@ -86,6 +91,81 @@ fn the_trim_offset_never_goes_back_over_reopenings_and_torn_header_writes() {
     }
 }
 
+/// "Header freshness taken from uptime": after a reboot, or on another machine, a later header may well carry an earlier time.
+#[test]
+fn an_older_header_with_a_later_time_does_not_win() {
+    let disk = disk(1 << 20);
+    format(&disk);
+    let (wal, ..) = open(&disk);
+    wal.append(&[b"trimmed"]).unwrap().wait().unwrap();
+    let kept = wal.append(&[b"kept"]).unwrap();
+    let kept_at = kept.offset();
+    kept.wait().unwrap();
+    // The power is cut between the two header writes: one has the trim, the other one not yet.
+    disk.set_mode(Mode::Queued);
+    drop(wal.trim(to(kept_at)));
+    for _ in 0..3 {
+        assert!(disk.step()); // a look at both, and the first write
+    }
+    let cut = disk.power_cut();
+    let newest = Wal::inspect(&cut.device()).unwrap().newest;
+    for slot in 0..2 {
+        let written_at_ms = if slot == newest { 0u64 } else { 1 << 50 };
+        let mut fields = cut.peek(SLOTS[slot], 124);
+        fields[88..96].copy_from_slice(&written_at_ms.to_le_bytes());
+        let crc = crc32c::crc32c(&fields);
+        cut.poke(SLOTS[slot], &[&fields[..], &crc.to_le_bytes()].concat());
+    }
+    let (_, report, records) = open(&cut);
+    assert_eq!((report.start, names(&records)), (kept_at, vec![b'k']));
+}
+
+/// A disk that is looked at before each write to a header slot.
+#[derive(Debug)]
+struct Watched(SimDisk);
+
+impl Device for Watched {
+    fn geometry(&self) -> &Geometry {
+        self.0.geometry()
+    }
+    fn alloc(&self, len_bytes: usize) -> AlignedBuf {
+        self.0.alloc(len_bytes)
+    }
+    fn submit(&self, request: Request, done: Completion) {
+        if let Request::Write { at, .. } = &request
+            && let Some(slot) = SLOTS.iter().position(|slot| *slot == at.0)
+        {
+            let newest = Wal::inspect(&self.0.device()).unwrap().newest;
+            assert_ne!(slot, newest, "a write that tears would destroy the newest header");
+        }
+        self.0.submit(request, done);
+    }
+    fn failure(&self) -> Option<DeviceError> {
+        self.0.failure()
+    }
+}
+
+/// "Header slots written in turn, the turn restarted at slot 0 on every open": the other one is the turn, wherever the newest is.
+#[test]
+fn the_newest_header_is_never_written_over() {
+    let disk = disk(256 * 1024);
+    format(&disk);
+    let mut newest_seen = [0; 2];
+    for round in 0..24u8 {
+        let (wal, ..) = try_open(Arc::new(Watched(disk.clone())), &options()).unwrap();
+        for _ in 0..round % 3 {
+            wal.append(&[&[round; 100]]).unwrap().wait().unwrap();
+            wal.trim(to(wal.durable())).wait().unwrap();
+        }
+        // A clean header is one write, so that closing moves the turn on.
+        if round % 4 < 2 {
+            wal.close().unwrap();
+        }
+        newest_seen[Wal::inspect(&disk.device()).unwrap().newest] += 1;
+    }
+    assert!(newest_seen.iter().all(|count| *count > 0), "from both: {newest_seen:?}");
+}
+
 /// Rot in either header, at any moment, costs nothing: the other one is enough.
 #[test]
 fn either_header_alone_is_enough() {
@@ -109,6 +189,21 @@ fn either_header_alone_is_enough() {
             assert_eq!(open(&cut.power_cut()).2.len(), 2, "and the opening has mended it");
         }
     }
+}
+
+/// Where a trim may end is for its caller to know. One that does not is told by the next opening, not swallowed.
+#[test]
+fn a_trim_into_the_middle_of_a_record_is_reported_as_damage() {
+    let disk = disk(1 << 20);
+    format(&disk);
+    let (wal, ..) = open(&disk);
+    wal.append(&[&[1; 100]]).unwrap().wait().unwrap();
+    wal.append(&[&[2; 100]]).unwrap().wait().unwrap();
+    wal.trim(to(LogOffset(50))).wait().unwrap();
+    let (_, report, records) = open(&disk.power_cut());
+    assert_eq!(names(&records), [2]);
+    assert_eq!(report.damage.len(), 1);
+    assert_eq!(report.damage[0].range, LogOffset(50)..LogOffset(132));
 }
 
 /// "Recovery that resumes at the next 4 KiB after a bad record which itself ended on a 4 KiB boundary."
@@ -287,6 +382,34 @@ fn records_that_come_while_a_write_is_in_flight_share_the_next_one() {
     }
     disk.step();
     assert!(wal.stats().in_flight >= 2, "{:?}", wal.stats());
+}
+
+/// "A timer and a future per record": one that is not waited for leaves nothing behind, one that is leaves a waker, which goes when it is woken.
+#[test]
+fn nothing_is_kept_for_a_record_but_the_waker_of_who_waits() {
+    struct Task;
+    impl Wake for Task {
+        fn wake(self: Arc<Self>) {}
+    }
+    let disk = disk(1 << 20);
+    format(&disk);
+    let (wal, ..) = open(&disk);
+    disk.set_mode(Mode::Queued);
+    let task = Arc::new(Task);
+    let waker = Waker::from(task.clone());
+    let mut appends: Vec<_> = (0..200).map(|_| wal.append(&[&[1; 100]]).unwrap()).collect();
+    assert_eq!(Arc::strong_count(&task), 2);
+    for append in appends.iter_mut().step_by(2) {
+        for _ in 0..3 {
+            assert!(pin!(&mut *append).poll(&mut Context::from_waker(&waker)).is_pending());
+        }
+    }
+    assert_eq!(Arc::strong_count(&task), 2 + 100);
+    appends.truncate(100);
+    assert_eq!(Arc::strong_count(&task), 2 + 50);
+    disk.run_until_idle();
+    assert_eq!(Arc::strong_count(&task), 2);
+    assert!(size_of::<Append>() <= 6 * size_of::<u64>());
 }
 
 #[test]
