@@ -358,6 +358,7 @@ impl Run {
             io_depth: 1 + self.random.index(6),
             iops: None,
             bandwidth_bytes_per_second: None,
+            reserve: false,
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use alluvium_device::DeviceError;
+use alluvium_device::{DeviceError, ReserveError};
 
 use crate::LogOffset;
 
@@ -16,6 +16,9 @@ pub enum OpenError {
     /// The device could not be read or written.
     #[error(transparent)]
     Device(#[from] DeviceError),
+    /// The device could not be reserved ([`Options::reserve`](crate::Options::reserve)).
+    #[error(transparent)]
+    Reserve(#[from] ReserveError),
     /// Both header slots are empty.
     #[error("{device}: holds no WAL: it is not formatted")]
     NotFormatted {
@@ -146,7 +149,7 @@ pub enum WalError {
     /// Another writer has opened the WAL, or it was formatted. Nothing more is written. What was not acknowledged may be lost.
     #[error("the WAL was taken over: {found}")]
     Fenced {
-        /// What stands in a header slot.
+        /// What stands in a header slot, or which write the device has refused because another host has reserved it.
         found: String,
     },
     /// A thread panicked inside the WAL, which is a defect of it. Nothing is acknowledged any more until it is opened again.
@@ -155,6 +158,16 @@ pub enum WalError {
     /// A thread of the WAL could not be started.
     #[error("can not start a thread: {0}")]
     Thread(#[source] Arc<std::io::Error>),
+}
+
+impl WalError {
+    /// Of a write or flush that has failed.
+    pub(crate) fn of(cause: DeviceError) -> Self {
+        match cause.is_reserved() {
+            true => Self::Fenced { found: cause.to_string() },
+            false => Self::Device(cause),
+        }
+    }
 }
 
 /// Why the log has not got the capacity that [`Wal::request_resize`](crate::Wal::request_resize) asked for. It keeps the one that it has, and works on.

@@ -39,6 +39,9 @@ pub struct Options {
     pub iops: Option<u32>,
     /// Bytes of writes per second; `None` (default) is no limit. At least 4 KiB. Bursts as for `iops`.
     pub bandwidth_bytes_per_second: Option<u64>,
+    /// Reserve the device before anything is written ([`Device::reserve`](alluvium_device::Device::reserve)), so that it refuses whatever an earlier owner on another host
+    /// still writes; an opening fails where it can not be reserved ([`OpenError::Reserve`]). It stays reserved for this host when the log is closed. Default: no.
+    pub reserve: bool,
 }
 
 impl Default for Options {
@@ -51,6 +54,7 @@ impl Default for Options {
             io_depth: 8,
             iops: None,
             bandwidth_bytes_per_second: None,
+            reserve: false,
         }
     }
 }

@@ -267,7 +267,7 @@ impl Shared {
     }
 
     fn failed(&self, cause: DeviceError) {
-        let cause = WalError::Device(cause);
+        let cause = WalError::of(cause);
         tracing::error!("{cause}; nothing is acknowledged until it is opened again");
         self.stop(cause);
     }
@@ -507,7 +507,7 @@ impl Shared {
             }
             Err(cause) => {
                 self.failed(cause.clone());
-                Err(WalError::Device(cause))
+                Err(WalError::of(cause))
             }
         }
     }

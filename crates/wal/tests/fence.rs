@@ -1,0 +1,303 @@
+//! A log on a disk that several hosts reach, and that its owner reserves: from the takeover on the disk itself refuses the old owner.
+
+mod common;
+
+use std::io;
+use std::sync::Arc;
+
+use alluvium_device::sim::{SimDisk, SimOptions};
+use alluvium_device::{
+    AlignedBuf, Completion, Device, DeviceError, Geometry, Request, ReserveError, SharedDevice,
+};
+use alluvium_wal::{AppendError, LogOffset, OpenError, Options, Wal, WalError};
+use common::*;
+use parking_lot::Mutex;
+
+fn reserving() -> Options {
+    Options { reserve: true, ..options() }
+}
+
+/// A host with requests that are long on their way, or one that dies.
+#[derive(Clone)]
+struct Host(Arc<Inner>);
+
+struct Inner {
+    disk: SimDisk,
+    state: Mutex<State>,
+    /// Called before the disk is reserved.
+    before_reserving: Box<dyn Fn() + Send + Sync>,
+}
+
+#[derive(Default)]
+struct State {
+    holds: bool,
+    held: Vec<(Request, Completion)>,
+    /// Requests until it dies.
+    lives: Option<usize>,
+}
+
+impl Host {
+    fn of(disk: &SimDisk, before_reserving: impl Fn() + Send + Sync + 'static) -> Self {
+        let before_reserving = Box::new(before_reserving);
+        Self(Arc::new(Inner { disk: disk.clone(), state: Mutex::default(), before_reserving }))
+    }
+
+    fn device(&self) -> SharedDevice {
+        Arc::new(self.clone())
+    }
+
+    fn release(&self, count: usize) {
+        for _ in 0..count {
+            let (request, done) = self.0.state.lock().held.remove(0);
+            self.0.disk.submit(request, done);
+        }
+    }
+
+    fn release_all(&self) {
+        self.0.state.lock().holds = false;
+        while !self.0.state.lock().held.is_empty() {
+            self.release(1);
+        }
+    }
+
+    fn dies(state: &mut State) -> bool {
+        match &mut state.lives {
+            Some(0) => true,
+            Some(left) => {
+                *left -= 1;
+                false
+            }
+            None => false,
+        }
+    }
+}
+
+impl std::fmt::Debug for Host {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "a host of {:?}", self.0.disk)
+    }
+}
+
+impl Device for Host {
+    fn geometry(&self) -> &Geometry {
+        self.0.disk.geometry()
+    }
+
+    fn reserve(&self) -> Result<(), ReserveError> {
+        (self.0.before_reserving)();
+        self.0.disk.reserve()
+    }
+
+    fn alloc(&self, len_bytes: usize) -> AlignedBuf {
+        self.0.disk.alloc(len_bytes)
+    }
+
+    fn submit(&self, request: Request, done: Completion) {
+        let mut state = self.0.state.lock();
+        if Self::dies(&mut state) {
+            drop(state);
+            return done(Err(DeviceError {
+                device: "a host that has died".into(),
+                operation: "request",
+                at: 0,
+                len_bytes: 0,
+                source: Arc::new(io::Error::other("it has died")),
+            }));
+        }
+        if state.holds {
+            state.held.push((request, done));
+        } else {
+            drop(state);
+            self.0.disk.submit(request, done);
+        }
+    }
+
+    fn failure(&self) -> Option<DeviceError> {
+        self.0.disk.failure()
+    }
+}
+
+/// A log, and the first host that reaches it.
+fn new_disk() -> SimDisk {
+    let disk = disk(1 << 20);
+    format(&disk);
+    disk
+}
+
+fn take_over(host: &SimDisk) -> (Wal, Vec<u8>) {
+    let (wal, report, records) = try_open(host.device(), &reserving()).unwrap();
+    assert!(report.damage.is_empty(), "{report}");
+    (wal, names(&records))
+}
+
+fn append(wal: &Wal, name: u8) -> Result<LogOffset, WalError> {
+    let append = wal.append(&[&[name; 5000]]).unwrap();
+    let end = append.end();
+    append.wait().map(|()| end)
+}
+
+fn is_refused(result: Result<LogOffset, WalError>) -> bool {
+    matches!(result, Err(WalError::Fenced { found }) if found.ends_with("another host has reserved the device"))
+}
+
+/// Without a look at any header: a block is enough.
+#[test]
+fn the_old_owner_stops_at_its_next_block() {
+    let first = new_disk();
+    let (old, _) = take_over(&first);
+    append(&old, b'a').unwrap();
+    let second = first.other_host();
+    let (new, found) = take_over(&second);
+    assert_eq!(found, b"a");
+    append(&new, b'x').unwrap();
+    let before = second.image();
+    assert!(is_refused(append(&old, b'b')));
+    assert!(matches!(old.append(&[b"c"]), Err(AppendError::Failed(WalError::Fenced { .. }))));
+    assert!(matches!(old.stopped(), Some(WalError::Fenced { .. })));
+    assert!(matches!(old.close(), Err(WalError::Fenced { .. })));
+    assert!(second.image() == before && second.counters().reserved_writes == 1);
+    append(&new, b'y').unwrap();
+    new.close().unwrap();
+    assert_eq!(take_over(&second.power_cut()).1, b"axy");
+}
+
+/// Whatever it had on its way, what it was told is there, and nothing of its successor's is overwritten.
+#[test]
+fn blocks_on_their_way_come_too_late() {
+    for arrived in 0..5 {
+        let host = Host::of(&new_disk(), || {});
+        let (old, ..) = try_open(host.device(), &reserving()).unwrap();
+        append(&old, 0).unwrap();
+        host.0.state.lock().holds = true;
+        let appends: Vec<_> =
+            (1..7).map(|name| old.append(&[&vec![name; 8000]]).unwrap()).collect();
+        host.release(arrived);
+        let acknowledged = appends.iter().filter(|append| append.end() <= old.durable()).count();
+
+        let second = host.0.disk.other_host();
+        let (new, found) = take_over(&second);
+        assert!(found.len() > acknowledged, "{found:?} after {acknowledged} acknowledged");
+        append(&new, b'x').unwrap();
+        let before = second.image();
+        host.release_all();
+        assert!(second.image() == before);
+        for (index, append) in appends.into_iter().enumerate() {
+            let result = append.wait();
+            assert_eq!(result.is_ok(), index < acknowledged, "{result:?}");
+            assert!(result.is_ok() || matches!(result, Err(WalError::Fenced { .. })));
+        }
+        append(&new, b'y').unwrap();
+        assert_eq!(take_over(&second.power_cut()).1, [&found[..], b"xy"].concat());
+    }
+}
+
+/// It slept through all of its successor's life, to a clean end. Nothing tells it to stop but the disk.
+#[test]
+fn a_log_that_was_closed_stays_reserved() {
+    let first = new_disk();
+    let (old, _) = take_over(&first);
+    append(&old, b'a').unwrap();
+    let second = first.other_host();
+    let (new, _) = take_over(&second);
+    append(&new, b'x').unwrap();
+    new.close().unwrap();
+    assert!(is_refused(append(&old, b'b')));
+    drop(old);
+    // The same host goes on, with the option or without; others need it.
+    let (again, ..) = try_open(second.device(), &options()).unwrap();
+    append(&again, b'y').unwrap();
+    again.close().unwrap();
+    let third = second.other_host();
+    let error = try_open(third.device(), &options()).unwrap_err();
+    assert!(error.to_string().ends_with("another host has reserved the device"), "{error}");
+    assert_eq!(take_over(&third.other_host()).1, b"axy");
+}
+
+/// Until the disk is reserved the old owner may do anything, and what the successor goes by is what is there then.
+#[test]
+fn the_headers_are_looked_at_again_when_nobody_else_can_change_them() {
+    let disk = new_disk();
+    let (old, _) = take_over(&disk);
+    append(&old, b'a').unwrap();
+    let kept = append(&old, b'b').unwrap();
+    let second = disk.other_host();
+    let acts = {
+        let old = old.clone();
+        move || {
+            append(&old, b'c').unwrap();
+            old.trim(..kept).wait().unwrap();
+        }
+    };
+    let host = Host::of(&second, acts);
+    let (_new, report, records) = try_open(host.device(), &reserving()).unwrap();
+    assert_eq!((report.start, names(&records)), (kept, b"c".to_vec()));
+    assert!(is_refused(append(&old, b'd')));
+}
+
+/// A successor that dies at any of its requests leaves a log that the next one takes over, and the first owner outside.
+#[test]
+fn a_takeover_can_be_repeated_wherever_it_ended() {
+    let mut died = 0;
+    for cut in [false, true] {
+        for lives in 0.. {
+            let disk = new_disk();
+            let (old, _) = take_over(&disk);
+            append(&old, b'a').unwrap();
+            append(&old, b'b').unwrap();
+            let second = Host::of(&disk.other_host(), || {});
+            second.0.state.lock().lives = Some(lives);
+            let opened = try_open(second.device(), &reserving());
+            let done = opened.is_ok();
+            died += usize::from(!done);
+            let third = second.0.disk.other_host();
+            let third = if cut { third.power_cut() } else { third };
+            let (new, found) = take_over(&third);
+            assert_eq!(found, b"ab", "after {lives} requests");
+            append(&new, b'x').unwrap();
+            let before = third.image();
+            assert!(append(&old, b'c').is_err());
+            drop((opened, old));
+            assert!(third.image() == before);
+            new.close().unwrap();
+            assert_eq!(take_over(&third.power_cut()).1, b"abx");
+            if done {
+                break;
+            }
+        }
+    }
+    assert!(died > 20, "{died} openings died");
+}
+
+#[test]
+fn a_disk_that_can_not_be_reserved_is_refused_only_to_who_asks_for_it() {
+    let disk = SimDisk::new(SimOptions { reservations: false, ..SimOptions::default() });
+    format(&disk);
+    let before = disk.image();
+    let error = try_open(disk.device(), &reserving()).unwrap_err();
+    let OpenError::Reserve(ReserveError::Unsupported { .. }) = error else { panic!("{error}") };
+    assert!(disk.image() == before);
+    append(&open(&disk).0, b'a').unwrap();
+}
+
+#[test]
+fn a_disk_that_others_have_reserved_is_left_alone() {
+    let stranger = new_disk();
+    stranger.reserve_as_stranger();
+    let before = stranger.image();
+    let host = stranger.other_host();
+    let error = try_open(host.device(), &reserving()).unwrap_err();
+    assert!(matches!(error, OpenError::Reserve(ReserveError::Held { .. })), "{error}");
+    assert!(stranger.image() == before);
+    append(&open(&stranger).0, b'a').unwrap();
+}
+
+/// What is no log, or can not be opened with these options, is not reserved either.
+#[test]
+fn only_a_log_is_reserved() {
+    let disk = SimDisk::new(SimOptions::default());
+    assert!(try_open(disk.device(), &reserving()).is_err());
+    format(&disk.other_host());
+    let large = Options { window_bytes: 1 << 30, ..reserving() };
+    assert!(try_open(disk.device(), &large).is_err());
+    append(&open(&disk.other_host()).0, b'a').unwrap();
+}
