@@ -56,6 +56,7 @@ impl Run {
                 Mutation::TrustedCache => Durability::Device,
                 _ => Durability::Auto,
             },
+            reservations: true,
             faults: usual,
         });
         let format = FormatOptions {

@@ -2,7 +2,7 @@
 //!
 //! A SCSI disk and an NVMe namespace remember which hosts have *registered* with a key, and which of those holds the
 //! *reservation*. With the type "write exclusive" that one alone can write; everybody can read. See
-//! `docs/decisions/0008-fence-by-reservation.md` for why it is taken as it is here.
+//! `docs/decisions/0009-fence-by-reservation.md` for why it is taken as it is here.
 
 use std::fs;
 use std::os::fd::AsFd;
