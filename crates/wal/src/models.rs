@@ -191,8 +191,9 @@ fn options() -> Options {
 }
 
 fn format() -> (SimDisk, Wal) {
-    let disk = SimDisk::new(SimOptions { capacity_bytes: 192 << 10, ..SimOptions::default() });
-    let forced = FormatOptions { force: true, ..FormatOptions::default() };
+    let disk = SimDisk::new(SimOptions { capacity_bytes: 256 << 10, ..SimOptions::default() });
+    let forced =
+        FormatOptions { capacity_bytes: Some(192 << 10), force: true, ..FormatOptions::default() };
     Wal::format(&disk.device(), &forced).unwrap();
     let (wal, _) = Wal::open(disk.device(), &options(), None, &mut |_| Ok(())).unwrap();
     (disk, wal)
@@ -222,7 +223,7 @@ fn spawn_deep<T: Send + 'static>(run: impl FnOnce() -> T + Send + 'static) -> Jo
 
 /// Whether a power cut would leave `byte`, of which a record is made, on the disk.
 fn is_durable(disk: &SimDisk, byte: u8) -> bool {
-    disk.peek_durable(64 << 10, 128 << 10).windows(16).any(|found| found == [byte; 16])
+    disk.peek_durable(64 << 10, 192 << 10).windows(16).any(|found| found == [byte; 16])
 }
 
 #[test]
@@ -370,6 +371,21 @@ fn a_trim_is_in_both_headers_when_it_is_acknowledged() {
         disk.run_until_idle(); // if the second came too late for that thread
         second.wait().unwrap();
         assert_eq!(trims(&disk), [ends[1]; 2]);
+    });
+}
+
+/// A log in which nothing lies in the way: granted at once, while blocks wait for the headers.
+#[test]
+fn a_resize_comes_to_its_end_and_so_does_an_append() {
+    with_log(|disk, wal| {
+        let thread = {
+            let wal = wal.clone();
+            spawn_deep(move || wal.append(&[&[1; 100]]).unwrap().wait().unwrap())
+        };
+        wal.request_resize(256 << 10).unwrap().wait().unwrap();
+        assert_eq!(wal.header().capacity_bytes, 256 << 10);
+        thread.join().unwrap();
+        assert!(is_durable(&disk, 1));
     });
 }
 
