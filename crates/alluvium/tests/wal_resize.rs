@@ -122,25 +122,52 @@ fn waiting(wal: &Path, capacity: &str) -> (Child, BufReader<impl Read>) {
     (child, lines)
 }
 
+/// Produce to `t` until the log ends behind `mib`. How many records that took.
+fn produce_up_to(server: &Server, mib: u64) -> u64 {
+    let mut produced = 0;
+    while metric(server, "wal_durable_offset") < mib << 20 {
+        assert_eq!(produce(&server.kafka, "t", &LARGE).unwrap(), 0);
+        produced += 1;
+    }
+    produced
+}
+
+/// A server with a log of 160 MiB, whose records lie between 110 and 150; and how many it has got.
+fn filled(data: &Path) -> (Server, u64) {
+    let server = Server::start(
+        data,
+        &["--wal-capacity", "160MiB", "--upload-interval", "1h", "--upload-size", "20MiB"],
+    );
+    ok(&["topic", "create", "t", "--bootstrap", &server.kafka]);
+    let produced = produce_up_to(&server, 140);
+    (server, produced)
+}
+
+#[test]
+fn a_request_that_waits_is_gone_with_its_server() {
+    let data = tempfile::tempdir().unwrap();
+    let wal = data.path().join("wal");
+    let (server, produced) = filled(data.path());
+    let (watching, mut said) = waiting(&wal, "130MiB");
+    let (status, log) = server.stop(Signal::TERM);
+    assert_eq!(status.code(), Some(0), "{log}");
+    assert_eq!(watching.wait_with_output().unwrap().status.code(), Some(1));
+    let mut rest = String::new();
+    said.read_to_string(&mut rest).unwrap();
+    contains(&rest, &["error: "]);
+    let server = Server::start(data.path(), &["--upload-interval", "1h"]);
+    assert_eq!(metric(&server, "wal_resize_to_bytes"), 0);
+    assert_eq!(metric(&server, "wal_ring_bytes"), (160 << 20) - (64 << 10));
+    assert_eq!(watermark(&server, "t"), produced);
+    server.stop(Signal::TERM);
+}
+
 #[test]
 fn a_request_that_waits_can_be_left_and_withdrawn() {
     let data = tempfile::tempdir().unwrap();
     let wal = data.path().join("wal");
-    let mut server = Server::start(
-        data.path(),
-        &["--wal-capacity", "160MiB", "--upload-interval", "1h", "--upload-size", "20MiB"],
-    );
-    ok(&["topic", "create", "t", "--bootstrap", &server.kafka]);
-    let mut produced = 0;
-    let mut produce_up_to = |server: &Server, mib: u64| {
-        while metric(server, "wal_durable_offset") < mib << 20 {
-            assert_eq!(produce(&server.kafka, "t", &LARGE).unwrap(), 0);
-            produced += 1;
-        }
-        produced
-    };
     // Its records lie behind the end of what it is to have.
-    produce_up_to(&server, 140);
+    let (mut server, produced) = filled(data.path());
     assert_eq!(metric(&server, "wal_resize_to_bytes"), 0);
     let (mut command, _said) = waiting(&wal, "130MiB");
     assert_eq!(metric(&server, "wal_resize_to_bytes"), 130 << 20);
@@ -160,7 +187,7 @@ fn a_request_that_waits_can_be_left_and_withdrawn() {
     assert_eq!(metric(&server, "wal_resize_to_bytes"), 0);
 
     let (watching, _said) = waiting(&wal, "130MiB");
-    let produced = produce_up_to(&server, 210);
+    let produced = produced + produce_up_to(&server, 210);
     let output = watching.wait_with_output().unwrap();
     contains(&String::from_utf8(output.stdout).unwrap(), &["160MiB before, 130MiB now"]);
     server.wait_for("the write-ahead log has 130MiB now");
