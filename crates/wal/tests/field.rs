@@ -683,3 +683,20 @@ fn the_stack_does_not_grow_with_the_blocks_of_a_record() {
     assert!(wal.stats().block_writes > 2000);
     assert_eq!(names(&open(&disk.power_cut()).2), [1]);
 }
+
+/// A record of a block's size, under limits, while the write before it is late: its last 32 bytes do not wait for a write of their own.
+#[test]
+fn a_late_write_does_not_split_the_next_record() {
+    let disk = disk(1 << 20);
+    format(&disk);
+    let limited =
+        Options { iops: Some(1_000_000), bandwidth_bytes_per_second: Some(1 << 40), ..options() };
+    let (wal, ..) = try_open(disk.device(), &limited).unwrap();
+    disk.set_mode(Mode::Queued);
+    let mut page = wal.append(&[&[1; 4096 - 32]]).unwrap();
+    let mut record = wal.append(&[&[2; 16 * 1024]]).unwrap();
+    assert!(poll(&mut page).is_pending() && poll(&mut record).is_pending());
+    assert!(disk.step() && disk.step());
+    assert!(poll(page).is_ready() && poll(record).is_ready());
+    assert!(!disk.step(), "two writes are all");
+}

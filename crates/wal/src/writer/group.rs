@@ -78,7 +78,8 @@ impl State {
             complete: self.sealed.is_empty()
                 && match self.limiter {
                     None => self.flights.len() < shared.options.io_depth,
-                    Some(_) => self.flights.is_empty(),
+                    // One that is late must not cost the next record a second write.
+                    Some(_) => self.flights.len() < EARLY_WRITES,
                 },
         };
         let mut at = offset;
