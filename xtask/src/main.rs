@@ -4,8 +4,10 @@
 mod crash;
 mod endless;
 mod exec;
+mod fence;
 mod fuzz;
 mod gate;
+mod image;
 mod kcat;
 mod kill;
 mod loom;
@@ -55,6 +57,8 @@ enum Task {
     Kill(KillOptions),
     /// Cut the power of a virtual machine's disk under the WAL, again and again, and check what is left: a campaign.
     Crash(CrashOptions),
+    /// Take a WAL over from one host to another on a disk that both reach and that is reserved, in a virtual machine.
+    Fence(FenceOptions),
     /// Run the fuzz targets of the WAL: all, or the ones named.
     Fuzz(FuzzOptions),
     /// Write many bytes through a small WAL and read all of them back: a campaign.
@@ -147,6 +151,13 @@ struct CrashOptions {
 }
 
 #[derive(Args)]
+struct FenceOptions {
+    /// Takeovers; in each the old owner goes on writing.
+    #[arg(long, default_value_t = 10)]
+    rounds: u32,
+}
+
+#[derive(Args)]
 struct FuzzOptions {
     /// Which targets: `headers`, `records`, `recovery`. Default: all.
     targets: Vec<String>,
@@ -179,6 +190,7 @@ fn run(task: Task) -> Result<report::Report, Error> {
         Task::Loom(options) => Ok(loom::campaign(&root, &options)),
         Task::Kill(options) => suites::kill_campaign(&root, &options),
         Task::Crash(options) => crash::campaign(&root, &options),
+        Task::Fence(options) => fence::campaign(&root, &options),
         Task::Fuzz(options) => fuzz::run(&root, &options),
         Task::Endless(options) => suites::endless_campaign(&root, &options),
     }

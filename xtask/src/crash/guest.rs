@@ -4,21 +4,19 @@
 //! in a cache of its own (`nbdkit-cache-filter`, `cache=writeback`) and writes it to the medium, a file, on a flush. SIGKILL
 //! takes that cache away, in the middle of a flush perhaps, and leaves the medium as it is.
 
-use std::collections::BTreeSet;
 use std::fmt;
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Write};
-use std::path::{Path, PathBuf};
+use std::io::{BufRead, BufReader};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::Error;
-use crate::exec::{output, quietly};
+use crate::image::{Contents, Image};
 use crate::setup::{Missing, apt, runs};
 
-const KERNEL_PACKAGE: &str = "linux-image-cloud-amd64";
 /// What the two kinds of disk need, dependencies apart.
 const MODULES: [&str; 4] = ["virtio_pci", "virtio_blk", "virtio_scsi", "sd_mod"];
 /// The guest is emulated, and shares the processors with other work.
@@ -78,146 +76,14 @@ impl fmt::Display for Disk {
     }
 }
 
-/// What a machine starts from.
-pub(super) struct Image {
-    kernel: PathBuf,
-    initramfs: PathBuf,
-}
-
-impl Image {
-    /// Install what is missing, and put `writer` into an initial file system below `directory`.
-    pub(super) fn prepare(cache: &Path, directory: &Path, writer: &Path) -> Result<Self, Missing> {
-        if !cfg!(target_arch = "x86_64") {
-            return Err(Missing::NotAllowed("the guest's kernel is for x86_64".into()));
-        }
-        let programs = [
-            ("qemu-system-x86_64", "qemu-system-x86"),
-            ("nbdkit", "nbdkit"),
-            ("busybox", "busybox-static"),
-        ];
-        let missing = programs.iter().filter(|(program, _)| !runs(program, &["--help"]));
-        let packages: Vec<&str> = missing.map(|(_, package)| *package).collect();
-        if !packages.is_empty() {
-            apt(&packages, "the machine whose power is cut")?;
-        }
-        let packaged = kernel(cache)?;
-        let initramfs = directory.join("initramfs");
-        pack(&packaged, &directory.join("root"), writer, &initramfs)?;
-        let kernel = find(&packaged.join("boot"), &|name| name.starts_with("vmlinuz"))?;
-        let kernel = kernel.ok_or_else(|| Error::from(format!("no kernel in {KERNEL_PACKAGE}")))?;
-        Ok(Self { kernel, initramfs })
+/// What the machines start from: an initial file system with the `writer`, below `directory`.
+pub(super) fn image(cache: &Path, directory: &Path, writer: &Path) -> Result<Image, Missing> {
+    if !runs("nbdkit", &["--help"]) {
+        apt(&["nbdkit"], "the disk whose power is cut")?;
     }
-}
-
-/// Debian's kernel for virtual machines, unpacked below `cache` and not installed: this machine's own boot stays as it is.
-fn kernel(cache: &Path) -> Result<PathBuf, Missing> {
-    let unpacked = cache.join("kernel");
-    if unpacked.exists() {
-        return Ok(unpacked);
-    }
-    let depends = output(Command::new("apt-cache").args(["depends", KERNEL_PACKAGE]));
-    let depends = String::from_utf8_lossy(&depends.unwrap_or_default()).into_owned();
-    let package = depends.lines().find_map(|line| line.trim().strip_prefix("Depends: "));
-    let Some(package) = package else {
-        let reason = format!("apt knows no package {KERNEL_PACKAGE}; try `apt-get update`");
-        return Err(Missing::NotAllowed(reason));
-    };
-    println!("setup: apt-get download {package} (the guest's kernel, unpacked, not installed)");
-    let unfinished = cache.join("kernel.unfinished");
-    if unfinished.exists() {
-        fs::remove_dir_all(&unfinished).map_err(Error::from)?;
-    }
-    fs::create_dir_all(&unfinished).map_err(Error::from)?;
-    quietly(Command::new("apt-get").current_dir(&unfinished).args(["download", "-q", package]))?;
-    let archive = find(&unfinished, &|name| name.ends_with(".deb"))?;
-    let archive = archive.ok_or_else(|| Error::from(format!("no archive of {package}")))?;
-    quietly(Command::new("dpkg-deb").arg("--extract").arg(&archive).arg(&unfinished))?;
-    fs::remove_file(&archive).map_err(Error::from)?;
-    fs::rename(&unfinished, &unpacked).map_err(Error::from)?;
-    Ok(unpacked)
-}
-
-/// Make the guest's file system: the writer and busybox with their libraries, and the drivers in the order in which they load.
-fn pack(packaged: &Path, root: &Path, writer: &Path, archive: &Path) -> Result<(), Error> {
-    for directory in ["bin", "dev", "modules", "proc", "sys"] {
-        fs::create_dir_all(root.join(directory))?;
-    }
-    fs::write(root.join("init"), INIT)?;
-    quietly(Command::new("chmod").arg("+x").arg(root.join("init")))?;
-    let busybox = output(Command::new("sh").args(["-c", "command -v busybox"]))?;
-    let busybox = PathBuf::from(String::from_utf8(busybox)?.trim());
-    for (program, name) in [(&*busybox, "busybox"), (writer, "numbered")] {
-        fs::copy(program, root.join("bin").join(name))?;
-        // Says with an error that there are none.
-        let libraries = output(Command::new("ldd").arg(program)).unwrap_or_default();
-        for library in String::from_utf8(libraries)?.split_whitespace().map(Path::new) {
-            if library.is_absolute() {
-                let inside = root.join(library.strip_prefix("/")?);
-                fs::create_dir_all(inside.parent().expect("below the root"))?;
-                fs::copy(library, inside)?;
-            }
-        }
-    }
-    let mut loaded = Vec::new();
-    for module in MODULES {
-        load_order(&packaged.join("lib/modules"), module, &mut loaded)?;
-    }
-    for (index, module) in loaded.iter().enumerate() {
-        fs::copy(module, root.join(format!("modules/{index:02}.ko")))?;
-    }
-    let mut cpio = Command::new(&busybox);
-    cpio.current_dir(root).args(["cpio", "-o", "-H", "newc"]);
-    let mut cpio =
-        cpio.stdin(Stdio::piped()).stdout(File::create(archive)?).stderr(Stdio::null()).spawn()?;
-    let names = names_below(root, Path::new(""))?;
-    cpio.stdin.take().expect("standard input is piped").write_all(names.join("\n").as_bytes())?;
-    match cpio.wait()? {
-        status if status.success() => Ok(()),
-        status => Err(format!("busybox cpio ended with {status}").into()),
-    }
-}
-
-/// Put the file of `module` behind those that it depends on.
-fn load_order(modules: &Path, module: &str, loaded: &mut Vec<PathBuf>) -> Result<(), Error> {
-    let file = find(modules, &|name| name.strip_suffix(".ko") == Some(module))?
-        .ok_or_else(|| format!("{KERNEL_PACKAGE} has no file {module}.ko"))?;
-    if loaded.contains(&file) {
-        return Ok(());
-    }
-    // Section .modinfo: strings, each with a zero behind it.
-    let bytes = fs::read(&file)?;
-    let depends = bytes.split(|&byte| byte == 0).find_map(|entry| entry.strip_prefix(b"depends="));
-    let depends = String::from_utf8_lossy(depends.unwrap_or_default()).into_owned();
-    for dependency in depends.split(',').filter(|name| !name.is_empty()) {
-        load_order(modules, &dependency.replace('-', "_"), loaded)?;
-    }
-    loaded.push(file);
-    Ok(())
-}
-
-/// The first file below `directory` whose name is as wanted.
-fn find(directory: &Path, wanted: &dyn Fn(&str) -> bool) -> Result<Option<PathBuf>, Error> {
-    let names = names_below(directory, Path::new(""))?;
-    let found = names.iter().find(|name| wanted(name.rsplit('/').next().unwrap_or(name)));
-    Ok(found.map(|name| directory.join(name)))
-}
-
-/// The names of all that lies below `root/at`, relative to `root`, directories before what is in them.
-fn names_below(root: &Path, at: &Path) -> Result<Vec<String>, Error> {
-    let directory = root.join(at);
-    let entries = fs::read_dir(&directory);
-    let entries = entries.map_err(|error| format!("{}: {error}", directory.display()))?;
-    let names: Result<BTreeSet<_>, _> =
-        entries.map(|entry| entry.map(|entry| entry.file_name())).collect();
-    let mut below = Vec::new();
-    for name in names? {
-        let name = at.join(name);
-        below.push(name.to_str().ok_or("a name that is not UTF-8")?.to_owned());
-        if root.join(&name).is_dir() && !root.join(&name).is_symlink() {
-            below.extend(names_below(root, &name)?);
-        }
-    }
-    Ok(below)
+    let programs = &[(writer, "numbered")];
+    let contents = Contents { init: INIT, modules: &MODULES, programs, unpacked: None };
+    Image::prepare(cache, directory, &contents)
 }
 
 /// What differs from one machine to the next.

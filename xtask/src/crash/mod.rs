@@ -15,11 +15,12 @@ use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::exec::{cargo, quietly};
+use crate::image::Image;
 use crate::report::{Case, Report};
 use crate::rng::Rng;
 use crate::setup::Missing;
 use crate::{CrashOptions, Error};
-use guest::{Config, Disk, Image, Machine};
+use guest::{Config, Disk, Machine};
 use journal::{Held, Promises};
 
 /// When the power is cut.
@@ -96,7 +97,7 @@ impl Bench {
         let numbered = root.join(target).join("debug/numbered");
         let package = ["--package", "alluvium-sim", "--bin", "numbered"];
         quietly(cargo(root).args(["build", "--locked"]).args(package))?;
-        let image = Image::prepare(&root.join("target/e2e/crash"), &directory, &numbered)?;
+        let image = guest::image(&root.join("target/e2e/crash"), &directory, &numbered)?;
         Ok(Self { seed, rng: Rng::new(seed), directory, numbered, image })
     }
 
