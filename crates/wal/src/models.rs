@@ -389,6 +389,17 @@ fn a_resize_comes_to_its_end_and_so_does_an_append() {
     });
 }
 
+#[test]
+fn who_waits_for_a_resize_is_told() {
+    with_log(|disk, wal| {
+        disk.set_mode(Mode::Queued);
+        let resizing = wal.request_resize(256 << 10).unwrap();
+        let completions = spawn_deep(move || disk.run_until_idle());
+        assert_eq!(resizing.wait().unwrap().capacity_bytes, 256 << 10);
+        completions.join().unwrap();
+    });
+}
+
 /// The trim offsets in both header slots that a power cut would leave.
 fn trims(disk: &SimDisk) -> [LogOffset; 2] {
     HEADER_SLOT_AT.map(|at| {

@@ -86,11 +86,24 @@ impl Condvar {
 }
 
 /// As `std::sync::OnceLock`: whoever sees the value sees what happened before it was set, and it need not be seen at once.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct OnceLock<T> {
     value: std::sync::OnceLock<T>,
     setting: Mutex<()>,
     set: AtomicBool,
+}
+
+impl<T> Default for OnceLock<T> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<T> From<T> for OnceLock<T> {
+    fn from(value: T) -> Self {
+        let (value, setting, set) = (value.into(), Mutex::new(()), true.into());
+        Self { value, setting, set }
+    }
 }
 
 impl<T> OnceLock<T> {

@@ -1,10 +1,11 @@
 //! Another capacity for an open log: nothing is moved, it is only a matter of the right moment. `docs/format/wal.md`, section 7.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use super::{Shared, State};
 use crate::layout::{DATA_START, LogOffset, MIN_RING_BYTES, PAGE, Ring, page_ceil, page_floor};
 use crate::report::HeaderInfo;
+use crate::sync::OnceLock;
 use crate::window::Cursors;
 use crate::{ResizeError, WalError};
 
