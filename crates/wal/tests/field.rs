@@ -109,12 +109,12 @@ fn an_older_header_with_a_later_time_does_not_win() {
     }
     let cut = disk.power_cut();
     let newest = Wal::inspect(&cut.device()).unwrap().newest;
-    for slot in 0..2 {
+    for (slot, at) in SLOTS.into_iter().enumerate() {
         let written_at_ms = if slot == newest { 0u64 } else { 1 << 50 };
-        let mut fields = cut.peek(SLOTS[slot], 124);
+        let mut fields = cut.peek(at, 124);
         fields[88..96].copy_from_slice(&written_at_ms.to_le_bytes());
         let crc = crc32c::crc32c(&fields);
-        cut.poke(SLOTS[slot], &[&fields[..], &crc.to_le_bytes()].concat());
+        cut.poke(at, &[&fields[..], &crc.to_le_bytes()].concat());
     }
     let (_, report, records) = open(&cut);
     assert_eq!((report.start, names(&records)), (kept_at, vec![b'k']));
