@@ -284,7 +284,7 @@ fn a_server_in_a_directory_with_a_long_name_works_without_a_socket() {
     let wal = deep.join("wal");
     contains(
         &refused(1, &["wal", "resize", text(&wal), "--capacity", "80MiB"]),
-        &["in use", "stop it first"],
+        &["in use", "stop the server first"],
     );
     server.stop(Signal::TERM);
     ok(&["wal", "resize", text(&wal), "--capacity", "80MiB"]);

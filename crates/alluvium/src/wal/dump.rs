@@ -7,7 +7,7 @@ use alluvium_wal::{OpenError, Record, RecoveryReport, Wal};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
-use super::{LogArgs, Walk, open_read_only, overtaken, unusable};
+use super::{LogArgs, Walk, open_read_only, overtaken, resized, unusable};
 use crate::output::{self, Failure};
 use crate::progress::Meter;
 use crate::units::{about, counted};
@@ -81,14 +81,17 @@ pub(crate) fn run(args: &DumpArgs) -> Result<(), Failure> {
         let (offset, end, epoch, payload) = ("OFFSET", "END", "EPOCH", "PAYLOAD B");
         output::line(format_args!("{offset:>20}  {end:>20}  {epoch:>10}  {payload:>10}"))?;
     }
-    match Wal::scan(&device, progress, &mut visit) {
-        Ok(report) if overtaken(&device, &report).map_err(unusable)? => {
-            Err(Failure::Failed(format!(
-                "{}: what was still to be listed was trimmed and overwritten by its server; list it again",
-                args.log.path().display()
-            )))
-        }
-        Ok(report) => finish(args, &report),
+    let changed = |how: &str| {
+        let path = args.log.path().display();
+        Err(Failure::Failed(format!(
+            "{path}: what was still to be listed was {how} by its server; list it again"
+        )))
+    };
+    let listed = Wal::scan(&device, progress, &mut visit)
+        .and_then(|report| Ok((overtaken(&device, &report)?, report)));
+    match listed {
+        Ok((true, _)) => changed("trimmed and overwritten"),
+        Ok((false, report)) => finish(args, &report),
         Err(OpenError::Visit { at, source }) => match source.downcast::<Stop>() {
             Ok(stop) => match *stop {
                 Stop::Enough => Ok(()),
@@ -96,7 +99,10 @@ pub(crate) fn run(args: &DumpArgs) -> Result<(), Failure> {
             },
             Err(other) => Err(Failure::Failed(format!("at log offset {at}: {other}"))),
         },
-        Err(error) => Err(unusable(error)),
+        Err(error) => match resized(&device)? {
+            Some(_) => changed("put into a log of another size"),
+            None => Err(unusable(error)),
+        },
     }
 }
 

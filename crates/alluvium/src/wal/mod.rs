@@ -118,11 +118,14 @@ fn not_claimed(error: alluvium_device::OpenError) -> Failure {
 fn scan(device: &SharedDevice, progress: &Progress) -> Result<RecoveryReport, Failure> {
     /// A log is trimmed once per upload, and read in seconds.
     const ATTEMPTS: u32 = 5;
+    let mut device = device.clone();
     for _ in 0..ATTEMPTS {
-        let report =
-            Wal::scan(device, Some(progress.clone()), &mut |_| Ok(())).map_err(unusable)?;
-        if !overtaken(device, &report).map_err(unusable)? {
-            return Ok(report);
+        let walked = Wal::scan(&device, Some(progress.clone()), &mut |_| Ok(()))
+            .and_then(|report| Ok((overtaken(&device, &report)?, report)));
+        match walked {
+            Ok((false, report)) => return Ok(report),
+            Ok((true, _)) => {}
+            Err(error) => device = resized(&device)?.ok_or_else(|| unusable(error))?,
         }
     }
     Err(Failure::Failed(format!(
@@ -135,6 +138,12 @@ fn scan(device: &SharedDevice, progress: &Progress) -> Result<RecoveryReport, Fa
 fn overtaken(device: &SharedDevice, report: &RecoveryReport) -> Result<bool, OpenError> {
     let trim = Wal::inspect(device)?.header.trim;
     Ok(report.end < trim || report.damage.iter().any(|damage| damage.range.start < trim))
+}
+
+/// The device as it is now, if its size has changed since it was opened: its server has resized the log, and what was read makes no sense.
+fn resized(device: &SharedDevice) -> Result<Option<SharedDevice>, Failure> {
+    let now = open_read_only(Path::new(&device.geometry().name))?;
+    Ok((now.capacity_bytes() != device.capacity_bytes()).then_some(now))
 }
 
 /// Why what is there can not be used as a log.
@@ -413,6 +422,42 @@ mod tests {
         assert_eq!(repeated.end, wal.appended());
         let refused = scan(&reader, &overtaking(5)).unwrap_err();
         assert!(format!("{refused:?}").contains("faster than it can be read"), "{refused:?}");
+    }
+
+    /// The same reader, and a writer that resizes the log and its file under its eyes.
+    #[test]
+    fn a_walk_over_a_log_that_is_resized_is_repeated() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("wal");
+        let options = OpenOptions { create_bytes: Some(2 << 20), ..OpenOptions::default() };
+        let device = alluvium_device::open(&path, &options).unwrap();
+        Wal::format(&device, &FormatOptions::default()).unwrap();
+        let options = Options {
+            window_bytes: 256 << 10,
+            block_bytes: 64 << 10,
+            max_record_bytes: 100 << 10,
+            ..Options::default()
+        };
+        let (wal, _) = Wal::open(device.clone(), &options, None, &mut |_| Ok(())).unwrap();
+        let append = |wal: &Wal, n: u32| {
+            (0..n).for_each(|_| wal.append(&[&[7; 100 << 10]]).unwrap().wait().unwrap());
+        };
+        append(&wal, 15);
+        for bytes in [4 << 20, 1 << 20] {
+            let (wal, device, resized) = (wal.clone(), device.clone(), AtomicU32::new(0));
+            let resizing: Progress = Arc::new(move |done, _| {
+                if done == 0 && resized.fetch_add(1, Ordering::Relaxed) == 0 {
+                    device.set_capacity(device.capacity_bytes().max(bytes), None).unwrap();
+                    wal.trim(..wal.durable()).wait().unwrap();
+                    wal.request_resize(bytes).unwrap().wait().unwrap();
+                    device.set_capacity(bytes, None).unwrap();
+                    append(&wal, 3);
+                }
+            });
+            let report = scan(&open_read_only(&path).unwrap(), &resizing).unwrap();
+            assert_eq!((report.records, report.damage.len()), (3, 0));
+            assert_eq!(report.ring_bytes, bytes - (64 << 10));
+        }
     }
 
     #[test]

@@ -72,7 +72,7 @@ pub(crate) fn run(args: &ResizeArgs) -> Result<(), Failure> {
     }
     let in_use = |error| match error {
         alluvium_device::OpenError::InUse(_) => Failure::Failed(format!(
-            "{error}. The log was not changed: no server that has it open answers at {}. Name its data directory with --data-dir, or stop it first",
+            "{error}. The log was not changed: no server that has it open answers at {}. Name its data directory with --data-dir, or stop the server first",
             socket.display()
         )),
         other => not_claimed(other),
