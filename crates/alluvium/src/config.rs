@@ -90,6 +90,12 @@ pub(crate) struct ServeOptions {
     #[arg(long, env = "ALLUVIUM_WAL_CAPACITY", value_name = "SIZE")]
     pub(crate) wal_capacity: Option<Size>,
 
+    /// Reserve the device of the write-ahead log for this machine, so that it refuses what an earlier server still writes from another one. For a whole SCSI disk or
+    /// NVMe namespace with persistent reservations; refused elsewhere. It stays reserved when the server ends. Default false.
+    #[arg(long, env = "ALLUVIUM_WAL_RESERVE", value_name = "BOOL",
+          num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub(crate) wal_reserve: Option<bool>,
+
     /// Format the write-ahead log although its target holds something else. What it holds is lost. An existing write-ahead
     /// log is never formatted by this command. On the command line only.
     #[arg(long)]
@@ -170,6 +176,7 @@ pub(crate) struct ServeConfig {
     pub(crate) wal: PathBuf,
     /// `None`: an existing log keeps its size, a new file gets [`limits::WAL_CAPACITY`], a block device is taken whole.
     pub(crate) wal_capacity: Option<Size>,
+    pub(crate) wal_reserve: bool,
     pub(crate) force_format: bool,
     pub(crate) object_store: ObjectStoreUrl,
     pub(crate) durability: Durability,
@@ -219,6 +226,7 @@ impl ServeConfig {
             listen: options.listen.unwrap_or_else(|| preset(l::LISTEN)).0,
             advertise: options.advertise,
             wal_capacity: options.wal_capacity,
+            wal_reserve: options.wal_reserve.unwrap_or(false),
             force_format: options.force_format,
             object_store,
             durability: options.durability.unwrap_or_default(),
@@ -305,12 +313,13 @@ impl fmt::Display for ServeConfig {
         let admin = or(self.admin_listen.map(|address| address.to_string()), "none");
         write!(
             f,
-            "data-dir={} listen={} advertise={advertise} wal={} wal-capacity={capacity} object-store={} durability={} \
+            "data-dir={} listen={} advertise={advertise} wal={} wal-capacity={capacity} wal-reserve={} object-store={} durability={} \
              engine={} log-cache={} upload-size={upload_size} upload-interval={} admin-listen={admin} node-id={} \
              auto-create-topics={} default-partitions={} max-message-size={} max-connections={}",
             self.data_dir.display(),
             self.listen,
             self.wal.display(),
+            self.wal_reserve,
             self.object_store,
             self.durability,
             self.engine,
@@ -336,6 +345,7 @@ impl ServeOptions {
             allow_plaintext_network: self.allow_plaintext_network.or(other.allow_plaintext_network),
             wal: self.wal.or(other.wal),
             wal_capacity: self.wal_capacity.or(other.wal_capacity),
+            wal_reserve: self.wal_reserve.or(other.wal_reserve),
             force_format: self.force_format || other.force_format,
             object_store: self.object_store.or(other.object_store),
             durability: self.durability.or(other.durability),
@@ -538,7 +548,7 @@ mod tests {
         assert_eq!(config.log_cache, Size::gib(1));
         assert_eq!(config.upload_interval, Span(std::time::Duration::from_secs(60)));
         assert_eq!((config.durability, config.engine), (Durability::Auto, Engine::Auto));
-        assert!(config.auto_create_topics && !config.force_format);
+        assert!(config.auto_create_topics && !config.wal_reserve && !config.force_format);
     }
 
     #[test]
@@ -560,6 +570,7 @@ mod tests {
             allow-plaintext-network = false
             wal = "/dev/vdb"
             wal-capacity = "4GiB"
+            wal-reserve = true
             object-store = "file:///srv/objects"
             durability = "device"
             engine = "threads"
@@ -577,6 +588,7 @@ mod tests {
         "#;
         let config = ServeConfig::resolve(file(text).unwrap()).unwrap();
         assert_eq!(config.wal, Path::new("/dev/vdb"));
+        assert!(config.wal_reserve);
         assert_eq!(config.durability, Durability::Device);
         assert_eq!(config.engine, Engine::Threads);
         assert_eq!(config.log_cache, Size::gib(1));

@@ -54,6 +54,7 @@ impl Storage {
             catalog.commit(&[Change::BindWal(header.wal_id)]).map_err(Failure::new)?;
         }
         let wal_options = wal_options(config.node_id, capacity);
+        let wal_options = alluvium_wal::Options { reserve: config.wal_reserve, ..wal_options };
         Ok(Self { device, wal_options, catalog: Arc::new(catalog), objects, options, _lock: lock })
     }
 }

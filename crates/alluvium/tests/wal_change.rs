@@ -73,6 +73,22 @@ fn recover_shuts_out_the_owner_before_it() {
     contains(&error.to_string(), &["taken over", "epoch 2"]);
 }
 
+/// A file has no reservation. Whoever asks for one is not left in the belief that there is.
+#[test]
+fn what_can_not_be_reserved_is_refused_to_who_asks_for_it() {
+    let target = Target::formatted();
+    append(&target.path, &[b"one"], false);
+    let before = std::fs::read(&target.path).unwrap();
+    let said = refused(1, &["wal", "recover", target.arg(), "--reserve"]);
+    contains(&said, &[target.arg(), "can not be reserved", "regular file"]);
+    assert!(std::fs::read(&target.path).unwrap() == before);
+
+    let data = tempfile::tempdir().unwrap();
+    let serve = ["serve", "--data-dir", text(data.path()), "--listen", "127.0.0.1:0"];
+    let more = ["--admin-listen", "none", "--wal-capacity", "64MiB", "--wal-reserve"];
+    contains(&refused(1, &[&serve[..], &more].concat()), &["can not be reserved", "regular file"]);
+}
+
 #[test]
 fn what_recover_gave_up_does_not_come_back() {
     let target = Target::formatted();

@@ -76,7 +76,7 @@ impl Wal {
     ///
     /// # Errors
     /// Options that do not fit the ring ([`OpenError::InvalidOption`]); no log, or none that can be trusted; a log whose end can not be read
-    /// ([`OpenError::EndUnreadable`]); an error of `visit`; another writer that is opening it too ([`OpenError::Fenced`]); an error of the device.
+    /// ([`OpenError::EndUnreadable`]); an error of `visit`; another writer that is opening it too ([`OpenError::Fenced`]); a device that can not be reserved ([`OpenError::Reserve`]); an error of the device.
     pub fn open(
         device: SharedDevice,
         options: &Options,
@@ -91,6 +91,8 @@ impl Wal {
         let mut looked = look()?;
         if options.reserve {
             device.reserve()?;
+            let name = &device.geometry().name;
+            tracing::info!("{name}: reserved for this host: writes of others are refused");
             // Only from here on nobody else writes: what was read before may have been changed since.
             looked = look()?;
         }

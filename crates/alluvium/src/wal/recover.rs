@@ -18,7 +18,7 @@ use crate::units::Size;
 /// To take over means to open the log under the next epoch. It ends at the first place that was never durable; records
 /// behind that, which nobody was told to be durable, are given up for good. The owner before it is shut out: if it still runs, on
 /// another machine that reaches the device, it notices at its next change of the header and stops. Until then it may acknowledge
-/// records that are lost, and overwrite some of its successor's. Nothing but the device can prevent that, so detach the
+/// records that are lost, and overwrite some of its successor's. Nothing but the device can prevent that: give --reserve where it can, or detach the
 /// device from the other machine, or turn that off, first. On one machine this command refuses as long as another process has the log.
 ///
 /// docs/format/wal.md, sections 3, 6 and 8, has the reasons.
@@ -30,6 +30,10 @@ use crate::units::Size;
 pub(crate) struct RecoverArgs {
     #[command(flatten)]
     log: LogArgs,
+    /// Reserve the device for this machine first, so that it refuses what another one still writes (a whole SCSI disk or NVMe namespace with persistent
+    /// reservations). It stays reserved: servers on other machines need --wal-reserve from then on.
+    #[arg(long)]
+    reserve: bool,
     /// Print JSON.
     #[arg(long)]
     json: bool,
@@ -83,7 +87,7 @@ pub(crate) fn run(args: &RecoverArgs) -> Result<(), Failure> {
     );
     let half_ring = Size { bytes: found.ring_bytes / 2 };
     let window = half_ring.min(Size { bytes: Options::default().window_bytes });
-    let options = Options { node_id: before.node_id, ..with_window(window) };
+    let options = Options { node_id: before.node_id, reserve: args.reserve, ..with_window(window) };
     let meter = Meter::new(format!("recovering {}", path.display()));
     let (wal, report) =
         Wal::open(device.clone(), &options, Some(meter.callback()), &mut |_| Ok(()))
