@@ -105,6 +105,46 @@ fn a_log_grows_and_shrinks_under_the_traffic_of_its_server() {
     server.stop(Signal::TERM);
 }
 
+/// Killed somewhere between the request and its end, a little later in each round.
+#[test]
+fn a_kill_in_the_middle_of_a_resize_loses_nothing() {
+    let data = tempfile::tempdir().unwrap();
+    let wal = data.path().join("wal");
+    let arguments = ["--wal-capacity", "64MiB", "--upload-interval", "100ms"];
+    let mut server = Server::start(data.path(), &arguments);
+    ok(&["topic", "create", "t", "--bootstrap", &server.kafka]);
+    let (mut expected, mut capacity) = (0, 64);
+    for round in 0..8 {
+        let wanted = [80, 64, 96, 80, 128, 80, 160, 96][round];
+        let load = Load::start(&server.kafka, "t");
+        let resizing = alluvium()
+            .args(["wal", "resize", text(&wal), "--capacity", &format!("{wanted}MiB")])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn();
+        // As many records as the round has, and in the last one until it is done.
+        while load.acknowledged.load(Ordering::SeqCst) < round as u64 {
+            thread::yield_now();
+        }
+        let mut resizing = resizing.unwrap();
+        if round == 7 {
+            resizing.wait().unwrap();
+        }
+        server.stop(Signal::KILL);
+        resizing.wait().unwrap();
+        let acknowledged = load.end();
+        server = Server::start(data.path(), &arguments);
+        let there = watermark(&server, "t") - expected;
+        assert!((acknowledged..=acknowledged + 1).contains(&there), "{acknowledged}, {there}");
+        expected += there;
+        let header = &ok_json(&["wal", "inspect", text(&wal), "--json"])["header"];
+        let found = header["capacity_bytes"].as_u64().unwrap() >> 20;
+        assert!([capacity, wanted].contains(&found), "{capacity} to {wanted}: {found}");
+        capacity = found;
+    }
+    server.stop(Signal::TERM);
+}
+
 /// `alluvium wal resize`, until it says that it waits.
 fn waiting(wal: &Path, capacity: &str) -> (Child, BufReader<impl Read>) {
     let mut child = alluvium()
