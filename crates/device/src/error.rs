@@ -59,7 +59,7 @@ pub enum ReserveError {
     },
     /// Reserved with another key than Alluvium's, or by another host at this very moment.
     #[error(
-        "{device}: is reserved by another host, with a key that is not Alluvium's, or that host has just reserved it"
+        "{device}: is reserved by other software, with a key that is not Alluvium's, or another host has reserved it at this moment"
     )]
     Held {
         /// Name of the device.

@@ -19,7 +19,7 @@ use crate::target::Claim;
 pub(crate) const KEY: u64 = u64::from_be_bytes(*b"ALLUVWAL");
 
 /// A device tells each host once about what others did to it, instead of executing that host's next command ("unit attention").
-/// There may be several such causes.
+/// There may be several such causes. Since Linux 6.9 the kernel deals with it.
 const ATTENTIONS: usize = 5;
 
 /// Why a command was not executed.
@@ -59,33 +59,38 @@ pub(crate) fn acquire(device: &impl Reservations, name: &str) -> Result<(), Rese
             },
         }
     };
-    let mut registered = device.register(KEY);
-    for _ in 0..ATTENTIONS {
-        if !matches!(registered, Err(Refusal::Status(_))) {
-            break;
-        }
-        registered = device.register(KEY);
-    }
-    registered.map_err(failed("REGISTER"))?;
-    match device.reserve(KEY) {
+    insist(|| device.register(KEY)).map_err(failed("REGISTER"))?;
+    match insist(|| device.reserve(KEY)) {
         Ok(()) | Err(Refusal::Conflict) => {}
         Err(refusal) => return Err(failed("RESERVE")(refusal)),
     }
     // Also where nobody is in the way, so that a device which can not do it is found out now, and not when it is needed.
-    match device.preempt(KEY) {
+    match insist(|| device.preempt(KEY)) {
         Ok(()) | Err(Refusal::Conflict) => {}
         Err(refusal) => {
-            if let Err(left) = device.register(0) {
+            if let Err(left) = insist(|| device.register(0)) {
                 tracing::warn!("{name}: it may stay reserved for this host: {left:?}");
             }
             return Err(failed("PREEMPT AND ABORT")(refusal));
         }
     }
     // The reservation may be one with another key. Then preempting has cancelled our own registration, and was a success all the same.
-    device.reserve(KEY).map_err(|refusal| match refusal {
+    insist(|| device.reserve(KEY)).map_err(|refusal| match refusal {
         Refusal::Conflict | Refusal::Status(_) => ReserveError::Held { device: name.into() },
         refusal => failed("RESERVE")(refusal),
     })
+}
+
+/// Send a command again that was not executed because the device had something to tell. Each of them can be sent twice.
+fn insist(command: impl Fn() -> Result<(), Refusal>) -> Result<(), Refusal> {
+    let mut answer = command();
+    for _ in 0..ATTENTIONS {
+        if !matches!(answer, Err(Refusal::Status(_))) {
+            break;
+        }
+        answer = command();
+    }
+    answer
 }
 
 /// Reserve the block device `name`, which is open as `claim` and has the device number `number`.

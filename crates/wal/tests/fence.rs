@@ -191,6 +191,34 @@ fn blocks_on_their_way_come_too_late() {
     }
 }
 
+/// Without a fence it would land in a slot of the successor, since the look before it was long ago.
+#[test]
+fn a_header_on_its_way_comes_too_late() {
+    // A trim is a look at two slots and a write, twice.
+    for sent in [2, 5] {
+        let host = Host::of(&new_disk(), || {});
+        let (old, ..) = try_open(host.device(), &reserving()).unwrap();
+        append(&old, b'a').unwrap();
+        let kept = append(&old, b'b').unwrap();
+        host.0.state.lock().holds = true;
+        let trim = old.trim(..kept);
+        for _ in 0..sent {
+            host.release(1);
+        }
+        let second = host.0.disk.other_host();
+        let (new, found) = take_over(&second);
+        assert_eq!(found, if sent == 2 { &b"ab"[..] } else { b"" });
+        append(&new, b'x').unwrap();
+        let before = second.image();
+        host.release_all();
+        let refused = trim.wait();
+        assert!(is_refused(refused.map(|()| kept)), "after {sent}");
+        assert!(second.image() == before);
+        append(&new, b'y').unwrap();
+        assert_eq!(take_over(&second.power_cut()).1, [found, b"xy".to_vec()].concat());
+    }
+}
+
 /// It slept through all of its successor's life, to a clean end. Nothing tells it to stop but the disk.
 #[test]
 fn a_log_that_was_closed_stays_reserved() {

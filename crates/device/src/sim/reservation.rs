@@ -40,15 +40,22 @@ impl Reservation {
         }
     }
 
+    /// Tell `host`, once, if there is something to be told.
+    fn attend(&mut self, host: &Arc<Core>) -> Result<(), Refusal> {
+        match self.attention.iter().position(|of| Arc::ptr_eq(of, host)) {
+            Some(at) => {
+                self.attention.swap_remove(at);
+                Err(Refusal::Status(CHECK_CONDITION))
+            }
+            None => Ok(()),
+        }
+    }
+
     fn key_of(&self, host: &Arc<Core>) -> Option<u64> {
         self.registered.iter().find(|(of, _)| Arc::ptr_eq(of, host)).map(|(_, key)| *key)
     }
 
     fn register(&mut self, host: &Arc<Core>, key: u64) -> Result<(), Refusal> {
-        if let Some(at) = self.attention.iter().position(|of| Arc::ptr_eq(of, host)) {
-            self.attention.swap_remove(at);
-            return Err(Refusal::Status(CHECK_CONDITION));
-        }
         self.registered.retain(|(of, _)| !Arc::ptr_eq(of, host));
         if key != 0 {
             self.registered.push((host.clone(), key));
@@ -118,7 +125,10 @@ impl SimDisk {
             return Err(Refusal::System(rustix::io::Errno::IO));
         }
         match &mut state.reservation {
-            Some(reservation) => command(reservation, &self.0.core),
+            Some(reservation) => {
+                reservation.attend(&self.0.core)?;
+                command(reservation, &self.0.core)
+            }
             None => Err(Refusal::Status(UNKNOWN_COMMAND)),
         }
     }

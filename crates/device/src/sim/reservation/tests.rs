@@ -217,7 +217,8 @@ fn a_disk_that_can_not_do_it_says_so_and_is_left_free() {
     // One that does everything but preempt.
     let disk = disk();
     let third = |step| match step {
-        2 => Err(Refusal::Status(UNKNOWN_COMMAND)),
+        // And again, and again.
+        2..8 => Err(Refusal::Status(UNKNOWN_COMMAND)),
         _ => Ok(()),
     };
     let error = take_by_steps(&disk, &third).unwrap_err();
