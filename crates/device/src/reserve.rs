@@ -93,7 +93,7 @@ fn insist(command: impl Fn() -> Result<(), Refusal>) -> Result<(), Refusal> {
     answer
 }
 
-/// Reserve the block device `name`, which is open as `claim` and has the device number `number`.
+/// Reserve the block device `name`, which is open as `claim`.
 pub(crate) fn acquire_block_device(claim: &Claim, name: &str) -> Result<(), ReserveError> {
     let unsupported = |reason: &str| {
         Err(ReserveError::Unsupported { device: name.into(), reason: reason.into() })
