@@ -22,14 +22,13 @@ fn capacity(ring_pages: u64) -> u64 {
     DATA_START + ring_pages * PAGE
 }
 
-fn formatted(ring_pages: u64, seed: u64) -> SimDisk {
+fn sim_options(seed: u64) -> SimOptions {
     let faults = Faults { survives_power_cut: 0.6, torn_by_power_cut: 0.5, ..Faults::default() };
-    let disk = SimDisk::new(SimOptions {
-        capacity_bytes: capacity(DEVICE),
-        seed,
-        faults,
-        ..SimOptions::default()
-    });
+    SimOptions { capacity_bytes: capacity(DEVICE), seed, faults, ..SimOptions::default() }
+}
+
+fn formatted(ring_pages: u64, seed: u64) -> SimDisk {
+    let disk = SimDisk::new(sim_options(seed));
     let options =
         FormatOptions { capacity_bytes: Some(capacity(ring_pages)), ..FormatOptions::default() };
     Wal::format(&disk.device(), &options).unwrap();
@@ -490,8 +489,11 @@ fn a_power_cut_at_any_moment_leaves_a_whole_log() {
     let mut found = [0, 0];
     for (shape, seed) in shapes.iter().flat_map(|shape| (0..4).map(move |seed| (shape, seed))) {
         let &(from, start, end, to) = shape;
+        let (disk, known, _) = life(from, start, end, seed).die();
+        let image = disk.image();
         for cut in 0.. {
-            let mut life = life(from, start, end, seed);
+            let disk = SimDisk::from_image(&image, sim_options(seed + cut));
+            let mut life = Life::open(disk, known.clone(), Random::new(seed));
             let mut steps = 0;
             let mut cut_here = |life: &mut Life| {
                 life.settle();
@@ -526,7 +528,7 @@ fn a_power_cut_at_any_moment_leaves_a_whole_log() {
                     drop(Life::open(rotten, known.clone(), Random::new(seed)));
                 }
             }
-            match (cut + seed) % 5 {
+            match (cut + seed) % 20 {
                 0 => goes_on(disk, known, random),
                 _ => drop(Life::open(disk, known, random)),
             }
