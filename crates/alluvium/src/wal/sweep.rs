@@ -15,7 +15,7 @@ pub(super) const STEPS: [Option<u32>; 7] =
     [Some(3000), Some(6000), Some(12_000), Some(25_000), Some(50_000), Some(100_000), None];
 /// The record sizes that are measured when none is given.
 pub(super) const RECORDS: [Size; 4] = [Size::kib(1), Size::kib(4), Size::kib(64), Size::kib(256)];
-/// What medians may lie below those of a lower limit. On a machine that others share, less than that can not be told from noise.
+/// By how much a step may lie below one with a lower limit. On a machine that others share, less than that can not be told from noise.
 const NOISE: f64 = 0.03;
 
 /// So many records outstanding that the limit, and not the load, is what holds back: several blocks of them.
@@ -32,7 +32,8 @@ pub(super) struct Sweep {
     pub(super) record_bytes: u64,
     pub(super) outstanding: usize,
     pub(super) steps: Vec<Step>,
-    /// The most by which a step lies below one with a lower limit, as a share of that: 0 if none does.
+    /// The most by which a step lies below one with a lower limit, as a share of that: 0 if none does. The two are compared within each round, and the
+    /// median of the rounds counts, since a disk that others share may be three times as fast a minute later.
     largest_fall: f64,
     /// At most this counts as none.
     noise: f64,
@@ -67,7 +68,7 @@ pub(super) fn sweep(record: Size, outstanding: usize, rounds: &[Round]) -> Sweep
         }
     };
     let steps: Vec<Step> = STEPS.iter().enumerate().map(step).collect();
-    let largest_fall = largest_fall(steps.iter().map(|step| step.bytes_per_second));
+    let largest_fall = largest_fall(&steps);
     Sweep {
         record_bytes: record.bytes,
         outstanding,
@@ -85,15 +86,14 @@ impl Sweep {
     }
 }
 
-fn largest_fall(figures: impl Iterator<Item = f64>) -> f64 {
-    let (mut best, mut fall) = (0.0_f64, 0.0_f64);
-    for figure in figures {
-        if figure < best {
-            fall = fall.max(1.0 - figure / best);
-        }
-        best = best.max(figure);
-    }
-    fall
+fn largest_fall(steps: &[Step]) -> f64 {
+    let fall = |lower: &Step, higher: &Step| {
+        let ratios: Vec<f64> =
+            lower.rounds.iter().zip(&higher.rounds).map(|(lower, higher)| higher / lower).collect();
+        1.0 - median(&ratios).unwrap_or(1.0)
+    };
+    let pairs = (0..steps.len()).flat_map(|higher| (0..higher).map(move |lower| (lower, higher)));
+    pairs.map(|(lower, higher)| fall(&steps[lower], &steps[higher])).fold(0.0, f64::max)
 }
 
 /// The limit in words.
@@ -154,11 +154,14 @@ mod tests {
     }
 
     #[test]
-    fn a_fall_is_measured_from_the_best_lower_limit() {
-        let figures = |figures: &[f64]| largest_fall(figures.iter().copied());
-        assert_eq!(figures(&[1.0, 2.0, 2.0, 3.0]), 0.0);
-        assert_eq!(figures(&[1.0, 4.0, 3.0, 2.0, 5.0]), 0.5, "in two steps");
-        assert_eq!(figures(&[0.0, 0.0]), 0.0);
+    fn a_fall_is_measured_from_the_best_lower_limit_and_within_each_round() {
+        let fall = |rounds: &[Round]| sweep(Size::kib(1), 1024, rounds).largest_fall;
+        let falling = round([1.0, 4.0, 3.0, 2.0, 5.0, 5.0, 5.0]);
+        assert_eq!(fall(std::slice::from_ref(&falling)), 0.5, "in two steps");
+        // A disk that slows down from round to round is no fall.
+        let good = [1.0, 2.0, 4.0, 8.0, 8.0, 8.0, 8.0];
+        let slower = |by: f64| round(good.map(|figure| figure / by));
+        assert_eq!(fall(&[slower(1.0), slower(3.0), slower(9.0)]), 0.0);
     }
 
     #[test]
