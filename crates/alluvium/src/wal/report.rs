@@ -106,8 +106,9 @@ pub(super) fn print(report: &Report) -> Result<(), Failure> {
         Span(Duration::from_millis(u64::try_from(report.duration_ms).unwrap_or(u64::MAX))),
     ))?;
     if let Some(model) = report.model {
+        let quotas = if report.sweeps.is_empty() { "quotas" } else { "bandwidth" };
         output::line(format_args!(
-            "at the speed of a modelled disk: {model}; the log is limited to its quotas"
+            "at the speed of a modelled disk: {model}; the log is limited to its {quotas}"
         ))?;
     }
     let closed: Vec<_> = report.cases.iter().filter_map(Case::closed).collect();
