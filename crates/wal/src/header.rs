@@ -292,11 +292,15 @@ pub(crate) fn change(
     look(device, &second).map_err(fenced)?;
     device.write_durable(HEADER_SLOT_AT[newest], second.page(device))?;
     // An old owner's header write that was on its way may have landed on the first one. If it lands later, it is the last one: its next look finds the second.
+    // So both have to be seen: a slot that can not be read, or shows a write that is half done, may be what the old owner has just written.
     for (slot, written) in [(1 - newest, first), (newest, &second)] {
-        if let Ok(Slot::Valid(found)) = read_slot(device, slot)
-            && found != *written
-        {
-            return Err(fenced(found.fences()));
+        match read_slot(device, slot)? {
+            Slot::Valid(found) if found == *written => {}
+            Slot::Valid(found) => return Err(fenced(found.fences())),
+            other => {
+                let found = format!("slot {slot}, where a header was just written, is {other}");
+                return Err(fenced(WalError::Fenced { found }));
+            }
         }
     }
     Ok(second)

@@ -605,6 +605,41 @@ fn a_slot_that_can_not_be_read_is_no_reason_to_stop() {
     }
 }
 
+/// But an opening has to see both of the headers that it has written: one that it can not read may have been written over by the first owner.
+#[test]
+fn an_opening_that_can_not_see_its_headers_is_refused() {
+    let faults = Faults { read_error: 1.0, ..Faults::default() };
+    for damaged in [false, true] {
+        for slot in SLOTS {
+            let disk = new_disk();
+            let wal = open_on(&Host::of(&disk));
+            append(&wal, b'a', 5000);
+            drop(wal);
+            let (host, requests) = (Host::of(&disk), AtomicUsize::new(0));
+            let broken = disk.clone();
+            host.0.state.lock().before_headers = Some(Arc::new(move || {
+                // Two reads to choose a header, then twice two to look and one write.
+                if requests.fetch_add(1, Ordering::Relaxed) == 8 {
+                    match damaged {
+                        true => flip(&broken, slot + 40, 2),
+                        false => broken.set_zone_faults(slot..slot + PAGE, faults),
+                    }
+                }
+            }));
+            let refused = Wal::open(host.device(), &options(), None, &mut |_| Ok(()));
+            match refused.map(drop) {
+                Err(OpenError::Fenced { cause, .. }) if damaged => {
+                    assert!(cause.to_string().contains("damaged"), "{cause}");
+                }
+                Err(OpenError::Device(_)) if !damaged => {}
+                other => panic!("slot at {slot}, damaged: {damaged}: {other:?}"),
+            }
+            disk.clear_zones();
+            assert_eq!(names(&open(&disk.power_cut()).2), b"a");
+        }
+    }
+}
+
 /// Recovery takes a while. Who opens the log in the meantime has it.
 #[test]
 fn an_opening_that_was_overtaken_writes_nothing() {
