@@ -287,17 +287,20 @@ pub(crate) fn change(
 ) -> Result<HeaderInfo, OpenError> {
     let fenced = |cause| OpenError::Fenced { device: device.geometry().name.clone(), cause };
     let second = first.next();
-    look(device, &found.next()).map_err(fenced)?;
+    let readable = look(device, &found.next()).map_err(fenced)?;
     device.write_durable(HEADER_SLOT_AT[1 - newest], first.page(device))?;
     look(device, &second).map_err(fenced)?;
     device.write_durable(HEADER_SLOT_AT[newest], second.page(device))?;
     // An old owner's header write that was on its way may have landed on the first one. If it lands later, it is the last one: its next look finds the second.
-    // So both have to be seen: a slot that can not be read, or shows a write that is half done, may be what the old owner has just written.
+    // So both have to be seen: a slot that can not be read, or shows a write that is half done, may be what the old owner has just written. One that could not be read
+    // before either has a defect, which is what the other one is for.
     for (slot, written) in [(1 - newest, first), (newest, &second)] {
-        match read_slot(device, slot)? {
-            Slot::Valid(found) if found == *written => {}
-            Slot::Valid(found) => return Err(fenced(found.fences())),
-            other => {
+        match read_slot(device, slot) {
+            Ok(Slot::Valid(found)) if found == *written => {}
+            Ok(Slot::Valid(found)) => return Err(fenced(found.fences())),
+            Err(cause) if readable[slot] => return Err(cause.into()),
+            Err(_) => {}
+            Ok(other) => {
                 let found = format!("slot {slot}, where a header was just written, is {other}");
                 return Err(fenced(WalError::Fenced { found }));
             }
@@ -306,16 +309,17 @@ pub(crate) fn change(
     Ok(second)
 }
 
-/// Look at both slots before `header` is written. What can not be read says nothing.
-pub(crate) fn look(device: &dyn Device, header: &HeaderInfo) -> Result<(), WalError> {
-    for slot in 0..HEADER_SLOT_AT.len() {
-        if let Some(cause) =
-            read_slot(device, slot).ok().and_then(|found| header.taken_over(&found))
-        {
+/// Look at both slots before `header` is written. What can not be read says nothing; which slots can be is returned.
+pub(crate) fn look(device: &dyn Device, header: &HeaderInfo) -> Result<[bool; 2], WalError> {
+    let mut readable = [false; 2];
+    for (slot, readable) in readable.iter_mut().enumerate() {
+        let Ok(found) = read_slot(device, slot) else { continue };
+        *readable = true;
+        if let Some(cause) = header.taken_over(&found) {
             return Err(cause);
         }
     }
-    Ok(())
+    Ok(readable)
 }
 
 /// The epoch of a writer that follows on `found`; an error where the counters of the header are used up.
