@@ -110,21 +110,22 @@ pub(crate) fn resize(socket: &Path, target: &Path, capacity: Size) -> Result<boo
 
     let extending = Meter::new(format!("pre-writing {}", target.display()));
     let waiting = Meter::new("waiting for the log to pass the end of its ring");
-    let mut furthest = None;
+    let mut furthest = 0;
     for line in BufReader::new(stream).lines() {
         match serde_json::from_str(&line.map_err(failed)?).map_err(Failure::new)? {
             Reply::Extending { done_bytes, total_bytes } => {
                 extending.callback()(done_bytes, total_bytes);
             }
             Reply::Waiting { distance_bytes } => {
-                if furthest.is_none() && distance_bytes > 0 {
+                // The first reply may come before there is a distance.
+                if furthest == 0 && distance_bytes > 0 {
                     eprintln!(
                         "waiting for the log to pass the end of its ring: {} to go, at most. If this command is interrupted, the server goes on",
                         about(distance_bytes)
                     );
                 }
-                let all = *furthest.insert(furthest.unwrap_or(0).max(distance_bytes));
-                waiting.callback()(all - distance_bytes, all);
+                furthest = furthest.max(distance_bytes);
+                waiting.callback()(furthest - distance_bytes, furthest);
             }
             Reply::Done => return Ok(true),
             Reply::Failed { reason } => return Err(Failure::Failed(reason)),
