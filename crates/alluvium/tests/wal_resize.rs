@@ -213,7 +213,8 @@ fn a_request_that_waits_can_be_left_and_withdrawn() {
     assert_eq!(metric(&server, "wal_resize_to_bytes"), 130 << 20);
     let distance = metric(&server, "wal_resize_distance_bytes");
     assert!((1 << 20..60 << 20).contains(&distance), "{distance}");
-    kill_process(Pid::from_child(&command), Signal::INT).unwrap();
+    // Not INT, which a shell has what it starts in the background ignore.
+    kill_process(Pid::from_child(&command), Signal::TERM).unwrap();
     assert!(!command.wait().unwrap().success());
     assert_eq!(metric(&server, "wal_resize_to_bytes"), 130 << 20, "the server goes on");
 
