@@ -4,7 +4,7 @@ use alluvium_device::{AlignedBuf, Device, DeviceError, DeviceOffset};
 use uuid::Uuid;
 
 use crate::layout::{
-    DATA_START, HEADER_SLOT_AT, HEADER_SLOT_BYTES, LogOffset, MIN_RING_BYTES, PAGE, page_floor,
+    DATA_START, HEADER_SLOT_AT, HEADER_SLOT_BYTES, LogOffset, MIN_CAPACITY_BYTES, PAGE, page_floor,
 };
 use crate::options::{DEFAULT_WINDOW_BYTES, check_window};
 use crate::report::{HeaderInfo, Slot};
@@ -30,10 +30,9 @@ pub(crate) fn format(
             "a capacity of {capacity_bytes} bytes is not a multiple of {PAGE}"
         )));
     }
-    if capacity_bytes < DATA_START + MIN_RING_BYTES {
+    if capacity_bytes < MIN_CAPACITY_BYTES {
         return Err(OpenError::InvalidOption(format!(
-            "a capacity of {capacity_bytes} bytes is less than the smallest of {}",
-            DATA_START + MIN_RING_BYTES
+            "a capacity of {capacity_bytes} bytes is less than the smallest of {MIN_CAPACITY_BYTES}"
         )));
     }
     let ring_bytes = capacity_bytes - DATA_START;

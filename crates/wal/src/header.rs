@@ -6,8 +6,8 @@ use alluvium_device::{AlignedBuf, Device, DeviceError, SharedBuf};
 use uuid::Uuid;
 
 use crate::layout::{
-    DATA_START, HEADER_SLOT_AT, HEADER_SLOT_BYTES, LogOffset, MIN_RING_BYTES, PAGE, Ring,
-    page_floor,
+    DATA_START, HEADER_SLOT_AT, HEADER_SLOT_BYTES, LogOffset, MIN_CAPACITY_BYTES, PAGE, Ring,
+    is_capacity, page_floor,
 };
 use crate::report::{HeaderInfo, Inspection, Slot};
 use crate::{OpenError, WalError, probe};
@@ -121,7 +121,7 @@ impl HeaderInfo {
         if self.generation >= COUNT_LIMIT || durable.0 >= COUNT_LIMIT {
             return Some(format!("generation {}, durable {durable}", self.generation));
         }
-        if !capacity_bytes.is_multiple_of(PAGE) || *capacity_bytes < DATA_START + MIN_RING_BYTES {
+        if !is_capacity(*capacity_bytes) {
             return Some(format!("capacity of {capacity_bytes} bytes"));
         }
         let ring_bytes = capacity_bytes - DATA_START;
@@ -232,10 +232,10 @@ pub(crate) fn read_slot(device: &dyn Device, slot: usize) -> Result<Slot, Device
 pub(crate) fn inspect(device: &dyn Device) -> Result<Inspection, OpenError> {
     let name = || device.geometry().name.clone();
     let device_bytes = device.capacity_bytes();
-    if device_bytes < DATA_START + MIN_RING_BYTES {
+    if device_bytes < MIN_CAPACITY_BYTES {
         return Err(OpenError::LargerThanDevice {
             device: name(),
-            wanted_bytes: DATA_START + MIN_RING_BYTES,
+            wanted_bytes: MIN_CAPACITY_BYTES,
             device_bytes,
         });
     }

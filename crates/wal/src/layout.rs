@@ -30,6 +30,13 @@ pub(crate) const RECORD_HEADER_BYTES: usize = 32;
 /// The smallest ring that gives room for the smallest window twice, with a page to spare on either side.
 pub(crate) const MIN_RING_BYTES: u64 = 128 * 1024;
 
+pub(crate) const MIN_CAPACITY_BYTES: u64 = DATA_START + MIN_RING_BYTES;
+
+/// Whether a WAL can have this capacity.
+pub(crate) const fn is_capacity(bytes: u64) -> bool {
+    bytes.is_multiple_of(PAGE) && bytes >= MIN_CAPACITY_BYTES
+}
+
 const _: () = assert!(HEADER_SLOT_AT[1].0 == 32 * 1024);
 const _: () = assert!(DATA_START == 64 * 1024 && DATA_START.is_multiple_of(PAGE));
 
@@ -63,12 +70,9 @@ pub(crate) struct Ring {
 }
 
 impl Ring {
-    /// Of a WAL with this capacity, which is a multiple of a page and leaves at least [`MIN_RING_BYTES`], and with logical offset 0 at
-    /// the page boundary `origin` in it.
+    /// Of a WAL with this capacity ([`is_capacity`]), and with logical offset 0 at the page boundary `origin` in it.
     pub(crate) fn new(capacity_bytes: u64, origin: u64) -> Self {
-        assert!(
-            capacity_bytes.is_multiple_of(PAGE) && capacity_bytes >= DATA_START + MIN_RING_BYTES
-        );
+        assert!(is_capacity(capacity_bytes), "a capacity of {capacity_bytes} bytes");
         let bytes = capacity_bytes - DATA_START;
         assert!(origin.is_multiple_of(PAGE) && origin < bytes);
         Self { bytes, origin }

@@ -4,7 +4,9 @@ use std::ops::Range;
 
 use alluvium_device::{Device, SharedDevice};
 
-use crate::layout::{DATA_START, LogOffset, MIN_RING_BYTES, PAGE, Ring, page_ceil, page_floor};
+use crate::layout::{
+    DATA_START, LogOffset, MIN_CAPACITY_BYTES, PAGE, Ring, is_capacity, page_ceil, page_floor,
+};
 use crate::recovery::{self, Found};
 use crate::report::{HeaderInfo, Inspection};
 use crate::{OpenError, Progress, header};
@@ -27,10 +29,9 @@ pub(crate) fn resize(
             device_bytes,
         });
     }
-    if !capacity_bytes.is_multiple_of(PAGE) || capacity_bytes < DATA_START + MIN_RING_BYTES {
+    if !is_capacity(capacity_bytes) {
         return Err(OpenError::InvalidOption(format!(
-            "a capacity of {capacity_bytes} bytes is not a multiple of {PAGE}, or less than {}",
-            DATA_START + MIN_RING_BYTES
+            "a capacity of {capacity_bytes} bytes is not a multiple of {PAGE}, or less than {MIN_CAPACITY_BYTES}"
         )));
     }
     let Inspection { header: found, newest, .. } = header::inspect(device)?;

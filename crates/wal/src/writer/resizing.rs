@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use super::{Shared, State};
-use crate::layout::{DATA_START, LogOffset, MIN_RING_BYTES, PAGE, Ring, page_ceil, page_floor};
+use crate::layout::{
+    DATA_START, LogOffset, MIN_CAPACITY_BYTES, PAGE, Ring, is_capacity, page_ceil, page_floor,
+};
 use crate::report::HeaderInfo;
 use crate::sync::OnceLock;
 use crate::window::Cursors;
@@ -94,9 +96,9 @@ impl Shared {
         if capacity_bytes > device_bytes {
             return Err(ResizeError::LargerThanDevice { capacity_bytes, device_bytes });
         }
-        if !capacity_bytes.is_multiple_of(PAGE) || capacity_bytes < DATA_START + MIN_RING_BYTES {
-            let least = DATA_START + MIN_RING_BYTES;
-            let reason = format!("it is not a multiple of {PAGE}, or less than {least}");
+        if !is_capacity(capacity_bytes) {
+            let reason =
+                format!("it is not a multiple of {PAGE}, or less than {MIN_CAPACITY_BYTES}");
             return Err(ResizeError::Refused { capacity_bytes, reason });
         }
         if let Err(cause) = self.options.check(capacity_bytes - DATA_START) {
