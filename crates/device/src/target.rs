@@ -143,8 +143,7 @@ fn measure_block_device(
     }
     let bytes =
         block_device_bytes(&fd).map_err(|errno| error(path, "asking for its size", errno))?;
-    // A partition may end inside a page; the rest of that page is not used.
-    let capacity_bytes = bytes - bytes % PAGE_BYTES as u64;
+    let capacity_bytes = whole_pages(bytes);
     if capacity_bytes == 0 {
         return Err(unsuitable(path, format!("has a size of {bytes} bytes")));
     }
@@ -157,6 +156,11 @@ fn measure_block_device(
         block_device: true,
         volatile_cache,
     })
+}
+
+/// A partition may end inside a page; the rest of that page is not used.
+fn whole_pages(bytes: u64) -> u64 {
+    bytes - bytes % PAGE_BYTES as u64
 }
 
 fn block_device_bytes(fd: &OwnedFd) -> Result<u64, Errno> {
@@ -328,10 +332,9 @@ pub(crate) fn set_capacity(
 ) -> Result<u64, OpenError> {
     let fd = claim.fd();
     if block_device {
-        let there = block_device_bytes(fd)
-            .map_err(|errno| error(path, "asking for its size", errno))?
-            / PAGE_BYTES as u64
-            * PAGE_BYTES as u64;
+        let there =
+            block_device_bytes(fd).map_err(|errno| error(path, "asking for its size", errno))?;
+        let there = whole_pages(there);
         if there < bytes {
             let path = path.to_owned();
             return Err(OpenError::TooSmall { path, wanted_bytes: bytes, actual_bytes: there });

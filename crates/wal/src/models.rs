@@ -221,6 +221,22 @@ fn spawn_deep<T: Send + 'static>(run: impl FnOnce() -> T + Send + 'static) -> Jo
     thread::Builder::new().stack_size(STACK_WORDS).spawn(run).unwrap()
 }
 
+/// What is queued is completed on a thread of its own.
+fn spawn_completions(disk: &SimDisk) -> JoinHandle<()> {
+    let disk = disk.clone();
+    spawn_deep(move || disk.run_until_idle())
+}
+
+/// `run` on this thread and at the same time on another one.
+fn on_two_threads(wal: &Wal, run: impl Fn(&Wal) + Clone + Send + 'static) {
+    let thread = spawn_deep({
+        let (wal, run) = (wal.clone(), run.clone());
+        move || run(&wal)
+    });
+    run(wal);
+    thread.join().unwrap();
+}
+
 /// Whether a power cut would leave `byte`, of which a record is made, on the disk.
 fn is_durable(disk: &SimDisk, byte: u8) -> bool {
     disk.peek_durable(64 << 10, 192 << 10).windows(16).any(|found| found == [byte; 16])
@@ -253,7 +269,7 @@ fn with_full_window(model: impl Fn(Wal) + Send + Sync + 'static) {
     with_log(move |disk, wal| {
         disk.set_mode(Mode::Queued);
         while wal.append(&[&[1; 8 << 10]]).is_ok() {}
-        let completions = spawn_deep(move || disk.run_until_idle());
+        let completions = spawn_completions(&disk);
         model(wal);
         completions.join().unwrap();
     });
@@ -280,12 +296,7 @@ fn of_two_writers_that_wait_for_room_both_get_it() {
                 Err(other) => panic!("{other}"),
             }
         };
-        let thread = {
-            let wal = wal.clone();
-            spawn_deep(move || write(&wal))
-        };
-        write(&wal);
-        thread.join().unwrap();
+        on_two_threads(&wal, write);
     });
 }
 
@@ -297,12 +308,7 @@ fn when_the_device_fails_nobody_is_left_waiting() {
             Ok(append) => assert!(matches!(append.wait(), Err(WalError::Device(_)))),
             Err(refused) => assert!(matches!(refused, AppendError::Failed(_))),
         };
-        let thread = {
-            let wal = wal.clone();
-            spawn_deep(move || write(&wal))
-        };
-        write(&wal);
-        thread.join().unwrap();
+        on_two_threads(&wal, write);
     });
 }
 
@@ -311,10 +317,7 @@ fn when_the_last_handle_goes_nobody_is_left_waiting() {
     with_log(|disk, wal| {
         disk.set_mode(Mode::Queued);
         let append = wal.append(&[&[1; 100]]).unwrap();
-        let completions = {
-            let disk = disk.clone();
-            spawn_deep(move || disk.run_until_idle())
-        };
+        let completions = spawn_completions(&disk);
         let last = spawn_deep(move || drop(wal));
         match append.wait() {
             Ok(()) => assert!(is_durable(&disk, 1)),
@@ -356,10 +359,7 @@ fn a_trim_is_in_both_headers_when_it_is_acknowledged() {
         });
         disk.set_mode(Mode::Queued);
         let first = wal.trim(..ends[0]);
-        let completions = {
-            let disk = disk.clone();
-            spawn_deep(move || disk.run_until_idle())
-        };
+        let completions = spawn_completions(&disk);
         let second = {
             let wal = wal.clone();
             spawn_deep(move || wal.trim(..ends[1]))
@@ -394,7 +394,7 @@ fn who_waits_for_a_resize_is_told() {
     with_log(|disk, wal| {
         disk.set_mode(Mode::Queued);
         let resizing = wal.request_resize(256 << 10).unwrap();
-        let completions = spawn_deep(move || disk.run_until_idle());
+        let completions = spawn_completions(&disk);
         assert_eq!(resizing.wait().unwrap().capacity_bytes, 256 << 10);
         completions.join().unwrap();
     });

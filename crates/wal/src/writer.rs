@@ -616,42 +616,23 @@ pub(crate) struct TrimmedOf(pub(crate) Arc<Marks>);
 pub(crate) struct MovesOf(pub(crate) Arc<Marks>);
 pub(crate) struct ResizesOf(pub(crate) Arc<Marks>);
 
-impl Source for DurableOf {
-    type Error = WalError;
-    fn watermark(&self) -> &Watermark {
-        &self.0.durable
-    }
-    fn hopeless(&self) -> Option<WalError> {
-        self.0.stopped()
-    }
+macro_rules! sources {
+    ($($source:ident: $watermark:ident,)*) => {$(
+        impl Source for $source {
+            type Error = WalError;
+            fn watermark(&self) -> &Watermark {
+                &self.0.$watermark
+            }
+            fn hopeless(&self) -> Option<WalError> {
+                self.0.stopped()
+            }
+        }
+    )*};
 }
 
-impl Source for TrimmedOf {
-    type Error = WalError;
-    fn watermark(&self) -> &Watermark {
-        &self.0.trimmed
-    }
-    fn hopeless(&self) -> Option<WalError> {
-        self.0.stopped()
-    }
-}
-
-impl Source for ResizesOf {
-    type Error = WalError;
-    fn watermark(&self) -> &Watermark {
-        &self.0.resizes
-    }
-    fn hopeless(&self) -> Option<WalError> {
-        self.0.stopped()
-    }
-}
-
-impl Source for MovesOf {
-    type Error = WalError;
-    fn watermark(&self) -> &Watermark {
-        &self.0.moves
-    }
-    fn hopeless(&self) -> Option<WalError> {
-        self.0.stopped()
-    }
+sources! {
+    DurableOf: durable,
+    TrimmedOf: trimmed,
+    ResizesOf: resizes,
+    MovesOf: moves,
 }

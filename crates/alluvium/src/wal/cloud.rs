@@ -7,6 +7,7 @@ use std::time::Duration;
 use alluvium_device::model::DiskModel;
 use serde::Serialize;
 
+use super::compare::of_bar;
 use super::paced::Measured;
 use crate::output::Table;
 use crate::units::{Size, Span};
@@ -289,7 +290,7 @@ pub(super) fn reference_table(model: Model, cases: &[&Measured]) -> Option<Table
             format!("{:.1}", row.request_kib),
             format!("{:.1}", case.disk.queue.unwrap_or_default()),
             format!("{:.1}", row.queue),
-            if verdict.met { "yes" } else { "NO" }.into(),
+            of_bar(verdict.met),
         ]);
     }
     any.then_some(table)
@@ -310,7 +311,7 @@ pub(super) fn light_table(model: Model, cases: &[&Measured]) -> Option<Table> {
             format!("{:.3}", idle_us / 1000.0),
             format!("{:.2}", verdict.mean_us / idle_us),
             format!("<= {LIGHT_BAR}"),
-            if verdict.met { "yes" } else { "NO" }.into(),
+            of_bar(verdict.met),
         ]);
     }
     any.then_some(table)

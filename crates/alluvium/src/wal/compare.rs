@@ -136,6 +136,17 @@ pub(super) fn median(values: &[f64]) -> Option<f64> {
     }
 }
 
+/// The ratios of all rounds, in a table.
+pub(super) fn of_rounds(ratios: &[f64]) -> String {
+    let ratios: Vec<String> = ratios.iter().map(|ratio| format!("{ratio:.2}")).collect();
+    ratios.join(" ")
+}
+
+/// Whether a bar is met, in a table: what is missed shall be seen.
+pub(super) fn of_bar(met: bool) -> String {
+    if met { "yes" } else { "NO" }.into()
+}
+
 /// The comparisons for people.
 pub(super) fn table(comparisons: &[Comparison]) -> Table {
     let mut table = Table::of_numbers(&[
@@ -155,7 +166,6 @@ pub(super) fn table(comparisons: &[Comparison]) -> Table {
             _ => format!("{value:.2} us"),
         };
         let at = if comparison.figure == "bandwidth" { ">=" } else { "<=" };
-        let rounds: Vec<String> = comparison.rounds.iter().map(|r| format!("{r:.2}")).collect();
         table.row(vec![
             comparison.figure.to_string(),
             Size { bytes: comparison.record_bytes }.to_string(),
@@ -163,9 +173,9 @@ pub(super) fn table(comparisons: &[Comparison]) -> Table {
             figure(comparison.wal),
             comparison.fio.map_or_else(|| "-".into(), figure),
             format!("{:.2}", comparison.median),
-            rounds.join(" "),
+            of_rounds(&comparison.rounds),
             format!("{at} {}", comparison.bar),
-            if comparison.met { "yes" } else { "NO" }.to_string(),
+            of_bar(comparison.met),
         ]);
     }
     table

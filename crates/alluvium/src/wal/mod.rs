@@ -376,13 +376,10 @@ mod tests {
 
     use super::*;
 
-    /// A reader without a claim: the writer gives up what the reader has not reached yet, and overwrites it.
-    #[test]
-    fn a_walk_that_was_overtaken_is_repeated() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("wal");
+    /// A log of 2 MiB that is open, and its device.
+    fn create(path: &Path) -> (SharedDevice, Wal) {
         let options = OpenOptions { create_bytes: Some(2 << 20), ..OpenOptions::default() };
-        let device = alluvium_device::open(&path, &options).unwrap();
+        let device = alluvium_device::open(path, &options).unwrap();
         Wal::format(&device, &FormatOptions::default()).unwrap();
         let options = Options {
             window_bytes: 256 << 10,
@@ -390,7 +387,16 @@ mod tests {
             max_record_bytes: 100 << 10,
             ..Options::default()
         };
-        let (wal, _) = Wal::open(device, &options, None, &mut |_| Ok(())).unwrap();
+        let (wal, _) = Wal::open(device.clone(), &options, None, &mut |_| Ok(())).unwrap();
+        (device, wal)
+    }
+
+    /// A reader without a claim: the writer gives up what the reader has not reached yet, and overwrites it.
+    #[test]
+    fn a_walk_that_was_overtaken_is_repeated() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("wal");
+        let (_, wal) = create(&path);
         let append = move |wal: &Wal| {
             let append = wal.append(&[&[7; 100 << 10]]).unwrap();
             let at = append.offset();
@@ -429,16 +435,7 @@ mod tests {
     fn a_walk_over_a_log_that_is_resized_is_repeated() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("wal");
-        let options = OpenOptions { create_bytes: Some(2 << 20), ..OpenOptions::default() };
-        let device = alluvium_device::open(&path, &options).unwrap();
-        Wal::format(&device, &FormatOptions::default()).unwrap();
-        let options = Options {
-            window_bytes: 256 << 10,
-            block_bytes: 64 << 10,
-            max_record_bytes: 100 << 10,
-            ..Options::default()
-        };
-        let (wal, _) = Wal::open(device.clone(), &options, None, &mut |_| Ok(())).unwrap();
+        let (device, wal) = create(&path);
         let append = |wal: &Wal, n: u32| {
             (0..n).for_each(|_| wal.append(&[&[7; 100 << 10]]).unwrap().wait().unwrap());
         };

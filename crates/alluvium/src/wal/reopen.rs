@@ -7,7 +7,7 @@ use alluvium_wal::{AppendError, LogOffset, Options, Wal};
 use bytes::Bytes;
 use serde::Serialize;
 
-use super::compare::median;
+use super::compare::{median, of_bar, of_rounds};
 use super::drive::{cpu_time, noise};
 use super::fio::{self, Job};
 use crate::output::{Failure, Table};
@@ -185,7 +185,6 @@ pub(super) fn table(comparisons: &[Comparison]) -> Table {
         "met",
     ]);
     for comparison in comparisons {
-        let rounds: Vec<String> = comparison.rounds.iter().map(|r| format!("{r:.2}")).collect();
         table.row(vec![
             Size { bytes: comparison.record_bytes }.to_string(),
             comparison.records.to_string(),
@@ -195,9 +194,9 @@ pub(super) fn table(comparisons: &[Comparison]) -> Table {
             format!("{}/s", about(comparison.bytes_per_second as u64)),
             format!("{}/s", about(comparison.fio_bytes_per_second as u64)),
             format!("{:.2}", comparison.median),
-            rounds.join(" "),
+            of_rounds(&comparison.rounds),
             format!(">= {}", comparison.bar),
-            if comparison.met { "yes" } else { "NO" }.to_string(),
+            of_bar(comparison.met),
         ]);
     }
     table

@@ -5,7 +5,7 @@
 
 use serde::Serialize;
 
-use super::compare::median;
+use super::compare::{median, of_bar};
 use super::drive;
 use crate::output::Table;
 use crate::units::Size;
@@ -122,7 +122,7 @@ pub(super) fn table(sweeps: &[Sweep]) -> Table {
         row.extend(sweep.steps.iter().map(mib));
         row.push(format!("{:.1}%", 100.0 * sweep.largest_fall));
         row.push(format!("<= {:.0}%", 100.0 * sweep.noise));
-        row.push(if sweep.met { "yes" } else { "NO" }.into());
+        row.push(of_bar(sweep.met));
         table.row(row);
         let mut row = vec![String::new(), String::new(), "writes/s".into()];
         row.extend(sweep.steps.iter().map(|step| format!("{:.0}", step.device_writes_per_second)));

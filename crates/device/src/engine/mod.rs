@@ -11,6 +11,7 @@ mod tests;
 pub(crate) mod threads;
 pub(crate) mod uring;
 
+use std::fmt;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -18,6 +19,7 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 
+use crate::buffer::Pool;
 use crate::error::Reserved;
 use crate::open::Progress;
 use crate::reserve;
@@ -25,8 +27,8 @@ use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Mutex, OnceLock};
 use crate::target::{self, Claim};
 use crate::{
-    AlignedBuf, Completion, DeviceError, DeviceOffset, Geometry, OpenError, PAGE_BYTES, Request,
-    ReserveError, SharedBuf,
+    AlignedBuf, Completion, Device, DeviceError, DeviceOffset, Geometry, OpenError, PAGE_BYTES,
+    Request, ReserveError, SharedBuf,
 };
 
 /// How often in a row a transfer may answer `EAGAIN` without moving a byte before that becomes its error. The kernel uses
@@ -320,6 +322,44 @@ impl Core {
             error
         });
         first.clone()
+    }
+}
+
+/// A core, a pool, and something that moves jobs: a [`Device`].
+pub(crate) trait Engine: Send + Sync + fmt::Debug {
+    fn core(&self) -> &Core;
+    fn pool(&self) -> &Arc<Pool>;
+    /// Take a job of [`Core::admit`] on its way to [`Core::finish`].
+    fn push(&self, job: Job);
+}
+
+impl<E: Engine> Device for E {
+    fn geometry(&self) -> &Geometry {
+        &self.core().geometry
+    }
+
+    fn capacity_bytes(&self) -> u64 {
+        self.core().capacity_bytes()
+    }
+
+    fn set_capacity(&self, bytes: u64, progress: Option<&Progress>) -> Result<(), OpenError> {
+        self.core().set_capacity(bytes, progress)
+    }
+
+    fn reserve(&self) -> Result<(), ReserveError> {
+        self.core().reserve()
+    }
+
+    fn alloc(&self, len_bytes: usize) -> AlignedBuf {
+        self.pool().alloc(len_bytes)
+    }
+
+    fn submit(&self, request: Request, done: Completion) {
+        self.push(self.core().admit(request, done));
+    }
+
+    fn failure(&self) -> Option<DeviceError> {
+        self.core().failure()
     }
 }
 

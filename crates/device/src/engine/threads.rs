@@ -8,14 +8,10 @@ use std::sync::Arc;
 
 use rustix::io::{Errno, ReadWriteFlags, pread, pwrite, pwritev2};
 
-use super::{Core, Job, Transfer};
+use super::{Core, Engine, Job, Transfer};
 use crate::buffer::Pool;
 use crate::sync::thread::{self, JoinHandle};
 use crate::sync::{Condvar, Mutex};
-use crate::{
-    AlignedBuf, Completion, Device, DeviceError, Geometry, OpenError, Progress, Request,
-    ReserveError,
-};
 
 /// A device served by threads, one request at a time on each.
 pub(crate) struct Threads {
@@ -113,35 +109,18 @@ impl Shared {
     }
 }
 
-impl Device for Threads {
-    fn geometry(&self) -> &Geometry {
-        &self.shared.core.geometry
+impl Engine for Threads {
+    fn core(&self) -> &Core {
+        &self.shared.core
     }
 
-    fn capacity_bytes(&self) -> u64 {
-        self.shared.core.capacity_bytes()
+    fn pool(&self) -> &Arc<Pool> {
+        &self.pool
     }
 
-    fn set_capacity(&self, bytes: u64, progress: Option<&Progress>) -> Result<(), OpenError> {
-        self.shared.core.set_capacity(bytes, progress)
-    }
-
-    fn reserve(&self) -> Result<(), ReserveError> {
-        self.shared.core.reserve()
-    }
-
-    fn alloc(&self, len_bytes: usize) -> AlignedBuf {
-        self.pool.alloc(len_bytes)
-    }
-
-    fn submit(&self, request: Request, done: Completion) {
-        let job = self.shared.core.admit(request, done);
+    fn push(&self, job: Job) {
         self.shared.queue.lock().jobs.push_back(job);
         self.shared.wake.notify_one();
-    }
-
-    fn failure(&self) -> Option<DeviceError> {
-        self.shared.core.failure()
     }
 }
 

@@ -17,12 +17,8 @@ use rustix::event::EventfdFlags;
 use rustix::io::Errno;
 
 use super::inbox::{Inbox, Next};
-use super::{Core, Job, Transfer};
+use super::{Core, Engine, Job, Transfer};
 use crate::buffer::Pool;
-use crate::{
-    AlignedBuf, Completion, Device, DeviceError, Geometry, OpenError, Progress, Request,
-    ReserveError,
-};
 
 /// The target's place in the table of registered files.
 const TARGET: types::Fixed = types::Fixed(0);
@@ -86,36 +82,19 @@ impl Shared {
     }
 }
 
-impl Device for Uring {
-    fn geometry(&self) -> &Geometry {
-        &self.shared.core.geometry
+impl Engine for Uring {
+    fn core(&self) -> &Core {
+        &self.shared.core
     }
 
-    fn capacity_bytes(&self) -> u64 {
-        self.shared.core.capacity_bytes()
+    fn pool(&self) -> &Arc<Pool> {
+        &self.pool
     }
 
-    fn set_capacity(&self, bytes: u64, progress: Option<&Progress>) -> Result<(), OpenError> {
-        self.shared.core.set_capacity(bytes, progress)
-    }
-
-    fn reserve(&self) -> Result<(), ReserveError> {
-        self.shared.core.reserve()
-    }
-
-    fn alloc(&self, len_bytes: usize) -> AlignedBuf {
-        self.pool.alloc(len_bytes)
-    }
-
-    fn submit(&self, request: Request, done: Completion) {
-        let job = self.shared.core.admit(request, done);
+    fn push(&self, job: Job) {
         if self.shared.inbox.push(job) {
             self.shared.wake();
         }
-    }
-
-    fn failure(&self) -> Option<DeviceError> {
-        self.shared.core.failure()
     }
 }
 
