@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 
 use crate::model::{Model, Seen};
 use crate::plug::{End, Hits, Mutation, Plug, WriteFaults};
-use crate::ring::{DATA_START, PAGE};
+use crate::ring::{DATA_START, PAGE, SLOT_AT};
 use crate::rival::Rival;
 use crate::traffic::Traffic;
 use crate::{Outcome, Plan, Profile};
@@ -156,8 +156,7 @@ impl Run {
         }
         for _ in 0..self.random.below(4) {
             let at = match self.random.below(12) {
-                0 => self.random.below(128),
-                1 => 32 * 1024 + self.random.below(128),
+                slot @ 0..2 => SLOT_AT[slot as usize] + self.random.below(128),
                 _ => DATA_START + self.random.below(self.model.ring.bytes),
             };
             // Either header alone is enough, unless an old owner has written the other one.

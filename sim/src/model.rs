@@ -7,7 +7,7 @@ use alluvium_device::sim::Random;
 use alluvium_wal::{HeaderInfo, Inspection, LogOffset, Record, RecoveryReport, Slot};
 
 use crate::plug::Hits;
-use crate::ring::Ring;
+use crate::ring::{PAGE, Ring, padded};
 
 /// A record that was appended and not dropped.
 #[derive(Clone, Debug)]
@@ -85,7 +85,7 @@ impl Model {
         durable: LogOffset,
     ) -> Result<(), String> {
         if let Some((last, entry)) = self.records.last_key_value()
-            && (offset.0 < entry.end || offset.0 - entry.end >= 2 * 4096)
+            && (offset.0 < entry.end || offset.0 - entry.end >= 2 * PAGE)
         {
             return Err(format!("append at {offset} after the record {last}..{}", entry.end));
         }
@@ -279,7 +279,7 @@ impl Model {
             let records = seen.records.iter().map(|record| record.end.0);
             let damage = report.damage.iter().map(|damage| damage.range.end.0);
             let before = records.chain(damage).filter(|&end| end <= range.start).max();
-            before.is_some_and(|end| range.end <= (end + 32).next_multiple_of(4096))
+            before.is_some_and(|end| range.end <= padded(end))
         };
         for (&offset, entry) in self.records.range(start..) {
             let range = offset..entry.end;

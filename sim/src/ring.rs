@@ -4,9 +4,20 @@ use std::ops::Range;
 
 use alluvium_wal::HeaderInfo;
 
-/// First byte of the ring: `docs/format/wal.md`, section 2.
-pub(crate) const DATA_START: u64 = 64 * 1024;
+// `docs/format/wal.md`, section 2.
 pub(crate) const PAGE: u64 = 4096;
+/// The header slots, a page each.
+pub(crate) const SLOT_AT: [u64; 2] = [0, 32 * 1024];
+/// First byte of the ring.
+pub(crate) const DATA_START: u64 = 64 * 1024;
+pub(crate) const MIN_CAPACITY: u64 = DATA_START + 128 * 1024;
+/// Of a record: section 4.
+pub(crate) const HEADER: u64 = 32;
+
+/// Where the padding ends that may follow a record which ends at `end`.
+pub(crate) fn padded(end: u64) -> u64 {
+    if end.is_multiple_of(PAGE) { end } else { (end + HEADER).next_multiple_of(PAGE) }
+}
 
 /// See the module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

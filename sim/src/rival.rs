@@ -8,6 +8,7 @@ use alluvium_wal::{LogOffset, WalError};
 use crate::Profile;
 use crate::life::Run;
 use crate::plug::Plug;
+use crate::ring::{PAGE, SLOT_AT};
 use crate::traffic::Traffic;
 
 /// An old owner.
@@ -100,7 +101,7 @@ impl Run {
     }
 
     fn headers(&self) -> [Vec<u8>; 2] {
-        [0, 32 * 1024].map(|at| self.disk.peek(at, 4096))
+        SLOT_AT.map(|at| self.disk.peek(at, PAGE as usize))
     }
 }
 

@@ -7,9 +7,8 @@ use alluvium_wal::{HeaderInfo, OpenError, Options, Wal};
 
 use super::Input;
 use super::meter::Meter;
-use super::reference::{
-    Choice, Header, MIN_CAPACITY, PAGE, SLOT_AT, Slot, choose, seal_header, slot,
-};
+use super::reference::{Choice, Header, Slot, choose, seal_header, slot};
+use crate::ring::{MIN_CAPACITY, PAGE, SLOT_AT};
 
 /// The smallest that a WAL can be opened with.
 pub(super) fn options() -> Options {

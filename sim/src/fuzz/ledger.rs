@@ -8,12 +8,8 @@ use std::ops::Range;
 
 use alluvium_device::sim::Random;
 
-use super::reference::{HEADER, Log, PAGE, Record, Walked};
-
-/// Where the padding ends that may follow a record.
-fn padded(end: u64) -> u64 {
-    if end.is_multiple_of(PAGE) { end } else { (end + HEADER).next_multiple_of(PAGE) }
-}
+use super::reference::{Log, Record, Walked};
+use crate::ring::{HEADER, padded};
 
 /// A record that was appended.
 struct Entry {

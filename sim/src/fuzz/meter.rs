@@ -11,7 +11,7 @@ use alluvium_device::{
 };
 use parking_lot::Mutex;
 
-use super::reference::PAGE;
+use crate::ring::PAGE;
 
 /// See the module.
 pub(super) struct Meter {

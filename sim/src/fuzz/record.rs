@@ -7,7 +7,8 @@ use alluvium_wal::{AppendError, OpenError, Options, RecoveryReport, VisitError, 
 use super::Input;
 use super::header::options;
 use super::meter::Meter;
-use super::reference::{DATA_START, HEADER, Header, Log, PAGE, Record, SLOT_AT, Walked, crc32c};
+use super::reference::{Header, Log, Record, Walked, crc32c};
+use crate::ring::{DATA_START, HEADER, PAGE, SLOT_AT};
 
 /// A device in the making.
 struct Image {

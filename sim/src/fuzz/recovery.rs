@@ -9,9 +9,8 @@ use super::Input;
 use super::ledger::Ledger;
 use super::meter::Meter;
 use super::record::{differ, open, scan};
-use super::reference::{
-    Choice, DATA_START, Header, Log, PAGE, SLOT_AT, Slot, Walked, choose, slot,
-};
+use super::reference::{Choice, Header, Log, Slot, Walked, choose, slot};
+use crate::ring::{DATA_START, PAGE, SLOT_AT};
 
 /// Images of the disk that old pages come from.
 const SNAPSHOTS: usize = 4;

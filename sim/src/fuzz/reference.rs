@@ -4,11 +4,7 @@
 use std::cmp::Ordering;
 use std::ops::Range;
 
-pub(super) const PAGE: u64 = 4096;
-pub(super) const SLOT_AT: [u64; 2] = [0, 32 * 1024];
-pub(super) const DATA_START: u64 = 64 * 1024;
-pub(super) const MIN_CAPACITY: u64 = DATA_START + 128 * 1024;
-pub(super) const HEADER: u64 = 32;
+use crate::ring::{DATA_START, HEADER, MIN_CAPACITY, PAGE};
 
 /// CRC32C as in RFC 3720, of the concatenation of `parts`.
 pub(super) fn crc32c(parts: &[&[u8]]) -> u32 {
