@@ -1,139 +1,19 @@
-//! The object store: writing objects in bounded memory, reading them with verification and a small cache.
+//! Reading: verified blocks and indexes, and a cache of them.
 
-use std::fs::File;
-use std::future::Future;
-use std::io;
-use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::Bytes;
-use object_store::local::LocalFileSystem;
-use object_store::{ObjectStore, ObjectStoreExt, PutPayload, WriteMultipart};
+use object_store::{ObjectStore, ObjectStoreExt};
 use quick_cache::Weighter;
 use quick_cache::sync::Cache;
 
+use super::{ObjectError, within};
 use crate::catalog::ObjectInfo;
-use crate::object::{self, Block, Damage, ENTRY_BYTES};
+use crate::object::{self, Block, ENTRY_BYTES};
 use crate::types::{Batch, ObjectId, StreamId, StreamOffset};
 
-/// Objects up to this size are one PUT; larger ones are written in parts of this size. At least 5 MiB, S3's minimum.
-const PART_BYTES: usize = 8 << 20;
-/// Parts in flight: with the one being filled, the memory that an upload takes.
-const PARTS_IN_FLIGHT: usize = 4;
 /// One GET fetches neighbouring blocks up to this size.
 const READ_BYTES: u64 = 8 << 20;
-
-/// The objects of all stores lie under it, each store's in a directory of its own.
-pub(crate) const OBJECTS_DIRECTORY: &str = "streams";
-/// Longer than the writing of any object takes.
-const UNFINISHED_AGE: Duration = Duration::from_secs(24 * 60 * 60);
-/// A request that makes no progress for so long has failed: the longest that flushing a large object to a slow disk may take.
-const STALL: Duration = Duration::from_secs(300);
-
-/// An object could not be written, read or deleted.
-#[derive(Clone, Debug, thiserror::Error)]
-pub enum ObjectError {
-    /// The object store refused or could not be reached.
-    #[error("object {name}: {source}")]
-    Store {
-        /// Its path in the object store.
-        name: String,
-        /// Cause.
-        source: Arc<object_store::Error>,
-    },
-    /// It is not what was written.
-    #[error("object {name}: {source}")]
-    Damaged {
-        /// Its path in the object store.
-        name: String,
-        /// Where and what.
-        source: Arc<Damage>,
-    },
-}
-
-impl ObjectError {
-    fn store(name: &str, source: object_store::Error) -> Self {
-        Self::Store { name: name.into(), source: Arc::new(source) }
-    }
-
-    fn damaged(name: &str, source: Damage) -> Self {
-        Self::Damaged { name: name.into(), source: Arc::new(source) }
-    }
-
-    pub(crate) fn is_not_found(&self) -> bool {
-        matches!(self, Self::Store { source, .. } if matches!(**source, object_store::Error::NotFound { .. }))
-    }
-}
-
-/// The answer to a request about `name`, or an error if it does not come.
-pub(crate) async fn within<T>(
-    name: &str,
-    request: impl Future<Output = object_store::Result<T>>,
-) -> Result<T, ObjectError> {
-    let stalled = |_| object_store::Error::Generic {
-        store: "object store",
-        source: format!("no answer for {STALL:?}").into(),
-    };
-    let answer = tokio::time::timeout(STALL, request).await.map_err(stalled);
-    answer.and_then(|answer| answer).map_err(|error| ObjectError::store(name, error))
-}
-
-/// A local directory as an object store, created if it is not there. Its writes are on stable storage when they
-/// complete; `LocalFileSystem` does not do that by default, and the WAL is trimmed on the strength of it.
-///
-/// `LocalFileSystem` writes to a file next to the object, and never lists such files. What a process that was killed has left of
-/// them is removed here when it is a day old.
-pub fn local_objects(directory: &Path) -> Result<Arc<dyn ObjectStore>, object_store::Error> {
-    create_durably(directory).map_err(|error| object_store::Error::Generic {
-        store: "LocalFileSystem",
-        source: format!("can not create {}: {error}", directory.display()).into(),
-    })?;
-    if let Err(error) = remove_unfinished(directory) {
-        tracing::warn!("can not remove unfinished files under {}: {error}", directory.display());
-    }
-    Ok(Arc::new(LocalFileSystem::new_with_prefix(directory)?.with_fsync(true)))
-}
-
-/// Create the directory and its parents, each on stable storage.
-fn create_durably(directory: &Path) -> io::Result<()> {
-    match std::fs::create_dir(directory) {
-        Ok(()) => {}
-        Err(_) if directory.is_dir() => return Ok(()),
-        Err(error) => {
-            let parent = directory.parent().filter(|parent| !parent.exists());
-            create_durably(parent.ok_or(error)?)?;
-            std::fs::create_dir(directory)?;
-        }
-    }
-    let parent = directory.parent().filter(|parent| !parent.as_os_str().is_empty());
-    File::open(parent.unwrap_or(Path::new(".")))?.sync_all()
-}
-
-fn remove_unfinished(directory: &Path) -> io::Result<()> {
-    let all = directory.join(OBJECTS_DIRECTORY);
-    if !all.exists() {
-        return Ok(());
-    }
-    for store in std::fs::read_dir(all)? {
-        let store = store?;
-        if !store.file_type()?.is_dir() {
-            continue;
-        }
-        for file in std::fs::read_dir(store.path())? {
-            let file = file?;
-            let name = file.file_name();
-            let number = name.to_str().and_then(|name| Some(name.rsplit_once('#')?.1));
-            let is_unfinished = number.is_some_and(|number| number.parse::<u64>().is_ok());
-            let age = file.metadata()?.modified()?.elapsed().unwrap_or_default();
-            if is_unfinished && age > UNFINISHED_AGE {
-                std::fs::remove_file(file.path())?;
-                tracing::info!("removed {}, which was never finished", file.path().display());
-            }
-        }
-    }
-    Ok(())
-}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Key {
@@ -377,61 +257,5 @@ impl Budget {
 
     pub(crate) fn left_bytes(&self) -> usize {
         self.left_bytes
-    }
-}
-
-/// Writes one object: a small one with a single PUT, a large one in parts, so that memory stays bounded.
-pub(crate) struct Writer<'a> {
-    store: &'a dyn ObjectStore,
-    name: &'a str,
-    small: Vec<Bytes>,
-    small_bytes: usize,
-    large: Option<WriteMultipart>,
-}
-
-impl<'a> Writer<'a> {
-    pub(crate) fn new(store: &'a dyn ObjectStore, name: &'a str) -> Self {
-        Self { store, name, small: Vec::new(), small_bytes: 0, large: None }
-    }
-
-    pub(crate) async fn write(&mut self, piece: Bytes) -> Result<(), ObjectError> {
-        if let Some(large) = &mut self.large {
-            within(self.name, large.wait_for_capacity(PARTS_IN_FLIGHT)).await?;
-            large.put(piece);
-            return Ok(());
-        }
-        self.small_bytes += piece.len();
-        self.small.push(piece);
-        if self.small_bytes > PART_BYTES {
-            let upload = within(self.name, self.store.put_multipart(&self.name.into())).await?;
-            let large = self.large.insert(WriteMultipart::new_with_chunk_size(upload, PART_BYTES));
-            self.small.drain(..).for_each(|piece| large.put(piece));
-        }
-        Ok(())
-    }
-
-    /// The object is complete and durable when this succeeds. After an error, here or in [`Self::write`], there may be an
-    /// object or parts of one, and [`Self::abort`] should be tried.
-    pub(crate) async fn finish(&mut self) -> Result<(), ObjectError> {
-        let (store, name) = (self.store, self.name);
-        let result = match self.large.take() {
-            Some(large) => within(name, large.finish()).await,
-            None => {
-                let payload = PutPayload::from_iter(self.small.drain(..));
-                within(name, store.put(&name.into(), payload)).await
-            }
-        };
-        result.map(drop)
-    }
-
-    /// Give up: remove what was written, as far as the object store lets us.
-    pub(crate) async fn abort(self) -> Result<(), ObjectError> {
-        if let Some(large) = self.large {
-            within(self.name, large.abort()).await?;
-        }
-        match within(self.name, self.store.delete(&self.name.into())).await {
-            Err(error) if !error.is_not_found() => Err(error),
-            _ => Ok(()),
-        }
     }
 }
