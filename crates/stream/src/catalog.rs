@@ -56,7 +56,8 @@ pub enum Change {
     BindWal(Uuid),
     /// All stream ids below this one have been handed out. Never goes back.
     NextStreamId(StreamId),
-    /// An object is complete in the object store. Its id is at least [`Snapshot::next_object_id`].
+    /// An object is complete in the object store. Objects that are written at the same time are added in any order, so its id may be
+    /// below [`Snapshot::next_object_id`]. Whoever gives ids out sees to it that none serves twice.
     AddObject(ObjectInfo),
     /// A stream was uploaded up to an offset. Replaces its checkpoint and adds its range, unless that ends at or before the start.
     Uploaded(Uploaded),
@@ -170,8 +171,8 @@ pub trait Catalog: Send + Sync + 'static {
     /// Apply all of `changes`, in order, or none; durable when it returns. Blocking.
     ///
     /// Refused with nothing changed: creating a stream that exists or whose id was never handed out; deleting, trimming or
-    /// uploading one that does not exist; moving an uploaded end or an id counter back; adding an object whose id was used
-    /// before; a range of an object that is not there or that does not follow the stream's last one. After any other error the
+    /// uploading one that does not exist; moving an uploaded end or the next stream id back; adding an object whose id is
+    /// that of another one; a range of an object that is not there or that does not follow the stream's last one. After any other error the
     /// changes may or may not have become durable, and the store uses this catalog no more: it has to be opened anew.
     fn commit(&self, changes: &[Change]) -> Result<(), CatalogError>;
 }
@@ -194,8 +195,8 @@ mod refusal {
     pub(super) fn no_object(id: ObjectId) -> CatalogError {
         CatalogError::Refused(format!("there is no object {id}"))
     }
-    pub(super) fn object_id_used(id: ObjectId, next: u64) -> CatalogError {
-        CatalogError::Refused(format!("object id {id} was used before, the next one is {next}"))
+    pub(super) fn object_exists(id: ObjectId) -> CatalogError {
+        CatalogError::Refused(format!("object {id} exists already"))
     }
     pub(super) fn back(what: &str, from: u64, to: u64) -> CatalogError {
         CatalogError::Refused(format!("{what} can not go back from {from} to {to}"))

@@ -81,8 +81,8 @@ impl Shared {
         .await
     }
 
-    /// A number for an object. It becomes durable with the object; one that is not committed may be used again after a restart,
-    /// under another name.
+    /// A number for an object, given to nobody else in this life; objects are committed in any order. It becomes durable with the
+    /// object, or with a later one; one that is not may be used again after a restart, under another name.
     pub(crate) fn new_object_id(&self) -> ObjectId {
         ObjectId(self.ids.next_object.fetch_add(1, Ordering::Relaxed))
     }
@@ -257,8 +257,8 @@ impl Shared {
                     shared.numbers.uploaded_bytes.fetch_add(object.size_bytes, Ordering::Relaxed);
                 }
                 let mut table = shared.object_table.lock();
+                table.uploading.remove(&object.name);
                 table.insert(object, live);
-                table.uploading = None;
                 shared.retired.notify_one(); // it may be
             }
             shared.numbers.uploads.fetch_add(1, Ordering::Relaxed);

@@ -226,8 +226,8 @@ pub(crate) struct ObjectTable {
     live_bytes: u64,
     /// To be deleted.
     pub(crate) retired: BTreeMap<ObjectId, Arc<ObjectInfo>>,
-    /// The name of the object that is being written, until it is live or retired.
-    pub(crate) uploading: Option<String>,
+    /// The names of the objects that are being written, until they are live or retired, or their writer has given them up.
+    pub(crate) uploading: HashSet<String>,
 }
 
 impl ObjectTable {
@@ -260,7 +260,7 @@ impl ObjectTable {
             let object = self.live.get(&id).map(|(object, _)| object);
             object.or_else(|| self.retired.get(&id)).is_some_and(|object| object.name == name)
         };
-        upload::object_id(name).is_some_and(known) || self.uploading.as_deref() == Some(name)
+        upload::object_id(name).is_some_and(known) || self.uploading.contains(name)
     }
 }
 

@@ -156,7 +156,7 @@ async fn write_until_done(shared: &Shared, parts: &[Part]) -> Written {
         // A new name for each attempt: nothing is known about what the last one left behind.
         let nonce = Uuid::new_v4();
         let name = object_name(shared.wal_id, id, nonce);
-        shared.object_table.lock().uploading = Some(name.clone());
+        shared.object_table.lock().uploading.insert(name.clone());
         let mut writer = Writer::new(&**shared.objects.store(), &name);
         let error = match write(&mut writer, id, nonce, &name, parts).await {
             Ok(written) => return written,
@@ -165,6 +165,7 @@ async fn write_until_done(shared: &Shared, parts: &[Part]) -> Written {
         if let Err(left) = writer.abort().await {
             tracing::debug!("could not clean up after a failed upload: {left}");
         }
+        shared.object_table.lock().uploading.remove(&name);
         backoff.failed(&format!("can not write: {error}")).await;
     }
 }

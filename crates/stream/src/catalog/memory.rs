@@ -62,10 +62,10 @@ fn apply(state: &mut Snapshot, change: &Change) -> Result<(), CatalogError> {
             state.next_stream_id = id.0;
         }
         Change::AddObject(object) => {
-            if object.id.0 < state.next_object_id {
-                return Err(refusal::object_id_used(object.id, state.next_object_id));
+            if state.objects.contains_key(&object.id) {
+                return Err(refusal::object_exists(object.id));
             }
-            state.next_object_id = object.id.0 + 1;
+            state.next_object_id = state.next_object_id.max(object.id.0 + 1);
             state.objects.insert(object.id, object.clone());
         }
         Change::Uploaded(Uploaded { stream: id, uploaded_end, start, checkpoint, range }) => {

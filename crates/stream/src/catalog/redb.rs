@@ -364,11 +364,11 @@ impl<'t> Tables<'t> {
                 self.put_counter(KEY_NEXT_STREAM, id.0)?;
             }
             Change::AddObject(object) => {
-                let next = self.counter(KEY_NEXT_OBJECT)?;
-                if object.id.0 < next {
-                    return Err(Failure::Refused(refusal::object_id_used(object.id, next)));
+                if self.objects.get(object.id.0)?.is_some() {
+                    return Err(Failure::Refused(refusal::object_exists(object.id)));
                 }
-                self.put_counter(KEY_NEXT_OBJECT, object.id.0 + 1)?;
+                let next = self.counter(KEY_NEXT_OBJECT)?.max(object.id.0 + 1);
+                self.put_counter(KEY_NEXT_OBJECT, next)?;
                 let row = encode_object(object)?;
                 put(&mut self.sum, &mut self.objects, &object.id.0, &row.as_slice())?;
             }
