@@ -1,7 +1,7 @@
 //! Changes of the catalog, and what follows from them in memory. One at a time, each in a task of its own: a caller
 //! that goes away leaves nothing half-done.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::future::Future;
 use std::panic::resume_unwind;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ pub(crate) struct UploadPart {
     pub(crate) stream: Arc<StreamState>,
     pub(crate) uploaded_end: StreamOffset,
     pub(crate) checkpoint: Option<Bytes>,
-    /// In the upload's object.
+    /// In one of the upload's objects.
     pub(crate) range: Option<ObjectRange>,
 }
 
@@ -199,19 +199,21 @@ impl Shared {
         }
     }
 
-    /// Commit an upload: its object, ranges and checkpoints at once, and that the log is uploaded up to `cut`. An object that is of no
+    /// Commit an upload: its objects, ranges and checkpoints at once, and that the log is uploaded up to `cut`. An object that is of no
     /// use any more, because its streams were deleted or trimmed meanwhile, is the janitor's; the catalog never hears of it.
     pub(crate) async fn commit_upload(
         self: &Arc<Self>,
         cut: LogOffset,
-        object: Option<Arc<ObjectInfo>>,
+        objects: Vec<Arc<ObjectInfo>>,
         parts: Vec<UploadPart>,
     ) -> Result<(), StoreError> {
         let shared = self.clone();
         self.change(async move {
-            let mut changes = Vec::with_capacity(parts.len() + 2);
+            // Of each object, how many streams have a range there.
+            let mut live: BTreeMap<_, _> =
+                objects.into_iter().map(|object| (object.id, (object, 0))).collect();
+            let mut uploaded = Vec::with_capacity(parts.len());
             let mut applied = Vec::with_capacity(parts.len());
-            let mut live = 0;
             for part in parts {
                 let tail = part.stream.tail.lock();
                 if tail.deleted {
@@ -224,42 +226,48 @@ impl Shared {
                 };
                 drop(tail);
                 let range = part.range.filter(|range| range.end > start);
-                live += u64::from(range.is_some());
-                let object = object.as_ref();
-                changes.push(Change::Uploaded(Uploaded {
-                    stream: part.stream.id,
-                    uploaded_end: part.uploaded_end,
-                    start,
-                    checkpoint: part.checkpoint.clone(),
-                    range: range.clone(),
-                }));
-                let uploaded = UploadedPart {
-                    uploaded_end: part.uploaded_end,
-                    start,
-                    checkpoint: part.checkpoint,
-                    range: range.map(|range| Range {
-                        object: object.expect("a range lies in the upload's object").clone(),
+                let tail_range = range.as_ref().map(|range| {
+                    let object = live.get_mut(&range.object);
+                    let (object, streams) = object.expect("a range lies in one of the objects");
+                    *streams += 1;
+                    Range {
+                        object: object.clone(),
                         start: range.start,
                         end: range.end,
                         payload_bytes: range.payload_bytes,
                         max_timestamp_ms: range.max_timestamp_ms,
-                    }),
+                    }
+                });
+                uploaded.push(Change::Uploaded(Uploaded {
+                    stream: part.stream.id,
+                    uploaded_end: part.uploaded_end,
+                    start,
+                    checkpoint: part.checkpoint.clone(),
+                    range,
+                }));
+                let part_done = UploadedPart {
+                    uploaded_end: part.uploaded_end,
+                    start,
+                    checkpoint: part.checkpoint,
+                    range: tail_range,
                 };
-                applied.push((part.stream, uploaded));
+                applied.push((part.stream, part_done));
             }
-            if let Some(object) = object.as_ref().filter(|_| live > 0) {
-                changes.insert(0, Change::AddObject(ObjectInfo::clone(object)));
-            }
+            let used = live.values().filter(|(_, streams)| *streams > 0);
+            let used_bytes = used.clone().map(|(object, _)| object.size_bytes).sum();
+            let mut changes: Vec<_> =
+                used.map(|(object, _)| Change::AddObject(ObjectInfo::clone(object))).collect();
+            changes.append(&mut uploaded);
             changes.push(Change::LogUploaded(cut));
             shared.write_catalog(changes).await?;
-            if let Some(object) = object {
-                if live > 0 {
-                    shared.numbers.uploaded_bytes.fetch_add(object.size_bytes, Ordering::Relaxed);
-                }
+            shared.numbers.uploaded_bytes.fetch_add(used_bytes, Ordering::Relaxed);
+            {
                 let mut table = shared.object_table.lock();
-                table.uploading.remove(&object.name);
-                table.insert(object, live);
-                shared.retired.notify_one(); // it may be
+                for (object, streams) in live.into_values() {
+                    table.uploading.remove(&object.name);
+                    table.insert(object, streams);
+                }
+                shared.retired.notify_one(); // one may be
             }
             shared.numbers.uploads.fetch_add(1, Ordering::Relaxed);
             for (stream, part) in applied {

@@ -89,11 +89,11 @@ async fn cycle(shared: &Arc<Shared>) -> Result<(), StoreError> {
     shared.wal.wait_durable(cut).await?;
     let parts = plan(shared, cut);
     let checkpoints = fold(shared, &parts).await?;
-    let (object, ranges) = if parts.iter().any(Part::is_written) {
+    let (objects, ranges) = if parts.iter().any(Part::is_written) {
         let (object, ranges) = write_until_done(shared, &parts).await;
-        (Some(Arc::new(object)), ranges)
+        (vec![Arc::new(object)], ranges)
     } else {
-        (None, vec![None; parts.len()])
+        (Vec::new(), vec![None; parts.len()])
     };
     let parts = parts.into_iter().zip(checkpoints).zip(ranges);
     let parts = parts.map(|((part, checkpoint), range)| UploadPart {
@@ -102,7 +102,7 @@ async fn cycle(shared: &Arc<Shared>) -> Result<(), StoreError> {
         checkpoint,
         range,
     });
-    shared.commit_upload(cut, object, parts.collect()).await?;
+    shared.commit_upload(cut, objects, parts.collect()).await?;
     shared.wal.trim(..cut).await?;
     *shared.upload.trimmed_to.lock() = taken;
     Ok(())
