@@ -15,7 +15,8 @@ pub struct Options {
     /// when it is reached and nothing may be evicted. A single batch may take half of it. Default 1 GiB, at least 64 KiB.
     pub cache_bytes: u64,
     /// Upload when the WAL has grown by this much since the last upload. Default 512 MiB; at least 4 KiB, at most a quarter of the
-    /// WAL's capacity and half of `cache_bytes`, so that appends go on while an upload runs.
+    /// WAL's capacity and half of `cache_bytes`, so that appends go on while an upload runs. If the WAL is made smaller while it
+    /// is in use, a quarter of what it has then.
     pub upload_bytes: u64,
     /// Upload at least this often when there is anything to upload. Default 60 s, at least 1 ms, at most 1 year.
     pub upload_interval: Duration,

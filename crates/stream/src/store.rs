@@ -271,6 +271,8 @@ pub(crate) struct UploadSignal {
     pub(crate) forced: AtomicBool,
     /// The log offset of the last cut.
     pub(crate) cut: AtomicU64,
+    /// [`Options::upload_bytes`], or a quarter of the WAL if that is less since the WAL was resized.
+    pub(crate) threshold_bytes: AtomicU64,
     /// When the cut was taken that the WAL is trimmed to; at first, the start. No record that was appended in this life and is not trimmed is older.
     pub(crate) trimmed_to: Mutex<tokio::time::Instant>,
 }
@@ -370,6 +372,7 @@ impl Store {
                 wanted: Notify::new(),
                 forced: AtomicBool::new(false),
                 cut: AtomicU64::new(start.0),
+                threshold_bytes: AtomicU64::new(options.upload_bytes),
                 trimmed_to: Mutex::new(tokio::time::Instant::now()),
             },
             object_table: Mutex::new(recovered.objects),
@@ -474,7 +477,10 @@ impl Store {
 
     /// Give the WAL another capacity while it is in use; see [`alluvium_wal::Wal::request_resize`].
     pub fn request_resize(&self, capacity_bytes: u64) -> Result<Resizing, ResizeError> {
-        self.shared.wal.request_resize(capacity_bytes)
+        let resizing = self.shared.wal.request_resize(capacity_bytes)?;
+        // Before a smaller ring is there: its uploads make room for the change.
+        self.shared.follow_capacity();
+        Ok(resizing)
     }
 
     /// Numbers for metrics and tools.
@@ -617,10 +623,18 @@ impl Shared {
         }
     }
 
+    /// The bound of [`Options::upload_bytes`], with which appends go on while an upload runs, holds for a WAL that was resized too.
+    pub(crate) fn follow_capacity(&self) {
+        let capacity_bytes = self.wal.header().capacity_bytes;
+        let wanted_bytes = self.wal.stats().resize_to_bytes.unwrap_or(capacity_bytes);
+        let threshold_bytes = self.options.upload_bytes.min(capacity_bytes.min(wanted_bytes) / 4);
+        self.upload.threshold_bytes.store(threshold_bytes, Ordering::Relaxed);
+    }
+
     /// The log has grown up to `end`: ask for an upload if it is time.
     pub(crate) fn grown(&self, end: LogOffset) {
         let behind = end.0.saturating_sub(self.upload.cut.load(Ordering::Acquire));
-        if behind >= self.options.upload_bytes {
+        if behind >= self.upload.threshold_bytes.load(Ordering::Relaxed) {
             self.upload.wanted.notify_one();
         }
     }

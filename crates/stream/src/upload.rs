@@ -59,7 +59,9 @@ pub(crate) async fn run(shared: Arc<Shared>) {
             () = tokio::time::sleep_until(last + shared.options.upload_interval) => true,
         };
         let forced = shared.upload.forced.load(Ordering::Acquire);
-        if !(elapsed || forced || shared.log_behind_bytes() >= shared.options.upload_bytes) {
+        shared.follow_capacity();
+        let threshold_bytes = shared.upload.threshold_bytes.load(Ordering::Relaxed);
+        if !(elapsed || forced || shared.log_behind_bytes() >= threshold_bytes) {
             continue;
         }
         last = Instant::now();

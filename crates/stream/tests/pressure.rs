@@ -315,6 +315,30 @@ async fn an_upload_happens_when_enough_has_been_appended() {
     life.close().await;
 }
 
+/// The threshold of before would not fit into the ring, and each upload would wait for a writer that is turned away.
+#[tokio::test]
+async fn a_wal_that_was_made_smaller_is_uploaded_sooner() {
+    const SMALLER_BYTES: u64 = 256 << 10;
+    let mut world = World::new(1 << 20, 1);
+    world.options.upload_bytes = 256 << 10;
+    world.wal_options.window_bytes = 64 << 10;
+    world.wal_options.max_record_bytes = 8 << 10;
+    let life = world.start().await;
+    let stream = life.create_log().await;
+    let resizing = life.store.request_resize(SMALLER_BYTES).unwrap();
+    for i in 0..1000 {
+        append(&life.store, &stream, &batch(stream.id(), i, 1, 1000)).await.await.unwrap();
+        if life.store.stats().log_behind_bytes >= SMALLER_BYTES / 4 {
+            eventually("an upload", || life.store.stats().log_behind_bytes < SMALLER_BYTES / 4)
+                .await;
+        }
+    }
+    assert_eq!(resizing.await.unwrap().capacity_bytes, SMALLER_BYTES);
+    assert_eq!(life.store.stats().pushbacks, 0);
+    drop(stream);
+    life.close().await;
+}
+
 /// Everything real: a file on disk, redb, a local directory; 64 MiB through a WAL of 4 MiB, with a restart in the middle.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn it_runs_for_ever_through_a_small_wal() {

@@ -367,6 +367,7 @@ impl Shared {
 
     /// Ask for a trim. The future of `trimmed` reaching `to` says when it has happened.
     pub(crate) fn trim(self: &Arc<Self>, to: LogOffset) -> Result<(), WalError> {
+        let _guard = StopOnPanic::new(self);
         let mut state = self.state.lock();
         if let Some(cause) = self.marks.stopped() {
             return Err(cause);
@@ -456,6 +457,7 @@ impl Shared {
 
     /// Refuse what comes from now on and wait for what came before; then write the clean header. Blocking.
     pub(crate) fn close(self: &Arc<Self>) -> Result<(), WalError> {
+        let _guard = StopOnPanic::new(self);
         let (end, wanted) = {
             let mut state = self.state.lock();
             // Even with nothing left to wait for: the state of a log that has failed is not what a clean header should vouch for.

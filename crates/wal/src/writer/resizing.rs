@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Shared, State};
+use super::{Shared, State, StopOnPanic};
 use crate::layout::{
     DATA_START, LogOffset, MIN_CAPACITY_BYTES, PAGE, Ring, is_capacity, page_ceil, page_floor,
 };
@@ -104,6 +104,7 @@ impl Shared {
         if let Err(cause) = self.options.check(capacity_bytes - DATA_START) {
             return Err(ResizeError::Refused { capacity_bytes, reason: cause.to_string() });
         }
+        let _guard = StopOnPanic::new(self);
         let mut state = self.state.lock();
         if let Some(cause) = self.marks.stopped() {
             return Err(cause.into());
