@@ -64,6 +64,8 @@ pub enum Change {
     /// All that the WAL holds before this offset is in this catalog or needs to be nowhere: the WAL may be trimmed up to here. Does
     /// nothing if an offset behind it is known.
     LogUploaded(LogOffset),
+    /// Ranges of a stream, neighbours, lie together in another object now.
+    Replaced(Replaced),
     /// An object was deleted from the object store: forget it. Nothing happens if it is not known.
     ForgetObject(ObjectId),
 }
@@ -82,6 +84,17 @@ pub struct Uploaded {
     pub checkpoint: Option<Bytes>,
     /// Where the batches are; `None` if nothing of the stream had to be written.
     pub range: Option<ObjectRange>,
+}
+
+/// A stream's part in a compaction.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Replaced {
+    /// Which.
+    pub stream: StreamId,
+    /// Where the ranges start that are gone: neighbours, at least one, ascending.
+    pub old: Vec<StreamOffset>,
+    /// What they held, as far as it is behind the stream's start.
+    pub new: ObjectRange,
 }
 
 /// A stream's part of an object. An object has at most one range of a stream.
@@ -116,6 +129,12 @@ pub struct ObjectInfo {
     pub index_crc32c: u32,
     /// When it was written, milliseconds since the Unix epoch; for people, decides nothing.
     pub created_at_ms: i64,
+    /// 0 if an upload has written it, else one more than the greatest of those it was compacted from.
+    #[serde(default)]
+    pub generation: u8,
+    /// Payload that was written, in bytes; 0 if that is not known.
+    #[serde(default)]
+    pub payload_bytes: u64,
 }
 
 /// All that a catalog holds.
@@ -172,14 +191,15 @@ pub trait Catalog: Send + Sync + 'static {
     ///
     /// Refused with nothing changed: creating a stream that exists or whose id was never handed out; deleting, trimming or
     /// uploading one that does not exist; moving an uploaded end or the next stream id back; adding an object whose id is
-    /// that of another one; a range of an object that is not there or that does not follow the stream's last one. After any other error the
+    /// that of another one; a range of an object that is not there or that does not follow the stream's last one; replacing ranges that are not
+    /// there, or not neighbours, or by one that overlaps others. After any other error the
     /// changes may or may not have become durable, and the store uses this catalog no more: it has to be opened anew.
     fn commit(&self, changes: &[Change]) -> Result<(), CatalogError>;
 }
 
 /// The changes that a catalog refuses, in words. Shared by the implementations so that they agree.
 mod refusal {
-    use super::{CatalogError, ObjectId, ObjectRange, StreamId, StreamOffset};
+    use super::{CatalogError, ObjectId, ObjectRange, Replaced, StreamId, StreamOffset};
 
     pub(super) fn id_not_handed_out(id: StreamId, next: u64) -> CatalogError {
         CatalogError::Refused(format!(
@@ -200,6 +220,34 @@ mod refusal {
     }
     pub(super) fn back(what: &str, from: u64, to: u64) -> CatalogError {
         CatalogError::Refused(format!("{what} can not go back from {from} to {to}"))
+    }
+    /// Look at a [`Replaced`]: `found` are the stream's ranges from the first that is to go on, in order, one more than are to go if there are
+    /// so many, and `before` is the one in front of them.
+    pub(super) fn of_replaced(
+        Replaced { stream, old, new }: &Replaced,
+        before: Option<&ObjectRange>,
+        found: &[ObjectRange],
+    ) -> Result<(), CatalogError> {
+        let refused = |why: &str| {
+            Err(CatalogError::Refused(format!(
+                "range {}..{} of stream {stream} can not replace others: {why}",
+                new.start, new.end
+            )))
+        };
+        if old.is_empty() || !old.iter().eq(found.iter().take(old.len()).map(|range| &range.start))
+        {
+            return refused("they are not there, or not neighbours");
+        }
+        let after = found.get(old.len());
+        if new.start >= new.end
+            || before.is_some_and(|before| before.end > new.start)
+            || found[0].start > new.start
+            || found[old.len() - 1].end < new.end
+            || after.is_some_and(|after| after.start < new.end)
+        {
+            return refused("it is empty, or reaches beyond them");
+        }
+        Ok(())
     }
     pub(super) fn not_after(
         id: StreamId,

@@ -136,6 +136,7 @@ impl Shared {
                 | Change::AddObject(_)
                 | Change::Uploaded(_)
                 | Change::LogUploaded(_)
+                | Change::Replaced(_)
                 | Change::ForgetObject(_) => {
                     return invalid(format!("only the store itself may do this: {change:?}"));
                 }
@@ -185,6 +186,7 @@ impl Shared {
             | Change::AddObject(_)
             | Change::Uploaded(_)
             | Change::LogUploaded(_)
+            | Change::Replaced(_)
             | Change::ForgetObject(_) => unreachable!("refused by check"),
         }
     }

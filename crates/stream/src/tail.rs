@@ -391,6 +391,8 @@ mod tests {
             index_bytes: 0,
             index_crc32c: 0,
             created_at_ms: 0,
+            generation: 0,
+            payload_bytes: 0,
         })
     }
 

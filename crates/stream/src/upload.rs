@@ -239,6 +239,8 @@ async fn write(
         index_bytes: summary.index_bytes,
         index_crc32c: summary.index_crc32c,
         created_at_ms: i64::try_from(now.as_millis()).unwrap_or(i64::MAX),
+        generation: 0,
+        payload_bytes: ranges.iter().flatten().map(|range| range.payload_bytes).sum(),
     };
     Ok((info, ranges))
 }

@@ -4,7 +4,7 @@ use alluvium_wal::LogOffset;
 use bytes::Bytes;
 use uuid::Uuid;
 
-use super::{Catalog, Change, ObjectInfo, ObjectRange, Snapshot, Uploaded};
+use super::{Catalog, Change, ObjectInfo, ObjectRange, Replaced, Snapshot, Uploaded};
 use crate::types::{ObjectId, StreamId, StreamOffset};
 
 /// Run the suite; `new` makes an empty catalog. Panics at the first rule that is broken.
@@ -16,6 +16,7 @@ pub fn run(new: &dyn Fn() -> Box<dyn Catalog>) {
     refusals_change_nothing(&*new());
     trimming_drops_ranges(&*new());
     deleting_drops_everything(&*new());
+    neighbours_are_replaced(&*new());
     an_upload_replaces_the_checkpoint(&*new());
     the_uploaded_log_only_grows(&*new());
     metadata_is_kept(&*new());
@@ -52,6 +53,8 @@ fn object(id: u64) -> ObjectInfo {
         index_bytes: 56,
         index_crc32c: 0xdead_beef,
         created_at_ms: 1,
+        generation: u8::try_from(id % 3).expect("below 3"),
+        payload_bytes: 800,
     }
 }
 
@@ -100,6 +103,52 @@ fn everything_comes_back(catalog: &dyn Catalog) {
     assert_eq!(objects, [object(0)]);
     catalog.commit(&[Change::ForgetObject(ObjectId(1))]).expect("forgetting twice is harmless");
     assert_eq!(catalog.load().expect("load").next_object_id, 2, "a used id is not forgotten");
+}
+
+/// Ranges 0..10, 10..20, 20..30 and 35..40 of stream 0, in objects 0 and 2 to 4.
+fn neighbours_are_replaced(catalog: &dyn Catalog) {
+    fill(catalog);
+    for (object_id, start, end) in [(2, 10, 20), (3, 20, 30), (4, 35, 40)] {
+        let range = range(object_id, start, end);
+        catalog
+            .commit(&[Change::AddObject(object(object_id)), uploaded(0, end, Some(range))])
+            .expect("upload");
+    }
+    catalog.commit(&[Change::AddObject(object(9))]).expect("it can be of use to one list only");
+    let replaced = |old: &[u64], new: ObjectRange| {
+        let old = old.iter().copied().map(StreamOffset).collect();
+        Change::Replaced(Replaced { stream: StreamId(0), old, new })
+    };
+    let ranges = || catalog.load().expect("load").streams.remove(&StreamId(0)).unwrap().ranges;
+    let before = ranges();
+    for (change, why) in [
+        (replaced(&[], range(9, 10, 20)), "nothing is replaced"),
+        (replaced(&[11], range(9, 11, 20)), "no range starts there"),
+        (replaced(&[10, 35], range(9, 10, 40)), "they are no neighbours"),
+        (replaced(&[20, 10], range(9, 10, 30)), "they are not in order"),
+        (replaced(&[35, 40], range(9, 35, 50)), "there are no more"),
+        (replaced(&[10, 20], range(9, 10, 31)), "it reaches beyond them"),
+        (replaced(&[10, 20], range(9, 9, 30)), "it reaches beyond them"),
+        (replaced(&[10, 20], range(9, 20, 20)), "it is empty"),
+        (replaced(&[10, 20], range(8, 10, 30)), "there is no such object"),
+    ] {
+        catalog.commit(&[change]).expect_err(why);
+        assert_eq!(ranges(), before, "{why}");
+    }
+    let no_stream =
+        Replaced { stream: StreamId(2), old: vec![StreamOffset(0)], new: range(9, 0, 1) };
+    catalog.commit(&[Change::Replaced(no_stream)]).expect_err("there is no such stream");
+
+    catalog.commit(&[replaced(&[10, 20], range(9, 12, 30))]).expect("two neighbours");
+    assert_eq!(ranges(), [range(0, 0, 10), range(9, 12, 30), range(4, 35, 40)]);
+    catalog.commit(&[replaced(&[35], range(2, 35, 40))]).expect("the last one");
+    catalog.commit(&[replaced(&[0, 12, 35], range(3, 0, 40))]).expect("all of them");
+    assert_eq!(ranges(), [range(3, 0, 40)]);
+    let objects: Vec<_> = catalog.load().expect("load").objects.into_keys().collect();
+    assert_eq!(objects, [0, 1, 2, 3, 4, 9].map(ObjectId), "what is not needed is not forgotten");
+    catalog.commit(&[uploaded(0, 50, Some(range(4, 40, 50)))]).expect("uploads go on behind it");
+    catalog.commit(&[Change::TrimStream { id: StreamId(0), to: StreamOffset(40) }]).expect("trim");
+    assert_eq!(ranges(), [range(4, 40, 50)]);
 }
 
 /// Two writers have been given ids, and the later one is done first.

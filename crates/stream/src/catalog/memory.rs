@@ -91,6 +91,19 @@ fn apply(state: &mut Snapshot, change: &Change) -> Result<(), CatalogError> {
             }
         }
         Change::LogUploaded(to) => state.uploaded_log = state.uploaded_log.max(*to),
+        Change::Replaced(replaced) => {
+            let id = replaced.stream;
+            let stream = state.streams.get_mut(&id).ok_or_else(|| refusal::no_stream(id))?;
+            if !state.objects.contains_key(&replaced.new.object) {
+                return Err(refusal::no_object(replaced.new.object));
+            }
+            let first = replaced.old.first();
+            let first = stream.ranges.partition_point(|range| Some(&range.start) < first);
+            let before = first.checked_sub(1).map(|before| &stream.ranges[before]);
+            refusal::of_replaced(replaced, before, &stream.ranges[first..])?;
+            let gone = first..first + replaced.old.len();
+            stream.ranges.splice(gone, [replaced.new.clone()]);
+        }
         Change::ForgetObject(id) => drop(state.objects.remove(id)),
     }
     Ok(())

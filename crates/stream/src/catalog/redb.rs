@@ -7,13 +7,14 @@ use std::path::{Path, PathBuf};
 use alluvium_wal::LogOffset;
 use bytes::Bytes;
 use redb::{
-    Builder, Database, DatabaseError, Durability, Key, ReadOnlyTable, ReadableDatabase,
-    ReadableTable, Table, TableDefinition, TableHandle, Value, WriteTransaction,
+    AccessGuard, Builder, Database, DatabaseError, Durability, Key, ReadOnlyTable,
+    ReadableDatabase, ReadableTable, Table, TableDefinition, TableHandle, Value, WriteTransaction,
 };
 use uuid::Uuid;
 
 use super::{
-    Catalog, CatalogError, Change, ObjectInfo, ObjectRange, Snapshot, StreamRow, Uploaded, refusal,
+    Catalog, CatalogError, Change, ObjectInfo, ObjectRange, Replaced, Snapshot, StreamRow,
+    Uploaded, refusal,
 };
 use crate::types::{ObjectId, StreamId, StreamOffset};
 
@@ -241,6 +242,8 @@ impl RedbCatalog {
     }
 }
 
+type RangeRow<'a> = (AccessGuard<'a, (u64, u64)>, AccessGuard<'a, &'static [u8]>);
+
 struct Tables<'t> {
     counters: Table<'t, &'static str, u64>,
     identity: Table<'t, &'static str, &'static [u8]>,
@@ -377,6 +380,7 @@ impl<'t> Tables<'t> {
                 let uploaded = self.counter(KEY_UPLOADED_LOG)?.max(to.0);
                 self.put_counter(KEY_UPLOADED_LOG, uploaded)?;
             }
+            Change::Replaced(replaced) => self.replace(replaced)?,
             Change::ForgetObject(id) => remove(sum, &mut self.objects, &id.0)?,
         }
         Ok(())
@@ -415,6 +419,29 @@ impl<'t> Tables<'t> {
         }
         let row = encode_range(range);
         put(&mut self.sum, &mut self.ranges, &(id.0, range.start.0), &row.as_slice())
+    }
+
+    fn replace(&mut self, replaced: &Replaced) -> Result<(), Failure> {
+        let Replaced { stream: id, old, new } = replaced;
+        self.stream(*id)?;
+        if self.objects.get(new.object.0)?.is_none() {
+            return Err(Failure::Refused(refusal::no_object(new.object)));
+        }
+        let first = old.first().map_or(0, |start| start.0);
+        let decode = |row: Result<RangeRow<'_>, redb::StorageError>| {
+            let (key, value) = row?;
+            decode_range(StreamOffset(key.value().1), value.value())
+        };
+        let before = self.ranges.range((id.0, 0)..(id.0, first))?.next_back();
+        let before = before.map(decode).transpose()?;
+        let found = self.ranges.range((id.0, first)..=(id.0, u64::MAX))?;
+        let found: Vec<_> = found.take(old.len() + 1).map(decode).collect::<Result<_, _>>()?;
+        refusal::of_replaced(replaced, before.as_ref(), &found).map_err(Failure::Refused)?;
+        for start in old {
+            remove(&mut self.sum, &mut self.ranges, &(id.0, start.0))?;
+        }
+        let row = encode_range(new);
+        put(&mut self.sum, &mut self.ranges, &(id.0, new.start.0), &row.as_slice())
     }
 
     /// Drop the ranges of `id` that end at or before `to`. They lie first, in order.
