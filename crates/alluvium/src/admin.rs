@@ -223,9 +223,16 @@ impl Collector for StoreCollector {
                 gauge.metric_type(),
             )?)?;
         }
-        let counters: [(&str, &str, u64); 13] = [
+        let counters: [(&str, &str, u64); 16] = [
             ("uploads", "Uploads committed", stats.uploads),
             ("uploaded_bytes", "Bytes of objects committed", stats.uploaded_bytes),
+            ("compactions", "Compactions committed", stats.compactions),
+            ("compacted_bytes", "Bytes of objects that compactions wrote", stats.compacted_bytes),
+            (
+                "compaction_failures",
+                "Compactions given up, or to be tried again",
+                stats.compaction_failures,
+            ),
             ("upload_failures", "Failed attempts of uploads", stats.upload_failures),
             ("objects_orphans_deleted", "Orphaned objects deleted", stats.orphans_deleted),
             (

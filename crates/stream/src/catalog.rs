@@ -241,7 +241,6 @@ mod refusal {
         let after = found.get(old.len());
         if new.start >= new.end
             || before.is_some_and(|before| before.end > new.start)
-            || found[0].start > new.start
             || found[old.len() - 1].end < new.end
             || after.is_some_and(|after| after.start < new.end)
         {

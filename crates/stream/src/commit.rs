@@ -10,8 +10,8 @@ use std::sync::atomic::Ordering;
 use alluvium_wal::LogOffset;
 use bytes::Bytes;
 
-use crate::catalog::{CatalogError, Change, ObjectInfo, ObjectRange, Uploaded};
-use crate::store::{Shared, StoreError};
+use crate::catalog::{CatalogError, Change, ObjectInfo, ObjectRange, Replaced, Uploaded};
+use crate::store::{Shared, StoreError, Used};
 use crate::tail::{Range, StreamState, Tail, UploadedPart};
 use crate::types::{ObjectId, StreamId, StreamOffset};
 use crate::wake;
@@ -23,6 +23,28 @@ pub(crate) struct UploadPart {
     pub(crate) checkpoint: Option<Bytes>,
     /// In one of the upload's objects.
     pub(crate) range: Option<ObjectRange>,
+}
+
+/// A stream's part of a compaction, ready to be committed.
+pub(crate) struct Replacement {
+    pub(crate) stream: Arc<StreamState>,
+    /// Where the ranges start that are replaced; neighbours, when they were read.
+    pub(crate) old: Vec<StreamOffset>,
+    pub(crate) new: ObjectRange,
+}
+
+/// Objects to be committed, and what streams have in them.
+type NewObjects = BTreeMap<ObjectId, (Arc<ObjectInfo>, Used)>;
+
+fn unused(objects: Vec<Arc<ObjectInfo>>) -> NewObjects {
+    objects.into_iter().map(|object| (object.id, (object, Used::default()))).collect()
+}
+
+/// The changes that add those in which a stream has something, and their size.
+fn added(objects: &NewObjects) -> (Vec<Change>, u64) {
+    let used = objects.values().filter(|(_, used)| used.streams > 0).map(|(object, _)| object);
+    let bytes = used.clone().map(|object| object.size_bytes).sum();
+    (used.map(|object| Change::AddObject(ObjectInfo::clone(object))).collect(), bytes)
 }
 
 impl Shared {
@@ -195,7 +217,7 @@ impl Shared {
     fn drop_ranges(&self, gone: &[Range]) {
         let mut table = self.object_table.lock();
         for range in gone {
-            if table.release(range.object.id) {
+            if table.release(range) {
                 self.retired.notify_one();
             }
         }
@@ -211,9 +233,7 @@ impl Shared {
     ) -> Result<(), StoreError> {
         let shared = self.clone();
         self.change(async move {
-            // Of each object, how many streams have a range there.
-            let mut live: BTreeMap<_, _> =
-                objects.into_iter().map(|object| (object.id, (object, 0))).collect();
+            let mut live = unused(objects);
             let mut uploaded = Vec::with_capacity(parts.len());
             let mut applied = Vec::with_capacity(parts.len());
             for part in parts {
@@ -230,8 +250,8 @@ impl Shared {
                 let range = part.range.filter(|range| range.end > start);
                 let tail_range = range.as_ref().map(|range| {
                     let object = live.get_mut(&range.object);
-                    let (object, streams) = object.expect("a range lies in one of the objects");
-                    *streams += 1;
+                    let (object, used) = object.expect("a range lies in one of the objects");
+                    used.add(range.payload_bytes);
                     Range {
                         object: object.clone(),
                         start: range.start,
@@ -255,32 +275,83 @@ impl Shared {
                 };
                 applied.push((part.stream, part_done));
             }
-            let used = live.values().filter(|(_, streams)| *streams > 0);
-            let used_bytes = used.clone().map(|(object, _)| object.size_bytes).sum();
-            let mut changes: Vec<_> =
-                used.map(|(object, _)| Change::AddObject(ObjectInfo::clone(object))).collect();
+            let (mut changes, used_bytes) = added(&live);
             changes.append(&mut uploaded);
             changes.push(Change::LogUploaded(cut));
             shared.write_catalog(changes).await?;
             shared.numbers.uploaded_bytes.fetch_add(used_bytes, Ordering::Relaxed);
-            {
-                let mut table = shared.object_table.lock();
-                for (object, streams) in live.into_values() {
-                    table.uploading.remove(&object.name);
-                    table.insert(object, streams);
-                }
-                shared.retired.notify_one(); // one may be
-            }
+            shared.insert_objects(live);
             shared.numbers.uploads.fetch_add(1, Ordering::Relaxed);
+            let grown: Vec<_> = applied.iter().map(|(stream, _)| stream.id).collect();
             for (stream, part) in applied {
                 let released = stream.tail.lock().uploaded(part);
                 shared.cache.release(released);
                 shared.cache.offer(&stream);
             }
             shared.cache.evict_to_bound();
+            shared.compaction.grown(grown);
             Ok(())
         })
         .await
+    }
+
+    /// Commit a compaction: its objects, and that ranges of them are in the place of others. A stream that was deleted or trimmed past its new
+    /// range meanwhile is left out, and an object in which nothing is left is the janitor's.
+    pub(crate) async fn commit_compaction(
+        self: &Arc<Self>,
+        objects: Vec<Arc<ObjectInfo>>,
+        replacements: Vec<Replacement>,
+    ) -> Result<(), StoreError> {
+        let shared = self.clone();
+        self.change(async move {
+            let mut live = unused(objects);
+            let mut replaced = Vec::with_capacity(replacements.len());
+            let mut applied = Vec::with_capacity(replacements.len());
+            for Replacement { stream, old, new } in replacements {
+                let old: Vec<_> = {
+                    let tail = stream.tail.lock();
+                    if tail.deleted || new.end <= tail.start {
+                        continue;
+                    }
+                    // Only compaction replaces ranges, and there is one at a time: what is gone was trimmed.
+                    old.into_iter().filter(|start| tail.range_at(*start).is_some()).collect()
+                };
+                let object = live.get_mut(&new.object);
+                let (object, used) = object.expect("a range lies in one of the objects");
+                used.add(new.payload_bytes);
+                let range = Range {
+                    object: object.clone(),
+                    start: new.start,
+                    end: new.end,
+                    payload_bytes: new.payload_bytes,
+                    max_timestamp_ms: new.max_timestamp_ms,
+                };
+                applied.push((stream.clone(), old[0], old.len(), range));
+                replaced.push(Change::Replaced(Replaced { stream: stream.id, old, new }));
+            }
+            let (mut changes, used_bytes) = added(&live);
+            changes.append(&mut replaced);
+            shared.write_catalog(changes).await?;
+            shared.numbers.compactions.fetch_add(1, Ordering::Relaxed);
+            shared.numbers.compacted_bytes.fetch_add(used_bytes, Ordering::Relaxed);
+            shared.insert_objects(live);
+            for (stream, first, count, range) in applied {
+                let gone = stream.tail.lock().replace(first, count, range);
+                shared.drop_ranges(&gone);
+            }
+            Ok(())
+        })
+        .await
+    }
+
+    /// Objects are committed, or of no use.
+    fn insert_objects(&self, objects: NewObjects) {
+        let mut table = self.object_table.lock();
+        for (object, used) in objects.into_values() {
+            table.uploading.remove(&object.name);
+            table.insert(object, used);
+        }
+        self.retired.notify_one(); // one may be
     }
 
     /// The janitor has deleted these objects from the object store.

@@ -14,6 +14,8 @@ use crate::upload::{backoff, object_prefix};
 
 /// Retired objects are forgotten in the catalog in groups of this size.
 const GROUP: usize = 100;
+/// When to look again at objects that readers hold.
+const HELD: Duration = Duration::from_secs(1);
 /// The longest wait before what has failed is tried again.
 const RETRY_MAX: Duration = Duration::from_secs(60 * 60);
 
@@ -56,16 +58,26 @@ pub(crate) async fn run(shared: Arc<Shared>, complete: bool) {
             }
         }
         match delete_retired(&shared).await {
-            Ok(result) => retired.done(&shared, result),
+            Ok((Ok(()), held)) if held > 0 => retired.at = Instant::now() + HELD,
+            Ok((result, _)) => retired.done(&shared, result),
             Err(_) => return, // the store has halted, and says why
         }
     }
 }
 
-/// Delete what is retired, and forget it. The inner error is the last object's that could not be deleted, the outer one the
-/// catalog's.
-async fn delete_retired(shared: &Arc<Shared>) -> Result<Result<(), ObjectError>, StoreError> {
-    let retired: Vec<_> = shared.object_table.lock().retired.values().cloned().collect();
+/// Delete what is retired and not held by a reader, and forget it. The inner error is the last object's that could not be deleted, the outer one the
+/// catalog's; the number is of those that are held.
+async fn delete_retired(
+    shared: &Arc<Shared>,
+) -> Result<(Result<(), ObjectError>, usize), StoreError> {
+    let (retired, held) = {
+        let table = shared.object_table.lock();
+        // Nobody can take a reference any more; who has one may be reading.
+        let free = table.retired.values().filter(|object| Arc::strong_count(object) == 1);
+        let free: Vec<_> = free.cloned().collect();
+        let held = table.retired.len() - free.len();
+        (free, held)
+    };
     let mut result = Ok(());
     for group in retired.chunks(GROUP) {
         let mut deleted = Vec::with_capacity(group.len());
@@ -79,7 +91,7 @@ async fn delete_retired(shared: &Arc<Shared>) -> Result<Result<(), ObjectError>,
             shared.forget(deleted).await?;
         }
     }
-    Ok(result)
+    Ok((result, held))
 }
 
 /// Delete, or only count, what lies under this store's prefix, is old, and is neither in the catalog nor on its way there. The age

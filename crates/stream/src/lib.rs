@@ -9,6 +9,7 @@
 mod cache;
 pub mod catalog;
 mod commit;
+mod compact;
 mod janitor;
 pub mod object;
 mod objects;

@@ -22,6 +22,9 @@ pub struct Options {
     pub upload_interval: Duration,
     /// Bound of the cache of what was read from objects. Default 64 MiB; 0 switches it off.
     pub block_cache_bytes: u64,
+    /// Compaction brings what is smaller than half of it together, to objects of at most so much payload. Default 256 MiB, at least 64 KiB; 0
+    /// switches compaction off. See `docs/compaction.md`.
+    pub compaction_bytes: u64,
     /// Wait after the first failure of an upload; doubles with each further one, and varies by up to a half so that
     /// many servers do not return at the same moment. Default 100 ms, at least 1 ms.
     pub retry_initial: Duration,
@@ -39,6 +42,7 @@ impl Default for Options {
             upload_bytes: 512 * MIB,
             upload_interval: Duration::from_secs(60),
             block_cache_bytes: 64 * MIB,
+            compaction_bytes: 256 * MIB,
             retry_initial: Duration::from_millis(100),
             retry_max: Duration::from_secs(10),
             orphan_age: Duration::from_secs(24 * 60 * 60),
@@ -62,6 +66,7 @@ impl Options {
             retry_initial,
             retry_max,
             orphan_age,
+            compaction_bytes,
             ..
         } = *self;
         if cache_bytes < 64 << 10 {
@@ -85,6 +90,9 @@ impl Options {
         }
         if upload_interval > YEAR {
             return reject(format!("upload_interval = {upload_interval:?} is more than 1 year"));
+        }
+        if (1..64 << 10).contains(&compaction_bytes) {
+            return reject(format!("compaction_bytes = {compaction_bytes} is less than 65536"));
         }
         if retry_initial < Duration::from_millis(1) {
             return reject(format!("retry_initial = {retry_initial:?} is less than 1 ms"));
@@ -150,6 +158,10 @@ mod tests {
             refused(Options { orphan_age: Duration::from_secs(59), ..good() })
                 .contains("orphan_age = 59s")
         );
+        assert!(
+            refused(Options { compaction_bytes: 1, ..good() }).contains("compaction_bytes = 1")
+        );
+        Options { compaction_bytes: 0, ..good() }.check(2048 * MIB).unwrap();
         let endless = Duration::MAX;
         for (name, options) in [
             ("upload_interval", Options { upload_interval: endless, ..good() }),

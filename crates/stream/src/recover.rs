@@ -15,7 +15,7 @@ use crate::cache::LogCache;
 use crate::catalog::{Catalog, Change, ObjectInfo, Snapshot, StreamRow};
 use crate::options::Options;
 use crate::record;
-use crate::store::{Ids, Lost, ObjectTable, StoreError};
+use crate::store::{Ids, Lost, ObjectTable, StoreError, Used};
 use crate::tail::{self, BATCH_OVERHEAD_BYTES, Cached, StreamState, Tail};
 use crate::types::{ObjectId, StreamId, StreamOffset};
 
@@ -214,7 +214,7 @@ impl Replay {
     fn new(snapshot: Snapshot, cache: LogCache) -> Result<Self, StoreError> {
         let infos: HashMap<ObjectId, Arc<ObjectInfo>> =
             snapshot.objects.into_iter().map(|(id, info)| (id, Arc::new(info))).collect();
-        let mut used: HashMap<ObjectId, u64> = HashMap::new();
+        let mut used: HashMap<ObjectId, Used> = HashMap::new();
         let mut streams = HashMap::with_capacity(snapshot.streams.len());
         for (id, StreamRow { kind, start, uploaded_end, checkpoint, ranges }) in snapshot.streams {
             let mut restored = VecDeque::with_capacity(ranges.len());
@@ -226,7 +226,7 @@ impl Replay {
                     );
                     return Err(StoreError::Failed(reason));
                 };
-                *used.entry(range.object).or_default() += 1;
+                used.entry(range.object).or_default().add(range.payload_bytes);
                 restored.push_back(tail::Range {
                     object: object.clone(),
                     start: range.start,
@@ -239,7 +239,7 @@ impl Replay {
         }
         let mut objects = ObjectTable::default();
         for (id, info) in infos {
-            objects.insert(info, used.get(&id).copied().unwrap_or(0));
+            objects.insert(info, used.get(&id).copied().unwrap_or_default());
         }
         Ok(Self {
             next_stream_id: snapshot.next_stream_id,

@@ -19,11 +19,12 @@ use uuid::Uuid;
 
 use crate::cache::LogCache;
 use crate::catalog::{Catalog, CatalogError, Change, ObjectInfo};
+use crate::compact::{self, Compaction};
 use crate::objects::{ObjectError, Objects};
 use crate::options::Options;
 use crate::recover::{self, Recovery};
 use crate::stream::Stream;
-use crate::tail::StreamState;
+use crate::tail::{Range, StreamState};
 use crate::types::{Fold, ObjectId, StreamId};
 use crate::wake::{RoomGate, Wakes};
 use crate::{janitor, upload, wake};
@@ -112,6 +113,12 @@ pub struct Stats {
     pub uploads: u64,
     /// Bytes of objects committed since the start.
     pub uploaded_bytes: u64,
+    /// Compactions committed since the start.
+    pub compactions: u64,
+    /// Bytes of objects that they have written.
+    pub compacted_bytes: u64,
+    /// Compactions that have failed, and were given up or will be tried again.
+    pub compaction_failures: u64,
     /// Failed attempts to write an object.
     pub upload_failures: u64,
     /// Set while objects can not be written: from the first failed attempt until an upload has come to its end.
@@ -199,6 +206,7 @@ pub(crate) struct Shared {
     pub(crate) ids: Ids,
     /// Wakes the janitor.
     pub(crate) retired: Notify,
+    pub(crate) compaction: Compaction,
     pub(crate) numbers: Numbers,
     /// Why nothing can be appended any more.
     failure: OnceLock<StoreError>,
@@ -220,8 +228,8 @@ pub(crate) struct Ids {
 /// The objects that the catalog knows.
 #[derive(Default)]
 pub(crate) struct ObjectTable {
-    /// In use, with the number of streams that have a range there; never 0.
-    live: HashMap<ObjectId, (Arc<ObjectInfo>, u64)>,
+    /// In use.
+    live: HashMap<ObjectId, Live>,
     /// Size of the live ones.
     live_bytes: u64,
     /// To be deleted.
@@ -230,34 +238,77 @@ pub(crate) struct ObjectTable {
     pub(crate) uploading: HashSet<String>,
 }
 
+struct Live {
+    object: Arc<ObjectInfo>,
+    used: Used,
+}
+
+/// What streams have in an object.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Used {
+    /// So many have a range there.
+    pub(crate) streams: u64,
+    /// Payload of the ranges.
+    pub(crate) payload_bytes: u64,
+}
+
+impl Used {
+    pub(crate) fn add(&mut self, payload_bytes: u64) {
+        self.streams += 1;
+        self.payload_bytes += payload_bytes;
+    }
+}
+
 impl ObjectTable {
-    /// `streams` streams have a range in `object`; without any it is retired.
-    pub(crate) fn insert(&mut self, object: Arc<ObjectInfo>, streams: u64) {
-        if streams == 0 {
+    /// Without a range in it, `object` is retired.
+    pub(crate) fn insert(&mut self, object: Arc<ObjectInfo>, used: Used) {
+        if used.streams == 0 {
             self.retired.insert(object.id, object);
         } else {
             self.live_bytes += object.size_bytes;
-            self.live.insert(object.id, (object, streams));
+            self.live.insert(object.id, Live { object, used });
         }
     }
 
     /// A stream's range in a live object is gone. True if that was the last one, and the object is retired now.
-    pub(crate) fn release(&mut self, id: ObjectId) -> bool {
-        let (object, streams) = self.live.get_mut(&id).expect("an object with a range is live");
-        *streams -= 1;
-        if *streams > 0 {
+    pub(crate) fn release(&mut self, range: &Range) -> bool {
+        let id = range.object.id;
+        let Live { object, used } = self.live.get_mut(&id).expect("an object with a range is live");
+        used.streams -= 1;
+        used.payload_bytes -= range.payload_bytes;
+        if used.streams > 0 {
             return false;
         }
         self.live_bytes -= object.size_bytes;
-        let (object, _) = self.live.remove(&id).expect("it was there just now");
+        let Live { object, .. } = self.live.remove(&id).expect("it was there just now");
         self.retired.insert(id, object);
         true
+    }
+
+    /// The objects to compact together, none of `left_out`: the `fan_in` oldest shared ones of a generation, or one that is mostly waste.
+    pub(crate) fn compactable(
+        &self,
+        fan_in: usize,
+        left_out: &HashSet<ObjectId>,
+    ) -> Option<Vec<Arc<ObjectInfo>>> {
+        let candidates = || self.live.values().filter(|live| !left_out.contains(&live.object.id));
+        let mut generations: BTreeMap<u8, Vec<ObjectId>> = BTreeMap::new();
+        for Live { object, .. } in candidates().filter(|live| live.used.streams > 1) {
+            generations.entry(object.generation).or_default().push(object.id);
+        }
+        if let Some(mut ids) = generations.into_values().find(|ids| ids.len() >= fan_in) {
+            ids.sort_unstable();
+            return Some(ids[..fan_in].iter().map(|id| self.live[id].object.clone()).collect());
+        }
+        let mut wasteful =
+            candidates().filter(|live| live.used.payload_bytes < live.object.payload_bytes / 2);
+        wasteful.next().map(|live| vec![live.object.clone()])
     }
 
     /// Whether an object of this name is in the catalog or on its way there.
     pub(crate) fn knows(&self, name: &str) -> bool {
         let known = |id: ObjectId| {
-            let object = self.live.get(&id).map(|(object, _)| object);
+            let object = self.live.get(&id).map(|live| &live.object);
             object.or_else(|| self.retired.get(&id)).is_some_and(|object| object.name == name)
         };
         upload::object_id(name).is_some_and(known) || self.uploading.contains(name)
@@ -287,6 +338,9 @@ pub(crate) struct Numbers {
     pub(crate) orphans_deleted: AtomicU64,
     pub(crate) clean_up_failures: AtomicU64,
     pub(crate) pushbacks: AtomicU64,
+    pub(crate) compactions: AtomicU64,
+    pub(crate) compacted_bytes: AtomicU64,
+    pub(crate) compaction_failures: AtomicU64,
     pub(crate) lost: Lost,
 }
 
@@ -379,6 +433,7 @@ impl Store {
             committing: tokio::sync::Mutex::new(()),
             ids: recovered.ids,
             retired: Notify::new(),
+            compaction: Compaction::default(),
             numbers: Numbers::new(&recovered.recovery),
             failure: OnceLock::new(),
             failed: Notify::new(),
@@ -388,12 +443,16 @@ impl Store {
         // What was recovered may already be enough for an upload, and there may be objects to delete.
         shared.upload.wanted.notify_one();
         shared.retired.notify_one();
+        shared.compaction.grown(shared.streams.read().keys().copied().collect());
         let complete = recovered.recovery.lost() == Lost::default();
-        let handles = vec![
+        let mut handles = vec![
             shared.spawn(upload::run(shared.clone())),
             shared.spawn(wake::run(shared.clone())),
             shared.spawn(janitor::run(shared.clone(), complete)),
         ];
+        if shared.options.compaction_bytes > 0 {
+            handles.push(shared.spawn(compact::run(shared.clone())));
+        }
         let tasks = Tasks { shared: shared.clone(), handles: Mutex::new(handles) };
         let store = Self { shared, tasks: Arc::new(tasks) };
         Ok(Opened { store, recovery: recovered.recovery })
@@ -503,6 +562,9 @@ impl Store {
             retired_objects,
             uploads: shared.numbers.uploads.load(Ordering::Relaxed),
             uploaded_bytes: shared.numbers.uploaded_bytes.load(Ordering::Relaxed),
+            compactions: shared.numbers.compactions.load(Ordering::Relaxed),
+            compacted_bytes: shared.numbers.compacted_bytes.load(Ordering::Relaxed),
+            compaction_failures: shared.numbers.compaction_failures.load(Ordering::Relaxed),
             upload_failures: shared.numbers.upload_failures.load(Ordering::Relaxed),
             upload_failing: shared.numbers.upload_failing(),
             orphans: shared.numbers.orphans.load(Ordering::Relaxed),

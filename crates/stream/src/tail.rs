@@ -77,6 +77,13 @@ pub(crate) struct Range {
     pub(crate) max_timestamp_ms: i64,
 }
 
+impl Range {
+    /// Whether its object was written for it alone.
+    fn is_own(&self) -> bool {
+        self.object.payload_bytes == self.payload_bytes
+    }
+}
+
 /// What a change of a tail gave back to the log cache.
 #[derive(Clone, Copy, Default)]
 #[must_use]
@@ -93,6 +100,17 @@ pub(crate) struct UploadedPart {
     pub(crate) start: StreamOffset,
     pub(crate) checkpoint: Option<Bytes>,
     pub(crate) range: Option<Range>,
+}
+
+/// Which neighbouring ranges are to become one: see `docs/compaction.md`.
+#[derive(Clone, Copy)]
+pub(crate) struct Choice {
+    /// So many are enough,
+    pub(crate) fan_in: usize,
+    /// if they have this much payload together, or objects of their own.
+    pub(crate) least_bytes: u64,
+    /// Half of it is enough in any case, and what is larger than half of it stays.
+    pub(crate) most_bytes: u64,
 }
 
 /// Where the next batches of a fetch are.
@@ -245,6 +263,54 @@ impl Tail {
         let batches = batches
             .take_while(|batch| batch.log_end <= durable && budget.take(batch.payload.len()));
         Source::Cached(batches.map(Cached::to_batch).collect())
+    }
+
+    /// Neighbouring ranges that are to become one: the oldest that `choice` takes.
+    pub(crate) fn compactable(&self, choice: Choice) -> Option<Vec<Range>> {
+        let (mut first, mut bytes) = (0, 0);
+        for (index, range) in self.ranges.iter().enumerate() {
+            let Some(before) = index.checked_sub(1).map(|before| &self.ranges[before]) else {
+                bytes = range.payload_bytes;
+                continue;
+            };
+            if before.object.generation != range.object.generation
+                || before.payload_bytes > choice.most_bytes / 2
+                || range.payload_bytes > choice.most_bytes / 2
+            {
+                (first, bytes) = (index, 0);
+            }
+            bytes += range.payload_bytes;
+            let count = index + 1 - first;
+            let enough = count >= choice.fan_in || bytes >= choice.most_bytes / 2;
+            if count > 1 && enough {
+                let window = self.ranges.range(first..=index);
+                if bytes >= choice.least_bytes || window.clone().all(Range::is_own) {
+                    return Some(window.cloned().collect());
+                }
+            }
+        }
+        None
+    }
+
+    /// The range that starts there.
+    pub(crate) fn range_at(&self, start: StreamOffset) -> Option<&Range> {
+        let at = self.ranges.partition_point(|range| range.start < start);
+        self.ranges.get(at).filter(|range| range.start == start)
+    }
+
+    /// The range behind the one that starts there.
+    pub(crate) fn range_after(&self, start: StreamOffset) -> Option<&Range> {
+        self.ranges.get(self.ranges.partition_point(|range| range.start <= start))
+    }
+
+    /// `new` takes the place of the ranges from `first` on, so many; returns those.
+    pub(crate) fn replace(&mut self, first: StreamOffset, count: usize, new: Range) -> Vec<Range> {
+        let at = self.ranges.partition_point(|range| range.start < first);
+        self.range_bytes += new.payload_bytes;
+        let gone: Vec<_> = self.ranges.drain(at..at + count).collect();
+        self.range_bytes -= gone.iter().map(|range| range.payload_bytes).sum::<u64>();
+        self.ranges.insert(at, new);
+        gone
     }
 
     /// The visible ranges, oldest first.

@@ -177,7 +177,7 @@ pub(crate) fn object_prefix(wal_id: Uuid) -> String {
     format!("{OBJECTS_DIRECTORY}/{wal_id}")
 }
 
-fn object_name(wal_id: Uuid, id: ObjectId, nonce: Uuid) -> String {
+pub(crate) fn object_name(wal_id: Uuid, id: ObjectId, nonce: Uuid) -> String {
     format!("{}/{:016x}-{}", object_prefix(wal_id), id.0, nonce.simple())
 }
 
@@ -230,7 +230,6 @@ async fn write(
     }
     writer.write(tail).await?;
     writer.finish().await?;
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let info = ObjectInfo {
         id,
         name: name.to_owned(),
@@ -238,11 +237,16 @@ async fn write(
         index_position: summary.index_position,
         index_bytes: summary.index_bytes,
         index_crc32c: summary.index_crc32c,
-        created_at_ms: i64::try_from(now.as_millis()).unwrap_or(i64::MAX),
+        created_at_ms: unix_ms(),
         generation: 0,
         payload_bytes: ranges.iter().flatten().map(|range| range.payload_bytes).sum(),
     };
     Ok((info, ranges))
+}
+
+pub(crate) fn unix_ms() -> i64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(now.as_millis()).unwrap_or(i64::MAX)
 }
 
 /// Waits longer after each failure.

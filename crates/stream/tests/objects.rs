@@ -182,10 +182,10 @@ async fn times_are_found_while_an_upload_moves_batches() {
 }
 
 #[tokio::test]
-async fn a_stream_that_is_deleted_while_it_is_searched_is_deleted() {
+async fn a_stream_that_is_deleted_while_it_is_searched_keeps_its_objects_so_long() {
     let world = World::new(WAL_BYTES, 1);
     let life = world.start().await;
-    let (stream, _) = three_objects(&life).await;
+    let (stream, batches) = three_objects(&life).await;
     let id = stream.id();
     drop(stream);
     let life = restart(life, &world).await;
@@ -197,10 +197,10 @@ async fn a_stream_that_is_deleted_while_it_is_searched_is_deleted() {
     });
     eventually("it reads an object", || life.objects.reads.load(Ordering::SeqCst) == 1).await;
     life.store.commit(vec![Change::DeleteStream(id)]).await.unwrap();
-    eventually("the objects are gone", || life.store.stats().retired_objects == 0).await;
     drop(reading);
-    let error = asked.await.unwrap().unwrap_err();
-    assert!(matches!(error, FetchError::Deleted), "{error}");
+    assert_eq!(asked.await.unwrap().unwrap(), Some(batches[0].clone()));
+    assert!(matches!(stream.find_time(0).await, Err(FetchError::Deleted)));
+    eventually("the objects are gone", || life.store.stats().retired_objects == 0).await;
     life.close().await;
 }
 

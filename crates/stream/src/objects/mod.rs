@@ -2,6 +2,7 @@
 
 mod local;
 mod read;
+mod scan;
 mod write;
 
 use std::future::Future;
@@ -12,6 +13,7 @@ use crate::object::Damage;
 
 pub use local::local_objects;
 pub(crate) use read::{Budget, Objects};
+pub(crate) use scan::{Scan, index};
 pub(crate) use write::Writer;
 
 /// The objects of all stores lie under it, each store's in a directory of its own.

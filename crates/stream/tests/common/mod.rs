@@ -361,7 +361,7 @@ pub struct Objects {
     /// While it is held writes happen, and are not answered.
     pub answers: tokio::sync::Mutex<()>,
     /// While it is held reads wait.
-    pub reading: tokio::sync::Mutex<()>,
+    pub reading: Arc<tokio::sync::Mutex<()>>,
     /// Reads of this position fail.
     pub unreadable_at: AtomicU64,
     /// The next so many writes fail: even ones without effect, odd ones after the object was written.
@@ -381,7 +381,7 @@ impl Objects {
             clock_behind_s: AtomicU64::new(0),
             writes_panic: AtomicBool::new(false),
             answers: tokio::sync::Mutex::default(),
-            reading: tokio::sync::Mutex::default(),
+            reading: Arc::default(),
             unreadable_at: AtomicU64::new(u64::MAX),
             fail_writes: AtomicU64::new(0),
             failed: AtomicU64::new(0),

@@ -1,0 +1,371 @@
+//! Compaction: what lies in many objects comes together in few, and nobody notices.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use alluvium_device::sim::Random;
+use alluvium_stream::{Batch, Catalog, Change, Stream, StreamId, StreamOffset};
+use common::*;
+use object_store::ObjectStoreExt;
+use parking_lot::Mutex;
+
+const WAL_BYTES: u64 = 1 << 20;
+
+/// Compaction with a bound of 64 KiB: a stream's part of 8 KiB gets an object of its own.
+fn world() -> World {
+    let mut world = World::new(WAL_BYTES, 1);
+    world.options.compaction_bytes = 64 << 10;
+    world
+}
+
+fn off(world: &mut World) {
+    world.options.compaction_bytes = 0;
+}
+
+fn on(world: &mut World) {
+    world.options.compaction_bytes = 64 << 10;
+}
+
+/// So many batches for each stream, which go on behind the last, and an upload of them.
+async fn upload(life: &Life, streams: &mut [(Stream, Vec<Batch>)], count: u64, len_bytes: usize) {
+    for (stream, batches) in &mut *streams {
+        for _ in 0..count {
+            let base = batches.last().map_or(0, |last| last.end().0);
+            let batch = batch(stream.id(), base, 2, len_bytes);
+            append(&life.store, stream, &batch).await.await.unwrap();
+            batches.push(batch);
+        }
+    }
+    life.store.flush().await.unwrap();
+}
+
+async fn streams(life: &Life, count: usize) -> Vec<(Stream, Vec<Batch>)> {
+    let mut streams = Vec::new();
+    for _ in 0..count {
+        streams.push((life.create_log().await, Vec::new()));
+    }
+    streams
+}
+
+/// The next run of the server, its streams with what they must hold.
+async fn restarted(
+    life: Life,
+    world: &World,
+    streams: Vec<(Stream, Vec<Batch>)>,
+) -> (Life, Vec<(Stream, Vec<Batch>)>) {
+    let known: Vec<_> = streams.into_iter().map(|(stream, held)| (stream.id(), held)).collect();
+    life.close().await;
+    let life = world.start().await;
+    let found = |(id, held)| (life.store.stream(id).unwrap(), held);
+    let streams = known.into_iter().map(found).collect();
+    (life, streams)
+}
+
+/// All that the streams hold behind their starts is read, whatever the size of the fetches.
+async fn check(streams: &[(Stream, Vec<Batch>)]) {
+    for (stream, held) in streams {
+        let start = stream.start_offset();
+        let held: Vec<_> = held.iter().filter(|batch| batch.end() > start).cloned().collect();
+        let from = held.first().map_or(start, |first| first.base.max(start));
+        for max_bytes in [1, 3000, 1 << 20] {
+            assert_eq!(read_from(stream, from.0, max_bytes).await, held, "{}", stream.id());
+        }
+        let bytes: usize = held.iter().map(|batch| batch.payload.len()).sum();
+        assert!(stream.size_bytes() >= bytes as u64, "{} of {bytes}", stream.size_bytes());
+    }
+}
+
+/// Nothing is left to do, and what was compacted is gone from the object store.
+async fn settled(life: &Life, world: &World) {
+    let mut before = u64::MAX;
+    let mut quiet = 0;
+    while quiet < 20 {
+        tokio::time::sleep(Duration::from_millis(2)).await;
+        let stats = life.store.stats();
+        quiet = match stats.compactions == before && stats.retired_objects == 0 {
+            true => quiet + 1,
+            false => 0,
+        };
+        before = stats.compactions;
+    }
+    assert_eq!(names(world).await.len(), life.store.stats().objects);
+}
+
+#[tokio::test]
+async fn shared_objects_come_together_and_large_streams_leave_them() {
+    let mut world = world();
+    off(&mut world);
+    let life = world.start().await;
+    let mut all = streams(&life, 6).await;
+    for _ in 0..8 {
+        upload(&life, &mut all[..5], 1, 300).await;
+        upload(&life, &mut all[5..], 1, 2000).await;
+    }
+    for _ in 0..8 {
+        upload(&life, &mut all, 1, 300).await;
+    }
+    assert_eq!(life.store.stats().objects, 24, "without compaction");
+    on(&mut world);
+    let (life, all) = restarted(life, &world, all).await;
+    settled(&life, &world).await;
+    // Of each eight shared ones, one; and the large stream's own.
+    let stats = life.store.stats();
+    assert!(stats.objects <= 4, "{} objects", stats.objects);
+    assert!(stats.compactions >= 3 && stats.compacted_bytes > 0);
+    assert_eq!(stats.compaction_failures, 0);
+    check(&all).await;
+    let (life, all) = restarted(life, &world, all).await;
+    check(&all).await;
+    settled(&life, &world).await;
+    assert_eq!(life.store.stats().compactions, 0, "there is nothing left to do");
+    drop(all);
+    life.close().await;
+}
+
+/// However many uploads: at most seven objects of a generation are left, and each byte was written a few times.
+#[tokio::test]
+async fn objects_do_not_pile_up_and_are_not_written_over_and_over() {
+    let world = world();
+    let life = world.start().await;
+    let mut all = streams(&life, 4).await;
+    for _ in 0..100 {
+        upload(&life, &mut all, 1, 100).await;
+    }
+    settled(&life, &world).await;
+    let stats = life.store.stats();
+    assert!(stats.objects <= 7 + 7 + 7, "{} objects", stats.objects);
+    assert!(
+        stats.compacted_bytes <= 3 * stats.uploaded_bytes,
+        "{} of {}",
+        stats.compacted_bytes,
+        stats.uploaded_bytes
+    );
+    check(&all).await;
+    drop(all);
+    life.close().await;
+}
+
+#[tokio::test]
+async fn a_single_stream_in_objects_of_its_own_is_brought_together_too() {
+    let world = world();
+    let life = world.start().await;
+    let mut all = streams(&life, 1).await;
+    for _ in 0..64 {
+        upload(&life, &mut all, 1, 50).await;
+    }
+    settled(&life, &world).await;
+    let objects = life.store.stats().objects;
+    assert!(objects <= 7, "{objects} objects");
+    check(&all).await;
+    drop(all);
+    life.close().await;
+}
+
+/// No object of a stream grows past the bound, and what is large enough stays as it is.
+#[tokio::test]
+async fn objects_have_a_bound() {
+    let world = world();
+    let life = world.start().await;
+    let mut all = streams(&life, 1).await;
+    for _ in 0..40 {
+        upload(&life, &mut all, 1, 9000).await;
+    }
+    settled(&life, &world).await;
+    let catalog = world.catalog.load().unwrap();
+    let sizes: Vec<_> = catalog.objects.values().map(|object| object.payload_bytes).collect();
+    assert!(sizes.iter().all(|bytes| *bytes <= 64 << 10), "{sizes:?}");
+    assert!(sizes.len() <= 40 * 9000 / (32 << 10) + 7, "{sizes:?}");
+    check(&all).await;
+    drop(all);
+    life.close().await;
+}
+
+#[tokio::test]
+async fn what_was_trimmed_or_deleted_inside_of_an_object_gives_its_space_back() {
+    let world = world();
+    let life = world.start().await;
+    let mut all = streams(&life, 4).await;
+    upload(&life, &mut all, 4, 1000).await;
+    let before = life.store.stats().object_bytes;
+    for (stream, _) in all.drain(..2) {
+        life.store.commit(vec![Change::DeleteStream(stream.id())]).await.unwrap();
+    }
+    settled(&life, &world).await;
+    assert_eq!(life.store.stats().compactions, 0, "half of it is in use");
+    let (stream, held) = &all[0];
+    stream.trim(held.last().unwrap().end()).await.unwrap();
+    upload(&life, &mut all[1..], 1, 10).await; // something to wake it
+    settled(&life, &world).await;
+    let stats = life.store.stats();
+    assert_eq!(stats.compactions, 1);
+    assert!(stats.object_bytes < before / 2, "{} of {before}", stats.object_bytes);
+    check(&all).await;
+    drop(all);
+    life.close().await;
+}
+
+/// A reader that is in the middle of an object keeps it.
+#[tokio::test]
+async fn no_object_is_deleted_under_a_reader() {
+    let mut world = world();
+    off(&mut world);
+    let life = world.start().await;
+    let mut all = streams(&life, 2).await;
+    for _ in 0..8 {
+        upload(&life, &mut all, 1, 500).await;
+    }
+    let (life, all) = restarted(life, &world, all).await;
+    let (stream, held) = &all[1];
+    let reading = life.objects.reading.lock().await;
+    let asked = tokio::spawn({
+        let stream = stream.clone();
+        async move { stream.fetch(StreamOffset(0), 1).await }
+    });
+    eventually("it reads", || life.objects.reads.load(Ordering::SeqCst) == 1).await;
+    // The ranges are replaced as compaction would, which has to read, too.
+    let first = names(&world).await[0].clone();
+    stream.trim(held[1].end()).await.unwrap();
+    all[0].0.trim(all[0].1[1].end()).await.unwrap();
+    eventually("all but one is deleted", || life.store.stats().retired_objects == 1).await;
+    assert!(names(&world).await.contains(&first), "it is being read");
+    drop(reading);
+    assert_eq!(asked.await.unwrap().unwrap().batches, held[..1]);
+    eventually("it is deleted", || life.store.stats().retired_objects == 0).await;
+    assert!(!names(&world).await.contains(&first));
+    drop(all);
+    life.close().await;
+}
+
+#[tokio::test]
+async fn trims_and_deletions_in_the_middle_are_respected() {
+    let mut world = world();
+    off(&mut world);
+    let life = world.start().await;
+    let mut all = streams(&life, 4).await;
+    for _ in 0..8 {
+        upload(&life, &mut all, 1, 500).await;
+    }
+    on(&mut world);
+    // Taken before the store is opened, so that compaction waits at its first read.
+    let known: Vec<_> = all.into_iter().map(|(stream, held)| (stream.id(), held)).collect();
+    life.close().await;
+    let reading = Mutex::new(None);
+    let hold = |objects: &Objects| *reading.lock() = objects.reading.clone().try_lock_owned().ok();
+    let life = world.start_with(hold).await;
+    eventually("it reads", || life.objects.reads.load(Ordering::SeqCst) > 0).await;
+    let stream = |index: usize| life.store.stream(known[index].0).unwrap();
+    stream(0).trim(known[0].1[3].end()).await.unwrap();
+    stream(1).trim(known[1].1[7].end()).await.unwrap();
+    life.store.commit(vec![Change::DeleteStream(known[2].0)]).await.unwrap();
+    drop(reading);
+    settled(&life, &world).await;
+    assert_eq!(life.store.stats().compactions, 1);
+    assert_eq!(life.store.stats().objects, 1);
+    let left = [0, 1, 3].map(|index| (stream(index), known[index].1.clone()));
+    check(&left).await;
+    let (life, left) = restarted(life, &world, left.into()).await;
+    check(&left).await;
+    drop(left);
+    life.close().await;
+}
+
+#[tokio::test]
+async fn an_object_store_that_fails_delays_it_and_leaves_nothing_behind() {
+    let mut world = world();
+    off(&mut world);
+    let life = world.start().await;
+    let mut all = streams(&life, 3).await;
+    for _ in 0..8 {
+        upload(&life, &mut all, 1, 500).await;
+    }
+    on(&mut world);
+    let known: Vec<_> = all.into_iter().map(|(stream, held)| (stream.id(), held)).collect();
+    life.close().await;
+    let life = world.start_with(|objects| objects.fail_writes.store(5, Ordering::SeqCst)).await;
+    eventually("it succeeds", || life.store.stats().compactions == 1).await;
+    settled(&life, &world).await;
+    let stats = life.store.stats();
+    assert_eq!((stats.compaction_failures, stats.objects), (5, 1));
+    let all: Vec<_> =
+        known.into_iter().map(|(id, held)| (life.store.stream(id).unwrap(), held)).collect();
+    check(&all).await;
+    drop(all);
+    life.close().await;
+}
+
+/// It is not copied, and what is whole beside it can still be read.
+#[tokio::test]
+async fn what_is_damaged_stays_where_it_is() {
+    let mut world = world();
+    off(&mut world);
+    let life = world.start().await;
+    let mut all = streams(&life, 2).await;
+    for _ in 0..8 {
+        upload(&life, &mut all, 1, 500).await;
+    }
+    let name = names(&world).await[3].clone();
+    let path = name.as_str().into();
+    let mut bytes = world.objects.get(&path).await.unwrap().bytes().await.unwrap().to_vec();
+    bytes[100] ^= 1;
+    world.objects.put(&path, bytes.into()).await.unwrap();
+    on(&mut world);
+    let (life, all) = restarted(life, &world, all).await;
+    settled(&life, &world).await;
+    let stats = life.store.stats();
+    assert_eq!((stats.compactions, stats.compaction_failures, stats.objects), (0, 1, 8));
+    let intact = [all[1].clone()];
+    check(&intact).await;
+    drop((all, intact));
+    life.close().await;
+}
+
+/// The process dies at any moment, the catalog before or after a commit.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_crash_at_any_moment_loses_and_doubles_nothing() {
+    let mut compactions = 0;
+    for seed in 0..40 {
+        let mut random = Random::new(seed);
+        let mut world = world();
+        let mut held: BTreeMap<StreamId, Vec<Batch>> = BTreeMap::new();
+        for _ in 0..6 {
+            let life = world.start().await;
+            if held.is_empty() {
+                for _ in 0..3 {
+                    held.insert(life.create_log().await.id(), Vec::new());
+                }
+            }
+            let mut all: Vec<_> = held
+                .iter()
+                .map(|(id, held)| (life.store.stream(*id).unwrap(), held.clone()))
+                .collect();
+            check(&all).await;
+            for _ in 0..random.below(40) {
+                let from = random.below(3) as usize;
+                upload(&life, &mut all[from..], 1, 1 + random.below(3000) as usize).await;
+                if random.below(8) == 0 {
+                    let (stream, held) = &all[random.below(3) as usize];
+                    if let Some(batch) = held.get(random.below(1 + held.len() as u64) as usize) {
+                        stream.trim(batch.end()).await.unwrap();
+                    }
+                }
+            }
+            if random.below(2) == 0 {
+                check(&all).await;
+            }
+            tokio::time::sleep(Duration::from_micros(random.below(2000))).await;
+            held = all.into_iter().map(|(stream, held)| (stream.id(), held)).collect();
+            compactions += life.store.stats().compactions;
+            life.crash(&mut world);
+        }
+        let life = world.start().await;
+        let all: Vec<_> =
+            held.into_iter().map(|(id, held)| (life.store.stream(id).unwrap(), held)).collect();
+        check(&all).await;
+        drop(all);
+        life.close().await;
+    }
+    assert!(compactions > 100, "{compactions}");
+}
