@@ -362,6 +362,13 @@ impl Log {
         loop {
             let Some(record) = self.first_header(from..to, before) else {
                 beyond.seen = beyond.seen.max(to);
+                // The rest of a header may lie behind that.
+                for place in to.saturating_sub(HEADER).max(from)..to.min(self.header.limit()) {
+                    let begun = self.bytes(place..to.min(self.header.limit()).min(place + 3));
+                    if b"ALR".starts_with(begun) && place + HEADER <= self.header.limit() {
+                        beyond.seen = beyond.seen.max(place + HEADER);
+                    }
+                }
                 return beyond;
             };
             beyond.proof = beyond.proof.max(record.proof());
