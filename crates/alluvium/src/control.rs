@@ -34,6 +34,8 @@ pub(crate) const SOCKET: &str = "alluvium.sock";
 const MAX_REQUEST_BYTES: u64 = 4096;
 /// Who connects has something to ask.
 const REQUEST_WITHIN: Duration = Duration::from_secs(5);
+/// The end of a server waits so long for a step that is under way.
+const STEP_ENDS_WITHIN: Duration = Duration::from_secs(5);
 /// Distance of replies that say how far it is.
 const TELL_EVERY: Duration = Duration::from_millis(500);
 
@@ -144,6 +146,7 @@ pub(crate) fn resize(socket: &Path, target: &Path, capacity: Size) -> Result<boo
 pub(crate) struct Control {
     path: PathBuf,
     task: JoinHandle<()>,
+    resizer: Arc<Resizer>,
 }
 
 impl Control {
@@ -156,8 +159,9 @@ impl Control {
         });
         match resizer {
             Ok((listener, resizer)) => {
-                let task = tokio::spawn(accept(listener, Arc::new(resizer)));
-                Some(Self { path, task })
+                let resizer = Arc::new(resizer);
+                let task = tokio::spawn(accept(listener, resizer.clone()));
+                Some(Self { path, task, resizer })
             }
             Err(error) => {
                 tracing::warn!(
@@ -170,10 +174,19 @@ impl Control {
     }
 
     /// Answer nobody any more. What was asked for goes on as long as the log.
-    pub(crate) fn stop(self) {
+    pub(crate) fn stop(&self) {
         self.task.abort();
         if let Err(error) = fs::remove_file(&self.path) {
             tracing::debug!("{}: {error}", self.path.display());
+        }
+    }
+
+    /// The log is closed, and with it every request is gone: take back what was added to the file for one. A file that is being made longer all
+    /// the while stays as long as it gets.
+    pub(crate) async fn closed(self) {
+        let step = self.resizer.steps.lock();
+        if let Ok(_step) = tokio::time::timeout(STEP_ENDS_WITHIN, step).await {
+            self.resizer.shorten().await;
         }
     }
 }
@@ -340,13 +353,15 @@ impl Resizer {
     /// when it is over.
     async fn cut_off(&self) {
         let _step = self.steps.lock().await;
-        let wal = self.store.stats().wal;
+        if self.store.failure().is_none() && self.store.stats().wal.resize_to_bytes.is_none() {
+            self.shorten().await;
+        }
+    }
+
+    /// The same, where nothing is under way and the headers are known.
+    async fn shorten(&self) {
         let log_bytes = self.store.wal_header().capacity_bytes;
-        if !self.whole
-            || self.store.failure().is_some()
-            || wal.resize_to_bytes.is_some()
-            || self.device.capacity_bytes() <= log_bytes
-        {
+        if !self.whole || self.device.capacity_bytes() <= log_bytes {
             return;
         }
         let device = self.device.clone();

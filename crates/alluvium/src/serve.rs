@@ -133,12 +133,15 @@ async fn serve(config: &ServeConfig, storage: Storage) -> Result<(), Failure> {
     if let Some(admin) = admin {
         admin.shutdown().await;
     }
-    if let Some(control) = control {
+    if let Some(control) = &control {
         control.stop();
     }
     match failure {
         None => {
             store.close().await.map_err(Failure::new)?;
+            if let Some(control) = control {
+                control.closed().await;
+            }
             tracing::info!("stopped; the write-ahead log is closed");
             Ok(())
         }

@@ -330,3 +330,23 @@ fn a_server_in_a_directory_with_a_long_name_works_without_a_socket() {
     server.stop(Signal::TERM);
     ok(&["wal", "resize", text(&wal), "--capacity", "80MiB"]);
 }
+
+/// What was made ready for a request goes with it: the file is as long as its log, or no later command would ever shorten it.
+#[test]
+fn a_server_that_is_stopped_takes_back_what_a_request_has_added_to_the_file() {
+    let data = tempfile::tempdir().unwrap();
+    let wal = data.path().join("wal");
+    let server = Server::start(
+        data.path(),
+        &["--wal-capacity", "160MiB", "--upload-interval", "1h", "--upload-size", "35MiB"],
+    );
+    ok(&["topic", "create", "t", "--bootstrap", &server.kafka]);
+    // The fourth upload has trimmed it to 140, the fifth comes at 175: its records cross the end of the ring.
+    produce_up_to(&server, 165);
+    let (watching, _said) = waiting(&wal, "300MiB");
+    assert_eq!(fs::metadata(&wal).unwrap().len(), 300 << 20);
+    let (status, log) = server.stop(Signal::TERM);
+    assert_eq!(status.code(), Some(0), "{log}");
+    assert_eq!(watching.wait_with_output().unwrap().status.code(), Some(1));
+    assert_eq!(fs::metadata(&wal).unwrap().len(), 160 << 20, "{log}");
+}
