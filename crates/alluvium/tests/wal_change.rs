@@ -208,6 +208,26 @@ fn a_file_that_is_longer_than_its_log_is_not_shortened() {
     target.change(|bytes| assert!(bytes[7 << 20..].iter().all(|byte| *byte == 9)));
 }
 
+/// To write beyond the limit on the size of files is to be killed, in the middle of a page.
+#[test]
+fn a_size_beyond_the_limit_of_the_process_is_refused() {
+    let target = Target::formatted();
+    let limited = |arguments: &[&str]| {
+        // In units of 512 bytes.
+        let mut command = std::process::Command::new("sh");
+        let binary = env!("CARGO_BIN_EXE_alluvium");
+        command.args(["-c", "ulimit -f 20481 && exec \"$0\" \"$@\"", binary]).args(arguments);
+        let output = command.output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{:?}: {}", output.status, stderr(&output));
+        contains(&stderr(&output), &["16777216 bytes", "limited to 10486272 bytes", "ulimit -f"]);
+    };
+    limited(&["wal", "resize", target.arg(), "--capacity", "16MiB"]);
+    assert_eq!(target.len(), 8 << 20);
+    let other = target.path.with_extension("other");
+    limited(&["wal", "format", text(&other), "--capacity", "16MiB"]);
+    assert!(!other.exists());
+}
+
 #[test]
 fn records_that_do_not_fit_keep_the_log_as_it_is() {
     let target = over_the_rings_end();

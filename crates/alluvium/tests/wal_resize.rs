@@ -350,3 +350,22 @@ fn a_server_that_is_stopped_takes_back_what_a_request_has_added_to_the_file() {
     assert_eq!(watching.wait_with_output().unwrap().status.code(), Some(1));
     assert_eq!(fs::metadata(&wal).unwrap().len(), 160 << 20, "{log}");
 }
+
+/// A request that can not be is no end of the server.
+#[test]
+fn a_server_is_not_killed_by_the_limit_on_the_size_of_its_files() {
+    let data = tempfile::tempdir().unwrap();
+    let wal = data.path().join("wal");
+    let whole = Server::command(data.path(), &["--wal-capacity", "64MiB"]);
+    let mut limited = std::process::Command::new("sh");
+    // In units of 512 bytes.
+    limited.args(["-c", "ulimit -f 204801 && exec \"$0\" \"$@\""]);
+    limited.arg(whole.get_program()).args(whole.get_args());
+    let server = Server::start_command(limited);
+    let said = refused(1, &["wal", "resize", text(&wal), "--capacity", "160MiB"]);
+    contains(&said, &["not resized to 160MiB", "ulimit -f"]);
+    assert_eq!(fs::metadata(&wal).unwrap().len(), 64 << 20);
+    ok(&["wal", "resize", text(&wal), "--capacity", "96MiB"]);
+    let (status, log) = server.stop(Signal::TERM);
+    assert_eq!(status.code(), Some(0), "{log}");
+}

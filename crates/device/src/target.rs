@@ -16,6 +16,7 @@ use rustix::fs::{
     Stat, StatxFlags,
 };
 use rustix::io::Errno;
+use rustix::process::Resource;
 
 use crate::buffer::PAGE_BYTES;
 use crate::open::{Access, OpenOptions, Progress};
@@ -374,6 +375,16 @@ fn prewrite(
         other => error(path, "pre-writing it", other),
     };
     let bytes = range.end - range.start;
+    // Who writes beyond it is killed, and leaves a file that ends inside of a page.
+    if let Some(limit) = rustix::process::getrlimit(Resource::Fsize).current
+        && range.end > limit
+    {
+        let reason = format!(
+            "can not have {} bytes: the files of this process are limited to {limit} bytes (ulimit -f)",
+            range.end
+        );
+        return Err(unsuitable(path, reason));
+    }
     // Ask first: finding out by reserving fills the file system up for everybody else. Some do not count (0 blocks).
     let space = rustix::fs::fstatvfs(fd).map_err(failed)?;
     if space.f_blocks > 0 && space.f_bavail.saturating_mul(space.f_frsize) < bytes {
