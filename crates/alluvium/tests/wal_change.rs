@@ -208,6 +208,18 @@ fn a_file_that_is_longer_than_its_log_is_not_shortened() {
     target.change(|bytes| assert!(bytes[7 << 20..].iter().all(|byte| *byte == 9)));
 }
 
+/// A file that can not be a log's is refused before anything is done to it.
+#[test]
+fn a_sparse_file_is_refused_as_it_is() {
+    let target = Target::formatted();
+    std::fs::File::options().write(true).open(&target.path).unwrap().set_len(9 << 20).unwrap();
+    for capacity in ["16MiB", "4MiB"] {
+        let said = refused(1, &["wal", "resize", target.arg(), "--capacity", capacity]);
+        contains(&said, &["is sparse", "a hole at byte 8388608"]);
+        assert_eq!(target.len(), 9 << 20);
+    }
+}
+
 /// To write beyond the limit on the size of files is to be killed, in the middle of a page.
 #[test]
 fn a_size_beyond_the_limit_of_the_process_is_refused() {

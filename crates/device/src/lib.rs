@@ -21,7 +21,7 @@ mod target;
 pub use buffer::{AlignedBuf, PAGE_BYTES, SharedBuf};
 pub use copy::copy_in_steps;
 pub use error::{DeviceError, OpenError, ReserveError};
-pub use open::{Access, Durability, Engine, OpenOptions, Progress, extend, open};
+pub use open::{Access, Durability, Engine, OpenOptions, Progress, open};
 
 use std::fmt;
 use std::sync::Arc;
@@ -100,10 +100,12 @@ pub trait Device: Send + Sync + fmt::Debug {
     ///
     /// A regular file is lengthened with zeroes that are all written and synced when this returns, or shortened; `progress` is told the bytes of the
     /// new part. The caller sees to it that nothing is in flight, or still wanted, in what is cut off. A block device changes elsewhere: its size is
-    /// read again, and refused ([`OpenError::TooSmall`]) if that is less than `bytes`. If this fails the capacity is the former one.
+    /// read again, and refused ([`OpenError::TooSmall`]) if that is less than `bytes`. If this fails the capacity is the former one; if the process is
+    /// killed, a file has any length between the two, without a hole in it.
     ///
     /// # Errors
-    /// As [`extend`]; a device that was opened for reading only, or whose size is fixed ([`OpenError::Unsuitable`]).
+    /// A size that can not be, or beyond what the process may have; a device that was opened for reading only, or whose size is fixed ([`OpenError::Unsuitable`]).
+    /// No space ([`OpenError::NoSpace`]); whatever else the system says.
     fn set_capacity(&self, bytes: u64, progress: Option<&Progress>) -> Result<(), OpenError> {
         let _ = (bytes, progress);
         let path = self.geometry().name.clone().into();

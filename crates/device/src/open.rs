@@ -9,7 +9,7 @@ use crate::buffer::{PAGE_BYTES, Pool};
 use crate::engine::Core;
 use crate::engine::threads::Threads;
 use crate::engine::uring::Uring;
-use crate::target::{self, Target};
+use crate::target::Target;
 use crate::{Geometry, OpenError, SharedDevice};
 
 /// What the opener may do, and whom it keeps out.
@@ -156,18 +156,6 @@ pub fn open(path: &Path, options: &OpenOptions) -> Result<SharedDevice, OpenErro
     let device = Threads::start(target.fd, core, pool, options.io_depth)
         .map_err(failed("starting I/O threads"))?;
     Ok(Arc::new(device))
-}
-
-/// Lengthen the regular file at `path` to `bytes`, a multiple of [`PAGE_BYTES`], with zeroes that are all written and synced when
-/// this returns. Blocks; `progress` is told the bytes of the new part. A file that is as long or longer is left alone.
-///
-/// Nobody else may have the file open for writing. What it holds stays. If this fails, the file has its former
-/// length again; if the process is killed, any length up to `bytes`, without a hole in it.
-///
-/// # Errors
-/// The file is in use ([`OpenError::InUse`]) or none that can be lengthened ([`OpenError::Unsuitable`]); there is no space for it; whatever else the system says.
-pub fn extend(path: &Path, bytes: u64, progress: Option<&Progress>) -> Result<(), OpenError> {
-    target::extend(path, bytes, progress)
 }
 
 fn geometry(path: &Path, options: &OpenOptions, target: &Target, engine: &'static str) -> Geometry {

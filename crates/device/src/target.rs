@@ -271,37 +271,6 @@ fn create(path: &Path, bytes: u64, options: &OpenOptions) -> Result<Claim, OpenE
     Ok(claim)
 }
 
-/// See [`crate::extend`].
-pub(crate) fn extend(
-    path: &Path,
-    bytes: u64,
-    progress: Option<&Progress>,
-) -> Result<(), OpenError> {
-    let stat = rustix::fs::stat(path).map_err(|errno| error(path, "looking at it", errno))?;
-    let file_type = FileType::from_raw_mode(stat.st_mode);
-    if file_type != FileType::RegularFile {
-        let reason = format!("is a {}; only a regular file can be extended", kind(file_type));
-        return Err(unsuitable(path, reason));
-    }
-    let claim = take(path, file_type)?;
-    let fd = open_direct(path, OFlags::RDWR, Mode::empty())?;
-    if !same_file(&claim.0, &fd) {
-        return Err(unsuitable(path, "was replaced while it was opened".into()));
-    }
-    let page = PAGE_BYTES as u64;
-    let here = rustix::fs::fstat(&fd).map_err(|errno| error(path, "looking at it", errno))?;
-    let length = here.st_size.cast_unsigned();
-    if !length.is_multiple_of(page) || !bytes.is_multiple_of(page) {
-        let reason =
-            format!("can not be extended from {length} to {bytes} bytes: not multiples of {page}");
-        return Err(unsuitable(path, reason));
-    }
-    if length >= bytes {
-        return Ok(());
-    }
-    lengthen(path, &fd, length..bytes, progress)
-}
-
 /// Add `range` to the end of the file, or leave it as long as it was.
 fn lengthen(
     path: &Path,

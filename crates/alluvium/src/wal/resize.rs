@@ -1,10 +1,8 @@
 //! `alluvium wal resize`.
 
-use std::fs::File;
-use std::io;
 use std::path::{Path, PathBuf};
 
-use alluvium_device::OpenOptions;
+use alluvium_device::{OpenOptions, SharedDevice};
 use alluvium_wal::{HeaderInfo, OpenError, Wal};
 use clap::Args;
 use serde::Serialize;
@@ -62,7 +60,6 @@ pub(crate) fn run(args: &ResizeArgs) -> Result<(), Failure> {
     let device = open_read_only(path)?;
     let before = Wal::inspect(&device).map_err(unusable)?.header;
     let mut target = TargetInfo::of(device.geometry());
-    let file = !device.geometry().block_device;
     drop(device);
     let socket = socket(args);
     if control::resize(&socket, path, wanted)? {
@@ -77,28 +74,30 @@ pub(crate) fn run(args: &ResizeArgs) -> Result<(), Failure> {
         )),
         other => not_claimed(other),
     };
-    let (old, old_length) = (Size { bytes: before.capacity_bytes }, target.size_bytes);
+    let old = Size { bytes: before.capacity_bytes };
     if old == wanted {
         return print(args, target, &before, &before);
     }
-    if !file && wanted.bytes > target.size_bytes {
-        return Err(Failure::Failed(format!(
-            "{target} has no room for a write-ahead log of {wanted}"
-        )));
-    }
-    eprintln!("resizing {target}: write-ahead log {} from {old} to {wanted}", before.wal_id);
-    let extended = file && wanted.bytes > old_length;
-    if extended {
-        let meter = Meter::new(format!("pre-writing {}", path.display()));
-        alluvium_device::extend(path, wanted.bytes, Some(&meter.callback())).map_err(in_use)?;
-    }
+    // From here on nobody else has it: what is done below rests on what is seen now.
     let device = alluvium_device::open(path, &OpenOptions::default()).map_err(in_use)?;
-    // What is done to the file below rests on what was seen before anybody was kept out.
     if Wal::inspect(&device).map_err(unusable)?.header.capacity_bytes != before.capacity_bytes {
         return Err(Failure::Failed(format!(
             "{}: another process has resized it in this moment; look at it again",
             path.display()
         )));
+    }
+    target = TargetInfo::of(device.geometry());
+    let (file, old_length) = (!device.geometry().block_device, target.size_bytes);
+    if !file && wanted.bytes > old_length {
+        return Err(Failure::Failed(format!(
+            "{target} has no room for a write-ahead log of {wanted}"
+        )));
+    }
+    eprintln!("resizing {target}: write-ahead log {} from {old} to {wanted}", before.wal_id);
+    let extended = wanted.bytes > old_length;
+    if extended {
+        let meter = Meter::new(format!("pre-writing {}", path.display()));
+        device.set_capacity(wanted.bytes, Some(&meter.callback()))?;
     }
     let meter = Meter::new(format!("reading {}", path.display()));
     let resized = Wal::resize(&device, wanted.bytes, Some(meter.callback()));
@@ -107,7 +106,7 @@ pub(crate) fn run(args: &ResizeArgs) -> Result<(), Failure> {
         Ok(header) => header,
         Err(OpenError::ResizeBlocked { live_bytes, ring_bytes, reason }) => {
             if extended {
-                set_length(path, old_length)?;
+                shorten(&device, old_length)?;
             }
             return Err(Failure::Failed(format!(
                 "{}: its write-ahead log can not be resized to {wanted}: {reason}. {} of it are not uploaded yet, and the new ring has \
@@ -120,12 +119,11 @@ pub(crate) fn run(args: &ResizeArgs) -> Result<(), Failure> {
         }
         Err(other) => return Err(unusable(other)),
     };
-    target.size_bytes = if extended { wanted.bytes } else { old_length };
     // A file that was longer than its log holds something else behind it, for all that is known here.
     if file && wanted < old && old_length == old.bytes {
-        set_length(path, wanted.bytes)?;
-        target.size_bytes = wanted.bytes;
+        shorten(&device, wanted.bytes)?;
     }
+    target.size_bytes = device.capacity_bytes();
     drop(device);
     print(args, target, &before, &header)
 }
@@ -136,18 +134,11 @@ fn socket(args: &ResizeArgs) -> PathBuf {
     directory.unwrap_or(Path::new("")).join(control::SOCKET)
 }
 
-/// Shorten the file. For as long as the device is open nobody else writes to it.
-fn set_length(path: &Path, bytes: u64) -> Result<(), Failure> {
-    let shorten = || -> io::Result<()> {
-        let file = File::options().write(true).open(path)?;
-        file.set_len(bytes)?;
-        file.sync_all()
-    };
-    shorten().map_err(|error| {
+fn shorten(device: &SharedDevice, bytes: u64) -> Result<(), Failure> {
+    device.set_capacity(bytes, None).map_err(|error| {
+        let there = Size { bytes };
         Failure::Failed(format!(
-            "{}: the log in it is whole, but the file could not be shortened to {}: {error}",
-            path.display(),
-            Size { bytes }
+            "{error}. The log in it is whole, but the file could not be shortened to {there}"
         ))
     })
 }

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use tempfile::TempDir;
 
 use super::*;
-use crate::{DeviceOffset, Durability, Engine, SharedDevice, extend, open};
+use crate::{DeviceOffset, Durability, Engine, SharedDevice, open};
 
 const BYTES: u64 = 9 * 1024 * 1024;
 
@@ -127,85 +127,6 @@ fn a_size_that_is_no_number_of_pages_is_refused() {
     assert!(names(&dir).is_empty());
 }
 
-// -- Extension
-
-#[test]
-fn an_extended_file_keeps_what_it_holds_and_has_no_hole() {
-    let (_dir, path) = nowhere();
-    let device = open(&path, &creating(2 << 20)).unwrap();
-    let mut page = device.alloc(PAGE_BYTES);
-    page.fill(5);
-    device.write_durable(DeviceOffset((2 << 20) - 4096), page.freeze()).unwrap();
-    drop(device);
-    let seen = Arc::new(Mutex::new(Vec::new()));
-    let progress: Progress = {
-        let seen = seen.clone();
-        Arc::new(move |done, total| seen.lock().push((done, total)))
-    };
-    extend(&path, (2 << 20) + BYTES, Some(&progress)).unwrap();
-    let mib = 1024 * 1024;
-    assert_eq!(*seen.lock(), [(4 * mib, BYTES), (8 * mib, BYTES), (BYTES, BYTES)]);
-
-    let content = fs::read(&path).unwrap();
-    let (old, new) = content.split_at(2 << 20);
-    assert!(old[..old.len() - 4096].iter().all(|byte| *byte == 0));
-    assert!(old[old.len() - 4096..].iter().all(|byte| *byte == 5));
-    assert!(new.iter().all(|byte| *byte == 0));
-    let device = open(&path, &existing()).expect("no hole");
-    assert_eq!(device.geometry().capacity_bytes, (2 << 20) + BYTES);
-}
-
-#[test]
-fn a_file_that_is_long_enough_is_left_alone() {
-    let (_dir, path) = nowhere();
-    drop(open(&path, &creating(BYTES)).unwrap());
-    let never: Progress = Arc::new(|_, _| panic!("nothing is to be written"));
-    for bytes in [BYTES, 4096] {
-        extend(&path, bytes, Some(&never)).unwrap();
-        assert_eq!(fs::metadata(&path).unwrap().len(), BYTES);
-    }
-}
-
-/// Killed at any moment, it leaves a file that can be opened: what a reader sees while it is written is what would be left.
-#[test]
-fn a_file_has_no_hole_while_it_is_extended() {
-    let (_dir, path) = nowhere();
-    drop(open(&path, &creating(1 << 20)).unwrap());
-    let watched = path.clone();
-    let watch: Progress = Arc::new(move |done, _| {
-        let file = File::open(&watched).unwrap();
-        let length = file.metadata().unwrap().len();
-        assert_eq!(length, (1 << 20) + done);
-        assert_eq!(rustix::fs::seek(&file, SeekFrom::Hole(0)).unwrap(), length);
-    });
-    extend(&path, (1 << 20) + BYTES, Some(&watch)).unwrap();
-}
-
-#[test]
-fn what_can_not_be_extended_keeps_its_length() {
-    let (dir, path) = nowhere();
-    assert!(matches!(extend(&path, BYTES, None).unwrap_err(), OpenError::NotFound(_)));
-    let device = open(&path, &creating(1 << 20)).unwrap();
-    assert!(matches!(extend(&path, BYTES, None).unwrap_err(), OpenError::InUse(_)));
-    drop(device);
-    let error = extend(&path, 1 << 50, None).unwrap_err();
-    assert!(
-        matches!(error, OpenError::NoSpace { wanted_bytes, .. } if wanted_bytes == 1 << 50),
-        "{error}"
-    );
-    let error = extend(&path, (2 << 20) + 512, None).unwrap_err();
-    assert!(error.to_string().contains("not multiples of 4096"), "{error}");
-    assert_eq!(fs::metadata(&path).unwrap().len(), 1 << 20);
-
-    fs::write(&path, [1; 5000]).unwrap();
-    let error = extend(&path, BYTES, None).unwrap_err();
-    assert!(error.to_string().contains("5000"), "{error}");
-    for (path, kind) in [(dir.path(), "directory"), (Path::new("/dev/null"), "character device")] {
-        let error = extend(path, BYTES, None).unwrap_err();
-        assert!(error.to_string().contains(kind), "{error}");
-    }
-}
-
 // -- Open, and of another size
 
 fn engines() -> [OpenOptions; 2] {
@@ -247,6 +168,39 @@ fn an_open_file_can_be_lengthened_and_shortened() {
         drop(device);
         assert_eq!(open(&path, &existing()).unwrap().capacity_bytes(), 1 << 20);
     }
+}
+
+#[test]
+fn a_lengthened_file_keeps_what_it_holds() {
+    let (_dir, path) = nowhere();
+    let device = open(&path, &creating(2 << 20)).unwrap();
+    let mut page = device.alloc(PAGE_BYTES);
+    page.fill(5);
+    device.write_durable(DeviceOffset((2 << 20) - 4096), page.freeze()).unwrap();
+    device.set_capacity((2 << 20) + BYTES, None).unwrap();
+    drop(device);
+    let content = fs::read(&path).unwrap();
+    let (old, new) = content.split_at(2 << 20);
+    assert!(old[..old.len() - 4096].iter().all(|byte| *byte == 0));
+    assert!(old[old.len() - 4096..].iter().all(|byte| *byte == 5));
+    assert!(new.iter().all(|byte| *byte == 0));
+    let device = open(&path, &existing()).expect("no hole");
+    assert_eq!(device.geometry().capacity_bytes, (2 << 20) + BYTES);
+}
+
+/// Killed at any moment, it leaves a file that can be opened: what a reader sees while it is written is what would be left.
+#[test]
+fn a_file_has_no_hole_while_it_is_lengthened() {
+    let (_dir, path) = nowhere();
+    let device = open(&path, &creating(1 << 20)).unwrap();
+    let watched = path.clone();
+    let watch: Progress = Arc::new(move |done, _| {
+        let file = File::open(&watched).unwrap();
+        let length = file.metadata().unwrap().len();
+        assert_eq!(length, (1 << 20) + done);
+        assert_eq!(rustix::fs::seek(&file, SeekFrom::Hole(0)).unwrap(), length);
+    });
+    device.set_capacity((1 << 20) + BYTES, Some(&watch)).unwrap();
 }
 
 #[test]
