@@ -45,11 +45,11 @@ impl Reserved {
     }
 }
 
-/// Why a device could not be reserved. Whatever it was reserved for before, it still is.
+/// Why a device could not be reserved. Whatever it was reserved for before, it still is; and what other software has registered for this host stays.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReserveError {
-    /// It has no persistent reservations, or not all that is needed of them.
+    /// It has no persistent reservations, or not all that is needed of them, or this process may not use them.
     #[error("{device}: can not be reserved: {reason}")]
     Unsupported {
         /// Name of the device.
@@ -57,9 +57,10 @@ pub enum ReserveError {
         /// What is missing.
         reason: String,
     },
-    /// Reserved with another key than Alluvium's, or by another host at this very moment.
+    /// Reserved, or this host registered, with another key than Alluvium's; or reserved by another host at this very moment.
     #[error(
-        "{device}: is reserved by other software, with a key that is not Alluvium's, or another host has reserved it at this moment"
+        "{device}: is reserved, or this host is registered with it, by other software with a key that is not Alluvium's; or another host has reserved it at \
+         this moment"
     )]
     Held {
         /// Name of the device.
@@ -84,6 +85,10 @@ impl ReserveError {
             Errno::OPNOTSUPP | Errno::NOTTY | Errno::INVAL => {
                 let reason =
                     "it, or its driver, has no persistent reservations of this kind".into();
+                Self::Unsupported { device, reason }
+            }
+            Errno::PERM => {
+                let reason = "the kernel does not let this process, which before Linux 6.6 needs CAP_SYS_ADMIN".into();
                 Self::Unsupported { device, reason }
             }
             errno => Self::Io { device, command, source: errno.into() },

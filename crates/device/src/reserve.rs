@@ -35,9 +35,9 @@ pub(crate) enum Refusal {
 
 /// The commands of one host on the reservation of a device. The type is always "write exclusive".
 pub(crate) trait Reservations {
-    /// Register with `key` in place of whatever this host is registered with; with 0, cancel that, and with it the
+    /// Register with `key` in place of `before`, which this host has to be registered with, 0 being nothing; with `key` 0, cancel that, and with it the
     /// reservation if this host holds it. To survive a loss of power.
-    fn register(&self, key: u64) -> Result<(), Refusal>;
+    fn register(&self, before: u64, key: u64) -> Result<(), Refusal>;
 
     /// Take the reservation if nobody has it. Succeeds if this host has it already.
     fn reserve(&self, key: u64) -> Result<(), Refusal>;
@@ -59,7 +59,12 @@ pub(crate) fn acquire(device: &impl Reservations, name: &str) -> Result<(), Rese
             },
         }
     };
-    insist(|| device.register(KEY)).map_err(failed("REGISTER"))?;
+    // Not in place of whatever this host has: a key of other software on it is what that goes by.
+    match insist(|| device.register(0, KEY)) {
+        Err(Refusal::Conflict) => insist(|| device.register(KEY, KEY)),
+        answer => answer,
+    }
+    .map_err(failed("REGISTER"))?;
     match insist(|| device.reserve(KEY)) {
         Ok(()) | Err(Refusal::Conflict) => {}
         Err(refusal) => return Err(failed("RESERVE")(refusal)),
@@ -68,7 +73,7 @@ pub(crate) fn acquire(device: &impl Reservations, name: &str) -> Result<(), Rese
     match insist(|| device.preempt(KEY)) {
         Ok(()) | Err(Refusal::Conflict) => {}
         Err(refusal) => {
-            if let Err(left) = insist(|| device.register(0)) {
+            if let Err(left) = insist(|| device.register(KEY, 0)) {
                 tracing::warn!("{name}: it may stay reserved for this host: {left:?}");
             }
             return Err(failed("PREEMPT AND ABORT")(refusal));
@@ -125,8 +130,6 @@ struct Kernel<'a>(&'a Claim);
 
 /// `enum pr_type`
 const PR_WRITE_EXCLUSIVE: u32 = 1;
-/// For a registration: whatever key it is that this host has.
-const PR_FL_IGNORE_KEY: u32 = 1;
 
 /// `struct pr_registration`
 #[repr(C)]
@@ -155,10 +158,13 @@ struct Preempt {
 }
 
 impl Reservations for Kernel<'_> {
-    fn register(&self, key: u64) -> Result<(), Refusal> {
-        let old_key = if key == 0 { KEY } else { 0 };
-        let flags = if key == 0 { 0 } else { PR_FL_IGNORE_KEY };
-        self.send(Command::<200, _>(Registration { old_key, new_key: key, flags, pad: 0 }))
+    fn register(&self, before: u64, key: u64) -> Result<(), Refusal> {
+        self.send(Command::<200, _>(Registration {
+            old_key: before,
+            new_key: key,
+            flags: 0,
+            pad: 0,
+        }))
     }
 
     fn reserve(&self, key: u64) -> Result<(), Refusal> {
@@ -263,6 +269,14 @@ mod tests {
             let status = other as u32;
             assert_eq!(understand(other), Err(Refusal::Status(status)), "{other:#x}");
         }
+    }
+
+    #[test]
+    fn who_may_not_is_told_what_it_takes() {
+        let error = ReserveError::system("disk", "REGISTER", Errno::PERM);
+        assert!(error.to_string().contains("CAP_SYS_ADMIN"), "{error}");
+        let error = ReserveError::system("disk", "REGISTER", Errno::IO).to_string();
+        assert!(error.starts_with("disk: can not be reserved: REGISTER: Input/output"), "{error}");
     }
 
     #[test]

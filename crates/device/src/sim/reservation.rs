@@ -55,7 +55,10 @@ impl Reservation {
         self.registered.iter().find(|(of, _)| Arc::ptr_eq(of, host)).map(|(_, key)| *key)
     }
 
-    fn register(&mut self, host: &Arc<Core>, key: u64) -> Result<(), Refusal> {
+    fn register(&mut self, host: &Arc<Core>, before: u64, key: u64) -> Result<(), Refusal> {
+        if self.key_of(host).unwrap_or(0) != before {
+            return Err(Refusal::Conflict);
+        }
         self.registered.retain(|(of, _)| !Arc::ptr_eq(of, host));
         if key != 0 {
             self.registered.push((host.clone(), key));
@@ -106,7 +109,7 @@ impl SimDisk {
     /// Reserve the disk as another program does: with a key of its own, unless somebody else has it.
     pub fn reserve_as_stranger(&self) {
         let key = reserve::KEY + 1;
-        self.register(key).and_then(|()| Reservations::reserve(self, key)).expect("it is free");
+        self.register(0, key).and_then(|()| Reservations::reserve(self, key)).expect("it is free");
     }
 
     /// Forget who has registered, as a disk that did not keep it over a loss of power.
@@ -135,8 +138,8 @@ impl SimDisk {
 }
 
 impl Reservations for SimDisk {
-    fn register(&self, key: u64) -> Result<(), Refusal> {
-        self.ask(|reservation, host| reservation.register(host, key))
+    fn register(&self, before: u64, key: u64) -> Result<(), Refusal> {
+        self.ask(|reservation, host| reservation.register(host, before, key))
     }
 
     fn reserve(&self, key: u64) -> Result<(), Refusal> {

@@ -112,8 +112,8 @@ impl Steps<'_> {
 }
 
 impl Reservations for Steps<'_> {
-    fn register(&self, key: u64) -> Result<(), Refusal> {
-        self.step().and_then(|()| self.host.register(key))
+    fn register(&self, before: u64, key: u64) -> Result<(), Refusal> {
+        self.step().and_then(|()| self.host.register(before, key))
     }
 
     fn reserve(&self, key: u64) -> Result<(), Refusal> {
@@ -204,6 +204,33 @@ fn a_reservation_with_another_key_is_left_alone() {
     assert!(holds(&stranger));
     write(&stranger, 1).unwrap();
     assert!(write(&host, 2).unwrap_err().is_reserved());
+}
+
+/// A cluster's own fencing, for instance, names a host by the key that it has registered with.
+#[test]
+fn what_another_program_of_this_host_has_registered_stays() {
+    for holder in ["this host", "another host", "nobody"] {
+        let host = disk();
+        let other = host.other_host();
+        match holder {
+            "this host" => host.reserve_as_stranger(),
+            "another host" => other.reserve_as_stranger(),
+            _ => {}
+        }
+        if holder != "this host" {
+            Reservations::register(&host, 0, reserve::KEY + 2).unwrap();
+        }
+        let key = |host: &SimDisk| {
+            let state = host.0.medium.state.lock();
+            state.reservation.as_ref().unwrap().key_of(&host.0.core)
+        };
+        let before = (key(&host), key(&other), holds(&host), holds(&other));
+        for _ in 0..2 {
+            let error = take(&host).unwrap_err();
+            assert!(matches!(error, ReserveError::Held { .. }), "{holder}: {error}");
+        }
+        assert_eq!((key(&host), key(&other), holds(&host), holds(&other)), before, "{holder}");
+    }
 }
 
 #[test]
