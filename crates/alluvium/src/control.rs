@@ -305,7 +305,9 @@ impl Resizer {
     async fn try_resize(&self, wanted: Size, told: &Told) -> Result<(), String> {
         let mut resizing = {
             let _step = self.steps.lock().await;
-            self.check(wanted)?;
+            if wanted.bytes != self.store.wal_header().capacity_bytes {
+                self.check(wanted)?;
+            }
             if wanted.bytes > self.device.capacity_bytes() {
                 self.enlarge(wanted, told.clone()).await?;
             }

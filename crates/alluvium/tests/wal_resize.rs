@@ -260,6 +260,20 @@ fn what_a_server_can_not_have_is_refused_and_the_log_stays() {
     ok(&["wal", "resize", text(&wal), "--capacity", "90MiB"]);
 }
 
+/// Smaller than a server would make it. What the log has can be asked for nevertheless: that withdraws a request.
+#[test]
+fn the_size_that_the_log_has_is_never_refused() {
+    let data = tempfile::tempdir().unwrap();
+    let wal = data.path().join("wal");
+    ok(&["wal", "format", text(&wal), "--capacity", "32MiB"]);
+    let server = Server::start(data.path(), &[]);
+    let said = refused(1, &["wal", "resize", text(&wal), "--capacity", "40MiB"]);
+    contains(&said, &["not resized to 40MiB", "64MiB to 16TiB"]);
+    let present = ok(&["wal", "resize", text(&wal), "--capacity", "32MiB"]);
+    contains(&present, &["32MiB already"]);
+    server.stop(Signal::TERM);
+}
+
 #[test]
 fn the_socket_is_for_its_user_and_its_log_alone() {
     let data = tempfile::tempdir().unwrap();
