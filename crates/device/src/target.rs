@@ -248,6 +248,10 @@ fn create(path: &Path, bytes: u64, options: &OpenOptions) -> Result<Claim, OpenE
     if !directory(path).is_dir() {
         return Err(OpenError::NotFound(directory(path).to_owned()));
     }
+    if is_among_devices(directory(path)) {
+        let reason = "no such device; a file is not created in its place, since it would lie in memory. Is the disk attached?";
+        return Err(unsuitable(path, reason.into()));
+    }
     let creating = suffixed(path, ".creating");
     let fd = open_direct(&creating, OFlags::RDWR | OFlags::CREATE, Mode::RUSR | Mode::WUSR)?;
     let claim = lock(&creating, fd)?;
@@ -269,6 +273,16 @@ fn create(path: &Path, bytes: u64, options: &OpenOptions) -> Result<Claim, OpenE
     }
     publish(&creating, path)?;
     Ok(claim)
+}
+
+/// Whether `directory` is `/dev` or one below it, and no file system of its own that is mounted there, as `/dev/shm` is.
+fn is_among_devices(directory: &Path) -> bool {
+    let devices = Path::new("/dev");
+    fs::canonicalize(directory).is_ok_and(|directory| directory.starts_with(devices))
+        && matches!(
+            (rustix::fs::stat(directory), rustix::fs::stat(devices)),
+            (Ok(directory), Ok(devices)) if directory.st_dev == devices.st_dev
+        )
 }
 
 /// Add `range` to the end of the file, or leave it as long as it was.

@@ -254,6 +254,20 @@ fn what_is_not_there_is_not_found() {
     assert!(names(&dir).is_empty());
 }
 
+/// A disk that is not attached, or not spelled so: a file of its name would lie in memory, and be gone with the next start of the machine.
+#[test]
+fn no_file_is_created_among_the_devices() {
+    let (dir, _) = nowhere();
+    let link = dir.path().join("by-another-way");
+    std::os::unix::fs::symlink("/dev", &link).unwrap();
+    for path in [Path::new("/dev/alluvium-no-such-disk"), &link.join("alluvium-no-such-disk")] {
+        let error = refused(path, &creating(BYTES));
+        assert!(matches!(error, OpenError::Unsuitable { .. }), "{error}");
+        assert!(error.to_string().contains("no such device"), "{error}");
+        assert!(!path.exists());
+    }
+}
+
 #[test]
 fn a_file_has_one_writer_and_any_readers() {
     let (_dir, path) = nowhere();
