@@ -259,7 +259,7 @@ fn what_is_not_there_is_not_found() {
 fn no_file_is_created_among_the_devices() {
     let (dir, _) = nowhere();
     let link = dir.path().join("by-another-way");
-    std::os::unix::fs::symlink("/dev", &link).unwrap();
+    symlink("/dev", &link).unwrap();
     for path in [Path::new("/dev/alluvium-no-such-disk"), &link.join("alluvium-no-such-disk")] {
         let error = refused(path, &creating(BYTES));
         assert!(matches!(error, OpenError::Unsuitable { .. }), "{error}");
