@@ -147,6 +147,9 @@ fn a_log_that_nobody_has_used_is_left_to_its_first_server() {
     let wal = data.path().join("wal");
     ok(&["wal", "format", text(&wal), "--capacity", "64MiB"]);
     contains(&ok(&["wal", "recover", text(&wal)]), &["never opened", "nothing to take over"]);
+    // Who asks for a fence is told that there is none.
+    let said = refused(1, &["wal", "recover", text(&wal), "--reserve"]);
+    contains(&said, &["never opened", "nothing to take over", "was not reserved"]);
     ok(&["wal", "resize", text(&wal), "--capacity", "80MiB"]);
     Server::start(data.path(), &["--wal-capacity", "80MiB"]).stop(Signal::TERM);
 }

@@ -62,6 +62,13 @@ pub(crate) fn run(args: &RecoverArgs) -> Result<(), Failure> {
     let target = TargetInfo::of(device.geometry());
     if before.epoch == 0 {
         // To open it would look to the server as if another one had used it.
+        if args.reserve {
+            return Err(Failure::Failed(format!(
+                "{} was never opened since it was formatted: there is nothing to take over, and it was not reserved. Its first server can reserve it \
+                 (--wal-reserve)",
+                path.display()
+            )));
+        }
         let recovered = Recovered {
             target,
             before: Header::of(&before),
