@@ -12,6 +12,7 @@ use alluvium_device::{Durability, Engine};
 use clap::Args;
 use serde::{Deserialize, Deserializer};
 
+use crate::objects::{ObjectStoreUrl, S3Settings};
 use crate::units::{Size, Span};
 
 /// Defaults and bounds, named in the help texts; a test keeps the two together.
@@ -102,10 +103,34 @@ pub(crate) struct ServeOptions {
     #[serde(skip)]
     pub(crate) force_format: bool,
 
-    /// Where records settle: file:///absolute/path, or memory:// for trials (lost at the end of the process). Default: `objects` in the
-    /// data directory.
+    /// Where records settle: s3://bucket/prefix, file:///absolute/path, or memory:// for trials (lost at the end of the process). The
+    /// credentials for S3 come from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or from the machine. Default: `objects` in the data
+    /// directory.
     #[arg(long, env = "ALLUVIUM_OBJECT_STORE", value_name = "URL")]
     pub(crate) object_store: Option<String>,
+
+    /// Where S3 is spoken, if not at AWS: https://s3.example.org. Default: AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, or AWS.
+    #[arg(long, env = "ALLUVIUM_S3_ENDPOINT", value_name = "URL")]
+    pub(crate) s3_endpoint: Option<String>,
+
+    /// The bucket's region. Default: AWS_REGION, AWS_DEFAULT_REGION, or us-east-1.
+    #[arg(long, env = "ALLUVIUM_S3_REGION", value_name = "NAME")]
+    pub(crate) s3_region: Option<String>,
+
+    /// Name the bucket in the path (https://host/bucket) and not in the host's name (https://bucket.host). Default true with an
+    /// endpoint, false at AWS.
+    #[arg(long, env = "ALLUVIUM_S3_PATH_STYLE", value_name = "BOOL",
+          num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub(crate) s3_path_style: Option<bool>,
+
+    /// Use an endpoint with http:// that is not on loopback: everybody on the way can read and change all records. Default false.
+    #[arg(long, env = "ALLUVIUM_S3_ALLOW_HTTP", value_name = "BOOL",
+          num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub(crate) s3_allow_http: Option<bool>,
+
+    /// Certificates (PEM) that are trusted beside the system's. Default: none.
+    #[arg(long, env = "ALLUVIUM_S3_CA_FILE", value_name = "FILE")]
+    pub(crate) s3_ca_file: Option<PathBuf>,
 
     /// What makes an acknowledged record durable: `dsync` = each write is followed by a flush or carries FUA; `device` =
     /// the device is trusted to keep what it has acknowledged, for disks with power-loss protection only; `auto` = dsync
@@ -215,8 +240,15 @@ impl ServeConfig {
 
     fn resolve(options: ServeOptions) -> Result<Self, ConfigError> {
         let data_dir = options.data_dir.unwrap_or_else(|| l::DATA_DIR.into());
+        let s3 = S3Settings {
+            endpoint: options.s3_endpoint,
+            region: options.s3_region,
+            path_style: options.s3_path_style,
+            allow_http: options.s3_allow_http,
+            ca_file: options.s3_ca_file,
+        };
         let object_store = match &options.object_store {
-            Some(url) => url.parse().map_err(ConfigError)?,
+            Some(url) => ObjectStoreUrl::parse(url, s3).map_err(ConfigError)?,
             None => ObjectStoreUrl::Directory(data_dir.join("objects")),
         };
         let admin_listen = options.admin_listen.unwrap_or_else(|| preset(l::ADMIN_LISTEN));
@@ -348,6 +380,11 @@ impl ServeOptions {
             wal_reserve: self.wal_reserve.or(other.wal_reserve),
             force_format: self.force_format || other.force_format,
             object_store: self.object_store.or(other.object_store),
+            s3_endpoint: self.s3_endpoint.or(other.s3_endpoint),
+            s3_region: self.s3_region.or(other.s3_region),
+            s3_path_style: self.s3_path_style.or(other.s3_path_style),
+            s3_allow_http: self.s3_allow_http.or(other.s3_allow_http),
+            s3_ca_file: self.s3_ca_file.or(other.s3_ca_file),
             durability: self.durability.or(other.durability),
             engine: self.engine.or(other.engine),
             log_cache: self.log_cache.or(other.log_cache),
@@ -469,50 +506,6 @@ impl fmt::Display for HostPort {
     }
 }
 
-/// Where objects go.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum ObjectStoreUrl {
-    /// A local directory.
-    Directory(PathBuf),
-    /// The process's memory: for trials.
-    Memory,
-}
-
-impl FromStr for ObjectStoreUrl {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let url = url::Url::parse(text).map_err(|error| {
-            format!("object-store `{text}` is not a URL ({error}); write file:///absolute/path")
-        })?;
-        match url.scheme() {
-            "memory" => Ok(Self::Memory),
-            "file" => match url.to_file_path() {
-                Ok(path) if path.is_absolute() => Ok(Self::Directory(path)),
-                _ => Err(format!(
-                    "object-store `{text}` does not name a local directory; write file:///absolute/path, with \
-                     three slashes"
-                )),
-            },
-            "s3" | "gs" | "az" | "abfs" | "abfss" | "http" | "https" => Err(format!(
-                "object-store `{text}`: cloud object stores come later; this build has file:// and memory://"
-            )),
-            other => Err(format!(
-                "object-store `{text}`: unknown scheme `{other}`; this build has file:// and memory://"
-            )),
-        }
-    }
-}
-
-impl fmt::Display for ObjectStoreUrl {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Directory(path) => write!(f, "{}", path.display()),
-            Self::Memory => f.write_str("memory"),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use clap::{CommandFactory, FromArgMatches};
@@ -571,7 +564,12 @@ mod tests {
             wal = "/dev/vdb"
             wal-capacity = "4GiB"
             wal-reserve = true
-            object-store = "file:///srv/objects"
+            object-store = "s3://bucket/alluvium"
+            s3-endpoint = "http://s3.example.org:9000"
+            s3-region = "eu-central-1"
+            s3-path-style = true
+            s3-allow-http = true
+            s3-ca-file = "/etc/ssl/own.pem"
             durability = "device"
             engine = "threads"
             log-cache = 1073741824
@@ -675,23 +673,6 @@ mod tests {
     fn clients_need_an_address_to_connect_to() {
         let message = refused(&["--listen", "0.0.0.0:9092", "--allow-plaintext-network"]);
         assert!(message.contains("--advertise"), "{message}");
-    }
-
-    #[test]
-    fn object_stores_are_told_apart() {
-        let parse = |url: &str| url.parse::<ObjectStoreUrl>();
-        assert_eq!(parse("file:///srv/o"), Ok(ObjectStoreUrl::Directory("/srv/o".into())));
-        assert_eq!(parse("memory://"), Ok(ObjectStoreUrl::Memory));
-        for (url, reason) in [
-            ("s3://bucket/prefix", "come later"),
-            ("gs://bucket", "come later"),
-            ("ftp://host", "unknown scheme `ftp`"),
-            ("./objects", "file:///absolute/path"),
-            ("file://objects", "three slashes"),
-        ] {
-            let error = parse(url).unwrap_err();
-            assert!(error.contains(reason), "{url}: {error}");
-        }
     }
 
     #[test]

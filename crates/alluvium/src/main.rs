@@ -7,6 +7,7 @@ mod cli;
 mod config;
 mod control;
 mod kafka;
+mod objects;
 mod output;
 mod progress;
 mod serve;

@@ -10,9 +10,8 @@ use alluvium_device::{Access, OpenOptions, SharedDevice};
 use alluvium_stream::{Catalog, Change, RedbCatalog};
 use alluvium_wal::{FormatOptions, HeaderInfo, OpenError, Wal};
 use object_store::ObjectStore;
-use object_store::memory::InMemory;
 
-use crate::config::{ObjectStoreUrl, ServeConfig, limits};
+use crate::config::{ServeConfig, limits};
 use crate::output::Failure;
 use crate::progress::Meter;
 use crate::units::{Size, counted};
@@ -38,6 +37,7 @@ impl Storage {
             // Known before a file is pre-written, so said before.
             stream_options(config, config.wal_capacity.unwrap_or(limits::WAL_CAPACITY))?;
         }
+        crate::objects::check(&config.object_store)?;
         let lock = lock_directory(&config.data_dir)?;
         let catalog_path = config.data_dir.join("catalog.redb");
         let catalog = RedbCatalog::open(&catalog_path).map_err(Failure::new)?;
@@ -48,7 +48,7 @@ impl Storage {
         }
         let capacity = Size { bytes: header.capacity_bytes };
         let options = stream_options(config, capacity)?;
-        let objects = open_objects(&config.object_store)?;
+        let objects = crate::objects::open(&config.object_store)?;
         if bound.is_none() {
             // Before the log is opened for the first time, so that one that was opened is bound, whenever the server is killed.
             catalog.commit(&[Change::BindWal(header.wal_id)]).map_err(Failure::new)?;
@@ -273,20 +273,6 @@ pub(crate) fn stream_options(
         upload_interval: config.upload_interval.0,
         ..alluvium_stream::Options::default()
     })
-}
-
-fn open_objects(url: &ObjectStoreUrl) -> Result<Arc<dyn ObjectStore>, Failure> {
-    match url {
-        ObjectStoreUrl::Directory(directory) => alluvium_stream::local_objects(directory)
-            .map_err(|error| Failure::Failed(format!("object store: {error}"))),
-        ObjectStoreUrl::Memory => {
-            tracing::warn!(
-                "the object store is this process's memory: it grows without bound, and everything that was uploaded is lost \
-                 when the server stops. For trials only"
-            );
-            Ok(Arc::new(InMemory::new()))
-        }
-    }
 }
 
 #[cfg(test)]

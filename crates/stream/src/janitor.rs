@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 use futures::TryStreamExt;
 use tokio::time::Instant;
 
-use crate::objects::{ObjectError, within};
+use crate::objects::{ObjectError, Request, within};
 use crate::store::{Shared, StoreError};
 use crate::upload::{backoff, object_prefix};
 
@@ -103,7 +103,7 @@ async fn clean_orphans(shared: &Shared, delete: bool) -> Result<(), ObjectError>
     };
     let mut listing = shared.objects.store().list(Some(&prefix.as_str().into()));
     let mut orphans = BTreeSet::new();
-    while let Some(object) = within(&prefix, listing.try_next()).await? {
+    while let Some(object) = within(Request::List, &prefix, listing.try_next()).await? {
         let name = object.location.to_string();
         // Judged after it was listed: what was on its way then is so still, or is in the catalog.
         let is_old = SystemTime::from(object.last_modified) < oldest;

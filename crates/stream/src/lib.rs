@@ -24,7 +24,7 @@ mod upload;
 mod wake;
 
 pub use catalog::{Catalog, CatalogError, Change, MemoryCatalog, RedbCatalog};
-pub use objects::{ObjectError, local_objects};
+pub use objects::{ErrorKind, ObjectError, local_objects, try_objects};
 pub use options::Options;
 pub use record::decode_record;
 pub use recover::{Gap, Recovery};

@@ -138,14 +138,14 @@ pub struct Stats {
     pub wal: alluvium_wal::Stats,
 }
 
-/// Objects can not be written now, or there is no answer for 5 min; it is tried again. Until that succeeds the WAL fills up, and in the end appends find no room.
+/// Objects can not be written now, or there is no answer; it is tried again. Until that succeeds the WAL fills up, and in the end appends find no room.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UploadFailing {
     /// Time since the first failure in a row.
     pub elapsed: Duration,
     /// Failures in a row; at least 1.
     pub failures: u32,
-    /// The last one.
+    /// The last one. Says so if no further try can succeed before bucket or credentials are changed.
     pub error: String,
 }
 

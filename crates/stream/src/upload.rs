@@ -78,8 +78,8 @@ pub(crate) async fn run(shared: Arc<Shared>) {
     }
 }
 
-/// One upload. An object store that is not there is tried until it is. Fails for good if the WAL or the catalog does, or if the
-/// owner's [`crate::Fold`] panics.
+/// One upload. An object store that is not there is tried until it is, or the WAL has failed. Fails for good if the WAL or the catalog
+/// does, or if the owner's [`crate::Fold`] panics.
 async fn cycle(shared: &Arc<Shared>) -> Result<(), StoreError> {
     let taken = Instant::now();
     let cut = shared.wal.appended();
@@ -92,7 +92,7 @@ async fn cycle(shared: &Arc<Shared>) -> Result<(), StoreError> {
     let parts = plan(shared, cut);
     let checkpoints = fold(shared, &parts).await?;
     let (objects, ranges) = if parts.iter().any(Part::is_written) {
-        let (object, ranges) = write_until_done(shared, &parts).await;
+        let (object, ranges) = write_until_done(shared, &parts).await?;
         (vec![Arc::new(object)], ranges)
     } else {
         (Vec::new(), vec![None; parts.len()])
@@ -151,7 +151,7 @@ fn fold_part(fold: &dyn Fold, part: &Part) -> Option<Bytes> {
 
 type Written = (ObjectInfo, Vec<Option<ObjectRange>>);
 
-async fn write_until_done(shared: &Shared, parts: &[Part]) -> Written {
+async fn write_until_done(shared: &Shared, parts: &[Part]) -> Result<Written, StoreError> {
     let id = shared.new_object_id();
     let mut backoff = Backoff::new(shared);
     loop {
@@ -161,14 +161,14 @@ async fn write_until_done(shared: &Shared, parts: &[Part]) -> Written {
         shared.object_table.lock().uploading.insert(name.clone());
         let mut writer = Writer::new(&**shared.objects.store(), &name);
         let error = match write(&mut writer, id, nonce, &name, parts).await {
-            Ok(written) => return written,
+            Ok(written) => return Ok(written),
             Err(error) => error,
         };
         if let Err(left) = writer.abort().await {
             tracing::debug!("could not clean up after a failed upload: {left}");
         }
         shared.object_table.lock().uploading.remove(&name);
-        backoff.failed(&format!("can not write: {error}")).await;
+        backoff.failed(&error).await?;
     }
 }
 
@@ -260,15 +260,24 @@ impl<'a> Backoff<'a> {
         Self { shared, failures: 0 }
     }
 
-    async fn failed(&mut self, what: &str) {
-        let failures = self.shared.numbers.upload_failed(what);
+    /// Wait after a failure. Fails with the WAL: what it has is not uploaded by a store that takes nothing any more, but by the next one.
+    async fn failed(&mut self, error: &ObjectError) -> Result<(), StoreError> {
+        let mut what = format!("can not write: {error}");
+        if error.is_permanent() {
+            what.push_str("; no try will succeed until bucket or credentials are changed");
+        }
+        let failures = self.shared.numbers.upload_failed(&what);
         let options = &self.shared.options;
         let wait = backoff(options.retry_initial, options.retry_max, self.failures);
         self.failures += 1;
         tracing::warn!(
             "upload: {what}; attempt {failures} failed, the next one in {wait:?}; the WAL keeps the data"
         );
-        tokio::time::sleep(wait).await;
+        tokio::select! {
+            () = tokio::time::sleep(wait) => Ok(()),
+            // An offset that no log reaches: this resolves when the WAL stops.
+            stopped = self.shared.wal.wait_durable(LogOffset(u64::MAX)) => Ok(stopped?),
+        }
     }
 }
 

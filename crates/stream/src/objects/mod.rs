@@ -1,16 +1,18 @@
 //! The object store: errors and deadlines of its requests; writing objects in bounded memory, reading them with verification and a cache.
 
+mod error;
 mod local;
 mod read;
 mod scan;
 mod write;
 
 use std::future::Future;
-use std::sync::Arc;
 use std::time::Duration;
 
-use crate::object::Damage;
+use futures::TryStreamExt;
+use object_store::ObjectStore;
 
+pub use error::{ErrorKind, ObjectError};
 pub use local::local_objects;
 pub(crate) use read::{Budget, Objects};
 pub(crate) use scan::{Scan, index};
@@ -18,53 +20,59 @@ pub(crate) use write::Writer;
 
 /// The objects of all stores lie under it, each store's in a directory of its own.
 pub(crate) const OBJECTS_DIRECTORY: &str = "streams";
-/// A request that makes no progress for so long has failed: the longest that flushing a large object to a slow disk may take.
-const STALL: Duration = Duration::from_secs(300);
 
-/// An object could not be written, read or deleted.
-#[derive(Clone, Debug, thiserror::Error)]
-pub enum ObjectError {
-    /// The object store refused or could not be reached.
-    #[error("object {name}: {source}")]
-    Store {
-        /// Its path in the object store.
-        name: String,
-        /// Cause.
-        source: Arc<object_store::Error>,
-    },
-    /// It is not what was written.
-    #[error("object {name}: {source}")]
-    Damaged {
-        /// Its path in the object store.
-        name: String,
-        /// Where and what.
-        source: Arc<Damage>,
-    },
+/// What is asked of the object store; how long an answer may take depends on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Request {
+    /// Up to 8 MiB, and somebody is waiting for them.
+    Get,
+    /// A small object.
+    Put,
+    /// The begin of a large object.
+    Begin,
+    /// A part of a large object. The client of a remote store repeats it in that time.
+    Part,
+    /// The end of a large object.
+    Complete,
+    /// The parts of a large object are not needed.
+    Abort,
+    /// The next page of a listing.
+    List,
+    /// One object.
+    Delete,
 }
 
-impl ObjectError {
-    fn store(name: &str, source: object_store::Error) -> Self {
-        Self::Store { name: name.into(), source: Arc::new(source) }
-    }
-
-    fn damaged(name: &str, source: Damage) -> Self {
-        Self::Damaged { name: name.into(), source: Arc::new(source) }
-    }
-
-    pub(crate) fn is_not_found(&self) -> bool {
-        matches!(self, Self::Store { source, .. } if matches!(**source, object_store::Error::NotFound { .. }))
+impl Request {
+    /// A request that has no answer after so long has failed, whatever becomes of it.
+    fn deadline(self) -> Duration {
+        Duration::from_secs(match self {
+            Self::Get => 15,
+            Self::Begin | Self::Abort | Self::List | Self::Delete => 30,
+            Self::Put | Self::Part => 120,
+            // Flushing a large object to a slow disk.
+            Self::Complete => 300,
+        })
     }
 }
 
 /// The answer to a request about `name`, or an error if it does not come.
 pub(crate) async fn within<T>(
+    request: Request,
     name: &str,
-    request: impl Future<Output = object_store::Result<T>>,
+    answer: impl Future<Output = object_store::Result<T>>,
 ) -> Result<T, ObjectError> {
-    let stalled = |_| object_store::Error::Generic {
-        store: "object store",
-        source: format!("no answer for {STALL:?}").into(),
-    };
-    let answer = tokio::time::timeout(STALL, request).await.map_err(stalled);
-    answer.and_then(|answer| answer).map_err(|error| ObjectError::store(name, error))
+    let deadline = request.deadline();
+    match tokio::time::timeout(deadline, answer).await {
+        Ok(answer) => answer.map_err(|error| ObjectError::store(name, &error)),
+        Err(_) => Err(ObjectError::no_answer(name, deadline)),
+    }
+}
+
+/// Ask an object store whether it can be used: for the first name of what it holds.
+///
+/// # Errors
+/// What any other request would meet now; see [`ObjectError::is_permanent`].
+pub async fn try_objects(store: &dyn ObjectStore) -> Result<(), ObjectError> {
+    let mut listing = store.list(Some(&OBJECTS_DIRECTORY.into()));
+    within(Request::List, OBJECTS_DIRECTORY, listing.try_next()).await.map(drop)
 }

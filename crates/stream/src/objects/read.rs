@@ -7,7 +7,7 @@ use object_store::{ObjectStore, ObjectStoreExt};
 use quick_cache::Weighter;
 use quick_cache::sync::Cache;
 
-use super::{ObjectError, within};
+use super::{ObjectError, Request, within};
 use crate::catalog::ObjectInfo;
 use crate::object::{self, Block, ENTRY_BYTES};
 use crate::types::{Batch, ObjectId, StreamId, StreamOffset};
@@ -65,7 +65,7 @@ impl Objects {
 
     /// Delete an object; one that is not there counts as deleted.
     pub(crate) async fn delete(&self, name: &str) -> Result<(), ObjectError> {
-        match within(name, self.store.delete(&name.into())).await {
+        match within(Request::Delete, name, self.store.delete(&name.into())).await {
             Err(error) if !error.is_not_found() => Err(error),
             _ => Ok(()),
         }
@@ -205,7 +205,12 @@ impl Objects {
             return Ok(Bytes::new());
         }
         let path = object.name.as_str().into();
-        within(&object.name, self.store.get_range(&path, range)).await
+        let get = || within(Request::Get, &object.name, self.store.get_range(&path, range.clone()));
+        match get().await {
+            // A connection that has died unnoticed is the likeliest reason, and the next one a new one.
+            Err(error) if error.may_pass() => get().await,
+            answer => answer,
+        }
     }
 }
 

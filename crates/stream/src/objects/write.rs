@@ -1,67 +1,319 @@
 //! Writing, in bounded memory.
 
+use std::collections::VecDeque;
+use std::panic::resume_unwind;
+
 use bytes::Bytes;
-use object_store::{ObjectStore, ObjectStoreExt, PutPayload, WriteMultipart};
+use object_store::{MultipartUpload, ObjectStore, ObjectStoreExt, PutPayload};
+use tokio::task::{JoinError, JoinSet};
 
-use super::{ObjectError, within};
+use super::{ObjectError, Request, within};
 
-/// Objects up to this size are one PUT; larger ones are written in parts of this size. At least 5 MiB, S3's minimum.
+/// Objects up to this size are one PUT; larger ones are written in parts of exactly this size, but for the last. At least 5 MiB, S3's
+/// minimum.
 const PART_BYTES: usize = 8 << 20;
 /// Parts in flight: with the one being filled, the memory that an upload takes.
 const PARTS_IN_FLIGHT: usize = 4;
 
-/// Writes one object: a small one with a single PUT, a large one in parts, so that memory stays bounded.
+/// Writes one object: a small one with a single PUT, a large one in parts, so that memory stays bounded. Parts are on their way also while
+/// nobody writes. One that fails is repeated by the store's client; when that gives up, the object has failed.
 pub(crate) struct Writer<'a> {
     store: &'a dyn ObjectStore,
     name: &'a str,
-    small: Vec<Bytes>,
-    small_bytes: usize,
-    large: Option<WriteMultipart>,
+    /// What is in no part yet.
+    pieces: VecDeque<Bytes>,
+    pieces_bytes: usize,
+    large: Option<Large>,
+}
+
+/// An object that is written in parts.
+struct Large {
+    upload: Box<dyn MultipartUpload>,
+    /// On their way. Dropped, they stop.
+    parts: JoinSet<Result<(), ObjectError>>,
 }
 
 impl<'a> Writer<'a> {
     pub(crate) fn new(store: &'a dyn ObjectStore, name: &'a str) -> Self {
-        Self { store, name, small: Vec::new(), small_bytes: 0, large: None }
+        Self { store, name, pieces: VecDeque::new(), pieces_bytes: 0, large: None }
     }
 
     pub(crate) async fn write(&mut self, piece: Bytes) -> Result<(), ObjectError> {
-        if let Some(large) = &mut self.large {
-            within(self.name, large.wait_for_capacity(PARTS_IN_FLIGHT)).await?;
-            large.put(piece);
-            return Ok(());
+        self.pieces_bytes += piece.len();
+        self.pieces.push_back(piece);
+        // What fits into one part exactly may be all there is, and then a PUT does.
+        while self.pieces_bytes > PART_BYTES {
+            let payload = self.take(PART_BYTES);
+            self.send(payload).await?;
         }
-        self.small_bytes += piece.len();
-        self.small.push(piece);
-        if self.small_bytes > PART_BYTES {
-            let upload = within(self.name, self.store.put_multipart(&self.name.into())).await?;
-            let large = self.large.insert(WriteMultipart::new_with_chunk_size(upload, PART_BYTES));
-            self.small.drain(..).for_each(|piece| large.put(piece));
+        Ok(())
+    }
+
+    /// The next `len` bytes, without copying them.
+    fn take(&mut self, len: usize) -> PutPayload {
+        let mut taken = Vec::new();
+        let mut missing = len;
+        while missing > 0 {
+            let mut piece = self.pieces.pop_front().expect("there are so many bytes");
+            if piece.len() > missing {
+                self.pieces.push_front(piece.split_off(missing));
+            }
+            missing -= piece.len();
+            taken.push(piece);
         }
+        self.pieces_bytes -= len;
+        PutPayload::from_iter(taken)
+    }
+
+    /// Put a part on its way, once there is room for it.
+    async fn send(&mut self, payload: PutPayload) -> Result<(), ObjectError> {
+        let large = match &mut self.large {
+            Some(large) => large,
+            none => {
+                let path = self.name.into();
+                let begun = self.store.put_multipart(&path);
+                let upload = within(Request::Begin, self.name, begun).await?;
+                none.insert(Large { upload, parts: JoinSet::new() })
+            }
+        };
+        while large.parts.len() >= PARTS_IN_FLIGHT {
+            arrived(self.name, large.parts.join_next().await)?;
+        }
+        let (name, part) = (self.name.to_owned(), large.upload.put_part(payload));
+        large.parts.spawn(async move { within(Request::Part, &name, part).await });
         Ok(())
     }
 
     /// The object is complete and durable when this succeeds. After an error, here or in [`Self::write`], there may be an
     /// object or parts of one, and [`Self::abort`] should be tried.
     pub(crate) async fn finish(&mut self) -> Result<(), ObjectError> {
-        let (store, name) = (self.store, self.name);
-        let result = match self.large.take() {
-            Some(large) => within(name, large.finish()).await,
-            None => {
-                let payload = PutPayload::from_iter(self.small.drain(..));
-                within(name, store.put(&name.into(), payload)).await
-            }
-        };
-        result.map(drop)
+        let rest = self.take(self.pieces_bytes);
+        if self.large.is_none() {
+            let path = self.name.into();
+            let put = self.store.put(&path, rest);
+            return within(Request::Put, self.name, put).await.map(drop);
+        }
+        if rest.content_length() > 0 {
+            self.send(rest).await?;
+        }
+        let large = self.large.as_mut().expect("it was there before");
+        while !large.parts.is_empty() {
+            arrived(self.name, large.parts.join_next().await)?;
+        }
+        within(Request::Complete, self.name, large.upload.complete()).await?;
+        self.large = None;
+        Ok(())
     }
 
-    /// Give up: remove what was written, as far as the object store lets us.
+    /// Give up: remove what was written, as far as the object store lets us. Parts that stay are paid for until the bucket's life-cycle
+    /// rule removes them.
     pub(crate) async fn abort(self) -> Result<(), ObjectError> {
-        if let Some(large) = self.large {
-            within(self.name, large.abort()).await?;
+        let mut result = Ok(());
+        if let Some(Large { mut upload, mut parts }) = self.large {
+            // A part that arrives behind the abort would stay.
+            parts.shutdown().await;
+            result = within(Request::Abort, self.name, upload.abort()).await;
         }
-        match within(self.name, self.store.delete(&self.name.into())).await {
+        // A request whose answer did not come may have made the object all the same.
+        match within(Request::Delete, self.name, self.store.delete(&self.name.into())).await {
             Err(error) if !error.is_not_found() => Err(error),
-            _ => Ok(()),
+            _ => match result {
+                Err(error) if !error.is_not_found() => Err(error),
+                _ => Ok(()),
+            },
+        }
+    }
+}
+
+/// What has become of a part.
+fn arrived(
+    name: &str,
+    part: Option<Result<Result<(), ObjectError>, JoinError>>,
+) -> Result<(), ObjectError> {
+    match part.map(|part| part.map_err(JoinError::try_into_panic)) {
+        None => Ok(()),
+        Some(Ok(result)) => result,
+        Some(Err(Ok(panic))) => resume_unwind(panic),
+        // The runtime is at its end.
+        Some(Err(Err(cancelled))) => Err(ObjectError::failed(name, cancelled.to_string())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+    use std::time::Duration;
+
+    use async_trait::async_trait;
+    use futures::stream::BoxStream;
+    use object_store::memory::InMemory;
+    use object_store::path::Path;
+    use object_store::{
+        CopyOptions, GetOptions, GetResult, ListResult, ObjectMeta, PutMultipartOptions,
+        PutOptions, PutResult, Result, UploadPart,
+    };
+    use parking_lot::Mutex;
+
+    use super::*;
+
+    /// What has become of multipart uploads, and what is to become of them.
+    #[derive(Debug, Default)]
+    struct Log {
+        parts: Mutex<Vec<usize>>,
+        in_flight: AtomicU32,
+        most_in_flight: AtomicU32,
+        /// This part fails.
+        failing: Option<usize>,
+        /// The end of an upload is not answered.
+        silent: bool,
+        aborted: AtomicBool,
+    }
+
+    #[derive(Debug)]
+    struct Store(InMemory, Arc<Log>);
+
+    #[derive(Debug)]
+    struct Upload(Box<dyn MultipartUpload>, Arc<Log>);
+
+    #[async_trait]
+    impl MultipartUpload for Upload {
+        fn put_part(&mut self, data: PutPayload) -> UploadPart {
+            let log = self.1.clone();
+            log.parts.lock().push(data.content_length());
+            let fails = log.failing == Some(log.parts.lock().len());
+            let put = self.0.put_part(data);
+            Box::pin(async move {
+                let now = log.in_flight.fetch_add(1, Ordering::SeqCst) + 1;
+                log.most_in_flight.fetch_max(now, Ordering::SeqCst);
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                log.in_flight.fetch_sub(1, Ordering::SeqCst);
+                if fails {
+                    return Err(object_store::Error::Generic {
+                        store: "Test",
+                        source: "no".into(),
+                    });
+                }
+                put.await
+            })
+        }
+
+        async fn complete(&mut self) -> Result<PutResult> {
+            if self.1.silent {
+                std::future::pending::<()>().await;
+            }
+            self.0.complete().await
+        }
+
+        async fn abort(&mut self) -> Result<()> {
+            assert_eq!(self.1.in_flight.load(Ordering::SeqCst), 0, "a part may still arrive");
+            self.1.aborted.store(true, Ordering::SeqCst);
+            self.0.abort().await
+        }
+    }
+
+    impl std::fmt::Display for Store {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str("test")
+        }
+    }
+
+    #[async_trait]
+    impl ObjectStore for Store {
+        async fn put_opts(&self, to: &Path, data: PutPayload, o: PutOptions) -> Result<PutResult> {
+            self.0.put_opts(to, data, o).await
+        }
+        async fn put_multipart_opts(
+            &self,
+            to: &Path,
+            options: PutMultipartOptions,
+        ) -> Result<Box<dyn MultipartUpload>> {
+            let upload = self.0.put_multipart_opts(to, options).await?;
+            Ok(Box::new(Upload(upload, self.1.clone())))
+        }
+        async fn get_opts(&self, from: &Path, options: GetOptions) -> Result<GetResult> {
+            self.0.get_opts(from, options).await
+        }
+        fn delete_stream(
+            &self,
+            names: BoxStream<'static, Result<Path>>,
+        ) -> BoxStream<'static, Result<Path>> {
+            self.0.delete_stream(names)
+        }
+        fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
+            self.0.list(prefix)
+        }
+        async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
+            self.0.list_with_delimiter(prefix).await
+        }
+        async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
+            self.0.copy_opts(from, to, options).await
+        }
+    }
+
+    fn pattern(len: usize) -> Bytes {
+        let mut bytes: Vec<u8> = (0..251).collect::<Vec<_>>().repeat(len / 251 + 1);
+        bytes.truncate(len);
+        bytes.into()
+    }
+
+    /// Write `len` bytes in pieces of 1,000,000, which no part is a multiple of.
+    async fn write(writer: &mut Writer<'_>, len: usize) -> std::result::Result<(), ObjectError> {
+        let bytes = pattern(len);
+        for at in (0..len).step_by(1_000_000) {
+            writer.write(bytes.slice(at..len.min(at + 1_000_000))).await?;
+        }
+        writer.finish().await
+    }
+
+    async fn written(store: &Store) -> Option<Bytes> {
+        match store.get(&"a".into()).await {
+            Ok(found) => Some(found.bytes().await.unwrap()),
+            Err(_) => None,
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_object_has_parts_of_one_size_and_few_at_a_time() {
+        for (len, parts) in [
+            (0, vec![]),
+            (PART_BYTES, vec![]),
+            (PART_BYTES + 1, vec![PART_BYTES, 1]),
+            (2 * PART_BYTES, vec![PART_BYTES; 2]),
+            (7 * PART_BYTES + 5, [vec![PART_BYTES; 7], vec![5]].concat()),
+        ] {
+            let store = Store(InMemory::new(), Arc::default());
+            write(&mut Writer::new(&store, "a"), len).await.unwrap();
+            assert_eq!(*store.1.parts.lock(), parts);
+            let most = store.1.most_in_flight.load(Ordering::SeqCst) as usize;
+            assert_eq!(most, parts.len().min(PARTS_IN_FLIGHT));
+            assert!(written(&store).await == Some(pattern(len)));
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn parts_are_on_their_way_while_nobody_writes() {
+        let store = Store(InMemory::new(), Arc::default());
+        let mut writer = Writer::new(&store, "a");
+        writer.write(vec![0; PART_BYTES + 1].into()).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        assert_eq!(store.1.in_flight.load(Ordering::SeqCst), 1);
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert_eq!(store.1.in_flight.load(Ordering::SeqCst), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_attempt_that_fails_leaves_nothing_that_is_paid_for() {
+        let failing = Log { failing: Some(2), ..Log::default() };
+        let silent = Log { silent: true, ..Log::default() };
+        for (log, reason) in [(failing, "no"), (silent, "no answer for 300s")] {
+            let store = Store(InMemory::new(), Arc::new(log));
+            let mut writer = Writer::new(&store, "a");
+            let error = write(&mut writer, 6 * PART_BYTES).await.unwrap_err();
+            assert!(error.to_string().contains(reason), "{error}");
+            writer.abort().await.unwrap();
+            assert!(store.1.aborted.load(Ordering::SeqCst), "{reason}");
+            assert_eq!(written(&store).await, None);
         }
     }
 }

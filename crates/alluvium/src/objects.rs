@@ -1,0 +1,469 @@
+//! The object store: where it is, how it is opened, and whether it can ever work.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
+use object_store::memory::InMemory;
+use object_store::prefix::PrefixStore;
+use object_store::{BackoffConfig, Certificate, ClientOptions, ObjectStore, RetryConfig};
+use url::{Host, Url};
+
+use crate::output::Failure;
+
+/// One HTTP request, its body included: at 300 KB/s a part of an upload still gets through.
+const REQUEST: Duration = Duration::from_secs(30);
+/// Where nobody listens, that is known soon.
+const CONNECT: Duration = Duration::from_secs(5);
+/// How long the client itself repeats a request that has met a 5xx, a 429 or a broken connection. Who waits for the answer has a deadline
+/// of its own (`alluvium_stream`), which is later, and an upload is tried for ever.
+const RETRY: Duration = Duration::from_secs(15);
+/// How long a start waits for the answer of an object store, which it could do without.
+const CHECK: Duration = Duration::from_secs(10);
+
+/// Where objects go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum ObjectStoreUrl {
+    /// A local directory.
+    Directory(PathBuf),
+    /// The process's memory: for trials.
+    Memory,
+    /// A bucket of S3, or of what speaks like it.
+    S3(Bucket),
+}
+
+/// A place in a bucket.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Bucket {
+    pub(crate) name: String,
+    /// Without slashes at its ends; empty for the bucket itself.
+    pub(crate) prefix: String,
+    pub(crate) settings: S3Settings,
+}
+
+/// How S3 is reached. What is not set comes from AWS's own environment variables, and at last from AWS's defaults.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct S3Settings {
+    pub(crate) endpoint: Option<String>,
+    pub(crate) region: Option<String>,
+    pub(crate) path_style: Option<bool>,
+    pub(crate) allow_http: Option<bool>,
+    pub(crate) ca_file: Option<PathBuf>,
+}
+
+impl ObjectStoreUrl {
+    /// `settings` are for S3; with another store they have no effect.
+    pub(crate) fn parse(text: &str, settings: S3Settings) -> Result<Self, String> {
+        let url = without_secrets("object-store", text, "file:///absolute/path")?;
+        match url.scheme() {
+            "memory" => Ok(Self::Memory),
+            "file" => match url.to_file_path() {
+                Ok(path) if path.is_absolute() => Ok(Self::Directory(path)),
+                _ => Err(format!(
+                    "object-store `{text}` does not name a local directory; write file:///absolute/path, with \
+                     three slashes"
+                )),
+            },
+            "s3" => {
+                let name = url.host_str().filter(|_| url.port().is_none());
+                let name = name.ok_or_else(|| {
+                    format!("object-store `{text}` names no bucket; write s3://bucket/prefix")
+                })?;
+                settings.bucket_endpoint(name)?;
+                let prefix = url.path().trim_matches('/').into();
+                Ok(Self::S3(Bucket { name: name.into(), prefix, settings }))
+            }
+            other => Err(format!(
+                "object-store `{text}`: unknown scheme `{other}`; this build has s3://, file:// and memory://"
+            )),
+        }
+    }
+}
+
+/// Parse a URL that is shown and logged, so that nothing secret may be in it. If there is, the message does not repeat it.
+fn without_secrets(option: &str, text: &str, example: &str) -> Result<Url, String> {
+    let url = Url::parse(text).map_err(|error| match text.contains('@') {
+        true => format!("{option} is not a URL ({error}); write {example}"),
+        false => format!("{option} `{text}` is not a URL ({error}); write {example}"),
+    })?;
+    if !url.username().is_empty() || url.password().is_some() || url.query().is_some() {
+        return Err(format!(
+            "{option} has a user or a query in it, and is shown in logs: credentials come from the environment, as \
+             AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or from the machine"
+        ));
+    }
+    Ok(url)
+}
+
+impl fmt::Display for ObjectStoreUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Directory(path) => write!(f, "{}", path.display()),
+            Self::Memory => f.write_str("memory"),
+            Self::S3(Bucket { name, prefix, settings }) => {
+                write!(f, "s3://{name}")?;
+                if !prefix.is_empty() {
+                    write!(f, "/{prefix}")?;
+                }
+                match settings.endpoint() {
+                    Some(endpoint) => write!(f, " at {endpoint}"),
+                    None => Ok(()),
+                }
+            }
+        }
+    }
+}
+
+impl S3Settings {
+    /// The endpoint, from the settings or else from the environment; `None` is AWS.
+    fn endpoint(&self) -> Option<String> {
+        let from = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
+        let environment = || from("AWS_ENDPOINT_URL_S3").or_else(|| from("AWS_ENDPOINT_URL"));
+        self.endpoint.clone().or_else(environment)
+    }
+
+    /// Where the bucket is, if not at AWS: as a path of the endpoint, or as a part of its name.
+    fn bucket_endpoint(&self, bucket: &str) -> Result<Option<Url>, String> {
+        let Some(endpoint) = self.endpoint() else { return Ok(None) };
+        let mut url = without_secrets("s3-endpoint", &endpoint, "https://s3.example.org")?;
+        let plain = match url.scheme() {
+            "https" => false,
+            "http" => true,
+            other => {
+                return Err(format!(
+                    "s3-endpoint `{endpoint}`: scheme `{other}`, allowed are https:// and http://"
+                ));
+            }
+        };
+        let loopback = match url.host() {
+            Some(Host::Ipv4(address)) => address.is_loopback(),
+            Some(Host::Ipv6(address)) => address.is_loopback(),
+            Some(Host::Domain(name)) => name == "localhost",
+            None => false,
+        };
+        if plain && !loopback && !self.allow_http.unwrap_or(false) {
+            return Err(format!(
+                "s3-endpoint is {endpoint}: over http:// everybody on the way can read and change all records. Use https://, or give \
+                 --s3-allow-http if the network is trusted"
+            ));
+        }
+        if !self.path_style() {
+            let Some(Host::Domain(name)) = url.host() else {
+                return Err(format!(
+                    "s3-endpoint is {endpoint}: an address can not be preceded by a bucket's name; leave --s3-path-style on"
+                ));
+            };
+            let name = format!("{bucket}.{name}");
+            url.set_host(Some(&name))
+                .map_err(|error| format!("s3-endpoint {endpoint}: {error}"))?;
+        }
+        Ok(Some(url))
+    }
+
+    /// What stands at an endpoint of its own seldom has a name for each bucket; AWS has.
+    fn path_style(&self) -> bool {
+        self.path_style.unwrap_or_else(|| self.endpoint().is_some())
+    }
+}
+
+/// Open the object store. Nothing is asked of it yet.
+///
+/// # Errors
+/// A local directory that can not be made; settings that make no sense.
+pub(crate) fn open(url: &ObjectStoreUrl) -> Result<Arc<dyn ObjectStore>, Failure> {
+    match url {
+        ObjectStoreUrl::Directory(directory) => alluvium_stream::local_objects(directory)
+            .map_err(|error| Failure::Failed(format!("object store: {error}"))),
+        ObjectStoreUrl::Memory => {
+            tracing::warn!(
+                "the object store is this process's memory: it grows without bound, and everything that was uploaded is lost \
+                 when the server stops. For trials only"
+            );
+            Ok(Arc::new(InMemory::new()))
+        }
+        ObjectStoreUrl::S3(bucket) => open_bucket(bucket, credentials()),
+    }
+}
+
+fn open_bucket(
+    bucket: &Bucket,
+    credentials: AmazonS3Builder,
+) -> Result<Arc<dyn ObjectStore>, Failure> {
+    // The first call counts; it is always this one.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let settings = &bucket.settings;
+    let endpoint = settings.bucket_endpoint(&bucket.name).map_err(Failure::Usage)?;
+    let mut client = ClientOptions::new()
+        .with_timeout(REQUEST)
+        .with_connect_timeout(CONNECT)
+        .with_allow_http(endpoint.as_ref().is_some_and(|url| url.scheme() == "http"));
+    if let Some(file) = &settings.ca_file {
+        for certificate in certificates(file)? {
+            client = client.with_root_certificate(certificate);
+        }
+    }
+    let mut builder = credentials
+        .with_client_options(client)
+        .with_retry(RetryConfig {
+            backoff: BackoffConfig {
+                max_backoff: Duration::from_secs(5),
+                ..BackoffConfig::default()
+            },
+            max_retries: 10,
+            retry_timeout: RETRY,
+        })
+        // Objects are deleted one by one, and not every server has the other request.
+        .with_disable_bulk_delete(true)
+        .with_virtual_hosted_style_request(!settings.path_style())
+        .with_bucket_name(&bucket.name);
+    if let Some(region) = &settings.region {
+        builder = builder.with_region(region);
+    }
+    if let Some(endpoint) = endpoint {
+        builder = builder.with_endpoint(endpoint.as_str().trim_end_matches('/'));
+    }
+    let store = builder
+        .build()
+        .map_err(|error| Failure::Usage(format!("object store s3://{}: {error}", bucket.name)))?;
+    Ok(match bucket.prefix.as_str() {
+        "" => Arc::new(store),
+        prefix => Arc::new(PrefixStore::new(store, prefix)),
+    })
+}
+
+/// Credentials and region from AWS's environment variables; without any, the machine's own (instance, container, web identity).
+fn credentials() -> AmazonS3Builder {
+    use AmazonS3ConfigKey as Key;
+    // Named one by one: what else is in the environment does not change where records go.
+    let known = [
+        ("AWS_ACCESS_KEY_ID", Key::AccessKeyId),
+        ("AWS_SECRET_ACCESS_KEY", Key::SecretAccessKey),
+        ("AWS_SESSION_TOKEN", Key::Token),
+        ("AWS_DEFAULT_REGION", Key::DefaultRegion),
+        ("AWS_REGION", Key::Region),
+        ("AWS_WEB_IDENTITY_TOKEN_FILE", Key::WebIdentityTokenFile),
+        ("AWS_ROLE_ARN", Key::RoleArn),
+        ("AWS_ROLE_SESSION_NAME", Key::RoleSessionName),
+        ("AWS_ENDPOINT_URL_STS", Key::StsEndpoint),
+        ("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", Key::ContainerCredentialsRelativeUri),
+        ("AWS_CONTAINER_CREDENTIALS_FULL_URI", Key::ContainerCredentialsFullUri),
+        ("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", Key::ContainerAuthorizationTokenFile),
+    ];
+    known.into_iter().fold(AmazonS3Builder::new(), |builder, (name, key)| {
+        match std::env::var(name) {
+            Ok(value) if !value.is_empty() => builder.with_config(key, value),
+            _ => builder,
+        }
+    })
+}
+
+fn certificates(file: &Path) -> Result<Vec<Certificate>, Failure> {
+    let failed =
+        |reason: String| Failure::Usage(format!("s3-ca-file {}: {reason}", file.display()));
+    let pem = std::fs::read(file).map_err(|error| failed(error.to_string()))?;
+    let found = Certificate::from_pem_bundle(&pem).map_err(|error| failed(error.to_string()))?;
+    match found.is_empty() {
+        true => Err(failed("no certificate in it".into())),
+        false => Ok(found),
+    }
+}
+
+/// Ask a remote object store for the first name of what it holds. What can never succeed ends the start, before anything is made or written. What
+/// may succeed later does not hinder it: records are taken as long as the log has room.
+///
+/// # Errors
+/// The bucket does not exist, or the credentials are refused.
+pub(crate) fn check(url: &ObjectStoreUrl) -> Result<(), Failure> {
+    match url {
+        ObjectStoreUrl::S3(bucket) => check_bucket(url, bucket, credentials()),
+        ObjectStoreUrl::Directory(_) | ObjectStoreUrl::Memory => Ok(()),
+    }
+}
+
+fn check_bucket(
+    url: &ObjectStoreUrl,
+    bucket: &Bucket,
+    credentials: AmazonS3Builder,
+) -> Result<(), Failure> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::Failed(format!("can not start the runtime: {error}")))?;
+    // A client of its own: its connections end with this runtime.
+    let store = open_bucket(bucket, credentials)?;
+    let asked = async { tokio::time::timeout(CHECK, alluvium_stream::try_objects(&*store)).await };
+    match runtime.block_on(asked) {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(error)) if error.is_permanent() => {
+            Err(Failure::Failed(format!("object store {url}: {}", error.reason())))
+        }
+        Ok(Err(error)) => {
+            warn(url, &error.reason());
+            Ok(())
+        }
+        Err(_) => {
+            warn(url, &format!("no answer within {} s", CHECK.as_secs()));
+            Ok(())
+        }
+    }
+}
+
+fn warn(url: &ObjectStoreUrl, reason: &str) {
+    tracing::warn!(
+        "the object store can not be used now: {url}: {reason}. The server starts without it, and tries again; until then nothing is \
+         uploaded, and the write-ahead log fills up"
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::TcpListener;
+
+    use super::*;
+
+    fn parse(url: &str) -> Result<ObjectStoreUrl, String> {
+        ObjectStoreUrl::parse(url, S3Settings::default())
+    }
+
+    fn at(endpoint: &str) -> S3Settings {
+        S3Settings { endpoint: Some(endpoint.into()), ..S3Settings::default() }
+    }
+
+    #[test]
+    fn object_stores_are_told_apart() {
+        assert_eq!(parse("file:///srv/o"), Ok(ObjectStoreUrl::Directory("/srv/o".into())));
+        assert_eq!(parse("memory://"), Ok(ObjectStoreUrl::Memory));
+        for (url, name, prefix) in [
+            ("s3://bucket", "bucket", ""),
+            ("s3://bucket/", "bucket", ""),
+            ("s3://a.bucket/a/b/", "a.bucket", "a/b"),
+        ] {
+            let Ok(ObjectStoreUrl::S3(bucket)) = parse(url) else { panic!("{url}") };
+            assert_eq!((bucket.name.as_str(), bucket.prefix.as_str()), (name, prefix));
+        }
+        for (url, reason) in [
+            ("gs://bucket", "unknown scheme `gs`"),
+            ("ftp://host", "unknown scheme `ftp`"),
+            ("./objects", "file:///absolute/path"),
+            ("file://objects", "three slashes"),
+            ("s3:///prefix", "names no bucket"),
+            ("s3://bucket:9000/prefix", "names no bucket"),
+        ] {
+            let error = parse(url).unwrap_err();
+            assert!(error.contains(reason), "{url}: {error}");
+        }
+    }
+
+    #[test]
+    fn credentials_in_a_url_are_refused_and_not_repeated() {
+        for url in ["s3://KEY:hush@bucket", "s3://hush@bucket", "s3://b?secret=hush", "s3//hush@b"]
+        {
+            let error = parse(url).unwrap_err();
+            assert!(!error.contains("hush") && error.contains("object-store"), "{error}");
+        }
+        let endpoint = at("https://KEY:hush@s3.example.org");
+        let error = ObjectStoreUrl::parse("s3://bucket", endpoint).unwrap_err();
+        assert!(!error.contains("hush") && error.contains("s3-endpoint"), "{error}");
+    }
+
+    #[test]
+    fn a_bucket_is_a_path_of_the_endpoint_or_a_part_of_its_name() {
+        let url = |settings: S3Settings| {
+            settings.bucket_endpoint("b").map(|url| url.map(|url| url.to_string()))
+        };
+        let named = |endpoint| S3Settings { path_style: Some(false), ..at(endpoint) };
+        assert_eq!(url(at("https://s3.example.org")), Ok(Some("https://s3.example.org/".into())));
+        assert_eq!(
+            url(named("https://s3.example.org:9000")),
+            Ok(Some("https://b.s3.example.org:9000/".into()))
+        );
+        assert!(url(named("http://127.0.0.1:9000")).unwrap_err().contains("s3-path-style"));
+        assert!(url(at("ftp://s3.example.org")).unwrap_err().contains("scheme `ftp`"));
+    }
+
+    #[test]
+    fn plain_http_leaves_the_machine_only_if_that_was_said() {
+        let allowed = |endpoint, allow_http| {
+            S3Settings { allow_http, ..at(endpoint) }.bucket_endpoint("b").map(drop)
+        };
+        for loopback in ["http://127.0.0.1:9000", "http://localhost:9000", "http://[::1]:9000"] {
+            assert_eq!(allowed(loopback, None), Ok(()));
+        }
+        let error = allowed("http://192.0.2.1:9000", None).unwrap_err();
+        assert!(error.contains("--s3-allow-http"), "{error}");
+        assert_eq!(allowed("http://192.0.2.1:9000", Some(true)), Ok(()));
+    }
+
+    #[test]
+    fn certificates_are_read_when_it_is_opened() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("ca.pem");
+        let opened = || {
+            let settings = S3Settings { ca_file: Some(file.clone()), ..S3Settings::default() };
+            match open(&ObjectStoreUrl::parse("s3://bucket", settings).unwrap()) {
+                Err(Failure::Usage(reason)) => reason,
+                _ => panic!("it must be refused"),
+            }
+        };
+        assert!(opened().contains("ca.pem"), "{}", opened());
+        std::fs::write(&file, "no certificate").unwrap();
+        assert!(opened().contains("no certificate in it"), "{}", opened());
+    }
+
+    /// Something that answers each request in the same way.
+    fn server(status: &'static str, body: &'static str) -> ObjectStoreUrl {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let endpoint = format!("http://{}", listener.local_addr().unwrap());
+        std::thread::spawn(move || {
+            for connection in listener.incoming() {
+                let Ok(mut connection) = connection else { return };
+                let mut request = [0; 8192];
+                let _ = connection.read(&mut request);
+                let head = "Connection: close\r\nContent-Type: application/xml";
+                let answer = format!(
+                    "HTTP/1.1 {status}\r\n{head}\r\nContent-Length: {}\r\n\r\n{body}",
+                    body.len()
+                );
+                let _ = connection.write_all(answer.as_bytes());
+            }
+        });
+        ObjectStoreUrl::parse("s3://bucket/prefix", at(&endpoint)).unwrap()
+    }
+
+    /// The check as it is, but for credentials: there may be none in the environment, and the machine's are not asked for.
+    fn checked(url: &ObjectStoreUrl) -> Result<(), Failure> {
+        let ObjectStoreUrl::S3(bucket) = url else { panic!("{url}") };
+        check_bucket(
+            url,
+            bucket,
+            AmazonS3Builder::new().with_access_key_id("id").with_secret_access_key("hush"),
+        )
+    }
+
+    #[test]
+    fn a_start_is_refused_only_by_what_no_later_try_can_mend() {
+        for (status, body, reason) in [
+            ("404 Not Found", "<Error><Code>NoSuchBucket</Code></Error>", "NoSuchBucket"),
+            (
+                "403 Forbidden",
+                "<Error><Code>AccessDenied</Code><Message>No.</Message></Error>",
+                "AccessDenied: No.",
+            ),
+            ("403 Forbidden", "", "403 Forbidden"),
+        ] {
+            match checked(&server(status, body)) {
+                Err(Failure::Failed(text)) => {
+                    assert!(text.contains(reason) && text.contains("s3://bucket/prefix"), "{text}");
+                    assert!(!text.contains("hush"), "{text}");
+                }
+                other => panic!("{status}: {other:?}"),
+            }
+        }
+        assert!(checked(&server("400 Bad Request", "<Error><Code>Odd</Code></Error>")).is_ok());
+        let empty = "<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>";
+        assert!(checked(&server("200 OK", empty)).is_ok());
+    }
+}

@@ -1,0 +1,193 @@
+//! What a request to the object store can fail with.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use object_store::Error;
+
+use crate::object::Damage;
+
+/// The longest text of an answer that is passed on, in characters.
+const TEXT_LIMIT: usize = 300;
+
+/// Codes of answers to a request that is not worth a repetition, beside 401 and 403. Some of them come with status 400 or 301.
+const PERMANENT: [&str; 6] = [
+    "NoSuchBucket",
+    "InvalidBucketName",
+    "ExpiredToken",
+    "InvalidToken",
+    "AuthorizationHeaderMalformed",
+    "PermanentRedirect",
+];
+
+/// An object could not be written, read or deleted.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum ObjectError {
+    /// The object store refused or could not be reached.
+    #[error("object {name}: {reason}")]
+    Store {
+        /// Its path in the object store.
+        name: String,
+        /// In words. The answer itself is not kept: an S3 server repeats in it what was signed, session tokens included.
+        reason: String,
+        /// What it means.
+        kind: ErrorKind,
+    },
+    /// It is not what was written.
+    #[error("object {name}: {source}")]
+    Damaged {
+        /// Its path in the object store.
+        name: String,
+        /// Where and what.
+        source: Arc<Damage>,
+    },
+}
+
+/// What an object store's error means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ErrorKind {
+    /// There is no such object.
+    NotFound,
+    /// The bucket does not exist, or the credentials do not suffice: repeating it is of no use until somebody changes that.
+    Refused,
+    /// Another try may succeed.
+    Failed,
+}
+
+impl ObjectError {
+    pub(crate) fn store(name: &str, error: &Error) -> Self {
+        let text = error.to_string();
+        let (reason, code) = in_words(&text);
+        // Not every request's error has the variant that its status means, and the status is in the text alone.
+        let denied = ["status code: 401", "status code: 403"].iter().any(|it| text.contains(it));
+        let kind = match (error, &code) {
+            (_, Some(code)) if PERMANENT.contains(&code.as_str()) => ErrorKind::Refused,
+            (Error::PermissionDenied { .. } | Error::Unauthenticated { .. }, _) => {
+                ErrorKind::Refused
+            }
+            _ if denied => ErrorKind::Refused,
+            (Error::NotFound { .. }, _) => ErrorKind::NotFound,
+            _ => ErrorKind::Failed,
+        };
+        Self::Store { name: name.into(), reason, kind }
+    }
+
+    pub(crate) fn no_answer(name: &str, deadline: Duration) -> Self {
+        Self::failed(name, format!("no answer for {deadline:?}"))
+    }
+
+    pub(crate) fn failed(name: &str, reason: String) -> Self {
+        Self::Store { name: name.into(), reason, kind: ErrorKind::Failed }
+    }
+
+    pub(crate) fn damaged(name: &str, source: Damage) -> Self {
+        Self::Damaged { name: name.into(), source: Arc::new(source) }
+    }
+
+    pub(crate) fn is_not_found(&self) -> bool {
+        matches!(self, Self::Store { kind: ErrorKind::NotFound, .. })
+    }
+
+    pub(crate) fn may_pass(&self) -> bool {
+        matches!(self, Self::Store { kind: ErrorKind::Failed, .. })
+    }
+
+    /// Whether a repetition is worth nothing until somebody has changed the bucket or the credentials.
+    pub fn is_permanent(&self) -> bool {
+        matches!(self, Self::Store { kind: ErrorKind::Refused, .. })
+    }
+
+    /// The error without the object's name.
+    pub fn reason(&self) -> String {
+        match self {
+            Self::Store { reason, .. } => reason.clone(),
+            Self::Damaged { source, .. } => source.to_string(),
+        }
+    }
+}
+
+/// What an error says, and its code. Of an answer in XML, code and message are all that is passed on.
+fn in_words(text: &str) -> (String, Option<String>) {
+    let Some(at) = text.find('<') else { return (shortened(text), None) };
+    let element = |name: &str| {
+        let rest = text[at..].split_once(&format!("<{name}>"))?.1;
+        Some(shortened(rest.split_once('<')?.0))
+    };
+    let (code, message) = (element("Code"), element("Message"));
+    let told: Vec<_> = code.iter().chain(&message).map(String::as_str).collect();
+    let before = shortened(text[..at].trim_end());
+    (format!("{before} {}", told.join(": ")).trim_end().to_owned(), code)
+}
+
+fn shortened(text: &str) -> String {
+    match text.char_indices().nth(TEXT_LIMIT) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(status: &str, body: &str, make: impl FnOnce(String) -> Error) -> ObjectError {
+        let text = format!(
+            "Error performing PUT https://host/bucket/a in 1ms - Server returned non-2xx status code: {status}: {body}"
+        );
+        ObjectError::store("a", &make(text))
+    }
+
+    fn generic(text: String) -> Error {
+        Error::Generic { store: "S3", source: text.into() }
+    }
+
+    fn not_found(text: String) -> Error {
+        Error::NotFound { path: "a".into(), source: text.into() }
+    }
+
+    #[test]
+    fn what_was_signed_is_not_passed_on() {
+        let body = "<?xml version=\"1.0\"?><Error><Code>SignatureDoesNotMatch</Code><Message>It does not \
+                    match.</Message><CanonicalRequest>PUT x-amz-security-token:SECRET</CanonicalRequest></Error>";
+        let error = error("403 Forbidden", body, generic);
+        let shown = format!("{error} {error:?} {}", error.reason());
+        assert!(!shown.contains("SECRET"), "{shown}");
+        assert!(
+            shown.contains("403 Forbidden: SignatureDoesNotMatch: It does not match."),
+            "{shown}"
+        );
+        assert!(error.is_permanent());
+    }
+
+    #[test]
+    fn a_bucket_that_is_missing_is_not_an_object_that_is() {
+        let missing = |code| {
+            error("404 Not Found", &format!("<Error><Code>{code}</Code></Error>"), not_found)
+        };
+        let bucket = missing("NoSuchBucket");
+        assert!(bucket.is_permanent() && !bucket.is_not_found());
+        let object = missing("NoSuchKey");
+        assert!(object.is_not_found() && !object.is_permanent());
+    }
+
+    #[test]
+    fn what_may_pass_is_not_permanent() {
+        for (status, body) in [
+            ("503 Service Unavailable", "<Error><Code>SlowDown</Code></Error>"),
+            ("500 Internal Server Error", "no XML at all"),
+            ("429 Too Many Requests", ""),
+        ] {
+            assert!(!error(status, body, generic).is_permanent(), "{status}");
+        }
+        let late = ObjectError::no_answer("a", Duration::from_secs(15));
+        assert!(!late.is_permanent() && late.to_string().contains("no answer for 15s"), "{late}");
+        let region = "<Error><Code>AuthorizationHeaderMalformed</Code></Error>";
+        assert!(error("400 Bad Request", region, generic).is_permanent());
+    }
+
+    #[test]
+    fn a_page_of_text_is_cut() {
+        let error = error("502 Bad Gateway", &"é".repeat(5000), generic);
+        assert!(error.reason().chars().count() <= TEXT_LIMIT + 3, "{error}");
+    }
+}
