@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use object_store::{ObjectStore, ObjectStoreExt};
 
-use super::{ObjectError, within};
+use super::{ObjectError, Request, within};
 use crate::catalog::ObjectInfo;
 use crate::object::{self, Block};
 use crate::types::Batch;
@@ -22,7 +22,10 @@ pub(crate) async fn index(
     let range = object.index_position..object.index_position + object.index_bytes;
     let bytes = match range.is_empty() {
         true => Bytes::new(),
-        false => within(&object.name, store.get_range(&object.name.as_str().into(), range)).await?,
+        false => {
+            within(Request::Get, &object.name, store.get_range(&object.name.as_str().into(), range))
+                .await?
+        }
     };
     object::decode_index(object.index_position, &bytes, object.index_crc32c)
         .map_err(|damage| ObjectError::damaged(&object.name, damage))
@@ -82,7 +85,8 @@ impl<'a> Scan<'a> {
             (to, count) = (block.position_end(), count + 1);
         }
         let name = self.object.name.as_str();
-        let bytes = within(name, self.store.get_range(&name.into(), from..to)).await?;
+        let bytes =
+            within(Request::Get, name, self.store.get_range(&name.into(), from..to)).await?;
         for block in self.blocks.drain(..count) {
             // What is missing at the end is found by the block's check.
             let at = |position: u64| (position - from).min(bytes.len() as u64) as usize;
