@@ -16,6 +16,7 @@ mod objects;
 mod options;
 mod record;
 mod recover;
+mod search;
 mod store;
 mod stream;
 mod tail;

@@ -1,21 +1,19 @@
 //! A stream's handle: append on one side, fetch on the other. They share the tail's mutex for moments, and nothing else.
 
-use std::cmp::Reverse;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 
-use alluvium_wal::LogOffset;
 use bytes::Bytes;
 use tokio::sync::Notify;
 
 use crate::catalog::Change;
-use crate::objects::{Budget, ObjectError};
+use crate::objects::Budget;
 use crate::record;
 use crate::store::{Shared, StoreError};
-use crate::tail::{self, Cached, Range, Source, StreamState, Tail};
+use crate::tail::{self, Cached, Source, StreamState};
 use crate::types::{Batch, NewBatch, StreamId, StreamOffset};
 
 /// A fetch that goes on from one object to the next stops after this many, with what it has.
@@ -98,8 +96,8 @@ pub struct Replay {
 /// One stream. Cheap to clone.
 #[derive(Clone)]
 pub struct Stream {
-    shared: Arc<Shared>,
-    state: Arc<StreamState>,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) state: Arc<StreamState>,
 }
 
 impl Stream {
@@ -246,132 +244,6 @@ impl Stream {
         Ok(Fetched { batches, start, durable_end })
     }
 
-    /// The first durable batch whose `max_timestamp_ms` is at least `timestamp_ms`.
-    pub async fn find_time(&self, timestamp_ms: i64) -> Result<Option<Batch>, FetchError> {
-        let (ranges, cached) = self.look(|tail, durable| tail.find_time(timestamp_ms, durable))?;
-        for range in ranges.iter().filter(|range| range.max_timestamp_ms >= timestamp_ms) {
-            let found = self.unless_gone(range, self.find_time_in(range, timestamp_ms).await)?;
-            if let Some(mut batch) = found.flatten() {
-                batch.own_payload();
-                return Ok(Some(batch));
-            }
-        }
-        Ok(cached)
-    }
-
-    async fn find_time_in(
-        &self,
-        range: &Range,
-        timestamp_ms: i64,
-    ) -> Result<Option<Batch>, ObjectError> {
-        let start = self.start_offset();
-        let blocks = self.shared.objects.blocks(&range.object, self.state.id).await?;
-        for block in
-            blocks.after(start).iter().filter(|block| block.max_timestamp_ms >= timestamp_ms)
-        {
-            let batches = self.shared.objects.batches(&range.object, block).await?;
-            let mut visible = batches.iter().filter(|batch| batch.end() > start);
-            if let Some(batch) = visible.find(|batch| batch.max_timestamp_ms >= timestamp_ms) {
-                return Ok(Some(batch.clone()));
-            }
-        }
-        Ok(None)
-    }
-
-    /// The durable batch with the greatest `max_timestamp_ms`, the first of them if there are several.
-    pub async fn max_time(&self) -> Result<Option<Batch>, FetchError> {
-        let (mut ranges, cached) = self.look(Tail::max_time)?;
-        // What a range says is an upper bound: a trim may have cut its greatest batch off. So the most promising come
-        // first, and the search ends when none can be better. The sort is stable: of equals, the oldest is first.
-        ranges.sort_by_key(|range| Reverse(range.max_timestamp_ms));
-        let mut best: Option<Batch> = None;
-        for range in &ranges {
-            let cached_is_better = cached
-                .as_ref()
-                .is_some_and(|cached| cached.max_timestamp_ms > range.max_timestamp_ms);
-            if cached_is_better || !is_better(range.max_timestamp_ms, best.as_ref()) {
-                break;
-            }
-            if let Some(found) =
-                self.unless_gone(range, self.max_time_in(range, best.clone()).await)?
-            {
-                best = found;
-            }
-        }
-        if let Some(best) = &mut best {
-            best.own_payload();
-        }
-        Ok(match cached {
-            Some(cached) if is_better(cached.max_timestamp_ms, best.as_ref()) => Some(cached),
-            _ => best,
-        })
-    }
-
-    /// The better one of `best` and what `range` has.
-    async fn max_time_in(
-        &self,
-        range: &Range,
-        mut best: Option<Batch>,
-    ) -> Result<Option<Batch>, ObjectError> {
-        let start = self.start_offset();
-        let blocks = self.shared.objects.blocks(&range.object, self.state.id).await?;
-        let mut blocks: Vec<_> = blocks.after(start).iter().collect();
-        blocks.sort_by_key(|block| Reverse(block.max_timestamp_ms));
-        for block in blocks {
-            if !is_better(block.max_timestamp_ms, best.as_ref()) {
-                break;
-            }
-            for batch in self
-                .shared
-                .objects
-                .batches(&range.object, block)
-                .await?
-                .iter()
-                .filter(|batch| batch.end() > start)
-            {
-                if is_better(batch.max_timestamp_ms, best.as_ref()) {
-                    best = Some(batch.clone());
-                }
-            }
-        }
-        Ok(best)
-    }
-
-    /// The stream at one moment: its ranges, and what `choose` finds in the tail, given up to where the log is durable. With two
-    /// looks, what an upload moves from here to there in between would be missed.
-    fn look(
-        &self,
-        choose: impl FnOnce(&Tail, LogOffset) -> Option<Batch>,
-    ) -> Result<(Vec<Range>, Option<Batch>), FetchError> {
-        let durable = self.shared.wal.durable();
-        let tail = self.state.tail.lock();
-        if tail.deleted {
-            return Err(FetchError::Deleted);
-        }
-        Ok((tail.ranges().cloned().collect(), choose(&tail, durable)))
-    }
-
-    /// `None` if the object was deleted because the stream has been trimmed past it meanwhile.
-    fn unless_gone<T>(
-        &self,
-        range: &Range,
-        result: Result<T, ObjectError>,
-    ) -> Result<Option<T>, FetchError> {
-        let error = match result {
-            Ok(found) => return Ok(Some(found)),
-            Err(error) => error,
-        };
-        let (start, deleted) = {
-            let tail = self.state.tail.lock();
-            (tail.start, tail.deleted)
-        };
-        match error.is_not_found() {
-            true if deleted => Err(FetchError::Deleted),
-            true if start >= range.end => Ok(None),
-            _ => Err(FetchError::Failed(error.into())),
-        }
-    }
-
     /// Records before `to`, which may be at most the durable end, are gone when it returns, also after a restart. Does
     /// nothing if the stream starts there or later.
     pub async fn trim(&self, to: StreamOffset) -> Result<(), StoreError> {
@@ -403,10 +275,6 @@ impl Stream {
         }
         Watch { state: self.state.clone(), notify: notify.clone() }
     }
-}
-
-fn is_better(timestamp_ms: i64, best: Option<&Batch>) -> bool {
-    best.is_none_or(|best| timestamp_ms > best.max_timestamp_ms)
 }
 
 impl Shared {

@@ -313,9 +313,10 @@ impl Tail {
         gone
     }
 
-    /// The visible ranges, oldest first.
-    pub(crate) fn ranges(&self) -> impl Iterator<Item = &Range> {
-        self.ranges.iter()
+    /// The visible ranges that end after `from`, oldest first. There may be hundreds of thousands: who looks at all of them does so a
+    /// few at a time, and lets others have the lock in between.
+    pub(crate) fn ranges_after(&self, from: StreamOffset) -> impl Iterator<Item = &Range> {
+        self.ranges.range(self.ranges.partition_point(|range| range.end <= from)..)
     }
 
     /// The visible, durable batches that are in no range, oldest first.

@@ -1,0 +1,219 @@
+//! Searching a stream by time.
+//!
+//! A stream may have hundreds of thousands of ranges, and its tail's lock is the one that appends wait for. So a search holds it for a few
+//! ranges at a time and goes on from the offset that it has come to. What happens to the stream in between does no harm: an
+//! upload moves batches to a range behind that offset, a trim takes away what nobody may see any more, and a
+//! range that is replaced by another one with the same batches is found under the same offsets.
+
+use std::cmp::Reverse;
+
+use crate::objects::ObjectError;
+use crate::stream::{FetchError, Stream};
+use crate::tail::{Range, Tail};
+use crate::types::{Batch, ObjectId, StreamOffset};
+
+/// Ranges that are looked at while the tail is locked: about a microsecond.
+const RANGES_AT_A_TIME: usize = 1024;
+
+/// What a look at some of the ranges has given.
+struct Look {
+    /// The range that was picked of them.
+    picked: Option<Range>,
+    next: Next,
+}
+
+enum Next {
+    /// There are more, from here on.
+    Further(StreamOffset),
+    /// These were the last ones, and at the same moment this was in the tail.
+    End(Option<Batch>),
+}
+
+impl Stream {
+    /// The first durable batch whose `max_timestamp_ms` is at least `timestamp_ms`.
+    ///
+    /// # Errors
+    /// The stream was deleted, or an object that may hold the batch can not be read.
+    pub async fn find_time(&self, timestamp_ms: i64) -> Result<Option<Batch>, FetchError> {
+        let mut from = StreamOffset(0);
+        let mut gone = None;
+        loop {
+            let look = self.look(
+                from,
+                |mut ranges| {
+                    Iterator::find(&mut ranges, |range| range.max_timestamp_ms >= timestamp_ms)
+                },
+                |tail| tail.find_time(timestamp_ms, self.shared.wal.durable()),
+            )?;
+            let range = match (look.picked, look.next) {
+                (Some(range), _) => range,
+                (None, Next::End(young)) => return Ok(young),
+                (None, Next::Further(next)) => {
+                    from = next;
+                    tokio::task::yield_now().await;
+                    continue;
+                }
+            };
+            match self.find_time_in(&range, from, timestamp_ms).await {
+                Ok(Some(mut batch)) => {
+                    batch.own_payload();
+                    return Ok(Some(batch));
+                }
+                // A trim has cut off what the range promised.
+                Ok(None) => from = range.end,
+                Err(error) => look_again(&range, error, &mut gone)?,
+            }
+        }
+    }
+
+    async fn find_time_in(
+        &self,
+        range: &Range,
+        from: StreamOffset,
+        timestamp_ms: i64,
+    ) -> Result<Option<Batch>, ObjectError> {
+        let from = from.max(self.start_offset());
+        let objects = &self.shared.objects;
+        let blocks = objects.blocks(&range.object, self.state.id).await?;
+        let blocks = blocks.after(from).iter();
+        for block in blocks.filter(|block| block.max_timestamp_ms >= timestamp_ms) {
+            let batches = objects.batches(&range.object, block).await?;
+            let mut visible = batches.iter().filter(|batch| batch.end() > from);
+            if let Some(batch) = visible.find(|batch| batch.max_timestamp_ms >= timestamp_ms) {
+                return Ok(Some(batch.clone()));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The durable batch with the greatest `max_timestamp_ms`, the first of them if there are several.
+    ///
+    /// # Errors
+    /// The stream was deleted, or an object that may hold the batch can not be read.
+    pub async fn max_time(&self) -> Result<Option<Batch>, FetchError> {
+        let mut best: Option<Batch> = None;
+        let mut read: Vec<ObjectId> = Vec::new();
+        let mut gone = None;
+        loop {
+            // What a range says is an upper bound: a trim may have cut its greatest batch off. So the most promising one comes first,
+            // and the search ends when none can be better.
+            let (range, young) = self.most_promising(best.as_ref(), &read).await?;
+            let young_is_better = |timestamp_ms: i64| {
+                young.as_ref().is_some_and(|young| young.max_timestamp_ms > timestamp_ms)
+            };
+            let Some(range) = range.filter(|range| !young_is_better(range.max_timestamp_ms)) else {
+                return Ok(match best {
+                    Some(mut best) if !young_is_better(best.max_timestamp_ms) => {
+                        best.own_payload();
+                        Some(best)
+                    }
+                    _ => young,
+                });
+            };
+            match self.max_time_in(&range, best.clone()).await {
+                Ok(found) => {
+                    best = found;
+                    read.push(range.object.id);
+                }
+                Err(error) => look_again(&range, error, &mut gone)?,
+            }
+        }
+    }
+
+    /// The first of the ranges with the greatest timestamp of those that are not `read` and may have a batch that is better than `best`;
+    /// and the best one of the tail, as it was when the last range was looked at.
+    async fn most_promising(
+        &self,
+        best: Option<&Batch>,
+        read: &[ObjectId],
+    ) -> Result<(Option<Range>, Option<Batch>), FetchError> {
+        let mut promising: Option<Range> = None;
+        let mut from = StreamOffset(0);
+        loop {
+            let promise = |range: &Range| (range.max_timestamp_ms, Reverse(range.start));
+            let may_be_better = |range: &&Range| {
+                is_better((range.max_timestamp_ms, range.start), best)
+                    && !read.contains(&range.object.id)
+            };
+            let look = self.look(
+                from,
+                |ranges| ranges.filter(may_be_better).max_by_key(|range| promise(range)),
+                |tail| tail.max_time(self.shared.wal.durable()),
+            )?;
+            let both = promising.into_iter().chain(look.picked);
+            promising = both.max_by_key(promise);
+            match look.next {
+                Next::End(young) => return Ok((promising, young)),
+                Next::Further(next) => from = next,
+            }
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// The better one of `best` and what `range` has.
+    async fn max_time_in(
+        &self,
+        range: &Range,
+        mut best: Option<Batch>,
+    ) -> Result<Option<Batch>, ObjectError> {
+        let start = self.start_offset();
+        let objects = &self.shared.objects;
+        let blocks = objects.blocks(&range.object, self.state.id).await?;
+        let mut blocks: Vec<_> = blocks.after(start).iter().collect();
+        blocks.sort_by_key(|block| Reverse(block.max_timestamp_ms));
+        for block in blocks {
+            if !is_better((block.max_timestamp_ms, block.start), best.as_ref()) {
+                continue;
+            }
+            let batches = objects.batches(&range.object, block).await?;
+            for batch in batches.iter().filter(|batch| batch.end() > start) {
+                if is_better((batch.max_timestamp_ms, batch.base), best.as_ref()) {
+                    best = Some(batch.clone());
+                }
+            }
+        }
+        Ok(best)
+    }
+
+    /// Look at some ranges from `from` on, and behind the last one at the tail.
+    fn look(
+        &self,
+        from: StreamOffset,
+        pick: impl for<'a> FnOnce(&mut dyn Iterator<Item = &'a Range>) -> Option<&'a Range>,
+        young: impl FnOnce(&Tail) -> Option<Batch>,
+    ) -> Result<Look, FetchError> {
+        let tail = self.state.tail.lock();
+        if tail.deleted {
+            return Err(FetchError::Deleted);
+        }
+        let mut ranges = tail.ranges_after(from);
+        let mut last = from;
+        let mut few = ranges.by_ref().take(RANGES_AT_A_TIME).inspect(|range| last = range.end);
+        let picked = pick(&mut few).cloned();
+        let next = match ranges.next() {
+            Some(_) => Next::Further(last),
+            None => Next::End(young(&tail)),
+        };
+        Ok(Look { picked, next })
+    }
+}
+
+/// Whether a batch of this timestamp and base is the one to give rather than `best`.
+fn is_better((timestamp_ms, base): (i64, StreamOffset), best: Option<&Batch>) -> bool {
+    best.is_none_or(|best| {
+        (timestamp_ms, Reverse(base)) > (best.max_timestamp_ms, Reverse(best.base))
+    })
+}
+
+/// An object that is not there any more was deleted between the look and the read: the stream was trimmed past it, or its batches are in
+/// another one now, and the next look sees that. Seen twice it is an error.
+fn look_again(
+    range: &Range,
+    error: ObjectError,
+    gone: &mut Option<ObjectId>,
+) -> Result<(), FetchError> {
+    if error.is_not_found() && gone.replace(range.object.id) != Some(range.object.id) {
+        return Ok(());
+    }
+    Err(FetchError::Failed(error.into()))
+}
