@@ -11,6 +11,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 use uuid::Uuid;
 
+use crate::bandwidth::Class;
 use crate::catalog::{ObjectInfo, ObjectRange};
 use crate::commit::Replacement;
 use crate::object::{Block, Encoder};
@@ -336,7 +337,7 @@ impl<'a> Sources<'a> {
         runs: &[Run],
         indexes: &HashMap<ObjectId, Vec<Block>>,
     ) -> Result<Self, ObjectError> {
-        let store = &**shared.objects.store();
+        let (store, bandwidth) = (&**shared.objects.store(), shared.objects.bandwidth());
         let mut wanted: HashMap<ObjectId, (Arc<ObjectInfo>, HashMap<StreamId, StreamOffset>)> =
             HashMap::new();
         for run in runs {
@@ -353,7 +354,7 @@ impl<'a> Sources<'a> {
                 Some(blocks) => blocks.iter().filter(is_wanted).cloned().collect(),
                 None => index(store, &object).await?.iter().filter(is_wanted).cloned().collect(),
             };
-            scans.insert(id, Scan::new(store, object, blocks));
+            scans.insert(id, Scan::new(store, bandwidth, object, blocks));
         }
         Ok(Self { scans })
     }
@@ -409,7 +410,8 @@ struct Output<'a> {
 impl<'a> Output<'a> {
     fn new(shared: &'a Shared, target: &'a Target) -> Self {
         let (encoder, header) = Encoder::new(target.nonce);
-        let writer = Writer::new(&**shared.objects.store(), &target.name);
+        let (store, bandwidth) = (&**shared.objects.store(), shared.objects.bandwidth());
+        let writer = Writer::new(store, &target.name, bandwidth, Class::Compaction);
         Self { target, header: Some(header), encoder: Some(encoder), writer, payload_bytes: 0 }
     }
 

@@ -6,6 +6,8 @@
 //! `docs/format/stream-record.md` and `docs/format/catalog.md`.
 #![forbid(unsafe_code)]
 
+mod ahead;
+mod bandwidth;
 mod cache;
 pub mod catalog;
 mod commit;
@@ -25,7 +27,7 @@ mod upload;
 mod wake;
 
 pub use catalog::{Catalog, CatalogError, Change, MemoryCatalog, RedbCatalog};
-pub use objects::{ErrorKind, ObjectError, local_objects, try_objects};
+pub use objects::{ErrorKind, ObjectError, ReadStats, local_objects, try_objects};
 pub use options::Options;
 pub use record::decode_record;
 pub use recover::{Gap, Recovery};

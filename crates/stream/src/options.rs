@@ -25,6 +25,11 @@ pub struct Options {
     /// Compaction brings what is smaller than half of it together, to objects of at most so much payload. Default 256 MiB, at least 64 KiB; 0
     /// switches compaction off. See `docs/compaction.md`.
     pub compaction_bytes: u64,
+    /// Hard bound on what is on its way from objects to readers, verified or not, of all readers together; a single batch that is larger is
+    /// read alone. What has arrived is bounded by `block_cache_bytes` and by what readers hold. Default 128 MiB, at least 8 MiB.
+    pub late_read_bytes: u64,
+    /// Bound on the bytes per second to and from the object store. Uploads go before late reads. Default 0: no bound; else at least 1 MiB.
+    pub object_store_bytes_per_s: u64,
     /// Wait after the first failure of an upload; doubles with each further one, and varies by up to a half so that
     /// many servers do not return at the same moment. Default 100 ms, at least 1 ms.
     pub retry_initial: Duration,
@@ -43,6 +48,8 @@ impl Default for Options {
             upload_interval: Duration::from_secs(60),
             block_cache_bytes: 64 * MIB,
             compaction_bytes: 256 * MIB,
+            late_read_bytes: 128 * MIB,
+            object_store_bytes_per_s: 0,
             retry_initial: Duration::from_millis(100),
             retry_max: Duration::from_secs(10),
             orphan_age: Duration::from_secs(24 * 60 * 60),
@@ -63,6 +70,8 @@ impl Options {
             cache_bytes,
             upload_bytes,
             upload_interval,
+            late_read_bytes,
+            object_store_bytes_per_s: rate,
             retry_initial,
             retry_max,
             orphan_age,
@@ -93,6 +102,14 @@ impl Options {
         }
         if (1..64 << 10).contains(&compaction_bytes) {
             return reject(format!("compaction_bytes = {compaction_bytes} is less than 65536"));
+        }
+        if late_read_bytes < 8 * MIB {
+            return reject(format!("late_read_bytes = {late_read_bytes} is less than 8 MiB"));
+        }
+        if rate > 0 && rate < MIB {
+            return reject(format!(
+                "object_store_bytes_per_s = {rate} is neither 0 nor at least 1 MiB"
+            ));
         }
         if retry_initial < Duration::from_millis(1) {
             return reject(format!("retry_initial = {retry_initial:?} is less than 1 ms"));
@@ -145,6 +162,12 @@ mod tests {
         assert!(
             refused(Options { upload_interval: Duration::ZERO, ..good() })
                 .contains("upload_interval = 0ns")
+        );
+        assert!(
+            refused(Options { late_read_bytes: MIB, ..good() }).contains("late_read_bytes = 1048")
+        );
+        assert!(
+            refused(Options { object_store_bytes_per_s: 7, ..good() }).contains("bytes_per_s = 7")
         );
         assert!(
             refused(Options { retry_initial: Duration::ZERO, ..good() })

@@ -77,8 +77,8 @@ impl Stream {
         let blocks = objects.blocks(&range.object, self.state.id).await?;
         let blocks = blocks.after(from).iter();
         for block in blocks.filter(|block| block.max_timestamp_ms >= timestamp_ms) {
-            let batches = objects.batches(&range.object, block).await?;
-            let mut visible = batches.iter().filter(|batch| batch.end() > from);
+            let block = objects.block(&range.object, block).await?;
+            let mut visible = block.batches.iter().filter(|batch| batch.end() > from);
             if let Some(batch) = visible.find(|batch| batch.max_timestamp_ms >= timestamp_ms) {
                 return Ok(Some(batch.clone()));
             }
@@ -165,8 +165,8 @@ impl Stream {
             if !is_better((block.max_timestamp_ms, block.start), best.as_ref()) {
                 continue;
             }
-            let batches = objects.batches(&range.object, block).await?;
-            for batch in batches.iter().filter(|batch| batch.end() > start) {
+            let block = objects.block(&range.object, block).await?;
+            for batch in block.batches.iter().filter(|batch| batch.end() > start) {
                 if is_better((batch.max_timestamp_ms, batch.base), best.as_ref()) {
                     best = Some(batch.clone());
                 }

@@ -17,10 +17,11 @@ use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use uuid::Uuid;
 
+use crate::ahead::Readers;
 use crate::cache::LogCache;
 use crate::catalog::{Catalog, CatalogError, Change, ObjectInfo};
 use crate::compact::{self, Compaction};
-use crate::objects::{ObjectError, Objects};
+use crate::objects::{ObjectError, Objects, ReadStats};
 use crate::options::Options;
 use crate::recover::{self, Recovery};
 use crate::stream::Stream;
@@ -103,6 +104,8 @@ pub struct Stats {
     pub log_age: Duration,
     /// Verified blocks and indexes in memory.
     pub block_cache_used_bytes: u64,
+    /// Reads from objects.
+    pub reads: ReadStats,
     /// Objects in use.
     pub objects: usize,
     /// Their size.
@@ -190,6 +193,7 @@ pub(crate) struct Shared {
     pub(crate) wal: Wal,
     pub(crate) wal_id: Uuid,
     pub(crate) objects: Objects,
+    pub(crate) readers: Readers,
     pub(crate) catalog: Arc<dyn Catalog>,
     pub(crate) fold: Arc<dyn Fold>,
     pub(crate) options: Options,
@@ -413,7 +417,8 @@ impl Store {
         let shared = Arc::new(Shared {
             wal_id: recovered.recovery.wal.wal_id,
             wal: recovered.wal,
-            objects: Objects::new(objects, options.block_cache_bytes),
+            objects: Objects::new(objects, &options),
+            readers: Readers::default(),
             catalog,
             fold,
             max_batch_bytes: recovered.max_batch_bytes,
@@ -557,6 +562,7 @@ impl Store {
             log_behind_bytes: shared.log_behind_bytes(),
             log_age: shared.log_age(),
             block_cache_used_bytes: shared.objects.cached_bytes(),
+            reads: shared.objects.read_stats(),
             objects,
             object_bytes,
             retired_objects,

@@ -8,12 +8,14 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use tokio::sync::Notify;
+use tokio::time::Instant;
 
+use crate::ahead::Reader;
 use crate::catalog::Change;
-use crate::objects::Budget;
+use crate::objects::{Budget, Part};
 use crate::record;
 use crate::store::{Shared, StoreError};
-use crate::tail::{self, Cached, Source, StreamState};
+use crate::tail::{self, Cached, Range, Source, StreamState};
 use crate::types::{Batch, NewBatch, StreamId, StreamOffset};
 
 /// A fetch that goes on from one object to the next stops after this many, with what it has.
@@ -80,6 +82,8 @@ pub struct Fetched {
     pub start: StreamOffset,
     /// Everything before it is durable: Kafka's high watermark.
     pub durable_end: StreamOffset,
+    /// The last batches are from an object, or what follows is in one and was not waited for.
+    pub late: bool,
 }
 
 /// What a stream's owner rebuilds its state from: fold `batches` into `checkpoint`.
@@ -192,56 +196,94 @@ impl Stream {
     ///
     /// May return less than there is, but never nothing if there is something. No lock is held while an object is read.
     pub async fn fetch(&self, from: StreamOffset, max_bytes: usize) -> Result<Fetched, FetchError> {
-        let mut batches: Vec<Batch> = Vec::new();
-        let mut next = from;
-        let mut budget = Budget::new(max_bytes);
-        let mut missing = None;
+        self.read(from, max_bytes, None).await
+    }
+
+    /// As [`Self::fetch`], but ends at that time with what there is, perhaps nothing, if objects have to be waited for. What it was waiting for
+    /// goes on for a while, and the next call that begins where this one has ended finds it. Dropping the future gives it up.
+    pub async fn fetch_until(
+        &self,
+        from: StreamOffset,
+        max_bytes: usize,
+        until: Instant,
+    ) -> Result<Fetched, FetchError> {
+        self.read(from, max_bytes, Some(until)).await
+    }
+
+    /// As [`Self::fetch`], of what is in memory: never waits.
+    pub fn fetch_now(&self, from: StreamOffset, max_bytes: usize) -> Result<Fetched, FetchError> {
+        let mut reading = Reading::new(from, max_bytes);
         for _ in 0..OBJECTS_PER_FETCH {
-            let durable = self.shared.wal.durable();
-            let (source, start, durable_end) = {
-                let tail = self.state.tail.lock();
-                if tail.deleted {
-                    return Err(FetchError::Deleted);
-                }
-                if next < tail.start || next > tail.next {
-                    if !batches.is_empty() {
-                        break; // trimmed meanwhile
+            let Some(range) = reading.look(self)? else { break };
+            let (objects, budget) = (&self.shared.objects, &mut reading.budget);
+            let read = objects.fetch_cached(&range.object, self.state.id, reading.next, budget);
+            if read.is_empty() {
+                break;
+            }
+            reading.add(read);
+        }
+        if reading.is_late() && !reading.batches.is_empty() {
+            let reader = self.shared.readers.take(self.state.id, from);
+            self.leave(reader, reading.next);
+        }
+        Ok(reading.fetched())
+    }
+
+    async fn read(
+        &self,
+        from: StreamOffset,
+        max_bytes: usize,
+        until: Option<Instant>,
+    ) -> Result<Fetched, FetchError> {
+        let mut reading = Reading::new(from, max_bytes);
+        let mut missing = None;
+        let mut reader = None;
+        for _ in 0..OBJECTS_PER_FETCH {
+            let Some(range) = reading.look(self)? else { break };
+            // Taken while it reads: if this is dropped, so is what is on its way for the reader.
+            reader = reader.or_else(|| self.shared.readers.take(self.state.id, from));
+            let (objects, budget) = (&self.shared.objects, &mut reading.budget);
+            let read = objects.fetch(&range.object, self.state.id, reading.next, budget, until);
+            match read.await {
+                Ok(Part { batches, late: None }) => {
+                    let nothing_there = batches.is_empty();
+                    reading.add(batches);
+                    if nothing_there {
+                        reading.next = reading.next.max(range.end);
                     }
-                    return Err(FetchError::OutOfRange {
-                        offset: next,
-                        start: tail.start,
-                        end: tail.next,
-                    });
                 }
-                (tail.source(next, &mut budget, durable), tail.start, tail.durable_end(durable))
-            };
-            let range = match source {
-                Source::Cached(cached) => {
-                    batches.extend(cached);
-                    return Ok(Fetched { batches, start, durable_end });
+                Ok(Part { batches, late: Some(ticket) }) => {
+                    reading.add(batches);
+                    let mut reader = reader.unwrap_or_default();
+                    reader.waited_for(ticket);
+                    self.shared.readers.leave(self.state.id, reading.next, reader);
+                    return Ok(reading.fetched());
                 }
-                Source::Object(range) => range,
-            };
-            match self.shared.objects.fetch(&range.object, self.state.id, next, &mut budget).await {
-                Ok(read) => {
-                    next = read.last().map_or(range.end, Batch::end).max(next);
-                    batches.extend(read);
-                    if budget.left_bytes() == 0 {
-                        return Ok(Fetched { batches, start, durable_end });
-                    }
-                }
-                Err(_) if !batches.is_empty() => {
-                    return Ok(Fetched { batches, start, durable_end });
-                }
-                // Deleted between the look and the read, because the stream was trimmed: look again, once per object.
+                Err(_) if !reading.batches.is_empty() => break,
+                // Deleted between the look and the read, because the stream was trimmed, or its batches are in another object now: look
+                // again, once per object.
                 Err(error) if error.is_not_found() && missing != Some(range.object.id) => {
                     missing = Some(range.object.id);
                 }
                 Err(error) => return Err(FetchError::Failed(error.into())),
             }
         }
-        let (start, durable_end) = (self.start_offset(), self.durable_end());
-        Ok(Fetched { batches, start, durable_end })
+        if reading.is_late() && !reading.batches.is_empty() {
+            self.leave(reader, reading.next);
+        }
+        Ok(reading.fetched())
+    }
+
+    /// A late reader has read up to `next`. Who has read before reads ahead.
+    fn leave(&self, reader: Option<Reader>, next: StreamOffset) {
+        let reader = match reader {
+            Some(mut reader) => {
+                reader.read_on(&self.shared.objects, &self.state, next);
+                reader
+            }
+            None => Reader::default(),
+        };
+        self.shared.readers.leave(self.state.id, next, reader);
     }
 
     /// Records before `to`, which may be at most the durable end, are gone when it returns, also after a restart. Does
@@ -322,6 +364,77 @@ impl Shared {
         self.room.full(seen);
         self.request_upload();
         self.failure().map_or(AppendError::Full, AppendError::Failed)
+    }
+}
+
+/// A read of a stream, as far as it has come.
+struct Reading {
+    batches: Vec<Batch>,
+    next: StreamOffset,
+    budget: Budget,
+    start: StreamOffset,
+    durable_end: StreamOffset,
+    /// The last look has found an object.
+    late: bool,
+}
+
+impl Reading {
+    fn new(from: StreamOffset, max_bytes: usize) -> Self {
+        let none = StreamOffset(0);
+        let budget = Budget::new(max_bytes);
+        Self {
+            batches: Vec::new(),
+            next: from,
+            budget,
+            start: none,
+            durable_end: none,
+            late: false,
+        }
+    }
+
+    /// Where it goes on: takes what is in the tail, or returns the range to read next; `None` at the end.
+    fn look(&mut self, stream: &Stream) -> Result<Option<Range>, FetchError> {
+        let durable = stream.shared.wal.durable();
+        let tail = stream.state.tail.lock();
+        if tail.deleted {
+            return Err(FetchError::Deleted);
+        }
+        (self.start, self.durable_end) = (tail.start, tail.durable_end(durable));
+        if self.next < tail.start || self.next > tail.next {
+            if !self.batches.is_empty() {
+                return Ok(None); // trimmed meanwhile
+            }
+            let (offset, start, end) = (self.next, tail.start, tail.next);
+            return Err(FetchError::OutOfRange { offset, start, end });
+        }
+        if self.budget.is_spent() {
+            return Ok(None);
+        }
+        match tail.source(self.next, &mut self.budget, durable) {
+            Source::Cached(young) => {
+                self.late = false;
+                self.batches.extend(young);
+                Ok(None)
+            }
+            Source::Object(range) => {
+                self.late = true;
+                Ok(Some(range))
+            }
+        }
+    }
+
+    fn add(&mut self, batches: Vec<Batch>) {
+        self.next = batches.last().map_or(self.next, Batch::end).max(self.next);
+        self.batches.extend(batches);
+    }
+
+    fn is_late(&self) -> bool {
+        self.late
+    }
+
+    fn fetched(self) -> Fetched {
+        let Self { batches, start, durable_end, late, .. } = self;
+        Fetched { batches, start, durable_end, late }
     }
 }
 

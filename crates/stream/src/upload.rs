@@ -18,6 +18,7 @@ use bytes::Bytes;
 use tokio::time::Instant;
 use uuid::Uuid;
 
+use crate::bandwidth::Class;
 use crate::catalog::{ObjectInfo, ObjectRange};
 use crate::commit::UploadPart;
 use crate::object::{BLOCK_TARGET_BYTES, Encoder};
@@ -159,7 +160,8 @@ async fn write_until_done(shared: &Shared, parts: &[Part]) -> Result<Written, St
         let nonce = Uuid::new_v4();
         let name = object_name(shared.wal_id, id, nonce);
         shared.object_table.lock().uploading.insert(name.clone());
-        let mut writer = Writer::new(&**shared.objects.store(), &name);
+        let (store, bandwidth) = (&**shared.objects.store(), shared.objects.bandwidth());
+        let mut writer = Writer::new(store, &name, bandwidth, Class::Upload);
         let error = match write(&mut writer, id, nonce, &name, parts).await {
             Ok(written) => return Ok(written),
             Err(error) => error,

@@ -166,7 +166,7 @@ async fn times_are_found_while_an_upload_moves_batches() {
         })
     };
     let asked = [(ask(Some(150)), 15), (ask(None), 19)];
-    eventually("both read the object", || life.objects.reads.load(Ordering::SeqCst) == 2).await;
+    eventually("both wait for the object", || life.store.stats().reads.waiting == 2).await;
     // The rest is uploaded, and evicted by what is appended to another stream.
     life.store.flush().await.unwrap();
     for i in 0..600 {

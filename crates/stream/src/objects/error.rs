@@ -80,6 +80,11 @@ impl ObjectError {
         Self::Store { name: name.into(), reason, kind: ErrorKind::Failed }
     }
 
+    /// A read has ended without a result, which only a panic explains.
+    pub(crate) fn defect(name: &str) -> Self {
+        Self::failed(name, "a read has ended without a result".into())
+    }
+
     pub(crate) fn damaged(name: &str, source: Damage) -> Self {
         Self::Damaged { name: name.into(), source: Arc::new(source) }
     }

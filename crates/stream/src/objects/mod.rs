@@ -1,7 +1,10 @@
 //! The object store: errors and deadlines of its requests; writing objects in bounded memory, reading them with verification and a cache.
 
 mod error;
+mod flight;
+mod get;
 mod local;
+mod numbers;
 mod read;
 mod scan;
 mod write;
@@ -13,8 +16,10 @@ use futures::TryStreamExt;
 use object_store::ObjectStore;
 
 pub use error::{ErrorKind, ObjectError};
+pub(crate) use flight::Ticket;
 pub use local::local_objects;
-pub(crate) use read::{Budget, Objects};
+pub use numbers::ReadStats;
+pub(crate) use read::{Budget, Objects, Part, READ_BYTES};
 pub(crate) use scan::{Scan, index};
 pub(crate) use write::Writer;
 

@@ -1,19 +1,32 @@
-//! Reading: verified blocks and indexes, and a cache of them.
+//! Reading: verified blocks and indexes, a cache of them, and a bound on what is on its way. How late readers keep out of the way of
+//! everybody else: `docs/late-reads.md`.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use object_store::{ObjectStore, ObjectStoreExt};
-use quick_cache::Weighter;
-use quick_cache::sync::Cache;
+use quick_cache::sync::{Cache, DefaultLifecycle};
+use quick_cache::{DefaultHashBuilder, OptionsBuilder, Weighter};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::{Instant, timeout_at};
 
+use super::flight::{Flight, Flights, Ticket, UnderWay};
+use super::get::get;
+use super::numbers::{Ahead, ReadNumbers, ReadStats};
 use super::{ObjectError, Request, within};
+use crate::bandwidth::{Bandwidth, Class};
 use crate::catalog::ObjectInfo;
-use crate::object::{self, Block, ENTRY_BYTES};
+use crate::object::{self, Block, Damage, ENTRY_BYTES};
+use crate::options::Options;
 use crate::types::{Batch, ObjectId, StreamId, StreamOffset};
 
 /// One GET fetches neighbouring blocks up to this size.
-const READ_BYTES: u64 = 8 << 20;
+pub(crate) const READ_BYTES: u64 = 8 << 20;
+/// What is larger is decoded on a thread that may block. A MiB takes less than a task may run without a wait.
+const DECODE_INLINE_BYTES: usize = 2 << 20;
+/// One permit of the bound on what is on its way.
+const ROOM_UNIT_BYTES: u64 = 1024;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Key {
@@ -25,7 +38,15 @@ enum Key {
 #[derive(Clone)]
 enum Cached {
     Index(Arc<Vec<Block>>),
-    Block(Arc<Vec<Batch>>, u32),
+    Block(Arc<Decoded>),
+}
+
+/// The batches of a block, verified.
+pub(crate) struct Decoded {
+    pub(crate) batches: Vec<Batch>,
+    len_bytes: u32,
+    /// If nobody has asked for it before it was fetched.
+    ahead: Option<Ahead>,
 }
 
 #[derive(Clone)]
@@ -35,37 +56,109 @@ impl Weighter<Key, Cached> for ByBytes {
     fn weight(&self, _: &Key, value: &Cached) -> u64 {
         match value {
             Cached::Index(blocks) => (blocks.len() * size_of::<Block>()) as u64 + 64,
-            Cached::Block(batches, len_bytes) => {
-                u64::from(*len_bytes) + (batches.len() * size_of::<Batch>()) as u64
+            Cached::Block(block) => {
+                u64::from(block.len_bytes) + (block.batches.len() * size_of::<Batch>()) as u64
             }
         }
     }
 }
 
-/// The object store with a cache of verified blocks and indexes.
+/// What a GET has brought, as long as somebody is about to take it.
+struct Landed {
+    parts: Vec<(Key, Result<Cached, ObjectError>)>,
+    /// Of the bound on what is on its way.
+    _room: OwnedSemaphorePermit,
+}
+
+type Landing = Result<Arc<Landed>, ObjectError>;
+
+/// The object store with a cache of verified blocks and indexes. Cheap to clone.
+#[derive(Clone)]
 pub(crate) struct Objects {
+    core: Arc<Core>,
+}
+
+struct Core {
     store: Arc<dyn ObjectStore>,
     cache: Cache<Key, Cached, ByBytes>,
+    cache_bytes: u64,
+    flights: Flights<Key, Landing>,
+    /// For what is on its way, in units of [`ROOM_UNIT_BYTES`]. First come, first served.
+    room: Arc<Semaphore>,
+    room_units: u32,
+    /// Bound on what was read ahead and is on its way or unread.
+    ahead_bytes: u64,
+    bandwidth: Bandwidth,
+    numbers: Arc<ReadNumbers>,
+}
+
+/// What was read of an object.
+#[derive(Default)]
+pub(crate) struct Part {
+    pub(crate) batches: Vec<Batch>,
+    /// The time was over before this had come. It goes on as long as it is kept.
+    pub(crate) late: Option<Ticket>,
+}
+
+/// Something to wait for was there in time, or it was not.
+enum Timely<T> {
+    Here(T),
+    Late(Ticket),
 }
 
 impl Objects {
-    pub(crate) fn new(store: Arc<dyn ObjectStore>, cache_bytes: u64) -> Self {
+    pub(crate) fn new(store: Arc<dyn ObjectStore>, options: &Options) -> Self {
+        let cache_bytes = options.block_cache_bytes;
         let expected_items =
             usize::try_from(cache_bytes >> 18).unwrap_or(usize::MAX).clamp(16, 1 << 20);
-        Self { store, cache: Cache::with_weighter(expected_items, cache_bytes, ByBytes) }
+        // One shard: a block may be as large as the share of a shard, and nobody holds the lock for long.
+        let cache_options = OptionsBuilder::new()
+            .shards(1)
+            .estimated_items_capacity(expected_items)
+            .weight_capacity(cache_bytes)
+            .build()
+            .expect("all that has no default is set");
+        let cache = Cache::with_options(
+            cache_options,
+            ByBytes,
+            DefaultHashBuilder::default(),
+            DefaultLifecycle::default(),
+        );
+        let room_units = units(options.late_read_bytes);
+        let core = Core {
+            store,
+            cache,
+            cache_bytes,
+            flights: Flights::new(),
+            room: Arc::new(Semaphore::new(room_units as usize)),
+            room_units,
+            ahead_bytes: (options.late_read_bytes / 2).min(cache_bytes / 4),
+            bandwidth: Bandwidth::new(options.object_store_bytes_per_s),
+            numbers: Arc::default(),
+        };
+        Self { core: Arc::new(core) }
     }
 
     pub(crate) fn store(&self) -> &Arc<dyn ObjectStore> {
-        &self.store
+        &self.core.store
+    }
+
+    /// Whoever moves bytes to or from the object store asks here first.
+    pub(crate) fn bandwidth(&self) -> &Bandwidth {
+        &self.core.bandwidth
     }
 
     pub(crate) fn cached_bytes(&self) -> u64 {
-        self.cache.weight()
+        self.core.cache.weight()
+    }
+
+    pub(crate) fn read_stats(&self) -> ReadStats {
+        self.core.numbers.stats()
     }
 
     /// Delete an object; one that is not there counts as deleted.
     pub(crate) async fn delete(&self, name: &str) -> Result<(), ObjectError> {
-        match within(Request::Delete, name, self.store.delete(&name.into())).await {
+        match within(Request::Delete, name, self.core.store.delete(&name.into())).await {
             Err(error) if !error.is_not_found() => Err(error),
             _ => Ok(()),
         }
@@ -74,97 +167,161 @@ impl Objects {
     /// The blocks that hold `stream`, in offset order.
     pub(crate) async fn blocks(
         &self,
-        object: &ObjectInfo,
+        object: &Arc<ObjectInfo>,
         stream: StreamId,
     ) -> Result<StreamBlocks, ObjectError> {
-        let key = Key::Index(object.id);
-        let index = match self.cache.get(&key) {
-            Some(Cached::Index(index)) => index,
-            _ => {
-                let range = object.index_position..object.index_position + object.index_bytes;
-                let bytes = self.get(object, range).await?;
-                let index =
-                    object::decode_index(object.index_position, &bytes, object.index_crc32c)
-                        .map_err(|damage| ObjectError::damaged(&object.name, damage))?;
-                let index = Arc::new(index);
-                self.cache.insert(key, Cached::Index(index.clone()));
-                index
+        match self.blocks_until(object, stream, None).await? {
+            Timely::Here(blocks) => Ok(blocks),
+            Timely::Late(_) => unreachable!("without a deadline nothing is late"),
+        }
+    }
+
+    async fn blocks_until(
+        &self,
+        object: &Arc<ObjectInfo>,
+        stream: StreamId,
+        until: Option<Instant>,
+    ) -> Result<Timely<StreamBlocks>, ObjectError> {
+        loop {
+            if let Some(blocks) = self.cached_blocks(object, stream) {
+                return Ok(Timely::Here(blocks));
             }
-        };
-        let first = index.partition_point(|block| block.stream < stream);
-        let end = index.partition_point(|block| block.stream <= stream);
-        Ok(StreamBlocks { index, first, end })
+            let key = Key::Index(object.id);
+            let (mut flight, mine) = {
+                let mut under_way = self.core.flights.lock();
+                match under_way.join(&key) {
+                    Some(flight) => (flight, false),
+                    None if self.core.cache.peek(&key).is_some() => continue,
+                    None => {
+                        let fetch = self.core.clone().load_index(object.clone());
+                        (self.core.flights.start(&mut under_way, vec![key], fetch), true)
+                    }
+                }
+            };
+            match self.wait(&object.name, &mut flight, object.index_bytes, until).await {
+                Ok(Timely::Here(landed)) => match landed.part(key)? {
+                    Cached::Index(index) => {
+                        return Ok(Timely::Here(StreamBlocks::new(index, stream)));
+                    }
+                    Cached::Block(_) => unreachable!("the key is an index's"),
+                },
+                Ok(Timely::Late(ticket)) => return Ok(Timely::Late(ticket)),
+                Err(error) if mine => return Err(error),
+                // Of somebody who may have wanted something else.
+                Err(_) => {}
+            }
+        }
+    }
+
+    fn cached_blocks(&self, object: &ObjectInfo, stream: StreamId) -> Option<StreamBlocks> {
+        match self.core.cache.get(&Key::Index(object.id)) {
+            Some(Cached::Index(index)) => Some(StreamBlocks::new(index, stream)),
+            _ => None,
+        }
     }
 
     /// The batches of one block.
-    pub(crate) async fn batches(
+    pub(crate) async fn block(
         &self,
-        object: &ObjectInfo,
+        object: &Arc<ObjectInfo>,
         block: &Block,
-    ) -> Result<Arc<Vec<Batch>>, ObjectError> {
-        Ok(self.read(object, std::slice::from_ref(block)).await?.remove(0))
+    ) -> Result<Arc<Decoded>, ObjectError> {
+        match self.read(object, std::slice::from_ref(block), None).await? {
+            Timely::Here(mut run) => Ok(run.blocks.remove(0)),
+            Timely::Late(_) => unreachable!("without a deadline nothing is late"),
+        }
     }
 
-    /// The batches of the first of `blocks`, and of those after it that the same GET brought or the cache had.
+    /// The first of `blocks`, and those after it that the same GET brought or the cache had.
     async fn read(
         &self,
-        object: &ObjectInfo,
+        object: &Arc<ObjectInfo>,
         blocks: &[Block],
-    ) -> Result<Vec<Arc<Vec<Batch>>>, ObjectError> {
-        let cached = |block: &Block| match self.cache.get(&Key::Block(object.id, block.position)) {
-            Some(Cached::Block(batches, _)) => Some(batches),
-            _ => None,
-        };
-        let found: Vec<_> = blocks.iter().map_while(cached).collect();
-        if !found.is_empty() {
-            return Ok(found);
-        }
-        // A stream's blocks are neighbours in the object.
-        let from = blocks[0].position;
-        let wanted = blocks
-            .iter()
-            .enumerate()
-            .take_while(|(i, block)| {
-                *i == 0 || (block.position_end() - from <= READ_BYTES && cached(block).is_none())
-            })
-            .count();
-        let bytes = self.get(object, from..blocks[wanted - 1].position_end()).await?;
-        let mut read = Vec::with_capacity(wanted);
-        for block in &blocks[..wanted] {
-            let at = usize::try_from(block.position - from).expect("within one read");
-            let end = (at + block.len_bytes as usize).min(bytes.len());
-            // A cached block must own no more memory than it is charged for, and what a read brings may be a part of anything.
-            let slice = Bytes::copy_from_slice(&bytes[at.min(end)..end]);
-            let batches = match object::decode_block(block, &slice) {
-                Ok(batches) => batches,
-                // What lies before the damage can be read; who goes on from there meets it first.
-                Err(_) if !read.is_empty() => break,
-                Err(damage) => return Err(ObjectError::damaged(&object.name, damage)),
+        until: Option<Instant>,
+    ) -> Result<Timely<Run>, ObjectError> {
+        let core = &self.core;
+        let cached = |block: &Block| core.cached_block(object.id, block);
+        let mut last_try = false;
+        loop {
+            let found: Vec<_> = blocks.iter().map_while(cached).collect();
+            if !found.is_empty() {
+                found.iter().for_each(|block| core.numbers.hit(block.ahead.as_ref()));
+                return Ok(Timely::Here(Run { blocks: found, _landed: None }));
+            }
+            let first = Key::Block(object.id, blocks[0].position);
+            let mut flight = {
+                let mut under_way = core.flights.lock();
+                match under_way.join(&first) {
+                    Some(flight) => flight,
+                    None if cached(&blocks[0]).is_some() => continue,
+                    None => {
+                        last_try = true;
+                        core.start(&mut under_way, object, blocks)
+                    }
+                }
             };
-            let batches = Arc::new(batches);
-            self.cache.insert(
-                Key::Block(object.id, block.position),
-                Cached::Block(batches.clone(), block.len_bytes),
-            );
-            read.push(batches);
+            let len_bytes = u64::from(blocks[0].len_bytes);
+            match self.wait(&object.name, &mut flight, len_bytes, until).await {
+                Ok(Timely::Here(landed)) => {
+                    let mut run = Vec::new();
+                    for block in blocks {
+                        match landed.part(Key::Block(object.id, block.position)) {
+                            Ok(Cached::Block(decoded)) => {
+                                core.numbers.miss(decoded.ahead.as_ref());
+                                run.push(decoded);
+                            }
+                            // What lies before the damage can be read; who goes on from there meets it first.
+                            Err(error) if run.is_empty() => return Err(error),
+                            _ => break,
+                        }
+                    }
+                    return Ok(Timely::Here(Run { blocks: run, _landed: Some(landed) }));
+                }
+                Ok(Timely::Late(ticket)) => return Ok(Timely::Late(ticket)),
+                Err(error) if last_try => return Err(error),
+                // It may have been for something else that somebody else wants, or for nobody.
+                Err(_) => last_try = true,
+            }
         }
-        Ok(read)
     }
 
-    /// Batches of `stream` that end after `from`, as far as the budget goes or to what can not be read; an error only if that comes
-    /// first. They keep at most twice the memory of their payload.
+    /// Wait for a flight, at most until then: unless it brings something that the cache can not keep until somebody comes back for it.
+    async fn wait(
+        &self,
+        name: &str,
+        flight: &mut Flight<Landing>,
+        len_bytes: u64,
+        until: Option<Instant>,
+    ) -> Result<Timely<Arc<Landed>>, ObjectError> {
+        let _waiting = self.core.numbers.waiting();
+        let landed = match until.filter(|_| len_bytes.saturating_mul(2) <= self.core.cache_bytes) {
+            None => flight.landed().await,
+            Some(until) => match timeout_at(until, flight.landed()).await {
+                Ok(landed) => landed,
+                Err(_) => return Ok(Timely::Late(flight.ticket())),
+            },
+        };
+        landed.unwrap_or_else(|| Err(ObjectError::defect(name))).map(Timely::Here)
+    }
+
+    /// Batches of `stream` that end after `from`, as far as the budget goes, until the time is over, or to what can not be read; an error
+    /// only if that comes first. They keep at most twice the memory of their payload.
     pub(crate) async fn fetch(
         &self,
-        object: &ObjectInfo,
+        object: &Arc<ObjectInfo>,
         stream: StreamId,
         from: StreamOffset,
         budget: &mut Budget,
-    ) -> Result<Vec<Batch>, ObjectError> {
-        let blocks = self.blocks(object, stream).await?;
+        until: Option<Instant>,
+    ) -> Result<Part, ObjectError> {
+        let mut part = Part::default();
+        let blocks = match self.blocks_until(object, stream, until).await? {
+            Timely::Here(blocks) => blocks,
+            Timely::Late(ticket) => return Ok(Part { late: Some(ticket), ..part }),
+        };
         let blocks = blocks.after(from);
-        let mut taken = Vec::new();
         let mut next = 0;
-        while next < blocks.len() {
+        while next < blocks.len() && !budget.is_spent() {
             // Read no further than the budget reaches: a block's bytes are nearly all payload.
             let mut ahead = 0;
             let wanted = blocks[next..].iter().take_while(|block| {
@@ -173,62 +330,287 @@ impl Objects {
                 wanted
             });
             let wanted = wanted.count();
-            let read = match self.read(object, &blocks[next..next + wanted]).await {
-                Ok(read) => read,
-                Err(_) if !taken.is_empty() => break,
+            match self.read(object, &blocks[next..next + wanted], until).await {
+                Ok(Timely::Here(run)) => {
+                    for block in &run.blocks {
+                        next += 1;
+                        part.take(block, from, budget);
+                    }
+                }
+                Ok(Timely::Late(ticket)) => {
+                    part.late = Some(ticket);
+                    break;
+                }
+                Err(_) if !part.batches.is_empty() => break,
                 Err(error) => return Err(error),
-            };
-            for (block, batches) in blocks[next..].iter().zip(read) {
-                next += 1;
-                let visible = batches.iter().filter(|batch| batch.end() > from);
-                let fitting = visible.take_while(|batch| budget.take(batch.payload.len()));
-                let before = taken.len();
-                taken.extend(fitting.cloned());
-                let shown = taken[before..].iter().map(|batch| ENTRY_BYTES + batch.payload.len());
-                if shown.sum::<usize>() < block.len_bytes as usize / 2 {
-                    taken[before..].iter_mut().for_each(Batch::own_payload);
-                }
-                if budget.is_spent() {
-                    return Ok(taken);
-                }
             }
         }
-        Ok(taken)
+        self.core.numbers.returned(&part.batches);
+        Ok(part)
+    }
+
+    /// What [`Self::fetch`] would give, as far as it is in the cache.
+    pub(crate) fn fetch_cached(
+        &self,
+        object: &ObjectInfo,
+        stream: StreamId,
+        from: StreamOffset,
+        budget: &mut Budget,
+    ) -> Vec<Batch> {
+        let mut part = Part::default();
+        if let Some(blocks) = self.cached_blocks(object, stream) {
+            for block in blocks.after(from) {
+                if budget.is_spent() {
+                    break;
+                }
+                let Some(block) = self.core.cached_block(object.id, block) else { break };
+                self.core.numbers.hit(block.ahead.as_ref());
+                part.take(&block, from, budget);
+            }
+        }
+        self.core.numbers.returned(&part.batches);
+        part.batches
+    }
+
+    /// Whether reading ahead makes sense: what it brings must find a place.
+    pub(crate) fn reads_ahead(&self) -> bool {
+        self.core.ahead_bytes > 0
+    }
+
+    /// Fetch those of `blocks` that are neither here nor on their way, as far as it costs nobody anything: with spare room and spare bandwidth.
+    /// Returns how many of the blocks are taken care of, and what is on its way: as long as the futures are kept.
+    pub(crate) fn fetch_ahead(
+        &self,
+        object: &Arc<ObjectInfo>,
+        blocks: &[Block],
+    ) -> (usize, Vec<impl Future<Output = ()> + use<>>) {
+        let core = &self.core;
+        let mut flights: Vec<Flight<Landing>> = Vec::new();
+        let mut under_way = core.flights.lock();
+        let mut next = 0;
+        while let Some(first) = blocks.get(next) {
+            if let Some(flight) = under_way.join(&Key::Block(object.id, first.position)) {
+                flights.push(flight);
+                next += 1;
+                continue;
+            }
+            let run = core.run(&under_way, object, &blocks[next..]);
+            if run == 0 {
+                next += 1; // it is in the cache
+                continue;
+            }
+            let run = &blocks[next..next + run];
+            let len_bytes = run[run.len() - 1].position_end() - first.position;
+            let Some(spare) = core.spare_room(len_bytes) else { break };
+            let ahead = Ahead::begin(&core.numbers, run.iter().map(|block| block.len_bytes));
+            let fetch = core.clone().load(object.clone(), run.to_vec(), Some((spare, ahead)));
+            flights.push(core.flights.start(&mut under_way, keys(object.id, run), fetch));
+            next += run.len();
+        }
+        let landed = |mut flight: Flight<Landing>| async move { drop(flight.landed().await) };
+        (next, flights.into_iter().map(landed).collect())
+    }
+}
+
+impl Core {
+    fn cached_block(&self, object: ObjectId, block: &Block) -> Option<Arc<Decoded>> {
+        match self.cache.get(&Key::Block(object, block.position)) {
+            Some(Cached::Block(block)) => Some(block),
+            _ => None,
+        }
+    }
+
+    /// How many blocks from the first on one GET is to bring: a stream's blocks are neighbours in the object.
+    fn run(
+        &self,
+        under_way: &UnderWay<Key, Landing>,
+        object: &ObjectInfo,
+        blocks: &[Block],
+    ) -> usize {
+        let Some(first) = blocks.first() else { return 0 };
+        let is_missing = |block: &Block| {
+            let key = Key::Block(object.id, block.position);
+            !under_way.has(&key) && self.cache.peek(&key).is_none()
+        };
+        let fits = |block: &Block| {
+            block.position == first.position || block.position_end() - first.position <= READ_BYTES
+        };
+        blocks.iter().take_while(|block| fits(block) && is_missing(block)).count()
+    }
+
+    /// A flight for the first of `blocks`, which is missing, and for those after it that one GET can bring.
+    fn start(
+        self: &Arc<Self>,
+        under_way: &mut UnderWay<Key, Landing>,
+        object: &Arc<ObjectInfo>,
+        blocks: &[Block],
+    ) -> Flight<Landing> {
+        let run = self.run(under_way, object, blocks).max(1);
+        let run = &blocks[..run];
+        let fetch = self.clone().load(object.clone(), run.to_vec(), None);
+        self.flights.start(under_way, keys(object.id, run), fetch)
+    }
+
+    async fn room(&self, len_bytes: u64) -> OwnedSemaphorePermit {
+        let wanted = units(len_bytes).min(self.room_units);
+        let room = self.room.clone().acquire_many_owned(wanted).await;
+        room.expect("the semaphore is never closed")
+    }
+
+    /// Room for reading ahead, if nobody else needs it: a half is left to those who wait for what they read.
+    fn spare_room(&self, len_bytes: u64) -> Option<OwnedSemaphorePermit> {
+        if self.numbers.ahead_bytes() + len_bytes > self.ahead_bytes {
+            return None;
+        }
+        let room = self.room.clone().try_acquire_many_owned(units(len_bytes)).ok()?;
+        self.bandwidth.try_acquire_spare(len_bytes).then_some(room)
+    }
+
+    async fn load_index(self: Arc<Self>, object: Arc<ObjectInfo>) -> Landing {
+        let _room = self.room(object.index_bytes).await;
+        let mut bytes = Bytes::new();
+        if object.index_bytes > 0 {
+            self.bandwidth.acquire(Class::LateRead, object.index_bytes).await;
+            let len_bytes = usize::try_from(object.index_bytes).unwrap_or(usize::MAX);
+            bytes = self.get(&object, object.index_position, vec![len_bytes]).await?.remove(0);
+        }
+        let key = Key::Index(object.id);
+        let decoded = {
+            let object = object.clone();
+            decode(bytes.len(), move || {
+                object::decode_index(object.index_position, &bytes, object.index_crc32c)
+            })
+        };
+        let index = decoded.await.map_err(|damage| ObjectError::damaged(&object.name, damage))?;
+        let index = Cached::Index(Arc::new(index));
+        self.cache.insert(key, index.clone());
+        Ok(Arc::new(Landed { parts: vec![(key, Ok(index))], _room }))
+    }
+
+    /// Neighbouring blocks. Reading ahead comes with its room, and has been granted its bandwidth.
+    async fn load(
+        self: Arc<Self>,
+        object: Arc<ObjectInfo>,
+        blocks: Vec<Block>,
+        spare: Option<(OwnedSemaphorePermit, Vec<Ahead>)>,
+    ) -> Landing {
+        let from = blocks[0].position;
+        let len_bytes = blocks[blocks.len() - 1].position_end() - from;
+        let (_room, ahead) = match spare {
+            Some((room, ahead)) => (room, ahead.into_iter().map(Some).collect()),
+            None => {
+                let room = self.room(len_bytes).await;
+                self.bandwidth.acquire(Class::LateRead, len_bytes).await;
+                (room, Vec::new())
+            }
+        };
+        let lens = blocks.iter().map(|block| block.len_bytes as usize).collect();
+        let bytes = self.get(&object, from, lens).await?;
+        let mut parts = Vec::with_capacity(blocks.len());
+        let mut ahead = ahead.into_iter();
+        for (block, bytes) in blocks.into_iter().zip(bytes) {
+            let key = Key::Block(object.id, block.position);
+            let len_bytes = block.len_bytes;
+            let decoded = decode(bytes.len(), move || object::decode_block(&block, &bytes)).await;
+            let decoded = match decoded {
+                Ok(batches) => {
+                    let ahead = ahead.next().flatten().map(Ahead::fetched);
+                    let block = Cached::Block(Arc::new(Decoded { batches, len_bytes, ahead }));
+                    self.cache.insert(key, block.clone());
+                    Ok(block)
+                }
+                Err(damage) => Err(ObjectError::damaged(&object.name, damage)),
+            };
+            parts.push((key, decoded));
+            // Decoding is work without a wait; let others have the thread.
+            tokio::task::yield_now().await;
+        }
+        Ok(Arc::new(Landed { parts, _room }))
     }
 
     async fn get(
         &self,
         object: &ObjectInfo,
-        range: std::ops::Range<u64>,
-    ) -> Result<Bytes, ObjectError> {
-        if range.is_empty() {
-            return Ok(Bytes::new());
+        from: u64,
+        lens: Vec<usize>,
+    ) -> Result<Vec<Bytes>, ObjectError> {
+        self.numbers.get(lens.iter().map(|len| *len as u64).sum());
+        get(&*self.store, &object.name, from, lens).await
+    }
+}
+
+impl Landed {
+    fn part(&self, key: Key) -> Result<Cached, ObjectError> {
+        let part = self.parts.iter().find(|(part, _)| *part == key);
+        part.map_or_else(|| Err(ObjectError::defect("of another flight")), |(_, part)| part.clone())
+    }
+}
+
+/// Blocks that were read, and what keeps their room.
+struct Run {
+    blocks: Vec<Arc<Decoded>>,
+    _landed: Option<Arc<Landed>>,
+}
+
+impl Part {
+    /// Take what is visible and fits.
+    fn take(&mut self, block: &Decoded, from: StreamOffset, budget: &mut Budget) {
+        let visible = block.batches.iter().filter(|batch| batch.end() > from);
+        let fitting = visible.take_while(|batch| budget.take(batch.payload.len()));
+        let before = self.batches.len();
+        self.batches.extend(fitting.cloned());
+        let taken = &mut self.batches[before..];
+        let shown = taken.iter().map(|batch| ENTRY_BYTES + batch.payload.len());
+        if shown.sum::<usize>() < block.len_bytes as usize / 2 {
+            taken.iter_mut().for_each(Batch::own_payload);
         }
-        let path = object.name.as_str().into();
-        let get = || within(Request::Get, &object.name, self.store.get_range(&path, range.clone()));
-        match get().await {
-            // A connection that has died unnoticed is the likeliest reason, and the next one a new one.
-            Err(error) if error.may_pass() => get().await,
-            answer => answer,
-        }
+    }
+}
+
+fn keys(object: ObjectId, blocks: &[Block]) -> Vec<Key> {
+    blocks.iter().map(|block| Key::Block(object, block.position)).collect()
+}
+
+fn units(bytes: u64) -> u32 {
+    u32::try_from(bytes.div_ceil(ROOM_UNIT_BYTES))
+        .unwrap_or(u32::MAX)
+        .min(Semaphore::MAX_PERMITS as u32)
+}
+
+/// Verify and decode so many bytes.
+async fn decode<T: Send + 'static>(
+    len_bytes: usize,
+    decode: impl FnOnce() -> Result<T, Damage> + Send + 'static,
+) -> Result<T, Damage> {
+    if len_bytes <= DECODE_INLINE_BYTES {
+        return decode();
+    }
+    match tokio::task::spawn_blocking(decode).await {
+        Ok(decoded) => decoded,
+        Err(ended) => match ended.try_into_panic() {
+            Ok(panic) => std::panic::resume_unwind(panic),
+            // The runtime ends, and this task with it.
+            Err(_) => std::future::pending().await,
+        },
     }
 }
 
 /// The blocks of one stream in one object.
 pub(crate) struct StreamBlocks {
     index: Arc<Vec<Block>>,
-    first: usize,
-    end: usize,
+    blocks: Range<usize>,
 }
 
 impl StreamBlocks {
-    pub(crate) fn all(&self) -> &[Block] {
-        &self.index[self.first..self.end]
+    fn new(index: Arc<Vec<Block>>, stream: StreamId) -> Self {
+        let first = index.partition_point(|block| block.stream < stream);
+        let end = index.partition_point(|block| block.stream <= stream);
+        Self { index, blocks: first..end }
     }
 
     /// Those that end after `from`.
     pub(crate) fn after(&self, from: StreamOffset) -> &[Block] {
-        let blocks = self.all();
+        let blocks = &self.index[self.blocks.clone()];
         &blocks[blocks.partition_point(|block| block.end <= from)..]
     }
 }

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use object_store::{ObjectStore, ObjectStoreExt};
 
 use super::{ObjectError, Request, within};
+use crate::bandwidth::{Bandwidth, Class};
 use crate::catalog::ObjectInfo;
 use crate::object::{self, Block};
 use crate::types::Batch;
@@ -34,6 +35,7 @@ pub(crate) async fn index(
 /// Goes through blocks of one object.
 pub(crate) struct Scan<'a> {
     store: &'a dyn ObjectStore,
+    bandwidth: &'a Bandwidth,
     object: Arc<ObjectInfo>,
     /// Not read yet.
     blocks: VecDeque<Block>,
@@ -45,10 +47,11 @@ impl<'a> Scan<'a> {
     /// `blocks` are of `object`, in order.
     pub(crate) fn new(
         store: &'a dyn ObjectStore,
+        bandwidth: &'a Bandwidth,
         object: Arc<ObjectInfo>,
         blocks: VecDeque<Block>,
     ) -> Self {
-        Self { store, object, blocks, span: VecDeque::new() }
+        Self { store, bandwidth, object, blocks, span: VecDeque::new() }
     }
 
     /// The next block's batches, verified; `None` after the last.
@@ -84,6 +87,7 @@ impl<'a> Scan<'a> {
             }
             (to, count) = (block.position_end(), count + 1);
         }
+        self.bandwidth.acquire(Class::Compaction, to - from).await;
         let name = self.object.name.as_str();
         let bytes =
             within(Request::Get, name, self.store.get_range(&name.into(), from..to)).await?;

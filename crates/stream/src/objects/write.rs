@@ -8,6 +8,7 @@ use object_store::{MultipartUpload, ObjectStore, ObjectStoreExt, PutPayload};
 use tokio::task::{JoinError, JoinSet};
 
 use super::{ObjectError, Request, within};
+use crate::bandwidth::{Bandwidth, Class};
 
 /// Objects up to this size are one PUT; larger ones are written in parts of exactly this size, but for the last. At least 5 MiB, S3's
 /// minimum.
@@ -20,6 +21,8 @@ const PARTS_IN_FLIGHT: usize = 4;
 pub(crate) struct Writer<'a> {
     store: &'a dyn ObjectStore,
     name: &'a str,
+    bandwidth: &'a Bandwidth,
+    class: Class,
     /// What is in no part yet.
     pieces: VecDeque<Bytes>,
     pieces_bytes: usize,
@@ -34,11 +37,19 @@ struct Large {
 }
 
 impl<'a> Writer<'a> {
-    pub(crate) fn new(store: &'a dyn ObjectStore, name: &'a str) -> Self {
-        Self { store, name, pieces: VecDeque::new(), pieces_bytes: 0, large: None }
+    /// `class` is on whose behalf it is written.
+    pub(crate) fn new(
+        store: &'a dyn ObjectStore,
+        name: &'a str,
+        bandwidth: &'a Bandwidth,
+        class: Class,
+    ) -> Self {
+        let (pieces, pieces_bytes) = (VecDeque::new(), 0);
+        Self { store, name, bandwidth, class, pieces, pieces_bytes, large: None }
     }
 
     pub(crate) async fn write(&mut self, piece: Bytes) -> Result<(), ObjectError> {
+        self.bandwidth.acquire(self.class, piece.len() as u64).await;
         self.pieces_bytes += piece.len();
         self.pieces.push_back(piece);
         // What fits into one part exactly may be all there is, and then a PUT does.
@@ -257,6 +268,10 @@ mod tests {
         bytes.into()
     }
 
+    fn writer<'a>(store: &'a Store, unlimited: &'a Bandwidth) -> Writer<'a> {
+        Writer::new(store, "a", unlimited, Class::Upload)
+    }
+
     /// Write `len` bytes in pieces of 1,000,000, which no part is a multiple of.
     async fn write(writer: &mut Writer<'_>, len: usize) -> std::result::Result<(), ObjectError> {
         let bytes = pattern(len);
@@ -275,6 +290,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_object_has_parts_of_one_size_and_few_at_a_time() {
+        let unlimited = Bandwidth::new(0);
         for (len, parts) in [
             (0, vec![]),
             (PART_BYTES, vec![]),
@@ -283,7 +299,7 @@ mod tests {
             (7 * PART_BYTES + 5, [vec![PART_BYTES; 7], vec![5]].concat()),
         ] {
             let store = Store(InMemory::new(), Arc::default());
-            write(&mut Writer::new(&store, "a"), len).await.unwrap();
+            write(&mut writer(&store, &unlimited), len).await.unwrap();
             assert_eq!(*store.1.parts.lock(), parts);
             let most = store.1.most_in_flight.load(Ordering::SeqCst) as usize;
             assert_eq!(most, parts.len().min(PARTS_IN_FLIGHT));
@@ -293,8 +309,9 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn parts_are_on_their_way_while_nobody_writes() {
+        let unlimited = Bandwidth::new(0);
         let store = Store(InMemory::new(), Arc::default());
-        let mut writer = Writer::new(&store, "a");
+        let mut writer = writer(&store, &unlimited);
         writer.write(vec![0; PART_BYTES + 1].into()).await.unwrap();
         tokio::time::sleep(Duration::from_millis(500)).await;
         assert_eq!(store.1.in_flight.load(Ordering::SeqCst), 1);
@@ -304,11 +321,12 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_attempt_that_fails_leaves_nothing_that_is_paid_for() {
+        let unlimited = Bandwidth::new(0);
         let failing = Log { failing: Some(2), ..Log::default() };
         let silent = Log { silent: true, ..Log::default() };
         for (log, reason) in [(failing, "no"), (silent, "no answer for 300s")] {
             let store = Store(InMemory::new(), Arc::new(log));
-            let mut writer = Writer::new(&store, "a");
+            let mut writer = writer(&store, &unlimited);
             let error = write(&mut writer, 6 * PART_BYTES).await.unwrap_err();
             assert!(error.to_string().contains(reason), "{error}");
             writer.abort().await.unwrap();

@@ -1,0 +1,241 @@
+//! Who may use the way to the object store, when it is limited: a token bucket whose tokens are bytes, and a queue before it in which
+//! what is more urgent goes first. See `docs/late-reads.md`, 5.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+/// The bucket holds what flows in this time: so long a silence can be made up for.
+const BURST: Duration = Duration::from_millis(250);
+
+/// Kinds of traffic, the most urgent first. Who reads at a stream's tail needs none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Class {
+    /// While it waits the log fills up, and in the end writers wait.
+    Upload,
+    /// A reader waits.
+    LateRead,
+    /// Nobody waits.
+    Compaction,
+}
+
+/// A bound on the bytes per second of all classes together.
+///
+/// A transfer starts when the bucket is not empty, and then takes all of its bytes, so that the bucket may owe some; the next one
+/// starts when that is paid. So a transfer may be larger than the bucket, the rate holds over any time but for one burst and one transfer,
+/// and who is urgent waits for the debt of one transfer at most. Of one class, first come, first served. A class gets what those before it
+/// leave: if that is nothing, it waits for ever.
+pub(crate) struct Bandwidth {
+    /// `None`: no bound.
+    bytes_per_s: Option<f64>,
+    state: Mutex<State>,
+}
+
+struct State {
+    /// Negative: owed.
+    free_bytes: f64,
+    filled_at: Instant,
+    /// The first one waits for the bucket, the others for those before them.
+    queue: BTreeMap<(Class, u64), Arc<Notify>>,
+    next_ticket: u64,
+}
+
+impl Bandwidth {
+    /// 0 for no bound.
+    pub(crate) fn new(bytes_per_s: u64) -> Self {
+        let rate = bytes_per_s as f64;
+        Self {
+            bytes_per_s: (bytes_per_s > 0).then_some(rate),
+            state: Mutex::new(State {
+                free_bytes: rate * BURST.as_secs_f64(),
+                filled_at: Instant::now(),
+                queue: BTreeMap::new(),
+                next_ticket: 0,
+            }),
+        }
+    }
+
+    /// Wait until a transfer of `bytes` may start. Who gives up waiting has used nothing.
+    pub(crate) async fn acquire(&self, class: Class, bytes: u64) {
+        let Some(rate) = self.bytes_per_s else { return };
+        let place = {
+            let mut state = self.state.lock();
+            if state.first_in_line(class) && state.try_take(rate, bytes) {
+                return;
+            }
+            state.queue_up(self, class)
+        };
+        loop {
+            let until = {
+                let mut state = self.state.lock();
+                let is_first = state.queue.first_key_value().is_some_and(|(at, _)| *at == place.at);
+                match is_first {
+                    true if state.try_take(rate, bytes) => return,
+                    true => Some(state.filled_at + state.until_free(rate)),
+                    false => None,
+                }
+            };
+            match until {
+                Some(until) => tokio::time::sleep_until(until).await,
+                None => place.turn.notified().await,
+            }
+        }
+    }
+
+    /// Take `bytes` only if nobody waits, and more than half of the bucket is left for those who can not do without.
+    pub(crate) fn try_acquire_spare(&self, bytes: u64) -> bool {
+        let Some(rate) = self.bytes_per_s else { return true };
+        let mut state = self.state.lock();
+        state.fill(rate);
+        let is_spare = state.queue.is_empty()
+            && state.free_bytes - bytes as f64 > rate * BURST.as_secs_f64() / 2.0;
+        if is_spare {
+            state.free_bytes -= bytes as f64;
+        }
+        is_spare
+    }
+}
+
+impl State {
+    fn first_in_line(&self, class: Class) -> bool {
+        self.queue.first_key_value().is_none_or(|((first, _), _)| class < *first)
+    }
+
+    fn fill(&mut self, rate: f64) {
+        let now = Instant::now();
+        let flown = rate * now.duration_since(self.filled_at).as_secs_f64();
+        self.free_bytes = (self.free_bytes + flown).min(rate * BURST.as_secs_f64());
+        self.filled_at = now;
+    }
+
+    fn try_take(&mut self, rate: f64, bytes: u64) -> bool {
+        self.fill(rate);
+        // Half a byte: what is lost when times are rounded to nanoseconds.
+        let starts = self.free_bytes > -0.5;
+        if starts {
+            self.free_bytes -= bytes as f64;
+        }
+        starts
+    }
+
+    fn until_free(&self, rate: f64) -> Duration {
+        Duration::from_secs_f64((-self.free_bytes).max(0.0) / rate)
+    }
+
+    fn queue_up<'a>(&mut self, bandwidth: &'a Bandwidth, class: Class) -> Place<'a> {
+        let at = (class, self.next_ticket);
+        self.next_ticket += 1;
+        let turn = Arc::new(Notify::new());
+        self.queue.insert(at, turn.clone());
+        Place { bandwidth, at, turn }
+    }
+}
+
+/// A place in the queue; who leaves it, served or not, makes way for the next.
+struct Place<'a> {
+    bandwidth: &'a Bandwidth,
+    at: (Class, u64),
+    turn: Arc<Notify>,
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        let mut state = self.bandwidth.state.lock();
+        state.queue.remove(&self.at);
+        if let Some((_, next)) = state.queue.first_key_value() {
+            next.notify_one();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    /// Start transfers in this order, each after the one before has queued up; the order and the times, in ms, in which they may start.
+    async fn starts(rate: u64, transfers: &[(Class, u64)]) -> Vec<(usize, u64)> {
+        let bandwidth = Arc::new(Bandwidth::new(rate));
+        let (started, begun) = (Arc::new(Mutex::new(Vec::new())), Instant::now());
+        let mut tasks = Vec::new();
+        for (i, &(class, bytes)) in transfers.iter().enumerate() {
+            let (bandwidth, started) = (bandwidth.clone(), started.clone());
+            tasks.push(tokio::spawn(async move {
+                bandwidth.acquire(class, bytes).await;
+                let at = begun.elapsed().as_secs_f64() * 1000.0;
+                started.lock().push((i, at.round() as u64));
+            }));
+            tokio::task::yield_now().await;
+        }
+        for task in tasks {
+            task.await.unwrap();
+        }
+        assert!(bandwidth.state.lock().queue.is_empty());
+        Arc::into_inner(started).unwrap().into_inner()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_urgent_goes_first_and_the_rate_holds() {
+        use Class::{Compaction, LateRead, Upload};
+        // The bucket's 256 KiB pay for a quarter of the first transfer; each MiB takes a second.
+        let order = [Compaction, LateRead, Compaction, Upload, LateRead, Upload];
+        let started = starts(MIB, &order.map(|class| (class, MIB))).await;
+        assert_eq!(started, [(0, 0), (3, 750), (5, 1750), (1, 2750), (4, 3750), (2, 4750)]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn without_a_bound_nobody_waits() {
+        let started = starts(0, &[(Class::Compaction, 1 << 60), (Class::Upload, 1 << 60)]).await;
+        assert_eq!(started, [(0, 0), (1, 0)]);
+        assert!(Bandwidth::new(0).try_acquire_spare(1 << 60));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_gives_up_makes_way() {
+        let bandwidth = Arc::new(Bandwidth::new(MIB));
+        bandwidth.acquire(Class::Upload, MIB).await;
+        let wait = |class| {
+            let bandwidth = bandwidth.clone();
+            tokio::spawn(async move { bandwidth.acquire(class, MIB).await })
+        };
+        let (first, second) = (wait(Class::Upload), wait(Class::LateRead));
+        tokio::task::yield_now().await;
+        first.abort();
+        let begun = Instant::now();
+        second.await.unwrap();
+        assert_eq!(begun.elapsed().as_millis(), 750, "what the first one would have used is free");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn only_what_is_spare_goes_without_waiting() {
+        let bandwidth = Arc::new(Bandwidth::new(4 * MIB));
+        assert!(bandwidth.try_acquire_spare(MIB / 2 - 1));
+        assert!(!bandwidth.try_acquire_spare(1), "half of the bucket stays");
+        tokio::time::advance(Duration::from_secs(1)).await;
+        bandwidth.acquire(Class::Upload, 2 * MIB).await;
+        let waiting = tokio::spawn({
+            let bandwidth = bandwidth.clone();
+            async move { bandwidth.acquire(Class::Compaction, 1).await }
+        });
+        tokio::task::yield_now().await;
+        assert!(!bandwidth.try_acquire_spare(0), "somebody waits");
+        waiting.await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn silence_is_made_up_for_by_one_burst_only() {
+        let bandwidth = Bandwidth::new(MIB);
+        tokio::time::advance(Duration::from_secs(3600)).await;
+        let begun = Instant::now();
+        for _ in 0..9 {
+            bandwidth.acquire(Class::LateRead, MIB / 4).await;
+        }
+        // The first pays from the bucket, the second finds it empty and not owing.
+        assert_eq!(begun.elapsed().as_millis(), 7 * 250);
+    }
+}

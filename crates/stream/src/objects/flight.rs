@@ -1,0 +1,191 @@
+//! Single flight: what several want at the same time is fetched once.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::sync::{Arc, Weak};
+
+use parking_lot::{Mutex, MutexGuard};
+use tokio::sync::watch;
+use tokio::task::AbortHandle;
+
+/// Fetches under way, by what they bring; one may bring several things.
+///
+/// A fetch is a task that lives as long as anybody has its [`Flight`]: who joins and goes again leaves it to the others, and the last one
+/// to go ends it.
+pub(super) struct Flights<K, T> {
+    under_way: Arc<Mutex<UnderWay<K, T>>>,
+}
+
+pub(super) struct UnderWay<K, T> {
+    by_key: HashMap<K, Known<T>>,
+    next_number: u64,
+}
+
+struct Known<T> {
+    number: u64,
+    /// To join: dead once nobody is aboard.
+    task: Weak<Task>,
+    landed: watch::Receiver<Option<T>>,
+}
+
+/// Ends the task with its last owner.
+struct Task(AbortHandle);
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// A place aboard.
+#[derive(Clone)]
+pub(crate) struct Flight<T> {
+    task: Arc<Task>,
+    landed: watch::Receiver<Option<T>>,
+}
+
+impl<T: Clone> Flight<T> {
+    /// What it has brought; `None` if its task has panicked or the runtime ends.
+    pub(super) async fn landed(&mut self) -> Option<T> {
+        self.landed.wait_for(Option::is_some).await.ok().and_then(|landed| landed.clone())
+    }
+
+    /// Keep it going without an interest in the result.
+    pub(crate) fn ticket(&self) -> Ticket {
+        Ticket { _task: self.task.clone() }
+    }
+}
+
+/// Keeps a [`Flight`] going, and nothing of what it has brought in memory.
+pub(crate) struct Ticket {
+    _task: Arc<Task>,
+}
+
+impl<K: Copy + Eq + Hash + Send + 'static, T: Clone + Send + Sync + 'static> Flights<K, T> {
+    pub(super) fn new() -> Self {
+        let under_way = UnderWay { by_key: HashMap::new(), next_number: 0 };
+        Self { under_way: Arc::new(Mutex::new(under_way)) }
+    }
+
+    /// While it is locked no flight starts, and none is forgotten: what is neither here nor in the cache is nowhere.
+    pub(super) fn lock(&self) -> MutexGuard<'_, UnderWay<K, T>> {
+        self.under_way.lock()
+    }
+
+    /// Start a flight that brings `keys`. Once `fetch` is done it is forgotten, so whatever is to be found later has to be in a cache by
+    /// then.
+    pub(super) fn start(
+        &self,
+        under_way: &mut UnderWay<K, T>,
+        keys: Vec<K>,
+        fetch: impl Future<Output = T> + Send + 'static,
+    ) -> Flight<T> {
+        let number = under_way.next_number;
+        under_way.next_number += 1;
+        let (sender, landed) = watch::channel(None);
+        let forget = Forget { under_way: self.under_way.clone(), keys: keys.clone(), number };
+        let task = tokio::spawn(async move {
+            let fetched = fetch.await;
+            drop(forget);
+            let _ = sender.send(Some(fetched));
+        });
+        let task = Arc::new(Task(task.abort_handle()));
+        for key in keys {
+            let known = Known { number, task: Arc::downgrade(&task), landed: landed.clone() };
+            under_way.by_key.insert(key, known);
+        }
+        Flight { task, landed }
+    }
+}
+
+impl<K: Copy + Eq + Hash, T: Clone> UnderWay<K, T> {
+    /// The flight that brings `key`, if there is one.
+    pub(super) fn join(&self, key: &K) -> Option<Flight<T>> {
+        let known = self.by_key.get(key)?;
+        Some(Flight { task: known.task.upgrade()?, landed: known.landed.clone() })
+    }
+
+    /// Whether there is a flight that brings `key`.
+    pub(super) fn has(&self, key: &K) -> bool {
+        self.by_key.get(key).is_some_and(|known| known.task.strong_count() > 0)
+    }
+}
+
+/// Forgets a flight when it has landed or was ended.
+struct Forget<K: Copy + Eq + Hash, T> {
+    under_way: Arc<Mutex<UnderWay<K, T>>>,
+    keys: Vec<K>,
+    number: u64,
+}
+
+impl<K: Copy + Eq + Hash, T> Drop for Forget<K, T> {
+    fn drop(&mut self) {
+        let mut under_way = self.under_way.lock();
+        for key in &self.keys {
+            // Another one may have started after this one was given up.
+            if under_way.by_key.get(key).is_some_and(|known| known.number == self.number) {
+                under_way.by_key.remove(key);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::oneshot;
+
+    use super::*;
+
+    type Test = Flights<u32, u32>;
+
+    fn start(flights: &Test, keys: &[u32]) -> (Flight<u32>, oneshot::Sender<u32>) {
+        let (land, landing) = oneshot::channel();
+        let mut under_way = flights.lock();
+        let fetch = async move { landing.await.unwrap() };
+        (flights.start(&mut under_way, keys.to_vec(), fetch), land)
+    }
+
+    #[tokio::test]
+    async fn all_aboard_get_what_one_has_fetched() {
+        let flights = Test::new();
+        let (mut first, land) = start(&flights, &[1, 2]);
+        let mut second = flights.lock().join(&2).unwrap();
+        assert!(flights.lock().join(&3).is_none());
+        land.send(7).unwrap();
+        assert_eq!((first.landed().await, second.landed().await), (Some(7), Some(7)));
+        assert!(flights.lock().by_key.is_empty(), "forgotten before anybody is told");
+    }
+
+    #[tokio::test]
+    async fn it_ends_with_the_last_and_not_with_the_first() {
+        let flights = Test::new();
+        let (first, mut land) = start(&flights, &[1]);
+        let mut second = flights.lock().join(&1).unwrap();
+        drop(first);
+        tokio::task::yield_now().await;
+        assert!(!land.is_closed());
+        let ticket = second.ticket();
+        drop(second);
+        tokio::task::yield_now().await;
+        assert!(!land.is_closed(), "a ticket keeps it going");
+        second = flights.lock().join(&1).unwrap();
+        drop(ticket);
+        drop(second);
+        assert!(flights.lock().join(&1).is_none(), "from here on another one may start");
+        let (mut other, land_other) = start(&flights, &[1]);
+        land.closed().await;
+        assert!(flights.lock().has(&1), "the end of the one does not forget the other");
+        land_other.send(8).unwrap();
+        assert_eq!(other.landed().await, Some(8));
+    }
+
+    #[tokio::test]
+    async fn a_panic_is_no_hang() {
+        let flights = Test::new();
+        let mut under_way = flights.lock();
+        let mut flight = flights.start(&mut under_way, vec![1], async { panic!("a defect") });
+        drop(under_way);
+        assert_eq!(flight.landed().await, None);
+        assert!(!flights.lock().has(&1));
+    }
+}
