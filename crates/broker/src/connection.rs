@@ -2,8 +2,10 @@
 //!
 //! A request is handled (its effects take place) before the next one is. Only the wait for durability of a produce request
 //! happens later, beside the handling of the requests behind it: its response holds its place in the queue of responses.
-//! A handler is not cancelled when the client has gone, only when a stopping server has waited for its whole grace period.
+//! A handler is not cancelled when the client has gone, only when a stopping server has waited for its whole grace period: but for those that
+//! only read, so that nobody reads objects for a client that is not there.
 
+use std::future::pending;
 use std::io::{self, IoSlice};
 use std::pin::pin;
 use std::sync::Arc;
@@ -146,7 +148,13 @@ async fn read_all(
             Err(end) => return end,
         };
         let received = Instant::now();
-        let Served { api, answer, budget } = match api::serve(server, client_host, bytes).await {
+        let may_be_given_up = api::may_be_given_up(&bytes);
+        let served = tokio::select! {
+            biased;
+            served = api::serve(server, client_host, bytes) => served,
+            () = gone(&mut reader, &outgoing), if may_be_given_up => return End::Closed,
+        };
+        let Served { api, answer, budget } = match served {
             Ok(served) => served,
             Err(refused) => return refused.into(),
         };
@@ -161,6 +169,20 @@ async fn read_all(
         if outgoing.send(response).await.is_err() {
             return End::Closed;
         }
+    }
+}
+
+/// Resolves when the client has gone. One that has sent more requests is taken to be there until they have been read.
+async fn gone(reader: &mut BufReader<OwnedReadHalf>, outgoing: &mpsc::Sender<Outgoing>) {
+    let closed = async {
+        match reader.fill_buf().await {
+            Ok(more) if !more.is_empty() => pending().await,
+            _ => {}
+        }
+    };
+    tokio::select! {
+        () = closed => {}
+        () = outgoing.closed() => {}
     }
 }
 

@@ -153,7 +153,8 @@ impl Broker {
         let server = Arc::new(Server {
             request_budget: ByteBudget::new(config.queued_request_bytes),
             decoded_budget: ByteBudget::new(config.queued_request_bytes),
-            fetch_budget: ByteBudget::new(config.queued_fetch_bytes),
+            fetch_budget: ByteBudget::new(config.queued_fetch_bytes.div_ceil(2)),
+            late_fetch_budget: ByteBudget::new(config.queued_fetch_bytes / 2),
             decompressions: Semaphore::new(CONCURRENT_DECOMPRESSIONS),
             producer_ids: ProducerIds::new(store.clone()),
             sessions: Sessions::default(),

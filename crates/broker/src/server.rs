@@ -40,8 +40,10 @@ pub(crate) struct Server {
     pub(crate) request_budget: ByteBudget,
     /// For what requests with many elements are decoded into, and for their responses.
     pub(crate) decoded_budget: ByteBudget,
-    /// For the bytes of fetch responses.
+    /// For the bytes of fetch responses that were in memory.
     pub(crate) fetch_budget: ByteBudget,
+    /// For those that were read from objects.
+    pub(crate) late_fetch_budget: ByteBudget,
     pub(crate) decompressions: Semaphore,
     pub(crate) stop: watch::Sender<bool>,
 }

@@ -1,18 +1,17 @@
 //! A stream's handle: append on one side, fetch on the other. They share the tail's mutex for moments, and nothing else.
 
 use std::future::Future;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use tokio::sync::Notify;
-use tokio::time::Instant;
 
 use crate::ahead::Reader;
 use crate::catalog::Change;
-use crate::objects::{Budget, Part};
+use crate::objects::{Budget, Enough, Part};
 use crate::record;
 use crate::store::{Shared, StoreError};
 use crate::tail::{self, Cached, Range, Source, StreamState};
@@ -196,18 +195,22 @@ impl Stream {
     ///
     /// May return less than there is, but never nothing if there is something. No lock is held while an object is read.
     pub async fn fetch(&self, from: StreamOffset, max_bytes: usize) -> Result<Fetched, FetchError> {
-        self.read(from, max_bytes, None).await
+        self.read(from, max_bytes, &mut None).await
     }
 
-    /// As [`Self::fetch`], but ends at that time with what there is, perhaps nothing, if objects have to be waited for. What it was waiting for
-    /// goes on for a while, and the next call that begins where this one has ended finds it. Dropping the future gives it up.
+    /// As [`Self::fetch`], but when `enough` completes it ends with what there is, perhaps nothing, instead of waiting for objects. What it was
+    /// waiting for goes on for a while, and the next call that begins where this one has ended finds it. Dropping the future gives
+    /// it up.
+    ///
+    /// What the cache of blocks has no place for is waited for all the same: it would be fetched in vain again and again.
     pub async fn fetch_until(
         &self,
         from: StreamOffset,
         max_bytes: usize,
-        until: Instant,
+        enough: impl Future<Output = ()> + Send,
     ) -> Result<Fetched, FetchError> {
-        self.read(from, max_bytes, Some(until)).await
+        let enough = pin!(enough);
+        self.read(from, max_bytes, &mut Some(enough)).await
     }
 
     /// As [`Self::fetch`], of what is in memory: never waits.
@@ -233,7 +236,7 @@ impl Stream {
         &self,
         from: StreamOffset,
         max_bytes: usize,
-        until: Option<Instant>,
+        until: &mut Option<Enough<'_>>,
     ) -> Result<Fetched, FetchError> {
         let mut reading = Reading::new(from, max_bytes);
         let mut missing = None;

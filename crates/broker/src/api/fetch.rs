@@ -1,17 +1,21 @@
 //! Fetch: durable batches of many partitions, waiting until there are enough.
+//!
+//! A pass reads first what is in memory, which waits for nothing, and then what is in objects. Each has a budget of its own, so that readers
+//! of the one never wait for readers of the other.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures::future::join_all;
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
 use kafka_protocol::messages::FetchRequest;
-use tokio::sync::{Notify, OwnedSemaphorePermit};
-use tokio::time::{Instant, sleep_until};
+use tokio::sync::{Notify, OwnedSemaphorePermit, watch};
+use tokio::time::{Instant, sleep_until, timeout_at};
 use uuid::Uuid;
 
-use alluvium_stream::{StreamOffset, Watch};
+use alluvium_stream::{Fetched, StreamOffset, Watch};
 
 use super::{Answer, Context, Refused};
 use crate::errors::ApiError;
@@ -21,17 +25,38 @@ use crate::sessions::{Key, Told, Want};
 use crate::topics::TopicRef;
 use crate::wire::fetch_response::{self, FetchResponse};
 
-/// Partitions that are read at the same time, so that late readers of many partitions do not wait for one object after the other.
+/// Partitions that are read from objects at the same time, so that late readers of many partitions do not wait for one object after the
+/// other.
 const CONCURRENT_READS: usize = 8;
+
+/// Objects are waited for at least so long if nothing else is read: a client that says how long it waits thinks of records that are
+/// not there yet.
+const LATE_WAIT: Duration = Duration::from_millis(500);
 
 const READ_COMMITTED: i8 = 1;
 
 /// What one pass over the partitions gave.
+#[derive(Default)]
 struct Pass {
     reads: Vec<Read>,
     bytes: usize,
     failed: bool,
-    budget: Option<OwnedSemaphorePermit>,
+    /// What is to be read from objects.
+    late: Vec<Late>,
+    /// The first batch of all, if it was too large to be read beside others: instead of nothing.
+    too_large: Option<(usize, Read)>,
+    budgets: Vec<OwnedSemaphorePermit>,
+}
+
+/// A partition that is to be read from objects.
+struct Late {
+    /// Among the wants.
+    at: usize,
+    partition: Arc<Partition>,
+    from: StreamOffset,
+    limit_bytes: usize,
+    /// May be one batch that is larger than its limit.
+    is_first: bool,
 }
 
 /// What a pass found in one partition.
@@ -48,8 +73,50 @@ impl Read {
         }
     }
 
+    fn nothing(partition: &Partition) -> Self {
+        let told = Told {
+            error_code: 0,
+            high_watermark: partition.high_watermark(),
+            log_start: partition.log_start(),
+        };
+        Self { told, batches: Vec::new() }
+    }
+
     fn len_bytes(&self) -> usize {
         self.batches.iter().map(Bytes::len).sum()
+    }
+}
+
+impl From<Fetched> for Read {
+    fn from(fetched: Fetched) -> Self {
+        Self {
+            told: Told {
+                error_code: 0,
+                high_watermark: kafka_offset(fetched.durable_end),
+                log_start: kafka_offset(fetched.start),
+            },
+            batches: fetched.batches.into_iter().map(|batch| batch.payload).collect(),
+        }
+    }
+}
+
+impl Pass {
+    fn fail(&mut self, cx: &Context, error: &ApiError) -> Read {
+        tracing::debug!(%error, "fetch of a partition refused");
+        cx.server.metrics.error(error);
+        self.failed = true;
+        Read::failed(error)
+    }
+
+    /// What `read` may show: all if it is within its limit, or the first one.
+    fn admit(&mut self, at: usize, mut read: Read, limit_bytes: usize, is_first: bool) -> Read {
+        // A read gives a whole batch at least, which may be too much if it is not the first.
+        if !is_first && read.len_bytes() > limit_bytes {
+            let rest = Read { told: read.told, batches: std::mem::take(&mut read.batches) };
+            self.too_large.get_or_insert((at, rest));
+        }
+        self.bytes += read.len_bytes();
+        read
     }
 }
 
@@ -84,7 +151,7 @@ pub(super) async fn handle(cx: Context, body: Bytes) -> Result<Answer, Refused> 
         topics: by_topic(answered, read_committed),
     };
     let mut response = response.encode(cx.correlation_id, cx.version)?;
-    response.budget = pass.budget;
+    response.budgets = pass.budgets;
     Ok(Answer::Ready(response))
 }
 
@@ -93,7 +160,8 @@ async fn wait_for_enough(cx: &Context, request: &FetchRequest, wants: &[Want]) -
     // Longer than a connection may be idle nobody waits.
     let max_wait =
         Duration::from_millis(request.max_wait_ms.max(0) as u64).min(cx.server.config.idle_timeout);
-    let deadline = Instant::now() + max_wait;
+    let begun = Instant::now();
+    let deadline = begun + max_wait;
     let max_bytes = usize::try_from(request.max_bytes)
         .unwrap_or(0)
         .min(cx.server.config.max_fetch_bytes as usize);
@@ -102,83 +170,169 @@ async fn wait_for_enough(cx: &Context, request: &FetchRequest, wants: &[Want]) -
     let progress = Arc::new(Notify::new());
     let mut watches: Option<Vec<Watch>> = None;
     loop {
-        let progressed = progress.notified();
-        let pass = read_all(cx, wants, max_bytes).await;
-        if pass.bytes >= min_bytes || pass.failed || wants.is_empty() || Instant::now() >= deadline
-        {
-            return pass;
-        }
-        if watches.is_none() {
+        let mut pass = read_young(cx, wants, max_bytes).await;
+        let is_enough = |pass: &Pass| pass.bytes >= min_bytes || pass.failed || wants.is_empty();
+        if !is_enough(&pass) && watches.is_none() {
             // What became durable before the watch began is found by reading once more.
             let partitions = wants.iter().filter_map(|want| find(cx, &want.key).ok());
             watches = Some(partitions.map(|partition| partition.stream.watch(&progress)).collect());
             continue;
         }
+        let mut progressed = false;
+        if !pass.late.is_empty() {
+            // Who has enough waits for no object, and finds it the next time.
+            let until = match is_enough(&pass) {
+                true => begun,
+                false => deadline.max(begun + LATE_WAIT),
+            };
+            progressed = read_late(cx, &mut pass, min_bytes, until, &progress).await;
+        }
+        if pass.bytes == 0
+            && let Some((at, read)) = pass.too_large.take()
+        {
+            pass.bytes = read.len_bytes();
+            pass.reads[at] = read;
+        }
+        pass.late.clear();
+        if is_enough(&pass) || Instant::now() >= deadline {
+            return pass;
+        }
+        if progressed {
+            continue;
+        }
         tokio::select! {
-            () = progressed => {}
+            () = progress.notified() => {}
             () = sleep_until(deadline) => return pass,
             () = cx.server.stopping() => return pass,
         }
     }
 }
 
-/// Read each partition once, in order, until `max_bytes` are read. At least one batch is read if there is any, however large it is:
-/// else a consumer would stand still before it.
-async fn read_all(cx: &Context, wants: &[Want], max_bytes: usize) -> Pass {
-    let mut sources: Vec<_> = wants.iter().map(|want| locate(cx, want)).collect();
-    let mut pass =
-        Pass { reads: Vec::with_capacity(wants.len()), bytes: 0, failed: false, budget: None };
+/// Read what is in memory, in order, until `max_bytes` are read or promised to what is not. At least one batch is read if there is any,
+/// however large it is: else a consumer would stand still before it.
+async fn read_young(cx: &Context, wants: &[Want], max_bytes: usize) -> Pass {
+    let sources: Vec<_> = wants.iter().map(|want| locate(cx, want)).collect();
+    let mut pass = Pass { reads: Vec::with_capacity(wants.len()), ..Pass::default() };
     let mut left_bytes = max_bytes;
+    let mut budget = None;
     if sources.iter().any(|source| matches!(source, Ok((_, Some(_))))) {
-        let budget = &cx.server.fetch_budget;
         let one_batch_bytes = cx.server.config.max_message_bytes as usize;
-        let share_bytes = share(max_bytes, budget.free_bytes(), one_batch_bytes);
+        let budgets = &cx.server.fetch_budget;
+        let share_bytes = share(max_bytes, budgets.free_bytes(), one_batch_bytes);
         left_bytes = left_bytes.min(share_bytes);
-        pass.budget = Some(budget.acquire(share_bytes).await);
+        budget = Some(budgets.acquire(share_bytes).await);
     }
-    let mut partitions = wants.iter().zip(&mut sources).peekable();
-    while partitions.peek().is_some() {
-        // A group is read at the same time. What its partitions may read is together no more than is left, the first batch of all
-        // excepted; who finds nothing left to promise comes with the next group, when it is known what was read.
-        let mut unpromised_bytes = left_bytes;
-        let mut first = pass.bytes == 0;
-        let mut limits = Vec::with_capacity(CONCURRENT_READS);
-        let mut reads = Vec::with_capacity(CONCURRENT_READS);
-        while reads.len() < CONCURRENT_READS
-            && (first || left_bytes == 0 || unpromised_bytes > 0)
-            && let Some((want, source)) = partitions.next()
-        {
-            let mut limit_bytes = 0;
-            if let Ok((_, from @ Some(_))) = source {
-                if left_bytes == 0 && !first {
-                    *from = None;
+    // What may not come in time is promised no more than half.
+    let mut late_bytes = max_bytes / 2;
+    let mut is_first = true;
+    for (at, (want, source)) in wants.iter().zip(sources).enumerate() {
+        let (partition, from) = match source {
+            Ok((partition, Some(from))) if is_first || left_bytes > 0 => (partition, from),
+            Ok((partition, _)) => {
+                pass.reads.push(Read::nothing(&partition));
+                continue;
+            }
+            Err(error) => {
+                let read = pass.fail(cx, &error);
+                pass.reads.push(read);
+                continue;
+            }
+        };
+        let limit_bytes = usize::try_from(want.max_bytes).unwrap_or(0).min(left_bytes);
+        let read = match partition.stream.fetch_now(from, limit_bytes) {
+            Ok(fetched) if fetched.late && fetched.batches.is_empty() => {
+                let limit_bytes = limit_bytes.min(late_bytes);
+                if is_first || limit_bytes > 0 {
+                    (left_bytes, late_bytes) = (left_bytes - limit_bytes, late_bytes - limit_bytes);
+                    let partition = partition.clone();
+                    pass.late.push(Late { at, partition, from, limit_bytes, is_first });
+                    is_first = false;
                 }
-                limit_bytes = usize::try_from(want.max_bytes).unwrap_or(0).min(unpromised_bytes);
-                unpromised_bytes -= limit_bytes;
-                first = false;
+                Read::nothing(&partition)
             }
-            limits.push(limit_bytes);
-            reads.push(read(source, limit_bytes));
-        }
-        for (result, limit_bytes) in join_all(reads).await.into_iter().zip(limits) {
-            let mut read = result.unwrap_or_else(|error| {
-                tracing::debug!(%error, "fetch of a partition refused");
-                cx.server.metrics.error(&error);
-                pass.failed = true;
-                Read::failed(&error)
-            });
-            // A read gives a whole batch at least, which may be too much if it is not the first.
-            if pass.bytes > 0 && read.len_bytes() > limit_bytes {
-                read.batches.clear();
+            Ok(fetched) => {
+                let read = pass.admit(at, fetched.into(), limit_bytes, is_first);
+                is_first &= read.batches.is_empty();
+                read
             }
-            pass.bytes += read.len_bytes();
-            left_bytes = left_bytes.saturating_sub(read.len_bytes());
-            pass.reads.push(read);
-        }
+            Err(error) => pass.fail(cx, &error.into()),
+        };
+        left_bytes = left_bytes.saturating_sub(read.len_bytes());
+        pass.reads.push(read);
     }
     // Keep the share of the budget that the response really takes.
-    pass.budget = pass.budget.and_then(|budget| ByteBudget::shrink(budget, pass.bytes));
+    let held_bytes = pass.bytes + pass.too_large.as_ref().map_or(0, |(_, read)| read.len_bytes());
+    pass.budgets.extend(budget.and_then(|budget| ByteBudget::shrink(budget, held_bytes)));
     pass
+}
+
+/// Read what is in objects, several partitions at a time: until then, until there is enough, or until there is more in memory, of which it
+/// returns whether that was so. What has not come by then is on its way for the next fetch.
+async fn read_late(
+    cx: &Context,
+    pass: &mut Pass,
+    min_bytes: usize,
+    until: Instant,
+    progress: &Notify,
+) -> bool {
+    let mut late = std::mem::take(&mut pass.late).into_iter();
+    let wanted_bytes = late.as_slice().iter().map(|late| late.limit_bytes).sum();
+    let budgets = &cx.server.late_fetch_budget;
+    let one_batch_bytes = cx.server.config.max_message_bytes as usize;
+    let share_bytes = share(wanted_bytes, budgets.free_bytes(), one_batch_bytes);
+    let Ok(budget) = timeout_at(until, budgets.acquire(share_bytes)).await else { return false };
+    let (stop, stopped) = watch::channel(false);
+    let read = |late: Late, limit_bytes: usize| {
+        let mut stopped = stopped.clone();
+        async move {
+            let enough = async {
+                tokio::select! {
+                    () = sleep_until(until) => {}
+                    // An error would mean that nobody can say stop any more, and nobody waits then.
+                    _ = stopped.wait_for(|stopped| *stopped) => {}
+                }
+            };
+            let fetched = late.partition.stream.fetch_until(late.from, limit_bytes, enough).await;
+            (late, limit_bytes, fetched)
+        }
+    };
+    let (mut left_bytes, mut read_bytes, mut progressed) = (share_bytes, 0, false);
+    let mut reads = FuturesUnordered::new();
+    let mut stopping = std::pin::pin!(cx.server.stopping());
+    loop {
+        while reads.len() < CONCURRENT_READS && !*stop.borrow() {
+            let Some(late) = late.next() else { break };
+            let limit_bytes = late.limit_bytes.min(left_bytes);
+            left_bytes -= limit_bytes;
+            if late.is_first || limit_bytes > 0 {
+                reads.push(read(late, limit_bytes));
+            }
+        }
+        let is_running = !*stop.borrow();
+        tokio::select! {
+            next = reads.next() => {
+                let Some((late, limit_bytes, fetched)) = next else { break };
+                let read = match fetched {
+                    Ok(fetched) => pass.admit(late.at, fetched.into(), limit_bytes, late.is_first),
+                    Err(error) => pass.fail(cx, &error.into()),
+                };
+                read_bytes += read.len_bytes();
+                pass.reads[late.at] = read;
+                if pass.bytes >= min_bytes || pass.failed {
+                    stop.send_replace(true);
+                }
+            }
+            () = progress.notified(), if is_running => {
+                progressed = true;
+                stop.send_replace(true);
+            }
+            () = &mut stopping, if is_running => {
+                stop.send_replace(true);
+            }
+        }
+    }
+    pass.budgets.extend(ByteBudget::shrink(budget, read_bytes));
+    progressed
 }
 
 /// The share of the budget for responses that a fetch takes: at most half of what is free, so that slow readers of large responses leave
@@ -210,32 +364,6 @@ fn locate(cx: &Context, want: &Want) -> Result<Source, ApiError> {
     }
     let readable = from < stream.durable_end();
     Ok((partition, readable.then_some(from)))
-}
-
-async fn read(source: &mut Result<Source, ApiError>, max_bytes: usize) -> Result<Read, ApiError> {
-    let (partition, from) = match source {
-        Ok(source) => source,
-        Err(error) => return Err(std::mem::replace(error, ApiError::UnknownTopicOrPartition)),
-    };
-    let Some(from) = from else { return Ok(nothing(partition)) };
-    let fetched = partition.stream.fetch(*from, max_bytes).await?;
-    Ok(Read {
-        told: Told {
-            error_code: 0,
-            high_watermark: kafka_offset(fetched.durable_end),
-            log_start: kafka_offset(fetched.start),
-        },
-        batches: fetched.batches.into_iter().map(|batch| batch.payload).collect(),
-    })
-}
-
-fn nothing(partition: &Partition) -> Read {
-    let told = Told {
-        error_code: 0,
-        high_watermark: partition.high_watermark(),
-        log_start: partition.log_start(),
-    };
-    Read { told, batches: Vec::new() }
 }
 
 /// Group partitions by their topics, both in the order in which they come.

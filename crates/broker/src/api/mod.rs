@@ -181,6 +181,12 @@ pub(crate) static APIS: &[Api] = &[
     )),
 ];
 
+/// Whether a request changes nothing, and may take long: it is given up when its client has gone.
+pub(crate) fn may_be_given_up(frame: &[u8]) -> bool {
+    let key = frame.first_chunk().map(|key| i16::from_be_bytes(*key));
+    key == Some(ApiKey::Fetch as i16) || key == Some(ApiKey::ListOffsets as i16)
+}
+
 /// Handle one request, the frame's length already removed. Returns when the request has taken effect.
 ///
 /// # Errors

@@ -9,7 +9,7 @@ use tokio::sync::OwnedSemaphorePermit;
 pub(crate) struct Response {
     pub(crate) pieces: Vec<Bytes>,
     /// Given back when the response has been written or dropped.
-    pub(crate) budget: Option<OwnedSemaphorePermit>,
+    pub(crate) budgets: Vec<OwnedSemaphorePermit>,
 }
 
 impl Response {
@@ -82,6 +82,6 @@ impl Builder {
         let len =
             i32::try_from(len).map_err(|_| EncodeError(format!("a response of {len} bytes")))?;
         self.pieces[0] = Bytes::copy_from_slice(&len.to_be_bytes());
-        Ok(Response { pieces: self.pieces, budget: None })
+        Ok(Response { pieces: self.pieces, budgets: Vec::new() })
     }
 }

@@ -19,7 +19,7 @@ pub use error::{ErrorKind, ObjectError};
 pub(crate) use flight::Ticket;
 pub use local::local_objects;
 pub use numbers::ReadStats;
-pub(crate) use read::{Budget, Objects, Part, READ_BYTES};
+pub(crate) use read::{Budget, Enough, Objects, Part, READ_BYTES};
 pub(crate) use scan::{Scan, index};
 pub(crate) use write::Writer;
 

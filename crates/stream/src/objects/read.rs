@@ -2,6 +2,7 @@
 //! everybody else: `docs/late-reads.md`.
 
 use std::ops::Range;
+use std::pin::Pin;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -9,7 +10,6 @@ use object_store::{ObjectStore, ObjectStoreExt};
 use quick_cache::sync::{Cache, DefaultLifecycle};
 use quick_cache::{DefaultHashBuilder, OptionsBuilder, Weighter};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::{Instant, timeout_at};
 
 use super::flight::{Flight, Flights, Ticket, UnderWay};
 use super::get::get;
@@ -92,11 +92,14 @@ struct Core {
     numbers: Arc<ReadNumbers>,
 }
 
+/// Completes when a reader has waited enough. After that it is not polled again.
+pub(crate) type Enough<'a> = Pin<&'a mut (dyn Future<Output = ()> + Send + 'a)>;
+
 /// What was read of an object.
 #[derive(Default)]
 pub(crate) struct Part {
     pub(crate) batches: Vec<Batch>,
-    /// The time was over before this had come. It goes on as long as it is kept.
+    /// The reader had waited enough before this had come. It goes on as long as it is kept.
     pub(crate) late: Option<Ticket>,
 }
 
@@ -170,9 +173,9 @@ impl Objects {
         object: &Arc<ObjectInfo>,
         stream: StreamId,
     ) -> Result<StreamBlocks, ObjectError> {
-        match self.blocks_until(object, stream, None).await? {
+        match self.blocks_until(object, stream, &mut None).await? {
             Timely::Here(blocks) => Ok(blocks),
-            Timely::Late(_) => unreachable!("without a deadline nothing is late"),
+            Timely::Late(_) => unreachable!("who waits to the end is never late"),
         }
     }
 
@@ -180,7 +183,7 @@ impl Objects {
         &self,
         object: &Arc<ObjectInfo>,
         stream: StreamId,
-        until: Option<Instant>,
+        until: &mut Option<Enough<'_>>,
     ) -> Result<Timely<StreamBlocks>, ObjectError> {
         loop {
             if let Some(blocks) = self.cached_blocks(object, stream) {
@@ -226,9 +229,9 @@ impl Objects {
         object: &Arc<ObjectInfo>,
         block: &Block,
     ) -> Result<Arc<Decoded>, ObjectError> {
-        match self.read(object, std::slice::from_ref(block), None).await? {
+        match self.read(object, std::slice::from_ref(block), &mut None).await? {
             Timely::Here(mut run) => Ok(run.blocks.remove(0)),
-            Timely::Late(_) => unreachable!("without a deadline nothing is late"),
+            Timely::Late(_) => unreachable!("who waits to the end is never late"),
         }
     }
 
@@ -237,7 +240,7 @@ impl Objects {
         &self,
         object: &Arc<ObjectInfo>,
         blocks: &[Block],
-        until: Option<Instant>,
+        until: &mut Option<Enough<'_>>,
     ) -> Result<Timely<Run>, ObjectError> {
         let core = &self.core;
         let cached = |block: &Block| core.cached_block(object.id, block);
@@ -285,26 +288,28 @@ impl Objects {
         }
     }
 
-    /// Wait for a flight, at most until then: unless it brings something that the cache can not keep until somebody comes back for it.
+    /// Wait for a flight, until it is enough: unless it brings something that the cache can not keep until somebody comes back for it.
     async fn wait(
         &self,
         name: &str,
         flight: &mut Flight<Landing>,
         len_bytes: u64,
-        until: Option<Instant>,
+        until: &mut Option<Enough<'_>>,
     ) -> Result<Timely<Arc<Landed>>, ObjectError> {
         let _waiting = self.core.numbers.waiting();
-        let landed = match until.filter(|_| len_bytes.saturating_mul(2) <= self.core.cache_bytes) {
-            None => flight.landed().await,
-            Some(until) => match timeout_at(until, flight.landed()).await {
-                Ok(landed) => landed,
-                Err(_) => return Ok(Timely::Late(flight.ticket())),
+        let is_kept = len_bytes.saturating_mul(2) <= self.core.cache_bytes;
+        let landed = match until {
+            Some(until) if is_kept => tokio::select! {
+                biased;
+                landed = flight.landed() => landed,
+                () = until => return Ok(Timely::Late(flight.ticket())),
             },
+            _ => flight.landed().await,
         };
         landed.unwrap_or_else(|| Err(ObjectError::defect(name))).map(Timely::Here)
     }
 
-    /// Batches of `stream` that end after `from`, as far as the budget goes, until the time is over, or to what can not be read; an error
+    /// Batches of `stream` that end after `from`, as far as the budget goes, until the reader has waited enough, or to what can not be read; an error
     /// only if that comes first. They keep at most twice the memory of their payload.
     pub(crate) async fn fetch(
         &self,
@@ -312,7 +317,7 @@ impl Objects {
         stream: StreamId,
         from: StreamOffset,
         budget: &mut Budget,
-        until: Option<Instant>,
+        until: &mut Option<Enough<'_>>,
     ) -> Result<Part, ObjectError> {
         let mut part = Part::default();
         let blocks = match self.blocks_until(object, stream, until).await? {
