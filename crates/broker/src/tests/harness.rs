@@ -1,5 +1,6 @@
 //! A server in this process over a real store, and a client of a hundred lines.
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,15 +9,22 @@ use alluvium_device::sim::{SimDisk, SimOptions, Stepper};
 use alluvium_device::{OpenOptions, SharedDevice};
 use alluvium_stream::{Catalog, MemoryCatalog, Options, RedbCatalog, Store, local_objects};
 use alluvium_wal::{FormatOptions, Wal};
+use async_trait::async_trait;
 use bytes::{BufMut, Bytes, BytesMut};
+use futures::stream::BoxStream;
 use kafka_protocol::messages::*;
 use kafka_protocol::protocol::{Decodable, Request, StrBytes};
-use object_store::ObjectStore;
 use object_store::memory::InMemory;
+use object_store::path::Path;
+use object_store::{
+    CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
+    PutMultipartOptions, PutOptions, PutPayload, PutResult,
+};
 use prometheus_client::registry::Registry;
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio::sync::OwnedMutexGuard;
 use uuid::Uuid;
 
 use super::examples;
@@ -31,7 +39,7 @@ enum Backing {
     /// A file, a directory of objects and a catalog on disk.
     Files(TempDir),
     /// Everything in memory, on a disk whose requests wait while they are held.
-    Simulated { disk: SimDisk, objects: Arc<InMemory>, catalog: Arc<MemoryCatalog> },
+    Simulated { disk: SimDisk, objects: Arc<SlowObjects>, catalog: Arc<MemoryCatalog> },
 }
 
 pub(super) struct TestServer {
@@ -60,10 +68,17 @@ impl TestServer {
 
     /// On a simulated disk.
     pub(super) async fn simulated(wal_bytes: u64) -> Self {
+        Self::simulated_with(wal_bytes, |_| {}).await
+    }
+
+    pub(super) async fn simulated_with(
+        wal_bytes: u64,
+        configure: impl FnOnce(&mut BrokerConfig),
+    ) -> Self {
         let disk = SimDisk::new(SimOptions { capacity_bytes: wal_bytes, ..SimOptions::default() });
         Wal::format(&disk.device(), &FormatOptions::default()).unwrap();
         let backing = Backing::Simulated { disk, objects: Arc::default(), catalog: Arc::default() };
-        Self::on(backing, wal_bytes, |_| {}).await
+        Self::on(backing, wal_bytes, configure).await
     }
 
     async fn on(
@@ -160,6 +175,12 @@ impl TestServer {
         Client::connect(self.addr()).await
     }
 
+    /// Let objects of a simulated server not be read as long as this is kept.
+    pub(super) async fn hold_objects(&self) -> OwnedMutexGuard<()> {
+        let Backing::Simulated { objects, .. } = &self.backing else { panic!("not simulated") };
+        objects.reading.clone().lock_owned().await
+    }
+
     /// Let the simulated disk do nothing until it is released.
     pub(super) fn hold_disk(&self, hold: bool) {
         let stepper = self.running.as_ref().unwrap().stepper.as_ref().expect("a simulated disk");
@@ -236,6 +257,72 @@ impl TestServer {
             )
             .await;
         assert_eq!(response.error_code, 0);
+    }
+}
+
+/// Objects in memory, of which reads wait while they are held.
+#[derive(Debug, Default)]
+pub(super) struct SlowObjects {
+    inner: InMemory,
+    reading: Arc<tokio::sync::Mutex<()>>,
+}
+
+impl fmt::Display for SlowObjects {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Test")
+    }
+}
+
+#[async_trait]
+impl ObjectStore for SlowObjects {
+    async fn put_opts(
+        &self,
+        location: &Path,
+        payload: PutPayload,
+        options: PutOptions,
+    ) -> object_store::Result<PutResult> {
+        self.inner.put_opts(location, payload, options).await
+    }
+
+    async fn put_multipart_opts(
+        &self,
+        location: &Path,
+        options: PutMultipartOptions,
+    ) -> object_store::Result<Box<dyn MultipartUpload>> {
+        self.inner.put_multipart_opts(location, options).await
+    }
+
+    async fn get_opts(
+        &self,
+        location: &Path,
+        options: GetOptions,
+    ) -> object_store::Result<GetResult> {
+        drop(self.reading.lock().await);
+        self.inner.get_opts(location, options).await
+    }
+
+    fn delete_stream(
+        &self,
+        locations: BoxStream<'static, object_store::Result<Path>>,
+    ) -> BoxStream<'static, object_store::Result<Path>> {
+        self.inner.delete_stream(locations)
+    }
+
+    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, object_store::Result<ObjectMeta>> {
+        self.inner.list(prefix)
+    }
+
+    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> object_store::Result<ListResult> {
+        self.inner.list_with_delimiter(prefix).await
+    }
+
+    async fn copy_opts(
+        &self,
+        from: &Path,
+        to: &Path,
+        options: CopyOptions,
+    ) -> object_store::Result<()> {
+        self.inner.copy_opts(from, to, options).await
     }
 }
 

@@ -5,5 +5,6 @@ pub(crate) mod examples;
 mod fetching;
 mod harness;
 mod hostile;
+mod late;
 mod producing;
 mod restarting;

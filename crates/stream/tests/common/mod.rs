@@ -18,13 +18,13 @@ use alluvium_stream::{
 use alluvium_wal::{FormatOptions, Wal};
 use async_trait::async_trait;
 use bytes::Bytes;
-use futures::TryStreamExt;
 use futures::stream::BoxStream;
+use futures::{StreamExt, TryStreamExt};
 use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{
-    CopyOptions, GetOptions, GetRange, GetResult, ListResult, MultipartUpload, ObjectMeta,
-    ObjectStore, PutMultipartOptions, PutOptions, PutPayload, PutResult,
+    CopyOptions, GetOptions, GetRange, GetResult, GetResultPayload, ListResult, MultipartUpload,
+    ObjectMeta, ObjectStore, PutMultipartOptions, PutOptions, PutPayload, PutResult,
 };
 use parking_lot::Mutex;
 
@@ -368,6 +368,21 @@ pub struct Objects {
     pub fail_writes: AtomicU64,
     pub failed: AtomicU64,
     pub reads: AtomicU64,
+    /// So many of a thousand reads fail, and each takes a while, by this source of chance.
+    pub reads_fail_permille: AtomicU64,
+    pub chance: Mutex<Option<Random>>,
+    /// What reads have asked for whose answers nobody has taken or given up yet; and the most that it ever was.
+    pub open_bytes: Arc<AtomicU64>,
+    pub most_open_bytes: AtomicU64,
+}
+
+/// Bytes of [`Objects::open_bytes`].
+struct Open(Arc<AtomicU64>, u64);
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.fetch_sub(self.1, Ordering::SeqCst);
+    }
 }
 
 impl Objects {
@@ -386,6 +401,10 @@ impl Objects {
             fail_writes: AtomicU64::new(0),
             failed: AtomicU64::new(0),
             reads: AtomicU64::new(0),
+            reads_fail_permille: AtomicU64::new(0),
+            chance: Mutex::new(None),
+            open_bytes: Arc::default(),
+            most_open_bytes: AtomicU64::new(0),
         }
     }
 
@@ -445,13 +464,37 @@ impl ObjectStore for Objects {
     ) -> object_store::Result<GetResult> {
         self.check()?;
         self.reads.fetch_add(1, Ordering::SeqCst);
+        let bytes = match &options.range {
+            Some(GetRange::Bounded(range)) => range.end - range.start,
+            _ => 0,
+        };
+        let open_bytes = self.open_bytes.fetch_add(bytes, Ordering::SeqCst) + bytes;
+        self.most_open_bytes.fetch_max(open_bytes, Ordering::SeqCst);
+        let open = Open(self.open_bytes.clone(), bytes);
         drop(self.reading.lock().await);
+        let chances =
+            self.chance.lock().as_mut().map(|chance| (chance.next_u64(), chance.next_u64()));
+        if let Some((pauses, fails)) = chances {
+            for _ in 0..pauses % 20 {
+                tokio::task::yield_now().await;
+            }
+            if fails % 1000 < self.reads_fail_permille.load(Ordering::SeqCst) {
+                return Err(self.error());
+            }
+        }
         if let Some(GetRange::Bounded(range)) = &options.range
             && range.contains(&self.unreadable_at.load(Ordering::SeqCst))
         {
             return Err(self.error());
         }
-        self.inner.get_opts(location, options).await
+        let mut result = self.inner.get_opts(location, options).await?;
+        if let GetResultPayload::Stream(bytes) = result.payload {
+            let held = bytes.inspect(move |_| {
+                let _ = &open;
+            });
+            result.payload = GetResultPayload::Stream(held.boxed());
+        }
+        Ok(result)
     }
 
     async fn get_ranges(

@@ -1,0 +1,104 @@
+//! Fetches of what only objects have, from an object store that hangs.
+
+use bytes::Bytes;
+use kafka_protocol::messages::{FetchRequest, FetchResponse};
+
+use super::harness::{Client, HANG, TestServer, fetch, stored};
+use crate::batch::tests::plain;
+
+/// Longer than a test may take.
+const FOR_EVER_MS: i32 = 600_000;
+
+/// Records of each partition, and the code of its error.
+fn records(response: &FetchResponse) -> Vec<(i16, Bytes)> {
+    let partitions = response.responses.iter().flat_map(|topic| &topic.partitions);
+    partitions.map(|partition| (partition.error_code, partition.records.clone().unwrap())).collect()
+}
+
+/// A batch in partition 0 that is in an object only, and one in partition 1 that is in memory only.
+async fn late_and_young() -> (TestServer, Bytes, Bytes) {
+    // Budgets for one response each.
+    let mut server = TestServer::simulated_with(16 << 20, |config| {
+        config.max_message_bytes = 1 << 20;
+        config.max_fetch_bytes = 1 << 20;
+        config.queued_fetch_bytes = 2 << 20;
+    })
+    .await;
+    server.topic("t", 2, &[]).await;
+    let (late, young) = (plain(&[1, 2, 3]), plain(&[7]));
+    server.client().await.produce("t", 0, &late).await;
+    server.store().flush().await.unwrap();
+    server.restart().await;
+    server.client().await.produce("t", 1, &young).await;
+    (server, stored(&late, 0), stored(&young, 0))
+}
+
+async fn waiting(server: &TestServer, count: u64) {
+    let waits = async {
+        while server.store().stats().reads.waiting != count {
+            tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(HANG, waits).await.expect("so many never wait");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_reads_at_the_tail_does_not_wait_for_who_reads_objects() {
+    let (server, late, young) = late_and_young().await;
+    let held = server.hold_objects().await;
+    let mut readers: Vec<(Client, i32)> = Vec::new();
+    for _ in 0..20 {
+        let mut client = server.client().await;
+        let id = client.send(12, &fetch("t", &[(0, 0)], FOR_EVER_MS)).await;
+        readers.push((client, id));
+    }
+    server.begun("Fetch", 12, 20).await;
+    waiting(&server, 1).await;
+    for _ in 0..3 {
+        let response = server.client().await.call(12, &fetch("t", &[(1, 0)], FOR_EVER_MS)).await;
+        assert_eq!(records(&response), [(0, young.clone())]);
+    }
+    drop(held);
+    for (mut client, id) in readers {
+        let response = client.receive::<FetchRequest>(12, id).await;
+        assert_eq!(records(&response), [(0, late.clone())]);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fetch_has_what_there_is_when_it_has_enough_or_its_time_is_over() {
+    let (server, late, young) = late_and_young().await;
+    let mut client = server.client().await;
+    let held = server.hold_objects().await;
+    let both = fetch("t", &[(0, 0), (1, 0)], FOR_EVER_MS);
+    let nothing = (0, Bytes::new());
+    let response = client.call(12, &both).await;
+    assert_eq!(records(&response), [nothing.clone(), (0, young.clone())], "enough without objects");
+    let response = client.call(12, &fetch("t", &[(0, 0)], 20)).await;
+    assert_eq!(records(&response), [nothing.clone()], "no error: the time is over");
+
+    // What comes while it waits for an object ends the wait.
+    let id = client.send(12, &fetch("t", &[(0, 0), (1, 1)], FOR_EVER_MS)).await;
+    waiting(&server, 1).await;
+    server.client().await.produce("t", 1, &plain(&[8])).await;
+    let response = client.receive::<FetchRequest>(12, id).await;
+    assert_eq!(records(&response), [nothing, (0, stored(&plain(&[8]), 1))]);
+
+    drop(held);
+    let response = client.call(12, &fetch("t", &[(0, 0)], FOR_EVER_MS)).await;
+    assert_eq!(records(&response), [(0, late)]);
+    let gets = server.store().stats().reads.gets;
+    assert_eq!(gets, 2, "an index and a block: what was not waited for was not fetched again");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_reads_objects_for_a_client_that_has_gone() {
+    let (server, _, _) = late_and_young().await;
+    let _held = server.hold_objects().await;
+    let mut client = server.client().await;
+    client.send(12, &fetch("t", &[(0, 0)], FOR_EVER_MS)).await;
+    waiting(&server, 1).await;
+    drop(client);
+    waiting(&server, 0).await;
+    server.assert_alive().await;
+}
