@@ -217,3 +217,200 @@ fn look_again(
     }
     Err(FetchError::Failed(error.into()))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+    use std::sync::Arc;
+
+    use alluvium_device::sim::{SimDisk, SimOptions, Stepper};
+    use alluvium_wal::{FormatOptions, Wal};
+    use bytes::Bytes;
+    use futures::FutureExt;
+    use object_store::ObjectStoreExt;
+    use object_store::memory::InMemory;
+    use uuid::Uuid;
+
+    use super::*;
+    use crate::catalog::ObjectInfo;
+    use crate::object::Encoder;
+    use crate::objects::Writer;
+    use crate::types::{KIND_LOG, StreamId};
+    use crate::{Change, MemoryCatalog, Options, Store};
+
+    const BATCHES: u64 = 40;
+
+    fn time(base: u64) -> i64 {
+        // Not in order: every fourth is late by ten.
+        (base * 10).cast_signed() - if base % 4 == 3 { 100 } else { 0 }
+    }
+
+    fn batch(base: u64) -> Batch {
+        let payload = Bytes::from(vec![base as u8; 100]);
+        Batch { base: StreamOffset(base), count: 1, max_timestamp_ms: time(base), payload }
+    }
+
+    /// Write some batches as one object; the range that it is.
+    async fn object(stream: &Stream, id: u64, bases: std::ops::Range<u64>) -> Range {
+        let (mut encoder, header) = Encoder::new(Uuid::from_u128(id.into()));
+        let objects = &stream.shared.objects;
+        let name = format!("object-{id}");
+        let mut writer = Writer::new(&**objects.store(), &name, objects.bandwidth());
+        writer.write(header).await.unwrap();
+        for base in bases.clone() {
+            assert!(encoder.push(stream.id(), &batch(base)).is_none());
+        }
+        let (last, end, summary) = encoder.finish();
+        writer.write(last.unwrap()).await.unwrap();
+        writer.write(end).await.unwrap();
+        writer.finish().await.unwrap();
+        let object = ObjectInfo {
+            id: ObjectId(1000 + id),
+            name,
+            size_bytes: summary.size_bytes,
+            index_position: summary.index_position,
+            index_bytes: summary.index_bytes,
+            index_crc32c: summary.index_crc32c,
+            created_at_ms: 0,
+        };
+        Range {
+            object: Arc::new(object),
+            start: StreamOffset(bases.start),
+            end: StreamOffset(bases.end),
+            payload_bytes: (bases.end - bases.start) * 100,
+            max_timestamp_ms: bases.map(time).max().unwrap(),
+        }
+    }
+
+    fn put_in_place(stream: &Stream, ranges: Vec<Range>) {
+        let end = ranges.last().unwrap().end;
+        *stream.state.tail.lock() = Tail::restored(StreamOffset(0), end, None, ranges.into());
+    }
+
+    struct World {
+        store: Store,
+        stream: Stream,
+        _disk: Stepper,
+    }
+
+    /// A stream that is in no memory, in objects of so many batches each.
+    async fn world(per_object: u64) -> (World, Vec<Range>) {
+        let disk = SimDisk::new(SimOptions { capacity_bytes: 1 << 20, ..SimOptions::default() });
+        Wal::format(&disk.device(), &FormatOptions::default()).unwrap();
+        let _disk = Stepper::start(disk.clone());
+        let wal_options = alluvium_wal::Options {
+            window_bytes: 256 << 10,
+            block_bytes: 16 << 10,
+            max_record_bytes: 64 << 10,
+            ..alluvium_wal::Options::default()
+        };
+        let (objects, catalog) = (Arc::new(InMemory::new()), Arc::new(MemoryCatalog::default()));
+        let options = Options::for_wal(1 << 20);
+        let (device, fold) = (disk.device(), Arc::new(()));
+        let opened = Store::open(device, wal_options, objects, catalog, fold, options, None);
+        let store = opened.await.unwrap().store;
+        let id: StreamId = store.new_stream_ids(1).await.unwrap()[0];
+        store.commit(vec![Change::CreateStream { id, kind: KIND_LOG }]).await.unwrap();
+        let stream = store.stream(id).unwrap();
+        let mut ranges = Vec::new();
+        for first in (0..BATCHES).step_by(per_object as usize) {
+            ranges.push(object(&stream, first, first..first + per_object).await);
+        }
+        put_in_place(&stream, ranges.clone());
+        (World { store, stream, _disk }, ranges)
+    }
+
+    async fn delete(stream: &Stream, ranges: &[Range]) {
+        for range in ranges {
+            let name = range.object.name.as_str().into();
+            stream.shared.objects.store().delete(&name).await.unwrap();
+        }
+    }
+
+    /// What is asked goes as far as the read of an object, which is then deleted, and its batches are in another one.
+    #[tokio::test]
+    async fn who_comes_too_late_for_an_object_looks_again() {
+        for question in 0..3 {
+            for replaced in [true, false] {
+                let (world, ranges) = world(10).await;
+                let stream = &world.stream;
+                let mut asked = pin!(async {
+                    match question {
+                        0 => stream.find_time(150).await,
+                        1 => stream.max_time().await,
+                        _ => {
+                            let fetched = stream.fetch(StreamOffset(15), 1).await;
+                            fetched.map(|fetched| fetched.batches.into_iter().next())
+                        }
+                    }
+                });
+                assert!(asked.as_mut().now_or_never().is_none());
+                assert_eq!(stream.shared.objects.read_stats().waiting, 1);
+                // The read is a task that has not begun, and nothing here waits.
+                delete(stream, &ranges).await;
+                if replaced {
+                    let whole = object(stream, 77, 0..BATCHES).await;
+                    put_in_place(stream, vec![whole]);
+                }
+                let found = asked.await;
+                match replaced {
+                    true => {
+                        let expected = [16, 38, 15][question];
+                        assert_eq!(found.unwrap(), Some(batch(expected)), "question {question}");
+                    }
+                    false => assert!(
+                        matches!(&found, Err(FetchError::Failed(_))),
+                        "gone for good is an error: {found:?}"
+                    ),
+                }
+                world.store.close().await.unwrap();
+            }
+        }
+    }
+
+    /// More ranges than are looked at in one go: all are looked at, wherever the batch is.
+    #[tokio::test]
+    async fn many_ranges_are_searched_a_few_at_a_time() {
+        let (world, ranges) = world(10).await;
+        let stream = &world.stream;
+        // Those in front promise nothing, and are never read.
+        let ahead = 3 * RANGES_AT_A_TIME as u64 + 5;
+        let shift = |range: &Range| Range {
+            start: StreamOffset(range.start.0 + ahead),
+            end: StreamOffset(range.end.0 + ahead),
+            ..range.clone()
+        };
+        let dull = |at: u64| Range {
+            start: StreamOffset(at),
+            end: StreamOffset(at + 1),
+            max_timestamp_ms: -1,
+            ..ranges[0].clone()
+        };
+        let all: Vec<_> = (0..ahead).map(dull).chain(ranges.iter().map(shift)).collect();
+        put_in_place(stream, all);
+        let mut looks = 0;
+        let mut from = StreamOffset(0);
+        loop {
+            let look = stream
+                .look(
+                    from,
+                    |ranges| ranges.filter(|range| range.max_timestamp_ms > 0).last(),
+                    |_| None,
+                )
+                .unwrap();
+            looks += 1;
+            match look.next {
+                Next::Further(next) => {
+                    assert!(next > from && look.picked.is_none());
+                    from = next;
+                }
+                Next::End(_) => {
+                    assert_eq!(look.picked.unwrap().end, StreamOffset(ahead + BATCHES));
+                    break;
+                }
+            }
+        }
+        assert_eq!(looks, 4);
+        world.store.close().await.unwrap();
+    }
+}

@@ -182,9 +182,8 @@ mod tests {
     #[tokio::test]
     async fn a_panic_is_no_hang() {
         let flights = Test::new();
-        let mut under_way = flights.lock();
-        let mut flight = flights.start(&mut under_way, vec![1], async { panic!("a defect") });
-        drop(under_way);
+        let defect = async { panic!("a defect") };
+        let mut flight = flights.start(&mut flights.lock(), vec![1], defect);
         assert_eq!(flight.landed().await, None);
         assert!(!flights.lock().has(&1));
     }
