@@ -232,6 +232,7 @@ mod tests {
     use uuid::Uuid;
 
     use super::*;
+    use crate::bandwidth::Class;
     use crate::catalog::ObjectInfo;
     use crate::object::Encoder;
     use crate::objects::Writer;
@@ -255,7 +256,7 @@ mod tests {
         let (mut encoder, header) = Encoder::new(Uuid::from_u128(id.into()));
         let objects = &stream.shared.objects;
         let name = format!("object-{id}");
-        let mut writer = Writer::new(&**objects.store(), &name, objects.bandwidth());
+        let mut writer = Writer::new(&**objects.store(), &name, objects.bandwidth(), Class::Upload);
         writer.write(header).await.unwrap();
         for base in bases.clone() {
             assert!(encoder.push(stream.id(), &batch(base)).is_none());
@@ -272,6 +273,8 @@ mod tests {
             index_bytes: summary.index_bytes,
             index_crc32c: summary.index_crc32c,
             created_at_ms: 0,
+            generation: 0,
+            payload_bytes: 0,
         };
         Range {
             object: Arc::new(object),
