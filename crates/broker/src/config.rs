@@ -55,6 +55,9 @@ pub struct BrokerConfig {
     pub transfer_timeout: Duration,
     /// How long [`crate::Broker::shutdown`] waits for requests in flight. Default 10 seconds, at most 1 hour.
     pub shutdown_grace: Duration,
+    /// How often records are looked for that `retention.ms` or `retention.bytes` let go (`log.retention.check.interval.ms`). Default 5 minutes,
+    /// 1 ms to 30 days.
+    pub retention_check_interval: Duration,
     /// Bounds and times of consumer groups.
     pub groups: GroupConfig,
 }
@@ -79,6 +82,7 @@ impl Default for BrokerConfig {
             idle_timeout: Duration::from_secs(600),
             transfer_timeout: Duration::from_secs(30),
             shutdown_grace: Duration::from_secs(10),
+            retention_check_interval: Duration::from_secs(300),
             groups: GroupConfig::default(),
         }
     }
@@ -147,6 +151,12 @@ impl BrokerConfig {
             self.transfer_timeout,
             Duration::from_millis(100),
             Duration::from_secs(3600),
+        )?;
+        within(
+            "retention_check_interval",
+            self.retention_check_interval,
+            Duration::from_millis(1),
+            Duration::from_secs(30 * 86_400),
         )?;
         within("shutdown_grace", self.shutdown_grace, Duration::ZERO, Duration::from_secs(3600))
     }

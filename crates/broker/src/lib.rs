@@ -18,6 +18,7 @@ mod partition;
 mod producer_ids;
 mod producer_state;
 mod records;
+mod retention;
 mod server;
 mod sessions;
 mod topic_config;
@@ -166,6 +167,7 @@ impl Broker {
             topics,
             groups,
         });
+        tokio::spawn(retention::run(server.clone()));
         let listener = tokio::spawn(listener::run(server.clone(), listener));
         Ok(Broker { local_addr, server, listener })
     }

@@ -31,6 +31,9 @@ pub(crate) struct Setting {
     pub(crate) documentation: &'static str,
 }
 
+const CLEANUP_POLICY: &str = "cleanup.policy";
+const RETENTION_BYTES: &str = "retention.bytes";
+const RETENTION_MS: &str = "retention.ms";
 pub(crate) const MAX_MESSAGE_BYTES: &str = "max.message.bytes";
 const TIMESTAMP_TYPE: &str = "message.timestamp.type";
 const LOG_APPEND_TIME: &str = "LogAppendTime";
@@ -68,11 +71,11 @@ const fn stored(name: &'static str, kind: ConfigType, min: i64) -> Setting {
 /// All settings that a topic can have, Kafka's names and types. `max.message.bytes` has the server's default.
 pub(crate) const SETTINGS: &[Setting] = &[
     one_of(
-        "cleanup.policy",
+        CLEANUP_POLICY,
         ConfigType::List,
         "delete",
         &["delete", "compact", "compact,delete", "delete,compact"],
-        "Stored; records are neither deleted nor compacted yet.",
+        "With delete, retention.ms and retention.bytes hold. Records are not compacted yet.",
     ),
     one_of(
         "compression.type",
@@ -105,20 +108,20 @@ pub(crate) const SETTINGS: &[Setting] = &[
         documentation: "Every acknowledged record is on stable storage; there is one replica.",
     },
     Setting {
-        name: "retention.bytes",
+        name: RETENTION_BYTES,
         kind: ConfigType::Long,
         default: Some("-1"),
         allowed: &[],
         min: -1,
-        documentation: "Stored; records are not deleted by size yet.",
+        documentation: "The oldest records of a partition are deleted, object by object, while at least so many bytes are left. -1 for no bound.",
     },
     Setting {
-        name: "retention.ms",
+        name: RETENTION_MS,
         kind: ConfigType::Long,
         default: Some("-1"),
         allowed: &[],
         min: -1,
-        documentation: "Stored; records are not deleted by age yet.",
+        documentation: "Records are deleted, object by object, when the newest of an object is so old. -1 for no bound.",
     },
     effective(
         "unclean.leader.election.enable",
@@ -189,9 +192,48 @@ pub(crate) fn append_rules(overrides: &Overrides, default_max_batch_bytes: u32) 
     }
 }
 
+/// Which records of a topic may go. `None`: no bound.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct RetentionRules {
+    pub(crate) age_ms: Option<i64>,
+    pub(crate) keep_bytes: Option<u64>,
+}
+
+/// What the overrides of a topic mean for its oldest records.
+pub(crate) fn retention_rules(overrides: &Overrides) -> RetentionRules {
+    let deletes = overrides
+        .get(CLEANUP_POLICY)
+        .is_none_or(|policies| policies.split(',').any(|p| p == "delete"));
+    if !deletes {
+        return RetentionRules::default();
+    }
+    let bound = |name| overrides.get(name).and_then(|value| value.parse::<i64>().ok());
+    RetentionRules {
+        age_ms: bound(RETENTION_MS).filter(|ms| *ms >= 0),
+        keep_bytes: bound(RETENTION_BYTES).and_then(|bytes| u64::try_from(bytes).ok()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn retention_needs_a_bound_and_the_policy() {
+        let rules = |overrides: &[(&str, &str)]| {
+            let own = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+            retention_rules(&overrides.iter().map(own).collect())
+        };
+        let none = RetentionRules::default();
+        let (age, bytes) = (("retention.ms", "7"), ("retention.bytes", "9"));
+        let both = RetentionRules { age_ms: Some(7), keep_bytes: Some(9) };
+        assert_eq!(rules(&[]), none);
+        assert_eq!(rules(&[("retention.ms", "-1"), ("retention.bytes", "-1")]), none);
+        assert_eq!(rules(&[age, bytes]), both);
+        assert_eq!(rules(&[age]), RetentionRules { keep_bytes: None, ..both });
+        assert_eq!(rules(&[bytes, ("cleanup.policy", "compact,delete")]).keep_bytes, Some(9));
+        assert_eq!(rules(&[age, bytes, ("cleanup.policy", "compact")]), none);
+    }
 
     #[test]
     fn every_default_is_a_valid_value() {

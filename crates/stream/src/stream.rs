@@ -289,6 +289,17 @@ impl Stream {
         self.shared.readers.leave(self.state.id, next, reader);
     }
 
+    /// Where the stream could start by a rule of retention: behind its oldest records in objects, as long as all of an object's were older than
+    /// `older_than_ms` (by their greatest timestamp, or the time of writing if there is none), or `keep_bytes` of payload would be left. Nothing is trimmed by
+    /// this. The start if nothing can go; what is not uploaded yet never can, nor a part of what lies in one object.
+    pub fn retention_point(
+        &self,
+        older_than_ms: Option<i64>,
+        keep_bytes: Option<u64>,
+    ) -> StreamOffset {
+        self.state.tail.lock().retention_point(older_than_ms, keep_bytes)
+    }
+
     /// Records before `to`, which may be at most the durable end, are gone when it returns, also after a restart. Does
     /// nothing if the stream starts there or later.
     pub async fn trim(&self, to: StreamOffset) -> Result<(), StoreError> {

@@ -265,6 +265,28 @@ impl Tail {
         Source::Cached(batches.map(Cached::to_batch).collect())
     }
 
+    /// The end of the oldest ranges that need not be kept; the start if there are none.
+    pub(crate) fn retention_point(
+        &self,
+        older_than_ms: Option<i64>,
+        keep_bytes: Option<u64>,
+    ) -> StreamOffset {
+        let mut point = self.start;
+        let mut left_bytes = self.size_bytes();
+        for range in &self.ranges {
+            left_bytes -= range.payload_bytes;
+            let written_ms = range.object.created_at_ms;
+            let newest_ms =
+                if range.max_timestamp_ms < 0 { written_ms } else { range.max_timestamp_ms };
+            let is_old = older_than_ms.is_some_and(|limit| newest_ms < limit);
+            if !is_old && keep_bytes.is_none_or(|keep| left_bytes < keep) {
+                break;
+            }
+            point = range.end;
+        }
+        point
+    }
+
     /// Neighbouring ranges that are to become one: the oldest that `choice` takes.
     pub(crate) fn compactable(&self, choice: Choice) -> Option<Vec<Range>> {
         let (mut first, mut bytes) = (0, 0);

@@ -8,3 +8,4 @@ mod hostile;
 mod late;
 mod producing;
 mod restarting;
+mod retention;

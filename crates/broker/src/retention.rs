@@ -1,0 +1,56 @@
+//! Retention: the oldest records of topics that have a bound go.
+
+use std::sync::Arc;
+
+use alluvium_stream::{Change, StoreError};
+
+use crate::partition::unix_time_ms;
+use crate::server::Server;
+use crate::topic_config::{RetentionRules, retention_rules};
+use crate::topics::Topic;
+
+/// Look at all topics, again and again, until the server stops.
+pub(crate) async fn run(server: Arc<Server>) {
+    loop {
+        tokio::select! {
+            () = server.stopping() => return,
+            () = tokio::time::sleep(server.config.retention_check_interval) => {}
+        }
+        for topic in server.topics.all() {
+            match trim(&server, &topic).await {
+                Ok(()) => {}
+                // It was deleted meanwhile.
+                Err(StoreError::InvalidChange(reason)) => {
+                    tracing::debug!(topic = %topic.name, reason, "retention");
+                }
+                Err(error) => tracing::warn!(topic = %topic.name, %error, "retention"),
+            }
+        }
+    }
+}
+
+/// Trim all partitions of a topic that have something to give, in one commit.
+async fn trim(server: &Server, topic: &Topic) -> Result<(), StoreError> {
+    let RetentionRules { age_ms, keep_bytes } = retention_rules(&topic.overrides);
+    if age_ms.is_none() && keep_bytes.is_none() {
+        return Ok(());
+    }
+    let older_than_ms = age_ms.map(|age| unix_time_ms().saturating_sub(age));
+    let mut changes = Vec::new();
+    let mut offsets = 0;
+    for stream in topic.partitions.iter().map(|partition| &partition.stream) {
+        let (start, to) =
+            (stream.start_offset(), stream.retention_point(older_than_ms, keep_bytes));
+        if to > start {
+            offsets += to.0 - start.0;
+            changes.push(Change::TrimStream { id: stream.id(), to });
+        }
+    }
+    if changes.is_empty() {
+        return Ok(());
+    }
+    let partitions = changes.len();
+    server.store.commit(changes).await?;
+    tracing::info!(topic = %topic.name, partitions, offsets, "old records are deleted");
+    Ok(())
+}

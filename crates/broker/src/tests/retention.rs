@@ -1,0 +1,83 @@
+//! Old records go, and only those.
+
+use std::time::Duration;
+
+use super::harness::{HANG, TestServer};
+use crate::batch::tests::plain;
+use crate::partition::unix_time_ms;
+
+/// Produce batches to partition 0, an upload behind each.
+async fn produce(server: &TestServer, topic: &str, times_ms: &[i64]) {
+    let mut client = server.client().await;
+    for (number, time_ms) in times_ms.iter().enumerate() {
+        assert_eq!(client.produce(topic, 0, &plain(&[*time_ms])).await, (0, number as i64));
+        server.server().store.flush().await.unwrap();
+    }
+}
+
+fn log_start(server: &TestServer, topic: &str) -> i64 {
+    server.server().topics.by_name(topic).unwrap().partitions[0].log_start()
+}
+
+async fn starts_at(server: &TestServer, topic: &str, offset: i64) {
+    let wait = async {
+        while log_start(server, topic) != offset {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    let found = tokio::time::timeout(HANG, wait).await;
+    found.unwrap_or_else(|_| panic!("{topic} starts at {}", log_start(server, topic)));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn records_go_by_age_and_by_size() {
+    let mut server = TestServer::with(16 << 20, |config| {
+        config.retention_check_interval = Duration::from_millis(1);
+    })
+    .await;
+    let now = unix_time_ms();
+    let times = [now - 90_000_000, now - 80_000_000, now, now - 90_000_000, now];
+    let len = plain(&[now]).len();
+    let two = (2 * len).to_string();
+    for (topic, configs) in [
+        ("kept", vec![]),
+        ("kept-too", vec![("retention.ms", "-1"), ("retention.bytes", "-1")]),
+        ("compacted", vec![("retention.ms", "3600000"), ("cleanup.policy", "compact")]),
+        ("by-age", vec![("retention.ms", "3600000")]),
+        ("by-size", vec![("retention.bytes", two.as_str())]),
+        ("by-both", vec![("retention.ms", "3600000"), ("retention.bytes", two.as_str())]),
+        ("by-less", vec![("retention.ms", "85000000")]),
+    ] {
+        server.topic(topic, 1, &configs).await;
+        produce(&server, topic, &times).await;
+    }
+    // An old one behind a young one stays, as long as that does; by size the young one goes, and then the old one.
+    for (topic, start) in [("by-age", 2), ("by-size", 3), ("by-both", 4), ("by-less", 1)] {
+        starts_at(&server, topic, start).await;
+        let mut client = server.client().await;
+        let (code, _, records) = client.fetch(topic, 0, start).await;
+        assert!(code == 0 && !records.is_empty(), "{topic}: {code}");
+        let (code, _, _) = client.fetch(topic, 0, start - 1).await;
+        assert_eq!(code, 1, "{topic}: out of range");
+    }
+    server.restart().await;
+    for (topic, start) in [("kept", 0), ("kept-too", 0), ("compacted", 0), ("by-age", 2)] {
+        assert_eq!(log_start(&server, topic), start, "{topic}");
+    }
+}
+
+/// What is in the log alone is not deleted, however old it is.
+#[tokio::test(flavor = "multi_thread")]
+async fn records_that_are_not_uploaded_stay() {
+    let server = TestServer::with(16 << 20, |config| {
+        config.retention_check_interval = Duration::from_millis(1);
+    })
+    .await;
+    server.topic("t", 2, &[("retention.ms", "0")]).await;
+    produce(&server, "t", &[1, 1]).await;
+    let mut client = server.client().await;
+    assert_eq!(client.produce("t", 0, &plain(&[1])).await, (0, 2));
+    starts_at(&server, "t", 2).await;
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert_eq!(log_start(&server, "t"), 2);
+}
