@@ -136,7 +136,7 @@ impl Collector for StoreCollector {
         let wal = stats.wal;
         let count = |n: usize| n as u64;
         let failing = stats.upload_failing.as_ref();
-        let gauges: [(&str, &str, u64); 28] = [
+        let gauges: [(&str, &str, u64); 30] = [
             ("streams", "Streams that exist", count(stats.streams)),
             ("log_cache_bound_bytes", "Bound of the log cache", stats.cache_bound_bytes),
             ("log_cache_used_bytes", "Batches in the log cache", stats.cache_used_bytes),
@@ -151,6 +151,12 @@ impl Collector for StoreCollector {
                 stats.log_behind_bytes,
             ),
             ("block_cache_used_bytes", "Blocks of objects in memory", stats.block_cache_used_bytes),
+            ("late_reads_waiting", "Reads that wait for the object store now", stats.reads.waiting),
+            (
+                "read_ahead_unread_bytes",
+                "Bytes of blocks that are being read ahead, or were and nobody has wanted yet",
+                stats.reads.ahead_unread_bytes,
+            ),
             ("objects", "Objects in use", count(stats.objects)),
             ("objects_bytes", "Size of the objects in use", stats.object_bytes),
             ("objects_retired", "Objects waiting to be deleted", count(stats.retired_objects)),
@@ -223,7 +229,7 @@ impl Collector for StoreCollector {
                 gauge.metric_type(),
             )?)?;
         }
-        let counters: [(&str, &str, u64); 16] = [
+        let counters: [(&str, &str, u64); 23] = [
             ("uploads", "Uploads committed", stats.uploads),
             ("uploaded_bytes", "Bytes of objects committed", stats.uploaded_bytes),
             ("compactions", "Compactions committed", stats.compactions),
@@ -239,6 +245,25 @@ impl Collector for StoreCollector {
                 "clean_up_failures",
                 "Failed attempts to delete, forget or list objects",
                 stats.clean_up_failures,
+            ),
+            ("late_read_gets", "Ranged GETs of blocks and indexes", stats.reads.gets),
+            ("late_read_get_bytes", "Bytes that these asked for", stats.reads.get_bytes),
+            (
+                "late_read_bytes",
+                "Bytes of record batches that readers got from objects or the block cache",
+                stats.reads.returned_bytes,
+            ),
+            ("block_cache_hits", "Blocks that were wanted, and in memory", stats.reads.hits),
+            ("block_cache_misses", "Blocks that were wanted, and waited for", stats.reads.misses),
+            (
+                "read_ahead_used_bytes",
+                "Bytes of blocks that were read ahead, and then wanted",
+                stats.reads.ahead_used_bytes,
+            ),
+            (
+                "read_ahead_wasted_bytes",
+                "Bytes of blocks that were read ahead, and left the memory before anybody wanted them",
+                stats.reads.ahead_wasted_bytes,
             ),
             ("append_pushbacks", "Appends that found no room", stats.pushbacks),
             ("wal_records", "Records appended", wal.records),

@@ -35,6 +35,15 @@ pub(crate) mod limits {
     pub(crate) const LOG_CACHE_MIN: Size = Size::mib(16);
     pub(crate) const LOG_CACHE_MAX: Size = Size::tib(1);
 
+    pub(crate) const BLOCK_CACHE: Size = Size::mib(64);
+    pub(crate) const BLOCK_CACHE_MIN: Size = Size::mib(16);
+    pub(crate) const LATE_READS: Size = Size::mib(128);
+    pub(crate) const LATE_READS_MIN: Size = Size::mib(8);
+    pub(crate) const LATE_MAX: Size = Size::tib(1);
+
+    pub(crate) const RATE_MIN: Size = Size::mib(1);
+    pub(crate) const RATE_MAX: Size = Size::tib(1);
+
     pub(crate) const UPLOAD_SIZE: Size = Size::mib(512);
     pub(crate) const UPLOAD_SIZE_MIN: Size = Size::mib(1);
 
@@ -149,6 +158,19 @@ pub(crate) struct ServeOptions {
     #[arg(long, env = "ALLUVIUM_LOG_CACHE", value_name = "SIZE")]
     pub(crate) log_cache: Option<Size>,
 
+    /// Memory for what was read from objects, and may be wanted again. A quarter of it may be read ahead. Default 64MiB, 16MiB to 1TiB.
+    #[arg(long, env = "ALLUVIUM_BLOCK_CACHE", value_name = "SIZE")]
+    pub(crate) block_cache: Option<Size>,
+
+    /// Memory for what is on its way from objects to consumers: what they fetch at the same time. Default 128MiB, 8MiB to 1TiB.
+    #[arg(long, env = "ALLUVIUM_LATE_READ_MEMORY", value_name = "SIZE")]
+    pub(crate) late_read_memory: Option<Size>,
+
+    /// Bound on the traffic with the object store, in bytes per second, both ways together: uploads go before what consumers read from
+    /// objects. Default none, 1MiB to 1TiB.
+    #[arg(long, env = "ALLUVIUM_OBJECT_STORE_RATE", value_name = "SIZE")]
+    pub(crate) object_store_rate: Option<Size>,
+
     /// Upload when this much is waiting; at most a quarter of the write-ahead log and half of the log cache. Default 512MiB, or that
     /// bound if it is smaller; at least 1MiB.
     #[arg(long, env = "ALLUVIUM_UPLOAD_SIZE", value_name = "SIZE")]
@@ -207,6 +229,10 @@ pub(crate) struct ServeConfig {
     pub(crate) durability: Durability,
     pub(crate) engine: Engine,
     pub(crate) log_cache: Size,
+    pub(crate) block_cache: Size,
+    pub(crate) late_read_memory: Size,
+    /// Bytes per second; `None`: no bound.
+    pub(crate) object_store_rate: Option<Size>,
     /// `None`: as large as the other sizes allow, at most [`limits::UPLOAD_SIZE`].
     pub(crate) upload_size: Option<Size>,
     pub(crate) upload_interval: Span,
@@ -264,6 +290,9 @@ impl ServeConfig {
             durability: options.durability.unwrap_or_default(),
             engine: options.engine.unwrap_or_default(),
             log_cache: options.log_cache.unwrap_or(l::LOG_CACHE),
+            block_cache: options.block_cache.unwrap_or(l::BLOCK_CACHE),
+            late_read_memory: options.late_read_memory.unwrap_or(l::LATE_READS),
+            object_store_rate: options.object_store_rate,
             upload_size: options.upload_size,
             upload_interval: options.upload_interval.unwrap_or(l::UPLOAD_INTERVAL),
             admin_listen: admin_listen.0,
@@ -291,6 +320,11 @@ impl ServeConfig {
             }
         }
         within("log-cache", self.log_cache, l::LOG_CACHE_MIN, l::LOG_CACHE_MAX)?;
+        within("block-cache", self.block_cache, l::BLOCK_CACHE_MIN, l::LATE_MAX)?;
+        within("late-read-memory", self.late_read_memory, l::LATE_READS_MIN, l::LATE_MAX)?;
+        if let Some(rate) = self.object_store_rate {
+            within("object-store-rate", rate, l::RATE_MIN, l::RATE_MAX)?;
+        }
         if let Some(size) = self.upload_size {
             let cache_bound = Size { bytes: self.log_cache.bytes / 2 };
             within("upload-size", size, l::UPLOAD_SIZE_MIN, cache_bound)?;
@@ -342,11 +376,12 @@ impl fmt::Display for ServeConfig {
         let advertise = or(self.advertise.as_ref().map(ToString::to_string), "default");
         let capacity = or(self.wal_capacity.map(|size| size.to_string()), "default");
         let upload_size = or(self.upload_size.map(|size| size.to_string()), "default");
+        let rate = or(self.object_store_rate.map(|size| size.to_string()), "none");
         let admin = or(self.admin_listen.map(|address| address.to_string()), "none");
         write!(
             f,
             "data-dir={} listen={} advertise={advertise} wal={} wal-capacity={capacity} wal-reserve={} object-store={} durability={} \
-             engine={} log-cache={} upload-size={upload_size} upload-interval={} admin-listen={admin} node-id={} \
+             engine={} log-cache={} block-cache={} late-read-memory={} object-store-rate={rate} upload-size={upload_size} upload-interval={} admin-listen={admin} node-id={} \
              auto-create-topics={} default-partitions={} max-message-size={} max-connections={}",
             self.data_dir.display(),
             self.listen,
@@ -356,6 +391,8 @@ impl fmt::Display for ServeConfig {
             self.durability,
             self.engine,
             self.log_cache,
+            self.block_cache,
+            self.late_read_memory,
             self.upload_interval,
             self.node_id,
             self.auto_create_topics,
@@ -388,6 +425,9 @@ impl ServeOptions {
             durability: self.durability.or(other.durability),
             engine: self.engine.or(other.engine),
             log_cache: self.log_cache.or(other.log_cache),
+            block_cache: self.block_cache.or(other.block_cache),
+            late_read_memory: self.late_read_memory.or(other.late_read_memory),
+            object_store_rate: self.object_store_rate.or(other.object_store_rate),
             upload_size: self.upload_size.or(other.upload_size),
             upload_interval: self.upload_interval.or(other.upload_interval),
             admin_listen: self.admin_listen.or(other.admin_listen),
@@ -573,6 +613,9 @@ mod tests {
             durability = "device"
             engine = "threads"
             log-cache = 1073741824
+            block-cache = "32MiB"
+            late-read-memory = "16MiB"
+            object-store-rate = "100MiB"
             upload-size = "128MiB"
             upload-interval = "5m"
             admin-listen = "127.0.0.1:0"
@@ -638,6 +681,9 @@ mod tests {
         for (arguments, option) in [
             (["--wal-capacity", "1MiB"], "wal-capacity"),
             (["--log-cache", "1MiB"], "log-cache"),
+            (["--block-cache", "1MiB"], "block-cache"),
+            (["--late-read-memory", "1MiB"], "late-read-memory"),
+            (["--object-store-rate", "1KiB"], "object-store-rate"),
             (["--upload-size", "600MiB"], "upload-size"),
             (["--upload-size", "1KiB"], "upload-size"),
             (["--upload-interval", "1ms"], "upload-interval"),
@@ -698,7 +744,7 @@ mod tests {
                 .unwrap_or_else(|| panic!("there is --{long}"));
             argument.get_help().expect("it has a help text").to_string()
         };
-        let named: [(&str, Vec<String>); 12] = [
+        let named: [(&str, Vec<String>); 14] = [
             ("data-dir", vec![l::DATA_DIR.into()]),
             ("listen", vec![l::LISTEN.into()]),
             ("admin-listen", vec![l::ADMIN_LISTEN.into()]),
@@ -706,6 +752,8 @@ mod tests {
             ("node-id", vec![l::NODE_ID.to_string(), i32::MAX.to_string()]),
             ("wal-capacity", texts(&[l::WAL_CAPACITY, l::WAL_CAPACITY_MIN, l::WAL_CAPACITY_MAX])),
             ("log-cache", texts(&[l::LOG_CACHE, l::LOG_CACHE_MIN, l::LOG_CACHE_MAX])),
+            ("block-cache", texts(&[l::BLOCK_CACHE, l::BLOCK_CACHE_MIN, l::LATE_MAX])),
+            ("late-read-memory", texts(&[l::LATE_READS, l::LATE_READS_MIN, l::LATE_MAX])),
             ("upload-size", texts(&[l::UPLOAD_SIZE, l::UPLOAD_SIZE_MIN])),
             (
                 "upload-interval",

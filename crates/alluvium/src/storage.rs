@@ -271,6 +271,9 @@ pub(crate) fn stream_options(
         cache_bytes: config.log_cache.bytes,
         upload_bytes: upload_size.bytes,
         upload_interval: config.upload_interval.0,
+        block_cache_bytes: config.block_cache.bytes,
+        late_read_bytes: config.late_read_memory.bytes,
+        object_store_bytes_per_s: config.object_store_rate.map_or(0, |rate| rate.bytes),
         ..alluvium_stream::Options::default()
     })
 }

@@ -252,7 +252,7 @@ async fn whatever_happens_what_is_read_is_what_was_written() {
                     (&streams[reader as usize % 2], &batches[reader as usize % 2]);
                 let mut next = StreamOffset(0);
                 for _ in 0..60 {
-                    if random.next_u64() % 10 == 0 {
+                    if random.next_u64().is_multiple_of(10) {
                         next = batches[random.next_u64() as usize % batches.len()].base;
                     }
                     let max_bytes = random.next_u64() as usize % (3 * MIB);
