@@ -251,7 +251,7 @@ impl Stream {
                 Ok(Part { batches, late: None }) => {
                     let nothing_there = batches.is_empty();
                     reading.add(batches);
-                    if nothing_there {
+                    if nothing_there && !reading.budget.is_spent() {
                         reading.next = reading.next.max(range.end);
                     }
                 }

@@ -54,6 +54,8 @@ struct Late {
     at: usize,
     partition: Arc<Partition>,
     from: StreamOffset,
+    /// As the client wants it.
+    max_bytes: usize,
     limit_bytes: usize,
     /// May be one batch that is larger than its limit.
     is_first: bool,
@@ -238,14 +240,15 @@ async fn read_young(cx: &Context, wants: &[Want], max_bytes: usize) -> Pass {
                 continue;
             }
         };
-        let limit_bytes = usize::try_from(want.max_bytes).unwrap_or(0).min(left_bytes);
+        let max_bytes = usize::try_from(want.max_bytes).unwrap_or(0);
+        let limit_bytes = max_bytes.min(left_bytes);
         let read = match partition.stream.fetch_now(from, limit_bytes) {
             Ok(fetched) if fetched.late && fetched.batches.is_empty() => {
                 let limit_bytes = limit_bytes.min(late_bytes);
                 if is_first || limit_bytes > 0 {
                     (left_bytes, late_bytes) = (left_bytes - limit_bytes, late_bytes - limit_bytes);
                     let partition = partition.clone();
-                    pass.late.push(Late { at, partition, from, limit_bytes, is_first });
+                    pass.late.push(Late { at, partition, from, max_bytes, limit_bytes, is_first });
                     is_first = false;
                 }
                 Read::nothing(&partition)
@@ -259,6 +262,11 @@ async fn read_young(cx: &Context, wants: &[Want], max_bytes: usize) -> Pass {
         };
         left_bytes = left_bytes.saturating_sub(read.len_bytes());
         pass.reads.push(read);
+    }
+    // What nobody else has taken is theirs too.
+    for late in &mut pass.late {
+        let more_bytes = late.max_bytes.saturating_sub(late.limit_bytes).min(left_bytes);
+        (late.limit_bytes, left_bytes) = (late.limit_bytes + more_bytes, left_bytes - more_bytes);
     }
     // Keep the share of the budget that the response really takes.
     let held_bytes = pass.bytes + pass.too_large.as_ref().map_or(0, |(_, read)| read.len_bytes());
@@ -331,7 +339,8 @@ async fn read_late(
             }
         }
     }
-    pass.budgets.extend(ByteBudget::shrink(budget, read_bytes));
+    let held_bytes = read_bytes + pass.too_large.as_ref().map_or(0, |(_, read)| read.len_bytes());
+    pass.budgets.extend(ByteBudget::shrink(budget, held_bytes));
     progressed
 }
 

@@ -331,6 +331,14 @@ impl Objects {
         let blocks = blocks.after(from);
         let mut next = 0;
         while next < blocks.len() && !budget.is_spent() {
+            // A block is not fetched for what is left of the budget if hardly one of its batches would fit.
+            let a_batch_bytes = (blocks[next].len_bytes / blocks[next].entries) as usize;
+            if budget.left_bytes() < a_batch_bytes
+                && self.core.cached_block(object.id, &blocks[next]).is_none()
+                && budget.close()
+            {
+                break;
+            }
             // Read no further than the budget reaches: a block's bytes are nearly all payload.
             let mut ahead = 0;
             let wanted = blocks[next..].iter().take_while(|block| {
@@ -581,9 +589,7 @@ fn keys(object: ObjectId, blocks: &[Block]) -> Vec<Key> {
 }
 
 fn units(bytes: u64) -> u32 {
-    u32::try_from(bytes.div_ceil(ROOM_UNIT_BYTES))
-        .unwrap_or(u32::MAX)
-        .min(Semaphore::MAX_PERMITS as u32)
+    u32::try_from(bytes.div_ceil(ROOM_UNIT_BYTES)).unwrap_or(u32::MAX)
 }
 
 /// Verify and decode so many bytes.
@@ -646,6 +652,14 @@ impl Budget {
         true
     }
 
+    /// Spend what is left, unless nothing was taken yet. Whether that was done.
+    fn close(&mut self) -> bool {
+        if !self.first {
+            self.left_bytes = 0;
+        }
+        !self.first
+    }
+
     /// Whether nothing more fits.
     pub(crate) fn is_spent(&self) -> bool {
         self.left_bytes == 0 && !self.first
@@ -656,85 +670,4 @@ impl Budget {
     }
 }
 #[cfg(test)]
-mod tests {
-    use object_store::memory::InMemory;
-
-    use super::*;
-
-    fn objects(cache_bytes: u64) -> Objects {
-        let options = Options { block_cache_bytes: cache_bytes, ..Options::default() };
-        Objects::new(Arc::new(InMemory::new()), &options)
-    }
-
-    /// As large as a full block is.
-    fn decoded() -> Cached {
-        Cached::Block(Arc::new(Decoded { batches: Vec::new(), len_bytes: 1 << 20, ahead: None }))
-    }
-
-    fn block(position: u64) -> Key {
-        Key::Block(ObjectId(0), position)
-    }
-
-    /// Read as readers do: from the cache, or else fetched and put there. Whether it was there.
-    fn read(objects: &Objects, key: Key) -> bool {
-        let hit = objects.core.cache.get(&key).is_some();
-        if !hit {
-            objects.core.cache.insert(key, decoded());
-        }
-        hit
-    }
-
-    /// What is read again and again stays while something long is read once.
-    #[test]
-    fn a_scan_does_not_flush_the_cache() {
-        let objects = objects(64 << 20);
-        let hot = || (0..24).map(|i| read(&objects, block(i))).filter(|hit| *hit).count();
-        for _ in 0..3 {
-            hot();
-        }
-        assert_eq!(hot(), 24);
-        // A scan of sixteen times the cache, between two rounds of hot reads each time a half of it.
-        let mut hits = 0;
-        for round in 0..32 {
-            for position in 0..32 {
-                read(&objects, block(1000 + round * 32 + position));
-            }
-            hits += hot();
-        }
-        assert!(hits > 32 * 24 * 95 / 100, "{hits} of {}", 32 * 24);
-        // And one that comes at once.
-        for position in 0..1024 {
-            read(&objects, block(100_000 + position));
-        }
-        let hits = hot();
-        assert!(hits >= 22, "{hits} of 24 after a scan of 1024");
-    }
-
-    /// Two readers one after the other, as far apart as a third of the cache, which others have filled: the second one finds what the first one fetched.
-    #[test]
-    fn what_was_read_once_is_there_for_who_follows() {
-        let objects = objects(64 << 20);
-        for _ in 0..3 {
-            for position in 0..64 {
-                read(&objects, block(1_000_000 + position));
-            }
-        }
-        let (ahead, mut hits) = (21, 0);
-        for position in 0..1000 {
-            read(&objects, block(position));
-            hits += u64::from(position >= ahead && read(&objects, block(position - ahead)));
-        }
-        assert!(hits > 950, "{hits} of 979");
-    }
-
-    #[test]
-    fn a_block_as_large_as_half_of_the_cache_is_kept() {
-        let objects = objects(16 << 20);
-        for i in 0..16 {
-            read(&objects, block(i));
-        }
-        let large = Decoded { batches: Vec::new(), len_bytes: 8 << 20, ahead: None };
-        objects.core.cache.insert(block(99), Cached::Block(Arc::new(large)));
-        assert!(objects.core.cache.peek(&block(99)).is_some());
-    }
-}
+mod tests;

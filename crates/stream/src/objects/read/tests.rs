@@ -1,0 +1,174 @@
+//! The cache's policy, and what reads and uploads have of the way to the object store.
+
+use bytes::Bytes;
+use object_store::memory::InMemory;
+use tokio::time::Instant;
+use uuid::Uuid;
+
+use super::*;
+use crate::object::Encoder;
+use crate::objects::Writer;
+
+fn objects(cache_bytes: u64) -> Objects {
+    let options = Options { block_cache_bytes: cache_bytes, ..Options::default() };
+    Objects::new(Arc::new(InMemory::new()), &options)
+}
+
+/// As large as a full block is.
+fn decoded() -> Cached {
+    Cached::Block(Arc::new(Decoded { batches: Vec::new(), len_bytes: 1 << 20, ahead: None }))
+}
+
+fn block(position: u64) -> Key {
+    Key::Block(ObjectId(0), position)
+}
+
+/// Read as readers do: from the cache, or else fetched and put there. Whether it was there.
+fn read(objects: &Objects, key: Key) -> bool {
+    let hit = objects.core.cache.get(&key).is_some();
+    if !hit {
+        objects.core.cache.insert(key, decoded());
+    }
+    hit
+}
+
+/// What is read again and again stays while something long is read once.
+#[test]
+fn a_scan_does_not_flush_the_cache() {
+    let objects = objects(64 << 20);
+    let hot = || (0..24).map(|i| read(&objects, block(i))).filter(|hit| *hit).count();
+    for _ in 0..3 {
+        hot();
+    }
+    assert_eq!(hot(), 24);
+    // A scan of sixteen times the cache, between two rounds of hot reads each time a half of it.
+    let mut hits = 0;
+    for round in 0..32 {
+        for position in 0..32 {
+            read(&objects, block(1000 + round * 32 + position));
+        }
+        hits += hot();
+    }
+    assert!(hits > 32 * 24 * 95 / 100, "{hits} of {}", 32 * 24);
+    // And one that comes at once.
+    for position in 0..1024 {
+        read(&objects, block(100_000 + position));
+    }
+    let hits = hot();
+    assert!(hits >= 22, "{hits} of 24 after a scan of 1024");
+}
+
+/// Two readers one after the other, as far apart as a third of the cache, which others have filled: the second one finds what the first one fetched.
+#[test]
+fn what_was_read_once_is_there_for_who_follows() {
+    let objects = objects(64 << 20);
+    for _ in 0..3 {
+        for position in 0..64 {
+            read(&objects, block(1_000_000 + position));
+        }
+    }
+    let (ahead, mut hits) = (21, 0);
+    for position in 0..1000 {
+        read(&objects, block(position));
+        hits += u64::from(position >= ahead && read(&objects, block(position - ahead)));
+    }
+    assert!(hits > 950, "{hits} of 979");
+}
+
+#[test]
+fn a_block_as_large_as_half_of_the_cache_is_kept() {
+    let objects = objects(16 << 20);
+    for i in 0..16 {
+        read(&objects, block(i));
+    }
+    let large = Decoded { batches: Vec::new(), len_bytes: 8 << 20, ahead: None };
+    objects.core.cache.insert(block(99), Cached::Block(Arc::new(large)));
+    assert!(objects.core.cache.peek(&block(99)).is_some());
+}
+
+/// Write an object of so many batches, each a block of a MiB.
+async fn written(objects: &Objects, stream: StreamId, batches: u64) -> Arc<ObjectInfo> {
+    let (mut encoder, header) = Encoder::new(Uuid::from_u128(1));
+    let mut writer = Writer::new(&**objects.store(), "o", objects.bandwidth());
+    writer.write(header).await.unwrap();
+    for base in 0..batches {
+        let payload = Bytes::from(vec![base as u8; (1 << 20) - ENTRY_BYTES]);
+        let batch = Batch { base: StreamOffset(base), count: 1, max_timestamp_ms: 0, payload };
+        if let Some(block) = encoder.push(stream, &batch) {
+            writer.write(block).await.unwrap();
+        }
+    }
+    let (last, end, summary) = encoder.finish();
+    writer.write(last.unwrap()).await.unwrap();
+    writer.write(end).await.unwrap();
+    writer.finish().await.unwrap();
+    Arc::new(ObjectInfo {
+        id: ObjectId(1),
+        name: "o".into(),
+        size_bytes: summary.size_bytes,
+        index_position: summary.index_position,
+        index_bytes: summary.index_bytes,
+        index_crc32c: summary.index_crc32c,
+        created_at_ms: 0,
+    })
+}
+
+/// Both ways count, but for what is in the cache.
+#[tokio::test(start_paused = true)]
+async fn writing_and_reading_keep_to_the_rate() {
+    let options = Options { object_store_bytes_per_s: 1 << 20, ..Options::default() };
+    let objects = Objects::new(Arc::new(InMemory::new()), &options);
+    let begun = Instant::now();
+    let stream = StreamId(7);
+    let object = written(&objects, stream, 4).await;
+    // A burst comes for nothing, and the last block's bytes are owed when it starts.
+    assert_eq!(begun.elapsed().as_millis() / 100, 37);
+    for _ in 0..2 {
+        for from in [0, 2] {
+            let budget = &mut Budget::new(2 << 20);
+            let from = StreamOffset(from);
+            let part = objects.fetch(&object, stream, from, budget, &mut None).await.unwrap();
+            assert_eq!(part.batches.len(), 2);
+        }
+    }
+    // The 2 MiB of the last read are owed.
+    assert_eq!(begun.elapsed().as_millis() / 100, 57);
+    let stats = objects.read_stats();
+    // For the 48 bytes that are left of the first budget a third block is looked at if it is there, and not fetched if it is not.
+    assert_eq!((stats.gets, stats.hits, stats.misses), (3, 5, 4));
+}
+
+/// What is read ahead is left to others when they could need it.
+#[tokio::test(start_paused = true)]
+async fn reading_ahead_takes_what_is_spare_only() {
+    let options =
+        Options { late_read_bytes: 16 << 20, block_cache_bytes: 16 << 20, ..Options::default() };
+    let objects = Objects::new(Arc::new(InMemory::new()), &options);
+    let stream = StreamId(7);
+    let object = written(&objects, stream, 12).await;
+    let blocks = objects.blocks(&object, stream).await.unwrap();
+    let blocks = blocks.after(StreamOffset(0));
+
+    let all = objects.core.room(13 << 20).await;
+    let (done, under_way) = objects.fetch_ahead(&object, &blocks[..4]);
+    assert_eq!((done, under_way.len()), (0, 0), "others have the room");
+    drop(all);
+
+    let (done, under_way) = objects.fetch_ahead(&object, &blocks[..4]);
+    assert_eq!((done, under_way.len()), (4, 1), "one GET");
+    assert_eq!(objects.fetch_ahead(&object, &blocks[4..]).0, 0, "a quarter of the cache is unread");
+    assert_eq!(objects.read_stats().ahead_unread_bytes, 4 << 20);
+    drop(under_way);
+    tokio::task::yield_now().await;
+    assert_eq!(objects.read_stats().ahead_unread_bytes, 0, "given up");
+
+    let (_, under_way) = objects.fetch_ahead(&object, &blocks[..2]);
+    futures::future::join_all(under_way).await;
+    let (done, under_way) = objects.fetch_ahead(&object, &blocks[..2]);
+    assert_eq!((done, under_way.len()), (2, 0), "they are here");
+    objects.block(&object, &blocks[0]).await.unwrap();
+    let stats = objects.read_stats();
+    assert_eq!((stats.ahead_used_bytes, stats.ahead_unread_bytes), (1 << 20, 1 << 20));
+    objects.core.cache.clear();
+    assert_eq!(objects.read_stats().ahead_wasted_bytes, 1 << 20);
+}
