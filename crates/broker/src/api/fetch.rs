@@ -183,7 +183,7 @@ async fn wait_for_enough(cx: &Context, request: &FetchRequest, wants: &[Want]) -
         let mut progressed = false;
         if !pass.late.is_empty() {
             // Who has enough waits for no object, and finds it the next time.
-            let until = match is_enough(&pass) {
+            let until = match is_enough(&pass) || pass.too_large.is_some() {
                 true => begun,
                 false => deadline.max(begun + LATE_WAIT),
             };
