@@ -104,6 +104,21 @@ async fn nobody_reads_objects_for_a_client_that_has_gone() {
     client.send(12, &fetch("t", &[(0, 0)], FOR_EVER_MS)).await;
     waiting(&server, 1).await;
     drop(client);
+    let metrics = async {
+        loop {
+            let mut metrics = String::new();
+            prometheus_client::encoding::text::encode(&mut metrics, &server.registry).unwrap();
+            if metrics.contains("alluvium_kafka_connections 0\n") {
+                return metrics;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+        }
+    };
+    let metrics = tokio::time::timeout(HANG, metrics).await.expect("the connection does not end");
+    assert!(
+        !metrics.contains("alluvium_kafka_errors_total{"),
+        "it waited to the GET's end: {metrics}"
+    );
     waiting(&server, 0).await;
     server.assert_alive().await;
 }
