@@ -29,6 +29,7 @@ pub(crate) fn run(
         wal_mebibytes,
         log_cache_mebibytes: LOG_CACHE_MEBIBYTES,
         wal: None,
+        objects: None,
     };
     let server = Server::start(config)?;
     let mut client = server.client(program);

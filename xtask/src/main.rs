@@ -13,6 +13,7 @@ mod kill;
 mod loom;
 mod report;
 mod rng;
+mod s3;
 mod server;
 mod setup;
 mod suites;
@@ -42,7 +43,7 @@ enum Task {
     /// Install what the tests need, then run all of them: cargo tests, real clients, kill test.
     ///
     /// What is missing comes from the ordinary package registries: kcat, Java, Maven, Python, Go and a word list by
-    /// apt-get (as root or through sudo), confluent-kafka from PyPI, kafka-clients from Maven Central, franz-go from
+    /// apt-get (as root or through sudo), confluent-kafka from PyPI, kafka-clients from Maven Central, franz-go and versitygw from
     /// the Go module proxy, and a newer Go too where Debian's is too old. Everything but the Debian packages lands under target/e2e and in the caches of the
     /// package managers.
     ///
@@ -59,6 +60,8 @@ enum Task {
     Crash(CrashOptions),
     /// Take a WAL over from one host to another on a disk that both reach and that is reserved, in a virtual machine.
     Fence(FenceOptions),
+    /// Run with an S3 server as the object store: faults on the way, an outage, SIGKILL of both: a campaign.
+    S3(S3Options),
     /// Run the fuzz targets of the WAL: all, or the ones named.
     Fuzz(FuzzOptions),
     /// Write many bytes through a small WAL and read all of them back: a campaign.
@@ -95,6 +98,8 @@ enum Suite {
     Go,
     /// SIGTERM and start again: what must survive.
     Restart,
+    /// An S3 server (versitygw) as the object store: faults on the way, an outage, three rounds of SIGKILL.
+    S3,
     /// 1 GiB through a WAL of 256 MiB.
     Endless,
     /// Five rounds of SIGKILL on a file, five on a loop device.
@@ -158,6 +163,21 @@ struct FenceOptions {
 }
 
 #[derive(Args)]
+struct S3Options {
+    /// Rounds of the kill test.
+    #[arg(long, default_value_t = 50)]
+    rounds: u32,
+    /// Decides what requests meet on their way, and when to kill. Default: from the clock; it is printed.
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Which S3 server, built from source by Go.
+    #[arg(long, default_value = "versitygw")]
+    peer: s3::Peer,
+    #[command(flatten)]
+    server: ServerOptions,
+}
+
+#[derive(Args)]
 struct FuzzOptions {
     /// Which targets: `headers`, `records`, `recovery`. Default: all.
     targets: Vec<String>,
@@ -191,6 +211,7 @@ fn run(task: Task) -> Result<report::Report, Error> {
         Task::Kill(options) => suites::kill_campaign(&root, &options),
         Task::Crash(options) => crash::campaign(&root, &options),
         Task::Fence(options) => fence::campaign(&root, &options),
+        Task::S3(options) => suites::s3_campaign(&root, &options),
         Task::Fuzz(options) => fuzz::run(&root, &options),
         Task::Endless(options) => suites::endless_campaign(&root, &options),
     }

@@ -2,9 +2,11 @@
 
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
+use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -54,6 +56,17 @@ pub(crate) struct Config {
     pub(crate) log_cache_mebibytes: u64,
     /// Where the WAL lies, if not in the data directory.
     pub(crate) wal: Option<PathBuf>,
+    /// Where objects go, if not to the data directory.
+    pub(crate) objects: Option<Objects>,
+}
+
+/// An object store in a bucket, and how often something goes there.
+#[derive(Clone)]
+pub(crate) struct Objects {
+    /// Arguments of the server.
+    pub(crate) arguments: Vec<String>,
+    /// Credentials.
+    pub(crate) environment: Vec<(&'static str, &'static str)>,
 }
 
 /// How a server comes to its end.
@@ -169,6 +182,36 @@ impl Server {
         format!("\n  {} ends with\n  | {tail}", path.display())
     }
 
+    /// A metric of the process that runs now.
+    pub(crate) fn metric(&self, name: &str) -> Result<f64, Error> {
+        let address = self.admin_address()?;
+        let mut connection = TcpStream::connect(&address)?;
+        let request =
+            format!("GET /metrics HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+        connection.write_all(request.as_bytes())?;
+        let mut text = String::new();
+        connection.read_to_string(&mut text)?;
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        Ok(line.ok_or_else(|| format!("no metric {name}"))?.trim().parse()?)
+    }
+
+    /// The Kafka port is open a moment before the log says where the other one is.
+    fn admin_address(&self) -> Result<String, Error> {
+        let deadline = Instant::now() + START_LIMIT;
+        loop {
+            let log = fs::read_to_string(log_path(&self.config))?;
+            let ready = log.rsplit_once("alluvium is ready").map(|(_, ready)| ready);
+            let told = ready.and_then(|line| line.split_once("metrics on http://"));
+            if let Some((address, _)) = told.and_then(|(_, rest)| rest.split_once('/')) {
+                return Ok(address.to_owned());
+            }
+            if Instant::now() >= deadline {
+                return Err("the log does not say where the metrics are".into());
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     fn wait_until_ready(&mut self) -> Result<(), Error> {
         let deadline = Instant::now() + START_LIMIT;
         while TcpStream::connect(self.address).is_err() {
@@ -210,7 +253,10 @@ fn spawn(config: &Config, address: SocketAddr) -> Result<Child, Error> {
     command.arg("--data-dir").arg(config.directory.join("data"));
     command.arg("--wal-capacity").arg(format!("{}MiB", config.wal_mebibytes));
     command.arg("--log-cache").arg(format!("{}MiB", config.log_cache_mebibytes));
-    command.args(["--admin-listen", "none"]);
+    command.args(["--admin-listen", "127.0.0.1:0"]);
+    if let Some(objects) = &config.objects {
+        command.args(&objects.arguments).envs(objects.environment.iter().copied());
+    }
     if let Some(wal) = &config.wal {
         command.arg("--wal").arg(wal);
     }
@@ -229,8 +275,11 @@ fn spawn(config: &Config, address: SocketAddr) -> Result<Child, Error> {
 ///
 /// Inside of it, a client that reconnects while the server is away can be given the server's own port as its
 /// source port and so connect to itself; the server then finds its port taken.
-fn free_address() -> Result<SocketAddr, Error> {
-    let mut rng = Rng::new(u64::from(std::process::id()));
+pub(crate) fn free_address() -> Result<SocketAddr, Error> {
+    static ASKED: AtomicU64 = AtomicU64::new(0);
+    // What was given out before may not be listened to yet.
+    let asked = ASKED.fetch_add(1, Ordering::Relaxed);
+    let mut rng = Rng::new(u64::from(std::process::id()) + (asked << 32));
     for _ in 0..1000 {
         let port = 20_000 + rng.below(12_000) as u16;
         let address = SocketAddr::from(([127, 0, 0, 1], port));

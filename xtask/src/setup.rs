@@ -9,6 +9,7 @@ use std::sync::OnceLock;
 
 use crate::Error;
 use crate::exec::{output, quietly};
+use crate::s3::Peer;
 
 /// Why a tool is not there.
 #[derive(Debug)]
@@ -227,6 +228,27 @@ pub(crate) fn go_program(root: &Path, name: &str) -> Result<PathBuf, Missing> {
     // Go must not look for a version in git: the checkout may belong to another user.
     build.args(["build", "-buildvcs=false", "-o"]).arg(&program).arg(package);
     quietly(&mut build)?;
+    Ok(program)
+}
+
+/// An S3 server, built from its source.
+pub(crate) fn s3_server(root: &Path, peer: Peer) -> Result<PathBuf, Missing> {
+    let (name, package, version) = match peer {
+        Peer::Versitygw => ("versitygw", "github.com/versity/versitygw/cmd/versitygw", "v1.8.0"),
+        // Its releases have no versions that Go knows; this is the last one.
+        Peer::Minio => ("minio", "github.com/minio/minio", "v0.0.0-20260212201848-7aac2a2c5b7c"),
+    };
+    let directory = root.join(format!("target/e2e/bin/{name}@{version}"));
+    let program = directory.join(name);
+    if program.exists() {
+        return Ok(program);
+    }
+    let go = go(root)?;
+    println!("setup: go install {package}@{version} (from the Go module proxy; takes minutes)");
+    let mut install = go.command(|go| Command::new(go));
+    // Outside of a module: what it needs does not mix with what the suites need.
+    install.current_dir("/").env("GOBIN", &directory).env_remove("GOFLAGS");
+    quietly(install.args(["install", &format!("{package}@{version}")]))?;
     Ok(program)
 }
 

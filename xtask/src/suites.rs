@@ -8,11 +8,12 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use crate::exec::{cargo, describe, follow, output};
 use crate::kill::{Stopped, Target, Tools};
 use crate::report::{Case, Report, Tap, go_case, only_leaves};
+use crate::s3::Peer;
 use crate::server::{Config, Ending, Server, binary};
 use crate::setup::Missing;
 use crate::{
-    EndlessOptions, Error, KillOptions, SimOptions, Suite, TestOptions, endless, gate, kcat, kill,
-    loom, setup,
+    EndlessOptions, Error, KillOptions, S3Options, SimOptions, Suite, TestOptions, endless, gate,
+    kcat, kill, loom, s3, setup,
 };
 
 /// Far above what a suite takes: it keeps a suite that hangs from blocking the rest.
@@ -55,6 +56,7 @@ pub(crate) fn run(root: &Path, options: &TestOptions) -> Result<Report, Error> {
     suite(Suite::Java, "kafka-clients", &|| bench.java());
     suite(Suite::Go, "franz-go", &|| bench.go());
     suite(Suite::Restart, "restart", &|| bench.restart());
+    suite(Suite::S3, "s3", &|| bench.s3(Peer::Versitygw, 3, options.seed));
     suite(Suite::Endless, "endless", &|| bench.endless(1024, WAL_MEBIBYTES));
     if wanted(Suite::Kill) {
         bench.kill(&mut report, &[Target::File, Target::Loop], 5, options.seed);
@@ -84,6 +86,18 @@ pub(crate) fn kill_campaign(root: &Path, options: &KillOptions) -> Result<Report
     let targets = options.target.map_or(vec![Target::File, Target::Loop], |target| vec![target]);
     let mut report = Report::default();
     bench.kill(&mut report, &targets, options.rounds, options.seed.unwrap_or(clock));
+    Ok(report)
+}
+
+/// `cargo xtask s3`.
+pub(crate) fn s3_campaign(root: &Path, options: &S3Options) -> Result<Report, Error> {
+    let bench = Bench { root, binary: binary(root, options.server.server.as_deref())? };
+    let clock = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs();
+    let mut report = Report::default();
+    report.suite("s3", || {
+        let seed = options.seed.unwrap_or(clock);
+        skip_if_missing("s3", bench.s3(options.peer, options.rounds, seed))
+    });
     Ok(report)
 }
 
@@ -134,6 +148,7 @@ impl Bench<'_> {
             wal_mebibytes: WAL_MEBIBYTES,
             log_cache_mebibytes: LOG_CACHE_MEBIBYTES,
             wal: None,
+            objects: None,
         };
         let mut server = Server::start(config)?;
         let mut cases = suite(&mut server).unwrap_or_else(|error| {
@@ -231,16 +246,29 @@ impl Bench<'_> {
         }
     }
 
-    fn kill_on(&self, target: Target, rounds: u32, seed: u64) -> Result<Vec<Case>, Missing> {
+    fn load(&self) -> Result<Tools, Missing> {
         setup::kcat()?;
-        let tools = Tools {
+        Ok(Tools {
             python: setup::python(self.root)?,
             script: self.root.join("tests/clients/python/load.py"),
             go_load: setup::go_program(self.root, "load")?,
+        })
+    }
+
+    fn s3(&self, peer: Peer, rounds: u32, seed: u64) -> Result<Vec<Case>, Missing> {
+        let tools = s3::Tools {
+            gateway: setup::s3_server(self.root, peer)?,
+            endless: setup::go_program(self.root, "endless")?,
+            load: self.load()?,
         };
+        Ok(s3::run(peer, rounds, seed, &self.binary, &tools, &self.directory("s3")))
+    }
+
+    fn kill_on(&self, target: Target, rounds: u32, seed: u64) -> Result<Vec<Case>, Missing> {
+        let tools = self.load()?;
         let directory = self.directory(&format!("kill-{}", target.name()));
         let name = format!("{rounds} rounds of SIGKILL on {target}, seed {seed}");
-        Ok(vec![match kill::run(target, rounds, seed, &self.binary, &tools, &directory) {
+        Ok(vec![match kill::run(target, rounds, seed, &self.binary, &tools, &directory, None) {
             Ok(()) => Case::passed(&name),
             Err(Stopped::Skipped(reason)) => {
                 println!("skipped: {reason}");

@@ -13,15 +13,17 @@ use url::{Host, Url};
 
 use crate::output::Failure;
 
-/// One HTTP request, its body included: at 300 KB/s a part of an upload still gets through.
-const REQUEST: Duration = Duration::from_secs(30);
+/// One HTTP request, its body included: at 420 KB/s a part of an upload still gets through.
+const REQUEST: Duration = Duration::from_secs(20);
 /// Where nobody listens, that is known soon.
 const CONNECT: Duration = Duration::from_secs(5);
-/// How long the client itself repeats a request that has met a 5xx, a 429 or a broken connection. Who waits for the answer has a deadline
-/// of its own (`alluvium_stream`), which is later, and an upload is tried for ever.
-const RETRY: Duration = Duration::from_secs(15);
+/// How long, and how often, the client itself repeats a request that has met a 5xx, a 429, silence or a broken connection, waiting longer and
+/// longer, and never as long as others do: so long that one silence is followed by another try, and so short that an outage is soon told. Who waits for the answer has a deadline of its own (`alluvium_stream`), and an upload is tried for
+/// ever.
+const RETRY: Duration = Duration::from_secs(25);
+const RETRIES: usize = 10;
 /// How long a start waits for the answer of an object store, which it could do without.
-const CHECK: Duration = Duration::from_secs(10);
+const CHECK: Duration = Duration::from_secs(5);
 
 /// Where objects go.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -183,13 +185,14 @@ pub(crate) fn open(url: &ObjectStoreUrl) -> Result<Arc<dyn ObjectStore>, Failure
             );
             Ok(Arc::new(InMemory::new()))
         }
-        ObjectStoreUrl::S3(bucket) => open_bucket(bucket, credentials()),
+        ObjectStoreUrl::S3(bucket) => open_bucket(bucket, credentials(), RETRIES),
     }
 }
 
 fn open_bucket(
     bucket: &Bucket,
     credentials: AmazonS3Builder,
+    max_retries: usize,
 ) -> Result<Arc<dyn ObjectStore>, Failure> {
     // The first call counts; it is always this one.
     let _ = rustls::crypto::ring::default_provider().install_default();
@@ -211,7 +214,7 @@ fn open_bucket(
                 max_backoff: Duration::from_secs(5),
                 ..BackoffConfig::default()
             },
-            max_retries: 10,
+            max_retries,
             retry_timeout: RETRY,
         })
         // Objects are deleted one by one, and not every server has the other request.
@@ -292,7 +295,7 @@ fn check_bucket(
         .build()
         .map_err(|error| Failure::Failed(format!("can not start the runtime: {error}")))?;
     // A client of its own: its connections end with this runtime.
-    let store = open_bucket(bucket, credentials)?;
+    let store = open_bucket(bucket, credentials, 0)?;
     let asked = async { tokio::time::timeout(CHECK, alluvium_stream::try_objects(&*store)).await };
     match runtime.block_on(asked) {
         Ok(Ok(())) => Ok(()),

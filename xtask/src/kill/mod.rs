@@ -22,6 +22,7 @@ use self::loopdev::LoopDevice;
 use crate::Error;
 use crate::exec::{describe, each_line, output, quietly, wait};
 use crate::rng::Rng;
+use crate::s3::Gateway;
 use crate::server::{Config, Ending, Server};
 
 const TOPIC: &str = "kill";
@@ -88,7 +89,7 @@ impl<E: Into<Error>> From<E> for Stopped {
     }
 }
 
-/// Runs a campaign of `rounds` kills in `directory`.
+/// Runs a campaign of `rounds` kills in `directory`. With an object store that is a process of its own, that is killed too.
 pub(crate) fn run(
     target: Target,
     rounds: u32,
@@ -96,11 +97,14 @@ pub(crate) fn run(
     server_binary: &Path,
     tools: &Tools,
     directory: &Path,
+    gateway: Option<&mut Gateway>,
 ) -> Result<(), Stopped> {
+    let again = match &gateway {
+        None => format!("kill --rounds {rounds} --seed {seed} --target {}", target.name()),
+        Some(gateway) => format!("s3 --rounds {rounds} --seed {seed} --peer {}", gateway.peer()),
+    };
     println!(
-        "kill test on {target}, {rounds} rounds, seed {seed}; again with: \
-         cargo xtask kill --rounds {rounds} --seed {seed} --target {}",
-        target.name()
+        "kill test on {target}, {rounds} rounds, seed {seed}; again with: cargo xtask {again}"
     );
     if directory.exists() {
         fs::remove_dir_all(directory)?;
@@ -126,8 +130,11 @@ pub(crate) fn run(
         wal_mebibytes: WAL_MEBIBYTES,
         log_cache_mebibytes: WAL_MEBIBYTES / 4,
         wal: device.as_ref().map(|device| device.path().to_path_buf()),
+        objects: gateway
+            .as_ref()
+            .map(|gateway| gateway.objects(&["--upload-size=1MiB", "--upload-interval=300ms"])),
     };
-    let mut campaign = Campaign::start(config, tools, directory, seed)?;
+    let mut campaign = Campaign::start(config, tools, directory, seed, gateway)?;
     for round in 1..=rounds {
         campaign.round(round).map_err(|error| in_round(round, seed, &error))?;
     }
@@ -143,6 +150,7 @@ fn in_round(round: u32, seed: u64, error: &Error) -> Error {
 
 struct Campaign<'a> {
     server: Server,
+    gateway: Option<&'a mut Gateway>,
     tools: &'a Tools,
     loads: Vec<Load>,
     promises: Promises,
@@ -150,7 +158,13 @@ struct Campaign<'a> {
 }
 
 impl<'a> Campaign<'a> {
-    fn start(config: Config, tools: &'a Tools, dir: &Path, seed: u64) -> Result<Self, Error> {
+    fn start(
+        config: Config,
+        tools: &'a Tools,
+        dir: &Path,
+        seed: u64,
+        gateway: Option<&'a mut Gateway>,
+    ) -> Result<Self, Error> {
         let server = Server::start(config)?;
         let common = [
             "--bootstrap".to_owned(),
@@ -174,7 +188,8 @@ impl<'a> Campaign<'a> {
             command.args(["--name", name, "--seed", &seed.to_string(), "--journal"]).arg(&journal);
             loads.push(Load::start(command, journal)?);
         }
-        Ok(Self { server, tools, loads, promises: Promises::default(), rng: Rng::new(seed) })
+        let (promises, rng) = (Promises::default(), Rng::new(seed));
+        Ok(Self { server, gateway, tools, loads, promises, rng })
     }
 
     /// Load, kill, restart, check.
@@ -182,6 +197,16 @@ impl<'a> Campaign<'a> {
         self.wait_for_progress()?;
         let load_time = self.rng.duration(Duration::from_millis(50), Duration::from_millis(2500));
         thread::sleep(load_time);
+        if let Some(gateway) = &mut self.gateway
+            && self.rng.below(2) == 0
+        {
+            // The server may be in the middle of an upload, and has some time to notice.
+            gateway.end()?;
+            thread::sleep(self.rng.duration(Duration::ZERO, Duration::from_millis(600)));
+            if self.rng.below(2) == 0 {
+                gateway.start_again()?;
+            }
+        }
         self.server.end(Ending::Sigkill)?;
         let mut kills = 1;
         // One time in three it is killed again while it recovers.
@@ -193,6 +218,10 @@ impl<'a> Campaign<'a> {
             kills += 1;
         }
         let start_time = self.server.start_again()?;
+        if let Some(gateway) = &mut self.gateway {
+            // Recovery has done without it; readers can not.
+            gateway.start_again()?;
+        }
         let held = self.check()?;
         println!(
             "round {round}: {} ms of load, {kills} SIGKILL, up again after {} ms; {held} records, \

@@ -53,7 +53,7 @@ impl Request {
         Duration::from_secs(match self {
             Self::Get => 15,
             Self::Begin | Self::Abort | Self::List | Self::Delete => 30,
-            Self::Put | Self::Part => 120,
+            Self::Put | Self::Part => 60,
             // Flushing a large object to a slow disk.
             Self::Complete => 300,
         })

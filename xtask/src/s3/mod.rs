@@ -1,0 +1,357 @@
+//! The S3 test: a server whose object store is another process, behind a network that loses and delays, that is away, and that is killed.
+
+mod proxy;
+
+use std::fmt;
+use std::fs::{self, File, OpenOptions};
+use std::net::{SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use clap::ValueEnum;
+
+use self::proxy::{Proxy, Weather};
+use crate::Error;
+use crate::exec::{follow, quietly, wait};
+use crate::kill::{self, Stopped, Target};
+use crate::report::Case;
+use crate::server::{Config, Objects, Server, free_address};
+
+const BUCKET: &str = "bucket";
+const PREFIX: &str = "some/prefix";
+const KEY: &str = "key-of-the-test";
+const SECRET: &str = "secret-of-the-test";
+const CREDENTIALS: [(&str, &str); 2] =
+    [("AWS_ACCESS_KEY_ID", KEY), ("AWS_SECRET_ACCESS_KEY", SECRET)];
+
+const WAL_MEBIBYTES: u64 = 128;
+/// The least that the server takes: what is read back is read from objects.
+const LOG_CACHE_MEBIBYTES: u64 = 16;
+/// Starting is a matter of a second; so is the deletion of some objects.
+const LIMIT: Duration = Duration::from_secs(120);
+/// What is written in parts and read back takes seconds, even where one request in eight is hurt.
+const LOAD_LIMIT: Duration = Duration::from_secs(15 * 60);
+
+/// An S3 server that can be built from source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Peer {
+    /// Small and quick to build: objects are files.
+    Versitygw,
+    /// What many use; takes some minutes to build.
+    Minio,
+}
+
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Versitygw => "versitygw",
+            Self::Minio => "minio",
+        })
+    }
+}
+
+/// What the test needs.
+pub(crate) struct Tools {
+    /// The S3 server.
+    pub(crate) gateway: PathBuf,
+    /// The compiled `tests/clients/go/cmd/endless`.
+    pub(crate) endless: PathBuf,
+    pub(crate) load: kill::Tools,
+}
+
+/// All parts of the test, in `directory`.
+pub(crate) fn run(
+    peer: Peer,
+    rounds: u32,
+    seed: u64,
+    binary: &Path,
+    tools: &Tools,
+    directory: &Path,
+) -> Vec<Case> {
+    println!("S3 test with {peer}, seed {seed}");
+    let test = Test { peer, seed, binary, tools, directory };
+    vec![
+        Case::run("large objects go out in parts, come back, and are deleted", || {
+            test.passes("large", 384, Weather::Clear)
+        }),
+        Case::run("nothing is lost to a bad network", || test.passes("faults", 192, Weather::Foul)),
+        Case::run("an outage pushes back, and passes", || test.outage()),
+        Case::run("what can never succeed ends the start, and tells no secret", || test.refusals()),
+        test.kills(rounds),
+    ]
+}
+
+struct Test<'a> {
+    peer: Peer,
+    seed: u64,
+    binary: &'a Path,
+    tools: &'a Tools,
+    directory: &'a Path,
+}
+
+impl Test<'_> {
+    fn config(&self, name: &str, objects: Objects) -> Config {
+        Config {
+            binary: self.binary.to_path_buf(),
+            directory: self.directory.join(name),
+            wal_mebibytes: WAL_MEBIBYTES,
+            log_cache_mebibytes: LOG_CACHE_MEBIBYTES,
+            wal: None,
+            objects: Some(objects),
+        }
+    }
+
+    fn gateway(&self, name: &str) -> Result<Gateway, Error> {
+        Gateway::start(self.peer, &self.tools.gateway, &self.directory.join(format!("{name}-s3")))
+    }
+
+    fn endless(&self, server: &Server, mebibytes: u64) -> Command {
+        let mut client = server.client(&self.tools.endless);
+        client.args(["-bootstrap", &server.address(), "-bytes", &(mebibytes << 20).to_string()]);
+        client
+    }
+
+    /// Write much more than the log has room for, read all of it back, delete it.
+    fn passes(&self, name: &str, mebibytes: u64, weather: Weather) -> Result<(), Error> {
+        let gateway = self.gateway(name)?;
+        let proxy = Proxy::start(gateway.address, self.seed)?;
+        proxy.set(weather);
+        let server = Server::start(self.config(name, gateway.objects_at(proxy.address(), &[])))?;
+        let status = follow(&mut self.endless(&server, mebibytes), LOAD_LIMIT, |_| ())?;
+        println!("{proxy}");
+        if !status.success() {
+            return Err(format!("the client ended with {status}{}", server.log_tail()).into());
+        }
+        if weather == Weather::Foul && proxy.faults() == 0 {
+            return Err("no request has met a fault".into());
+        }
+        proxy.set(Weather::Clear);
+        if gateway.objects_there()? == 0 {
+            return Err("no object was written".into());
+        }
+        let mut delete = Command::new(self.binary);
+        delete.args(["topic", "delete", "endless", "--bootstrap", &server.address()]);
+        quietly(&mut delete)?;
+        // What the server itself keeps has no objects. Of attempts that the network cut off, what could not be deleted at once is old enough to
+        // be an orphan tomorrow.
+        let left = if weather == Weather::Clear { 0 } else { proxy.faults() as usize };
+        eventually("the objects are deleted", || Ok(gateway.objects_there()? <= left))?;
+        if weather == Weather::Clear && gateway.unfinished_there()? > 0 {
+            return Err("parts of an upload were left behind".into());
+        }
+        server.finish()?;
+        gateway.finish()
+    }
+
+    /// The object store goes away while producers write, until they are pushed back, and returns.
+    fn outage(&self) -> Result<(), Error> {
+        let gateway = self.gateway("outage")?;
+        let proxy = Proxy::start(gateway.address, self.seed)?;
+        let config = self.config("outage", gateway.objects_at(proxy.address(), &[]));
+        // Down from the beginning: the start must do without it.
+        proxy.set(Weather::Down);
+        let server = Server::start(config)?;
+        let mut client = self.endless(&server, 192);
+        let mut client = Running(client.stdout(Stdio::null()).spawn()?);
+        eventually("producers are pushed back", || {
+            Ok(server.metric("alluvium_append_pushbacks_total")? > 0.0)
+        })?;
+        eventually("uploads fail", || {
+            Ok(server.metric("alluvium_upload_failures_in_a_row")? > 0.0)
+        })?;
+        proxy.set(Weather::Clear);
+        match wait(&mut client.0, LOAD_LIMIT)? {
+            Some(status) if status.success() => {}
+            ended => return Err(format!("the client: {ended:?}{}", server.log_tail()).into()),
+        }
+        server.finish()?;
+        gateway.finish()
+    }
+
+    /// The start is refused without a bucket or with wrong credentials. Nothing that is printed has the secret in it.
+    fn refusals(&self) -> Result<(), Error> {
+        let gateway = self.gateway("refusals")?;
+        let scratch = self.directory.join("refusals");
+        let (wrong, token) = ("a-secret-that-is-wrong", "a-token-that-is-wrong");
+        for (url, secret, token, reason) in [
+            ("s3://missing/prefix", SECRET, None, "NoSuchBucket"),
+            ("s3://bucket/prefix", wrong, None, "SignatureDoesNotMatch"),
+            ("s3://bucket/prefix", SECRET, Some(token), "Invalid"),
+        ] {
+            let mut command = Command::new(self.binary);
+            command.args(["serve", "--log", "trace", "--object-store", url, "--data-dir"]);
+            command.arg(&scratch).args(["--s3-endpoint", &gateway.endpoint(gateway.address)]);
+            command.envs(CREDENTIALS).env("AWS_SECRET_ACCESS_KEY", secret);
+            command.envs(token.map(|token| ("AWS_SESSION_TOKEN", token)));
+            let ended = command.stdin(Stdio::null()).output()?;
+            let printed = [ended.stdout, ended.stderr].concat();
+            let printed = String::from_utf8_lossy(&printed);
+            if ended.status.code() != Some(1) || !printed.contains(reason) {
+                return Err(format!("{url}: {}: {printed}", ended.status).into());
+            }
+            if printed.contains(secret) || token.is_some_and(|token| printed.contains(token)) {
+                return Err(format!("{url}: the secret is in what was printed").into());
+            }
+            if scratch.exists() {
+                return Err(format!("{url}: something was made before it was refused").into());
+            }
+        }
+        gateway.finish()
+    }
+
+    fn kills(&self, rounds: u32) -> Case {
+        let name = format!("{rounds} rounds of SIGKILL with {}, seed {}", self.peer, self.seed);
+        let (load, directory) = (&self.tools.load, self.directory.join("kill"));
+        let killed = self.gateway("kill").map_err(Stopped::Failed).and_then(|mut gateway| {
+            let on = Some(&mut gateway);
+            kill::run(Target::File, rounds, self.seed, self.binary, load, &directory, on)?;
+            gateway.finish().map_err(Stopped::Failed)
+        });
+        match killed {
+            Ok(()) => Case::passed(&name),
+            Err(Stopped::Skipped(reason)) => Case::skipped(&name, reason),
+            Err(Stopped::Failed(error)) => {
+                println!("not ok - {name}: {error}");
+                println!("journals, data and log stay in {}", directory.display());
+                Case::failed(&name, error)
+            }
+        }
+    }
+}
+
+/// An S3 server. It is killed when dropped, and its data stay unless it has come to a good end.
+pub(crate) struct Gateway {
+    peer: Peer,
+    program: PathBuf,
+    directory: PathBuf,
+    address: SocketAddr,
+    child: Option<Running>,
+}
+
+/// A process that is killed when dropped.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // It may have ended already, and there is nobody to tell.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Gateway {
+    fn start(peer: Peer, program: &Path, directory: &Path) -> Result<Self, Error> {
+        if directory.exists() {
+            fs::remove_dir_all(directory)?;
+        }
+        // Both servers take a directory for a bucket.
+        fs::create_dir_all(directory.join("data").join(BUCKET))?;
+        let address = free_address()?;
+        let (program, directory) = (program.to_path_buf(), directory.to_path_buf());
+        let mut gateway = Self { peer, program, directory, address, child: None };
+        gateway.start_again()?;
+        Ok(gateway)
+    }
+
+    pub(crate) fn peer(&self) -> Peer {
+        self.peer
+    }
+
+    /// For a server that reaches it without a detour.
+    pub(crate) fn objects(&self, more: &[&str]) -> Objects {
+        self.objects_at(self.address, more)
+    }
+
+    fn objects_at(&self, address: SocketAddr, more: &[&str]) -> Objects {
+        let mut arguments = vec![
+            format!("--object-store=s3://{BUCKET}/{PREFIX}"),
+            format!("--s3-endpoint={}", self.endpoint(address)),
+        ];
+        arguments.extend(more.iter().map(ToString::to_string));
+        Objects { arguments, environment: CREDENTIALS.to_vec() }
+    }
+
+    fn endpoint(&self, address: SocketAddr) -> String {
+        format!("http://{address}")
+    }
+
+    /// SIGKILL.
+    pub(crate) fn end(&mut self) -> Result<(), Error> {
+        self.child = None;
+        Ok(())
+    }
+
+    /// Start it, unless it runs, and wait until it takes connections.
+    pub(crate) fn start_again(&mut self) -> Result<(), Error> {
+        if self.child.is_some() {
+            return Ok(());
+        }
+        let path = self.directory.join("s3.log");
+        let log: File = OpenOptions::new().create(true).append(true).open(path)?;
+        let data = self.directory.join("data");
+        let mut command = Command::new(&self.program);
+        match self.peer {
+            Peer::Versitygw => {
+                command.args(["--port", &self.address.to_string(), "posix"]).arg(data);
+                command.env("ROOT_ACCESS_KEY", KEY).env("ROOT_SECRET_KEY", SECRET);
+            }
+            Peer::Minio => {
+                command.args(["server", "--quiet", "--address", &self.address.to_string()]);
+                command.arg(data).env("MINIO_ROOT_USER", KEY).env("MINIO_ROOT_PASSWORD", SECRET);
+                command.env("MINIO_BROWSER", "off").env("MINIO_UPDATE", "off");
+            }
+        }
+        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        let child = command.spawn();
+        let child = child.map_err(|error| format!("{}: {error}", self.program.display()))?;
+        self.child = Some(Running(child));
+        eventually("the S3 server takes connections", || {
+            Ok(TcpStream::connect(self.address).is_ok())
+        })
+    }
+
+    fn objects_there(&self) -> Result<usize, Error> {
+        files_below(&self.directory.join("data").join(BUCKET).join(PREFIX))
+    }
+
+    /// Files of uploads in parts that were not ended.
+    fn unfinished_there(&self) -> Result<usize, Error> {
+        files_below(&match self.peer {
+            Peer::Versitygw => self.directory.join("data").join(BUCKET).join(".sgwtmp/multipart"),
+            Peer::Minio => self.directory.join("data/.minio.sys/multipart"),
+        })
+    }
+
+    fn finish(mut self) -> Result<(), Error> {
+        self.end()?;
+        fs::remove_dir_all(&self.directory)?;
+        Ok(())
+    }
+}
+
+fn files_below(directory: &Path) -> Result<usize, Error> {
+    let mut files = 0;
+    // They go away while we look.
+    let Ok(entries) = fs::read_dir(directory) else { return Ok(0) };
+    for entry in entries.filter_map(Result::ok) {
+        match entry.path().is_dir() {
+            true => files += files_below(&entry.path())?,
+            false => files += 1,
+        }
+    }
+    Ok(files)
+}
+
+/// Waits for something that comes soon.
+fn eventually(what: &str, mut holds: impl FnMut() -> Result<bool, Error>) -> Result<(), Error> {
+    let deadline = Instant::now() + LIMIT;
+    while !holds()? {
+        if Instant::now() >= deadline {
+            return Err(format!("not within {} s: {what}", LIMIT.as_secs()).into());
+        }
+        thread::sleep(Duration::from_millis(50));
+    }
+    Ok(())
+}
