@@ -707,6 +707,17 @@ impl Shared {
         }
     }
 
+    /// Whether an upload that is running has to end soon: somebody waits for it, or will. An upload begins with at most a quarter of the ring and
+    /// half of the cache behind it, unless recovery or a resize made that more, so what is asked for here leaves room for the end at full speed.
+    pub(crate) fn hurries_upload(&self) -> bool {
+        let wal = self.wal.stats();
+        self.upload.forced.load(Ordering::Acquire)
+            || self.failure().is_some()
+            || self.log_behind_bytes() >= self.options.upload_bytes
+            || wal.used_bytes >= wal.ring_bytes / 2
+            || self.cache.pinned_bytes() >= self.options.cache_bytes / 4 * 3
+    }
+
     /// Ask for an upload whatever the thresholds say.
     pub(crate) fn request_upload(&self) {
         self.upload.forced.store(true, Ordering::Release);

@@ -8,6 +8,9 @@
 //! | the cut, or in the middle of the object | the WAL has all of it; what there is of the object is an orphan |
 //! | the object, before the commit | the same |
 //! | the commit, before the trim | the WAL has it, the catalog says that it is uploaded: skipped |
+//!
+//! An upload writes one object, and one more for each stream that has much in it; a crash leaves any of them as orphans, or none, since
+//! one commit has them all. It writes at a [`Pace`], until somebody needs its end.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -23,10 +26,13 @@ use crate::catalog::{ObjectInfo, ObjectRange};
 use crate::commit::UploadPart;
 use crate::object::{BLOCK_TARGET_BYTES, Encoder};
 use crate::objects::{OBJECTS_DIRECTORY, ObjectError, Writer};
+use crate::pace::Pace;
 use crate::store::{Shared, StoreError};
 use crate::tail::StreamState;
 use crate::types::{Batch, Fold, ObjectId, StreamOffset};
 
+/// A stream with so much in an upload has an object of its own: who reads it gets nothing of others, and it can be deleted with the stream.
+const OWN_OBJECT_BYTES: u64 = 8 << 20;
 /// Batches that are folded, or taken for writing, at a time: what an upload adds to the memory of the log cache.
 const CHUNK_BATCHES: usize = 16 << 10;
 
@@ -65,8 +71,10 @@ pub(crate) async fn run(shared: Arc<Shared>) {
         if !(elapsed || forced || shared.log_behind_bytes() >= threshold_bytes) {
             continue;
         }
-        last = Instant::now();
-        match cycle(&shared).await {
+        let now = Instant::now();
+        let gathered = (now - last).min(shared.options.upload_interval);
+        last = now;
+        match cycle(&shared, gathered).await {
             Ok(()) => {}
             Err(error @ StoreError::Wal(_)) => return shared.fail(error),
             Err(error) => return shared.halt(error),
@@ -81,7 +89,9 @@ pub(crate) async fn run(shared: Arc<Shared>) {
 
 /// One upload. An object store that is not there is tried until it is, or the WAL has failed. Fails for good if the WAL or the catalog
 /// does, or if the owner's [`crate::Fold`] panics.
-async fn cycle(shared: &Arc<Shared>) -> Result<(), StoreError> {
+///
+/// What it uploads took `gathered` to come in.
+async fn cycle(shared: &Arc<Shared>, gathered: Duration) -> Result<(), StoreError> {
     let taken = Instant::now();
     let cut = shared.wal.appended();
     if cut.0 == shared.upload.cut.swap(cut.0, Ordering::AcqRel) {
@@ -91,18 +101,25 @@ async fn cycle(shared: &Arc<Shared>) -> Result<(), StoreError> {
     }
     shared.wal.wait_durable(cut).await?;
     let parts = plan(shared, cut);
-    let checkpoints = fold(shared, &parts).await?;
-    let (objects, ranges) = if parts.iter().any(Part::is_written) {
-        let (object, ranges) = write_until_done(shared, &parts).await?;
-        (vec![Arc::new(object)], ranges)
-    } else {
-        (Vec::new(), vec![None; parts.len()])
-    };
-    let parts = parts.into_iter().zip(checkpoints).zip(ranges);
-    let parts = parts.map(|((part, checkpoint), range)| UploadPart {
+    let folded = fold(shared, &parts).await?;
+    let bytes = folded.iter().map(|folded| folded.written_bytes).sum();
+    let mut pace = Pace::new(bytes, gathered, &shared.upload.wanted);
+    let mut objects = Vec::new();
+    let mut ranges = vec![None; parts.len()];
+    for together in objects_of(&parts, &folded) {
+        let members: Vec<&Part> = together.iter().map(|at| &parts[*at]).collect();
+        let (object, written) = write_until_done(shared, &members, &mut pace).await?;
+        objects.push(Arc::new(object));
+        for (at, range) in together.into_iter().zip(written) {
+            ranges[at] = range;
+        }
+    }
+    drop(pace);
+    let parts = parts.into_iter().zip(folded).zip(ranges);
+    let parts = parts.map(|((part, folded), range)| UploadPart {
         stream: part.stream,
         uploaded_end: part.to,
-        checkpoint,
+        checkpoint: folded.checkpoint,
         range,
     });
     shared.commit_upload(cut, objects, parts.collect()).await?;
@@ -127,8 +144,33 @@ fn plan(shared: &Shared, cut: LogOffset) -> Vec<Part> {
     parts
 }
 
-/// The checkpoint of each part's stream at the part's end.
-async fn fold(shared: &Arc<Shared>, parts: &[Part]) -> Result<Vec<Option<Bytes>>, StoreError> {
+/// Which parts lie in one object together, by their positions: those of large streams alone. What is not written is in none.
+fn objects_of(parts: &[Part], folded: &[Folded]) -> Vec<Vec<usize>> {
+    let mut objects = Vec::new();
+    let mut shared = Vec::new();
+    for (at, (part, folded)) in parts.iter().zip(folded).enumerate() {
+        match part.is_written() {
+            true if folded.written_bytes >= OWN_OBJECT_BYTES => objects.push(vec![at]),
+            true => shared.push(at),
+            false => {}
+        }
+    }
+    if !shared.is_empty() {
+        objects.push(shared);
+    }
+    objects
+}
+
+/// What a part's batches come to.
+struct Folded {
+    /// Of the stream at the part's end.
+    checkpoint: Option<Bytes>,
+    /// Payload that is to be written.
+    written_bytes: u64,
+}
+
+/// Fold each part into its stream's checkpoint.
+async fn fold(shared: &Arc<Shared>, parts: &[Part]) -> Result<Vec<Folded>, StoreError> {
     // Not the store: a fold goes on when the store is closed, and must not keep the WAL.
     let (owner, parts) = (shared.fold.clone(), parts.to_vec());
     let fold = move || parts.iter().map(|part| fold_part(&*owner, part)).collect();
@@ -137,13 +179,18 @@ async fn fold(shared: &Arc<Shared>, parts: &[Part]) -> Result<Vec<Option<Bytes>>
         .map_err(|error| StoreError::Failed(format!("folding a checkpoint: {error}")))
 }
 
-fn fold_part(fold: &dyn Fold, part: &Part) -> Option<Bytes> {
+fn fold_part(fold: &dyn Fold, part: &Part) -> Folded {
     let mut checkpoint = part.stream.tail.lock().checkpoint.clone();
+    let mut written_bytes = 0;
     let mut from = part.from;
     loop {
         let batches = part.chunk(from, usize::MAX);
-        let Some(last) = batches.last() else { return checkpoint };
+        let Some(last) = batches.last() else { return Folded { checkpoint, written_bytes } };
         from = last.end();
+        if part.is_written() {
+            let written = batches.iter().filter(|batch| batch.end() > part.start);
+            written_bytes += written.map(|batch| batch.payload.len() as u64).sum::<u64>();
+        }
         checkpoint = fold
             .fold(part.stream.id, part.stream.kind, checkpoint.as_deref(), &batches)
             .map(Bytes::from);
@@ -152,7 +199,12 @@ fn fold_part(fold: &dyn Fold, part: &Part) -> Option<Bytes> {
 
 type Written = (ObjectInfo, Vec<Option<ObjectRange>>);
 
-async fn write_until_done(shared: &Shared, parts: &[Part]) -> Result<Written, StoreError> {
+/// Write an object, at a pace as long as nothing goes wrong.
+async fn write_until_done(
+    shared: &Shared,
+    parts: &[&Part],
+    pace: &mut Pace<'_>,
+) -> Result<Written, StoreError> {
     let id = shared.new_object_id();
     let mut backoff = Backoff::new(shared);
     loop {
@@ -162,7 +214,7 @@ async fn write_until_done(shared: &Shared, parts: &[Part]) -> Result<Written, St
         shared.object_table.lock().uploading.insert(name.clone());
         let (store, bandwidth) = (&**shared.objects.store(), shared.objects.bandwidth());
         let mut writer = Writer::new(store, &name, bandwidth, Class::Upload);
-        let error = match write(&mut writer, id, nonce, &name, parts).await {
+        let error = match write(shared, &mut writer, pace, (id, nonce, &name), parts).await {
             Ok(written) => return Ok(written),
             Err(error) => error,
         };
@@ -170,6 +222,7 @@ async fn write_until_done(shared: &Shared, parts: &[Part]) -> Result<Written, St
             tracing::debug!("could not clean up after a failed upload: {left}");
         }
         shared.object_table.lock().uploading.remove(&name);
+        pace.end();
         backoff.failed(&error).await?;
     }
 }
@@ -190,11 +243,11 @@ pub(crate) fn object_id(name: &str) -> Option<ObjectId> {
 }
 
 async fn write(
+    shared: &Shared,
     writer: &mut Writer<'_>,
-    id: ObjectId,
-    nonce: Uuid,
-    name: &str,
-    parts: &[Part],
+    pace: &mut Pace<'_>,
+    (id, nonce, name): (ObjectId, Uuid, &str),
+    parts: &[&Part],
 ) -> Result<Written, ObjectError> {
     let (mut encoder, header) = Encoder::new(nonce);
     writer.write(header).await?;
@@ -218,6 +271,7 @@ async fn write(
                 range.payload_bytes += batch.payload.len() as u64;
                 range.max_timestamp_ms = range.max_timestamp_ms.max(batch.max_timestamp_ms);
                 if let Some(block) = encoder.push(part.stream.id, batch) {
+                    pace.wait(block.len() as u64, || shared.hurries_upload()).await;
                     writer.write(block).await?;
                 }
             }

@@ -428,3 +428,45 @@ async fn large_objects_are_written_in_parts() {
     assert_eq!(stats.block_cache_used_bytes, 0, "switched off");
     life.close().await;
 }
+
+/// One upload, one commit, several objects: each large stream's own, and one for the rest.
+#[tokio::test]
+async fn a_large_stream_has_an_object_of_its_own() {
+    let mut world = World::new(128 << 20, 1);
+    world.options.cache_bytes = 128 << 20;
+    world.options.upload_bytes = 32 << 20;
+    world.wal_options.max_record_bytes = 2 << 20;
+    let life = world.start().await;
+    let mut streams = Vec::new();
+    // 8 MiB and a little, twice, and three streams with less.
+    for count in [9, 1, 8, 7, 1] {
+        let stream = life.create_log().await;
+        let batches: Vec<Batch> = (0..count).map(|i| batch(stream.id(), i, 1, 1 << 20)).collect();
+        for batch in &batches {
+            append(&life.store, &stream, batch).await.await.unwrap();
+        }
+        streams.push((stream, batches));
+    }
+    life.store.flush().await.unwrap();
+    let stats = life.store.stats();
+    assert_eq!((stats.uploads, stats.objects), (1, 3));
+    assert_eq!(names(&world).await.len(), 3);
+    assert!(stats.uploaded_bytes == stats.object_bytes && stats.object_bytes > 26 << 20);
+
+    // With its stream goes its object, and no other.
+    let delete = |at: usize| life.store.commit(vec![Change::DeleteStream(streams[at].0.id())]);
+    delete(0).await.unwrap();
+    eventually("its object is deleted", || life.store.stats().retired_objects == 0).await;
+    assert_eq!((life.store.stats().objects, names(&world).await.len()), (2, 2));
+    delete(1).await.unwrap();
+    assert_eq!(life.store.stats().objects, 2, "others have a part in it");
+
+    life.crash(&mut world);
+    let life = world.start().await;
+    assert_eq!((life.recovery.batches, life.store.stats().objects), (0, 2));
+    for (stream, batches) in &streams[2..] {
+        let stream = life.store.stream(stream.id()).unwrap();
+        assert_eq!(read_from(&stream, 0, 4 << 20).await, *batches);
+    }
+    life.close().await;
+}

@@ -407,3 +407,34 @@ async fn it_runs_for_ever_through_a_small_wal() {
     }
     store.close().await.unwrap();
 }
+
+/// Time stands still, so nothing that is written at a pace gets on, until somebody waits for it.
+#[tokio::test]
+async fn an_upload_has_a_pace_until_somebody_waits_for_its_end() {
+    let mut world = World::new(128 << 20, 1);
+    world.options.cache_bytes = 128 << 20;
+    world.options.upload_bytes = 32 << 20;
+    world.wal_options.max_record_bytes = 2 << 20;
+    let life = world.start().await;
+    let stream = life.create_log().await;
+    for i in 0..12 {
+        append(&life.store, &stream, &batch(stream.id(), i, 1, 1 << 20)).await.await.unwrap();
+    }
+    tokio::time::pause();
+    // A clock that is paused jumps when nobody has anything to do, but not while a blocking task runs.
+    let (end, ended) = std::sync::mpsc::channel();
+    let holding = tokio::task::spawn_blocking(move || ended.recv_timeout(HANG).is_ok());
+    tokio::time::advance(world.options.upload_interval).await;
+    for _ in 0..300 {
+        tokio::task::yield_now().await;
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(life.store.stats().uploads, 0, "12 MiB take seconds");
+    life.store.flush().await.unwrap();
+    assert_eq!(life.store.stats().uploads, 1);
+    end.send(()).unwrap();
+    assert!(holding.await.unwrap(), "the flush has waited for time to pass");
+    tokio::time::resume();
+    drop(stream);
+    life.close().await;
+}
