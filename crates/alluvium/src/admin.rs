@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use alluvium_stream::{Store, UploadFailing};
+use alluvium_stream::{Requests, Store, UploadFailing};
 use axum::Router;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
@@ -13,6 +13,7 @@ use axum::routing::get;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::metrics::info::Info;
@@ -283,8 +284,25 @@ impl Collector for StoreCollector {
                 counter.metric_type(),
             )?)?;
         }
-        Ok(())
+        encode_requests(encoder, &stats.requests)
     }
+}
+
+fn encode_requests(
+    mut encoder: DescriptorEncoder<'_>,
+    requests: &[Requests],
+) -> Result<(), fmt::Error> {
+    let mut family = |name: &str, help: &str, value: &dyn Fn(&Requests) -> u64| {
+        let kind = MetricType::Counter;
+        let mut family = encoder.encode_descriptor(name, help, None, kind)?;
+        requests.iter().try_for_each(|request| {
+            let labels = [("cause", request.cause), ("kind", request.kind)];
+            ConstCounter::new(value(request)).encode(family.encode_family(&labels)?)
+        })
+    };
+    family("alluvium_object_store_requests", "Requests to the object store.", &|it| it.count)?;
+    let help = "Bytes of objects in these requests and their answers.";
+    family("alluvium_object_store_bytes", help, &|it| it.bytes)
 }
 
 /// By /proc/self/status; `None` where there is no such file.

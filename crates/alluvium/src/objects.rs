@@ -300,7 +300,7 @@ fn check_bucket(
     match runtime.block_on(asked) {
         Ok(Ok(())) => Ok(()),
         Ok(Err(error)) if error.is_permanent() => {
-            Err(Failure::Failed(format!("object store {url}: {}", error.reason())))
+            Err(Failure::Failed(format!("object store {url}: {}{}", error.reason(), source())))
         }
         Ok(Err(error)) => {
             warn(url, &error.reason());
@@ -313,10 +313,24 @@ fn check_bucket(
     }
 }
 
+/// What helps who has forgotten them: that no credentials were given.
+fn source() -> &'static str {
+    let given = ["AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE"];
+    let of_container =
+        ["AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI"];
+    match given.iter().chain(&of_container).any(|name| std::env::var_os(name).is_some()) {
+        true => "",
+        false => {
+            " (there is no AWS_ACCESS_KEY_ID in the environment, so the machine is asked for its own credentials)"
+        }
+    }
+}
+
 fn warn(url: &ObjectStoreUrl, reason: &str) {
     tracing::warn!(
-        "the object store can not be used now: {url}: {reason}. The server starts without it, and tries again; until then nothing is \
-         uploaded, and the write-ahead log fills up"
+        "the object store can not be used now: {url}: {reason}{}. The server starts without it, and tries again; until then nothing is \
+         uploaded, and the write-ahead log fills up",
+        source()
     );
 }
 

@@ -425,7 +425,15 @@ fn a_configuration_that_can_not_be_used_is_exit_code_2_and_touches_nothing() {
         &serve(&["--listen", "0.0.0.0:9092", "--advertise", "a:1"]),
         &["--allow-plaintext-network"],
     );
-    contains(&serve(&["--object-store", "s3://bucket"]), &["come later", "file://"]);
+    contains(
+        &serve(&["--object-store", "gs://bucket"]),
+        &["unknown scheme `gs`", "s3://", "file://"],
+    );
+    let secret = serve(&["--object-store", "s3://KEY:hush@bucket"]);
+    contains(&secret, &["object-store", "AWS_SECRET_ACCESS_KEY"]);
+    assert!(!secret.contains("hush"), "{secret}");
+    let plain = ["--object-store", "s3://bucket", "--s3-endpoint", "http://192.0.2.1"];
+    contains(&serve(&plain), &["s3-endpoint", "--s3-allow-http"]);
     contains(&serve(&["--log-cache", "1GB"]), &["GB", "GiB"]);
     contains(&serve(&["--durability", "maybe"]), &["maybe", "dsync"]);
     contains(&serve(&["--log", "no=such=level"]), &["no=such=level"]);

@@ -15,7 +15,7 @@ use crate::bandwidth::Class;
 use crate::catalog::{ObjectInfo, ObjectRange};
 use crate::commit::Replacement;
 use crate::object::{Block, Encoder};
-use crate::objects::{ObjectError, Scan, Writer, index};
+use crate::objects::{Cause, ObjectError, Scan, Writer, index};
 use crate::store::{Shared, StoreError};
 use crate::tail::{Choice, Range, StreamState};
 use crate::types::{Batch, ObjectId, StreamId, StreamOffset};
@@ -126,7 +126,7 @@ async fn next(shared: &Arc<Shared>, left_out: &mut HashSet<ObjectId>) -> Result<
     let Some(objects) = objects else { return Ok(false) };
     let mut indexes = HashMap::new();
     for object in &objects {
-        let blocks = index(&**shared.objects.store(), object).await?;
+        let blocks = index(shared.objects.store(Cause::Compaction), object).await?;
         indexes.insert(object.id, blocks);
     }
     let runs = runs_in(shared, &indexes, choice);
@@ -337,7 +337,8 @@ impl<'a> Sources<'a> {
         runs: &[Run],
         indexes: &HashMap<ObjectId, Vec<Block>>,
     ) -> Result<Self, ObjectError> {
-        let (store, bandwidth) = (&**shared.objects.store(), shared.objects.bandwidth());
+        let (store, bandwidth) =
+            (shared.objects.store(Cause::Compaction), shared.objects.bandwidth());
         let mut wanted: HashMap<ObjectId, (Arc<ObjectInfo>, HashMap<StreamId, StreamOffset>)> =
             HashMap::new();
         for run in runs {
@@ -410,7 +411,8 @@ struct Output<'a> {
 impl<'a> Output<'a> {
     fn new(shared: &'a Shared, target: &'a Target) -> Self {
         let (encoder, header) = Encoder::new(target.nonce);
-        let (store, bandwidth) = (&**shared.objects.store(), shared.objects.bandwidth());
+        let (store, bandwidth) =
+            (shared.objects.store(Cause::Compaction), shared.objects.bandwidth());
         let writer = Writer::new(store, &target.name, bandwidth, Class::Compaction);
         Self { target, header: Some(header), encoder: Some(encoder), writer, payload_bytes: 0 }
     }

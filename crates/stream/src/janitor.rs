@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 use futures::TryStreamExt;
 use tokio::time::Instant;
 
-use crate::objects::{ObjectError, Request, within};
+use crate::objects::{Cause, ObjectError, Request, within};
 use crate::store::{Shared, StoreError};
 use crate::upload::{backoff, object_prefix};
 
@@ -101,7 +101,7 @@ async fn clean_orphans(shared: &Shared, delete: bool) -> Result<(), ObjectError>
     let Some(oldest) = SystemTime::now().checked_sub(shared.options.orphan_age) else {
         return Ok(()); // nothing can be that old
     };
-    let mut listing = shared.objects.store().list(Some(&prefix.as_str().into()));
+    let mut listing = shared.objects.store(Cause::CleanUp).list(Some(&prefix.as_str().into()));
     let mut orphans = BTreeSet::new();
     while let Some(object) = within(Request::List, &prefix, listing.try_next()).await? {
         let name = object.location.to_string();

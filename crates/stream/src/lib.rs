@@ -28,7 +28,7 @@ mod upload;
 mod wake;
 
 pub use catalog::{Catalog, CatalogError, Change, MemoryCatalog, RedbCatalog};
-pub use objects::{ErrorKind, ObjectError, ReadStats, local_objects, try_objects};
+pub use objects::{ErrorKind, ObjectError, ReadStats, Requests, local_objects, try_objects};
 pub use options::Options;
 pub use record::decode_record;
 pub use recover::{Gap, Recovery};

@@ -235,7 +235,7 @@ mod tests {
     use crate::bandwidth::Class;
     use crate::catalog::ObjectInfo;
     use crate::object::Encoder;
-    use crate::objects::Writer;
+    use crate::objects::{Cause, Writer};
     use crate::types::{KIND_LOG, StreamId};
     use crate::{Change, MemoryCatalog, Options, Store};
 
@@ -256,7 +256,8 @@ mod tests {
         let (mut encoder, header) = Encoder::new(Uuid::from_u128(id.into()));
         let objects = &stream.shared.objects;
         let name = format!("object-{id}");
-        let mut writer = Writer::new(&**objects.store(), &name, objects.bandwidth(), Class::Upload);
+        let mut writer =
+            Writer::new(objects.store(Cause::Upload), &name, objects.bandwidth(), Class::Upload);
         writer.write(header).await.unwrap();
         for base in bases.clone() {
             assert!(encoder.push(stream.id(), &batch(base)).is_none());
@@ -326,7 +327,7 @@ mod tests {
     async fn delete(stream: &Stream, ranges: &[Range]) {
         for range in ranges {
             let name = range.object.name.as_str().into();
-            stream.shared.objects.store().delete(&name).await.unwrap();
+            stream.shared.objects.store(Cause::CleanUp).delete(&name).await.unwrap();
         }
     }
 

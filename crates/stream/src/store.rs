@@ -21,7 +21,7 @@ use crate::ahead::Readers;
 use crate::cache::LogCache;
 use crate::catalog::{Catalog, CatalogError, Change, ObjectInfo};
 use crate::compact::{self, Compaction};
-use crate::objects::{ObjectError, Objects, ReadStats};
+use crate::objects::{ObjectError, Objects, ReadStats, Requests};
 use crate::options::Options;
 use crate::recover::{self, Recovery};
 use crate::stream::Stream;
@@ -114,6 +114,8 @@ pub struct Stats {
     pub retired_objects: usize,
     /// Uploads committed since the start, those that needed no object included.
     pub uploads: u64,
+    /// What was asked of the object store, by cause and kind; what was never asked is not there.
+    pub requests: Vec<Requests>,
     /// Bytes of objects committed since the start.
     pub uploaded_bytes: u64,
     /// Compactions committed since the start.
@@ -417,7 +419,7 @@ impl Store {
         let shared = Arc::new(Shared {
             wal_id: recovered.recovery.wal.wal_id,
             wal: recovered.wal,
-            objects: Objects::new(objects, &options),
+            objects: Objects::new(&objects, &options),
             readers: Readers::default(),
             catalog,
             fold,
@@ -567,6 +569,7 @@ impl Store {
             object_bytes,
             retired_objects,
             uploads: shared.numbers.uploads.load(Ordering::Relaxed),
+            requests: shared.objects.requests(),
             uploaded_bytes: shared.numbers.uploaded_bytes.load(Ordering::Relaxed),
             compactions: shared.numbers.compactions.load(Ordering::Relaxed),
             compacted_bytes: shared.numbers.compacted_bytes.load(Ordering::Relaxed),

@@ -25,7 +25,7 @@ use crate::bandwidth::Class;
 use crate::catalog::{ObjectInfo, ObjectRange};
 use crate::commit::UploadPart;
 use crate::object::{BLOCK_TARGET_BYTES, Encoder};
-use crate::objects::{OBJECTS_DIRECTORY, ObjectError, Writer};
+use crate::objects::{Cause, OBJECTS_DIRECTORY, ObjectError, Writer};
 use crate::pace::Pace;
 use crate::store::{Shared, StoreError};
 use crate::tail::StreamState;
@@ -212,7 +212,7 @@ async fn write_until_done(
         let nonce = Uuid::new_v4();
         let name = object_name(shared.wal_id, id, nonce);
         shared.object_table.lock().uploading.insert(name.clone());
-        let (store, bandwidth) = (&**shared.objects.store(), shared.objects.bandwidth());
+        let (store, bandwidth) = (shared.objects.store(Cause::Upload), shared.objects.bandwidth());
         let mut writer = Writer::new(store, &name, bandwidth, Class::Upload);
         let error = match write(shared, &mut writer, pace, (id, nonce, &name), parts).await {
             Ok(written) => return Ok(written),

@@ -211,3 +211,27 @@ async fn who_still_waits_when_the_last_store_is_dropped_is_woken() {
     assert!(matches!(refused, Err(StoreError::Closed)), "{refused:?}");
     drop(life.stepper);
 }
+
+/// The object store is away and the log has failed: nothing that could be written would be committed, so it is not tried for ever.
+#[tokio::test]
+async fn uploads_are_not_repeated_under_a_log_that_has_failed() {
+    let world = World::new(WAL_BYTES, 1);
+    let life = world.start().await;
+    let id = create_with_a_batch(&life).await;
+    life.objects.down.store(true, Ordering::SeqCst);
+    let flush = tokio::spawn({
+        let store = life.store.clone();
+        async move { store.flush().await }
+    });
+    let failures = || life.store.stats().upload_failures;
+    eventually("it is tried again and again", || failures() > 3).await;
+    fail_the_log(&world, &life, id).await;
+    flush.await.unwrap().unwrap_err();
+    // The next try would come within 4 ms.
+    let mut seen = (failures(), 0);
+    eventually("it is tried no more", || {
+        seen = if seen.0 == failures() { (seen.0, seen.1 + 1) } else { (failures(), 0) };
+        seen.1 >= 50
+    })
+    .await;
+}

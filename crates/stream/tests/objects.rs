@@ -429,6 +429,13 @@ async fn large_objects_are_written_in_parts() {
     life.close().await;
 }
 
+/// Number and bytes of the requests to the object store.
+fn requests(life: &Life, cause: &str, kind: &str) -> (u64, u64) {
+    let requests = life.store.stats().requests;
+    let found = requests.iter().find(|found| (found.cause, found.kind) == (cause, kind));
+    found.map_or((0, 0), |found| (found.count, found.bytes))
+}
+
 /// One upload, one commit, several objects: each large stream's own, and one for the rest.
 #[tokio::test]
 async fn a_large_stream_has_an_object_of_its_own() {
@@ -452,12 +459,18 @@ async fn a_large_stream_has_an_object_of_its_own() {
     assert_eq!((stats.uploads, stats.objects), (1, 3));
     assert_eq!(names(&world).await.len(), 3);
     assert!(stats.uploaded_bytes == stats.object_bytes && stats.object_bytes > 26 << 20);
+    // All three have a little more than fits into one part.
+    assert_eq!(requests(&life, "upload", "multipart"), (6, 0));
+    assert_eq!(requests(&life, "upload", "part"), (6, stats.uploaded_bytes));
+    assert_eq!(requests(&life, "upload", "put"), (0, 0));
+    assert_eq!(requests(&life, "clean-up", "delete"), (0, 0));
 
     // With its stream goes its object, and no other.
     let delete = |at: usize| life.store.commit(vec![Change::DeleteStream(streams[at].0.id())]);
     delete(0).await.unwrap();
     eventually("its object is deleted", || life.store.stats().retired_objects == 0).await;
     assert_eq!((life.store.stats().objects, names(&world).await.len()), (2, 2));
+    assert_eq!(requests(&life, "clean-up", "delete"), (1, 0));
     delete(1).await.unwrap();
     assert_eq!(life.store.stats().objects, 2, "others have a part in it");
 
@@ -468,5 +481,7 @@ async fn a_large_stream_has_an_object_of_its_own() {
         let stream = life.store.stream(stream.id()).unwrap();
         assert_eq!(read_from(&stream, 0, 4 << 20).await, *batches);
     }
+    let (count, bytes) = requests(&life, "read", "get");
+    assert!(count == life.objects.reads.load(Ordering::SeqCst) && bytes > 16 << 20, "{bytes}");
     life.close().await;
 }

@@ -432,7 +432,7 @@ async fn an_upload_has_a_pace_until_somebody_waits_for_its_end() {
     assert_eq!(life.store.stats().uploads, 0, "12 MiB take seconds");
     life.store.flush().await.unwrap();
     assert_eq!(life.store.stats().uploads, 1);
-    end.send(()).unwrap();
+    let _ = end.send(());
     assert!(holding.await.unwrap(), "the flush has waited for time to pass");
     tokio::time::resume();
     drop(stream);

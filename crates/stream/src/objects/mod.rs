@@ -1,5 +1,6 @@
 //! The object store: errors and deadlines of its requests; writing objects in bounded memory, reading them with verification and a cache.
 
+mod counted;
 mod error;
 mod flight;
 mod get;
@@ -15,6 +16,8 @@ use std::time::Duration;
 use futures::TryStreamExt;
 use object_store::ObjectStore;
 
+pub(crate) use counted::Cause;
+pub use counted::Requests;
 pub use error::{ErrorKind, ObjectError};
 pub(crate) use flight::Ticket;
 pub use local::local_objects;

@@ -11,10 +11,11 @@ use quick_cache::sync::{Cache, DefaultLifecycle};
 use quick_cache::{DefaultHashBuilder, OptionsBuilder, Weighter};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use super::counted::CountedStores;
 use super::flight::{Flight, Flights, Ticket, UnderWay};
 use super::get::get;
 use super::numbers::{Ahead, ReadNumbers, ReadStats};
-use super::{ObjectError, Request, within};
+use super::{Cause, ObjectError, Request, Requests, within};
 use crate::bandwidth::{Bandwidth, Class};
 use crate::catalog::ObjectInfo;
 use crate::object::{self, Block, Damage, ENTRY_BYTES};
@@ -82,7 +83,7 @@ pub(crate) struct Objects {
 }
 
 struct Core {
-    store: Arc<dyn ObjectStore>,
+    stores: CountedStores,
     cache: Cache<Key, Cached, ByBytes>,
     cache_bytes: u64,
     flights: Flights<Key, Landing>,
@@ -113,7 +114,7 @@ enum Timely<T> {
 }
 
 impl Objects {
-    pub(crate) fn new(store: Arc<dyn ObjectStore>, options: &Options) -> Self {
+    pub(crate) fn new(store: &Arc<dyn ObjectStore>, options: &Options) -> Self {
         let cache_bytes = options.block_cache_bytes;
         let expected_items =
             usize::try_from(cache_bytes >> 18).unwrap_or(usize::MAX).clamp(16, 1 << 20);
@@ -133,7 +134,7 @@ impl Objects {
         );
         let room_units = units(options.late_read_bytes);
         let core = Core {
-            store,
+            stores: CountedStores::new(store),
             cache,
             cache_bytes,
             flights: Flights::new(),
@@ -146,8 +147,13 @@ impl Objects {
         Self { core: Arc::new(core) }
     }
 
-    pub(crate) fn store(&self) -> &Arc<dyn ObjectStore> {
-        &self.core.store
+    /// For requests that are made for this.
+    pub(crate) fn store(&self, cause: Cause) -> &dyn ObjectStore {
+        self.core.stores.get(cause)
+    }
+
+    pub(crate) fn requests(&self) -> Vec<Requests> {
+        self.core.stores.requests()
     }
 
     /// Whoever moves bytes to or from the object store asks here first.
@@ -165,7 +171,9 @@ impl Objects {
 
     /// Delete an object; one that is not there counts as deleted.
     pub(crate) async fn delete(&self, name: &str) -> Result<(), ObjectError> {
-        match within(Request::Delete, name, self.core.store.delete(&name.into())).await {
+        let path = name.into();
+        let deleted = self.store(Cause::CleanUp).delete(&path);
+        match within(Request::Delete, name, deleted).await {
             Err(error) if !error.is_not_found() => Err(error),
             _ => Ok(()),
         }
@@ -552,7 +560,7 @@ impl Core {
         lens: Vec<usize>,
     ) -> Result<Vec<Bytes>, ObjectError> {
         self.numbers.get(lens.iter().map(|len| *len as u64).sum());
-        get(&*self.store, &object.name, from, lens).await
+        get(self.stores.get(Cause::Read), &object.name, from, lens).await
     }
 }
 

@@ -9,9 +9,13 @@ use super::*;
 use crate::object::Encoder;
 use crate::objects::Writer;
 
+fn store() -> Arc<dyn ObjectStore> {
+    Arc::new(InMemory::new())
+}
+
 fn objects(cache_bytes: u64) -> Objects {
     let options = Options { block_cache_bytes: cache_bytes, ..Options::default() };
-    Objects::new(Arc::new(InMemory::new()), &options)
+    Objects::new(&store(), &options)
 }
 
 /// As large as a full block is.
@@ -89,7 +93,8 @@ fn a_block_as_large_as_half_of_the_cache_is_kept() {
 /// Write an object of so many batches, each a block of a MiB.
 async fn written(objects: &Objects, stream: StreamId, batches: u64) -> Arc<ObjectInfo> {
     let (mut encoder, header) = Encoder::new(Uuid::from_u128(1));
-    let mut writer = Writer::new(&**objects.store(), "o", objects.bandwidth());
+    let mut writer =
+        Writer::new(objects.store(Cause::Upload), "o", objects.bandwidth(), Class::Upload);
     writer.write(header).await.unwrap();
     for base in 0..batches {
         let payload = Bytes::from(vec![base as u8; (1 << 20) - ENTRY_BYTES]);
@@ -110,6 +115,8 @@ async fn written(objects: &Objects, stream: StreamId, batches: u64) -> Arc<Objec
         index_bytes: summary.index_bytes,
         index_crc32c: summary.index_crc32c,
         created_at_ms: 0,
+        generation: 0,
+        payload_bytes: 0,
     })
 }
 
@@ -117,7 +124,7 @@ async fn written(objects: &Objects, stream: StreamId, batches: u64) -> Arc<Objec
 #[tokio::test(start_paused = true)]
 async fn writing_and_reading_keep_to_the_rate() {
     let options = Options { object_store_bytes_per_s: 1 << 20, ..Options::default() };
-    let objects = Objects::new(Arc::new(InMemory::new()), &options);
+    let objects = Objects::new(&store(), &options);
     let begun = Instant::now();
     let stream = StreamId(7);
     let object = written(&objects, stream, 4).await;
@@ -143,7 +150,7 @@ async fn writing_and_reading_keep_to_the_rate() {
 async fn reading_ahead_takes_what_is_spare_only() {
     let options =
         Options { late_read_bytes: 16 << 20, block_cache_bytes: 16 << 20, ..Options::default() };
-    let objects = Objects::new(Arc::new(InMemory::new()), &options);
+    let objects = Objects::new(&store(), &options);
     let stream = StreamId(7);
     let object = written(&objects, stream, 12).await;
     let blocks = objects.blocks(&object, stream).await.unwrap();
