@@ -18,7 +18,8 @@ pub struct Options {
     /// WAL's capacity and half of `cache_bytes`, so that appends go on while an upload runs. If the WAL is made smaller while it
     /// is in use, a quarter of what it has then.
     pub upload_bytes: u64,
-    /// Upload at least this often when there is anything to upload. Default 60 s, at least 1 ms, at most 1 year.
+    /// Upload at least this often when there is anything to upload. An upload takes three quarters of the time in which what it has came in, of this at most, and
+    /// writes at least 4 MiB/s; it hurries when somebody waits for it, the next one is due, half of the ring or three quarters of the cache are taken. Default 60 s, at least 1 ms, at most 1 year.
     pub upload_interval: Duration,
     /// Bound of the cache of what was read from objects. Default 64 MiB; 0 switches it off.
     pub block_cache_bytes: u64,

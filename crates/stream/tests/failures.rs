@@ -235,3 +235,26 @@ async fn uploads_are_not_repeated_under_a_log_that_has_failed() {
     })
     .await;
 }
+
+/// Who is told that uploads fail is told whether waiting helps.
+#[tokio::test]
+async fn an_object_store_that_refuses_is_told_apart_from_one_that_is_away() {
+    let world = World::new(WAL_BYTES, 1);
+    let life = world.start().await;
+    create_with_a_batch(&life).await;
+    life.objects.down.store(true, Ordering::SeqCst);
+    let flush = tokio::spawn({
+        let store = life.store.clone();
+        async move { store.flush().await }
+    });
+    let told = || life.store.stats().upload_failing.map_or(String::new(), |failing| failing.error);
+    let refused = || told().contains("no try will succeed until bucket or credentials are changed");
+    eventually("it is away", || told().contains("injected 503") && !refused()).await;
+    life.objects.refuses.store(true, Ordering::SeqCst);
+    eventually("it refuses", || told().contains("injected 403") && refused()).await;
+    // It is tried all the same: credentials are changed elsewhere.
+    life.objects.down.store(false, Ordering::SeqCst);
+    flush.await.unwrap().unwrap();
+    assert_eq!(life.store.stats().upload_failing, None);
+    life.close().await;
+}

@@ -485,3 +485,26 @@ async fn a_large_stream_has_an_object_of_its_own() {
     assert!(count == life.objects.reads.load(Ordering::SeqCst) && bytes > 16 << 20, "{bytes}");
     life.close().await;
 }
+
+/// A connection that has died unnoticed costs a reader seconds, and no error.
+#[tokio::test]
+async fn a_read_that_is_not_answered_is_repeated_once() {
+    let world = World::new(WAL_BYTES, 1);
+    let life = world.start().await;
+    let (stream, batches) = three_objects(&life).await;
+    let id = stream.id();
+    drop(stream);
+    let life = restart(life, &world).await;
+    let stream = life.store.stream(id).unwrap();
+    let answer = life.objects.reading.lock().await;
+    let fetch = tokio::spawn(async move { stream.fetch(StreamOffset(0), 1).await });
+    let reads = || life.objects.reads.load(Ordering::SeqCst);
+    eventually("it is asked", || reads() == 1).await;
+    tokio::time::pause();
+    tokio::time::advance(Duration::from_secs(16)).await;
+    tokio::time::resume();
+    eventually("it is asked again", || reads() == 2).await;
+    drop(answer);
+    assert_eq!(fetch.await.unwrap().unwrap().batches, batches[..1]);
+    life.close().await;
+}

@@ -353,6 +353,8 @@ pub struct Objects {
     dead: AtomicBool,
     /// All requests fail.
     pub down: AtomicBool,
+    /// And fail for good.
+    pub refuses: AtomicBool,
     pub deletes_fail: AtomicBool,
     pub lists_fail: AtomicBool,
     /// Listings say that objects are older than they are, by so many seconds.
@@ -391,6 +393,7 @@ impl Objects {
             inner,
             dead: AtomicBool::new(false),
             down: AtomicBool::new(false),
+            refuses: AtomicBool::new(false),
             deletes_fail: AtomicBool::new(false),
             lists_fail: AtomicBool::new(false),
             clock_behind_s: AtomicU64::new(0),
@@ -410,6 +413,10 @@ impl Objects {
 
     fn error(&self) -> object_store::Error {
         self.failed.fetch_add(1, Ordering::SeqCst);
+        if self.refuses.load(Ordering::SeqCst) {
+            let source = "injected 403".into();
+            return object_store::Error::PermissionDenied { path: "it".into(), source };
+        }
         object_store::Error::Generic { store: "Test", source: "injected 503".into() }
     }
 
