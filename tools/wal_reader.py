@@ -27,7 +27,7 @@ SMALLEST_RING = 128 * 1024
 
 # 3. Header slot
 SLOT_MAGIC = b"ALLUVWAL"
-SLOT = struct.Struct("<8sII16sQQQQIIQQQIQ16sI")
+SLOT = struct.Struct("<8sII16sQQQQIIQQQIQQ8sI")
 SLOT_CHECKED = 124
 VERSION = 1
 CLEAN = 1
@@ -131,6 +131,7 @@ class Header:
     written_at_ms: int
     shutdown: int
     origin: int
+    mark: int
 
     @property
     def ring(self):
@@ -171,14 +172,15 @@ def read_slot(device, slot):
     if not any(page):
         return "empty", "all zero"
     (magic, version, flags, wal_id, generation, capacity, trim, window, epoch, node, epoch_start, durable, written_at, shutdown, origin,
-     _reserved, crc) = SLOT.unpack_from(page)
+     mark, _reserved, crc) = SLOT.unpack_from(page)
     if magic != SLOT_MAGIC:
         return "other", "no header of a write-ahead log"
     if crc != crc32c(page[:SLOT_CHECKED]):
         return "damaged", "checksum"
     if version != VERSION or flags:
         return "future", f"format version {version}, flags {flags:#x}"
-    header = Header(slot, wal_id, generation, capacity, trim, window, epoch, node, epoch_start, durable, written_at, shutdown, origin)
+    header = Header(slot, wal_id, generation, capacity, trim, window, epoch, node, epoch_start, durable, written_at, shutdown, origin,
+                    mark)
     contradiction = header.contradiction()
     return ("damaged", contradiction) if contradiction else ("valid", header)
 
@@ -395,6 +397,7 @@ class Printer:
             "written_at_ms": header.written_at_ms,
             "clean_shutdown": header.shutdown == CLEAN,
             "ring_origin_bytes": header.origin,
+            "mark": header.mark,
         }
         if self.as_json:
             print(json.dumps({"header": fields}))

@@ -104,6 +104,8 @@ outcome! {
     closes,
     /// Trims that took effect.
     trims,
+    /// Marks that took effect, with a trim or alone.
+    marks,
     /// Appends that found the window or the ring full.
     refused,
     /// Laps of the ring.

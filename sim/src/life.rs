@@ -228,7 +228,9 @@ impl Run {
         self.model.resized(&found.header, &mut self.hits.lock());
         self.model.check_headers(&found, &self.hits.lock())?;
         self.misbehave(0.15);
-        let options = self.options();
+        let mut options = self.options();
+        self.model.mark_asked = self.model.mark_asked.max(found.header.mark);
+        options.mark = self.model.next_mark(&mut self.random, 0.5);
         let mut records = Vec::new();
         let opened = Wal::open(device, &options, None, &mut |record| {
             records.push(record);
@@ -243,6 +245,7 @@ impl Run {
                 self.say(|| format!("{report}"));
                 let seen = Seen { records: &records, report: &report, header: &found.header };
                 self.model.recovered(&seen, &hits)?;
+                self.model.opened(&wal, options.mark)?;
                 if let Some(before) = before
                     && self.plan.profile == Profile::PowerCut
                     && before != records
@@ -359,6 +362,7 @@ impl Run {
             iops: None,
             bandwidth_bytes_per_second: None,
             reserve: false,
+            mark: None,
         }
     }
 
@@ -465,6 +469,7 @@ impl Run {
                 self.outcome.closes += 1;
                 self.model.acknowledged(end);
                 self.model.trimmed = trim_asked;
+                self.model.mark = self.model.mark_asked;
                 // Whatever comes after a close, nothing may be lost.
                 let end = self.end();
                 let successor = successor.unwrap_or_else(|| end.of(&self.disk));

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use alluvium_device::sim::Random;
-use alluvium_wal::{HeaderInfo, Inspection, LogOffset, Record, RecoveryReport, Slot};
+use alluvium_wal::{HeaderInfo, Inspection, LogOffset, Record, RecoveryReport, Slot, Wal};
 
 use crate::plug::Hits;
 use crate::ring::{PAGE, Ring, padded};
@@ -36,6 +36,9 @@ pub(crate) struct Model {
     /// Trimmed for certain, and the most that was ever asked for.
     pub(crate) trimmed: u64,
     pub(crate) trim_asked: u64,
+    /// The mark that is durable for certain, and the greatest that was ever asked for.
+    pub(crate) mark: u64,
+    pub(crate) mark_asked: u64,
 }
 
 /// What a recovery showed, beside its report.
@@ -57,6 +60,8 @@ impl Model {
             dropped: BTreeMap::new(),
             trimmed: 0,
             trim_asked: 0,
+            mark: 0,
+            mark_asked: 0,
         }
     }
 
@@ -106,6 +111,25 @@ impl Model {
         self.dropped.insert((offset.0, entry.id), entry);
     }
 
+    /// With `probability`, a mark that nobody has asked for yet; it is asked for now.
+    pub(crate) fn next_mark(&mut self, random: &mut Random, probability: f64) -> Option<u64> {
+        random.chance(probability).then(|| {
+            self.mark_asked += 1 + random.below(3);
+            self.mark_asked
+        })
+    }
+
+    /// The log was opened with this mark, or with the one that it had.
+    pub(crate) fn opened(&mut self, wal: &Wal, given: Option<u64>) -> Result<(), String> {
+        let mark = wal.mark();
+        if given.is_some_and(|given| given != mark) || mark < self.mark {
+            return Err(format!("opened with {given:?} after {}: the mark is {mark}", self.mark));
+        }
+        self.mark = mark;
+        self.mark_asked = mark; // what had not taken effect is forgotten
+        Ok(())
+    }
+
     fn entry(&mut self, end: LogOffset, len: usize, epoch: u32, durable: LogOffset) -> Entry {
         let id = self.next_id;
         self.next_id += 1;
@@ -143,6 +167,16 @@ impl Model {
         // Where an old owner has written a header, rot in the other one is enough to bring it back.
         if newest < self.epoch && !hits.late_header {
             return Err(format!("the newest header is of epoch {newest}, after {}", self.epoch));
+        }
+        let mark = found.header.mark;
+        if mark < self.mark && !hits.late_header {
+            return Err(format!("the mark is {mark}, but {} was durable", self.mark));
+        }
+        if mark > self.mark_asked && !hits.late_header {
+            return Err(format!(
+                "the mark is {mark}, but nobody asked for more than {}",
+                self.mark_asked
+            ));
         }
         for slot in &found.slots {
             let Slot::Valid(header) = slot else { continue };

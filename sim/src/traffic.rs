@@ -19,7 +19,8 @@ pub(crate) struct Traffic {
     /// Records are mostly small; this bounds the others.
     pub(crate) largest: u64,
     appends: VecDeque<Append>,
-    trims: Vec<(u64, Trim)>,
+    /// Trims and marks: how far, which mark.
+    trims: Vec<(u64, u64, Trim)>,
     /// The capacities that were asked for.
     resizes: Vec<(u64, Resizing)>,
     /// As the headers said when it was last looked at.
@@ -118,7 +119,13 @@ impl Traffic {
             && bound > model.trim_asked
         {
             model.trim_asked = bound;
-            self.trims.push((bound, self.wal.trim(..LogOffset(bound))));
+            let trim = match model.next_mark(random, 0.3) {
+                Some(mark) => (bound, mark, self.wal.trim_and_mark(..LogOffset(bound), mark)),
+                None => (bound, 0, self.wal.trim(..LogOffset(bound))),
+            };
+            self.trims.push(trim);
+        } else if let Some(mark) = model.next_mark(random, 0.3) {
+            self.trims.push((0, mark, self.wal.set_mark(mark)));
         }
     }
 
@@ -138,7 +145,7 @@ impl Traffic {
     /// Trim all that is durable, though the log has another owner.
     pub(crate) fn trim_late(&mut self) {
         let bound = self.wal.durable();
-        self.trims.push((bound.0, self.wal.trim(..bound)));
+        self.trims.push((bound.0, 0, self.wal.trim(..bound)));
     }
 
     /// Take in what the futures say.
@@ -170,12 +177,14 @@ impl Traffic {
                 }
             }
         }
-        self.trims.retain_mut(|(bound, trim)| match Pin::new(trim).poll(&mut cx) {
+        self.trims.retain_mut(|(bound, mark, trim)| match Pin::new(trim).poll(&mut cx) {
             Poll::Pending => true,
             Poll::Ready(result) => {
                 if result.is_ok() {
                     model.trimmed = model.trimmed.max(*bound);
-                    outcome.trims += 1;
+                    model.mark = model.mark.max(*mark);
+                    outcome.trims += u64::from(*bound > 0);
+                    outcome.marks += u64::from(*mark > 0);
                 }
                 false
             }
@@ -221,7 +230,7 @@ impl Traffic {
                 return Err(format!("a resize to {wanted} of a WAL that has stopped waits"));
             }
         }
-        for (bound, trim) in &mut self.trims {
+        for (bound, _, trim) in &mut self.trims {
             if Pin::new(trim).poll(&mut cx).is_pending() {
                 return Err(format!("a trim to {bound} of a WAL that has stopped waits"));
             }

@@ -19,6 +19,7 @@ fn must_pass(count: u64, profile: Profile) -> Outcome {
     assert!(power_cuts > 4 * count && closes > count / 3, "{outcome:?}");
     let Outcome { trims, refused, laps, grown, shrunk, .. } = outcome;
     assert!(trims > 8 * count && refused > 20 * count && laps > count / 4, "{outcome:?}");
+    assert!(outcome.marks > 4 * count, "{outcome:?}");
     assert!(grown > count / 4 && shrunk > count / 100, "{outcome:?}");
     let Outcome { resized, moved, resizes_refused, resizes_interrupted, .. } = outcome;
     assert!(resized > count / 3 && moved > count / 20, "{outcome:?}");

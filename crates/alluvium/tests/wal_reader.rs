@@ -231,7 +231,7 @@ fn a_log_whose_writer_was_killed() {
         let log = Log::new();
         let wal = log.open();
         let places = append(&wal, &SIZES, together);
-        wal.trim(..LogOffset(places[3].0)).wait().unwrap();
+        wal.trim_and_mark(..LogOffset(places[3].0), 1 << 40).wait().unwrap();
         drop(wal);
         let seen = log.agreed();
         assert_eq!(seen.records.len(), SIZES.len() - 3);

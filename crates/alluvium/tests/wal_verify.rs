@@ -306,7 +306,7 @@ fn inspect_shows_usage_owner_and_both_slots() {
         ends.push(append.end());
         append.wait().unwrap();
     }
-    wal.trim(..ends[0]).wait().unwrap();
+    wal.trim_and_mark(..ends[0], 77).wait().unwrap();
     wal.close().unwrap();
     let seen = ok_json(&["wal", "inspect", "--target", target.arg(), "--json"]);
     let header = &seen["header"];
@@ -314,6 +314,7 @@ fn inspect_shows_usage_owner_and_both_slots() {
     assert_eq!(header["trim_offset"], ends[0].0);
     let used = header["durable_offset"].as_u64().unwrap() - ends[0].0;
     assert_eq!((&seen["used_bytes"], &header["ring_origin_bytes"]), (&used.into(), &0.into()));
+    assert_eq!(header["mark"], 77);
     assert_eq!(seen["oldest_timestamp_ms"], Value::Null, "these are no batches");
     assert!(
         header["window_bytes"].as_u64() > Some(0) && header["written_at_ms"].as_u64() > Some(0)
@@ -331,6 +332,7 @@ fn inspect_shows_usage_owner_and_both_slots() {
         "origin",
         "window",
         "epoch       2",
+        "mark        77",
         "node",
         "written",
         "shutdown    closed",

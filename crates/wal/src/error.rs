@@ -67,6 +67,18 @@ pub enum OpenError {
         /// Who has it now.
         cause: WalError,
     },
+    /// The log was marked by who used it last, and [`Options::mark`](crate::Options::mark) is not ahead of that: what the opener knows is older than the log.
+    #[error(
+        "{device}: the WAL has the mark {found}, and is to be opened with {given}, which is not ahead of it"
+    )]
+    MarkNotAhead {
+        /// Name of the device.
+        device: String,
+        /// In the header.
+        found: u64,
+        /// By the options.
+        given: u64,
+    },
     /// Written by a later version of Alluvium.
     #[error(
         "{device}: the WAL has {found}; this program knows format version {known} and no flags"

@@ -59,6 +59,7 @@ pub(crate) fn format(
         written_at_ms: header::now_ms(),
         clean_shutdown: true,
         origin_bytes: 0,
+        mark: 0,
     };
     let second = first.next();
     device.write_durable(HEADER_SLOT_AT[0], first.page(device))?;

@@ -30,8 +30,9 @@ const DURABLE_AT: usize = EPOCH_START_AT + 8;
 const WRITTEN_AT: usize = DURABLE_AT + 8;
 const SHUTDOWN_AT: usize = WRITTEN_AT + 8;
 const ORIGIN_AT: usize = SHUTDOWN_AT + 4;
-const RESERVED_AT: usize = ORIGIN_AT + 8;
-const CRC_AT: usize = RESERVED_AT + 16;
+const MARK_AT: usize = ORIGIN_AT + 8;
+const RESERVED_AT: usize = MARK_AT + 8;
+const CRC_AT: usize = RESERVED_AT + 8;
 const HEADER_BYTES: usize = CRC_AT + 4;
 const _: () = assert!(EPOCH_AT == 64 && DURABLE_AT == 80 && SHUTDOWN_AT == 96 && CRC_AT == 124);
 // All fields lie in the first 512 bytes: where a sector is written whole or not at all, so is the header.
@@ -69,6 +70,7 @@ impl HeaderInfo {
         put(WRITTEN_AT, &self.written_at_ms.to_le_bytes());
         put(SHUTDOWN_AT, &u32::from(self.clean_shutdown).to_le_bytes());
         put(ORIGIN_AT, &self.origin_bytes.to_le_bytes());
+        put(MARK_AT, &self.mark.to_le_bytes());
         let crc = crc32c::crc32c(&page[..CRC_AT]);
         page[CRC_AT..HEADER_BYTES].copy_from_slice(&crc.to_le_bytes());
     }
@@ -179,6 +181,7 @@ pub(crate) fn decode(page: &[u8]) -> Slot {
         written_at_ms: u64_at(page, WRITTEN_AT),
         clean_shutdown: shutdown == 1,
         origin_bytes: u64_at(page, ORIGIN_AT),
+        mark: u64_at(page, MARK_AT),
     };
     if shutdown > 1 {
         return Slot::Damaged(format!("shutdown type {shutdown}"));
@@ -355,6 +358,7 @@ mod tests {
             written_at_ms: 1_700_000_000_000,
             clean_shutdown: true,
             origin_bytes: 8192,
+            mark: 0,
         }
     }
 
@@ -383,6 +387,15 @@ mod tests {
         assert_eq!(page[100..108], 8192u64.to_le_bytes());
         assert!(page[108..124].iter().chain(&page[128..]).all(|&byte| byte == 0));
         assert_eq!(u32_at(&page, 124), 0x1b11_3254, "the checksum of these very fields");
+    }
+
+    /// It took the place of bytes that were zero: a header without one has the bytes that it always had.
+    #[test]
+    fn the_mark_has_its_place() {
+        let with = page(&HeaderInfo { mark: 0x0102_0304_0506_0708, ..sample(5) });
+        assert_eq!(with[108..116], [8, 7, 6, 5, 4, 3, 2, 1]);
+        let without = page(&sample(5));
+        assert_eq!((&with[..108], &with[116..124]), (&without[..108], &without[116..124]));
     }
 
     #[test]
@@ -452,14 +465,14 @@ mod tests {
     proptest! {
         #[test]
         fn a_header_comes_back_as_written(
-            generation in 0..COUNT_LIMIT, epoch: u32, node_id: u32, written_at_ms: u64, clean_shutdown: bool,
+            generation in 0..COUNT_LIMIT, epoch: u32, node_id: u32, written_at_ms: u64, clean_shutdown: bool, mark: u64,
             pages in 32u64..1_000_000, origin in 0u64..32, trim in 0u64..1 << 60, length_permille in 0u64..=1000, start_permille in 0u64..=1000,
         ) {
             let capacity_bytes = DATA_START + pages * PAGE;
             let ring_bytes = capacity_bytes - DATA_START;
             let durable = trim.max(page_floor(trim) + ring_bytes / 1000 * length_permille);
             let header = HeaderInfo {
-                generation, epoch, node_id, written_at_ms, clean_shutdown, capacity_bytes,
+                generation, epoch, node_id, written_at_ms, clean_shutdown, capacity_bytes, mark,
                 wal_id: Uuid::from_u128(u128::from(generation) << 64 | u128::from(written_at_ms)),
                 trim: LogOffset(trim), durable: LogOffset(durable),
                 epoch_start: LogOffset(durable / 1000 * start_permille),

@@ -42,6 +42,9 @@ pub struct Options {
     /// Reserve the device before anything is written ([`Device::reserve`](alluvium_device::Device::reserve)), so that it refuses whatever an earlier owner on another host
     /// still writes; an opening fails where it can not be reserved ([`OpenError::Reserve`]). It stays reserved for this host when the log is closed. Default: no.
     pub reserve: bool,
+    /// Raise the log's mark ([`Wal::set_mark`](crate::Wal::set_mark)) to this with the opening, which is refused ([`OpenError::MarkNotAhead`]) unless that is
+    /// more than the header has: so who brings an old copy of what belongs to the log can not open it. Default: none, the log keeps the mark that it has.
+    pub mark: Option<u64>,
 }
 
 impl Default for Options {
@@ -55,6 +58,7 @@ impl Default for Options {
             iops: None,
             bandwidth_bytes_per_second: None,
             reserve: false,
+            mark: None,
         }
     }
 }

@@ -124,6 +124,8 @@ pub struct HeaderInfo {
     pub clean_shutdown: bool,
     /// Byte of the ring at which logical offset 0 lies; 0 until the WAL is resized.
     pub origin_bytes: u64,
+    /// A number of the log's user, which never goes back; 0 until one is set. See [`Wal::set_mark`](crate::Wal::set_mark).
+    pub mark: u64,
 }
 
 /// What one header slot holds.

@@ -15,7 +15,9 @@ use crate::layout::LogOffset;
 use crate::recovery::{self, Found};
 use crate::report::{HeaderInfo, Inspection, Record, RecoveryReport};
 use crate::wait::{Wait, block_on};
-use crate::writer::{DurableOf, Marks, MovesOf, Outcome, Recovered, ResizesOf, Shared, TrimmedOf};
+use crate::writer::{
+    DurableOf, MarkOf, Marks, MovesOf, Outcome, Recovered, ResizesOf, Shared, TrimmedOf,
+};
 use crate::{
     AppendError, FormatOptions, OpenError, Options, Progress, ResizeError, Stats, VisitError,
     WalError, format, header, resize,
@@ -75,7 +77,7 @@ impl Wal {
     /// `progress` is told the bytes walked and the bytes that are known to be there.
     ///
     /// # Errors
-    /// Options that do not fit the ring ([`OpenError::InvalidOption`]); no log, or none that can be trusted; a log whose end can not be read
+    /// Options that do not fit the ring ([`OpenError::InvalidOption`]); a mark that is not ahead of the log's ([`OpenError::MarkNotAhead`]); no log, or none that can be trusted; a log whose end can not be read
     /// ([`OpenError::EndUnreadable`]); an error of `visit`; another writer that is opening it too ([`OpenError::Fenced`]); a device that can not be reserved ([`OpenError::Reserve`]); an error of the device.
     pub fn open(
         device: SharedDevice,
@@ -86,6 +88,10 @@ impl Wal {
         let look = || {
             let Inspection { header, newest, ring_bytes, .. } = header::inspect(&*device)?;
             options.check(ring_bytes)?;
+            if let Some(given) = options.mark.filter(|given| *given <= header.mark) {
+                let (device, found) = (device.geometry().name.clone(), header.mark);
+                return Err(OpenError::MarkNotAhead { device, found, given });
+            }
             Ok::<_, OpenError>((header::next_epoch(&header)?, header, newest))
         };
         let mut looked = look()?;
@@ -108,6 +114,7 @@ impl Wal {
             epoch_start: report.end,
             durable: report.end,
             clean_shutdown: false,
+            mark: options.mark.unwrap_or(found.mark),
             ..found.next()
         };
         let second = header::change(&*device, &found, slot, &first)?;
@@ -230,10 +237,50 @@ impl Wal {
     /// Of the future: [`WalError::TrimPastDurable`], and whatever has stopped the WAL. That `to.end` is a place between records is not checked; a log that begins
     /// elsewhere is reported as damaged by the next opening.
     pub fn trim(&self, to: RangeTo<LogOffset>) -> Trim {
+        self.change(to.end, 0)
+    }
+
+    /// As [`Wal::trim`], and raise the mark as [`Wal::set_mark`] does, with the same change of the header: there is no moment at which the log is
+    /// trimmed and has the mark of before. The future resolves when both are on stable storage.
+    ///
+    /// # Errors
+    /// Those of [`Wal::trim`]. If the place is refused, the mark is not raised either.
+    pub fn trim_and_mark(&self, to: RangeTo<LogOffset>, mark: u64) -> Trim {
+        self.change(to.end, mark)
+    }
+
+    /// Raise the log's mark to `mark`, unless it is there already: a number that the log keeps for its user, in every header, and that never goes back. What it counts
+    /// is the user's affair; a user that keeps something else beside the log sees by it which of the two is older ([`Options::mark`]). The
+    /// future resolves when both headers have it, so that either alone can be lost.
+    ///
+    /// It takes effect whether or not the future is polled. While one is written, later ones coalesce.
+    ///
+    /// # Errors
+    /// Of the future: whatever has stopped the WAL.
+    pub fn set_mark(&self, mark: u64) -> Trim {
+        self.change(LogOffset(0), mark)
+    }
+
+    fn change(&self, to: LogOffset, mark: u64) -> Trim {
         let shared = &self.handle.shared;
-        let wait =
-            shared.trim(to.end).map(|()| Wait::new(TrimmedOf(shared.marks.clone()), to.end.0));
-        Trim { wait }
+        let marks = || shared.marks.clone();
+        let waits = |()| (Wait::new(TrimmedOf(marks()), to.0), Wait::new(MarkOf(marks()), mark));
+        Trim { wait: shared.trim(to, mark).map(waits) }
+    }
+
+    /// The mark that both headers have; see [`Wal::set_mark`]. One atomic load.
+    pub fn mark(&self) -> u64 {
+        self.handle.shared.marks.mark.get()
+    }
+
+    /// Look whether this is still the log's writer, as before each change of the header: for who is about to do, outside of the log, what only its owner may do.
+    /// Blocks; call it outside of completions and async tasks. It tells what was so when the slots were read; only a device that is reserved
+    /// ([`Options::reserve`]) promises more.
+    ///
+    /// # Errors
+    /// [`WalError::Fenced`], which stops the WAL; whatever has stopped it before; [`WalError::Device`] if neither slot can be read, which changes nothing.
+    pub fn verify_owner(&self) -> Result<(), WalError> {
+        self.handle.shared.verify_owner()
     }
 
     /// Give the log another capacity while it is in use, in bytes: a multiple of 4 KiB, at least 192 KiB, at most
@@ -371,10 +418,10 @@ impl fmt::Debug for Room {
     }
 }
 
-/// See [`Wal::trim`]. If the error is that of a WAL that has stopped, the trim may have taken effect or not.
-#[must_use = "the space is not reusable before this resolves"]
+/// See [`Wal::trim`], [`Wal::trim_and_mark`] and [`Wal::set_mark`]. If the error is that of a WAL that has stopped, the change may have taken effect or not.
+#[must_use = "nothing has changed for certain before this resolves"]
 pub struct Trim {
-    wait: Result<Wait<TrimmedOf>, WalError>,
+    wait: Result<(Wait<TrimmedOf>, Wait<MarkOf>), WalError>,
 }
 
 impl Trim {
@@ -389,7 +436,10 @@ impl Future for Trim {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match &mut self.wait {
-            Ok(wait) => Pin::new(wait).poll(cx),
+            Ok((trimmed, mark)) => match Pin::new(trimmed).poll(cx) {
+                Poll::Ready(Ok(())) => Pin::new(mark).poll(cx),
+                other => other,
+            },
             Err(refused) => Poll::Ready(Err(refused.clone())),
         }
     }
@@ -398,7 +448,9 @@ impl Future for Trim {
 impl fmt::Debug for Trim {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.wait {
-            Ok(wait) => write!(f, "Trim(..{})", wait.target()),
+            Ok((trimmed, mark)) => {
+                write!(f, "Trim(..{}, mark {})", trimmed.target(), mark.target())
+            }
             Err(refused) => write!(f, "Trim({refused})"),
         }
     }

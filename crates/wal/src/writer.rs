@@ -48,7 +48,9 @@ pub(crate) struct Marks {
     pub(crate) durable: Watermark,
     /// The trim offset that both headers carry.
     pub(crate) trimmed: Watermark,
-    /// Counts the moves of the two above: for those who wait for room.
+    /// The user's mark that both headers carry.
+    pub(crate) mark: Watermark,
+    /// Counts the moves of the first two: for those who wait for room.
     pub(crate) moves: Watermark,
     /// Counts the resizes that have taken effect or were replaced.
     pub(crate) resizes: Watermark,
@@ -153,6 +155,8 @@ struct Headers {
     writing: Writing,
     /// The trim offset that the next change will carry.
     wanted: LogOffset,
+    /// The user's mark that it will carry.
+    wanted_mark: u64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -171,6 +175,7 @@ struct HeaderWrite {
 #[derive(Clone, Copy)]
 struct Effect {
     trimmed: LogOffset,
+    mark: u64,
     /// The count of moves.
     moves: u64,
     /// The count of resizes.
@@ -200,6 +205,7 @@ impl Shared {
             marks: Arc::new(Marks {
                 durable: Watermark::new(header.durable.0),
                 trimmed: Watermark::new(header.trim.0),
+                mark: Watermark::new(header.mark),
                 moves: Watermark::new(0),
                 resizes: Watermark::new(0),
                 refused_at: AtomicU64::new(u64::MAX),
@@ -225,6 +231,7 @@ impl Shared {
                 throttled_until: Duration::ZERO,
                 headers: Headers {
                     wanted: header.trim,
+                    wanted_mark: header.mark,
                     newest: header,
                     slot,
                     writing: Writing::Nothing,
@@ -255,9 +262,9 @@ impl Shared {
             if let Some(alarm) = self.alarm.get() {
                 alarm.stop();
             }
-            let Marks { durable, trimmed, moves, resizes, .. } = &*self.marks;
-            for mark in [durable, trimmed, moves, resizes] {
-                mark.wake_all();
+            let Marks { durable, trimmed, mark, moves, resizes, .. } = &*self.marks;
+            for watermark in [durable, trimmed, mark, moves, resizes] {
+                watermark.wake_all();
             }
         }
     }
@@ -365,8 +372,8 @@ impl Shared {
 
     // -- Headers
 
-    /// Ask for a trim. The future of `trimmed` reaching `to` says when it has happened.
-    pub(crate) fn trim(self: &Arc<Self>, to: LogOffset) -> Result<(), WalError> {
+    /// Ask for a trim, and for a mark. The futures of `trimmed` and `mark` reaching them say when it has happened.
+    pub(crate) fn trim(self: &Arc<Self>, to: LogOffset, mark: u64) -> Result<(), WalError> {
         let _guard = StopOnPanic::new(self);
         let mut state = self.state.lock();
         if let Some(cause) = self.marks.stopped() {
@@ -380,6 +387,7 @@ impl Shared {
             return Err(WalError::TrimPastDurable { to, durable });
         }
         state.headers.wanted = state.headers.wanted.max(to);
+        state.headers.wanted_mark = state.headers.wanted_mark.max(mark);
         let write = state.next_header();
         drop(state);
         self.submit_header(write);
@@ -446,8 +454,9 @@ impl Shared {
         drop(guard);
         let marks = self.marks.clone();
         drop(self);
-        if let Some(Effect { trimmed, moves, resizes }) = effect {
+        if let Some(Effect { trimmed, mark, moves, resizes }) = effect {
             marks.trimmed.advance(trimmed.0);
+            marks.mark.advance(mark);
             marks.moves.advance(moves);
             marks.resizes.advance(resizes);
         }
@@ -458,7 +467,7 @@ impl Shared {
     /// Refuse what comes from now on and wait for what came before; then write the clean header. Blocking.
     pub(crate) fn close(self: &Arc<Self>) -> Result<(), WalError> {
         let _guard = StopOnPanic::new(self);
-        let (end, wanted) = {
+        let (end, wanted, wanted_mark) = {
             let mut state = self.state.lock();
             // Even with nothing left to wait for: the state of a log that has failed is not what a clean header should vouch for.
             if let Some(cause) = self.marks.stopped() {
@@ -469,10 +478,11 @@ impl Shared {
             }
             state.closing = true;
             state.resizing.withdraw();
-            (state.cursors.appended(), state.headers.wanted)
+            (state.cursors.appended(), state.headers.wanted, state.headers.wanted_mark)
         };
         crate::wait::block_on(Wait::new(DurableOf(self.marks.clone()), end.0))?;
         crate::wait::block_on(Wait::new(TrimmedOf(self.marks.clone()), wanted.0))?;
+        crate::wait::block_on(Wait::new(MarkOf(self.marks.clone()), wanted_mark))?;
         let (slot, header) = loop {
             let state = self.state.lock();
             if state.headers.writing != Writing::Nothing {
@@ -511,6 +521,30 @@ impl Shared {
                 self.failed(cause.clone());
                 Err(WalError::of(cause))
             }
+        }
+    }
+
+    /// See [`Wal::verify_owner`](crate::Wal::verify_owner). Blocking.
+    pub(crate) fn verify_owner(&self) -> Result<(), WalError> {
+        if let Some(cause) = self.marks.stopped() {
+            return Err(cause);
+        }
+        let slots = [0, 1].map(|slot| header::read_slot(&*self.device, slot));
+        // Looked at after the slots: a header of this writer that was found there had been begun by then.
+        let not_begun = {
+            let state = self.state.lock();
+            let Headers { newest, writing, .. } = &state.headers;
+            let is_begun = *writing != Writing::Nothing || state.closing;
+            if is_begun { newest.next().next() } else { newest.next() }
+        };
+        let found = slots.iter().flatten();
+        if let Some(cause) = found.filter_map(|found| not_begun.taken_over(found)).next() {
+            self.taken_over(cause.clone());
+            return Err(cause);
+        }
+        match slots {
+            [Err(cause), Err(_)] => Err(WalError::Device(cause)),
+            _ => Ok(()),
         }
     }
 
@@ -559,7 +593,9 @@ impl State {
         }
         let ring = self.begin_resize();
         let headers = &mut self.headers;
-        let wanted = headers.wanted > headers.newest.trim || self.window.wants_change();
+        let wanted = headers.wanted > headers.newest.trim
+            || headers.wanted_mark > headers.newest.mark
+            || self.window.wants_change();
         if ring.is_none() && !wanted {
             return None;
         }
@@ -573,6 +609,7 @@ impl State {
             capacity_bytes: ring.capacity_bytes(),
             origin_bytes: ring.origin_bytes(),
             trim: headers.wanted,
+            mark: headers.wanted_mark,
             window_bytes: self.window.begin_change(&self.cursors),
             durable: self.cursors.durable(),
             ..headers.newest.next()
@@ -599,12 +636,12 @@ impl State {
             }
             Writing::SecondSlot => {
                 headers.writing = Writing::Nothing;
-                let trimmed = headers.newest.trim;
+                let (trimmed, mark) = (headers.newest.trim, headers.newest.mark);
                 self.cursors.trim_to(trimmed);
                 self.window.changed(&mut self.cursors, headers.newest.window_bytes);
                 self.counters.moves += 1;
                 let resizes = self.resized();
-                let effect = Effect { trimmed, moves: self.counters.moves, resizes };
+                let effect = Effect { trimmed, mark, moves: self.counters.moves, resizes };
                 (self.next_header(), Some(effect))
             }
         }
@@ -615,6 +652,7 @@ impl State {
 
 pub(crate) struct DurableOf(pub(crate) Arc<Marks>);
 pub(crate) struct TrimmedOf(pub(crate) Arc<Marks>);
+pub(crate) struct MarkOf(pub(crate) Arc<Marks>);
 pub(crate) struct MovesOf(pub(crate) Arc<Marks>);
 pub(crate) struct ResizesOf(pub(crate) Arc<Marks>);
 
@@ -635,6 +673,7 @@ macro_rules! sources {
 sources! {
     DurableOf: durable,
     TrimmedOf: trimmed,
+    MarkOf: mark,
     ResizesOf: resizes,
     MovesOf: moves,
 }

@@ -63,6 +63,7 @@ fn page(input: &mut Input<'_>, device_bytes: u64, other: Option<&Page>) -> Page 
                 written_at: 0,
                 clean: input.once_in(2),
                 origin: 0,
+                mark: 0,
             };
             // The two offsets together, or they contradict each other at once.
             if input.once_in(2) {
@@ -225,6 +226,7 @@ fn fields(info: &HeaderInfo) -> Header {
         written_at: info.written_at_ms,
         clean: info.clean_shutdown,
         origin: info.origin_bytes,
+        mark: info.mark,
     }
 }
 

@@ -41,6 +41,7 @@ impl Image {
             written_at: 0,
             clean: input.once_in(4),
             origin: if input.once_in(4) { input.below(pages) * PAGE } else { 0 },
+            mark: 0,
         };
         if input.once_in(2) {
             header.durable = trim + input.below(header.limit() - trim + 1);

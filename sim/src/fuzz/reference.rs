@@ -52,6 +52,7 @@ pub(super) struct Header {
     pub(super) written_at: u64,
     pub(super) clean: bool,
     pub(super) origin: u64,
+    pub(super) mark: u64,
 }
 
 impl Header {
@@ -69,6 +70,7 @@ impl Header {
         }
         page.extend(u32::from(self.clean).to_le_bytes());
         page.extend(self.origin.to_le_bytes());
+        page.extend(self.mark.to_le_bytes());
         page.resize(PAGE as usize, 0);
         seal_header(&mut page);
         page
@@ -131,6 +133,7 @@ pub(super) fn slot(page: &[u8]) -> Slot {
         written_at: u64_at(page, 88),
         clean: u32_at(page, 96) == 1,
         origin: u64_at(page, 100),
+        mark: u64_at(page, 108),
     };
     let Header { generation, capacity, trim, window, epoch_start, durable, origin, .. } = header;
     let sound = generation < 1 << 63
@@ -437,7 +440,7 @@ mod tests {
     fn every_row_of_the_table_of_headers() {
         let valid = |generation| {
             let (id, capacity) = ([1; 16], MIN_CAPACITY);
-            let (epoch, node, written_at, origin) = (0, 0, 0, 0);
+            let (epoch, node, written_at, origin, mark) = (0, 0, 0, 0, 1 << 40);
             let (trim, epoch_start, durable, window, clean) = (0, 0, 0, PAGE, true);
             let header = Header {
                 id,
@@ -452,6 +455,7 @@ mod tests {
                 written_at,
                 clean,
                 origin,
+                mark,
             };
             assert_eq!(slot(&header.encode()), Slot::Valid(header));
             header

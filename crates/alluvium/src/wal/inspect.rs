@@ -121,6 +121,7 @@ impl Inspected {
         )?;
         entry("window", Size { bytes: header.window_bytes })?;
         entry("epoch", format!("{}, from log offset {}", header.epoch, header.epoch_start_offset))?;
+        entry("mark", header.mark)?;
         entry("node", header.node_id)?;
         entry("written", ago(header.written_at_ms))?;
         let state = if open { "open: in use, or its writer was killed" } else { "closed" };
@@ -139,6 +140,7 @@ impl Inspected {
             "GENERATION",
             "EPOCH",
             "NODE",
+            "MARK",
             "LOG",
             "WINDOW",
             "SHUTDOWN",
@@ -152,6 +154,7 @@ impl Inspected {
                     header.generation.to_string(),
                     header.epoch.to_string(),
                     header.node_id.to_string(),
+                    header.mark.to_string(),
                     format!("{}..{}", header.trim_offset, header.durable_offset),
                     about(header.window_bytes),
                     if header.clean_shutdown { "closed" } else { "open" }.into(),

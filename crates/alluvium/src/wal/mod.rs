@@ -228,6 +228,7 @@ struct Header {
     written_at_ms: u64,
     clean_shutdown: bool,
     ring_origin_bytes: u64,
+    mark: u64,
 }
 
 impl Header {
@@ -245,6 +246,7 @@ impl Header {
             written_at_ms: info.written_at_ms,
             clean_shutdown: info.clean_shutdown,
             ring_origin_bytes: info.origin_bytes,
+            mark: info.mark,
         }
     }
 }
