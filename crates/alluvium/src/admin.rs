@@ -230,7 +230,7 @@ impl Collector for StoreCollector {
                 gauge.metric_type(),
             )?)?;
         }
-        let counters: [(&str, &str, u64); 23] = [
+        let counters: [(&str, &str, u64); 24] = [
             ("uploads", "Uploads committed", stats.uploads),
             ("uploaded_bytes", "Bytes of objects committed", stats.uploaded_bytes),
             ("compactions", "Compactions committed", stats.compactions),
@@ -265,6 +265,11 @@ impl Collector for StoreCollector {
                 "read_ahead_wasted_bytes",
                 "Bytes of blocks that were read ahead, and left the memory before anybody wanted them",
                 stats.reads.ahead_wasted_bytes,
+            ),
+            (
+                "objects_owner_conflicts",
+                "Times that nothing was deleted or trimmed since another server owns the objects",
+                stats.owner_conflicts,
             ),
             ("append_pushbacks", "Appends that found no room", stats.pushbacks),
             ("wal_records", "Records appended", wal.records),

@@ -61,11 +61,20 @@ pub enum Change {
     AddObject(ObjectInfo),
     /// A stream was uploaded up to an offset. Replaces its checkpoint and adds its range, unless that ends at or before the start.
     Uploaded(Uploaded),
-    /// All that the WAL holds before this offset is in this catalog or needs to be nowhere: the WAL may be trimmed up to here. Does
-    /// nothing if an offset behind it is known.
+    /// All that the WAL holds before this offset is in this catalog or needs to be nowhere: the WAL may be trimmed up to here. Takes the place
+    /// of what was said before. It goes back only where the log itself has: its end was damaged.
     LogUploaded(LogOffset),
     /// Ranges of a stream, neighbours, lie together in another object now.
     Replaced(Replaced),
+    /// Both headers of the WAL are known to have this mark. Does nothing if a greater one is known.
+    WalMarked(u64),
+    /// A run of the store begins with this commit. The last [`LIVES_KEPT`] are remembered.
+    BeginLife {
+        /// Random.
+        id: Uuid,
+        /// The catalog's version becomes this one, unless it is further already.
+        version: u64,
+    },
     /// An object was deleted from the object store: forget it. Nothing happens if it is not known.
     ForgetObject(ObjectId),
 }
@@ -137,6 +146,18 @@ pub struct ObjectInfo {
     pub payload_bytes: u64,
 }
 
+/// How many runs of the store a catalog remembers.
+pub const LIVES_KEPT: usize = 1000;
+
+/// A run of the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Life {
+    /// The version that the catalog had before: the last one of the life before it.
+    pub after_version: u64,
+    /// Random.
+    pub id: Uuid,
+}
+
 /// All that a catalog holds.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Snapshot {
@@ -146,8 +167,14 @@ pub struct Snapshot {
     pub next_stream_id: u64,
     /// Greater than the id of every object that was ever added.
     pub next_object_id: u64,
-    /// See [`Change::LogUploaded`]; never goes back. A WAL that is trimmed further was trimmed with a newer catalog than this one.
+    /// See [`Change::LogUploaded`]. A WAL that is trimmed further was trimmed with a newer catalog than this one.
     pub uploaded_log: LogOffset,
+    /// Raised by each commit. A WAL whose mark is greater was in use with a newer catalog than this one.
+    pub version: u64,
+    /// See [`Change::BeginLife`]; in order.
+    pub lives: Vec<Life>,
+    /// See [`Change::WalMarked`]; never goes back. A WAL whose mark is less is an old copy.
+    pub wal_mark: u64,
     /// Streams by id.
     pub streams: BTreeMap<StreamId, StreamRow>,
     /// Objects by id. Those that no range refers to are garbage: to be deleted from the object store, then forgotten.
@@ -187,14 +214,15 @@ pub trait Catalog: Send + Sync + 'static {
     /// All that was committed. Blocking.
     fn load(&self) -> Result<Snapshot, CatalogError>;
 
-    /// Apply all of `changes`, in order, or none; durable when it returns. Blocking.
+    /// Apply all of `changes`, in order, or none; durable when it returns. Blocking. Raises [`Snapshot::version`] by one, also if there is nothing
+    /// to change, or to what [`Change::BeginLife`] says, and returns it.
     ///
     /// Refused with nothing changed: creating a stream that exists or whose id was never handed out; deleting, trimming or
     /// uploading one that does not exist; moving an uploaded end or the next stream id back; adding an object whose id is
     /// that of another one; a range of an object that is not there or that does not follow the stream's last one; replacing ranges that are not
     /// there, or not neighbours, or by one that overlaps others. After any other error the
     /// changes may or may not have become durable, and the store uses this catalog no more: it has to be opened anew.
-    fn commit(&self, changes: &[Change]) -> Result<(), CatalogError>;
+    fn commit(&self, changes: &[Change]) -> Result<u64, CatalogError>;
 }
 
 /// The changes that a catalog refuses, in words. Shared by the implementations so that they agree.

@@ -68,7 +68,8 @@ impl Shared {
 
     /// After an error other than a refusal nobody knows what the catalog holds, and a catalog need not take anything any more. So
     /// the store halts, and opening it again reads what has become of it.
-    async fn write_catalog(&self, changes: Vec<Change>) -> Result<(), StoreError> {
+    async fn write_catalog(&self, mut changes: Vec<Change>) -> Result<(), StoreError> {
+        changes.push(Change::WalMarked(self.wal.mark()));
         let catalog = self.catalog.clone();
         let commit = move || catalog.commit(&changes);
         let committed = match tokio::task::spawn_blocking(commit).await {
@@ -79,10 +80,16 @@ impl Shared {
             },
         };
         match &committed {
-            Ok(()) | Err(StoreError::Catalog(CatalogError::Refused(_))) => {}
+            Ok(version) => self.version.store(*version, Ordering::Release),
+            Err(StoreError::Catalog(CatalogError::Refused(_))) => {}
             Err(error) => self.halt(error.clone()),
         }
-        committed
+        committed.map(drop)
+    }
+
+    /// The catalog's version: at least that of each commit of which anything shows in memory.
+    pub(crate) fn version(&self) -> u64 {
+        self.version.load(Ordering::Acquire)
     }
 
     pub(crate) async fn new_stream_ids(
@@ -159,6 +166,8 @@ impl Shared {
                 | Change::Uploaded(_)
                 | Change::LogUploaded(_)
                 | Change::Replaced(_)
+                | Change::WalMarked(_)
+                | Change::BeginLife { .. }
                 | Change::ForgetObject(_) => {
                     return invalid(format!("only the store itself may do this: {change:?}"));
                 }
@@ -209,6 +218,8 @@ impl Shared {
             | Change::Uploaded(_)
             | Change::LogUploaded(_)
             | Change::Replaced(_)
+            | Change::WalMarked(_)
+            | Change::BeginLife { .. }
             | Change::ForgetObject(_) => unreachable!("refused by check"),
         }
     }

@@ -16,15 +16,14 @@ use crate::catalog::{ObjectInfo, ObjectRange};
 use crate::commit::Replacement;
 use crate::object::{Block, Encoder};
 use crate::objects::{Cause, ObjectError, Scan, Writer, index};
+use crate::owner;
 use crate::store::{Shared, StoreError};
 use crate::tail::{Choice, Range, StreamState};
 use crate::types::{Batch, ObjectId, StreamId, StreamOffset};
-use crate::upload::{backoff, object_id, object_name, unix_ms};
+use crate::upload::{OWN_OBJECT_BYTES, backoff, extend, object_id, object_name, unix_ms};
 
 /// So many pieces become one.
 const FAN_IN: usize = 8;
-/// A stream's part gets an object of its own from this size on, or from an eighth of [`crate::Options::compaction_bytes`] if that is less.
-const OWN_OBJECT_BYTES: u64 = 8 << 20;
 /// Longest rest after a span.
 const REST_MAX: Duration = Duration::from_secs(1);
 /// Longest wait after a failure.
@@ -75,6 +74,8 @@ pub(crate) async fn run(shared: Arc<Shared>) {
             }
             // The store has halted, or a defect was refused: what there is serves on as it is.
             Err(Failure::Store(error)) => return tracing::error!("compaction ends: {error}"),
+            // Told, and counted.
+            Err(Failure::NotOwner) => tokio::time::sleep(RETRY_MAX).await,
             Err(Failure::Object(error)) => {
                 shared.numbers.compaction_failures.fetch_add(1, Ordering::Relaxed);
                 if let ObjectError::Damaged { name, .. } = &error
@@ -95,6 +96,8 @@ pub(crate) async fn run(shared: Arc<Shared>) {
 
 enum Failure {
     Object(ObjectError),
+    /// The objects are another server's.
+    NotOwner,
     Store(StoreError),
 }
 
@@ -113,6 +116,7 @@ impl From<StoreError> for Failure {
 /// One compaction; false if there is nothing to do.
 async fn next(shared: &Arc<Shared>, left_out: &mut HashSet<ObjectId>) -> Result<bool, Failure> {
     let most_bytes = shared.options.compaction_bytes;
+    // Also where compaction is to make smaller objects than uploads do.
     let least_bytes = OWN_OBJECT_BYTES.min(most_bytes / 8);
     let choice = Choice { fan_in: FAN_IN, least_bytes, most_bytes };
     if let Some(run) = own_run(shared, choice, left_out) {
@@ -195,15 +199,22 @@ async fn compact(
     choice: Choice,
 ) -> Result<(), Failure> {
     let mut written = Written::default();
-    match rewrite(shared, runs, indexes, choice, &mut written).await {
-        Ok(()) => Ok(shared.commit_compaction(written.objects, written.replacements).await?),
-        Err(error) => {
-            for object in written.objects {
-                give_up(shared, &object.name, shared.objects.delete(&object.name).await);
+    let rewritten = rewrite(shared, runs, indexes, choice, &mut written).await;
+    let failure = match rewritten {
+        // To another owner of the objects, one that does not know these, they would be orphans.
+        Ok(()) => match owner::claim(shared, 0).await.map_err(StoreError::Wal)? {
+            Ok(true) => {
+                return Ok(shared.commit_compaction(written.objects, written.replacements).await?);
             }
-            Err(error.into())
-        }
+            Ok(false) => Failure::NotOwner,
+            Err(error) => error.into(),
+        },
+        Err(error) => error.into(),
+    };
+    for object in written.objects {
+        give_up(shared, &object.name, shared.objects.delete(&object.name).await);
     }
+    Err(failure)
 }
 
 /// What is to be committed.
@@ -310,20 +321,6 @@ impl Run {
         }
         Ok(())
     }
-}
-
-/// `range` takes in one more batch.
-pub(crate) fn extend(range: &mut Option<ObjectRange>, object: ObjectId, batch: &Batch) {
-    let range = range.get_or_insert(ObjectRange {
-        object,
-        start: batch.base,
-        end: batch.base,
-        payload_bytes: 0,
-        max_timestamp_ms: batch.max_timestamp_ms,
-    });
-    range.end = batch.end();
-    range.payload_bytes += batch.payload.len() as u64;
-    range.max_timestamp_ms = range.max_timestamp_ms.max(batch.max_timestamp_ms);
 }
 
 /// The objects that are read. Runs come by stream and offset, and so do an object's blocks.

@@ -1,14 +1,17 @@
-//! Deleting objects that nobody needs: retired ones, to which no range refers any more, and orphans of uploads that were cut short.
+//! Deleting objects that nobody needs: retired ones, to which no range refers any more, and orphans of uploads that were cut short. Only the owner of the WAL
+//! may: `docs/format/catalog.md`, "Who owns the objects".
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime};
 
+use alluvium_wal::WalError;
 use futures::TryStreamExt;
 use tokio::time::Instant;
 
 use crate::objects::{Cause, ObjectError, Request, within};
+use crate::owner;
 use crate::store::{Shared, StoreError};
 use crate::upload::{backoff, object_prefix};
 
@@ -53,20 +56,23 @@ pub(crate) async fn run(shared: Arc<Shared>, complete: bool) {
             // While deletions fail, further ones wait with them.
             () = shared.retired.notified(), if retired.failures == 0 => {}
             () = tokio::time::sleep_until(orphans.at) => {
-                orphans.done(&shared, clean_orphans(&shared, complete).await);
+                match clean_orphans(&shared, complete).await {
+                    Ok(result) => orphans.done(&shared, result),
+                    Err(error) => return shared.fail(error.into()),
+                }
                 continue;
             }
         }
         match delete_retired(&shared).await {
             Ok((Ok(()), held)) if held > 0 => retired.at = Instant::now() + HELD,
             Ok((result, _)) => retired.done(&shared, result),
-            Err(_) => return, // the store has halted, and says why
+            Err(error) => return shared.fail(error), // if that was the catalog, the store has halted
         }
     }
 }
 
 /// Delete what is retired and not held by a reader, and forget it. The inner error is the last object's that could not be deleted, the outer one the
-/// catalog's; the number is of those that are held.
+/// WAL's or the catalog's; the number is of those that are held.
 async fn delete_retired(
     shared: &Arc<Shared>,
 ) -> Result<(Result<(), ObjectError>, usize), StoreError> {
@@ -78,6 +84,16 @@ async fn delete_retired(
         let held = table.retired.len() - free.len();
         (free, held)
     };
+    if retired.is_empty() {
+        return Ok((Ok(()), held));
+    }
+    let version = shared.version();
+    match owner::claim(shared, version).await? {
+        Ok(true) => {}
+        not => return Ok((not.map(drop), held)),
+    }
+    // A catalog that does not know yet that they are retired must not open the WAL any more.
+    shared.wal.set_mark(version).await?;
     let mut result = Ok(());
     for group in retired.chunks(GROUP) {
         let mut deleted = Vec::with_capacity(group.len());
@@ -94,32 +110,30 @@ async fn delete_retired(
     Ok((result, held))
 }
 
-/// Delete, or only count, what lies under this store's prefix, is old, and is neither in the catalog nor on its way there. The age
-/// protects what an earlier run may still be writing; it is measured with two clocks, so nothing of this run depends on it.
-async fn clean_orphans(shared: &Shared, delete: bool) -> Result<(), ObjectError> {
-    let prefix = object_prefix(shared.wal_id);
-    let Some(oldest) = SystemTime::now().checked_sub(shared.options.orphan_age) else {
-        return Ok(()); // nothing can be that old
+/// Delete, or only count, what lies under this store's prefix, is old, has a number that was committed or is of an earlier epoch, and is neither in the catalog nor on its
+/// way there. The age protects what an earlier run may still be writing; it is measured with two clocks, so nothing of this run depends on it. The number
+/// protects what a later run on another machine has written. The outer error is that of a WAL that has stopped.
+async fn clean_orphans(
+    shared: &Arc<Shared>,
+    delete: bool,
+) -> Result<Result<(), ObjectError>, WalError> {
+    let orphans = match list_orphans(shared).await {
+        Ok(orphans) => orphans,
+        Err(error) => return Ok(Err(error)),
     };
-    let mut listing = shared.objects.store(Cause::CleanUp).list(Some(&prefix.as_str().into()));
-    let mut orphans = BTreeSet::new();
-    while let Some(object) = within(Request::List, &prefix, listing.try_next()).await? {
-        let name = object.location.to_string();
-        // Judged after it was listed: what was on its way then is so still, or is in the catalog.
-        let is_old = SystemTime::from(object.last_modified) < oldest;
-        if is_old && !shared.object_table.lock().knows(&name) {
-            orphans.insert(name);
-        }
-    }
     shared.numbers.orphans.store(orphans.len(), Ordering::Relaxed);
-    if !delete {
-        if !orphans.is_empty() {
-            tracing::warn!(
-                "{} objects under {prefix} that the catalog does not know are kept, because records are lost that they may hold",
-                orphans.len()
-            );
-        }
-        return Ok(());
+    if !delete && !orphans.is_empty() {
+        tracing::warn!(
+            "{} objects that the catalog does not know are kept, because records are lost that they may hold",
+            orphans.len()
+        );
+    }
+    if !delete || orphans.is_empty() {
+        return Ok(owner::announce(shared).await?.map(drop));
+    }
+    match owner::claim(shared, 0).await? {
+        Ok(true) => {}
+        not => return Ok(not.map(drop)),
     }
     let mut result = Ok(());
     for name in &orphans {
@@ -132,5 +146,23 @@ async fn clean_orphans(shared: &Shared, delete: bool) -> Result<(), ObjectError>
             Err(error) => result = Err(error),
         }
     }
-    result
+    Ok(result)
+}
+
+async fn list_orphans(shared: &Shared) -> Result<BTreeSet<String>, ObjectError> {
+    let prefix = object_prefix(shared.wal_id);
+    let mut orphans = BTreeSet::new();
+    let Some(oldest) = SystemTime::now().checked_sub(shared.options.orphan_age) else {
+        return Ok(orphans); // nothing can be that old
+    };
+    let mut listing = shared.objects.store(Cause::CleanUp).list(Some(&prefix.as_str().into()));
+    while let Some(object) = within(Request::List, &prefix, listing.try_next()).await? {
+        let name = object.location.to_string();
+        // Judged after it was listed: what was on its way then is so still, or is in the catalog.
+        let is_old = SystemTime::from(object.last_modified) < oldest;
+        if is_old && shared.object_table.lock().is_orphan(&name) {
+            orphans.insert(name);
+        }
+    }
+    Ok(orphans)
 }

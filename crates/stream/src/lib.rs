@@ -16,6 +16,7 @@ mod janitor;
 pub mod object;
 mod objects;
 mod options;
+mod owner;
 mod pace;
 mod record;
 mod recover;

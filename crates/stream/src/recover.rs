@@ -7,12 +7,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use alluvium_device::SharedDevice;
-use alluvium_wal::{LogOffset, Record, RecoveryReport, Wal};
+use alluvium_wal::{LogOffset, OpenError, Record, RecoveryReport, Wal};
 use bytes::Bytes;
 use parking_lot::Mutex;
+use uuid::Uuid;
 
 use crate::cache::LogCache;
-use crate::catalog::{Catalog, Change, ObjectInfo, Snapshot, StreamRow};
+use crate::catalog::{Catalog, Change, Life, ObjectInfo, Snapshot, StreamRow};
 use crate::options::Options;
 use crate::record;
 use crate::store::{Ids, Lost, ObjectTable, StoreError, Used};
@@ -109,9 +110,14 @@ pub(crate) struct Recovered {
     pub(crate) cache: LogCache,
     pub(crate) objects: ObjectTable,
     pub(crate) ids: Ids,
+    /// The catalog's, with the last commit of the opening.
+    pub(crate) version: u64,
+    /// This life's, and before it those that the catalog remembers.
+    pub(crate) lives: Vec<Life>,
 }
 
-/// Blocking. On an error the WAL is unchanged, unless only the last step, binding a new catalog to it, has failed.
+/// Blocking. On an error the WAL is unchanged, unless only the last step has failed, by which the catalog takes note of it. A catalog that was not refused is bound to
+/// the WAL, and of a later version. Argument: `docs/format/catalog.md`.
 pub(crate) fn recover(
     device: SharedDevice,
     wal_options: &alluvium_wal::Options,
@@ -127,28 +133,53 @@ pub(crate) fn recover(
     if let Some(bound) = snapshot.wal_id.filter(|bound| *bound != header.wal_id) {
         return Err(StoreError::WrongWal { catalog: bound, wal: header.wal_id });
     }
-    let uploaded = snapshot.uploaded_log;
-    if header.trim > uploaded {
-        return Err(StoreError::OldCatalog { uploaded, trimmed: header.trim });
+    let (uploaded, version) = (snapshot.uploaded_log, snapshot.version);
+    let old_catalog = |mark, trimmed| StoreError::OldCatalog { version, mark, uploaded, trimmed };
+    if version < header.mark || uploaded < header.trim {
+        return Err(old_catalog(header.mark, header.trim));
+    }
+    if header.mark < snapshot.wal_mark {
+        return Err(StoreError::OldWal { mark: header.mark, seen: snapshot.wal_mark });
     }
     let max_record_bytes = u64::from(wal_options.max_record_bytes);
     let max_batch_bytes = max_record_bytes
         .saturating_sub(record::HEADER_BYTES as u64)
         .min(options.cache_bytes / 2 - BATCH_OVERHEAD_BYTES);
 
-    let ids = Ids {
-        next_stream: snapshot.next_stream_id.into(),
-        fresh_streams: Mutex::default(),
-        next_object: snapshot.next_object_id.into(),
-    };
-    let bound = snapshot.wal_id.is_some();
+    let (next_stream, next_object) = (snapshot.next_stream_id, snapshot.next_object_id);
+    let bind = snapshot.wal_id.is_none().then_some(Change::BindWal(header.wal_id));
+    let mut lives = snapshot.lives.clone();
     let mut replay = Replay::new(snapshot, LogCache::new(options.cache_bytes))?;
     let mut visit = |record: Record| replay.visit(&record).map_err(Into::into);
-    let (wal, report) = Wal::open(device, wal_options, progress, &mut visit).map_err(open_error)?;
-    replay.skip_trimmed();
-    if !bound {
-        catalog.commit(&[Change::BindWal(report.wal_id)])?;
+    // In this order: the mark is never ahead of the true catalog.
+    let id = Uuid::new_v4();
+    // Above all versions of a server that was taken over, however many it has committed since.
+    let epoch = header.epoch.saturating_add(1);
+    let begin = Change::BeginLife { id, version: u64::from(epoch) << 32 };
+    let begin: Vec<_> = bind.into_iter().chain([begin]).collect();
+    let mark = catalog.commit(&begin)?;
+    lives.push(Life { after_version: version, id });
+    let wal_options = alluvium_wal::Options { mark: Some(mark), ..wal_options.clone() };
+    let opened = Wal::open(device, &wal_options, progress, &mut visit);
+    let (wal, report) = opened.map_err(|error| match error {
+        // Since the header was looked at, somebody else was here.
+        OpenError::MarkNotAhead { found, .. } => old_catalog(found, header.trim),
+        error => open_error(error),
+    })?;
+    // So too if that was somebody who sets no mark.
+    if uploaded < report.start {
+        return Err(old_catalog(mark, report.start));
     }
+    replay.skip_trimmed();
+    let version = catalog.commit(&[Change::WalMarked(mark)])?;
+    // The number tells the epoch: what an owner of the past does not know, because it came after it, has numbers that it never comes to.
+    let next_object = next_object.max(u64::from(report.epoch) << 32);
+    replay.objects.committed = next_object;
+    let ids = Ids {
+        next_stream: next_stream.into(),
+        fresh_streams: Mutex::default(),
+        next_object: next_object.into(),
+    };
 
     for damage in &report.damage {
         tracing::error!("acknowledged data can not be read back: {damage}");
@@ -193,6 +224,8 @@ pub(crate) fn recover(
         cache: replay.cache,
         objects: replay.objects,
         ids,
+        version,
+        lives,
     })
 }
 

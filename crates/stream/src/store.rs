@@ -23,6 +23,7 @@ use crate::catalog::{Catalog, CatalogError, Change, ObjectInfo};
 use crate::compact::{self, Compaction};
 use crate::objects::{ObjectError, Objects, ReadStats, Requests};
 use crate::options::Options;
+use crate::owner::Owner;
 use crate::recover::{self, Recovery};
 use crate::stream::Stream;
 use crate::tail::{Range, StreamState};
@@ -55,14 +56,29 @@ pub enum StoreError {
     },
     /// The catalog was in use with this WAL once, and a newer one has been since. Going on would lose records for good.
     #[error(
-        "the catalog is new or an old copy: the WAL was trimmed up to {trimmed}, and this catalog has what it held before \
-         {uploaded} only. What lay between is in objects that a newer catalog knows: open the WAL with that one"
+        "the catalog is new or an old copy: it is of version {version} and has what the WAL held before {uploaded}, and the WAL was in use with version \
+         {mark} and trimmed up to {trimmed}. The rest is in objects that a newer catalog knows: open the WAL with that one"
     )]
     OldCatalog {
+        /// Of this catalog.
+        version: u64,
+        /// The WAL's mark: the version of the catalog that it was in use with last.
+        mark: u64,
         /// Up to here the catalog has what the WAL held.
         uploaded: LogOffset,
         /// The WAL's trim offset.
         trimmed: LogOffset,
+    },
+    /// The WAL that the catalog belongs to was in use with it since this copy of it was made. What was appended since would be lost for good.
+    #[error(
+        "the device holds an old copy of the WAL: it is of the time of version {mark} of the catalog, which has seen the WAL with version {seen}. \
+         Open the catalog with the device that was in use last, or both as they were at one moment"
+    )]
+    OldWal {
+        /// In the header of this copy.
+        mark: u64,
+        /// The greatest mark that the WAL is known to have had.
+        seen: u64,
     },
     /// The WAL could not be opened.
     #[error("can not open the WAL: {0}")]
@@ -139,6 +155,9 @@ pub struct Stats {
     pub pushbacks: u64,
     /// What was lost before the start. Does not change while the store is open.
     pub lost: Lost,
+    /// Times that no object was deleted, or the WAL not trimmed, since another store owns the same objects: one that has taken the WAL over, or has a
+    /// copy of it.
+    pub owner_conflicts: u64,
     /// The WAL's numbers.
     pub wal: alluvium_wal::Stats,
 }
@@ -194,9 +213,12 @@ impl Drop for Tasks {
 pub(crate) struct Shared {
     pub(crate) wal: Wal,
     pub(crate) wal_id: Uuid,
+    pub(crate) owner: Owner,
     pub(crate) objects: Objects,
     pub(crate) readers: Readers,
     pub(crate) catalog: Arc<dyn Catalog>,
+    /// The catalog's version after the last commit whose consequences are in memory, or about to be.
+    pub(crate) version: AtomicU64,
     pub(crate) fold: Arc<dyn Fold>,
     pub(crate) options: Options,
     pub(crate) max_batch_bytes: u64,
@@ -240,6 +262,9 @@ pub(crate) struct ObjectTable {
     live_bytes: u64,
     /// To be deleted.
     pub(crate) retired: BTreeMap<ObjectId, Arc<ObjectInfo>>,
+    /// Below it lie the numbers that were committed, and all of earlier epochs of the WAL: an object with one of these that is not known is an orphan. Those above are of
+    /// this life, or of a later one on another machine.
+    pub(crate) committed: u64,
     /// The names of the objects that are being written, until they are live or retired, or their writer has given them up.
     pub(crate) uploading: HashSet<String>,
 }
@@ -268,6 +293,7 @@ impl Used {
 impl ObjectTable {
     /// Without a range in it, `object` is retired.
     pub(crate) fn insert(&mut self, object: Arc<ObjectInfo>, used: Used) {
+        self.committed = self.committed.max(object.id.0 + 1);
         if used.streams == 0 {
             self.retired.insert(object.id, object);
         } else {
@@ -311,13 +337,14 @@ impl ObjectTable {
         wasteful.next().map(|live| vec![live.object.clone()])
     }
 
-    /// Whether an object of this name is in the catalog or on its way there.
-    pub(crate) fn knows(&self, name: &str) -> bool {
-        let known = |id: ObjectId| {
-            let object = self.live.get(&id).map(|live| &live.object);
-            object.or_else(|| self.retired.get(&id)).is_some_and(|object| object.name == name)
+    /// Whether an object of this name is one of this store's, and neither in the catalog nor on its way there.
+    pub(crate) fn is_orphan(&self, name: &str) -> bool {
+        let Some(id) = upload::object_id(name).filter(|id| id.0 < self.committed) else {
+            return false;
         };
-        upload::object_id(name).is_some_and(known) || self.uploading.contains(name)
+        let object = self.live.get(&id).map(|live| &live.object);
+        let known = object.or_else(|| self.retired.get(&id));
+        known.is_none_or(|object| object.name != name) && !self.uploading.contains(name)
     }
 }
 
@@ -343,6 +370,7 @@ pub(crate) struct Numbers {
     pub(crate) orphans: AtomicUsize,
     pub(crate) orphans_deleted: AtomicU64,
     pub(crate) clean_up_failures: AtomicU64,
+    pub(crate) owner_conflicts: AtomicU64,
     pub(crate) pushbacks: AtomicU64,
     pub(crate) compactions: AtomicU64,
     pub(crate) compacted_bytes: AtomicU64,
@@ -394,8 +422,8 @@ impl Store {
     /// Recover the WAL on `device`, which must have been formatted, and open it for traffic.
     ///
     /// Nothing of the object store is needed for it, so an object store that is down delays nothing. `catalog` is bound to
-    /// the WAL at the first open and refused with another one afterwards, and so is a copy of it that is older than the WAL's last
-    /// trim. `progress` is told how far recovery is.
+    /// the WAL at the first open and refused with another one afterwards, and so is an old copy of either of the two
+    /// ([`StoreError::OldCatalog`], [`StoreError::OldWal`]). `progress` is told how far recovery is.
     ///
     /// Dropping the future does not stop a recovery that has begun: the device is in use until it ends.
     pub async fn open(
@@ -418,10 +446,12 @@ impl Store {
         let start = recovered.recovery.wal.start;
         let shared = Arc::new(Shared {
             wal_id: recovered.recovery.wal.wal_id,
+            owner: Owner::new(&recovered.wal, recovered.lives),
             wal: recovered.wal,
             objects: Objects::new(&objects, &options),
             readers: Readers::default(),
             catalog,
+            version: recovered.version.into(),
             fold,
             max_batch_bytes: recovered.max_batch_bytes,
             streams: RwLock::new(recovered.streams),
@@ -579,6 +609,7 @@ impl Store {
             orphans: shared.numbers.orphans.load(Ordering::Relaxed),
             orphans_deleted: shared.numbers.orphans_deleted.load(Ordering::Relaxed),
             clean_up_failures: shared.numbers.clean_up_failures.load(Ordering::Relaxed),
+            owner_conflicts: shared.numbers.owner_conflicts.load(Ordering::Relaxed),
             pushbacks: shared.numbers.pushbacks.load(Ordering::Relaxed),
             lost: shared.numbers.lost,
             wal: shared.wal.stats(),
@@ -657,8 +688,14 @@ impl Shared {
         self.fail(cause);
     }
 
+    /// Why nothing may be changed any more. From when another writer has the WAL, nothing of what was built on it counts, and the next owner may have a copy of this
+    /// catalog: what is changed here would be in neither.
     pub(crate) fn halted(&self) -> Option<StoreError> {
-        self.halted.get().cloned()
+        let fenced = || match self.wal.stopped()? {
+            fenced @ WalError::Fenced { .. } => Some(StoreError::Wal(fenced)),
+            _ => None,
+        };
+        self.halted.get().cloned().or_else(fenced)
     }
 
     /// Run `work`. If it panics nobody knows what is true in memory any more, and what others wait for may never come: the store

@@ -1,4 +1,4 @@
-//! Cut and upload: log cache -> object -> catalog -> trim, never in another order.
+//! Cut and upload: log cache -> object -> catalog -> trim, never in another order. Before the last two the store claims the objects ([`owner`]).
 //!
 //! A cut is a log offset. Everything below it is durable, in the objects or checkpoints, and committed, before the WAL is trimmed
 //! to it; so a crash at any point loses nothing and doubles nothing:
@@ -26,13 +26,14 @@ use crate::catalog::{ObjectInfo, ObjectRange};
 use crate::commit::UploadPart;
 use crate::object::{BLOCK_TARGET_BYTES, Encoder};
 use crate::objects::{Cause, OBJECTS_DIRECTORY, ObjectError, Writer};
+use crate::owner;
 use crate::pace::Pace;
 use crate::store::{Shared, StoreError};
 use crate::tail::StreamState;
 use crate::types::{Batch, Fold, ObjectId, StreamOffset};
 
 /// A stream with so much in an upload has an object of its own: who reads it gets nothing of others, and it can be deleted with the stream.
-const OWN_OBJECT_BYTES: u64 = 8 << 20;
+pub(crate) const OWN_OBJECT_BYTES: u64 = 8 << 20;
 /// Batches that are folded, or taken for writing, at a time: what an upload adds to the memory of the log cache.
 const CHUNK_BATCHES: usize = 16 << 10;
 
@@ -122,10 +123,31 @@ async fn cycle(shared: &Arc<Shared>, gathered: Duration) -> Result<(), StoreErro
         checkpoint: folded.checkpoint,
         range,
     });
+    let is_written = !objects.is_empty();
+    if is_written {
+        own(shared, 0).await?;
+    }
     shared.commit_upload(cut, objects, parts.collect()).await?;
-    shared.wal.trim(..cut).await?;
+    if is_written {
+        // A copy of this server that does not know the object must not come to own it any more.
+        own(shared, shared.version()).await?;
+    }
+    shared.wal.trim_and_mark(..cut, shared.version()).await?;
     *shared.upload.trimmed_to.lock() = taken;
     Ok(())
+}
+
+/// Own the objects; see [`owner::claim`]. While another one does, the WAL has to keep what was uploaded.
+async fn own(shared: &Arc<Shared>, version: u64) -> Result<(), StoreError> {
+    let mut backoff = Backoff::new(shared);
+    loop {
+        let what = match owner::claim(shared, version).await? {
+            Ok(true) => return Ok(()),
+            Ok(false) => "another server owns the objects".into(),
+            Err(error) => in_words("can not tell who owns the objects", &error),
+        };
+        backoff.failed(&what).await?;
+    }
 }
 
 /// What lies below the cut, by stream. An append holds its stream's tail from the WAL to the push, and the cut was taken before
@@ -223,7 +245,7 @@ async fn write_until_done(
         }
         shared.object_table.lock().uploading.remove(&name);
         pace.end();
-        backoff.failed(&error).await?;
+        backoff.failed(&in_words("can not write", &error)).await?;
     }
 }
 
@@ -260,16 +282,7 @@ async fn write(
             let Some(last) = batches.last() else { break };
             from = last.end();
             for batch in batches.iter().filter(|batch| batch.end() > part.start) {
-                let range = range.get_or_insert(ObjectRange {
-                    object: id,
-                    start: batch.base,
-                    end: batch.base,
-                    payload_bytes: 0,
-                    max_timestamp_ms: batch.max_timestamp_ms,
-                });
-                range.end = batch.end();
-                range.payload_bytes += batch.payload.len() as u64;
-                range.max_timestamp_ms = range.max_timestamp_ms.max(batch.max_timestamp_ms);
+                extend(&mut range, id, batch);
                 if let Some(block) = encoder.push(part.stream.id, batch) {
                     pace.wait(block.len() as u64, || shared.hurries_upload()).await;
                     writer.write(block).await?;
@@ -300,9 +313,31 @@ async fn write(
     Ok((info, ranges))
 }
 
+/// `range` takes in one more batch.
+pub(crate) fn extend(range: &mut Option<ObjectRange>, object: ObjectId, batch: &Batch) {
+    let range = range.get_or_insert(ObjectRange {
+        object,
+        start: batch.base,
+        end: batch.base,
+        payload_bytes: 0,
+        max_timestamp_ms: batch.max_timestamp_ms,
+    });
+    range.end = batch.end();
+    range.payload_bytes += batch.payload.len() as u64;
+    range.max_timestamp_ms = range.max_timestamp_ms.max(batch.max_timestamp_ms);
+}
+
 pub(crate) fn unix_ms() -> i64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     i64::try_from(now.as_millis()).unwrap_or(i64::MAX)
+}
+
+fn in_words(what: &str, error: &ObjectError) -> String {
+    let hint = match error.is_permanent() {
+        true => "; no try will succeed until bucket or credentials are changed",
+        false => "",
+    };
+    format!("{what}: {error}{hint}")
 }
 
 /// Waits longer after each failure.
@@ -317,12 +352,8 @@ impl<'a> Backoff<'a> {
     }
 
     /// Wait after a failure. Fails with the WAL: what it has is not uploaded by a store that takes nothing any more, but by the next one.
-    async fn failed(&mut self, error: &ObjectError) -> Result<(), StoreError> {
-        let mut what = format!("can not write: {error}");
-        if error.is_permanent() {
-            what.push_str("; no try will succeed until bucket or credentials are changed");
-        }
-        let failures = self.shared.numbers.upload_failed(&what);
+    async fn failed(&mut self, what: &str) -> Result<(), StoreError> {
+        let failures = self.shared.numbers.upload_failed(what);
         let options = &self.shared.options;
         let wait = backoff(options.retry_initial, options.retry_max, self.failures);
         self.failures += 1;

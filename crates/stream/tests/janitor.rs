@@ -189,7 +189,9 @@ async fn old_orphans_of_this_store_are_deleted_and_nothing_else() {
     store.close().await.unwrap();
 
     let ours = directory.path().join("streams").join(wal_id.to_string());
-    let committed = std::fs::read_dir(&ours).unwrap().next().unwrap().unwrap().path();
+    let files = std::fs::read_dir(&ours).unwrap().map(|file| file.unwrap().path());
+    let mut objects = files.filter(|path| !path.ends_with("owner"));
+    let committed = objects.next().unwrap();
     let create = |path: &Path, age: Duration| -> PathBuf {
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(path, "x").unwrap();
@@ -202,12 +204,15 @@ async fn old_orphans_of_this_store_are_deleted_and_nothing_else() {
     let others =
         create(&directory.path().join("streams/another-store/0000000000000001-x"), days(9));
     let foreign = create(&directory.path().join("notes.txt"), days(9));
+    // The second epoch opens the store below: this one can not be known to it.
+    let later = create(&ours.join("0000000300000000-later"), days(9));
+    let without_number = create(&ours.join("notes"), days(9));
     make_old(&committed, days(9));
 
     let (store, _) = open().await;
     eventually("the orphan is deleted", || !old.exists()).await;
     store.close().await.unwrap();
-    for kept in [young, others, foreign, committed] {
+    for kept in [young, others, foreign, committed, later, without_number] {
         assert!(kept.exists(), "{}", kept.display());
     }
 }

@@ -4,7 +4,9 @@ use alluvium_wal::LogOffset;
 use bytes::Bytes;
 use uuid::Uuid;
 
-use super::{Catalog, Change, ObjectInfo, ObjectRange, Replaced, Snapshot, Uploaded};
+use super::{
+    Catalog, Change, LIVES_KEPT, Life, ObjectInfo, ObjectRange, Replaced, Snapshot, Uploaded,
+};
 use crate::types::{ObjectId, StreamId, StreamOffset};
 
 /// Run the suite; `new` makes an empty catalog. Panics at the first rule that is broken.
@@ -18,7 +20,10 @@ pub fn run(new: &dyn Fn() -> Box<dyn Catalog>) {
     deleting_drops_everything(&*new());
     neighbours_are_replaced(&*new());
     an_upload_replaces_the_checkpoint(&*new());
-    the_uploaded_log_only_grows(&*new());
+    the_uploaded_log_is_what_was_said_last(&*new());
+    the_mark_of_the_wal_only_grows(&*new());
+    each_commit_raises_the_version(&*new());
+    the_last_lives_are_remembered(&*new());
     metadata_is_kept(&*new());
 }
 
@@ -282,11 +287,53 @@ fn an_upload_replaces_the_checkpoint(catalog: &dyn Catalog) {
     );
 }
 
-fn the_uploaded_log_only_grows(catalog: &dyn Catalog) {
-    for (to, kept) in [(10, 10), (9, 10), (10, 10), (u64::MAX, u64::MAX)] {
+fn the_uploaded_log_is_what_was_said_last(catalog: &dyn Catalog) {
+    for to in [10, 9, 10, u64::MAX, 0] {
         catalog.commit(&[Change::LogUploaded(LogOffset(to))]).expect("never refused");
-        assert_eq!(catalog.load().expect("load").uploaded_log, LogOffset(kept));
+        assert_eq!(catalog.load().expect("load").uploaded_log, LogOffset(to));
     }
+}
+
+fn the_mark_of_the_wal_only_grows(catalog: &dyn Catalog) {
+    for (mark, kept) in [(10, 10), (9, 10), (10, 10), (u64::MAX, u64::MAX)] {
+        catalog.commit(&[Change::WalMarked(mark)]).expect("never refused");
+        assert_eq!(catalog.load().expect("load").wal_mark, kept);
+    }
+}
+
+fn each_commit_raises_the_version(catalog: &dyn Catalog) {
+    let lists = [
+        vec![],
+        vec![Change::NextStreamId(StreamId(1)), Change::LogUploaded(LogOffset(1))],
+        vec![Change::DeleteMeta("nothing".into())],
+    ];
+    for (before, list) in (0..).zip(lists) {
+        assert_eq!(catalog.load().expect("load").version, before);
+        assert_eq!(catalog.commit(&list).expect("commit"), before + 1, "the one of this commit");
+    }
+    catalog.commit(&[Change::DeleteStream(StreamId(0))]).expect_err("there is no stream 0");
+    assert_eq!(catalog.load().expect("load").version, 3, "a refused list is none");
+}
+
+fn the_last_lives_are_remembered(catalog: &dyn Catalog) {
+    let count = LIVES_KEPT + 2;
+    let mut all = Vec::new();
+    for (ids, ahead) in [(0..2, 1000), (2..count - 1, 1), (count - 1..count, 0)] {
+        let before = catalog.load().expect("load").version;
+        let version = before + ahead;
+        let mut begin = Vec::new();
+        for id in ids.map(|id| Uuid::from_u128(id as u128)) {
+            // Most of them with one commit, since that takes its time.
+            let after_version = if begin.is_empty() { before } else { before.max(version - 1) };
+            all.push(Life { after_version, id });
+            begin.push(Change::BeginLife { id, version });
+        }
+        let now = catalog.commit(&begin).expect("never refused");
+        assert_eq!(now, version.max(before + 1), "a version never goes back");
+        assert_eq!(catalog.load().expect("load").version, now);
+    }
+    let lives = catalog.load().expect("load").lives;
+    assert!(lives == all[2..], "in order, each with the version before it");
 }
 
 fn metadata_is_kept(catalog: &dyn Catalog) {

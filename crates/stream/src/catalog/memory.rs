@@ -2,7 +2,9 @@
 
 use parking_lot::Mutex;
 
-use super::{Catalog, CatalogError, Change, Snapshot, StreamRow, Uploaded, refusal};
+use super::{
+    Catalog, CatalogError, Change, LIVES_KEPT, Life, Snapshot, StreamRow, Uploaded, refusal,
+};
 
 /// Holds everything in memory. A "restart" in a test opens another store on the same value.
 #[derive(Debug, Default)]
@@ -22,14 +24,15 @@ impl Catalog for MemoryCatalog {
         Ok(self.state.lock().clone())
     }
 
-    fn commit(&self, changes: &[Change]) -> Result<(), CatalogError> {
+    fn commit(&self, changes: &[Change]) -> Result<u64, CatalogError> {
         let mut state = self.state.lock();
         let mut next = state.clone();
         for change in changes {
             apply(&mut next, change)?;
         }
+        next.version += 1;
         *state = next;
-        Ok(())
+        Ok(state.version)
     }
 }
 
@@ -90,7 +93,15 @@ fn apply(state: &mut Snapshot, change: &Change) -> Result<(), CatalogError> {
                 stream.ranges.push(range.clone());
             }
         }
-        Change::LogUploaded(to) => state.uploaded_log = state.uploaded_log.max(*to),
+        Change::LogUploaded(to) => state.uploaded_log = *to,
+        Change::BeginLife { id, version } => {
+            state.lives.push(Life { after_version: state.version, id: *id });
+            // The commit raises it by one.
+            state.version = state.version.max(version.saturating_sub(1));
+            let too_many = state.lives.len().saturating_sub(LIVES_KEPT);
+            state.lives.drain(..too_many);
+        }
+        Change::WalMarked(mark) => state.wal_mark = state.wal_mark.max(*mark),
         Change::Replaced(replaced) => {
             let id = replaced.stream;
             let stream = state.streams.get_mut(&id).ok_or_else(|| refusal::no_stream(id))?;

@@ -13,8 +13,8 @@ use redb::{
 use uuid::Uuid;
 
 use super::{
-    Catalog, CatalogError, Change, ObjectInfo, ObjectRange, Replaced, Snapshot, StreamRow,
-    Uploaded, refusal,
+    Catalog, CatalogError, Change, LIVES_KEPT, Life, ObjectInfo, ObjectRange, Replaced, Snapshot,
+    StreamRow, Uploaded, refusal,
 };
 use crate::types::{ObjectId, StreamId, StreamOffset};
 
@@ -33,7 +33,10 @@ const KEY_FORMAT: &str = "format_version";
 const KEY_NEXT_STREAM: &str = "next_stream_id";
 const KEY_NEXT_OBJECT: &str = "next_object_id";
 const KEY_UPLOADED_LOG: &str = "uploaded_log";
+const KEY_VERSION: &str = "version";
+const KEY_WAL_MARK: &str = "wal_mark";
 const KEY_WAL: &str = "wal_id";
+const KEY_LIVES: &str = "lives";
 const KEY_ROWS: &str = "rows";
 
 /// The catalog is small and read once, so a small page cache does; redb's default of 1 GiB would be most of an idle
@@ -146,10 +149,15 @@ impl RedbCatalog {
         snapshot.next_stream_id = counters.get(KEY_NEXT_STREAM)?.map_or(0, |v| v.value());
         snapshot.next_object_id = counters.get(KEY_NEXT_OBJECT)?.map_or(0, |v| v.value());
         snapshot.uploaded_log = LogOffset(counters.get(KEY_UPLOADED_LOG)?.map_or(0, |v| v.value()));
+        snapshot.version = counters.get(KEY_VERSION)?.map_or(0, |v| v.value());
+        snapshot.wal_mark = counters.get(KEY_WAL_MARK)?.map_or(0, |v| v.value());
         if let Some(id) = transaction.open_table(IDENTITY)?.get(KEY_WAL)? {
             let id =
                 Uuid::from_slice(id.value()).map_err(|e| Failure::Value(format!("WAL id: {e}")))?;
             snapshot.wal_id = Some(id);
+        }
+        if let Some(lives) = transaction.open_table(IDENTITY)?.get(KEY_LIVES)? {
+            snapshot.lives = decode_lives(lives.value())?;
         }
         for row in transaction.open_table(STREAMS)?.iter()? {
             let (id, value) = row?;
@@ -189,14 +197,17 @@ impl Catalog for RedbCatalog {
         unless_damaged(&self.path, || self.read().map_err(|failure| self.named(failure)))
     }
 
-    fn commit(&self, changes: &[Change]) -> Result<(), CatalogError> {
+    fn commit(&self, changes: &[Change]) -> Result<u64, CatalogError> {
         let transaction = self.begin()?;
         let applied = Tables::open(&transaction).and_then(|mut tables| {
             changes.iter().try_for_each(|change| tables.apply(change))?;
-            tables.close()
+            let version = tables.counter(KEY_VERSION)? + 1;
+            tables.put_counter(KEY_VERSION, version)?;
+            tables.close()?;
+            Ok(version)
         });
         match applied {
-            Ok(()) => transaction.commit().map_err(|e| self.error(e)),
+            Ok(version) => transaction.commit().map(|()| version).map_err(|e| self.error(e)),
             Err(failure) => {
                 transaction.abort().map_err(|e| self.error(e))?;
                 Err(self.named(failure))
@@ -377,8 +388,22 @@ impl<'t> Tables<'t> {
             }
             Change::Uploaded(uploaded) => self.upload(uploaded)?,
             Change::LogUploaded(to) => {
-                let uploaded = self.counter(KEY_UPLOADED_LOG)?.max(to.0);
-                self.put_counter(KEY_UPLOADED_LOG, uploaded)?;
+                self.put_counter(KEY_UPLOADED_LOG, to.0)?;
+            }
+            Change::BeginLife { id, version } => {
+                let after_version = self.counter(KEY_VERSION)?;
+                // The commit raises it by one.
+                self.put_counter(KEY_VERSION, after_version.max(version.saturating_sub(1)))?;
+                let lives = self.identity.get(KEY_LIVES)?.map(|row| decode_lives(row.value()));
+                let mut lives = lives.transpose()?.unwrap_or_default();
+                lives.push(Life { after_version, id: *id });
+                let kept = &lives[lives.len().saturating_sub(LIVES_KEPT)..];
+                let row = encode_lives(kept);
+                put(&mut self.sum, &mut self.identity, &KEY_LIVES, &row.as_slice())?;
+            }
+            Change::WalMarked(mark) => {
+                let mark = self.counter(KEY_WAL_MARK)?.max(*mark);
+                self.put_counter(KEY_WAL_MARK, mark)?;
             }
             Change::Replaced(replaced) => self.replace(replaced)?,
             Change::ForgetObject(id) => remove(sum, &mut self.objects, &id.0)?,
@@ -488,6 +513,7 @@ impl<'t> Tables<'t> {
 
 const STREAM_BYTES: usize = 1 + 1 + 8 + 8;
 const RANGE_BYTES: usize = 1 + 8 + 8 + 8 + 8;
+const LIFE_BYTES: usize = 8 + 16;
 const VALUE_VERSION: u8 = 1;
 
 fn encode_stream(kind: u8, start: StreamOffset, uploaded_end: StreamOffset) -> [u8; STREAM_BYTES] {
@@ -538,6 +564,32 @@ fn decode_range(start: StreamOffset, value: &[u8]) -> Result<ObjectRange, Failur
         payload_bytes: u64_at(value, 17),
         max_timestamp_ms: u64_at(value, 25).cast_signed(),
     })
+}
+
+fn encode_lives(lives: &[Life]) -> Vec<u8> {
+    let mut value = vec![VALUE_VERSION];
+    for Life { after_version, id } in lives {
+        value.extend(after_version.to_le_bytes());
+        value.extend(id.as_bytes());
+    }
+    value
+}
+
+fn decode_lives(value: &[u8]) -> Result<Vec<Life>, Failure> {
+    let damaged = || Failure::Value(format!("a row of lives of {} bytes", value.len()));
+    let (&version, rows) = value.split_first().ok_or_else(damaged)?;
+    if version != VALUE_VERSION {
+        return Err(Failure::Value(format!("a row of lives of version {version}")));
+    }
+    let (lives, rest) = rows.as_chunks::<LIFE_BYTES>();
+    if !rest.is_empty() {
+        return Err(damaged());
+    }
+    let decode = |life: &[u8; LIFE_BYTES]| {
+        let id = Uuid::from_slice(&life[8..]).expect("16 bytes");
+        Life { after_version: u64_at(life, 0), id }
+    };
+    Ok(lives.iter().map(decode).collect())
 }
 
 fn u64_at(value: &[u8], at: usize) -> u64 {
@@ -712,6 +764,15 @@ mod tests {
         bytes.extend([0xff; 8]);
         assert_eq!(encode_range(&range).as_slice(), bytes);
         assert!(decode_range(StreamOffset(5), &bytes).is_ok_and(|decoded| decoded == range));
+        let lives = [1, 2].map(|id| Life { after_version: id + 6, id: Uuid::from_u128(id.into()) });
+        let mut bytes = vec![1, 7, 0, 0, 0, 0, 0, 0, 0];
+        bytes.extend([0; 15]);
+        bytes.extend([1, 8, 0, 0, 0, 0, 0, 0, 0]);
+        bytes.extend([0; 15]);
+        bytes.push(2);
+        assert_eq!(encode_lives(&lives), bytes);
+        assert!(decode_lives(&bytes).is_ok_and(|decoded| decoded == lives));
+        assert!([&bytes[..0], &bytes[..48]].iter().all(|cut| decode_lives(cut).is_err()));
         let row =
             [b"streams".as_slice(), &[8, 0, 0, 0, 0, 0, 0, 0], &[5, 0, 0, 0, 0, 0, 0, 0], b"value"];
         let sum = row_sum::<u64, &[u8]>("streams", &5, &b"value".as_slice());

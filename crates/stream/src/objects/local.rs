@@ -34,7 +34,8 @@ pub fn local_objects(directory: &Path) -> Result<Arc<dyn ObjectStore>, object_st
 fn create_durably(directory: &Path) -> io::Result<()> {
     match std::fs::create_dir(directory) {
         Ok(()) => {}
-        Err(_) if directory.is_dir() => return Ok(()),
+        // Who has created it may have been killed before the sync.
+        Err(_) if directory.is_dir() => {}
         Err(error) => {
             let parent = directory.parent().filter(|parent| !parent.exists());
             create_durably(parent.ok_or(error)?)?;

@@ -1,0 +1,215 @@
+//! Who may delete objects, and trim the WAL on the strength of others: `docs/format/catalog.md`, "Who owns the objects".
+//!
+//! The WAL's headers tell an owner that another one has taken it over, and by the mark in them each catalog is known that is too old to open it. What they can not
+//! tell of is a copy of the device: of a machine that was cloned, or of a backup that was put back. The object store is one for all of them, so the owner
+//! is also said there.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use alluvium_wal::{HeaderInfo, Wal, WalError};
+use object_store::{ObjectStoreExt, PutPayload};
+use uuid::Uuid;
+
+use crate::catalog::Life;
+use crate::objects::{Cause, ObjectError, Request, within};
+use crate::store::Shared;
+use crate::upload::object_prefix;
+
+/// More than any owner object takes.
+const MAX_BYTES: u64 = 4096;
+
+/// This run of the store, and those before it.
+pub(crate) struct Owner {
+    epoch: u32,
+    node_id: u32,
+    /// In order; the last one is this one.
+    lives: Vec<Life>,
+    /// Held over a claim, so that none takes back what a later one has said.
+    claiming: tokio::sync::Mutex<()>,
+}
+
+impl Owner {
+    pub(crate) fn new(wal: &Wal, lives: Vec<Life>) -> Self {
+        let HeaderInfo { epoch, node_id, .. } = wal.header();
+        Self { epoch, node_id, lives, claiming: tokio::sync::Mutex::default() }
+    }
+
+    fn life(&self) -> Uuid {
+        self.lives.last().expect("this one").id
+    }
+
+    fn claim(&self, version: u64) -> Claim {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Claim {
+            epoch: self.epoch,
+            life: self.life(),
+            node_id: self.node_id,
+            version,
+            written_at_ms: u64::try_from(now.as_millis()).unwrap_or(u64::MAX),
+        }
+    }
+
+    /// Whether the claim was made in the past of this life: by one that the catalog knows, before the next one began.
+    fn is_past(&self, claim: &Claim) -> bool {
+        let mut lives = self.lives.iter().skip_while(|life| life.id != claim.life);
+        lives.nth(1).is_some_and(|next| claim.version <= next.after_version)
+    }
+
+    /// What the object means to this life, which wants to have said that it has come to version `needed`.
+    fn judge(&self, found: Option<&Claim>, needed: u64) -> Standing {
+        match found {
+            None => Standing::Free,
+            Some(claim) if claim.life == self.life() && claim.version >= needed => Standing::Owner,
+            Some(claim) if claim.life == self.life() || self.is_past(claim) => Standing::Free,
+            Some(_) => Standing::Anothers,
+        }
+    }
+}
+
+/// The content of the object.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+struct Claim {
+    epoch: u32,
+    life: Uuid,
+    node_id: u32,
+    /// Of the catalog.
+    version: u64,
+    /// For people, decides nothing.
+    written_at_ms: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Standing {
+    /// The object is this life's.
+    Owner,
+    /// There is none, or one of the past: it may be written.
+    Free,
+    Anothers,
+}
+
+/// Whether this store owns the objects, and the WAL still; if so, the object store knows it and that the catalog has come to version `needed`. False is
+/// told and counted. The outer error is that of a WAL that has stopped.
+pub(crate) async fn claim(
+    shared: &Arc<Shared>,
+    needed: u64,
+) -> Result<Result<bool, ObjectError>, WalError> {
+    let claimed = claim_objects(shared, needed).await;
+    // Last, as close to what follows as can be.
+    look(shared, claimed).await
+}
+
+/// The same before there is anything to be done, so that a copy of this server finds out early. The WAL is asked only if another one owns the objects: it may have
+/// the WAL too, and then this is the end.
+pub(crate) async fn announce(shared: &Arc<Shared>) -> Result<Result<bool, ObjectError>, WalError> {
+    match claim_objects(shared, 0).await {
+        Ok(false) => look(shared, Ok(false)).await,
+        claimed => Ok(claimed),
+    }
+}
+
+async fn look(
+    shared: &Arc<Shared>,
+    claimed: Result<bool, ObjectError>,
+) -> Result<Result<bool, ObjectError>, WalError> {
+    let wal = shared.wal.clone();
+    match tokio::task::spawn_blocking(move || wal.verify_owner()).await {
+        Ok(Ok(())) => Ok(claimed),
+        Ok(Err(error)) if shared.wal.stopped().is_some() => Err(error),
+        Ok(Err(error)) => {
+            tracing::warn!("whether the WAL was taken over can not be read: {error}");
+            Ok(claimed.map(|_| false))
+        }
+        Err(_) => Ok(Ok(false)), // the runtime ends
+    }
+}
+
+async fn claim_objects(shared: &Shared, needed: u64) -> Result<bool, ObjectError> {
+    let owner = &shared.owner;
+    let _alone = owner.claiming.lock().await;
+    let name = format!("{}/owner", object_prefix(shared.wal_id));
+    let mut found = read(shared, &name).await?;
+    if owner.judge(found.as_ref(), needed) == Standing::Free {
+        write(shared, &name, &owner.claim(shared.version())).await?;
+        // Another one may have written at the same time: who is there now is the owner.
+        found = read(shared, &name).await?;
+    }
+    if owner.judge(found.as_ref(), needed) == Standing::Owner {
+        return Ok(true);
+    }
+    shared.numbers.owner_conflicts.fetch_add(1, Ordering::Relaxed);
+    let Some(Claim { epoch, life: theirs, node_id, version, .. }) = found else {
+        tracing::warn!("{name} was written, and is not there");
+        return Ok(false);
+    };
+    tracing::warn!(
+        "no object is deleted, and the WAL is not trimmed: {name} is that of another server, node {node_id}, life {theirs}, epoch {epoch} of the WAL, version {version} of \
+         the catalog; this is node {}, life {}, epoch {}. Either it has taken the WAL over, or one of the two runs from a copy. If the other one is gone for good, \
+         delete that object",
+        owner.node_id,
+        owner.life(),
+        owner.epoch,
+    );
+    Ok(false)
+}
+
+async fn read(shared: &Shared, name: &str) -> Result<Option<Claim>, ObjectError> {
+    let claim = within(Request::Get, name, async {
+        let found = shared.objects.store(Cause::CleanUp).get(&name.into()).await?;
+        if found.meta.size > MAX_BYTES {
+            return Err(unreadable(&format!("it has {} bytes", found.meta.size)));
+        }
+        serde_json::from_slice(&found.bytes().await?)
+            .map_err(|error| unreadable(&error.to_string()))
+    });
+    match claim.await {
+        Err(error) if error.is_not_found() => Ok(None),
+        claim => claim.map(Some),
+    }
+}
+
+fn unreadable(what: &str) -> object_store::Error {
+    let source = format!("not an owner object: {what}").into();
+    object_store::Error::Generic { store: "object store", source }
+}
+
+async fn write(shared: &Shared, name: &str, claim: &Claim) -> Result<(), ObjectError> {
+    let bytes = serde_json::to_vec(claim).expect("numbers and an id");
+    let path = name.into();
+    let put = shared.objects.store(Cause::CleanUp).put(&path, PutPayload::from(bytes));
+    within(Request::Put, name, put).await.map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_owns_the_objects() {
+        let lives = [(1, 10), (2, 19), (3, 49)];
+        let lives =
+            lives.map(|(id, after_version)| Life { after_version, id: Uuid::from_u128(id) });
+        let me = Owner {
+            epoch: 5,
+            node_id: 0,
+            lives: lives.to_vec(),
+            claiming: tokio::sync::Mutex::default(),
+        };
+        let of = |life, version| Some(Claim { life: Uuid::from_u128(life), ..me.claim(version) });
+        for (found, standing, why) in [
+            (None, Standing::Free, "nobody was here"),
+            (of(3, 60), Standing::Owner, "mine"),
+            (of(3, 61), Standing::Owner, "mine, and further"),
+            (of(3, 59), Standing::Free, "mine, and behind"),
+            (of(2, 49), Standing::Free, "the one before me"),
+            (of(2, 50), Standing::Anothers, "the one before me, which has gone on"),
+            (of(1, 19), Standing::Free, "one before that"),
+            (of(1, 20), Standing::Anothers, "one before that, which has gone on"),
+            (of(4, 1), Standing::Anothers, "one that I do not know"),
+        ] {
+            let found: Option<Claim> = found;
+            assert_eq!(me.judge(found.as_ref(), 60), standing, "{why}");
+        }
+    }
+}

@@ -1,0 +1,566 @@
+//! Old copies and stale owners: a catalog, a WAL or a server of the past destroys nothing that was acknowledged since.
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use alluvium_device::sim::{Faults, SimDisk, SimOptions};
+use alluvium_stream::catalog::Snapshot;
+use alluvium_stream::{
+    Batch, Catalog, CatalogError, Change, MemoryCatalog, Recovery, Store, StoreError, Stream,
+    StreamId, StreamOffset,
+};
+use alluvium_wal::{Wal, WalError};
+use common::*;
+use object_store::ObjectStoreExt;
+
+const WAL_BYTES: u64 = 1 << 20;
+
+fn put(key: &str) -> Change {
+    Change::PutMeta { key: key.into(), value: vec![1] }
+}
+
+fn make_listings_old(objects: &Objects) {
+    objects.clock_behind_s.store(2 * 24 * 60 * 60, Ordering::SeqCst);
+}
+
+fn listings_are_old_and_fail(objects: &Objects) {
+    make_listings_old(objects);
+    objects.lists_fail.store(true, Ordering::SeqCst);
+}
+
+/// Another server with the catalog of this one as it is now, on `disk`.
+fn copy_of(world: &World, disk: SimDisk) -> World {
+    World {
+        disk,
+        objects: world.objects.clone(),
+        catalog: Arc::new(world.catalog.load().unwrap().into()),
+        options: world.options.clone(),
+        wal_options: world.wal_options.clone(),
+    }
+}
+
+/// The disk as it is now, once more.
+fn cloned(disk: &SimDisk) -> SimDisk {
+    SimDisk::from_image(&disk.image(), SimOptions::default())
+}
+
+/// Append batches `from..to` of one offset each, and upload each of them into an object of its own.
+async fn upload_each(life: &Life, stream: &Stream, from: u64, to: u64) -> Vec<Batch> {
+    let mut batches = Vec::new();
+    for base in from..to {
+        batches.push(batch(stream.id(), base, 1, 1000));
+        append(&life.store, stream, batches.last().unwrap()).await.await.unwrap();
+        life.store.flush().await.unwrap();
+    }
+    batches
+}
+
+fn owner_of(world: &World) -> object_store::path::Path {
+    let wal_id = world.catalog.load().unwrap().wal_id.unwrap();
+    format!("streams/{wal_id}/owner").into()
+}
+
+async fn claim(world: &World) -> Option<serde_json::Value> {
+    let found = world.objects.get(&owner_of(world)).await.ok()?;
+    Some(serde_json::from_slice(&found.bytes().await.unwrap()).unwrap())
+}
+
+async fn claimed_by(world: &World, epoch: u64) {
+    let begun = std::time::Instant::now();
+    while claim(world).await.is_none_or(|claim| claim["epoch"] != epoch) {
+        assert!(begun.elapsed() < HANG, "nobody of epoch {epoch} has claimed the objects");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+async fn refused(world: &World) -> StoreError {
+    let image = world.disk.image();
+    let version = world.catalog.load().unwrap().version;
+    let Err(error) = world.try_start(Arc::new(Hash)).await else { panic!("it was opened") };
+    assert!(world.disk.image() == image, "a refusal changes nothing");
+    assert_eq!(world.catalog.load().unwrap().version, version, "nor in the catalog");
+    error
+}
+
+/// A is idle while B takes the WAL over with a copy of A's data, and uploads. Then A goes on, and looks for orphans.
+#[tokio::test]
+async fn a_stale_owner_deletes_nothing_of_its_successor() {
+    let mut world = World::new(WAL_BYTES, 1);
+    let a = world.start_with(listings_are_old_and_fail).await;
+    let stream = a.create_log().await;
+    let id = stream.id();
+    let mut batches = upload_each(&a, &stream, 0, 2).await;
+
+    let other = copy_of(&world, world.disk.clone());
+    let b = other.start_with(listings_are_old_and_fail).await;
+    let theirs = b.store.stream(id).unwrap();
+    batches.extend(upload_each(&b, &theirs, 2, 6).await);
+    let before = names(&world).await;
+    assert_eq!(before.len(), 6);
+
+    a.objects.lists_fail.store(false, Ordering::SeqCst);
+    eventually("A finds out", || a.store.failure().is_some()).await;
+    assert!(a.store.failure().unwrap().contains("taken over"), "{:?}", a.store.failure());
+    assert_eq!(a.store.stats().orphans_deleted, 0);
+    assert_eq!(names(&world).await, before);
+    assert_eq!(read_from(&theirs, 0, 1500).await, batches);
+
+    // What B has uploaded is no orphan for A: whatever else A believes, it does not come to these numbers.
+    assert_eq!(a.store.stats().orphans, 0);
+    drop((stream, theirs));
+    a.crash(&mut world);
+}
+
+#[tokio::test]
+async fn who_was_taken_over_changes_its_catalog_no_more() {
+    let mut world = World::new(WAL_BYTES, 1);
+    let a = world.start().await;
+    let stream = a.create_log().await;
+    upload_each(&a, &stream, 0, 2).await;
+    let other = copy_of(&world, world.disk.clone());
+    let b = other.start().await;
+
+    // It finds out by the upload's trim, or by the look before it deletes.
+    drop(append(&a.store, &stream, &batch(stream.id(), 2, 1, 1000)).await.await);
+    a.store.flush().await.unwrap_err();
+    let version = world.catalog.load().unwrap().version;
+    for refused in [
+        a.store.commit(vec![put("topic")]).await.unwrap_err(),
+        a.store.new_stream_ids(1).await.unwrap_err(),
+        stream.trim(StreamOffset(1)).await.unwrap_err(),
+    ] {
+        assert!(matches!(refused, StoreError::Wal(WalError::Fenced { .. })), "{refused}");
+    }
+    assert_eq!(world.catalog.load().unwrap().version, version);
+    drop(stream);
+    a.crash(&mut world);
+    drop(b.store);
+}
+
+/// It has found out too late: its catalog has seen more commits than its successor's.
+#[tokio::test]
+async fn the_catalog_of_who_was_taken_over_is_an_old_one_whatever_it_has_seen() {
+    let mut world = World::new(WAL_BYTES, 1);
+    let a = world.start().await;
+    let (stream, _) = three_objects(&a).await;
+    let id = stream.id();
+    let mut other = copy_of(&world, world.disk.clone());
+    let b = other.start().await;
+    for i in 0..100 {
+        a.store.commit(vec![put(&i.to_string())]).await.unwrap();
+    }
+    // Nothing is trimmed in the WAL.
+    b.store.stream(id).unwrap().trim(StreamOffset(20)).await.unwrap();
+    eventually("it is deleted", || b.store.stats().retired_objects == 0).await;
+    drop(stream);
+    b.crash(&mut other);
+    drop(a);
+    world.disk = other.disk;
+    assert!(matches!(refused(&world).await, StoreError::OldCatalog { .. }));
+}
+
+/// Nothing was appended or trimmed in the WAL since the copy was made, only objects have gone: a fresh copy is as good as the catalog, an old one is not.
+#[tokio::test]
+async fn an_old_catalog_is_refused_also_if_only_objects_have_changed() {
+    let mut world = World::new(WAL_BYTES, 1);
+    let life = world.start().await;
+    let (stream, batches) = three_objects(&life).await;
+    let id = stream.id();
+    let old = world.catalog.load().unwrap();
+    stream.trim(StreamOffset(20)).await.unwrap();
+    eventually("an object is deleted", || life.store.stats().retired_objects == 0).await;
+    assert_eq!(names(&world).await.len(), 2);
+    drop(stream);
+    life.crash(&mut world);
+
+    let newest = std::mem::replace(&mut world.catalog, Arc::new(old.into()));
+    match refused(&world).await {
+        StoreError::OldCatalog { version, mark, uploaded, trimmed } => {
+            assert!(version < mark && uploaded >= trimmed, "{version} {mark}");
+        }
+        other => panic!("{other}"),
+    }
+    assert_eq!(names(&world).await.len(), 2);
+    world.catalog = newest;
+    let life = world.start().await;
+    let stream = life.store.stream(id).unwrap();
+    assert_eq!(read_from(&stream, 20, 1 << 20).await, batches[10..]);
+    drop(stream);
+    life.close().await;
+}
+
+/// Each commit whose consequences can not be taken back is followed by a mark before these: whenever a copy was made, it is
+/// refused, or it still reads all that there is.
+#[tokio::test]
+async fn a_copy_of_any_moment_is_refused_or_complete() {
+    let mut world = World::new(WAL_BYTES, 1);
+    let life = world.start().await;
+    let mut copies = vec![world.catalog.load().unwrap()];
+    let stream = life.create_log().await;
+    let id = stream.id();
+    let mut trimmed = 0;
+    for i in 0..6 {
+        append(&life.store, &stream, &batch(id, i, 1, 1000)).await.await.unwrap();
+        copies.push(world.catalog.load().unwrap());
+        life.store.flush().await.unwrap();
+        copies.push(world.catalog.load().unwrap());
+        if i % 2 == 1 {
+            trimmed = i;
+            stream.trim(StreamOffset(trimmed)).await.unwrap();
+            copies.push(world.catalog.load().unwrap());
+            eventually("it is deleted", || life.store.stats().retired_objects == 0).await;
+            copies.push(world.catalog.load().unwrap());
+        }
+    }
+    append(&life.store, &stream, &batch(id, 6, 1, 1000)).await.await.unwrap();
+    let all: Vec<_> = (0..7).map(|i| batch(id, i, 1, 1000)).collect();
+    drop(stream);
+    life.crash(&mut world);
+    let (mut opened, count) = (0, copies.len());
+    for copy in copies {
+        let uploaded = copy.streams.get(&id).map(|stream| stream.uploaded_end);
+        let other =
+            World { catalog: Arc::new(copy.into()), ..copy_of(&world, cloned(&world.disk)) };
+        match other.try_start(Arc::new(Hash)).await {
+            Ok(life) => {
+                opened += 1;
+                assert_eq!(uploaded, Some(StreamOffset(6)));
+                let stream = life.store.stream(id).unwrap();
+                let from = trimmed.max(stream.start_offset().0);
+                assert_eq!(read_from(&stream, from, 5000).await, all[from as usize..]);
+            }
+            Err(StoreError::OldCatalog { version, mark, .. }) => assert!(version < mark),
+            Err(other) => panic!("{other}"),
+        }
+    }
+    assert!((1..count / 2).contains(&opened), "{opened} of {count}");
+}
+
+#[tokio::test]
+async fn an_old_copy_of_the_wal_is_refused() {
+    let mut world = World::new(WAL_BYTES, 1);
+    let life = world.start().await;
+    let stream = life.create_log().await;
+    let id = stream.id();
+    let mut batches = upload_each(&life, &stream, 0, 1).await;
+    let old = cloned(&world.disk);
+    batches.extend(upload_each(&life, &stream, 1, 3).await);
+    drop(stream);
+    life.crash(&mut world);
+    let newest = std::mem::replace(&mut world.disk, old);
+    match refused(&world).await {
+        StoreError::OldWal { mark, seen } => assert!(mark < seen),
+        other => panic!("{other}"),
+    }
+    world.disk = newest;
+    let life = world.start().await;
+    let stream = life.store.stream(id).unwrap();
+    assert_eq!(read_from(&stream, 0, 1500).await, batches);
+    drop(stream);
+    let of_last_life = cloned(&world.disk);
+    life.close().await;
+
+    // Nothing was uploaded, but the WAL was opened: that is enough.
+    world.start().await.close().await;
+    world.disk = of_last_life;
+    assert!(matches!(refused(&world).await, StoreError::OldWal { .. }));
+}
+
+/// A catalog that does something else with a commit.
+struct Hooked {
+    inner: Arc<MemoryCatalog>,
+    commits: AtomicUsize,
+    #[allow(clippy::type_complexity)]
+    before: Box<dyn Fn(usize) -> Result<(), CatalogError> + Send + Sync>,
+}
+
+impl Catalog for Hooked {
+    fn load(&self) -> Result<Snapshot, CatalogError> {
+        self.inner.load()
+    }
+    fn commit(&self, changes: &[Change]) -> Result<u64, CatalogError> {
+        (self.before)(self.commits.fetch_add(1, Ordering::SeqCst))?;
+        self.inner.commit(changes)
+    }
+}
+
+async fn open_with(
+    world: &World,
+    before: impl Fn(usize) -> Result<(), CatalogError> + Send + Sync + 'static,
+) -> Result<Recovery, StoreError> {
+    let catalog = Hooked {
+        inner: world.catalog.clone(),
+        commits: AtomicUsize::new(0),
+        before: Box::new(before),
+    };
+    let opened = Store::open(
+        world.disk.device(),
+        world.wal_options.clone(),
+        world.objects.clone(),
+        Arc::new(catalog),
+        Arc::new(Hash),
+        world.options.clone(),
+        None,
+    );
+    let opened = opened.await?;
+    drop(opened.store);
+    Ok(opened.recovery)
+}
+
+/// Whatever an attempt leaves behind, the catalog, the header, or both, the next one is not refused.
+#[tokio::test]
+async fn attempts_that_were_cut_short_refuse_nobody() {
+    let mut world = World::new(WAL_BYTES, 1);
+    let life = world.start().await;
+    let stream = life.create_log().await;
+    let id = stream.id();
+    let batches = upload_each(&life, &stream, 0, 2).await;
+    drop(stream);
+    life.crash(&mut world);
+    let mark = |world: &World| Wal::inspect(&world.disk.device()).unwrap().header.mark;
+    let version = |world: &World| world.catalog.load().unwrap().version;
+    let fail = || Err(CatalogError::Failed("injected".into()));
+    for _ in 0..3 {
+        // Before anything.
+        let (had, marked) = (version(&world), mark(&world));
+        open_with(&world, move |_| fail()).await.expect_err("it fails");
+        assert_eq!((version(&world), mark(&world)), (had, marked));
+        // Between the catalog and the header.
+        world.disk.set_faults(Faults { write_error: 1.0, ..Faults::default() });
+        open_with(&world, |_| Ok(())).await.expect_err("it fails");
+        world.disk = world.disk.power_cut();
+        world.disk.set_faults(Faults::default());
+        assert!(version(&world) > had && mark(&world) == marked);
+        // Between the header, and the catalog's note of it.
+        let second = move |commit| if commit == 1 { fail() } else { Ok(()) };
+        open_with(&world, second).await.expect_err("it fails");
+        assert!(mark(&world) == version(&world));
+        world.disk = world.disk.power_cut();
+    }
+    let life = world.start().await;
+    let stream = life.store.stream(id).unwrap();
+    assert_eq!(read_from(&stream, 0, 1500).await, batches);
+    drop(stream);
+    life.close().await;
+}
+
+/// Somebody else was there after the catalog was compared with the WAL, and before the WAL was opened.
+#[tokio::test]
+async fn an_opening_in_between_is_noticed() {
+    for marks in [true, false] {
+        let mut world = World::new(WAL_BYTES, 1);
+        let life = world.start().await;
+        let stream = life.create_log().await;
+        let id = stream.id();
+        upload_each(&life, &stream, 0, 2).await;
+        append(&life.store, &stream, &batch(id, 2, 1, 1000)).await.await.unwrap();
+        drop(stream);
+        life.crash(&mut world);
+
+        let (device, mut options) = (world.disk.device(), world.wal_options.clone());
+        if marks {
+            // With a copy of the catalog, and just as far.
+            options.mark = Some(world.catalog.load().unwrap().version + 1);
+        }
+        let rival = move |commit| {
+            if commit == 0 {
+                let opened = Wal::open(device.clone(), &options, None, &mut |_| Ok(()));
+                let (wal, _) = opened.expect("it comes first");
+                wal.trim(..wal.appended()).wait().expect("it is the owner");
+            }
+            Ok(())
+        };
+        match open_with(&world, rival).await {
+            Err(StoreError::OldCatalog { version, mark, uploaded, trimmed }) => {
+                assert!(version < mark && (marks || uploaded < trimmed), "{uploaded} {trimmed}");
+            }
+            other => panic!("{:?}", other.map(|recovery| recovery.to_string())),
+        }
+    }
+}
+
+/// From before there were versions and marks.
+#[tokio::test]
+async fn a_catalog_and_a_wal_without_a_mark_are_opened() {
+    let mut world = World::new(WAL_BYTES, 1);
+    let (wal, report) =
+        Wal::open(world.disk.device(), &world.wal_options, None, &mut |_| Ok(())).unwrap();
+    wal.close().unwrap();
+    let found = Snapshot { wal_id: Some(report.wal_id), ..Snapshot::default() };
+    world.catalog = Arc::new(found.into());
+    let life = world.start().await;
+    let stream = life.create_log().await;
+    upload_each(&life, &stream, 0, 2).await;
+    drop(stream);
+    life.crash(&mut world);
+    let header = Wal::inspect(&world.disk.device()).unwrap().header;
+    assert!(header.mark > 0 && header.mark <= world.catalog.load().unwrap().version);
+    world.start().await.close().await;
+}
+
+/// How a machine and its disk were cloned.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Cloned {
+    /// While it was down; then both were started.
+    Down,
+    /// While it ran, and it has uploaded nothing since.
+    Idle,
+    /// While it ran, and it went on.
+    Busy,
+}
+
+/// No header tells the one of the other; the object store does. What the one that is not the owner takes stays in its WAL.
+#[tokio::test]
+async fn of_two_clones_one_owns_the_objects() {
+    for case in [Cloned::Down, Cloned::Idle, Cloned::Busy] {
+        let world = World::new(WAL_BYTES, 1);
+        let life = world.start().await;
+        let (stream, _) = three_objects(&life).await;
+        let id = stream.id();
+        drop(stream);
+        life.close().await;
+
+        let mut other = copy_of(&world, cloned(&world.disk));
+        let a = world.start().await;
+        claimed_by(&world, 2).await;
+        if case != Cloned::Down {
+            other = copy_of(&world, cloned(&world.disk));
+        }
+        let stream = a.store.stream(id).unwrap();
+        let mut next = 60;
+        if case == Cloned::Busy {
+            upload_each(&a, &stream, 60, 61).await;
+            next = 61;
+        }
+        let b = other.start().await;
+        let (owner, loser, next) = if case == Cloned::Idle {
+            claimed_by(&world, 3).await;
+            (&b, &a, 60)
+        } else {
+            (&a, &b, next)
+        };
+        drop(stream);
+        let theirs = loser.store.stream(id).unwrap();
+        let (trimmed, uploads) = (loser.store.stats().wal.trimmed, loser.store.stats().uploads);
+        append(&loser.store, &theirs, &batch(id, 60, 1, 1000)).await.await.unwrap();
+        let uploading = tokio::spawn({
+            let store = loser.store.clone();
+            async move { store.flush().await }
+        });
+        let owned = || loser.store.stats().upload_failing.is_some_and(|f| f.error.contains("owns"));
+        eventually("it keeps what it has", owned).await;
+        theirs.trim(StreamOffset(20)).await.unwrap();
+        let tries = loser.store.stats().owner_conflicts;
+        eventually("it tries again", || loser.store.stats().owner_conflicts >= tries + 10).await;
+        let stats = loser.store.stats();
+        assert_eq!((stats.wal.trimmed, stats.uploads), (trimmed, uploads));
+        assert_eq!(stats.retired_objects, 1, "the other one still has it");
+
+        let stream = owner.store.stream(id).unwrap();
+        let count = usize::try_from(next).unwrap() - 60 + 30;
+        assert_eq!(read_from(&stream, 0, 1 << 20).await.len(), count);
+        upload_each(owner, &stream, next, next + 1).await;
+        stream.trim(StreamOffset(20)).await.unwrap();
+        eventually("it deletes", || owner.store.stats().retired_objects == 0).await;
+        assert_eq!(owner.store.stats().owner_conflicts, 0);
+
+        uploading.abort();
+        let _ = uploading.await;
+        drop((stream, theirs));
+        a.close().await;
+        b.close().await;
+        let lost = [&world, &other].map(|world| Wal::inspect(&world.disk.device()).unwrap().header);
+        assert!(lost.iter().any(|header| header.trim == trimmed && header.durable > trimmed));
+    }
+}
+
+/// A backup of both, catalog and WAL, was put back. They fit together; what came since is in the object store, and stays there.
+#[tokio::test]
+async fn a_backup_that_was_put_back_deletes_nothing_that_is_newer() {
+    let mut world = World::new(WAL_BYTES, 1);
+    let life = world.start().await;
+    let stream = life.create_log().await;
+    upload_each(&life, &stream, 0, 2).await;
+    let backup = copy_of(&world, cloned(&world.disk));
+    upload_each(&life, &stream, 2, 4).await;
+    drop(stream);
+    life.crash(&mut world);
+    let before = names(&world).await;
+    assert_eq!(before.len(), 4);
+
+    // However often it is started: that raises its version and its epoch, and makes it know nothing more.
+    let mut backup = backup;
+    for _ in 0..8 {
+        let life = backup.start_with(make_listings_old).await;
+        eventually("it holds back", || life.store.stats().owner_conflicts > 0).await;
+        assert_eq!((names(&world).await, life.store.stats().orphans_deleted), (before.clone(), 0));
+        assert_eq!(life.store.stats().orphans, 2);
+        life.crash(&mut backup);
+    }
+
+    // Who knows that nobody else will come says so.
+    backup.objects.delete(&owner_of(&backup)).await.unwrap();
+    let life = backup.start_with(make_listings_old).await;
+    eventually("they are deleted", || life.store.stats().orphans_deleted == 2).await;
+    life.close().await;
+}
+
+#[tokio::test]
+async fn the_owner_object_says_who() {
+    let mut world = World::new(WAL_BYTES, 1);
+    world.wal_options.node_id = 7;
+    let life = world.start().await;
+    claimed_by(&world, 1).await;
+    let first = claim(&world).await.unwrap();
+    assert_eq!((&first["node_id"], &first["version"]), (&7.into(), &((1u64 << 32) + 1).into()));
+    assert!(first["written_at_ms"].as_u64() > Some(1_600_000_000_000));
+    let (stream, _) = three_objects(&life).await;
+    stream.trim(StreamOffset(20)).await.unwrap();
+    eventually("it is deleted", || life.store.stats().retired_objects == 0).await;
+    let second = claim(&world).await.unwrap();
+    assert_eq!((&second["life"], &second["epoch"]), (&first["life"], &1.into()));
+    assert!(second["version"].as_u64() > first["version"].as_u64());
+    drop(stream);
+    life.crash(&mut world);
+
+    // It is no orphan, however old it is.
+    let life = world.start_with(make_listings_old).await;
+    claimed_by(&world, 2).await;
+    assert_ne!(claim(&world).await.unwrap()["life"], first["life"]);
+    assert_eq!((life.store.stats().orphans, life.store.stats().orphans_deleted), (0, 0));
+
+    // Without a word that can be understood nothing is deleted.
+    for nonsense in ["", "{}", &"x".repeat(5000)] {
+        let stream = life.store.stream(StreamId(0)).unwrap();
+        let failures = life.store.stats().clean_up_failures;
+        world.objects.put(&owner_of(&world), nonsense.to_owned().into()).await.unwrap();
+        if stream.start_offset() < StreamOffset(40) {
+            stream.trim(StreamOffset(40)).await.unwrap();
+        }
+        eventually("it tries again", || life.store.stats().clean_up_failures >= failures + 2).await;
+        assert_eq!(names(&world).await.len(), 2);
+    }
+    world.objects.delete(&owner_of(&world)).await.unwrap();
+    eventually("it deletes", || life.store.stats().retired_objects == 0).await;
+    assert_eq!(names(&world).await.len(), 1);
+    life.close().await;
+}
+
+/// The mark comes first: a crash may come in between.
+#[tokio::test]
+async fn no_object_goes_before_the_mark_is_there() {
+    let mut world = World::new(WAL_BYTES, 1);
+    let life = world.start().await;
+    let (stream, _) = three_objects(&life).await;
+    life.objects.deletes_fail.store(true, Ordering::SeqCst);
+    stream.trim(StreamOffset(20)).await.unwrap();
+    let retired_in = world.catalog.load().unwrap().version;
+    eventually("it tries", || life.store.stats().clean_up_failures > 0).await;
+    drop(stream);
+    life.power_cut(&mut world);
+    let mark = Wal::inspect(&world.disk.device()).unwrap().header.mark;
+    assert!(mark >= retired_in, "{mark} {retired_in}");
+}
