@@ -247,7 +247,7 @@ pub(crate) fn s3_server(root: &Path, peer: Peer) -> Result<PathBuf, Missing> {
     println!("setup: go install {package}@{version} (from the Go module proxy; takes minutes)");
     let mut install = go.command(|go| Command::new(go));
     // Outside of a module: what it needs does not mix with what the suites need.
-    install.current_dir("/").env("GOBIN", &directory).env_remove("GOFLAGS");
+    install.current_dir("/").env("GOBIN", &directory);
     quietly(install.args(["install", &format!("{package}@{version}")]))?;
     Ok(program)
 }
