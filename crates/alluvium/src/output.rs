@@ -163,16 +163,6 @@ impl fmt::Display for Table {
     }
 }
 
-/// Of whom no more than this is logged, whatever level is asked for.
-const LIBRARIES: [&str; 6] = [
-    "object_store=warn",
-    "h2=warn",
-    "hyper=warn",
-    "hyper_util=warn",
-    "reqwest=warn",
-    "rustls=warn",
-];
-
 /// Sends the log to standard error. `filter` is a level or a list of `target=level`.
 ///
 /// # Errors
@@ -189,13 +179,11 @@ pub(crate) fn start_logging(filter: &str) -> Result<(), Failure> {
             ))
         })?;
     }
-    let filter = filter.parse::<EnvFilter>().map_err(|error| wrong(&error))?;
-    // What the HTTP client traces has session tokens in it. A request that is repeated is no news; one that fails is told by who has sent it.
-    let filter = match filter.max_level_hint() {
-        Some(level) if level < LevelFilter::WARN => filter,
-        _ => LIBRARIES.iter().fold(filter, |filter, directive| {
-            filter.add_directive(directive.parse().expect("the directive is valid"))
-        }),
+    let asked = filter.parse::<EnvFilter>().map_err(|error| wrong(&error))?;
+    // That a request is repeated is no news; one that has failed is told by who has sent it. Who names this target gets it all the same.
+    let filter = match asked.max_level_hint() {
+        Some(level) if level < LevelFilter::WARN => asked,
+        _ => EnvFilter::new(format!("object_store=warn,{filter}")),
     };
     tracing_subscriber::fmt()
         .with_env_filter(filter)
