@@ -1,0 +1,265 @@
+//! Streams against plain lists, by seed: appends, fetches, searches, trims, deletions, uploads, compaction, an object store that comes and goes, crashes and
+//! power cuts. `cargo xtask model` goes further.
+//!
+//! Of each stream the list knows what was appended and how much of it was acknowledged. After a crash a stream holds a beginning of the list
+//! that has at least that much; from then on that is the list.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use alluvium_device::sim::Random;
+use alluvium_stream::{
+    Append, AppendError, Batch, Change, FetchError, KIND_LOG, Lost, Stream, StreamId, StreamOffset,
+};
+use common::*;
+use futures::FutureExt;
+
+const WAL_BYTES: u64 = 1 << 20;
+
+#[derive(Default)]
+struct List {
+    batches: Vec<Batch>,
+    /// Of them, so many were acknowledged.
+    acknowledged: usize,
+    start: StreamOffset,
+}
+
+impl List {
+    fn next(&self) -> u64 {
+        self.batches.last().map_or(0, |last| last.end().0)
+    }
+
+    /// What a reader may see from `from` on, if it is durable.
+    fn from(&self, from: StreamOffset) -> &[Batch] {
+        &self.batches[self.batches.partition_point(|batch| batch.end() <= from)..]
+    }
+}
+
+struct Run {
+    random: Random,
+    world: World,
+    lists: BTreeMap<StreamId, List>,
+    compactions: u64,
+    uploads: u64,
+}
+
+impl Run {
+    fn new(seed: u64) -> Self {
+        let mut random = Random::new(seed);
+        let mut world = World::new(WAL_BYTES, seed);
+        world.options.compaction_bytes = [0, 64 << 10, 64 << 10, 1 << 20][random.below(4) as usize];
+        world.options.block_cache_bytes = [0, 100 << 10, 1 << 20][random.below(3) as usize];
+        world.options.cache_bytes = [128 << 10, WAL_BYTES][random.below(2) as usize];
+        world.options.upload_bytes = [16 << 10, 64 << 10][random.below(2) as usize];
+        Self { random, world, lists: BTreeMap::new(), compactions: 0, uploads: 0 }
+    }
+
+    fn chance(&mut self, one_in: u64) -> bool {
+        self.random.below(one_in) == 0
+    }
+
+    async fn lives(&mut self) {
+        for _ in 0..1 + self.random.below(4) {
+            let life = self.world.start().await;
+            self.found(&life).await;
+            self.live(&life).await;
+            let stats = life.store.stats();
+            self.compactions += stats.compactions;
+            self.uploads += stats.uploads;
+            match self.random.below(4) {
+                0 => {
+                    life.objects.down.store(false, Ordering::SeqCst);
+                    life.close().await;
+                    self.lists.values_mut().for_each(|list| list.acknowledged = list.batches.len());
+                }
+                1 => life.power_cut(&mut self.world),
+                _ => life.crash(&mut self.world),
+            }
+        }
+        let life = self.world.start().await;
+        self.found(&life).await;
+        life.close().await;
+    }
+
+    /// After a start: at least what was acknowledged is there, and what there is is what was appended.
+    async fn found(&mut self, life: &Life) {
+        let mut ids = life.store.stream_ids();
+        ids.sort_unstable();
+        assert_eq!(ids, self.lists.keys().copied().collect::<Vec<_>>());
+        assert_eq!(life.store.stats().lost, Lost::default());
+        for (id, list) in &mut self.lists {
+            let stream = life.store.stream(*id).unwrap();
+            assert_eq!(stream.start_offset(), list.start, "stream {id}");
+            let end = stream.durable_end();
+            assert_eq!(end, stream.next_offset(), "stream {id}");
+            let there = list.batches.partition_point(|batch| batch.end() <= end);
+            assert!(
+                there >= list.acknowledged,
+                "stream {id} ends at {end}: {there} batches, {} were acknowledged",
+                list.acknowledged
+            );
+            list.batches.truncate(there);
+            list.acknowledged = there;
+            assert_eq!(StreamOffset(list.next()).max(list.start), end, "stream {id}");
+            let expected = list.from(list.start);
+            assert_eq!(read_from(&stream, list.start.0, 1 << 20).await, expected, "stream {id}");
+            assert_eq!(state_of(&stream), expected_state(*id, &list.batches), "stream {id}");
+        }
+    }
+
+    async fn live(&mut self, life: &Life) {
+        let mut pending: Vec<(StreamId, Append, usize)> = Vec::new();
+        for _ in 0..self.random.below(80) {
+            if self.lists.is_empty() || (self.lists.len() < 6 && self.chance(20)) {
+                self.lists.insert(life.create(KIND_LOG).await.id(), List::default());
+                continue;
+            }
+            let at = self.random.below(self.lists.len() as u64) as usize;
+            let id = *self.lists.keys().nth(at).unwrap();
+            let stream = life.store.stream(id).unwrap();
+            match self.random.below(20) {
+                0..9 => pending.push(self.append(life, &stream).await),
+                9..11 => self.acknowledge(&mut pending).await,
+                11..14 => self.fetch(life, &stream).await,
+                14 => self.search(life, &stream).await,
+                15 if !life.objects.down.load(Ordering::SeqCst) => {
+                    life.store.flush().await.unwrap()
+                }
+                16 => self.trim(&stream).await,
+                17 if self.chance(6) => {
+                    life.store.commit(vec![Change::DeleteStream(id)]).await.unwrap();
+                    pending.retain(|(of, _, _)| *of != id);
+                    self.lists.remove(&id);
+                }
+                18 => {
+                    let down = self.chance(3);
+                    life.objects.down.store(down, Ordering::SeqCst);
+                    life.objects.fail_writes.store(self.random.below(3), Ordering::SeqCst);
+                }
+                _ => tokio::time::sleep(Duration::from_micros(self.random.below(500))).await,
+            }
+            // Those that are there by now: what was told must stay.
+            for (of, append, count) in &mut pending {
+                if append.now_or_never().is_some_and(|done| done.is_ok()) {
+                    let list = self.lists.get_mut(of).unwrap();
+                    list.acknowledged = list.acknowledged.max(*count);
+                }
+            }
+            let lists = &self.lists;
+            pending.retain(|(of, _, count)| lists[of].acknowledged < *count);
+        }
+    }
+
+    async fn append(&mut self, life: &Life, stream: &Stream) -> (StreamId, Append, usize) {
+        let longest = [100, 3000, 20_000][self.random.below(3) as usize];
+        let (count, len) = (1 + self.random.below(3) as u32, 1 + self.random.below(longest));
+        let list = self.lists.get_mut(&stream.id()).unwrap();
+        let batch = batch(stream.id(), list.next().max(list.start.0), count, len as usize);
+        let append = loop {
+            match stream.append(new_batch(&batch)) {
+                Ok(append) => break append,
+                Err(AppendError::Full) => {
+                    // It would be for ever.
+                    life.objects.down.store(false, Ordering::SeqCst);
+                    tokio::time::timeout(HANG, life.store.room()).await.expect("a lost wakeup");
+                }
+                Err(error) => panic!("append: {error}"),
+            }
+        };
+        list.batches.push(batch);
+        (stream.id(), append, list.batches.len())
+    }
+
+    async fn acknowledge(&mut self, pending: &mut Vec<(StreamId, Append, usize)>) {
+        for (of, append, count) in pending.drain(..) {
+            append.await.unwrap();
+            let list = self.lists.get_mut(&of).unwrap();
+            list.acknowledged = list.acknowledged.max(count);
+        }
+    }
+
+    async fn fetch(&mut self, life: &Life, stream: &Stream) {
+        let max_bytes = 1 + self.random.below(30_000) as usize;
+        let list = &self.lists[&stream.id()];
+        let from = StreamOffset(self.random.below(list.next() + 2));
+        let durable = stream.durable_end();
+        match stream.fetch(from, max_bytes).await {
+            Ok(fetched) => {
+                assert!(from >= list.start && from.0 <= list.next().max(list.start.0));
+                let expected = list.from(from);
+                assert_eq!(fetched.batches, expected[..fetched.batches.len()], "from {from}");
+                assert!(fetched.durable_end >= durable);
+                let anything = expected.first().is_some_and(|first| first.end() <= durable);
+                assert!(!fetched.batches.is_empty() || !anything, "nothing from {from}");
+            }
+            Err(FetchError::OutOfRange { .. }) => {
+                assert!(from < list.start || from.0 > list.next(), "{from} is there");
+            }
+            Err(FetchError::Failed(error)) => {
+                assert!(life.objects.down.load(Ordering::SeqCst), "{error}");
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    async fn search(&mut self, life: &Life, stream: &Stream) {
+        let list = &self.lists[&stream.id()];
+        let time = self.random.below(list.next() * 10 + 20).cast_signed();
+        let durable = stream.durable_end();
+        let expected = list.from(list.start).iter().find(|batch| batch.max_timestamp_ms >= time);
+        match stream.find_time(time).await {
+            Ok(Some(found)) => assert_eq!(Some(&found), expected, "at {time}"),
+            Ok(None) => assert!(expected.is_none_or(|batch| batch.end() > durable), "at {time}"),
+            Err(error) => assert!(life.objects.down.load(Ordering::SeqCst), "{error}"),
+        }
+    }
+
+    async fn trim(&mut self, stream: &Stream) {
+        let list = self.lists.get_mut(&stream.id()).unwrap();
+        // At most the durable end.
+        let to = StreamOffset(self.random.below(stream.durable_end().0 + 1));
+        stream.trim(to).await.unwrap();
+        list.start = list.start.max(to);
+        assert_eq!(stream.start_offset(), list.start);
+        // What is trimmed was durable.
+        let durable = list.batches.partition_point(|batch| batch.end() <= to);
+        list.acknowledged = list.acknowledged.max(durable);
+    }
+}
+
+fn number(name: &str, default: u64) -> u64 {
+    std::env::var(name).map_or(default, |value| value.parse().expect(name))
+}
+
+#[test]
+fn streams_are_lists() {
+    let (start, seeds) = (number("ALLUVIUM_MODEL_START", 0), number("ALLUVIUM_MODEL_SEEDS", 150));
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let (mut compactions, mut uploads) = (0, 0);
+    for seed in start..start + seeds {
+        let mut run = Run::new(seed);
+        let told = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            runtime.block_on(run.lives());
+        }));
+        if let Err(panic) = told {
+            eprintln!("seed {seed}: ALLUVIUM_MODEL_START={seed} ALLUVIUM_MODEL_SEEDS=1");
+            std::panic::resume_unwind(panic);
+        }
+        compactions += run.compactions;
+        uploads += run.uploads;
+        if (seed + 1 - start).is_multiple_of(1000) {
+            println!(
+                "{} of {seeds} seeds: {uploads} uploads, {compactions} compactions",
+                seed + 1 - start
+            );
+        }
+    }
+    assert!(
+        uploads > seeds && (seeds < 100 || compactions > seeds / 10),
+        "{uploads} {compactions}"
+    );
+}
