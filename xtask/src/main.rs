@@ -54,6 +54,8 @@ enum Task {
     Sim(SimOptions),
     /// Run what threads do to each other in every order, in a model checker: a campaign.
     Loom(LoomOptions),
+    /// Compare streams with plain lists, through uploads, compaction, crashes and power cuts: a campaign.
+    Model(ModelOptions),
     /// Kill the server with SIGKILL under load, again and again, and check what it holds: a campaign.
     Kill(KillOptions),
     /// Cut the power of a virtual machine's disk under the WAL, again and again, and check what is left: a campaign.
@@ -121,6 +123,16 @@ struct SimOptions {
     /// Further options of the simulation, as `-- --seed 7` to replay one seed.
     #[arg(last = true)]
     rest: Vec<String>,
+}
+
+#[derive(Args)]
+struct ModelOptions {
+    /// How many seeds to run.
+    #[arg(long, default_value_t = 20_000)]
+    seeds: u64,
+    /// The first one.
+    #[arg(long, default_value_t = 0)]
+    start: u64,
 }
 
 #[derive(Args)]
@@ -208,6 +220,7 @@ fn run(task: Task) -> Result<report::Report, Error> {
         Task::Test(options) => suites::run(&root, &options),
         Task::Sim(options) => suites::sim(&root, &options),
         Task::Loom(options) => Ok(loom::campaign(&root, &options)),
+        Task::Model(options) => suites::model(&root, &options),
         Task::Kill(options) => suites::kill_campaign(&root, &options),
         Task::Crash(options) => crash::campaign(&root, &options),
         Task::Fence(options) => fence::campaign(&root, &options),

@@ -12,8 +12,8 @@ use crate::s3::Peer;
 use crate::server::{Config, Ending, Server, binary};
 use crate::setup::Missing;
 use crate::{
-    EndlessOptions, Error, KillOptions, S3Options, SimOptions, Suite, TestOptions, endless, gate,
-    kcat, kill, loom, s3, setup,
+    EndlessOptions, Error, KillOptions, ModelOptions, S3Options, SimOptions, Suite, TestOptions,
+    endless, gate, kcat, kill, loom, s3, setup,
 };
 
 /// Far above what a suite takes: it keeps a suite that hangs from blocking the rest.
@@ -69,14 +69,29 @@ pub(crate) fn sim(root: &Path, options: &SimOptions) -> Result<Report, Error> {
     let mut command = cargo(root);
     command.args(["run", "--release", "--locked", "--package", "alluvium-sim", "--", "--seeds"]);
     command.arg(options.seeds.to_string()).args(&options.rest);
+    Ok(in_sight("simulation", command))
+}
+
+/// `cargo xtask model`.
+pub(crate) fn model(root: &Path, options: &ModelOptions) -> Result<Report, Error> {
+    let mut command = cargo(root);
+    command.args(["test", "--release", "--locked", "--package", "alluvium-stream"]);
+    command.args(["--test", "model", "--", "--nocapture"]);
+    command.env("ALLUVIUM_MODEL_SEEDS", options.seeds.to_string());
+    command.env("ALLUVIUM_MODEL_START", options.start.to_string());
+    Ok(in_sight("model", command))
+}
+
+/// One command is the suite, and says itself how far it is.
+fn in_sight(suite: &str, mut command: Command) -> Report {
     let what = describe(&command);
     let mut report = Report::default();
-    report.suite("simulation", || {
+    report.suite(suite, || {
         println!("{what}");
         let status = command.status()?;
         Ok(vec![if status.success() { Case::passed(&what) } else { Case::failed(&what, status) }])
     });
-    Ok(report)
+    report
 }
 
 /// `cargo xtask kill`.
