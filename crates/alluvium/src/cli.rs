@@ -2,7 +2,9 @@
 
 use clap::{Parser, Subcommand};
 
+use crate::catalog::CatalogCommand;
 use crate::config::ServeOptions;
+use crate::object::ObjectCommand;
 use crate::topic::TopicCommand;
 use crate::wal::WalCommand;
 
@@ -35,6 +37,12 @@ pub(crate) enum Command {
     /// Format, inspect, dump and measure a write-ahead log.
     #[command(subcommand)]
     Wal(WalCommand),
+    /// Inspect and verify objects in a directory or in S3.
+    #[command(subcommand)]
+    Object(ObjectCommand),
+    /// Write the catalog of a server that is stopped as JSON, and make one of it.
+    #[command(subcommand)]
+    Catalog(CatalogCommand),
 }
 
 #[cfg(test)]

@@ -3,10 +3,12 @@
 #![forbid(unsafe_code)]
 
 mod admin;
+mod catalog;
 mod cli;
 mod config;
 mod control;
 mod kafka;
+mod object;
 mod objects;
 mod output;
 mod progress;
@@ -24,6 +26,8 @@ use cli::{Cli, Command};
 
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
+        Command::Catalog(command) => catalog::run(command),
+        Command::Object(command) => object::run(command),
         Command::Serve(options) => serve::run(*options),
         Command::Topic(command) => topic::run(command),
         Command::Wal(command) => wal::run(command),

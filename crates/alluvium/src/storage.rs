@@ -16,6 +16,9 @@ use crate::output::Failure;
 use crate::progress::Meter;
 use crate::units::{Size, counted};
 
+/// The catalog in a data directory.
+pub(crate) const CATALOG_FILE: &str = "catalog.redb";
+
 /// Opened and checked, not recovered yet.
 pub(crate) struct Storage {
     pub(crate) device: SharedDevice,
@@ -39,17 +42,22 @@ impl Storage {
         }
         crate::objects::check(&config.object_store)?;
         let lock = lock_directory(&config.data_dir)?;
-        let catalog_path = config.data_dir.join("catalog.redb");
+        let catalog_path = config.data_dir.join(CATALOG_FILE);
         let catalog = RedbCatalog::open(&catalog_path).map_err(Failure::new)?;
-        let bound = catalog.load().map_err(Failure::new)?.wal_id;
-        let (device, header) = open_wal(config, bound.is_some())?;
-        if bound.is_none() {
+        // Recovery reads all of it, and writes nothing before. Only what would be written here has to be certain here: a catalog without a
+        // log is small.
+        let bound = match catalog.wal_id().map_err(Failure::new)? {
+            Some(_) => true,
+            None => catalog.load().map_err(Failure::new)?.wal_id.is_some(),
+        };
+        let (device, header) = open_wal(config, bound)?;
+        if !bound {
             check_unused(config, &header, &catalog_path)?;
         }
         let capacity = Size { bytes: header.capacity_bytes };
         let options = stream_options(config, capacity)?;
         let objects = crate::objects::open(&config.object_store)?;
-        if bound.is_none() {
+        if !bound {
             // Before the log is opened for the first time, so that one that was opened is bound, whenever the server is killed.
             catalog.commit(&[Change::BindWal(header.wal_id)]).map_err(Failure::new)?;
         }
@@ -60,7 +68,7 @@ impl Storage {
 }
 
 /// Lock the directory for this process, and leave its id there for who wants to signal it. The lock goes with the process; the id stays.
-fn lock_directory(directory: &Path) -> Result<File, Failure> {
+pub(crate) fn lock_directory(directory: &Path) -> Result<File, Failure> {
     let failed = |action: &str, error: std::io::Error| {
         Failure::Failed(format!("data directory {}: {action}: {error}", directory.display()))
     };

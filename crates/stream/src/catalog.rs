@@ -13,6 +13,7 @@ use uuid::Uuid;
 use crate::types::{ObjectId, StreamId, StreamOffset};
 
 pub mod conformance;
+pub mod export;
 mod memory;
 mod redb;
 

@@ -29,7 +29,10 @@ mod upload;
 mod wake;
 
 pub use catalog::{Catalog, CatalogError, Change, MemoryCatalog, RedbCatalog};
-pub use objects::{ErrorKind, ObjectError, ReadStats, Requests, local_objects, try_objects};
+pub use objects::{
+    ErrorKind, ObjectError, ReadStats, Requests, StoredObject, list_objects, local_objects,
+    object_size, try_objects,
+};
 pub use options::Options;
 pub use record::decode_record;
 pub use recover::{Gap, Recovery};

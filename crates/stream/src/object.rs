@@ -7,12 +7,13 @@ use crate::types::{Batch, StreamId, StreamOffset};
 
 const HEADER_MAGIC: [u8; 8] = *b"ALLUVOBJ";
 const FOOTER_MAGIC: [u8; 8] = *b"ALLUVEND";
-const VERSION: u32 = 1;
+/// The format that is written and read.
+pub const VERSION: u32 = 1;
 
 /// magic, version, CRC32C of the rest, nonce.
 pub(crate) const HEADER_BYTES: usize = 8 + 4 + 4 + 16;
 /// base, count, payload length, greatest timestamp.
-pub(crate) const ENTRY_BYTES: usize = 8 + 4 + 4 + 8;
+pub const ENTRY_BYTES: usize = 8 + 4 + 4 + 8;
 /// stream, start, end, position, length, entries, greatest timestamp, CRC32C, reserved.
 pub(crate) const INDEX_ENTRY_BYTES: usize = 8 + 8 + 8 + 8 + 4 + 4 + 8 + 4 + 4;
 /// index position, index length, index CRC32C, version, nonce, reserved, magic, CRC32C of all before.
@@ -306,8 +307,64 @@ pub(crate) fn decode_block(block: &Block, bytes: &Bytes) -> Result<Vec<Batch>, D
     Ok(batches)
 }
 
-/// Read a whole object without the catalog: for tools, and for rebuilding a catalog. Verifies every byte but the data
-/// blocks, which [`Whole::batches`] does.
+/// The nonce of an object, from its header.
+pub(crate) fn decode_header(header: &[u8]) -> Result<Uuid, Damage> {
+    if header[..8] != HEADER_MAGIC {
+        return damage(0, "not an object: the magic is missing");
+    }
+    if u32_at(header, 12) != header_crc(&header[..12], &header[16..]) {
+        return damage(0, "the header does not match its checksum");
+    }
+    if u32_at(header, 8) != VERSION {
+        return damage(
+            8,
+            format!("format version {} is not known, only {VERSION}", u32_at(header, 8)),
+        );
+    }
+    Ok(Uuid::from_slice(&header[16..]).expect("16 bytes"))
+}
+
+/// Where the index of an object lies, from its footer at `position`; `nonce` is the header's.
+pub(crate) fn decode_footer(position: u64, footer: &[u8], nonce: Uuid) -> Result<Summary, Damage> {
+    if u32_at(footer, 60) != crc32c::crc32c(&footer[..60]) {
+        return damage(position, "the footer does not match its checksum");
+    }
+    if footer[52..60] != FOOTER_MAGIC
+        || u32_at(footer, 20) != VERSION
+        || footer[24..40] != *nonce.as_bytes()
+        || footer[40..52] != [0; 12]
+    {
+        return damage(position, "the footer does not belong to the header");
+    }
+    let (index_position, index_bytes) = (u64_at(footer, 0), u64_at(footer, 8));
+    if index_position < HEADER_BYTES as u64
+        || index_position.checked_add(index_bytes) != Some(position)
+    {
+        return damage(
+            position,
+            format!(
+                "an index of {index_bytes} bytes at {index_position} does not end at the footer"
+            ),
+        );
+    }
+    Ok(Summary {
+        size_bytes: position + FOOTER_BYTES as u64,
+        index_position,
+        index_bytes,
+        index_crc32c: u32_at(footer, 16),
+    })
+}
+
+/// An object is at least its header and its footer.
+pub(crate) fn check_length(len_bytes: u64) -> Result<(), Damage> {
+    if len_bytes < (HEADER_BYTES + FOOTER_BYTES) as u64 {
+        return damage(0, format!("{len_bytes} bytes are too short for an object"));
+    }
+    Ok(())
+}
+
+/// Read a whole object without the catalog, from memory. Verifies every byte but the data blocks, which
+/// [`Whole::batches`] does.
 #[derive(Debug)]
 pub struct Whole {
     bytes: Bytes,
@@ -320,49 +377,14 @@ pub struct Whole {
 impl Whole {
     /// Check header, footer and index.
     pub fn open(bytes: Bytes) -> Result<Self, Damage> {
-        if bytes.len() < HEADER_BYTES + FOOTER_BYTES {
-            return damage(0, format!("{} bytes are too short for an object", bytes.len()));
-        }
-        let header = &bytes[..HEADER_BYTES];
-        if header[..8] != HEADER_MAGIC {
-            return damage(0, "not an object: the magic is missing");
-        }
-        if u32_at(header, 12) != header_crc(&header[..12], &header[16..]) {
-            return damage(0, "the header does not match its checksum");
-        }
-        if u32_at(header, 8) != VERSION {
-            return damage(
-                8,
-                format!("format version {} is not known, only {VERSION}", u32_at(header, 8)),
-            );
-        }
+        check_length(bytes.len() as u64)?;
+        let nonce = decode_header(&bytes[..HEADER_BYTES])?;
         let footer_at = bytes.len() - FOOTER_BYTES;
-        let footer = &bytes[footer_at..];
-        let footer_position = footer_at as u64;
-        if u32_at(footer, 60) != crc32c::crc32c(&footer[..60]) {
-            return damage(footer_position, "the footer does not match its checksum");
-        }
-        if footer[52..60] != FOOTER_MAGIC
-            || u32_at(footer, 20) != VERSION
-            || footer[24..40] != header[16..]
-            || footer[40..52] != [0; 12]
-        {
-            return damage(footer_position, "the footer does not belong to the header");
-        }
-        let (index_position, index_bytes) = (u64_at(footer, 0), u64_at(footer, 8));
-        if index_position < HEADER_BYTES as u64
-            || index_position.checked_add(index_bytes) != Some(footer_position)
-        {
-            return damage(
-                footer_position,
-                format!(
-                    "an index of {index_bytes} bytes at {index_position} does not end at the footer"
-                ),
-            );
-        }
-        let index_at = usize::try_from(index_position).expect("below the length of the bytes");
-        let blocks = decode_index(index_position, &bytes[index_at..footer_at], u32_at(footer, 16))?;
-        let nonce = Uuid::from_slice(&header[16..]).expect("16 bytes");
+        let footer = decode_footer(footer_at as u64, &bytes[footer_at..], nonce)?;
+        let index_at =
+            usize::try_from(footer.index_position).expect("below the length of the bytes");
+        let index = &bytes[index_at..footer_at];
+        let blocks = decode_index(footer.index_position, index, footer.index_crc32c)?;
         Ok(Self { bytes, nonce, blocks })
     }
 

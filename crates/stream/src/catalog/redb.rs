@@ -127,24 +127,25 @@ impl RedbCatalog {
         CatalogError::Failed(format!("{}: {}", self.path.display(), error.into()))
     }
 
+    /// The WAL that this catalog belongs to, by that row alone: not verified, as [`Catalog::load`] does it with all rows. Blocking.
+    ///
+    /// # Errors
+    /// It can not be read.
+    pub fn wal_id(&self) -> Result<Option<Uuid>, CatalogError> {
+        let read = || -> Result<Option<Uuid>, Failure> {
+            let transaction = self.database.begin_read()?;
+            let row = transaction.open_table(IDENTITY)?.get(KEY_WAL)?;
+            row.map(|id| decode_wal_id(id.value())).transpose()
+        };
+        unless_damaged(&self.path, || read().map_err(|failure| self.named(failure)))
+    }
+
     fn read(&self) -> Result<Snapshot, Failure> {
         let transaction = self.database.begin_read()?;
         let mut snapshot = Snapshot::default();
 
-        let sum = [
-            sum_of(&transaction.open_table(COUNTERS)?)?,
-            sum_of(&transaction.open_table(IDENTITY)?)?,
-            sum_of(&transaction.open_table(STREAMS)?)?,
-            sum_of(&transaction.open_table(CHECKPOINTS)?)?,
-            sum_of(&transaction.open_table(RANGES)?)?,
-            sum_of(&transaction.open_table(OBJECTS)?)?,
-            sum_of(&transaction.open_table(META)?)?,
-        ];
-        let sum = sum.into_iter().fold(0, u64::wrapping_add);
-        let stated = transaction.open_table(CHECKSUM)?.get(KEY_ROWS)?.map(|v| v.value());
-        if stated != Some(sum) {
-            return Err(Failure::Value("the rows do not match their checksum".into()));
-        }
+        let mut sum = sum_of(&transaction.open_table(COUNTERS)?)?
+            .wrapping_add(sum_of(&transaction.open_table(IDENTITY)?)?);
         let counters = transaction.open_table(COUNTERS)?;
         snapshot.next_stream_id = counters.get(KEY_NEXT_STREAM)?.map_or(0, |v| v.value());
         snapshot.next_object_id = counters.get(KEY_NEXT_OBJECT)?.map_or(0, |v| v.value());
@@ -152,41 +153,42 @@ impl RedbCatalog {
         snapshot.version = counters.get(KEY_VERSION)?.map_or(0, |v| v.value());
         snapshot.wal_mark = counters.get(KEY_WAL_MARK)?.map_or(0, |v| v.value());
         if let Some(id) = transaction.open_table(IDENTITY)?.get(KEY_WAL)? {
-            let id =
-                Uuid::from_slice(id.value()).map_err(|e| Failure::Value(format!("WAL id: {e}")))?;
-            snapshot.wal_id = Some(id);
+            snapshot.wal_id = Some(decode_wal_id(id.value())?);
         }
         if let Some(lives) = transaction.open_table(IDENTITY)?.get(KEY_LIVES)? {
             snapshot.lives = decode_lives(lives.value())?;
         }
-        for row in transaction.open_table(STREAMS)?.iter()? {
-            let (id, value) = row?;
-            snapshot.streams.insert(StreamId(id.value()), decode_stream(value.value())?);
-        }
-        for row in transaction.open_table(CHECKPOINTS)?.iter()? {
-            let (id, value) = row?;
-            let stream = snapshot.streams.get_mut(&StreamId(id.value()));
-            let stream = stream.ok_or_else(|| {
-                Failure::Value(format!("a checkpoint of stream {}, which is not there", id.value()))
+        let Snapshot { streams, objects, meta, .. } = &mut snapshot;
+        // Each row is read once, so the checksum is known when all of it is decoded.
+        each(&transaction.open_table(STREAMS)?, &mut sum, |id, value| {
+            streams.insert(StreamId(id), decode_stream(value)?);
+            Ok(())
+        })?;
+        each(&transaction.open_table(CHECKPOINTS)?, &mut sum, |id, value| {
+            let stream = streams.get_mut(&StreamId(id)).ok_or_else(|| {
+                Failure::Value(format!("a checkpoint of stream {id}, which is not there"))
             })?;
-            stream.checkpoint = Some(Bytes::copy_from_slice(value.value()));
-        }
-        for row in transaction.open_table(RANGES)?.iter()? {
-            let (key, value) = row?;
-            let (id, start) = key.value();
-            let stream = snapshot.streams.get_mut(&StreamId(id));
-            let stream = stream.ok_or_else(|| {
+            stream.checkpoint = Some(Bytes::copy_from_slice(value));
+            Ok(())
+        })?;
+        each(&transaction.open_table(RANGES)?, &mut sum, |(id, start), value| {
+            let stream = streams.get_mut(&StreamId(id)).ok_or_else(|| {
                 Failure::Value(format!("a range of stream {id}, which is not there"))
             })?;
-            stream.ranges.push(decode_range(StreamOffset(start), value.value())?);
-        }
-        for row in transaction.open_table(OBJECTS)?.iter()? {
-            let (id, value) = row?;
-            snapshot.objects.insert(ObjectId(id.value()), decode_object(value.value())?);
-        }
-        for row in transaction.open_table(META)?.iter()? {
-            let (key, value) = row?;
-            snapshot.meta.insert(key.value().to_owned(), value.value().to_vec());
+            stream.ranges.push(decode_range(StreamOffset(start), value)?);
+            Ok(())
+        })?;
+        each(&transaction.open_table(OBJECTS)?, &mut sum, |id, value| {
+            objects.insert(ObjectId(id), decode_object(value)?);
+            Ok(())
+        })?;
+        each(&transaction.open_table(META)?, &mut sum, |key, value| {
+            meta.insert(key.to_owned(), value.to_vec());
+            Ok(())
+        })?;
+        let stated = transaction.open_table(CHECKSUM)?.get(KEY_ROWS)?.map(|v| v.value());
+        if stated != Some(sum) {
+            return Err(Failure::Value("the rows do not match their checksum".into()));
         }
         Ok(snapshot)
     }
@@ -281,12 +283,24 @@ fn row_sum<K: Value, V: Value>(table: &str, key: &K::SelfType<'_>, value: &V::Se
 }
 
 fn sum_of<K: Key, V: Value>(table: &ReadOnlyTable<K, V>) -> Result<u64, Failure> {
-    let mut sum = 0u64;
+    let mut sum = 0;
+    each(table, &mut sum, |_, _| Ok(()))?;
+    Ok(sum)
+}
+
+/// Visit all rows, and add them to the sum.
+fn each<K: Key, V: Value>(
+    table: &ReadOnlyTable<K, V>,
+    sum: &mut u64,
+    mut visit: impl FnMut(K::SelfType<'_>, V::SelfType<'_>) -> Result<(), Failure>,
+) -> Result<(), Failure> {
     for row in table.iter()? {
         let (key, value) = row?;
-        sum = sum.wrapping_add(row_sum::<K, V>(table.name(), &key.value(), &value.value()));
+        let (key, value) = (key.value(), value.value());
+        *sum = sum.wrapping_add(row_sum::<K, V>(table.name(), &key, &value));
+        visit(key, value)?;
     }
-    Ok(sum)
+    Ok(())
 }
 
 fn put<'k, 'v, K: Key, V: Value>(
@@ -538,6 +552,10 @@ fn decode_stream(value: &[u8]) -> Result<StreamRow, Failure> {
         uploaded_end: StreamOffset(u64_at(value, 10)),
         ..StreamRow::default()
     })
+}
+
+fn decode_wal_id(value: &[u8]) -> Result<Uuid, Failure> {
+    Uuid::from_slice(value).map_err(|e| Failure::Value(format!("WAL id: {e}")))
 }
 
 fn encode_range(range: &ObjectRange) -> [u8; RANGE_BYTES] {

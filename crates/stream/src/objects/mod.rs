@@ -8,6 +8,7 @@ mod local;
 mod numbers;
 mod read;
 mod scan;
+mod whole;
 mod write;
 
 use std::future::Future;
@@ -24,6 +25,7 @@ pub use local::local_objects;
 pub use numbers::ReadStats;
 pub(crate) use read::{Budget, Enough, Objects, Part, READ_BYTES};
 pub(crate) use scan::{Scan, index};
+pub use whole::{StoredObject, list_objects, object_size};
 pub(crate) use write::Writer;
 
 /// The objects of all stores lie under it, each store's in a directory of its own.

@@ -1,0 +1,119 @@
+//! `alluvium catalog`: the catalog of a server that is stopped, as JSON and back.
+
+use std::fs::File;
+use std::io::{self, BufReader, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use alluvium_stream::catalog::{Snapshot, export};
+use alluvium_stream::{Catalog, RedbCatalog};
+use clap::{Args, Subcommand};
+
+use crate::output::{self, Failure};
+use crate::storage::{CATALOG_FILE, lock_directory};
+use crate::units::counted;
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum CatalogCommand {
+    /// Write all that the catalog holds as JSON with a checksum. The server must be stopped.
+    Export(ExportArgs),
+    /// Make a catalog from an export, where there is none. An import is a copy of the catalog as it was at its export: it goes with the
+    /// write-ahead log of that moment. If that was trimmed since, the server refuses to start on it.
+    Import(ImportArgs),
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct ExportArgs {
+    /// The server's data directory.
+    #[arg(long, env = "ALLUVIUM_DATA_DIR", value_name = "DIR")]
+    data_dir: PathBuf,
+    /// Write to this file, which must not exist. Default: standard output.
+    #[arg(long, value_name = "FILE")]
+    output: Option<PathBuf>,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct ImportArgs {
+    /// The data directory that gets the catalog; created if it is missing.
+    #[arg(long, env = "ALLUVIUM_DATA_DIR", value_name = "DIR")]
+    data_dir: PathBuf,
+    /// The export.
+    #[arg(long, value_name = "FILE")]
+    input: PathBuf,
+}
+
+/// Run a `catalog` command.
+///
+/// # Errors
+/// What the command says it can fail with.
+pub(crate) fn run(command: CatalogCommand) -> Result<(), Failure> {
+    output::start_logging("warn,alluvium::progress=info")?;
+    match command {
+        CatalogCommand::Export(args) => run_export(&args),
+        CatalogCommand::Import(args) => run_import(&args),
+    }
+}
+
+/// All that the catalog in `data_dir` holds, and the lock that keeps it so.
+///
+/// # Errors
+/// There is none, it is in use, or it can not be read.
+pub(crate) fn load(data_dir: &Path) -> Result<(Snapshot, File), Failure> {
+    let path = data_dir.join(CATALOG_FILE);
+    // Else it would be made.
+    if !path.exists() {
+        return Err(Failure::Failed(format!("{}: there is no catalog", path.display())));
+    }
+    let lock = lock_directory(data_dir)?;
+    let snapshot = RedbCatalog::open(&path).and_then(|catalog| catalog.load());
+    Ok((snapshot.map_err(Failure::new)?, lock))
+}
+
+fn run_export(args: &ExportArgs) -> Result<(), Failure> {
+    let (snapshot, _lock) = load(&args.data_dir)?;
+    let Some(path) = &args.output else {
+        return match export::export(&snapshot, &mut BufWriter::new(io::stdout().lock())) {
+            Ok(_) => Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => std::process::exit(0),
+            Err(error) => Err(Failure::Failed(format!("standard output: {error}"))),
+        };
+    };
+    let failed = |error: io::Error| Failure::Failed(format!("{}: {error}", path.display()));
+    let mut file = BufWriter::new(File::create_new(path).map_err(failed)?);
+    let written = export::export(&snapshot, &mut file).and_then(|crc32c| {
+        file.flush()?;
+        file.get_ref().sync_all()?;
+        let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+        File::open(directory.unwrap_or(Path::new(".")))?.sync_all()?;
+        Ok(crc32c)
+    });
+    match written {
+        Ok(crc32c) => say(&snapshot, &format!("to {}, CRC32C {crc32c:08x}", path.display())),
+        Err(error) => {
+            // What is in it is no export.
+            let _ = std::fs::remove_file(path);
+            Err(failed(error))
+        }
+    }
+}
+
+fn run_import(args: &ImportArgs) -> Result<(), Failure> {
+    let named =
+        |what: &dyn std::fmt::Display| Failure::Failed(format!("{}: {what}", args.input.display()));
+    let file = File::open(&args.input).map_err(|error| named(&error))?;
+    let snapshot = export::read_export(&mut BufReader::new(file)).map_err(|error| named(&error))?;
+    let _lock = lock_directory(&args.data_dir)?;
+    let path = args.data_dir.join(CATALOG_FILE);
+    export::import_file(&path, &snapshot).map_err(Failure::new)?;
+    say(&snapshot, &format!("into {}", path.display()))
+}
+
+fn say(snapshot: &Snapshot, where_to: &str) -> Result<(), Failure> {
+    let ranges: usize = snapshot.streams.values().map(|stream| stream.ranges.len()).sum();
+    output::line(format_args!(
+        "{}, {}, {}, {} {where_to}",
+        counted(snapshot.streams.len() as u64, "stream", "streams"),
+        counted(ranges as u64, "range", "ranges"),
+        counted(snapshot.objects.len() as u64, "object", "objects"),
+        counted(snapshot.meta.len() as u64, "entry of metadata", "entries of metadata"),
+    ))
+}

@@ -1,0 +1,146 @@
+//! `alluvium object verify`.
+
+use alluvium_stream::{ObjectError, StoredObject};
+use clap::Args;
+use serde::Serialize;
+
+use super::S3Args;
+use super::find::{Found, find};
+use crate::output::{self, Failure};
+use crate::progress::Meter;
+use crate::units::{about, counted};
+
+/// Read all of an object, or of all objects under a directory or prefix, and say whether it is whole.
+///
+/// Header, footer, index, and each block with every entry in it are held against their checksums and against each other. What is damaged is listed
+/// with its position and the reason; the other blocks are read all the same. The memory that is taken does not grow with the object.
+#[derive(Args, Debug)]
+#[command(
+    after_help = "Exit codes: 0 all are whole; 1 one is damaged; 2 one could not be looked at, and none is damaged."
+)]
+pub(crate) struct VerifyArgs {
+    /// Files or directories, or URLs of objects or prefixes (file:///absolute/path, s3://bucket/prefix).
+    #[arg(value_name = "FILE|URL", required = true)]
+    objects: Vec<String>,
+    #[command(flatten)]
+    s3: S3Args,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Verified {
+    intact: bool,
+    objects: Vec<Looked>,
+}
+
+#[derive(Serialize)]
+struct Looked {
+    object: String,
+    size_bytes: u64,
+    intact: bool,
+    damage: Vec<Damaged>,
+    /// Why it could not be looked at, to the end.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+}
+
+#[derive(Serialize)]
+struct Damaged {
+    position: u64,
+    reason: String,
+}
+
+/// Look at all of them.
+///
+/// # Errors
+/// One is damaged (exit code 1), or one can not be looked at (2).
+pub(super) async fn run(args: &VerifyArgs) -> Result<(), Failure> {
+    let mut found = Vec::new();
+    for place in &args.objects {
+        found.extend(find(place, &args.s3).await?);
+    }
+    let total_bytes: u64 = found.iter().map(|found| found.size_bytes).sum();
+    let many = found.len() as u64;
+    let meter = Meter::new(format!("verifying {}", counted(many, "object", "objects")));
+    let report = meter.callback();
+    let (mut objects, mut done_bytes) = (Vec::with_capacity(found.len()), 0);
+    let (mut damaged, mut unseen) = (None, None);
+    for found in &found {
+        let progress = |bytes: u64| report(done_bytes + bytes, total_bytes);
+        let looked = look(found, &progress).await;
+        done_bytes += found.size_bytes;
+        if !args.json {
+            for Damaged { position, reason } in &looked.damage {
+                output::line(format_args!(
+                    "{}: damaged at byte {position}: {reason}",
+                    looked.object
+                ))?;
+            }
+        }
+        if let Some(first) = looked.damage.first() {
+            let shown = &looked.object;
+            damaged.get_or_insert_with(|| {
+                format!("{shown} at byte {}: {}", first.position, first.reason)
+            });
+        }
+        if let Some(error) = &looked.error {
+            unseen.get_or_insert_with(|| format!("{}: {error}", looked.object));
+        }
+        objects.push(looked);
+    }
+    drop(meter);
+    let bad = objects.iter().filter(|looked| !looked.damage.is_empty()).count() as u64;
+    let not_seen = objects.iter().filter(|looked| looked.error.is_some()).count() as u64;
+    if args.json {
+        output::json(&Verified { intact: bad + not_seen == 0, objects })?;
+    }
+    match (damaged, unseen) {
+        (Some(first), _) => Err(Failure::Failed(format!(
+            "{} of {many} damaged; first {first}",
+            counted(bad, "object is", "objects are")
+        ))),
+        (None, Some(first)) => Err(Failure::NotLooked(format!(
+            "{not_seen} of {} could not be looked at; first {first}",
+            counted(many, "object", "objects")
+        ))),
+        (None, None) if args.json => Ok(()),
+        (None, None) => output::line(format_args!(
+            "{}, {}: whole, every checksum is right",
+            counted(many, "object", "objects"),
+            about(total_bytes)
+        )),
+    }
+}
+
+async fn look(found: &Found, progress: &dyn Fn(u64)) -> Looked {
+    let mut looked = Looked {
+        object: found.shown.clone(),
+        size_bytes: found.size_bytes,
+        intact: false,
+        damage: Vec::new(),
+        error: None,
+    };
+    let object = StoredObject::open(found.store.clone(), &found.location).await;
+    let damage = match object {
+        Ok(object) => object.verify(progress).await,
+        Err(error) => Err(error),
+    };
+    match damage {
+        Ok(damage) => {
+            let damaged = |damage: alluvium_stream::object::Damage| Damaged {
+                position: damage.position,
+                reason: damage.reason,
+            };
+            looked.damage = damage.into_iter().map(damaged).collect();
+            looked.intact = looked.damage.is_empty();
+        }
+        Err(ObjectError::Damaged { source, .. }) => {
+            let (position, reason) = (source.position, source.reason.clone());
+            looked.damage.push(Damaged { position, reason });
+        }
+        Err(error) => looked.error = Some(error.reason()),
+    }
+    looked
+}

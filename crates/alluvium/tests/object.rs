@@ -1,0 +1,160 @@
+//! `alluvium object` and `alluvium catalog`, on what a server has written.
+
+mod support;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use support::produce::produce;
+use support::{Server, contains, ok, ok_json, refused};
+
+/// A data directory, whose server is gone, with at least `objects` objects.
+fn served(objects: usize) -> tempfile::TempDir {
+    let data = tempfile::tempdir().unwrap();
+    let arguments = ["--wal-capacity", "64MiB", "--upload-interval", "100ms"];
+    let server = Server::start(data.path(), &arguments);
+    ok(&["topic", "create", "orders", "--bootstrap", &server.kafka]);
+    let began = Instant::now();
+    let mut there = 0;
+    while there < objects {
+        assert_eq!(produce(&server.kafka, "orders", b"some value").unwrap(), 0);
+        while files(data.path()).len() == there {
+            assert!(began.elapsed() < Duration::from_secs(120), "nothing is uploaded");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        there = files(data.path()).len();
+    }
+    assert!(server.stop(Signal::TERM).0.success());
+    data
+}
+
+/// The objects in a data directory, by name. What is still being written has a name with a `#`.
+fn files(data: &Path) -> Vec<PathBuf> {
+    let Ok(stores) = fs::read_dir(data.join("objects/streams")) else { return Vec::new() };
+    let files = stores.flat_map(|store| fs::read_dir(store.unwrap().path()).unwrap());
+    let mut files: Vec<_> = files.map(|file| file.unwrap().path()).collect();
+    files.retain(|path| !path.to_string_lossy().contains('#'));
+    files.sort();
+    files
+}
+
+fn change(path: &Path, change: impl FnOnce(&mut Vec<u8>)) {
+    let mut bytes = fs::read(path).unwrap();
+    change(&mut bytes);
+    fs::write(path, bytes).unwrap();
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("temporary paths are text")
+}
+
+#[test]
+fn whole_objects_are_shown_and_said_to_be_whole() {
+    let data = served(2);
+    let files = files(data.path());
+    let name = files[0].file_name().unwrap().to_str().unwrap();
+    let seen = ok_json(&["object", "inspect", text(&files[0]), "--json"]);
+    assert_eq!(seen["format_version"], 1);
+    assert!(name.ends_with(seen["nonce"].as_str().unwrap()), "{name}");
+    assert_eq!(seen["size_bytes"], fs::metadata(&files[0]).unwrap().len());
+    let (block, total) = (&seen["blocks"][0], &seen["streams"][0]);
+    assert_eq!((&block["position"], &block["start_offset"]), (&32.into(), &0.into()));
+    assert_eq!((&total["blocks"], &total["max_timestamp_ms"]), (&1.into(), &1.into()));
+    let header_of_entries = 24 * total["entries"].as_u64().unwrap();
+    let payload = total["payload_bytes"].as_u64().unwrap();
+    assert_eq!(block["length_bytes"], payload + header_of_entries);
+    let shown = ok(&["object", "inspect", &format!("file://{}", text(&files[0]))]);
+    contains(&shown, &[name, "version     1", "BLOCK OF STREAM", "GREATEST TIMESTAMP"]);
+
+    let objects = data.path().join("objects");
+    // What has not the name of an object is not looked at, unless it is named.
+    fs::write(objects.join("notes.txt"), "no object").unwrap();
+    for place in [text(&objects).to_string(), format!("file://{}", text(&objects))] {
+        contains(&ok(&["object", "verify", &place]), &["whole, every checksum is right"]);
+    }
+    let seen = ok_json(&["object", "verify", text(&objects), "--json"]);
+    assert_eq!(seen["intact"], true);
+    assert_eq!(seen["objects"].as_array().unwrap().len(), files.len());
+    let notes = refused(1, &["object", "verify", text(&objects.join("notes.txt"))]);
+    contains(&notes, &["notes.txt", "too short for an object"]);
+    let several = refused(2, &["object", "inspect", text(&objects)]);
+    contains(&several, &["name one of them"]);
+}
+
+#[test]
+fn damage_is_told_with_its_place() {
+    let data = served(2);
+    let files = files(data.path());
+    let objects = data.path().join("objects");
+    let whole = fs::read(&files[1]).unwrap();
+    let footer = whole.len() - 64;
+    for (at, place, inspected) in [
+        (9, "byte 0: the header", false),
+        (40, "byte 32: the block does not match its checksum", true),
+        (footer - 20, "the index does not match its checksum", false),
+        (footer + 50, "the footer does not match its checksum", false),
+    ] {
+        fs::write(&files[1], &whole).unwrap();
+        change(&files[1], |bytes| bytes[at] ^= 1);
+        let said = refused(1, &["object", "verify", text(&objects)]);
+        contains(&said, &["1 object is of", text(&files[1]), place]);
+        if !inspected {
+            contains(&refused(1, &["object", "inspect", text(&files[1])]), &[place]);
+        }
+    }
+    change(&files[1], |bytes| bytes.truncate(footer));
+    contains(&refused(1, &["object", "verify", text(&files[1])]), &["footer"]);
+    // Another object under this name.
+    fs::copy(&files[0], &files[1]).unwrap();
+    contains(&refused(1, &["object", "verify", text(&objects)]), &["byte 16", "another object"]);
+}
+
+#[test]
+fn what_can_not_be_looked_at_is_not_called_damaged() {
+    let empty = tempfile::tempdir().unwrap();
+    let missing = empty.path().join("missing");
+    for (place, reason) in [
+        (text(&missing), "No such file"),
+        (text(empty.path()), "there is no object"),
+        ("gs://bucket/object", "unknown scheme"),
+        ("memory://", "the memory of a server"),
+    ] {
+        contains(&refused(2, &["object", "verify", place]), &[reason]);
+    }
+}
+
+#[test]
+fn a_server_starts_on_a_catalog_that_was_exported_and_imported() {
+    let data = served(1);
+    let (catalog, export) = (data.path().join("catalog.redb"), data.path().join("export.json"));
+    let directory = ["--data-dir", text(data.path())];
+    let done = ok(&["catalog", "export", directory[0], directory[1], "--output", text(&export)]);
+    contains(&done, &["1 object", "CRC32C", text(&export)]);
+    let printed = ok(&["catalog", "export", directory[0], directory[1]]);
+    assert_eq!(printed, fs::read_to_string(&export).unwrap());
+    let import = ["catalog", "import", directory[0], directory[1], "--input", text(&export)];
+    contains(&refused(1, &import), &["there is a catalog"]);
+    let again = ["catalog", "export", directory[0], directory[1], "--output", text(&export)];
+    contains(&refused(1, &again), &["export.json", "exists"]);
+
+    fs::rename(&catalog, data.path().join("old")).unwrap();
+    contains(&refused(1, &again[..4]), &["there is no catalog"]);
+    assert!(!catalog.exists(), "and none was made");
+    change(&export, |bytes| {
+        let at = bytes.windows(13).position(|text| text == b"uploaded_end\"").unwrap();
+        bytes[at + 14] ^= 1;
+    });
+    contains(&refused(1, &import), &["export.json", "checksum"]);
+    assert!(!catalog.exists(), "and none was made");
+    fs::write(&export, &printed).unwrap();
+    contains(&ok(&import), &["1 object", "catalog.redb"]);
+    assert_eq!(ok(&["catalog", "export", directory[0], directory[1]]), printed);
+
+    let server = Server::start(data.path(), &["--wal-capacity", "64MiB"]);
+    let topic = ok_json(&["topic", "describe", "orders", "--bootstrap", &server.kafka, "--json"]);
+    assert_eq!(topic[0]["partitions"][0]["high_watermark"], 1);
+    contains(&refused(1, &again[..4]), &["another alluvium is using it"]);
+    assert!(server.stop(Signal::TERM).0.success());
+}

@@ -1,0 +1,581 @@
+//! A catalog as JSON, and back. Format: `docs/format/catalog.md`, "Exports".
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+
+use alluvium_wal::LogOffset;
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use super::{
+    Catalog, CatalogError, Change, LIVES_KEPT, Life, ObjectInfo, ObjectRange, RedbCatalog, Snapshot,
+    StreamRow, Uploaded,
+};
+use crate::types::{ObjectId, StreamId, StreamOffset};
+
+const FORMAT_VERSION: u32 = 1;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Export {
+    format_version: u32,
+    content: Content,
+    crc32c: u32,
+}
+
+/// Written without white space, this is what the checksum is of. So the order of the fields is part of the format.
+#[derive(Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+struct Content {
+    wal_id: Option<Uuid>,
+    next_stream_id: u64,
+    next_object_id: u64,
+    uploaded_log: u64,
+    version: u64,
+    wal_mark: u64,
+    lives: Vec<LifeEntry>,
+    streams: Vec<StreamEntry>,
+    objects: Vec<ObjectInfo>,
+    meta: Vec<MetaEntry>,
+}
+
+#[derive(Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+struct LifeEntry {
+    after_version: u64,
+    id: Uuid,
+}
+
+#[derive(Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+struct StreamEntry {
+    id: u64,
+    kind: u8,
+    start: u64,
+    uploaded_end: u64,
+    checkpoint: Option<Hex>,
+    ranges: Vec<RangeEntry>,
+}
+
+#[derive(Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+struct RangeEntry {
+    object: u64,
+    start: u64,
+    end: u64,
+    payload_bytes: u64,
+    max_timestamp_ms: i64,
+}
+
+#[derive(Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+struct MetaEntry {
+    key: String,
+    value: Hex,
+}
+
+/// Bytes, as two lower-case hexadecimal digits each.
+#[derive(Clone, Deserialize, Serialize)]
+#[serde(try_from = "String", into = "String")]
+struct Hex(Vec<u8>);
+
+impl From<Hex> for String {
+    fn from(Hex(bytes): Hex) -> Self {
+        const DIGITS: &[u8; 16] = b"0123456789abcdef";
+        let digits = |byte: u8| [DIGITS[usize::from(byte >> 4)], DIGITS[usize::from(byte & 15)]];
+        bytes.into_iter().flat_map(digits).map(char::from).collect()
+    }
+}
+
+impl TryFrom<String> for Hex {
+    type Error = &'static str;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        let digit = |byte: u8| char::from(byte).to_digit(16).map(|digit| digit as u8);
+        let (pairs, rest) = text.as_bytes().as_chunks::<2>();
+        let bytes = pairs.iter().map(|[high, low]| Some(digit(*high)? << 4 | digit(*low)?));
+        match bytes.collect::<Option<_>>() {
+            Some(bytes) if rest.is_empty() => Ok(Self(bytes)),
+            _ => Err("not an even number of hexadecimal digits"),
+        }
+    }
+}
+
+impl Content {
+    fn of(snapshot: &Snapshot) -> Self {
+        let Snapshot {
+            wal_id,
+            next_stream_id,
+            next_object_id,
+            uploaded_log,
+            version,
+            wal_mark,
+            lives,
+            streams,
+            objects,
+            meta,
+        } = snapshot;
+        let range = |range: &ObjectRange| RangeEntry {
+            object: range.object.0,
+            start: range.start.0,
+            end: range.end.0,
+            payload_bytes: range.payload_bytes,
+            max_timestamp_ms: range.max_timestamp_ms,
+        };
+        let stream = |(id, row): (&StreamId, &StreamRow)| StreamEntry {
+            id: id.0,
+            kind: row.kind,
+            start: row.start.0,
+            uploaded_end: row.uploaded_end.0,
+            checkpoint: row.checkpoint.as_ref().map(|bytes| Hex(bytes.to_vec())),
+            ranges: row.ranges.iter().map(range).collect(),
+        };
+        let entry = |(key, value): (&String, &Vec<u8>)| MetaEntry {
+            key: key.clone(),
+            value: Hex(value.clone()),
+        };
+        let life = |life: &Life| LifeEntry { after_version: life.after_version, id: life.id };
+        Self {
+            wal_id: *wal_id,
+            next_stream_id: *next_stream_id,
+            next_object_id: *next_object_id,
+            uploaded_log: uploaded_log.0,
+            version: *version,
+            wal_mark: *wal_mark,
+            lives: lives.iter().map(life).collect(),
+            streams: streams.iter().map(stream).collect(),
+            objects: objects.values().cloned().collect(),
+            meta: meta.iter().map(entry).collect(),
+        }
+    }
+
+    fn into_snapshot(self) -> Snapshot {
+        let range = |entry: RangeEntry| ObjectRange {
+            object: ObjectId(entry.object),
+            start: StreamOffset(entry.start),
+            end: StreamOffset(entry.end),
+            payload_bytes: entry.payload_bytes,
+            max_timestamp_ms: entry.max_timestamp_ms,
+        };
+        let stream = |entry: StreamEntry| {
+            let row = StreamRow {
+                kind: entry.kind,
+                start: StreamOffset(entry.start),
+                uploaded_end: StreamOffset(entry.uploaded_end),
+                checkpoint: entry.checkpoint.map(|Hex(bytes)| Bytes::from(bytes)),
+                ranges: entry.ranges.into_iter().map(range).collect(),
+            };
+            (StreamId(entry.id), row)
+        };
+        let life = |entry: LifeEntry| Life { after_version: entry.after_version, id: entry.id };
+        Snapshot {
+            wal_id: self.wal_id,
+            next_stream_id: self.next_stream_id,
+            next_object_id: self.next_object_id,
+            uploaded_log: LogOffset(self.uploaded_log),
+            version: self.version,
+            wal_mark: self.wal_mark,
+            lives: self.lives.into_iter().map(life).collect(),
+            streams: self.streams.into_iter().map(stream).collect(),
+            objects: self.objects.into_iter().map(|object| (object.id, object)).collect(),
+            meta: self.meta.into_iter().map(|MetaEntry { key, value }| (key, value.0)).collect(),
+        }
+    }
+}
+
+/// The CRC32C of what has passed on its way to a writer.
+struct Summed<W> {
+    to: W,
+    crc32c: u32,
+}
+
+impl<W: Write> Write for Summed<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.to.write(bytes)?;
+        self.crc32c = crc32c::crc32c_append(self.crc32c, &bytes[..written]);
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.to.flush()
+    }
+}
+
+/// Write all that a catalog holds as JSON, and return the checksum that stands in it.
+///
+/// # Errors
+/// The writer's.
+pub fn export(snapshot: &Snapshot, to: &mut dyn Write) -> io::Result<u32> {
+    write!(to, "{{\"format_version\":{FORMAT_VERSION},\"content\":")?;
+    let mut content = Summed { to: &mut *to, crc32c: 0 };
+    serde_json::to_writer(&mut content, &Content::of(snapshot))?;
+    let crc32c = content.crc32c;
+    writeln!(to, ",\"crc32c\":{crc32c}}}")?;
+    to.flush()?;
+    Ok(crc32c)
+}
+
+/// What [`export`] has written, if it is whole and a catalog could hold it.
+///
+/// # Errors
+/// It is something else, was changed, is of another version, or breaks a rule of catalogs; or the reader's.
+pub fn read_export(from: &mut dyn Read) -> Result<Snapshot, CatalogError> {
+    let Export { format_version, content, crc32c } = serde_json::from_reader(from)
+        .map_err(|error| CatalogError::Failed(format!("not an export of a catalog: {error}")))?;
+    if format_version != FORMAT_VERSION {
+        return Err(CatalogError::Failed(format!(
+            "an export of format version {format_version}, known is only {FORMAT_VERSION}"
+        )));
+    }
+    let snapshot = content.into_snapshot();
+    // Of what was understood: entries that are there twice, or in another order, are not in it as they were.
+    let mut canonical = Summed { to: io::sink(), crc32c: 0 };
+    serde_json::to_writer(&mut canonical, &Content::of(&snapshot))
+        .map_err(|error| CatalogError::Failed(error.to_string()))?;
+    if canonical.crc32c != crc32c {
+        return Err(CatalogError::Failed(format!(
+            "the export does not match its checksum: {crc32c} is stated, {} is right",
+            canonical.crc32c
+        )));
+    }
+    check(&snapshot).map_err(|why| CatalogError::Refused(format!("the export is wrong: {why}")))?;
+    Ok(snapshot)
+}
+
+/// The rules of `docs/format/catalog.md` that can be seen in a catalog at rest.
+fn check(snapshot: &Snapshot) -> Result<(), String> {
+    for (id, StreamRow { start, uploaded_end, ranges, .. }) in &snapshot.streams {
+        if id.0 >= snapshot.next_stream_id {
+            return Err(format!("stream {id}, but the next one is {}", snapshot.next_stream_id));
+        }
+        let mut before = StreamOffset(0);
+        for range in ranges {
+            let wrong = |what: &str| {
+                Err(format!("range {}..{} of stream {id} {what}", range.start, range.end))
+            };
+            if range.start >= range.end {
+                return wrong("is empty");
+            }
+            if range.start < before {
+                return wrong("does not follow the one before");
+            }
+            if range.end <= *start {
+                return wrong("ends before the stream's start");
+            }
+            if range.end > *uploaded_end {
+                return wrong("ends behind what was uploaded");
+            }
+            if !snapshot.objects.contains_key(&range.object) {
+                return wrong("is in an object that is not there");
+            }
+            before = range.end;
+        }
+    }
+    if !snapshot.lives.is_sorted_by_key(|life| life.after_version)
+        || snapshot.lives.last().is_some_and(|life| life.after_version >= snapshot.version)
+    {
+        return Err("a life that begins after a later one, or after the catalog".into());
+    }
+    match snapshot.objects.last_key_value() {
+        Some((id, _)) if id.0 >= snapshot.next_object_id => {
+            Err(format!("object {id}, but the next one is {}", snapshot.next_object_id))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Put `snapshot` into a catalog that holds nothing yet. After an error the catalog may hold a part, and serves for nothing. A catalog from before
+/// there were versions gets the first one.
+///
+/// # Errors
+/// The catalog is not empty, or refuses or fails; or it does not hold `snapshot` afterwards.
+pub fn import(catalog: &dyn Catalog, snapshot: &Snapshot) -> Result<(), CatalogError> {
+    if catalog.load()? != Snapshot::default() {
+        return Err(CatalogError::Refused("there is something in the catalog".into()));
+    }
+    // Each commit raises the version by one; the lives do the rest.
+    let before = match snapshot.lives.as_slice() {
+        [] => snapshot.version.saturating_sub(1),
+        // An older one is put before them, see below.
+        lives if lives.len() >= LIVES_KEPT => 0,
+        [first, ..] => first.after_version,
+    };
+    (0..before).try_for_each(|_| catalog.commit(&[]).map(drop))?;
+    catalog.commit(&changes(snapshot))?;
+    let expected = Snapshot { version: snapshot.version.max(1), ..snapshot.clone() };
+    if catalog.load()? != expected {
+        return Err(CatalogError::Failed("what was written does not come back".into()));
+    }
+    Ok(())
+}
+
+/// What makes `snapshot` of a catalog that holds nothing, and has the version that it had before its first life.
+fn changes(snapshot: &Snapshot) -> Vec<Change> {
+    let Snapshot {
+        wal_id,
+        next_stream_id,
+        next_object_id,
+        uploaded_log,
+        version,
+        wal_mark,
+        lives,
+        streams,
+        objects,
+        meta,
+    } = snapshot;
+    let mut changes = vec![
+        Change::NextStreamId(StreamId(*next_stream_id)),
+        Change::LogUploaded(*uploaded_log),
+        Change::WalMarked(*wal_mark),
+    ];
+    changes.extend(wal_id.map(Change::BindWal));
+    // A life raises the version to that before the next life. The first of more than are remembered raises it for the others, and is forgotten.
+    let raised = |after: u64| after.saturating_add(1);
+    if let Some(first) = lives.first().filter(|_| lives.len() >= LIVES_KEPT) {
+        let version = raised(first.after_version);
+        changes.push(Change::BeginLife { id: Uuid::nil(), version });
+    }
+    let next = lives.iter().skip(1).map(|life| raised(life.after_version)).chain([*version]);
+    let begin = |(life, version): (&Life, u64)| Change::BeginLife { id: life.id, version };
+    changes.extend(lives.iter().zip(next).map(begin));
+    let put = |(key, value): (&String, &Vec<u8>)| Change::PutMeta {
+        key: key.clone(),
+        value: value.clone(),
+    };
+    changes.extend(meta.iter().map(put));
+    // The next object's number follows from the greatest that there was, which may have been forgotten.
+    if let Some(last) = next_object_id.checked_sub(1).map(ObjectId)
+        && !objects.contains_key(&last)
+    {
+        changes.extend([Change::AddObject(nothing(last)), Change::ForgetObject(last)]);
+    }
+    changes.extend(objects.values().cloned().map(Change::AddObject));
+    for (id, row) in streams {
+        let uploaded = |end: StreamOffset, range: Option<ObjectRange>, checkpoint| {
+            Change::Uploaded(Uploaded {
+                stream: *id,
+                uploaded_end: end,
+                start: row.start,
+                checkpoint,
+                range,
+            })
+        };
+        changes.push(Change::CreateStream { id: *id, kind: row.kind });
+        let ranges = row.ranges.iter().cloned();
+        changes.extend(ranges.map(|range| uploaded(range.end, Some(range), None)));
+        changes.push(uploaded(row.uploaded_end, None, row.checkpoint.clone()));
+    }
+    changes
+}
+
+fn nothing(id: ObjectId) -> ObjectInfo {
+    ObjectInfo {
+        id,
+        name: String::new(),
+        size_bytes: 0,
+        index_position: 0,
+        index_bytes: 0,
+        index_crc32c: 0,
+        created_at_ms: 0,
+        generation: 0,
+        payload_bytes: 0,
+    }
+}
+
+/// Make an embedded catalog at `path` that holds `snapshot`: all of it is there afterwards, or nothing. The caller sees to it that nobody else
+/// makes one there at the same time. Blocking.
+///
+/// # Errors
+/// There is one; or it can not be made.
+pub fn import_file(path: &Path, snapshot: &Snapshot) -> Result<(), CatalogError> {
+    let failed = |what: &str, error: io::Error| {
+        CatalogError::Failed(format!("{}: {what}: {error}", path.display()))
+    };
+    let exists = path.try_exists().map_err(|error| failed("can not be looked at", error))?;
+    if exists {
+        return Err(CatalogError::Refused(format!("{}: there is a catalog", path.display())));
+    }
+    // In the same directory, so that it can be renamed. One that was left there by a crash is of no use.
+    let mut unfinished = path.as_os_str().to_owned();
+    unfinished.push(".import");
+    let unfinished = PathBuf::from(unfinished);
+    match std::fs::remove_file(&unfinished) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            return Err(failed("what an earlier import has left can not be removed", error));
+        }
+        _ => {}
+    }
+    let catalog = RedbCatalog::open(&unfinished)?;
+    import(&catalog, snapshot)?;
+    // It is closed before it gets its name, so that it is not found to be in need of repair.
+    drop(catalog);
+    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    File::open(&unfinished)
+        .and_then(|file| file.sync_all())
+        .and_then(|()| std::fs::rename(&unfinished, path))
+        .and_then(|()| File::open(directory.unwrap_or(Path::new(".")))?.sync_all())
+        .map_err(|error| failed("can not be put in its place", error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{MemoryCatalog, conformance};
+    use super::*;
+
+    /// With something of everything, and with an object that is forgotten and was the last.
+    fn filled() -> Snapshot {
+        let catalog = MemoryCatalog::default();
+        conformance::fill(&catalog);
+        let range = |object, start, end| ObjectRange {
+            object: ObjectId(object),
+            start: StreamOffset(start),
+            end: StreamOffset(end),
+            payload_bytes: u64::MAX,
+            max_timestamp_ms: -1,
+        };
+        let uploaded = |end: u64, range| {
+            Change::Uploaded(Uploaded {
+                stream: StreamId(0),
+                uploaded_end: StreamOffset(end),
+                start: StreamOffset(3),
+                checkpoint: None,
+                range,
+            })
+        };
+        let last = ObjectId(u64::MAX >> 1);
+        catalog
+            .commit(&[
+                uploaded(30, Some(range(1, 12, 30))),
+                uploaded(40, None),
+                Change::TrimStream { id: StreamId(1), to: StreamOffset(9) },
+                Change::PutMeta { key: "quote \" and \u{e9}".into(), value: vec![0, 0xff] },
+                Change::AddObject(nothing(last)),
+                Change::ForgetObject(last),
+                Change::WalMarked(3),
+            ])
+            .unwrap();
+        for life in 1..3 {
+            let version = life << 32;
+            catalog.commit(&[Change::BeginLife { id: Uuid::from_u128(7), version }]).unwrap();
+            catalog.commit(&[]).unwrap();
+        }
+        catalog.load().unwrap()
+    }
+
+    fn exported(snapshot: &Snapshot) -> Vec<u8> {
+        let mut text = Vec::new();
+        export(snapshot, &mut text).unwrap();
+        text
+    }
+
+    fn read(mut text: &[u8]) -> Result<Snapshot, String> {
+        read_export(&mut text).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn what_goes_out_comes_back() {
+        let directory = tempfile::tempdir().unwrap();
+        for (name, snapshot) in [("empty", Snapshot::default()), ("filled", filled())] {
+            let found = read(&exported(&snapshot)).unwrap();
+            assert_eq!(found, snapshot);
+            let path = directory.path().join(name);
+            import_file(&path, &found).unwrap();
+            let snapshot = Snapshot { version: snapshot.version.max(1), ..snapshot };
+            assert_eq!(RedbCatalog::open(&path).unwrap().load().unwrap(), snapshot);
+            let memory = MemoryCatalog::default();
+            import(&memory, &found).unwrap();
+            assert_eq!(memory.load().unwrap(), snapshot);
+        }
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 2, "and nothing else");
+    }
+
+    /// The oldest that is remembered did not begin with the catalog.
+    #[test]
+    fn all_lives_that_a_catalog_remembers_come_back() {
+        let catalog = MemoryCatalog::default();
+        for life in 0..LIVES_KEPT as u64 + 2 {
+            let change = Change::BeginLife { id: Uuid::from_u128(life.into()), version: life << 32 };
+            catalog.commit(&[change]).unwrap();
+        }
+        let snapshot = catalog.load().unwrap();
+        assert_eq!(snapshot.lives.len(), LIVES_KEPT);
+        let imported = MemoryCatalog::default();
+        import(&imported, &snapshot).unwrap();
+        assert_eq!(imported.load().unwrap(), snapshot);
+    }
+
+    /// White space, and what the escape of a character looks like, is not of the content.
+    #[test]
+    fn every_flipped_bit_is_refused_or_of_no_importance() {
+        let snapshot = filled();
+        let text = exported(&snapshot);
+        for at in 0..text.len() {
+            for bit in 0..8 {
+                let mut flipped = text.clone();
+                flipped[at] ^= 1 << bit;
+                if let Ok(found) = read(&flipped) {
+                    assert_eq!(found, snapshot, "bit {bit} of byte {at}");
+                }
+            }
+            assert!(at + 1 == text.len() || read(&text[..at]).is_err(), "cut at {at}");
+        }
+        let value: serde_json::Value = serde_json::from_slice(&text).unwrap();
+        let pretty = serde_json::to_vec_pretty(&value);
+        assert_eq!(read(&pretty.unwrap()), Ok(snapshot), "the order of the keys does not matter");
+    }
+
+    #[test]
+    fn what_no_catalog_can_hold_is_refused() {
+        let id = StreamId(0);
+        let cases: [(&str, fn(&mut Snapshot)); 9] = [
+            ("stream 1, but the next one is 1", |s| s.next_stream_id = 1),
+            ("but the next one is 1", |s| s.next_object_id = 1),
+            ("is empty", |s| ranges(s)[0].end = StreamOffset(0)),
+            ("does not follow", |s| ranges(s).swap(0, 1)),
+            ("does not follow", |s| ranges(s)[1].start = StreamOffset(9)),
+            ("before the stream's start", |s| row(s).start = StreamOffset(10)),
+            ("behind what was uploaded", |s| row(s).uploaded_end = StreamOffset(29)),
+            ("a life", |s| s.version = 7),
+            ("not there", |s| drop(s.objects.remove(&ObjectId(1)))),
+        ];
+        fn row(snapshot: &mut Snapshot) -> &mut StreamRow {
+            snapshot.streams.get_mut(&StreamId(0)).unwrap()
+        }
+        fn ranges(snapshot: &mut Snapshot) -> &mut Vec<ObjectRange> {
+            &mut row(snapshot).ranges
+        }
+        assert_eq!(filled().streams[&id].ranges.len(), 2);
+        for (reason, change) in cases {
+            let mut snapshot = filled();
+            change(&mut snapshot);
+            let error = read(&exported(&snapshot)).unwrap_err();
+            assert!(error.contains(reason), "{reason}: {error}");
+        }
+        let other = exported(&filled()).to_vec();
+        let other = String::from_utf8(other).unwrap().replacen("version\":1", "version\":2", 1);
+        assert!(read(other.as_bytes()).unwrap_err().contains("format version 2"));
+        // Of two entries with the same key only one would be left.
+        let twice = String::from_utf8(exported(&Snapshot::default())).unwrap();
+        let entry = r#"{"key":"k","value":""}"#;
+        let twice = twice.replace(r#""meta":[]"#, &format!(r#""meta":[{entry},{entry}]"#));
+        let canonical = twice.split_once("\"content\":").unwrap().1.rsplit_once(",\"crc32c\"");
+        let crc = crc32c::crc32c(canonical.unwrap().0.as_bytes());
+        let twice = format!("{}:{crc}}}", twice.rsplit_once(':').unwrap().0);
+        assert!(read(twice.as_bytes()).unwrap_err().contains("checksum"), "{twice}");
+    }
+
+    #[test]
+    fn an_import_replaces_nothing() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("catalog");
+        std::fs::write(directory.path().join("catalog.import"), "of a crash").unwrap();
+        import_file(&path, &filled()).unwrap();
+        let error = import_file(&path, &Snapshot::default()).unwrap_err().to_string();
+        assert!(error.contains("there is a catalog"), "{error}");
+        let catalog = RedbCatalog::open(&path).unwrap();
+        assert!(import(&catalog, &Snapshot::default()).is_err());
+        assert_eq!(catalog.load().unwrap(), filled());
+    }
+}

@@ -1,0 +1,248 @@
+//! Reading an object without its catalog, piece by piece: for tools.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures::TryStreamExt;
+use object_store::path::Path;
+use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt};
+use uuid::Uuid;
+
+use super::{ObjectError, Request, within};
+use crate::object::{self, Block, Damage, FOOTER_BYTES, HEADER_BYTES};
+
+/// One GET fetches neighbouring blocks up to this size.
+const SPAN_BYTES: u64 = 4 << 20;
+
+/// An object in an object store, of which header, footer and index were read and verified.
+pub struct StoredObject {
+    store: Arc<dyn ObjectStore>,
+    location: Path,
+    /// Its length.
+    pub size_bytes: u64,
+    /// Random, also in the object's name.
+    pub nonce: Uuid,
+    /// Where its index starts.
+    pub index_position: u64,
+    /// Length of its index.
+    pub index_bytes: u64,
+    /// CRC32C of its index.
+    pub index_crc32c: u32,
+    /// Its blocks in order.
+    pub blocks: Vec<Block>,
+}
+
+impl fmt::Debug for StoredObject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StoredObject").field("location", &self.location).finish_non_exhaustive()
+    }
+}
+
+impl StoredObject {
+    /// Read header, footer and index of the object at `location`. If its name states a nonce, it has to be the object's.
+    ///
+    /// # Errors
+    /// It can not be read, or one of these parts is damaged.
+    pub async fn open(store: Arc<dyn ObjectStore>, location: &Path) -> Result<Self, ObjectError> {
+        let name = location.as_ref();
+        let damaged = |damage| ObjectError::damaged(name, damage);
+        let size_bytes = within(Request::Get, name, store.head(location)).await?.size;
+        object::check_length(size_bytes).map_err(damaged)?;
+        let header = get(&*store, location, 0..HEADER_BYTES as u64).await?;
+        let nonce = object::decode_header(&header).map_err(damaged)?;
+        if nonce_in(name).is_some_and(|stated| stated != nonce) {
+            let reason = format!("this is another object, with the nonce {}", nonce.simple());
+            return Err(damaged(Damage { position: 16, reason }));
+        }
+        let footer_at = size_bytes - FOOTER_BYTES as u64;
+        let footer = get(&*store, location, footer_at..size_bytes).await?;
+        let footer = object::decode_footer(footer_at, &footer, nonce).map_err(damaged)?;
+        let index = get(&*store, location, footer.index_position..footer_at).await?;
+        let blocks = object::decode_index(footer.index_position, &index, footer.index_crc32c)
+            .map_err(damaged)?;
+        Ok(Self {
+            store,
+            location: location.clone(),
+            size_bytes,
+            nonce,
+            index_position: footer.index_position,
+            index_bytes: footer.index_bytes,
+            index_crc32c: footer.index_crc32c,
+            blocks,
+        })
+    }
+
+    /// Read all blocks and check every entry, in at most 4 MiB of memory, or that of a larger block. `progress` is told how many bytes of the
+    /// object were read. What is damaged; what is around it was read all the same.
+    ///
+    /// # Errors
+    /// It can not be read.
+    pub async fn verify(&self, progress: &dyn Fn(u64)) -> Result<Vec<Damage>, ObjectError> {
+        let mut damage = Vec::new();
+        let mut rest = self.blocks.as_slice();
+        while let Some(first) = rest.first() {
+            let from = first.position;
+            let fits = |block: &Block| block.position_end() - from <= SPAN_BYTES;
+            let (span, behind) = rest.split_at(rest.partition_point(fits).max(1));
+            let to = span.last().expect("at least one").position_end();
+            let bytes = get(&*self.store, &self.location, from..to).await?;
+            for block in span {
+                let at = |position: u64| {
+                    usize::try_from(position - from).expect("below the length of the bytes")
+                };
+                let bytes = bytes.slice(at(block.position)..at(block.position_end()));
+                damage.extend(object::decode_block(block, &bytes).err());
+            }
+            progress(to);
+            rest = behind;
+        }
+        Ok(damage)
+    }
+}
+
+/// Exactly these bytes.
+async fn get(
+    store: &dyn ObjectStore,
+    location: &Path,
+    range: Range<u64>,
+) -> Result<Bytes, ObjectError> {
+    if range.is_empty() {
+        return Ok(Bytes::new());
+    }
+    let name = location.as_ref();
+    let bytes = within(Request::Get, name, store.get_range(location, range.clone())).await?;
+    if bytes.len() as u64 != range.end - range.start {
+        let reason = format!("{} bytes came of {}..{}", bytes.len(), range.start, range.end);
+        return Err(ObjectError::failed(name, reason));
+    }
+    Ok(bytes)
+}
+
+/// The nonce that a name states, if it is the name of an object: `docs/format/object.md`, 2.
+fn nonce_in(name: &str) -> Option<Uuid> {
+    let (number, nonce) = name.rsplit('/').next()?.split_once('-')?;
+    let hexadecimal = |text: &str| text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    if number.len() != 16 || nonce.len() != 32 || !hexadecimal(number) || !hexadecimal(nonce) {
+        return None;
+    }
+    Uuid::try_parse(nonce).ok()
+}
+
+/// What lies under `prefix`, or anywhere, and has the name of an object; in the order of the names.
+///
+/// # Errors
+/// It can not be listed.
+pub async fn list_objects(
+    store: &dyn ObjectStore,
+    prefix: Option<&Path>,
+) -> Result<Vec<ObjectMeta>, ObjectError> {
+    let name = prefix.map_or("", |prefix| prefix.as_ref());
+    let mut listing = store.list(prefix);
+    let mut objects = Vec::new();
+    while let Some(meta) = within(Request::List, name, listing.try_next()).await? {
+        if nonce_in(meta.location.as_ref()).is_some() {
+            objects.push(meta);
+        }
+    }
+    objects.sort_by(|a, b| a.location.cmp(&b.location));
+    Ok(objects)
+}
+
+/// The length of an object, if there is one at `location`, whatever its name.
+///
+/// # Errors
+/// The object store does not say.
+pub async fn object_size(
+    store: &dyn ObjectStore,
+    location: &Path,
+) -> Result<Option<u64>, ObjectError> {
+    match within(Request::Get, location.as_ref(), store.head(location)).await {
+        Ok(meta) => Ok(Some(meta.size)),
+        Err(error) if error.is_not_found() => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use object_store::memory::InMemory;
+
+    use super::*;
+    use crate::object::Encoder;
+    use crate::types::{Batch, StreamId, StreamOffset};
+
+    const NOWHERE: [u64; 0] = [];
+    const NAME: &str = "a/0000000000000001-000000000000000000000000000000ff";
+
+    fn object(batches: u64, payload_bytes: usize) -> Vec<u8> {
+        let (mut encoder, header) = Encoder::new(Uuid::from_u128(0xff));
+        let mut object = header.to_vec();
+        for base in 0..batches {
+            let payload = vec![base as u8; payload_bytes].into();
+            let batch = Batch { base: StreamOffset(base), count: 1, max_timestamp_ms: 5, payload };
+            object.extend(encoder.push(StreamId(base / 4), &batch).unwrap_or_default());
+        }
+        let (last, tail, _) = encoder.finish();
+        object.extend(last.unwrap_or_default());
+        object.extend(tail);
+        object
+    }
+
+    /// Every place that is said to be damaged.
+    async fn damage(name: &str, bytes: Vec<u8>) -> Vec<u64> {
+        let store = Arc::new(InMemory::new());
+        let location = Path::from(name);
+        store.put(&location, bytes.into()).await.unwrap();
+        let found = match StoredObject::open(store, &location).await {
+            Ok(object) => object.verify(&|_| {}).await,
+            Err(error) => Err(error),
+        };
+        match found {
+            Ok(found) => found.iter().map(|damage| damage.position).collect(),
+            Err(ObjectError::Damaged { source, .. }) => vec![source.position],
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// As `object.rs` tests it with all bytes at hand.
+    #[tokio::test]
+    async fn every_flipped_byte_and_every_truncation_is_noticed() {
+        let bytes = object(6, 3);
+        assert_eq!(damage(NAME, bytes.clone()).await, NOWHERE);
+        for at in 0..bytes.len() {
+            let mut flipped = bytes.clone();
+            flipped[at] ^= 1;
+            assert_ne!(damage(NAME, flipped).await, NOWHERE, "byte {at}");
+            assert_ne!(damage(NAME, bytes[..at].to_vec()).await, NOWHERE, "cut at {at}");
+        }
+        let another = NAME.replace("ff", "fe");
+        assert_eq!(damage(&another, bytes.clone()).await, [16], "the name states another nonce");
+        assert_eq!(damage("any-name", bytes).await, NOWHERE);
+    }
+
+    #[tokio::test]
+    async fn all_damaged_blocks_of_a_large_object_are_found() {
+        let mut bytes = object(40, 700_000);
+        let store = Arc::new(InMemory::new());
+        store.put(&Path::from(NAME), bytes.clone().into()).await.unwrap();
+        let whole = StoredObject::open(store, &Path::from(NAME)).await.unwrap();
+        assert_eq!(whole.blocks.len(), 40);
+        let progress = std::sync::Mutex::new(Vec::new());
+        assert!(whole.verify(&|to| progress.lock().unwrap().push(to)).await.unwrap().is_empty());
+        let progress = progress.into_inner().unwrap();
+        let mut read = 0;
+        for to in &progress {
+            assert!(to - read <= SPAN_BYTES + HEADER_BYTES as u64, "{progress:?}");
+            read = *to;
+        }
+        assert_eq!(read, whole.index_position, "to the end of the data");
+
+        let damaged = [0, 7, 39].map(|number| whole.blocks[number].position);
+        for position in damaged {
+            bytes[usize::try_from(position).unwrap() + 1000] ^= 1;
+        }
+        assert_eq!(damage(NAME, bytes).await, damaged);
+    }
+}
