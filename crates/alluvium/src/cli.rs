@@ -37,7 +37,7 @@ pub(crate) enum Command {
     /// Format, inspect, dump and measure a write-ahead log.
     #[command(subcommand)]
     Wal(WalCommand),
-    /// Inspect and verify objects in a directory or in S3.
+    /// Inspect and verify objects in a directory or in S3, and hold them against the catalog.
     #[command(subcommand)]
     Object(ObjectCommand),
     /// Write the catalog of a server that is stopped as JSON, and make one of it.

@@ -30,8 +30,8 @@ mod wake;
 
 pub use catalog::{Catalog, CatalogError, Change, MemoryCatalog, RedbCatalog};
 pub use objects::{
-    ErrorKind, ObjectError, ReadStats, Requests, StoredObject, list_objects, local_objects,
-    object_size, try_objects,
+    ErrorKind, ObjectError, Orphan, ReadStats, Requests, StoredObject, Survey, Wrong, list_objects,
+    local_objects, object_size, survey, try_objects,
 };
 pub use options::Options;
 pub use record::decode_record;

@@ -1,6 +1,7 @@
 //! `alluvium object`: tools for what lies in the object store.
 
 mod find;
+mod gc;
 mod inspect;
 mod verify;
 
@@ -17,6 +18,7 @@ pub(crate) enum ObjectCommand {
     /// Show an object's header, its index, and what it holds of each stream. Reads no records.
     Inspect(inspect::InspectArgs),
     Verify(verify::VerifyArgs),
+    Gc(gc::GcArgs),
 }
 
 /// Run an `object` command.
@@ -32,6 +34,7 @@ pub(crate) fn run(command: ObjectCommand) -> Result<(), Failure> {
         .map_err(|error| Failure::Failed(format!("can not start the runtime: {error}")))?;
     runtime.block_on(async {
         match command {
+            ObjectCommand::Gc(args) => gc::run(&args).await,
             ObjectCommand::Inspect(args) => inspect::run(&args).await,
             ObjectCommand::Verify(args) => verify::run(&args).await,
         }

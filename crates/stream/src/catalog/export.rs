@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::{
-    Catalog, CatalogError, Change, LIVES_KEPT, Life, ObjectInfo, ObjectRange, RedbCatalog, Snapshot,
-    StreamRow, Uploaded,
+    Catalog, CatalogError, Change, LIVES_KEPT, Life, ObjectInfo, ObjectRange, RedbCatalog,
+    Snapshot, StreamRow, Uploaded,
 };
 use crate::types::{ObjectId, StreamId, StreamOffset};
 
@@ -496,7 +496,8 @@ mod tests {
     fn all_lives_that_a_catalog_remembers_come_back() {
         let catalog = MemoryCatalog::default();
         for life in 0..LIVES_KEPT as u64 + 2 {
-            let change = Change::BeginLife { id: Uuid::from_u128(life.into()), version: life << 32 };
+            let change =
+                Change::BeginLife { id: Uuid::from_u128(life.into()), version: life << 32 };
             catalog.commit(&[change]).unwrap();
         }
         let snapshot = catalog.load().unwrap();
@@ -528,8 +529,9 @@ mod tests {
 
     #[test]
     fn what_no_catalog_can_hold_is_refused() {
+        type Break = fn(&mut Snapshot);
         let id = StreamId(0);
-        let cases: [(&str, fn(&mut Snapshot)); 9] = [
+        let cases: [(&str, Break); 9] = [
             ("stream 1, but the next one is 1", |s| s.next_stream_id = 1),
             ("but the next one is 1", |s| s.next_object_id = 1),
             ("is empty", |s| ranges(s)[0].end = StreamOffset(0)),

@@ -8,6 +8,7 @@ mod local;
 mod numbers;
 mod read;
 mod scan;
+mod survey;
 mod whole;
 mod write;
 
@@ -25,6 +26,7 @@ pub use local::local_objects;
 pub use numbers::ReadStats;
 pub(crate) use read::{Budget, Enough, Objects, Part, READ_BYTES};
 pub(crate) use scan::{Scan, index};
+pub use survey::{Orphan, Survey, Wrong, survey};
 pub use whole::{StoredObject, list_objects, object_size};
 pub(crate) use write::Writer;
 

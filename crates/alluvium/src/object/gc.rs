@@ -1,0 +1,172 @@
+//! `alluvium object gc`.
+
+use std::path::PathBuf;
+use std::time::SystemTime;
+
+use alluvium_stream::{Orphan, Survey, Wrong};
+use clap::Args;
+use serde::Serialize;
+
+use super::S3Args;
+use crate::objects::ObjectStoreUrl;
+use crate::output::{self, Failure, Table};
+use crate::units::{Span, about, counted};
+
+/// Hold the object store against the catalog of a server that is stopped: list objects that the catalog does not know (orphans, which an upload that
+/// was cut short leaves), and objects that it names and that are not there.
+///
+/// Nothing is deleted. A server does that by itself, at its start and once a day, when it has made sure that no other one needs them; so beside a running
+/// one the command is refused.
+#[derive(Args, Debug)]
+#[command(
+    after_help = "Exit codes: 0 done; 1 an object with records in it is missing or has another size, or something failed; 2 wrong usage."
+)]
+pub(crate) struct GcArgs {
+    /// The server's data directory.
+    #[arg(long, env = "ALLUVIUM_DATA_DIR", value_name = "DIR")]
+    data_dir: PathBuf,
+    /// The server's object store: file:///absolute/path or s3://bucket/prefix.
+    #[arg(long, env = "ALLUVIUM_OBJECT_STORE", value_name = "URL")]
+    object_store: String,
+    #[command(flatten)]
+    s3: S3Args,
+    /// An orphan that is older than this is said to be old enough for the next server to delete it.
+    #[arg(long, value_name = "TIME", default_value = "24h")]
+    older_than: Span,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Report {
+    right: usize,
+    orphans: Vec<OrphanView>,
+    wrong: Vec<WrongView>,
+}
+
+#[derive(Serialize)]
+struct OrphanView {
+    object: String,
+    size_bytes: u64,
+    age_s: u64,
+    state: String,
+}
+
+#[derive(Serialize)]
+struct WrongView {
+    object: String,
+    size_bytes: u64,
+    found_bytes: Option<u64>,
+    /// Whether a stream has records in it.
+    needed: bool,
+}
+
+/// List both.
+///
+/// # Errors
+/// The catalog is in use, the object store fails, or an object that is needed is not there.
+pub(super) async fn run(args: &GcArgs) -> Result<(), Failure> {
+    let url =
+        ObjectStoreUrl::parse(&args.object_store, args.s3.settings()).map_err(Failure::Usage)?;
+    match &url {
+        ObjectStoreUrl::Memory => {
+            return Err(Failure::Usage("memory:// is the memory of a server".into()));
+        }
+        // Else it would be made, and everything be missing in it.
+        ObjectStoreUrl::Directory(path) if !path.is_dir() => {
+            return Err(Failure::Failed(format!("object store {url}: there is no such directory")));
+        }
+        ObjectStoreUrl::Directory(_) | ObjectStoreUrl::S3(_) => {}
+    }
+    let (snapshot, _lock) =
+        crate::catalog::load(&args.data_dir).map_err(|failure| match failure {
+            Failure::Failed(reason) if reason.contains("another alluvium is using it") => {
+                Failure::Failed(format!("{reason}: a running server cleans up by itself"))
+            }
+            other => other,
+        })?;
+    let store = crate::objects::open(&url)?;
+    let failed = |error: alluvium_stream::ObjectError| {
+        Failure::Failed(format!("object store {url}: {error}"))
+    };
+    let Survey { right, orphans, wrong } =
+        alluvium_stream::survey(&*store, &snapshot).await.map_err(failed)?;
+    let report = Report {
+        right,
+        orphans: orphans.iter().map(|orphan| OrphanView::of(orphan, args)).collect(),
+        wrong: wrong.iter().map(WrongView::of).collect(),
+    };
+    if args.json {
+        output::json(&report)?;
+    } else {
+        report.print()?;
+    }
+    let missing: Vec<_> = report.wrong.iter().filter(|wrong| wrong.needed).collect();
+    match missing.first() {
+        Some(first) => Err(Failure::Failed(format!(
+            "{} with records in them missing or of another size; first {}",
+            counted(missing.len() as u64, "object is", "objects are"),
+            first.object
+        ))),
+        None => Ok(()),
+    }
+}
+
+impl OrphanView {
+    fn of(orphan: &Orphan, args: &GcArgs) -> Self {
+        let age = SystemTime::now().duration_since(orphan.written).unwrap_or_default();
+        let state = if !orphan.is_past {
+            "newer than the catalog".into()
+        } else if age <= args.older_than.0 {
+            format!("not older than {}", args.older_than)
+        } else {
+            "old enough".into()
+        };
+        let (object, size_bytes) = (orphan.name.clone(), orphan.size_bytes);
+        Self { object, size_bytes, age_s: age.as_secs(), state }
+    }
+}
+
+impl WrongView {
+    fn of(wrong: &Wrong) -> Self {
+        Self {
+            object: wrong.object.name.clone(),
+            size_bytes: wrong.object.size_bytes,
+            found_bytes: wrong.found_bytes,
+            needed: wrong.is_needed,
+        }
+    }
+}
+
+impl Report {
+    fn print(&self) -> Result<(), Failure> {
+        output::line(format_args!(
+            "{} as the catalog says; {}; {} missing or of another size",
+            counted(self.right as u64, "object is", "objects are"),
+            counted(self.orphans.len() as u64, "orphan", "orphans"),
+            self.wrong.len()
+        ))?;
+        if !self.orphans.is_empty() {
+            let mut table = Table::of_text(&["ORPHAN", "SIZE", "AGE", "STATE"]);
+            for orphan in &self.orphans {
+                let (size, age) = (about(orphan.size_bytes), format!("{} s", orphan.age_s));
+                table.row(vec![orphan.object.clone(), size, age, orphan.state.clone()]);
+            }
+            output::line(format_args!("\n{table}"))?;
+        }
+        if !self.wrong.is_empty() {
+            let mut table = Table::of_text(&["OBJECT", "SIZE", "FOUND", "NEEDED"]);
+            for wrong in &self.wrong {
+                table.row(vec![
+                    wrong.object.clone(),
+                    wrong.size_bytes.to_string(),
+                    wrong.found_bytes.map_or("missing".into(), |found| found.to_string()),
+                    if wrong.needed { "yes: records are lost" } else { "no" }.into(),
+                ]);
+            }
+            output::line(format_args!("\n{table}"))?;
+        }
+        Ok(())
+    }
+}
