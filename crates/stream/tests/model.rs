@@ -126,7 +126,7 @@ impl Run {
                 11..14 => self.fetch(life, &stream).await,
                 14 => self.search(life, &stream).await,
                 15 if !life.objects.down.load(Ordering::SeqCst) => {
-                    life.store.flush().await.unwrap()
+                    life.store.flush().await.unwrap();
                 }
                 16 => self.trim(&stream).await,
                 17 if self.chance(6) => {
