@@ -118,7 +118,7 @@ pub(crate) struct ServeOptions {
     #[arg(long, env = "ALLUVIUM_OBJECT_STORE", value_name = "URL")]
     pub(crate) object_store: Option<String>,
 
-    /// Where S3 is spoken, if not at AWS: https://s3.example.org. Default: AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, or AWS.
+    /// Where S3 is spoken, if not at AWS: `https://s3.example.org`. Default: AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, or AWS.
     #[arg(long, env = "ALLUVIUM_S3_ENDPOINT", value_name = "URL")]
     pub(crate) s3_endpoint: Option<String>,
 
@@ -126,7 +126,7 @@ pub(crate) struct ServeOptions {
     #[arg(long, env = "ALLUVIUM_S3_REGION", value_name = "NAME")]
     pub(crate) s3_region: Option<String>,
 
-    /// Name the bucket in the path (https://host/bucket) and not in the host's name (https://bucket.host). Default true with an
+    /// Name the bucket in the path (`https://host/bucket`) and not in the host's name (`https://bucket.host`). Default true with an
     /// endpoint, false at AWS.
     #[arg(long, env = "ALLUVIUM_S3_PATH_STYLE", value_name = "BOOL",
           num_args = 0..=1, require_equals = true, default_missing_value = "true")]

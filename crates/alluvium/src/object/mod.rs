@@ -44,7 +44,7 @@ pub(crate) fn run(command: ObjectCommand) -> Result<(), Failure> {
 /// How S3 is reached; as for `alluvium serve`.
 #[derive(Args, Clone, Debug)]
 struct S3Args {
-    /// Where S3 is spoken, if not at AWS: https://s3.example.org.
+    /// Where S3 is spoken, if not at AWS: `https://s3.example.org`.
     #[arg(long, env = "ALLUVIUM_S3_ENDPOINT", value_name = "URL")]
     s3_endpoint: Option<String>,
     /// The bucket's region.
