@@ -232,6 +232,11 @@ impl Shared {
                 self.retired.notify_one();
             }
         }
+        drop(table);
+        if !gone.is_empty() {
+            // What they shared an object with may be less than half of it now.
+            self.compaction.wanted.notify_one();
+        }
     }
 
     /// Commit an upload: its objects, ranges and checkpoints at once, and that the log is uploaded up to `cut`. An object that is of no
@@ -346,10 +351,12 @@ impl Shared {
             shared.numbers.compactions.fetch_add(1, Ordering::Relaxed);
             shared.numbers.compacted_bytes.fetch_add(used_bytes, Ordering::Relaxed);
             shared.insert_objects(live);
+            let grown = applied.iter().map(|(stream, ..)| stream.id).collect();
             for (stream, first, count, range) in applied {
                 let gone = stream.tail.lock().replace(first, count, range);
                 shared.drop_ranges(&gone);
             }
+            shared.compaction.grown(grown);
             Ok(())
         })
         .await

@@ -1,6 +1,6 @@
 //! Compaction: ranges that lie in many objects are brought together in few. What, how, and why nothing is lost: `docs/compaction.md`.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -20,12 +20,14 @@ use crate::owner;
 use crate::store::{Shared, StoreError};
 use crate::tail::{Choice, Range, StreamState};
 use crate::types::{Batch, ObjectId, StreamId, StreamOffset};
-use crate::upload::{OWN_OBJECT_BYTES, backoff, extend, object_id, object_name, unix_ms};
+use crate::upload::{OWN_OBJECT_BYTES, backoff, extend, object_id, object_name};
 
 /// So many pieces become one.
 const FAN_IN: usize = 8;
 /// Longest rest after a span.
 const REST_MAX: Duration = Duration::from_secs(1);
+/// An object that can not be read now is left out for so long.
+const LEFT_OUT: Duration = Duration::from_secs(60 * 60);
 /// Longest wait after a failure.
 const RETRY_MAX: Duration = Duration::from_secs(10 * 60);
 
@@ -46,13 +48,20 @@ impl Compaction {
     }
 }
 
-/// What becomes one range.
+/// What becomes one range, or a few where it is too large for one object.
 struct Run {
     stream: Arc<StreamState>,
     /// Neighbours, in order.
     ranges: Vec<Range>,
-    /// Whether it gets an object of its own.
-    own: bool,
+    place: Place,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// In objects of its own.
+    Alone,
+    /// With others. An object takes one range of a stream, so a second run of the same one goes to a second object.
+    Together(usize),
 }
 
 impl Run {
@@ -61,42 +70,58 @@ impl Run {
     }
 }
 
+/// Objects that could not be read, and until when they are left out.
+#[derive(Default)]
+struct LeftOut(HashMap<ObjectId, Option<Instant>>);
+
+impl LeftOut {
+    fn contains(&self, id: ObjectId) -> bool {
+        self.0.get(&id).is_some_and(|until| until.is_none_or(|until| Instant::now() < until))
+    }
+}
+
 /// The compaction task.
 pub(crate) async fn run(shared: Arc<Shared>) {
-    let mut left_out = HashSet::new();
+    let mut left_out = LeftOut::default();
     let mut failures = 0;
     loop {
-        match next(&shared, &mut left_out).await {
-            Ok(true) => failures = 0,
-            Ok(false) => {
+        let failure = match next(&shared, &left_out).await {
+            Ok(done) => {
                 failures = 0;
-                shared.compaction.wanted.notified().await;
-            }
-            // The store has halted, or a defect was refused: what there is serves on as it is.
-            Err(Failure::Store(error)) => return tracing::error!("compaction ends: {error}"),
-            // Told, and counted.
-            Err(Failure::NotOwner) => tokio::time::sleep(RETRY_MAX).await,
-            Err(Failure::Object(error)) => {
-                shared.numbers.compaction_failures.fetch_add(1, Ordering::Relaxed);
-                if let ObjectError::Damaged { name, .. } = &error
-                    && let Some(id) = object_id(name)
-                {
-                    tracing::error!("compaction leaves it as it is: {error}");
-                    left_out.insert(id);
-                    continue;
+                if !done {
+                    shared.compaction.wanted.notified().await;
                 }
-                let wait = backoff(shared.options.retry_initial, RETRY_MAX, failures);
-                failures = failures.saturating_add(1);
-                tracing::warn!("can not compact, next try in {wait:?}: {error}");
-                tokio::time::sleep(wait).await;
+                continue;
             }
+            Err(failure) => failure,
+        };
+        shared.numbers.compaction_failures.fetch_add(1, Ordering::Relaxed);
+        let error = match failure {
+            // The store has halted, or a defect was refused: what there is serves on as it is.
+            Failure::Store(error) => return tracing::error!("compaction ends: {error}"),
+            Failure::NotOwner => {
+                tokio::time::sleep(RETRY_MAX).await;
+                continue;
+            }
+            Failure::Object(error) => error,
+        };
+        let (ObjectError::Damaged { name, .. } | ObjectError::Store { name, .. }) = &error;
+        let source = object_id(name).filter(|id| shared.object_table.lock().is_live(*id));
+        if let Some(id) = source {
+            let is_damaged = matches!(error, ObjectError::Damaged { .. });
+            tracing::error!("compaction leaves it as it is: {error}");
+            left_out.0.insert(id, (!is_damaged).then(|| Instant::now() + LEFT_OUT));
         }
+        let wait = backoff(shared.options.retry_initial, RETRY_MAX, failures);
+        failures = failures.saturating_add(1);
+        tracing::warn!("can not compact, next try in {wait:?}: {error}");
+        tokio::time::sleep(wait).await;
     }
 }
 
 enum Failure {
     Object(ObjectError),
-    /// The objects are another server's.
+    /// The objects are another server's. It was told, and counted.
     NotOwner,
     Store(StoreError),
 }
@@ -114,42 +139,41 @@ impl From<StoreError> for Failure {
 }
 
 /// One compaction; false if there is nothing to do.
-async fn next(shared: &Arc<Shared>, left_out: &mut HashSet<ObjectId>) -> Result<bool, Failure> {
+async fn next(shared: &Arc<Shared>, left_out: &LeftOut) -> Result<bool, Failure> {
     let most_bytes = shared.options.compaction_bytes;
     // Also where compaction is to make smaller objects than uploads do.
     let least_bytes = OWN_OBJECT_BYTES.min(most_bytes / 8);
     let choice = Choice { fan_in: FAN_IN, least_bytes, most_bytes };
     if let Some(run) = own_run(shared, choice, left_out) {
-        let stream = run.stream.id;
-        let done = compact(shared, vec![run], &HashMap::new(), choice).await;
+        let (stream, generation) = (run.stream.id, run.ranges[0].object.generation);
+        let done = compact(shared, vec![run], HashMap::new(), generation.saturating_add(1)).await;
         // Whatever came of it, there may be more.
         shared.compaction.grown.lock().insert(stream);
         return done.map(|()| true);
     }
-    let objects = shared.object_table.lock().compactable(FAN_IN, left_out);
-    let Some(objects) = objects else { return Ok(false) };
+    let found = shared.object_table.lock().compactable(FAN_IN, |id| left_out.contains(id));
+    let Some((objects, generation)) = found else { return Ok(false) };
     let mut indexes = HashMap::new();
+    let store = shared.objects.store(Cause::Compaction);
     for object in &objects {
-        let blocks = index(shared.objects.store(Cause::Compaction), object).await?;
+        let blocks = index(store, shared.objects.bandwidth(), object).await?;
         indexes.insert(object.id, blocks);
     }
     let runs = runs_in(shared, &indexes, choice);
-    compact(shared, runs, &indexes, choice).await?;
+    compact(shared, runs, indexes, generation).await?;
     Ok(true)
 }
 
 /// Neighbouring ranges of one of the streams that have grown.
-fn own_run(shared: &Shared, choice: Choice, left_out: &HashSet<ObjectId>) -> Option<Run> {
-    while let Some(id) = shared.compaction.grown.lock().pop_first() {
+fn own_run(shared: &Shared, choice: Choice, left_out: &LeftOut) -> Option<Run> {
+    loop {
+        let id = shared.compaction.grown.lock().pop_first()?;
         let Some(stream) = shared.streams.read().get(&id).cloned() else { continue };
-        let ranges = stream.tail.lock().compactable(choice);
-        if let Some(ranges) = ranges
-            && !ranges.iter().any(|range| left_out.contains(&range.object.id))
-        {
-            return Some(Run { stream, ranges, own: true });
+        let ranges = stream.tail.lock().compactable(choice, |id| left_out.contains(id));
+        if let Some(ranges) = ranges {
+            return Some(Run { stream, ranges, place: Place::Alone });
         }
     }
-    None
 }
 
 /// All ranges in these objects, neighbours together, by stream and offset.
@@ -169,9 +193,8 @@ fn runs_in(shared: &Shared, indexes: &HashMap<ObjectId, Vec<Block>>, choice: Cho
         let mut behind = None;
         for start in starts {
             // A range begins where its first block does; what does not was trimmed, or lies elsewhere by now.
-            let Some(range) =
-                tail.range_at(start).filter(|range| indexes.contains_key(&range.object.id))
-            else {
+            let range = tail.range_at(start);
+            let Some(range) = range.filter(|range| indexes.contains_key(&range.object.id)) else {
                 continue;
             };
             match neighbours.last_mut().filter(|_| behind == Some(start)) {
@@ -181,40 +204,16 @@ fn runs_in(shared: &Shared, indexes: &HashMap<ObjectId, Vec<Block>>, choice: Cho
             behind = tail.range_after(start).map(|next| next.start);
         }
         drop(tail);
-        for (number, ranges) in neighbours.into_iter().enumerate() {
-            let mut run = Run { stream: stream.clone(), ranges, own: false };
-            // The shared object takes one range of a stream.
-            run.own = number > 0 || run.payload_bytes() >= choice.least_bytes;
+        let mut together = 0..;
+        for ranges in neighbours {
+            let mut run = Run { stream: stream.clone(), ranges, place: Place::Alone };
+            if run.payload_bytes() < choice.least_bytes {
+                run.place = Place::Together(together.next().expect("endless"));
+            }
             runs.push(run);
         }
     }
     runs
-}
-
-/// Read what `runs` are made of, write it anew, and commit that. `indexes` of the objects that are known already.
-async fn compact(
-    shared: &Arc<Shared>,
-    runs: Vec<Run>,
-    indexes: &HashMap<ObjectId, Vec<Block>>,
-    choice: Choice,
-) -> Result<(), Failure> {
-    let mut written = Written::default();
-    let rewritten = rewrite(shared, runs, indexes, choice, &mut written).await;
-    let failure = match rewritten {
-        // To another owner of the objects, one that does not know these, they would be orphans.
-        Ok(()) => match owner::claim(shared, 0).await.map_err(StoreError::Wal)? {
-            Ok(true) => {
-                return Ok(shared.commit_compaction(written.objects, written.replacements).await?);
-            }
-            Ok(false) => Failure::NotOwner,
-            Err(error) => error.into(),
-        },
-        Err(error) => error.into(),
-    };
-    for object in written.objects {
-        give_up(shared, &object.name, shared.objects.delete(&object.name).await);
-    }
-    Err(failure)
 }
 
 /// What is to be committed.
@@ -222,6 +221,60 @@ async fn compact(
 struct Written {
     objects: Vec<Arc<ObjectInfo>>,
     replacements: Vec<Replacement>,
+    payload_bytes: u64,
+}
+
+impl Written {
+    fn add(&mut self, object: Arc<ObjectInfo>, replacements: Vec<Replacement>) {
+        self.payload_bytes += object.payload_bytes;
+        self.objects.push(object);
+        self.replacements.extend(replacements);
+    }
+
+    async fn commit(&mut self, shared: &Arc<Shared>) -> Result<(), Failure> {
+        let Self { objects, replacements, .. } = std::mem::take(self);
+        if objects.is_empty() {
+            return Ok(());
+        }
+        // To another owner of the objects, one that does not know these, they would be orphans.
+        let owned = match own(shared, 0).await {
+            Ok(()) => shared.commit_compaction(objects.clone(), replacements).await,
+            Err(failure) => {
+                remove(shared, &objects).await;
+                return Err(failure);
+            }
+        };
+        if let Err(error) = owned {
+            remove_names(shared, &objects);
+            return Err(error.into());
+        }
+        // A copy of this server that does not know them must not come to own them any more. If that can not be said now, the next upload says it.
+        let _ = own(shared, shared.version()).await;
+        Ok(())
+    }
+}
+
+async fn own(shared: &Arc<Shared>, version: u64) -> Result<(), Failure> {
+    match owner::claim(shared, version).await.map_err(StoreError::Wal)? {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(Failure::NotOwner),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Objects that were written for nothing.
+async fn remove(shared: &Shared, objects: &[Arc<ObjectInfo>]) {
+    for object in objects {
+        give_up(shared, &object.name, shared.objects.delete(&object.name).await);
+    }
+}
+
+/// They may have been committed, so they are left to the next start.
+fn remove_names(shared: &Shared, objects: &[Arc<ObjectInfo>]) {
+    let mut table = shared.object_table.lock();
+    for object in objects {
+        table.uploading.remove(&object.name);
+    }
 }
 
 /// What was written is of no use.
@@ -232,70 +285,124 @@ fn give_up(shared: &Shared, name: &str, removed: Result<(), ObjectError>) {
     shared.object_table.lock().uploading.remove(name);
 }
 
-async fn rewrite(
-    shared: &Shared,
+/// Read what `runs` are made of, write it anew, and commit that, in steps of about [`crate::Options::compaction_bytes`], so that what was done
+/// stays when something fails. `indexes` of the objects that are known already.
+async fn compact(
+    shared: &Arc<Shared>,
     runs: Vec<Run>,
-    indexes: &HashMap<ObjectId, Vec<Block>>,
-    choice: Choice,
+    indexes: HashMap<ObjectId, Vec<Block>>,
+    generation: u8,
+) -> Result<(), Failure> {
+    own(shared, 0).await?;
+    let mut written = Written::default();
+    let result = rewrite(shared, runs, indexes, generation, &mut written).await;
+    match result {
+        Ok(()) => written.commit(shared).await,
+        Err(failure) => {
+            remove(shared, &written.objects).await;
+            Err(failure)
+        }
+    }
+}
+
+async fn rewrite(
+    shared: &Arc<Shared>,
+    runs: Vec<Run>,
+    indexes: HashMap<ObjectId, Vec<Block>>,
+    generation: u8,
     written: &mut Written,
-) -> Result<(), ObjectError> {
-    let ranges = runs.iter().flat_map(|run| &run.ranges);
-    let generation = ranges.map(|range| range.object.generation).max();
-    let generation = generation.map_or(0, |greatest| greatest.saturating_add(1));
+) -> Result<(), Failure> {
+    let most_bytes = shared.options.compaction_bytes;
+    let ranges = || runs.iter().flat_map(|run| &run.ranges);
+    // The age of records without a timestamp, and the order of the data.
+    let created_at_ms = ranges().map(|range| range.object.created_at_ms).max().unwrap_or(0);
+    let target = || Target::new(shared, generation, created_at_ms);
+    let mut bytes = Vec::new();
+    for run in &runs {
+        if let Place::Together(number) = run.place {
+            bytes.resize(bytes.len().max(number + 1), 0);
+            bytes[number] += run.payload_bytes();
+        }
+    }
     let mut sources = Sources::open(shared, &runs, indexes).await?;
-    let together = Target::new(shared, generation);
-    let mut output = Output::new(shared, &together);
+    let together: Vec<Target> = bytes.iter().map(|_| target()).collect();
+    let mut outputs: Vec<_> = together
+        .iter()
+        .zip(bytes)
+        .map(|(target, bytes)| (Output::new(shared, target, bytes), Vec::new()))
+        .collect();
     let mut result = Ok(());
-    for run in runs {
-        result = match run.own {
-            true => run.write_alone(shared, &mut sources, generation, choice, written).await,
-            false => run.write_into(&mut output, &mut sources, written).await,
+    for mut run in runs {
+        result = match run.place {
+            Place::Together(number) => {
+                let (output, replacements) = &mut outputs[number];
+                run.write_into(output, &mut sources, replacements).await.map_err(Failure::from)
+            }
+            Place::Alone => {
+                let mut result = Ok(());
+                while result.is_ok() && !run.ranges.is_empty() {
+                    let piece = run.split_off(most_bytes);
+                    result = piece.write_alone(shared, &mut sources, &target(), written).await;
+                    if result.is_ok() && written.payload_bytes >= most_bytes {
+                        result = written.commit(shared).await;
+                    }
+                }
+                result
+            }
         };
         if result.is_err() {
             break;
         }
     }
-    if result.is_ok() && output.payload_bytes > 0 {
-        result = output.finish().await.map(|object| written.objects.push(object));
-    }
-    if result.is_err() || output.payload_bytes == 0 {
-        give_up(shared, &together.name, output.writer.abort().await);
+    for (mut output, replacements) in outputs {
+        if result.is_ok() && !output.is_empty() {
+            match output.finish().await {
+                Ok(object) => {
+                    written.add(object, replacements);
+                    continue;
+                }
+                Err(error) => result = Err(error.into()),
+            }
+        }
+        give_up(shared, &output.target.name, output.writer.abort().await);
     }
     result
 }
 
 impl Run {
-    /// Objects of its own, none larger than the bound.
+    /// The first ranges, as many as make an object of at most so much payload, but one at least.
+    fn split_off(&mut self, most_bytes: u64) -> Self {
+        let (mut bytes, mut count) = (self.ranges[0].payload_bytes, 1);
+        while count < self.ranges.len() && bytes + self.ranges[count].payload_bytes <= most_bytes {
+            bytes += self.ranges[count].payload_bytes;
+            count += 1;
+        }
+        let ranges = self.ranges.drain(..count).collect();
+        Self { stream: self.stream.clone(), ranges, place: self.place }
+    }
+
+    /// An object of its own.
     async fn write_alone(
         self,
         shared: &Shared,
         sources: &mut Sources<'_>,
-        generation: u8,
-        choice: Choice,
+        target: &Target,
         written: &mut Written,
-    ) -> Result<(), ObjectError> {
-        let Self { stream, mut ranges, .. } = self;
-        while !ranges.is_empty() {
-            let (mut bytes, mut count) = (ranges[0].payload_bytes, 1);
-            while count < ranges.len() && bytes + ranges[count].payload_bytes <= choice.most_bytes {
-                bytes += ranges[count].payload_bytes;
-                count += 1;
+    ) -> Result<(), Failure> {
+        let mut output = Output::new(shared, target, self.payload_bytes());
+        let mut replacements = Vec::new();
+        let mut result = self.write_into(&mut output, sources, &mut replacements).await;
+        if result.is_ok() && !output.is_empty() {
+            match output.finish().await {
+                Ok(object) => {
+                    written.add(object, replacements);
+                    return Ok(());
+                }
+                Err(error) => result = Err(error),
             }
-            let rest = ranges.split_off(count);
-            let piece = Self { stream: stream.clone(), ranges, own: true };
-            ranges = rest;
-            let target = Target::new(shared, generation);
-            let mut output = Output::new(shared, &target);
-            let mut result = piece.write_into(&mut output, sources, written).await;
-            if result.is_ok() && output.payload_bytes > 0 {
-                result = output.finish().await.map(|object| written.objects.push(object));
-            }
-            if result.is_err() || output.payload_bytes == 0 {
-                give_up(shared, &target.name, output.writer.abort().await);
-            }
-            result?;
         }
-        Ok(())
+        give_up(shared, &target.name, output.writer.abort().await);
+        Ok(result?)
     }
 
     /// One range in `output`, or none if the stream was trimmed past it.
@@ -303,7 +410,7 @@ impl Run {
         self,
         output: &mut Output<'_>,
         sources: &mut Sources<'_>,
-        written: &mut Written,
+        replacements: &mut Vec<Replacement>,
     ) -> Result<(), ObjectError> {
         let start = self.stream.tail.lock().start;
         let mut new: Option<ObjectRange> = None;
@@ -317,7 +424,7 @@ impl Run {
         }
         if let Some(new) = new {
             let old = self.ranges.iter().map(|range| range.start).collect();
-            written.replacements.push(Replacement { stream: self.stream, old, new });
+            replacements.push(Replacement { stream: self.stream, old, new });
         }
         Ok(())
     }
@@ -326,35 +433,35 @@ impl Run {
 /// The objects that are read. Runs come by stream and offset, and so do an object's blocks.
 struct Sources<'a> {
     scans: HashMap<ObjectId, Scan<'a>>,
+    /// Since the last rest.
+    working_since: Instant,
 }
 
 impl<'a> Sources<'a> {
     async fn open(
         shared: &'a Shared,
         runs: &[Run],
-        indexes: &HashMap<ObjectId, Vec<Block>>,
+        mut indexes: HashMap<ObjectId, Vec<Block>>,
     ) -> Result<Self, ObjectError> {
         let (store, bandwidth) =
             (shared.objects.store(Cause::Compaction), shared.objects.bandwidth());
-        let mut wanted: HashMap<ObjectId, (Arc<ObjectInfo>, HashMap<StreamId, StreamOffset>)> =
-            HashMap::new();
+        let mut wanted: HashMap<ObjectId, (Arc<ObjectInfo>, HashSet<StreamId>)> = HashMap::new();
         for run in runs {
             for range in &run.ranges {
-                let object =
-                    wanted.entry(range.object.id).or_insert((range.object.clone(), HashMap::new()));
-                object.1.insert(run.stream.id, range.end);
+                let unknown = || (range.object.clone(), HashSet::new());
+                wanted.entry(range.object.id).or_insert_with(unknown).1.insert(run.stream.id);
             }
         }
         let mut scans = HashMap::with_capacity(wanted.len());
         for (id, (object, streams)) in wanted {
-            let is_wanted = |block: &&Block| streams.contains_key(&block.stream);
-            let blocks: VecDeque<Block> = match indexes.get(&id) {
-                Some(blocks) => blocks.iter().filter(is_wanted).cloned().collect(),
-                None => index(store, &object).await?.iter().filter(is_wanted).cloned().collect(),
+            let mut blocks = match indexes.remove(&id) {
+                Some(blocks) => blocks,
+                None => index(store, bandwidth, &object).await?,
             };
-            scans.insert(id, Scan::new(store, bandwidth, object, blocks));
+            blocks.retain(|block| streams.contains(&block.stream));
+            scans.insert(id, Scan::new(store, bandwidth, object, blocks.into()));
         }
-        Ok(Self { scans })
+        Ok(Self { scans, working_since: Instant::now() })
     }
 
     /// The next block of `range`; `None` behind its last.
@@ -367,15 +474,14 @@ impl<'a> Sources<'a> {
         if scan.peek().is_none_or(|block| block.stream != stream) {
             return Ok(None);
         }
-        let began = scan.is_dry().then(Instant::now);
-        let batches = scan.next().await?;
-        if let Some(began) = began {
+        if scan.is_dry() {
             // At most half of the time: the others have the rest.
-            tokio::time::sleep(began.elapsed().min(REST_MAX)).await;
+            tokio::time::sleep(self.working_since.elapsed().min(REST_MAX)).await;
+            self.working_since = Instant::now();
         } else {
             tokio::task::yield_now().await;
         }
-        Ok(batches)
+        scan.next().await
     }
 }
 
@@ -385,14 +491,15 @@ struct Target {
     nonce: Uuid,
     name: String,
     generation: u8,
+    created_at_ms: i64,
 }
 
 impl Target {
-    fn new(shared: &Shared, generation: u8) -> Self {
+    fn new(shared: &Shared, generation: u8, created_at_ms: i64) -> Self {
         let (id, nonce) = (shared.new_object_id(), Uuid::new_v4());
         let name = object_name(shared.wal_id, id, nonce);
         shared.object_table.lock().uploading.insert(name.clone());
-        Self { id, nonce, name, generation }
+        Self { id, nonce, name, generation, created_at_ms }
     }
 }
 
@@ -406,12 +513,18 @@ struct Output<'a> {
 }
 
 impl<'a> Output<'a> {
-    fn new(shared: &'a Shared, target: &'a Target) -> Self {
+    /// Of about so much payload.
+    fn new(shared: &'a Shared, target: &'a Target, bytes: u64) -> Self {
         let (encoder, header) = Encoder::new(target.nonce);
         let (store, bandwidth) =
             (shared.objects.store(Cause::Compaction), shared.objects.bandwidth());
-        let writer = Writer::new(store, &target.name, bandwidth, Class::Compaction);
+        let writer =
+            Writer::new(store, &target.name, bandwidth, Class::Compaction).for_bytes(bytes);
         Self { target, header: Some(header), encoder: Some(encoder), writer, payload_bytes: 0 }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.header.is_some()
     }
 
     async fn push(&mut self, stream: StreamId, batch: &Batch) -> Result<(), ObjectError> {
@@ -434,7 +547,7 @@ impl<'a> Output<'a> {
         }
         self.writer.write(tail).await?;
         self.writer.finish().await?;
-        let Target { id, name, generation, .. } = self.target;
+        let Target { id, name, generation, created_at_ms, .. } = self.target;
         Ok(Arc::new(ObjectInfo {
             id: *id,
             name: name.clone(),
@@ -442,7 +555,7 @@ impl<'a> Output<'a> {
             index_position: summary.index_position,
             index_bytes: summary.index_bytes,
             index_crc32c: summary.index_crc32c,
-            created_at_ms: unix_ms(),
+            created_at_ms: *created_at_ms,
             generation: *generation,
             payload_bytes: self.payload_bytes,
         }))

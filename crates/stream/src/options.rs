@@ -23,13 +23,14 @@ pub struct Options {
     pub upload_interval: Duration,
     /// Bound of the cache of what was read from objects. Default 64 MiB; 0 switches it off.
     pub block_cache_bytes: u64,
-    /// Compaction brings what is smaller than half of it together, to objects of at most so much payload. Default 256 MiB, at least 64 KiB; 0
+    /// Compaction brings what is smaller than half of it together, to objects of a stream with at most so much payload. Default 256 MiB, at least 64 KiB; 0
     /// switches compaction off. See `docs/compaction.md`.
     pub compaction_bytes: u64,
     /// Hard bound on what is on its way from objects to readers, verified or not, of all readers together; a single batch that is larger is
     /// read alone. What has arrived is bounded by `block_cache_bytes` and by what readers hold. Default 128 MiB, at least 8 MiB.
     pub late_read_bytes: u64,
-    /// Bound on the bytes per second to and from the object store. Uploads go before late reads. Default 0: no bound; else at least 1 MiB.
+    /// Bound on the bytes per second to and from the object store. Uploads go before late reads, and those before
+    /// compaction. Default 0: no bound; else at least 1 MiB.
     pub object_store_bytes_per_s: u64,
     /// Wait after the first failure of an upload; doubles with each further one, and varies by up to a half so that
     /// many servers do not return at the same moment. Default 100 ms, at least 1 ms.

@@ -274,6 +274,13 @@ struct Live {
     used: Used,
 }
 
+impl Live {
+    /// Whether it was written with ranges of several streams, some of which may be gone.
+    fn is_shared(&self) -> bool {
+        self.used.streams > 1 || self.used.payload_bytes != self.object.payload_bytes
+    }
+}
+
 /// What streams have in an object.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Used {
@@ -317,24 +324,40 @@ impl ObjectTable {
         true
     }
 
-    /// The objects to compact together, none of `left_out`: the `fan_in` oldest shared ones of a generation, or one that is mostly waste.
+    /// The objects to compact together, and their generation from then on: the `fan_in` oldest neighbours among the shared ones of a generation, or one that is mostly waste. None that
+    /// is left out, which also separates those on its two sides: data in the middle would keep their ranges apart.
     pub(crate) fn compactable(
         &self,
         fan_in: usize,
-        left_out: &HashSet<ObjectId>,
-    ) -> Option<Vec<Arc<ObjectInfo>>> {
-        let candidates = || self.live.values().filter(|live| !left_out.contains(&live.object.id));
-        let mut generations: BTreeMap<u8, Vec<ObjectId>> = BTreeMap::new();
-        for Live { object, .. } in candidates().filter(|live| live.used.streams > 1) {
-            generations.entry(object.generation).or_default().push(object.id);
+        left_out: impl Fn(ObjectId) -> bool,
+    ) -> Option<(Vec<Arc<ObjectInfo>>, u8)> {
+        let mut live: Vec<&Live> = self.live.values().collect();
+        // In the order of the data, which a compaction's object takes over from its sources.
+        live.sort_unstable_by_key(|live| (live.object.created_at_ms, live.object.id));
+        let mut generations: BTreeMap<u8, Vec<&Live>> = BTreeMap::new();
+        for live in live.iter().filter(|live| live.is_shared()) {
+            let neighbours = generations.entry(live.object.generation).or_default();
+            if left_out(live.object.id) {
+                neighbours.clear();
+            } else if neighbours.len() < fan_in {
+                neighbours.push(live);
+            }
         }
-        if let Some(mut ids) = generations.into_values().find(|ids| ids.len() >= fan_in) {
-            ids.sort_unstable();
-            return Some(ids[..fan_in].iter().map(|id| self.live[id].object.clone()).collect());
+        if let Some((generation, found)) =
+            generations.into_iter().find(|(_, found)| found.len() >= fan_in)
+        {
+            let objects = found.into_iter().map(|live| live.object.clone()).collect();
+            return Some((objects, generation.saturating_add(1)));
         }
-        let mut wasteful =
-            candidates().filter(|live| live.used.payload_bytes < live.object.payload_bytes / 2);
-        wasteful.next().map(|live| vec![live.object.clone()])
+        let mut wasteful = live.iter().filter(|live| {
+            live.used.payload_bytes < live.object.payload_bytes / 2 && !left_out(live.object.id)
+        });
+        wasteful.next().map(|live| (vec![live.object.clone()], live.object.generation))
+    }
+
+    /// Whether a stream has a range in it.
+    pub(crate) fn is_live(&self, id: ObjectId) -> bool {
+        self.live.contains_key(&id)
     }
 
     /// Whether an object of this name is one of this store's, and neither in the catalog nor on its way there.

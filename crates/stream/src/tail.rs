@@ -24,7 +24,7 @@ use tokio::sync::Notify;
 
 use crate::catalog::ObjectInfo;
 use crate::objects::Budget;
-use crate::types::{Batch, KIND_STATE, StreamId, StreamOffset};
+use crate::types::{Batch, KIND_STATE, ObjectId, StreamId, StreamOffset};
 
 /// What a cached batch costs beside its payload: the entry here (64 bytes), as much again for the deque's spare room, the
 /// payload's reference count and the allocator's share of both.
@@ -287,8 +287,12 @@ impl Tail {
         point
     }
 
-    /// Neighbouring ranges that are to become one: the oldest that `choice` takes.
-    pub(crate) fn compactable(&self, choice: Choice) -> Option<Vec<Range>> {
+    /// Neighbouring ranges that are to become one: the oldest that `choice` takes, none in an object that is left out.
+    pub(crate) fn compactable(
+        &self,
+        choice: Choice,
+        left_out: impl Fn(ObjectId) -> bool,
+    ) -> Option<Vec<Range>> {
         let (mut first, mut bytes) = (0, 0);
         for (index, range) in self.ranges.iter().enumerate() {
             let Some(before) = index.checked_sub(1).map(|before| &self.ranges[before]) else {
@@ -298,6 +302,8 @@ impl Tail {
             if before.object.generation != range.object.generation
                 || before.payload_bytes > choice.most_bytes / 2
                 || range.payload_bytes > choice.most_bytes / 2
+                || left_out(before.object.id)
+                || left_out(range.object.id)
             {
                 (first, bytes) = (index, 0);
             }
@@ -305,10 +311,14 @@ impl Tail {
             let count = index + 1 - first;
             let enough = count >= choice.fan_in || bytes >= choice.most_bytes / 2;
             if count > 1 && enough {
-                let window = self.ranges.range(first..=index);
-                if bytes >= choice.least_bytes || window.clone().all(Range::is_own) {
-                    return Some(window.cloned().collect());
-                }
+                // Of those that have objects of their own, one object fewer is a gain, however small they are.
+                let own = (index + 1).saturating_sub(choice.fan_in).max(first)..=index;
+                let window = match bytes >= choice.least_bytes {
+                    true => first..=index,
+                    false if self.ranges.range(own.clone()).all(Range::is_own) => own,
+                    false => continue,
+                };
+                return Some(self.ranges.range(window).cloned().collect());
             }
         }
         None
@@ -473,7 +483,7 @@ mod tests {
 
     fn object() -> Arc<ObjectInfo> {
         Arc::new(ObjectInfo {
-            id: crate::types::ObjectId(1),
+            id: ObjectId(1),
             name: "o".into(),
             size_bytes: 0,
             index_position: 0,

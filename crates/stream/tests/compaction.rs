@@ -369,3 +369,78 @@ async fn a_crash_at_any_moment_loses_and_doubles_nothing() {
     }
     assert!(compactions > 100, "{compactions}");
 }
+
+/// An object that was lost, which no repetition brings back: the others go on.
+#[tokio::test]
+async fn an_object_that_is_gone_keeps_nothing_else_waiting() {
+    let mut world = world();
+    off(&mut world);
+    let life = world.start().await;
+    let mut all = streams(&life, 2).await;
+    for _ in 0..12 {
+        upload(&life, &mut all, 1, 500).await;
+    }
+    let gone = names(&world).await[1].clone();
+    world.objects.delete(&gone.as_str().into()).await.unwrap();
+    on(&mut world);
+    let known: Vec<_> = all.into_iter().map(|(stream, held)| (stream.id(), held)).collect();
+    life.close().await;
+    let life = world.start().await;
+    eventually("the others are compacted", || life.store.stats().compactions == 1).await;
+    let stats = life.store.stats();
+    assert_eq!((stats.objects, stats.compaction_failures), (12 - 8 + 1, 1));
+    for (id, held) in &known {
+        let stream = life.store.stream(*id).unwrap();
+        assert_eq!(read_from(&stream, held[2].base.0, 1 << 20).await, held[2..]);
+    }
+    life.close().await;
+}
+
+/// A stream's pieces on both sides of something else stay two ranges, and these do not become objects of their own for that.
+#[tokio::test]
+async fn pieces_that_are_no_neighbours_share_objects_too() {
+    let mut world = world();
+    off(&mut world);
+    let life = world.start().await;
+    let mut all = streams(&life, 20).await;
+    for round in 0..8 {
+        upload(&life, &mut all, 1, 50).await;
+        if round == 3 {
+            // Large enough to stay as it is, in the middle of all: an upload of one stream, for each.
+            for at in 0..all.len() {
+                upload(&life, &mut all[at..=at], 1, 40_000).await;
+            }
+        }
+    }
+    on(&mut world);
+    let (life, all) = restarted(life, &world, all).await;
+    settled(&life, &world).await;
+    assert_eq!(life.store.stats().objects, 20 + 2);
+    check(&all).await;
+    drop(all);
+    life.close().await;
+}
+
+/// Their age is that of their object, and stays it.
+#[tokio::test]
+async fn an_object_is_as_old_as_its_youngest_source() {
+    let mut world = world();
+    off(&mut world);
+    let life = world.start().await;
+    let mut all = streams(&life, 2).await;
+    for _ in 0..8 {
+        upload(&life, &mut all, 1, 500).await;
+    }
+    let written = |world: &World| -> Vec<i64> {
+        let objects = world.catalog.load().unwrap().objects;
+        objects.values().map(|object| object.created_at_ms).collect()
+    };
+    let youngest = written(&world).into_iter().max().unwrap();
+    tokio::time::sleep(Duration::from_millis(5)).await;
+    on(&mut world);
+    let (life, all) = restarted(life, &world, all).await;
+    settled(&life, &world).await;
+    assert_eq!(written(&world), [youngest]);
+    drop(all);
+    life.close().await;
+}

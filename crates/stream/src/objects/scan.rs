@@ -1,6 +1,7 @@
 //! Reading chosen blocks of an object once, in order, past the cache: for compaction.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -18,18 +19,32 @@ const SPAN_BYTES: u64 = 4 << 20;
 /// The index of `object`, verified.
 pub(crate) async fn index(
     store: &dyn ObjectStore,
+    bandwidth: &Bandwidth,
     object: &ObjectInfo,
 ) -> Result<Vec<Block>, ObjectError> {
     let range = object.index_position..object.index_position + object.index_bytes;
     let bytes = match range.is_empty() {
         true => Bytes::new(),
-        false => {
-            within(Request::Get, &object.name, store.get_range(&object.name.as_str().into(), range))
-                .await?
-        }
+        false => get(store, bandwidth, &object.name, range).await?,
     };
     object::decode_index(object.index_position, &bytes, object.index_crc32c)
         .map_err(|damage| ObjectError::damaged(&object.name, damage))
+}
+
+async fn get(
+    store: &dyn ObjectStore,
+    bandwidth: &Bandwidth,
+    name: &str,
+    range: Range<u64>,
+) -> Result<Bytes, ObjectError> {
+    bandwidth.acquire(Class::Compaction, range.end - range.start).await;
+    let path = name.into();
+    let get = || within(Request::Get, name, store.get_range(&path, range.clone()));
+    match get().await {
+        // A connection that has died unnoticed is the likeliest reason, and the next one a new one.
+        Err(error) if error.may_pass() => get().await,
+        answer => answer,
+    }
 }
 
 /// Goes through blocks of one object.
@@ -87,10 +102,7 @@ impl<'a> Scan<'a> {
             }
             (to, count) = (block.position_end(), count + 1);
         }
-        self.bandwidth.acquire(Class::Compaction, to - from).await;
-        let name = self.object.name.as_str();
-        let bytes =
-            within(Request::Get, name, self.store.get_range(&name.into(), from..to)).await?;
+        let bytes = get(self.store, self.bandwidth, &self.object.name, from..to).await?;
         for block in self.blocks.drain(..count) {
             // What is missing at the end is found by the block's check.
             let at = |position: u64| (position - from).min(bytes.len() as u64) as usize;

@@ -23,6 +23,7 @@ pub(crate) struct Writer<'a> {
     name: &'a str,
     bandwidth: &'a Bandwidth,
     class: Class,
+    part_bytes: usize,
     /// What is in no part yet.
     pieces: VecDeque<Bytes>,
     pieces_bytes: usize,
@@ -45,7 +46,15 @@ impl<'a> Writer<'a> {
         class: Class,
     ) -> Self {
         let (pieces, pieces_bytes) = (VecDeque::new(), 0);
-        Self { store, name, bandwidth, class, pieces, pieces_bytes, large: None }
+        let part_bytes = PART_BYTES;
+        Self { store, name, bandwidth, class, part_bytes, pieces, pieces_bytes, large: None }
+    }
+
+    /// With parts so large that this much fits into as many as S3 takes, 10,000.
+    pub(crate) fn for_bytes(mut self, bytes: u64) -> Self {
+        let part_bytes = usize::try_from(bytes / 8000).unwrap_or(usize::MAX);
+        self.part_bytes = part_bytes.max(PART_BYTES);
+        self
     }
 
     pub(crate) async fn write(&mut self, piece: Bytes) -> Result<(), ObjectError> {
@@ -53,8 +62,8 @@ impl<'a> Writer<'a> {
         self.pieces_bytes += piece.len();
         self.pieces.push_back(piece);
         // What fits into one part exactly may be all there is, and then a PUT does.
-        while self.pieces_bytes > PART_BYTES {
-            let payload = self.take(PART_BYTES);
+        while self.pieces_bytes > self.part_bytes {
+            let payload = self.take(self.part_bytes);
             self.send(payload).await?;
         }
         Ok(())
