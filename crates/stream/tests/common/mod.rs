@@ -47,6 +47,8 @@ pub fn small_options(wal_capacity_bytes: u64) -> (Options, alluvium_wal::Options
         upload_bytes: wal_capacity_bytes / 8,
         upload_interval: Duration::from_secs(3600),
         block_cache_bytes: 1 << 20,
+        // Objects stay as they were written, but where a test says otherwise.
+        compaction_bytes: 0,
         retry_initial: Duration::from_millis(1),
         retry_max: Duration::from_millis(4),
         ..Options::default()
