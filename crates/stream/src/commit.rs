@@ -268,13 +268,7 @@ impl Shared {
                     let object = live.get_mut(&range.object);
                     let (object, used) = object.expect("a range lies in one of the objects");
                     used.add(range.payload_bytes);
-                    Range {
-                        object: object.clone(),
-                        start: range.start,
-                        end: range.end,
-                        payload_bytes: range.payload_bytes,
-                        max_timestamp_ms: range.max_timestamp_ms,
-                    }
+                    Range::of(object.clone(), range)
                 });
                 uploaded.push(Change::Uploaded(Uploaded {
                     stream: part.stream.id,
@@ -335,13 +329,7 @@ impl Shared {
                 let object = live.get_mut(&new.object);
                 let (object, used) = object.expect("a range lies in one of the objects");
                 used.add(new.payload_bytes);
-                let range = Range {
-                    object: object.clone(),
-                    start: new.start,
-                    end: new.end,
-                    payload_bytes: new.payload_bytes,
-                    max_timestamp_ms: new.max_timestamp_ms,
-                };
+                let range = Range::of(object.clone(), &new);
                 applied.push((stream.clone(), old[0], old.len(), range));
                 replaced.push(Change::Replaced(Replaced { stream: stream.id, old, new }));
             }

@@ -354,17 +354,8 @@ async fn rewrite(
             break;
         }
     }
-    for (mut output, replacements) in outputs {
-        if result.is_ok() && !output.is_empty() {
-            match output.finish().await {
-                Ok(object) => {
-                    written.add(object, replacements);
-                    continue;
-                }
-                Err(error) => result = Err(error.into()),
-            }
-        }
-        give_up(shared, &output.target.name, output.writer.abort().await);
+    for (output, replacements) in outputs {
+        result = output.end(shared, result, replacements, written).await;
     }
     result
 }
@@ -391,18 +382,8 @@ impl Run {
     ) -> Result<(), Failure> {
         let mut output = Output::new(shared, target, self.payload_bytes());
         let mut replacements = Vec::new();
-        let mut result = self.write_into(&mut output, sources, &mut replacements).await;
-        if result.is_ok() && !output.is_empty() {
-            match output.finish().await {
-                Ok(object) => {
-                    written.add(object, replacements);
-                    return Ok(());
-                }
-                Err(error) => result = Err(error),
-            }
-        }
-        give_up(shared, &target.name, output.writer.abort().await);
-        Ok(result?)
+        let result = self.write_into(&mut output, sources, &mut replacements).await;
+        output.end(shared, result.map_err(Failure::from), replacements, written).await
     }
 
     /// One range in `output`, or none if the stream was trimmed past it.
@@ -523,8 +504,26 @@ impl<'a> Output<'a> {
         Self { target, header: Some(header), encoder: Some(encoder), writer, payload_bytes: 0 }
     }
 
-    fn is_empty(&self) -> bool {
-        self.header.is_some()
+    /// After `result`: it is written, or given up if there is nothing in it or something has gone wrong.
+    async fn end(
+        mut self,
+        shared: &Shared,
+        mut result: Result<(), Failure>,
+        replacements: Vec<Replacement>,
+        written: &mut Written,
+    ) -> Result<(), Failure> {
+        let is_empty = self.header.is_some();
+        if result.is_ok() && !is_empty {
+            match self.finish().await {
+                Ok(object) => {
+                    written.add(object, replacements);
+                    return Ok(());
+                }
+                Err(error) => result = Err(error.into()),
+            }
+        }
+        give_up(shared, &self.target.name, self.writer.abort().await);
+        result
     }
 
     async fn push(&mut self, stream: StreamId, batch: &Batch) -> Result<(), ObjectError> {

@@ -6,7 +6,6 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use alluvium_wal::{HeaderInfo, Wal, WalError};
 use object_store::{ObjectStoreExt, PutPayload};
@@ -15,7 +14,7 @@ use uuid::Uuid;
 use crate::catalog::Life;
 use crate::objects::{Cause, ObjectError, Request, within};
 use crate::store::Shared;
-use crate::upload::object_prefix;
+use crate::upload::{object_prefix, unix_ms};
 
 /// More than any owner object takes.
 const MAX_BYTES: u64 = 4096;
@@ -41,13 +40,12 @@ impl Owner {
     }
 
     fn claim(&self, version: u64) -> Claim {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Claim {
             epoch: self.epoch,
             life: self.life(),
             node_id: self.node_id,
             version,
-            written_at_ms: u64::try_from(now.as_millis()).unwrap_or(u64::MAX),
+            written_at_ms: unix_ms().cast_unsigned(),
         }
     }
 

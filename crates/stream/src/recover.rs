@@ -260,13 +260,7 @@ impl Replay {
                     return Err(StoreError::Failed(reason));
                 };
                 used.entry(range.object).or_default().add(range.payload_bytes);
-                restored.push_back(tail::Range {
-                    object: object.clone(),
-                    start: range.start,
-                    end: range.end,
-                    payload_bytes: range.payload_bytes,
-                    max_timestamp_ms: range.max_timestamp_ms,
-                });
+                restored.push_back(tail::Range::of(object.clone(), &range));
             }
             streams.insert(id, (kind, Tail::restored(start, uploaded_end, checkpoint, restored)));
         }

@@ -22,7 +22,7 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use crate::catalog::ObjectInfo;
+use crate::catalog::{ObjectInfo, ObjectRange};
 use crate::objects::Budget;
 use crate::types::{Batch, KIND_STATE, ObjectId, StreamId, StreamOffset};
 
@@ -78,6 +78,17 @@ pub(crate) struct Range {
 }
 
 impl Range {
+    /// As the catalog has it.
+    pub(crate) fn of(object: Arc<ObjectInfo>, range: &ObjectRange) -> Self {
+        Self {
+            object,
+            start: range.start,
+            end: range.end,
+            payload_bytes: range.payload_bytes,
+            max_timestamp_ms: range.max_timestamp_ms,
+        }
+    }
+
     /// Whether its object was written for it alone.
     fn is_own(&self) -> bool {
         self.object.payload_bytes == self.payload_bytes

@@ -1,13 +1,13 @@
 //! Reading chosen blocks of an object once, in order, past the cache: for compaction.
 
 use std::collections::VecDeque;
-use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use object_store::{ObjectStore, ObjectStoreExt};
+use object_store::ObjectStore;
 
-use super::{ObjectError, Request, within};
+use super::ObjectError;
+use super::get::get;
 use crate::bandwidth::{Bandwidth, Class};
 use crate::catalog::ObjectInfo;
 use crate::object::{self, Block};
@@ -22,29 +22,14 @@ pub(crate) async fn index(
     bandwidth: &Bandwidth,
     object: &ObjectInfo,
 ) -> Result<Vec<Block>, ObjectError> {
-    let range = object.index_position..object.index_position + object.index_bytes;
-    let bytes = match range.is_empty() {
-        true => Bytes::new(),
-        false => get(store, bandwidth, &object.name, range).await?,
+    bandwidth.acquire(Class::Compaction, object.index_bytes).await;
+    let lens = vec![usize::try_from(object.index_bytes).expect("it fits into memory")];
+    let bytes = match object.index_bytes {
+        0 => Bytes::new(),
+        _ => get(store, &object.name, object.index_position, lens).await?.remove(0),
     };
     object::decode_index(object.index_position, &bytes, object.index_crc32c)
         .map_err(|damage| ObjectError::damaged(&object.name, damage))
-}
-
-async fn get(
-    store: &dyn ObjectStore,
-    bandwidth: &Bandwidth,
-    name: &str,
-    range: Range<u64>,
-) -> Result<Bytes, ObjectError> {
-    bandwidth.acquire(Class::Compaction, range.end - range.start).await;
-    let path = name.into();
-    let get = || within(Request::Get, name, store.get_range(&path, range.clone()));
-    match get().await {
-        // A connection that has died unnoticed is the likeliest reason, and the next one a new one.
-        Err(error) if error.may_pass() => get().await,
-        answer => answer,
-    }
 }
 
 /// Goes through blocks of one object.
@@ -102,13 +87,12 @@ impl<'a> Scan<'a> {
             }
             (to, count) = (block.position_end(), count + 1);
         }
-        let bytes = get(self.store, self.bandwidth, &self.object.name, from..to).await?;
-        for block in self.blocks.drain(..count) {
-            // What is missing at the end is found by the block's check.
-            let at = |position: u64| (position - from).min(bytes.len() as u64) as usize;
-            let bytes = bytes.slice(at(block.position)..at(block.position_end()));
-            self.span.push_back((block, bytes));
-        }
+        self.bandwidth.acquire(Class::Compaction, to - from).await;
+        let lens = self.blocks.range(..count).map(|block| block.len_bytes as usize).collect();
+        let pieces = get(self.store, &self.object.name, from, lens).await?;
+        // What is missing at the end is found by the blocks' checks.
+        let pieces = pieces.into_iter().chain(std::iter::repeat(Bytes::new()));
+        self.span.extend(self.blocks.drain(..count).zip(pieces));
         Ok(())
     }
 }
