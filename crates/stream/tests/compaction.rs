@@ -42,6 +42,20 @@ async fn upload(life: &Life, streams: &mut [(Stream, Vec<Batch>)], count: u64, l
     life.store.flush().await.unwrap();
 }
 
+/// So many uploads, each of a batch of each stream.
+async fn uploads(life: &Life, all: &mut [(Stream, Vec<Batch>)], count: u32, len_bytes: usize) {
+    for _ in 0..count {
+        upload(life, all, 1, len_bytes).await;
+    }
+}
+
+/// The end of a test: nothing has been lost.
+async fn close(life: Life, all: Vec<(Stream, Vec<Batch>)>) {
+    check(&all).await;
+    drop(all);
+    life.close().await;
+}
+
 async fn streams(life: &Life, count: usize) -> Vec<(Stream, Vec<Batch>)> {
     let mut streams = Vec::new();
     for _ in 0..count {
@@ -104,9 +118,7 @@ async fn shared_objects_come_together_and_large_streams_leave_them() {
         upload(&life, &mut all[..5], 1, 300).await;
         upload(&life, &mut all[5..], 1, 2000).await;
     }
-    for _ in 0..8 {
-        upload(&life, &mut all, 1, 300).await;
-    }
+    uploads(&life, &mut all, 8, 300).await;
     assert_eq!(life.store.stats().objects, 24, "without compaction");
     on(&mut world);
     let (life, all) = restarted(life, &world, all).await;
@@ -131,9 +143,7 @@ async fn objects_do_not_pile_up_and_are_not_written_over_and_over() {
     let world = world();
     let life = world.start().await;
     let mut all = streams(&life, 4).await;
-    for _ in 0..100 {
-        upload(&life, &mut all, 1, 100).await;
-    }
+    uploads(&life, &mut all, 100, 100).await;
     settled(&life, &world).await;
     let stats = life.store.stats();
     assert!(stats.objects <= 7 + 7 + 7, "{} objects", stats.objects);
@@ -143,9 +153,7 @@ async fn objects_do_not_pile_up_and_are_not_written_over_and_over() {
         stats.compacted_bytes,
         stats.uploaded_bytes
     );
-    check(&all).await;
-    drop(all);
-    life.close().await;
+    close(life, all).await;
 }
 
 #[tokio::test]
@@ -153,15 +161,11 @@ async fn a_single_stream_in_objects_of_its_own_is_brought_together_too() {
     let world = world();
     let life = world.start().await;
     let mut all = streams(&life, 1).await;
-    for _ in 0..64 {
-        upload(&life, &mut all, 1, 50).await;
-    }
+    uploads(&life, &mut all, 64, 50).await;
     settled(&life, &world).await;
     let objects = life.store.stats().objects;
     assert!(objects <= 7, "{objects} objects");
-    check(&all).await;
-    drop(all);
-    life.close().await;
+    close(life, all).await;
 }
 
 /// No object of a stream grows past the bound, and what is large enough stays as it is.
@@ -170,17 +174,13 @@ async fn objects_have_a_bound() {
     let world = world();
     let life = world.start().await;
     let mut all = streams(&life, 1).await;
-    for _ in 0..40 {
-        upload(&life, &mut all, 1, 9000).await;
-    }
+    uploads(&life, &mut all, 40, 9000).await;
     settled(&life, &world).await;
     let catalog = world.catalog.load().unwrap();
     let sizes: Vec<_> = catalog.objects.values().map(|object| object.payload_bytes).collect();
     assert!(sizes.iter().all(|bytes| *bytes <= 64 << 10), "{sizes:?}");
     assert!(sizes.len() <= 40 * 9000 / (32 << 10) + 7, "{sizes:?}");
-    check(&all).await;
-    drop(all);
-    life.close().await;
+    close(life, all).await;
 }
 
 #[tokio::test]
@@ -202,9 +202,7 @@ async fn what_was_trimmed_or_deleted_inside_of_an_object_gives_its_space_back() 
     let stats = life.store.stats();
     assert_eq!(stats.compactions, 1);
     assert!(stats.object_bytes < before / 2, "{} of {before}", stats.object_bytes);
-    check(&all).await;
-    drop(all);
-    life.close().await;
+    close(life, all).await;
 }
 
 /// A reader that is in the middle of an object keeps it.
@@ -214,9 +212,7 @@ async fn no_object_is_deleted_under_a_reader() {
     off(&mut world);
     let life = world.start().await;
     let mut all = streams(&life, 2).await;
-    for _ in 0..8 {
-        upload(&life, &mut all, 1, 500).await;
-    }
+    uploads(&life, &mut all, 8, 500).await;
     let (life, all) = restarted(life, &world, all).await;
     let (stream, held) = &all[1];
     let reading = life.objects.reading.lock().await;
@@ -245,9 +241,7 @@ async fn trims_and_deletions_in_the_middle_are_respected() {
     off(&mut world);
     let life = world.start().await;
     let mut all = streams(&life, 4).await;
-    for _ in 0..8 {
-        upload(&life, &mut all, 1, 500).await;
-    }
+    uploads(&life, &mut all, 8, 500).await;
     on(&mut world);
     // Taken before the store is opened, so that compaction waits at its first read.
     let known: Vec<_> = all.into_iter().map(|(stream, held)| (stream.id(), held)).collect();
@@ -278,9 +272,7 @@ async fn an_object_store_that_fails_delays_it_and_leaves_nothing_behind() {
     off(&mut world);
     let life = world.start().await;
     let mut all = streams(&life, 3).await;
-    for _ in 0..8 {
-        upload(&life, &mut all, 1, 500).await;
-    }
+    uploads(&life, &mut all, 8, 500).await;
     on(&mut world);
     let known: Vec<_> = all.into_iter().map(|(stream, held)| (stream.id(), held)).collect();
     life.close().await;
@@ -291,9 +283,7 @@ async fn an_object_store_that_fails_delays_it_and_leaves_nothing_behind() {
     assert_eq!((stats.compaction_failures, stats.objects), (5, 1));
     let all: Vec<_> =
         known.into_iter().map(|(id, held)| (life.store.stream(id).unwrap(), held)).collect();
-    check(&all).await;
-    drop(all);
-    life.close().await;
+    close(life, all).await;
 }
 
 /// It is not copied, and what is whole beside it can still be read.
@@ -303,9 +293,7 @@ async fn what_is_damaged_stays_where_it_is() {
     off(&mut world);
     let life = world.start().await;
     let mut all = streams(&life, 2).await;
-    for _ in 0..8 {
-        upload(&life, &mut all, 1, 500).await;
-    }
+    uploads(&life, &mut all, 8, 500).await;
     let name = names(&world).await[3].clone();
     let path = name.as_str().into();
     let mut bytes = world.objects.get(&path).await.unwrap().bytes().await.unwrap().to_vec();
@@ -377,9 +365,7 @@ async fn an_object_that_is_gone_keeps_nothing_else_waiting() {
     off(&mut world);
     let life = world.start().await;
     let mut all = streams(&life, 2).await;
-    for _ in 0..12 {
-        upload(&life, &mut all, 1, 500).await;
-    }
+    uploads(&life, &mut all, 12, 500).await;
     let gone = names(&world).await[1].clone();
     world.objects.delete(&gone.as_str().into()).await.unwrap();
     on(&mut world);
@@ -416,9 +402,7 @@ async fn pieces_that_are_no_neighbours_share_objects_too() {
     let (life, all) = restarted(life, &world, all).await;
     settled(&life, &world).await;
     assert_eq!(life.store.stats().objects, 20 + 2);
-    check(&all).await;
-    drop(all);
-    life.close().await;
+    close(life, all).await;
 }
 
 /// Their age is that of their object, and stays it.
@@ -428,9 +412,7 @@ async fn an_object_is_as_old_as_its_youngest_source() {
     off(&mut world);
     let life = world.start().await;
     let mut all = streams(&life, 2).await;
-    for _ in 0..8 {
-        upload(&life, &mut all, 1, 500).await;
-    }
+    uploads(&life, &mut all, 8, 500).await;
     let written = |world: &World| -> Vec<i64> {
         let objects = world.catalog.load().unwrap().objects;
         objects.values().map(|object| object.created_at_ms).collect()
