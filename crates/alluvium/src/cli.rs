@@ -2,6 +2,7 @@
 
 use clap::{Parser, Subcommand};
 
+use crate::bench::BenchCommand;
 use crate::catalog::CatalogCommand;
 use crate::config::ServeOptions;
 use crate::object::ObjectCommand;
@@ -43,6 +44,9 @@ pub(crate) enum Command {
     /// Write the catalog of a server that is stopped as JSON, and make one of it.
     #[command(subcommand)]
     Catalog(CatalogCommand),
+    /// Put a running server under load, this one or any other that speaks Kafka, and measure.
+    #[command(subcommand)]
+    Bench(BenchCommand),
 }
 
 #[cfg(test)]

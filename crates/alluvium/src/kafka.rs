@@ -1,4 +1,4 @@
-//! A small blocking Kafka client: one connection, one request at a time, versions by what both sides know.
+//! A small blocking Kafka client: one connection, versions by what both sides know.
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
@@ -7,11 +7,9 @@ use std::time::Duration;
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use kafka_protocol::ResponseError;
-use kafka_protocol::messages::{
-    ApiKey, ApiVersionsRequest, ApiVersionsResponse, RequestHeader, ResponseHeader,
-};
+use kafka_protocol::messages::{ApiVersionsRequest, RequestHeader, ResponseHeader};
 use kafka_protocol::protocol::{
-    Decodable, Encodable, HeaderVersion, Message, Request, StrBytes, VersionRange,
+    Decodable, Encodable, HeaderVersion, Request, StrBytes, VersionRange,
 };
 
 use crate::config::HostPort;
@@ -26,10 +24,23 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(35);
 
 /// A connection to a broker.
 pub(crate) struct Client {
+    sending: Sending,
+    receiving: Receiving,
+    served: HashMap<i16, VersionRange>,
+}
+
+/// The half of a connection that requests go into.
+pub(crate) struct Sending {
     broker: String,
     stream: TcpStream,
     correlation: i32,
-    served: HashMap<i16, VersionRange>,
+    frame: BytesMut,
+}
+
+/// The half that answers come out of, in the order of the requests.
+pub(crate) struct Receiving {
+    broker: String,
+    stream: TcpStream,
 }
 
 /// A request did not get an answer that can be used. The message names the broker.
@@ -83,17 +94,29 @@ impl Client {
             .and_then(|()| stream.set_read_timeout(Some(ANSWER_TIMEOUT)))
             .and_then(|()| stream.set_write_timeout(Some(ANSWER_TIMEOUT)))
             .map_err(|error| fail(error.to_string()))?;
-        let mut client = Self { broker: name, stream, correlation: 0, served: HashMap::new() };
+        let reading = stream.try_clone().map_err(|error| fail(error.to_string()))?;
+        let frame = BytesMut::new();
+        let mut client = Self {
+            receiving: Receiving { broker: name.clone(), stream: reading },
+            sending: Sending { broker: name, stream, correlation: 0, frame },
+            served: HashMap::new(),
+        };
         client.learn_versions()?;
         Ok(client)
     }
 
+    /// To send requests while earlier ones have no answer yet.
+    pub(crate) fn into_halves(self) -> (Sending, Receiving) {
+        (self.sending, self.receiving)
+    }
+
     fn learn_versions(&mut self) -> Result<(), ClientError> {
         // Every broker answers version 0, and it says all that is needed here.
-        let answer: ApiVersionsResponse =
-            self.exchange(ApiKey::ApiVersions as i16, 0, &ApiVersionsRequest::default())?;
+        let answer = self.call(0, &ApiVersionsRequest::default())?;
         if let Some(reason) = refusal(answer.error_code, None) {
-            return Err(self.error(format!("it refuses to name its API versions: {reason}")));
+            return Err(self
+                .sending
+                .error(format!("it refuses to name its API versions: {reason}")));
         }
         self.served = answer
             .api_keys
@@ -112,7 +135,7 @@ impl Client {
         let common = self.served.get(&R::KEY).map(|served| served.intersect(&mine));
         match common {
             Some(common) if !common.is_empty() => Ok(common.max),
-            _ => Err(self.error(format!(
+            _ => Err(self.sending.error(format!(
                 "it does not serve API {} in a version that this program knows ({mine})",
                 R::KEY
             ))),
@@ -128,46 +151,70 @@ impl Client {
         version: i16,
         request: &R,
     ) -> Result<R::Response, ClientError> {
-        self.exchange(R::KEY, version, request)
+        let correlation = self.sending.send(version, request)?;
+        self.receiving.answer::<R>(version, correlation)
     }
+}
 
-    fn exchange<Q, A>(&mut self, key: i16, version: i16, request: &Q) -> Result<A, ClientError>
-    where
-        Q: Encodable + HeaderVersion,
-        A: Decodable + HeaderVersion + Message,
-    {
-        self.correlation += 1;
+impl Sending {
+    /// Send a request. Returns its correlation id.
+    ///
+    /// # Errors
+    /// The connection failed, or the request can not be encoded.
+    pub(crate) fn send<R: Request>(
+        &mut self,
+        version: i16,
+        request: &R,
+    ) -> Result<i32, ClientError> {
+        self.correlation = self.correlation.wrapping_add(1);
         let header = RequestHeader::default()
-            .with_request_api_key(key)
+            .with_request_api_key(R::KEY)
             .with_request_api_version(version)
             .with_correlation_id(self.correlation)
             .with_client_id(Some(StrBytes::from_static_str("alluvium")));
-        let mut frame = BytesMut::new();
-        frame.put_i32(0);
+        self.frame.clear();
+        self.frame.put_i32(0);
         header
-            .encode(&mut frame, Q::header_version(version))
-            .and_then(|()| request.encode(&mut frame, version))
+            .encode(&mut self.frame, R::header_version(version))
+            .and_then(|()| request.encode(&mut self.frame, version))
             .map_err(|error| self.error(format!("can not encode the request: {error}")))?;
-        let body_bytes = i32::try_from(frame.len() - 4)
+        let body_bytes = i32::try_from(self.frame.len() - 4)
             .map_err(|_| self.error("the request is too large".into()))?;
-        frame[..4].copy_from_slice(&body_bytes.to_be_bytes());
-
+        self.frame[..4].copy_from_slice(&body_bytes.to_be_bytes());
         self.stream
-            .write_all(&frame)
+            .write_all(&self.frame)
             .map_err(|error| self.error(format!("can not send: {error}")))?;
+        Ok(self.correlation)
+    }
+
+    fn error(&self, reason: String) -> ClientError {
+        ClientError { broker: self.broker.clone(), reason }
+    }
+}
+
+impl Receiving {
+    /// Wait for the answer to the oldest request that has none, which was an `R` with this correlation id.
+    ///
+    /// # Errors
+    /// The connection failed, or the answer can not be decoded.
+    pub(crate) fn answer<R: Request>(
+        &mut self,
+        version: i16,
+        correlation: i32,
+    ) -> Result<R::Response, ClientError> {
         let mut answer = self.receive()?;
         let unreadable = |error: &dyn std::fmt::Display| {
             self.error(format!("its answer is not a Kafka response: {error}"))
         };
-        let header = ResponseHeader::decode(&mut answer, A::header_version(version))
+        let header = ResponseHeader::decode(&mut answer, R::Response::header_version(version))
             .map_err(|error| unreadable(&error))?;
-        if header.correlation_id != self.correlation {
+        if header.correlation_id != correlation {
             return Err(unreadable(&format_args!(
-                "correlation id {}, expected {}",
-                header.correlation_id, self.correlation
+                "correlation id {}, expected {correlation}",
+                header.correlation_id
             )));
         }
-        A::decode(&mut answer, version).map_err(|error| unreadable(&error))
+        R::Response::decode(&mut answer, version).map_err(|error| unreadable(&error))
     }
 
     fn receive(&mut self) -> Result<Bytes, ClientError> {

@@ -3,11 +3,13 @@
 #![forbid(unsafe_code)]
 
 mod admin;
+mod bench;
 mod catalog;
 mod cli;
 mod config;
 mod control;
 mod kafka;
+mod load;
 mod object;
 mod objects;
 mod output;
@@ -26,6 +28,7 @@ use cli::{Cli, Command};
 
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
+        Command::Bench(command) => bench::run(command),
         Command::Catalog(command) => catalog::run(command),
         Command::Object(command) => object::run(command),
         Command::Serve(options) => serve::run(*options),

@@ -11,7 +11,7 @@ use kafka_protocol::messages::metadata_request::MetadataRequestTopic;
 use kafka_protocol::messages::metadata_response::MetadataResponseTopic;
 use kafka_protocol::messages::{
     BrokerId, CreateTopicsRequest, DeleteTopicsRequest, DescribeConfigsRequest, ListOffsetsRequest,
-    MetadataRequest, TopicName,
+    MetadataRequest, MetadataResponse, TopicName,
 };
 use kafka_protocol::protocol::StrBytes;
 use serde::Serialize;
@@ -95,7 +95,7 @@ pub(crate) fn run(command: TopicCommand) -> Result<(), Failure> {
     }
 }
 
-fn topic_name(name: &str) -> TopicName {
+pub(crate) fn topic_name(name: &str) -> TopicName {
     TopicName(StrBytes::from_string(name.to_string()))
 }
 
@@ -146,11 +146,14 @@ fn create(
     ))
 }
 
-/// Topics from the server's metadata, sorted by name: those in `names`, or all.
-fn metadata(
+/// The server's metadata, with the topics in `names`, or all, sorted by name.
+///
+/// # Errors
+/// A topic does not exist, or the server does not answer.
+pub(crate) fn metadata(
     client: &mut Client,
     names: Option<&[String]>,
-) -> Result<Vec<MetadataResponseTopic>, Failure> {
+) -> Result<MetadataResponse, Failure> {
     // Later versions add nothing that is shown here.
     let version = client.version::<MetadataRequest>(12).map_err(Failure::new)?;
     let topics = names.map(|names| {
@@ -160,17 +163,17 @@ fn metadata(
     });
     let request =
         MetadataRequest::default().with_topics(topics).with_allow_auto_topic_creation(false);
-    let mut topics = client.call(version, &request).map_err(Failure::new)?.topics;
-    for topic in &topics {
+    let mut answer = client.call(version, &request).map_err(Failure::new)?;
+    for topic in &answer.topics {
         if let Some(reason) = refusal(topic.error_code, None) {
             return Err(Failure::Failed(format!("topic {}: {reason}", name_of(topic))));
         }
     }
-    topics.sort_by(|a, b| name_of(a).cmp(name_of(b)));
-    Ok(topics)
+    answer.topics.sort_by(|a, b| name_of(a).cmp(name_of(b)));
+    Ok(answer)
 }
 
-fn name_of(topic: &MetadataResponseTopic) -> &str {
+pub(crate) fn name_of(topic: &MetadataResponseTopic) -> &str {
     topic.name.as_ref().map_or("", |name| name.0.as_str())
 }
 
@@ -184,7 +187,7 @@ struct Listed<'a> {
 
 fn list(common: &Common) -> Result<(), Failure> {
     let mut client = Client::connect(&common.bootstrap).map_err(Failure::new)?;
-    let topics = metadata(&mut client, None)?;
+    let topics = metadata(&mut client, None)?.topics;
     let listed: Vec<Listed<'_>> = topics
         .iter()
         .map(|topic| Listed {
@@ -234,7 +237,7 @@ struct DescribedPartition {
 
 fn describe(names: &[String], common: &Common) -> Result<(), Failure> {
     let mut client = Client::connect(&common.bootstrap).map_err(Failure::new)?;
-    let topics = metadata(&mut client, (!names.is_empty()).then_some(names))?;
+    let topics = metadata(&mut client, (!names.is_empty()).then_some(names))?.topics;
     let mut described = Vec::with_capacity(topics.len());
     for topic in &topics {
         described.push(describe_one(&mut client, topic)?);
@@ -284,10 +287,12 @@ fn join(ids: &[i32]) -> String {
     ids.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
 }
 
+/// Kafka's mark for "where the log starts".
+pub(crate) const EARLIEST: i64 = -2;
+/// Kafka's mark for "where the next record goes".
+pub(crate) const LATEST: i64 = -1;
+
 fn describe_one(client: &mut Client, topic: &MetadataResponseTopic) -> Result<Described, Failure> {
-    /// Kafka's marks for "where the log starts" and "where the next record goes".
-    const EARLIEST: i64 = -2;
-    const LATEST: i64 = -1;
     let starts = offsets(client, topic, EARLIEST)?;
     let ends = offsets(client, topic, LATEST)?;
     let ids = |nodes: &[BrokerId]| nodes.iter().map(|node| node.0).collect();
@@ -315,7 +320,10 @@ fn describe_one(client: &mut Client, topic: &MetadataResponseTopic) -> Result<De
 }
 
 /// Offsets by partition for one of Kafka's special timestamps.
-fn offsets(
+///
+/// # Errors
+/// The server does not answer for a partition.
+pub(crate) fn offsets(
     client: &mut Client,
     topic: &MetadataResponseTopic,
     timestamp: i64,

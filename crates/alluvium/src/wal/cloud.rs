@@ -320,7 +320,7 @@ pub(super) fn light_table(model: Model, cases: &[&Measured]) -> Option<Table> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wal::latency::Summary;
+    use crate::load::Summary;
     use crate::wal::paced::Disk;
 
     #[test]

@@ -184,7 +184,7 @@ pub(super) fn table(comparisons: &[Comparison]) -> Table {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wal::latency::Summary;
+    use crate::load::Summary;
 
     fn wal(
         record: Size,

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
-use super::latency::{Latencies, Summary};
+use crate::load::{Latencies, Summary, noise};
 use crate::output::Failure;
 
 /// What to keep up, and for how long.
@@ -181,39 +181,5 @@ impl<'a> Driver<'a> {
             self.wal.wait_durable(end).wait().map_err(Failure::new)?;
         }
         self.end_trim()
-    }
-}
-
-/// Bytes that neither a disk nor a file system can make smaller.
-pub(super) fn noise(len_bytes: usize) -> Vec<u8> {
-    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-    let mut next = || {
-        // xorshift64
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state.to_le_bytes()
-    };
-    let mut bytes = Vec::with_capacity(len_bytes + 8);
-    while bytes.len() < len_bytes {
-        bytes.extend_from_slice(&next());
-    }
-    bytes.truncate(len_bytes);
-    bytes
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn noise_has_the_wanted_length_and_no_pattern() {
-        assert!(noise(0).is_empty());
-        let bytes = noise(100_001);
-        assert_eq!(bytes.len(), 100_001);
-        let mut seen = [0_u32; 256];
-        bytes.iter().for_each(|byte| seen[usize::from(*byte)] += 1);
-        // Evenly distributed, each value would be seen 390 times.
-        assert!(seen.iter().all(|n| (250..550).contains(n)), "{seen:?}");
     }
 }

@@ -8,14 +8,12 @@ mod dump;
 mod fio;
 mod format;
 mod inspect;
-mod latency;
 mod paced;
 mod plot;
 mod recover;
 mod reopen;
 mod report;
 mod resize;
-mod svg;
 mod sweep;
 mod verify;
 

@@ -18,8 +18,8 @@ use alluvium_wal::{AppendError, LogOffset, Stats, Trim, Wal};
 use bytes::Bytes;
 use serde::Serialize;
 
-use super::drive::{cpu_time, noise};
-use super::latency::{Latencies, Summary};
+use super::drive::cpu_time;
+use crate::load::{Latencies, Summary, noise};
 use crate::output::Failure;
 
 /// What arrives, and for how long.

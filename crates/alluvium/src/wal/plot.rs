@@ -6,10 +6,10 @@ use super::cloud;
 use super::drive;
 use super::paced::Measured;
 use super::report::{Case, Report};
-use super::svg::{Axis, Chart, Scale, Series};
 use super::sweep::{self, Sweep};
 use crate::output::Failure;
 use crate::units::Size;
+use alluvium_chart::{Axis, Chart, Scale, Series};
 
 const MIB: f64 = 1024.0 * 1024.0;
 
@@ -107,6 +107,7 @@ fn closed_throughput(cases: &[&drive::Measured], place: &str) -> Chart {
         title: "Throughput by record size".into(),
         subtitle: place.into(),
         series: by_outstanding(cases, &records, |case| case.bytes_per_second / MIB),
+        marks: Vec::new(),
         x: record_axis(&records),
         y: axis("payload in MiB/s", Scale::Logarithmic),
     }
@@ -118,6 +119,7 @@ fn closed_latency(cases: &[&drive::Measured], place: &str) -> Chart {
         title: "Median latency by record size".into(),
         subtitle: place.into(),
         series: by_outstanding(cases, &records, |case| case.latency.p50_us),
+        marks: Vec::new(),
         x: record_axis(&records),
         y: axis("latency in us, median", Scale::Logarithmic),
     }
@@ -140,6 +142,7 @@ fn latency_over_load(cases: &[&Measured], place: &str) -> Chart {
         x: axis("offered load, payload in MiB/s", Scale::Linear),
         y: axis("latency in ms, mean", Scale::Logarithmic),
         series: records.iter().copied().map(line).collect(),
+        marks: Vec::new(),
     }
 }
 
@@ -160,6 +163,7 @@ fn throughput_over_limit(sweeps: &[Sweep], place: &str) -> Chart {
         x: Axis { label: "limit on writes".into(), scale: Scale::Names(names) },
         y: axis("payload in MiB/s", Scale::Linear),
         series: sweeps.iter().map(line).collect(),
+        marks: Vec::new(),
     }
 }
 
@@ -197,6 +201,7 @@ fn full_load_latency(report: &Report, cases: &[&Measured], place: &str) -> Chart
         x: record_axis(&records),
         y: axis("latency in ms", Scale::Logarithmic),
         series,
+        marks: Vec::new(),
     }
 }
 
@@ -224,6 +229,7 @@ fn full_load_throughput(report: &Report, cases: &[&Measured], place: &str) -> Ch
         x: record_axis(&records),
         y: axis("throughput in MiB/s", Scale::Linear),
         series,
+        marks: Vec::new(),
     }
 }
 

@@ -8,8 +8,9 @@ use bytes::Bytes;
 use serde::Serialize;
 
 use super::compare::{median, of_bar, of_rounds};
-use super::drive::{cpu_time, noise};
+use super::drive::cpu_time;
 use super::fio::{self, Job};
+use crate::load::noise;
 use crate::output::{Failure, Table};
 use crate::units::{Size, about};
 

@@ -135,7 +135,7 @@ pub(super) fn table(sweeps: &[Sweep]) -> Table {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wal::latency::Summary;
+    use crate::load::Summary;
 
     fn round(bytes_per_second: [f64; STEPS.len()]) -> Round {
         let measured = |bytes_per_second| drive::Measured {

@@ -1,26 +1,34 @@
 //! Line charts as SVG, readable on light and dark pages: the picture brings its own background and follows the reader's preference.
+#![forbid(unsafe_code)]
 
 use std::fmt::Write as _;
 
 /// A chart with one x axis, one y axis and a legend.
-pub(super) struct Chart {
-    pub(super) title: String,
+pub struct Chart {
+    /// In large letters.
+    pub title: String,
     /// Under the title: what was measured, and where.
-    pub(super) subtitle: String,
-    pub(super) x: Axis,
-    pub(super) y: Axis,
+    pub subtitle: String,
+    /// To the right.
+    pub x: Axis,
+    /// Upwards.
+    pub y: Axis,
     /// At most eight, so that they can be told apart.
-    pub(super) series: Vec<Series>,
+    pub series: Vec<Series>,
+    /// Places on the x axis at which something happened, and what.
+    pub marks: Vec<(f64, String)>,
 }
 
 /// An axis; the label names its unit.
-pub(super) struct Axis {
-    pub(super) label: String,
-    pub(super) scale: Scale,
+pub struct Axis {
+    /// What it shows, in which unit.
+    pub label: String,
+    /// How it is divided.
+    pub scale: Scale,
 }
 
 /// How values become places.
-pub(super) enum Scale {
+pub enum Scale {
     /// From zero.
     Linear,
     /// For positive values that span decades.
@@ -30,13 +38,17 @@ pub(super) enum Scale {
 }
 
 /// A line with a marker at each point.
-pub(super) struct Series {
-    pub(super) name: String,
-    pub(super) points: Vec<(f64, f64)>,
+pub struct Series {
+    /// In the legend.
+    pub name: String,
+    /// From left to right.
+    pub points: Vec<(f64, f64)>,
     /// For what was not measured here.
-    pub(super) dashed: bool,
+    pub dashed: bool,
 }
 
+/// Points with a marker each, in a series.
+const MOST_MARKERS: usize = 40;
 const WIDTH: f64 = 840.0;
 const HEIGHT: f64 = 460.0;
 const LEFT: f64 = 72.0;
@@ -128,7 +140,7 @@ fn escape(text: &str) -> String {
 
 impl Chart {
     /// The file's content.
-    pub(super) fn render(&self) -> String {
+    pub fn render(&self) -> String {
         let points = || self.series.iter().flat_map(|series| &series.points);
         let x = self.x.range(points().map(|point| point.0));
         let y = self.y.range(points().map(|point| point.1));
@@ -182,6 +194,13 @@ impl Chart {
             escape(&self.y.label)
         ));
 
+        for (place, text) in &self.marks {
+            let at = at_x(self.x.place(*place));
+            line(format_args!(r#"<path class="mark" d="M{at:.1} {TOP}V{bottom}"/>"#));
+            let (x, y) = (at + 5.0, TOP + 12.0);
+            line(format_args!(r#"<text class="note" x="{x:.1}" y="{y}">{}</text>"#, escape(text)));
+        }
+
         for (n, series) in self.series.iter().enumerate() {
             let colour = COLOURS[n % COLOURS.len()];
             let dash = if series.dashed { r#" stroke-dasharray="7 5""# } else { "" };
@@ -195,8 +214,11 @@ impl Chart {
                 r#"<polyline class="line" stroke="{colour}"{dash} points="{}"/>"#,
                 path.join(" ")
             ));
-            for (x, y) in places {
-                line(format_args!("{}", marker(n, x, y, colour)));
+            // So many would be a thick line.
+            if places.len() <= MOST_MARKERS {
+                for (x, y) in places {
+                    line(format_args!("{}", marker(n, x, y, colour)));
+                }
             }
             let y = TOP + 10.0 + 24.0 * n as f64;
             line(format_args!(
@@ -235,12 +257,13 @@ text { font: 13px system-ui, sans-serif; fill: #1f2328 }
 .grid { stroke: #d1d9e0; fill: none }
 .axis { stroke: #59636e; fill: none }
 .line { stroke-width: 2; fill: none }
+.mark { stroke: #59636e; stroke-dasharray: 3 3; fill: none }
 @media (prefers-color-scheme: dark) {
   text { fill: #f0f6fc }
   .note { fill: #9198a1 }
   .page { fill: #0d1117 }
   .grid { stroke: #2f353d }
-  .axis { stroke: #9198a1 }
+  .axis, .mark { stroke: #9198a1 }
 }
 </style>";
 
@@ -301,6 +324,7 @@ mod tests {
                 },
                 Series { name: "published".into(), points: vec![(0.0, 5.0)], dashed: true },
             ],
+            marks: vec![(0.5, "half".into())],
         };
         let svg = chart.render();
         for text in [
@@ -315,6 +339,7 @@ mod tests {
         ] {
             assert!(svg.contains(text), "{text} in {svg}");
         }
+        assert!(svg.contains(r#"class="mark" d="M342.0 "#) && svg.contains(">half<"), "{svg}");
         // A quarter into the frame at the bottom, three quarters into it at the top.
         assert!(svg.contains(r#"points="207.0,394.0 477.0,64.0""#), "{svg}");
         assert_eq!(svg.matches("stroke-dasharray").count(), 2, "the line and its legend");

@@ -1,0 +1,176 @@
+//! `alluvium bench consume`.
+
+use std::time::Instant;
+
+use bytes::Buf;
+use clap::Args;
+use kafka_protocol::messages::fetch_request::{FetchPartition, FetchTopic};
+use kafka_protocol::messages::{BrokerId, FetchRequest};
+
+use super::{Common, Sample, Share, Tally, shares};
+use crate::kafka::{Client, refusal};
+use crate::output::Failure;
+use crate::topic::{EARLIEST, LATEST, offsets, topic_name};
+use crate::units::{Size, Span};
+
+/// The last version that names topics by name.
+const NEWEST: i16 = 12;
+/// As Kafka's consumers ask: `fetch.max.bytes`, `fetch.max.wait.ms`.
+const FETCH_MAX_BYTES: i32 = 50 << 20;
+const FETCH_MAX_WAIT_MS: i32 = 500;
+
+/// Each connection is a reader of its partitions. The checksum and the order of all batches are checked; latency is that of a fetch.
+#[derive(Args, Debug)]
+pub(crate) struct ConsumeArgs {
+    #[command(flatten)]
+    common: Common,
+    /// How long; a partition that was read up to what was its end at the start is read again from its start. Default: until each was read once.
+    #[arg(long, value_name = "TIME")]
+    duration: Option<Span>,
+    /// Read what is produced from now on, with --duration. Default: from the start of the topic.
+    #[arg(long, requires = "duration")]
+    follow: bool,
+    /// Bytes of a partition in an answer, at most (a larger batch comes alone). Kafka's consumers ask for 1MiB.
+    #[arg(long, value_name = "SIZE", default_value_t = Size::mib(1))]
+    fetch_size: Size,
+}
+
+/// A partition, where its reader is, and what it reads.
+struct Place {
+    partition: i32,
+    next: i64,
+    start: i64,
+    /// `None`: without end.
+    end: Option<i64>,
+}
+
+/// Consume.
+///
+/// # Errors
+/// The server can not be reached, or refuses; a batch is damaged or out of order.
+pub(super) fn run(args: &ConsumeArgs) -> Result<(), Failure> {
+    let fetch_bytes = i32::try_from(args.fetch_size.bytes).ok().filter(|bytes| *bytes > 0);
+    let fetch_bytes =
+        fetch_bytes.ok_or_else(|| Failure::Usage("--fetch-size must be 1 byte to 2GiB".into()))?;
+    let (mut client, topic, shares) = shares(&args.common)?;
+    let starts = offsets(&mut client, &topic, EARLIEST)?;
+    let ends = offsets(&mut client, &topic, LATEST)?;
+    let place = |partition: &i32| {
+        let missing = || Failure::Failed(format!("partition {partition}: no offset is known"));
+        let start = *starts.get(partition).ok_or_else(missing)?;
+        let end = *ends.get(partition).ok_or_else(missing)?;
+        let (next, end) = if args.follow { (end, None) } else { (start, Some(end)) };
+        Ok(Place { partition: *partition, next, start, end })
+    };
+    let tally = Tally::new(&args.common)?;
+    let until = args.duration.and_then(|span| tally.started.checked_add(span.0));
+    tally.drive(&shares, |_, share| {
+        let places = share.partitions.iter().map(place).collect::<Result<Vec<_>, Failure>>()?;
+        consume(args, fetch_bytes, share, places, until, &tally)
+    })?;
+    tally.report(&args.common)
+}
+
+fn consume(
+    args: &ConsumeArgs,
+    fetch_bytes: i32,
+    share: &Share,
+    mut places: Vec<Place>,
+    until: Option<Instant>,
+    tally: &Tally,
+) -> Result<(), Failure> {
+    let mut client = Client::connect(&share.broker).map_err(Failure::new)?;
+    let version = client.version::<FetchRequest>(NEWEST).map_err(Failure::new)?;
+    let name = topic_name(&args.common.topic);
+    // There is nothing in it, and never will be.
+    places.retain(|place| place.end.is_none_or(|end| place.start < end));
+    while !places.is_empty() && !tally.is_over() {
+        let due = Instant::now();
+        if until.is_some_and(|until| due >= until) {
+            break;
+        }
+        let partition = |place: &Place| {
+            FetchPartition::default()
+                .with_partition(place.partition)
+                .with_fetch_offset(place.next)
+                .with_partition_max_bytes(fetch_bytes)
+        };
+        let topic = FetchTopic::default()
+            .with_topic(name.clone())
+            .with_partitions(places.iter().map(partition).collect());
+        // Without a fetch session: each request names all it wants.
+        let request = FetchRequest::default()
+            .with_replica_id(BrokerId(-1))
+            .with_max_wait_ms(FETCH_MAX_WAIT_MS)
+            .with_min_bytes(1)
+            .with_max_bytes(FETCH_MAX_BYTES)
+            .with_session_epoch(-1)
+            .with_topics(vec![topic]);
+        let answer = client.call(version, &request).map_err(Failure::new)?;
+        if let Some(reason) = refusal(answer.error_code, None) {
+            return Err(Failure::Failed(format!("fetch: {reason}")));
+        }
+        let mut bytes = 0;
+        for data in answer.responses.iter().flat_map(|topic| &topic.partitions) {
+            let index = data.partition_index;
+            let failed = |reason| Failure::Failed(format!("partition {index}: {reason}"));
+            if let Some(reason) = refusal(data.error_code, None) {
+                return Err(failed(reason));
+            }
+            let place = places.iter_mut().find(|place| place.partition == index);
+            let place = place.ok_or_else(|| failed("was not asked for".into()))?;
+            if let Some(records) = &data.records {
+                bytes += place.take(records).map_err(failed)?;
+            }
+        }
+        // When time is what ends it, what was read is read again.
+        for place in &mut places {
+            if until.is_some() && place.end.is_some_and(|end| place.next >= end) {
+                place.next = place.start;
+            }
+        }
+        places.retain(|place| place.end.is_none_or(|end| place.next < end));
+        tally.add(Sample { due, latency: due.elapsed(), bytes });
+    }
+    Ok(())
+}
+
+impl Place {
+    /// Check the batches of an answer, and go on behind them. Returns their bytes; a part of a batch at the end does not count.
+    fn take(&mut self, mut records: &[u8]) -> Result<u64, String> {
+        /// Up to and including the length of the rest.
+        const FRAME: usize = 12;
+        /// Up to the records, of a batch of the current format.
+        const HEADER: usize = 61;
+        const MAGIC: usize = 16;
+        const CHECKSUM: usize = 17;
+        const CHECKED: usize = 21;
+        const LAST_OFFSET_DELTA: usize = 23;
+        let all = records.len();
+        while let Some(mut frame) = records.get(..FRAME) {
+            let base = frame.get_i64();
+            let length = frame.get_i32();
+            let length =
+                usize::try_from(length).map_err(|_| format!("a batch of {length} bytes"))?;
+            let Some(batch) = records.get(..FRAME + length) else { break };
+            if batch.len() < HEADER || batch[MAGIC] != 2 {
+                return Err(format!("offset {base}: no batch of a format that is known here"));
+            }
+            if (&batch[CHECKSUM..]).get_u32() != crc32c::crc32c(&batch[CHECKED..]) {
+                return Err(format!("offset {base}: the batch is damaged"));
+            }
+            let last = base.saturating_add(i64::from((&batch[LAST_OFFSET_DELTA..]).get_i32()));
+            // The first may begin before what was asked for.
+            if last < self.next {
+                return Err(format!("batch {base} to {last} where {} was next", self.next));
+            }
+            self.next = last + 1;
+            records = &records[batch.len()..];
+        }
+        let taken = all - records.len();
+        if taken == 0 && all > 0 {
+            return Err(format!("offset {}: no whole batch in {all} bytes", self.next));
+        }
+        Ok(taken as u64)
+    }
+}
