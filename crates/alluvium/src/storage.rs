@@ -282,6 +282,7 @@ pub(crate) fn stream_options(
         block_cache_bytes: config.block_cache.bytes,
         late_read_bytes: config.late_read_memory.bytes,
         object_store_bytes_per_s: config.object_store_rate.map_or(0, |rate| rate.bytes),
+        background_threads: std::thread::available_parallelism().map_or(1, |n| n.get().div_ceil(2)),
         ..alluvium_stream::Options::default()
     })
 }

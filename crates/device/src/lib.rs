@@ -9,6 +9,7 @@ mod engine;
 mod error;
 pub mod model;
 mod open;
+mod priority;
 mod reserve;
 pub mod sim;
 #[cfg(not(loom))]
@@ -22,6 +23,7 @@ pub use buffer::{AlignedBuf, PAGE_BYTES, SharedBuf};
 pub use copy::copy_in_steps;
 pub use error::{DeviceError, OpenError, ReserveError};
 pub use open::{Access, Durability, Engine, OpenOptions, Progress, open};
+pub use priority::make_way;
 
 use std::fmt;
 use std::sync::Arc;

@@ -126,7 +126,7 @@ impl Reader {
         let from = next.max(StreamOffset(self.plan.end.load(Ordering::Relaxed)));
         let (plan, window_bytes) = (self.plan.clone(), self.window_bytes);
         let task = read_ahead(objects.clone(), state.clone(), from, window_bytes, plan);
-        self.task = Some(Task(tokio::spawn(task)));
+        self.task = Some(Task(objects.background().spawn(task)));
     }
 
     /// It gave up waiting for this, and will be back for it.

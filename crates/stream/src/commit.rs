@@ -55,7 +55,8 @@ impl Shared {
         work: impl Future<Output = Result<T, StoreError>> + Send + 'static,
     ) -> Result<T, StoreError> {
         let shared = self.clone();
-        let task = tokio::spawn(async move {
+        // Not with the priority of who asks: others wait for it.
+        let task = self.objects.background().spawn_ahead(async move {
             let _alone = shared.committing.lock().await;
             match shared.halted() {
                 Some(cause) => Err(cause),

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod ahead;
+mod background;
 mod bandwidth;
 mod cache;
 pub mod catalog;

@@ -32,6 +32,9 @@ pub struct Options {
     /// Bound on the bytes per second to and from the object store. Uploads go before late reads, and those before
     /// compaction. Default 0: no bound; else at least 1 MiB.
     pub object_store_bytes_per_s: u64,
+    /// Threads of their own for late reads and compaction, which make way for all others at the processor and at local disks. Default 0: they run
+    /// where the store was opened.
+    pub background_threads: usize,
     /// Wait after the first failure of an upload; doubles with each further one, and varies by up to a half so that
     /// many servers do not return at the same moment. Default 100 ms, at least 1 ms.
     pub retry_initial: Duration,
@@ -52,6 +55,7 @@ impl Default for Options {
             compaction_bytes: 256 * MIB,
             late_read_bytes: 128 * MIB,
             object_store_bytes_per_s: 0,
+            background_threads: 0,
             retry_initial: Duration::from_millis(100),
             retry_max: Duration::from_secs(10),
             orphan_age: Duration::from_secs(24 * 60 * 60),

@@ -471,7 +471,7 @@ impl Store {
             wal_id: recovered.recovery.wal.wal_id,
             owner: Owner::new(&recovered.wal, recovered.lives),
             wal: recovered.wal,
-            objects: Objects::new(&objects, &options),
+            objects: Objects::new(&objects, &options)?,
             readers: Readers::default(),
             catalog,
             version: recovered.version.into(),
@@ -511,7 +511,11 @@ impl Store {
             shared.spawn(janitor::run(shared.clone(), complete)),
         ];
         if shared.options.compaction_bytes > 0 {
-            handles.push(shared.spawn(compact::run(shared.clone())));
+            let compaction = shared.clone();
+            handles.push(shared.objects.background().spawn(async move {
+                // The halt has said it.
+                let _ = compaction.caught(compact::run(compaction.clone())).await;
+            }));
         }
         let tasks = Tasks { shared: shared.clone(), handles: Mutex::new(handles) };
         let store = Self { shared, tasks: Arc::new(tasks) };

@@ -8,12 +8,15 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
+use crate::background::Background;
+
 /// Fetches under way, by what they bring; one may bring several things.
 ///
 /// A fetch is a task that lives as long as anybody has its [`Flight`]: who joins and goes again leaves it to the others, and the last one
 /// to go ends it.
 pub(super) struct Flights<K, T> {
     under_way: Arc<Mutex<UnderWay<K, T>>>,
+    background: Arc<Background>,
 }
 
 pub(super) struct UnderWay<K, T> {
@@ -62,9 +65,10 @@ pub(crate) struct Ticket {
 }
 
 impl<K: Copy + Eq + Hash + Send + 'static, T: Clone + Send + Sync + 'static> Flights<K, T> {
-    pub(super) fn new() -> Self {
+    /// They fly in the background.
+    pub(super) fn new(background: Arc<Background>) -> Self {
         let under_way = UnderWay { by_key: HashMap::new(), next_number: 0 };
-        Self { under_way: Arc::new(Mutex::new(under_way)) }
+        Self { under_way: Arc::new(Mutex::new(under_way)), background }
     }
 
     /// While it is locked no flight starts, and none is forgotten: what is neither here nor in the cache is nowhere.
@@ -84,7 +88,7 @@ impl<K: Copy + Eq + Hash + Send + 'static, T: Clone + Send + Sync + 'static> Fli
         under_way.next_number += 1;
         let (sender, landed) = watch::channel(None);
         let forget = Forget { under_way: self.under_way.clone(), keys: keys.clone(), number };
-        let task = tokio::spawn(async move {
+        let task = self.background.spawn(async move {
             let fetched = fetch.await;
             drop(forget);
             let _ = sender.send(Some(fetched));
@@ -147,7 +151,7 @@ mod tests {
 
     #[tokio::test]
     async fn all_aboard_get_what_one_has_fetched() {
-        let flights = Test::new();
+        let flights = Test::new(Arc::new(Background::start(0).unwrap()));
         let (mut first, land) = start(&flights, &[1, 2]);
         let mut second = flights.lock().join(&2).unwrap();
         assert!(flights.lock().join(&3).is_none());
@@ -158,7 +162,7 @@ mod tests {
 
     #[tokio::test]
     async fn it_ends_with_the_last_and_not_with_the_first() {
-        let flights = Test::new();
+        let flights = Test::new(Arc::new(Background::start(0).unwrap()));
         let (first, mut land) = start(&flights, &[1]);
         let mut second = flights.lock().join(&1).unwrap();
         drop(first);
@@ -181,7 +185,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_panic_is_no_hang() {
-        let flights = Test::new();
+        let flights = Test::new(Arc::new(Background::start(0).unwrap()));
         let defect = async { panic!("a defect") };
         let mut flight = flights.start(&mut flights.lock(), vec![1], defect);
         assert_eq!(flight.landed().await, None);

@@ -10,6 +10,9 @@ use object_store::{GetOptions, GetRange, GetResult, GetResultPayload, ObjectStor
 
 use super::{ObjectError, Request, within};
 
+/// So much of a file is read at once: the kernel asks the disk for all of it, and what the log writes meanwhile stands behind it.
+const READ_BYTES: usize = 256 << 10;
+
 /// Neighbouring pieces of an object from `from` on, of these lengths; short ones where the object ends. Each is in memory of its own, and
 /// once: a piece that is kept must keep nothing else, and a bound on bytes should be one on memory.
 pub(super) async fn get(
@@ -81,7 +84,8 @@ fn read_pieces(file: &std::fs::File, from: u64, lens: Vec<usize>) -> io::Result<
         let mut piece = vec![0; len];
         let mut read = 0;
         while read < len {
-            match file.read_at(&mut piece[read..], at + read as u64) {
+            let end = len.min(read + READ_BYTES);
+            match file.read_at(&mut piece[read..end], at + read as u64) {
                 Ok(0) => break,
                 Ok(more) => read += more,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}

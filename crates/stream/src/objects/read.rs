@@ -16,10 +16,12 @@ use super::flight::{Flight, Flights, Ticket, UnderWay};
 use super::get::get;
 use super::numbers::{Ahead, ReadNumbers, ReadStats};
 use super::{Cause, ObjectError, Request, Requests, within};
+use crate::background::Background;
 use crate::bandwidth::{Bandwidth, Class};
 use crate::catalog::ObjectInfo;
 use crate::object::{self, Block, Damage, ENTRY_BYTES};
 use crate::options::Options;
+use crate::store::StoreError;
 use crate::types::{Batch, ObjectId, StreamId, StreamOffset};
 
 /// One GET fetches neighbouring blocks up to this size.
@@ -87,6 +89,7 @@ struct Core {
     cache: Cache<Key, Cached, ByBytes>,
     cache_bytes: u64,
     flights: Flights<Key, Landing>,
+    background: Arc<Background>,
     /// For what is on its way, in units of [`ROOM_UNIT_BYTES`]. First come, first served.
     room: Arc<Semaphore>,
     room_units: u32,
@@ -114,7 +117,10 @@ enum Timely<T> {
 }
 
 impl Objects {
-    pub(crate) fn new(store: &Arc<dyn ObjectStore>, options: &Options) -> Self {
+    /// # Errors
+    /// There can be no threads for late reads.
+    pub(crate) fn new(store: &Arc<dyn ObjectStore>, options: &Options) -> Result<Self, StoreError> {
+        let background = Arc::new(Background::start(options.background_threads)?);
         let cache_bytes = options.block_cache_bytes;
         let expected_items =
             usize::try_from(cache_bytes >> 18).unwrap_or(usize::MAX).clamp(16, 1 << 20);
@@ -137,14 +143,15 @@ impl Objects {
             stores: CountedStores::new(store),
             cache,
             cache_bytes,
-            flights: Flights::new(),
+            flights: Flights::new(background.clone()),
+            background,
             room: Arc::new(Semaphore::new(room_units as usize)),
             room_units,
             ahead_bytes: (options.late_read_bytes / 2).min(cache_bytes / 4),
             bandwidth: Bandwidth::new(options.object_store_bytes_per_s),
             numbers: Arc::default(),
         };
-        Self { core: Arc::new(core) }
+        Ok(Self { core: Arc::new(core) })
     }
 
     /// For requests that are made for this.
@@ -154,6 +161,11 @@ impl Objects {
 
     pub(crate) fn requests(&self) -> Vec<Requests> {
         self.core.stores.requests()
+    }
+
+    /// Where late reads run, and what else may wait.
+    pub(crate) fn background(&self) -> &Background {
+        &self.core.background
     }
 
     /// Whoever moves bytes to or from the object store asks here first.

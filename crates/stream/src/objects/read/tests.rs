@@ -15,7 +15,7 @@ fn store() -> Arc<dyn ObjectStore> {
 
 fn objects(cache_bytes: u64) -> Objects {
     let options = Options { block_cache_bytes: cache_bytes, ..Options::default() };
-    Objects::new(&store(), &options)
+    Objects::new(&store(), &options).unwrap()
 }
 
 /// As large as a full block is.
@@ -37,8 +37,8 @@ fn read(objects: &Objects, key: Key) -> bool {
 }
 
 /// What is read again and again stays while something long is read once.
-#[test]
-fn a_scan_does_not_flush_the_cache() {
+#[tokio::test]
+async fn a_scan_does_not_flush_the_cache() {
     let objects = objects(64 << 20);
     let hot = || (0..24).map(|i| read(&objects, block(i))).filter(|hit| *hit).count();
     for _ in 0..3 {
@@ -63,8 +63,8 @@ fn a_scan_does_not_flush_the_cache() {
 }
 
 /// Two readers one after the other, as far apart as a third of the cache, which others have filled: the second one finds what the first one fetched.
-#[test]
-fn what_was_read_once_is_there_for_who_follows() {
+#[tokio::test]
+async fn what_was_read_once_is_there_for_who_follows() {
     let objects = objects(64 << 20);
     for _ in 0..3 {
         for position in 0..64 {
@@ -79,8 +79,8 @@ fn what_was_read_once_is_there_for_who_follows() {
     assert!(hits > 950, "{hits} of 979");
 }
 
-#[test]
-fn a_block_as_large_as_half_of_the_cache_is_kept() {
+#[tokio::test]
+async fn a_block_as_large_as_half_of_the_cache_is_kept() {
     let objects = objects(16 << 20);
     for i in 0..16 {
         read(&objects, block(i));
@@ -124,7 +124,7 @@ async fn written(objects: &Objects, stream: StreamId, batches: u64) -> Arc<Objec
 #[tokio::test(start_paused = true)]
 async fn writing_and_reading_keep_to_the_rate() {
     let options = Options { object_store_bytes_per_s: 1 << 20, ..Options::default() };
-    let objects = Objects::new(&store(), &options);
+    let objects = Objects::new(&store(), &options).unwrap();
     let begun = Instant::now();
     let stream = StreamId(7);
     let object = written(&objects, stream, 4).await;
@@ -150,7 +150,7 @@ async fn writing_and_reading_keep_to_the_rate() {
 async fn reading_ahead_takes_what_is_spare_only() {
     let options =
         Options { late_read_bytes: 16 << 20, block_cache_bytes: 16 << 20, ..Options::default() };
-    let objects = Objects::new(&store(), &options);
+    let objects = Objects::new(&store(), &options).unwrap();
     let stream = StreamId(7);
     let object = written(&objects, stream, 12).await;
     let blocks = objects.blocks(&object, stream).await.unwrap();
