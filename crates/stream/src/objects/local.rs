@@ -1,13 +1,22 @@
 //! A local directory as an object store.
 
+use std::fmt;
 use std::fs::File;
 use std::io;
-use std::path::Path;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use object_store::ObjectStore;
+use async_trait::async_trait;
+use futures::stream::BoxStream;
 use object_store::local::LocalFileSystem;
+use object_store::path::Path as ObjectPath;
+use object_store::{
+    CopyOptions, Extensions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta,
+    ObjectStore, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result, UploadPart,
+};
+use parking_lot::Mutex;
 
 use super::OBJECTS_DIRECTORY;
 
@@ -19,7 +28,7 @@ const UNFINISHED_AGE: Duration = Duration::from_secs(24 * 60 * 60);
 ///
 /// `LocalFileSystem` writes to a file next to the object, and never lists such files. What a process that was killed has left of
 /// them is removed here when it is a day old.
-pub fn local_objects(directory: &Path) -> Result<Arc<dyn ObjectStore>, object_store::Error> {
+pub fn local_objects(directory: &Path) -> Result<Arc<dyn ObjectStore>> {
     create_durably(directory).map_err(|error| object_store::Error::Generic {
         store: "LocalFileSystem",
         source: format!("can not create {}: {error}", directory.display()).into(),
@@ -27,7 +36,169 @@ pub fn local_objects(directory: &Path) -> Result<Arc<dyn ObjectStore>, object_st
     if let Err(error) = remove_unfinished(directory) {
         tracing::warn!("can not remove unfinished files under {}: {error}", directory.display());
     }
-    Ok(Arc::new(LocalFileSystem::new_with_prefix(directory)?.with_fsync(true)))
+    let files = LocalFileSystem::new_with_prefix(directory)?.with_fsync(true);
+    Ok(Arc::new(Directory { files: Arc::new(files) }))
+}
+
+/// Writes objects in parts by itself: each part is on stable storage before the next one is written. `LocalFileSystem` would sync all of a file at its
+/// end, and what the kernel writes then, at the full speed of the disk, stands before the writes of a log on the same disk: with objects of 128 MiB, for
+/// 40 to 90 ms.
+#[derive(Debug)]
+struct Directory {
+    files: Arc<LocalFileSystem>,
+}
+
+impl fmt::Display for Directory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.files.fmt(f)
+    }
+}
+
+#[async_trait]
+impl ObjectStore for Directory {
+    async fn put_opts(
+        &self,
+        to: &ObjectPath,
+        data: PutPayload,
+        options: PutOptions,
+    ) -> Result<PutResult> {
+        self.files.put_opts(to, data, options).await
+    }
+
+    async fn put_multipart_opts(
+        &self,
+        to: &ObjectPath,
+        _: PutMultipartOptions,
+    ) -> Result<Box<dyn MultipartUpload>> {
+        let path = self.files.path_to_filesystem(to)?;
+        let begin = move || Unfinished::begin(path);
+        let unfinished = blocking(begin).await?;
+        Ok(Box::new(Parts { unfinished: Arc::new(Mutex::new(unfinished)), next: 0 }))
+    }
+
+    async fn get_opts(&self, from: &ObjectPath, options: GetOptions) -> Result<GetResult> {
+        self.files.get_opts(from, options).await
+    }
+
+    fn delete_stream(
+        &self,
+        names: BoxStream<'static, Result<ObjectPath>>,
+    ) -> BoxStream<'static, Result<ObjectPath>> {
+        self.files.delete_stream(names)
+    }
+
+    fn list(&self, prefix: Option<&ObjectPath>) -> BoxStream<'static, Result<ObjectMeta>> {
+        self.files.list(prefix)
+    }
+
+    async fn list_with_delimiter(&self, prefix: Option<&ObjectPath>) -> Result<ListResult> {
+        self.files.list_with_delimiter(prefix).await
+    }
+
+    async fn copy_opts(
+        &self,
+        from: &ObjectPath,
+        to: &ObjectPath,
+        options: CopyOptions,
+    ) -> Result<()> {
+        self.files.copy_opts(from, to, options).await
+    }
+}
+
+/// An object that is being written.
+#[derive(Debug)]
+struct Parts {
+    /// One part at a time.
+    unfinished: Arc<Mutex<Unfinished>>,
+    /// Where the next part goes.
+    next: u64,
+}
+
+#[async_trait]
+impl MultipartUpload for Parts {
+    fn put_part(&mut self, data: PutPayload) -> UploadPart {
+        let at = self.next;
+        self.next += data.content_length() as u64;
+        let unfinished = self.unfinished.clone();
+        Box::pin(blocking(move || unfinished.lock().write(at, &data)))
+    }
+
+    async fn complete(&mut self) -> Result<PutResult> {
+        let unfinished = self.unfinished.clone();
+        blocking(move || unfinished.lock().finish()).await?;
+        Ok(PutResult { e_tag: None, version: None, extensions: Extensions::default() })
+    }
+
+    async fn abort(&mut self) -> Result<()> {
+        let unfinished = self.unfinished.clone();
+        blocking(move || unfinished.lock().remove()).await
+    }
+}
+
+/// A file next to the object that it is to become, named as `LocalFileSystem` names them.
+#[derive(Debug)]
+struct Unfinished {
+    file: File,
+    path: PathBuf,
+    becomes: PathBuf,
+    is_there: bool,
+}
+
+impl Unfinished {
+    fn begin(becomes: PathBuf) -> io::Result<Self> {
+        if let Some(parent) = becomes.parent().filter(|parent| !parent.exists()) {
+            create_durably(parent)?;
+        }
+        for number in 1_u64.. {
+            let mut name = becomes.clone().into_os_string();
+            name.push(format!("#{number}"));
+            let path = PathBuf::from(name);
+            match File::options().write(true).create_new(true).open(&path) {
+                Ok(file) => return Ok(Self { file, path, becomes, is_there: true }),
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(error),
+            }
+        }
+        unreachable!("a directory holds fewer files")
+    }
+
+    fn write(&self, mut at: u64, data: &PutPayload) -> io::Result<()> {
+        for chunk in data {
+            self.file.write_all_at(chunk, at)?;
+            at += chunk.len() as u64;
+        }
+        self.file.sync_data()
+    }
+
+    fn finish(&mut self) -> io::Result<()> {
+        self.file.sync_all()?;
+        std::fs::rename(&self.path, &self.becomes)?;
+        self.is_there = false;
+        File::open(self.becomes.parent().unwrap_or(Path::new("/")))?.sync_all()
+    }
+
+    fn remove(&mut self) -> io::Result<()> {
+        match std::mem::take(&mut self.is_there) {
+            true => std::fs::remove_file(&self.path),
+            false => Ok(()),
+        }
+    }
+}
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        // What stays is found at some later start.
+        let _ = self.remove();
+    }
+}
+
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> Result<T> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.map_err(io::Error::other).and_then(|done| done).map_err(|error| {
+        object_store::Error::Generic { store: "LocalFileSystem", source: error.into() }
+    })
 }
 
 /// Create the directory and its parents, each on stable storage.
