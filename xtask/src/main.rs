@@ -1,6 +1,7 @@
 //! Developer tasks, started as `cargo xtask`: the gate, the test suites with real clients, long campaigns.
 #![forbid(unsafe_code)]
 
+mod bench;
 mod crash;
 mod endless;
 mod exec;
@@ -11,6 +12,7 @@ mod image;
 mod kcat;
 mod kill;
 mod loom;
+mod loopdev;
 mod report;
 mod rng;
 mod s3;
@@ -68,6 +70,9 @@ enum Task {
     Fuzz(FuzzOptions),
     /// Write many bytes through a small WAL and read all of them back: a campaign.
     Endless(EndlessOptions),
+    /// Measure a server under load, beside a real Apache Kafka.
+    #[command(subcommand)]
+    Bench(bench::Bench),
 }
 
 #[derive(Args)]
@@ -226,6 +231,7 @@ fn run(task: Task) -> Result<report::Report, Error> {
         Task::Fence(options) => fence::campaign(&root, &options),
         Task::S3(options) => suites::s3_campaign(&root, &options),
         Task::Fuzz(options) => fuzz::run(&root, &options),
+        Task::Bench(bench) => bench::run(&root, &bench),
         Task::Endless(options) => suites::endless_campaign(&root, &options),
     }
 }

@@ -25,12 +25,22 @@ const STOP_LIMIT: Duration = Duration::from_secs(120);
 ///
 /// The dev profile is enough: its dependencies are optimised, and the gate has built most of it already.
 pub(crate) fn binary(root: &Path, named: Option<&Path>) -> Result<PathBuf, Error> {
+    built(root, named, "dev")
+}
+
+/// The same for measurements: with the release profile.
+pub(crate) fn release_binary(root: &Path, named: Option<&Path>) -> Result<PathBuf, Error> {
+    built(root, named, "release")
+}
+
+fn built(root: &Path, named: Option<&Path>, profile: &str) -> Result<PathBuf, Error> {
     if let Some(path) = named {
         return fs::canonicalize(path)
             .map_err(|error| format!("--server {}: {error}", path.display()).into());
     }
     let mut build = cargo(root);
     build.args(["build", "--locked", "--package", "alluvium", "--bin", "alluvium"]);
+    build.args(["--profile", profile]);
     println!("{}", describe(&build));
     let status = build.status()?;
     if !status.success() {
@@ -40,7 +50,8 @@ pub(crate) fn binary(root: &Path, named: Option<&Path>) -> Result<PathBuf, Error
         Some(directory) => root.join(directory),
         None => root.join("target"),
     };
-    Ok(target.join("debug/alluvium"))
+    let directory = if profile == "dev" { "debug" } else { profile };
+    Ok(target.join(directory).join("alluvium"))
 }
 
 /// How to start a server.
@@ -106,6 +117,11 @@ impl Server {
         let mut server = Self { config, address, child };
         server.wait_until_ready()?;
         Ok(server)
+    }
+
+    /// The process that runs now.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
     }
 
     /// Where clients connect to. The same over all restarts.

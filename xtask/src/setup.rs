@@ -156,6 +156,30 @@ pub(crate) fn java(root: &Path) -> Result<String, Missing> {
     Ok(class_path)
 }
 
+/// The jars of a Kafka server, and the program that runs them.
+pub(crate) fn kafka(root: &Path) -> Result<PathBuf, Missing> {
+    let pom = root.join("tests/peers/kafka/pom.xml");
+    let libs = root.join("target/e2e/kafka");
+    if !runs("java", &["-version"]) {
+        apt(&["default-jdk-headless"], "runs Apache Kafka")?;
+    }
+    let done = Stamp::new(&libs.join("alluvium.stamp"), std::slice::from_ref(&pom))?;
+    if done.is_fresh() {
+        return Ok(libs);
+    }
+    if !runs("mvn", &["-v"]) {
+        apt(&["maven"], "fetches Apache Kafka")?;
+    }
+    println!("setup: mvn dependency:copy-dependencies (Apache Kafka from Maven Central)");
+    let arguments = ["-q", "-B", "-ntp", "-f"];
+    let goal = ["dependency:copy-dependencies", "-DincludeScope=runtime"];
+    let mut maven = Command::new("mvn");
+    maven.args(arguments).arg(&pom).args(goal);
+    quietly(maven.arg(format!("-DoutputDirectory={}", libs.display())))?;
+    done.set()?;
+    Ok(libs)
+}
+
 /// Go, and the module of the suites with all that it needs.
 pub(crate) struct Go {
     program: PathBuf,

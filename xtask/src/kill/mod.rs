@@ -5,7 +5,6 @@
 //! reads every partition from the start, and [`check`] compares.
 
 mod check;
-mod loopdev;
 
 use std::fmt;
 use std::fs::{self, File};
@@ -18,9 +17,9 @@ use std::time::{Duration, Instant};
 use clap::ValueEnum;
 
 use self::check::{Held, Promises};
-use self::loopdev::LoopDevice;
 use crate::Error;
 use crate::exec::{describe, each_line, output, quietly, wait};
+use crate::loopdev::{self, LoopDevice};
 use crate::rng::Rng;
 use crate::s3::Gateway;
 use crate::server::{Config, Ending, Server};

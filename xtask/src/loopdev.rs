@@ -9,7 +9,7 @@ use crate::Error;
 use crate::exec::{output, quietly};
 
 /// Makes a file of zeros, written in full: an image for a loop device.
-pub(super) fn write_image(file: &Path, mebibytes: u64) -> Result<(), Error> {
+pub(crate) fn write_image(file: &Path, mebibytes: u64) -> Result<(), Error> {
     let mut image = File::create(file)?;
     for _ in 0..mebibytes {
         image.write_all(&[0; 1 << 20])?;
@@ -19,7 +19,7 @@ pub(super) fn write_image(file: &Path, mebibytes: u64) -> Result<(), Error> {
 }
 
 /// An attached loop device. It is detached when dropped.
-pub(super) struct LoopDevice {
+pub(crate) struct LoopDevice {
     path: PathBuf,
 }
 
@@ -28,7 +28,7 @@ impl LoopDevice {
     /// cache of its own.
     ///
     /// Fails where loop devices are not allowed: without root, or in most containers.
-    pub(super) fn attach(file: &Path) -> Result<Self, Error> {
+    pub(crate) fn attach(file: &Path) -> Result<Self, Error> {
         let mut losetup = Command::new("losetup");
         losetup.args(["--find", "--show", "--direct-io=on"]).arg(file);
         let printed = output(&mut losetup)?;
@@ -36,7 +36,7 @@ impl LoopDevice {
     }
 
     /// The device's path, as /dev/loop0.
-    pub(super) fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 }

@@ -1,0 +1,472 @@
+//! Steady producing while late consumers read old data.
+//!
+//! The figures of a round: the latency and the rate of producing in its first third, and while late consumers read; and the rate of these consumers, beside what
+//! they had reached alone before.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use alluvium_chart::{Axis, Chart, Scale, Series};
+use clap::Args;
+
+use super::kafka::Kafka;
+use super::load::{Load, Sample, quantile, rate};
+use super::volume::{Limit, Volume, drop_caches};
+use super::{cpu_time, median, unix_seconds};
+use crate::report::{Case, Report};
+use crate::server::{Config, Objects, Server, release_binary};
+use crate::{Error, ServerOptions, setup};
+
+#[derive(Args)]
+pub(crate) struct Options {
+    /// Rounds; in each all servers are measured, from scratch. Medians count.
+    #[arg(long, default_value_t = 3)]
+    rounds: u32,
+    /// MiB to produce per second.
+    #[arg(long, default_value_t = 40)]
+    rate: u32,
+    /// Seconds to produce in a round. Late consumers come after a third.
+    #[arg(long, default_value_t = 60)]
+    seconds: u32,
+    /// MiB of old data.
+    #[arg(long, default_value_t = 3 * 1024)]
+    old: u32,
+    /// MiB per second of each volume, in each direction: the log's and that of the objects; Kafka has one, for both.
+    #[arg(long, default_value_t = 250)]
+    volume_rate: u64,
+    /// Requests per second of the volume of the log, in each direction.
+    #[arg(long, default_value_t = 3000)]
+    volume_iops: u64,
+    /// Volumes as fast as the disk below, all of them on the same one.
+    #[arg(long)]
+    unlimited: bool,
+    /// Leave Apache Kafka out.
+    #[arg(long)]
+    no_kafka: bool,
+    /// Where to write the plots.
+    #[arg(long, value_name = "DIR", default_value = "docs/plots")]
+    plots: PathBuf,
+    #[command(flatten)]
+    server: ServerOptions,
+}
+
+/// Of the topics.
+const PARTITIONS: u32 = 4;
+/// More than a server of default settings keeps in memory, so that none of the old data is there.
+const FILLER_MEBIBYTES: u32 = 1280;
+/// The file system's cache is dropped so often that hardly anything is found in it.
+const DROP_EVERY: Duration = Duration::from_secs(1);
+/// Left out after each change of the load.
+const SETTLE_SECONDS: f64 = 2.0;
+/// Uploads and compactions of what was produced before are waited for so long.
+const QUIET_LIMIT: Duration = Duration::from_secs(180);
+
+// The bars.
+const MOST_P99_RATIO: f64 = 1.2;
+const LEAST_PRODUCING: f64 = 0.98;
+const LEAST_READING: f64 = 0.8;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum System {
+    Alluvium,
+    Kafka,
+}
+
+impl System {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Alluvium => "Alluvium",
+            Self::Kafka => "Apache Kafka",
+        }
+    }
+}
+
+enum Peer {
+    Alluvium(Box<Server>),
+    Kafka(Kafka),
+}
+
+impl Peer {
+    fn address(&self) -> String {
+        match self {
+            Self::Alluvium(server) => server.address(),
+            Self::Kafka(kafka) => kafka.address(),
+        }
+    }
+
+    fn pid(&self) -> u32 {
+        match self {
+            Self::Alluvium(server) => server.pid(),
+            Self::Kafka(kafka) => kafka.pid(),
+        }
+    }
+
+    /// Wait until all that was produced is where it is to stay.
+    fn settle(&self) -> Result<(), Error> {
+        let Self::Alluvium(server) = self else {
+            rustix::fs::sync();
+            thread::sleep(Duration::from_secs(5));
+            return Ok(());
+        };
+        let deadline = Instant::now() + QUIET_LIMIT;
+        let mut before = None;
+        loop {
+            let pinned = server.metric("alluvium_log_cache_pinned_bytes")?;
+            let written = server.metric("alluvium_compacted_bytes_total")?;
+            let read = "alluvium_object_store_bytes_total{cause=\"compaction\",kind=\"get\"}";
+            // It appears with the first compaction.
+            let read = server.metric(read).unwrap_or(0.0);
+            if pinned == 0.0 && before == Some((written, read)) {
+                return Ok(());
+            }
+            if Instant::now() >= deadline {
+                return Err("uploads and compactions do not come to an end".into());
+            }
+            before = Some((written, read));
+            thread::sleep(Duration::from_secs(5));
+        }
+    }
+}
+
+/// What a round has seen.
+struct Round {
+    system: System,
+    alone: f64,
+    started: f64,
+    third: f64,
+    end: f64,
+    produced: Vec<Sample>,
+    consumed: Vec<Sample>,
+    /// Cores that the server used before, and with late consumers.
+    cores: (f64, f64),
+}
+
+impl Round {
+    fn before(&self) -> (f64, f64) {
+        (self.started + SETTLE_SECONDS, self.third)
+    }
+
+    fn during(&self) -> (f64, f64) {
+        (self.third + SETTLE_SECONDS, self.end)
+    }
+
+    fn p(&self, part: f64, (from, to): (f64, f64)) -> f64 {
+        let inside = |sample: &&Sample| (from..to).contains(&sample.due);
+        let inside: Vec<Sample> = self.produced.iter().filter(inside).copied().collect();
+        quantile(&inside, part)
+    }
+
+    fn producing(&self, (from, to): (f64, f64)) -> f64 {
+        rate(&self.produced, from, to)
+    }
+
+    fn reading(&self) -> f64 {
+        let (from, to) = self.during();
+        rate(&self.consumed, from, to)
+    }
+}
+
+pub(super) fn run(root: &Path, options: &Options) -> Result<Report, Error> {
+    let binary = release_binary(root, options.server.server.as_deref())?;
+    let mut systems = vec![System::Alluvium];
+    let mut jars = PathBuf::new();
+    if !options.no_kafka {
+        systems.push(System::Kafka);
+        jars = setup::kafka(root).map_err(|missing| Error::from(missing.to_string()))?;
+    }
+    let directory = root.join("target/e2e/run/catch-up");
+    let mut rounds: Vec<Round> = Vec::new();
+    for number in 1..=options.rounds {
+        for system in &systems {
+            println!("round {number} of {}: {}", options.rounds, system.name());
+            if directory.exists() {
+                fs::remove_dir_all(&directory)?;
+            }
+            fs::create_dir_all(&directory)?;
+            let round = round(options, *system, &binary, &jars, &directory)?;
+            println!("{}", line(&round));
+            rounds.push(round);
+        }
+    }
+    fs::remove_dir_all(&directory)?;
+    println!("\n{}", table(&systems, &rounds));
+    plot(&root.join(&options.plots), options, &systems, &rounds)?;
+    let mut report = Report::default();
+    report.suite("catch-up", || Ok(judge(&rounds)));
+    Ok(report)
+}
+
+fn round(
+    options: &Options,
+    system: System,
+    binary: &Path,
+    jars: &Path,
+    directory: &Path,
+) -> Result<Round, Error> {
+    let (rate, iops) =
+        if options.unlimited { (0, 0) } else { (options.volume_rate, options.volume_iops) };
+    let needed = u64::from(options.old + FILLER_MEBIBYTES + options.rate * options.seconds);
+    let gibibytes = needed.div_ceil(1024) + 3;
+    let log_gibibytes = if system == System::Alluvium { 3 } else { gibibytes };
+    let log =
+        Volume::new(directory, "log", log_gibibytes, Limit { mebibytes_per_second: rate, iops })?;
+    let objects = match system {
+        // Compaction needs the space twice for a while.
+        System::Alluvium => Some(Volume::new(
+            directory,
+            "objects",
+            gibibytes * 2,
+            Limit { mebibytes_per_second: rate, iops: 0 },
+        )?),
+        System::Kafka => None,
+    };
+    let peer = match &objects {
+        Some(objects) => Peer::Alluvium(Box::new(Server::start(Config {
+            binary: binary.to_path_buf(),
+            directory: log.path().join("server"),
+            wal_mebibytes: 2048,
+            log_cache_mebibytes: 1024,
+            wal: None,
+            objects: Some(Objects {
+                arguments: vec![
+                    "--object-store".into(),
+                    format!("file://{}", objects.path().join("store").display()),
+                ],
+                environment: Vec::new(),
+            }),
+        })?)),
+        None => Peer::Kafka(Kafka::start(jars, &log.path().join("kafka"))?),
+    };
+    let load = Load {
+        program: binary.to_path_buf(),
+        address: peer.address(),
+        directory: directory.to_path_buf(),
+    };
+    // Each batch on stable storage before it is acknowledged, as here always.
+    let config: &[&str] = if system == System::Kafka { &["flush.messages=1"] } else { &[] };
+    for topic in ["old", "filler", "live"] {
+        load.create(topic, PARTITIONS, config)?;
+    }
+    load.run("produce", "old", &["--total", &format!("{}MiB", options.old)])?;
+    load.run("produce", "filler", &["--total", &format!("{FILLER_MEBIBYTES}MiB")])?;
+    peer.settle()?;
+
+    let third = f64::from(options.seconds) / 3.0;
+    let milliseconds = |seconds: f64| format!("{}ms", (seconds * 1000.0) as u64);
+    drop_caches()?;
+    let alone_for = milliseconds(third);
+    let alone = load.start("consume", "old", &["--duration", &alone_for])?;
+    let alone = while_dropping(alone)?;
+    let (from, to) = (alone[0].due + SETTLE_SECONDS, alone[0].due + third);
+    let alone = super::load::rate(&alone, from, to);
+    thread::sleep(Duration::from_secs(3));
+
+    drop_caches()?;
+    let (rate, seconds) = (format!("{}MiB", options.rate), format!("{}s", options.seconds));
+    let producer = load.start("produce", "live", &["--rate", &rate, "--duration", &seconds])?;
+    let (started, cpu) = (unix_seconds(), cpu_time(peer.pid())?);
+    while unix_seconds() < started + third {
+        thread::sleep(DROP_EVERY.min(
+            Duration::from_secs_f64(started + third - unix_seconds()).max(Duration::from_millis(1)),
+        ));
+        drop_caches()?;
+    }
+    let (at_third, cpu_at_third) = (unix_seconds(), cpu_time(peer.pid())?);
+    let reading_for = milliseconds(2.0 * third);
+    let consumer = load.start("consume", "old", &["--duration", &reading_for])?;
+    let consumed = while_dropping(consumer)?;
+    let cpu_at_end = cpu_time(peer.pid())?;
+    let end = unix_seconds().min(started + 3.0 * third);
+    let produced = producer.finish()?;
+    Ok(Round {
+        system,
+        alone,
+        started,
+        third: at_third,
+        end,
+        produced,
+        consumed,
+        cores: (
+            (cpu_at_third - cpu).as_secs_f64() / (at_third - started),
+            (cpu_at_end - cpu_at_third).as_secs_f64() / (end - at_third),
+        ),
+    })
+}
+
+/// Until a client has ended, what it reads comes from the volume.
+fn while_dropping(mut client: super::load::Running) -> Result<Vec<Sample>, Error> {
+    while !client.has_ended()? {
+        thread::sleep(DROP_EVERY);
+        drop_caches()?;
+    }
+    client.finish()
+}
+
+fn line(round: &Round) -> String {
+    let (before, during) = (round.before(), round.during());
+    format!(
+        "  p50 {:.2} -> {:.2} ms, p99 {:.2} -> {:.2} ms; producing {:.1} -> {:.1} MiB/s; late readers {:.0} MiB/s, alone {:.0}; server {:.2} -> {:.2} cores",
+        round.p(0.5, before),
+        round.p(0.5, during),
+        round.p(0.99, before),
+        round.p(0.99, during),
+        round.producing(before),
+        round.producing(during),
+        round.reading(),
+        round.alone,
+        round.cores.0,
+        round.cores.1,
+    )
+}
+
+/// A figure of a round, by its name.
+type Figure = (&'static str, fn(&Round) -> f64);
+
+const FIGURES: [Figure; 13] = [
+    ("p50 before, ms", |round| round.p(0.5, round.before())),
+    ("p50 during, ms", |round| round.p(0.5, round.during())),
+    ("p99 before, ms", |round| round.p(0.99, round.before())),
+    ("p99 during, ms", |round| round.p(0.99, round.during())),
+    ("p99 during / before", p99_ratio),
+    ("producing before, MiB/s", |round| round.producing(round.before())),
+    ("producing during, MiB/s", |round| round.producing(round.during())),
+    ("producing during / before", producing_ratio),
+    ("late reading alone, MiB/s", |round| round.alone),
+    ("late reading during, MiB/s", Round::reading),
+    ("late reading during / alone", reading_ratio),
+    ("server's cores before", |round| round.cores.0),
+    ("server's cores during", |round| round.cores.1),
+];
+
+fn p99_ratio(round: &Round) -> f64 {
+    round.p(0.99, round.during()) / round.p(0.99, round.before())
+}
+
+fn producing_ratio(round: &Round) -> f64 {
+    round.producing(round.during()) / round.producing(round.before())
+}
+
+fn reading_ratio(round: &Round) -> f64 {
+    round.reading() / round.alone
+}
+
+fn of(rounds: &[Round], system: System, figure: fn(&Round) -> f64) -> f64 {
+    median(rounds.iter().filter(|round| round.system == system).map(figure))
+}
+
+fn table(systems: &[System], rounds: &[Round]) -> String {
+    let mut text = format!("{:<28}", "medians");
+    for system in systems {
+        text.push_str(&format!("{:>14}", system.name()));
+    }
+    for (name, figure) in FIGURES {
+        text.push_str(&format!("\n{name:<28}"));
+        for system in systems {
+            text.push_str(&format!("{:>14.2}", of(rounds, *system, figure)));
+        }
+    }
+    text
+}
+
+fn judge(rounds: &[Round]) -> Vec<Case> {
+    let bars: [(&str, fn(&Round) -> f64, f64, bool); 3] = [
+        ("p99 of producing, during over before", p99_ratio, MOST_P99_RATIO, false),
+        ("rate of producing, during over before", producing_ratio, LEAST_PRODUCING, true),
+        ("late reading, during over alone", reading_ratio, LEAST_READING, true),
+    ];
+    let judged = bars.map(|(name, figure, bar, at_least)| {
+        let value = of(rounds, System::Alluvium, figure);
+        let word = if at_least { "at least" } else { "at most" };
+        let met = if at_least { value >= bar } else { value <= bar };
+        println!("{name}: {value:.2}, to be {word} {bar}");
+        if met {
+            Case::passed(name)
+        } else {
+            Case::failed(name, format!("{value:.2}, to be {word} {bar}"))
+        }
+    });
+    judged.into()
+}
+
+fn plot(
+    directory: &Path,
+    options: &Options,
+    systems: &[System],
+    rounds: &[Round],
+) -> Result<(), Error> {
+    fs::create_dir_all(directory)?;
+    // One round of each, the one in the middle by what matters most.
+    let shown: Vec<&Round> = systems.iter().filter_map(|system| middle(rounds, *system)).collect();
+    let each_second = |round: &Round, figure: &dyn Fn(f64, f64) -> f64| -> Vec<(f64, f64)> {
+        let seconds = (round.end - round.started) as u32;
+        let at = |second: u32| {
+            let from = round.started + f64::from(second);
+            (f64::from(second) + 0.5, figure(from, from + 1.0))
+        };
+        (0..seconds).map(at).filter(|point| point.1 > 0.0).collect()
+    };
+    let subtitle = if options.unlimited {
+        format!("{} MiB/s produced, each batch flushed; everything on one disk", options.rate)
+    } else {
+        format!(
+            "{} MiB/s produced, each batch flushed; volumes of {} MiB/s, {} IOPS",
+            options.rate, options.volume_rate, options.volume_iops
+        )
+    };
+    let chart = |title: &str, y: &str, scale: Scale, series: Vec<Series>| Chart {
+        title: title.into(),
+        subtitle: subtitle.clone(),
+        x: Axis { label: "seconds".into(), scale: Scale::Linear },
+        y: Axis { label: y.into(), scale },
+        series,
+        marks: vec![(f64::from(options.seconds) / 3.0, "late consumers start".into())],
+    };
+    let latency = shown.iter().map(|round| Series {
+        name: round.system.name().into(),
+        points: each_second(round, &|from, to| round.p(0.99, (from, to))),
+        dashed: false,
+    });
+    let mut rates = Vec::new();
+    for round in &shown {
+        rates.push(Series {
+            name: format!("{}, produced", round.system.name()),
+            points: each_second(round, &|from, to| round.producing((from, to))),
+            dashed: false,
+        });
+        rates.push(Series {
+            name: format!("{}, read late", round.system.name()),
+            points: each_second(round, &|from, to| rate(&round.consumed, from, to)),
+            dashed: true,
+        });
+    }
+    let suffix = if options.unlimited { "-one-disk" } else { "" };
+    for (name, chart) in [
+        (
+            format!("catch-up-latency{suffix}.svg"),
+            chart(
+                "Produce latency while late consumers read",
+                "p99 of each second, ms",
+                Scale::Logarithmic,
+                latency.collect(),
+            ),
+        ),
+        (
+            format!("catch-up-rates{suffix}.svg"),
+            chart("Producing and late reading", "MiB/s", Scale::Logarithmic, rates),
+        ),
+    ] {
+        let path = directory.join(name);
+        fs::write(&path, chart.render())?;
+        println!("wrote {}", path.display());
+    }
+    Ok(())
+}
+
+/// The round with the median of the ratio of latencies, the lower one of two.
+fn middle(rounds: &[Round], system: System) -> Option<&Round> {
+    let mut of: Vec<&Round> = rounds.iter().filter(|round| round.system == system).collect();
+    of.sort_by(|one, other| p99_ratio(one).total_cmp(&p99_ratio(other)));
+    of.get(of.len().saturating_sub(1) / 2).copied()
+}

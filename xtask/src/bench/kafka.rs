@@ -1,0 +1,106 @@
+//! A real Apache Kafka: one broker, its own controller, on loopback.
+
+use std::fs::{self, OpenOptions};
+use std::net::{SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::Error;
+use crate::exec::{quietly, wait};
+use crate::server::free_address;
+
+/// A JVM on a busy machine takes its time.
+const START_LIMIT: Duration = Duration::from_secs(120);
+/// Any 16 bytes.
+const CLUSTER: &str = "YWxsdXZpdW0tYmVuY2gtMQ";
+
+/// A running broker. It is killed when dropped.
+pub(super) struct Kafka {
+    address: SocketAddr,
+    child: Child,
+    log: PathBuf,
+}
+
+impl Kafka {
+    /// Start one whose logs are in `directory`.
+    pub(super) fn start(jars: &Path, directory: &Path) -> Result<Self, Error> {
+        fs::create_dir_all(directory)?;
+        let (address, controller) = (free_address()?, free_address()?);
+        let properties = directory.join("server.properties");
+        fs::write(
+            &properties,
+            format!(
+                "process.roles=broker,controller\n\
+                 node.id=1\n\
+                 controller.quorum.voters=1@{controller}\n\
+                 listeners=PLAINTEXT://{address},CONTROLLER://{controller}\n\
+                 advertised.listeners=PLAINTEXT://{address}\n\
+                 controller.listener.names=CONTROLLER\n\
+                 listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT\n\
+                 inter.broker.listener.name=PLAINTEXT\n\
+                 offsets.topic.replication.factor=1\n\
+                 transaction.state.log.replication.factor=1\n\
+                 transaction.state.log.min.isr=1\n\
+                 log.dirs={}\n",
+                directory.join("logs").display()
+            ),
+        )?;
+        let java = |class: &str| {
+            let mut java = Command::new("java");
+            // As kafka-server-start.sh starts it.
+            java.args(["-Xms1g", "-Xmx1g", "-server", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20"]);
+            java.args([
+                "-XX:InitiatingHeapOccupancyPercent=35",
+                "-XX:+ExplicitGCInvokesConcurrent",
+            ]);
+            java.args([
+                "-Djava.awt.headless=true",
+                "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
+            ]);
+            java.arg("-cp").arg(format!("{}/*", jars.display())).arg(class);
+            java
+        };
+        let mut format = java("kafka.tools.StorageTool");
+        quietly(format.args(["format", "-t", CLUSTER, "-c"]).arg(&properties))?;
+        let log = directory.join("server.log");
+        let output = OpenOptions::new().create(true).append(true).open(&log)?;
+        let mut server = java("kafka.Kafka");
+        server.arg(&properties).stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
+        let child = server.spawn().map_err(|error| format!("java: {error}"))?;
+        let mut kafka = Self { address, child, log };
+        kafka.wait_until_ready()?;
+        Ok(kafka)
+    }
+
+    fn wait_until_ready(&mut self) -> Result<(), Error> {
+        let deadline = Instant::now() + START_LIMIT;
+        while TcpStream::connect(self.address).is_err() {
+            if self.child.try_wait()?.is_some() || Instant::now() >= deadline {
+                let log = fs::read_to_string(&self.log).unwrap_or_default();
+                let lines: Vec<&str> = log.lines().collect();
+                let tail = lines[lines.len().saturating_sub(20)..].join("\n  | ");
+                return Err(format!("Kafka does not start\n  | {tail}").into());
+            }
+            thread::sleep(Duration::from_millis(100));
+        }
+        Ok(())
+    }
+
+    pub(super) fn address(&self) -> String {
+        self.address.to_string()
+    }
+
+    pub(super) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+}
+
+impl Drop for Kafka {
+    fn drop(&mut self) {
+        // It may have ended already, and there is nobody to tell. Its data are not needed any more.
+        let _ = self.child.kill();
+        let _ = wait(&mut self.child, Duration::from_secs(10));
+    }
+}

@@ -1,0 +1,176 @@
+//! Producers and consumers: `alluvium bench`, whichever server they talk to.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use crate::Error;
+use crate::exec::{describe, quietly};
+
+/// The program that makes the load, and where it sends it.
+pub(super) struct Load {
+    pub(super) program: PathBuf,
+    pub(super) address: String,
+    /// For files of samples.
+    pub(super) directory: PathBuf,
+}
+
+/// A request, as the client has seen it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Sample {
+    /// When it was due, in seconds since 1970.
+    pub(super) due: f64,
+    pub(super) latency_ms: f64,
+    pub(super) bytes: f64,
+}
+
+impl Sample {
+    fn parse(line: &str) -> Option<Self> {
+        let mut numbers = line.split(',').map(|number| number.parse::<f64>().ok());
+        let mut next = || numbers.next().flatten();
+        let (due, latency, bytes) = (next()?, next()?, next()?);
+        Some(Self { due: due / 1e6, latency_ms: latency / 1e3, bytes })
+    }
+
+    /// When it was answered.
+    pub(super) fn done(&self) -> f64 {
+        self.due + self.latency_ms / 1e3
+    }
+}
+
+/// A client that runs. It is killed when dropped.
+pub(super) struct Running {
+    what: String,
+    child: Child,
+    samples: PathBuf,
+}
+
+impl Load {
+    pub(super) fn create(
+        &self,
+        topic: &str,
+        partitions: u32,
+        config: &[&str],
+    ) -> Result<(), Error> {
+        let mut create = Command::new(&self.program);
+        create.args(["topic", "create", topic, "--bootstrap", &self.address]);
+        create.args(["--partitions", &partitions.to_string()]);
+        for setting in config {
+            create.args(["--config", setting]);
+        }
+        quietly(&mut create)
+    }
+
+    /// Start `alluvium bench KIND TOPIC ARGUMENTS`.
+    pub(super) fn start(
+        &self,
+        kind: &str,
+        topic: &str,
+        arguments: &[&str],
+    ) -> Result<Running, Error> {
+        let samples = self.directory.join(format!("{kind}-{topic}.csv"));
+        let mut bench = Command::new(&self.program);
+        bench.args(["bench", kind, topic, "--bootstrap", &self.address, "--samples"]);
+        bench.arg(&samples).args(arguments);
+        let what = describe(&bench);
+        let log = samples.with_extension("log");
+        bench.stdin(Stdio::null()).stdout(Stdio::null()).stderr(File::create(&log)?);
+        let child = bench.spawn().map_err(|error| format!("`{what}`: {error}"))?;
+        Ok(Running { what, child, samples })
+    }
+
+    pub(super) fn run(
+        &self,
+        kind: &str,
+        topic: &str,
+        arguments: &[&str],
+    ) -> Result<Vec<Sample>, Error> {
+        self.start(kind, topic, arguments)?.finish()
+    }
+}
+
+impl Running {
+    pub(super) fn has_ended(&mut self) -> Result<bool, Error> {
+        Ok(self.child.try_wait()?.is_some())
+    }
+
+    /// Wait for its end, and read what it has measured, in the order in which requests were due.
+    pub(super) fn finish(mut self) -> Result<Vec<Sample>, Error> {
+        if !self.child.wait()?.success() {
+            let errors = fs::read_to_string(self.samples.with_extension("log"))?;
+            let last = errors.lines().last().unwrap_or_default();
+            return Err(format!("`{}` failed: {last}", self.what).into());
+        }
+        let samples = read(&self.samples)?;
+        if samples.is_empty() {
+            return Err(format!("`{}` has sent nothing", self.what).into());
+        }
+        Ok(samples)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // It has ended, as a rule.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn read(path: &Path) -> Result<Vec<Sample>, Error> {
+    let text = fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
+    let lines = text.lines().skip(1);
+    let samples = lines
+        .map(|line| Sample::parse(line).ok_or_else(|| Error::from(format!("no sample: `{line}`"))));
+    let mut samples = samples.collect::<Result<Vec<_>, Error>>()?;
+    samples.sort_by(|one, other| one.due.total_cmp(&other.due));
+    Ok(samples)
+}
+
+/// The least latency that this part of the requests does not exceed. NaN of nothing.
+pub(super) fn quantile(samples: &[Sample], part: f64) -> f64 {
+    let mut latencies: Vec<f64> = samples.iter().map(|sample| sample.latency_ms).collect();
+    latencies.sort_by(f64::total_cmp);
+    let rank = (latencies.len() as f64 * part).ceil() as usize;
+    latencies.get(rank.saturating_sub(1)).copied().unwrap_or(f64::NAN)
+}
+
+/// MiB per second of what was answered in this time.
+pub(super) fn rate(samples: &[Sample], from: f64, to: f64) -> f64 {
+    let inside = samples.iter().filter(|sample| (from..to).contains(&sample.done()));
+    inside.map(|sample| sample.bytes).sum::<f64>() / (to - from) / f64::from(1 << 20)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample(due: f64, latency_ms: f64) -> Sample {
+        Sample { due, latency_ms, bytes: f64::from(1 << 20) }
+    }
+
+    #[test]
+    fn a_line_is_a_sample() {
+        let read = Sample::parse("1500000,2500,64").expect("it has three numbers");
+        assert_eq!(read, Sample { due: 1.5, latency_ms: 2.5, bytes: 64.0 });
+        assert_eq!(Sample::parse("1500000,2500"), None);
+        assert_eq!(Sample::parse("due_unix_us,latency_us,bytes"), None);
+    }
+
+    #[test]
+    fn quantiles_are_those_of_the_nearest_rank() {
+        let samples: Vec<Sample> = (1..=100).rev().map(|ms| sample(0.0, f64::from(ms))).collect();
+        assert_eq!(quantile(&samples, 0.5), 50.0);
+        assert_eq!(quantile(&samples, 0.99), 99.0);
+        assert_eq!(quantile(&samples, 1.0), 100.0);
+        assert!(quantile(&[], 0.5).is_nan());
+    }
+
+    #[test]
+    fn a_rate_counts_what_was_answered_in_its_time() {
+        let samples =
+            [sample(0.0, 900.0), sample(0.5, 500.0), sample(0.9, 1200.0), sample(1.9, 200.0)];
+        assert_eq!(rate(&samples, 1.0, 2.0), 1.0, "at 1.0; 0.9, 2.1 are not in it");
+        assert_eq!(rate(&samples, 0.0, 2.0), 1.0);
+    }
+}
