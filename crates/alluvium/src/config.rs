@@ -47,6 +47,10 @@ pub(crate) mod limits {
     pub(crate) const UPLOAD_SIZE: Size = Size::mib(512);
     pub(crate) const UPLOAD_SIZE_MIN: Size = Size::mib(1);
 
+    pub(crate) const COMPACTION_SIZE: Size = Size::mib(256);
+    pub(crate) const COMPACTION_SIZE_MIN: Size = Size::kib(64);
+    pub(crate) const COMPACTION_SIZE_MAX: Size = Size::gib(32);
+
     pub(crate) const UPLOAD_INTERVAL: Span = Span(Duration::from_secs(60));
     pub(crate) const UPLOAD_INTERVAL_MIN: Span = Span(Duration::from_millis(100));
     pub(crate) const UPLOAD_INTERVAL_MAX: Span = Span(Duration::from_secs(24 * 3600));
@@ -180,6 +184,11 @@ pub(crate) struct ServeOptions {
     #[arg(long, env = "ALLUVIUM_UPLOAD_INTERVAL", value_name = "TIME")]
     pub(crate) upload_interval: Option<Span>,
 
+    /// Payload at which compaction ends an object of a partition. What is smaller than half of it is brought together in the background; 0
+    /// switches compaction off. Default 256MiB, 64KiB to 32GiB or 0.
+    #[arg(long, env = "ALLUVIUM_COMPACTION_SIZE", value_name = "SIZE")]
+    pub(crate) compaction_size: Option<Size>,
+
     /// Address for /metrics (Prometheus) and /healthz, or `none`. It follows the same rule as --listen. Default 127.0.0.1:9644.
     #[arg(long, env = "ALLUVIUM_ADMIN_LISTEN", value_name = "ADDR:PORT|none")]
     #[serde(deserialize_with = "from_text")]
@@ -236,6 +245,8 @@ pub(crate) struct ServeConfig {
     /// `None`: as large as the other sizes allow, at most [`limits::UPLOAD_SIZE`].
     pub(crate) upload_size: Option<Size>,
     pub(crate) upload_interval: Span,
+    /// 0 bytes: no compaction.
+    pub(crate) compaction_size: Size,
     pub(crate) admin_listen: Option<SocketAddr>,
     pub(crate) node_id: u32,
     pub(crate) cluster_id: Option<String>,
@@ -295,6 +306,7 @@ impl ServeConfig {
             object_store_rate: options.object_store_rate,
             upload_size: options.upload_size,
             upload_interval: options.upload_interval.unwrap_or(l::UPLOAD_INTERVAL),
+            compaction_size: options.compaction_size.unwrap_or(l::COMPACTION_SIZE),
             admin_listen: admin_listen.0,
             node_id: options.node_id.unwrap_or(l::NODE_ID),
             cluster_id: options.cluster_id,
@@ -331,6 +343,13 @@ impl ServeConfig {
         }
         let (shortest, longest) = (l::UPLOAD_INTERVAL_MIN, l::UPLOAD_INTERVAL_MAX);
         within("upload-interval", self.upload_interval, shortest, longest)?;
+        let (least, most) = (l::COMPACTION_SIZE_MIN, l::COMPACTION_SIZE_MAX);
+        let size = self.compaction_size;
+        if size.bytes > 0 && (size < least || size > most) {
+            return Err(ConfigError(format!(
+                "compaction-size is {size}, allowed are {least} to {most}, and 0 for no compaction"
+            )));
+        }
         within("node-id", self.node_id, 0, i32::MAX as u32)?;
         within("default-partitions", self.default_partitions, 1, 10_000)?;
         within("max-message-size", self.max_message_size, l::MESSAGE_MIN, l::MESSAGE_MAX)?;
@@ -381,7 +400,7 @@ impl fmt::Display for ServeConfig {
         write!(
             f,
             "data-dir={} listen={} advertise={advertise} wal={} wal-capacity={capacity} wal-reserve={} object-store={} durability={} \
-             engine={} log-cache={} block-cache={} late-read-memory={} object-store-rate={rate} upload-size={upload_size} upload-interval={} admin-listen={admin} node-id={} \
+             engine={} log-cache={} block-cache={} late-read-memory={} object-store-rate={rate} upload-size={upload_size} upload-interval={} compaction-size={} admin-listen={admin} node-id={} \
              auto-create-topics={} default-partitions={} max-message-size={} max-connections={}",
             self.data_dir.display(),
             self.listen,
@@ -394,6 +413,7 @@ impl fmt::Display for ServeConfig {
             self.block_cache,
             self.late_read_memory,
             self.upload_interval,
+            self.compaction_size,
             self.node_id,
             self.auto_create_topics,
             self.default_partitions,
@@ -430,6 +450,7 @@ impl ServeOptions {
             object_store_rate: self.object_store_rate.or(other.object_store_rate),
             upload_size: self.upload_size.or(other.upload_size),
             upload_interval: self.upload_interval.or(other.upload_interval),
+            compaction_size: self.compaction_size.or(other.compaction_size),
             admin_listen: self.admin_listen.or(other.admin_listen),
             node_id: self.node_id.or(other.node_id),
             cluster_id: self.cluster_id.or(other.cluster_id),
@@ -618,6 +639,7 @@ mod tests {
             object-store-rate = "100MiB"
             upload-size = "128MiB"
             upload-interval = "5m"
+            compaction-size = 0
             admin-listen = "127.0.0.1:0"
             node-id = 3
             cluster-id = "test"
@@ -633,6 +655,7 @@ mod tests {
         assert_eq!(config.durability, Durability::Device);
         assert_eq!(config.engine, Engine::Threads);
         assert_eq!(config.log_cache, Size::gib(1));
+        assert_eq!(config.compaction_size, Size { bytes: 0 });
         assert_eq!(config.advertise.unwrap().to_string(), "broker.example.org:9092");
 
         // All but the two that make no sense in a file.
@@ -688,6 +711,9 @@ mod tests {
             (["--upload-size", "1KiB"], "upload-size"),
             (["--upload-interval", "1ms"], "upload-interval"),
             (["--upload-interval", "25h"], "upload-interval"),
+            (["--compaction-size", "1"], "compaction-size"),
+            (["--compaction-size", "63KiB"], "compaction-size"),
+            (["--compaction-size", "33GiB"], "compaction-size"),
             (["--node-id", "2147483648"], "node-id"),
             (["--default-partitions", "0"], "default-partitions"),
             (["--max-message-size", "9MiB"], "max-message-size"),
@@ -744,7 +770,7 @@ mod tests {
                 .unwrap_or_else(|| panic!("there is --{long}"));
             argument.get_help().expect("it has a help text").to_string()
         };
-        let named: [(&str, Vec<String>); 14] = [
+        let named: [(&str, Vec<String>); 15] = [
             ("data-dir", vec![l::DATA_DIR.into()]),
             ("listen", vec![l::LISTEN.into()]),
             ("admin-listen", vec![l::ADMIN_LISTEN.into()]),
@@ -758,6 +784,10 @@ mod tests {
             (
                 "upload-interval",
                 texts(&[l::UPLOAD_INTERVAL, l::UPLOAD_INTERVAL_MIN, l::UPLOAD_INTERVAL_MAX]),
+            ),
+            (
+                "compaction-size",
+                texts(&[l::COMPACTION_SIZE, l::COMPACTION_SIZE_MIN, l::COMPACTION_SIZE_MAX]),
             ),
             ("default-partitions", texts(&[l::PARTITIONS])),
             ("max-message-size", texts(&[l::MESSAGE, l::MESSAGE_MIN, l::MESSAGE_MAX])),

@@ -283,6 +283,7 @@ pub(crate) fn stream_options(
         late_read_bytes: config.late_read_memory.bytes,
         object_store_bytes_per_s: config.object_store_rate.map_or(0, |rate| rate.bytes),
         background_threads: std::thread::available_parallelism().map_or(1, |n| n.get().div_ceil(2)),
+        compaction_bytes: config.compaction_size.bytes,
         ..alluvium_stream::Options::default()
     })
 }
@@ -290,6 +291,7 @@ pub(crate) fn stream_options(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::ServeOptions;
 
     #[test]
     fn options_fit_the_smallest_log_that_is_allowed() {
@@ -302,5 +304,20 @@ mod tests {
         let large = wal_options(7, limits::WAL_CAPACITY);
         assert_eq!(large.window_bytes, alluvium_wal::Options::default().window_bytes);
         assert_eq!(large.max_record_bytes, alluvium_wal::Options::default().max_record_bytes);
+    }
+
+    #[test]
+    fn the_store_gets_the_size_that_was_asked_for() {
+        let compaction_bytes = |text: &str| {
+            let asked = ServeOptions { compaction_size: text.parse().ok(), ..Default::default() };
+            let config = ServeConfig::load(asked).unwrap();
+            stream_options(&config, limits::WAL_CAPACITY).unwrap().compaction_bytes
+        };
+        assert_eq!(compaction_bytes("default"), 256 << 20);
+        assert_eq!(compaction_bytes("32GiB"), 32 << 30);
+        assert_eq!(compaction_bytes("64KiB"), 64 << 10);
+        assert_eq!(compaction_bytes("0"), 0);
+        let default = alluvium_stream::Options::default();
+        assert_eq!(compaction_bytes("default"), default.compaction_bytes);
     }
 }

@@ -340,7 +340,7 @@ impl Shared {
             shared.numbers.compactions.fetch_add(1, Ordering::Relaxed);
             shared.numbers.compacted_bytes.fetch_add(used_bytes, Ordering::Relaxed);
             shared.insert_objects(live);
-            let grown = applied.iter().map(|(stream, ..)| stream.id).collect();
+            let grown: Vec<_> = applied.iter().map(|(stream, ..)| stream.id).collect();
             for (stream, first, count, range) in applied {
                 let gone = stream.tail.lock().replace(first, count, range);
                 shared.drop_ranges(&gone);

@@ -16,6 +16,7 @@ use crate::catalog::{ObjectInfo, ObjectRange};
 use crate::commit::Replacement;
 use crate::object::{Block, Encoder};
 use crate::objects::{Cause, ObjectError, Scan, Writer, index};
+use crate::options::Options;
 use crate::owner;
 use crate::store::{Shared, StoreError};
 use crate::tail::{Choice, Range, StreamState};
@@ -32,17 +33,29 @@ const LEFT_OUT: Duration = Duration::from_secs(60 * 60);
 const RETRY_MAX: Duration = Duration::from_secs(10 * 60);
 
 /// What the compaction task is told, and remembers.
-#[derive(Default)]
 pub(crate) struct Compaction {
+    /// False: there is no task, and nothing is remembered for it.
+    is_on: bool,
     /// There may be something to do.
     pub(crate) wanted: Notify,
     /// Streams that have got a range since they were looked at.
-    pub(crate) grown: Mutex<BTreeSet<StreamId>>,
+    grown: Mutex<BTreeSet<StreamId>>,
 }
 
 impl Compaction {
+    pub(crate) fn new(options: &Options) -> Self {
+        Self { is_on: options.compaction_bytes > 0, wanted: Notify::new(), grown: Mutex::default() }
+    }
+
+    pub(crate) fn is_on(&self) -> bool {
+        self.is_on
+    }
+
     /// These streams have got a range.
-    pub(crate) fn grown(&self, streams: Vec<StreamId>) {
+    pub(crate) fn grown(&self, streams: impl IntoIterator<Item = StreamId>) {
+        if !self.is_on {
+            return;
+        }
         self.grown.lock().extend(streams);
         self.wanted.notify_one();
     }
@@ -558,5 +571,20 @@ impl<'a> Output<'a> {
             generation: *generation,
             payload_bytes: self.payload_bytes,
         }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_remembered_for_a_task_that_does_not_run() {
+        for (compaction_bytes, remembered) in [(0, 0), (64 << 10, 2)] {
+            let options = Options { compaction_bytes, ..Options::default() };
+            let compaction = Compaction::new(&options);
+            compaction.grown([1, 2, 2].map(StreamId));
+            assert_eq!(compaction.grown.lock().len(), remembered);
+        }
     }
 }

@@ -5,6 +5,8 @@ use std::time::Duration;
 use crate::store::StoreError;
 
 const MIB: u64 = 1 << 20;
+/// An object of so much has half as many parts as an object store takes, and parts no larger than any other.
+const MAX_COMPACTION_BYTES: u64 = 32 << 30;
 /// Bound of all times, so that they can be added to any clock.
 const YEAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
@@ -23,8 +25,8 @@ pub struct Options {
     pub upload_interval: Duration,
     /// Bound of the cache of what was read from objects. Default 64 MiB; 0 switches it off.
     pub block_cache_bytes: u64,
-    /// Compaction brings what is smaller than half of it together, to objects of a stream with at most so much payload. Default 256 MiB, at least 64 KiB; 0
-    /// switches compaction off. See `docs/compaction.md`.
+    /// Compaction brings what is smaller than half of it together, to objects of a stream with at most so much payload. Default 256 MiB, at least 64 KiB, at most
+    /// 32 GiB; 0 switches compaction off. See `docs/compaction.md`.
     pub compaction_bytes: u64,
     /// Hard bound on what is on its way from objects to readers, verified or not, of all readers together; a single batch that is larger is
     /// read alone. What has arrived is bounded by `block_cache_bytes` and by what readers hold. Default 128 MiB, at least 8 MiB.
@@ -109,6 +111,9 @@ impl Options {
         if (1..64 << 10).contains(&compaction_bytes) {
             return reject(format!("compaction_bytes = {compaction_bytes} is less than 65536"));
         }
+        if compaction_bytes > MAX_COMPACTION_BYTES {
+            return reject(format!("compaction_bytes = {compaction_bytes} is more than 32 GiB"));
+        }
         if late_read_bytes < 8 * MIB {
             return reject(format!("late_read_bytes = {late_read_bytes} is less than 8 MiB"));
         }
@@ -190,7 +195,14 @@ mod tests {
         assert!(
             refused(Options { compaction_bytes: 1, ..good() }).contains("compaction_bytes = 1")
         );
-        Options { compaction_bytes: 0, ..good() }.check(2048 * MIB).unwrap();
+        let most = 32 << 30;
+        assert!(
+            refused(Options { compaction_bytes: most + 1, ..good() })
+                .contains("compaction_bytes = 34359738369")
+        );
+        for compaction_bytes in [0, 64 << 10, most] {
+            Options { compaction_bytes, ..good() }.check(2048 * MIB).unwrap();
+        }
         let endless = Duration::MAX;
         for (name, options) in [
             ("upload_interval", Options { upload_interval: endless, ..good() }),

@@ -493,7 +493,7 @@ impl Store {
             committing: tokio::sync::Mutex::new(()),
             ids: recovered.ids,
             retired: Notify::new(),
-            compaction: Compaction::default(),
+            compaction: Compaction::new(&options),
             numbers: Numbers::new(&recovered.recovery),
             failure: OnceLock::new(),
             failed: Notify::new(),
@@ -503,14 +503,14 @@ impl Store {
         // What was recovered may already be enough for an upload, and there may be objects to delete.
         shared.upload.wanted.notify_one();
         shared.retired.notify_one();
-        shared.compaction.grown(shared.streams.read().keys().copied().collect());
+        shared.compaction.grown(shared.streams.read().keys().copied());
         let complete = recovered.recovery.lost() == Lost::default();
         let mut handles = vec![
             shared.spawn(upload::run(shared.clone())),
             shared.spawn(wake::run(shared.clone())),
             shared.spawn(janitor::run(shared.clone(), complete)),
         ];
-        if shared.options.compaction_bytes > 0 {
+        if shared.compaction.is_on() {
             let compaction = shared.clone();
             handles.push(shared.objects.background().spawn(async move {
                 // The halt has said it.

@@ -137,6 +137,26 @@ async fn shared_objects_come_together_and_large_streams_leave_them() {
     life.close().await;
 }
 
+/// Switched off, it does nothing at all: not at the start, not after an upload, and not for what is waste.
+#[tokio::test]
+async fn switched_off_it_asks_nothing_of_the_object_store() {
+    let mut world = world();
+    off(&mut world);
+    let life = world.start().await;
+    let mut all = streams(&life, 3).await;
+    uploads(&life, &mut all, 20, 500).await;
+    let (life, mut all) = restarted(life, &world, all).await;
+    uploads(&life, &mut all, 20, 500).await;
+    all[0].0.trim(all[0].1[30].end()).await.unwrap();
+    all[1].0.trim(all[1].1[30].end()).await.unwrap();
+    settled(&life, &world).await;
+    let stats = life.store.stats();
+    let asked: Vec<_> = stats.requests.iter().filter(|of| of.cause == "compaction").collect();
+    assert!(asked.is_empty(), "{asked:?}");
+    assert_eq!((stats.compactions, stats.compaction_failures, stats.objects), (0, 0, 40));
+    close(life, all).await;
+}
+
 /// However many uploads: at most seven objects of a generation are left, and each byte was written a few times.
 #[tokio::test]
 async fn objects_do_not_pile_up_and_are_not_written_over_and_over() {
