@@ -28,8 +28,8 @@ pub(crate) struct UploadPart {
 /// A stream's part of a compaction, ready to be committed.
 pub(crate) struct Replacement {
     pub(crate) stream: Arc<StreamState>,
-    /// Where the ranges start that are replaced; neighbours, when they were read.
-    pub(crate) old: Vec<StreamOffset>,
+    /// The ranges that are replaced; neighbours, when they were read.
+    pub(crate) old: Vec<Range>,
     pub(crate) new: ObjectRange,
 }
 
@@ -325,7 +325,8 @@ impl Shared {
                         continue;
                     }
                     // Only compaction replaces ranges, and there is one at a time: what is gone was trimmed.
-                    old.into_iter().filter(|start| tail.range_at(*start).is_some()).collect()
+                    let starts = old.into_iter().map(|range| range.start);
+                    starts.filter(|start| tail.range_at(*start).is_some()).collect()
                 };
                 let object = live.get_mut(&new.object);
                 let (object, used) = object.expect("a range lies in one of the objects");

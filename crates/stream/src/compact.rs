@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use crate::bandwidth::Class;
-use crate::catalog::{ObjectInfo, ObjectRange};
+use crate::catalog::{CatalogError, ObjectInfo, ObjectRange};
 use crate::commit::Replacement;
 use crate::object::{Block, Encoder};
 use crate::objects::{Cause, ObjectError, Scan, Writer, index};
@@ -110,21 +110,28 @@ pub(crate) async fn run(shared: Arc<Shared>) {
         };
         shared.numbers.compaction_failures.fetch_add(1, Ordering::Relaxed);
         let error = match failure {
-            // The store has halted, or a defect was refused: what there is serves on as it is.
+            // The store has halted, or its WAL has stopped: what there is serves on as it is.
             Failure::Store(error) => return tracing::error!("compaction ends: {error}"),
             Failure::NotOwner => {
                 tokio::time::sleep(RETRY_MAX).await;
                 continue;
             }
-            Failure::Object(error) => error,
+            Failure::Refused { error, sources } => {
+                tracing::error!("a defect: compaction leaves {sources:?} as they are: {error}");
+                left_out.0.extend(sources.into_iter().map(|id| (id, None)));
+                StoreError::from(error)
+            }
+            Failure::Object(error) => {
+                let (ObjectError::Damaged { name, .. } | ObjectError::Store { name, .. }) = &error;
+                let source = object_id(name).filter(|id| shared.object_table.lock().is_live(*id));
+                if let Some(id) = source {
+                    let is_damaged = matches!(error, ObjectError::Damaged { .. });
+                    tracing::error!("compaction leaves it as it is: {error}");
+                    left_out.0.insert(id, (!is_damaged).then(|| Instant::now() + LEFT_OUT));
+                }
+                StoreError::from(error)
+            }
         };
-        let (ObjectError::Damaged { name, .. } | ObjectError::Store { name, .. }) = &error;
-        let source = object_id(name).filter(|id| shared.object_table.lock().is_live(*id));
-        if let Some(id) = source {
-            let is_damaged = matches!(error, ObjectError::Damaged { .. });
-            tracing::error!("compaction leaves it as it is: {error}");
-            left_out.0.insert(id, (!is_damaged).then(|| Instant::now() + LEFT_OUT));
-        }
         let wait = backoff(shared.options.retry_initial, RETRY_MAX, failures);
         failures = failures.saturating_add(1);
         tracing::warn!("can not compact, next try in {wait:?}: {error}");
@@ -136,6 +143,12 @@ enum Failure {
     Object(ObjectError),
     /// The objects are another server's. It was told, and counted.
     NotOwner,
+    /// The catalog does not take what was made of these objects, and nothing has changed. It would not take it the next time either.
+    Refused {
+        error: CatalogError,
+        sources: BTreeSet<ObjectId>,
+    },
+    /// There is no going on.
     Store(StoreError),
 }
 
@@ -250,16 +263,22 @@ impl Written {
             return Ok(());
         }
         // To another owner of the objects, one that does not know these, they would be orphans.
-        let owned = match own(shared, 0).await {
-            Ok(()) => shared.commit_compaction(objects.clone(), replacements).await,
-            Err(failure) => {
+        if let Err(failure) = own(shared, 0).await {
+            remove(shared, &objects).await;
+            return Err(failure);
+        }
+        let replaced = replacements.iter().flat_map(|replacement| &replacement.old);
+        let sources = replaced.map(|range| range.object.id).collect();
+        match shared.commit_compaction(objects.clone(), replacements).await {
+            Ok(()) => {}
+            Err(StoreError::Catalog(error @ CatalogError::Refused(_))) => {
                 remove(shared, &objects).await;
-                return Err(failure);
+                return Err(Failure::Refused { error, sources });
             }
-        };
-        if let Err(error) = owned {
-            remove_names(shared, &objects);
-            return Err(error.into());
+            Err(error) => {
+                remove_names(shared, &objects);
+                return Err(error.into());
+            }
         }
         // A copy of this server that does not know them must not come to own them any more. If that can not be said now, the next upload says it.
         let _ = own(shared, shared.version()).await;
@@ -417,8 +436,7 @@ impl Run {
             }
         }
         if let Some(new) = new {
-            let old = self.ranges.iter().map(|range| range.start).collect();
-            replacements.push(Replacement { stream: self.stream, old, new });
+            replacements.push(Replacement { stream: self.stream, old: self.ranges, new });
         }
         Ok(())
     }

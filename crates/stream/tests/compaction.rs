@@ -330,6 +330,39 @@ async fn what_is_damaged_stays_where_it_is() {
     life.close().await;
 }
 
+/// What it has come of stays as it is until the next start, what was written for it goes, and the others are compacted.
+#[tokio::test]
+async fn a_catalog_that_refuses_one_compaction_does_not_end_the_others() {
+    let mut world = world();
+    off(&mut world);
+    let life = world.start().await;
+    let mut all = streams(&life, 2).await;
+    uploads(&life, &mut all, 16, 500).await;
+    on(&mut world);
+    let known: Vec<_> = all.into_iter().map(|(stream, held)| (stream.id(), held)).collect();
+    life.close().await;
+    let reading = Mutex::new(None);
+    let hold = |objects: &Objects| *reading.lock() = objects.reading.clone().try_lock_owned().ok();
+    let life = world.start_with(hold).await;
+    life.catalog.set(CatalogMode::RefusesACompaction);
+    drop(reading);
+    eventually("the others are compacted", || life.store.stats().compactions == 1).await;
+    settled(&life, &world).await;
+    let stats = life.store.stats();
+    assert_eq!((stats.objects, stats.compactions, stats.compaction_failures), (8 + 1, 1, 1));
+    let found = |(id, held): (_, Vec<_>)| (life.store.stream(id).unwrap(), held);
+    let mut all: Vec<_> = known.into_iter().map(found).collect();
+    check(&all).await;
+    uploads(&life, &mut all, 8, 500).await;
+    eventually("and those behind them", || life.store.stats().compactions == 2).await;
+    settled(&life, &world).await;
+    assert_eq!(life.store.stats().objects, 8 + 1 + 1);
+    let (life, all) = restarted(life, &world, all).await;
+    settled(&life, &world).await;
+    assert_eq!((life.store.stats().objects, life.store.failure()), (3, None));
+    close(life, all).await;
+}
+
 /// The process dies at any moment, the catalog before or after a commit.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_crash_at_any_moment_loses_and_doubles_nothing() {

@@ -305,6 +305,8 @@ pub enum CatalogMode {
     LosesAnswersOfUploads,
     /// All commits happen, and yet an error is returned.
     LosesAnswers,
+    /// The next commit of a compaction is refused, and changes nothing.
+    RefusesACompaction,
     Panics,
     /// Everything fails.
     Dead,
@@ -338,11 +340,17 @@ impl Catalog for FailingCatalog {
     }
 
     fn commit(&self, changes: &[Change]) -> Result<u64, CatalogError> {
-        let mode = self.mode.lock();
+        let mut mode = self.mode.lock();
+        let is_compaction = changes.iter().any(|change| matches!(change, Change::Replaced(_)));
         let is_upload = changes.iter().any(|change| matches!(change, Change::LogUploaded(_)));
         match *mode {
             CatalogMode::Dead => return self.fail(),
             CatalogMode::FailsUploads if is_upload => return self.fail(),
+            CatalogMode::RefusesACompaction if is_compaction => {
+                *mode = CatalogMode::Works;
+                self.failed.fetch_add(1, Ordering::SeqCst);
+                return Err(CatalogError::Refused("injected".into()));
+            }
             CatalogMode::Panics => panic!("a bug in the catalog"),
             _ => {}
         }
