@@ -12,7 +12,7 @@ use bytes::Bytes;
 
 use crate::catalog::{CatalogError, Change, ObjectInfo, ObjectRange, Replaced, Uploaded};
 use crate::store::{Shared, StoreError, Used};
-use crate::tail::{Range, StreamState, Tail, UploadedPart};
+use crate::tail::{Changed, Range, StreamState, Tail, UploadedPart};
 use crate::types::{ObjectId, StreamId, StreamOffset};
 use crate::wake;
 
@@ -293,14 +293,15 @@ impl Shared {
             shared.numbers.uploaded_bytes.fetch_add(used_bytes, Ordering::Relaxed);
             shared.insert_objects(live);
             shared.numbers.uploads.fetch_add(1, Ordering::Relaxed);
-            let grown: Vec<_> = applied.iter().map(|(stream, _)| stream.id).collect();
+            let mut changed = Vec::with_capacity(applied.len());
             for (stream, part) in applied {
+                changed.extend(part.range.as_ref().map(|range| (stream.id, Changed::at(range))));
                 let released = stream.tail.lock().uploaded(part);
                 shared.cache.release(released);
                 shared.cache.offer(&stream);
             }
             shared.cache.evict_to_bound();
-            shared.compaction.grown(grown);
+            shared.compaction.changed(changed);
             Ok(())
         })
         .await
@@ -341,12 +342,13 @@ impl Shared {
             shared.numbers.compactions.fetch_add(1, Ordering::Relaxed);
             shared.numbers.compacted_bytes.fetch_add(used_bytes, Ordering::Relaxed);
             shared.insert_objects(live);
-            let grown: Vec<_> = applied.iter().map(|(stream, ..)| stream.id).collect();
+            let mut changed = Vec::with_capacity(applied.len());
             for (stream, first, count, range) in applied {
+                changed.push((stream.id, Changed::at(&range)));
                 let gone = stream.tail.lock().replace(first, count, range);
                 shared.drop_ranges(&gone);
             }
-            shared.compaction.grown(grown);
+            shared.compaction.changed(changed);
             Ok(())
         })
         .await

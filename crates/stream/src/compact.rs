@@ -19,12 +19,14 @@ use crate::objects::{Cause, ObjectError, Scan, Writer, index};
 use crate::options::Options;
 use crate::owner;
 use crate::store::{Shared, StoreError};
-use crate::tail::{Choice, Range, StreamState};
+use crate::tail::{Changed, Choice, Compactable, Range, StreamState};
 use crate::types::{Batch, ObjectId, StreamId, StreamOffset};
 use crate::upload::{OWN_OBJECT_BYTES, backoff, extend, object_id, object_name};
 
 /// So many pieces become one.
 const FAN_IN: usize = 8;
+/// Ranges of a stream that are looked at while its tail is locked: as many as a search by time looks at.
+pub(crate) const RANGES_AT_A_TIME: usize = 1024;
 /// Longest rest after a span.
 const REST_MAX: Duration = Duration::from_secs(1);
 /// An object that can not be read now is left out for so long.
@@ -38,25 +40,34 @@ pub(crate) struct Compaction {
     is_on: bool,
     /// There may be something to do.
     pub(crate) wanted: Notify,
-    /// Streams that have got a range since they were looked at.
-    grown: Mutex<BTreeSet<StreamId>>,
+    /// Streams that have got ranges since they were looked at, and where.
+    changed: Mutex<BTreeMap<StreamId, Changed>>,
 }
 
 impl Compaction {
     pub(crate) fn new(options: &Options) -> Self {
-        Self { is_on: options.compaction_bytes > 0, wanted: Notify::new(), grown: Mutex::default() }
+        Self {
+            is_on: options.compaction_bytes > 0,
+            wanted: Notify::new(),
+            changed: Mutex::default(),
+        }
     }
 
     pub(crate) fn is_on(&self) -> bool {
         self.is_on
     }
 
-    /// These streams have got a range.
-    pub(crate) fn grown(&self, streams: impl IntoIterator<Item = StreamId>) {
+    /// These streams have got ranges.
+    pub(crate) fn changed(&self, streams: impl IntoIterator<Item = (StreamId, Changed)>) {
         if !self.is_on {
             return;
         }
-        self.grown.lock().extend(streams);
+        let mut all = self.changed.lock();
+        for (stream, changed) in streams {
+            let known = all.entry(stream).or_insert(changed);
+            *known = known.and(changed);
+        }
+        drop(all);
         self.wanted.notify_one();
     }
 }
@@ -89,7 +100,14 @@ struct LeftOut(HashMap<ObjectId, Option<Instant>>);
 
 impl LeftOut {
     fn contains(&self, id: ObjectId) -> bool {
-        self.0.get(&id).is_some_and(|until| until.is_none_or(|until| Instant::now() < until))
+        self.0.contains_key(&id)
+    }
+
+    /// Take back those whose time is over; true if there are any.
+    fn expire(&mut self) -> bool {
+        let (now, before) = (Instant::now(), self.0.len());
+        self.0.retain(|_, until| until.is_none_or(|until| now < until));
+        self.0.len() < before
     }
 }
 
@@ -98,6 +116,10 @@ pub(crate) async fn run(shared: Arc<Shared>) {
     let mut left_out = LeftOut::default();
     let mut failures = 0;
     loop {
+        if left_out.expire() {
+            // Nobody remembers which streams have something there.
+            shared.compaction.changed(everything(&shared));
+        }
         let failure = match next(&shared, &left_out).await {
             Ok(done) => {
                 failures = 0;
@@ -169,12 +191,12 @@ async fn next(shared: &Arc<Shared>, left_out: &LeftOut) -> Result<bool, Failure>
     let most_bytes = shared.options.compaction_bytes;
     // Also where compaction is to make smaller objects than uploads do.
     let least_bytes = OWN_OBJECT_BYTES.min(most_bytes / 8);
-    let choice = Choice { fan_in: FAN_IN, least_bytes, most_bytes };
-    if let Some(run) = own_run(shared, choice, left_out) {
+    let choice = Choice { fan_in: FAN_IN, least_bytes, most_bytes, at_a_time: RANGES_AT_A_TIME };
+    if let Some((run, changed)) = own_run(shared, choice, left_out).await {
         let (stream, generation) = (run.stream.id, run.ranges[0].object.generation);
         let done = compact(shared, vec![run], HashMap::new(), generation.saturating_add(1)).await;
         // Whatever came of it, there may be more.
-        shared.compaction.grown.lock().insert(stream);
+        shared.compaction.changed([(stream, changed)]);
         return done.map(|()| true);
     }
     let found = shared.object_table.lock().compactable(FAN_IN, |id| left_out.contains(id));
@@ -190,14 +212,26 @@ async fn next(shared: &Arc<Shared>, left_out: &LeftOut) -> Result<bool, Failure>
     Ok(true)
 }
 
-/// Neighbouring ranges of one of the streams that have grown.
-fn own_run(shared: &Shared, choice: Choice, left_out: &LeftOut) -> Option<Run> {
+/// All of all streams.
+pub(crate) fn everything(shared: &Shared) -> Vec<(StreamId, Changed)> {
+    shared.streams.read().keys().map(|id| (*id, Changed::ALL)).collect()
+}
+
+/// Neighbouring ranges of one of the streams that have changed, and where else to look at it.
+async fn own_run(shared: &Shared, choice: Choice, left_out: &LeftOut) -> Option<(Run, Changed)> {
     loop {
-        let id = shared.compaction.grown.lock().pop_first()?;
+        let (id, mut changed) = shared.compaction.changed.lock().pop_first()?;
         let Some(stream) = shared.streams.read().get(&id).cloned() else { continue };
-        let ranges = stream.tail.lock().compactable(choice, |id| left_out.contains(id));
-        if let Some(ranges) = ranges {
-            return Some(Run { stream, ranges, place: Place::Alone });
+        loop {
+            let look = stream.tail.lock().compactable(changed, choice, |id| left_out.contains(id));
+            match look {
+                Compactable::Found(ranges) => {
+                    return Some((Run { stream, ranges, place: Place::Alone }, changed));
+                }
+                Compactable::Further(rest) => changed = rest,
+                Compactable::Nothing => break,
+            }
+            tokio::task::yield_now().await;
         }
     }
 }
@@ -601,8 +635,8 @@ mod tests {
         for (compaction_bytes, remembered) in [(0, 0), (64 << 10, 2)] {
             let options = Options { compaction_bytes, ..Options::default() };
             let compaction = Compaction::new(&options);
-            compaction.grown([1, 2, 2].map(StreamId));
-            assert_eq!(compaction.grown.lock().len(), remembered);
+            compaction.changed([1, 2, 2].map(|id| (StreamId(id), Changed::ALL)));
+            assert_eq!(compaction.changed.lock().len(), remembered);
         }
     }
 }

@@ -503,7 +503,7 @@ impl Store {
         // What was recovered may already be enough for an upload, and there may be objects to delete.
         shared.upload.wanted.notify_one();
         shared.retired.notify_one();
-        shared.compaction.grown(shared.streams.read().keys().copied());
+        shared.compaction.changed(compact::everything(&shared));
         let complete = recovered.recovery.lost() == Lost::default();
         let mut handles = vec![
             shared.spawn(upload::run(shared.clone())),

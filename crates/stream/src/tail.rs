@@ -13,6 +13,8 @@
 //! A trim may move `start` past `uploaded_end`. The batches between stay, unseen by readers, until the upload that folds
 //! them into the checkpoint.
 
+mod compactable;
+
 use std::cmp::Reverse;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -24,7 +26,9 @@ use tokio::sync::Notify;
 
 use crate::catalog::{ObjectInfo, ObjectRange};
 use crate::objects::Budget;
-use crate::types::{Batch, KIND_STATE, ObjectId, StreamId, StreamOffset};
+use crate::types::{Batch, KIND_STATE, StreamId, StreamOffset};
+
+pub(crate) use compactable::{Changed, Choice, Compactable};
 
 /// What a cached batch costs beside its payload: the entry here (64 bytes), as much again for the deque's spare room, the
 /// payload's reference count and the allocator's share of both.
@@ -111,17 +115,6 @@ pub(crate) struct UploadedPart {
     pub(crate) start: StreamOffset,
     pub(crate) checkpoint: Option<Bytes>,
     pub(crate) range: Option<Range>,
-}
-
-/// Which neighbouring ranges are to become one: see `docs/compaction.md`.
-#[derive(Clone, Copy)]
-pub(crate) struct Choice {
-    /// So many are enough,
-    pub(crate) fan_in: usize,
-    /// if they have this much payload together, or objects of their own.
-    pub(crate) least_bytes: u64,
-    /// Half of it is enough in any case, and what is larger than half of it stays.
-    pub(crate) most_bytes: u64,
 }
 
 /// Where the next batches of a fetch are.
@@ -298,43 +291,6 @@ impl Tail {
         point
     }
 
-    /// Neighbouring ranges that are to become one: the oldest that `choice` takes, none in an object that is left out.
-    pub(crate) fn compactable(
-        &self,
-        choice: Choice,
-        left_out: impl Fn(ObjectId) -> bool,
-    ) -> Option<Vec<Range>> {
-        let (mut first, mut bytes) = (0, 0);
-        for (index, range) in self.ranges.iter().enumerate() {
-            let Some(before) = index.checked_sub(1).map(|before| &self.ranges[before]) else {
-                bytes = range.payload_bytes;
-                continue;
-            };
-            if before.object.generation != range.object.generation
-                || before.payload_bytes > choice.most_bytes / 2
-                || range.payload_bytes > choice.most_bytes / 2
-                || left_out(before.object.id)
-                || left_out(range.object.id)
-            {
-                (first, bytes) = (index, 0);
-            }
-            bytes += range.payload_bytes;
-            let count = index + 1 - first;
-            let enough = count >= choice.fan_in || bytes >= choice.most_bytes / 2;
-            if count > 1 && enough {
-                // Of those that have objects of their own, one object fewer is a gain, however small they are.
-                let own = (index + 1).saturating_sub(choice.fan_in).max(first)..=index;
-                let window = match bytes >= choice.least_bytes {
-                    true => first..=index,
-                    false if self.ranges.range(own.clone()).all(Range::is_own) => own,
-                    false => continue,
-                };
-                return Some(self.ranges.range(window).cloned().collect());
-            }
-        }
-        None
-    }
-
     /// The range that starts there.
     pub(crate) fn range_at(&self, start: StreamOffset) -> Option<&Range> {
         let at = self.ranges.partition_point(|range| range.start < start);
@@ -491,6 +447,7 @@ impl StreamState {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::types::ObjectId;
 
     fn object() -> Arc<ObjectInfo> {
         Arc::new(ObjectInfo {

@@ -1,0 +1,274 @@
+//! Which neighbouring ranges of a stream are to become one: `docs/compaction.md`.
+//!
+//! A stream may have hundreds of thousands of ranges, and appends wait for the lock of its tail. So it is looked at where something has changed only, and at a
+//! bounded number of ranges while the tail is locked.
+
+use super::{Range, Tail};
+use crate::types::{ObjectId, StreamOffset};
+
+/// What is taken for one range.
+#[derive(Clone, Copy)]
+pub(crate) struct Choice {
+    /// So many are enough,
+    pub(crate) fan_in: usize,
+    /// if they have this much payload together, or objects of their own.
+    pub(crate) least_bytes: u64,
+    /// Half of it is enough in any case, and what is larger than half of it stays.
+    pub(crate) most_bytes: u64,
+    /// So many ranges are looked at at a time, and half as many before them. What has not enough payload in half as many ranges is not found.
+    pub(crate) at_a_time: usize,
+}
+
+/// Where a stream has got ranges since it was looked at; what lies between them has not changed, but is looked at too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Changed {
+    from: StreamOffset,
+    to: StreamOffset,
+}
+
+impl Changed {
+    pub(crate) const ALL: Self = Self { from: StreamOffset(0), to: StreamOffset(u64::MAX) };
+
+    pub(crate) fn at(range: &Range) -> Self {
+        Self { from: range.start, to: range.end }
+    }
+
+    pub(crate) fn and(self, other: Self) -> Self {
+        Self { from: self.from.min(other.from), to: self.to.max(other.to) }
+    }
+}
+
+/// What a look has found.
+pub(crate) enum Compactable {
+    /// Neighbours that are to become one range.
+    Found(Vec<Range>),
+    /// Nothing yet, and this is left to be looked at.
+    Further(Changed),
+    Nothing,
+}
+
+impl Tail {
+    /// The oldest ranges that `choice` takes, with a changed one among them and none in an object that is left out.
+    pub(crate) fn compactable(
+        &self,
+        changed: Changed,
+        choice: Choice,
+        left_out: impl Fn(ObjectId) -> bool,
+    ) -> Compactable {
+        let is_candidate = |range: &Range| {
+            range.payload_bytes <= choice.most_bytes / 2 && !left_out(range.object.id)
+        };
+        let joins = |index: usize| {
+            let (before, range) = (&self.ranges[index - 1], &self.ranges[index]);
+            before.object.generation == range.object.generation
+                && is_candidate(before)
+                && is_candidate(range)
+        };
+        let at = self.ranges.partition_point(|range| range.end <= changed.from);
+        let mut begin = at;
+        while at < self.ranges.len()
+            && begin > at.saturating_sub(choice.at_a_time / 2)
+            && joins(begin)
+        {
+            begin -= 1;
+        }
+        let end = self.ranges.len().min(at.saturating_add(choice.at_a_time));
+        let (mut first, mut bytes) = (begin, 0);
+        for index in begin..end {
+            let range = &self.ranges[index];
+            if index > begin && !joins(index) {
+                if range.start >= changed.to {
+                    return Compactable::Nothing;
+                }
+                (first, bytes) = (index, 0);
+            }
+            bytes += range.payload_bytes;
+            let count = index + 1 - first;
+            let enough = count >= choice.fan_in || bytes >= choice.most_bytes / 2;
+            if count > 1 && enough {
+                // Of those that have objects of their own, one object fewer is a gain, however small they are.
+                let own = (index + 1).saturating_sub(choice.fan_in).max(first)..=index;
+                let window = match bytes >= choice.least_bytes {
+                    true => first..=index,
+                    false if self.ranges.range(own.clone()).all(Range::is_own) => own,
+                    false => continue,
+                };
+                return Compactable::Found(self.ranges.range(window).cloned().collect());
+            }
+        }
+        match end < self.ranges.len() {
+            true => Compactable::Further(Changed { from: self.ranges[end].start, ..changed }),
+            false => Compactable::Nothing,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+    use std::sync::Arc;
+    use std::time::{Duration, Instant};
+
+    use alluvium_device::sim::Random;
+
+    use super::*;
+    use crate::catalog::ObjectInfo;
+
+    /// Of its own, if its object has no more than it.
+    fn range(start: u64, id: u64, generation: u8, payload_bytes: u64, is_own: bool) -> Range {
+        let object = ObjectInfo {
+            id: ObjectId(id),
+            name: String::new(),
+            size_bytes: 0,
+            index_position: 0,
+            index_bytes: 0,
+            index_crc32c: 0,
+            created_at_ms: 0,
+            generation,
+            payload_bytes: payload_bytes + u64::from(!is_own),
+        };
+        Range {
+            object: Arc::new(object),
+            start: StreamOffset(start),
+            end: StreamOffset(start + 1),
+            payload_bytes,
+            max_timestamp_ms: 0,
+        }
+    }
+
+    const FEW: Choice = Choice { fan_in: 3, least_bytes: 10, most_bytes: 40, at_a_time: 10 };
+
+    /// Whether there is anything to be found, by looking at each window.
+    fn is_there_any(tail: &Tail, left_out: &HashSet<ObjectId>) -> bool {
+        let all: Vec<&Range> = tail.ranges.iter().collect();
+        let mut windows = (2..=FEW.at_a_time / 2).flat_map(|count| all.windows(count));
+        windows.any(|window| {
+            let bytes: u64 = window.iter().map(|range| range.payload_bytes).sum();
+            let fits = |range: &&Range| {
+                range.object.generation == window[0].object.generation
+                    && range.payload_bytes <= FEW.most_bytes / 2
+                    && !left_out.contains(&range.object.id)
+            };
+            let own = window.len() == FEW.fan_in && window.iter().all(|range| range.is_own());
+            window.iter().all(fits)
+                && (window.len() >= FEW.fan_in || bytes >= FEW.most_bytes / 2)
+                && (bytes >= FEW.least_bytes || own)
+        })
+    }
+
+    /// Streams grow, are trimmed, and have ranges replaced by one; now and then what has changed is looked at, and then nothing is left to be
+    /// found by looking at everything.
+    #[test]
+    fn a_look_at_what_has_changed_finds_what_a_look_at_everything_does() {
+        let (mut found, mut further, mut checks) = (0, 0, 0);
+        for seed in 0..400 {
+            let mut random = Random::new(seed);
+            let mut tail = Tail::default();
+            let mut left_out = HashSet::new();
+            let mut changed: Option<Changed> = None;
+            for step in 0..150 {
+                let id = 1000 * seed + step;
+                let note = |range: &Range| {
+                    let at = Changed::at(range);
+                    Some(changed.map_or(at, |changed| changed.and(at)))
+                };
+                match random.below(12) {
+                    0 if random.below(4) == 0 => {
+                        let _ = tail.trim(StreamOffset(random.below(step + 1)));
+                    }
+                    // As a compaction of shared objects does.
+                    1 if tail.ranges.len() > 3 => {
+                        let at = random.below(tail.ranges.len() as u64 - 2) as usize;
+                        let (first, last) = (tail.ranges[at].clone(), tail.ranges[at + 2].clone());
+                        let new = range(first.start.0, id, random.below(3) as u8, 3, false);
+                        let new = Range { end: last.end, ..new };
+                        changed = note(&new);
+                        tail.replace(first.start, 3, new);
+                    }
+                    _ => {
+                        let bytes = [1, 2, 5, 25][random.below(4) as usize];
+                        let new = range(step, id, 0, bytes, random.below(3) == 0);
+                        if random.below(10) == 0 {
+                            left_out.insert(new.object.id);
+                        }
+                        changed = note(&new);
+                        tail.range_bytes += bytes;
+                        tail.ranges.push_back(new);
+                    }
+                }
+                if random.below(10) > 0 {
+                    continue;
+                }
+                while let Some(looked_at) = changed {
+                    match tail.compactable(looked_at, FEW, |id| left_out.contains(&id)) {
+                        Compactable::Nothing => changed = None,
+                        Compactable::Further(rest) => {
+                            changed = Some(rest);
+                            further += 1;
+                        }
+                        Compactable::Found(ranges) => {
+                            assert!(ranges.len() > 1);
+                            let bytes = ranges.iter().map(|range| range.payload_bytes).sum();
+                            let generation = ranges[0].object.generation + 1;
+                            let id = 1_000_000 + found;
+                            let new = range(ranges[0].start.0, id, generation, bytes, true);
+                            let new = Range { end: ranges[ranges.len() - 1].end, ..new };
+                            changed = Some(looked_at.and(Changed::at(&new)));
+                            tail.replace(new.start, ranges.len(), new);
+                            found += 1;
+                        }
+                    }
+                }
+                assert!(!is_there_any(&tail, &left_out), "seed {seed}, step {step}");
+                checks += 1;
+            }
+        }
+        println!("{found} found, {further} looks that went on, {checks} checks");
+        assert!(found > 1000 && further > 100 && checks > 1000);
+    }
+
+    /// How long the tail of a stream of 100,000 ranges is locked; `docs/compaction.md` has the figures.
+    #[test]
+    #[ignore = "a measurement: run it alone, optimised, with --nocapture"]
+    fn how_long_a_tail_is_locked() {
+        const RANGES: u64 = 100_000;
+        let choice = Choice {
+            fan_in: 8,
+            least_bytes: 8 << 20,
+            most_bytes: 256 << 20,
+            at_a_time: crate::compact::RANGES_AT_A_TIME,
+        };
+        let all_at_once = Choice { at_a_time: usize::MAX, ..choice };
+        // Nothing is to be compacted: neighbours are of different generations, or all are small pieces in shared objects.
+        for (ranges, generations) in [("of two generations", 2), ("of one generation", 1)] {
+            let mut tail = Tail::default();
+            tail.ranges
+                .extend((0..RANGES).map(|at| range(at, at, (at % generations) as u8, 50, false)));
+            let last = Changed::at(&tail.ranges[tail.ranges.len() - 1]);
+            for (what, changed, choice) in [
+                ("all at once", Changed::ALL, all_at_once),
+                ("all, some at a time", Changed::ALL, choice),
+                ("what an upload has added", last, choice),
+            ] {
+                let mut times: Vec<_> = (0..21).map(|_| longest(&tail, changed, choice)).collect();
+                times.sort();
+                println!("{ranges}, {what}: {:?} ({:?} to {:?})", times[10], times[0], times[20]);
+            }
+        }
+    }
+
+    /// The longest of the looks that it takes.
+    fn longest(tail: &Tail, mut changed: Changed, choice: Choice) -> Duration {
+        let mut longest = Duration::ZERO;
+        loop {
+            let begun = Instant::now();
+            let look = tail.compactable(changed, choice, |_| false);
+            longest = longest.max(begun.elapsed());
+            match look {
+                Compactable::Further(rest) => changed = rest,
+                Compactable::Nothing => return longest,
+                Compactable::Found(_) => unreachable!("there is too little, and in shared objects"),
+            }
+        }
+    }
+}
