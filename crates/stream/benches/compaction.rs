@@ -73,6 +73,8 @@ impl Arguments {
     }
 }
 
+type Column = (&'static str, fn(&Measured) -> f64);
+
 /// What was measured in half a round.
 struct Measured {
     p50_ms: f64,
@@ -111,7 +113,7 @@ fn main() -> Result<(), String> {
     println!(
         "median        off       on  on/off, of the medians and of each round (least to most)"
     );
-    let columns: [(&str, fn(&Measured) -> f64); 4] = [
+    let columns: [Column; 4] = [
         ("p50 ms", |of| of.p50_ms),
         ("p99 ms", |of| of.p99_ms),
         ("max ms", |of| of.max_ms),
