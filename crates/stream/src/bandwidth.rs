@@ -9,25 +9,16 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use crate::objects::Cause;
+
 /// The bucket holds what flows in this time: so long a silence can be made up for.
 const BURST: Duration = Duration::from_millis(250);
 
-/// Kinds of traffic, the most urgent first. Who reads at a stream's tail needs none.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Class {
-    /// While it waits the log fills up, and in the end writers wait.
-    Upload,
-    /// A reader waits.
-    LateRead,
-    /// Nobody waits.
-    Compaction,
-}
-
-/// A bound on the bytes per second of all classes together.
+/// A bound on the bytes per second for all causes together.
 ///
 /// A transfer starts when the bucket is not empty, and then takes all of its bytes, so that the bucket may owe some; the next one
 /// starts when that is paid. So a transfer may be larger than the bucket, the rate holds over any time but for one burst and one transfer,
-/// and who is urgent waits for the debt of one transfer at most. Of one class, first come, first served. A class gets what those before it
+/// and who is urgent waits for the debt of one transfer at most. Of one cause, first come, first served. A cause gets what those before it
 /// leave: if that is nothing, it waits for ever.
 pub(crate) struct Bandwidth {
     /// `None`: no bound.
@@ -40,7 +31,7 @@ struct State {
     free_bytes: f64,
     filled_at: Instant,
     /// The first one waits for the bucket, the others for those before them.
-    queue: BTreeMap<(Class, u64), Arc<Notify>>,
+    queue: BTreeMap<(Cause, u64), Arc<Notify>>,
     next_ticket: u64,
 }
 
@@ -60,14 +51,14 @@ impl Bandwidth {
     }
 
     /// Wait until a transfer of `bytes` may start. Who gives up waiting has used nothing.
-    pub(crate) async fn acquire(&self, class: Class, bytes: u64) {
+    pub(crate) async fn acquire(&self, cause: Cause, bytes: u64) {
         let Some(rate) = self.bytes_per_s else { return };
         let place = {
             let mut state = self.state.lock();
-            if state.first_in_line(class) && state.try_take(rate, bytes) {
+            if state.first_in_line(cause) && state.try_take(rate, bytes) {
                 return;
             }
-            state.queue_up(self, class)
+            state.queue_up(self, cause)
         };
         loop {
             let until = {
@@ -101,8 +92,8 @@ impl Bandwidth {
 }
 
 impl State {
-    fn first_in_line(&self, class: Class) -> bool {
-        self.queue.first_key_value().is_none_or(|((first, _), _)| class < *first)
+    fn first_in_line(&self, cause: Cause) -> bool {
+        self.queue.first_key_value().is_none_or(|((first, _), _)| cause < *first)
     }
 
     fn fill(&mut self, rate: f64) {
@@ -126,8 +117,8 @@ impl State {
         Duration::from_secs_f64((-self.free_bytes).max(0.0) / rate)
     }
 
-    fn queue_up<'a>(&mut self, bandwidth: &'a Bandwidth, class: Class) -> Place<'a> {
-        let at = (class, self.next_ticket);
+    fn queue_up<'a>(&mut self, bandwidth: &'a Bandwidth, cause: Cause) -> Place<'a> {
+        let at = (cause, self.next_ticket);
         self.next_ticket += 1;
         let turn = Arc::new(Notify::new());
         self.queue.insert(at, turn.clone());
@@ -138,7 +129,7 @@ impl State {
 /// A place in the queue; who leaves it, served or not, makes way for the next.
 struct Place<'a> {
     bandwidth: &'a Bandwidth,
-    at: (Class, u64),
+    at: (Cause, u64),
     turn: Arc<Notify>,
 }
 
@@ -159,7 +150,7 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     /// Start transfers in this order, each after the one before has queued up; the order and the times, in ms, in which they may start.
-    async fn starts(rate: u64, transfers: &[(Class, u64)]) -> Vec<(usize, u64)> {
+    async fn starts(rate: u64, transfers: &[(Cause, u64)]) -> Vec<(usize, u64)> {
         let bandwidth = Arc::new(Bandwidth::new(rate));
         let (started, begun) = (Arc::new(Mutex::new(Vec::new())), Instant::now());
         let mut tasks = Vec::new();
@@ -181,16 +172,16 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn what_is_urgent_goes_first_and_the_rate_holds() {
-        use Class::{Compaction, LateRead, Upload};
+        use Cause::{Compaction, Read, Upload};
         // The bucket's 256 KiB pay for a quarter of the first transfer; each MiB takes a second.
-        let order = [Compaction, LateRead, Compaction, Upload, LateRead, Upload];
-        let started = starts(MIB, &order.map(|class| (class, MIB))).await;
+        let order = [Compaction, Read, Compaction, Upload, Read, Upload];
+        let started = starts(MIB, &order.map(|cause| (cause, MIB))).await;
         assert_eq!(started, [(0, 0), (3, 750), (5, 1750), (1, 2750), (4, 3750), (2, 4750)]);
     }
 
     #[tokio::test(start_paused = true)]
     async fn without_a_bound_nobody_waits() {
-        let started = starts(0, &[(Class::Compaction, 1 << 60), (Class::Upload, 1 << 60)]).await;
+        let started = starts(0, &[(Cause::Compaction, 1 << 60), (Cause::Upload, 1 << 60)]).await;
         assert_eq!(started, [(0, 0), (1, 0)]);
         assert!(Bandwidth::new(0).try_acquire_spare(1 << 60));
     }
@@ -198,12 +189,12 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn who_gives_up_makes_way() {
         let bandwidth = Arc::new(Bandwidth::new(MIB));
-        bandwidth.acquire(Class::Upload, MIB).await;
-        let wait = |class| {
+        bandwidth.acquire(Cause::Upload, MIB).await;
+        let wait = |cause| {
             let bandwidth = bandwidth.clone();
-            tokio::spawn(async move { bandwidth.acquire(class, MIB).await })
+            tokio::spawn(async move { bandwidth.acquire(cause, MIB).await })
         };
-        let (first, second) = (wait(Class::Upload), wait(Class::LateRead));
+        let (first, second) = (wait(Cause::Upload), wait(Cause::Read));
         tokio::task::yield_now().await;
         first.abort();
         let begun = Instant::now();
@@ -217,10 +208,10 @@ mod tests {
         assert!(bandwidth.try_acquire_spare(MIB / 2 - 1));
         assert!(!bandwidth.try_acquire_spare(1), "half of the bucket stays");
         tokio::time::advance(Duration::from_secs(1)).await;
-        bandwidth.acquire(Class::Upload, 2 * MIB).await;
+        bandwidth.acquire(Cause::Upload, 2 * MIB).await;
         let waiting = tokio::spawn({
             let bandwidth = bandwidth.clone();
-            async move { bandwidth.acquire(Class::Compaction, 1).await }
+            async move { bandwidth.acquire(Cause::Compaction, 1).await }
         });
         tokio::task::yield_now().await;
         assert!(!bandwidth.try_acquire_spare(0), "somebody waits");
@@ -233,7 +224,7 @@ mod tests {
         tokio::time::advance(Duration::from_secs(3600)).await;
         let begun = Instant::now();
         for _ in 0..9 {
-            bandwidth.acquire(Class::LateRead, MIB / 4).await;
+            bandwidth.acquire(Cause::Read, MIB / 4).await;
         }
         // The first pays from the bucket, the second finds it empty and not owing.
         assert_eq!(begun.elapsed().as_millis(), 7 * 250);

@@ -5,23 +5,21 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
-use uuid::Uuid;
 
-use crate::bandwidth::Class;
 use crate::catalog::{CatalogError, ObjectInfo, ObjectRange};
 use crate::commit::Replacement;
-use crate::object::{Block, Encoder};
-use crate::objects::{Cause, ObjectError, Scan, Writer, index};
+use crate::object::Block;
+use crate::objects::{Cause, ObjectError, Scan, index};
 use crate::options::Options;
+use crate::output::{Attempt, Output, give_up};
 use crate::owner;
 use crate::store::{Shared, StoreError};
 use crate::tail::{Changed, Choice, Compactable, Range, StreamState};
 use crate::types::{Batch, ObjectId, StreamId, StreamOffset};
-use crate::upload::{OWN_OBJECT_BYTES, backoff, extend, object_id, object_name};
+use crate::upload::{OWN_OBJECT_BYTES, backoff, object_id};
 
 /// So many pieces become one.
 const FAN_IN: usize = 8;
@@ -202,9 +200,8 @@ async fn next(shared: &Arc<Shared>, left_out: &LeftOut) -> Result<bool, Failure>
     let found = shared.object_table.lock().compactable(FAN_IN, |id| left_out.contains(id));
     let Some((objects, generation)) = found else { return Ok(false) };
     let mut indexes = HashMap::new();
-    let store = shared.objects.store(Cause::Compaction);
     for object in &objects {
-        let blocks = index(store, shared.objects.bandwidth(), object).await?;
+        let blocks = index(shared.objects.way(Cause::Compaction), object).await?;
         indexes.insert(object.id, blocks);
     }
     let runs = runs_in(shared, &indexes, choice);
@@ -276,6 +273,18 @@ fn runs_in(shared: &Shared, indexes: &HashMap<ObjectId, Vec<Block>>, choice: Cho
     runs
 }
 
+/// What a new object has from its sources.
+#[derive(Clone, Copy)]
+struct Origin {
+    generation: u8,
+    created_at_ms: i64,
+}
+
+/// An object of about so much payload.
+fn output<'a>(shared: &'a Shared, attempt: &'a Attempt, bytes: u64) -> Output<'a> {
+    Output::new(shared.objects.way(Cause::Compaction), attempt).for_bytes(bytes)
+}
+
 /// What is to be committed.
 #[derive(Default)]
 struct Written {
@@ -285,10 +294,30 @@ struct Written {
 }
 
 impl Written {
-    fn add(&mut self, object: Arc<ObjectInfo>, replacements: Vec<Replacement>) {
-        self.payload_bytes += object.payload_bytes;
-        self.objects.push(object);
-        self.replacements.extend(replacements);
+    /// After `result`: `output` is finished, or given up if there is nothing in it or something has gone wrong.
+    async fn end(
+        &mut self,
+        shared: &Shared,
+        mut output: Output<'_>,
+        origin: Origin,
+        mut result: Result<(), Failure>,
+        replacements: Vec<Replacement>,
+    ) -> Result<(), Failure> {
+        if result.is_ok() && !replacements.is_empty() {
+            match output.finish().await {
+                Ok(object) => {
+                    let Origin { generation, created_at_ms } = origin;
+                    let object = ObjectInfo { generation, created_at_ms, ..object };
+                    self.payload_bytes += object.payload_bytes;
+                    self.objects.push(Arc::new(object));
+                    self.replacements.extend(replacements);
+                    return Ok(());
+                }
+                Err(error) => result = Err(error.into()),
+            }
+        }
+        output.give_up(shared).await;
+        result
     }
 
     async fn commit(&mut self, shared: &Arc<Shared>) -> Result<(), Failure> {
@@ -343,14 +372,6 @@ fn remove_names(shared: &Shared, objects: &[Arc<ObjectInfo>]) {
     }
 }
 
-/// What was written is of no use.
-fn give_up(shared: &Shared, name: &str, removed: Result<(), ObjectError>) {
-    if let Err(left) = removed {
-        tracing::debug!("could not clean up after a failed compaction: {left}");
-    }
-    shared.object_table.lock().uploading.remove(name);
-}
-
 /// Read what `runs` are made of, write it anew, and commit that, in steps of about [`crate::Options::compaction_bytes`], so that what was done
 /// stays when something fails. `indexes` of the objects that are known already.
 async fn compact(
@@ -382,7 +403,7 @@ async fn rewrite(
     let ranges = || runs.iter().flat_map(|run| &run.ranges);
     // The age of records without a timestamp, and the order of the data.
     let created_at_ms = ranges().map(|range| range.object.created_at_ms).max().unwrap_or(0);
-    let target = || Target::new(shared, generation, created_at_ms);
+    let origin = Origin { generation, created_at_ms };
     let mut bytes = Vec::new();
     for run in &runs {
         if let Place::Together(number) = run.place {
@@ -391,11 +412,12 @@ async fn rewrite(
         }
     }
     let mut sources = Sources::open(shared, &runs, indexes).await?;
-    let together: Vec<Target> = bytes.iter().map(|_| target()).collect();
+    let attempt = || Attempt::new(shared, shared.new_object_id());
+    let together: Vec<Attempt> = bytes.iter().map(|_| attempt()).collect();
     let mut outputs: Vec<_> = together
         .iter()
         .zip(bytes)
-        .map(|(target, bytes)| (Output::new(shared, target, bytes), Vec::new()))
+        .map(|(attempt, bytes)| (output(shared, attempt, bytes), Vec::new()))
         .collect();
     let mut result = Ok(());
     for mut run in runs {
@@ -408,7 +430,7 @@ async fn rewrite(
                 let mut result = Ok(());
                 while result.is_ok() && !run.ranges.is_empty() {
                     let piece = run.split_off(most_bytes);
-                    result = piece.write_alone(shared, &mut sources, &target(), written).await;
+                    result = piece.write_alone(shared, &mut sources, origin, written).await;
                     if result.is_ok() && written.payload_bytes >= most_bytes {
                         result = written.commit(shared).await;
                     }
@@ -421,7 +443,7 @@ async fn rewrite(
         }
     }
     for (output, replacements) in outputs {
-        result = output.end(shared, result, replacements, written).await;
+        result = written.end(shared, output, origin, result, replacements).await;
     }
     result
 }
@@ -443,13 +465,14 @@ impl Run {
         self,
         shared: &Shared,
         sources: &mut Sources<'_>,
-        target: &Target,
+        origin: Origin,
         written: &mut Written,
     ) -> Result<(), Failure> {
-        let mut output = Output::new(shared, target, self.payload_bytes());
+        let attempt = Attempt::new(shared, shared.new_object_id());
+        let mut output = output(shared, &attempt, self.payload_bytes());
         let mut replacements = Vec::new();
         let result = self.write_into(&mut output, sources, &mut replacements).await;
-        output.end(shared, result.map_err(Failure::from), replacements, written).await
+        written.end(shared, output, origin, result.map_err(Failure::from), replacements).await
     }
 
     /// One range in `output`, or none if the stream was trimmed past it.
@@ -464,8 +487,9 @@ impl Run {
         for range in &self.ranges {
             while let Some(batches) = sources.next(range, self.stream.id).await? {
                 for batch in batches.iter().filter(|batch| batch.end() > start) {
-                    output.push(self.stream.id, batch).await?;
-                    extend(&mut new, output.target.id, batch);
+                    if let Some(block) = output.push(self.stream.id, batch, &mut new) {
+                        output.write(block).await?;
+                    }
                 }
             }
         }
@@ -489,8 +513,7 @@ impl<'a> Sources<'a> {
         runs: &[Run],
         mut indexes: HashMap<ObjectId, Vec<Block>>,
     ) -> Result<Self, ObjectError> {
-        let (store, bandwidth) =
-            (shared.objects.store(Cause::Compaction), shared.objects.bandwidth());
+        let way = shared.objects.way(Cause::Compaction);
         let mut wanted: HashMap<ObjectId, (Arc<ObjectInfo>, HashSet<StreamId>)> = HashMap::new();
         for run in runs {
             for range in &run.ranges {
@@ -502,10 +525,10 @@ impl<'a> Sources<'a> {
         for (id, (object, streams)) in wanted {
             let mut blocks = match indexes.remove(&id) {
                 Some(blocks) => blocks,
-                None => index(store, bandwidth, &object).await?,
+                None => index(way, &object).await?,
             };
             blocks.retain(|block| streams.contains(&block.stream));
-            scans.insert(id, Scan::new(store, bandwidth, object, blocks.into()));
+            scans.insert(id, Scan::new(way, object, blocks.into()));
         }
         Ok(Self { scans, working_since: Instant::now() })
     }
@@ -528,101 +551,6 @@ impl<'a> Sources<'a> {
             tokio::task::yield_now().await;
         }
         scan.next().await
-    }
-}
-
-/// An object that is to be written; known to the janitor.
-struct Target {
-    id: ObjectId,
-    nonce: Uuid,
-    name: String,
-    generation: u8,
-    created_at_ms: i64,
-}
-
-impl Target {
-    fn new(shared: &Shared, generation: u8, created_at_ms: i64) -> Self {
-        let (id, nonce) = (shared.new_object_id(), Uuid::new_v4());
-        let name = object_name(shared.wal_id, id, nonce);
-        shared.object_table.lock().uploading.insert(name.clone());
-        Self { id, nonce, name, generation, created_at_ms }
-    }
-}
-
-/// An object that is being written; nothing is until there is something in it.
-struct Output<'a> {
-    target: &'a Target,
-    header: Option<Bytes>,
-    encoder: Option<Encoder>,
-    writer: Writer<'a>,
-    payload_bytes: u64,
-}
-
-impl<'a> Output<'a> {
-    /// Of about so much payload.
-    fn new(shared: &'a Shared, target: &'a Target, bytes: u64) -> Self {
-        let (encoder, header) = Encoder::new(target.nonce);
-        let (store, bandwidth) =
-            (shared.objects.store(Cause::Compaction), shared.objects.bandwidth());
-        let writer =
-            Writer::new(store, &target.name, bandwidth, Class::Compaction).for_bytes(bytes);
-        Self { target, header: Some(header), encoder: Some(encoder), writer, payload_bytes: 0 }
-    }
-
-    /// After `result`: it is written, or given up if there is nothing in it or something has gone wrong.
-    async fn end(
-        mut self,
-        shared: &Shared,
-        mut result: Result<(), Failure>,
-        replacements: Vec<Replacement>,
-        written: &mut Written,
-    ) -> Result<(), Failure> {
-        let is_empty = self.header.is_some();
-        if result.is_ok() && !is_empty {
-            match self.finish().await {
-                Ok(object) => {
-                    written.add(object, replacements);
-                    return Ok(());
-                }
-                Err(error) => result = Err(error.into()),
-            }
-        }
-        give_up(shared, &self.target.name, self.writer.abort().await);
-        result
-    }
-
-    async fn push(&mut self, stream: StreamId, batch: &Batch) -> Result<(), ObjectError> {
-        if let Some(header) = self.header.take() {
-            self.writer.write(header).await?;
-        }
-        self.payload_bytes += batch.payload.len() as u64;
-        let encoder = self.encoder.as_mut().expect("it is not finished");
-        match encoder.push(stream, batch) {
-            Some(block) => self.writer.write(block).await,
-            None => Ok(()),
-        }
-    }
-
-    async fn finish(&mut self) -> Result<Arc<ObjectInfo>, ObjectError> {
-        let encoder = self.encoder.take().expect("it is finished once");
-        let (last, tail, summary) = encoder.finish();
-        if let Some(last) = last {
-            self.writer.write(last).await?;
-        }
-        self.writer.write(tail).await?;
-        self.writer.finish().await?;
-        let Target { id, name, generation, created_at_ms, .. } = self.target;
-        Ok(Arc::new(ObjectInfo {
-            id: *id,
-            name: name.clone(),
-            size_bytes: summary.size_bytes,
-            index_position: summary.index_position,
-            index_bytes: summary.index_bytes,
-            index_crc32c: summary.index_crc32c,
-            created_at_ms: *created_at_ms,
-            generation: *generation,
-            payload_bytes: self.payload_bytes,
-        }))
     }
 }
 

@@ -17,6 +17,7 @@ mod janitor;
 pub mod object;
 mod objects;
 mod options;
+mod output;
 mod owner;
 mod pace;
 mod record;

@@ -232,10 +232,8 @@ mod tests {
     use uuid::Uuid;
 
     use super::*;
-    use crate::bandwidth::Class;
-    use crate::catalog::ObjectInfo;
-    use crate::object::Encoder;
-    use crate::objects::{Cause, Writer};
+    use crate::objects::Cause;
+    use crate::output::{Attempt, Output};
     use crate::types::{KIND_LOG, StreamId};
     use crate::{Change, MemoryCatalog, Options, Store};
 
@@ -253,37 +251,16 @@ mod tests {
 
     /// Write some batches as one object; the range that it is.
     async fn object(stream: &Stream, id: u64, bases: std::ops::Range<u64>) -> Range {
-        let (mut encoder, header) = Encoder::new(Uuid::from_u128(id.into()));
-        let objects = &stream.shared.objects;
-        let name = format!("object-{id}");
-        let mut writer =
-            Writer::new(objects.store(Cause::Upload), &name, objects.bandwidth(), Class::Upload);
-        writer.write(header).await.unwrap();
-        for base in bases.clone() {
-            assert!(encoder.push(stream.id(), &batch(base)).is_none());
+        let (nonce, name) = (Uuid::from_u128(id.into()), format!("object-{id}"));
+        let attempt = Attempt { id: ObjectId(1000 + id), nonce, name };
+        let way = stream.shared.objects.way(Cause::Upload);
+        let mut output = Output::new(way, &attempt);
+        let mut range = None;
+        for base in bases {
+            assert!(output.push(stream.id(), &batch(base), &mut range).is_none());
         }
-        let (last, end, summary) = encoder.finish();
-        writer.write(last.unwrap()).await.unwrap();
-        writer.write(end).await.unwrap();
-        writer.finish().await.unwrap();
-        let object = ObjectInfo {
-            id: ObjectId(1000 + id),
-            name,
-            size_bytes: summary.size_bytes,
-            index_position: summary.index_position,
-            index_bytes: summary.index_bytes,
-            index_crc32c: summary.index_crc32c,
-            created_at_ms: 0,
-            generation: 0,
-            payload_bytes: 0,
-        };
-        Range {
-            object: Arc::new(object),
-            start: StreamOffset(bases.start),
-            end: StreamOffset(bases.end),
-            payload_bytes: (bases.end - bases.start) * 100,
-            max_timestamp_ms: bases.map(time).max().unwrap(),
-        }
+        let object = output.finish().await.unwrap();
+        Range::of(Arc::new(object), &range.unwrap())
     }
 
     fn put_in_place(stream: &Stream, ranges: Vec<Range>) {

@@ -21,11 +21,11 @@ use bytes::Bytes;
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use crate::bandwidth::Class;
 use crate::catalog::{ObjectInfo, ObjectRange};
 use crate::commit::UploadPart;
-use crate::object::{BLOCK_TARGET_BYTES, Encoder};
-use crate::objects::{Cause, OBJECTS_DIRECTORY, ObjectError, Writer};
+use crate::object::BLOCK_TARGET_BYTES;
+use crate::objects::{Cause, OBJECTS_DIRECTORY, ObjectError};
+use crate::output::{Attempt, Output};
 use crate::owner;
 use crate::pace::Pace;
 use crate::store::{Shared, StoreError};
@@ -230,20 +230,13 @@ async fn write_until_done(
     let id = shared.new_object_id();
     let mut backoff = Backoff::new(shared);
     loop {
-        // A new name for each attempt: nothing is known about what the last one left behind.
-        let nonce = Uuid::new_v4();
-        let name = object_name(shared.wal_id, id, nonce);
-        shared.object_table.lock().uploading.insert(name.clone());
-        let (store, bandwidth) = (shared.objects.store(Cause::Upload), shared.objects.bandwidth());
-        let mut writer = Writer::new(store, &name, bandwidth, Class::Upload);
-        let error = match write(shared, &mut writer, pace, (id, nonce, &name), parts).await {
+        let attempt = Attempt::new(shared, id);
+        let mut output = Output::new(shared.objects.way(Cause::Upload), &attempt);
+        let error = match write(shared, &mut output, pace, parts).await {
             Ok(written) => return Ok(written),
             Err(error) => error,
         };
-        if let Err(left) = writer.abort().await {
-            tracing::debug!("could not clean up after a failed upload: {left}");
-        }
-        shared.object_table.lock().uploading.remove(&name);
+        output.give_up(shared).await;
         pace.end();
         backoff.failed(&in_words("can not write", &error)).await?;
     }
@@ -266,13 +259,10 @@ pub(crate) fn object_id(name: &str) -> Option<ObjectId> {
 
 async fn write(
     shared: &Shared,
-    writer: &mut Writer<'_>,
+    output: &mut Output<'_>,
     pace: &mut Pace<'_>,
-    (id, nonce, name): (ObjectId, Uuid, &str),
     parts: &[&Part],
 ) -> Result<Written, ObjectError> {
-    let (mut encoder, header) = Encoder::new(nonce);
-    writer.write(header).await?;
     let mut ranges = Vec::with_capacity(parts.len());
     for part in parts {
         let mut range: Option<ObjectRange> = None;
@@ -282,10 +272,9 @@ async fn write(
             let Some(last) = batches.last() else { break };
             from = last.end();
             for batch in batches.iter().filter(|batch| batch.end() > part.start) {
-                extend(&mut range, id, batch);
-                if let Some(block) = encoder.push(part.stream.id, batch) {
+                if let Some(block) = output.push(part.stream.id, batch, &mut range) {
                     pace.wait(block.len() as u64, || shared.hurries_upload()).await;
-                    writer.write(block).await?;
+                    output.write(block).await?;
                 }
             }
             // Encoding is work without a wait; let others have the thread.
@@ -293,38 +282,7 @@ async fn write(
         }
         ranges.push(range);
     }
-    let (last, tail, summary) = encoder.finish();
-    if let Some(last) = last {
-        writer.write(last).await?;
-    }
-    writer.write(tail).await?;
-    writer.finish().await?;
-    let info = ObjectInfo {
-        id,
-        name: name.to_owned(),
-        size_bytes: summary.size_bytes,
-        index_position: summary.index_position,
-        index_bytes: summary.index_bytes,
-        index_crc32c: summary.index_crc32c,
-        created_at_ms: unix_ms(),
-        generation: 0,
-        payload_bytes: ranges.iter().flatten().map(|range| range.payload_bytes).sum(),
-    };
-    Ok((info, ranges))
-}
-
-/// `range` takes in one more batch.
-pub(crate) fn extend(range: &mut Option<ObjectRange>, object: ObjectId, batch: &Batch) {
-    let range = range.get_or_insert(ObjectRange {
-        object,
-        start: batch.base,
-        end: batch.base,
-        payload_bytes: 0,
-        max_timestamp_ms: batch.max_timestamp_ms,
-    });
-    range.end = batch.end();
-    range.payload_bytes += batch.payload.len() as u64;
-    range.max_timestamp_ms = range.max_timestamp_ms.max(batch.max_timestamp_ms);
+    Ok((output.finish().await?, ranges))
 }
 
 pub(crate) fn unix_ms() -> i64 {

@@ -26,12 +26,16 @@ pub struct Requests {
     pub bytes: u64,
 }
 
-/// What requests are made for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What requests are made for, the most urgent first. Who reads at a stream's tail needs none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Cause {
+    /// While it waits the log fills up, and in the end writers wait.
     Upload,
+    /// A reader waits.
     Read,
+    /// Nobody waits.
     Compaction,
+    /// Deletions, listings, and whose the objects are; next to no bytes, so it never waits for the bandwidth.
     CleanUp,
 }
 

@@ -18,6 +18,8 @@ use std::time::Duration;
 use futures::TryStreamExt;
 use object_store::ObjectStore;
 
+use crate::bandwidth::Bandwidth;
+
 pub(crate) use counted::Cause;
 pub use counted::Requests;
 pub use error::{ErrorKind, ObjectError};
@@ -32,6 +34,21 @@ pub(crate) use write::Writer;
 
 /// The objects of all stores lie under it, each store's in a directory of its own.
 pub(crate) const OBJECTS_DIRECTORY: &str = "streams";
+
+/// The way to the object store on behalf of one cause: requests are counted there, and bytes wait for their turn.
+#[derive(Clone, Copy)]
+pub(crate) struct Way<'a> {
+    pub(crate) store: &'a dyn ObjectStore,
+    bandwidth: &'a Bandwidth,
+    cause: Cause,
+}
+
+impl Way<'_> {
+    /// Wait until so many bytes may be on their way.
+    async fn acquire(&self, bytes: u64) {
+        self.bandwidth.acquire(self.cause, bytes).await;
+    }
+}
 
 /// What is asked of the object store; how long an answer may take depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -15,9 +15,9 @@ use super::counted::CountedStores;
 use super::flight::{Flight, Flights, Ticket, UnderWay};
 use super::get::get;
 use super::numbers::{Ahead, ReadNumbers, ReadStats};
-use super::{Cause, ObjectError, Request, Requests, within};
+use super::{Cause, ObjectError, Request, Requests, Way, within};
 use crate::background::Background;
-use crate::bandwidth::{Bandwidth, Class};
+use crate::bandwidth::Bandwidth;
 use crate::catalog::ObjectInfo;
 use crate::object::{self, Block, Damage, ENTRY_BYTES};
 use crate::options::Options;
@@ -154,6 +154,11 @@ impl Objects {
         Ok(Self { core: Arc::new(core) })
     }
 
+    /// Whoever moves many bytes to or from the object store goes this way.
+    pub(crate) fn way(&self, cause: Cause) -> Way<'_> {
+        Way { store: self.store(cause), bandwidth: &self.core.bandwidth, cause }
+    }
+
     /// For requests that are made for this.
     pub(crate) fn store(&self, cause: Cause) -> &dyn ObjectStore {
         self.core.stores.get(cause)
@@ -166,11 +171,6 @@ impl Objects {
     /// Where late reads run, and what else may wait.
     pub(crate) fn background(&self) -> &Background {
         &self.core.background
-    }
-
-    /// Whoever moves bytes to or from the object store asks here first.
-    pub(crate) fn bandwidth(&self) -> &Bandwidth {
-        &self.core.bandwidth
     }
 
     pub(crate) fn cached_bytes(&self) -> u64 {
@@ -507,7 +507,7 @@ impl Core {
         let _room = self.room(object.index_bytes).await;
         let mut bytes = Bytes::new();
         if object.index_bytes > 0 {
-            self.bandwidth.acquire(Class::LateRead, object.index_bytes).await;
+            self.bandwidth.acquire(Cause::Read, object.index_bytes).await;
             let len_bytes = usize::try_from(object.index_bytes).unwrap_or(usize::MAX);
             bytes = self.get(&object, object.index_position, vec![len_bytes]).await?.remove(0);
         }
@@ -537,7 +537,7 @@ impl Core {
             Some((room, ahead)) => (room, ahead.into_iter().map(Some).collect()),
             None => {
                 let room = self.room(len_bytes).await;
-                self.bandwidth.acquire(Class::LateRead, len_bytes).await;
+                self.bandwidth.acquire(Cause::Read, len_bytes).await;
                 (room, Vec::new())
             }
         };

@@ -4,11 +4,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use object_store::ObjectStore;
 
-use super::ObjectError;
 use super::get::get;
-use crate::bandwidth::{Bandwidth, Class};
+use super::{ObjectError, Way};
 use crate::catalog::ObjectInfo;
 use crate::object::{self, Block};
 use crate::types::Batch;
@@ -17,16 +15,12 @@ use crate::types::Batch;
 const SPAN_BYTES: u64 = 4 << 20;
 
 /// The index of `object`, verified.
-pub(crate) async fn index(
-    store: &dyn ObjectStore,
-    bandwidth: &Bandwidth,
-    object: &ObjectInfo,
-) -> Result<Vec<Block>, ObjectError> {
-    bandwidth.acquire(Class::Compaction, object.index_bytes).await;
+pub(crate) async fn index(way: Way<'_>, object: &ObjectInfo) -> Result<Vec<Block>, ObjectError> {
+    way.acquire(object.index_bytes).await;
     let lens = vec![usize::try_from(object.index_bytes).expect("it fits into memory")];
     let bytes = match object.index_bytes {
         0 => Bytes::new(),
-        _ => get(store, &object.name, object.index_position, lens).await?.remove(0),
+        _ => get(way.store, &object.name, object.index_position, lens).await?.remove(0),
     };
     object::decode_index(object.index_position, &bytes, object.index_crc32c)
         .map_err(|damage| ObjectError::damaged(&object.name, damage))
@@ -34,8 +28,7 @@ pub(crate) async fn index(
 
 /// Goes through blocks of one object.
 pub(crate) struct Scan<'a> {
-    store: &'a dyn ObjectStore,
-    bandwidth: &'a Bandwidth,
+    way: Way<'a>,
     object: Arc<ObjectInfo>,
     /// Not read yet.
     blocks: VecDeque<Block>,
@@ -45,13 +38,8 @@ pub(crate) struct Scan<'a> {
 
 impl<'a> Scan<'a> {
     /// `blocks` are of `object`, in order.
-    pub(crate) fn new(
-        store: &'a dyn ObjectStore,
-        bandwidth: &'a Bandwidth,
-        object: Arc<ObjectInfo>,
-        blocks: VecDeque<Block>,
-    ) -> Self {
-        Self { store, bandwidth, object, blocks, span: VecDeque::new() }
+    pub(crate) fn new(way: Way<'a>, object: Arc<ObjectInfo>, blocks: VecDeque<Block>) -> Self {
+        Self { way, object, blocks, span: VecDeque::new() }
     }
 
     /// The next block's batches, verified; `None` after the last.
@@ -87,9 +75,9 @@ impl<'a> Scan<'a> {
             }
             (to, count) = (block.position_end(), count + 1);
         }
-        self.bandwidth.acquire(Class::Compaction, to - from).await;
+        self.way.acquire(to - from).await;
         let lens = self.blocks.range(..count).map(|block| block.len_bytes as usize).collect();
-        let pieces = get(self.store, &self.object.name, from, lens).await?;
+        let pieces = get(self.way.store, &self.object.name, from, lens).await?;
         // What is missing at the end is found by the blocks' checks.
         let pieces = pieces.into_iter().chain(std::iter::repeat(Bytes::new()));
         self.span.extend(self.blocks.drain(..count).zip(pieces));

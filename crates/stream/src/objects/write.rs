@@ -4,11 +4,10 @@ use std::collections::VecDeque;
 use std::panic::resume_unwind;
 
 use bytes::Bytes;
-use object_store::{MultipartUpload, ObjectStore, ObjectStoreExt, PutPayload};
+use object_store::{MultipartUpload, ObjectStoreExt, PutPayload};
 use tokio::task::{JoinError, JoinSet};
 
-use super::{ObjectError, Request, within};
-use crate::bandwidth::{Bandwidth, Class};
+use super::{ObjectError, Request, Way, within};
 
 /// Objects up to this size are one PUT; larger ones are written in parts of exactly this size, but for the last. At least 5 MiB, S3's
 /// minimum.
@@ -19,10 +18,8 @@ const PARTS_IN_FLIGHT: usize = 4;
 /// Writes one object: a small one with a single PUT, a large one in parts, so that memory stays bounded. Parts are on their way also while
 /// nobody writes. One that fails is repeated by the store's client; when that gives up, the object has failed.
 pub(crate) struct Writer<'a> {
-    store: &'a dyn ObjectStore,
+    way: Way<'a>,
     name: &'a str,
-    bandwidth: &'a Bandwidth,
-    class: Class,
     part_bytes: usize,
     /// What is in no part yet.
     pieces: VecDeque<Bytes>,
@@ -38,16 +35,10 @@ struct Large {
 }
 
 impl<'a> Writer<'a> {
-    /// `class` is on whose behalf it is written.
-    pub(crate) fn new(
-        store: &'a dyn ObjectStore,
-        name: &'a str,
-        bandwidth: &'a Bandwidth,
-        class: Class,
-    ) -> Self {
+    pub(crate) fn new(way: Way<'a>, name: &'a str) -> Self {
         let (pieces, pieces_bytes) = (VecDeque::new(), 0);
         let part_bytes = PART_BYTES;
-        Self { store, name, bandwidth, class, part_bytes, pieces, pieces_bytes, large: None }
+        Self { way, name, part_bytes, pieces, pieces_bytes, large: None }
     }
 
     /// With parts so large that this much fits into as many as S3 takes, 10,000.
@@ -58,7 +49,7 @@ impl<'a> Writer<'a> {
     }
 
     pub(crate) async fn write(&mut self, piece: Bytes) -> Result<(), ObjectError> {
-        self.bandwidth.acquire(self.class, piece.len() as u64).await;
+        self.way.acquire(piece.len() as u64).await;
         self.pieces_bytes += piece.len();
         self.pieces.push_back(piece);
         // What fits into one part exactly may be all there is, and then a PUT does.
@@ -91,7 +82,7 @@ impl<'a> Writer<'a> {
             Some(large) => large,
             none => {
                 let path = self.name.into();
-                let begun = self.store.put_multipart(&path);
+                let begun = self.way.store.put_multipart(&path);
                 let upload = within(Request::Begin, self.name, begun).await?;
                 none.insert(Large { upload, parts: JoinSet::new() })
             }
@@ -110,7 +101,7 @@ impl<'a> Writer<'a> {
         let rest = self.take(self.pieces_bytes);
         if self.large.is_none() {
             let path = self.name.into();
-            let put = self.store.put(&path, rest);
+            let put = self.way.store.put(&path, rest);
             return within(Request::Put, self.name, put).await.map(drop);
         }
         if rest.content_length() > 0 {
@@ -135,7 +126,7 @@ impl<'a> Writer<'a> {
             result = within(Request::Abort, self.name, upload.abort()).await;
         }
         // A request whose answer did not come may have made the object all the same.
-        match within(Request::Delete, self.name, self.store.delete(&self.name.into())).await {
+        match within(Request::Delete, self.name, self.way.store.delete(&self.name.into())).await {
             Err(error) if !error.is_not_found() => Err(error),
             _ => match result {
                 Err(error) if !error.is_not_found() => Err(error),
@@ -170,12 +161,14 @@ mod tests {
     use object_store::memory::InMemory;
     use object_store::path::Path;
     use object_store::{
-        CopyOptions, GetOptions, GetResult, ListResult, ObjectMeta, PutMultipartOptions,
-        PutOptions, PutResult, Result, UploadPart,
+        CopyOptions, GetOptions, GetResult, ListResult, ObjectMeta, ObjectStore,
+        PutMultipartOptions, PutOptions, PutResult, Result, UploadPart,
     };
     use parking_lot::Mutex;
 
     use super::*;
+    use crate::bandwidth::Bandwidth;
+    use crate::objects::Cause;
 
     /// What has become of multipart uploads, and what is to become of them.
     #[derive(Debug, Default)]
@@ -278,7 +271,7 @@ mod tests {
     }
 
     fn writer<'a>(store: &'a Store, unlimited: &'a Bandwidth) -> Writer<'a> {
-        Writer::new(store, "a", unlimited, Class::Upload)
+        Writer::new(Way { store, bandwidth: unlimited, cause: Cause::Upload }, "a")
     }
 
     /// Write `len` bytes in pieces of 1,000,000, which no part is a multiple of.

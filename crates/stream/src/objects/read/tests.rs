@@ -6,8 +6,7 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::*;
-use crate::object::Encoder;
-use crate::objects::Writer;
+use crate::output::{Attempt, Output};
 
 fn store() -> Arc<dyn ObjectStore> {
     Arc::new(InMemory::new())
@@ -92,32 +91,17 @@ async fn a_block_as_large_as_half_of_the_cache_is_kept() {
 
 /// Write an object of so many batches, each a block of a MiB.
 async fn written(objects: &Objects, stream: StreamId, batches: u64) -> Arc<ObjectInfo> {
-    let (mut encoder, header) = Encoder::new(Uuid::from_u128(1));
-    let mut writer =
-        Writer::new(objects.store(Cause::Upload), "o", objects.bandwidth(), Class::Upload);
-    writer.write(header).await.unwrap();
+    let attempt = Attempt { id: ObjectId(1), nonce: Uuid::from_u128(1), name: "o".into() };
+    let mut output = Output::new(objects.way(Cause::Upload), &attempt);
+    let mut range = None;
     for base in 0..batches {
         let payload = Bytes::from(vec![base as u8; (1 << 20) - ENTRY_BYTES]);
         let batch = Batch { base: StreamOffset(base), count: 1, max_timestamp_ms: 0, payload };
-        if let Some(block) = encoder.push(stream, &batch) {
-            writer.write(block).await.unwrap();
+        if let Some(block) = output.push(stream, &batch, &mut range) {
+            output.write(block).await.unwrap();
         }
     }
-    let (last, end, summary) = encoder.finish();
-    writer.write(last.unwrap()).await.unwrap();
-    writer.write(end).await.unwrap();
-    writer.finish().await.unwrap();
-    Arc::new(ObjectInfo {
-        id: ObjectId(1),
-        name: "o".into(),
-        size_bytes: summary.size_bytes,
-        index_position: summary.index_position,
-        index_bytes: summary.index_bytes,
-        index_crc32c: summary.index_crc32c,
-        created_at_ms: 0,
-        generation: 0,
-        payload_bytes: 0,
-    })
+    Arc::new(output.finish().await.unwrap())
 }
 
 /// Both ways count, but for what is in the cache.

@@ -1,0 +1,119 @@
+//! An object that is being written: its bytes, where they go, and what the catalog has to know of it.
+
+use bytes::Bytes;
+use uuid::Uuid;
+
+use crate::catalog::{ObjectInfo, ObjectRange};
+use crate::object::Encoder;
+use crate::objects::{ObjectError, Way, Writer};
+use crate::store::Shared;
+use crate::types::{Batch, ObjectId, StreamId};
+use crate::upload::{object_name, unix_ms};
+
+/// An attempt to write an object. Each has a name of its own: nothing is known about what another one has left behind.
+pub(crate) struct Attempt {
+    pub(crate) id: ObjectId,
+    pub(crate) nonce: Uuid,
+    pub(crate) name: String,
+}
+
+impl Attempt {
+    /// Known to the janitor until the object is committed, or the attempt [given up](give_up).
+    pub(crate) fn new(shared: &Shared, id: ObjectId) -> Self {
+        let nonce = Uuid::new_v4();
+        let name = object_name(shared.wal_id, id, nonce);
+        shared.object_table.lock().uploading.insert(name.clone());
+        Self { id, nonce, name }
+    }
+}
+
+/// What was written under this name is of no use, and was removed, or not.
+pub(crate) fn give_up(shared: &Shared, name: &str, removed: Result<(), ObjectError>) {
+    if let Err(left) = removed {
+        tracing::debug!("could not clean up after an attempt that was given up: {left}");
+    }
+    shared.object_table.lock().uploading.remove(name);
+}
+
+/// Encodes and writes an object. Nothing reaches the object store before the first block is complete.
+pub(crate) struct Output<'a> {
+    attempt: &'a Attempt,
+    /// Until it is written, with the first block or at the end.
+    header: Option<Bytes>,
+    /// Until the end.
+    encoder: Option<Encoder>,
+    writer: Writer<'a>,
+    payload_bytes: u64,
+}
+
+impl<'a> Output<'a> {
+    pub(crate) fn new(way: Way<'a>, attempt: &'a Attempt) -> Self {
+        let (encoder, header) = Encoder::new(attempt.nonce);
+        let writer = Writer::new(way, &attempt.name);
+        Self { attempt, header: Some(header), encoder: Some(encoder), writer, payload_bytes: 0 }
+    }
+
+    /// Of about so much payload; see [`Writer::for_bytes`].
+    pub(crate) fn for_bytes(mut self, bytes: u64) -> Self {
+        self.writer = self.writer.for_bytes(bytes);
+        self
+    }
+
+    /// Add a batch, which `range` takes in, too. Streams come in ascending order, each one's batches in offset order. A block that is complete is to be
+    /// [written](Self::write), before the next batch.
+    pub(crate) fn push(
+        &mut self,
+        stream: StreamId,
+        batch: &Batch,
+        range: &mut Option<ObjectRange>,
+    ) -> Option<Bytes> {
+        let range = range.get_or_insert(ObjectRange {
+            object: self.attempt.id,
+            start: batch.base,
+            end: batch.base,
+            payload_bytes: 0,
+            max_timestamp_ms: batch.max_timestamp_ms,
+        });
+        range.end = batch.end();
+        range.payload_bytes += batch.payload.len() as u64;
+        range.max_timestamp_ms = range.max_timestamp_ms.max(batch.max_timestamp_ms);
+        self.payload_bytes += batch.payload.len() as u64;
+        self.encoder.as_mut().expect("it is not finished").push(stream, batch)
+    }
+
+    /// Write a block that [`Self::push`] has given.
+    pub(crate) async fn write(&mut self, block: Bytes) -> Result<(), ObjectError> {
+        if let Some(header) = self.header.take() {
+            self.writer.write(header).await?;
+        }
+        self.writer.write(block).await
+    }
+
+    /// The object is complete and durable when this succeeds. It is of generation 0, and of now.
+    pub(crate) async fn finish(&mut self) -> Result<ObjectInfo, ObjectError> {
+        let encoder = self.encoder.take().expect("it is finished once");
+        let (last, tail, summary) = encoder.finish();
+        if let Some(last) = last {
+            self.write(last).await?;
+        }
+        self.write(tail).await?;
+        self.writer.finish().await?;
+        Ok(ObjectInfo {
+            id: self.attempt.id,
+            name: self.attempt.name.clone(),
+            size_bytes: summary.size_bytes,
+            index_position: summary.index_position,
+            index_bytes: summary.index_bytes,
+            index_crc32c: summary.index_crc32c,
+            created_at_ms: unix_ms(),
+            generation: 0,
+            payload_bytes: self.payload_bytes,
+        })
+    }
+
+    /// Remove what there is of it.
+    pub(crate) async fn give_up(self, shared: &Shared) {
+        let name = &self.attempt.name;
+        give_up(shared, name, self.writer.abort().await);
+    }
+}
