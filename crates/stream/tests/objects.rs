@@ -316,6 +316,51 @@ async fn what_is_read_keeps_no_more_memory_than_twice_what_it_shows() {
     life.close().await;
 }
 
+/// Whatever the order of the timestamps: the greatest one of each block says which is to be read.
+#[tokio::test]
+async fn a_search_by_time_costs_an_index_and_one_block() {
+    let mut world = World::new(32 << 20, 1);
+    world.options.upload_bytes = 8 << 20;
+    world.options.block_cache_bytes = 64 << 20;
+    let life = world.start().await;
+    let stream = life.create_log().await;
+    // Three in a block.
+    let times = [30, 50, 10, 20, -1, 20, 5, 60, 90, 40, 55, 90];
+    let batches = times.iter().zip(0..).map(|(time, base)| Batch {
+        max_timestamp_ms: *time,
+        ..batch(stream.id(), base, 1, 300_000)
+    });
+    let batches: Vec<Batch> = batches.collect();
+    for batch in &batches {
+        append(&life.store, &stream, batch).await.await.unwrap();
+    }
+    life.store.flush().await.unwrap();
+    assert_eq!(life.store.stats().objects, 1);
+    let id = stream.id();
+    drop(stream);
+    let life = restart(life, &world).await;
+    let stream = life.store.stream(id).unwrap();
+    let mut reads = 0;
+    for (time, first, cost) in [
+        (91, None, 0),
+        (51, Some(7), 2), // the index, and the third block
+        (61, Some(8), 0),
+        (90, Some(8), 0),
+        (31, Some(1), 1), // the first block
+        (0, Some(0), 0),
+        (50, Some(1), 0),
+    ] {
+        let found = stream.find_time(time).await.unwrap();
+        assert_eq!(found, first.map(|at: usize| batches[at].clone()), "from {time} on");
+        let before = std::mem::replace(&mut reads, life.objects.reads.load(Ordering::SeqCst));
+        assert_eq!(reads - before, cost, "from {time} on");
+    }
+    assert_eq!(stream.max_time().await.unwrap(), Some(batches[8].clone()));
+    assert_eq!(life.objects.reads.load(Ordering::SeqCst), reads);
+    drop(stream);
+    life.close().await;
+}
+
 #[tokio::test]
 async fn what_goes_while_it_is_uploaded_leaves_nothing() {
     let world = World::new(WAL_BYTES, 1);
