@@ -25,6 +25,8 @@ use crate::upload::{OWN_OBJECT_BYTES, backoff, object_id};
 const FAN_IN: usize = 8;
 /// Ranges of a stream that are looked at while its tail is locked: as many as a search by time looks at.
 pub(crate) const RANGES_AT_A_TIME: usize = 1024;
+/// Blocks of which it is remembered where they are, 56 bytes each: 7 MiB.
+const BLOCKS_KEPT: usize = 128 << 10;
 /// Longest rest after a span.
 const REST_MAX: Duration = Duration::from_secs(1);
 /// An object that can not be read now is left out for so long.
@@ -109,19 +111,50 @@ impl LeftOut {
     }
 }
 
+/// Indexes that were read for one stream, for the next one that has a part of the same objects; until there is nothing more to do.
+#[derive(Default)]
+struct Indexes {
+    by_object: HashMap<ObjectId, Arc<[Block]>>,
+    /// Of all of them; at most [`BLOCKS_KEPT`].
+    blocks: usize,
+}
+
+impl Indexes {
+    async fn get(
+        &mut self,
+        shared: &Shared,
+        object: &ObjectInfo,
+    ) -> Result<Arc<[Block]>, ObjectError> {
+        if let Some(known) = self.by_object.get(&object.id) {
+            return Ok(known.clone());
+        }
+        let read: Arc<[Block]> = index(shared.objects.way(Cause::Compaction), object).await?.into();
+        if self.blocks + read.len() > BLOCKS_KEPT {
+            *self = Self::default();
+        }
+        if read.len() <= BLOCKS_KEPT {
+            self.blocks += read.len();
+            self.by_object.insert(object.id, read.clone());
+        }
+        Ok(read)
+    }
+}
+
 /// The compaction task.
 pub(crate) async fn run(shared: Arc<Shared>) {
     let mut left_out = LeftOut::default();
+    let mut indexes = Indexes::default();
     let mut failures = 0;
     loop {
         if left_out.expire() {
             // Nobody remembers which streams have something there.
             shared.compaction.changed(everything(&shared));
         }
-        let failure = match next(&shared, &left_out).await {
+        let failure = match next(&shared, &left_out, &mut indexes).await {
             Ok(done) => {
                 failures = 0;
                 if !done {
+                    indexes = Indexes::default();
                     shared.compaction.wanted.notified().await;
                 }
                 continue;
@@ -185,26 +218,30 @@ impl From<StoreError> for Failure {
 }
 
 /// One compaction; false if there is nothing to do.
-async fn next(shared: &Arc<Shared>, left_out: &LeftOut) -> Result<bool, Failure> {
+async fn next(
+    shared: &Arc<Shared>,
+    left_out: &LeftOut,
+    indexes: &mut Indexes,
+) -> Result<bool, Failure> {
     let most_bytes = shared.options.compaction_bytes;
     // Also where compaction is to make smaller objects than uploads do.
     let least_bytes = OWN_OBJECT_BYTES.min(most_bytes / 8);
     let choice = Choice { fan_in: FAN_IN, least_bytes, most_bytes, at_a_time: RANGES_AT_A_TIME };
     if let Some((run, changed)) = own_run(shared, choice, left_out).await {
         let (stream, generation) = (run.stream.id, run.ranges[0].object.generation);
-        let done = compact(shared, vec![run], HashMap::new(), generation.saturating_add(1)).await;
+        let done = compact(shared, vec![run], indexes, generation.saturating_add(1)).await;
         // Whatever came of it, there may be more.
         shared.compaction.changed([(stream, changed)]);
         return done.map(|()| true);
     }
     let found = shared.object_table.lock().compactable(FAN_IN, |id| left_out.contains(id));
     let Some((objects, generation)) = found else { return Ok(false) };
-    let mut indexes = HashMap::new();
+    let mut of_objects = HashMap::new();
     for object in &objects {
-        let blocks = index(shared.objects.way(Cause::Compaction), object).await?;
-        indexes.insert(object.id, blocks);
+        of_objects.insert(object.id, indexes.get(shared, object).await?);
     }
-    let runs = runs_in(shared, &indexes, choice);
+    let runs = runs_in(shared, &of_objects, choice);
+    drop(of_objects);
     compact(shared, runs, indexes, generation).await?;
     Ok(true)
 }
@@ -234,7 +271,7 @@ async fn own_run(shared: &Shared, choice: Choice, left_out: &LeftOut) -> Option<
 }
 
 /// All ranges in these objects, neighbours together, by stream and offset.
-fn runs_in(shared: &Shared, indexes: &HashMap<ObjectId, Vec<Block>>, choice: Choice) -> Vec<Run> {
+fn runs_in(shared: &Shared, indexes: &HashMap<ObjectId, Arc<[Block]>>, choice: Choice) -> Vec<Run> {
     let mut starts: BTreeMap<StreamId, BTreeSet<StreamOffset>> = BTreeMap::new();
     for blocks in indexes.values() {
         for of_a_stream in blocks.chunk_by(|one, next| one.stream == next.stream) {
@@ -373,11 +410,11 @@ fn remove_names(shared: &Shared, objects: &[Arc<ObjectInfo>]) {
 }
 
 /// Read what `runs` are made of, write it anew, and commit that, in steps of about [`crate::Options::compaction_bytes`], so that what was done
-/// stays when something fails. `indexes` of the objects that are known already.
+/// stays when something fails.
 async fn compact(
     shared: &Arc<Shared>,
     runs: Vec<Run>,
-    indexes: HashMap<ObjectId, Vec<Block>>,
+    indexes: &mut Indexes,
     generation: u8,
 ) -> Result<(), Failure> {
     own(shared, 0).await?;
@@ -395,7 +432,7 @@ async fn compact(
 async fn rewrite(
     shared: &Arc<Shared>,
     runs: Vec<Run>,
-    indexes: HashMap<ObjectId, Vec<Block>>,
+    indexes: &mut Indexes,
     generation: u8,
     written: &mut Written,
 ) -> Result<(), Failure> {
@@ -511,7 +548,7 @@ impl<'a> Sources<'a> {
     async fn open(
         shared: &'a Shared,
         runs: &[Run],
-        mut indexes: HashMap<ObjectId, Vec<Block>>,
+        indexes: &mut Indexes,
     ) -> Result<Self, ObjectError> {
         let way = shared.objects.way(Cause::Compaction);
         let mut wanted: HashMap<ObjectId, (Arc<ObjectInfo>, HashSet<StreamId>)> = HashMap::new();
@@ -523,12 +560,9 @@ impl<'a> Sources<'a> {
         }
         let mut scans = HashMap::with_capacity(wanted.len());
         for (id, (object, streams)) in wanted {
-            let mut blocks = match indexes.remove(&id) {
-                Some(blocks) => blocks,
-                None => index(way, &object).await?,
-            };
-            blocks.retain(|block| streams.contains(&block.stream));
-            scans.insert(id, Scan::new(way, object, blocks.into()));
+            let blocks = indexes.get(shared, &object).await?;
+            let wanted = blocks.iter().filter(|block| streams.contains(&block.stream));
+            scans.insert(id, Scan::new(way, object, wanted.cloned().collect()));
         }
         Ok(Self { scans, working_since: Instant::now() })
     }

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use alluvium_device::sim::Random;
-use alluvium_stream::{Batch, Catalog, Change, Stream, StreamId, StreamOffset};
+use alluvium_stream::{Batch, Catalog, Change, Requests, Stream, StreamId, StreamOffset};
 use common::*;
 use object_store::ObjectStoreExt;
 use parking_lot::Mutex;
@@ -185,6 +185,25 @@ async fn a_single_stream_in_objects_of_its_own_is_brought_together_too() {
     settled(&life, &world).await;
     let objects = life.store.stats().objects;
     assert!(objects <= 7, "{objects} objects");
+    close(life, all).await;
+}
+
+/// Five streams with enough for objects of their own, in the same eight shared objects: each of these indexes is read for the first only.
+#[tokio::test]
+async fn an_index_is_read_once_for_all_streams() {
+    let mut world = world();
+    off(&mut world);
+    let life = world.start().await;
+    let mut all = streams(&life, 5).await;
+    uploads(&life, &mut all, 8, 1500).await;
+    on(&mut world);
+    let (life, all) = restarted(life, &world, all).await;
+    settled(&life, &world).await;
+    let stats = life.store.stats();
+    assert_eq!((stats.compactions, stats.objects), (5, 5));
+    let gets = |asked: &&Requests| (asked.cause, asked.kind) == ("compaction", "get");
+    let gets: u64 = stats.requests.iter().filter(gets).map(|asked| asked.count).sum();
+    assert_eq!(gets, 8 + 5 * 8, "eight indexes, and a block of each stream in each object");
     close(life, all).await;
 }
 
