@@ -15,6 +15,7 @@ mod commit;
 mod compact;
 mod janitor;
 pub mod object;
+mod object_table;
 mod objects;
 mod options;
 mod output;

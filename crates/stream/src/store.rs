@@ -19,15 +19,16 @@ use uuid::Uuid;
 
 use crate::ahead::Readers;
 use crate::cache::LogCache;
-use crate::catalog::{Catalog, CatalogError, Change, ObjectInfo};
+use crate::catalog::{Catalog, CatalogError, Change};
 use crate::compact::{self, Compaction};
+pub(crate) use crate::object_table::{ObjectTable, Used};
 use crate::objects::{ObjectError, Objects, ReadStats, Requests};
 use crate::options::Options;
 use crate::owner::Owner;
 use crate::recover::{self, Recovery};
 use crate::stream::Stream;
-use crate::tail::{Range, StreamState};
-use crate::types::{Fold, ObjectId, StreamId};
+use crate::tail::StreamState;
+use crate::types::{Fold, StreamId};
 use crate::wake::{RoomGate, Wakes};
 use crate::{janitor, upload, wake};
 
@@ -251,124 +252,6 @@ pub(crate) struct Ids {
     /// Handed out in this run, and not used yet. Others may have batches in the WAL.
     pub(crate) fresh_streams: Mutex<HashSet<StreamId>>,
     pub(crate) next_object: AtomicU64,
-}
-
-/// The objects that the catalog knows.
-#[derive(Default)]
-pub(crate) struct ObjectTable {
-    /// In use.
-    live: HashMap<ObjectId, Live>,
-    /// Size of the live ones.
-    live_bytes: u64,
-    /// To be deleted.
-    pub(crate) retired: BTreeMap<ObjectId, Arc<ObjectInfo>>,
-    /// Below it lie the numbers that were committed, and all of earlier epochs of the WAL: an object with one of these that is not known is an orphan. Those above are of
-    /// this life, or of a later one on another machine.
-    pub(crate) committed: u64,
-    /// The names of the objects that are being written, until they are live or retired, or their writer has given them up.
-    pub(crate) uploading: HashSet<String>,
-}
-
-struct Live {
-    object: Arc<ObjectInfo>,
-    used: Used,
-}
-
-impl Live {
-    /// Whether it was written with ranges of several streams, some of which may be gone.
-    fn is_shared(&self) -> bool {
-        self.used.streams > 1 || self.used.payload_bytes != self.object.payload_bytes
-    }
-}
-
-/// What streams have in an object.
-#[derive(Clone, Copy, Default)]
-pub(crate) struct Used {
-    /// So many have a range there.
-    pub(crate) streams: u64,
-    /// Payload of the ranges.
-    pub(crate) payload_bytes: u64,
-}
-
-impl Used {
-    pub(crate) fn add(&mut self, payload_bytes: u64) {
-        self.streams += 1;
-        self.payload_bytes += payload_bytes;
-    }
-}
-
-impl ObjectTable {
-    /// Without a range in it, `object` is retired.
-    pub(crate) fn insert(&mut self, object: Arc<ObjectInfo>, used: Used) {
-        self.committed = self.committed.max(object.id.0 + 1);
-        if used.streams == 0 {
-            self.retired.insert(object.id, object);
-        } else {
-            self.live_bytes += object.size_bytes;
-            self.live.insert(object.id, Live { object, used });
-        }
-    }
-
-    /// A stream's range in a live object is gone. True if that was the last one, and the object is retired now.
-    pub(crate) fn release(&mut self, range: &Range) -> bool {
-        let id = range.object.id;
-        let Live { object, used } = self.live.get_mut(&id).expect("an object with a range is live");
-        used.streams -= 1;
-        used.payload_bytes -= range.payload_bytes;
-        if used.streams > 0 {
-            return false;
-        }
-        self.live_bytes -= object.size_bytes;
-        let Live { object, .. } = self.live.remove(&id).expect("it was there just now");
-        self.retired.insert(id, object);
-        true
-    }
-
-    /// The objects to compact together, and their generation from then on: the `fan_in` oldest neighbours among the shared ones of a generation, or one that is mostly waste. None that
-    /// is left out, which also separates those on its two sides: data in the middle would keep their ranges apart.
-    pub(crate) fn compactable(
-        &self,
-        fan_in: usize,
-        left_out: impl Fn(ObjectId) -> bool,
-    ) -> Option<(Vec<Arc<ObjectInfo>>, u8)> {
-        let mut live: Vec<&Live> = self.live.values().collect();
-        // In the order of the data, which a compaction's object takes over from its sources.
-        live.sort_unstable_by_key(|live| (live.object.created_at_ms, live.object.id));
-        let mut generations: BTreeMap<u8, Vec<&Live>> = BTreeMap::new();
-        for live in live.iter().filter(|live| live.is_shared()) {
-            let neighbours = generations.entry(live.object.generation).or_default();
-            if left_out(live.object.id) {
-                neighbours.clear();
-            } else if neighbours.len() < fan_in {
-                neighbours.push(live);
-            }
-        }
-        if let Some((generation, found)) =
-            generations.into_iter().find(|(_, found)| found.len() >= fan_in)
-        {
-            let objects = found.into_iter().map(|live| live.object.clone()).collect();
-            return Some((objects, generation.saturating_add(1)));
-        }
-        let mut wasteful = live.iter().filter(|live| {
-            live.used.payload_bytes < live.object.payload_bytes / 2 && !left_out(live.object.id)
-        });
-        wasteful.next().map(|live| (vec![live.object.clone()], live.object.generation))
-    }
-
-    /// Whether a stream has a range in it.
-    pub(crate) fn is_live(&self, id: ObjectId) -> bool {
-        self.live.contains_key(&id)
-    }
-
-    /// Whether an object of this name is one of this store's, and neither in the catalog nor on its way there.
-    pub(crate) fn is_orphan(&self, name: &str) -> bool {
-        let Some(id) = upload::object_id(name).filter(|id| id.0 < self.committed) else {
-            return false;
-        };
-        let object = self.live.get(&id).map(|live| &live.object);
-        let known = object.or_else(|| self.retired.get(&id));
-        known.is_none_or(|object| object.name != name) && !self.uploading.contains(name)
-    }
 }
 
 /// How appends ask for an upload.
@@ -611,7 +494,7 @@ impl Store {
         let shared = &*self.shared;
         let (objects, object_bytes, retired_objects) = {
             let table = shared.object_table.lock();
-            (table.live.len(), table.live_bytes, table.retired.len())
+            (table.live_count(), table.live_bytes(), table.retired.len())
         };
         Stats {
             streams: shared.streams.read().len(),

@@ -1,0 +1,292 @@
+//! The objects that the catalog knows, what of them is in use, and which ones compaction is to take.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
+
+use crate::catalog::ObjectInfo;
+use crate::tail::Range;
+use crate::types::ObjectId;
+use crate::upload;
+
+/// The objects that the catalog knows.
+#[derive(Default)]
+pub(crate) struct ObjectTable {
+    /// In use.
+    live: HashMap<ObjectId, Live>,
+    /// Size of the live ones.
+    live_bytes: u64,
+    /// Of the live ones those that were written with ranges of several streams: by generation, and in the order of their data, which a compaction's object takes over
+    /// from its sources.
+    shared: BTreeSet<(u8, i64, ObjectId)>,
+    /// Of the live ones those of which less than half is in use, in the same order.
+    wasteful: BTreeSet<(i64, ObjectId)>,
+    /// To be deleted.
+    pub(crate) retired: BTreeMap<ObjectId, Arc<ObjectInfo>>,
+    /// Below it lie the numbers that were committed, and all of earlier epochs of the WAL: an object with one of these that is not known is an orphan. Those above are of
+    /// this life, or of a later one on another machine.
+    pub(crate) committed: u64,
+    /// The names of the objects that are being written, until they are live or retired, or their writer has given them up.
+    pub(crate) uploading: HashSet<String>,
+}
+
+struct Live {
+    object: Arc<ObjectInfo>,
+    used: Used,
+}
+
+impl Live {
+    /// Whether it was written with ranges of several streams, some of which may be gone. It stays so.
+    fn is_shared(&self) -> bool {
+        self.used.streams > 1 || self.used.payload_bytes != self.object.payload_bytes
+    }
+
+    fn is_wasteful(&self) -> bool {
+        self.used.payload_bytes < self.object.payload_bytes / 2
+    }
+}
+
+/// What streams have in an object.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Used {
+    /// So many have a range there.
+    pub(crate) streams: u64,
+    /// Payload of the ranges.
+    pub(crate) payload_bytes: u64,
+}
+
+impl Used {
+    pub(crate) fn add(&mut self, payload_bytes: u64) {
+        self.streams += 1;
+        self.payload_bytes += payload_bytes;
+    }
+}
+
+impl ObjectTable {
+    /// Without a range in it, `object` is retired.
+    pub(crate) fn insert(&mut self, object: Arc<ObjectInfo>, used: Used) {
+        self.committed = self.committed.max(object.id.0 + 1);
+        if used.streams == 0 {
+            self.retired.insert(object.id, object);
+        } else {
+            let id = object.id;
+            self.live_bytes += object.size_bytes;
+            self.live.insert(id, Live { object, used });
+            self.sort(id);
+        }
+    }
+
+    /// List a live object where it belongs by now.
+    fn sort(&mut self, id: ObjectId) {
+        let live = &self.live[&id];
+        let ObjectInfo { generation, created_at_ms, .. } = *live.object;
+        if live.is_shared() {
+            self.shared.insert((generation, created_at_ms, id));
+        }
+        if live.is_wasteful() {
+            self.wasteful.insert((created_at_ms, id));
+        }
+    }
+
+    /// A stream's range in a live object is gone. True if that was the last one, and the object is retired now.
+    pub(crate) fn release(&mut self, range: &Range) -> bool {
+        let id = range.object.id;
+        let Live { used, .. } = self.live.get_mut(&id).expect("an object with a range is live");
+        used.streams -= 1;
+        used.payload_bytes -= range.payload_bytes;
+        if used.streams > 0 {
+            self.sort(id);
+            return false;
+        }
+        let Live { object, .. } = self.live.remove(&id).expect("it was there just now");
+        self.live_bytes -= object.size_bytes;
+        self.shared.remove(&(object.generation, object.created_at_ms, id));
+        self.wasteful.remove(&(object.created_at_ms, id));
+        self.retired.insert(id, object);
+        true
+    }
+
+    /// The objects to compact together, and their generation from then on: the `fan_in` oldest neighbours among the shared ones of a generation, or one that is mostly waste. None that
+    /// is left out, which also separates those on its two sides: data in the middle would keep their ranges apart.
+    ///
+    /// It looks at less than `fan_in` objects of each generation before those that it finds, but for those that are left out and what lies between them.
+    pub(crate) fn compactable(
+        &self,
+        fan_in: usize,
+        left_out: impl Fn(ObjectId) -> bool,
+    ) -> Option<(Vec<Arc<ObjectInfo>>, u8)> {
+        let object = |id: &ObjectId| self.live[id].object.clone();
+        let mut neighbours = Vec::with_capacity(fan_in);
+        let mut of = 0;
+        for (generation, _, id) in &self.shared {
+            if *generation != of || left_out(*id) {
+                neighbours.clear();
+                of = *generation;
+            }
+            if left_out(*id) {
+                continue;
+            }
+            neighbours.push(*id);
+            if neighbours.len() == fan_in {
+                let objects = neighbours.iter().map(object).collect();
+                return Some((objects, generation.saturating_add(1)));
+            }
+        }
+        let (_, id) = self.wasteful.iter().find(|(_, id)| !left_out(*id))?;
+        Some((vec![object(id)], self.live[id].object.generation))
+    }
+
+    /// Number of the objects in use.
+    pub(crate) fn live_count(&self) -> usize {
+        self.live.len()
+    }
+
+    /// Their size.
+    pub(crate) fn live_bytes(&self) -> u64 {
+        self.live_bytes
+    }
+
+    /// Whether a stream has a range in it.
+    pub(crate) fn is_live(&self, id: ObjectId) -> bool {
+        self.live.contains_key(&id)
+    }
+
+    /// Whether an object of this name is one of this store's, and neither in the catalog nor on its way there.
+    pub(crate) fn is_orphan(&self, name: &str) -> bool {
+        let Some(id) = upload::object_id(name).filter(|id| id.0 < self.committed) else {
+            return false;
+        };
+        let object = self.live.get(&id).map(|live| &live.object);
+        let known = object.or_else(|| self.retired.get(&id));
+        known.is_none_or(|object| object.name != name) && !self.uploading.contains(name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use alluvium_device::sim::Random;
+
+    use super::*;
+    use crate::types::StreamOffset;
+
+    fn range(id: u64, created_at_ms: i64, generation: u8, payload_bytes: u64) -> Range {
+        let object = ObjectInfo {
+            id: ObjectId(id),
+            name: String::new(),
+            size_bytes: 1,
+            index_position: 0,
+            index_bytes: 0,
+            index_crc32c: 0,
+            created_at_ms,
+            generation,
+            payload_bytes,
+        };
+        let (start, end) = (StreamOffset(0), StreamOffset(1));
+        Range { object: Arc::new(object), start, end, payload_bytes: 10, max_timestamp_ms: 0 }
+    }
+
+    /// Add an object with so many ranges of 10 bytes.
+    fn insert(table: &mut ObjectTable, range: &Range, streams: u64) {
+        table.insert(range.object.clone(), Used { streams, payload_bytes: streams * 10 });
+    }
+
+    fn found(table: &ObjectTable, left_out: &[u64]) -> Option<(Vec<u64>, u8)> {
+        let found = table.compactable(3, |id| left_out.contains(&id.0));
+        found.map(|(objects, generation)| {
+            (objects.iter().map(|object| object.id.0).collect(), generation)
+        })
+    }
+
+    #[test]
+    fn the_oldest_that_nothing_separates_are_taken() {
+        let mut table = ObjectTable::default();
+        // Not in the order of their numbers, and one in between that a stream has for itself.
+        for (id, created_at_ms) in [(1, 50), (2, 10), (3, 20), (4, 30), (5, 40), (6, 60), (7, 70)] {
+            let streams = if id == 3 { 1 } else { 2 };
+            insert(&mut table, &range(id, created_at_ms, 0, streams * 10), streams);
+        }
+        insert(&mut table, &range(8, 0, 1, 20), 2);
+        assert_eq!(found(&table, &[]), Some((vec![2, 4, 5], 1)));
+        assert_eq!(found(&table, &[7]), Some((vec![2, 4, 5], 1)), "what is left out lies behind");
+        assert_eq!(found(&table, &[4]), Some((vec![5, 1, 6], 1)));
+        assert_eq!(found(&table, &[1, 2]), None);
+        assert_eq!(found(&table, &[5, 6]), None);
+    }
+
+    #[test]
+    fn what_is_released_is_waste_and_then_retired() {
+        let mut table = ObjectTable::default();
+        let (first, second) = (range(1, 10, 4, 40), range(2, 20, 0, 40));
+        insert(&mut table, &first, 4);
+        insert(&mut table, &second, 4);
+        assert!(!table.release(&first) && !table.release(&first));
+        assert_eq!(found(&table, &[]), None, "half of it is in use");
+        assert!(!table.release(&first));
+        assert_eq!(found(&table, &[]), Some((vec![1], 4)));
+        assert_eq!(found(&table, &[1]), None);
+        assert!(table.release(&first));
+        assert_eq!(found(&table, &[]), None);
+        assert_eq!((table.live_count(), table.live_bytes(), table.retired.len()), (1, 1, 1));
+    }
+
+    /// Objects come and go; each time the same is found as by sorting all of them anew.
+    #[test]
+    fn what_is_listed_is_what_sorting_gives() {
+        let mut times_found = [0; 2];
+        for seed in 0..200 {
+            let mut random = Random::new(seed);
+            let mut table = ObjectTable::default();
+            // With the number of streams that have 10 bytes in it.
+            let mut live: Vec<(Range, u64)> = Vec::new();
+            let mut left_out = Vec::new();
+            for id in 0..100 {
+                if random.below(3) == 0 && !live.is_empty() {
+                    let at = random.below(live.len() as u64) as usize;
+                    live[at].1 -= 1;
+                    assert_eq!(table.release(&live[at].0), live[at].1 == 0);
+                    live.retain(|(_, streams)| *streams > 0);
+                } else {
+                    let streams = 1 + random.below(4);
+                    let generation = random.below(3) as u8;
+                    let created_at_ms = random.below(50).cast_signed();
+                    let new = range(id, created_at_ms, generation, streams * 10);
+                    insert(&mut table, &new, streams);
+                    live.push((new, streams));
+                }
+                if random.below(10) == 0 {
+                    left_out.push(id);
+                }
+                let expected = by_sorting(&mut live, &left_out);
+                assert_eq!(found(&table, &left_out), expected, "seed {seed}, {id}");
+                if let Some((objects, _)) = expected {
+                    times_found[usize::from(objects.len() == 1)] += 1;
+                }
+            }
+        }
+        assert!(times_found.iter().all(|times| *times > 100), "{times_found:?}");
+    }
+
+    fn by_sorting(live: &mut [(Range, u64)], left_out: &[u64]) -> Option<(Vec<u64>, u8)> {
+        live.sort_by_key(|(range, _)| (range.object.created_at_ms, range.object.id));
+        let is_left_out = |range: &Range| left_out.contains(&range.object.id.0);
+        for generation in 0..3 {
+            let shared = live.iter().filter(|(range, streams)| {
+                range.object.generation == generation
+                    && (*streams > 1 || range.object.payload_bytes != 10)
+            });
+            let shared: Vec<&Range> = shared.map(|(range, _)| range).collect();
+            let mut windows = shared.windows(3);
+            if let Some(three) = windows.find(|three| !three.iter().any(|range| is_left_out(range)))
+            {
+                return Some((
+                    three.iter().map(|range| range.object.id.0).collect(),
+                    generation + 1,
+                ));
+            }
+        }
+        let mut wasteful = live.iter().filter(|(range, streams)| {
+            streams * 10 < range.object.payload_bytes / 2 && !is_left_out(range)
+        });
+        let (range, _) = wasteful.next()?;
+        Some((vec![range.object.id.0], range.object.generation))
+    }
+}
