@@ -57,7 +57,18 @@ pub enum ErrorKind {
 impl ObjectError {
     pub(crate) fn store(name: &str, error: &Error) -> Self {
         let text = error.to_string();
-        let (reason, code) = in_words(&text);
+        let (mut reason, code) = in_words(&text);
+        // A client that got no answer says why only in the causes of its error: no certificate, no connection.
+        let mut told = text.clone();
+        let mut cause = std::error::Error::source(error);
+        while let Some(error) = cause {
+            let why = error.to_string();
+            if !told.contains(&why) {
+                reason = format!("{reason}: {}", in_words(&why).0);
+                told = why;
+            }
+            cause = error.source();
+        }
         // Not every request's error has the variant that its status means, and the status is in the text alone.
         let denied = ["status code: 401", "status code: 403"].iter().any(|it| text.contains(it));
         let kind = match (error, &code) {
@@ -121,7 +132,7 @@ fn in_words(text: &str) -> (String, Option<String>) {
     let (code, message) = (element("Code"), element("Message"));
     let told: Vec<_> = code.iter().chain(&message).map(String::as_str).collect();
     let before = shortened(text[..at].trim_end());
-    (format!("{before} {}", told.join(": ")).trim_end().to_owned(), code)
+    (format!("{before} {}", told.join(": ")).trim().to_owned(), code)
 }
 
 fn shortened(text: &str) -> String {
@@ -162,6 +173,34 @@ mod tests {
             "{shown}"
         );
         assert!(error.is_permanent());
+    }
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("{0}")]
+    struct Cause(String, #[source] Option<Box<Cause>>);
+
+    /// Of a cause and what has caused it, the first text alone is in the text of the error.
+    fn caused(texts: [&str; 3]) -> ObjectError {
+        let cause = texts
+            .iter()
+            .rev()
+            .fold(None, |cause, text| Some(Box::new(Cause((*text).to_owned(), cause))));
+        let source = cause.expect("there are some");
+        ObjectError::store("a", &Error::Generic { store: "S3", source })
+    }
+
+    #[test]
+    fn why_there_is_no_answer_is_told() {
+        let error = caused(["error sending request", "client error", "UnknownIssuer"]);
+        assert!(
+            error.reason().ends_with("error sending request: client error: UnknownIssuer"),
+            "{error}"
+        );
+        let body =
+            "<Error><Code>SlowDown</Code><CanonicalRequest>SECRET</CanonicalRequest></Error>";
+        let error = caused(["no", body, "no"]);
+        let shown = format!("{error} {error:?}");
+        assert!(shown.contains("no: SlowDown") && !shown.contains("SECRET"), "{shown}");
     }
 
     #[test]
