@@ -209,19 +209,21 @@ impl Objects {
         stream: StreamId,
         until: &mut Option<Enough<'_>>,
     ) -> Result<Timely<StreamBlocks>, ObjectError> {
+        let mut last_try = false;
         loop {
             if let Some(blocks) = self.cached_blocks(object, stream) {
                 return Ok(Timely::Here(blocks));
             }
             let key = Key::Index(object.id);
-            let (mut flight, mine) = {
+            let mut flight = {
                 let mut under_way = self.core.flights.lock();
                 match under_way.join(&key) {
-                    Some(flight) => (flight, false),
+                    Some(flight) => flight,
                     None if self.core.cache.peek(&key).is_some() => continue,
                     None => {
+                        last_try = true;
                         let fetch = self.core.clone().load_index(object.clone());
-                        (self.core.flights.start(&mut under_way, vec![key], fetch), true)
+                        self.core.flights.start(&mut under_way, vec![key], fetch)
                     }
                 }
             };
@@ -233,9 +235,9 @@ impl Objects {
                     Cached::Block(_) => unreachable!("the key is an index's"),
                 },
                 Ok(Timely::Late(ticket)) => return Ok(Timely::Late(ticket)),
-                Err(error) if mine => return Err(error),
-                // Of somebody who may have wanted something else.
-                Err(_) => {}
+                Err(error) if last_try => return Err(error),
+                // It may have been in trouble for longer than this reader is here.
+                Err(_) => last_try = true,
             }
         }
     }

@@ -163,3 +163,21 @@ async fn reading_ahead_takes_what_is_spare_only() {
     objects.core.cache.clear();
     assert_eq!(objects.read_stats().ahead_wasted_bytes, 1 << 20);
 }
+
+/// Who joins a flight that fails tries once more, with the others: else the last of many would wait for as many deadlines, one after the other.
+#[tokio::test]
+async fn many_readers_of_an_index_that_can_not_be_read_try_twice_together() {
+    let objects = objects(1 << 20);
+    let object = written(&objects, StreamId(7), 1).await;
+    objects.delete(&object.name).await.unwrap();
+    let readers: Vec<_> = (0..50)
+        .map(|_| {
+            let (objects, object) = (objects.clone(), object.clone());
+            tokio::spawn(async move { objects.blocks(&object, StreamId(7)).await.err() })
+        })
+        .collect();
+    for reader in readers {
+        assert!(reader.await.unwrap().is_some_and(|error| error.is_not_found()));
+    }
+    assert_eq!(objects.read_stats().gets, 2);
+}
