@@ -634,6 +634,7 @@ async fn decode<T: Send + 'static>(
 
 /// The blocks of one stream in one object.
 pub(crate) struct StreamBlocks {
+    /// The object's, if at least half of it is of the stream, or else that part of it.
     index: Arc<Vec<Block>>,
     blocks: Range<usize>,
 }
@@ -642,6 +643,10 @@ impl StreamBlocks {
     fn new(index: Arc<Vec<Block>>, stream: StreamId) -> Self {
         let first = index.partition_point(|block| block.stream < stream);
         let end = index.partition_point(|block| block.stream <= stream);
+        // A reader that waits must not keep what others have in the object: it is in no bound once the cache has dropped it.
+        if 2 * (end - first) < index.len() {
+            return Self { index: Arc::new(index[first..end].to_vec()), blocks: 0..end - first };
+        }
         Self { index, blocks: first..end }
     }
 

@@ -181,3 +181,31 @@ async fn many_readers_of_an_index_that_can_not_be_read_try_twice_together() {
     }
     assert_eq!(objects.read_stats().gets, 2);
 }
+
+/// There may be a hundred thousand streams in an object, and a thousand readers at as many objects.
+#[test]
+fn a_reader_keeps_of_an_index_what_is_its_streams() {
+    let block = |stream, position| Block {
+        stream: StreamId(stream),
+        start: StreamOffset(position),
+        end: StreamOffset(position + 1),
+        position,
+        len_bytes: 1,
+        entries: 1,
+        max_timestamp_ms: 0,
+        crc32c: 0,
+    };
+    let index: Vec<_> = (0..100).map(|number| block(number / 2, number)).collect();
+    let index = Arc::new(index);
+    for stream in 0..=50 {
+        let blocks = StreamBlocks::new(index.clone(), StreamId(stream));
+        let positions = blocks.after(StreamOffset(0)).iter().map(|block| block.position);
+        let expected = (2 * stream..2 * stream + 2).filter(|_| stream < 50);
+        assert!(positions.eq(expected), "stream {stream}");
+    }
+    let blocks = StreamBlocks::new(index.clone(), StreamId(7));
+    assert!(Arc::strong_count(&index) == 1 && blocks.index.len() == 2);
+    let alone = Arc::new(vec![block(7, 0), block(7, 1)]);
+    let blocks = StreamBlocks::new(alone.clone(), StreamId(7));
+    assert!(Arc::ptr_eq(&blocks.index, &alone), "nothing is copied where it is all the stream's");
+}
