@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::memory::InMemory;
+use object_store::path::Path as Location;
 use object_store::prefix::PrefixStore;
 use object_store::{BackoffConfig, Certificate, ClientOptions, ObjectStore, RetryConfig};
 use url::{Host, Url};
@@ -74,8 +75,14 @@ impl ObjectStoreUrl {
                     format!("object-store `{text}` names no bucket; write s3://bucket/prefix")
                 })?;
                 settings.bucket_endpoint(name)?;
-                let prefix = url.path().trim_matches('/').into();
-                Ok(Self::S3(Bucket { name: name.into(), prefix, settings }))
+                let prefix = url.path().trim_matches('/');
+                // Else the objects would lie under another name than what was asked for, and what a policy of the bucket states.
+                if Location::from(prefix).as_ref() != prefix {
+                    return Err(format!(
+                        "object-store `{text}`: a prefix has letters, digits and -_.!'() in it, and single slashes"
+                    ));
+                }
+                Ok(Self::S3(Bucket { name: name.into(), prefix: prefix.into(), settings }))
             }
             other => Err(format!(
                 "object-store `{text}`: unknown scheme `{other}`; this build has s3://, file:// and memory://"
@@ -94,6 +101,11 @@ fn without_secrets(option: &str, text: &str, example: &str) -> Result<Url, Strin
         return Err(format!(
             "{option} has a user or a query in it, and is shown in logs: credentials come from the environment, as \
              AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or from the machine"
+        ));
+    }
+    if url.fragment().is_some() {
+        return Err(format!(
+            "{option} `{text}` has a # in it; in the name of a directory it is %23"
         ));
     }
     Ok(url)
@@ -357,6 +369,7 @@ mod tests {
             ("s3://bucket", "bucket", ""),
             ("s3://bucket/", "bucket", ""),
             ("s3://a.bucket/a/b/", "a.bucket", "a/b"),
+            ("s3://a.bucket/a-b_c.d!e'(f)", "a.bucket", "a-b_c.d!e'(f)"),
         ] {
             let Ok(ObjectStoreUrl::S3(bucket)) = parse(url) else { panic!("{url}") };
             assert_eq!((bucket.name.as_str(), bucket.prefix.as_str()), (name, prefix));
@@ -368,6 +381,13 @@ mod tests {
             ("file://objects", "three slashes"),
             ("s3:///prefix", "names no bucket"),
             ("s3://bucket:9000/prefix", "names no bucket"),
+            ("s3://bucket/two words", "a prefix has"),
+            ("s3://bucket/two%20words", "a prefix has"),
+            ("s3://bucket/~home", "a prefix has"),
+            ("s3://bucket/\u{fc}", "a prefix has"),
+            ("s3://bucket/a//b", "a prefix has"),
+            ("s3://bucket/a#b", "a #"),
+            ("file:///srv/a#b", "%23"),
         ] {
             let error = parse(url).unwrap_err();
             assert!(error.contains(reason), "{url}: {error}");
