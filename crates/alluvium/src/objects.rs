@@ -133,9 +133,9 @@ impl fmt::Display for ObjectStoreUrl {
 impl S3Settings {
     /// The endpoint, from the settings or else from the environment; `None` is AWS.
     fn endpoint(&self) -> Option<String> {
-        let from = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
-        let environment = || from("AWS_ENDPOINT_URL_S3").or_else(|| from("AWS_ENDPOINT_URL"));
-        self.endpoint.clone().or_else(environment)
+        let stated =
+            || ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"].into_iter().find_map(environment);
+        self.endpoint.clone().or_else(stated)
     }
 
     /// Where the bucket is, if not at AWS: as a path of the endpoint, or as a part of its name.
@@ -197,7 +197,7 @@ pub(crate) fn open(url: &ObjectStoreUrl) -> Result<Arc<dyn ObjectStore>, Failure
             );
             Ok(Arc::new(InMemory::new()))
         }
-        ObjectStoreUrl::S3(bucket) => open_bucket(bucket, credentials(), RETRIES),
+        ObjectStoreUrl::S3(bucket) => open_bucket(bucket, credentials(environment)?, RETRIES),
     }
 }
 
@@ -248,8 +248,17 @@ fn open_bucket(
     })
 }
 
+/// A variable of the environment, if there is anything in it.
+fn environment(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
+}
+
 /// Credentials and region from AWS's environment variables; without any, the machine's own (instance, container, web identity).
-fn credentials() -> AmazonS3Builder {
+///
+/// # Errors
+/// The container's can not be asked for with what is there.
+fn credentials(variable: impl Fn(&str) -> Option<String>) -> Result<AmazonS3Builder, Failure> {
+    check_container(&variable).map_err(Failure::Usage)?;
     use AmazonS3ConfigKey as Key;
     // Named one by one: what else is in the environment does not change where records go.
     let known = [
@@ -266,12 +275,35 @@ fn credentials() -> AmazonS3Builder {
         ("AWS_CONTAINER_CREDENTIALS_FULL_URI", Key::ContainerCredentialsFullUri),
         ("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", Key::ContainerAuthorizationTokenFile),
     ];
-    known.into_iter().fold(AmazonS3Builder::new(), |builder, (name, key)| {
-        match std::env::var(name) {
-            Ok(value) if !value.is_empty() => builder.with_config(key, value),
-            _ => builder,
-        }
-    })
+    let known = known.into_iter().filter_map(|(name, key)| Some((key, variable(name)?)));
+    Ok(known.fold(AmazonS3Builder::new(), |builder, (key, value)| builder.with_config(key, value)))
+}
+
+/// What the client takes for no error: with an address and no token it asks the instance for its credentials, which are others, and with a token that no
+/// header can have in it, it panics.
+fn check_container(variable: impl Fn(&str) -> Option<String>) -> Result<(), String> {
+    const URI: &str = "AWS_CONTAINER_CREDENTIALS_FULL_URI";
+    const TOKEN: &str = "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE";
+    let before = [
+        "AWS_ACCESS_KEY_ID",
+        "AWS_WEB_IDENTITY_TOKEN_FILE",
+        "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+    ];
+    if variable(URI).is_none() || before.into_iter().any(|name| variable(name).is_some()) {
+        return Ok(());
+    }
+    let Some(file) = variable(TOKEN) else {
+        return Err(format!(
+            "there is {URI} in the environment, but no {TOKEN}, which goes with it"
+        ));
+    };
+    match std::fs::read(&file) {
+        Ok(token) if token.iter().any(u8::is_ascii_control) => Err(format!(
+            "{TOKEN}: there is a line break or another control character in {file}; it has to be the token alone"
+        )),
+        // One that is missing may come later.
+        _ => Ok(()),
+    }
 }
 
 fn certificates(file: &Path) -> Result<Vec<Certificate>, Failure> {
@@ -292,7 +324,7 @@ fn certificates(file: &Path) -> Result<Vec<Certificate>, Failure> {
 /// The bucket does not exist, or the credentials are refused.
 pub(crate) fn check(url: &ObjectStoreUrl) -> Result<(), Failure> {
     match url {
-        ObjectStoreUrl::S3(bucket) => check_bucket(url, bucket, credentials()),
+        ObjectStoreUrl::S3(bucket) => check_bucket(url, bucket, credentials(environment)?),
         ObjectStoreUrl::Directory(_) | ObjectStoreUrl::Memory => Ok(()),
     }
 }
@@ -404,6 +436,33 @@ mod tests {
         let endpoint = at("https://KEY:hush@s3.example.org");
         let error = ObjectStoreUrl::parse("s3://bucket", endpoint).unwrap_err();
         assert!(!error.contains("hush") && error.contains("s3-endpoint"), "{error}");
+    }
+
+    #[test]
+    fn credentials_of_a_container_come_with_their_token_or_not_at_all() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let name = file.path().to_str().unwrap();
+        let (uri, token) =
+            ("AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE");
+        let refused = |given: &[(&str, &str)]| {
+            let variable = |name: &str| {
+                let found = given.iter().find(|(given, _)| *given == name);
+                found.map(|(_, value)| (*value).to_owned())
+            };
+            credentials(variable).err().map(|failure| format!("{failure:?}"))
+        };
+        assert!(refused(&[(uri, "http://127.0.0.1/")]).unwrap().contains(token));
+        assert_eq!(refused(&[(uri, "http://127.0.0.1/"), (token, "/not/there/yet")]), None);
+        for (content, is_refused) in [("hush", false), ("hush\n", true), ("", false)] {
+            std::fs::write(file.path(), content).unwrap();
+            let refused = refused(&[(uri, "http://127.0.0.1/"), (token, name)]);
+            assert_eq!(refused.is_some(), is_refused, "{content:?}: {refused:?}");
+            assert!(refused.is_none_or(|reason| !reason.contains("hush")), "it is a secret");
+        }
+        let others = [("AWS_ACCESS_KEY_ID", "id"), ("AWS_WEB_IDENTITY_TOKEN_FILE", "file")];
+        for other in others {
+            assert_eq!(refused(&[(uri, "http://127.0.0.1/"), other]), None, "it comes first");
+        }
     }
 
     #[test]
