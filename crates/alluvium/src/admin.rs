@@ -230,7 +230,7 @@ impl Collector for StoreCollector {
                 gauge.metric_type(),
             )?)?;
         }
-        let counters: [(&str, &str, u64); 24] = [
+        let counters: [(&str, &str, u64); 25] = [
             ("uploads", "Uploads committed", stats.uploads),
             ("uploaded_bytes", "Bytes of objects committed", stats.uploaded_bytes),
             ("compactions", "Compactions committed", stats.compactions),
@@ -249,6 +249,11 @@ impl Collector for StoreCollector {
             ),
             ("late_read_gets", "Ranged GETs of blocks and indexes", stats.reads.gets),
             ("late_read_get_bytes", "Bytes that these asked for", stats.reads.get_bytes),
+            (
+                "late_read_failures",
+                "Blocks and indexes that could not be read, or are damaged",
+                stats.reads.failures,
+            ),
             (
                 "late_read_bytes",
                 "Bytes of record batches that readers got from objects or the block cache",

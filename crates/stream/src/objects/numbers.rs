@@ -2,8 +2,16 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use super::ObjectError;
 use crate::types::Batch;
+
+/// Who can not read tries again and again; the log is told so often at most.
+const TOLD_EACH: Duration = Duration::from_secs(10);
 
 /// Reads from objects, since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -12,6 +20,8 @@ pub struct ReadStats {
     pub gets: u64,
     /// Bytes that they asked for.
     pub get_bytes: u64,
+    /// Indexes and blocks that could not be read: no answer, not there, or damaged.
+    pub failures: u64,
     /// Payload of the batches that readers were given from objects, from memory or not.
     pub returned_bytes: u64,
     /// Blocks that were wanted, and in memory.
@@ -32,6 +42,9 @@ pub struct ReadStats {
 pub(super) struct ReadNumbers {
     gets: AtomicU64,
     get_bytes: AtomicU64,
+    failures: AtomicU64,
+    /// When the log was told of the last damage, and of the last other failure.
+    told: [Mutex<Option<Instant>>; 2],
     returned_bytes: AtomicU64,
     hits: AtomicU64,
     misses: AtomicU64,
@@ -45,6 +58,23 @@ impl ReadNumbers {
     pub(super) fn get(&self, bytes: u64) {
         self.gets.fetch_add(1, Ordering::Relaxed);
         self.get_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// For an operator: the reader itself gets the error, and may be anywhere.
+    pub(super) fn failed(&self, error: &ObjectError) {
+        self.failures.fetch_add(1, Ordering::Relaxed);
+        let is_damaged = matches!(error, ObjectError::Damaged { .. });
+        let now = Instant::now();
+        let mut told = self.told[usize::from(is_damaged)].lock();
+        if told.is_some_and(|told| now - told < TOLD_EACH) {
+            return;
+        }
+        *told = Some(now);
+        if is_damaged {
+            tracing::error!("records can not be read: {error}");
+        } else {
+            tracing::warn!("records can not be read: {error}");
+        }
     }
 
     pub(super) fn returned(&self, batches: &[Batch]) {
@@ -78,6 +108,7 @@ impl ReadNumbers {
         ReadStats {
             gets: load(&self.gets),
             get_bytes: load(&self.get_bytes),
+            failures: load(&self.failures),
             returned_bytes: load(&self.returned_bytes),
             hits: load(&self.hits),
             misses: load(&self.misses),

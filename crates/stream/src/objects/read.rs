@@ -520,7 +520,7 @@ impl Core {
                 object::decode_index(object.index_position, &bytes, object.index_crc32c)
             })
         };
-        let index = decoded.await.map_err(|damage| ObjectError::damaged(&object.name, damage))?;
+        let index = decoded.await.map_err(|damage| self.damaged(&object, damage))?;
         let index = Cached::Index(Arc::new(index));
         self.cache.insert(key, index.clone());
         Ok(Arc::new(Landed { parts: vec![(key, Ok(index))], _room }))
@@ -558,7 +558,7 @@ impl Core {
                     self.cache.insert(key, block.clone());
                     Ok(block)
                 }
-                Err(damage) => Err(ObjectError::damaged(&object.name, damage)),
+                Err(damage) => Err(self.damaged(&object, damage)),
             };
             parts.push((key, decoded));
             // Decoding is work without a wait; let others have the thread.
@@ -574,7 +574,14 @@ impl Core {
         lens: Vec<usize>,
     ) -> Result<Vec<Bytes>, ObjectError> {
         self.numbers.get(lens.iter().map(|len| *len as u64).sum());
-        get(self.stores.get(Cause::Read), &object.name, from, lens).await
+        let got = get(self.stores.get(Cause::Read), &object.name, from, lens).await;
+        got.inspect_err(|error| self.numbers.failed(error))
+    }
+
+    fn damaged(&self, object: &ObjectInfo, damage: Damage) -> ObjectError {
+        let error = ObjectError::damaged(&object.name, damage);
+        self.numbers.failed(&error);
+        error
     }
 }
 

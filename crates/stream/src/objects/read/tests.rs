@@ -179,7 +179,27 @@ async fn many_readers_of_an_index_that_can_not_be_read_try_twice_together() {
     for reader in readers {
         assert!(reader.await.unwrap().is_some_and(|error| error.is_not_found()));
     }
-    assert_eq!(objects.read_stats().gets, 2);
+    let stats = objects.read_stats();
+    assert_eq!((stats.gets, stats.failures), (2, 2));
+}
+
+#[tokio::test]
+async fn what_can_not_be_read_is_counted() {
+    let objects = objects(1 << 20);
+    let object = written(&objects, StreamId(7), 1).await;
+    let store = objects.store(Cause::Upload);
+    let whole = store.get(&"o".into()).await.unwrap().bytes().await.unwrap();
+    let last_of_index = usize::try_from(object.index_position + object.index_bytes).unwrap() - 1;
+    for (at, failures) in [(last_of_index, 1), (100, 2), (0, 2)] {
+        let mut damaged = whole.to_vec();
+        damaged[at] ^= 1;
+        store.put(&"o".into(), damaged.into()).await.unwrap();
+        let budget = &mut Budget::new(1);
+        let from = StreamOffset(0);
+        let part = objects.fetch(&object, StreamId(7), from, budget, &mut None).await;
+        assert_eq!(part.is_ok(), at == 0, "no reader looks at the header");
+        assert_eq!(objects.read_stats().failures, failures);
+    }
 }
 
 /// There may be a hundred thousand streams in an object, and a thousand readers at as many objects.
