@@ -6,11 +6,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
+use object_store::local::LocalFileSystem;
 use object_store::memory::InMemory;
 use object_store::path::Path as Location;
 use object_store::prefix::PrefixStore;
 use object_store::{BackoffConfig, Certificate, ClientOptions, ObjectStore, RetryConfig};
 use url::{Host, Url};
+use uuid::Uuid;
 
 use crate::output::Failure;
 
@@ -317,42 +319,61 @@ fn certificates(file: &Path) -> Result<Vec<Certificate>, Failure> {
     }
 }
 
-/// Ask a remote object store for the first name of what it holds. What can never succeed ends the start, before anything is made or written. What
-/// may succeed later does not hinder it: records are taken as long as the log has room.
+/// Ask the object store for the first name of what it holds: of the store with the log `wal_id`, if there is one yet. What can never succeed ends the start,
+/// before anything is made or written. What may succeed later does not hinder it: records are taken as long as the log has room. Whether there was a name; `None`
+/// if that is not known now, or says nothing.
 ///
 /// # Errors
 /// The bucket does not exist, or the credentials are refused.
-pub(crate) fn check(url: &ObjectStoreUrl) -> Result<(), Failure> {
-    match url {
-        ObjectStoreUrl::S3(bucket) => check_bucket(url, bucket, credentials(environment)?),
-        ObjectStoreUrl::Directory(_) | ObjectStoreUrl::Memory => Ok(()),
-    }
+pub(crate) fn check(url: &ObjectStoreUrl, wal_id: Option<Uuid>) -> Result<Option<bool>, Failure> {
+    check_with(url, wal_id, || credentials(environment))
 }
 
-fn check_bucket(
+fn check_with(
     url: &ObjectStoreUrl,
-    bucket: &Bucket,
-    credentials: AmazonS3Builder,
-) -> Result<(), Failure> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(|error| Failure::Failed(format!("can not start the runtime: {error}")))?;
-    // A client of its own: its connections end with this runtime.
-    let store = open_bucket(bucket, credentials, 0)?;
-    let asked = async { tokio::time::timeout(CHECK, alluvium_stream::try_objects(&*store)).await };
-    match runtime.block_on(asked) {
-        Ok(Ok(())) => Ok(()),
+    wal_id: Option<Uuid>,
+    credentials: impl FnOnce() -> Result<AmazonS3Builder, Failure>,
+) -> Result<Option<bool>, Failure> {
+    let asked = async {
+        match url {
+            ObjectStoreUrl::S3(bucket) => {
+                // A client of its own: its connections end with this runtime.
+                let store = open_bucket(bucket, credentials()?, 0)?;
+                ask(url, &*store, wal_id).await
+            }
+            ObjectStoreUrl::Directory(directory) if directory.is_dir() => {
+                let store = LocalFileSystem::new_with_prefix(directory)
+                    .map_err(|error| Failure::Failed(format!("object store {url}: {error}")))?;
+                ask(url, &store, wal_id).await
+            }
+            ObjectStoreUrl::Directory(_) => Ok(Some(false)),
+            // It is empty at each start, which was said.
+            ObjectStoreUrl::Memory => Ok(None),
+        }
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime =
+        runtime.map_err(|error| Failure::Failed(format!("can not start the runtime: {error}")))?;
+    runtime.block_on(asked)
+}
+
+async fn ask(
+    url: &ObjectStoreUrl,
+    store: &dyn ObjectStore,
+    wal_id: Option<Uuid>,
+) -> Result<Option<bool>, Failure> {
+    match tokio::time::timeout(CHECK, alluvium_stream::try_objects(store, wal_id)).await {
+        Ok(Ok(found)) => Ok(Some(found)),
         Ok(Err(error)) if error.is_permanent() => {
             Err(Failure::Failed(format!("object store {url}: {}{}", error.reason(), source())))
         }
         Ok(Err(error)) => {
             warn(url, &error.reason());
-            Ok(())
+            Ok(None)
         }
         Err(_) => {
             warn(url, &format!("no answer within {} s", CHECK.as_secs()));
-            Ok(())
+            Ok(None)
         }
     }
 }
@@ -530,13 +551,10 @@ mod tests {
     }
 
     /// The check as it is, but for credentials: there may be none in the environment, and the machine's are not asked for.
-    fn checked(url: &ObjectStoreUrl) -> Result<(), Failure> {
-        let ObjectStoreUrl::S3(bucket) = url else { panic!("{url}") };
-        check_bucket(
-            url,
-            bucket,
-            AmazonS3Builder::new().with_access_key_id("id").with_secret_access_key("hush"),
-        )
+    fn checked(url: &ObjectStoreUrl) -> Result<Option<bool>, Failure> {
+        let credentials =
+            AmazonS3Builder::new().with_access_key_id("id").with_secret_access_key("hush");
+        check_with(url, None, || Ok(credentials))
     }
 
     #[test]

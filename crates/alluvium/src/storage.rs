@@ -10,6 +10,7 @@ use alluvium_device::{Access, OpenOptions, SharedDevice};
 use alluvium_stream::{Catalog, Change, RedbCatalog};
 use alluvium_wal::{FormatOptions, HeaderInfo, OpenError, Wal};
 use object_store::ObjectStore;
+use uuid::Uuid;
 
 use crate::config::{ServeConfig, limits};
 use crate::output::Failure;
@@ -40,16 +41,24 @@ impl Storage {
             // Known before a file is pre-written, so said before.
             stream_options(config, config.wal_capacity.unwrap_or(limits::WAL_CAPACITY))?;
         }
-        crate::objects::check(&config.object_store)?;
-        let lock = lock_directory(&config.data_dir)?;
         let catalog_path = config.data_dir.join(CATALOG_FILE);
+        let is_first = !catalog_path.exists();
+        if is_first {
+            // Known before anything is made.
+            crate::objects::check(&config.object_store, None)?;
+        }
+        let lock = lock_directory(&config.data_dir)?;
         let catalog = RedbCatalog::open(&catalog_path).map_err(Failure::new)?;
         // Recovery reads all of it, and writes nothing before. Only what would be written here has to be certain here: a catalog without a
         // log is small.
-        let bound = match catalog.wal_id().map_err(Failure::new)? {
-            Some(_) => true,
-            None => catalog.load().map_err(Failure::new)?.wal_id.is_some(),
+        let wal_id = match catalog.wal_id().map_err(Failure::new)? {
+            Some(wal_id) => Some(wal_id),
+            None => catalog.load().map_err(Failure::new)?.wal_id,
         };
+        let bound = wal_id.is_some();
+        if !is_first {
+            check_objects(config, &catalog, wal_id)?;
+        }
         let (device, header) = open_wal(config, bound)?;
         if !bound {
             check_unused(config, &header, &catalog_path)?;
@@ -64,6 +73,29 @@ impl Storage {
         let wal_options = wal_options(config.node_id, capacity);
         let wal_options = alluvium_wal::Options { reserve: config.wal_reserve, ..wal_options };
         Ok(Self { device, wal_options, catalog: Arc::new(catalog), objects, options, _lock: lock })
+    }
+}
+
+/// The object store of a catalog that knows objects: one that holds nothing of its store is another one, or is not mounted. Uploads would go there, and the log
+/// be trimmed, and whoever sets it right would miss those.
+fn check_objects(
+    config: &ServeConfig,
+    catalog: &RedbCatalog,
+    wal_id: Option<Uuid>,
+) -> Result<(), Failure> {
+    if crate::objects::check(&config.object_store, wal_id)? != Some(false) {
+        return Ok(());
+    }
+    let streams = catalog.load().map_err(Failure::new)?.streams;
+    let ranges: usize = streams.values().map(|stream| stream.ranges.len()).sum();
+    match wal_id.filter(|_| ranges > 0) {
+        None => Ok(()),
+        Some(wal_id) => Err(Failure::Failed(format!(
+            "object store {}: there is nothing under streams/{wal_id}/, where the catalog in {} knows records. Is it another one, or not mounted? If they are \
+             lost for good, put anything there, an empty file for instance, to start without them",
+            config.object_store,
+            config.data_dir.display()
+        ))),
     }
 }
 

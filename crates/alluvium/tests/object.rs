@@ -87,6 +87,30 @@ fn whole_objects_are_shown_and_said_to_be_whole() {
     contains(&several, &["name one of them"]);
 }
 
+/// A mount that is missing, an option that was forgotten.
+#[test]
+fn a_server_does_not_start_on_another_object_store_than_its_own() {
+    let data = served(1);
+    let other = tempfile::tempdir().unwrap();
+    let url = |path: &Path| format!("file://{}", text(path));
+    let serve = |url: &str| {
+        let arguments = ["--listen", "127.0.0.1:0", "--admin-listen", "none"];
+        let mut all = vec!["serve", "--data-dir", text(data.path()), "--object-store", url];
+        all.extend(arguments);
+        refused(1, &all)
+    };
+    for missing in [other.path().to_path_buf(), other.path().join("not-there")] {
+        contains(&serve(&url(&missing)), &["there is nothing under streams/", "not mounted"]);
+    }
+    assert_eq!(fs::read_dir(other.path()).unwrap().count(), 0, "nothing was made there");
+
+    // Moved, it is the same one.
+    let moved = other.path().join("moved");
+    fs::rename(data.path().join("objects"), &moved).unwrap();
+    let server = Server::start(data.path(), &["--object-store", &url(&moved)]);
+    assert!(server.stop(Signal::TERM).0.success());
+}
+
 #[test]
 fn damage_is_told_with_its_place() {
     let data = served(2);

@@ -17,6 +17,9 @@ use std::time::Duration;
 
 use futures::TryStreamExt;
 use object_store::ObjectStore;
+use uuid::Uuid;
+
+use crate::upload::object_prefix;
 
 use crate::bandwidth::Bandwidth;
 
@@ -97,11 +100,16 @@ pub(crate) async fn within<T>(
     }
 }
 
-/// Ask an object store whether it can be used: for the first name of what it holds.
+/// Ask an object store whether it can be used: for the first name of what it holds, of the store with this WAL if there is one. Whether there is any.
 ///
 /// # Errors
 /// What any other request would meet now; see [`ObjectError::is_permanent`].
-pub async fn try_objects(store: &dyn ObjectStore) -> Result<(), ObjectError> {
-    let mut listing = store.list(Some(&OBJECTS_DIRECTORY.into()));
-    within(Request::List, OBJECTS_DIRECTORY, listing.try_next()).await.map(drop)
+pub async fn try_objects(
+    store: &dyn ObjectStore,
+    wal_id: Option<Uuid>,
+) -> Result<bool, ObjectError> {
+    let prefix = wal_id.map_or_else(|| OBJECTS_DIRECTORY.into(), object_prefix);
+    let mut listing = store.list(Some(&prefix.as_str().into()));
+    let first = within(Request::List, &prefix, listing.try_next()).await?;
+    Ok(first.is_some())
 }
