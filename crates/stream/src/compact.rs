@@ -319,7 +319,7 @@ struct Origin {
 
 /// An object of about so much payload.
 fn output<'a>(shared: &'a Shared, attempt: &'a Attempt, bytes: u64) -> Output<'a> {
-    Output::new(shared.objects.way(Cause::Compaction), attempt).for_bytes(bytes)
+    Output::new(shared.objects.way(Cause::Compaction), attempt, bytes)
 }
 
 /// What is to be committed.

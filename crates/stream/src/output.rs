@@ -47,16 +47,11 @@ pub(crate) struct Output<'a> {
 }
 
 impl<'a> Output<'a> {
-    pub(crate) fn new(way: Way<'a>, attempt: &'a Attempt) -> Self {
+    /// For about so much payload.
+    pub(crate) fn new(way: Way<'a>, attempt: &'a Attempt, payload_bytes: u64) -> Self {
         let (encoder, header) = Encoder::new(attempt.nonce);
-        let writer = Writer::new(way, &attempt.name);
+        let writer = Writer::new(way, &attempt.name, payload_bytes);
         Self { attempt, header: Some(header), encoder: Some(encoder), writer, payload_bytes: 0 }
-    }
-
-    /// Of about so much payload; see [`Writer::for_bytes`].
-    pub(crate) fn for_bytes(mut self, bytes: u64) -> Self {
-        self.writer = self.writer.for_bytes(bytes);
-        self
     }
 
     /// Add a batch, which `range` takes in, too. Streams come in ascending order, each one's batches in offset order. A block that is complete is to be

@@ -254,7 +254,7 @@ mod tests {
         let (nonce, name) = (Uuid::from_u128(id.into()), format!("object-{id}"));
         let attempt = Attempt { id: ObjectId(1000 + id), nonce, name };
         let way = stream.shared.objects.way(Cause::Upload);
-        let mut output = Output::new(way, &attempt);
+        let mut output = Output::new(way, &attempt, 0);
         let mut range = None;
         for base in bases {
             assert!(output.push(stream.id(), &batch(base), &mut range).is_none());

@@ -109,7 +109,8 @@ async fn cycle(shared: &Arc<Shared>, gathered: Duration) -> Result<(), StoreErro
     let mut ranges = vec![None; parts.len()];
     for together in objects_of(&parts, &folded) {
         let members: Vec<&Part> = together.iter().map(|at| &parts[*at]).collect();
-        let (object, written) = write_until_done(shared, &members, &mut pace).await?;
+        let bytes = together.iter().map(|at| folded[*at].written_bytes).sum();
+        let (object, written) = write_until_done(shared, &members, bytes, &mut pace).await?;
         objects.push(Arc::new(object));
         for (at, range) in together.into_iter().zip(written) {
             ranges[at] = range;
@@ -225,13 +226,14 @@ type Written = (ObjectInfo, Vec<Option<ObjectRange>>);
 async fn write_until_done(
     shared: &Shared,
     parts: &[&Part],
+    payload_bytes: u64,
     pace: &mut Pace<'_>,
 ) -> Result<Written, StoreError> {
     let id = shared.new_object_id();
     let mut backoff = Backoff::new(shared);
     loop {
         let attempt = Attempt::new(shared, id);
-        let mut output = Output::new(shared.objects.way(Cause::Upload), &attempt);
+        let mut output = Output::new(shared.objects.way(Cause::Upload), &attempt, payload_bytes);
         let error = match write(shared, &mut output, pace, parts).await {
             Ok(written) => return Ok(written),
             Err(error) => error,

@@ -12,6 +12,8 @@ use super::{ObjectError, Request, Way, within};
 /// Objects up to this size are one PUT; larger ones are written in parts of exactly this size, but for the last. At least 5 MiB, S3's
 /// minimum.
 const PART_BYTES: usize = 8 << 20;
+/// So many parts make an object at most, says S3.
+const PARTS_MAX: u64 = 10_000;
 /// Parts in flight: with the one being filled, the memory that an upload takes.
 const PARTS_IN_FLIGHT: usize = 4;
 
@@ -35,17 +37,11 @@ struct Large {
 }
 
 impl<'a> Writer<'a> {
-    pub(crate) fn new(way: Way<'a>, name: &'a str) -> Self {
+    /// For about so much payload. Parts are so large that S3 takes as many as it takes.
+    pub(crate) fn new(way: Way<'a>, name: &'a str, payload_bytes: u64) -> Self {
         let (pieces, pieces_bytes) = (VecDeque::new(), 0);
-        let part_bytes = PART_BYTES;
+        let part_bytes = part_bytes(payload_bytes);
         Self { way, name, part_bytes, pieces, pieces_bytes, large: None }
-    }
-
-    /// With parts so large that this much fits into as many as S3 takes, 10,000.
-    pub(crate) fn for_bytes(mut self, bytes: u64) -> Self {
-        let part_bytes = usize::try_from(bytes / 8000).unwrap_or(usize::MAX);
-        self.part_bytes = part_bytes.max(PART_BYTES);
-        self
     }
 
     pub(crate) async fn write(&mut self, piece: Bytes) -> Result<(), ObjectError> {
@@ -134,6 +130,12 @@ impl<'a> Writer<'a> {
             },
         }
     }
+}
+
+/// The size of the parts of an object with so much payload, which may be as much again with what is written around it.
+fn part_bytes(payload_bytes: u64) -> usize {
+    let least = payload_bytes.saturating_mul(2).div_ceil(PARTS_MAX);
+    usize::try_from(least).unwrap_or(usize::MAX).max(PART_BYTES)
 }
 
 /// What has become of a part.
@@ -271,7 +273,17 @@ mod tests {
     }
 
     fn writer<'a>(store: &'a Store, unlimited: &'a Bandwidth) -> Writer<'a> {
-        Writer::new(Way { store, bandwidth: unlimited, cause: Cause::Upload }, "a")
+        Writer::new(Way { store, bandwidth: unlimited, cause: Cause::Upload }, "a", 0)
+    }
+
+    #[test]
+    fn an_object_fits_into_as_many_parts_as_there_may_be() {
+        for payload_bytes in [0, 1 << 30, 32 << 30] {
+            assert_eq!(part_bytes(payload_bytes), PART_BYTES);
+        }
+        for payload_bytes in [64 << 30, 512 << 30, 2 << 40] {
+            assert!(part_bytes(payload_bytes) as u64 * PARTS_MAX >= 2 * payload_bytes);
+        }
     }
 
     /// Write `len` bytes in pieces of 1,000,000, which no part is a multiple of.

@@ -92,7 +92,7 @@ async fn a_block_as_large_as_half_of_the_cache_is_kept() {
 /// Write an object of so many batches, each a block of a MiB.
 async fn written(objects: &Objects, stream: StreamId, batches: u64) -> Arc<ObjectInfo> {
     let attempt = Attempt { id: ObjectId(1), nonce: Uuid::from_u128(1), name: "o".into() };
-    let mut output = Output::new(objects.way(Cause::Upload), &attempt);
+    let mut output = Output::new(objects.way(Cause::Upload), &attempt, 0);
     let mut range = None;
     for base in 0..batches {
         let payload = Bytes::from(vec![base as u8; (1 << 20) - ENTRY_BYTES]);
