@@ -71,7 +71,7 @@ pub enum Change {
     WalMarked(u64),
     /// A run of the store begins with this commit. The last [`LIVES_KEPT`] are remembered.
     BeginLife {
-        /// Random.
+        /// Random. Nil is no life: only the version is raised.
         id: Uuid,
         /// The catalog's version becomes this one, unless it is further already.
         version: u64,

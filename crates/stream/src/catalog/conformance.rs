@@ -53,8 +53,8 @@ fn object(id: u64) -> ObjectInfo {
     ObjectInfo {
         id: ObjectId(id),
         name: format!("objects/{id}"),
-        size_bytes: 1000 + id,
-        index_position: 900,
+        size_bytes: 1020 + id,
+        index_position: 900 + id,
         index_bytes: 56,
         index_crc32c: 0xdead_beef,
         created_at_ms: 1,

@@ -13,6 +13,7 @@ use super::{
     Catalog, CatalogError, Change, LIVES_KEPT, Life, ObjectInfo, ObjectRange, RedbCatalog,
     Snapshot, StreamRow, Uploaded,
 };
+use crate::object::{FOOTER_BYTES, HEADER_BYTES};
 use crate::types::{ObjectId, StreamId, StreamOffset};
 
 const FORMAT_VERSION: u32 = 1;
@@ -278,6 +279,17 @@ fn check(snapshot: &Snapshot) -> Result<(), String> {
     {
         return Err("a life that begins after a later one, or after the catalog".into());
     }
+    if snapshot.lives.len() > LIVES_KEPT || snapshot.lives.iter().any(|life| life.id.is_nil()) {
+        return Err("more lives than a catalog remembers, or one without an id".into());
+    }
+    for (id, ObjectInfo { size_bytes, index_position, index_bytes, .. }) in &snapshot.objects {
+        let end = index_position.checked_add(*index_bytes);
+        if end.and_then(|end| end.checked_add(FOOTER_BYTES as u64)) != Some(*size_bytes)
+            || *index_position < HEADER_BYTES as u64
+        {
+            return Err(format!("the parts of object {id} do not make its size"));
+        }
+    }
     match snapshot.objects.last_key_value() {
         Some((id, _)) if id.0 >= snapshot.next_object_id => {
             Err(format!("object {id}, but the next one is {}", snapshot.next_object_id))
@@ -295,14 +307,6 @@ pub fn import(catalog: &dyn Catalog, snapshot: &Snapshot) -> Result<(), CatalogE
     if catalog.load()? != Snapshot::default() {
         return Err(CatalogError::Refused("there is something in the catalog".into()));
     }
-    // Each commit raises the version by one; the lives do the rest.
-    let before = match snapshot.lives.as_slice() {
-        [] => snapshot.version.saturating_sub(1),
-        // An older one is put before them, see below.
-        lives if lives.len() >= LIVES_KEPT => 0,
-        [first, ..] => first.after_version,
-    };
-    (0..before).try_for_each(|_| catalog.commit(&[]).map(drop))?;
     catalog.commit(&changes(snapshot))?;
     let expected = Snapshot { version: snapshot.version.max(1), ..snapshot.clone() };
     if catalog.load()? != expected {
@@ -311,7 +315,7 @@ pub fn import(catalog: &dyn Catalog, snapshot: &Snapshot) -> Result<(), CatalogE
     Ok(())
 }
 
-/// What makes `snapshot` of a catalog that holds nothing, and has the version that it had before its first life.
+/// What makes `snapshot` of a catalog that holds nothing.
 fn changes(snapshot: &Snapshot) -> Vec<Change> {
     let Snapshot {
         wal_id,
@@ -331,12 +335,10 @@ fn changes(snapshot: &Snapshot) -> Vec<Change> {
         Change::WalMarked(*wal_mark),
     ];
     changes.extend(wal_id.map(Change::BindWal));
-    // A life raises the version to that before the next life. The first of more than are remembered raises it for the others, and is forgotten.
+    // A life begins behind the version that was raised before it, and raises it to that before the next life.
     let raised = |after: u64| after.saturating_add(1);
-    if let Some(first) = lives.first().filter(|_| lives.len() >= LIVES_KEPT) {
-        let version = raised(first.after_version);
-        changes.push(Change::BeginLife { id: Uuid::nil(), version });
-    }
+    let first = lives.first().map_or(*version, |first| raised(first.after_version));
+    changes.push(Change::BeginLife { id: Uuid::nil(), version: first });
     let next = lives.iter().skip(1).map(|life| raised(life.after_version)).chain([*version]);
     let begin = |(life, version): (&Life, u64)| Change::BeginLife { id: life.id, version };
     changes.extend(lives.iter().zip(next).map(begin));
@@ -507,6 +509,23 @@ mod tests {
         assert_eq!(imported.load().unwrap(), snapshot);
     }
 
+    /// One of before there were lives, or that says so. It is not counted up to.
+    #[test]
+    fn a_great_version_is_no_work() {
+        let version = u64::MAX - 1;
+        let first = Life { after_version: version - 7, id: Uuid::from_u128(1) };
+        for lives in [vec![], vec![first], vec![Life { after_version: 0, ..first }]] {
+            let snapshot = Snapshot { version, lives, ..Snapshot::default() };
+            let directory = tempfile::tempdir().unwrap();
+            let path = directory.path().join("catalog");
+            import_file(&path, &read(&exported(&snapshot)).unwrap()).unwrap();
+            assert_eq!(RedbCatalog::open(&path).unwrap().load().unwrap(), snapshot);
+            let memory = MemoryCatalog::default();
+            import(&memory, &snapshot).unwrap();
+            assert_eq!(memory.load().unwrap(), snapshot);
+        }
+    }
+
     /// White space, and what the escape of a character looks like, is not of the content.
     #[test]
     fn every_flipped_bit_is_refused_or_of_no_importance() {
@@ -531,7 +550,7 @@ mod tests {
     fn what_no_catalog_can_hold_is_refused() {
         type Break = fn(&mut Snapshot);
         let id = StreamId(0);
-        let cases: [(&str, Break); 9] = [
+        let cases: [(&str, Break); 13] = [
             ("stream 1, but the next one is 1", |s| s.next_stream_id = 1),
             ("but the next one is 1", |s| s.next_object_id = 1),
             ("is empty", |s| ranges(s)[0].end = StreamOffset(0)),
@@ -541,9 +560,16 @@ mod tests {
             ("behind what was uploaded", |s| row(s).uploaded_end = StreamOffset(29)),
             ("a life", |s| s.version = 7),
             ("not there", |s| drop(s.objects.remove(&ObjectId(1)))),
+            ("do not make its size", |s| object(s).index_bytes = 1 << 40),
+            ("do not make its size", |s| object(s).index_position = u64::MAX),
+            ("without an id", |s| s.lives[1].id = Uuid::nil()),
+            ("more lives", |s| s.lives = vec![s.lives[0]; LIVES_KEPT + 1]),
         ];
         fn row(snapshot: &mut Snapshot) -> &mut StreamRow {
             snapshot.streams.get_mut(&StreamId(0)).unwrap()
+        }
+        fn object(snapshot: &mut Snapshot) -> &mut ObjectInfo {
+            snapshot.objects.get_mut(&ObjectId(1)).unwrap()
         }
         fn ranges(snapshot: &mut Snapshot) -> &mut Vec<ObjectRange> {
             &mut row(snapshot).ranges

@@ -95,7 +95,9 @@ fn apply(state: &mut Snapshot, change: &Change) -> Result<(), CatalogError> {
         }
         Change::LogUploaded(to) => state.uploaded_log = *to,
         Change::BeginLife { id, version } => {
-            state.lives.push(Life { after_version: state.version, id: *id });
+            if !id.is_nil() {
+                state.lives.push(Life { after_version: state.version, id: *id });
+            }
             // The commit raises it by one.
             state.version = state.version.max(version.saturating_sub(1));
             let too_many = state.lives.len().saturating_sub(LIVES_KEPT);

@@ -408,6 +408,9 @@ impl<'t> Tables<'t> {
                 let after_version = self.counter(KEY_VERSION)?;
                 // The commit raises it by one.
                 self.put_counter(KEY_VERSION, after_version.max(version.saturating_sub(1)))?;
+                if id.is_nil() {
+                    return Ok(());
+                }
                 let lives = self.identity.get(KEY_LIVES)?.map(|row| decode_lives(row.value()));
                 let mut lives = lives.transpose()?.unwrap_or_default();
                 lives.push(Life { after_version, id: *id });
