@@ -59,8 +59,8 @@ pub(crate) fn run(command: CatalogCommand) -> Result<(), Failure> {
 /// There is none, it is in use, or it can not be read.
 pub(crate) fn load(data_dir: &Path) -> Result<(Snapshot, File), Failure> {
     let path = data_dir.join(CATALOG_FILE);
-    // Else it would be made.
-    if !path.exists() {
+    // Else one would be made, in an empty file too.
+    if std::fs::metadata(&path).map_or(0, |file| file.len()) == 0 {
         return Err(Failure::Failed(format!("{}: there is no catalog", path.display())));
     }
     let lock = lock_directory(data_dir)?;

@@ -111,6 +111,17 @@ fn a_server_does_not_start_on_another_object_store_than_its_own() {
     assert!(server.stop(Signal::TERM).0.success());
 }
 
+/// As after a disk that was full: an export of nothing would pass for a backup.
+#[test]
+fn an_empty_file_is_no_catalog() {
+    let data = tempfile::tempdir().unwrap();
+    let path = data.path().join("catalog.redb");
+    fs::write(&path, "").unwrap();
+    let said = refused(1, &["catalog", "export", "--data-dir", text(data.path())]);
+    contains(&said, &["there is no catalog"]);
+    assert_eq!(fs::read(&path).unwrap(), b"", "and none was made");
+}
+
 #[test]
 fn damage_is_told_with_its_place() {
     let data = served(2);
