@@ -249,10 +249,14 @@ impl Stream {
             let read = objects.fetch(&range.object, self.state.id, reading.next, budget, until);
             match read.await {
                 Ok(Part { batches, late: None }) => {
-                    let nothing_there = batches.is_empty();
+                    let nothing_there = batches.is_empty() && !reading.budget.is_spent();
                     reading.add(batches);
-                    if nothing_there && !reading.budget.is_spent() {
-                        reading.next = reading.next.max(range.end);
+                    // Not passed over: what the catalog says to be there is lost.
+                    if nothing_there && reading.batches.is_empty() {
+                        return Err(FetchError::Failed(objects.missing(&range).into()));
+                    }
+                    if nothing_there {
+                        break;
                     }
                 }
                 Ok(Part { batches, late: Some(ticket) }) => {

@@ -2,11 +2,14 @@
 
 mod common;
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use alluvium_stream::object::Whole;
-use alluvium_stream::{Batch, Change, FetchError, KIND_LOG, KIND_STATE, Stream, StreamOffset};
+use alluvium_stream::{
+    Batch, Catalog, Change, FetchError, KIND_LOG, KIND_STATE, Stream, StreamOffset,
+};
 use common::*;
 use object_store::ObjectStoreExt;
 
@@ -264,6 +267,29 @@ fn batches_stream(life: &Life) -> alluvium_stream::StreamId {
 
 async fn whole(world: &World, name: &str) -> Vec<u8> {
     world.objects.get(&name.into()).await.unwrap().bytes().await.unwrap().to_vec()
+}
+
+/// A catalog that is wrong, by whatever means, must not make records vanish without a word.
+#[tokio::test]
+async fn an_object_that_has_nothing_of_a_range_is_an_error_and_not_silence() {
+    let mut world = World::new(WAL_BYTES, 1);
+    let life = world.start().await;
+    let (stream, batches) = three_objects(&life).await;
+    let id = stream.id();
+    drop(stream);
+    life.close().await;
+    let mut snapshot = world.catalog.load().unwrap();
+    let ranges = &mut snapshot.streams.get_mut(&id).unwrap().ranges;
+    ranges[1].object = ranges[0].object;
+    world.catalog = Arc::new(snapshot.into());
+    let life = world.start().await;
+    let stream = life.store.stream(id).unwrap();
+    let before = stream.fetch(StreamOffset(0), 1 << 20).await.unwrap().batches;
+    assert_eq!(before, batches[..10], "up to there");
+    let error = stream.fetch(StreamOffset(20), 1 << 20).await.unwrap_err().to_string();
+    assert!(error.contains("the index has nothing of 20..40"), "{error}");
+    drop(stream);
+    life.close().await;
 }
 
 #[tokio::test]

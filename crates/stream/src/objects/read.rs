@@ -1,7 +1,7 @@
 //! Reading: verified blocks and indexes, a cache of them, and a bound on what is on its way. How late readers keep out of the way of
 //! everybody else: `docs/late-reads.md`.
 
-use std::ops::Range;
+use std::ops;
 use std::pin::Pin;
 use std::sync::Arc;
 
@@ -22,6 +22,7 @@ use crate::catalog::ObjectInfo;
 use crate::object::{self, Block, Damage, ENTRY_BYTES};
 use crate::options::Options;
 use crate::store::StoreError;
+use crate::tail::Range;
 use crate::types::{Batch, ObjectId, StreamId, StreamOffset};
 
 /// One GET fetches neighbouring blocks up to this size.
@@ -388,6 +389,14 @@ impl Objects {
         Ok(part)
     }
 
+    /// The object of this range is whole, and has none of it: it is not what the catalog says.
+    pub(crate) fn missing(&self, range: &Range) -> ObjectError {
+        let (position, (start, end)) = (range.object.index_position, (range.start, range.end));
+        let reason =
+            format!("the index has nothing of {start}..{end}, where the catalog has records");
+        self.core.damaged(&range.object, Damage { position, reason })
+    }
+
     /// What [`Self::fetch`] would give, as far as it is in the cache.
     pub(crate) fn fetch_cached(
         &self,
@@ -643,7 +652,7 @@ async fn decode<T: Send + 'static>(
 pub(crate) struct StreamBlocks {
     /// The object's, if at least half of it is of the stream, or else that part of it.
     index: Arc<Vec<Block>>,
-    blocks: Range<usize>,
+    blocks: ops::Range<usize>,
 }
 
 impl StreamBlocks {
