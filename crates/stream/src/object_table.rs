@@ -145,6 +145,11 @@ impl ObjectTable {
         self.live_bytes
     }
 
+    /// Whether no stream has a range in an object.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.live.is_empty()
+    }
+
     /// Whether a stream has a range in it.
     pub(crate) fn is_live(&self, id: ObjectId) -> bool {
         self.live.contains_key(&id)

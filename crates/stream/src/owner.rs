@@ -8,13 +8,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use alluvium_wal::{HeaderInfo, Wal, WalError};
+use futures::TryStreamExt;
 use object_store::{ObjectStoreExt, PutPayload};
 use uuid::Uuid;
 
 use crate::catalog::Life;
 use crate::objects::{Cause, ObjectError, Request, within};
 use crate::store::Shared;
-use crate::upload::{object_prefix, unix_ms};
+use crate::upload::{object_id, object_prefix, unix_ms};
 
 /// More than any owner object takes.
 const MAX_BYTES: u64 = 4096;
@@ -25,8 +26,8 @@ pub(crate) struct Owner {
     node_id: u32,
     /// In order; the last one is this one.
     lives: Vec<Life>,
-    /// Held over a claim, so that none takes back what a later one has said.
-    claiming: tokio::sync::Mutex<()>,
+    /// Held over a claim, so that none takes back what a later one has said. Whether this life has owned the objects before.
+    claiming: tokio::sync::Mutex<bool>,
 }
 
 impl Owner {
@@ -125,15 +126,19 @@ async fn look(
 
 async fn claim_objects(shared: &Shared, needed: u64) -> Result<bool, ObjectError> {
     let owner = &shared.owner;
-    let _alone = owner.claiming.lock().await;
+    let mut has_owned = owner.claiming.lock().await;
     let name = format!("{}/owner", object_prefix(shared.wal_id));
     let mut found = read(shared, &name).await?;
+    if found.is_none() && *has_owned {
+        check_is_same(shared, &name).await?;
+    }
     if owner.judge(found.as_ref(), needed) == Standing::Free {
         write(shared, &name, &owner.claim(shared.version())).await?;
         // Another one may have written at the same time: who is there now is the owner.
         found = read(shared, &name).await?;
     }
     if owner.judge(found.as_ref(), needed) == Standing::Owner {
+        *has_owned = true;
         return Ok(true);
     }
     shared.numbers.owner_conflicts.fetch_add(1, Ordering::Relaxed);
@@ -165,6 +170,24 @@ async fn read(shared: &Shared, name: &str) -> Result<Option<Claim>, ObjectError>
         Err(error) if error.is_not_found() => Ok(None),
         claim => claim.map(Some),
     }
+}
+
+/// What this life has written is gone: somebody has deleted it, or this is another object store, or none: a directory that is not mounted any more. That one has no
+/// object that the catalog knows.
+async fn check_is_same(shared: &Shared, name: &str) -> Result<(), ObjectError> {
+    if shared.object_table.lock().is_empty() {
+        return Ok(());
+    }
+    let prefix = object_prefix(shared.wal_id);
+    let mut listing = shared.objects.store(Cause::CleanUp).list(Some(&prefix.as_str().into()));
+    while let Some(object) = within(Request::List, &prefix, listing.try_next()).await? {
+        let id = object_id(object.location.as_ref());
+        if id.is_some_and(|id| shared.object_table.lock().is_live(id)) {
+            return Ok(());
+        }
+    }
+    let reason = "it is gone, and all objects with it: this is another object store than before, or it is not mounted";
+    Err(ObjectError::failed(name, reason.into()))
 }
 
 fn unreadable(what: &str) -> object_store::Error {

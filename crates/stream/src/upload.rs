@@ -24,7 +24,7 @@ use uuid::Uuid;
 use crate::catalog::{ObjectInfo, ObjectRange};
 use crate::commit::UploadPart;
 use crate::object::BLOCK_TARGET_BYTES;
-use crate::objects::{Cause, OBJECTS_DIRECTORY, ObjectError};
+use crate::objects::{Cause, OBJECTS_DIRECTORY, ObjectError, object_size};
 use crate::output::{Attempt, Output};
 use crate::owner;
 use crate::pace::Pace;
@@ -105,17 +105,17 @@ async fn cycle(shared: &Arc<Shared>, gathered: Duration) -> Result<(), StoreErro
     let folded = fold(shared, &parts).await?;
     let bytes = folded.iter().map(|folded| folded.written_bytes).sum();
     let mut pace = Pace::new(bytes, gathered, &shared.upload.wanted);
-    let mut objects = Vec::new();
-    let mut ranges = vec![None; parts.len()];
-    for together in objects_of(&parts, &folded) {
-        let members: Vec<&Part> = together.iter().map(|at| &parts[*at]).collect();
-        let bytes = together.iter().map(|at| folded[*at].written_bytes).sum();
-        let (object, written) = write_until_done(shared, &members, bytes, &mut pace).await?;
-        objects.push(Arc::new(object));
-        for (at, range) in together.into_iter().zip(written) {
-            ranges[at] = range;
+    let (objects, ranges) = loop {
+        let (objects, ranges) = write_all(shared, &parts, &folded, &mut pace).await?;
+        if objects.is_empty() || own(shared, 0).await? || are_there(shared, &objects).await? {
+            break (objects, ranges);
         }
-    }
+        tracing::warn!("upload: what was written is not there any more; it is written again");
+        let mut table = shared.object_table.lock();
+        for object in &objects {
+            table.uploading.remove(&object.name);
+        }
+    };
     drop(pace);
     let parts = parts.into_iter().zip(folded).zip(ranges);
     let parts = parts.map(|((part, folded), range)| UploadPart {
@@ -125,9 +125,6 @@ async fn cycle(shared: &Arc<Shared>, gathered: Duration) -> Result<(), StoreErro
         range,
     });
     let is_written = !objects.is_empty();
-    if is_written {
-        own(shared, 0).await?;
-    }
     shared.commit_upload(cut, objects, parts.collect()).await?;
     if is_written {
         // A copy of this server that does not know the object must not come to own it any more.
@@ -138,12 +135,52 @@ async fn cycle(shared: &Arc<Shared>, gathered: Duration) -> Result<(), StoreErro
     Ok(())
 }
 
-/// Own the objects; see [`owner::claim`]. While another one does, the WAL has to keep what was uploaded.
-async fn own(shared: &Arc<Shared>, version: u64) -> Result<(), StoreError> {
+type AllWritten = (Vec<Arc<ObjectInfo>>, Vec<Option<ObjectRange>>);
+
+/// Write all objects of an upload, and say which range of it each part is.
+async fn write_all(
+    shared: &Shared,
+    parts: &[Part],
+    folded: &[Folded],
+    pace: &mut Pace<'_>,
+) -> Result<AllWritten, StoreError> {
+    let mut objects = Vec::new();
+    let mut ranges = vec![None; parts.len()];
+    for together in objects_of(parts, folded) {
+        let members: Vec<&Part> = together.iter().map(|at| &parts[*at]).collect();
+        let bytes = together.iter().map(|at| folded[*at].written_bytes).sum();
+        let (object, written) = write_until_done(shared, &members, bytes, pace).await?;
+        objects.push(Arc::new(object));
+        for (at, range) in together.into_iter().zip(written) {
+            ranges[at] = range;
+        }
+    }
+    Ok((objects, ranges))
+}
+
+/// Whether what was written is there, after the object store was in trouble: what was written to a directory under the place where one is mounted is not, when
+/// that one is back.
+async fn are_there(shared: &Shared, objects: &[Arc<ObjectInfo>]) -> Result<bool, StoreError> {
+    let mut backoff = Backoff::new(shared);
+    for object in objects {
+        loop {
+            let store = shared.objects.store(Cause::Upload);
+            match object_size(store, &object.name.as_str().into()).await {
+                Ok(Some(bytes)) if bytes == object.size_bytes => break,
+                Ok(_) => return Ok(false),
+                Err(error) => backoff.failed(&in_words("can not look at", &error)).await?,
+            }
+        }
+    }
+    Ok(true)
+}
+
+/// Own the objects; see [`owner::claim`]. While another one does, the WAL has to keep what was uploaded. Whether that was so at once.
+async fn own(shared: &Arc<Shared>, version: u64) -> Result<bool, StoreError> {
     let mut backoff = Backoff::new(shared);
     loop {
         let what = match owner::claim(shared, version).await? {
-            Ok(true) => return Ok(()),
+            Ok(true) => return Ok(backoff.failures == 0),
             Ok(false) => "another server owns the objects".into(),
             Err(error) => in_words("can not tell who owns the objects", &error),
         };

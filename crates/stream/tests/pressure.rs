@@ -12,7 +12,11 @@ use alluvium_stream::{
     StreamId, StreamOffset,
 };
 use alluvium_wal::{FormatOptions, Wal};
+use bytes::Bytes;
 use common::*;
+use futures::TryStreamExt;
+use object_store::path::Path;
+use object_store::{ObjectStore, ObjectStoreExt};
 use tokio::task::JoinSet;
 
 /// One writer: `rounds` batches, some in flight at a time, each checked to be readable once it is acknowledged.
@@ -277,6 +281,70 @@ async fn an_object_store_that_does_not_answer_is_tried_again() {
     assert!(error.contains("no answer"), "{error}");
     drop(answer);
     flush.await.unwrap().unwrap();
+    drop(stream);
+    life.close().await;
+}
+
+/// Take all that is in the object store, and leave `others` there.
+async fn exchange(world: &World, others: Vec<(Path, Bytes)>) -> Vec<(Path, Bytes)> {
+    let mut taken = Vec::new();
+    let names: Vec<_> =
+        world.objects.list(None).map_ok(|it| it.location).try_collect().await.unwrap();
+    for name in names {
+        taken.push((name.clone(), world.objects.get(&name).await.unwrap().bytes().await.unwrap()));
+        world.objects.delete(&name).await.unwrap();
+    }
+    for (name, bytes) in others {
+        world.objects.put(&name, bytes.into()).await.unwrap();
+    }
+    taken
+}
+
+/// A directory that is not mounted any more can be written to all the same. What was written there is not committed, and written again when it is mounted.
+#[tokio::test]
+async fn an_object_store_that_is_another_one_for_a_while_gets_nothing_for_good() {
+    let mut world = World::new(1 << 20, 1);
+    let life = world.start().await;
+    let (stream, mut batches) = three_objects(&life).await;
+    let id = stream.id();
+    let mounted = exchange(&world, Vec::new()).await;
+    batches.push(batch(id, 60, 1, 100));
+    append(&life.store, &stream, &batches[30]).await.await.unwrap();
+    let flush = tokio::spawn({
+        let store = life.store.clone();
+        async move { store.flush().await }
+    });
+    eventually("it is noticed", || life.store.stats().upload_failing.is_some()).await;
+    let error = life.store.stats().upload_failing.unwrap().error;
+    assert!(error.contains("not mounted"), "{error}");
+    assert_eq!(names(&world).await.len(), 1, "it was written");
+    exchange(&world, mounted).await;
+    tokio::time::timeout(HANG, flush).await.unwrap().unwrap().unwrap();
+    drop(stream);
+    life.crash(&mut world);
+
+    let life = world.start().await;
+    assert_eq!(life.recovery.batches, 0, "all is uploaded");
+    let stream = life.store.stream(id).unwrap();
+    assert_eq!(read_from(&stream, 0, 1 << 20).await, batches);
+    drop(stream);
+    life.close().await;
+}
+
+/// People delete it, to end a conflict.
+#[tokio::test]
+async fn an_owner_object_that_is_deleted_is_written_again() {
+    let world = World::new(1 << 20, 1);
+    let life = world.start().await;
+    let (stream, _) = three_objects(&life).await;
+    let owners: Vec<_> =
+        world.objects.list(None).map_ok(|it| it.location).try_collect().await.unwrap();
+    let owner = owners.into_iter().find(is_owner).unwrap();
+    world.objects.delete(&owner).await.unwrap();
+    append(&life.store, &stream, &batch(stream.id(), 60, 1, 100)).await.await.unwrap();
+    life.store.flush().await.unwrap();
+    assert!(world.objects.head(&owner).await.is_ok());
+    assert_eq!(life.store.stats().upload_failures, 0);
     drop(stream);
     life.close().await;
 }
