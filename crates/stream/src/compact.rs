@@ -592,6 +592,18 @@ impl<'a> Sources<'a> {
 mod tests {
     use super::*;
 
+    #[tokio::test(start_paused = true)]
+    async fn what_could_not_be_read_is_taken_back_after_an_hour_and_what_is_damaged_is_not() {
+        let (unreadable, damaged) = (ObjectId(1), ObjectId(2));
+        let until = Some(Instant::now() + LEFT_OUT);
+        let mut left_out = LeftOut([(unreadable, until), (damaged, None)].into());
+        tokio::time::advance(LEFT_OUT - Duration::from_secs(1)).await;
+        assert!(!left_out.expire() && left_out.contains(unreadable));
+        tokio::time::advance(Duration::from_secs(1)).await;
+        assert!(left_out.expire() && !left_out.contains(unreadable));
+        assert!(!left_out.expire() && left_out.contains(damaged));
+    }
+
     #[test]
     fn nothing_is_remembered_for_a_task_that_does_not_run() {
         for (compaction_bytes, remembered) in [(0, 0), (64 << 10, 2)] {
