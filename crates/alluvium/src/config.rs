@@ -184,7 +184,7 @@ pub(crate) struct ServeOptions {
     #[arg(long, env = "ALLUVIUM_UPLOAD_INTERVAL", value_name = "TIME")]
     pub(crate) upload_interval: Option<Span>,
 
-    /// Payload at which compaction ends an object of a partition. What is smaller than half of it is brought together in the background; 0
+    /// Payload at which compaction ends an object of a partition. What is smaller than an eighth of it is brought together in the background; 0
     /// switches compaction off. Default 256MiB, 64KiB to 32GiB or 0.
     #[arg(long, env = "ALLUVIUM_COMPACTION_SIZE", value_name = "SIZE")]
     pub(crate) compaction_size: Option<Size>,

@@ -25,7 +25,7 @@ pub struct Options {
     pub upload_interval: Duration,
     /// Bound of the cache of what was read from objects. Default 64 MiB; 0 switches it off.
     pub block_cache_bytes: u64,
-    /// Compaction brings what is smaller than half of it together, to objects of a stream with at most so much payload. Default 256 MiB, at least 64 KiB, at most
+    /// Compaction brings what is smaller than an eighth of it together, to objects of a stream with at most so much payload. Default 256 MiB, at least 64 KiB, at most
     /// 32 GiB; 0 switches compaction off. See `docs/compaction.md`.
     pub compaction_bytes: u64,
     /// Hard bound on what is on its way from objects to readers, verified or not, of all readers together; a single batch that is larger is

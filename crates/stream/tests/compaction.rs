@@ -213,12 +213,18 @@ async fn objects_have_a_bound() {
     let world = world();
     let life = world.start().await;
     let mut all = streams(&life, 1).await;
-    uploads(&life, &mut all, 40, 9000).await;
+    uploads(&life, &mut all, 40, 8000).await;
     settled(&life, &world).await;
     let catalog = world.catalog.load().unwrap();
     let sizes: Vec<_> = catalog.objects.values().map(|object| object.payload_bytes).collect();
     assert!(sizes.iter().all(|bytes| *bytes <= 64 << 10), "{sizes:?}");
-    assert!(sizes.len() <= 40 * 9000 / (32 << 10) + 7, "{sizes:?}");
+    assert!(sizes.len() <= 40 * 8000 / (32 << 10) + 7, "{sizes:?}");
+    // More than an eighth.
+    uploads(&life, &mut all, 8, 9000).await;
+    settled(&life, &world).await;
+    let catalog = world.catalog.load().unwrap();
+    let as_uploaded = catalog.objects.values().filter(|object| object.payload_bytes == 9000);
+    assert_eq!(as_uploaded.count(), 8);
     close(life, all).await;
 }
 

@@ -13,7 +13,7 @@ pub(crate) struct Choice {
     pub(crate) fan_in: usize,
     /// if they have this much payload together, or objects of their own.
     pub(crate) least_bytes: u64,
-    /// Half of it is enough in any case, and what is larger than half of it stays.
+    /// Half of it is enough in any case, and what is larger than an eighth of it stays, since bringing a few such ranges together gains little.
     pub(crate) most_bytes: u64,
     /// So many ranges are looked at at a time, and half as many before them. What has not enough payload in half as many ranges is not found.
     pub(crate) at_a_time: usize,
@@ -56,7 +56,7 @@ impl Tail {
         left_out: impl Fn(ObjectId) -> bool,
     ) -> Compactable {
         let is_candidate = |range: &Range| {
-            range.payload_bytes <= choice.most_bytes / 2 && !left_out(range.object.id)
+            range.payload_bytes <= choice.most_bytes / 8 && !left_out(range.object.id)
         };
         let joins = |index: usize| {
             let (before, range) = (&self.ranges[index - 1], &self.ranges[index]);
@@ -146,7 +146,7 @@ mod tests {
             let bytes: u64 = window.iter().map(|range| range.payload_bytes).sum();
             let fits = |range: &&Range| {
                 range.object.generation == window[0].object.generation
-                    && range.payload_bytes <= FEW.most_bytes / 2
+                    && range.payload_bytes <= FEW.most_bytes / 8
                     && !left_out.contains(&range.object.id)
             };
             let own = window.len() == FEW.fan_in && window.iter().all(|range| range.is_own());
