@@ -58,6 +58,8 @@ pub(crate) enum ApiError {
     UnknownLeaderEpoch(i32),
     #[error("leader epoch {0} is older than the partition's")]
     FencedLeaderEpoch(i32),
+    #[error("{0}")]
+    NotLeader(String),
     #[error("there is no such fetch session")]
     FetchSessionNotFound,
     #[error("fetch session epoch {got} where {expected} is next")]
@@ -105,6 +107,7 @@ impl ApiError {
             Self::OffsetOutOfRange { .. } => E::OffsetOutOfRange,
             Self::UnknownLeaderEpoch(_) => E::UnknownLeaderEpoch,
             Self::FencedLeaderEpoch(_) => E::FencedLeaderEpoch,
+            Self::NotLeader(_) => E::NotLeaderOrFollower,
             Self::FetchSessionNotFound => E::FetchSessionIdNotFound,
             Self::InvalidFetchSessionEpoch { .. } => E::InvalidFetchSessionEpoch,
             Self::FetchSessionTopicId => E::FetchSessionTopicIdError,
@@ -128,7 +131,11 @@ impl ApiError {
 
 impl From<StoreError> for ApiError {
     fn from(error: StoreError) -> Self {
-        Self::Storage(error.to_string())
+        match error {
+            // The one who writes to the stream now leads the partition.
+            StoreError::Fenced { .. } => Self::NotLeader(error.to_string()),
+            error => Self::Storage(error.to_string()),
+        }
     }
 }
 
@@ -141,6 +148,7 @@ impl From<AppendError> for ApiError {
                 Self::BatchTooLarge { len_bytes, max_bytes }
             }
             AppendError::NotNext { .. } => Self::Internal(error.to_string()),
+            AppendError::Fenced { .. } => Self::NotLeader(error.to_string()),
             AppendError::Deleted => Self::UnknownTopicOrPartition,
             AppendError::Failed(cause) => cause.into(),
         }

@@ -130,6 +130,7 @@ impl Broker {
             );
         }
         let topics = Topics::open(store.clone(), config.max_message_bytes, config.max_partitions)
+            .await
             .map_err(|e| StartError::Metadata(e.to_string()))?;
         let groups = Groups::open(store.clone(), config.groups.clone()).await?;
         forget_deleted_topics(&groups, &topics).await;

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use alluvium_stream::{Append, AppendError, NewBatch, Store, Stream, StreamOffset};
+use alluvium_stream::{
+    Append, AppendError, NewBatch, Store, StreamEpoch, StreamOffset, StreamWriter,
+};
 use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -16,6 +18,9 @@ use crate::producer_state::{BadCheckpoint, ProducerStates, Verdict};
 /// One server leads all partitions, for ever: there is one leader epoch.
 pub(crate) const LEADER_EPOCH: i32 = 0;
 
+/// A partition's leader is the writer of its stream.
+pub(crate) const WRITER_EPOCH: StreamEpoch = StreamEpoch(LEADER_EPOCH.unsigned_abs() as u64);
+
 /// What a topic's configuration says about appends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AppendRules {
@@ -27,7 +32,7 @@ pub(crate) struct AppendRules {
 
 /// One partition of a topic.
 pub(crate) struct Partition {
-    pub(crate) stream: Stream,
+    pub(crate) stream: StreamWriter,
     /// Held from the check of a batch's sequence until the batch is in line, so that offsets and sequences have one order.
     producers: Mutex<ProducerStates>,
     started: Instant,
@@ -65,7 +70,7 @@ impl Partition {
     ///
     /// # Errors
     /// A checkpoint that can not be read.
-    pub(crate) fn open(stream: Stream) -> Result<Self, BadCheckpoint> {
+    pub(crate) fn open(stream: StreamWriter) -> Result<Self, BadCheckpoint> {
         let now = Duration::ZERO;
         let replay = stream.replay();
         let mut producers = match &replay.checkpoint {

@@ -43,7 +43,7 @@ async fn trim(server: &Server, topic: &Topic) -> Result<(), StoreError> {
             (stream.start_offset(), stream.retention_point(older_than_ms, keep_bytes));
         if to > start {
             offsets += to.0 - start.0;
-            changes.push(Change::TrimStream { id: stream.id(), to });
+            changes.push(Change::TrimStream { id: stream.id(), epoch: stream.epoch(), to });
         }
     }
     if changes.is_empty() {

@@ -5,12 +5,12 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use alluvium_stream::{Change, KIND_LOG, Store, StreamId};
+use alluvium_stream::{Change, KIND_LOG, Store, StreamId, StreamWriter};
 use parking_lot::RwLock;
 use uuid::Uuid;
 
 use crate::errors::ApiError;
-use crate::partition::{AppendRules, Partition};
+use crate::partition::{AppendRules, Partition, WRITER_EPOCH};
 use crate::topic_config::{self, Overrides};
 
 const META_PREFIX: &str = "topic/";
@@ -101,7 +101,7 @@ impl Topics {
     ///
     /// # Errors
     /// The first entry or checkpoint that does not make sense.
-    pub(crate) fn open(
+    pub(crate) async fn open(
         store: Store,
         default_max_batch_bytes: u32,
         max_partitions: u32,
@@ -112,18 +112,16 @@ impl Topics {
             let bad = |reason: String| BadTopic { topic: name.to_owned(), reason };
             let stored: Stored = serde_json::from_slice(&value)
                 .map_err(|e| bad(format!("its catalog entry: {e}")))?;
-            let partitions = stored.streams.iter().enumerate().map(|(index, id)| {
-                let stream = store.stream(*id).ok_or_else(|| {
-                    bad(format!("stream {id} of partition {index} does not exist"))
-                })?;
-                let partition =
-                    Partition::open(stream).map_err(|e| bad(format!("partition {index}: {e}")))?;
-                Ok(Arc::new(partition))
-            });
+            let mut partitions = Vec::with_capacity(stored.streams.len());
+            for (index, id) in stored.streams.into_iter().enumerate() {
+                let bad = |e: &dyn std::fmt::Display| bad(format!("partition {index}: {e}"));
+                let stream = store.open_stream(id, WRITER_EPOCH).await.map_err(|e| bad(&e))?;
+                partitions.push(Arc::new(Partition::open(stream).map_err(|e| bad(&e))?));
+            }
             maps.insert(&Arc::new(Topic {
                 name: name.into(),
                 id: stored.id,
-                partitions: partitions.collect::<Result<_, _>>()?,
+                partitions,
                 rules: topic_config::append_rules(&stored.configs, default_max_batch_bytes),
                 overrides: stored.configs,
             }));
@@ -246,8 +244,10 @@ impl Topics {
     pub(crate) async fn delete(&self, topic: &TopicRef) -> Result<Arc<Topic>, ApiError> {
         let _changing = self.changing.lock().await;
         let topic = self.find(topic)?;
-        let streams = topic.partitions.iter().map(|partition| partition.stream.id());
-        let mut changes: Vec<Change> = streams.map(Change::DeleteStream).collect();
+        let streams = topic.partitions.iter().map(|partition| &partition.stream);
+        let delete =
+            |stream: &StreamWriter| Change::DeleteStream { id: stream.id(), epoch: stream.epoch() };
+        let mut changes: Vec<Change> = streams.map(delete).collect();
         changes.push(Change::DeleteMeta(meta_key(&topic.name)));
         // Before the streams go: who waits for their records is woken by that, and must find no topic then.
         self.maps.write().remove(&topic);
@@ -279,10 +279,7 @@ impl Topics {
         self.store.commit(changes).await?;
         let mut partitions = topic.partitions.clone();
         for id in new {
-            let stream = self.store.stream(id);
-            let stream = stream.ok_or_else(|| {
-                ApiError::Internal(format!("stream {id} is not open after its creation"))
-            })?;
+            let stream = self.store.open_stream(id, WRITER_EPOCH).await?;
             let partition =
                 Partition::open(stream).map_err(|e| ApiError::Internal(e.to_string()))?;
             partitions.push(Arc::new(partition));

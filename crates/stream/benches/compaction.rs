@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use alluvium_device::{Durability, Geometry, OpenOptions, SharedDevice};
 use alluvium_stream::{
-    AppendError, Change, KIND_LOG, NewBatch, Options, RedbCatalog, Stats, Store, Stream,
-    StreamOffset, local_objects,
+    AppendError, Change, KIND_LOG, NewBatch, Options, RedbCatalog, Stats, Store, StreamEpoch,
+    StreamOffset, StreamWriter, local_objects,
 };
 use alluvium_wal::{FormatOptions, Wal};
 use bytes::Bytes;
@@ -231,7 +231,7 @@ async fn fill(store: &Store, bytes: u64) {
     let first = store.new_stream_ids(STREAMS).await.expect("ids");
     let create = first.iter().map(|id| Change::CreateStream { id: *id, kind: KIND_LOG });
     store.commit(create.collect()).await.expect("streams");
-    let mut source = Source::new(store);
+    let mut source = Source::new(store).await;
     for _ in 0..bytes / OBJECT_BYTES {
         for _ in 0..OBJECT_BYTES / BATCH_BYTES as u64 {
             drop(source.append());
@@ -242,20 +242,22 @@ async fn fill(store: &Store, bytes: u64) {
 
 /// Batches for all streams in turns.
 struct Source {
-    streams: Vec<(Stream, u64)>,
+    streams: Vec<(StreamWriter, u64)>,
     turn: usize,
     payload: Bytes,
 }
 
 impl Source {
-    fn new(store: &Store) -> Self {
-        let streams = store.stream_ids().into_iter().map(|id| {
-            let stream = store.stream(id).expect("it was there just now");
+    async fn new(store: &Store) -> Self {
+        let mut streams = Vec::new();
+        for id in store.stream_ids() {
+            let stream =
+                store.open_stream(id, StreamEpoch(0)).await.expect("it was there just now");
             let next = stream.next_offset().0;
-            (stream, next)
-        });
+            streams.push((stream, next));
+        }
         let payload = (0..BATCH_BYTES).map(|at| (at * 31 % 251) as u8).collect();
-        Self { streams: streams.collect(), turn: 0, payload }
+        Self { streams, turn: 0, payload }
     }
 
     fn append(&mut self) -> alluvium_stream::Append {
@@ -288,7 +290,7 @@ fn asked(stats: &Stats) -> u64 {
 
 /// Append from this thread, which sleeps more exactly than a runtime does.
 fn measure(runtime: &Runtime, store: &Store, arguments: &Arguments) -> Measured {
-    let mut source = Source::new(store);
+    let mut source = Source::new(store).await;
     let interval =
         Duration::from_secs(1).mul_f64(BATCH_BYTES as f64 / arguments.bytes_per_s as f64);
     let (done, mut latencies) = mpsc::unbounded_channel();

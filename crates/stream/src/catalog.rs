@@ -10,7 +10,7 @@ use alluvium_wal::LogOffset;
 use bytes::Bytes;
 use uuid::Uuid;
 
-use crate::types::{ObjectId, StreamId, StreamOffset};
+use crate::types::{ObjectId, StreamEpoch, StreamId, StreamOffset};
 
 pub mod conformance;
 pub mod export;
@@ -23,7 +23,7 @@ pub use redb::RedbCatalog;
 /// One change; [`Catalog::commit`] applies a list of them in order, atomically.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// A new stream. Its id must come from [`crate::Store::new_stream_ids`] in this run, and serves for one stream only: batches of a
+    /// A new stream, of epoch 0. Its id must come from [`crate::Store::new_stream_ids`] in this run, and serves for one stream only: batches of a
     /// stream that was deleted may still be in the WAL.
     CreateStream {
         /// Id.
@@ -33,12 +33,19 @@ pub enum Change {
         kind: u8,
     },
     /// Remove a stream with its checkpoint; its objects' ranges become garbage.
-    DeleteStream(StreamId),
+    DeleteStream {
+        /// Which.
+        id: StreamId,
+        /// The writer's; must be the stream's.
+        epoch: StreamEpoch,
+    },
     /// Records before `to` are gone: the start moves there, ranges that end at or before it are dropped. Does nothing if the start
     /// is there or later.
     TrimStream {
         /// Which.
         id: StreamId,
+        /// The writer's; must be the stream's.
+        epoch: StreamEpoch,
         /// New start offset.
         to: StreamOffset,
     },
@@ -57,6 +64,13 @@ pub enum Change {
     BindWal(Uuid),
     /// All stream ids below this one have been handed out. Never goes back.
     NextStreamId(StreamId),
+    /// A stream has a writer with this epoch, which becomes the stream's. Does nothing if it is that already. [`crate::Store::open_stream`] does it.
+    OpenStream {
+        /// Which.
+        id: StreamId,
+        /// Not older than the stream's.
+        epoch: StreamEpoch,
+    },
     /// An object is complete in the object store. Objects that are written at the same time are added in any order, so its id may be
     /// below [`Snapshot::next_object_id`]. Whoever gives ids out sees to it that none serves twice.
     AddObject(ObjectInfo),
@@ -189,6 +203,8 @@ pub struct Snapshot {
 pub struct StreamRow {
     /// See [`Change::CreateStream`].
     pub kind: u8,
+    /// The newest with which it was opened.
+    pub epoch: StreamEpoch,
     /// Records before it are gone.
     pub start: StreamOffset,
     /// See [`Uploaded::uploaded_end`].
@@ -219,7 +235,8 @@ pub trait Catalog: Send + Sync + 'static {
     /// to change, or to what [`Change::BeginLife`] says, and returns it.
     ///
     /// Refused with nothing changed: creating a stream that exists or whose id was never handed out; deleting, trimming or
-    /// uploading one that does not exist; moving an uploaded end or the next stream id back; adding an object whose id is
+    /// uploading one that does not exist, or opening it; moving an uploaded end, an epoch or the next stream id back; deleting or trimming with another epoch than
+    /// the stream's; adding an object whose id is
     /// that of another one; a range of an object that is not there or that does not follow the stream's last one; replacing ranges that are not
     /// there, or not neighbours, or by one that overlaps others. After any other error the
     /// changes may or may not have become durable, and the store uses this catalog no more: it has to be opened anew.
@@ -228,7 +245,9 @@ pub trait Catalog: Send + Sync + 'static {
 
 /// The changes that a catalog refuses, in words. Shared by the implementations so that they agree.
 mod refusal {
-    use super::{CatalogError, ObjectId, ObjectRange, Replaced, StreamId, StreamOffset};
+    use super::{
+        CatalogError, ObjectId, ObjectRange, Replaced, StreamEpoch, StreamId, StreamOffset,
+    };
 
     pub(super) fn id_not_handed_out(id: StreamId, next: u64) -> CatalogError {
         CatalogError::Refused(format!(
@@ -240,6 +259,19 @@ mod refusal {
     }
     pub(super) fn no_stream(id: StreamId) -> CatalogError {
         CatalogError::Refused(format!("there is no stream {id}"))
+    }
+    /// Whether a writer's change is one of the stream's writer.
+    pub(super) fn of_epoch(
+        id: StreamId,
+        epoch: StreamEpoch,
+        newest: StreamEpoch,
+    ) -> Result<(), CatalogError> {
+        if epoch == newest {
+            return Ok(());
+        }
+        Err(CatalogError::Refused(format!(
+            "epoch {epoch} may not change stream {id}, which was opened with epoch {newest}"
+        )))
     }
     pub(super) fn no_object(id: ObjectId) -> CatalogError {
         CatalogError::Refused(format!("there is no object {id}"))

@@ -13,7 +13,7 @@ use bytes::Bytes;
 use crate::catalog::{CatalogError, Change, ObjectInfo, ObjectRange, Replaced, Uploaded};
 use crate::store::{Shared, StoreError, Used};
 use crate::tail::{Changed, Range, StreamState, Tail, UploadedPart};
-use crate::types::{ObjectId, StreamId, StreamOffset};
+use crate::types::{ObjectId, StreamEpoch, StreamId, StreamOffset};
 use crate::wake;
 
 /// A stream's part of an upload, ready to be committed.
@@ -45,6 +45,12 @@ fn added(objects: &NewObjects) -> (Vec<Change>, u64) {
     let used = objects.values().filter(|(_, used)| used.streams > 0).map(|(object, _)| object);
     let bytes = used.clone().map(|object| object.size_bytes).sum();
     (used.map(|object| Change::AddObject(ObjectInfo::clone(object))).collect(), bytes)
+}
+
+impl StoreError {
+    pub(crate) fn no_stream(id: StreamId) -> Self {
+        Self::InvalidChange(format!("there is no stream {id}"))
+    }
 }
 
 impl Shared {
@@ -123,9 +129,9 @@ impl Shared {
     ) -> Result<(), StoreError> {
         let shared = self.clone();
         self.change(async move {
+            shared.check(&changes)?;
             // A trim that another one, or a state stream's upload, has overtaken has nothing left to do.
             changes.retain(|change| !shared.is_overtaken(change));
-            shared.check(&changes)?;
             shared.write_catalog(changes.clone()).await?;
             for change in changes {
                 shared.apply(change);
@@ -137,8 +143,30 @@ impl Shared {
         .await
     }
 
+    /// From the return on the stream has no writer with an older epoch than this one.
+    pub(crate) async fn open_stream(
+        self: &Arc<Self>,
+        id: StreamId,
+        epoch: StreamEpoch,
+    ) -> Result<(), StoreError> {
+        let shared = self.clone();
+        self.change(async move {
+            let stream = shared.streams.read().get(&id).cloned();
+            let stream = stream.ok_or_else(|| StoreError::no_stream(id))?;
+            if stream.tail.lock().epoch >= epoch {
+                return Ok(()); // somebody was faster
+            }
+            shared.write_catalog(vec![Change::OpenStream { id, epoch }]).await?;
+            stream.tail.lock().epoch = epoch;
+            // The one before, if it waits for room, has to be told.
+            shared.room.open();
+            Ok(())
+        })
+        .await
+    }
+
     fn is_overtaken(&self, change: &Change) -> bool {
-        let Change::TrimStream { id, to } = change else { return false };
+        let Change::TrimStream { id, to, .. } = change else { return false };
         let stream = self.streams.read().get(id).cloned();
         stream.is_some_and(|stream| *to <= stream.tail.lock().start)
     }
@@ -148,7 +176,7 @@ impl Shared {
         let invalid = |message: String| Err(StoreError::InvalidChange(message));
         let mut touched = HashSet::new();
         for change in changes {
-            let (id, to) = match change {
+            let (id, epoch, to) = match change {
                 Change::CreateStream { id, kind } => {
                     if !self.ids.fresh_streams.lock().contains(id) || !touched.insert(*id) {
                         return invalid(format!("stream id {id} is not a fresh one"));
@@ -159,10 +187,11 @@ impl Shared {
                     continue;
                 }
                 Change::PutMeta { .. } | Change::DeleteMeta(_) => continue,
-                Change::DeleteStream(id) => (*id, None),
-                Change::TrimStream { id, to } => (*id, Some(*to)),
+                Change::DeleteStream { id, epoch } => (*id, *epoch, None),
+                Change::TrimStream { id, epoch, to } => (*id, *epoch, Some(*to)),
                 Change::BindWal(_)
                 | Change::NextStreamId(_)
+                | Change::OpenStream { .. }
                 | Change::AddObject(_)
                 | Change::Uploaded(_)
                 | Change::LogUploaded(_)
@@ -174,13 +203,22 @@ impl Shared {
                 }
             };
             let Some(stream) = self.streams.read().get(&id).cloned() else {
-                return invalid(format!("there is no stream {id}"));
+                return Err(StoreError::no_stream(id));
             };
             if !touched.insert(id) {
                 return invalid(format!("stream {id} is changed twice in one list"));
             }
             let durable = self.wal.durable();
-            let durable_end = stream.tail.lock().durable_end(durable);
+            let (newest, durable_end) = {
+                let tail = stream.tail.lock();
+                (tail.epoch, tail.durable_end(durable))
+            };
+            if epoch < newest {
+                return Err(StoreError::Fenced { stream: id, epoch, newest });
+            }
+            if epoch > newest {
+                return invalid(format!("stream {id} was never opened with epoch {epoch}"));
+            }
             if let Some(to) = to.filter(|to| *to > durable_end) {
                 return invalid(format!(
                     "stream {id} can be trimmed to {durable_end} at most, not to {to}"
@@ -197,7 +235,7 @@ impl Shared {
                 let stream = StreamState::new(id, kind, Tail::default());
                 self.streams.write().insert(id, Arc::new(stream));
             }
-            Change::DeleteStream(id) => {
+            Change::DeleteStream { id, .. } => {
                 let Some(stream) = self.streams.write().remove(&id) else { return };
                 let (released, gone) = stream.tail.lock().delete();
                 wake::notify(&stream.watchers());
@@ -205,7 +243,7 @@ impl Shared {
                 self.cache.withdraw(&stream);
                 self.drop_ranges(&gone);
             }
-            Change::TrimStream { id, to } => {
+            Change::TrimStream { id, to, .. } => {
                 let Some(stream) = self.streams.read().get(&id).cloned() else { return };
                 let (released, gone) = stream.tail.lock().trim(to);
                 self.cache.release(released);
@@ -215,6 +253,7 @@ impl Shared {
             Change::DeleteMeta(key) => drop(self.meta.write().remove(&key)),
             Change::BindWal(_)
             | Change::NextStreamId(_)
+            | Change::OpenStream { .. }
             | Change::AddObject(_)
             | Change::Uploaded(_)
             | Change::LogUploaded(_)

@@ -30,6 +30,7 @@ mod tail;
 mod types;
 mod upload;
 mod wake;
+mod writer;
 
 pub use catalog::{Catalog, CatalogError, Change, MemoryCatalog, RedbCatalog};
 pub use objects::{
@@ -40,5 +41,8 @@ pub use options::Options;
 pub use record::decode_record;
 pub use recover::{Gap, Recovery};
 pub use store::{Lost, Opened, Stats, Store, StoreError, UploadFailing};
-pub use stream::{Append, AppendError, FetchError, Fetched, Replay, Stream, Watch};
-pub use types::{Batch, Fold, KIND_LOG, KIND_STATE, NewBatch, ObjectId, StreamId, StreamOffset};
+pub use stream::{FetchError, Fetched, Replay, Stream, Watch};
+pub use types::{
+    Batch, Fold, KIND_LOG, KIND_STATE, NewBatch, ObjectId, StreamEpoch, StreamId, StreamOffset,
+};
+pub use writer::{Append, AppendError, StreamWriter};

@@ -249,7 +249,8 @@ impl Replay {
             snapshot.objects.into_iter().map(|(id, info)| (id, Arc::new(info))).collect();
         let mut used: HashMap<ObjectId, Used> = HashMap::new();
         let mut streams = HashMap::with_capacity(snapshot.streams.len());
-        for (id, StreamRow { kind, start, uploaded_end, checkpoint, ranges }) in snapshot.streams {
+        for (id, row) in snapshot.streams {
+            let StreamRow { kind, epoch, start, uploaded_end, checkpoint, ranges } = row;
             let mut restored = VecDeque::with_capacity(ranges.len());
             for range in ranges {
                 let Some(object) = infos.get(&range.object) else {
@@ -262,7 +263,9 @@ impl Replay {
                 used.entry(range.object).or_default().add(range.payload_bytes);
                 restored.push_back(tail::Range::of(object.clone(), &range));
             }
-            streams.insert(id, (kind, Tail::restored(start, uploaded_end, checkpoint, restored)));
+            let mut tail = Tail::restored(start, uploaded_end, checkpoint, restored);
+            tail.epoch = epoch;
+            streams.insert(id, (kind, tail));
         }
         let mut objects = ObjectTable::default();
         for (id, info) in infos {

@@ -28,7 +28,7 @@ use crate::owner::Owner;
 use crate::recover::{self, Recovery};
 use crate::stream::Stream;
 use crate::tail::StreamState;
-use crate::types::{Fold, StreamId};
+use crate::types::{Fold, StreamEpoch, StreamId};
 use crate::wake::{RoomGate, Wakes};
 use crate::{janitor, upload, wake};
 
@@ -47,6 +47,18 @@ pub enum StoreError {
     /// A change that makes no sense, such as trimming past the durable end. Nothing has changed.
     #[error("{0}")]
     InvalidChange(String),
+    /// A newer writer has opened the stream. Nothing has changed.
+    #[error(
+        "stream {stream} was opened with epoch {newest}: a writer with epoch {epoch} changes nothing any more"
+    )]
+    Fenced {
+        /// Which.
+        stream: StreamId,
+        /// The writer's.
+        epoch: StreamEpoch,
+        /// The newest.
+        newest: StreamEpoch,
+    },
     /// Catalog and WAL do not belong together. Going on would drop records, or give them to the wrong streams.
     #[error("the catalog belongs to the WAL {catalog}, the device holds the WAL {wal}")]
     WrongWal {
@@ -413,14 +425,14 @@ impl Store {
 
     /// Apply changes in order, atomically and durably; created streams are open, and deleted ones closed, when it returns.
     ///
-    /// A list may change a stream only once. A trim to or before the start does nothing. Dropping the future does not
+    /// A list may change a stream only once, and with the epoch of its writer ([`StoreError::Fenced`]). A trim to or before the start does nothing. Dropping the future does not
     /// stop what has begun. If the catalog fails it is not known whether the changes became durable; nothing can be changed or
     /// appended then until the store is opened again, which finds out.
     pub async fn commit(&self, changes: Vec<Change>) -> Result<(), StoreError> {
         self.shared.commit(changes).await
     }
 
-    /// The stream with this id, if it exists.
+    /// The stream with this id, if it exists, for reading.
     pub fn stream(&self, id: StreamId) -> Option<Stream> {
         let state = self.shared.streams.read().get(&id)?.clone();
         Some(Stream::new(self.shared.clone(), state))

@@ -1,54 +1,20 @@
-//! A stream's handle: append on one side, fetch on the other. They share the tail's mutex for moments, and nothing else.
+//! A stream's handle for reading. With its writer it shares the tail's mutex for moments, and nothing else.
 
 use std::future::Future;
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use tokio::sync::Notify;
 
 use crate::ahead::Reader;
-use crate::catalog::Change;
 use crate::objects::{Budget, Enough, Part};
-use crate::record;
 use crate::store::{Shared, StoreError};
-use crate::tail::{self, Cached, Range, Source, StreamState};
-use crate::types::{Batch, NewBatch, StreamId, StreamOffset};
+use crate::tail::{Cached, Range, Source, StreamState};
+use crate::types::{Batch, StreamEpoch, StreamId, StreamOffset};
 
 /// A fetch that goes on from one object to the next stops after this many, with what it has.
 const OBJECTS_PER_FETCH: usize = 8;
-
-/// Why nothing was appended. Nothing has changed.
-#[derive(Debug, thiserror::Error)]
-pub enum AppendError {
-    /// No room now: wait for [`crate::Store::room`] and try again.
-    #[error("the write-ahead log or the log cache is full")]
-    Full,
-    /// The batch can never be appended.
-    #[error("a batch of {len_bytes} bytes exceeds the limit of {max_bytes}")]
-    TooLarge {
-        /// Of the payload.
-        len_bytes: u64,
-        /// See [`crate::Store::max_batch_bytes`].
-        max_bytes: u64,
-    },
-    /// The writer is not where the stream is.
-    #[error("the batch starts at {got}, the stream's next offset is {expected}")]
-    NotNext {
-        /// The stream's next offset.
-        expected: StreamOffset,
-        /// The batch's.
-        got: StreamOffset,
-    },
-    /// The stream is gone.
-    #[error("the stream was deleted")]
-    Deleted,
-    /// Nothing can be appended any more.
-    #[error("{0}")]
-    Failed(StoreError),
-}
 
 /// Why nothing was read.
 #[derive(Debug, thiserror::Error)]
@@ -96,7 +62,7 @@ pub struct Replay {
     pub batches: Vec<Batch>,
 }
 
-/// One stream. Cheap to clone.
+/// One stream, to read from; who writes to it has opened it ([`crate::Store::open_stream`]). Cheap to clone.
 #[derive(Clone)]
 pub struct Stream {
     pub(crate) shared: Arc<Shared>,
@@ -111,6 +77,11 @@ impl Stream {
     /// Its id.
     pub fn id(&self) -> StreamId {
         self.state.id
+    }
+
+    /// The newest epoch with which it was opened; 0 if it never was.
+    pub fn newest_epoch(&self) -> StreamEpoch {
+        self.state.tail.lock().epoch
     }
 
     /// Records before it are gone.
@@ -133,62 +104,6 @@ impl Stream {
     /// the object has of this stream.
     pub fn size_bytes(&self) -> u64 {
         self.state.tail.lock().size_bytes()
-    }
-
-    /// Put a batch in line; the future completes when it, and everything before it, is durable. Does not block or
-    /// wait; dropping the future changes nothing.
-    ///
-    /// Panics if the batch has no records or its offsets pass `u64::MAX`: defects of the caller.
-    pub fn append(&self, batch: NewBatch) -> Result<Append, AppendError> {
-        let NewBatch { base, count, max_timestamp_ms, payload } = batch;
-        assert!(
-            count > 0 && base.0.checked_add(u64::from(count)).is_some(),
-            "{count} records at offset {base}"
-        );
-        let shared = &*self.shared;
-        if let Some(failure) = shared.failure() {
-            return Err(AppendError::Failed(failure));
-        }
-        let len_bytes = payload.len() as u64;
-        if len_bytes > shared.max_batch_bytes {
-            return Err(AppendError::TooLarge { len_bytes, max_bytes: shared.max_batch_bytes });
-        }
-        // Before the attempt: an event after this is one that a writer who is turned away must not miss.
-        let seen = shared.room.generation();
-        let cost_bytes = tail::cost_bytes(payload.len());
-        if !shared.cache.reserve(cost_bytes) {
-            return Err(shared.turn_away(seen));
-        }
-        let header = record::encode_header(self.state.id, base, count, max_timestamp_ms);
-        let mut tail = self.state.tail.lock();
-        let appended = if tail.deleted {
-            Err(AppendError::Deleted)
-        } else if base != tail.next {
-            Err(AppendError::NotNext { expected: tail.next, got: base })
-        } else {
-            shared.append_to_wal(&header, &payload, seen)
-        };
-        let done = match appended {
-            Ok(done) => done,
-            Err(error) => {
-                drop(tail);
-                shared.cache.unreserve(cost_bytes);
-                if let AppendError::Failed(cause @ StoreError::Wal(_)) = &error {
-                    shared.fail(cause.clone());
-                }
-                return Err(error);
-            }
-        };
-        let log_end = done.end();
-        shared.cache.pin(cost_bytes);
-        tail.push(Cached { base, count, max_timestamp_ms, log_end, payload });
-        if !tail.watchers.is_empty() && !tail.wake_queued {
-            tail.wake_queued = true;
-            shared.wakes.queue(log_end, self.state.clone());
-        }
-        drop(tail);
-        shared.grown(log_end);
-        Ok(Append { done })
     }
 
     /// Durable batches from the one containing `from`, up to `max_bytes` of payload, at least one if there is any. Empty at the end.
@@ -304,12 +219,6 @@ impl Stream {
         self.state.tail.lock().retention_point(older_than_ms, keep_bytes)
     }
 
-    /// Records before `to`, which may be at most the durable end, are gone when it returns, also after a restart. Does
-    /// nothing if the stream starts there or later.
-    pub async fn trim(&self, to: StreamOffset) -> Result<(), StoreError> {
-        self.shared.commit(vec![Change::TrimStream { id: self.state.id, to }]).await
-    }
-
     /// Checkpoint and all batches after it, taken at one moment, for rebuilding state at start.
     pub fn replay(&self) -> Replay {
         let tail = self.state.tail.lock();
@@ -334,54 +243,6 @@ impl Stream {
             self.shared.wakes.queue(at, self.state.clone());
         }
         Watch { state: self.state.clone(), notify: notify.clone() }
-    }
-}
-
-impl Shared {
-    /// Append to the WAL, or turn the writer away.
-    fn append_to_wal(
-        &self,
-        header: &[u8],
-        payload: &Bytes,
-        seen: u64,
-    ) -> Result<alluvium_wal::Append, AppendError> {
-        use alluvium_wal::AppendError as Wal;
-        let refused = match self.wal.append_shared(&[header], payload) {
-            Ok(append) => return Ok(append),
-            Err(Wal::OverCapacity { .. } | Wal::WindowFull { .. }) => {
-                // With a ticket in hand try once more, so that no room made in between is missed.
-                let ticket = self.wal.wait_room();
-                match self.wal.append_shared(&[header], payload) {
-                    Ok(append) => return Ok(append),
-                    Err(refused) => {
-                        self.wakes.wait_for_wal(ticket);
-                        refused
-                    }
-                }
-            }
-            Err(refused) => refused,
-        };
-        Err(match refused {
-            Wal::OverCapacity { .. } => self.turn_away(seen),
-            Wal::WindowFull { .. } => {
-                self.numbers.pushbacks.fetch_add(1, Ordering::Relaxed);
-                self.room.full(seen);
-                AppendError::Full
-            }
-            Wal::Failed(error) => AppendError::Failed(StoreError::Wal(error)),
-            Wal::Closed => AppendError::Failed(StoreError::Closed),
-            other => {
-                AppendError::Failed(StoreError::Failed(format!("the WAL refused a batch: {other}")))
-            }
-        })
-    }
-
-    /// There is no room before an upload has made some.
-    fn turn_away(&self, seen: u64) -> AppendError {
-        self.numbers.pushbacks.fetch_add(1, Ordering::Relaxed);
-        self.room.full(seen);
-        self.request_upload();
-        self.failure().map_or(AppendError::Full, AppendError::Failed)
     }
 }
 
@@ -471,19 +332,5 @@ impl Drop for Watch {
         {
             tail.watchers.swap_remove(at);
         }
-    }
-}
-
-/// Completes when the batch, and everything before it in the log, is durable.
-#[must_use = "an append is acknowledged by its future"]
-pub struct Append {
-    done: alluvium_wal::Append,
-}
-
-impl Future for Append {
-    type Output = Result<(), StoreError>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        Pin::new(&mut self.done).poll(cx).map_err(StoreError::Wal)
     }
 }

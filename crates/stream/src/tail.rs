@@ -26,7 +26,7 @@ use tokio::sync::Notify;
 
 use crate::catalog::{ObjectInfo, ObjectRange};
 use crate::objects::Budget;
-use crate::types::{Batch, KIND_STATE, StreamId, StreamOffset};
+use crate::types::{Batch, KIND_STATE, StreamEpoch, StreamId, StreamOffset};
 
 pub(crate) use compactable::{Changed, Choice, Compactable};
 
@@ -137,6 +137,8 @@ pub(crate) struct StreamState {
 #[derive(Default)]
 pub(crate) struct Tail {
     pub(crate) deleted: bool,
+    /// The newest with which the stream was opened, durably. Changed under [`crate::store::Shared::committing`] too.
+    pub(crate) epoch: StreamEpoch,
     pub(crate) start: StreamOffset,
     pub(crate) next: StreamOffset,
     pub(crate) uploaded_end: StreamOffset,
@@ -185,6 +187,11 @@ impl Tail {
             self.young_bytes += batch.payload.len() as u64;
         }
         self.batches.push_back(batch);
+    }
+
+    /// When the log is durable up to here, all of the stream is.
+    pub(crate) fn log_end(&self) -> LogOffset {
+        self.batches.back().map_or(LogOffset(0), |last| last.log_end)
     }
 
     /// The end of what is durable when the log is durable up to `durable`. What is not is at the deque's end.

@@ -32,6 +32,10 @@ pub struct StreamOffset(pub u64);
 )]
 pub struct ObjectId(pub u64);
 
+/// Which of a stream's writers, one after the other, somebody is: greater for each later one. Whoever appoints writers gives it out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct StreamEpoch(pub u64);
+
 impl fmt::Display for StreamId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.0)
@@ -39,6 +43,12 @@ impl fmt::Display for StreamId {
 }
 
 impl fmt::Display for StreamOffset {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+impl fmt::Display for StreamEpoch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.0)
     }

@@ -9,8 +9,8 @@ use std::time::Duration;
 use alluvium_device::sim::{Faults, SimDisk, SimOptions};
 use alluvium_stream::catalog::Snapshot;
 use alluvium_stream::{
-    Batch, Catalog, CatalogError, Change, MemoryCatalog, Recovery, Store, StoreError, Stream,
-    StreamId, StreamOffset,
+    Batch, Catalog, CatalogError, Change, MemoryCatalog, Recovery, Store, StoreError, StreamId,
+    StreamOffset, StreamWriter,
 };
 use alluvium_wal::{Wal, WalError};
 use common::*;
@@ -48,7 +48,7 @@ fn cloned(disk: &SimDisk) -> SimDisk {
 }
 
 /// Append batches `from..to` of one offset each, and upload each of them into an object of its own.
-async fn upload_each(life: &Life, stream: &Stream, from: u64, to: u64) -> Vec<Batch> {
+async fn upload_each(life: &Life, stream: &StreamWriter, from: u64, to: u64) -> Vec<Batch> {
     let mut batches = Vec::new();
     for base in from..to {
         batches.push(batch(stream.id(), base, 1, 1000));
@@ -96,7 +96,7 @@ async fn a_stale_owner_deletes_nothing_of_its_successor() {
 
     let other = copy_of(&world, world.disk.clone());
     let b = other.start_with(listings_are_old_and_fail).await;
-    let theirs = b.store.stream(id).unwrap();
+    let theirs = b.open(id).await;
     batches.extend(upload_each(&b, &theirs, 2, 6).await);
     let before = names(&world).await;
     assert_eq!(before.len(), 6);
@@ -153,7 +153,7 @@ async fn the_catalog_of_who_was_taken_over_is_an_old_one_whatever_it_has_seen() 
         a.store.commit(vec![put(&i.to_string())]).await.unwrap();
     }
     // Nothing is trimmed in the WAL.
-    b.store.stream(id).unwrap().trim(StreamOffset(20)).await.unwrap();
+    b.open(id).await.trim(StreamOffset(20)).await.unwrap();
     eventually("it is deleted", || b.store.stats().retired_objects == 0).await;
     drop(stream);
     b.crash(&mut other);
@@ -186,7 +186,7 @@ async fn an_old_catalog_is_refused_also_if_only_objects_have_changed() {
     assert_eq!(names(&world).await.len(), 2);
     world.catalog = newest;
     let life = world.start().await;
-    let stream = life.store.stream(id).unwrap();
+    let stream = life.open(id).await;
     assert_eq!(read_from(&stream, 20, 1 << 20).await, batches[10..]);
     drop(stream);
     life.close().await;
@@ -228,7 +228,7 @@ async fn a_copy_of_any_moment_is_refused_or_complete() {
             Ok(life) => {
                 opened += 1;
                 assert_eq!(uploaded, Some(StreamOffset(6)));
-                let stream = life.store.stream(id).unwrap();
+                let stream = life.open(id).await;
                 let from = trimmed.max(stream.start_offset().0);
                 assert_eq!(read_from(&stream, from, 5000).await, all[from as usize..]);
             }
@@ -257,7 +257,7 @@ async fn an_old_copy_of_the_wal_is_refused() {
     }
     world.disk = newest;
     let life = world.start().await;
-    let stream = life.store.stream(id).unwrap();
+    let stream = life.open(id).await;
     assert_eq!(read_from(&stream, 0, 1500).await, batches);
     drop(stream);
     let of_last_life = cloned(&world.disk);
@@ -341,7 +341,7 @@ async fn attempts_that_were_cut_short_refuse_nobody() {
         world.disk = world.disk.power_cut();
     }
     let life = world.start().await;
-    let stream = life.store.stream(id).unwrap();
+    let stream = life.open(id).await;
     assert_eq!(read_from(&stream, 0, 1500).await, batches);
     drop(stream);
     life.close().await;
@@ -429,7 +429,7 @@ async fn of_two_clones_one_owns_the_objects() {
         if case != Cloned::Down {
             other = copy_of(&world, cloned(&world.disk));
         }
-        let stream = a.store.stream(id).unwrap();
+        let stream = a.open(id).await;
         let mut next = 60;
         if case == Cloned::Busy {
             upload_each(&a, &stream, 60, 61).await;
@@ -443,7 +443,7 @@ async fn of_two_clones_one_owns_the_objects() {
             (&a, &b, next)
         };
         drop(stream);
-        let theirs = loser.store.stream(id).unwrap();
+        let theirs = loser.open(id).await;
         let (trimmed, uploads) = (loser.store.stats().wal.trimmed, loser.store.stats().uploads);
         append(&loser.store, &theirs, &batch(id, 60, 1, 1000)).await.await.unwrap();
         let uploading = tokio::spawn({
@@ -459,7 +459,7 @@ async fn of_two_clones_one_owns_the_objects() {
         assert_eq!((stats.wal.trimmed, stats.uploads), (trimmed, uploads));
         assert_eq!(stats.retired_objects, 1, "the other one still has it");
 
-        let stream = owner.store.stream(id).unwrap();
+        let stream = owner.open(id).await;
         let count = usize::try_from(next).unwrap() - 60 + 30;
         assert_eq!(read_from(&stream, 0, 1 << 20).await.len(), count);
         upload_each(owner, &stream, next, next + 1).await;
@@ -534,7 +534,7 @@ async fn the_owner_object_says_who() {
 
     // Without a word that can be understood nothing is deleted.
     for nonsense in ["", "{}", &"x".repeat(5000)] {
-        let stream = life.store.stream(StreamId(0)).unwrap();
+        let stream = life.open(StreamId(0)).await;
         let failures = life.store.stats().clean_up_failures;
         world.objects.put(&owner_of(&world), nonsense.to_owned().into()).await.unwrap();
         if stream.start_offset() < StreamOffset(40) {

@@ -9,9 +9,11 @@ use std::time::Duration;
 use alluvium_device::sim::{Random, SimDisk, SimOptions};
 use alluvium_stream::catalog::Snapshot;
 use alluvium_stream::{
-    Batch, Catalog, Change, KIND_LOG, KIND_STATE, StoreError, StreamId, StreamOffset,
+    AppendError, Batch, Catalog, KIND_LOG, KIND_STATE, StoreError, StreamEpoch, StreamId,
+    StreamOffset,
 };
 use common::*;
+use futures::FutureExt;
 
 const WAL_BYTES: u64 = 1 << 20;
 
@@ -31,7 +33,7 @@ async fn fill(life: &Life) -> Vec<(StreamId, Vec<Batch>)> {
 
 async fn check(life: &Life, all: &[(StreamId, Vec<Batch>)]) {
     for (id, batches) in all {
-        let stream = life.store.stream(*id).unwrap();
+        let stream = life.open(*id).await;
         assert_eq!(stream.next_offset(), batches.last().unwrap().end());
         let start = stream.start_offset().0;
         assert_eq!(
@@ -210,7 +212,7 @@ async fn damage_in_the_wal_is_a_gap_that_is_reported_and_skipped() {
     let lost = life.store.stats().lost;
     assert_eq!((lost.damaged_ranges, lost.gaps, lost.offsets), (1, 1, 10));
     assert!(lost.damaged_bytes > 10_000, "{lost:?}");
-    let stream = life.store.stream(id).unwrap();
+    let stream = life.open(id).await;
     let rest = [&batches[..2], &batches[3..]].concat();
     assert_eq!(read_from(&stream, 0, 15_000).await, rest);
     assert_eq!(read_from(&stream, 25, 15_000).await, rest[2..], "from inside the gap");
@@ -224,7 +226,7 @@ async fn damage_in_the_wal_is_a_gap_that_is_reported_and_skipped() {
     drop(life.store);
     drop(life.stepper);
     let life = world.try_start(Arc::new(())).await.unwrap();
-    let stream = life.store.stream(id).unwrap();
+    let stream = life.open(id).await;
     assert_eq!(life.recovery.batches, 0);
     assert_eq!(read_from(&stream, 0, 15_000).await, rest);
     assert_eq!(read_from(&stream, 25, 15_000).await, rest[2..]);
@@ -238,7 +240,7 @@ async fn an_old_catalog_is_refused_once_the_log_was_trimmed_past_it() {
     let before_upload = world.catalog.load().unwrap();
     life.store.flush().await.unwrap();
     let after_upload = world.catalog.load().unwrap();
-    let stream = life.store.stream(all[0].0).unwrap();
+    let stream = life.open(all[0].0).await;
     append(&life.store, &stream, &batch(all[0].0, 10, 1, 1000)).await.await.unwrap();
     drop(stream);
     life.crash(&mut world);
@@ -270,10 +272,10 @@ async fn an_upload_that_finds_nothing_to_upload_leaves_a_catalog_that_is_not_old
     let life = world.start().await;
     let all = fill(&life).await;
     life.store.flush().await.unwrap();
-    let stream = life.store.stream(all[0].0).unwrap();
+    let stream = life.open(all[0].0).await;
     append(&life.store, &stream, &batch(all[0].0, 10, 1, 1000)).await.await.unwrap();
     drop(stream);
-    life.store.commit(vec![Change::DeleteStream(all[0].0)]).await.unwrap();
+    life.store.commit(vec![delete(all[0].0)]).await.unwrap();
     life.store.flush().await.unwrap();
     life.crash(&mut world);
     let life = world.start().await;
@@ -289,7 +291,7 @@ async fn a_log_that_ends_too_early_is_reported() {
     let life = world.start().await;
     let all = fill(&life).await;
     let old = world.disk.image();
-    let stream = life.store.stream(all[0].0).unwrap();
+    let stream = life.open(all[0].0).await;
     append(&life.store, &stream, &batch(all[0].0, 10, 1, 1000)).await.await.unwrap();
     drop(stream);
     life.store.flush().await.unwrap();
@@ -309,7 +311,7 @@ async fn a_log_that_ends_too_early_is_reported() {
     // The next upload makes it true again, so that the catalog of before it is an old one when the log is trimmed.
     let before = world.catalog.load().unwrap();
     let life = world.start().await;
-    let stream = life.store.stream(all[0].0).unwrap();
+    let stream = life.open(all[0].0).await;
     append(&life.store, &stream, &batch(all[0].0, 11, 1, 10)).await.await.unwrap();
     drop(stream);
     life.store.flush().await.unwrap();
@@ -342,7 +344,7 @@ async fn what_was_recovered_may_exceed_the_bound_of_the_cache() {
     world.options.cache_bytes = 64 << 10;
     world.options.upload_bytes = 32 << 10;
     let life = world.start().await;
-    let stream = life.store.stream(id).unwrap();
+    let stream = life.open(id).await;
     assert_eq!(life.recovery.batches, 200);
     let more = batch(id, 200, 1, 1000);
     append(&life.store, &stream, &more).await.await.unwrap();
@@ -356,6 +358,7 @@ struct Model {
     id: StreamId,
     kind: u8,
     start: u64,
+    epoch: u64,
     acknowledged: Vec<Batch>,
 }
 
@@ -375,11 +378,17 @@ async fn run_model(seed: u64) {
             0 if models.len() < 5 => {
                 let kind = u8::from(random.chance(0.3));
                 let stream = life.create(kind).await;
-                models.push(Model { id: stream.id(), kind, start: 0, acknowledged: Vec::new() });
+                models.push(Model {
+                    id: stream.id(),
+                    kind,
+                    start: 0,
+                    epoch: 0,
+                    acknowledged: Vec::new(),
+                });
             }
             1 if models.len() > 3 => {
                 let model = models.swap_remove(random.index(models.len()));
-                life.store.commit(vec![Change::DeleteStream(model.id)]).await.unwrap();
+                life.open(model.id).await.delete().await.unwrap();
             }
             2 => life.store.flush().await.unwrap(),
             3 => life.objects.fail_writes.store(random.below(4), Ordering::SeqCst),
@@ -405,7 +414,7 @@ async fn run_model(seed: u64) {
             7 | 8 if !models.is_empty() => {
                 let at = random.index(models.len());
                 let model = &mut models[at];
-                let stream = life.store.stream(model.id).unwrap();
+                let stream = life.open(model.id).await;
                 let (start, end) = (stream.start_offset().0, stream.durable_end().0);
                 let to = start + random.below(end - start + 1);
                 stream.trim(StreamOffset(to)).await.unwrap();
@@ -415,18 +424,25 @@ async fn run_model(seed: u64) {
                 let at = random.index(models.len());
                 models[at].check(&life, &mut random).await;
             }
+            11 if !models.is_empty() => {
+                let at = random.index(models.len());
+                models[at].take_over(&life).await;
+            }
             _ if !models.is_empty() => {
                 // A burst, spread over the streams; acknowledged together.
+                let mut writers = Vec::new();
+                for model in &models {
+                    writers.push(life.open(model.id).await);
+                }
                 let mut pending = Vec::new();
                 for _ in 0..1 + random.below(40) {
                     let at = random.index(models.len());
-                    let model = &mut models[at];
-                    let stream = life.store.stream(model.id).unwrap();
+                    let (model, stream) = (&mut models[at], &writers[at]);
                     let count = 1 + u32::try_from(random.below(4)).unwrap();
                     let longest = if random.chance(0.1) { 12_000 } else { 300 };
                     let len = usize::try_from(random.below(longest)).unwrap();
                     let batch = batch(model.id, stream.next_offset().0, count, len);
-                    pending.push(append(&life.store, &stream, &batch).await);
+                    pending.push(append(&life.store, stream, &batch).await);
                     model.acknowledged.push(batch);
                 }
                 for done in pending {
@@ -456,8 +472,24 @@ async fn go_on(world: &World, models: &mut [Model], random: &mut Random) -> Life
 }
 
 impl Model {
+    /// A newer writer opens the stream while the older one has something in flight.
+    async fn take_over(&mut self, life: &Life) {
+        let older = life.open(self.id).await;
+        let in_flight = batch(self.id, older.next_offset().0, 1, 100);
+        let done = append(&life.store, &older, &in_flight).await;
+        self.epoch += 1;
+        let newer = life.store.open_stream(self.id, StreamEpoch(self.epoch)).await.unwrap();
+        assert!(done.now_or_never().is_some_and(|done| done.is_ok()), "it is waited for");
+        assert_eq!(newer.durable_end(), in_flight.end());
+        self.acknowledged.push(in_flight);
+        let refused = older.append(new_batch(&batch(self.id, newer.next_offset().0, 1, 100)));
+        assert!(matches!(refused, Err(AppendError::Fenced { .. })), "{:?}", refused.err());
+        assert!(matches!(older.close().await, Err(StoreError::Fenced { .. })));
+    }
+
     async fn check(&mut self, life: &Life, random: &mut Random) {
         let stream = life.store.stream(self.id).expect("an acknowledged stream");
+        assert_eq!(stream.newest_epoch(), StreamEpoch(self.epoch), "stream {}", self.id);
         let end = self.acknowledged.last().map_or(0, |last| last.end().0);
         assert_eq!(stream.next_offset().0, end, "stream {}", self.id);
         assert_eq!(stream.durable_end().0, end, "stream {}", self.id);

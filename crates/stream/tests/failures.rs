@@ -6,9 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use alluvium_device::sim::Faults;
-use alluvium_stream::{
-    AppendError, Batch, Catalog, Change, Fold, StoreError, StreamId, StreamOffset,
-};
+use alluvium_stream::{AppendError, Batch, Catalog, Fold, StoreError, StreamId, StreamOffset};
 use common::*;
 use tokio::sync::Notify;
 
@@ -24,7 +22,7 @@ async fn create_with_a_batch(life: &Life) -> StreamId {
 /// The device fails, and the store knows it.
 async fn fail_the_log(world: &World, life: &Life, id: StreamId) {
     world.disk.set_faults(Faults { write_error: 1.0, ..Default::default() });
-    let stream = life.store.stream(id).unwrap();
+    let stream = life.open(id).await;
     let next = stream.next_offset().0;
     append(&life.store, &stream, &batch(id, next, 1, 1)).await.await.unwrap_err();
     let cause = tokio::time::timeout(HANG, life.store.failed()).await.expect("it is told");
@@ -38,7 +36,7 @@ async fn assert_stopped(life: &Life, world: &World, id: StreamId, why: &str) {
     tokio::time::timeout(HANG, life.store.room()).await.expect("nobody waits for room");
     let flushed = tokio::time::timeout(HANG, life.store.flush()).await.expect("or for an upload");
     assert!(flushed.unwrap_err().to_string().contains(why));
-    let stream = life.store.stream(id).unwrap();
+    let stream = life.open(id).await;
     let refused = stream.append(new_batch(&batch(id, stream.next_offset().0, 1, 1)));
     assert!(matches!(refused, Err(AppendError::Failed(_))), "{:?}", refused.err());
     assert_unchangeable(&life.store, world, id, why).await;
@@ -51,7 +49,7 @@ async fn assert_unchangeable(
     why: &str,
 ) {
     let before = world.catalog.load().unwrap();
-    let refused = store.commit(vec![Change::DeleteStream(id)]).await.unwrap_err();
+    let refused = store.commit(vec![delete(id)]).await.unwrap_err();
     assert!(refused.to_string().contains(why), "{refused}");
     let refused = store.new_stream_ids(1).await.unwrap_err();
     assert!(refused.to_string().contains(why), "{refused}");
@@ -77,7 +75,7 @@ async fn a_commit_of_unknown_outcome_stops_the_store_though_the_log_failed_befor
     let ids = [life.create_log().await.id(), life.create_log().await.id()];
     fail_the_log(&world, &life, ids[0]).await;
     life.catalog.set(CatalogMode::LosesAnswers);
-    life.store.commit(vec![Change::DeleteStream(ids[1])]).await.unwrap_err();
+    life.store.commit(vec![delete(ids[1])]).await.unwrap_err();
     life.catalog.set(CatalogMode::Works);
     assert_unchangeable(&life.store, &world, ids[0], "injected").await;
 }
@@ -88,7 +86,7 @@ async fn a_change_of_unknown_outcome_stops_the_store_until_it_is_opened_again() 
     let life = world.start().await;
     let ids = [life.create_log().await.id(), create_with_a_batch(&life).await];
     life.catalog.set(CatalogMode::LosesAnswers);
-    let error = life.store.commit(vec![Change::DeleteStream(ids[0])]).await.unwrap_err();
+    let error = life.store.commit(vec![delete(ids[0])]).await.unwrap_err();
     assert!(matches!(error, StoreError::Catalog(_)), "{error}");
     life.catalog.set(CatalogMode::Works);
     assert_stopped(&life, &world, ids[1], "injected").await;
@@ -133,7 +131,7 @@ async fn an_upload_that_can_not_be_committed_stops_the_store() {
         assert_eq!(life.catalog.failed.load(Ordering::SeqCst), 1, "tried once");
         life.crash(&mut world);
         let life = world.start().await;
-        let stream = life.store.stream(id).unwrap();
+        let stream = life.open(id).await;
         assert_eq!(read_from(&stream, 0, 1000).await, [batch(id, 0, 1, 100)]);
         life.store.flush().await.unwrap();
         drop(stream);
@@ -151,7 +149,7 @@ async fn a_panic_in_the_catalog_stops_the_store() {
 
     let life = world.start().await;
     life.catalog.set(CatalogMode::Panics);
-    let change = Change::DeleteStream(id);
+    let change = delete(id);
     let caller = tokio::spawn({
         let store = life.store.clone();
         async move { store.commit(vec![change]).await }

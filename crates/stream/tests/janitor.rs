@@ -7,7 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime};
 
-use alluvium_stream::{Catalog, Change, KIND_LOG, MemoryCatalog, Opened, Store, StreamOffset};
+use alluvium_stream::{
+    Catalog, Change, KIND_LOG, MemoryCatalog, Opened, Store, StreamEpoch, StreamOffset,
+};
 use common::*;
 use object_store::ObjectStoreExt;
 
@@ -36,10 +38,7 @@ async fn an_object_goes_when_nobody_has_a_part_of_it() {
 
     // What can not be deleted is tried again, also after the next start.
     life.objects.deletes_fail.store(true, Ordering::SeqCst);
-    life.store
-        .commit(vec![Change::DeleteStream(other.id()), Change::DeleteStream(stream.id())])
-        .await
-        .unwrap();
+    life.store.commit(vec![delete(other.id()), delete(stream.id())]).await.unwrap();
     eventually("it tries again", || life.store.stats().clean_up_failures >= 5).await;
     assert_eq!(
         (names(&world).await.len(), life.store.stats().objects, life.store.stats().retired_objects),
@@ -124,7 +123,7 @@ async fn an_object_that_waits_for_its_commit_is_no_orphan() {
     drop(stream);
     life.close().await;
     let life = world.start().await;
-    let stream = life.store.stream(id).unwrap();
+    let stream = life.open(id).await;
     assert_eq!(read_from(&stream, 0, 1).await, [batch(id)]);
     drop(stream);
     life.close().await;
@@ -154,7 +153,7 @@ async fn orphans_stay_when_records_are_lost() {
         eventually("it has looked", || life.store.stats().orphans == 1).await;
         assert_eq!(life.recovery.gaps.is_empty(), !deleted);
         if deleted {
-            life.store.commit(vec![Change::DeleteStream(id)]).await.unwrap();
+            life.store.commit(vec![delete(id)]).await.unwrap();
         }
         assert_eq!((names(&world).await.len(), life.store.stats().orphans_deleted), (1, 0));
         life.crash(&mut world);
@@ -183,7 +182,7 @@ async fn old_orphans_of_this_store_are_deleted_and_nothing_else() {
     let (store, wal_id) = open().await;
     let ids = store.new_stream_ids(1).await.unwrap();
     store.commit(vec![Change::CreateStream { id: ids[0], kind: KIND_LOG }]).await.unwrap();
-    let stream = store.stream(ids[0]).unwrap();
+    let stream = store.open_stream(ids[0], StreamEpoch(0)).await.unwrap();
     stream.append(new_batch(&batch(ids[0], 0, 1, 100))).unwrap().await.unwrap();
     store.flush().await.unwrap();
     store.close().await.unwrap();

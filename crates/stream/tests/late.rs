@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use alluvium_device::sim::Random;
-use alluvium_stream::{Batch, FetchError, Stream, StreamId, StreamOffset};
+use alluvium_stream::{Batch, FetchError, Stream, StreamId, StreamOffset, StreamWriter};
 use common::*;
 use futures::future::join_all;
 
@@ -21,7 +21,7 @@ async fn late(
     per_object: u64,
 ) -> (Life, Vec<Vec<Batch>>) {
     let life = world.start().await;
-    let mut all: Vec<(Stream, Vec<Batch>)> = Vec::new();
+    let mut all: Vec<(StreamWriter, Vec<Batch>)> = Vec::new();
     for _ in 0..streams {
         all.push((life.create_log().await, Vec::new()));
     }
@@ -301,7 +301,7 @@ async fn whatever_happens_what_is_read_is_what_was_written() {
             for _ in 0..200 {
                 tokio::task::yield_now().await;
             }
-            stream_of(&life, &all[1]).trim(all[1][at].base).await.unwrap();
+            life.open(stream_of(&life, &all[1]).id()).await.trim(all[1][at].base).await.unwrap();
         }
         for reader in readers {
             reader.await.unwrap();

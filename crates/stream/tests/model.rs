@@ -3,6 +3,9 @@
 //!
 //! Of each stream the list knows what was appended and how much of it was acknowledged. After a crash a stream holds a beginning of the list
 //! that has at least that much; from then on that is the list.
+//!
+//! Each stream has one writer, until a newer one opens it while the older one still appends: what is accepted of that is in the list, and from then on all that the older
+//! one tries is refused, in this life or a later one.
 
 mod common;
 
@@ -12,7 +15,8 @@ use std::time::Duration;
 
 use alluvium_device::sim::Random;
 use alluvium_stream::{
-    Append, AppendError, Batch, Change, FetchError, KIND_LOG, Lost, Stream, StreamId, StreamOffset,
+    Append, AppendError, Batch, FetchError, KIND_LOG, Lost, StoreError, Stream, StreamEpoch,
+    StreamId, StreamOffset, StreamWriter,
 };
 use common::*;
 use futures::FutureExt;
@@ -25,6 +29,9 @@ struct List {
     /// Of them, so many were acknowledged.
     acknowledged: usize,
     start: StreamOffset,
+    epoch: u64,
+    /// An opening of which nobody knows whether it has happened.
+    opening: Option<u64>,
 }
 
 impl List {
@@ -37,6 +44,9 @@ impl List {
         &self.batches[self.batches.partition_point(|batch| batch.end() <= from)..]
     }
 }
+
+/// Of a life.
+type Writers = BTreeMap<StreamId, StreamWriter>;
 
 struct Run {
     random: Random,
@@ -66,6 +76,9 @@ impl Run {
             let life = self.world.start().await;
             self.found(&life).await;
             self.live(&life).await;
+            if self.chance(2) {
+                self.begin_to_open(&life).await;
+            }
             let stats = life.store.stats();
             self.compactions += stats.compactions;
             self.uploads += stats.uploads;
@@ -92,6 +105,12 @@ impl Run {
         assert_eq!(life.store.stats().lost, Lost::default());
         for (id, list) in &mut self.lists {
             let stream = life.store.stream(*id).unwrap();
+            let newest = stream.newest_epoch().0;
+            assert!(newest == list.epoch || Some(newest) == list.opening, "stream {id}: {newest}");
+            (list.epoch, list.opening) = (newest, None);
+            if let Some(older) = newest.checked_sub(1) {
+                assert_refused(life.store.open_stream(*id, StreamEpoch(older)).await.err());
+            }
             assert_eq!(stream.start_offset(), list.start, "stream {id}");
             let end = stream.durable_end();
             assert_eq!(end, stream.next_offset(), "stream {id}");
@@ -111,26 +130,34 @@ impl Run {
     }
 
     async fn live(&mut self, life: &Life) {
+        let mut writers = Writers::new();
+        for (id, list) in &self.lists {
+            let opened = life.store.open_stream(*id, StreamEpoch(list.epoch)).await;
+            writers.insert(*id, opened.expect("it has this epoch"));
+        }
         let mut pending: Vec<(StreamId, Append, usize)> = Vec::new();
         for _ in 0..self.random.below(80) {
             if self.lists.is_empty() || (self.lists.len() < 6 && self.chance(20)) {
-                self.lists.insert(life.create(KIND_LOG).await.id(), List::default());
+                let writer = life.create(KIND_LOG).await;
+                self.lists.insert(writer.id(), List::default());
+                writers.insert(writer.id(), writer);
                 continue;
             }
             let at = self.random.below(self.lists.len() as u64) as usize;
             let id = *self.lists.keys().nth(at).unwrap();
-            let stream = life.store.stream(id).unwrap();
+            let stream = &writers[&id];
             match self.random.below(20) {
-                0..9 => pending.push(self.append(life, &stream).await),
+                0..9 => pending.push(self.append(life, stream).await),
                 9..11 => self.acknowledge(&mut pending).await,
-                11..14 => self.fetch(life, &stream).await,
-                14 => self.search(life, &stream).await,
+                11..13 => self.fetch(life, stream).await,
+                13 => self.take_over(life, id, &mut writers).await,
+                14 => self.search(life, stream).await,
                 15 if !life.objects.down.load(Ordering::SeqCst) => {
                     life.store.flush().await.unwrap();
                 }
-                16 => self.trim(&stream).await,
+                16 => self.trim(stream).await,
                 17 if self.chance(6) => {
-                    life.store.commit(vec![Change::DeleteStream(id)]).await.unwrap();
+                    writers.remove(&id).unwrap().delete().await.unwrap();
                     pending.retain(|(of, _, _)| *of != id);
                     self.lists.remove(&id);
                 }
@@ -153,7 +180,7 @@ impl Run {
         }
     }
 
-    async fn append(&mut self, life: &Life, stream: &Stream) -> (StreamId, Append, usize) {
+    async fn append(&mut self, life: &Life, stream: &StreamWriter) -> (StreamId, Append, usize) {
         let longest = [100, 3000, 20_000][self.random.below(3) as usize];
         let (count, len) = (1 + self.random.below(3) as u32, 1 + self.random.below(longest));
         let list = self.lists.get_mut(&stream.id()).unwrap();
@@ -171,6 +198,52 @@ impl Run {
         };
         list.batches.push(batch);
         (stream.id(), append, list.batches.len())
+    }
+
+    /// A newer writer opens the stream while the older one appends as fast as it can, and afterwards tries everything.
+    async fn take_over(&mut self, life: &Life, id: StreamId, writers: &mut Writers) {
+        let list = self.lists.get_mut(&id).unwrap();
+        let epoch = StreamEpoch(list.epoch + 1 + self.random.below(3));
+        let older = writers.remove(&id).unwrap();
+        let opening = tokio::spawn({
+            let store = life.store.clone();
+            async move { store.open_stream(id, epoch).await.expect("it is the newest") }
+        });
+        let last = loop {
+            let next = batch(id, list.next().max(list.start.0), 1, 100);
+            match older.append(new_batch(&next)) {
+                Ok(_) => list.batches.push(next),
+                // Never for ever: the opening needs no room.
+                Err(AppendError::Full) => {}
+                Err(AppendError::Fenced { newest, .. }) => break newest,
+                Err(error) => panic!("append: {error}"),
+            }
+            tokio::task::yield_now().await;
+        };
+        assert_eq!(last, epoch);
+        let newer = tokio::time::timeout(HANG, opening).await.expect("it hangs").unwrap();
+        let end = newer.next_offset();
+        assert_eq!((end, end), (newer.durable_end(), StreamOffset(list.next()).max(list.start)));
+        (list.epoch, list.acknowledged) = (epoch.0, list.batches.len());
+        assert_refused(older.trim(end).await.err());
+        assert_refused(life.store.open_stream(id, older.epoch()).await.err());
+        match self.random.below(2) {
+            0 => assert_refused(older.delete().await.err()),
+            _ => assert_refused(older.close().await.err()),
+        }
+        writers.insert(id, newer);
+    }
+
+    /// Somebody opens a stream, and the end may come at any moment of that.
+    async fn begin_to_open(&mut self, life: &Life) {
+        let Some((id, list)) = self.lists.iter_mut().next() else { return };
+        let (id, epoch) = (*id, list.epoch + 1);
+        list.opening = Some(epoch);
+        let store = life.store.clone();
+        tokio::spawn(async move { drop(store.open_stream(id, StreamEpoch(epoch)).await) });
+        for _ in 0..self.random.below(20) {
+            tokio::task::yield_now().await;
+        }
     }
 
     async fn acknowledge(&mut self, pending: &mut Vec<(StreamId, Append, usize)>) {
@@ -217,7 +290,7 @@ impl Run {
         }
     }
 
-    async fn trim(&mut self, stream: &Stream) {
+    async fn trim(&mut self, stream: &StreamWriter) {
         let list = self.lists.get_mut(&stream.id()).unwrap();
         // At most the durable end.
         let to = StreamOffset(self.random.below(stream.durable_end().0 + 1));
@@ -227,6 +300,13 @@ impl Run {
         // What is trimmed was durable.
         let durable = list.batches.partition_point(|batch| batch.end() <= to);
         list.acknowledged = list.acknowledged.max(durable);
+    }
+}
+
+fn assert_refused(error: Option<StoreError>) {
+    match error {
+        Some(StoreError::Fenced { epoch, newest, .. }) => assert!(epoch < newest),
+        other => panic!("an older writer was not refused as one: {other:?}"),
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use alluvium_stream::object::Whole;
 use alluvium_stream::{
-    Batch, Catalog, Change, FetchError, KIND_LOG, KIND_STATE, Stream, StreamOffset,
+    Batch, Catalog, Change, FetchError, KIND_LOG, KIND_STATE, StreamOffset, StreamWriter,
 };
 use common::*;
 use object_store::ObjectStoreExt;
@@ -36,7 +36,7 @@ async fn young_data_comes_from_memory_and_old_data_from_objects() {
     drop(stream);
 
     let life = restart(life, &world).await;
-    let stream = life.store.stream(id).unwrap();
+    let stream = life.open(id).await;
     assert_eq!(
         read_from(&stream, 0, 1 << 20).await,
         batches,
@@ -103,7 +103,7 @@ async fn a_damaged_object_is_an_error_that_names_it() {
         bytes[damaged_at] ^= 0x10;
         world.objects.put(&name.as_str().into(), bytes.into()).await.unwrap();
         let life = world.start().await;
-        let stream = life.store.stream(id).unwrap();
+        let stream = life.open(id).await;
         let error = stream.fetch(StreamOffset(20), 1000).await.unwrap_err();
         assert!(matches!(error, FetchError::Failed(_)));
         let text = error.to_string();
@@ -126,7 +126,7 @@ async fn a_damaged_object_is_an_error_that_names_it() {
     // Cut off; gone; and healed.
     world.objects.put(&name.as_str().into(), good.slice(..100).into()).await.unwrap();
     let life = world.start().await;
-    let stream = life.store.stream(id).unwrap();
+    let stream = life.open(id).await;
     assert!(stream.fetch(StreamOffset(20), 1000).await.unwrap_err().to_string().contains(&name));
     world.objects.delete(&name.as_str().into()).await.unwrap();
     assert!(stream.fetch(StreamOffset(20), 1000).await.unwrap_err().to_string().contains(&name));
@@ -192,14 +192,14 @@ async fn a_stream_that_is_deleted_while_it_is_searched_keeps_its_objects_so_long
     let id = stream.id();
     drop(stream);
     let life = restart(life, &world).await;
-    let stream = life.store.stream(id).unwrap();
+    let stream = life.open(id).await;
     let reading = life.objects.reading.lock().await;
     let asked = tokio::spawn({
         let stream = stream.clone();
         async move { stream.find_time(0).await }
     });
     eventually("it reads an object", || life.objects.reads.load(Ordering::SeqCst) == 1).await;
-    life.store.commit(vec![Change::DeleteStream(id)]).await.unwrap();
+    life.store.commit(vec![delete(id)]).await.unwrap();
     drop(reading);
     assert_eq!(asked.await.unwrap().unwrap(), Some(batches[0].clone()));
     assert!(matches!(stream.find_time(0).await, Err(FetchError::Deleted)));
@@ -208,7 +208,7 @@ async fn a_stream_that_is_deleted_while_it_is_searched_keeps_its_objects_so_long
 }
 
 /// A stream with batches of a block each, in one object, which nothing of is in memory.
-async fn large_batches(world: &World, count: u64) -> (Life, Stream, Vec<Batch>) {
+async fn large_batches(world: &World, count: u64) -> (Life, StreamWriter, Vec<Batch>) {
     let life = world.start().await;
     let stream = life.create_log().await;
     let id = stream.id();
@@ -219,7 +219,7 @@ async fn large_batches(world: &World, count: u64) -> (Life, Stream, Vec<Batch>) 
     life.store.flush().await.unwrap();
     drop(stream);
     let life = restart(life, world).await;
-    let stream = life.store.stream(id).unwrap();
+    let stream = life.open(id).await;
     (life, stream, batches)
 }
 
@@ -251,7 +251,7 @@ async fn what_lies_before_damage_is_read() {
         let mut bytes = whole(&world, &name).await;
         bytes[5_500_000] ^= 1;
         world.objects.put(&name.into(), bytes.into()).await.unwrap();
-        let stream = life.store.stream(batches_stream(&life)).unwrap();
+        let stream = life.open(batches_stream(&life)).await;
         let fetched = stream.fetch(StreamOffset(2), 50 << 20).await.unwrap();
         assert_eq!(fetched.batches, batches[2..5]);
         assert!(stream.fetch(StreamOffset(5), 50 << 20).await.is_err());
@@ -327,7 +327,7 @@ async fn what_is_read_keeps_no_more_memory_than_twice_what_it_shows() {
     let id = stream.id();
     drop(stream);
     let life = restart(life, &world).await;
-    let stream = life.store.stream(id).unwrap();
+    let stream = life.open(id).await;
     for from in [0, 700, 1999] {
         let few = stream.fetch(StreamOffset(from), 1000).await.unwrap().batches;
         assert!(!few.is_empty() && few.iter().all(|batch| batch.payload.is_unique()));
@@ -409,7 +409,7 @@ async fn what_goes_while_it_is_uploaded_leaves_nothing() {
     }
     streams[2].trim(StreamOffset(3)).await.unwrap();
     streams[1].trim(StreamOffset(10)).await.unwrap();
-    life.store.commit(vec![Change::DeleteStream(streams[0].id())]).await.unwrap();
+    life.store.commit(vec![delete(streams[0].id())]).await.unwrap();
     drop(answer);
     flush.await.unwrap().unwrap();
     let starts = [streams[1].start_offset(), streams[2].start_offset()];
@@ -444,7 +444,7 @@ async fn batches_are_found_by_time() {
     }
     drop(stream);
     let life = restart(life, &world).await;
-    let stream = life.store.stream(id).unwrap();
+    let stream = life.open(id).await;
     let check = async |start: usize| {
         for time in [-5, -1, 0, 20, 21, 50, 51, 70, 71, 90, 91] {
             let expected = batches[start..].iter().find(|batch| batch.max_timestamp_ms >= time);
@@ -492,7 +492,7 @@ async fn large_objects_are_written_in_parts() {
     assert!(stats.object_bytes > 18_900_000, "{stats:?}");
     let life = restart(life, &world).await;
     for (id, batches) in all {
-        let stream = life.store.stream(id).unwrap();
+        let stream = life.open(id).await;
         assert_eq!(read_from(&stream, 0, 3_000_000).await, batches);
     }
     let stats = life.store.stats();
@@ -537,7 +537,7 @@ async fn a_large_stream_has_an_object_of_its_own() {
     assert_eq!(requests(&life, "clean-up", "delete"), (0, 0));
 
     // With its stream goes its object, and no other.
-    let delete = |at: usize| life.store.commit(vec![Change::DeleteStream(streams[at].0.id())]);
+    let delete = |at: usize| life.store.commit(vec![delete(streams[at].0.id())]);
     delete(0).await.unwrap();
     eventually("its object is deleted", || life.store.stats().retired_objects == 0).await;
     assert_eq!((life.store.stats().objects, names(&world).await.len()), (2, 2));
@@ -549,7 +549,7 @@ async fn a_large_stream_has_an_object_of_its_own() {
     let life = world.start().await;
     assert_eq!((life.recovery.batches, life.store.stats().objects), (0, 2));
     for (stream, batches) in &streams[2..] {
-        let stream = life.store.stream(stream.id()).unwrap();
+        let stream = life.open(stream.id()).await;
         assert_eq!(read_from(&stream, 0, 4 << 20).await, *batches);
     }
     let (count, bytes) = requests(&life, "read", "get");
@@ -566,7 +566,7 @@ async fn a_read_that_is_not_answered_is_repeated_once() {
     let id = stream.id();
     drop(stream);
     let life = restart(life, &world).await;
-    let stream = life.store.stream(id).unwrap();
+    let stream = life.open(id).await;
     let answer = life.objects.reading.lock().await;
     let fetch = tokio::spawn(async move { stream.fetch(StreamOffset(0), 1).await });
     let reads = || life.objects.reads.load(Ordering::SeqCst);

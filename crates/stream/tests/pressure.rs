@@ -9,7 +9,7 @@ use std::time::Duration;
 use alluvium_device::sim::Random;
 use alluvium_stream::{
     AppendError, Batch, FetchError, KIND_LOG, KIND_STATE, Opened, Options, RedbCatalog, Store,
-    StreamId, StreamOffset,
+    StreamEpoch, StreamId, StreamOffset,
 };
 use alluvium_wal::{FormatOptions, Wal};
 use bytes::Bytes;
@@ -21,7 +21,7 @@ use tokio::task::JoinSet;
 
 /// One writer: `rounds` batches, some in flight at a time, each checked to be readable once it is acknowledged.
 async fn write(store: Store, id: StreamId, batches: Vec<Batch>, in_flight: usize) {
-    let stream = store.stream(id).unwrap();
+    let stream = store.open_stream(id, StreamEpoch(0)).await.unwrap();
     let mut pending = std::collections::VecDeque::new();
     for batch in batches {
         pending.push_back((append(&store, &stream, &batch).await, batch.end()));
@@ -96,10 +96,11 @@ async fn readers_find_what_was_acknowledged_whatever_goes_on() {
     let life = world.start().await;
     let mut tasks = JoinSet::new();
     for n in 0..4 {
-        let stream = life.create_log().await;
+        let writer = life.create_log().await;
+        let stream = writer.clone();
         let acknowledged = Arc::new(AtomicU64::new(0));
         tasks.spawn({
-            let (store, stream) = (life.store.clone(), stream.clone());
+            let (store, stream) = (life.store.clone(), writer);
             let acknowledged = acknowledged.clone();
             async move {
                 let mut random = Random::new(n);
@@ -202,7 +203,7 @@ async fn no_append_slips_through_a_cut() {
     let life = world.start().await;
     assert_eq!(life.recovery.batches, 0, "all was uploaded, so what a cut had missed is gone");
     for (id, batches) in all {
-        let stream = life.store.stream(id).unwrap();
+        let stream = life.open(id).await;
         assert_eq!(read_from(&stream, 0, 100_000).await, batches);
         assert_eq!(state_of(&stream), expected_state(id, &batches));
     }

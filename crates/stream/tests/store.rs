@@ -7,8 +7,8 @@ use std::task::{Context, Wake, Waker};
 use std::time::Duration;
 
 use alluvium_stream::{
-    AppendError, Batch, Change, FetchError, Gap, KIND_STATE, Options, StoreError, Stream, StreamId,
-    StreamOffset,
+    AppendError, Batch, Change, FetchError, Gap, KIND_STATE, Options, StoreError, Stream,
+    StreamEpoch, StreamId, StreamOffset,
 };
 use alluvium_wal::LogOffset;
 use common::*;
@@ -195,7 +195,7 @@ fn no_lock_is_held_over_a_waker() {
                 assert!(notified.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
                 notified
             };
-            for change in [None, Some(Change::DeleteStream(stream.id()))] {
+            for change in [None, Some(delete(stream.id()))] {
                 let mut notified = wait();
                 match change {
                     None => drop(append(&life.store, &stream, &batch(stream.id(), 0, 1, 9)).await),
@@ -240,7 +240,7 @@ async fn trimmed_records_are_gone_also_after_a_restart() {
     life.crash(&mut world);
 
     let life = world.start().await;
-    let stream = life.store.stream(id).unwrap();
+    let stream = life.open(id).await;
     assert_eq!((stream.start_offset(), stream.next_offset()), (StreamOffset(7), StreamOffset(20)));
     assert_eq!(read_from(&stream, 7, 1000).await, batches[3..]);
     life.store.flush().await.unwrap();
@@ -256,7 +256,7 @@ async fn trimmed_records_are_gone_also_after_a_restart() {
     life.close().await;
 
     let life = world.start().await;
-    let stream = life.store.stream(id).unwrap();
+    let stream = life.open(id).await;
     assert_eq!(
         (stream.start_offset(), stream.next_offset()),
         (StreamOffset(20), StreamOffset(20)),
@@ -283,7 +283,7 @@ async fn trimmed_offsets_are_not_handed_out_again_even_if_the_log_is_lost() {
     assert_eq!(life.recovery.batches, 0);
     let lost = StreamOffset(0)..StreamOffset(9);
     assert_eq!(life.recovery.gaps, [Gap { stream: id, lost }], "they were not folded");
-    let stream = life.store.stream(id).unwrap();
+    let stream = life.open(id).await;
     assert_eq!((stream.start_offset(), stream.next_offset()), (StreamOffset(9), StreamOffset(9)));
     append(&life.store, &stream, &batch(id, 9, 1, 100)).await.await.unwrap();
     assert_eq!(read_from(&stream, 9, 1).await.len(), 1);
@@ -313,7 +313,7 @@ async fn a_state_stream_is_kept_as_its_checkpoint() {
     drop(stream);
     life.crash(&mut world);
     let life = world.start().await;
-    let stream = life.store.stream(id).unwrap();
+    let stream = life.open(id).await;
     assert_eq!((stream.start_offset(), stream.next_offset()), (StreamOffset(12), StreamOffset(20)));
     assert_eq!(state_of(&stream), expected_state(id, &batches));
     life.close().await;
@@ -328,7 +328,7 @@ async fn a_deleted_stream_is_gone_and_its_id_is_not_reused() {
     append(&life.store, &stream, &batch(id, 0, 1, 100)).await.await.unwrap();
     let notify = Arc::new(Notify::new());
     let _watch = stream.watch(&notify);
-    life.store.commit(vec![Change::DeleteStream(id)]).await.unwrap();
+    life.store.commit(vec![delete(id)]).await.unwrap();
     assert!(notify.notified().now_or_never().is_some(), "watchers learn of it");
     assert!(life.store.stream(id).is_none());
     let again = life.store.commit(vec![Change::CreateStream { id, kind: 0 }]).await;
@@ -377,8 +377,8 @@ async fn commits_are_checked_and_atomic() {
         Change::CreateStream { id: ids[0], kind: 0 },
         Change::CreateStream { id: StreamId(99), kind: 0 },
         Change::CreateStream { id: ids[1], kind: 7 },
-        Change::DeleteStream(ids[1]),
-        Change::TrimStream { id: ids[0], to: StreamOffset(1) },
+        delete(ids[1]),
+        Change::TrimStream { id: ids[0], epoch: StreamEpoch(0), to: StreamOffset(1) },
         Change::NextStreamId(StreamId(0)),
         Change::BindWal(uuid::Uuid::nil()),
         Change::LogUploaded(LogOffset(1)),
@@ -391,7 +391,7 @@ async fn commits_are_checked_and_atomic() {
     let twice = vec![create.clone(), create.clone()];
     assert!(life.store.commit(twice).await.unwrap_err().to_string().contains("fresh"));
     life.store.commit(vec![create]).await.expect("a refusal does not use an id up");
-    let twice = vec![Change::DeleteStream(ids[0]), Change::DeleteStream(ids[0])];
+    let twice = vec![delete(ids[0]), delete(ids[0])];
     assert!(life.store.commit(twice).await.unwrap_err().to_string().contains("twice"));
     let meta = |life: &Life, prefix: &str| {
         life.store
@@ -456,12 +456,12 @@ async fn after_close_and_after_a_failure_nothing_hangs() {
     let (store, id) = (life.store.clone(), stream.id());
     life.close().await;
     assert!(matches!(stream.append(new_batch(&batch(id, 0, 1, 1))), Err(AppendError::Failed(_))));
-    assert!(matches!(store.commit(vec![Change::DeleteStream(id)]).await, Err(StoreError::Closed)));
+    assert!(matches!(store.commit(vec![delete(id)]).await, Err(StoreError::Closed)));
     assert!(store.failure().unwrap().contains("closed"));
     tokio::time::timeout(HANG, store.room()).await.unwrap();
 
     let life = world.start().await;
-    let stream = life.store.stream(id).unwrap();
+    let stream = life.open(id).await;
     let notify = Arc::new(Notify::new());
     let _watch = stream.watch(&notify);
     append(&life.store, &stream, &batch(id, 0, 1, 1)).await.await.unwrap();

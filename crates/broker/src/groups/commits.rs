@@ -244,6 +244,7 @@ impl Shared {
                     );
                     return Err(ResponseError::PolicyViolation);
                 }
+                Err(Blocked::Log(Refused::Fenced)) => return Err(ResponseError::NotCoordinator),
                 Err(Blocked::Log(Refused::Failed(cause))) => {
                     tracing::error!("group offsets can not be written: {cause}");
                     return Err(ResponseError::CoordinatorNotAvailable);

@@ -8,8 +8,8 @@
 use std::collections::VecDeque;
 
 use alluvium_stream::{
-    Append, AppendError, Change, KIND_STATE, NewBatch, Store, StoreError, Stream, StreamId,
-    StreamOffset,
+    Append, AppendError, Change, KIND_STATE, NewBatch, Store, StoreError, StreamEpoch, StreamId,
+    StreamOffset, StreamWriter,
 };
 use bytes::Bytes;
 use parking_lot::Mutex;
@@ -29,6 +29,8 @@ pub(super) enum Refused {
     TableFull,
     /// The record is larger than the store takes.
     TooLarge,
+    /// Somebody else writes the offsets now.
+    Fenced,
     /// The store has failed.
     Failed(String),
 }
@@ -73,7 +75,7 @@ impl Tail {
 
 pub(super) struct OffsetLog {
     store: Store,
-    stream: Stream,
+    stream: StreamWriter,
     max_table_bytes: usize,
     tail: Mutex<Tail>,
 }
@@ -86,7 +88,9 @@ impl OffsetLog {
             Some((_, value)) => parse_stream_id(&value)?,
             None => create_stream(&store).await?,
         };
-        let stream = store.stream(id).ok_or(GroupsError::NoStream(id))?;
+        store.stream(id).ok_or(GroupsError::NoStream(id))?;
+        // One server coordinates all groups, for ever.
+        let stream = store.open_stream(id, StreamEpoch(0)).await?;
         let replay = stream.replay();
         let table = Offsets::rebuild(replay.checkpoint.as_deref(), &replay.batches)?;
         tracing::debug!(
@@ -124,6 +128,7 @@ impl OffsetLog {
             }
             Err(AppendError::Full) => Err(Refused::NoRoom),
             Err(AppendError::TooLarge { .. }) => Err(Refused::TooLarge),
+            Err(AppendError::Fenced { .. }) => Err(Refused::Fenced),
             Err(
                 error @ (AppendError::NotNext { .. }
                 | AppendError::Deleted

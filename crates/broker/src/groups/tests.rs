@@ -464,6 +464,22 @@ async fn a_commit_waits_for_room_and_then_asks_the_client_to_come_again() {
     assert_eq!(fetch(&groups, "g").await, [found("topic", 0, 99)]);
 }
 
+/// Another one has opened the offsets stream, as the next coordinator would.
+#[tokio::test]
+async fn who_does_not_write_the_offsets_does_not_coordinate() {
+    let world = World::new();
+    let (store, groups) = world.start().await;
+    let offsets = |at| commit_request("g", &[("topic", 0, at)]);
+    assert_eq!(world.run(commit(&groups, offsets(1))).await, [0]);
+    let stream = store.stream_ids()[0];
+    let epoch = alluvium_stream::StreamEpoch(1);
+    let other = world.run(store.open_stream(stream, epoch)).await.expect("it is newer");
+    let refused = world.run(commit(&groups, offsets(2))).await;
+    assert_eq!(refused, [ResponseError::NotCoordinator.code()]);
+    assert_eq!(other.next_offset(), other.durable_end());
+    assert_eq!(fetch(&groups, "g").await, [found("topic", 0, 1)]);
+}
+
 #[tokio::test]
 async fn partitions_of_a_commit_are_judged_one_by_one() {
     let mut world = World::new();

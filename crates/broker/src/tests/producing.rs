@@ -1,9 +1,11 @@
 //! Producing: acknowledgements, order, sequences, durability, pushback.
 
+use alluvium_stream::StreamEpoch;
 use bytes::Bytes;
 use kafka_protocol::messages::list_offsets_request::{ListOffsetsPartition, ListOffsetsTopic};
 use kafka_protocol::messages::{
-    ApiVersionsRequest, ListOffsetsRequest, ProduceRequest, TopicName, TransactionalId,
+    ApiVersionsRequest, DeleteTopicsRequest, ListOffsetsRequest, ProduceRequest, TopicName,
+    TransactionalId,
 };
 use kafka_protocol::records::Compression;
 
@@ -350,4 +352,27 @@ async fn a_greatest_timestamp_that_is_missing_is_found() {
     // Without timestamps there is none to be found.
     let none = encode(Compression::None, (-1, -1, -1), &[-1, -1]);
     assert_eq!(client.produce("t", 0, &none).await.0, 0);
+}
+
+/// Another one has opened a partition's stream, as the next leader would.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_does_not_write_to_the_stream_does_not_lead_the_partition() {
+    const NOT_LEADER: i16 = 6;
+    let server = TestServer::start().await;
+    server.topic("t", 2, &[]).await;
+    let mut client = server.client().await;
+    let batch = of_producer(3, 0, 0, 1);
+    assert_eq!(client.produce("t", 0, &batch).await, (0, 0));
+    let stream = server.server().topics.by_name("t").unwrap().partitions[0].stream.id();
+    let other = server.store().open_stream(stream, StreamEpoch(1)).await.unwrap();
+
+    assert_eq!(client.produce("t", 0, &of_producer(3, 0, 1, 1)).await, (NOT_LEADER, -1));
+    assert_eq!(other.next_offset().0, 1, "nothing was appended");
+    assert_eq!(client.produce("t", 1, &of_producer(3, 0, 0, 1)).await, (0, 0), "it leads this one");
+    assert_eq!(client.fetch("t", 0, 0).await, (0, 1, stored(&batch, 0)));
+    let names = vec![TopicName(text("t"))];
+    let delete = DeleteTopicsRequest::default().with_topic_names(names).with_timeout_ms(30_000);
+    let deleted = client.call(5, &delete).await;
+    assert_eq!(deleted.responses[0].error_code, NOT_LEADER);
+    assert_eq!(client.fetch("t", 0, 0).await, (0, 1, stored(&batch, 0)), "it is there");
 }

@@ -7,7 +7,7 @@ use uuid::Uuid;
 use super::{
     Catalog, Change, LIVES_KEPT, Life, ObjectInfo, ObjectRange, Replaced, Snapshot, Uploaded,
 };
-use crate::types::{ObjectId, StreamId, StreamOffset};
+use crate::types::{ObjectId, StreamEpoch, StreamId, StreamOffset};
 
 /// Run the suite; `new` makes an empty catalog. Panics at the first rule that is broken.
 pub fn run(new: &dyn Fn() -> Box<dyn Catalog>) {
@@ -16,6 +16,7 @@ pub fn run(new: &dyn Fn() -> Box<dyn Catalog>) {
     a_list_is_applied_in_order_and_atomically(&*new());
     objects_are_added_in_any_order(&*new());
     refusals_change_nothing(&*new());
+    only_the_newest_writer_changes_a_stream(&*new());
     trimming_drops_ranges(&*new());
     deleting_drops_everything(&*new());
     neighbours_are_replaced(&*new());
@@ -27,7 +28,7 @@ pub fn run(new: &dyn Fn() -> Box<dyn Catalog>) {
     metadata_is_kept(&*new());
 }
 
-/// A catalog with something of everything: streams 0 and 1, object 0 in use, object 1 without a range.
+/// A catalog with something of everything: streams 0 and 1, of epochs 0 and 3, object 0 in use, object 1 without a range.
 pub fn fill(catalog: &dyn Catalog) {
     catalog
         .commit(&[
@@ -35,6 +36,7 @@ pub fn fill(catalog: &dyn Catalog) {
             Change::NextStreamId(StreamId(3)),
             Change::CreateStream { id: StreamId(0), kind: 0 },
             Change::CreateStream { id: StreamId(1), kind: 1 },
+            open(1, 3),
             Change::PutMeta { key: "topic/a".into(), value: vec![1, 2] },
         ])
         .expect("create");
@@ -83,6 +85,19 @@ fn uploaded(stream: u64, end: u64, range: Option<ObjectRange>) -> Change {
     })
 }
 
+fn open(id: u64, epoch: u64) -> Change {
+    Change::OpenStream { id: StreamId(id), epoch: StreamEpoch(epoch) }
+}
+
+fn delete(id: u64, epoch: u64) -> Change {
+    Change::DeleteStream { id: StreamId(id), epoch: StreamEpoch(epoch) }
+}
+
+/// By a writer with epoch 0.
+fn trim(id: u64, to: u64) -> Change {
+    Change::TrimStream { id: StreamId(id), epoch: StreamEpoch(0), to: StreamOffset(to) }
+}
+
 fn everything_comes_back(catalog: &dyn Catalog) {
     fill(catalog);
     let found = catalog.load().expect("load");
@@ -97,7 +112,8 @@ fn everything_comes_back(catalog: &dyn Catalog) {
     );
     assert_eq!(stream.checkpoint.as_deref(), Some(b"at 10".as_slice()));
     assert_eq!(stream.ranges, [range(0, 0, 10)]);
-    assert_eq!(found.streams[&StreamId(1)].kind, 1);
+    let other = &found.streams[&StreamId(1)];
+    assert_eq!((other.kind, stream.epoch, other.epoch), (1, StreamEpoch(0), StreamEpoch(3)));
     assert_eq!(found.streams[&StreamId(1)].ranges, []);
     let objects: Vec<_> = found.objects.into_values().collect();
     assert_eq!(objects, [object(0), object(1)], "an object without a range is remembered");
@@ -152,7 +168,7 @@ fn neighbours_are_replaced(catalog: &dyn Catalog) {
     let objects: Vec<_> = catalog.load().expect("load").objects.into_keys().collect();
     assert_eq!(objects, [0, 1, 2, 3, 4, 9].map(ObjectId), "what is not needed is not forgotten");
     catalog.commit(&[uploaded(0, 50, Some(range(4, 40, 50)))]).expect("uploads go on behind it");
-    catalog.commit(&[Change::TrimStream { id: StreamId(0), to: StreamOffset(40) }]).expect("trim");
+    catalog.commit(&[trim(0, 40)]).expect("trim");
     assert_eq!(ranges(), [range(4, 40, 50)]);
 }
 
@@ -185,8 +201,8 @@ fn a_list_is_applied_in_order_and_atomically(catalog: &dyn Catalog) {
     let failing = [
         Change::PutMeta { key: "k".into(), value: vec![1] },
         Change::NextStreamId(StreamId(9)),
-        Change::TrimStream { id: StreamId(0), to: StreamOffset(4) },
-        Change::DeleteStream(StreamId(8)),
+        trim(0, 4),
+        delete(8, 0),
     ];
     catalog.commit(&failing).expect_err("there is no stream 8");
     assert_eq!(catalog.load().expect("load"), before, "a list that fails changes nothing");
@@ -194,13 +210,15 @@ fn a_list_is_applied_in_order_and_atomically(catalog: &dyn Catalog) {
 
 fn refusals_change_nothing(catalog: &dyn Catalog) {
     fill(catalog);
-    catalog.commit(&[Change::TrimStream { id: StreamId(0), to: StreamOffset(3) }]).expect("trim");
+    catalog.commit(&[trim(0, 3)]).expect("trim");
     let before = catalog.load().expect("load");
     let refused = [
         Change::CreateStream { id: StreamId(0), kind: 0 },
         Change::CreateStream { id: StreamId(3), kind: 0 },
-        Change::DeleteStream(StreamId(2)),
-        Change::TrimStream { id: StreamId(2), to: StreamOffset(1) },
+        delete(2, 0),
+        trim(2, 1),
+        open(2, 1),
+        open(1, 2),
         Change::NextStreamId(StreamId(2)),
         uploaded(2, 1, None),
         uploaded(1, 4, None),
@@ -221,6 +239,34 @@ fn refusals_change_nothing(catalog: &dyn Catalog) {
     }
 }
 
+fn only_the_newest_writer_changes_a_stream(catalog: &dyn Catalog) {
+    fill(catalog);
+    let row = || catalog.load().expect("load").streams[&StreamId(0)].clone();
+    let (id, to) = (StreamId(0), StreamOffset(9));
+    let trim = |epoch| Change::TrimStream { id, epoch: StreamEpoch(epoch), to };
+    let mut before = row();
+    for (epoch, newest) in [(0, 0), (5, 5), (5, 5), (4, 5), (0, 5), (u64::MAX, u64::MAX)] {
+        let opened = catalog.commit(&[open(0, epoch)]);
+        assert_eq!(opened.is_ok(), epoch == newest, "epoch {epoch} after {newest}");
+        before.epoch = StreamEpoch(newest);
+        assert_eq!(row(), before, "nothing else changes");
+    }
+    for epoch in [0, 5, u64::MAX - 1] {
+        catalog.commit(&[trim(epoch)]).expect_err("a trim of an older epoch");
+        catalog.commit(&[delete(0, epoch)]).expect_err("a deletion of an older epoch");
+        assert_eq!(row(), before);
+    }
+    catalog.commit(&[delete(1, 4)]).expect_err("it was never opened with epoch 4");
+    catalog.commit(&[uploaded(0, 20, None)]).expect("an upload has no epoch");
+    catalog.commit(&[trim(u64::MAX)]).expect("its writer may");
+    let expected = (StreamEpoch(u64::MAX), to, StreamOffset(20));
+    let found = row();
+    assert_eq!((found.epoch, found.start, found.uploaded_end), expected, "the epoch stays");
+    catalog.commit(&[open(1, 4), delete(1, 3)]).expect_err("the second change sees the first");
+    catalog.commit(&[open(1, 4), delete(1, 4)]).expect("the second change sees the first");
+    catalog.commit(&[open(1, 9)]).expect_err("there is no stream 1 any more");
+}
+
 fn trimming_drops_ranges(catalog: &dyn Catalog) {
     fill(catalog);
     catalog
@@ -234,9 +280,7 @@ fn trimming_drops_ranges(catalog: &dyn Catalog) {
     catalog.commit(&[uploaded(0, 40, Some(range(3, 29, 40)))]).expect_err("ranges do not overlap");
     let starts = |to: u64| {
         let start = catalog.load().expect("load").streams[&StreamId(0)].start;
-        catalog
-            .commit(&[Change::TrimStream { id: StreamId(0), to: StreamOffset(to) }])
-            .expect("trim");
+        catalog.commit(&[trim(0, to)]).expect("trim");
         let row = catalog.load().expect("load").streams.remove(&StreamId(0)).expect("stream 0");
         assert_eq!(row.start, start.max(StreamOffset(to)), "a start never goes back");
         row.ranges.iter().map(|range| range.start.0).collect::<Vec<_>>()
@@ -260,9 +304,7 @@ fn trimming_drops_ranges(catalog: &dyn Catalog) {
 
 fn deleting_drops_everything(catalog: &dyn Catalog) {
     fill(catalog);
-    catalog
-        .commit(&[Change::DeleteStream(StreamId(0)), Change::DeleteStream(StreamId(1))])
-        .expect("delete");
+    catalog.commit(&[delete(0, 0), delete(1, 3)]).expect("delete");
     let found = catalog.load().expect("load");
     assert!(found.streams.is_empty());
     assert_eq!(found.objects.len(), 2, "objects stay until they are forgotten");
@@ -311,7 +353,7 @@ fn each_commit_raises_the_version(catalog: &dyn Catalog) {
         assert_eq!(catalog.load().expect("load").version, before);
         assert_eq!(catalog.commit(&list).expect("commit"), before + 1, "the one of this commit");
     }
-    catalog.commit(&[Change::DeleteStream(StreamId(0))]).expect_err("there is no stream 0");
+    catalog.commit(&[delete(0, 0)]).expect_err("there is no stream 0");
     assert_eq!(catalog.load().expect("load").version, 3, "a refused list is none");
 }
 

@@ -14,7 +14,7 @@ use super::{
     Snapshot, StreamRow, Uploaded,
 };
 use crate::object::{FOOTER_BYTES, HEADER_BYTES};
-use crate::types::{ObjectId, StreamId, StreamOffset};
+use crate::types::{ObjectId, StreamEpoch, StreamId, StreamOffset};
 
 const FORMAT_VERSION: u32 = 1;
 
@@ -54,6 +54,9 @@ struct LifeEntry {
 struct StreamEntry {
     id: u64,
     kind: u8,
+    /// Not written if it is 0, so that what was exported before there were epochs is in its canonical form.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    epoch: u64,
     start: u64,
     uploaded_end: u64,
     checkpoint: Option<Hex>,
@@ -75,6 +78,11 @@ struct RangeEntry {
 struct MetaEntry {
     key: String,
     value: Hex,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "what serde calls it with")]
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 /// Bytes, as two lower-case hexadecimal digits each.
@@ -128,6 +136,7 @@ impl Content {
         let stream = |(id, row): (&StreamId, &StreamRow)| StreamEntry {
             id: id.0,
             kind: row.kind,
+            epoch: row.epoch.0,
             start: row.start.0,
             uploaded_end: row.uploaded_end.0,
             checkpoint: row.checkpoint.as_ref().map(|bytes| Hex(bytes.to_vec())),
@@ -163,6 +172,7 @@ impl Content {
         let stream = |entry: StreamEntry| {
             let row = StreamRow {
                 kind: entry.kind,
+                epoch: StreamEpoch(entry.epoch),
                 start: StreamOffset(entry.start),
                 uploaded_end: StreamOffset(entry.uploaded_end),
                 checkpoint: entry.checkpoint.map(|Hex(bytes)| Bytes::from(bytes)),
@@ -365,6 +375,7 @@ fn changes(snapshot: &Snapshot) -> Vec<Change> {
             })
         };
         changes.push(Change::CreateStream { id: *id, kind: row.kind });
+        changes.push(Change::OpenStream { id: *id, epoch: row.epoch });
         let ranges = row.ranges.iter().cloned();
         changes.extend(ranges.map(|range| uploaded(range.end, Some(range), None)));
         changes.push(uploaded(row.uploaded_end, None, row.checkpoint.clone()));
@@ -451,7 +462,8 @@ mod tests {
             .commit(&[
                 uploaded(30, Some(range(1, 12, 30))),
                 uploaded(40, None),
-                Change::TrimStream { id: StreamId(1), to: StreamOffset(9) },
+                Change::TrimStream { id: StreamId(1), epoch: StreamEpoch(3), to: StreamOffset(9) },
+                Change::OpenStream { id: StreamId(1), epoch: StreamEpoch(u64::MAX) },
                 Change::PutMeta { key: "quote \" and \u{e9}".into(), value: vec![0, 0xff] },
                 Change::AddObject(nothing(last)),
                 Change::ForgetObject(last),
@@ -524,6 +536,20 @@ mod tests {
             import(&memory, &snapshot).unwrap();
             assert_eq!(memory.load().unwrap(), snapshot);
         }
+    }
+
+    /// What was exported before there were epochs has none, and is whole.
+    #[test]
+    fn an_export_without_epochs_is_one_of_epoch_0() {
+        let mut snapshot = filled();
+        let text = String::from_utf8(exported(&snapshot)).unwrap();
+        assert_eq!(text.matches("\"epoch\":").count(), 1, "of stream 1: that of stream 0 is 0");
+        for row in snapshot.streams.values_mut() {
+            row.epoch = StreamEpoch(0);
+        }
+        let text = exported(&snapshot);
+        assert!(!text.windows(5).any(|word| word == b"epoch"));
+        assert_eq!(read(&text), Ok(snapshot));
     }
 
     /// White space, and what the escape of a character looks like, is not of the content.

@@ -47,11 +47,13 @@ fn apply(state: &mut Snapshot, change: &Change) -> Result<(), CatalogError> {
             }
             state.streams.insert(*id, StreamRow { kind: *kind, ..StreamRow::default() });
         }
-        Change::DeleteStream(id) => {
-            state.streams.remove(id).ok_or_else(|| refusal::no_stream(*id))?;
+        Change::DeleteStream { id, epoch } => {
+            let stream = state.streams.remove(id).ok_or_else(|| refusal::no_stream(*id))?;
+            refusal::of_epoch(*id, *epoch, stream.epoch)?;
         }
-        Change::TrimStream { id, to } => {
+        Change::TrimStream { id, epoch, to } => {
             let stream = state.streams.get_mut(id).ok_or_else(|| refusal::no_stream(*id))?;
+            refusal::of_epoch(*id, *epoch, stream.epoch)?;
             stream.start = stream.start.max(*to);
             stream.ranges.retain(|range| range.end > *to);
         }
@@ -63,6 +65,13 @@ fn apply(state: &mut Snapshot, change: &Change) -> Result<(), CatalogError> {
                 return Err(refusal::back("the next stream id", state.next_stream_id, id.0));
             }
             state.next_stream_id = id.0;
+        }
+        Change::OpenStream { id, epoch } => {
+            let stream = state.streams.get_mut(id).ok_or_else(|| refusal::no_stream(*id))?;
+            if *epoch < stream.epoch {
+                return Err(refusal::back("a stream's epoch", stream.epoch.0, epoch.0));
+            }
+            stream.epoch = *epoch;
         }
         Change::AddObject(object) => {
             if state.objects.contains_key(&object.id) {

@@ -14,10 +14,17 @@ use redb::{
 use uuid::Uuid;
 
 use super::{
-    Catalog, CatalogError, Change, LIVES_KEPT, Life, ObjectInfo, ObjectRange, Replaced, Snapshot,
-    StreamRow, Uploaded, refusal,
+    Catalog, CatalogError, Change, LIVES_KEPT, Life, Replaced, Snapshot, StreamRow, Uploaded,
+    refusal,
 };
-use crate::types::{ObjectId, StreamId, StreamOffset};
+use crate::types::{ObjectId, StreamEpoch, StreamId, StreamOffset};
+
+mod rows;
+
+use rows::{
+    decode_lives, decode_object, decode_range, decode_stream, decode_wal_id, encode_lives,
+    encode_object, encode_range, encode_stream,
+};
 
 const FORMAT_VERSION: u64 = 1;
 
@@ -386,17 +393,17 @@ impl<'t> Tables<'t> {
                 if self.streams.get(id.0)?.is_some() {
                     return Err(Failure::Refused(refusal::exists(*id)));
                 }
-                self.put_stream(*id, *kind, StreamOffset(0), StreamOffset(0))?;
+                self.put_stream(*id, &StreamRow { kind: *kind, ..StreamRow::default() })?;
             }
-            Change::DeleteStream(id) => {
-                self.stream(*id)?;
+            Change::DeleteStream { id, epoch } => {
+                self.writers_stream(*id, *epoch)?;
                 remove(&mut self.sum, &mut self.streams, &id.0)?;
                 remove(&mut self.sum, &mut self.checkpoints, &id.0)?;
                 self.drop_ranges(*id, StreamOffset(u64::MAX))?;
             }
-            Change::TrimStream { id, to } => {
-                let row = self.stream(*id)?;
-                self.put_stream(*id, row.kind, row.start.max(*to), row.uploaded_end)?;
+            Change::TrimStream { id, epoch, to } => {
+                let row = self.writers_stream(*id, *epoch)?;
+                self.put_stream(*id, &StreamRow { start: row.start.max(*to), ..row })?;
                 self.drop_ranges(*id, *to)?;
             }
             Change::PutMeta { key, value } => {
@@ -412,6 +419,14 @@ impl<'t> Tables<'t> {
                     return Err(Failure::Refused(refusal::back("the next stream id", next, id.0)));
                 }
                 self.put_counter(KEY_NEXT_STREAM, id.0)?;
+            }
+            Change::OpenStream { id, epoch } => {
+                let row = self.stream(*id)?;
+                if *epoch < row.epoch {
+                    let back = refusal::back("a stream's epoch", row.epoch.0, epoch.0);
+                    return Err(Failure::Refused(back));
+                }
+                self.put_stream(*id, &StreamRow { epoch: *epoch, ..row })?;
             }
             Change::AddObject(object) => {
                 if self.objects.get(object.id.0)?.is_some() {
@@ -461,7 +476,7 @@ impl<'t> Tables<'t> {
             )));
         }
         let start = row.start.max(*start);
-        self.put_stream(*id, row.kind, start, *uploaded_end)?;
+        self.put_stream(*id, &StreamRow { start, uploaded_end: *uploaded_end, ..row })?;
         match checkpoint {
             Some(checkpoint) => {
                 put(&mut self.sum, &mut self.checkpoints, &id.0, &checkpoint.as_ref())?;
@@ -536,116 +551,16 @@ impl<'t> Tables<'t> {
         }
     }
 
-    fn put_stream(
-        &mut self,
-        id: StreamId,
-        kind: u8,
-        start: StreamOffset,
-        uploaded_end: StreamOffset,
-    ) -> Result<(), Failure> {
-        let row = encode_stream(kind, start, uploaded_end);
-        put(&mut self.sum, &mut self.streams, &id.0, &row.as_slice())
+    /// For a change by the writer with this epoch.
+    fn writers_stream(&self, id: StreamId, epoch: StreamEpoch) -> Result<StreamRow, Failure> {
+        let row = self.stream(id)?;
+        refusal::of_epoch(id, epoch, row.epoch).map_err(Failure::Refused)?;
+        Ok(row)
     }
-}
 
-// Values. Each begins with its own version, so that one of them can change without the others.
-
-const STREAM_BYTES: usize = 1 + 1 + 8 + 8;
-const RANGE_BYTES: usize = 1 + 8 + 8 + 8 + 8;
-const LIFE_BYTES: usize = 8 + 16;
-const VALUE_VERSION: u8 = 1;
-
-fn encode_stream(kind: u8, start: StreamOffset, uploaded_end: StreamOffset) -> [u8; STREAM_BYTES] {
-    let mut value = [0; STREAM_BYTES];
-    value[0] = VALUE_VERSION;
-    value[1] = kind;
-    value[2..10].copy_from_slice(&start.0.to_le_bytes());
-    value[10..].copy_from_slice(&uploaded_end.0.to_le_bytes());
-    value
-}
-
-fn decode_stream(value: &[u8]) -> Result<StreamRow, Failure> {
-    let value: &[u8; STREAM_BYTES] = value
-        .try_into()
-        .map_err(|_| Failure::Value(format!("a stream row of {} bytes", value.len())))?;
-    if value[0] != VALUE_VERSION {
-        return Err(Failure::Value(format!("a stream row of version {}", value[0])));
+    fn put_stream(&mut self, id: StreamId, row: &StreamRow) -> Result<(), Failure> {
+        put(&mut self.sum, &mut self.streams, &id.0, &encode_stream(row).as_slice())
     }
-    Ok(StreamRow {
-        kind: value[1],
-        start: StreamOffset(u64_at(value, 2)),
-        uploaded_end: StreamOffset(u64_at(value, 10)),
-        ..StreamRow::default()
-    })
-}
-
-fn decode_wal_id(value: &[u8]) -> Result<Uuid, Failure> {
-    Uuid::from_slice(value).map_err(|e| Failure::Value(format!("WAL id: {e}")))
-}
-
-fn encode_range(range: &ObjectRange) -> [u8; RANGE_BYTES] {
-    let mut value = [0; RANGE_BYTES];
-    value[0] = VALUE_VERSION;
-    value[1..9].copy_from_slice(&range.object.0.to_le_bytes());
-    value[9..17].copy_from_slice(&range.end.0.to_le_bytes());
-    value[17..25].copy_from_slice(&range.payload_bytes.to_le_bytes());
-    value[25..].copy_from_slice(&range.max_timestamp_ms.to_le_bytes());
-    value
-}
-
-fn decode_range(start: StreamOffset, value: &[u8]) -> Result<ObjectRange, Failure> {
-    let value: &[u8; RANGE_BYTES] = value
-        .try_into()
-        .map_err(|_| Failure::Value(format!("a range row of {} bytes", value.len())))?;
-    if value[0] != VALUE_VERSION {
-        return Err(Failure::Value(format!("a range row of version {}", value[0])));
-    }
-    Ok(ObjectRange {
-        object: ObjectId(u64_at(value, 1)),
-        start,
-        end: StreamOffset(u64_at(value, 9)),
-        payload_bytes: u64_at(value, 17),
-        max_timestamp_ms: u64_at(value, 25).cast_signed(),
-    })
-}
-
-fn encode_lives(lives: &[Life]) -> Vec<u8> {
-    let mut value = vec![VALUE_VERSION];
-    for Life { after_version, id } in lives {
-        value.extend(after_version.to_le_bytes());
-        value.extend(id.as_bytes());
-    }
-    value
-}
-
-fn decode_lives(value: &[u8]) -> Result<Vec<Life>, Failure> {
-    let damaged = || Failure::Value(format!("a row of lives of {} bytes", value.len()));
-    let (&version, rows) = value.split_first().ok_or_else(damaged)?;
-    if version != VALUE_VERSION {
-        return Err(Failure::Value(format!("a row of lives of version {version}")));
-    }
-    let (lives, rest) = rows.as_chunks::<LIFE_BYTES>();
-    if !rest.is_empty() {
-        return Err(damaged());
-    }
-    let decode = |life: &[u8; LIFE_BYTES]| {
-        let id = Uuid::from_slice(&life[8..]).expect("16 bytes");
-        Life { after_version: u64_at(life, 0), id }
-    };
-    Ok(lives.iter().map(decode).collect())
-}
-
-fn u64_at(value: &[u8], at: usize) -> u64 {
-    u64::from_le_bytes(value[at..at + 8].try_into().expect("8 bytes"))
-}
-
-/// An object row is JSON: there are few, and a tool can read them.
-fn encode_object(object: &ObjectInfo) -> Result<Vec<u8>, Failure> {
-    serde_json::to_vec(object).map_err(|e| Failure::Value(format!("object {}: {e}", object.id)))
-}
-
-fn decode_object(value: &[u8]) -> Result<ObjectInfo, Failure> {
-    serde_json::from_slice(value).map_err(|e| Failure::Value(format!("an object row: {e}")))
 }
 
 #[cfg(test)]
@@ -747,7 +662,7 @@ mod tests {
         let before = catalog.load().unwrap();
         drop(catalog);
         let image = std::fs::read(&path).unwrap();
-        let stream = encode_stream(0, StreamOffset(0), StreamOffset(10));
+        let stream = encode_stream(&before.streams[&StreamId(0)]);
         let found = image.windows(stream.len()).enumerate().filter(|(_, found)| *found == stream);
         let rows = found.flat_map(|(at, _)| at..at + stream.len());
         // Every 40th byte of what there is, and all of a stream's row wherever redb has written it.
@@ -790,40 +705,42 @@ mod tests {
         assert!(RedbCatalog::open(&other).unwrap_err().to_string().contains("notes.txt"));
     }
 
-    /// Values of version 1. They must decode in every later version of this code.
     #[test]
-    fn values_of_version_1_still_decode() {
-        let stream = encode_stream(1, StreamOffset(2), StreamOffset(3));
-        assert_eq!(stream, [1, 1, 2, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0]);
-        let range = ObjectRange {
-            object: ObjectId(4),
-            start: StreamOffset(5),
-            end: StreamOffset(6),
-            payload_bytes: 7,
-            max_timestamp_ms: -1,
-        };
-        let mut bytes =
-            vec![1, 4, 0, 0, 0, 0, 0, 0, 0, 6, 0, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0];
-        bytes.extend([0xff; 8]);
-        assert_eq!(encode_range(&range).as_slice(), bytes);
-        assert!(decode_range(StreamOffset(5), &bytes).is_ok_and(|decoded| decoded == range));
-        let lives = [1, 2].map(|id| Life { after_version: id + 6, id: Uuid::from_u128(id.into()) });
-        let mut bytes = vec![1, 7, 0, 0, 0, 0, 0, 0, 0];
-        bytes.extend([0; 15]);
-        bytes.extend([1, 8, 0, 0, 0, 0, 0, 0, 0]);
-        bytes.extend([0; 15]);
-        bytes.push(2);
-        assert_eq!(encode_lives(&lives), bytes);
-        assert!(decode_lives(&bytes).is_ok_and(|decoded| decoded == lives));
-        assert!([&bytes[..0], &bytes[..48]].iter().all(|cut| decode_lives(cut).is_err()));
+    fn a_rows_part_in_the_sum_is_what_is_written() {
         let row =
             [b"streams".as_slice(), &[8, 0, 0, 0, 0, 0, 0, 0], &[5, 0, 0, 0, 0, 0, 0, 0], b"value"];
         let sum = row_sum::<u64, &[u8]>("streams", &5, &b"value".as_slice());
         assert_eq!(sum, u64::from(crc32c::crc32c(&row.concat())));
-        let object = br#"{"id":1,"name":"a/b","size_bytes":2,"index_position":3,"index_bytes":4,"index_crc32c":5,"created_at_ms":6}"#;
-        assert!(
-            decode_object(object)
-                .is_ok_and(|object| object.name == "a/b" && object.index_crc32c == 5)
-        );
+    }
+
+    /// As a catalog is found that an older program has written.
+    #[test]
+    fn a_catalog_from_before_there_were_epochs_opens() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("catalog");
+        let catalog = RedbCatalog::open(&path).unwrap();
+        super::super::conformance::fill(&catalog);
+        let mut expected = catalog.load().unwrap();
+        let transaction = catalog.begin().unwrap();
+        let mut tables = Tables::open(&transaction).ok().unwrap();
+        for (id, row) in &mut expected.streams {
+            row.epoch = StreamEpoch(0);
+            let old = [&[1], &encode_stream(row)[1..18]].concat();
+            let Tables { sum, streams, .. } = &mut tables;
+            assert!(put(sum, streams, &id.0, &old.as_slice()).is_ok());
+        }
+        assert!(tables.close().is_ok());
+        transaction.commit().unwrap();
+        drop(catalog);
+
+        let catalog = RedbCatalog::open(&path).unwrap();
+        assert_eq!(catalog.load().unwrap(), expected);
+        let (id, epoch) = (StreamId(0), StreamEpoch(9));
+        catalog.commit(&[Change::OpenStream { id, epoch }]).unwrap();
+        drop(catalog);
+        let found = RedbCatalog::open(&path).unwrap().load().unwrap();
+        let epochs: Vec<_> = found.streams.values().map(|row| row.epoch.0).collect();
+        assert_eq!(epochs, [9, 0], "one row is new, the other one is as it was");
+        assert_eq!(found.streams[&id].ranges, expected.streams[&id].ranges);
     }
 }

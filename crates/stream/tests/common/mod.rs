@@ -13,7 +13,8 @@ use alluvium_device::sim::{Random, SimDisk, SimOptions, Stepper};
 use alluvium_stream::catalog::Snapshot;
 use alluvium_stream::{
     AppendError, Batch, Catalog, CatalogError, Change, Fold, KIND_LOG, MemoryCatalog, NewBatch,
-    Opened, Options, Recovery, Store, StoreError, Stream, StreamId, StreamOffset,
+    Opened, Options, Recovery, Store, StoreError, Stream, StreamEpoch, StreamId, StreamOffset,
+    StreamWriter,
 };
 use alluvium_wal::{FormatOptions, Wal};
 use async_trait::async_trait;
@@ -144,19 +145,25 @@ impl Life {
         drop(self.store);
     }
 
-    pub async fn create(&self, kind: u8) -> Stream {
+    pub async fn create(&self, kind: u8) -> StreamWriter {
         let id = self.store.new_stream_ids(1).await.unwrap()[0];
         self.store.commit(vec![Change::CreateStream { id, kind }]).await.unwrap();
-        self.store.stream(id).unwrap()
+        self.open(id).await
     }
 
-    pub async fn create_log(&self) -> Stream {
+    /// Write on, with the epoch that the stream has.
+    pub async fn open(&self, id: StreamId) -> StreamWriter {
+        let epoch = self.store.stream(id).unwrap().newest_epoch();
+        self.store.open_stream(id, epoch).await.unwrap()
+    }
+
+    pub async fn create_log(&self) -> StreamWriter {
         self.create(KIND_LOG).await
     }
 }
 
 /// Three objects of ten batches each.
-pub async fn three_objects(life: &Life) -> (Stream, Vec<Batch>) {
+pub async fn three_objects(life: &Life) -> (StreamWriter, Vec<Batch>) {
     let stream = life.create_log().await;
     let batches: Vec<Batch> = (0..30).map(|i| batch(stream.id(), i * 2, 2, 1000)).collect();
     for (i, batch) in batches.iter().enumerate() {
@@ -167,6 +174,11 @@ pub async fn three_objects(life: &Life) -> (Stream, Vec<Batch>) {
     }
     assert_eq!(life.store.stats().objects, 3);
     (stream, batches)
+}
+
+/// The deletion of a stream that nobody has opened with a greater epoch than 0.
+pub fn delete(id: StreamId) -> Change {
+    Change::DeleteStream { id, epoch: StreamEpoch(0) }
 }
 
 /// The names in the object store, sorted; without that of the object that says who owns them.
@@ -216,7 +228,11 @@ pub fn new_batch(batch: &Batch) -> NewBatch {
 }
 
 /// Append at the end, waiting for room as often as it takes; returns the acknowledgement.
-pub async fn append(store: &Store, stream: &Stream, batch: &Batch) -> alluvium_stream::Append {
+pub async fn append(
+    store: &Store,
+    stream: &StreamWriter,
+    batch: &Batch,
+) -> alluvium_stream::Append {
     loop {
         match stream.append(new_batch(batch)) {
             Ok(append) => return append,

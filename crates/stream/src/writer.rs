@@ -1,0 +1,276 @@
+//! A stream's writer: append, trim, close, delete. Who it is, and what becomes of the one before: `docs/format/catalog.md`, "Who writes to a stream".
+
+use std::future::Future;
+use std::ops::Deref;
+use std::pin::Pin;
+use std::sync::atomic::Ordering;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+
+use crate::catalog::Change;
+use crate::record;
+use crate::store::{Shared, Store, StoreError};
+use crate::stream::Stream;
+use crate::tail::{self, Cached, Tail};
+use crate::types::{NewBatch, StreamEpoch, StreamId, StreamOffset};
+
+/// Why nothing was appended. Nothing has changed.
+#[derive(Debug, thiserror::Error)]
+pub enum AppendError {
+    /// No room now: wait for [`crate::Store::room`] and try again.
+    #[error("the write-ahead log or the log cache is full")]
+    Full,
+    /// The batch can never be appended.
+    #[error("a batch of {len_bytes} bytes exceeds the limit of {max_bytes}")]
+    TooLarge {
+        /// Of the payload.
+        len_bytes: u64,
+        /// See [`crate::Store::max_batch_bytes`].
+        max_bytes: u64,
+    },
+    /// The writer is not where the stream is.
+    #[error("the batch starts at {got}, the stream's next offset is {expected}")]
+    NotNext {
+        /// The stream's next offset.
+        expected: StreamOffset,
+        /// The batch's.
+        got: StreamOffset,
+    },
+    /// A newer writer has opened the stream, and this one is not its writer any more.
+    #[error(
+        "the stream was opened with epoch {newest}: a writer with epoch {epoch} appends nothing any more"
+    )]
+    Fenced {
+        /// The writer's.
+        epoch: StreamEpoch,
+        /// The newest.
+        newest: StreamEpoch,
+    },
+    /// The stream is gone.
+    #[error("the stream was deleted")]
+    Deleted,
+    /// Nothing can be appended any more.
+    #[error("{0}")]
+    Failed(StoreError),
+}
+
+/// The right to write to a stream, until somebody opens the stream with a newer epoch. A [`Stream`] to read from, too.
+pub struct StreamWriter {
+    stream: Stream,
+    epoch: StreamEpoch,
+}
+
+impl Deref for StreamWriter {
+    type Target = Stream;
+
+    fn deref(&self) -> &Stream {
+        &self.stream
+    }
+}
+
+impl Store {
+    /// Become the stream's writer. From the return on, also after a crash, no writer with an older epoch changes the stream; what they have appended is durable, and lies before
+    /// [`Stream::next_offset`].
+    ///
+    /// Whoever appoints writers sees to it that no two of them have the same epoch. To open the stream again with the epoch that it has costs nothing, and whoever has it goes on; a newer one
+    /// costs a commit of the catalog. Dropping the future does not stop what has begun.
+    ///
+    /// # Errors
+    /// [`StoreError::Fenced`] if the stream was opened with a newer epoch; [`StoreError::InvalidChange`] if there is no such stream; a commit or a log that fails, in which case
+    /// the epoch may be the newest all the same.
+    pub async fn open_stream(
+        &self,
+        id: StreamId,
+        epoch: StreamEpoch,
+    ) -> Result<StreamWriter, StoreError> {
+        let stream = self.stream(id).ok_or_else(|| StoreError::no_stream(id))?;
+        if stream.newest_epoch() < epoch {
+            self.shared.open_stream(id, epoch).await?;
+        }
+        let writer = StreamWriter { stream, epoch };
+        writer.settle().await?;
+        Ok(writer)
+    }
+}
+
+impl StreamWriter {
+    /// With which it was opened.
+    pub fn epoch(&self) -> StreamEpoch {
+        self.epoch
+    }
+
+    /// Put a batch in line; the future completes when it, and everything before it, is durable. Does not block or
+    /// wait; dropping the future changes nothing.
+    ///
+    /// Panics if the batch has no records or its offsets pass `u64::MAX`: defects of the caller.
+    pub fn append(&self, batch: NewBatch) -> Result<Append, AppendError> {
+        let NewBatch { base, count, max_timestamp_ms, payload } = batch;
+        assert!(
+            count > 0 && base.0.checked_add(u64::from(count)).is_some(),
+            "{count} records at offset {base}"
+        );
+        let (shared, state) = (&self.stream.shared, &self.stream.state);
+        if let Some(failure) = shared.failure() {
+            return Err(AppendError::Failed(failure));
+        }
+        let len_bytes = payload.len() as u64;
+        if len_bytes > shared.max_batch_bytes {
+            return Err(AppendError::TooLarge { len_bytes, max_bytes: shared.max_batch_bytes });
+        }
+        // Before the attempt: an event after this is one that a writer who is turned away must not miss.
+        let seen = shared.room.generation();
+        let cost_bytes = tail::cost_bytes(payload.len());
+        if !shared.cache.reserve(cost_bytes) {
+            // Who can never go on shall not wait for room.
+            self.check(&state.tail.lock())?;
+            return Err(shared.turn_away(seen));
+        }
+        let header = record::encode_header(state.id, base, count, max_timestamp_ms);
+        let mut tail = state.tail.lock();
+        let appended = if let Err(refused) = self.check(&tail) {
+            Err(refused)
+        } else if base != tail.next {
+            Err(AppendError::NotNext { expected: tail.next, got: base })
+        } else {
+            shared.append_to_wal(&header, &payload, seen)
+        };
+        let done = match appended {
+            Ok(done) => done,
+            Err(error) => {
+                drop(tail);
+                shared.cache.unreserve(cost_bytes);
+                if let AppendError::Failed(cause @ StoreError::Wal(_)) = &error {
+                    shared.fail(cause.clone());
+                }
+                return Err(error);
+            }
+        };
+        let log_end = done.end();
+        shared.cache.pin(cost_bytes);
+        tail.push(Cached { base, count, max_timestamp_ms, log_end, payload });
+        if !tail.watchers.is_empty() && !tail.wake_queued {
+            tail.wake_queued = true;
+            shared.wakes.queue(log_end, state.clone());
+        }
+        drop(tail);
+        shared.grown(log_end);
+        Ok(Append { done })
+    }
+
+    /// Records before `to`, which may be at most the durable end, are gone when it returns, also after a restart. Does
+    /// nothing if the stream starts there or later.
+    ///
+    /// # Errors
+    /// [`StoreError::Fenced`] if a newer writer has opened the stream; see [`Store::commit`].
+    pub async fn trim(&self, to: StreamOffset) -> Result<(), StoreError> {
+        let (id, epoch) = (self.stream.id(), self.epoch);
+        self.stream.shared.commit(vec![Change::TrimStream { id, epoch, to }]).await
+    }
+
+    /// Give up writing. What was appended is durable when it returns. Readers go on, and the stream can be opened again with this epoch or a newer one.
+    ///
+    /// # Errors
+    /// [`StoreError::Fenced`] if a newer writer has opened the stream; [`StoreError::InvalidChange`] if it was deleted; a log that has failed. The handle is gone all the same.
+    pub async fn close(self) -> Result<(), StoreError> {
+        self.settle().await
+    }
+
+    /// Delete the stream with all its records, durably. What is deleted together with other changes goes through [`Store::commit`].
+    ///
+    /// # Errors
+    /// [`StoreError::Fenced`] if a newer writer has opened the stream; see [`Store::commit`].
+    pub async fn delete(self) -> Result<(), StoreError> {
+        let (id, epoch) = (self.stream.id(), self.epoch);
+        self.stream.shared.commit(vec![Change::DeleteStream { id, epoch }]).await
+    }
+
+    /// Wait until all is durable that the stream has.
+    async fn settle(&self) -> Result<(), StoreError> {
+        let Stream { shared, state } = &self.stream;
+        let checked = {
+            let tail = state.tail.lock();
+            self.check(&tail).map(|()| tail.log_end())
+        };
+        let log_end = checked.map_err(|refused| match refused {
+            AppendError::Fenced { epoch, newest } => {
+                StoreError::Fenced { stream: state.id, epoch, newest }
+            }
+            _ => StoreError::no_stream(state.id),
+        })?;
+        Ok(shared.wal.wait_durable(log_end).await?)
+    }
+
+    /// Whether this is the stream's writer.
+    fn check(&self, tail: &Tail) -> Result<(), AppendError> {
+        match tail {
+            Tail { deleted: true, .. } => Err(AppendError::Deleted),
+            Tail { epoch: newest, .. } if *newest != self.epoch => {
+                Err(AppendError::Fenced { epoch: self.epoch, newest: *newest })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Shared {
+    /// Append to the WAL, or turn the writer away.
+    fn append_to_wal(
+        &self,
+        header: &[u8],
+        payload: &Bytes,
+        seen: u64,
+    ) -> Result<alluvium_wal::Append, AppendError> {
+        use alluvium_wal::AppendError as Wal;
+        let refused = match self.wal.append_shared(&[header], payload) {
+            Ok(append) => return Ok(append),
+            Err(Wal::OverCapacity { .. } | Wal::WindowFull { .. }) => {
+                // With a ticket in hand try once more, so that no room made in between is missed.
+                let ticket = self.wal.wait_room();
+                match self.wal.append_shared(&[header], payload) {
+                    Ok(append) => return Ok(append),
+                    Err(refused) => {
+                        self.wakes.wait_for_wal(ticket);
+                        refused
+                    }
+                }
+            }
+            Err(refused) => refused,
+        };
+        Err(match refused {
+            Wal::OverCapacity { .. } => self.turn_away(seen),
+            Wal::WindowFull { .. } => {
+                self.numbers.pushbacks.fetch_add(1, Ordering::Relaxed);
+                self.room.full(seen);
+                AppendError::Full
+            }
+            Wal::Failed(error) => AppendError::Failed(StoreError::Wal(error)),
+            Wal::Closed => AppendError::Failed(StoreError::Closed),
+            other => {
+                AppendError::Failed(StoreError::Failed(format!("the WAL refused a batch: {other}")))
+            }
+        })
+    }
+
+    /// There is no room before an upload has made some.
+    fn turn_away(&self, seen: u64) -> AppendError {
+        self.numbers.pushbacks.fetch_add(1, Ordering::Relaxed);
+        self.room.full(seen);
+        self.request_upload();
+        self.failure().map_or(AppendError::Full, AppendError::Failed)
+    }
+}
+
+/// Completes when the batch, and everything before it in the log, is durable.
+#[must_use = "an append is acknowledged by its future"]
+pub struct Append {
+    done: alluvium_wal::Append,
+}
+
+impl Future for Append {
+    type Output = Result<(), StoreError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        Pin::new(&mut self.done).poll(cx).map_err(StoreError::Wal)
+    }
+}

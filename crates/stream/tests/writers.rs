@@ -1,0 +1,376 @@
+//! A stream has one writer: who comes later ends who was there before, and that outlasts the process.
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use alluvium_device::sim::Faults;
+use alluvium_stream::{
+    AppendError, Batch, Catalog, Change, KIND_LOG, KIND_STATE, StoreError, StreamEpoch, StreamId,
+    StreamOffset, StreamWriter,
+};
+use common::*;
+use futures::FutureExt;
+use parking_lot::Mutex;
+use tokio::task::JoinSet;
+
+const WAL_BYTES: u64 = 1 << 20;
+
+async fn open(life: &Life, id: StreamId, epoch: u64) -> Result<StreamWriter, StoreError> {
+    life.store.open_stream(id, StreamEpoch(epoch)).await
+}
+
+/// So many batches of one offset each, acknowledged.
+async fn write(life: &Life, writer: &StreamWriter, count: u64) -> Vec<Batch> {
+    let mut batches = Vec::new();
+    for _ in 0..count {
+        batches.push(batch(writer.id(), writer.next_offset().0, 1, 100));
+        append(&life.store, writer, batches.last().unwrap()).await.await.unwrap();
+    }
+    batches
+}
+
+/// Both epochs are named.
+fn assert_fenced<T>(refused: Result<T, StoreError>, epoch: u64, newest: u64) {
+    let refused = refused.err().expect("it is older");
+    let text = refused.to_string();
+    assert!(text.contains(&epoch.to_string()) && text.contains(&newest.to_string()), "{text}");
+    let StoreError::Fenced { epoch: older, newest: newer, .. } = refused else {
+        panic!("{refused}");
+    };
+    assert_eq!((older.0, newer.0), (epoch, newest));
+}
+
+fn assert_appends_nothing(writer: &StreamWriter, newest: u64) {
+    let next = batch(writer.id(), writer.next_offset().0, 1, 100);
+    match writer.append(new_batch(&next)) {
+        Err(AppendError::Fenced { epoch, newest: found }) => {
+            assert_eq!((epoch, found), (writer.epoch(), StreamEpoch(newest)));
+        }
+        other => panic!("not refused as an older writer: {:?}", other.err()),
+    }
+}
+
+#[tokio::test]
+async fn a_newer_writer_ends_the_older_one() {
+    let world = World::new(WAL_BYTES, 1);
+    let life = world.start().await;
+    for kind in [KIND_LOG, KIND_STATE] {
+        let oldest = life.create(kind).await;
+        let id = oldest.id();
+        assert_eq!(oldest.epoch(), StreamEpoch(0), "a stream begins with it");
+        let mut batches = write(&life, &oldest, 3).await;
+        let [older, closing] = [(); 2].map(|()| open(&life, id, 7));
+        let (older, closing) = (older.await.unwrap(), closing.await.unwrap());
+        batches.extend(write(&life, &older, 3).await);
+        let newer = open(&life, id, 20).await.unwrap();
+        assert_eq!((newer.next_offset(), newer.newest_epoch()), (StreamOffset(6), newer.epoch()));
+
+        let before = world.catalog.load().unwrap();
+        assert_appends_nothing(&oldest, 20);
+        assert_appends_nothing(&older, 20);
+        assert_fenced(older.trim(StreamOffset(2)).await, 7, 20);
+        assert_fenced(older.trim(StreamOffset(0)).await, 7, 20); // though there is nothing to do
+        let trim = Change::TrimStream { id, epoch: older.epoch(), to: StreamOffset(2) };
+        assert_fenced(life.store.commit(vec![trim]).await, 7, 20);
+        assert_fenced(closing.close().await, 7, 20);
+        assert_fenced(oldest.delete().await, 0, 20);
+        for epoch in [0, 7, 19] {
+            assert_fenced(open(&life, id, epoch).await, epoch, 20);
+        }
+        let unheard = Change::DeleteStream { id, epoch: StreamEpoch(21) };
+        let refused = life.store.commit(vec![unheard]).await.unwrap_err();
+        assert!(matches!(refused, StoreError::InvalidChange(_)), "{refused}");
+        assert_eq!(world.catalog.load().unwrap(), before, "a refusal changes nothing");
+        assert_eq!(read_from(&older, 0, 1 << 20).await, batches, "reads need no epoch");
+
+        batches.extend(write(&life, &newer, 3).await);
+        newer.trim(StreamOffset(8)).await.unwrap();
+        assert_eq!(read_from(&older, 8, 1 << 20).await, batches[8..]);
+        newer.delete().await.unwrap();
+        assert!(life.store.stream(id).is_none());
+        let refused = open(&life, id, 30).await.err().expect("it is gone");
+        assert!(matches!(refused, StoreError::InvalidChange(_)), "{refused}");
+        let refused = older.append(new_batch(&batches[0])).err();
+        assert!(matches!(refused, Some(AppendError::Deleted)), "{refused:?}");
+    }
+    life.close().await;
+}
+
+#[tokio::test]
+async fn the_same_epoch_again_costs_no_commit() {
+    let mut world = World::new(WAL_BYTES, 1);
+    let life = world.start().await;
+    let id = life.create_log().await.id();
+    let version = || world.catalog.load().unwrap().version;
+    let before = version();
+    let [zero, again] = [open(&life, id, 0).await.unwrap(), open(&life, id, 0).await.unwrap()];
+    assert_eq!(version(), before);
+    write(&life, &zero, 1).await;
+    write(&life, &again, 1).await;
+    write(&life, &zero, 1).await;
+    let three = open(&life, id, 3).await.unwrap();
+    assert_eq!(version(), before + 1);
+    assert_fenced(again.close().await, 0, 3);
+    drop(open(&life, id, 3).await.unwrap());
+    three.close().await.unwrap();
+    let after_close = open(&life, id, 3).await.unwrap();
+    write(&life, &after_close, 1).await;
+    assert_eq!(version(), before + 1);
+    drop(after_close);
+    life.crash(&mut world);
+
+    let life = world.start().await;
+    let version = || world.catalog.load().unwrap().version;
+    let before = version();
+    write(&life, &open(&life, id, 3).await.unwrap(), 1).await;
+    assert_eq!(version(), before);
+    assert_fenced(open(&life, id, 2).await, 2, 3);
+    life.close().await;
+}
+
+/// What was accepted may be acknowledged at any time, so it is waited for; what comes later is refused, although its writer does not know yet of the newer one.
+#[tokio::test]
+async fn appends_in_flight_are_durable_before_the_new_writer_begins() {
+    let mut world = World::new(WAL_BYTES, 1);
+    let life = world.start().await;
+    let older = life.create_log().await;
+    let id = older.id();
+    life.stepper.hold(true);
+    let batches: Vec<_> = (0..3).map(|base| batch(id, base, 1, 20_000)).collect();
+    let mut pending = Vec::new();
+    for batch in &batches {
+        pending.push(append(&life.store, &older, batch).await);
+    }
+    let mut again = Box::pin(open(&life, id, 0));
+    assert!((&mut again).now_or_never().is_none(), "the same epoch waits, too");
+    let mut opening = Box::pin(open(&life, id, 1));
+    assert!((&mut opening).now_or_never().is_none());
+    eventually("it is committed", || older.newest_epoch() == StreamEpoch(1)).await;
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    assert!((&mut opening).now_or_never().is_none(), "nothing is durable yet");
+    assert_appends_nothing(&older, 1);
+    assert_eq!((older.next_offset(), older.durable_end()), (StreamOffset(3), StreamOffset(0)));
+
+    life.stepper.hold(false);
+    let newer = tokio::time::timeout(HANG, opening).await.expect("it hangs").unwrap();
+    assert_eq!((newer.next_offset(), newer.durable_end()), (StreamOffset(3), StreamOffset(3)));
+    for done in pending {
+        done.await.expect("it was accepted in its time");
+    }
+    again.await.expect("it had begun before");
+    assert_eq!(read_from(&newer, 0, 1 << 20).await, batches);
+    drop((newer, older));
+    life.power_cut(&mut world);
+    let life = world.start().await;
+    let newer = open(&life, id, 1).await.unwrap();
+    assert_eq!(read_from(&newer, 0, 1 << 20).await, batches);
+    drop(newer);
+    life.close().await;
+}
+
+#[tokio::test]
+async fn closing_waits_until_all_is_durable() {
+    let world = World::new(WAL_BYTES, 1);
+    let life = world.start().await;
+    let writer = life.create_log().await;
+    let stream = writer.clone();
+    life.stepper.hold(true);
+    let done = append(&life.store, &writer, &batch(stream.id(), 0, 1, 100)).await;
+    let mut closing = Box::pin(writer.close());
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    assert!((&mut closing).now_or_never().is_none());
+    life.stepper.hold(false);
+    tokio::time::timeout(HANG, closing).await.expect("it hangs").unwrap();
+    assert_eq!(stream.durable_end(), StreamOffset(1));
+    assert!(done.now_or_never().is_some_and(|done| done.is_ok()));
+    life.close().await;
+}
+
+/// There will be no room for long; it is told all the same.
+#[tokio::test]
+async fn a_writer_that_waits_for_room_is_told() {
+    let world = World::new(WAL_BYTES, 1);
+    let life = world.start().await;
+    let older = Arc::new(life.create_log().await);
+    let id = older.id();
+    life.objects.down.store(true, Ordering::SeqCst);
+    let next = || new_batch(&batch(id, older.next_offset().0, 1, 5000));
+    while let Ok(done) = older.append(next()) {
+        done.await.unwrap();
+    }
+    let refused = older.append(next()).err();
+    assert!(matches!(refused, Some(AppendError::Full)), "{refused:?}");
+    let waiting = tokio::spawn({
+        let (store, older) = (life.store.clone(), older.clone());
+        async move {
+            loop {
+                let next = new_batch(&batch(id, older.next_offset().0, 1, 5000));
+                match older.append(next) {
+                    Err(AppendError::Full) => store.room().await,
+                    other => return other.map(drop),
+                }
+            }
+        }
+    });
+    let newer = open(&life, id, 1).await.unwrap();
+    let told = tokio::time::timeout(HANG, waiting).await.expect("it waits for ever").unwrap();
+    assert!(matches!(told, Err(AppendError::Fenced { .. })), "{:?}", told.err());
+    let refused = newer.append(next()).err();
+    assert!(matches!(refused, Some(AppendError::Full)), "the new one has no room: {refused:?}");
+    life.objects.down.store(false, Ordering::SeqCst);
+    write(&life, &newer, 1).await;
+    drop((newer, older));
+    life.close().await;
+}
+
+/// How a life may end before its time.
+const ENDS: [fn(Life, &mut World); 2] = [Life::crash, Life::power_cut];
+
+#[tokio::test]
+async fn an_end_right_after_the_opening_forgets_nothing() {
+    for end in ENDS {
+        let mut world = World::new(WAL_BYTES, 1);
+        let life = world.start().await;
+        let id = life.create_log().await.id();
+        drop(open(&life, id, u64::MAX).await.unwrap());
+        end(life, &mut world);
+        for _ in 0..2 {
+            let life = world.start().await;
+            assert_eq!(life.store.stream(id).unwrap().newest_epoch(), StreamEpoch(u64::MAX));
+            for older in [0, 1, u64::MAX - 1] {
+                assert_fenced(open(&life, id, older).await, older, u64::MAX);
+            }
+            write(&life, &open(&life, id, u64::MAX).await.unwrap(), 1).await;
+            // Uploads write the stream's row, too.
+            life.store.flush().await.unwrap();
+            end(life, &mut world);
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_end_before_or_after_the_commit_leaves_one_writer() {
+    for end in ENDS {
+        for (mode, newest) in [(CatalogMode::Dead, 4), (CatalogMode::LosesAnswers, 5)] {
+            let mut world = World::new(WAL_BYTES, 1);
+            let life = world.start().await;
+            let id = life.create_log().await.id();
+            let older = open(&life, id, 4).await.unwrap();
+            let batches = write(&life, &older, 3).await;
+            life.catalog.set(mode);
+            let failed = open(&life, id, 5).await.err().expect("nobody knows whether it happened");
+            assert!(matches!(failed, StoreError::Catalog(_)), "{failed}");
+            let refused = older.append(new_batch(&batch(id, 3, 1, 100))).err();
+            assert!(matches!(refused, Some(AppendError::Failed(_))), "{refused:?}");
+            drop(older);
+            end(life, &mut world);
+
+            let life = world.start().await;
+            assert_eq!(life.store.stream(id).unwrap().newest_epoch(), StreamEpoch(newest));
+            assert_fenced(open(&life, id, newest - 1).await, newest - 1, newest);
+            let mut expected = batches;
+            let writer = open(&life, id, newest).await.unwrap();
+            expected.extend(write(&life, &writer, 1).await);
+            assert_eq!(read_from(&writer, 0, 1 << 20).await, expected);
+            drop(writer);
+            life.close().await;
+        }
+    }
+}
+
+/// The epoch was committed, and what the older one had in flight is lost: it was not acknowledged.
+#[tokio::test]
+async fn a_log_that_fails_meanwhile_fails_the_opening() {
+    let mut world = World::new(WAL_BYTES, 1);
+    let life = world.start().await;
+    let older = life.create_log().await;
+    let id = older.id();
+    let batches = write(&life, &older, 2).await;
+    life.stepper.hold(true);
+    let lost = append(&life.store, &older, &batch(id, 2, 1, 100)).await;
+    let mut opening = Box::pin(open(&life, id, 1));
+    assert!((&mut opening).now_or_never().is_none());
+    eventually("it is committed", || older.newest_epoch() == StreamEpoch(1)).await;
+    world.disk.set_faults(Faults { write_error: 1.0, ..Default::default() });
+    life.stepper.hold(false);
+    let failed = tokio::time::timeout(HANG, opening).await.expect("it hangs").err();
+    assert!(matches!(failed, Some(StoreError::Wal(_))), "{failed:?}");
+    lost.await.unwrap_err();
+    drop(older);
+    life.power_cut(&mut world);
+    world.disk.set_faults(Faults::default());
+    let life = world.start().await;
+    assert_fenced(open(&life, id, 0).await, 0, 1);
+    let newer = open(&life, id, 1).await.unwrap();
+    assert_eq!(read_from(&newer, 0, 1 << 20).await, batches);
+    drop(newer);
+    life.close().await;
+}
+
+#[tokio::test]
+async fn who_does_not_wait_for_the_answer_has_opened_all_the_same() {
+    let world = World::new(WAL_BYTES, 1);
+    let life = world.start().await;
+    let older = life.create_log().await;
+    let mut opening = Box::pin(open(&life, older.id(), 1));
+    assert!((&mut opening).now_or_never().is_none());
+    drop(opening);
+    eventually("it is opened", || older.newest_epoch() == StreamEpoch(1)).await;
+    assert_appends_nothing(&older, 1);
+    drop(older);
+    life.close().await;
+}
+
+/// Many come at once, in any order, and each writes until it is refused.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn batches_lie_in_the_order_of_their_writers() {
+    const WRITERS: u64 = 12;
+    for round in 0..20u64 {
+        let mut world = World::new(WAL_BYTES, round);
+        let life = world.start().await;
+        let id = life.create_log().await.id();
+        let accepted = Arc::new(Mutex::new(Vec::new()));
+        let mut writers = JoinSet::new();
+        for i in 0..WRITERS {
+            let (store, accepted) = (life.store.clone(), accepted.clone());
+            let epoch = (i * 7 + round) % WRITERS;
+            writers.spawn(async move {
+                let writer = match store.open_stream(id, StreamEpoch(epoch)).await {
+                    Ok(writer) => writer,
+                    Err(StoreError::Fenced { .. }) => return,
+                    Err(error) => panic!("{error}"),
+                };
+                // The last one is never refused.
+                for written in 0.. {
+                    if epoch == WRITERS - 1 && written == 20 {
+                        return;
+                    }
+                    let base = writer.next_offset();
+                    match writer.append(new_batch(&batch(id, base.0, 1, 200))) {
+                        Ok(done) => {
+                            done.await.unwrap();
+                            accepted.lock().push((base.0, epoch));
+                        }
+                        Err(AppendError::Fenced { .. }) => return,
+                        Err(AppendError::Full) => store.room().await,
+                        Err(error) => panic!("{error}"),
+                    }
+                }
+            });
+        }
+        tokio::time::timeout(HANG, writers.join_all()).await.expect("a writer is stuck");
+        let mut accepted = accepted.lock().clone();
+        accepted.sort_unstable();
+        assert!(accepted.is_sorted_by_key(|(_, epoch)| *epoch), "{accepted:?}");
+        assert!(accepted.iter().map(|(base, _)| *base).eq(0..accepted.len() as u64));
+        life.crash(&mut world);
+        let life = world.start().await;
+        let last = open(&life, id, WRITERS - 1).await.unwrap();
+        assert_eq!(read_from(&last, 0, 1 << 20).await.len(), accepted.len());
+        drop(last);
+        life.close().await;
+    }
+}
