@@ -74,7 +74,7 @@ impl Store {
     /// [`Stream::next_offset`].
     ///
     /// Whoever appoints writers sees to it that no two of them have the same epoch. To open the stream again with the epoch that it has costs nothing, and whoever has it goes on; a newer one
-    /// costs a commit of the catalog. Dropping the future does not stop what has begun.
+    /// costs a commit of the catalog. Dropping the future does not stop what has begun. Whether the store has failed, an append tells.
     ///
     /// # Errors
     /// [`StoreError::Fenced`] if the stream was opened with a newer epoch; [`StoreError::InvalidChange`] if there is no such stream; a commit or a log that fails, in which case

@@ -189,41 +189,44 @@ async fn closing_waits_until_all_is_durable() {
     life.close().await;
 }
 
-/// There will be no room for long; it is told all the same.
+/// There will be no room for long, in the log or in its cache; it is told all the same.
 #[tokio::test]
 async fn a_writer_that_waits_for_room_is_told() {
-    let world = World::new(WAL_BYTES, 1);
-    let life = world.start().await;
-    let older = Arc::new(life.create_log().await);
-    let id = older.id();
-    life.objects.down.store(true, Ordering::SeqCst);
-    let next = || new_batch(&batch(id, older.next_offset().0, 1, 5000));
-    while let Ok(done) = older.append(next()) {
-        done.await.unwrap();
-    }
-    let refused = older.append(next()).err();
-    assert!(matches!(refused, Some(AppendError::Full)), "{refused:?}");
-    let waiting = tokio::spawn({
-        let (store, older) = (life.store.clone(), older.clone());
-        async move {
-            loop {
-                let next = new_batch(&batch(id, older.next_offset().0, 1, 5000));
-                match older.append(next) {
-                    Err(AppendError::Full) => store.room().await,
-                    other => return other.map(drop),
+    for cache_bytes in [4 * WAL_BYTES, 128 << 10] {
+        let mut world = World::new(WAL_BYTES, 1);
+        (world.options.cache_bytes, world.options.upload_bytes) = (cache_bytes, 16 << 10);
+        let life = world.start().await;
+        let older = Arc::new(life.create_log().await);
+        let id = older.id();
+        life.objects.down.store(true, Ordering::SeqCst);
+        let next = || new_batch(&batch(id, older.next_offset().0, 1, 5000));
+        while let Ok(done) = older.append(next()) {
+            done.await.unwrap();
+        }
+        let refused = older.append(next()).err();
+        assert!(matches!(refused, Some(AppendError::Full)), "{refused:?}");
+        let waiting = tokio::spawn({
+            let (store, older) = (life.store.clone(), older.clone());
+            async move {
+                loop {
+                    let next = new_batch(&batch(id, older.next_offset().0, 1, 5000));
+                    match older.append(next) {
+                        Err(AppendError::Full) => store.room().await,
+                        other => return other.map(drop),
+                    }
                 }
             }
-        }
-    });
-    let newer = open(&life, id, 1).await.unwrap();
-    let told = tokio::time::timeout(HANG, waiting).await.expect("it waits for ever").unwrap();
-    assert!(matches!(told, Err(AppendError::Fenced { .. })), "{:?}", told.err());
-    let refused = newer.append(next()).err();
-    assert!(matches!(refused, Some(AppendError::Full)), "the new one has no room: {refused:?}");
-    life.objects.down.store(false, Ordering::SeqCst);
-    write(&life, &newer, 1).await;
-    drop((newer, older));
-    life.close().await;
+        });
+        let newer = open(&life, id, 1).await.unwrap();
+        let told = tokio::time::timeout(HANG, waiting).await.expect("it waits for ever").unwrap();
+        assert!(matches!(told, Err(AppendError::Fenced { .. })), "{:?}", told.err());
+        let refused = newer.append(next()).err();
+        assert!(matches!(refused, Some(AppendError::Full)), "the new one has no room: {refused:?}");
+        life.objects.down.store(false, Ordering::SeqCst);
+        write(&life, &newer, 1).await;
+        drop((newer, older));
+        life.close().await;
+    }
 }
 
 /// How a life may end before its time.

@@ -12,6 +12,7 @@ use kafka_protocol::records::Compression;
 use super::harness::{TestServer, fetch, produce, stored, text};
 use crate::batch;
 use crate::batch::tests::{encode, plain};
+use crate::topics::Topics;
 
 fn of_producer(id: i64, epoch: i16, sequence: i32, records: usize) -> Bytes {
     encode(Compression::None, (id, epoch, sequence), &vec![1_000; records])
@@ -375,4 +376,6 @@ async fn who_does_not_write_to_the_stream_does_not_lead_the_partition() {
     let deleted = client.call(5, &delete).await;
     assert_eq!(deleted.responses[0].error_code, NOT_LEADER);
     assert_eq!(client.fetch("t", 0, 0).await, (0, 1, stored(&batch, 0)), "it is there");
+    let refused = Topics::open(server.store().clone(), 1 << 20, 10).await.err().unwrap();
+    assert!(refused.to_string().contains("partition 0: stream"), "a start says why: {refused}");
 }
