@@ -38,7 +38,9 @@ async fn trim(server: &Server, topic: &Topic) -> Result<(), StoreError> {
     let older_than_ms = age_ms.map(|age| unix_time_ms().saturating_sub(age));
     let mut changes = Vec::new();
     let mut offsets = 0;
-    for stream in topic.partitions.iter().map(|partition| &partition.stream) {
+    // What another one writes to is not this server's to trim, and shall not keep the rest from it.
+    let streams = topic.partitions.iter().map(|partition| &partition.stream);
+    for stream in streams.filter(|stream| stream.epoch() == stream.newest_epoch()) {
         let (start, to) =
             (stream.start_offset(), stream.retention_point(older_than_ms, keep_bytes));
         if to > start {

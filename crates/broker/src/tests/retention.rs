@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use alluvium_stream::StreamEpoch;
+
 use super::harness::{HANG, TestServer};
 use crate::batch::tests::plain;
 use crate::partition::unix_time_ms;
@@ -80,4 +82,30 @@ async fn records_that_are_not_uploaded_stay() {
     starts_at(&server, "t", 2).await;
     tokio::time::sleep(Duration::from_millis(50)).await;
     assert_eq!(log_start(&server, "t"), 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_partitions_of_another_leader_keep_no_other_one_back() {
+    let server = TestServer::with(16 << 20, |config| {
+        config.retention_check_interval = Duration::from_millis(1);
+    })
+    .await;
+    server.topic("t", 2, &[("retention.ms", "3600000")]).await;
+    let partitions = &server.server().topics.by_name("t").unwrap().partitions;
+    let old = plain(&[unix_time_ms() - 90_000_000]);
+    let mut client = server.client().await;
+    for partition in [0, 1] {
+        assert_eq!(client.produce("t", partition, &old).await, (0, 0));
+    }
+    // Before there is an object, with which it could go.
+    let epoch = StreamEpoch(1);
+    let _other = server.store().open_stream(partitions[0].stream.id(), epoch).await.unwrap();
+    server.server().store.flush().await.unwrap();
+    let wait = async {
+        while partitions[1].log_start() == 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(HANG, wait).await.expect("it is old, and is not trimmed");
+    assert_eq!(partitions[0].log_start(), 0);
 }
