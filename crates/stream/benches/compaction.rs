@@ -290,7 +290,7 @@ fn asked(stats: &Stats) -> u64 {
 
 /// Append from this thread, which sleeps more exactly than a runtime does.
 fn measure(runtime: &Runtime, store: &Store, arguments: &Arguments) -> Measured {
-    let mut source = Source::new(store).await;
+    let mut source = runtime.block_on(Source::new(store));
     let interval =
         Duration::from_secs(1).mul_f64(BATCH_BYTES as f64 / arguments.bytes_per_s as f64);
     let (done, mut latencies) = mpsc::unbounded_channel();

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use alluvium_stream::object::Whole;
 use alluvium_stream::{
-    Batch, Catalog, Change, FetchError, KIND_LOG, KIND_STATE, StreamOffset, StreamWriter,
+    Batch, Catalog, FetchError, KIND_LOG, KIND_STATE, StreamOffset, StreamWriter,
 };
 use common::*;
 use object_store::ObjectStoreExt;
