@@ -257,7 +257,7 @@ text { font: 13px system-ui, sans-serif; fill: #1f2328 }
 .grid { stroke: #d1d9e0; fill: none }
 .axis { stroke: #59636e; fill: none }
 .line { stroke-width: 2; fill: none }
-.mark { stroke: #59636e; stroke-dasharray: 3 3; fill: none }
+.mark { stroke: #59636e; stroke-opacity: 0.6; fill: none }
 @media (prefers-color-scheme: dark) {
   text { fill: #f0f6fc }
   .note { fill: #9198a1 }
