@@ -231,10 +231,7 @@ fn round(
             log_cache_mebibytes: 1024,
             wal: None,
             objects: Some(Objects {
-                arguments: vec![
-                    "--object-store".into(),
-                    format!("file://{}", objects.path().join("store").display()),
-                ],
+                arguments: object_store(&objects.path().join("store"), rate),
                 environment: Vec::new(),
             }),
         })?)),
@@ -295,6 +292,15 @@ fn round(
             (cpu_at_end - cpu_at_third).as_secs_f64() / (end - at_third),
         ),
     })
+}
+
+/// The server's options. An operator who knows what an object store gives says so.
+fn object_store(directory: &Path, mebibytes_per_second: u64) -> Vec<String> {
+    let mut arguments = vec!["--object-store".into(), format!("file://{}", directory.display())];
+    if mebibytes_per_second > 0 {
+        arguments.extend(["--object-store-rate".into(), format!("{mebibytes_per_second}MiB")]);
+    }
+    arguments
 }
 
 /// Wait for a client that reads old data, from the volume and not from memory.
