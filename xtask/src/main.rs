@@ -70,7 +70,7 @@ enum Task {
     Fuzz(FuzzOptions),
     /// Write many bytes through a small WAL and read all of them back: a campaign.
     Endless(EndlessOptions),
-    /// Measure a server under load, beside a real Apache Kafka.
+    /// Measure a server under load: beside a real Apache Kafka, beside itself without uploads, beside its own bounds.
     #[command(subcommand)]
     Bench(bench::Bench),
 }
@@ -109,6 +109,8 @@ enum Suite {
     S3,
     /// 1 GiB through a WAL of 256 MiB.
     Endless,
+    /// Ten minutes of mixed load, in which the resident memory stays below what the settings allow.
+    Memory,
     /// Five rounds of SIGKILL on a file, five on a loop device.
     Kill,
 }

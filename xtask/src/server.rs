@@ -98,6 +98,17 @@ impl fmt::Display for Ending {
     }
 }
 
+/// What `/metrics` has answered.
+pub(crate) struct Metrics(String);
+
+impl Metrics {
+    /// The value of a metric, named with its labels if it has any. `None` if it is not there (yet).
+    pub(crate) fn get(&self, name: &str) -> Option<f64> {
+        let line = self.0.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        line?.trim().parse().ok()
+    }
+}
+
 /// A running server. It is killed when dropped.
 pub(crate) struct Server {
     config: Config,
@@ -183,8 +194,17 @@ impl Server {
 
     /// The largest resident memory of the process so far, in KiB.
     pub(crate) fn peak_memory_kib(&self) -> Option<u64> {
+        self.status_kib("VmHWM:")
+    }
+
+    /// The resident memory of the process now, in KiB.
+    pub(crate) fn memory_kib(&self) -> Option<u64> {
+        self.status_kib("VmRSS:")
+    }
+
+    fn status_kib(&self, field: &str) -> Option<u64> {
         let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).ok()?;
-        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+        let line = status.lines().find_map(|line| line.strip_prefix(field))?;
         line.trim().strip_suffix(" kB")?.trim().parse().ok()
     }
 
@@ -200,6 +220,11 @@ impl Server {
 
     /// A metric of the process that runs now.
     pub(crate) fn metric(&self, name: &str) -> Result<f64, Error> {
+        Ok(self.metrics()?.get(name).ok_or_else(|| format!("no metric {name}"))?)
+    }
+
+    /// All metrics of the process that runs now.
+    pub(crate) fn metrics(&self) -> Result<Metrics, Error> {
         let address = self.admin_address()?;
         let mut connection = TcpStream::connect(&address)?;
         let request =
@@ -207,8 +232,7 @@ impl Server {
         connection.write_all(request.as_bytes())?;
         let mut text = String::new();
         connection.read_to_string(&mut text)?;
-        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-        Ok(line.ok_or_else(|| format!("no metric {name}"))?.trim().parse()?)
+        Ok(Metrics(text))
     }
 
     /// The Kafka port is open a moment before the log says where the other one is.

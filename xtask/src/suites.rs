@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use crate::bench::memory_suite;
 use crate::exec::{cargo, describe, follow, output};
 use crate::kill::{Stopped, Target, Tools};
 use crate::report::{Case, Report, Tap, go_case, only_leaves};
@@ -58,6 +59,7 @@ pub(crate) fn run(root: &Path, options: &TestOptions) -> Result<Report, Error> {
     suite(Suite::Restart, "restart", &|| bench.restart());
     suite(Suite::S3, "s3", &|| bench.s3(Peer::Versitygw, 3, options.seed));
     suite(Suite::Endless, "endless", &|| bench.endless(1024, WAL_MEBIBYTES));
+    suite(Suite::Memory, "memory", &|| bench.memory());
     if wanted(Suite::Kill) {
         bench.kill(&mut report, &[Target::File, Target::Loop], 5, options.seed);
     }
@@ -252,6 +254,10 @@ impl Bench<'_> {
         Ok(vec![Case::run(&name, || {
             endless::run(mebibytes, wal_mebibytes, &self.binary, &program, &directory)
         })])
+    }
+
+    fn memory(&self) -> Result<Vec<Case>, Missing> {
+        Ok(memory_suite(self.root, &self.binary, &self.directory("memory"))?)
     }
 
     fn kill(&self, report: &mut Report, targets: &[Target], rounds: u32, seed: u64) {

@@ -6,7 +6,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use alluvium_chart::{Axis, Chart, Scale, Series};
 use clap::Args;
@@ -14,7 +14,7 @@ use clap::Args;
 use super::kafka::Kafka;
 use super::load::{Load, Running, Sample, quantile, rate};
 use super::volume::{Limit, Volume, drop_caches};
-use super::{cpu_time, median, unix_seconds};
+use super::{Bar, cpu_time, judged, median, settle, unix_seconds};
 use crate::report::{Case, Report};
 use crate::server::{Config, Objects, Server, release_binary};
 use crate::{Error, ServerOptions, setup};
@@ -61,8 +61,6 @@ const FILLER_MEBIBYTES: u32 = 1280;
 const DROP_EVERY: Duration = Duration::from_secs(1);
 /// Left out after each change of the load.
 const SETTLE_SECONDS: f64 = 2.0;
-/// Uploads and compactions of what was produced before are waited for so long.
-const QUIET_LIMIT: Duration = Duration::from_secs(180);
 
 // The bars.
 const MOST_P99_RATIO: f64 = 1.2;
@@ -111,23 +109,7 @@ impl Peer {
             thread::sleep(Duration::from_secs(5));
             return Ok(());
         };
-        let deadline = Instant::now() + QUIET_LIMIT;
-        let mut before = None;
-        loop {
-            let pinned = server.metric("alluvium_log_cache_pinned_bytes")?;
-            let written = server.metric("alluvium_compacted_bytes_total")?;
-            let read = "alluvium_object_store_bytes_total{cause=\"compaction\",kind=\"get\"}";
-            // It appears with the first compaction.
-            let read = server.metric(read).unwrap_or(0.0);
-            if pinned == 0.0 && before == Some((written, read)) {
-                return Ok(());
-            }
-            if Instant::now() >= deadline {
-                return Err("uploads and compactions do not come to an end".into());
-            }
-            before = Some((written, read));
-            thread::sleep(Duration::from_secs(5));
-        }
+        settle(server)
     }
 }
 
@@ -379,23 +361,13 @@ fn table(systems: &[System], rounds: &[Round]) -> String {
 }
 
 fn judge(rounds: &[Round]) -> Vec<Case> {
-    let bars: [(Figure, f64, bool); 3] = [
-        (("p99 of producing, during over before", p99_ratio), MOST_P99_RATIO, false),
-        (("rate of producing, during over before", producing_ratio), LEAST_PRODUCING, true),
-        (("late reading, during over alone", reading_ratio), LEAST_READING, true),
+    let bars: [(&str, fn(&Round) -> f64, Bar); 3] = [
+        ("p99 of producing, during over before", p99_ratio, Bar::AtMost(MOST_P99_RATIO)),
+        ("rate of producing, during over before", producing_ratio, Bar::AtLeast(LEAST_PRODUCING)),
+        ("late reading, during over alone", reading_ratio, Bar::AtLeast(LEAST_READING)),
     ];
-    let judged = bars.map(|((name, figure), bar, at_least)| {
-        let value = of(rounds, System::Alluvium, figure);
-        let word = if at_least { "at least" } else { "at most" };
-        let met = if at_least { value >= bar } else { value <= bar };
-        println!("{name}: {value:.2}, to be {word} {bar}");
-        if met {
-            Case::passed(name)
-        } else {
-            Case::failed(name, format!("{value:.2}, to be {word} {bar}"))
-        }
-    });
-    judged.into()
+    let judge = |(name, figure, bar)| judged(name, of(rounds, System::Alluvium, figure), bar);
+    bars.map(judge).into()
 }
 
 fn plot(

@@ -11,7 +11,7 @@ use crate::exec::{describe, quietly};
 pub(super) struct Load {
     pub(super) program: PathBuf,
     pub(super) address: String,
-    /// For files of samples.
+    /// For files of samples, and what clients say.
     pub(super) directory: PathBuf,
 }
 
@@ -61,17 +61,35 @@ impl Load {
         quietly(&mut create)
     }
 
-    /// Start `alluvium bench KIND TOPIC ARGUMENTS`.
+    pub(super) fn delete(&self, topic: &str) -> Result<(), Error> {
+        let mut delete = Command::new(&self.program);
+        quietly(delete.args(["topic", "delete", topic, "--bootstrap", &self.address]))
+    }
+
+    /// Start `alluvium bench KIND TOPIC ARGUMENTS`, which keeps a sample of each request.
     pub(super) fn start(
         &self,
         kind: &str,
         topic: &str,
         arguments: &[&str],
     ) -> Result<Running, Error> {
-        let samples = self.directory.join(format!("{kind}-{topic}.csv"));
+        let name = format!("{kind}-{topic}");
+        let samples = self.directory.join(&name).with_extension("csv");
+        let samples = samples.to_string_lossy();
+        self.start_named(&name, kind, topic, &[arguments, &["--samples", &samples]].concat())
+    }
+
+    /// The same without samples, however long it takes. `name` tells it from others at the same time.
+    pub(super) fn start_named(
+        &self,
+        name: &str,
+        kind: &str,
+        topic: &str,
+        arguments: &[&str],
+    ) -> Result<Running, Error> {
+        let samples = self.directory.join(name).with_extension("csv");
         let mut bench = Command::new(&self.program);
-        bench.args(["bench", kind, topic, "--bootstrap", &self.address, "--samples"]);
-        bench.arg(&samples).args(arguments);
+        bench.args(["bench", kind, topic, "--bootstrap", &self.address]).args(arguments);
         let what = describe(&bench);
         let log = samples.with_extension("log");
         bench.stdin(Stdio::null()).stdout(Stdio::null()).stderr(File::create(&log)?);
@@ -94,13 +112,19 @@ impl Running {
         Ok(self.child.try_wait()?.is_some())
     }
 
-    /// Wait for its end, and read what it has measured, in the order in which requests were due.
-    pub(super) fn finish(mut self) -> Result<Vec<Sample>, Error> {
+    /// Wait for its end, which must be a success.
+    pub(super) fn wait(&mut self) -> Result<(), Error> {
         if !self.child.wait()?.success() {
             let errors = fs::read_to_string(self.samples.with_extension("log"))?;
             let last = errors.lines().last().unwrap_or_default();
             return Err(format!("`{}` failed: {last}", self.what).into());
         }
+        Ok(())
+    }
+
+    /// Wait for its end, and read what it has measured, in the order in which requests were due.
+    pub(super) fn finish(mut self) -> Result<Vec<Sample>, Error> {
+        self.wait()?;
         let samples = read(&self.samples)?;
         if samples.is_empty() {
             return Err(format!("`{}` has sent nothing", self.what).into());

@@ -3,27 +3,92 @@
 mod catch_up;
 mod kafka;
 mod load;
+mod memory;
+mod upload;
 mod volume;
+mod watch;
 
+use std::fmt;
 use std::fs;
 use std::path::Path;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use clap::Subcommand;
 
 use crate::Error;
-use crate::report::Report;
+use crate::report::{Case, Report};
+use crate::server::Server;
+
+pub(crate) use memory::suite as memory_suite;
 
 #[derive(Subcommand)]
 pub(crate) enum Bench {
     /// What late consumers do to producers, beside Apache Kafka. As root: it makes volumes of loop devices and drops the file system's cache.
     CatchUp(catch_up::Options),
+    /// What uploads and compaction cost: CPU and memory beside a server without them, requests, bytes and money for each GiB.
+    Upload(upload::Options),
+    /// Is the resident memory below what the settings say, under a load of all kinds?
+    Memory(memory::Options),
 }
 
 /// Run a benchmark. What misses its bar has failed.
 pub(crate) fn run(root: &Path, bench: &Bench) -> Result<Report, Error> {
     match bench {
         Bench::CatchUp(options) => catch_up::run(root, options),
+        Bench::Upload(options) => upload::run(root, options),
+        Bench::Memory(options) => memory::run(root, options),
+    }
+}
+
+/// What a figure has to be.
+#[derive(Clone, Copy)]
+enum Bar {
+    AtLeast(f64),
+    AtMost(f64),
+}
+
+impl fmt::Display for Bar {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::AtLeast(bar) => write!(f, "at least {bar}"),
+            Self::AtMost(bar) => write!(f, "at most {bar}"),
+        }
+    }
+}
+
+/// Hold a figure against its bar, and print both.
+fn judged(name: &str, value: f64, bar: Bar) -> Case {
+    println!("{name}: {value:.2}, to be {bar}");
+    let met = match bar {
+        Bar::AtLeast(least) => value >= least,
+        Bar::AtMost(most) => value <= most,
+    };
+    if met { Case::passed(name) } else { Case::failed(name, format!("{value:.2}, to be {bar}")) }
+}
+
+/// Uploads and compactions of what was produced before are waited for so long.
+const QUIET_LIMIT: Duration = Duration::from_secs(180);
+
+/// Wait until all that was produced is in objects, and compaction has nothing to do.
+fn settle(server: &Server) -> Result<(), Error> {
+    let deadline = Instant::now() + QUIET_LIMIT;
+    let mut before = None;
+    loop {
+        let metrics = server.metrics()?;
+        let pinned = metrics.get("alluvium_log_cache_pinned_bytes");
+        let written = metrics.get("alluvium_compacted_bytes_total");
+        // It appears with the first compaction.
+        let read =
+            metrics.get("alluvium_object_store_bytes_total{cause=\"compaction\",kind=\"get\"}");
+        if pinned == Some(0.0) && before == Some((written, read)) {
+            return Ok(());
+        }
+        if Instant::now() >= deadline {
+            return Err("uploads and compactions do not come to an end".into());
+        }
+        before = Some((written, read));
+        thread::sleep(Duration::from_secs(5));
     }
 }
 
