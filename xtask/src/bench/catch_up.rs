@@ -361,13 +361,16 @@ fn table(systems: &[System], rounds: &[Round]) -> String {
 }
 
 fn judge(rounds: &[Round]) -> Vec<Case> {
-    let bars: [(&str, fn(&Round) -> f64, Bar); 3] = [
-        ("p99 of producing, during over before", p99_ratio, Bar::AtMost(MOST_P99_RATIO)),
-        ("rate of producing, during over before", producing_ratio, Bar::AtLeast(LEAST_PRODUCING)),
-        ("late reading, during over alone", reading_ratio, Bar::AtLeast(LEAST_READING)),
-    ];
-    let judge = |(name, figure, bar)| judged(name, of(rounds, System::Alluvium, figure), bar);
-    bars.map(judge).into()
+    let judge = |name, figure, bar| judged(name, of(rounds, System::Alluvium, figure), bar);
+    vec![
+        judge("p99 of producing, during over before", p99_ratio, Bar::AtMost(MOST_P99_RATIO)),
+        judge(
+            "rate of producing, during over before",
+            producing_ratio,
+            Bar::AtLeast(LEAST_PRODUCING),
+        ),
+        judge("late reading, during over alone", reading_ratio, Bar::AtLeast(LEAST_READING)),
+    ]
 }
 
 fn plot(
