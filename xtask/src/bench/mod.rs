@@ -121,3 +121,26 @@ fn cpu_time(pid: u32) -> Result<Duration, Error> {
     let per_second = rustix::param::clock_ticks_per_second();
     Ok(Duration::from_secs_f64((user + system) as f64 / per_second as f64))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bar_is_met_or_missed() {
+        let missed = |value, bar| judged("figure", value, bar).has_failed();
+        assert!(!missed(1.1, Bar::AtMost(1.1)));
+        assert!(missed(1.2, Bar::AtMost(1.1)));
+        assert!(!missed(0.8, Bar::AtLeast(0.8)));
+        assert!(missed(0.7, Bar::AtLeast(0.8)));
+        // Of nothing that was measured.
+        assert!(missed(f64::NAN, Bar::AtMost(1.1)) && missed(f64::NAN, Bar::AtLeast(0.8)));
+    }
+
+    #[test]
+    fn a_median_is_in_the_middle() {
+        assert_eq!(median([3.0, 1.0, 2.0]), 2.0);
+        assert_eq!(median([4.0, 1.0, 2.0, 3.0]), 2.5);
+        assert!(median([]).is_nan());
+    }
+}

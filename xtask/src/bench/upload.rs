@@ -74,6 +74,7 @@ struct Round {
     gibibytes: f64,
     /// Of the server, user and system, until it was done with what was produced.
     cpu_seconds: f64,
+    /// While it was produced.
     memory: Vec<Memory>,
     requests: Requests,
     /// In the end, GiB for each GiB produced.
@@ -184,9 +185,12 @@ fn round(
     let (rate, seconds) = (format!("{}MiB", options.rate), format!("{}s", options.seconds));
     let before = cpu_time(server.pid())?;
     let (_, memory) = watched(&server, MEMORY_EVERY, || {
-        load.run("produce", "topic", &["--rate", &rate, "--duration", &seconds])?;
-        if uploads { settle(&server) } else { Ok(()) }
+        load.run("produce", "topic", &["--rate", &rate, "--duration", &seconds])
     })?;
+    // Not watched any more: to ask for the metrics costs the server something, too, and the other one would not be asked so long.
+    if uploads {
+        settle(&server)?;
+    }
     let cpu_seconds = (cpu_time(server.pid())? - before).as_secs_f64();
     let metrics = server.metrics()?;
     let value = |name: &str| metrics.get(name).ok_or_else(|| format!("no metric {name}"));
