@@ -160,14 +160,14 @@ pub(super) fn run(root: &Path, options: &Options) -> Result<Report, Error> {
         jars = setup::kafka(root).map_err(|missing| Error::from(missing.to_string()))?;
     }
     let directory = root.join("target/e2e/run/catch-up");
+    if directory.exists() {
+        fs::remove_dir_all(&directory)?;
+    }
+    fs::create_dir_all(&directory)?;
     let mut rounds: Vec<Round> = Vec::new();
     for number in 1..=options.rounds {
         for system in &systems {
             println!("round {number} of {}: {}", options.rounds, system.name());
-            if directory.exists() {
-                fs::remove_dir_all(&directory)?;
-            }
-            fs::create_dir_all(&directory)?;
             let round = round(options, *system, &binary, &jars, &directory)?;
             println!("{}", line(&round));
             rounds.push(round);
@@ -192,17 +192,12 @@ fn round(
         if options.unlimited { (0, 0) } else { (options.volume_rate, options.volume_iops) };
     let needed = u64::from(options.old + FILLER_MEBIBYTES + options.rate * options.seconds);
     let gibibytes = needed.div_ceil(1024) + 3;
-    let log_gibibytes = if system == System::Alluvium { 3 } else { gibibytes };
-    let log =
-        Volume::new(directory, "log", log_gibibytes, Limit { mebibytes_per_second: rate, iops })?;
+    let log = Volume::new(directory, "log", gibibytes, Limit { mebibytes_per_second: rate, iops })?;
     let objects = match system {
-        // Compaction needs the space twice for a while.
-        System::Alluvium => Some(Volume::new(
-            directory,
-            "objects",
-            gibibytes * 2,
-            Limit { mebibytes_per_second: rate, iops: 0 },
-        )?),
+        System::Alluvium => {
+            let limit = Limit { mebibytes_per_second: rate, iops: 0 };
+            Some(Volume::new(directory, "objects", gibibytes, limit)?)
+        }
         System::Kafka => None,
     };
     let peer = match &objects {
@@ -224,11 +219,11 @@ fn round(
         address: peer.address(),
         directory: directory.to_path_buf(),
     };
-    // Each batch on stable storage before it is acknowledged, as here always.
-    let config: &[&str] = if system == System::Kafka { &["flush.messages=1"] } else { &[] };
-    for topic in ["old", "filler", "live"] {
-        load.create(topic, PARTITIONS, config)?;
-    }
+    load.create("old", PARTITIONS, &[])?;
+    load.create("filler", PARTITIONS, &[])?;
+    // Each batch on stable storage before it is acknowledged, as here always. (To have Kafka flush what is only to be there takes minutes.)
+    let flushed: &[&str] = if system == System::Kafka { &["flush.messages=1"] } else { &[] };
+    load.create("live", PARTITIONS, flushed)?;
     load.run("produce", "old", &["--total", &format!("{}MiB", options.old)])?;
     load.run("produce", "filler", &["--total", &format!("{FILLER_MEBIBYTES}MiB")])?;
     peer.settle()?;

@@ -17,10 +17,9 @@ pub(super) struct Limit {
     pub(super) iops: u64,
 }
 
-/// An empty ext4. It goes away when dropped.
+/// An empty ext4. It is unmounted when dropped; the image stays, for the next one.
 pub(super) struct Volume {
     mount: PathBuf,
-    image: PathBuf,
     /// Major and minor number.
     number: String,
     device: Option<LoopDevice>,
@@ -30,7 +29,7 @@ pub(super) struct Volume {
 const THROTTLE: &str = "/sys/fs/cgroup/blkio/blkio.throttle";
 
 impl Volume {
-    /// Make one in `directory`. Takes root, loop devices and, with a limit, cgroup v1.
+    /// Make one in `directory`, in the image of an earlier one if there is one. Takes root, loop devices and, with a limit, cgroup v1.
     pub(super) fn new(
         directory: &Path,
         name: &str,
@@ -39,19 +38,21 @@ impl Volume {
     ) -> Result<Self, Error> {
         let (mount, image) = (directory.join(name), directory.join(format!("{name}.img")));
         fs::create_dir_all(&mount)?;
-        // Sparse would be slower at first than later.
-        let size = format!("{gibibytes}G");
-        quietly(Command::new("fallocate").arg("--length").arg(&size).arg(&image))?;
-        quietly(
-            Command::new("mkfs.ext4")
-                .args(["-q", "-F", "-E", "lazy_itable_init=0,lazy_journal_init=0"])
-                .arg(&image),
-        )?;
+        if !image.exists() {
+            // Written in full: where the file below has no block yet, or one that was never written, a flush of the volume is one of that file
+            // system's journal too, in which everything on the disk has to wait for everything else.
+            let mut write = Command::new("dd");
+            write.args(["if=/dev/zero", "bs=1M", "oflag=direct", "conv=fsync"]);
+            write.arg(format!("count={}", gibibytes << 10));
+            quietly(write.arg(format!("of={}", image.display())))?;
+        }
+        let options = "nodiscard,lazy_itable_init=0,lazy_journal_init=0";
+        quietly(Command::new("mkfs.ext4").args(["-q", "-F", "-E", options]).arg(&image))?;
         let device = LoopDevice::attach(&image)?;
         let name = device.path().file_name().expect("a device has a name").to_string_lossy();
         let number = fs::read_to_string(format!("/sys/block/{name}/dev"))?.trim().to_owned();
         quietly(Command::new("mount").arg(device.path()).arg(&mount))?;
-        let volume = Self { mount, image, number, device: Some(device) };
+        let volume = Self { mount, number, device: Some(device) };
         volume.limit(limit)?;
         Ok(volume)
     }
@@ -87,9 +88,6 @@ impl Drop for Volume {
             thread::sleep(Duration::from_millis(100));
         }
         self.device = None;
-        if let Err(error) = fs::remove_file(&self.image) {
-            eprintln!("{}: {error}", self.image.display());
-        }
     }
 }
 

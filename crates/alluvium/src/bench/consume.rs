@@ -174,3 +174,57 @@ impl Place {
         Ok(taken as u64)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A batch of `count` records from `base` on, as far as a reader looks.
+    fn batch(base: i64, count: i32) -> Vec<u8> {
+        let mut rest = vec![0; 61 - 21];
+        rest[2..6].copy_from_slice(&(count - 1).to_be_bytes());
+        let mut batch = base.to_be_bytes().to_vec();
+        batch.extend_from_slice(&(rest.len() as i32 + 9).to_be_bytes());
+        batch.extend_from_slice(&[0, 0, 0, 0, 2]);
+        batch.extend_from_slice(&crc32c::crc32c(&rest).to_be_bytes());
+        batch.extend_from_slice(&rest);
+        batch
+    }
+
+    fn place(next: i64) -> Place {
+        Place { partition: 0, next, start: 0, end: None }
+    }
+
+    #[test]
+    fn whole_batches_count_and_the_next_offset_follows_them() {
+        let mut place = place(5);
+        // The first one begins before what was asked for; of the last one there is a part.
+        let records = [batch(3, 4), batch(7, 10), batch(17, 1)[..40].to_vec()].concat();
+        assert_eq!(place.take(&records), Ok(2 * 61));
+        assert_eq!(place.next, 17);
+        assert_eq!(place.take(&[]), Ok(0));
+        // Log compaction leaves gaps.
+        assert_eq!(place.take(&batch(30, 1)), Ok(61));
+        assert_eq!(place.next, 31);
+    }
+
+    #[test]
+    fn what_is_damaged_or_out_of_order_is_an_error() {
+        let mut flipped = batch(0, 1);
+        flipped[60] ^= 1;
+        let mut negative = batch(0, 1);
+        negative[8..12].copy_from_slice(&(-1_i32).to_be_bytes());
+        let mut old = batch(0, 1);
+        old[16] = 1;
+        for (records, reason) in [
+            (flipped, "damaged"),
+            (negative, "-1 bytes"),
+            (old, "no batch of a format"),
+            (batch(0, 1)[..60].to_vec(), "no whole batch"),
+            ([batch(0, 2), batch(1, 1)].concat(), "where 2 was next"),
+        ] {
+            let error = place(0).take(&records).unwrap_err();
+            assert!(error.contains(reason), "{reason}: {error}");
+        }
+    }
+}

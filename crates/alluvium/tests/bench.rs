@@ -1,0 +1,93 @@
+//! `alluvium bench`, by the built binary, against a server.
+
+mod support;
+
+use std::fs;
+
+use support::{Server, contains, ok, ok_json, refused};
+
+const MIB: u64 = 1 << 20;
+
+/// The samples that were written: what is due, latency, bytes.
+fn samples(path: &std::path::Path) -> Vec<[u64; 3]> {
+    let text = fs::read_to_string(path).unwrap();
+    let mut lines = text.lines();
+    assert_eq!(lines.next(), Some("due_unix_us,latency_us,bytes"));
+    let number = |number: &str| number.parse::<u64>().unwrap();
+    let sample = |line: &str| {
+        let numbers: Vec<u64> = line.split(',').map(number).collect();
+        numbers.try_into().unwrap()
+    };
+    lines.map(sample).collect()
+}
+
+#[test]
+fn what_is_produced_is_consumed_and_counted() {
+    let data = tempfile::tempdir().unwrap();
+    let server = Server::start(data.path(), &["--wal-capacity", "64MiB"]);
+    let at = ["--bootstrap", server.kafka.as_str()];
+    let bench = |arguments: &[&str]| ok_json(&[&["bench"], arguments, &at, &["--json"]].concat());
+    ok(&[&["topic", "create", "load", "--partitions", "3"], &at[..]].concat());
+
+    let produced = data.path().join("produced.csv");
+    let path = produced.to_str().unwrap();
+    let all = ["--total", "3MiB", "--batch-size", "16KiB", "--record-size", "1000B"];
+    let done = bench(&[&["produce", "load", "--samples", path], &all[..]].concat());
+    // Batches of 16 records of 1,000 bytes, and none that is not whole.
+    let batches = (3 * MIB).div_ceil(16_000);
+    assert_eq!((&done["requests"], &done["bytes"]), (&batches.into(), &(batches * 16_000).into()));
+    let samples = samples(&produced);
+    assert_eq!(samples.len() as u64, batches);
+    assert!(
+        samples.iter().all(|[due, latency, bytes]| *due > 0 && *latency > 0 && *bytes == 16_000)
+    );
+
+    let done = bench(&["consume", "load"]);
+    let bytes = done["bytes"].as_u64().unwrap();
+    assert!(bytes > batches * 16_000 && bytes < batches * 18_000, "with what batches add: {bytes}");
+    let one = bench(&["consume", "load", "--connections", "1", "--fetch-size", "1B"]);
+    assert_eq!(one["bytes"], bytes, "one reader of all, a batch at a time");
+
+    // Until time is over it is read again and again.
+    let again = bench(&["consume", "load", "--duration", "2s"]);
+    assert!(again["bytes"].as_u64().unwrap() > bytes);
+
+    let described = ok_json(&[&["topic", "describe", "load", "--json"], &at[..]].concat());
+    let ends = described[0]["partitions"].as_array().unwrap().iter();
+    let records: u64 = ends.map(|partition| partition["high_watermark"].as_u64().unwrap()).sum();
+    assert_eq!(records, batches * 16);
+}
+
+#[test]
+fn a_rate_offers_so_many_batches_and_no_more() {
+    let data = tempfile::tempdir().unwrap();
+    let server = Server::start(data.path(), &["--wal-capacity", "64MiB"]);
+    let at = ["--bootstrap", server.kafka.as_str()];
+    ok(&[&["topic", "create", "load", "--partitions", "2"], &at[..]].concat());
+    let pace = ["--rate", "1MiB", "--duration", "1s", "--batch-size", "64KiB"];
+    let done = ok_json(&[&["bench", "produce", "load", "--json"], &pace[..], &at].concat());
+    assert_eq!(done["bytes"], MIB, "however long they took");
+    let told = ok(&[&["bench", "produce", "load"], &pace[..], &at].concat());
+    contains(&told, &["TOPIC", "RATE", "P99.9", "load", "1.0 MiB", "16"]);
+}
+
+#[test]
+fn what_can_not_be_measured_is_refused() {
+    let data = tempfile::tempdir().unwrap();
+    let server = Server::start(data.path(), &["--wal-capacity", "64MiB"]);
+    let at = ["--bootstrap", server.kafka.as_str()];
+    ok(&[&["topic", "create", "load"], &at[..]].concat());
+    let refused = |code, arguments: &[&str]| refused(code, &[&["bench"], arguments, &at].concat());
+    contains(&refused(1, &["produce", "other"]), &["topic other", "does not exist"]);
+    contains(&refused(1, &["consume", "other"]), &["topic other", "does not exist"]);
+    contains(&refused(2, &["produce", "load", "--rate", "0"]), &["--rate is 0"]);
+    contains(&refused(2, &["produce", "load", "--record-size", "0"]), &["--batch-size"]);
+    contains(&refused(2, &["produce", "load", "--batch-size", "1B"]), &["hold a record"]);
+    contains(&refused(2, &["consume", "load", "--fetch-size", "0"]), &["--fetch-size"]);
+    contains(&refused(2, &["consume", "load", "--follow"]), &["--duration"]);
+    let large = refused(1, &["produce", "load", "--batch-size", "8MiB", "--total", "8MiB"]);
+    contains(&large, &["topic load", "partition 0", "MessageTooLarge"]);
+    // A topic with nothing in it has been read.
+    let empty = ok_json(&[&["bench", "consume", "load", "--json"], &at[..]].concat());
+    assert_eq!(empty["bytes"], 0);
+}
