@@ -67,10 +67,10 @@ pub(crate) struct Common {
         value_name = "HOST:PORT",
         default_value = "127.0.0.1:9092"
     )]
-    bootstrap: HostPort,
+    pub(crate) bootstrap: HostPort,
     /// Print JSON.
     #[arg(long)]
-    json: bool,
+    pub(crate) json: bool,
 }
 
 fn key_and_value(text: &str) -> Result<(String, String), String> {

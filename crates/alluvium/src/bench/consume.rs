@@ -7,7 +7,7 @@ use clap::Args;
 use kafka_protocol::messages::fetch_request::{FetchPartition, FetchTopic};
 use kafka_protocol::messages::{BrokerId, FetchRequest};
 
-use super::{Common, Sample, Share, Tally, shares};
+use super::{LoadArgs, Sample, Share, Tally, shares};
 use crate::kafka::{Client, refusal};
 use crate::output::Failure;
 use crate::topic::{EARLIEST, LATEST, offsets, topic_name};
@@ -23,7 +23,7 @@ const FETCH_MAX_WAIT_MS: i32 = 500;
 #[derive(Args, Debug)]
 pub(crate) struct ConsumeArgs {
     #[command(flatten)]
-    common: Common,
+    common: LoadArgs,
     /// How long; a partition that was read up to what was its end at the start is read again from its start. Default: until each was read once.
     #[arg(long, value_name = "TIME")]
     duration: Option<Span>,

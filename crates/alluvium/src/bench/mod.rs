@@ -35,26 +35,17 @@ pub(crate) enum BenchCommand {
 }
 
 #[derive(Args, Debug)]
-struct Common {
+struct LoadArgs {
     /// The topic. It must exist: `alluvium topic create`.
     topic: String,
-    /// The server.
-    #[arg(
-        long,
-        env = "ALLUVIUM_BOOTSTRAP",
-        value_name = "HOST:PORT",
-        default_value = "127.0.0.1:9092"
-    )]
-    bootstrap: HostPort,
     /// Connections, which share the partitions. Default: one for each partition, at most 16. (With several brokers, as many to each.)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     connections: Option<u16>,
     /// Write a line for each request to this file: when it was due, in microseconds since 1970; how many it took, and bytes. Default: none.
     #[arg(long, value_name = "FILE")]
     samples: Option<PathBuf>,
-    /// Print the result as JSON. Default: a table.
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    server: topic::Common,
 }
 
 /// Connections if nothing is said.
@@ -78,8 +69,8 @@ struct Share {
 }
 
 /// Ask the server where the topic's partitions are, and deal them out.
-fn shares(common: &Common) -> Result<(Client, MetadataResponseTopic, Vec<Share>), Failure> {
-    let mut client = Client::connect(&common.bootstrap).map_err(Failure::new)?;
+fn shares(common: &LoadArgs) -> Result<(Client, MetadataResponseTopic, Vec<Share>), Failure> {
+    let mut client = Client::connect(&common.server.bootstrap).map_err(Failure::new)?;
     let mut answer = topic::metadata(&mut client, Some(std::slice::from_ref(&common.topic)))?;
     let topic = answer.topics.pop().filter(|topic| !topic.partitions.is_empty());
     let missing = || Failure::Failed(format!("topic {}: no partitions are known", common.topic));
@@ -148,7 +139,7 @@ struct Outcome {
 }
 
 impl Tally {
-    fn new(common: &Common) -> Result<Self, Failure> {
+    fn new(common: &LoadArgs) -> Result<Self, Failure> {
         let counts = Counts {
             bytes: 0,
             requests: 0,
@@ -242,7 +233,7 @@ impl Tally {
     }
 
     /// Print the figures and write the samples.
-    fn report(self, common: &Common) -> Result<(), Failure> {
+    fn report(self, common: &LoadArgs) -> Result<(), Failure> {
         let seconds = self.started.elapsed().as_secs_f64();
         let counts = self.counts.into_inner();
         let outcome = Outcome {
@@ -258,7 +249,7 @@ impl Tally {
             write_samples(path, self.started, self.started_unix, &samples)
                 .map_err(|error| Failure::Failed(format!("{}: {error}", path.display())))?;
         }
-        if common.json {
+        if common.server.json {
             return output::json(&outcome);
         }
         let mut table = Table::of_numbers(&[

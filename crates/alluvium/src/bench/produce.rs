@@ -14,7 +14,7 @@ use kafka_protocol::records::{
     RecordBatchEncoder, RecordEncodeOptions, TimestampType,
 };
 
-use super::{Common, Sample, Share, Tally, shares};
+use super::{LoadArgs, Sample, Share, Tally, shares};
 use crate::kafka::{Client, Receiving, SERVER_TIMEOUT_MS, refusal};
 use crate::output::Failure;
 use crate::topic::topic_name;
@@ -29,7 +29,7 @@ const NEWEST: i16 = 12;
 #[derive(Args, Debug)]
 pub(crate) struct ProduceArgs {
     #[command(flatten)]
-    common: Common,
+    common: LoadArgs,
     /// Offer so many bytes of records per second over all partitions, evenly spaced, however long those before them take; latency counts from when a batch was
     /// due. Default: as fast as it goes; latency counts from when a batch is sent.
     #[arg(long, value_name = "SIZE")]
