@@ -117,7 +117,7 @@ enum Suite {
 
 #[derive(Args)]
 struct ServerOptions {
-    /// Test this binary instead of building one (dev profile).
+    /// Take this binary instead of building one, with the dev profile, or for a benchmark with the release profile.
     #[arg(long, value_name = "PATH")]
     server: Option<PathBuf>,
 }

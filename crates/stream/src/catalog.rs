@@ -151,7 +151,8 @@ pub struct ObjectInfo {
     pub index_bytes: u64,
     /// CRC32C of its index.
     pub index_crc32c: u32,
-    /// When it was written, milliseconds since the Unix epoch; for people, decides nothing.
+    /// When it was written, milliseconds since the Unix epoch, or the youngest of what it was compacted from: the age of records without a timestamp, and which
+    /// objects compaction takes first.
     pub created_at_ms: i64,
     /// 0 if an upload has written it, else one more than the greatest of those it was compacted from.
     #[serde(default)]
