@@ -11,6 +11,7 @@ use alluvium_stream::{Batch, Catalog, Requests, Stream, StreamId, StreamOffset, 
 use common::*;
 use object_store::ObjectStoreExt;
 use parking_lot::Mutex;
+use tokio::sync::OwnedMutexGuard;
 
 const WAL_BYTES: u64 = 1 << 20;
 
@@ -85,6 +86,21 @@ async fn restarted(
     let life = world.start().await;
     let streams = opened(&life, known).await;
     (life, streams)
+}
+
+/// Started again; compaction waits at its first read for as long as what is returned last is kept.
+async fn restarted_to_wait(
+    life: Life,
+    world: &World,
+    streams: Vec<(StreamWriter, Vec<Batch>)>,
+) -> (Life, Vec<(StreamId, Vec<Batch>)>, OwnedMutexGuard<()>) {
+    let known = streams.into_iter().map(|(stream, held)| (stream.id(), held)).collect();
+    life.close().await;
+    // Before the store is opened.
+    let reading = Mutex::new(None);
+    let hold = |objects: &Objects| *reading.lock() = objects.reading.clone().try_lock_owned().ok();
+    let life = world.start_with(hold).await;
+    (life, known, reading.into_inner().expect("nobody reads yet"))
 }
 
 async fn opened(
@@ -308,12 +324,7 @@ async fn trims_and_deletions_in_the_middle_are_respected() {
     let mut all = streams(&life, 4).await;
     uploads(&life, &mut all, 8, 500).await;
     on(&mut world);
-    // Taken before the store is opened, so that compaction waits at its first read.
-    let known: Vec<_> = all.into_iter().map(|(stream, held)| (stream.id(), held)).collect();
-    life.close().await;
-    let reading = Mutex::new(None);
-    let hold = |objects: &Objects| *reading.lock() = objects.reading.clone().try_lock_owned().ok();
-    let life = world.start_with(hold).await;
+    let (life, known, reading) = restarted_to_wait(life, &world, all).await;
     eventually("it reads", || life.objects.reads.load(Ordering::SeqCst) > 0).await;
     let mut streams = opened(&life, known).await;
     streams[0].0.trim(streams[0].1[3].end()).await.unwrap();
@@ -381,11 +392,7 @@ async fn a_catalog_that_refuses_one_compaction_does_not_end_the_others() {
     let mut all = streams(&life, 2).await;
     uploads(&life, &mut all, 16, 500).await;
     on(&mut world);
-    let known: Vec<_> = all.into_iter().map(|(stream, held)| (stream.id(), held)).collect();
-    life.close().await;
-    let reading = Mutex::new(None);
-    let hold = |objects: &Objects| *reading.lock() = objects.reading.clone().try_lock_owned().ok();
-    let life = world.start_with(hold).await;
+    let (life, known, reading) = restarted_to_wait(life, &world, all).await;
     life.catalog.set(CatalogMode::RefusesACompaction);
     drop(reading);
     eventually("the others are compacted", || life.store.stats().compactions == 1).await;
