@@ -406,11 +406,8 @@ impl Store {
             shared.spawn(janitor::run(shared.clone(), complete)),
         ];
         if shared.compaction.is_on() {
-            let compaction = shared.clone();
-            handles.push(shared.objects.background().spawn(async move {
-                // The halt has said it.
-                let _ = compaction.caught(compact::run(compaction.clone())).await;
-            }));
+            let compaction = shared.lasting(compact::run(shared.clone()));
+            handles.push(shared.objects.background().spawn(compaction));
         }
         let tasks = Tasks { shared: shared.clone(), handles: Mutex::new(handles) };
         let store = Self { shared, tasks: Arc::new(tasks) };
@@ -630,13 +627,20 @@ impl Shared {
         })
     }
 
-    /// Run a task of the store's life.
-    fn spawn(self: &Arc<Self>, task: impl Future<Output = ()> + Send + 'static) -> JoinHandle<()> {
+    /// A task of the store's life.
+    fn lasting(
+        self: &Arc<Self>,
+        task: impl Future<Output = ()> + Send + 'static,
+    ) -> impl Future<Output = ()> + Send + 'static {
         let shared = self.clone();
-        tokio::spawn(async move {
+        async move {
             // The halt has said it.
             let _ = shared.caught(task).await;
-        })
+        }
+    }
+
+    fn spawn(self: &Arc<Self>, task: impl Future<Output = ()> + Send + 'static) -> JoinHandle<()> {
+        tokio::spawn(self.lasting(task))
     }
 
     /// What the WAL has grown by since the last cut.
