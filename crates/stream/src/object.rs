@@ -1,6 +1,7 @@
 //! Objects: encoding and verified decoding, without I/O. Layout and arguments: `docs/format/object.md`.
 
 use bytes::{BufMut, Bytes, BytesMut};
+use object_store::PutPayload;
 use uuid::Uuid;
 
 use crate::types::{Batch, StreamId, StreamOffset};
@@ -24,6 +25,10 @@ const _: () = assert!(
 
 /// A block is closed before it would grow past this. A larger batch has a block to itself.
 pub(crate) const BLOCK_TARGET_BYTES: usize = 1 << 20;
+/// A payload of so much is not copied into its block: to send a piece more costs less than that.
+const SHARED_BYTES: usize = 4 << 10;
+/// What is copied is gathered in pieces of about this size, or, if a block has less, less.
+const PIECE_BYTES: usize = 64 << 10;
 
 /// Bytes of an object that are not what its index or the catalog says. `position` is a byte of the object.
 #[derive(Debug, thiserror::Error)]
@@ -67,13 +72,17 @@ impl Block {
     }
 }
 
-/// Encodes an object piece by piece; holds one block and the index.
+/// Encodes an object block by block; holds one and the index. Large payloads are part of a block by reference: what they are slices of lives until the block is
+/// written.
 pub(crate) struct Encoder {
     nonce: Uuid,
     /// Of the open block in the object.
     position: u64,
-    data: BytesMut,
+    /// Length and checksum are those of `pieces`, until it is sealed.
     open: Option<Block>,
+    pieces: Vec<Bytes>,
+    /// What follows them in the block, and then room for more.
+    copied: BytesMut,
     index: Vec<Block>,
 }
 
@@ -97,18 +106,22 @@ impl Encoder {
         let encoder = Self {
             nonce,
             position: HEADER_BYTES as u64,
-            data: BytesMut::new(),
             open: None,
+            pieces: Vec::new(),
+            copied: BytesMut::new(),
             index: Vec::new(),
         };
         (encoder, header.freeze())
     }
 
     /// Add a batch; returns a block that it has completed. Streams come in ascending order, each one's batches in offset order.
-    pub(crate) fn push(&mut self, stream: StreamId, batch: &Batch) -> Option<Bytes> {
+    pub(crate) fn push(&mut self, stream: StreamId, batch: &Batch) -> Option<PutPayload> {
+        let payload_bytes = u32::try_from(batch.payload.len())
+            .expect("a batch is bounded by the WAL's record limit");
         let len_bytes = ENTRY_BYTES + batch.payload.len();
         let fits = self.open.as_ref().is_some_and(|open| {
-            open.stream == stream && self.data.len() + len_bytes <= BLOCK_TARGET_BYTES
+            let with_it = open.len_bytes as usize + self.copied.len() + len_bytes;
+            open.stream == stream && with_it <= BLOCK_TARGET_BYTES
         });
         let sealed = if fits { None } else { self.seal() };
         if let Some(before) = self.open.as_ref().or(self.index.last()) {
@@ -133,31 +146,54 @@ impl Encoder {
         open.end = batch.end();
         open.entries += 1;
         open.max_timestamp_ms = open.max_timestamp_ms.max(batch.max_timestamp_ms);
-        self.data.reserve(len_bytes);
-        self.data.put_u64_le(batch.base.0);
-        self.data.put_u32_le(batch.count);
-        self.data.put_u32_le(
-            u32::try_from(batch.payload.len())
-                .expect("a batch is bounded by the WAL's record limit"),
-        );
-        self.data.put_i64_le(batch.max_timestamp_ms);
-        self.data.put_slice(&batch.payload);
+        let is_shared = batch.payload.len() >= SHARED_BYTES;
+        let copied_bytes = if is_shared { ENTRY_BYTES } else { len_bytes };
+        if self.copied.capacity() - self.copied.len() < copied_bytes {
+            self.close_piece();
+            self.copied = BytesMut::with_capacity(PIECE_BYTES);
+        }
+        self.copied.put_u64_le(batch.base.0);
+        self.copied.put_u32_le(batch.count);
+        self.copied.put_u32_le(payload_bytes);
+        self.copied.put_i64_le(batch.max_timestamp_ms);
+        if is_shared {
+            self.close_piece();
+            self.add(batch.payload.clone());
+        } else {
+            self.copied.put_slice(&batch.payload);
+        }
         sealed
     }
 
-    fn seal(&mut self) -> Option<Bytes> {
-        let mut block = self.open.take()?;
-        let data = std::mem::take(&mut self.data).freeze();
-        block.len_bytes =
-            u32::try_from(data.len()).expect("a block is one batch or at most the target size");
-        block.crc32c = crc32c::crc32c(&data);
+    /// What was copied is a piece of the open block.
+    fn close_piece(&mut self) {
+        if !self.copied.is_empty() {
+            let piece = self.copied.split().freeze();
+            self.add(piece);
+        }
+    }
+
+    fn add(&mut self, piece: Bytes) {
+        let open = self.open.as_mut().expect("what is added belongs to a block");
+        let piece_bytes = u32::try_from(piece.len()).ok();
+        open.len_bytes = piece_bytes
+            .and_then(|bytes| open.len_bytes.checked_add(bytes))
+            .expect("a block is one batch or at most the target size");
+        open.crc32c = crc32c::crc32c_append(open.crc32c, &piece);
+        self.pieces.push(piece);
+    }
+
+    fn seal(&mut self) -> Option<PutPayload> {
+        self.open.as_ref()?;
+        self.close_piece();
+        let block = self.open.take()?;
         self.position = block.position_end();
         self.index.push(block);
-        Some(data)
+        Some(PutPayload::from_iter(self.pieces.drain(..)))
     }
 
     /// The object's last pieces: the open block, then index and footer.
-    pub(crate) fn finish(mut self) -> (Option<Bytes>, Bytes, Summary) {
+    pub(crate) fn finish(mut self) -> (Option<PutPayload>, Bytes, Summary) {
         let last = self.seal();
         let mut tail = BytesMut::with_capacity(self.index.len() * INDEX_ENTRY_BYTES + FOOTER_BYTES);
         for block in &self.index {
@@ -416,13 +452,11 @@ mod tests {
         let (mut encoder, header) = Encoder::new(Uuid::from_u128(0x1234_5678));
         let mut object = BytesMut::from(&header[..]);
         for (stream, batch) in content {
-            if let Some(block) = encoder.push(*stream, batch) {
-                object.put_slice(&block);
-            }
+            object.extend(encoder.push(*stream, batch).into_iter().flatten().flatten());
         }
         let (last, tail, summary) = encoder.finish();
-        object.put_slice(&last.unwrap_or_default());
-        object.put_slice(&tail);
+        object.extend(last.into_iter().flatten().flatten());
+        object.extend(tail);
         assert_eq!(object.len() as u64, summary.size_bytes);
         (object.freeze(), summary)
     }
@@ -478,6 +512,20 @@ mod tests {
         let entries: Vec<_> = object.blocks.iter().map(|block| block.entries).collect();
         assert_eq!(entries, [3, 3, 3, 1, 1, 1], "a large batch has a block to itself");
         assert_eq!(decode(bytes).unwrap(), content);
+    }
+
+    #[test]
+    fn only_small_payloads_are_copied() {
+        let (mut encoder, _) = Encoder::new(Uuid::from_u128(1));
+        let small = batch(0, 1, SHARED_BYTES - 1);
+        let large = batch(1, 1, SHARED_BYTES);
+        for batch in [&small, &large, &batch(2, 1, 10), &batch(3, 1, 10)] {
+            assert!(encoder.push(StreamId(1), batch).is_none());
+        }
+        let (block, ..) = encoder.finish();
+        let pieces: Vec<Bytes> = block.unwrap().into_iter().collect();
+        assert!(pieces.iter().any(|piece| piece.as_ptr() == large.payload.as_ptr()));
+        assert_eq!(pieces.len(), 3, "what is copied is together");
     }
 
     /// Every bit of a small object flipped, one at a time, and every truncation: an error, never other content, never a panic.

@@ -1,6 +1,7 @@
 //! An object that is being written: its bytes, where they go, and what the catalog has to know of it.
 
 use bytes::Bytes;
+use object_store::PutPayload;
 use uuid::Uuid;
 
 use crate::catalog::{ObjectInfo, ObjectRange};
@@ -61,7 +62,7 @@ impl<'a> Output<'a> {
         stream: StreamId,
         batch: &Batch,
         range: &mut Option<ObjectRange>,
-    ) -> Option<Bytes> {
+    ) -> Option<PutPayload> {
         let range = range.get_or_insert(ObjectRange {
             object: self.attempt.id,
             start: batch.base,
@@ -77,9 +78,9 @@ impl<'a> Output<'a> {
     }
 
     /// Write a block that [`Self::push`] has given.
-    pub(crate) async fn write(&mut self, block: Bytes) -> Result<(), ObjectError> {
+    pub(crate) async fn write(&mut self, block: PutPayload) -> Result<(), ObjectError> {
         if let Some(header) = self.header.take() {
-            self.writer.write(header).await?;
+            self.writer.write(header.into()).await?;
         }
         self.writer.write(block).await
     }
@@ -91,7 +92,7 @@ impl<'a> Output<'a> {
         if let Some(last) = last {
             self.write(last).await?;
         }
-        self.write(tail).await?;
+        self.write(tail.into()).await?;
         self.writer.finish().await?;
         Ok(ObjectInfo {
             id: self.attempt.id,

@@ -312,7 +312,7 @@ async fn write(
             from = last.end();
             for batch in batches.iter().filter(|batch| batch.end() > part.start) {
                 if let Some(block) = output.push(part.stream.id, batch, &mut range) {
-                    pace.wait(block.len() as u64, || shared.hurries_upload()).await;
+                    pace.wait(block.content_length() as u64, || shared.hurries_upload()).await;
                     output.write(block).await?;
                 }
             }

@@ -182,10 +182,10 @@ mod tests {
         for base in 0..batches {
             let payload = vec![base as u8; payload_bytes].into();
             let batch = Batch { base: StreamOffset(base), count: 1, max_timestamp_ms: 5, payload };
-            object.extend(encoder.push(StreamId(base / 4), &batch).unwrap_or_default());
+            object.extend(encoder.push(StreamId(base / 4), &batch).into_iter().flatten().flatten());
         }
         let (last, tail, _) = encoder.finish();
-        object.extend(last.unwrap_or_default());
+        object.extend(last.into_iter().flatten().flatten());
         object.extend(tail);
         object
     }

@@ -44,10 +44,11 @@ impl<'a> Writer<'a> {
         Self { way, name, part_bytes, pieces, pieces_bytes, large: None }
     }
 
-    pub(crate) async fn write(&mut self, piece: Bytes) -> Result<(), ObjectError> {
-        self.way.acquire(piece.len() as u64).await;
-        self.pieces_bytes += piece.len();
-        self.pieces.push_back(piece);
+    pub(crate) async fn write(&mut self, block: PutPayload) -> Result<(), ObjectError> {
+        let bytes = block.content_length();
+        self.way.acquire(bytes as u64).await;
+        self.pieces_bytes += bytes;
+        self.pieces.extend(block);
         // What fits into one part exactly may be all there is, and then a PUT does.
         while self.pieces_bytes > self.part_bytes {
             let payload = self.take(self.part_bytes);
@@ -290,7 +291,7 @@ mod tests {
     async fn write(writer: &mut Writer<'_>, len: usize) -> std::result::Result<(), ObjectError> {
         let bytes = pattern(len);
         for at in (0..len).step_by(1_000_000) {
-            writer.write(bytes.slice(at..len.min(at + 1_000_000))).await?;
+            writer.write(bytes.slice(at..len.min(at + 1_000_000)).into()).await?;
         }
         writer.finish().await
     }
