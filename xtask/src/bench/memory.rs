@@ -96,8 +96,8 @@ impl Bound {
             readers.iter().map(|(topic, count)| f64::from(topic.partitions * count) * 2.0).sum();
         let all_connections: u32 = writers.iter().map(|topic| connections(topic)).sum::<u32>()
             + readers.iter().map(|(topic, count)| connections(topic) * count).sum::<u32>();
-        // Parts of 8 MiB: four on their way, one that is filled, and a block of 1 MiB that is encoded.
-        let object = 5.0 * 8.0 + 1.0;
+        // Parts of 8 MiB: four on their way, one that is filled, a block of 1 MiB that is encoded, and the 1 MiB that a directory writes at a time.
+        let object = 5.0 * 8.0 + 2.0;
         Self(vec![
             ("log cache (--log-cache)", LOG_CACHE as f64),
             ("block cache (--block-cache)", BLOCK_CACHE as f64),
