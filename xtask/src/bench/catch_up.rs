@@ -13,6 +13,7 @@ use clap::Args;
 
 use super::kafka::Kafka;
 use super::load::{Load, Running, Sample, quantile, rate};
+use super::probe::Probe;
 use super::volume::{Limit, Volume, drop_caches};
 use super::{Bar, cpu_time, judged, median, settle, unix_seconds};
 use crate::report::{Case, Report};
@@ -122,6 +123,8 @@ struct Round {
     end: f64,
     produced: Vec<Sample>,
     consumed: Vec<Sample>,
+    /// What the disk below took meanwhile.
+    probed: Vec<Sample>,
     /// Cores that the server used before, and with late consumers.
     cores: (f64, f64),
 }
@@ -135,10 +138,21 @@ impl Round {
         (self.third + SETTLE_SECONDS, self.end)
     }
 
-    fn p(&self, part: f64, (from, to): (f64, f64)) -> f64 {
-        let inside = |sample: &&Sample| (from..to).contains(&sample.due);
-        let inside: Vec<Sample> = self.produced.iter().filter(inside).copied().collect();
-        quantile(&inside, part)
+    fn p(&self, part: f64, time: (f64, f64)) -> f64 {
+        quantile(&due(&self.produced, time), part)
+    }
+
+    /// The median over the seconds of the p99 of each: a second in which the disk stands still is one of many.
+    fn p99_of_a_second(&self, (from, to): (f64, f64)) -> f64 {
+        let seconds = (to - from) as u32;
+        median((0..seconds).map(|second| {
+            let from = from + f64::from(second);
+            self.p(0.99, (from, from + 1.0))
+        }))
+    }
+
+    fn probe(&self, time: (f64, f64)) -> f64 {
+        quantile(&due(&self.probed, time), 0.99)
     }
 
     fn producing(&self, (from, to): (f64, f64)) -> f64 {
@@ -149,6 +163,11 @@ impl Round {
         let (from, to) = self.during();
         rate(&self.consumed, from, to)
     }
+}
+
+/// What was due in this time.
+fn due(samples: &[Sample], (from, to): (f64, f64)) -> Vec<Sample> {
+    samples.iter().filter(|sample| (from..to).contains(&sample.due)).copied().collect()
 }
 
 pub(super) fn run(root: &Path, options: &Options) -> Result<Report, Error> {
@@ -239,6 +258,7 @@ fn round(
     thread::sleep(Duration::from_secs(3));
 
     drop_caches()?;
+    let probe = Probe::start(directory)?;
     let (rate, seconds) = (format!("{}MiB", options.rate), format!("{}s", options.seconds));
     let producer = load.start("produce", "live", &["--rate", &rate, "--duration", &seconds])?;
     let (started, cpu) = (unix_seconds(), cpu_time(peer.pid())?);
@@ -256,6 +276,7 @@ fn round(
     let cpu_at_end = cpu_time(peer.pid())?;
     let end = unix_seconds().min(started + 3.0 * third);
     let produced = producer.finish()?;
+    let probed = probe.finish()?;
     Ok(Round {
         system,
         alone,
@@ -264,6 +285,7 @@ fn round(
         end,
         produced,
         consumed,
+        probed,
         cores: (
             (cpu_at_third - cpu).as_secs_f64() / (at_third - started),
             (cpu_at_end - cpu_at_third).as_secs_f64() / (end - at_third),
@@ -292,11 +314,15 @@ fn until_read(mut client: Running, options: &Options) -> Result<Vec<Sample>, Err
 fn line(round: &Round) -> String {
     let (before, during) = (round.before(), round.during());
     format!(
-        "  p50 {:.2} -> {:.2} ms, p99 {:.2} -> {:.2} ms; producing {:.1} -> {:.1} MiB/s; late readers {:.0} MiB/s, alone {:.0}; server {:.2} -> {:.2} cores",
+        "  p50 {:.2} -> {:.2} ms, p99 {:.2} -> {:.2} ms, of a second {:.2} -> {:.2} ms, of the disk {:.2} -> {:.2} ms; producing {:.1} -> {:.1} MiB/s; late readers {:.0} MiB/s, alone {:.0}; server {:.2} -> {:.2} cores",
         round.p(0.5, before),
         round.p(0.5, during),
         round.p(0.99, before),
         round.p(0.99, during),
+        round.p99_of_a_second(before),
+        round.p99_of_a_second(during),
+        round.probe(before),
+        round.probe(during),
         round.producing(before),
         round.producing(during),
         round.reading(),
@@ -309,12 +335,19 @@ fn line(round: &Round) -> String {
 /// A figure of a round, by its name.
 type Figure = (&'static str, fn(&Round) -> f64);
 
-const FIGURES: [Figure; 13] = [
+const FIGURES: [Figure; 18] = [
     ("p50 before, ms", |round| round.p(0.5, round.before())),
     ("p50 during, ms", |round| round.p(0.5, round.during())),
     ("p99 before, ms", |round| round.p(0.99, round.before())),
     ("p99 during, ms", |round| round.p(0.99, round.during())),
     ("p99 during / before", p99_ratio),
+    ("p99 of a second before, ms", |round| round.p99_of_a_second(round.before())),
+    ("p99 of a second during, ms", |round| round.p99_of_a_second(round.during())),
+    ("p99 of a second, ratio", |round| {
+        round.p99_of_a_second(round.during()) / round.p99_of_a_second(round.before())
+    }),
+    ("disk alone, p99 before, ms", |round| round.probe(round.before())),
+    ("disk alone, p99 during, ms", |round| round.probe(round.during())),
     ("producing before, MiB/s", |round| round.producing(round.before())),
     ("producing during, MiB/s", |round| round.producing(round.during())),
     ("producing during / before", producing_ratio),

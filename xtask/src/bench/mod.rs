@@ -4,6 +4,7 @@ mod catch_up;
 mod kafka;
 mod load;
 mod memory;
+mod probe;
 mod upload;
 mod volume;
 mod watch;
