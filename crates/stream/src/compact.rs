@@ -523,10 +523,9 @@ impl Run {
         let mut new: Option<ObjectRange> = None;
         for range in &self.ranges {
             while let Some(batches) = sources.next(range, self.stream.id).await? {
-                for mut batch in batches.into_iter().filter(|batch| batch.end() > start) {
-                    // A part that waits to be written must not keep all that was read with it.
-                    batch.own_payload();
-                    if let Some(block) = output.push(self.stream.id, &batch, &mut new) {
+                // Slices of one block, which a part that waits to be written may keep: all that is in it goes there.
+                for batch in batches.iter().filter(|batch| batch.end() > start) {
+                    if let Some(block) = output.push(self.stream.id, batch, &mut new) {
                         output.write(block).await?;
                     }
                 }
