@@ -13,6 +13,7 @@ mod load;
 mod object;
 mod objects;
 mod output;
+mod profile;
 mod progress;
 mod serve;
 mod storage;

@@ -15,6 +15,7 @@ use url::{Host, Url};
 use uuid::Uuid;
 
 use crate::output::Failure;
+use crate::profile::Profile;
 
 /// One HTTP request, its body included: at 420 KB/s a part of an upload still gets through.
 const REQUEST: Duration = Duration::from_secs(20);
@@ -255,13 +256,22 @@ fn environment(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
 }
 
-/// Credentials and region from AWS's environment variables; without any, the machine's own (instance, container, web identity).
+/// Credentials and region from AWS's environment variables, or from a profile; without any, the machine's own (container, instance).
 ///
 /// # Errors
-/// The container's can not be asked for with what is there.
+/// The profile can not be used, or the container can not be asked with what is there.
 fn credentials(variable: impl Fn(&str) -> Option<String>) -> Result<AmazonS3Builder, Failure> {
-    check_container(&variable).map_err(Failure::Usage)?;
     use AmazonS3ConfigKey as Key;
+    let mut builder = AmazonS3Builder::new();
+    if let Some(profile) = profile(&variable).map_err(Failure::Usage)? {
+        if let Some(region) = profile.region {
+            builder = builder.with_region(region);
+        }
+        match profile.credentials {
+            Some(credentials) => builder = builder.with_credentials(Arc::new(credentials)),
+            None => check_container(&variable).map_err(Failure::Usage)?,
+        }
+    }
     // Named one by one: what else is in the environment does not change where records go.
     let known = [
         ("AWS_ACCESS_KEY_ID", Key::AccessKeyId),
@@ -278,7 +288,16 @@ fn credentials(variable: impl Fn(&str) -> Option<String>) -> Result<AmazonS3Buil
         ("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", Key::ContainerAuthorizationTokenFile),
     ];
     let known = known.into_iter().filter_map(|(name, key)| Some((key, variable(name)?)));
-    Ok(known.fold(AmazonS3Builder::new(), |builder, (key, value)| builder.with_config(key, value)))
+    Ok(known.fold(builder, |builder, (key, value)| builder.with_config(key, value)))
+}
+
+/// The profile to be asked, if the environment itself has no credentials.
+fn profile(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Profile>, String> {
+    let before = ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_WEB_IDENTITY_TOKEN_FILE"];
+    match before.into_iter().any(|name| variable(name).is_some()) {
+        true => Ok(None),
+        false => Profile::find(variable).map(Some),
+    }
 }
 
 /// What the client takes for no error: with an address and no token it asks the instance for its credentials, which are others, and with a token that no
@@ -286,12 +305,7 @@ fn credentials(variable: impl Fn(&str) -> Option<String>) -> Result<AmazonS3Buil
 fn check_container(variable: impl Fn(&str) -> Option<String>) -> Result<(), String> {
     const URI: &str = "AWS_CONTAINER_CREDENTIALS_FULL_URI";
     const TOKEN: &str = "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE";
-    let before = [
-        "AWS_ACCESS_KEY_ID",
-        "AWS_WEB_IDENTITY_TOKEN_FILE",
-        "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
-    ];
-    if variable(URI).is_none() || before.into_iter().any(|name| variable(name).is_some()) {
+    if variable(URI).is_none() || variable("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI").is_some() {
         return Ok(());
     }
     let Some(file) = variable(TOKEN) else {
@@ -378,16 +392,18 @@ async fn ask(
     }
 }
 
-/// What helps who has forgotten them: that no credentials were given.
-fn source() -> &'static str {
-    let given = ["AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE"];
+/// What helps who has forgotten them, or does not know of them: where credentials come from, if not from the environment.
+fn source() -> String {
     let of_container =
         ["AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI"];
-    match given.iter().chain(&of_container).any(|name| std::env::var_os(name).is_some()) {
-        true => "",
-        false => {
-            " (there is no AWS_ACCESS_KEY_ID in the environment, so the machine is asked for its own credentials)"
+    match profile(environment).map(|profile| profile.map(|profile| profile.credentials)) {
+        Ok(Some(Some(credentials))) => {
+            format!(" (the credentials are those of the profile `{}`)", credentials.name())
         }
+        Ok(Some(None)) if of_container.into_iter().all(|name| environment(name).is_none()) => {
+            " (there are no credentials in the environment and no profile, so the machine is asked for its own)".into()
+        }
+        _ => String::new(),
     }
 }
 
