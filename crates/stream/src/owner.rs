@@ -10,6 +10,7 @@ use std::sync::atomic::Ordering;
 use alluvium_wal::{HeaderInfo, Wal, WalError};
 use futures::TryStreamExt;
 use object_store::{ObjectStoreExt, PutPayload};
+use tokio::sync::OwnedMutexGuard;
 use uuid::Uuid;
 
 use crate::catalog::Life;
@@ -28,12 +29,29 @@ pub(crate) struct Owner {
     lives: Vec<Life>,
     /// Held over a claim, so that none takes back what a later one has said. Whether this life has owned the objects before.
     claiming: tokio::sync::Mutex<bool>,
+    /// Held over a look at the WAL, which goes on when who wanted it is gone.
+    looking: Arc<tokio::sync::Mutex<()>>,
 }
 
 impl Owner {
     pub(crate) fn new(wal: &Wal, lives: Vec<Life>) -> Self {
         let HeaderInfo { epoch, node_id, .. } = wal.header();
-        Self { epoch, node_id, lives, claiming: tokio::sync::Mutex::default() }
+        Self {
+            epoch,
+            node_id,
+            lives,
+            claiming: tokio::sync::Mutex::default(),
+            looking: Arc::default(),
+        }
+    }
+
+    pub(crate) async fn begin_look(&self) -> OwnedMutexGuard<()> {
+        self.looking.clone().lock_owned().await
+    }
+
+    /// Wait until the look at the WAL has ended that has begun before, if there is one. It keeps the WAL's device.
+    pub(crate) async fn looked(&self) {
+        drop(self.looking.lock().await);
     }
 
     fn life(&self) -> Uuid {
@@ -113,7 +131,14 @@ async fn look(
     claimed: Result<bool, ObjectError>,
 ) -> Result<Result<bool, ObjectError>, WalError> {
     let wal = shared.wal.clone();
-    match tokio::task::spawn_blocking(move || wal.verify_owner()).await {
+    let looking = shared.owner.begin_look().await;
+    let looked = tokio::task::spawn_blocking(move || {
+        let looked = wal.verify_owner();
+        drop(wal);
+        drop(looking);
+        looked
+    });
+    match looked.await {
         Ok(Ok(())) => Ok(claimed),
         Ok(Err(error)) if shared.wal.stopped().is_some() => Err(error),
         Ok(Err(error)) => {
@@ -216,6 +241,7 @@ mod tests {
             node_id: 0,
             lives: lives.to_vec(),
             claiming: tokio::sync::Mutex::default(),
+            looking: Arc::default(),
         };
         let of = |life, version| Some(Claim { life: Uuid::from_u128(life), ..me.claim(version) });
         for (found, standing, why) in [

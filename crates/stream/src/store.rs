@@ -567,6 +567,8 @@ impl Store {
             }
             // Commits run in tasks of their own. Whoever begins now sees the halt; wait for the one that has begun before.
             drop(shared.committing.lock().await);
+            // So does a look at the WAL.
+            shared.owner.looked().await;
             let wal = shared.wal.clone();
             let closed = tokio::task::spawn_blocking(move || wal.close()).await;
             closed.map_err(|error| StoreError::Failed(error.to_string()))?.map_err(StoreError::Wal)
@@ -695,4 +697,41 @@ impl Shared {
 pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic without a message")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+
+    use alluvium_device::sim::{SimDisk, SimOptions, Stepper};
+    use alluvium_wal::{FormatOptions, Wal};
+    use object_store::memory::InMemory;
+
+    use super::*;
+    use crate::MemoryCatalog;
+
+    /// Whoever opens the device after that finds nobody there.
+    #[tokio::test]
+    async fn closing_waits_for_a_look_at_the_wal() {
+        let disk = SimDisk::new(SimOptions { capacity_bytes: 1 << 20, ..SimOptions::default() });
+        Wal::format(&disk.device(), &FormatOptions::default()).unwrap();
+        let _stepper = Stepper::start(disk.clone());
+        let wal_options = alluvium_wal::Options {
+            window_bytes: 256 << 10,
+            block_bytes: 16 << 10,
+            max_record_bytes: 64 << 10,
+            ..alluvium_wal::Options::default()
+        };
+        let (objects, catalog) = (Arc::new(InMemory::new()), Arc::new(MemoryCatalog::default()));
+        let (device, options) = (disk.device(), Options::for_wal(1 << 20));
+        let opened = Store::open(device, wal_options, objects, catalog, Arc::new(()), options, None);
+        let store = opened.await.unwrap().store;
+        let shared = store.shared.clone();
+        let looking = shared.owner.begin_look().await;
+        let mut closing = pin!(store.close());
+        let early = tokio::time::timeout(Duration::from_millis(20), &mut closing).await;
+        assert!(early.is_err() && shared.wal.stopped().is_none(), "it has waited");
+        drop(looking);
+        closing.await.unwrap();
+    }
 }
