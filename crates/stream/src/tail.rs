@@ -309,13 +309,14 @@ impl Tail {
         self.ranges.get(self.ranges.partition_point(|range| range.start <= start))
     }
 
-    /// `new` takes the place of the ranges from `first` on, so many; returns those.
+    /// `new` takes the place of the ranges from `first` on, so many, at least one; returns those. Of the others up to half are moved, once.
     pub(crate) fn replace(&mut self, first: StreamOffset, count: usize, new: Range) -> Vec<Range> {
         let at = self.ranges.partition_point(|range| range.start < first);
         self.range_bytes += new.payload_bytes;
-        let gone: Vec<_> = self.ranges.drain(at..at + count).collect();
+        let mut gone = Vec::with_capacity(count);
+        gone.push(std::mem::replace(&mut self.ranges[at], new));
+        gone.extend(self.ranges.drain(at + 1..at + count));
         self.range_bytes -= gone.iter().map(|range| range.payload_bytes).sum::<u64>();
-        self.ranges.insert(at, new);
         gone
     }
 

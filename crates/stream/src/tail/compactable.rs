@@ -107,7 +107,6 @@ impl Tail {
 mod tests {
     use std::collections::HashSet;
     use std::sync::Arc;
-    use std::time::{Duration, Instant};
 
     use alluvium_device::sim::Random;
 
@@ -225,50 +224,5 @@ mod tests {
         }
         println!("{found} found, {further} looks that went on, {checks} checks");
         assert!(found > 1000 && further > 100 && checks > 1000);
-    }
-
-    /// How long the tail of a stream of 100,000 ranges is locked; `docs/compaction.md` has the figures.
-    #[test]
-    #[ignore = "a measurement: run it alone, optimised, with --nocapture"]
-    fn how_long_a_tail_is_locked() {
-        const RANGES: u64 = 100_000;
-        let choice = Choice {
-            fan_in: 8,
-            least_bytes: 8 << 20,
-            most_bytes: 256 << 20,
-            at_a_time: crate::compact::RANGES_AT_A_TIME,
-        };
-        let all_at_once = Choice { at_a_time: usize::MAX, ..choice };
-        // Nothing is to be compacted: neighbours are of different generations, or all are small pieces in shared objects.
-        for (ranges, generations) in [("of two generations", 2), ("of one generation", 1)] {
-            let mut tail = Tail::default();
-            tail.ranges
-                .extend((0..RANGES).map(|at| range(at, at, (at % generations) as u8, 50, false)));
-            let last = Changed::at(&tail.ranges[tail.ranges.len() - 1]);
-            for (what, changed, choice) in [
-                ("all at once", Changed::ALL, all_at_once),
-                ("all, some at a time", Changed::ALL, choice),
-                ("what an upload has added", last, choice),
-            ] {
-                let mut times: Vec<_> = (0..21).map(|_| longest(&tail, changed, choice)).collect();
-                times.sort();
-                println!("{ranges}, {what}: {:?} ({:?} to {:?})", times[10], times[0], times[20]);
-            }
-        }
-    }
-
-    /// The longest of the looks that it takes.
-    fn longest(tail: &Tail, mut changed: Changed, choice: Choice) -> Duration {
-        let mut longest = Duration::ZERO;
-        loop {
-            let begun = Instant::now();
-            let look = tail.compactable(changed, choice, |_| false);
-            longest = longest.max(begun.elapsed());
-            match look {
-                Compactable::Further(rest) => changed = rest,
-                Compactable::Nothing => return longest,
-                Compactable::Found(_) => unreachable!("there is too little, and in shared objects"),
-            }
-        }
     }
 }
