@@ -1,7 +1,7 @@
 //! What uploads and compaction cost: CPU and memory of the server, requests to the object store, their bytes, and what those cost.
 //!
 //! In rounds, a server that uploads and compacts, and one with the same log, the same log cache and the same load that does neither: its log cache holds all
-//! there is. So what both hold in the log cache is no part of the comparison: memory is the resident set less the log cache's bytes at that moment.
+//! there is. What is judged is the whole resident set; what it has beyond the log cache is told beside it.
 
 use std::fs;
 use std::path::Path;
