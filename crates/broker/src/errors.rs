@@ -70,6 +70,8 @@ pub(crate) enum ApiError {
     FetchSessionTopicId,
     #[error("not durable within the request's timeout; it may become durable later")]
     TimedOut,
+    #[error("objects could not be read in the request's time; what came of them is cached")]
+    ObjectsTooSlow,
     #[error("timestamp {0} has no meaning in this version")]
     UnsupportedTimestamp(i64),
     #[error("storage: {0}")]
@@ -111,7 +113,7 @@ impl ApiError {
             Self::FetchSessionNotFound => E::FetchSessionIdNotFound,
             Self::InvalidFetchSessionEpoch { .. } => E::InvalidFetchSessionEpoch,
             Self::FetchSessionTopicId => E::FetchSessionTopicIdError,
-            Self::TimedOut => E::RequestTimedOut,
+            Self::TimedOut | Self::ObjectsTooSlow => E::RequestTimedOut,
             Self::UnsupportedTimestamp(_) => E::UnsupportedVersion,
             Self::Storage(_) => E::KafkaStorageError,
             Self::Internal(_) => E::UnknownServerError,

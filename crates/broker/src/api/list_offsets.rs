@@ -1,6 +1,7 @@
 //! ListOffsets: the offset of a time, or of one of the ends of a partition.
 
 use std::collections::HashSet;
+use std::time::Duration;
 
 use kafka_protocol::messages::list_offsets_request::{ListOffsetsPartition, ListOffsetsTopic};
 use kafka_protocol::messages::list_offsets_response::{
@@ -8,7 +9,8 @@ use kafka_protocol::messages::list_offsets_response::{
 };
 use kafka_protocol::messages::{ListOffsetsRequest, ListOffsetsResponse};
 
-use alluvium_stream::Batch;
+use alluvium_stream::{Batch, FetchError};
+use tokio::time::{Instant, timeout_at};
 
 use super::Context;
 use crate::errors::ApiError;
@@ -24,6 +26,10 @@ const EARLIEST_LOCAL: i64 = -4;
 /// The last record in remote storage, of topics with Kafka's remote storage; there are none.
 const LATEST_TIERED: i64 = -5;
 
+/// How long objects are read for a request, of all its partitions: longer than one GET may take (15 s), so that who asks again finds in the cache what came, and gets further;
+/// shorter than a client waits for an answer (`request.timeout.ms`, 30 s), so that it gets one.
+const OBJECTS_MAX: Duration = Duration::from_secs(20);
+
 /// What is answered when there is no such record.
 const NONE: Answer = Answer { offset: -1, timestamp_ms: -1 };
 
@@ -34,6 +40,7 @@ struct Answer {
 }
 
 pub(super) async fn handle(cx: &Context, request: ListOffsetsRequest) -> ListOffsetsResponse {
+    let until = Instant::now() + objects_time(request.timeout_ms);
     let mut topics = Vec::with_capacity(request.topics.len());
     let mut seen = HashSet::new();
     for topic in request.topics {
@@ -43,7 +50,7 @@ pub(super) async fn handle(cx: &Context, request: ListOffsetsRequest) -> ListOff
                 .with_partition_index(wanted.partition_index);
             // As in Kafka; each may cost the decompression of a batch.
             let found = if seen.insert((topic.name.clone(), wanted.partition_index)) {
-                find(cx, &topic, wanted).await
+                find(cx, &topic, wanted, until).await
             } else {
                 Err(ApiError::InvalidRequest("a partition is named more than once".into()))
             };
@@ -69,10 +76,27 @@ pub(super) async fn handle(cx: &Context, request: ListOffsetsRequest) -> ListOff
     ListOffsetsResponse::default().with_topics(topics)
 }
 
+/// How long objects are read for a client that waits so long; before version 10 (0) it does not say.
+fn objects_time(timeout_ms: i32) -> Duration {
+    match u64::try_from(timeout_ms) {
+        Ok(1..) => OBJECTS_MAX.min(Duration::from_millis(timeout_ms as u64)),
+        _ => OBJECTS_MAX,
+    }
+}
+
+/// What a search finds. One that does not have to wait is not late, whatever the time.
+async fn in_time(
+    until: Instant,
+    search: impl Future<Output = Result<Option<Batch>, FetchError>>,
+) -> Result<Option<Batch>, ApiError> {
+    Ok(timeout_at(until, search).await.map_err(|_| ApiError::ObjectsTooSlow)??)
+}
+
 async fn find(
     cx: &Context,
     topic: &ListOffsetsTopic,
     wanted: &ListOffsetsPartition,
+    until: Instant,
 ) -> Result<Answer, ApiError> {
     let topic = cx.server.topics.by_name(&topic.name)?;
     let partition =
@@ -82,10 +106,10 @@ async fn find(
     match wanted.timestamp {
         LATEST => Ok(end(partition.high_watermark())),
         EARLIEST => Ok(end(partition.log_start())),
-        MAX_TIMESTAMP if cx.version >= 7 => by_max_timestamp(cx, partition).await,
+        MAX_TIMESTAMP if cx.version >= 7 => by_max_timestamp(cx, partition, until).await,
         EARLIEST_LOCAL if cx.version >= 8 => Ok(end(partition.log_start())),
         LATEST_TIERED if cx.version >= 9 => Ok(NONE),
-        timestamp_ms if timestamp_ms >= 0 => by_time(cx, partition, timestamp_ms).await,
+        timestamp_ms if timestamp_ms >= 0 => by_time(cx, partition, timestamp_ms, until).await,
         other => Err(ApiError::UnsupportedTimestamp(other)),
     }
 }
@@ -94,15 +118,20 @@ async fn by_time(
     cx: &Context,
     partition: &Partition,
     timestamp_ms: i64,
+    until: Instant,
 ) -> Result<Answer, ApiError> {
-    match partition.stream.find_time(timestamp_ms).await? {
+    match in_time(until, partition.stream.find_time(timestamp_ms)).await? {
         Some(batch) => first_at_or_after(cx, batch, timestamp_ms).await,
         None => Ok(NONE),
     }
 }
 
-async fn by_max_timestamp(cx: &Context, partition: &Partition) -> Result<Answer, ApiError> {
-    match partition.stream.max_time().await? {
+async fn by_max_timestamp(
+    cx: &Context,
+    partition: &Partition,
+    until: Instant,
+) -> Result<Answer, ApiError> {
+    match in_time(until, partition.stream.max_time()).await? {
         Some(batch) if batch.max_timestamp_ms >= 0 => {
             let max_timestamp_ms = batch.max_timestamp_ms;
             first_at_or_after(cx, batch, max_timestamp_ms).await
@@ -126,4 +155,18 @@ async fn first_at_or_after(
         // The batch's header promised a time that none of its records has. Who reads from its start misses nothing.
         None => Answer { offset: kafka_offset(base), timestamp_ms: max_timestamp_ms },
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn objects_are_read_for_as_long_as_the_client_waits_and_no_longer_than_most_do() {
+        for (timeout_ms, ms) in
+            [(1, 1), (5_000, 5_000), (30_000, 20_000), (0, 20_000), (-1, 20_000)]
+        {
+            assert_eq!(objects_time(timeout_ms), Duration::from_millis(ms), "{timeout_ms}");
+        }
+    }
 }

@@ -1,9 +1,13 @@
 //! Fetches of what only objects have, from an object store that hangs.
 
 use bytes::Bytes;
-use kafka_protocol::messages::{FetchRequest, FetchResponse};
+use kafka_protocol::ResponseError;
+use kafka_protocol::messages::list_offsets_request::{ListOffsetsPartition, ListOffsetsTopic};
+use kafka_protocol::messages::{
+    FetchRequest, FetchResponse, ListOffsetsRequest, ListOffsetsResponse, TopicName,
+};
 
-use super::harness::{Client, HANG, TestServer, fetch, stored};
+use super::harness::{Client, HANG, TestServer, fetch, stored, text};
 use crate::batch::tests::plain;
 
 /// Longer than a test may take.
@@ -98,6 +102,38 @@ async fn a_fetch_has_what_there_is_when_it_has_enough_or_its_time_is_over() {
     assert_eq!(records(&response), [(0, late)]);
     let gets = server.store().stats().reads.gets;
     assert_eq!(gets, 2, "an index and a block: what was not waited for was not fetched again");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_search_by_time_ends_by_its_time_and_keeps_no_other_partition_from_its_answer() {
+    let (server, _, _) = late_and_young().await;
+    let mut client = server.client().await;
+    let by_time = |timestamp: i64, timeout_ms: i32| {
+        let partition = |index| {
+            ListOffsetsPartition::default().with_partition_index(index).with_timestamp(timestamp)
+        };
+        let topic = ListOffsetsTopic::default()
+            .with_name(TopicName(text("t")))
+            .with_partitions(vec![partition(0), partition(1)]);
+        ListOffsetsRequest::default().with_topics(vec![topic]).with_timeout_ms(timeout_ms)
+    };
+    let answers = |response: &ListOffsetsResponse| {
+        let partitions = response.topics[0].partitions.iter();
+        partitions.map(|it| (it.error_code, it.offset)).collect::<Vec<_>>()
+    };
+    let held = server.hold_objects().await;
+    let late = (ResponseError::RequestTimedOut.code(), -1);
+    // The first record from a time on, and the one with the greatest time (-3).
+    for timestamp in [2, -3] {
+        let response = client.call(10, &by_time(timestamp, 20)).await;
+        assert_eq!(answers(&response), [late, (0, 0)], "{timestamp}");
+        waiting(&server, 0).await;
+    }
+    drop(held);
+    for (timestamp, offset) in [(2, 1), (-3, 2)] {
+        let response = client.call(10, &by_time(timestamp, FOR_EVER_MS)).await;
+        assert_eq!(answers(&response), [(0, offset), (0, 0)], "{timestamp}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
