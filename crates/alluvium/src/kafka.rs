@@ -12,7 +12,7 @@ use kafka_protocol::protocol::{
     Decodable, Encodable, HeaderVersion, Request, StrBytes, VersionRange,
 };
 
-use crate::config::HostPort;
+use crate::address::HostPort;
 
 /// Longest answer that is accepted. The answers to administrative requests are far smaller.
 const MAX_RESPONSE_BYTES: usize = 64 << 20;

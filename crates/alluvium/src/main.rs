@@ -2,6 +2,7 @@
 //! crates below.
 #![forbid(unsafe_code)]
 
+mod address;
 mod admin;
 mod bench;
 mod catalog;

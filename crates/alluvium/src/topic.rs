@@ -16,7 +16,7 @@ use kafka_protocol::messages::{
 use kafka_protocol::protocol::StrBytes;
 use serde::Serialize;
 
-use crate::config::HostPort;
+use crate::address::HostPort;
 use crate::kafka::{Client, SERVER_TIMEOUT_MS, refusal};
 use crate::output::{self, Failure, Table};
 use crate::units::counted;

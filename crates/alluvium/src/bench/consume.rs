@@ -4,8 +4,10 @@ use std::time::Instant;
 
 use bytes::Buf;
 use clap::Args;
+use kafka_protocol::ResponseError;
 use kafka_protocol::messages::fetch_request::{FetchPartition, FetchTopic};
-use kafka_protocol::messages::{BrokerId, FetchRequest};
+use kafka_protocol::messages::metadata_response::MetadataResponseTopic;
+use kafka_protocol::messages::{BrokerId, FetchRequest, FetchResponse};
 
 use super::{LoadArgs, Sample, Share, Tally, shares};
 use crate::kafka::{Client, refusal};
@@ -19,7 +21,8 @@ const NEWEST: i16 = 12;
 const FETCH_MAX_BYTES: i32 = 50 << 20;
 const FETCH_MAX_WAIT_MS: i32 = 500;
 
-/// Each connection is a reader of its partitions. The checksum and the order of all batches are checked; latency is that of a fetch.
+/// Each connection is a reader of its partitions. The checksum and the order of all batches are checked; latency is that of a fetch. A reader that retention has
+/// overtaken goes on at the new start, as with `auto.offset.reset=earliest`; what it has skipped is counted.
 #[derive(Args, Debug)]
 pub(crate) struct ConsumeArgs {
     #[command(flatten)]
@@ -66,7 +69,7 @@ pub(super) fn run(args: &ConsumeArgs) -> Result<(), Failure> {
     let until = args.duration.and_then(|span| tally.started.checked_add(span.0));
     tally.drive(&shares, |_, share| {
         let places = share.partitions.iter().map(place).collect::<Result<Vec<_>, Failure>>()?;
-        consume(args, fetch_bytes, share, places, until, &tally)
+        consume(args, fetch_bytes, share, &topic, places, until, &tally)
     })?;
     tally.report(&args.common)
 }
@@ -75,6 +78,7 @@ fn consume(
     args: &ConsumeArgs,
     fetch_bytes: i32,
     share: &Share,
+    topic: &MetadataResponseTopic,
     mut places: Vec<Place>,
     until: Option<Instant>,
     tally: &Tally,
@@ -95,7 +99,7 @@ fn consume(
                 .with_fetch_offset(place.next)
                 .with_partition_max_bytes(fetch_bytes)
         };
-        let topic = FetchTopic::default()
+        let wanted = FetchTopic::default()
             .with_topic(name.clone())
             .with_partitions(places.iter().map(partition).collect());
         // Without a fetch session: each request names all it wants.
@@ -105,24 +109,11 @@ fn consume(
             .with_min_bytes(1)
             .with_max_bytes(FETCH_MAX_BYTES)
             .with_session_epoch(-1)
-            .with_topics(vec![topic]);
+            .with_topics(vec![wanted]);
         let answer = client.call(version, &request).map_err(Failure::new)?;
-        if let Some(reason) = refusal(answer.error_code, None) {
-            return Err(Failure::Failed(format!("fetch: {reason}")));
-        }
-        let mut bytes = 0;
-        for data in answer.responses.iter().flat_map(|topic| &topic.partitions) {
-            let index = data.partition_index;
-            let failed = |reason| Failure::Failed(format!("partition {index}: {reason}"));
-            if let Some(reason) = refusal(data.error_code, None) {
-                return Err(failed(reason));
-            }
-            let place = places.iter_mut().find(|place| place.partition == index);
-            let place = place.ok_or_else(|| failed("was not asked for".into()))?;
-            if let Some(records) = &data.records {
-                bytes += place.take(records).map_err(failed)?;
-            }
-        }
+        let latency = due.elapsed();
+        let (bytes, skipped) =
+            take(&mut places, &answer, |partition| start(&mut client, topic, partition))?;
         // When time is what ends it, what was read is read again.
         for place in &mut places {
             if until.is_some() && place.end.is_some_and(|end| place.next >= end) {
@@ -130,12 +121,68 @@ fn consume(
             }
         }
         places.retain(|place| place.end.is_none_or(|end| place.next < end));
-        tally.add(Sample { due, latency: due.elapsed(), bytes });
+        tally.add(Sample { due, latency, bytes });
+        tally.skip(skipped);
     }
     Ok(())
 }
 
+/// Where a partition starts by now.
+fn start(
+    client: &mut Client,
+    topic: &MetadataResponseTopic,
+    partition: i32,
+) -> Result<i64, Failure> {
+    // The others may be led by other brokers.
+    let mut one = topic.clone();
+    one.partitions.retain(|it| it.partition_index == partition);
+    let starts = offsets(client, &one, EARLIEST)?;
+    let missing = || Failure::Failed(format!("partition {partition}: no offset is known"));
+    starts.get(&partition).copied().ok_or_else(missing)
+}
+
+/// Take what an answer brings. Returns the bytes of whole batches, and how many offsets were skipped: those of a partition that has lost them go on where it
+/// starts by now, which `start` says.
+fn take(
+    places: &mut [Place],
+    answer: &FetchResponse,
+    mut start: impl FnMut(i32) -> Result<i64, Failure>,
+) -> Result<(u64, u64), Failure> {
+    if let Some(reason) = refusal(answer.error_code, None) {
+        return Err(Failure::Failed(format!("fetch: {reason}")));
+    }
+    let (mut bytes, mut skipped) = (0, 0);
+    for data in answer.responses.iter().flat_map(|topic| &topic.partitions) {
+        let index = data.partition_index;
+        let failed = |reason| Failure::Failed(format!("partition {index}: {reason}"));
+        let place = places.iter_mut().find(|place| place.partition == index);
+        let place = place.ok_or_else(|| failed("was not asked for".into()))?;
+        if data.error_code == ResponseError::OffsetOutOfRange.code() {
+            skipped += place.skip_to(start(index)?).map_err(failed)?;
+            continue;
+        }
+        if let Some(reason) = refusal(data.error_code, None) {
+            return Err(failed(reason));
+        }
+        if let Some(records) = &data.records {
+            bytes += place.take(records).map_err(failed)?;
+        }
+    }
+    Ok((bytes, skipped))
+}
+
 impl Place {
+    /// The partition starts here by now. Returns how many offsets that skips.
+    fn skip_to(&mut self, start: i64) -> Result<u64, String> {
+        let skipped = u64::try_from(start.saturating_sub(self.next)).unwrap_or(0);
+        if skipped == 0 {
+            // It was not retention: what was there at the beginning is not there any more.
+            return Err(format!("offset {} is out of range, and it starts at {start}", self.next));
+        }
+        (self.start, self.next) = (start, start);
+        Ok(skipped)
+    }
+
     /// Check the batches of an answer, and go on behind them. Returns their bytes; a part of a batch at the end does not count.
     fn take(&mut self, mut records: &[u8]) -> Result<u64, String> {
         /// Up to and including the length of the rest.
@@ -206,6 +253,39 @@ mod tests {
         // Log compaction leaves gaps.
         assert_eq!(place.take(&batch(30, 1)), Ok(61));
         assert_eq!(place.next, 31);
+    }
+
+    #[test]
+    fn a_reader_that_retention_has_overtaken_goes_on_at_the_new_start() {
+        use kafka_protocol::messages::fetch_response::{FetchableTopicResponse, PartitionData};
+
+        let out_of_range = ResponseError::OffsetOutOfRange.code();
+        let data = |index: i32, code: i16, records: Vec<u8>| {
+            PartitionData::default()
+                .with_partition_index(index)
+                .with_error_code(code)
+                .with_records(Some(records.into()))
+        };
+        let answer = |partitions| {
+            let topic = FetchableTopicResponse::default().with_partitions(partitions);
+            FetchResponse::default().with_responses(vec![topic])
+        };
+        let mut places = [place(5), Place { partition: 1, ..place(3) }];
+        let both = answer(vec![data(0, out_of_range, vec![]), data(1, 0, batch(3, 2))]);
+        let mut asked = Vec::new();
+        let taken = take(&mut places, &both, |partition| {
+            asked.push(partition);
+            Ok(12)
+        });
+        assert_eq!((taken.unwrap(), asked), ((61, 7), vec![0]));
+        assert_eq!((places[0].start, places[0].next), (12, 12), "and so does the next round");
+        assert_eq!((places[1].start, places[1].next), (0, 5));
+        // Its end is gone.
+        assert!(take(&mut places, &both, |_| Ok(12)).is_err());
+        assert!(
+            take(&mut places, &answer(vec![data(0, 1 + out_of_range, vec![])]), |_| Ok(99))
+                .is_err()
+        );
     }
 
     #[test]

@@ -19,7 +19,7 @@ use kafka_protocol::messages::metadata_response::MetadataResponseTopic;
 use parking_lot::Mutex;
 use serde::Serialize;
 
-use crate::config::HostPort;
+use crate::address::HostPort;
 use crate::kafka::Client;
 use crate::load::{Latencies, Summary};
 use crate::output::{self, Failure, Table};
@@ -120,6 +120,7 @@ struct Tally {
 struct Counts {
     bytes: u64,
     requests: u64,
+    skipped: u64,
     all: Latencies,
     /// Since the last line of progress.
     recent: Latencies,
@@ -132,6 +133,8 @@ struct Outcome {
     topic: String,
     bytes: u64,
     requests: u64,
+    /// Offsets that were gone before they were read.
+    skipped: u64,
     seconds: f64,
     bytes_per_second: f64,
     #[serde(flatten)]
@@ -143,6 +146,7 @@ impl Tally {
         let counts = Counts {
             bytes: 0,
             requests: 0,
+            skipped: 0,
             all: Latencies::new()?,
             recent: Latencies::new()?,
             recent_bytes: 0,
@@ -167,6 +171,11 @@ impl Tally {
         if let Some(samples) = &self.samples {
             samples.lock().push(sample);
         }
+    }
+
+    /// So many offsets were gone before they were read.
+    fn skip(&self, offsets: u64) {
+        self.counts.lock().skipped += offsets;
     }
 
     fn is_over(&self) -> bool {
@@ -240,6 +249,7 @@ impl Tally {
             topic: common.topic.clone(),
             bytes: counts.bytes,
             requests: counts.requests,
+            skipped: counts.skipped,
             seconds,
             bytes_per_second: counts.bytes as f64 / seconds,
             latency: counts.all.summary(),
@@ -266,7 +276,13 @@ impl Tally {
             ms(outcome.latency.p999_us),
             ms(outcome.latency.max_us),
         ]);
-        output::line(table)
+        output::line(table)?;
+        match outcome.skipped {
+            0 => Ok(()),
+            skipped => output::line(format!(
+                "{skipped} offsets were skipped: retention had deleted them before they were read"
+            )),
+        }
     }
 }
 
