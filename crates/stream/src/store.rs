@@ -724,7 +724,8 @@ mod tests {
         };
         let (objects, catalog) = (Arc::new(InMemory::new()), Arc::new(MemoryCatalog::default()));
         let (device, options) = (disk.device(), Options::for_wal(1 << 20));
-        let opened = Store::open(device, wal_options, objects, catalog, Arc::new(()), options, None);
+        let opened =
+            Store::open(device, wal_options, objects, catalog, Arc::new(()), options, None);
         let store = opened.await.unwrap().store;
         let shared = store.shared.clone();
         let looking = shared.owner.begin_look().await;
