@@ -383,6 +383,29 @@ async fn what_is_damaged_stays_where_it_is() {
     life.close().await;
 }
 
+/// On its way: it is read once more before it counts as damaged, which it would do until the next start.
+#[tokio::test]
+async fn what_comes_damaged_is_compacted_all_the_same() {
+    // Each of its reads, of eight indexes and eight objects' blocks.
+    for read in 0..16 {
+        let mut world = world();
+        off(&mut world);
+        let life = world.start().await;
+        let mut all = streams(&life, 2).await;
+        uploads(&life, &mut all, 8, 500).await;
+        on(&mut world);
+        let known: Vec<_> = all.into_iter().map(|(stream, held)| (stream.id(), held)).collect();
+        life.close().await;
+        let flip = |objects: &Objects| objects.flip_reads.store(1 << read, Ordering::SeqCst);
+        let life = world.start_with(flip).await;
+        settled(&life, &world).await;
+        let stats = life.store.stats();
+        assert_eq!((stats.compactions, stats.compaction_failures, stats.objects), (1, 0, 1));
+        let all = opened(&life, known).await;
+        close(life, all).await;
+    }
+}
+
 /// What it has come of stays as it is until the next start, what was written for it goes, and the others are compacted.
 #[tokio::test]
 async fn a_catalog_that_refuses_one_compaction_does_not_end_the_others() {

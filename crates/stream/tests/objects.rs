@@ -265,6 +265,36 @@ fn batches_stream(life: &Life) -> alluvium_stream::StreamId {
     life.store.stream_ids()[0]
 }
 
+/// Plain HTTP has no better checksum than TCP's. What was damaged on its way is whole in the object store.
+#[tokio::test]
+async fn what_comes_damaged_is_read_once_more() {
+    let world = World::new(WAL_BYTES, 1);
+    let life = world.start().await;
+    let (stream, batches) = three_objects(&life).await;
+    let id = stream.id();
+    drop(stream);
+    let life = restart(life, &world).await;
+    let stream = life.open(id).await;
+    // The index comes damaged, or the block, or both.
+    for (flips, from) in [(0b01, 40), (0b10, 20), (0b101, 0)] {
+        life.objects.flip_reads.store(flips, Ordering::SeqCst);
+        let fetched = stream.fetch(StreamOffset(from), 1 << 20).await.unwrap();
+        assert_eq!(fetched.batches[0], batches[usize::try_from(from).unwrap() / 2]);
+    }
+    assert_eq!(life.store.stats().reads.failures, 0);
+    drop(stream);
+
+    let life = restart(life, &world).await;
+    let stream = life.open(id).await;
+    for flips in [0b11, 0b110] {
+        life.objects.flip_reads.store(flips, Ordering::SeqCst);
+        let error = stream.fetch(StreamOffset(0), 1).await.unwrap_err();
+        assert!(error.to_string().contains("does not match its checksum"), "{error}");
+    }
+    drop(stream);
+    life.close().await;
+}
+
 async fn whole(world: &World, name: &str) -> Vec<u8> {
     world.objects.get(&name.into()).await.unwrap().bytes().await.unwrap().to_vec()
 }

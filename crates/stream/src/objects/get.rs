@@ -9,6 +9,7 @@ use futures::stream::BoxStream;
 use object_store::{GetOptions, GetRange, GetResult, GetResultPayload, ObjectStore};
 
 use super::{ObjectError, Request, within};
+use crate::object::Damage;
 
 /// So much of a file is read at once: the kernel asks the disk for all of it, and what the log writes meanwhile stands behind it.
 const READ_BYTES: usize = 256 << 10;
@@ -26,6 +27,19 @@ pub(super) async fn get(
         Err(error) if error.may_pass() => try_get(store, name, from, lens).await,
         answer => answer,
     }
+}
+
+/// What did not match its checksum was read once more, before it counts as damaged, which keeps readers out, and compaction until the next start: it may have been damaged on
+/// its way, and plain HTTP knows no better checksum than TCP's. What has come of that.
+pub(super) fn read_again<T>(
+    name: &str,
+    damage: &Damage,
+    again: Result<T, Damage>,
+) -> Result<T, ObjectError> {
+    if again.is_ok() {
+        tracing::warn!("object {name} came {damage}; read once more, it is whole");
+    }
+    again.map_err(|damage| ObjectError::damaged(name, damage))
 }
 
 async fn try_get(

@@ -13,7 +13,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::counted::CountedStores;
 use super::flight::{Flight, Flights, Ticket, UnderWay};
-use super::get::get;
+use super::get::{get, read_again};
 use super::numbers::{Ahead, ReadNumbers, ReadStats};
 use super::{Cause, ObjectError, Request, Requests, Way, within};
 use crate::background::Background;
@@ -516,23 +516,31 @@ impl Core {
 
     async fn load_index(self: Arc<Self>, object: Arc<ObjectInfo>) -> Landing {
         let _room = self.room(object.index_bytes).await;
+        let key = Key::Index(object.id);
+        let index = match self.read_index(&object).await? {
+            Ok(index) => Ok(index),
+            Err(damage) => read_again(&object.name, &damage, self.read_index(&object).await?),
+        };
+        let index = index.inspect_err(|error| self.numbers.failed(error))?;
+        let index = Cached::Index(Arc::new(index));
+        self.cache.insert(key, index.clone());
+        Ok(Arc::new(Landed { parts: vec![(key, Ok(index))], _room }))
+    }
+
+    async fn read_index(
+        &self,
+        object: &Arc<ObjectInfo>,
+    ) -> Result<Result<Vec<Block>, Damage>, ObjectError> {
         let mut bytes = Bytes::new();
         if object.index_bytes > 0 {
             self.bandwidth.acquire(Cause::Read, object.index_bytes).await;
             let len_bytes = usize::try_from(object.index_bytes).unwrap_or(usize::MAX);
-            bytes = self.get(&object, object.index_position, vec![len_bytes]).await?.remove(0);
+            bytes = self.get(object, object.index_position, vec![len_bytes]).await?.remove(0);
         }
-        let key = Key::Index(object.id);
-        let decoded = {
-            let object = object.clone();
-            decode(bytes.len(), move || {
-                object::decode_index(object.index_position, &bytes, object.index_crc32c)
-            })
-        };
-        let index = decoded.await.map_err(|damage| self.damaged(&object, damage))?;
-        let index = Cached::Index(Arc::new(index));
-        self.cache.insert(key, index.clone());
-        Ok(Arc::new(Landed { parts: vec![(key, Ok(index))], _room }))
+        let (len, object) = (bytes.len(), object.clone());
+        let decode_index =
+            move || object::decode_index(object.index_position, &bytes, object.index_crc32c);
+        Ok(decode(len, decode_index).await)
     }
 
     /// Neighbouring blocks. Reading ahead comes with its room, and has been granted its bandwidth.
@@ -559,21 +567,40 @@ impl Core {
         for (block, bytes) in blocks.into_iter().zip(bytes) {
             let key = Key::Block(object.id, block.position);
             let len_bytes = block.len_bytes;
-            let decoded = decode(bytes.len(), move || object::decode_block(&block, &bytes)).await;
-            let decoded = match decoded {
-                Ok(batches) => {
-                    let ahead = ahead.next().flatten().map(Ahead::fetched);
-                    let block = Cached::Block(Arc::new(Decoded { batches, len_bytes, ahead }));
-                    self.cache.insert(key, block.clone());
-                    Ok(block)
-                }
-                Err(damage) => Err(self.damaged(&object, damage)),
-            };
+            let ahead = ahead.next().flatten();
+            let decoded = self.decoded(&object, block, bytes).await.map(|batches| {
+                let ahead = ahead.map(Ahead::fetched);
+                let block = Cached::Block(Arc::new(Decoded { batches, len_bytes, ahead }));
+                self.cache.insert(key, block.clone());
+                block
+            });
             parts.push((key, decoded));
             // Decoding is work without a wait; let others have the thread.
             tokio::task::yield_now().await;
         }
         Ok(Arc::new(Landed { parts, _room }))
+    }
+
+    /// A block's batches from its bytes, or else from what is read once more.
+    async fn decoded(
+        &self,
+        object: &ObjectInfo,
+        block: Block,
+        bytes: Bytes,
+    ) -> Result<Vec<Batch>, ObjectError> {
+        let len_bytes = block.len_bytes as usize;
+        let decode = |bytes: Bytes| {
+            let block = block.clone();
+            decode(len_bytes, move || object::decode_block(&block, &bytes))
+        };
+        let damage = match decode(bytes).await {
+            Ok(batches) => return Ok(batches),
+            Err(damage) => damage,
+        };
+        self.bandwidth.acquire(Cause::Read, u64::from(block.len_bytes)).await;
+        let bytes = self.get(object, block.position, vec![len_bytes]).await?.remove(0);
+        read_again(&object.name, &damage, decode(bytes).await)
+            .inspect_err(|error| self.numbers.failed(error))
     }
 
     async fn get(

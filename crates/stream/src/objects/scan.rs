@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::get::get;
+use super::get::{get, read_again};
 use super::{ObjectError, Way};
 use crate::catalog::ObjectInfo;
-use crate::object::{self, Block};
+use crate::object::{self, Block, Damage};
 use crate::types::Batch;
 
 /// One GET fetches neighbouring blocks up to this size: what a scan holds in memory, beside the index.
@@ -16,14 +16,23 @@ const SPAN_BYTES: u64 = 4 << 20;
 
 /// The index of `object`, verified.
 pub(crate) async fn index(way: Way<'_>, object: &ObjectInfo) -> Result<Vec<Block>, ObjectError> {
+    match read_index(way, object).await? {
+        Ok(blocks) => Ok(blocks),
+        Err(damage) => read_again(&object.name, &damage, read_index(way, object).await?),
+    }
+}
+
+async fn read_index(
+    way: Way<'_>,
+    object: &ObjectInfo,
+) -> Result<Result<Vec<Block>, Damage>, ObjectError> {
     way.acquire(object.index_bytes).await;
     let lens = vec![usize::try_from(object.index_bytes).expect("it fits into memory")];
     let bytes = match object.index_bytes {
         0 => Bytes::new(),
         _ => get(way.store, &object.name, object.index_position, lens).await?.remove(0),
     };
-    object::decode_index(object.index_position, &bytes, object.index_crc32c)
-        .map_err(|damage| ObjectError::damaged(&object.name, damage))
+    Ok(object::decode_index(object.index_position, &bytes, object.index_crc32c))
 }
 
 /// Goes through blocks of one object.
@@ -48,10 +57,15 @@ impl<'a> Scan<'a> {
             self.read().await?;
         }
         let Some((block, bytes)) = self.span.pop_front() else { return Ok(None) };
-        match object::decode_block(&block, &bytes) {
-            Ok(batches) => Ok(Some(batches)),
-            Err(damage) => Err(ObjectError::damaged(&self.object.name, damage)),
-        }
+        let batches = match object::decode_block(&block, &bytes) {
+            Ok(batches) => batches,
+            Err(damage) => {
+                let bytes = self.get(block.position, vec![block.len_bytes as usize]).await?;
+                let again = object::decode_block(&block, &bytes[0]);
+                read_again(&self.object.name, &damage, again)?
+            }
+        };
+        Ok(Some(batches))
     }
 
     /// The next block to be handed out.
@@ -75,12 +89,15 @@ impl<'a> Scan<'a> {
             }
             (to, count) = (block.position_end(), count + 1);
         }
-        self.way.acquire(to - from).await;
         let lens = self.blocks.range(..count).map(|block| block.len_bytes as usize).collect();
-        let pieces = get(self.way.store, &self.object.name, from, lens).await?;
-        // What is missing at the end is found by the blocks' checks.
-        let pieces = pieces.into_iter().chain(std::iter::repeat(Bytes::new()));
+        let pieces = self.get(from, lens).await?;
         self.span.extend(self.blocks.drain(..count).zip(pieces));
         Ok(())
+    }
+
+    /// As many pieces as `lens`. What is missing at the end is found by the blocks' checks.
+    async fn get(&self, from: u64, lens: Vec<usize>) -> Result<Vec<Bytes>, ObjectError> {
+        self.way.acquire(lens.iter().map(|len| *len as u64).sum()).await;
+        get(self.way.store, &self.object.name, from, lens).await
     }
 }

@@ -399,6 +399,8 @@ pub struct Objects {
     pub reading: Arc<tokio::sync::Mutex<()>>,
     /// Reads of this position fail.
     pub unreadable_at: AtomicU64,
+    /// Which of the next reads come with a bit flipped on their way, the next one by the lowest bit.
+    pub flip_reads: AtomicU64,
     /// The next so many writes fail: even ones without effect, odd ones after the object was written.
     pub fail_writes: AtomicU64,
     pub failed: AtomicU64,
@@ -434,6 +436,7 @@ impl Objects {
             answers: tokio::sync::Mutex::default(),
             reading: Arc::default(),
             unreadable_at: AtomicU64::new(u64::MAX),
+            flip_reads: AtomicU64::new(0),
             fail_writes: AtomicU64::new(0),
             failed: AtomicU64::new(0),
             reads: AtomicU64::new(0),
@@ -506,7 +509,7 @@ impl ObjectStore for Objects {
         options: GetOptions,
     ) -> object_store::Result<GetResult> {
         self.check()?;
-        if is_owner(location) {
+        if is_owner(location) || options.head {
             return self.inner.get_opts(location, options).await;
         }
         self.reads.fetch_add(1, Ordering::SeqCst);
@@ -535,8 +538,15 @@ impl ObjectStore for Objects {
         }
         let mut result = self.inner.get_opts(location, options).await?;
         if let GetResultPayload::Stream(bytes) = result.payload {
-            let held = bytes.inspect(move |_| {
+            let flips = self.flip_reads.load(Ordering::SeqCst);
+            self.flip_reads.store(flips >> 1, Ordering::SeqCst);
+            let held = bytes.map_ok(move |bytes| {
                 let _ = &open;
+                let mut bytes = bytes.to_vec();
+                if flips & 1 == 1 {
+                    bytes[0] ^= 1;
+                }
+                bytes.into()
             });
             result.payload = GetResultPayload::Stream(held.boxed());
         }
