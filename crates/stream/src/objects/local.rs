@@ -17,7 +17,7 @@ use object_store::{
     CopyOptions, Extensions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta,
     ObjectStore, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result, UploadPart,
 };
-use parking_lot::Mutex;
+use tokio::sync::Mutex;
 
 use super::OBJECTS_DIRECTORY;
 
@@ -112,10 +112,24 @@ impl ObjectStore for Directory {
 /// An object that is being written.
 #[derive(Debug)]
 struct Parts {
-    /// One part at a time.
+    /// One part at a time. Those that wait hold no thread: there are few that may block, and who reads needs them.
     unfinished: Arc<Mutex<Unfinished>>,
     /// Where the next part goes.
     next: u64,
+}
+
+impl Parts {
+    /// Once those before it are done. Dropped, what has begun goes on, and is waited for by who comes next.
+    fn with<W: FnOnce(&mut Unfinished) -> io::Result<()> + Send + 'static>(
+        &self,
+        work: W,
+    ) -> impl Future<Output = Result<()>> + use<W> {
+        let unfinished = self.unfinished.clone();
+        async move {
+            let mut unfinished = unfinished.lock_owned().await;
+            blocking(move || work(&mut unfinished)).await
+        }
+    }
 }
 
 #[async_trait]
@@ -123,19 +137,17 @@ impl MultipartUpload for Parts {
     fn put_part(&mut self, data: PutPayload) -> UploadPart {
         let at = self.next;
         self.next += data.content_length() as u64;
-        let unfinished = self.unfinished.clone();
-        Box::pin(blocking(move || unfinished.lock().write(at, &data)))
+        let write = self.with(move |unfinished| unfinished.write(at, &data));
+        Box::pin(write)
     }
 
     async fn complete(&mut self) -> Result<PutResult> {
-        let unfinished = self.unfinished.clone();
-        blocking(move || unfinished.lock().finish()).await?;
+        self.with(Unfinished::finish).await?;
         Ok(PutResult { e_tag: None, version: None, extensions: Extensions::default() })
     }
 
     async fn abort(&mut self) -> Result<()> {
-        let unfinished = self.unfinished.clone();
-        blocking(move || unfinished.lock().remove()).await
+        self.with(Unfinished::remove).await
     }
 }
 
@@ -314,6 +326,35 @@ mod tests {
                 assert!(found == whole, "parts of {part_bytes}, the last of {last_bytes}");
             }
         }
+    }
+
+    /// Late readers have four threads for files, and share them with what compaction writes.
+    #[test]
+    fn parts_that_wait_for_one_another_hold_no_thread() {
+        let directory = tempfile::tempdir().unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .max_blocking_threads(1)
+            .enable_time()
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            let unfinished = Unfinished::begin(directory.path().join("a")).unwrap();
+            let unfinished = Arc::new(Mutex::new(unfinished));
+            let writing = unfinished.clone().lock_owned().await;
+            let mut parts = Parts { unfinished, next: 0 };
+            let waiting: Vec<_> = (b'a'..=b'c')
+                .map(|byte| tokio::spawn(parts.put_part(vec![byte; 2].into())))
+                .collect();
+            tokio::task::yield_now().await;
+            let other = tokio::task::spawn_blocking(|| ());
+            tokio::time::timeout(Duration::from_secs(60), other).await.unwrap().unwrap();
+            drop(writing);
+            for part in waiting {
+                part.await.unwrap().unwrap();
+            }
+            parts.complete().await.unwrap();
+        });
+        assert_eq!(std::fs::read(directory.path().join("a")).unwrap(), b"aabbcc");
     }
 
     #[test]
