@@ -1,7 +1,9 @@
 //! Threads for what may wait.
 
+use std::panic::resume_unwind;
+
 use tokio::runtime::{Builder, Handle, Runtime};
-use tokio::task::JoinHandle;
+use tokio::task::{JoinError, JoinHandle, JoinSet};
 
 use crate::store::StoreError;
 
@@ -50,6 +52,20 @@ impl Background {
         task: impl Future<Output = T> + Send + 'static,
     ) -> JoinHandle<T> {
         self.ahead.spawn(task)
+    }
+
+    /// The same, until the future is dropped.
+    pub(crate) async fn run_ahead<T: Send + 'static>(
+        &self,
+        task: impl Future<Output = T> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        let mut tasks = JoinSet::new();
+        tasks.spawn_on(task, &self.ahead);
+        match tasks.join_next().await.expect("there is one").map_err(JoinError::try_into_panic) {
+            Ok(done) => Ok(done),
+            Err(Ok(panic)) => resume_unwind(panic),
+            Err(Err(cancelled)) => Err(StoreError::Failed(cancelled.to_string())),
+        }
     }
 }
 

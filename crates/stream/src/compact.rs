@@ -387,7 +387,13 @@ impl Written {
 }
 
 async fn own(shared: &Arc<Shared>, version: u64) -> Result<(), Failure> {
-    match owner::claim(shared, version).await.map_err(StoreError::Wal)? {
+    let claim = {
+        let shared = shared.clone();
+        async move { owner::claim(&shared, version).await }
+    };
+    // Not with compaction's priority: uploads wait for a claim that has begun.
+    let claimed = shared.objects.background().run_ahead(claim).await?;
+    match claimed.map_err(StoreError::Wal)? {
         Ok(true) => Ok(()),
         Ok(false) => Err(Failure::NotOwner),
         Err(error) => Err(error.into()),

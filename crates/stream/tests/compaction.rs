@@ -2,7 +2,7 @@
 
 mod common;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -130,18 +130,21 @@ async fn check(streams: &[(StreamWriter, Vec<Batch>)]) {
 
 /// Nothing is left to do, and what was compacted is gone from the object store.
 async fn settled(life: &Life, world: &World) {
+    let begun = std::time::Instant::now();
     let mut before = u64::MAX;
     let mut quiet = 0;
     while quiet < 20 {
         tokio::time::sleep(Duration::from_millis(2)).await;
         let stats = life.store.stats();
-        quiet = match stats.compactions == before && stats.retired_objects == 0 {
+        // Nor is an object being written.
+        let is_tidy = stats.retired_objects == 0 && names(world).await.len() == stats.objects;
+        assert!(begun.elapsed() < HANG, "{:?} {stats:?}", names(world).await);
+        quiet = match stats.compactions == before && is_tidy {
             true => quiet + 1,
             false => 0,
         };
         before = stats.compactions;
     }
-    assert_eq!(names(world).await.len(), life.store.stats().objects);
 }
 
 #[tokio::test]
@@ -404,6 +407,25 @@ async fn what_comes_damaged_is_compacted_all_the_same() {
         let all = opened(&life, known).await;
         close(life, all).await;
     }
+}
+
+/// Uploads wait for a claim that has begun, so it is made on no thread that makes way for others.
+#[tokio::test]
+async fn the_objects_are_not_claimed_on_the_threads_that_make_way() {
+    let mut world = world();
+    world.options.background_threads = 1;
+    off(&mut world);
+    let life = world.start().await;
+    let mut all = streams(&life, 2).await;
+    uploads(&life, &mut all, 8, 500).await;
+    on(&mut world);
+    let (life, all) = restarted(life, &world, all).await;
+    eventually("it is compacted", || life.store.stats().compactions == 1).await;
+    let makes_way = |on: &Mutex<BTreeSet<String>>| on.lock().contains("alluvium-late");
+    assert!(makes_way(&life.objects.read_on), "{:?}", life.objects.read_on);
+    assert!(!life.objects.owner_read_on.lock().is_empty());
+    assert!(!makes_way(&life.objects.owner_read_on));
+    close(life, all).await;
 }
 
 /// What it has come of stays as it is until the next start, what was written for it goes, and the others are compacted.

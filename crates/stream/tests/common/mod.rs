@@ -3,6 +3,7 @@
 
 #![allow(dead_code, unreachable_pub)] // each test file uses its part
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -405,6 +406,9 @@ pub struct Objects {
     pub fail_writes: AtomicU64,
     pub failed: AtomicU64,
     pub reads: AtomicU64,
+    /// On which threads the owner was read, and on which all else.
+    pub owner_read_on: Mutex<BTreeSet<String>>,
+    pub read_on: Mutex<BTreeSet<String>>,
     /// So many of a thousand reads fail, and each takes a while, by this source of chance.
     pub reads_fail_permille: AtomicU64,
     pub chance: Mutex<Option<Random>>,
@@ -440,6 +444,8 @@ impl Objects {
             fail_writes: AtomicU64::new(0),
             failed: AtomicU64::new(0),
             reads: AtomicU64::new(0),
+            owner_read_on: Mutex::default(),
+            read_on: Mutex::default(),
             reads_fail_permille: AtomicU64::new(0),
             chance: Mutex::new(None),
             open_bytes: Arc::default(),
@@ -509,6 +515,8 @@ impl ObjectStore for Objects {
         options: GetOptions,
     ) -> object_store::Result<GetResult> {
         self.check()?;
+        let on = if is_owner(location) { &self.owner_read_on } else { &self.read_on };
+        on.lock().insert(std::thread::current().name().unwrap_or_default().to_owned());
         if is_owner(location) || options.head {
             return self.inner.get_opts(location, options).await;
         }
