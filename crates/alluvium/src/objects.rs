@@ -333,19 +333,24 @@ fn certificates(file: &Path) -> Result<Vec<Certificate>, Failure> {
     }
 }
 
-/// Ask the object store for the first name of what it holds: of the store with the log `wal_id`, if there is one yet. What can never succeed ends the start,
+/// Ask the object store for what it holds, of the store with the log `wal_id` if there is one yet, up to the first name that `is_known`. What can never succeed ends the start,
 /// before anything is made or written. What may succeed later does not hinder it: records are taken as long as the log has room. Whether there was a name; `None`
 /// if that is not known now, or says nothing.
 ///
 /// # Errors
 /// The bucket does not exist, or the credentials are refused.
-pub(crate) fn check(url: &ObjectStoreUrl, wal_id: Option<Uuid>) -> Result<Option<bool>, Failure> {
-    check_with(url, wal_id, || credentials(environment))
+pub(crate) fn check(
+    url: &ObjectStoreUrl,
+    wal_id: Option<Uuid>,
+    is_known: &(dyn Fn(&str) -> bool + Sync),
+) -> Result<Option<bool>, Failure> {
+    check_with(url, wal_id, is_known, || credentials(environment))
 }
 
 fn check_with(
     url: &ObjectStoreUrl,
     wal_id: Option<Uuid>,
+    is_known: &(dyn Fn(&str) -> bool + Sync),
     credentials: impl FnOnce() -> Result<AmazonS3Builder, Failure>,
 ) -> Result<Option<bool>, Failure> {
     let asked = async {
@@ -353,12 +358,12 @@ fn check_with(
             ObjectStoreUrl::S3(bucket) => {
                 // A client of its own: its connections end with this runtime.
                 let store = open_bucket(bucket, credentials()?, 0)?;
-                ask(url, &*store, wal_id).await
+                ask(url, &*store, wal_id, is_known).await
             }
             ObjectStoreUrl::Directory(directory) if directory.is_dir() => {
                 let store = LocalFileSystem::new_with_prefix(directory)
                     .map_err(|error| Failure::Failed(format!("object store {url}: {error}")))?;
-                ask(url, &store, wal_id).await
+                ask(url, &store, wal_id, is_known).await
             }
             ObjectStoreUrl::Directory(_) => Ok(Some(false)),
             // It is empty at each start, which was said.
@@ -375,8 +380,10 @@ async fn ask(
     url: &ObjectStoreUrl,
     store: &dyn ObjectStore,
     wal_id: Option<Uuid>,
+    is_known: &(dyn Fn(&str) -> bool + Sync),
 ) -> Result<Option<bool>, Failure> {
-    match tokio::time::timeout(CHECK, alluvium_stream::try_objects(store, wal_id)).await {
+    let asked = alluvium_stream::try_objects(store, wal_id, is_known);
+    match tokio::time::timeout(CHECK, asked).await {
         Ok(Ok(found)) => Ok(Some(found)),
         Ok(Err(error)) if error.is_permanent() => {
             Err(Failure::Failed(format!("object store {url}: {}{}", error.reason(), source())))
@@ -570,7 +577,7 @@ mod tests {
     fn checked(url: &ObjectStoreUrl) -> Result<Option<bool>, Failure> {
         let credentials =
             AmazonS3Builder::new().with_access_key_id("id").with_secret_access_key("hush");
-        check_with(url, None, || Ok(credentials))
+        check_with(url, None, &|_| true, || Ok(credentials))
     }
 
     #[test]

@@ -45,7 +45,7 @@ impl Storage {
         let is_first = !catalog_path.exists();
         if is_first {
             // Known before anything is made.
-            crate::objects::check(&config.object_store, None)?;
+            crate::objects::check(&config.object_store, None, &|_| true)?;
         }
         let lock = lock_directory(&config.data_dir)?;
         let catalog = RedbCatalog::open(&catalog_path).map_err(Failure::new)?;
@@ -76,25 +76,28 @@ impl Storage {
     }
 }
 
-/// The object store of a catalog that knows objects: one that holds nothing of its store is another one, or is not mounted. Uploads would go there, and the log
+/// The object store of a catalog that knows objects: one that has none of them is another one, or is not mounted, whatever else is there. Uploads would go there, and the log
 /// be trimmed, and whoever sets it right would miss those.
 fn check_objects(
     config: &ServeConfig,
     catalog: &RedbCatalog,
     wal_id: Option<Uuid>,
 ) -> Result<(), Failure> {
-    if crate::objects::check(&config.object_store, wal_id)? != Some(false) {
+    let names = catalog.object_names().map_err(Failure::new)?;
+    let is_known = |name: &str| names.is_empty() || names.contains(name);
+    if crate::objects::check(&config.object_store, wal_id, &is_known)? != Some(false) {
         return Ok(());
     }
-    let streams = catalog.load().map_err(Failure::new)?.streams;
-    let ranges: usize = streams.values().map(|stream| stream.ranges.len()).sum();
-    match wal_id.filter(|_| ranges > 0) {
+    let snapshot = catalog.load().map_err(Failure::new)?;
+    let ranges = snapshot.streams.values().flat_map(|stream| &stream.ranges);
+    match ranges.map(|range| range.object).max().and_then(|id| snapshot.objects.get(&id)) {
         None => Ok(()),
-        Some(wal_id) => Err(Failure::Failed(format!(
-            "object store {}: there is nothing under streams/{wal_id}/, where the catalog in {} knows records. Is it another one, or not mounted? If they are \
-             lost for good, put anything there, an empty file for instance, to start without them",
+        Some(newest) => Err(Failure::Failed(format!(
+            "object store {}: none of the objects is there in which the catalog in {} has records, {} for one. Is it another one, or not mounted? If they are \
+             lost for good, put anything there under that name, an empty file for instance, to start without them",
             config.object_store,
-            config.data_dir.display()
+            config.data_dir.display(),
+            newest.name
         ))),
     }
 }

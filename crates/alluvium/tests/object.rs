@@ -100,9 +100,26 @@ fn a_server_does_not_start_on_another_object_store_than_its_own() {
         refused(1, &all)
     };
     for missing in [other.path().to_path_buf(), other.path().join("not-there")] {
-        contains(&serve(&url(&missing)), &["there is nothing under streams/", "not mounted"]);
+        contains(&serve(&url(&missing)), &["none of the objects is there", "not mounted"]);
     }
     assert_eq!(fs::read_dir(other.path()).unwrap().count(), 0, "nothing was made there");
+
+    // What was written below the mount point before: an object that is not known, and a claim.
+    let below = other.path().join("below");
+    let known = files(data.path());
+    let of_store = known[0].parent().unwrap();
+    let strays = below.join(of_store.strip_prefix(data.path().join("objects")).unwrap());
+    fs::create_dir_all(&strays).unwrap();
+    let name = known[0].file_name().unwrap().to_str().unwrap();
+    let (number, _) = name.split_once('-').unwrap();
+    fs::write(strays.join(format!("{number}-{}", "0".repeat(32))), "stray").unwrap();
+    fs::copy(of_store.join("owner"), strays.join("owner")).unwrap();
+    contains(&serve(&url(&below)), &["none of the objects is there", name, "not mounted"]);
+    // Who knows that they are lost says so.
+    fs::write(strays.join(name), "").unwrap();
+    let server = Server::start(data.path(), &["--object-store", &url(&below)]);
+    assert!(server.stop(Signal::TERM).0.success());
+    fs::remove_dir_all(&below).unwrap();
 
     // Moved, it is the same one.
     let moved = other.path().join("moved");

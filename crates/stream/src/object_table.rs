@@ -145,9 +145,16 @@ impl ObjectTable {
         self.live_bytes
     }
 
-    /// Whether no stream has a range in an object.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.live.is_empty()
+    /// The one in use that was written last.
+    pub(crate) fn newest(&self) -> Option<Arc<ObjectInfo>> {
+        let (_, live) = self.live.iter().max_by_key(|(id, _)| **id)?;
+        Some(live.object.clone())
+    }
+
+    /// Whether a stream has a range in the object of this name.
+    pub(crate) fn is_live_name(&self, name: &str) -> bool {
+        let live = upload::object_id(name).and_then(|id| self.live.get(&id));
+        live.is_some_and(|live| live.object.name == name)
     }
 
     /// Whether a stream has a range in it.

@@ -8,15 +8,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use alluvium_wal::{HeaderInfo, Wal, WalError};
-use futures::TryStreamExt;
 use object_store::{ObjectStoreExt, PutPayload};
 use tokio::sync::OwnedMutexGuard;
 use uuid::Uuid;
 
 use crate::catalog::Life;
-use crate::objects::{Cause, ObjectError, Request, within};
+use crate::objects::{Cause, ObjectError, Request, object_size, try_objects, within};
 use crate::store::Shared;
-use crate::upload::{object_id, object_prefix, unix_ms};
+use crate::upload::{object_prefix, unix_ms};
 
 /// More than any owner object takes.
 const MAX_BYTES: u64 = 4096;
@@ -27,8 +26,8 @@ pub(crate) struct Owner {
     node_id: u32,
     /// In order; the last one is this one.
     lives: Vec<Life>,
-    /// Held over a claim, so that none takes back what a later one has said. Whether this life has owned the objects before.
-    claiming: tokio::sync::Mutex<bool>,
+    /// Held over a claim, so that none takes back what a later one has said. What this life has found when it owned the objects last.
+    claiming: tokio::sync::Mutex<Option<Claim>>,
     /// Held over a look at the WAL, which goes on when who wanted it is gone.
     looking: Arc<tokio::sync::Mutex<()>>,
 }
@@ -151,10 +150,11 @@ async fn look(
 
 async fn claim_objects(shared: &Shared, needed: u64) -> Result<bool, ObjectError> {
     let owner = &shared.owner;
-    let mut has_owned = owner.claiming.lock().await;
+    let mut last = owner.claiming.lock().await;
     let name = format!("{}/owner", object_prefix(shared.wal_id));
     let mut found = read(shared, &name).await?;
-    if found.is_none() && *has_owned {
+    let is_as_left = found.is_some() && found == *last;
+    if !is_as_left && owner.judge(found.as_ref(), needed) != Standing::Anothers {
         check_is_same(shared, &name).await?;
     }
     if owner.judge(found.as_ref(), needed) == Standing::Free {
@@ -163,7 +163,7 @@ async fn claim_objects(shared: &Shared, needed: u64) -> Result<bool, ObjectError
         found = read(shared, &name).await?;
     }
     if owner.judge(found.as_ref(), needed) == Standing::Owner {
-        *has_owned = true;
+        *last = found;
         return Ok(true);
     }
     shared.numbers.owner_conflicts.fetch_add(1, Ordering::Relaxed);
@@ -197,22 +197,25 @@ async fn read(shared: &Shared, name: &str) -> Result<Option<Claim>, ObjectError>
     }
 }
 
-/// What this life has written is gone: somebody has deleted it, or this is another object store, or none: a directory that is not mounted any more. That one has no
-/// object that the catalog knows.
+/// This life has not come here before, or what it has left is gone, or is something older: somebody has deleted it, or this is another object store than the one with the objects that
+/// the catalog knows, or none: the place where one is to be mounted, where something may have been written while it was not. That one has no object that the catalog knows.
 async fn check_is_same(shared: &Shared, name: &str) -> Result<(), ObjectError> {
-    if shared.object_table.lock().is_empty() {
+    let newest = || shared.object_table.lock().newest();
+    let Some(object) = newest() else { return Ok(()) };
+    let store = shared.objects.store(Cause::CleanUp);
+    let is_known = |name: &str| shared.object_table.lock().is_live_name(name);
+    if object_size(store, &object.name.as_str().into()).await?.is_some()
+        || try_objects(store, Some(shared.wal_id), &is_known).await?
+        || newest().is_none()
+    {
         return Ok(());
     }
-    let prefix = object_prefix(shared.wal_id);
-    let mut listing = shared.objects.store(Cause::CleanUp).list(Some(&prefix.as_str().into()));
-    while let Some(object) = within(Request::List, &prefix, listing.try_next()).await? {
-        let id = object_id(object.location.as_ref());
-        if id.is_some_and(|id| shared.object_table.lock().is_live(id)) {
-            return Ok(());
-        }
-    }
-    let reason = "it is gone, and all objects with it: this is another object store than before, or it is not mounted";
-    Err(ObjectError::failed(name, reason.into()))
+    let reason = format!(
+        "none of the objects that the catalog knows is there, {} for one: this is another object store than before, or it is not mounted. If they are lost for good, \
+         put anything there under that name",
+        object.name
+    );
+    Err(ObjectError::failed(name, reason))
 }
 
 fn unreadable(what: &str) -> object_store::Error {

@@ -332,6 +332,88 @@ async fn an_object_store_that_is_another_one_for_a_while_gets_nothing_for_good()
     life.close().await;
 }
 
+/// Nor when it is not mounted from the start, and something of an earlier life is there: an object, or its claim.
+#[tokio::test]
+async fn a_life_that_begins_with_another_object_store_gives_it_nothing_for_good() {
+    let mut world = World::new(1 << 20, 1);
+    let life = world.start().await;
+    let (stream, mut batches) = three_objects(&life).await;
+    let id = stream.id();
+    drop(stream);
+    life.crash(&mut world);
+    for with_owner in [false, true] {
+        let mounted = exchange(&world, Vec::new()).await;
+        let (owner, claim) = mounted.iter().find(|(name, _)| is_owner(name)).unwrap().clone();
+        let newest = mounted.iter().filter(|(name, _)| !is_owner(name)).map(|(name, _)| name).max();
+        let (number, _) = newest.unwrap().as_ref().split_once('-').unwrap();
+        let stray = format!("{number}-00000000000000000000000000000000").into();
+        world.objects.put(&stray, "stray".into()).await.unwrap();
+        if with_owner {
+            world.objects.put(&owner, claim.clone().into()).await.unwrap();
+        }
+        let life = world.start().await;
+        let stream = life.open(id).await;
+        let from = batches.last().unwrap().end().0;
+        batches.push(batch(id, from, 1, 100));
+        append(&life.store, &stream, batches.last().unwrap()).await.await.unwrap();
+        let flush = tokio::spawn({
+            let store = life.store.clone();
+            async move { store.flush().await }
+        });
+        eventually("it is noticed", || life.store.stats().upload_failing.is_some()).await;
+        let error = life.store.stats().upload_failing.unwrap().error;
+        assert!(error.contains("not mounted"), "{error}");
+        let said = world.objects.get(&owner).await.ok();
+        let said = match said {
+            Some(found) => Some(found.bytes().await.unwrap()),
+            None => None,
+        };
+        assert_eq!(said, with_owner.then_some(claim), "nothing was claimed");
+        exchange(&world, mounted).await;
+        tokio::time::timeout(HANG, flush).await.unwrap().unwrap().unwrap();
+        drop(stream);
+        life.crash(&mut world);
+    }
+    let life = world.start().await;
+    assert_eq!(life.recovery.batches, 0, "all is uploaded");
+    let stream = life.store.stream(id).unwrap();
+    assert_eq!(read_from(&stream, 0, 1 << 20).await, batches);
+    drop(stream);
+    life.close().await;
+}
+
+/// A claim that was made before the object store was mounted over it, when this one is unmounted again.
+#[tokio::test]
+async fn an_older_claim_of_this_life_is_not_taken_for_its_last() {
+    let mut world = World::new(1 << 20, 1);
+    let life = world.start().await;
+    let claimed = || async { world.objects.list(None).try_collect::<Vec<_>>().await.unwrap() };
+    while claimed().await.is_empty() {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let below = exchange(&world, Vec::new()).await;
+    let (stream, mut batches) = three_objects(&life).await;
+    let mounted = exchange(&world, below).await;
+    batches.push(batch(stream.id(), 60, 1, 100));
+    append(&life.store, &stream, &batches[30]).await.await.unwrap();
+    let flush = tokio::spawn({
+        let store = life.store.clone();
+        async move { store.flush().await }
+    });
+    eventually("it is noticed", || life.store.stats().upload_failing.is_some()).await;
+    exchange(&world, mounted).await;
+    tokio::time::timeout(HANG, flush).await.unwrap().unwrap().unwrap();
+    let id = stream.id();
+    drop(stream);
+    life.crash(&mut world);
+
+    let life = world.start().await;
+    let stream = life.store.stream(id).unwrap();
+    assert_eq!(read_from(&stream, 0, 1 << 20).await, batches);
+    drop(stream);
+    life.close().await;
+}
+
 /// People delete it, to end a conflict.
 #[tokio::test]
 async fn an_owner_object_that_is_deleted_is_written_again() {

@@ -1,5 +1,6 @@
 //! The embedded catalog. Tables and values: `docs/format/catalog.md`.
 
+use std::collections::HashSet;
 use std::fs::File;
 use std::ops::Deref;
 use std::panic::AssertUnwindSafe;
@@ -165,6 +166,23 @@ impl RedbCatalog {
             let transaction = self.database.begin_read()?;
             let row = transaction.open_table(IDENTITY)?.get(KEY_WAL)?;
             row.map(|id| decode_wal_id(id.value())).transpose()
+        };
+        unless_damaged(&self.path, || read().map_err(|failure| self.named(failure)))
+    }
+
+    /// The names of the objects that it knows, those included that are about to be deleted. Not verified as [`Catalog::load`] does it, which reads all of the catalog. Blocking.
+    ///
+    /// # Errors
+    /// They can not be read.
+    pub fn object_names(&self) -> Result<HashSet<String>, CatalogError> {
+        let read = || -> Result<HashSet<String>, Failure> {
+            let transaction = self.database.begin_read()?;
+            let mut names = HashSet::new();
+            each(&transaction.open_table(OBJECTS)?, &mut 0, |_, value| {
+                names.insert(decode_object(value)?.name);
+                Ok(())
+            })?;
+            Ok(names)
         };
         unless_damaged(&self.path, || read().map_err(|failure| self.named(failure)))
     }

@@ -100,16 +100,21 @@ pub(crate) async fn within<T>(
     }
 }
 
-/// Ask an object store whether it can be used: for the first name of what it holds, of the store with this WAL if there is one. Whether there is any.
+/// Ask an object store whether it can be used: for what it holds, of the store with this WAL if there is one, up to the first name that `is_known`. Whether there is one.
 ///
 /// # Errors
 /// What any other request would meet now; see [`ObjectError::is_permanent`].
 pub async fn try_objects(
     store: &dyn ObjectStore,
     wal_id: Option<Uuid>,
+    is_known: &(dyn Fn(&str) -> bool + Sync),
 ) -> Result<bool, ObjectError> {
     let prefix = wal_id.map_or_else(|| OBJECTS_DIRECTORY.into(), object_prefix);
     let mut listing = store.list(Some(&prefix.as_str().into()));
-    let first = within(Request::List, &prefix, listing.try_next()).await?;
-    Ok(first.is_some())
+    while let Some(object) = within(Request::List, &prefix, listing.try_next()).await? {
+        if is_known(object.location.as_ref()) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
