@@ -1,6 +1,6 @@
 //! A loop device: a block device whose content lies in a file.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -33,6 +33,22 @@ impl LoopDevice {
         losetup.args(["--find", "--show", "--direct-io=on"]).arg(file);
         let printed = output(&mut losetup)?;
         Ok(Self { path: PathBuf::from(String::from_utf8(printed)?.trim()) })
+    }
+
+    /// The devices of files in `directory`, which a run that was ended by a signal has left attached. Those of other files are not touched.
+    pub(crate) fn left_in(directory: &Path) -> Result<Vec<Self>, Error> {
+        // As the kernel names it.
+        let directory = directory.canonicalize()?;
+        let mut left = Vec::new();
+        for device in fs::read_dir("/sys/block")? {
+            let device = device?;
+            // There only where a file is attached. One that was deleted has that said behind its name.
+            let file = fs::read_to_string(device.path().join("loop/backing_file"));
+            if file.is_ok_and(|file| Path::new(file.trim_end()).starts_with(&directory)) {
+                left.push(Self { path: Path::new("/dev").join(device.file_name()) });
+            }
+        }
+        Ok(left)
     }
 
     /// The device's path, as /dev/loop0.

@@ -14,7 +14,7 @@ use clap::Args;
 use super::kafka::Kafka;
 use super::load::{Load, Running, Sample, quantile, rate};
 use super::probe::Probe;
-use super::volume::{Limit, Volume, drop_caches};
+use super::volume::{Limit, Volume, drop_caches, release};
 use super::{Bar, cpu_time, judged, median, settle, unix_seconds};
 use crate::report::{Case, Report};
 use crate::server::{Config, Objects, Server, release_binary};
@@ -180,6 +180,7 @@ pub(super) fn run(root: &Path, options: &Options) -> Result<Report, Error> {
     }
     let directory = root.join("target/e2e/run/catch-up");
     if directory.exists() {
+        release(&directory)?;
         fs::remove_dir_all(&directory)?;
     }
     fs::create_dir_all(&directory)?;

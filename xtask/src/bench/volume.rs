@@ -49,37 +49,72 @@ impl Volume {
         let options = "nodiscard,lazy_itable_init=0,lazy_journal_init=0";
         quietly(Command::new("mkfs.ext4").args(["-q", "-F", "-E", options]).arg(&image))?;
         let device = LoopDevice::attach(&image)?;
-        let name = device.path().file_name().expect("a device has a name").to_string_lossy();
-        let number = fs::read_to_string(format!("/sys/block/{name}/dev"))?.trim().to_owned();
+        let number = number(&device)?;
         quietly(Command::new("mount").arg(device.path()).arg(&mount))?;
         let volume = Self { mount, number, device: Some(device) };
-        volume.limit(limit)?;
+        set_limit(&volume.number, limit)?;
         Ok(volume)
     }
 
     pub(super) fn path(&self) -> &Path {
         &self.mount
     }
+}
 
-    fn limit(&self, limit: Limit) -> Result<(), Error> {
-        for direction in ["read", "write"] {
-            for (kind, most) in [("bps", limit.mebibytes_per_second << 20), ("iops", limit.iops)] {
-                let path = format!("{THROTTLE}.{direction}_{kind}_device");
-                let set = fs::write(&path, format!("{} {most}", self.number));
-                if let Err(error) = set
-                    && most > 0
-                {
-                    return Err(format!("{path}: {error}; --unlimited does without").into());
-                }
+/// Major and minor number.
+fn number(device: &LoopDevice) -> Result<String, Error> {
+    let name = device.path().file_name().expect("a device has a name").to_string_lossy();
+    Ok(fs::read_to_string(format!("/sys/block/{name}/dev"))?.trim().to_owned())
+}
+
+fn set_limit(number: &str, limit: Limit) -> Result<(), Error> {
+    for direction in ["read", "write"] {
+        for (kind, most) in [("bps", limit.mebibytes_per_second << 20), ("iops", limit.iops)] {
+            let path = format!("{THROTTLE}.{direction}_{kind}_device");
+            let set = fs::write(&path, format!("{number} {most}"));
+            if let Err(error) = set
+                && most > 0
+            {
+                return Err(format!("{path}: {error}; --unlimited does without").into());
             }
         }
-        Ok(())
     }
+    Ok(())
+}
+
+/// Take down the volumes in `directory` that a run has left which was ended by a signal. What lies elsewhere is not touched.
+///
+/// # Errors
+/// A process of that run still uses one.
+pub(super) fn release(directory: &Path) -> Result<(), Error> {
+    // As the kernel names it.
+    let directory = directory.canonicalize()?;
+    let mounts = fs::read_to_string("/proc/self/mounts")?;
+    for mount in mounts.lines().rev().filter_map(|line| mounted_in(line, &directory)) {
+        println!("{} is still mounted: an earlier run was cut short", mount.display());
+        quietly(Command::new("umount").arg(mount))?;
+    }
+    for device in LoopDevice::left_in(&directory)? {
+        println!("{} is still attached: an earlier run was cut short", device.path().display());
+        set_limit(&number(&device)?, Limit { mebibytes_per_second: 0, iops: 0 })?;
+    }
+    Ok(())
+}
+
+/// The place that a line of /proc/self/mounts states, if it is in the directory, and not that itself.
+fn mounted_in(line: &str, directory: &Path) -> Option<PathBuf> {
+    let mut place = line.split(' ').nth(1)?.to_owned();
+    // The kernel writes these as numbers.
+    for (number, character) in [(r"\040", " "), (r"\011", "\t"), (r"\012", "\n"), (r"\134", r"\")] {
+        place = place.replace(number, character);
+    }
+    let place = PathBuf::from(place);
+    (place.starts_with(directory) && place != directory).then_some(place)
 }
 
 impl Drop for Volume {
     fn drop(&mut self) {
-        let _ = self.limit(Limit { mebibytes_per_second: 0, iops: 0 });
+        let _ = set_limit(&self.number, Limit { mebibytes_per_second: 0, iops: 0 });
         // A process that was killed a moment ago may still hold it.
         for _ in 0..50 {
             if quietly(Command::new("umount").arg(&self.mount)).is_ok() {
@@ -95,4 +130,27 @@ impl Drop for Volume {
 pub(super) fn drop_caches() -> Result<(), Error> {
     const PATH: &str = "/proc/sys/vm/drop_caches";
     fs::write(PATH, "1").map_err(|error| format!("{PATH}: {error}").into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_mounted_in_the_directory_is_found() {
+        let directory = Path::new("/srv/run of tests");
+        let found = |line: &str| mounted_in(line, directory);
+        let inside = Path::new("/srv/run of tests/log");
+        let line = r"/dev/loop3 /srv/run\040of\040tests/log ext4 rw 0 0";
+        assert_eq!(found(line).as_deref(), Some(inside));
+        for elsewhere in [
+            "/dev/loop3 /srv/log ext4 rw 0 0",
+            r"/dev/loop3 /srv/run\040of\040tests2/log ext4 rw 0 0",
+            r"/dev/sdb /srv/run\040of\040tests ext4 rw 0 0",
+            r"/srv/run\040of\040tests/log /mnt ext4 rw 0 0",
+            "",
+        ] {
+            assert_eq!(found(elsewhere), None, "{elsewhere}");
+        }
+    }
 }

@@ -106,6 +106,8 @@ pub(crate) fn run(
         "kill test on {target}, {rounds} rounds, seed {seed}; again with: cargo xtask {again}"
     );
     if directory.exists() {
+        // Of an earlier run that was cut short.
+        drop(LoopDevice::left_in(directory)?);
         fs::remove_dir_all(directory)?;
     }
     fs::create_dir_all(directory)?;
