@@ -44,7 +44,7 @@ enum Task {
     Gate,
     /// Install what the tests need, then run all of them: cargo tests, real clients, kill test.
     ///
-    /// What is missing comes from the ordinary package registries: kcat, Java, Maven, Python, Go and a word list by
+    /// What is missing comes from the ordinary package registries: kcat, OpenSSL, Java, Maven, Python, Go and a word list by
     /// apt-get (as root or through sudo), confluent-kafka from PyPI, kafka-clients from Maven Central, franz-go and versitygw from
     /// the Go module proxy, and a newer Go too where Debian's is too old. Everything but the Debian packages lands under target/e2e and in the caches of the
     /// package managers.
@@ -64,7 +64,7 @@ enum Task {
     Crash(CrashOptions),
     /// Take a WAL over from one host to another on a disk that both reach and that is reserved, in a virtual machine.
     Fence(FenceOptions),
-    /// Run with an S3 server as the object store: faults on the way, an outage, SIGKILL of both: a campaign.
+    /// Run with an S3 server as the object store: faults on the way, an outage, TLS, credentials, tools, SIGKILL of both: a campaign.
     S3(S3Options),
     /// Run the fuzz targets of the WAL: all, or the ones named.
     Fuzz(FuzzOptions),
@@ -105,7 +105,7 @@ enum Suite {
     Go,
     /// SIGTERM and start again: what must survive.
     Restart,
-    /// An S3 server (versitygw) as the object store: faults on the way, an outage, three rounds of SIGKILL.
+    /// An S3 server (versitygw) as the object store: faults on the way, an outage, TLS, credentials, tools, three rounds of SIGKILL.
     S3,
     /// 1 GiB through a WAL of 256 MiB.
     Endless,

@@ -77,7 +77,7 @@ pub(crate) struct Objects {
     /// Arguments of the server.
     pub(crate) arguments: Vec<String>,
     /// Credentials.
-    pub(crate) environment: Vec<(&'static str, &'static str)>,
+    pub(crate) environment: Vec<(&'static str, String)>,
 }
 
 /// How a server comes to its end.
@@ -208,6 +208,11 @@ impl Server {
         line.trim().strip_suffix(" kB")?.trim().parse().ok()
     }
 
+    /// All that the server has logged.
+    pub(crate) fn log(&self) -> Result<String, Error> {
+        Ok(String::from_utf8_lossy(&fs::read(log_path(&self.config))?).into_owned())
+    }
+
     /// The last lines of the server's log, to be put behind a message.
     pub(crate) fn log_tail(&self) -> String {
         let path = log_path(&self.config);
@@ -286,25 +291,33 @@ fn log_path(config: &Config) -> PathBuf {
     config.directory.join("server.log")
 }
 
+/// A command of the binary without the settings, the credentials and the proxies that are in the operator's environment: they are not under test.
+pub(crate) fn clean(binary: &Path) -> Command {
+    let mut command = Command::new(binary);
+    for (name, _) in std::env::vars_os() {
+        let upper = name.to_string_lossy().to_ascii_uppercase();
+        let theirs = ["ALLUVIUM_", "AWS_", "SSL_CERT_"].iter().any(|it| upper.starts_with(it));
+        if theirs || upper.ends_with("_PROXY") {
+            command.env_remove(name);
+        }
+    }
+    command
+}
+
 fn spawn(config: &Config, address: SocketAddr) -> Result<Child, Error> {
     let log = OpenOptions::new().create(true).append(true).open(log_path(config))?;
-    let mut command = Command::new(&config.binary);
+    let mut command = clean(&config.binary);
     command.arg("serve").arg("--listen").arg(address.to_string());
     command.arg("--data-dir").arg(config.directory.join("data"));
     command.arg("--wal-capacity").arg(format!("{}MiB", config.wal_mebibytes));
     command.arg("--log-cache").arg(format!("{}MiB", config.log_cache_mebibytes));
     command.args(["--admin-listen", "127.0.0.1:0"]);
     if let Some(objects) = &config.objects {
-        command.args(&objects.arguments).envs(objects.environment.iter().copied());
+        command.args(&objects.arguments);
+        command.envs(objects.environment.iter().map(|(name, value)| (name, value)));
     }
     if let Some(wal) = &config.wal {
         command.arg("--wal").arg(wal);
-    }
-    // The operator's own settings are not under test.
-    for (name, _) in std::env::vars_os() {
-        if name.to_string_lossy().starts_with("ALLUVIUM_") {
-            command.env_remove(name);
-        }
     }
     let stdout: File = log.try_clone()?;
     command.stdin(Stdio::null()).stdout(stdout).stderr(log);

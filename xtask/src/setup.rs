@@ -85,6 +85,14 @@ pub(crate) fn kcat() -> Result<(), Missing> {
     apt(&["kcat"], "the kcat suite, and the kill test's reader")
 }
 
+/// OpenSSL's command.
+pub(crate) fn openssl() -> Result<(), Missing> {
+    if runs("openssl", &["version"]) {
+        return Ok(());
+    }
+    apt(&["openssl"], "certificates of the S3 test")
+}
+
 /// A list of words of a natural language: a data set that nobody here has generated.
 pub(crate) fn words() -> Result<PathBuf, Missing> {
     let path = PathBuf::from("/usr/share/dict/words");

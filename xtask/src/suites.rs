@@ -277,6 +277,7 @@ impl Bench<'_> {
     }
 
     fn s3(&self, peer: Peer, rounds: u32, seed: u64) -> Result<Vec<Case>, Missing> {
+        setup::openssl()?;
         let tools = s3::Tools {
             gateway: setup::s3_server(self.root, peer)?,
             endless: setup::go_program(self.root, "endless")?,

@@ -1,6 +1,10 @@
 //! The S3 test: a server whose object store is another process, behind a network that loses and delays, that is away, and that is killed.
 
+mod credentials;
+mod issuer;
 mod proxy;
+mod tls;
+mod tools;
 
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
@@ -13,18 +17,25 @@ use std::time::{Duration, Instant};
 use clap::ValueEnum;
 
 use self::proxy::{Proxy, Weather};
+use self::tls::Authority;
 use crate::Error;
-use crate::exec::{follow, quietly, wait};
+use crate::exec::{describe, follow, quietly, wait};
 use crate::kill::{self, Stopped, Target};
 use crate::report::Case;
-use crate::server::{Config, Objects, Server, free_address};
+use crate::server::{Config, Objects, Server, clean, free_address};
 
 const BUCKET: &str = "bucket";
 const PREFIX: &str = "some/prefix";
 const KEY: &str = "key-of-the-test";
 const SECRET: &str = "secret-of-the-test";
+/// Two that a server of the test is given, and that are refused.
+const WRONG_SECRET: &str = "a-secret-that-is-wrong";
+const WRONG_TOKEN: &str = "a-token-that-is-wrong";
 const CREDENTIALS: [(&str, &str); 2] =
     [("AWS_ACCESS_KEY_ID", KEY), ("AWS_SECRET_ACCESS_KEY", SECRET)];
+/// What nothing may print, whatever is wrong.
+const SECRETS: [&str; 5] =
+    [SECRET, WRONG_SECRET, WRONG_TOKEN, issuer::IDENTITY, issuer::WRONG_IDENTITY];
 
 const WAL_MEBIBYTES: u64 = 128;
 /// The least that the server takes: what is read back is read from objects.
@@ -79,6 +90,9 @@ pub(crate) fn run(
         Case::run("nothing is lost to a bad network", || test.passes("faults", 192, Weather::Foul)),
         Case::run("an outage pushes back, and passes", || test.outage()),
         Case::run("what can never succeed ends the start, and tells no secret", || test.refusals()),
+        Case::run("TLS goes with a certificate that is trusted, and no other", || test.tls()),
+        Case::run("credentials come from where they are, and are not shown", || test.credentials()),
+        test.tools(),
         test.kills(rounds),
     ]
 }
@@ -104,7 +118,12 @@ impl Test<'_> {
     }
 
     fn gateway(&self, name: &str) -> Result<Gateway, Error> {
-        Gateway::start(self.peer, &self.tools.gateway, &self.directory.join(format!("{name}-s3")))
+        self.gateway_with(name, None)
+    }
+
+    fn gateway_with(&self, name: &str, authority: Option<Authority>) -> Result<Gateway, Error> {
+        let directory = self.directory.join(format!("{name}-s3"));
+        Gateway::start(self.peer, &self.tools.gateway, &directory, authority)
     }
 
     fn endless(&self, server: &Server, mebibytes: u64) -> Command {
@@ -173,32 +192,62 @@ impl Test<'_> {
     /// The start is refused without a bucket or with wrong credentials. Nothing that is printed has the secret in it.
     fn refusals(&self) -> Result<(), Error> {
         let gateway = self.gateway("refusals")?;
-        let scratch = self.directory.join("refusals");
-        let (wrong, token) = ("a-secret-that-is-wrong", "a-token-that-is-wrong");
         for (url, secret, token, reason) in [
             ("s3://missing/prefix", SECRET, None, "NoSuchBucket"),
-            ("s3://bucket/prefix", wrong, None, "SignatureDoesNotMatch"),
-            ("s3://bucket/prefix", SECRET, Some(token), "Invalid"),
+            ("s3://bucket/prefix", WRONG_SECRET, None, "SignatureDoesNotMatch"),
+            ("s3://bucket/prefix", SECRET, Some(WRONG_TOKEN), "Invalid"),
         ] {
-            let mut command = Command::new(self.binary);
-            command.args(["serve", "--log", "trace", "--object-store", url, "--data-dir"]);
-            command.arg(&scratch).args(["--s3-endpoint", &gateway.endpoint(gateway.address)]);
+            let mut command = self.refused_server(&gateway, url)?;
             command.envs(CREDENTIALS).env("AWS_SECRET_ACCESS_KEY", secret);
             command.envs(token.map(|token| ("AWS_SESSION_TOKEN", token)));
-            let ended = command.stdin(Stdio::null()).output()?;
-            let printed = [ended.stdout, ended.stderr].concat();
-            let printed = String::from_utf8_lossy(&printed);
-            if ended.status.code() != Some(1) || !printed.contains(reason) {
-                return Err(format!("{url}: {}: {printed}", ended.status).into());
-            }
-            if printed.contains(secret) || token.is_some_and(|token| printed.contains(token)) {
-                return Err(format!("{url}: the secret is in what was printed").into());
-            }
-            if scratch.exists() {
-                return Err(format!("{url}: something was made before it was refused").into());
-            }
+            self.ends(&mut command, 1, &[reason])?;
+            self.nothing_was_made()?;
         }
         gateway.finish()
+    }
+
+    /// A server that is to be refused, and says all that it can say.
+    fn refused_server(&self, gateway: &Gateway, url: &str) -> Result<Command, Error> {
+        // Of an earlier run, in which it was not refused.
+        if self.scratch().exists() {
+            fs::remove_dir_all(self.scratch())?;
+        }
+        let mut command = clean(self.binary);
+        command.args(["serve", "--log", "trace", "--listen", "127.0.0.1:0"]);
+        command.args(["--object-store", url, "--s3-endpoint"]);
+        command.arg(gateway.endpoint(gateway.address)).arg("--data-dir").arg(self.scratch());
+        Ok(command)
+    }
+
+    fn scratch(&self) -> PathBuf {
+        self.directory.join("refused")
+    }
+
+    fn nothing_was_made(&self) -> Result<(), Error> {
+        match self.scratch().exists() {
+            true => Err("something was made before the start was refused".into()),
+            false => Ok(()),
+        }
+    }
+
+    /// Run a command to its end, which has this code, and return what it has printed: all of `told`, and no secret.
+    fn ends(&self, command: &mut Command, code: i32, told: &[&str]) -> Result<String, Error> {
+        fs::create_dir_all(self.directory)?;
+        let path = self.directory.join("printed");
+        let file = File::create(&path)?;
+        command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
+        let status = wait(&mut command.spawn()?, LIMIT)?;
+        let printed = String::from_utf8_lossy(&fs::read(&path)?).into_owned();
+        let what = describe(command);
+        no_secret(&what, &printed)?;
+        if status.and_then(|status| status.code()) != Some(code) {
+            let end = last(&printed);
+            return Err(format!("{what}: ended with {status:?} instead of {code}: {end}").into());
+        }
+        if let Some(missing) = told.iter().find(|told| !printed.contains(**told)) {
+            return Err(format!("{what}: does not say {missing:?}: {}", last(&printed)).into());
+        }
+        Ok(printed)
     }
 
     fn kills(&self, rounds: u32) -> Case {
@@ -221,12 +270,31 @@ impl Test<'_> {
     }
 }
 
+fn no_secret(what: &str, printed: &str) -> Result<(), Error> {
+    match SECRETS.iter().find(|secret| printed.contains(**secret)) {
+        // A failure of the test shows what was found: it is a secret of the test alone.
+        Some(secret) => {
+            let line = printed.lines().find(|line| line.contains(secret)).unwrap_or_default();
+            Err(format!("{what}: a secret is in what was printed: {line}").into())
+        }
+        None => Ok(()),
+    }
+}
+
+/// The end of a long text.
+fn last(text: &str) -> String {
+    let lines: Vec<_> = text.lines().collect();
+    lines[lines.len().saturating_sub(20)..].join("\n  | ")
+}
+
 /// An S3 server. It is killed when dropped, and its data stay unless it has come to a good end.
 pub(crate) struct Gateway {
     peer: Peer,
     program: PathBuf,
     directory: PathBuf,
     address: SocketAddr,
+    /// Who has made its certificate, if it speaks TLS.
+    authority: Option<Authority>,
     child: Option<Running>,
 }
 
@@ -242,7 +310,12 @@ impl Drop for Running {
 }
 
 impl Gateway {
-    fn start(peer: Peer, program: &Path, directory: &Path) -> Result<Self, Error> {
+    fn start(
+        peer: Peer,
+        program: &Path,
+        directory: &Path,
+        authority: Option<Authority>,
+    ) -> Result<Self, Error> {
         if directory.exists() {
             fs::remove_dir_all(directory)?;
         }
@@ -250,7 +323,7 @@ impl Gateway {
         fs::create_dir_all(directory.join("data").join(BUCKET))?;
         let address = free_address()?;
         let (program, directory) = (program.to_path_buf(), directory.to_path_buf());
-        let mut gateway = Self { peer, program, directory, address, child: None };
+        let mut gateway = Self { peer, program, directory, address, authority, child: None };
         gateway.start_again()?;
         Ok(gateway)
     }
@@ -270,11 +343,15 @@ impl Gateway {
             format!("--s3-endpoint={}", self.endpoint(address)),
         ];
         arguments.extend(more.iter().map(ToString::to_string));
-        Objects { arguments, environment: CREDENTIALS.to_vec() }
+        let environment = CREDENTIALS.map(|(name, value)| (name, value.to_owned())).to_vec();
+        Objects { arguments, environment }
     }
 
     fn endpoint(&self, address: SocketAddr) -> String {
-        format!("http://{address}")
+        match self.authority {
+            Some(_) => format!("https://{address}"),
+            None => format!("http://{address}"),
+        }
     }
 
     /// SIGKILL.
@@ -294,11 +371,19 @@ impl Gateway {
         let mut command = Command::new(&self.program);
         match self.peer {
             Peer::Versitygw => {
-                command.args(["--port", &self.address.to_string(), "posix"]).arg(data);
+                command.args(["--port", &self.address.to_string()]);
+                if let Some(authority) = &self.authority {
+                    command.arg("--cert").arg(authority.certificate());
+                    command.arg("--key").arg(authority.key());
+                }
+                command.arg("posix").arg(data);
                 command.env("ROOT_ACCESS_KEY", KEY).env("ROOT_SECRET_KEY", SECRET);
             }
             Peer::Minio => {
                 command.args(["server", "--quiet", "--address", &self.address.to_string()]);
+                if let Some(authority) = &self.authority {
+                    command.arg("--certs-dir").arg(authority.directory());
+                }
                 command.arg(data).env("MINIO_ROOT_USER", KEY).env("MINIO_ROOT_PASSWORD", SECRET);
                 command.env("MINIO_BROWSER", "off").env("MINIO_UPDATE", "off");
             }
@@ -313,13 +398,17 @@ impl Gateway {
     }
 
     fn objects_there(&self) -> Result<usize, Error> {
-        files_below(&self.directory.join("data").join(BUCKET).join(PREFIX))
+        files_below(&self.bucket().join(PREFIX))
+    }
+
+    fn bucket(&self) -> PathBuf {
+        self.directory.join("data").join(BUCKET)
     }
 
     /// Files of uploads in parts that were not ended.
     fn unfinished_there(&self) -> Result<usize, Error> {
         files_below(&match self.peer {
-            Peer::Versitygw => self.directory.join("data").join(BUCKET).join(".sgwtmp/multipart"),
+            Peer::Versitygw => self.bucket().join(".sgwtmp/multipart"),
             Peer::Minio => self.directory.join("data/.minio.sys/multipart"),
         })
     }

@@ -1,0 +1,191 @@
+//! `alluvium object` and `alluvium catalog` on what a server has uploaded to S3.
+
+use std::fs;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::{BUCKET, CREDENTIALS, Gateway, LIMIT, PREFIX, Peer, Test};
+use crate::Error;
+use crate::exec::{follow, output};
+use crate::report::Case;
+use crate::server::{Ending, Server, clean};
+
+/// More than the log holds, so that most of it is in objects.
+const MEBIBYTES: u64 = 192;
+
+impl Test<'_> {
+    /// An object is damaged, taken away and put there as a file, so this takes a server whose objects are files.
+    pub(super) fn tools(&self) -> Case {
+        let name = "tools tell what is there, what is damaged, missing, and an orphan";
+        match self.peer {
+            Peer::Versitygw => Case::run(name, || self.tools_on_files()),
+            Peer::Minio => Case::skipped(name, "objects of this server are not files"),
+        }
+    }
+
+    /// A tool that asks this server, with credentials.
+    pub(super) fn tool(&self, gateway: &Gateway, arguments: &[&str]) -> Command {
+        let mut command = clean(self.binary);
+        let endpoint = gateway.endpoint(gateway.address);
+        command.args(arguments).args(["--s3-endpoint", &endpoint]).envs(CREDENTIALS);
+        command
+    }
+
+    fn catalog(&self, arguments: &[&str]) -> Command {
+        let mut command = clean(self.binary);
+        command.arg("catalog").args(arguments);
+        command
+    }
+
+    fn tools_on_files(&self) -> Result<(), Error> {
+        let gateway = self.gateway("tools")?;
+        let objects = gateway.objects(&["--upload-size=8MiB", "--upload-interval=300ms"]);
+        let mut server = Server::start(self.config("tools", objects))?;
+        let data = self.directory.join("tools/data");
+        let data = text(&data);
+        let store = format!("s3://{BUCKET}/{PREFIX}");
+        let tool = |arguments: &[&str]| self.tool(&gateway, arguments);
+        let gc = ["object", "gc", "--data-dir", data, "--object-store", &store];
+        let status = follow(&mut self.endless(&server, MEBIBYTES), LIMIT, |_| ())?;
+        if !status.success() {
+            return Err(format!("the client ended with {status}{}", server.log_tail()).into());
+        }
+        self.ends(&mut tool(&gc), 1, &["another alluvium is using it"])?;
+        server.end(Ending::Sigterm)?;
+
+        // What is there.
+        let files = object_files(&gateway.bucket().join(PREFIX))?;
+        let (count, [first, .., last]) = (files.len(), &files[..]) else {
+            return Err("a server has written less than two objects".into());
+        };
+        let key = |file: &Path| {
+            let key = file.strip_prefix(gateway.bucket()).expect("it is in the bucket");
+            format!("s3://{BUCKET}/{}", text(key))
+        };
+        let right = format!("{count} objects are as the catalog says; 0 orphans; 0 missing");
+        self.ends(&mut tool(&gc), 0, &[&right])?;
+        let whole = format!("{count} objects, ");
+        for place in [&store, &format!("s3://{BUCKET}")] {
+            let verify = ["object", "verify", place];
+            self.ends(&mut tool(&verify), 0, &[&whole, "whole, every checksum is right"])?;
+        }
+        let size = format!("{} B", fs::metadata(first)?.len());
+        let inspect = ["object", "inspect", &key(first)];
+        self.ends(&mut tool(&inspect), 0, &[&key(first), &size, "BLOCK OF STREAM"])?;
+        self.ends(&mut tool(&["object", "inspect", &store]), 2, &["name one of them"])?;
+
+        // An orphan that is none of a later catalog, with the number of an upload that was cut short.
+        let orphan = first.with_file_name(format!("{:016x}-{:032x}", 0, 7));
+        fs::copy(first, &orphan)?;
+        let name = orphan.file_name().expect("it has a name").to_string_lossy().into_owned();
+        let listed = self.ends(
+            &mut tool(&[&gc[..], &["--older-than", "0s"]].concat()),
+            0,
+            &["; 1 orphan; 0 missing", &name, "old enough"],
+        )?;
+        let mut others = files.iter().filter_map(|file| file.file_name()?.to_str());
+        if let Some(other) = others.find(|other| listed.contains(other)) {
+            return Err(format!("{other} is listed beside the orphan: {listed}").into());
+        }
+        if !orphan.exists() {
+            return Err("gc has deleted something".into());
+        }
+        // It is another object than its name says.
+        self.ends(&mut tool(&["object", "verify", &key(&orphan)]), 1, &["byte 16"])?;
+        fs::remove_file(&orphan)?;
+
+        // A damaged one, in the middle of its blocks.
+        let verify = ["object", "verify", &store];
+        let middle = fs::metadata(first)?.len() / 2;
+        flip(first, middle)?;
+        let told = format!("1 object is of {count} damaged; first {}", key(first));
+        let damaged = self.ends(&mut tool(&verify), 1, &["damaged at byte", &told])?;
+        if damaged.contains(&key(last)) {
+            return Err(format!("more than {} is said to be damaged: {damaged}", key(first)).into());
+        }
+        flip(first, middle)?;
+        self.ends(&mut tool(&verify), 0, &["whole, every checksum is right"])?;
+
+        // A missing one.
+        let away = self.directory.join("away");
+        fs::rename(last, &away)?;
+        let missing = fs::metadata(&away)?.len().to_string();
+        let told = ["; 0 orphans; 1 missing", "missing", &missing, "yes: records are lost"];
+        self.ends(&mut tool(&gc), 1, &told)?;
+        let named = key(last);
+        for command in ["verify", "inspect"] {
+            let gone = ["object", command, &named];
+            self.ends(&mut tool(&gone), 2, &[&named, "there is no object"])?;
+        }
+        fs::rename(&away, last)?;
+        self.ends(&mut tool(&["object", "verify", "s3://missing"]), 2, &["NoSuchBucket"])?;
+        let mut wrong = tool(&verify);
+        wrong.env("AWS_SECRET_ACCESS_KEY", super::WRONG_SECRET);
+        self.ends(&mut wrong, 2, &["403 Forbidden"])?;
+
+        self.copy_of_the_catalog(&mut server, data, count)?;
+        server.finish()?;
+        gateway.finish()
+    }
+
+    /// Export the catalog of the server, which is stopped, and start it on an import.
+    fn copy_of_the_catalog(
+        &self,
+        server: &mut Server,
+        data: &str,
+        count: usize,
+    ) -> Result<(), Error> {
+        let export = self.directory.join("tools/export.json");
+        let objects = format!("{count} objects");
+        let from = ["export", "--data-dir", data];
+        let to = ["export", "--data-dir", data, "--output", text(&export)];
+        let import = ["import", "--data-dir", data, "--input", text(&export)];
+        self.ends(&mut self.catalog(&to), 0, &[&objects, "CRC32C"])?;
+        let exported = self.ends(&mut self.catalog(&from), 0, &[])?;
+        self.ends(&mut self.catalog(&import), 1, &["there is a catalog"])?;
+        fs::rename(Path::new(data).join("catalog.redb"), self.directory.join("tools/old"))?;
+        self.ends(&mut self.catalog(&from), 1, &["there is no catalog"])?;
+        self.ends(&mut self.catalog(&import), 0, &[&objects])?;
+        if self.ends(&mut self.catalog(&from), 0, &[])? != exported {
+            return Err("the import is not what was exported".into());
+        }
+        server.start_again()?;
+        let mut read = server.client("kcat");
+        read.args(["-b", &server.address(), "-C", "-t", "endless", "-o", "beginning"]);
+        let lengths = output(read.args(["-e", "-q", "-f", "%S\n"]))?;
+        let lengths = String::from_utf8(lengths)?;
+        let bytes: u64 = lengths.lines().map(str::parse::<u64>).sum::<Result<_, _>>()?;
+        match bytes == MEBIBYTES << 20 {
+            true => Ok(()),
+            false => Err(format!("{bytes} bytes come back with the import").into()),
+        }
+    }
+}
+
+/// The files of all objects below a directory, in the order in which they were made.
+fn object_files(directory: &Path) -> Result<Vec<PathBuf>, Error> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(directory)? {
+        let path = entry?.path();
+        if path.is_dir() {
+            files.extend(object_files(&path)?);
+        } else if path.file_name().is_some_and(|name| name != "owner") {
+            files.push(path);
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+/// Change a byte, or change it back. The file keeps its attributes, which hold what the S3 server knows of the object.
+fn flip(file: &Path, at: u64) -> Result<(), Error> {
+    let file = fs::File::options().read(true).write(true).open(file)?;
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, at)?;
+    Ok(file.write_all_at(&[byte[0] ^ 1], at)?)
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("the work tree's path is text")
+}
