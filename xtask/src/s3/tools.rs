@@ -5,7 +5,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::{BUCKET, CREDENTIALS, Gateway, LIMIT, PREFIX, Peer, Test};
+use super::{BUCKET, CREDENTIALS, Gateway, LIMIT, PREFIX, Peer, Test, eventually};
 use crate::Error;
 use crate::exec::{follow, output};
 use crate::report::Case;
@@ -40,7 +40,12 @@ impl Test<'_> {
 
     fn tools_on_files(&self) -> Result<(), Error> {
         let gateway = self.gateway("tools")?;
-        let objects = gateway.objects(&["--upload-size=8MiB", "--upload-interval=300ms"]);
+        // A compaction that the stop cuts short would leave an orphan.
+        let objects = gateway.objects(&[
+            "--upload-size=8MiB",
+            "--upload-interval=300ms",
+            "--compaction-size=0",
+        ]);
         let mut server = Server::start(self.config("tools", objects))?;
         let data = self.directory.join("tools/data");
         let data = text(&data);
@@ -52,6 +57,9 @@ impl Test<'_> {
             return Err(format!("the client ended with {status}{}", server.log_tail()).into());
         }
         self.ends(&mut tool(&gc), 1, &["another alluvium is using it"])?;
+        eventually("all is in objects", || {
+            Ok(server.metric("alluvium_log_cache_pinned_bytes")? == 0.0)
+        })?;
         server.end(Ending::Sigterm)?;
 
         // What is there.
