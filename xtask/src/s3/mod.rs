@@ -123,7 +123,16 @@ impl Test<'_> {
 
     fn gateway_with(&self, name: &str, authority: Option<Authority>) -> Result<Gateway, Error> {
         let directory = self.directory.join(format!("{name}-s3"));
-        Gateway::start(self.peer, &self.tools.gateway, &directory, authority)
+        let gateway = Gateway::start(self.peer, &self.tools.gateway, &directory, authority)?;
+        if self.peer == Peer::Minio {
+            // It takes connections a while before it answers anything but 503, at which a tool asks again.
+            let mut asked = self.tool(&gateway, &["object", "verify", "s3://bucket"]);
+            if let Some(authority) = &gateway.authority {
+                asked.arg("--s3-ca-file").arg(authority.root());
+            }
+            self.ends(&mut asked, 2, &["there is no object"])?;
+        }
+        Ok(gateway)
     }
 
     fn endless(&self, server: &Server, mebibytes: u64) -> Command {
