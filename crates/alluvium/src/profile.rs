@@ -131,7 +131,8 @@ impl Place {
             "default" => vec!["default".into(), "profile default".into()],
             name => vec![format!("profile {name}")],
         };
-        let of_credentials = section(self.credentials.as_deref(), &[self.name.clone()])?;
+        let of_credentials =
+            section(self.credentials.as_deref(), std::slice::from_ref(&self.name))?;
         let of_config = section(self.config.as_deref(), &in_config)?;
         let mut key = None;
         for settings in [&of_credentials, &of_config] {

@@ -11,11 +11,12 @@ use crate::object::Damage;
 const TEXT_LIMIT: usize = 300;
 
 /// Codes of answers to a request that is not worth a repetition, beside 401 and 403. Some of them come with status 400 or 301.
-const PERMANENT: [&str; 6] = [
+const PERMANENT: [&str; 7] = [
     "NoSuchBucket",
     "InvalidBucketName",
     "ExpiredToken",
     "InvalidToken",
+    "InvalidIdentityToken",
     "AuthorizationHeaderMalformed",
     "PermanentRedirect",
 ];
