@@ -223,19 +223,18 @@ mod tests {
     use std::pin::pin;
     use std::sync::Arc;
 
-    use alluvium_device::sim::{SimDisk, SimOptions, Stepper};
-    use alluvium_wal::{FormatOptions, Wal};
+    use alluvium_device::sim::Stepper;
     use bytes::Bytes;
     use futures::FutureExt;
     use object_store::ObjectStoreExt;
-    use object_store::memory::InMemory;
     use uuid::Uuid;
 
     use super::*;
     use crate::objects::Cause;
     use crate::output::{Attempt, Output};
+    use crate::store::tests::small_store;
     use crate::types::{KIND_LOG, StreamId};
-    use crate::{Change, MemoryCatalog, Options, Store};
+    use crate::{Change, Store};
 
     const BATCHES: u64 = 40;
 
@@ -276,20 +275,7 @@ mod tests {
 
     /// A stream that is in no memory, in objects of so many batches each.
     async fn world(per_object: u64) -> (World, Vec<Range>) {
-        let disk = SimDisk::new(SimOptions { capacity_bytes: 1 << 20, ..SimOptions::default() });
-        Wal::format(&disk.device(), &FormatOptions::default()).unwrap();
-        let _disk = Stepper::start(disk.clone());
-        let wal_options = alluvium_wal::Options {
-            window_bytes: 256 << 10,
-            block_bytes: 16 << 10,
-            max_record_bytes: 64 << 10,
-            ..alluvium_wal::Options::default()
-        };
-        let (objects, catalog) = (Arc::new(InMemory::new()), Arc::new(MemoryCatalog::default()));
-        let options = Options::for_wal(1 << 20);
-        let (device, fold) = (disk.device(), Arc::new(()));
-        let opened = Store::open(device, wal_options, objects, catalog, fold, options, None);
-        let store = opened.await.unwrap().store;
+        let (store, _disk) = small_store().await;
         let id: StreamId = store.new_stream_ids(1).await.unwrap()[0];
         store.commit(vec![Change::CreateStream { id, kind: KIND_LOG }]).await.unwrap();
         let stream = store.stream(id).unwrap();

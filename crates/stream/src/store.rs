@@ -700,7 +700,7 @@ pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> &str {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::pin::pin;
 
     use alluvium_device::sim::{SimDisk, SimOptions, Stepper};
@@ -710,12 +710,11 @@ mod tests {
     use super::*;
     use crate::MemoryCatalog;
 
-    /// Whoever opens the device after that finds nobody there.
-    #[tokio::test]
-    async fn closing_waits_for_a_look_at_the_wal() {
+    /// With nothing in it, in memory; and who moves its disk.
+    pub(crate) async fn small_store() -> (Store, Stepper) {
         let disk = SimDisk::new(SimOptions { capacity_bytes: 1 << 20, ..SimOptions::default() });
         Wal::format(&disk.device(), &FormatOptions::default()).unwrap();
-        let _stepper = Stepper::start(disk.clone());
+        let stepper = Stepper::start(disk.clone());
         let wal_options = alluvium_wal::Options {
             window_bytes: 256 << 10,
             block_bytes: 16 << 10,
@@ -723,10 +722,15 @@ mod tests {
             ..alluvium_wal::Options::default()
         };
         let (objects, catalog) = (Arc::new(InMemory::new()), Arc::new(MemoryCatalog::default()));
-        let (device, options) = (disk.device(), Options::for_wal(1 << 20));
-        let opened =
-            Store::open(device, wal_options, objects, catalog, Arc::new(()), options, None);
-        let store = opened.await.unwrap().store;
+        let (fold, options) = (Arc::new(()), Options::for_wal(1 << 20));
+        let opened = Store::open(disk.device(), wal_options, objects, catalog, fold, options, None);
+        (opened.await.unwrap().store, stepper)
+    }
+
+    /// Whoever opens the device after that finds nobody there.
+    #[tokio::test]
+    async fn closing_waits_for_a_look_at_the_wal() {
+        let (store, _disk) = small_store().await;
         let shared = store.shared.clone();
         let looking = shared.owner.begin_look().await;
         let mut closing = pin!(store.close());

@@ -187,12 +187,8 @@ async fn times_are_found_while_an_upload_moves_batches() {
 #[tokio::test]
 async fn a_stream_that_is_deleted_while_it_is_searched_keeps_its_objects_so_long() {
     let world = World::new(WAL_BYTES, 1);
-    let life = world.start().await;
-    let (stream, batches) = three_objects(&life).await;
+    let (life, stream, batches) = three_late_objects(&world).await;
     let id = stream.id();
-    drop(stream);
-    let life = restart(life, &world).await;
-    let stream = life.open(id).await;
     let reading = life.objects.reading.lock().await;
     let asked = tokio::spawn({
         let stream = stream.clone();
@@ -205,6 +201,17 @@ async fn a_stream_that_is_deleted_while_it_is_searched_keeps_its_objects_so_long
     assert!(matches!(stream.find_time(0).await, Err(FetchError::Deleted)));
     eventually("the objects are gone", || life.store.stats().retired_objects == 0).await;
     life.close().await;
+}
+
+/// The batches of [`three_objects`], of which nothing is in memory.
+async fn three_late_objects(world: &World) -> (Life, StreamWriter, Vec<Batch>) {
+    let life = world.start().await;
+    let (stream, batches) = three_objects(&life).await;
+    let id = stream.id();
+    drop(stream);
+    let life = restart(life, world).await;
+    let stream = life.open(id).await;
+    (life, stream, batches)
 }
 
 /// A stream with batches of a block each, in one object, which nothing of is in memory.
@@ -269,12 +276,8 @@ fn batches_stream(life: &Life) -> alluvium_stream::StreamId {
 #[tokio::test]
 async fn what_comes_damaged_is_read_once_more() {
     let world = World::new(WAL_BYTES, 1);
-    let life = world.start().await;
-    let (stream, batches) = three_objects(&life).await;
+    let (life, stream, batches) = three_late_objects(&world).await;
     let id = stream.id();
-    drop(stream);
-    let life = restart(life, &world).await;
-    let stream = life.open(id).await;
     // The index comes damaged, or the block, or both.
     for (flips, from) in [(0b01, 40), (0b10, 20), (0b101, 0)] {
         life.objects.flip_reads.store(flips, Ordering::SeqCst);
@@ -591,12 +594,7 @@ async fn a_large_stream_has_an_object_of_its_own() {
 #[tokio::test]
 async fn a_read_that_is_not_answered_is_repeated_once() {
     let world = World::new(WAL_BYTES, 1);
-    let life = world.start().await;
-    let (stream, batches) = three_objects(&life).await;
-    let id = stream.id();
-    drop(stream);
-    let life = restart(life, &world).await;
-    let stream = life.open(id).await;
+    let (life, stream, batches) = three_late_objects(&world).await;
     let answer = life.objects.reading.lock().await;
     let fetch = tokio::spawn(async move { stream.fetch(StreamOffset(0), 1).await });
     let reads = || life.objects.reads.load(Ordering::SeqCst);

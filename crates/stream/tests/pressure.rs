@@ -9,7 +9,7 @@ use std::time::Duration;
 use alluvium_device::sim::Random;
 use alluvium_stream::{
     AppendError, Batch, FetchError, KIND_LOG, KIND_STATE, Opened, Options, RedbCatalog, Store,
-    StreamEpoch, StreamId, StreamOffset,
+    StoreError, StreamEpoch, StreamId, StreamOffset,
 };
 use alluvium_wal::{FormatOptions, Wal};
 use bytes::Bytes;
@@ -17,7 +17,7 @@ use common::*;
 use futures::TryStreamExt;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
-use tokio::task::JoinSet;
+use tokio::task::{JoinHandle, JoinSet};
 
 /// One writer: `rounds` batches, some in flight at a time, each checked to be readable once it is acknowledged.
 async fn write(store: Store, id: StreamId, batches: Vec<Batch>, in_flight: usize) {
@@ -301,35 +301,42 @@ async fn exchange(world: &World, others: Vec<(Path, Bytes)>) -> Vec<(Path, Bytes
     taken
 }
 
+/// An upload, once it has found another object store than before. It goes on when that one is back.
+async fn refused(life: &Life) -> JoinHandle<Result<(), StoreError>> {
+    let store = life.store.clone();
+    let flush = tokio::spawn(async move { store.flush().await });
+    eventually("it is noticed", || life.store.stats().upload_failing.is_some()).await;
+    let error = life.store.stats().upload_failing.unwrap().error;
+    assert!(error.contains("not mounted"), "{error}");
+    flush
+}
+
+async fn all_is_uploaded(life: Life, mut world: World, id: StreamId, batches: &[Batch]) {
+    life.crash(&mut world);
+    let life = world.start().await;
+    assert_eq!(life.recovery.batches, 0, "nothing is in the WAL alone");
+    let stream = life.store.stream(id).unwrap();
+    assert_eq!(read_from(&stream, 0, 1 << 20).await, batches);
+    drop(stream);
+    life.close().await;
+}
+
 /// A directory that is not mounted any more can be written to all the same. What was written there is not committed, and written again when it is mounted.
 #[tokio::test]
 async fn an_object_store_that_is_another_one_for_a_while_gets_nothing_for_good() {
-    let mut world = World::new(1 << 20, 1);
+    let world = World::new(1 << 20, 1);
     let life = world.start().await;
     let (stream, mut batches) = three_objects(&life).await;
     let id = stream.id();
     let mounted = exchange(&world, Vec::new()).await;
     batches.push(batch(id, 60, 1, 100));
     append(&life.store, &stream, &batches[30]).await.await.unwrap();
-    let flush = tokio::spawn({
-        let store = life.store.clone();
-        async move { store.flush().await }
-    });
-    eventually("it is noticed", || life.store.stats().upload_failing.is_some()).await;
-    let error = life.store.stats().upload_failing.unwrap().error;
-    assert!(error.contains("not mounted"), "{error}");
+    let flush = refused(&life).await;
     assert_eq!(names(&world).await.len(), 1, "it was written");
     exchange(&world, mounted).await;
     tokio::time::timeout(HANG, flush).await.unwrap().unwrap().unwrap();
     drop(stream);
-    life.crash(&mut world);
-
-    let life = world.start().await;
-    assert_eq!(life.recovery.batches, 0, "all is uploaded");
-    let stream = life.store.stream(id).unwrap();
-    assert_eq!(read_from(&stream, 0, 1 << 20).await, batches);
-    drop(stream);
-    life.close().await;
+    all_is_uploaded(life, world, id, &batches).await;
 }
 
 /// Nor when it is not mounted from the start, and something of an earlier life is there: an object, or its claim.
@@ -356,36 +363,22 @@ async fn a_life_that_begins_with_another_object_store_gives_it_nothing_for_good(
         let from = batches.last().unwrap().end().0;
         batches.push(batch(id, from, 1, 100));
         append(&life.store, &stream, batches.last().unwrap()).await.await.unwrap();
-        let flush = tokio::spawn({
-            let store = life.store.clone();
-            async move { store.flush().await }
-        });
-        eventually("it is noticed", || life.store.stats().upload_failing.is_some()).await;
-        let error = life.store.stats().upload_failing.unwrap().error;
-        assert!(error.contains("not mounted"), "{error}");
-        let said = world.objects.get(&owner).await.ok();
-        let said = match said {
-            Some(found) => Some(found.bytes().await.unwrap()),
-            None => None,
-        };
+        let flush = refused(&life).await;
+        let left = exchange(&world, mounted).await;
+        let said = left.into_iter().find(|(name, _)| is_owner(name)).map(|(_, claim)| claim);
         assert_eq!(said, with_owner.then_some(claim), "nothing was claimed");
-        exchange(&world, mounted).await;
         tokio::time::timeout(HANG, flush).await.unwrap().unwrap().unwrap();
         drop(stream);
         life.crash(&mut world);
     }
     let life = world.start().await;
-    assert_eq!(life.recovery.batches, 0, "all is uploaded");
-    let stream = life.store.stream(id).unwrap();
-    assert_eq!(read_from(&stream, 0, 1 << 20).await, batches);
-    drop(stream);
-    life.close().await;
+    all_is_uploaded(life, world, id, &batches).await;
 }
 
 /// A claim that was made before the object store was mounted over it, when this one is unmounted again.
 #[tokio::test]
 async fn an_older_claim_of_this_life_is_not_taken_for_its_last() {
-    let mut world = World::new(1 << 20, 1);
+    let world = World::new(1 << 20, 1);
     let life = world.start().await;
     let claimed = || async { world.objects.list(None).try_collect::<Vec<_>>().await.unwrap() };
     while claimed().await.is_empty() {
@@ -396,22 +389,12 @@ async fn an_older_claim_of_this_life_is_not_taken_for_its_last() {
     let mounted = exchange(&world, below).await;
     batches.push(batch(stream.id(), 60, 1, 100));
     append(&life.store, &stream, &batches[30]).await.await.unwrap();
-    let flush = tokio::spawn({
-        let store = life.store.clone();
-        async move { store.flush().await }
-    });
-    eventually("it is noticed", || life.store.stats().upload_failing.is_some()).await;
+    let flush = refused(&life).await;
     exchange(&world, mounted).await;
     tokio::time::timeout(HANG, flush).await.unwrap().unwrap().unwrap();
     let id = stream.id();
     drop(stream);
-    life.crash(&mut world);
-
-    let life = world.start().await;
-    let stream = life.store.stream(id).unwrap();
-    assert_eq!(read_from(&stream, 0, 1 << 20).await, batches);
-    drop(stream);
-    life.close().await;
+    all_is_uploaded(life, world, id, &batches).await;
 }
 
 /// People delete it, to end a conflict.

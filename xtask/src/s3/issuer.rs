@@ -6,7 +6,6 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::thread;
 use std::time::Duration;
 
 use rustls::pki_types::pem::PemObject;
@@ -14,6 +13,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
 
 use super::KEY;
+use super::proxy::accept;
 use super::tls::Authority;
 use crate::Error;
 
@@ -55,18 +55,12 @@ impl Issuer {
             ended: AtomicBool::new(false),
             tls: authority.map(tls).transpose()?,
         });
-        let accepting = state.clone();
-        thread::spawn(move || {
-            for connection in listener.incoming() {
-                if accepting.ended.load(Ordering::SeqCst) {
-                    return;
-                }
-                let Ok(connection) = connection else { continue };
-                let state = accepting.clone();
-                // An error is a connection that has ended, which the asker knows.
-                thread::spawn(move || drop(state.serve(connection)));
-            }
-        });
+        accept(
+            listener,
+            state.clone(),
+            |state| &state.ended,
+            |state, connection| state.serve(connection),
+        );
         Ok(Self { address, state })
     }
 

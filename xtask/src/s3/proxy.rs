@@ -75,18 +75,7 @@ impl Proxy {
             faults: Default::default(),
             ended: AtomicBool::new(false),
         });
-        let accepting = state.clone();
-        thread::spawn(move || {
-            for connection in listener.incoming() {
-                if accepting.ended.load(Ordering::SeqCst) {
-                    return;
-                }
-                let Ok(connection) = connection else { continue };
-                let state = accepting.clone();
-                // An error is a connection that has ended, which both sides know.
-                thread::spawn(move || drop(state.serve(connection)));
-            }
-        });
+        accept(listener, state.clone(), |state| &state.ended, State::serve);
         Ok(Self { address, state })
     }
 
@@ -240,4 +229,24 @@ fn close(one: &TcpStream, other: &TcpStream) {
     // Either may be closed already.
     let _ = one.shutdown(Shutdown::Both);
     let _ = other.shutdown(Shutdown::Both);
+}
+
+/// A thread for each connection, until there is an end, and one connection more.
+pub(super) fn accept<S: Send + Sync + 'static, E: 'static>(
+    listener: TcpListener,
+    state: Arc<S>,
+    ended: fn(&S) -> &AtomicBool,
+    serve: fn(&Arc<S>, TcpStream) -> Result<(), E>,
+) {
+    thread::spawn(move || {
+        for connection in listener.incoming() {
+            if ended(&state).load(Ordering::SeqCst) {
+                return;
+            }
+            let Ok(connection) = connection else { continue };
+            let state = state.clone();
+            // An error is a connection that has ended, which both sides know.
+            thread::spawn(move || drop(serve(&state, connection)));
+        }
+    });
 }
