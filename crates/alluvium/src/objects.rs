@@ -386,7 +386,7 @@ async fn ask(
     match tokio::time::timeout(CHECK, asked).await {
         Ok(Ok(found)) => Ok(Some(found)),
         Ok(Err(error)) if error.is_permanent() => {
-            Err(Failure::Failed(format!("object store {url}: {}{}", error.reason(), source())))
+            Err(Failure::Failed(format!("object store {url}: {}{}", error.reason(), source(url))))
         }
         Ok(Err(error)) => {
             warn(url, &error.reason());
@@ -400,7 +400,10 @@ async fn ask(
 }
 
 /// What helps who has forgotten them, or does not know of them: where credentials come from, if not from the environment.
-fn source() -> String {
+fn source(url: &ObjectStoreUrl) -> String {
+    if !matches!(url, ObjectStoreUrl::S3(_)) {
+        return String::new();
+    }
     let of_container =
         ["AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI"];
     match profile(environment).map(|profile| profile.map(|profile| profile.credentials)) {
@@ -418,7 +421,7 @@ fn warn(url: &ObjectStoreUrl, reason: &str) {
     tracing::warn!(
         "the object store can not be used now: {url}: {reason}{}. The server starts without it, and tries again; until then nothing is \
          uploaded, and the write-ahead log fills up",
-        source()
+        source(url)
     );
 }
 
