@@ -21,6 +21,7 @@ mod records;
 mod retention;
 mod server;
 mod sessions;
+mod state_stream;
 mod topic_config;
 mod topics;
 mod wire;
@@ -31,7 +32,7 @@ mod tests;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use alluvium_stream::{Batch, Change, Fold, KIND_LOG, Store, StoreError, StreamId};
+use alluvium_stream::{Batch, Change, Fold, KIND_LOG, Store, StoreError, StreamId, StreamOffset};
 use kafka_protocol::protocol::StrBytes;
 use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
@@ -43,7 +44,10 @@ use metrics::Metrics;
 use producer_ids::ProducerIds;
 use server::{ByteBudget, CONCURRENT_DECOMPRESSIONS, Node, Server};
 use sessions::Sessions;
+use state_stream::KIND_OFFSETS;
 use topics::Topics;
+
+pub use state_stream::StateError;
 
 pub use config::{BrokerConfig, InvalidConfig};
 
@@ -92,13 +96,15 @@ impl Fold for BrokerFold {
         &self,
         _stream: StreamId,
         kind: u8,
+        _start: StreamOffset,
         previous: Option<&[u8]>,
         batches: &[Batch],
     ) -> Option<Vec<u8>> {
-        if kind == KIND_LOG {
-            producer_state::fold(previous, batches)
-        } else {
-            groups::fold(previous, batches)
+        match kind {
+            KIND_LOG => producer_state::fold(previous, batches),
+            KIND_OFFSETS => groups::fold(previous, batches),
+            // No stream of another kind was ever created.
+            other => unreachable!("streams of kind {other} have no owner here"),
         }
     }
 }

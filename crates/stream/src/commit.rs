@@ -177,12 +177,9 @@ impl Shared {
         let mut touched = HashSet::new();
         for change in changes {
             let (id, epoch, to) = match change {
-                Change::CreateStream { id, kind } => {
+                Change::CreateStream { id, .. } => {
                     if !self.ids.fresh_streams.lock().contains(id) || !touched.insert(*id) {
                         return invalid(format!("stream id {id} is not a fresh one"));
-                    }
-                    if *kind > crate::types::KIND_STATE {
-                        return invalid(format!("stream kind {kind} is not known"));
                     }
                     continue;
                 }

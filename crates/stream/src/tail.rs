@@ -448,7 +448,7 @@ impl StreamState {
 
     /// Whether the stream is kept as its checkpoint alone.
     pub(crate) fn is_state(&self) -> bool {
-        self.kind == KIND_STATE
+        self.kind >= KIND_STATE
     }
 }
 

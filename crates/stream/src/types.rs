@@ -102,7 +102,8 @@ impl Batch {
 
 /// The kind of a stream whose batches are written to objects.
 pub const KIND_LOG: u8 = 0;
-/// The kind of a stream that is kept as its checkpoint alone.
+/// The kind of a stream that is kept as its checkpoint alone. So is every greater kind: an owner of several such streams tells their folds
+/// apart by it.
 pub const KIND_STATE: u8 = 1;
 
 /// Derives a stream's **checkpoint** from its batches: a summary that its owner needs after a restart and that would
@@ -117,10 +118,13 @@ pub trait Fold: Send + Sync + 'static {
     /// [`crate::Recovery::gaps`]). `None` where the stream needs none. Must depend on its arguments alone: one upload may call it
     /// several times, each call getting a piece of the batches and the result of the call before, and a restart
     /// may cut the pieces differently. Runs on a thread that may block.
+    ///
+    /// Nothing below `start` can be read any more, so a checkpoint need not speak of it. A later call has the same `start` or a greater one.
     fn fold(
         &self,
         stream: StreamId,
         kind: u8,
+        start: StreamOffset,
         previous: Option<&[u8]>,
         batches: &[Batch],
     ) -> Option<Vec<u8>>;
@@ -128,7 +132,14 @@ pub trait Fold: Send + Sync + 'static {
 
 /// A fold for streams without checkpoints.
 impl Fold for () {
-    fn fold(&self, _: StreamId, _: u8, _: Option<&[u8]>, _: &[Batch]) -> Option<Vec<u8>> {
+    fn fold(
+        &self,
+        _: StreamId,
+        _: u8,
+        _: StreamOffset,
+        _: Option<&[u8]>,
+        _: &[Batch],
+    ) -> Option<Vec<u8>> {
         None
     }
 }

@@ -252,7 +252,7 @@ fn fold_part(fold: &dyn Fold, part: &Part) -> Folded {
             written_bytes += written.map(|batch| batch.payload.len() as u64).sum::<u64>();
         }
         checkpoint = fold
-            .fold(part.stream.id, part.stream.kind, checkpoint.as_deref(), &batches)
+            .fold(part.stream.id, part.stream.kind, part.start, checkpoint.as_deref(), &batches)
             .map(Bytes::from);
     }
 }

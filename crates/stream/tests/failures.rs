@@ -169,7 +169,14 @@ async fn a_panic_in_the_catalog_stops_the_store() {
 struct BadFold;
 
 impl Fold for BadFold {
-    fn fold(&self, _: StreamId, _: u8, _: Option<&[u8]>, _: &[Batch]) -> Option<Vec<u8>> {
+    fn fold(
+        &self,
+        _: StreamId,
+        _: u8,
+        _: StreamOffset,
+        _: Option<&[u8]>,
+        _: &[Batch],
+    ) -> Option<Vec<u8>> {
         panic!("a bug in the fold")
     }
 }

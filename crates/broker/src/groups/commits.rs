@@ -22,6 +22,7 @@ use super::offsets::{Committed, MAX_STRING_BYTES, Offsets, Position, Record};
 use super::registry::now;
 use super::{Groups, GroupsError, MAX_GROUP_ID_BYTES, Shared};
 use crate::partition::unix_time_ms;
+use crate::state_stream;
 use crate::wire::once;
 
 /// Why nothing was put in line.
@@ -234,21 +235,23 @@ impl Shared {
             match attempt() {
                 Ok(appended) => break appended.into(),
                 Err(Blocked::Group(error)) => return Err(error),
-                Err(Blocked::Log(Refused::NoRoom)) => {}
-                Err(Blocked::Log(Refused::TooLarge)) => {
-                    return Err(ResponseError::InvalidCommitOffsetSize);
-                }
                 Err(Blocked::Log(Refused::TableFull)) => {
                     tracing::warn!(
                         "a commit is refused: the bound on the memory for committed offsets is reached"
                     );
                     return Err(ResponseError::PolicyViolation);
                 }
-                Err(Blocked::Log(Refused::Fenced)) => return Err(ResponseError::NotCoordinator),
-                Err(Blocked::Log(Refused::Failed(cause))) => {
-                    tracing::error!("group offsets can not be written: {cause}");
-                    return Err(ResponseError::CoordinatorNotAvailable);
-                }
+                Err(Blocked::Log(Refused::Stream(refused))) => match refused {
+                    state_stream::Refused::NoRoom => {}
+                    state_stream::Refused::TooLarge => {
+                        return Err(ResponseError::InvalidCommitOffsetSize);
+                    }
+                    state_stream::Refused::Fenced => return Err(ResponseError::NotCoordinator),
+                    state_stream::Refused::Failed(cause) => {
+                        tracing::error!("group offsets can not be written: {cause}");
+                        return Err(ResponseError::CoordinatorNotAvailable);
+                    }
+                },
             }
             if tokio::time::timeout_at(give_up_at.into(), self.log.room()).await.is_err() {
                 tracing::warn!(

@@ -27,7 +27,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use alluvium_stream::{Store, StoreError, StreamId};
+use alluvium_stream::Store;
 use kafka_protocol::error::ResponseError;
 use kafka_protocol::protocol::StrBytes;
 use parking_lot::Mutex;
@@ -38,6 +38,7 @@ use offset_log::OffsetLog;
 use registry::{Registry, Slot, now};
 
 use crate::partition::unix_time_ms;
+use crate::state_stream::StateError;
 
 pub use offsets::{Corrupt, fold};
 
@@ -148,23 +149,12 @@ pub enum GroupsError {
     /// A field of [`GroupConfig`] is out of range.
     #[error("group coordinator: {0}")]
     Config(String),
-    /// The store failed.
+    /// The stream of committed offsets could not be opened.
     #[error("group coordinator: {0}")]
-    Store(#[from] StoreError),
+    State(#[from] StateError),
     /// The checkpoint or a batch of the offsets stream is not what this version writes.
     #[error("group coordinator: {0}")]
     Corrupt(#[from] Corrupt),
-    /// The catalog's metadata names no stream.
-    #[error("group coordinator: the catalog says {value:?} for {key}, which is no stream id")]
-    BadMetadata {
-        /// The metadata key.
-        key: &'static str,
-        /// Its value, unprintable bytes escaped.
-        value: String,
-    },
-    /// The catalog names a stream that does not exist.
-    #[error("group coordinator: the offsets stream {0} does not exist")]
-    NoStream(StreamId),
     /// A change could not be made durable now; trying again later may succeed.
     #[error("group coordinator: the change was not written: {0}")]
     NotWritten(ResponseError),

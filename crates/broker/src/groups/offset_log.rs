@@ -7,15 +7,13 @@
 
 use std::collections::VecDeque;
 
-use alluvium_stream::{
-    Append, AppendError, Change, KIND_STATE, NewBatch, Store, StoreError, StreamEpoch, StreamId,
-    StreamOffset, StreamWriter,
-};
+use alluvium_stream::{Append, NewBatch, Store, StoreError, StreamOffset, StreamWriter};
 use bytes::Bytes;
 use parking_lot::Mutex;
 
 use super::GroupsError;
 use super::offsets::{Offsets, Record};
+use crate::state_stream::{self, KIND_OFFSETS};
 
 /// Catalog metadata: the id of the offsets stream, in decimal.
 const STREAM_KEY: &str = "groups/offsets-stream";
@@ -23,16 +21,10 @@ const STREAM_KEY: &str = "groups/offsets-stream";
 /// Why a record was not appended; nothing has changed.
 #[derive(Debug)]
 pub(super) enum Refused {
-    /// The store has no room now; see [`OffsetLog::room`].
-    NoRoom,
     /// The table would outgrow its bound.
     TableFull,
-    /// The record is larger than the store takes.
-    TooLarge,
-    /// Somebody else writes the offsets now.
-    Fenced,
-    /// The store has failed.
-    Failed(String),
+    /// By the stream. See [`OffsetLog::room`] for a lack of room.
+    Stream(state_stream::Refused),
 }
 
 /// A record with its encoding, made once for however many attempts it takes.
@@ -83,18 +75,11 @@ pub(super) struct OffsetLog {
 impl OffsetLog {
     /// Find the stream, or create it, and rebuild the table.
     pub(super) async fn open(store: Store, max_table_bytes: usize) -> Result<Self, GroupsError> {
-        let found = store.meta(STREAM_KEY).into_iter().find(|(key, _)| key == STREAM_KEY);
-        let id = match found {
-            Some((_, value)) => parse_stream_id(&value)?,
-            None => create_stream(&store).await?,
-        };
-        store.stream(id).ok_or(GroupsError::NoStream(id))?;
-        // One server coordinates all groups, for ever.
-        let stream = store.open_stream(id, StreamEpoch(0)).await?;
+        let stream = state_stream::open(&store, STREAM_KEY, KIND_OFFSETS).await?;
         let replay = stream.replay();
         let table = Offsets::rebuild(replay.checkpoint.as_deref(), &replay.batches)?;
         tracing::debug!(
-            stream = %id,
+            stream = %stream.id(),
             groups = table.groups().count(),
             bytes = table.size_bytes(),
             replayed_batches = replay.batches.len(),
@@ -120,21 +105,13 @@ impl OffsetLog {
         let base = self.stream.next_offset();
         let batch =
             NewBatch { base, count: 1, max_timestamp_ms: -1, payload: prepared.payload.clone() };
-        match self.stream.append(batch) {
-            Ok(append) => {
-                let end = StreamOffset(base.0 + 1);
-                tail.queue.push_back((end, prepared.record.clone()));
-                Ok(Appended { append, end })
-            }
-            Err(AppendError::Full) => Err(Refused::NoRoom),
-            Err(AppendError::TooLarge { .. }) => Err(Refused::TooLarge),
-            Err(AppendError::Fenced { .. }) => Err(Refused::Fenced),
-            Err(
-                error @ (AppendError::NotNext { .. }
-                | AppendError::Deleted
-                | AppendError::Failed(_)),
-            ) => Err(Refused::Failed(error.to_string())),
-        }
+        let append = self
+            .stream
+            .append(batch)
+            .map_err(|e| Refused::Stream(state_stream::Refused::from(e)))?;
+        let end = StreamOffset(base.0 + 1);
+        tail.queue.push_back((end, prepared.record.clone()));
+        Ok(Appended { append, end })
     }
 
     /// Wait until the record is durable; then it is in the table as well.
@@ -164,27 +141,8 @@ impl OffsetLog {
         tail.table.has_topic(topic) || tail.queue.iter().any(|(_, record)| record.commits(topic))
     }
 
-    /// Resolves when an append that met [`Refused::NoRoom`] may succeed.
+    /// Resolves when an append that met a lack of room may succeed.
     pub(super) async fn room(&self) {
         self.store.room().await;
     }
-}
-
-fn parse_stream_id(value: &[u8]) -> Result<StreamId, GroupsError> {
-    let id = std::str::from_utf8(value).ok().and_then(|text| text.parse().ok());
-    id.map(StreamId).ok_or_else(|| GroupsError::BadMetadata {
-        key: STREAM_KEY,
-        value: value.escape_ascii().to_string(),
-    })
-}
-
-async fn create_stream(store: &Store) -> Result<StreamId, GroupsError> {
-    let ids = store.new_stream_ids(1).await?;
-    let id =
-        *ids.first().ok_or_else(|| StoreError::Failed("no stream id was handed out".to_owned()))?;
-    let create = Change::CreateStream { id, kind: KIND_STATE };
-    let remember =
-        Change::PutMeta { key: STREAM_KEY.to_owned(), value: id.to_string().into_bytes() };
-    store.commit(vec![create, remember]).await?;
-    Ok(id)
 }

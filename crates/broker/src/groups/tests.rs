@@ -4,7 +4,9 @@ use std::future::Future;
 use std::pin::pin;
 
 use alluvium_device::sim::{Mode, SimDisk, SimOptions};
-use alluvium_stream::{Batch, Catalog, Fold, MemoryCatalog, Options};
+use alluvium_stream::{
+    Batch, Catalog, Fold, MemoryCatalog, Options, Store, StreamId, StreamOffset,
+};
 use bytes::{Bytes, BytesMut};
 use kafka_protocol::messages::join_group_request::JoinGroupRequestProtocol;
 use kafka_protocol::messages::leave_group_request::MemberIdentity;
@@ -31,6 +33,7 @@ impl Fold for TestFold {
         &self,
         _: StreamId,
         _: u8,
+        _: StreamOffset,
         previous: Option<&[u8]>,
         batches: &[Batch],
     ) -> Option<Vec<u8>> {
@@ -88,8 +91,9 @@ impl World {
             let (device, catalog) = (self.disk.device(), Arc::clone(&self.catalog));
             let options = Options::for_wal(8 << 20);
             let fold = Arc::new(TestFold);
-            let opened =
-                Store::open(device, wal_options, objects, catalog, fold, options, None).await?;
+            let opened = Store::open(device, wal_options, objects, catalog, fold, options, None)
+                .await
+                .map_err(StateError::from)?;
             let groups = Groups::open(opened.store.clone(), self.config.clone()).await?;
             Ok((opened.store, groups))
         })

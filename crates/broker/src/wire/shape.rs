@@ -4,6 +4,16 @@
 //! one. So before a request is decoded, it is walked once without allocating anything: every array's elements must
 //! really be there, and their number is known before memory is spent on them. Tests hold the shapes against the decoders.
 
+mod cluster;
+mod groups;
+mod records;
+mod topics;
+
+pub(crate) use cluster::*;
+pub(crate) use groups::*;
+pub(crate) use records::*;
+pub(crate) use topics::*;
+
 /// A request's structure over all versions.
 pub(crate) struct Shape {
     /// The first version with compact lengths and tagged fields.
@@ -54,207 +64,6 @@ const fn plain(fields: &'static [Field]) -> Struct {
 const fn shape(flexible: i16, fields: &'static [Field]) -> Shape {
     Shape { flexible, body: plain(fields) }
 }
-
-const PRODUCE_PARTITION: Struct = plain(&[Field(0, MAX, INT32), Field(0, MAX, Bytes)]);
-const PRODUCE_TOPIC: Struct =
-    plain(&[Field(0, 12, Text), Field(13, MAX, UUID), Field(0, MAX, Structs(&PRODUCE_PARTITION))]);
-pub(crate) const PRODUCE: Shape = shape(
-    9,
-    &[
-        Field(0, MAX, Text),
-        Field(0, MAX, INT16),
-        Field(0, MAX, INT32),
-        Field(0, MAX, Structs(&PRODUCE_TOPIC)),
-    ],
-);
-
-const FETCH_PARTITION: Struct = Struct {
-    fields: &[
-        Field(0, MAX, INT32),
-        Field(9, MAX, INT32),
-        Field(0, MAX, INT64),
-        Field(12, MAX, INT32),
-        Field(5, MAX, INT64),
-        Field(0, MAX, INT32),
-    ],
-    tagged: &[Tagged(0, 17, UUID), Tagged(1, 18, INT64)],
-};
-const FETCH_TOPIC: Struct =
-    plain(&[Field(0, 12, Text), Field(13, MAX, UUID), Field(0, MAX, Structs(&FETCH_PARTITION))]);
-const FORGOTTEN_TOPIC: Struct =
-    plain(&[Field(0, 12, Text), Field(13, MAX, UUID), Field(0, MAX, Values(&INT32))]);
-const REPLICA_STATE: Struct = plain(&[Field(0, MAX, INT32), Field(0, MAX, INT64)]);
-pub(crate) const FETCH: Shape = Shape {
-    flexible: 12,
-    body: Struct {
-        fields: &[
-            Field(0, 14, INT32),
-            Field(0, MAX, INT32),
-            Field(0, MAX, INT32),
-            Field(0, MAX, INT32),
-            Field(0, MAX, INT8),
-            Field(7, MAX, INT32),
-            Field(7, MAX, INT32),
-            Field(0, MAX, Structs(&FETCH_TOPIC)),
-            Field(7, MAX, Structs(&FORGOTTEN_TOPIC)),
-            Field(11, MAX, Text),
-        ],
-        tagged: &[Tagged(0, 12, Text), Tagged(1, 15, Kind::Struct(&REPLICA_STATE))],
-    },
-};
-
-const LIST_OFFSETS_PARTITION: Struct =
-    plain(&[Field(0, MAX, INT32), Field(4, MAX, INT32), Field(0, MAX, INT64)]);
-const LIST_OFFSETS_TOPIC: Struct =
-    plain(&[Field(0, MAX, Text), Field(0, MAX, Structs(&LIST_OFFSETS_PARTITION))]);
-pub(crate) const LIST_OFFSETS: Shape = shape(
-    6,
-    &[
-        Field(0, MAX, INT32),
-        Field(2, MAX, INT8),
-        Field(0, MAX, Structs(&LIST_OFFSETS_TOPIC)),
-        Field(10, MAX, INT32),
-    ],
-);
-
-const METADATA_TOPIC: Struct = plain(&[Field(10, MAX, UUID), Field(0, MAX, Text)]);
-pub(crate) const METADATA: Shape = shape(
-    9,
-    &[
-        Field(0, MAX, Structs(&METADATA_TOPIC)),
-        Field(4, MAX, BOOL),
-        Field(8, 10, BOOL),
-        Field(8, MAX, BOOL),
-    ],
-);
-
-const OFFSET_COMMIT_PARTITION: Struct =
-    plain(&[Field(0, MAX, INT32), Field(0, MAX, INT64), Field(6, MAX, INT32), Field(0, MAX, Text)]);
-const OFFSET_COMMIT_TOPIC: Struct =
-    plain(&[Field(0, MAX, Text), Field(0, MAX, Structs(&OFFSET_COMMIT_PARTITION))]);
-pub(crate) const OFFSET_COMMIT: Shape = shape(
-    8,
-    &[
-        Field(0, MAX, Text),
-        Field(0, MAX, INT32),
-        Field(0, MAX, Text),
-        Field(7, MAX, Text),
-        Field(0, 4, INT64),
-        Field(0, MAX, Structs(&OFFSET_COMMIT_TOPIC)),
-    ],
-);
-
-const OFFSET_FETCH_TOPIC: Struct = plain(&[Field(0, MAX, Text), Field(0, MAX, Values(&INT32))]);
-const OFFSET_FETCH_GROUP: Struct = plain(&[
-    Field(0, MAX, Text),
-    Field(9, MAX, Text),
-    Field(9, MAX, INT32),
-    Field(0, MAX, Structs(&OFFSET_FETCH_TOPIC)),
-]);
-pub(crate) const OFFSET_FETCH: Shape = shape(
-    6,
-    &[
-        Field(0, 7, Text),
-        Field(0, 7, Structs(&OFFSET_FETCH_TOPIC)),
-        Field(8, MAX, Structs(&OFFSET_FETCH_GROUP)),
-        Field(7, MAX, BOOL),
-    ],
-);
-
-pub(crate) const FIND_COORDINATOR: Shape =
-    shape(3, &[Field(0, 3, Text), Field(1, MAX, INT8), Field(4, MAX, Values(&Text))]);
-
-const JOIN_PROTOCOL: Struct = plain(&[Field(0, MAX, Text), Field(0, MAX, Bytes)]);
-pub(crate) const JOIN_GROUP: Shape = shape(
-    6,
-    &[
-        Field(0, MAX, Text),
-        Field(0, MAX, INT32),
-        Field(1, MAX, INT32),
-        Field(0, MAX, Text),
-        Field(5, MAX, Text),
-        Field(0, MAX, Text),
-        Field(0, MAX, Structs(&JOIN_PROTOCOL)),
-        Field(8, MAX, Text),
-    ],
-);
-
-pub(crate) const HEARTBEAT: Shape = shape(
-    4,
-    &[Field(0, MAX, Text), Field(0, MAX, INT32), Field(0, MAX, Text), Field(3, MAX, Text)],
-);
-
-const LEAVING_MEMBER: Struct =
-    plain(&[Field(0, MAX, Text), Field(0, MAX, Text), Field(5, MAX, Text)]);
-pub(crate) const LEAVE_GROUP: Shape =
-    shape(4, &[Field(0, MAX, Text), Field(0, 2, Text), Field(3, MAX, Structs(&LEAVING_MEMBER))]);
-
-const SYNC_ASSIGNMENT: Struct = plain(&[Field(0, MAX, Text), Field(0, MAX, Bytes)]);
-pub(crate) const SYNC_GROUP: Shape = shape(
-    4,
-    &[
-        Field(0, MAX, Text),
-        Field(0, MAX, INT32),
-        Field(0, MAX, Text),
-        Field(3, MAX, Text),
-        Field(5, MAX, Text),
-        Field(5, MAX, Text),
-        Field(0, MAX, Structs(&SYNC_ASSIGNMENT)),
-    ],
-);
-
-pub(crate) const DESCRIBE_GROUPS: Shape =
-    shape(5, &[Field(0, MAX, Values(&Text)), Field(3, MAX, BOOL)]);
-
-pub(crate) const LIST_GROUPS: Shape =
-    shape(3, &[Field(4, MAX, Values(&Text)), Field(5, MAX, Values(&Text))]);
-
-pub(crate) const API_VERSIONS: Shape = shape(3, &[Field(3, MAX, Text), Field(3, MAX, Text)]);
-
-const ASSIGNED_REPLICAS: Struct = plain(&[Field(0, MAX, INT32), Field(0, MAX, Values(&INT32))]);
-const NEW_TOPIC_CONFIG: Struct = plain(&[Field(0, MAX, Text), Field(0, MAX, Text)]);
-const NEW_TOPIC: Struct = plain(&[
-    Field(0, MAX, Text),
-    Field(0, MAX, INT32),
-    Field(0, MAX, INT16),
-    Field(0, MAX, Structs(&ASSIGNED_REPLICAS)),
-    Field(0, MAX, Structs(&NEW_TOPIC_CONFIG)),
-]);
-pub(crate) const CREATE_TOPICS: Shape =
-    shape(5, &[Field(0, MAX, Structs(&NEW_TOPIC)), Field(0, MAX, INT32), Field(0, MAX, BOOL)]);
-
-const DOOMED_TOPIC: Struct = plain(&[Field(0, MAX, Text), Field(0, MAX, UUID)]);
-pub(crate) const DELETE_TOPICS: Shape = shape(
-    4,
-    &[Field(6, MAX, Structs(&DOOMED_TOPIC)), Field(0, 5, Values(&Text)), Field(0, MAX, INT32)],
-);
-
-pub(crate) const INIT_PRODUCER_ID: Shape = shape(
-    2,
-    &[Field(0, MAX, Text), Field(0, MAX, INT32), Field(3, MAX, INT64), Field(3, MAX, INT16)],
-);
-
-const EPOCH_PARTITION: Struct =
-    plain(&[Field(0, MAX, INT32), Field(0, MAX, INT32), Field(0, MAX, INT32)]);
-const EPOCH_TOPIC: Struct = plain(&[Field(0, MAX, Text), Field(0, MAX, Structs(&EPOCH_PARTITION))]);
-pub(crate) const OFFSET_FOR_LEADER_EPOCH: Shape =
-    shape(4, &[Field(3, MAX, INT32), Field(0, MAX, Structs(&EPOCH_TOPIC))]);
-
-const CONFIG_RESOURCE: Struct =
-    plain(&[Field(0, MAX, INT8), Field(0, MAX, Text), Field(0, MAX, Values(&Text))]);
-pub(crate) const DESCRIBE_CONFIGS: Shape =
-    shape(4, &[Field(0, MAX, Structs(&CONFIG_RESOURCE)), Field(0, MAX, BOOL), Field(3, MAX, BOOL)]);
-
-const NEW_PARTITION: Struct = plain(&[Field(0, MAX, Values(&INT32))]);
-const GROWING_TOPIC: Struct =
-    plain(&[Field(0, MAX, Text), Field(0, MAX, INT32), Field(0, MAX, Structs(&NEW_PARTITION))]);
-pub(crate) const CREATE_PARTITIONS: Shape =
-    shape(2, &[Field(0, MAX, Structs(&GROWING_TOPIC)), Field(0, MAX, INT32), Field(0, MAX, BOOL)]);
-
-pub(crate) const DELETE_GROUPS: Shape = shape(2, &[Field(0, MAX, Values(&Text))]);
-
-pub(crate) const DESCRIBE_CLUSTER: Shape =
-    shape(0, &[Field(0, MAX, BOOL), Field(1, MAX, INT8), Field(2, MAX, BOOL)]);
 
 /// A request's bytes do not have the shape of such a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

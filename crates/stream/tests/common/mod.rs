@@ -277,6 +277,7 @@ impl Fold for Hash {
         &self,
         stream: StreamId,
         _: u8,
+        _: StreamOffset,
         previous: Option<&[u8]>,
         batches: &[Batch],
     ) -> Option<Vec<u8>> {
@@ -304,13 +305,19 @@ pub fn state_of(stream: &Stream) -> Option<Vec<u8>> {
     let replay = stream.replay();
     match replay.batches.is_empty() {
         true => replay.checkpoint.map(|bytes| bytes.to_vec()),
-        false => Hash.fold(stream.id(), 0, replay.checkpoint.as_deref(), &replay.batches),
+        false => Hash.fold(
+            stream.id(),
+            0,
+            stream.start_offset(),
+            replay.checkpoint.as_deref(),
+            &replay.batches,
+        ),
     }
 }
 
 /// What [`state_of`] has to be when the stream has had these batches.
 pub fn expected_state(stream: StreamId, batches: &[Batch]) -> Option<Vec<u8>> {
-    if batches.is_empty() { None } else { Hash.fold(stream, 0, None, batches) }
+    if batches.is_empty() { None } else { Hash.fold(stream, 0, StreamOffset(0), None, batches) }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

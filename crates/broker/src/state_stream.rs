@@ -1,0 +1,94 @@
+//! State streams: what a coordinator remembers, as records in a stream that is kept as its checkpoint alone.
+//!
+//! Kafka keeps such state in compacted internal topics. A state stream is one whose compaction is the fold of its checkpoint.
+
+use alluvium_stream::{
+    AppendError, Change, Store, StoreError, StreamEpoch, StreamId, StreamWriter,
+};
+
+/// The committed offsets of groups.
+pub(crate) const KIND_OFFSETS: u8 = alluvium_stream::KIND_STATE;
+/// Transactions.
+pub(crate) const KIND_TRANSACTIONS: u8 = 2;
+/// Members of groups whose assignment the server computes.
+pub(crate) const KIND_GROUP_MEMBERS: u8 = 3;
+
+/// Why a state stream could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum StateError {
+    /// The store failed.
+    #[error("{0}")]
+    Store(#[from] StoreError),
+    /// The catalog's metadata names no stream.
+    #[error("the catalog says {value:?} for {key}, which is no stream id")]
+    BadMetadata {
+        /// The metadata key.
+        key: &'static str,
+        /// Its value, unprintable bytes escaped.
+        value: String,
+    },
+    /// The catalog names a stream that does not exist.
+    #[error("the stream {0} does not exist")]
+    NoStream(StreamId),
+}
+
+/// Why a record was not appended; nothing has changed.
+#[derive(Debug)]
+pub(crate) enum Refused {
+    /// The store has no room now; see [`Store::room`].
+    NoRoom,
+    /// The record is larger than the store takes.
+    TooLarge,
+    /// Another server writes this state now.
+    Fenced,
+    /// The store has failed.
+    Failed(String),
+}
+
+impl From<AppendError> for Refused {
+    fn from(error: AppendError) -> Self {
+        match error {
+            AppendError::Full => Self::NoRoom,
+            AppendError::TooLarge { .. } => Self::TooLarge,
+            AppendError::Fenced { .. } => Self::Fenced,
+            error @ (AppendError::NotNext { .. }
+            | AppendError::Deleted
+            | AppendError::Failed(_)) => Self::Failed(error.to_string()),
+        }
+    }
+}
+
+/// Find the stream that the catalog's metadata names under `key`, or create it, and become its writer. One server coordinates everything,
+/// for ever, so there is one epoch.
+///
+/// # Errors
+/// Metadata that make no sense, a failed store.
+pub(crate) async fn open(
+    store: &Store,
+    key: &'static str,
+    kind: u8,
+) -> Result<StreamWriter, StateError> {
+    let found = store.meta(key).into_iter().find(|(found, _)| found == key);
+    let id = match found {
+        Some((_, value)) => parse_stream_id(key, &value)?,
+        None => create(store, key, kind).await?,
+    };
+    store.stream(id).ok_or(StateError::NoStream(id))?;
+    Ok(store.open_stream(id, StreamEpoch(0)).await?)
+}
+
+fn parse_stream_id(key: &'static str, value: &[u8]) -> Result<StreamId, StateError> {
+    let id = std::str::from_utf8(value).ok().and_then(|text| text.parse().ok());
+    id.map(StreamId)
+        .ok_or_else(|| StateError::BadMetadata { key, value: value.escape_ascii().to_string() })
+}
+
+async fn create(store: &Store, key: &'static str, kind: u8) -> Result<StreamId, StateError> {
+    let ids = store.new_stream_ids(1).await?;
+    let id =
+        *ids.first().ok_or_else(|| StoreError::Failed("no stream id was handed out".to_owned()))?;
+    let create = Change::CreateStream { id, kind };
+    let remember = Change::PutMeta { key: key.to_owned(), value: id.to_string().into_bytes() };
+    store.commit(vec![create, remember]).await?;
+    Ok(id)
+}

@@ -1,0 +1,19 @@
+//! The server itself.
+
+use super::*;
+
+const METADATA_TOPIC: Struct = plain(&[Field(10, MAX, UUID), Field(0, MAX, Text)]);
+pub(crate) const METADATA: Shape = shape(
+    9,
+    &[
+        Field(0, MAX, Structs(&METADATA_TOPIC)),
+        Field(4, MAX, BOOL),
+        Field(8, 10, BOOL),
+        Field(8, MAX, BOOL),
+    ],
+);
+
+pub(crate) const API_VERSIONS: Shape = shape(3, &[Field(3, MAX, Text), Field(3, MAX, Text)]);
+
+pub(crate) const DESCRIBE_CLUSTER: Shape =
+    shape(0, &[Field(0, MAX, BOOL), Field(1, MAX, INT8), Field(2, MAX, BOOL)]);
