@@ -22,6 +22,7 @@ mod retention;
 mod server;
 mod sessions;
 mod state_stream;
+mod state_table;
 mod topic_config;
 mod topics;
 mod wire;
@@ -48,6 +49,7 @@ use state_stream::KIND_OFFSETS;
 use topics::Topics;
 
 pub use state_stream::StateError;
+pub use state_table::Corrupt;
 
 pub use config::{BrokerConfig, InvalidConfig};
 
@@ -102,7 +104,7 @@ impl Fold for BrokerFold {
     ) -> Option<Vec<u8>> {
         match kind {
             KIND_LOG => producer_state::fold(previous, batches),
-            KIND_OFFSETS => groups::fold(previous, batches),
+            KIND_OFFSETS => state_table::fold::<groups::Offsets>(previous, batches),
             // No stream of another kind was ever created.
             other => unreachable!("streams of kind {other} have no owner here"),
         }

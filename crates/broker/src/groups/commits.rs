@@ -18,11 +18,12 @@ use kafka_protocol::messages::{
 use kafka_protocol::protocol::StrBytes;
 
 use super::offset_log::{Appended, Prepared, Refused};
-use super::offsets::{Committed, MAX_STRING_BYTES, Offsets, Position, Record};
+use super::offsets::{Committed, Offsets, Position, Record};
 use super::registry::now;
 use super::{Groups, GroupsError, MAX_GROUP_ID_BYTES, Shared};
 use crate::partition::unix_time_ms;
 use crate::state_stream;
+use crate::state_table::MAX_STRING_BYTES;
 use crate::wire::once;
 
 /// Why nothing was put in line.

@@ -39,8 +39,9 @@ use registry::{Registry, Slot, now};
 
 use crate::partition::unix_time_ms;
 use crate::state_stream::StateError;
+use crate::state_table::Corrupt;
 
-pub use offsets::{Corrupt, fold};
+pub(crate) use offsets::Offsets;
 
 /// The longest group id: what a protocol string with a 16-bit length can carry.
 const MAX_GROUP_ID_BYTES: usize = i16::MAX as usize;

@@ -14,6 +14,7 @@ use parking_lot::Mutex;
 use super::GroupsError;
 use super::offsets::{Offsets, Record};
 use crate::state_stream::{self, KIND_OFFSETS};
+use crate::state_table;
 
 /// Catalog metadata: the id of the offsets stream, in decimal.
 const STREAM_KEY: &str = "groups/offsets-stream";
@@ -77,7 +78,7 @@ impl OffsetLog {
     pub(super) async fn open(store: Store, max_table_bytes: usize) -> Result<Self, GroupsError> {
         let stream = state_stream::open(&store, STREAM_KEY, KIND_OFFSETS).await?;
         let replay = stream.replay();
-        let table = Offsets::rebuild(replay.checkpoint.as_deref(), &replay.batches)?;
+        let table = state_table::rebuild::<Offsets>(replay.checkpoint.as_deref(), &replay.batches)?;
         tracing::debug!(
             stream = %stream.id(),
             groups = table.groups().count(),

@@ -5,8 +5,7 @@
 //!
 //! # Format, version 1
 //!
-//! Integers are little-endian. `str` is a u16 length in bytes and that much UTF-8; a list is a u32 count and its elements.
-//! Nothing may follow the last field. A reader refuses an unknown version or kind: to guess would lose offsets.
+//! Written as [`crate::state_table`] says. A reader refuses an unknown version or kind: to guess would lose offsets.
 //!
 //! **Record**: `version: u8 = 1`, `kind: u8`, then
 //!
@@ -23,36 +22,21 @@
 //! (partition: i32, offset: i64, leader epoch: i32, committed at: i64, metadata: str))), `crc: u32` = CRC32C of all before it. Groups, topics
 //! and partitions are in ascending order, so equal tables have equal bytes.
 //!
-//! **Quarantine**: magic `ALGQ`, `version: u8 = 1`, list of blobs (u32 length, bytes), `crc: u32`. The store drops batches once they are
-//! folded, and [`fold`] can not refuse; so if it meets something that it can not read (which only a defect, or a newer version's
-//! records, can cause), it keeps its input unread: first the previous checkpoint, then each batch. [`Offsets::decode`] of a
-//! quarantine fails with the reason, so the coordinator does not open and nothing is lost.
+//! **Quarantine**: magic `ALGQ`, see [`crate::state_table`].
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::str;
 
-use alluvium_stream::Batch;
+use crate::state_table::{Corrupt, Reader, Table, Writer};
 
 const VERSION: u8 = 1;
-const CHECKPOINT: [u8; 4] = *b"ALGO";
-const QUARANTINE: [u8; 4] = *b"ALGQ";
-const CRC_LEN: usize = 4;
 
 const KIND_COMMIT: u8 = 1;
 const KIND_GROUP_DELETED: u8 = 2;
 const KIND_TOPICS_DELETED: u8 = 3;
 const KIND_EXPIRED: u8 = 4;
 
-/// The longest string that the format can hold; what comes from clients is checked against it at the door.
-pub(super) const MAX_STRING_BYTES: usize = u16::MAX as usize;
-
 /// What an entry, a topic or a group takes in memory beside its strings; measured by eye, used for the bound only.
 const ENTRY_BYTES: usize = 96;
-
-/// Bytes that are no record or no checkpoint.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("committed offsets are not readable: {0}")]
-pub struct Corrupt(String);
 
 /// One committed offset.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -102,7 +86,8 @@ impl Record {
 
     /// Strings must not be longer than [`MAX_STRING_BYTES`].
     pub(super) fn encode(&self) -> Vec<u8> {
-        let mut out = Writer(vec![VERSION]);
+        let mut out = Writer::default();
+        out.u8(VERSION);
         match self {
             Record::Commit { group, committed_at_ms, topics } => {
                 out.u8(KIND_COMMIT);
@@ -135,12 +120,12 @@ impl Record {
                 });
             }
         }
-        out.0
+        out.into_bytes()
     }
 
     pub(super) fn decode(bytes: &[u8]) -> Result<Self, Corrupt> {
-        let mut reader = Reader(bytes);
-        reader.version("record")?;
+        let mut reader = Reader::new(bytes);
+        reader.version("record", VERSION)?;
         let record = match reader.u8()? {
             KIND_COMMIT => Record::Commit {
                 group: reader.str()?,
@@ -164,7 +149,7 @@ impl Record {
                 group: reader.str()?,
                 topics: reader.list(|reader| Ok((reader.str()?, reader.list(Reader::i32)?)))?,
             },
-            kind => return Err(Corrupt(format!("a record of the unknown kind {kind}"))),
+            kind => return Err(Corrupt::unknown_kind(kind)),
         };
         reader.end()?;
         Ok(record)
@@ -176,7 +161,7 @@ pub(super) type GroupOffsets = BTreeMap<String, BTreeMap<i32, Committed>>;
 
 /// All committed offsets. No group and no topic in it is empty.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Offsets {
+pub(crate) struct Offsets {
     groups: BTreeMap<String, GroupOffsets>,
     size_bytes: usize,
 }
@@ -325,11 +310,20 @@ impl Offsets {
             self.size_bytes -= named_bytes(group);
         }
     }
+}
 
-    /// The checkpoint.
-    pub(super) fn encode(&self) -> Vec<u8> {
-        let mut out = Writer(CHECKPOINT.to_vec());
-        out.u8(VERSION);
+impl Table for Offsets {
+    const WHAT: &'static str = "committed offsets";
+    const CHECKPOINT: [u8; 4] = *b"ALGO";
+    const QUARANTINE: [u8; 4] = *b"ALGQ";
+    const VERSION: u8 = VERSION;
+
+    fn apply_encoded(&mut self, record: &[u8]) -> Result<(), Corrupt> {
+        self.apply(Record::decode(record)?);
+        Ok(())
+    }
+
+    fn write(&self, out: &mut Writer) {
         out.list(&self.groups, |out, (group, topics)| {
             out.str(group);
             out.list(topics, |out, (name, partitions)| {
@@ -343,20 +337,9 @@ impl Offsets {
                 });
             });
         });
-        out.sealed()
     }
 
-    /// Read a checkpoint.
-    pub(super) fn decode(bytes: &[u8]) -> Result<Self, Corrupt> {
-        let body = unseal(bytes)?;
-        let Some(body) = body.strip_prefix(&CHECKPOINT) else {
-            return Err(match quarantined(bytes) {
-                Some(blobs) => why_quarantined(&blobs),
-                None => Corrupt("a checkpoint without its magic number".to_owned()),
-            });
-        };
-        let mut reader = Reader(body);
-        reader.version("checkpoint")?;
+    fn read(reader: &mut Reader<'_>) -> Result<Self, Corrupt> {
         let mut offsets = Offsets::default();
         reader.list(|reader| {
             let group = reader.str()?;
@@ -378,187 +361,12 @@ impl Offsets {
                 })
             })
         })?;
-        reader.end()?;
-        Ok(offsets)
-    }
-
-    /// The table that a checkpoint and the batches after it describe.
-    pub(super) fn rebuild(checkpoint: Option<&[u8]>, batches: &[Batch]) -> Result<Self, Corrupt> {
-        let mut offsets = checkpoint.map(Self::decode).transpose()?.unwrap_or_default();
-        for batch in batches {
-            let record = Record::decode(&batch.payload).map_err(|Corrupt(cause)| {
-                Corrupt(format!("the batch at offset {}: {cause}", batch.base))
-            })?;
-            offsets.apply(record);
-        }
         Ok(offsets)
     }
 }
 
 fn named_bytes(name: &str) -> usize {
     ENTRY_BYTES + name.len()
-}
-
-/// The checkpoint of the offsets stream after `batches`, for the server's [`alluvium_stream::Fold`]. `None` as long as there is
-/// nothing to remember. Input that can not be read is kept as it is (see the format: quarantine) and reported by
-/// [`crate::groups::Groups::open`].
-pub fn fold(previous: Option<&[u8]>, batches: &[Batch]) -> Option<Vec<u8>> {
-    match Offsets::rebuild(previous, batches) {
-        Ok(offsets) => (previous.is_some() || !batches.is_empty()).then(|| offsets.encode()),
-        Err(error) => {
-            tracing::error!(%error, "group offsets are put into quarantine");
-            Some(quarantine(previous, batches))
-        }
-    }
-}
-
-fn quarantine(previous: Option<&[u8]>, batches: &[Batch]) -> Vec<u8> {
-    let kept = previous.and_then(quarantined);
-    let mut blobs = kept.unwrap_or_else(|| vec![previous.unwrap_or_default()]);
-    blobs.extend(batches.iter().map(|batch| &batch.payload[..]));
-    let mut out = Writer(QUARANTINE.to_vec());
-    out.u8(VERSION);
-    out.list(&blobs, |out, blob| {
-        out.len(blob.len());
-        out.0.extend_from_slice(blob);
-    });
-    out.sealed()
-}
-
-/// The blobs of an intact quarantine; `None` for anything else.
-fn quarantined(bytes: &[u8]) -> Option<Vec<&[u8]>> {
-    let mut reader = Reader(unseal(bytes).ok()?.strip_prefix(&QUARANTINE)?);
-    reader.version("quarantine").ok()?;
-    let blobs = reader.list(|reader| {
-        let len = reader.len()?;
-        reader.take(len)
-    });
-    blobs.ok()
-}
-
-/// The first blob that can not be read, and why.
-fn why_quarantined(blobs: &[&[u8]]) -> Corrupt {
-    let (checkpoint, records) =
-        blobs.split_first().map_or((&[][..], &[][..]), |(first, rest)| (*first, rest));
-    let checkpoint = (!checkpoint.is_empty()).then(|| Offsets::decode(checkpoint).map(drop));
-    let records = records.iter().map(|bytes| Record::decode(bytes).map(drop));
-    let cause = checkpoint.into_iter().chain(records).find_map(Result::err);
-    let cause =
-        cause.map_or_else(|| "which this version can read".to_owned(), |Corrupt(cause)| cause);
-    Corrupt(format!("they were put into quarantine because of {cause}"))
-}
-
-/// Verify and cut off the checksum.
-fn unseal(bytes: &[u8]) -> Result<&[u8], Corrupt> {
-    let at = bytes
-        .len()
-        .checked_sub(CRC_LEN)
-        .ok_or_else(|| Corrupt("a checkpoint shorter than its checksum".to_owned()))?;
-    let (body, crc) = bytes.split_at(at);
-    if crc == crc32c::crc32c(body).to_le_bytes() {
-        Ok(body)
-    } else {
-        Err(Corrupt(format!("a checkpoint of {} bytes whose checksum does not hold", bytes.len())))
-    }
-}
-
-struct Writer(Vec<u8>);
-
-impl Writer {
-    fn u8(&mut self, value: u8) {
-        self.0.push(value);
-    }
-    fn i32(&mut self, value: i32) {
-        self.0.extend_from_slice(&value.to_le_bytes());
-    }
-    fn i64(&mut self, value: i64) {
-        self.0.extend_from_slice(&value.to_le_bytes());
-    }
-    fn len(&mut self, value: usize) {
-        let value = u32::try_from(value).expect("counts are bounded by memory far below 2^32");
-        self.0.extend_from_slice(&value.to_le_bytes());
-    }
-    fn str(&mut self, value: &str) {
-        let len = u16::try_from(value.len())
-            .expect("strings were checked against MAX_STRING_BYTES at the door");
-        self.0.extend_from_slice(&len.to_le_bytes());
-        self.0.extend_from_slice(value.as_bytes());
-    }
-    fn list<I>(&mut self, items: I, mut write: impl FnMut(&mut Self, I::Item))
-    where
-        I: IntoIterator<IntoIter: ExactSizeIterator>,
-    {
-        let items = items.into_iter();
-        self.len(items.len());
-        for item in items {
-            write(self, item);
-        }
-    }
-    fn sealed(mut self) -> Vec<u8> {
-        let crc = crc32c::crc32c(&self.0);
-        self.0.extend_from_slice(&crc.to_le_bytes());
-        self.0
-    }
-}
-
-struct Reader<'a>(&'a [u8]);
-
-impl<'a> Reader<'a> {
-    fn take(&mut self, len: usize) -> Result<&'a [u8], Corrupt> {
-        let short = || Corrupt(format!("{} bytes where {len} were promised", self.0.len()));
-        let (taken, rest) = self.0.split_at_checked(len).ok_or_else(short)?;
-        self.0 = rest;
-        Ok(taken)
-    }
-    fn array<const N: usize>(&mut self) -> Result<[u8; N], Corrupt> {
-        let mut array = [0; N];
-        array.copy_from_slice(self.take(N)?);
-        Ok(array)
-    }
-    fn u8(&mut self) -> Result<u8, Corrupt> {
-        Ok(u8::from_le_bytes(self.array()?))
-    }
-    fn i32(&mut self) -> Result<i32, Corrupt> {
-        Ok(i32::from_le_bytes(self.array()?))
-    }
-    fn i64(&mut self) -> Result<i64, Corrupt> {
-        Ok(i64::from_le_bytes(self.array()?))
-    }
-    fn len(&mut self) -> Result<usize, Corrupt> {
-        Ok(u32::from_le_bytes(self.array()?) as usize)
-    }
-    fn str(&mut self) -> Result<String, Corrupt> {
-        let len = u16::from_le_bytes(self.array()?);
-        let bytes = self.take(usize::from(len))?;
-        let text = str::from_utf8(bytes)
-            .map_err(|error| Corrupt(format!("a string that is not UTF-8: {error}")))?;
-        Ok(text.to_owned())
-    }
-    /// Reserves nothing ahead: a corrupt count fails at the first missing element.
-    fn list<T>(
-        &mut self,
-        mut read: impl FnMut(&mut Self) -> Result<T, Corrupt>,
-    ) -> Result<Vec<T>, Corrupt> {
-        let count = self.len()?;
-        let mut items = Vec::new();
-        for _ in 0..count {
-            items.push(read(self)?);
-        }
-        Ok(items)
-    }
-    fn version(&mut self, what: &str) -> Result<(), Corrupt> {
-        match self.u8()? {
-            VERSION => Ok(()),
-            version => Err(Corrupt(format!("a {what} of the unknown format version {version}"))),
-        }
-    }
-    fn end(&self) -> Result<(), Corrupt> {
-        if self.0.is_empty() {
-            Ok(())
-        } else {
-            Err(Corrupt(format!("{} bytes after the last field", self.0.len())))
-        }
-    }
 }
 
 #[cfg(test)]

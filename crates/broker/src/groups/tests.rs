@@ -37,7 +37,7 @@ impl Fold for TestFold {
         previous: Option<&[u8]>,
         batches: &[Batch],
     ) -> Option<Vec<u8>> {
-        fold(previous, batches)
+        crate::state_table::fold::<Offsets>(previous, batches)
     }
 }
 

@@ -1,9 +1,14 @@
 //! Properties of the table and its encodings, over seeded random records.
 
-use alluvium_stream::StreamOffset;
+use alluvium_stream::{Batch, StreamOffset};
 use bytes::Bytes;
 
 use super::*;
+use crate::state_table::{decode, encode, quarantined};
+
+fn fold(previous: Option<&[u8]>, batches: &[Batch]) -> Option<Vec<u8>> {
+    crate::state_table::fold::<Offsets>(previous, batches)
+}
 
 /// SplitMix64.
 struct Random(u64);
@@ -101,7 +106,7 @@ fn folding_in_pieces_is_folding_at_once() {
             rest = after;
         }
         assert_eq!(pieces.as_deref(), Some(&at_once[..]), "seed {seed}");
-        let decoded = Offsets::decode(&at_once).expect("a checkpoint is readable");
+        let decoded = decode::<Offsets>(&at_once).expect("a checkpoint is readable");
         assert_eq!(decoded, table(&records), "seed {seed}; the accounted size included");
     }
     assert_eq!(fold(None, &[]), None);
@@ -124,8 +129,8 @@ fn version_1_stays_readable() {
     assert_eq!(commit("g", "t", 2, 5).encode(), record);
     let body: &[u8] = b"ALGO\x01\x01\0\0\0\x01\x00g\x01\0\0\0\x01\x00t\x01\0\0\0\x02\0\0\0\x05\0\0\0\0\0\0\0\x03\0\0\0\x05\0\0\0\0\0\0\0\x04\x00note";
     let checkpoint = [body, &0x7ae6_afcf_u32.to_le_bytes()].concat();
-    assert_eq!(Offsets::decode(&checkpoint), Ok(table(&[commit("g", "t", 2, 5)])));
-    assert_eq!(table(&[commit("g", "t", 2, 5)]).encode(), checkpoint);
+    assert_eq!(decode::<Offsets>(&checkpoint), Ok(table(&[commit("g", "t", 2, 5)])));
+    assert_eq!(encode(&table(&[commit("g", "t", 2, 5)])), checkpoint);
 }
 
 #[test]
@@ -155,14 +160,14 @@ fn a_changed_or_cut_record_is_an_error_or_another_record_but_never_a_panic() {
 
 #[test]
 fn every_changed_bit_of_a_checkpoint_is_noticed() {
-    let checkpoint = table(&[commit("g", "t", 0, 5), commit("h", "u", 1, 6)]).encode();
+    let checkpoint = encode(&table(&[commit("g", "t", 0, 5), commit("h", "u", 1, 6)]));
     for at in 0..checkpoint.len() {
         for bit in 0..8 {
             let mut changed = checkpoint.clone();
             changed[at] ^= 1 << bit;
-            Offsets::decode(&changed).expect_err("a changed bit");
+            decode::<Offsets>(&changed).expect_err("a changed bit");
         }
-        Offsets::decode(&checkpoint[..at]).expect_err("a cut checkpoint");
+        decode::<Offsets>(&checkpoint[..at]).expect_err("a cut checkpoint");
     }
 }
 
@@ -173,14 +178,14 @@ fn what_can_not_be_read_is_kept_and_reported() {
     let before = fold(None, &good).expect("a checkpoint");
     let kept = fold(Some(&before), &[good[0].clone(), bad.clone()]).expect("a quarantine");
     let kept = fold(Some(&kept), &good).expect("a larger quarantine");
-    let blobs = quarantined(&kept).expect("it is intact");
+    let blobs = quarantined::<Offsets>(&kept).expect("it is intact");
     assert_eq!(blobs, [&before[..], &good[0].payload, &bad.payload, &good[0].payload]);
-    let Corrupt(cause) = Offsets::decode(&kept).expect_err("a quarantine is no table");
+    let cause = decode::<Offsets>(&kept).expect_err("a quarantine is no table").to_string();
     assert!(cause.contains("unknown format version 9"), "{cause}");
 
     let kept = fold(Some(b"rubbish"), &good).expect("a quarantine");
-    assert_eq!(quarantined(&kept), Some(vec![&b"rubbish"[..], &good[0].payload]));
-    Offsets::decode(&kept).expect_err("a quarantine is no table");
+    assert_eq!(quarantined::<Offsets>(&kept), Some(vec![&b"rubbish"[..], &good[0].payload]));
+    decode::<Offsets>(&kept).expect_err("a quarantine is no table");
 }
 
 #[test]

@@ -1,0 +1,263 @@
+//! What a state stream remembers: a table, the records that change it, and its checkpoint. The encoding that all of them share.
+//!
+//! Integers are little-endian. `str` is a u16 length in bytes and that much UTF-8; a list is a u32 count and its elements.
+//! Nothing may follow the last field.
+//!
+//! **Record**: as its table says; it begins with a version. Records carry no checksum of their own: the write-ahead log's covers them, and
+//! they are kept nowhere else.
+//!
+//! **Checkpoint**: magic (4 bytes), `version: u8`, the table, `crc: u32` = CRC32C of all before it. Equal tables have equal bytes.
+//!
+//! **Quarantine**: magic (4 bytes), `version: u8 = 1`, list of blobs (u32 length, bytes), `crc: u32`. The store drops batches once they are
+//! folded, and a fold can not refuse; so if it meets something that it can not read (which only a defect, or a newer version's
+//! records, can cause), it keeps its input unread: first the previous checkpoint, then each batch. [`decode`] of a
+//! quarantine fails with the reason, so the server does not start and nothing is lost.
+
+use alluvium_stream::Batch;
+
+const CRC_LEN: usize = 4;
+const QUARANTINE_VERSION: u8 = 1;
+
+/// The longest string that the format can hold; what comes from clients is checked against it at the door.
+pub(crate) const MAX_STRING_BYTES: usize = u16::MAX as usize;
+
+/// Bytes that are no record or no checkpoint.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Corrupt(String);
+
+impl Corrupt {
+    pub(crate) fn new(what: impl Into<String>) -> Self {
+        Self(what.into())
+    }
+
+    pub(crate) fn unknown_kind(kind: u8) -> Self {
+        Self(format!("a record of the unknown kind {kind}"))
+    }
+}
+
+/// What the records of a state stream make.
+pub(crate) trait Table: Default {
+    /// For people.
+    const WHAT: &'static str;
+    const CHECKPOINT: [u8; 4];
+    const QUARANTINE: [u8; 4];
+    /// Of the checkpoint.
+    const VERSION: u8;
+
+    /// Change the table as an encoded record says.
+    fn apply_encoded(&mut self, record: &[u8]) -> Result<(), Corrupt>;
+    /// Write the table, in an order that equal tables share.
+    fn write(&self, out: &mut Writer);
+    /// Read what [`Self::write`] has written.
+    fn read(reader: &mut Reader<'_>) -> Result<Self, Corrupt>;
+}
+
+/// The checkpoint of a table.
+pub(crate) fn encode<T: Table>(table: &T) -> Vec<u8> {
+    let mut out = Writer(T::CHECKPOINT.to_vec());
+    out.u8(T::VERSION);
+    table.write(&mut out);
+    out.sealed()
+}
+
+/// Read a checkpoint.
+pub(crate) fn decode<T: Table>(bytes: &[u8]) -> Result<T, Corrupt> {
+    let body = unseal(bytes)?;
+    let Some(body) = body.strip_prefix(&T::CHECKPOINT) else {
+        return Err(match quarantined::<T>(bytes) {
+            Some(blobs) => why_quarantined::<T>(&blobs),
+            None => Corrupt("a checkpoint without its magic number".to_owned()),
+        });
+    };
+    let mut reader = Reader(body);
+    reader.version("checkpoint", T::VERSION)?;
+    let table = T::read(&mut reader)?;
+    reader.end()?;
+    Ok(table)
+}
+
+/// The table that a checkpoint and the batches after it describe.
+pub(crate) fn rebuild<T: Table>(
+    checkpoint: Option<&[u8]>,
+    batches: &[Batch],
+) -> Result<T, Corrupt> {
+    let mut table: T = checkpoint.map(decode).transpose()?.unwrap_or_default();
+    for batch in batches {
+        table.apply_encoded(&batch.payload).map_err(|Corrupt(cause)| {
+            Corrupt(format!("the batch at offset {}: {cause}", batch.base))
+        })?;
+    }
+    Ok(table)
+}
+
+/// The checkpoint after `batches`, see [`alluvium_stream::Fold`]. `None` as long as there is nothing to remember. Input that can not be read
+/// goes into quarantine.
+pub(crate) fn fold<T: Table>(previous: Option<&[u8]>, batches: &[Batch]) -> Option<Vec<u8>> {
+    match rebuild::<T>(previous, batches) {
+        Ok(table) => (previous.is_some() || !batches.is_empty()).then(|| encode(&table)),
+        Err(error) => {
+            tracing::error!(%error, "{} are put into quarantine", T::WHAT);
+            Some(quarantine::<T>(previous, batches))
+        }
+    }
+}
+
+fn quarantine<T: Table>(previous: Option<&[u8]>, batches: &[Batch]) -> Vec<u8> {
+    let kept = previous.and_then(quarantined::<T>);
+    let mut blobs = kept.unwrap_or_else(|| vec![previous.unwrap_or_default()]);
+    blobs.extend(batches.iter().map(|batch| &batch.payload[..]));
+    let mut out = Writer(T::QUARANTINE.to_vec());
+    out.u8(QUARANTINE_VERSION);
+    out.list(&blobs, |out, blob| {
+        out.len(blob.len());
+        out.0.extend_from_slice(blob);
+    });
+    out.sealed()
+}
+
+/// The blobs of an intact quarantine; `None` for anything else.
+pub(crate) fn quarantined<T: Table>(bytes: &[u8]) -> Option<Vec<&[u8]>> {
+    let mut reader = Reader(unseal(bytes).ok()?.strip_prefix(&T::QUARANTINE)?);
+    reader.version("quarantine", QUARANTINE_VERSION).ok()?;
+    let blobs = reader.list(|reader| {
+        let len = reader.len()?;
+        reader.take(len)
+    });
+    blobs.ok()
+}
+
+/// The first blob that can not be read, and why.
+fn why_quarantined<T: Table>(blobs: &[&[u8]]) -> Corrupt {
+    let (checkpoint, records) =
+        blobs.split_first().map_or((&[][..], &[][..]), |(first, rest)| (*first, rest));
+    let checkpoint = (!checkpoint.is_empty()).then(|| decode::<T>(checkpoint).map(drop));
+    let mut scratch = T::default();
+    let records = records.iter().map(|bytes| scratch.apply_encoded(bytes));
+    let cause = checkpoint.into_iter().chain(records).find_map(Result::err);
+    let cause =
+        cause.map_or_else(|| "which this version can read".to_owned(), |Corrupt(cause)| cause);
+    Corrupt(format!("they were put into quarantine because of {cause}"))
+}
+
+/// Verify and cut off the checksum.
+fn unseal(bytes: &[u8]) -> Result<&[u8], Corrupt> {
+    let at = bytes
+        .len()
+        .checked_sub(CRC_LEN)
+        .ok_or_else(|| Corrupt("a checkpoint shorter than its checksum".to_owned()))?;
+    let (body, crc) = bytes.split_at(at);
+    if crc == crc32c::crc32c(body).to_le_bytes() {
+        Ok(body)
+    } else {
+        Err(Corrupt(format!("a checkpoint of {} bytes whose checksum does not hold", bytes.len())))
+    }
+}
+
+/// Writes fields.
+#[derive(Default)]
+pub(crate) struct Writer(Vec<u8>);
+
+impl Writer {
+    pub(crate) fn into_bytes(self) -> Vec<u8> {
+        self.0
+    }
+    pub(crate) fn u8(&mut self, value: u8) {
+        self.0.push(value);
+    }
+    pub(crate) fn i32(&mut self, value: i32) {
+        self.0.extend_from_slice(&value.to_le_bytes());
+    }
+    pub(crate) fn i64(&mut self, value: i64) {
+        self.0.extend_from_slice(&value.to_le_bytes());
+    }
+    pub(crate) fn len(&mut self, value: usize) {
+        let value = u32::try_from(value).expect("counts are bounded by memory far below 2^32");
+        self.0.extend_from_slice(&value.to_le_bytes());
+    }
+    pub(crate) fn str(&mut self, value: &str) {
+        let len = u16::try_from(value.len())
+            .expect("strings were checked against MAX_STRING_BYTES at the door");
+        self.0.extend_from_slice(&len.to_le_bytes());
+        self.0.extend_from_slice(value.as_bytes());
+    }
+    pub(crate) fn list<I>(&mut self, items: I, mut write: impl FnMut(&mut Self, I::Item))
+    where
+        I: IntoIterator<IntoIter: ExactSizeIterator>,
+    {
+        let items = items.into_iter();
+        self.len(items.len());
+        for item in items {
+            write(self, item);
+        }
+    }
+    fn sealed(mut self) -> Vec<u8> {
+        let crc = crc32c::crc32c(&self.0);
+        self.0.extend_from_slice(&crc.to_le_bytes());
+        self.0
+    }
+}
+
+/// Reads them again. Every error is [`Corrupt`].
+pub(crate) struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    pub(crate) fn new(bytes: &'a [u8]) -> Self {
+        Self(bytes)
+    }
+    pub(crate) fn take(&mut self, len: usize) -> Result<&'a [u8], Corrupt> {
+        let short = || Corrupt(format!("{} bytes where {len} were promised", self.0.len()));
+        let (taken, rest) = self.0.split_at_checked(len).ok_or_else(short)?;
+        self.0 = rest;
+        Ok(taken)
+    }
+    pub(crate) fn array<const N: usize>(&mut self) -> Result<[u8; N], Corrupt> {
+        let mut array = [0; N];
+        array.copy_from_slice(self.take(N)?);
+        Ok(array)
+    }
+    pub(crate) fn u8(&mut self) -> Result<u8, Corrupt> {
+        Ok(u8::from_le_bytes(self.array()?))
+    }
+    pub(crate) fn i32(&mut self) -> Result<i32, Corrupt> {
+        Ok(i32::from_le_bytes(self.array()?))
+    }
+    pub(crate) fn i64(&mut self) -> Result<i64, Corrupt> {
+        Ok(i64::from_le_bytes(self.array()?))
+    }
+    pub(crate) fn len(&mut self) -> Result<usize, Corrupt> {
+        Ok(u32::from_le_bytes(self.array()?) as usize)
+    }
+    pub(crate) fn str(&mut self) -> Result<String, Corrupt> {
+        let len = u16::from_le_bytes(self.array()?);
+        let bytes = self.take(usize::from(len))?;
+        let text = std::str::from_utf8(bytes)
+            .map_err(|error| Corrupt(format!("a string that is not UTF-8: {error}")))?;
+        Ok(text.to_owned())
+    }
+    /// Reserves nothing ahead: a corrupt count fails at the first missing element.
+    pub(crate) fn list<T>(
+        &mut self,
+        mut read: impl FnMut(&mut Self) -> Result<T, Corrupt>,
+    ) -> Result<Vec<T>, Corrupt> {
+        let count = self.len()?;
+        let mut items = Vec::new();
+        for _ in 0..count {
+            items.push(read(self)?);
+        }
+        Ok(items)
+    }
+    pub(crate) fn version(&mut self, what: &str, known: u8) -> Result<(), Corrupt> {
+        match self.u8()? {
+            version if version == known => Ok(()),
+            version => Err(Corrupt(format!("a {what} of the unknown format version {version}"))),
+        }
+    }
+    pub(crate) fn end(&self) -> Result<(), Corrupt> {
+        if self.0.is_empty() {
+            Ok(())
+        } else {
+            Err(Corrupt(format!("{} bytes after the last field", self.0.len())))
+        }
+    }
+}
