@@ -115,6 +115,16 @@ impl BatchHeader {
         self.producer_id >= 0
     }
 
+    /// The batch is part of its producer's transaction.
+    pub(crate) fn is_transactional(&self) -> bool {
+        self.attributes & TRANSACTIONAL != 0
+    }
+
+    /// The batch is the server's own: it ends a transaction.
+    pub(crate) fn is_control(&self) -> bool {
+        self.attributes & CONTROL != 0
+    }
+
     /// Offsets that the batch takes.
     pub(crate) fn offsets(&self) -> u32 {
         self.last_offset_delta.unsigned_abs() + 1
@@ -209,11 +219,11 @@ pub(crate) fn check_produced(
         }
         Some(_) => {}
     }
-    if header.attributes & CONTROL != 0 {
+    if header.is_control() {
         return invalid("clients may not write control batches".into());
     }
-    if header.attributes & TRANSACTIONAL != 0 {
-        return Err(ApiError::InvalidTransactionState);
+    if header.is_transactional() && !header.is_idempotent() {
+        return invalid("a transactional batch without a producer id".into());
     }
     if header.is_log_append_time() {
         return Err(ApiError::InvalidTimestamp(
@@ -246,6 +256,58 @@ pub(crate) fn set_max_timestamp(batch: &mut [u8], max_timestamp_ms: i64) {
     batch[MAX_TIMESTAMP..MAX_TIMESTAMP + 8].copy_from_slice(&max_timestamp_ms.to_be_bytes());
     let crc = crc32c::crc32c(&batch[ATTRIBUTES..]);
     batch[CRC..CRC + 4].copy_from_slice(&crc.to_be_bytes());
+}
+
+/// What a control batch tells about its producer's transaction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    Abort,
+    Commit,
+}
+
+/// The one record of a control batch. Key: version and type, value: version and the coordinator's epoch (`ControlRecordType` and
+/// `EndTransactionMarker` of Kafka).
+const MARKER_RECORD: [u8; 17] = [
+    32, // Length of what follows, as a zigzag varint; so are the others.
+    0,  // Attributes.
+    0,  // Timestamp delta.
+    0,  // Offset delta.
+    8,  // Length of the key.
+    0, 0, 0, 0, 12, // Length of the value.
+    0, 0, 0, 0, 0, 0, 0, // No headers.
+];
+const MARKER_TYPE: usize = HEADER_BYTES + 8;
+
+/// The control batch that ends a transaction, at offset 0.
+pub(crate) fn marker(
+    producer_id: i64,
+    producer_epoch: i16,
+    outcome: Outcome,
+    now_ms: i64,
+) -> Vec<u8> {
+    let mut bytes = vec![0; HEADER_BYTES];
+    bytes.extend_from_slice(&MARKER_RECORD);
+    bytes[MARKER_TYPE] = outcome as u8;
+    let mut set = |at: usize, value: &[u8]| bytes[at..at + value.len()].copy_from_slice(value);
+    set(LENGTH, &((HEADER_BYTES + MARKER_RECORD.len() - UNCOUNTED_BYTES) as i32).to_be_bytes());
+    set(MAGIC, &[2]);
+    set(ATTRIBUTES, &(TRANSACTIONAL | CONTROL).to_be_bytes());
+    set(BASE_TIMESTAMP, &now_ms.to_be_bytes());
+    set(PRODUCER_ID, &producer_id.to_be_bytes());
+    set(PRODUCER_EPOCH, &producer_epoch.to_be_bytes());
+    set(BASE_SEQUENCE, &(-1i32).to_be_bytes());
+    set(RECORD_COUNT, &1i32.to_be_bytes());
+    set_max_timestamp(&mut bytes, now_ms);
+    bytes
+}
+
+/// What a control batch of [`marker`] says; `None` of other control batches.
+pub(crate) fn outcome(batch: &[u8]) -> Option<Outcome> {
+    match batch.get(HEADER_BYTES + 5..=MARKER_TYPE)? {
+        [0, 0, 0, 0] => Some(Outcome::Abort),
+        [0, 0, 0, 1] => Some(Outcome::Commit),
+        _ => None,
+    }
 }
 
 #[cfg(test)]
@@ -296,6 +358,11 @@ pub(crate) mod tests {
         encode(Compression::None, (-1, -1, -1), timestamps_ms)
     }
 
+    /// The batch as part of its producer's transaction.
+    pub(crate) fn transactional(batch: &Bytes) -> Bytes {
+        edited(batch, |b| b[ATTRIBUTES + 1] |= TRANSACTIONAL as u8).into()
+    }
+
     /// Change a field and make the CRC fit again.
     fn edited(batch: &Bytes, edit: impl FnOnce(&mut [u8])) -> Vec<u8> {
         let mut bytes = batch.to_vec();
@@ -306,6 +373,25 @@ pub(crate) mod tests {
     }
 
     const MAX: u32 = 1 << 20;
+
+    #[test]
+    fn a_marker_is_what_the_codec_library_reads() {
+        use kafka_protocol::records::RecordBatchDecoder;
+        for said in [Outcome::Abort, Outcome::Commit] {
+            let bytes = marker(77, 3, said, 1_234);
+            let header = BatchHeader::parse(&bytes).unwrap();
+            assert_eq!(header.len_bytes, bytes.len());
+            assert!(header.is_control() && header.is_transactional());
+            assert_eq!((header.producer_id, header.producer_epoch), (77, 3));
+            assert_eq!(outcome(&bytes), Some(said));
+            let read = RecordBatchDecoder::decode(&mut Bytes::from(bytes)).unwrap();
+            let record = &read.records[0];
+            assert_eq!((read.records.len(), record.control, record.transactional), (1, true, true));
+            assert_eq!((record.timestamp, record.offset), (1_234, 0));
+            assert_eq!(record.key.as_deref(), Some(&[0, 0, 0, said as u8][..]));
+            assert_eq!(record.value.as_deref(), Some(&[0; 6][..]));
+        }
+    }
 
     #[test]
     fn what_the_codec_library_writes_is_what_we_read() {
@@ -349,7 +435,7 @@ pub(crate) mod tests {
             ("old format", edited(&batch, |b| b[MAGIC] = 1), 87),
             ("a base offset", edited(&batch, |b| b[7] = 1), 87),
             ("control batch", edited(&batch, |b| b[ATTRIBUTES + 1] |= 1 << 5), 87),
-            ("transactional batch", edited(&batch, |b| b[ATTRIBUTES + 1] |= 1 << 4), 48),
+            ("transactional, no producer", edited(&batch, |b| b[ATTRIBUTES + 1] |= 1 << 4), 87),
             ("time of append", edited(&batch, |b| b[ATTRIBUTES + 1] |= 1 << 3), 32),
             ("unknown codec", edited(&batch, |b| b[ATTRIBUTES + 1] |= 5), 76),
             ("record count", edited(&batch, |b| b[RECORD_COUNT + 3] = 3), 87),

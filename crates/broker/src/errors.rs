@@ -48,10 +48,8 @@ pub(crate) enum ApiError {
     OutOfOrderSequence { producer_id: i64, epoch: i16, got: i32, expected: i32 },
     #[error("producer {producer_id} sends epoch {got} after epoch {current}")]
     InvalidProducerEpoch { producer_id: i64, got: i16, current: i16 },
-    #[error("transactions are not served")]
-    TransactionsNotServed,
-    #[error("a transactional batch without a transaction: transactions are not served")]
-    InvalidTransactionState,
+    #[error("{reason}")]
+    Transaction { kind: ResponseError, reason: String },
     #[error("offset {offset} is outside {start}..={end}")]
     OffsetOutOfRange { offset: i64, start: StreamOffset, end: StreamOffset },
     #[error("leader epoch {0} is newer than the partition's")]
@@ -103,9 +101,7 @@ impl ApiError {
             Self::UnsupportedCompression(_) => E::UnsupportedCompressionType,
             Self::OutOfOrderSequence { .. } => E::OutOfOrderSequenceNumber,
             Self::InvalidProducerEpoch { .. } => E::InvalidProducerEpoch,
-            // Fatal for every client, and the one that tells its user that the server lacks the feature.
-            Self::TransactionsNotServed => E::UnsupportedVersion,
-            Self::InvalidTransactionState => E::InvalidTxnState,
+            Self::Transaction { kind, .. } => *kind,
             Self::OffsetOutOfRange { .. } => E::OffsetOutOfRange,
             Self::UnknownLeaderEpoch(_) => E::UnknownLeaderEpoch,
             Self::FencedLeaderEpoch(_) => E::FencedLeaderEpoch,

@@ -25,6 +25,7 @@ mod state_stream;
 mod state_table;
 mod topic_config;
 mod topics;
+mod transactions;
 mod wire;
 
 #[cfg(test)]
@@ -45,11 +46,13 @@ use metrics::Metrics;
 use producer_ids::ProducerIds;
 use server::{ByteBudget, CONCURRENT_DECOMPRESSIONS, Node, Server};
 use sessions::Sessions;
-use state_stream::KIND_OFFSETS;
+use state_stream::{KIND_OFFSETS, KIND_TRANSACTIONS};
 use topics::Topics;
+use transactions::Transactions;
 
 pub use state_stream::StateError;
 pub use state_table::Corrupt;
+pub use transactions::TransactionsError;
 
 pub use config::{BrokerConfig, InvalidConfig};
 
@@ -84,6 +87,9 @@ pub enum StartError {
     /// The group coordinator could not start.
     #[error("consumer groups: {0}")]
     Groups(#[from] groups::GroupsError),
+    /// The coordinator of transactions could not start.
+    #[error("transactions: {0}")]
+    Transactions(#[from] TransactionsError),
     /// The store failed.
     #[error("{0}")]
     Store(#[from] StoreError),
@@ -98,12 +104,13 @@ impl Fold for BrokerFold {
         &self,
         _stream: StreamId,
         kind: u8,
-        _start: StreamOffset,
+        start: StreamOffset,
         previous: Option<&[u8]>,
         batches: &[Batch],
     ) -> Option<Vec<u8>> {
         match kind {
-            KIND_LOG => producer_state::fold(previous, batches),
+            KIND_LOG => producer_state::fold(start, previous, batches),
+            KIND_TRANSACTIONS => state_table::fold::<transactions::Table>(previous, batches),
             KIND_OFFSETS => state_table::fold::<groups::Offsets>(previous, batches),
             // No stream of another kind was ever created.
             other => unreachable!("streams of kind {other} have no owner here"),
@@ -142,6 +149,7 @@ impl Broker {
             .map_err(|e| StartError::Metadata(e.to_string()))?;
         let groups = Groups::open(store.clone(), config.groups.clone()).await?;
         forget_deleted_topics(&groups, &topics).await;
+        let transactions = Transactions::open(store.clone()).await?;
         let cluster_id = cluster_id(&store, config.cluster_id.as_deref()).await?;
         tracing::info!(
             cluster_id,
@@ -175,7 +183,10 @@ impl Broker {
             store,
             topics,
             groups,
+            transactions,
         });
+        transactions::resume(&server).await?;
+        tokio::spawn(transactions::run(server.clone()));
         tokio::spawn(retention::run(server.clone()));
         let listener = tokio::spawn(listener::run(server.clone(), listener));
         Ok(Broker { local_addr, server, listener })

@@ -1,6 +1,7 @@
 //! One partition: a stream whose batches are Kafka record batches, and the producers that write to it.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use alluvium_stream::{
@@ -11,9 +12,9 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
 
-use crate::batch::{self, BatchHeader};
+use crate::batch::{self, BatchHeader, Outcome};
 use crate::errors::ApiError;
-use crate::producer_state::{BadCheckpoint, ProducerStates, Verdict};
+use crate::producer_state::{ActiveProducer, BadCheckpoint, ProducerStates, Verdict};
 
 /// One server leads all partitions, for ever: there is one leader epoch.
 pub(crate) const LEADER_EPOCH: i32 = 0;
@@ -35,7 +36,17 @@ pub(crate) struct Partition {
     pub(crate) stream: StreamWriter,
     /// Held from the check of a batch's sequence until the batch is in line, so that offsets and sequences have one order.
     producers: Mutex<ProducerStates>,
+    /// Whether any transaction is open, or has ended by a marker that may not be durable: changed under the producers' lock, before the batch
+    /// that makes it true is in line. So readers without transactions need not take that lock.
+    unstable: AtomicBool,
     started: Instant,
+}
+
+/// Why a batch was not put in line.
+pub(crate) enum NotAdmitted {
+    /// There is no room, see [`Store::room`].
+    Full,
+    Refused(ApiError),
 }
 
 /// A batch in line, or found to be there already: what is known before it is durable.
@@ -65,6 +76,15 @@ impl Appended {
     }
 }
 
+impl From<AppendError> for NotAdmitted {
+    fn from(error: AppendError) -> Self {
+        match error {
+            AppendError::Full => Self::Full,
+            error => Self::Refused(error.into()),
+        }
+    }
+}
+
 impl Partition {
     /// Rebuild the producers' state from the stream's checkpoint and the batches after it.
     ///
@@ -78,7 +98,13 @@ impl Partition {
             None => ProducerStates::default(),
         };
         producers.replay(&replay.batches, now);
-        Ok(Self { stream, producers: Mutex::new(producers), started: Instant::now() })
+        let unstable = producers.first_unstable(stream.durable_end()).is_some();
+        Ok(Self {
+            stream,
+            producers: Mutex::new(producers),
+            unstable: AtomicBool::new(unstable),
+            started: Instant::now(),
+        })
     }
 
     /// Kafka's log start offset.
@@ -86,9 +112,96 @@ impl Partition {
         kafka_offset(self.stream.start_offset())
     }
 
-    /// Kafka's high watermark; without transactions, the last stable offset too.
+    /// Kafka's high watermark.
     pub(crate) fn high_watermark(&self) -> i64 {
         kafka_offset(self.stream.durable_end())
+    }
+
+    /// Kafka's last stable offset: below it, and only there, each record's transaction is known to be committed or aborted
+    /// (`docs/transactions.md`).
+    pub(crate) fn stable_end(&self) -> StreamOffset {
+        // Before the flag: a transactional batch that is durable by now has set it.
+        let durable_end = self.stream.durable_end();
+        if !self.unstable.load(Ordering::SeqCst) {
+            return durable_end;
+        }
+        let mut producers = self.producers.lock();
+        let first = producers.first_unstable(durable_end);
+        self.unstable.store(first.is_some(), Ordering::SeqCst);
+        let stable_end = first.map_or(durable_end, |first| StreamOffset(first).min(durable_end));
+        // An open transaction may have begun with records that were deleted since.
+        stable_end.max(self.stream.start_offset())
+    }
+
+    /// Producer id and first offset of each aborted transaction with records in `from..to`.
+    pub(crate) fn aborted_in(&self, from: StreamOffset, to: StreamOffset) -> Vec<(i64, i64)> {
+        let aborted = self.producers.lock().aborted_in(from.0, to.0);
+        aborted.into_iter().map(|(id, first)| (id, kafka_offset(StreamOffset(first)))).collect()
+    }
+
+    /// See [`ProducerStates::active`].
+    pub(crate) fn active_producers(&self) -> Vec<ActiveProducer> {
+        self.producers.lock().active()
+    }
+
+    /// See [`ProducerStates::lacks_marker`].
+    pub(crate) fn lacks_marker(&self, producer_id: i64, epoch: i16) -> bool {
+        self.producers.lock().lacks_marker(producer_id, epoch)
+    }
+
+    /// Put the marker in line that ends a producer's transaction.
+    ///
+    /// # Errors
+    /// No room, failed storage, a deleted partition; nothing has changed.
+    pub(crate) fn append_marker(
+        &self,
+        producer_id: i64,
+        epoch: i16,
+        outcome: Outcome,
+    ) -> Result<Append, AppendError> {
+        self.append_marker_to(&mut self.producers.lock(), producer_id, epoch, outcome)
+    }
+
+    /// The same for a marker that is not the coordinator's.
+    ///
+    /// # Errors
+    /// Besides these, INVALID_PRODUCER_EPOCH: the producer has come with a newer epoch since.
+    pub(crate) fn append_foreign_marker(
+        &self,
+        producer_id: i64,
+        epoch: i16,
+        outcome: Outcome,
+    ) -> Result<Append, NotAdmitted> {
+        let mut producers = self.producers.lock();
+        if let Some(current) = producers.epoch(producer_id).filter(|current| *current > epoch) {
+            let got = epoch;
+            return Err(NotAdmitted::Refused(ApiError::InvalidProducerEpoch {
+                producer_id,
+                got,
+                current,
+            }));
+        }
+        Ok(self.append_marker_to(&mut producers, producer_id, epoch, outcome)?)
+    }
+
+    fn append_marker_to(
+        &self,
+        producers: &mut ProducerStates,
+        producer_id: i64,
+        epoch: i16,
+        outcome: Outcome,
+    ) -> Result<Append, AppendError> {
+        let now_ms = unix_time_ms();
+        let mut bytes = batch::marker(producer_id, epoch, outcome, now_ms);
+        let header = BatchHeader::parse(&bytes).expect("a marker has a header");
+        let base = self.stream.next_offset();
+        batch::place(&mut bytes, base.0, LEADER_EPOCH);
+        let payload = Bytes::from(bytes);
+        let append =
+            self.stream.append(NewBatch { base, count: 1, max_timestamp_ms: now_ms, payload })?;
+        producers.record_marker(&header, outcome, base.0, self.started.elapsed());
+        producers.forget_below(self.stream.start_offset());
+        Ok(append)
     }
 
     /// Check a client's idea of the leader epoch; -1 asks for no check.
@@ -103,15 +216,18 @@ impl Partition {
     /// Put a batch in line that [`batch::check_produced`] has let pass; `header` is its header. Waits while there is no
     /// room, until `deadline`; once in line, the batch will become durable whether or not anybody waits for it.
     ///
+    /// Each attempt asks `admit` first and holds what it gives until the batch is in line.
+    ///
     /// # Errors
-    /// What [`ProducerStates::check`] refuses, [`ApiError::TimedOut`] without room, failed storage.
-    pub(crate) async fn append(
+    /// What `admit` or [`ProducerStates::check`] refuses, [`ApiError::TimedOut`] without room, failed storage.
+    pub(crate) async fn append<G>(
         &self,
         store: &Store,
         header: &BatchHeader,
         records: &[u8],
         rules: AppendRules,
         deadline: Instant,
+        admit: impl Fn() -> Result<G, NotAdmitted>,
     ) -> Result<Appended, ApiError> {
         loop {
             // Once in line the log cache keeps these bytes, so they are a copy of exactly the batch, not a slice of the request.
@@ -120,30 +236,33 @@ impl Partition {
             if rules.log_append_time {
                 batch::set_log_append_time(&mut bytes, log_append_time_ms);
             }
-            match self.try_append(header, bytes, log_append_time_ms) {
-                Err(AppendError::Full) => {
+            let attempt = || {
+                let _admitted = admit()?;
+                self.try_append(header, bytes, log_append_time_ms)
+            };
+            match attempt() {
+                Err(NotAdmitted::Full) => {
                     timeout_at(deadline, store.room()).await.map_err(|_| ApiError::TimedOut)?;
                 }
-                Err(error) => return Err(error.into()),
-                Ok(appended) => return appended,
+                Err(NotAdmitted::Refused(error)) => return Err(error),
+                Ok(appended) => return Ok(appended),
             }
         }
     }
 
-    /// One attempt. The outer error leaves everything unchanged.
+    /// One attempt. An error leaves everything unchanged.
     fn try_append(
         &self,
         header: &BatchHeader,
         mut bytes: Vec<u8>,
         log_append_time_ms: i64,
-    ) -> Result<Result<Appended, ApiError>, AppendError> {
+    ) -> Result<Appended, NotAdmitted> {
         let max_timestamp_ms =
             if log_append_time_ms < 0 { header.max_timestamp_ms } else { log_append_time_ms };
         let mut producers = self.producers.lock();
-        match producers.check(header) {
-            Err(refused) => return Ok(Err(refused)),
-            Ok(Verdict::Duplicate(seen)) => {
-                return Ok(Ok(Appended {
+        match producers.check(header).map_err(NotAdmitted::Refused)? {
+            Verdict::Duplicate(seen) => {
+                return Ok(Appended {
                     base_offset: StreamOffset(seen.base_offset),
                     log_append_time_ms: if log_append_time_ms < 0 {
                         -1
@@ -151,24 +270,30 @@ impl Partition {
                         seen.max_timestamp_ms
                     },
                     wait: Wait::Until(seen.end()),
-                }));
+                });
             }
-            Ok(Verdict::Append) => {}
+            Verdict::Append => {}
         }
+        let was_stable = header.is_transactional() && !self.unstable.swap(true, Ordering::SeqCst);
         let base = self.stream.next_offset();
         batch::place(&mut bytes, base.0, LEADER_EPOCH);
-        let append = self.stream.append(NewBatch {
+        let appended = self.stream.append(NewBatch {
             base,
             count: header.offsets(),
             max_timestamp_ms,
             payload: Bytes::from(bytes),
+        });
+        let append = appended.inspect_err(|_| {
+            if was_stable {
+                self.unstable.store(false, Ordering::SeqCst);
+            }
         })?;
         producers.record(header, base.0, max_timestamp_ms, self.started.elapsed());
-        Ok(Ok(Appended {
+        Ok(Appended {
             base_offset: base,
             log_append_time_ms,
             wait: Wait::ForAppend { append, records: header.offsets() },
-        }))
+        })
     }
 
     /// Wait until a batch is durable, with everything before it.

@@ -14,6 +14,7 @@ use crate::producer_ids::ProducerIds;
 use crate::sessions::Sessions;
 use crate::topic_config::Overrides;
 use crate::topics::{Topic, Topics};
+use crate::transactions::Transactions;
 
 /// Batches that are decompressed at the same time, to look for times.
 pub(crate) const CONCURRENT_DECOMPRESSIONS: usize = 2;
@@ -33,6 +34,7 @@ pub(crate) struct Server {
     pub(crate) store: Store,
     pub(crate) topics: Topics,
     pub(crate) groups: Groups,
+    pub(crate) transactions: Transactions,
     pub(crate) producer_ids: ProducerIds,
     pub(crate) sessions: Sessions,
     pub(crate) metrics: Metrics,

@@ -60,6 +60,7 @@ pub(crate) struct Want {
 pub(crate) struct Told {
     pub(crate) error_code: i16,
     pub(crate) high_watermark: i64,
+    pub(crate) stable_end: i64,
     pub(crate) log_start: i64,
 }
 
@@ -313,7 +314,7 @@ mod tests {
     }
 
     fn told(high_watermark: i64) -> Told {
-        Told { error_code: 0, high_watermark, log_start: 0 }
+        Told { error_code: 0, high_watermark, stable_end: high_watermark, log_start: 0 }
     }
 
     #[test]
@@ -385,7 +386,7 @@ mod tests {
             sessions.finish(id, [(&keys[0], told(2), false), (&keys[1], told(0), false)]),
             [true, false]
         );
-        let error = Told { error_code: 1, high_watermark: -1, log_start: -1 };
+        let error = Told { error_code: 1, high_watermark: -1, stable_end: -1, log_start: -1 };
         for _ in 0..2 {
             assert_eq!(sessions.finish(id, [(&keys[0], error, false)]), [true]);
         }

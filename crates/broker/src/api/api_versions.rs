@@ -1,8 +1,11 @@
 //! ApiVersions: which versions of which APIs are served.
 
 use kafka_protocol::error::ResponseError;
-use kafka_protocol::messages::api_versions_response::ApiVersion;
+use kafka_protocol::messages::api_versions_response::{
+    ApiVersion, FinalizedFeatureKey, SupportedFeatureKey,
+};
 use kafka_protocol::messages::{ApiVersionsRequest, ApiVersionsResponse};
+use kafka_protocol::protocol::StrBytes;
 
 use super::{APIS, Context};
 use crate::wire::response::{EncodeError, Response};
@@ -14,8 +17,32 @@ pub(super) async fn handle(cx: &Context, request: ApiVersionsRequest) -> ApiVers
         return ApiVersionsResponse::default()
             .with_error_code(ResponseError::InvalidRequest.code());
     }
-    ApiVersionsResponse::default().with_api_keys(served())
+    let response = ApiVersionsResponse::default().with_api_keys(served());
+    if cx.version < 3 {
+        return response;
+    }
+    // Clients of version 3 do not take 0 for the least level.
+    let least = if cx.version == 3 { 1 } else { 0 };
+    let supported = |(name, level): &(&'static str, i16)| {
+        SupportedFeatureKey::default()
+            .with_name(StrBytes::from_static_str(name))
+            .with_min_version(least)
+            .with_max_version(*level)
+    };
+    let finalized = |(name, level): &(&'static str, i16)| {
+        FinalizedFeatureKey::default()
+            .with_name(StrBytes::from_static_str(name))
+            .with_min_version_level(*level)
+            .with_max_version_level(*level)
+    };
+    response
+        .with_supported_features(FEATURES.iter().map(supported).collect())
+        .with_finalized_features_epoch(0)
+        .with_finalized_features(FEATURES.iter().map(finalized).collect())
 }
+
+/// Kafka's features and their levels: clients choose by them what they speak. They do not change while a server runs.
+const FEATURES: &[(&str, i16)] = &[("transaction.version", 2)];
 
 /// The answer to a version of ApiVersions that is not served: version 0, which every client can read.
 pub(super) fn unsupported(correlation_id: i32) -> Result<Response, EncodeError> {

@@ -15,7 +15,7 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, watch};
 use tokio::time::{Instant, sleep_until, timeout_at};
 use uuid::Uuid;
 
-use alluvium_stream::{Fetched, StreamOffset, Watch};
+use alluvium_stream::{Batch, Fetched, StreamOffset, Watch};
 
 use super::{Answer, Context, Refused};
 use crate::errors::ApiError;
@@ -65,40 +65,56 @@ struct Late {
 struct Read {
     told: Told,
     batches: Vec<Bytes>,
+    /// Producer id and first offset of the aborted transactions among them, for a reader of committed records.
+    aborted: Vec<(i64, i64)>,
 }
 
 impl Read {
     fn failed(error: &ApiError) -> Self {
-        Self {
-            told: Told { error_code: error.code(), high_watermark: -1, log_start: -1 },
-            batches: Vec::new(),
-        }
+        let told =
+            Told { error_code: error.code(), high_watermark: -1, stable_end: -1, log_start: -1 };
+        Self { told, batches: Vec::new(), aborted: Vec::new() }
     }
 
     fn nothing(partition: &Partition) -> Self {
+        let stable_end = kafka_offset(partition.stable_end());
         let told = Told {
             error_code: 0,
             high_watermark: partition.high_watermark(),
+            stable_end,
             log_start: partition.log_start(),
         };
-        Self { told, batches: Vec::new() }
+        Self { told, batches: Vec::new(), aborted: Vec::new() }
     }
 
-    fn len_bytes(&self) -> usize {
-        self.batches.iter().map(Bytes::len).sum()
-    }
-}
-
-impl From<Fetched> for Read {
-    fn from(fetched: Fetched) -> Self {
+    /// What was fetched from `from` on, of which a reader of committed records gets what is below `stable_end`.
+    fn new(
+        partition: &Partition,
+        mut fetched: Fetched,
+        from: StreamOffset,
+        stable_end: StreamOffset,
+        read_committed: bool,
+    ) -> Self {
+        let mut aborted = Vec::new();
+        if read_committed {
+            fetched.batches.retain(|batch| batch.base < stable_end);
+            let to = fetched.batches.last().map(Batch::end);
+            aborted = to.map(|to| partition.aborted_in(from, to)).unwrap_or_default();
+        }
         Self {
             told: Told {
                 error_code: 0,
                 high_watermark: kafka_offset(fetched.durable_end),
+                stable_end: kafka_offset(stable_end),
                 log_start: kafka_offset(fetched.start),
             },
             batches: fetched.batches.into_iter().map(|batch| batch.payload).collect(),
+            aborted,
         }
+    }
+
+    fn len_bytes(&self) -> usize {
+        self.batches.iter().map(Bytes::len).sum()
     }
 }
 
@@ -114,7 +130,11 @@ impl Pass {
     fn admit(&mut self, at: usize, mut read: Read, limit_bytes: usize, is_first: bool) -> Read {
         // A read gives a whole batch at least, which may be too much if it is not the first.
         if !is_first && read.len_bytes() > limit_bytes {
-            let rest = Read { told: read.told, batches: std::mem::take(&mut read.batches) };
+            let rest = Read {
+                told: read.told,
+                batches: std::mem::take(&mut read.batches),
+                aborted: std::mem::take(&mut read.aborted),
+            };
             self.too_large.get_or_insert((at, rest));
         }
         self.bytes += read.len_bytes();
@@ -135,6 +155,7 @@ pub(super) async fn handle(cx: Context, body: Bytes) -> Result<Answer, Refused> 
         }
     };
 
+    let read_committed = request.isolation_level == READ_COMMITTED;
     let pass = wait_for_enough(&cx, &request, &fetch.wants).await;
     cx.server.metrics.fetched_bytes.inc_by(pass.bytes as u64);
     let answers = fetch
@@ -146,7 +167,6 @@ pub(super) async fn handle(cx: Context, body: Bytes) -> Result<Answer, Refused> 
     let reads = fetch.wants.into_iter().zip(pass.reads).zip(changed);
     let answered =
         reads.filter(|(_, changed)| *changed || !fetch.incremental).map(|(read, _)| read);
-    let read_committed = request.isolation_level == READ_COMMITTED;
     let response = FetchResponse {
         error_code: 0,
         session_id: fetch.session_id,
@@ -169,10 +189,11 @@ async fn wait_for_enough(cx: &Context, request: &FetchRequest, wants: &[Want]) -
         .min(cx.server.config.max_fetch_bytes as usize);
     // More than it may get nobody waits for.
     let min_bytes = usize::try_from(request.min_bytes).unwrap_or(0).min(max_bytes);
+    let read_committed = request.isolation_level == READ_COMMITTED;
     let progress = Arc::new(Notify::new());
     let mut watches: Option<Vec<Watch>> = None;
     loop {
-        let mut pass = read_young(cx, wants, max_bytes).await;
+        let mut pass = read_young(cx, wants, max_bytes, read_committed).await;
         let is_enough = |pass: &Pass| pass.bytes >= min_bytes || pass.failed || wants.is_empty();
         if !is_enough(&pass) && watches.is_none() {
             // What became durable before the watch began is found by reading once more.
@@ -187,7 +208,8 @@ async fn wait_for_enough(cx: &Context, request: &FetchRequest, wants: &[Want]) -
                 true => begun,
                 false => deadline.max(begun + LATE_WAIT),
             };
-            progressed = read_late(cx, &mut pass, min_bytes, until, &progress).await;
+            progressed =
+                read_late(cx, &mut pass, min_bytes, read_committed, until, &progress).await;
         }
         if pass.bytes == 0
             && let Some((at, read)) = pass.too_large.take()
@@ -212,8 +234,8 @@ async fn wait_for_enough(cx: &Context, request: &FetchRequest, wants: &[Want]) -
 
 /// Read what is in memory, in order, until `max_bytes` are read or promised to what is not. At least one batch is read if there is any,
 /// however large it is: else a consumer would stand still before it.
-async fn read_young(cx: &Context, wants: &[Want], max_bytes: usize) -> Pass {
-    let sources: Vec<_> = wants.iter().map(|want| locate(cx, want)).collect();
+async fn read_young(cx: &Context, wants: &[Want], max_bytes: usize, read_committed: bool) -> Pass {
+    let sources: Vec<_> = wants.iter().map(|want| locate(cx, want, read_committed)).collect();
     let mut pass = Pass { reads: Vec::with_capacity(wants.len()), ..Pass::default() };
     let mut left_bytes = max_bytes;
     let mut budget = None;
@@ -242,6 +264,8 @@ async fn read_young(cx: &Context, wants: &[Want], max_bytes: usize) -> Pass {
         };
         let max_bytes = usize::try_from(want.max_bytes).unwrap_or(0);
         let limit_bytes = max_bytes.min(left_bytes);
+        // Before the records: those below it stay what they are.
+        let stable_end = partition.stable_end();
         let read = match partition.stream.fetch_now(from, limit_bytes) {
             Ok(fetched) if fetched.late && fetched.batches.is_empty() => {
                 let limit_bytes = limit_bytes.min(late_bytes);
@@ -254,7 +278,8 @@ async fn read_young(cx: &Context, wants: &[Want], max_bytes: usize) -> Pass {
                 Read::nothing(&partition)
             }
             Ok(fetched) => {
-                let read = pass.admit(at, fetched.into(), limit_bytes, is_first);
+                let read = Read::new(&partition, fetched, from, stable_end, read_committed);
+                let read = pass.admit(at, read, limit_bytes, is_first);
                 is_first &= read.batches.is_empty();
                 read
             }
@@ -280,6 +305,7 @@ async fn read_late(
     cx: &Context,
     pass: &mut Pass,
     min_bytes: usize,
+    read_committed: bool,
     until: Instant,
     progress: &Notify,
 ) -> bool {
@@ -300,8 +326,12 @@ async fn read_late(
                     _ = stopped.wait_for(|stopped| *stopped) => {}
                 }
             };
+            let stable_end = late.partition.stable_end();
             let fetched = late.partition.stream.fetch_until(late.from, limit_bytes, enough).await;
-            (late, limit_bytes, fetched)
+            let read = fetched.map(|fetched| {
+                Read::new(&late.partition, fetched, late.from, stable_end, read_committed)
+            });
+            (late, limit_bytes, read)
         }
     };
     let (mut left_bytes, mut read_bytes, mut progressed) = (share_bytes, 0, false);
@@ -319,9 +349,9 @@ async fn read_late(
         let is_running = !*stop.borrow();
         tokio::select! {
             next = reads.next() => {
-                let Some((late, limit_bytes, fetched)) = next else { break };
-                let read = match fetched {
-                    Ok(fetched) => pass.admit(late.at, fetched.into(), limit_bytes, late.is_first),
+                let Some((late, limit_bytes, read)) = next else { break };
+                let read = match read {
+                    Ok(read) => pass.admit(late.at, read, limit_bytes, late.is_first),
                     Err(error) => pass.fail(cx, &error.into()),
                 };
                 read_bytes += read.len_bytes();
@@ -358,7 +388,7 @@ fn find(cx: &Context, key: &Key) -> Result<Arc<Partition>, ApiError> {
 /// A partition, and from where it is to be read if there is anything to read.
 type Source = (Arc<Partition>, Option<StreamOffset>);
 
-fn locate(cx: &Context, want: &Want) -> Result<Source, ApiError> {
+fn locate(cx: &Context, want: &Want, read_committed: bool) -> Result<Source, ApiError> {
     let partition = find(cx, &want.key)?;
     partition.check_leader_epoch(want.leader_epoch)?;
     let stream = &partition.stream;
@@ -371,8 +401,8 @@ fn locate(cx: &Context, want: &Want) -> Result<Source, ApiError> {
     if from < stream.start_offset() || from > stream.next_offset() {
         return Err(out_of_range());
     }
-    let readable = from < stream.durable_end();
-    Ok((partition, readable.then_some(from)))
+    let end = if read_committed { partition.stable_end() } else { stream.durable_end() };
+    Ok((partition, (from < end).then_some(from)))
 }
 
 /// Group partitions by their topics, both in the order in which they come.
@@ -395,8 +425,9 @@ fn by_topic(
             index: want.key.partition,
             error_code: read.told.error_code,
             high_watermark: read.told.high_watermark,
+            stable_end: read.told.stable_end,
             log_start: read.told.log_start,
-            read_committed,
+            aborted: read_committed.then_some(read.aborted),
             records: read.batches,
         });
     }

@@ -1,4 +1,4 @@
-//! FindCoordinator: this server coordinates all groups.
+//! FindCoordinator: this server coordinates all groups and transactions.
 
 use kafka_protocol::messages::find_coordinator_response::Coordinator;
 use kafka_protocol::messages::{BrokerId, FindCoordinatorRequest, FindCoordinatorResponse};
@@ -18,8 +18,7 @@ pub(super) async fn handle(
 ) -> FindCoordinatorResponse {
     let node = &cx.server.node;
     let error = match request.key_type {
-        GROUP => None,
-        TRANSACTION => Some(ApiError::TransactionsNotServed),
+        GROUP | TRANSACTION => None,
         other => {
             Some(ApiError::InvalidRequest(format!("there are no coordinators of type {other}")))
         }

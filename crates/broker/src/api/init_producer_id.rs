@@ -1,26 +1,46 @@
-//! InitProducerId: an id for an idempotent producer.
+//! InitProducerId: an id for an idempotent producer, and the next epoch for a transactional one.
 
+use kafka_protocol::error::ResponseError;
 use kafka_protocol::messages::{InitProducerIdRequest, InitProducerIdResponse, ProducerId};
 
 use super::Context;
-use crate::errors::ApiError;
+use crate::transactions::Transactions;
 
-/// A producer without a transactional id gets a new id each time, whichever it has: so does Kafka.
+/// Versions from here on know PRODUCER_FENCED.
+const FIRST_WITH_FENCED: i16 = 4;
+
 pub(super) async fn handle(cx: &Context, request: InitProducerIdRequest) -> InitProducerIdResponse {
-    let allocated = match request.transactional_id {
-        None => cx.server.producer_ids.allocate().await,
-        Some(_) => Err(ApiError::TransactionsNotServed),
-    };
-    match allocated {
-        Ok(id) => InitProducerIdResponse::default()
+    match init(cx, &request).await {
+        Ok((id, epoch)) => InitProducerIdResponse::default()
             .with_producer_id(ProducerId(id))
-            .with_producer_epoch(0),
+            .with_producer_epoch(epoch),
         Err(error) => {
             tracing::debug!(%error, "no producer id");
+            let error = match error {
+                ResponseError::ProducerFenced if cx.version < FIRST_WITH_FENCED => {
+                    ResponseError::InvalidProducerEpoch
+                }
+                error => error,
+            };
             InitProducerIdResponse::default()
                 .with_error_code(error.code())
                 .with_producer_id(ProducerId(-1))
                 .with_producer_epoch(-1)
         }
     }
+}
+
+async fn init(cx: &Context, request: &InitProducerIdRequest) -> Result<(i64, i16), ResponseError> {
+    let Some(id) = &request.transactional_id else {
+        // A producer without a transactional id gets a new id each time, whichever it has: so does Kafka.
+        let id = cx.server.producer_ids.allocate().await.map_err(|error| error.kind())?;
+        return Ok((id, 0));
+    };
+    let is = (request.producer_id.0, request.producer_epoch);
+    let expected = match is {
+        (-1, -1) => None,
+        (0.., 0..) => Some(is),
+        _ => return Err(ResponseError::InvalidRequest),
+    };
+    Transactions::init(&cx.server, id, expected, request.transaction_timeout_ms).await
 }

@@ -17,6 +17,8 @@ use crate::errors::ApiError;
 use crate::partition::{LEADER_EPOCH, Partition, kafka_offset};
 use crate::records;
 
+const READ_COMMITTED: i8 = 1;
+
 const LATEST: i64 = -1;
 const EARLIEST: i64 = -2;
 /// The record with the greatest timestamp.
@@ -41,6 +43,7 @@ struct Answer {
 
 pub(super) async fn handle(cx: &Context, request: ListOffsetsRequest) -> ListOffsetsResponse {
     let until = Instant::now() + objects_time(request.timeout_ms);
+    let read_committed = request.isolation_level == READ_COMMITTED;
     let mut topics = Vec::with_capacity(request.topics.len());
     let mut seen = HashSet::new();
     for topic in request.topics {
@@ -50,7 +53,7 @@ pub(super) async fn handle(cx: &Context, request: ListOffsetsRequest) -> ListOff
                 .with_partition_index(wanted.partition_index);
             // As in Kafka; each may cost the decompression of a batch.
             let found = if seen.insert((topic.name.clone(), wanted.partition_index)) {
-                find(cx, &topic, wanted, until).await
+                find(cx, &topic, wanted, read_committed, until).await
             } else {
                 Err(ApiError::InvalidRequest("a partition is named more than once".into()))
             };
@@ -96,6 +99,7 @@ async fn find(
     cx: &Context,
     topic: &ListOffsetsTopic,
     wanted: &ListOffsetsPartition,
+    read_committed: bool,
     until: Instant,
 ) -> Result<Answer, ApiError> {
     let topic = cx.server.topics.by_name(&topic.name)?;
@@ -103,15 +107,22 @@ async fn find(
         topic.partition(wanted.partition_index).ok_or(ApiError::UnknownTopicOrPartition)?;
     partition.check_leader_epoch(wanted.current_leader_epoch)?;
     let end = |offset| Answer { offset, timestamp_ms: -1 };
-    match wanted.timestamp {
-        LATEST => Ok(end(partition.high_watermark())),
+    let latest = match read_committed {
+        true => kafka_offset(partition.stable_end()),
+        false => partition.high_watermark(),
+    };
+    let found = match wanted.timestamp {
+        LATEST => Ok(end(latest)),
         EARLIEST => Ok(end(partition.log_start())),
         MAX_TIMESTAMP if cx.version >= 7 => by_max_timestamp(cx, partition, until).await,
         EARLIEST_LOCAL if cx.version >= 8 => Ok(end(partition.log_start())),
         LATEST_TIERED if cx.version >= 9 => Ok(NONE),
         timestamp_ms if timestamp_ms >= 0 => by_time(cx, partition, timestamp_ms, until).await,
         other => Err(ApiError::UnsupportedTimestamp(other)),
-    }
+    };
+    // A record that is not stable yet is not there for a reader of committed records.
+    let is_record = |answer: &Answer| answer.timestamp_ms >= 0;
+    found.map(|answer| if is_record(&answer) && answer.offset >= latest { NONE } else { answer })
 }
 
 async fn by_time(

@@ -11,8 +11,11 @@ mod find_coordinator;
 mod init_producer_id;
 mod list_offsets;
 mod metadata;
+mod offset_fetch;
 mod offset_for_leader_epoch;
 mod produce;
+mod transaction_admin;
+mod transactions;
 
 use std::sync::Arc;
 
@@ -134,10 +137,7 @@ pub(crate) static APIS: &[Api] = &[
         cx.version,
         |topic, partition| cx.server.topics.has_partition(topic, partition)
     )),
-    api!(OffsetFetch, 1..=9, OFFSET_FETCH, |cx, request| cx
-        .server
-        .groups
-        .offset_fetch(request, cx.version)),
+    api!(OffsetFetch, 1..=9, OFFSET_FETCH, |cx, request| offset_fetch::handle(&cx, request)),
     api!(FindCoordinator, 0..=6, FIND_COORDINATOR, |cx, request| find_coordinator::handle(
         &cx, request
     )),
@@ -166,6 +166,19 @@ pub(crate) static APIS: &[Api] = &[
     api!(OffsetForLeaderEpoch, 2..=4, OFFSET_FOR_LEADER_EPOCH, |cx, request| {
         offset_for_leader_epoch::handle(&cx, request)
     }),
+    api!(AddPartitionsToTxn, 0..=3, ADD_PARTITIONS_TO_TXN, |cx, request| {
+        transactions::add_partitions(&cx, request)
+    }),
+    api!(AddOffsetsToTxn, 0..=4, ADD_OFFSETS_TO_TXN, |cx, request| transactions::add_offsets(
+        &cx, request
+    )),
+    api!(EndTxn, 0..=5, END_TXN, |cx, request| transactions::end(&cx, request)),
+    api!(WriteTxnMarkers, 1..=1, WRITE_TXN_MARKERS, |cx, request| {
+        transaction_admin::write_markers(&cx, request)
+    }),
+    api!(TxnOffsetCommit, 0..=5, TXN_OFFSET_COMMIT, |cx, request| transactions::commit_offsets(
+        &cx, request
+    )),
     api!(DescribeConfigs, 1..=4, DESCRIBE_CONFIGS, |cx, request| describe_configs::handle(
         &cx, request
     )),
@@ -177,6 +190,15 @@ pub(crate) static APIS: &[Api] = &[
         .groups
         .delete_groups(request, cx.version)),
     api!(DescribeCluster, 0..=2, DESCRIBE_CLUSTER, |cx, request| describe_cluster::handle(
+        &cx, request
+    )),
+    api!(DescribeProducers, 0..=0, DESCRIBE_PRODUCERS, |cx, request| {
+        transaction_admin::describe_producers(&cx, request)
+    }),
+    api!(DescribeTransactions, 0..=0, DESCRIBE_TRANSACTIONS, |cx, request| {
+        transaction_admin::describe(&cx, request)
+    }),
+    api!(ListTransactions, 0..=1, LIST_TRANSACTIONS, |cx, request| transaction_admin::list(
         &cx, request
     )),
 ];

@@ -4,21 +4,29 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use kafka_protocol::error::ResponseError;
 use kafka_protocol::messages::produce_request::{PartitionProduceData, TopicProduceData};
 use kafka_protocol::messages::produce_response::{PartitionProduceResponse, TopicProduceResponse};
 use kafka_protocol::messages::{ProduceRequest, ProduceResponse};
 use kafka_protocol::protocol::StrBytes;
 use tokio::time::Instant;
+use uuid::Uuid;
 
 use super::{Answer, Context, Refused};
-use crate::batch::Codec;
+use crate::batch::{BatchHeader, Codec};
 use crate::errors::ApiError;
-use crate::partition::{Appended, Partition, kafka_offset};
+use crate::partition::{Appended, NotAdmitted, Partition, kafka_offset};
 use crate::topics::Topic;
+use crate::transactions::{Admitted, Producer, TransactionRef};
 use crate::{batch, records};
 
 /// The first version that names topics by id.
 const FIRST_WITH_TOPIC_IDS: i16 = 13;
+
+/// Versions from here on make a partition part of the transaction by writing to it (KIP-890).
+const FIRST_THAT_ADDS: i16 = 12;
+/// Versions from here on know TRANSACTION_ABORTABLE.
+const FIRST_WITH_ABORTABLE: i16 = 11;
 
 /// A partition's part of a request that has been put in line.
 struct InLine {
@@ -30,13 +38,14 @@ pub(super) async fn handle(cx: Context, body: Bytes) -> Result<Answer, Refused> 
     let request: ProduceRequest = cx.decode(body)?;
     let deadline = Instant::now() + Duration::from_millis(request.timeout_ms.max(0) as u64);
     let acks = request.acks;
+    let transaction = Transaction::of(&cx, &request, deadline).await;
     let mut topics = Vec::with_capacity(request.topic_data.len());
     for data in &request.topic_data {
         let found = find(&cx, data);
         let mut partitions = Vec::with_capacity(data.partition_data.len());
         for partition in &data.partition_data {
             let outcome = match (&found, check(&request)) {
-                (Ok(topic), Ok(())) => append(&cx, topic, partition, deadline).await,
+                (Ok(topic), Ok(())) => append(&cx, topic, partition, &transaction, deadline).await,
                 (_, Err(refused)) => Err(refused),
                 (Err(unknown), Ok(())) => Err(match unknown {
                     ApiError::UnknownTopicId => ApiError::UnknownTopicId,
@@ -86,9 +95,6 @@ fn check(request: &ProduceRequest) -> Result<(), ApiError> {
     if !matches!(request.acks, -1..=1) {
         return Err(ApiError::InvalidRequiredAcks(request.acks));
     }
-    if request.transactional_id.is_some() {
-        return Err(ApiError::TransactionsNotServed);
-    }
     Ok(())
 }
 
@@ -100,10 +106,68 @@ fn find(cx: &Context, data: &TopicProduceData) -> Result<Arc<Topic>, ApiError> {
     }
 }
 
+/// The transaction that a request's batches may be part of.
+enum Transaction {
+    /// The request names none.
+    None,
+    Found {
+        id: String,
+        transaction: TransactionRef,
+    },
+    Refused(ResponseError),
+}
+
+impl Transaction {
+    async fn of(cx: &Context, request: &ProduceRequest, deadline: Instant) -> Self {
+        let Some(id) = &request.transactional_id else { return Self::None };
+        match cx.server.transactions.ready(id, deadline).await {
+            Ok(transaction) => Self::Found { id: id.to_string(), transaction },
+            Err(error) => Self::Refused(error),
+        }
+    }
+
+    /// Whether a batch may be appended to the partition, as long as the result lives.
+    fn admit(
+        &self,
+        cx: &Context,
+        header: &BatchHeader,
+        partition: (Uuid, i32),
+    ) -> Result<Option<Admitted<'_>>, NotAdmitted> {
+        let refuse = |kind: ResponseError| {
+            let reason =
+                format!("a transactional batch of producer {}: {kind}", header.producer_id);
+            Err(NotAdmitted::Refused(ApiError::Transaction { kind, reason }))
+        };
+        match self {
+            _ if !header.is_transactional() => Ok(None),
+            // As Kafka: nobody is allowed to use no transactional id.
+            Self::None => refuse(ResponseError::TransactionalIdAuthorizationFailed),
+            Self::Refused(error) => refuse(*error),
+            Self::Found { id, transaction } => {
+                let producer = Producer {
+                    transactional_id: id,
+                    id: header.producer_id,
+                    epoch: header.producer_epoch,
+                };
+                let add = cx.version >= FIRST_THAT_ADDS;
+                let not_added = match cx.version {
+                    FIRST_WITH_ABORTABLE.. => ResponseError::TransactionAbortable,
+                    _ => ResponseError::InvalidTxnState,
+                };
+                let transactions = &cx.server.transactions;
+                transactions
+                    .admit(transaction, producer, partition, (!add).then_some(not_added))
+                    .map(Some)
+            }
+        }
+    }
+}
+
 async fn append(
     cx: &Context,
     topic: &Topic,
     data: &PartitionProduceData,
+    transaction: &Transaction,
     deadline: Instant,
 ) -> Result<(Arc<Partition>, Appended), ApiError> {
     let partition = topic.partition(data.index).ok_or(ApiError::UnknownTopicOrPartition)?;
@@ -123,8 +187,9 @@ async fn append(
         batch::set_max_timestamp(&mut mended, max_timestamp_ms);
         records = mended.into();
     }
+    let admit = || transaction.admit(cx, &header, (topic.id, data.index));
     let appended =
-        partition.append(&cx.server.store, &header, &records, topic.rules, deadline).await?;
+        partition.append(&cx.server.store, &header, &records, topic.rules, deadline, admit).await?;
     if let Some(count) = appended.new_records() {
         cx.server.metrics.produced_bytes.inc_by(records.len() as u64);
         cx.server.metrics.produced_records.inc_by(count.into());

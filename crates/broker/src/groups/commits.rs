@@ -14,6 +14,7 @@ use kafka_protocol::messages::offset_fetch_response::{
 };
 use kafka_protocol::messages::{
     OffsetCommitRequest, OffsetCommitResponse, OffsetFetchRequest, OffsetFetchResponse, TopicName,
+    TxnOffsetCommitRequest,
 };
 use kafka_protocol::protocol::StrBytes;
 
@@ -66,7 +67,9 @@ impl Groups {
             let mut positions = Vec::new();
             let mut partitions = Vec::new();
             for partition in &topic.partitions {
-                let error = self.shared.check_position(&topic.name, partition, &exists).err();
+                let metadata = partition.committed_metadata.as_deref().unwrap_or_default();
+                let index = partition.partition_index;
+                let error = self.shared.check_position(&topic.name, index, metadata, &exists).err();
                 if error.is_none() {
                     positions.push(position(partition));
                 }
@@ -93,8 +96,7 @@ impl Groups {
         OffsetCommitResponse::default().with_topics(topics.collect())
     }
 
-    /// OffsetFetch, versions 1 to 9. Shows durable offsets only; -1 where there is none. There are no transactions, so all offsets are
-    /// stable and `require_stable` changes nothing.
+    /// OffsetFetch, versions 1 to 9. Shows durable offsets only; -1 where there is none. `require_stable` is the caller's.
     pub async fn offset_fetch(
         &self,
         request: OffsetFetchRequest,
@@ -130,6 +132,82 @@ impl Groups {
                     fetched_topic_v7((name, partitions), Some(error))
                 };
                 response.with_topics(wanted.unwrap_or_default().into_iter().map(missing).collect())
+            }
+        }
+    }
+
+    /// Whether the client of a TxnOffsetCommit may commit for the group; its offsets are kept elsewhere until its transaction ends.
+    ///
+    /// # Errors
+    /// As for OffsetCommit.
+    pub(crate) fn check_transactional_commit(
+        &self,
+        request: &TxnOffsetCommitRequest,
+    ) -> Result<(), ResponseError> {
+        let shared = &self.shared;
+        shared.check_open()?;
+        if request.group_id.is_empty() || request.group_id.len() > MAX_GROUP_ID_BYTES {
+            return Err(ResponseError::InvalidGroupId);
+        }
+        if shared.log.is_full() {
+            return Err(ResponseError::PolicyViolation);
+        }
+        let Some(slot) = shared.registry.get(&request.group_id) else {
+            let is_named = request.generation_id >= 0;
+            return if is_named { Err(ResponseError::IllegalGeneration) } else { Ok(()) };
+        };
+        shared.registry.peek(&slot, |group, now| {
+            group.check_transactional_commit(
+                now,
+                &request.member_id,
+                request.group_instance_id.as_ref(),
+                request.generation_id,
+            )
+        })
+    }
+
+    /// Whether an offset can be committed for this partition; see [`Groups::offset_commit`].
+    pub(crate) fn check_position(
+        &self,
+        topic: &str,
+        partition: i32,
+        metadata: &str,
+        exists: impl Fn(&str, i32) -> bool,
+    ) -> Result<(), ResponseError> {
+        self.shared.check_position(topic, partition, metadata, exists)
+    }
+
+    /// Put the offsets of a transaction that commits in line, as soon as there is room; those whose partition is not there any more are left out.
+    ///
+    /// # Errors
+    /// A failed store, in words.
+    pub(crate) async fn commit_of_transaction(
+        &self,
+        group: &str,
+        topics: BTreeMap<String, BTreeMap<i32, Position>>,
+        exists: impl Fn(&str, i32) -> bool,
+    ) -> Result<(), String> {
+        let shared = &self.shared;
+        let topics = topics.into_iter().map(|(name, positions)| {
+            let there: Vec<Position> =
+                positions.into_values().filter(|p| exists(&name, p.partition)).collect();
+            (name, there)
+        });
+        let topics: Vec<(String, Vec<Position>)> =
+            topics.filter(|(_, positions)| !positions.is_empty()).collect();
+        if topics.is_empty() {
+            return Ok(());
+        }
+        let (group_id, committed_at_ms) = (group.to_owned(), unix_time_ms());
+        let record = Prepared::from(Record::Commit { group: group_id, committed_at_ms, topics });
+        loop {
+            // The group may have been deleted since; its name comes back with the offsets.
+            let slot = shared.registry.get(group).unwrap_or_else(|| shared.registry.revive(group));
+            let appended = shared.registry.peek(&slot, |_, _| shared.log.append_decided(&record));
+            match appended {
+                Ok(_) => return Ok(()),
+                Err(Refused::Stream(state_stream::Refused::NoRoom)) => shared.log.room().await,
+                Err(refused) => return Err(format!("{refused:?}")),
             }
         }
     }
@@ -172,15 +250,14 @@ impl Shared {
     fn check_position(
         &self,
         topic: &str,
-        partition: &OffsetCommitRequestPartition,
+        partition: i32,
+        metadata: &str,
         exists: impl Fn(&str, i32) -> bool,
     ) -> Result<(), ResponseError> {
-        if topic.len() > MAX_STRING_BYTES || !exists(topic, partition.partition_index) {
+        if topic.len() > MAX_STRING_BYTES || !exists(topic, partition) {
             return Err(ResponseError::UnknownTopicOrPartition);
         }
-        let metadata_bytes =
-            partition.committed_metadata.as_ref().map_or(0, |metadata| metadata.len());
-        if metadata_bytes > self.config.max_offset_metadata_bytes {
+        if metadata.len() > self.config.max_offset_metadata_bytes {
             return Err(ResponseError::OffsetMetadataTooLarge);
         }
         Ok(())

@@ -249,6 +249,23 @@ impl<J, S> Group<J, S> {
         Ok(())
     }
 
+    /// The same for a commit in a transaction, whose client may be none of the group's members if it says so.
+    pub(super) fn check_transactional_commit(
+        &mut self,
+        now: Instant,
+        member_id: &StrBytes,
+        instance_id: Option<&StrBytes>,
+        generation: i32,
+    ) -> Result<(), ResponseError> {
+        let is_named = generation >= 0 || !member_id.is_empty() || instance_id.is_some();
+        if !is_named || (self.state == State::Empty && generation < 0) {
+            return Ok(());
+        }
+        self.check_generation(member_id, instance_id, generation)?;
+        self.touch(now, member_id);
+        Ok(())
+    }
+
     /// One member of a LeaveGroup. A static member may be named by its instance id alone.
     pub(super) fn leave(
         &mut self,

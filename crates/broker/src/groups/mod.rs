@@ -41,7 +41,7 @@ use crate::partition::unix_time_ms;
 use crate::state_stream::StateError;
 use crate::state_table::Corrupt;
 
-pub(crate) use offsets::Offsets;
+pub(crate) use offsets::{Offsets, Position};
 
 /// The longest group id: what a protocol string with a 16-bit length can carry.
 const MAX_GROUP_ID_BYTES: usize = i16::MAX as usize;

@@ -103,6 +103,20 @@ impl OffsetLog {
         if growth > 0 && tail.table.size_bytes() + growth > self.max_table_bytes {
             return Err(Refused::TableFull);
         }
+        self.append_to(&mut tail, prepared)
+    }
+
+    /// Put a record in line that was decided before: the bound does not hold for it.
+    pub(super) fn append_decided(&self, prepared: &Prepared) -> Result<Appended, Refused> {
+        self.append_to(&mut self.tail.lock(), prepared)
+    }
+
+    /// Whether the table is at its bound.
+    pub(super) fn is_full(&self) -> bool {
+        self.read(|table| table.size_bytes() >= self.max_table_bytes)
+    }
+
+    fn append_to(&self, tail: &mut Tail, prepared: &Prepared) -> Result<Appended, Refused> {
         let base = self.stream.next_offset();
         let batch =
             NewBatch { base, count: 1, max_timestamp_ms: -1, payload: prepared.payload.clone() };

@@ -51,11 +51,11 @@ pub(super) struct Committed {
 
 /// An offset to be committed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Position {
-    pub(super) partition: i32,
-    pub(super) offset: i64,
-    pub(super) leader_epoch: i32,
-    pub(super) metadata: String,
+pub(crate) struct Position {
+    pub(crate) partition: i32,
+    pub(crate) offset: i64,
+    pub(crate) leader_epoch: i32,
+    pub(crate) metadata: String,
 }
 
 /// A change of the table.

@@ -101,6 +101,15 @@ impl Registry {
         }
     }
 
+    /// The same for one, which may have come back meanwhile.
+    pub(super) fn revive(&self, name: &str) -> Arc<Slot> {
+        let mut slots = self.slots.write();
+        if let Some(slot) = slots.get(name) {
+            return Arc::clone(slot);
+        }
+        self.insert(&mut slots, name)
+    }
+
     fn insert(&self, slots: &mut HashMap<Arc<str>, Arc<Slot>>, name: &str) -> Arc<Slot> {
         let name: Arc<str> = name.into();
         let group = Group::new(self.rules, now());

@@ -1,5 +1,7 @@
 //! A request of every API in every version, with something in every field; and decoding of both sides by API key.
 
+mod transactions;
+
 use bytes::{Bytes, BytesMut};
 use kafka_protocol::messages::*;
 use kafka_protocol::protocol::{Decodable, Encodable, Request, StrBytes};
@@ -394,7 +396,8 @@ fn body(key: ApiKey, version: i16, world: &World) -> Bytes {
             }
             encode(&request, version)
         }
-        other => panic!("no example of {other:?}"),
+        other => transactions::body(other, version, world)
+            .unwrap_or_else(|| panic!("no example of {other:?}")),
     }
 }
 
@@ -424,6 +427,14 @@ macro_rules! for_request_of {
             ApiKey::CreatePartitions => $call::<CreatePartitionsRequest>($($arg),*),
             ApiKey::DeleteGroups => $call::<DeleteGroupsRequest>($($arg),*),
             ApiKey::DescribeCluster => $call::<DescribeClusterRequest>($($arg),*),
+            ApiKey::AddPartitionsToTxn => $call::<AddPartitionsToTxnRequest>($($arg),*),
+            ApiKey::AddOffsetsToTxn => $call::<AddOffsetsToTxnRequest>($($arg),*),
+            ApiKey::EndTxn => $call::<EndTxnRequest>($($arg),*),
+            ApiKey::WriteTxnMarkers => $call::<WriteTxnMarkersRequest>($($arg),*),
+            ApiKey::TxnOffsetCommit => $call::<TxnOffsetCommitRequest>($($arg),*),
+            ApiKey::DescribeProducers => $call::<DescribeProducersRequest>($($arg),*),
+            ApiKey::DescribeTransactions => $call::<DescribeTransactionsRequest>($($arg),*),
+            ApiKey::ListTransactions => $call::<ListTransactionsRequest>($($arg),*),
             other => panic!("no example of {other:?}"),
         }
     };

@@ -9,3 +9,4 @@ mod late;
 mod producing;
 mod restarting;
 mod retention;
+mod transactions;

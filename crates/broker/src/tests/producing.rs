@@ -11,7 +11,7 @@ use kafka_protocol::records::Compression;
 
 use super::harness::{TestServer, fetch, produce, stored, text};
 use crate::batch;
-use crate::batch::tests::{encode, plain};
+use crate::batch::tests::{encode, plain, transactional};
 use crate::topics::Topics;
 
 fn of_producer(id: i64, epoch: i16, sequence: i32, records: usize) -> Bytes {
@@ -87,9 +87,11 @@ async fn refused_batches_have_the_codes_of_kafka_and_change_nothing() {
     by_id.topic_data[0].topic_id = uuid::Uuid::from_u128(3);
     assert_eq!(code(client.call(13, &by_id).await), 100);
     assert_eq!(code(client.call(9, &produce("t", 0, &good, 2)).await), 21);
-    let transactional =
-        produce("t", 0, &good, -1).with_transactional_id(Some(TransactionalId(text("x"))));
-    assert_eq!(code(client.call(9, &transactional).await), 35);
+    let transactional = transactional(&of_producer(7, 0, 0, 1));
+    assert_eq!(code(client.call(9, &produce("t", 0, &transactional, -1)).await), 53);
+    let unknown =
+        produce("t", 0, &transactional, -1).with_transactional_id(Some(TransactionalId(text("x"))));
+    assert_eq!(code(client.call(9, &unknown).await), 49);
     assert_eq!(client.produce("t", 0, &good).await, (0, 0));
     assert_eq!(client.fetch("t", 0, 0).await, (0, 1, stored(&good, 0)));
 }

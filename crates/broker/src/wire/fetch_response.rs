@@ -29,9 +29,11 @@ pub(crate) struct Partition {
     pub(crate) index: i32,
     pub(crate) error_code: i16,
     pub(crate) high_watermark: i64,
+    /// Kafka's last stable offset.
+    pub(crate) stable_end: i64,
     pub(crate) log_start: i64,
-    /// For a reader of committed records: an empty list of aborted transactions instead of none.
-    pub(crate) read_committed: bool,
+    /// For a reader of committed records: producer id and first offset of the aborted transactions among them.
+    pub(crate) aborted: Option<Vec<(i64, i64)>>,
     /// Record batches, in order.
     pub(crate) records: Vec<Bytes>,
 }
@@ -76,15 +78,19 @@ impl Partition {
         buffer.put_i32(self.index);
         buffer.put_i16(self.error_code);
         buffer.put_i64(self.high_watermark);
-        // Without transactions everything below the high watermark is stable.
-        buffer.put_i64(self.high_watermark);
+        buffer.put_i64(self.stable_end);
         if version >= 5 {
             buffer.put_i64(self.log_start);
         }
-        match (self.read_committed, flexible) {
-            (true, _) => put_len(buffer, 0, flexible),
-            (false, true) => buffer.put_u8(0),
-            (false, false) => buffer.put_i32(-1),
+        match (&self.aborted, flexible) {
+            (Some(aborted), _) => put_len(buffer, aborted.len(), flexible),
+            (None, true) => buffer.put_u8(0),
+            (None, false) => buffer.put_i32(-1),
+        }
+        for (producer_id, first_offset) in self.aborted.into_iter().flatten() {
+            buffer.put_i64(producer_id);
+            buffer.put_i64(first_offset);
+            end_of_struct(buffer, flexible);
         }
         if version >= 11 {
             buffer.put_i32(-1); // No preferred read replica.
@@ -144,8 +150,9 @@ mod tests {
             index,
             error_code: (index % 2) as i16 * 3,
             high_watermark: 1 << 40,
+            stable_end: 1 << 39,
             log_start: 17,
-            read_committed: index == 2,
+            aborted: [None, Some(vec![]), Some(vec![(7, 8), (9, 10)])][index as usize].clone(),
             records,
         };
         let topic = |name: &str, partitions| Topic {
@@ -197,9 +204,13 @@ mod tests {
                     assert_eq!(partition.partition_index, wanted.index);
                     assert_eq!(partition.error_code, wanted.error_code);
                     assert_eq!(partition.high_watermark, wanted.high_watermark);
-                    assert_eq!(partition.last_stable_offset, wanted.high_watermark);
+                    assert_eq!(partition.last_stable_offset, wanted.stable_end);
                     assert_eq!(partition.log_start_offset, if version >= 5 { 17 } else { -1 });
-                    assert_eq!(partition.aborted_transactions.is_some(), wanted.read_committed);
+                    let aborted = partition.aborted_transactions.as_ref().map(|aborted| {
+                        let pairs = aborted.iter().map(|a| (a.producer_id.0, a.first_offset));
+                        pairs.collect::<Vec<_>>()
+                    });
+                    assert_eq!(aborted, wanted.aborted);
                     assert_eq!(partition.records.as_ref().unwrap(), &wanted.records.concat());
                 }
             }

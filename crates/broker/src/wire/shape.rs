@@ -8,11 +8,13 @@ mod cluster;
 mod groups;
 mod records;
 mod topics;
+mod transactions;
 
 pub(crate) use cluster::*;
 pub(crate) use groups::*;
 pub(crate) use records::*;
 pub(crate) use topics::*;
+pub(crate) use transactions::*;
 
 /// A request's structure over all versions.
 pub(crate) struct Shape {

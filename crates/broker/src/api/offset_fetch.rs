@@ -1,0 +1,52 @@
+//! OffsetFetch: committed offsets; and which of them a transaction may be about to replace.
+
+use std::collections::{BTreeSet, HashMap};
+
+use kafka_protocol::error::ResponseError;
+use kafka_protocol::messages::{OffsetFetchRequest, OffsetFetchResponse};
+use kafka_protocol::protocol::StrBytes;
+
+use super::Context;
+
+pub(super) async fn handle(cx: &Context, request: OffsetFetchRequest) -> OffsetFetchResponse {
+    // Before the offsets are read: what has ended by then is among them.
+    let pending = if request.require_stable { pending(cx, &request) } else { HashMap::new() };
+    let single = request.group_id.clone();
+    let mut response = cx.server.groups.offset_fetch(request, cx.version).await;
+    let is_pending = |group: &str, topic: &str, partition: i32| {
+        let pending = pending.get(group);
+        pending.is_some_and(|pending| pending.contains(&(topic.to_owned(), partition)))
+    };
+    let unstable = ResponseError::UnstableOffsetCommit.code();
+    for group in &mut response.groups {
+        for topic in &mut group.topics {
+            for partition in &mut topic.partitions {
+                if is_pending(&group.group_id, &topic.name, partition.partition_index) {
+                    partition.error_code = unstable;
+                    partition.committed_offset = -1;
+                    partition.committed_leader_epoch = -1;
+                    partition.metadata = Some(StrBytes::new());
+                }
+            }
+        }
+    }
+    for topic in &mut response.topics {
+        for partition in &mut topic.partitions {
+            if is_pending(&single, &topic.name, partition.partition_index) {
+                partition.error_code = unstable;
+                partition.committed_offset = -1;
+                partition.committed_leader_epoch = -1;
+                partition.metadata = Some(StrBytes::new());
+            }
+        }
+    }
+    response
+}
+
+/// By group, the partitions for which a transaction that has not ended has an offset.
+fn pending(cx: &Context, request: &OffsetFetchRequest) -> HashMap<String, BTreeSet<(String, i32)>> {
+    let named = request.groups.iter().map(|group| &group.group_id).chain([&request.group_id]);
+    let pending =
+        named.map(|group| (group.to_string(), cx.server.transactions.pending_offsets(group)));
+    pending.filter(|(_, partitions)| !partitions.is_empty()).collect()
+}

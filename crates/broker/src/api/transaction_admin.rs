@@ -1,0 +1,197 @@
+//! What operators ask about transactions: DescribeTransactions, ListTransactions, DescribeProducers; and WriteTxnMarkers, by which they end one
+//! that hangs.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use kafka_protocol::error::ResponseError;
+use kafka_protocol::messages::describe_producers_response::{
+    PartitionResponse, ProducerState, TopicResponse,
+};
+use kafka_protocol::messages::write_txn_markers_request::WritableTxnMarker;
+use kafka_protocol::messages::write_txn_markers_response::{
+    WritableTxnMarkerPartitionResult, WritableTxnMarkerResult, WritableTxnMarkerTopicResult,
+};
+use kafka_protocol::messages::{
+    DescribeProducersRequest, DescribeProducersResponse, DescribeTransactionsRequest,
+    DescribeTransactionsResponse, ListTransactionsRequest, ListTransactionsResponse, ProducerId,
+    TopicName, TransactionalId, WriteTxnMarkersRequest, WriteTxnMarkersResponse,
+    describe_transactions_response, list_transactions_response,
+};
+use kafka_protocol::protocol::StrBytes;
+use tokio::time::{Instant, timeout_at};
+
+use super::Context;
+use crate::batch::Outcome;
+use crate::errors::ApiError;
+use crate::partition::{NotAdmitted, Partition, unix_time_ms};
+use crate::transactions::{Description, State};
+use crate::wire::once;
+
+/// How long WriteTxnMarkers waits for room.
+const WAIT_MAX: std::time::Duration = std::time::Duration::from_secs(5);
+
+pub(super) async fn describe(
+    cx: &Context,
+    request: DescribeTransactionsRequest,
+) -> DescribeTransactionsResponse {
+    let states = once(request.transactional_ids, TransactionalId::clone).map(|id| {
+        let state = describe_transactions_response::TransactionState::default();
+        let state = match cx.server.transactions.describe(&id) {
+            Some(description) => described(cx, state, description),
+            None => state.with_error_code(ResponseError::TransactionalIdNotFound.code()),
+        };
+        state.with_transactional_id(id)
+    });
+    DescribeTransactionsResponse::default().with_transaction_states(states.collect())
+}
+
+fn described(
+    cx: &Context,
+    state: describe_transactions_response::TransactionState,
+    description: Description,
+) -> describe_transactions_response::TransactionState {
+    let mut topics: BTreeMap<Arc<str>, Vec<i32>> = BTreeMap::new();
+    for (id, partition) in description.partitions {
+        // What was deleted meanwhile has no name.
+        if let Ok(topic) = cx.server.topics.by_id(id) {
+            topics.entry(topic.name.clone()).or_default().push(partition);
+        }
+    }
+    let topics = topics.into_iter().map(|(name, partitions)| {
+        describe_transactions_response::TopicData::default()
+            .with_topic(TopicName(StrBytes::from_string(name.to_string())))
+            .with_partitions(partitions)
+    });
+    state
+        .with_transaction_state(StrBytes::from_static_str(description.state.name()))
+        .with_transaction_timeout_ms(description.timeout_ms)
+        .with_transaction_start_time_ms(description.started_at_ms)
+        .with_producer_id(ProducerId(description.producer_id))
+        .with_producer_epoch(description.epoch)
+        .with_topics(topics.collect())
+}
+
+pub(super) async fn list(
+    cx: &Context,
+    request: ListTransactionsRequest,
+) -> ListTransactionsResponse {
+    let is_known = |name: &&StrBytes| State::ALL.iter().any(|state| state.name() == &***name);
+    let (known, unknown): (Vec<_>, Vec<_>) = request.state_filters.iter().partition(is_known);
+    let response = ListTransactionsResponse::default()
+        .with_unknown_state_filters(unknown.into_iter().cloned().collect());
+    if known.is_empty() && !request.state_filters.is_empty() {
+        return response;
+    }
+    let now_ms = unix_time_ms();
+    let passes = |description: &Description| {
+        let by_state =
+            known.is_empty() || known.iter().any(|name| description.state.name() == name.as_str());
+        let by_producer = request.producer_id_filters.is_empty()
+            || request.producer_id_filters.contains(&ProducerId(description.producer_id));
+        let by_duration = request.duration_filter < 0
+            || (description.started_at_ms >= 0
+                && now_ms - description.started_at_ms > request.duration_filter);
+        by_state && by_producer && by_duration
+    };
+    let all = cx.server.transactions.all().into_iter();
+    let states = all.filter(|(_, description)| passes(description)).map(|(id, description)| {
+        list_transactions_response::TransactionState::default()
+            .with_transactional_id(TransactionalId(StrBytes::from_string(id.to_string())))
+            .with_producer_id(ProducerId(description.producer_id))
+            .with_transaction_state(StrBytes::from_static_str(description.state.name()))
+    });
+    response.with_transaction_states(states.collect())
+}
+
+pub(super) async fn describe_producers(
+    cx: &Context,
+    request: DescribeProducersRequest,
+) -> DescribeProducersResponse {
+    let topics = once(request.topics, |topic| topic.name.clone()).map(|topic| {
+        let partition = |index: i32| {
+            let response = PartitionResponse::default().with_partition_index(index);
+            match find(cx, &topic.name, index) {
+                Ok(partition) => {
+                    let active = partition.active_producers().into_iter().map(|producer| {
+                        ProducerState::default()
+                            .with_producer_id(ProducerId(producer.id))
+                            .with_producer_epoch(producer.epoch.into())
+                            .with_last_sequence(producer.last_sequence)
+                            .with_last_timestamp(producer.last_timestamp_ms)
+                            .with_coordinator_epoch(0)
+                            .with_current_txn_start_offset(producer.transaction.unwrap_or(-1))
+                    });
+                    response.with_error_message(None).with_active_producers(active.collect())
+                }
+                Err(error) => {
+                    response.with_error_code(error.code()).with_error_message(error.message())
+                }
+            }
+        };
+        let partitions = once(topic.partition_indexes.clone(), |index| *index).map(partition);
+        TopicResponse::default().with_partitions(partitions.collect()).with_name(topic.name.clone())
+    });
+    DescribeProducersResponse::default().with_topics(topics.collect())
+}
+
+/// The coordinator writes its markers without this; an operator ends with it what no coordinator will.
+pub(super) async fn write_markers(
+    cx: &Context,
+    request: WriteTxnMarkersRequest,
+) -> WriteTxnMarkersResponse {
+    let until = Instant::now() + WAIT_MAX;
+    let mut markers = Vec::new();
+    for marker in request.markers {
+        let mut topics = Vec::new();
+        for topic in &marker.topics {
+            let mut partitions = Vec::new();
+            for index in &topic.partition_indexes {
+                let written = write_marker(cx, &marker, &topic.name, *index, until).await;
+                partitions.push(
+                    WritableTxnMarkerPartitionResult::default()
+                        .with_partition_index(*index)
+                        .with_error_code(written.map_or_else(|error| error.code(), |()| 0)),
+                );
+            }
+            topics.push(
+                WritableTxnMarkerTopicResult::default()
+                    .with_name(topic.name.clone())
+                    .with_partitions(partitions),
+            );
+        }
+        markers.push(
+            WritableTxnMarkerResult::default()
+                .with_producer_id(marker.producer_id)
+                .with_topics(topics),
+        );
+    }
+    WriteTxnMarkersResponse::default().with_markers(markers)
+}
+
+async fn write_marker(
+    cx: &Context,
+    marker: &WritableTxnMarker,
+    topic: &str,
+    index: i32,
+    until: Instant,
+) -> Result<(), ApiError> {
+    let partition = find(cx, topic, index)?;
+    let outcome = if marker.transaction_result { Outcome::Commit } else { Outcome::Abort };
+    let (producer_id, epoch) = (marker.producer_id.0, marker.producer_epoch);
+    loop {
+        match partition.append_foreign_marker(producer_id, epoch, outcome) {
+            Ok(append) => return Ok(append.await?),
+            Err(NotAdmitted::Refused(error)) => return Err(error),
+            Err(NotAdmitted::Full) => {
+                let room = timeout_at(until, cx.server.store.room()).await;
+                room.map_err(|_| ApiError::TimedOut)?;
+            }
+        }
+    }
+}
+
+fn find(cx: &Context, topic: &str, index: i32) -> Result<Arc<Partition>, ApiError> {
+    let topic = cx.server.topics.by_name(topic)?;
+    topic.partition(index).cloned().ok_or(ApiError::UnknownTopicOrPartition)
+}

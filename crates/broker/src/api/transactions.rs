@@ -1,0 +1,166 @@
+//! What transactional producers ask for: AddPartitionsToTxn, AddOffsetsToTxn, TxnOffsetCommit, EndTxn. See `docs/transactions.md`.
+
+use std::collections::HashSet;
+
+use kafka_protocol::error::ResponseError;
+use kafka_protocol::messages::add_partitions_to_txn_response::{
+    AddPartitionsToTxnPartitionResult, AddPartitionsToTxnTopicResult,
+};
+use kafka_protocol::messages::txn_offset_commit_response::{
+    TxnOffsetCommitResponsePartition, TxnOffsetCommitResponseTopic,
+};
+use kafka_protocol::messages::{
+    AddOffsetsToTxnRequest, AddOffsetsToTxnResponse, AddPartitionsToTxnRequest,
+    AddPartitionsToTxnResponse, EndTxnRequest, EndTxnResponse, ProducerId, TxnOffsetCommitRequest,
+    TxnOffsetCommitResponse,
+};
+
+use super::Context;
+use crate::batch::Outcome;
+use crate::groups::Position;
+use crate::transactions::{Producer, Transactions};
+
+/// Versions of EndTxn from here on, and of TxnOffsetCommit, come from clients that know version 2 of transactions (KIP-890): each end raises the
+/// epoch, and what is used becomes part of the transaction by that.
+const FIRST_OF_VERSION_2: i16 = 5;
+
+/// Older clients of these APIs do not know PRODUCER_FENCED.
+fn code(error: ResponseError, version: i16, first_with_fenced: i16) -> i16 {
+    match error {
+        ResponseError::ProducerFenced if version < first_with_fenced => {
+            ResponseError::InvalidProducerEpoch.code()
+        }
+        error => error.code(),
+    }
+}
+
+/// All partitions are added, or none. Versions 0 to 3: the later ones are for brokers among themselves.
+pub(super) async fn add_partitions(
+    cx: &Context,
+    request: AddPartitionsToTxnRequest,
+) -> AddPartitionsToTxnResponse {
+    let (mut found, mut missing) = (Vec::new(), HashSet::new());
+    for topic in &request.v3_and_below_topics {
+        let known = cx.server.topics.by_name(&topic.name).ok();
+        for index in &topic.partitions {
+            match &known {
+                Some(known) if known.partition(*index).is_some() => found.push((known.id, *index)),
+                _ => drop(missing.insert((topic.name.clone(), *index))),
+            }
+        }
+    }
+    let producer = Producer {
+        transactional_id: &request.v3_and_below_transactional_id,
+        id: request.v3_and_below_producer_id.0,
+        epoch: request.v3_and_below_producer_epoch,
+    };
+    let outcome = match missing.is_empty() {
+        true => cx.server.transactions.add(producer, found, Vec::new()).await,
+        false => Err(ResponseError::OperationNotAttempted),
+    };
+    let outcome = outcome.map_or_else(|error| code(error, cx.version, 2), |()| 0);
+    let results = request.v3_and_below_topics.iter().map(|topic| {
+        let partition = |index: &i32| {
+            let is_missing = missing.contains(&(topic.name.clone(), *index));
+            let unknown = ResponseError::UnknownTopicOrPartition.code();
+            AddPartitionsToTxnPartitionResult::default()
+                .with_partition_index(*index)
+                .with_partition_error_code(if is_missing { unknown } else { outcome })
+        };
+        AddPartitionsToTxnTopicResult::default()
+            .with_name(topic.name.clone())
+            .with_results_by_partition(topic.partitions.iter().map(partition).collect())
+    });
+    AddPartitionsToTxnResponse::default().with_results_by_topic_v3_and_below(results.collect())
+}
+
+pub(super) async fn add_offsets(
+    cx: &Context,
+    request: AddOffsetsToTxnRequest,
+) -> AddOffsetsToTxnResponse {
+    let producer = Producer {
+        transactional_id: &request.transactional_id,
+        id: request.producer_id.0,
+        epoch: request.producer_epoch,
+    };
+    let groups = vec![request.group_id.as_str().to_owned()];
+    let added = match request.group_id.is_empty() {
+        true => Err(ResponseError::InvalidGroupId),
+        false => cx.server.transactions.add(producer, Vec::new(), groups).await,
+    };
+    let error_code = added.map_or_else(|error| code(error, cx.version, 2), |()| 0);
+    AddOffsetsToTxnResponse::default().with_error_code(error_code)
+}
+
+pub(super) async fn commit_offsets(
+    cx: &Context,
+    request: TxnOffsetCommitRequest,
+) -> TxnOffsetCommitResponse {
+    let groups = &cx.server.groups;
+    let exists = |topic: &str, partition| cx.server.topics.has_partition(topic, partition);
+    let (mut good, mut answers) = (Vec::new(), Vec::new());
+    for topic in &request.topics {
+        let (mut positions, mut errors) = (Vec::new(), Vec::new());
+        for partition in &topic.partitions {
+            let metadata = partition.committed_metadata.as_deref().unwrap_or_default();
+            let index = partition.partition_index;
+            let checked = groups.check_position(&topic.name, index, metadata, exists);
+            if checked.is_ok() {
+                positions.push(Position {
+                    partition: index,
+                    offset: partition.committed_offset,
+                    leader_epoch: partition.committed_leader_epoch,
+                    metadata: metadata.to_owned(),
+                });
+            }
+            errors.push((index, checked.err()));
+        }
+        if !positions.is_empty() {
+            good.push((topic.name.as_str().to_owned(), positions));
+        }
+        answers.push((topic.name.clone(), errors));
+    }
+    let producer = Producer {
+        transactional_id: &request.transactional_id,
+        id: request.producer_id.0,
+        epoch: request.producer_epoch,
+    };
+    let add = cx.version >= FIRST_OF_VERSION_2;
+    let may_commit = || groups.check_transactional_commit(&request);
+    let transactions = &cx.server.transactions;
+    let outcome =
+        transactions.add_offsets(producer, &request.group_id, good, add, may_commit).await.err();
+    let topics = answers.into_iter().map(|(name, errors)| {
+        let partitions = errors.into_iter().map(|(index, error)| {
+            let code = outcome.or(error).map_or(0, |error| error.code());
+            TxnOffsetCommitResponsePartition::default()
+                .with_partition_index(index)
+                .with_error_code(code)
+        });
+        TxnOffsetCommitResponseTopic::default()
+            .with_name(name)
+            .with_partitions(partitions.collect())
+    });
+    TxnOffsetCommitResponse::default().with_topics(topics.collect())
+}
+
+pub(super) async fn end(cx: &Context, request: EndTxnRequest) -> EndTxnResponse {
+    let producer = Producer {
+        transactional_id: &request.transactional_id,
+        id: request.producer_id.0,
+        epoch: request.producer_epoch,
+    };
+    let outcome = if request.committed { Outcome::Commit } else { Outcome::Abort };
+    let raises_epoch = cx.version >= FIRST_OF_VERSION_2;
+    let response = EndTxnResponse::default();
+    match Transactions::end(&cx.server, producer, outcome, raises_epoch).await {
+        Ok((id, epoch)) if raises_epoch => {
+            response.with_producer_id(ProducerId(id)).with_producer_epoch(epoch)
+        }
+        Ok(_) => response,
+        Err(error) => {
+            tracing::debug!(id = &**request.transactional_id, %error, "a transaction was not ended");
+            response.with_error_code(code(error, cx.version, 2))
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! The checkpoint of a partition's producers. Layout: `docs/format/producer-state.md`.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::time::Duration;
+
+use alluvium_stream::{Batch, StreamOffset};
+
+use super::{Aborted, Producer, ProducerStates, REMEMBERED_BATCHES, Seen};
+
+const FORMAT_VERSION: u8 = 2;
+/// Knew of no transactions.
+const WITHOUT_TRANSACTIONS: u8 = 1;
+
+/// Stands for "no transaction is open".
+const NONE: u64 = u64::MAX;
+
+impl ProducerStates {
+    /// The checkpoint; `None` when there is nothing to remember. Equal states give equal bytes.
+    pub(crate) fn encode(&self) -> Option<Vec<u8>> {
+        if self.producers.is_empty() && self.aborted.is_empty() {
+            return None;
+        }
+        let mut producers: Vec<_> = self.producers.iter().collect();
+        producers.sort_unstable_by_key(|(id, _)| **id);
+        let mut out = vec![FORMAT_VERSION];
+        out.extend_from_slice(&(producers.len() as u32).to_le_bytes());
+        for (id, producer) in producers {
+            out.extend_from_slice(&id.to_le_bytes());
+            out.extend_from_slice(&producer.epoch.to_le_bytes());
+            out.extend_from_slice(&producer.transaction.unwrap_or(NONE).to_le_bytes());
+            out.extend_from_slice(&producer.last_offset.to_le_bytes());
+            out.extend_from_slice(&producer.last_timestamp_ms.to_le_bytes());
+            out.push(producer.batches.len() as u8);
+            for seen in &producer.batches {
+                out.extend_from_slice(&seen.base_sequence.to_le_bytes());
+                out.extend_from_slice(&seen.last_sequence.to_le_bytes());
+                out.extend_from_slice(&seen.base_offset.to_le_bytes());
+                out.extend_from_slice(&seen.max_timestamp_ms.to_le_bytes());
+            }
+        }
+        out.extend_from_slice(&(self.aborted.len() as u32).to_le_bytes());
+        for aborted in &self.aborted {
+            out.extend_from_slice(&aborted.producer_id.to_le_bytes());
+            out.extend_from_slice(&aborted.first_offset.to_le_bytes());
+            out.extend_from_slice(&aborted.marker_offset.to_le_bytes());
+            out.extend_from_slice(&aborted.stable_end.to_le_bytes());
+        }
+        let crc = crc32c::crc32c(&out);
+        out.extend_from_slice(&crc.to_le_bytes());
+        Some(out)
+    }
+
+    /// Read a checkpoint; its producers count as used at `now`.
+    ///
+    /// # Errors
+    /// What is wrong with the bytes.
+    pub(crate) fn decode(bytes: &[u8], now: Duration) -> Result<Self, BadCheckpoint> {
+        // The version comes first: another one may end in another way.
+        let version = match bytes.first() {
+            Some(&version @ (WITHOUT_TRANSACTIONS | FORMAT_VERSION)) => version,
+            Some(&other) => return Err(BadCheckpoint::Version(other)),
+            None => return Err(BadCheckpoint::Truncated),
+        };
+        let (content, crc) = bytes.split_last_chunk().ok_or(BadCheckpoint::Truncated)?;
+        if crc32c::crc32c(content) != u32::from_le_bytes(*crc) {
+            return Err(BadCheckpoint::Checksum);
+        }
+        let mut reader = Reader(content.get(1..).ok_or(BadCheckpoint::Truncated)?);
+        let count = u32::from_le_bytes(reader.take()?);
+        let (mut producers, mut open) = (HashMap::new(), BTreeMap::new());
+        for _ in 0..count {
+            let id = i64::from_le_bytes(reader.take()?);
+            let producer = read_producer(&mut reader, version, id, now)?;
+            open.extend(producer.transaction.map(|first| (first, id)));
+            producers.insert(id, producer);
+        }
+        let mut aborted = VecDeque::new();
+        if version > WITHOUT_TRANSACTIONS {
+            for _ in 0..u32::from_le_bytes(reader.take()?) {
+                aborted.push_back(Aborted {
+                    producer_id: i64::from_le_bytes(reader.take()?),
+                    first_offset: u64::from_le_bytes(reader.take()?),
+                    marker_offset: u64::from_le_bytes(reader.take()?),
+                    stable_end: u64::from_le_bytes(reader.take()?),
+                });
+            }
+        }
+        if !reader.0.is_empty() {
+            return Err(BadCheckpoint::Content(format!("{} bytes behind the end", reader.0.len())));
+        }
+        Ok(Self { producers, open, ending: VecDeque::new(), aborted, swept_at: now })
+    }
+}
+
+fn read_producer(
+    reader: &mut Reader<'_>,
+    version: u8,
+    id: i64,
+    now: Duration,
+) -> Result<Producer, BadCheckpoint> {
+    let epoch = i16::from_le_bytes(reader.take()?);
+    let mut transaction = NONE;
+    let mut last = None;
+    if version > WITHOUT_TRANSACTIONS {
+        transaction = u64::from_le_bytes(reader.take()?);
+        last = Some((u64::from_le_bytes(reader.take()?), i64::from_le_bytes(reader.take()?)));
+    }
+    let len = u8::from_le_bytes(reader.take()?);
+    if usize::from(len) > REMEMBERED_BATCHES {
+        return Err(BadCheckpoint::Content(format!("producer {id} with {len} batches")));
+    }
+    let mut batches = VecDeque::with_capacity(REMEMBERED_BATCHES);
+    for _ in 0..len {
+        batches.push_back(Seen {
+            base_sequence: i32::from_le_bytes(reader.take()?),
+            last_sequence: i32::from_le_bytes(reader.take()?),
+            base_offset: u64::from_le_bytes(reader.take()?),
+            max_timestamp_ms: i64::from_le_bytes(reader.take()?),
+        });
+    }
+    let of_batch = |seen: &Seen| (seen.base_offset, seen.max_timestamp_ms);
+    let Some((last_offset, last_timestamp_ms)) = last.or(batches.back().map(of_batch)) else {
+        return Err(BadCheckpoint::Content(format!("producer {id} with no batch")));
+    };
+    Ok(Producer {
+        epoch,
+        batches,
+        transaction: (transaction != NONE).then_some(transaction),
+        last_offset,
+        last_timestamp_ms,
+        used_at: now,
+    })
+}
+
+/// A producer checkpoint that can not be read.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum BadCheckpoint {
+    #[error("producer state of format version {0}, this program reads versions 1 and 2")]
+    Version(u8),
+    #[error("producer state ends in the middle")]
+    Truncated,
+    #[error("producer state does not have its checksum")]
+    Checksum,
+    #[error("producer state is damaged: {0}")]
+    Content(String),
+}
+
+struct Reader<'a>(&'a [u8]);
+
+impl Reader<'_> {
+    fn take<const N: usize>(&mut self) -> Result<[u8; N], BadCheckpoint> {
+        let (head, rest) = self.0.split_first_chunk().ok_or(BadCheckpoint::Truncated)?;
+        self.0 = rest;
+        Ok(*head)
+    }
+}
+
+/// The checkpoint after `batches`, for a partition that starts at `start`; see [`alluvium_stream::Fold`].
+pub(crate) fn fold(
+    start: StreamOffset,
+    previous: Option<&[u8]>,
+    batches: &[Batch],
+) -> Option<Vec<u8>> {
+    // No clock: a fold depends on its arguments alone, so only the bound on the number of producers applies.
+    let now = Duration::ZERO;
+    let mut states = match previous.map(|bytes| ProducerStates::decode(bytes, now)).transpose() {
+        Ok(states) => states.unwrap_or_default(),
+        Err(error) => {
+            // The server refuses to start on such a checkpoint, so it is not this server's.
+            tracing::error!(%error, "a partition's producer checkpoint is unreadable and begins anew");
+            ProducerStates::default()
+        }
+    };
+    states.replay(batches, now);
+    states.forget_below(start);
+    states.encode()
+}

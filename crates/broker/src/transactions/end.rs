@@ -1,0 +1,198 @@
+//! The end of transactions: what follows a decision, transactions that are over their time, transactional ids that nobody uses.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use alluvium_stream::{Append, AppendError};
+use tokio::time::{Instant, sleep, sleep_until};
+
+use super::record::Event;
+use super::transaction::{State, Transaction};
+use super::{Slot, TransactionsError};
+use crate::batch::Outcome;
+use crate::partition::{Partition, unix_time_ms};
+use crate::server::Server;
+use crate::state_stream::Refused;
+
+/// `transactional.id.expiration.ms`: an id is forgotten so long after its last transaction.
+const ID_EXPIRATION: Duration = Duration::from_secs(7 * 24 * 3600);
+const SWEEP_INTERVAL: Duration = Duration::from_secs(3600);
+
+/// After a failure that is not a lack of room.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// Write what follows a decision, in a task of its own; the decision is in line.
+pub(super) fn start(server: &Arc<Server>, slot: &Arc<Slot>) {
+    let (server, slot) = (server.clone(), slot.clone());
+    tokio::spawn(async move {
+        if let Err(cause) = complete(&server, &slot, false).await {
+            tracing::error!(
+                id = &*slot.id,
+                cause,
+                "a transaction can not be ended before a restart"
+            );
+        }
+    });
+}
+
+/// End what a crash has interrupted, before anybody is served.
+pub(crate) async fn resume(server: &Arc<Server>) -> Result<(), TransactionsError> {
+    let slots: Vec<_> = server.transactions.slots.read().values().cloned().collect();
+    for slot in slots {
+        if !matches!(slot.transaction.lock().state, State::Prepared(_)) {
+            continue;
+        }
+        tracing::info!(id = &*slot.id, "ending a transaction that was interrupted");
+        let ended = complete(server, &slot, true).await;
+        ended.map_err(|cause| TransactionsError::NotEnded { id: slot.id.to_string(), cause })?;
+    }
+    Ok(())
+}
+
+/// Append markers, offsets and `Completed`, and wait until they are durable. With `resumed` some of the markers may be there. An error is a
+/// failed store.
+async fn complete(server: &Arc<Server>, slot: &Slot, resumed: bool) -> Result<(), String> {
+    let transactions = &server.transactions;
+    let Some(Ending { outcome, marker, partitions, offsets }) =
+        Ending::of(&slot.transaction.lock())
+    else {
+        return Ok(());
+    };
+    let (producer_id, epoch) = marker;
+    for (topic, index) in partitions {
+        let Ok(topic) = server.topics.by_id(topic) else { continue };
+        let Some(partition) = topic.partition(index) else { continue };
+        if resumed && !partition.lacks_marker(producer_id, epoch) {
+            continue;
+        }
+        append_marker(server, partition, (producer_id, epoch), outcome).await?;
+    }
+    if outcome == Outcome::Commit {
+        for (group, topics) in offsets {
+            let exists = |topic: &str, partition| server.topics.has_partition(topic, partition);
+            server.groups.commit_of_transaction(&group, topics, exists).await?;
+        }
+    }
+    let at_ms = unix_time_ms();
+    let append: Append = loop {
+        match transactions.append(slot, at_ms, &Event::Completed) {
+            Ok(append) => break append,
+            Err(Refused::NoRoom) => transactions.store.room().await,
+            Err(refused) => return Err(format!("{refused:?}")),
+        }
+    };
+    // All that was appended lies before it in the log.
+    append.await.map_err(|error| error.to_string())?;
+    let mut transaction = slot.transaction.lock();
+    transactions.apply(slot, &mut transaction, at_ms, Event::Completed);
+    drop(transaction);
+    slot.ended.notify_waiters();
+    Ok(())
+}
+
+/// What is to be done for a transaction whose end is decided.
+struct Ending {
+    outcome: Outcome,
+    marker: (i64, i16),
+    partitions: Vec<(uuid::Uuid, i32)>,
+    offsets: Vec<(String, super::transaction::Offsets)>,
+}
+
+impl Ending {
+    fn of(transaction: &Transaction) -> Option<Self> {
+        let State::Prepared(outcome) = transaction.state else { return None };
+        Some(Self {
+            outcome,
+            marker: transaction.marker,
+            partitions: transaction.partitions.iter().copied().collect(),
+            offsets: transaction.offsets.clone().into_iter().collect(),
+        })
+    }
+}
+
+/// Append a marker as soon as there is room. A partition that was deleted meanwhile needs none.
+async fn append_marker(
+    server: &Server,
+    partition: &Partition,
+    (producer_id, epoch): (i64, i16),
+    outcome: Outcome,
+) -> Result<(), String> {
+    loop {
+        match partition.append_marker(producer_id, epoch, outcome) {
+            Ok(_) | Err(AppendError::Deleted) => return Ok(()),
+            Err(AppendError::Full) => server.store.room().await,
+            Err(error) => return Err(error.to_string()),
+        }
+    }
+}
+
+/// Abort what is over its time, and forget ids that nobody uses, until the server stops.
+pub(crate) async fn run(server: Arc<Server>) {
+    let mut next_sweep = Instant::now() + SWEEP_INTERVAL;
+    loop {
+        let transactions = &server.transactions;
+        let sooner = transactions.sooner.notified();
+        let first_ms = transactions.deadlines.lock().first().map(|(at_ms, _)| *at_ms);
+        let wait_ms = first_ms.map(|at_ms| at_ms.saturating_sub(unix_time_ms()).max(0));
+        let due = wait_ms
+            .map_or(next_sweep, |ms| Instant::now() + Duration::from_millis(ms.unsigned_abs()));
+        tokio::select! {
+            () = server.stopping() => return,
+            () = sooner => {}
+            () = sleep_until(due.min(next_sweep)) => {}
+        }
+        if !abort_late(&server) {
+            sleep(RETRY).await;
+        }
+        if Instant::now() >= next_sweep {
+            forget_unused(&server);
+            next_sweep = Instant::now() + SWEEP_INTERVAL;
+        }
+    }
+}
+
+/// Abort the transactions that are over their time; whether that went well.
+fn abort_late(server: &Arc<Server>) -> bool {
+    let transactions = &server.transactions;
+    let now_ms = unix_time_ms();
+    let due = |(at_ms, _): &&(i64, Arc<str>)| *at_ms <= now_ms;
+    let late: Vec<_> =
+        transactions.deadlines.lock().iter().take_while(due).map(|(_, id)| id.clone()).collect();
+    for slot in late.iter().filter_map(|id| transactions.get(id)) {
+        let mut transaction = slot.transaction.lock();
+        if transaction.deadline_ms().is_none_or(|at_ms| at_ms > now_ms) {
+            continue;
+        }
+        let event = transaction.fence();
+        match transactions.change(&slot, &mut transaction, event) {
+            Ok(_) => {
+                tracing::info!(id = &*slot.id, "a transaction is over its time and is aborted");
+                start(server, &slot);
+            }
+            Err(refused) => {
+                tracing::warn!(id = &*slot.id, ?refused, "a transaction over its time stays open");
+                return false;
+            }
+        }
+    }
+    true
+}
+
+fn forget_unused(server: &Server) {
+    let transactions = &server.transactions;
+    let expiration_ms = i64::try_from(ID_EXPIRATION.as_millis()).unwrap_or(i64::MAX);
+    let before_ms = unix_time_ms().saturating_sub(expiration_ms);
+    // Under the lock of all: else a producer could find the place that is about to be dropped.
+    let mut slots = transactions.slots.write();
+    slots.retain(|_, slot| {
+        let Some(transaction) = slot.transaction.try_lock() else { return true };
+        let unused = matches!(transaction.state, State::Empty | State::Completed(_))
+            && transaction.updated_at_ms < before_ms;
+        let is_in_use = Arc::strong_count(slot) > 1;
+        if !unused || is_in_use {
+            return true;
+        }
+        // What can not be written now is tried again at the next look.
+        transactions.append(slot, unix_time_ms(), &Event::Removed).is_err()
+    });
+}

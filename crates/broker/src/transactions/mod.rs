@@ -1,0 +1,601 @@
+//! The coordinator of transactions. Design and crash argument: `docs/transactions.md`.
+//!
+//! - `transaction`: one transaction as a pure state machine.
+//! - `record`: the records of the state stream, and its checkpoint.
+//! - `end`: writing markers and offsets of a transaction whose end is decided; time-outs; expiry.
+//! - this file: the transactions by transactional id, each behind its lock, and what requests do to them.
+
+mod end;
+mod record;
+mod transaction;
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use alluvium_stream::{Append, NewBatch, Store, StreamWriter};
+use bytes::Bytes;
+use kafka_protocol::error::ResponseError;
+use parking_lot::{Mutex, MutexGuard, RwLock};
+use tokio::sync::Notify;
+use tokio::time::{Instant, timeout_at};
+use uuid::Uuid;
+
+use crate::batch::Outcome;
+use crate::errors::ApiError;
+use crate::groups::Position;
+use crate::partition::{NotAdmitted, unix_time_ms};
+use crate::producer_ids::ProducerIds;
+use crate::server::Server;
+use crate::state_stream::{self, KIND_TRANSACTIONS, Refused, StateError};
+use crate::state_table::{self, Corrupt, MAX_STRING_BYTES};
+
+pub(crate) use end::{resume, run};
+pub(crate) use record::Transactions as Table;
+use record::{Event, Record};
+pub(crate) use transaction::State;
+use transaction::{End, Init, Transaction};
+
+const STREAM_KEY: &str = "transactions/stream";
+
+/// Transactional ids that are remembered.
+const MAX_IDS: usize = 100_000;
+/// Bound on the memory for what is part of transactions.
+const MAX_BYTES: usize = 64 << 20;
+/// `transaction.max.timeout.ms`.
+pub(crate) const MAX_TIMEOUT: Duration = Duration::from_secs(15 * 60);
+/// How long a request waits for room in the log, or for the end of a transaction.
+const WAIT_MAX: Duration = Duration::from_secs(5);
+
+/// Why the coordinator could not start.
+#[derive(Debug, thiserror::Error)]
+pub enum TransactionsError {
+    /// The state stream could not be opened.
+    #[error("{0}")]
+    State(#[from] StateError),
+    /// Its checkpoint or a record is not what this version writes.
+    #[error("{0}")]
+    Corrupt(#[from] Corrupt),
+    /// What a crash has interrupted could not be ended.
+    #[error("the transaction {id} could not be ended: {cause}")]
+    NotEnded {
+        /// The transactional id.
+        id: String,
+        /// Why not.
+        cause: String,
+    },
+}
+
+/// A transactional id's place.
+struct Slot {
+    id: Arc<str>,
+    transaction: Mutex<Transaction>,
+    /// A transaction has ended.
+    ended: Notify,
+}
+
+/// All transactions.
+pub(crate) struct Transactions {
+    store: Store,
+    /// Locked from its next offset until a record is in line.
+    stream: Mutex<StreamWriter>,
+    slots: RwLock<HashMap<Arc<str>, Arc<Slot>>>,
+    /// Open transactions by when they are over their time, in milliseconds since the Unix epoch.
+    deadlines: Mutex<BTreeSet<(i64, Arc<str>)>>,
+    /// A deadline came before all others.
+    sooner: Notify,
+    /// Which transactions have offsets to commit for a group. They stay until those are durable.
+    pending: Mutex<HashMap<String, BTreeSet<Arc<str>>>>,
+    size_bytes: AtomicUsize,
+}
+
+/// What DescribeTransactions tells.
+pub(crate) struct Description {
+    pub(crate) state: State,
+    pub(crate) producer_id: i64,
+    pub(crate) epoch: i16,
+    pub(crate) timeout_ms: i32,
+    /// -1 if none is open.
+    pub(crate) started_at_ms: i64,
+    pub(crate) partitions: Vec<(Uuid, i32)>,
+}
+
+/// A transaction that a batch may be appended to, as long as this lives.
+pub(crate) struct Admitted<'a>(
+    #[expect(dead_code, reason = "it is held")] MutexGuard<'a, Transaction>,
+);
+
+/// Who writes a transactional batch.
+#[derive(Clone, Copy)]
+pub(crate) struct Producer<'a> {
+    pub(crate) transactional_id: &'a str,
+    pub(crate) id: i64,
+    pub(crate) epoch: i16,
+}
+
+impl Transactions {
+    /// Find or create the state stream, and load what it holds. [`resume`] has to follow, once partitions and groups are there.
+    pub(crate) async fn open(store: Store) -> Result<Self, TransactionsError> {
+        let stream = state_stream::open(&store, STREAM_KEY, KIND_TRANSACTIONS).await?;
+        let replay = stream.replay();
+        let Table(table) = state_table::rebuild(replay.checkpoint.as_deref(), &replay.batches)?;
+        let this = Self {
+            store,
+            stream: Mutex::new(stream),
+            slots: RwLock::default(),
+            deadlines: Mutex::default(),
+            sooner: Notify::new(),
+            pending: Mutex::default(),
+            size_bytes: AtomicUsize::new(0),
+        };
+        let mut slots = this.slots.write();
+        for (id, transaction) in table {
+            let id: Arc<str> = id.into();
+            if let Some(at_ms) = transaction.deadline_ms() {
+                this.deadlines.lock().insert((at_ms, id.clone()));
+            }
+            let mut pending = this.pending.lock();
+            for group in transaction.offsets.keys() {
+                pending.entry(group.clone()).or_default().insert(id.clone());
+            }
+            this.size_bytes.fetch_add(transaction.size_bytes(), Ordering::Relaxed);
+            let transaction = Mutex::new(transaction);
+            let slot = Slot { id: id.clone(), transaction, ended: Notify::new() };
+            slots.insert(id, Arc::new(slot));
+        }
+        drop(slots);
+        Ok(this)
+    }
+
+    fn get(&self, id: &str) -> Option<Arc<Slot>> {
+        self.slots.read().get(id).cloned()
+    }
+
+    fn get_or_create(&self, id: &str) -> Result<Arc<Slot>, ResponseError> {
+        if let Some(slot) = self.get(id) {
+            return Ok(slot);
+        }
+        let mut slots = self.slots.write();
+        if slots.len() >= MAX_IDS {
+            tracing::warn!(bound = MAX_IDS, "a transactional id is refused: there are too many");
+            return Err(ResponseError::PolicyViolation);
+        }
+        let id: Arc<str> = id.into();
+        let slot = slots.entry(id.clone()).or_insert_with(|| {
+            Arc::new(Slot { id, transaction: Mutex::default(), ended: Notify::new() })
+        });
+        Ok(slot.clone())
+    }
+
+    /// Put a record in line and let its event happen; the transaction is locked by the caller. The event counts only once the record is durable.
+    fn change(
+        &self,
+        slot: &Slot,
+        transaction: &mut Transaction,
+        event: Event,
+    ) -> Result<Append, Refused> {
+        let at_ms = unix_time_ms();
+        let append = self.append(slot, at_ms, &event)?;
+        self.apply(slot, transaction, at_ms, event);
+        Ok(append)
+    }
+
+    fn append(&self, slot: &Slot, at_ms: i64, event: &Event) -> Result<Append, Refused> {
+        let record = Record { id: slot.id.to_string(), at_ms, event: event.clone() };
+        let payload = Bytes::from(record.encode().into_boxed_slice());
+        let stream = self.stream.lock();
+        let base = stream.next_offset();
+        Ok(stream.append(NewBatch { base, count: 1, max_timestamp_ms: at_ms, payload })?)
+    }
+
+    fn apply(&self, slot: &Slot, transaction: &mut Transaction, at_ms: i64, event: Event) {
+        let (bytes, deadline) = (transaction.size_bytes(), transaction.deadline_ms());
+        if let Event::Offsets { group, .. } = &event {
+            let mut pending = self.pending.lock();
+            pending.entry(group.clone()).or_default().insert(slot.id.clone());
+        }
+        if event == Event::Completed {
+            let mut pending = self.pending.lock();
+            for group in transaction.offsets.keys() {
+                if let Some(ids) = pending.get_mut(group) {
+                    ids.remove(&slot.id);
+                    if ids.is_empty() {
+                        pending.remove(group);
+                    }
+                }
+            }
+        }
+        transaction.apply(at_ms, event);
+        self.size_bytes.fetch_add(transaction.size_bytes(), Ordering::Relaxed);
+        self.size_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        if transaction.deadline_ms() != deadline {
+            self.move_deadline(&slot.id, deadline, transaction.deadline_ms());
+        }
+    }
+
+    fn move_deadline(&self, id: &Arc<str>, from: Option<i64>, to: Option<i64>) {
+        let mut deadlines = self.deadlines.lock();
+        if let Some(from) = from {
+            deadlines.remove(&(from, id.clone()));
+        }
+        if let Some(to) = to {
+            deadlines.insert((to, id.clone()));
+            if deadlines.first().is_some_and(|(first, _)| *first == to) {
+                self.sooner.notify_one();
+            }
+        }
+    }
+
+    /// Do what may find no room, again when there is some, for a while.
+    async fn with_room<T>(
+        &self,
+        mut attempt: impl FnMut() -> Result<T, Blocked>,
+    ) -> Result<T, ResponseError> {
+        let until = Instant::now() + WAIT_MAX;
+        loop {
+            match attempt() {
+                Ok(done) => return Ok(done),
+                Err(Blocked::Error(error)) => return Err(error),
+                Err(Blocked::Log(Refused::NoRoom)) => {}
+                Err(Blocked::Log(refused)) => return Err(in_protocol(refused)),
+            }
+            if timeout_at(until, self.store.room()).await.is_err() {
+                return Err(ResponseError::CoordinatorNotAvailable);
+            }
+        }
+    }
+
+    /// InitProducerId of a transactional producer: its producer id and epoch. `expected` is what it says that it is.
+    pub(crate) async fn init(
+        server: &Arc<Server>,
+        id: &str,
+        expected: Option<(i64, i16)>,
+        timeout_ms: i32,
+    ) -> Result<(i64, i16), ResponseError> {
+        let this = &server.transactions;
+        check_id(id)?;
+        let timeout = u64::try_from(timeout_ms).unwrap_or(0);
+        if timeout == 0 || Duration::from_millis(timeout) > MAX_TIMEOUT {
+            return Err(ResponseError::InvalidTransactionTimeout);
+        }
+        let slot = this.get_or_create(id)?;
+        let until = Instant::now() + WAIT_MAX;
+        let mut expected = expected;
+        let mut new_producer_id = None;
+        loop {
+            let step = this
+                .with_room(|| {
+                    let mut transaction = slot.transaction.lock();
+                    let init = transaction.init(expected, new_producer_id)?;
+                    Ok(match init {
+                        Init::Begin(identity) => {
+                            let identity = identity.unwrap_or(transaction.identity);
+                            let event = Event::Initialised { identity, timeout_ms };
+                            let append = this.change(&slot, &mut transaction, event)?;
+                            Step::Begun(append, identity.current())
+                        }
+                        Init::AbortFirst(event) => {
+                            let _in_line = this.change(&slot, &mut transaction, event)?;
+                            // Whoever it was is fenced now; the one who asks goes on from there.
+                            if expected.is_some() {
+                                expected = Some(transaction.identity.current());
+                            }
+                            end::start(server, &slot);
+                            Step::Wait
+                        }
+                        Init::Wait => Step::Wait,
+                        Init::NeedsProducerId => Step::NeedsProducerId,
+                    })
+                })
+                .await?;
+            match step {
+                Step::Begun(append, current) => {
+                    durable(Some(append)).await?;
+                    return Ok(current);
+                }
+                Step::Done(current) => return Ok(current),
+                Step::Wait => slot.wait_for_end(until).await?,
+                Step::NeedsProducerId => {
+                    new_producer_id = Some(allocate(&server.producer_ids).await?);
+                }
+            }
+        }
+    }
+
+    /// Let a producer append a batch to a partition, as long as the result lives. The partition must be part of the transaction, or the error is
+    /// `not_added`; with `None` (KIP-890) it becomes part of it by this.
+    pub(crate) fn admit<'a>(
+        &self,
+        slot: &'a TransactionRef,
+        producer: Producer<'_>,
+        partition: (Uuid, i32),
+        not_added: Option<ResponseError>,
+    ) -> Result<Admitted<'a>, NotAdmitted> {
+        let refuse = |kind, reason: &str| {
+            let reason = format!("transactional id {:?}: {reason}", producer.transactional_id);
+            NotAdmitted::Refused(ApiError::Transaction { kind, reason })
+        };
+        let mut transaction = slot.0.transaction.lock();
+        match transaction.check_open(producer.id, producer.epoch) {
+            Ok(()) => {}
+            // Each client knows what this means for a batch.
+            Err(ResponseError::ProducerFenced) => {
+                return Err(refuse(
+                    ResponseError::InvalidProducerEpoch,
+                    "another producer has come since, or the transaction was over its time",
+                ));
+            }
+            Err(kind) => return Err(refuse(kind, &kind.to_string())),
+        }
+        if transaction.partitions.contains(&partition) {
+            return Ok(Admitted(transaction));
+        }
+        if let Some(kind) = not_added {
+            return Err(refuse(kind, "the partition is not part of the transaction"));
+        }
+        self.check_room().map_err(|kind| refuse(kind, "too much is part of transactions"))?;
+        let event = Event::Added { partitions: vec![partition], groups: Vec::new() };
+        match self.change(&slot.0, &mut transaction, event) {
+            Ok(_) => Ok(Admitted(transaction)),
+            Err(Refused::NoRoom) => Err(NotAdmitted::Full),
+            Err(refused) => {
+                Err(refuse(ResponseError::CoordinatorNotAvailable, &format!("{refused:?}")))
+            }
+        }
+    }
+
+    /// The transaction that a producer writes in, as soon as no earlier one of it is being ended.
+    ///
+    /// # Errors
+    /// INVALID_PRODUCER_ID_MAPPING if there is none; CONCURRENT_TRANSACTIONS after `until`.
+    pub(crate) async fn ready(
+        &self,
+        id: &str,
+        until: Instant,
+    ) -> Result<TransactionRef, ResponseError> {
+        let slot = self.get(id).ok_or(ResponseError::InvalidProducerIdMapping)?;
+        slot.wait_for_end(until).await?;
+        Ok(TransactionRef(slot))
+    }
+
+    /// AddPartitionsToTxn, AddOffsetsToTxn: durable when it returns.
+    pub(crate) async fn add(
+        &self,
+        producer: Producer<'_>,
+        partitions: Vec<(Uuid, i32)>,
+        groups: Vec<String>,
+    ) -> Result<(), ResponseError> {
+        let slot = self.ready(producer.transactional_id, Instant::now() + WAIT_MAX).await?.0;
+        let append = self
+            .with_room(|| {
+                let mut transaction = slot.transaction.lock();
+                transaction.check_open(producer.id, producer.epoch)?;
+                let is_known = transaction.state == State::Ongoing
+                    && partitions.iter().all(|p| transaction.partitions.contains(p))
+                    && groups.iter().all(|g| transaction.groups.contains(g));
+                if is_known {
+                    return Ok(None);
+                }
+                self.check_room()?;
+                let event = Event::Added { partitions: partitions.clone(), groups: groups.clone() };
+                Ok(Some(self.change(&slot, &mut transaction, event)?))
+            })
+            .await?;
+        durable(append).await
+    }
+
+    /// TxnOffsetCommit: durable when it returns. With `add` (KIP-890) the group becomes part of the transaction by that. `may_commit` is asked
+    /// when the record is about to be put in line.
+    pub(crate) async fn add_offsets(
+        &self,
+        producer: Producer<'_>,
+        group: &str,
+        topics: Vec<(String, Vec<Position>)>,
+        add: bool,
+        may_commit: impl Fn() -> Result<(), ResponseError>,
+    ) -> Result<(), ResponseError> {
+        let slot = self.ready(producer.transactional_id, Instant::now() + WAIT_MAX).await?.0;
+        let append = self
+            .with_room(|| {
+                let mut transaction = slot.transaction.lock();
+                transaction.check_open(producer.id, producer.epoch).map_err(
+                    |error| match error {
+                        ResponseError::ProducerFenced => ResponseError::InvalidProducerEpoch,
+                        error => error,
+                    },
+                )?;
+                may_commit()?;
+                self.check_room()?;
+                if !transaction.groups.contains(group) {
+                    if !add {
+                        return Err(ResponseError::InvalidTxnState.into());
+                    }
+                    let groups = vec![group.to_owned()];
+                    let event = Event::Added { partitions: Vec::new(), groups };
+                    let _in_line = self.change(&slot, &mut transaction, event)?;
+                }
+                let event = Event::Offsets { group: group.to_owned(), topics: topics.clone() };
+                Ok(Some(self.change(&slot, &mut transaction, event)?))
+            })
+            .await?;
+        durable(append).await
+    }
+
+    /// EndTxn: the producer id and epoch to go on with. `raises_epoch`: the client knows version 2 of transactions.
+    pub(crate) async fn end(
+        server: &Arc<Server>,
+        producer: Producer<'_>,
+        outcome: Outcome,
+        raises_epoch: bool,
+    ) -> Result<(i64, i16), ResponseError> {
+        let this = &server.transactions;
+        let slot =
+            this.get(producer.transactional_id).ok_or(ResponseError::InvalidProducerIdMapping)?;
+        let until = Instant::now() + WAIT_MAX;
+        let mut new_producer_id = None;
+        loop {
+            let step = this
+                .with_room(|| {
+                    let mut transaction = slot.transaction.lock();
+                    let by = (producer.id, producer.epoch);
+                    Ok(match transaction.end(by, outcome, raises_epoch, new_producer_id)? {
+                        End::Prepare(event) => {
+                            let append = this.change(&slot, &mut transaction, event)?;
+                            end::start(server, &slot);
+                            Step::Begun(append, transaction.identity.current())
+                        }
+                        End::Done => Step::Done(transaction.identity.current()),
+                        End::Wait => Step::Wait,
+                        End::NeedsProducerId => Step::NeedsProducerId,
+                    })
+                })
+                .await?;
+            match step {
+                Step::Begun(append, current) => {
+                    // Markers and offsets are in line behind the decision, if there is room: so this is one flush.
+                    if slot.wait_for_end(until).await.is_err() {
+                        durable(Some(append)).await?;
+                    }
+                    return Ok(current);
+                }
+                Step::Done(current) => return Ok(current),
+                Step::Wait => slot.wait_for_end(until).await?,
+                Step::NeedsProducerId => {
+                    new_producer_id = Some(allocate(&server.producer_ids).await?);
+                }
+            }
+        }
+    }
+
+    /// The partitions for which transactions that have not ended have offsets to commit for the group.
+    pub(crate) fn pending_offsets(&self, group: &str) -> BTreeSet<(String, i32)> {
+        let ids = self.pending.lock().get(group).cloned().unwrap_or_default();
+        let mut partitions = BTreeSet::new();
+        for slot in ids.iter().filter_map(|id| self.get(id)) {
+            let transaction = slot.transaction.lock();
+            for (topic, positions) in transaction.offsets.get(group).into_iter().flatten() {
+                partitions.extend(positions.keys().map(|partition| (topic.clone(), *partition)));
+            }
+        }
+        partitions
+    }
+
+    pub(crate) fn describe(&self, id: &str) -> Option<Description> {
+        self.get(id).and_then(|slot| describe(&slot.transaction.lock()))
+    }
+
+    /// All transactional ids, sorted.
+    pub(crate) fn all(&self) -> Vec<(Arc<str>, Description)> {
+        let slots: Vec<_> = self.slots.read().values().cloned().collect();
+        let described = |slot: Arc<Slot>| {
+            let description = describe(&slot.transaction.lock())?;
+            Some((slot.id.clone(), description))
+        };
+        let mut all: Vec<_> = slots.into_iter().filter_map(described).collect();
+        all.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
+        all
+    }
+
+    fn check_room(&self) -> Result<(), ResponseError> {
+        if self.size_bytes.load(Ordering::Relaxed) < MAX_BYTES {
+            return Ok(());
+        }
+        tracing::warn!(bound = MAX_BYTES, "refused: too much is part of transactions");
+        Err(ResponseError::PolicyViolation)
+    }
+}
+
+/// A transaction that was looked up.
+pub(crate) struct TransactionRef(Arc<Slot>);
+
+impl Slot {
+    /// Wait until no transaction is being ended.
+    async fn wait_for_end(&self, until: Instant) -> Result<(), ResponseError> {
+        loop {
+            let ended = self.ended.notified();
+            if !matches!(self.transaction.lock().state, State::Prepared(_)) {
+                return Ok(());
+            }
+            if timeout_at(until, ended).await.is_err() {
+                return Err(ResponseError::ConcurrentTransactions);
+            }
+        }
+    }
+}
+
+/// How far an attempt has come.
+enum Step {
+    /// The producer has this id and epoch once the record is durable.
+    Begun(Append, (i64, i16)),
+    Done((i64, i16)),
+    Wait,
+    NeedsProducerId,
+}
+
+/// Why an attempt has changed nothing.
+enum Blocked {
+    Log(Refused),
+    Error(ResponseError),
+}
+
+impl From<Refused> for Blocked {
+    fn from(refused: Refused) -> Self {
+        Self::Log(refused)
+    }
+}
+
+impl From<ResponseError> for Blocked {
+    fn from(error: ResponseError) -> Self {
+        Self::Error(error)
+    }
+}
+
+fn in_protocol(refused: Refused) -> ResponseError {
+    match refused {
+        Refused::NoRoom => ResponseError::CoordinatorNotAvailable,
+        Refused::TooLarge => ResponseError::RecordListTooLarge,
+        Refused::Fenced => ResponseError::NotCoordinator,
+        Refused::Failed(cause) => {
+            tracing::error!("the state of transactions can not be written: {cause}");
+            ResponseError::CoordinatorNotAvailable
+        }
+    }
+}
+
+async fn durable(append: Option<Append>) -> Result<(), ResponseError> {
+    let Some(append) = append else { return Ok(()) };
+    append.await.map_err(|_| ResponseError::CoordinatorNotAvailable)
+}
+
+async fn allocate(ids: &ProducerIds) -> Result<i64, ResponseError> {
+    ids.allocate().await.map_err(|error| {
+        tracing::error!(%error, "no producer id");
+        ResponseError::CoordinatorNotAvailable
+    })
+}
+
+/// # Errors
+/// INVALID_REQUEST for an id that is empty or longer than a protocol string.
+pub(crate) fn check_id(id: &str) -> Result<(), ResponseError> {
+    if id.is_empty() || id.len() > MAX_STRING_BYTES {
+        return Err(ResponseError::InvalidRequest);
+    }
+    Ok(())
+}
+
+/// `None` for an id whose first InitProducerId is not through.
+fn describe(transaction: &Transaction) -> Option<Description> {
+    let (producer_id, epoch) = transaction.identity.current();
+    (producer_id >= 0).then(|| Description {
+        state: transaction.state,
+        producer_id,
+        epoch,
+        timeout_ms: transaction.timeout_ms,
+        started_at_ms: transaction.started_at_ms,
+        partitions: transaction.partitions.iter().copied().collect(),
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,251 @@
+//! What the state stream of transactions holds. Layout: `docs/format/transaction-state.md`.
+
+use std::collections::BTreeMap;
+
+use uuid::Uuid;
+
+use super::transaction::{Identity, State, Transaction};
+use crate::batch::Outcome;
+use crate::groups::Position;
+use crate::state_table::{Corrupt, Reader, Table, Writer};
+
+const VERSION: u8 = 1;
+
+const KIND_INITIALISED: u8 = 1;
+const KIND_ADDED: u8 = 2;
+const KIND_OFFSETS: u8 = 3;
+const KIND_PREPARED: u8 = 4;
+const KIND_COMPLETED: u8 = 5;
+const KIND_REMOVED: u8 = 6;
+
+/// A change of one transaction.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Record {
+    /// The transactional id.
+    pub(super) id: String,
+    /// When, in milliseconds since the Unix epoch.
+    pub(super) at_ms: i64,
+    pub(super) event: Event,
+}
+
+/// What happens to a transaction.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Event {
+    /// Its producer begins, with this identity; nothing is open.
+    Initialised { identity: Identity, timeout_ms: i32 },
+    /// These are part of it from now on; it begins if it has not.
+    Added { partitions: Vec<(Uuid, i32)>, groups: Vec<String> },
+    /// To be committed for the group when it commits.
+    Offsets { group: String, topics: Vec<(String, Vec<Position>)> },
+    /// How it ends is decided. Markers carry `marker` (producer id and epoch); the producer goes on with `identity`.
+    Prepared { outcome: Outcome, marker: (i64, i16), identity: Identity },
+    /// Markers and offsets are written.
+    Completed,
+    /// The transactional id is forgotten.
+    Removed,
+}
+
+impl Record {
+    /// Strings must not be longer than [`crate::state_table::MAX_STRING_BYTES`].
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let mut out = Writer::default();
+        out.u8(VERSION);
+        out.u8(match &self.event {
+            Event::Initialised { .. } => KIND_INITIALISED,
+            Event::Added { .. } => KIND_ADDED,
+            Event::Offsets { .. } => KIND_OFFSETS,
+            Event::Prepared { .. } => KIND_PREPARED,
+            Event::Completed => KIND_COMPLETED,
+            Event::Removed => KIND_REMOVED,
+        });
+        out.str(&self.id);
+        out.i64(self.at_ms);
+        match &self.event {
+            Event::Initialised { identity, timeout_ms } => {
+                write_identity(&mut out, identity);
+                out.i32(*timeout_ms);
+            }
+            Event::Added { partitions, groups } => {
+                write_partitions(&mut out, partitions);
+                out.list(groups, |out, group| out.str(group));
+            }
+            Event::Offsets { group, topics } => {
+                out.str(group);
+                out.list(topics, |out, (name, positions)| {
+                    out.str(name);
+                    out.list(positions, write_position);
+                });
+            }
+            Event::Prepared { outcome, marker: (producer_id, epoch), identity } => {
+                out.u8(*outcome as u8);
+                out.i64(*producer_id);
+                out.i32((*epoch).into());
+                write_identity(&mut out, identity);
+            }
+            Event::Completed | Event::Removed => {}
+        }
+        out.into_bytes()
+    }
+
+    pub(super) fn decode(bytes: &[u8]) -> Result<Self, Corrupt> {
+        let mut reader = Reader::new(bytes);
+        reader.version("record", VERSION)?;
+        let kind = reader.u8()?;
+        let id = reader.str()?;
+        let at_ms = reader.i64()?;
+        let event = match kind {
+            KIND_INITIALISED => Event::Initialised {
+                identity: read_identity(&mut reader)?,
+                timeout_ms: reader.i32()?,
+            },
+            KIND_ADDED => Event::Added {
+                partitions: read_partitions(&mut reader)?,
+                groups: reader.list(Reader::str)?,
+            },
+            KIND_OFFSETS => Event::Offsets {
+                group: reader.str()?,
+                topics: reader.list(|reader| Ok((reader.str()?, reader.list(read_position)?)))?,
+            },
+            KIND_PREPARED => Event::Prepared {
+                outcome: read_outcome(&mut reader)?,
+                marker: (reader.i64()?, read_epoch(&mut reader)?),
+                identity: read_identity(&mut reader)?,
+            },
+            KIND_COMPLETED => Event::Completed,
+            KIND_REMOVED => Event::Removed,
+            kind => return Err(Corrupt::unknown_kind(kind)),
+        };
+        reader.end()?;
+        Ok(Self { id, at_ms, event })
+    }
+}
+
+/// All transactions by transactional id.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Transactions(pub(super) BTreeMap<String, Transaction>);
+
+impl Table for Transactions {
+    const WHAT: &'static str = "transactions";
+    const CHECKPOINT: [u8; 4] = *b"ALTX";
+    const QUARANTINE: [u8; 4] = *b"ALTQ";
+    const VERSION: u8 = VERSION;
+
+    fn apply_encoded(&mut self, record: &[u8]) -> Result<(), Corrupt> {
+        let Record { id, at_ms, event } = Record::decode(record)?;
+        match event {
+            Event::Removed => drop(self.0.remove(&id)),
+            event => self.0.entry(id).or_default().apply(at_ms, event),
+        }
+        Ok(())
+    }
+
+    fn write(&self, out: &mut Writer) {
+        out.list(&self.0, |out, (id, transaction)| {
+            out.str(id);
+            write_identity(out, &transaction.identity);
+            out.i32(transaction.timeout_ms);
+            out.u8(transaction.state.number());
+            out.i64(transaction.marker.0);
+            out.i32(transaction.marker.1.into());
+            out.i64(transaction.started_at_ms);
+            out.i64(transaction.updated_at_ms);
+            let partitions: Vec<_> = transaction.partitions.iter().copied().collect();
+            write_partitions(out, &partitions);
+            out.list(&transaction.groups, |out, group| out.str(group));
+            out.list(&transaction.offsets, |out, (group, topics)| {
+                out.str(group);
+                out.list(topics, |out, (name, partitions)| {
+                    out.str(name);
+                    out.list(partitions.values(), write_position);
+                });
+            });
+        });
+    }
+
+    fn read(reader: &mut Reader<'_>) -> Result<Self, Corrupt> {
+        let transactions = reader.list(|reader| {
+            let id = reader.str()?;
+            let mut transaction = Transaction {
+                identity: read_identity(reader)?,
+                timeout_ms: reader.i32()?,
+                state: State::from_number(reader.u8()?)
+                    .ok_or_else(|| Corrupt::new("a transaction in an unknown state"))?,
+                marker: (reader.i64()?, read_epoch(reader)?),
+                started_at_ms: reader.i64()?,
+                updated_at_ms: reader.i64()?,
+                partitions: read_partitions(reader)?.into_iter().collect(),
+                groups: reader.list(Reader::str)?.into_iter().collect(),
+                ..Transaction::default()
+            };
+            reader.list(|reader| {
+                let group = reader.str()?;
+                let topics =
+                    reader.list(|reader| Ok((reader.str()?, reader.list(read_position)?)))?;
+                transaction.add_offsets(group, topics);
+                Ok(())
+            })?;
+            Ok((id, transaction))
+        })?;
+        Ok(Self(transactions.into_iter().collect()))
+    }
+}
+
+fn write_identity(out: &mut Writer, identity: &Identity) {
+    out.i64(identity.producer_id);
+    out.i32(identity.epoch.into());
+    out.i64(identity.previous_producer_id);
+    out.i32(identity.previous_epoch.into());
+}
+
+fn read_identity(reader: &mut Reader<'_>) -> Result<Identity, Corrupt> {
+    Ok(Identity {
+        producer_id: reader.i64()?,
+        epoch: read_epoch(reader)?,
+        previous_producer_id: reader.i64()?,
+        previous_epoch: read_epoch(reader)?,
+    })
+}
+
+fn read_epoch(reader: &mut Reader<'_>) -> Result<i16, Corrupt> {
+    reader.i32()?.try_into().map_err(|_| Corrupt::new("a producer epoch out of range"))
+}
+
+fn read_outcome(reader: &mut Reader<'_>) -> Result<Outcome, Corrupt> {
+    match reader.u8()? {
+        0 => Ok(Outcome::Abort),
+        1 => Ok(Outcome::Commit),
+        _ => Err(Corrupt::new("a transaction with an unknown outcome")),
+    }
+}
+
+fn write_partitions(out: &mut Writer, partitions: &[(Uuid, i32)]) {
+    out.list(partitions, |out, (topic, partition)| {
+        let (high, low) = topic.as_u64_pair();
+        out.i64(high as i64);
+        out.i64(low as i64);
+        out.i32(*partition);
+    });
+}
+
+fn read_partitions(reader: &mut Reader<'_>) -> Result<Vec<(Uuid, i32)>, Corrupt> {
+    reader.list(|reader| {
+        let topic = Uuid::from_u64_pair(reader.i64()? as u64, reader.i64()? as u64);
+        Ok((topic, reader.i32()?))
+    })
+}
+
+fn write_position(out: &mut Writer, position: &Position) {
+    out.i32(position.partition);
+    out.i64(position.offset);
+    out.i32(position.leader_epoch);
+    out.str(&position.metadata);
+}
+
+fn read_position(reader: &mut Reader<'_>) -> Result<Position, Corrupt> {
+    Ok(Position {
+        partition: reader.i32()?,
+        offset: reader.i64()?,
+        leader_epoch: reader.i32()?,
+        metadata: reader.str()?,
+    })
+}

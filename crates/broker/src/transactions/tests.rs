@@ -1,0 +1,257 @@
+//! The state machine by tables, and its records.
+
+use kafka_protocol::error::ResponseError as E;
+
+use super::record::Record;
+use super::transaction::Identity;
+use super::*;
+
+const NONE: i16 = -1;
+
+fn transaction(state: State, producer_id: i64, epoch: i16) -> Transaction {
+    let identity = Identity { producer_id, epoch, ..Identity::default() };
+    Transaction { identity, state, timeout_ms: 1_000, ..Transaction::default() }
+}
+
+fn identity(id: i64, epoch: i16, previous_id: i64, previous_epoch: i16) -> Identity {
+    Identity { producer_id: id, epoch, previous_producer_id: previous_id, previous_epoch }
+}
+
+#[test]
+fn a_producer_begins_as_by_kafka() {
+    let begin = |id, epoch, previous_id, previous_epoch| {
+        Ok(Init::Begin(Some(identity(id, epoch, previous_id, previous_epoch))))
+    };
+    let new = Transaction::default();
+    assert_eq!(new.init(None, None), Ok(Init::NeedsProducerId));
+    assert_eq!(new.init(None, Some(5)), begin(5, 0, -1, NONE));
+    // A client that comes from a server that has forgotten it.
+    assert_eq!(new.init(Some((3, 3)), Some(5)), begin(5, 0, -1, NONE));
+
+    for state in [State::Empty, State::Completed(Outcome::Commit), State::Completed(Outcome::Abort)]
+    {
+        let mut known = transaction(state, 5, 7);
+        assert_eq!(known.init(None, None), begin(5, 8, -1, NONE));
+        assert_eq!(known.init(Some((5, 7)), None), begin(5, 8, -1, 7));
+        assert_eq!(known.init(Some((5, 6)), None), Err(E::ProducerFenced));
+        assert_eq!(known.init(Some((5, 8)), None), Err(E::ProducerFenced));
+        assert_eq!(known.init(Some((4, 7)), None), Err(E::ProducerFenced));
+        // The answer to 7 was lost.
+        known.identity = identity(5, 8, -1, 7);
+        assert_eq!(known.init(Some((5, 7)), None), Ok(Init::Begin(None)));
+
+        let last = transaction(state, 5, i16::MAX - 1);
+        assert_eq!(last.init(None, None), Ok(Init::NeedsProducerId));
+        assert_eq!(last.init(None, Some(9)), begin(9, 0, 5, NONE));
+        assert_eq!(last.init(Some((5, i16::MAX - 1)), Some(9)), begin(9, 0, 5, i16::MAX - 1));
+        let mut next = last.clone();
+        next.identity = identity(9, 0, 5, i16::MAX - 1);
+        assert_eq!(next.init(Some((5, i16::MAX - 1)), None), Ok(Init::Begin(None)));
+        assert_eq!(next.init(Some((5, 3)), None), Err(E::ProducerFenced));
+    }
+
+    let open = transaction(State::Ongoing, 5, 7);
+    let fenced = identity(5, 8, -1, NONE);
+    let abort = Event::Prepared { outcome: Outcome::Abort, marker: (5, 8), identity: fenced };
+    assert_eq!(open.init(None, None), Ok(Init::AbortFirst(abort.clone())));
+    assert_eq!(open.init(Some((5, 7)), None), Ok(Init::AbortFirst(abort)));
+    assert_eq!(open.init(Some((6, 7)), None), Err(E::ProducerFenced));
+    for outcome in [Outcome::Commit, Outcome::Abort] {
+        assert_eq!(transaction(State::Prepared(outcome), 5, 7).init(None, None), Ok(Init::Wait));
+    }
+}
+
+#[test]
+fn a_transaction_ends_as_by_kafka() {
+    use Outcome::{Abort, Commit};
+    let prepared =
+        |outcome, marker, identity| Ok(End::Prepare(Event::Prepared { outcome, marker, identity }));
+    let me = (5, 7);
+    // State, by a client of version 2, wanted, what comes of it.
+    let table = [
+        (State::Ongoing, false, Commit, prepared(Commit, me, identity(5, 7, -1, NONE))),
+        (State::Ongoing, false, Abort, prepared(Abort, me, identity(5, 7, -1, NONE))),
+        (State::Ongoing, true, Commit, prepared(Commit, (5, 8), identity(5, 8, -1, 7))),
+        (State::Ongoing, true, Abort, prepared(Abort, (5, 8), identity(5, 8, -1, 7))),
+        (State::Empty, false, Commit, Err(E::InvalidTxnState)),
+        (State::Empty, false, Abort, Err(E::InvalidTxnState)),
+        (State::Empty, true, Commit, Err(E::InvalidTxnState)),
+        (State::Empty, true, Abort, prepared(Abort, (5, 8), identity(5, 8, -1, 7))),
+        (State::Prepared(Commit), false, Commit, Ok(End::Wait)),
+        (State::Prepared(Commit), false, Abort, Err(E::InvalidTxnState)),
+        (State::Prepared(Abort), false, Abort, Ok(End::Wait)),
+        (State::Prepared(Abort), false, Commit, Err(E::InvalidTxnState)),
+        (State::Prepared(Commit), true, Commit, Err(E::ProducerFenced)),
+        (State::Completed(Commit), false, Commit, Ok(End::Done)),
+        (State::Completed(Commit), false, Abort, Err(E::InvalidTxnState)),
+        (State::Completed(Abort), false, Abort, Ok(End::Done)),
+        (State::Completed(Abort), false, Commit, Err(E::InvalidTxnState)),
+        (State::Completed(Commit), true, Commit, Err(E::InvalidTxnState)),
+        (State::Completed(Commit), true, Abort, prepared(Abort, (5, 8), identity(5, 8, -1, 7))),
+        (State::Completed(Abort), true, Commit, Err(E::InvalidTxnState)),
+        (State::Completed(Abort), true, Abort, prepared(Abort, (5, 8), identity(5, 8, -1, 7))),
+    ];
+    for (state, version_2, outcome, wanted) in table {
+        let known = transaction(state, 5, 7);
+        let ended = known.end(me, outcome, version_2, None);
+        assert_eq!(ended, wanted, "{state:?} {outcome:?}, version 2: {version_2}");
+        assert_eq!(known.end((5, 6), outcome, version_2, None), Err(E::ProducerFenced));
+        assert_eq!(known.end((5, 9), outcome, version_2, None), Err(E::ProducerFenced));
+        assert_eq!(known.end((4, 7), outcome, version_2, None), Err(E::InvalidProducerIdMapping));
+    }
+    // A client of version 2 that has lost the answer.
+    for (state, outcome, wanted) in [
+        (State::Prepared(Commit), Commit, Ok(End::Wait)),
+        (State::Prepared(Commit), Abort, Err(E::InvalidTxnState)),
+        (State::Completed(Commit), Commit, Ok(End::Done)),
+        (State::Completed(Commit), Abort, Err(E::InvalidTxnState)),
+        (State::Completed(Abort), Abort, Ok(End::Done)),
+        (State::Ongoing, Commit, Err(E::ProducerFenced)),
+        (State::Empty, Abort, Err(E::ProducerFenced)),
+    ] {
+        let mut known = transaction(state, 5, 8);
+        known.identity.previous_epoch = 7;
+        assert_eq!(known.end(me, outcome, true, None), wanted, "{state:?} {outcome:?} again");
+    }
+    // The last epoch: the next one is another producer's.
+    let last = transaction(State::Ongoing, 5, i16::MAX - 1);
+    let me = (5, i16::MAX - 1);
+    assert_eq!(last.end(me, Commit, true, None), Ok(End::NeedsProducerId));
+    let replaced = identity(9, 0, 5, i16::MAX - 1);
+    let wanted = prepared(Commit, (5, i16::MAX), replaced);
+    assert_eq!(last.end(me, Commit, true, Some(9)), wanted);
+    let mut next = transaction(State::Completed(Commit), 9, 0);
+    next.identity = replaced;
+    assert_eq!(next.end(me, Commit, true, None), Ok(End::Done));
+}
+
+#[test]
+fn only_the_present_producer_adds_and_not_while_one_ends() {
+    for (state, wanted) in [
+        (State::Empty, Ok(())),
+        (State::Ongoing, Ok(())),
+        (State::Completed(Outcome::Abort), Ok(())),
+        (State::Prepared(Outcome::Abort), Err(E::ConcurrentTransactions)),
+    ] {
+        let known = transaction(state, 5, 7);
+        assert_eq!(known.check_open(5, 7), wanted);
+        assert_eq!(known.check_open(5, 6), Err(E::ProducerFenced));
+        assert_eq!(known.check_open(4, 7), Err(E::InvalidProducerIdMapping));
+    }
+}
+
+fn records() -> Vec<Record> {
+    let position = |partition| Position {
+        partition,
+        offset: 1 << 40,
+        leader_epoch: -1,
+        metadata: "über".to_owned(),
+    };
+    let partitions = vec![(Uuid::from_u128(1 << 100), 3), (Uuid::from_u128(2), 0)];
+    let events = [
+        Event::Initialised { identity: identity(1 << 50, 3, -1, NONE), timeout_ms: 60_000 },
+        Event::Added { partitions, groups: vec!["group".to_owned()] },
+        Event::Added { partitions: vec![(Uuid::from_u128(9), 1)], groups: Vec::new() },
+        Event::Offsets {
+            group: "group".to_owned(),
+            topics: vec![("topic".to_owned(), vec![position(0), position(7)])],
+        },
+        Event::Prepared {
+            outcome: Outcome::Commit,
+            marker: (1 << 50, i16::MAX),
+            identity: identity(77, 0, 1 << 50, 3),
+        },
+        Event::Completed,
+        Event::Removed,
+    ];
+    let record = |(at, event)| Record { id: "id".to_owned(), at_ms: at as i64, event };
+    events.into_iter().enumerate().map(record).collect()
+}
+
+#[test]
+fn records_are_read_as_they_were_written_and_damage_is_noticed() {
+    for record in records() {
+        let bytes = record.encode();
+        assert_eq!(Record::decode(&bytes).unwrap(), record);
+        for len in 0..bytes.len() {
+            assert!(Record::decode(&bytes[..len]).is_err(), "{record:?} cut to {len}");
+        }
+        assert!(Record::decode(&[&bytes[..], b"x"].concat()).is_err());
+    }
+}
+
+/// Bytes that format version 1 has written; they must open for ever.
+#[test]
+fn version_1_still_opens() {
+    let record = Record {
+        id: "t".to_owned(),
+        at_ms: 5,
+        event: Event::Prepared {
+            outcome: Outcome::Commit,
+            marker: (3, 1),
+            identity: identity(3, 2, -1, 1),
+        },
+    };
+    let bytes: Vec<u8> = [
+        &[1, 4][..], // version, kind
+        &[1, 0, b't'],
+        &[5, 0, 0, 0, 0, 0, 0, 0],             // time
+        &[1],                                  // commit
+        &[3, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0], // the markers' producer id and epoch
+        &[3, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0], // the producer's
+        &[0xff; 8],                            // no other before
+        &[1, 0, 0, 0],                         // the epoch before
+    ]
+    .concat();
+    assert_eq!(record.encode(), bytes);
+    assert_eq!(Record::decode(&bytes).unwrap(), record);
+}
+
+#[test]
+fn a_checkpoint_holds_every_state_and_folding_in_parts_is_folding_at_once() {
+    use alluvium_stream::{Batch, StreamOffset};
+    let all = records();
+    for end in 0..=all.len() {
+        let batch = |(at, record): (usize, &Record)| Batch {
+            base: StreamOffset(at as u64),
+            count: 1,
+            max_timestamp_ms: 0,
+            payload: record.encode().into(),
+        };
+        let batches: Vec<Batch> = all[..end].iter().enumerate().map(batch).collect();
+        let at_once = state_table::fold::<Table>(None, &batches);
+        let mut parts = None;
+        for batch in batches.chunks(1) {
+            parts = state_table::fold::<Table>(parts.as_deref(), batch);
+        }
+        assert_eq!(at_once, parts);
+        let Some(bytes) = at_once else { continue };
+        let read: Table = state_table::decode(&bytes).unwrap();
+        assert_eq!(read, state_table::rebuild(None, &batches).unwrap(), "after {end} records");
+        assert_eq!(read.0.len(), usize::from(end < all.len()));
+    }
+}
+
+impl Transactions {
+    /// Decide how a transaction ends, durably, and do nothing of what follows; what its markers carry.
+    pub(crate) async fn decide_only(
+        &self,
+        id: &str,
+        outcome: Outcome,
+        raises_epoch: bool,
+    ) -> (i64, i16) {
+        let slot = self.get(id).unwrap();
+        let (append, marker) = {
+            let mut transaction = slot.transaction.lock();
+            let by = transaction.identity.current();
+            let End::Prepare(event) = transaction.end(by, outcome, raises_epoch, None).unwrap()
+            else {
+                panic!("it can not end");
+            };
+            let append = self.change(&slot, &mut transaction, event).ok().unwrap();
+            (append, transaction.marker)
+        };
+        append.await.unwrap();
+        marker
+    }
+}

@@ -1,0 +1,350 @@
+//! One transaction as a state machine: what a request decides, and what an event changes. No I/O, no clock.
+//!
+//! The rules are Kafka's (`TransactionMetadata`, `TransactionCoordinator`), in the words of KIP-98, KIP-360 and KIP-890.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use kafka_protocol::error::ResponseError;
+use uuid::Uuid;
+
+use super::record::Event;
+use crate::batch::Outcome;
+use crate::groups::Position;
+
+/// Stands for "no producer id" and "no epoch".
+const NONE: i16 = -1;
+const NO_PRODUCER: i64 = -1;
+
+/// The last epoch that a producer is given. The one after it is only ever used to fence it.
+const LAST_EPOCH: i16 = i16::MAX - 1;
+
+/// Who may write, and who it was before that: a client that has lost an answer asks again as that one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Identity {
+    pub(super) producer_id: i64,
+    pub(super) epoch: i16,
+    pub(super) previous_producer_id: i64,
+    pub(super) previous_epoch: i16,
+}
+
+impl Default for Identity {
+    fn default() -> Self {
+        Self {
+            producer_id: NO_PRODUCER,
+            epoch: NONE,
+            previous_producer_id: NO_PRODUCER,
+            previous_epoch: NONE,
+        }
+    }
+}
+
+impl Identity {
+    /// Producer id and epoch.
+    pub(super) fn current(&self) -> (i64, i16) {
+        (self.producer_id, self.epoch)
+    }
+
+    fn is_exhausted(&self) -> bool {
+        self.epoch >= LAST_EPOCH
+    }
+
+    /// A new producer, of which this one was the predecessor.
+    fn replaced_by(&self, producer_id: i64, previous_epoch: i16) -> Self {
+        Self { producer_id, epoch: 0, previous_producer_id: self.producer_id, previous_epoch }
+    }
+
+    /// The same producer in its next epoch.
+    fn raised(&self, previous_epoch: i16) -> Self {
+        Self { epoch: self.epoch.saturating_add(1), previous_epoch, ..*self }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum State {
+    Empty,
+    Ongoing,
+    Prepared(Outcome),
+    Completed(Outcome),
+}
+
+impl State {
+    pub(crate) const ALL: [State; 6] = [
+        State::Empty,
+        State::Ongoing,
+        State::Prepared(Outcome::Commit),
+        State::Prepared(Outcome::Abort),
+        State::Completed(Outcome::Commit),
+        State::Completed(Outcome::Abort),
+    ];
+
+    /// As Kafka's tools show it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            State::Empty => "Empty",
+            State::Ongoing => "Ongoing",
+            State::Prepared(Outcome::Commit) => "PrepareCommit",
+            State::Prepared(Outcome::Abort) => "PrepareAbort",
+            State::Completed(Outcome::Commit) => "CompleteCommit",
+            State::Completed(Outcome::Abort) => "CompleteAbort",
+        }
+    }
+
+    /// As the checkpoint has it: Kafka's numbers.
+    pub(super) fn number(self) -> u8 {
+        Self::ALL.iter().position(|state| *state == self).map_or(0, |at| at as u8)
+    }
+
+    pub(super) fn from_number(number: u8) -> Option<Self> {
+        Self::ALL.get(usize::from(number)).copied()
+    }
+}
+
+/// Offsets to commit, by topic and partition.
+pub(super) type Offsets = BTreeMap<String, BTreeMap<i32, Position>>;
+
+/// The transaction of one transactional id: the present one, or the last.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Transaction {
+    pub(super) identity: Identity,
+    pub(super) timeout_ms: i32,
+    pub(super) state: State,
+    /// Producer id and epoch that the markers of a prepared transaction carry.
+    pub(super) marker: (i64, i16),
+    /// When the open transaction began; -1 if none is open. Milliseconds since the Unix epoch.
+    pub(super) started_at_ms: i64,
+    pub(super) updated_at_ms: i64,
+    /// Topic id and partition.
+    pub(super) partitions: BTreeSet<(Uuid, i32)>,
+    pub(super) groups: BTreeSet<String>,
+    /// By group.
+    pub(super) offsets: BTreeMap<String, Offsets>,
+}
+
+/// What an InitProducerId comes to.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Init {
+    /// The producer begins so. `None`: it has this identity already.
+    Begin(Option<Identity>),
+    /// It needs a new producer id first.
+    NeedsProducerId,
+    /// What is open is to be aborted first, by this event.
+    AbortFirst(Event),
+    /// What is being ended is to be waited for.
+    Wait,
+}
+
+/// What an EndTxn comes to.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum End {
+    /// The transaction ends by this event.
+    Prepare(Event),
+    /// It has ended that way already: the client asks again.
+    Done,
+    /// It ends that way already.
+    Wait,
+    /// It needs a new producer id first.
+    NeedsProducerId,
+}
+
+impl Default for Transaction {
+    fn default() -> Self {
+        Self {
+            identity: Identity::default(),
+            timeout_ms: 0,
+            state: State::Empty,
+            marker: (NO_PRODUCER, NONE),
+            started_at_ms: -1,
+            updated_at_ms: -1,
+            partitions: BTreeSet::new(),
+            groups: BTreeSet::new(),
+            offsets: BTreeMap::new(),
+        }
+    }
+}
+
+impl Transaction {
+    /// InitProducerId. `expected` is what the client says that it is. `new_producer_id` is one that nobody has had.
+    ///
+    /// # Errors
+    /// PRODUCER_FENCED: somebody else has come since.
+    pub(super) fn init(
+        &self,
+        expected: Option<(i64, i16)>,
+        new_producer_id: Option<i64>,
+    ) -> Result<Init, ResponseError> {
+        let current = self.identity;
+        let new = |previous_epoch| match new_producer_id {
+            Some(id) => Init::Begin(Some(current.replaced_by(id, previous_epoch))),
+            None => Init::NeedsProducerId,
+        };
+        if current.epoch == NONE {
+            return Ok(new(NONE));
+        }
+        if let Some((producer_id, epoch)) = expected {
+            let is_predecessor = producer_id == current.previous_producer_id && epoch >= LAST_EPOCH;
+            if producer_id != current.producer_id && !is_predecessor {
+                return Err(ResponseError::ProducerFenced);
+            }
+        }
+        match self.state {
+            State::Prepared(_) => return Ok(Init::Wait),
+            State::Ongoing => return Ok(Init::AbortFirst(self.fence())),
+            State::Empty | State::Completed(_) => {}
+        }
+        match expected {
+            None if current.is_exhausted() => Ok(new(NONE)),
+            None => Ok(Init::Begin(Some(current.raised(NONE)))),
+            Some((_, epoch)) if epoch == current.epoch && current.is_exhausted() => Ok(new(epoch)),
+            Some((_, epoch)) if epoch == current.epoch => {
+                Ok(Init::Begin(Some(current.raised(epoch))))
+            }
+            // The client has lost the answer.
+            Some((_, epoch)) if epoch == current.previous_epoch => Ok(Init::Begin(None)),
+            Some(_) => Err(ResponseError::ProducerFenced),
+        }
+    }
+
+    /// The open transaction is aborted by the server, and its producer fenced.
+    pub(super) fn fence(&self) -> Event {
+        let identity = self.identity.raised(NONE);
+        Event::Prepared { outcome: Outcome::Abort, marker: identity.current(), identity }
+    }
+
+    /// Whether this producer may add to the transaction now.
+    ///
+    /// # Errors
+    /// INVALID_PRODUCER_ID_MAPPING, PRODUCER_FENCED, CONCURRENT_TRANSACTIONS while the last one is being ended.
+    pub(super) fn check_open(&self, producer_id: i64, epoch: i16) -> Result<(), ResponseError> {
+        if producer_id != self.identity.producer_id {
+            return Err(ResponseError::InvalidProducerIdMapping);
+        }
+        if epoch != self.identity.epoch {
+            return Err(ResponseError::ProducerFenced);
+        }
+        match self.state {
+            State::Prepared(_) => Err(ResponseError::ConcurrentTransactions),
+            State::Empty | State::Ongoing | State::Completed(_) => Ok(()),
+        }
+    }
+
+    /// EndTxn. `raises_epoch`: by a client that knows version 2 of transactions, where every end raises the epoch.
+    ///
+    /// # Errors
+    /// INVALID_PRODUCER_ID_MAPPING, PRODUCER_FENCED, INVALID_TXN_STATE: there is nothing that could end so.
+    pub(super) fn end(
+        &self,
+        (producer_id, epoch): (i64, i16),
+        outcome: Outcome,
+        raises_epoch: bool,
+        new_producer_id: Option<i64>,
+    ) -> Result<End, ResponseError> {
+        let current = self.identity;
+        let is_prepared = matches!(self.state, State::Prepared(_));
+        let has_ended = matches!(self.state, State::Completed(_));
+        // A client that has lost the answer comes with the epoch that it had, which a client of version 2 has no more.
+        let asks_again = raises_epoch && epoch != NONE && epoch == current.previous_epoch && {
+            let by_epoch = producer_id == current.producer_id && current.epoch == epoch + 1;
+            let by_id = producer_id == current.previous_producer_id && epoch == LAST_EPOCH;
+            (is_prepared || has_ended) && (by_epoch || by_id)
+        };
+        if producer_id != current.producer_id && !asks_again {
+            return Err(ResponseError::InvalidProducerIdMapping);
+        }
+        let is_next = epoch == current.epoch && !(raises_epoch && is_prepared);
+        if !is_next && !asks_again {
+            return Err(ResponseError::ProducerFenced);
+        }
+        let is_repetition = asks_again || !raises_epoch;
+        match self.state {
+            State::Ongoing => Ok(self.prepare(outcome, raises_epoch, new_producer_id)),
+            State::Prepared(decided) if decided == outcome => Ok(End::Wait),
+            State::Completed(ended) if is_repetition && ended == outcome => Ok(End::Done),
+            // With version 2 a client may abort what it has not begun, for the sake of a new epoch.
+            State::Empty | State::Completed(_)
+                if raises_epoch && !asks_again && outcome == Outcome::Abort =>
+            {
+                Ok(self.prepare(outcome, raises_epoch, new_producer_id))
+            }
+            State::Empty | State::Prepared(_) | State::Completed(_) => {
+                Err(ResponseError::InvalidTxnState)
+            }
+        }
+    }
+
+    fn prepare(&self, outcome: Outcome, raises_epoch: bool, new_producer_id: Option<i64>) -> End {
+        let current = self.identity;
+        if !raises_epoch {
+            let (marker, identity) = (current.current(), current);
+            return End::Prepare(Event::Prepared { outcome, marker, identity });
+        }
+        let raised = current.raised(current.epoch);
+        let identity = match (current.is_exhausted(), new_producer_id) {
+            (false, _) => raised,
+            (true, Some(id)) => current.replaced_by(id, current.epoch),
+            (true, None) => return End::NeedsProducerId,
+        };
+        End::Prepare(Event::Prepared { outcome, marker: raised.current(), identity })
+    }
+
+    /// Whether the transaction is open and past its time.
+    pub(super) fn deadline_ms(&self) -> Option<i64> {
+        (self.state == State::Ongoing)
+            .then(|| self.started_at_ms.saturating_add(self.timeout_ms.into()))
+    }
+
+    /// Let an event happen. [`Event::Removed`] changes nothing here: whoever holds the transaction drops it.
+    pub(super) fn apply(&mut self, at_ms: i64, event: Event) {
+        self.updated_at_ms = at_ms;
+        match event {
+            Event::Initialised { identity, timeout_ms } => {
+                self.identity = identity;
+                self.timeout_ms = timeout_ms;
+                self.state = State::Empty;
+                self.started_at_ms = -1;
+            }
+            Event::Added { partitions, groups } => {
+                if self.state != State::Ongoing {
+                    self.state = State::Ongoing;
+                    self.started_at_ms = at_ms;
+                }
+                self.partitions.extend(partitions);
+                self.groups.extend(groups);
+            }
+            Event::Offsets { group, topics } => self.add_offsets(group, topics),
+            Event::Prepared { outcome, marker, identity } => {
+                self.state = State::Prepared(outcome);
+                self.marker = marker;
+                self.identity = identity;
+            }
+            Event::Completed => {
+                if let State::Prepared(outcome) = self.state {
+                    self.state = State::Completed(outcome);
+                }
+                self.started_at_ms = -1;
+                self.partitions.clear();
+                self.groups.clear();
+                self.offsets.clear();
+            }
+            Event::Removed => {}
+        }
+    }
+
+    pub(super) fn add_offsets(&mut self, group: String, topics: Vec<(String, Vec<Position>)>) {
+        let offsets = self.offsets.entry(group).or_default();
+        for (name, positions) in topics {
+            let partitions = offsets.entry(name).or_default();
+            partitions.extend(positions.into_iter().map(|p| (p.partition, p)));
+        }
+    }
+
+    /// What it takes in memory beside itself, about.
+    pub(super) fn size_bytes(&self) -> usize {
+        const ENTRY_BYTES: usize = 64;
+        let groups: usize = self.groups.iter().map(|group| ENTRY_BYTES + group.len()).sum();
+        let positions = self.offsets.values().flatten().flat_map(|(name, partitions)| {
+            let each = partitions.values().map(|p| 2 * ENTRY_BYTES + p.metadata.len());
+            each.chain([ENTRY_BYTES + name.len()])
+        });
+        self.partitions.len() * ENTRY_BYTES + groups + positions.sum::<usize>()
+    }
+}
