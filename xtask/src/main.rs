@@ -4,6 +4,7 @@
 mod bench;
 mod crash;
 mod endless;
+mod exactly_once;
 mod exec;
 mod fence;
 mod fuzz;
@@ -60,6 +61,8 @@ enum Task {
     Model(ModelOptions),
     /// Kill the server with SIGKILL under load, again and again, and check what it holds: a campaign.
     Kill(KillOptions),
+    /// Kill the server and transactional clients with SIGKILL, again and again; the output must have each input once: a campaign.
+    ExactlyOnce(ExactlyOnceOptions),
     /// Cut the power of a virtual machine's disk under the WAL, again and again, and check what is left: a campaign.
     Crash(CrashOptions),
     /// Take a WAL over from one host to another on a disk that both reach and that is reserved, in a virtual machine.
@@ -107,6 +110,8 @@ enum Suite {
     Restart,
     /// An S3 server (versitygw) as the object store: faults on the way, an outage, TLS, credentials, tools, three rounds of SIGKILL.
     S3,
+    /// Transactions under SIGKILL of server and clients, six rounds.
+    ExactlyOnce,
     /// 1 GiB through a WAL of 256 MiB.
     Endless,
     /// Ten minutes of mixed load, in which the resident memory stays below what the settings allow.
@@ -160,6 +165,18 @@ struct KillOptions {
     /// What the WAL lies on. Default: first one, then the other.
     #[arg(long)]
     target: Option<kill::Target>,
+    #[command(flatten)]
+    server: ServerOptions,
+}
+
+#[derive(Args)]
+struct ExactlyOnceOptions {
+    /// Rounds; each ends with a SIGKILL of the server or of a client.
+    #[arg(long, default_value_t = 50)]
+    rounds: u32,
+    /// Decides when and whom to kill. Default: from the clock; it is printed.
+    #[arg(long)]
+    seed: Option<u64>,
     #[command(flatten)]
     server: ServerOptions,
 }
@@ -229,6 +246,7 @@ fn run(task: Task) -> Result<report::Report, Error> {
         Task::Loom(options) => Ok(loom::campaign(&root, &options)),
         Task::Model(options) => suites::model(&root, &options),
         Task::Kill(options) => suites::kill_campaign(&root, &options),
+        Task::ExactlyOnce(options) => suites::exactly_once_campaign(&root, &options),
         Task::Crash(options) => crash::campaign(&root, &options),
         Task::Fence(options) => fence::campaign(&root, &options),
         Task::S3(options) => suites::s3_campaign(&root, &options),

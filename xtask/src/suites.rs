@@ -13,8 +13,8 @@ use crate::s3::Peer;
 use crate::server::{Config, Ending, Server, binary};
 use crate::setup::Missing;
 use crate::{
-    EndlessOptions, Error, KillOptions, ModelOptions, S3Options, SimOptions, Suite, TestOptions,
-    endless, gate, kcat, kill, loom, s3, setup,
+    EndlessOptions, Error, ExactlyOnceOptions, KillOptions, ModelOptions, S3Options, SimOptions,
+    Suite, TestOptions, endless, exactly_once, gate, kcat, kill, loom, s3, setup,
 };
 
 /// Far above what a suite takes: it keeps a suite that hangs from blocking the rest.
@@ -58,6 +58,7 @@ pub(crate) fn run(root: &Path, options: &TestOptions) -> Result<Report, Error> {
     suite(Suite::Go, "franz-go", &|| bench.go());
     suite(Suite::Restart, "restart", &|| bench.restart());
     suite(Suite::S3, "s3", &|| bench.s3(Peer::Versitygw, 3, options.seed));
+    suite(Suite::ExactlyOnce, "exactly once", &|| bench.exactly_once(6, options.seed));
     suite(Suite::Endless, "endless", &|| bench.endless(1024, WAL_MEBIBYTES));
     suite(Suite::Memory, "memory", &|| bench.memory());
     if wanted(Suite::Kill) {
@@ -114,6 +115,21 @@ pub(crate) fn s3_campaign(root: &Path, options: &S3Options) -> Result<Report, Er
     report.suite("s3", || {
         let seed = options.seed.unwrap_or(clock);
         skip_if_missing("s3", bench.s3(options.peer, options.rounds, seed))
+    });
+    Ok(report)
+}
+
+/// `cargo xtask exactly-once`.
+pub(crate) fn exactly_once_campaign(
+    root: &Path,
+    options: &ExactlyOnceOptions,
+) -> Result<Report, Error> {
+    let bench = Bench { root, binary: binary(root, options.server.server.as_deref())? };
+    let clock = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs();
+    let mut report = Report::default();
+    report.suite("exactly once", || {
+        let seed = options.seed.unwrap_or(clock);
+        skip_if_missing("exactly once", bench.exactly_once(options.rounds, seed))
     });
     Ok(report)
 }
@@ -253,6 +269,19 @@ impl Bench<'_> {
         let directory = self.directory("endless");
         Ok(vec![Case::run(&name, || {
             endless::run(mebibytes, wal_mebibytes, &self.binary, &program, &directory)
+        })])
+    }
+
+    fn exactly_once(&self, rounds: u32, seed: u64) -> Result<Vec<Case>, Missing> {
+        let tools = exactly_once::Tools {
+            python: setup::python(self.root)?,
+            script: self.root.join("tests/clients/python/transform.py"),
+            go: setup::go_program(self.root, "exactlyonce")?,
+        };
+        let directory = self.directory("exactly-once");
+        let name = format!("{rounds} rounds of SIGKILL, seed {seed}");
+        Ok(vec![Case::run(&name, || {
+            exactly_once::run(rounds, seed, &self.binary, &tools, &directory)
         })])
     }
 
