@@ -33,8 +33,10 @@ mod tests;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use alluvium_stream::{Batch, Change, Fold, KIND_LOG, Store, StoreError, StreamId, StreamOffset};
+use bytes::Bytes;
 use kafka_protocol::protocol::StrBytes;
 use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
@@ -195,6 +197,36 @@ impl Broker {
     /// The address that the listener is bound to (useful with port 0).
     pub fn local_addr(&self) -> SocketAddr {
         self.local_addr
+    }
+
+    /// Handle the bytes of one request, without its length, as if they had come in over a connection, up to its encoded response: for the fuzz target
+    /// `requests`. What takes longer than `patience` is dropped, as with a client that has gone. The API keys of requests that a fuzzer may send, with their
+    /// versions, are those that ApiVersions announces.
+    #[doc(hidden)]
+    pub async fn handle_bytes(&self, request: Bytes, patience: Duration) {
+        let host = StrBytes::from_static_str("/fuzz");
+        let handled = async {
+            if let Ok(api::Served { answer: api::Answer::Later { response, .. }, .. }) =
+                api::serve(&self.server, &host, request).await
+            {
+                drop(response.await);
+            }
+        };
+        // Nobody waits for what is dropped.
+        let _in_time = tokio::time::timeout(patience, handled).await;
+    }
+
+    /// API key, first and last version of all that is served.
+    #[doc(hidden)]
+    pub fn apis() -> Vec<(i16, i16, i16)> {
+        api::APIS.iter().map(|api| (api.key as i16, api.min, api.max)).collect()
+    }
+
+    /// Whether the header of such a request has tagged fields.
+    #[doc(hidden)]
+    pub fn is_flexible(key: i16, version: i16) -> bool {
+        let api = api::APIS.iter().find(|api| api.key as i16 == key);
+        api.is_some_and(|api| api.key.request_header_version(version) >= 2)
     }
 
     /// Stop accepting, answer what is in flight (at most for the configured grace period), close all connections. The store
