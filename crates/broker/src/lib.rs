@@ -151,7 +151,9 @@ impl Broker {
             .map_err(|e| StartError::Metadata(e.to_string()))?;
         let groups = Groups::open(store.clone(), config.groups.clone()).await?;
         forget_deleted_topics(&groups, &topics).await;
-        let transactions = Transactions::open(store.clone()).await?;
+        let metrics = Metrics::new(registry);
+        let transactions =
+            Transactions::open(store.clone(), metrics.open_transactions.clone()).await?;
         let cluster_id = cluster_id(&store, config.cluster_id.as_deref()).await?;
         tracing::info!(
             cluster_id,
@@ -178,7 +180,7 @@ impl Broker {
             decompressions: Semaphore::new(CONCURRENT_DECOMPRESSIONS),
             producer_ids: ProducerIds::new(store.clone()),
             sessions: Sessions::default(),
-            metrics: Metrics::new(registry),
+            metrics,
             stop: watch::Sender::new(false),
             config,
             node,

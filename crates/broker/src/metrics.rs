@@ -10,6 +10,8 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 
+use crate::batch::Outcome;
+
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct RequestLabels {
     api: &'static str,
@@ -31,6 +33,11 @@ struct ReasonLabel {
     reason: &'static str,
 }
 
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct OutcomeLabel {
+    outcome: &'static str,
+}
+
 /// All metrics of the Kafka server; names begin with `alluvium_kafka_`.
 #[derive(Clone)]
 pub(crate) struct Metrics {
@@ -42,6 +49,8 @@ pub(crate) struct Metrics {
     pub(crate) produced_bytes: Counter,
     pub(crate) produced_records: Counter,
     pub(crate) fetched_bytes: Counter,
+    pub(crate) open_transactions: Gauge<i64, AtomicI64>,
+    ended: Family<OutcomeLabel, Counter>,
 }
 
 impl Metrics {
@@ -57,6 +66,8 @@ impl Metrics {
             produced_bytes: Counter::default(),
             produced_records: Counter::default(),
             fetched_bytes: Counter::default(),
+            open_transactions: Gauge::default(),
+            ended: Family::default(),
         };
         let registry = registry.sub_registry_with_prefix("alluvium_kafka");
         registry.register("requests", "Requests, by API and version", metrics.requests.clone());
@@ -87,6 +98,16 @@ impl Metrics {
             "Bytes of record batches in fetch responses",
             metrics.fetched_bytes.clone(),
         );
+        registry.register(
+            "open_transactions",
+            "Transactions that are open",
+            metrics.open_transactions.clone(),
+        );
+        registry.register(
+            "transactions",
+            "Transactions that have ended, by outcome",
+            metrics.ended.clone(),
+        );
         metrics
     }
 
@@ -100,6 +121,14 @@ impl Metrics {
 
     pub(crate) fn error(&self, error: &crate::errors::ApiError) {
         self.errors.get_or_create(&ErrorLabel { error: format!("{:?}", error.kind()) }).inc();
+    }
+
+    pub(crate) fn transaction(&self, outcome: Outcome) {
+        let outcome = match outcome {
+            Outcome::Abort => "aborted",
+            Outcome::Commit => "committed",
+        };
+        self.ended.get_or_create(&OutcomeLabel { outcome }).inc();
     }
 
     pub(crate) fn closed(&self, reason: &'static str) {

@@ -86,6 +86,7 @@ async fn complete(server: &Arc<Server>, slot: &Slot, resumed: bool) -> Result<()
     let mut transaction = slot.transaction.lock();
     transactions.apply(slot, &mut transaction, at_ms, Event::Completed);
     drop(transaction);
+    server.metrics.transaction(outcome);
     slot.ended.notify_waiters();
     Ok(())
 }

@@ -11,13 +11,14 @@ mod transaction;
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use alluvium_stream::{Append, NewBatch, Store, StreamWriter};
 use bytes::Bytes;
 use kafka_protocol::error::ResponseError;
 use parking_lot::{Mutex, MutexGuard, RwLock};
+use prometheus_client::metrics::gauge::Gauge;
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
 use uuid::Uuid;
@@ -88,6 +89,8 @@ pub(crate) struct Transactions {
     /// Which transactions have offsets to commit for a group. They stay until those are durable.
     pending: Mutex<HashMap<String, BTreeSet<Arc<str>>>>,
     size_bytes: AtomicUsize,
+    /// As a metric.
+    open: Gauge<i64, AtomicI64>,
 }
 
 /// What DescribeTransactions tells.
@@ -116,7 +119,10 @@ pub(crate) struct Producer<'a> {
 
 impl Transactions {
     /// Find or create the state stream, and load what it holds. [`resume`] has to follow, once partitions and groups are there.
-    pub(crate) async fn open(store: Store) -> Result<Self, TransactionsError> {
+    pub(crate) async fn open(
+        store: Store,
+        open: Gauge<i64, AtomicI64>,
+    ) -> Result<Self, TransactionsError> {
         let stream = state_stream::open(&store, STREAM_KEY, KIND_TRANSACTIONS).await?;
         let replay = stream.replay();
         let Table(table) = state_table::rebuild(replay.checkpoint.as_deref(), &replay.batches)?;
@@ -128,6 +134,7 @@ impl Transactions {
             sooner: Notify::new(),
             pending: Mutex::default(),
             size_bytes: AtomicUsize::new(0),
+            open,
         };
         let mut slots = this.slots.write();
         for (id, transaction) in table {
@@ -145,6 +152,7 @@ impl Transactions {
             slots.insert(id, Arc::new(slot));
         }
         drop(slots);
+        this.open.set(this.deadlines.lock().len() as i64);
         Ok(this)
     }
 
@@ -225,6 +233,7 @@ impl Transactions {
                 self.sooner.notify_one();
             }
         }
+        self.open.set(deadlines.len() as i64);
     }
 
     /// Do what may find no room, again when there is some, for a while.
