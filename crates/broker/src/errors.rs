@@ -70,6 +70,8 @@ pub(crate) enum ApiError {
     TimedOut,
     #[error("objects could not be read in the request's time; what came of them is cached")]
     ObjectsTooSlow,
+    #[error("resources of type {0} can not be configured")]
+    UnsupportedResourceType(i8),
     #[error("timestamp {0} has no meaning in this version")]
     UnsupportedTimestamp(i64),
     #[error("storage: {0}")]
@@ -110,7 +112,9 @@ impl ApiError {
             Self::InvalidFetchSessionEpoch { .. } => E::InvalidFetchSessionEpoch,
             Self::FetchSessionTopicId => E::FetchSessionTopicIdError,
             Self::TimedOut | Self::ObjectsTooSlow => E::RequestTimedOut,
-            Self::UnsupportedTimestamp(_) => E::UnsupportedVersion,
+            Self::UnsupportedTimestamp(_) | Self::UnsupportedResourceType(_) => {
+                E::UnsupportedVersion
+            }
             Self::Storage(_) => E::KafkaStorageError,
             Self::Internal(_) => E::UnknownServerError,
         }

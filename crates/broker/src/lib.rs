@@ -9,6 +9,7 @@
 mod api;
 mod batch;
 mod config;
+mod configs;
 mod connection;
 mod errors;
 pub mod groups;
@@ -23,7 +24,6 @@ mod server;
 mod sessions;
 mod state_stream;
 mod state_table;
-mod topic_config;
 mod topics;
 mod transactions;
 mod wire;
@@ -43,6 +43,7 @@ use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinHandle;
 
+use configs::Configs;
 use groups::Groups;
 use metrics::Metrics;
 use producer_ids::ProducerIds;
@@ -146,7 +147,8 @@ impl Broker {
                 "the store takes smaller batches than the configuration allows; larger ones are refused"
             );
         }
-        let topics = Topics::open(store.clone(), config.max_message_bytes, config.max_partitions)
+        let configs = Configs::open(store.clone(), &config).map_err(StartError::Metadata)?;
+        let topics = Topics::open(store.clone(), configs.topic_defaults(), config.max_partitions)
             .await
             .map_err(|e| StartError::Metadata(e.to_string()))?;
         let groups = Groups::open(store.clone(), config.groups.clone()).await?;
@@ -183,6 +185,7 @@ impl Broker {
             metrics,
             stop: watch::Sender::new(false),
             config,
+            configs,
             node,
             store,
             topics,

@@ -13,6 +13,7 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
 
 use crate::batch::{self, BatchHeader, Outcome};
+use crate::configs::AppendRules;
 use crate::errors::ApiError;
 use crate::producer_state::{ActiveProducer, BadCheckpoint, ProducerStates, Verdict};
 
@@ -21,15 +22,6 @@ pub(crate) const LEADER_EPOCH: i32 = 0;
 
 /// A partition's leader is the writer of its stream.
 pub(crate) const WRITER_EPOCH: StreamEpoch = StreamEpoch(LEADER_EPOCH.unsigned_abs() as u64);
-
-/// What a topic's configuration says about appends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct AppendRules {
-    /// `max.message.bytes`.
-    pub(crate) max_batch_bytes: u32,
-    /// `message.timestamp.type` is `LogAppendTime`.
-    pub(crate) log_append_time: bool,
-}
 
 /// One partition of a topic.
 pub(crate) struct Partition {

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use alluvium_stream::{Change, StoreError};
 
+use crate::configs::topic::RetentionRules;
 use crate::partition::unix_time_ms;
 use crate::server::Server;
-use crate::topic_config::{RetentionRules, retention_rules};
 use crate::topics::Topic;
 
 /// Look at all topics, again and again, until the server stops.
@@ -31,7 +31,7 @@ pub(crate) async fn run(server: Arc<Server>) {
 
 /// Trim all partitions of a topic that have something to give, in one commit.
 async fn trim(server: &Server, topic: &Topic) -> Result<(), StoreError> {
-    let RetentionRules { age_ms, keep_bytes } = retention_rules(&topic.overrides);
+    let RetentionRules { age_ms, keep_bytes } = topic.rules.retention;
     if age_ms.is_none() && keep_bytes.is_none() {
         return Ok(());
     }

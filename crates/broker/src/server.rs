@@ -7,12 +7,12 @@ use kafka_protocol::protocol::StrBytes;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use crate::config::BrokerConfig;
+use crate::configs::{Configs, Overrides};
 use crate::errors::ApiError;
 use crate::groups::Groups;
 use crate::metrics::Metrics;
 use crate::producer_ids::ProducerIds;
 use crate::sessions::Sessions;
-use crate::topic_config::Overrides;
 use crate::topics::{Topic, Topics};
 use crate::transactions::Transactions;
 
@@ -30,6 +30,7 @@ pub(crate) struct Node {
 /// What all connections share.
 pub(crate) struct Server {
     pub(crate) config: BrokerConfig,
+    pub(crate) configs: Arc<Configs>,
     pub(crate) node: Node,
     pub(crate) store: Store,
     pub(crate) topics: Topics,

@@ -9,9 +9,10 @@ use alluvium_stream::{Change, KIND_LOG, Store, StreamId, StreamWriter};
 use parking_lot::RwLock;
 use uuid::Uuid;
 
+use crate::configs::topic::Rules;
+use crate::configs::{Alteration, Overrides, Setting, topic as settings};
 use crate::errors::ApiError;
-use crate::partition::{AppendRules, Partition, WRITER_EPOCH};
-use crate::topic_config::{self, Overrides};
+use crate::partition::{Partition, WRITER_EPOCH};
 
 const META_PREFIX: &str = "topic/";
 
@@ -24,13 +25,26 @@ pub(crate) struct Topic {
     pub(crate) id: Uuid,
     pub(crate) partitions: Vec<Arc<Partition>>,
     pub(crate) overrides: Overrides,
-    pub(crate) rules: AppendRules,
+    pub(crate) rules: Rules,
 }
 
 impl Topic {
     /// The partition of this number.
     pub(crate) fn partition(&self, index: i32) -> Option<&Arc<Partition>> {
         self.partitions.get(usize::try_from(index).ok()?)
+    }
+
+    /// What puts the topic into the catalog, with `more` partitions than it has.
+    fn entry(&self, more: &[StreamId]) -> Result<Change, ApiError> {
+        let present = self.partitions.iter().map(|partition| partition.stream.id());
+        let stored = Stored {
+            id: self.id,
+            streams: present.chain(more.iter().copied()).collect(),
+            configs: self.overrides.clone(),
+        };
+        let value = serde_json::to_vec(&stored)
+            .map_err(|e| ApiError::Internal(format!("catalog entry: {e}")))?;
+        Ok(Change::PutMeta { key: meta_key(&self.name), value })
     }
 }
 
@@ -89,8 +103,9 @@ impl Maps {
 /// All topics.
 pub(crate) struct Topics {
     store: Store,
-    default_max_batch_bytes: u32,
     max_partitions: usize,
+    /// What the broker says for topics that do not say it, by the topics' names.
+    defaults: RwLock<Overrides>,
     maps: RwLock<Maps>,
     /// Held over a change's check and commit, so that changes have one order.
     changing: tokio::sync::Mutex<()>,
@@ -103,7 +118,7 @@ impl Topics {
     /// The first entry or checkpoint that does not make sense.
     pub(crate) async fn open(
         store: Store,
-        default_max_batch_bytes: u32,
+        defaults: Overrides,
         max_partitions: u32,
     ) -> Result<Self, BadTopic> {
         let mut maps = Maps::default();
@@ -122,13 +137,13 @@ impl Topics {
                 name: name.into(),
                 id: stored.id,
                 partitions,
-                rules: topic_config::append_rules(&stored.configs, default_max_batch_bytes),
+                rules: Rules::new(&stored.configs, &defaults),
                 overrides: stored.configs,
             }));
         }
         Ok(Self {
             store,
-            default_max_batch_bytes,
+            defaults: RwLock::new(defaults),
             max_partitions: max_partitions as usize,
             maps: RwLock::new(maps),
             changing: tokio::sync::Mutex::new(()),
@@ -183,14 +198,12 @@ impl Topics {
         check_name(name)?;
         self.check_free(name)?;
         self.check_room(partitions)?;
-        for (name, value) in &overrides {
-            topic_config::check(name, value)?;
-        }
+        let overrides = settings::check(&overrides)?;
         let mut topic = Topic {
             name: name.into(),
             id: if validate_only { Uuid::nil() } else { Uuid::new_v4() },
             partitions: Vec::new(),
-            rules: topic_config::append_rules(&overrides, self.default_max_batch_bytes),
+            rules: Rules::new(&overrides, &self.defaults.read()),
             overrides,
         };
         if !validate_only {
@@ -237,6 +250,56 @@ impl Topics {
         Ok(())
     }
 
+    /// Change a topic's settings, in effect with the next batch. With `validate_only` only check whether that would succeed.
+    ///
+    /// # Errors
+    /// An unknown topic, unknown names, impossible values; failed storage.
+    pub(crate) async fn alter(
+        &self,
+        name: &str,
+        alteration: &Alteration,
+        validate_only: bool,
+    ) -> Result<(), ApiError> {
+        let _changing = self.changing.lock().await;
+        let topic = self.by_name(name)?;
+        let inherited = |setting: &'static Setting| {
+            let default = self.defaults.read().get(setting.name).cloned();
+            default.unwrap_or_else(|| setting.default.to_owned())
+        };
+        let overrides = alteration.apply(settings::find, &topic.overrides, inherited)?;
+        let overrides = settings::check(&overrides)?;
+        if validate_only || overrides == topic.overrides {
+            return Ok(());
+        }
+        let altered = Topic {
+            name: topic.name.clone(),
+            id: topic.id,
+            partitions: topic.partitions.clone(),
+            rules: Rules::new(&overrides, &self.defaults.read()),
+            overrides,
+        };
+        self.store.commit(vec![altered.entry(&[])?]).await?;
+        self.maps.write().insert(&Arc::new(altered));
+        Ok(())
+    }
+
+    /// What the broker says for topics that do not say it themselves has changed: ask `defaults` for it.
+    pub(crate) async fn refresh_defaults(&self, defaults: impl FnOnce() -> Overrides) {
+        let _changing = self.changing.lock().await;
+        let defaults = defaults();
+        for topic in self.all() {
+            let altered = Topic {
+                name: topic.name.clone(),
+                id: topic.id,
+                partitions: topic.partitions.clone(),
+                rules: Rules::new(&topic.overrides, &defaults),
+                overrides: topic.overrides.clone(),
+            };
+            self.maps.write().insert(&Arc::new(altered));
+        }
+        *self.defaults.write() = defaults;
+    }
+
     /// Delete a topic and its records.
     ///
     /// # Errors
@@ -265,17 +328,9 @@ impl Topics {
         count: u32,
     ) -> Result<Vec<Arc<Partition>>, ApiError> {
         let new = self.store.new_stream_ids(count).await?;
-        let old = topic.partitions.iter().map(|partition| partition.stream.id());
-        let stored = Stored {
-            id: topic.id,
-            streams: old.chain(new.iter().copied()).collect(),
-            configs: topic.overrides.clone(),
-        };
-        let value = serde_json::to_vec(&stored)
-            .map_err(|e| ApiError::Internal(format!("catalog entry: {e}")))?;
         let mut changes: Vec<Change> =
             new.iter().map(|id| Change::CreateStream { id: *id, kind: KIND_LOG }).collect();
-        changes.push(Change::PutMeta { key: meta_key(&topic.name), value });
+        changes.push(topic.entry(&new)?);
         self.store.commit(changes).await?;
         let mut partitions = topic.partitions.clone();
         for id in new {

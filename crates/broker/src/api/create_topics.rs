@@ -10,8 +10,8 @@ use kafka_protocol::messages::{BrokerId, CreateTopicsRequest, CreateTopicsRespon
 use kafka_protocol::protocol::StrBytes;
 
 use super::{Context, describe_configs};
+use crate::configs::Overrides;
 use crate::errors::ApiError;
-use crate::topic_config::Overrides;
 
 pub(super) async fn handle(cx: &Context, request: CreateTopicsRequest) -> CreateTopicsResponse {
     let mut times_named: HashMap<&str, u32> = HashMap::new();
@@ -47,18 +47,21 @@ async fn create(
     let partitions = partitions(cx, wanted)?;
     let mut overrides = Overrides::new();
     for config in &wanted.configs {
-        let value = config
-            .value
-            .as_ref()
-            .ok_or_else(|| ApiError::InvalidConfig(format!("{} is null", &*config.name)))?;
+        let value = config.value.as_ref().ok_or_else(|| {
+            ApiError::InvalidConfig(format!(
+                "Null value not supported for topic configs: {}",
+                &*config.name
+            ))
+        })?;
         overrides.insert(config.name.to_string(), value.to_string());
     }
     let topic = cx.server.create_topic(&wanted.name, partitions, overrides, validate_only).await?;
-    let configs = describe_configs::of_topic(&cx.server, &topic).map(|config| {
+    let values = describe_configs::values_of_topic(&cx.server, &topic);
+    let configs = values.map(|(name, value, source)| {
         CreatableTopicConfigs::default()
-            .with_name(StrBytes::from_static_str(config.setting.name))
-            .with_value(Some(StrBytes::from_string(config.value)))
-            .with_config_source(config.source as i8)
+            .with_name(StrBytes::from_static_str(name))
+            .with_value(Some(StrBytes::from_string(value)))
+            .with_config_source(source as i8)
     });
     Ok(CreatableTopicResult::default()
         .with_name(wanted.name.clone())

@@ -1,4 +1,4 @@
-//! DescribeConfigs: the settings of topics, and those of the server that clients ask for.
+//! DescribeConfigs: the settings of topics, of the broker and of groups.
 
 use kafka_protocol::messages::describe_configs_request::DescribeConfigsResource;
 use kafka_protocol::messages::describe_configs_response::{
@@ -8,51 +8,121 @@ use kafka_protocol::messages::{DescribeConfigsRequest, DescribeConfigsResponse};
 use kafka_protocol::protocol::StrBytes;
 
 use super::Context;
-use crate::config::BrokerConfig;
+use crate::configs::broker::BrokerSetting;
+use crate::configs::{ConfigType, Entity, Overrides, Setting, Source, Synonym, group, topic};
 use crate::errors::ApiError;
 use crate::server::Server;
-use crate::topic_config::{ConfigType, MAX_MESSAGE_BYTES, SETTINGS, Setting};
-use crate::topics::Topic;
+use crate::topics::{Topic, check_name};
 use crate::wire::once;
 
-const TOPIC: i8 = 2;
-const BROKER: i8 = 4;
+// Types of what has settings, by their numbers in the protocol.
+pub(super) const TOPIC: i8 = 2;
+pub(super) const BROKER: i8 = 4;
+pub(super) const BROKER_LOGGER: i8 = 8;
+pub(super) const CLIENT_METRICS: i8 = 16;
+pub(super) const GROUP: i8 = 32;
 
-/// Where a value comes from, with its number in the protocol.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Source {
-    Topic = 1,
-    StaticBroker = 4,
-    Default = 5,
+/// A setting, and where its value comes from: the first of the synonyms, or else Kafka's default.
+struct Described {
+    name: &'static str,
+    kind: ConfigType,
+    value: Option<String>,
+    synonyms: Vec<Synonym>,
+    read_only: bool,
+    documentation: &'static str,
 }
 
-/// A topic's setting and its value.
-pub(super) struct TopicSetting {
-    pub(super) setting: &'static Setting,
-    pub(super) value: String,
-    pub(super) source: Source,
-}
-
-/// The settings of a topic that are in effect, and those that it was given.
-pub(super) fn of_topic<'a>(
-    server: &'a Server,
-    topic: &'a Topic,
-) -> impl Iterator<Item = TopicSetting> + use<'a> {
-    SETTINGS.iter().filter_map(|setting| {
-        let (value, source) = if let Some(value) = topic.overrides.get(setting.name) {
-            (value.clone(), Source::Topic)
-        } else if setting.name == MAX_MESSAGE_BYTES {
-            let configured = server.config.max_message_bytes;
-            let is_default = configured == BrokerConfig::default().max_message_bytes;
-            (
-                configured.to_string(),
-                if is_default { Source::Default } else { Source::StaticBroker },
-            )
-        } else {
-            (setting.default?.to_owned(), Source::Default)
-        };
-        Some(TopicSetting { setting, value, source })
+/// A topic's settings with the values that hold, and where these come from.
+pub(super) fn values_of_topic(
+    server: &Server,
+    topic: &Topic,
+) -> impl Iterator<Item = (&'static str, String, Source)> {
+    of_topic(server, topic).into_iter().map(|setting| {
+        let source = setting.source();
+        (setting.name, setting.value.unwrap_or_default(), source)
     })
+}
+
+fn of_topic(server: &Server, topic: &Topic) -> Vec<Described> {
+    let describe = |setting| {
+        let inherited = server.configs.topic_synonyms(setting);
+        described(setting, &topic.overrides, Source::Topic, inherited)
+    };
+    topic::SETTINGS.iter().map(describe).collect()
+}
+
+fn of_group(server: &Server, name: &str) -> Vec<Described> {
+    let overrides = server.configs.overrides(Entity::Group(name));
+    let describe = |setting: &'static Setting| {
+        let default = Synonym {
+            name: setting.broker_name.unwrap_or(setting.name),
+            value: setting.default.to_owned(),
+            source: Source::Default,
+        };
+        described(setting, &overrides, Source::Group, vec![default])
+    };
+    group::SETTINGS.iter().map(describe).collect()
+}
+
+/// The setting of what has these settings of its own, and `inherited` where it has none.
+fn described(
+    setting: &'static Setting,
+    own: &Overrides,
+    source: Source,
+    mut inherited: Vec<Synonym>,
+) -> Described {
+    if let Some(value) = own.get(setting.name) {
+        inherited.insert(0, Synonym { name: setting.name, value: value.clone(), source });
+    }
+    let value = inherited.first().map_or(setting.default, |first| &first.value).to_owned();
+    Described {
+        name: setting.name,
+        kind: setting.kind,
+        value: Some(value),
+        synonyms: inherited,
+        read_only: false,
+        documentation: setting.documentation,
+    }
+}
+
+/// All settings of this broker.
+fn of_this_broker(server: &Server) -> Vec<Described> {
+    let describe = |setting: &BrokerSetting| {
+        let mut synonyms = server.configs.broker_synonyms(setting);
+        if setting.name == "advertised.listeners" {
+            let listener = format!("PLAINTEXT://{}:{}", &*server.node.host, server.node.port);
+            let source = Source::StaticBroker;
+            synonyms.insert(0, Synonym { name: setting.name, value: listener, source });
+        }
+        Described {
+            name: setting.name,
+            kind: setting.kind,
+            value: synonyms.first().map(|first| first.value.clone()),
+            synonyms,
+            read_only: !setting.is_dynamic(),
+            documentation: setting.documentation,
+        }
+    };
+    server.configs.broker_settings.iter().map(describe).collect()
+}
+
+/// What was set for all brokers while they ran.
+fn of_all_brokers(server: &Server) -> Vec<Described> {
+    let set = server.configs.overrides(Entity::Brokers);
+    let settings = server.configs.broker_settings.iter();
+    let describe = |setting: &BrokerSetting| {
+        let value = set.get(setting.name)?.clone();
+        let source = Source::DynamicDefault;
+        Some(Described {
+            name: setting.name,
+            kind: setting.kind,
+            value: Some(value.clone()),
+            synonyms: vec![Synonym { name: setting.name, value, source }],
+            read_only: false,
+            documentation: setting.documentation,
+        })
+    };
+    settings.filter_map(describe).collect()
 }
 
 pub(super) async fn handle(
@@ -63,20 +133,19 @@ pub(super) async fn handle(
         let result = DescribeConfigsResult::default()
             .with_resource_type(resource.resource_type)
             .with_resource_name(resource.resource_name.clone());
-        match configs(cx, resource) {
+        match configs(&cx.server, resource) {
             Ok(mut configs) => {
-                if let Some(wanted) = &resource.configuration_keys {
-                    configs.retain(|config| wanted.contains(&config.name));
+                // Kafka takes an empty list for all of them too.
+                let wanted = resource.configuration_keys.as_ref().filter(|keys| !keys.is_empty());
+                if let Some(wanted) = wanted {
+                    configs.retain(|config| wanted.iter().any(|key| &**key == config.name));
                 }
-                for config in &mut configs {
-                    if !request.include_synonyms {
-                        config.synonyms.clear();
-                    }
-                    if !request.include_documentation {
-                        config.documentation = None;
-                    }
-                }
-                result.with_error_message(None).with_configs(configs)
+                let entry = |config: Described| {
+                    config.entry(request.include_synonyms, request.include_documentation)
+                };
+                result
+                    .with_error_message(None)
+                    .with_configs(configs.into_iter().map(entry).collect())
             }
             Err(error) => result.with_error_code(error.code()).with_error_message(error.message()),
         }
@@ -89,127 +158,75 @@ pub(super) async fn handle(
 }
 
 fn configs(
-    cx: &Context,
+    server: &Server,
     resource: &DescribeConfigsResource,
-) -> Result<Vec<DescribeConfigsResourceResult>, ApiError> {
+) -> Result<Vec<Described>, ApiError> {
+    let name = &*resource.resource_name;
     match resource.resource_type {
         TOPIC => {
-            let topic = cx.server.topics.by_name(&resource.resource_name)?;
-            Ok(of_topic(&cx.server, &topic).map(topic_config).collect())
+            check_name(name)?;
+            Ok(of_topic(server, &*server.topics.by_name(name)?))
         }
+        BROKER if name.is_empty() => Ok(of_all_brokers(server)),
         BROKER => {
-            let id = cx.server.node.id;
-            if !resource.resource_name.is_empty() && resource.resource_name.parse() != Ok(id) {
-                return Err(ApiError::InvalidRequest(format!(
-                    "broker {:?} is not this one, which is {id}",
-                    &*resource.resource_name
-                )));
-            }
-            Ok(broker_configs(&cx.server))
+            check_this_broker(server, name)?;
+            Ok(of_this_broker(server))
         }
-        other => Err(ApiError::InvalidRequest(format!(
-            "resources of type {other} have no configuration here"
+        GROUP if name.is_empty() => {
+            Err(ApiError::InvalidRequest("Group name must not be empty".into()))
+        }
+        GROUP => Ok(of_group(server, name)),
+        other => Err(not_configurable(other)),
+    }
+}
+
+/// Whether this is the name of this broker.
+pub(super) fn check_this_broker(server: &Server, name: &str) -> Result<(), ApiError> {
+    let id = server.node.id;
+    match name.parse::<i32>() {
+        Ok(named) if named == id => Ok(()),
+        Ok(_) => Err(ApiError::InvalidRequest(format!(
+            "Unexpected broker id, expected {id} or empty string, but received {name}"
+        ))),
+        Err(_) => Err(ApiError::InvalidRequest(format!(
+            "Broker id must be an integer, but it is: {name}"
         ))),
     }
 }
 
-fn topic_config(config: TopicSetting) -> DescribeConfigsResourceResult {
-    entry(
-        config.setting.name,
-        config.value,
-        config.setting.kind,
-        config.source,
-        config.setting.documentation,
-    )
+/// Why things of a type have no settings here.
+pub(super) fn not_configurable(resource_type: i8) -> ApiError {
+    ApiError::InvalidRequest(match resource_type {
+        BROKER_LOGGER => {
+            "log levels are what the server was started with, and can not be changed".to_owned()
+        }
+        CLIENT_METRICS => "this server collects no metrics of clients".to_owned(),
+        other => format!("Unsupported resource type: {other}"),
+    })
 }
 
-/// The server's own settings under the names that Kafka has for them.
-fn broker_configs(server: &Server) -> Vec<DescribeConfigsResourceResult> {
-    let config = &server.config;
-    let node = &server.node;
-    let listener = format!("PLAINTEXT://{}:{}", &*node.host, node.port);
-    let settings: [(&'static str, String, ConfigType, &'static str); 13] = [
-        ("advertised.listeners", listener, ConfigType::List, "Where clients connect to."),
-        (
-            "auto.create.topics.enable",
-            config.auto_create_topics.to_string(),
-            ConfigType::Boolean,
-            "Create topics that clients ask for.",
-        ),
-        ("broker.id", node.id.to_string(), ConfigType::Int, "This server's id."),
-        (
-            "connections.max.idle.ms",
-            config.idle_timeout.as_millis().to_string(),
-            ConfigType::Long,
-            "Idle connections are closed after this time.",
-        ),
-        ("default.replication.factor", "1".into(), ConfigType::Int, "There is one replica."),
-        (
-            "fetch.max.bytes",
-            config.max_fetch_bytes.to_string(),
-            ConfigType::Int,
-            "Largest fetch response, a first batch that is larger excepted.",
-        ),
-        (
-            "max.connections",
-            config.max_connections.to_string(),
-            ConfigType::Int,
-            "Bound on open connections.",
-        ),
-        (
-            "message.max.bytes",
-            config.max_message_bytes.to_string(),
-            ConfigType::Int,
-            "Largest record batch.",
-        ),
-        ("min.insync.replicas", "1".into(), ConfigType::Int, "There is one replica."),
-        ("node.id", node.id.to_string(), ConfigType::Int, "This server's id."),
-        (
-            "num.partitions",
-            config.default_partitions.to_string(),
-            ConfigType::Int,
-            "Partitions of a topic that is created without a number.",
-        ),
-        (
-            "queued.max.request.bytes",
-            config.queued_request_bytes.to_string(),
-            ConfigType::Long,
-            "Bound on the bytes of requests in memory.",
-        ),
-        (
-            "socket.request.max.bytes",
-            config.max_request_bytes.to_string(),
-            ConfigType::Int,
-            "Largest request.",
-        ),
-    ];
-    let entries = settings.into_iter().map(|(name, value, kind, documentation)| {
-        entry(name, value, kind, Source::StaticBroker, documentation)
-    });
-    entries.collect()
-}
+impl Described {
+    fn source(&self) -> Source {
+        self.synonyms.first().map_or(Source::Default, |first| first.source)
+    }
 
-fn entry(
-    name: &'static str,
-    value: String,
-    kind: ConfigType,
-    source: Source,
-    documentation: &'static str,
-) -> DescribeConfigsResourceResult {
-    let name = StrBytes::from_static_str(name);
-    let value = Some(StrBytes::from_string(value));
-    DescribeConfigsResourceResult::default()
-        .with_synonyms(vec![
+    fn entry(self, synonyms: bool, documentation: bool) -> DescribeConfigsResourceResult {
+        let synonym = |synonym: &Synonym| {
             DescribeConfigsSynonym::default()
-                .with_name(name.clone())
-                .with_value(value.clone())
-                .with_source(source as i8),
-        ])
-        .with_name(name)
-        .with_value(value)
-        // There is no API that changes one: a topic keeps what it was created with, the server what it was started with.
-        .with_read_only(true)
-        .with_config_source(source as i8)
-        .with_config_type(kind as i8)
-        .with_documentation(Some(StrBytes::from_static_str(documentation)))
+                .with_name(StrBytes::from_static_str(synonym.name))
+                .with_value(Some(StrBytes::from_string(synonym.value.clone())))
+                .with_source(synonym.source as i8)
+        };
+        let listed = if synonyms { self.synonyms.iter().map(synonym).collect() } else { vec![] };
+        let text = documentation.then(|| StrBytes::from_static_str(self.documentation));
+        DescribeConfigsResourceResult::default()
+            .with_name(StrBytes::from_static_str(self.name))
+            .with_config_source(self.source() as i8)
+            .with_value(self.value.map(StrBytes::from_string))
+            .with_synonyms(listed)
+            .with_read_only(self.read_only)
+            .with_is_sensitive(false)
+            .with_config_type(self.kind as i8)
+            .with_documentation(text)
+    }
 }

@@ -11,9 +11,9 @@ use kafka_protocol::protocol::StrBytes;
 
 use super::Context;
 use super::describe_cluster::{CLUSTER_OPERATIONS, TOPIC_OPERATIONS};
+use crate::configs::Overrides;
 use crate::errors::ApiError;
 use crate::partition::LEADER_EPOCH;
-use crate::topic_config::Overrides;
 use crate::topics::Topic;
 use crate::wire::once;
 

@@ -1,5 +1,6 @@
 //! The APIs that are served: one table of keys, versions, shapes and handlers. What ApiVersions announces is read from it.
 
+mod alter_configs;
 mod api_versions;
 mod create_partitions;
 mod create_topics;
@@ -9,6 +10,7 @@ mod describe_configs;
 mod fetch;
 mod find_coordinator;
 mod init_producer_id;
+mod list_config_resources;
 mod list_offsets;
 mod metadata;
 mod offset_fetch;
@@ -182,6 +184,7 @@ pub(crate) static APIS: &[Api] = &[
     api!(DescribeConfigs, 1..=4, DESCRIBE_CONFIGS, |cx, request| describe_configs::handle(
         &cx, request
     )),
+    api!(AlterConfigs, 0..=2, ALTER_CONFIGS, |cx, request| alter_configs::whole(&cx, request)),
     api!(CreatePartitions, 0..=3, CREATE_PARTITIONS, |cx, request| create_partitions::handle(
         &cx, request
     )),
@@ -189,6 +192,9 @@ pub(crate) static APIS: &[Api] = &[
         .server
         .groups
         .delete_groups(request, cx.version)),
+    api!(IncrementalAlterConfigs, 0..=1, INCREMENTAL_ALTER_CONFIGS, |cx, request| {
+        alter_configs::incremental(&cx, request)
+    }),
     api!(DescribeCluster, 0..=2, DESCRIBE_CLUSTER, |cx, request| describe_cluster::handle(
         &cx, request
     )),
@@ -201,6 +207,9 @@ pub(crate) static APIS: &[Api] = &[
     api!(ListTransactions, 0..=1, LIST_TRANSACTIONS, |cx, request| transaction_admin::list(
         &cx, request
     )),
+    api!(ListConfigResources, 0..=1, LIST_CONFIG_RESOURCES, |cx, request| {
+        list_config_resources::handle(&cx, request)
+    }),
 ];
 
 /// Whether a request changes nothing, and may take long: it is given up when its client has gone.

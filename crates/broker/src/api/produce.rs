@@ -172,16 +172,17 @@ async fn append(
 ) -> Result<(Arc<Partition>, Appended), ApiError> {
     let partition = topic.partition(data.index).ok_or(ApiError::UnknownTopicOrPartition)?;
     let mut records = data.records.clone().unwrap_or_default();
-    let mut header = batch::check_produced(&records, cx.version, topic.rules.max_batch_bytes)?;
+    let mut header =
+        batch::check_produced(&records, cx.version, topic.rules.append.max_batch_bytes)?;
     let max_timestamp_ms = if header.codec() == Some(Codec::None) {
         records::check_plain(&header, &records[batch::HEADER_BYTES..])?
-    } else if header.lacks_max_timestamp() && !topic.rules.log_append_time {
+    } else if header.lacks_max_timestamp() && !topic.rules.append.log_append_time {
         let records = records.clone();
         cx.server.look_into(move || records::max_timestamp_ms(&records)).await?
     } else {
         header.max_timestamp_ms
     };
-    if header.max_timestamp_ms != max_timestamp_ms && !topic.rules.log_append_time {
+    if header.max_timestamp_ms != max_timestamp_ms && !topic.rules.append.log_append_time {
         header.max_timestamp_ms = max_timestamp_ms;
         let mut mended = records.to_vec();
         batch::set_max_timestamp(&mut mended, max_timestamp_ms);
@@ -189,7 +190,7 @@ async fn append(
     }
     let admit = || transaction.admit(cx, &header, (topic.id, data.index));
     let appended =
-        partition.append(&cx.server.store, &header, &records, topic.rules, deadline, admit).await?;
+        partition.append(&cx.server.store, &header, &records, topic.rules.append, deadline, admit).await?;
     if let Some(count) = appended.new_records() {
         cx.server.metrics.produced_bytes.inc_by(records.len() as u64);
         cx.server.metrics.produced_records.inc_by(count.into());

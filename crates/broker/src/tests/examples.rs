@@ -1,5 +1,6 @@
 //! A request of every API in every version, with something in every field; and decoding of both sides by API key.
 
+mod admin;
 mod transactions;
 
 use bytes::{Bytes, BytesMut};
@@ -397,6 +398,7 @@ fn body(key: ApiKey, version: i16, world: &World) -> Bytes {
             encode(&request, version)
         }
         other => transactions::body(other, version, world)
+            .or_else(|| admin::body(other, version, world))
             .unwrap_or_else(|| panic!("no example of {other:?}")),
     }
 }
@@ -435,6 +437,9 @@ macro_rules! for_request_of {
             ApiKey::DescribeProducers => $call::<DescribeProducersRequest>($($arg),*),
             ApiKey::DescribeTransactions => $call::<DescribeTransactionsRequest>($($arg),*),
             ApiKey::ListTransactions => $call::<ListTransactionsRequest>($($arg),*),
+            ApiKey::AlterConfigs => $call::<AlterConfigsRequest>($($arg),*),
+            ApiKey::IncrementalAlterConfigs => $call::<IncrementalAlterConfigsRequest>($($arg),*),
+            ApiKey::ListConfigResources => $call::<ListConfigResourcesRequest>($($arg),*),
             other => panic!("no example of {other:?}"),
         }
     };

@@ -1,5 +1,6 @@
 //! Tests of the whole server: over TCP, on a real store.
 
+mod configs;
 mod every_api;
 pub(crate) mod examples;
 mod fetching;

@@ -378,6 +378,6 @@ async fn who_does_not_write_to_the_stream_does_not_lead_the_partition() {
     let deleted = client.call(5, &delete).await;
     assert_eq!(deleted.responses[0].error_code, NOT_LEADER);
     assert_eq!(client.fetch("t", 0, 0).await, (0, 1, stored(&batch, 0)), "it is there");
-    let refused = Topics::open(server.store().clone(), 1 << 20, 10).await.err().unwrap();
+    let refused = Topics::open(server.store().clone(), Default::default(), 10).await.err().unwrap();
     assert!(refused.to_string().contains("partition 0: stream"), "a start says why: {refused}");
 }

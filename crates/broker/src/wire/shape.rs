@@ -5,12 +5,14 @@
 //! really be there, and their number is known before memory is spent on them. Tests hold the shapes against the decoders.
 
 mod cluster;
+mod configs;
 mod groups;
 mod records;
 mod topics;
 mod transactions;
 
 pub(crate) use cluster::*;
+pub(crate) use configs::*;
 pub(crate) use groups::*;
 pub(crate) use records::*;
 pub(crate) use topics::*;

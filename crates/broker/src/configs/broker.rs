@@ -1,0 +1,129 @@
+//! The settings of the broker under the names that Kafka has for them.
+//!
+//! Those that say what holds for topics which do not say it themselves can be set while the server runs. The others are what it was
+//! started with.
+
+use super::{ConfigType, Overrides, Setting, topic};
+use crate::config::BrokerConfig;
+
+/// A setting of the broker.
+pub(crate) struct BrokerSetting {
+    pub(crate) name: &'static str,
+    pub(crate) kind: ConfigType,
+    /// Kafka's default; `None` where it has none.
+    pub(crate) default: Option<&'static str>,
+    pub(crate) documentation: &'static str,
+    /// The setting of topics for which it stands in.
+    pub(crate) topic: Option<&'static Setting>,
+}
+
+impl BrokerSetting {
+    /// It can be set while the server runs, and takes effect at once.
+    pub(crate) fn is_dynamic(&self) -> bool {
+        self.topic.is_some_and(|setting| setting.effective)
+    }
+}
+
+const fn fixed(
+    name: &'static str,
+    kind: ConfigType,
+    default: Option<&'static str>,
+    documentation: &'static str,
+) -> BrokerSetting {
+    BrokerSetting { name, kind, default, documentation, topic: None }
+}
+
+use ConfigType::{Boolean, Int, List, Long};
+
+/// What the server was started with.
+#[rustfmt::skip]
+const FIXED: &[BrokerSetting] = &[
+    fixed("advertised.listeners", List, None, "Where clients connect to."),
+    fixed("auto.create.topics.enable", Boolean, Some("true"), "Create topics that clients ask for."),
+    fixed("broker.id", Int, None, "This server's id."),
+    fixed("connections.max.idle.ms", Long, Some("600000"), "Idle connections are closed after this time."),
+    fixed("default.replication.factor", Int, Some("1"), "There is one replica."),
+    fixed("delete.topic.enable", Boolean, Some("true"), "Topics can be deleted."),
+    fixed("fetch.max.bytes", Int, Some("57671680"), "The largest fetch response, a first batch that is larger excepted."),
+    fixed("log.retention.check.interval.ms", Long, Some("300000"), "How often old records are looked for."),
+    fixed("log.retention.hours", Int, Some("168"), "How long records are kept where neither the topic nor log.retention.ms says so."),
+    fixed("max.connections", Int, None, "Bound on open connections."),
+    fixed("node.id", Int, None, "This server's id."),
+    fixed("num.partitions", Int, Some("1"), "Partitions of a topic that is created without a number."),
+    fixed("process.roles", List, None, "The one server is broker and controller."),
+    fixed("queued.max.request.bytes", Long, None, "Bound on the bytes of requests in memory."),
+    fixed("socket.request.max.bytes", Int, Some("104857600"), "The largest request."),
+];
+
+/// All settings of the broker, by name.
+pub(crate) fn settings() -> Vec<BrokerSetting> {
+    let of_topics = topic::SETTINGS.iter().filter_map(|setting| {
+        // Kafka has older names for these too, which have the defaults.
+        let has_other_default = matches!(
+            setting.name,
+            "retention.ms" | "segment.ms" | "segment.jitter.ms" | "flush.ms"
+        );
+        Some(BrokerSetting {
+            name: setting.broker_name?,
+            kind: setting.kind,
+            default: (!has_other_default).then_some(setting.default),
+            documentation: setting.documentation,
+            topic: Some(setting),
+        })
+    });
+    let mut settings: Vec<_> = of_topics.collect();
+    for setting in FIXED {
+        settings.push(BrokerSetting { ..*setting });
+    }
+    settings.sort_by_key(|setting| setting.name);
+    settings
+}
+
+/// The values that the server was started with, as far as the configuration has them, without those that are Kafka's defaults.
+pub(super) fn started_with(config: &BrokerConfig) -> Overrides {
+    let number = |number: u64| number.to_string();
+    let millis = |time: std::time::Duration| time.as_millis().to_string();
+    let values = [
+        ("auto.create.topics.enable", config.auto_create_topics.to_string()),
+        ("broker.id", config.node_id.to_string()),
+        ("connections.max.idle.ms", millis(config.idle_timeout)),
+        ("fetch.max.bytes", number(config.max_fetch_bytes.into())),
+        ("log.retention.check.interval.ms", millis(config.retention_check_interval)),
+        ("max.connections", number(config.max_connections.into())),
+        ("message.max.bytes", number(config.max_message_bytes.into())),
+        ("node.id", config.node_id.to_string()),
+        ("num.partitions", number(config.default_partitions.into())),
+        ("process.roles", "broker,controller".to_owned()),
+        ("queued.max.request.bytes", number(config.queued_request_bytes)),
+        ("socket.request.max.bytes", number(config.max_request_bytes.into())),
+    ];
+    let defaults = settings();
+    let differs = |(name, value): &(&str, String)| {
+        defaults.iter().all(|setting| setting.name != *name || setting.default != Some(value))
+    };
+    values.into_iter().filter(differs).map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_configuration_leaves_as_it_is_is_no_setting_of_the_operators() {
+        let config = BrokerConfig { max_message_bytes: 77, ..BrokerConfig::default() };
+        let started_with = started_with(&config);
+        assert_eq!(started_with["message.max.bytes"], "77");
+        assert!(!started_with.contains_key("num.partitions"));
+        assert!(started_with.contains_key("max.connections"));
+    }
+
+    #[test]
+    fn names_are_there_once() {
+        let settings = settings();
+        assert!(settings.windows(2).all(|pair| pair[0].name < pair[1].name));
+        let dynamic =
+            |name: &str| settings.iter().find(|setting| setting.name == name).unwrap().is_dynamic();
+        assert!(dynamic("log.retention.ms") && dynamic("message.max.bytes"));
+        assert!(!dynamic("log.segment.bytes") && !dynamic("num.partitions"));
+    }
+}

@@ -1,0 +1,245 @@
+//! What was set for the brokers and for groups while the server runs: in the catalog under `config/`, in memory as maps.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use alluvium_stream::{Change, Store};
+use parking_lot::RwLock;
+
+use super::broker::{self, BrokerSetting};
+use super::{Alteration, Overrides, Source, Synonym, group, topic};
+use crate::config::BrokerConfig;
+use crate::errors::ApiError;
+
+const META_PREFIX: &str = "config/";
+const GROUP_PREFIX: &str = "config/group/";
+
+/// Groups that can have settings of their own.
+const MAX_GROUPS: usize = 10_000;
+
+/// The longest name of a group that can have them, in bytes.
+const MAX_GROUP_NAME_BYTES: usize = 255;
+
+/// What has settings that are kept here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Entity<'a> {
+    /// All brokers.
+    Brokers,
+    /// This broker.
+    ThisBroker,
+    /// A group, whether there is one or not.
+    Group(&'a str),
+}
+
+#[derive(Default)]
+struct State {
+    brokers: Overrides,
+    this_broker: Overrides,
+    groups: BTreeMap<String, Overrides>,
+}
+
+/// The settings of brokers and groups.
+pub(crate) struct Configs {
+    store: Store,
+    node_id: i32,
+    /// The settings of the broker that there are.
+    pub(crate) broker_settings: Vec<BrokerSetting>,
+    started_with: Overrides,
+    state: RwLock<State>,
+    /// Held over a change's check and commit.
+    changing: tokio::sync::Mutex<()>,
+}
+
+impl Configs {
+    /// Read what was set from the catalog.
+    ///
+    /// # Errors
+    /// The key of the first entry that does not make sense, and why.
+    pub(crate) fn open(store: Store, config: &BrokerConfig) -> Result<Arc<Self>, String> {
+        let mut configs = Self {
+            store,
+            node_id: config.node_id,
+            broker_settings: broker::settings(),
+            started_with: broker::started_with(config),
+            state: RwLock::default(),
+            changing: tokio::sync::Mutex::new(()),
+        };
+        let state = configs.state.get_mut();
+        for (key, value) in configs.store.meta(META_PREFIX) {
+            let overrides: Overrides =
+                serde_json::from_slice(&value).map_err(|e| format!("{key}: {e}"))?;
+            if let Some(group) = key.strip_prefix(GROUP_PREFIX) {
+                state.groups.insert(group.to_owned(), overrides);
+            } else if key == meta_key(Entity::Brokers, config.node_id) {
+                state.brokers = overrides;
+            } else if key == meta_key(Entity::ThisBroker, config.node_id) {
+                state.this_broker = overrides;
+            }
+        }
+        Ok(Arc::new(configs))
+    }
+
+    /// Change what was set. With `validate_only` only check whether that would succeed.
+    ///
+    /// # Errors
+    /// Unknown names and impossible values; failed storage.
+    pub(crate) async fn alter(
+        &self,
+        entity: Entity<'_>,
+        alteration: &Alteration,
+        validate_only: bool,
+    ) -> Result<(), ApiError> {
+        let _changing = self.changing.lock().await;
+        let current = self.overrides(entity);
+        let overrides = match entity {
+            Entity::Group(name) => self.altered_group(name, &current, alteration)?,
+            Entity::Brokers | Entity::ThisBroker => self.altered_broker(&current, alteration)?,
+        };
+        if validate_only || overrides == current {
+            return Ok(());
+        }
+        let key = meta_key(entity, self.node_id);
+        let change = if overrides.is_empty() {
+            Change::DeleteMeta(key)
+        } else {
+            let value = serde_json::to_vec(&overrides)
+                .map_err(|e| ApiError::Internal(format!("catalog entry: {e}")))?;
+            Change::PutMeta { key, value }
+        };
+        self.store.commit(vec![change]).await?;
+        let mut state = self.state.write();
+        match entity {
+            Entity::Brokers => state.brokers = overrides,
+            Entity::ThisBroker => state.this_broker = overrides,
+            Entity::Group(name) if overrides.is_empty() => {
+                state.groups.remove(name);
+            }
+            Entity::Group(name) => {
+                state.groups.insert(name.to_owned(), overrides);
+            }
+        }
+        Ok(())
+    }
+
+    fn altered_group(
+        &self,
+        name: &str,
+        current: &Overrides,
+        alteration: &Alteration,
+    ) -> Result<Overrides, ApiError> {
+        if name.is_empty() {
+            let reason = "Default group resources are not allowed.";
+            return Err(ApiError::InvalidRequest(reason.into()));
+        }
+        if name.len() > MAX_GROUP_NAME_BYTES {
+            return Err(ApiError::InvalidRequest(format!(
+                "a group with settings has a name of at most {MAX_GROUP_NAME_BYTES} bytes"
+            )));
+        }
+        let altered = alteration.apply(group::find, current, |s| s.default.into())?;
+        let mut overrides = Overrides::new();
+        for (name, value) in altered {
+            let setting = group::find(&name).ok_or_else(|| {
+                ApiError::InvalidConfig(format!("Unknown group config name: {name}"))
+            })?;
+            overrides.insert(name, setting.check(&value).map_err(ApiError::InvalidConfig)?);
+        }
+        let state = self.state.read();
+        if state.groups.len() >= MAX_GROUPS && !state.groups.contains_key(name) {
+            return Err(ApiError::PolicyViolation(format!(
+                "{MAX_GROUPS} groups have settings of their own already"
+            )));
+        }
+        Ok(overrides)
+    }
+
+    fn altered_broker(
+        &self,
+        current: &Overrides,
+        alteration: &Alteration,
+    ) -> Result<Overrides, ApiError> {
+        let of_topics = |name: &str| self.broker_setting(name).and_then(|setting| setting.topic);
+        let altered = alteration.apply(of_topics, current, |s| s.default.into())?;
+        let mut overrides = Overrides::new();
+        for (name, value) in altered {
+            let setting =
+                of_topics(&name).filter(|setting| setting.effective).ok_or_else(|| {
+                    ApiError::InvalidRequest(format!(
+                        "Cannot update these configs dynamically: [{name}]"
+                    ))
+                })?;
+            let value = setting.check_as(&name, &value).map_err(ApiError::InvalidRequest)?;
+            overrides.insert(name, value);
+        }
+        Ok(overrides)
+    }
+
+    fn broker_setting(&self, name: &str) -> Option<&BrokerSetting> {
+        self.broker_settings.iter().find(|setting| setting.name == name)
+    }
+
+    /// What was set for it.
+    pub(crate) fn overrides(&self, entity: Entity<'_>) -> Overrides {
+        let state = self.state.read();
+        match entity {
+            Entity::Brokers => state.brokers.clone(),
+            Entity::ThisBroker => state.this_broker.clone(),
+            Entity::Group(name) => state.groups.get(name).cloned().unwrap_or_default(),
+        }
+    }
+
+    /// Groups that have settings of their own, in order.
+    pub(crate) fn groups(&self) -> Vec<String> {
+        self.state.read().groups.keys().cloned().collect()
+    }
+
+    /// The value of a group's setting that is a number.
+    #[allow(
+        dead_code,
+        reason = "the coordinator of consumer groups, which will ask for it, is being built"
+    )]
+    pub(crate) fn group_number(&self, group: &str, name: &str) -> i64 {
+        let own = self.state.read().groups.get(group).and_then(|own| own.get(name).cloned());
+        let value = own.as_deref().or_else(|| group::find(name).map(|setting| setting.default));
+        value.and_then(|value| value.parse().ok()).unwrap_or_default()
+    }
+
+    /// The values of a setting of the broker and where they come from; the first is in effect.
+    pub(crate) fn broker_synonyms(&self, setting: &BrokerSetting) -> Vec<Synonym> {
+        let state = self.state.read();
+        let set = [
+            (&state.this_broker, Source::DynamicBroker),
+            (&state.brokers, Source::DynamicDefault),
+            (&self.started_with, Source::StaticBroker),
+        ];
+        let set = set
+            .into_iter()
+            .filter_map(|(values, source)| Some((values.get(setting.name)?.clone(), source)));
+        let default = setting.default.map(|value| (value.to_owned(), Source::Default));
+        let synonym = |(value, source)| Synonym { name: setting.name, value, source };
+        set.chain(default).map(synonym).collect()
+    }
+
+    /// The values of a setting of topics that come from the broker; the first is in effect.
+    pub(crate) fn topic_synonyms(&self, setting: &super::Setting) -> Vec<Synonym> {
+        let broker = setting.broker_name.and_then(|name| self.broker_setting(name));
+        broker.map(|broker| self.broker_synonyms(broker)).unwrap_or_default()
+    }
+
+    /// What the broker says for topics that do not say it, by the topics' names, without Kafka's defaults.
+    pub(crate) fn topic_defaults(&self) -> Overrides {
+        let default = |setting: &'static super::Setting| {
+            let first = self.topic_synonyms(setting).into_iter().next()?;
+            Some((setting.name.to_owned(), first.value))
+        };
+        topic::SETTINGS.iter().filter_map(default).collect()
+    }
+}
+
+fn meta_key(entity: Entity<'_>, node_id: i32) -> String {
+    match entity {
+        Entity::Brokers => format!("{META_PREFIX}brokers"),
+        Entity::ThisBroker => format!("{META_PREFIX}broker/{node_id}"),
+        Entity::Group(name) => format!("{GROUP_PREFIX}{name}"),
+    }
+}

@@ -1,0 +1,328 @@
+//! The settings of topics, and what they mean for appends and for old records.
+
+use super::{Allowed, ConfigType, Overrides, Setting};
+use crate::batch::Codec;
+use crate::errors::ApiError;
+
+const CLEANUP_POLICY: &str = "cleanup.policy";
+const COMPACT: &str = "compact";
+const DELETE: &str = "delete";
+const COMPRESSION_TYPE: &str = "compression.type";
+const GZIP_LEVEL: &str = "compression.gzip.level";
+const LZ4_LEVEL: &str = "compression.lz4.level";
+const ZSTD_LEVEL: &str = "compression.zstd.level";
+const MAX_COMPACTION_LAG_MS: &str = "max.compaction.lag.ms";
+const MAX_MESSAGE_BYTES: &str = "max.message.bytes";
+const MIN_COMPACTION_LAG_MS: &str = "min.compaction.lag.ms";
+const RETENTION_BYTES: &str = "retention.bytes";
+const RETENTION_MS: &str = "retention.ms";
+const TIMESTAMP_AFTER_MAX_MS: &str = "message.timestamp.after.max.ms";
+const TIMESTAMP_BEFORE_MAX_MS: &str = "message.timestamp.before.max.ms";
+const TIMESTAMP_TYPE: &str = "message.timestamp.type";
+const LOG_APPEND_TIME: &str = "LogAppendTime";
+
+const FOREVER: &str = "9223372036854775807";
+
+const fn used(
+    name: &'static str,
+    kind: ConfigType,
+    default: &'static str,
+    allowed: Allowed,
+    broker_name: &'static str,
+    documentation: &'static str,
+) -> Setting {
+    Setting {
+        name,
+        kind,
+        default,
+        allowed,
+        broker_name: Some(broker_name),
+        effective: true,
+        documentation,
+    }
+}
+
+const fn unused(
+    name: &'static str,
+    kind: ConfigType,
+    default: &'static str,
+    allowed: Allowed,
+    broker_name: Option<&'static str>,
+    documentation: &'static str,
+) -> Setting {
+    Setting { name, kind, default, allowed, broker_name, effective: false, documentation }
+}
+
+use Allowed::{Any, AtLeast, Between, MinusOneOr, OneOf, Only, Replicas};
+use ConfigType::{Boolean, Double, Int, List, Long, String as Text};
+
+/// All settings that a topic can have, by name: those of Apache Kafka 4.3, with its types, defaults and bounds.
+#[rustfmt::skip]
+pub(crate) const SETTINGS: &[Setting] = &[
+    used(CLEANUP_POLICY, List, DELETE, OneOf(&[COMPACT, DELETE]), "log.cleanup.policy",
+        "What becomes of old records. With delete, they go as retention.ms and retention.bytes say. With compact, each record needs a key; records are not compacted yet. With neither, all are kept."),
+    used(GZIP_LEVEL, Int, "-1", MinusOneOr(1, 9), GZIP_LEVEL,
+        "How hard gzip tries where compression.type is gzip; -1 for its default."),
+    used(LZ4_LEVEL, Int, "9", Between(1, 17), LZ4_LEVEL,
+        "How hard lz4 tries where compression.type is lz4."),
+    used(COMPRESSION_TYPE, Text, "producer", OneOf(&["uncompressed", "zstd", "lz4", "snappy", "gzip", "producer"]), COMPRESSION_TYPE,
+        "How batches are kept. With producer, as they come. With anything else, batches that come otherwise are compressed again, which takes the server's processors."),
+    used(ZSTD_LEVEL, Int, "3", Between(-131_072, 22), ZSTD_LEVEL,
+        "How hard zstd tries where compression.type is zstd."),
+    unused("delete.retention.ms", Long, "86400000", AtLeast(0), Some("log.cleaner.delete.retention.ms"),
+        "How long a record without a value is kept when a topic is compacted. No effect here: records are not compacted yet."),
+    unused("file.delete.delay.ms", Long, "60000", AtLeast(0), Some("log.segment.delete.delay.ms"),
+        "How long files stay after their records have gone. No effect here: records are not in files of their own."),
+    unused("flush.messages", Long, FOREVER, AtLeast(1), Some("log.flush.interval.messages"),
+        "After how many records the log is flushed. No effect here: every record is flushed before it is acknowledged."),
+    unused("flush.ms", Long, FOREVER, AtLeast(0), Some("log.flush.interval.ms"),
+        "After what time the log is flushed. No effect here: every record is flushed before it is acknowledged."),
+    unused("follower.replication.throttled.replicas", List, "", Replicas, None,
+        "Replicas that are throttled where they follow. No effect here: there is one replica."),
+    unused("index.interval.bytes", Int, "4096", AtLeast(0), Some("log.index.interval.bytes"),
+        "How dense the offset index is. No effect here: there is none to tune."),
+    unused("leader.replication.throttled.replicas", List, "", Replicas, None,
+        "Replicas that are throttled where they lead. No effect here: there is one replica."),
+    unused("local.retention.bytes", Long, "-2", AtLeast(-2), Some("log.local.retention.bytes"),
+        "How much stays on local disks. No effect here: old records are in the object store only."),
+    unused("local.retention.ms", Long, "-2", AtLeast(-2), Some("log.local.retention.ms"),
+        "How long records stay on local disks. No effect here: old records are in the object store only."),
+    unused(MAX_COMPACTION_LAG_MS, Long, FOREVER, AtLeast(1), Some("log.cleaner.max.compaction.lag.ms"),
+        "How old a record becomes at most without being compacted. No effect here: records are not compacted yet."),
+    used(MAX_MESSAGE_BYTES, Int, "1048588", AtLeast(0), "message.max.bytes",
+        "The largest record batch, in bytes, compressed."),
+    used(TIMESTAMP_AFTER_MAX_MS, Long, "3600000", AtLeast(0), "log.message.timestamp.after.max.ms",
+        "How far a record's time may be ahead of the server's. Where all records carry the time of the append it means nothing."),
+    used(TIMESTAMP_BEFORE_MAX_MS, Long, FOREVER, AtLeast(0), "log.message.timestamp.before.max.ms",
+        "How far a record's time may lie behind the server's. Where all records carry the time of the append it means nothing."),
+    used(TIMESTAMP_TYPE, Text, "CreateTime", OneOf(&["CreateTime", LOG_APPEND_TIME]), "log.message.timestamp.type",
+        "Whether records carry their producer's time or that of the append. A change holds for new batches."),
+    unused("min.cleanable.dirty.ratio", Double, "0.5", Between(0, 1), Some("log.cleaner.min.cleanable.ratio"),
+        "Which part of a log is new when it is worth to be compacted. No effect here: records are not compacted yet."),
+    unused(MIN_COMPACTION_LAG_MS, Long, "0", AtLeast(0), Some("log.cleaner.min.compaction.lag.ms"),
+        "How young a record is never compacted. No effect here: records are not compacted yet."),
+    unused("min.insync.replicas", Int, "1", Only("1", "a single server keeps one replica of each partition"), Some("min.insync.replicas"),
+        "How many replicas have a record when it is acknowledged. No effect here: it can be 1 only."),
+    unused("preallocate", Boolean, "false", Any, Some("log.preallocate"),
+        "Whether files get their size when they are created. No effect here: records are not in files of their own."),
+    unused("remote.log.copy.disable", Boolean, "false", Any, None,
+        "Whether copying to remote storage is off. No effect here: all records go to the object store."),
+    unused("remote.log.delete.on.disable", Boolean, "false", Any, None,
+        "Whether remote records go when remote storage is turned off. No effect here: all records go to the object store."),
+    unused("remote.storage.enable", Boolean, "false",
+        Only("false", "Kafka's tiered storage is disabled; here all records go to the object store, whatever this says"), None,
+        "Whether Kafka's tiered storage is on. No effect here: all records go to the object store."),
+    used(RETENTION_BYTES, Long, "-1", Any, "log.retention.bytes",
+        "The oldest records of a partition go, object by object, while at least so many bytes are left. Negative for no bound."),
+    used(RETENTION_MS, Long, "604800000", AtLeast(-1), "log.retention.ms",
+        "Records go, object by object, when the newest of an object is so old. -1 for no bound."),
+    unused("segment.bytes", Int, "1073741824", AtLeast(1 << 20), Some("log.segment.bytes"),
+        "The size of a segment's file. No effect here: a log has no segments."),
+    unused("segment.index.bytes", Int, "10485760", AtLeast(4), Some("log.index.size.max.bytes"),
+        "The size of a segment's index. No effect here: a log has no segments."),
+    unused("segment.jitter.ms", Long, "0", AtLeast(0), Some("log.roll.jitter.ms"),
+        "By how much segments end at different times. No effect here: a log has no segments."),
+    unused("segment.ms", Long, "604800000", AtLeast(1), Some("log.roll.ms"),
+        "After what time a segment ends. No effect here: a log has no segments."),
+    unused("unclean.leader.election.enable", Boolean, "false", Any, Some("unclean.leader.election.enable"),
+        "Whether a replica that lags may lead. No effect here: there is one replica."),
+];
+
+/// The setting of this name.
+pub(crate) fn find(name: &str) -> Option<&'static Setting> {
+    SETTINGS.iter().find(|setting| setting.name == name)
+}
+
+/// Check all of a topic's own settings.
+///
+/// # Returns
+/// They, as they are to be stored.
+///
+/// # Errors
+/// [`ApiError::InvalidConfig`] for an unknown name, a value that the setting can not have, or values that contradict each other.
+pub(crate) fn check(overrides: &Overrides) -> Result<Overrides, ApiError> {
+    let mut checked = Overrides::new();
+    for (name, value) in overrides {
+        let setting = find(name)
+            .ok_or_else(|| ApiError::InvalidConfig(format!("Unknown topic config name: {name}")))?;
+        checked.insert(name.clone(), setting.check(value).map_err(ApiError::InvalidConfig)?);
+    }
+    let values = Values { overrides: &checked, defaults: &Overrides::new() };
+    let (min, max) = (values.number(MIN_COMPACTION_LAG_MS), values.number(MAX_COMPACTION_LAG_MS));
+    if min > max {
+        return Err(ApiError::InvalidConfig(format!(
+            "conflict topic config setting {MIN_COMPACTION_LAG_MS} ({min}) > {MAX_COMPACTION_LAG_MS} ({max})"
+        )));
+    }
+    Ok(checked)
+}
+
+/// What holds for a topic: its own settings over the broker's, over Kafka's. All that are stored have been checked.
+struct Values<'a> {
+    overrides: &'a Overrides,
+    /// The broker's, by the topic's names.
+    defaults: &'a Overrides,
+}
+
+impl<'a> Values<'a> {
+    fn get(&self, name: &str) -> &'a str {
+        let own = self.overrides.get(name).or_else(|| self.defaults.get(name));
+        match own {
+            Some(value) => value,
+            None => find(name).map_or("", |setting| setting.default),
+        }
+    }
+
+    /// A number; the setting's default where an older version has stored what is none.
+    fn number(&self, name: &str) -> i64 {
+        let default = || find(name).and_then(|setting| setting.default.parse().ok());
+        self.get(name).parse().ok().or_else(default).unwrap_or_default()
+    }
+
+    fn has_policy(&self, policy: &str) -> bool {
+        self.get(CLEANUP_POLICY).split(',').any(|one| one == policy)
+    }
+}
+
+/// What the settings of a topic say about its records.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Rules {
+    pub(crate) append: AppendRules,
+    pub(crate) retention: RetentionRules,
+    /// Nothing but compaction may remove a record.
+    pub(crate) only_compacts: bool,
+}
+
+/// What they say about appends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct AppendRules {
+    /// `max.message.bytes`.
+    pub(crate) max_batch_bytes: u32,
+    /// `message.timestamp.type` is `LogAppendTime`.
+    pub(crate) log_append_time: bool,
+    /// `message.timestamp.before.max.ms`.
+    pub(crate) before_max_ms: i64,
+    /// `message.timestamp.after.max.ms`.
+    pub(crate) after_max_ms: i64,
+    /// Records without a key are refused: `cleanup.policy` has `compact`.
+    pub(crate) needs_keys: bool,
+    /// `compression.type`, and how hard the codec tries; `None` for the producer's.
+    pub(crate) compression: Option<(Codec, i32)>,
+}
+
+/// Which records of a topic may go. `None`: no bound.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct RetentionRules {
+    pub(crate) age_ms: Option<i64>,
+    pub(crate) keep_bytes: Option<u64>,
+}
+
+impl Rules {
+    /// The rules of a topic with these settings of its own, and the broker's `defaults` by the topic's names.
+    pub(crate) fn new(overrides: &Overrides, defaults: &Overrides) -> Self {
+        let values = Values { overrides, defaults };
+        let level = |name| i32::try_from(values.number(name)).unwrap_or_default();
+        let compression = match values.get(COMPRESSION_TYPE) {
+            "uncompressed" => Some((Codec::None, 0)),
+            "gzip" => Some((Codec::Gzip, level(GZIP_LEVEL))),
+            "snappy" => Some((Codec::Snappy, 0)),
+            "lz4" => Some((Codec::Lz4, level(LZ4_LEVEL))),
+            "zstd" => Some((Codec::Zstd, level(ZSTD_LEVEL))),
+            _ => None,
+        };
+        let append = AppendRules {
+            max_batch_bytes: u32::try_from(values.number(MAX_MESSAGE_BYTES)).unwrap_or(u32::MAX),
+            log_append_time: values.get(TIMESTAMP_TYPE) == LOG_APPEND_TIME,
+            before_max_ms: values.number(TIMESTAMP_BEFORE_MAX_MS),
+            after_max_ms: values.number(TIMESTAMP_AFTER_MAX_MS),
+            needs_keys: values.has_policy(COMPACT),
+            compression,
+        };
+        let deletes = values.has_policy(DELETE);
+        let retention = RetentionRules {
+            age_ms: Some(values.number(RETENTION_MS)).filter(|ms| deletes && *ms >= 0),
+            keep_bytes: u64::try_from(values.number(RETENTION_BYTES)).ok().filter(|_| deletes),
+        };
+        Self { append, retention, only_compacts: values.has_policy(COMPACT) && !deletes }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn overrides(settings: &[(&str, &str)]) -> Overrides {
+        settings.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect()
+    }
+
+    #[test]
+    fn retention_needs_a_bound_and_the_policy() {
+        let rules = |own: &[(&str, &str)]| Rules::new(&overrides(own), &Overrides::new()).retention;
+        let none = RetentionRules::default();
+        let (age, bytes) = (("retention.ms", "7"), ("retention.bytes", "9"));
+        let both = RetentionRules { age_ms: Some(7), keep_bytes: Some(9) };
+        let a_week = RetentionRules { age_ms: Some(7 * 86_400_000), keep_bytes: None };
+        assert_eq!(rules(&[]), a_week);
+        assert_eq!(rules(&[("retention.ms", "-1"), ("retention.bytes", "-1")]), none);
+        assert_eq!(rules(&[age, bytes]), both);
+        assert_eq!(rules(&[age]), RetentionRules { keep_bytes: None, ..both });
+        assert_eq!(rules(&[bytes, ("cleanup.policy", "compact,delete")]).keep_bytes, Some(9));
+        assert_eq!(rules(&[age, bytes, ("cleanup.policy", "compact")]), none);
+        assert_eq!(rules(&[age, bytes, ("cleanup.policy", "")]), none);
+    }
+
+    #[test]
+    fn the_brokers_settings_hold_where_a_topic_says_nothing() {
+        let defaults = overrides(&[
+            ("retention.ms", "5"),
+            ("max.message.bytes", "9"),
+            ("cleanup.policy", "compact,delete"),
+        ]);
+        let rules = Rules::new(&Overrides::new(), &defaults);
+        assert_eq!((rules.retention.age_ms, rules.append.max_batch_bytes), (Some(5), 9));
+        assert!(rules.append.needs_keys && !rules.only_compacts);
+        let own = overrides(&[("retention.ms", "6"), ("cleanup.policy", "compact")]);
+        let rules = Rules::new(&own, &defaults);
+        assert_eq!((rules.retention.age_ms, rules.append.max_batch_bytes), (None, 9));
+        assert!(rules.only_compacts);
+    }
+
+    #[test]
+    fn contradictions_and_unknown_names_are_refused() {
+        let refused = |own: &[(&str, &str)]| check(&overrides(own)).unwrap_err();
+        let error = refused(&[("min.compaction.lag.ms", "100"), ("max.compaction.lag.ms", "50")]);
+        assert_eq!(
+            (error.code(), error.to_string().as_str()),
+            (
+                40,
+                "conflict topic config setting min.compaction.lag.ms (100) > max.compaction.lag.ms (50)"
+            )
+        );
+        let error = refused(&[("nope", "1")]);
+        assert_eq!(
+            (error.code(), error.to_string().as_str()),
+            (40, "Unknown topic config name: nope")
+        );
+    }
+
+    #[test]
+    fn settings_become_rules() {
+        let own = [
+            ("max.message.bytes", "100"),
+            ("message.timestamp.type", "LogAppendTime"),
+            ("message.timestamp.before.max.ms", "3"),
+            ("compression.type", "zstd"),
+            ("compression.zstd.level", "7"),
+        ];
+        let rules = Rules::new(&check(&overrides(&own)).unwrap(), &Overrides::new()).append;
+        let expected = AppendRules {
+            max_batch_bytes: 100,
+            log_append_time: true,
+            before_max_ms: 3,
+            after_max_ms: 3_600_000,
+            needs_keys: false,
+            compression: Some((Codec::Zstd, 7)),
+        };
+        assert_eq!(rules, expected);
+    }
+}

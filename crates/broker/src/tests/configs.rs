@@ -1,0 +1,361 @@
+//! Settings: changed, in effect at once, kept, and told as Kafka tells them.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use kafka_protocol::messages::describe_configs_response::DescribeConfigsResourceResult;
+use kafka_protocol::messages::*;
+
+use super::harness::{Client, HANG, TestServer, text};
+use crate::batch::tests::plain;
+use crate::partition::unix_time_ms;
+
+const TOPIC: i8 = 2;
+const BROKER: i8 = 4;
+const BROKER_LOGGER: i8 = 8;
+const CLIENT_METRICS: i8 = 16;
+const GROUP: i8 = 32;
+
+const SET: i8 = 0;
+const DELETE: i8 = 1;
+const APPEND: i8 = 2;
+const SUBTRACT: i8 = 3;
+
+/// A change of some settings of one thing; the code and text of its error.
+async fn alter_some(
+    client: &mut Client,
+    (resource_type, name): (i8, &str),
+    ops: &[(&str, i8, Option<&str>)],
+    validate_only: bool,
+) -> (i16, String) {
+    use incremental_alter_configs_request::*;
+    let config = |(name, operation, value): &(&str, i8, Option<&str>)| {
+        AlterableConfig::default()
+            .with_name(text(name))
+            .with_config_operation(*operation)
+            .with_value(value.map(text))
+    };
+    let resource = AlterConfigsResource::default()
+        .with_resource_type(resource_type)
+        .with_resource_name(text(name))
+        .with_configs(ops.iter().map(config).collect());
+    let request = IncrementalAlterConfigsRequest::default()
+        .with_resources(vec![resource])
+        .with_validate_only(validate_only);
+    let response = &client.call(1, &request).await.responses[0];
+    assert_eq!((response.resource_type, &*response.resource_name), (resource_type, name));
+    let message = response.error_message.as_ref().map(ToString::to_string);
+    (response.error_code, message.unwrap_or_default())
+}
+
+async fn set(client: &mut Client, resource: (i8, &str), name: &str, value: &str) -> (i16, String) {
+    alter_some(client, resource, &[(name, SET, Some(value))], false).await
+}
+
+async fn set_well(client: &mut Client, resource: (i8, &str), name: &str, value: &str) {
+    assert_eq!(set(client, resource, name, value).await, (0, String::new()), "{name}={value}");
+}
+
+/// The settings of one thing, by name.
+async fn describe(
+    client: &mut Client,
+    (resource_type, name): (i8, &str),
+) -> BTreeMap<String, DescribeConfigsResourceResult> {
+    use describe_configs_request::*;
+    let resource = DescribeConfigsResource::default()
+        .with_resource_type(resource_type)
+        .with_resource_name(text(name))
+        .with_configuration_keys(None);
+    let request = DescribeConfigsRequest::default()
+        .with_resources(vec![resource])
+        .with_include_synonyms(true)
+        .with_include_documentation(true);
+    let result = client.call(4, &request).await.results.remove(0);
+    assert_eq!(result.error_code, 0, "{:?}", result.error_message);
+    result.configs.into_iter().map(|config| (config.name.to_string(), config)).collect()
+}
+
+/// A setting's value and source, and its synonyms as name, value and source.
+fn told(config: &DescribeConfigsResourceResult) -> (String, i8, Vec<(String, String, i8)>) {
+    let shown = |value: &Option<kafka_protocol::protocol::StrBytes>| {
+        value.as_ref().map(ToString::to_string).unwrap_or_default()
+    };
+    let synonyms = config.synonyms.iter();
+    let synonyms = synonyms.map(|s| (s.name.to_string(), shown(&s.value), s.source)).collect();
+    (shown(&config.value), config.config_source, synonyms)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_changed_topic_keeps_its_settings_and_obeys_them_at_once() {
+    let mut server = TestServer::with(16 << 20, |config| {
+        config.retention_check_interval = Duration::from_millis(1);
+    })
+    .await;
+    let id = server.topic("t", 2, &[("retention.bytes", "-1")]).await;
+    let mut client = server.client().await;
+    let old = unix_time_ms() - 90_000_000;
+    let batch = plain(&[old]);
+    assert_eq!(client.produce("t", 0, &batch).await, (0, 0));
+    server.server().store.flush().await.unwrap();
+
+    // What is only checked changes nothing.
+    let small = (batch.len() - 1).to_string();
+    let ops = [("max.message.bytes", SET, Some(small.as_str()))];
+    assert_eq!(alter_some(&mut client, (TOPIC, "t"), &ops, true).await.0, 0);
+    assert_eq!(client.produce("t", 1, &batch).await, (0, 0));
+    assert_eq!(alter_some(&mut client, (TOPIC, "t"), &ops, false).await.0, 0);
+    assert_eq!(client.produce("t", 1, &batch).await.0, 10);
+    let ops = [("max.message.bytes", DELETE, None)];
+    assert_eq!(alter_some(&mut client, (TOPIC, "t"), &ops, false).await.0, 0);
+    assert_eq!(client.produce("t", 1, &batch).await, (0, 1));
+
+    set_well(&mut client, (TOPIC, "t"), "retention.ms", "3600000").await;
+    let gone = async {
+        while server.server().topics.by_name("t").unwrap().partitions[0].log_start() == 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(HANG, gone).await.expect("the new retention does not hold");
+
+    let ops = [("cleanup.policy", APPEND, Some("compact")), ("retention.bytes", DELETE, None)];
+    assert_eq!(alter_some(&mut client, (TOPIC, "t"), &ops, false).await.0, 0);
+    server.crash().await;
+    let mut client = server.client().await;
+    let configs = describe(&mut client, (TOPIC, "t")).await;
+    let own = |name: &str, value: &str| (name.to_owned(), value.to_owned(), 1);
+    let default = |name: &str, value: &str| (name.to_owned(), value.to_owned(), 5);
+    let policy =
+        vec![own("cleanup.policy", "delete,compact"), default("log.cleanup.policy", "delete")];
+    assert_eq!(told(&configs["cleanup.policy"]), ("delete,compact".into(), 1, policy));
+    let bytes = vec![default("log.retention.bytes", "-1")];
+    assert_eq!(told(&configs["retention.bytes"]), ("-1".into(), 5, bytes));
+    assert_eq!(server.server().topics.by_id(id).unwrap().partitions.len(), 2);
+    let ops = [("cleanup.policy", SUBTRACT, Some("delete"))];
+    assert_eq!(alter_some(&mut client, (TOPIC, "t"), &ops, false).await.0, 0);
+    assert!(server.server().topics.by_name("t").unwrap().rules.only_compacts);
+}
+
+/// Names, types, defaults, sources and synonyms of a new topic are those of Apache Kafka 4.3.1, as it tells them.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_new_topic_is_told_as_kafka_tells_it() {
+    let server = TestServer::start().await;
+    server.topic("t", 1, &[]).await;
+    let configs = describe(&mut server.client().await, (TOPIC, "t")).await;
+    let mut lines = String::new();
+    for (name, config) in &configs {
+        assert!(!config.read_only && !config.is_sensitive);
+        assert!(config.documentation.as_ref().is_some_and(|text| text.len() > 20), "{name}");
+        let (value, source, synonyms) = told(config);
+        assert_eq!(source, 5, "{name}");
+        let synonyms: Vec<_> =
+            synonyms.iter().map(|(name, value, _)| format!("{name}={value}")).collect();
+        lines += &format!("{name} {} {value} [{}]\n", config.config_type, synonyms.join(","));
+    }
+    assert_eq!(lines, include_str!("topic-configs-4.3.1.txt"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_set_for_brokers_holds_for_topics_that_say_nothing() {
+    let mut server = TestServer::with(16 << 20, |config| config.max_message_bytes = 900_000).await;
+    server.topic("t", 1, &[]).await;
+    server.topic("own", 1, &[("max.message.bytes", "800000")]).await;
+    let mut client = server.client().await;
+    let batch = plain(&[unix_time_ms()]);
+    let limit = |config: &BTreeMap<String, _>| told(&config["max.message.bytes"]);
+    let name = || "message.max.bytes".to_owned();
+    let started_with = (name(), "900000".to_owned(), 4);
+    let default = (name(), "1048588".to_owned(), 5);
+    let described = describe(&mut client, (TOPIC, "t")).await;
+    let synonyms = vec![started_with.clone(), default.clone()];
+    assert_eq!(limit(&described), ("900000".into(), 4, synonyms));
+
+    set_well(&mut client, (BROKER, ""), "message.max.bytes", "61").await;
+    assert_eq!(client.produce("t", 0, &batch).await.0, 10);
+    assert_eq!(client.produce("own", 0, &batch).await.0, 0);
+    set_well(&mut client, (BROKER, "1"), "message.max.bytes", "700000").await;
+    assert_eq!(client.produce("t", 0, &batch).await.0, 0);
+    for restarted in [false, true] {
+        if restarted {
+            server.restart().await;
+        }
+        let mut client = server.client().await;
+        let described = describe(&mut client, (TOPIC, "t")).await;
+        let synonyms = vec![
+            (name(), "700000".into(), 2),
+            (name(), "61".into(), 3),
+            started_with.clone(),
+            default.clone(),
+        ];
+        assert_eq!(limit(&described), ("700000".into(), 2, synonyms.clone()));
+        let this = describe(&mut client, (BROKER, "1")).await;
+        assert_eq!(told(&this["message.max.bytes"]), ("700000".into(), 2, synonyms));
+        assert!(!this["message.max.bytes"].read_only && this["num.partitions"].read_only);
+        let all = describe(&mut client, (BROKER, "")).await;
+        assert_eq!(all.keys().collect::<Vec<_>>(), ["message.max.bytes"]);
+        let rules = server.server().topics.by_name("own").unwrap().rules;
+        assert_eq!(rules.append.max_batch_bytes, 800_000);
+    }
+    let mut client = server.client().await;
+    let ops = [("message.max.bytes", DELETE, None)];
+    assert_eq!(alter_some(&mut client, (BROKER, "1"), &ops, false).await.0, 0);
+    assert_eq!(client.produce("t", 0, &batch).await.0, 10);
+    set_well(&mut client, (BROKER, ""), "log.retention.ms", "5").await;
+    let described = describe(&mut client, (TOPIC, "t")).await;
+    assert_eq!(told(&described["retention.ms"]).0, "5");
+}
+
+/// The codes and words of Apache Kafka 4.3.1, where it refuses these too.
+#[tokio::test(flavor = "multi_thread")]
+async fn changes_are_refused_with_a_reason() {
+    let server = TestServer::start().await;
+    server.topic("t", 1, &[("min.compaction.lag.ms", "100")]).await;
+    let mut client = server.client().await;
+    let before = describe(&mut client, (TOPIC, "t")).await;
+    for (resource, name, operation, value, code, reason) in [
+        ((TOPIC, "t"), "nope", SET, "1", 40, "Unknown topic config name: nope"),
+        (
+            (TOPIC, "t"),
+            "nope",
+            APPEND,
+            "1",
+            40,
+            "Can't APPEND to key nope because its type is not LIST.",
+        ),
+        ((TOPIC, "t"), "retention.ms", SUBTRACT, "1", 40, "Can't SUBTRACT to key retention.ms"),
+        ((TOPIC, "t"), "retention.ms", SET, "-2", 40, "Value must be at least -1"),
+        ((TOPIC, "t"), "cleanup.policy", APPEND, "x", 40, "String must be one of: compact, delete"),
+        ((TOPIC, "t"), "max.compaction.lag.ms", SET, "50", 40, "conflict topic config setting"),
+        ((TOPIC, "t"), "retention.ms", 7, "1", 42, "Unknown operations type 7"),
+        ((TOPIC, "zz"), "retention.ms", SET, "1", 3, "does not exist"),
+        ((TOPIC, "z z"), "retention.ms", SET, "1", 17, "letters, digits"),
+        ((TOPIC, ""), "retention.ms", SET, "1", 42, "Default topic resources are not allowed."),
+        (
+            (BROKER, ""),
+            "num.partitions",
+            SET,
+            "3",
+            42,
+            "Cannot update these configs dynamically: [num.partitions]",
+        ),
+        (
+            (BROKER, ""),
+            "log.segment.bytes",
+            SET,
+            "2000000",
+            42,
+            "Cannot update these configs dynamically",
+        ),
+        ((BROKER, ""), "retention.ms", SET, "3", 42, "Cannot update these configs dynamically"),
+        (
+            (BROKER, "1"),
+            "message.max.bytes",
+            SET,
+            "x",
+            42,
+            "Invalid value x for configuration message.max.bytes: Not a number of type INT",
+        ),
+        ((BROKER, "9"), "message.max.bytes", SET, "99", 42, "Unexpected broker id, expected 1"),
+        (
+            (BROKER, "x"),
+            "message.max.bytes",
+            SET,
+            "99",
+            42,
+            "Broker id must be an integer, but it is: x",
+        ),
+        ((GROUP, "g"), "nope", SET, "1", 40, "Unknown group config name: nope"),
+        ((GROUP, "g"), "consumer.session.timeout.ms", SET, "1", 40, "Value must be at least 45000"),
+        (
+            (GROUP, ""),
+            "consumer.session.timeout.ms",
+            SET,
+            "50000",
+            42,
+            "Default group resources are not allowed.",
+        ),
+        ((CLIENT_METRICS, "m"), "interval.ms", SET, "1000", 42, "no metrics of clients"),
+        ((BROKER_LOGGER, "1"), "root", SET, "DEBUG", 42, "log levels"),
+        ((77, "m"), "interval.ms", SET, "1000", 42, "Unsupported resource type: 77"),
+    ] {
+        let ops = [(name, operation, Some(value))];
+        let (got, message) = alter_some(&mut client, resource, &ops, false).await;
+        assert_eq!(got, code, "{resource:?} {name}: {message}");
+        assert!(message.contains(reason), "{resource:?} {name}: {message}");
+    }
+    let twice = [("retention.ms", SET, Some("1")), ("retention.ms", SET, Some("2"))];
+    assert_eq!(alter_some(&mut client, (TOPIC, "t"), &twice, false).await.0, 42);
+    let null = [("retention.ms", SET, None)];
+    assert_eq!(alter_some(&mut client, (TOPIC, "t"), &null, false).await.0, 42);
+    // One bad setting keeps the others of its resource from being changed.
+    let half = [("retention.ms", SET, Some("1")), ("retention.bytes", SET, Some("x"))];
+    assert_eq!(alter_some(&mut client, (TOPIC, "t"), &half, false).await.0, 40);
+    assert_eq!(describe(&mut client, (TOPIC, "t")).await, before);
+    assert!(server.server().configs.groups().is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn all_settings_at_once_take_the_place_of_those_before() {
+    use alter_configs_request::*;
+    let server = TestServer::start().await;
+    server.topic("t", 1, &[("retention.ms", "5"), ("segment.ms", "7")]).await;
+    let mut client = server.client().await;
+    let request = |names: &[&str], value: &str| {
+        let config = AlterableConfig::default()
+            .with_name(text("retention.bytes"))
+            .with_value(Some(text(value)));
+        let resource = |name: &&str| {
+            AlterConfigsResource::default()
+                .with_resource_type(TOPIC)
+                .with_resource_name(text(name))
+                .with_configs(vec![config.clone()])
+        };
+        AlterConfigsRequest::default().with_resources(names.iter().map(resource).collect())
+    };
+    let mut codes = async |request: AlterConfigsRequest| {
+        let responses = client.call(2, &request).await.responses;
+        responses.iter().map(|response| response.error_code).collect::<Vec<_>>()
+    };
+    assert_eq!(codes(request(&["t", "t"], "9")).await, [42, 42]);
+    assert_eq!(codes(request(&["t", "zz"], "x")).await, [40, 3]);
+    assert_eq!(codes(request(&["zz", "t"], "9")).await, [3, 0]);
+    let overrides = server.server().topics.by_name("t").unwrap().overrides.clone();
+    assert_eq!(overrides, [("retention.bytes".to_owned(), "9".to_owned())].into());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn groups_have_settings_and_are_listed_with_topics_and_brokers() {
+    let mut server = TestServer::start().await;
+    server.topic("t", 1, &[]).await;
+    let mut client = server.client().await;
+    let session = "consumer.session.timeout.ms";
+    set_well(&mut client, (GROUP, "g"), session, "50000").await;
+    server.restart().await;
+    let mut client = server.client().await;
+    let described = describe(&mut client, (GROUP, "g")).await;
+    let synonyms = vec![
+        (session.to_owned(), "50000".to_owned(), 8),
+        (format!("group.{session}"), "45000".to_owned(), 5),
+    ];
+    assert_eq!(told(&described[session]), ("50000".into(), 8, synonyms));
+    assert_eq!(server.server().configs.group_number("g", session), 50_000);
+    assert_eq!(server.server().configs.group_number("other", session), 45_000);
+    assert_eq!(described.len(), 17);
+
+    let list = async |client: &mut Client, version, types: &[i8]| {
+        let request = ListConfigResourcesRequest::default().with_resource_types(types.to_vec());
+        let response = client.call(version, &request).await;
+        let resources = response.config_resources.iter();
+        let named = resources.map(|r| (r.resource_type, r.resource_name.to_string())).collect();
+        (response.error_code, named)
+    };
+    let (topic, broker, group) = ((TOPIC, "t".into()), (BROKER, "1".into()), (GROUP, "g".into()));
+    let all: Vec<(i8, String)> = vec![topic, broker, group.clone()];
+    assert_eq!(list(&mut client, 1, &[]).await, (0, all));
+    assert_eq!(list(&mut client, 1, &[GROUP, GROUP, CLIENT_METRICS]).await, (0, vec![group]));
+    assert_eq!(list(&mut client, 1, &[77]).await, (35, vec![]));
+    assert_eq!(list(&mut client, 0, &[]).await, (0, vec![]));
+
+    let ops = [(session, DELETE, None)];
+    assert_eq!(alter_some(&mut client, (GROUP, "g"), &ops, false).await.0, 0);
+    assert!(server.server().configs.groups().is_empty());
+}
