@@ -16,6 +16,10 @@ use crate::partition::{Partition, WRITER_EPOCH};
 
 const META_PREFIX: &str = "topic/";
 
+/// Where Kafka keeps what this server keeps in streams of their own. A topic of such a name would hold something else than its
+/// readers look for.
+const INTERNAL: [&str; 3] = ["__consumer_offsets", "__transaction_state", "__share_group_state"];
+
 /// The longest name that a topic can have.
 pub(crate) const MAX_NAME_BYTES: usize = 249;
 
@@ -196,6 +200,11 @@ impl Topics {
     ) -> Result<Arc<Topic>, ApiError> {
         let _changing = self.changing.lock().await;
         check_name(name)?;
+        if INTERNAL.contains(&name) {
+            return Err(ApiError::InvalidTopicName(format!(
+                "{name} is a topic of Kafka's own, of which this server has none"
+            )));
+        }
         self.check_free(name)?;
         self.check_room(partitions)?;
         let overrides = settings::check(&overrides)?;

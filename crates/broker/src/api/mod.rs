@@ -4,9 +4,11 @@ mod alter_configs;
 mod api_versions;
 mod create_partitions;
 mod create_topics;
+mod delete_records;
 mod delete_topics;
 mod describe_cluster;
 mod describe_configs;
+mod describe_topic_partitions;
 mod fetch;
 mod find_coordinator;
 mod init_producer_id;
@@ -16,6 +18,7 @@ mod metadata;
 mod offset_fetch;
 mod offset_for_leader_epoch;
 mod produce;
+mod replicas;
 mod transaction_admin;
 mod transactions;
 
@@ -162,6 +165,7 @@ pub(crate) static APIS: &[Api] = &[
     api!(ApiVersions, 0..=4, API_VERSIONS, |cx, request| api_versions::handle(&cx, request)),
     api!(CreateTopics, 2..=7, CREATE_TOPICS, |cx, request| create_topics::handle(&cx, request)),
     api!(DeleteTopics, 1..=6, DELETE_TOPICS, |cx, request| delete_topics::handle(&cx, request)),
+    api!(DeleteRecords, 0..=2, DELETE_RECORDS, |cx, request| delete_records::handle(&cx, request)),
     api!(InitProducerId, 0..=5, INIT_PRODUCER_ID, |cx, request| init_producer_id::handle(
         &cx, request
     )),
@@ -185,6 +189,12 @@ pub(crate) static APIS: &[Api] = &[
         &cx, request
     )),
     api!(AlterConfigs, 0..=2, ALTER_CONFIGS, |cx, request| alter_configs::whole(&cx, request)),
+    api!(AlterReplicaLogDirs, 1..=2, ALTER_REPLICA_LOG_DIRS, |cx, request| {
+        replicas::alter_log_dirs(&cx, request)
+    }),
+    api!(DescribeLogDirs, 1..=4, DESCRIBE_LOG_DIRS, |cx, request| replicas::describe_log_dirs(
+        &cx, request
+    )),
     api!(CreatePartitions, 0..=3, CREATE_PARTITIONS, |cx, request| create_partitions::handle(
         &cx, request
     )),
@@ -192,9 +202,20 @@ pub(crate) static APIS: &[Api] = &[
         .server
         .groups
         .delete_groups(request, cx.version)),
+    api!(ElectLeaders, 0..=2, ELECT_LEADERS, |cx, request| replicas::elect_leaders(&cx, request)),
     api!(IncrementalAlterConfigs, 0..=1, INCREMENTAL_ALTER_CONFIGS, |cx, request| {
         alter_configs::incremental(&cx, request)
     }),
+    api!(AlterPartitionReassignments, 0..=1, ALTER_PARTITION_REASSIGNMENTS, |cx, request| {
+        replicas::alter_reassignments(&cx, request)
+    }),
+    api!(ListPartitionReassignments, 0..=0, LIST_PARTITION_REASSIGNMENTS, |cx, request| {
+        replicas::list_reassignments(&cx, request)
+    }),
+    api!(OffsetDelete, 0..=0, OFFSET_DELETE, |cx, request| cx.server.groups.offset_delete(
+        request,
+        |topic, partition| cx.server.topics.has_partition(topic, partition)
+    )),
     api!(DescribeCluster, 0..=2, DESCRIBE_CLUSTER, |cx, request| describe_cluster::handle(
         &cx, request
     )),
@@ -209,6 +230,9 @@ pub(crate) static APIS: &[Api] = &[
     )),
     api!(ListConfigResources, 0..=1, LIST_CONFIG_RESOURCES, |cx, request| {
         list_config_resources::handle(&cx, request)
+    }),
+    api!(DescribeTopicPartitions, 0..=0, DESCRIBE_TOPIC_PARTITIONS, |cx, request| {
+        describe_topic_partitions::handle(&cx, request)
     }),
 ];
 

@@ -17,6 +17,7 @@
 
 mod admin;
 mod commits;
+mod delete_offsets;
 mod group;
 mod membership;
 mod offset_log;

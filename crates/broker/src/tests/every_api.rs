@@ -22,6 +22,11 @@ fn expected_errors(key: ApiKey, version: i16) -> Vec<i16> {
         ApiKey::AddOffsetsToTxn | ApiKey::EndTxn | ApiKey::TxnOffsetCommit => vec![49],
         ApiKey::DescribeTransactions => vec![105],
         ApiKey::DeleteTopics if version >= 6 => vec![0, 100],
+        ApiKey::DeleteRecords => vec![0, 3],
+        ApiKey::AlterReplicaLogDirs => vec![0, 3, 57],
+        ApiKey::ElectLeaders => vec![0, 84, 3],
+        ApiKey::AlterPartitionReassignments => vec![0, 39, 85, 3],
+        ApiKey::OffsetDelete => vec![69],
         _ => vec![],
     }
 }
@@ -109,6 +114,8 @@ async fn topics_are_validated_as_by_kafka() {
         (topic("a.b"), 36),
         (topic("a_b"), 17),
         (topic("no/slash"), 17),
+        (topic("__consumer_offsets"), 17),
+        (topic("__transaction_state"), 17),
         (topic("x").with_num_partitions(0), 37),
         (topic("x").with_num_partitions(-2), 37),
         (topic("x").with_num_partitions(21), 44),

@@ -1,6 +1,7 @@
 //! Tests of the whole server: over TCP, on a real store.
 
 mod configs;
+mod deleting;
 mod every_api;
 pub(crate) mod examples;
 mod fetching;

@@ -8,6 +8,7 @@ mod cluster;
 mod configs;
 mod groups;
 mod records;
+mod replicas;
 mod topics;
 mod transactions;
 
@@ -15,6 +16,7 @@ pub(crate) use cluster::*;
 pub(crate) use configs::*;
 pub(crate) use groups::*;
 pub(crate) use records::*;
+pub(crate) use replicas::*;
 pub(crate) use topics::*;
 pub(crate) use transactions::*;
 
@@ -45,6 +47,8 @@ enum Kind {
     Values(&'static Kind),
     Structs(&'static Struct),
     Struct(&'static Struct),
+    /// A structure, or none, as the byte before it says.
+    MaybeStruct(&'static Struct),
 }
 
 use Kind::{Bytes, Fixed, Structs, Text, Values};
@@ -231,6 +235,10 @@ impl Walk<'_> {
             Values(element) => self.array(|walk| walk.value(element)),
             Structs(element) => self.array(|walk| walk.structure(element)),
             Kind::Struct(inner) => self.structure(inner),
+            Kind::MaybeStruct(inner) => {
+                let [is_there] = self.take()?;
+                if is_there as i8 == -1 { Ok(()) } else { self.structure(inner) }
+            }
         }
     }
 

@@ -7,6 +7,7 @@ use super::{World, encode, text};
 
 /// The body of a request, if there is an example of it here.
 pub(super) fn body(key: ApiKey, version: i16, world: &World) -> Option<Bytes> {
+    let topic = || TopicName(text(world.topic));
     let body = match key {
         ApiKey::AlterConfigs => {
             use alter_configs_request::*;
@@ -56,6 +57,105 @@ pub(super) fn body(key: ApiKey, version: i16, world: &World) -> Option<Bytes> {
             if version >= 1 {
                 request.resource_types = vec![2, 4, 16, 32];
             }
+            encode(&request, version)
+        }
+        ApiKey::DeleteRecords => {
+            use delete_records_request::*;
+            let partition = |index, offset| {
+                DeleteRecordsPartition::default().with_partition_index(index).with_offset(offset)
+            };
+            let topic = DeleteRecordsTopic::default().with_name(topic()).with_partitions(vec![
+                partition(0, 0),
+                partition(1, -1),
+                partition(99, 0),
+            ]);
+            let request =
+                DeleteRecordsRequest::default().with_topics(vec![topic]).with_timeout_ms(5_000);
+            encode(&request, version)
+        }
+        ApiKey::AlterReplicaLogDirs => {
+            use alter_replica_log_dirs_request::*;
+            let topic =
+                AlterReplicaLogDirTopic::default().with_name(topic()).with_partitions(vec![0, 99]);
+            let dir = |path: &str| {
+                AlterReplicaLogDir::default().with_path(text(path)).with_topics(vec![topic.clone()])
+            };
+            let request = AlterReplicaLogDirsRequest::default()
+                .with_dirs(vec![dir("/alluvium"), dir("/elsewhere")]);
+            encode(&request, version)
+        }
+        ApiKey::DescribeLogDirs => {
+            use describe_log_dirs_request::*;
+            let topic = DescribableLogDirTopic::default()
+                .with_topic(topic())
+                .with_partitions(vec![0, 1, 99]);
+            let request = DescribeLogDirsRequest::default().with_topics(Some(vec![topic]));
+            encode(&request, version)
+        }
+        ApiKey::ElectLeaders => {
+            use elect_leaders_request::*;
+            let topic = TopicPartitions::default().with_topic(topic()).with_partitions(vec![0, 99]);
+            let mut request = ElectLeadersRequest::default()
+                .with_topic_partitions(Some(vec![topic]))
+                .with_timeout_ms(5_000);
+            if version >= 1 {
+                request.election_type = 1;
+            }
+            encode(&request, version)
+        }
+        ApiKey::AlterPartitionReassignments => {
+            use alter_partition_reassignments_request::*;
+            let partition = |index, replicas: Option<&[i32]>| {
+                let replicas = replicas.map(|ids| ids.iter().map(|id| BrokerId(*id)).collect());
+                ReassignablePartition::default().with_partition_index(index).with_replicas(replicas)
+            };
+            let partitions = vec![
+                partition(0, Some(&[1])),
+                partition(0, Some(&[2])),
+                partition(0, Some(&[])),
+                partition(0, Some(&[1, 1])),
+                partition(1, None),
+                partition(99, None),
+            ];
+            let topic = ReassignableTopic::default().with_name(topic()).with_partitions(partitions);
+            let mut request = AlterPartitionReassignmentsRequest::default()
+                .with_topics(vec![topic])
+                .with_timeout_ms(5_000);
+            if version >= 1 {
+                request.allow_replication_factor_change = false;
+            }
+            encode(&request, version)
+        }
+        ApiKey::ListPartitionReassignments => {
+            use list_partition_reassignments_request::*;
+            let topic = ListPartitionReassignmentsTopics::default()
+                .with_name(topic())
+                .with_partition_indexes(vec![0, 1]);
+            let request = ListPartitionReassignmentsRequest::default()
+                .with_timeout_ms(5_000)
+                .with_topics(Some(vec![topic]));
+            encode(&request, version)
+        }
+        ApiKey::OffsetDelete => {
+            use offset_delete_request::*;
+            let partition =
+                |index| OffsetDeleteRequestPartition::default().with_partition_index(index);
+            let topic = OffsetDeleteRequestTopic::default()
+                .with_name(topic())
+                .with_partitions(vec![partition(0), partition(1)]);
+            let request = OffsetDeleteRequest::default()
+                .with_group_id(GroupId(text("no such group")))
+                .with_topics(vec![topic]);
+            encode(&request, version)
+        }
+        ApiKey::DescribeTopicPartitions => {
+            use describe_topic_partitions_request::*;
+            let cursor = Cursor::default().with_topic_name(topic()).with_partition_index(1);
+            let named = |name: &str| TopicRequest::default().with_name(TopicName(text(name)));
+            let request = DescribeTopicPartitionsRequest::default()
+                .with_topics(vec![named("a"), named(world.topic)])
+                .with_response_partition_limit(2)
+                .with_cursor(Some(cursor));
             encode(&request, version)
         }
         _ => return None,

@@ -1,0 +1,89 @@
+//! DescribeTopicPartitions: the partitions of topics, some at a time.
+
+use kafka_protocol::messages::describe_topic_partitions_response::{
+    Cursor, DescribeTopicPartitionsResponsePartition, DescribeTopicPartitionsResponseTopic,
+};
+use kafka_protocol::messages::{
+    BrokerId, DescribeTopicPartitionsRequest, DescribeTopicPartitionsResponse, TopicName,
+};
+use kafka_protocol::protocol::StrBytes;
+
+use super::Context;
+use super::describe_cluster::TOPIC_OPERATIONS;
+use super::replicas::replicas;
+use crate::errors::ApiError;
+use crate::partition::LEADER_EPOCH;
+use crate::topics::check_name;
+
+/// Partitions in one response at most, as in Kafka (`max.request.partition.size.limit`).
+const MAX_PARTITIONS: usize = 2_000;
+
+pub(super) async fn handle(
+    cx: &Context,
+    request: DescribeTopicPartitionsRequest,
+) -> DescribeTopicPartitionsResponse {
+    let server = &cx.server;
+    let (first_topic, first_partition) = match &request.cursor {
+        Some(cursor) => (cursor.topic_name.to_string(), cursor.partition_index.max(0)),
+        None => (String::new(), 0),
+    };
+    let mut names: Vec<String> = if request.topics.is_empty() {
+        server.topics.all().iter().map(|topic| topic.name.to_string()).collect()
+    } else {
+        request.topics.iter().map(|topic| topic.name.to_string()).collect()
+    };
+    names.retain(|name| *name >= first_topic);
+    names.sort_unstable();
+    names.dedup();
+
+    let limit = usize::try_from(request.response_partition_limit).unwrap_or(0);
+    let mut room = limit.clamp(1, MAX_PARTITIONS);
+    let mut response = DescribeTopicPartitionsResponse::default().with_next_cursor(None);
+    for name in names {
+        let from = if name == first_topic { first_partition } else { 0 };
+        let wire_name = TopicName(StrBytes::from_string(name.clone()));
+        if room == 0 {
+            response.next_cursor =
+                Some(Cursor::default().with_topic_name(wire_name).with_partition_index(from));
+            break;
+        }
+        let found = check_name(&name).and_then(|()| server.topics.by_name(&name));
+        let described =
+            DescribeTopicPartitionsResponseTopic::default().with_name(Some(wire_name.clone()));
+        let topic = match found {
+            Ok(topic) => topic,
+            Err(error) => {
+                // It takes a place too, so that the response stays bounded.
+                room -= 1;
+                response.topics.push(described.with_error_code(ApiError::code(&error)));
+                continue;
+            }
+        };
+        let count = i32::try_from(topic.partitions.len()).unwrap_or(i32::MAX);
+        let end = count.min(from.saturating_add(i32::try_from(room).unwrap_or(i32::MAX)));
+        let partition = |index| {
+            DescribeTopicPartitionsResponsePartition::default()
+                .with_partition_index(index)
+                .with_leader_id(BrokerId(server.node.id))
+                .with_leader_epoch(LEADER_EPOCH)
+                .with_replica_nodes(replicas(cx))
+                .with_isr_nodes(replicas(cx))
+                .with_eligible_leader_replicas(Some(Vec::new()))
+                .with_last_known_elr(Some(Vec::new()))
+        };
+        let partitions: Vec<_> = (from..end).map(partition).collect();
+        room -= partitions.len();
+        response.topics.push(
+            described
+                .with_topic_id(topic.id)
+                .with_topic_authorized_operations(TOPIC_OPERATIONS)
+                .with_partitions(partitions),
+        );
+        if end < count {
+            response.next_cursor =
+                Some(Cursor::default().with_topic_name(wire_name).with_partition_index(end));
+            break;
+        }
+    }
+    response
+}

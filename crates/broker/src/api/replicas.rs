@@ -1,0 +1,217 @@
+//! What administrators do with replicas and the disks that hold them: ElectLeaders, AlterPartitionReassignments,
+//! ListPartitionReassignments, DescribeLogDirs, AlterReplicaLogDirs.
+//!
+//! Each partition has one replica, on this broker, which leads it for ever, in one place. So there is nothing to do, and each of these
+//! answers as Kafka does where nothing is to be done.
+
+use kafka_protocol::error::ResponseError;
+use kafka_protocol::messages::alter_partition_reassignments_request::ReassignablePartition;
+use kafka_protocol::messages::alter_partition_reassignments_response::{
+    ReassignablePartitionResponse, ReassignableTopicResponse,
+};
+use kafka_protocol::messages::alter_replica_log_dirs_response::{
+    AlterReplicaLogDirPartitionResult, AlterReplicaLogDirTopicResult,
+};
+use kafka_protocol::messages::describe_log_dirs_response::{
+    DescribeLogDirsPartition, DescribeLogDirsResult, DescribeLogDirsTopic,
+};
+use kafka_protocol::messages::elect_leaders_response::{PartitionResult, ReplicaElectionResult};
+use kafka_protocol::messages::{
+    AlterPartitionReassignmentsRequest, AlterPartitionReassignmentsResponse,
+    AlterReplicaLogDirsRequest, AlterReplicaLogDirsResponse, BrokerId, DescribeLogDirsRequest,
+    DescribeLogDirsResponse, ElectLeadersRequest, ElectLeadersResponse,
+    ListPartitionReassignmentsRequest, ListPartitionReassignmentsResponse,
+};
+use kafka_protocol::protocol::StrBytes;
+
+use super::Context;
+use crate::topics::Topic;
+use crate::wire::once;
+
+/// What the one place of all records is called.
+const LOG_DIR: &str = "/alluvium";
+
+/// Types of elections: of the preferred replica, and of any that is alive.
+const ELECTION_TYPES: [i8; 2] = [0, 1];
+
+pub(super) async fn elect_leaders(
+    cx: &Context,
+    request: ElectLeadersRequest,
+) -> ElectLeadersResponse {
+    if !ELECTION_TYPES.contains(&request.election_type) {
+        let error = ResponseError::InvalidRequest.code();
+        return ElectLeadersResponse::default().with_error_code(error);
+    }
+    // Where all partitions are meant, those are told that have another leader now.
+    let elected = request.topic_partitions.unwrap_or_default().into_iter().map(|named| {
+        let topic = cx.server.topics.by_name(&named.topic);
+        let result = |index: i32| {
+            let (error, message) = match &topic {
+                Err(_) => (
+                    ResponseError::UnknownTopicOrPartition,
+                    format!("No such topic as {}", &**named.topic),
+                ),
+                Ok(topic) if topic.partition(index).is_none() => (
+                    ResponseError::UnknownTopicOrPartition,
+                    format!("No such partition as {}-{index}", &**named.topic),
+                ),
+                Ok(_) => (
+                    ResponseError::ElectionNotNeeded,
+                    "Leader election not needed for topic partition.".to_owned(),
+                ),
+            };
+            PartitionResult::default()
+                .with_partition_id(index)
+                .with_error_code(error.code())
+                .with_error_message(Some(StrBytes::from_string(message)))
+        };
+        let results = named.partitions.iter().copied().map(result).collect();
+        ReplicaElectionResult::default()
+            .with_topic(named.topic.clone())
+            .with_partition_result(results)
+    });
+    ElectLeadersResponse::default().with_replica_election_results(elected.collect())
+}
+
+pub(super) async fn alter_reassignments(
+    cx: &Context,
+    request: AlterPartitionReassignmentsRequest,
+) -> AlterPartitionReassignmentsResponse {
+    let topics = request.topics.into_iter().map(|named| {
+        let topic = cx.server.topics.by_name(&named.name).ok();
+        let result = |partition: ReassignablePartition| {
+            let result = ReassignablePartitionResponse::default()
+                .with_partition_index(partition.partition_index);
+            match reassign(cx.server.node.id, &named.name, topic.as_deref(), &partition) {
+                Ok(()) => result.with_error_message(None),
+                Err((error, message)) => result
+                    .with_error_code(error.code())
+                    .with_error_message(Some(StrBytes::from_string(message))),
+            }
+        };
+        let partitions = named.partitions.into_iter().map(result).collect();
+        ReassignableTopicResponse::default()
+            .with_name(named.name.clone())
+            .with_partitions(partitions)
+    });
+    AlterPartitionReassignmentsResponse::default()
+        .with_error_message(None)
+        .with_allow_replication_factor_change(request.allow_replication_factor_change)
+        .with_responses(topics.collect())
+}
+
+/// Check what is asked for: the only assignment is the one that there is.
+fn reassign(
+    this: i32,
+    name: &str,
+    topic: Option<&Topic>,
+    wanted: &ReassignablePartition,
+) -> Result<(), (ResponseError, String)> {
+    let index = wanted.partition_index;
+    let Some(topic) = topic else {
+        let message = format!("Unable to find a topic named {name}.");
+        return Err((ResponseError::UnknownTopicOrPartition, message));
+    };
+    if topic.partition(index).is_none() {
+        let message = format!("Unable to find partition {name}:{index}.");
+        return Err((ResponseError::UnknownTopicOrPartition, message));
+    }
+    let Some(replicas) = &wanted.replicas else {
+        let message = "No partition reassignment is in progress.".to_owned();
+        return Err((ResponseError::NoReassignmentInProgress, message));
+    };
+    let invalid = |what: String| {
+        let message = format!("The manual partition assignment includes {what}");
+        Err((ResponseError::InvalidReplicaAssignment, message))
+    };
+    if replicas.is_empty() {
+        return invalid("an empty replica list.".into());
+    }
+    if let Some(other) = replicas.iter().find(|replica| ***replica != this) {
+        return invalid(format!("broker {}, but no such broker is registered.", **other));
+    }
+    if replicas.len() > 1 {
+        return invalid(format!("the broker {this} more than once."));
+    }
+    Ok(())
+}
+
+pub(super) async fn list_reassignments(
+    _cx: &Context,
+    _request: ListPartitionReassignmentsRequest,
+) -> ListPartitionReassignmentsResponse {
+    ListPartitionReassignmentsResponse::default().with_error_message(None)
+}
+
+pub(super) async fn describe_log_dirs(
+    cx: &Context,
+    request: DescribeLogDirsRequest,
+) -> DescribeLogDirsResponse {
+    let server = &cx.server;
+    let describe = |name: &str, wanted: Option<&[i32]>| {
+        let topic = server.topics.by_name(name).ok()?;
+        let indexes: Vec<i32> = match wanted {
+            Some(wanted) => once(wanted.iter().copied(), |index| *index).collect(),
+            None => (0..).take(topic.partitions.len()).collect(),
+        };
+        let size = |index: i32| {
+            let size_bytes = topic.partition(index)?.stream.size_bytes();
+            Some(
+                DescribeLogDirsPartition::default()
+                    .with_partition_index(index)
+                    .with_partition_size(i64::try_from(size_bytes).unwrap_or(i64::MAX)),
+            )
+        };
+        let topic_name = StrBytes::from_string(name.to_owned()).into();
+        let partitions = indexes.into_iter().filter_map(size).collect();
+        Some(DescribeLogDirsTopic::default().with_name(topic_name).with_partitions(partitions))
+    };
+    let topics = match &request.topics {
+        Some(topics) => once(topics, |topic| topic.topic.clone())
+            .filter_map(|topic| describe(&topic.topic, Some(&topic.partitions)))
+            .collect(),
+        None => {
+            server.topics.all().iter().filter_map(|topic| describe(&topic.name, None)).collect()
+        }
+    };
+    // How large the place is, and how much of it is free, is not known: most of it is an object store.
+    let result = DescribeLogDirsResult::default()
+        .with_log_dir(StrBytes::from_static_str(LOG_DIR))
+        .with_topics(topics);
+    DescribeLogDirsResponse::default().with_results(vec![result])
+}
+
+pub(super) async fn alter_log_dirs(
+    cx: &Context,
+    request: AlterReplicaLogDirsRequest,
+) -> AlterReplicaLogDirsResponse {
+    let mut results = Vec::new();
+    for dir in request.dirs {
+        for topic in dir.topics {
+            let result = |index: i32| {
+                let error = if &*dir.path != LOG_DIR {
+                    ResponseError::LogDirNotFound.code()
+                } else if !cx.server.topics.has_partition(&topic.name, index) {
+                    ResponseError::UnknownTopicOrPartition.code()
+                } else {
+                    0
+                };
+                AlterReplicaLogDirPartitionResult::default()
+                    .with_partition_index(index)
+                    .with_error_code(error)
+            };
+            let partitions = topic.partitions.iter().copied().map(result).collect();
+            results.push(
+                AlterReplicaLogDirTopicResult::default()
+                    .with_topic_name(topic.name)
+                    .with_partitions(partitions),
+            );
+        }
+    }
+    AlterReplicaLogDirsResponse::default().with_results(results)
+}
+
+/// The nodes that hold a partition: this one.
+pub(super) fn replicas(cx: &Context) -> Vec<BrokerId> {
+    vec![BrokerId(cx.server.node.id)]
+}

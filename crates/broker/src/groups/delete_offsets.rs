@@ -1,0 +1,160 @@
+//! OffsetDelete.
+
+use std::collections::HashSet;
+
+use bytes::Buf;
+use kafka_protocol::error::ResponseError;
+use kafka_protocol::messages::offset_delete_request::OffsetDeleteRequestPartition;
+use kafka_protocol::messages::offset_delete_response::{
+    OffsetDeleteResponsePartition, OffsetDeleteResponseTopic,
+};
+use kafka_protocol::messages::{OffsetDeleteRequest, OffsetDeleteResponse};
+
+use super::commits::Blocked;
+use super::group::{Description, State};
+use super::offset_log::Prepared;
+use super::offsets::{MAX_STRING_BYTES, Record};
+use super::{Groups, Shared};
+
+/// The protocol type of groups whose members say which topics they read.
+const CONSUMER: &str = "consumer";
+
+/// Which topics the members of a group read.
+enum Reads {
+    These(HashSet<String>),
+    /// Nobody knows: the members are joining, or have not said so in a form that is known.
+    Unknown,
+}
+
+impl Groups {
+    /// OffsetDelete, version 0. Offsets of topics that members read stay. Durable when it is answered. `exists` says whether there is such a
+    /// partition.
+    pub async fn offset_delete(
+        &self,
+        request: OffsetDeleteRequest,
+        exists: impl Fn(&str, i32) -> bool,
+    ) -> OffsetDeleteResponse {
+        let exists = |topic: &str, index| topic.len() <= MAX_STRING_BYTES && exists(topic, index);
+        let mut doomed = Vec::new();
+        for topic in &request.topics {
+            let indexes = topic.partitions.iter().map(|partition| partition.partition_index);
+            let known: Vec<i32> = indexes.filter(|index| exists(&topic.name, *index)).collect();
+            doomed.push((topic.name.to_string(), known));
+        }
+        let reads = match self.shared.delete_offsets(&request.group_id, &doomed).await {
+            Ok(reads) => reads,
+            Err(error) => return OffsetDeleteResponse::default().with_error_code(error.code()),
+        };
+        let topics = request.topics.into_iter().map(|topic| {
+            let result = |partition: &OffsetDeleteRequestPartition| {
+                let index = partition.partition_index;
+                let error = if !exists(&topic.name, index) {
+                    ResponseError::UnknownTopicOrPartition.code()
+                } else if reads.includes(&topic.name) {
+                    ResponseError::GroupSubscribedToTopic.code()
+                } else {
+                    0
+                };
+                OffsetDeleteResponsePartition::default()
+                    .with_partition_index(index)
+                    .with_error_code(error)
+            };
+            let partitions = topic.partitions.iter().map(result).collect();
+            OffsetDeleteResponseTopic::default().with_name(topic.name).with_partitions(partitions)
+        });
+        OffsetDeleteResponse::default().with_topics(topics.collect())
+    }
+}
+
+impl Shared {
+    /// Delete the offsets of those topics that no member reads.
+    async fn delete_offsets(
+        &self,
+        group: &str,
+        doomed: &[(String, Vec<i32>)],
+    ) -> Result<Reads, ResponseError> {
+        self.check_open()?;
+        // Only existing groups get further, so the name is one that a record can hold.
+        let slot = self.registry.get(group).ok_or(ResponseError::GroupIdNotFound)?;
+        let mut reads = Reads::Unknown;
+        self.write(|| {
+            // Under the group's lock, so that no member can join and commit in between.
+            self.registry.peek(&slot, |live, _| {
+                reads = Reads::of(&live.describe()).map_err(Blocked::Group)?;
+                let unread = doomed
+                    .iter()
+                    .filter(|(topic, indexes)| !indexes.is_empty() && !reads.includes(topic));
+                let topics: Vec<_> = unread.cloned().collect();
+                if topics.is_empty() {
+                    return Ok(None);
+                }
+                let record = Record::Expired { group: group.to_owned(), topics };
+                Ok(Some(self.log.append(&Prepared::from(record))?))
+            })
+        })
+        .await?;
+        Ok(reads)
+    }
+}
+
+impl Reads {
+    /// What the members of a group read.
+    ///
+    /// # Errors
+    /// The group does not exist, or has members that are no consumers.
+    fn of(group: &Description) -> Result<Self, ResponseError> {
+        match group.state {
+            State::Dead => Err(ResponseError::GroupIdNotFound),
+            State::Empty => Ok(Self::These(HashSet::new())),
+            _ if group.protocol_type.as_str() != CONSUMER => Err(ResponseError::NonEmptyGroup),
+            State::Stable => {
+                let mut topics = HashSet::new();
+                for member in &group.members {
+                    match subscription(&member.metadata) {
+                        Some(subscribed) => topics.extend(subscribed),
+                        None => return Ok(Self::Unknown),
+                    }
+                }
+                Ok(Self::These(topics))
+            }
+            State::Preparing | State::Completing => Ok(Self::Unknown),
+        }
+    }
+
+    fn includes(&self, topic: &str) -> bool {
+        match self {
+            Self::These(topics) => topics.contains(topic),
+            Self::Unknown => true,
+        }
+    }
+}
+
+/// The topics that a consumer says it reads: behind the version, the first field in each of them.
+fn subscription(mut metadata: &[u8]) -> Option<Vec<String>> {
+    metadata.try_get_i16().ok()?;
+    let count = metadata.try_get_i32().ok()?;
+    let mut topics = Vec::new();
+    for _ in 0..count {
+        let len_bytes = usize::try_from(metadata.try_get_i16().ok()?).ok()?;
+        let (name, rest) = metadata.split_at_checked(len_bytes)?;
+        topics.push(str::from_utf8(name).ok()?.to_owned());
+        metadata = rest;
+    }
+    Some(topics)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn subscriptions_are_read_as_far_as_they_are_there() {
+        let bytes = b"\x00\x01\x00\x00\x00\x02\x00\x01a\x00\x02bc\xff\xff\xff\xff";
+        assert_eq!(subscription(bytes), Some(vec!["a".into(), "bc".into()]));
+        for cut in 0..13 {
+            assert_eq!(subscription(&bytes[..cut]), None, "{cut}");
+        }
+        assert_eq!(subscription(b"\x00\x00\x7f\xff\xff\xff\x00\x01a"), None);
+        assert_eq!(subscription(b"\x00\x00\x00\x00\x00\x01\xff\xff"), None);
+    }
+}

@@ -1,0 +1,232 @@
+//! Records and offsets that are deleted, and partitions described some at a time.
+
+use kafka_protocol::messages::*;
+
+use super::harness::{Client, TestServer, produce, text};
+use crate::batch::tests::plain;
+
+async fn delete(client: &mut Client, topic: &str, wanted: &[(i32, i64)]) -> Vec<(i32, i16, i64)> {
+    use delete_records_request::*;
+    let partition = |(index, offset): &(i32, i64)| {
+        DeleteRecordsPartition::default().with_partition_index(*index).with_offset(*offset)
+    };
+    let topic = DeleteRecordsTopic::default()
+        .with_name(TopicName(text(topic)))
+        .with_partitions(wanted.iter().map(partition).collect());
+    let request = DeleteRecordsRequest::default().with_topics(vec![topic]);
+    let response = client.call(2, &request).await.topics.remove(0);
+    let told = response.partitions.iter();
+    told.map(|p| (p.partition_index, p.error_code, p.low_watermark)).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn records_are_deleted_up_to_an_offset_and_stay_deleted() {
+    let mut server = TestServer::start().await;
+    server.topic("t", 2, &[]).await;
+    server.topic("compacted", 1, &[("cleanup.policy", "compact")]).await;
+    server.topic("both", 1, &[("cleanup.policy", "compact,delete")]).await;
+    let mut client = server.client().await;
+    for topic in ["t", "compacted", "both"] {
+        for offset in 0..4 {
+            assert_eq!(client.produce(topic, 0, &plain(&[1])).await, (0, offset));
+        }
+    }
+    let wrong = [(0, 5), (0, -2), (7, 0), (0, i64::MAX)];
+    let told = [(0, 1, -1), (0, 1, -1), (7, 3, -1), (0, 1, -1)];
+    assert_eq!(delete(&mut client, "t", &wrong).await, told);
+    assert_eq!(delete(&mut client, "no", &[(0, 0)]).await, [(0, 3, -1)]);
+    assert_eq!(delete(&mut client, "t", &[(0, 2), (1, 0)]).await, [(0, 0, 2), (1, 0, 0)]);
+    // Further back does nothing.
+    assert_eq!(delete(&mut client, "t", &[(0, 1)]).await, [(0, 0, 2)]);
+    assert_eq!(delete(&mut client, "compacted", &[(0, -1)]).await, [(0, 44, -1)]);
+    assert_eq!(delete(&mut client, "both", &[(0, -1)]).await, [(0, 0, 4)]);
+    server.crash().await;
+    let mut client = server.client().await;
+    assert_eq!(client.fetch("t", 0, 1).await.0, 1);
+    let (code, _, records) = client.fetch("t", 0, 2).await;
+    assert!(code == 0 && !records.is_empty());
+    assert_eq!(delete(&mut client, "t", &[(0, -1)]).await, [(0, 0, 4)]);
+    assert_eq!(client.fetch("t", 0, 4).await.0, 0);
+    assert_eq!(client.produce("t", 0, &plain(&[1])).await, (0, 4));
+}
+
+/// A consumer that waits at the end goes on; one that comes for what is gone learns it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fetch_that_waits_survives_a_deletion() {
+    let server = TestServer::start().await;
+    server.topic("t", 1, &[]).await;
+    let (mut client, mut consumer) = (server.client().await, server.client().await);
+    assert_eq!(client.produce("t", 0, &plain(&[1])).await, (0, 0));
+    let id = consumer.send(12, &super::harness::fetch("t", &[(0, 1)], 20_000)).await;
+    server.begun("Fetch", 12, 1).await;
+    assert_eq!(delete(&mut client, "t", &[(0, -1)]).await, [(0, 0, 1)]);
+    let response = client.call(9, &produce("t", 0, &plain(&[2]), -1)).await;
+    let produced = &response.responses[0].partition_responses[0];
+    assert_eq!((produced.base_offset, produced.log_start_offset), (1, 1));
+    let fetched = consumer.receive::<FetchRequest>(12, id).await;
+    let partition = &fetched.responses[0].partitions[0];
+    assert_eq!((partition.error_code, partition.log_start_offset), (0, 1));
+    assert!(partition.records.as_ref().is_some_and(|records| !records.is_empty()));
+}
+
+async fn commit(client: &mut Client, group: &str, topic: &str, partitions: &[i32]) {
+    use offset_commit_request::*;
+    let partition = |index: &i32| {
+        OffsetCommitRequestPartition::default()
+            .with_partition_index(*index)
+            .with_committed_offset(7)
+    };
+    let topic = OffsetCommitRequestTopic::default()
+        .with_name(TopicName(text(topic)))
+        .with_partitions(partitions.iter().map(partition).collect());
+    let request = OffsetCommitRequest::default()
+        .with_group_id(GroupId(text(group)))
+        .with_generation_id_or_member_epoch(-1)
+        .with_topics(vec![topic]);
+    let response = client.call(8, &request).await;
+    assert!(response.topics[0].partitions.iter().all(|partition| partition.error_code == 0));
+}
+
+async fn committed(client: &mut Client, group: &str) -> Vec<(String, i32)> {
+    use offset_fetch_request::OffsetFetchRequestGroup;
+    let group =
+        OffsetFetchRequestGroup::default().with_group_id(GroupId(text(group))).with_topics(None);
+    let request = OffsetFetchRequest::default().with_groups(vec![group]);
+    let topics = client.call(8, &request).await.groups.remove(0).topics;
+    let offsets = topics.iter().flat_map(|topic| {
+        topic.partitions.iter().map(|p| (topic.name.to_string(), p.partition_index))
+    });
+    offsets.collect()
+}
+
+async fn delete_offsets(
+    client: &mut Client,
+    group: &str,
+    wanted: &[(&str, i32)],
+) -> (i16, Vec<i16>) {
+    use offset_delete_request::*;
+    let topic = |(topic, index): &(&str, i32)| {
+        let partition = OffsetDeleteRequestPartition::default().with_partition_index(*index);
+        OffsetDeleteRequestTopic::default()
+            .with_name(TopicName(text(topic)))
+            .with_partitions(vec![partition])
+    };
+    let request = OffsetDeleteRequest::default()
+        .with_group_id(GroupId(text(group)))
+        .with_topics(wanted.iter().map(topic).collect());
+    let response = client.call(0, &request).await;
+    let codes = response.topics.iter().flat_map(|t| &t.partitions).map(|p| p.error_code);
+    (response.error_code, codes.collect())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn offsets_of_topics_that_nobody_reads_are_deleted() {
+    use join_group_request::JoinGroupRequestProtocol;
+    use sync_group_request::SyncGroupRequestAssignment;
+    let mut server = TestServer::with(16 << 20, |config| {
+        config.groups.initial_rebalance_delay = std::time::Duration::ZERO;
+    })
+    .await;
+    server.topic("read", 2, &[]).await;
+    server.topic("other", 2, &[]).await;
+    let mut client = server.client().await;
+    commit(&mut client, "g", "read", &[0, 1]).await;
+    commit(&mut client, "g", "other", &[0, 1]).await;
+    assert_eq!(delete_offsets(&mut client, "no", &[("read", 0)]).await, (69, vec![]));
+    let wanted = [("other", 0), ("other", 9), ("no", 0)];
+    assert_eq!(delete_offsets(&mut client, "g", &wanted).await, (0, vec![0, 3, 3]));
+    server.crash().await;
+    let mut client = server.client().await;
+    let left = [("other".to_owned(), 1), ("read".to_owned(), 0), ("read".to_owned(), 1)];
+    assert_eq!(committed(&mut client, "g").await, left);
+
+    let metadata =
+        bytes::Bytes::from_static(b"\x00\x00\x00\x00\x00\x01\x00\x04read\xff\xff\xff\xff");
+    let protocol =
+        JoinGroupRequestProtocol::default().with_name(text("range")).with_metadata(metadata);
+    let join = JoinGroupRequest::default()
+        .with_group_id(GroupId(text("g")))
+        .with_session_timeout_ms(30_000)
+        .with_rebalance_timeout_ms(30_000)
+        .with_protocol_type(text("consumer"))
+        .with_protocols(vec![protocol]);
+    let joined = client.call(3, &join).await;
+    assert_eq!(joined.error_code, 0);
+    // Until the member has its assignment nobody knows what the group reads.
+    assert_eq!(delete_offsets(&mut client, "g", &[("other", 1)]).await, (0, vec![86]));
+    let assignment = SyncGroupRequestAssignment::default().with_member_id(joined.member_id.clone());
+    let sync = SyncGroupRequest::default()
+        .with_group_id(GroupId(text("g")))
+        .with_generation_id(joined.generation_id)
+        .with_member_id(joined.member_id.clone())
+        .with_assignments(vec![assignment]);
+    assert_eq!(client.call(3, &sync).await.error_code, 0);
+    let wanted = [("read", 0), ("other", 1)];
+    assert_eq!(delete_offsets(&mut client, "g", &wanted).await, (0, vec![86, 0]));
+    assert_eq!(committed(&mut client, "g").await, left[1..]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn partitions_are_described_page_by_page() {
+    use describe_topic_partitions_request::{Cursor, TopicRequest};
+    let server = TestServer::start().await;
+    server.topic("a", 2, &[]).await;
+    server.topic("b", 3, &[]).await;
+    let mut client = server.client().await;
+    let mut pages = Vec::new();
+    let mut cursor = None;
+    loop {
+        let request = DescribeTopicPartitionsRequest::default()
+            .with_response_partition_limit(2)
+            .with_cursor(cursor);
+        let response = client.call(0, &request).await;
+        let page: Vec<(String, i16, Vec<i32>)> = response
+            .topics
+            .iter()
+            .map(|topic| {
+                let indexes = topic.partitions.iter().map(|p| p.partition_index).collect();
+                (topic.name.as_ref().unwrap().to_string(), topic.error_code, indexes)
+            })
+            .collect();
+        pages.push(page);
+        match response.next_cursor {
+            Some(next) => {
+                cursor = Some(
+                    Cursor::default()
+                        .with_topic_name(next.topic_name)
+                        .with_partition_index(next.partition_index),
+                );
+            }
+            None => break,
+        }
+    }
+    let (a, b) = (
+        |indexes: &[i32]| ("a".to_owned(), 0, indexes.to_vec()),
+        |indexes: &[i32]| ("b".to_owned(), 0, indexes.to_vec()),
+    );
+    assert_eq!(pages, [vec![a(&[0, 1])], vec![b(&[0, 1])], vec![b(&[2])]]);
+
+    let named = |name: &str| TopicRequest::default().with_name(TopicName(text(name)));
+    let request = DescribeTopicPartitionsRequest::default()
+        .with_topics(vec![named("no"), named("a"), named("n o")])
+        .with_response_partition_limit(2_000);
+    let response = client.call(0, &request).await;
+    let codes: Vec<i16> = response.topics.iter().map(|topic| topic.error_code).collect();
+    assert_eq!(codes, [0, 17, 3]);
+    assert_eq!(response.topics[0].partitions[0].isr_nodes, [BrokerId(1)]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn log_dirs_tell_how_large_partitions_are() {
+    let server = TestServer::start().await;
+    server.topic("t", 2, &[]).await;
+    let mut client = server.client().await;
+    let batch = plain(&[1, 2, 3]);
+    assert_eq!(client.produce("t", 1, &batch).await, (0, 0));
+    let request = DescribeLogDirsRequest::default().with_topics(None);
+    let results = client.call(4, &request).await.results;
+    let partitions = &results[0].topics[0].partitions;
+    let sizes: Vec<i64> = partitions.iter().map(|partition| partition.partition_size).collect();
+    assert_eq!(sizes, [0, batch.len() as i64]);
+    assert_eq!((results.len(), results[0].total_bytes), (1, -1));
+}
