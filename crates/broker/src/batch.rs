@@ -135,9 +135,9 @@ impl BatchHeader {
 /// `ProduceRequest.validateRecords`, `UnifiedLog.analyzeAndValidateRecords` and `LogValidator.validateBatch`.
 ///
 /// The records behind the header are not looked at here; [`crate::records::check_plain`] does that where they are not compressed. Unlike
-/// Kafka nothing does where they are, which would mean to decompress them: a producer whose CRC is right but whose compressed
-/// records are not harms the readers of its topic, and nobody else. For the same reason their greatest timestamp is
-/// believed; see [`BatchHeader::lacks_max_timestamp`] for one that is not there.
+/// Kafka nothing does where they are, unless the topic has a rule that needs it ([`crate::admission`]): a producer whose CRC is right but
+/// whose compressed records are not harms the readers of its topic, and nobody else. For the same reason their greatest timestamp
+/// is believed; see [`BatchHeader::lacks_max_timestamp`] for one that is not there.
 ///
 /// # Errors
 /// As those name them: a damaged batch is corrupt, a batch that a client may not send is an invalid record.
@@ -251,9 +251,28 @@ pub(crate) fn set_log_append_time(batch: &mut [u8], now_ms: i64) {
     set_max_timestamp(batch, now_ms);
 }
 
+/// Say which codec compresses what is behind the header, and set the length to what there is. Computes the CRC again.
+pub(crate) fn set_codec(batch: &mut [u8], codec: Codec) {
+    let bits = match codec {
+        Codec::None => 0,
+        Codec::Gzip => 1,
+        Codec::Snappy => 2,
+        Codec::Lz4 => 3,
+        Codec::Zstd => 4,
+    };
+    batch[ATTRIBUTES + 1] = batch[ATTRIBUTES + 1] & !(CODEC_MASK as u8) | bits;
+    let length = i32::try_from(batch.len() - UNCOUNTED_BYTES).expect("batches are bounded");
+    batch[LENGTH..LENGTH + 4].copy_from_slice(&length.to_be_bytes());
+    set_crc(batch);
+}
+
 /// Set the greatest timestamp, and compute the CRC again.
 pub(crate) fn set_max_timestamp(batch: &mut [u8], max_timestamp_ms: i64) {
     batch[MAX_TIMESTAMP..MAX_TIMESTAMP + 8].copy_from_slice(&max_timestamp_ms.to_be_bytes());
+    set_crc(batch);
+}
+
+fn set_crc(batch: &mut [u8]) {
     let crc = crc32c::crc32c(&batch[ATTRIBUTES..]);
     batch[CRC..CRC + 4].copy_from_slice(&crc.to_be_bytes());
 }

@@ -38,6 +38,16 @@ pub(crate) enum ApiError {
     InvalidRecord(String),
     #[error("{0}")]
     InvalidTimestamp(String),
+    #[error(
+        "One or more records have been rejected due to {}",
+        if *times { "invalid timestamp" } else { "records without a key in a compacted topic" }
+    )]
+    RejectedRecords {
+        /// For the times that they carry; else for their keys.
+        times: bool,
+        /// Some of them: number within the batch, and reason.
+        records: Vec<(i32, String)>,
+    },
     #[error("a batch of {len_bytes} bytes exceeds the limit of {max_bytes}")]
     BatchTooLarge { len_bytes: u64, max_bytes: u64 },
     #[error("{0}")]
@@ -98,7 +108,10 @@ impl ApiError {
             Self::InvalidRequiredAcks(_) => E::InvalidRequiredAcks,
             Self::CorruptBatch(_) => E::CorruptMessage,
             Self::InvalidRecord(_) => E::InvalidRecord,
-            Self::InvalidTimestamp(_) => E::InvalidTimestamp,
+            Self::InvalidTimestamp(_) | Self::RejectedRecords { times: true, .. } => {
+                E::InvalidTimestamp
+            }
+            Self::RejectedRecords { times: false, .. } => E::InvalidRecord,
             Self::BatchTooLarge { .. } => E::MessageTooLarge,
             Self::UnsupportedCompression(_) => E::UnsupportedCompressionType,
             Self::OutOfOrderSequence { .. } => E::OutOfOrderSequenceNumber,

@@ -6,6 +6,7 @@
 //! The store is opened by the caller with [`BrokerFold`], and handed to [`Broker::start`].
 #![forbid(unsafe_code)]
 
+mod admission;
 mod api;
 mod batch;
 mod config;

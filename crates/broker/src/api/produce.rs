@@ -6,19 +6,21 @@ use std::time::Duration;
 use bytes::Bytes;
 use kafka_protocol::error::ResponseError;
 use kafka_protocol::messages::produce_request::{PartitionProduceData, TopicProduceData};
-use kafka_protocol::messages::produce_response::{PartitionProduceResponse, TopicProduceResponse};
+use kafka_protocol::messages::produce_response::{
+    BatchIndexAndErrorMessage, PartitionProduceResponse, TopicProduceResponse,
+};
 use kafka_protocol::messages::{ProduceRequest, ProduceResponse};
 use kafka_protocol::protocol::StrBytes;
 use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::{Answer, Context, Refused};
-use crate::batch::{BatchHeader, Codec};
+use crate::admission;
+use crate::batch::BatchHeader;
 use crate::errors::ApiError;
 use crate::partition::{Appended, NotAdmitted, Partition, kafka_offset};
 use crate::topics::Topic;
 use crate::transactions::{Admitted, Producer, TransactionRef};
-use crate::{batch, records};
 
 /// The first version that names topics by id.
 const FIRST_WITH_TOPIC_IDS: i16 = 13;
@@ -171,26 +173,12 @@ async fn append(
     deadline: Instant,
 ) -> Result<(Arc<Partition>, Appended), ApiError> {
     let partition = topic.partition(data.index).ok_or(ApiError::UnknownTopicOrPartition)?;
-    let mut records = data.records.clone().unwrap_or_default();
-    let mut header =
-        batch::check_produced(&records, cx.version, topic.rules.append.max_batch_bytes)?;
-    let max_timestamp_ms = if header.codec() == Some(Codec::None) {
-        records::check_plain(&header, &records[batch::HEADER_BYTES..])?
-    } else if header.lacks_max_timestamp() && !topic.rules.append.log_append_time {
-        let records = records.clone();
-        cx.server.look_into(move || records::max_timestamp_ms(&records)).await?
-    } else {
-        header.max_timestamp_ms
-    };
-    if header.max_timestamp_ms != max_timestamp_ms && !topic.rules.append.log_append_time {
-        header.max_timestamp_ms = max_timestamp_ms;
-        let mut mended = records.to_vec();
-        batch::set_max_timestamp(&mut mended, max_timestamp_ms);
-        records = mended.into();
-    }
+    let rules = topic.rules.append;
+    let sent = data.records.clone().unwrap_or_default();
+    let (header, records) = admission::admit(&cx.server, rules, cx.version, sent).await?;
     let admit = || transaction.admit(cx, &header, (topic.id, data.index));
     let appended =
-        partition.append(&cx.server.store, &header, &records, topic.rules.append, deadline, admit).await?;
+        partition.append(&cx.server.store, &header, &records, rules, deadline, admit).await?;
     if let Some(count) = appended.new_records() {
         cx.server.metrics.produced_bytes.inc_by(records.len() as u64);
         cx.server.metrics.produced_records.inc_by(count.into());
@@ -221,6 +209,18 @@ async fn when_durable(
         Err(error) => response
             .with_base_offset(-1)
             .with_error_code(error.code())
-            .with_error_message(error.message()),
+            .with_error_message(error.message())
+            .with_record_errors(record_errors(error)),
     }
+}
+
+/// Which records are to blame.
+fn record_errors(error: ApiError) -> Vec<BatchIndexAndErrorMessage> {
+    let ApiError::RejectedRecords { records, .. } = error else { return Vec::new() };
+    let blamed = |(index, reason): (i32, String)| {
+        BatchIndexAndErrorMessage::default()
+            .with_batch_index(index)
+            .with_batch_index_error_message(Some(StrBytes::from_string(reason)))
+    };
+    records.into_iter().map(blamed).collect()
 }

@@ -13,8 +13,9 @@ use kafka_protocol::messages::{OffsetDeleteRequest, OffsetDeleteResponse};
 use super::commits::Blocked;
 use super::group::{Description, State};
 use super::offset_log::Prepared;
-use super::offsets::{MAX_STRING_BYTES, Record};
+use super::offsets::Record;
 use super::{Groups, Shared};
+use crate::state_table::MAX_STRING_BYTES;
 
 /// The protocol type of groups whose members say which topics they read.
 const CONSUMER: &str = "consumer";

@@ -1,5 +1,6 @@
 //! Tests of the whole server: over TCP, on a real store.
 
+mod admitting;
 mod configs;
 mod deleting;
 mod every_api;

@@ -1,0 +1,120 @@
+//! Which batches a topic takes, and as what: checked, with a header that is true, compressed as the topic wants it.
+//!
+//! A batch that is not compressed is walked once. One that is compressed is opened only where a rule is about what only its records
+//! say: keys where the topic is compacted, the oldest time where that has a bound, another compression. Otherwise the greatest time is
+//! taken from its header, as its producer has put it there.
+
+use bytes::Bytes;
+
+use crate::batch::{self, BatchHeader, Codec, HEADER_BYTES};
+use crate::configs::AppendRules;
+use crate::errors::ApiError;
+use crate::partition::unix_time_ms;
+use crate::records::{self, NO_TIMESTAMP, Summary};
+use crate::server::Server;
+
+/// Records of one batch that are named when it is refused.
+const NAMED_RECORDS: usize = 100;
+
+/// Let a batch that a producer has sent in, or refuse it.
+///
+/// # Returns
+/// It as it is to be appended, and its header.
+///
+/// # Errors
+/// As [`batch::check_produced`], [`records::check_plain`]; and [`ApiError::RejectedRecords`] for the records that break the rules.
+pub(crate) async fn admit(
+    server: &Server,
+    rules: AppendRules,
+    version: i16,
+    batch: Bytes,
+) -> Result<(BatchHeader, Bytes), ApiError> {
+    let header = batch::check_produced(&batch, version, rules.max_batch_bytes)?;
+    let summary = if header.codec() == Some(Codec::None) {
+        records::check_plain(&header, &batch[HEADER_BYTES..])?
+    } else if must_be_opened(&header, rules) {
+        let batch = batch.clone();
+        server.look_into(move || records::summary(&batch)).await?
+    } else {
+        Summary::of_header(&header)
+    };
+    let now_ms = unix_time_ms();
+    if !summary.obeys(rules, now_ms) {
+        return Err(server.look_into(move || rejection(&batch, rules, now_ms)).await?);
+    }
+    let lies = header.max_timestamp_ms != summary.max_timestamp_ms && !rules.log_append_time;
+    let batch = if lies {
+        let mut mended = batch.to_vec();
+        batch::set_max_timestamp(&mut mended, summary.max_timestamp_ms);
+        mended.into()
+    } else {
+        batch
+    };
+    let batch = match rules.compression {
+        Some((codec, level)) if header.codec() != Some(codec) => {
+            let max_bytes = rules.max_batch_bytes as usize;
+            let compress = move || records::recompress(&batch, codec, level, max_bytes);
+            Bytes::from(server.look_into(compress).await?)
+        }
+        _ => batch,
+    };
+    let header = BatchHeader::parse(&batch)
+        .ok_or_else(|| ApiError::Internal("a batch without a header was let in".into()))?;
+    Ok((header, batch))
+}
+
+/// Whether something has to be known of a compressed batch that its header does not say.
+fn must_be_opened(header: &BatchHeader, rules: AppendRules) -> bool {
+    let times =
+        !rules.log_append_time && (header.lacks_max_timestamp() || rules.before_max_ms < i64::MAX);
+    let recompressed = rules.compression.is_some_and(|(codec, _)| header.codec() != Some(codec));
+    times || rules.needs_keys || recompressed
+}
+
+/// Whether a topic takes a record of this time.
+fn is_in_time(rules: AppendRules, now_ms: i64, timestamp_ms: i64) -> bool {
+    rules.log_append_time
+        || timestamp_ms == NO_TIMESTAMP
+        || (now_ms.saturating_sub(timestamp_ms) <= rules.before_max_ms
+            && timestamp_ms.saturating_sub(now_ms) <= rules.after_max_ms)
+}
+
+impl Summary {
+    fn obeys(&self, rules: AppendRules, now_ms: i64) -> bool {
+        is_in_time(rules, now_ms, self.max_timestamp_ms)
+            && self.min_timestamp_ms.is_none_or(|oldest| is_in_time(rules, now_ms, oldest))
+            && !(rules.needs_keys && self.lacks_keys)
+    }
+}
+
+/// Which records of a batch break the rules, and how, in Kafka's words.
+fn rejection(batch: &[u8], rules: AppendRules, now_ms: i64) -> Result<ApiError, ApiError> {
+    let mut rejected = Vec::new();
+    let mut first_is_time = None;
+    records::for_each(batch, |index, timestamp_ms, has_key| {
+        let reason = if rules.needs_keys && !has_key {
+            first_is_time.get_or_insert(false);
+            "Compacted topic cannot accept message without key".to_owned()
+        } else if !is_in_time(rules, now_ms, timestamp_ms) {
+            first_is_time.get_or_insert(true);
+            let from = now_ms.saturating_sub(rules.before_max_ms);
+            let to = now_ms.saturating_add(rules.after_max_ms);
+            format!(
+                "Timestamp {timestamp_ms} of message with offset {index} is out of range. The timestamp should be within [{from}, {to}]"
+            )
+        } else {
+            return;
+        };
+        if rejected.len() < NAMED_RECORDS {
+            rejected.push((index, reason));
+        }
+    })?;
+    match first_is_time {
+        Some(times) => Ok(ApiError::RejectedRecords { times, records: rejected }),
+        // Only the header lied.
+        None => Ok(ApiError::InvalidTimestamp(
+            "the batch's header says a time that is out of range, and that none of its records has"
+                .into(),
+        )),
+    }
+}

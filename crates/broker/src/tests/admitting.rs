@@ -1,0 +1,127 @@
+//! What topics let in, and as what.
+
+use bytes::Bytes;
+use kafka_protocol::records::{Compression, RecordBatchDecoder};
+
+use super::harness::{TestServer, produce};
+use crate::batch::tests::{encode, plain};
+use crate::batch::{self, BatchHeader, Codec, HEADER_BYTES};
+use crate::partition::unix_time_ms;
+use crate::records;
+
+const HOUR_MS: i64 = 3_600_000;
+
+/// Error code and the records that are blamed.
+async fn blamed(server: &TestServer, topic: &str, batch: &Bytes) -> (i16, Vec<(i32, String)>) {
+    let mut client = server.client().await;
+    let response = client.call(9, &produce(topic, 0, batch, -1)).await;
+    let partition = &response.responses[0].partition_responses[0];
+    let reason = |error: &Option<kafka_protocol::protocol::StrBytes>| {
+        error.as_ref().map(ToString::to_string).unwrap_or_default()
+    };
+    let errors = partition.record_errors.iter();
+    let errors = errors.map(|e| (e.batch_index, reason(&e.batch_index_error_message)));
+    (partition.error_code, errors.collect())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn times_out_of_range_are_refused_record_by_record() {
+    let server = TestServer::start().await;
+    server.topic("default", 1, &[]).await;
+    server.topic("strict", 1, &[("message.timestamp.before.max.ms", "3600000")]).await;
+    let by_server = [
+        ("message.timestamp.type", "LogAppendTime"),
+        ("message.timestamp.before.max.ms", "1"),
+        ("message.timestamp.after.max.ms", "1"),
+    ];
+    server.topic("by-server", 1, &by_server).await;
+    let now = unix_time_ms();
+    for codec in [Compression::None, Compression::Zstd] {
+        let batch = |times: &[i64]| encode(codec, (-1, -1, -1), times);
+        let ahead = batch(&[now, now + 2 * HOUR_MS, 5, now + 3 * HOUR_MS]);
+        let (code, records) = blamed(&server, "default", &ahead).await;
+        let indexes: Vec<i32> = records.iter().map(|(index, _)| *index).collect();
+        assert_eq!((code, indexes), (32, vec![1, 3]), "{codec:?}");
+        assert!(records[0].1.contains(&format!("Timestamp {}", now + 2 * HOUR_MS)));
+        let (code, records) = blamed(&server, "strict", &batch(&[now, now - 2 * HOUR_MS])).await;
+        assert_eq!((code, records.len(), records[0].0), (32, 1, 1), "{codec:?}");
+        for (topic, times) in [
+            ("default", vec![now + HOUR_MS / 2, 0, -1]),
+            ("strict", vec![now - HOUR_MS / 2, -1]),
+            ("by-server", vec![0, now + 2 * HOUR_MS]),
+        ] {
+            assert_eq!(blamed(&server, topic, &batch(&times)).await.0, 0, "{topic} {codec:?}");
+        }
+    }
+    // As many as that are named of those that are to blame.
+    let (code, records) = blamed(&server, "default", &plain(&vec![now + 2 * HOUR_MS; 300])).await;
+    assert_eq!((code, records.len()), (32, 100));
+}
+
+/// A batch of two records of which the second has no key.
+fn without_a_key(codec: Codec) -> Bytes {
+    // Varints are zigzag: 1 is -1, 2 is 1. Length, attributes, timestamp, offset, key, value, headers.
+    let first = [14, 0, 0, 0, 2, b'k', 1, 0];
+    let second = [12, 0, 0, 2, 1, 1, 0];
+    let mut batch = plain(&[1_000, 1_000]).to_vec();
+    batch.truncate(HEADER_BYTES);
+    batch.extend_from_slice(&first);
+    batch.extend_from_slice(&second);
+    batch::set_codec(&mut batch, Codec::None);
+    match codec {
+        Codec::None => batch.into(),
+        codec => records::recompress(&batch, codec, 1, 1 << 20).unwrap().into(),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_topic_that_is_compacted_wants_keys() {
+    let server = TestServer::start().await;
+    server.topic("plain", 1, &[]).await;
+    server.topic("compacted", 1, &[("cleanup.policy", "delete,compact")]).await;
+    for codec in [Codec::None, Codec::Gzip, Codec::Snappy, Codec::Lz4, Codec::Zstd] {
+        let batch = without_a_key(codec);
+        assert_eq!(blamed(&server, "plain", &batch).await, (0, vec![]), "{codec:?}");
+        let (code, records) = blamed(&server, "compacted", &batch).await;
+        assert_eq!((code, records.len(), records[0].0), (87, 1, 1), "{codec:?}");
+        assert!(records[0].1.contains("without key"));
+    }
+    assert_eq!(blamed(&server, "compacted", &plain(&[1, 2])).await.0, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn batches_are_kept_as_the_topic_wants_them_compressed() {
+    let server = TestServer::start().await;
+    let times: Vec<i64> = (0..500).collect();
+    let records = |batch: Bytes| {
+        let decoded = RecordBatchDecoder::decode(&mut batch.clone()).unwrap().records;
+        decoded.into_iter().map(|r| (r.offset, r.timestamp, r.key, r.value)).collect::<Vec<_>>()
+    };
+    let sent = records(plain(&times));
+    for (topic, codec) in [
+        ("uncompressed", Codec::None),
+        ("gzip", Codec::Gzip),
+        ("snappy", Codec::Snappy),
+        ("lz4", Codec::Lz4),
+        ("zstd", Codec::Zstd),
+    ] {
+        server.topic(topic, 2, &[("compression.type", topic)]).await;
+        let mut client = server.client().await;
+        for (partition, sent_as) in [(0, Compression::None), (1, Compression::Lz4)] {
+            let batch = encode(sent_as, (7, 0, 0), &times);
+            assert_eq!(client.produce(topic, partition, &batch).await, (0, 0));
+            // The same again is seen to be that.
+            assert_eq!(client.produce(topic, partition, &batch).await, (0, 0));
+            let (_, high_watermark, kept) = client.fetch(topic, partition, 0).await;
+            assert_eq!(high_watermark, 500);
+            assert_eq!(BatchHeader::parse(&kept).unwrap().codec(), Some(codec), "{topic}");
+            assert_eq!(records(kept), sent, "{topic}");
+        }
+    }
+    // What fits compressed only is refused where it is to be kept otherwise.
+    let settings = [("compression.type", "uncompressed"), ("max.message.bytes", "4000")];
+    server.topic("small", 1, &settings).await;
+    let batch = encode(Compression::Zstd, (-1, -1, -1), &times);
+    assert!(batch.len() < 4_000 && plain(&times).len() > 4_000);
+    assert_eq!(blamed(&server, "small", &batch).await.0, 10);
+}
