@@ -1,6 +1,7 @@
 //! Tests of the whole server: over TCP, on a real store.
 
 mod admitting;
+mod compatibility;
 mod configs;
 mod deleting;
 mod every_api;

@@ -1,0 +1,207 @@
+//! `docs/kafka-compatibility.md`, from the table of APIs and what is said here about those that differ from Apache Kafka's; and
+//! held against a running server.
+//!
+//! With `UPDATE_DOCS=1` the test writes the document instead of failing.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::Path;
+
+use kafka_protocol::messages::{ApiKey, ApiVersionsRequest};
+
+use super::harness::TestServer;
+use crate::api::APIS;
+
+/// What a single node of Apache Kafka 4.3.1 announces, as its own tool prints it.
+const KAFKA: &str = include_str!("api-versions-4.3.1.txt");
+
+/// What is to be said of APIs that are served: where versions differ, and where what they do differs.
+const NOTES: &[(&str, &str)] = &[
+    ("Produce", "Versions 0 to 2 have message formats that Kafka 4 refuses as well."),
+    (
+        "ListOffsets",
+        "Version 11 asks for the offset up to which segments are in remote storage, of which there are none.",
+    ),
+    ("OffsetCommit", "Version 10 names topics by id."),
+    ("OffsetFetch", "Version 10 names topics by id."),
+    (
+        "CreateTopics",
+        "One replica: a replication factor of 1 or -1. The names of Kafka's internal topics are refused, since what they hold is not in a topic here.",
+    ),
+    (
+        "DescribeConfigs",
+        "Topics with all settings of Kafka 4.3; brokers with those that mean something here; groups. No log levels, no metrics of clients.",
+    ),
+    ("AlterConfigs", "As IncrementalAlterConfigs."),
+    (
+        "IncrementalAlterConfigs",
+        "All settings of topics and groups; of brokers those that stand in for topics and have an effect here. What has none says so in its documentation.",
+    ),
+    ("ListConfigResources", "Topics, the broker, and groups with settings of their own."),
+    (
+        "DescribeLogDirs",
+        "One place, `/alluvium`, of unknown size. Version 5 tells which directories are cordoned off, and is not in the codec yet.",
+    ),
+    ("AlterReplicaLogDirs", "There is nowhere to move a replica to."),
+    ("ElectLeaders", "Each partition has its one leader: no election is ever needed."),
+    ("AlterPartitionReassignments", "The only assignment is the one that there is."),
+    ("ListPartitionReassignments", "None is ever under way."),
+];
+
+/// Why others are not served.
+const ABSENT: &[(&str, &str)] = &[
+    ("SaslHandshake", "Security is being built."),
+    ("AddPartitionsToTxn", "Transactions are being built."),
+    ("AddOffsetsToTxn", "Transactions are being built."),
+    ("EndTxn", "Transactions are being built."),
+    ("WriteTxnMarkers", "Transactions are being built."),
+    ("TxnOffsetCommit", "Transactions are being built."),
+    ("DescribeAcls", "Security is being built."),
+    ("CreateAcls", "Security is being built."),
+    ("DeleteAcls", "Security is being built."),
+    ("SaslAuthenticate", "Security is being built."),
+    (
+        "CreateDelegationToken",
+        "Delegation tokens are off in Kafka too unless a secret is configured.",
+    ),
+    ("RenewDelegationToken", "As CreateDelegationToken."),
+    ("ExpireDelegationToken", "As CreateDelegationToken."),
+    ("DescribeDelegationToken", "As CreateDelegationToken."),
+    ("DescribeClientQuotas", "There are no quotas yet."),
+    ("AlterClientQuotas", "There are no quotas yet."),
+    ("DescribeUserScramCredentials", "Security is being built."),
+    ("AlterUserScramCredentials", "Security is being built."),
+    ("DescribeQuorum", "There is no quorum of controllers: the catalog is the server's own."),
+    (
+        "UpdateFeatures",
+        "What is finalized is what the server has; there is nothing to raise or lower.",
+    ),
+    ("DescribeProducers", "Transactions are being built."),
+    ("UnregisterBroker", "There is one broker, which can not be unregistered."),
+    ("DescribeTransactions", "Transactions are being built."),
+    ("ListTransactions", "Transactions are being built."),
+    (
+        "ConsumerGroupHeartbeat",
+        "The consumer group protocol (KIP-848) is being built; clients fall back to the classic one where they are not told otherwise.",
+    ),
+    ("ConsumerGroupDescribe", "As ConsumerGroupHeartbeat."),
+    (
+        "GetTelemetrySubscriptions",
+        "No metrics of clients are collected; Kafka announces it only with a plugin that does.",
+    ),
+    ("PushTelemetry", "As GetTelemetrySubscriptions."),
+    ("ShareGroupHeartbeat", "Share groups (KIP-932) come after consumer groups."),
+    ("ShareGroupDescribe", "As ShareGroupHeartbeat."),
+    ("ShareFetch", "As ShareGroupHeartbeat."),
+    ("ShareAcknowledge", "As ShareGroupHeartbeat."),
+    ("AddRaftVoter", "As DescribeQuorum."),
+    ("RemoveRaftVoter", "As DescribeQuorum."),
+    ("InitializeShareGroupState", "Between brokers."),
+    ("ReadShareGroupState", "Between brokers."),
+    ("WriteShareGroupState", "Between brokers."),
+    ("DeleteShareGroupState", "Between brokers."),
+    ("ReadShareGroupStateSummary", "Between brokers."),
+    (
+        "StreamsGroupHeartbeat",
+        "Kafka Streams uses classic groups unless it is told otherwise (KIP-1071).",
+    ),
+    ("StreamsGroupDescribe", "As StreamsGroupHeartbeat."),
+    ("DescribeShareGroupOffsets", "As ShareGroupHeartbeat."),
+    ("AlterShareGroupOffsets", "As ShareGroupHeartbeat."),
+    ("DeleteShareGroupOffsets", "As ShareGroupHeartbeat."),
+];
+
+const HEAD: &str = "# What of Kafka's protocol is served
+
+Each API that Apache Kafka 4.3.1 announces to clients (KRaft, one node), with the versions there and here. A client asks for this list with ApiVersions, and
+chooses what both sides have; what is absent is absent from the answer, so that a client knows.
+
+This page is made from the server's table of APIs, and checked against a running server: `UPDATE_DOCS=1 cargo test -p alluvium-broker compatibility`.
+
+| key | API | Kafka 4.3.1 | here | |
+|---:|---|---|---|---|
+";
+
+fn versions(min: i16, max: i16) -> String {
+    if min == max { min.to_string() } else { format!("{min} to {max}") }
+}
+
+/// Key, name and versions of each of Kafka's APIs; the versions are what is printed.
+fn kafkas() -> Vec<(i16, &'static str, &'static str)> {
+    let apis = KAFKA.lines().filter_map(|line| {
+        let (api, versions) = line.trim().trim_end_matches(',').split_once(": ")?;
+        let (name, key) = api.strip_suffix(')')?.split_once('(')?;
+        Some((key.parse().ok()?, name, versions))
+    });
+    apis.collect()
+}
+
+fn document() -> String {
+    let notes: BTreeMap<_, _> = NOTES.iter().copied().collect();
+    let absent: BTreeMap<_, _> = ABSENT.iter().copied().collect();
+    assert_eq!((notes.len(), absent.len()), (NOTES.len(), ABSENT.len()), "a note is there twice");
+    let kafkas = kafkas();
+    for name in notes.keys().chain(absent.keys()) {
+        assert!(kafkas.iter().any(|(_, known, _)| known == name), "{name} is no API of Kafka's");
+    }
+    let mut document = HEAD.to_owned();
+    for (key, name, there) in &kafkas {
+        let served = APIS.iter().find(|api| api.key as i16 == *key);
+        let (here, note) = match served {
+            Some(api) => {
+                assert_eq!(api.name, *name);
+                assert!(!absent.contains_key(name), "{name} is served: take it out of ABSENT");
+                let here = versions(api.min, api.max);
+                let note = notes.get(name).copied().unwrap_or_default();
+                assert!(here == *there || !note.is_empty(), "{name} differs: say why in NOTES");
+                (here, note)
+            }
+            None => {
+                assert!(!notes.contains_key(name), "{name} is not served, and has a note");
+                let why = absent.get(name).copied();
+                ("–".to_owned(), why.unwrap_or_else(|| panic!("say in ABSENT why {name} is")))
+            }
+        };
+        let there = if *there == "UNSUPPORTED" { "–" } else { there };
+        writeln!(document, "| {key} | {name} | {there} | {here} | {note} |").unwrap();
+    }
+    for api in APIS {
+        assert!(
+            kafkas.iter().any(|(key, ..)| *key == api.key as i16),
+            "{} is not announced by Kafka",
+            api.name
+        );
+    }
+    document
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_compatibility_document_says_what_a_server_announces() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/kafka-compatibility.md");
+    let document = document();
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        std::fs::write(&path, &document).unwrap();
+    }
+    let stored = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(
+        stored == document,
+        "docs/kafka-compatibility.md is not up to date: UPDATE_DOCS=1 cargo test -p alluvium-broker compatibility"
+    );
+
+    // The document as it is read, row by row.
+    let mut told = BTreeMap::new();
+    for row in stored.lines().skip_while(|line| !line.starts_with("|---")).skip(1) {
+        let cells: Vec<&str> = row.trim_matches('|').split('|').map(str::trim).collect();
+        let [key, name, _, here, _] = cells[..] else { panic!("{row}") };
+        if here != "–" {
+            told.insert(key.parse::<i16>().unwrap(), (name.to_owned(), here.to_owned()));
+        }
+    }
+    let server = TestServer::start().await;
+    let announced = server.client().await.call(0, &ApiVersionsRequest::default()).await;
+    let announced = announced.api_keys.iter().map(|api| {
+        let name = format!("{:?}", ApiKey::try_from(api.api_key).unwrap());
+        (api.api_key, (name, versions(api.min_version, api.max_version)))
+    });
+    assert_eq!(told, announced.collect());
+}
