@@ -9,7 +9,7 @@ use std::future::pending;
 use std::io::{self, IoSlice};
 use std::pin::pin;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::{Buf, Bytes, BytesMut};
 use futures::future::BoxFuture;
@@ -154,14 +154,17 @@ async fn read_all(
             served = api::serve(server, client_host, bytes) => served,
             () = gone(&mut reader, &outgoing), if may_be_given_up => return End::Closed,
         };
-        let Served { api, answer, budget } = match served {
+        let Served { api, answer, budget, throttle } = match served {
             Ok(served) => served,
             Err(refused) => return refused.into(),
         };
         let (held_bytes, content) = match answer {
             Answer::Ready(response) => (response.len_bytes(), Content::Ready(response)),
             Answer::Later { response, held_bytes } => (held_bytes, Content::Later(response)),
-            Answer::Nothing => continue,
+            Answer::Nothing => {
+                mute(throttle, &mut stopping, &outgoing).await;
+                continue;
+            }
             Answer::Close => return End::FailedUnacknowledged,
         };
         let _unwritten = unwritten.acquire(held_bytes).await;
@@ -169,6 +172,23 @@ async fn read_all(
         if outgoing.send(response).await.is_err() {
             return End::Closed;
         }
+        mute(throttle, &mut stopping, &outgoing).await;
+    }
+}
+
+/// Read nothing for so long, unless the connection ends first.
+async fn mute(
+    throttle: Duration,
+    stopping: &mut (impl Future<Output = ()> + Unpin),
+    outgoing: &mpsc::Sender<Outgoing>,
+) {
+    if throttle.is_zero() {
+        return;
+    }
+    tokio::select! {
+        () = tokio::time::sleep(throttle) => {}
+        () = stopping => {}
+        () = outgoing.closed() => {}
     }
 }
 

@@ -19,6 +19,7 @@ mod metrics;
 mod partition;
 mod producer_ids;
 mod producer_state;
+mod quotas;
 mod records;
 mod retention;
 mod server;
@@ -48,6 +49,7 @@ use configs::Configs;
 use groups::Groups;
 use metrics::Metrics;
 use producer_ids::ProducerIds;
+use quotas::Quotas;
 use server::{ByteBudget, CONCURRENT_DECOMPRESSIONS, Node, Server};
 use sessions::Sessions;
 use state_stream::{KIND_OFFSETS, KIND_TRANSACTIONS};
@@ -149,6 +151,7 @@ impl Broker {
             );
         }
         let configs = Configs::open(store.clone(), &config).map_err(StartError::Metadata)?;
+        let quotas = Quotas::open(store.clone()).map_err(StartError::Metadata)?;
         let topics = Topics::open(store.clone(), configs.topic_defaults(), config.max_partitions)
             .await
             .map_err(|e| StartError::Metadata(e.to_string()))?;
@@ -187,6 +190,7 @@ impl Broker {
             stop: watch::Sender::new(false),
             config,
             configs,
+            quotas,
             node,
             store,
             topics,

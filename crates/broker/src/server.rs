@@ -12,6 +12,7 @@ use crate::errors::ApiError;
 use crate::groups::Groups;
 use crate::metrics::Metrics;
 use crate::producer_ids::ProducerIds;
+use crate::quotas::Quotas;
 use crate::sessions::Sessions;
 use crate::topics::{Topic, Topics};
 use crate::transactions::Transactions;
@@ -38,6 +39,7 @@ pub(crate) struct Server {
     pub(crate) transactions: Transactions,
     pub(crate) producer_ids: ProducerIds,
     pub(crate) sessions: Sessions,
+    pub(crate) quotas: Quotas,
     pub(crate) metrics: Metrics,
     /// For the bytes of requests.
     pub(crate) request_budget: ByteBudget,

@@ -20,6 +20,7 @@ use alluvium_stream::{Batch, Fetched, StreamOffset, Watch};
 use super::{Answer, Context, Refused};
 use crate::errors::ApiError;
 use crate::partition::{Partition, kafka_offset};
+use crate::quotas::Bound;
 use crate::server::ByteBudget;
 use crate::sessions::{Key, Told, Want};
 use crate::topics::TopicRef;
@@ -149,13 +150,13 @@ pub(super) async fn handle(cx: Context, body: Bytes) -> Result<Answer, Refused> 
         Err(error) => {
             tracing::debug!(%error, "fetch refused");
             cx.server.metrics.error(&error);
-            let response =
-                FetchResponse { error_code: error.code(), session_id: 0, topics: Vec::new() };
+            let response = FetchResponse { error_code: error.code(), ..FetchResponse::default() };
             return Ok(Answer::Ready(response.encode(cx.correlation_id, cx.version)?));
         }
     };
 
     let read_committed = request.isolation_level == READ_COMMITTED;
+    cx.wait_for_quota(Bound::Fetched).await;
     let pass = wait_for_enough(&cx, &request, &fetch.wants).await;
     cx.server.metrics.fetched_bytes.inc_by(pass.bytes as u64);
     let answers = fetch
@@ -168,6 +169,7 @@ pub(super) async fn handle(cx: Context, body: Bytes) -> Result<Answer, Refused> 
     let answered =
         reads.filter(|(_, changed)| *changed || !fetch.incremental).map(|(read, _)| read);
     let response = FetchResponse {
+        throttle_time_ms: cx.charge(Bound::Fetched, pass.bytes),
         error_code: 0,
         session_id: fetch.session_id,
         topics: by_topic(answered, read_committed),

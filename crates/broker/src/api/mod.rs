@@ -2,6 +2,7 @@
 
 mod alter_configs;
 mod api_versions;
+mod client_quotas;
 mod create_partitions;
 mod create_topics;
 mod delete_records;
@@ -23,6 +24,8 @@ mod transaction_admin;
 mod transactions;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 use bytes::{Buf, Bytes};
 use futures::future::BoxFuture;
@@ -31,6 +34,7 @@ use kafka_protocol::protocol::{Decodable, Encodable, StrBytes};
 use tokio::sync::OwnedSemaphorePermit;
 
 use crate::groups::ClientInfo;
+use crate::quotas::Bound;
 use crate::server::Server;
 use crate::wire::response::{EncodeError, Response};
 use crate::wire::shape::{self, Shape};
@@ -41,6 +45,9 @@ const MAX_ELEMENTS: usize = 1_000_000;
 /// Requests with more elements than this take their decoded size from the server's budget; the others are
 /// bounded by the number of connections.
 const UNCOUNTED_ELEMENTS: usize = 1_024;
+
+/// A request waits at most for so long for the debts of its client: less than the time after which clients give up on it.
+const MAX_QUOTA_WAIT: Duration = Duration::from_secs(20);
 
 /// What an element takes, about: decoded, its strings not counted, which are slices of the request; and in the response.
 const ELEMENT_BYTES: usize = 192;
@@ -62,6 +69,8 @@ pub(crate) struct Context {
     pub(crate) version: i16,
     correlation_id: i32,
     client: ClientInfo,
+    /// For how long the connection is to be left alone after this request, in milliseconds.
+    throttle_ms: Arc<AtomicU32>,
 }
 
 /// What becomes of a request.
@@ -85,6 +94,8 @@ pub(crate) struct Served {
     pub(crate) answer: Answer,
     /// The share of the server's budget that a request with many elements takes, until its response has been written.
     pub(crate) budget: Option<OwnedSemaphorePermit>,
+    /// A quota is exceeded: for so long no further request of the connection is to be read.
+    pub(crate) throttle: Duration,
 }
 
 /// Why a request gets no response, and its connection is closed.
@@ -216,6 +227,12 @@ pub(crate) static APIS: &[Api] = &[
         request,
         |topic, partition| cx.server.topics.has_partition(topic, partition)
     )),
+    api!(DescribeClientQuotas, 0..=1, DESCRIBE_CLIENT_QUOTAS, |cx, request| {
+        client_quotas::describe(&cx, request)
+    }),
+    api!(AlterClientQuotas, 0..=1, ALTER_CLIENT_QUOTAS, |cx, request| client_quotas::alter(
+        &cx, request
+    )),
     api!(DescribeCluster, 0..=2, DESCRIBE_CLUSTER, |cx, request| describe_cluster::handle(
         &cx, request
     )),
@@ -262,7 +279,7 @@ pub(crate) async fn serve(
         if api.key == ApiKey::ApiVersions {
             // A client that is newer than this server learns here what it can use.
             let answer = Answer::Ready(api_versions::unsupported(correlation_id)?);
-            return Ok(Served { api, answer, budget: None });
+            return Ok(Served { api, answer, budget: None, throttle: Duration::ZERO });
         }
         return Err(Refused::UnsupportedVersion { api: api.name, version });
     }
@@ -286,11 +303,44 @@ pub(crate) async fn serve(
         ),
         client_host: client_host.clone(),
     };
-    let context = Context { server: server.clone(), api, version, correlation_id, client };
-    Ok(Served { api, answer: (api.handle)(context, frame).await?, budget })
+    let throttle_ms = Arc::<AtomicU32>::default();
+    let context = Context {
+        server: server.clone(),
+        api,
+        version,
+        correlation_id,
+        client,
+        throttle_ms: throttle_ms.clone(),
+    };
+    let answer = (api.handle)(context, frame).await?;
+    let throttle = Duration::from_millis(throttle_ms.load(Ordering::Relaxed).into());
+    Ok(Served { api, answer, budget, throttle })
 }
 
 impl Context {
+    /// Who sends the request, to quotas.
+    fn user(&self) -> &'static str {
+        "ANONYMOUS"
+    }
+
+    /// Charge the client's quota with what it has moved; how long it is to wait, for the response. Its connection is left alone for so long.
+    fn charge(&self, bound: Bound, bytes: usize) -> i32 {
+        let client = &self.client.client_id;
+        let now = Instant::now();
+        let wait = self.server.quotas.charge(bound, self.user(), client, bytes, now);
+        // Rounded up, so that a client that waits for so long does not come early.
+        let wait_ms = u32::try_from(wait.as_micros().div_ceil(1_000)).unwrap_or(u32::MAX);
+        self.throttle_ms.fetch_max(wait_ms, Ordering::Relaxed);
+        i32::try_from(wait_ms).unwrap_or(i32::MAX)
+    }
+
+    /// Wait until the client has paid what it owes: it came back before its time, or on another connection.
+    async fn wait_for_quota(&self, bound: Bound) {
+        let client = &self.client.client_id;
+        let wait = self.server.quotas.charge(bound, self.user(), client, 0, Instant::now());
+        tokio::time::sleep(wait.min(MAX_QUOTA_WAIT)).await;
+    }
+
     /// Decode the request's body.
     ///
     /// # Errors

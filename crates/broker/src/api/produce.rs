@@ -19,6 +19,7 @@ use crate::admission;
 use crate::batch::BatchHeader;
 use crate::errors::ApiError;
 use crate::partition::{Appended, NotAdmitted, Partition, kafka_offset};
+use crate::quotas::Bound;
 use crate::topics::Topic;
 use crate::transactions::{Admitted, Producer, TransactionRef};
 
@@ -37,6 +38,7 @@ struct InLine {
 }
 
 pub(super) async fn handle(cx: Context, body: Bytes) -> Result<Answer, Refused> {
+    let throttle_ms = cx.charge(Bound::Produced, body.len());
     let request: ProduceRequest = cx.decode(body)?;
     let deadline = Instant::now() + Duration::from_millis(request.timeout_ms.max(0) as u64);
     let acks = request.acks;
@@ -87,7 +89,11 @@ pub(super) async fn handle(cx: Context, body: Bytes) -> Result<Answer, Refused> 
             }
             responses.push(response.with_partition_responses(partition_responses));
         }
-        cx.encode(&ProduceResponse::default().with_responses(responses))
+        cx.encode(
+            &ProduceResponse::default()
+                .with_throttle_time_ms(throttle_ms)
+                .with_responses(responses),
+        )
     });
     Ok(Answer::Later { response, held_bytes })
 }

@@ -45,6 +45,11 @@ const NOTES: &[(&str, &str)] = &[
     ("AlterReplicaLogDirs", "There is nowhere to move a replica to."),
     ("ElectLeaders", "Each partition has its one leader: no election is ever needed."),
     ("AlterPartitionReassignments", "The only assignment is the one that there is."),
+    ("DescribeClientQuotas", "By user and client id; none of addresses."),
+    (
+        "AlterClientQuotas",
+        "`producer_byte_rate` and `consumer_byte_rate`, by user and client id; those of requests, of changes and of addresses are refused.",
+    ),
     ("ListPartitionReassignments", "None is ever under way."),
 ];
 
@@ -67,8 +72,6 @@ const ABSENT: &[(&str, &str)] = &[
     ("RenewDelegationToken", "As CreateDelegationToken."),
     ("ExpireDelegationToken", "As CreateDelegationToken."),
     ("DescribeDelegationToken", "As CreateDelegationToken."),
-    ("DescribeClientQuotas", "There are no quotas yet."),
-    ("AlterClientQuotas", "There are no quotas yet."),
     ("DescribeUserScramCredentials", "Security is being built."),
     ("AlterUserScramCredentials", "Security is being built."),
     ("DescribeQuorum", "There is no quorum of controllers: the catalog is the server's own."),

@@ -447,6 +447,8 @@ macro_rules! for_request_of {
             ApiKey::ListPartitionReassignments => $call::<ListPartitionReassignmentsRequest>($($arg),*),
             ApiKey::OffsetDelete => $call::<OffsetDeleteRequest>($($arg),*),
             ApiKey::DescribeTopicPartitions => $call::<DescribeTopicPartitionsRequest>($($arg),*),
+            ApiKey::DescribeClientQuotas => $call::<DescribeClientQuotasRequest>($($arg),*),
+            ApiKey::AlterClientQuotas => $call::<AlterClientQuotasRequest>($($arg),*),
             ApiKey::ListConfigResources => $call::<ListConfigResourcesRequest>($($arg),*),
             other => panic!("no example of {other:?}"),
         }

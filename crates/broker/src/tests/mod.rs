@@ -11,6 +11,7 @@ mod harness;
 mod hostile;
 mod late;
 mod producing;
+mod quotas;
 mod restarting;
 mod retention;
 mod transactions;

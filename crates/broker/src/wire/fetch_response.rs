@@ -10,7 +10,10 @@ use super::response::{Builder, EncodeError, Response};
 const FLEXIBLE: i16 = 12;
 
 /// A fetch response.
+#[derive(Default)]
 pub(crate) struct FetchResponse {
+    /// For how long the client is not heard, since it is over its quota.
+    pub(crate) throttle_time_ms: i32,
     /// Error of the request as a whole.
     pub(crate) error_code: i16,
     pub(crate) session_id: i32,
@@ -47,7 +50,7 @@ impl FetchResponse {
         let flexible = version >= FLEXIBLE;
         let mut out = Builder::new(correlation_id, i16::from(flexible));
         let buffer = out.buffer();
-        buffer.put_i32(0); // Throttle time.
+        buffer.put_i32(self.throttle_time_ms);
         if version >= 7 {
             buffer.put_i16(self.error_code);
             buffer.put_i32(self.session_id);
@@ -161,6 +164,7 @@ mod tests {
             partitions,
         };
         FetchResponse {
+            throttle_time_ms: 1_234,
             error_code: 0,
             session_id: 99,
             topics: vec![

@@ -7,6 +7,7 @@
 mod cluster;
 mod configs;
 mod groups;
+mod quotas;
 mod records;
 mod replicas;
 mod topics;
@@ -15,6 +16,7 @@ mod transactions;
 pub(crate) use cluster::*;
 pub(crate) use configs::*;
 pub(crate) use groups::*;
+pub(crate) use quotas::*;
 pub(crate) use records::*;
 pub(crate) use replicas::*;
 pub(crate) use topics::*;

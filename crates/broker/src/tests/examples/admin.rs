@@ -59,6 +59,42 @@ pub(super) fn body(key: ApiKey, version: i16, world: &World) -> Option<Bytes> {
             }
             encode(&request, version)
         }
+        ApiKey::DescribeClientQuotas => {
+            use describe_client_quotas_request::*;
+            let component = |entity_type: &str, match_type, name: Option<&str>| {
+                ComponentData::default()
+                    .with_entity_type(text(entity_type))
+                    .with_match_type(match_type)
+                    .with_match(name.map(text))
+            };
+            let components =
+                vec![component("user", 0, Some("somebody")), component("client-id", 1, None)];
+            let request = DescribeClientQuotasRequest::default()
+                .with_components(components)
+                .with_strict(true);
+            encode(&request, version)
+        }
+        ApiKey::AlterClientQuotas => {
+            use alter_client_quotas_request::*;
+            let entity = |entity_type: &str, name: Option<&str>| {
+                EntityData::default()
+                    .with_entity_type(text(entity_type))
+                    .with_entity_name(name.map(text))
+            };
+            let op = |key: &str, value, remove| {
+                OpData::default().with_key(text(key)).with_value(value).with_remove(remove)
+            };
+            let entry = EntryData::default()
+                .with_entity(vec![entity("user", Some("somebody")), entity("client-id", None)])
+                .with_ops(vec![
+                    op("producer_byte_rate", 1024.0, false),
+                    op("consumer_byte_rate", 0.0, true),
+                ]);
+            let request = AlterClientQuotasRequest::default()
+                .with_entries(vec![entry])
+                .with_validate_only(true);
+            encode(&request, version)
+        }
         ApiKey::DeleteRecords => {
             use delete_records_request::*;
             let partition = |index, offset| {
