@@ -51,16 +51,14 @@ const NOTES: &[(&str, &str)] = &[
         "`producer_byte_rate` and `consumer_byte_rate`, by user and client id; those of requests, of changes and of addresses are refused.",
     ),
     ("ListPartitionReassignments", "None is ever under way."),
+    ("AddPartitionsToTxn", "Versions 4 and 5 are for brokers among themselves."),
+    ("WriteTxnMarkers", "Version 2 is for brokers among themselves."),
+    ("ListTransactions", "Version 2 filters by a pattern."),
 ];
 
 /// Why others are not served.
 const ABSENT: &[(&str, &str)] = &[
     ("SaslHandshake", "Security is being built."),
-    ("AddPartitionsToTxn", "Transactions are being built."),
-    ("AddOffsetsToTxn", "Transactions are being built."),
-    ("EndTxn", "Transactions are being built."),
-    ("WriteTxnMarkers", "Transactions are being built."),
-    ("TxnOffsetCommit", "Transactions are being built."),
     ("DescribeAcls", "Security is being built."),
     ("CreateAcls", "Security is being built."),
     ("DeleteAcls", "Security is being built."),
@@ -79,10 +77,7 @@ const ABSENT: &[(&str, &str)] = &[
         "UpdateFeatures",
         "What is finalized is what the server has; there is nothing to raise or lower.",
     ),
-    ("DescribeProducers", "Transactions are being built."),
     ("UnregisterBroker", "There is one broker, which can not be unregistered."),
-    ("DescribeTransactions", "Transactions are being built."),
-    ("ListTransactions", "Transactions are being built."),
     (
         "ConsumerGroupHeartbeat",
         "The consumer group protocol (KIP-848) is being built; clients fall back to the classic one where they are not told otherwise.",
