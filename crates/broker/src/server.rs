@@ -70,6 +70,19 @@ impl Server {
         self.topics.create(name, partitions, overrides, validate_only).await
     }
 
+    /// Have one of Kafka's own topics, see [`crate::topics::is_internal`].
+    pub(crate) async fn ensure_internal(&self, name: &'static str) {
+        if self.topics.by_name(name).is_ok() {
+            return;
+        }
+        let compacted = [("cleanup.policy".to_owned(), "compact".to_owned())].into();
+        match self.create_topic(name, 1, compacted, false).await {
+            Ok(_) | Err(ApiError::TopicExists(_)) => {}
+            // The coordinator does not need it.
+            Err(error) => tracing::debug!(name, %error, "no internal topic"),
+        }
+    }
+
     /// Look into a batch, off the threads that serve: it may have to be decompressed.
     pub(crate) async fn look_into<T: Send + 'static>(
         &self,

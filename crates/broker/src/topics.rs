@@ -16,9 +16,16 @@ use crate::partition::{Partition, WRITER_EPOCH};
 
 const META_PREFIX: &str = "topic/";
 
-/// Where Kafka keeps what this server keeps in streams of their own. A topic of such a name would hold something else than its
-/// readers look for.
-const INTERNAL: [&str; 3] = ["__consumer_offsets", "__transaction_state", "__share_group_state"];
+/// Where Kafka keeps what this server keeps in streams of its own.
+pub(crate) const GROUP_TOPIC: &str = "__consumer_offsets";
+pub(crate) const TRANSACTION_TOPIC: &str = "__transaction_state";
+const SHARE_GROUP_TOPIC: &str = "__share_group_state";
+
+/// Whether a topic is Kafka's own. There is one of that name, as clients and tools count on it, once its coordinator is asked for; it is
+/// empty, and nobody can write to it.
+pub(crate) fn is_internal(name: &str) -> bool {
+    [GROUP_TOPIC, TRANSACTION_TOPIC, SHARE_GROUP_TOPIC].contains(&name)
+}
 
 /// The longest name that a topic can have.
 pub(crate) const MAX_NAME_BYTES: usize = 249;
@@ -200,11 +207,6 @@ impl Topics {
     ) -> Result<Arc<Topic>, ApiError> {
         let _changing = self.changing.lock().await;
         check_name(name)?;
-        if INTERNAL.contains(&name) {
-            return Err(ApiError::InvalidTopicName(format!(
-                "{name} is a topic of Kafka's own, of which this server has none"
-            )));
-        }
         self.check_free(name)?;
         self.check_room(partitions)?;
         let overrides = settings::check(&overrides)?;

@@ -13,7 +13,7 @@ use super::describe_cluster::TOPIC_OPERATIONS;
 use super::replicas::replicas;
 use crate::errors::ApiError;
 use crate::partition::LEADER_EPOCH;
-use crate::topics::check_name;
+use crate::topics::{check_name, is_internal};
 
 /// Partitions in one response at most, as in Kafka (`max.request.partition.size.limit`).
 const MAX_PARTITIONS: usize = 2_000;
@@ -76,6 +76,7 @@ pub(super) async fn handle(
         response.topics.push(
             described
                 .with_topic_id(topic.id)
+                .with_is_internal(is_internal(&topic.name))
                 .with_topic_authorized_operations(TOPIC_OPERATIONS)
                 .with_partitions(partitions),
         );

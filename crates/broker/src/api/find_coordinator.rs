@@ -5,6 +5,7 @@ use kafka_protocol::messages::{BrokerId, FindCoordinatorRequest, FindCoordinator
 
 use super::Context;
 use crate::errors::ApiError;
+use crate::topics::{GROUP_TOPIC, TRANSACTION_TOPIC};
 
 const GROUP: i8 = 0;
 const TRANSACTION: i8 = 1;
@@ -16,6 +17,11 @@ pub(super) async fn handle(
     cx: &Context,
     request: FindCoordinatorRequest,
 ) -> FindCoordinatorResponse {
+    match request.key_type {
+        GROUP => cx.server.ensure_internal(GROUP_TOPIC).await,
+        TRANSACTION => cx.server.ensure_internal(TRANSACTION_TOPIC).await,
+        _ => {}
+    }
     let node = &cx.server.node;
     let error = match request.key_type {
         GROUP | TRANSACTION => None,

@@ -14,7 +14,7 @@ use super::describe_cluster::{CLUSTER_OPERATIONS, TOPIC_OPERATIONS};
 use crate::configs::Overrides;
 use crate::errors::ApiError;
 use crate::partition::LEADER_EPOCH;
-use crate::topics::Topic;
+use crate::topics::{Topic, is_internal};
 use crate::wire::once;
 
 pub(super) async fn handle(cx: &Context, request: MetadataRequest) -> MetadataResponse {
@@ -111,5 +111,6 @@ fn describe(cx: &Context, topic: &Topic) -> MetadataResponseTopic {
     MetadataResponseTopic::default()
         .with_name(Some(StrBytes::from_string(topic.name.to_string()).into()))
         .with_topic_id(topic.id)
+        .with_is_internal(is_internal(&topic.name))
         .with_partitions((0..topic.partitions.len()).map(partition).collect())
 }

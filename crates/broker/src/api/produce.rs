@@ -20,7 +20,7 @@ use crate::batch::BatchHeader;
 use crate::errors::ApiError;
 use crate::partition::{Appended, NotAdmitted, Partition, kafka_offset};
 use crate::quotas::Bound;
-use crate::topics::Topic;
+use crate::topics::{Topic, is_internal};
 use crate::transactions::{Admitted, Producer, TransactionRef};
 
 /// The first version that names topics by id.
@@ -53,6 +53,7 @@ pub(super) async fn handle(cx: Context, body: Bytes) -> Result<Answer, Refused> 
                 (_, Err(refused)) => Err(refused),
                 (Err(unknown), Ok(())) => Err(match unknown {
                     ApiError::UnknownTopicId => ApiError::UnknownTopicId,
+                    ApiError::InvalidTopicName(why) => ApiError::InvalidTopicName(why.clone()),
                     _ => ApiError::UnknownTopicOrPartition,
                 }),
             };
@@ -107,10 +108,14 @@ fn check(request: &ProduceRequest) -> Result<(), ApiError> {
 }
 
 fn find(cx: &Context, data: &TopicProduceData) -> Result<Arc<Topic>, ApiError> {
-    if cx.version >= FIRST_WITH_TOPIC_IDS {
+    let topic = if cx.version >= FIRST_WITH_TOPIC_IDS {
         cx.server.topics.by_id(data.topic_id)
     } else {
         cx.server.topics.by_name(&data.name)
+    }?;
+    match is_internal(&topic.name) {
+        true => Err(ApiError::InvalidTopicName(format!("{} is the server's own", topic.name))),
+        false => Ok(topic),
     }
 }
 

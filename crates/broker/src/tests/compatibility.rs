@@ -24,10 +24,7 @@ const NOTES: &[(&str, &str)] = &[
     ),
     ("OffsetCommit", "Version 10 names topics by id."),
     ("OffsetFetch", "Version 10 names topics by id."),
-    (
-        "CreateTopics",
-        "One replica: a replication factor of 1 or -1. The names of Kafka's internal topics are refused, since what they hold is not in a topic here.",
-    ),
+    ("CreateTopics", "One replica: a replication factor of 1 or -1."),
     (
         "DescribeConfigs",
         "Topics with all settings of Kafka 4.3; brokers with those that mean something here; groups. No log levels, no metrics of clients.",

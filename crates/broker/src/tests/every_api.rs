@@ -114,8 +114,6 @@ async fn topics_are_validated_as_by_kafka() {
         (topic("a.b"), 36),
         (topic("a_b"), 17),
         (topic("no/slash"), 17),
-        (topic("__consumer_offsets"), 17),
-        (topic("__transaction_state"), 17),
         (topic("x").with_num_partitions(0), 37),
         (topic("x").with_num_partitions(-2), 37),
         (topic("x").with_num_partitions(21), 44),
@@ -222,4 +220,32 @@ async fn metadata_creates_topics_where_both_sides_allow_it() {
     let server = TestServer::with(16 << 20, |config| config.auto_create_topics = false).await;
     let refused = &server.client().await.call(12, &request("new", true)).await.topics[0];
     assert_eq!(refused.error_code, 3);
+}
+
+/// Clients and tools look for them, and step over them by their flag.
+#[tokio::test(flavor = "multi_thread")]
+async fn internal_topics_are_there_once_they_are_asked_for_and_stay_empty() {
+    use kafka_protocol::messages::{FindCoordinatorRequest, MetadataRequest};
+    let server = TestServer::start().await;
+    server.topic("t", 1, &[]).await;
+    let mut client = server.client().await;
+    let all = MetadataRequest::default().with_topics(None);
+    assert_eq!(client.call(12, &all).await.topics.len(), 1);
+    for _ in 0..2 {
+        for key_type in [0, 1] {
+            let find = FindCoordinatorRequest::default()
+                .with_key_type(key_type)
+                .with_coordinator_keys(vec![text("key")]);
+            assert_eq!(client.call(6, &find).await.coordinators[0].error_code, 0);
+        }
+    }
+    let topics = client.call(12, &all).await.topics;
+    let told = topics.iter().map(|topic| {
+        (topic.name.as_ref().unwrap().to_string(), topic.is_internal, topic.partitions.len())
+    });
+    let wanted = [("__consumer_offsets", true), ("__transaction_state", true), ("t", false)];
+    assert!(told.eq(wanted.map(|(name, is_internal)| (name.to_owned(), is_internal, 1))));
+    let batch = crate::batch::tests::plain(&[1]);
+    assert_eq!(client.produce("__consumer_offsets", 0, &batch).await, (17, -1));
+    assert_eq!(client.fetch("__consumer_offsets", 0, 0).await, (0, 0, bytes::Bytes::new()));
 }
