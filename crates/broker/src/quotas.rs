@@ -17,8 +17,11 @@ const META_PREFIX: &str = "quota/";
 /// What a bucket holds, in seconds of its rate.
 const BURST_SECONDS: f64 = 10.0;
 
-/// Buckets that are kept; clients choose their names. Beyond, clients share one.
+/// Buckets that are kept; clients choose their names. Beyond, clients share one, and so do those with long names.
 const MAX_BUCKETS: usize = 10_000;
+
+/// The longest name of a user or client that has a quota or a bucket of its own, in bytes.
+pub(crate) const MAX_NAME_BYTES: usize = 255;
 
 /// Entities that can have quotas.
 const MAX_ENTITIES: usize = 10_000;
@@ -204,7 +207,9 @@ impl Quotas {
             state.buckets.retain(|_, bucket| now.saturating_duration_since(bucket.at) < full);
         }
         let shared = (bound, String::new(), String::new());
-        let has_room = state.buckets.len() < MAX_BUCKETS || state.buckets.contains_key(&key);
+        let is_short = key.1.len().max(key.2.len()) <= MAX_NAME_BYTES;
+        let has_room =
+            is_short && (state.buckets.len() < MAX_BUCKETS || state.buckets.contains_key(&key));
         let bucket = state
             .buckets
             .entry(if has_room { key } else { shared })

@@ -18,7 +18,7 @@ use kafka_protocol::protocol::StrBytes;
 
 use super::Context;
 use crate::errors::ApiError;
-use crate::quotas::{Bound, Entity, Op, Part};
+use crate::quotas::{Bound, Entity, MAX_NAME_BYTES, Op, Part};
 
 const USER: &str = "user";
 const CLIENT_ID: &str = "client-id";
@@ -162,6 +162,9 @@ fn entity(entry: &EntryData) -> Result<Entity, ApiError> {
             None => Part::Default,
             Some(name) if name.is_empty() => {
                 return invalid(format!("Empty {} not supported", &*named.entity_type));
+            }
+            Some(name) if name.len() > MAX_NAME_BYTES => {
+                return invalid(format!("a name has at most {MAX_NAME_BYTES} bytes"));
             }
             Some(name) => Part::Name(name.to_string()),
         };

@@ -16,6 +16,9 @@ use crate::errors::ApiError;
 pub(crate) use store::{Configs, Entity};
 pub(crate) use topic::AppendRules;
 
+/// The longest value that a setting can have, in bytes: what is set is kept in memory.
+const MAX_VALUE_BYTES: usize = 4 << 10;
+
 /// Settings that differ from the default, by name.
 pub(crate) type Overrides = BTreeMap<String, String>;
 
@@ -107,6 +110,9 @@ impl Setting {
     /// The same, where the setting has another name.
     fn check_as(&self, name: &str, value: &str) -> Result<String, String> {
         let value = value.trim();
+        if value.len() > MAX_VALUE_BYTES {
+            return Err(format!("{name} can have at most {MAX_VALUE_BYTES} bytes"));
+        }
         let invalid = |value: &str, reason: &str| {
             Err(format!("Invalid value {value} for configuration {name}: {reason}"))
         };
@@ -380,6 +386,9 @@ mod tests {
         ] {
             assert_eq!(reason(name, value), expected);
         }
+        let long = vec!["0:1"; 2_000].join(",");
+        let too_long = reason("leader.replication.throttled.replicas", &long);
+        assert!(too_long.contains("at most 4096 bytes"), "{too_long}");
         assert!(reason("min.insync.replicas", "2").contains("one replica"));
         assert!(reason("remote.storage.enable", "true").contains("object store"));
         assert!(reason("leader.replication.throttled.replicas", "x").contains("the literal '*'"));

@@ -93,10 +93,12 @@ async fn what_is_no_quota_is_refused() {
     let mut client = server.client().await;
     let user = ("user", Some("u"));
     let good = [(PRODUCE, 1.0, false)];
+    let long = "u".repeat(256);
     for (entity, ops) in [
         (vec![], good),
         (vec![("user", Some(""))], good),
         (vec![user, user], good),
+        (vec![("user", Some(long.as_str()))], good),
         (vec![("other", Some("u"))], good),
         (vec![("ip", Some("1.2.3.4"))], good),
         (vec![user, ("ip", Some("1.2.3.4"))], good),
