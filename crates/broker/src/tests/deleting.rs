@@ -24,6 +24,7 @@ async fn records_are_deleted_up_to_an_offset_and_stay_deleted() {
     let mut server = TestServer::start().await;
     server.topic("t", 2, &[]).await;
     server.topic("compacted", 1, &[("cleanup.policy", "compact")]).await;
+    server.topic("__consumer_offsets", 1, &[]).await;
     server.topic("both", 1, &[("cleanup.policy", "compact,delete")]).await;
     let mut client = server.client().await;
     for topic in ["t", "compacted", "both"] {
@@ -39,6 +40,7 @@ async fn records_are_deleted_up_to_an_offset_and_stay_deleted() {
     // Further back does nothing.
     assert_eq!(delete(&mut client, "t", &[(0, 1)]).await, [(0, 0, 2)]);
     assert_eq!(delete(&mut client, "compacted", &[(0, -1)]).await, [(0, 44, -1)]);
+    assert_eq!(delete(&mut client, "__consumer_offsets", &[(0, -1)]).await, [(0, 17, -1)]);
     assert_eq!(delete(&mut client, "both", &[(0, -1)]).await, [(0, 0, 4)]);
     server.crash().await;
     let mut client = server.client().await;
