@@ -52,7 +52,7 @@ use producer_ids::ProducerIds;
 use quotas::Quotas;
 use server::{ByteBudget, CONCURRENT_DECOMPRESSIONS, Node, Server};
 use sessions::Sessions;
-use state_stream::{KIND_OFFSETS, KIND_TRANSACTIONS};
+use state_stream::{KIND_GROUP_MEMBERS, KIND_OFFSETS, KIND_TRANSACTIONS};
 use topics::Topics;
 use transactions::Transactions;
 
@@ -118,6 +118,7 @@ impl Fold for BrokerFold {
             KIND_LOG => producer_state::fold(start, previous, batches),
             KIND_TRANSACTIONS => state_table::fold::<transactions::Table>(previous, batches),
             KIND_OFFSETS => state_table::fold::<groups::Offsets>(previous, batches),
+            KIND_GROUP_MEMBERS => state_table::fold::<groups::GroupStates>(previous, batches),
             // No stream of another kind was ever created.
             other => unreachable!("streams of kind {other} have no owner here"),
         }

@@ -10,6 +10,8 @@ use alluvium_stream::{
 pub(crate) const KIND_OFFSETS: u8 = alluvium_stream::KIND_STATE;
 /// Transactions.
 pub(crate) const KIND_TRANSACTIONS: u8 = 2;
+/// Members of groups whose assignment the server computes.
+pub(crate) const KIND_GROUP_MEMBERS: u8 = 3;
 
 /// Why a state stream could not be opened.
 #[derive(Debug, thiserror::Error)]

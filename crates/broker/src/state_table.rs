@@ -171,6 +171,23 @@ impl Writer {
     pub(crate) fn i64(&mut self, value: i64) {
         self.0.extend_from_slice(&value.to_le_bytes());
     }
+    pub(crate) fn u64(&mut self, value: u64) {
+        self.0.extend_from_slice(&value.to_le_bytes());
+    }
+    /// Bytes whose number the reader knows.
+    pub(crate) fn raw(&mut self, bytes: &[u8]) {
+        self.0.extend_from_slice(bytes);
+    }
+    pub(crate) fn size_bytes(&self) -> usize {
+        self.0.len()
+    }
+    /// A string or none: 0, or 1 and the string.
+    pub(crate) fn opt(&mut self, value: Option<&str>) {
+        self.u8(value.is_some().into());
+        if let Some(value) = value {
+            self.str(value);
+        }
+    }
     pub(crate) fn len(&mut self, value: usize) {
         let value = u32::try_from(value).expect("counts are bounded by memory far below 2^32");
         self.0.extend_from_slice(&value.to_le_bytes());
@@ -224,6 +241,16 @@ impl<'a> Reader<'a> {
     }
     pub(crate) fn i64(&mut self) -> Result<i64, Corrupt> {
         Ok(i64::from_le_bytes(self.array()?))
+    }
+    pub(crate) fn u64(&mut self) -> Result<u64, Corrupt> {
+        Ok(u64::from_le_bytes(self.array()?))
+    }
+    pub(crate) fn opt(&mut self) -> Result<Option<String>, Corrupt> {
+        match self.u8()? {
+            0 => Ok(None),
+            1 => self.str().map(Some),
+            other => Err(Corrupt(format!("{other} where 0 or 1 says whether there is a string"))),
+        }
     }
     pub(crate) fn len(&mut self) -> Result<usize, Corrupt> {
         Ok(u32::from_le_bytes(self.array()?) as usize)

@@ -6,12 +6,13 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use alluvium_stream::{Change, KIND_LOG, Store, StreamId, StreamWriter};
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use uuid::Uuid;
 
 use crate::configs::topic::Rules;
 use crate::configs::{Alteration, Overrides, Setting, topic as settings};
 use crate::errors::ApiError;
+use crate::groups::TopicsView;
 use crate::partition::{Partition, WRITER_EPOCH};
 
 const META_PREFIX: &str = "topic/";
@@ -90,10 +91,13 @@ struct Maps {
     /// Names by what they look like in metrics.
     by_metric_name: HashMap<String, Arc<str>>,
     partitions: usize,
+    /// Grows with every change.
+    version: u64,
 }
 
 impl Maps {
     fn insert(&mut self, topic: &Arc<Topic>) {
+        self.version += 1;
         self.partitions += topic.partitions.len();
         self.by_id.insert(topic.id, topic.clone());
         self.by_metric_name.insert(metric_name(&topic.name), topic.name.clone());
@@ -103,6 +107,7 @@ impl Maps {
     }
 
     fn remove(&mut self, topic: &Topic) {
+        self.version += 1;
         if let Some(old) = self.by_name.remove(&topic.name) {
             self.partitions -= old.partitions.len();
         }
@@ -118,6 +123,8 @@ pub(crate) struct Topics {
     /// What the broker says for topics that do not say it, by the topics' names.
     defaults: RwLock<Overrides>,
     maps: RwLock<Maps>,
+    /// The last one that was asked for.
+    view: Mutex<Arc<TopicsView>>,
     /// Held over a change's check and commit, so that changes have one order.
     changing: tokio::sync::Mutex<()>,
 }
@@ -157,6 +164,7 @@ impl Topics {
             defaults: RwLock::new(defaults),
             max_partitions: max_partitions as usize,
             maps: RwLock::new(maps),
+            view: Mutex::default(),
             changing: tokio::sync::Mutex::new(()),
         })
     }
@@ -187,6 +195,20 @@ impl Topics {
     /// All topics, by name.
     pub(crate) fn all(&self) -> Vec<Arc<Topic>> {
         self.maps.read().by_name.values().cloned().collect()
+    }
+
+    /// All topics at this moment, for the group coordinator. Made anew only when topics have changed.
+    pub(crate) fn view(&self) -> Arc<TopicsView> {
+        let mut view = self.view.lock();
+        let maps = self.maps.read();
+        if view.version() != maps.version {
+            let topics = maps.by_name.values().map(|topic| {
+                let partitions = u32::try_from(topic.partitions.len()).expect("they are bounded");
+                (Arc::clone(&topic.name), topic.id, partitions)
+            });
+            *view = Arc::new(TopicsView::new(maps.version, topics));
+        }
+        Arc::clone(&view)
     }
 
     /// Partitions of all topics.

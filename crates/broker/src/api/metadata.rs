@@ -56,11 +56,10 @@ async fn describe_wanted(
     may_create: bool,
 ) -> MetadataResponseTopic {
     let found = match &wanted.name {
+        // The name beside an id is the empty one in kafka-clients.
+        _ if !wanted.topic_id.is_nil() => cx.server.topics.by_id(wanted.topic_id),
         Some(name) => by_name(cx, name, may_create).await,
-        None if wanted.topic_id.is_nil() => {
-            Err(ApiError::InvalidRequest("a topic with neither name nor id".into()))
-        }
-        None => cx.server.topics.by_id(wanted.topic_id),
+        None => Err(ApiError::InvalidRequest("a topic with neither name nor id".into())),
     };
     match found {
         Ok(topic) => describe(cx, &topic),

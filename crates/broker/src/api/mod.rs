@@ -245,6 +245,14 @@ pub(crate) static APIS: &[Api] = &[
     api!(ListTransactions, 0..=1, LIST_TRANSACTIONS, |cx, request| transaction_admin::list(
         &cx, request
     )),
+    api!(ConsumerGroupHeartbeat, 0..=1, CONSUMER_GROUP_HEARTBEAT, |cx, request| cx
+        .server
+        .groups
+        .consumer_heartbeat(cx.client.clone(), request, cx.version, &cx.server.topics.view())),
+    api!(ConsumerGroupDescribe, 0..=1, CONSUMER_GROUP_DESCRIBE, |cx, request| cx
+        .server
+        .groups
+        .consumer_describe(request, cx.version, &cx.server.topics.view())),
     api!(ListConfigResources, 0..=1, LIST_CONFIG_RESOURCES, |cx, request| {
         list_config_resources::handle(&cx, request)
     }),

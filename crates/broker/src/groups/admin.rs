@@ -1,7 +1,5 @@
 //! ListGroups, DescribeGroups, DeleteGroups.
 
-use std::sync::Arc;
-
 use kafka_protocol::error::ResponseError;
 use kafka_protocol::messages::delete_groups_response::DeletableGroupResult;
 use kafka_protocol::messages::describe_groups_response::{DescribedGroup, DescribedGroupMember};
@@ -14,18 +12,15 @@ use kafka_protocol::protocol::StrBytes;
 
 use super::commits::Blocked;
 use super::group::{Description, State};
+use super::live::LiveGroup;
 use super::offset_log::Prepared;
 use super::offsets::Record;
-use super::registry::Slot;
 use super::{Groups, Shared};
 use crate::wire::once;
 
-/// The type of every group here, as ListGroups spells it.
-const CLASSIC: &str = "classic";
-
 /// READ, DELETE and DESCRIBE, the operations on groups, as bits of Kafka's AclOperation. There is no authorization
 /// here, so everybody has all of them.
-const ALL_OPERATIONS: i32 = 1 << 3 | 1 << 6 | 1 << 8;
+pub(super) const ALL_OPERATIONS: i32 = 1 << 3 | 1 << 6 | 1 << 8;
 
 impl Groups {
     /// ListGroups, versions 0 to 5. Filters do not heed case; an empty one lets everything pass.
@@ -38,25 +33,30 @@ impl Groups {
             filter.is_empty()
                 || filter.iter().any(|wanted| wanted.as_str().eq_ignore_ascii_case(value))
         };
-        if !passes(&request.types_filter, CLASSIC) {
-            return response;
-        }
         let mut groups = Vec::new();
-        for (slot, description) in self.shared.all() {
-            let state = description.state.name();
-            if !passes(&request.states_filter, state) {
+        for slot in self.shared.registry.all() {
+            let found = self.shared.registry.peek(&slot, |group, _| {
+                let protocol_type = match group {
+                    LiveGroup::Classic(group) => group.describe().protocol_type,
+                    LiveGroup::Consumer(_) => StrBytes::from_static_str("consumer"),
+                };
+                let found = (group.type_name(), group.state_name(), protocol_type);
+                (!group.is_dead()).then_some(found)
+            });
+            let Some((kind, state, protocol_type)) = found else { continue };
+            if !passes(&request.types_filter, kind) || !passes(&request.states_filter, state) {
                 continue;
             }
             let group = ListedGroup::default()
                 .with_group_id(GroupId(StrBytes::from_string(slot.name.to_string())))
-                .with_protocol_type(description.protocol_type);
+                .with_protocol_type(protocol_type);
             let group = if version >= 4 {
                 group.with_group_state(StrBytes::from_static_str(state))
             } else {
                 group
             };
             groups.push(if version >= 5 {
-                group.with_group_type(StrBytes::from_static_str(CLASSIC))
+                group.with_group_type(StrBytes::from_static_str(kind))
             } else {
                 group
             });
@@ -102,20 +102,14 @@ impl Groups {
 }
 
 impl Shared {
-    /// Every group, sorted by name.
-    fn all(&self) -> Vec<(Arc<Slot>, Description)> {
-        let describe = |slot: Arc<Slot>| {
-            let description = self.registry.peek(&slot, |group, _| group.describe());
-            (slot, description)
-        };
-        let living = |(_, description): &(Arc<Slot>, Description)| description.state != State::Dead;
-        self.registry.all().into_iter().map(describe).filter(living).collect()
-    }
-
+    /// `None` if there is no such classic group.
     fn describe(&self, group_id: &str) -> Result<Option<Description>, ResponseError> {
         self.check_open()?;
-        let slot = self.registry.get(group_id);
-        let description = slot.map(|slot| self.registry.peek(&slot, |group, _| group.describe()));
+        let Some(slot) = self.registry.get(group_id) else { return Ok(None) };
+        let description = self.registry.peek(&slot, |group, _| match group {
+            LiveGroup::Classic(group) => Some(group.describe()),
+            LiveGroup::Consumer(_) => None,
+        });
         Ok(description.filter(|description| description.state != State::Dead))
     }
 
@@ -127,16 +121,22 @@ impl Shared {
         self.write(|| {
             // The record is in line before the group is dead, and both under the group's lock: a commit is either before the record and
             // deleted by it, or finds a dead group.
-            let appended = self.registry.change(&slot, |group, _| match group.state() {
-                State::Dead => Err(Blocked::Group(ResponseError::GroupIdNotFound)),
-                State::Preparing | State::Completing | State::Stable => {
-                    Err(Blocked::Group(ResponseError::NonEmptyGroup))
+            let appended = self.registry.change(&slot, |group, now| {
+                if group.is_dead() {
+                    return Err(Blocked::Group(ResponseError::GroupIdNotFound));
                 }
-                State::Empty => {
-                    let appended = self.log.append(&record)?;
-                    group.kill();
-                    Ok(appended)
+                let is_empty = match group {
+                    LiveGroup::Classic(group) => group.state() == State::Empty,
+                    LiveGroup::Consumer(group) => group.is_empty(),
+                };
+                if !is_empty {
+                    return Err(Blocked::Group(ResponseError::NonEmptyGroup));
                 }
+                // What is remembered of its members goes first: in between there is a group with offsets and no members.
+                let classic = self.registry.make_classic(&slot, group, now)?;
+                let appended = self.log.append(&record)?;
+                classic.kill();
+                Ok(appended)
             })?;
             self.registry.remove(&slot);
             Ok(appended)

@@ -18,6 +18,7 @@ use kafka_protocol::messages::{
 };
 use kafka_protocol::protocol::StrBytes;
 
+use super::live::ClassicGroup;
 use super::offset_log::{Appended, Prepared, Refused};
 use super::offsets::{Committed, Offsets, Position, Record};
 use super::registry::now;
@@ -58,7 +59,7 @@ impl Groups {
     pub async fn offset_commit(
         &self,
         request: OffsetCommitRequest,
-        _version: i16,
+        version: i16,
         exists: impl Fn(&str, i32) -> bool + Send + Sync,
     ) -> OffsetCommitResponse {
         let mut good = Vec::new();
@@ -80,7 +81,7 @@ impl Groups {
             }
             topics.push((topic.name.clone(), partitions));
         }
-        let outcome = self.shared.commit(&request, good).await.err();
+        let outcome = self.shared.commit(&request, version, good).await.err();
         let topics = topics.into_iter().map(|(name, partitions)| {
             let partitions = partitions.into_iter().map(|(index, error)| {
                 // What concerns the whole group comes first: to a fenced member it is of no interest which topics exist.
@@ -109,7 +110,13 @@ impl Groups {
                     topics.into_iter().map(|t| (t.name, t.partition_indexes)).collect()
                 });
                 let result = OffsetFetchResponseGroup::default();
-                let result = match self.shared.fetch(&group.group_id, wanted) {
+                let checked = self.shared.check_fetch(
+                    &group.group_id,
+                    group.member_id.as_ref(),
+                    group.member_epoch,
+                );
+                let found = checked.and_then(|()| self.shared.fetch(&group.group_id, wanted));
+                let result = match found {
                     Ok(found) => result.with_topics(found.into_iter().map(fetched_topic).collect()),
                     Err(error) => result.with_error_code(error.code()),
                 };
@@ -267,6 +274,7 @@ impl Shared {
     async fn commit(
         &self,
         request: &OffsetCommitRequest,
+        version: i16,
         topics: Vec<(String, Vec<Position>)>,
     ) -> Result<(), ResponseError> {
         self.check_open()?;
@@ -283,6 +291,7 @@ impl Shared {
             let slot = match self.registry.get(&request.group_id) {
                 Some(slot) => slot,
                 None if generation < 0 => self.create(&request.group_id)?,
+                None if version >= 9 => return Err(ResponseError::GroupIdNotFound.into()),
                 None => return Err(ResponseError::IllegalGeneration.into()),
             };
             // Under the group's lock, so that a deletion of the group comes before (and is seen) or after the record.
@@ -292,6 +301,7 @@ impl Shared {
                     &request.member_id,
                     request.group_instance_id.as_ref(),
                     generation,
+                    version,
                 )?;
                 if is_nothing { Ok(None) } else { Ok(Some(self.log.append(&record)?)) }
             })
@@ -345,6 +355,19 @@ impl Shared {
         })
     }
 
+    /// May this member see the group's offsets? (Since version 9.)
+    fn check_fetch(
+        &self,
+        group_id: &str,
+        member_id: Option<&StrBytes>,
+        epoch: i32,
+    ) -> Result<(), ResponseError> {
+        match self.registry.get(group_id) {
+            Some(slot) => self.registry.peek(&slot, |group, _| group.check_fetch(member_id, epoch)),
+            None => Ok(()),
+        }
+    }
+
     fn fetch(&self, group_id: &str, wanted: Wanted) -> Result<Found, ResponseError> {
         self.check_open()?;
         Ok(self.log.read(|table| match wanted {
@@ -374,8 +397,9 @@ impl Shared {
                 let Some(since) = group.vacant_since() else { return false };
                 let vacant_for = now.saturating_duration_since(since);
                 if vacant_for >= self.config.sweep_interval && !self.log.mentions(&slot.name) {
-                    group.kill();
-                    return true;
+                    // What can not be written now is left for the next sweep.
+                    let classic = self.registry.make_classic(&slot, group, now);
+                    return classic.map(ClassicGroup::kill).is_ok();
                 }
                 if vacant_for >= retention {
                     self.expire_offsets(&slot.name, cutoff_ms);

@@ -12,6 +12,7 @@ use kafka_protocol::messages::{OffsetDeleteRequest, OffsetDeleteResponse};
 
 use super::commits::Blocked;
 use super::group::{Description, State};
+use super::live::LiveGroup;
 use super::offset_log::Prepared;
 use super::offsets::Record;
 use super::{Groups, Shared};
@@ -81,7 +82,7 @@ impl Shared {
         self.write(|| {
             // Under the group's lock, so that no member can join and commit in between.
             self.registry.peek(&slot, |live, _| {
-                reads = Reads::of(&live.describe()).map_err(Blocked::Group)?;
+                reads = Reads::of(live).map_err(Blocked::Group)?;
                 let unread = doomed
                     .iter()
                     .filter(|(topic, indexes)| !indexes.is_empty() && !reads.includes(topic));
@@ -103,7 +104,16 @@ impl Reads {
     ///
     /// # Errors
     /// The group does not exist, or has members that are no consumers.
-    fn of(group: &Description) -> Result<Self, ResponseError> {
+    fn of(group: &LiveGroup) -> Result<Self, ResponseError> {
+        match group {
+            LiveGroup::Classic(group) => Self::of_classic(&group.describe()),
+            LiveGroup::Consumer(group) => {
+                Ok(group.subscribed_names().map_or(Self::Unknown, Self::These))
+            }
+        }
+    }
+
+    fn of_classic(group: &Description) -> Result<Self, ResponseError> {
         match group.state {
             State::Dead => Err(ResponseError::GroupIdNotFound),
             State::Empty => Ok(Self::These(HashSet::new())),

@@ -15,6 +15,7 @@ use kafka_protocol::protocol::StrBytes;
 use tokio::sync::oneshot;
 use uuid::Uuid;
 
+use super::commits::Blocked;
 use super::group::{JoinEvent, Refusal, SyncEvent};
 use super::registry::{JoinAnswer, SyncAnswer};
 use super::{ClientInfo, Groups, MAX_GROUP_ID_BYTES, Shared};
@@ -24,7 +25,7 @@ const MAX_PROTOCOLS: usize = 64;
 
 /// Bound on instance ids and on names of protocols. They are passed on to other members, whose version of the protocol may have room for
 /// 32 767 bytes only, whatever the version did in which they came.
-const MAX_NAME_BYTES: usize = 1024;
+pub(super) const MAX_NAME_BYTES: usize = 1024;
 
 /// How much of the client's own name goes into a member id; the rest is a UUID.
 const MEMBER_ID_PREFIX_CHARS: usize = 128;
@@ -142,8 +143,14 @@ impl Shared {
             can_skip_assignment: version >= 9,
         };
         let (waiter, answer) = oneshot::channel();
-        self.registry.change(&slot, |group, now| group.join(now, join, waiter));
-        Ok(answer)
+        self.registry.change(&slot, |group, now| {
+            match self.registry.make_classic(&slot, group, now) {
+                Ok(group) => group.join(now, join, waiter),
+                Err(Blocked::Group(error)) => return Err(error),
+                Err(Blocked::Log(_)) => return Err(ResponseError::CoordinatorNotAvailable),
+            }
+            Ok(answer)
+        })
     }
 
     fn start_sync(
@@ -167,8 +174,10 @@ impl Shared {
                 .collect(),
         };
         let (waiter, answer) = oneshot::channel();
-        self.registry.change(&slot, |group, now| group.sync(now, sync, waiter));
-        Ok(answer)
+        self.registry.change(&slot, |group, now| {
+            group.classic()?.sync(now, sync, waiter);
+            Ok(answer)
+        })
     }
 
     fn heartbeat(&self, request: &HeartbeatRequest) -> Result<(), ResponseError> {
@@ -176,7 +185,7 @@ impl Shared {
         let slot = self.registry.get(&request.group_id).ok_or(ResponseError::UnknownMemberId)?;
         let instance_id = request.group_instance_id.as_ref();
         self.registry.peek(&slot, |group, now| {
-            group.heartbeat(now, &request.member_id, instance_id, request.generation_id)
+            group.classic()?.heartbeat(now, &request.member_id, instance_id, request.generation_id)
         })
     }
 
@@ -187,14 +196,15 @@ impl Shared {
             return Ok(vec![ResponseError::UnknownMemberId.code(); members.len()]);
         };
         self.registry.change(&slot, |group, now| {
-            let leave = |member: &MemberIdentity| {
-                code(group.leave(now, &member.member_id, member.group_instance_id.as_ref()))
+            let mut leave = |member: &MemberIdentity| {
+                let instance_id = member.group_instance_id.as_ref();
+                code(group.classic().and_then(|g| g.leave(now, &member.member_id, instance_id)))
             };
-            Ok(members.iter().map(leave).collect())
+            Ok(members.iter().map(&mut leave).collect())
         })
     }
 
-    fn check_group_id(&self, group_id: &str) -> Result<(), ResponseError> {
+    pub(super) fn check_group_id(&self, group_id: &str) -> Result<(), ResponseError> {
         self.check_open()?;
         if group_id.is_empty() || group_id.len() > MAX_GROUP_ID_BYTES {
             return Err(ResponseError::InvalidGroupId);

@@ -17,12 +17,17 @@
 
 mod admin;
 mod commits;
+mod consumer;
 mod delete_offsets;
 mod group;
+mod heartbeat;
+mod live;
+mod member_log;
 mod membership;
 mod offset_log;
 mod offsets;
 mod registry;
+mod topics_view;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -34,7 +39,10 @@ use kafka_protocol::protocol::StrBytes;
 use parking_lot::Mutex;
 use tokio::task::JoinHandle;
 
+use consumer::ConsumerRules;
 use group::Rules;
+use live::LiveGroup;
+use member_log::MemberLog;
 use offset_log::OffsetLog;
 use registry::{Registry, Slot, now};
 
@@ -42,7 +50,9 @@ use crate::partition::unix_time_ms;
 use crate::state_stream::StateError;
 use crate::state_table::Corrupt;
 
+pub(crate) use consumer::GroupStates;
 pub(crate) use offsets::{Offsets, Position};
+pub(crate) use topics_view::TopicsView;
 
 /// The longest group id: what a protocol string with a 16-bit length can carry.
 const MAX_GROUP_ID_BYTES: usize = i16::MAX as usize;
@@ -61,7 +71,12 @@ pub struct GroupConfig {
     pub min_session_timeout: Duration,
     /// `group.max.session.timeout.ms`: default 30 min, at most 24 h.
     pub max_session_timeout: Duration,
-    /// `group.max.size`: members of one group, and as many ids that were handed out and have not joined yet. Default 5000, at least 1.
+    /// `group.consumer.session.timeout.ms`: a member of a consumer group that sends no heartbeat for this long is removed. Default 45 s, more
+    /// than the heartbeat interval, at most 24 h.
+    pub consumer_session_timeout: Duration,
+    /// `group.consumer.heartbeat.interval.ms`: how often members of consumer groups are told to send one. Default 5 s, at least 1 ms.
+    pub consumer_heartbeat_interval: Duration,
+    /// `group.max.size` and `group.consumer.max.size`: members of one group, and as many ids that were handed out and have not joined yet. Default 5000, at least 1.
     pub max_group_members: usize,
     /// Groups that exist at the same time, those with offsets and no members included. Default 100 000, at least 1.
     pub max_groups: usize,
@@ -89,6 +104,8 @@ impl Default for GroupConfig {
             initial_rebalance_delay: Duration::ZERO,
             min_session_timeout: Duration::from_secs(6),
             max_session_timeout: Duration::from_secs(30 * 60),
+            consumer_session_timeout: Duration::from_secs(45),
+            consumer_heartbeat_interval: Duration::from_secs(5),
             max_group_members: 5000,
             max_groups: 100_000,
             max_membership_bytes: 256 << 20,
@@ -117,6 +134,14 @@ impl GroupConfig {
         }
         if self.max_session_timeout > Duration::from_secs(24 * 3600) {
             return refuse("the greatest session timeout must be at most 24 h");
+        }
+        if self.consumer_heartbeat_interval < Duration::from_millis(1)
+            || self.consumer_session_timeout <= self.consumer_heartbeat_interval
+            || self.consumer_session_timeout > Duration::from_secs(24 * 3600)
+        {
+            return refuse(
+                "the heartbeat interval of consumer groups must be at least 1 ms, and their session timeout longer, and at most 24 h",
+            );
         }
         if self.max_group_members == 0 || self.max_groups == 0 {
             return refuse("the bounds on groups and on their members must be at least 1");
@@ -193,13 +218,18 @@ impl Groups {
     /// An invalid configuration, a failed store, or offsets that can not be read; nothing has been changed in the last case.
     pub async fn open(store: Store, config: GroupConfig) -> Result<Groups, GroupsError> {
         config.check()?;
-        let log = OffsetLog::open(store, config.max_offsets_bytes).await?;
+        let log = OffsetLog::open(store.clone(), config.max_offsets_bytes).await?;
         let rules = Rules {
             initial_rebalance_delay: config.initial_rebalance_delay,
             max_members: config.max_group_members,
         };
-        let registry = Registry::new(rules, config.max_groups);
-        log.read(|table| registry.restore(table.groups()));
+        let consumer_rules = ConsumerRules {
+            session_timeout: config.consumer_session_timeout,
+            max_members: config.max_group_members,
+        };
+        let (member_log, consumer_groups) = MemberLog::open(store).await?;
+        let registry = Registry::new(rules, consumer_rules, member_log, config.max_groups);
+        log.read(|table| registry.restore(table.groups(), consumer_groups));
         let closed = AtomicBool::new(false);
         let shared =
             Arc::new(Shared { config, registry, log, closed, timer_task: Mutex::new(None) });
@@ -213,7 +243,12 @@ impl Groups {
     pub async fn shutdown(&self) {
         self.shared.closed.store(true, Ordering::SeqCst);
         for slot in self.shared.registry.all() {
-            self.shared.registry.change(&slot, |group, _| group.kill());
+            self.shared.registry.change(&slot, |group, _| {
+                // The members of a consumer group go on after a restart.
+                if let LiveGroup::Classic(group) = group {
+                    group.kill();
+                }
+            });
         }
         self.shared.registry.timer().wake();
         let task = self.shared.timer_task.lock().take();
@@ -233,6 +268,14 @@ impl Shared {
     /// Refuse what no group can answer.
     fn check_open(&self) -> Result<(), ResponseError> {
         if self.is_closed() { Err(ResponseError::CoordinatorNotAvailable) } else { Ok(()) }
+    }
+
+    /// What holds for a consumer group. (The same for all as long as groups have no settings of their own.)
+    fn consumer_rules(&self) -> ConsumerRules {
+        ConsumerRules {
+            session_timeout: self.config.consumer_session_timeout,
+            max_members: self.config.max_group_members,
+        }
     }
 
     fn create(&self, group_id: &str) -> Result<Arc<Slot>, ResponseError> {

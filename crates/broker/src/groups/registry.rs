@@ -1,6 +1,6 @@
 //! The groups by name, each behind its own lock, and the one timer for all of them.
 //!
-//! Locks, in the order in which they may be taken: a group's, then the timer's or the offset log's. The map's lock is never held together
+//! Locks, in the order in which they may be taken: a group's, then the timer's or a log's. The map's lock is never held together
 //! with a group's.
 
 use std::collections::{BTreeSet, HashMap};
@@ -10,14 +10,18 @@ use std::time::Instant;
 
 use kafka_protocol::error::ResponseError;
 use parking_lot::{Mutex, RwLock};
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::Notify;
 
-use super::group::{Effect, Group, Joined, Refusal, Rules, Synced};
+use super::commits::Blocked;
+use super::consumer::{self, ConsumerGroup, ConsumerRules, GroupState, GroupStates};
+use super::group::{Effect, Group, Joined, Refusal, Rules, State, Synced};
+use super::live::{ClassicGroup, LiveGroup};
+use super::member_log::{Durable, MemberLog};
+use super::offset_log;
+use crate::state_stream::Refused;
 
 pub(super) type JoinAnswer = Result<Joined, Refusal>;
 pub(super) type SyncAnswer = Result<Synced, ResponseError>;
-/// A group whose waiters are the requests' answers.
-pub(super) type LiveGroup = Group<oneshot::Sender<JoinAnswer>, oneshot::Sender<SyncAnswer>>;
 
 /// The clock of all groups; tokio's, so that tests can move it.
 pub(super) fn now() -> Instant {
@@ -43,11 +47,15 @@ struct Live {
     scheduled: Option<Instant>,
     /// What this group's members have in [`Registry::size_bytes`].
     counted_bytes: usize,
+    /// The last record of a consumer group's members that was put in line since the start.
+    last_record: Option<Durable>,
 }
 
 /// All groups.
 pub(super) struct Registry {
     rules: Rules,
+    consumer_rules: ConsumerRules,
+    log: MemberLog,
     max_groups: usize,
     slots: RwLock<HashMap<Arc<str>, Arc<Slot>>>,
     timer: Arc<Timer>,
@@ -55,9 +63,16 @@ pub(super) struct Registry {
 }
 
 impl Registry {
-    pub(super) fn new(rules: Rules, max_groups: usize) -> Self {
+    pub(super) fn new(
+        rules: Rules,
+        consumer_rules: ConsumerRules,
+        log: MemberLog,
+        max_groups: usize,
+    ) -> Self {
         Self {
             rules,
+            consumer_rules,
+            log,
             max_groups,
             slots: RwLock::default(),
             timer: Arc::default(),
@@ -93,11 +108,23 @@ impl Registry {
         Some(self.insert(&mut slots, name))
     }
 
-    /// For groups that are known from their offsets: not subject to the bound, since they exist already.
-    pub(super) fn restore<'a>(&self, names: impl Iterator<Item = &'a str>) {
+    /// For groups that are known from the disk, those with offsets and consumer groups: not subject to the bound, since they exist already.
+    pub(super) fn restore<'a>(
+        &self,
+        with_offsets: impl Iterator<Item = &'a str>,
+        consumer_groups: GroupStates,
+    ) {
         let mut slots = self.slots.write();
-        for name in names {
+        for name in with_offsets {
             self.insert(&mut slots, name);
+        }
+        for (name, state) in consumer_groups.0 {
+            let slot = match slots.get(name.as_str()) {
+                Some(slot) => Arc::clone(slot),
+                None => self.insert(&mut slots, &name),
+            };
+            slot.live.lock().group = self.new_consumer(state, now());
+            self.change(&slot, |_, _| ());
         }
     }
 
@@ -112,12 +139,16 @@ impl Registry {
 
     fn insert(&self, slots: &mut HashMap<Arc<str>, Arc<Slot>>, name: &str) -> Arc<Slot> {
         let name: Arc<str> = name.into();
-        let group = Group::new(self.rules, now());
-        let live = Mutex::new(Live { group, scheduled: None, counted_bytes: 0 });
+        let group = LiveGroup::Classic(Group::new(self.rules, now()));
+        let live = Mutex::new(Live { group, scheduled: None, counted_bytes: 0, last_record: None });
         let slot = Arc::new(Slot { name: Arc::clone(&name), live });
         self.size_bytes.fetch_add(Slot::bytes(&name), Ordering::Relaxed);
         slots.insert(name, Arc::clone(&slot));
         slot
+    }
+
+    fn new_consumer(&self, state: GroupState, now: Instant) -> LiveGroup {
+        LiveGroup::Consumer(ConsumerGroup::new(state, self.consumer_rules, now))
     }
 
     /// Sorted by name.
@@ -165,29 +196,24 @@ impl Registry {
         live: &mut Live,
         event: impl FnOnce(&mut LiveGroup, Instant) -> R,
     ) -> R {
-        let generation = live.group.generation();
+        // What is left of an earlier event; so that an event finds nothing unwritten, unless there is no room.
+        let _ = self.write_locked(slot, live);
+        let before = epoch(&live.group);
         let result = event(&mut live.group, now());
-        for effect in live.group.take_effects() {
-            // A receiver is gone when its client's connection is.
-            match effect {
-                Effect::Joined(waiter, answer) => drop(waiter.send(answer)),
-                Effect::Synced(waiter, answer) => drop(waiter.send(answer)),
-                Effect::Dropped(member, why) => {
-                    tracing::info!(
-                        group = &*slot.name,
-                        member = &*member,
-                        "a member was removed: {why}"
-                    );
-                }
-            }
+        if let LiveGroup::Classic(group) = &mut live.group {
+            carry_out(slot, group);
         }
-        if live.group.generation() != generation {
-            let (generation, members) = (live.group.generation(), live.group.member_count());
+        let _ = self.write_locked(slot, live);
+        let after = epoch(&live.group);
+        if after != before {
             tracing::info!(
                 group = &*slot.name,
-                generation,
-                members,
-                state = live.group.state().name(),
+                generation = after,
+                members = match &live.group {
+                    LiveGroup::Classic(group) => group.member_count(),
+                    LiveGroup::Consumer(group) => group.state().members.len(),
+                },
+                state = live.group.state_name(),
                 "new generation"
             );
         }
@@ -203,6 +229,91 @@ impl Registry {
         result
     }
 
+    // ---- consumer groups and their log ----
+
+    /// The consumer group in a slot, for an event; a classic group without members becomes one if `convert` says so.
+    pub(super) fn consumer<'a>(
+        &self,
+        group: &'a mut LiveGroup,
+        convert: bool,
+        now: Instant,
+    ) -> Option<&'a mut ConsumerGroup> {
+        if let LiveGroup::Classic(classic) = group
+            && convert
+            && classic.state() == State::Empty
+        {
+            *group = self.new_consumer(GroupState::default(), now);
+        }
+        match group {
+            LiveGroup::Classic(_) => None,
+            LiveGroup::Consumer(group) => Some(group),
+        }
+    }
+
+    /// Make a consumer group without members a classic one, and put that in line; a classic one stays what it is.
+    ///
+    /// # Errors
+    /// INCONSISTENT_GROUP_PROTOCOL as long as it has members; a log that takes nothing now.
+    pub(super) fn make_classic<'a>(
+        &self,
+        slot: &Slot,
+        group: &'a mut LiveGroup,
+        now: Instant,
+    ) -> Result<&'a mut ClassicGroup, Blocked> {
+        if let LiveGroup::Consumer(consumer) = group {
+            if !consumer.is_empty() {
+                return Err(ResponseError::InconsistentGroupProtocol.into());
+            }
+            if !consumer.unwritten().is_empty() {
+                return Err(offset_log::Refused::Stream(Refused::NoRoom).into());
+            }
+            // Nothing was ever written of a group without an epoch.
+            if consumer.state().epoch > 0 {
+                let record = consumer::encode_deletion(&slot.name);
+                // Nobody waits for it: before it is durable there is a consumer group without members.
+                drop(self.log.append(record).map_err(offset_log::Refused::Stream)?);
+            }
+            *group = LiveGroup::Classic(Group::new(self.rules, now));
+        }
+        Ok(group.classic()?)
+    }
+
+    /// Put in line what is left unwritten of a consumer group's changes.
+    ///
+    /// # Returns
+    /// What to wait for before anybody is told of the group's state.
+    ///
+    /// # Errors
+    /// The log takes nothing now. The changes are kept, and tried again with the next event or soon.
+    pub(super) fn write(&self, slot: &Slot) -> Result<Option<Durable>, Refused> {
+        let mut live = slot.live.lock();
+        self.write_locked(slot, &mut live)?;
+        Ok(live.last_record.clone())
+    }
+
+    fn write_locked(&self, slot: &Slot, live: &mut Live) -> Result<(), Refused> {
+        let LiveGroup::Consumer(group) = &mut live.group else { return Ok(()) };
+        while !group.unwritten().is_empty() {
+            let (record, changes) = consumer::encode_changes(&slot.name, group.unwritten());
+            match self.log.append(record) {
+                Ok(durable) => {
+                    group.written(changes);
+                    live.last_record = Some(durable);
+                }
+                Err(refused) => {
+                    group.not_written(now());
+                    return Err(refused);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Resolves when a write that met a lack of room may succeed.
+    pub(super) async fn room(&self) {
+        self.log.room().await;
+    }
+
     /// Expire what is due in the groups whose entries the timer hands out.
     pub(super) fn expire(&self) {
         let now = now();
@@ -211,8 +322,39 @@ impl Registry {
             let mut live = slot.live.lock();
             // Another event may have moved the entry since it was taken out.
             live.scheduled = live.scheduled.filter(|at| *at > now);
-            self.change_locked(&slot, &mut live, Group::tick);
+            self.change_locked(&slot, &mut live, |group, now| match group {
+                LiveGroup::Classic(group) => group.tick(now),
+                LiveGroup::Consumer(group) => {
+                    for (member, why) in group.tick(now) {
+                        dropped(&slot, &member, why);
+                    }
+                }
+            });
         }
+    }
+}
+
+/// Answer who waits.
+fn carry_out(slot: &Slot, group: &mut ClassicGroup) {
+    for effect in group.take_effects() {
+        // A receiver is gone when its client's connection is.
+        match effect {
+            Effect::Joined(waiter, answer) => drop(waiter.send(answer)),
+            Effect::Synced(waiter, answer) => drop(waiter.send(answer)),
+            Effect::Dropped(member, why) => dropped(slot, &member, why),
+        }
+    }
+}
+
+fn dropped(slot: &Slot, member: &str, why: &str) {
+    tracing::info!(group = &*slot.name, member, "a member was removed: {why}");
+}
+
+/// The generation of a classic group, the group epoch of a consumer group.
+fn epoch(group: &LiveGroup) -> i32 {
+    match group {
+        LiveGroup::Classic(group) => group.generation(),
+        LiveGroup::Consumer(group) => group.state().epoch,
     }
 }
 

@@ -77,9 +77,8 @@ const ABSENT: &[(&str, &str)] = &[
     ("UnregisterBroker", "There is one broker, which can not be unregistered."),
     (
         "ConsumerGroupHeartbeat",
-        "The consumer group protocol (KIP-848) is being built; clients fall back to the classic one where they are not told otherwise.",
+        "A group changes between this protocol and the classic one while it has no members. Racks are remembered, not heeded. See consumer-groups.md.",
     ),
-    ("ConsumerGroupDescribe", "As ConsumerGroupHeartbeat."),
     (
         "GetTelemetrySubscriptions",
         "No metrics of clients are collected; Kafka announces it only with a plugin that does.",

@@ -21,6 +21,7 @@ fn expected_errors(key: ApiKey, version: i16) -> Vec<i16> {
         ApiKey::AddPartitionsToTxn => vec![0, 49],
         ApiKey::AddOffsetsToTxn | ApiKey::EndTxn | ApiKey::TxnOffsetCommit => vec![49],
         ApiKey::DescribeTransactions => vec![105],
+        ApiKey::ConsumerGroupHeartbeat | ApiKey::ConsumerGroupDescribe => vec![69],
         ApiKey::DeleteTopics if version >= 6 => vec![0, 100],
         ApiKey::DeleteRecords => vec![0, 3],
         ApiKey::AlterReplicaLogDirs => vec![0, 3, 57],
@@ -89,6 +90,7 @@ async fn the_announced_versions_are_those_that_clients_need() {
     assert_eq!(range(ApiKey::Fetch), (4, 18));
     assert_eq!(range(ApiKey::Metadata), (0, 13));
     assert_eq!(range(ApiKey::OffsetCommit), (2, 9));
+    assert_eq!(range(ApiKey::ConsumerGroupHeartbeat), (0, 1));
     // Each is a range that the codec has.
     for api in crate::api::APIS {
         let valid = api.key.valid_versions();
@@ -200,14 +202,18 @@ async fn metadata_creates_topics_where_both_sides_allow_it() {
     assert_eq!(client.call(12, &request("no good", true)).await.topics[0].error_code, 17);
     assert_eq!(client.call(12, &request("no good", false)).await.topics[0].error_code, 17);
 
-    let by_id = |id| {
-        MetadataRequest::default().with_topics(Some(vec![
-            MetadataRequestTopic::default().with_name(None).with_topic_id(id),
-        ]))
-    };
-    let found = &client.call(13, &by_id(created.topic_id)).await.topics[0];
-    assert_eq!(found.name.as_deref().map(ToString::to_string), Some("new".into()));
-    assert_eq!(client.call(13, &by_id(uuid::Uuid::from_u128(1))).await.topics[0].error_code, 100);
+    // kafka-clients ask with an empty name beside the id, others with none.
+    for name in [None, Some(TopicName::default())] {
+        let by_id = |id| {
+            MetadataRequest::default().with_topics(Some(vec![
+                MetadataRequestTopic::default().with_name(name.clone()).with_topic_id(id),
+            ]))
+        };
+        let found = &client.call(13, &by_id(created.topic_id)).await.topics[0];
+        assert_eq!(found.name.as_deref().map(ToString::to_string), Some("new".into()));
+        let unknown = client.call(13, &by_id(uuid::Uuid::from_u128(1))).await;
+        assert_eq!(unknown.topics[0].error_code, 100);
+    }
 
     let all = client.call(1, &MetadataRequest::default().with_topics(None)).await;
     assert_eq!(all.topics.len(), 1);

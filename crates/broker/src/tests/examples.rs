@@ -1,6 +1,7 @@
 //! A request of every API in every version, with something in every field; and decoding of both sides by API key.
 
 mod admin;
+mod groups;
 mod transactions;
 
 use bytes::{Bytes, BytesMut};
@@ -397,7 +398,8 @@ fn body(key: ApiKey, version: i16, world: &World) -> Bytes {
             }
             encode(&request, version)
         }
-        other => transactions::body(other, version, world)
+        other => groups::body(other, version, world)
+            .or_else(|| transactions::body(other, version, world))
             .or_else(|| admin::body(other, version, world))
             .unwrap_or_else(|| panic!("no example of {other:?}")),
     }
@@ -450,6 +452,8 @@ macro_rules! for_request_of {
             ApiKey::DescribeClientQuotas => $call::<DescribeClientQuotasRequest>($($arg),*),
             ApiKey::AlterClientQuotas => $call::<AlterClientQuotasRequest>($($arg),*),
             ApiKey::ListConfigResources => $call::<ListConfigResourcesRequest>($($arg),*),
+            ApiKey::ConsumerGroupHeartbeat => $call::<ConsumerGroupHeartbeatRequest>($($arg),*),
+            ApiKey::ConsumerGroupDescribe => $call::<ConsumerGroupDescribeRequest>($($arg),*),
             other => panic!("no example of {other:?}"),
         }
     };

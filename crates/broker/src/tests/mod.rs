@@ -3,6 +3,7 @@
 mod admitting;
 mod compatibility;
 mod configs;
+mod consumer_groups;
 mod deleting;
 mod every_api;
 pub(crate) mod examples;

@@ -84,3 +84,23 @@ pub(crate) const LIST_GROUPS: Shape =
     shape(3, &[Field(4, MAX, Values(&Text)), Field(5, MAX, Values(&Text))]);
 
 pub(crate) const DELETE_GROUPS: Shape = shape(2, &[Field(0, MAX, Values(&Text))]);
+
+const OWNED_TOPIC: Struct = plain(&[Field(0, MAX, UUID), Field(0, MAX, Values(&INT32))]);
+pub(crate) const CONSUMER_GROUP_HEARTBEAT: Shape = shape(
+    0,
+    &[
+        Field(0, MAX, Text),
+        Field(0, MAX, Text),
+        Field(0, MAX, INT32),
+        Field(0, MAX, Text),
+        Field(0, MAX, Text),
+        Field(0, MAX, INT32),
+        Field(0, MAX, Values(&Text)),
+        Field(1, MAX, Text),
+        Field(0, MAX, Text),
+        Field(0, MAX, Structs(&OWNED_TOPIC)),
+    ],
+);
+
+pub(crate) const CONSUMER_GROUP_DESCRIBE: Shape =
+    shape(0, &[Field(0, MAX, Values(&Text)), Field(0, MAX, BOOL)]);

@@ -1,0 +1,721 @@
+//! One consumer group of KIP-848, decided purely: the server assigns, and each member follows in its own time.
+//!
+//! Nothing here reads a clock, locks, waits or writes. An event takes the time and the topics as arguments and changes the state by
+//! [`Change`]s alone ([`state`]), which pile up in [`ConsumerGroup::unwritten`] until they are in line for the disk. The registry sees to it
+//! that nobody is told of a change that is not durable.
+//!
+//! ```text
+//!   a member comes, goes or          all members'                 this member's
+//!   subscribes, a topic changes      targets                      epoch and partitions
+//!   -------------------------->      -------->                    ------------------->
+//!          group epoch + 1           target epoch = group epoch   reconcile::next
+//! ```
+//!
+//! A partition is given to a member only when nobody else has it or may still have it (`GroupState::owners`), so two members never have it at
+//! once, whatever became of the answers.
+
+mod assignor;
+mod format;
+mod reconcile;
+mod state;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kafka_protocol::error::ResponseError;
+use regex::{Regex, RegexBuilder};
+use uuid::Uuid;
+
+use super::topics_view::TopicsView;
+pub(super) use assignor::Assignor;
+use assignor::Subscriber;
+pub(crate) use format::GroupStates;
+pub(super) use format::{encode_changes, encode_deletion};
+pub(super) use state::{Assignment, GroupState, LEFT_FOR_A_WHILE, Member};
+use state::{Change, Current, Profile, Progress};
+
+/// Bound on the length of a regular expression.
+const MAX_REGEX_BYTES: usize = 4096;
+/// Bound on what one compiles to.
+const MAX_COMPILED_REGEX_BYTES: usize = 1 << 20;
+/// Bound on the different ones in a group: each is matched with all topics when one of these changes.
+const MAX_REGEXES: usize = 64;
+
+/// How long changes that the disk has no room for wait for the next attempt, if nobody comes before.
+const RETRY_WRITE: Duration = Duration::from_secs(1);
+
+/// What the configuration says about one group.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ConsumerRules {
+    pub(super) session_timeout: Duration,
+    pub(super) max_members: usize,
+}
+
+/// A heartbeat. What is `None` has not changed.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Beat {
+    /// The client's, or one that was made for it; not empty.
+    pub(super) member_id: String,
+    /// 0 to join, not negative.
+    pub(super) epoch: i32,
+    pub(super) instance_id: Option<String>,
+    pub(super) rack_id: Option<String>,
+    pub(super) rebalance_timeout_ms: Option<i32>,
+    pub(super) topics: Option<BTreeSet<String>>,
+    /// Empty: none.
+    pub(super) regex: Option<String>,
+    pub(super) assignor: Option<String>,
+    /// What the member has.
+    pub(super) owned: Option<Assignment>,
+    pub(super) client_id: String,
+    pub(super) client_host: String,
+}
+
+/// The answer to a heartbeat.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Answer {
+    pub(super) member_id: String,
+    pub(super) epoch: i32,
+    /// All that the member has now, if it may not know.
+    pub(super) assignment: Option<Assignment>,
+}
+
+/// Why a request was refused; nothing has changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Fault {
+    pub(super) error: ResponseError,
+    pub(super) message: String,
+}
+
+impl Fault {
+    pub(super) fn new(error: ResponseError, message: impl Into<String>) -> Self {
+        Self { error, message: message.into() }
+    }
+}
+
+/// The state of a group, as Kafka names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    Empty,
+    Assigning,
+    Reconciling,
+    Stable,
+}
+
+impl Phase {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Empty => "Empty",
+            Self::Assigning => "Assigning",
+            Self::Reconciling => "Reconciling",
+            Self::Stable => "Stable",
+        }
+    }
+}
+
+/// When a member is given up.
+#[derive(Clone, Copy, Debug)]
+struct Deadlines {
+    /// It has sent no heartbeat.
+    session: Instant,
+    /// It has not given up what it was told to.
+    revocation: Option<Instant>,
+}
+
+/// One group.
+#[derive(Debug)]
+pub(super) struct ConsumerGroup {
+    state: GroupState,
+    /// Changes of the state that are not in line for the disk yet, in order.
+    unwritten: Vec<Change>,
+    /// While there are some: when to try again.
+    retry_at: Instant,
+    deadlines: BTreeMap<Arc<str>, Deadlines>,
+    empty_since: Instant,
+    /// The version of the topics that the state was last compared with.
+    compared_with: Option<u64>,
+    matches: Matches,
+}
+
+/// Which topics the members' regular expressions match.
+#[derive(Debug, Default)]
+struct Matches {
+    version: Option<u64>,
+    by_regex: HashMap<String, Vec<Arc<str>>>,
+}
+
+impl ConsumerGroup {
+    /// A group without members, or one as it was before a restart: its members have a whole session to come again.
+    pub(super) fn new(state: GroupState, rules: ConsumerRules, now: Instant) -> Self {
+        let deadlines = |(id, member): (&Arc<str>, &Member)| {
+            let revocation = revocation_deadline(member, now);
+            (Arc::clone(id), Deadlines { session: now + rules.session_timeout, revocation })
+        };
+        Self {
+            deadlines: state.members.iter().map(deadlines).collect(),
+            state,
+            unwritten: Vec::new(),
+            retry_at: now,
+            empty_since: now,
+            compared_with: None,
+            matches: Matches::default(),
+        }
+    }
+
+    // ---- what it is ----
+
+    pub(super) fn state(&self) -> &GroupState {
+        &self.state
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.state.members.is_empty()
+    }
+
+    /// Since when it has no members, if it has none.
+    pub(super) fn vacant_since(&self) -> Option<Instant> {
+        self.is_empty().then_some(self.empty_since)
+    }
+
+    pub(super) fn phase(&self) -> Phase {
+        let state = &self.state;
+        if self.is_empty() {
+            Phase::Empty
+        } else if state.epoch > state.target_epoch {
+            Phase::Assigning
+        } else if state
+            .members
+            .values()
+            .all(|member| is_settled(&member.current, state.target_epoch))
+        {
+            Phase::Stable
+        } else {
+            Phase::Reconciling
+        }
+    }
+
+    /// An estimate of the memory that the members take.
+    pub(super) fn size_bytes(&self) -> usize {
+        let matches = &self.matches.by_regex;
+        let matches: usize =
+            matches.iter().map(|(regex, names)| regex.len() + names.len() * 16).sum();
+        self.state.size_bytes + matches
+    }
+
+    /// The next moment at which [`Self::tick`] has something to do.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        if !self.unwritten.is_empty() {
+            return Some(self.retry_at);
+        }
+        let deadlines = self.deadlines.values();
+        deadlines.flat_map(|at| [Some(at.session), at.revocation]).flatten().min()
+    }
+
+    /// The assignor that most members vote for.
+    pub(super) fn assignor(&self) -> Assignor {
+        let mut votes = [0_usize; Assignor::ALL.len()];
+        for member in self.state.members.values() {
+            let voted = member.profile.assignor.as_deref().and_then(Assignor::by_name);
+            if let Some(at) = Assignor::ALL.into_iter().position(|one| Some(one) == voted) {
+                votes[at] += 1;
+            }
+        }
+        // `max_by_key` takes the last of equals, so look from the end.
+        let most = votes.into_iter().enumerate().rev().max_by_key(|(_, votes)| *votes);
+        most.map_or(Assignor::Uniform, |(at, _)| Assignor::ALL[at])
+    }
+
+    /// The names of the topics that members have subscribed to. `None` as long as a regular expression has not been matched since the start.
+    pub(super) fn subscribed_names(&self) -> Option<HashSet<String>> {
+        let profiles = || self.state.members.values().map(|member| &member.profile);
+        let mut regexes = profiles().filter_map(|profile| profile.regex.as_ref());
+        let are_matched = regexes.all(|regex| self.matches.by_regex.contains_key(regex));
+        are_matched.then(|| profiles().flat_map(|p| self.names_of(p)).map(str::to_owned).collect())
+    }
+
+    // ---- the way to the disk ----
+
+    /// What is to be written, in order.
+    pub(super) fn unwritten(&self) -> &[Change] {
+        &self.unwritten
+    }
+
+    /// The first of them are in line.
+    pub(super) fn written(&mut self, changes: usize) {
+        self.unwritten.drain(..changes);
+    }
+
+    /// There was no room for them.
+    pub(super) fn not_written(&mut self, now: Instant) {
+        self.retry_at = now + RETRY_WRITE;
+    }
+
+    // ---- events ----
+
+    /// A heartbeat that joins, goes on, or changes the subscription.
+    pub(super) fn heartbeat(
+        &mut self,
+        now: Instant,
+        rules: ConsumerRules,
+        topics: &TopicsView,
+        beat: &Beat,
+    ) -> Result<Answer, Fault> {
+        let found = self.find(beat)?;
+        if found.is_none() && self.state.members.len() >= rules.max_members {
+            return Err(Fault::new(
+                ResponseError::GroupMaxSizeReached,
+                format!(
+                    "The consumer group has reached its maximum capacity of {} members.",
+                    rules.max_members
+                ),
+            ));
+        }
+        if let Some(regex) = beat.regex.as_deref().filter(|regex| !regex.is_empty()) {
+            self.check_regexes(regex)?;
+        }
+        // From here on nothing fails.
+        let id = beat.member_id.as_str();
+        let is_joining = beat.epoch == 0;
+        match found {
+            Some(other) if *other != *id => self.rename(&other, id),
+            Some(_) if is_joining => self.begin_again(id),
+            _ => {}
+        }
+        let before = self.state.members.get(id).map(|member| member.current.clone());
+        // A member that is gone has made an epoch, too.
+        let subscribes = self.update_profile(id, beat);
+        let mut is_new_epoch = subscribes || self.state.epoch > self.state.target_epoch;
+        is_new_epoch |= self.compare_topics(topics, is_new_epoch);
+        if self.state.epoch > self.state.target_epoch {
+            self.assign(topics);
+        }
+        self.reconcile(now, rules, id, beat.owned.as_ref());
+        if is_new_epoch {
+            self.matches.keep_only(&self.state);
+        }
+        let Some(member) = self.state.members.get(id) else {
+            unreachable!("the heartbeat's member was found or has joined");
+        };
+        let is_full = beat.rebalance_timeout_ms.is_some()
+            && (beat.topics.is_some() || beat.regex.is_some())
+            && beat.owned.is_some();
+        let is_told = is_joining
+            || is_full
+            || before.is_none_or(|before| {
+                // With the former epoch the last answer was lost.
+                before.epoch != beat.epoch || before.assigned != member.current.assigned
+            });
+        Ok(Answer {
+            member_id: id.to_owned(),
+            epoch: member.current.epoch,
+            assignment: is_told.then(|| member.current.assigned.clone()),
+        })
+    }
+
+    /// A member leaves, for a while if it is a static one that says so.
+    pub(super) fn leave(
+        &mut self,
+        now: Instant,
+        id: &str,
+        instance_id: Option<&str>,
+        is_for_a_while: bool,
+    ) -> Result<(), Fault> {
+        if let Some(instance_id) = instance_id {
+            self.check_instance(id, instance_id)?;
+        }
+        let member = self.state.members.get(id).ok_or_else(|| unknown_member(id))?;
+        if is_for_a_while {
+            let current = Current {
+                epoch: LEFT_FOR_A_WHILE,
+                progress: Progress::Stable,
+                revoking: Assignment::new(),
+                ..member.current.clone()
+            };
+            self.change(Change::Current { id: id.to_owned(), current });
+            if let Some(deadlines) = self.deadlines.get_mut(id) {
+                deadlines.revocation = None;
+            }
+        } else {
+            self.remove(now, id);
+        }
+        Ok(())
+    }
+
+    /// Time has passed: give up who is due. The ids of those, and why.
+    pub(super) fn tick(&mut self, now: Instant) -> Vec<(Arc<str>, &'static str)> {
+        if !self.unwritten.is_empty() {
+            return Vec::new();
+        }
+        let due = self.deadlines.iter().filter_map(|(id, deadlines)| {
+            if deadlines.session <= now {
+                Some((Arc::clone(id), "its session timed out"))
+            } else if deadlines.revocation.is_some_and(|at| at <= now) {
+                Some((Arc::clone(id), "it did not give up partitions within the rebalance timeout"))
+            } else {
+                None
+            }
+        });
+        let due: Vec<_> = due.collect();
+        for (id, _) in &due {
+            self.remove(now, id);
+        }
+        due
+    }
+
+    /// May a member commit offsets, or fetch them, with this epoch?
+    pub(super) fn check_epoch(&self, id: &str, epoch: i32) -> Result<(), ResponseError> {
+        let member = self.state.members.get(id).ok_or(ResponseError::UnknownMemberId)?;
+        if member.current.epoch == epoch { Ok(()) } else { Err(ResponseError::StaleMemberEpoch) }
+    }
+
+    // ---- checks ----
+
+    /// The member that a heartbeat is about, under the id that it has in the state; `None` if it is a new one.
+    fn find(&self, beat: &Beat) -> Result<Option<Arc<str>>, Fault> {
+        let id = beat.member_id.as_str();
+        let known = self.state.members.get_key_value(id);
+        if beat.epoch > 0 {
+            if let Some(instance_id) = &beat.instance_id {
+                self.check_instance(id, instance_id)?;
+            }
+            let (key, member) = known.ok_or_else(|| unknown_member(id))?;
+            check_member_epoch(member, beat)?;
+            return Ok(Some(Arc::clone(key)));
+        }
+        let holder = beat.instance_id.as_ref().and_then(|id| self.state.static_members.get(id));
+        if let Some(holder) = holder
+            && **holder != *id
+        {
+            let has_left = self
+                .state
+                .members
+                .get(holder)
+                .is_some_and(|member| member.current.epoch == LEFT_FOR_A_WHILE);
+            if !has_left {
+                let instance_id = beat.instance_id.as_deref().unwrap_or_default();
+                return Err(Fault::new(
+                    ResponseError::UnreleasedInstanceId,
+                    format!(
+                        "Static member {id} with instance id {instance_id} cannot join the group because the instance id is owned by {holder} member."
+                    ),
+                ));
+            }
+            return Ok(Some(Arc::clone(holder)));
+        }
+        Ok(known.map(|(key, _)| Arc::clone(key)))
+    }
+
+    fn check_instance(&self, id: &str, instance_id: &str) -> Result<(), Fault> {
+        match self.state.static_members.get(instance_id) {
+            None => Err(Fault::new(
+                ResponseError::UnknownMemberId,
+                format!("Instance id {instance_id} is unknown."),
+            )),
+            Some(holder) if **holder != *id => Err(Fault::new(
+                ResponseError::FencedInstanceId,
+                format!(
+                    "Static member {id} with instance id {instance_id} was fenced by member {holder}."
+                ),
+            )),
+            Some(_) => Ok(()),
+        }
+    }
+
+    fn check_regexes(&self, more: &str) -> Result<(), Fault> {
+        let used: BTreeSet<&str> =
+            self.state.members.values().filter_map(|m| m.profile.regex.as_deref()).collect();
+        if used.len() < MAX_REGEXES || used.contains(more) {
+            return Ok(());
+        }
+        Err(bad_regex(
+            more,
+            &format!("the members of a group have at most {MAX_REGEXES} different ones"),
+        ))
+    }
+
+    // ---- steps ----
+
+    /// The one way by which the state changes.
+    fn change(&mut self, change: Change) {
+        self.state.apply(&change);
+        self.unwritten.push(change);
+    }
+
+    fn next_epoch(&self) -> i32 {
+        self.state.epoch.saturating_add(1)
+    }
+
+    fn rename(&mut self, from: &str, to: &str) {
+        if self.state.members.contains_key(to) {
+            // It was a member of its own, under the id that it now has in another's place.
+            self.change(Change::Removed { group_epoch: self.next_epoch(), id: to.to_owned() });
+        }
+        self.change(Change::Renamed { from: from.to_owned(), to: to.to_owned() });
+        self.deadlines.remove(from);
+    }
+
+    /// A member that joins has nothing, whatever it had. Kafka fences it as long as its former self lives; but that has no other client.
+    fn begin_again(&mut self, id: &str) {
+        let Some(member) = self.state.members.get(id) else { return };
+        if member.current != Current::default() {
+            self.change(Change::Current { id: id.to_owned(), current: Current::default() });
+        }
+    }
+
+    /// Take over what the heartbeat says of the member; whether that made a new group epoch.
+    fn update_profile(&mut self, id: &str, beat: &Beat) -> bool {
+        let before = self.state.members.get(id).map(|member| &member.profile);
+        let old = before.cloned().unwrap_or_default();
+        let regex = beat.regex.clone().map(|regex| (!regex.is_empty()).then_some(regex));
+        let new = Profile {
+            instance_id: beat.instance_id.clone().or(old.instance_id.clone()),
+            rack_id: beat.rack_id.clone().or(old.rack_id.clone()),
+            client_id: beat.client_id.clone(),
+            client_host: beat.client_host.clone(),
+            rebalance_timeout_ms: beat.rebalance_timeout_ms.unwrap_or(old.rebalance_timeout_ms),
+            topics: beat.topics.clone().unwrap_or_else(|| old.topics.clone()),
+            regex: regex.unwrap_or_else(|| old.regex.clone()),
+            assignor: beat.assignor.clone().or(old.assignor.clone()),
+        };
+        let subscribes = before.is_none() || new.topics != old.topics || new.regex != old.regex;
+        if before.is_none() || new != old {
+            let group_epoch = if subscribes { self.next_epoch() } else { self.state.epoch };
+            self.change(Change::Joined { group_epoch, id: id.to_owned(), profile: new });
+        }
+        subscribes
+    }
+
+    /// Look whether the topics that the members have subscribed to are what they were; whether that made a new group epoch.
+    fn compare_topics(&mut self, topics: &TopicsView, is_new_epoch: bool) -> bool {
+        if !is_new_epoch && self.compared_with == Some(topics.version()) {
+            return false;
+        }
+        self.compared_with = Some(topics.version());
+        self.matches.update(&self.state, topics);
+        let hash = hash(&self.subscribed(topics));
+        if hash == self.state.topics_hash {
+            return false;
+        }
+        let group_epoch = if is_new_epoch { self.state.epoch } else { self.next_epoch() };
+        self.change(Change::Topics { group_epoch, hash });
+        true
+    }
+
+    /// The topics that exist of those that any member has subscribed to, in order.
+    fn subscribed(&self, topics: &TopicsView) -> Vec<(Uuid, u32)> {
+        let names = self.state.members.values().flat_map(|member| self.names_of(&member.profile));
+        let names: BTreeSet<&str> = names.collect();
+        names.into_iter().filter_map(|name| topics.get(name)).collect()
+    }
+
+    fn names_of<'a>(&'a self, profile: &'a Profile) -> impl Iterator<Item = &'a str> {
+        let matched = profile.regex.as_ref().and_then(|regex| self.matches.by_regex.get(regex));
+        let matched = matched.into_iter().flatten().map(|name| &**name);
+        profile.topics.iter().map(String::as_str).chain(matched)
+    }
+
+    /// Compute the targets of the group's epoch.
+    fn assign(&mut self, topics: &TopicsView) {
+        self.matches.update(&self.state, topics);
+        let table = self.subscribed(topics);
+        let index: HashMap<Uuid, usize> =
+            table.iter().enumerate().map(|(at, (id, _))| (*id, at)).collect();
+        let subscriptions = self.state.members.values().map(|member| {
+            let names = self.names_of(&member.profile);
+            let found = names.filter_map(|name| index.get(&topics.get(name)?.0).copied());
+            found.collect::<BTreeSet<usize>>().into_iter().collect::<Vec<usize>>()
+        });
+        let subscriptions: Vec<Vec<usize>> = subscriptions.collect();
+        let members: Vec<Subscriber<'_>> = self
+            .state
+            .members
+            .iter()
+            .zip(&subscriptions)
+            .map(|((id, member), topics)| Subscriber {
+                id,
+                instance_id: member.profile.instance_id.as_deref(),
+                topics,
+                previous: &member.target,
+            })
+            .collect();
+        let targets = self.assignor().assign(&table, &members);
+        let old = self.state.members.iter();
+        let changed = old.zip(targets).filter(|((_, member), target)| member.target != *target);
+        let changes: Vec<Change> = changed
+            .map(|((id, _), target)| Change::Target { id: id.to_string(), target })
+            .collect();
+        for change in changes {
+            self.change(change);
+        }
+        self.change(Change::Targeted { epoch: self.state.epoch });
+    }
+
+    /// Move a member on towards its target, and begin its times anew.
+    fn reconcile(
+        &mut self,
+        now: Instant,
+        rules: ConsumerRules,
+        id: &str,
+        owned: Option<&Assignment>,
+    ) {
+        let state = &self.state;
+        let Some((key, member)) = state.members.get_key_value(id) else { return };
+        let key = Arc::clone(key);
+        if !is_settled(&member.current, state.target_epoch) {
+            let is_free = |topic, partition| {
+                state.owners.get(&(topic, partition)).is_none_or(|owner| *owner == key)
+            };
+            let next = reconcile::next(
+                &member.current,
+                &member.target,
+                state.target_epoch,
+                owned,
+                is_free,
+            );
+            if next != member.current {
+                self.change(Change::Current { id: id.to_owned(), current: next });
+                self.deadlines.remove(id);
+            }
+        }
+        let Some(member) = self.state.members.get(id) else { return };
+        let kept = self.deadlines.get(id).and_then(|deadlines| deadlines.revocation);
+        let revocation = kept.or_else(|| revocation_deadline(member, now));
+        self.deadlines.insert(key, Deadlines { session: now + rules.session_timeout, revocation });
+    }
+
+    fn remove(&mut self, now: Instant, id: &str) {
+        self.change(Change::Removed { group_epoch: self.next_epoch(), id: id.to_owned() });
+        self.deadlines.remove(id);
+        if self.is_empty() {
+            self.empty_since = now;
+            self.matches = Matches::default();
+        }
+    }
+}
+
+impl Matches {
+    /// Match what the members have with the topics, if either has changed.
+    fn update(&mut self, state: &GroupState, topics: &TopicsView) {
+        if self.version != Some(topics.version()) {
+            self.version = Some(topics.version());
+            self.by_regex.clear();
+        }
+        for regex in state.members.values().filter_map(|member| member.profile.regex.as_ref()) {
+            if self.by_regex.contains_key(regex) {
+                continue;
+            }
+            let matched = match compile(regex) {
+                Ok(compiled) => {
+                    topics.names().filter(|name| compiled.is_match(name)).cloned().collect()
+                }
+                Err(error) => {
+                    // It was checked when it came, perhaps by another version of the server.
+                    tracing::warn!(regex, %error, "a regular expression of a group matches nothing");
+                    Vec::new()
+                }
+            };
+            self.by_regex.insert(regex.clone(), matched);
+        }
+    }
+
+    /// Forget what no member has.
+    fn keep_only(&mut self, state: &GroupState) {
+        let used: BTreeSet<&str> =
+            state.members.values().filter_map(|m| m.profile.regex.as_deref()).collect();
+        self.by_regex.retain(|regex, _| used.contains(regex.as_str()));
+    }
+}
+
+/// What no group is needed for to see that it is no regular expression.
+pub(super) fn check_regex(regex: &str) -> Result<(), Fault> {
+    if regex.len() > MAX_REGEX_BYTES {
+        let len = regex.len();
+        return Err(Fault::new(
+            ResponseError::InvalidRegularExpression,
+            format!("SubscribedTopicRegex has at most {MAX_REGEX_BYTES} bytes, this one {len}."),
+        ));
+    }
+    compile(regex).map(drop).map_err(|error| bad_regex(regex, &error))
+}
+
+fn bad_regex(regex: &str, why: &dyn std::fmt::Display) -> Fault {
+    Fault::new(
+        ResponseError::InvalidRegularExpression,
+        format!("SubscribedTopicRegex `{regex}` is not a valid regular expression: {why}."),
+    )
+}
+
+/// Whole names are matched, as by RE2/J's `matches`, which Kafka uses.
+fn compile(regex: &str) -> Result<Regex, regex::Error> {
+    // By itself first: what is put around it must not complete it.
+    build(regex)?;
+    build(&format!(r"\A(?:{regex})\z"))
+}
+
+fn build(regex: &str) -> Result<Regex, regex::Error> {
+    RegexBuilder::new(regex)
+        .size_limit(MAX_COMPILED_REGEX_BYTES)
+        .dfa_size_limit(MAX_COMPILED_REGEX_BYTES)
+        .build()
+}
+
+/// FNV-1a. It is stored, so it must not depend on the version of a library.
+fn hash(topics: &[(Uuid, u32)]) -> u64 {
+    let bytes = topics
+        .iter()
+        .flat_map(|(id, partitions)| id.into_bytes().into_iter().chain(partitions.to_le_bytes()));
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}
+
+fn is_settled(current: &Current, target_epoch: i32) -> bool {
+    current.progress == Progress::Stable && current.epoch == target_epoch
+}
+
+fn revocation_deadline(member: &Member, now: Instant) -> Option<Instant> {
+    let timeout = u64::try_from(member.profile.rebalance_timeout_ms).unwrap_or(0);
+    let is_revoking = member.current.progress == Progress::Revoking;
+    is_revoking.then(|| now + Duration::from_millis(timeout))
+}
+
+fn check_member_epoch(member: &Member, beat: &Beat) -> Result<(), Fault> {
+    let known = member.current.epoch;
+    let comparison = match beat.epoch.cmp(&known) {
+        std::cmp::Ordering::Equal => return Ok(()),
+        std::cmp::Ordering::Greater => "greater",
+        // The answer with the newer epoch may have been lost.
+        std::cmp::Ordering::Less
+            if beat.epoch == member.current.previous_epoch
+                && is_subset(beat.owned.as_ref(), &member.current.assigned) =>
+        {
+            return Ok(());
+        }
+        std::cmp::Ordering::Less => "smaller",
+    };
+    Err(Fault::new(
+        ResponseError::FencedMemberEpoch,
+        format!(
+            "The consumer group member has a {comparison} member epoch ({}) than the one known by the group coordinator ({known}). \
+             The member must abandon all its partitions and rejoin.",
+            beat.epoch
+        ),
+    ))
+}
+
+fn is_subset(owned: Option<&Assignment>, assigned: &Assignment) -> bool {
+    owned.is_some_and(|owned| {
+        owned.iter().all(|(topic, partitions)| {
+            partitions.is_empty()
+                || assigned.get(topic).is_some_and(|has| partitions.is_subset(has))
+        })
+    })
+}
+
+fn unknown_member(id: &str) -> Fault {
+    Fault::new(ResponseError::UnknownMemberId, format!("Member {id} is not a member of the group."))
+}
+
+#[cfg(test)]
+mod tests;

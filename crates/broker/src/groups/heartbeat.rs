@@ -1,0 +1,383 @@
+//! ConsumerGroupHeartbeat and ConsumerGroupDescribe: from the protocol to [`super::consumer`] and back.
+
+use std::collections::BTreeSet;
+
+use kafka_protocol::error::ResponseError;
+use kafka_protocol::messages::consumer_group_describe_response as described;
+use kafka_protocol::messages::consumer_group_heartbeat_request::TopicPartitions;
+use kafka_protocol::messages::consumer_group_heartbeat_response as answered;
+use kafka_protocol::messages::{
+    ConsumerGroupDescribeRequest, ConsumerGroupDescribeResponse, ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse, GroupId, TopicName,
+};
+use kafka_protocol::protocol::StrBytes;
+use uuid::Uuid;
+
+use super::admin::ALL_OPERATIONS;
+use super::consumer::{
+    Answer, Assignment, Assignor, Beat, Fault, LEFT_FOR_A_WHILE, Member, check_regex,
+};
+use super::live::LiveGroup;
+use super::member_log::Durable;
+use super::membership::MAX_NAME_BYTES;
+use super::registry::{Slot, now};
+use super::topics_view::TopicsView;
+use super::{ClientInfo, Groups, Shared};
+use crate::state_stream::Refused;
+use crate::wire::once;
+
+/// From this version on members make their ids themselves.
+const FIRST_VERSION_WITH_OWN_IDS: i16 = 1;
+
+/// Bound on the names of the topics that one member subscribes to, together. They go into one record.
+const MAX_SUBSCRIPTION_BYTES: usize = 256 << 10;
+
+/// A member of a consumer group, as ConsumerGroupDescribe has it; 0 would be one that uses the classic protocol.
+const MEMBER_TYPE_CONSUMER: i8 = 1;
+
+impl Groups {
+    /// ConsumerGroupHeartbeat, versions 0 and 1. Answered when what the answer promises is durable.
+    pub(crate) async fn consumer_heartbeat(
+        &self,
+        client: ClientInfo,
+        request: ConsumerGroupHeartbeatRequest,
+        version: i16,
+        topics: &TopicsView,
+    ) -> ConsumerGroupHeartbeatResponse {
+        let response = ConsumerGroupHeartbeatResponse::default();
+        match self.shared.consumer_heartbeat(&client, &request, version, topics).await {
+            Ok(answer) => {
+                let interval = self.shared.config.consumer_heartbeat_interval.as_millis();
+                let is_going_on = answer.epoch >= 0;
+                response
+                    .with_member_id(Some(StrBytes::from_string(answer.member_id)))
+                    .with_member_epoch(answer.epoch)
+                    .with_heartbeat_interval_ms(if is_going_on {
+                        i32::try_from(interval).unwrap_or(i32::MAX)
+                    } else {
+                        0
+                    })
+                    .with_assignment(answer.assignment.map(answered_assignment))
+            }
+            Err(Fault { error, message }) => response
+                .with_error_code(error.code())
+                .with_error_message(Some(StrBytes::from_string(message))),
+        }
+    }
+
+    /// ConsumerGroupDescribe, versions 0 and 1. Shows what is durable.
+    pub(crate) async fn consumer_describe(
+        &self,
+        request: ConsumerGroupDescribeRequest,
+        version: i16,
+        topics: &TopicsView,
+    ) -> ConsumerGroupDescribeResponse {
+        let operations =
+            if request.include_authorized_operations { ALL_OPERATIONS } else { i32::MIN };
+        let mut groups = Vec::new();
+        for group_id in once(request.group_ids, GroupId::clone) {
+            let group = match self.shared.consumer_describe(&group_id, version, topics).await {
+                Ok(group) => group.with_authorized_operations(operations),
+                Err(Fault { error, message }) => described::DescribedGroup::default()
+                    .with_error_code(error.code())
+                    .with_error_message(Some(StrBytes::from_string(message)))
+                    .with_authorized_operations(i32::MIN),
+            };
+            groups.push(group.with_group_id(group_id));
+        }
+        ConsumerGroupDescribeResponse::default().with_groups(groups)
+    }
+}
+
+impl Shared {
+    async fn consumer_heartbeat(
+        &self,
+        client: &ClientInfo,
+        request: &ConsumerGroupHeartbeatRequest,
+        version: i16,
+        topics: &TopicsView,
+    ) -> Result<Answer, Fault> {
+        self.check_group_id(&request.group_id).map_err(plain)?;
+        check_request(request, version)?;
+        let slot = self.consumer_slot(request, topics)?;
+        let beat = beat(client, request);
+        // Changes of an earlier event go first, so that not more than one event's are ever held back.
+        self.put_in_line(&slot).await?;
+        let answer = self.registry.change(&slot, |group, now| {
+            let is_joining = request.member_epoch == 0;
+            let Some(group) = self.registry.consumer(group, is_joining, now) else {
+                return Err(not_a_consumer_group(&request.group_id));
+            };
+            if !group.unwritten().is_empty() {
+                return Err(unavailable());
+            }
+            if request.member_epoch >= 0 {
+                return group.heartbeat(now, self.consumer_rules(), topics, &beat);
+            }
+            let instance_id = beat.instance_id.as_deref();
+            let is_for_a_while = instance_id.is_some() && request.member_epoch == LEFT_FOR_A_WHILE;
+            group.leave(now, &beat.member_id, instance_id, is_for_a_while)?;
+            Ok(Answer {
+                member_id: beat.member_id.clone(),
+                epoch: request.member_epoch,
+                assignment: None,
+            })
+        })?;
+        self.wait_durable(&slot).await?;
+        Ok(answer)
+    }
+
+    /// The group's place; who joins makes one.
+    fn consumer_slot(
+        &self,
+        request: &ConsumerGroupHeartbeatRequest,
+        topics: &TopicsView,
+    ) -> Result<std::sync::Arc<Slot>, Fault> {
+        let group_id = request.group_id.as_str();
+        let names = request.subscribed_topic_names.iter().flatten();
+        let names_bytes: usize = names.clone().map(|name| name.len() + 64).sum();
+        // What a member that has all of it would take: as current and target assignment.
+        let subscribed = names.filter_map(|name| topics.get(name));
+        let partitions: usize =
+            subscribed.map(|(_, partitions)| partitions as usize * 16 + 192).sum();
+        self.check_membership_room(group_id, names_bytes + partitions).map_err(|error| {
+            Fault::new(error, "the bound on the memory for members of groups is reached")
+        })?;
+        if request.member_epoch == 0 {
+            return self.create(group_id).map_err(plain);
+        }
+        self.registry.get(group_id).ok_or_else(|| not_found(group_id))
+    }
+
+    /// Wait until all that is known of a group's members is durable.
+    async fn wait_durable(&self, slot: &Slot) -> Result<(), Fault> {
+        let Some(durable) = self.put_in_line(slot).await? else { return Ok(()) };
+        durable.await.map_err(|error| {
+            tracing::error!("members of groups could not be written: {error}");
+            unavailable()
+        })
+    }
+
+    /// Wait until all that is known of a group's members is in line for the disk; its last record.
+    async fn put_in_line(&self, slot: &Slot) -> Result<Option<Durable>, Fault> {
+        let give_up_at = now() + self.config.room_timeout;
+        loop {
+            match self.registry.write(slot) {
+                Ok(durable) => return Ok(durable),
+                Err(Refused::NoRoom) => {}
+                Err(Refused::Fenced) => return Err(plain(ResponseError::NotCoordinator)),
+                Err(refused @ (Refused::TooLarge | Refused::Failed(_))) => {
+                    let group = &*slot.name;
+                    tracing::error!(group, ?refused, "members of a group can not be written");
+                    return Err(unavailable());
+                }
+            }
+            if tokio::time::timeout_at(give_up_at.into(), self.registry.room()).await.is_err() {
+                tracing::warn!(
+                    group = &*slot.name,
+                    "a heartbeat is given up: the write-ahead log had no room for too long"
+                );
+                return Err(unavailable());
+            }
+        }
+    }
+
+    async fn consumer_describe(
+        &self,
+        group_id: &str,
+        version: i16,
+        topics: &TopicsView,
+    ) -> Result<described::DescribedGroup, Fault> {
+        self.check_open().map_err(plain)?;
+        let slot = self.registry.get(group_id).ok_or_else(|| not_found(group_id))?;
+        let group = self.registry.peek(&slot, |group, _| match group {
+            LiveGroup::Classic(_) if group.is_dead() => Err(not_found(group_id)),
+            LiveGroup::Classic(_) => Err(not_a_consumer_group(group_id)),
+            LiveGroup::Consumer(group) => {
+                let state = group.state();
+                let members = state.members.iter();
+                let members =
+                    members.map(|(id, member)| described_member(id, member, version, topics));
+                Ok(described::DescribedGroup::default()
+                    .with_group_state(StrBytes::from_static_str(group.phase().name()))
+                    .with_group_epoch(state.epoch)
+                    .with_assignment_epoch(state.target_epoch)
+                    .with_assignor_name(StrBytes::from_static_str(group.assignor().name()))
+                    .with_members(members.collect()))
+            }
+        })?;
+        self.wait_durable(&slot).await?;
+        Ok(group)
+    }
+}
+
+/// What no state is needed for; the sentences are Kafka's.
+fn check_request(request: &ConsumerGroupHeartbeatRequest, version: i16) -> Result<(), Fault> {
+    let invalid = |message: &str| Err(Fault::new(ResponseError::InvalidRequest, message));
+    let epoch = request.member_epoch;
+    if request.member_id.is_empty() && (version >= FIRST_VERSION_WITH_OWN_IDS || epoch != 0) {
+        return invalid("MemberId can't be empty.");
+    }
+    if request.instance_id.as_ref().is_some_and(|id| id.is_empty()) {
+        return invalid("InstanceId can't be empty.");
+    }
+    if request.rack_id.as_ref().is_some_and(|id| id.is_empty()) {
+        return invalid("RackId can't be empty.");
+    }
+    match epoch {
+        0 => {
+            if request.rebalance_timeout_ms < 0 {
+                return invalid("RebalanceTimeoutMs must be provided in first request.");
+            }
+            if request.topic_partitions.as_ref().is_none_or(|owned| !owned.is_empty()) {
+                return invalid("TopicPartitions must be empty when (re-)joining.");
+            }
+            if request.subscribed_topic_names.is_none() && request.subscribed_topic_regex.is_none()
+            {
+                return invalid(
+                    "Either SubscribedTopicNames or SubscribedTopicRegex must be non-null when (re-)joining.",
+                );
+            }
+        }
+        LEFT_FOR_A_WHILE if request.instance_id.is_none() => {
+            return invalid("InstanceId can't be null.");
+        }
+        epoch if epoch < LEFT_FOR_A_WHILE => return invalid("MemberEpoch is invalid."),
+        _ => {}
+    }
+    if let Some(name) = &request.server_assignor
+        && Assignor::by_name(name).is_none()
+    {
+        let supported = Assignor::ALL.map(Assignor::name).join(", ");
+        return Err(Fault::new(
+            ResponseError::UnsupportedAssignor,
+            format!(
+                "ServerAssignor {} is not supported. Supported assignors: {supported}.",
+                name.as_str()
+            ),
+        ));
+    }
+    if let Some(regex) = request.subscribed_topic_regex.as_ref().filter(|regex| !regex.is_empty()) {
+        check_regex(regex)?;
+    }
+    let own_names = [&request.instance_id, &request.rack_id].into_iter().flatten();
+    let mut own_names = own_names.chain([&request.member_id]);
+    if own_names.any(|name| name.len() > MAX_NAME_BYTES) {
+        return Err(Fault::new(
+            ResponseError::InvalidRequest,
+            format!("member, instance and rack ids have at most {MAX_NAME_BYTES} bytes"),
+        ));
+    }
+    let names = request.subscribed_topic_names.iter().flatten();
+    if names.map(|name| name.len() + size_of::<u16>()).sum::<usize>() > MAX_SUBSCRIPTION_BYTES {
+        return Err(Fault::new(
+            ResponseError::InvalidRequest,
+            format!(
+                "the names of a member's topics have at most {MAX_SUBSCRIPTION_BYTES} bytes together"
+            ),
+        ));
+    }
+    Ok(())
+}
+
+fn beat(client: &ClientInfo, request: &ConsumerGroupHeartbeatRequest) -> Beat {
+    let text = |text: &StrBytes| text.as_str().to_owned();
+    let member_id = if request.member_id.is_empty() {
+        Uuid::new_v4().to_string()
+    } else {
+        text(&request.member_id)
+    };
+    let names = request.subscribed_topic_names.as_ref();
+    Beat {
+        member_id,
+        epoch: request.member_epoch,
+        instance_id: request.instance_id.as_ref().map(text),
+        rack_id: request.rack_id.as_ref().map(text),
+        rebalance_timeout_ms: (request.rebalance_timeout_ms >= 0)
+            .then_some(request.rebalance_timeout_ms),
+        topics: names.map(|names| names.iter().map(|name| text(name)).collect()),
+        regex: request.subscribed_topic_regex.as_ref().map(text),
+        assignor: request.server_assignor.as_ref().map(text),
+        owned: request.topic_partitions.as_deref().map(owned),
+        client_id: text(&client.client_id),
+        client_host: text(&client.client_host),
+    }
+}
+
+fn owned(topics: &[TopicPartitions]) -> Assignment {
+    let mut owned = Assignment::new();
+    for topic in topics.iter().filter(|topic| !topic.partitions.is_empty()) {
+        let partitions: &mut BTreeSet<i32> = owned.entry(topic.topic_id).or_default();
+        partitions.extend(&topic.partitions);
+    }
+    owned
+}
+
+fn answered_assignment(assignment: Assignment) -> answered::Assignment {
+    let topics = assignment.into_iter().map(|(topic_id, partitions)| {
+        answered::TopicPartitions::default()
+            .with_topic_id(topic_id)
+            .with_partitions(partitions.into_iter().collect())
+    });
+    answered::Assignment::default().with_topic_partitions(topics.collect())
+}
+
+fn described_member(
+    id: &str,
+    member: &Member,
+    version: i16,
+    topics: &TopicsView,
+) -> described::Member {
+    let text = |text: &str| StrBytes::from_string(text.to_owned());
+    let assignment = |assignment: &Assignment| {
+        let topics = assignment.iter().filter_map(|(topic_id, partitions)| {
+            // A topic that was deleted has no name any more.
+            let name = topics.name(*topic_id)?;
+            let partitions = partitions.iter().copied().collect();
+            Some(
+                described::TopicPartitions::default()
+                    .with_topic_id(*topic_id)
+                    .with_topic_name(TopicName(text(name)))
+                    .with_partitions(partitions),
+            )
+        });
+        described::Assignment::default().with_topic_partitions(topics.collect())
+    };
+    let profile = &member.profile;
+    let described = described::Member::default()
+        .with_member_id(text(id))
+        .with_instance_id(profile.instance_id.as_deref().map(text))
+        .with_rack_id(profile.rack_id.as_deref().map(text))
+        .with_member_epoch(member.current.epoch)
+        .with_client_id(text(&profile.client_id))
+        .with_client_host(text(&profile.client_host))
+        .with_subscribed_topic_names(profile.topics.iter().map(|t| TopicName(text(t))).collect())
+        .with_subscribed_topic_regex(profile.regex.as_deref().map(text))
+        .with_assignment(assignment(&member.current.assigned))
+        .with_target_assignment(assignment(&member.target));
+    if version >= 1 { described.with_member_type(MEMBER_TYPE_CONSUMER) } else { described }
+}
+
+fn plain(error: ResponseError) -> Fault {
+    let message = match error {
+        ResponseError::InvalidGroupId => "GroupId can't be empty.",
+        ResponseError::PolicyViolation => "the bound on groups or on their memory is reached",
+        _ => "the coordinator is not available",
+    };
+    Fault::new(error, message)
+}
+
+fn unavailable() -> Fault {
+    Fault::new(
+        ResponseError::CoordinatorNotAvailable,
+        "the write-ahead log takes nothing now, try again",
+    )
+}
+
+fn not_found(group_id: &str) -> Fault {
+    Fault::new(ResponseError::GroupIdNotFound, format!("Group {group_id} not found."))
+}
+
+fn not_a_consumer_group(group_id: &str) -> Fault {
+    Fault::new(ResponseError::GroupIdNotFound, format!("Group {group_id} is not a consumer group."))
+}

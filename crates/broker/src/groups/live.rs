@@ -1,0 +1,146 @@
+//! A group as the registry has it: of one type or the other. What both can be asked is here.
+
+use std::time::Instant;
+
+use kafka_protocol::error::ResponseError;
+use kafka_protocol::protocol::StrBytes;
+use tokio::sync::oneshot;
+
+use super::consumer::ConsumerGroup;
+use super::group::{Group, State};
+use super::registry::{JoinAnswer, SyncAnswer};
+
+/// The first version of OffsetCommit that knows member epochs.
+const FIRST_VERSION_WITH_EPOCHS: i16 = 9;
+
+/// A group whose waiters are the requests' answers.
+pub(super) type ClassicGroup = Group<oneshot::Sender<JoinAnswer>, oneshot::Sender<SyncAnswer>>;
+
+/// A group. One without members changes its type with the first member of the other; its offsets stay.
+pub(super) enum LiveGroup {
+    /// Its members assign. The only type that can be dead.
+    Classic(ClassicGroup),
+    /// The server assigns.
+    Consumer(ConsumerGroup),
+}
+
+impl LiveGroup {
+    /// As ListGroups spells the type.
+    pub(super) fn type_name(&self) -> &'static str {
+        match self {
+            Self::Classic(_) => "classic",
+            Self::Consumer(_) => "consumer",
+        }
+    }
+
+    pub(super) fn state_name(&self) -> &'static str {
+        match self {
+            Self::Classic(group) => group.state().name(),
+            Self::Consumer(group) => group.phase().name(),
+        }
+    }
+
+    pub(super) fn is_dead(&self) -> bool {
+        matches!(self, Self::Classic(group) if group.state() == State::Dead)
+    }
+
+    /// No members: since when.
+    pub(super) fn vacant_since(&self) -> Option<Instant> {
+        match self {
+            Self::Classic(group) => group.vacant_since(),
+            Self::Consumer(group) => group.vacant_since(),
+        }
+    }
+
+    /// An estimate of the memory that the members take.
+    pub(super) fn size_bytes(&self) -> usize {
+        match self {
+            Self::Classic(group) => group.size_bytes(),
+            Self::Consumer(group) => group.size_bytes(),
+        }
+    }
+
+    /// The next moment at which something is due.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        match self {
+            Self::Classic(group) => group.deadline(),
+            Self::Consumer(group) => group.deadline(),
+        }
+    }
+
+    /// The classic group, for a request that concerns members of one.
+    ///
+    /// # Errors
+    /// UNKNOWN_MEMBER_ID: the group has members of the other type, if any.
+    pub(super) fn classic(&mut self) -> Result<&mut ClassicGroup, ResponseError> {
+        match self {
+            Self::Classic(group) => Ok(group),
+            Self::Consumer(_) => Err(ResponseError::UnknownMemberId),
+        }
+    }
+
+    /// May these offsets be committed? By a version of OffsetCommit; for a member of a classic group a sign of life too.
+    pub(super) fn check_commit(
+        &mut self,
+        now: Instant,
+        member_id: &StrBytes,
+        instance_id: Option<&StrBytes>,
+        generation_or_epoch: i32,
+        version: i16,
+    ) -> Result<(), ResponseError> {
+        match self {
+            Self::Classic(group) => {
+                group.check_commit(now, member_id, instance_id, generation_or_epoch)
+            }
+            // An admin client, or a consumer that assigns its partitions itself.
+            Self::Consumer(group) if group.is_empty() && generation_or_epoch < 0 => Ok(()),
+            Self::Consumer(group) => match group.check_epoch(member_id, generation_or_epoch) {
+                Err(error @ ResponseError::UnknownMemberId) => Err(error),
+                _ if version < FIRST_VERSION_WITH_EPOCHS => Err(ResponseError::UnsupportedVersion),
+                checked => checked,
+            },
+        }
+    }
+
+    /// May these offsets be committed in a transaction? Its client may be none of the group's members if it says so.
+    pub(super) fn check_transactional_commit(
+        &mut self,
+        now: Instant,
+        member_id: &StrBytes,
+        instance_id: Option<&StrBytes>,
+        generation_or_epoch: i32,
+    ) -> Result<(), ResponseError> {
+        match self {
+            Self::Classic(group) => {
+                group.check_transactional_commit(now, member_id, instance_id, generation_or_epoch)
+            }
+            Self::Consumer(group) => {
+                let is_named =
+                    generation_or_epoch >= 0 || !member_id.is_empty() || instance_id.is_some();
+                if !is_named || (group.is_empty() && generation_or_epoch < 0) {
+                    return Ok(());
+                }
+                match group.check_epoch(member_id, generation_or_epoch) {
+                    // TxnOffsetCommit knows generations only, as Kafka's.
+                    Err(ResponseError::StaleMemberEpoch) => Err(ResponseError::IllegalGeneration),
+                    checked => checked,
+                }
+            }
+        }
+    }
+
+    /// May a member see the offsets? Who names none may.
+    pub(super) fn check_fetch(
+        &self,
+        member_id: Option<&StrBytes>,
+        epoch: i32,
+    ) -> Result<(), ResponseError> {
+        match (self, member_id) {
+            (Self::Classic(_), _) => Ok(()),
+            (Self::Consumer(_), None) if epoch < 0 => Ok(()),
+            (Self::Consumer(group), member_id) => {
+                group.check_epoch(member_id.map_or("", StrBytes::as_str), epoch)
+            }
+        }
+    }
+}

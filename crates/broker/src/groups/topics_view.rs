@@ -1,0 +1,45 @@
+//! The topics of the server at one moment, as the coordinator needs them.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use uuid::Uuid;
+
+/// All topics at one moment.
+#[derive(Debug, Default)]
+pub(crate) struct TopicsView {
+    /// Grows with every change of the topics while the server runs.
+    version: u64,
+    by_name: BTreeMap<Arc<str>, (Uuid, u32)>,
+    names: HashMap<Uuid, Arc<str>>,
+}
+
+impl TopicsView {
+    /// Topics by name, id and number of partitions.
+    pub(crate) fn new(version: u64, topics: impl Iterator<Item = (Arc<str>, Uuid, u32)>) -> Self {
+        let mut view = Self { version, ..Self::default() };
+        for (name, id, partitions) in topics {
+            view.names.insert(id, Arc::clone(&name));
+            view.by_name.insert(name, (id, partitions));
+        }
+        view
+    }
+
+    /// Differs from that of every other moment at which the topics were others.
+    pub(crate) fn version(&self) -> u64 {
+        self.version
+    }
+
+    /// Id and number of partitions.
+    pub(super) fn get(&self, name: &str) -> Option<(Uuid, u32)> {
+        self.by_name.get(name).copied()
+    }
+
+    pub(super) fn name(&self, id: Uuid) -> Option<&Arc<str>> {
+        self.names.get(&id)
+    }
+
+    pub(super) fn names(&self) -> impl Iterator<Item = &Arc<str>> {
+        self.by_name.keys()
+    }
+}
