@@ -45,6 +45,19 @@ def consumer(group, **settings):
     })
 
 
+def assigned_consumer(group, **settings):
+    """A member of a group whose assignment the server computes (KIP-848); the server sets its times, too."""
+    return Consumer({
+        "bootstrap.servers": BOOTSTRAP,
+        "group.id": group,
+        "group.protocol": "consumer",
+        "auto.offset.reset": "earliest",
+        "enable.auto.commit": False,
+        "check.crcs": True,
+        **settings,
+    })
+
+
 def send(client, topic, records):
     """Produces `(partition, key, value, headers)` and returns the offset of each, all acknowledged."""
     offsets = [None] * len(records)

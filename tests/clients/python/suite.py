@@ -6,7 +6,7 @@ import threading
 import time
 
 from confluent_kafka import (OFFSET_BEGINNING, OFFSET_END, OFFSET_INVALID, ConsumerGroupState,
-                             KafkaError, KafkaException, TopicCollection, TopicPartition)
+                             ConsumerGroupType, KafkaError, KafkaException, TopicCollection, TopicPartition)
 from confluent_kafka.admin import ConfigResource, NewPartitions, NewTopic, OffsetSpec, ResourceType
 
 import tap
@@ -268,6 +268,42 @@ def two_members_share_the_partitions():
     members[1].close()
     described = admin().describe_consumer_groups(["sharing"])["sharing"].result(PATIENCE_SECONDS)
     equal(described.members, [], "an empty group has no members")
+
+
+@test
+def the_server_assigns_to_members_that_let_it():
+    create_topic("assigned", 4)
+    # The offsets of a classic group stay when a group of the other kind takes its name.
+    send(producer(), "assigned", numbered(10))
+    classic = consumer("assigned-group")
+    classic.subscribe(["assigned"])
+    equal(len(read(classic, 10)), 10, "read by the classic member")
+    classic.commit(asynchronous=False)
+    classic.close()
+
+    members = [assigned_consumer("assigned-group", **{"client.id": f"member-{n}"}) for n in range(2)]
+    members[0].subscribe(["assigned"])
+    members[1].subscribe(["^assig.*d$"])
+    settle(members, [2, 2])
+    owned = [each.partition for member in members for each in member.assignment()]
+    equal(sorted(owned), list(range(4)), "each partition has one owner")
+    described = admin().describe_consumer_groups(["assigned-group"])["assigned-group"].result(PATIENCE_SECONDS)
+    equal((described.state, described.type), (ConsumerGroupState.STABLE, ConsumerGroupType.CONSUMER), "the group")
+    members[0].close()
+    settle(members[1:], [4])
+    send(producer(), "assigned", numbered(5))
+    equal(len(read(members[1], 5)), 5, "only what the classic group has not read")
+    members[1].commit(asynchronous=False)
+    equal(committed("assigned-group", "assigned", 4)[0], 15, "the commit of a member")
+    members[1].close()
+
+
+def settle(members, sizes):
+    def attempt():
+        for member in members:
+            equal(member.consume(1, 0.2), [], "there is nothing new")
+        return [len(member.assignment()) for member in members] == sizes
+    eventually(f"assignments of {sizes} partitions", attempt)
 
 
 @test

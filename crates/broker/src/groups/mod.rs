@@ -1,13 +1,14 @@
-//! The coordinator of classic consumer groups, and the offsets that they commit.
+//! The coordinator of groups, of both protocols, and the offsets that they commit.
 //!
-//! - `group`: one group as a pure state machine; all rules of joining, leaving, static members and expiry.
-//! - `registry`: the groups by name, each behind its lock; one timer for all.
+//! - `group`: one classic group as a pure state machine; all rules of joining, leaving, static members and expiry.
+//! - `consumer`: one consumer group (KIP-848), whose assignment the server computes; pure, with the format of what it remembers.
+//! - `live`: a group of either type; `registry`: the groups by name, each behind its lock; one timer for all.
 //! - `offsets`: the table of committed offsets, its records and its checkpoint; pure, with the format.
-//! - `offset_log`: makes records durable, and shows only what is.
-//! - `membership`, `commits`, `admin`: the requests, translated from and to the protocol.
+//! - `offset_log`, `member_log`: make records durable; what is not is not shown.
+//! - `membership`, `heartbeat`, `commits`, `admin`: the requests, translated from and to the protocol.
 //!
-//! Memberships live in memory alone. After a restart of the server every member is told UNKNOWN_MEMBER_ID and joins again, and
-//! finds the group's committed offsets where they were.
+//! What consumer groups survive, and why: `docs/consumer-groups.md`. Memberships of classic groups live in memory alone. After a restart of the server
+//! every member of one is told UNKNOWN_MEMBER_ID and joins again, and finds the group's committed offsets where they were.
 //!
 //! So generations start again at 1, and a member of before the restart may hold a number that the group reaches once more. It can not
 //! commit with it: a generation is looked at only after the member id (`group::Group::check_commit`), and ids carry a random UUID

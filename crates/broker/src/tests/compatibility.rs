@@ -51,6 +51,10 @@ const NOTES: &[(&str, &str)] = &[
     ("AddPartitionsToTxn", "Versions 4 and 5 are for brokers among themselves."),
     ("WriteTxnMarkers", "Version 2 is for brokers among themselves."),
     ("ListTransactions", "Version 2 filters by a pattern."),
+    (
+        "ConsumerGroupHeartbeat",
+        "A group changes between this protocol and the classic one while it has no members. Racks are remembered, not heeded. See consumer-groups.md.",
+    ),
 ];
 
 /// Why others are not served.
@@ -75,10 +79,6 @@ const ABSENT: &[(&str, &str)] = &[
         "What is finalized is what the server has; there is nothing to raise or lower.",
     ),
     ("UnregisterBroker", "There is one broker, which can not be unregistered."),
-    (
-        "ConsumerGroupHeartbeat",
-        "A group changes between this protocol and the classic one while it has no members. Racks are remembered, not heeded. See consumer-groups.md.",
-    ),
     (
         "GetTelemetrySubscriptions",
         "No metrics of clients are collected; Kafka announces it only with a plugin that does.",

@@ -30,6 +30,8 @@ final class Groups {
             joinLeaveKill("java-range", RangeAssignor.class.getName(), false));
         tap.test("three cooperative members of a group share, hand over and take over", () ->
             joinLeaveKill("java-cooperative", CooperativeStickyAssignor.class.getName(), true));
+        tap.test("three members to which the server assigns share, hand over and take over", () ->
+            joinLeaveKill("java-assigned", Member.BY_THE_SERVER, true));
     }
 
     private static void joinLeaveKill(String name, String assignor, boolean cooperative) throws Exception {

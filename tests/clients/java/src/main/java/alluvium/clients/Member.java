@@ -26,16 +26,23 @@ import org.apache.kafka.common.serialization.StringDeserializer;
  * It leaves the group when its standard input ends.
  */
 public final class Member {
-    /** Arguments: bootstrap servers, topic, group, class of the assignor. */
+    /** In the place of an assignor: the server assigns (KIP-848), and sets the times of sessions and heartbeats, too. */
+    static final String BY_THE_SERVER = "consumer";
+
+    /** Arguments: bootstrap servers, topic, group, class of the assignor or {@link #BY_THE_SERVER}. */
     public static void main(String[] args) {
         Properties config = new Properties();
         config.put(ConsumerConfig.BOOTSTRAP_SERVERS_CONFIG, args[0]);
         config.put(ConsumerConfig.GROUP_ID_CONFIG, args[2]);
-        config.put(ConsumerConfig.PARTITION_ASSIGNMENT_STRATEGY_CONFIG, args[3]);
         config.put(ConsumerConfig.AUTO_OFFSET_RESET_CONFIG, "earliest");
         config.put(ConsumerConfig.ENABLE_AUTO_COMMIT_CONFIG, false);
-        config.put(ConsumerConfig.SESSION_TIMEOUT_MS_CONFIG, 6000);
-        config.put(ConsumerConfig.HEARTBEAT_INTERVAL_MS_CONFIG, 500);
+        if (args[3].equals(BY_THE_SERVER)) {
+            config.put(ConsumerConfig.GROUP_PROTOCOL_CONFIG, "consumer");
+        } else {
+            config.put(ConsumerConfig.PARTITION_ASSIGNMENT_STRATEGY_CONFIG, args[3]);
+            config.put(ConsumerConfig.SESSION_TIMEOUT_MS_CONFIG, 6000);
+            config.put(ConsumerConfig.HEARTBEAT_INTERVAL_MS_CONFIG, 500);
+        }
         AtomicBoolean leaving = new AtomicBoolean();
         Thread watcher = new Thread(() -> {
             try (BufferedReader in = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8))) {
