@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod compat;
 mod crash;
 mod endless;
 mod exactly_once;
@@ -10,6 +11,7 @@ mod fence;
 mod fuzz;
 mod gate;
 mod image;
+mod kafka;
 mod kcat;
 mod kill;
 mod loom;
@@ -53,6 +55,11 @@ enum Task {
     /// A suite whose tools can not be installed for lack of permission is skipped, with the reason. Data and logs of a
     /// suite that failed stay under target/e2e/run.
     Test(TestOptions),
+    /// Run suites that others have written for Kafka, and Kafka's own programs, against the real binary.
+    ///
+    /// They come from the ordinary package registries, as the tools of `cargo xtask test` do. What is known to fail, and why, is listed in
+    /// tests/compat/known.txt.
+    Compat(compat::Options),
     /// Simulate power cuts under the WAL on the simulated disk: `--seeds 10000`.
     Sim(SimOptions),
     /// Run what threads do to each other in every order, in a model checker: a campaign.
@@ -116,6 +123,8 @@ enum Suite {
     Endless,
     /// Ten minutes of mixed load, in which the resident memory stays below what the settings allow.
     Memory,
+    /// `cargo xtask compat --short`: the foreign suites, without what takes long.
+    Compat,
     /// Five rounds of SIGKILL on a file, five on a loop device.
     Kill,
 }
@@ -242,6 +251,7 @@ fn run(task: Task) -> Result<report::Report, Error> {
     match task {
         Task::Gate => gate::run(&root),
         Task::Test(options) => suites::run(&root, &options),
+        Task::Compat(options) => compat::run(&root, &options),
         Task::Sim(options) => suites::sim(&root, &options),
         Task::Loom(options) => Ok(loom::campaign(&root, &options)),
         Task::Model(options) => suites::model(&root, &options),

@@ -1,6 +1,8 @@
 //! What was run and what came of it: one case per test, one table at the end.
 
+use std::collections::{HashMap, HashSet};
 use std::fmt;
+use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
 use crate::Error;
@@ -13,6 +15,8 @@ pub(crate) enum Outcome {
     Failed(String),
     /// Why it was not run.
     Skipped(String),
+    /// Why it was expected to fail, as it did.
+    Known(String),
 }
 
 /// One test.
@@ -71,16 +75,18 @@ struct Tally {
     passed: usize,
     failed: usize,
     skipped: usize,
+    known: usize,
 }
 
 impl Tally {
     fn of<'a>(cases: impl Iterator<Item = &'a Case>) -> Self {
-        let mut tally = Self { passed: 0, failed: 0, skipped: 0 };
+        let mut tally = Self { passed: 0, failed: 0, skipped: 0, known: 0 };
         for case in cases {
             match case.outcome {
                 Outcome::Passed => tally.passed += 1,
                 Outcome::Failed(_) => tally.failed += 1,
                 Outcome::Skipped(_) => tally.skipped += 1,
+                Outcome::Known(_) => tally.known += 1,
             }
         }
         tally
@@ -112,18 +118,28 @@ impl Report {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let width = self.suites.iter().map(|suite| suite.name.len()).max().unwrap_or(0).max(5);
-        writeln!(f, "{:width$}  passed  failed  skipped      time", "suite")?;
+        let all = Tally::of(self.cases().map(|(_, case)| case));
+        // Few tasks have tests of which it is known that they fail.
+        let known =
+            |known: &str| if all.known > 0 { format!("  {known:>5}") } else { String::new() };
+        writeln!(f, "{:width$}  passed  failed{}  skipped      time", "suite", known("known"))?;
         for suite in &self.suites {
             let tally = Tally::of(suite.cases.iter());
             writeln!(
                 f,
-                "{:width$}  {:>6}  {:>6}  {:>7}  {:>6.1} s",
+                "{:width$}  {:>6}  {:>6}{}  {:>7}  {:>6.1} s",
                 suite.name,
                 tally.passed,
                 tally.failed,
+                known(&tally.known.to_string()),
                 tally.skipped,
                 suite.elapsed.as_secs_f64()
             )?;
+        }
+        for (suite, case) in self.cases() {
+            if let Outcome::Known(reason) = &case.outcome {
+                writeln!(f, "known to fail: {}: {}: {reason}", suite.name, case.name)?;
+            }
         }
         for (suite, case) in self.cases() {
             if let Outcome::Skipped(reason) = &case.outcome {
@@ -138,8 +154,9 @@ impl fmt::Display for Report {
                 writeln!(f, "FAILED: {}: {}: {reason}", suite.name, case.name)?;
             }
         }
-        let all = Tally::of(self.cases().map(|(_, case)| case));
-        writeln!(f, "{} passed, {} failed, {} skipped", all.passed, all.failed, all.skipped)
+        let known =
+            if all.known > 0 { format!(", {} known to fail", all.known) } else { String::new() };
+        writeln!(f, "{} passed, {} failed{known}, {} skipped", all.passed, all.failed, all.skipped)
     }
 }
 
@@ -180,8 +197,70 @@ fn without_number(name: &str) -> &str {
     name.split_once(" - ").map_or(name, |(_, name)| name)
 }
 
+/// Collects the cases of `go test -v`, or of a compiled test with `-test.v`.
+#[derive(Default)]
+pub(crate) struct GoTests {
+    /// Whose output the next lines are.
+    current: String,
+    started: Vec<String>,
+    /// What each test has logged, the first few lines.
+    messages: HashMap<String, Vec<String>>,
+    panic: Option<String>,
+    cases: Vec<Case>,
+}
+
+/// So many lines of what a test has logged are its reason.
+const GO_MESSAGES: usize = 4;
+
+impl GoTests {
+    pub(crate) fn line(&mut self, line: &str) {
+        if let Some((word, name)) = line.strip_prefix("=== ").and_then(|rest| rest.split_once(' '))
+        {
+            name.trim().clone_into(&mut self.current);
+            if word == "RUN" {
+                self.started.push(self.current.clone());
+            }
+        } else if let Some(case) = go_case(line) {
+            self.cases.push(case);
+        } else if let Some(reason) = line.strip_prefix("panic: ") {
+            self.panic.get_or_insert_with(|| reason.to_owned());
+        } else if let Some(message) = go_message(line) {
+            let messages = self.messages.entry(self.current.clone()).or_default();
+            messages.push(message.to_owned());
+        }
+    }
+
+    /// The cases without those that only group others. A test that has begun and not ended has failed.
+    pub(crate) fn finish(self, name: &str, status: ExitStatus) -> Vec<Case> {
+        let Self { started, messages, panic, mut cases, .. } = self;
+        for case in &mut cases {
+            let Some(messages) = messages.get(&case.name) else { continue };
+            if let Outcome::Failed(reason) | Outcome::Skipped(reason) = &mut case.outcome {
+                *reason = messages[..messages.len().min(GO_MESSAGES)].join(" / ");
+            }
+        }
+        let ended: HashSet<String> = cases.iter().map(|case| case.name.clone()).collect();
+        let why = panic.map_or(status.to_string(), |panic| format!("panic: {panic}"));
+        for test in started.iter().filter(|test| !ended.contains(*test)) {
+            cases.push(Case::failed(test, format!("it has not ended: {why}")));
+        }
+        let mut cases = only_leaves(cases);
+        if !status.success() && !cases.iter().any(Case::has_failed) {
+            cases.push(Case::failed(name, why));
+        }
+        cases
+    }
+}
+
+/// What a test logs: `    some_test.go:12: the message`.
+fn go_message(line: &str) -> Option<&str> {
+    let (place, message) = line.trim_start().split_once(": ")?;
+    let (file, number) = place.rsplit_once(':')?;
+    (file.ends_with(".go") && number.bytes().all(|byte| byte.is_ascii_digit())).then_some(message)
+}
+
 /// The case in a line of `go test -v`, if there is one: `    --- PASS: TestName/sub (0.07s)`.
-pub(crate) fn go_case(line: &str) -> Option<Case> {
+fn go_case(line: &str) -> Option<Case> {
     let (word, rest) = line.trim_start().strip_prefix("--- ")?.split_once(": ")?;
     let name = rest.rsplit_once(" (").map_or(rest, |(name, _)| name);
     match word {
@@ -193,13 +272,20 @@ pub(crate) fn go_case(line: &str) -> Option<Case> {
 }
 
 /// Drops tests that only group others, so that nothing is counted twice.
-pub(crate) fn only_leaves(cases: Vec<Case>) -> Vec<Case> {
-    let names: Vec<String> = cases.iter().map(|case| case.name.clone()).collect();
+fn only_leaves(cases: Vec<Case>) -> Vec<Case> {
+    let groups: HashSet<String> = cases
+        .iter()
+        .flat_map(|case| case.name.match_indices('/').map(|(at, _)| case.name[..at].to_owned()))
+        .collect();
+    let failed: Vec<String> =
+        cases.iter().filter(|case| case.has_failed()).map(|case| case.name.clone()).collect();
     let is_leaf = |case: &Case| {
-        let prefix = format!("{}/", case.name);
         // A parent can fail by itself, with all its children passed.
-        matches!(case.outcome, Outcome::Failed(_))
-            || !names.iter().any(|name| name.starts_with(&prefix))
+        let alone = || {
+            let prefix = format!("{}/", case.name);
+            !failed.iter().any(|name| name.starts_with(&prefix))
+        };
+        !groups.contains(&case.name) || (case.has_failed() && alone())
     };
     cases.into_iter().filter(is_leaf).collect()
 }
@@ -219,6 +305,8 @@ pub(crate) fn cargo_case(line: &str) -> Option<Case> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::process::ExitStatusExt;
+
     use super::*;
 
     fn tap(lines: &[&str]) -> Vec<Case> {
@@ -247,22 +335,60 @@ mod tests {
         assert_eq!(tap(&["noise"]), [failure]);
     }
 
+    fn go(lines: &[&str], status: i32) -> Vec<Case> {
+        let mut tests = GoTests::default();
+        for line in lines {
+            tests.line(line);
+        }
+        // The code of an exit is in the second byte of a wait status.
+        tests.finish("suite", ExitStatus::from_raw(status << 8))
+    }
+
     #[test]
     fn go_lines_become_cases_without_their_groups() {
         let lines = [
             "=== RUN   TestA",
+            "=== RUN   TestA/one",
             "--- PASS: TestA (0.01s)",
             "    --- PASS: TestA/one (0.00s)",
             "--- FAIL: TestB (1.00s)",
             "    --- PASS: TestB/one (0.00s)",
-            "--- SKIP: TestC (0.00s)",
+            "--- FAIL: TestC (1.00s)",
+            "    --- FAIL: TestC/one (0.00s)",
+            "--- SKIP: TestD (0.00s)",
             "FAIL",
         ];
-        let cases = only_leaves(lines.iter().filter_map(|line| go_case(line)).collect());
+        let cases = go(&lines, 1);
         let names: Vec<&str> = cases.iter().map(|case| case.name.as_str()).collect();
-        assert_eq!(names, ["TestA/one", "TestB", "TestB/one", "TestC"]);
-        assert!(matches!(cases[1].outcome, Outcome::Failed(_)));
-        assert!(matches!(cases[3].outcome, Outcome::Skipped(_)));
+        assert_eq!(names, ["TestA/one", "TestB", "TestB/one", "TestC/one", "TestD"]);
+        assert!(cases[1].has_failed() && cases[3].has_failed());
+        assert!(matches!(cases[4].outcome, Outcome::Skipped(_)));
+        assert_eq!(go(&[], 0), []);
+        assert_eq!(go(&["=== RUN   A", "--- PASS: A (0.0s)"], 1).len(), 2);
+    }
+
+    #[test]
+    fn what_a_go_test_logs_is_its_reason() {
+        let lines = [
+            "=== RUN   A",
+            "    a_test.go:1: 1: not 2",
+            "=== RUN   B",
+            "    b_test.go:2: something",
+            "=== NAME  A",
+            "    a_test.go:7: and 3",
+            "--- FAIL: A (0.0s)",
+            "=== CONT  B",
+            "    b_test.go:3: no share groups",
+            "--- SKIP: B (0.0s)",
+            "=== RUN   C",
+            "panic: too much",
+        ];
+        let wanted = [
+            Case::failed("A", "1: not 2 / and 3"),
+            Case::skipped("B", "something / no share groups"),
+            Case::failed("C", "it has not ended: panic: too much"),
+        ];
+        assert_eq!(go(&lines, 2), wanted);
     }
 
     #[test]

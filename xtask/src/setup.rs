@@ -8,7 +8,7 @@ use std::process::Command;
 use std::sync::OnceLock;
 
 use crate::Error;
-use crate::exec::{output, quietly};
+use crate::exec::{cargo, output, quietly};
 use crate::s3::Peer;
 
 /// Why a tool is not there.
@@ -261,6 +261,75 @@ pub(crate) fn go_program(root: &Path, name: &str) -> Result<PathBuf, Missing> {
     build.args(["build", "-buildvcs=false", "-o"]).arg(&program).arg(package);
     quietly(&mut build)?;
     Ok(program)
+}
+
+/// A test program of Go, and the package that it must run in.
+pub(crate) struct GoTest {
+    pub(crate) program: PathBuf,
+    pub(crate) package: PathBuf,
+}
+
+/// The tests of franz-go's package `kgo`, in the version that the suites use.
+pub(crate) fn kgo_tests(root: &Path) -> Result<GoTest, Missing> {
+    let go = go(root)?;
+    let mut list = go.command(|go| Command::new(go));
+    list.args(["list", "-m", "-f", "{{.Version}} {{.Dir}}", "github.com/twmb/franz-go"]);
+    let listed = String::from_utf8_lossy(&output(&mut list)?).trim().to_owned();
+    let Some((version, module)) = listed.split_once(' ') else {
+        return Err(Missing::Failed(format!("`go list` says {listed:?}").into()));
+    };
+    let program = root.join(format!("target/e2e/compat/kgo@{version}.test"));
+    let package = Path::new(module).join("pkg/kgo");
+    if !program.exists() {
+        println!("setup: go test -c kgo (franz-go {version} from the Go module proxy)");
+        let mut build = go.command(|go| Command::new(go));
+        build.current_dir(&package).args(["test", "-c", "-buildvcs=false", "-o"]);
+        quietly(build.arg(&program).arg("."))?;
+    }
+    Ok(GoTest { program, package })
+}
+
+/// The crate of Rust's registry that holds librdkafka's source with its tests, as the archives of other registries do not.
+const RDKAFKA_SYS: &str = "4.10.0+2.12.1";
+
+/// librdkafka and its tests, built from source: the directory in which `test-runner` runs.
+pub(crate) fn librdkafka_tests(root: &Path) -> Result<PathBuf, Missing> {
+    let place = root.join("target/e2e/compat/librdkafka");
+    let source = place.join("vendor/rdkafka-sys/librdkafka");
+    let tests = source.join("tests");
+    let manifest = place.join("Cargo.toml");
+    // Of no workspace, and nothing in it: cargo only has to fetch what it depends on.
+    let wanted = format!(
+        "[package]\nname = \"fetch\"\nedition = \"2024\"\n\n[lib]\npath = \"lib.rs\"\n\n\
+         [dependencies]\nrdkafka-sys = \"={RDKAFKA_SYS}\"\n\n[workspace]\n"
+    );
+    fs::create_dir_all(&place).map_err(Error::from)?;
+    for (name, text) in [("Cargo.toml", wanted.as_str()), ("lib.rs", "")] {
+        fs::write(place.join(name), text).map_err(Error::from)?;
+    }
+    let done = Stamp::new(&place.join("alluvium.stamp"), std::slice::from_ref(&manifest))?;
+    if done.is_fresh() {
+        return Ok(tests);
+    }
+    if !runs("make", &["--version"]) || !runs("c++", &["--version"]) {
+        apt(&["build-essential"], "builds librdkafka's tests")?;
+    }
+    if !runs("pkg-config", &["--exists", "openssl", "zlib"]) {
+        apt(&["pkg-config", "libssl-dev", "zlib1g-dev"], "builds librdkafka's tests")?;
+    }
+    println!("setup: cargo vendor rdkafka-sys {RDKAFKA_SYS} (librdkafka's source from crates.io)");
+    quietly(cargo(root).current_dir(&place).args(["vendor", "--quiet", "vendor"]))?;
+    for script in ["configure", "lds-gen.py"] {
+        make_executable(&source.join(script))?;
+    }
+    println!("setup: make (librdkafka and its tests; takes minutes)");
+    let mut configure = Command::new("./configure");
+    // Neither is there on every machine, and no test here needs them.
+    quietly(configure.current_dir(&source).args(["--disable-gssapi", "--disable-curl"]))?;
+    quietly(Command::new("make").current_dir(&source).args(["-j2", "libs"]))?;
+    quietly(Command::new("make").current_dir(&tests).args(["-j2", "build"]))?;
+    done.set()?;
+    Ok(tests)
 }
 
 /// An S3 server, built from its source.

@@ -8,13 +8,13 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use crate::bench::memory_suite;
 use crate::exec::{cargo, describe, follow, output};
 use crate::kill::{Stopped, Target, Tools};
-use crate::report::{Case, Report, Tap, go_case, only_leaves};
+use crate::report::{Case, GoTests, Report, Tap};
 use crate::s3::Peer;
 use crate::server::{Config, Ending, Server, binary};
 use crate::setup::Missing;
 use crate::{
     EndlessOptions, Error, ExactlyOnceOptions, KillOptions, ModelOptions, S3Options, SimOptions,
-    Suite, TestOptions, endless, exactly_once, gate, kcat, kill, loom, s3, setup,
+    Suite, TestOptions, compat, endless, exactly_once, gate, kcat, kill, loom, s3, setup,
 };
 
 /// Far above what a suite takes: it keeps a suite that hangs from blocking the rest.
@@ -61,6 +61,9 @@ pub(crate) fn run(root: &Path, options: &TestOptions) -> Result<Report, Error> {
     suite(Suite::ExactlyOnce, "exactly once", &|| bench.exactly_once(6, options.seed));
     suite(Suite::Endless, "endless", &|| bench.endless(1024, WAL_MEBIBYTES));
     suite(Suite::Memory, "memory", &|| bench.memory());
+    if wanted(Suite::Compat) {
+        compat::short(root, &bench.binary, &mut report);
+    }
     if wanted(Suite::Kill) {
         bench.kill(&mut report, &[Target::File, Target::Loop], 5, options.seed);
     }
@@ -144,7 +147,10 @@ pub(crate) fn endless_campaign(root: &Path, options: &EndlessOptions) -> Result<
     Ok(report)
 }
 
-fn skip_if_missing(name: &str, result: Result<Vec<Case>, Missing>) -> Result<Vec<Case>, Error> {
+pub(crate) fn skip_if_missing(
+    name: &str,
+    result: Result<Vec<Case>, Missing>,
+) -> Result<Vec<Case>, Error> {
     match result {
         Ok(cases) => Ok(cases),
         Err(Missing::NotAllowed(reason)) => {
@@ -222,13 +228,9 @@ impl Bench<'_> {
         self.with_server("go", |server| {
             let mut go = go.command(|program| server.client(program));
             go.args(["test", "-count=1", "-v", "-timeout", "10m", "."]);
-            let mut cases = Vec::new();
-            let status = follow(&mut go, LIMIT, |line| cases.extend(go_case(line)))?;
-            let mut cases = only_leaves(cases);
-            if !status.success() && !cases.iter().any(Case::has_failed) {
-                cases.push(Case::failed("go test", status));
-            }
-            Ok(cases)
+            let mut tests = GoTests::default();
+            let status = follow(&mut go, LIMIT, |line| tests.line(line))?;
+            Ok(tests.finish("go test", status))
         })
     }
 
@@ -335,7 +337,7 @@ impl Bench<'_> {
 }
 
 /// Runs a program that reports in TAP.
-fn tap(name: &str, command: &mut Command) -> Result<Vec<Case>, Error> {
+pub(crate) fn tap(name: &str, command: &mut Command) -> Result<Vec<Case>, Error> {
     let mut tap = Tap::default();
     let status = follow(command, LIMIT, |line| tap.line(line))?;
     let mut cases = tap.finish(name);

@@ -11,11 +11,11 @@ use std::time::Duration;
 use alluvium_chart::{Axis, Chart, Scale, Series};
 use clap::Args;
 
-use super::kafka::Kafka;
 use super::load::{Load, Running, Sample, quantile, rate};
 use super::probe::Probe;
 use super::volume::{Limit, Volume, drop_caches, release};
 use super::{Bar, cpu_time, judged, median, settle, unix_seconds};
+use crate::kafka::Kafka;
 use crate::report::{Case, Report};
 use crate::server::{Config, Objects, Server, release_binary};
 use crate::{Error, ServerOptions, setup};
@@ -232,7 +232,7 @@ fn round(
                 environment: Vec::new(),
             }),
         })?)),
-        None => Peer::Kafka(Kafka::start(jars, &log.path().join("kafka"))?),
+        None => Peer::Kafka(Kafka::start(jars, &log.path().join("kafka"), "")?),
     };
     let load = Load {
         program: binary.to_path_buf(),

@@ -1,7 +1,6 @@
 //! Benchmarks of whole servers: each figure beside that of another run, or another server, in the same quarter of an hour.
 
 mod catch_up;
-mod kafka;
 mod load;
 mod memory;
 mod probe;

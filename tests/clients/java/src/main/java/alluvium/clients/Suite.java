@@ -48,7 +48,7 @@ import org.apache.kafka.common.serialization.StringSerializer;
 public final class Suite {
     static final String BOOTSTRAP = Optional.ofNullable(System.getenv("BOOTSTRAP")).orElse("127.0.0.1:9092");
 
-    private static final Admin ADMIN = Admin.create(Map.of("bootstrap.servers", BOOTSTRAP));
+    static final Admin ADMIN = Admin.create(Map.of("bootstrap.servers", BOOTSTRAP));
 
     /** Exits with 1 if a test failed. */
     public static void main(String[] args) {
@@ -78,16 +78,16 @@ public final class Suite {
         } catch (ExecutionException error) {
             check(error.getCause() instanceof TopicExistsException, "error of the second creation: " + error.getCause());
         }
-        check(wait(ADMIN.listTopics().names()).contains("java-topic"), "the topic is listed");
-        TopicDescription described = wait(ADMIN.describeTopics(List.of("java-topic")).allTopicNames()).get("java-topic");
+        check(answer(ADMIN.listTopics().names()).contains("java-topic"), "the topic is listed");
+        TopicDescription described = answer(ADMIN.describeTopics(List.of("java-topic")).allTopicNames()).get("java-topic");
         equal(described.partitions().size(), 3, "partitions");
-        wait(ADMIN.createPartitions(Map.of("java-topic", NewPartitions.increaseTo(7))).all());
-        eventually("seven partitions", () -> wait(ADMIN.describeTopics(List.of("java-topic")).allTopicNames())
+        answer(ADMIN.createPartitions(Map.of("java-topic", NewPartitions.increaseTo(7))).all());
+        eventually("seven partitions", () -> answer(ADMIN.describeTopics(List.of("java-topic")).allTopicNames())
             .get("java-topic").partitions().size() == 7);
-        wait(ADMIN.deleteTopics(List.of("java-topic")).all());
-        eventually("the topic is gone", () -> !wait(ADMIN.listTopics().names()).contains("java-topic"));
+        answer(ADMIN.deleteTopics(List.of("java-topic")).all());
+        eventually("the topic is gone", () -> !answer(ADMIN.listTopics().names()).contains("java-topic"));
         try {
-            wait(ADMIN.describeTopics(List.of("java-topic")).allTopicNames());
+            answer(ADMIN.describeTopics(List.of("java-topic")).allTopicNames());
             throw new AssertionError("a deleted topic is described");
         } catch (ExecutionException error) {
             check(error.getCause() instanceof UnknownTopicOrPartitionException, "error: " + error.getCause());
@@ -95,12 +95,12 @@ public final class Suite {
     }
 
     private static void cluster() throws Exception {
-        equal(wait(ADMIN.describeCluster().nodes()).size(), 1, "nodes");
-        check(!wait(ADMIN.describeCluster().clusterId()).isEmpty(), "the cluster has an id");
-        check(wait(ADMIN.describeCluster().controller()) != null, "there is a controller");
+        equal(answer(ADMIN.describeCluster().nodes()).size(), 1, "nodes");
+        check(!answer(ADMIN.describeCluster().clusterId()).isEmpty(), "the cluster has an id");
+        check(answer(ADMIN.describeCluster().controller()) != null, "there is a controller");
         createTopic("java-config", 1);
         ConfigResource resource = new ConfigResource(ConfigResource.Type.TOPIC, "java-config");
-        Config config = wait(ADMIN.describeConfigs(List.of(resource)).all()).get(resource);
+        Config config = answer(ADMIN.describeConfigs(List.of(resource)).all()).get(resource);
         check(Integer.parseInt(config.get("max.message.bytes").value()) > 0, "max.message.bytes is a number");
     }
 
@@ -112,7 +112,7 @@ public final class Suite {
                 answers.add(producer.send(new ProducerRecord<>("java-idempotent", n % 2, "k", "value " + n)));
             }
             for (int n = 0; n < answers.size(); n++) {
-                equal(wait(answers.get(n)).offset(), (long) n / 2, "offset of record " + n);
+                equal(answer(answers.get(n)).offset(), (long) n / 2, "offset of record " + n);
             }
         }
         for (int partition = 0; partition < 2; partition++) {
@@ -131,7 +131,7 @@ public final class Suite {
             List<Future<RecordMetadata>> answers = values.stream()
                 .map(value -> producer.send(new ProducerRecord<>(topic, value))).toList();
             for (Future<RecordMetadata> answer : answers) {
-                wait(answer);
+                answer(answer);
             }
         }
         equal(readPartition(topic, 0, values.size()).stream().map(ConsumerRecord::value).toList(), values, "values");
@@ -142,8 +142,8 @@ public final class Suite {
         ProducerRecord<String, String> full = new ProducerRecord<>("java-shapes", 0, 1_600_000_000_123L, "key", (String) null);
         full.headers().add("h", new byte[] {1, 2}).add("h", new byte[0]).add("null", null);
         try (KafkaProducer<String, String> producer = producer(Map.of())) {
-            wait(producer.send(full));
-            wait(producer.send(new ProducerRecord<>("java-shapes", 0, null, "")));
+            answer(producer.send(full));
+            answer(producer.send(new ProducerRecord<>("java-shapes", 0, null, "")));
         }
         List<ConsumerRecord<String, String>> records = readPartition("java-shapes", 0, 2);
         equal(records.get(0).key(), "key", "key");
@@ -157,14 +157,14 @@ public final class Suite {
     private static void tooLarge() throws Exception {
         createTopic("java-large", 1);
         try (KafkaProducer<String, String> producer = producer(Map.of("max.request.size", 50_000_000))) {
-            wait(producer.send(new ProducerRecord<>("java-large", "before")));
+            answer(producer.send(new ProducerRecord<>("java-large", "before")));
             try {
-                wait(producer.send(new ProducerRecord<>("java-large", "x".repeat(20_000_000))));
+                answer(producer.send(new ProducerRecord<>("java-large", "x".repeat(20_000_000))));
                 throw new AssertionError("a record of 20 MB was taken");
             } catch (ExecutionException error) {
                 check(error.getCause() instanceof RecordTooLargeException, "error: " + error.getCause());
             }
-            equal(wait(producer.send(new ProducerRecord<>("java-large", "after"))).offset(), 1L, "offset afterwards");
+            equal(answer(producer.send(new ProducerRecord<>("java-large", "after"))).offset(), 1L, "offset afterwards");
         }
         equal(readPartition("java-large", 0, 2).stream().map(ConsumerRecord::value).toList(),
             List.of("before", "after"), "values");
@@ -177,7 +177,7 @@ public final class Suite {
             List<Future<RecordMetadata>> answers = IntStream.range(0, 100).mapToObj(n ->
                 producer.send(new ProducerRecord<>("java-seek", 0, 1_000_000L + n * 10L, "k", "v" + n))).toList();
             for (Future<RecordMetadata> answer : answers) {
-                wait(answer);
+                answer(answer);
             }
         }
         try (KafkaConsumer<String, String> consumer = consumer("java-seek", Map.of())) {
@@ -193,7 +193,7 @@ public final class Suite {
             consumer.seekToEnd(List.of(partition));
             equal(consumer.position(partition), 100L, "position at the end");
         }
-        equal(wait(ADMIN.listOffsets(Map.of(partition, OffsetSpec.maxTimestamp())).all()).get(partition).offset(), 99L,
+        equal(answer(ADMIN.listOffsets(Map.of(partition, OffsetSpec.maxTimestamp())).all()).get(partition).offset(), 99L,
             "offset of the largest timestamp");
     }
 
@@ -204,7 +204,7 @@ public final class Suite {
         wanted.put(new TopicPartition("java-offsets", 1), new OffsetAndMetadata(0));
         try (KafkaProducer<String, String> producer = producer(Map.of())) {
             for (int n = 0; n < 10; n++) {
-                wait(producer.send(new ProducerRecord<>("java-offsets", 0, null, "v" + n)));
+                answer(producer.send(new ProducerRecord<>("java-offsets", 0, null, "v" + n)));
             }
         }
         try (KafkaConsumer<String, String> consumer = consumer("java-offsets-group", Map.of())) {
@@ -212,22 +212,22 @@ public final class Suite {
             take(consumer, 10);
             consumer.commitSync(wanted);
             equal(consumer.committed(wanted.keySet()), wanted, "committed, as the consumer sees it");
-            ConsumerGroupDescription group = wait(ADMIN.describeConsumerGroups(List.of("java-offsets-group")).all())
+            ConsumerGroupDescription group = answer(ADMIN.describeConsumerGroups(List.of("java-offsets-group")).all())
                 .get("java-offsets-group");
             equal(group.groupState(), GroupState.STABLE, "state");
             equal(group.members().size(), 1, "members");
         }
-        equal(wait(ADMIN.listConsumerGroupOffsets("java-offsets-group").partitionsToOffsetAndMetadata()), wanted,
+        equal(answer(ADMIN.listConsumerGroupOffsets("java-offsets-group").partitionsToOffsetAndMetadata()), wanted,
             "committed, as the admin client sees it");
         Map<TopicPartition, OffsetAndMetadata> altered =
             Map.of(new TopicPartition("java-offsets", 0), new OffsetAndMetadata(7));
-        wait(ADMIN.alterConsumerGroupOffsets("java-offsets-group", altered).all());
+        answer(ADMIN.alterConsumerGroupOffsets("java-offsets-group", altered).all());
         try (KafkaConsumer<String, String> consumer = consumer("java-offsets-group", Map.of())) {
             consumer.subscribe(List.of("java-offsets"));
             equal(take(consumer, 3).stream().map(ConsumerRecord::offset).toList(), List.of(7L, 8L, 9L), "offsets read");
         }
         Set<String> listed = new HashSet<>();
-        wait(ADMIN.listGroups().all()).forEach(each -> listed.add(each.groupId()));
+        answer(ADMIN.listGroups().all()).forEach(each -> listed.add(each.groupId()));
         check(listed.contains("java-offsets-group"), "the group is listed");
     }
 
@@ -291,7 +291,7 @@ public final class Suite {
     }
 
     static void createTopic(String name, int partitions) throws Exception {
-        wait(ADMIN.createTopics(List.of(new NewTopic(name, partitions, (short) 1))).all());
+        answer(ADMIN.createTopics(List.of(new NewTopic(name, partitions, (short) 1))).all());
     }
 
     static KafkaProducer<String, String> producer(Map<String, Object> settings) {
@@ -300,7 +300,7 @@ public final class Suite {
         return new KafkaProducer<>(config, new StringSerializer(), new StringSerializer());
     }
 
-    private static KafkaConsumer<String, String> consumer(String group, Map<String, Object> settings) {
+    static KafkaConsumer<String, String> consumer(String group, Map<String, Object> settings) {
         Map<String, Object> config = new HashMap<>(settings);
         config.put("bootstrap.servers", BOOTSTRAP);
         config.put("group.id", group);
@@ -322,7 +322,7 @@ public final class Suite {
         }
     }
 
-    private static List<ConsumerRecord<String, String>> take(KafkaConsumer<String, String> consumer, int count)
+    static List<ConsumerRecord<String, String>> take(KafkaConsumer<String, String> consumer, int count)
         throws Exception {
         List<ConsumerRecord<String, String>> records = new ArrayList<>();
         eventually(count + " records", () -> {
@@ -332,7 +332,7 @@ public final class Suite {
         return records;
     }
 
-    private static <T> T wait(Future<T> future) throws Exception {
+    static <T> T answer(Future<T> future) throws Exception {
         return future.get(Tap.PATIENCE.toSeconds(), TimeUnit.SECONDS);
     }
 

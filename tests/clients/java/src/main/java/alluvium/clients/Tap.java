@@ -55,6 +55,21 @@ final class Tap {
         check(Objects.equals(got, wanted), what + ": " + got + ", not " + wanted);
     }
 
+    /** Something must fail, with this error or one that has it as its cause. */
+    static void fails(Class<? extends Exception> error, Test test) throws Exception {
+        try {
+            test.run();
+        } catch (Exception thrown) {
+            for (Throwable cause = thrown; cause != null; cause = cause.getCause()) {
+                if (error.isInstance(cause)) {
+                    return;
+                }
+            }
+            throw new AssertionError("it fails by " + thrown + ", not " + error.getSimpleName(), thrown);
+        }
+        throw new AssertionError("it does not fail, but by " + error.getSimpleName() + " it should");
+    }
+
     /** Repeats the attempt until it returns true. */
     static void eventually(String what, Callable<Boolean> attempt) throws Exception {
         long deadline = System.nanoTime() + PATIENCE.toNanos();

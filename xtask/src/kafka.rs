@@ -17,15 +17,15 @@ const START_LIMIT: Duration = Duration::from_secs(120);
 const CLUSTER: &str = "YWxsdXZpdW0tYmVuY2gtMQ";
 
 /// A running broker. It is killed when dropped.
-pub(super) struct Kafka {
+pub(crate) struct Kafka {
     address: SocketAddr,
     child: Child,
     log: PathBuf,
 }
 
 impl Kafka {
-    /// Start one whose logs are in `directory`.
-    pub(super) fn start(jars: &Path, directory: &Path) -> Result<Self, Error> {
+    /// Start one whose logs are in `directory`, with further lines of its `server.properties`.
+    pub(crate) fn start(jars: &Path, directory: &Path, further: &str) -> Result<Self, Error> {
         fs::create_dir_all(directory)?;
         let (address, controller) = (free_address()?, free_address()?);
         let properties = directory.join("server.properties");
@@ -43,7 +43,8 @@ impl Kafka {
                  offsets.topic.replication.factor=1\n\
                  transaction.state.log.replication.factor=1\n\
                  transaction.state.log.min.isr=1\n\
-                 log.dirs={}\n",
+                 log.dirs={}\n\
+                 {further}",
                 directory.join("logs").display()
             ),
         )?;
@@ -78,21 +79,26 @@ impl Kafka {
         let deadline = Instant::now() + START_LIMIT;
         while TcpStream::connect(self.address).is_err() {
             if self.child.try_wait()?.is_some() || Instant::now() >= deadline {
-                let log = fs::read_to_string(&self.log).unwrap_or_default();
-                let lines: Vec<&str> = log.lines().collect();
-                let tail = lines[lines.len().saturating_sub(20)..].join("\n  | ");
-                return Err(format!("Kafka does not start\n  | {tail}").into());
+                return Err(format!("Kafka does not start{}", self.log_tail()).into());
             }
             thread::sleep(Duration::from_millis(100));
         }
         Ok(())
     }
 
-    pub(super) fn address(&self) -> String {
+    pub(crate) fn address(&self) -> String {
         self.address.to_string()
     }
 
-    pub(super) fn pid(&self) -> u32 {
+    /// The last lines of its log, to be put behind a message.
+    pub(crate) fn log_tail(&self) -> String {
+        let log = fs::read_to_string(&self.log).unwrap_or_default();
+        let lines: Vec<&str> = log.lines().collect();
+        let tail = lines[lines.len().saturating_sub(20)..].join("\n  | ");
+        format!("\n  {} ends with\n  | {tail}", self.log.display())
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
 }

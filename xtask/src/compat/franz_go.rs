@@ -1,0 +1,35 @@
+//! The tests of franz-go's package `kgo`, as its authors run them.
+
+use std::time::Duration;
+
+use super::Compat;
+use crate::exec::follow;
+use crate::report::{Case, GoTests};
+use crate::setup::{self, Missing};
+
+/// Far above what it takes: the tests themselves give up a minute earlier, and then say which have not ended.
+const LIMIT: Duration = Duration::from_secs(11 * 60);
+
+/// Records through each chain of groups. The authors send half a million, on more processors.
+const RECORDS: u32 = 20_000;
+const RECORDS_SHORT: u32 = 2_000;
+
+/// What the short form leaves out: without transactions it does not end.
+const LONG: &str = "TestTxnEtl";
+
+pub(super) fn run(compat: &Compat<'_>) -> Result<Vec<Case>, Missing> {
+    let tests = setup::kgo_tests(compat.root)?;
+    compat.with_peer("franz-go", |peer, _| {
+        let mut command = peer.client(&tests.program);
+        command.current_dir(&tests.package).args(["-test.v", "-test.timeout", "10m"]);
+        command.env("KGO_SEEDS", peer.address()).env("KGO_TEST_RF", "1");
+        let records = if compat.short { RECORDS_SHORT } else { RECORDS };
+        command.env("KGO_TEST_RECORDS", records.to_string()).env("KGO_LOG_LEVEL", "none");
+        if compat.short {
+            command.args(["-test.skip", LONG]);
+        }
+        let mut tests = GoTests::default();
+        let status = follow(&mut command, LIMIT, |line| tests.line(line))?;
+        Ok(tests.finish("kgo", status))
+    })
+}

@@ -1,0 +1,129 @@
+//! The tests of which it is known that they fail, and why. A test that is not listed must pass; one that is listed must fail.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use crate::Error;
+use crate::report::{Case, Outcome};
+
+/// Beside the explanation of what stands in it.
+const LIST: &str = "tests/compat/known.txt";
+
+/// What is known of one suite against one server: test and reason.
+pub(super) struct Known(BTreeMap<String, String>);
+
+impl Known {
+    pub(super) fn read(root: &Path, server: &str, suite: &str) -> Result<Self, Error> {
+        let text =
+            fs::read_to_string(root.join(LIST)).map_err(|error| format!("{LIST}: {error}"))?;
+        Self::parse(&text, server, suite)
+    }
+
+    /// One line for each test: `suite | server | test | reason`, where the server is `alluvium`, `kafka` or `both`.
+    fn parse(text: &str, server: &str, suite: &str) -> Result<Self, Error> {
+        let mut known = BTreeMap::new();
+        for (line, number) in text.lines().zip(1..) {
+            if line.is_empty() || line.starts_with('#') {
+                continue;
+            }
+            let wrong = |what: &str| Err(format!("{LIST}:{number}: {what}").into());
+            let fields: Vec<&str> = line.splitn(4, '|').map(str::trim).collect();
+            let [of, on, test, reason] = fields[..] else {
+                return wrong("not `suite | server | test | reason`");
+            };
+            if reason.is_empty() {
+                return wrong("no reason");
+            }
+            if !["alluvium", "kafka", "both"].contains(&on) {
+                return wrong("the server is `alluvium`, `kafka` or `both`");
+            }
+            if of != suite || (on != server && on != "both") {
+                continue;
+            }
+            if known.insert(test.to_owned(), reason.to_owned()).is_some() {
+                return wrong("listed twice");
+            }
+        }
+        Ok(Self(known))
+    }
+
+    /// A failure that is listed is known. What is listed and does not fail any more has failed, and so has, when all tests `ran`, what is
+    /// listed and is no test: the list says what is so.
+    pub(super) fn judge(mut self, cases: Vec<Case>, ran: bool) -> Vec<Case> {
+        let mut judged = Vec::new();
+        for mut case in cases {
+            if let Some(reason) = self.0.remove(&case.name) {
+                case.outcome = match case.outcome {
+                    Outcome::Failed(_) => Outcome::Known(reason),
+                    Outcome::Passed => Outcome::Failed(format!(
+                        "it passes: take it out of {LIST}, where it has failed because: {reason}"
+                    )),
+                    other => other,
+                };
+            }
+            judged.push(case);
+        }
+        if ran {
+            judged.extend(self.0.into_keys().map(|test| {
+                Case::failed(&test, format!("it is listed in {LIST}, and there is no such test"))
+            }));
+        }
+        judged
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = "# comment\n\n\
+        s | alluvium | a | not yet | really\n\
+        s | both | b | needs three brokers\n\
+        s | kafka | c | theirs\n\
+        t | both | d | other suite\n";
+
+    fn judge(cases: Vec<Case>, ran: bool) -> Vec<Case> {
+        Known::parse(TEXT, "alluvium", "s").expect("a list").judge(cases, ran)
+    }
+
+    #[test]
+    fn what_is_listed_must_fail_and_nothing_else_may() {
+        let known = |name: &str, reason: &str| Case {
+            name: name.to_owned(),
+            outcome: Outcome::Known(reason.to_owned()),
+        };
+        let cases = ["a", "b", "c", "d"].map(|name| Case::failed(name, "1: not 2")).to_vec();
+        let wanted = [
+            known("a", "not yet | really"),
+            known("b", "needs three brokers"),
+            Case::failed("c", "1: not 2"),
+            Case::failed("d", "1: not 2"),
+        ];
+        assert_eq!(judge(cases, true), wanted);
+        let passed =
+            judge(vec![Case::passed("a"), Case::skipped("b", "no"), Case::passed("c")], true);
+        assert!(passed[0].has_failed());
+        assert_eq!(passed[1..], [Case::skipped("b", "no"), Case::passed("c")]);
+    }
+
+    #[test]
+    fn what_is_listed_and_is_no_test_is_told_when_all_have_run() {
+        assert_eq!(judge(vec![], false), []);
+        let told = judge(vec![], true);
+        assert_eq!(told.iter().map(|case| case.name.as_str()).collect::<Vec<_>>(), ["a", "b"]);
+        assert!(told.iter().all(Case::has_failed));
+    }
+
+    #[test]
+    fn a_list_that_can_not_be_read_is_refused() {
+        for text in [
+            "s | both | a",
+            "s | both | a | ",
+            "s | redpanda | a | why",
+            "s | both | a | 1\ns | kafka | a | 2",
+        ] {
+            assert!(Known::parse(text, "kafka", "s").is_err(), "{text}");
+        }
+    }
+}

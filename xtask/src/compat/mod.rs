@@ -1,0 +1,155 @@
+//! `cargo xtask compat`: test suites that others have written for Kafka, and Kafka's own programs, against the server as a user starts it.
+
+mod franz_go;
+mod java;
+mod known;
+mod librdkafka;
+mod peer;
+mod tools;
+
+use std::path::{Path, PathBuf};
+
+use clap::{Args, ValueEnum};
+
+use crate::report::{Case, Report};
+use crate::server::binary;
+use crate::setup::{self, Missing};
+use crate::suites::skip_if_missing;
+use crate::{Error, ServerOptions};
+
+use known::Known;
+use peer::Peer;
+
+#[derive(Args)]
+pub(crate) struct Options {
+    /// Which suites to run. Default: all.
+    suites: Vec<Suite>,
+    /// Leave out what takes long, as continuous integration does.
+    #[arg(long)]
+    short: bool,
+    /// Against which server. What fails against Apache Kafka on the same machine is no fault of Alluvium's.
+    #[arg(long, default_value = "alluvium")]
+    peer: Which,
+    #[command(flatten)]
+    server: ServerOptions,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Suite {
+    /// The tests of franz-go's package `kgo`.
+    FranzGo,
+    /// Kafka's command-line tools.
+    KafkaTools,
+    /// kafka-clients: administration, transactions, groups of both new kinds.
+    KafkaClients,
+    /// librdkafka's tests, in quick mode.
+    Librdkafka,
+}
+
+impl Suite {
+    const ALL: [Self; 4] = [Self::FranzGo, Self::KafkaTools, Self::KafkaClients, Self::Librdkafka];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::FranzGo => "franz-go",
+            Self::KafkaTools => "kafka-tools",
+            Self::KafkaClients => "kafka-clients",
+            Self::Librdkafka => "librdkafka",
+        }
+    }
+}
+
+/// A server that speaks Kafka.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Which {
+    Alluvium,
+    Kafka,
+}
+
+impl Which {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Alluvium => "alluvium",
+            Self::Kafka => "kafka",
+        }
+    }
+}
+
+/// `cargo xtask compat`.
+pub(crate) fn run(root: &Path, options: &Options) -> Result<Report, Error> {
+    let binary = match options.peer {
+        Which::Alluvium => Some(binary(root, options.server.server.as_deref())?),
+        Which::Kafka => None,
+    };
+    let compat = Compat { root, binary, short: options.short };
+    let mut report = Report::default();
+    for suite in Suite::ALL {
+        if options.suites.is_empty() || options.suites.contains(&suite) {
+            compat.suite(&mut report, suite);
+        }
+    }
+    Ok(report)
+}
+
+/// The short form as a part of `cargo xtask test`.
+pub(crate) fn short(root: &Path, binary: &Path, report: &mut Report) {
+    let compat = Compat { root, binary: Some(binary.to_path_buf()), short: true };
+    for suite in Suite::ALL {
+        compat.suite(report, suite);
+    }
+}
+
+/// Where suites run, and against what.
+struct Compat<'a> {
+    root: &'a Path,
+    /// Alluvium's, or it is Apache Kafka that is tested.
+    binary: Option<PathBuf>,
+    short: bool,
+}
+
+impl Compat<'_> {
+    fn which(&self) -> Which {
+        if self.binary.is_some() { Which::Alluvium } else { Which::Kafka }
+    }
+
+    fn suite(&self, report: &mut Report, suite: Suite) {
+        let name = format!("compat {}", suite.name());
+        report.suite(&name, || {
+            let known = Known::read(self.root, self.which().name(), suite.name())?;
+            let cases = skip_if_missing(&name, self.cases(suite))?;
+            // The short form does not run all that is listed.
+            Ok(known.judge(cases, !self.short))
+        });
+    }
+
+    fn cases(&self, suite: Suite) -> Result<Vec<Case>, Missing> {
+        match suite {
+            Suite::FranzGo => franz_go::run(self),
+            Suite::KafkaTools => tools::run(self),
+            Suite::KafkaClients => java::run(self),
+            Suite::Librdkafka => librdkafka::run(self),
+        }
+    }
+
+    /// Runs `suite` against a fresh server. Its data and log stay if a case has failed.
+    fn with_peer(
+        &self,
+        name: &str,
+        suite: impl FnOnce(&Peer, &Path) -> Result<Vec<Case>, Error>,
+    ) -> Result<Vec<Case>, Missing> {
+        let directory = self.root.join("target/e2e/run").join(format!("compat-{name}"));
+        let peer = match &self.binary {
+            Some(binary) => Peer::alluvium(binary, &directory)?,
+            None => Peer::kafka(&setup::kafka(self.root)?, &directory)?,
+        };
+        let mut cases = suite(&peer, &directory).unwrap_or_else(|error| {
+            vec![Case::failed(name, format!("{error}{}", peer.log_tail()))]
+        });
+        if cases.iter().any(Case::has_failed) {
+            println!("data and log of the server stay in {}", directory.display());
+            return Ok(cases);
+        }
+        cases.push(Case::run("the server stops on SIGTERM", || peer.finish()));
+        Ok(cases)
+    }
+}

@@ -1,0 +1,87 @@
+//! The server that a suite runs against.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::Error;
+use crate::kafka::Kafka;
+use crate::server::{Config, Server};
+
+/// Large enough for a suite's data many times over.
+const WAL_MEBIBYTES: u64 = 256;
+/// Small, so that most of what is read late comes back from objects.
+const LOG_CACHE_MEBIBYTES: u64 = 16;
+
+/// What Apache Kafka needs to know to run all that it has on one node, and what franz-go's own pipeline tells it.
+const KAFKA_PROPERTIES: &str = "\
+    share.coordinator.state.topic.replication.factor=1\n\
+    share.coordinator.state.topic.min.isr=1\n\
+    share.coordinator.state.topic.num.partitions=5\n\
+    group.share.delivery.count.limit=10\n\
+    group.initial.rebalance.delay.ms=0\n\
+    authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer\n\
+    allow.everyone.if.no.acl.found=true\n\
+    super.users=User:ANONYMOUS\n";
+
+/// A running server. It is killed when dropped.
+pub(super) enum Peer {
+    Alluvium(Server),
+    Kafka { server: Kafka, directory: PathBuf },
+}
+
+impl Peer {
+    pub(super) fn alluvium(binary: &Path, directory: &Path) -> Result<Self, Error> {
+        Ok(Self::Alluvium(Server::start(Config {
+            binary: binary.to_path_buf(),
+            directory: directory.to_path_buf(),
+            wal_mebibytes: WAL_MEBIBYTES,
+            log_cache_mebibytes: LOG_CACHE_MEBIBYTES,
+            wal: None,
+            objects: None,
+        })?))
+    }
+
+    pub(super) fn kafka(jars: &Path, directory: &Path) -> Result<Self, Error> {
+        if directory.exists() {
+            fs::remove_dir_all(directory)?;
+        }
+        let server = Kafka::start(jars, directory, KAFKA_PROPERTIES)?;
+        Ok(Self::Kafka { server, directory: directory.to_path_buf() })
+    }
+
+    /// Where clients connect to.
+    pub(super) fn address(&self) -> String {
+        match self {
+            Self::Alluvium(server) => server.address(),
+            Self::Kafka { server, .. } => server.address(),
+        }
+    }
+
+    /// A command for a client program: it finds the address in `BOOTSTRAP`.
+    pub(super) fn client(&self, program: impl AsRef<OsStr>) -> Command {
+        let mut command = Command::new(program);
+        command.env("BOOTSTRAP", self.address()).env("PYTHONDONTWRITEBYTECODE", "1");
+        command
+    }
+
+    /// The last lines of the server's log, to be put behind a message.
+    pub(super) fn log_tail(&self) -> String {
+        match self {
+            Self::Alluvium(server) => server.log_tail(),
+            Self::Kafka { server, .. } => server.log_tail(),
+        }
+    }
+
+    /// Stops the server for good and removes its data, since everything went well.
+    pub(super) fn finish(self) -> Result<(), Error> {
+        match self {
+            Self::Alluvium(server) => server.finish(),
+            Self::Kafka { server, directory } => {
+                drop(server);
+                Ok(fs::remove_dir_all(directory)?)
+            }
+        }
+    }
+}
