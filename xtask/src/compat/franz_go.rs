@@ -19,7 +19,7 @@ const LONG: &str = "TestTxnEtl";
 
 pub(super) fn run(compat: &Compat<'_>) -> Result<Vec<Case>, Missing> {
     let tests = setup::kgo_tests(compat.root)?;
-    compat.with_peer("franz-go", |peer, _| {
+    compat.with_peer("franz-go", 1, |peer, _| {
         let mut command = peer.client(&tests.program);
         command.current_dir(&tests.package).args(["-test.v", "-test.timeout", "10m"]);
         command.env("KGO_SEEDS", peer.address()).env("KGO_TEST_RF", "1");

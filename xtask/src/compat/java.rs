@@ -7,7 +7,7 @@ use crate::suites::tap;
 
 pub(super) fn run(compat: &Compat<'_>) -> Result<Vec<Case>, Missing> {
     let class_path = setup::java(compat.root)?;
-    compat.with_peer("kafka-clients", |peer, _| {
+    compat.with_peer("kafka-clients", 1, |peer, _| {
         let mut java = peer.client("java");
         java.args(["-Xmx256m", "-cp", &class_path, "alluvium.clients.Compat"]);
         tap("alluvium.clients.Compat", &mut java)

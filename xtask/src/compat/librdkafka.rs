@@ -14,6 +14,9 @@ const LIMIT: Duration = Duration::from_secs(40 * 60);
 /// Tests at a time. They wait more than they compute.
 const PARALLEL: u32 = 4;
 
+/// The tests count on topics that have more than one partition by themselves, as their authors' servers are told.
+const PARTITIONS: u32 = 4;
+
 /// What continuous integration runs: what librdkafka's authors call smoke tests, and some more that take seconds.
 const SHORT: &str = "0000,0001,0004,0005,0012,0013,0017,0022,0030,0031,0033,0039,0044,0049,0052,0073,0086,0090,0099";
 
@@ -22,7 +25,7 @@ const VERSION: &str = "4.3.1";
 
 pub(super) fn run(compat: &Compat<'_>) -> Result<Vec<Case>, Missing> {
     let tests = setup::librdkafka_tests(compat.root)?;
-    compat.with_peer("librdkafka", |peer, directory| {
+    compat.with_peer("librdkafka", PARTITIONS, |peer, directory| {
         let settings = directory.join("test.conf");
         let text = format!("metadata.broker.list={}\ntest.topic.random=true\n", peer.address());
         fs::write(&settings, text)?;

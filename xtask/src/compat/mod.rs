@@ -131,16 +131,18 @@ impl Compat<'_> {
         }
     }
 
-    /// Runs `suite` against a fresh server. Its data and log stay if a case has failed.
+    /// Runs `suite` against a fresh server, whose topics have so many `partitions` unless they say otherwise. Its data and log stay if a
+    /// case has failed.
     fn with_peer(
         &self,
         name: &str,
+        partitions: u32,
         suite: impl FnOnce(&Peer, &Path) -> Result<Vec<Case>, Error>,
     ) -> Result<Vec<Case>, Missing> {
         let directory = self.root.join("target/e2e/run").join(format!("compat-{name}"));
         let peer = match &self.binary {
-            Some(binary) => Peer::alluvium(binary, &directory)?,
-            None => Peer::kafka(&setup::kafka(self.root)?, &directory)?,
+            Some(binary) => Peer::alluvium(binary, &directory, partitions)?,
+            None => Peer::kafka(&setup::kafka(self.root)?, &directory, partitions)?,
         };
         let mut cases = suite(&peer, &directory).unwrap_or_else(|error| {
             vec![Case::failed(name, format!("{error}{}", peer.log_tail()))]

@@ -7,7 +7,7 @@ use std::process::Command;
 
 use crate::Error;
 use crate::kafka::Kafka;
-use crate::server::{Config, Server};
+use crate::server::{Config, Objects, Server};
 
 /// Large enough for a suite's data many times over.
 const WAL_MEBIBYTES: u64 = 256;
@@ -32,22 +32,30 @@ pub(super) enum Peer {
 }
 
 impl Peer {
-    pub(super) fn alluvium(binary: &Path, directory: &Path) -> Result<Self, Error> {
+    /// Start Alluvium. A topic that is created without a number of partitions has so many.
+    pub(super) fn alluvium(
+        binary: &Path,
+        directory: &Path,
+        partitions: u32,
+    ) -> Result<Self, Error> {
+        let arguments = vec!["--default-partitions".to_owned(), partitions.to_string()];
         Ok(Self::Alluvium(Server::start(Config {
             binary: binary.to_path_buf(),
             directory: directory.to_path_buf(),
             wal_mebibytes: WAL_MEBIBYTES,
             log_cache_mebibytes: LOG_CACHE_MEBIBYTES,
             wal: None,
-            objects: None,
+            objects: Some(Objects { arguments, environment: Vec::new() }),
         })?))
     }
 
-    pub(super) fn kafka(jars: &Path, directory: &Path) -> Result<Self, Error> {
+    /// Start Apache Kafka, in the same way.
+    pub(super) fn kafka(jars: &Path, directory: &Path, partitions: u32) -> Result<Self, Error> {
         if directory.exists() {
             fs::remove_dir_all(directory)?;
         }
-        let server = Kafka::start(jars, directory, KAFKA_PROPERTIES)?;
+        let further = format!("{KAFKA_PROPERTIES}num.partitions={partitions}\n");
+        let server = Kafka::start(jars, directory, &further)?;
         Ok(Self::Kafka { server, directory: directory.to_path_buf() })
     }
 

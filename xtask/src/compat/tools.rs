@@ -23,7 +23,7 @@ const SHOWN: usize = 30;
 
 pub(super) fn run(compat: &Compat<'_>) -> Result<Vec<report::Case>, Missing> {
     let jars = setup::kafka(compat.root)?;
-    compat.with_peer("kafka-tools", |peer, directory| {
+    compat.with_peer("kafka-tools", 1, |peer, directory| {
         let scratch = directory.join("files");
         fs::create_dir_all(&scratch)?;
         for (name, text) in FILES {
