@@ -383,7 +383,7 @@ fn read(file: &Path) -> Result<String, Error> {
     fs::read_to_string(file).map_err(|error| format!("{}: {error}", file.display()).into())
 }
 
-fn make_executable(file: &Path) -> Result<(), Error> {
+pub(crate) fn make_executable(file: &Path) -> Result<(), Error> {
     let failed = |error| format!("{}: {error}", file.display());
     let mut permissions = fs::metadata(file).map_err(failed)?.permissions();
     permissions.set_mode(permissions.mode() | 0o111);

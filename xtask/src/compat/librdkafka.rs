@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::time::Duration;
 
-use super::Compat;
+use super::{Compat, tools};
 use crate::exec::each_line;
 use crate::report::{Case, Outcome};
 use crate::setup::{self, Missing};
@@ -25,14 +25,20 @@ const VERSION: &str = "4.3.1";
 
 pub(super) fn run(compat: &Compat<'_>) -> Result<Vec<Case>, Missing> {
     let tests = setup::librdkafka_tests(compat.root)?;
+    let jars = setup::kafka(compat.root)?;
     compat.with_peer("librdkafka", PARTITIONS, |peer, directory| {
         let settings = directory.join("test.conf");
         let text = format!("metadata.broker.list={}\ntest.topic.random=true\n", peer.address());
         fs::write(&settings, text)?;
         let log = directory.join("tests.log");
         println!("what the tests say is in {}", log.display());
-        let mut command = peer.client("./test-runner");
-        command.current_dir(&tests).env("RDKAFKA_TEST_CONF", &settings);
+        let scripts = directory.join("kafka");
+        tools::scripts(&jars, &scripts.join("bin"))?;
+        // What a test that does not end would take with it is written at the end of each line, not of all.
+        let mut command = peer.client("stdbuf");
+        command.args(["-oL", "./test-runner"]).current_dir(&tests);
+        command.env("RDKAFKA_TEST_CONF", &settings).env("BROKERS", peer.address());
+        command.env("KAFKA_PATH", &scripts);
         command.env("LD_LIBRARY_PATH", "../src:../src-cpp");
         command.args(["-Q", "-E", &format!("-p{PARALLEL}"), "-V", VERSION]);
         if compat.short {

@@ -90,6 +90,20 @@ fn case_passes(case: &Case, peer: &Peer, class_path: &str, scratch: &Path) -> Re
     Ok(())
 }
 
+/// The tools as scripts in a directory, as Kafka's archive has them, for those who start them by name.
+pub(super) fn scripts(jars: &Path, directory: &Path) -> Result<(), Error> {
+    fs::create_dir_all(directory)?;
+    for (tool, class) in cases::CLASSES {
+        let script = directory.join(format!("kafka-{tool}.sh"));
+        let jars = jars.display();
+        let options = "-XX:TieredStopAtLevel=1 -Dorg.slf4j.simpleLogger.defaultLogLevel=warn";
+        let text = format!("#!/bin/sh\nexec java {options} -cp '{jars}/*' {class} \"$@\"\n");
+        fs::write(&script, text)?;
+        setup::make_executable(&script)?;
+    }
+    Ok(())
+}
+
 /// The class that a tool's script starts.
 fn class(tool: &str) -> Result<&'static str, Error> {
     let found = cases::CLASSES.iter().find(|(name, _)| *name == tool);

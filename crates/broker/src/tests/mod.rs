@@ -5,6 +5,7 @@ mod compatibility;
 mod configs;
 mod consumer_groups;
 mod deleting;
+mod describing;
 mod every_api;
 pub(crate) mod examples;
 mod fetching;
