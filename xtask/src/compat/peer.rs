@@ -22,8 +22,7 @@ const KAFKA_PROPERTIES: &str = "\
     group.share.delivery.count.limit=10\n\
     group.initial.rebalance.delay.ms=0\n\
     authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer\n\
-    allow.everyone.if.no.acl.found=true\n\
-    super.users=User:ANONYMOUS\n";
+    allow.everyone.if.no.acl.found=true\n";
 
 /// A running server. It is killed when dropped.
 pub(super) enum Peer {
