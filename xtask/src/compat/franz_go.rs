@@ -14,9 +14,6 @@ const LIMIT: Duration = Duration::from_secs(11 * 60);
 const RECORDS: u32 = 20_000;
 const RECORDS_SHORT: u32 = 2_000;
 
-/// What the short form leaves out: without transactions it does not end.
-const LONG: &str = "TestTxnEtl";
-
 pub(super) fn run(compat: &Compat<'_>) -> Result<Vec<Case>, Missing> {
     let tests = setup::kgo_tests(compat.root)?;
     compat.with_peer("franz-go", 1, |peer, _| {
@@ -25,9 +22,6 @@ pub(super) fn run(compat: &Compat<'_>) -> Result<Vec<Case>, Missing> {
         command.env("KGO_SEEDS", peer.address()).env("KGO_TEST_RF", "1");
         let records = if compat.short { RECORDS_SHORT } else { RECORDS };
         command.env("KGO_TEST_RECORDS", records.to_string()).env("KGO_LOG_LEVEL", "none");
-        if compat.short {
-            command.args(["-test.skip", LONG]);
-        }
         let mut tests = GoTests::default();
         let status = follow(&mut command, LIMIT, |line| tests.line(line))?;
         Ok(tests.finish("kgo", status))

@@ -118,6 +118,10 @@ impl Compat<'_> {
     }
 
     fn suite(&self, report: &mut Report, suite: Suite) {
+        // Its downloads and restarts take longer than the rest of the short form.
+        if self.short && suite == Suite::Apps {
+            return;
+        }
         let name = format!("compat {}", suite.name());
         report.suite(&name, || {
             let known = Known::read(self.root, self.which().name(), suite.name())?;
