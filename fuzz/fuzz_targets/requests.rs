@@ -9,7 +9,7 @@ use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::Duration;
 
-use alluvium_broker::{Broker, BrokerConfig, BrokerFold};
+use alluvium_broker::{Broker, BrokerConfig, BrokerFold, ListenerConfig};
 use alluvium_device::sim::{SimDisk, SimOptions, Stepper};
 use alluvium_stream::{MemoryCatalog, Options, Store};
 use alluvium_wal::{FormatOptions, Wal};
@@ -43,7 +43,7 @@ impl World {
         };
         let options = Options { cache_bytes: WAL_BYTES, ..Options::for_wal(WAL_BYTES) };
         let mut config = BrokerConfig {
-            listen: "127.0.0.1:0".parse().expect("an address"),
+            listeners: vec![ListenerConfig::plaintext("127.0.0.1:0".parse().expect("an address"))],
             max_partitions: 100,
             ..BrokerConfig::default()
         };

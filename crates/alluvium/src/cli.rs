@@ -7,6 +7,7 @@ use crate::catalog::CatalogCommand;
 use crate::config::ServeOptions;
 use crate::object::ObjectCommand;
 use crate::topic::TopicCommand;
+use crate::user::UserCommand;
 use crate::wal::WalCommand;
 
 /// A Kafka-compatible streaming server on a raw-device write-ahead log.
@@ -35,6 +36,9 @@ pub(crate) enum Command {
     /// Create, list, describe and delete topics of a running server.
     #[command(subcommand)]
     Topic(TopicCommand),
+    /// Add, list and delete users of the server on this machine, who log in with a password.
+    #[command(subcommand)]
+    User(UserCommand),
     /// Format, inspect, dump and measure a write-ahead log.
     #[command(subcommand)]
     Wal(WalCommand),

@@ -8,11 +8,13 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use alluvium_broker::{AuthorizationConfig, ListenerConfig, Mechanism};
 use alluvium_device::{Durability, Engine};
 use clap::Args;
 use serde::{Deserialize, Deserializer};
 
 use crate::address::{Address, AdminListen, HostPort};
+use crate::listeners::Listeners;
 use crate::objects::{ObjectStoreUrl, S3Settings};
 use crate::units::{Size, Span};
 
@@ -56,6 +58,12 @@ pub(crate) mod limits {
     pub(crate) const UPLOAD_INTERVAL_MIN: Span = Span(Duration::from_millis(100));
     pub(crate) const UPLOAD_INTERVAL_MAX: Span = Span(Duration::from_secs(24 * 3600));
 
+    pub(crate) const SESSION_LIFETIME_MIN: Span = Span(Duration::from_secs(1));
+    pub(crate) const SESSION_LIFETIME_MAX: Span = Span(Duration::from_secs(365 * 86_400));
+    pub(crate) const SKEW: Span = Span(Duration::from_secs(30));
+    pub(crate) const SKEW_MIN: Span = Span(Duration::ZERO);
+    pub(crate) const SKEW_MAX: Span = Span(Duration::from_secs(3600));
+
     pub(crate) const PARTITIONS: u32 = 1;
     pub(crate) const CONNECTIONS: u32 = 1_000;
     pub(crate) const CONNECTIONS_MAX: u32 = 100_000;
@@ -78,8 +86,8 @@ pub(crate) struct ServeOptions {
     #[arg(long, env = "ALLUVIUM_DATA_DIR", value_name = "DIR")]
     pub(crate) data_dir: Option<PathBuf>,
 
-    /// Address of the Kafka port; port 0 takes a free one. An address other than loopback needs
-    /// --allow-plaintext-network. Default 127.0.0.1:9092.
+    /// Address of the Kafka port in plain text; port 0 takes a free one. An address other than loopback needs
+    /// --allow-plaintext-network. Default 127.0.0.1:9092, or none if there is a --listener.
     #[arg(long, env = "ALLUVIUM_LISTEN", value_name = "ADDR:PORT")]
     #[serde(deserialize_with = "from_text")]
     pub(crate) listen: Option<Address>,
@@ -89,7 +97,54 @@ pub(crate) struct ServeOptions {
     #[serde(deserialize_with = "from_text")]
     pub(crate) advertise: Option<HostPort>,
 
-    /// Listen on the network although there is neither encryption nor authentication yet: everybody who reaches the port can
+    /// More ports for clients, with TLS and authentication: `{name = "tls", listen = "0.0.0.0:9093", protocol = "SSL", ...}`, several of
+    /// these in brackets; in the file one `[[listener]]` each. What they have stands in docs/configuration.md. Default none.
+    #[arg(long, env = "ALLUVIUM_LISTENER", value_name = "{...}")]
+    pub(crate) listener: Option<Listeners>,
+
+    /// Clients that have logged in by SASL do so again after this time at the latest (`connections.max.reauth.ms`). Default none, 1s to 365 days.
+    #[arg(long, env = "ALLUVIUM_SESSION_LIFETIME", value_name = "TIME")]
+    pub(crate) session_lifetime: Option<Span>,
+
+    /// For OAUTHBEARER: the keys that tokens are signed with, a JWKS document in a file or at an https:// URL. Default none.
+    #[arg(long, env = "ALLUVIUM_OAUTH_JWKS", value_name = "FILE|URL")]
+    pub(crate) oauth_jwks: Option<String>,
+
+    /// The issuer that each token must have (`iss`). Default none.
+    #[arg(long, env = "ALLUVIUM_OAUTH_ISSUER", value_name = "TEXT")]
+    pub(crate) oauth_issuer: Option<String>,
+
+    /// The audience that each token must name (`aud`). Default none.
+    #[arg(long, env = "ALLUVIUM_OAUTH_AUDIENCE", value_name = "TEXT")]
+    pub(crate) oauth_audience: Option<String>,
+
+    /// Scopes that each token must have, with spaces between them. Default none.
+    #[arg(long, env = "ALLUVIUM_OAUTH_SCOPE", value_name = "TEXT")]
+    pub(crate) oauth_scope: Option<String>,
+
+    /// The claim that is the user's name. Default sub.
+    #[arg(long, env = "ALLUVIUM_OAUTH_PRINCIPAL_CLAIM", value_name = "NAME")]
+    pub(crate) oauth_principal_claim: Option<String>,
+
+    /// How far the clocks of this machine and of the issuer may be apart. Default 30s, 0s to 1h.
+    #[arg(long, env = "ALLUVIUM_OAUTH_CLOCK_SKEW", value_name = "TIME")]
+    pub(crate) oauth_clock_skew: Option<Span>,
+
+    /// Ask the ACLs before anything is done: what they do not allow is refused. Default false.
+    #[arg(long, env = "ALLUVIUM_AUTHORIZATION", value_name = "BOOL",
+          num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub(crate) authorization: Option<bool>,
+
+    /// Users who may do everything, as in `User:admin;User:CN=ops,O=example` (`super.users`). Default none.
+    #[arg(long, env = "ALLUVIUM_SUPER_USERS", value_name = "USERS")]
+    pub(crate) super_users: Option<String>,
+
+    /// Allow everything to everybody where a resource has no ACL (`allow.everyone.if.no.acl.found`). Default false.
+    #[arg(long, env = "ALLUVIUM_ALLOW_EVERYONE_IF_NO_ACL_FOUND", value_name = "BOOL",
+          num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub(crate) allow_everyone_if_no_acl_found: Option<bool>,
+
+    /// Listen on the network without encryption or without authentication: everybody who reaches the port, or the way to it, can
     /// read and write everything. Default false.
     #[arg(long, env = "ALLUVIUM_ALLOW_PLAINTEXT_NETWORK", value_name = "BOOL",
           num_args = 0..=1, require_equals = true, default_missing_value = "true")]
@@ -228,8 +283,10 @@ pub(crate) struct ServeOptions {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ServeConfig {
     pub(crate) data_dir: PathBuf,
-    pub(crate) listen: SocketAddr,
-    pub(crate) advertise: Option<HostPort>,
+    pub(crate) listeners: Vec<ListenerConfig>,
+    pub(crate) session_lifetime: Option<Span>,
+    pub(crate) oauth: Option<Oauth>,
+    pub(crate) authorization: Option<AuthorizationConfig>,
     pub(crate) wal: PathBuf,
     /// `None`: an existing log keeps its size, a new file gets [`limits::WAL_CAPACITY`], a block device is taken whole.
     pub(crate) wal_capacity: Option<Size>,
@@ -263,6 +320,51 @@ pub(crate) struct ServeConfig {
 #[error("{0}")]
 pub(crate) struct ConfigError(String);
 
+/// Which tokens OAUTHBEARER takes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Oauth {
+    pub(crate) jwks: String,
+    pub(crate) issuer: String,
+    pub(crate) audience: String,
+    pub(crate) scopes: Vec<String>,
+    pub(crate) principal_claim: String,
+    pub(crate) clock_skew: Span,
+}
+
+impl Oauth {
+    fn resolve(
+        jwks: Option<String>,
+        issuer: Option<String>,
+        audience: Option<String>,
+        scope: Option<String>,
+        principal_claim: Option<String>,
+        clock_skew: Option<Span>,
+    ) -> Result<Option<Self>, ConfigError> {
+        match (jwks, issuer, audience) {
+            (None, None, None) => Ok(None),
+            (Some(jwks), Some(issuer), Some(audience)) => {
+                if jwks.starts_with("http://") {
+                    return Err(ConfigError(
+                        "oauth-jwks is an http:// URL: whoever is on the way could let everybody in. Use https:// or a file".into(),
+                    ));
+                }
+                let scope = scope.unwrap_or_default();
+                Ok(Some(Self {
+                    jwks,
+                    issuer,
+                    audience,
+                    scopes: scope.split_whitespace().map(str::to_owned).collect(),
+                    principal_claim: principal_claim.unwrap_or_else(|| "sub".into()),
+                    clock_skew: clock_skew.unwrap_or(l::SKEW),
+                }))
+            }
+            _ => Err(ConfigError(
+                "oauth-jwks, oauth-issuer and oauth-audience belong together: a token that was made for somebody else must not let in".into(),
+            )),
+        }
+    }
+}
+
 impl ServeConfig {
     /// Add the file that `options` names, then the defaults; check the bounds.
     ///
@@ -289,12 +391,39 @@ impl ServeConfig {
             Some(url) => ObjectStoreUrl::parse(url, s3).map_err(ConfigError)?,
             None => ObjectStoreUrl::Directory(data_dir.join("objects")),
         };
+        let listen = options.listen.map(|Address(address)| address);
+        let Address(default) = preset(l::LISTEN);
+        let listeners = options.listener.unwrap_or_default();
+        let listeners =
+            listeners.resolve(listen, options.advertise, default).map_err(ConfigError)?;
+        let oauth = Oauth::resolve(
+            options.oauth_jwks,
+            options.oauth_issuer,
+            options.oauth_audience,
+            options.oauth_scope,
+            options.oauth_principal_claim,
+            options.oauth_clock_skew,
+        )?;
+        let super_users = options.super_users.as_deref().unwrap_or_default().split(';');
+        let super_users = super_users.map(str::trim).filter(|user| !user.is_empty());
+        let super_users: Vec<_> = super_users.map(str::to_owned).collect();
+        if let Some(user) = super_users.iter().find(|user| !user.starts_with("User:")) {
+            return Err(ConfigError(format!(
+                "super-users has `{user}`: a user is written as in User:admin, with semicolons between several"
+            )));
+        }
+        let authorization = options.authorization.unwrap_or(false).then(|| AuthorizationConfig {
+            super_users,
+            allow_everyone_if_no_acl_found: options.allow_everyone_if_no_acl_found.unwrap_or(false),
+        });
         let admin_listen = options.admin_listen.unwrap_or_else(|| preset(l::ADMIN_LISTEN));
         let config = Self {
             wal: options.wal.unwrap_or_else(|| data_dir.join("wal")),
             data_dir,
-            listen: options.listen.unwrap_or_else(|| preset(l::LISTEN)).0,
-            advertise: options.advertise,
+            listeners,
+            session_lifetime: options.session_lifetime,
+            oauth,
+            authorization,
             wal_capacity: options.wal_capacity,
             wal_reserve: options.wal_reserve.unwrap_or(false),
             force_format: options.force_format,
@@ -351,6 +480,18 @@ impl ServeConfig {
                 "compaction-size is {size}, allowed are {least} to {most}, and 0 for no compaction"
             )));
         }
+        if let Some(lifetime) = self.session_lifetime {
+            within("session-lifetime", lifetime, l::SESSION_LIFETIME_MIN, l::SESSION_LIFETIME_MAX)?;
+        }
+        if let Some(oauth) = &self.oauth {
+            within("oauth-clock-skew", oauth.clock_skew, l::SKEW_MIN, l::SKEW_MAX)?;
+        }
+        let tokens = |listener: &ListenerConfig| listener.sasl.contains(&Mechanism::OauthBearer);
+        if self.oauth.is_none() && self.listeners.iter().any(tokens) {
+            return Err(ConfigError(
+                "a listener has OAUTHBEARER: say with oauth-jwks, oauth-issuer and oauth-audience which tokens are taken".into(),
+            ));
+        }
         within("node-id", self.node_id, 0, i32::MAX as u32)?;
         within("default-partitions", self.default_partitions, 1, 10_000)?;
         within("max-message-size", self.max_message_size, l::MESSAGE_MIN, l::MESSAGE_MAX)?;
@@ -363,29 +504,33 @@ impl ServeConfig {
 
     /// Clients are told an address to connect to, and "every address of this machine" is none.
     fn check_reachable(&self) -> Result<(), ConfigError> {
-        if self.listen.ip().is_unspecified() && self.advertise.is_none() {
-            return Err(ConfigError(format!(
-                "listen is {}, which is no address that a client could connect to: name one with --advertise HOST:PORT",
-                self.listen
-            )));
+        let unreachable = |listener: &&ListenerConfig| {
+            listener.listen.ip().is_unspecified() && listener.advertised_host.is_none()
+        };
+        match self.listeners.iter().find(unreachable) {
+            Some(listener) => Err(ConfigError(format!(
+                "listen is {}, which is no address that a client could connect to: name one with --advertise HOST:PORT, \
+                 or `advertise` of listener {}",
+                listener.listen, listener.name
+            ))),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     /// Without authentication the loopback interface is the only protection there is, so leaving it takes a word of the operator.
     fn check_exposure(&self, allowed: bool) -> Result<(), ConfigError> {
-        let exposed = [("listen", Some(self.listen)), ("admin-listen", self.admin_listen)];
-        for (option, address) in exposed {
-            let Some(address) = address else { continue };
-            if !address.ip().is_loopback() && !allowed {
-                return Err(ConfigError(format!(
-                    "{option} is {address}, which the network can reach, and there is neither authentication nor \
-                     encryption yet: everybody who reaches it could read and write everything. Use 127.0.0.1, or give \
-                     --allow-plaintext-network if the network is trusted"
-                )));
-            }
+        let open = self.listeners.iter().filter(|listener| !listener.is_protected());
+        let open = open.map(|listener| (&*listener.name, "listen", listener.listen));
+        let admin = self.admin_listen.map(|address| ("admin", "admin-listen", address));
+        let mut exposed = open.chain(admin).filter(|(.., address)| !address.ip().is_loopback());
+        match exposed.next().filter(|_| !allowed) {
+            Some((name, option, address)) => Err(ConfigError(format!(
+                "{option} is {address}, which the network can reach, and {name} lacks encryption or authentication: \
+                 everybody who reaches it could read and write everything. Use 127.0.0.1, or TLS with \
+                 authentication (docs/security.md), or give --allow-plaintext-network if the network is trusted"
+            ))),
+            None => Ok(()),
         }
-        Ok(())
     }
 }
 
@@ -393,18 +538,18 @@ impl fmt::Display for ServeConfig {
     /// For the log: what is in effect, by the options' names. A default that depends on what else there is has no value yet.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let or = |value: Option<String>, none: &str| value.unwrap_or_else(|| none.to_string());
-        let advertise = or(self.advertise.as_ref().map(ToString::to_string), "default");
+        let listeners: Vec<_> = self.listeners.iter().map(ToString::to_string).collect();
         let capacity = or(self.wal_capacity.map(|size| size.to_string()), "default");
         let upload_size = or(self.upload_size.map(|size| size.to_string()), "default");
         let rate = or(self.object_store_rate.map(|size| size.to_string()), "none");
         let admin = or(self.admin_listen.map(|address| address.to_string()), "none");
         write!(
             f,
-            "data-dir={} listen={} advertise={advertise} wal={} wal-capacity={capacity} wal-reserve={} object-store={} durability={} \
+            "data-dir={} listeners={} wal={} wal-capacity={capacity} wal-reserve={} object-store={} durability={} \
              engine={} log-cache={} block-cache={} late-read-memory={} object-store-rate={rate} upload-size={upload_size} upload-interval={} compaction-size={} admin-listen={admin} node-id={} \
              auto-create-topics={} default-partitions={} max-message-size={} max-connections={}",
             self.data_dir.display(),
-            self.listen,
+            listeners.join(","),
             self.wal.display(),
             self.wal_reserve,
             self.object_store,
@@ -432,6 +577,19 @@ impl ServeOptions {
             data_dir: self.data_dir.or(other.data_dir),
             listen: self.listen.or(other.listen),
             advertise: self.advertise.or(other.advertise),
+            listener: self.listener.or(other.listener),
+            session_lifetime: self.session_lifetime.or(other.session_lifetime),
+            oauth_jwks: self.oauth_jwks.or(other.oauth_jwks),
+            oauth_issuer: self.oauth_issuer.or(other.oauth_issuer),
+            oauth_audience: self.oauth_audience.or(other.oauth_audience),
+            oauth_scope: self.oauth_scope.or(other.oauth_scope),
+            oauth_principal_claim: self.oauth_principal_claim.or(other.oauth_principal_claim),
+            oauth_clock_skew: self.oauth_clock_skew.or(other.oauth_clock_skew),
+            authorization: self.authorization.or(other.authorization),
+            super_users: self.super_users.or(other.super_users),
+            allow_everyone_if_no_acl_found: self
+                .allow_everyone_if_no_acl_found
+                .or(other.allow_everyone_if_no_acl_found),
             allow_plaintext_network: self.allow_plaintext_network.or(other.allow_plaintext_network),
             wal: self.wal.or(other.wal),
             wal_capacity: self.wal_capacity.or(other.wal_capacity),
@@ -491,13 +649,23 @@ fn preset<T: FromStr<Err = String>>(text: &str) -> T {
 }
 
 /// For options whose type reads itself from a string.
-fn from_text<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
+pub(crate) fn from_text<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
 where
     D: Deserializer<'de>,
     T: FromStr<Err: fmt::Display>,
 {
     let text = String::deserialize(deserializer)?;
     text.parse().map(Some).map_err(serde::de::Error::custom)
+}
+
+/// The same, for what has to be there.
+pub(crate) fn required_text<'de, D, T>(deserializer: D) -> Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    T: FromStr<Err: fmt::Display>,
+{
+    let text = String::deserialize(deserializer)?;
+    text.parse().map_err(serde::de::Error::custom)
 }
 
 #[cfg(test)]
@@ -529,7 +697,8 @@ mod tests {
         assert_eq!(config.data_dir, Path::new("./data"));
         assert_eq!(config.wal, Path::new("./data/wal"));
         assert_eq!(config.object_store, ObjectStoreUrl::Directory("./data/objects".into()));
-        assert_eq!(config.listen, "127.0.0.1:9092".parse().unwrap());
+        let plaintext = ListenerConfig::plaintext("127.0.0.1:9092".parse().unwrap());
+        assert_eq!(config.listeners, [plaintext]);
         assert_eq!(config.admin_listen, Some("127.0.0.1:9644".parse().unwrap()));
         assert_eq!((config.wal_capacity, config.upload_size), (None, None));
         assert_eq!(config.log_cache, Size::gib(1));
@@ -581,6 +750,31 @@ mod tests {
             max-message-size = "2MiB"
             max-connections = 50
             log = "debug"
+            session-lifetime = "1h"
+            oauth-jwks = "https://issuer.example.org/keys"
+            oauth-issuer = "https://issuer.example.org"
+            oauth-audience = "kafka"
+            oauth-scope = "kafka read"
+            oauth-principal-claim = "sub"
+            oauth-clock-skew = "10s"
+            authorization = true
+            super-users = "User:admin; User:CN=ops,O=example"
+            allow-everyone-if-no-acl-found = true
+            [[listener]]
+            name = "tls"
+            listen = "0.0.0.0:9093"
+            advertise = "broker.example.org:9093"
+            protocol = "SSL"
+            tls-certificate = "server.pem"
+            tls-key = "server.key"
+            tls-client-auth = "required"
+            tls-client-ca = "clients.pem"
+            tls-principal-rules = "RULE:^CN=(.*?),.*$/$1/L, DEFAULT"
+            [[listener]]
+            name = "sasl"
+            listen = "127.0.0.1:9094"
+            protocol = "SASL_PLAINTEXT"
+            sasl-mechanisms = ["PLAIN", "SCRAM-SHA-256", "OAUTHBEARER"]
         "#;
         let config = ServeConfig::resolve(file(text).unwrap()).unwrap();
         assert_eq!(config.wal, Path::new("/dev/vdb"));
@@ -589,13 +783,19 @@ mod tests {
         assert_eq!(config.engine, Engine::Threads);
         assert_eq!(config.log_cache, Size::gib(1));
         assert_eq!(config.compaction_size, Size { bytes: 0 });
-        assert_eq!(config.advertise.unwrap().to_string(), "broker.example.org:9092");
+        let [plaintext, tls, sasl] = &config.listeners[..] else { panic!("three listeners") };
+        assert_eq!(sasl.sasl.len(), 3);
+        let authorization = config.authorization.as_ref().unwrap();
+        assert_eq!(authorization.super_users, ["User:admin", "User:CN=ops,O=example"]);
+        assert_eq!(plaintext.advertised_host.as_deref(), Some("broker.example.org"));
+        assert_eq!(tls.protocol(), "SSL");
 
         // All but the two that make no sense in a file.
         let options = ServeOptions::augment_args(clap::Command::new("serve"));
         for argument in options.get_arguments().filter_map(clap::Arg::get_long) {
+            let begins = [format!("{argument} ="), format!("[[{argument}]]")];
             let in_file =
-                text.lines().any(|line| line.trim().starts_with(&format!("{argument} =")));
+                text.lines().any(|line| begins.iter().any(|b| line.trim().starts_with(b)));
             let flag_only = ["config", "force-format"].contains(&argument);
             assert!(in_file != flag_only, "{argument}");
         }
@@ -672,6 +872,87 @@ mod tests {
         assert!(ServeConfig::resolve(allowed).is_ok());
         let taken_back = flags(&["--listen", "192.0.2.1:9092", "--allow-plaintext-network=false"]);
         assert!(ServeConfig::resolve(taken_back).is_err());
+    }
+
+    #[test]
+    fn a_listener_with_tls_and_certificates_of_clients_may_leave_the_loopback_interface() {
+        let tls = "name = 'x', listen = '0.0.0.0:1', advertise = 'a:1', protocol = 'SSL', tls-certificate = 'c', tls-key = 'k'";
+        let mutual = format!("{{{tls}, tls-client-auth = 'required', tls-client-ca = 'ca'}}");
+        let config = ServeConfig::resolve(flags(&["--listener", &mutual])).unwrap();
+        // The port in plain text is there only if it is asked for, or alone.
+        assert_eq!(config.listeners.len(), 1);
+        let both = flags(&["--listener", &format!("[{mutual}]"), "--listen", "127.0.0.1:2"]);
+        assert_eq!(ServeConfig::resolve(both).unwrap().listeners.len(), 2);
+        let message = refused(&["--listener", &format!("{{{tls}}}")]);
+        assert!(message.contains("--allow-plaintext-network"), "{message}");
+        let optional = format!("{{{tls}, tls-client-auth = 'requested', tls-client-ca = 'ca'}}");
+        let message = refused(&["--listener", &optional]);
+        assert!(message.contains("--allow-plaintext-network"), "{message}");
+        for (options, word) in [
+            ("protocol = 'SSL'", "tls-certificate"),
+            ("protocol = 'PLAINTEXT', tls-key = 'k'", "TLS"),
+            (
+                "protocol = 'SSL', tls-certificate = 'c', tls-key = 'k', tls-client-ca = 'ca'",
+                "tls-client-auth",
+            ),
+            (
+                "protocol = 'SSL', tls-certificate = 'c', tls-key = 'k', tls-client-auth = 'required'",
+                "tls-client-ca",
+            ),
+        ] {
+            let message = refused(&[
+                "--listener",
+                &format!("{{name = 'x', listen = '127.0.0.1:1', {options}}}"),
+            ]);
+            assert!(message.contains(word), "{message}");
+        }
+        for wrong in
+            ["{name = 'x'}", "{nme = 'x'}", "x", "{name = 'x', listen = 'y', protocol = 'SSL'}"]
+        {
+            assert!(wrong.parse::<Listeners>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn security_options_that_would_do_something_else_are_refused() {
+        for (arguments, word) in [
+            (vec!["--super-users", "admin"], "User:admin"),
+            (vec!["--super-users", "User:a,User:b;c"], "User:admin"),
+            (vec!["--oauth-jwks", "keys.json"], "oauth-audience"),
+            (
+                vec!["--oauth-jwks", "http://a/k", "--oauth-issuer", "i", "--oauth-audience", "a"],
+                "http://",
+            ),
+            (
+                vec![
+                    "--listener",
+                    "{name='a', listen='127.0.0.1:1', protocol='SASL_PLAINTEXT', sasl-mechanisms=['OAUTHBEARER']}",
+                ],
+                "oauth-jwks",
+            ),
+            (
+                vec![
+                    "--listener",
+                    "{name='a', listen='127.0.0.1:1', protocol='PLAINTEXT', sasl-mechanisms=['PLAIN']}",
+                ],
+                "SASL",
+            ),
+            (
+                vec![
+                    "--listener",
+                    "{name='a', listen='127.0.0.1:1', protocol='SASL_PLAINTEXT', sasl-mechanisms=['GSSAPI']}",
+                ],
+                "GSSAPI",
+            ),
+            (
+                vec!["--listener", "{name='a', listen='192.0.2.1:1', protocol='SASL_PLAINTEXT'}"],
+                "--allow-plaintext-network",
+            ),
+            (vec!["--session-lifetime", "1ms"], "session-lifetime"),
+        ] {
+            let message = refused(&arguments);
+            assert!(message.contains(word), "{message}");
+        }
     }
 
     #[test]

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use alluvium_broker::UserAdmin;
 use alluvium_device::SharedDevice;
 use alluvium_stream::Store;
 use alluvium_wal::ResizeError;
@@ -31,7 +32,7 @@ use crate::units::{Size, about};
 pub(crate) const SOCKET: &str = "alluvium.sock";
 
 /// A request is much shorter.
-const MAX_REQUEST_BYTES: u64 = 4096;
+const MAX_REQUEST_BYTES: u64 = 16 << 10;
 /// Who connects has something to ask.
 const REQUEST_WITHIN: Duration = Duration::from_secs(5);
 /// The end of a server waits so long for a step that is under way.
@@ -39,22 +40,31 @@ const STEP_ENDS_WITHIN: Duration = Duration::from_secs(5);
 /// Distance of replies that say how far it is.
 const TELL_EVERY: Duration = Duration::from_millis(500);
 
-#[derive(Debug, Deserialize, Serialize)]
+/// (It has no `Debug`, so that no log has a password.)
+#[derive(Deserialize, Serialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
-enum Request {
+pub(crate) enum Request {
     /// Give the write-ahead log another capacity.
     Resize { wal: Target, capacity_bytes: u64 },
+    /// Add a user, or change its password.
+    SetPassword { user: String, password: String },
+    /// Delete a user.
+    DeleteUser { user: String },
+    /// Tell the users.
+    ListUsers,
 }
 
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
-enum Reply {
+pub(crate) enum Reply {
     /// The file is made longer.
     Extending { done_bytes: u64, total_bytes: u64 },
     /// The log has to be trimmed by so much before it takes effect, at most.
     Waiting { distance_bytes: u64 },
     /// The outcome: it is so.
     Done,
+    /// The outcome: these, each with the mechanisms that it has a password for.
+    Users(Vec<(String, Vec<String>)>),
     /// The outcome: it is not so.
     Failed { reason: String },
     /// The outcome: this server has another log.
@@ -63,13 +73,13 @@ enum Reply {
 
 impl Reply {
     fn is_outcome(&self) -> bool {
-        matches!(self, Self::Done | Self::Failed { .. } | Self::OtherLog)
+        matches!(self, Self::Done | Self::Users(_) | Self::Failed { .. } | Self::OtherLog)
     }
 }
 
 /// A file or block device, whatever path leads to it.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
-struct Target {
+pub(crate) struct Target {
     device: u64,
     inode: u64,
 }
@@ -132,12 +142,39 @@ pub(crate) fn resize(socket: &Path, target: &Path, capacity: Size) -> Result<boo
             Reply::Done => return Ok(true),
             Reply::Failed { reason } => return Err(Failure::Failed(reason)),
             Reply::OtherLog => return Ok(false),
+            Reply::Users(_) => {}
         }
     }
     Err(Failure::Failed(format!(
         "{}: the server has ended before it was done. Look at the log with `alluvium wal inspect`, and give the command again",
         target.display()
     )))
+}
+
+/// Ask the server behind `socket` something about users.
+///
+/// # Errors
+/// There is no server, or it refuses.
+pub(crate) fn ask(socket: &Path, request: &Request) -> Result<Reply, Failure> {
+    let failed = |error: io::Error| {
+        let hint = match error.kind() {
+            ErrorKind::NotFound | ErrorKind::ConnectionRefused => {
+                "; is `alluvium serve` running with this --data-dir?"
+            }
+            _ => "",
+        };
+        Failure::Failed(format!("{}: asking the server: {error}{hint}", socket.display()))
+    };
+    let mut stream = BlockingStream::connect(socket).map_err(failed)?;
+    let mut line = serde_json::to_string(request).map_err(Failure::new)?;
+    line.push('\n');
+    stream.write_all(line.as_bytes()).map_err(failed)?;
+    let mut answer = String::new();
+    BufReader::new(stream).read_line(&mut answer).map_err(failed)?;
+    match serde_json::from_str(&answer).map_err(Failure::new)? {
+        Reply::Failed { reason } => Err(Failure::Failed(reason)),
+        reply => Ok(reply),
+    }
 }
 
 // -- The server's end
@@ -151,7 +188,12 @@ pub(crate) struct Control {
 
 impl Control {
     /// Open the socket and answer. `None`, with a warning, where that is not possible: the server is not worth less.
-    pub(crate) fn start(config: &ServeConfig, device: SharedDevice, store: Store) -> Option<Self> {
+    pub(crate) fn start(
+        config: &ServeConfig,
+        device: SharedDevice,
+        store: Store,
+        users: UserAdmin,
+    ) -> Option<Self> {
         let path = config.data_dir.join(SOCKET);
         let resizer = Target::at(&config.wal).and_then(|wal| {
             let listener = listen(&path)?;
@@ -160,12 +202,12 @@ impl Control {
         match resizer {
             Ok((listener, resizer)) => {
                 let resizer = Arc::new(resizer);
-                let task = tokio::spawn(accept(listener, resizer.clone()));
+                let task = tokio::spawn(accept(listener, resizer.clone(), users));
                 Some(Self { path, task, resizer })
             }
             Err(error) => {
                 tracing::warn!(
-                    "no control socket at {}: {error}; `alluvium wal resize` needs this server to be stopped",
+                    "no control socket at {}: {error}; `alluvium user` is not possible, and `alluvium wal resize` needs this server to be stopped",
                     path.display()
                 );
                 None
@@ -205,7 +247,7 @@ fn listen(path: &Path) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
-async fn accept(listener: UnixListener, resizer: Arc<Resizer>) {
+async fn accept(listener: UnixListener, resizer: Arc<Resizer>, users: UserAdmin) {
     loop {
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
@@ -217,9 +259,9 @@ async fn accept(listener: UnixListener, resizer: Arc<Resizer>) {
         };
         let own = rustix::process::geteuid().as_raw();
         if stream.peer_cred().is_ok_and(|peer| [0, own].contains(&peer.uid())) {
-            let resizer = resizer.clone();
+            let (resizer, users) = (resizer.clone(), users.clone());
             tokio::spawn(async move {
-                if let Err(error) = answer(stream, resizer).await {
+                if let Err(error) = answer(stream, resizer, users).await {
                     tracing::debug!("a connection to the control socket: {error}");
                 }
             });
@@ -227,13 +269,18 @@ async fn accept(listener: UnixListener, resizer: Arc<Resizer>) {
     }
 }
 
-async fn answer(stream: UnixStream, resizer: Arc<Resizer>) -> io::Result<()> {
+async fn answer(stream: UnixStream, resizer: Arc<Resizer>, users: UserAdmin) -> io::Result<()> {
     let (read, mut write) = stream.into_split();
     let mut line = String::new();
     let mut read = tokio::io::BufReader::new(read.take(MAX_REQUEST_BYTES));
     tokio::time::timeout(REQUEST_WITHIN, read.read_line(&mut line)).await??;
-    let Request::Resize { wal, capacity_bytes } = match serde_json::from_str(&line) {
-        Ok(request) => request,
+    let (wal, capacity_bytes) = match serde_json::from_str(&line) {
+        Ok(Request::Resize { wal, capacity_bytes }) => (wal, capacity_bytes),
+        Ok(request) => {
+            let reply = change_users(&users, request).await;
+            return tell(&mut write, &reply.unwrap_or_else(|reason| Reply::Failed { reason }))
+                .await;
+        }
         Err(error) => {
             let reason = format!("the server does not understand the request: {error}");
             return tell(&mut write, &Reply::Failed { reason }).await;
@@ -253,6 +300,31 @@ async fn answer(stream: UnixStream, resizer: Arc<Resizer>) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+async fn change_users(users: &UserAdmin, request: Request) -> Result<Reply, String> {
+    let reason = |error: alluvium_broker::UserError| error.to_string();
+    match request {
+        Request::SetPassword { user, password } => {
+            users.set_password(&user, &password).await.map_err(reason)?;
+            tracing::info!("a password of user {user:?} is set");
+            Ok(Reply::Done)
+        }
+        Request::DeleteUser { user } => match users.delete(&user).await.map_err(reason)? {
+            true => {
+                tracing::info!("user {user:?} is deleted");
+                Ok(Reply::Done)
+            }
+            false => Err(format!("there is no user {user:?}")),
+        },
+        Request::ListUsers => {
+            let all = users.list().into_iter().map(|(user, mechanisms)| {
+                (user, mechanisms.into_iter().map(str::to_owned).collect())
+            });
+            Ok(Reply::Users(all.collect()))
+        }
+        Request::Resize { .. } => Err("this is about the log".into()),
+    }
 }
 
 async fn tell(write: &mut OwnedWriteHalf, reply: &Reply) -> io::Result<()> {

@@ -9,7 +9,9 @@ mod catalog;
 mod cli;
 mod config;
 mod control;
+mod jwks;
 mod kafka;
+mod listeners;
 mod load;
 mod object;
 mod objects;
@@ -20,6 +22,7 @@ mod serve;
 mod storage;
 mod topic;
 mod units;
+mod user;
 mod wal;
 
 use std::process::ExitCode;
@@ -35,6 +38,7 @@ fn main() -> ExitCode {
         Command::Object(command) => object::run(command),
         Command::Serve(options) => serve::run(*options),
         Command::Topic(command) => topic::run(command),
+        Command::User(command) => user::run(command),
         Command::Wal(command) => wal::run(command),
     };
     match done {

@@ -1,20 +1,24 @@
 //! `alluvium serve`: start the layers in order, wait for the end, stop them in the opposite order.
 
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 
-use alluvium_broker::{Broker, BrokerConfig, BrokerFold, StartError};
+use alluvium_broker::{
+    Broker, BrokerConfig, BrokerFold, ListenerConfig, SecurityConfig, StartError,
+};
 use alluvium_stream::{Opened, Recovery, Store};
 use prometheus_client::registry::Registry;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
+use crate::address::HostPort;
 use crate::admin::{self, Admin};
 use crate::config::{ServeConfig, ServeOptions};
 use crate::control::Control;
+use crate::jwks;
 use crate::output::{self, Failure};
 use crate::progress::Meter;
 use crate::storage::Storage;
-use crate::units::{Size, about, counted};
+use crate::units::{Size, Span, about, counted};
 
 /// Exit code when a second signal does not want to wait for the end of a graceful stop.
 const STOPPED_AT_ONCE: i32 = 130;
@@ -94,16 +98,13 @@ async fn serve(config: &ServeConfig, storage: Storage) -> Result<(), Failure> {
         Some(listen) => Some(Admin::start(listen, registry, store.clone()).await?),
         None => None,
     };
-    let control = Control::start(config, device, store.clone());
-    let told = config
-        .advertise
-        .as_ref()
-        .map_or_else(String::new, |advertise| format!(" (clients are told {advertise})"));
+    let control = Control::start(config, device, store.clone(), broker.users());
+    let kafka: Vec<_> = broker.listeners().map(|(listener, addr)| at(listener, addr)).collect();
     let admin_at = admin.as_ref().map_or_else(
         || "no admin port".to_string(),
         |admin| format!("metrics on http://{}/metrics", admin.local_addr()),
     );
-    tracing::info!("alluvium is ready: kafka on {}{told}, {admin_at}", broker.local_addr());
+    tracing::info!("alluvium is ready: kafka on {}, {admin_at}", kafka.join(" and "));
 
     let failure = tokio::select! {
         name = signals.next() => {
@@ -189,8 +190,8 @@ fn summary(recovery: &Recovery) -> String {
 /// Find out that a port is taken before a log is pre-written and recovered for nothing. The ports are opened for good when there is
 /// something to serve; who takes one in between is found then.
 fn check_ports(config: &ServeConfig) -> Result<(), Failure> {
-    for (port, address) in [("kafka", Some(config.listen)), ("admin", config.admin_listen)] {
-        let Some(address) = address else { continue };
+    let kafka = config.listeners.iter().map(|listener| ("kafka", listener.listen));
+    for (port, address) in kafka.chain(config.admin_listen.map(|address| ("admin", address))) {
         TcpListener::bind(address).map_err(|error| {
             Failure::Failed(format!("can not listen on {port} port {address}: {error}"))
         })?;
@@ -200,9 +201,12 @@ fn check_ports(config: &ServeConfig) -> Result<(), Failure> {
 
 fn broker_config(config: &ServeConfig) -> BrokerConfig {
     BrokerConfig {
-        listen: config.listen,
-        advertised_host: config.advertise.as_ref().map(|advertise| advertise.host.clone()),
-        advertised_port: config.advertise.as_ref().map(|advertise| advertise.port),
+        listeners: config.listeners.clone(),
+        security: SecurityConfig {
+            session_lifetime: config.session_lifetime.map(|Span(lifetime)| lifetime),
+            oauth: config.oauth.as_ref().map(jwks::broker_config),
+            authorization: config.authorization.clone(),
+        },
         node_id: i32::try_from(config.node_id).expect("the configuration was checked"),
         cluster_id: config.cluster_id.clone(),
         auto_create_topics: config.auto_create_topics,
@@ -211,6 +215,22 @@ fn broker_config(config: &ServeConfig) -> BrokerConfig {
             .expect("the configuration was checked"),
         max_connections: config.max_connections,
         ..BrokerConfig::default()
+    }
+}
+
+/// Where a listener is, for people.
+fn at(listener: &ListenerConfig, addr: SocketAddr) -> String {
+    let mut told = Vec::new();
+    if listener.protocol() != "PLAINTEXT" {
+        told.push(format!("{}, {}", listener.name, listener.protocol()));
+    }
+    if let Some(host) = &listener.advertised_host {
+        let port = listener.advertised_port.unwrap_or(addr.port());
+        told.push(format!("clients are told {}", HostPort { host: host.clone(), port }));
+    }
+    match told.is_empty() {
+        true => addr.to_string(),
+        false => format!("{addr} ({})", told.join(", ")),
     }
 }
 

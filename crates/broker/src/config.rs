@@ -4,6 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use crate::groups::GroupConfig;
+use crate::security::{ListenerConfig, Mechanism, SecurityConfig};
 
 const KIB: u64 = 1024;
 const MIB: u64 = 1024 * KIB;
@@ -12,13 +13,10 @@ const MIB: u64 = 1024 * KIB;
 /// rewritten silently.
 #[derive(Clone, Debug)]
 pub struct BrokerConfig {
-    /// Address of the Kafka port. Default 127.0.0.1:9092; port 0 takes a free one.
-    pub listen: SocketAddr,
-    /// Host name or address that clients are told to connect to. Default: the address that the listener is bound to, which must
-    /// then be a specific one (not `0.0.0.0` or `::`). 1 to 255 characters.
-    pub advertised_host: Option<String>,
-    /// Port that clients are told to connect to. Default: the port that the listener is bound to. 1 to 65535.
-    pub advertised_port: Option<u16>,
+    /// The ports that clients come in by, 1 to 32. Default: one in plain text at 127.0.0.1:9092.
+    pub listeners: Vec<ListenerConfig>,
+    /// What holds for all of them.
+    pub security: SecurityConfig,
     /// This server's id in the cluster (`node.id`). Default 1, minimum 0.
     pub node_id: i32,
     /// The cluster's id. Default: the stored one; a new random one on the very first start. If set, it must equal the
@@ -65,9 +63,11 @@ pub struct BrokerConfig {
 impl Default for BrokerConfig {
     fn default() -> Self {
         Self {
-            listen: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9092),
-            advertised_host: None,
-            advertised_port: None,
+            listeners: vec![ListenerConfig::plaintext(SocketAddr::new(
+                IpAddr::V4(Ipv4Addr::LOCALHOST),
+                9092,
+            ))],
+            security: SecurityConfig::default(),
             node_id: 1,
             cluster_id: None,
             auto_create_topics: true,
@@ -107,19 +107,33 @@ impl BrokerConfig {
             }
             Ok(())
         }
-        if let Some(host) = &self.advertised_host {
-            within("advertised_host (length)", host.len(), 1, 255)?;
-        } else if self.listen.ip().is_unspecified() {
-            return Err(InvalidConfig(format!(
-                "listen is {}, which no client can connect to by that name: set advertised_host",
-                self.listen
-            )));
-        }
-        if let Some(port) = self.advertised_port {
-            within("advertised_port", port, 1, u16::MAX)?;
+        within("listeners (number)", self.listeners.len(), 1, 32)?;
+        for (index, listener) in self.listeners.iter().enumerate() {
+            listener.validate()?;
+            if self.listeners[..index].iter().any(|other| other.name == listener.name) {
+                return Err(InvalidConfig(format!(
+                    "two listeners have the name {:?}",
+                    listener.name
+                )));
+            }
         }
         if let Some(id) = &self.cluster_id {
             within("cluster_id (length)", id.len(), 1, 249)?;
+        }
+        let tokens = |listener: &ListenerConfig| listener.sasl.contains(&Mechanism::OauthBearer);
+        if self.security.oauth.is_none() && self.listeners.iter().any(tokens) {
+            return Err(InvalidConfig(
+                "a listener has OAUTHBEARER, and there is nothing that says which tokens are taken"
+                    .into(),
+            ));
+        }
+        if let Some(lifetime) = self.security.session_lifetime {
+            let (least, most) = (Duration::from_secs(1), Duration::from_secs(365 * 86_400));
+            within("session_lifetime", lifetime, least, most)?;
+        }
+        if let Some(oauth) = &self.security.oauth {
+            let most = Duration::from_secs(3600);
+            within("clock_skew", oauth.clock_skew, Duration::ZERO, most)?;
         }
         within("node_id", self.node_id, 0, i32::MAX)?;
         within("max_partitions", self.max_partitions, 1, 1_000_000)?;
@@ -165,7 +179,7 @@ impl BrokerConfig {
 /// A field of [`BrokerConfig`] is out of its bounds.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub struct InvalidConfig(String);
+pub struct InvalidConfig(pub(crate) String);
 
 #[cfg(test)]
 mod tests {
@@ -176,7 +190,7 @@ mod tests {
         assert_eq!(BrokerConfig::default().validate(), Ok(()));
         type Change = fn(&mut BrokerConfig);
         let broken: [(&str, Change); 8] = [
-            ("advertised_host", |c| c.listen = "0.0.0.0:9092".parse().unwrap()),
+            ("advertised_host", |c| c.listeners[0].listen = "0.0.0.0:9092".parse().unwrap()),
             ("node_id", |c| c.node_id = -1),
             ("default_partitions", |c| c.default_partitions = 0),
             ("max_message_bytes", |c| c.max_message_bytes = 60),

@@ -7,20 +7,20 @@
 
 use std::future::pending;
 use std::io::{self, IoSlice};
+use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::{Buf, Bytes, BytesMut};
 use futures::future::BoxFuture;
-use kafka_protocol::protocol::StrBytes;
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
-use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio::time::timeout;
 
 use crate::api::{self, Answer, Api, Refused, Served};
+use crate::security::{Listener, Peer, Principal, TlsError};
 use crate::server::{ByteBudget, Server};
 use crate::wire::response::{EncodeError, Response};
 
@@ -51,6 +51,8 @@ enum End {
     #[error("a request of {0} bytes")]
     BadLength(i32),
     #[error("{0}")]
+    Tls(#[from] TlsError),
+    #[error("{0}")]
     Refused(#[from] Refused),
     #[error("a produce request without acknowledgement failed")]
     FailedUnacknowledged,
@@ -69,8 +71,10 @@ impl End {
             Self::SlowRequest => Some("slow_request"),
             Self::SlowResponse => Some("slow_response"),
             Self::BadLength(_) => Some("bad_length"),
+            Self::Tls(_) => Some("tls"),
             Self::Refused(Refused::UnknownApi(_)) => Some("unknown_api"),
             Self::Refused(Refused::UnsupportedVersion { .. }) => Some("unsupported_version"),
+            Self::Refused(Refused::Unauthenticated) => Some("unauthenticated"),
             Self::Refused(Refused::Malformed(_)) => Some("malformed"),
             Self::Refused(Refused::Encode(_)) | Self::Encode(_) => Some("encode"),
             Self::FailedUnacknowledged => Some("failed_unacknowledged"),
@@ -101,44 +105,64 @@ struct Frame {
 }
 
 /// Serve a connection until either side ends it.
-pub(crate) async fn serve(server: Arc<Server>, socket: TcpStream) {
-    let peer = socket.peer_addr();
-    let host = match &peer {
-        Ok(peer) => StrBytes::from_string(format!("/{}", peer.ip())),
-        Err(_) => StrBytes::from_static_str("/unknown"),
-    };
+pub(crate) async fn serve(
+    server: Arc<Server>,
+    listener: Arc<Listener>,
+    socket: TcpStream,
+    addr: SocketAddr,
+) {
     if let Err(error) = socket.set_nodelay(true) {
         tracing::debug!(%error, "a connection keeps delaying small packets");
     }
-    let (read_half, write_half) = socket.into_split();
-    let reader = BufReader::with_capacity(READ_BUFFER_BYTES, read_half);
-    let (outgoing, queue) = mpsc::channel(MAX_UNWRITTEN);
-    let (read_end, write_end) = tokio::join!(
-        read_all(&server, &host, reader, outgoing),
-        write_all(&server, write_half, queue)
-    );
-    let end = write_end.err().unwrap_or(read_end);
+    let peer = |principal| Arc::new(Peer::new(listener.clone(), addr.ip(), principal));
+    let end = match &listener.tls {
+        None => {
+            let (reader, writer) = socket.into_split();
+            talk(&server, peer(Principal::anonymous()), reader, writer).await
+        }
+        Some(tls) => match tls.accept(socket).await {
+            Ok((stream, principal)) => {
+                let (reader, writer) = tokio::io::split(stream);
+                talk(&server, peer(principal), reader, writer).await
+            }
+            Err(error) => error.into(),
+        },
+    };
     if let Some(reason) = end.reason() {
         server.metrics.closed(reason);
     }
     if let End::Encode(_) | End::Refused(Refused::Encode(_)) = end {
-        tracing::error!(?peer, %end, "a response could not be encoded");
+        tracing::error!(%addr, %end, "a response could not be encoded");
     } else {
-        tracing::debug!(?peer, %end, "connection ended");
+        tracing::debug!(%addr, listener = listener.config.name, %end, "connection ended");
     }
+}
+
+/// Handle requests and write responses, until one of the two ends; why.
+async fn talk(
+    server: &Arc<Server>,
+    peer: Arc<Peer>,
+    reader: impl AsyncRead + Unpin,
+    writer: impl AsyncWrite + Unpin,
+) -> End {
+    let reader = BufReader::with_capacity(READ_BUFFER_BYTES, reader);
+    let (outgoing, queue) = mpsc::channel(MAX_UNWRITTEN);
+    let (read_end, write_end) =
+        tokio::join!(read_all(server, &peer, reader, outgoing), write_all(server, writer, queue));
+    write_end.err().unwrap_or(read_end)
 }
 
 async fn read_all(
     server: &Arc<Server>,
-    client_host: &StrBytes,
-    mut reader: BufReader<OwnedReadHalf>,
+    peer: &Arc<Peer>,
+    mut reader: BufReader<impl AsyncRead + Unpin>,
     outgoing: mpsc::Sender<Outgoing>,
 ) -> End {
     let unwritten = ByteBudget::new(MAX_UNWRITTEN_BYTES);
     let mut stopping = pin!(server.stopping());
     loop {
         let frame = tokio::select! {
-            frame = read_frame(server, &mut reader) => frame,
+            frame = read_frame(server, peer, &mut reader) => frame,
             () = &mut stopping => return End::Stopping,
             // The writer has given up.
             () = outgoing.closed() => return End::Closed,
@@ -151,16 +175,22 @@ async fn read_all(
         let may_be_given_up = api::may_be_given_up(&bytes);
         let served = tokio::select! {
             biased;
-            served = api::serve(server, client_host, bytes) => served,
+            served = api::serve(server, peer, bytes) => served,
             () = gone(&mut reader, &outgoing), if may_be_given_up => return End::Closed,
         };
         let Served { api, answer, budget, throttle } = match served {
             Ok(served) => served,
             Err(refused) => return refused.into(),
         };
+        let mut is_last = false;
         let (held_bytes, content) = match answer {
             Answer::Ready(response) => (response.len_bytes(), Content::Ready(response)),
             Answer::Later { response, held_bytes } => (held_bytes, Content::Later(response)),
+            Answer::Last(response) => {
+                let last = (response.len_bytes(), Content::Ready(response));
+                is_last = true;
+                last
+            }
             Answer::Nothing => {
                 mute(throttle, &mut stopping, &outgoing).await;
                 continue;
@@ -171,6 +201,9 @@ async fn read_all(
         let response = Outgoing { api, received, content, _unwritten, _budget: budget };
         if outgoing.send(response).await.is_err() {
             return End::Closed;
+        }
+        if is_last {
+            return Refused::Unauthenticated.into();
         }
         mute(throttle, &mut stopping, &outgoing).await;
     }
@@ -193,7 +226,7 @@ async fn mute(
 }
 
 /// Resolves when the client has gone. One that has sent more requests is taken to be there until they have been read.
-async fn gone(reader: &mut BufReader<OwnedReadHalf>, outgoing: &mpsc::Sender<Outgoing>) {
+async fn gone(reader: &mut BufReader<impl AsyncRead + Unpin>, outgoing: &mpsc::Sender<Outgoing>) {
     let closed = async {
         match reader.fill_buf().await {
             Ok(more) if !more.is_empty() => pending().await,
@@ -207,16 +240,25 @@ async fn gone(reader: &mut BufReader<OwnedReadHalf>, outgoing: &mpsc::Sender<Out
 }
 
 /// Read one request. What it says about its length is believed only as far as bytes have come.
-async fn read_frame(server: &Server, reader: &mut BufReader<OwnedReadHalf>) -> Result<Frame, End> {
+async fn read_frame(
+    server: &Server,
+    peer: &Peer,
+    reader: &mut BufReader<impl AsyncRead + Unpin>,
+) -> Result<Frame, End> {
     let config = &server.config;
-    let first = timeout(config.idle_timeout, reader.fill_buf()).await.map_err(|_| End::Idle)??;
+    // Who has not said who it is gets neither much time nor much room.
+    let (patience, max_bytes) = match peer.max_request_bytes() {
+        None => (config.idle_timeout, config.max_request_bytes),
+        Some(bytes) => (config.transfer_timeout, bytes.min(config.max_request_bytes)),
+    };
+    let first = timeout(patience, reader.fill_buf()).await.map_err(|_| End::Idle)??;
     if first.is_empty() {
         return Err(End::Closed);
     }
     let slow = |_| End::SlowRequest;
     let len = timeout(config.transfer_timeout, reader.read_i32()).await.map_err(slow)??;
     let len_bytes = match u32::try_from(len) {
-        Ok(len_bytes) if len_bytes <= config.max_request_bytes => len_bytes as usize,
+        Ok(len_bytes) if len_bytes <= max_bytes => len_bytes as usize,
         _ => return Err(End::BadLength(len)),
     };
     let mut bytes = BytesMut::new();
@@ -239,7 +281,7 @@ async fn read_frame(server: &Server, reader: &mut BufReader<OwnedReadHalf>) -> R
 
 /// Fill `bytes` up to `len_bytes`. Its memory grows as bytes come, at most to twice of what has come.
 async fn read_up_to(
-    reader: &mut BufReader<OwnedReadHalf>,
+    reader: &mut BufReader<impl AsyncRead + Unpin>,
     bytes: &mut BytesMut,
     len_bytes: usize,
 ) -> io::Result<()> {
@@ -259,7 +301,7 @@ async fn read_up_to(
 
 async fn write_all(
     server: &Server,
-    mut writer: OwnedWriteHalf,
+    mut writer: impl AsyncWrite + Unpin,
     mut queue: mpsc::Receiver<Outgoing>,
 ) -> Result<(), End> {
     while let Some(Outgoing { api, received, content, _unwritten, _budget }) = queue.recv().await {
@@ -277,7 +319,7 @@ async fn write_all(
 /// Write the pieces of a response without copying them together.
 async fn write_one(
     server: &Server,
-    writer: &mut OwnedWriteHalf,
+    writer: &mut (impl AsyncWrite + Unpin),
     response: Response,
 ) -> Result<(), End> {
     const MAX_SLICES: usize = 64;
@@ -304,5 +346,7 @@ async fn write_one(
             pieces = &pieces[1..];
         }
     }
-    Ok(())
+    // What TLS has encrypted and not sent yet.
+    let flushed = timeout(server.config.transfer_timeout, writer.flush());
+    Ok(flushed.await.map_err(|_| End::SlowResponse)??)
 }

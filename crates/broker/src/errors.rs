@@ -4,6 +4,8 @@ use alluvium_stream::{AppendError, FetchError, StoreError, StreamOffset};
 use kafka_protocol::error::ResponseError;
 use kafka_protocol::protocol::StrBytes;
 
+use crate::security::ResourceType;
+
 /// Why a request, or its part for one topic or partition, is refused. The text is for people and goes into the response's
 /// error message where the protocol has one.
 #[derive(Debug, thiserror::Error)]
@@ -84,6 +86,10 @@ pub(crate) enum ApiError {
     UnsupportedResourceType(i8),
     #[error("timestamp {0} has no meaning in this version")]
     UnsupportedTimestamp(i64),
+    #[error("the ACLs do not allow this ({0:?})")]
+    Unauthorized(ResourceType),
+    #[error("No Authorizer is configured.")]
+    NoAuthorizer,
     #[error("storage: {0}")]
     Storage(String),
     #[error("{0}")]
@@ -128,6 +134,14 @@ impl ApiError {
             Self::UnsupportedTimestamp(_) | Self::UnsupportedResourceType(_) => {
                 E::UnsupportedVersion
             }
+            Self::Unauthorized(kind) => match kind {
+                ResourceType::Topic => E::TopicAuthorizationFailed,
+                ResourceType::Group => E::GroupAuthorizationFailed,
+                ResourceType::TransactionalId => E::TransactionalIdAuthorizationFailed,
+                ResourceType::DelegationToken => E::DelegationTokenAuthorizationFailed,
+                ResourceType::Cluster | ResourceType::User => E::ClusterAuthorizationFailed,
+            },
+            Self::NoAuthorizer => E::SecurityDisabled,
             Self::Storage(_) => E::KafkaStorageError,
             Self::Internal(_) => E::UnknownServerError,
         }

@@ -22,6 +22,7 @@ mod producer_state;
 mod quotas;
 mod records;
 mod retention;
+mod security;
 mod server;
 mod sessions;
 mod state_stream;
@@ -33,7 +34,7 @@ mod wire;
 #[cfg(test)]
 mod tests;
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -41,7 +42,6 @@ use alluvium_stream::{Batch, Change, Fold, KIND_LOG, Store, StoreError, StreamId
 use bytes::Bytes;
 use kafka_protocol::protocol::StrBytes;
 use prometheus_client::registry::Registry;
-use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinHandle;
 
@@ -50,6 +50,7 @@ use groups::Groups;
 use metrics::Metrics;
 use producer_ids::ProducerIds;
 use quotas::Quotas;
+use security::{Authentication, Authorizer, Listener, Users};
 use server::{ByteBudget, CONCURRENT_DECOMPRESSIONS, Node, Server};
 use sessions::Sessions;
 use state_stream::{KIND_GROUP_MEMBERS, KIND_OFFSETS, KIND_TRANSACTIONS};
@@ -61,6 +62,10 @@ pub use state_table::Corrupt;
 pub use transactions::TransactionsError;
 
 pub use config::{BrokerConfig, InvalidConfig};
+pub use security::{
+    AclError, AuthorizationConfig, ClientCertificates, InvalidRules, JwksSource, ListenerConfig,
+    Mechanism, OauthConfig, PrincipalRules, SecurityConfig, TlsConfig, UserError,
+};
 
 const CLUSTER_ID_KEY: &str = "cluster/id";
 
@@ -79,6 +84,14 @@ pub enum StartError {
         /// The operating system's reason.
         cause: std::io::Error,
     },
+    /// The certificates of a listener can not be used.
+    #[error("listener {listener}: {cause}")]
+    Tls {
+        /// Its name.
+        listener: String,
+        /// What is wrong with which file.
+        cause: String,
+    },
     /// What the catalog or a checkpoint says of topics can not be used.
     #[error("the stored metadata is damaged: {0}")]
     Metadata(String),
@@ -96,6 +109,12 @@ pub enum StartError {
     /// The coordinator of transactions could not start.
     #[error("transactions: {0}")]
     Transactions(#[from] TransactionsError),
+    /// Users could not be loaded.
+    #[error("users: {0}")]
+    Users(#[from] UserError),
+    /// ACLs could not be loaded.
+    #[error("ACLs: {0}")]
+    Acls(#[from] AclError),
     /// The store failed.
     #[error("{0}")]
     Store(#[from] StoreError),
@@ -127,9 +146,8 @@ impl Fold for BrokerFold {
 
 /// A running server. Dropping it without [`Broker::shutdown`] leaves it running until the runtime ends.
 pub struct Broker {
-    local_addr: SocketAddr,
     server: Arc<Server>,
-    listener: JoinHandle<()>,
+    accepting: Vec<JoinHandle<()>>,
 }
 
 impl Broker {
@@ -169,16 +187,19 @@ impl Broker {
             "topics and groups are loaded"
         );
 
-        let listen_error = |cause| StartError::Listen { addr: config.listen, cause };
-        let listener = TcpListener::bind(config.listen).await.map_err(listen_error)?;
-        let local_addr = listener.local_addr().map_err(listen_error)?;
-        let host = config.advertised_host.clone().unwrap_or_else(|| local_addr.ip().to_string());
-        let node = Node {
-            id: config.node_id,
-            host: StrBytes::from_string(host),
-            port: config.advertised_port.unwrap_or(local_addr.port()).into(),
-            cluster_id: StrBytes::from_string(cluster_id),
+        let users = Users::open(store.clone()).await?;
+        let authorizer = match config.security.authorization.clone() {
+            Some(authorization) => Some(Authorizer::open(store.clone(), authorization)?),
+            None => None,
         };
+        let authentication = Authentication::new(users, config.security.oauth.clone());
+        let (mut listeners, mut sockets) = (Vec::new(), Vec::new());
+        for listener in &config.listeners {
+            let (listener, socket) = Listener::open(listener.clone()).await?;
+            listeners.push(Arc::new(listener));
+            sockets.push(socket);
+        }
+        let node = Node { id: config.node_id, cluster_id: StrBytes::from_string(cluster_id) };
         let server = Arc::new(Server {
             request_budget: ByteBudget::new(config.queued_request_bytes),
             decoded_budget: ByteBudget::new(config.queued_request_bytes),
@@ -189,6 +210,10 @@ impl Broker {
             sessions: Sessions::default(),
             metrics,
             stop: watch::Sender::new(false),
+            free_connections: Arc::new(Semaphore::new(config.max_connections as usize)),
+            listeners,
+            authentication,
+            authorizer,
             config,
             configs,
             quotas,
@@ -201,13 +226,21 @@ impl Broker {
         transactions::resume(&server).await?;
         tokio::spawn(transactions::run(server.clone()));
         tokio::spawn(retention::run(server.clone()));
-        let listener = tokio::spawn(listener::run(server.clone(), listener));
-        Ok(Broker { local_addr, server, listener })
+        let accept = |(listener, socket): (&Arc<Listener>, _)| {
+            tokio::spawn(listener::run(server.clone(), listener.clone(), socket))
+        };
+        let accepting = server.listeners.iter().zip(sockets).map(accept).collect();
+        Ok(Broker { server, accepting })
     }
 
-    /// The address that the listener is bound to (useful with port 0).
-    pub fn local_addr(&self) -> SocketAddr {
-        self.local_addr
+    /// The listeners in the order of the configuration, and the addresses that they are bound to (useful with port 0).
+    pub fn listeners(&self) -> impl Iterator<Item = (&ListenerConfig, SocketAddr)> {
+        self.server.listeners.iter().map(|listener| (&listener.config, listener.local_addr))
+    }
+
+    /// To change users while it runs.
+    pub fn users(&self) -> UserAdmin {
+        UserAdmin(self.server.clone())
     }
 
     /// Handle the bytes of one request, without its length, as if they had come in over a connection, up to its encoded response: for the fuzz target
@@ -215,10 +248,16 @@ impl Broker {
     /// versions, are those that ApiVersions announces.
     #[doc(hidden)]
     pub async fn handle_bytes(&self, request: Bytes, patience: Duration) {
-        let host = StrBytes::from_static_str("/fuzz");
+        let listener = self.server.listeners[0].clone();
+        let peer = security::Peer::new(
+            listener,
+            Ipv4Addr::LOCALHOST.into(),
+            security::Principal::anonymous(),
+        );
+        let peer = Arc::new(peer);
         let handled = async {
             if let Ok(api::Served { answer: api::Answer::Later { response, .. }, .. }) =
-                api::serve(&self.server, &host, request).await
+                api::serve(&self.server, &peer, request).await
             {
                 drop(response.await);
             }
@@ -246,9 +285,45 @@ impl Broker {
         self.server.stop.send_replace(true);
         // Members that wait for a rebalance are told to look for another coordinator, so that their connections can end.
         self.server.groups.shutdown().await;
-        if let Err(error) = self.listener.await {
-            tracing::error!(%error, "the listener's task failed");
+        for accepting in self.accepting {
+            if let Err(error) = accepting.await {
+                tracing::error!(%error, "a listener's task failed");
+            }
         }
+    }
+}
+
+/// Changes the users of a running server.
+#[derive(Clone)]
+pub struct UserAdmin(Arc<Server>);
+
+impl UserAdmin {
+    /// Add a user, or give one another password, for PLAIN and SCRAM.
+    ///
+    /// # Errors
+    /// A name or a password that can not be used; a store that failed.
+    pub async fn set_password(&self, user: &str, password: &str) -> Result<(), UserError> {
+        self.0.authentication.users.set_password(user, password).await
+    }
+
+    /// Delete a user's passwords; false if there is no such user. Connections that are open stay.
+    ///
+    /// # Errors
+    /// A store that failed.
+    pub async fn delete(&self, user: &str) -> Result<bool, UserError> {
+        self.0.authentication.users.delete(user).await
+    }
+
+    /// The users, each with the mechanisms of SCRAM that it has a password for.
+    pub fn list(&self) -> Vec<(String, Vec<&'static str>)> {
+        let mut users: Vec<(String, Vec<&'static str>)> = Vec::new();
+        for (user, hash, _) in self.0.authentication.users.all() {
+            match users.last_mut().filter(|(last, _)| *last == user) {
+                Some((_, mechanisms)) => mechanisms.push(hash.mechanism()),
+                None => users.push((user, vec![hash.mechanism()])),
+            }
+        }
+        users
     }
 }
 

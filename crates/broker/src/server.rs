@@ -13,6 +13,7 @@ use crate::groups::Groups;
 use crate::metrics::Metrics;
 use crate::producer_ids::ProducerIds;
 use crate::quotas::Quotas;
+use crate::security::{Authentication, Authorizer, Listener};
 use crate::sessions::Sessions;
 use crate::topics::{Topic, Topics};
 use crate::transactions::Transactions;
@@ -23,8 +24,6 @@ pub(crate) const CONCURRENT_DECOMPRESSIONS: usize = 2;
 /// Who this server is to clients.
 pub(crate) struct Node {
     pub(crate) id: i32,
-    pub(crate) host: StrBytes,
-    pub(crate) port: i32,
     pub(crate) cluster_id: StrBytes,
 }
 
@@ -33,6 +32,12 @@ pub(crate) struct Server {
     pub(crate) config: BrokerConfig,
     pub(crate) configs: Arc<Configs>,
     pub(crate) node: Node,
+    pub(crate) listeners: Vec<Arc<Listener>>,
+    pub(crate) authentication: Authentication,
+    /// `None`: everybody may do everything.
+    pub(crate) authorizer: Option<Authorizer>,
+    /// One for each connection that may be opened yet.
+    pub(crate) free_connections: Arc<Semaphore>,
     pub(crate) store: Store,
     pub(crate) topics: Topics,
     pub(crate) groups: Groups,

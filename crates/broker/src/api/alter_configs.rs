@@ -16,6 +16,7 @@ use super::Context;
 use super::describe_configs::{BROKER, GROUP, TOPIC, check_this_broker, not_configurable};
 use crate::configs::{Alteration, Entity, Op};
 use crate::errors::ApiError;
+use crate::security::{self, Operation};
 use crate::topics::check_name;
 
 /// What has settings: its type and name.
@@ -133,6 +134,13 @@ async fn alter(
     validate_only: bool,
 ) -> Result<(), ApiError> {
     let server = &cx.server;
+    let authorize = |of| cx.authorize(Operation::AlterConfigs, of);
+    match *resource_type {
+        TOPIC => authorize(security::Resource::Topic(name))?,
+        BROKER => authorize(security::Resource::Cluster)?,
+        GROUP => authorize(security::Resource::Group(name))?,
+        _ => {}
+    }
     match *resource_type {
         TOPIC if name.is_empty() => {
             Err(ApiError::InvalidRequest("Default topic resources are not allowed.".into()))

@@ -42,7 +42,7 @@ pub(super) async fn handle(cx: &Context, request: ApiVersionsRequest) -> ApiVers
 }
 
 /// Kafka's features and their levels: clients choose by them what they speak. They do not change while a server runs.
-const FEATURES: &[(&str, i16)] = &[("transaction.version", 2)];
+const FEATURES: &[(&str, i16)] = &[("group.version", 1), ("transaction.version", 2)];
 
 /// The answer to a version of ApiVersions that is not served: version 0, which every client can read.
 pub(super) fn unsupported(correlation_id: i32) -> Result<Response, EncodeError> {

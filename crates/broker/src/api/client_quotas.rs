@@ -19,6 +19,7 @@ use kafka_protocol::protocol::StrBytes;
 use super::Context;
 use crate::errors::ApiError;
 use crate::quotas::{Bound, Entity, MAX_NAME_BYTES, Op, Part};
+use crate::security::{Operation, Resource};
 
 const USER: &str = "user";
 const CLIENT_ID: &str = "client-id";
@@ -38,7 +39,8 @@ pub(super) async fn describe(
     request: DescribeClientQuotasRequest,
 ) -> DescribeClientQuotasResponse {
     let response = DescribeClientQuotasResponse::default().with_error_message(None);
-    if let Err(error) = check(&request.components) {
+    let allowed = cx.authorize(Operation::DescribeConfigs, Resource::Cluster);
+    if let Err(error) = allowed.and_then(|()| check(&request.components)) {
         return response
             .with_error_code(error.code())
             .with_error_message(error.message())
@@ -118,7 +120,8 @@ pub(super) async fn alter(
 ) -> AlterClientQuotasResponse {
     let mut entries = Vec::with_capacity(request.entries.len());
     for entry in request.entries {
-        let error = match (entity(&entry), operations(&entry)) {
+        let allowed = cx.authorize(Operation::AlterConfigs, Resource::Cluster);
+        let error = match (allowed.and_then(|()| entity(&entry)), operations(&entry)) {
             (Ok(entity), Ok(ops)) => {
                 cx.server.quotas.alter(entity, ops, request.validate_only).await.err()
             }

@@ -8,6 +8,7 @@ use kafka_protocol::messages::{BrokerId, CreatePartitionsRequest, CreatePartitio
 
 use super::Context;
 use crate::errors::ApiError;
+use crate::security::{Operation, Resource};
 
 pub(super) async fn handle(
     cx: &Context,
@@ -41,6 +42,7 @@ async fn grow(
     wanted: &CreatePartitionsTopic,
     validate_only: bool,
 ) -> Result<(), ApiError> {
+    cx.authorize(Operation::Alter, Resource::Topic(&wanted.name))?;
     let total = u32::try_from(wanted.count).map_err(|_| {
         ApiError::InvalidPartitions(format!("{} partitions, at least 1 is needed", wanted.count))
     })?;

@@ -12,6 +12,7 @@ use kafka_protocol::protocol::StrBytes;
 use super::{Context, describe_configs};
 use crate::configs::Overrides;
 use crate::errors::ApiError;
+use crate::security::{Operation, Resource};
 
 pub(super) async fn handle(cx: &Context, request: CreateTopicsRequest) -> CreateTopicsResponse {
     let mut times_named: HashMap<&str, u32> = HashMap::new();
@@ -44,6 +45,9 @@ async fn create(
     wanted: &CreatableTopic,
     validate_only: bool,
 ) -> Result<CreatableTopicResult, ApiError> {
+    if !cx.may(Operation::Create, Resource::Cluster) {
+        cx.authorize(Operation::Create, Resource::Topic(&wanted.name))?;
+    }
     let partitions = partitions(cx, wanted)?;
     let mut overrides = Overrides::new();
     for config in &wanted.configs {
@@ -63,6 +67,15 @@ async fn create(
             .with_value(Some(StrBytes::from_string(value)))
             .with_config_source(source as i8)
     });
+    if let Err(error) = cx.authorize(Operation::DescribeConfigs, Resource::Topic(&wanted.name)) {
+        // It is created, and the client is told no more than that.
+        return Ok(CreatableTopicResult::default()
+            .with_name(wanted.name.clone())
+            .with_topic_id(topic.id)
+            .with_error_message(None)
+            .with_topic_config_error_code(if cx.version >= 5 { error.code() } else { 0 })
+            .with_configs((cx.version < 5).then(Vec::new)));
+    }
     Ok(CreatableTopicResult::default()
         .with_name(wanted.name.clone())
         .with_topic_id(topic.id)

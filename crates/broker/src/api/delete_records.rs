@@ -10,6 +10,7 @@ use kafka_protocol::messages::{DeleteRecordsRequest, DeleteRecordsResponse};
 use super::Context;
 use crate::errors::ApiError;
 use crate::partition::{Partition, kafka_offset};
+use crate::security::{Operation, Resource, ResourceType};
 use crate::topics::is_internal;
 
 /// What a request says for "all that consumers can see".
@@ -28,11 +29,13 @@ pub(super) async fn handle(cx: &Context, request: DeleteRecordsRequest) -> Delet
 
 /// Trim the partitions of a topic that can be, in one commit; each of them starts where it is told to in the response.
 async fn delete(cx: &Context, wanted: &DeleteRecordsTopic) -> Vec<DeleteRecordsPartitionResult> {
+    let allowed = cx.authorize(Operation::Delete, Resource::Topic(&wanted.name));
     let topic = cx.server.topics.by_name(&wanted.name);
     let mut changes = Vec::new();
     let mut outcomes = Vec::with_capacity(wanted.partitions.len());
     for asked in &wanted.partitions {
         let mut check = || {
+            allowed.as_ref().map_err(|_| ApiError::Unauthorized(ResourceType::Topic))?;
             let topic = topic.as_ref().map_err(|_| ApiError::UnknownTopicOrPartition)?;
             let partition =
                 topic.partition(asked.partition_index).ok_or(ApiError::UnknownTopicOrPartition)?;

@@ -9,6 +9,7 @@ use kafka_protocol::protocol::StrBytes;
 
 use super::Context;
 use crate::errors::ApiError;
+use crate::security::Operation;
 use crate::topics::TopicRef;
 
 pub(super) async fn handle(cx: &Context, request: DeleteTopicsRequest) -> DeleteTopicsResponse {
@@ -56,5 +57,12 @@ async fn delete(
         }
         None => TopicRef::Id(doomed.topic_id),
     };
+    let unseen = |error| match (error, &topic) {
+        // Who may not see a topic does not learn that its id exists.
+        (ApiError::Unauthorized(_), TopicRef::Id(_)) => ApiError::UnknownTopicId,
+        (error, _) => error,
+    };
+    cx.topic(Operation::Describe, &topic).map_err(unseen)?;
+    cx.topic(Operation::Delete, &topic)?;
     cx.server.topics.delete(&topic).await
 }

@@ -6,32 +6,15 @@ use kafka_protocol::messages::{BrokerId, DescribeClusterRequest, DescribeCluster
 use kafka_protocol::protocol::StrBytes;
 
 use super::Context;
+use crate::security::{Operation, Resource};
 
-// Sets of operations, one bit for each of Kafka's AclOperation codes. Without an authorizer all that a resource
-// has are allowed.
-const READ: i32 = 1 << 3;
-const WRITE: i32 = 1 << 4;
-const CREATE: i32 = 1 << 5;
-const DELETE: i32 = 1 << 6;
-const ALTER: i32 = 1 << 7;
-const DESCRIBE: i32 = 1 << 8;
-const CLUSTER_ACTION: i32 = 1 << 9;
-const DESCRIBE_CONFIGS: i32 = 1 << 10;
-const ALTER_CONFIGS: i32 = 1 << 11;
-const IDEMPOTENT_WRITE: i32 = 1 << 12;
-
-/// What may be done with a topic.
-pub(super) const TOPIC_OPERATIONS: i32 =
-    READ | WRITE | CREATE | DELETE | ALTER | DESCRIBE | DESCRIBE_CONFIGS | ALTER_CONFIGS;
-
-/// What may be done with the cluster.
-pub(super) const CLUSTER_OPERATIONS: i32 = CREATE
-    | ALTER
-    | DESCRIBE
-    | CLUSTER_ACTION
-    | DESCRIBE_CONFIGS
-    | ALTER_CONFIGS
-    | IDEMPOTENT_WRITE;
+/// What may be done with the cluster, by who may describe it.
+pub(super) fn operations(cx: &Context) -> i32 {
+    match cx.may(Operation::Describe, Resource::Cluster) {
+        true => cx.authorized_operations(Resource::Cluster),
+        false => 0,
+    }
+}
 
 const BROKERS: i8 = 1;
 
@@ -54,11 +37,11 @@ pub(super) async fn handle(
         .with_brokers(vec![
             DescribeClusterBroker::default()
                 .with_broker_id(BrokerId(node.id))
-                .with_host(node.host.clone())
-                .with_port(node.port),
+                .with_host(cx.peer.listener.host.clone())
+                .with_port(cx.peer.listener.port),
         ])
         .with_cluster_authorized_operations(if request.include_cluster_authorized_operations {
-            CLUSTER_OPERATIONS
+            operations(cx)
         } else {
             i32::MIN
         })

@@ -11,6 +11,7 @@ use super::Context;
 use crate::configs::broker::BrokerSetting;
 use crate::configs::{ConfigType, Entity, Overrides, Setting, Source, Synonym, group, topic};
 use crate::errors::ApiError;
+use crate::security::{Operation, Resource};
 use crate::server::Server;
 use crate::topics::{Topic, check_name};
 use crate::wire::once;
@@ -90,9 +91,10 @@ fn of_this_broker(server: &Server) -> Vec<Described> {
     let describe = |setting: &BrokerSetting| {
         let mut synonyms = server.configs.broker_synonyms(setting);
         if setting.name == "advertised.listeners" {
-            let listener = format!("PLAINTEXT://{}:{}", &*server.node.host, server.node.port);
-            let source = Source::StaticBroker;
-            synonyms.insert(0, Synonym { name: setting.name, value: listener, source });
+            let listeners = server.listeners.iter();
+            let advertised = listeners.map(|listener| listener.advertised()).collect::<Vec<_>>();
+            let (value, source) = (advertised.join(","), Source::StaticBroker);
+            synonyms.insert(0, Synonym { name: setting.name, value, source });
         }
         Described {
             name: setting.name,
@@ -133,7 +135,7 @@ pub(super) async fn handle(
         let result = DescribeConfigsResult::default()
             .with_resource_type(resource.resource_type)
             .with_resource_name(resource.resource_name.clone());
-        match configs(&cx.server, resource) {
+        match configs(cx, resource) {
             Ok(mut configs) => {
                 // Kafka takes an empty list for all of them too.
                 let wanted = resource.configuration_keys.as_ref().filter(|keys| !keys.is_empty());
@@ -157,11 +159,14 @@ pub(super) async fn handle(
         .with_results(once(&request.resources, which).map(describe).collect())
 }
 
-fn configs(
-    server: &Server,
-    resource: &DescribeConfigsResource,
-) -> Result<Vec<Described>, ApiError> {
-    let name = &*resource.resource_name;
+fn configs(cx: &Context, resource: &DescribeConfigsResource) -> Result<Vec<Described>, ApiError> {
+    let (server, name) = (&cx.server, &*resource.resource_name);
+    match resource.resource_type {
+        BROKER => cx.authorize(Operation::DescribeConfigs, Resource::Cluster)?,
+        GROUP => cx.authorize(Operation::DescribeConfigs, Resource::Group(name))?,
+        TOPIC => cx.authorize(Operation::DescribeConfigs, Resource::Topic(name))?,
+        _ => {}
+    }
     match resource.resource_type {
         TOPIC => {
             check_name(name)?;

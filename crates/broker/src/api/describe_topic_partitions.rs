@@ -9,10 +9,10 @@ use kafka_protocol::messages::{
 use kafka_protocol::protocol::StrBytes;
 
 use super::Context;
-use super::describe_cluster::TOPIC_OPERATIONS;
 use super::replicas::replicas;
 use crate::errors::ApiError;
 use crate::partition::LEADER_EPOCH;
+use crate::security::{Operation, Resource};
 use crate::topics::{check_name, is_internal};
 
 /// Partitions in one response at most, as in Kafka (`max.request.partition.size.limit`).
@@ -23,12 +23,15 @@ pub(super) async fn handle(
     request: DescribeTopicPartitionsRequest,
 ) -> DescribeTopicPartitionsResponse {
     let server = &cx.server;
+    let describable = |name: &str| cx.authorize(Operation::Describe, Resource::Topic(name));
     let (first_topic, first_partition) = match &request.cursor {
         Some(cursor) => (cursor.topic_name.to_string(), cursor.partition_index.max(0)),
         None => (String::new(), 0),
     };
     let mut names: Vec<String> = if request.topics.is_empty() {
-        server.topics.all().iter().map(|topic| topic.name.to_string()).collect()
+        let all = server.topics.all();
+        let seen = all.iter().filter(|topic| describable(&topic.name).is_ok());
+        seen.map(|topic| topic.name.to_string()).collect()
     } else {
         request.topics.iter().map(|topic| topic.name.to_string()).collect()
     };
@@ -47,7 +50,9 @@ pub(super) async fn handle(
                 Some(Cursor::default().with_topic_name(wire_name).with_partition_index(from));
             break;
         }
-        let found = check_name(&name).and_then(|()| server.topics.by_name(&name));
+        let found = describable(&name)
+            .and_then(|()| check_name(&name))
+            .and_then(|()| server.topics.by_name(&name));
         let described =
             DescribeTopicPartitionsResponseTopic::default().with_name(Some(wire_name.clone()));
         let topic = match found {
@@ -77,7 +82,7 @@ pub(super) async fn handle(
             described
                 .with_topic_id(topic.id)
                 .with_is_internal(is_internal(&topic.name))
-                .with_topic_authorized_operations(TOPIC_OPERATIONS)
+                .with_topic_authorized_operations(cx.authorized_operations(Resource::Topic(&name)))
                 .with_partitions(partitions),
         );
         if end < count {

@@ -21,6 +21,7 @@ use super::{Answer, Context, Refused};
 use crate::errors::ApiError;
 use crate::partition::{Partition, kafka_offset};
 use crate::quotas::Bound;
+use crate::security::Operation;
 use crate::server::ByteBudget;
 use crate::sessions::{Key, Told, Want};
 use crate::topics::TopicRef;
@@ -383,7 +384,7 @@ fn share(wanted_bytes: usize, free_bytes: usize, one_batch_bytes: usize) -> usiz
 }
 
 fn find(cx: &Context, key: &Key) -> Result<Arc<Partition>, ApiError> {
-    let topic = cx.server.topics.find(&key.topic)?;
+    let topic = cx.topic(Operation::Read, &key.topic)?;
     topic.partition(key.partition).cloned().ok_or(ApiError::UnknownTopicOrPartition)
 }
 

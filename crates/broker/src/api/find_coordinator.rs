@@ -2,9 +2,11 @@
 
 use kafka_protocol::messages::find_coordinator_response::Coordinator;
 use kafka_protocol::messages::{BrokerId, FindCoordinatorRequest, FindCoordinatorResponse};
+use kafka_protocol::protocol::StrBytes;
 
 use super::Context;
 use crate::errors::ApiError;
+use crate::security::{Operation, Resource};
 use crate::topics::{GROUP_TOPIC, TRANSACTION_TOPIC};
 
 const GROUP: i8 = 0;
@@ -17,12 +19,7 @@ pub(super) async fn handle(
     cx: &Context,
     request: FindCoordinatorRequest,
 ) -> FindCoordinatorResponse {
-    match request.key_type {
-        GROUP => cx.server.ensure_internal(GROUP_TOPIC).await,
-        TRANSACTION => cx.server.ensure_internal(TRANSACTION_TOPIC).await,
-        _ => {}
-    }
-    let node = &cx.server.node;
+    let (node, listener) = (&cx.server.node, &cx.peer.listener);
     let error = match request.key_type {
         GROUP | TRANSACTION => None,
         other => {
@@ -32,10 +29,31 @@ pub(super) async fn handle(
     let error_code = error.as_ref().map_or(0, ApiError::code);
     let error_message = error.as_ref().and_then(ApiError::message);
     let (id, host, port) = match error {
-        None => (node.id, node.host.clone(), node.port),
+        None => (node.id, listener.host.clone(), listener.port),
         Some(_) => (-1, Default::default(), -1),
     };
+    // With an unknown type there is nothing to ask.
+    let refused = |key: &str| match request.key_type {
+        GROUP => cx.authorize(Operation::Describe, Resource::Group(key)).err(),
+        TRANSACTION => cx.authorize(Operation::Describe, Resource::TransactionalId(key)).err(),
+        _ => None,
+    };
+    let single = (cx.version < FIRST_WITH_KEYS).then_some(&request.key);
+    if single.into_iter().chain(&request.coordinator_keys).any(|key| refused(key).is_none()) {
+        match request.key_type {
+            GROUP => cx.server.ensure_internal(GROUP_TOPIC).await,
+            TRANSACTION => cx.server.ensure_internal(TRANSACTION_TOPIC).await,
+            _ => {}
+        }
+    }
     if cx.version < FIRST_WITH_KEYS {
+        if let Some(error) = refused(&request.key) {
+            return FindCoordinatorResponse::default()
+                .with_error_code(error.code())
+                .with_error_message(error.message())
+                .with_node_id(BrokerId(-1))
+                .with_port(-1);
+        }
         return FindCoordinatorResponse::default()
             .with_error_code(error_code)
             .with_error_message(error_message)
@@ -43,7 +61,16 @@ pub(super) async fn handle(
             .with_host(host)
             .with_port(port);
     }
-    let coordinator = |key| {
+    let coordinator = |key: &StrBytes| {
+        let key = key.clone();
+        if let Some(error) = refused(&key) {
+            return Coordinator::default()
+                .with_key(key)
+                .with_node_id(BrokerId(-1))
+                .with_port(-1)
+                .with_error_code(error.code())
+                .with_error_message(error.message());
+        }
         Coordinator::default()
             .with_key(key)
             .with_node_id(BrokerId(id))
@@ -53,5 +80,5 @@ pub(super) async fn handle(
             .with_error_message(error_message.clone())
     };
     FindCoordinatorResponse::default()
-        .with_coordinators(request.coordinator_keys.into_iter().map(coordinator).collect())
+        .with_coordinators(request.coordinator_keys.iter().map(coordinator).collect())
 }

@@ -4,6 +4,7 @@ use kafka_protocol::error::ResponseError;
 use kafka_protocol::messages::{InitProducerIdRequest, InitProducerIdResponse, ProducerId};
 
 use super::Context;
+use crate::security::{Operation, Resource, ResourceType};
 use crate::transactions::Transactions;
 
 /// Versions from here on know PRODUCER_FENCED.
@@ -32,10 +33,15 @@ pub(super) async fn handle(cx: &Context, request: InitProducerIdRequest) -> Init
 
 async fn init(cx: &Context, request: &InitProducerIdRequest) -> Result<(i64, i16), ResponseError> {
     let Some(id) = &request.transactional_id else {
+        // Who may write to any topic may do so once each.
+        if !cx.may_with_some(Operation::Write, ResourceType::Topic) {
+            cx.authorize(Operation::IdempotentWrite, Resource::Cluster).map_err(|e| e.kind())?;
+        }
         // A producer without a transactional id gets a new id each time, whichever it has: so does Kafka.
         let id = cx.server.producer_ids.allocate().await.map_err(|error| error.kind())?;
         return Ok((id, 0));
     };
+    cx.authorize(Operation::Write, Resource::TransactionalId(id)).map_err(|e| e.kind())?;
     let is = (request.producer_id.0, request.producer_epoch);
     let expected = match is {
         (-1, -1) => None,

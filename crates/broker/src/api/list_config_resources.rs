@@ -7,12 +7,16 @@ use kafka_protocol::protocol::StrBytes;
 use super::Context;
 use super::describe_configs::{BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP, TOPIC};
 use crate::errors::ApiError;
+use crate::security::{Operation, Resource};
 
 pub(super) async fn handle(
     cx: &Context,
     request: ListConfigResourcesRequest,
 ) -> ListConfigResourcesResponse {
     let response = ListConfigResourcesResponse::default();
+    if let Err(error) = cx.authorize(Operation::DescribeConfigs, Resource::Cluster) {
+        return response.with_error_code(error.code());
+    }
     // Version 0 asks for the metrics of clients, of which there are none.
     let wanted = match request.resource_types {
         _ if cx.version == 0 => vec![CLIENT_METRICS],

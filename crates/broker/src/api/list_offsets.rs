@@ -16,6 +16,7 @@ use super::Context;
 use crate::errors::ApiError;
 use crate::partition::{LEADER_EPOCH, Partition, kafka_offset};
 use crate::records;
+use crate::security::{Operation, Resource};
 
 const READ_COMMITTED: i8 = 1;
 
@@ -102,6 +103,7 @@ async fn find(
     read_committed: bool,
     until: Instant,
 ) -> Result<Answer, ApiError> {
+    cx.authorize(Operation::Describe, Resource::Topic(&topic.name))?;
     let topic = cx.server.topics.by_name(&topic.name)?;
     let partition =
         topic.partition(wanted.partition_index).ok_or(ApiError::UnknownTopicOrPartition)?;

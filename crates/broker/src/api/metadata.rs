@@ -10,11 +10,12 @@ use kafka_protocol::messages::{BrokerId, MetadataRequest, MetadataResponse};
 use kafka_protocol::protocol::StrBytes;
 
 use super::Context;
-use super::describe_cluster::{CLUSTER_OPERATIONS, TOPIC_OPERATIONS};
+use super::describe_cluster;
 use crate::configs::Overrides;
 use crate::errors::ApiError;
 use crate::partition::LEADER_EPOCH;
-use crate::topics::{Topic, is_internal};
+use crate::security::{Operation, Resource};
+use crate::topics::{Topic, TopicRef, is_internal};
 use crate::wire::once;
 
 pub(super) async fn handle(cx: &Context, request: MetadataRequest) -> MetadataResponse {
@@ -27,25 +28,31 @@ pub(super) async fn handle(cx: &Context, request: MetadataRequest) -> MetadataRe
                 topics.push(describe_wanted(cx, topic, request.allow_auto_topic_creation).await);
             }
         }
-        _ => topics.extend(cx.server.topics.all().iter().map(|topic| describe(cx, topic))),
+        _ => {
+            let all = cx.server.topics.all();
+            let may =
+                |topic: &&Arc<Topic>| cx.may(Operation::Describe, Resource::Topic(&topic.name));
+            topics.extend(all.iter().filter(may).map(|topic| describe(cx, topic)));
+        }
     }
     if request.include_topic_authorized_operations {
         for topic in topics.iter_mut().filter(|topic| topic.error_code == 0) {
-            topic.topic_authorized_operations = TOPIC_OPERATIONS;
+            let name = topic.name.as_deref().map_or("", |name| &**name);
+            topic.topic_authorized_operations = cx.authorized_operations(Resource::Topic(name));
         }
     }
     let mut response = MetadataResponse::default()
         .with_brokers(vec![
             MetadataResponseBroker::default()
                 .with_node_id(BrokerId(node.id))
-                .with_host(node.host.clone())
-                .with_port(node.port),
+                .with_host(cx.peer.listener.host.clone())
+                .with_port(cx.peer.listener.port),
         ])
         .with_cluster_id(Some(node.cluster_id.clone()))
         .with_controller_id(BrokerId(node.id))
         .with_topics(topics);
     if request.include_cluster_authorized_operations {
-        response.cluster_authorized_operations = CLUSTER_OPERATIONS;
+        response.cluster_authorized_operations = describe_cluster::operations(cx);
     }
     response
 }
@@ -57,7 +64,13 @@ async fn describe_wanted(
 ) -> MetadataResponseTopic {
     let found = match &wanted.name {
         // The name beside an id is the empty one in kafka-clients.
-        _ if !wanted.topic_id.is_nil() => cx.server.topics.by_id(wanted.topic_id),
+        _ if !wanted.topic_id.is_nil() => {
+            match cx.topic(Operation::Describe, &TopicRef::Id(wanted.topic_id)) {
+                // Who may not see a topic does not learn that its id exists.
+                Err(ApiError::Unauthorized(_)) => Err(ApiError::UnknownTopicId),
+                found => found,
+            }
+        }
         Some(name) => by_name(cx, name, may_create).await,
         None => Err(ApiError::InvalidRequest("a topic with neither name nor id".into())),
     };
@@ -65,7 +78,8 @@ async fn describe_wanted(
         Ok(topic) => describe(cx, &topic),
         Err(error) => {
             // A name is not nullable in the first versions, and the request had one there.
-            let name = wanted.name.clone().or_else(|| (cx.version < 12).then(Default::default));
+            let name = wanted.name.clone().filter(|_| wanted.topic_id.is_nil());
+            let name = name.or_else(|| (cx.version < 12).then(Default::default));
             MetadataResponseTopic::default()
                 .with_error_code(error.code())
                 .with_name(name)
@@ -76,10 +90,14 @@ async fn describe_wanted(
 
 async fn by_name(cx: &Context, name: &str, may_create: bool) -> Result<Arc<Topic>, ApiError> {
     let server = &cx.server;
+    cx.authorize(Operation::Describe, Resource::Topic(name))?;
     match server.topics.by_name(name) {
         Err(ApiError::UnknownTopicOrPartition)
             if may_create && server.config.auto_create_topics =>
         {
+            if !cx.may(Operation::Create, Resource::Cluster) {
+                cx.authorize(Operation::Create, Resource::Topic(name))?;
+            }
             match server
                 .create_topic(name, server.config.default_partitions, Overrides::new(), false)
                 .await

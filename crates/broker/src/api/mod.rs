@@ -1,7 +1,9 @@
 //! The APIs that are served: one table of keys, versions, shapes and handlers. What ApiVersions announces is read from it.
 
+mod acls;
 mod alter_configs;
 mod api_versions;
+mod authorization;
 mod client_quotas;
 mod create_partitions;
 mod create_topics;
@@ -20,6 +22,8 @@ mod offset_fetch;
 mod offset_for_leader_epoch;
 mod produce;
 mod replicas;
+mod sasl;
+mod scram_credentials;
 mod transaction_admin;
 mod transactions;
 
@@ -35,6 +39,7 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use crate::groups::ClientInfo;
 use crate::quotas::Bound;
+use crate::security::{Peer, Principal};
 use crate::server::Server;
 use crate::wire::response::{EncodeError, Response};
 use crate::wire::shape::{self, Shape};
@@ -67,6 +72,7 @@ pub(crate) struct Context {
     pub(crate) server: Arc<Server>,
     pub(crate) api: &'static Api,
     pub(crate) version: i16,
+    pub(crate) peer: Arc<Peer>,
     correlation_id: i32,
     client: ClientInfo,
     /// For how long the connection is to be left alone after this request, in milliseconds.
@@ -76,6 +82,8 @@ pub(crate) struct Context {
 /// What becomes of a request.
 pub(crate) enum Answer {
     Ready(Response),
+    /// The connection is closed once it has been written: the client has failed to authenticate.
+    Last(Response),
     /// The request has taken effect in its order; its response is known later.
     Later {
         response: BoxFuture<'static, Result<Response, EncodeError>>,
@@ -105,6 +113,8 @@ pub(crate) enum Refused {
     UnknownApi(i16),
     #[error("version {version} of {api} is not served")]
     UnsupportedVersion { api: &'static str, version: i16 },
+    #[error("the client has not authenticated")]
+    Unauthenticated,
     #[error("a malformed request: {0}")]
     Malformed(String),
     #[error("the response can not be encoded: {0}")]
@@ -148,31 +158,22 @@ pub(crate) static APIS: &[Api] = &[
     api!(Fetch, 4..=18, FETCH, fetch::handle),
     api!(ListOffsets, 1..=10, LIST_OFFSETS, |cx, request| list_offsets::handle(&cx, request)),
     api!(Metadata, 0..=13, METADATA, |cx, request| metadata::handle(&cx, request)),
-    api!(OffsetCommit, 2..=9, OFFSET_COMMIT, |cx, request| cx.server.groups.offset_commit(
-        request,
-        cx.version,
-        |topic, partition| cx.server.topics.has_partition(topic, partition)
+    api!(OffsetCommit, 2..=9, OFFSET_COMMIT, |cx, request| authorization::offset_commit(
+        &cx, request
     )),
     api!(OffsetFetch, 1..=9, OFFSET_FETCH, |cx, request| offset_fetch::handle(&cx, request)),
     api!(FindCoordinator, 0..=6, FIND_COORDINATOR, |cx, request| find_coordinator::handle(
         &cx, request
     )),
-    api!(JoinGroup, 0..=9, JOIN_GROUP, |cx, request| cx.server.groups.join(
-        cx.client.clone(),
-        request,
-        cx.version
+    api!(JoinGroup, 0..=9, JOIN_GROUP, |cx, request| authorization::join(&cx, request)),
+    api!(Heartbeat, 0..=4, HEARTBEAT, |cx, request| authorization::heartbeat(&cx, request)),
+    api!(LeaveGroup, 0..=5, LEAVE_GROUP, |cx, request| authorization::leave(&cx, request)),
+    api!(SyncGroup, 0..=5, SYNC_GROUP, |cx, request| authorization::sync(&cx, request)),
+    api!(DescribeGroups, 0..=6, DESCRIBE_GROUPS, |cx, request| authorization::describe_groups(
+        &cx, request
     )),
-    api!(Heartbeat, 0..=4, HEARTBEAT, |cx, request| cx
-        .server
-        .groups
-        .heartbeat(request, cx.version)),
-    api!(LeaveGroup, 0..=5, LEAVE_GROUP, |cx, request| cx.server.groups.leave(request, cx.version)),
-    api!(SyncGroup, 0..=5, SYNC_GROUP, |cx, request| cx.server.groups.sync(request, cx.version)),
-    api!(DescribeGroups, 0..=6, DESCRIBE_GROUPS, |cx, request| cx
-        .server
-        .groups
-        .describe(request, cx.version)),
-    api!(ListGroups, 0..=5, LIST_GROUPS, |cx, request| cx.server.groups.list(request, cx.version)),
+    api!(ListGroups, 0..=5, LIST_GROUPS, |cx, request| authorization::list_groups(&cx, request)),
+    api!(SaslHandshake, 0..=1, SASL_HANDSHAKE, sasl::handshake),
     api!(ApiVersions, 0..=4, API_VERSIONS, |cx, request| api_versions::handle(&cx, request)),
     api!(CreateTopics, 2..=7, CREATE_TOPICS, |cx, request| create_topics::handle(&cx, request)),
     api!(DeleteTopics, 1..=6, DELETE_TOPICS, |cx, request| delete_topics::handle(&cx, request)),
@@ -196,6 +197,9 @@ pub(crate) static APIS: &[Api] = &[
     api!(TxnOffsetCommit, 0..=5, TXN_OFFSET_COMMIT, |cx, request| transactions::commit_offsets(
         &cx, request
     )),
+    api!(DescribeAcls, 1..=3, DESCRIBE_ACLS, |cx, request| acls::describe(&cx, request)),
+    api!(CreateAcls, 1..=3, CREATE_ACLS, |cx, request| acls::create(&cx, request)),
+    api!(DeleteAcls, 1..=3, DELETE_ACLS, |cx, request| acls::delete(&cx, request)),
     api!(DescribeConfigs, 1..=4, DESCRIBE_CONFIGS, |cx, request| describe_configs::handle(
         &cx, request
     )),
@@ -206,13 +210,13 @@ pub(crate) static APIS: &[Api] = &[
     api!(DescribeLogDirs, 1..=4, DESCRIBE_LOG_DIRS, |cx, request| replicas::describe_log_dirs(
         &cx, request
     )),
+    api!(SaslAuthenticate, 0..=2, SASL_AUTHENTICATE, sasl::authenticate),
     api!(CreatePartitions, 0..=3, CREATE_PARTITIONS, |cx, request| create_partitions::handle(
         &cx, request
     )),
-    api!(DeleteGroups, 0..=2, DELETE_GROUPS, |cx, request| cx
-        .server
-        .groups
-        .delete_groups(request, cx.version)),
+    api!(DeleteGroups, 0..=2, DELETE_GROUPS, |cx, request| authorization::delete_groups(
+        &cx, request
+    )),
     api!(ElectLeaders, 0..=2, ELECT_LEADERS, |cx, request| replicas::elect_leaders(&cx, request)),
     api!(IncrementalAlterConfigs, 0..=1, INCREMENTAL_ALTER_CONFIGS, |cx, request| {
         alter_configs::incremental(&cx, request)
@@ -223,9 +227,8 @@ pub(crate) static APIS: &[Api] = &[
     api!(ListPartitionReassignments, 0..=0, LIST_PARTITION_REASSIGNMENTS, |cx, request| {
         replicas::list_reassignments(&cx, request)
     }),
-    api!(OffsetDelete, 0..=0, OFFSET_DELETE, |cx, request| cx.server.groups.offset_delete(
-        request,
-        |topic, partition| cx.server.topics.has_partition(topic, partition)
+    api!(OffsetDelete, 0..=0, OFFSET_DELETE, |cx, request| authorization::offset_delete(
+        &cx, request
     )),
     api!(DescribeClientQuotas, 0..=1, DESCRIBE_CLIENT_QUOTAS, |cx, request| {
         client_quotas::describe(&cx, request)
@@ -233,6 +236,12 @@ pub(crate) static APIS: &[Api] = &[
     api!(AlterClientQuotas, 0..=1, ALTER_CLIENT_QUOTAS, |cx, request| client_quotas::alter(
         &cx, request
     )),
+    api!(DescribeUserScramCredentials, 0..=0, DESCRIBE_USER_SCRAM_CREDENTIALS, |cx, request| {
+        scram_credentials::describe(&cx, request)
+    }),
+    api!(AlterUserScramCredentials, 0..=0, ALTER_USER_SCRAM_CREDENTIALS, |cx, request| {
+        scram_credentials::alter(&cx, request)
+    }),
     api!(DescribeCluster, 0..=2, DESCRIBE_CLUSTER, |cx, request| describe_cluster::handle(
         &cx, request
     )),
@@ -245,14 +254,12 @@ pub(crate) static APIS: &[Api] = &[
     api!(ListTransactions, 0..=1, LIST_TRANSACTIONS, |cx, request| transaction_admin::list(
         &cx, request
     )),
-    api!(ConsumerGroupHeartbeat, 0..=1, CONSUMER_GROUP_HEARTBEAT, |cx, request| cx
-        .server
-        .groups
-        .consumer_heartbeat(cx.client.clone(), request, cx.version, &cx.server.topics.view())),
-    api!(ConsumerGroupDescribe, 0..=1, CONSUMER_GROUP_DESCRIBE, |cx, request| cx
-        .server
-        .groups
-        .consumer_describe(request, cx.version, &cx.server.topics.view())),
+    api!(ConsumerGroupHeartbeat, 0..=1, CONSUMER_GROUP_HEARTBEAT, |cx, request| {
+        authorization::consumer_heartbeat(&cx, request)
+    }),
+    api!(ConsumerGroupDescribe, 0..=1, CONSUMER_GROUP_DESCRIBE, |cx, request| {
+        authorization::consumer_describe(&cx, request)
+    }),
     api!(ListConfigResources, 0..=1, LIST_CONFIG_RESOURCES, |cx, request| {
         list_config_resources::handle(&cx, request)
     }),
@@ -273,9 +280,12 @@ pub(crate) fn may_be_given_up(frame: &[u8]) -> bool {
 /// The connection is to be closed, for this reason.
 pub(crate) async fn serve(
     server: &Arc<Server>,
-    client_host: &StrBytes,
+    peer: &Arc<Peer>,
     mut frame: Bytes,
 ) -> Result<Served, Refused> {
+    if peer.sends_bare_message() {
+        return sasl::bare_message(server, peer, &frame).await;
+    }
     let malformed = |reason: String| Refused::Malformed(reason);
     let Some(&[k0, k1, v0, v1, c0, c1, c2, c3]) = frame.first_chunk() else {
         return Err(malformed(format!("{} bytes", frame.len())));
@@ -283,6 +293,9 @@ pub(crate) async fn serve(
     let (key, version) = (i16::from_be_bytes([k0, k1]), i16::from_be_bytes([v0, v1]));
     let correlation_id = i32::from_be_bytes([c0, c1, c2, c3]);
     let api = APIS.iter().find(|api| api.key as i16 == key).ok_or(Refused::UnknownApi(key))?;
+    if !peer.may_send(api.key, Instant::now()) {
+        return Err(Refused::Unauthenticated);
+    }
     if version < api.min || version > api.max {
         if api.key == ApiKey::ApiVersions {
             // A client that is newer than this server learns here what it can use.
@@ -309,13 +322,14 @@ pub(crate) async fn serve(
         client_id: StrBytes::from_string(
             header.client_id.as_deref().unwrap_or_default().to_owned(),
         ),
-        client_host: client_host.clone(),
+        client_host: peer.host.clone(),
     };
     let throttle_ms = Arc::<AtomicU32>::default();
     let context = Context {
         server: server.clone(),
         api,
         version,
+        peer: peer.clone(),
         correlation_id,
         client,
         throttle_ms: throttle_ms.clone(),
@@ -327,15 +341,16 @@ pub(crate) async fn serve(
 
 impl Context {
     /// Who sends the request, to quotas.
-    fn user(&self) -> &'static str {
-        "ANONYMOUS"
+    fn user(&self) -> String {
+        let principal = self.peer.principal().unwrap_or_else(Principal::anonymous);
+        principal.as_str().trim_start_matches("User:").to_owned()
     }
 
     /// Charge the client's quota with what it has moved; how long it is to wait, for the response. Its connection is left alone for so long.
     fn charge(&self, bound: Bound, bytes: usize) -> i32 {
         let client = &self.client.client_id;
         let now = Instant::now();
-        let wait = self.server.quotas.charge(bound, self.user(), client, bytes, now);
+        let wait = self.server.quotas.charge(bound, &self.user(), client, bytes, now);
         // Rounded up, so that a client that waits for so long does not come early.
         let wait_ms = u32::try_from(wait.as_micros().div_ceil(1_000)).unwrap_or(u32::MAX);
         self.throttle_ms.fetch_max(wait_ms, Ordering::Relaxed);
@@ -345,7 +360,7 @@ impl Context {
     /// Wait until the client has paid what it owes: it came back before its time, or on another connection.
     async fn wait_for_quota(&self, bound: Bound) {
         let client = &self.client.client_id;
-        let wait = self.server.quotas.charge(bound, self.user(), client, 0, Instant::now());
+        let wait = self.server.quotas.charge(bound, &self.user(), client, 0, Instant::now());
         tokio::time::sleep(wait.min(MAX_QUOTA_WAIT)).await;
     }
 

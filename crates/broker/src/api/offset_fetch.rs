@@ -7,8 +7,67 @@ use kafka_protocol::messages::{OffsetFetchRequest, OffsetFetchResponse};
 use kafka_protocol::protocol::StrBytes;
 
 use super::Context;
+use crate::security::{Operation, Resource};
 
 pub(super) async fn handle(cx: &Context, request: OffsetFetchRequest) -> OffsetFetchResponse {
+    if cx.server.authorizer.is_none() {
+        return fetch(cx, request).await;
+    }
+    // What the client may not see is left out where it asks for all, and refused where it asks for it.
+    let all: HashMap<_, _> = request
+        .groups
+        .iter()
+        .map(|group| (group.group_id.clone(), group.topics.is_none()))
+        .collect();
+    let asks_for_all = request.topics.is_none();
+    let group_id = request.group_id.clone();
+    let mut response = fetch(cx, request).await;
+    let refused = |name: &str| cx.authorize(Operation::Describe, Resource::Topic(name)).err();
+    for group in &mut response.groups {
+        if let Err(error) = cx.authorize(Operation::Describe, Resource::Group(&group.group_id)) {
+            group.topics.clear();
+            group.error_code = error.code();
+        }
+        if all.get(&group.group_id) == Some(&true) {
+            group.topics.retain(|topic| refused(&topic.name).is_none());
+        }
+        for topic in &mut group.topics {
+            let Some(error) = refused(&topic.name) else { continue };
+            for partition in &mut topic.partitions {
+                partition.error_code = error.code();
+                partition.committed_offset = -1;
+                partition.committed_leader_epoch = -1;
+                partition.metadata = Some(StrBytes::new());
+            }
+        }
+    }
+    let group = match cx.version {
+        8.. => None,
+        _ => cx.authorize(Operation::Describe, Resource::Group(&group_id)).err(),
+    };
+    if let Some(error) = &group
+        && cx.version >= 2
+    {
+        response.topics.clear();
+        response.error_code = error.code();
+    }
+    if asks_for_all {
+        response.topics.retain(|topic| refused(&topic.name).is_none());
+    }
+    for topic in &mut response.topics {
+        let refused = refused(&topic.name);
+        let Some(error) = group.as_ref().or(refused.as_ref()) else { continue };
+        for partition in &mut topic.partitions {
+            partition.error_code = error.code();
+            partition.committed_offset = -1;
+            partition.committed_leader_epoch = -1;
+            partition.metadata = Some(StrBytes::new());
+        }
+    }
+    response
+}
+
+async fn fetch(cx: &Context, request: OffsetFetchRequest) -> OffsetFetchResponse {
     // Before the offsets are read: what has ended by then is among them.
     let pending = if request.require_stable { pending(cx, &request) } else { HashMap::new() };
     let single = request.group_id.clone();

@@ -9,6 +9,7 @@ use kafka_protocol::messages::{OffsetForLeaderEpochRequest, OffsetForLeaderEpoch
 use super::Context;
 use crate::errors::ApiError;
 use crate::partition::LEADER_EPOCH;
+use crate::security::{Operation, Resource};
 
 pub(super) async fn handle(
     cx: &Context,
@@ -38,6 +39,7 @@ fn end_offset(
     topic: &str,
     wanted: &OffsetForLeaderPartition,
 ) -> Result<Option<i64>, ApiError> {
+    cx.authorize(Operation::Describe, Resource::Topic(topic))?;
     let topic = cx.server.topics.by_name(topic)?;
     let partition = topic.partition(wanted.partition).ok_or(ApiError::UnknownTopicOrPartition)?;
     partition.check_leader_epoch(wanted.current_leader_epoch)?;

@@ -20,7 +20,8 @@ use crate::batch::BatchHeader;
 use crate::errors::ApiError;
 use crate::partition::{Appended, NotAdmitted, Partition, kafka_offset};
 use crate::quotas::Bound;
-use crate::topics::{Topic, is_internal};
+use crate::security::{Operation, Resource};
+use crate::topics::{Topic, TopicRef, is_internal};
 use crate::transactions::{Admitted, Producer, TransactionRef};
 
 /// The first version that names topics by id.
@@ -54,6 +55,7 @@ pub(super) async fn handle(cx: Context, body: Bytes) -> Result<Answer, Refused> 
                 (Err(unknown), Ok(())) => Err(match unknown {
                     ApiError::UnknownTopicId => ApiError::UnknownTopicId,
                     ApiError::InvalidTopicName(why) => ApiError::InvalidTopicName(why.clone()),
+                    ApiError::Unauthorized(kind) => ApiError::Unauthorized(*kind),
                     _ => ApiError::UnknownTopicOrPartition,
                 }),
             };
@@ -108,11 +110,11 @@ fn check(request: &ProduceRequest) -> Result<(), ApiError> {
 }
 
 fn find(cx: &Context, data: &TopicProduceData) -> Result<Arc<Topic>, ApiError> {
-    let topic = if cx.version >= FIRST_WITH_TOPIC_IDS {
-        cx.server.topics.by_id(data.topic_id)
-    } else {
-        cx.server.topics.by_name(&data.name)
-    }?;
+    let wanted = match cx.version {
+        FIRST_WITH_TOPIC_IDS.. => TopicRef::Id(data.topic_id),
+        _ => TopicRef::Name(Arc::from(&**data.name)),
+    };
+    let topic = cx.topic(Operation::Write, &wanted)?;
     match is_internal(&topic.name) {
         true => Err(ApiError::InvalidTopicName(format!("{} is the server's own", topic.name))),
         false => Ok(topic),
@@ -133,6 +135,9 @@ enum Transaction {
 impl Transaction {
     async fn of(cx: &Context, request: &ProduceRequest, deadline: Instant) -> Self {
         let Some(id) = &request.transactional_id else { return Self::None };
+        if let Err(error) = cx.authorize(Operation::Write, Resource::TransactionalId(id)) {
+            return Self::Refused(error.kind());
+        }
         match cx.server.transactions.ready(id, deadline).await {
             Ok(transaction) => Self::Found { id: id.to_string(), transaction },
             Err(error) => Self::Refused(error),

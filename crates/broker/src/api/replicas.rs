@@ -15,6 +15,7 @@ use kafka_protocol::messages::alter_replica_log_dirs_response::{
 use kafka_protocol::messages::describe_log_dirs_response::{
     DescribeLogDirsPartition, DescribeLogDirsResult, DescribeLogDirsTopic,
 };
+use kafka_protocol::messages::elect_leaders_request::TopicPartitions;
 use kafka_protocol::messages::elect_leaders_response::{PartitionResult, ReplicaElectionResult};
 use kafka_protocol::messages::{
     AlterPartitionReassignmentsRequest, AlterPartitionReassignmentsResponse,
@@ -25,6 +26,7 @@ use kafka_protocol::messages::{
 use kafka_protocol::protocol::StrBytes;
 
 use super::Context;
+use crate::security::{Operation, Resource};
 use crate::topics::Topic;
 use crate::wire::once;
 
@@ -38,6 +40,24 @@ pub(super) async fn elect_leaders(
     cx: &Context,
     request: ElectLeadersRequest,
 ) -> ElectLeadersResponse {
+    if let Err(error) = cx.authorize(Operation::Alter, Resource::Cluster) {
+        // Version 0 has a place for an error in a partition alone.
+        let refused = |named: TopicPartitions| {
+            let result = |index: &i32| {
+                PartitionResult::default()
+                    .with_partition_id(*index)
+                    .with_error_code(error.code())
+                    .with_error_message(error.message())
+            };
+            ReplicaElectionResult::default()
+                .with_partition_result(named.partitions.iter().map(result).collect())
+                .with_topic(named.topic)
+        };
+        let named = request.topic_partitions.unwrap_or_default().into_iter();
+        return ElectLeadersResponse::default()
+            .with_error_code(if cx.version >= 1 { error.code() } else { 0 })
+            .with_replica_election_results(named.map(refused).collect());
+    }
     if !ELECTION_TYPES.contains(&request.election_type) {
         let error = ResponseError::InvalidRequest.code();
         return ElectLeadersResponse::default().with_error_code(error);
@@ -77,6 +97,12 @@ pub(super) async fn alter_reassignments(
     cx: &Context,
     request: AlterPartitionReassignmentsRequest,
 ) -> AlterPartitionReassignmentsResponse {
+    if let Err(error) = cx.authorize(Operation::Alter, Resource::Cluster) {
+        return AlterPartitionReassignmentsResponse::default()
+            .with_allow_replication_factor_change(request.allow_replication_factor_change)
+            .with_error_code(error.code())
+            .with_error_message(error.message());
+    }
     let topics = request.topics.into_iter().map(|named| {
         let topic = cx.server.topics.by_name(&named.name).ok();
         let result = |partition: ReassignablePartition| {
@@ -137,9 +163,14 @@ fn reassign(
 }
 
 pub(super) async fn list_reassignments(
-    _cx: &Context,
+    cx: &Context,
     _request: ListPartitionReassignmentsRequest,
 ) -> ListPartitionReassignmentsResponse {
+    if let Err(error) = cx.authorize(Operation::Describe, Resource::Cluster) {
+        return ListPartitionReassignmentsResponse::default()
+            .with_error_code(error.code())
+            .with_error_message(error.message());
+    }
     ListPartitionReassignmentsResponse::default().with_error_message(None)
 }
 
@@ -147,6 +178,18 @@ pub(super) async fn describe_log_dirs(
     cx: &Context,
     request: DescribeLogDirsRequest,
 ) -> DescribeLogDirsResponse {
+    if let Err(error) = cx.authorize(Operation::Describe, Resource::Cluster) {
+        // The first versions have a place for an error in a directory alone.
+        let response = DescribeLogDirsResponse::default();
+        return match cx.version {
+            3.. => response.with_error_code(error.code()),
+            _ => response.with_results(vec![
+                DescribeLogDirsResult::default()
+                    .with_log_dir(StrBytes::from_static_str(LOG_DIR))
+                    .with_error_code(error.code()),
+            ]),
+        };
+    }
     let server = &cx.server;
     let describe = |name: &str, wanted: Option<&[i32]>| {
         let topic = server.topics.by_name(name).ok()?;
@@ -185,11 +228,14 @@ pub(super) async fn alter_log_dirs(
     cx: &Context,
     request: AlterReplicaLogDirsRequest,
 ) -> AlterReplicaLogDirsResponse {
+    let refused = cx.authorize(Operation::Alter, Resource::Cluster).err();
     let mut results = Vec::new();
     for dir in request.dirs {
         for topic in dir.topics {
             let result = |index: i32| {
-                let error = if &*dir.path != LOG_DIR {
+                let error = if let Some(refused) = &refused {
+                    refused.code()
+                } else if &*dir.path != LOG_DIR {
                     ResponseError::LogDirNotFound.code()
                 } else if !cx.server.topics.has_partition(&topic.name, index) {
                     ResponseError::UnknownTopicOrPartition.code()

@@ -25,6 +25,8 @@ use super::Context;
 use crate::batch::Outcome;
 use crate::errors::ApiError;
 use crate::partition::{NotAdmitted, Partition, unix_time_ms};
+use crate::security::{Operation, Resource};
+use crate::topics::TopicRef;
 use crate::transactions::{Description, State};
 use crate::wire::once;
 
@@ -37,9 +39,12 @@ pub(super) async fn describe(
 ) -> DescribeTransactionsResponse {
     let states = once(request.transactional_ids, TransactionalId::clone).map(|id| {
         let state = describe_transactions_response::TransactionState::default();
-        let state = match cx.server.transactions.describe(&id) {
-            Some(description) => described(cx, state, description),
-            None => state.with_error_code(ResponseError::TransactionalIdNotFound.code()),
+        let allowed = cx.authorize(Operation::Describe, Resource::TransactionalId(&id));
+        let found = allowed.map(|()| cx.server.transactions.describe(&id));
+        let state = match found {
+            Err(refused) => state.with_error_code(refused.code()),
+            Ok(Some(description)) => described(cx, state, description),
+            Ok(None) => state.with_error_code(ResponseError::TransactionalIdNotFound.code()),
         };
         state.with_transactional_id(id)
     });
@@ -54,7 +59,8 @@ fn described(
     let mut topics: BTreeMap<Arc<str>, Vec<i32>> = BTreeMap::new();
     for (id, partition) in description.partitions {
         // What was deleted meanwhile has no name.
-        if let Ok(topic) = cx.server.topics.by_id(id) {
+        // And what the client may not see it does not learn of.
+        if let Ok(topic) = cx.topic(Operation::Describe, &TopicRef::Id(id)) {
             topics.entry(topic.name.clone()).or_default().push(partition);
         }
     }
@@ -95,7 +101,9 @@ pub(super) async fn list(
         by_state && by_producer && by_duration
     };
     let all = cx.server.transactions.all().into_iter();
-    let states = all.filter(|(_, description)| passes(description)).map(|(id, description)| {
+    let visible = |id: &str| cx.may(Operation::Describe, Resource::TransactionalId(id));
+    let found = all.filter(|(id, description)| passes(description) && visible(id));
+    let states = found.map(|(id, description)| {
         list_transactions_response::TransactionState::default()
             .with_transactional_id(TransactionalId(StrBytes::from_string(id.to_string())))
             .with_producer_id(ProducerId(description.producer_id))
@@ -111,7 +119,8 @@ pub(super) async fn describe_producers(
     let topics = once(request.topics, |topic| topic.name.clone()).map(|topic| {
         let partition = |index: i32| {
             let response = PartitionResponse::default().with_partition_index(index);
-            match find(cx, &topic.name, index) {
+            let allowed = cx.authorize(Operation::Read, Resource::Topic(&topic.name));
+            match allowed.and_then(|()| find(cx, &topic.name, index)) {
                 Ok(partition) => {
                     let active = partition.active_producers().into_iter().map(|producer| {
                         ProducerState::default()
@@ -176,6 +185,10 @@ async fn write_marker(
     index: i32,
     until: Instant,
 ) -> Result<(), ApiError> {
+    // Kafka wants ALTER or CLUSTER_ACTION, the latter for brokers among themselves.
+    if !cx.may(Operation::Alter, Resource::Cluster) {
+        cx.authorize(Operation::ClusterAction, Resource::Cluster)?;
+    }
     let partition = find(cx, topic, index)?;
     let outcome = if marker.transaction_result { Outcome::Commit } else { Outcome::Abort };
     let (producer_id, epoch) = (marker.producer_id.0, marker.producer_epoch);

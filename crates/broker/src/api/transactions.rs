@@ -1,6 +1,7 @@
 //! What transactional producers ask for: AddPartitionsToTxn, AddOffsetsToTxn, TxnOffsetCommit, EndTxn. See `docs/transactions.md`.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
+use std::sync::Arc;
 
 use kafka_protocol::error::ResponseError;
 use kafka_protocol::messages::add_partitions_to_txn_response::{
@@ -18,6 +19,8 @@ use kafka_protocol::messages::{
 use super::Context;
 use crate::batch::Outcome;
 use crate::groups::Position;
+use crate::security::{Operation, Resource};
+use crate::topics::TopicRef;
 use crate::transactions::{Producer, Transactions};
 
 /// Versions of EndTxn from here on, and of TxnOffsetCommit, come from clients that know version 2 of transactions (KIP-890): each end raises the
@@ -34,18 +37,28 @@ fn code(error: ResponseError, version: i16, first_with_fenced: i16) -> i16 {
     }
 }
 
+fn authorize(cx: &Context, transactional_id: &str) -> Result<(), ResponseError> {
+    let id = Resource::TransactionalId(transactional_id);
+    cx.authorize(Operation::Write, id).map_err(|error| error.kind())
+}
+
 /// All partitions are added, or none. Versions 0 to 3: the later ones are for brokers among themselves.
 pub(super) async fn add_partitions(
     cx: &Context,
     request: AddPartitionsToTxnRequest,
 ) -> AddPartitionsToTxnResponse {
-    let (mut found, mut missing) = (Vec::new(), HashSet::new());
+    let (mut found, mut missing) = (Vec::new(), HashMap::new());
     for topic in &request.v3_and_below_topics {
-        let known = cx.server.topics.by_name(&topic.name).ok();
+        let wanted = TopicRef::Name(Arc::from(&**topic.name));
+        let known = cx.topic(Operation::Write, &wanted);
         for index in &topic.partitions {
             match &known {
-                Some(known) if known.partition(*index).is_some() => found.push((known.id, *index)),
-                _ => drop(missing.insert((topic.name.clone(), *index))),
+                Ok(known) if known.partition(*index).is_some() => found.push((known.id, *index)),
+                Ok(_) => {
+                    let unknown = ResponseError::UnknownTopicOrPartition.code();
+                    missing.insert((topic.name.clone(), *index), unknown);
+                }
+                Err(error) => drop(missing.insert((topic.name.clone(), *index), error.code())),
             }
         }
     }
@@ -54,18 +67,20 @@ pub(super) async fn add_partitions(
         id: request.v3_and_below_producer_id.0,
         epoch: request.v3_and_below_producer_epoch,
     };
+    let allowed = authorize(cx, &request.v3_and_below_transactional_id);
     let outcome = match missing.is_empty() {
+        _ if allowed.is_err() => allowed,
         true => cx.server.transactions.add(producer, found, Vec::new()).await,
         false => Err(ResponseError::OperationNotAttempted),
     };
     let outcome = outcome.map_or_else(|error| code(error, cx.version, 2), |()| 0);
     let results = request.v3_and_below_topics.iter().map(|topic| {
         let partition = |index: &i32| {
-            let is_missing = missing.contains(&(topic.name.clone(), *index));
-            let unknown = ResponseError::UnknownTopicOrPartition.code();
+            let missing = missing.get(&(topic.name.clone(), *index)).copied();
+            let missing = missing.filter(|_| allowed.is_ok());
             AddPartitionsToTxnPartitionResult::default()
                 .with_partition_index(*index)
-                .with_partition_error_code(if is_missing { unknown } else { outcome })
+                .with_partition_error_code(missing.unwrap_or(outcome))
         };
         AddPartitionsToTxnTopicResult::default()
             .with_name(topic.name.clone())
@@ -84,7 +99,12 @@ pub(super) async fn add_offsets(
         epoch: request.producer_epoch,
     };
     let groups = vec![request.group_id.as_str().to_owned()];
+    let allowed = authorize(cx, &request.transactional_id).and_then(|()| {
+        let group = Resource::Group(&request.group_id);
+        cx.authorize(Operation::Read, group).map_err(|error| error.kind())
+    });
     let added = match request.group_id.is_empty() {
+        _ if allowed.is_err() => allowed,
         true => Err(ResponseError::InvalidGroupId),
         false => cx.server.transactions.add(producer, Vec::new(), groups).await,
     };
@@ -97,6 +117,10 @@ pub(super) async fn commit_offsets(
     request: TxnOffsetCommitRequest,
 ) -> TxnOffsetCommitResponse {
     let groups = &cx.server.groups;
+    let allowed = authorize(cx, &request.transactional_id).and_then(|()| {
+        let group = Resource::Group(&request.group_id);
+        cx.authorize(Operation::Read, group).map_err(|error| error.kind())
+    });
     let exists = |topic: &str, partition| cx.server.topics.has_partition(topic, partition);
     let (mut good, mut answers) = (Vec::new(), Vec::new());
     for topic in &request.topics {
@@ -104,7 +128,10 @@ pub(super) async fn commit_offsets(
         for partition in &topic.partitions {
             let metadata = partition.committed_metadata.as_deref().unwrap_or_default();
             let index = partition.partition_index;
-            let checked = groups.check_position(&topic.name, index, metadata, exists);
+            let readable = cx.authorize(Operation::Read, Resource::Topic(&topic.name));
+            let readable = readable.map_err(|error| error.kind());
+            let checked =
+                readable.and_then(|()| groups.check_position(&topic.name, index, metadata, exists));
             if checked.is_ok() {
                 positions.push(Position {
                     partition: index,
@@ -128,8 +155,13 @@ pub(super) async fn commit_offsets(
     let add = cx.version >= FIRST_OF_VERSION_2;
     let may_commit = || groups.check_transactional_commit(&request);
     let transactions = &cx.server.transactions;
-    let outcome =
-        transactions.add_offsets(producer, &request.group_id, good, add, may_commit).await.err();
+    let outcome = match allowed {
+        Err(refused) => Some(refused),
+        Ok(()) => {
+            let group = &request.group_id;
+            transactions.add_offsets(producer, group, good, add, may_commit).await.err()
+        }
+    };
     let topics = answers.into_iter().map(|(name, errors)| {
         let partitions = errors.into_iter().map(|(index, error)| {
             let code = outcome.or(error).map_or(0, |error| error.code());
@@ -153,7 +185,11 @@ pub(super) async fn end(cx: &Context, request: EndTxnRequest) -> EndTxnResponse 
     let outcome = if request.committed { Outcome::Commit } else { Outcome::Abort };
     let raises_epoch = cx.version >= FIRST_OF_VERSION_2;
     let response = EndTxnResponse::default();
-    match Transactions::end(&cx.server, producer, outcome, raises_epoch).await {
+    let ended = match authorize(cx, &request.transactional_id) {
+        Ok(()) => Transactions::end(&cx.server, producer, outcome, raises_epoch).await,
+        Err(refused) => Err(refused),
+    };
+    match ended {
         Ok((id, epoch)) if raises_epoch => {
             response.with_producer_id(ProducerId(id)).with_producer_epoch(epoch)
         }

@@ -59,11 +59,6 @@ const NOTES: &[(&str, &str)] = &[
 
 /// Why others are not served.
 const ABSENT: &[(&str, &str)] = &[
-    ("SaslHandshake", "Security is being built."),
-    ("DescribeAcls", "Security is being built."),
-    ("CreateAcls", "Security is being built."),
-    ("DeleteAcls", "Security is being built."),
-    ("SaslAuthenticate", "Security is being built."),
     (
         "CreateDelegationToken",
         "Delegation tokens are off in Kafka too unless a secret is configured.",
@@ -71,8 +66,6 @@ const ABSENT: &[(&str, &str)] = &[
     ("RenewDelegationToken", "As CreateDelegationToken."),
     ("ExpireDelegationToken", "As CreateDelegationToken."),
     ("DescribeDelegationToken", "As CreateDelegationToken."),
-    ("DescribeUserScramCredentials", "Security is being built."),
-    ("AlterUserScramCredentials", "Security is being built."),
     ("DescribeQuorum", "There is no quorum of controllers: the catalog is the server's own."),
     (
         "UpdateFeatures",

@@ -28,11 +28,18 @@ fn expected_errors(key: ApiKey, version: i16) -> Vec<i16> {
         ApiKey::ElectLeaders => vec![0, 84, 3],
         ApiKey::AlterPartitionReassignments => vec![0, 39, 85, 3],
         ApiKey::OffsetDelete => vec![69],
+        // There is nothing to log in for.
+        ApiKey::SaslHandshake | ApiKey::SaslAuthenticate => vec![34],
+        // There is no authorizer.
+        ApiKey::DescribeAcls | ApiKey::CreateAcls | ApiKey::DeleteAcls => vec![54],
+        // No such user.
+        ApiKey::DescribeUserScramCredentials => vec![0, 91],
+        ApiKey::AlterUserScramCredentials => vec![91, 0],
         _ => vec![],
     }
 }
 
-fn error_codes(response: &str) -> Vec<i16> {
+pub(super) fn error_codes(response: &str) -> Vec<i16> {
     let number = |rest: &str| rest.split([',', ' ', '}']).next().unwrap().parse().unwrap();
     response.split("error_code: ").skip(1).map(number).collect()
 }

@@ -2,6 +2,7 @@
 
 mod admin;
 mod groups;
+mod security;
 mod transactions;
 
 use bytes::{Bytes, BytesMut};
@@ -401,6 +402,7 @@ fn body(key: ApiKey, version: i16, world: &World) -> Bytes {
         other => groups::body(other, version, world)
             .or_else(|| transactions::body(other, version, world))
             .or_else(|| admin::body(other, version, world))
+            .or_else(|| security::body(other, version, world))
             .unwrap_or_else(|| panic!("no example of {other:?}")),
     }
 }
@@ -430,6 +432,17 @@ macro_rules! for_request_of {
             ApiKey::DescribeConfigs => $call::<DescribeConfigsRequest>($($arg),*),
             ApiKey::CreatePartitions => $call::<CreatePartitionsRequest>($($arg),*),
             ApiKey::DeleteGroups => $call::<DeleteGroupsRequest>($($arg),*),
+            ApiKey::SaslHandshake => $call::<SaslHandshakeRequest>($($arg),*),
+            ApiKey::SaslAuthenticate => $call::<SaslAuthenticateRequest>($($arg),*),
+            ApiKey::DescribeUserScramCredentials => {
+                $call::<DescribeUserScramCredentialsRequest>($($arg),*)
+            }
+            ApiKey::AlterUserScramCredentials => {
+                $call::<AlterUserScramCredentialsRequest>($($arg),*)
+            }
+            ApiKey::DescribeAcls => $call::<DescribeAclsRequest>($($arg),*),
+            ApiKey::CreateAcls => $call::<CreateAclsRequest>($($arg),*),
+            ApiKey::DeleteAcls => $call::<DeleteAclsRequest>($($arg),*),
             ApiKey::DescribeCluster => $call::<DescribeClusterRequest>($($arg),*),
             ApiKey::AddPartitionsToTxn => $call::<AddPartitionsToTxnRequest>($($arg),*),
             ApiKey::AddOffsetsToTxn => $call::<AddOffsetsToTxnRequest>($($arg),*),

@@ -22,7 +22,7 @@ use object_store::{
 };
 use prometheus_client::registry::Registry;
 use tempfile::TempDir;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::OwnedMutexGuard;
 use uuid::Uuid;
@@ -86,8 +86,8 @@ impl TestServer {
         wal_bytes: u64,
         configure: impl FnOnce(&mut BrokerConfig),
     ) -> Self {
-        let mut config =
-            BrokerConfig { listen: "127.0.0.1:0".parse().unwrap(), ..BrokerConfig::default() };
+        let mut config = BrokerConfig::default();
+        config.listeners[0].listen.set_port(0);
         configure(&mut config);
         let mut server =
             Self { backing, config, wal_bytes, running: None, registry: Registry::default() };
@@ -142,7 +142,13 @@ impl TestServer {
     }
 
     pub(super) fn addr(&self) -> SocketAddr {
-        self.running.as_ref().unwrap().broker.local_addr()
+        self.running.as_ref().unwrap().broker.listeners().next().unwrap().1
+    }
+
+    /// Where the listener of this name is.
+    pub(super) fn addr_of(&self, name: &str) -> SocketAddr {
+        let mut listeners = self.running.as_ref().unwrap().broker.listeners();
+        listeners.find(|(config, _)| config.name == name).unwrap().1
     }
 
     pub(super) fn server(&self) -> &Server {
@@ -331,22 +337,33 @@ pub(super) fn text(text: &str) -> StrBytes {
 }
 
 /// A client connection.
-pub(super) struct Client {
-    pub(super) socket: TcpStream,
+pub(super) struct Client<S = TcpStream> {
+    pub(super) socket: S,
     next_correlation_id: i32,
 }
 
 impl Client {
     pub(super) async fn connect(addr: SocketAddr) -> Self {
-        Self { socket: TcpStream::connect(addr).await.unwrap(), next_correlation_id: 1 }
+        Self::over(TcpStream::connect(addr).await.unwrap())
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
+    pub(super) fn over(socket: S) -> Self {
+        Self { socket, next_correlation_id: 1 }
     }
 
     /// Send a request of which the length is put before it.
     pub(super) async fn send_frame(&mut self, request: &[u8]) {
+        self.try_send_frame(request).await.unwrap();
+    }
+
+    pub(super) async fn try_send_frame(&mut self, request: &[u8]) -> std::io::Result<()> {
         let mut frame = BytesMut::new();
         frame.put_i32(request.len().try_into().unwrap());
         frame.put_slice(request);
-        self.socket.write_all(&frame).await.unwrap();
+        self.socket.write_all(&frame).await?;
+        self.socket.flush().await
     }
 
     /// Send without waiting for the response; its correlation id.

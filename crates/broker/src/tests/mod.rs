@@ -1,6 +1,7 @@
 //! Tests of the whole server: over TCP, on a real store.
 
 mod admitting;
+mod authorized;
 mod compatibility;
 mod configs;
 mod consumer_groups;
@@ -16,4 +17,5 @@ mod producing;
 mod quotas;
 mod restarting;
 mod retention;
+mod secured;
 mod transactions;

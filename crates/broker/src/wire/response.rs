@@ -28,6 +28,13 @@ impl Response {
         builder.finish()
     }
 
+    /// Bytes with nothing but their length before them.
+    pub(crate) fn bare(bytes: Bytes) -> Self {
+        let len = u32::try_from(bytes.len()).expect("messages of SASL are short");
+        let pieces = vec![Bytes::copy_from_slice(&len.to_be_bytes()), bytes];
+        Self { pieces, budgets: Vec::new() }
+    }
+
     /// Length of everything, the four bytes of the frame's length included.
     pub(crate) fn len_bytes(&self) -> usize {
         self.pieces.iter().map(Bytes::len).sum()

@@ -10,6 +10,7 @@ mod groups;
 mod quotas;
 mod records;
 mod replicas;
+mod security;
 mod topics;
 mod transactions;
 
@@ -19,6 +20,7 @@ pub(crate) use groups::*;
 pub(crate) use quotas::*;
 pub(crate) use records::*;
 pub(crate) use replicas::*;
+pub(crate) use security::*;
 pub(crate) use topics::*;
 pub(crate) use transactions::*;
 

@@ -1,0 +1,107 @@
+//! `alluvium user`, logging in to a server of the binary, and that no password gets into its log.
+
+mod support;
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::process::Stdio;
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use kafka_protocol::messages::{
+    RequestHeader, ResponseHeader, SaslAuthenticateRequest, SaslHandshakeRequest,
+};
+use kafka_protocol::protocol::{Decodable, Encodable, HeaderVersion, Request, StrBytes};
+use rustix::process::Signal;
+use support::{Server, alluvium, ok, ok_json, refused, stderr};
+
+fn call<R: Request>(stream: &mut TcpStream, version: i16, request: &R) -> R::Response {
+    let mut body = BytesMut::new();
+    RequestHeader::default()
+        .with_request_api_key(R::KEY)
+        .with_request_api_version(version)
+        .encode(&mut body, R::header_version(version))
+        .unwrap();
+    request.encode(&mut body, version).unwrap();
+    let mut frame = BytesMut::new();
+    frame.put_u32(body.len() as u32);
+    frame.put(body);
+    stream.write_all(&frame).unwrap();
+    let mut len = [0; 4];
+    stream.read_exact(&mut len).unwrap();
+    let mut answer = vec![0; u32::from_be_bytes(len) as usize];
+    stream.read_exact(&mut answer).unwrap();
+    let mut answer = Bytes::from(answer);
+    ResponseHeader::decode(&mut answer, R::Response::header_version(version)).unwrap();
+    let response = R::Response::decode(&mut answer, version).unwrap();
+    assert!(!answer.has_remaining());
+    response
+}
+
+/// Log in by PLAIN; the code.
+fn log_in(address: &str, user: &str, password: &str) -> i16 {
+    let mut stream = TcpStream::connect(address).unwrap();
+    let plain = SaslHandshakeRequest::default().with_mechanism(StrBytes::from_static_str("PLAIN"));
+    assert_eq!(call(&mut stream, 1, &plain).error_code, 0);
+    let message = Bytes::from(format!("\0{user}\0{password}"));
+    let request = SaslAuthenticateRequest::default().with_auth_bytes(message);
+    call(&mut stream, 1, &request).error_code
+}
+
+fn add_user(data_dir: &str, name: &str, password: &str) -> std::process::Output {
+    let mut child = alluvium()
+        .args(["user", "add", name, "--data-dir", data_dir])
+        .stdin(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(format!("{password}\n").as_bytes()).unwrap();
+    child.wait_with_output().unwrap()
+}
+
+#[test]
+fn users_are_added_and_log_in_and_no_password_is_logged() {
+    let dir = tempfile::tempdir().unwrap();
+    let data_dir = dir.path().to_str().unwrap();
+    let message = refused(1, &["user", "list", "--data-dir", data_dir]);
+    assert!(message.contains("alluvium serve"), "{message}");
+
+    let listener = "{name = 'sasl', listen = '127.0.0.1:0', protocol = 'SASL_PLAINTEXT', sasl-mechanisms = ['PLAIN']}";
+    let mut command = alluvium();
+    command.args(["serve", "--data-dir", data_dir, "--admin-listen", "none"]);
+    command.args(["--wal-capacity", "64MiB", "--log", "trace", "--listener", listener]);
+    let server = Server::start_command(command);
+
+    let secrets = ["correct-horse-1", "battery-staple-2", "wrong-guess-3"];
+    let added = add_user(data_dir, "alice", secrets[0]);
+    assert!(added.status.success(), "{}", stderr(&added));
+    assert_eq!(log_in(&server.kafka, "alice", secrets[0]), 0);
+    assert_eq!(log_in(&server.kafka, "alice", secrets[2]), 58);
+    // Some write their password where their name belongs.
+    assert_eq!(log_in(&server.kafka, secrets[2], secrets[2]), 58);
+    assert!(add_user(data_dir, "alice", secrets[1]).status.success());
+    assert_eq!(log_in(&server.kafka, "alice", secrets[0]), 58);
+    assert_eq!(log_in(&server.kafka, "alice", secrets[1]), 0);
+
+    let refused_name = add_user(data_dir, "", secrets[1]);
+    assert_eq!(refused_name.status.code(), Some(1));
+    let users = ok_json(&["user", "list", "--json", "--data-dir", data_dir]);
+    assert_eq!(users[0]["name"], "alice");
+    ok(&["user", "delete", "alice", "--data-dir", data_dir]);
+    assert_eq!(log_in(&server.kafka, "alice", secrets[1]), 58);
+    refused(1, &["user", "delete", "alice", "--data-dir", data_dir]);
+
+    let (status, log) = server.stop(Signal::TERM);
+    assert!(status.success());
+    assert!(log.contains("authentication failed") && log.contains("DEBUG"), "{log}");
+    for secret in secrets {
+        assert!(!log.contains(secret), "{secret} is in the log");
+        assert!(!stderr(&refused_name).contains(secret));
+    }
+    for file in std::fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().path()) {
+        let Ok(content) = std::fs::read(&file) else { continue };
+        for secret in secrets {
+            let found = content.windows(secret.len()).any(|part| part == secret.as_bytes());
+            assert!(!found, "{secret} is in {}", file.display());
+        }
+    }
+}

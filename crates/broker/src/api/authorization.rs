@@ -1,0 +1,282 @@
+//! What the client of a request may do: [`Context::authorize`] stands in each handler where Kafka's table of operations and resources says.
+
+use std::sync::Arc;
+
+use kafka_protocol::messages::{
+    ConsumerGroupDescribeRequest, ConsumerGroupDescribeResponse, ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse, DeleteGroupsRequest, DeleteGroupsResponse,
+    DescribeGroupsRequest, DescribeGroupsResponse, HeartbeatRequest, HeartbeatResponse,
+    JoinGroupRequest, JoinGroupResponse, LeaveGroupRequest, LeaveGroupResponse, ListGroupsRequest,
+    ListGroupsResponse, OffsetCommitRequest, OffsetCommitResponse, OffsetDeleteRequest,
+    OffsetDeleteResponse, SyncGroupRequest, SyncGroupResponse, consumer_group_describe_response,
+    delete_groups_response, describe_groups_response, offset_commit_response,
+};
+
+use super::Context;
+use crate::errors::ApiError;
+use crate::security::{Authorizer, Operation, Principal, Resource, ResourceType, Who};
+use crate::topics::{Topic, TopicRef};
+
+impl Context {
+    /// Whether the client may do this with the resource.
+    ///
+    /// # Errors
+    /// [`ApiError::Unauthorized`]
+    pub(crate) fn authorize(
+        &self,
+        operation: Operation,
+        resource: Resource<'_>,
+    ) -> Result<(), ApiError> {
+        let allowed = self.ask(|authorizer, who| authorizer.allows(who, operation, resource));
+        if allowed { Ok(()) } else { Err(ApiError::Unauthorized(resource.kind())) }
+    }
+
+    pub(crate) fn may(&self, operation: Operation, resource: Resource<'_>) -> bool {
+        self.authorize(operation, resource).is_ok()
+    }
+
+    /// Whether there is any resource of the type with which it may do this.
+    pub(crate) fn may_with_some(&self, operation: Operation, kind: ResourceType) -> bool {
+        self.ask(|authorizer, who| authorizer.allows_some(who, operation, kind))
+    }
+
+    /// Without an authorizer everybody may do everything.
+    fn ask(&self, question: impl FnOnce(&Authorizer, &Who<'_>) -> bool) -> bool {
+        let Some(authorizer) = &self.server.authorizer else { return true };
+        let principal = self.peer.principal().unwrap_or_else(Principal::anonymous);
+        let host = self.peer.host.trim_start_matches('/');
+        question(authorizer, &Who { principal: principal.as_str(), host })
+    }
+
+    /// All that it may do with the resource: a bit for each of Kafka's numbers of operations.
+    pub(crate) fn authorized_operations(&self, resource: Resource<'_>) -> i32 {
+        let operations = resource.kind().operations().iter();
+        let allowed = operations.filter(|operation| self.may(**operation, resource));
+        allowed.fold(0, |bits, operation| bits | 1 << *operation as i32)
+    }
+
+    /// The topic, if the client may do this with it. Of a name that it may do nothing with it does not learn whether it exists.
+    pub(crate) fn topic(
+        &self,
+        operation: Operation,
+        wanted: &TopicRef,
+    ) -> Result<Arc<Topic>, ApiError> {
+        if let TopicRef::Name(name) = wanted {
+            self.authorize(operation, Resource::Topic(name))?;
+        }
+        let topic = self.server.topics.find(wanted)?;
+        if let TopicRef::Id(_) = wanted {
+            self.authorize(operation, Resource::Topic(&topic.name))?;
+        }
+        Ok(topic)
+    }
+
+    /// The code of the error, 0 if the client may do this with the group.
+    fn group_code(&self, operation: Operation, group: &str) -> i16 {
+        self.authorize(operation, Resource::Group(group)).map_or_else(|error| error.code(), |()| 0)
+    }
+}
+
+// Of the APIs of groups, which know nothing of clients' rights.
+
+pub(super) async fn join(cx: &Context, request: JoinGroupRequest) -> JoinGroupResponse {
+    match cx.group_code(Operation::Read, &request.group_id) {
+        0 => cx.server.groups.join(cx.client.clone(), request, cx.version).await,
+        code => JoinGroupResponse::default()
+            .with_error_code(code)
+            .with_protocol_name((cx.version < 7).then(Default::default)),
+    }
+}
+
+pub(super) async fn heartbeat(cx: &Context, request: HeartbeatRequest) -> HeartbeatResponse {
+    match cx.group_code(Operation::Read, &request.group_id) {
+        0 => cx.server.groups.heartbeat(request, cx.version).await,
+        code => HeartbeatResponse::default().with_error_code(code),
+    }
+}
+
+pub(super) async fn leave(cx: &Context, request: LeaveGroupRequest) -> LeaveGroupResponse {
+    match cx.group_code(Operation::Read, &request.group_id) {
+        0 => cx.server.groups.leave(request, cx.version).await,
+        code => LeaveGroupResponse::default().with_error_code(code),
+    }
+}
+
+pub(super) async fn sync(cx: &Context, request: SyncGroupRequest) -> SyncGroupResponse {
+    match cx.group_code(Operation::Read, &request.group_id) {
+        0 => cx.server.groups.sync(request, cx.version).await,
+        code => SyncGroupResponse::default().with_error_code(code),
+    }
+}
+
+pub(super) async fn offset_commit(
+    cx: &Context,
+    request: OffsetCommitRequest,
+) -> OffsetCommitResponse {
+    let code = cx.group_code(Operation::Read, &request.group_id);
+    if code != 0 {
+        use offset_commit_response::*;
+        let topics = request.topics.into_iter().map(|topic| {
+            let partition = |index: i32| {
+                OffsetCommitResponsePartition::default()
+                    .with_partition_index(index)
+                    .with_error_code(code)
+            };
+            let partitions = topic.partitions.iter().map(|p| partition(p.partition_index));
+            OffsetCommitResponseTopic::default()
+                .with_partitions(partitions.collect())
+                .with_name(topic.name)
+        });
+        return OffsetCommitResponse::default().with_topics(topics.collect());
+    }
+    let readable = |topic: &str| cx.authorize(Operation::Read, Resource::Topic(topic));
+    let exists = |topic: &str, partition| {
+        readable(topic).is_ok() && cx.server.topics.has_partition(topic, partition)
+    };
+    let mut response = cx.server.groups.offset_commit(request, cx.version, exists).await;
+    // To a group that did not take the request it is of no interest which topics there are.
+    let unknown = ApiError::UnknownTopicOrPartition.code();
+    for topic in &mut response.topics {
+        if let Err(error) = readable(&topic.name) {
+            for partition in topic.partitions.iter_mut().filter(|p| p.error_code == unknown) {
+                partition.error_code = error.code();
+            }
+        }
+    }
+    response
+}
+
+pub(super) async fn describe_groups(
+    cx: &Context,
+    mut request: DescribeGroupsRequest,
+) -> DescribeGroupsResponse {
+    let with_operations = request.include_authorized_operations;
+    let mut refused = Vec::new();
+    request.groups.retain(|group| match cx.group_code(Operation::Describe, group) {
+        0 => true,
+        code => {
+            let group = describe_groups_response::DescribedGroup::default()
+                .with_group_id(group.clone())
+                .with_error_code(code)
+                .with_error_message(None);
+            refused.push(group);
+            false
+        }
+    });
+    let mut response = cx.server.groups.describe(request, cx.version).await;
+    if with_operations && cx.server.authorizer.is_some() {
+        for group in &mut response.groups {
+            let operations = cx.authorized_operations(Resource::Group(&group.group_id));
+            group.authorized_operations = operations;
+        }
+    }
+    response.groups.extend(refused);
+    response
+}
+
+/// Topics that a regular expression finds are not among those that are checked: a fetch of them is.
+pub(super) async fn consumer_heartbeat(
+    cx: &Context,
+    request: ConsumerGroupHeartbeatRequest,
+) -> ConsumerGroupHeartbeatResponse {
+    let mut code = cx.group_code(Operation::Read, &request.group_id);
+    let names = request.subscribed_topic_names.iter().flatten();
+    if code == 0
+        && let Some(Err(error)) = names
+            .map(|name| cx.authorize(Operation::Describe, Resource::Topic(name)))
+            .find(Result::is_err)
+    {
+        code = error.code();
+    }
+    let response = ConsumerGroupHeartbeatResponse::default();
+    match code {
+        0 => {
+            let topics = cx.server.topics.view();
+            let groups = &cx.server.groups;
+            groups.consumer_heartbeat(cx.client.clone(), request, cx.version, &topics).await
+        }
+        code => response.with_error_code(code),
+    }
+}
+
+pub(super) async fn consumer_describe(
+    cx: &Context,
+    mut request: ConsumerGroupDescribeRequest,
+) -> ConsumerGroupDescribeResponse {
+    let with_operations = request.include_authorized_operations;
+    let mut refused = Vec::new();
+    request.group_ids.retain(|group| match cx.group_code(Operation::Describe, group) {
+        0 => true,
+        code => {
+            let group = consumer_group_describe_response::DescribedGroup::default()
+                .with_group_id(group.clone())
+                .with_error_code(code);
+            refused.push(group);
+            false
+        }
+    });
+    let topics = cx.server.topics.view();
+    let mut response = cx.server.groups.consumer_describe(request, cx.version, &topics).await;
+    if with_operations && cx.server.authorizer.is_some() {
+        for group in &mut response.groups {
+            let operations = cx.authorized_operations(Resource::Group(&group.group_id));
+            group.authorized_operations = operations;
+        }
+    }
+    response.groups.extend(refused);
+    response
+}
+
+/// Who may describe the cluster sees all groups, others those that they may describe.
+pub(super) async fn list_groups(cx: &Context, request: ListGroupsRequest) -> ListGroupsResponse {
+    let mut response = cx.server.groups.list(request, cx.version).await;
+    if !cx.may(Operation::Describe, Resource::Cluster) {
+        response
+            .groups
+            .retain(|group| cx.may(Operation::Describe, Resource::Group(&group.group_id)));
+    }
+    response
+}
+
+pub(super) async fn delete_groups(
+    cx: &Context,
+    mut request: DeleteGroupsRequest,
+) -> DeleteGroupsResponse {
+    let mut refused = Vec::new();
+    request.groups_names.retain(|group| match cx.group_code(Operation::Delete, group) {
+        0 => true,
+        code => {
+            let result = delete_groups_response::DeletableGroupResult::default()
+                .with_group_id(group.clone())
+                .with_error_code(code);
+            refused.push(result);
+            false
+        }
+    });
+    let mut response = cx.server.groups.delete_groups(request, cx.version).await;
+    response.results.extend(refused);
+    response
+}
+
+pub(super) async fn offset_delete(
+    cx: &Context,
+    request: OffsetDeleteRequest,
+) -> OffsetDeleteResponse {
+    let code = cx.group_code(Operation::Delete, &request.group_id);
+    if code != 0 {
+        return OffsetDeleteResponse::default().with_error_code(code);
+    }
+    let readable = |topic: &str| cx.authorize(Operation::Read, Resource::Topic(topic));
+    let exists = |topic: &str, partition| {
+        readable(topic).is_ok() && cx.server.topics.has_partition(topic, partition)
+    };
+    let mut response = cx.server.groups.offset_delete(request, exists).await;
+    for topic in &mut response.topics {
+        if let Err(error) = readable(&topic.name) {
+            for partition in &mut topic.partitions {
+                partition.error_code = error.code();
+            }
+        }
+    }
+    response
+}

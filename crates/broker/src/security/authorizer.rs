@@ -1,0 +1,162 @@
+//! The ACLs of the catalog, and who may do everything: `docs/format/broker-metadata.md`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use alluvium_stream::{Change, Store, StoreError};
+use parking_lot::RwLock;
+
+use super::AuthorizationConfig;
+use super::acl::{Acl, CLUSTER_NAME, Filter, Operation, ResourceType, Table, Who};
+
+const KEY_PREFIX: &str = "acl/";
+
+/// Each takes some 500 bytes.
+const MAX_ACLS: usize = 100_000;
+
+/// A resource by its name.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Resource<'a> {
+    Topic(&'a str),
+    Group(&'a str),
+    Cluster,
+    TransactionalId(&'a str),
+}
+
+impl Resource<'_> {
+    pub(crate) fn kind(&self) -> ResourceType {
+        match self {
+            Self::Topic(_) => ResourceType::Topic,
+            Self::Group(_) => ResourceType::Group,
+            Self::Cluster => ResourceType::Cluster,
+            Self::TransactionalId(_) => ResourceType::TransactionalId,
+        }
+    }
+
+    fn name(&self) -> &str {
+        match self {
+            Self::Topic(name) | Self::Group(name) | Self::TransactionalId(name) => name,
+            Self::Cluster => CLUSTER_NAME,
+        }
+    }
+}
+
+/// Why ACLs could not be changed.
+#[derive(Debug, thiserror::Error)]
+pub enum AclError {
+    /// The bound is reached.
+    #[error("there are {MAX_ACLS} ACLs at most")]
+    TooMany,
+    /// What is stored can not be read.
+    #[error("{0} in the catalog can not be read")]
+    Damaged(String),
+    /// The store failed.
+    #[error("{0}")]
+    Store(#[from] StoreError),
+}
+
+/// Decides who may do what.
+pub(crate) struct Authorizer {
+    config: AuthorizationConfig,
+    store: Store,
+    table: RwLock<Arc<Table>>,
+    /// The ACLs and the keys that they have in the catalog; held while they are changed.
+    keys: tokio::sync::Mutex<BTreeMap<Acl, Vec<String>>>,
+}
+
+impl Authorizer {
+    /// Load the ACLs.
+    pub(crate) fn open(store: Store, config: AuthorizationConfig) -> Result<Self, AclError> {
+        let mut keys = BTreeMap::<Acl, Vec<String>>::new();
+        for (key, value) in store.meta(KEY_PREFIX) {
+            let acl = serde_json::from_slice(&value).map_err(|_| AclError::Damaged(key.clone()))?;
+            keys.entry(acl).or_default().push(key);
+        }
+        let table = Table::new(keys.keys().cloned().collect());
+        let (table, keys) = (RwLock::new(Arc::new(table)), tokio::sync::Mutex::new(keys));
+        Ok(Self { config, store, table, keys })
+    }
+
+    pub(crate) fn allows(
+        &self,
+        who: &Who<'_>,
+        operation: Operation,
+        resource: Resource<'_>,
+    ) -> bool {
+        let without = self.config.allow_everyone_if_no_acl_found;
+        self.is_super(who)
+            || self.table().allows(who, operation, resource.kind(), resource.name(), without)
+    }
+
+    /// Whether there is a resource of this type with which this may be done.
+    pub(crate) fn allows_some(
+        &self,
+        who: &Who<'_>,
+        operation: Operation,
+        kind: ResourceType,
+    ) -> bool {
+        self.is_super(who)
+            // As Kafka, which asks for a name that nobody has an ACL for.
+            || self.config.allow_everyone_if_no_acl_found
+                && self.table().allows(who, operation, kind, "hardcode", true)
+            || self.table().allows_some(who, operation, kind)
+    }
+
+    fn is_super(&self, who: &Who<'_>) -> bool {
+        self.config.super_users.iter().any(|user| user == who.principal)
+    }
+
+    fn table(&self) -> Arc<Table> {
+        self.table.read().clone()
+    }
+
+    /// Those that a filter takes.
+    pub(crate) fn find(&self, filter: &Filter) -> Vec<Acl> {
+        self.table().all().iter().filter(|acl| filter.takes(acl)).cloned().collect()
+    }
+
+    /// Add ACLs; those that are there already stay.
+    pub(crate) async fn add(&self, acls: BTreeSet<Acl>) -> Result<(), AclError> {
+        let mut keys = self.keys.lock().await;
+        let new: Vec<_> = acls.into_iter().filter(|acl| !keys.contains_key(acl)).collect();
+        if keys.len() + new.len() > MAX_ACLS {
+            return Err(AclError::TooMany);
+        }
+        let named = |acl: Acl| (format!("{KEY_PREFIX}{}", uuid::Uuid::new_v4().simple()), acl);
+        let new: Vec<_> = new.into_iter().map(named).collect();
+        let stored = new.iter().map(|(key, acl)| Change::PutMeta {
+            key: key.clone(),
+            value: serde_json::to_vec(acl).expect("a struct of texts and numbers"),
+        });
+        self.store.commit(stored.collect()).await?;
+        for (key, acl) in new {
+            keys.insert(acl, vec![key]);
+        }
+        self.publish(&keys);
+        Ok(())
+    }
+
+    /// Delete what filters take.
+    ///
+    /// # Returns
+    /// What was deleted, for each filter; of two that take the same, both have it.
+    pub(crate) async fn delete(&self, filters: &[Filter]) -> Result<Vec<Vec<Acl>>, AclError> {
+        let mut keys = self.keys.lock().await;
+        let taken = |filter: &Filter| {
+            keys.keys().filter(|acl| filter.takes(acl)).cloned().collect::<Vec<_>>()
+        };
+        let taken: Vec<_> = filters.iter().map(taken).collect();
+        let doomed: BTreeSet<&Acl> = taken.iter().flatten().collect();
+        let stored = doomed.iter().flat_map(|acl| keys[*acl].iter().cloned());
+        self.store.commit(stored.map(Change::DeleteMeta).collect()).await?;
+        for acl in doomed {
+            keys.remove(acl);
+        }
+        self.publish(&keys);
+        Ok(taken)
+    }
+
+    fn publish(&self, keys: &BTreeMap<Acl, Vec<String>>) {
+        *self.table.write() = Arc::new(Table::new(keys.keys().cloned().collect()));
+    }
+}

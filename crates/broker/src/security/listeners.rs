@@ -1,0 +1,138 @@
+//! The ports that clients come in by.
+
+use std::fmt;
+use std::net::SocketAddr;
+
+use kafka_protocol::protocol::StrBytes;
+use tokio::net::TcpListener;
+
+use super::sasl::Mechanism;
+use super::tls::{ClientCertificates, Tls, TlsConfig};
+use crate::{InvalidConfig, StartError};
+
+/// A port that clients come in by.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListenerConfig {
+    /// For logs and metrics. 1 to 64 letters, digits, `-`, `_` and `.`; unique among the listeners.
+    pub name: String,
+    /// Where it listens; port 0 takes a free one.
+    pub listen: SocketAddr,
+    /// Host name or address that those who came in by this listener are told to connect to. Default: the address that it is bound to, which
+    /// must then be a specific one (not `0.0.0.0` or `::`). 1 to 255 characters.
+    pub advertised_host: Option<String>,
+    /// The port that they are told to connect to. Default: the one that it is bound to. 1 to 65535.
+    pub advertised_port: Option<u16>,
+    /// Default none: everything is in plain text.
+    pub tls: Option<TlsConfig>,
+    /// How clients log in; each mechanism once. Default: not at all.
+    pub sasl: Vec<Mechanism>,
+}
+
+impl ListenerConfig {
+    /// In plain text, for everybody.
+    pub fn plaintext(listen: SocketAddr) -> Self {
+        Self {
+            name: "PLAINTEXT".into(),
+            listen,
+            advertised_host: None,
+            advertised_port: None,
+            tls: None,
+            sasl: Vec::new(),
+        }
+    }
+
+    /// Kafka's name of its security protocol.
+    pub fn protocol(&self) -> &'static str {
+        match (self.tls.is_some(), self.sasl.is_empty()) {
+            (false, true) => "PLAINTEXT",
+            (true, true) => "SSL",
+            (false, false) => "SASL_PLAINTEXT",
+            (true, false) => "SASL_SSL",
+        }
+    }
+
+    /// Whether what goes through it is encrypted, and whoever comes in has said who they are.
+    pub fn is_protected(&self) -> bool {
+        self.tls.as_ref().is_some_and(|tls| {
+            !self.sasl.is_empty() || matches!(tls.clients, ClientCertificates::Required(_))
+        })
+    }
+
+    pub(crate) fn validate(&self) -> Result<(), InvalidConfig> {
+        let refuse = |what: String| Err(InvalidConfig(format!("listener {:?}: {what}", self.name)));
+        let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+        if !(1..=64).contains(&self.name.len()) || !self.name.chars().all(plain) {
+            return refuse("a name has 1 to 64 letters, digits, `-`, `_` and `.`".into());
+        }
+        match &self.advertised_host {
+            Some(host) if !(1..=255).contains(&host.len()) => {
+                return refuse(format!(
+                    "advertised_host has {} characters, allowed are 1 to 255",
+                    host.len()
+                ));
+            }
+            None if self.listen.ip().is_unspecified() => {
+                return refuse(format!(
+                    "listen is {}, which no client can connect to by that name: set advertised_host",
+                    self.listen
+                ));
+            }
+            _ => {}
+        }
+        if self.advertised_port == Some(0) {
+            return refuse("advertised_port is 0, allowed are 1 to 65535".into());
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for ListenerConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { name, listen, advertised_host, advertised_port, .. } = self;
+        write!(f, "{name}={}://{listen}", self.protocol())?;
+        match (advertised_host, advertised_port) {
+            (None, None) => Ok(()),
+            (host, port) => {
+                let port = port.unwrap_or(listen.port());
+                write!(f, "/{}:{port}", host.as_deref().unwrap_or("default"))
+            }
+        }
+    }
+}
+
+/// A listener that is open.
+pub(crate) struct Listener {
+    pub(crate) config: ListenerConfig,
+    pub(crate) local_addr: SocketAddr,
+    /// What clients are told to connect to.
+    pub(crate) host: StrBytes,
+    pub(crate) port: i32,
+    pub(crate) tls: Option<Tls>,
+}
+
+impl Listener {
+    /// As in `advertised.listeners`.
+    pub(crate) fn advertised(&self) -> String {
+        format!("{}://{}:{}", self.config.name, &*self.host, self.port)
+    }
+
+    /// Take the port, and read the certificates.
+    ///
+    /// # Errors
+    /// The address is taken or not this machine's; certificates that can not be used.
+    pub(crate) async fn open(config: ListenerConfig) -> Result<(Self, TcpListener), StartError> {
+        let tls = match &config.tls {
+            Some(tls) => Some(Tls::open(tls.clone()).await.map_err(|cause| StartError::Tls {
+                listener: config.name.clone(),
+                cause: cause.to_string(),
+            })?),
+            None => None,
+        };
+        let listen_error = |cause| StartError::Listen { addr: config.listen, cause };
+        let socket = TcpListener::bind(config.listen).await.map_err(listen_error)?;
+        let local_addr = socket.local_addr().map_err(listen_error)?;
+        let host = config.advertised_host.clone().unwrap_or_else(|| local_addr.ip().to_string());
+        let port = config.advertised_port.unwrap_or(local_addr.port()).into();
+        Ok((Self { config, local_addr, host: StrBytes::from_string(host), port, tls }, socket))
+    }
+}

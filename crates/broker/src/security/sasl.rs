@@ -1,0 +1,222 @@
+//! SASL: the mechanisms, and an exchange from its first message to its last.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use tokio::sync::Semaphore;
+
+use super::attempts::Attempts;
+use super::oauth::{self, Oauth, OauthConfig};
+use super::scram::{Challenge, ClientFirst, Credential, Hash};
+use super::users::{self, Users};
+
+/// Passwords of PLAIN that are hashed at the same time, which takes milliseconds of CPU each.
+const CONCURRENT_HASHES: usize = 2;
+
+/// An attempt that has failed is answered so much later.
+const FAILURE_DELAY: Duration = Duration::from_millis(100);
+
+/// How clients prove who they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mechanism {
+    /// By showing their password.
+    Plain,
+    /// By a password that does not leave the client.
+    ScramSha256,
+    /// The same with a longer hash.
+    ScramSha512,
+    /// By a token that somebody else has signed.
+    OauthBearer,
+}
+
+impl Mechanism {
+    const ALL: [Self; 4] = [Self::Plain, Self::ScramSha256, Self::ScramSha512, Self::OauthBearer];
+
+    /// Its registered name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Plain => "PLAIN",
+            Self::ScramSha256 => Hash::Sha256.mechanism(),
+            Self::ScramSha512 => Hash::Sha512.mechanism(),
+            Self::OauthBearer => "OAUTHBEARER",
+        }
+    }
+}
+
+impl fmt::Display for Mechanism {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Mechanism {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        Self::ALL.into_iter().find(|mechanism| mechanism.name() == text).ok_or_else(|| {
+            let all = Self::ALL.map(Self::name).join(", ");
+            format!("`{text}` is no mechanism; there are {all}")
+        })
+    }
+}
+
+/// An exchange that waits for the client's next message.
+pub(crate) enum Exchange {
+    Begun(Mechanism),
+    /// The last message of SCRAM.
+    Challenged(Mechanism, Hash, Box<(String, Challenge, Arc<Credential>)>),
+    /// The empty one by which a client takes note that its token was refused.
+    TokenRefused,
+}
+
+impl Exchange {
+    pub(crate) fn mechanism(&self) -> Mechanism {
+        match self {
+            Self::Begun(mechanism) | Self::Challenged(mechanism, ..) => *mechanism,
+            Self::TokenRefused => Mechanism::OauthBearer,
+        }
+    }
+}
+
+/// What comes of a message.
+pub(crate) enum Step {
+    /// Answer, and wait for the next one.
+    Continue(Exchange, Vec<u8>),
+    /// Answer; it is this user, for so long at most.
+    Done { user: String, answer: Vec<u8>, lifetime: Option<Duration> },
+    /// For every reason the same, so that nobody learns who exists.
+    Failed,
+}
+
+/// What verifies.
+pub(crate) struct Authentication {
+    pub(crate) users: Users,
+    oauth: Option<Oauth>,
+    attempts: Mutex<Attempts>,
+    hashing: Semaphore,
+}
+
+impl Authentication {
+    pub(crate) fn new(users: Users, oauth: Option<OauthConfig>) -> Self {
+        Self {
+            users,
+            oauth: oauth.map(Oauth::new),
+            attempts: Mutex::default(),
+            hashing: Semaphore::new(CONCURRENT_HASHES),
+        }
+    }
+
+    /// Take a message of a client, after the failures of its address have been counted.
+    pub(crate) async fn step(&self, ip: IpAddr, exchange: Exchange, message: &[u8]) -> Step {
+        // The first message of an exchange is an attempt; who does not end it has failed.
+        let begins = matches!(exchange, Exchange::Begun(_));
+        if begins && !self.attempts.lock().begin(ip, Instant::now()) {
+            tracing::debug!(%ip, "an attempt to log in is refused: too many have failed");
+            tokio::time::sleep(FAILURE_DELAY).await;
+            return Step::Failed;
+        }
+        let step = self.decide(exchange, message).await;
+        match step {
+            Step::Done { .. } => self.attempts.lock().succeeded(ip),
+            Step::Failed => tokio::time::sleep(FAILURE_DELAY).await,
+            Step::Continue(..) => {}
+        }
+        step
+    }
+
+    async fn decide(&self, exchange: Exchange, message: &[u8]) -> Step {
+        match exchange {
+            Exchange::Begun(Mechanism::Plain) => self.plain(message).await,
+            Exchange::Begun(mechanism @ Mechanism::ScramSha256) => {
+                self.scram(mechanism, Hash::Sha256, message)
+            }
+            Exchange::Begun(mechanism @ Mechanism::ScramSha512) => {
+                self.scram(mechanism, Hash::Sha512, message)
+            }
+            Exchange::Begun(Mechanism::OauthBearer) => self.bearer(message).await,
+            Exchange::Challenged(_, hash, challenged) => {
+                let (user, challenge, credential) = *challenged;
+                match challenge.verify(hash, &credential, message) {
+                    Some(answer) => Step::Done { user, answer: answer.into(), lifetime: None },
+                    None => Step::Failed,
+                }
+            }
+            Exchange::TokenRefused => Step::Failed,
+        }
+    }
+
+    fn scram(&self, mechanism: Mechanism, hash: Hash, message: &[u8]) -> Step {
+        let Some(first) = ClientFirst::parse(message) else { return Step::Failed };
+        let Ok(nonce) = users::nonce() else { return Step::Failed };
+        let decoy = self.users.decoy(&first.user, hash);
+        let credential = self.users.credential(&first.user, hash).unwrap_or(decoy);
+        let (challenge, answer) = first.answer(&nonce, &credential);
+        let challenged = Box::new((first.user, challenge, credential));
+        Step::Continue(Exchange::Challenged(mechanism, hash, challenged), answer.into())
+    }
+
+    async fn plain(&self, message: &[u8]) -> Step {
+        let Some((user, password)) = plain_parts(message) else { return Step::Failed };
+        let found = Hash::ALL
+            .into_iter()
+            .find_map(|hash| Some((hash, self.users.credential(&user, hash)?)));
+        let decoy = self.users.decoy(&user, Hash::Sha256);
+        let exists = found.is_some();
+        let (hash, credential) = found.unwrap_or((Hash::Sha256, decoy));
+        let _one_of_few = self.hashing.acquire().await;
+        let fits = tokio::task::spawn_blocking(move || credential.is_of_password(hash, &password));
+        match fits.await {
+            Ok(true) if exists => Step::Done { user, answer: Vec::new(), lifetime: None },
+            _ => Step::Failed,
+        }
+    }
+
+    async fn bearer(&self, message: &[u8]) -> Step {
+        let (Some(oauth), Some(token)) = (&self.oauth, oauth::token(message)) else {
+            return Step::Failed;
+        };
+        match oauth.verify(token).await {
+            Ok(accepted) => Step::Done {
+                user: accepted.user,
+                answer: Vec::new(),
+                lifetime: Some(accepted.lifetime),
+            },
+            Err(reason) => {
+                tracing::debug!("a token is refused: {reason}");
+                let answer = br#"{"status":"invalid_token"}"#.to_vec();
+                Step::Continue(Exchange::TokenRefused, answer)
+            }
+        }
+    }
+}
+
+/// User and password. Who would act as somebody else is refused.
+fn plain_parts(message: &[u8]) -> Option<(String, Vec<u8>)> {
+    let mut parts = std::str::from_utf8(message).ok()?.split('\0');
+    let (acting_as, user, password) = (parts.next()?, parts.next()?, parts.next()?);
+    let good = parts.next().is_none()
+        && (acting_as.is_empty() || acting_as == user)
+        && !password.is_empty()
+        && password.len() <= 1024
+        && users::check_name(user).is_ok();
+    good.then(|| (user.into(), password.as_bytes().to_vec()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_of_plain_are_taken_apart() {
+        assert_eq!(plain_parts(b"\0a\0b"), Some(("a".into(), b"b".to_vec())));
+        assert!(plain_parts(b"a\0a\0b").is_some());
+        for wrong in ["", "\0", "\0a", "\0a\0", "\0\0b", "x\0a\0b", "\0a\0b\0c"] {
+            assert_eq!(plain_parts(wrong.as_bytes()), None, "{wrong:?}");
+        }
+        assert_eq!(plain_parts(&[0, b'a', 0, 0xff]), None);
+    }
+}

@@ -1,0 +1,253 @@
+//! TLS of a listener: certificates from files, read again when they change, and clients' certificates.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::RwLock;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::WebPkiClientVerifier;
+use rustls::{RootCertStore, ServerConfig};
+use tokio::net::TcpStream;
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+
+use super::principal::{Principal, PrincipalRules};
+use super::subject;
+
+/// A handshake takes some milliseconds of CPU: so many of one listener are under way at the same time, the others wait.
+const CONCURRENT_HANDSHAKES: usize = 64;
+
+/// A client that has not shaken hands after this time is disconnected, its wait for its turn included.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The largest file of certificates or keys.
+const MAX_FILE_BYTES: u64 = 1 << 20;
+
+/// Certificates of a listener. TLS 1.2 and 1.3 are spoken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TlsConfig {
+    /// The server's certificate and those between it and its authority, in PEM. At most 1 MiB.
+    pub certificate: PathBuf,
+    /// The certificate's key in PEM: PKCS#8, PKCS#1 or SEC1, not encrypted. It may be the same file.
+    pub key: PathBuf,
+    /// Whether clients show certificates. Default: no.
+    pub clients: ClientCertificates,
+    /// How a client's name is made from its certificate's subject.
+    pub rules: PrincipalRules,
+    /// How often the files are looked at for changes. Default 10 s, 1 ms to 1 day.
+    pub reload_interval: Duration,
+}
+
+/// What clients show.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum ClientCertificates {
+    /// Nothing.
+    #[default]
+    None,
+    /// A certificate of one of the authorities in this PEM file, or none.
+    Requested(PathBuf),
+    /// A certificate of one of the authorities in this PEM file.
+    Required(PathBuf),
+}
+
+impl ClientCertificates {
+    fn authorities(&self) -> Option<&Path> {
+        match self {
+            Self::None => None,
+            Self::Requested(file) | Self::Required(file) => Some(file),
+        }
+    }
+}
+
+impl TlsConfig {
+    /// Without certificates of clients.
+    pub fn new(certificate: PathBuf, key: PathBuf) -> Self {
+        Self {
+            certificate,
+            key,
+            clients: ClientCertificates::None,
+            rules: PrincipalRules::default(),
+            reload_interval: Duration::from_secs(10),
+        }
+    }
+}
+
+/// Why certificates can not be used, or a client does not come in.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum TlsError {
+    #[error("{}: {cause}", file.display())]
+    File { file: PathBuf, cause: String },
+    #[error("certificate and key: {0}")]
+    Pair(String),
+    #[error("the TLS handshake took more than {} s", HANDSHAKE_TIMEOUT.as_secs())]
+    Slow,
+    #[error("no TLS handshake: {0}")]
+    Handshake(io::Error),
+    #[error("no rule makes a name of the certificate's subject {0:?}")]
+    NoName(String),
+}
+
+/// The contents of the files.
+#[derive(PartialEq, Eq)]
+struct Files {
+    certificate: Vec<u8>,
+    key: Vec<u8>,
+    authorities: Option<Vec<u8>>,
+}
+
+/// TLS of an open listener.
+pub(crate) struct Tls {
+    config: TlsConfig,
+    current: Arc<RwLock<Arc<ServerConfig>>>,
+    handshakes: Semaphore,
+    reloading: tokio::task::JoinHandle<()>,
+}
+
+impl Drop for Tls {
+    fn drop(&mut self) {
+        self.reloading.abort();
+    }
+}
+
+impl Tls {
+    /// Read the files, and begin to look for changes of them.
+    ///
+    /// # Errors
+    /// What is in the files can not be used.
+    pub(crate) async fn open(config: TlsConfig) -> Result<Self, TlsError> {
+        let files = read(&config).await?;
+        let current = Arc::new(RwLock::new(Arc::new(make(&config, &files)?)));
+        let reloading = tokio::spawn(reload(config.clone(), files, current.clone()));
+        Ok(Self { config, current, handshakes: Semaphore::new(CONCURRENT_HANDSHAKES), reloading })
+    }
+
+    /// Shake hands.
+    ///
+    /// # Returns
+    /// The encrypted stream, and who the client is by its certificate.
+    ///
+    /// # Errors
+    /// The client does not speak TLS, has no certificate that is trusted where one is required, or takes too long.
+    pub(crate) async fn accept(
+        &self,
+        socket: TcpStream,
+    ) -> Result<(TlsStream<TcpStream>, Principal), TlsError> {
+        let handshake = async {
+            let _one_of_few = self.handshakes.acquire().await;
+            let acceptor = TlsAcceptor::from(self.current.read().clone());
+            acceptor.accept(socket).await.map_err(TlsError::Handshake)
+        };
+        let stream = timeout(HANDSHAKE_TIMEOUT, handshake).await.map_err(|_| TlsError::Slow)??;
+        let shown = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first());
+        let principal = match shown {
+            None => Principal::anonymous(),
+            Some(certificate) => {
+                let subject = subject::of(certificate).unwrap_or_default();
+                let name = self.config.rules.apply(&subject);
+                Principal::user(&name.ok_or(TlsError::NoName(subject))?)
+            }
+        };
+        Ok((stream, principal))
+    }
+}
+
+/// Take what is in the files whenever it has changed. What can not be used is told once, and what was there before stays.
+async fn reload(config: TlsConfig, mut known: Files, current: Arc<RwLock<Arc<ServerConfig>>>) {
+    let mut last_complaint = String::new();
+    loop {
+        tokio::time::sleep(config.reload_interval).await;
+        let changed = match read(&config).await {
+            Ok(files) if files == known => None,
+            Ok(files) => Some(make(&config, &files).map(|made| (files, made))),
+            Err(error) => Some(Err(error)),
+        };
+        match changed {
+            None => last_complaint.clear(),
+            Some(Ok((files, made))) => {
+                known = files;
+                *current.write() = Arc::new(made);
+                last_complaint.clear();
+                tracing::info!(certificate = %config.certificate.display(), "the new certificates are in use");
+            }
+            Some(Err(error)) => {
+                let complaint = error.to_string();
+                if complaint != last_complaint {
+                    tracing::warn!(
+                        "certificates have changed and can not be used, the old ones stay: {complaint}"
+                    );
+                }
+                last_complaint = complaint;
+            }
+        }
+    }
+}
+
+async fn read(config: &TlsConfig) -> Result<Files, TlsError> {
+    Ok(Files {
+        certificate: read_file(&config.certificate).await?,
+        key: read_file(&config.key).await?,
+        authorities: match config.clients.authorities() {
+            Some(file) => Some(read_file(file).await?),
+            None => None,
+        },
+    })
+}
+
+/// Read a small file, off the threads that serve.
+pub(super) async fn read_file(file: &Path) -> Result<Vec<u8>, TlsError> {
+    let path = file.to_owned();
+    let read = move || {
+        let len = std::fs::metadata(&path)?.len();
+        if len > MAX_FILE_BYTES {
+            return Err(io::Error::other(format!("{len} bytes, allowed are {MAX_FILE_BYTES}")));
+        }
+        std::fs::read(&path)
+    };
+    let read = tokio::task::spawn_blocking(read).await.unwrap_or_else(|e| Err(io::Error::other(e)));
+    read.map_err(|error| TlsError::File { file: file.to_owned(), cause: error.to_string() })
+}
+
+fn make(config: &TlsConfig, files: &Files) -> Result<ServerConfig, TlsError> {
+    let unusable = |file: &Path, cause: String| TlsError::File { file: file.to_owned(), cause };
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let chain = certificates(&config.certificate, &files.certificate)?;
+    // The decoder's own words could show what is in the file.
+    let key = PrivateKeyDer::from_pem_slice(&files.key).map_err(|_| {
+        unusable(&config.key, "it has no private key in PEM that can be used".into())
+    })?;
+    let builder = ServerConfig::builder_with_provider(provider.clone())
+        .with_safe_default_protocol_versions()
+        .map_err(|error| TlsError::Pair(error.to_string()))?;
+    let builder = match (config.clients.authorities(), &files.authorities) {
+        (Some(file), Some(pem)) => {
+            let mut roots = RootCertStore::empty();
+            for certificate in certificates(file, pem)? {
+                roots.add(certificate).map_err(|error| unusable(file, error.to_string()))?;
+            }
+            let verifier = WebPkiClientVerifier::builder_with_provider(roots.into(), provider);
+            let verifier = match config.clients {
+                ClientCertificates::Required(_) => verifier,
+                _ => verifier.allow_unauthenticated(),
+            };
+            let verifier = verifier.build().map_err(|error| unusable(file, error.to_string()))?;
+            builder.with_client_cert_verifier(verifier)
+        }
+        _ => builder.with_no_client_auth(),
+    };
+    builder.with_single_cert(chain, key).map_err(|error| TlsError::Pair(error.to_string()))
+}
+
+fn certificates(file: &Path, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let unusable = |cause: String| TlsError::File { file: file.to_owned(), cause };
+    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
+    let found = found.map_err(|error| unusable(error.to_string()))?;
+    if found.is_empty() {
+        return Err(unusable("it has no certificate in PEM".into()));
+    }
+    Ok(found)
+}

@@ -1,0 +1,187 @@
+//! Users and what is kept of their passwords, in the catalog: `docs/format/broker-metadata.md`.
+//!
+//! There is one kind of user: who has a SCRAM credential may also log in with PLAIN, where a listener allows it.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroU32;
+use std::sync::Arc;
+
+use alluvium_stream::{Change, Store, StoreError};
+use parking_lot::RwLock;
+use ring::rand::{SecureRandom as _, SystemRandom};
+use ring::{digest, hmac};
+
+use super::scram::{Credential, Hash};
+
+const KEY_PREFIX: &str = "scram/";
+const DECOY_KEY: &str = "security/decoy";
+
+/// Bounds on iterations, as in Kafka.
+pub(crate) const ITERATIONS: std::ops::RangeInclusive<u32> = 4096..=16384;
+
+/// What most credentials have, and so those of users who do not exist.
+const USUAL_ITERATIONS: NonZeroU32 = NonZeroU32::new(4096).unwrap();
+
+/// Users times mechanisms; each takes some 300 bytes.
+const MAX_CREDENTIALS: usize = 100_000;
+pub(crate) const MAX_NAME_BYTES: usize = 255;
+const SALT_BYTES: usize = 24;
+
+/// Why a user can not be changed.
+#[derive(Debug, thiserror::Error)]
+pub enum UserError {
+    /// The name is too long, empty, or has a control character.
+    #[error("a user's name has 1 to {MAX_NAME_BYTES} bytes and no control characters")]
+    Name,
+    /// The password is empty or too long.
+    #[error("a password has 1 to 1024 bytes")]
+    Password,
+    /// The bound on users is reached.
+    #[error("there are {MAX_CREDENTIALS} credentials, and no more are taken")]
+    TooMany,
+    /// The system has no random numbers.
+    #[error("no random numbers: the operating system refuses them")]
+    Random,
+    /// What is stored can not be read.
+    #[error("{0} in the catalog can not be read")]
+    Damaged(String),
+    /// The store failed.
+    #[error("{0}")]
+    Store(#[from] StoreError),
+}
+
+type Table = BTreeMap<(String, Hash), Arc<Credential>>;
+
+/// All users.
+pub(crate) struct Users {
+    store: Store,
+    table: RwLock<Table>,
+    /// Changes happen one after the other.
+    changing: tokio::sync::Mutex<()>,
+    /// From this the salts of users who do not exist are made: the same at each attempt, also after a restart.
+    decoy: hmac::Key,
+}
+
+/// A change of a credential; `None` deletes it.
+pub(crate) type UserChange = ((String, Hash), Option<Credential>);
+
+impl Users {
+    /// Load them.
+    pub(crate) async fn open(store: Store) -> Result<Self, UserError> {
+        let mut table = Table::new();
+        for (key, value) in store.meta(KEY_PREFIX) {
+            let damaged = || UserError::Damaged(key.clone());
+            let (mechanism, user) = key[KEY_PREFIX.len()..].split_once('/').ok_or_else(damaged)?;
+            let hash = Hash::ALL.into_iter().find(|hash| hash.mechanism() == mechanism);
+            let credential = serde_json::from_slice(&value).map_err(|_| damaged())?;
+            table.insert((user.into(), hash.ok_or_else(damaged)?), Arc::new(credential));
+        }
+        let found = store.meta(DECOY_KEY).into_iter().find(|(key, _)| key == DECOY_KEY);
+        let secret = match found {
+            Some((_, secret)) => secret,
+            None => {
+                let secret = random::<32>()?.to_vec();
+                let change = Change::PutMeta { key: DECOY_KEY.into(), value: secret.clone() };
+                store.commit(vec![change]).await?;
+                secret
+            }
+        };
+        let decoy = hmac::Key::new(hmac::HMAC_SHA256, &secret);
+        Ok(Self { store, table: RwLock::new(table), changing: Default::default(), decoy })
+    }
+
+    pub(crate) fn credential(&self, user: &str, hash: Hash) -> Option<Arc<Credential>> {
+        self.table.read().get(&(user.to_owned(), hash)).cloned()
+    }
+
+    /// One that nobody's password fits, for a user who does not exist, and who shall look as if.
+    pub(crate) fn decoy(&self, user: &str, hash: Hash) -> Arc<Credential> {
+        let of = |what: &str| {
+            let name = format!("{}/{what}/{user}", hash.mechanism());
+            hmac::sign(&self.decoy, name.as_bytes()).as_ref().to_vec()
+        };
+        let mut salt = of("salt");
+        salt.truncate(SALT_BYTES);
+        Arc::new(Credential::of_salted(hash, &of("password"), salt, USUAL_ITERATIONS))
+    }
+
+    /// Who has which credentials.
+    pub(crate) fn all(&self) -> Vec<(String, Hash, NonZeroU32)> {
+        let table = self.table.read();
+        table.iter().map(|((user, hash), c)| (user.clone(), *hash, c.iterations)).collect()
+    }
+
+    /// Make changes, all or none.
+    pub(crate) async fn change(&self, changes: Vec<UserChange>) -> Result<(), UserError> {
+        let _one_at_a_time = self.changing.lock().await;
+        let added = changes.iter().filter(|(_, credential)| credential.is_some()).count();
+        if added > 0 && self.table.read().len() + added > MAX_CREDENTIALS {
+            return Err(UserError::TooMany);
+        }
+        let stored = changes.iter().map(|((user, hash), credential)| {
+            let key = format!("{KEY_PREFIX}{}/{user}", hash.mechanism());
+            match credential {
+                Some(credential) => Change::PutMeta {
+                    key,
+                    value: serde_json::to_vec(credential).expect("a struct of texts and numbers"),
+                },
+                None => Change::DeleteMeta(key),
+            }
+        });
+        self.store.commit(stored.collect()).await?;
+        let mut table = self.table.write();
+        for (key, credential) in changes {
+            match credential {
+                Some(credential) => drop(table.insert(key, Arc::new(credential))),
+                None => drop(table.remove(&key)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Give a user a password, for all mechanisms.
+    pub(crate) async fn set_password(&self, user: &str, password: &str) -> Result<(), UserError> {
+        check_name(user)?;
+        if !(1..=1024).contains(&password.len()) {
+            return Err(UserError::Password);
+        }
+        let mut changes = Vec::new();
+        for hash in Hash::ALL {
+            let (password, salt) = (password.to_owned(), random::<SALT_BYTES>()?.to_vec());
+            let made = tokio::task::spawn_blocking(move || {
+                Credential::of_password(hash, password.as_bytes(), salt, USUAL_ITERATIONS)
+            });
+            let made = made.await.map_err(|_| UserError::Random)?;
+            changes.push(((user.to_owned(), hash), Some(made)));
+        }
+        self.change(changes).await
+    }
+
+    /// Take a user's passwords away; whether there were any.
+    pub(crate) async fn delete(&self, user: &str) -> Result<bool, UserError> {
+        let has = |hash: &Hash| self.credential(user, *hash).is_some();
+        let found: Vec<_> = Hash::ALL.into_iter().filter(has).collect();
+        let changes = found.iter().map(|hash| ((user.to_owned(), *hash), None)).collect();
+        self.change(changes).await?;
+        Ok(!found.is_empty())
+    }
+}
+
+/// Whether it can be a user's name.
+pub(crate) fn check_name(user: &str) -> Result<(), UserError> {
+    let fits = (1..=MAX_NAME_BYTES).contains(&user.len()) && !user.chars().any(char::is_control);
+    if fits { Ok(()) } else { Err(UserError::Name) }
+}
+
+/// Random bytes from the operating system.
+pub(crate) fn random<const N: usize>() -> Result<[u8; N], UserError> {
+    let mut bytes = [0; N];
+    SystemRandom::new().fill(&mut bytes).map_err(|_| UserError::Random)?;
+    Ok(bytes)
+}
+
+/// A nonce for SCRAM.
+pub(crate) fn nonce() -> Result<String, UserError> {
+    let digest = digest::digest(&digest::SHA256, &random::<32>()?);
+    Ok(digest.as_ref()[..20].iter().map(|byte| format!("{byte:02x}")).collect())
+}

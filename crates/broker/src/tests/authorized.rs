@@ -1,0 +1,239 @@
+//! What ACLs allow, over TCP.
+
+use kafka_protocol::messages::*;
+use uuid::Uuid;
+
+use super::every_api::error_codes;
+use super::examples::{self, World};
+use super::harness::{Client, TestServer, text};
+use super::secured::sasl;
+use crate::security::{ALLOW, DENY, LITERAL, Operation, PREFIXED, ResourceType};
+use crate::{AuthorizationConfig, Mechanism};
+
+const TOPIC: i16 = 29;
+const GROUP: i16 = 30;
+const CLUSTER: i16 = 31;
+const TRANSACTIONAL_ID: i16 = 53;
+
+struct Guarded {
+    server: TestServer,
+    topic_id: Uuid,
+}
+
+/// A server on which `admin` may do everything, and `alice` nothing; with a topic `topic` of three partitions.
+async fn guarded(allow_everyone_if_no_acl_found: bool) -> Guarded {
+    let server = TestServer::with(64 << 20, |config| {
+        config.listeners.push(sasl("sasl", &[Mechanism::Plain]));
+        config.security.authorization = Some(AuthorizationConfig {
+            super_users: vec!["User:admin".into()],
+            allow_everyone_if_no_acl_found,
+        });
+    })
+    .await;
+    for user in ["admin", "alice"] {
+        server.server().authentication.users.set_password(user, user).await.unwrap();
+    }
+    let topic = server.server().create_topic("topic", 3, Default::default(), false).await.unwrap();
+    Guarded { server, topic_id: topic.id }
+}
+
+impl Guarded {
+    async fn client(&self, user: &str) -> Client {
+        let mut client = Client::connect(self.server.addr_of("sasl")).await;
+        assert_eq!(client.plain(user, user).await.0, 0);
+        client
+    }
+
+    async fn acl(&self, acl: Acl<'_>) {
+        assert_eq!(self.client("admin").await.create_acl(acl).await, 0, "{acl:?}");
+    }
+}
+
+/// Type and name of a resource, its pattern; operation and permission of User:alice.
+type Acl<'a> = (ResourceType, &'a str, i8, Operation, i8);
+
+impl Client {
+    async fn create_acl(&mut self, (kind, name, pattern, operation, permission): Acl<'_>) -> i16 {
+        let acl = create_acls_request::AclCreation::default()
+            .with_resource_type(kind as i8)
+            .with_resource_name(text(name))
+            .with_resource_pattern_type(pattern)
+            .with_principal(text("User:alice"))
+            .with_host(text("*"))
+            .with_operation(operation as i8)
+            .with_permission_type(permission);
+        let request = CreateAclsRequest::default().with_creations(vec![acl]);
+        self.call(3, &request).await.results[0].error_code
+    }
+
+    async fn delete_acls(&mut self, name: Option<&str>) -> (i16, usize) {
+        let filter = delete_acls_request::DeleteAclsFilter::default()
+            .with_resource_type_filter(1)
+            .with_resource_name_filter(name.map(text))
+            .with_pattern_type_filter(1)
+            .with_principal_filter(None)
+            .with_host_filter(None)
+            .with_operation(1)
+            .with_permission_type(1);
+        let request = DeleteAclsRequest::default().with_filters(vec![filter]);
+        let result = self.call(3, &request).await.filter_results.remove(0);
+        (result.error_code, result.matching_acls.len())
+    }
+
+    async fn describe_acls(&mut self) -> (i16, usize) {
+        let request = DescribeAclsRequest::default()
+            .with_resource_type_filter(1)
+            .with_resource_name_filter(None)
+            .with_pattern_type_filter(1)
+            .with_principal_filter(None)
+            .with_host_filter(None)
+            .with_operation(1)
+            .with_permission_type(1);
+        let response = self.call(3, &request).await;
+        (response.error_code, response.resources.iter().map(|resource| resource.acls.len()).sum())
+    }
+
+    async fn topics(&mut self) -> Vec<String> {
+        let all = MetadataRequest::default().with_topics(None);
+        let topics = self.call(12, &all).await.topics;
+        topics.into_iter().map(|topic| topic.name.unwrap().to_string()).collect()
+    }
+}
+
+/// An API that somebody adds comes here too: without a call of `authorize` it answers something else.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_may_do_nothing_is_refused_by_every_api_that_does_something() {
+    let guarded = guarded(false).await;
+    for api in crate::api::APIS {
+        for version in api.min..=api.max {
+            let world = World { topic_id: guarded.topic_id, ..World::imaginary() };
+            let mut client = guarded.client("alice").await;
+            let request = examples::request(api.key, version, 7, &world);
+            client.send_frame(&request).await;
+            let name = format!("{} v{version}", api.name);
+            let response = client.receive_frame().await.unwrap_or_else(|| panic!("{name}: closed"));
+            let response = examples::decode_response(api.key, version, 7, response);
+            let codes = error_codes(&response);
+            match api.key {
+                // Open to everybody; or about connections.
+                ApiKey::ApiVersions
+                | ApiKey::DescribeCluster
+                | ApiKey::SaslHandshake
+                | ApiKey::SaslAuthenticate => {}
+                // They leave out what may not be seen.
+                ApiKey::ListGroups | ApiKey::ListTransactions => {}
+                // An id that may not be seen does not exist.
+                ApiKey::Metadata | ApiKey::DeleteTopics => {
+                    assert!(codes.contains(&TOPIC) || codes.contains(&100), "{name}: {response}");
+                }
+                _ => {
+                    let refused =
+                        |code: &i16| [TOPIC, GROUP, CLUSTER, TRANSACTIONAL_ID].contains(code);
+                    assert!(codes.iter().any(refused), "{name}: {response}");
+                    let others = codes.iter().filter(|code| **code != 0 && !refused(code));
+                    assert_eq!(others.count(), 0, "{name}: {response}");
+                }
+            }
+        }
+    }
+    // Nothing has happened.
+    assert_eq!(guarded.client("admin").await.topics().await, ["topic"]);
+    assert_eq!(guarded.client("admin").await.describe_acls().await, (0, 0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn acls_allow_and_deny_also_after_a_restart() {
+    let mut guarded = guarded(false).await;
+    let batch = crate::batch::tests::plain(&[1]);
+    let mut alice = guarded.client("alice").await;
+    assert_eq!(alice.topics().await, Vec::<String>::new());
+    assert_eq!(alice.produce("topic", 0, &batch).await.0, TOPIC);
+    assert_eq!(alice.fetch("topic", 0, 0).await.0, TOPIC);
+    // Of a topic that does not exist it hears the same.
+    assert_eq!(alice.produce("missing", 0, &batch).await.0, TOPIC);
+
+    guarded.acl((ResourceType::Topic, "to", PREFIXED, Operation::Write, ALLOW)).await;
+    assert_eq!(alice.topics().await, ["topic"]);
+    assert_eq!(alice.produce("topic", 0, &batch).await.0, 0);
+    assert_eq!(alice.produce("tomorrow", 0, &batch).await.0, 3);
+    assert_eq!(alice.fetch("topic", 0, 0).await.0, TOPIC);
+    let init = InitProducerIdRequest::default().with_transactional_id(None);
+    assert_eq!(alice.call(4, &init).await.error_code, 0);
+
+    guarded.acl((ResourceType::Topic, "*", LITERAL, Operation::Read, ALLOW)).await;
+    assert_eq!(alice.fetch("topic", 0, 0).await.0, 0);
+    guarded.acl((ResourceType::Topic, "topic", LITERAL, Operation::Read, DENY)).await;
+    assert_eq!(alice.fetch("topic", 0, 0).await.0, TOPIC);
+    assert_eq!(alice.produce("topic", 0, &batch).await.0, 0);
+
+    // What was given survives; and the same once more is no other.
+    guarded.acl((ResourceType::Topic, "topic", LITERAL, Operation::Read, DENY)).await;
+    guarded.server.restart().await;
+    let mut alice = guarded.client("alice").await;
+    assert_eq!(alice.fetch("topic", 0, 0).await.0, TOPIC);
+    assert_eq!(alice.produce("topic", 0, &batch).await.0, 0);
+    let mut admin = guarded.client("admin").await;
+    assert_eq!(admin.describe_acls().await, (0, 3));
+    assert_eq!(alice.describe_acls().await, (CLUSTER, 0));
+    assert_eq!(alice.delete_acls(None).await, (CLUSTER, 0));
+    let own = (ResourceType::Topic, "topic", LITERAL, Operation::Read, ALLOW);
+    assert_eq!(alice.create_acl(own).await, CLUSTER);
+    assert_eq!(admin.delete_acls(Some("topic")).await, (0, 1));
+    assert_eq!(alice.fetch("topic", 0, 0).await.0, 0);
+    assert_eq!(admin.delete_acls(None).await, (0, 2));
+    guarded.server.restart().await;
+    let mut alice = guarded.client("alice").await;
+    assert_eq!(alice.produce("topic", 0, &batch).await.0, TOPIC);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_topic_is_created_by_who_may_create_it_and_operations_are_told() {
+    let guarded = guarded(false).await;
+    let mut alice = guarded.client("alice").await;
+    let named = |name: &str| {
+        let topic = metadata_request::MetadataRequestTopic::default();
+        MetadataRequest::default()
+            .with_allow_auto_topic_creation(true)
+            .with_include_topic_authorized_operations(true)
+            .with_topics(Some(vec![topic.with_name(Some(TopicName(text(name))))]))
+    };
+    guarded.acl((ResourceType::Topic, "own-", PREFIXED, Operation::Describe, ALLOW)).await;
+    assert_eq!(alice.call(12, &named("own-1")).await.topics[0].error_code, TOPIC);
+    guarded.acl((ResourceType::Topic, "own-", PREFIXED, Operation::Create, ALLOW)).await;
+    let created = alice.call(12, &named("own-1")).await.topics.remove(0);
+    assert_eq!(created.error_code, 0);
+    assert_eq!(created.topic_authorized_operations, 1 << 5 | 1 << 8);
+    let admins = guarded.client("admin").await.call(12, &named("own-1")).await.topics.remove(0);
+    assert_eq!(admins.topic_authorized_operations, 0b1101_1111_1000);
+    let cluster = DescribeClusterRequest::default()
+        .with_endpoint_type(1)
+        .with_include_cluster_authorized_operations(true);
+    assert_eq!(alice.call(1, &cluster).await.cluster_authorized_operations, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn everybody_may_where_there_is_no_acl_if_the_operator_says_so() {
+    let guarded = guarded(true).await;
+    let mut alice = guarded.client("alice").await;
+    assert_eq!(alice.topics().await, ["topic"]);
+    guarded.acl((ResourceType::Topic, "topic", LITERAL, Operation::Read, DENY)).await;
+    assert_eq!(alice.fetch("topic", 0, 0).await.0, TOPIC);
+    // Who came in without a name is somebody too, and there is an ACL now.
+    let mut anonymous = guarded.server.client().await;
+    assert_eq!(anonymous.topics().await, Vec::<String>::new());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn acls_that_make_no_sense_are_refused() {
+    let guarded = guarded(false).await;
+    let mut admin = guarded.client("admin").await;
+    for acl in [
+        (ResourceType::Cluster, "other", LITERAL, Operation::Alter, ALLOW),
+        (ResourceType::Topic, "", LITERAL, Operation::Read, ALLOW),
+        (ResourceType::Topic, "a", 1, Operation::Read, ALLOW),
+        (ResourceType::Topic, "a", LITERAL, Operation::Read, 1),
+    ] {
+        assert_eq!(admin.create_acl(acl).await, 42, "{acl:?}");
+    }
+    assert_eq!(admin.describe_acls().await, (0, 0));
+}
