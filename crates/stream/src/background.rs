@@ -46,6 +46,14 @@ impl Background {
         self.handle.spawn(task)
     }
 
+    /// Run a task there, until it is done or the future is dropped.
+    pub(crate) async fn run<T: Send + 'static>(
+        &self,
+        task: impl Future<Output = T> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        run_on(&self.handle, task).await
+    }
+
     /// Run a task with the others, whoever asks for it.
     pub(crate) fn spawn_ahead<T: Send + 'static>(
         &self,
@@ -59,13 +67,20 @@ impl Background {
         &self,
         task: impl Future<Output = T> + Send + 'static,
     ) -> Result<T, StoreError> {
-        let mut tasks = JoinSet::new();
-        tasks.spawn_on(task, &self.ahead);
-        match tasks.join_next().await.expect("there is one").map_err(JoinError::try_into_panic) {
-            Ok(done) => Ok(done),
-            Err(Ok(panic)) => resume_unwind(panic),
-            Err(Err(cancelled)) => Err(StoreError::Failed(cancelled.to_string())),
-        }
+        run_on(&self.ahead, task).await
+    }
+}
+
+async fn run_on<T: Send + 'static>(
+    handle: &Handle,
+    task: impl Future<Output = T> + Send + 'static,
+) -> Result<T, StoreError> {
+    let mut tasks = JoinSet::new();
+    tasks.spawn_on(task, handle);
+    match tasks.join_next().await.expect("there is one").map_err(JoinError::try_into_panic) {
+        Ok(done) => Ok(done),
+        Err(Ok(panic)) => resume_unwind(panic),
+        Err(Err(cancelled)) => Err(StoreError::Failed(cancelled.to_string())),
     }
 }
 

@@ -1,5 +1,7 @@
 //! Compaction: ranges that lie in many objects are brought together in few. What, how, and why nothing is lost: `docs/compaction.md`.
 
+mod rewrite;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -21,6 +23,8 @@ use crate::tail::{Changed, Choice, Compactable, Range, StreamState};
 use crate::types::{Batch, ObjectId, StreamId, StreamOffset};
 use crate::upload::{OWN_OBJECT_BYTES, backoff, object_id};
 
+pub use rewrite::{Rewrite, Rewritten, StoredPart};
+
 /// So many pieces become one.
 const FAN_IN: usize = 8;
 /// Ranges of a stream that are looked at while its tail is locked: as many as a search by time looks at.
@@ -40,6 +44,8 @@ pub(crate) struct Compaction {
     is_on: bool,
     /// There may be something to do.
     pub(crate) wanted: Notify,
+    /// Held from the look at ranges until they are replaced.
+    turn: tokio::sync::Mutex<()>,
     /// Streams that have got ranges since they were looked at, and where.
     changed: Mutex<BTreeMap<StreamId, Changed>>,
 }
@@ -49,6 +55,7 @@ impl Compaction {
         Self {
             is_on: options.compaction_bytes > 0,
             wanted: Notify::new(),
+            turn: tokio::sync::Mutex::default(),
             changed: Mutex::default(),
         }
     }
@@ -91,6 +98,11 @@ enum Place {
 impl Run {
     fn payload_bytes(&self) -> u64 {
         self.ranges.iter().map(|range| range.payload_bytes).sum()
+    }
+
+    /// The offset behind its last range.
+    fn end(&self) -> StreamOffset {
+        self.ranges[self.ranges.len() - 1].end
     }
 }
 
@@ -150,7 +162,10 @@ pub(crate) async fn run(shared: Arc<Shared>) {
             // Nobody remembers which streams have something there.
             shared.compaction.changed(everything(&shared));
         }
-        let failure = match next(&shared, &left_out, &mut indexes).await {
+        let turn = shared.compaction.turn.lock().await;
+        let done = next(&shared, &left_out, &mut indexes).await;
+        drop(turn);
+        let failure = match done {
             Ok(done) => {
                 failures = 0;
                 if !done {
@@ -214,6 +229,17 @@ impl From<ObjectError> for Failure {
 impl From<StoreError> for Failure {
     fn from(error: StoreError) -> Self {
         Self::Store(error)
+    }
+}
+
+impl From<Failure> for StoreError {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::Object(error) => error.into(),
+            Failure::NotOwner => Self::NotOwner,
+            Failure::Refused { error, .. } => error.into(),
+            Failure::Store(error) => error,
+        }
     }
 }
 
@@ -552,6 +578,11 @@ struct Sources<'a> {
 }
 
 impl<'a> Sources<'a> {
+    /// For one run, which nobody else shares its indexes with.
+    async fn of(shared: &'a Shared, run: &Run) -> Result<Self, ObjectError> {
+        Self::open(shared, std::slice::from_ref(run), &mut Indexes::default()).await
+    }
+
     async fn open(
         shared: &'a Shared,
         runs: &[Run],

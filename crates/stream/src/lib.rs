@@ -33,6 +33,7 @@ mod wake;
 mod writer;
 
 pub use catalog::{Catalog, CatalogError, Change, MemoryCatalog, RedbCatalog};
+pub use compact::{Rewrite, Rewritten, StoredPart};
 pub use objects::{
     ErrorKind, ObjectError, Orphan, ReadStats, Requests, StoredObject, Survey, Wrong, list_objects,
     local_objects, object_size, survey, try_objects,

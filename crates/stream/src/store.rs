@@ -105,6 +105,9 @@ pub enum StoreError {
     /// An object could not be read.
     #[error(transparent)]
     Object(#[from] ObjectError),
+    /// Another server owns the objects: nothing is written or deleted. Nothing has changed.
+    #[error("another server owns the objects")]
+    NotOwner,
 }
 
 /// What [`Store::open`] gives.

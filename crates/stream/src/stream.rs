@@ -292,7 +292,9 @@ impl Reading {
         match tail.source(self.next, &mut self.budget, durable) {
             Source::Cached(young) => {
                 self.late = false;
-                self.batches.extend(young);
+                if !self.overlaps(&young) {
+                    self.batches.extend(young);
+                }
                 Ok(None)
             }
             Source::Object(range) => {
@@ -302,7 +304,19 @@ impl Reading {
         }
     }
 
+    /// Whether `batches` begin before the end of what there is. Where a stream was written anew, its batches have other ends than those from before, which the
+    /// log cache, or an object that is still read, may have: so what follows may begin within the last one. Who goes on from its end gets it then, by itself.
+    fn overlaps(&self, batches: &[Batch]) -> bool {
+        let first = batches.first().filter(|_| !self.batches.is_empty());
+        first.is_some_and(|first| first.base < self.next)
+    }
+
+    /// What an object has given; ends the read if it can not follow what there is.
     fn add(&mut self, batches: Vec<Batch>) {
+        if self.overlaps(&batches) {
+            self.budget.close();
+            return;
+        }
         self.next = batches.last().map_or(self.next, Batch::end).max(self.next);
         self.batches.extend(batches);
     }
@@ -332,5 +346,30 @@ impl Drop for Watch {
         {
             tail.watchers.swap_remove(at);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An object that was read from before, and then what was written anew.
+    #[test]
+    fn a_read_ends_where_what_follows_begins_before_its_end() {
+        let batch = |base, count| Batch {
+            base: StreamOffset(base),
+            count,
+            max_timestamp_ms: 0,
+            payload: Bytes::from_static(b"x"),
+        };
+        let mut reading = Reading::new(StreamOffset(3), 100);
+        for batch in [batch(2, 2), batch(4, 4), batch(7, 2), batch(8, 1)] {
+            if !reading.budget.is_spent() {
+                assert!(reading.budget.take(1));
+                reading.add(vec![batch]);
+            }
+        }
+        assert_eq!(reading.next, StreamOffset(8));
+        assert_eq!(reading.batches, [batch(2, 2), batch(4, 4)]);
     }
 }

@@ -723,7 +723,7 @@ impl Budget {
     }
 
     /// Spend what is left, unless nothing was taken yet. Whether that was done.
-    fn close(&mut self) -> bool {
+    pub(crate) fn close(&mut self) -> bool {
         if !self.first {
             self.left_bytes = 0;
         }

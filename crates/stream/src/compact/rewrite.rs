@@ -1,0 +1,291 @@
+//! What lies in objects of a stream, read and written anew by the stream's owner: `docs/log-compaction.md`.
+
+use std::panic::resume_unwind;
+use std::sync::Arc;
+
+use super::{Failure, Origin, Place, RANGES_AT_A_TIME, Run, Sources, Written, output, own};
+use crate::catalog::ObjectRange;
+use crate::commit::Replacement;
+use crate::output::{Attempt, Output};
+use crate::store::{Shared, Store, StoreError};
+use crate::stream::Stream;
+use crate::tail::{Range, StreamState};
+use crate::types::{Batch, StreamId, StreamOffset};
+
+/// Payload of a step if there is no bound on the size of objects.
+const STEP_BYTES: u64 = 256 << 20;
+
+/// Writes batches anew. Runs on a thread that may block.
+///
+/// What comes out covers what has gone in: its batches follow each other without a gap, from the first offset of the first batch to the end of the last one. They
+/// may be fewer or more than those that have gone in, and a batch may be empty.
+pub trait Rewrite: Send + Sized + 'static {
+    /// The next batches, in offset order. What is done goes to `out`; some of it may be kept until later.
+    fn batches(&mut self, batches: Vec<Batch>, out: &mut Vec<Batch>);
+
+    /// There is no more for now: give out what was kept, up to `end`.
+    fn end(&mut self, end: StreamOffset, out: &mut Vec<Batch>);
+}
+
+/// A part of a stream that lies in one object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StoredPart {
+    /// The offset of its first batch.
+    pub start: StreamOffset,
+    /// The offset behind its last one.
+    pub end: StreamOffset,
+    /// Payload of its batches.
+    pub payload_bytes: u64,
+    /// Greatest timestamp of its batches; -1 if none has one.
+    pub max_timestamp_ms: i64,
+}
+
+/// What a step of [`Store::rewrite`] has done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rewritten {
+    /// The stream is rewritten up to here.
+    pub end: StreamOffset,
+    /// Payload that was read.
+    pub read_bytes: u64,
+    /// Payload that is there instead.
+    pub written_bytes: u64,
+}
+
+impl Stream {
+    /// The parts in objects that end behind `from`, in order.
+    pub fn stored_parts(&self, from: StreamOffset) -> Vec<StoredPart> {
+        let mut parts: Vec<StoredPart> = Vec::new();
+        loop {
+            let (count, from) = (parts.len(), parts.last().map_or(from, |last| last.end));
+            let tail = self.state.tail.lock();
+            let ranges = tail.ranges_after(from).take(RANGES_AT_A_TIME);
+            parts.extend(ranges.map(|range| StoredPart {
+                start: range.start,
+                end: range.end,
+                payload_bytes: range.payload_bytes,
+                max_timestamp_ms: range.max_timestamp_ms,
+            }));
+            drop(tail);
+            if parts.len() < count + RANGES_AT_A_TIME {
+                return parts;
+            }
+        }
+    }
+}
+
+impl Store {
+    /// Run something that may wait, on the threads of [`crate::Options::background_threads`], until it is done or this is dropped.
+    ///
+    /// # Errors
+    /// The store's runtime is shutting down.
+    pub async fn in_background<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = T> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        self.shared.objects.background().run(work).await
+    }
+
+    /// Show `state` the batches in objects from `from` to `to`, in order and once, past the caches and as slowly as compaction reads. Ends early when `visit`, which
+    /// runs on a thread that may block, says false. A batch that contains `from` is shown whole.
+    ///
+    /// # Errors
+    /// The stream is gone, or an object can not be read.
+    pub async fn scan<S: Send + 'static>(
+        &self,
+        stream: &Stream,
+        from: StreamOffset,
+        to: StreamOffset,
+        mut state: S,
+        visit: fn(&mut S, Vec<Batch>) -> bool,
+    ) -> Result<S, StoreError> {
+        let mut from = from;
+        while let Some(run) = next_run(&self.shared, &stream.state, from, to)? {
+            let first = from.max(stream.start_offset());
+            from = run.end();
+            let mut sources = Sources::of(&self.shared, &run).await?;
+            for range in &run.ranges {
+                while let Some(mut batches) = sources.next(range, run.stream.id).await? {
+                    batches.retain(|batch| batch.end() > first && batch.base < to);
+                    let (visited, goes_on) = blocking(move || {
+                        let goes_on = visit(&mut state, batches);
+                        (state, goes_on)
+                    })
+                    .await?;
+                    state = visited;
+                    if !goes_on {
+                        return Ok(state);
+                    }
+                }
+            }
+        }
+        Ok(state)
+    }
+
+    /// Let `rewriter` write anew what is in objects from `from` on: whole parts, from the one that contains `from` (or follows it), not beyond the one
+    /// that contains the last offset before `to`, and no more than is to be in one object. Call it again with what is left until [`Rewritten::end`] is `to` or more: each step is
+    /// committed by itself, and has nothing to do with the one before.
+    ///
+    /// If this is dropped, or fails, either nothing has changed or the step is done. What a dropped one has written is deleted by a later run of the store.
+    ///
+    /// # Errors
+    /// The stream is gone, an object can not be read or written, another server owns the objects, or what the rewriter has given does not cover what it got
+    /// ([`StoreError::InvalidChange`]).
+    pub async fn rewrite<R: Rewrite>(
+        &self,
+        stream: &Stream,
+        from: StreamOffset,
+        to: StreamOffset,
+        rewriter: R,
+    ) -> Result<(R, Rewritten), StoreError> {
+        // Compaction and this one never have the same ranges: each looks for its own when it has its turn.
+        let _turn = self.shared.compaction.turn.lock().await;
+        let Some(run) = next_run(&self.shared, &stream.state, from, to)? else {
+            return Ok((rewriter, Rewritten { end: to, read_bytes: 0, written_bytes: 0 }));
+        };
+        let (end, read_bytes) = (run.end(), run.payload_bytes());
+        let (rewriter, written_bytes) = step(&self.shared, run, rewriter).await?;
+        Ok((rewriter, Rewritten { end, read_bytes, written_bytes }))
+    }
+}
+
+/// The ranges that a step begins with at `from`.
+fn next_run(
+    shared: &Shared,
+    stream: &Arc<StreamState>,
+    from: StreamOffset,
+    to: StreamOffset,
+) -> Result<Option<Run>, StoreError> {
+    let tail = stream.tail.lock();
+    if tail.deleted {
+        return Err(StoreError::no_stream(stream.id));
+    }
+    let in_reach = tail.ranges_after(from).take_while(|range| range.start < to);
+    let ranges: Vec<Range> = in_reach.take(RANGES_AT_A_TIME).cloned().collect();
+    drop(tail);
+    if ranges.is_empty() {
+        return Ok(None);
+    }
+    let most_bytes = match shared.options.compaction_bytes {
+        0 => STEP_BYTES,
+        most_bytes => most_bytes,
+    };
+    let mut run = Run { stream: stream.clone(), ranges, place: Place::Alone };
+    Ok(Some(run.split_off(most_bytes)))
+}
+
+/// Rewrite all of a run into one object, and commit that; its payload.
+async fn step<R: Rewrite>(
+    shared: &Arc<Shared>,
+    run: Run,
+    rewriter: R,
+) -> Result<(R, u64), Failure> {
+    own(shared, 0).await?;
+    let objects = || run.ranges.iter().map(|range| &range.object);
+    let origin = Origin {
+        generation: objects().map(|object| object.generation).max().unwrap_or(0).saturating_add(1),
+        created_at_ms: objects().map(|object| object.created_at_ms).max().unwrap_or(0),
+    };
+    let mut sources = Sources::of(shared, &run).await?;
+    let attempt = Attempt::new(shared, shared.new_object_id());
+    let mut writing = Writing {
+        stream: run.stream.id,
+        output: output(shared, &attempt, run.payload_bytes()),
+        new: None,
+        next: None,
+    };
+    let result = writing.write(&run, &mut sources, rewriter).await;
+    let (rewriter, result) = match result {
+        Ok(rewriter) => (Some(rewriter), Ok(())),
+        Err(failure) => (None, Err(failure)),
+    };
+    let replace = |new| Replacement { stream: run.stream.clone(), old: run.ranges.clone(), new };
+    let replacements = writing.new.map(replace).into_iter().collect();
+    let mut written = Written::default();
+    written.end(shared, writing.output, origin, result, replacements).await?;
+    let written_bytes = written.payload_bytes;
+    written.commit(shared).await?;
+    Ok((rewriter.expect("nothing has failed"), written_bytes))
+}
+
+/// A step under way.
+struct Writing<'a> {
+    stream: StreamId,
+    output: Output<'a>,
+    new: Option<ObjectRange>,
+    /// The next batch has to begin here; none before the first one.
+    next: Option<StreamOffset>,
+}
+
+impl Writing<'_> {
+    /// All of `run`, or nothing if the stream was trimmed past it.
+    async fn write<R: Rewrite>(
+        &mut self,
+        run: &Run,
+        sources: &mut Sources<'_>,
+        mut rewriter: R,
+    ) -> Result<R, Failure> {
+        let start = run.stream.tail.lock().start;
+        for range in &run.ranges {
+            while let Some(mut batches) = sources.next(range, self.stream).await? {
+                batches.retain(|batch| batch.end() > start);
+                let Some(first) = batches.first() else { continue };
+                self.next.get_or_insert(first.base);
+                let (then, out) = blocking(move || {
+                    let mut out = Vec::new();
+                    rewriter.batches(batches, &mut out);
+                    (rewriter, out)
+                })
+                .await?;
+                rewriter = then;
+                self.push(out).await?;
+            }
+        }
+        let end = run.end();
+        if self.next.is_none() {
+            return Ok(rewriter);
+        }
+        let (rewriter, out) = blocking(move || {
+            let mut out = Vec::new();
+            rewriter.end(end, &mut out);
+            (rewriter, out)
+        })
+        .await?;
+        self.push(out).await?;
+        self.check_next(end)?;
+        Ok(rewriter)
+    }
+
+    async fn push(&mut self, batches: Vec<Batch>) -> Result<(), Failure> {
+        for batch in batches {
+            self.check_next(batch.base)?;
+            self.next = Some(batch.end());
+            if let Some(block) = self.output.push(self.stream, &batch, &mut self.new) {
+                self.output.write(block).await?;
+            }
+        }
+        Ok(())
+    }
+
+    fn check_next(&self, found: StreamOffset) -> Result<(), StoreError> {
+        match self.next {
+            Some(next) if next != found => Err(StoreError::InvalidChange(format!(
+                "a defect: of stream {}, written anew, offset {next} is followed by {found}",
+                self.stream
+            ))),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Off the threads that must not wait.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, StoreError> {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(done) => Ok(done),
+        Err(ended) => match ended.try_into_panic() {
+            Ok(panic) => resume_unwind(panic),
+            Err(cancelled) => Err(StoreError::Failed(cancelled.to_string())),
+        },
+    }
+}

@@ -1,0 +1,246 @@
+//! Streams that their owner writes anew: other batches over the same offsets.
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use alluvium_stream::{Batch, Rewrite, Store, StoreError, Stream, StreamOffset};
+use common::*;
+
+const WAL_BYTES: u64 = 1 << 20;
+
+/// Makes one batch of so many, with all their payloads.
+struct Join {
+    count: usize,
+    kept: Vec<Batch>,
+    /// Forgets the last batch of all: a defect.
+    forgets: bool,
+}
+
+impl Join {
+    fn new(count: usize) -> Self {
+        Self { count, kept: Vec::new(), forgets: false }
+    }
+
+    fn join(&mut self, out: &mut Vec<Batch>) {
+        let kept = std::mem::take(&mut self.kept);
+        let (Some(first), Some(last)) = (kept.first(), kept.last()) else { return };
+        out.push(Batch {
+            base: first.base,
+            count: (last.end().0 - first.base.0) as u32,
+            max_timestamp_ms: kept.iter().map(|batch| batch.max_timestamp_ms).max().unwrap(),
+            payload: kept.iter().flat_map(|batch| batch.payload.clone()).collect(),
+        });
+    }
+}
+
+impl Rewrite for Join {
+    fn batches(&mut self, batches: Vec<Batch>, out: &mut Vec<Batch>) {
+        for batch in batches {
+            self.kept.push(batch);
+            if self.kept.len() == self.count {
+                self.join(out);
+            }
+        }
+    }
+
+    fn end(&mut self, _end: StreamOffset, out: &mut Vec<Batch>) {
+        self.join(out);
+        if self.forgets {
+            out.pop();
+        }
+    }
+}
+
+/// Rewrite all of a stream; the steps that it took.
+async fn rewrite(
+    store: &Store,
+    stream: &Stream,
+    to: u64,
+    mut join: Join,
+) -> Result<usize, StoreError> {
+    let (mut at, mut steps) = (stream.start_offset(), 0);
+    while at < StreamOffset(to) {
+        let (rewriter, done) = store.rewrite(stream, at, StreamOffset(to), join).await?;
+        (join, at, steps) = (rewriter, done.end, steps + 1);
+    }
+    Ok(steps)
+}
+
+/// The batches follow each other, and together they have these bytes.
+fn assert_same(read: &[Batch], wanted: &[Batch]) {
+    for (one, next) in read.iter().zip(&read[1..]) {
+        assert_eq!(one.end(), next.base, "they follow each other");
+    }
+    assert_eq!(read.last().unwrap().end(), wanted.last().unwrap().end());
+    let bytes = |batches: &[Batch]| -> Vec<u8> {
+        batches.iter().flat_map(|batch| batch.payload.clone()).collect()
+    };
+    assert!(bytes(read) == bytes(wanted), "{} batches, {}", read.len(), wanted.len());
+}
+
+async fn seen(store: &Store, stream: &Stream, from: u64, to: u64) -> Vec<Batch> {
+    let visit = |seen: &mut Vec<Batch>, batches: Vec<Batch>| {
+        seen.extend(batches);
+        true
+    };
+    let (from, to) = (StreamOffset(from), StreamOffset(to));
+    store.scan(stream, from, to, Vec::new(), visit).await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_written_anew_is_read_from_then_on() {
+    let mut world = World::new(WAL_BYTES, 1);
+    let life = world.start().await;
+    let (stream, batches) = three_objects(&life).await;
+    let id = stream.id();
+    assert_eq!(seen(&life.store, &stream, 0, 60).await, batches);
+    assert_eq!(seen(&life.store, &stream, 21, 41).await, batches[10..21]);
+    let parts = stream.stored_parts(StreamOffset(25));
+    let ends: Vec<_> = parts.iter().map(|part| (part.start.0, part.end.0)).collect();
+    assert_eq!(ends, [(20, 40), (40, 60)]);
+    // The last part stays as it is.
+    assert_eq!(rewrite(&life.store, &stream, 39, Join::new(4)).await.unwrap(), 1);
+    let anew = seen(&life.store, &stream, 0, 60).await;
+    assert_eq!(anew.len(), 5 + 10);
+    assert_same(&anew, &batches);
+    assert_eq!(life.store.stats().objects, 2);
+    drop(stream);
+    life.crash(&mut world);
+    let life = world.start().await;
+    let stream = life.open(id).await;
+    assert_eq!(read_from(&stream, 0, 1).await, anew);
+    assert_eq!(read_from(&stream, 0, 1 << 20).await, anew);
+    let within = stream.fetch(StreamOffset(13), 1).await.unwrap().batches;
+    assert_eq!((within[0].base.0, within[0].end().0), (8, 16));
+    drop(stream);
+    life.close().await;
+}
+
+/// What the log cache has has other ends.
+#[tokio::test(flavor = "multi_thread")]
+async fn batches_from_before_are_read_behind_those_written_anew() {
+    let world = World::new(WAL_BYTES, 2);
+    let life = world.start().await;
+    let (stream, mut batches) = three_objects(&life).await;
+    let id = stream.id();
+    drop(stream);
+    life.close().await;
+    let life = world.start().await;
+    let stream = life.open(id).await;
+    for base in 30..40 {
+        let batch = batch(id, base * 2, 2, 1000);
+        append(&life.store, &stream, &batch).await.await.unwrap();
+        batches.push(batch);
+    }
+    life.store.flush().await.unwrap();
+    assert_eq!(rewrite(&life.store, &stream, 80, Join::new(4)).await.unwrap(), 1);
+    for max_bytes in [1, 10_000, 1 << 20] {
+        let mut from = StreamOffset(0);
+        while from < StreamOffset(80) {
+            let read = stream.fetch(from, max_bytes).await.unwrap().batches;
+            let last = read.last().unwrap().end();
+            assert!(read[0].base <= from && last > from);
+            for (one, next) in read.iter().zip(&read[1..]) {
+                assert_eq!(one.end(), next.base);
+            }
+            from = last;
+        }
+    }
+    drop(stream);
+    life.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_does_not_cover_its_sources_is_refused() {
+    let world = World::new(WAL_BYTES, 3);
+    let life = world.start().await;
+    let (stream, batches) = three_objects(&life).await;
+    let join = Join { forgets: true, ..Join::new(7) };
+    let refused = rewrite(&life.store, &stream, 60, join).await;
+    assert!(matches!(refused, Err(StoreError::InvalidChange(_))), "{refused:?}");
+    assert_eq!(seen(&life.store, &stream, 0, 60).await, batches);
+    assert_eq!(names(&world).await.len(), 3, "nothing is left of it");
+    life.store.commit(vec![delete(stream.id())]).await.unwrap();
+    let refused = rewrite(&life.store, &stream, 60, Join::new(2)).await;
+    assert!(matches!(refused, Err(StoreError::InvalidChange(_))), "{refused:?}");
+    drop(stream);
+    life.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_trimmed_is_left_out() {
+    let world = World::new(WAL_BYTES, 4);
+    let life = world.start().await;
+    let (stream, batches) = three_objects(&life).await;
+    let trim = alluvium_stream::Change::TrimStream {
+        id: stream.id(),
+        epoch: stream.epoch(),
+        to: StreamOffset(27),
+    };
+    life.store.commit(vec![trim]).await.unwrap();
+    assert_eq!(rewrite(&life.store, &stream, 60, Join::new(3)).await.unwrap(), 1);
+    let parts = stream.stored_parts(StreamOffset(0));
+    assert_eq!((parts.len(), parts[0].start.0, parts[0].end.0), (1, 26, 60));
+    assert_same(&seen(&life.store, &stream, 0, 60).await, &batches[13..]);
+    drop(stream);
+    life.close().await;
+}
+
+/// Compaction brings pieces together, streams are written anew, objects come in: all at once.
+#[tokio::test(flavor = "multi_thread")]
+async fn compaction_and_rewriting_do_not_get_in_each_others_way() {
+    let mut world = World::new(WAL_BYTES, 5);
+    world.options.compaction_bytes = 64 << 10;
+    let life = world.start().await;
+    let mut streams = Vec::new();
+    for _ in 0..3 {
+        streams.push((life.create_log().await, Vec::new()));
+    }
+    let (stop, stopped) = tokio::sync::watch::channel(false);
+    let steps = Arc::new(AtomicUsize::new(0));
+    let mut writers = tokio::task::JoinSet::new();
+    for (stream, _) in &streams {
+        let (store, stopped, steps) = (life.store.clone(), stopped.clone(), steps.clone());
+        let stream = store.stream(stream.id()).unwrap();
+        writers.spawn(async move {
+            for count in [2, 3].into_iter().cycle() {
+                if *stopped.borrow() {
+                    break;
+                }
+                let done = rewrite(&store, &stream, stream.durable_end().0, Join::new(count));
+                steps.fetch_add(done.await.unwrap(), Ordering::Relaxed);
+                // So that pieces come together for compaction.
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        });
+    }
+    let both_have_worked = || {
+        let steps = steps.load(Ordering::Relaxed) as u64;
+        steps > 20 && life.store.stats().compactions > steps + 5
+    };
+    let begun = std::time::Instant::now();
+    while !both_have_worked() {
+        assert!(begun.elapsed() < HANG, "{steps:?} steps");
+        for (stream, held) in &mut streams {
+            let base = held.last().map_or(0, |last: &Batch| last.end().0);
+            for base in [base, base + 2] {
+                let batch = batch(stream.id(), base, 2, 700);
+                append(&life.store, stream, &batch).await.await.unwrap();
+                held.push(batch);
+            }
+        }
+        life.store.flush().await.unwrap();
+    }
+    stop.send_replace(true);
+    writers.join_all().await;
+    assert_eq!(life.store.stats().compaction_failures, 0);
+    for (stream, held) in &streams {
+        let end = held.last().unwrap().end().0;
+        assert_same(&seen(&life.store, stream, 0, end).await, held);
+    }
+    drop(streams);
+    life.close().await;
+}
