@@ -277,6 +277,41 @@ fn set_crc(batch: &mut [u8]) {
     batch[CRC..CRC + 4].copy_from_slice(&crc.to_be_bytes());
 }
 
+/// The header of a batch that the server has put together. It has no producer, and no leader's epoch but the one there is.
+pub(crate) struct Assembled {
+    pub(crate) base_offset: u64,
+    pub(crate) last_offset_delta: i32,
+    pub(crate) codec: Codec,
+    /// All records carry the greatest timestamp.
+    pub(crate) is_log_append_time: bool,
+    pub(crate) base_timestamp_ms: i64,
+    pub(crate) max_timestamp_ms: i64,
+    pub(crate) record_count: i32,
+}
+
+impl Assembled {
+    /// The batch, of which `records` are compressed as the header says.
+    pub(crate) fn batch(&self, records: &[u8]) -> Vec<u8> {
+        let mut bytes = vec![0; HEADER_BYTES];
+        bytes.extend_from_slice(records);
+        let length = i32::try_from(bytes.len() - UNCOUNTED_BYTES).expect("a batch is bounded");
+        let time_type = if self.is_log_append_time { LOG_APPEND_TIME } else { 0 };
+        let mut set = |at: usize, value: &[u8]| bytes[at..at + value.len()].copy_from_slice(value);
+        set(BASE_OFFSET, &self.base_offset.to_be_bytes());
+        set(LENGTH, &length.to_be_bytes());
+        set(MAGIC, &[2]);
+        set(ATTRIBUTES, &(self.codec as i16 | time_type).to_be_bytes());
+        set(LAST_OFFSET_DELTA, &self.last_offset_delta.to_be_bytes());
+        set(BASE_TIMESTAMP, &self.base_timestamp_ms.to_be_bytes());
+        set(PRODUCER_ID, &(-1i64).to_be_bytes());
+        set(PRODUCER_EPOCH, &(-1i16).to_be_bytes());
+        set(BASE_SEQUENCE, &(-1i32).to_be_bytes());
+        set(RECORD_COUNT, &self.record_count.to_be_bytes());
+        set_max_timestamp(&mut bytes, self.max_timestamp_ms);
+        bytes
+    }
+}
+
 /// What a control batch tells about its producer's transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {

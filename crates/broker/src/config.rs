@@ -56,6 +56,8 @@ pub struct BrokerConfig {
     /// How often records are looked for that `retention.ms` or `retention.bytes` let go (`log.retention.check.interval.ms`). Default 5 minutes,
     /// 1 ms to 30 days.
     pub retention_check_interval: Duration,
+    /// How often partitions are looked for that are to be compacted by key (`log.cleaner.backoff.ms`). Default 15 seconds, 1 ms to 30 days.
+    pub log_compaction_check_interval: Duration,
     /// Bounds and times of consumer groups.
     pub groups: GroupConfig,
 }
@@ -83,6 +85,7 @@ impl Default for BrokerConfig {
             transfer_timeout: Duration::from_secs(30),
             shutdown_grace: Duration::from_secs(10),
             retention_check_interval: Duration::from_secs(300),
+            log_compaction_check_interval: Duration::from_secs(15),
             groups: GroupConfig::default(),
         }
     }
@@ -169,6 +172,12 @@ impl BrokerConfig {
         within(
             "retention_check_interval",
             self.retention_check_interval,
+            Duration::from_millis(1),
+            Duration::from_secs(30 * 86_400),
+        )?;
+        within(
+            "log_compaction_check_interval",
+            self.log_compaction_check_interval,
             Duration::from_millis(1),
             Duration::from_secs(30 * 86_400),
         )?;

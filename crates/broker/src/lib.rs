@@ -15,6 +15,7 @@ mod connection;
 mod errors;
 pub mod groups;
 mod listener;
+mod log_compaction;
 mod metrics;
 mod partition;
 mod producer_ids;
@@ -226,6 +227,7 @@ impl Broker {
         transactions::resume(&server).await?;
         tokio::spawn(transactions::run(server.clone()));
         tokio::spawn(retention::run(server.clone()));
+        tokio::spawn(log_compaction::run(server.clone()));
         let accept = |(listener, socket): (&Arc<Listener>, _)| {
             tokio::spawn(listener::run(server.clone(), listener.clone(), socket))
         };

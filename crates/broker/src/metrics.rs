@@ -1,6 +1,6 @@
 //! What the server counts.
 
-use std::sync::atomic::AtomicI64;
+use std::sync::atomic::{AtomicI64, AtomicU64};
 use std::time::Duration;
 
 use prometheus_client::encoding::EncodeLabelSet;
@@ -51,6 +51,11 @@ pub(crate) struct Metrics {
     pub(crate) fetched_bytes: Counter,
     pub(crate) open_transactions: Gauge<i64, AtomicI64>,
     ended: Family<OutcomeLabel, Counter>,
+    pub(crate) log_compactions: Counter,
+    pub(crate) log_compaction_read_bytes: Counter,
+    pub(crate) log_compaction_written_bytes: Counter,
+    pub(crate) log_compaction_failures: Counter,
+    pub(crate) log_compaction_dirtiest: Gauge<f64, AtomicU64>,
 }
 
 impl Metrics {
@@ -68,6 +73,11 @@ impl Metrics {
             fetched_bytes: Counter::default(),
             open_transactions: Gauge::default(),
             ended: Family::default(),
+            log_compactions: Counter::default(),
+            log_compaction_read_bytes: Counter::default(),
+            log_compaction_written_bytes: Counter::default(),
+            log_compaction_failures: Counter::default(),
+            log_compaction_dirtiest: Gauge::default(),
         };
         let registry = registry.sub_registry_with_prefix("alluvium_kafka");
         registry.register("requests", "Requests, by API and version", metrics.requests.clone());
@@ -107,6 +117,31 @@ impl Metrics {
             "transactions",
             "Transactions that have ended, by outcome",
             metrics.ended.clone(),
+        );
+        registry.register(
+            "log_compactions",
+            "Partitions compacted by key",
+            metrics.log_compactions.clone(),
+        );
+        registry.register(
+            "log_compaction_read_bytes",
+            "Bytes of record batches that were compacted by key",
+            metrics.log_compaction_read_bytes.clone(),
+        );
+        registry.register(
+            "log_compaction_written_bytes",
+            "Bytes of what was left of them",
+            metrics.log_compaction_written_bytes.clone(),
+        );
+        registry.register(
+            "log_compaction_failures",
+            "Partitions that could not be compacted by key, each time",
+            metrics.log_compaction_failures.clone(),
+        );
+        registry.register(
+            "log_compaction_max_dirty_ratio",
+            "Greatest part of a compacted partition that was not compacted yet, and could be, at the last look",
+            metrics.log_compaction_dirtiest.clone(),
         );
         metrics
     }

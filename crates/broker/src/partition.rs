@@ -15,7 +15,7 @@ use tokio::time::{Instant, timeout_at};
 use crate::batch::{self, BatchHeader, Outcome};
 use crate::configs::AppendRules;
 use crate::errors::ApiError;
-use crate::producer_state::{ActiveProducer, BadCheckpoint, ProducerStates, Verdict};
+use crate::producer_state::{Aborted, ActiveProducer, BadCheckpoint, ProducerStates, Verdict};
 
 /// One server leads all partitions, for ever: there is one leader epoch.
 pub(crate) const LEADER_EPOCH: i32 = 0;
@@ -125,10 +125,9 @@ impl Partition {
         stable_end.max(self.stream.start_offset())
     }
 
-    /// Producer id and first offset of each aborted transaction with records in `from..to`.
-    pub(crate) fn aborted_in(&self, from: StreamOffset, to: StreamOffset) -> Vec<(i64, i64)> {
-        let aborted = self.producers.lock().aborted_in(from.0, to.0);
-        aborted.into_iter().map(|(id, first)| (id, kafka_offset(StreamOffset(first)))).collect()
+    /// The aborted transactions with records in `from..to`.
+    pub(crate) fn aborted_in(&self, from: StreamOffset, to: StreamOffset) -> Vec<Aborted> {
+        self.producers.lock().aborted_in(from.0, to.0)
     }
 
     /// See [`ProducerStates::active`].

@@ -71,10 +71,10 @@ struct Producer {
 
 /// A transaction that was aborted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Aborted {
-    producer_id: i64,
-    first_offset: u64,
-    marker_offset: u64,
+pub(crate) struct Aborted {
+    pub(crate) producer_id: i64,
+    pub(crate) first_offset: u64,
+    pub(crate) marker_offset: u64,
     /// No transaction was open then that begins below this offset: so begin none of those that were aborted later.
     stable_end: u64,
 }
@@ -280,13 +280,13 @@ impl ProducerStates {
         self.ending.iter().map(|(first, _)| *first).chain(open).min()
     }
 
-    /// Producer id and first offset of each aborted transaction with offsets in `from..to`.
-    pub(crate) fn aborted_in(&self, from: u64, to: u64) -> Vec<(i64, u64)> {
+    /// The aborted transactions with offsets in `from..to`.
+    pub(crate) fn aborted_in(&self, from: u64, to: u64) -> Vec<Aborted> {
         let begin = self.aborted.partition_point(|aborted| aborted.marker_offset < from);
         let mut found = Vec::new();
         for aborted in self.aborted.range(begin..) {
             if aborted.first_offset < to {
-                found.push((aborted.producer_id, aborted.first_offset));
+                found.push(*aborted);
             }
             if aborted.stable_end >= to {
                 break;

@@ -125,6 +125,12 @@ fn check_record(body: &mut &[u8], offset_delta: i32) -> io::Result<(i64, bool)> 
     }
     let key = take_field(&mut fields)?;
     let _value = take_field(&mut fields)?;
+    check_headers(fields)?;
+    Ok((timestamp_delta_ms, key.is_some()))
+}
+
+/// Check that a record ends with these headers.
+fn check_headers(mut fields: &[u8]) -> io::Result<()> {
     let (headers, _) = read_varint(&mut fields, INT_BYTES)?;
     if headers < 0 {
         return Err(bad("a negative number of headers"));
@@ -136,7 +142,7 @@ fn check_record(body: &mut &[u8], offset_delta: i32) -> io::Result<(i64, bool)> 
     if !fields.is_empty() {
         return Err(bad("its fields end before it does"));
     }
-    Ok((timestamp_delta_ms, key.is_some()))
+    Ok(())
 }
 
 /// Take a field with its length before it off `input`. A length of -1 is null.
@@ -281,6 +287,142 @@ impl Write for Bounded {
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
+}
+
+/// A record of a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Record<'a> {
+    pub(crate) offset: u64,
+    pub(crate) timestamp_ms: i64,
+    pub(crate) attributes: u8,
+    pub(crate) key: Option<&'a [u8]>,
+    /// It has no value: it says that there is no record with its key any more.
+    pub(crate) is_tombstone: bool,
+    /// Its bytes from the key's length on.
+    pub(crate) rest: &'a [u8],
+}
+
+/// At most so many bytes of records of one batch are [unpacked](Unpacked).
+const MAX_UNPACKED_BYTES: u64 = 64 << 20;
+
+/// The records of a batch, decompressed.
+pub(crate) struct Unpacked {
+    header: BatchHeader,
+    bytes: Vec<u8>,
+}
+
+impl Unpacked {
+    /// Decompress the records of `batch`, and check that each can be read: as [`check_plain`], but that offsets may be left out.
+    ///
+    /// # Errors
+    /// The records can not be read, or have more than 64 MiB.
+    pub(crate) fn new(batch: &[u8]) -> io::Result<Self> {
+        let header = BatchHeader::parse(batch).ok_or_else(|| bad("no header"))?;
+        let mut bytes = Vec::new();
+        let limited = decompress(&header, &batch[HEADER_BYTES..])?;
+        limited.take(MAX_UNPACKED_BYTES + 1).read_to_end(&mut bytes)?;
+        if bytes.len() as u64 > MAX_UNPACKED_BYTES {
+            return Err(bad("too many bytes"));
+        }
+        let unpacked = Self { header, bytes };
+        let mut rest = &unpacked.bytes[..];
+        let mut next = unpacked.header.base_offset as u64;
+        let end = next.saturating_add(u64::from(unpacked.header.offsets()));
+        for _ in 0..unpacked.header.record_count {
+            let offset = take_record(&mut rest, &unpacked.header)?.offset;
+            if offset < next || offset >= end {
+                return Err(bad("an offset out of order"));
+            }
+            next = offset + 1;
+        }
+        if !rest.is_empty() {
+            return Err(bad("bytes follow the last record"));
+        }
+        Ok(unpacked)
+    }
+
+    pub(crate) fn header(&self) -> &BatchHeader {
+        &self.header
+    }
+
+    /// Bytes of all records.
+    pub(crate) fn len_bytes(&self) -> usize {
+        self.bytes.len()
+    }
+
+    pub(crate) fn records(&self) -> impl Iterator<Item = Record<'_>> {
+        let mut rest = &self.bytes[..];
+        let read = move |_| take_record(&mut rest, &self.header).expect("it was read before");
+        (0..self.header.record_count).map(read)
+    }
+}
+
+/// Take the record at the start of `input` off.
+fn take_record<'a>(input: &mut &'a [u8], header: &BatchHeader) -> io::Result<Record<'a>> {
+    let mut fields = take_field(input)?.ok_or_else(null)?;
+    let attributes = read_byte(&mut fields)?;
+    let (timestamp_delta_ms, _) = read_varint(&mut fields, LONG_BYTES)?;
+    let (offset_delta, _) = read_varint(&mut fields, INT_BYTES)?;
+    let offset_delta = u64::try_from(offset_delta).map_err(|_| bad("a negative offset delta"))?;
+    let rest = fields;
+    let key = take_field(&mut fields)?;
+    let is_tombstone = take_field(&mut fields)?.is_none();
+    check_headers(fields)?;
+    Ok(Record {
+        offset: (header.base_offset as u64).saturating_add(offset_delta),
+        timestamp_ms: header.base_timestamp_ms.saturating_add(timestamp_delta_ms),
+        attributes,
+        key,
+        is_tombstone,
+        rest,
+    })
+}
+
+/// Put a record behind others of a batch.
+pub(crate) fn put_record(
+    out: &mut Vec<u8>,
+    record: &Record<'_>,
+    timestamp_delta_ms: i64,
+    offset_delta: i32,
+) {
+    let (mut head, mut len) = ([0; 1 + (LONG_BYTES + INT_BYTES) as usize], 1);
+    head[0] = record.attributes;
+    for value in [timestamp_delta_ms, offset_delta.into()] {
+        len += put_varint(&mut head[len..], value);
+    }
+    let mut length = [0; LONG_BYTES as usize];
+    let length_len = put_varint(&mut length, (len + record.rest.len()) as i64);
+    out.extend_from_slice(&length[..length_len]);
+    out.extend_from_slice(&head[..len]);
+    out.extend_from_slice(record.rest);
+}
+
+/// A zigzag varint at the start of `out`; its length.
+fn put_varint(out: &mut [u8], value: i64) -> usize {
+    let mut left = (value << 1 ^ value >> 63).cast_unsigned();
+    let mut len = 0;
+    while left >= 0x80 {
+        out[len] = left as u8 | 0x80;
+        left >>= 7;
+        len += 1;
+    }
+    out[len] = left as u8;
+    len + 1
+}
+
+/// Compress the records of a batch as well as the codec does when nobody says how hard it shall try.
+///
+/// # Errors
+/// The codec fails, which it has no reason to.
+pub(crate) fn compress_all(codec: Codec, mut records: &[u8]) -> io::Result<Vec<u8>> {
+    let level = match codec {
+        Codec::Gzip => -1,
+        Codec::Lz4 => 9,
+        Codec::None | Codec::Snappy | Codec::Zstd => 3,
+    };
+    let mut out = Bounded { bytes: Vec::new(), max_bytes: usize::MAX };
+    compress(&mut records, codec, level, &mut out)?;
+    Ok(out.bytes)
 }
 
 /// The records of a batch, of which the part behind the header is `body`.

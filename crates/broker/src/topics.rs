@@ -13,6 +13,7 @@ use crate::configs::topic::Rules;
 use crate::configs::{Alteration, Overrides, Setting, topic as settings};
 use crate::errors::ApiError;
 use crate::groups::TopicsView;
+use crate::log_compaction;
 use crate::partition::{Partition, WRITER_EPOCH};
 
 const META_PREFIX: &str = "topic/";
@@ -344,6 +345,8 @@ impl Topics {
         let delete =
             |stream: &StreamWriter| Change::DeleteStream { id: stream.id(), epoch: stream.epoch() };
         let mut changes: Vec<Change> = streams.map(delete).collect();
+        let cleaned = |partition: &Arc<Partition>| log_compaction::meta_key(partition.stream.id());
+        changes.extend(topic.partitions.iter().map(cleaned).map(Change::DeleteMeta));
         changes.push(Change::DeleteMeta(meta_key(&topic.name)));
         // Before the streams go: who waits for their records is woken by that, and must find no topic then.
         self.maps.write().remove(&topic);

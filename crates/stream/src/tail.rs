@@ -367,6 +367,16 @@ impl Tail {
         released
     }
 
+    /// Drop cached batches that are both uploaded and before `to`: they were written anew, and shall be read as they are now.
+    pub(crate) fn forget_cached(&mut self, to: StreamOffset) -> Released {
+        let uploaded_end = self.uploaded_end;
+        let gone =
+            self.batches.partition_point(|batch| batch.end() <= to && batch.base < uploaded_end);
+        let freed_bytes = self.batches.drain(..gone).map(|batch| batch.cost_bytes()).sum();
+        self.shrink();
+        Released { freed_bytes, unpinned_bytes: 0 }
+    }
+
     /// Drop cached batches that are both uploaded and before `start`.
     fn drop_unreadable(&mut self) -> u64 {
         let (start, uploaded_end) = (self.start, self.uploaded_end);

@@ -82,8 +82,8 @@ fn assert_same(read: &[Batch], wanted: &[Batch]) {
 }
 
 async fn seen(store: &Store, stream: &Stream, from: u64, to: u64) -> Vec<Batch> {
-    let visit = |seen: &mut Vec<Batch>, batches: Vec<Batch>| {
-        seen.extend(batches);
+    let visit = |seen: &mut Vec<Batch>, batches: &[Batch]| {
+        seen.extend_from_slice(batches);
         true
     };
     let (from, to) = (StreamOffset(from), StreamOffset(to));
@@ -104,6 +104,7 @@ async fn what_was_written_anew_is_read_from_then_on() {
     // The last part stays as it is.
     assert_eq!(rewrite(&life.store, &stream, 39, Join::new(4)).await.unwrap(), 1);
     let anew = seen(&life.store, &stream, 0, 60).await;
+    assert_eq!(read_from(&stream, 0, 1 << 20).await, anew, "the log cache has forgotten them");
     assert_eq!(anew.len(), 5 + 10);
     assert_same(&anew, &batches);
     assert_eq!(life.store.stats().objects, 2);

@@ -18,8 +18,10 @@ use uuid::Uuid;
 use alluvium_stream::{Batch, Fetched, StreamOffset, Watch};
 
 use super::{Answer, Context, Refused};
+use crate::batch::BatchHeader;
 use crate::errors::ApiError;
 use crate::partition::{Partition, kafka_offset};
+use crate::producer_state::Aborted;
 use crate::quotas::Bound;
 use crate::security::Operation;
 use crate::server::ByteBudget;
@@ -102,6 +104,7 @@ impl Read {
             fetched.batches.retain(|batch| batch.base < stable_end);
             let to = fetched.batches.last().map(Batch::end);
             aborted = to.map(|to| partition.aborted_in(from, to)).unwrap_or_default();
+            aborted = with_records(aborted, &fetched.batches);
         }
         Self {
             told: Told {
@@ -111,13 +114,40 @@ impl Read {
                 log_start: kafka_offset(fetched.start),
             },
             batches: fetched.batches.into_iter().map(|batch| batch.payload).collect(),
-            aborted,
+            aborted: aborted
+                .into_iter()
+                .map(|aborted| {
+                    let first = StreamOffset(aborted.first_offset);
+                    (aborted.producer_id, kafka_offset(first))
+                })
+                .collect(),
         }
     }
 
     fn len_bytes(&self) -> usize {
         self.batches.iter().map(Bytes::len).sum()
     }
+}
+
+/// Those of which there are records. Log compaction takes an aborted transaction's records away, and later its marker: a client that is told of such a transaction would wait
+/// for the marker, and drop what the producer has written since.
+fn with_records(mut aborted: Vec<Aborted>, batches: &[Batch]) -> Vec<Aborted> {
+    if aborted.is_empty() {
+        return aborted;
+    }
+    let mut written: HashMap<i64, Vec<u64>> = HashMap::new();
+    for batch in batches {
+        let header = BatchHeader::parse(&batch.payload);
+        if let Some(header) = header.filter(|h| h.is_transactional() && !h.is_control()) {
+            written.entry(header.producer_id).or_default().push(batch.base.0);
+        }
+    }
+    aborted.retain(|aborted| {
+        let bases = written.get(&aborted.producer_id).map_or(&[][..], Vec::as_slice);
+        let first = bases.partition_point(|base| *base < aborted.first_offset);
+        bases.get(first).is_some_and(|base| *base < aborted.marker_offset)
+    });
+    aborted
 }
 
 impl Pass {

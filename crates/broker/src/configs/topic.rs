@@ -5,6 +5,8 @@ use crate::batch::Codec;
 use crate::errors::ApiError;
 
 const CLEANUP_POLICY: &str = "cleanup.policy";
+const DELETE_RETENTION_MS: &str = "delete.retention.ms";
+const MIN_DIRTY_RATIO: &str = "min.cleanable.dirty.ratio";
 const COMPACT: &str = "compact";
 const DELETE: &str = "delete";
 const COMPRESSION_TYPE: &str = "compression.type";
@@ -60,7 +62,7 @@ use ConfigType::{Boolean, Double, Int, List, Long, String as Text};
 #[rustfmt::skip]
 pub(crate) const SETTINGS: &[Setting] = &[
     used(CLEANUP_POLICY, List, DELETE, OneOf(&[COMPACT, DELETE]), "log.cleanup.policy",
-        "What becomes of old records. With delete, they go as retention.ms and retention.bytes say. With compact, each record needs a key; records are not compacted yet. With neither, all are kept."),
+        "What becomes of old records. With delete, they go as retention.ms and retention.bytes say. With compact, each record needs a key, and of the records with one key the last one is kept. With neither, all are kept."),
     used(GZIP_LEVEL, Int, "-1", MinusOneOr(1, 9), GZIP_LEVEL,
         "How hard gzip tries where compression.type is gzip; -1 for its default."),
     used(LZ4_LEVEL, Int, "9", Between(1, 17), LZ4_LEVEL,
@@ -69,8 +71,8 @@ pub(crate) const SETTINGS: &[Setting] = &[
         "How batches are kept. With producer, as they come. With anything else, batches that come otherwise are compressed again, which takes the server's processors."),
     used(ZSTD_LEVEL, Int, "3", Between(-131_072, 22), ZSTD_LEVEL,
         "How hard zstd tries where compression.type is zstd."),
-    unused("delete.retention.ms", Long, "86400000", AtLeast(0), Some("log.cleaner.delete.retention.ms"),
-        "How long a record without a value is kept when a topic is compacted. No effect here: records are not compacted yet."),
+    used(DELETE_RETENTION_MS, Long, "86400000", AtLeast(0), "log.cleaner.delete.retention.ms",
+        "With compact, how long a record without a value is kept after it was compacted first."),
     unused("file.delete.delay.ms", Long, "60000", AtLeast(0), Some("log.segment.delete.delay.ms"),
         "How long files stay after their records have gone. No effect here: records are not in files of their own."),
     unused("flush.messages", Long, FOREVER, AtLeast(1), Some("log.flush.interval.messages"),
@@ -87,8 +89,8 @@ pub(crate) const SETTINGS: &[Setting] = &[
         "How much stays on local disks. No effect here: old records are in the object store only."),
     unused("local.retention.ms", Long, "-2", AtLeast(-2), Some("log.local.retention.ms"),
         "How long records stay on local disks. No effect here: old records are in the object store only."),
-    unused(MAX_COMPACTION_LAG_MS, Long, FOREVER, AtLeast(1), Some("log.cleaner.max.compaction.lag.ms"),
-        "How old a record becomes at most without being compacted. No effect here: records are not compacted yet."),
+    used(MAX_COMPACTION_LAG_MS, Long, FOREVER, AtLeast(1), "log.cleaner.max.compaction.lag.ms",
+        "How old a record becomes at most without being compacted, whatever min.cleanable.dirty.ratio says."),
     used(MAX_MESSAGE_BYTES, Int, "1048588", AtLeast(0), "message.max.bytes",
         "The largest record batch, in bytes, compressed."),
     used(TIMESTAMP_AFTER_MAX_MS, Long, "3600000", AtLeast(0), "log.message.timestamp.after.max.ms",
@@ -97,10 +99,10 @@ pub(crate) const SETTINGS: &[Setting] = &[
         "How far a record's time may lie behind the server's. Where all records carry the time of the append it means nothing."),
     used(TIMESTAMP_TYPE, Text, "CreateTime", OneOf(&["CreateTime", LOG_APPEND_TIME]), "log.message.timestamp.type",
         "Whether records carry their producer's time or that of the append. A change holds for new batches."),
-    unused("min.cleanable.dirty.ratio", Double, "0.5", Between(0, 1), Some("log.cleaner.min.cleanable.ratio"),
-        "Which part of a log is new when it is worth to be compacted. No effect here: records are not compacted yet."),
-    unused(MIN_COMPACTION_LAG_MS, Long, "0", AtLeast(0), Some("log.cleaner.min.compaction.lag.ms"),
-        "How young a record is never compacted. No effect here: records are not compacted yet."),
+    used(MIN_DIRTY_RATIO, Double, "0.5", Between(0, 1), "log.cleaner.min.cleanable.ratio",
+        "A partition is compacted when more than this part of it is new."),
+    used(MIN_COMPACTION_LAG_MS, Long, "0", AtLeast(0), "log.cleaner.min.compaction.lag.ms",
+        "How young a record is never compacted."),
     unused("min.insync.replicas", Int, "1", Only("1", "a single server keeps one replica of each partition"), Some("min.insync.replicas"),
         "How many replicas have a record when it is acknowledged. No effect here: it can be 1 only."),
     unused("preallocate", Boolean, "false", Any, Some("log.preallocate"),
@@ -185,12 +187,14 @@ impl<'a> Values<'a> {
 }
 
 /// What the settings of a topic say about its records.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Rules {
     pub(crate) append: AppendRules,
     pub(crate) retention: RetentionRules,
     /// Nothing but compaction may remove a record.
     pub(crate) only_compacts: bool,
+    /// `None` if its records are not compacted by key.
+    pub(crate) compaction: Option<CompactionRules>,
 }
 
 /// What they say about appends.
@@ -208,6 +212,19 @@ pub(crate) struct AppendRules {
     pub(crate) needs_keys: bool,
     /// `compression.type`, and how hard the codec tries; `None` for the producer's.
     pub(crate) compression: Option<(Codec, i32)>,
+}
+
+/// When and how they are compacted by key.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct CompactionRules {
+    /// `min.cleanable.dirty.ratio`.
+    pub(crate) min_dirty_ratio: f64,
+    /// `min.compaction.lag.ms`.
+    pub(crate) min_lag_ms: i64,
+    /// `max.compaction.lag.ms`; the greatest number for no bound.
+    pub(crate) max_lag_ms: i64,
+    /// `delete.retention.ms`.
+    pub(crate) delete_retention_ms: i64,
 }
 
 /// Which records of a topic may go. `None`: no bound.
@@ -243,7 +260,13 @@ impl Rules {
             age_ms: Some(values.number(RETENTION_MS)).filter(|ms| deletes && *ms >= 0),
             keep_bytes: u64::try_from(values.number(RETENTION_BYTES)).ok().filter(|_| deletes),
         };
-        Self { append, retention, only_compacts: values.has_policy(COMPACT) && !deletes }
+        let compaction = values.has_policy(COMPACT).then(|| CompactionRules {
+            min_dirty_ratio: values.get(MIN_DIRTY_RATIO).parse().unwrap_or(0.5),
+            min_lag_ms: values.number(MIN_COMPACTION_LAG_MS),
+            max_lag_ms: values.number(MAX_COMPACTION_LAG_MS),
+            delete_retention_ms: values.number(DELETE_RETENTION_MS),
+        });
+        Self { append, retention, only_compacts: compaction.is_some() && !deletes, compaction }
     }
 }
 
@@ -285,6 +308,23 @@ mod tests {
         let rules = Rules::new(&own, &defaults);
         assert_eq!((rules.retention.age_ms, rules.append.max_batch_bytes), (None, 9));
         assert!(rules.only_compacts);
+    }
+
+    #[test]
+    fn compaction_has_the_defaults_of_kafka() {
+        let rules = |own: &[(&str, &str)]| Rules::new(&overrides(own), &Overrides::new());
+        assert_eq!(rules(&[]).compaction, None);
+        let mut wanted = CompactionRules {
+            min_dirty_ratio: 0.5,
+            min_lag_ms: 0,
+            max_lag_ms: i64::MAX,
+            delete_retention_ms: 86_400_000,
+        };
+        let compact = ("cleanup.policy", "compact,delete");
+        assert_eq!(rules(&[compact]).compaction, Some(wanted));
+        (wanted.min_dirty_ratio, wanted.delete_retention_ms) = (0.01, 7);
+        let own = [compact, ("min.cleanable.dirty.ratio", "0.01"), ("delete.retention.ms", "7")];
+        assert_eq!(rules(&own).compaction, Some(wanted));
     }
 
     #[test]

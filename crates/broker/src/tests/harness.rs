@@ -206,6 +206,18 @@ impl TestServer {
         self.run().await;
     }
 
+    /// The same while objects are held, which are not any more when the server starts again.
+    pub(super) async fn crash_while(&mut self, held: OwnedMutexGuard<()>) {
+        // Time for what begins in the background to come to the objects.
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        let Running { broker, store, stepper } = self.running.take().unwrap();
+        broker.shutdown().await;
+        drop(store);
+        drop(stepper);
+        drop(held);
+        self.run().await;
+    }
+
     /// Stop without closing the store, as a process that is killed does, and start again.
     pub(super) async fn crash(&mut self) {
         let Running { broker, store, stepper } = self.running.take().unwrap();

@@ -13,6 +13,7 @@ mod fetching;
 mod harness;
 mod hostile;
 mod late;
+mod log_compaction;
 mod producing;
 mod quotas;
 mod restarting;

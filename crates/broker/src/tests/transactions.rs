@@ -15,7 +15,7 @@ const INVALID_PRODUCER_EPOCH: i16 = 47;
 const PRODUCER_FENCED: i16 = 90;
 
 /// A transactional producer that speaks version 1 of transactions, or version 2 (KIP-890).
-struct Producer {
+pub(super) struct Producer {
     client: Client,
     transactional_id: &'static str,
     id: i64,
@@ -25,7 +25,11 @@ struct Producer {
 }
 
 impl Producer {
-    async fn init(server: &TestServer, transactional_id: &'static str, version_2: bool) -> Self {
+    pub(super) async fn init(
+        server: &TestServer,
+        transactional_id: &'static str,
+        version_2: bool,
+    ) -> Self {
         let mut client = server.client().await;
         let (id, epoch) = init(&mut client, transactional_id, 60_000).await.unwrap();
         Self { client, transactional_id, id, epoch, sequence: 0, version_2 }
@@ -35,7 +39,7 @@ impl Producer {
         TransactionalId(text(self.transactional_id))
     }
 
-    async fn add(&mut self, topic: &str, partitions: &[i32]) -> i16 {
+    pub(super) async fn add(&mut self, topic: &str, partitions: &[i32]) -> i16 {
         use add_partitions_to_txn_request::AddPartitionsToTxnTopic;
         let topic = AddPartitionsToTxnTopic::default()
             .with_name(TopicName(text(topic)))
@@ -51,7 +55,12 @@ impl Producer {
     }
 
     /// One batch; error code and base offset.
-    async fn produce(&mut self, topic: &str, topic_id: uuid::Uuid, partition: i32) -> (i16, i64) {
+    pub(super) async fn produce(
+        &mut self,
+        topic: &str,
+        topic_id: uuid::Uuid,
+        partition: i32,
+    ) -> (i16, i64) {
         let of = (self.id, self.epoch, self.sequence);
         let batch = transactional(&encode(Compression::None, of, &[1, 2]));
         let (version, name) = if self.version_2 { (13, "") } else { (9, topic) };
@@ -68,7 +77,7 @@ impl Producer {
         (partition.error_code, partition.base_offset)
     }
 
-    async fn end(&mut self, commit: bool) -> i16 {
+    pub(super) async fn end(&mut self, commit: bool) -> i16 {
         let request = EndTxnRequest::default()
             .with_transactional_id(self.tid())
             .with_producer_id(ProducerId(self.id))

@@ -96,7 +96,7 @@ impl Store {
         from: StreamOffset,
         to: StreamOffset,
         mut state: S,
-        visit: fn(&mut S, Vec<Batch>) -> bool,
+        visit: fn(&mut S, &[Batch]) -> bool,
     ) -> Result<S, StoreError> {
         let mut from = from;
         while let Some(run) = next_run(&self.shared, &stream.state, from, to)? {
@@ -107,7 +107,7 @@ impl Store {
                 while let Some(mut batches) = sources.next(range, run.stream.id).await? {
                     batches.retain(|batch| batch.end() > first && batch.base < to);
                     let (visited, goes_on) = blocking(move || {
-                        let goes_on = visit(&mut state, batches);
+                        let goes_on = visit(&mut state, &batches);
                         (state, goes_on)
                     })
                     .await?;
@@ -204,6 +204,8 @@ async fn step<R: Rewrite>(
     written.end(shared, writing.output, origin, result, replacements).await?;
     let written_bytes = written.payload_bytes;
     written.commit(shared).await?;
+    let released = run.stream.tail.lock().forget_cached(run.end());
+    shared.cache.release(released);
     Ok((rewriter.expect("nothing has failed"), written_bytes))
 }
 

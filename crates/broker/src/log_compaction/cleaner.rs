@@ -1,0 +1,207 @@
+//! The second pass: which records stay, and the batches that they come to.
+
+use alluvium_stream::{Batch, Rewrite, StreamOffset};
+
+use super::keys::{AbortedTransactions, FirstPass, Keys, unpack};
+use crate::batch::{self, Assembled, BatchHeader, Codec, Outcome};
+use crate::partition::LEADER_EPOCH;
+use crate::records::{self, Record};
+
+/// A batch is closed when its records have so many bytes, before compression.
+const BATCH_BYTES: usize = 256 << 10;
+
+/// When the records of a batch were made.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Times {
+    /// Each says it.
+    OfRecords,
+    /// All at the time of their append.
+    OfAppend(i64),
+}
+
+/// Records that will be a batch.
+struct Open {
+    records: Vec<u8>,
+    count: i32,
+    codec: Codec,
+    times: Times,
+    base_timestamp_ms: i64,
+    max_timestamp_ms: i64,
+    last_offset: u64,
+}
+
+/// Writes a partition's batches without what nobody needs. What comes out covers the same offsets: a batch has also those of the records that were before and behind its own.
+pub(super) struct Cleaner {
+    keys: Keys,
+    aborted: AbortedTransactions,
+    /// Batches from here on stay as they are.
+    end: u64,
+    /// Tombstones and markers before it were compacted long enough ago.
+    tombstones_before: u64,
+    /// The first offset that no batch has that came out; none before the first batch of a step.
+    covered: Option<u64>,
+    open: Option<Open>,
+}
+
+impl Cleaner {
+    pub(super) fn new(first: FirstPass, end: u64, tombstones_before: u64) -> Self {
+        let FirstPass { keys, aborted, .. } = first;
+        Self { keys, aborted, end, tombstones_before, covered: None, open: None }
+    }
+
+    fn batch(&mut self, batch: Batch, out: &mut Vec<Batch>) {
+        let base = batch.base.0;
+        self.covered.get_or_insert(base);
+        if base >= self.end {
+            return self.keep(batch, out);
+        }
+        let Some(header) = BatchHeader::parse(&batch.payload) else {
+            return self.keep_unread(batch, out);
+        };
+        if header.is_control() {
+            match batch::outcome(&batch.payload) {
+                Some(Outcome::Commit) => {}
+                // As long as a reader may have records of the transaction from before.
+                Some(Outcome::Abort) if base < self.tombstones_before => {}
+                _ => self.keep(batch, out),
+            }
+            return;
+        }
+        if self.aborted.has(&header, base) {
+            return;
+        }
+        let Some(unpacked) = unpack(&batch) else { return self.keep_unread(batch, out) };
+        let count = unpacked.records().filter(|record| self.stays(record)).count();
+        if count == header.record_count as usize
+            && !header.is_transactional()
+            && unpacked.len_bytes() >= BATCH_BYTES / 2
+        {
+            return self.keep(batch, out);
+        }
+        let times = match header.is_log_append_time() {
+            true => Times::OfAppend(header.max_timestamp_ms),
+            false => Times::OfRecords,
+        };
+        for record in unpacked.records() {
+            if self.stays(&record) {
+                self.put(&record, times, header.codec().unwrap_or(Codec::None), out);
+            }
+        }
+    }
+
+    fn stays(&self, record: &Record<'_>) -> bool {
+        let Some(key) = record.key else { return false };
+        let is_over = record.is_tombstone && record.offset < self.tombstones_before;
+        !is_over && !self.keys.is_replaced(key, record.offset)
+    }
+
+    fn put(&mut self, record: &Record<'_>, times: Times, codec: Codec, out: &mut Vec<Batch>) {
+        if let Some(open) = &self.open {
+            let is_far = record.timestamp_ms.checked_sub(open.base_timestamp_ms).is_none();
+            if open.records.len() >= BATCH_BYTES || open.times != times || is_far {
+                self.cover(open.last_offset + 1, out);
+            }
+        }
+        let covered = self.covered.expect("a batch has come in");
+        if record.offset - covered > i32::MAX as u64 {
+            self.cover(record.offset, out);
+        }
+        let base = self.covered.expect("a batch has come in");
+        let open = self.open.get_or_insert_with(|| Open {
+            records: Vec::new(),
+            count: 0,
+            codec,
+            times,
+            base_timestamp_ms: record.timestamp_ms,
+            max_timestamp_ms: record.timestamp_ms,
+            last_offset: record.offset,
+        });
+        let delta_ms = record.timestamp_ms - open.base_timestamp_ms;
+        let delta = i32::try_from(record.offset - base).expect("it is not far from the last one");
+        records::put_record(&mut open.records, record, delta_ms, delta);
+        open.count += 1;
+        open.max_timestamp_ms = open.max_timestamp_ms.max(record.timestamp_ms);
+        open.last_offset = record.offset;
+    }
+
+    /// Give out batches that cover everything before `to`.
+    fn cover(&mut self, to: u64, out: &mut Vec<Batch>) {
+        let mut base = self.covered.expect("a batch has come in");
+        let mut open = self.open.take();
+        while base < to {
+            let count = (to - base).min(1 << 31);
+            let batch = assemble(base, count, open.take());
+            out.push(batch);
+            base += count;
+        }
+        self.covered = Some(to);
+    }
+
+    fn keep(&mut self, batch: Batch, out: &mut Vec<Batch>) {
+        self.cover(batch.base.0, out);
+        self.covered = Some(batch.end().0);
+        out.push(batch);
+    }
+
+    /// The batch may have a record with any key: from here on a tombstone that goes could bring it back.
+    fn keep_unread(&mut self, batch: Batch, out: &mut Vec<Batch>) {
+        self.tombstones_before = self.tombstones_before.min(batch.base.0);
+        self.keep(batch, out);
+    }
+}
+
+impl Rewrite for Cleaner {
+    fn batches(&mut self, batches: Vec<Batch>, out: &mut Vec<Batch>) {
+        for batch in batches {
+            self.batch(batch, out);
+        }
+    }
+
+    fn end(&mut self, end: StreamOffset, out: &mut Vec<Batch>) {
+        self.cover(end.0, out);
+        self.covered = None;
+    }
+}
+
+/// A batch with so many offsets, with these records or none.
+fn assemble(base: u64, count: u64, open: Option<Open>) -> Batch {
+    let empty = || Open {
+        records: Vec::new(),
+        count: 0,
+        codec: Codec::None,
+        times: Times::OfRecords,
+        base_timestamp_ms: -1,
+        max_timestamp_ms: -1,
+        last_offset: base,
+    };
+    let open = open.unwrap_or_else(empty);
+    let compressed = records::compress_all(open.codec, &open.records);
+    let (codec, records) = match compressed {
+        Ok(compressed) => (open.codec, compressed),
+        Err(error) => {
+            tracing::warn!(%error, codec = ?open.codec, "records stay without compression");
+            (Codec::None, open.records)
+        }
+    };
+    let (is_log_append_time, max_timestamp_ms) = match open.times {
+        Times::OfAppend(time_ms) => (true, time_ms),
+        Times::OfRecords => (false, open.max_timestamp_ms),
+    };
+    let header = Assembled {
+        base_offset: base,
+        last_offset_delta: i32::try_from(count - 1).expect("at most 2^31 offsets"),
+        codec,
+        is_log_append_time,
+        base_timestamp_ms: open.base_timestamp_ms,
+        max_timestamp_ms,
+        record_count: open.count,
+    };
+    let mut bytes = header.batch(&records);
+    batch::place(&mut bytes, base, LEADER_EPOCH);
+    Batch {
+        base: StreamOffset(base),
+        count: u32::try_from(count).expect("at most 2^31 offsets"),
+        max_timestamp_ms,
+        payload: bytes.into(),
+    }
+}

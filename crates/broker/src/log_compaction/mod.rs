@@ -1,0 +1,331 @@
+//! Log compaction: of the records with one key the last one stays. What is promised, and how: `docs/log-compaction.md`.
+
+mod cleaner;
+mod keys;
+#[cfg(test)]
+pub(crate) mod tests;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use alluvium_stream::{Change, FetchError, Store, StoreError, StoredPart, StreamId, StreamOffset};
+use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
+
+use crate::batch::BatchHeader;
+use crate::configs::topic::CompactionRules;
+use crate::partition::{Partition, unix_time_ms};
+use crate::server::Server;
+
+use cleaner::Cleaner;
+use keys::{AbortedTransactions, FirstPass};
+
+/// A partition that can not be compacted is left alone for so long.
+const LEFT_OUT: Duration = Duration::from_secs(60 * 60);
+/// About so many ends are remembered of a partition, at most twice as many: so long after its time, as a part of `delete.retention.ms`, a tombstone may stay.
+const ENDS: i64 = 16;
+
+/// Where it is remembered up to where a partition was compacted when.
+pub(crate) fn meta_key(stream: StreamId) -> String {
+    format!("cleaned/{stream}")
+}
+
+/// What the catalog has of a partition.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct Cleaned {
+    /// Offset and time in ms: everything before the offset was compacted before that time. In order of both.
+    ends: Vec<(u64, i64)>,
+}
+
+impl Cleaned {
+    fn of(store: &Store, stream: StreamId) -> Self {
+        let key = meta_key(stream);
+        let stored = store.meta(&key).into_iter().find(|(found, _)| *found == key);
+        let stored = stored.map(|(_, value)| serde_json::from_slice(&value));
+        // Without it the whole partition is compacted again, no more.
+        stored.and_then(Result::ok).unwrap_or_default()
+    }
+
+    /// Everything before it was compacted once.
+    fn end(&self) -> u64 {
+        self.ends.last().map_or(0, |(end, _)| *end)
+    }
+
+    /// Everything before it was compacted at this time or before.
+    fn end_at(&self, time_ms: i64) -> u64 {
+        let before = self.ends.iter().take_while(|(_, at_ms)| *at_ms <= time_ms);
+        before.last().map_or(0, |(end, _)| *end)
+    }
+
+    /// Add an end. Those whose time is over become one. Of those that follow each other closely some are left out: what lies before one of them is
+    /// taken for compacted when its successor was.
+    fn push(&mut self, end: u64, now_ms: i64, rules: &CompactionRules) {
+        let over_ms = now_ms.saturating_sub(rules.delete_retention_ms);
+        let over = self.ends.iter().take_while(|(_, at_ms)| *at_ms <= over_ms).count();
+        self.ends.drain(..over.saturating_sub(1));
+        if let [.., (_, before_ms), (_, last_ms)] = self.ends[..]
+            && (last_ms - before_ms < rules.delete_retention_ms / ENDS
+                || self.ends.len() > 2 * ENDS as usize)
+        {
+            self.ends.pop();
+        }
+        let last_ms = self.ends.last().map_or(now_ms, |(_, at_ms)| now_ms.max(*at_ms));
+        self.ends.push((end, last_ms));
+    }
+}
+
+/// Up to where a partition was compacted.
+#[cfg(test)]
+pub(crate) fn clean_end(store: &Store, stream: StreamId) -> u64 {
+    Cleaned::of(store, stream).end()
+}
+
+/// What there is to do in a partition.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Plan {
+    /// Bytes that were compacted once.
+    clean_bytes: u64,
+    /// Bytes that were not, up to `to`.
+    dirty_bytes: u64,
+    /// The end of what may be compacted now.
+    to: u64,
+}
+
+impl Plan {
+    /// `stable_end`: the partition's last stable offset.
+    fn new(
+        parts: &[StoredPart],
+        clean_end: u64,
+        stable_end: u64,
+        now_ms: i64,
+        rules: &CompactionRules,
+    ) -> Self {
+        let mut plan = Self { clean_bytes: 0, dirty_bytes: 0, to: clean_end };
+        for part in parts {
+            let offsets = (part.end.0 - part.start.0).max(1);
+            let clean = clean_end.clamp(part.start.0, part.end.0) - part.start.0;
+            let clean_bytes =
+                u128::from(part.payload_bytes) * u128::from(clean) / u128::from(offsets);
+            let clean_bytes = u64::try_from(clean_bytes).unwrap_or(part.payload_bytes);
+            plan.clean_bytes += clean_bytes;
+            if part.end.0 <= clean_end {
+                continue;
+            }
+            let is_young = rules.min_lag_ms > 0
+                && part.max_timestamp_ms > now_ms.saturating_sub(rules.min_lag_ms);
+            if part.end.0 > stable_end || is_young {
+                break;
+            }
+            plan.dirty_bytes += part.payload_bytes - clean_bytes;
+            plan.to = part.end.0;
+        }
+        plan
+    }
+
+    /// The dirty part of all; 0 if nothing can be done.
+    fn dirty_ratio(&self) -> f64 {
+        let all = self.clean_bytes + self.dirty_bytes;
+        if all == 0 { 0.0 } else { self.dirty_bytes as f64 / all as f64 }
+    }
+}
+
+/// What is remembered from one look to the next.
+#[derive(Default)]
+struct Memory {
+    left_out: HashMap<StreamId, Instant>,
+    /// The time of the first record behind an end, of partitions with `max.compaction.lag.ms`.
+    first_times: HashMap<StreamId, (u64, i64)>,
+}
+
+/// A partition that is to be compacted.
+struct Due {
+    topic: Arc<str>,
+    index: usize,
+    partition: Arc<Partition>,
+    rules: CompactionRules,
+    plan: Plan,
+    cleaned: Cleaned,
+}
+
+/// Look at all topics, again and again, until the server stops.
+pub(crate) async fn run(server: Arc<Server>) {
+    let mut memory = Memory::default();
+    loop {
+        tokio::select! {
+            () = server.stopping() => return,
+            () = tokio::time::sleep(server.config.log_compaction_check_interval) => {}
+        }
+        tokio::select! {
+            () = server.stopping() => return,
+            () = compact_all(&server, &mut memory) => {}
+        }
+    }
+}
+
+/// Compact what is due, the dirtiest first.
+async fn compact_all(server: &Arc<Server>, memory: &mut Memory) {
+    let now = Instant::now();
+    memory.left_out.retain(|_, until| now < *until);
+    let mut due = Vec::new();
+    let mut dirtiest: f64 = 0.0;
+    for topic in server.topics.all() {
+        let Some(rules) = topic.rules.compaction else { continue };
+        for (index, partition) in topic.partitions.iter().enumerate() {
+            let stream = &partition.stream;
+            // What another one writes to is not this server's to compact.
+            let is_ours = stream.epoch() == stream.newest_epoch();
+            if !is_ours || memory.left_out.contains_key(&stream.id()) {
+                continue;
+            }
+            let cleaned = Cleaned::of(&server.store, stream.id());
+            let (stable_end, now_ms) = (partition.stable_end().0, unix_time_ms());
+            let parts = stream.stored_parts(StreamOffset(0));
+            let plan = Plan::new(&parts, cleaned.end(), stable_end, now_ms, &rules);
+            let ratio = plan.dirty_ratio();
+            dirtiest = dirtiest.max(ratio);
+            let is_due = plan.dirty_bytes > 0
+                && (ratio > rules.min_dirty_ratio
+                    || is_too_old(memory, partition, cleaned.end(), now_ms, &rules).await);
+            if is_due {
+                let (topic, partition) = (topic.name.clone(), partition.clone());
+                due.push(Due { topic, index, partition, rules, plan, cleaned });
+            }
+        }
+        tokio::task::yield_now().await;
+    }
+    server.metrics.log_compaction_dirtiest.set(dirtiest);
+    due.sort_by(|one, other| other.plan.dirty_ratio().total_cmp(&one.plan.dirty_ratio()));
+    for due in due {
+        let (topic, partition, id) = (due.topic.clone(), due.index, due.partition.stream.id());
+        let done = compact(server, due).await;
+        match done {
+            Ok(done) => {
+                let metrics = &server.metrics;
+                metrics.log_compactions.inc();
+                metrics.log_compaction_read_bytes.inc_by(done.read_bytes);
+                metrics.log_compaction_written_bytes.inc_by(done.written_bytes);
+                tracing::info!(
+                    %topic,
+                    partition,
+                    up_to = done.end,
+                    read_bytes = done.read_bytes,
+                    written_bytes = done.written_bytes,
+                    "compacted"
+                );
+            }
+            // It was deleted meanwhile.
+            Err(error) if server.store.stream(id).is_none() => {
+                tracing::debug!(%topic, partition, %error, "log compaction");
+            }
+            Err(error) => {
+                server.metrics.log_compaction_failures.inc();
+                memory.left_out.insert(id, Instant::now() + LEFT_OUT);
+                tracing::warn!(%topic, partition, %error, "log compaction; it is left alone for an hour");
+            }
+        }
+    }
+}
+
+/// Whether the first record that was not compacted is older than `max.compaction.lag.ms`.
+async fn is_too_old(
+    memory: &mut Memory,
+    partition: &Partition,
+    clean_end: u64,
+    now_ms: i64,
+    rules: &CompactionRules,
+) -> bool {
+    if rules.max_lag_ms == i64::MAX {
+        return false;
+    }
+    let stream = &partition.stream;
+    let from = StreamOffset(clean_end).max(stream.start_offset());
+    let known = memory.first_times.get(&stream.id()).filter(|(at, _)| *at == from.0);
+    let first_ms = match known {
+        Some((_, first_ms)) => *first_ms,
+        None => match first_time(partition, from).await {
+            Ok(Some(first_ms)) => {
+                memory.first_times.insert(stream.id(), (from.0, first_ms));
+                first_ms
+            }
+            Ok(None) => return false,
+            Err(error) => {
+                tracing::debug!(%error, "the time of the first record that was not compacted");
+                return false;
+            }
+        },
+    };
+    first_ms < now_ms.saturating_sub(rules.max_lag_ms)
+}
+
+async fn first_time(partition: &Partition, from: StreamOffset) -> Result<Option<i64>, FetchError> {
+    let batches = partition.stream.fetch(from, 1).await?.batches;
+    let header = batches.first().and_then(|first| BatchHeader::parse(&first.payload));
+    Ok(header.map(|header| match header.is_log_append_time() {
+        true => header.max_timestamp_ms,
+        false => header.base_timestamp_ms,
+    }))
+}
+
+/// What was done in a partition.
+struct Done {
+    end: u64,
+    read_bytes: u64,
+    written_bytes: u64,
+}
+
+/// Compact one partition, and remember that.
+async fn compact(server: &Arc<Server>, due: Due) -> Result<Done, StoreError> {
+    let Due { partition, rules, plan, mut cleaned, .. } = due;
+    let (store, stream) = (server.store.clone(), partition.stream.id());
+    let epoch = partition.stream.epoch();
+    let work = {
+        let (store, cleaned) = (store.clone(), cleaned.clone());
+        async move { clean(&store, &partition, plan, &cleaned, &rules).await }
+    };
+    let done = server.store.in_background(work).await??;
+    cleaned.push(done.end, unix_time_ms(), &rules);
+    let value = serde_json::to_vec(&cleaned).expect("numbers can be written");
+    // The trim does nothing, but is refused when the partition was deleted, or has another writer.
+    let still_ours = Change::TrimStream { id: stream, epoch, to: StreamOffset(0) };
+    let remember = Change::PutMeta { key: meta_key(stream), value };
+    store.commit(vec![still_ours, remember]).await?;
+    Ok(done)
+}
+
+/// Both passes. Each step is committed by itself; whatever is left out leaves a partition in which each key has its last record.
+async fn clean(
+    store: &Store,
+    partition: &Partition,
+    plan: Plan,
+    cleaned: &Cleaned,
+    rules: &CompactionRules,
+) -> Result<Done, StoreError> {
+    let stream = &partition.stream;
+    let (start, to) = (stream.start_offset(), StreamOffset(plan.to));
+    let aborted = AbortedTransactions::new(partition.aborted_in(start, to));
+    let from = StreamOffset(cleaned.end()).max(start);
+    let first = FirstPass::new(from.0, aborted);
+    let first = store.scan(stream, from, to, first, FirstPass::batches).await?;
+    let end = match first.is_full {
+        false => plan.to,
+        true => end_of_full(&stream.stored_parts(from), first.end),
+    };
+    let over_ms = unix_time_ms().saturating_sub(rules.delete_retention_ms);
+    let mut cleaner = Cleaner::new(first, end, cleaned.end_at(over_ms));
+    let mut done = Done { end, read_bytes: 0, written_bytes: 0 };
+    let mut at = start;
+    while at < StreamOffset(end) {
+        let (then, step) = store.rewrite(stream, at, StreamOffset(end), cleaner).await?;
+        (cleaner, at) = (then, step.end);
+        done.read_bytes += step.read_bytes;
+        done.written_bytes += step.written_bytes;
+    }
+    Ok(done)
+}
+
+/// Up to where a pass goes whose keys are known up to `end` only: to the end of a part, so that parts that were not compacted stay as they are, or else to `end`.
+fn end_of_full(parts: &[StoredPart], end: u64) -> u64 {
+    let whole = parts.iter().map(|part| part.end.0).take_while(|part_end| *part_end <= end);
+    whole.last().unwrap_or(end)
+}
