@@ -30,7 +30,8 @@ struct Open {
     last_offset: u64,
 }
 
-/// Writes a partition's batches without what nobody needs. What comes out covers the same offsets: a batch has also those of the records that were before and behind its own.
+/// Writes a partition's batches without what nobody needs. What comes out covers the same offsets: a batch has also those of the records
+/// that were before and behind its own.
 pub(super) struct Cleaner {
     keys: Keys,
     aborted: AbortedTransactions,

@@ -23,7 +23,8 @@ use keys::{AbortedTransactions, FirstPass};
 
 /// A partition that can not be compacted is left alone for so long.
 const LEFT_OUT: Duration = Duration::from_secs(60 * 60);
-/// About so many ends are remembered of a partition, at most twice as many: so long after its time, as a part of `delete.retention.ms`, a tombstone may stay.
+/// About so many ends are remembered of a partition, at most twice as many: so long after its time, as a part of `delete.retention.ms`, a
+/// tombstone may stay.
 const ENDS: i64 = 16;
 
 /// Where it is remembered up to where a partition was compacted when.
@@ -58,8 +59,8 @@ impl Cleaned {
         before.last().map_or(0, |(end, _)| *end)
     }
 
-    /// Add an end. Those whose time is over become one. Of those that follow each other closely some are left out: what lies before one of them is
-    /// taken for compacted when its successor was.
+    /// Add an end. Those whose time is over become one. Of those that follow each other closely some are left out: what lies before one of
+    /// them is taken for compacted when its successor was.
     fn push(&mut self, end: u64, now_ms: i64, rules: &CompactionRules) {
         let over_ms = now_ms.saturating_sub(rules.delete_retention_ms);
         let over = self.ends.iter().take_while(|(_, at_ms)| *at_ms <= over_ms).count();
@@ -324,7 +325,8 @@ async fn clean(
     Ok(done)
 }
 
-/// Up to where a pass goes whose keys are known up to `end` only: to the end of a part, so that parts that were not compacted stay as they are, or else to `end`.
+/// Up to where a pass goes whose keys are known up to `end` only: to the end of a part, so that parts that were not compacted stay as they
+/// are, or else to `end`.
 fn end_of_full(parts: &[StoredPart], end: u64) -> u64 {
     let whole = parts.iter().map(|part| part.end.0).take_while(|part_end| *part_end <= end);
     whole.last().unwrap_or(end)

@@ -17,8 +17,8 @@ const STEP_BYTES: u64 = 256 << 20;
 
 /// Writes batches anew. Runs on a thread that may block.
 ///
-/// What comes out covers what has gone in: its batches follow each other without a gap, from the first offset of the first batch to the end of the last one. They
-/// may be fewer or more than those that have gone in, and a batch may be empty.
+/// What comes out covers what has gone in: its batches follow each other without a gap, from the first offset of the first batch to the end
+/// of the last one. They may be fewer or more than those that have gone in, and a batch may be empty.
 pub trait Rewrite: Send + Sized + 'static {
     /// The next batches, in offset order. What is done goes to `out`; some of it may be kept until later.
     fn batches(&mut self, batches: Vec<Batch>, out: &mut Vec<Batch>);
@@ -85,8 +85,8 @@ impl Store {
         self.shared.objects.background().run(work).await
     }
 
-    /// Show `state` the batches in objects from `from` to `to`, in order and once, past the caches and as slowly as compaction reads. Ends early when `visit`, which
-    /// runs on a thread that may block, says false. A batch that contains `from` is shown whole.
+    /// Show `state` the batches in objects from `from` to `to`, in order and once, past the caches and as slowly as compaction reads. Ends
+    /// early when `visit`, which runs on a thread that may block, says false. A batch that contains `from` is shown whole.
     ///
     /// # Errors
     /// The stream is gone, or an object can not be read.
@@ -121,11 +121,12 @@ impl Store {
         Ok(state)
     }
 
-    /// Let `rewriter` write anew what is in objects from `from` on: whole parts, from the one that contains `from` (or follows it), not beyond the one
-    /// that contains the last offset before `to`, and no more than is to be in one object. Call it again with what is left until [`Rewritten::end`] is `to` or more: each step is
-    /// committed by itself, and has nothing to do with the one before.
+    /// Let `rewriter` write anew what is in objects from `from` on: whole parts, from the one that contains `from` (or follows it), not
+    /// beyond the one that contains the last offset before `to`, and no more than is to be in one object. Call it again with what is left
+    /// until [`Rewritten::end`] is `to` or more: each step is committed by itself, and has nothing to do with the one before.
     ///
-    /// If this is dropped, or fails, either nothing has changed or the step is done. What a dropped one has written is deleted by a later run of the store.
+    /// If this is dropped, or fails, either nothing has changed or the step is done. What a dropped one has written is deleted by a later
+    /// run of the store.
     ///
     /// # Errors
     /// The stream is gone, an object can not be read or written, another server owns the objects, or what the rewriter has given does not cover what it got
