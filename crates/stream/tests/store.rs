@@ -376,7 +376,6 @@ async fn commits_are_checked_and_atomic() {
     for refused in [
         Change::CreateStream { id: ids[0], kind: 0 },
         Change::CreateStream { id: StreamId(99), kind: 0 },
-        Change::CreateStream { id: ids[1], kind: 7 },
         delete(ids[1]),
         Change::TrimStream { id: ids[0], epoch: StreamEpoch(0), to: StreamOffset(1) },
         Change::NextStreamId(StreamId(0)),

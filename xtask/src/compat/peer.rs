@@ -37,7 +37,10 @@ impl Peer {
         directory: &Path,
         partitions: u32,
     ) -> Result<Self, Error> {
-        let arguments = vec!["--default-partitions".to_owned(), partitions.to_string()];
+        let mut arguments = vec!["--default-partitions".to_owned(), partitions.to_string()];
+        // As the other one: ACLs hold where there are any.
+        arguments
+            .extend(["--authorization", "--allow-everyone-if-no-acl-found"].map(str::to_owned));
         Ok(Self::Alluvium(Server::start(Config {
             binary: binary.to_path_buf(),
             directory: directory.to_path_buf(),
