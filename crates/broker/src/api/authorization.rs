@@ -5,7 +5,7 @@ use std::sync::Arc;
 use kafka_protocol::messages::{
     ConsumerGroupDescribeRequest, ConsumerGroupDescribeResponse, ConsumerGroupHeartbeatRequest,
     ConsumerGroupHeartbeatResponse, DeleteGroupsRequest, DeleteGroupsResponse,
-    DescribeGroupsRequest, DescribeGroupsResponse, HeartbeatRequest, HeartbeatResponse,
+    DescribeGroupsRequest, DescribeGroupsResponse, GroupId, HeartbeatRequest, HeartbeatResponse,
     JoinGroupRequest, JoinGroupResponse, LeaveGroupRequest, LeaveGroupResponse, ListGroupsRequest,
     ListGroupsResponse, OffsetCommitRequest, OffsetCommitResponse, OffsetDeleteRequest,
     OffsetDeleteResponse, SyncGroupRequest, SyncGroupResponse, consumer_group_describe_response,
@@ -74,6 +74,19 @@ impl Context {
     /// The code of the error, 0 if the client may do this with the group.
     fn group_code(&self, operation: Operation, group: &str) -> i16 {
         self.authorize(operation, Resource::Group(group)).map_or_else(|error| error.code(), |()| 0)
+    }
+
+    /// Take the groups with which the client may not do this out of `groups`; each with the code of the error.
+    fn take_refused(&self, operation: Operation, groups: &mut Vec<GroupId>) -> Vec<(GroupId, i16)> {
+        let mut refused = Vec::new();
+        groups.retain(|group| match self.group_code(operation, group) {
+            0 => true,
+            code => {
+                refused.push((group.clone(), code));
+                false
+            }
+        });
+        refused
     }
 }
 
@@ -151,18 +164,7 @@ pub(super) async fn describe_groups(
     mut request: DescribeGroupsRequest,
 ) -> DescribeGroupsResponse {
     let with_operations = request.include_authorized_operations;
-    let mut refused = Vec::new();
-    request.groups.retain(|group| match cx.group_code(Operation::Describe, group) {
-        0 => true,
-        code => {
-            let group = describe_groups_response::DescribedGroup::default()
-                .with_group_id(group.clone())
-                .with_error_code(code)
-                .with_error_message(None);
-            refused.push(group);
-            false
-        }
-    });
+    let refused = cx.take_refused(Operation::Describe, &mut request.groups);
     let mut response = cx.server.groups.describe(request, cx.version).await;
     if with_operations && cx.server.authorizer.is_some() {
         for group in &mut response.groups {
@@ -170,7 +172,12 @@ pub(super) async fn describe_groups(
             group.authorized_operations = operations;
         }
     }
-    response.groups.extend(refused);
+    response.groups.extend(refused.into_iter().map(|(group, code)| {
+        describe_groups_response::DescribedGroup::default()
+            .with_group_id(group)
+            .with_error_code(code)
+            .with_error_message(None)
+    }));
     response
 }
 
@@ -204,17 +211,7 @@ pub(super) async fn consumer_describe(
     mut request: ConsumerGroupDescribeRequest,
 ) -> ConsumerGroupDescribeResponse {
     let with_operations = request.include_authorized_operations;
-    let mut refused = Vec::new();
-    request.group_ids.retain(|group| match cx.group_code(Operation::Describe, group) {
-        0 => true,
-        code => {
-            let group = consumer_group_describe_response::DescribedGroup::default()
-                .with_group_id(group.clone())
-                .with_error_code(code);
-            refused.push(group);
-            false
-        }
-    });
+    let refused = cx.take_refused(Operation::Describe, &mut request.group_ids);
     let topics = cx.server.topics.view();
     let mut response = cx.server.groups.consumer_describe(request, cx.version, &topics).await;
     if with_operations && cx.server.authorizer.is_some() {
@@ -223,7 +220,11 @@ pub(super) async fn consumer_describe(
             group.authorized_operations = operations;
         }
     }
-    response.groups.extend(refused);
+    response.groups.extend(refused.into_iter().map(|(group, code)| {
+        consumer_group_describe_response::DescribedGroup::default()
+            .with_group_id(group)
+            .with_error_code(code)
+    }));
     response
 }
 
@@ -242,19 +243,13 @@ pub(super) async fn delete_groups(
     cx: &Context,
     mut request: DeleteGroupsRequest,
 ) -> DeleteGroupsResponse {
-    let mut refused = Vec::new();
-    request.groups_names.retain(|group| match cx.group_code(Operation::Delete, group) {
-        0 => true,
-        code => {
-            let result = delete_groups_response::DeletableGroupResult::default()
-                .with_group_id(group.clone())
-                .with_error_code(code);
-            refused.push(result);
-            false
-        }
-    });
+    let refused = cx.take_refused(Operation::Delete, &mut request.groups_names);
     let mut response = cx.server.groups.delete_groups(request, cx.version).await;
-    response.results.extend(refused);
+    response.results.extend(refused.into_iter().map(|(group, code)| {
+        delete_groups_response::DeletableGroupResult::default()
+            .with_group_id(group)
+            .with_error_code(code)
+    }));
     response
 }
 

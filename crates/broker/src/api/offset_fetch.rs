@@ -9,6 +9,16 @@ use kafka_protocol::protocol::StrBytes;
 use super::Context;
 use crate::security::{Operation, Resource};
 
+/// An error in the place of an offset. The types of partitions before and since version 8 are two, with the same fields.
+macro_rules! withhold {
+    ($partition:ident, $code:expr) => {
+        $partition.error_code = $code;
+        $partition.committed_offset = -1;
+        $partition.committed_leader_epoch = -1;
+        $partition.metadata = Some(StrBytes::new());
+    };
+}
+
 pub(super) async fn handle(cx: &Context, request: OffsetFetchRequest) -> OffsetFetchResponse {
     if cx.server.authorizer.is_none() {
         return fetch(cx, request).await;
@@ -34,10 +44,7 @@ pub(super) async fn handle(cx: &Context, request: OffsetFetchRequest) -> OffsetF
         for topic in &mut group.topics {
             let Some(error) = refused(&topic.name) else { continue };
             for partition in &mut topic.partitions {
-                partition.error_code = error.code();
-                partition.committed_offset = -1;
-                partition.committed_leader_epoch = -1;
-                partition.metadata = Some(StrBytes::new());
+                withhold!(partition, error.code());
             }
         }
     }
@@ -58,10 +65,7 @@ pub(super) async fn handle(cx: &Context, request: OffsetFetchRequest) -> OffsetF
         let refused = refused(&topic.name);
         let Some(error) = group.as_ref().or(refused.as_ref()) else { continue };
         for partition in &mut topic.partitions {
-            partition.error_code = error.code();
-            partition.committed_offset = -1;
-            partition.committed_leader_epoch = -1;
-            partition.metadata = Some(StrBytes::new());
+            withhold!(partition, error.code());
         }
     }
     response
@@ -81,10 +85,7 @@ async fn fetch(cx: &Context, request: OffsetFetchRequest) -> OffsetFetchResponse
         for topic in &mut group.topics {
             for partition in &mut topic.partitions {
                 if is_pending(&group.group_id, &topic.name, partition.partition_index) {
-                    partition.error_code = unstable;
-                    partition.committed_offset = -1;
-                    partition.committed_leader_epoch = -1;
-                    partition.metadata = Some(StrBytes::new());
+                    withhold!(partition, unstable);
                 }
             }
         }
@@ -92,10 +93,7 @@ async fn fetch(cx: &Context, request: OffsetFetchRequest) -> OffsetFetchResponse
     for topic in &mut response.topics {
         for partition in &mut topic.partitions {
             if is_pending(&single, &topic.name, partition.partition_index) {
-                partition.error_code = unstable;
-                partition.committed_offset = -1;
-                partition.committed_leader_epoch = -1;
-                partition.metadata = Some(StrBytes::new());
+                withhold!(partition, unstable);
             }
         }
     }
