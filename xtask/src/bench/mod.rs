@@ -1,6 +1,7 @@
 //! Benchmarks of whole servers: each figure beside that of another run, or another server, in the same quarter of an hour.
 
 mod catch_up;
+mod kafka;
 mod load;
 mod memory;
 mod probe;
@@ -28,6 +29,8 @@ pub(crate) enum Bench {
     CatchUp(catch_up::Options),
     /// What uploads and compaction cost: CPU and memory beside a server without them, requests, bytes and money for each GiB.
     Upload(upload::Options),
+    /// Kafka's own performance tools against this server, and against Apache Kafka with and without flushes.
+    Kafka(kafka::Options),
     /// Is the resident memory below what the settings say, under a load of all kinds?
     Memory(memory::Options),
 }
@@ -37,6 +40,7 @@ pub(crate) fn run(root: &Path, bench: &Bench) -> Result<Report, Error> {
     match bench {
         Bench::CatchUp(options) => catch_up::run(root, options),
         Bench::Upload(options) => upload::run(root, options),
+        Bench::Kafka(options) => kafka::run(root, options),
         Bench::Memory(options) => memory::run(root, options),
     }
 }

@@ -1,0 +1,397 @@
+//! Kafka's own performance tools against this server and against Apache Kafka, alternately: `ProducerPerformance`, `ConsumerPerformance` and `EndToEndLatency`.
+//!
+//! The server has one half of the processors, the tools have the other. Alluvium flushes before it acknowledges, always; Kafka runs as it comes, which leaves that to
+//! the kernel, and with `flush.messages=1`, which is the same promise. All data lie in the same file system.
+
+mod figures;
+mod tools;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+use super::cpu_time;
+use crate::kafka::Kafka;
+use crate::report::Report;
+use crate::server::{Config, Server, release_binary};
+use crate::{Error, ServerOptions, setup};
+
+use tools::{Produced, Tools};
+
+#[derive(Args)]
+pub(crate) struct Options {
+    /// Rounds; in each all servers are measured, from scratch. Medians count.
+    #[arg(long, default_value_t = 3)]
+    rounds: u32,
+    /// Seconds of producing at each rate, as far as the server keeps up.
+    #[arg(long, default_value_t = 20)]
+    seconds: u32,
+    /// MB (10^6 bytes) to produce per second, or `max`.
+    #[arg(long, value_delimiter = ',', default_value = "5,30,max")]
+    rates: Vec<Rate>,
+    /// Partitions of the topic.
+    #[arg(long, value_delimiter = ',', default_values_t = [1, 100, 1000])]
+    partitions: Vec<u32>,
+    /// Records whose way from the producer to the consumer is measured, one after the other. 0: none.
+    #[arg(long, default_value_t = 2000)]
+    end_to_end: u32,
+    /// MiB of records that this server keeps in memory for readers at the tail. (Kafka leaves that to the page cache, which is not counted as its memory.)
+    #[arg(long, default_value_t = 128)]
+    log_cache: u64,
+    /// Where to write the plots.
+    #[arg(long, value_name = "DIR", default_value = "docs/plots")]
+    plots: PathBuf,
+    #[command(flatten)]
+    server: ServerOptions,
+}
+
+/// How fast to produce.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Rate {
+    /// 10^6 bytes a second.
+    Megabytes(u32),
+    /// As fast as it goes.
+    Max,
+}
+
+impl FromStr for Rate {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.parse() {
+            Ok(0) | Err(_) if text != "max" => Err("a number of MB per second, or `max`".into()),
+            Ok(megabytes) => Ok(Self::Megabytes(megabytes)),
+            Err(_) => Ok(Self::Max),
+        }
+    }
+}
+
+impl std::fmt::Display for Rate {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Megabytes(megabytes) => write!(f, "{megabytes} MB/s"),
+            Self::Max => f.write_str("max"),
+        }
+    }
+}
+
+/// Who is measured.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum System {
+    /// Each batch is on stable storage before it is acknowledged.
+    Alluvium,
+    /// The same, by `flush.messages=1`.
+    KafkaFlushed,
+    /// As it comes: acknowledged out of the page cache.
+    KafkaUnflushed,
+}
+
+const SYSTEMS: [System; 3] = [System::Alluvium, System::KafkaFlushed, System::KafkaUnflushed];
+
+impl System {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Alluvium => "Alluvium",
+            Self::KafkaFlushed => "Kafka, flushed",
+            Self::KafkaUnflushed => "Kafka, no flush",
+        }
+    }
+
+    /// What its topics are told.
+    fn settings(self) -> &'static [&'static str] {
+        match self {
+            Self::KafkaFlushed => &["flush.messages=1"],
+            Self::Alluvium | Self::KafkaUnflushed => &[],
+        }
+    }
+}
+
+/// A running server. It is killed when dropped.
+enum Running {
+    Alluvium(Box<Server>),
+    Kafka(Kafka),
+}
+
+impl Running {
+    fn address(&self) -> String {
+        match self {
+            Self::Alluvium(server) => server.address(),
+            Self::Kafka(kafka) => kafka.address(),
+        }
+    }
+
+    fn pid(&self) -> u32 {
+        match self {
+            Self::Alluvium(server) => server.pid(),
+            Self::Kafka(kafka) => kafka.pid(),
+        }
+    }
+}
+
+/// What is done to a server.
+#[derive(Clone, Copy, PartialEq)]
+enum Load {
+    Produce(Rate),
+    Consume,
+    EndToEnd,
+}
+
+/// What one tool has measured of one server, and what it cost that one.
+struct Sample {
+    system: System,
+    partitions: u32,
+    load: Load,
+    /// MiB per second; 0 for [`Load::EndToEnd`].
+    throughput: f64,
+    /// 0 for [`Load::Consume`].
+    p50_ms: f64,
+    p99_ms: f64,
+    /// MiB for each second of the server's processor time, user and system.
+    per_cpu_second: f64,
+    /// Of the server meanwhile, in MiB.
+    peak_memory: f64,
+}
+
+const RECORD_BYTES: u32 = 1024;
+/// First of all, to warm both sides, and to find how much is too much.
+const WARM_UP_RECORDS: u64 = 60_000;
+const WAL_MEBIBYTES: u64 = 2048;
+
+pub(super) fn run(root: &Path, options: &Options) -> Result<Report, Error> {
+    let binary = release_binary(root, options.server.server.as_deref())?;
+    let jars = setup::kafka(root).map_err(|missing| Error::from(missing.to_string()))?;
+    let processors = Processors::divided()?;
+    let directory = root.join("target/e2e/run/bench-kafka");
+    let mut samples = Vec::new();
+    for round in 1..=options.rounds {
+        for partitions in &options.partitions {
+            for position in 0..SYSTEMS.len() {
+                // None is always the first.
+                let system = SYSTEMS[(position + round as usize - 1) % SYSTEMS.len()];
+                println!(
+                    "round {round} of {}: {partitions} partitions, {}",
+                    options.rounds,
+                    system.name()
+                );
+                if directory.exists() {
+                    fs::remove_dir_all(&directory)?;
+                }
+                fs::create_dir_all(&directory)?;
+                // What the one before has left to the kernel must not be written while this one is measured.
+                rustix::fs::sync();
+                let under_test = UnderTest {
+                    options,
+                    system,
+                    partitions: *partitions,
+                    binary: &binary,
+                    jars: &jars,
+                    directory: &directory,
+                };
+                samples.extend(under_test.measure(&processors)?);
+            }
+        }
+    }
+    fs::remove_dir_all(&directory)?;
+    for partitions in &options.partitions {
+        println!("\n{}", figures::table(options, *partitions, &samples));
+    }
+    figures::plot(&root.join(&options.plots), options, &samples)?;
+    let mut report = Report::default();
+    report.suite("bench kafka", || Ok(figures::judge(options, &samples)));
+    Ok(report)
+}
+
+/// One half for the server, one for the tools: both servers have the same share, and the tools take none of it.
+struct Processors {
+    server: CpuSet,
+    tools: CpuSet,
+}
+
+impl Processors {
+    fn divided() -> Result<Self, Error> {
+        let all = sched_getaffinity(None)?;
+        let numbers: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|cpu| all.is_set(*cpu)).collect();
+        if numbers.len() < 2 {
+            return Err("one processor for the server and one for the tools are needed".into());
+        }
+        let (server, tools) = numbers.split_at(numbers.len() / 2);
+        let set = |numbers: &[usize]| {
+            let mut set = CpuSet::new();
+            numbers.iter().for_each(|cpu| set.set(*cpu));
+            set
+        };
+        Ok(Self { server: set(server), tools: set(tools) })
+    }
+
+    /// What `start` starts runs on these: a child inherits them from the thread that makes it.
+    fn on<T>(set: &CpuSet, start: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
+        let before = sched_getaffinity(None)?;
+        sched_setaffinity(None, set)?;
+        let started = start();
+        sched_setaffinity(None, &before)?;
+        started
+    }
+}
+
+/// One server with topics of so many partitions.
+struct UnderTest<'a> {
+    options: &'a Options,
+    system: System,
+    partitions: u32,
+    binary: &'a Path,
+    jars: &'a Path,
+    directory: &'a Path,
+}
+
+impl UnderTest<'_> {
+    fn measure(&self, processors: &Processors) -> Result<Vec<Sample>, Error> {
+        let server = Processors::on(&processors.server, || self.start())?;
+        Processors::on(&processors.tools, || self.loads(&server))
+    }
+
+    fn start(&self) -> Result<Running, Error> {
+        let directory = self.directory.join("server");
+        if self.system != System::Alluvium {
+            return Ok(Running::Kafka(Kafka::start(self.jars, &directory, "")?));
+        }
+        Ok(Running::Alluvium(Box::new(Server::start(Config {
+            binary: self.binary.to_path_buf(),
+            directory,
+            wal_mebibytes: WAL_MEBIBYTES,
+            log_cache_mebibytes: self.options.log_cache,
+            wal: None,
+            objects: None,
+        })?)))
+    }
+
+    fn loads(&self, server: &Running) -> Result<Vec<Sample>, Error> {
+        let tools = Tools {
+            jars: self.jars,
+            address: server.address(),
+            settings: self.system.settings(),
+            partitions: self.partitions,
+        };
+        tools.create("warm-up")?;
+        let warm_up = tools.produce("warm-up", WARM_UP_RECORDS, None)?;
+        tools.delete("warm-up")?;
+        let mut samples = Vec::new();
+        for (number, rate) in self.options.rates.iter().enumerate() {
+            let topic = format!("topic-{number}");
+            tools.create(&topic)?;
+            let (records, per_second) = amount(*rate, self.options.seconds, &warm_up);
+            let cost = Cost::start(server.pid())?;
+            let produced = tools.produce(&topic, records, per_second)?;
+            samples.push(self.sample(
+                Load::Produce(*rate),
+                produced.throughput,
+                &produced,
+                records,
+                &cost,
+            )?);
+            if *rate == Rate::Max {
+                let cost = Cost::start(server.pid())?;
+                let throughput = tools.consume(&topic, records)?;
+                let nothing = Produced::default();
+                samples.push(self.sample(Load::Consume, throughput, &nothing, records, &cost)?);
+            }
+            tools.delete(&topic)?;
+        }
+        if self.options.end_to_end > 0 {
+            tools.create("end-to-end")?;
+            let cost = Cost::start(server.pid())?;
+            let records = self.options.end_to_end;
+            let way = tools.end_to_end("end-to-end", records)?;
+            samples.push(self.sample(Load::EndToEnd, 0.0, &way, records.into(), &cost)?);
+        }
+        Ok(samples)
+    }
+
+    fn sample(
+        &self,
+        load: Load,
+        throughput: f64,
+        produced: &Produced,
+        records: u64,
+        cost: &Cost,
+    ) -> Result<Sample, Error> {
+        let (cpu, peak_memory) = cost.so_far()?;
+        let mebibytes = (records * u64::from(RECORD_BYTES)) as f64 / f64::from(1 << 20);
+        let sample = Sample {
+            system: self.system,
+            partitions: self.partitions,
+            load,
+            throughput,
+            p50_ms: produced.p50_ms,
+            p99_ms: produced.p99_ms,
+            per_cpu_second: mebibytes / cpu.as_secs_f64(),
+            peak_memory,
+        };
+        println!("  {}", figures::line(&sample, cost.started.elapsed(), cpu));
+        Ok(sample)
+    }
+}
+
+/// Records to send in so many seconds, and how many in each; no more than the server takes.
+fn amount(rate: Rate, seconds: u32, warm_up: &Produced) -> (u64, Option<u64>) {
+    let most = warm_up.throughput * f64::from(1 << 20) / f64::from(RECORD_BYTES);
+    let asked = match rate {
+        Rate::Megabytes(megabytes) => {
+            Some(u64::from(megabytes) * 1_000_000 / u64::from(RECORD_BYTES))
+        }
+        Rate::Max => None,
+    };
+    let each_second = asked.map_or(most, |asked| most.min(asked as f64));
+    ((each_second * f64::from(seconds)) as u64, asked)
+}
+
+/// What a server uses from a moment on.
+struct Cost {
+    pid: u32,
+    started: Instant,
+    cpu: Duration,
+}
+
+impl Cost {
+    fn start(pid: u32) -> Result<Self, Error> {
+        // The peak of the resident set begins anew (proc(5)).
+        fs::write(format!("/proc/{pid}/clear_refs"), "5")?;
+        Ok(Self { pid, started: Instant::now(), cpu: cpu_time(pid)? })
+    }
+
+    /// Processor time, and the peak of the resident set in MiB.
+    fn so_far(&self) -> Result<(Duration, f64), Error> {
+        let path = format!("/proc/{}/status", self.pid);
+        let status = fs::read_to_string(&path).map_err(|error| format!("{path}: {error}"))?;
+        let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let kibibytes = peak.and_then(|peak| peak.trim().strip_suffix(" kB")?.parse::<f64>().ok());
+        let kibibytes = kibibytes.ok_or_else(|| format!("{path} has no VmHWM"))?;
+        Ok((cpu_time(self.pid)?.saturating_sub(self.cpu), kibibytes / 1024.0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rate_is_a_number_or_max() {
+        assert_eq!("5".parse(), Ok(Rate::Megabytes(5)));
+        assert_eq!("max".parse(), Ok(Rate::Max));
+        for wrong in ["", "0", "-1", "fast", "5.5"] {
+            assert!(wrong.parse::<Rate>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn no_more_is_sent_than_the_server_takes_in_the_time() {
+        let warm_up = Produced { throughput: 10.0, ..Produced::default() };
+        let second = 5_000_000 / 1024;
+        assert_eq!(amount(Rate::Megabytes(5), 1, &warm_up), (second, Some(second)));
+        assert_eq!(amount(Rate::Megabytes(30), 2, &warm_up), (20_480, Some(30_000_000 / 1024)));
+        assert_eq!(amount(Rate::Max, 2, &warm_up), (20_480, None));
+    }
+}

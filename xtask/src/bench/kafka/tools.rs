@@ -1,0 +1,162 @@
+//! Apache Kafka's tools, each as its script starts it.
+
+use std::path::Path;
+use std::process::Command;
+
+use super::RECORD_BYTES;
+use crate::Error;
+use crate::exec::{output, quietly};
+
+/// Where they come from, whom they talk to, and which topics they make there.
+pub(super) struct Tools<'a> {
+    pub(super) jars: &'a Path,
+    pub(super) address: String,
+    pub(super) settings: &'a [&'a str],
+    pub(super) partitions: u32,
+}
+
+/// What a tool tells of records that were acknowledged, or came back.
+#[derive(Debug, Default, PartialEq)]
+pub(super) struct Produced {
+    /// MiB per second.
+    pub(super) throughput: f64,
+    /// The tools count whole milliseconds.
+    pub(super) p50_ms: f64,
+    pub(super) p99_ms: f64,
+}
+
+/// A part of a run's records warms the client, and is not counted: one of so many.
+const WARM_UP_PART: u64 = 5;
+/// A consumer waits so long for a next record.
+const CONSUME_LIMIT_MS: u32 = 60_000;
+
+impl Tools<'_> {
+    /// As kafka-run-class.sh starts it.
+    fn java(&self, class: &str) -> Command {
+        let mut java = Command::new("java");
+        java.args(["-Xmx512m", "-server", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20"]);
+        java.args(["-XX:InitiatingHeapOccupancyPercent=35", "-XX:+ExplicitGCInvokesConcurrent"]);
+        java.args(["-Djava.awt.headless=true", "-Dorg.slf4j.simpleLogger.defaultLogLevel=error"]);
+        java.arg("-cp").arg(format!("{}/*", self.jars.display()));
+        java.arg(format!("org.apache.kafka.tools.{class}"));
+        java
+    }
+
+    fn topics(&self, what: &str, topic: &str) -> Command {
+        let mut topics = self.java("TopicCommand");
+        topics.args(["--bootstrap-server", &self.address, what, "--topic", topic]);
+        topics
+    }
+
+    pub(super) fn create(&self, topic: &str) -> Result<(), Error> {
+        let mut create = self.topics("--create", topic);
+        create.args(["--partitions", &self.partitions.to_string(), "--replication-factor", "1"]);
+        for setting in self.settings {
+            create.args(["--config", setting]);
+        }
+        quietly(&mut create)
+    }
+
+    pub(super) fn delete(&self, topic: &str) -> Result<(), Error> {
+        quietly(&mut self.topics("--delete", topic))
+    }
+
+    /// Produce so many records, so many a second, or as fast as they go.
+    pub(super) fn produce(
+        &self,
+        topic: &str,
+        records: u64,
+        per_second: Option<u64>,
+    ) -> Result<Produced, Error> {
+        let mut produce = self.java("ProducerPerformance");
+        produce.args(["--bootstrap-server", &self.address, "--topic", topic]);
+        produce.args(["--num-records", &records.to_string()]);
+        produce.args(["--record-size", &RECORD_BYTES.to_string()]);
+        let throughput = per_second.map_or("-1".into(), |records| records.to_string());
+        produce.args(["--throughput", &throughput]);
+        produce.args(["--warmup-records", &(records / WARM_UP_PART).to_string()]);
+        produce.args(["--command-property", "acks=all"]);
+        let told = told(&mut produce)?;
+        Ok(produced(&told).ok_or_else(|| format!("ProducerPerformance says:\n{told}"))?)
+    }
+
+    /// Consume so many records; MiB per second from the first fetch on.
+    pub(super) fn consume(&self, topic: &str, records: u64) -> Result<f64, Error> {
+        let mut consume = self.java("ConsumerPerformance");
+        consume.args(["--bootstrap-server", &self.address, "--topic", topic]);
+        consume.args(["--num-records", &records.to_string(), "--hide-header"]);
+        consume.args(["--timeout", &CONSUME_LIMIT_MS.to_string()]);
+        let told = told(&mut consume)?;
+        Ok(consumed(&told, records).ok_or_else(|| format!("ConsumerPerformance says:\n{told}"))?)
+    }
+
+    /// Send one record after the other, each when the one before has come back.
+    pub(super) fn end_to_end(&self, topic: &str, records: u32) -> Result<Produced, Error> {
+        let mut way = self.java("EndToEndLatency");
+        way.args([&self.address, topic, &records.to_string(), "all", &RECORD_BYTES.to_string()]);
+        let told = told(&mut way)?;
+        Ok(came_back(&told).ok_or_else(|| format!("EndToEndLatency says:\n{told}"))?)
+    }
+}
+
+fn told(command: &mut Command) -> Result<String, Error> {
+    Ok(String::from_utf8_lossy(&output(command)?).into_owned())
+}
+
+/// Of a line such as `400 steady state records sent, 1234.5 records/sec (1.21 MB/sec), 2.1 ms avg latency, 9.0 ms max latency, 2 ms 50th, 3 ms 95th, 8 ms 99th, 9 ms
+/// 99.9th.` Its MB are MiB. The last one is of what came behind the warm-up.
+fn produced(told: &str) -> Option<Produced> {
+    let line = told.lines().rfind(|line| line.contains(" 99.9th"))?;
+    let before = |unit: &str| -> Option<f64> {
+        let (before, _) = line.split_once(unit)?;
+        before.rsplit([' ', '(']).next()?.parse().ok()
+    };
+    Some(Produced {
+        throughput: before(" MB/sec)")?,
+        p50_ms: before(" ms 50th")?,
+        p99_ms: before(" ms 99th")?,
+    })
+}
+
+/// Of a line with the start, the end, MiB, MiB per second, records, records per second, milliseconds of the rebalance, and of fetching, and MiB and records per second
+/// of that. All records must have come.
+fn consumed(told: &str, records: u64) -> Option<f64> {
+    let line = told.lines().rfind(|line| line.split(", ").count() == 10)?;
+    let fields: Vec<&str> = line.split(", ").collect();
+    let came: u64 = fields[4].parse().ok()?;
+    let throughput = fields[8].parse().ok()?;
+    (came >= records).then_some(throughput)
+}
+
+/// Of `Percentiles: 50th = 2, 99th = 5, 99.9th = 17`, and the mean before it, which has digits behind the point: the median has none.
+fn came_back(told: &str) -> Option<Produced> {
+    let number = |name: &str| -> Option<f64> {
+        let (_, behind) = told.split_once(name)?;
+        behind.split([',', ' ', '\n']).next()?.parse().ok()
+    };
+    Some(Produced { throughput: 0.0, p50_ms: number("Avg latency: ")?, p99_ms: number("99th = ")? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_tools_say_is_read() {
+        let told = "1000 records sent, 99.1 records/sec (0.10 MB/sec), 1.0 ms avg latency, 7.0 ms max latency.\n\
+             1000 records sent, 99.5 records/sec (0.11 MB/sec), 1.0 ms avg latency, 9.00 ms max latency, 1 ms 50th, 2 ms 95th, 3 ms 99th, 9 ms 99.9th.\n\
+             800 steady state records sent, 1234.5 records/sec (1.21 MB/sec), 2.1 ms avg latency, 9.00 ms max latency, 2 ms 50th, 4 ms 95th, 8 ms 99th, 9 ms 99.9th.\n";
+        assert_eq!(produced(told), Some(Produced { throughput: 1.21, p50_ms: 2.0, p99_ms: 8.0 }));
+        assert_eq!(produced("org.apache.kafka.common.errors.TimeoutException\n"), None);
+
+        let told = "2026-11-22 10:00:00:000, 2026-11-22 10:00:04:000, 100.0, 25.0, 102400, 25600.0, 3000, 1000, 100.0, 102400.0\n";
+        assert_eq!(consumed(told, 102_400), Some(100.0));
+        assert_eq!(consumed(told, 102_401), None, "one has not come");
+
+        let told = "0\t12.5\n1000\t1.5\nAvg latency: 1.2345 ms\n\nPercentiles: 50th = 1, 99th = 4, 99.9th = 12\n";
+        assert_eq!(
+            came_back(told),
+            Some(Produced { throughput: 0.0, p50_ms: 1.2345, p99_ms: 4.0 })
+        );
+    }
+}
