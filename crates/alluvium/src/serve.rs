@@ -190,7 +190,7 @@ fn summary(recovery: &Recovery) -> String {
 /// Find out that a port is taken before a log is pre-written and recovered for nothing. The ports are opened for good when there is
 /// something to serve; who takes one in between is found then.
 fn check_ports(config: &ServeConfig) -> Result<(), Failure> {
-    let kafka = config.listeners.iter().map(|listener| ("kafka", listener.listen));
+    let kafka = config.security.listeners.iter().map(|listener| ("kafka", listener.listen));
     for (port, address) in kafka.chain(config.admin_listen.map(|address| ("admin", address))) {
         TcpListener::bind(address).map_err(|error| {
             Failure::Failed(format!("can not listen on {port} port {address}: {error}"))
@@ -201,11 +201,11 @@ fn check_ports(config: &ServeConfig) -> Result<(), Failure> {
 
 fn broker_config(config: &ServeConfig) -> BrokerConfig {
     BrokerConfig {
-        listeners: config.listeners.clone(),
+        listeners: config.security.listeners.clone(),
         security: SecurityConfig {
-            session_lifetime: config.session_lifetime.map(|Span(lifetime)| lifetime),
-            oauth: config.oauth.as_ref().map(jwks::broker_config),
-            authorization: config.authorization.clone(),
+            session_lifetime: config.security.session_lifetime.map(|Span(lifetime)| lifetime),
+            oauth: config.security.oauth.as_ref().map(jwks::broker_config),
+            authorization: config.security.authorization.clone(),
         },
         node_id: i32::try_from(config.node_id).expect("the configuration was checked"),
         cluster_id: config.cluster_id.clone(),

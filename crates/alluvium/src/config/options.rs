@@ -1,0 +1,302 @@
+//! What a person may write, on the command line, in the environment and in the file.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use alluvium_device::{Durability, Engine};
+use clap::Args;
+use serde::{Deserialize, Deserializer};
+
+use super::ConfigError;
+use crate::address::{Address, AdminListen, HostPort};
+use crate::listeners::Listeners;
+use crate::units::{Size, Span};
+
+/// The options of `alluvium serve`, as a person wrote them.
+#[derive(Args, Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub(crate) struct ServeOptions {
+    /// Read options from this TOML file. An unknown key is an error. Default: none.
+    #[arg(long, env = "ALLUVIUM_CONFIG", value_name = "FILE")]
+    #[serde(skip)]
+    pub(crate) config: Option<PathBuf>,
+
+    /// Directory of the catalog, and by default of the write-ahead log and the objects; created if it is missing. Default ./data.
+    #[arg(long, env = "ALLUVIUM_DATA_DIR", value_name = "DIR")]
+    pub(crate) data_dir: Option<PathBuf>,
+
+    /// Address of the Kafka port in plain text; port 0 takes a free one. An address other than loopback needs
+    /// --allow-plaintext-network. Default 127.0.0.1:9092, or none if there is a --listener.
+    #[arg(long, env = "ALLUVIUM_LISTEN", value_name = "ADDR:PORT")]
+    #[serde(deserialize_with = "from_text")]
+    pub(crate) listen: Option<Address>,
+
+    /// Name and port under which clients reach this server. Default: the address that it listens on.
+    #[arg(long, env = "ALLUVIUM_ADVERTISE", value_name = "HOST:PORT")]
+    #[serde(deserialize_with = "from_text")]
+    pub(crate) advertise: Option<HostPort>,
+
+    /// More ports for clients, with TLS and authentication: `{name = "tls", listen = "0.0.0.0:9093", protocol = "SSL", ...}`, several of
+    /// these in brackets; in the file one `[[listener]]` each. What they have stands in docs/configuration.md. Default none.
+    #[arg(long, env = "ALLUVIUM_LISTENER", value_name = "{...}")]
+    pub(crate) listener: Option<Listeners>,
+
+    /// Clients that have logged in by SASL do so again after this time at the latest (`connections.max.reauth.ms`). Default none, 1s to 365 days.
+    #[arg(long, env = "ALLUVIUM_SESSION_LIFETIME", value_name = "TIME")]
+    pub(crate) session_lifetime: Option<Span>,
+
+    /// For OAUTHBEARER: the keys that tokens are signed with, a JWKS document in a file or at an https:// URL. Default none.
+    #[arg(long, env = "ALLUVIUM_OAUTH_JWKS", value_name = "FILE|URL")]
+    pub(crate) oauth_jwks: Option<String>,
+
+    /// The issuer that each token must have (`iss`). Default none.
+    #[arg(long, env = "ALLUVIUM_OAUTH_ISSUER", value_name = "TEXT")]
+    pub(crate) oauth_issuer: Option<String>,
+
+    /// The audience that each token must name (`aud`). Default none.
+    #[arg(long, env = "ALLUVIUM_OAUTH_AUDIENCE", value_name = "TEXT")]
+    pub(crate) oauth_audience: Option<String>,
+
+    /// Scopes that each token must have, with spaces between them. Default none.
+    #[arg(long, env = "ALLUVIUM_OAUTH_SCOPE", value_name = "TEXT")]
+    pub(crate) oauth_scope: Option<String>,
+
+    /// The claim that is the user's name. Default sub.
+    #[arg(long, env = "ALLUVIUM_OAUTH_PRINCIPAL_CLAIM", value_name = "NAME")]
+    pub(crate) oauth_principal_claim: Option<String>,
+
+    /// How far the clocks of this machine and of the issuer may be apart. Default 30s, 0s to 1h.
+    #[arg(long, env = "ALLUVIUM_OAUTH_CLOCK_SKEW", value_name = "TIME")]
+    pub(crate) oauth_clock_skew: Option<Span>,
+
+    /// Ask the ACLs before anything is done: what they do not allow is refused. Default false.
+    #[arg(long, env = "ALLUVIUM_AUTHORIZATION", value_name = "BOOL",
+          num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub(crate) authorization: Option<bool>,
+
+    /// Users who may do everything, as in `User:admin;User:CN=ops,O=example` (`super.users`). Default none.
+    #[arg(long, env = "ALLUVIUM_SUPER_USERS", value_name = "USERS")]
+    pub(crate) super_users: Option<String>,
+
+    /// Allow everything to everybody where a resource has no ACL (`allow.everyone.if.no.acl.found`). Default false.
+    #[arg(long, env = "ALLUVIUM_ALLOW_EVERYONE_IF_NO_ACL_FOUND", value_name = "BOOL",
+          num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub(crate) allow_everyone_if_no_acl_found: Option<bool>,
+
+    /// Listen on the network without encryption or without authentication: everybody who reaches the port, or the way to it, can
+    /// read and write everything. Default false.
+    #[arg(long, env = "ALLUVIUM_ALLOW_PLAINTEXT_NETWORK", value_name = "BOOL",
+          num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub(crate) allow_plaintext_network: Option<bool>,
+
+    /// The write-ahead log: a raw block device (/dev/...), or a file, which is created and pre-written. Default: `wal` in the data
+    /// directory.
+    #[arg(long, env = "ALLUVIUM_WAL", value_name = "PATH")]
+    pub(crate) wal: Option<PathBuf>,
+
+    /// Size of a new write-ahead log. An existing one keeps its size, whatever is said here: `alluvium wal resize` changes it, also while
+    /// the server runs. Default 2GiB (of a block device: all of it), 64MiB to 16TiB.
+    #[arg(long, env = "ALLUVIUM_WAL_CAPACITY", value_name = "SIZE")]
+    pub(crate) wal_capacity: Option<Size>,
+
+    /// Reserve the device of the write-ahead log for this machine, so that it refuses what an earlier server still writes from another one. For a whole SCSI disk or
+    /// NVMe namespace with persistent reservations; refused elsewhere. It stays reserved when the server ends. Default false.
+    #[arg(long, env = "ALLUVIUM_WAL_RESERVE", value_name = "BOOL",
+          num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub(crate) wal_reserve: Option<bool>,
+
+    /// Format the write-ahead log although its target holds something else. What it holds is lost. An existing write-ahead
+    /// log is never formatted by this command. On the command line only.
+    #[arg(long)]
+    #[serde(skip)]
+    pub(crate) force_format: bool,
+
+    /// Where records settle: s3://bucket/prefix, file:///absolute/path, or memory:// for trials (lost at the end of the process). The
+    /// credentials for S3 come from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or from the machine. Default: `objects` in the data
+    /// directory.
+    #[arg(long, env = "ALLUVIUM_OBJECT_STORE", value_name = "URL")]
+    pub(crate) object_store: Option<String>,
+
+    /// Where S3 is spoken, if not at AWS: `https://s3.example.org`. Default: AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, or AWS.
+    #[arg(long, env = "ALLUVIUM_S3_ENDPOINT", value_name = "URL")]
+    pub(crate) s3_endpoint: Option<String>,
+
+    /// The bucket's region. Default: AWS_REGION, AWS_DEFAULT_REGION, or us-east-1.
+    #[arg(long, env = "ALLUVIUM_S3_REGION", value_name = "NAME")]
+    pub(crate) s3_region: Option<String>,
+
+    /// Name the bucket in the path (`https://host/bucket`) and not in the host's name (`https://bucket.host`). Default true with an
+    /// endpoint, false at AWS.
+    #[arg(long, env = "ALLUVIUM_S3_PATH_STYLE", value_name = "BOOL",
+          num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub(crate) s3_path_style: Option<bool>,
+
+    /// Use an endpoint with http:// that is not on loopback: everybody on the way can read and change all records. Default false.
+    #[arg(long, env = "ALLUVIUM_S3_ALLOW_HTTP", value_name = "BOOL",
+          num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub(crate) s3_allow_http: Option<bool>,
+
+    /// Certificates (PEM) that are trusted beside the system's. Default: none.
+    #[arg(long, env = "ALLUVIUM_S3_CA_FILE", value_name = "FILE")]
+    pub(crate) s3_ca_file: Option<PathBuf>,
+
+    /// What makes an acknowledged record durable: `dsync` = each write is followed by a flush or carries FUA; `device` =
+    /// the device is trusted to keep what it has acknowledged, for disks with power-loss protection only; `auto` = dsync
+    /// wherever there is a volatile write cache, and for every file. Default auto.
+    #[arg(long, env = "ALLUVIUM_DURABILITY", value_name = "auto|dsync|device")]
+    #[serde(deserialize_with = "from_text")]
+    pub(crate) durability: Option<Durability>,
+
+    /// How the device is driven: io_uring, threads (where the kernel or the container refuses io_uring), or auto, which
+    /// takes io_uring if it can. Default auto.
+    #[arg(long, env = "ALLUVIUM_ENGINE", value_name = "auto|io_uring|threads")]
+    #[serde(deserialize_with = "from_text")]
+    pub(crate) engine: Option<Engine>,
+
+    /// Memory for recent records: what is not uploaded yet, and behind it what tail readers want. Default 1GiB, 16MiB to 1TiB.
+    #[arg(long, env = "ALLUVIUM_LOG_CACHE", value_name = "SIZE")]
+    pub(crate) log_cache: Option<Size>,
+
+    /// Memory for what was read from objects, and may be wanted again. A quarter of it may be read ahead. Default 64MiB, 16MiB to 1TiB.
+    #[arg(long, env = "ALLUVIUM_BLOCK_CACHE", value_name = "SIZE")]
+    pub(crate) block_cache: Option<Size>,
+
+    /// Memory for what is on its way from objects to consumers: what they fetch at the same time. Default 128MiB, 8MiB to 1TiB.
+    #[arg(long, env = "ALLUVIUM_LATE_READ_MEMORY", value_name = "SIZE")]
+    pub(crate) late_read_memory: Option<Size>,
+
+    /// Bound on the traffic with the object store, in bytes per second, both ways together: uploads go before what consumers read from
+    /// objects. Default none, 1MiB to 1TiB.
+    #[arg(long, env = "ALLUVIUM_OBJECT_STORE_RATE", value_name = "SIZE")]
+    pub(crate) object_store_rate: Option<Size>,
+
+    /// Upload when this much is waiting; at most a quarter of the write-ahead log and half of the log cache. Default 512MiB, or that
+    /// bound if it is smaller; at least 1MiB.
+    #[arg(long, env = "ALLUVIUM_UPLOAD_SIZE", value_name = "SIZE")]
+    pub(crate) upload_size: Option<Size>,
+
+    /// Upload at least this often when anything is waiting. Default 1m, 100ms to 24h.
+    #[arg(long, env = "ALLUVIUM_UPLOAD_INTERVAL", value_name = "TIME")]
+    pub(crate) upload_interval: Option<Span>,
+
+    /// Payload at which compaction ends an object of a partition. What is smaller than an eighth of it is brought together in the background; 0
+    /// switches compaction off. Default 256MiB, 64KiB to 32GiB or 0.
+    #[arg(long, env = "ALLUVIUM_COMPACTION_SIZE", value_name = "SIZE")]
+    pub(crate) compaction_size: Option<Size>,
+
+    /// Address for /metrics (Prometheus) and /healthz, or `none`. It follows the same rule as --listen. Default 127.0.0.1:9644.
+    #[arg(long, env = "ALLUVIUM_ADMIN_LISTEN", value_name = "ADDR:PORT|none")]
+    #[serde(deserialize_with = "from_text")]
+    pub(crate) admin_listen: Option<AdminListen>,
+
+    /// This server's id among the brokers (`node.id`), and in the write-ahead log's header. Default 1, 0 to 2147483647.
+    #[arg(long, env = "ALLUVIUM_NODE_ID", value_name = "N")]
+    pub(crate) node_id: Option<u32>,
+
+    /// Id of the cluster. Default: the stored one, a random one at the very first start. 1 to 249 characters.
+    #[arg(long, env = "ALLUVIUM_CLUSTER_ID", value_name = "ID")]
+    pub(crate) cluster_id: Option<String>,
+
+    /// Create a topic when a client asks for one that does not exist (`auto.create.topics.enable`). Default true.
+    #[arg(long, env = "ALLUVIUM_AUTO_CREATE_TOPICS", value_name = "BOOL")]
+    pub(crate) auto_create_topics: Option<bool>,
+
+    /// Partitions of a topic that is created without a number (`num.partitions`). Default 1, 1 to 10000.
+    #[arg(long, env = "ALLUVIUM_DEFAULT_PARTITIONS", value_name = "N")]
+    pub(crate) default_partitions: Option<u32>,
+
+    /// Largest record batch (`message.max.bytes`). Default 1048588B, 1KiB to 8MiB.
+    #[arg(long, env = "ALLUVIUM_MAX_MESSAGE_SIZE", value_name = "SIZE")]
+    pub(crate) max_message_size: Option<Size>,
+
+    /// Bound on open connections; one more is closed at once. Default 1000, 1 to 100000.
+    #[arg(long, env = "ALLUVIUM_MAX_CONNECTIONS", value_name = "N")]
+    pub(crate) max_connections: Option<u32>,
+
+    /// What is logged: error, warn, info, debug, trace, or a filter such as `info,alluvium_stream=debug`. Default info.
+    #[arg(long, env = "ALLUVIUM_LOG", value_name = "LEVEL")]
+    pub(crate) log: Option<String>,
+}
+
+impl ServeOptions {
+    /// Each option from `self`, or else from `other`.
+    pub(super) fn or(self, other: Self) -> Self {
+        Self {
+            config: self.config.or(other.config),
+            data_dir: self.data_dir.or(other.data_dir),
+            listen: self.listen.or(other.listen),
+            advertise: self.advertise.or(other.advertise),
+            listener: self.listener.or(other.listener),
+            session_lifetime: self.session_lifetime.or(other.session_lifetime),
+            oauth_jwks: self.oauth_jwks.or(other.oauth_jwks),
+            oauth_issuer: self.oauth_issuer.or(other.oauth_issuer),
+            oauth_audience: self.oauth_audience.or(other.oauth_audience),
+            oauth_scope: self.oauth_scope.or(other.oauth_scope),
+            oauth_principal_claim: self.oauth_principal_claim.or(other.oauth_principal_claim),
+            oauth_clock_skew: self.oauth_clock_skew.or(other.oauth_clock_skew),
+            authorization: self.authorization.or(other.authorization),
+            super_users: self.super_users.or(other.super_users),
+            allow_everyone_if_no_acl_found: self
+                .allow_everyone_if_no_acl_found
+                .or(other.allow_everyone_if_no_acl_found),
+            allow_plaintext_network: self.allow_plaintext_network.or(other.allow_plaintext_network),
+            wal: self.wal.or(other.wal),
+            wal_capacity: self.wal_capacity.or(other.wal_capacity),
+            wal_reserve: self.wal_reserve.or(other.wal_reserve),
+            force_format: self.force_format || other.force_format,
+            object_store: self.object_store.or(other.object_store),
+            s3_endpoint: self.s3_endpoint.or(other.s3_endpoint),
+            s3_region: self.s3_region.or(other.s3_region),
+            s3_path_style: self.s3_path_style.or(other.s3_path_style),
+            s3_allow_http: self.s3_allow_http.or(other.s3_allow_http),
+            s3_ca_file: self.s3_ca_file.or(other.s3_ca_file),
+            durability: self.durability.or(other.durability),
+            engine: self.engine.or(other.engine),
+            log_cache: self.log_cache.or(other.log_cache),
+            block_cache: self.block_cache.or(other.block_cache),
+            late_read_memory: self.late_read_memory.or(other.late_read_memory),
+            object_store_rate: self.object_store_rate.or(other.object_store_rate),
+            upload_size: self.upload_size.or(other.upload_size),
+            upload_interval: self.upload_interval.or(other.upload_interval),
+            compaction_size: self.compaction_size.or(other.compaction_size),
+            admin_listen: self.admin_listen.or(other.admin_listen),
+            node_id: self.node_id.or(other.node_id),
+            cluster_id: self.cluster_id.or(other.cluster_id),
+            auto_create_topics: self.auto_create_topics.or(other.auto_create_topics),
+            default_partitions: self.default_partitions.or(other.default_partitions),
+            max_message_size: self.max_message_size.or(other.max_message_size),
+            max_connections: self.max_connections.or(other.max_connections),
+            log: self.log.or(other.log),
+        }
+    }
+}
+
+pub(super) fn read_file(path: &Path) -> Result<ServeOptions, ConfigError> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| ConfigError(format!("configuration file {}: {error}", path.display())))?;
+    toml::from_str(&text).map_err(|error| {
+        let error = error.to_string();
+        ConfigError(format!("configuration file {}: {}", path.display(), error.trim_end()))
+    })
+}
+
+/// For options whose type reads itself from a string.
+pub(crate) fn from_text<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: FromStr<Err: fmt::Display>,
+{
+    let text = String::deserialize(deserializer)?;
+    text.parse().map(Some).map_err(serde::de::Error::custom)
+}
+
+/// The same, for what has to be there.
+pub(crate) fn required_text<'de, D, T>(deserializer: D) -> Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    T: FromStr<Err: fmt::Display>,
+{
+    let text = String::deserialize(deserializer)?;
+    text.parse().map_err(serde::de::Error::custom)
+}
