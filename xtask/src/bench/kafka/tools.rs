@@ -15,9 +15,9 @@ pub(super) struct Tools<'a> {
     pub(super) partitions: u32,
 }
 
-/// What a tool tells of records that were acknowledged, or came back.
+/// What a tool tells; 0 where it tells nothing.
 #[derive(Debug, Default, PartialEq)]
-pub(super) struct Produced {
+pub(super) struct Told {
     /// MiB per second.
     pub(super) throughput: f64,
     /// The tools count whole milliseconds.
@@ -67,7 +67,7 @@ impl Tools<'_> {
         topic: &str,
         records: u64,
         per_second: Option<u64>,
-    ) -> Result<Produced, Error> {
+    ) -> Result<Told, Error> {
         let mut produce = self.java("ProducerPerformance");
         produce.args(["--bootstrap-server", &self.address, "--topic", topic]);
         produce.args(["--num-records", &records.to_string()]);
@@ -81,7 +81,7 @@ impl Tools<'_> {
     }
 
     /// Consume so many records; MiB per second from the first fetch on.
-    pub(super) fn consume(&self, topic: &str, records: u64) -> Result<f64, Error> {
+    pub(super) fn consume(&self, topic: &str, records: u64) -> Result<Told, Error> {
         let mut consume = self.java("ConsumerPerformance");
         consume.args(["--bootstrap-server", &self.address, "--topic", topic]);
         consume.args(["--num-records", &records.to_string(), "--hide-header"]);
@@ -91,7 +91,7 @@ impl Tools<'_> {
     }
 
     /// Send one record after the other, each when the one before has come back.
-    pub(super) fn end_to_end(&self, topic: &str, records: u32) -> Result<Produced, Error> {
+    pub(super) fn end_to_end(&self, topic: &str, records: u32) -> Result<Told, Error> {
         let mut way = self.java("EndToEndLatency");
         way.args([&self.address, topic, &records.to_string(), "all", &RECORD_BYTES.to_string()]);
         let told = told(&mut way)?;
@@ -105,13 +105,13 @@ fn told(command: &mut Command) -> Result<String, Error> {
 
 /// Of a line such as `400 steady state records sent, 1234.5 records/sec (1.21 MB/sec), 2.1 ms avg latency, 9.0 ms max latency, 2 ms 50th, 3 ms 95th, 8 ms 99th, 9 ms
 /// 99.9th.` Its MB are MiB. The last one is of what came behind the warm-up.
-fn produced(told: &str) -> Option<Produced> {
+fn produced(told: &str) -> Option<Told> {
     let line = told.lines().rfind(|line| line.contains(" 99.9th"))?;
     let before = |unit: &str| -> Option<f64> {
         let (before, _) = line.split_once(unit)?;
         before.rsplit([' ', '(']).next()?.parse().ok()
     };
-    Some(Produced {
+    Some(Told {
         throughput: before(" MB/sec)")?,
         p50_ms: before(" ms 50th")?,
         p99_ms: before(" ms 99th")?,
@@ -120,21 +120,21 @@ fn produced(told: &str) -> Option<Produced> {
 
 /// Of a line with the start, the end, MiB, MiB per second, records, records per second, milliseconds of the rebalance, and of fetching, and MiB and records per second
 /// of that. All records must have come.
-fn consumed(told: &str, records: u64) -> Option<f64> {
+fn consumed(told: &str, records: u64) -> Option<Told> {
     let line = told.lines().rfind(|line| line.split(", ").count() == 10)?;
     let fields: Vec<&str> = line.split(", ").collect();
     let came: u64 = fields[4].parse().ok()?;
     let throughput = fields[8].parse().ok()?;
-    (came >= records).then_some(throughput)
+    (came >= records).then_some(Told { throughput, ..Told::default() })
 }
 
 /// Of `Percentiles: 50th = 2, 99th = 5, 99.9th = 17`, and the mean before it, which has digits behind the point: the median has none.
-fn came_back(told: &str) -> Option<Produced> {
+fn came_back(told: &str) -> Option<Told> {
     let number = |name: &str| -> Option<f64> {
         let (_, behind) = told.split_once(name)?;
         behind.split([',', ' ', '\n']).next()?.parse().ok()
     };
-    Some(Produced { throughput: 0.0, p50_ms: number("Avg latency: ")?, p99_ms: number("99th = ")? })
+    Some(Told { throughput: 0.0, p50_ms: number("Avg latency: ")?, p99_ms: number("99th = ")? })
 }
 
 #[cfg(test)]
@@ -146,17 +146,15 @@ mod tests {
         let told = "1000 records sent, 99.1 records/sec (0.10 MB/sec), 1.0 ms avg latency, 7.0 ms max latency.\n\
              1000 records sent, 99.5 records/sec (0.11 MB/sec), 1.0 ms avg latency, 9.00 ms max latency, 1 ms 50th, 2 ms 95th, 3 ms 99th, 9 ms 99.9th.\n\
              800 steady state records sent, 1234.5 records/sec (1.21 MB/sec), 2.1 ms avg latency, 9.00 ms max latency, 2 ms 50th, 4 ms 95th, 8 ms 99th, 9 ms 99.9th.\n";
-        assert_eq!(produced(told), Some(Produced { throughput: 1.21, p50_ms: 2.0, p99_ms: 8.0 }));
+        assert_eq!(produced(told), Some(Told { throughput: 1.21, p50_ms: 2.0, p99_ms: 8.0 }));
         assert_eq!(produced("org.apache.kafka.common.errors.TimeoutException\n"), None);
 
         let told = "2026-11-22 10:00:00:000, 2026-11-22 10:00:04:000, 100.0, 25.0, 102400, 25600.0, 3000, 1000, 100.0, 102400.0\n";
-        assert_eq!(consumed(told, 102_400), Some(100.0));
+        let throughput = consumed(told, 102_400).map(|told| told.throughput);
+        assert_eq!(throughput, Some(100.0));
         assert_eq!(consumed(told, 102_401), None, "one has not come");
 
         let told = "0\t12.5\n1000\t1.5\nAvg latency: 1.2345 ms\n\nPercentiles: 50th = 1, 99th = 4, 99.9th = 12\n";
-        assert_eq!(
-            came_back(told),
-            Some(Produced { throughput: 0.0, p50_ms: 1.2345, p99_ms: 4.0 })
-        );
+        assert_eq!(came_back(told), Some(Told { throughput: 0.0, p50_ms: 1.2345, p99_ms: 4.0 }));
     }
 }
