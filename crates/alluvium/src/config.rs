@@ -16,6 +16,7 @@ use alluvium_device::{Durability, Engine};
 pub(crate) use self::options::{ServeOptions, from_text, required_text};
 pub(crate) use self::security::{Oauth, Security};
 use crate::objects::{ObjectStoreUrl, S3Settings};
+use crate::per_ip::PerIp;
 use crate::units::{Size, Span};
 
 /// Defaults and bounds, named in the help texts; a test keeps the two together.
@@ -67,6 +68,13 @@ pub(crate) mod limits {
     pub(crate) const PARTITIONS: u32 = 1;
     pub(crate) const CONNECTIONS: u32 = 1_000;
     pub(crate) const CONNECTIONS_MAX: u32 = 100_000;
+    pub(crate) const IDLE: Span = Span(Duration::from_secs(600));
+    pub(crate) const IDLE_MIN: Span = Span(Duration::from_secs(1));
+    pub(crate) const IDLE_MAX: Span = Span(Duration::from_secs(30 * 86_400));
+    pub(crate) const QUEUED_REQUESTS: Size = Size::mib(256);
+    /// The largest request.
+    pub(crate) const QUEUED_REQUESTS_MIN: Size = Size::mib(100);
+    pub(crate) const QUEUED_REQUESTS_MAX: Size = Size::tib(1);
     pub(crate) const MESSAGE: Size = Size { bytes: 1_048_588 };
     pub(crate) const MESSAGE_MIN: Size = Size::kib(1);
     pub(crate) const MESSAGE_MAX: Size = Size::mib(8);
@@ -103,6 +111,11 @@ pub(crate) struct ServeConfig {
     pub(crate) default_partitions: u32,
     pub(crate) max_message_size: Size,
     pub(crate) max_connections: u32,
+    /// `None`: no bound.
+    pub(crate) max_connections_per_ip: Option<u32>,
+    pub(crate) max_connections_per_ip_overrides: PerIp,
+    pub(crate) idle_timeout: Span,
+    pub(crate) queued_request_memory: Size,
     pub(crate) log: String,
 }
 
@@ -163,6 +176,12 @@ impl ServeConfig {
             default_partitions: options.default_partitions.unwrap_or(l::PARTITIONS),
             max_message_size: options.max_message_size.unwrap_or(l::MESSAGE),
             max_connections: options.max_connections.unwrap_or(l::CONNECTIONS),
+            max_connections_per_ip: options.max_connections_per_ip,
+            max_connections_per_ip_overrides: options
+                .max_connections_per_ip_overrides
+                .unwrap_or_default(),
+            idle_timeout: options.idle_timeout.unwrap_or(l::IDLE),
+            queued_request_memory: options.queued_request_memory.unwrap_or(l::QUEUED_REQUESTS),
             log: options.log.unwrap_or_else(|| l::LOG.into()),
         };
         config.check_bounds()?;
@@ -203,6 +222,14 @@ impl ServeConfig {
         within("default-partitions", self.default_partitions, 1, 10_000)?;
         within("max-message-size", self.max_message_size, l::MESSAGE_MIN, l::MESSAGE_MAX)?;
         within("max-connections", self.max_connections, 1, l::CONNECTIONS_MAX)?;
+        if let Some(connections) = self.max_connections_per_ip {
+            within("max-connections-per-ip", connections, 1, i32::MAX as u32)?;
+        }
+        let overrides = self.max_connections_per_ip_overrides.0.len();
+        within("max-connections-per-ip-overrides (number)", overrides, 0, 10_000)?;
+        within("idle-timeout", self.idle_timeout, l::IDLE_MIN, l::IDLE_MAX)?;
+        let queued = self.queued_request_memory;
+        within("queued-request-memory", queued, l::QUEUED_REQUESTS_MIN, l::QUEUED_REQUESTS_MAX)?;
         if let Some(id) = &self.cluster_id {
             within("cluster-id (number of characters)", id.chars().count(), 1, 249)?;
         }
@@ -219,11 +246,13 @@ impl fmt::Display for ServeConfig {
         let upload_size = or(self.upload_size.map(|size| size.to_string()), "default");
         let rate = or(self.object_store_rate.map(|size| size.to_string()), "none");
         let admin = or(self.admin_listen.map(|address| address.to_string()), "none");
+        let per_ip = or(self.max_connections_per_ip.map(|count| count.to_string()), "none");
         write!(
             f,
             "data-dir={} listeners={} wal={} wal-capacity={capacity} wal-reserve={} object-store={} durability={} \
              engine={} log-cache={} block-cache={} late-read-memory={} object-store-rate={rate} upload-size={upload_size} upload-interval={} compaction-size={} admin-listen={admin} node-id={} \
-             auto-create-topics={} default-partitions={} max-message-size={} max-connections={}",
+             auto-create-topics={} default-partitions={} max-message-size={} max-connections={} \
+             max-connections-per-ip={per_ip} max-connections-per-ip-overrides={} idle-timeout={} queued-request-memory={}",
             self.data_dir.display(),
             listeners.join(","),
             self.wal.display(),
@@ -241,6 +270,9 @@ impl fmt::Display for ServeConfig {
             self.default_partitions,
             self.max_message_size,
             self.max_connections,
+            self.max_connections_per_ip_overrides,
+            self.idle_timeout,
+            self.queued_request_memory,
         )
     }
 }

@@ -16,6 +16,7 @@ mod load;
 mod object;
 mod objects;
 mod output;
+mod per_ip;
 mod profile;
 mod progress;
 mod serve;

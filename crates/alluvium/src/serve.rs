@@ -214,6 +214,10 @@ fn broker_config(config: &ServeConfig) -> BrokerConfig {
         max_message_bytes: u32::try_from(config.max_message_size.bytes)
             .expect("the configuration was checked"),
         max_connections: config.max_connections,
+        max_connections_of_address: config.max_connections_per_ip.unwrap_or(i32::MAX as u32),
+        max_connections_overrides: config.max_connections_per_ip_overrides.0.clone(),
+        idle_timeout: config.idle_timeout.0,
+        queued_request_bytes: config.queued_request_memory.bytes,
         ..BrokerConfig::default()
     }
 }

@@ -1,5 +1,6 @@
 //! What the operator decides.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
@@ -45,6 +46,10 @@ pub struct BrokerConfig {
     pub queued_fetch_bytes: u64,
     /// Bound on open connections; one more is closed at once. Default 1,000, 1 to 100,000.
     pub max_connections: u32,
+    /// The same for those from one address (`max.connections.per.ip`). Default 2,147,483,647, which is none; 1 to that.
+    pub max_connections_of_address: u32,
+    /// Addresses for which another number holds (`max.connections.per.ip.overrides`); with 0 none are taken. Default none; at most 10,000.
+    pub max_connections_overrides: BTreeMap<IpAddr, u32>,
     /// A connection without a request for so long is closed (`connections.max.idle.ms`). Default 10 minutes, 1 second to
     /// 30 days.
     pub idle_timeout: Duration,
@@ -81,6 +86,8 @@ impl Default for BrokerConfig {
             max_fetch_bytes: (55 * MIB) as u32,
             queued_fetch_bytes: 512 * MIB,
             max_connections: 1_000,
+            max_connections_of_address: i32::MAX as u32,
+            max_connections_overrides: BTreeMap::new(),
             idle_timeout: Duration::from_secs(600),
             transfer_timeout: Duration::from_secs(30),
             shutdown_grace: Duration::from_secs(10),
@@ -157,6 +164,10 @@ impl BrokerConfig {
             MIB * MIB,
         )?;
         within("max_connections", self.max_connections, 1, 100_000)?;
+        let none = i32::MAX as u32;
+        within("max_connections_of_address", self.max_connections_of_address, 1, none)?;
+        let overrides = self.max_connections_overrides.len();
+        within("max_connections_overrides (number)", overrides, 0, 10_000)?;
         within(
             "idle_timeout",
             self.idle_timeout,
@@ -198,7 +209,7 @@ mod tests {
     fn the_default_is_valid_and_each_bound_is_checked() {
         assert_eq!(BrokerConfig::default().validate(), Ok(()));
         type Change = fn(&mut BrokerConfig);
-        let broken: [(&str, Change); 8] = [
+        let broken: [(&str, Change); 9] = [
             ("advertised_host", |c| c.listeners[0].listen = "0.0.0.0:9092".parse().unwrap()),
             ("node_id", |c| c.node_id = -1),
             ("default_partitions", |c| c.default_partitions = 0),
@@ -206,6 +217,7 @@ mod tests {
             ("queued_request_bytes", |c| c.queued_request_bytes = 1),
             ("queued_fetch_bytes", |c| c.queued_fetch_bytes = 1),
             ("max_connections", |c| c.max_connections = 0),
+            ("max_connections_of_address", |c| c.max_connections_of_address = 0),
             ("idle_timeout", |c| c.idle_timeout = Duration::ZERO),
         ];
         for (field, change) in broken {

@@ -30,6 +30,8 @@ pub(crate) enum ApiError {
     InvalidConfig(String),
     #[error("{0}")]
     PolicyViolation(String),
+    #[error("The throttling quota has been exceeded.")]
+    QuotaExceeded,
     #[error("{0}")]
     InvalidRequest(String),
     #[error("acks is {0}, allowed are 0, 1 and -1")]
@@ -110,6 +112,7 @@ impl ApiError {
             Self::InvalidReplicaAssignment(_) => E::InvalidReplicaAssignment,
             Self::InvalidConfig(_) => E::InvalidConfig,
             Self::PolicyViolation(_) => E::PolicyViolation,
+            Self::QuotaExceeded => E::ThrottlingQuotaExceeded,
             Self::InvalidRequest(_) => E::InvalidRequest,
             Self::InvalidRequiredAcks(_) => E::InvalidRequiredAcks,
             Self::CorruptBatch(_) => E::CorruptMessage,

@@ -12,6 +12,7 @@ mod batch;
 mod config;
 mod configs;
 mod connection;
+mod connections;
 mod errors;
 pub mod groups;
 mod listener;
@@ -47,6 +48,7 @@ use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinHandle;
 
 use configs::Configs;
+use connections::Connections;
 use groups::Groups;
 use metrics::Metrics;
 use producer_ids::ProducerIds;
@@ -211,7 +213,11 @@ impl Broker {
             sessions: Sessions::default(),
             metrics,
             stop: watch::Sender::new(false),
-            free_connections: Arc::new(Semaphore::new(config.max_connections as usize)),
+            connections: Connections::new(
+                config.max_connections,
+                config.max_connections_of_address,
+                &config.max_connections_overrides,
+            ),
             listeners,
             authentication,
             authorizer,

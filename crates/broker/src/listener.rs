@@ -1,24 +1,30 @@
 //! The accept loop of a listener.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use tokio::net::TcpListener;
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use crate::connection;
+use crate::connections::Place;
+use crate::quotas::{Bound, Who};
 use crate::security::Listener;
 use crate::server::Server;
 
 /// After an accept that failed, typically for want of file descriptors: the kernel offers no event for when there are some again.
 const RETRY_ACCEPT: Duration = Duration::from_millis(100);
 
+/// Connections of a listener that are held open only to be closed later. Of more than these each is closed at once.
+const MAX_HELD_BACK: usize = 256;
+
 /// Accept and serve connections until the server stops; then wait for the connections to end, at most for the configured
 /// grace period.
 pub(crate) async fn run(server: Arc<Server>, listener: Arc<Listener>, socket: TcpListener) {
     let mut connections = JoinSet::new();
+    let held_back = Arc::new(Semaphore::new(MAX_HELD_BACK));
     loop {
         let accepted = tokio::select! {
             accepted = socket.accept() => accepted,
@@ -29,21 +35,32 @@ pub(crate) async fn run(server: Arc<Server>, listener: Arc<Listener>, socket: Tc
             () = server.stopping() => break,
         };
         match accepted {
-            Ok((socket, peer)) => match server.free_connections.clone().try_acquire_owned() {
-                Err(_) => {
-                    tracing::debug!(%peer, limit = server.config.max_connections, "connection refused: too many are open");
-                    server.metrics.closed("too_many");
-                    drop(socket);
+            Ok((socket, peer)) => {
+                let who = Who::Address(peer.ip());
+                let early = server.quotas.try_charge(Bound::Connections, who, 1.0, Instant::now());
+                if let Err(wait) = early {
+                    tracing::debug!(%peer, "connection refused: its address opens them too fast");
+                    server.metrics.closed("too_fast");
+                    if let Ok(place) = held_back.clone().try_acquire_owned() {
+                        connections.spawn(hold_back(server.clone(), socket, wait, place));
+                    }
+                    continue;
                 }
-                Ok(place) => {
-                    let (server, listener) = (server.clone(), listener.clone());
-                    server.metrics.connections.inc();
-                    connections.spawn(async move {
-                        let _counted = Counted { server: &server, _place: place };
-                        connection::serve(server.clone(), listener, socket, peer).await;
-                    });
+                match server.connections.take(peer.ip()) {
+                    Err(full) => {
+                        tracing::debug!(%peer, "connection refused: {full}");
+                        server.metrics.closed(full.reason());
+                    }
+                    Ok(place) => {
+                        let (server, listener) = (server.clone(), listener.clone());
+                        server.metrics.connections.inc();
+                        connections.spawn(async move {
+                            let _counted = Counted { server: &server, _place: place };
+                            connection::serve(server.clone(), listener, socket, peer).await;
+                        });
+                    }
                 }
-            },
+            }
             Err(error) => {
                 tracing::warn!(%error, "a connection could not be accepted");
                 sleep(RETRY_ACCEPT).await;
@@ -67,10 +84,23 @@ pub(crate) async fn run(server: Arc<Server>, listener: Arc<Listener>, socket: Tc
     tracing::debug!(connections = open, "all connections are closed");
 }
 
+/// Close a connection, and not before its client could open one: else it would try at once, and again.
+async fn hold_back(
+    server: Arc<Server>,
+    _socket: TcpStream,
+    wait: Duration,
+    _place: OwnedSemaphorePermit,
+) {
+    tokio::select! {
+        () = sleep(wait) => {}
+        () = server.stopping() => {}
+    }
+}
+
 /// A connection, as long as it is open.
 struct Counted<'a> {
     server: &'a Server,
-    _place: OwnedSemaphorePermit,
+    _place: Place,
 }
 
 impl Drop for Counted<'_> {

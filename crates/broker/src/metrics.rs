@@ -34,6 +34,11 @@ struct ReasonLabel {
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct QuotaLabel {
+    quota: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct OutcomeLabel {
     outcome: &'static str,
 }
@@ -45,6 +50,7 @@ pub(crate) struct Metrics {
     latency: Family<ApiLabel, Histogram, fn() -> Histogram>,
     errors: Family<ErrorLabel, Counter>,
     refused: Family<ReasonLabel, Counter>,
+    throttled: Family<QuotaLabel, Counter>,
     pub(crate) connections: Gauge<i64, AtomicI64>,
     pub(crate) produced_bytes: Counter,
     pub(crate) produced_records: Counter,
@@ -67,6 +73,7 @@ impl Metrics {
             latency: Family::new_with_constructor(histogram),
             errors: Family::default(),
             refused: Family::default(),
+            throttled: Family::default(),
             connections: Gauge::default(),
             produced_bytes: Counter::default(),
             produced_records: Counter::default(),
@@ -95,6 +102,11 @@ impl Metrics {
             "closed_connections",
             "Connections closed by the server, by reason",
             metrics.refused.clone(),
+        );
+        registry.register(
+            "throttled_requests",
+            "Requests after which their client had to wait, by quota",
+            metrics.throttled.clone(),
         );
         registry.register("connections", "Open connections", metrics.connections.clone());
         registry.register(
@@ -164,6 +176,10 @@ impl Metrics {
             Outcome::Commit => "committed",
         };
         self.ended.get_or_create(&OutcomeLabel { outcome }).inc();
+    }
+
+    pub(crate) fn throttled(&self, quota: &'static str) {
+        self.throttled.get_or_create(&QuotaLabel { quota }).inc();
     }
 
     pub(crate) fn closed(&self, reason: &'static str) {

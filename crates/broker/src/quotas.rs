@@ -1,10 +1,12 @@
-//! Quotas: how many bytes a second clients may produce and fetch, by user and client id. Kept in the catalog under `quota/`.
+//! Quotas: how much clients may produce, fetch, have done and change, by user and client id, and how often they may connect, by address. Kept in
+//! the catalog under `quota/`.
 //!
-//! Each quota is a bucket that holds what may be moved in ten seconds, as in Kafka, where rates are measured over that long. Whoever takes
+//! Each quota is a bucket that holds what may be taken in ten seconds, as in Kafka, where rates are measured over that long. Whoever takes
 //! more is in debt, and is told for how long: its connection is not read from until then.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 use alluvium_stream::{Change, Store};
@@ -29,6 +31,9 @@ const MAX_ENTITIES: usize = 10_000;
 /// The longest that a connection is muted for: a quota that is raised later is felt by then.
 const MAX_THROTTLE: Duration = Duration::from_secs(60);
 
+/// The same where the debt is not in bytes, as in Kafka. What is left of it is felt at the next request.
+const MAX_SHORT_THROTTLE: Duration = Duration::from_secs(1);
+
 /// One part of what a quota is for.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -40,31 +45,88 @@ pub(crate) enum Part {
     Name(String),
 }
 
-/// What a quota is for.
+impl Part {
+    fn is_any(&self) -> bool {
+        *self == Self::Any
+    }
+}
+
+/// What a quota is for: users and clients, or addresses.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Entity {
     pub(crate) user: Part,
     pub(crate) client: Part,
+    /// Never together with one of the others.
+    #[serde(default = "any", skip_serializing_if = "Part::is_any")]
+    pub(crate) ip: Part,
 }
 
-/// What is bounded.
+fn any() -> Part {
+    Part::Any
+}
+
+/// What is bounded, and in what.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Bound {
+    /// Bytes a second.
     Produced,
+    /// Bytes a second.
     Fetched,
+    /// Time of threads that handle requests: percents of one thread.
+    Handling,
+    /// Partitions that are created and deleted, a second (KIP-599).
+    Changes,
+    /// Connections that an address opens, a second (KIP-612).
+    Connections,
 }
 
 impl Bound {
+    /// Those of users and clients.
+    pub(crate) const OF_CLIENTS: [Self; 4] =
+        [Self::Produced, Self::Fetched, Self::Handling, Self::Changes];
+    /// Those of addresses.
+    pub(crate) const OF_ADDRESSES: [Self; 1] = [Self::Connections];
+
     /// Its name in Kafka.
     pub(crate) fn key(self) -> &'static str {
         match self {
             Self::Produced => "producer_byte_rate",
             Self::Fetched => "consumer_byte_rate",
+            Self::Handling => "request_percentage",
+            Self::Changes => "controller_mutation_rate",
+            Self::Connections => "connection_creation_rate",
         }
+    }
+
+    /// The greatest value; `None` where it may also be a fraction.
+    pub(crate) fn max_whole(self) -> Option<f64> {
+        match self {
+            Self::Produced | Self::Fetched => Some(i64::MAX as f64),
+            Self::Connections => Some(i32::MAX.into()),
+            Self::Handling | Self::Changes => None,
+        }
+    }
+
+    fn max_throttle(self) -> Duration {
+        match self {
+            Self::Produced | Self::Fetched | Self::Changes => MAX_THROTTLE,
+            Self::Handling | Self::Connections => MAX_SHORT_THROTTLE,
+        }
+    }
+
+    fn bit(self) -> u8 {
+        1 << self as u8
     }
 }
 
-/// The quotas of an entity, in bytes a second, by Kafka's names.
+/// Who takes something that is bounded.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Who<'a> {
+    Client { user: &'a str, client: &'a str },
+    Address(IpAddr),
+}
+
+/// The quotas of an entity by Kafka's names, each in what [`Bound`] says.
 pub(crate) type Limits = BTreeMap<String, f64>;
 
 /// A change of one quota; `None` removes it.
@@ -73,20 +135,20 @@ pub(crate) type Op = (String, Option<f64>);
 #[derive(Debug)]
 struct Bucket {
     /// What may be taken; negative for a debt.
-    bytes: f64,
+    left: f64,
     at: Instant,
 }
 
 impl Bucket {
-    /// Take `bytes`, and how long it is until the debt is paid.
-    fn take(&mut self, rate: f64, bytes: f64, now: Instant) -> Duration {
+    /// Take so much, and how long it is until the debt is paid.
+    fn take(&mut self, rate: f64, amount: f64, now: Instant) -> Duration {
         let since = now.saturating_duration_since(self.at).as_secs_f64();
         self.at = self.at.max(now);
-        self.bytes = (self.bytes + since * rate).min(rate * BURST_SECONDS) - bytes;
-        if self.bytes >= 0.0 {
+        self.left = (self.left + since * rate).min(rate * BURST_SECONDS) - amount;
+        if self.left >= 0.0 {
             return Duration::ZERO;
         }
-        Duration::try_from_secs_f64(-self.bytes / rate).unwrap_or(MAX_THROTTLE).min(MAX_THROTTLE)
+        Duration::try_from_secs_f64(-self.left / rate).unwrap_or(MAX_THROTTLE)
     }
 }
 
@@ -102,8 +164,8 @@ struct State {
 /// All quotas.
 pub(crate) struct Quotas {
     store: Store,
-    /// There is a quota: without one nobody pays for them.
-    in_use: AtomicBool,
+    /// The bits of what is bounded for anybody: for the rest nobody pays.
+    in_use: AtomicU8,
     state: Mutex<State>,
     changing: tokio::sync::Mutex<()>,
 }
@@ -123,7 +185,7 @@ impl Quotas {
         }
         Ok(Self {
             store,
-            in_use: AtomicBool::new(!limits.is_empty()),
+            in_use: AtomicU8::new(in_use(&limits)),
             state: Mutex::new(State { limits, buckets: HashMap::new() }),
             changing: tokio::sync::Mutex::new(()),
         })
@@ -152,7 +214,7 @@ impl Quotas {
         };
         if limits.is_empty() && entities >= MAX_ENTITIES {
             return Err(ApiError::PolicyViolation(format!(
-                "{MAX_ENTITIES} users and clients have quotas already"
+                "{MAX_ENTITIES} users, clients and addresses have quotas already"
             )));
         }
         for (key, value) in ops {
@@ -181,24 +243,54 @@ impl Quotas {
         }
         // Whoever was in debt begins anew: what it owed was owed to another rate.
         state.buckets.clear();
-        self.in_use.store(!state.limits.is_empty(), Ordering::Release);
+        self.in_use.store(in_use(&state.limits), Ordering::Release);
         Ok(())
     }
 
-    /// A client has moved so many bytes: for how long it is to be kept waiting. With 0 bytes, what is left of that.
-    pub(crate) fn charge(
+    /// Whether there is any quota of this.
+    pub(crate) fn bound(&self, bound: Bound) -> bool {
+        self.in_use.load(Ordering::Acquire) & bound.bit() != 0
+    }
+
+    /// Somebody has taken so much: for how long it is to be kept waiting. With 0, what is left of that.
+    pub(crate) fn charge(&self, bound: Bound, who: Who<'_>, amount: f64, now: Instant) -> Duration {
+        self.with_bucket(bound, who, now, |bucket, rate| bucket.take(rate, amount, now))
+    }
+
+    /// Somebody wants to take so much, which may leave it in debt.
+    ///
+    /// # Errors
+    /// It is in debt already, and has to wait for so long.
+    pub(crate) fn try_charge(
         &self,
         bound: Bound,
-        user: &str,
-        client: &str,
-        bytes: usize,
+        who: Who<'_>,
+        amount: f64,
         now: Instant,
+    ) -> Result<(), Duration> {
+        let wait = self.with_bucket(bound, who, now, |bucket, rate| {
+            let wait = bucket.take(rate, 0.0, now);
+            if wait.is_zero() {
+                bucket.take(rate, amount, now);
+            }
+            wait
+        });
+        if wait.is_zero() { Ok(()) } else { Err(wait) }
+    }
+
+    /// Take from the bucket of this client or address, if it has a quota: its bucket and rate.
+    fn with_bucket(
+        &self,
+        bound: Bound,
+        who: Who<'_>,
+        now: Instant,
+        take: impl FnOnce(&mut Bucket, f64) -> Duration,
     ) -> Duration {
-        if !self.in_use.load(Ordering::Acquire) {
+        if !self.bound(bound) {
             return Duration::ZERO;
         }
         let mut state = self.state.lock();
-        let Some((rate, key)) = limit(&state.limits, bound, user, client) else {
+        let Some((rate, key)) = limit(&state.limits, bound, who) else {
             return Duration::ZERO;
         };
         if state.buckets.len() >= MAX_BUCKETS && !state.buckets.contains_key(&key) {
@@ -213,31 +305,53 @@ impl Quotas {
         let bucket = state
             .buckets
             .entry(if has_room { key } else { shared })
-            .or_insert(Bucket { bytes: rate * BURST_SECONDS, at: now });
-        bucket.take(rate, bytes as f64, now)
+            .or_insert(Bucket { left: rate * BURST_SECONDS, at: now });
+        let wait = take(bucket, rate).min(bound.max_throttle());
+        if bound == Bound::Handling {
+            // Of one expensive request the client is not to wait for ever, a second each time: Kafka forgets in the same time.
+            bucket.left = bucket.left.max(-rate * BURST_SECONDS);
+        }
+        wait
     }
 }
 
-/// The quota that holds for a client, and its bucket. The most specific one holds, users before clients, as in Kafka.
+/// The bits of what these bound.
+fn in_use(limits: &BTreeMap<Entity, Limits>) -> u8 {
+    let all = Bound::OF_CLIENTS.into_iter().chain(Bound::OF_ADDRESSES);
+    let is_used = |bound: &Bound| limits.values().any(|limits| limits.contains_key(bound.key()));
+    all.filter(is_used).fold(0, |bits, bound| bits | bound.bit())
+}
+
+/// The quota that holds for somebody, and its bucket. The most specific one holds, users before clients, as in Kafka.
 fn limit(
     limits: &BTreeMap<Entity, Limits>,
     bound: Bound,
-    user: &str,
-    client: &str,
+    who: Who<'_>,
 ) -> Option<(f64, BucketKey)> {
+    let rate = |entity: &Entity| limits.get(entity)?.get(bound.key()).copied();
+    let (user, client) = match who {
+        Who::Client { user, client } => (user, client),
+        Who::Address(ip) => {
+            let ip = ip.to_canonical().to_string();
+            let of = |ip| rate(&Entity { user: Part::Any, client: Part::Any, ip });
+            let rate = of(Part::Name(ip.clone())).or_else(|| of(Part::Default))?;
+            return Some((rate, (bound, ip, String::new())));
+        }
+    };
     let named = |name: &str| Part::Name(name.to_owned());
     let users = [named(user), Part::Default, Part::Any];
     let clients = [named(client), Part::Default, Part::Any];
     for user_part in &users {
         for client_part in &clients {
-            let entity = Entity { user: user_part.clone(), client: client_part.clone() };
-            let Some(rate) = limits.get(&entity).and_then(|limits| limits.get(bound.key())) else {
+            let (of_user, of_client) = (user_part.clone(), client_part.clone());
+            let Some(rate) = rate(&Entity { user: of_user, client: of_client, ip: Part::Any })
+            else {
                 continue;
             };
             let of = |part: &Part, name: &str| {
-                if *part == Part::Any { String::new() } else { name.to_owned() }
+                if part.is_any() { String::new() } else { name.to_owned() }
             };
-            return Some((*rate, (bound, of(user_part, user), of(client_part, client))));
+            return Some((rate, (bound, of(user_part, user), of(client_part, client))));
         }
     }
     None
@@ -265,11 +379,13 @@ mod tests {
         for (rate, (user, client)) in entities.into_iter().enumerate().rev() {
             let rate = rate as f64;
             let limit_of = [("producer_byte_rate".to_owned(), rate)].into();
-            limits.insert(Entity { user, client }, limit_of);
-            assert_eq!(limit(&limits, Bound::Produced, "u", "c").unwrap().0, rate);
-            assert!(limit(&limits, Bound::Fetched, "u", "c").is_none());
+            limits.insert(Entity { user, client, ip: Part::Any }, limit_of);
+            let who = Who::Client { user: "u", client: "c" };
+            assert_eq!(limit(&limits, Bound::Produced, who).unwrap().0, rate);
+            assert!(limit(&limits, Bound::Fetched, who).is_none());
         }
-        let bucket = |user, client| limit(&limits, Bound::Produced, user, client).unwrap();
+        let bucket =
+            |user, client| limit(&limits, Bound::Produced, Who::Client { user, client }).unwrap();
         let key = |user: &str, client: &str| (Bound::Produced, user.to_owned(), client.to_owned());
         assert_eq!(bucket("u", "other"), (1.0, key("u", "other")));
         assert_eq!(bucket("other", "c"), (3.0, key("other", "c")));
@@ -277,16 +393,42 @@ mod tests {
     }
 
     #[test]
+    fn an_address_has_its_own_quota_or_that_of_all_and_always_its_own_bucket() {
+        let of = |ip| Entity { user: Part::Any, client: Part::Any, ip };
+        let rate = |rate: f64| Limits::from([("connection_creation_rate".to_owned(), rate)]);
+        let mut limits = BTreeMap::from([(of(Part::Default), rate(5.0))]);
+        limits.insert(of(Part::Name("10.0.0.1".into())), rate(2.0));
+        let found = |ip: &str| {
+            limit(&limits, Bound::Connections, Who::Address(ip.parse().unwrap())).unwrap()
+        };
+        let key = |ip: &str| (Bound::Connections, ip.to_owned(), String::new());
+        assert_eq!(found("10.0.0.1"), (2.0, key("10.0.0.1")));
+        assert_eq!(found("::ffff:10.0.0.1"), (2.0, key("10.0.0.1")));
+        assert_eq!(found("10.0.0.2"), (5.0, key("10.0.0.2")));
+        assert_eq!(in_use(&limits), Bound::Connections.bit());
+    }
+
+    /// As it was written before addresses could have quotas.
+    #[test]
+    fn an_entity_without_an_address_reads_and_writes_as_ever() {
+        let stored = r#"{"user":{"name":"u"},"client":"default"}"#;
+        let entity: Entity = serde_json::from_str(stored).unwrap();
+        let wanted = Entity { user: Part::Name("u".into()), client: Part::Default, ip: Part::Any };
+        assert_eq!(entity, wanted);
+        assert_eq!(serde_json::to_string(&entity).unwrap(), stored);
+    }
+
+    #[test]
     fn who_takes_more_than_ten_seconds_of_the_rate_waits_until_it_is_paid() {
         let begun = Instant::now();
         let after = |seconds: u64| begun + Duration::from_secs(seconds);
-        let mut bucket = Bucket { bytes: 1_000.0, at: begun };
+        let mut bucket = Bucket { left: 1_000.0, at: begun };
         assert_eq!(bucket.take(100.0, 1_000.0, begun), Duration::ZERO);
         assert_eq!(bucket.take(100.0, 500.0, begun), Duration::from_secs(5));
         assert_eq!(bucket.take(100.0, 0.0, after(2)), Duration::from_secs(3));
         assert_eq!(bucket.take(100.0, 0.0, after(5)), Duration::ZERO);
         // It never holds more than ten seconds.
         assert_eq!(bucket.take(100.0, 1_100.0, after(1_000)), Duration::from_secs(1));
-        assert_eq!(bucket.take(100.0, 1e9, after(1_000)), MAX_THROTTLE);
+        assert_eq!(bucket.take(100.0, f64::MAX, after(1_000)), MAX_THROTTLE);
     }
 }

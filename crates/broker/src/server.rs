@@ -8,6 +8,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use crate::config::BrokerConfig;
 use crate::configs::{Configs, Overrides};
+use crate::connections::Connections;
 use crate::errors::ApiError;
 use crate::groups::Groups;
 use crate::metrics::Metrics;
@@ -36,8 +37,7 @@ pub(crate) struct Server {
     pub(crate) authentication: Authentication,
     /// `None`: everybody may do everything.
     pub(crate) authorizer: Option<Authorizer>,
-    /// One for each connection that may be opened yet.
-    pub(crate) free_connections: Arc<Semaphore>,
+    pub(crate) connections: Arc<Connections>,
     pub(crate) store: Store,
     pub(crate) topics: Topics,
     pub(crate) groups: Groups,

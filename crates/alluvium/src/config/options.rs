@@ -11,6 +11,7 @@ use serde::{Deserialize, Deserializer};
 use super::ConfigError;
 use crate::address::{Address, AdminListen, HostPort};
 use crate::listeners::Listeners;
+use crate::per_ip::PerIp;
 use crate::units::{Size, Span};
 
 /// The options of `alluvium serve`, as a person wrote them.
@@ -214,6 +215,24 @@ pub(crate) struct ServeOptions {
     #[arg(long, env = "ALLUVIUM_MAX_CONNECTIONS", value_name = "N")]
     pub(crate) max_connections: Option<u32>,
 
+    /// The same for those from one address (`max.connections.per.ip`). Default none, 1 to 2147483647.
+    #[arg(long, env = "ALLUVIUM_MAX_CONNECTIONS_PER_IP", value_name = "N")]
+    pub(crate) max_connections_per_ip: Option<u32>,
+
+    /// Addresses for which another bound holds, 0 for none at all: `10.0.0.1:500,10.0.0.2:0` (`max.connections.per.ip.overrides`). Default none.
+    #[arg(long, env = "ALLUVIUM_MAX_CONNECTIONS_PER_IP_OVERRIDES", value_name = "IP:N,...")]
+    #[serde(deserialize_with = "from_text")]
+    pub(crate) max_connections_per_ip_overrides: Option<PerIp>,
+
+    /// A connection without a request for so long is closed (`connections.max.idle.ms`). Default 10m, 1s to 720h.
+    #[arg(long, env = "ALLUVIUM_IDLE_TIMEOUT", value_name = "TIME")]
+    pub(crate) idle_timeout: Option<Span>,
+
+    /// Memory for requests that are being read and handled, those up to 64KiB not counted; who sends more waits
+    /// (`queued.max.request.bytes`). Default 256MiB, 100MiB to 1TiB.
+    #[arg(long, env = "ALLUVIUM_QUEUED_REQUEST_MEMORY", value_name = "SIZE")]
+    pub(crate) queued_request_memory: Option<Size>,
+
     /// What is logged: error, warn, info, debug, trace, or a filter such as `info,alluvium_stream=debug`. Default info.
     #[arg(long, env = "ALLUVIUM_LOG", value_name = "LEVEL")]
     pub(crate) log: Option<String>,
@@ -267,6 +286,12 @@ impl ServeOptions {
             default_partitions: self.default_partitions.or(other.default_partitions),
             max_message_size: self.max_message_size.or(other.max_message_size),
             max_connections: self.max_connections.or(other.max_connections),
+            max_connections_per_ip: self.max_connections_per_ip.or(other.max_connections_per_ip),
+            max_connections_per_ip_overrides: self
+                .max_connections_per_ip_overrides
+                .or(other.max_connections_per_ip_overrides),
+            idle_timeout: self.idle_timeout.or(other.idle_timeout),
+            queued_request_memory: self.queued_request_memory.or(other.queued_request_memory),
             log: self.log.or(other.log),
         }
     }

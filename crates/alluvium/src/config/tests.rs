@@ -82,6 +82,10 @@ fn every_option_can_stand_in_the_file_under_its_own_name() {
         default-partitions = 6
         max-message-size = "2MiB"
         max-connections = 50
+        max-connections-per-ip = 10
+        max-connections-per-ip-overrides = "10.0.0.1:20"
+        idle-timeout = "5m"
+        queued-request-memory = "128MiB"
         log = "debug"
         session-lifetime = "1h"
         oauth-jwks = "https://issuer.example.org/keys"
@@ -183,6 +187,9 @@ fn values_out_of_bounds_are_refused_by_name() {
         (["--default-partitions", "0"], "default-partitions"),
         (["--max-message-size", "9MiB"], "max-message-size"),
         (["--max-connections", "0"], "max-connections"),
+        (["--max-connections-per-ip", "0"], "max-connections-per-ip"),
+        (["--idle-timeout", "1ms"], "idle-timeout"),
+        (["--queued-request-memory", "1MiB"], "queued-request-memory"),
         (["--cluster-id", ""], "cluster-id"),
     ] {
         let message = refused(&arguments);
@@ -302,7 +309,7 @@ fn the_help_names_each_default_and_its_bounds() {
             .unwrap_or_else(|| panic!("there is --{long}"));
         argument.get_help().expect("it has a help text").to_string()
     };
-    let named: [(&str, Vec<String>); 15] = [
+    let named: [(&str, Vec<String>); 17] = [
         ("data-dir", vec![l::DATA_DIR.into()]),
         ("listen", vec![l::LISTEN.into()]),
         ("admin-listen", vec![l::ADMIN_LISTEN.into()]),
@@ -324,6 +331,11 @@ fn the_help_names_each_default_and_its_bounds() {
         ("default-partitions", texts(&[l::PARTITIONS])),
         ("max-message-size", texts(&[l::MESSAGE, l::MESSAGE_MIN, l::MESSAGE_MAX])),
         ("max-connections", texts(&[l::CONNECTIONS, l::CONNECTIONS_MAX])),
+        ("idle-timeout", texts(&[l::IDLE, l::IDLE_MIN, l::IDLE_MAX])),
+        (
+            "queued-request-memory",
+            texts(&[l::QUEUED_REQUESTS, l::QUEUED_REQUESTS_MIN, l::QUEUED_REQUESTS_MAX]),
+        ),
     ];
     for (option, values) in named {
         let help = help(option);

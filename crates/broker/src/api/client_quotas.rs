@@ -1,6 +1,7 @@
 //! DescribeClientQuotas and AlterClientQuotas.
 
 use std::collections::HashSet;
+use std::net::IpAddr;
 
 use kafka_protocol::messages::alter_client_quotas_request::EntryData;
 use kafka_protocol::messages::alter_client_quotas_response::{
@@ -25,10 +26,6 @@ const USER: &str = "user";
 const CLIENT_ID: &str = "client-id";
 const IP: &str = "ip";
 
-/// Quotas that Kafka knows and nothing here holds to.
-const NOT_ENFORCED: [&str; 3] =
-    ["request_percentage", "controller_mutation_rate", "connection_creation_rate"];
-
 // How a filter matches, by its numbers in the protocol.
 const EXACT: i8 = 0;
 const DEFAULT: i8 = 1;
@@ -47,14 +44,12 @@ pub(super) async fn describe(
             .with_entries(None);
     }
     let matches = |entity: &Entity| {
-        let parts = [(USER, &entity.user), (CLIENT_ID, &entity.client)];
+        let parts = [(USER, &entity.user), (CLIENT_ID, &entity.client), (IP, &entity.ip)];
         let component = |name: &str| request.components.iter().find(|c| &*c.entity_type == name);
-        // Quotas of addresses there are none.
-        component(IP).is_none()
-            && parts.into_iter().all(|(name, part)| match component(name) {
-                None => !request.strict || *part == Part::Any,
-                Some(component) => is_match(component, part),
-            })
+        parts.into_iter().all(|(name, part)| match component(name) {
+            None => !request.strict || *part == Part::Any,
+            Some(component) => is_match(component, part),
+        })
     };
     let mut entries = Vec::new();
     for (entity, limits) in cx.server.quotas.all() {
@@ -64,7 +59,7 @@ pub(super) async fn describe(
         let values = limits.into_iter().map(|(key, value)| {
             ValueData::default().with_key(StrBytes::from_string(key)).with_value(value)
         });
-        let parts = [(USER, entity.user), (CLIENT_ID, entity.client)];
+        let parts = [(USER, entity.user), (CLIENT_ID, entity.client), (IP, entity.ip)];
         let named = parts.into_iter().filter_map(|(name, part)| {
             let entity =
                 DescribedEntity::default().with_entity_type(StrBytes::from_static_str(name));
@@ -121,11 +116,16 @@ pub(super) async fn alter(
     let mut entries = Vec::with_capacity(request.entries.len());
     for entry in request.entries {
         let allowed = cx.authorize(Operation::AlterConfigs, Resource::Cluster);
-        let error = match (allowed.and_then(|()| entity(&entry)), operations(&entry)) {
-            (Ok(entity), Ok(ops)) => {
+        let altered = allowed.and_then(|()| {
+            let entity = entity(&entry)?;
+            let ops = operations(&entry, &entity)?;
+            Ok((entity, ops))
+        });
+        let error = match altered {
+            Ok((entity, ops)) => {
                 cx.server.quotas.alter(entity, ops, request.validate_only).await.err()
             }
-            (Err(error), _) | (_, Err(error)) => Some(error),
+            Err(error) => Some(error),
         };
         let named = entry.entity.into_iter().map(|entity| {
             AlteredEntity::default()
@@ -147,7 +147,7 @@ fn entity(entry: &EntryData) -> Result<Entity, ApiError> {
     if entry.entity.is_empty() {
         return invalid("Invalid empty client quota entity".into());
     }
-    let mut entity = Entity { user: Part::Any, client: Part::Any };
+    let mut entity = Entity { user: Part::Any, client: Part::Any, ip: Part::Any };
     for named in &entry.entity {
         let part = match &*named.entity_type {
             USER => &mut entity.user,
@@ -155,7 +155,7 @@ fn entity(entry: &EntryData) -> Result<Entity, ApiError> {
             IP if entry.entity.len() > 1 => {
                 return invalid("Invalid quota entity combination, IP entity should not be combined with User or ClientId".into());
             }
-            IP => return invalid("quotas of addresses are not enforced by this server".into()),
+            IP => &mut entity.ip,
             other => return invalid(format!("Unhandled client quota entity type: {other}")),
         };
         if *part != Part::Any {
@@ -169,23 +169,29 @@ fn entity(entry: &EntryData) -> Result<Entity, ApiError> {
             Some(name) if name.len() > MAX_NAME_BYTES => {
                 return invalid(format!("a name has at most {MAX_NAME_BYTES} bytes"));
             }
+            // Kafka takes the names of hosts too; which addresses such a one has may change.
+            Some(name) if &*named.entity_type == IP => match name.parse::<IpAddr>() {
+                Ok(ip) => Part::Name(ip.to_canonical().to_string()),
+                Err(_) => return invalid(format!("{} is not a valid IP address.", &**name)),
+            },
             Some(name) => Part::Name(name.to_string()),
         };
     }
     Ok(entity)
 }
 
-fn operations(entry: &EntryData) -> Result<Vec<Op>, ApiError> {
+fn operations(entry: &EntryData, entity: &Entity) -> Result<Vec<Op>, ApiError> {
     let invalid = |reason: String| Err(ApiError::InvalidRequest(reason));
+    let bounds: &[Bound] = match entity.ip {
+        Part::Any => &Bound::OF_CLIENTS,
+        _ => &Bound::OF_ADDRESSES,
+    };
     let mut ops = Vec::with_capacity(entry.ops.len());
     for op in &entry.ops {
         let key = &*op.key;
-        if NOT_ENFORCED.contains(&key) {
-            return invalid(format!("{key} is not enforced by this server"));
-        }
-        if ![Bound::Produced.key(), Bound::Fetched.key()].contains(&key) {
+        let Some(bound) = bounds.iter().find(|bound| bound.key() == key) else {
             return invalid(format!("Invalid configuration key {key}"));
-        }
+        };
         if op.remove {
             ops.push((key.to_owned(), None));
             continue;
@@ -194,7 +200,10 @@ fn operations(entry: &EntryData) -> Result<Vec<Op>, ApiError> {
         if op.value.is_nan() || op.value <= 0.0 {
             return invalid(format!("Quota {key} must be greater than 0"));
         }
-        if op.value.fract() != 0.0 || op.value > i64::MAX as f64 {
+        if op.value.is_infinite() || bound.max_whole().is_some_and(|max| op.value > max) {
+            return invalid(format!("Proposed value for {key} is too large."));
+        }
+        if bound.max_whole().is_some() && op.value.fract() != 0.0 {
             return invalid(format!("{key} cannot be a fractional value."));
         }
         ops.push((key.to_owned(), Some(op.value)));

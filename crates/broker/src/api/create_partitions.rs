@@ -10,6 +10,9 @@ use super::Context;
 use crate::errors::ApiError;
 use crate::security::{Operation, Resource};
 
+/// Versions from here on know THROTTLING_QUOTA_EXCEEDED.
+const FIRST_WITH_QUOTA: i16 = 3;
+
 pub(super) async fn handle(
     cx: &Context,
     request: CreatePartitionsRequest,
@@ -64,5 +67,12 @@ async fn grow(
             )));
         }
     }
-    cx.server.topics.grow(&wanted.name, total, validate_only).await
+    // What can not be done is not charged.
+    let present = cx.server.topics.by_name(&wanted.name)?.partitions.len();
+    cx.server.topics.grow(&wanted.name, total, true).await?;
+    cx.charge_changes((total as usize).saturating_sub(present), FIRST_WITH_QUOTA)?;
+    if validate_only {
+        return Ok(());
+    }
+    cx.server.topics.grow(&wanted.name, total, false).await
 }

@@ -14,6 +14,9 @@ use crate::configs::Overrides;
 use crate::errors::ApiError;
 use crate::security::{Operation, Resource};
 
+/// Versions from here on know THROTTLING_QUOTA_EXCEEDED.
+const FIRST_WITH_QUOTA: i16 = 6;
+
 pub(super) async fn handle(cx: &Context, request: CreateTopicsRequest) -> CreateTopicsResponse {
     let mut times_named: HashMap<&str, u32> = HashMap::new();
     for topic in &request.topics {
@@ -59,7 +62,13 @@ async fn create(
         })?;
         overrides.insert(config.name.to_string(), value.to_string());
     }
-    let topic = cx.server.create_topic(&wanted.name, partitions, overrides, validate_only).await?;
+    // What can not be done is not charged.
+    let mut topic =
+        cx.server.create_topic(&wanted.name, partitions, overrides.clone(), true).await?;
+    cx.charge_changes(partitions as usize, FIRST_WITH_QUOTA)?;
+    if !validate_only {
+        topic = cx.server.create_topic(&wanted.name, partitions, overrides, false).await?;
+    }
     let values = describe_configs::values_of_topic(&cx.server, &topic);
     let configs = values.map(|(name, value, source)| {
         CreatableTopicConfigs::default()

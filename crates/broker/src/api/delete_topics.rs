@@ -12,6 +12,9 @@ use crate::errors::ApiError;
 use crate::security::Operation;
 use crate::topics::TopicRef;
 
+/// Versions from here on know THROTTLING_QUOTA_EXCEEDED.
+const FIRST_WITH_QUOTA: i16 = 5;
+
 pub(super) async fn handle(cx: &Context, request: DeleteTopicsRequest) -> DeleteTopicsResponse {
     let by_name = request
         .topic_names
@@ -63,6 +66,7 @@ async fn delete(
         (error, _) => error,
     };
     cx.topic(Operation::Describe, &topic).map_err(unseen)?;
-    cx.topic(Operation::Delete, &topic)?;
+    let partitions = cx.topic(Operation::Delete, &topic)?.partitions.len();
+    cx.charge_changes(partitions, FIRST_WITH_QUOTA)?;
     cx.server.topics.delete(&topic).await
 }

@@ -199,8 +199,9 @@ pub(super) async fn handle(cx: Context, body: Bytes) -> Result<Answer, Refused> 
     let reads = fetch.wants.into_iter().zip(pass.reads).zip(changed);
     let answered =
         reads.filter(|(_, changed)| *changed || !fetch.incremental).map(|(read, _)| read);
+    cx.charge(Bound::Fetched, pass.bytes as f64);
     let response = FetchResponse {
-        throttle_time_ms: cx.charge(Bound::Fetched, pass.bytes),
+        throttle_time_ms: cx.throttle_ms(),
         error_code: 0,
         session_id: fetch.session_id,
         topics: by_topic(answered, read_committed),

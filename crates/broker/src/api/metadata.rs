@@ -98,6 +98,10 @@ async fn by_name(cx: &Context, name: &str, may_create: bool) -> Result<Arc<Topic
             if !cx.may(Operation::Create, Resource::Cluster) {
                 cx.authorize(Operation::Create, Resource::Topic(name))?;
             }
+            crate::topics::check_name(name)?;
+            // Who has to wait is told that it does not exist yet, and asks again.
+            let partitions = server.config.default_partitions as usize;
+            cx.charge_changes(partitions, 0).map_err(|_| ApiError::UnknownTopicOrPartition)?;
             match server
                 .create_topic(name, server.config.default_partitions, Overrides::new(), false)
                 .await

@@ -24,11 +24,11 @@ mod produce;
 mod replicas;
 mod sasl;
 mod scram_credentials;
+mod toll;
 mod transaction_admin;
 mod transactions;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::{Buf, Bytes};
@@ -36,10 +36,10 @@ use futures::future::BoxFuture;
 use kafka_protocol::messages::{ApiKey, RequestHeader};
 use kafka_protocol::protocol::{Decodable, Encodable, StrBytes};
 use tokio::sync::OwnedSemaphorePermit;
+use toll::Toll;
 
 use crate::groups::ClientInfo;
-use crate::quotas::Bound;
-use crate::security::{Peer, Principal};
+use crate::security::Peer;
 use crate::server::Server;
 use crate::wire::response::{EncodeError, Response};
 use crate::wire::shape::{self, Shape};
@@ -50,9 +50,6 @@ const MAX_ELEMENTS: usize = 1_000_000;
 /// Requests with more elements than this take their decoded size from the server's budget; the others are
 /// bounded by the number of connections.
 const UNCOUNTED_ELEMENTS: usize = 1_024;
-
-/// A request waits at most for so long for the debts of its client: less than the time after which clients give up on it.
-const MAX_QUOTA_WAIT: Duration = Duration::from_secs(20);
 
 /// What an element takes, about: decoded, its strings not counted, which are slices of the request; and in the response.
 const ELEMENT_BYTES: usize = 192;
@@ -75,8 +72,7 @@ pub(crate) struct Context {
     pub(crate) peer: Arc<Peer>,
     correlation_id: i32,
     client: ClientInfo,
-    /// For how long the connection is to be left alone after this request, in milliseconds.
-    throttle_ms: Arc<AtomicU32>,
+    toll: Arc<Toll>,
 }
 
 /// What becomes of a request.
@@ -122,7 +118,7 @@ pub(crate) enum Refused {
 }
 
 /// One row: key, versions, shape, and what handles it: a function of context and body, or an expression that makes a response
-/// from context and decoded request.
+/// from context and decoded request, to which is added for how long the client is to wait.
 macro_rules! api {
     ($key:ident, $min:literal..=$max:literal, $shape:ident, $handle:path) => {
         Api {
@@ -144,7 +140,8 @@ macro_rules! api {
             handle: |$cx, body| {
                 Box::pin(async move {
                     let $request = $cx.decode(body)?;
-                    let response = $response.await;
+                    let mut response = $response.await;
+                    response.throttle_time_ms = $cx.throttle_ms();
                     $cx.reply(&response)
                 })
             },
@@ -191,9 +188,7 @@ pub(crate) static APIS: &[Api] = &[
         &cx, request
     )),
     api!(EndTxn, 0..=5, END_TXN, |cx, request| transactions::end(&cx, request)),
-    api!(WriteTxnMarkers, 1..=1, WRITE_TXN_MARKERS, |cx, request| {
-        transaction_admin::write_markers(&cx, request)
-    }),
+    api!(WriteTxnMarkers, 1..=1, WRITE_TXN_MARKERS, transaction_admin::write_markers),
     api!(TxnOffsetCommit, 0..=5, TXN_OFFSET_COMMIT, |cx, request| transactions::commit_offsets(
         &cx, request
     )),
@@ -324,7 +319,7 @@ pub(crate) async fn serve(
         ),
         client_host: peer.host.clone(),
     };
-    let throttle_ms = Arc::<AtomicU32>::default();
+    let toll = Arc::<Toll>::default();
     let context = Context {
         server: server.clone(),
         api,
@@ -332,38 +327,13 @@ pub(crate) async fn serve(
         peer: peer.clone(),
         correlation_id,
         client,
-        throttle_ms: throttle_ms.clone(),
+        toll: toll.clone(),
     };
-    let answer = (api.handle)(context, frame).await?;
-    let throttle = Duration::from_millis(throttle_ms.load(Ordering::Relaxed).into());
-    Ok(Served { api, answer, budget, throttle })
+    let answer = toll.timed((api.handle)(context, frame)).await?;
+    Ok(Served { api, answer, budget, throttle: toll.throttle() })
 }
 
 impl Context {
-    /// Who sends the request, to quotas.
-    fn user(&self) -> String {
-        let principal = self.peer.principal().unwrap_or_else(Principal::anonymous);
-        principal.as_str().trim_start_matches("User:").to_owned()
-    }
-
-    /// Charge the client's quota with what it has moved; how long it is to wait, for the response. Its connection is left alone for so long.
-    fn charge(&self, bound: Bound, bytes: usize) -> i32 {
-        let client = &self.client.client_id;
-        let now = Instant::now();
-        let wait = self.server.quotas.charge(bound, &self.user(), client, bytes, now);
-        // Rounded up, so that a client that waits for so long does not come early.
-        let wait_ms = u32::try_from(wait.as_micros().div_ceil(1_000)).unwrap_or(u32::MAX);
-        self.throttle_ms.fetch_max(wait_ms, Ordering::Relaxed);
-        i32::try_from(wait_ms).unwrap_or(i32::MAX)
-    }
-
-    /// Wait until the client has paid what it owes: it came back before its time, or on another connection.
-    async fn wait_for_quota(&self, bound: Bound) {
-        let client = &self.client.client_id;
-        let wait = self.server.quotas.charge(bound, &self.user(), client, 0, Instant::now());
-        tokio::time::sleep(wait.min(MAX_QUOTA_WAIT)).await;
-    }
-
     /// Decode the request's body.
     ///
     /// # Errors

@@ -39,7 +39,7 @@ struct InLine {
 }
 
 pub(super) async fn handle(cx: Context, body: Bytes) -> Result<Answer, Refused> {
-    let throttle_ms = cx.charge(Bound::Produced, body.len());
+    cx.charge(Bound::Produced, body.len() as f64);
     let request: ProduceRequest = cx.decode(body)?;
     let deadline = Instant::now() + Duration::from_millis(request.timeout_ms.max(0) as u64);
     let acks = request.acks;
@@ -72,6 +72,7 @@ pub(super) async fn handle(cx: Context, body: Bytes) -> Result<Answer, Refused> 
         topics.push((response, partitions));
     }
     drop(request);
+    let throttle_ms = cx.throttle_ms();
 
     if acks == 0 {
         let failed = topics

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use kafka_protocol::error::ResponseError;
 use kafka_protocol::messages::describe_producers_response::{
     PartitionResponse, ProducerState, TopicResponse,
@@ -21,7 +22,7 @@ use kafka_protocol::messages::{
 use kafka_protocol::protocol::StrBytes;
 use tokio::time::{Instant, timeout_at};
 
-use super::Context;
+use super::{Answer, Context, Refused};
 use crate::batch::Outcome;
 use crate::errors::ApiError;
 use crate::partition::{NotAdmitted, Partition, unix_time_ms};
@@ -145,10 +146,8 @@ pub(super) async fn describe_producers(
 }
 
 /// The coordinator writes its markers without this; an operator ends with it what no coordinator will.
-pub(super) async fn write_markers(
-    cx: &Context,
-    request: WriteTxnMarkersRequest,
-) -> WriteTxnMarkersResponse {
+pub(super) async fn write_markers(cx: Context, body: Bytes) -> Result<Answer, Refused> {
+    let request: WriteTxnMarkersRequest = cx.decode(body)?;
     let until = Instant::now() + WAIT_MAX;
     let mut markers = Vec::new();
     for marker in request.markers {
@@ -156,7 +155,7 @@ pub(super) async fn write_markers(
         for topic in &marker.topics {
             let mut partitions = Vec::new();
             for index in &topic.partition_indexes {
-                let written = write_marker(cx, &marker, &topic.name, *index, until).await;
+                let written = write_marker(&cx, &marker, &topic.name, *index, until).await;
                 partitions.push(
                     WritableTxnMarkerPartitionResult::default()
                         .with_partition_index(*index)
@@ -175,7 +174,7 @@ pub(super) async fn write_markers(
                 .with_topics(topics),
         );
     }
-    WriteTxnMarkersResponse::default().with_markers(markers)
+    cx.reply(&WriteTxnMarkersResponse::default().with_markers(markers))
 }
 
 async fn write_marker(

@@ -197,6 +197,27 @@ async fn connections_are_bounded() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn connections_of_an_address_are_bounded() {
+    let server = TestServer::with(16 << 20, |config| {
+        config.max_connections_of_address = 100;
+        config.max_connections_overrides = [("127.0.0.1".parse().unwrap(), 2)].into();
+    })
+    .await;
+    let mut clients = Vec::new();
+    for _ in 0..2 {
+        let mut client = server.client().await;
+        client.call(0, &ApiVersionsRequest::default()).await;
+        clients.push(client);
+    }
+    let mut refused = server.client().await;
+    assert!(refused.receive_frame().await.is_none());
+    // Those that it has stay.
+    for client in &mut clients {
+        client.call(0, &ApiVersionsRequest::default()).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn large_requests_share_their_budget() {
     let server = TestServer::with(16 << 20, |config| {
         config.max_request_bytes = 1 << 20;

@@ -53,6 +53,9 @@ async fn told(client: &mut Client, filters: &[(&str, i8, Option<&str>)], strict:
 
 const PRODUCE: &str = "producer_byte_rate";
 const FETCH: &str = "consumer_byte_rate";
+const HANDLING: &str = "request_percentage";
+const CHANGES: &str = "controller_mutation_rate";
+const CONNECT: &str = "connection_creation_rate";
 
 #[tokio::test(flavor = "multi_thread")]
 async fn quotas_are_kept_and_found() {
@@ -85,6 +88,24 @@ async fn quotas_are_kept_and_found() {
 
     assert_eq!(alter(&mut client, &[user], &[(PRODUCE, 0.0, true)]).await, 0);
     assert_eq!(told(&mut client, &[], false).await, [of_both]);
+
+    let fractions = [(HANDLING, 12.5, false), (CHANGES, 0.5, false)];
+    assert_eq!(alter(&mut client, &[user], &fractions).await, 0);
+    let values = vec![(CHANGES.to_owned(), 0.5), (HANDLING.to_owned(), 12.5)];
+    assert_eq!(told(&mut client, &[exact], true).await[0].1, values);
+
+    let address = [("ip", Some("::ffff:10.0.0.1"))];
+    assert_eq!(alter(&mut client, &address, &[(CONNECT, 5.0, false)]).await, 0);
+    assert_eq!(alter(&mut client, &[("ip", None)], &[(CONNECT, 50.0, false)]).await, 0);
+    server.crash().await;
+    let mut client = server.client().await;
+    let of_ip = |ip: Option<&str>, rate| {
+        (vec![("ip".to_owned(), ip.map(str::to_owned))], vec![(CONNECT.to_owned(), rate)])
+    };
+    let named = told(&mut client, &[("ip", 0, Some("10.0.0.1"))], true).await;
+    assert_eq!(named, [of_ip(Some("10.0.0.1"), 5.0)]);
+    assert_eq!(told(&mut client, &[("ip", 1, None)], true).await, [of_ip(None, 50.0)]);
+    assert_eq!(told(&mut client, &[("ip", 2, None)], true).await.len(), 2);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -100,10 +121,15 @@ async fn what_is_no_quota_is_refused() {
         (vec![user, user], good),
         (vec![("user", Some(long.as_str()))], good),
         (vec![("other", Some("u"))], good),
+        // What addresses have, and what they have not.
         (vec![("ip", Some("1.2.3.4"))], good),
-        (vec![user, ("ip", Some("1.2.3.4"))], good),
+        (vec![("ip", Some("somewhere"))], [(CONNECT, 1.0, false)]),
+        (vec![("ip", Some("1.2.3.4"))], [(CONNECT, 1.5, false)]),
+        (vec![("ip", Some("1.2.3.4"))], [(CONNECT, 3e9, false)]),
+        (vec![user, ("ip", Some("1.2.3.4"))], [(CONNECT, 1.0, false)]),
+        (vec![user], [(CONNECT, 1.0, false)]),
         (vec![user], [("nope", 1.0, false)]),
-        (vec![user], [("request_percentage", 1.0, false)]),
+        (vec![user], [(HANDLING, f64::INFINITY, false)]),
         (vec![user], [(PRODUCE, 0.0, false)]),
         (vec![user], [(PRODUCE, -1.0, false)]),
         (vec![user], [(PRODUCE, f64::NAN, false)]),
@@ -151,4 +177,113 @@ async fn who_is_over_the_quota_is_not_heard_for_a_while() {
     other.call(12, &fetch("t", &[(0, 2_000)], 0)).await;
     let waited = begun.elapsed();
     assert!(waited > throttle / 2, "it was served after {waited:?} of {throttle:?}");
+}
+
+/// The time of threads that handle requests, of any kind.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_has_too_much_done_is_not_heard_for_a_while() {
+    let server = TestServer::start().await;
+    let mut client = server.client().await;
+    // What is free is ten seconds of the rate, 10 microseconds.
+    let quota = [(HANDLING, 0.0001, false)];
+    assert_eq!(alter(&mut client, &[("client-id", Some("a test"))], &quota).await, 0);
+    let metadata = MetadataRequest::default().with_topics(Some(vec![]));
+    let mut throttle = Duration::ZERO;
+    for _ in 0..100 {
+        let response = client.call(9, &metadata).await;
+        throttle = Duration::from_millis(response.throttle_time_ms.try_into().unwrap());
+        if !throttle.is_zero() {
+            break;
+        }
+    }
+    // As in Kafka never longer than a second.
+    assert!(!throttle.is_zero() && throttle <= Duration::from_secs(1), "{throttle:?}");
+    let begun = Instant::now();
+    let groups = client.call(3, &ListGroupsRequest::default()).await;
+    assert!(groups.throttle_time_ms > 0);
+    assert!(begun.elapsed() >= throttle / 2, "heard after {:?} of {throttle:?}", begun.elapsed());
+    let produced = client.call(9, &produce("none", 0, &plain(&[1; 10]), -1)).await;
+    assert!(produced.throttle_time_ms > 0);
+    let fetched = client.call(12, &fetch("none", &[(0, 0)], 0)).await;
+    assert!(fetched.throttle_time_ms > 0);
+}
+
+/// Partitions that are created and deleted: versions that know of it are refused, the others wait.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_changes_too_much_is_told_to_wait() {
+    const THROTTLING_QUOTA_EXCEEDED: i16 = 89;
+    const TOPIC_EXISTS: i16 = 36;
+    let server = TestServer::start().await;
+    server.topic("grows", 1, &[]).await;
+    let mut client = server.client().await;
+    // Ten seconds of it are nothing yet, and one partition is a debt of more than a test takes.
+    let quota = [(CHANGES, 0.001, false)];
+    assert_eq!(alter(&mut client, &[("client-id", Some("a test"))], &quota).await, 0);
+    let create = |name: &str| {
+        let topic = create_topics_request::CreatableTopic::default()
+            .with_name(text(name).into())
+            .with_num_partitions(1)
+            .with_replication_factor(1);
+        CreateTopicsRequest::default().with_topics(vec![topic])
+    };
+    // What fails for another reason is not charged.
+    let twice = client.call(7, &create("grows")).await;
+    assert_eq!((twice.topics[0].error_code, twice.throttle_time_ms), (TOPIC_EXISTS, 0));
+    let first = client.call(7, &create("first")).await;
+    assert_eq!((first.topics[0].error_code, first.throttle_time_ms), (0, 0));
+
+    // Whoever is refused has to wait too; so each on a connection of its own.
+    let mut other = server.client().await;
+    let second = other.call(7, &create("second")).await;
+    assert_eq!(second.topics[0].error_code, THROTTLING_QUOTA_EXCEEDED);
+    assert!(second.throttle_time_ms > 0);
+    let mut other = server.client().await;
+    let grown = create_partitions_request::CreatePartitionsTopic::default()
+        .with_name(text("grows").into())
+        .with_count(2)
+        .with_assignments(None);
+    let grow = CreatePartitionsRequest::default().with_topics(vec![grown]);
+    let grown = other.call(3, &grow).await;
+    assert_eq!(grown.results[0].error_code, THROTTLING_QUOTA_EXCEEDED);
+    let mut other = server.client().await;
+    let doomed = DeleteTopicsRequest::default().with_topic_names(vec![text("grows").into()]);
+    let deleted = other.call(5, &doomed).await;
+    assert_eq!(deleted.responses[0].error_code, THROTTLING_QUOTA_EXCEEDED);
+    assert!(deleted.throttle_time_ms > 0);
+    let mut other = server.client().await;
+    let deleted = other.call(4, &doomed).await;
+    assert_eq!(deleted.responses[0].error_code, 0);
+    assert!(deleted.throttle_time_ms > 0);
+
+    let names: Vec<_> =
+        server.server().topics.all().iter().map(|topic| topic.name.to_string()).collect();
+    assert_eq!(names, ["first"]);
+}
+
+/// Connections that an address opens too fast are closed.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_connects_too_often_is_turned_away() {
+    let server = TestServer::start().await;
+    let mut client = server.client().await;
+    let quota = [(CONNECT, 1.0, false)];
+    assert_eq!(alter(&mut client, &[("ip", Some("10.0.0.1"))], &quota).await, 0);
+    // Somebody else's.
+    for _ in 0..30 {
+        server.assert_alive().await;
+    }
+    assert_eq!(alter(&mut client, &[("ip", Some("127.0.0.1"))], &quota).await, 0);
+    let mut taken = 0;
+    loop {
+        assert!(taken < 10_000, "nobody was turned away");
+        let mut other = server.client().await;
+        other.send(0, &ApiVersionsRequest::default()).await;
+        if other.receive_frame().await.is_none() {
+            break;
+        }
+        taken += 1;
+    }
+    // Ten seconds of the rate are free.
+    assert!(taken >= 10, "{taken}");
+    // Who is connected already is not concerned.
+    client.call(9, &MetadataRequest::default().with_topics(Some(vec![]))).await;
 }

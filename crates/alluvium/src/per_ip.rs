@@ -1,0 +1,58 @@
+//! Numbers by address, as `10.0.0.1:100,2001:db8::1:5`: Kafka's `max.connections.per.ip.overrides`.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::IpAddr;
+use std::str::FromStr;
+
+/// How many connections these addresses may have.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct PerIp(pub(crate) BTreeMap<IpAddr, u32>);
+
+impl FromStr for PerIp {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut by_address = BTreeMap::new();
+        for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
+            let wrong = || format!("`{part}` is not IP:N, as in 10.0.0.1:100");
+            // The last colon: those before it are of an IPv6 address.
+            let (ip, count) = part.rsplit_once(':').ok_or_else(wrong)?;
+            let ip = ip.strip_prefix('[').and_then(|ip| ip.strip_suffix(']')).unwrap_or(ip);
+            let ip: IpAddr = ip.parse().map_err(|_| wrong())?;
+            let count = count.parse().map_err(|_| wrong())?;
+            if by_address.insert(ip.to_canonical(), count).is_some() {
+                return Err(format!("{ip} is there twice"));
+            }
+        }
+        Ok(Self(by_address))
+    }
+}
+
+impl fmt::Display for PerIp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, (ip, count)) in self.0.iter().enumerate() {
+            let comma = if index == 0 { "" } else { "," };
+            write!(f, "{comma}{ip}:{count}")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_have_numbers_and_what_is_printed_reads_the_same() {
+        let text = "10.0.0.1:100, [2001:db8::1]:5,::1:0";
+        let read: PerIp = text.parse().unwrap();
+        let wanted = [("10.0.0.1", 100), ("2001:db8::1", 5), ("::1", 0)];
+        assert_eq!(read.0, wanted.map(|(ip, count)| (ip.parse().unwrap(), count)).into());
+        assert_eq!(read.to_string().parse(), Ok(read));
+        assert_eq!("".parse(), Ok(PerIp::default()));
+        for wrong in ["10.0.0.1", "host:5", "10.0.0.1:-1", "10.0.0.1:5,::ffff:10.0.0.1:6"] {
+            assert!(wrong.parse::<PerIp>().is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,178 @@
+//! What a request costs its client, by the quotas that hold for it.
+
+use std::future::poll_fn;
+use std::time::{Duration, Instant};
+
+use futures::future::BoxFuture;
+use parking_lot::Mutex;
+
+use super::Context;
+use crate::errors::ApiError;
+use crate::quotas::{Bound, Who};
+use crate::security::Principal;
+
+/// A request waits at most for so long for the debts of its client: less than the time after which clients give up on it.
+const MAX_QUOTA_WAIT: Duration = Duration::from_secs(20);
+
+/// What has been charged for a request so far.
+#[derive(Default)]
+pub(super) struct Toll(Mutex<Charged>);
+
+#[derive(Default)]
+struct Charged {
+    /// For how long the connection is to be left alone after this request.
+    throttle_ms: u32,
+    /// What handling the request has taken on a thread, and has not been charged yet.
+    handling: Duration,
+    /// A thread is at it since then.
+    since: Option<Instant>,
+}
+
+impl Toll {
+    /// Handle a request, and see how long threads are at it: not how long it waits, nor what is done elsewhere for it.
+    pub(super) async fn timed<T>(&self, mut handling: BoxFuture<'_, T>) -> T {
+        poll_fn(|cx| {
+            self.0.lock().since = Some(Instant::now());
+            let polled = handling.as_mut().poll(cx);
+            self.stop_clock(Instant::now());
+            polled
+        })
+        .await
+    }
+
+    fn stop_clock(&self, now: Instant) {
+        let mut charged = self.0.lock();
+        if let Some(since) = charged.since.take() {
+            charged.handling += now.saturating_duration_since(since);
+        }
+    }
+
+    /// The time on a thread that has not been charged yet, up to now.
+    fn take_handling(&self, now: Instant) -> Duration {
+        self.stop_clock(now);
+        let mut charged = self.0.lock();
+        charged.since = Some(now);
+        std::mem::take(&mut charged.handling)
+    }
+
+    /// For how long the connection is to be left alone after this request.
+    pub(super) fn throttle(&self) -> Duration {
+        Duration::from_millis(self.0.lock().throttle_ms.into())
+    }
+
+    /// The client is to wait for so long, or longer.
+    fn wait(&self, wait: Duration) {
+        // Rounded up, so that a client that waits for so long does not come early.
+        let wait_ms = u32::try_from(wait.as_micros().div_ceil(1_000)).unwrap_or(u32::MAX);
+        let mut charged = self.0.lock();
+        charged.throttle_ms = charged.throttle_ms.max(wait_ms);
+    }
+}
+
+impl Context {
+    /// Who sends the request, to quotas.
+    fn user(&self) -> String {
+        let principal = self.peer.principal().unwrap_or_else(Principal::anonymous);
+        principal.as_str().trim_start_matches("User:").to_owned()
+    }
+
+    /// Charge the client's quota with what it has taken. Its connection is left alone until that is paid.
+    pub(super) fn charge(&self, bound: Bound, amount: f64) {
+        let quotas = &self.server.quotas;
+        if quotas.bound(bound) {
+            let user = self.user();
+            let who = Who::Client { user: &user, client: &self.client.client_id };
+            self.wait(bound, quotas.charge(bound, who, amount, Instant::now()));
+        }
+    }
+
+    fn wait(&self, bound: Bound, wait: Duration) {
+        if !wait.is_zero() {
+            self.server.metrics.throttled(bound.key());
+            self.toll.wait(wait);
+        }
+    }
+
+    /// Charge the client's quota of changes with partitions that come or go. Versions before `first_strict` have it done, and wait afterwards.
+    ///
+    /// # Errors
+    /// The client has not paid for earlier ones yet.
+    pub(super) fn charge_changes(
+        &self,
+        partitions: usize,
+        first_strict: i16,
+    ) -> Result<(), ApiError> {
+        let quotas = &self.server.quotas;
+        if self.version < first_strict {
+            self.charge(Bound::Changes, partitions as f64);
+        } else if quotas.bound(Bound::Changes) {
+            let user = self.user();
+            let who = Who::Client { user: &user, client: &self.client.client_id };
+            let taken = quotas.try_charge(Bound::Changes, who, partitions as f64, Instant::now());
+            if let Err(wait) = taken {
+                self.wait(Bound::Changes, wait);
+                return Err(ApiError::QuotaExceeded);
+            }
+        }
+        Ok(())
+    }
+
+    /// Charge for the time that the request has taken, and say for how long the client is to wait, for all that was charged: the last thing before
+    /// the response is encoded.
+    pub(super) fn throttle_ms(&self) -> i32 {
+        if self.server.quotas.bound(Bound::Handling) {
+            let handling = self.toll.take_handling(Instant::now());
+            self.charge(Bound::Handling, handling.as_secs_f64() * 100.0);
+        }
+        i32::try_from(self.toll.throttle().as_millis()).unwrap_or(i32::MAX)
+    }
+
+    /// Wait until the client has paid what it owes: it came back before its time, or on another connection.
+    pub(super) async fn wait_for_quota(&self, bound: Bound) {
+        let quotas = &self.server.quotas;
+        if quotas.bound(bound) {
+            let user = self.user();
+            let who = Who::Client { user: &user, client: &self.client.client_id };
+            let wait = quotas.charge(bound, who, 0.0, Instant::now());
+            tokio::time::sleep(wait.min(MAX_QUOTA_WAIT)).await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::Poll;
+
+    use super::*;
+
+    #[test]
+    fn waiting_is_not_charged() {
+        const WORK: Duration = Duration::from_millis(3);
+        const WAIT: Duration = Duration::from_millis(20);
+        let toll = Toll::default();
+        let begun = Instant::now();
+        let mut handling = Box::pin(toll.timed(Box::pin(async {
+            std::thread::sleep(WORK);
+            tokio::task::yield_now().await;
+            std::thread::sleep(WORK);
+            toll.take_handling(Instant::now())
+        })));
+        let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+        assert!(handling.as_mut().poll(&mut cx).is_pending());
+        std::thread::sleep(WAIT);
+        let Poll::Ready(handled) = handling.as_mut().poll(&mut cx) else { panic!("it has ended") };
+        assert!(handled >= 2 * WORK, "{handled:?}");
+        assert!(handled <= begun.elapsed() - WAIT, "{handled:?}");
+        drop(handling);
+        // It is not charged again.
+        assert!(toll.take_handling(Instant::now()) < handled);
+    }
+
+    #[test]
+    fn the_longest_wait_holds_and_is_rounded_up() {
+        let toll = Toll::default();
+        toll.wait(Duration::from_micros(1_500));
+        toll.wait(Duration::from_micros(1));
+        assert_eq!(toll.throttle(), Duration::from_millis(2));
+    }
+}

@@ -1,0 +1,114 @@
+//! How many connections are open, altogether and by address.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+/// The places that connections take.
+pub(crate) struct Connections {
+    max: u32,
+    max_of_address: u32,
+    /// Addresses that may have another number of them.
+    overrides: BTreeMap<IpAddr, u32>,
+    open: Mutex<Open>,
+}
+
+#[derive(Default)]
+struct Open {
+    total: u32,
+    by_address: HashMap<IpAddr, u32>,
+}
+
+/// Why there is no place for one more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Full {
+    #[error("too many connections are open")]
+    All,
+    #[error("its address has too many open")]
+    OfAddress,
+}
+
+impl Full {
+    /// For the metric of connections that the server closed.
+    pub(crate) fn reason(self) -> &'static str {
+        match self {
+            Self::All => "too_many",
+            Self::OfAddress => "too_many_of_address",
+        }
+    }
+}
+
+impl Connections {
+    pub(crate) fn new(
+        max: u32,
+        max_of_address: u32,
+        overrides: &BTreeMap<IpAddr, u32>,
+    ) -> Arc<Self> {
+        let overrides = overrides.iter().map(|(ip, max)| (ip.to_canonical(), *max)).collect();
+        Arc::new(Self { max, max_of_address, overrides, open: Mutex::default() })
+    }
+
+    /// Take a place for a connection from this address.
+    ///
+    /// # Errors
+    /// There is none.
+    pub(crate) fn take(self: &Arc<Self>, ip: IpAddr) -> Result<Place, Full> {
+        let ip = ip.to_canonical();
+        let max_of_address = self.overrides.get(&ip).copied().unwrap_or(self.max_of_address);
+        let mut open = self.open.lock();
+        let of_address = open.by_address.get(&ip).copied().unwrap_or(0);
+        if of_address >= max_of_address {
+            return Err(Full::OfAddress);
+        }
+        if open.total >= self.max {
+            return Err(Full::All);
+        }
+        open.total += 1;
+        open.by_address.insert(ip, of_address + 1);
+        Ok(Place { connections: self.clone(), ip })
+    }
+}
+
+/// The place of a connection; free again when this is dropped.
+pub(crate) struct Place {
+    connections: Arc<Connections>,
+    ip: IpAddr,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut open = self.connections.open.lock();
+        open.total -= 1;
+        match open.by_address.get_mut(&self.ip) {
+            Some(count) if *count > 1 => *count -= 1,
+            _ => drop(open.by_address.remove(&self.ip)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_takes_no_more_than_its_share_and_gives_it_back() {
+        let ip = |ip: &str| ip.parse::<IpAddr>().unwrap();
+        let overrides = [(ip("10.0.0.2"), 3), (ip("10.0.0.3"), 0)].into();
+        let connections = Connections::new(4, 2, &overrides);
+        let first = connections.take(ip("10.0.0.1")).unwrap();
+        // The same address, by an IPv6 socket.
+        let second = connections.take(ip("::ffff:10.0.0.1")).unwrap();
+        assert_eq!(connections.take(ip("10.0.0.1")).err(), Some(Full::OfAddress));
+        assert_eq!(connections.take(ip("10.0.0.3")).err(), Some(Full::OfAddress));
+        let others = [(); 2].map(|()| connections.take(ip("10.0.0.2")).unwrap());
+        assert_eq!(connections.take(ip("10.0.0.2")).err(), Some(Full::All));
+        drop(first);
+        let third = connections.take(ip("10.0.0.2")).unwrap();
+        assert_eq!(connections.take(ip("10.0.0.2")).err(), Some(Full::OfAddress));
+        drop((second, third, others));
+        let open = connections.open.lock();
+        assert_eq!((open.total, open.by_address.len()), (0, 0));
+    }
+}
