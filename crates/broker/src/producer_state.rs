@@ -24,7 +24,7 @@ const REMEMBERED_BATCHES: usize = 5;
 const MAX_PRODUCERS: usize = 5_000;
 
 /// A producer that has not appended for so long is forgotten (`producer.id.expiration.ms`).
-const EXPIRATION: Duration = Duration::from_secs(86_400);
+pub(crate) const EXPIRATION: Duration = Duration::from_secs(86_400);
 const SWEEP_INTERVAL: Duration = Duration::from_secs(600);
 
 /// A batch that a producer has appended.

@@ -493,6 +493,11 @@ impl Store {
         self.shared.wal.header()
     }
 
+    /// The version of the catalog: each change raises it by one.
+    pub fn catalog_version(&self) -> u64 {
+        self.shared.version()
+    }
+
     /// Give the WAL another capacity while it is in use; see [`alluvium_wal::Wal::request_resize`].
     pub fn request_resize(&self, capacity_bytes: u64) -> Result<Resizing, ResizeError> {
         let resizing = self.shared.wal.request_resize(capacity_bytes)?;

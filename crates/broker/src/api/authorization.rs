@@ -1,6 +1,7 @@
 //! What the client of a request may do: [`Context::authorize`] stands in each handler where Kafka's table of operations and resources says.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use kafka_protocol::messages::{
     ConsumerGroupDescribeRequest, ConsumerGroupDescribeResponse, ConsumerGroupHeartbeatRequest,
@@ -14,6 +15,7 @@ use kafka_protocol::messages::{
 
 use super::Context;
 use crate::errors::ApiError;
+use crate::groups::ConsumerTimes;
 use crate::security::{Authorizer, Operation, Principal, Resource, ResourceType, Who};
 use crate::topics::{Topic, TopicRef};
 
@@ -200,7 +202,16 @@ pub(super) async fn consumer_heartbeat(
         0 => {
             let topics = cx.server.topics.view();
             let groups = &cx.server.groups;
-            groups.consumer_heartbeat(cx.client.clone(), request, cx.version, &topics).await
+            let setting = |name| {
+                let ms = cx.server.configs.group_number(&request.group_id, name);
+                Duration::from_millis(ms.try_into().unwrap_or(0))
+            };
+            let times = ConsumerTimes {
+                session_timeout: setting("consumer.session.timeout.ms"),
+                heartbeat_interval: setting("consumer.heartbeat.interval.ms"),
+            };
+            let client = cx.client.clone();
+            groups.consumer_heartbeat(client, request, cx.version, &topics, times).await
         }
         code => response.with_error_code(code),
     }

@@ -55,12 +55,8 @@ fn of_topic(server: &Server, topic: &Topic) -> Vec<Described> {
 fn of_group(server: &Server, name: &str) -> Vec<Described> {
     let overrides = server.configs.overrides(Entity::Group(name));
     let describe = |setting: &'static Setting| {
-        let default = Synonym {
-            name: setting.broker_name.unwrap_or(setting.name),
-            value: setting.default.to_owned(),
-            source: Source::Default,
-        };
-        described(setting, &overrides, Source::Group, vec![default])
+        let inherited = server.configs.group_synonyms(setting);
+        described(setting, &overrides, Source::Group, inherited)
     };
     group::SETTINGS.iter().map(describe).collect()
 }

@@ -11,6 +11,7 @@ mod delete_records;
 mod delete_topics;
 mod describe_cluster;
 mod describe_configs;
+mod describe_quorum;
 mod describe_topic_partitions;
 mod fetch;
 mod find_coordinator;
@@ -237,6 +238,7 @@ pub(crate) static APIS: &[Api] = &[
     api!(AlterUserScramCredentials, 0..=0, ALTER_USER_SCRAM_CREDENTIALS, |cx, request| {
         scram_credentials::alter(&cx, request)
     }),
+    api!(DescribeQuorum, 0..=2, DESCRIBE_QUORUM, describe_quorum::handle),
     api!(DescribeCluster, 0..=2, DESCRIBE_CLUSTER, |cx, request| describe_cluster::handle(
         &cx, request
     )),
@@ -246,7 +248,7 @@ pub(crate) static APIS: &[Api] = &[
     api!(DescribeTransactions, 0..=0, DESCRIBE_TRANSACTIONS, |cx, request| {
         transaction_admin::describe(&cx, request)
     }),
-    api!(ListTransactions, 0..=1, LIST_TRANSACTIONS, |cx, request| transaction_admin::list(
+    api!(ListTransactions, 0..=2, LIST_TRANSACTIONS, |cx, request| transaction_admin::list(
         &cx, request
     )),
     api!(ConsumerGroupHeartbeat, 0..=1, CONSUMER_GROUP_HEARTBEAT, |cx, request| {

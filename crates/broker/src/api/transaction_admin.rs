@@ -25,6 +25,7 @@ use tokio::time::{Instant, timeout_at};
 use super::{Answer, Context, Refused};
 use crate::batch::Outcome;
 use crate::errors::ApiError;
+use crate::groups::compile_regex;
 use crate::partition::{NotAdmitted, Partition, unix_time_ms};
 use crate::security::{Operation, Resource};
 use crate::topics::TopicRef;
@@ -90,6 +91,13 @@ pub(super) async fn list(
     if known.is_empty() && !request.state_filters.is_empty() {
         return response;
     }
+    let pattern = request.transactional_id_pattern.as_deref().filter(|text| !text.is_empty());
+    let pattern = match pattern.map(compile_regex).transpose() {
+        Ok(pattern) => pattern,
+        Err(_) => {
+            return response.with_error_code(ResponseError::InvalidRegularExpression.code());
+        }
+    };
     let now_ms = unix_time_ms();
     let passes = |description: &Description| {
         let by_state =
@@ -102,8 +110,9 @@ pub(super) async fn list(
         by_state && by_producer && by_duration
     };
     let all = cx.server.transactions.all().into_iter();
+    let matches = |id: &str| pattern.as_ref().is_none_or(|pattern| pattern.is_match(id));
     let visible = |id: &str| cx.may(Operation::Describe, Resource::TransactionalId(id));
-    let found = all.filter(|(id, description)| passes(description) && visible(id));
+    let found = all.filter(|(id, description)| passes(description) && matches(id) && visible(id));
     let states = found.map(|(id, description)| {
         list_transactions_response::TransactionState::default()
             .with_transactional_id(TransactionalId(StrBytes::from_string(id.to_string())))

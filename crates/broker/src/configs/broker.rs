@@ -3,8 +3,12 @@
 //! Those that say what holds for topics which do not say it themselves can be set while the server runs. The others are what it was
 //! started with.
 
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
 use super::{ConfigType, Overrides, Setting, topic};
 use crate::config::BrokerConfig;
+use crate::{producer_state, transactions};
 
 /// A setting of the broker.
 pub(crate) struct BrokerSetting {
@@ -33,7 +37,7 @@ const fn fixed(
     BrokerSetting { name, kind, default, documentation, topic: None }
 }
 
-use ConfigType::{Boolean, Int, List, Long};
+use ConfigType::{Boolean, Int, List, Long, String};
 
 /// What the server was started with.
 #[rustfmt::skip]
@@ -45,14 +49,30 @@ const FIXED: &[BrokerSetting] = &[
     fixed("default.replication.factor", Int, Some("1"), "There is one replica."),
     fixed("delete.topic.enable", Boolean, Some("true"), "Topics can be deleted."),
     fixed("fetch.max.bytes", Int, Some("57671680"), "The largest fetch response, a first batch that is larger excepted."),
+    fixed("group.consumer.heartbeat.interval.ms", Int, Some("5000"), "How often members of consumer groups are told to send a heartbeat."),
+    fixed("group.consumer.max.size", Int, Some("2147483647"), "Members of a consumer group."),
+    fixed("group.consumer.session.timeout.ms", Int, Some("45000"), "A member of a consumer group that sends no heartbeat for so long is removed."),
+    fixed("group.initial.rebalance.delay.ms", Int, Some("3000"), "How long the first rebalance of an empty classic group waits for more members."),
+    fixed("group.max.session.timeout.ms", Int, Some("1800000"), "The longest session timeout that a member of a classic group may have."),
+    fixed("group.max.size", Int, Some("2147483647"), "Members of a classic group."),
+    fixed("group.min.session.timeout.ms", Int, Some("6000"), "The shortest session timeout that a member of a classic group may have."),
+    fixed("log.cleaner.backoff.ms", Long, Some("15000"), "How often partitions are looked for that are to be compacted by key."),
     fixed("log.retention.check.interval.ms", Long, Some("300000"), "How often old records are looked for."),
     fixed("log.retention.hours", Int, Some("168"), "How long records are kept where neither the topic nor log.retention.ms says so."),
     fixed("max.connections", Int, None, "Bound on open connections."),
+    fixed("max.connections.per.ip", Int, Some("2147483647"), "Bound on open connections from one address."),
+    fixed("max.connections.per.ip.overrides", String, Some(""), "Addresses for which another bound holds."),
     fixed("node.id", Int, None, "This server's id."),
+    fixed("offset.metadata.max.bytes", Int, Some("4096"), "The longest metadata of a committed offset."),
+    fixed("offsets.retention.check.interval.ms", Long, Some("600000"), "How often old committed offsets are looked for."),
+    fixed("offsets.retention.minutes", Int, Some("10080"), "An offset is dropped when it is this old and its group has been without members for as long."),
     fixed("num.partitions", Int, Some("1"), "Partitions of a topic that is created without a number."),
     fixed("process.roles", List, None, "The one server is broker and controller."),
+    fixed("producer.id.expiration.ms", Int, Some("86400000"), "A partition forgets a producer that has not written for so long."),
     fixed("queued.max.request.bytes", Long, None, "Bound on the bytes of requests in memory."),
     fixed("socket.request.max.bytes", Int, Some("104857600"), "The largest request."),
+    fixed("transaction.max.timeout.ms", Int, Some("900000"), "The longest timeout that a transaction may have."),
+    fixed("transactional.id.expiration.ms", Int, Some("604800000"), "A transactional id is forgotten so long after its last transaction."),
 ];
 
 /// All settings of the broker, by name.
@@ -83,25 +103,47 @@ pub(crate) fn settings() -> Vec<BrokerSetting> {
 pub(super) fn started_with(config: &BrokerConfig) -> Overrides {
     let number = |number: u64| number.to_string();
     let millis = |time: std::time::Duration| time.as_millis().to_string();
+    let groups = &config.groups;
     let values = [
         ("auto.create.topics.enable", config.auto_create_topics.to_string()),
         ("broker.id", config.node_id.to_string()),
         ("connections.max.idle.ms", millis(config.idle_timeout)),
         ("fetch.max.bytes", number(config.max_fetch_bytes.into())),
+        ("group.consumer.heartbeat.interval.ms", millis(groups.consumer_heartbeat_interval)),
+        ("group.consumer.max.size", groups.max_group_members.to_string()),
+        ("group.consumer.session.timeout.ms", millis(groups.consumer_session_timeout)),
+        ("group.initial.rebalance.delay.ms", millis(groups.initial_rebalance_delay)),
+        ("group.max.session.timeout.ms", millis(groups.max_session_timeout)),
+        ("group.max.size", groups.max_group_members.to_string()),
+        ("group.min.session.timeout.ms", millis(groups.min_session_timeout)),
+        ("log.cleaner.backoff.ms", millis(config.log_compaction_check_interval)),
         ("log.retention.check.interval.ms", millis(config.retention_check_interval)),
         ("max.connections", number(config.max_connections.into())),
+        ("max.connections.per.ip", number(config.max_connections_of_address.into())),
+        ("max.connections.per.ip.overrides", of_addresses(&config.max_connections_overrides)),
         ("message.max.bytes", number(config.max_message_bytes.into())),
         ("node.id", config.node_id.to_string()),
         ("num.partitions", number(config.default_partitions.into())),
+        ("offset.metadata.max.bytes", groups.max_offset_metadata_bytes.to_string()),
+        ("offsets.retention.check.interval.ms", millis(groups.sweep_interval)),
+        ("offsets.retention.minutes", number(groups.offsets_retention.as_secs() / 60)),
         ("process.roles", "broker,controller".to_owned()),
+        ("producer.id.expiration.ms", millis(producer_state::EXPIRATION)),
         ("queued.max.request.bytes", number(config.queued_request_bytes)),
         ("socket.request.max.bytes", number(config.max_request_bytes.into())),
+        ("transaction.max.timeout.ms", millis(transactions::MAX_TIMEOUT)),
+        ("transactional.id.expiration.ms", millis(transactions::ID_EXPIRATION)),
     ];
     let defaults = settings();
-    let differs = |(name, value): &(&str, String)| {
+    let differs = |(name, value): &(&str, std::string::String)| {
         defaults.iter().all(|setting| setting.name != *name || setting.default != Some(value))
     };
     values.into_iter().filter(differs).map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
+/// As Kafka writes them: `10.0.0.1:100,10.0.0.2:5`.
+fn of_addresses(connections: &BTreeMap<IpAddr, u32>) -> std::string::String {
+    connections.iter().map(|(ip, max)| format!("{ip}:{max}")).collect::<Vec<_>>().join(",")
 }
 
 #[cfg(test)]

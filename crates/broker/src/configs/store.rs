@@ -194,14 +194,26 @@ impl Configs {
     }
 
     /// The value of a group's setting that is a number.
-    #[allow(
-        dead_code,
-        reason = "the coordinator of consumer groups, which will ask for it, is being built"
-    )]
     pub(crate) fn group_number(&self, group: &str, name: &str) -> i64 {
         let own = self.state.read().groups.get(group).and_then(|own| own.get(name).cloned());
-        let value = own.as_deref().or_else(|| group::find(name).map(|setting| setting.default));
-        value.and_then(|value| value.parse().ok()).unwrap_or_default()
+        let of_all = || {
+            let first = self.group_synonyms(group::find(name)?).into_iter().next()?;
+            Some(first.value)
+        };
+        own.or_else(of_all).and_then(|value| value.parse().ok()).unwrap_or_default()
+    }
+
+    /// What holds for a group that does not say it: what the broker says for all of them, or else Kafka's default.
+    pub(crate) fn group_synonyms(&self, setting: &super::Setting) -> Vec<Synonym> {
+        let broker = setting.broker_name.and_then(|name| self.broker_setting(name));
+        match broker {
+            Some(broker) => self.broker_synonyms(broker),
+            None => vec![Synonym {
+                name: setting.broker_name.unwrap_or(setting.name),
+                value: setting.default.to_owned(),
+                source: Source::Default,
+            }],
+        }
     }
 
     /// The values of a setting of the broker and where they come from; the first is in effect.

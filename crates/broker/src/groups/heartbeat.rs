@@ -1,6 +1,7 @@
 //! ConsumerGroupHeartbeat and ConsumerGroupDescribe: from the protocol to [`super::consumer`] and back.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use kafka_protocol::error::ResponseError;
 use kafka_protocol::messages::consumer_group_describe_response as described;
@@ -35,6 +36,13 @@ const MAX_SUBSCRIPTION_BYTES: usize = 256 << 10;
 /// A member of a consumer group, as ConsumerGroupDescribe has it; 0 would be one that uses the classic protocol.
 const MEMBER_TYPE_CONSUMER: i8 = 1;
 
+/// What a consumer group has settings of its own for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ConsumerTimes {
+    pub(crate) session_timeout: Duration,
+    pub(crate) heartbeat_interval: Duration,
+}
+
 impl Groups {
     /// ConsumerGroupHeartbeat, versions 0 and 1. Answered when what the answer promises is durable.
     pub(crate) async fn consumer_heartbeat(
@@ -43,11 +51,12 @@ impl Groups {
         request: ConsumerGroupHeartbeatRequest,
         version: i16,
         topics: &TopicsView,
+        times: ConsumerTimes,
     ) -> ConsumerGroupHeartbeatResponse {
         let response = ConsumerGroupHeartbeatResponse::default();
-        match self.shared.consumer_heartbeat(&client, &request, version, topics).await {
+        match self.shared.consumer_heartbeat(&client, &request, version, topics, times).await {
             Ok(answer) => {
-                let interval = self.shared.config.consumer_heartbeat_interval.as_millis();
+                let interval = times.heartbeat_interval.as_millis();
                 let is_going_on = answer.epoch >= 0;
                 response
                     .with_member_id(Some(StrBytes::from_string(answer.member_id)))
@@ -96,6 +105,7 @@ impl Shared {
         request: &ConsumerGroupHeartbeatRequest,
         version: i16,
         topics: &TopicsView,
+        times: ConsumerTimes,
     ) -> Result<Answer, Fault> {
         self.check_group_id(&request.group_id).map_err(plain)?;
         check_request(request, version)?;
@@ -112,7 +122,7 @@ impl Shared {
                 return Err(unavailable());
             }
             if request.member_epoch >= 0 {
-                return group.heartbeat(now, self.consumer_rules(), topics, &beat);
+                return group.heartbeat(now, self.consumer_rules(times), topics, &beat);
             }
             let instance_id = beat.instance_id.as_deref();
             let is_for_a_while = instance_id.is_some() && request.member_epoch == LEFT_FOR_A_WHILE;

@@ -51,7 +51,8 @@ use crate::partition::unix_time_ms;
 use crate::state_stream::StateError;
 use crate::state_table::Corrupt;
 
-pub(crate) use consumer::GroupStates;
+pub(crate) use consumer::{GroupStates, compile as compile_regex};
+pub(crate) use heartbeat::ConsumerTimes;
 pub(crate) use offsets::{Offsets, Position};
 pub(crate) use topics_view::TopicsView;
 
@@ -271,10 +272,10 @@ impl Shared {
         if self.is_closed() { Err(ResponseError::CoordinatorNotAvailable) } else { Ok(()) }
     }
 
-    /// What holds for a consumer group. (The same for all as long as groups have no settings of their own.)
-    fn consumer_rules(&self) -> ConsumerRules {
+    /// What holds for a consumer group with these times.
+    fn consumer_rules(&self, times: ConsumerTimes) -> ConsumerRules {
         ConsumerRules {
-            session_timeout: self.config.consumer_session_timeout,
+            session_timeout: times.session_timeout,
             max_members: self.config.max_group_members,
         }
     }

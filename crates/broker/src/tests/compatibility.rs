@@ -42,15 +42,17 @@ const NOTES: &[(&str, &str)] = &[
     ("AlterReplicaLogDirs", "There is nowhere to move a replica to."),
     ("ElectLeaders", "Each partition has its one leader: no election is ever needed."),
     ("AlterPartitionReassignments", "The only assignment is the one that there is."),
-    ("DescribeClientQuotas", "By user and client id; none of addresses."),
     (
         "AlterClientQuotas",
-        "`producer_byte_rate` and `consumer_byte_rate`, by user and client id; those of requests, of changes and of addresses are refused.",
+        "All of Kafka's quotas, by user, client id and address; not by the name of a host. See configuration.md.",
     ),
     ("ListPartitionReassignments", "None is ever under way."),
+    (
+        "DescribeQuorum",
+        "The one server is the leader and the only voter; its log end offset is the version of its catalog.",
+    ),
     ("AddPartitionsToTxn", "Versions 4 and 5 are for brokers among themselves."),
     ("WriteTxnMarkers", "Version 2 is for brokers among themselves."),
-    ("ListTransactions", "Version 2 filters by a pattern."),
     (
         "ConsumerGroupHeartbeat",
         "A group changes between this protocol and the classic one while it has no members. Racks are remembered, not heeded. See consumer-groups.md.",
@@ -66,7 +68,6 @@ const ABSENT: &[(&str, &str)] = &[
     ("RenewDelegationToken", "As CreateDelegationToken."),
     ("ExpireDelegationToken", "As CreateDelegationToken."),
     ("DescribeDelegationToken", "As CreateDelegationToken."),
-    ("DescribeQuorum", "There is no quorum of controllers: the catalog is the server's own."),
     (
         "UpdateFeatures",
         "What is finalized is what the server has; there is nothing to raise or lower.",
@@ -81,8 +82,11 @@ const ABSENT: &[(&str, &str)] = &[
     ("ShareGroupDescribe", "As ShareGroupHeartbeat."),
     ("ShareFetch", "As ShareGroupHeartbeat."),
     ("ShareAcknowledge", "As ShareGroupHeartbeat."),
-    ("AddRaftVoter", "As DescribeQuorum."),
-    ("RemoveRaftVoter", "As DescribeQuorum."),
+    (
+        "AddRaftVoter",
+        "The catalog is the server's own: there are no controllers that could come and go.",
+    ),
+    ("RemoveRaftVoter", "As AddRaftVoter."),
     ("InitializeShareGroupState", "Between brokers."),
     ("ReadShareGroupState", "Between brokers."),
     ("WriteShareGroupState", "Between brokers."),

@@ -322,6 +322,24 @@ async fn all_settings_at_once_take_the_place_of_those_before() {
     assert_eq!(overrides, [("retention.bytes".to_owned(), "9".to_owned())].into());
 }
 
+/// Names that clients and tools look for, with what the server really does.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_broker_tells_what_it_was_started_with_and_what_is_fixed() {
+    let server = TestServer::with(16 << 20, |config| {
+        config.groups.offsets_retention = Duration::from_secs(3_600);
+        config.max_connections_of_address = 9;
+        config.max_connections_overrides = [("10.0.0.1".parse().unwrap(), 7)].into();
+    })
+    .await;
+    let described = describe(&mut server.client().await, (BROKER, "1")).await;
+    let value = |name: &str| told(&described[name]).0;
+    assert_eq!(value("offsets.retention.minutes"), "60");
+    assert_eq!(value("transactional.id.expiration.ms"), "604800000");
+    assert_eq!(value("group.initial.rebalance.delay.ms"), "0");
+    assert_eq!(value("max.connections.per.ip"), "9");
+    assert_eq!(value("max.connections.per.ip.overrides"), "10.0.0.1:7");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn groups_have_settings_and_are_listed_with_topics_and_brokers() {
     let mut server = TestServer::start().await;

@@ -380,6 +380,27 @@ async fn silent_members_are_removed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_group_has_its_own_times() {
+    use kafka_protocol::messages::incremental_alter_configs_request::*;
+    let server = TestServer::start().await;
+    server.topic("t", 1, &[]).await;
+    let mut client = server.client().await;
+    let setting = AlterableConfig::default()
+        .with_name(text("consumer.heartbeat.interval.ms"))
+        .with_value(Some(text("7000")));
+    let resource = AlterConfigsResource::default()
+        .with_resource_type(32)
+        .with_resource_name(text("slow"))
+        .with_configs(vec![setting]);
+    let alter = IncrementalAlterConfigsRequest::default().with_resources(vec![resource]);
+    assert_eq!(client.call(1, &alter).await.responses[0].error_code, 0);
+    for (group, interval_ms) in [("slow", 7_000), ("other", 5_000)] {
+        let joined = client.call(1, &join(group, "m", &["t"])).await;
+        assert_eq!((joined.error_code, joined.heartbeat_interval_ms), (0, interval_ms));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn bad_heartbeats_are_refused_with_a_reason() {
     let server = TestServer::with(16 << 20, |config| config.groups.max_group_members = 1).await;
     server.topic("t", 1, &[]).await;

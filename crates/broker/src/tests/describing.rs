@@ -1,7 +1,10 @@
-//! What the server tells about its topics.
+//! What the server tells about its topics, and itself.
 
 use kafka_protocol::messages::metadata_request::MetadataRequestTopic;
-use kafka_protocol::messages::{MetadataRequest, TopicName};
+use kafka_protocol::messages::{
+    ApiVersionsRequest, DescribeQuorumRequest, MetadataRequest, TopicName,
+    describe_quorum_request as quorum,
+};
 use uuid::Uuid;
 
 use super::harness::{TestServer, text};
@@ -31,5 +34,63 @@ async fn metadata_by_id_does_not_look_at_the_name() {
             assert_eq!(topics[0].error_code, 100, "UNKNOWN_TOPIC_ID");
             assert_eq!((topics[0].topic_id, &topics[0].name), (unknown, &None));
         }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_one_server_is_its_own_quorum() {
+    let server = TestServer::start().await;
+    let mut client = server.client().await;
+    let ask = |name: &str, index| {
+        let partition = quorum::PartitionData::default().with_partition_index(index);
+        let topic = quorum::TopicData::default()
+            .with_topic_name(TopicName(text(name)))
+            .with_partitions(vec![partition]);
+        DescribeQuorumRequest::default().with_topics(vec![topic])
+    };
+    let mut last = 0;
+    for version in 0..=2 {
+        let response = client.call(version, &ask("__cluster_metadata", 0)).await;
+        assert_eq!(response.error_code, 0);
+        let partition = &response.topics[0].partitions[0];
+        assert_eq!((partition.error_code, partition.leader_id.0), (0, 1));
+        let [voter] = &partition.current_voters[..] else { panic!("{partition:?}") };
+        assert_eq!((voter.replica_id.0, voter.log_end_offset), (1, partition.high_watermark));
+        assert_eq!(voter.last_caught_up_timestamp > 0, version > 0);
+        assert_eq!(partition.observers, []);
+        // Each change of what there is moves it on.
+        assert!(partition.high_watermark > last);
+        last = partition.high_watermark;
+        server.topic(&format!("t{version}"), 1, &[]).await;
+    }
+    for (name, index) in [("__cluster_metadata", 1), ("t0", 0)] {
+        let response = client.call(2, &ask(name, index)).await;
+        let partition = &response.topics[0].partitions[0];
+        assert_eq!((response.error_code, partition.error_code), (0, 3), "{name}-{index}");
+        assert_eq!(partition.partition_index, index);
+    }
+}
+
+/// As Kafka's clients read it: a range's lower end is not above its upper end, and before version 4 not 0.
+#[tokio::test(flavor = "multi_thread")]
+async fn features_are_told_with_their_levels() {
+    let server = TestServer::start().await;
+    for version in 3..=4 {
+        let request = ApiVersionsRequest::default()
+            .with_client_software_name(text("a"))
+            .with_client_software_version(text("1"));
+        let response = server.client().await.call(version, &request).await;
+        let finalized = response.finalized_features.iter();
+        let levels: Vec<_> = finalized.map(|f| (f.name.to_string(), f.max_version_level)).collect();
+        for feature in [("metadata.version", 30), ("group.version", 1), ("transaction.version", 2)]
+        {
+            assert!(levels.contains(&(feature.0.to_owned(), feature.1)), "{levels:?}");
+        }
+        for feature in &response.supported_features {
+            let (min, max) = (feature.min_version, feature.max_version);
+            assert!(min <= max && (version > 3 || min > 0), "{feature:?}");
+            assert!(levels.contains(&(feature.name.to_string(), max)));
+        }
+        assert!(response.finalized_features_epoch >= 0);
     }
 }

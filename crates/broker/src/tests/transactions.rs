@@ -427,6 +427,22 @@ async fn operators_see_transactions_and_end_what_hangs() {
     assert_eq!((response.transaction_states.len(), response.unknown_state_filters.len()), (1, 1));
     assert_eq!(client.call(1, &list(&["Nonsense"])).await.transaction_states.len(), 0);
 
+    // A pattern of RE2/J that matches the whole id.
+    let _longer = Producer::init(&server, "app-1", true).await;
+    let mut matching = async |pattern: Option<&str>| {
+        let request = list(&[]).with_transactional_id_pattern(pattern.map(text));
+        let response = client.call(2, &request).await;
+        let states = response.transaction_states.iter();
+        let ids = states.map(|t| t.transactional_id.to_string()).collect::<Vec<_>>();
+        (response.error_code, ids.join(" "))
+    };
+    assert_eq!(matching(Some("a")).await, (0, "a".to_owned()));
+    assert_eq!(matching(Some("app-.*")).await, (0, "app-1".to_owned()));
+    assert_eq!(matching(Some("")).await, (0, "a app-1 b".to_owned()));
+    assert_eq!(matching(None).await, (0, "a app-1 b".to_owned()));
+    // INVALID_REGULAR_EXPRESSION
+    assert_eq!(matching(Some("a)|(b")).await, (128, String::new()));
+
     let ids = ["a", "c"].map(|id| TransactionalId(text(id))).to_vec();
     let describe = DescribeTransactionsRequest::default().with_transactional_ids(ids);
     let described = client.call(0, &describe).await.transaction_states;

@@ -15,7 +15,7 @@ use crate::server::Server;
 use crate::state_stream::Refused;
 
 /// `transactional.id.expiration.ms`: an id is forgotten so long after its last transaction.
-const ID_EXPIRATION: Duration = Duration::from_secs(7 * 24 * 3600);
+pub(crate) const ID_EXPIRATION: Duration = Duration::from_secs(7 * 24 * 3600);
 const SWEEP_INTERVAL: Duration = Duration::from_secs(3600);
 
 /// After a failure that is not a lack of room.

@@ -32,7 +32,7 @@ use crate::server::Server;
 use crate::state_stream::{self, KIND_TRANSACTIONS, Refused, StateError};
 use crate::state_table::{self, Corrupt, MAX_STRING_BYTES};
 
-pub(crate) use end::{resume, run};
+pub(crate) use end::{ID_EXPIRATION, resume, run};
 pub(crate) use record::Transactions as Table;
 use record::{Event, Record};
 pub(crate) use transaction::State;

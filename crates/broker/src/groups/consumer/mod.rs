@@ -647,7 +647,7 @@ fn bad_regex(regex: &str, why: &dyn std::fmt::Display) -> Fault {
 }
 
 /// Whole names are matched, as by RE2/J's `matches`, which Kafka uses.
-fn compile(regex: &str) -> Result<Regex, regex::Error> {
+pub(crate) fn compile(regex: &str) -> Result<Regex, regex::Error> {
     // By itself first: what is put around it must not complete it.
     build(regex)?;
     build(&format!(r"\A(?:{regex})\z"))

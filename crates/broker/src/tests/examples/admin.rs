@@ -59,6 +59,13 @@ pub(super) fn body(key: ApiKey, version: i16, world: &World) -> Option<Bytes> {
             }
             encode(&request, version)
         }
+        ApiKey::DescribeQuorum => {
+            use describe_quorum_request::*;
+            let topic = TopicData::default()
+                .with_topic_name(TopicName(text("__cluster_metadata")))
+                .with_partitions(vec![PartitionData::default()]);
+            encode(&DescribeQuorumRequest::default().with_topics(vec![topic]), version)
+        }
         ApiKey::DescribeClientQuotas => {
             use describe_client_quotas_request::*;
             let component = |entity_type: &str, match_type, name: Option<&str>| {

@@ -87,6 +87,9 @@ pub(super) fn body(key: ApiKey, version: i16, world: &World) -> Option<Bytes> {
             if from(1) {
                 request.duration_filter = 10;
             }
+            if from(2) {
+                request.transactional_id_pattern = Some(text("a.*"));
+            }
             encode(&request, version)
         }
         _ => return None,

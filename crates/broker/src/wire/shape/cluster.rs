@@ -15,5 +15,10 @@ pub(crate) const METADATA: Shape = shape(
 
 pub(crate) const API_VERSIONS: Shape = shape(3, &[Field(3, MAX, Text), Field(3, MAX, Text)]);
 
+const QUORUM_PARTITION: Struct = plain(&[Field(0, MAX, INT32)]);
+const QUORUM_TOPIC: Struct =
+    plain(&[Field(0, MAX, Text), Field(0, MAX, Structs(&QUORUM_PARTITION))]);
+pub(crate) const DESCRIBE_QUORUM: Shape = shape(0, &[Field(0, MAX, Structs(&QUORUM_TOPIC))]);
+
 pub(crate) const DESCRIBE_CLUSTER: Shape =
     shape(0, &[Field(0, MAX, BOOL), Field(1, MAX, INT8), Field(2, MAX, BOOL)]);

@@ -49,5 +49,12 @@ pub(crate) const DESCRIBE_PRODUCERS: Shape = shape(0, &[Field(0, MAX, Structs(&T
 
 pub(crate) const DESCRIBE_TRANSACTIONS: Shape = shape(0, &[Field(0, MAX, Values(&Text))]);
 
-pub(crate) const LIST_TRANSACTIONS: Shape =
-    shape(0, &[Field(0, MAX, Values(&Text)), Field(0, MAX, Values(&INT64)), Field(1, MAX, INT64)]);
+pub(crate) const LIST_TRANSACTIONS: Shape = shape(
+    0,
+    &[
+        Field(0, MAX, Values(&Text)),
+        Field(0, MAX, Values(&INT64)),
+        Field(1, MAX, INT64),
+        Field(2, MAX, Text),
+    ],
+);

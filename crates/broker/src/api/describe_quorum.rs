@@ -1,0 +1,78 @@
+//! DescribeQuorum: the quorum that keeps the metadata. It is this one server, and its log is the catalog, which has a version after each change.
+
+use bytes::Bytes;
+use kafka_protocol::error::ResponseError;
+use kafka_protocol::messages::describe_quorum_response::{
+    Node, PartitionData, ReplicaState, TopicData,
+};
+use kafka_protocol::messages::{
+    BrokerId, DescribeQuorumRequest, DescribeQuorumResponse, describe_quorum_request,
+};
+use uuid::Uuid;
+
+use super::{Answer, Context, Refused};
+use crate::partition::{LEADER_EPOCH, unix_time_ms};
+use crate::security::{Operation, Resource};
+
+/// The log of Kafka's controllers, the only one that has a quorum. There is no topic of this name.
+const METADATA_TOPIC: &str = "__cluster_metadata";
+
+pub(super) async fn handle(cx: Context, body: Bytes) -> Result<Answer, Refused> {
+    let request: DescribeQuorumRequest = cx.decode(body)?;
+    let response = DescribeQuorumResponse::default().with_error_message(None);
+    if let Err(error) = cx.authorize(Operation::Describe, Resource::Cluster) {
+        let message = if cx.version >= 2 { error.message() } else { None };
+        return cx.reply(&response.with_error_code(error.code()).with_error_message(message));
+    }
+    let is_known = matches!(
+        &request.topics[..],
+        [topic] if &**topic.topic_name == METADATA_TOPIC
+            && matches!(&topic.partitions[..], [partition] if partition.partition_index == 0)
+    );
+    let topics = request.topics.iter().map(|topic| {
+        let partitions = topic.partitions.iter();
+        let described = partitions.map(|partition| match is_known {
+            true => described(&cx),
+            false => unknown(partition),
+        });
+        TopicData::default()
+            .with_topic_name(topic.topic_name.clone())
+            .with_partitions(described.collect())
+    });
+    let mut response = response.with_topics(topics.collect());
+    if cx.version >= 2 && is_known {
+        // Clients come by the brokers' ports: controllers that listen on others there are none.
+        response.nodes = vec![Node::default().with_node_id(BrokerId(cx.server.node.id))];
+    }
+    cx.reply(&response)
+}
+
+fn described(cx: &Context) -> PartitionData {
+    let this = BrokerId(cx.server.node.id);
+    let version = i64::try_from(cx.server.store.catalog_version()).unwrap_or(i64::MAX);
+    let mut voter = ReplicaState::default().with_replica_id(this).with_log_end_offset(version);
+    if cx.version >= 1 {
+        let now_ms = unix_time_ms();
+        voter.last_fetch_timestamp = now_ms;
+        voter.last_caught_up_timestamp = now_ms;
+    }
+    if cx.version >= 2 {
+        voter.replica_directory_id = Uuid::nil();
+    }
+    PartitionData::default()
+        .with_error_message(None)
+        .with_leader_id(this)
+        .with_leader_epoch(LEADER_EPOCH)
+        .with_high_watermark(version)
+        .with_current_voters(vec![voter])
+}
+
+fn unknown(partition: &describe_quorum_request::PartitionData) -> PartitionData {
+    PartitionData::default()
+        .with_partition_index(partition.partition_index)
+        .with_error_code(ResponseError::UnknownTopicOrPartition.code())
+        .with_error_message(None)
+        .with_leader_id(BrokerId(-1))
+        .with_leader_epoch(-1)
+        .with_high_watermark(-1)
+}
