@@ -130,6 +130,12 @@ impl Partition {
         self.producers.lock().aborted_in(from.0, to.0)
     }
 
+    /// Transactions of which it is remembered that their markers may not be durable.
+    #[cfg(test)]
+    pub(crate) fn ending_transactions(&self) -> usize {
+        self.producers.lock().ending()
+    }
+
     /// See [`ProducerStates::active`].
     pub(crate) fn active_producers(&self) -> Vec<ActiveProducer> {
         self.producers.lock().active()
@@ -192,6 +198,7 @@ impl Partition {
             self.stream.append(NewBatch { base, count: 1, max_timestamp_ms: now_ms, payload })?;
         producers.record_marker(&header, outcome, base.0, self.started.elapsed());
         producers.forget_below(self.stream.start_offset());
+        producers.forget_ended(self.stream.durable_end());
         Ok(append)
     }
 

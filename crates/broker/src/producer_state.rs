@@ -273,11 +273,21 @@ impl ProducerStates {
 
     /// The first offset of all transactions that have not ended by a marker below `durable_end`: from there on nothing is stable.
     pub(crate) fn first_unstable(&mut self, durable_end: StreamOffset) -> Option<u64> {
+        self.forget_ended(durable_end);
+        let open = self.open.first_key_value().map(|(first, _)| *first);
+        self.ending.iter().map(|(first, _)| *first).chain(open).min()
+    }
+
+    /// Forget which transactions have ended by a marker below `durable_end`. Whoever writes markers does so, since there may be no reader who would.
+    pub(crate) fn forget_ended(&mut self, durable_end: StreamOffset) {
         while self.ending.front().is_some_and(|(_, marker)| *marker < durable_end.0) {
             self.ending.pop_front();
         }
-        let open = self.open.first_key_value().map(|(first, _)| *first);
-        self.ending.iter().map(|(first, _)| *first).chain(open).min()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn ending(&self) -> usize {
+        self.ending.len()
     }
 
     /// The aborted transactions with offsets in `from..to`.

@@ -28,6 +28,9 @@ use crate::state_stream;
 use crate::state_table::MAX_STRING_BYTES;
 use crate::wire::once;
 
+/// A transaction may have more offsets for a group than a record can hold, so they are put in line by about so many bytes.
+const COMMIT_RECORD_BYTES: usize = 64 << 10;
+
 /// Why nothing was put in line.
 pub(super) enum Blocked {
     /// By the log.
@@ -194,23 +197,34 @@ impl Groups {
         topics: BTreeMap<String, BTreeMap<i32, Position>>,
         exists: impl Fn(&str, i32) -> bool,
     ) -> Result<(), String> {
-        let shared = &self.shared;
-        let topics = topics.into_iter().map(|(name, positions)| {
-            let there: Vec<Position> =
-                positions.into_values().filter(|p| exists(&name, p.partition)).collect();
-            (name, there)
+        let there = topics.into_iter().flat_map(|(name, positions)| {
+            positions.into_values().map(move |position| (name.clone(), position))
         });
-        let topics: Vec<(String, Vec<Position>)> =
-            topics.filter(|(_, positions)| !positions.is_empty()).collect();
-        if topics.is_empty() {
-            return Ok(());
+        let mut there = there.filter(|(name, p)| exists(name, p.partition)).peekable();
+        let committed_at_ms = unix_time_ms();
+        while there.peek().is_some() {
+            let (mut topics, mut len_bytes) = (Vec::<(String, Vec<Position>)>::new(), 0);
+            while len_bytes < COMMIT_RECORD_BYTES
+                && let Some((name, position)) = there.next()
+            {
+                len_bytes += name.len() + size_of::<Position>() + position.metadata.len();
+                match topics.last_mut().filter(|(last, _)| *last == name) {
+                    Some((_, positions)) => positions.push(position),
+                    None => topics.push((name, vec![position])),
+                }
+            }
+            let record = Record::Commit { group: group.to_owned(), committed_at_ms, topics };
+            self.append_decided(group, &Prepared::from(record)).await?;
         }
-        let (group_id, committed_at_ms) = (group.to_owned(), unix_time_ms());
-        let record = Prepared::from(Record::Commit { group: group_id, committed_at_ms, topics });
+        Ok(())
+    }
+
+    async fn append_decided(&self, group: &str, record: &Prepared) -> Result<(), String> {
+        let shared = &self.shared;
         loop {
             // The group may have been deleted since; its name comes back with the offsets.
             let slot = shared.registry.get(group).unwrap_or_else(|| shared.registry.revive(group));
-            let appended = shared.registry.peek(&slot, |_, _| shared.log.append_decided(&record));
+            let appended = shared.registry.peek(&slot, |_, _| shared.log.append_decided(record));
             match appended {
                 Ok(_) => return Ok(()),
                 Err(Refused::Stream(state_stream::Refused::NoRoom)) => shared.log.room().await,

@@ -524,3 +524,74 @@ async fn no_batch_comes_behind_the_end() {
         assert_eq!(seen.stable_end, seen.high_watermark, "a transaction hangs: {seen:?}");
     }
 }
+
+/// More than one record can hold: 256 KiB in a log of 4 MiB.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_transaction_commits_more_offsets_than_a_record_can_hold() {
+    use txn_offset_commit_request::*;
+    let mut server = TestServer::with(4 << 20, |_| {}).await;
+    server.topic("t", 100, &[]).await;
+    let mut producer = Producer::init(&server, "a", true).await;
+    let metadata = "m".repeat(4_000);
+    for ten in 0..10 {
+        let partition = |index| {
+            TxnOffsetCommitRequestPartition::default()
+                .with_partition_index(ten * 10 + index)
+                .with_committed_offset(5)
+                .with_committed_metadata(Some(text(&metadata)))
+        };
+        let topic = TxnOffsetCommitRequestTopic::default()
+            .with_name(TopicName(text("t")))
+            .with_partitions((0..10).map(partition).collect());
+        let request = TxnOffsetCommitRequest::default()
+            .with_transactional_id(producer.tid())
+            .with_group_id(GroupId(text("g")))
+            .with_producer_id(ProducerId(producer.id))
+            .with_producer_epoch(producer.epoch)
+            .with_topics(vec![topic]);
+        let response = producer.client.call(5, &request).await;
+        assert!(response.topics[0].partitions.iter().all(|p| p.error_code == 0));
+    }
+    assert_eq!(producer.end(true).await, 0);
+    for crash in [true, false] {
+        use offset_fetch_request::*;
+        let group = OffsetFetchRequestGroup::default().with_group_id(GroupId(text("g")));
+        let group = group.with_topics(None);
+        let request =
+            OffsetFetchRequest::default().with_groups(vec![group]).with_require_stable(true);
+        let response = server.client().await.call(8, &request).await;
+        let committed = &response.groups[0].topics[0].partitions;
+        assert_eq!(committed.len(), 100);
+        assert!(committed.iter().all(|p| p.error_code == 0 && p.committed_offset == 5));
+        if crash {
+            server.crash().await;
+        }
+    }
+}
+
+/// Nobody reads the partition.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_has_ended_is_forgotten_without_readers() {
+    let server = TestServer::start().await;
+    let topic_id = server.topic("t", 1, &[]).await;
+    let mut producer = Producer::init(&server, "a", true).await;
+    for _ in 0..20 {
+        assert_eq!(producer.produce("t", topic_id, 0).await.0, 0);
+        assert_eq!(producer.end(true).await, 0);
+    }
+    let partition = server.server().topics.by_name("t").unwrap().partitions[0].clone();
+    assert!(partition.ending_transactions() <= 2, "{}", partition.ending_transactions());
+}
+
+/// A hundred thousand of the longest ones would take three gigabytes.
+#[tokio::test(flavor = "multi_thread")]
+async fn transactional_ids_count_by_their_length() {
+    let mut server = TestServer::start().await;
+    let mut client = server.client().await;
+    let long = "i".repeat(30_000);
+    init(&mut client, &long, 1_000).await.unwrap();
+    init(&mut client, &long, 1_000).await.unwrap();
+    assert_eq!(server.server().transactions.size_bytes(), long.len());
+    server.crash().await;
+    assert_eq!(server.server().transactions.size_bytes(), long.len());
+}

@@ -1,6 +1,7 @@
 //! The end of transactions: what follows a decision, transactions that are over their time, transactional ids that nobody uses.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use alluvium_stream::{Append, AppendError};
@@ -193,7 +194,10 @@ fn forget_unused(server: &Server) {
         if !unused || is_in_use {
             return true;
         }
-        // What can not be written now is tried again at the next look.
-        transactions.append(slot, unix_time_ms(), &Event::Removed).is_err()
+        if transactions.append(slot, unix_time_ms(), &Event::Removed).is_err() {
+            return true; // it is tried again at the next look
+        }
+        transactions.size_bytes.fetch_sub(slot.id.len(), Ordering::Relaxed);
+        false
     });
 }

@@ -42,7 +42,7 @@ const STREAM_KEY: &str = "transactions/stream";
 
 /// Transactional ids that are remembered.
 const MAX_IDS: usize = 100_000;
-/// Bound on the memory for what is part of transactions.
+/// Bound on the memory for transactional ids and what is part of transactions.
 const MAX_BYTES: usize = 64 << 20;
 /// `transaction.max.timeout.ms`.
 pub(crate) const MAX_TIMEOUT: Duration = Duration::from_secs(15 * 60);
@@ -146,7 +146,7 @@ impl Transactions {
             for group in transaction.offsets.keys() {
                 pending.entry(group.clone()).or_default().insert(id.clone());
             }
-            this.size_bytes.fetch_add(transaction.size_bytes(), Ordering::Relaxed);
+            this.size_bytes.fetch_add(id.len() + transaction.size_bytes(), Ordering::Relaxed);
             let transaction = Mutex::new(transaction);
             let slot = Slot { id: id.clone(), transaction, ended: Notify::new() };
             slots.insert(id, Arc::new(slot));
@@ -165,15 +165,18 @@ impl Transactions {
             return Ok(slot);
         }
         let mut slots = self.slots.write();
+        if let Some(slot) = slots.get(id) {
+            return Ok(slot.clone());
+        }
         if slots.len() >= MAX_IDS {
             tracing::warn!(bound = MAX_IDS, "a transactional id is refused: there are too many");
             return Err(ResponseError::PolicyViolation);
         }
+        self.check_room()?;
         let id: Arc<str> = id.into();
-        let slot = slots.entry(id.clone()).or_insert_with(|| {
-            Arc::new(Slot { id, transaction: Mutex::default(), ended: Notify::new() })
-        });
-        Ok(slot.clone())
+        self.size_bytes.fetch_add(id.len(), Ordering::Relaxed);
+        let slot = Slot { id: id.clone(), transaction: Mutex::default(), ended: Notify::new() };
+        Ok(slots.entry(id).or_insert(Arc::new(slot)).clone())
     }
 
     /// Put a record in line and let its event happen; the transaction is locked by the caller. The event counts only once the record is durable.
@@ -269,41 +272,44 @@ impl Transactions {
             return Err(ResponseError::InvalidTransactionTimeout);
         }
         let slot = this.get_or_create(id)?;
-        let until = Instant::now() + WAIT_MAX;
         let mut expected = expected;
+        let step = |new_producer_id| {
+            let mut transaction = slot.transaction.lock();
+            Ok(match transaction.init(expected, new_producer_id)? {
+                Init::Begin(identity) => {
+                    let identity = identity.unwrap_or(transaction.identity);
+                    let event = Event::Initialised { identity, timeout_ms };
+                    let append = this.change(&slot, &mut transaction, event)?;
+                    Step::Done(Some(append), identity.current())
+                }
+                Init::AbortFirst(event) => {
+                    let _in_line = this.change(&slot, &mut transaction, event)?;
+                    // Whoever it was is fenced now; the one who asks goes on from there.
+                    expected = expected.map(|_| transaction.identity.current());
+                    end::start(server, &slot);
+                    Step::Wait
+                }
+                Init::Wait => Step::Wait,
+                Init::NeedsProducerId => Step::NeedsProducerId,
+            })
+        };
+        let until = Instant::now() + WAIT_MAX;
+        let (append, current) = Self::take_steps(server, &slot, until, step).await?;
+        durable(append).await?;
+        Ok(current)
+    }
+
+    /// Take steps until there is nothing to do but to wait for the record; who the producer is then.
+    async fn take_steps(
+        server: &Server,
+        slot: &Slot,
+        until: Instant,
+        mut step: impl FnMut(Option<i64>) -> Result<Step, Blocked>,
+    ) -> Result<(Option<Append>, (i64, i16)), ResponseError> {
         let mut new_producer_id = None;
         loop {
-            let step = this
-                .with_room(|| {
-                    let mut transaction = slot.transaction.lock();
-                    let init = transaction.init(expected, new_producer_id)?;
-                    Ok(match init {
-                        Init::Begin(identity) => {
-                            let identity = identity.unwrap_or(transaction.identity);
-                            let event = Event::Initialised { identity, timeout_ms };
-                            let append = this.change(&slot, &mut transaction, event)?;
-                            Step::Begun(append, identity.current())
-                        }
-                        Init::AbortFirst(event) => {
-                            let _in_line = this.change(&slot, &mut transaction, event)?;
-                            // Whoever it was is fenced now; the one who asks goes on from there.
-                            if expected.is_some() {
-                                expected = Some(transaction.identity.current());
-                            }
-                            end::start(server, &slot);
-                            Step::Wait
-                        }
-                        Init::Wait => Step::Wait,
-                        Init::NeedsProducerId => Step::NeedsProducerId,
-                    })
-                })
-                .await?;
-            match step {
-                Step::Begun(append, current) => {
-                    durable(Some(append)).await?;
-                    return Ok(current);
-                }
-                Step::Done(current) => return Ok(current),
+            match server.transactions.with_room(|| step(new_producer_id)).await? {
+                Step::Done(append, current) => return Ok((append, current)),
                 Step::Wait => slot.wait_for_end(until).await?,
                 Step::NeedsProducerId => {
                     new_producer_id = Some(allocate(&server.producer_ids).await?);
@@ -441,40 +447,27 @@ impl Transactions {
         let this = &server.transactions;
         let slot =
             this.get(producer.transactional_id).ok_or(ResponseError::InvalidProducerIdMapping)?;
+        let step = |new_producer_id| {
+            let mut transaction = slot.transaction.lock();
+            let by = (producer.id, producer.epoch);
+            Ok(match transaction.end(by, outcome, raises_epoch, new_producer_id)? {
+                End::Prepare(event) => {
+                    let append = this.change(&slot, &mut transaction, event)?;
+                    end::start(server, &slot);
+                    Step::Done(Some(append), transaction.identity.current())
+                }
+                End::Done => Step::Done(None, transaction.identity.current()),
+                End::Wait => Step::Wait,
+                End::NeedsProducerId => Step::NeedsProducerId,
+            })
+        };
         let until = Instant::now() + WAIT_MAX;
-        let mut new_producer_id = None;
-        loop {
-            let step = this
-                .with_room(|| {
-                    let mut transaction = slot.transaction.lock();
-                    let by = (producer.id, producer.epoch);
-                    Ok(match transaction.end(by, outcome, raises_epoch, new_producer_id)? {
-                        End::Prepare(event) => {
-                            let append = this.change(&slot, &mut transaction, event)?;
-                            end::start(server, &slot);
-                            Step::Begun(append, transaction.identity.current())
-                        }
-                        End::Done => Step::Done(transaction.identity.current()),
-                        End::Wait => Step::Wait,
-                        End::NeedsProducerId => Step::NeedsProducerId,
-                    })
-                })
-                .await?;
-            match step {
-                Step::Begun(append, current) => {
-                    // Markers and offsets are in line behind the decision, if there is room: so this is one flush.
-                    if slot.wait_for_end(until).await.is_err() {
-                        durable(Some(append)).await?;
-                    }
-                    return Ok(current);
-                }
-                Step::Done(current) => return Ok(current),
-                Step::Wait => slot.wait_for_end(until).await?,
-                Step::NeedsProducerId => {
-                    new_producer_id = Some(allocate(&server.producer_ids).await?);
-                }
-            }
+        let (append, current) = Self::take_steps(server, &slot, until, step).await?;
+        // Markers and offsets are in line behind the decision, if there is room: so to wait for the end is one flush. Without room the decision is enough.
+        if append.is_some() && slot.wait_for_end(until).await.is_err() {
+            durable(append).await?;
         }
+        Ok(current)
     }
 
     /// The partitions for which transactions that have not ended have offsets to commit for the group.
@@ -506,6 +499,11 @@ impl Transactions {
         all
     }
 
+    #[cfg(test)]
+    pub(crate) fn size_bytes(&self) -> usize {
+        self.size_bytes.load(Ordering::Relaxed)
+    }
+
     fn check_room(&self) -> Result<(), ResponseError> {
         if self.size_bytes.load(Ordering::Relaxed) < MAX_BYTES {
             return Ok(());
@@ -535,9 +533,9 @@ impl Slot {
 
 /// How far an attempt has come.
 enum Step {
-    /// The producer has this id and epoch once the record is durable.
-    Begun(Append, (i64, i16)),
-    Done((i64, i16)),
+    /// The producer has this id and epoch once the record, if there is one, is durable.
+    Done(Option<Append>, (i64, i16)),
+    /// A transaction is being ended.
     Wait,
     NeedsProducerId,
 }

@@ -56,6 +56,12 @@ fn a_producer_begins_as_by_kafka() {
     assert_eq!(open.init(None, None), Ok(Init::AbortFirst(abort.clone())));
     assert_eq!(open.init(Some((5, 7)), None), Ok(Init::AbortFirst(abort)));
     assert_eq!(open.init(Some((6, 7)), None), Err(E::ProducerFenced));
+    // Who was fenced, or guesses, aborts nobody's transaction.
+    assert_eq!(open.init(Some((5, 6)), None), Err(E::ProducerFenced));
+    assert_eq!(open.init(Some((5, 8)), None), Err(E::ProducerFenced));
+    let mut successor = open.clone();
+    successor.identity = identity(9, 0, 5, i16::MAX - 1);
+    assert_eq!(successor.init(Some((5, i16::MAX - 1)), None), Err(E::ProducerFenced));
     for outcome in [Outcome::Commit, Outcome::Abort] {
         assert_eq!(transaction(State::Prepared(outcome), 5, 7).init(None, None), Ok(Init::Wait));
     }

@@ -188,6 +188,10 @@ impl Transaction {
         }
         match self.state {
             State::Prepared(_) => return Ok(Init::Wait),
+            // Kafka aborts it for any epoch, and refuses the one who asks afterwards.
+            State::Ongoing if expected.is_some_and(|expected| expected != current.current()) => {
+                return Err(ResponseError::ProducerFenced);
+            }
             State::Ongoing => return Ok(Init::AbortFirst(self.fence())),
             State::Empty | State::Completed(_) => {}
         }
