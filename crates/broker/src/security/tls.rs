@@ -2,7 +2,9 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use parking_lot::RwLock;
@@ -19,8 +21,9 @@ use tokio_rustls::server::TlsStream;
 use super::principal::{Principal, PrincipalRules};
 use super::subject;
 
-/// A handshake takes some milliseconds of CPU: so many of one listener are under way at the same time, the others wait.
-const CONCURRENT_HANDSHAKES: usize = 64;
+/// A handshake takes some milliseconds of CPU: so many of one listener compute at the same time, so that the threads are there for others too. Who waits for
+/// its client waits beside them: else silent clients would take all the turns.
+const CONCURRENT_HANDSHAKES: usize = 2;
 
 /// A client that has not shaken hands after this time is disconnected, its wait for its turn included.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -137,12 +140,10 @@ impl Tls {
         &self,
         socket: TcpStream,
     ) -> Result<(TlsStream<TcpStream>, Principal), TlsError> {
-        let handshake = async {
-            let _one_of_few = self.handshakes.acquire().await;
-            let acceptor = TlsAcceptor::from(self.current.read().clone());
-            acceptor.accept(socket).await.map_err(TlsError::Handshake)
-        };
-        let stream = timeout(HANDSHAKE_TIMEOUT, handshake).await.map_err(|_| TlsError::Slow)??;
+        let acceptor = TlsAcceptor::from(self.current.read().clone());
+        let handshake = in_turns(&self.handshakes, acceptor.accept(socket));
+        let stream = timeout(HANDSHAKE_TIMEOUT, handshake).await.map_err(|_| TlsError::Slow)?;
+        let stream = stream.map_err(TlsError::Handshake)?;
         let shown = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first());
         let principal = match shown {
             None => Principal::anonymous(),
@@ -153,6 +154,20 @@ impl Tls {
             }
         };
         Ok((stream, principal))
+    }
+}
+
+/// Do a work with one of the turns whenever it goes on, and without one while it waits.
+async fn in_turns<F: Future>(turns: &Semaphore, work: F) -> F::Output {
+    let mut work = pin!(work);
+    loop {
+        let turn = turns.acquire().await;
+        let step = futures::poll!(&mut work);
+        drop(turn);
+        match step {
+            Poll::Ready(done) => return done,
+            Poll::Pending => futures::pending!(),
+        }
     }
 }
 

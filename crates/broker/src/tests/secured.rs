@@ -197,6 +197,24 @@ async fn records_go_through_tls_in_both_versions() {
     assert!(served(&mut client).await);
 }
 
+/// Before they are told that they are too slow, others come in.
+#[tokio::test(flavor = "multi_thread")]
+async fn silent_clients_do_not_take_the_turns_of_others() {
+    let authority = Authority::new();
+    let server =
+        TestServer::with(16 << 20, |config| config.listeners.push(authority.listener("tls"))).await;
+    let mut silent = Vec::new();
+    for _ in 0..200 {
+        silent.push(TcpStream::connect(server.addr_of("tls")).await.unwrap());
+    }
+    let mut client = authority.connect(&server, "tls", None, BOTH).await.unwrap();
+    assert!(served(&mut client).await);
+    for socket in &silent {
+        let waits = socket.try_read(&mut [0]).expect_err("it has been disconnected before");
+        assert_eq!(waits.kind(), std::io::ErrorKind::WouldBlock);
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn certificates_are_read_again_and_broken_ones_change_nothing() {
     let authority = Authority::new();
