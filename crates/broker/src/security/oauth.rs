@@ -109,8 +109,15 @@ impl Oauth {
     }
 
     /// Read the keys, unless that was done just now.
-    async fn load(&self, unless_within: Duration) {
-        let mut loaded = self.loaded.lock().await;
+    ///
+    /// While they are being read, which may take as long as the other side likes, those who have keys go on with them: else whoever sends
+    /// tokens of unknown keys could keep all others waiting.
+    async fn load(&self, unless_within: Duration, has_keys: bool) {
+        let mut loaded = match self.loaded.try_lock() {
+            Ok(loaded) => loaded,
+            Err(_) if has_keys => return,
+            Err(_) => self.loaded.lock().await,
+        };
         if loaded.is_some_and(|at| at.elapsed() < unless_within) {
             return;
         }
@@ -128,7 +135,8 @@ impl Oauth {
 
     /// Verify a token, of which the reason why it is refused says nothing.
     pub(crate) async fn verify(&self, token: &str) -> Result<Accepted, &'static str> {
-        self.load(REFRESH).await;
+        let has_keys = !self.keys.read().is_empty();
+        self.load(REFRESH, has_keys).await;
         let unix_now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
         let unix_now = unix_now.map_or(0, |now| now.as_secs());
         let keys = self.keys.read().clone();
@@ -136,7 +144,7 @@ impl Oauth {
         if verified != Err(UNKNOWN_KEY) {
             return verified;
         }
-        self.load(LEAST_REFRESH).await;
+        self.load(LEAST_REFRESH, false).await;
         let keys = self.keys.read().clone();
         check(&self.config, &keys, token, unix_now)
     }
@@ -431,5 +439,37 @@ mod tests {
         assert_eq!(reads.load(std::sync::atomic::Ordering::Relaxed), 1);
         *oauth.loaded.lock().await = Instant::now().checked_sub(LEAST_REFRESH);
         assert_eq!(oauth.verify(&token).await.unwrap().user, "a");
+    }
+
+    #[tokio::test]
+    async fn who_sends_unknown_keys_does_not_keep_others_waiting() {
+        let issuer = Arc::new(Issuer::new());
+        let reading = Arc::new(tokio::sync::Notify::new());
+        let (tell, keys) = (reading.clone(), issuer.clone());
+        let first = std::sync::atomic::AtomicBool::new(true);
+        let mut config = issuer::config(vec![]);
+        config.keys = JwksSource::new(move || {
+            if first.swap(false, std::sync::atomic::Ordering::Relaxed) {
+                let keys = keys.jwks("known");
+                return Box::pin(async { Ok(keys) });
+            }
+            // The other side does not answer any more.
+            let tell = tell.clone();
+            Box::pin(async move {
+                tell.notify_one();
+                std::future::pending().await
+            })
+        });
+        let oauth = Arc::new(Oauth::new(config));
+        let claims = json!({"iss": "https://issuer", "aud": "kafka", "sub": "a", "exp": 1e12, "scope": "use"});
+        let token = |kid| issuer.token(&json!({"alg": "ES256", "kid": kid}), &claims);
+        assert!(oauth.verify(&token("known")).await.is_ok());
+        *oauth.loaded.lock().await = Instant::now().checked_sub(LEAST_REFRESH);
+        let (attacked, unknown) = (oauth.clone(), token("unknown"));
+        let attack = tokio::spawn(async move { attacked.verify(&unknown).await });
+        reading.notified().await;
+        let known = futures::FutureExt::now_or_never(oauth.verify(&token("known")));
+        assert!(known.expect("it waits for the keys").is_ok());
+        attack.abort();
     }
 }
