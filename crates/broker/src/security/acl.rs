@@ -3,6 +3,7 @@
 //! Numbers are those of Kafka's protocol, in which the ACLs are stored too.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
@@ -134,13 +135,20 @@ impl Acl {
     /// Whether it is about this client.
     fn is_about(&self, who: &Who<'_>) -> bool {
         (self.principal == EVERYBODY || self.principal == who.principal)
-            && (self.host == WILDCARD || self.host == who.host)
+            && (self.host == WILDCARD || is_host(&self.host, who.host))
     }
 
     fn denies(&self, operation: Operation) -> bool {
         self.permission == DENY
             && (self.operation == operation as i8 || self.operation == Operation::All as i8)
     }
+}
+
+/// Whether a name of a host is this address. One of IPv6 can be written in many ways, and Java's is not the usual one: an ACL that denies must not depend on it.
+fn is_host(named: &str, address: &str) -> bool {
+    let canonical = |ip: IpAddr| ip.to_canonical().to_string();
+    named == address
+        || named.contains(':') && named.parse().is_ok_and(|named| canonical(named) == address)
 }
 
 /// Which ACLs are meant. What is `None` or 1 is any.
@@ -407,6 +415,36 @@ mod tests {
             if found {
                 prop_assert!(table.allows_some(&who, Operation::Write, ResourceType::Topic));
             }
+        }
+    }
+
+    #[test]
+    fn an_address_is_the_same_however_it_is_written() {
+        for (named, address, same) in [
+            ("10.0.0.1", "10.0.0.1", true),
+            ("10.0.0.1", "10.0.0.10", false),
+            ("0:0:0:0:0:0:0:1", "::1", true),
+            ("2001:0DB8:0:0::1", "2001:db8::1", true),
+            ("::ffff:10.0.0.1", "10.0.0.1", true),
+            ("2001:db8::2", "2001:db8::1", false),
+            ("no:address", "::1", false),
+        ] {
+            assert_eq!(is_host(named, address), same, "{named} {address}");
+        }
+        let denied = Acl {
+            resource_type: 2,
+            resource_name: "*".into(),
+            pattern_type: LITERAL,
+            principal: EVERYBODY.into(),
+            host: "2001:DB8:0:0:0:0:0:1".into(),
+            operation: Operation::All as i8,
+            permission: DENY,
+        };
+        let allowed = Acl { host: "*".into(), permission: ALLOW, ..denied.clone() };
+        let table = Table::new([denied, allowed].into());
+        for (host, may) in [("2001:db8::1", false), ("2001:db8::2", true)] {
+            let who = Who { principal: "User:a", host };
+            assert_eq!(table.allows(&who, Operation::Read, ResourceType::Topic, "t", false), may);
         }
     }
 
