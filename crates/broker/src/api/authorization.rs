@@ -13,6 +13,8 @@ use kafka_protocol::messages::{
     delete_groups_response, describe_groups_response, offset_commit_response,
 };
 
+use uuid::Uuid;
+
 use super::Context;
 use crate::errors::ApiError;
 use crate::groups::ConsumerTimes;
@@ -71,6 +73,12 @@ impl Context {
             self.authorize(operation, Resource::Topic(&topic.name))?;
         }
         Ok(topic)
+    }
+
+    /// Whether the client may know of the topic with this id.
+    fn may_see(&self, id: Uuid) -> bool {
+        self.server.authorizer.is_none()
+            || self.topic(Operation::Describe, &TopicRef::Id(id)).is_ok()
     }
 
     /// The code of the error, 0 if the client may do this with the group.
@@ -183,7 +191,7 @@ pub(super) async fn describe_groups(
     response
 }
 
-/// Topics that a regular expression finds are not among those that are checked: a fetch of them is.
+/// Topics that a regular expression finds are not known before: of those that the member may not describe it is not told that it has them, as they are of no use to it.
 pub(super) async fn consumer_heartbeat(
     cx: &Context,
     request: ConsumerGroupHeartbeatRequest,
@@ -210,8 +218,13 @@ pub(super) async fn consumer_heartbeat(
                 session_timeout: setting("consumer.session.timeout.ms"),
                 heartbeat_interval: setting("consumer.heartbeat.interval.ms"),
             };
-            let client = cx.client.clone();
-            groups.consumer_heartbeat(client, request, cx.version, &topics, times).await
+            let mut response = groups
+                .consumer_heartbeat(cx.client.clone(), request, cx.version, &topics, times)
+                .await;
+            if let Some(assignment) = &mut response.assignment {
+                assignment.topic_partitions.retain(|topic| cx.may_see(topic.topic_id));
+            }
+            response
         }
         code => response.with_error_code(code),
     }
@@ -225,6 +238,16 @@ pub(super) async fn consumer_describe(
     let refused = cx.take_refused(Operation::Describe, &mut request.group_ids);
     let topics = cx.server.topics.view();
     let mut response = cx.server.groups.consumer_describe(request, cx.version, &topics).await;
+    if cx.server.authorizer.is_some() {
+        // A group may have topics that this client may not see.
+        let sees = |name: &str| cx.may(Operation::Describe, Resource::Topic(name));
+        for member in response.groups.iter_mut().flat_map(|group| &mut group.members) {
+            member.subscribed_topic_names.retain(|name| sees(name));
+            for assignment in [&mut member.assignment, &mut member.target_assignment] {
+                assignment.topic_partitions.retain(|topic| sees(&topic.topic_name));
+            }
+        }
+    }
     if with_operations && cx.server.authorizer.is_some() {
         for group in &mut response.groups {
             let operations = cx.authorized_operations(Resource::Group(&group.group_id));

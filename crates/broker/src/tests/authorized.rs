@@ -223,6 +223,50 @@ async fn everybody_may_where_there_is_no_acl_if_the_operator_says_so() {
     assert_eq!(anonymous.topics().await, Vec::<String>::new());
 }
 
+/// A regular expression is no way to find out what there is.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_member_is_not_told_of_topics_that_it_may_not_see() {
+    let guarded = guarded(false).await;
+    let server = guarded.server.server();
+    let seen = server.create_topic("seen", 2, Default::default(), false).await.unwrap().id;
+    for (kind, name) in [(ResourceType::Topic, "seen"), (ResourceType::Group, "g")] {
+        guarded.acl((kind, name, LITERAL, Operation::Read, ALLOW)).await;
+    }
+    let join = |user: &str| {
+        ConsumerGroupHeartbeatRequest::default()
+            .with_group_id(GroupId(text("g")))
+            .with_member_id(text(user))
+            .with_rebalance_timeout_ms(60_000)
+            .with_subscribed_topic_names(None)
+            .with_subscribed_topic_regex(Some(text(".*")))
+            .with_topic_partitions(Some(vec![]))
+    };
+    let mut told = Vec::new();
+    for (user, of_user) in [("alice", 1), ("admin", 2)] {
+        let mut client = guarded.client(user).await;
+        let response = client.call(1, &join(user)).await;
+        assert_eq!(response.error_code, 0, "{:?}", response.error_message);
+        let topics = response.assignment.unwrap().topic_partitions;
+        told.extend(topics.iter().map(|topic| (user, topic.topic_id)));
+        let describe =
+            ConsumerGroupDescribeRequest::default().with_group_ids(vec![GroupId(text("g"))]);
+        let group = client.call(1, &describe).await.groups.remove(0);
+        let all = |member: &consumer_group_describe_response::Member| {
+            let assignments = [&member.assignment, &member.target_assignment];
+            let topics = assignments.map(|assignment| &assignment.topic_partitions);
+            topics.map(|topics| topics.iter().map(|t| t.topic_name.to_string()).collect::<Vec<_>>())
+        };
+        let mut names: Vec<_> = group.members.iter().flat_map(all).flatten().collect();
+        names.sort();
+        names.dedup();
+        assert_eq!(names, &["seen", "topic"][..of_user]);
+    }
+    assert_eq!(
+        told.iter().filter(|(user, _)| *user == "alice").collect::<Vec<_>>(),
+        [&("alice", seen)]
+    );
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn acls_that_make_no_sense_are_refused() {
     let guarded = guarded(false).await;
