@@ -73,7 +73,7 @@ impl Context {
     /// Who sends the request, to quotas.
     fn user(&self) -> String {
         let principal = self.peer.principal().unwrap_or_else(Principal::anonymous);
-        principal.as_str().trim_start_matches("User:").to_owned()
+        principal.name().to_owned()
     }
 
     /// Charge the client's quota with what it has taken. Its connection is left alone until that is paid.

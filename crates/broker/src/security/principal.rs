@@ -24,6 +24,11 @@ impl Principal {
     pub(crate) fn as_str(&self) -> &str {
         &self.0
     }
+
+    /// The user's name, as quotas have it.
+    pub(crate) fn name(&self) -> &str {
+        self.0.strip_prefix("User:").unwrap_or(&self.0)
+    }
 }
 
 impl fmt::Display for Principal {
@@ -205,6 +210,12 @@ mod tests {
             let rules: PrincipalRules = rules.parse().unwrap();
             assert_eq!(rules.apply(subject).as_deref(), name, "{rules}");
         }
+    }
+
+    #[test]
+    fn a_name_may_look_like_a_principal() {
+        let principal = Principal::user("User:bob");
+        assert_eq!((principal.as_str(), principal.name()), ("User:User:bob", "User:bob"));
     }
 
     #[test]
