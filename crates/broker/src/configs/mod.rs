@@ -256,6 +256,13 @@ impl Alteration {
     ) -> Result<Overrides, ApiError> {
         let mut overrides = if self.only_these { Overrides::new() } else { current.clone() };
         for (name, op) in &self.ops {
+            if let Op::Append(elements) | Op::Subtract(elements) = op
+                && elements.len() > MAX_VALUE_BYTES
+            {
+                // Each is compared with each.
+                let most = format!("{name} can have at most {MAX_VALUE_BYTES} bytes");
+                return Err(ApiError::InvalidConfig(most));
+            }
             let list = |verb: &str| {
                 let setting = find(name).filter(|found| found.kind == ConfigType::List);
                 let setting = setting.ok_or_else(|| {
@@ -420,6 +427,17 @@ mod tests {
         assert_eq!(apply("delete,compact", Op::Subtract("delete,no".into())), "compact");
         assert_eq!(apply("delete", Op::Subtract("delete".into())), "");
         assert_eq!(apply("delete", Op::Set("x".into())), "x");
+    }
+
+    #[test]
+    fn long_lists_are_refused_before_their_elements_are_compared() {
+        let long = (0..2_000_000).map(|n| n.to_string()).collect::<Vec<_>>().join(",");
+        for op in [Op::Append(long.clone()), Op::Subtract(long.clone())] {
+            let ops = vec![("cleanup.policy".to_owned(), op)];
+            let alteration = Alteration { ops, only_these: false };
+            let refused = alteration.apply(topic::find, &Overrides::new(), |_| long.clone());
+            assert!(refused.unwrap_err().to_string().contains("at most 4096 bytes"));
+        }
     }
 
     #[test]
