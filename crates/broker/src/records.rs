@@ -14,6 +14,10 @@ use crate::errors::ApiError;
 /// At most so many bytes of one batch are decompressed.
 const MAX_DECOMPRESSED_BYTES: u64 = 256 << 20;
 
+/// From here on zstd looks for repetitions in more than a batch usually has: at level 22 with tables of 700 MiB. With a window of 2 MiB they have 20 MiB.
+const ZSTD_LAST_SMALL_LEVEL: i32 = 9;
+const ZSTD_WINDOW_LOG: u32 = 21;
+
 /// What a record without a timestamp has.
 pub(crate) const NO_TIMESTAMP: i64 = -1;
 
@@ -262,6 +266,9 @@ fn compress(
         }
         Codec::Zstd => {
             let mut encoder = zstd::stream::write::Encoder::new(out, level)?;
+            if level > ZSTD_LAST_SMALL_LEVEL {
+                encoder.window_log(ZSTD_WINDOW_LOG)?;
+            }
             io::copy(records, &mut encoder)?;
             encoder.finish()?;
         }
