@@ -19,6 +19,7 @@ mod listener;
 mod log_compaction;
 mod metrics;
 mod partition;
+mod pattern;
 mod producer_ids;
 mod producer_state;
 mod quotas;

@@ -25,8 +25,8 @@ use tokio::time::{Instant, timeout_at};
 use super::{Answer, Context, Refused};
 use crate::batch::Outcome;
 use crate::errors::ApiError;
-use crate::groups::compile_regex;
 use crate::partition::{NotAdmitted, Partition, unix_time_ms};
+use crate::pattern::{Pattern, TooCostly};
 use crate::security::{Operation, Resource};
 use crate::topics::TopicRef;
 use crate::transactions::{Description, State};
@@ -92,7 +92,7 @@ pub(super) async fn list(
         return response;
     }
     let pattern = request.transactional_id_pattern.as_deref().filter(|text| !text.is_empty());
-    let pattern = match pattern.map(compile_regex).transpose() {
+    let mut pattern = match pattern.map(Pattern::new).transpose() {
         Ok(pattern) => pattern,
         Err(_) => {
             return response.with_error_code(ResponseError::InvalidRegularExpression.code());
@@ -110,16 +110,24 @@ pub(super) async fn list(
         by_state && by_producer && by_duration
     };
     let all = cx.server.transactions.all().into_iter();
-    let matches = |id: &str| pattern.as_ref().is_none_or(|pattern| pattern.is_match(id));
     let visible = |id: &str| cx.may(Operation::Describe, Resource::TransactionalId(id));
-    let found = all.filter(|(id, description)| passes(description) && matches(id) && visible(id));
-    let states = found.map(|(id, description)| {
-        list_transactions_response::TransactionState::default()
-            .with_transactional_id(TransactionalId(StrBytes::from_string(id.to_string())))
-            .with_producer_id(ProducerId(description.producer_id))
-            .with_transaction_state(StrBytes::from_static_str(description.state.name()))
-    });
-    response.with_transaction_states(states.collect())
+    let mut states = Vec::new();
+    for (id, description) in all.filter(|(id, found)| passes(found) && visible(id)) {
+        match pattern.as_mut().map_or(Ok(true), |pattern| pattern.is_match(&id)) {
+            Ok(true) => {}
+            Ok(false) => continue,
+            Err(TooCostly) => {
+                return response.with_error_code(ResponseError::InvalidRegularExpression.code());
+            }
+        }
+        states.push(
+            list_transactions_response::TransactionState::default()
+                .with_transactional_id(TransactionalId(StrBytes::from_string(id.to_string())))
+                .with_producer_id(ProducerId(description.producer_id))
+                .with_transaction_state(StrBytes::from_static_str(description.state.name())),
+        );
+    }
+    response.with_transaction_states(states)
 }
 
 pub(super) async fn describe_producers(

@@ -51,7 +51,7 @@ use crate::partition::unix_time_ms;
 use crate::state_stream::StateError;
 use crate::state_table::Corrupt;
 
-pub(crate) use consumer::{GroupStates, compile as compile_regex};
+pub(crate) use consumer::GroupStates;
 pub(crate) use heartbeat::ConsumerTimes;
 pub(crate) use offsets::{Offsets, Position};
 pub(crate) use topics_view::TopicsView;

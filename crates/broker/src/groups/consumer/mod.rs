@@ -24,10 +24,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kafka_protocol::error::ResponseError;
-use regex::{Regex, RegexBuilder};
 use uuid::Uuid;
 
 use super::topics_view::TopicsView;
+use crate::pattern::Pattern;
 pub(super) use assignor::Assignor;
 use assignor::Subscriber;
 pub(crate) use format::GroupStates;
@@ -37,8 +37,6 @@ use state::{Change, Current, Profile, Progress};
 
 /// Bound on the length of a regular expression.
 const MAX_REGEX_BYTES: usize = 4096;
-/// Bound on what one compiles to.
-const MAX_COMPILED_REGEX_BYTES: usize = 1 << 20;
 /// Bound on the different ones in a group: each is matched with all topics when one of these changes.
 const MAX_REGEXES: usize = 64;
 
@@ -272,7 +270,7 @@ impl ConsumerGroup {
             ));
         }
         if let Some(regex) = beat.regex.as_deref().filter(|regex| !regex.is_empty()) {
-            self.check_regexes(regex)?;
+            self.check_regexes(regex, topics)?;
         }
         // From here on nothing fails.
         let id = beat.member_id.as_str();
@@ -422,11 +420,14 @@ impl ConsumerGroup {
         }
     }
 
-    fn check_regexes(&self, more: &str) -> Result<(), Fault> {
+    fn check_regexes(&self, more: &str, topics: &TopicsView) -> Result<(), Fault> {
         let used: BTreeSet<&str> =
             self.state.members.values().filter_map(|m| m.profile.regex.as_deref()).collect();
-        if used.len() < MAX_REGEXES || used.contains(more) {
+        if used.contains(more) {
             return Ok(());
+        }
+        if used.len() < MAX_REGEXES {
+            return matching(more, topics).map(drop).map_err(|error| bad_regex(more, &error));
         }
         Err(bad_regex(
             more,
@@ -605,16 +606,11 @@ impl Matches {
             if self.by_regex.contains_key(regex) {
                 continue;
             }
-            let matched = match compile(regex) {
-                Ok(compiled) => {
-                    topics.names().filter(|name| compiled.is_match(name)).cloned().collect()
-                }
-                Err(error) => {
-                    // It was checked when it came, perhaps by another version of the server.
-                    tracing::warn!(regex, %error, "a regular expression of a group matches nothing");
-                    Vec::new()
-                }
-            };
+            let matched = matching(regex, topics).unwrap_or_else(|error| {
+                // It was checked when it came: there were other topics then, or another version of the server.
+                tracing::warn!(regex, error, "a regular expression of a group matches nothing");
+                Vec::new()
+            });
             self.by_regex.insert(regex.clone(), matched);
         }
     }
@@ -627,6 +623,11 @@ impl Matches {
     }
 }
 
+/// The names of the topics that an expression matches.
+fn matching(regex: &str, topics: &TopicsView) -> Result<Vec<Arc<str>>, String> {
+    Pattern::new(regex)?.matching(topics.names()).map_err(|costly| costly.to_string())
+}
+
 /// What no group is needed for to see that it is no regular expression.
 pub(super) fn check_regex(regex: &str) -> Result<(), Fault> {
     if regex.len() > MAX_REGEX_BYTES {
@@ -636,7 +637,7 @@ pub(super) fn check_regex(regex: &str) -> Result<(), Fault> {
             format!("SubscribedTopicRegex has at most {MAX_REGEX_BYTES} bytes, this one {len}."),
         ));
     }
-    compile(regex).map(drop).map_err(|error| bad_regex(regex, &error))
+    Pattern::new(regex).map(drop).map_err(|error| bad_regex(regex, &error))
 }
 
 fn bad_regex(regex: &str, why: &dyn std::fmt::Display) -> Fault {
@@ -644,20 +645,6 @@ fn bad_regex(regex: &str, why: &dyn std::fmt::Display) -> Fault {
         ResponseError::InvalidRegularExpression,
         format!("SubscribedTopicRegex `{regex}` is not a valid regular expression: {why}."),
     )
-}
-
-/// Whole names are matched, as by RE2/J's `matches`, which Kafka uses.
-pub(crate) fn compile(regex: &str) -> Result<Regex, regex::Error> {
-    // By itself first: what is put around it must not complete it.
-    build(regex)?;
-    build(&format!(r"\A(?:{regex})\z"))
-}
-
-fn build(regex: &str) -> Result<Regex, regex::Error> {
-    RegexBuilder::new(regex)
-        .size_limit(MAX_COMPILED_REGEX_BYTES)
-        .dfa_size_limit(MAX_COMPILED_REGEX_BYTES)
-        .build()
 }
 
 /// FNV-1a. It is stored, so it must not depend on the version of a library.
