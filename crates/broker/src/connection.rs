@@ -149,6 +149,7 @@ async fn talk(
     let (outgoing, queue) = mpsc::channel(MAX_UNWRITTEN);
     let (read_end, write_end) =
         tokio::join!(read_all(server, &peer, reader, outgoing), write_all(server, writer, queue));
+    server.groups.shares().disconnected(peer.connection());
     write_end.err().unwrap_or(read_end)
 }
 

@@ -80,6 +80,14 @@ pub(crate) enum ApiError {
         "the fetch session was begun with topic names and goes on with topic ids, or the other way round"
     )]
     FetchSessionTopicId,
+    #[error("there is no such share session")]
+    ShareSessionNotFound,
+    #[error("share session epoch {got} where {expected} is next")]
+    InvalidShareSessionEpoch { got: i32, expected: i32 },
+    #[error("there are {0} share sessions, or they name too many partitions")]
+    ShareSessionLimit(usize),
+    #[error("the member has not acquired all records that it speaks of, or no longer has them")]
+    InvalidRecordState,
     #[error("not durable within the request's timeout; it may become durable later")]
     TimedOut,
     #[error("objects could not be read in the request's time; what came of them is cached")]
@@ -133,6 +141,10 @@ impl ApiError {
             Self::FetchSessionNotFound => E::FetchSessionIdNotFound,
             Self::InvalidFetchSessionEpoch { .. } => E::InvalidFetchSessionEpoch,
             Self::FetchSessionTopicId => E::FetchSessionTopicIdError,
+            Self::ShareSessionNotFound => E::ShareSessionNotFound,
+            Self::InvalidShareSessionEpoch { .. } => E::InvalidShareSessionEpoch,
+            Self::ShareSessionLimit(_) => E::ShareSessionLimitReached,
+            Self::InvalidRecordState => E::InvalidRecordState,
             Self::TimedOut | Self::ObjectsTooSlow => E::RequestTimedOut,
             Self::UnsupportedTimestamp(_) | Self::UnsupportedResourceType(_) => {
                 E::UnsupportedVersion

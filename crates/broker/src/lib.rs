@@ -57,7 +57,7 @@ use quotas::Quotas;
 use security::{Authentication, Authorizer, Listener, Users};
 use server::{ByteBudget, CONCURRENT_DECOMPRESSIONS, Node, Server};
 use sessions::Sessions;
-use state_stream::{KIND_GROUP_MEMBERS, KIND_OFFSETS, KIND_TRANSACTIONS};
+use state_stream::{KIND_GROUP_MEMBERS, KIND_OFFSETS, KIND_SHARES, KIND_TRANSACTIONS};
 use topics::Topics;
 use transactions::Transactions;
 
@@ -142,6 +142,7 @@ impl Fold for BrokerFold {
             KIND_TRANSACTIONS => state_table::fold::<transactions::Table>(previous, batches),
             KIND_OFFSETS => state_table::fold::<groups::Offsets>(previous, batches),
             KIND_GROUP_MEMBERS => state_table::fold::<groups::GroupStates>(previous, batches),
+            KIND_SHARES => state_table::fold::<groups::ShareStates>(previous, batches),
             // No stream of another kind was ever created.
             other => unreachable!("streams of kind {other} have no owner here"),
         }
@@ -181,6 +182,7 @@ impl Broker {
         let groups = Groups::open(store.clone(), config.groups.clone()).await?;
         forget_deleted_topics(&groups, &topics).await;
         let metrics = Metrics::new(registry);
+        metrics::register_shares(registry, groups.shares());
         let transactions =
             Transactions::open(store.clone(), metrics.open_transactions.clone()).await?;
         let cluster_id = cluster_id(&store, config.cluster_id.as_deref()).await?;
@@ -338,6 +340,7 @@ impl UserAdmin {
 
 /// Finish what the last run has begun: a topic and its groups' offsets are not deleted in one step.
 async fn forget_deleted_topics(groups: &Groups, topics: &Topics) {
+    groups.shares().forget_missing_topics(|id| topics.by_id(id).is_ok());
     let exists = |name: &str| topics.by_name(name).is_ok();
     if let Err(error) = groups.forget_missing_topics(&groups.topics_with_offsets(), exists).await {
         // They take room only: they are forgotten before there is another topic of the name.

@@ -11,6 +11,7 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 
 use crate::batch::Outcome;
+use crate::groups::share::{AckKind, Shares};
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct RequestLabels {
@@ -43,6 +44,11 @@ struct OutcomeLabel {
     outcome: &'static str,
 }
 
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct KindLabel {
+    kind: &'static str,
+}
+
 /// All metrics of the Kafka server; names begin with `alluvium_kafka_`.
 #[derive(Clone)]
 pub(crate) struct Metrics {
@@ -57,6 +63,9 @@ pub(crate) struct Metrics {
     pub(crate) fetched_bytes: Counter,
     pub(crate) open_transactions: Gauge<i64, AtomicI64>,
     ended: Family<OutcomeLabel, Counter>,
+    pub(crate) share_acquired: Counter,
+    share_acknowledged: Family<KindLabel, Counter>,
+    pub(crate) share_sessions: Gauge<i64, AtomicI64>,
     pub(crate) log_compactions: Counter,
     pub(crate) log_compaction_read_bytes: Counter,
     pub(crate) log_compaction_written_bytes: Counter,
@@ -80,6 +89,9 @@ impl Metrics {
             fetched_bytes: Counter::default(),
             open_transactions: Gauge::default(),
             ended: Family::default(),
+            share_acquired: Counter::default(),
+            share_acknowledged: Family::default(),
+            share_sessions: Gauge::default(),
             log_compactions: Counter::default(),
             log_compaction_read_bytes: Counter::default(),
             log_compaction_written_bytes: Counter::default(),
@@ -129,6 +141,21 @@ impl Metrics {
             "transactions",
             "Transactions that have ended, by outcome",
             metrics.ended.clone(),
+        );
+        registry.register(
+            "share_acquired_records",
+            "Records handed out to members of share groups, each time",
+            metrics.share_acquired.clone(),
+        );
+        registry.register(
+            "share_acknowledged_records",
+            "Records that members of share groups have acknowledged, by what they said",
+            metrics.share_acknowledged.clone(),
+        );
+        registry.register(
+            "share_sessions",
+            "Open share sessions, when one was last begun or ended",
+            metrics.share_sessions.clone(),
         );
         registry.register(
             "log_compactions",
@@ -182,7 +209,27 @@ impl Metrics {
         self.throttled.get_or_create(&QuotaLabel { quota }).inc();
     }
 
+    pub(crate) fn share_acknowledged(&self, kind: AckKind, records: u64) {
+        let kind = match kind {
+            AckKind::Gap => "gap",
+            AckKind::Accept => "accept",
+            AckKind::Release => "release",
+            AckKind::Reject => "reject",
+            AckKind::Renew => "renew",
+        };
+        self.share_acknowledged.get_or_create(&KindLabel { kind }).inc_by(records);
+    }
+
     pub(crate) fn closed(&self, reason: &'static str) {
         self.refused.get_or_create(&ReasonLabel { reason }).inc();
     }
+}
+
+/// What share groups count by themselves.
+pub(crate) fn register_shares(registry: &mut Registry, shares: &Shares) {
+    registry.sub_registry_with_prefix("alluvium_kafka").register(
+        "share_timed_out_records",
+        "Records of share groups whose lock was over before a member had acknowledged them",
+        shares.counters.timed_out.clone(),
+    );
 }

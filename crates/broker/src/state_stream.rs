@@ -12,6 +12,8 @@ pub(crate) const KIND_OFFSETS: u8 = alluvium_stream::KIND_STATE;
 pub(crate) const KIND_TRANSACTIONS: u8 = 2;
 /// Members of groups whose assignment the server computes.
 pub(crate) const KIND_GROUP_MEMBERS: u8 = 3;
+/// What share groups have in flight.
+pub(crate) const KIND_SHARES: u8 = 4;
 
 /// Why a state stream could not be opened.
 #[derive(Debug, thiserror::Error)]

@@ -42,8 +42,12 @@ pub(super) async fn handle(cx: &Context, request: ApiVersionsRequest) -> ApiVers
 }
 
 /// Kafka's features and their levels: clients choose by them what they speak. They do not change while a server runs.
-const FEATURES: &[(&str, i16)] =
-    &[("group.version", 1), (METADATA_VERSION, 30), ("transaction.version", 2)];
+const FEATURES: &[(&str, i16)] = &[
+    ("group.version", 1),
+    (METADATA_VERSION, 30),
+    ("share.version", 1),
+    ("transaction.version", 2),
+];
 
 /// The format of the metadata that Kafka's controllers keep, here that of 4.3 as far as clients can tell. There are no nodes that could have another one, so
 /// other than of the rest of the features no lower level is supported. (`kraft.version` is about changes of the quorum of controllers, which there are none of.)

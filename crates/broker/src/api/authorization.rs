@@ -82,12 +82,16 @@ impl Context {
     }
 
     /// The code of the error, 0 if the client may do this with the group.
-    fn group_code(&self, operation: Operation, group: &str) -> i16 {
+    pub(super) fn group_code(&self, operation: Operation, group: &str) -> i16 {
         self.authorize(operation, Resource::Group(group)).map_or_else(|error| error.code(), |()| 0)
     }
 
     /// Take the groups with which the client may not do this out of `groups`; each with the code of the error.
-    fn take_refused(&self, operation: Operation, groups: &mut Vec<GroupId>) -> Vec<(GroupId, i16)> {
+    pub(super) fn take_refused(
+        &self,
+        operation: Operation,
+        groups: &mut Vec<GroupId>,
+    ) -> Vec<(GroupId, i16)> {
         let mut refused = Vec::new();
         groups.retain(|group| match self.group_code(operation, group) {
             0 => true,

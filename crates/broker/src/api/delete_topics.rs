@@ -45,6 +45,10 @@ pub(super) async fn handle(cx: &Context, request: DeleteTopicsRequest) -> Delete
         // They take room until the next start, and are forgotten before there is another topic of the name.
         tracing::warn!(topics = ?deleted, %error, "committed offsets of deleted topics could not be dropped");
     }
+    if !deleted.is_empty() {
+        let exists = |id| cx.server.topics.by_id(id).is_ok();
+        cx.server.groups.shares().forget_missing_topics(exists);
+    }
     DeleteTopicsResponse::default().with_responses(responses)
 }
 

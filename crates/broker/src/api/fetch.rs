@@ -41,15 +41,15 @@ const READ_COMMITTED: i8 = 1;
 
 /// What one pass over the partitions gave.
 #[derive(Default)]
-struct Pass {
-    reads: Vec<Read>,
+pub(super) struct Pass {
+    pub(super) reads: Vec<Read>,
     bytes: usize,
     failed: bool,
     /// What is to be read from objects.
     late: Vec<Late>,
     /// The first batch of all, if it was too large to be read beside others: instead of nothing.
     too_large: Option<(usize, Read)>,
-    budgets: Vec<OwnedSemaphorePermit>,
+    pub(super) budgets: Vec<OwnedSemaphorePermit>,
 }
 
 /// A partition that is to be read from objects.
@@ -66,11 +66,11 @@ struct Late {
 }
 
 /// What a pass found in one partition.
-struct Read {
-    told: Told,
-    batches: Vec<Bytes>,
+pub(super) struct Read {
+    pub(super) told: Told,
+    pub(super) batches: Vec<Bytes>,
     /// Producer id and first offset of the aborted transactions among them, for a reader of committed records.
-    aborted: Vec<(i64, i64)>,
+    pub(super) aborted: Vec<(i64, i64)>,
 }
 
 impl Read {
@@ -235,23 +235,12 @@ async fn wait_for_enough(cx: &Context, request: &FetchRequest, wants: &[Want]) -
             watches = Some(partitions.map(|partition| partition.stream.watch(&progress)).collect());
             continue;
         }
-        let mut progressed = false;
-        if !pass.late.is_empty() {
-            // Who has enough waits for no object, and finds it the next time.
-            let until = match is_enough(&pass) || pass.too_large.is_some() {
-                true => begun,
-                false => deadline.max(begun + LATE_WAIT),
-            };
-            progressed =
-                read_late(cx, &mut pass, min_bytes, read_committed, until, &progress).await;
-        }
-        if pass.bytes == 0
-            && let Some((at, read)) = pass.too_large.take()
-        {
-            pass.bytes = read.len_bytes();
-            pass.reads[at] = read;
-        }
-        pass.late.clear();
+        // Who has enough waits for no object, and finds it the next time.
+        let until = match is_enough(&pass) || pass.too_large.is_some() {
+            true => begun,
+            false => deadline.max(begun + LATE_WAIT),
+        };
+        let progressed = complete(cx, &mut pass, min_bytes, read_committed, until, &progress).await;
         if is_enough(&pass) || Instant::now() >= deadline {
             return pass;
         }
@@ -264,6 +253,49 @@ async fn wait_for_enough(cx: &Context, request: &FetchRequest, wants: &[Want]) -
             () = cx.server.stopping() => return pass,
         }
     }
+}
+
+/// Read once, for who decides by what was found whether to wait: until there is anything, or there is more in memory, of which it tells whether that
+/// was so.
+pub(super) async fn read_once(
+    cx: &Context,
+    wants: &[Want],
+    max_bytes: usize,
+    read_committed: bool,
+    deadline: Instant,
+    progress: &Notify,
+) -> (Pass, bool) {
+    let begun = Instant::now();
+    let mut pass = read_young(cx, wants, max_bytes, read_committed).await;
+    let until = match pass.bytes > 0 || pass.failed || pass.too_large.is_some() {
+        true => begun,
+        false => deadline.max(begun + LATE_WAIT),
+    };
+    let progressed = complete(cx, &mut pass, 1, read_committed, until, progress).await;
+    (pass, progressed)
+}
+
+/// Read what a pass has found to be in objects, see [`read_late`]; and let it have one batch at least.
+async fn complete(
+    cx: &Context,
+    pass: &mut Pass,
+    min_bytes: usize,
+    read_committed: bool,
+    until: Instant,
+    progress: &Notify,
+) -> bool {
+    let mut progressed = false;
+    if !pass.late.is_empty() {
+        progressed = read_late(cx, pass, min_bytes, read_committed, until, progress).await;
+    }
+    if pass.bytes == 0
+        && let Some((at, read)) = pass.too_large.take()
+    {
+        pass.bytes = read.len_bytes();
+        pass.reads[at] = read;
+    }
+    pass.late.clear();
+    progressed
 }
 
 /// Read what is in memory, in order, until `max_bytes` are read or promised to what is not. At least one batch is read if there is any,

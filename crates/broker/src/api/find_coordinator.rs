@@ -11,6 +11,11 @@ use crate::topics::{GROUP_TOPIC, TRANSACTION_TOPIC};
 
 const GROUP: i8 = 0;
 const TRANSACTION: i8 = 1;
+/// Of a share partition, `group:topic id:partition`: for brokers among themselves.
+const SHARE: i8 = 2;
+
+/// The first version that knows share partitions.
+const FIRST_WITH_SHARES: i16 = 6;
 
 /// Versions from here on ask for several keys at once.
 const FIRST_WITH_KEYS: i16 = 4;
@@ -22,6 +27,13 @@ pub(super) async fn handle(
     let (node, listener) = (&cx.server.node, &cx.peer.listener);
     let error = match request.key_type {
         GROUP | TRANSACTION => None,
+        SHARE if cx.version >= FIRST_WITH_SHARES => {
+            let is_named = |key: &&StrBytes| key.split(':').count() >= 3;
+            let unnamed = request.coordinator_keys.iter().find(|key| !is_named(key));
+            unnamed.map(|key| {
+                ApiError::InvalidRequest(format!("{} is no share partition", key.as_str()))
+            })
+        }
         other => {
             Some(ApiError::InvalidRequest(format!("there are no coordinators of type {other}")))
         }
@@ -36,6 +48,7 @@ pub(super) async fn handle(
     let refused = |key: &str| match request.key_type {
         GROUP => cx.authorize(Operation::Describe, Resource::Group(key)).err(),
         TRANSACTION => cx.authorize(Operation::Describe, Resource::TransactionalId(key)).err(),
+        SHARE => cx.authorize(Operation::ClusterAction, Resource::Cluster).err(),
         _ => None,
     };
     let single = (cx.version < FIRST_WITH_KEYS).then_some(&request.key);

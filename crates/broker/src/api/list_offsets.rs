@@ -127,6 +127,17 @@ async fn find(
     found.map(|answer| if is_record(&answer) && answer.offset >= latest { NONE } else { answer })
 }
 
+/// The first record that is not older than `timestamp_ms`.
+pub(super) async fn offset_of_time(
+    cx: &Context,
+    partition: &Partition,
+    timestamp_ms: i64,
+) -> Result<Option<i64>, ApiError> {
+    let until = Instant::now() + OBJECTS_MAX;
+    let found = by_time(cx, partition, timestamp_ms, until).await?;
+    Ok((found.offset >= 0).then_some(found.offset))
+}
+
 async fn by_time(
     cx: &Context,
     partition: &Partition,

@@ -25,6 +25,9 @@ mod produce;
 mod replicas;
 mod sasl;
 mod scram_credentials;
+mod share;
+mod share_fetch;
+mod share_offsets;
 mod toll;
 mod transaction_admin;
 mod transactions;
@@ -257,18 +260,36 @@ pub(crate) static APIS: &[Api] = &[
     api!(ConsumerGroupDescribe, 0..=1, CONSUMER_GROUP_DESCRIBE, |cx, request| {
         authorization::consumer_describe(&cx, request)
     }),
+    api!(ShareGroupHeartbeat, 1..=1, SHARE_GROUP_HEARTBEAT, |cx, request| share::heartbeat(
+        &cx, request
+    )),
+    api!(ShareGroupDescribe, 1..=1, SHARE_GROUP_DESCRIBE, |cx, request| share::describe(
+        &cx, request
+    )),
+    api!(ShareFetch, 1..=2, SHARE_FETCH, share_fetch::handle),
+    api!(ShareAcknowledge, 1..=2, SHARE_ACKNOWLEDGE, share::acknowledge),
     api!(ListConfigResources, 0..=1, LIST_CONFIG_RESOURCES, |cx, request| {
         list_config_resources::handle(&cx, request)
     }),
     api!(DescribeTopicPartitions, 0..=0, DESCRIBE_TOPIC_PARTITIONS, |cx, request| {
         describe_topic_partitions::handle(&cx, request)
     }),
+    api!(DescribeShareGroupOffsets, 0..=1, DESCRIBE_SHARE_GROUP_OFFSETS, |cx, request| {
+        share_offsets::describe(&cx, request)
+    }),
+    api!(AlterShareGroupOffsets, 0..=0, ALTER_SHARE_GROUP_OFFSETS, |cx, request| {
+        share_offsets::alter(&cx, request)
+    }),
+    api!(DeleteShareGroupOffsets, 0..=0, DELETE_SHARE_GROUP_OFFSETS, |cx, request| {
+        share_offsets::delete(&cx, request)
+    }),
 ];
 
-/// Whether a request changes nothing, and may take long: it is given up when its client has gone.
+/// Whether a request may take long while it changes nothing: it is given up when its client has gone.
 pub(crate) fn may_be_given_up(frame: &[u8]) -> bool {
     let key = frame.first_chunk().map(|key| i16::from_be_bytes(*key));
-    key == Some(ApiKey::Fetch as i16) || key == Some(ApiKey::ListOffsets as i16)
+    let given_up = [ApiKey::Fetch, ApiKey::ListOffsets, ApiKey::ShareFetch];
+    key.is_some_and(|key| given_up.iter().any(|known| *known as i16 == key))
 }
 
 /// Handle one request, the frame's length already removed. Returns when the request has taken effect.

@@ -1,5 +1,7 @@
 //! The settings of groups. The coordinator asks [`super::Configs::group_number`] for them.
 
+use std::time::Duration;
+
 use super::{Allowed, ConfigType, Setting};
 
 const fn ms(
@@ -21,6 +23,16 @@ const fn ms(
     }
 }
 
+const fn text(
+    name: &'static str,
+    kind: ConfigType,
+    default: &'static str,
+    allowed: Allowed,
+    documentation: &'static str,
+) -> Setting {
+    Setting { name, kind, default, allowed, broker_name: None, effective: true, documentation }
+}
+
 const fn unused(
     name: &'static str,
     broker_name: Option<&'static str>,
@@ -28,11 +40,11 @@ const fn unused(
     default: &'static str,
     allowed: Allowed,
 ) -> Setting {
-    let documentation = "No effect here: there are neither share groups nor streams groups yet.";
+    let documentation = "No effect here: there are no streams groups yet.";
     Setting { name, kind, default, allowed, broker_name, effective: false, documentation }
 }
 
-use Allowed::{Any, AtLeast, Between, OneOf, ShareStart};
+use Allowed::{Any, AtLeast, Between, OneOf};
 use ConfigType::{Boolean, Int, String};
 
 /// All settings that a group can have, by name. The bounds are those that Kafka's brokers have by default.
@@ -44,15 +56,24 @@ pub(crate) const SETTINGS: &[Setting] = &[
         "How often members of a consumer group are told to send a heartbeat."),
     ms("consumer.session.timeout.ms", "group.consumer.session.timeout.ms", "45000", Between(45_000, 60_000), true,
         "A member of a consumer group that sends no heartbeat for so long is removed."),
-    unused("share.assignment.interval.ms", Some("group.share.assignment.interval.ms"), Int, "1000", Between(0, 15_000)),
-    unused("share.auto.offset.reset", None, String, "latest", ShareStart),
-    unused("share.delivery.count.limit", Some("group.share.delivery.count.limit"), Int, "5", Between(2, 10)),
-    unused("share.heartbeat.interval.ms", Some("group.share.heartbeat.interval.ms"), Int, "5000", Between(5_000, 15_000)),
-    unused("share.isolation.level", None, String, "read_uncommitted", OneOf(&["read_committed", "read_uncommitted"])),
-    unused("share.partition.max.record.locks", Some("group.share.partition.max.record.locks"), Int, "2000", Between(100, 4_000)),
-    unused("share.record.lock.duration.ms", Some("group.share.record.lock.duration.ms"), Int, "30000", Between(15_000, 60_000)),
-    unused("share.renew.acknowledge.enable", None, Boolean, "true", Any),
-    unused("share.session.timeout.ms", Some("group.share.session.timeout.ms"), Int, "45000", Between(45_000, 60_000)),
+    ms("share.assignment.interval.ms", "group.share.assignment.interval.ms", "1000", Between(0, 15_000), false,
+        "How long a new assignment waits for further changes of the group. No effect here: assignments are made at once."),
+    text("share.auto.offset.reset", String, "latest", Allowed::ShareStart,
+        "Where a share group begins in a topic that is new to it: `earliest`, `latest`, or a time before now, `by_duration:PnDTnHnMn.nS`."),
+    ms("share.delivery.count.limit", "group.share.delivery.count.limit", "5", Between(2, 10), true,
+        "A record that was handed out so often, and was not accepted, is given up."),
+    ms("share.heartbeat.interval.ms", "group.share.heartbeat.interval.ms", "5000", Between(5_000, 15_000), true,
+        "How often members of a share group are told to send a heartbeat."),
+    text("share.isolation.level", String, "read_uncommitted", OneOf(&["read_committed", "read_uncommitted"]),
+        "Whether members get records of transactions that are open or were aborted."),
+    ms("share.partition.max.record.locks", "group.share.partition.max.record.locks", "2000", Between(100, 4_000), true,
+        "Bound on the records of a partition between the first that is not done with and the last that was handed out."),
+    ms("share.record.lock.duration.ms", "group.share.record.lock.duration.ms", "30000", Between(15_000, 60_000), true,
+        "A member has a record for so long; then others get it."),
+    text("share.renew.acknowledge.enable", Boolean, "true", Any,
+        "Whether members may ask for more time for a record."),
+    ms("share.session.timeout.ms", "group.share.session.timeout.ms", "45000", Between(45_000, 60_000), true,
+        "A member of a share group that sends no heartbeat for so long is removed."),
     unused("streams.assignment.interval.ms", Some("group.streams.assignment.interval.ms"), Int, "1000", Between(0, 15_000)),
     unused("streams.heartbeat.interval.ms", Some("group.streams.heartbeat.interval.ms"), Int, "5000", Between(5_000, 15_000)),
     unused("streams.initial.rebalance.delay.ms", Some("group.streams.initial.rebalance.delay.ms"), Int, "3000", AtLeast(0)),
@@ -63,4 +84,82 @@ pub(crate) const SETTINGS: &[Setting] = &[
 /// The setting of this name.
 pub(crate) fn find(name: &str) -> Option<&'static Setting> {
     SETTINGS.iter().find(|setting| setting.name == name)
+}
+
+/// Where a share group begins to read in a topic that is new to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ShareStart {
+    Earliest,
+    Latest,
+    /// At the first record that is not older.
+    Ago(Duration),
+}
+
+impl ShareStart {
+    /// `None` for what is no such value.
+    pub(super) fn parse(value: &str) -> Option<Self> {
+        match value {
+            "earliest" => Some(Self::Earliest),
+            "latest" => Some(Self::Latest),
+            other => iso_duration(other.strip_prefix("by_duration:")?).map(Self::Ago),
+        }
+    }
+}
+
+/// A duration as ISO 8601 has it, of days, hours, minutes and seconds, in this order, each once at most and one at least: `P1DT2H3M4.5S`.
+fn iso_duration(text: &str) -> Option<Duration> {
+    let text = text.to_ascii_uppercase();
+    let (days, time) = match text.strip_prefix('P')?.split_once('T') {
+        Some((_, "")) => return None,
+        Some((days, time)) => (days, time),
+        None => (text.strip_prefix('P')?, ""),
+    };
+    let mut rest = (days, time);
+    let mut take = |unit: char, of_time: bool| -> Option<Option<f64>> {
+        let part = if of_time { &mut rest.1 } else { &mut rest.0 };
+        let Some((number, behind)) = part.split_once(unit) else { return Some(None) };
+        *part = behind;
+        let is_number = number.starts_with(|c: char| c.is_ascii_digit())
+            && number.chars().all(|c| c.is_ascii_digit() || (unit == 'S' && c == '.'));
+        if is_number { number.parse().ok().map(Some) } else { None }
+    };
+    let parts = [take('D', false)?, take('H', true)?, take('M', true)?, take('S', true)?];
+    if rest != ("", "") || parts.iter().all(Option::is_none) {
+        return None;
+    }
+    let seconds = parts.iter().zip([86_400.0, 3_600.0, 60.0, 1.0]);
+    let seconds: f64 = seconds.map(|(part, unit)| part.unwrap_or(0.0) * unit).sum();
+    Duration::try_from_secs_f64(seconds).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn share_groups_begin_at_an_end_or_at_a_time() {
+        let ago = |seconds: f64| Some(ShareStart::Ago(Duration::from_secs_f64(seconds)));
+        for (value, start) in [
+            ("earliest", Some(ShareStart::Earliest)),
+            ("latest", Some(ShareStart::Latest)),
+            ("by_duration:PT10M", ago(600.0)),
+            ("by_duration:P1DT2H3M4.5S", ago(93_784.5)),
+            ("by_duration:P2D", ago(172_800.0)),
+            ("by_duration:PT0S", ago(0.0)),
+            ("by_duration:P", None),
+            ("by_duration:PT", None),
+            ("by_duration:P1DT", None),
+            ("by_duration:-PT1S", None),
+            ("by_duration:PT-1S", None),
+            ("by_duration:PT1S2M", None),
+            ("by_duration:PT1.5M", None),
+            ("by_duration:P1Y", None),
+            ("by_duration:", None),
+            ("PT1S", None),
+            ("Latest", None),
+            ("", None),
+        ] {
+            assert_eq!(ShareStart::parse(value), start, "{value}");
+        }
+    }
 }

@@ -206,9 +206,7 @@ impl Setting {
                 "{} must be the literal '*' or a list of replicas in the following format: [partitionId]:[brokerId],[partitionId]:[brokerId],...",
                 self.name
             )),
-            Allowed::ShareStart
-                if !matches!(value, "earliest" | "latest") && !value.starts_with("by_duration:P") =>
-            {
+            Allowed::ShareStart if group::ShareStart::parse(value).is_none() => {
                 Err("The value must be either 'earliest', 'latest' or of the format 'by_duration:<PnDTnHnMn.nS>'.".into())
             }
             _ => Ok(()),

@@ -2,14 +2,17 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use alluvium_stream::{Change, Store};
 use parking_lot::RwLock;
 
 use super::broker::{self, BrokerSetting};
+use super::group::ShareStart;
 use super::{Alteration, Overrides, Source, Synonym, group, topic};
 use crate::config::BrokerConfig;
 use crate::errors::ApiError;
+use crate::groups::share::ShareRules;
 
 const META_PREFIX: &str = "config/";
 const GROUP_PREFIX: &str = "config/group/";
@@ -193,16 +196,6 @@ impl Configs {
         self.state.read().groups.keys().cloned().collect()
     }
 
-    /// The value of a group's setting that is a number.
-    pub(crate) fn group_number(&self, group: &str, name: &str) -> i64 {
-        let own = self.state.read().groups.get(group).and_then(|own| own.get(name).cloned());
-        let of_all = || {
-            let first = self.group_synonyms(group::find(name)?).into_iter().next()?;
-            Some(first.value)
-        };
-        own.or_else(of_all).and_then(|value| value.parse().ok()).unwrap_or_default()
-    }
-
     /// What holds for a group that does not say it: what the broker says for all of them, or else Kafka's default.
     pub(crate) fn group_synonyms(&self, setting: &super::Setting) -> Vec<Synonym> {
         let broker = setting.broker_name.and_then(|name| self.broker_setting(name));
@@ -214,6 +207,44 @@ impl Configs {
                 source: Source::Default,
             }],
         }
+    }
+
+    /// The value of a group's setting.
+    fn group_value(&self, group: &str, name: &str) -> String {
+        let own = self.state.read().groups.get(group).and_then(|own| own.get(name).cloned());
+        let of_all = || {
+            let first = self.group_synonyms(group::find(name)?).into_iter().next()?;
+            Some(first.value)
+        };
+        own.or_else(of_all).unwrap_or_default()
+    }
+
+    /// The value of a group's setting that is a number.
+    pub(crate) fn group_number(&self, group: &str, name: &str) -> i64 {
+        self.group_value(group, name).parse().unwrap_or_default()
+    }
+
+    /// The same of one that is a time in milliseconds.
+    pub(crate) fn group_time(&self, group: &str, name: &str) -> Duration {
+        Duration::from_millis(u64::try_from(self.group_number(group, name)).unwrap_or_default())
+    }
+
+    /// How a share group's members acquire records.
+    pub(crate) fn share_rules(&self, group: &str) -> ShareRules {
+        let number = |name| self.group_number(group, name);
+        ShareRules {
+            lock_duration: self.group_time(group, "share.record.lock.duration.ms"),
+            max_deliveries: u16::try_from(number("share.delivery.count.limit")).unwrap_or(1),
+            max_in_flight: number("share.partition.max.record.locks").unsigned_abs(),
+            read_committed: self.group_value(group, "share.isolation.level") == "read_committed",
+            may_renew: self.group_value(group, "share.renew.acknowledge.enable") == "true",
+        }
+    }
+
+    /// Where a share group begins to read.
+    pub(crate) fn share_start(&self, group: &str) -> ShareStart {
+        ShareStart::parse(&self.group_value(group, "share.auto.offset.reset"))
+            .unwrap_or(ShareStart::Latest)
     }
 
     /// The values of a setting of the broker and where they come from; the first is in effect.

@@ -39,6 +39,7 @@ impl Groups {
                 let protocol_type = match group {
                     LiveGroup::Classic(group) => group.describe().protocol_type,
                     LiveGroup::Consumer(_) => StrBytes::from_static_str("consumer"),
+                    LiveGroup::Share(_) => StrBytes::from_static_str("share"),
                 };
                 let found = (group.type_name(), group.state_name(), protocol_type);
                 (!group.is_dead()).then_some(found)
@@ -108,7 +109,7 @@ impl Shared {
         let Some(slot) = self.registry.get(group_id) else { return Ok(None) };
         let description = self.registry.peek(&slot, |group, _| match group {
             LiveGroup::Classic(group) => Some(group.describe()),
-            LiveGroup::Consumer(_) => None,
+            LiveGroup::Consumer(_) | LiveGroup::Share(_) => None,
         });
         Ok(description.filter(|description| description.state != State::Dead))
     }
@@ -128,11 +129,15 @@ impl Shared {
                 let is_empty = match group {
                     LiveGroup::Classic(group) => group.state() == State::Empty,
                     LiveGroup::Consumer(group) => group.is_empty(),
+                    LiveGroup::Share(group) => group.is_empty(),
                 };
                 if !is_empty {
                     return Err(Blocked::Group(ResponseError::NonEmptyGroup));
                 }
                 // What is remembered of its members goes first: in between there is a group with offsets and no members.
+                // So does what it has in flight; it has no offsets.
+                let forgotten = self.registry.shares.forget_group(&slot.name);
+                drop(forgotten.map_err(super::offset_log::Refused::Stream)?);
                 let classic = self.registry.make_classic(&slot, group, now)?;
                 let appended = self.log.append(&record)?;
                 classic.kill();

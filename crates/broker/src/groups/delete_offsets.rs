@@ -110,6 +110,8 @@ impl Reads {
             LiveGroup::Consumer(group) => {
                 Ok(group.subscribed_names().map_or(Self::Unknown, Self::These))
             }
+            // It has share partitions instead of offsets.
+            LiveGroup::Share(_) => Err(ResponseError::GroupIdNotFound),
         }
     }
 

@@ -31,7 +31,7 @@ use crate::wire::once;
 const FIRST_VERSION_WITH_OWN_IDS: i16 = 1;
 
 /// Bound on the names of the topics that one member subscribes to, together. They go into one record.
-const MAX_SUBSCRIPTION_BYTES: usize = 256 << 10;
+pub(super) const MAX_SUBSCRIPTION_BYTES: usize = 256 << 10;
 
 /// A member of a consumer group, as ConsumerGroupDescribe has it; 0 would be one that uses the classic protocol.
 const MEMBER_TYPE_CONSUMER: i8 = 1;
@@ -202,7 +202,7 @@ impl Shared {
         let slot = self.registry.get(group_id).ok_or_else(|| not_found(group_id))?;
         let group = self.registry.peek(&slot, |group, _| match group {
             LiveGroup::Classic(_) if group.is_dead() => Err(not_found(group_id)),
-            LiveGroup::Classic(_) => Err(not_a_consumer_group(group_id)),
+            LiveGroup::Classic(_) | LiveGroup::Share(_) => Err(not_a_consumer_group(group_id)),
             LiveGroup::Consumer(group) => {
                 let state = group.state();
                 let members = state.members.iter();
@@ -368,7 +368,7 @@ fn described_member(
     if version >= 1 { described.with_member_type(MEMBER_TYPE_CONSUMER) } else { described }
 }
 
-fn plain(error: ResponseError) -> Fault {
+pub(super) fn plain(error: ResponseError) -> Fault {
     let message = match error {
         ResponseError::InvalidGroupId => "GroupId can't be empty.",
         ResponseError::PolicyViolation => "the bound on groups or on their memory is reached",
@@ -377,14 +377,14 @@ fn plain(error: ResponseError) -> Fault {
     Fault::new(error, message)
 }
 
-fn unavailable() -> Fault {
+pub(super) fn unavailable() -> Fault {
     Fault::new(
         ResponseError::CoordinatorNotAvailable,
         "the write-ahead log takes nothing now, try again",
     )
 }
 
-fn not_found(group_id: &str) -> Fault {
+pub(super) fn not_found(group_id: &str) -> Fault {
     Fault::new(ResponseError::GroupIdNotFound, format!("Group {group_id} not found."))
 }
 

@@ -9,6 +9,7 @@ use tokio::sync::oneshot;
 use super::consumer::ConsumerGroup;
 use super::group::{Group, State};
 use super::registry::{JoinAnswer, SyncAnswer};
+use super::share::ShareGroup;
 
 /// The first version of OffsetCommit that knows member epochs.
 const FIRST_VERSION_WITH_EPOCHS: i16 = 9;
@@ -22,6 +23,8 @@ pub(super) enum LiveGroup {
     Classic(ClassicGroup),
     /// The server assigns.
     Consumer(ConsumerGroup),
+    /// Its members share partitions (KIP-932). It stays one until it is deleted.
+    Share(ShareGroup),
 }
 
 impl LiveGroup {
@@ -30,6 +33,7 @@ impl LiveGroup {
         match self {
             Self::Classic(_) => "classic",
             Self::Consumer(_) => "consumer",
+            Self::Share(_) => "share",
         }
     }
 
@@ -37,6 +41,7 @@ impl LiveGroup {
         match self {
             Self::Classic(group) => group.state().name(),
             Self::Consumer(group) => group.phase().name(),
+            Self::Share(group) => group.phase_name(),
         }
     }
 
@@ -49,6 +54,7 @@ impl LiveGroup {
         match self {
             Self::Classic(group) => group.vacant_since(),
             Self::Consumer(group) => group.vacant_since(),
+            Self::Share(group) => group.vacant_since(),
         }
     }
 
@@ -57,6 +63,7 @@ impl LiveGroup {
         match self {
             Self::Classic(group) => group.size_bytes(),
             Self::Consumer(group) => group.size_bytes(),
+            Self::Share(group) => group.size_bytes(),
         }
     }
 
@@ -65,6 +72,7 @@ impl LiveGroup {
         match self {
             Self::Classic(group) => group.deadline(),
             Self::Consumer(group) => group.deadline(),
+            Self::Share(group) => group.deadline(),
         }
     }
 
@@ -75,7 +83,7 @@ impl LiveGroup {
     pub(super) fn classic(&mut self) -> Result<&mut ClassicGroup, ResponseError> {
         match self {
             Self::Classic(group) => Ok(group),
-            Self::Consumer(_) => Err(ResponseError::UnknownMemberId),
+            Self::Consumer(_) | Self::Share(_) => Err(ResponseError::UnknownMemberId),
         }
     }
 
@@ -92,6 +100,8 @@ impl LiveGroup {
             Self::Classic(group) => {
                 group.check_commit(now, member_id, instance_id, generation_or_epoch)
             }
+            // It has share partitions instead.
+            Self::Share(_) => Err(ResponseError::GroupIdNotFound),
             // An admin client, or a consumer that assigns its partitions itself.
             Self::Consumer(group) if group.is_empty() && generation_or_epoch < 0 => Ok(()),
             Self::Consumer(group) => match group.check_epoch(member_id, generation_or_epoch) {
@@ -114,6 +124,7 @@ impl LiveGroup {
             Self::Classic(group) => {
                 group.check_transactional_commit(now, member_id, instance_id, generation_or_epoch)
             }
+            Self::Share(_) => Err(ResponseError::GroupIdNotFound),
             Self::Consumer(group) => {
                 let is_named =
                     generation_or_epoch >= 0 || !member_id.is_empty() || instance_id.is_some();
@@ -137,6 +148,7 @@ impl LiveGroup {
     ) -> Result<(), ResponseError> {
         match (self, member_id) {
             (Self::Classic(_), _) => Ok(()),
+            (Self::Share(_), _) => Err(ResponseError::GroupIdNotFound),
             (Self::Consumer(_), None) if epoch < 0 => Ok(()),
             (Self::Consumer(group), member_id) => {
                 group.check_epoch(member_id.map_or("", StrBytes::as_str), epoch)

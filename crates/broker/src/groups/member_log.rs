@@ -1,4 +1,5 @@
-//! Puts the changes of consumer groups in line for the disk. Format and crash argument: `docs/format/group-state.md`.
+//! Puts the changes of consumer groups, and those of share partitions, in line for the disk. Formats and crash arguments: `docs/format/group-state.md`,
+//! `docs/format/share-state.md`.
 //!
 //! A group's changes are appended under the group's lock, so they are in its order; which group comes first is of no interest. Whoever wants to
 //! tell of a change waits for the last record of its group: all records before it are durable then, too.
@@ -10,15 +11,11 @@ use futures::future::Shared;
 use parking_lot::Mutex;
 
 use super::GroupsError;
-use super::consumer::GroupStates;
-use crate::state_stream::{self, KIND_GROUP_MEMBERS, Refused};
-use crate::state_table;
-
-/// Catalog metadata: the id of the stream, in decimal.
-const STREAM_KEY: &str = "groups/members-stream";
+use crate::state_stream::{self, Refused};
+use crate::state_table::{self, Table};
 
 /// Resolves when a record, and all before it, is durable. Any number may wait.
-pub(super) type Durable = Shared<futures::future::BoxFuture<'static, Result<(), StoreError>>>;
+pub(crate) type Durable = Shared<futures::future::BoxFuture<'static, Result<(), StoreError>>>;
 
 pub(super) struct MemberLog {
     store: Store,
@@ -28,17 +25,20 @@ pub(super) struct MemberLog {
 }
 
 impl MemberLog {
-    /// Find the stream, or create it, and rebuild the groups.
-    pub(super) async fn open(store: Store) -> Result<(Self, GroupStates), GroupsError> {
-        let stream = state_stream::open(&store, STREAM_KEY, KIND_GROUP_MEMBERS).await?;
+    /// Find the stream that the catalog names under `key`, or create it, and rebuild what it tells of.
+    pub(super) async fn open<T: Table>(
+        store: Store,
+        key: &'static str,
+        kind: u8,
+    ) -> Result<(Self, T), GroupsError> {
+        let stream = state_stream::open(&store, key, kind).await?;
         let replay = stream.replay();
-        let states =
-            state_table::rebuild::<GroupStates>(replay.checkpoint.as_deref(), &replay.batches)?;
+        let states = state_table::rebuild::<T>(replay.checkpoint.as_deref(), &replay.batches)?;
         tracing::debug!(
             stream = %stream.id(),
-            groups = states.0.len(),
             replayed_batches = replay.batches.len(),
-            "consumer groups are loaded"
+            "{} are loaded",
+            T::WHAT
         );
         Ok((Self { store, stream, appending: Mutex::new(()) }, states))
     }

@@ -2,10 +2,11 @@
 //!
 //! - `group`: one classic group as a pure state machine; all rules of joining, leaving, static members and expiry.
 //! - `consumer`: one consumer group (KIP-848), whose assignment the server computes; pure, with the format of what it remembers.
+//! - `share`: share groups (KIP-932): their members, and what they have in flight.
 //! - `live`: a group of either type; `registry`: the groups by name, each behind its lock; one timer for all.
 //! - `offsets`: the table of committed offsets, its records and its checkpoint; pure, with the format.
 //! - `offset_log`, `member_log`: make records durable; what is not is not shown.
-//! - `membership`, `heartbeat`, `commits`, `admin`: the requests, translated from and to the protocol.
+//! - `membership`, `heartbeat`, `share_heartbeat`, `share_offsets`, `commits`, `admin`: the requests, translated from and to the protocol.
 //!
 //! What consumer groups survive, and why: `docs/consumer-groups.md`. Memberships of classic groups live in memory alone. After a restart of the server
 //! every member of one is told UNKNOWN_MEMBER_ID and joins again, and finds the group's committed offsets where they were.
@@ -28,11 +29,14 @@ mod membership;
 mod offset_log;
 mod offsets;
 mod registry;
+pub(crate) mod share;
+mod share_heartbeat;
+mod share_offsets;
 mod topics_view;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use alluvium_stream::Store;
 use kafka_protocol::error::ResponseError;
@@ -46,15 +50,20 @@ use live::LiveGroup;
 use member_log::MemberLog;
 use offset_log::OffsetLog;
 use registry::{Registry, Slot, now};
+use share::Shares;
 
 use crate::partition::unix_time_ms;
-use crate::state_stream::StateError;
+use crate::state_stream::{KIND_GROUP_MEMBERS, StateError};
 use crate::state_table::Corrupt;
 
 pub(crate) use consumer::GroupStates;
 pub(crate) use heartbeat::ConsumerTimes;
 pub(crate) use offsets::{Offsets, Position};
+pub(crate) use share::ShareStates;
 pub(crate) use topics_view::TopicsView;
+
+/// Catalog metadata: the id of the stream of consumer groups' members, in decimal.
+const MEMBERS_STREAM_KEY: &str = "groups/members-stream";
 
 /// The longest group id: what a protocol string with a 16-bit length can carry.
 const MAX_GROUP_ID_BYTES: usize = i16::MAX as usize;
@@ -229,8 +238,11 @@ impl Groups {
             session_timeout: config.consumer_session_timeout,
             max_members: config.max_group_members,
         };
-        let (member_log, consumer_groups) = MemberLog::open(store).await?;
-        let registry = Registry::new(rules, consumer_rules, member_log, config.max_groups);
+        let (member_log, consumer_groups) =
+            MemberLog::open::<GroupStates>(store.clone(), MEMBERS_STREAM_KEY, KIND_GROUP_MEMBERS)
+                .await?;
+        let shares = Arc::new(Shares::open(store).await?);
+        let registry = Registry::new(rules, consumer_rules, member_log, shares, config.max_groups);
         log.read(|table| registry.restore(table.groups(), consumer_groups));
         let closed = AtomicBool::new(false);
         let shared =
@@ -238,6 +250,11 @@ impl Groups {
         let task = tokio::spawn(run_timer(Arc::downgrade(&shared)));
         *shared.timer_task.lock() = Some(task);
         Ok(Groups { shared })
+    }
+
+    /// What share groups have in flight.
+    pub(crate) fn shares(&self) -> &Arc<Shares> {
+        &self.shared.registry.shares
     }
 
     /// Answer every request that waits in a group, and every later one, with COORDINATOR_NOT_AVAILABLE, and stop the timer. What was
@@ -293,20 +310,24 @@ impl Shared {
 
 /// The one timer task: sleeps until the first deadline of any group. Does not keep the coordinator alive.
 async fn run_timer(shared: Weak<Shared>) {
-    let Some((timer, interval)) =
-        shared.upgrade().map(|shared| (shared.registry.timer(), shared.config.sweep_interval))
-    else {
+    let Some((timer, shares, interval)) = shared.upgrade().map(|shared| {
+        let registry = &shared.registry;
+        (registry.timer(), Arc::clone(&registry.shares), shared.config.sweep_interval)
+    }) else {
         return;
     };
     let mut next_sweep = now() + interval;
     loop {
-        let next = timer.first().map_or(next_sweep, |first| first.min(next_sweep));
+        let first = [timer.first(), shares.deadline()].into_iter().flatten();
+        let next = first.fold(next_sweep, Instant::min);
         tokio::select! {
             () = timer.changed() => {}
+            () = shares.deadline_changed() => {}
             () = tokio::time::sleep_until(next.into()) => {}
         }
         let Some(shared) = shared.upgrade().filter(|shared| !shared.is_closed()) else { return };
         shared.registry.expire();
+        shares.expire();
         if now() >= next_sweep {
             shared.sweep(now(), unix_time_ms());
             next_sweep = now() + interval;

@@ -18,6 +18,7 @@ use super::group::{Effect, Group, Joined, Refusal, Rules, State, Synced};
 use super::live::{ClassicGroup, LiveGroup};
 use super::member_log::{Durable, MemberLog};
 use super::offset_log;
+use super::share::{ShareGroup, Shares};
 use crate::state_stream::Refused;
 
 pub(super) type JoinAnswer = Result<Joined, Refusal>;
@@ -56,6 +57,8 @@ pub(super) struct Registry {
     rules: Rules,
     consumer_rules: ConsumerRules,
     log: MemberLog,
+    /// What share groups have in flight.
+    pub(super) shares: Arc<Shares>,
     max_groups: usize,
     slots: RwLock<HashMap<Arc<str>, Arc<Slot>>>,
     timer: Arc<Timer>,
@@ -67,12 +70,14 @@ impl Registry {
         rules: Rules,
         consumer_rules: ConsumerRules,
         log: MemberLog,
+        shares: Arc<Shares>,
         max_groups: usize,
     ) -> Self {
         Self {
             rules,
             consumer_rules,
             log,
+            shares,
             max_groups,
             slots: RwLock::default(),
             timer: Arc::default(),
@@ -108,7 +113,7 @@ impl Registry {
         Some(self.insert(&mut slots, name))
     }
 
-    /// For groups that are known from the disk, those with offsets and consumer groups: not subject to the bound, since they exist already.
+    /// For groups that are known from the disk, those with offsets, consumer groups and share groups: not subject to the bound, since they exist already.
     pub(super) fn restore<'a>(
         &self,
         with_offsets: impl Iterator<Item = &'a str>,
@@ -125,6 +130,13 @@ impl Registry {
             };
             slot.live.lock().group = self.new_consumer(state, now());
             self.change(&slot, |_, _| ());
+        }
+        for name in self.shares.groups() {
+            let slot = match slots.get(&name) {
+                Some(slot) => Arc::clone(slot),
+                None => self.insert(&mut slots, &name),
+            };
+            slot.live.lock().group = LiveGroup::Share(ShareGroup::new(now()));
         }
     }
 
@@ -212,6 +224,7 @@ impl Registry {
                 members = match &live.group {
                     LiveGroup::Classic(group) => group.member_count(),
                     LiveGroup::Consumer(group) => group.state().members.len(),
+                    LiveGroup::Share(group) => group.members().len(),
                 },
                 state = live.group.state_name(),
                 "new generation"
@@ -245,12 +258,31 @@ impl Registry {
             *group = self.new_consumer(GroupState::default(), now);
         }
         match group {
-            LiveGroup::Classic(_) => None,
+            LiveGroup::Classic(_) | LiveGroup::Share(_) => None,
             LiveGroup::Consumer(group) => Some(group),
         }
     }
 
-    /// Make a consumer group without members a classic one, and put that in line; a classic one stays what it is.
+    /// The share group in a slot, for an event; a classic group without members becomes one if `convert` says so.
+    pub(super) fn share<'a>(
+        group: &'a mut LiveGroup,
+        convert: bool,
+        now: Instant,
+    ) -> Option<&'a mut ShareGroup> {
+        if let LiveGroup::Classic(classic) = group
+            && convert
+            && classic.state() == State::Empty
+        {
+            *group = LiveGroup::Share(ShareGroup::new(now));
+        }
+        match group {
+            LiveGroup::Classic(_) | LiveGroup::Consumer(_) => None,
+            LiveGroup::Share(group) => Some(group),
+        }
+    }
+
+    /// Make a consumer group without members a classic one, and put that in line; a classic one stays what it is. A share group has to have neither members nor
+    /// share partitions.
     ///
     /// # Errors
     /// INCONSISTENT_GROUP_PROTOCOL as long as it has members; a log that takes nothing now.
@@ -272,6 +304,12 @@ impl Registry {
                 let record = consumer::encode_deletion(&slot.name);
                 // Nobody waits for it: before it is durable there is a consumer group without members.
                 drop(self.log.append(record).map_err(offset_log::Refused::Stream)?);
+            }
+            *group = LiveGroup::Classic(Group::new(self.rules, now));
+        }
+        if let LiveGroup::Share(share) = group {
+            if !share.is_empty() || self.shares.has_group(&slot.name) {
+                return Err(ResponseError::InconsistentGroupProtocol.into());
             }
             *group = LiveGroup::Classic(Group::new(self.rules, now));
         }
@@ -329,6 +367,12 @@ impl Registry {
                         dropped(&slot, &member, why);
                     }
                 }
+                LiveGroup::Share(group) => {
+                    for member in group.tick(now) {
+                        dropped(&slot, &member, "its session timed out");
+                        self.shares.member_gone(&slot.name, &member);
+                    }
+                }
             });
         }
     }
@@ -350,39 +394,45 @@ fn dropped(slot: &Slot, member: &str, why: &str) {
     tracing::info!(group = &*slot.name, member, "a member was removed: {why}");
 }
 
-/// The generation of a classic group, the group epoch of a consumer group.
+/// The generation of a classic group, the group epoch of another.
 fn epoch(group: &LiveGroup) -> i32 {
     match group {
         LiveGroup::Classic(group) => group.generation(),
         LiveGroup::Consumer(group) => group.state().epoch,
+        LiveGroup::Share(group) => group.epoch(),
     }
 }
 
-/// When which group has something to expire: one entry for each group that has a deadline. Members' heartbeats only move
+/// When which group, or share partition, has something to expire: one entry for each that has a deadline. Members' heartbeats only move
 /// deadlines to later, so they leave the entry as it is; it comes up early, and is put where it belongs then.
-#[derive(Default)]
-pub(super) struct Timer {
-    entries: Mutex<BTreeSet<(Instant, Arc<str>)>>,
+pub(super) struct Timer<K = Arc<str>> {
+    entries: Mutex<BTreeSet<(Instant, K)>>,
     /// The first entry came earlier than it was, or the coordinator closes.
     changed: Notify,
 }
 
-impl Timer {
-    fn move_entry(&self, name: &Arc<str>, from: Option<Instant>, to: Option<Instant>) {
+impl<K> Default for Timer<K> {
+    fn default() -> Self {
+        Self { entries: Mutex::default(), changed: Notify::default() }
+    }
+}
+
+impl<K: Clone + Ord> Timer<K> {
+    pub(super) fn move_entry(&self, name: &K, from: Option<Instant>, to: Option<Instant>) {
         let mut entries = self.entries.lock();
         let first_before = entries.first().map(|(at, _)| *at);
         if let Some(from) = from {
-            entries.remove(&(from, Arc::clone(name)));
+            entries.remove(&(from, name.clone()));
         }
         if let Some(to) = to {
-            entries.insert((to, Arc::clone(name)));
+            entries.insert((to, name.clone()));
             if first_before.is_none_or(|first| to < first) {
                 self.changed.notify_one();
             }
         }
     }
 
-    fn take_due(&self, now: Instant) -> Vec<Arc<str>> {
+    pub(super) fn take_due(&self, now: Instant) -> Vec<K> {
         let mut due = Vec::new();
         let mut entries = self.entries.lock();
         while entries.first().is_some_and(|(at, _)| *at <= now) {

@@ -67,6 +67,11 @@ impl Peer {
         Self { listener, ip, host: StrBytes::from_string(format!("/{ip}")), session }
     }
 
+    /// Tells it from every other connection that is open.
+    pub(crate) fn connection(&self) -> usize {
+        std::ptr::from_ref(self).addr()
+    }
+
     /// Who it is; `None` if it has not logged in yet.
     pub(crate) fn principal(&self) -> Option<Principal> {
         self.session.lock().principal.clone()

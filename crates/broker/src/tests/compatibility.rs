@@ -57,6 +57,7 @@ const NOTES: &[(&str, &str)] = &[
         "ConsumerGroupHeartbeat",
         "A group changes between this protocol and the classic one while it has no members. Racks are remembered, not heeded. See consumer-groups.md.",
     ),
+    ("ShareGroupHeartbeat", "See share-groups.md."),
 ];
 
 /// Why others are not served.
@@ -78,10 +79,6 @@ const ABSENT: &[(&str, &str)] = &[
         "No metrics of clients are collected; Kafka announces it only with a plugin that does.",
     ),
     ("PushTelemetry", "As GetTelemetrySubscriptions."),
-    ("ShareGroupHeartbeat", "Share groups (KIP-932) come after consumer groups."),
-    ("ShareGroupDescribe", "As ShareGroupHeartbeat."),
-    ("ShareFetch", "As ShareGroupHeartbeat."),
-    ("ShareAcknowledge", "As ShareGroupHeartbeat."),
     (
         "AddRaftVoter",
         "The catalog is the server's own: there are no controllers that could come and go.",
@@ -97,9 +94,6 @@ const ABSENT: &[(&str, &str)] = &[
         "Kafka Streams uses classic groups unless it is told otherwise (KIP-1071).",
     ),
     ("StreamsGroupDescribe", "As StreamsGroupHeartbeat."),
-    ("DescribeShareGroupOffsets", "As ShareGroupHeartbeat."),
-    ("AlterShareGroupOffsets", "As ShareGroupHeartbeat."),
-    ("DeleteShareGroupOffsets", "As ShareGroupHeartbeat."),
 ];
 
 const HEAD: &str = "# What of Kafka's protocol is served

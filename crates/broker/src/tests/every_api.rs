@@ -22,6 +22,11 @@ fn expected_errors(key: ApiKey, version: i16) -> Vec<i16> {
         ApiKey::AddOffsetsToTxn | ApiKey::EndTxn | ApiKey::TxnOffsetCommit => vec![49],
         ApiKey::DescribeTransactions => vec![105],
         ApiKey::ConsumerGroupHeartbeat | ApiKey::ConsumerGroupDescribe => vec![69],
+        ApiKey::ShareGroupHeartbeat | ApiKey::ShareGroupDescribe => vec![69],
+        ApiKey::DescribeShareGroupOffsets | ApiKey::DeleteShareGroupOffsets => vec![69],
+        // Nor does the session; and a fetch makes no group.
+        ApiKey::ShareAcknowledge => vec![122],
+        ApiKey::ShareFetch => vec![0, 3, 0],
         ApiKey::DeleteTopics if version >= 6 => vec![0, 100],
         ApiKey::DeleteRecords => vec![0, 3],
         ApiKey::AlterReplicaLogDirs => vec![0, 3, 57],

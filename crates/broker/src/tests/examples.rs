@@ -3,6 +3,7 @@
 mod admin;
 mod groups;
 mod security;
+pub(crate) mod share;
 mod transactions;
 
 use bytes::{Bytes, BytesMut};
@@ -400,6 +401,7 @@ fn body(key: ApiKey, version: i16, world: &World) -> Bytes {
             encode(&request, version)
         }
         other => groups::body(other, version, world)
+            .or_else(|| share::body(other, version, world))
             .or_else(|| transactions::body(other, version, world))
             .or_else(|| admin::body(other, version, world))
             .or_else(|| security::body(other, version, world))
@@ -468,6 +470,15 @@ macro_rules! for_request_of {
             ApiKey::ListConfigResources => $call::<ListConfigResourcesRequest>($($arg),*),
             ApiKey::ConsumerGroupHeartbeat => $call::<ConsumerGroupHeartbeatRequest>($($arg),*),
             ApiKey::ConsumerGroupDescribe => $call::<ConsumerGroupDescribeRequest>($($arg),*),
+            ApiKey::ShareGroupHeartbeat => $call::<ShareGroupHeartbeatRequest>($($arg),*),
+            ApiKey::ShareGroupDescribe => $call::<ShareGroupDescribeRequest>($($arg),*),
+            ApiKey::ShareFetch => $call::<crate::wire::share::ShareFetch>($($arg),*),
+            ApiKey::ShareAcknowledge => $call::<crate::wire::share::ShareAcknowledge>($($arg),*),
+            ApiKey::DescribeShareGroupOffsets => {
+                $call::<crate::wire::share::DescribeShareOffsets>($($arg),*)
+            }
+            ApiKey::AlterShareGroupOffsets => $call::<AlterShareGroupOffsetsRequest>($($arg),*),
+            ApiKey::DeleteShareGroupOffsets => $call::<DeleteShareGroupOffsetsRequest>($($arg),*),
             other => panic!("no example of {other:?}"),
         }
     };

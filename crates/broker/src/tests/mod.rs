@@ -19,4 +19,5 @@ mod quotas;
 mod restarting;
 mod retention;
 mod secured;
+mod shares;
 mod transactions;

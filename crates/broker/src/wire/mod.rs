@@ -6,6 +6,7 @@ use std::hash::Hash;
 pub(crate) mod fetch_response;
 pub(crate) mod response;
 pub(crate) mod shape;
+pub(crate) mod share;
 
 /// Elements of a request, without those whose key has come before. What is answered with more than it takes to ask for is to be
 /// answered once: else a small request could have a response of any size.

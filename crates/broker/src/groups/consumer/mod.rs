@@ -81,9 +81,9 @@ pub(super) struct Answer {
 
 /// Why a request was refused; nothing has changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Fault {
-    pub(super) error: ResponseError,
-    pub(super) message: String,
+pub(crate) struct Fault {
+    pub(crate) error: ResponseError,
+    pub(crate) message: String,
 }
 
 impl Fault {

@@ -104,3 +104,68 @@ pub(crate) const CONSUMER_GROUP_HEARTBEAT: Shape = shape(
 
 pub(crate) const CONSUMER_GROUP_DESCRIBE: Shape =
     shape(0, &[Field(0, MAX, Values(&Text)), Field(0, MAX, BOOL)]);
+
+pub(crate) const SHARE_GROUP_HEARTBEAT: Shape = shape(
+    0,
+    &[
+        Field(0, MAX, Text),
+        Field(0, MAX, Text),
+        Field(0, MAX, INT32),
+        Field(0, MAX, Text),
+        Field(0, MAX, Values(&Text)),
+    ],
+);
+
+pub(crate) const SHARE_GROUP_DESCRIBE: Shape =
+    shape(0, &[Field(0, MAX, Values(&Text)), Field(0, MAX, BOOL)]);
+
+const ACKNOWLEDGED_BATCH: Struct =
+    plain(&[Field(0, MAX, INT64), Field(0, MAX, INT64), Field(0, MAX, Values(&INT8))]);
+const ACKNOWLEDGED_PARTITION: Struct =
+    plain(&[Field(0, MAX, INT32), Field(0, MAX, Structs(&ACKNOWLEDGED_BATCH))]);
+const ACKNOWLEDGED_TOPIC: Struct =
+    plain(&[Field(0, MAX, UUID), Field(0, MAX, Structs(&ACKNOWLEDGED_PARTITION))]);
+pub(crate) const SHARE_FETCH: Shape = shape(
+    0,
+    &[
+        Field(0, MAX, Text),
+        Field(0, MAX, Text),
+        Field(0, MAX, INT32),
+        Field(0, MAX, INT32),
+        Field(0, MAX, INT32),
+        Field(0, MAX, INT32),
+        Field(1, MAX, INT32),
+        Field(1, MAX, INT32),
+        Field(2, MAX, INT8),
+        Field(2, MAX, BOOL),
+        Field(0, MAX, Structs(&ACKNOWLEDGED_TOPIC)),
+        Field(0, MAX, Structs(&OWNED_TOPIC)),
+    ],
+);
+
+pub(crate) const SHARE_ACKNOWLEDGE: Shape = shape(
+    0,
+    &[
+        Field(0, MAX, Text),
+        Field(0, MAX, Text),
+        Field(0, MAX, INT32),
+        Field(2, MAX, BOOL),
+        Field(0, MAX, Structs(&ACKNOWLEDGED_TOPIC)),
+    ],
+);
+
+const DESCRIBED_SHARE_TOPIC: Struct = plain(&[Field(0, MAX, Text), Field(0, MAX, Values(&INT32))]);
+const DESCRIBED_SHARE_GROUP: Struct =
+    plain(&[Field(0, MAX, Text), Field(0, MAX, Structs(&DESCRIBED_SHARE_TOPIC))]);
+pub(crate) const DESCRIBE_SHARE_GROUP_OFFSETS: Shape =
+    shape(0, &[Field(0, MAX, Structs(&DESCRIBED_SHARE_GROUP))]);
+
+const ALTERED_SHARE_PARTITION: Struct = plain(&[Field(0, MAX, INT32), Field(0, MAX, INT64)]);
+const ALTERED_SHARE_TOPIC: Struct =
+    plain(&[Field(0, MAX, Text), Field(0, MAX, Structs(&ALTERED_SHARE_PARTITION))]);
+pub(crate) const ALTER_SHARE_GROUP_OFFSETS: Shape =
+    shape(0, &[Field(0, MAX, Text), Field(0, MAX, Structs(&ALTERED_SHARE_TOPIC))]);
+
+const DELETED_SHARE_TOPIC: Struct = plain(&[Field(0, MAX, Text)]);
+pub(crate) const DELETE_SHARE_GROUP_OFFSETS: Shape =
+    shape(0, &[Field(0, MAX, Text), Field(0, MAX, Structs(&DELETED_SHARE_TOPIC))]);

@@ -1,0 +1,325 @@
+//! ShareGroupHeartbeat, ShareGroupDescribe and ShareAcknowledge; and what ShareFetch shares with the last one.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use alluvium_stream::StreamOffset;
+use bytes::Bytes;
+use kafka_protocol::messages::share_acknowledge_response::{
+    LeaderIdAndEpoch, PartitionData, ShareAcknowledgeTopicResponse,
+};
+use kafka_protocol::messages::{
+    GroupId, ShareAcknowledgeResponse, ShareGroupDescribeRequest, ShareGroupDescribeResponse,
+    ShareGroupHeartbeatRequest, ShareGroupHeartbeatResponse, share_group_describe_response,
+};
+use kafka_protocol::protocol::StrBytes;
+use tokio::time::{Instant, timeout_at};
+
+use super::{Answer, Context, Refused};
+use crate::errors::ApiError;
+use crate::groups::share::{
+    self, Ack, AckKind, NotTaken, Return, ShareRules, ShareSession, TopicPartition,
+};
+use crate::partition::{LEADER_EPOCH, Partition};
+use crate::security::{Operation, Resource};
+use crate::state_stream;
+use crate::topics::TopicRef;
+use crate::wire::share::{ShareAcknowledge, ShareAcknowledged};
+
+/// The longest member id.
+const MAX_MEMBER_ID_BYTES: usize = 1024;
+
+pub(super) async fn heartbeat(
+    cx: &Context,
+    request: ShareGroupHeartbeatRequest,
+) -> ShareGroupHeartbeatResponse {
+    let mut code = cx.group_code(Operation::Read, &request.group_id);
+    let names = request.subscribed_topic_names.iter().flatten();
+    if code == 0
+        && let Some(Err(error)) = names
+            .map(|name| cx.authorize(Operation::Describe, Resource::Topic(name)))
+            .find(Result::is_err)
+    {
+        code = error.code();
+    }
+    if code != 0 {
+        return ShareGroupHeartbeatResponse::default().with_error_code(code);
+    }
+    let time = |name| cx.server.configs.group_time(&request.group_id, name);
+    let session_timeout = time("share.session.timeout.ms");
+    let interval = time("share.heartbeat.interval.ms");
+    let topics = cx.server.topics.view();
+    let groups = &cx.server.groups;
+    groups.share_heartbeat(cx.client.clone(), request, session_timeout, interval, &topics).await
+}
+
+pub(super) async fn describe(
+    cx: &Context,
+    mut request: ShareGroupDescribeRequest,
+) -> ShareGroupDescribeResponse {
+    let with_operations = request.include_authorized_operations;
+    let refused = cx.take_refused(Operation::Describe, &mut request.group_ids);
+    let topics = cx.server.topics.view();
+    let mut response = cx.server.groups.share_describe(request, &topics).await;
+    if with_operations && cx.server.authorizer.is_some() {
+        for group in &mut response.groups {
+            let operations = cx.authorized_operations(Resource::Group(&group.group_id));
+            group.authorized_operations = operations;
+        }
+    }
+    response.groups.extend(refused.into_iter().map(|(group, code)| {
+        share_group_describe_response::DescribedGroup::default()
+            .with_group_id(group)
+            .with_error_code(code)
+    }));
+    response
+}
+
+/// Answered when what was acknowledged is durable.
+pub(super) async fn acknowledge(cx: Context, body: Bytes) -> Result<Answer, Refused> {
+    let mut response = acknowledged(&cx, cx.decode(body)?).await;
+    response.body.throttle_time_ms = cx.throttle_ms();
+    cx.reply(&response)
+}
+
+async fn acknowledged(cx: &Context, request: ShareAcknowledge) -> ShareAcknowledged {
+    let body = request.body;
+    let failed = |error: ApiError| ShareAcknowledged {
+        body: ShareAcknowledgeResponse::default()
+            .with_error_code(error.code())
+            .with_error_message(error.message()),
+        acquisition_lock_timeout_ms: 0,
+    };
+    let member = match Member::new(cx, body.group_id.as_ref(), body.member_id.as_ref()) {
+        Ok(member) => member,
+        Err(error) => return failed(error),
+    };
+    let sessions = &cx.server.groups.shares().sessions;
+    let step = match sessions.acknowledge(&member.session, body.share_session_epoch) {
+        Ok(step) => step,
+        Err(error) => return failed(error),
+    };
+    let mut acks = Acks::new(request.is_renew_ack);
+    for topic in &body.topics {
+        for partition in &topic.partitions {
+            let of = (topic.topic_id, partition.partition_index);
+            let batches = partition.acknowledgement_batches.iter().map(|batch| {
+                (batch.first_offset, batch.last_offset, batch.acknowledge_types.as_slice())
+            });
+            acks.take(cx, &member, of, batches).await;
+        }
+    }
+    member.ended(cx, step);
+    let mut topics: Vec<ShareAcknowledgeTopicResponse> = Vec::new();
+    let leader = LeaderIdAndEpoch::default()
+        .with_leader_id(cx.server.node.id)
+        .with_leader_epoch(LEADER_EPOCH);
+    for (topic, index, error) in acks.outcomes().await {
+        let (code, message) = told(error.as_ref());
+        let partition = PartitionData::default()
+            .with_partition_index(index)
+            .with_error_code(code)
+            .with_error_message(message)
+            .with_current_leader(leader.clone());
+        match topics.last_mut().filter(|last| last.topic_id == topic) {
+            Some(last) => last.partitions.push(partition),
+            None => topics.push(
+                ShareAcknowledgeTopicResponse::default()
+                    .with_topic_id(topic)
+                    .with_partitions(vec![partition]),
+            ),
+        }
+    }
+    ShareAcknowledged {
+        body: ShareAcknowledgeResponse::default().with_responses(topics),
+        acquisition_lock_timeout_ms: member.lock_timeout_ms(),
+    }
+}
+
+/// Code and message of an error, or of none.
+pub(super) fn told(error: Option<&ApiError>) -> (i16, Option<StrBytes>) {
+    (error.map_or(0, ApiError::code), error.and_then(ApiError::message))
+}
+
+/// Who sends a ShareFetch or a ShareAcknowledge.
+pub(super) struct Member {
+    pub(super) session: ShareSession,
+    pub(super) rules: ShareRules,
+}
+
+impl Member {
+    /// Whether it is a member, as heartbeats have it, is not asked, as in Kafka: it may have to join again after a restart of the server, and goes on
+    /// meanwhile.
+    ///
+    /// # Errors
+    /// It may not read with the group; it does not say who it is.
+    pub(super) fn new(
+        cx: &Context,
+        group: Option<&GroupId>,
+        member: Option<&StrBytes>,
+    ) -> Result<Self, ApiError> {
+        let group = group.map_or("", |group| group.as_str());
+        let member = member.map_or("", StrBytes::as_str);
+        cx.authorize(Operation::Read, Resource::Group(group))?;
+        if group.is_empty() || member.is_empty() || member.len() > MAX_MEMBER_ID_BYTES {
+            return Err(ApiError::InvalidRequest(format!(
+                "a share group and a member id of at most {MAX_MEMBER_ID_BYTES} bytes must be named"
+            )));
+        }
+        let rules = cx.server.configs.share_rules(group);
+        let session = ShareSession { group: group.into(), member: member.into() };
+        Ok(Self { session, rules })
+    }
+
+    pub(super) fn lock_timeout_ms(&self) -> i32 {
+        i32::try_from(self.rules.lock_duration.as_millis()).unwrap_or(i32::MAX)
+    }
+
+    /// The partition, if the client may read it.
+    pub(super) fn partition(
+        cx: &Context,
+        (topic, index): TopicPartition,
+    ) -> Result<Arc<Partition>, ApiError> {
+        let topic = cx.topic(Operation::Read, &TopicRef::Id(topic))?;
+        topic.partition(index).cloned().ok_or(ApiError::UnknownTopicOrPartition)
+    }
+
+    /// What it has not acknowledged when its session ends goes back.
+    pub(super) fn ended(&self, cx: &Context, step: share::Step) {
+        let shares = cx.server.groups.shares();
+        if step == share::Step::Ended {
+            shares.release(&self.session.group, &self.session.member, Return::Unused);
+        }
+        let sessions = i64::try_from(shares.sessions.len()).unwrap_or(i64::MAX);
+        cx.server.metrics.share_sessions.set(sessions);
+    }
+}
+
+type Outcome = Result<Option<share::Durable>, ApiError>;
+
+/// The acknowledgements of a request.
+pub(super) struct Acks {
+    is_renew_ack: bool,
+    /// In the order in which they came.
+    outcomes: Vec<(TopicPartition, Outcome)>,
+    places: HashMap<TopicPartition, usize>,
+}
+
+impl Acks {
+    pub(super) fn new(is_renew_ack: bool) -> Self {
+        Self { is_renew_ack, outcomes: Vec::new(), places: HashMap::new() }
+    }
+
+    /// Take those of a partition, all or none of them: first and last offset, and types.
+    pub(super) async fn take<'a>(
+        &mut self,
+        cx: &Context,
+        member: &Member,
+        of: TopicPartition,
+        batches: impl Iterator<Item = (i64, i64, &'a [i8])>,
+    ) {
+        let outcome = match self.parse(&member.rules, batches) {
+            _ if self.places.contains_key(&of) => {
+                Err(ApiError::InvalidRequest("a partition is named more than once".into()))
+            }
+            Ok(acks) => put_in_line(cx, member, of, &acks).await,
+            Err(error) => Err(error),
+        };
+        if let Err(error) = &outcome {
+            tracing::debug!(topic = %of.0, partition = of.1, %error, "acknowledgements refused");
+            cx.server.metrics.error(error);
+        }
+        match self.places.get(&of) {
+            Some(place) => self.outcomes[*place].1 = outcome,
+            None => {
+                self.places.insert(of, self.outcomes.len());
+                self.outcomes.push((of, outcome));
+            }
+        }
+    }
+
+    /// # Errors
+    /// INVALID_REQUEST: batches out of order, or with as many types as they have not records; unknown types.
+    fn parse<'a>(
+        &self,
+        rules: &ShareRules,
+        batches: impl Iterator<Item = (i64, i64, &'a [i8])>,
+    ) -> Result<Vec<Ack>, ApiError> {
+        let invalid = |what: &str| ApiError::InvalidRequest(what.to_owned());
+        let mut acks: Vec<Ack> = Vec::new();
+        let mut next = 0;
+        for (first, last, types) in batches {
+            if first < next || last < first || last == i64::MAX {
+                return Err(invalid("acknowledgements are not in the order of their offsets"));
+            }
+            next = last + 1;
+            let records = next - first;
+            let is_one_for_all = types.len() == 1;
+            if !is_one_for_all && i64::try_from(types.len()) != Ok(records) {
+                return Err(invalid("a batch has one acknowledgement, or one for each record"));
+            }
+            for (number, at) in types.iter().zip(first..) {
+                let kind = AckKind::from_number(*number)
+                    .ok_or_else(|| invalid("an unknown type of acknowledgement"))?;
+                if kind == AckKind::Renew && !(self.is_renew_ack && rules.may_renew) {
+                    return Err(invalid(
+                        "records are renewed without saying so, or where the group's settings forbid it",
+                    ));
+                }
+                let to = if is_one_for_all { next } else { at + 1 };
+                let (from, to) = (offset(at), offset(to));
+                match acks.last_mut().filter(|last| last.to == from && last.kind == kind) {
+                    Some(last) => last.to = to,
+                    None => acks.push(Ack { from, to, kind }),
+                }
+            }
+        }
+        Ok(acks)
+    }
+
+    /// When all is durable: what became of each.
+    pub(super) async fn outcomes(self) -> Vec<(uuid::Uuid, i32, Option<ApiError>)> {
+        let mut outcomes = Vec::with_capacity(self.outcomes.len());
+        for ((topic, index), outcome) in self.outcomes {
+            let outcome = match outcome {
+                Ok(record) => share::durable(record).await,
+                Err(error) => Err(error),
+            };
+            outcomes.push((topic, index, outcome.err()));
+        }
+        outcomes
+    }
+}
+
+/// Offsets were found to be positive.
+fn offset(offset: i64) -> StreamOffset {
+    StreamOffset(offset.unsigned_abs())
+}
+
+/// Waits for room in the log, for a while.
+async fn put_in_line(cx: &Context, member: &Member, of: TopicPartition, acks: &[Ack]) -> Outcome {
+    let partition = Member::partition(cx, of)?;
+    let shares = cx.server.groups.shares();
+    let ShareSession { group, member: id } = &member.session;
+    let slot = shares.get(group, of).ok_or(ApiError::InvalidRecordState)?;
+    let give_up_at = Instant::now() + cx.server.config.groups.room_timeout;
+    loop {
+        let log_start = partition.stream.start_offset();
+        match shares.acknowledge(&slot, &member.rules, log_start, id, acks) {
+            Ok(record) => {
+                for Ack { from, to, kind } in acks {
+                    cx.server.metrics.share_acknowledged(*kind, to.0 - from.0);
+                }
+                return Ok(record);
+            }
+            Err(NotTaken::NotAcquired | NotTaken::Gone) => {
+                return Err(ApiError::InvalidRecordState);
+            }
+            Err(NotTaken::Log(refused @ state_stream::Refused::NoRoom)) => {
+                let room = timeout_at(give_up_at, shares.room()).await;
+                room.map_err(|_| share::refused(refused))?;
+            }
+            Err(NotTaken::Log(refused)) => return Err(share::refused(refused)),
+        }
+    }
+}

@@ -1,0 +1,400 @@
+//! ShareFetch: takes acknowledgements, and hands out records of many partitions to one member, waiting until there are some.
+//!
+//! Batches stay the bytes that the producer sent. Which of their records the member has is said beside them, so batches that several members
+//! share go to each as a whole.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use alluvium_stream::{StreamOffset, Watch};
+use bytes::Bytes;
+use kafka_protocol::messages::share_fetch_response::AcquiredRecords;
+use tokio::sync::{Notify, OwnedSemaphorePermit};
+use tokio::time::{Instant, sleep_until};
+use uuid::Uuid;
+
+use super::share::{Acks, Member, told};
+use super::{Answer, Context, Refused, fetch, list_offsets};
+use crate::batch::BatchHeader;
+use crate::configs::group::ShareStart;
+use crate::errors::ApiError;
+use crate::groups::share::{Acquired, Found, Slot, Step, TopicPartition, Wanted};
+use crate::partition::{LEADER_EPOCH, Partition, unix_time_ms};
+use crate::quotas::Bound;
+use crate::sessions::{Key, Want};
+use crate::topics::TopicRef;
+use crate::wire::share::{FetchedPartition, ShareFetch, ShareFetched};
+
+/// How much of a partition is read at once. A member gets a few hundred records in one answer, so more would be read for nothing.
+const PARTITION_BYTES: i32 = 1 << 20;
+
+/// Records are handed out one by one, not by batches.
+const RECORD_LIMIT: i8 = 1;
+
+/// What a partition gives.
+#[derive(Default)]
+struct Given {
+    error: Option<ApiError>,
+    /// A code that another has made of an error.
+    error_code: i16,
+    records: Vec<Bytes>,
+    acquired: Vec<Acquired>,
+}
+
+pub(super) async fn handle(cx: Context, body: Bytes) -> Result<Answer, Refused> {
+    let request: ShareFetch = cx.decode(body)?;
+    let mut budgets = Vec::new();
+    let response = match answer(&cx, request, &mut budgets).await {
+        Ok(response) => response,
+        Err(error) => {
+            tracing::debug!(%error, "share fetch refused");
+            cx.server.metrics.error(&error);
+            let (error_code, error_message) = told(Some(&error));
+            ShareFetched { error_code, error_message, ..ShareFetched::default() }
+        }
+    };
+    let mut response = response.encode(cx.correlation_id, (cx.server.node.id, LEADER_EPOCH))?;
+    response.budgets = budgets;
+    Ok(Answer::Ready(response))
+}
+
+async fn answer(
+    cx: &Context,
+    request: ShareFetch,
+    budgets: &mut Vec<OwnedSemaphorePermit>,
+) -> Result<ShareFetched, ApiError> {
+    let ShareFetch { body, acquire_mode, is_renew_ack } = request;
+    let member = Member::new(cx, body.group_id.as_ref(), body.member_id.as_ref())?;
+    let mut added = Vec::new();
+    let mut acknowledged = Vec::new();
+    for topic in &body.topics {
+        for partition in &topic.partitions {
+            let of = (topic.topic_id, partition.partition_index);
+            added.push(of);
+            if !partition.acknowledgement_batches.is_empty() {
+                acknowledged.push((of, &partition.acknowledgement_batches));
+            }
+        }
+    }
+    if body.share_session_epoch == 0 && !acknowledged.is_empty() {
+        let reason = "a session does not begin with acknowledgements";
+        return Err(ApiError::InvalidRequest(reason.into()));
+    }
+    let wants_nothing = body.max_bytes <= 0 || body.max_records <= 0;
+    if is_renew_ack && !wants_nothing {
+        let reason = "who renews records wants no others";
+        return Err(ApiError::InvalidRequest(reason.into()));
+    }
+    let forgotten = body.forgotten_topics_data.iter();
+    let forgotten: Vec<TopicPartition> =
+        forgotten.flat_map(|t| t.partitions.iter().map(|p| (t.topic_id, *p))).collect();
+    let (step, partitions) = cx.server.groups.shares().sessions.fetch(
+        &member.session,
+        body.share_session_epoch,
+        cx.peer.connection(),
+        &added,
+        &forgotten,
+    )?;
+
+    let mut acks = Acks::new(is_renew_ack);
+    for (of, batches) in acknowledged {
+        let batches = batches.iter().map(|batch| {
+            (batch.first_offset, batch.last_offset, batch.acknowledge_types.as_slice())
+        });
+        acks.take(cx, &member, of, batches).await;
+    }
+    member.ended(cx, step);
+    let mut given = BTreeMap::new();
+    if step != Step::Ended && !wants_nothing {
+        cx.wait_for_quota(Bound::Fetched).await;
+        let limits = Limits {
+            max_bytes: usize::try_from(body.max_bytes)
+                .unwrap_or(0)
+                .min(cx.server.config.max_fetch_bytes as usize),
+            max_wait: Duration::from_millis(body.max_wait_ms.max(0) as u64)
+                .min(cx.server.config.idle_timeout),
+            waits: body.min_bytes > 0,
+            max_records: u64::try_from(body.max_records).unwrap_or(0),
+            is_exact: acquire_mode == RECORD_LIMIT,
+            batch_records: u64::try_from(body.batch_size).unwrap_or(0),
+        };
+        given = hand_out(cx, &member, &partitions, limits, budgets).await;
+        let served = given.iter().filter(|(_, given)| !given.acquired.is_empty());
+        let served: Vec<TopicPartition> = served.map(|(of, _)| *of).collect();
+        cx.server.groups.shares().sessions.served(&member.session, &served);
+    }
+    let bytes: usize = given.values().flat_map(|given| &given.records).map(Bytes::len).sum();
+    cx.charge(Bound::Fetched, bytes as f64);
+    cx.server.metrics.fetched_bytes.inc_by(bytes as u64);
+
+    // Who begins a session is told of all partitions of it.
+    if step == Step::Begun {
+        for of in partitions {
+            given.entry(of).or_default();
+        }
+    }
+    let mut topics: BTreeMap<Uuid, BTreeMap<i32, FetchedPartition>> = BTreeMap::new();
+    for ((topic, index), given) in given {
+        topics.entry(topic).or_default().insert(index, given.told(index));
+    }
+    for (topic, index, error) in acks.outcomes().await {
+        let partitions = topics.entry(topic).or_default();
+        let partition = partitions
+            .entry(index)
+            .or_insert_with(|| FetchedPartition { index, ..FetchedPartition::default() });
+        (partition.acknowledge_error_code, partition.acknowledge_error_message) =
+            told(error.as_ref());
+    }
+    let topics = topics.into_iter().map(|(id, all)| (id, all.into_values().collect()));
+    Ok(ShareFetched {
+        throttle_time_ms: cx.throttle_ms(),
+        acquisition_lock_timeout_ms: member.lock_timeout_ms(),
+        topics: topics.collect(),
+        ..ShareFetched::default()
+    })
+}
+
+impl Given {
+    fn failed(error: ApiError) -> Self {
+        Self { error: Some(error), ..Self::default() }
+    }
+
+    fn told(self, index: i32) -> FetchedPartition {
+        let (code, error_message) = told(self.error.as_ref());
+        let acquired = self.acquired.into_iter().map(|Acquired { from, to, deliveries }| {
+            AcquiredRecords::default()
+                .with_first_offset(i64::try_from(from.0).unwrap_or(i64::MAX))
+                .with_last_offset(i64::try_from(to.0 - 1).unwrap_or(i64::MAX))
+                .with_delivery_count(i16::try_from(deliveries).unwrap_or(i16::MAX))
+        });
+        FetchedPartition {
+            index,
+            error_code: if code == 0 { self.error_code } else { code },
+            error_message,
+            records: self.records,
+            acquired: acquired.collect(),
+            ..FetchedPartition::default()
+        }
+    }
+}
+
+/// How much a member wants, and how long it waits.
+#[derive(Clone, Copy)]
+struct Limits {
+    max_bytes: usize,
+    max_wait: Duration,
+    waits: bool,
+    max_records: u64,
+    is_exact: bool,
+    batch_records: u64,
+}
+
+/// A share partition of which there may be something to be had.
+struct Source {
+    of: TopicPartition,
+    slot: Arc<Slot>,
+    from: StreamOffset,
+}
+
+/// Acquire records, waiting for some.
+async fn hand_out(
+    cx: &Context,
+    member: &Member,
+    partitions: &[TopicPartition],
+    limits: Limits,
+    budgets: &mut Vec<OwnedSemaphorePermit>,
+) -> BTreeMap<TopicPartition, Given> {
+    let mut given = BTreeMap::new();
+    let mut readable = Vec::new();
+    for of in partitions {
+        match begin(cx, member, *of).await {
+            Ok((partition, slot)) => readable.push((*of, partition, slot)),
+            Err(error) => {
+                cx.server.metrics.error(&error);
+                given.insert(*of, Given::failed(error));
+            }
+        }
+    }
+    let deadline = Instant::now() + limits.max_wait;
+    let shares = cx.server.groups.shares();
+    let progress = Arc::new(Notify::new());
+    let mut watches: Option<Vec<Watch>> = None;
+    loop {
+        let read_committed = member.rules.read_committed;
+        let sources = readable.iter().filter_map(|(of, partition, slot)| {
+            let stream = &partition.stream;
+            let from = shares.next_read(slot, &member.rules, stream.start_offset())?;
+            let end = if read_committed { partition.stable_end() } else { stream.durable_end() };
+            (from < end).then(|| Source { of: *of, slot: Arc::clone(slot), from })
+        });
+        let sources: Vec<Source> = sources.collect();
+        let (progressed, is_changed) =
+            pass(cx, member, &sources, limits, deadline, &progress, &mut given, budgets).await;
+        let is_enough = !given.is_empty() || !limits.waits;
+        if is_enough || Instant::now() >= deadline {
+            return given;
+        }
+        if is_changed || progressed {
+            continue;
+        }
+        if watches.is_none() {
+            // What came before the watches began is found by looking once more.
+            let watch = |(_, partition, slot): &(_, Arc<Partition>, Arc<Slot>)| {
+                shares.watch(slot, &progress);
+                partition.stream.watch(&progress)
+            };
+            watches = Some(readable.iter().map(watch).collect());
+            continue;
+        }
+        tokio::select! {
+            () = progress.notified() => {}
+            () = sleep_until(deadline) => return given,
+            () = cx.server.stopping() => return given,
+        }
+    }
+}
+
+/// Read once, and acquire what is there. Whether there is more in memory by now; and whether something has changed, so that another read may
+/// find what this one has not.
+#[allow(clippy::too_many_arguments, reason = "it is the body of one loop")]
+async fn pass(
+    cx: &Context,
+    member: &Member,
+    sources: &[Source],
+    limits: Limits,
+    deadline: Instant,
+    progress: &Notify,
+    given: &mut BTreeMap<TopicPartition, Given>,
+    budgets: &mut Vec<OwnedSemaphorePermit>,
+) -> (bool, bool) {
+    if sources.is_empty() {
+        return (false, false);
+    }
+    let wants = sources.iter().map(|source| Want {
+        key: Key { topic: TopicRef::Id(source.of.0), partition: source.of.1 },
+        offset: i64::try_from(source.from.0).unwrap_or(i64::MAX),
+        max_bytes: PARTITION_BYTES,
+        leader_epoch: -1,
+    });
+    let wants: Vec<Want> = wants.collect();
+    let read_committed = member.rules.read_committed;
+    let (pass, progressed) =
+        fetch::read_once(cx, &wants, limits.max_bytes, read_committed, deadline, progress).await;
+    let shares = cx.server.groups.shares();
+    let mut left = limits.max_records;
+    let mut is_changed = false;
+    for (source, read) in sources.iter().zip(pass.reads) {
+        if read.told.error_code != 0 {
+            let failed = Given { error_code: read.told.error_code, ..Given::default() };
+            given.insert(source.of, failed);
+            continue;
+        }
+        if left == 0 || read.batches.is_empty() {
+            continue;
+        }
+        let found = found(&read.batches, &read.aborted);
+        let wanted = Wanted {
+            max_records: left,
+            is_exact: limits.is_exact,
+            batch_records: limits.batch_records,
+            max_in_flight: member.rules.max_in_flight,
+        };
+        let acquired = shares.acquire(
+            &source.slot,
+            &member.rules,
+            (source.from, &found),
+            &member.session.member,
+            wanted,
+        );
+        let records: u64 = acquired.iter().map(|acquired| acquired.to.0 - acquired.from.0).sum();
+        cx.server.metrics.share_acquired.inc_by(records);
+        left = left.saturating_sub(records);
+        if acquired.is_empty() {
+            // There was nothing for members, or others were faster: then it is elsewhere that the next read begins.
+            let next = shares.next_read(&source.slot, &member.rules, StreamOffset(0));
+            is_changed |= next.is_some_and(|next| next != source.from);
+            continue;
+        }
+        let batches = read.batches.into_iter().zip(&found);
+        let is_shown = |found: &Found| {
+            acquired.iter().any(|acquired| acquired.from < found.to && found.from < acquired.to)
+        };
+        let records = batches.filter(|(_, found)| is_shown(found)).map(|(batch, _)| batch);
+        let records = records.collect();
+        given.insert(source.of, Given { records, acquired, ..Given::default() });
+    }
+    if !given.is_empty() {
+        budgets.extend(pass.budgets);
+    }
+    (progressed, is_changed)
+}
+
+/// Which offsets the batches have, and whether they are for members: markers are not, nor are records of aborted transactions for a group
+/// that reads what is committed.
+fn found(batches: &[Bytes], aborted: &[(i64, i64)]) -> Vec<Found> {
+    let mut coming = aborted.to_vec();
+    coming.sort_unstable_by_key(|(_, first_offset)| std::cmp::Reverse(*first_offset));
+    // Producers in whose aborted transaction the walk is.
+    let mut open: HashMap<i64, ()> = HashMap::new();
+    let headers = batches.iter().filter_map(|batch| BatchHeader::parse(batch));
+    let found = headers.map(|header| {
+        while let Some((producer_id, first_offset)) = coming.last().copied()
+            && first_offset <= header.base_offset
+        {
+            open.insert(producer_id, ());
+            coming.pop();
+        }
+        let from = StreamOffset(header.base_offset.unsigned_abs());
+        let to = StreamOffset(from.0 + u64::from(header.offsets()));
+        let mut is_for_members = true;
+        if header.is_control() {
+            open.remove(&header.producer_id);
+            is_for_members = false;
+        } else if header.is_transactional() && open.contains_key(&header.producer_id) {
+            is_for_members = false;
+        }
+        Found { from, to, is_for_members }
+    });
+    found.collect()
+}
+
+/// The partition and its share partition. In a topic that is new to the group all partitions begin where the group's settings say; in one that has grown
+/// the new ones begin at their start.
+async fn begin(
+    cx: &Context,
+    member: &Member,
+    of: TopicPartition,
+) -> Result<(Arc<Partition>, Arc<Slot>), ApiError> {
+    let partition = Member::partition(cx, of)?;
+    let shares = cx.server.groups.shares();
+    let group = &member.session.group;
+    if let Some(slot) = shares.get(group, of) {
+        return Ok((partition, slot));
+    }
+    let start = match shares.has_topic(group, of.0) {
+        true => ShareStart::Earliest,
+        false => cx.server.configs.share_start(group),
+    };
+    let topic = cx.server.topics.by_id(of.0)?;
+    let mut starts = Vec::with_capacity(topic.partitions.len());
+    for (index, partition) in (0..).zip(&topic.partitions) {
+        let stream = &partition.stream;
+        let start = match start {
+            ShareStart::Earliest => stream.start_offset(),
+            ShareStart::Latest => stream.durable_end(),
+            ShareStart::Ago(ago) => {
+                let ago_ms = i64::try_from(ago.as_millis()).unwrap_or(i64::MAX);
+                let from_ms = unix_time_ms().saturating_sub(ago_ms).max(0);
+                let found = list_offsets::offset_of_time(cx, partition, from_ms).await?;
+                let found = found.map(|offset| StreamOffset(offset.unsigned_abs()));
+                found.unwrap_or_else(|| stream.durable_end())
+            }
+        };
+        starts.push((index, start));
+    }
+    cx.server.groups.begin_shares(group, of.0, &starts).await?;
+    // It may have been deleted since.
+    let slot = shares.get(group, of).ok_or(ApiError::UnknownTopicOrPartition)?;
+    Ok((partition, slot))
+}

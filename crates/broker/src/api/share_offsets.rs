@@ -1,0 +1,235 @@
+//! DescribeShareGroupOffsets, AlterShareGroupOffsets, DeleteShareGroupOffsets: where share groups are.
+
+use std::collections::BTreeMap;
+
+use alluvium_stream::StreamOffset;
+use kafka_protocol::messages::alter_share_group_offsets_response::{
+    AlterShareGroupOffsetsResponsePartition, AlterShareGroupOffsetsResponseTopic,
+};
+use kafka_protocol::messages::delete_share_group_offsets_response::DeleteShareGroupOffsetsResponseTopic;
+use kafka_protocol::messages::{
+    AlterShareGroupOffsetsRequest, AlterShareGroupOffsetsResponse, DeleteShareGroupOffsetsRequest,
+    DeleteShareGroupOffsetsResponse, TopicName,
+};
+use kafka_protocol::protocol::StrBytes;
+use uuid::Uuid;
+
+use super::Context;
+use super::share::told;
+use crate::errors::ApiError;
+use crate::groups::share::Described;
+use crate::partition::{LEADER_EPOCH, kafka_offset};
+use crate::security::{Operation, Resource};
+use crate::wire::once;
+use crate::wire::share::{
+    DescribeShareOffsets, DescribedGroup, DescribedPartition, DescribedShareOffsets, DescribedTopic,
+};
+
+/// Where a share group is that has not begun.
+const NOT_BEGUN: i64 = -1;
+const UNKNOWN_LAG: i64 = -1;
+
+pub(super) async fn describe(cx: &Context, request: DescribeShareOffsets) -> DescribedShareOffsets {
+    let mut groups = Vec::new();
+    for group in once(request.0.groups, |group| group.group_id.clone()) {
+        let group_id = group.group_id.0.clone();
+        let mut described = DescribedGroup { group_id, ..DescribedGroup::default() };
+        let code = cx.group_code(Operation::Describe, &group.group_id);
+        if code != 0 {
+            described.error_code = code;
+            groups.push(described);
+            continue;
+        }
+        let partitions = match cx.server.groups.share_partitions(&group.group_id).await {
+            Ok(partitions) => partitions,
+            Err(fault) => {
+                described.error_code = fault.error.code();
+                described.error_message = Some(StrBytes::from_string(fault.message));
+                groups.push(described);
+                continue;
+            }
+        };
+        let mut by_topic: BTreeMap<Uuid, BTreeMap<i32, Described>> = BTreeMap::new();
+        for partition in partitions {
+            by_topic.entry(partition.of.0).or_default().insert(partition.of.1, partition);
+        }
+        described.topics = match group.topics {
+            // Of topics that it may not see the client is not told.
+            None => by_topic.iter().filter_map(|(id, known)| all_of(cx, *id, known)).collect(),
+            Some(topics) => {
+                let topics = once(topics, |topic| topic.topic_name.clone());
+                topics.map(|t| these_of(cx, &t.topic_name, t.partitions, &by_topic)).collect()
+            }
+        };
+        groups.push(described);
+    }
+    DescribedShareOffsets { groups, ..DescribedShareOffsets::default() }
+}
+
+fn all_of(cx: &Context, id: Uuid, known: &BTreeMap<i32, Described>) -> Option<DescribedTopic> {
+    let topic = cx.server.topics.by_id(id).ok()?;
+    cx.authorize(Operation::Describe, Resource::Topic(&topic.name)).ok()?;
+    let partitions = known.values().map(|known| partition(&topic, known.of.1, Some(known)));
+    Some(DescribedTopic {
+        name: StrBytes::from_string(topic.name.to_string()),
+        id,
+        partitions: partitions.collect(),
+    })
+}
+
+fn these_of(
+    cx: &Context,
+    name: &TopicName,
+    indexes: Vec<i32>,
+    known: &BTreeMap<Uuid, BTreeMap<i32, Described>>,
+) -> DescribedTopic {
+    let topic = cx
+        .authorize(Operation::Describe, Resource::Topic(name))
+        .and_then(|()| cx.server.topics.by_name(name));
+    let known = topic.as_ref().ok().and_then(|topic| known.get(&topic.id));
+    let partitions = once(indexes, |index| *index).map(|index| match &topic {
+        Ok(topic) => partition(topic, index, known.and_then(|known| known.get(&index))),
+        Err(error) => failed(index, error),
+    });
+    DescribedTopic {
+        name: name.0.clone(),
+        id: topic.as_ref().map_or(Uuid::nil(), |topic| topic.id),
+        partitions: partitions.collect(),
+    }
+}
+
+fn partition(
+    topic: &crate::topics::Topic,
+    index: i32,
+    known: Option<&Described>,
+) -> DescribedPartition {
+    let Some(partition) = topic.partition(index) else {
+        return failed(index, &ApiError::UnknownTopicOrPartition);
+    };
+    let begun = DescribedPartition { index, lag: UNKNOWN_LAG, ..DescribedPartition::default() };
+    match known {
+        None => DescribedPartition { start_offset: NOT_BEGUN, ..begun },
+        Some(known) => {
+            // The log may have moved on, and the group have not looked since.
+            let start = known.start.max(partition.stream.start_offset());
+            let behind = partition.stream.durable_end().0.saturating_sub(start.0);
+            let lag = behind.saturating_sub(known.settled);
+            DescribedPartition {
+                start_offset: kafka_offset(start),
+                leader_epoch: LEADER_EPOCH,
+                lag: i64::try_from(lag).unwrap_or(i64::MAX),
+                ..begun
+            }
+        }
+    }
+}
+
+fn failed(index: i32, error: &ApiError) -> DescribedPartition {
+    let (error_code, error_message) = told(Some(error));
+    let (start_offset, lag) = (NOT_BEGUN, UNKNOWN_LAG);
+    DescribedPartition { index, start_offset, leader_epoch: -1, lag, error_code, error_message }
+}
+
+pub(super) async fn alter(
+    cx: &Context,
+    request: AlterShareGroupOffsetsRequest,
+) -> AlterShareGroupOffsetsResponse {
+    let response = AlterShareGroupOffsetsResponse::default();
+    let code = cx.group_code(Operation::Read, &request.group_id);
+    if code != 0 {
+        return response.with_error_code(code);
+    }
+    if let Err(fault) = cx.server.groups.check_alterable(&request.group_id, true) {
+        return response
+            .with_error_code(fault.error.code())
+            .with_error_message(Some(StrBytes::from_string(fault.message)));
+    }
+    let mut topics = Vec::new();
+    for topic in once(request.topics, |topic| topic.topic_name.clone()) {
+        let found = cx
+            .authorize(Operation::Read, Resource::Topic(&topic.topic_name))
+            .and_then(|()| cx.server.topics.by_name(&topic.topic_name));
+        let wanted = once(topic.partitions, |p| p.partition_index);
+        let checked = wanted.map(|p| {
+            let start = match &found {
+                Err(error) => Err(told(Some(error))),
+                Ok(found) if found.partition(p.partition_index).is_none() => {
+                    Err(told(Some(&ApiError::UnknownTopicOrPartition)))
+                }
+                Ok(_) => u64::try_from(p.start_offset).map(StreamOffset).map_err(|_| {
+                    told(Some(&ApiError::InvalidRequest("an offset is negative".into())))
+                }),
+            };
+            (p.partition_index, start)
+        });
+        let checked: Vec<_> = checked.collect();
+        let starts = checked
+            .iter()
+            .filter_map(|(index, start)| start.as_ref().ok().map(|start| (*index, *start)));
+        let starts: Vec<(i32, StreamOffset)> = starts.collect();
+        let mut outcome = (0, None);
+        if let Ok(found) = &found
+            && !starts.is_empty()
+            && let Err(fault) =
+                cx.server.groups.alter_shares(&request.group_id, found.id, &starts).await
+        {
+            outcome = (fault.error.code(), Some(StrBytes::from_string(fault.message)));
+        }
+        let partitions = checked.into_iter().map(|(index, start)| {
+            let (code, message) = start.err().unwrap_or_else(|| outcome.clone());
+            AlterShareGroupOffsetsResponsePartition::default()
+                .with_partition_index(index)
+                .with_error_code(code)
+                .with_error_message(message)
+        });
+        topics.push(
+            AlterShareGroupOffsetsResponseTopic::default()
+                .with_partitions(partitions.collect())
+                .with_topic_name(topic.topic_name)
+                .with_topic_id(found.map_or(Uuid::nil(), |topic| topic.id)),
+        );
+    }
+    response.with_responses(topics)
+}
+
+pub(super) async fn delete(
+    cx: &Context,
+    request: DeleteShareGroupOffsetsRequest,
+) -> DeleteShareGroupOffsetsResponse {
+    let response = DeleteShareGroupOffsetsResponse::default();
+    let code = cx.group_code(Operation::Delete, &request.group_id);
+    if code != 0 {
+        return response.with_error_code(code);
+    }
+    if let Err(fault) = cx.server.groups.check_alterable(&request.group_id, false) {
+        return response
+            .with_error_code(fault.error.code())
+            .with_error_message(Some(StrBytes::from_string(fault.message)));
+    }
+    let mut topics = Vec::new();
+    for topic in once(request.topics, |topic| topic.topic_name.clone()) {
+        let found = cx
+            .authorize(Operation::Read, Resource::Topic(&topic.topic_name))
+            .and_then(|()| cx.server.topics.by_name(&topic.topic_name));
+        let (code, message) = match &found {
+            Err(error) => told(Some(error)),
+            Ok(found) => match cx.server.groups.delete_shares(&request.group_id, found.id).await {
+                Ok(true) => (0, None),
+                Ok(false) => {
+                    let message = "There is no offset information to delete.";
+                    let code = ApiError::UnknownTopicOrPartition.code();
+                    (code, Some(StrBytes::from_static_str(message)))
+                }
+                Err(fault) => (fault.error.code(), Some(StrBytes::from_string(fault.message))),
+            },
+        };
+        topics.push(
+            DeleteShareGroupOffsetsResponseTopic::default()
+                .with_topic_name(topic.topic_name)
+                .with_topic_id(found.map_or(Uuid::nil(), |topic| topic.id))
+                .with_error_code(code)
+                .with_error_message(message),
+        );
+    }
+    response.with_responses(topics)
+}

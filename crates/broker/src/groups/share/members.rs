@@ -1,0 +1,248 @@
+//! The members of one share group, decided purely: who is in it, and reads which partitions.
+//!
+//! Several members may read one partition, so nothing has to be given up before another gets it, and nothing of this has to survive a restart:
+//! members are told UNKNOWN_MEMBER_ID and join again, and what they had acquired is available then.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kafka_protocol::error::ResponseError;
+use uuid::Uuid;
+
+use crate::groups::consumer::{Assignment, Fault};
+use crate::groups::topics_view::TopicsView;
+
+/// Members of one group (`group.share.max.size`).
+const MAX_MEMBERS: usize = 200;
+
+/// What a member takes in memory beside its strings and partitions.
+const MEMBER_BYTES: usize = 512;
+
+/// A heartbeat. What is `None` has not changed.
+#[derive(Clone, Debug)]
+pub(in crate::groups) struct ShareBeat {
+    /// Not empty.
+    pub(in crate::groups) member_id: String,
+    /// 0 to join, not negative.
+    pub(in crate::groups) epoch: i32,
+    pub(in crate::groups) rack_id: Option<String>,
+    pub(in crate::groups) topics: Option<BTreeSet<String>>,
+    pub(in crate::groups) client_id: String,
+    pub(in crate::groups) client_host: String,
+}
+
+#[derive(Clone, Debug)]
+pub(in crate::groups) struct ShareMember {
+    pub(in crate::groups) rack_id: Option<String>,
+    pub(in crate::groups) client_id: String,
+    pub(in crate::groups) client_host: String,
+    pub(in crate::groups) topics: BTreeSet<String>,
+    pub(in crate::groups) epoch: i32,
+    /// That of before, from which a member may come whose answer was lost.
+    previous_epoch: i32,
+    pub(in crate::groups) assigned: Assignment,
+    /// When it is given up.
+    deadline: Instant,
+}
+
+/// One group.
+#[derive(Debug)]
+pub(in crate::groups) struct ShareGroup {
+    epoch: i32,
+    members: BTreeMap<Arc<str>, ShareMember>,
+    empty_since: Instant,
+    /// The version of the topics that the assignment was last compared with.
+    compared_with: Option<u64>,
+    /// What it is an assignment of: id and number of partitions of the topics that members have subscribed to and that exist.
+    topics: Vec<(Uuid, u32)>,
+}
+
+impl ShareGroup {
+    pub(in crate::groups) fn new(now: Instant) -> Self {
+        let (members, topics) = (BTreeMap::new(), Vec::new());
+        Self { epoch: 0, members, empty_since: now, compared_with: None, topics }
+    }
+
+    pub(in crate::groups) fn epoch(&self) -> i32 {
+        self.epoch
+    }
+
+    pub(in crate::groups) fn members(&self) -> &BTreeMap<Arc<str>, ShareMember> {
+        &self.members
+    }
+
+    pub(in crate::groups) fn is_empty(&self) -> bool {
+        self.members.is_empty()
+    }
+
+    /// Since when it has no members, if it has none.
+    pub(in crate::groups) fn vacant_since(&self) -> Option<Instant> {
+        self.is_empty().then_some(self.empty_since)
+    }
+
+    /// The state of the group, as Kafka names it.
+    pub(in crate::groups) fn phase_name(&self) -> &'static str {
+        if self.is_empty() { "Empty" } else { "Stable" }
+    }
+
+    /// An estimate of the memory that the members take.
+    pub(in crate::groups) fn size_bytes(&self) -> usize {
+        let bytes = |(id, member): (&Arc<str>, &ShareMember)| {
+            let rack = member.rack_id.as_ref().map_or(0, String::len);
+            let topics: usize = member.topics.iter().map(|topic| topic.len() + 32).sum();
+            let assigned: usize = member.assigned.values().map(|p| 96 + p.len() * 8).sum();
+            let texts = id.len() + rack + member.client_id.len() + member.client_host.len();
+            MEMBER_BYTES + texts + topics + assigned
+        };
+        self.members.iter().map(bytes).sum()
+    }
+
+    /// The next moment at which [`Self::tick`] has something to do.
+    pub(in crate::groups) fn deadline(&self) -> Option<Instant> {
+        self.members.values().map(|member| member.deadline).min()
+    }
+
+    /// A heartbeat that joins, goes on, or changes the subscription: the member's epoch, and what it reads if it may not know.
+    pub(in crate::groups) fn heartbeat(
+        &mut self,
+        now: Instant,
+        session_timeout: Duration,
+        topics: &TopicsView,
+        beat: &ShareBeat,
+    ) -> Result<(i32, Option<Assignment>), Fault> {
+        let id = beat.member_id.as_str();
+        let known = self.members.get(id);
+        if beat.epoch > 0 {
+            check_epoch(id, known.ok_or_else(|| unknown_member(id))?, beat.epoch)?;
+        } else if known.is_none() && self.members.len() >= MAX_MEMBERS {
+            return Err(Fault::new(
+                ResponseError::GroupMaxSizeReached,
+                format!(
+                    "The share group has reached its maximum capacity of {MAX_MEMBERS} members."
+                ),
+            ));
+        }
+        // From here on nothing fails.
+        let deadline = now + session_timeout;
+        let is_new = known.is_none();
+        let key: Arc<str> = id.into();
+        let member = self.members.entry(key).or_insert_with(|| ShareMember {
+            rack_id: None,
+            client_id: String::new(),
+            client_host: String::new(),
+            topics: BTreeSet::new(),
+            epoch: 0,
+            previous_epoch: 0,
+            assigned: Assignment::new(),
+            deadline,
+        });
+        member.deadline = deadline;
+        member.client_id.clone_from(&beat.client_id);
+        member.client_host.clone_from(&beat.client_host);
+        if beat.rack_id.is_some() || beat.epoch == 0 {
+            member.rack_id.clone_from(&beat.rack_id);
+        }
+        let subscribed = beat.topics.as_ref().filter(|topics| **topics != member.topics);
+        let subscribes = is_new || subscribed.is_some();
+        if let Some(topics) = subscribed {
+            member.topics.clone_from(topics);
+        }
+        let before = member.assigned.clone();
+        self.assign(topics, subscribes);
+        let epoch = self.epoch;
+        let Some(member) = self.members.get_mut(id) else {
+            unreachable!("the heartbeat's member is there or has joined");
+        };
+        if member.epoch != epoch {
+            (member.previous_epoch, member.epoch) = (member.epoch, epoch);
+        }
+        let is_told = beat.epoch != epoch || member.assigned != before;
+        Ok((epoch, is_told.then(|| member.assigned.clone())))
+    }
+
+    pub(in crate::groups) fn leave(&mut self, now: Instant, id: &str) -> Result<(), Fault> {
+        if !self.members.contains_key(id) {
+            return Err(unknown_member(id));
+        }
+        self.remove(now, id);
+        Ok(())
+    }
+
+    /// Time has passed: give up who is due. Their ids.
+    pub(in crate::groups) fn tick(&mut self, now: Instant) -> Vec<Arc<str>> {
+        let due = self.members.iter().filter(|(_, member)| member.deadline <= now);
+        let due: Vec<_> = due.map(|(id, _)| Arc::clone(id)).collect();
+        for id in &due {
+            self.remove(now, id);
+        }
+        due
+    }
+
+    fn remove(&mut self, now: Instant, id: &str) {
+        self.members.remove(id);
+        self.epoch = self.epoch.saturating_add(1);
+        // The others get what it had read with their next heartbeats.
+        self.compared_with = None;
+        self.topics.clear();
+        if self.is_empty() {
+            self.empty_since = now;
+        }
+    }
+
+    /// Assign anew, in a new epoch, if members or topics are others.
+    fn assign(&mut self, topics: &TopicsView, subscribes: bool) {
+        if !subscribes && self.compared_with == Some(topics.version()) {
+            return;
+        }
+        self.compared_with = Some(topics.version());
+        let names: BTreeSet<&str> =
+            self.members.values().flat_map(|m| m.topics.iter().map(String::as_str)).collect();
+        let found = names.into_iter().filter_map(|name| Some((name, topics.get(name)?)));
+        let found: Vec<_> = found.filter(|(_, (_, partitions))| *partitions > 0).collect();
+        let table: Vec<(Uuid, u32)> = found.iter().map(|(_, topic)| *topic).collect();
+        if !subscribes && table == self.topics {
+            return;
+        }
+        let mut assigned: BTreeMap<Arc<str>, Assignment> = BTreeMap::new();
+        for (ordinal, (name, (topic, partitions))) in found.iter().enumerate() {
+            let subscribers =
+                self.members.iter().filter(|(_, member)| member.topics.contains(*name));
+            let subscribers: Vec<&Arc<str>> = subscribers.map(|(id, _)| id).collect();
+            // Each partition has a reader, and each member something to read; the topics begin with another member each.
+            let pairs = subscribers.len().max(*partitions as usize);
+            for pair in 0..pairs {
+                let member = subscribers[(pair + ordinal) % subscribers.len()];
+                let of_member = assigned.entry(Arc::clone(member)).or_default();
+                let partition = i32::try_from(pair % *partitions as usize).unwrap_or(i32::MAX);
+                of_member.entry(*topic).or_default().insert(partition);
+            }
+        }
+        for (id, member) in &mut self.members {
+            member.assigned = assigned.remove(id).unwrap_or_default();
+        }
+        self.topics = table;
+        self.epoch = self.epoch.saturating_add(1);
+    }
+}
+
+fn check_epoch(id: &str, member: &ShareMember, epoch: i32) -> Result<(), Fault> {
+    let known = member.epoch;
+    let comparison = match epoch.cmp(&known) {
+        std::cmp::Ordering::Equal => return Ok(()),
+        std::cmp::Ordering::Less if epoch == member.previous_epoch => return Ok(()),
+        std::cmp::Ordering::Less => "smaller",
+        std::cmp::Ordering::Greater => "greater",
+    };
+    Err(Fault::new(
+        ResponseError::FencedMemberEpoch,
+        format!(
+            "The share group member {id} has a {comparison} member epoch ({epoch}) than the one known by the group coordinator ({known}). \
+             The member must abandon all its partitions and rejoin."
+        ),
+    ))
+}
+
+fn unknown_member(id: &str) -> Fault {
+    Fault::new(ResponseError::UnknownMemberId, format!("Member {id} is not a member of the group."))
+}

@@ -1,0 +1,86 @@
+use super::*;
+use crate::state_table::{decode, encode};
+
+fn change(from: u64, to: u64, state: Stored, deliveries: u16) -> Change {
+    Change { from: StreamOffset(from), to: StreamOffset(to), state, deliveries }
+}
+
+fn table() -> ShareStates {
+    let topic = Uuid::from_u128(7);
+    let mut table = ShareStates::default();
+    let begun = |start| Remembered { start: StreamOffset(start), changes: vec![] };
+    let partitions = [((topic, 0), begun(5)), ((topic, 1), begun(0))];
+    table.apply_encoded(&set("g", &partitions)).unwrap();
+    table.apply_encoded(&set("other", &[((Uuid::from_u128(8), 0), begun(3))])).unwrap();
+    let changes = [change(6, 9, Stored::Acknowledged, 1), change(9, 12, Stored::Available, 2)];
+    table.apply_encoded(&changed("g", (topic, 0), StreamOffset(5), &changes)).unwrap();
+    table
+}
+
+#[test]
+fn later_records_win_and_what_is_below_the_start_is_forgotten() {
+    let topic = Uuid::from_u128(7);
+    let mut table = table();
+    let archived = [change(8, 11, Stored::Archived, 3)];
+    table.apply_encoded(&changed("g", (topic, 0), StreamOffset(7), &archived)).unwrap();
+    assert_eq!(
+        table.0["g"][&(topic, 0)],
+        Remembered {
+            start: StreamOffset(7),
+            changes: vec![
+                change(7, 8, Stored::Acknowledged, 1),
+                change(8, 11, Stored::Archived, 3),
+                change(11, 12, Stored::Available, 2),
+            ],
+        }
+    );
+    // Of what does not exist nothing is known.
+    table.apply_encoded(&changed("g", (topic, 9), StreamOffset(7), &archived)).unwrap();
+    table.apply_encoded(&changed("none", (topic, 0), StreamOffset(7), &archived)).unwrap();
+    assert_eq!((table.0.len(), table.0["g"].len()), (2, 2));
+    table.apply_encoded(&topic_forgotten("g", topic)).unwrap();
+    table.apply_encoded(&group_deleted("other")).unwrap();
+    assert_eq!(table, ShareStates::default());
+}
+
+#[test]
+fn checkpoints_come_back_and_damage_is_seen() {
+    let table = table();
+    let bytes = encode(&table);
+    assert_eq!(decode::<ShareStates>(&bytes).unwrap(), table);
+    for at in 0..bytes.len() {
+        let mut damaged = bytes.clone();
+        damaged[at] ^= 1;
+        assert!(decode::<ShareStates>(&damaged).is_err(), "byte {at}");
+    }
+    let record = changed(
+        "g",
+        (Uuid::from_u128(7), 0),
+        StreamOffset(5),
+        &[change(6, 9, Stored::Archived, 1)],
+    );
+    for len in 0..record.len() {
+        assert!(ShareStates::default().apply_encoded(&record[..len]).is_err(), "{len} bytes");
+    }
+    let empty =
+        changed("g", (Uuid::nil(), 0), StreamOffset(5), &[change(6, 6, Stored::Archived, 1)]);
+    assert!(ShareStates::default().apply_encoded(&empty).is_err());
+    assert!(ShareStates::default().apply_encoded(&[1, 9, 0, 0]).is_err(), "an unknown kind");
+}
+
+/// The bytes of format version 1.
+#[test]
+fn the_format_stays_what_it_is() {
+    let record = changed(
+        "g",
+        (Uuid::from_u128(7), 2),
+        StreamOffset(5),
+        &[change(6, 9, Stored::Archived, 3)],
+    );
+    let mut expected = vec![1, 1, 1, 0, b'g'];
+    expected.extend([0; 15]);
+    expected.extend([7, 2, 0, 0, 0]);
+    expected.extend([5, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0]);
+    expected.extend([6, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0, 2, 3, 0]);
+    assert_eq!(record, expected);
+}

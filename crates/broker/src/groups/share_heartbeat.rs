@@ -1,0 +1,215 @@
+//! ShareGroupHeartbeat and ShareGroupDescribe: from the protocol to [`super::share`] and back.
+
+use std::time::Duration;
+
+use kafka_protocol::error::ResponseError;
+use kafka_protocol::messages::share_group_describe_response as described;
+use kafka_protocol::messages::share_group_heartbeat_response as answered;
+use kafka_protocol::messages::{
+    GroupId, ShareGroupDescribeRequest, ShareGroupDescribeResponse, ShareGroupHeartbeatRequest,
+    ShareGroupHeartbeatResponse, TopicName,
+};
+use kafka_protocol::protocol::StrBytes;
+
+use super::admin::ALL_OPERATIONS;
+use super::consumer::{Assignment, Fault};
+use super::heartbeat::{MAX_SUBSCRIPTION_BYTES, not_found, plain};
+use super::live::LiveGroup;
+use super::membership::MAX_NAME_BYTES;
+use super::registry::Registry;
+use super::share::{ShareBeat, ShareMember};
+use super::topics_view::TopicsView;
+use super::{ClientInfo, Groups, Shared};
+use crate::wire::once;
+
+/// The assignor of share groups, by the name that Kafka has for it.
+const ASSIGNOR: &str = "simple";
+
+const LEAVES: i32 = -1;
+
+impl Groups {
+    /// ShareGroupHeartbeat, version 1. `session_timeout` and `interval` are the group's settings.
+    pub(crate) async fn share_heartbeat(
+        &self,
+        client: ClientInfo,
+        request: ShareGroupHeartbeatRequest,
+        session_timeout: Duration,
+        interval: Duration,
+        topics: &TopicsView,
+    ) -> ShareGroupHeartbeatResponse {
+        let response = ShareGroupHeartbeatResponse::default();
+        match self.shared.share_heartbeat(&client, &request, session_timeout, topics) {
+            Ok((epoch, assignment)) => {
+                let interval = if epoch >= 0 { interval.as_millis() } else { 0 };
+                response
+                    .with_member_id(Some(request.member_id))
+                    .with_member_epoch(epoch)
+                    .with_heartbeat_interval_ms(i32::try_from(interval).unwrap_or(i32::MAX))
+                    .with_assignment(assignment.map(answered_assignment))
+            }
+            Err(Fault { error, message }) => response
+                .with_error_code(error.code())
+                .with_error_message(Some(StrBytes::from_string(message))),
+        }
+    }
+
+    /// ShareGroupDescribe, version 1.
+    pub(crate) async fn share_describe(
+        &self,
+        request: ShareGroupDescribeRequest,
+        topics: &TopicsView,
+    ) -> ShareGroupDescribeResponse {
+        let operations =
+            if request.include_authorized_operations { ALL_OPERATIONS } else { i32::MIN };
+        let groups = once(request.group_ids, GroupId::clone).map(|group_id| {
+            let group = match self.shared.share_describe(&group_id, topics) {
+                Ok(group) => group.with_authorized_operations(operations),
+                Err(Fault { error, message }) => described::DescribedGroup::default()
+                    .with_error_code(error.code())
+                    .with_error_message(Some(StrBytes::from_string(message)))
+                    .with_authorized_operations(i32::MIN),
+            };
+            group.with_group_id(group_id)
+        });
+        ShareGroupDescribeResponse::default().with_groups(groups.collect())
+    }
+}
+
+impl Shared {
+    /// The member's epoch, and what it reads if it may not know.
+    fn share_heartbeat(
+        &self,
+        client: &ClientInfo,
+        request: &ShareGroupHeartbeatRequest,
+        session_timeout: Duration,
+        topics: &TopicsView,
+    ) -> Result<(i32, Option<Assignment>), Fault> {
+        let group_id = request.group_id.as_str();
+        self.check_group_id(group_id).map_err(plain)?;
+        check_request(request)?;
+        let names = request.subscribed_topic_names.iter().flatten();
+        let names_bytes: usize = names.clone().map(|name| name.len() + 64).sum();
+        let partitions = names.filter_map(|name| topics.get(name));
+        let assigned_bytes: usize = partitions.map(|(_, all)| all as usize * 8 + 96).sum();
+        self.check_membership_room(group_id, names_bytes + assigned_bytes).map_err(plain)?;
+        let is_joining = request.member_epoch == 0;
+        let slot = match is_joining {
+            true => self.create(group_id).map_err(plain)?,
+            false => self.registry.get(group_id).ok_or_else(|| not_found(group_id))?,
+        };
+        let beat = beat(client, request);
+        self.registry.change(&slot, |group, now| {
+            // Committed offsets would be of no use to a share group.
+            let convert = is_joining && !self.log.mentions(group_id);
+            let Some(share) = Registry::share(group, convert, now) else {
+                return Err(not_a_share_group(group_id));
+            };
+            if request.member_epoch == LEAVES {
+                share.leave(now, &beat.member_id)?;
+                self.registry.shares.member_gone(group_id, &beat.member_id);
+                return Ok((LEAVES, None));
+            }
+            share.heartbeat(now, session_timeout, topics, &beat)
+        })
+    }
+
+    fn share_describe(
+        &self,
+        group_id: &str,
+        topics: &TopicsView,
+    ) -> Result<described::DescribedGroup, Fault> {
+        self.check_open().map_err(plain)?;
+        let slot = self.registry.get(group_id).ok_or_else(|| not_found(group_id))?;
+        self.registry.peek(&slot, |group, _| match group {
+            LiveGroup::Classic(_) if group.is_dead() => Err(not_found(group_id)),
+            LiveGroup::Classic(_) | LiveGroup::Consumer(_) => Err(not_a_share_group(group_id)),
+            LiveGroup::Share(group) => {
+                let members = group.members().iter();
+                let members = members.map(|(id, member)| described_member(id, member, topics));
+                Ok(described::DescribedGroup::default()
+                    .with_group_state(StrBytes::from_static_str(group.phase_name()))
+                    .with_group_epoch(group.epoch())
+                    .with_assignment_epoch(group.epoch())
+                    .with_assignor_name(StrBytes::from_static_str(ASSIGNOR))
+                    .with_members(members.collect()))
+            }
+        })
+    }
+}
+
+/// What no state is needed for; the sentences are Kafka's.
+fn check_request(request: &ShareGroupHeartbeatRequest) -> Result<(), Fault> {
+    let invalid = |message: &str| Err(Fault::new(ResponseError::InvalidRequest, message));
+    if request.member_id.is_empty() {
+        return invalid("MemberId can't be empty.");
+    }
+    if request.rack_id.as_ref().is_some_and(|id| id.is_empty()) {
+        return invalid("RackId can't be empty.");
+    }
+    if request.member_epoch < LEAVES {
+        return invalid("MemberEpoch is invalid.");
+    }
+    let names = request.subscribed_topic_names.as_ref();
+    if request.member_epoch == 0 && names.is_none_or(Vec::is_empty) {
+        return invalid("SubscribedTopicNames must be set in first request.");
+    }
+    let mut ids = request.rack_id.iter().chain([&request.member_id]);
+    if ids.any(|id| id.len() > MAX_NAME_BYTES) {
+        return invalid(&format!("member and rack ids have at most {MAX_NAME_BYTES} bytes"));
+    }
+    let names = names.into_iter().flatten();
+    if names.map(|name| name.len() + size_of::<u16>()).sum::<usize>() > MAX_SUBSCRIPTION_BYTES {
+        return invalid(&format!(
+            "the names of a member's topics have at most {MAX_SUBSCRIPTION_BYTES} bytes together"
+        ));
+    }
+    Ok(())
+}
+
+fn beat(client: &ClientInfo, request: &ShareGroupHeartbeatRequest) -> ShareBeat {
+    let text = |text: &StrBytes| text.as_str().to_owned();
+    let names = request.subscribed_topic_names.as_ref();
+    ShareBeat {
+        member_id: text(&request.member_id),
+        epoch: request.member_epoch,
+        rack_id: request.rack_id.as_ref().map(text),
+        topics: names.map(|names| names.iter().map(|name| text(name)).collect()),
+        client_id: text(&client.client_id),
+        client_host: text(&client.client_host),
+    }
+}
+
+fn answered_assignment(assignment: Assignment) -> answered::Assignment {
+    let topics = assignment.into_iter().map(|(topic_id, partitions)| {
+        answered::TopicPartitions::default()
+            .with_topic_id(topic_id)
+            .with_partitions(partitions.into_iter().collect())
+    });
+    answered::Assignment::default().with_topic_partitions(topics.collect())
+}
+
+fn described_member(id: &str, member: &ShareMember, topics: &TopicsView) -> described::Member {
+    let text = |text: &str| StrBytes::from_string(text.to_owned());
+    let assigned = member.assigned.iter().filter_map(|(topic_id, partitions)| {
+        // A topic that was deleted has no name any more.
+        let name = topics.name(*topic_id)?;
+        Some(
+            described::TopicPartitions::default()
+                .with_topic_id(*topic_id)
+                .with_topic_name(TopicName(text(name)))
+                .with_partitions(partitions.iter().copied().collect()),
+        )
+    });
+    described::Member::default()
+        .with_member_id(text(id))
+        .with_rack_id(member.rack_id.as_deref().map(text))
+        .with_member_epoch(member.epoch)
+        .with_client_id(text(&member.client_id))
+        .with_client_host(text(&member.client_host))
+        .with_subscribed_topic_names(member.topics.iter().map(|t| TopicName(text(t))).collect())
+        .with_assignment(described::Assignment::default().with_topic_partitions(assigned.collect()))
+}
+
+pub(super) fn not_a_share_group(group_id: &str) -> Fault {
+    Fault::new(ResponseError::GroupIdNotFound, format!("Group {group_id} is not a share group."))
+}

@@ -1,0 +1,138 @@
+//! Where share groups are: as admins see and change it, and as members begin.
+
+use alluvium_stream::StreamOffset;
+use kafka_protocol::error::ResponseError;
+use uuid::Uuid;
+
+use super::consumer::Fault;
+use super::heartbeat::{not_found, plain, unavailable};
+use super::live::LiveGroup;
+use super::registry::Registry;
+use super::share::{self, Described};
+use super::share_heartbeat::not_a_share_group;
+use super::{Groups, Shared};
+use crate::errors::ApiError;
+
+impl Groups {
+    /// The share partitions of a share group, when what is known of them is durable.
+    ///
+    /// # Errors
+    /// There is no such share group; the store failed.
+    pub(crate) async fn share_partitions(&self, group_id: &str) -> Result<Vec<Described>, Fault> {
+        if !self.shared.is_share_group(group_id)? {
+            return Err(not_found(group_id));
+        }
+        let shares = self.shares();
+        let described = shares.describe(group_id);
+        for partition in &described {
+            let slot = shares.get(group_id, partition.of);
+            let last_record = slot.and_then(|slot| slot.last_record());
+            share::durable(last_record).await.map_err(|_| unavailable())?;
+        }
+        Ok(described)
+    }
+
+    /// Have the share partitions of a topic begin for a group's members, unless they have begun.
+    ///
+    /// # Errors
+    /// There is no such share group, which is UNKNOWN_TOPIC_OR_PARTITION to members: they come again when they have joined. The bound on share
+    /// partitions, a store that failed.
+    pub(crate) async fn begin_shares(
+        &self,
+        group_id: &str,
+        topic: Uuid,
+        starts: &[(i32, StreamOffset)],
+    ) -> Result<(), ApiError> {
+        let unknown = || ApiError::UnknownTopicOrPartition;
+        let slot = self.shared.registry.get(group_id).ok_or_else(unknown)?;
+        // Under the group's lock, so that it is not deleted meanwhile.
+        let begun = self.shared.registry.peek(&slot, |group, _| match group {
+            LiveGroup::Share(_) => self.shares().begin(group_id, topic, starts, false),
+            _ => Err(unknown()),
+        })?;
+        share::durable(begun).await
+    }
+
+    /// Set where a group without members is in partitions of a topic. It becomes a share group by that.
+    ///
+    /// # Errors
+    /// A group with members, or of another type; bounds; a store that failed.
+    pub(crate) async fn alter_shares(
+        &self,
+        group_id: &str,
+        topic: Uuid,
+        starts: &[(i32, StreamOffset)],
+    ) -> Result<(), Fault> {
+        let slot = self.shared.create(group_id).map_err(plain)?;
+        let begun = self.shared.registry.change(&slot, |group, now| {
+            let convert = !self.shared.log.mentions(group_id);
+            let share =
+                Registry::share(group, convert, now).ok_or_else(|| not_a_share_group(group_id))?;
+            if !share.is_empty() {
+                return Err(not_empty(group_id));
+            }
+            self.shares().begin(group_id, topic, starts, true).map_err(fault)
+        })?;
+        share::durable(begun).await.map_err(fault)
+    }
+
+    /// Whether a group's share partitions can be changed: it is a share group without members.
+    ///
+    /// # Errors
+    /// Why not.
+    pub(crate) fn check_alterable(&self, group_id: &str, may_be_new: bool) -> Result<(), Fault> {
+        self.shared.check_group_id(group_id).map_err(plain)?;
+        let Some(slot) = self.shared.registry.get(group_id) else {
+            return if may_be_new { Ok(()) } else { Err(not_found(group_id)) };
+        };
+        self.shared.registry.peek(&slot, |group, _| match group {
+            LiveGroup::Share(group) if group.is_empty() => Ok(()),
+            LiveGroup::Share(_) => Err(not_empty(group_id)),
+            // Nobody has used it yet.
+            LiveGroup::Classic(_)
+                if may_be_new
+                    && group.vacant_since().is_some()
+                    && !self.shared.log.mentions(group_id) =>
+            {
+                Ok(())
+            }
+            _ => Err(not_a_share_group(group_id)),
+        })
+    }
+
+    /// Forget where a group without members is in a topic. Whether anything was known of it.
+    ///
+    /// # Errors
+    /// A group with members, or of another type; a store that failed.
+    pub(crate) async fn delete_shares(&self, group_id: &str, topic: Uuid) -> Result<bool, Fault> {
+        let slot = self.shared.registry.get(group_id).ok_or_else(|| not_found(group_id))?;
+        let forgotten = self.shared.registry.change(&slot, |group, now| {
+            let share = Registry::share(group, false, now);
+            let share = share.ok_or_else(|| not_a_share_group(group_id))?;
+            if !share.is_empty() {
+                return Err(not_empty(group_id));
+            }
+            let forgotten = self.shares().forget_topic(group_id, topic);
+            forgotten.map_err(|refused| fault(share::refused(refused)))
+        })?;
+        let was_known = forgotten.is_some();
+        share::durable(forgotten).await.map_err(fault)?;
+        Ok(was_known)
+    }
+}
+
+impl Shared {
+    fn is_share_group(&self, group_id: &str) -> Result<bool, Fault> {
+        self.check_group_id(group_id).map_err(plain)?;
+        let Some(slot) = self.registry.get(group_id) else { return Ok(false) };
+        Ok(self.registry.peek(&slot, |group, _| matches!(group, LiveGroup::Share(_))))
+    }
+}
+
+fn not_empty(group_id: &str) -> Fault {
+    Fault::new(ResponseError::NonEmptyGroup, format!("Group {group_id} is not empty."))
+}
+
+fn fault(error: ApiError) -> Fault {
+    Fault::new(error.kind(), error.to_string())
+}

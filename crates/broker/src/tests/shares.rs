@@ -1,0 +1,537 @@
+//! Share groups over TCP: what members get, what becomes of records, what a restart keeps.
+
+use std::time::Duration;
+
+use alluvium_stream::StreamOffset;
+use kafka_protocol::messages::share_acknowledge_request as acked;
+use kafka_protocol::messages::share_fetch_request as fetched;
+use kafka_protocol::messages::{
+    AlterShareGroupOffsetsRequest, DeleteGroupsRequest, DeleteRecordsRequest,
+    DeleteShareGroupOffsetsRequest, DescribeShareGroupOffsetsRequest, GroupId, JoinGroupRequest,
+    ListGroupsRequest, ShareAcknowledgeRequest, ShareFetchRequest, ShareGroupDescribeRequest,
+    ShareGroupHeartbeatRequest, ShareGroupHeartbeatResponse, TopicName,
+    alter_share_group_offsets_request, delete_records_request, delete_share_group_offsets_request,
+};
+use tokio::net::TcpStream;
+use uuid::Uuid;
+
+use super::harness::{Client, HANG, TestServer, text};
+use crate::batch::tests::plain;
+use crate::configs::{Alteration, Entity, Op};
+use crate::groups::share::{Found, ShareRules, Wanted};
+use crate::wire::share::{DescribeShareOffsets, ShareAcknowledge, ShareFetch};
+
+const UNKNOWN_TOPIC_OR_PARTITION: i16 = 3;
+const UNKNOWN_MEMBER_ID: i16 = 25;
+const INVALID_REQUEST: i16 = 42;
+const NON_EMPTY_GROUP: i16 = 68;
+const GROUP_ID_NOT_FOUND: i16 = 69;
+const INVALID_RECORD_STATE: i16 = 121;
+const SESSION_NOT_FOUND: i16 = 122;
+const INVALID_SESSION_EPOCH: i16 = 123;
+
+const ACCEPT: i8 = 1;
+const RELEASE: i8 = 2;
+const REJECT: i8 = 3;
+const RENEW: i8 = 4;
+
+fn group(name: &str) -> GroupId {
+    GroupId(text(name))
+}
+
+fn beat(name: &str, member: &str, epoch: i32, topics: &[&str]) -> ShareGroupHeartbeatRequest {
+    let names = topics.iter().map(|name| TopicName(text(name))).collect();
+    ShareGroupHeartbeatRequest::default()
+        .with_group_id(group(name))
+        .with_member_id(text(member))
+        .with_member_epoch(epoch)
+        .with_subscribed_topic_names((epoch == 0).then_some(names))
+}
+
+/// Epoch, and partitions by topic, of a good answer.
+fn good(response: &ShareGroupHeartbeatResponse) -> (i32, Option<Vec<(Uuid, Vec<i32>)>>) {
+    assert_eq!(response.error_code, 0, "{:?}", response.error_message);
+    let assignment = response.assignment.as_ref().map(|assignment| {
+        let topics = assignment.topic_partitions.iter();
+        topics.map(|topic| (topic.topic_id, topic.partitions.clone())).collect()
+    });
+    (response.member_epoch, assignment)
+}
+
+async fn set(server: &TestServer, name: &str, settings: &[(&str, &str)]) {
+    let ops = settings.iter().map(|(name, value)| (name.to_string(), Op::Set(value.to_string())));
+    let alteration = Alteration { ops: ops.collect(), only_these: false };
+    server.server().configs.alter(Entity::Group(name), &alteration, false).await.unwrap();
+}
+
+/// A member of the group `g`, which reads one topic.
+struct Member {
+    client: Client<TcpStream>,
+    id: &'static str,
+    topic: Uuid,
+    epoch: i32,
+}
+
+/// First and last offset, types.
+type Acked<'a> = (i64, i64, &'a [i8]);
+/// First and last offset, number of deliveries.
+type Got = Vec<(i64, i64, i16)>;
+
+impl Member {
+    async fn new(server: &TestServer, id: &'static str, topic: Uuid) -> Self {
+        let mut client = server.client().await;
+        good(&client.call(1, &beat("g", id, 0, &["t"])).await);
+        Self { client, id, topic, epoch: 0 }
+    }
+
+    fn fetch_of(&mut self, partitions: &[i32], acks: &[Acked<'_>], wait_ms: i32) -> ShareFetch {
+        let batches = acks.iter().map(|(first, last, types)| {
+            fetched::AcknowledgementBatch::default()
+                .with_first_offset(*first)
+                .with_last_offset(*last)
+                .with_acknowledge_types(types.to_vec())
+        });
+        let batches: Vec<_> = batches.collect();
+        let partitions = partitions.iter().map(|index| {
+            fetched::FetchPartition::default()
+                .with_partition_index(*index)
+                .with_acknowledgement_batches(batches.clone())
+        });
+        let topic = fetched::FetchTopic::default()
+            .with_topic_id(self.topic)
+            .with_partitions(partitions.collect());
+        let body = ShareFetchRequest::default()
+            .with_group_id(Some(group("g")))
+            .with_member_id(Some(text(self.id)))
+            .with_share_session_epoch(self.epoch)
+            .with_max_wait_ms(wait_ms)
+            .with_min_bytes(1)
+            .with_max_bytes(1 << 20)
+            .with_max_records(500)
+            .with_batch_size(500)
+            .with_topics(vec![topic]);
+        self.epoch += 1;
+        ShareFetch { body, acquire_mode: 0, is_renew_ack: false }
+    }
+
+    /// Errors of the request, of the partition and of the acknowledgements; what was acquired of partition 0.
+    async fn send(&mut self, request: &ShareFetch) -> ([i16; 3], Got) {
+        let response = self.client.call(2, request).await.0;
+        let partition = response.responses.first().and_then(|topic| topic.partitions.first());
+        let acquired = partition.into_iter().flat_map(|partition| &partition.acquired_records);
+        let acquired = acquired.map(|a| (a.first_offset, a.last_offset, a.delivery_count));
+        let (error, ack) = partition.map_or((0, 0), |p| (p.error_code, p.acknowledge_error_code));
+        ([response.error_code, error, ack], acquired.collect())
+    }
+
+    async fn fetch(&mut self, acks: &[Acked<'_>]) -> ([i16; 3], Got) {
+        let request = self.fetch_of(&[0], acks, 1);
+        self.send(&request).await
+    }
+
+    /// What was acquired, of an answer without errors.
+    async fn got(&mut self) -> Got {
+        let (errors, got) = self.fetch(&[]).await;
+        assert_eq!(errors, [0; 3]);
+        got
+    }
+
+    /// Errors of the request and of the partition.
+    async fn acknowledge(&mut self, acks: &[Acked<'_>], close: bool) -> [i16; 2] {
+        let batches = acks.iter().map(|(first, last, types)| {
+            acked::AcknowledgementBatch::default()
+                .with_first_offset(*first)
+                .with_last_offset(*last)
+                .with_acknowledge_types(types.to_vec())
+        });
+        let partition =
+            acked::AcknowledgePartition::default().with_acknowledgement_batches(batches.collect());
+        let topic = acked::AcknowledgeTopic::default()
+            .with_topic_id(self.topic)
+            .with_partitions(vec![partition]);
+        let is_renew_ack = acks.iter().any(|(.., types)| types.contains(&RENEW));
+        let body = ShareAcknowledgeRequest::default()
+            .with_group_id(Some(group("g")))
+            .with_member_id(Some(text(self.id)))
+            .with_share_session_epoch(if close { -1 } else { self.epoch })
+            .with_topics(if acks.is_empty() { vec![] } else { vec![topic] });
+        self.epoch += 1;
+        let response = self.client.call(2, &ShareAcknowledge { body, is_renew_ack }).await.body;
+        let partition = response.responses.first().and_then(|topic| topic.partitions.first());
+        [response.error_code, partition.map_or(0, |partition| partition.error_code)]
+    }
+}
+
+/// Start and lag of partition 0 of the topic `t`; the error of the group if there is one.
+async fn described(client: &mut Client<TcpStream>, by_name: bool) -> (i16, i64, i64) {
+    use kafka_protocol::messages::describe_share_group_offsets_request::*;
+    let topic = DescribeShareGroupOffsetsRequestTopic::default()
+        .with_topic_name(TopicName(text("t")))
+        .with_partitions(vec![0]);
+    let wanted = DescribeShareGroupOffsetsRequestGroup::default()
+        .with_group_id(group("g"))
+        .with_topics(by_name.then_some(vec![topic]));
+    let request = DescribeShareGroupOffsetsRequest::default().with_groups(vec![wanted]);
+    let response = client.call(1, &DescribeShareOffsets(request)).await;
+    let described = &response.0.groups[0];
+    match described.topics.first() {
+        Some(topic) => {
+            assert_eq!(&*topic.topic_name.0, "t");
+            (described.error_code, topic.partitions[0].start_offset, response.1[0])
+        }
+        None => (described.error_code, -1, -1),
+    }
+}
+
+async fn earliest() -> (TestServer, Uuid) {
+    let server = TestServer::start().await;
+    set(&server, "g", &[("share.auto.offset.reset", "earliest")]).await;
+    let topic = server.topic("t", 1, &[]).await;
+    (server, topic)
+}
+
+async fn produce(server: &TestServer, records: usize) {
+    let mut client = server.client().await;
+    assert_eq!(client.produce("t", 0, &plain(&vec![1; records])).await.0, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn members_come_share_and_go() {
+    let server = TestServer::start().await;
+    let mut client = server.client().await;
+    let topic = server.topic("t", 2, &[]).await;
+    let (epoch, all) = good(&client.call(1, &beat("g", "a", 0, &["t", "none"])).await);
+    assert_eq!(all, Some(vec![(topic, vec![0, 1])]));
+    assert_eq!(good(&client.call(1, &beat("g", "a", epoch, &[])).await), (epoch, None));
+    let (later, of_b) = good(&client.call(1, &beat("g", "b", 0, &["t"])).await);
+    let (same, of_a) = good(&client.call(1, &beat("g", "a", epoch, &[])).await);
+    assert_eq!((same, later > epoch), (later, true));
+    assert_eq!((of_a, of_b), (Some(vec![(topic, vec![0])]), Some(vec![(topic, vec![1])])));
+    good(&client.call(1, &beat("g", "c", 0, &["t"])).await);
+    let request = ShareGroupDescribeRequest::default().with_group_ids(vec![group("g")]);
+    let described = client.call(1, &request).await.groups.remove(0);
+    assert_eq!(
+        (described.group_state.as_str(), described.assignor_name.as_str()),
+        ("Stable", "simple")
+    );
+    let read =
+        described.members.iter().map(|m| m.assignment.topic_partitions[0].partitions.clone());
+    assert_eq!(read.collect::<Vec<_>>(), [[0], [1], [0]]);
+
+    // Members of another kind are not let in, nor does one fence another.
+    let response = client.call(1, &beat("g", "a", epoch - 1, &[])).await;
+    assert_eq!(response.error_code, 110);
+    let join = JoinGroupRequest::default()
+        .with_group_id(group("g"))
+        .with_session_timeout_ms(10_000)
+        .with_rebalance_timeout_ms(10_000)
+        .with_protocol_type(text("consumer"));
+    assert_eq!(client.call(3, &join).await.error_code, 23);
+    let listed =
+        client.call(5, &ListGroupsRequest::default().with_types_filter(vec![text("share")])).await;
+    assert_eq!(listed.groups.len(), 1);
+    assert_eq!(
+        (&*listed.groups[0].group_type, &*listed.groups[0].group_state),
+        ("share", "Stable")
+    );
+
+    for member in ["a", "b", "c"] {
+        let left = client.call(1, &beat("g", member, -1, &[])).await;
+        assert_eq!((left.error_code, left.member_epoch), (0, -1));
+    }
+    assert_eq!(client.call(1, &beat("g", "a", -1, &[])).await.error_code, UNKNOWN_MEMBER_ID);
+    let nobody = client.call(1, &beat("missing", "a", 3, &[])).await;
+    assert_eq!(nobody.error_code, GROUP_ID_NOT_FOUND);
+    assert_eq!(client.call(1, &beat("g", "a", 0, &[])).await.error_code, INVALID_REQUEST);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn records_are_accepted_released_and_rejected() {
+    let (server, topic) = earliest().await;
+    produce(&server, 5).await;
+    let mut a = Member::new(&server, "a", topic).await;
+    let mut b = Member::new(&server, "b", topic).await;
+    assert_eq!(a.got().await, [(0, 4, 1)]);
+    assert_eq!(b.got().await, []);
+    assert_eq!(b.acknowledge(&[(0, 4, &[ACCEPT])], false).await, [0, INVALID_RECORD_STATE]);
+    let acks: &[Acked<'_>] = &[(0, 2, &[ACCEPT, RELEASE, REJECT])];
+    assert_eq!(a.acknowledge(acks, false).await, [0, 0]);
+    assert_eq!(described(&mut a.client, true).await, (0, 1, 3));
+    assert_eq!(b.got().await, [(1, 1, 2)]);
+    // With the next fetch, and what comes then.
+    produce(&server, 2).await;
+    let (errors, got) = b.fetch(&[(1, 1, &[ACCEPT])]).await;
+    assert_eq!((errors, got), ([0; 3], vec![(5, 6, 1)]));
+    assert_eq!(described(&mut a.client, false).await, (0, 3, 4));
+    assert_eq!(a.acknowledge(&[(3, 3, &[RENEW])], false).await, [0, 0]);
+    assert_eq!(
+        a.acknowledge(&[(3, 4, &[ACCEPT]), (2, 2, &[ACCEPT])], false).await,
+        [0, INVALID_REQUEST]
+    );
+    assert_eq!(a.acknowledge(&[(3, 4, &[ACCEPT])], false).await, [0, 0]);
+    assert_eq!(described(&mut a.client, true).await, (0, 5, 2));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fetch_waits_for_records_and_for_what_others_give_back() {
+    let (server, topic) = earliest().await;
+    let mut a = Member::new(&server, "a", topic).await;
+    let mut b = Member::new(&server, "b", topic).await;
+    let request = a.fetch_of(&[0], &[], 60_000);
+    let waiting = tokio::spawn(async move {
+        let answer = tokio::time::timeout(HANG, a.send(&request)).await.unwrap();
+        (a, answer)
+    });
+    server.begun("ShareFetch", 2, 1).await;
+    produce(&server, 3).await;
+    let (mut a, answer) = waiting.await.unwrap();
+    assert_eq!(answer, ([0; 3], vec![(0, 2, 1)]));
+    let request = b.fetch_of(&[0], &[], 60_000);
+    let waiting =
+        tokio::spawn(async move { tokio::time::timeout(HANG, b.send(&request)).await.unwrap() });
+    server.begun("ShareFetch", 2, 2).await;
+    assert_eq!(a.acknowledge(&[(0, 0, &[ACCEPT]), (1, 1, &[RELEASE])], false).await, [0, 0]);
+    assert_eq!(waiting.await.unwrap(), ([0; 3], vec![(1, 1, 2)]));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_member_had_goes_back_when_it_is_gone() {
+    let (server, topic) = earliest().await;
+    produce(&server, 3).await;
+    let mut b = Member::new(&server, "b", topic).await;
+    let mut a = Member::new(&server, "a", topic).await;
+    assert_eq!(a.got().await, [(0, 2, 1)]);
+    // It closes its session with a word on some of them.
+    assert_eq!(a.acknowledge(&[(0, 0, &[ACCEPT])], true).await, [0, 0]);
+    assert_eq!(b.got().await, [(1, 2, 1)], "what was not looked at was not delivered");
+    assert_eq!(b.acknowledge(&[(1, 2, &[RELEASE])], false).await, [0, 0]);
+    // It leaves the group.
+    let mut a = Member::new(&server, "a", topic).await;
+    assert_eq!(a.got().await, [(1, 2, 2)]);
+    let left = a.client.call(1, &beat("g", "a", -1, &[])).await;
+    assert_eq!(left.error_code, 0);
+    assert_eq!(a.fetch(&[]).await.0[0], SESSION_NOT_FOUND);
+    // Its connection ends.
+    assert_eq!(b.got().await, [(1, 2, 3)]);
+    let mut a = Member::new(&server, "a", topic).await;
+    assert_eq!(a.got().await, []);
+    let request = a.fetch_of(&[0], &[], 60_000);
+    drop(b);
+    let answer = tokio::time::timeout(HANG, a.send(&request)).await.unwrap();
+    assert_eq!(answer, ([0; 3], vec![(1, 2, 4)]));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sessions_have_epochs() {
+    let (server, topic) = earliest().await;
+    let mut a = Member::new(&server, "a", topic).await;
+    a.epoch = 3;
+    assert_eq!(a.fetch(&[]).await.0[0], SESSION_NOT_FOUND);
+    a.epoch = 0;
+    assert_eq!(a.acknowledge(&[], false).await[0], INVALID_SESSION_EPOCH);
+    a.epoch = 0;
+    assert_eq!(a.fetch(&[(0, 0, &[ACCEPT])]).await.0[0], INVALID_REQUEST);
+    a.epoch = 0;
+    assert_eq!(a.got().await, []);
+    a.epoch = 5;
+    assert_eq!(a.fetch(&[]).await.0[0], INVALID_SESSION_EPOCH);
+    a.epoch = 1;
+    assert_eq!(a.got().await, []);
+    // A group that does not exist has no share partitions, and gets none by a fetch.
+    let mut request = a.fetch_of(&[0], &[], 1);
+    request.body.group_id = Some(group("missing"));
+    request.body.share_session_epoch = 0;
+    assert_eq!(a.send(&request).await.0, [0, UNKNOWN_TOPIC_OR_PARTITION, 0]);
+    let renew = ShareFetch { is_renew_ack: true, ..a.fetch_of(&[0], &[], 1) };
+    assert_eq!(a.send(&renew).await.0[0], INVALID_REQUEST, "it wants records as well");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_answered_survives_every_kind_of_stop() {
+    for how in ["closed", "killed", "killed after an upload"] {
+        let (mut server, topic) = earliest().await;
+        produce(&server, 6).await;
+        let mut a = Member::new(&server, "a", topic).await;
+        assert_eq!(a.got().await, [(0, 5, 1)]);
+        let acks: &[Acked<'_>] = &[(0, 3, &[ACCEPT, RELEASE, REJECT, ACCEPT])];
+        assert_eq!(a.acknowledge(acks, false).await, [0, 0]);
+        match how {
+            "closed" => server.restart().await,
+            "killed" => server.crash().await,
+            _ => {
+                server.store().flush().await.unwrap();
+                server.crash().await;
+            }
+        }
+        let mut admin = server.client().await;
+        assert_eq!(described(&mut admin, true).await, (0, 1, 3), "{how}");
+        let listed = admin.call(5, &ListGroupsRequest::default()).await.groups;
+        assert_eq!((listed.len(), listed[0].group_type.as_str()), (1, "share"), "{how}");
+        let gone = admin.call(1, &beat("g", "a", 1, &[])).await;
+        assert_eq!(gone.error_code, UNKNOWN_MEMBER_ID, "{how}");
+        let mut a = Member::new(&server, "a", topic).await;
+        assert_eq!(a.got().await, [(1, 1, 2), (4, 5, 1)], "{how}");
+        assert_eq!(a.acknowledge(&[(1, 1, &[ACCEPT]), (4, 5, &[ACCEPT])], false).await, [0, 0]);
+        server.crash().await;
+        let mut a = Member::new(&server, "a", topic).await;
+        assert_eq!(a.got().await, [], "{how}");
+        produce(&server, 1).await;
+        assert_eq!(a.got().await, [(6, 6, 1)], "{how}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_group_begins_where_its_settings_say_and_remembers_it() {
+    let mut server = TestServer::start().await;
+    let topic = server.topic("t", 1, &[]).await;
+    produce(&server, 4).await;
+    let mut a = Member::new(&server, "a", topic).await;
+    assert_eq!(a.got().await, [], "latest");
+    produce(&server, 2).await;
+    server.crash().await;
+    let mut a = Member::new(&server, "a", topic).await;
+    assert_eq!(a.got().await, [(4, 5, 1)]);
+    assert_eq!(described(&mut a.client, true).await, (0, 4, 2));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_log_start_moves_the_groups() {
+    let (server, topic) = earliest().await;
+    produce(&server, 3).await;
+    produce(&server, 3).await;
+    let mut a = Member::new(&server, "a", topic).await;
+    assert_eq!(a.got().await, [(0, 5, 1)]);
+    let partition = delete_records_request::DeleteRecordsPartition::default().with_offset(4);
+    let topics = delete_records_request::DeleteRecordsTopic::default()
+        .with_name(TopicName(text("t")))
+        .with_partitions(vec![partition]);
+    let request = DeleteRecordsRequest::default().with_topics(vec![topics]).with_timeout_ms(5_000);
+    assert_eq!(a.client.call(2, &request).await.topics[0].partitions[0].error_code, 0);
+    assert_eq!(described(&mut a.client, true).await, (0, 4, 2));
+    let mut b = Member::new(&server, "b", topic).await;
+    assert_eq!(b.got().await, []);
+    // What is gone is of no interest; the rest is the member's.
+    assert_eq!(a.acknowledge(&[(0, 4, &[ACCEPT]), (5, 5, &[RELEASE])], false).await, [0, 0]);
+    assert_eq!(b.got().await, [(5, 5, 2)]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bounds_and_records_are_cut_out_of_batches() {
+    let (server, topic) = earliest().await;
+    set(&server, "g", &[("share.partition.max.record.locks", "100")]).await;
+    produce(&server, 150).await;
+    let mut a = Member::new(&server, "a", topic).await;
+    let mut few = a.fetch_of(&[0], &[], 1);
+    (few.body.max_records, few.acquire_mode) = (10, 1);
+    assert_eq!(a.send(&few).await, ([0; 3], vec![(0, 9, 1)]));
+    // Whole batches would be too much.
+    assert_eq!(a.got().await, [(10, 99, 1)]);
+    assert_eq!(a.got().await, []);
+    assert_eq!(a.acknowledge(&[(0, 9, &[ACCEPT])], false).await, [0, 0]);
+    assert_eq!(a.got().await, [(100, 109, 1)]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn committed_records_alone_if_the_group_wants_that() {
+    use super::transactions::Producer;
+    let (server, topic) = earliest().await;
+    set(&server, "g", &[("share.isolation.level", "read_committed")]).await;
+    let mut producer = Producer::init(&server, "tx", false).await;
+    for commit in [false, true] {
+        assert_eq!(producer.add("t", &[0]).await, 0);
+        assert_eq!(producer.produce("t", topic, 0).await.0, 0);
+        assert_eq!(producer.end(commit).await, 0);
+    }
+    let mut a = Member::new(&server, "a", topic).await;
+    // 0 and 1 are aborted, 2 is their marker, 5 that of the commit.
+    assert_eq!(a.got().await, [(3, 4, 1)]);
+    assert_eq!(a.acknowledge(&[(3, 4, &[ACCEPT])], false).await, [0, 0]);
+    assert_eq!(a.got().await, []);
+    assert_eq!(described(&mut a.client, true).await, (0, 6, 0));
+    // What is open is not shown.
+    assert_eq!(producer.add("t", &[0]).await, 0);
+    assert_eq!(producer.produce("t", topic, 0).await, (0, 6));
+    assert_eq!(a.got().await, []);
+    set(&server, "g", &[("share.isolation.level", "read_uncommitted")]).await;
+    assert_eq!(a.got().await, [(6, 7, 1)]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn admins_set_forget_and_delete() {
+    let (mut server, topic) = earliest().await;
+    produce(&server, 8).await;
+    let mut admin = server.client().await;
+    let alter = |offset: i64| {
+        use alter_share_group_offsets_request::*;
+        let partition = AlterShareGroupOffsetsRequestPartition::default().with_start_offset(offset);
+        let missing = partition.clone().with_partition_index(7);
+        let topic = AlterShareGroupOffsetsRequestTopic::default()
+            .with_topic_name(TopicName(text("t")))
+            .with_partitions(vec![partition, missing]);
+        AlterShareGroupOffsetsRequest::default().with_group_id(group("g")).with_topics(vec![topic])
+    };
+    let forget = |topic: &str| {
+        use delete_share_group_offsets_request::*;
+        let topic =
+            DeleteShareGroupOffsetsRequestTopic::default().with_topic_name(TopicName(text(topic)));
+        DeleteShareGroupOffsetsRequest::default().with_group_id(group("g")).with_topics(vec![topic])
+    };
+    assert_eq!(described(&mut admin, true).await, (GROUP_ID_NOT_FOUND, -1, -1));
+    assert_eq!(admin.call(0, &forget("t")).await.error_code, GROUP_ID_NOT_FOUND);
+    let altered = admin.call(0, &alter(6)).await;
+    assert_eq!(altered.error_code, 0);
+    let codes = altered.responses[0].partitions.iter().map(|p| p.error_code);
+    assert_eq!(codes.collect::<Vec<_>>(), [0, UNKNOWN_TOPIC_OR_PARTITION]);
+    server.crash().await;
+    let mut admin = server.client().await;
+    assert_eq!(described(&mut admin, true).await, (0, 6, 2));
+
+    let mut a = Member::new(&server, "a", topic).await;
+    assert_eq!(a.got().await, [(6, 7, 1)]);
+    assert_eq!(admin.call(0, &alter(2)).await.error_code, NON_EMPTY_GROUP);
+    assert_eq!(admin.call(0, &forget("t")).await.error_code, NON_EMPTY_GROUP);
+    let delete = DeleteGroupsRequest::default().with_groups_names(vec![group("g")]);
+    assert_eq!(admin.call(2, &delete).await.results[0].error_code, NON_EMPTY_GROUP);
+    a.client.call(1, &beat("g", "a", -1, &[])).await;
+    assert_eq!(admin.call(0, &alter(2)).await.error_code, 0);
+    let mut a = Member::new(&server, "a", topic).await;
+    assert_eq!(a.got().await, [(2, 7, 1)]);
+    a.client.call(1, &beat("g", "a", -1, &[])).await;
+
+    let unknown = UNKNOWN_TOPIC_OR_PARTITION;
+    assert_eq!(admin.call(0, &forget("missing")).await.responses[0].error_code, unknown);
+    assert_eq!(admin.call(0, &forget("t")).await.responses[0].error_code, 0);
+    assert_eq!(admin.call(0, &forget("t")).await.responses[0].error_code, unknown);
+    assert_eq!(described(&mut admin, true).await, (0, -1, -1), "it has not begun");
+    let mut a = Member::new(&server, "a", topic).await;
+    assert_eq!(a.got().await, [(0, 7, 1)]);
+    a.client.call(1, &beat("g", "a", -1, &[])).await;
+    assert_eq!(admin.call(2, &delete).await.results[0].error_code, 0);
+    assert_eq!(described(&mut admin, true).await, (GROUP_ID_NOT_FOUND, -1, -1));
+    server.crash().await;
+    let mut admin = server.client().await;
+    assert_eq!(described(&mut admin, true).await, (GROUP_ID_NOT_FOUND, -1, -1));
+    assert!(admin.call(5, &ListGroupsRequest::default()).await.groups.is_empty());
+}
+
+/// A group's locks last 15 s at least; so the server is asked directly for a short one.
+#[tokio::test(flavor = "multi_thread")]
+async fn locks_end_by_themselves() {
+    let (server, topic) = earliest().await;
+    produce(&server, 2).await;
+    let mut a = Member::new(&server, "a", topic).await;
+    assert_eq!(a.got().await, [(0, 1, 1)]);
+    assert_eq!(a.acknowledge(&[(0, 1, &[RELEASE])], false).await, [0, 0]);
+    let shares = server.server().groups.shares();
+    let slot = shares.get("g", (topic, 0)).unwrap();
+    let rules = server.server().configs.share_rules("g");
+    let wanted = Wanted { max_records: 9, is_exact: false, batch_records: 9, max_in_flight: 9 };
+    let found = [Found { from: StreamOffset(0), to: StreamOffset(2), is_for_members: true }];
+    let rules = ShareRules { lock_duration: Duration::from_millis(1), ..rules };
+    let from = StreamOffset(0);
+    let acquired = shares.acquire(&slot, &rules, (from, &found), &"b".into(), wanted);
+    assert_eq!(acquired.len(), 1);
+    let request = a.fetch_of(&[0], &[], 60_000);
+    let answer = tokio::time::timeout(HANG, a.send(&request)).await.unwrap();
+    assert_eq!(answer, ([0; 3], vec![(0, 1, 3)]));
+}
