@@ -149,7 +149,10 @@ async fn talk(
     let (outgoing, queue) = mpsc::channel(MAX_UNWRITTEN);
     let (read_end, write_end) =
         tokio::join!(read_all(server, &peer, reader, outgoing), write_all(server, writer, queue));
-    server.groups.shares().disconnected(peer.connection());
+    // At the end of the server all locks are forgotten: nobody has failed with a record.
+    if !server.is_stopping() {
+        server.groups.shares().disconnected(peer.connection());
+    }
     write_end.err().unwrap_or(read_end)
 }
 

@@ -98,6 +98,11 @@ impl Server {
         looked.map_err(|e| ApiError::Internal(format!("looking into a batch: {e}")))?
     }
 
+    /// Whether the server is shutting down.
+    pub(crate) fn is_stopping(&self) -> bool {
+        *self.stop.borrow()
+    }
+
     /// Resolves when the server is shutting down.
     pub(crate) async fn stopping(&self) {
         // An error would mean that the sender is gone, which this very object holds.

@@ -19,7 +19,9 @@ use super::{Answer, Context, Refused, fetch, list_offsets};
 use crate::batch::BatchHeader;
 use crate::configs::group::ShareStart;
 use crate::errors::ApiError;
-use crate::groups::share::{Acquired, Found, Slot, Step, TopicPartition, Wanted};
+use crate::groups::share::{
+    Acquired, Found, Return, ShareSession, Slot, Step, TopicPartition, Wanted,
+};
 use crate::partition::{LEADER_EPOCH, Partition, unix_time_ms};
 use crate::quotas::Bound;
 use crate::sessions::{Key, Want};
@@ -120,9 +122,16 @@ async fn answer(
             batch_records: u64::try_from(body.batch_size).unwrap_or(0),
         };
         given = hand_out(cx, &member, &partitions, limits, budgets).await;
+        let shares = cx.server.groups.shares();
+        if !shares.sessions.is_open(&member.session) {
+            // It was ended while this waited, perhaps before it has acquired.
+            let ShareSession { group, member } = &member.session;
+            shares.release(group, member, Return::Unused);
+            given.clear();
+        }
         let served = given.iter().filter(|(_, given)| !given.acquired.is_empty());
         let served: Vec<TopicPartition> = served.map(|(of, _)| *of).collect();
-        cx.server.groups.shares().sessions.served(&member.session, &served);
+        shares.sessions.served(&member.session, &served);
     }
     let bytes: usize = given.values().flat_map(|given| &given.records).map(Bytes::len).sum();
     cx.charge(Bound::Fetched, bytes as f64);

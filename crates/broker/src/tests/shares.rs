@@ -6,9 +6,8 @@ use alluvium_stream::StreamOffset;
 use kafka_protocol::messages::share_acknowledge_request as acked;
 use kafka_protocol::messages::share_fetch_request as fetched;
 use kafka_protocol::messages::{
-    AlterShareGroupOffsetsRequest, DeleteGroupsRequest, DeleteRecordsRequest,
-    DeleteShareGroupOffsetsRequest, DescribeShareGroupOffsetsRequest, GroupId, JoinGroupRequest,
-    ListGroupsRequest, ShareAcknowledgeRequest, ShareFetchRequest, ShareGroupDescribeRequest,
+    DeleteGroupsRequest, DeleteRecordsRequest, GroupId, JoinGroupRequest, ListGroupsRequest,
+    ShareAcknowledgeRequest, ShareFetchRequest, ShareGroupDescribeRequest,
     ShareGroupHeartbeatRequest, ShareGroupHeartbeatResponse, TopicName,
     alter_share_group_offsets_request, delete_records_request, delete_share_group_offsets_request,
 };
@@ -219,7 +218,7 @@ async fn members_come_share_and_go() {
     assert_eq!(read.collect::<Vec<_>>(), [[0], [1], [0]]);
 
     // Members of another kind are not let in, nor does one fence another.
-    let response = client.call(1, &beat("g", "a", epoch - 1, &[])).await;
+    let response = client.call(1, &beat("g", "a", later + 5, &[])).await;
     assert_eq!(response.error_code, 110);
     let join = JoinGroupRequest::default()
         .with_group_id(group("g"))

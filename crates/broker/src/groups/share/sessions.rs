@@ -142,6 +142,11 @@ impl ShareSessions {
         }
     }
 
+    /// Whether there is such a session.
+    pub(crate) fn is_open(&self, key: &ShareSession) -> bool {
+        self.cache.lock().sessions.contains_key(key)
+    }
+
     /// These partitions have given records: others come first the next time.
     pub(crate) fn served(&self, key: &ShareSession, served: &[TopicPartition]) {
         let mut cache = self.cache.lock();

@@ -3,10 +3,8 @@
 use anyhow::Result;
 use bytes::{Buf, Bytes, BytesMut};
 use kafka_protocol::messages::{
-    AlterShareGroupOffsetsRequest, ApiKey, DeleteShareGroupOffsetsRequest,
-    DescribeShareGroupOffsetsRequest, DescribeShareGroupOffsetsResponse, GroupId,
-    ShareAcknowledgeRequest, ShareAcknowledgeResponse, ShareFetchRequest, ShareFetchResponse,
-    ShareGroupDescribeRequest, ShareGroupHeartbeatRequest, TopicName,
+    ApiKey, DescribeShareGroupOffsetsResponse, GroupId, ShareAcknowledgeResponse,
+    ShareFetchResponse, ShareGroupDescribeRequest, ShareGroupHeartbeatRequest, TopicName,
     alter_share_group_offsets_request, delete_share_group_offsets_request,
     describe_share_group_offsets_request, share_acknowledge_request, share_fetch_request,
 };
