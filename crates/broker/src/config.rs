@@ -36,7 +36,8 @@ pub struct BrokerConfig {
     /// Largest request (`socket.request.max.bytes`). Default 100 MiB, 1 KiB to 1 GiB.
     pub max_request_bytes: u32,
     /// Bound on the bytes of all requests that are being read or handled, those up to 64 KiB not counted (of these each
-    /// connection has at most one). Default 256 MiB; `max_request_bytes` to 1 TiB.
+    /// connection has at most one). As much again is for what requests with many elements are decoded into, and as much for large answers but those
+    /// of fetches. Default 256 MiB; `max_request_bytes` to 1 TiB.
     pub queued_request_bytes: u64,
     /// Largest fetch response, whatever the client asks for (`fetch.max.bytes`); a single batch may exceed it. Default 55 MiB,
     /// 1 KiB to 1 GiB.

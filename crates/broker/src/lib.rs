@@ -209,6 +209,7 @@ impl Broker {
         let server = Arc::new(Server {
             request_budget: ByteBudget::new(config.queued_request_bytes),
             decoded_budget: ByteBudget::new(config.queued_request_bytes),
+            large_answers: api::LargeAnswers::new(config.queued_request_bytes),
             fetch_budget: ByteBudget::new(config.queued_fetch_bytes.div_ceil(2)),
             late_fetch_budget: ByteBudget::new(config.queued_fetch_bytes / 2),
             decompressions: Semaphore::new(CONCURRENT_DECOMPRESSIONS),

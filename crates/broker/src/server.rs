@@ -6,6 +6,7 @@ use alluvium_stream::Store;
 use kafka_protocol::protocol::StrBytes;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
+use crate::api::LargeAnswers;
 use crate::config::BrokerConfig;
 use crate::configs::{Configs, Overrides};
 use crate::connections::Connections;
@@ -50,6 +51,7 @@ pub(crate) struct Server {
     pub(crate) request_budget: ByteBudget,
     /// For what requests with many elements are decoded into, and for their responses.
     pub(crate) decoded_budget: ByteBudget,
+    pub(crate) large_answers: LargeAnswers,
     /// For the bytes of fetch responses that were in memory.
     pub(crate) fetch_budget: ByteBudget,
     /// For those that were read from objects.

@@ -23,6 +23,9 @@ pub(super) const BROKER_LOGGER: i8 = 8;
 pub(super) const CLIENT_METRICS: i8 = 16;
 pub(super) const GROUP: i8 = 32;
 
+/// Groups that one request may ask for. Any name is one's of a group, so their settings would be an answer of any size.
+const MAX_GROUPS: usize = 10_000;
+
 /// A setting, and where its value comes from: the first of the synonyms, or else Kafka's default.
 struct Described {
     name: &'static str,
@@ -127,11 +130,17 @@ pub(super) async fn handle(
     cx: &Context,
     request: DescribeConfigsRequest,
 ) -> DescribeConfigsResponse {
+    let mut groups = 0;
     let describe = |resource: &DescribeConfigsResource| {
         let result = DescribeConfigsResult::default()
             .with_resource_type(resource.resource_type)
             .with_resource_name(resource.resource_name.clone());
-        match configs(cx, resource) {
+        groups += usize::from(resource.resource_type == GROUP);
+        let found = match groups > MAX_GROUPS && resource.resource_type == GROUP {
+            true => Err(ApiError::InvalidRequest(format!("more than {MAX_GROUPS} groups"))),
+            false => configs(cx, resource),
+        };
+        match found {
             Ok(mut configs) => {
                 // Kafka takes an empty list for all of them too.
                 let wanted = resource.configuration_keys.as_ref().filter(|keys| !keys.is_empty());

@@ -16,6 +16,7 @@ mod describe_topic_partitions;
 mod fetch;
 mod find_coordinator;
 mod init_producer_id;
+mod large;
 mod list_config_resources;
 mod list_offsets;
 mod metadata;
@@ -41,6 +42,8 @@ use kafka_protocol::messages::{ApiKey, RequestHeader};
 use kafka_protocol::protocol::{Decodable, Encodable, StrBytes};
 use tokio::sync::OwnedSemaphorePermit;
 use toll::Toll;
+
+pub(crate) use large::LargeAnswers;
 
 use crate::groups::ClientInfo;
 use crate::security::Peer;
@@ -352,7 +355,12 @@ pub(crate) async fn serve(
         client,
         toll: toll.clone(),
     };
-    let answer = toll.timed((api.handle)(context, frame)).await?;
+    let turn = server.large_answers.turn(api.key).await;
+    let mut answer = toll.timed((api.handle)(context, frame)).await?;
+    if let (Some(_), Answer::Ready(response)) = (&turn, &mut answer) {
+        server.large_answers.count(response).await;
+    }
+    drop(turn);
     Ok(Served { api, answer, budget, throttle: toll.throttle() })
 }
 

@@ -27,11 +27,16 @@ use kafka_protocol::protocol::StrBytes;
 
 use super::Context;
 use crate::security::{Operation, Resource};
-use crate::topics::Topic;
+use crate::topics::{MAX_NAME_BYTES, Topic};
 use crate::wire::once;
 
 /// What the one place of all records is called.
 const LOG_DIR: &str = "/alluvium";
+
+/// A topic's name in messages, which stand there for each partition: no more of it than a topic can be called.
+fn shown(name: &str) -> &str {
+    &name[..name.floor_char_boundary(MAX_NAME_BYTES)]
+}
 
 /// Types of elections: of the preferred replica, and of any that is alive.
 const ELECTION_TYPES: [i8; 2] = [0, 1];
@@ -69,11 +74,11 @@ pub(super) async fn elect_leaders(
             let (error, message) = match &topic {
                 Err(_) => (
                     ResponseError::UnknownTopicOrPartition,
-                    format!("No such topic as {}", &**named.topic),
+                    format!("No such topic as {}", shown(&named.topic)),
                 ),
                 Ok(topic) if topic.partition(index).is_none() => (
                     ResponseError::UnknownTopicOrPartition,
-                    format!("No such partition as {}-{index}", &**named.topic),
+                    format!("No such partition as {}-{index}", shown(&named.topic)),
                 ),
                 Ok(_) => (
                     ResponseError::ElectionNotNeeded,
@@ -133,7 +138,7 @@ fn reassign(
     topic: Option<&Topic>,
     wanted: &ReassignablePartition,
 ) -> Result<(), (ResponseError, String)> {
-    let index = wanted.partition_index;
+    let (index, name) = (wanted.partition_index, shown(name));
     let Some(topic) = topic else {
         let message = format!("Unable to find a topic named {name}.");
         return Err((ResponseError::UnknownTopicOrPartition, message));

@@ -5,10 +5,12 @@ use std::time::Duration;
 use alluvium_device::sim::Random;
 use bytes::{BufMut, BytesMut};
 use kafka_protocol::messages::{
-    ApiKey, ApiVersionsRequest, ApiVersionsResponse, DescribeConfigsRequest, DescribeGroupsRequest,
-    ListOffsetsRequest, MetadataRequest, OffsetCommitRequest, OffsetFetchRequest, ProduceRequest,
-    TopicName, describe_configs_request, list_offsets_request, metadata_request,
-    offset_commit_request, offset_fetch_request, produce_request::PartitionProduceData,
+    AlterPartitionReassignmentsRequest, ApiKey, ApiVersionsRequest, ApiVersionsResponse,
+    DescribeConfigsRequest, DescribeGroupsRequest, ElectLeadersRequest, ListOffsetsRequest,
+    MetadataRequest, OffsetCommitRequest, OffsetFetchRequest, ProduceRequest, TopicName,
+    alter_partition_reassignments_request, describe_configs_request, elect_leaders_request,
+    list_offsets_request, metadata_request, offset_commit_request, offset_fetch_request,
+    produce_request::PartitionProduceData,
 };
 use kafka_protocol::protocol::Decodable;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -361,4 +363,71 @@ async fn answers_that_wait_for_the_disk_are_bounded_by_bytes() {
         let response = client.receive::<ProduceRequest>(9, id).await;
         assert_eq!(response.responses[0].partition_responses[0].error_code, 0);
     }
+}
+
+/// What is small in a request must not become large by being told once for each partition, or for each name that nobody has.
+#[tokio::test(flavor = "multi_thread")]
+async fn answers_stay_in_proportion_to_their_requests() {
+    let server = TestServer::start().await;
+    let mut client = server.client().await;
+    let long_name = "\u{e4}".repeat(16_000);
+    let wanted = elect_leaders_request::TopicPartitions::default()
+        .with_topic(TopicName(text(&long_name)))
+        .with_partitions((0..1_000).collect());
+    let request = ElectLeadersRequest::default().with_topic_partitions(Some(vec![wanted]));
+    client.send(2, &request).await;
+    let response = client.receive_frame().await.unwrap();
+    assert!(response.len() < 1 << 20, "{} bytes", response.len());
+
+    let wanted = |index| {
+        alter_partition_reassignments_request::ReassignablePartition::default()
+            .with_partition_index(index)
+    };
+    let wanted = alter_partition_reassignments_request::ReassignableTopic::default()
+        .with_name(TopicName(text(&long_name)))
+        .with_partitions((0..1_000).map(wanted).collect());
+    let request = AlterPartitionReassignmentsRequest::default().with_topics(vec![wanted]);
+    client.send(0, &request).await;
+    let response = client.receive_frame().await.unwrap();
+    assert!(response.len() < 1 << 20, "{} bytes", response.len());
+
+    let wanted = |n: i32| {
+        describe_configs_request::DescribeConfigsResource::default()
+            .with_resource_type(32)
+            .with_resource_name(text(&n.to_string()))
+            .with_configuration_keys(None)
+    };
+    let request = DescribeConfigsRequest::default()
+        .with_include_documentation(true)
+        .with_resources((0..20_000).map(wanted).collect());
+    let response = client.call(4, &request).await;
+    assert_eq!(response.results.len(), 20_000);
+    let described = response.results.iter().filter(|result| !result.configs.is_empty());
+    assert_eq!(described.count(), 10_000);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn large_answers_share_their_budget() {
+    let server = TestServer::with(16 << 20, |config| {
+        config.max_request_bytes = 1 << 20;
+        config.queued_request_bytes = 1 << 20;
+        config.max_message_bytes = 1 << 20;
+    })
+    .await;
+    server.topic("wide", 9_000, &[]).await;
+    let budget = server.server().large_answers.budget();
+    let all = budget.acquire(1 << 20).await;
+    let mut waiting = server.client().await;
+    let all_topics = MetadataRequest::default().with_topics(None);
+    let id = waiting.send(12, &all_topics).await;
+    server.begun("Metadata", 12, 1).await;
+    // Small answers do not wait, of the same API neither.
+    let none = MetadataRequest::default().with_topics(Some(Vec::new()));
+    server.client().await.call(12, &none).await;
+    server.assert_alive().await;
+    drop(all);
+    let response = waiting.receive::<MetadataRequest>(12, id).await;
+    assert_eq!(response.topics[0].partitions.len(), 9_000);
+    server.assert_alive().await;
+    assert_eq!(budget.free_bytes(), 1 << 20);
 }
