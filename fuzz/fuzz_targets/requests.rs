@@ -1,15 +1,20 @@
 //! Requests against a real server on a simulated disk: whatever the bytes are, nothing panics, and memory stays bounded.
 //!
-//! An input is a row of requests: two bytes choose an API and a version, two are the length of the body, which follows. The header is made right, as
-//! it would hide all else. The server goes on from one input to the next, so that requests find topics, groups and transactions
-//! that others have made, and is a new one after some thousand of them.
+//! An input is what one client sends. Its first byte chooses the listener: one where everybody may do everything, or one where clients log in
+//! and ACLs hold. A row of requests follows: two bytes are the key of an API and a version, two are the length of the body, which follows. The header is
+//! made right, and so is the checksum of record batches, as they would hide all else. The server goes on from one input to the next, so that
+//! requests find topics, groups and transactions that others have made, and is a new one after some thousand of them.
 #![no_main]
 
 use std::cell::RefCell;
+use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use alluvium_broker::{Broker, BrokerConfig, BrokerFold, ListenerConfig};
+use alluvium_broker::{
+    AuthorizationConfig, Broker, BrokerConfig, BrokerFold, JwksSource, ListenerConfig, Mechanism,
+    OauthConfig,
+};
 use alluvium_device::sim::{SimDisk, SimOptions, Stepper};
 use alluvium_stream::{MemoryCatalog, Options, Store};
 use alluvium_wal::{FormatOptions, Wal};
@@ -23,6 +28,10 @@ const WAL_BYTES: u64 = 16 << 20;
 const INPUTS: u32 = 5_000;
 /// Requests that wait for others (a rebalance, records) are given up.
 const PATIENCE: Duration = Duration::from_millis(5);
+const PRODUCE: i16 = 0;
+/// Of RFC 8037, A.2.
+const KEYS: &str = r#"{"keys":[{"kty":"OKP","crv":"Ed25519","kid":"k",
+    "x":"11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo"}]}"#;
 
 struct World {
     runtime: Runtime,
@@ -41,13 +50,10 @@ impl World {
             max_record_bytes: 1 << 20,
             ..alluvium_wal::Options::default()
         };
-        let options = Options { cache_bytes: WAL_BYTES, ..Options::for_wal(WAL_BYTES) };
-        let mut config = BrokerConfig {
-            listeners: vec![ListenerConfig::plaintext("127.0.0.1:0".parse().expect("an address"))],
-            max_partitions: 100,
-            ..BrokerConfig::default()
-        };
-        config.groups.max_groups = 100;
+        // Often enough that there are objects to read, and to compact.
+        let upload_interval = Duration::from_millis(50);
+        let options =
+            Options { cache_bytes: WAL_BYTES, upload_interval, ..Options::for_wal(WAL_BYTES) };
         let device = disk.device();
         let (broker, stepper) = runtime.block_on(async {
             let (objects, catalog) = (Arc::<InMemory>::default(), Arc::<MemoryCatalog>::default());
@@ -55,11 +61,46 @@ impl World {
             let opened = Store::open(device, wal_options, objects, catalog, fold, options, None);
             let store = opened.await.expect("the store opens").store;
             let stepper = Stepper::start(disk.clone());
-            let broker = Broker::start(config, store, &mut Registry::default()).await;
-            (broker.expect("the server starts"), stepper)
+            let broker = Broker::start(config(), store, &mut Registry::default()).await;
+            let broker = broker.expect("the server starts");
+            broker.users().set_password("alice", "secret").await.expect("a user");
+            (broker, stepper)
         });
         Self { runtime, broker, _stepper: stepper, inputs: 0 }
     }
+}
+
+fn config() -> BrokerConfig {
+    let open = ListenerConfig::plaintext("127.0.0.1:0".parse().expect("an address"));
+    let mechanisms = ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"];
+    let secured = ListenerConfig {
+        name: "SASL".into(),
+        sasl: mechanisms.map(|name| name.parse::<Mechanism>().expect("a mechanism")).into(),
+        ..open.clone()
+    };
+    let mut config = BrokerConfig {
+        listeners: vec![open, secured],
+        max_partitions: 100,
+        // Often enough to work on what the inputs have left.
+        retention_check_interval: Duration::from_millis(20),
+        log_compaction_check_interval: Duration::from_millis(20),
+        ..BrokerConfig::default()
+    };
+    config.groups.max_groups = 100;
+    config.security.session_lifetime = Some(Duration::from_secs(2));
+    config.security.oauth = Some(OauthConfig {
+        keys: JwksSource::new(|| Box::pin(async { Ok(KEYS.into()) })),
+        issuer: "issuer".into(),
+        audience: "audience".into(),
+        principal_claim: "sub".into(),
+        scopes: Vec::new(),
+        clock_skew: Duration::from_secs(30),
+    });
+    config.security.authorization = Some(AuthorizationConfig {
+        super_users: vec!["User:ANONYMOUS".into()],
+        ..AuthorizationConfig::default()
+    });
+    config
 }
 
 fn header(key: i16, version: i16) -> BytesMut {
@@ -73,6 +114,28 @@ fn header(key: i16, version: i16) -> BytesMut {
         header.put_u8(0);
     }
     header
+}
+
+/// Make the checksums right of all that may be a record batch.
+fn sign_batches(body: &mut [u8]) {
+    const LENGTH: usize = 8;
+    const MAGIC: usize = 16;
+    const CRC: usize = 17;
+    const SIGNED: usize = 21;
+    const HEADER: usize = 61;
+    let mut at = 0;
+    while at + HEADER <= body.len() {
+        let batch = &mut body[at..];
+        let len = u32::from_be_bytes(batch[LENGTH..LENGTH + 4].try_into().expect("four bytes"));
+        let end = (len as usize).saturating_add(LENGTH + 4);
+        if batch[MAGIC] == 2 && (HEADER..=batch.len()).contains(&end) {
+            let crc = crc32c::crc32c(&batch[SIGNED..end]);
+            batch[CRC..SIGNED].copy_from_slice(&crc.to_be_bytes());
+            at += end;
+        } else {
+            at += 1;
+        }
+    }
 }
 
 thread_local! {
@@ -96,17 +159,33 @@ libfuzzer_sys::fuzz_target!(init: die_of_panics(), |data: &[u8]| {
         let world = world.get_or_insert_with(World::new);
         world.inputs += 1;
         let apis = Broker::apis();
-        let mut rest = data;
+        let Some((listener, mut rest)) = data.split_first() else { return };
+        // From an address of its own, as addresses that fail to log in are slowed down.
+        let ip = Ipv4Addr::from(0x7f00_0000 + world.inputs);
+        let client = world.broker.bare_client(usize::from(listener % 2), ip.into());
         while let Some(([api, version, high, low], more)) = rest.split_first_chunk() {
-            let (key, min, max) = apis[usize::from(*api) % apis.len()];
-            let version = min + i16::from(*version) % (max - min + 1);
+            let known = apis.iter().find(|(key, ..)| *key == i16::from(*api));
+            let (key, min, max) = *known.unwrap_or(&apis[usize::from(*api) % apis.len()]);
+            let version = match i16::from(*version) {
+                served if (min..=max).contains(&served) => served,
+                other => min + other % (max - min + 1),
+            };
             let len = usize::from(u16::from_be_bytes([*high, *low])).min(more.len());
             let (body, behind) = more.split_at(len);
             rest = behind;
-            let mut request = header(key, version);
+            let mut request = BytesMut::new();
+            if !client.sends_bare_message() {
+                request = header(key, version);
+            }
+            let body_at = request.len();
             request.put_slice(body);
+            if key == PRODUCE {
+                sign_batches(&mut request[body_at..]);
+            }
             let request: Bytes = request.freeze();
-            world.runtime.block_on(world.broker.handle_bytes(request, PATIENCE));
+            if !world.runtime.block_on(client.send(request, PATIENCE)) {
+                break;
+            }
         }
     });
 });

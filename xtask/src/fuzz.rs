@@ -87,7 +87,7 @@ fn fuzz(root: &Path, target: &str, seconds: u64) -> Result<(), Error> {
     let corpus = Path::new("target/fuzz/corpus").join(target);
     fs::create_dir_all(root.join(&corpus))?;
     let mut command = cargo_fuzz(root, "run", target);
-    command.arg(&corpus).arg(Path::new("fuzz/seeds").join(target));
+    command.arg(&corpus).arg(seeds(root, target)?);
     command.arg("--").arg(format!("-max_total_time={seconds}"));
     command.args(["-max_len=2048", "-len_control=0", "-timeout=60", "-rss_limit_mb=1024"]);
     command.args(["-malloc_limit_mb=64", "-print_final_stats=1"]);
@@ -128,6 +128,24 @@ fn fuzz(root: &Path, target: &str, seconds: u64) -> Result<(), Error> {
         }
         None => Err(format!("`{what}` has failed").into()),
     }
+}
+
+/// Where a target begins.
+fn seeds(root: &Path, target: &str) -> Result<PathBuf, Error> {
+    if target != "requests" {
+        return Ok(Path::new("fuzz/seeds").join(target));
+    }
+    // The examples of the server's own tests, so that there is one for each API and version.
+    let seeds = Path::new("target/fuzz/seeds").join(target);
+    let absolute = root.join(&seeds);
+    fs::create_dir_all(&absolute)?;
+    let mut write = cargo(root);
+    write.env("FUZZ_SEEDS", &absolute).args(["test", "-q", "-p", "alluvium-broker", "--lib"]);
+    quietly(write.arg("seeds_of_the_fuzz_target_fit_into_an_input"))?;
+    if fs::read_dir(&absolute)?.next().is_none() {
+        return Err(format!("the test has written no seeds to {}", seeds.display()).into());
+    }
+    Ok(seeds)
 }
 
 /// Runs a target on one input, in sight.

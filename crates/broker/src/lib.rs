@@ -37,7 +37,7 @@ mod wire;
 #[cfg(test)]
 mod tests;
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -255,27 +255,12 @@ impl Broker {
         UserAdmin(self.server.clone())
     }
 
-    /// Handle the bytes of one request, without its length, as if they had come in over a connection, up to its encoded response: for the fuzz target
-    /// `requests`. What takes longer than `patience` is dropped, as with a client that has gone. The API keys of requests that a fuzzer may send, with their
-    /// versions, are those that ApiVersions announces.
+    /// A client of this listener that has no connection, for the fuzz target `requests`.
     #[doc(hidden)]
-    pub async fn handle_bytes(&self, request: Bytes, patience: Duration) {
-        let listener = self.server.listeners[0].clone();
-        let peer = security::Peer::new(
-            listener,
-            Ipv4Addr::LOCALHOST.into(),
-            security::Principal::anonymous(),
-        );
-        let peer = Arc::new(peer);
-        let handled = async {
-            if let Ok(api::Served { answer: api::Answer::Later { response, .. }, .. }) =
-                api::serve(&self.server, &peer, request).await
-            {
-                drop(response.await);
-            }
-        };
-        // Nobody waits for what is dropped.
-        let _in_time = tokio::time::timeout(patience, handled).await;
+    pub fn bare_client(&self, listener: usize, ip: IpAddr) -> BareClient {
+        let listener = self.server.listeners[listener].clone();
+        let peer = security::Peer::new(listener, ip, security::Principal::anonymous());
+        BareClient { server: self.server.clone(), peer: Arc::new(peer) }
     }
 
     /// API key, first and last version of all that is served.
@@ -302,6 +287,38 @@ impl Broker {
                 tracing::error!(%error, "a listener's task failed");
             }
         }
+    }
+}
+
+/// What is at the other end of a connection, without the connection.
+#[doc(hidden)]
+pub struct BareClient {
+    server: Arc<Server>,
+    peer: Arc<security::Peer>,
+}
+
+impl BareClient {
+    /// Whether what it sends next is a message of SASL without a request around it.
+    #[doc(hidden)]
+    pub fn sends_bare_message(&self) -> bool {
+        self.peer.sends_bare_message()
+    }
+
+    /// Handle the bytes of one request, without its length, as if they had come in over a connection, up to its encoded response; false if the
+    /// connection would be closed now. What takes longer than `patience` is dropped, as with a client that has gone.
+    #[doc(hidden)]
+    pub async fn send(&self, request: Bytes, patience: Duration) -> bool {
+        let handled = async {
+            match api::serve(&self.server, &self.peer, request).await {
+                Ok(api::Served { answer: api::Answer::Later { response, .. }, .. }) => {
+                    response.await.is_ok()
+                }
+                Ok(api::Served { answer: api::Answer::Last(_) | api::Answer::Close, .. })
+                | Err(_) => false,
+                Ok(_) => true,
+            }
+        };
+        tokio::time::timeout(patience, handled).await.unwrap_or(true)
     }
 }
 

@@ -63,7 +63,7 @@ pub(crate) fn encode<R: Request>(request: &R, version: i16) -> Bytes {
     out.freeze()
 }
 
-fn body(key: ApiKey, version: i16, world: &World) -> Bytes {
+pub(crate) fn body(key: ApiKey, version: i16, world: &World) -> Bytes {
     // Fields that a version does not have must keep their defaults, or the encoder refuses.
     let from = |first: i16| version >= first;
     let topic = || TopicName(text(world.topic));

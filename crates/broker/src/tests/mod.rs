@@ -19,5 +19,6 @@ mod quotas;
 mod restarting;
 mod retention;
 mod secured;
+mod seeds;
 mod shares;
 mod transactions;
