@@ -21,10 +21,6 @@ use tokio_rustls::server::TlsStream;
 use super::principal::{Principal, PrincipalRules};
 use super::subject;
 
-/// A handshake takes some milliseconds of CPU: so many of one listener compute at the same time, so that the threads are there for others too. Who waits for
-/// its client waits beside them: else silent clients would take all the turns.
-const CONCURRENT_HANDSHAKES: usize = 2;
-
 /// A client that has not shaken hands after this time is disconnected, its wait for its turn included.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -126,7 +122,7 @@ impl Tls {
         let files = read(&config).await?;
         let current = Arc::new(RwLock::new(Arc::new(make(&config, &files)?)));
         let reloading = tokio::spawn(reload(config.clone(), files, current.clone()));
-        Ok(Self { config, current, handshakes: Semaphore::new(CONCURRENT_HANDSHAKES), reloading })
+        Ok(Self { config, current, handshakes: Semaphore::new(concurrent_handshakes()), reloading })
     }
 
     /// Shake hands.
@@ -155,6 +151,12 @@ impl Tls {
         };
         Ok((stream, principal))
     }
+}
+
+/// A handshake takes some milliseconds of CPU: those of one listener compute on half of the processors, so that the others are there for who is served. Who waits for
+/// its client waits without a turn: else silent clients would take all of them.
+fn concurrent_handshakes() -> usize {
+    std::thread::available_parallelism().map_or(1, |processors| processors.get().div_ceil(2))
 }
 
 /// Do a work with one of the turns whenever it goes on, and without one while it waits.
