@@ -10,6 +10,7 @@ mod exec;
 mod fence;
 mod fuzz;
 mod gate;
+mod hostile;
 mod image;
 mod kafka;
 mod kcat;
@@ -76,8 +77,10 @@ enum Task {
     Fence(FenceOptions),
     /// Run with an S3 server as the object store: faults on the way, an outage, TLS, credentials, tools, SIGKILL of both: a campaign.
     S3(S3Options),
-    /// Run the fuzz targets of the WAL: all, or the ones named.
+    /// Run the fuzz targets of the WAL and of the server's requests: all, or the ones named.
     Fuzz(FuzzOptions),
+    /// Attack the server as clients can: connections, half and bad requests, bombs, answers that nobody reads, names without end.
+    Hostile(HostileOptions),
     /// Write many bytes through a small WAL and read all of them back: a campaign.
     Endless(EndlessOptions),
     /// Measure a server under load: beside a real Apache Kafka, beside itself without uploads, beside its own bounds.
@@ -119,6 +122,8 @@ enum Suite {
     S3,
     /// Transactions under SIGKILL of server and clients, six rounds.
     ExactlyOnce,
+    /// Clients that mean harm, 2,000 connections.
+    Hostile,
     /// 1 GiB through a WAL of 256 MiB.
     Endless,
     /// Ten minutes of mixed load, in which the resident memory stays below what the settings allow.
@@ -224,7 +229,7 @@ struct S3Options {
 
 #[derive(Args)]
 struct FuzzOptions {
-    /// Which targets: `headers`, `records`, `recovery`. Default: all.
+    /// Which targets: `headers`, `records`, `recovery`, `requests`. Default: all.
     targets: Vec<String>,
     /// Seconds for each.
     #[arg(long, default_value_t = 60)]
@@ -232,6 +237,15 @@ struct FuzzOptions {
     /// Run the target on this file alone, to replay what it has found.
     #[arg(long, value_name = "FILE")]
     input: Option<PathBuf>,
+}
+
+#[derive(Args)]
+struct HostileOptions {
+    /// Connections at the same time in the largest attack.
+    #[arg(long, default_value_t = 10_000)]
+    connections: u32,
+    #[command(flatten)]
+    server: ServerOptions,
 }
 
 #[derive(Args)]
@@ -261,6 +275,7 @@ fn run(task: Task) -> Result<report::Report, Error> {
         Task::Fence(options) => fence::campaign(&root, &options),
         Task::S3(options) => suites::s3_campaign(&root, &options),
         Task::Fuzz(options) => fuzz::run(&root, &options),
+        Task::Hostile(options) => suites::hostile_campaign(&root, &options),
         Task::Bench(bench) => bench::run(&root, &bench),
         Task::Endless(options) => suites::endless_campaign(&root, &options),
     }

@@ -13,8 +13,9 @@ use crate::s3::Peer;
 use crate::server::{Config, Ending, Server, binary};
 use crate::setup::Missing;
 use crate::{
-    EndlessOptions, Error, ExactlyOnceOptions, KillOptions, ModelOptions, S3Options, SimOptions,
-    Suite, TestOptions, compat, endless, exactly_once, gate, kcat, kill, loom, s3, setup,
+    EndlessOptions, Error, ExactlyOnceOptions, HostileOptions, KillOptions, ModelOptions,
+    S3Options, SimOptions, Suite, TestOptions, compat, endless, exactly_once, gate, hostile, kcat,
+    kill, loom, s3, setup,
 };
 
 /// Far above what a suite takes: it keeps a suite that hangs from blocking the rest.
@@ -59,6 +60,7 @@ pub(crate) fn run(root: &Path, options: &TestOptions) -> Result<Report, Error> {
     suite(Suite::Restart, "restart", &|| bench.restart());
     suite(Suite::S3, "s3", &|| bench.s3(Peer::Versitygw, 3, options.seed));
     suite(Suite::ExactlyOnce, "exactly once", &|| bench.exactly_once(6, options.seed));
+    suite(Suite::Hostile, "hostile", &|| bench.hostile(2_000));
     suite(Suite::Endless, "endless", &|| bench.endless(1024, WAL_MEBIBYTES));
     suite(Suite::Memory, "memory", &|| bench.memory());
     if wanted(Suite::Compat) {
@@ -107,6 +109,14 @@ pub(crate) fn kill_campaign(root: &Path, options: &KillOptions) -> Result<Report
     let targets = options.target.map_or(vec![Target::File, Target::Loop], |target| vec![target]);
     let mut report = Report::default();
     bench.kill(&mut report, &targets, options.rounds, options.seed.unwrap_or(clock));
+    Ok(report)
+}
+
+/// `cargo xtask hostile`.
+pub(crate) fn hostile_campaign(root: &Path, options: &HostileOptions) -> Result<Report, Error> {
+    let bench = Bench { root, binary: binary(root, options.server.server.as_deref())? };
+    let mut report = Report::default();
+    report.suite("hostile", || skip_if_missing("hostile", bench.hostile(options.connections)));
     Ok(report)
 }
 
@@ -199,6 +209,10 @@ impl Bench<'_> {
         }
         cases.push(Case::run("the server stops on SIGTERM", || server.finish()));
         Ok(cases)
+    }
+
+    fn hostile(&self, connections: u32) -> Result<Vec<Case>, Missing> {
+        Ok(hostile::run(&self.binary, &self.directory("hostile"), connections)?)
     }
 
     fn kcat(&self) -> Result<Vec<Case>, Missing> {

@@ -1,0 +1,468 @@
+//! Clients that mean harm, against the real binary: whatever they do, memory stays bounded, and an honest client is served all the while.
+
+mod wire;
+
+use std::fs;
+use std::io::Write;
+use std::net::TcpStream;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Resource, getrlimit, setrlimit};
+
+use crate::Error;
+use crate::report::Case;
+use crate::server::{Config, Objects, Server};
+use wire::{
+    API_VERSIONS, Batch, Body, CONSUMER_GROUP_HEARTBEAT, FETCH, INIT_PRODUCER_ID, JOIN_GROUP,
+    LIST_OFFSETS, METADATA, Wire, create_topic, fetch, flexible, produce, produced, request,
+};
+
+/// A round of the honest client may take so long on a busy machine.
+const ROUND_LIMIT: Duration = Duration::from_secs(120);
+/// Connections that the server takes beyond those of the suite's largest attack.
+const SPARE_CONNECTIONS: u32 = 200;
+const WAL_MEBIBYTES: u64 = 256;
+const LOG_CACHE_MEBIBYTES: u64 = 64;
+
+const HONEST: &str = "honest";
+/// A topic with much in it.
+const FULL: &str = "full";
+/// A topic whose batches are compressed as well as they can be.
+const TRYING: &str = "trying";
+
+/// Run all attacks, with so many connections at the same time in the largest.
+pub(crate) fn run(binary: &Path, directory: &Path, connections: u32) -> Result<Vec<Case>, Error> {
+    let connections = raise_file_limit(connections)?;
+    let max_connections = (connections + SPARE_CONNECTIONS).to_string();
+    let arguments = ["--max-connections", &max_connections, "--upload-interval", "1h"];
+    let config = Config {
+        binary: binary.to_path_buf(),
+        directory: directory.to_path_buf(),
+        wal_mebibytes: WAL_MEBIBYTES,
+        log_cache_mebibytes: LOG_CACHE_MEBIBYTES,
+        wal: None,
+        objects: Some(Objects {
+            arguments: arguments.map(str::to_owned).into(),
+            environment: Vec::new(),
+        }),
+    };
+    let server = Server::start(config)?;
+    let mut cases = Attacks::begin(&server, connections)?.all();
+    if cases.iter().any(Case::has_failed) {
+        println!("data and log of the server stay in {}", directory.display());
+        return Ok(cases);
+    }
+    cases.push(Case::run("nothing has panicked", || match server.log()?.contains("panicked") {
+        true => Err(format!("the log tells of a panic{}", server.log_tail()).into()),
+        false => Ok(()),
+    }));
+    cases.push(Case::run("the server stops on SIGTERM", || server.finish()));
+    Ok(cases)
+}
+
+/// Let this process and those it starts have files for so many connections; how many that are in the end.
+fn raise_file_limit(connections: u32) -> Result<u32, Error> {
+    let needed = u64::from(connections) + 1_000;
+    let mut limit = getrlimit(Resource::Nofile);
+    if limit.current.is_some_and(|current| current < needed) {
+        limit.current = limit.maximum.map_or(Some(needed), |maximum| Some(maximum.min(needed)));
+        setrlimit(Resource::Nofile, limit.clone())?;
+    }
+    let files = limit.current.unwrap_or(needed).min(needed);
+    Ok(u32::try_from(files)?.saturating_sub(1_000))
+}
+
+/// A client that produces a record and reads it back, again and again.
+struct Honest {
+    rounds: Arc<AtomicU64>,
+    stop: Arc<AtomicBool>,
+    failure: Arc<Mutex<Option<String>>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Honest {
+    fn start(address: String) -> Self {
+        let (rounds, stop) = (Arc::<AtomicU64>::default(), Arc::<AtomicBool>::default());
+        let failure = Arc::<Mutex<Option<String>>>::default();
+        let (counted, stopped, failed) = (rounds.clone(), stop.clone(), failure.clone());
+        let thread = thread::spawn(move || {
+            if let Err(error) = Self::work(&address, &counted, &stopped) {
+                *failed.lock().expect("nobody panics with it") = Some(error.to_string());
+            }
+        });
+        Self { rounds, stop, failure, thread: Some(thread) }
+    }
+
+    fn work(address: &str, rounds: &AtomicU64, stop: &AtomicBool) -> Result<(), Error> {
+        let mut wire = Wire::connect(address)?;
+        let batch = Batch::good().encode();
+        while !stop.load(Ordering::Relaxed) {
+            let (code, offset) = produced(wire.call(&produce(HONEST, &batch))?)?;
+            if code != 0 {
+                return Err(format!("a good batch is refused with {code}").into());
+            }
+            let answer = wire.call(&fetch(HONEST, offset, 1 << 20))?;
+            if answer.len_bytes() < batch.len() {
+                return Err("a record that was acknowledged is not there".into());
+            }
+            rounds.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Wait until it has been served some more.
+    fn is_served(&self) -> Result<(), Error> {
+        let until = self.rounds.load(Ordering::Relaxed) + 3;
+        let give_up = Instant::now() + ROUND_LIMIT;
+        while self.rounds.load(Ordering::Relaxed) < until {
+            if let Some(failure) = self.failure.lock().expect("nobody panics with it").as_ref() {
+                return Err(format!("the honest client: {failure}").into());
+            }
+            if Instant::now() >= give_up {
+                return Err("the honest client is not served".into());
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Honest {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            // What it has failed with was told.
+            let _ = thread.join();
+        }
+    }
+}
+
+struct Attacks<'a> {
+    server: &'a Server,
+    honest: Honest,
+    connections: u32,
+}
+
+impl<'a> Attacks<'a> {
+    fn begin(server: &'a Server, connections: u32) -> Result<Self, Error> {
+        let mut wire = Wire::connect(&server.address())?;
+        let topics: [(&str, i32, &[(&str, &str)]); 8] = [
+            (HONEST, 1, &[]),
+            (FULL, 1, &[]),
+            ("bad", 1, &[]),
+            ("bomb", 1, &[]),
+            ("recompressed", 1, &[("compression.type", "gzip")]),
+            ("compacted", 1, &[("cleanup.policy", "compact")]),
+            (TRYING, 1, &[("compression.type", "zstd"), ("compression.zstd.level", "22")]),
+            ("wide", 2_000, &[]),
+        ];
+        for (topic, partitions, configs) in topics {
+            let mut answer = wire.call(&create_topic(topic, partitions, configs))?;
+            (answer.i32()?, answer.i32()?);
+            answer.skip_text()?;
+            match answer.i16()? {
+                0 => {}
+                code => return Err(format!("topic {topic} is refused with {code}").into()),
+            }
+        }
+        // The server does not look into what is compressed.
+        let large = Batch { records: vec![0; 900 << 10], attributes: 1, ..Batch::good() };
+        let large = produce(FULL, &large.encode());
+        for _ in 0..40 {
+            let (code, _) = produced(wire.call(&large)?)?;
+            if code != 0 {
+                return Err(format!("a large batch is refused with {code}").into());
+            }
+        }
+        Ok(Self { server, honest: Honest::start(server.address()), connections })
+    }
+
+    fn all(&self) -> Vec<Case> {
+        type Attack<'a> = fn(&Attacks<'a>) -> Result<Held, Error>;
+        // How much more memory the server may take at its height, in MiB: bounds of its documents, and what allocators do with it.
+        let attacks: [(&str, u64, Attack<'a>); 10] = [
+            ("lengths that can not be", 64, Self::lengths),
+            ("arrays and texts that are not there", 64, Self::arrays),
+            ("bad batches, old formats", 64, Self::batches),
+            ("half requests of 100 MiB", 384, Self::half_requests),
+            ("one byte at a time", 64, Self::slow_senders),
+            ("decompression bombs", 512, Self::bombs),
+            ("answers that nobody reads", 768, Self::unread_answers),
+            ("members, sessions, producers, transactions without end", 256, Self::names),
+            ("thousands of topics in one request", 256, Self::many_topics),
+            ("connections", 64 + u64::from(self.connections) * 32 / 1024, Self::idle_connections),
+        ];
+        let run = |(name, more_mebibytes, attack): (&str, u64, Attack<'a>)| {
+            Case::run(name, || self.attack(name, more_mebibytes, attack))
+        };
+        attacks.into_iter().map(run).collect()
+    }
+
+    fn attack(
+        &self,
+        name: &str,
+        more_mebibytes: u64,
+        attack: fn(&Self) -> Result<Held, Error>,
+    ) -> Result<(), Error> {
+        // What was the most before does not count.
+        fs::write(format!("/proc/{}/clear_refs", self.server.pid()), "5")?;
+        let before_kib = self.server.memory_kib().ok_or("the server is gone")?;
+        let held = attack(self)?;
+        self.honest.is_served()?;
+        let after_kib = self.server.peak_memory_kib().ok_or("the server is gone")?;
+        drop(held);
+        self.honest.is_served()?;
+        println!("{name}: {} MiB before, {} MiB at most", before_kib >> 10, after_kib >> 10);
+        if after_kib > before_kib + (more_mebibytes << 10) {
+            return Err(format!(
+                "{} MiB have become {} MiB, allowed are {more_mebibytes} more",
+                before_kib >> 10,
+                after_kib >> 10
+            )
+            .into());
+        }
+        Ok(())
+    }
+
+    fn connect(&self) -> Result<Wire, Error> {
+        Wire::connect(&self.server.address())
+    }
+
+    fn connect_many(&self, count: u32) -> Result<Vec<Wire>, Error> {
+        (0..count).map(|_| self.connect()).collect()
+    }
+
+    /// Each must close its connection.
+    fn must_close(&self, what: &str, bytes: &[u8]) -> Result<(), Error> {
+        match self.connect()?.is_closed_after(bytes)? {
+            true => Ok(()),
+            false => Err(format!("{what}: answered").into()),
+        }
+    }
+
+    fn lengths(&self) -> Result<Held, Error> {
+        for len in [i32::MAX, i32::MIN, -1, (100 << 20) + 1, 0, 3] {
+            self.must_close(&format!("{len} bytes"), &[&len.to_be_bytes()[..], &[0; 3]].concat())?;
+        }
+        let nothing = Body::default();
+        for (key, version) in [(999, 0), (-1, 0), (STOP_REPLICA, 0), (METADATA, 99)] {
+            let name = format!("API {key} version {version}");
+            self.must_close(&name, &request(key, version, &nothing))?;
+        }
+        Ok(Held::default())
+    }
+
+    /// Behind a good header: lengths of arrays and texts that the request does not have.
+    fn arrays(&self) -> Result<Held, Error> {
+        let spoils = [
+            Body::default().i32(i32::MAX),
+            Body::default().i32(i32::MIN),
+            Body::default().i16(i16::MAX).i32(-2),
+            Body::default().i16(-2).i32(i32::MAX),
+            // Compact lengths of 4 GiB and of ten bytes.
+            Body(vec![0xff, 0xff, 0xff, 0xff, 0x0f]),
+            Body(vec![0xff; 16]),
+            Body(vec![0x7f; 4096]),
+        ];
+        for key in 0..=75 {
+            for version in [0, 1, 4, 9] {
+                for spoil in &spoils {
+                    // It answers or closes the connection; groups wait for members, so the answer is not waited for.
+                    self.connect()?.send(&request(key, version, spoil));
+                }
+            }
+        }
+        Ok(Held::default())
+    }
+
+    fn batches(&self) -> Result<Held, Error> {
+        let good = Batch::good;
+        let mut wire = self.connect()?;
+        for (what, batch) in [
+            ("a wrong checksum", Batch { crc_xor: 1, ..good() }),
+            ("magic 0", Batch { magic: 0, ..good() }),
+            ("magic 1", Batch { magic: 1, ..good() }),
+            ("magic 3", Batch { magic: 3, ..good() }),
+            ("magic -1", Batch { magic: -1, ..good() }),
+            ("a length too short", Batch { length_off_by: -1, ..good() }),
+            ("a length too long", Batch { length_off_by: 1, ..good() }),
+            ("a negative length", Batch { length_off_by: i32::MIN, ..good() }),
+            ("no records", Batch { count: 0, ..good() }),
+            ("too many records", Batch { count: 2, ..good() }),
+            ("a negative number of records", Batch { count: -1, ..good() }),
+            ("the most records", Batch { count: i32::MAX, last_delta: i32::MAX - 1, ..good() }),
+            ("a negative delta", Batch { last_delta: -1, ..good() }),
+            ("a control batch", Batch { attributes: 0x20, ..good() }),
+            ("a transaction of nobody", Batch { attributes: 0x10, ..good() }),
+            ("an unknown codec", Batch { attributes: 7, ..good() }),
+            ("records of nothing", Batch { records: Vec::new(), ..good() }),
+        ] {
+            match produced(wire.call(&produce("bad", &batch.encode()))?)? {
+                (0, offset) => return Err(format!("{what}: taken, at offset {offset}").into()),
+                (_, -1) => {}
+                (code, offset) => return Err(format!("{what}: {code} at {offset}").into()),
+            }
+        }
+        // The log has none of them.
+        match produced(wire.call(&produce("bad", &good().encode()))?)? {
+            (0, 0) => Ok(Held::default()),
+            other => Err(format!("the first good batch: {other:?}").into()),
+        }
+    }
+
+    fn half_requests(&self) -> Result<Held, Error> {
+        let mut wires = self.connect_many(1_000)?;
+        let claim = (100_i32 << 20).to_be_bytes();
+        for (at, wire) in wires.iter_mut().enumerate() {
+            wire.send(&claim);
+            // Some stay below what is read without asking; others send what goes, until the server does not read on.
+            wire.0.set_nonblocking(true)?;
+            let chunk = vec![0; 60 << 10];
+            for _ in 0..if at % 10 == 0 { 10 } else { 1 } {
+                wire.send(&chunk);
+            }
+        }
+        Ok(Held(wires))
+    }
+
+    fn slow_senders(&self) -> Result<Held, Error> {
+        let mut wires = self.connect_many(500)?;
+        let request = request(METADATA, 1, &Body::default().i32(-1));
+        for byte in &request[..request.len() - 1] {
+            wires.iter_mut().for_each(|wire| wire.send(&[*byte]));
+            thread::sleep(Duration::from_millis(20));
+        }
+        Ok(Held(wires))
+    }
+
+    fn bombs(&self) -> Result<Held, Error> {
+        let bomb = Batch::zstd_bomb(900 << 10).encode();
+        for topic in ["bomb", "recompressed", "compacted"] {
+            // Taken or not, as the topic has to look into it.
+            produced(self.connect()?.call(&produce(topic, &bomb))?)?;
+        }
+        let (code, _) = produced(self.connect()?.call(&produce(TRYING, &Batch::good().encode()))?)?;
+        if code != 0 {
+            return Err(format!("a good batch for {TRYING} is refused with {code}").into());
+        }
+        // A search by time has to look into it in any case.
+        let search = Body::default().i32(-1).i32(1).text("bomb").i32(1).i32(0).i64(1);
+        let search = request(LIST_OFFSETS, 1, &search);
+        let mut wires = self.connect_many(20)?;
+        wires.iter_mut().for_each(|wire| wire.send(&search));
+        let mut answered = self.connect()?;
+        answered.call(&search)?;
+        Ok(Held(wires))
+    }
+
+    /// Ask and ask, and never read: until the server does not read either.
+    fn unread_answers(&self) -> Result<Held, Error> {
+        let fetch = fetch(FULL, 0, 50 << 20);
+        let metadata = request(METADATA, 1, &Body::default().i32(-1));
+        let mut wires = self.connect_many(200)?;
+        for (at, wire) in wires.iter_mut().enumerate() {
+            let asked = if at % 4 == 0 { &fetch } else { &metadata };
+            wire.0.set_nonblocking(true)?;
+            for _ in 0..10_000 {
+                if wire.0.write(asked).is_err() {
+                    break;
+                }
+            }
+        }
+        Ok(Held(wires))
+    }
+
+    fn names(&self) -> Result<Held, Error> {
+        const COUNT: usize = 1_000;
+        let mut wire = self.connect()?;
+        let mut ask = |request: Vec<u8>| wire.call(&request).map(drop);
+        for n in 0..COUNT {
+            let long = format!("{n}-{}", "x".repeat(200));
+            // A producer without a name, one with, and a session of fetches.
+            ask(request(INIT_PRODUCER_ID, 0, &Body::default().i16(-1).i32(1)))?;
+            ask(request(INIT_PRODUCER_ID, 0, &Body::default().text(&long).i32(60_000)))?;
+            let session = Body::default().i32(-1).i32(0).i32(0).i32(1).i8(0).i32(0).i32(0);
+            let session = session.i32(1).text(&long[..100]).i32(1).i32(0).i64(0).i64(-1).i32(1);
+            ask(request(FETCH, 7, &session.i32(0)))?;
+            let heartbeat = Body::default().compact(&long[..100]).compact(&long[..90]).i32(0);
+            let heartbeat = heartbeat.compact(&long[..90]).i8(0).i32(60_000);
+            let heartbeat = heartbeat.i8(2).compact(HONEST).i8(0).i8(0).i8(1).i8(0);
+            ask(flexible(CONSUMER_GROUP_HEARTBEAT, 1, &heartbeat))?;
+        }
+        // Members of one classic group, each static and on a connection of its own as it waits for the others.
+        let mut wires = self.connect_many(500)?;
+        for (n, wire) in wires.iter_mut().enumerate() {
+            let join = Body::default().text("crowd").i32(30_000).i32(60_000).text("");
+            let join = join.text(&format!("instance-{n}")).text("consumer");
+            let join = join.i32(1).text("range").bytes(&[0; 4096]);
+            wire.send(&request(JOIN_GROUP, 5, &join));
+        }
+        Ok(Held(wires))
+    }
+
+    fn many_topics(&self) -> Result<Held, Error> {
+        let mut wires = self.connect_many(8)?;
+        let mut body = Body::default().i32(50_000);
+        for n in 0..50_000 {
+            body = body.text(&format!("no-such-topic-{n}"));
+        }
+        // They are not to be created.
+        let metadata = request(METADATA, 4, &body.i8(0));
+        let again = create_topic(HONEST, i32::MAX, &[]);
+        for wire in &mut wires {
+            wire.call(&metadata)?;
+            wire.call(&again)?;
+        }
+        Ok(Held(wires))
+    }
+
+    fn idle_connections(&self) -> Result<Held, Error> {
+        let ask = request(API_VERSIONS, 0, &Body::default());
+        let mut wires = Vec::new();
+        while wires.len() < self.connections as usize {
+            let mut some = self.connect_many(100)?;
+            some.iter_mut().for_each(|wire| wire.send(&ask));
+            for wire in &mut some {
+                wire.answer()?.ok_or("a connection within the bound is refused")?;
+            }
+            wires.append(&mut some);
+        }
+        // Beyond the bound they are refused, and those that are there are served on.
+        let mut refused = 0;
+        for _ in 0..SPARE_CONNECTIONS + 50 {
+            let mut wire = self.connect()?;
+            wire.send(&ask);
+            match wire.answer()? {
+                Some(_) => wires.push(wire),
+                None => refused += 1,
+            }
+        }
+        if refused == 0 {
+            return Err("no connection is refused".into());
+        }
+        let last = wires.last_mut().ok_or("no connections")?;
+        last.call(&ask)?;
+        println!("connections: {} are open, {refused} were refused", wires.len());
+        Ok(Held(wires))
+    }
+}
+
+/// StopReplica, of brokers among themselves.
+const STOP_REPLICA: i16 = 5;
+
+/// Connections of an attack that goes on as long as they are there.
+#[derive(Default)]
+struct Held(Vec<Wire>);
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        for Wire(socket) in &self.0 {
+            let _: Result<(), std::io::Error> =
+                TcpStream::shutdown(socket, std::net::Shutdown::Both);
+        }
+    }
+}
