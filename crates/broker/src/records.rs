@@ -14,7 +14,7 @@ use crate::errors::ApiError;
 /// At most so many bytes of one batch are decompressed.
 const MAX_DECOMPRESSED_BYTES: u64 = 256 << 20;
 
-/// From here on zstd looks for repetitions in more than a batch usually has: at level 22 with tables of 700 MiB. With a window of 2 MiB they have 20 MiB.
+/// From here on zstd looks for repetitions in more than a batch usually has: at level 22 with tables of 700 MiB. Those for a window of 2 MiB have 20 MiB.
 const ZSTD_LAST_SMALL_LEVEL: i32 = 9;
 const ZSTD_WINDOW_LOG: u32 = 21;
 
@@ -267,7 +267,10 @@ fn compress(
         Codec::Zstd => {
             let mut encoder = zstd::stream::write::Encoder::new(out, level)?;
             if level > ZSTD_LAST_SMALL_LEVEL {
+                use zstd::stream::raw::CParameter;
                 encoder.window_log(ZSTD_WINDOW_LOG)?;
+                encoder.set_parameter(CParameter::HashLog(ZSTD_WINDOW_LOG - 1))?;
+                encoder.set_parameter(CParameter::ChainLog(ZSTD_WINDOW_LOG))?;
             }
             io::copy(records, &mut encoder)?;
             encoder.finish()?;
