@@ -3,7 +3,7 @@
 //! A request is handled (its effects take place) before the next one is. Only the wait for durability of a produce request
 //! happens later, beside the handling of the requests behind it: its response holds its place in the queue of responses.
 //! A handler is not cancelled when the client has gone, only when a stopping server has waited for its whole grace period: but for those that
-//! only read, so that nobody reads objects for a client that is not there.
+//! only read or wait, so that nobody reads objects for a client that is not there, and its connection is free for others.
 
 use std::future::pending;
 use std::io::{self, IoSlice};

@@ -288,11 +288,18 @@ pub(crate) static APIS: &[Api] = &[
     }),
 ];
 
-/// Whether a request may take long while it changes nothing: it is given up when its client has gone.
+/// Whether a request may wait long, and changes nothing while it waits: it is given up when its client has gone. Members of groups wait for one another
+/// as long as they like, and their connections would be missing to others.
 pub(crate) fn may_be_given_up(frame: &[u8]) -> bool {
+    let waiting = [
+        ApiKey::Fetch,
+        ApiKey::ListOffsets,
+        ApiKey::JoinGroup,
+        ApiKey::SyncGroup,
+        ApiKey::ShareFetch,
+    ];
     let key = frame.first_chunk().map(|key| i16::from_be_bytes(*key));
-    let given_up = [ApiKey::Fetch, ApiKey::ListOffsets, ApiKey::ShareFetch];
-    key.is_some_and(|key| given_up.iter().any(|known| *known as i16 == key))
+    waiting.iter().any(|waits| key == Some(*waits as i16))
 }
 
 /// Handle one request, the frame's length already removed. Returns when the request has taken effect.

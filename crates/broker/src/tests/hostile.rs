@@ -6,11 +6,11 @@ use alluvium_device::sim::Random;
 use bytes::{BufMut, BytesMut};
 use kafka_protocol::messages::{
     AlterPartitionReassignmentsRequest, ApiKey, ApiVersionsRequest, ApiVersionsResponse,
-    DescribeConfigsRequest, DescribeGroupsRequest, ElectLeadersRequest, ListOffsetsRequest,
-    MetadataRequest, OffsetCommitRequest, OffsetFetchRequest, ProduceRequest, TopicName,
-    alter_partition_reassignments_request, describe_configs_request, elect_leaders_request,
-    list_offsets_request, metadata_request, offset_commit_request, offset_fetch_request,
-    produce_request::PartitionProduceData,
+    DescribeConfigsRequest, DescribeGroupsRequest, ElectLeadersRequest, JoinGroupRequest,
+    ListOffsetsRequest, MetadataRequest, OffsetCommitRequest, OffsetFetchRequest, ProduceRequest,
+    TopicName, alter_partition_reassignments_request, describe_configs_request,
+    elect_leaders_request, join_group_request, list_offsets_request, metadata_request,
+    offset_commit_request, offset_fetch_request, produce_request::PartitionProduceData,
 };
 use kafka_protocol::protocol::Decodable;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -196,6 +196,35 @@ async fn connections_are_bounded() {
         }
     };
     tokio::time::timeout(HANG, admitted).await.unwrap();
+}
+
+/// Members that wait for others which never come would else hold their connections when they are long gone.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_connection_of_a_member_that_has_gone_is_free() {
+    let server = TestServer::with(16 << 20, |config| config.max_connections = 2).await;
+    let protocol = join_group_request::JoinGroupRequestProtocol::default().with_name(text("range"));
+    let join = JoinGroupRequest::default()
+        .with_group_id(text("g").into())
+        .with_session_timeout_ms(600_000)
+        .with_rebalance_timeout_ms(i32::MAX)
+        .with_protocol_type(text("consumer"))
+        .with_protocols(vec![protocol]);
+    let mut stays = server.client().await;
+    assert_eq!(stays.call(2, &join).await.error_code, 0);
+    let mut waits = server.client().await;
+    waits.send(2, &join).await;
+    server.begun("JoinGroup", 2, 2).await;
+    drop(waits);
+    let admitted = async {
+        loop {
+            let mut client = server.client().await;
+            client.send(0, &ApiVersionsRequest::default()).await;
+            if client.receive_frame().await.is_some() {
+                break;
+            }
+        }
+    };
+    tokio::time::timeout(HANG, admitted).await.expect("its connection is still there");
 }
 
 #[tokio::test(flavor = "multi_thread")]
