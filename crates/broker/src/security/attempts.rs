@@ -2,65 +2,120 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::time::Instant;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio::time::timeout_at;
 
 /// Failures in a row that an address has free, users behind a gateway included.
 const BURST: u32 = 20;
 
-/// Addresses that are remembered; about 50 bytes each.
+/// Addresses that are remembered; about 100 bytes each.
 const MAX_ADDRESSES: usize = 20_000;
 
-/// Attempts of each address. One that is begun counts as failed until it has succeeded, so that many at the same time do not get by; one is
-/// forgotten each second.
+/// Longer than clients wait for an answer.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Attempts of each address. One that is under way may fail, so there are never more of them than there are failures left: the others wait
+/// until it has ended. All the clients of a machine may come back at the same time, and none of them has failed. A failure is forgotten each second.
 #[derive(Default)]
 pub(crate) struct Attempts {
-    by_address: HashMap<IpAddr, Failed>,
+    by_address: Mutex<HashMap<IpAddr, Of>>,
 }
 
-struct Failed {
-    count: u32,
+/// The attempts of one address.
+struct Of {
+    failed: u32,
     since: Instant,
+    under_way: u32,
+    /// One of them has ended.
+    ended: Arc<Notify>,
 }
 
-impl Failed {
-    /// What is left of it.
+impl Of {
+    fn new(now: Instant) -> Self {
+        Self { failed: 0, since: now, under_way: 0, ended: Arc::default() }
+    }
+
+    /// Forget what is to be forgotten.
     fn decay(&mut self, now: Instant) {
         let seconds = now.saturating_duration_since(self.since).as_secs();
-        if seconds > 0 {
-            let seconds = u32::try_from(seconds).unwrap_or(u32::MAX);
-            self.count = self.count.saturating_sub(seconds);
-            self.since = now;
-        }
+        self.failed = self.failed.saturating_sub(u32::try_from(seconds).unwrap_or(u32::MAX));
+        self.since += Duration::from_secs(seconds);
+    }
+}
+
+/// An attempt that is under way. It has failed when it is dropped without having succeeded.
+pub(crate) struct Attempt {
+    attempts: Arc<Attempts>,
+    ip: IpAddr,
+    succeeded: bool,
+}
+
+impl Attempt {
+    pub(crate) fn succeeded(mut self) {
+        self.succeeded = true;
+    }
+}
+
+impl Drop for Attempt {
+    fn drop(&mut self) {
+        let now = Instant::now();
+        let mut by_address = self.attempts.by_address.lock();
+        let of = by_address.entry(self.ip).or_insert_with(|| Of::new(now));
+        of.decay(now);
+        of.under_way = of.under_way.saturating_sub(1);
+        of.failed += u32::from(!self.succeeded);
+        of.ended.notify_one();
     }
 }
 
 impl Attempts {
-    /// Begin an attempt; false if it is one too many now.
-    pub(crate) fn begin(&mut self, ip: IpAddr, now: Instant) -> bool {
-        if self.by_address.len() >= MAX_ADDRESSES {
-            self.by_address.retain(|_, failed| {
-                failed.decay(now);
-                failed.count > 0
-            });
-            if self.by_address.len() >= MAX_ADDRESSES {
-                // Under attack from everywhere. Who is forgotten has its attempts again, which is better than to let nobody in.
-                self.by_address.clear();
-            }
+    /// Begin an attempt, when those of the same address that are under way leave room for it; `None` if too many have failed.
+    pub(crate) async fn begin(self: &Arc<Self>, ip: IpAddr) -> Option<Attempt> {
+        let ip = network(ip);
+        let deadline = tokio::time::Instant::now() + PATIENCE;
+        loop {
+            let ended = {
+                let mut by_address = self.by_address.lock();
+                let now = Instant::now();
+                make_room(&mut by_address, now);
+                let of = by_address.entry(ip).or_insert_with(|| Of::new(now));
+                of.decay(now);
+                if of.failed >= BURST {
+                    // Who waits behind this one is to know it, too.
+                    of.ended.notify_one();
+                    return None;
+                }
+                if of.failed + of.under_way < BURST {
+                    of.under_way += 1;
+                    if of.failed + of.under_way < BURST {
+                        // Two ends may have come before the first who waits was told.
+                        of.ended.notify_one();
+                    }
+                    return Some(Attempt { attempts: self.clone(), ip, succeeded: false });
+                }
+                of.ended.clone()
+            };
+            timeout_at(deadline, ended.notified()).await.ok()?;
         }
-        let failed = self.by_address.entry(network(ip)).or_insert(Failed { count: 0, since: now });
-        failed.decay(now);
-        if failed.count >= BURST {
-            return false;
-        }
-        failed.count += 1;
-        true
     }
+}
 
-    /// The attempt has succeeded.
-    pub(crate) fn succeeded(&mut self, ip: IpAddr) {
-        if let Some(failed) = self.by_address.get_mut(&network(ip)) {
-            failed.count = failed.count.saturating_sub(1);
-        }
+/// Under attack from everywhere whoever is forgotten has its attempts again, which is better than to let nobody in.
+fn make_room(by_address: &mut HashMap<IpAddr, Of>, now: Instant) {
+    if by_address.len() < MAX_ADDRESSES {
+        return;
+    }
+    by_address.retain(|_, of| {
+        of.decay(now);
+        of.failed > 0 || of.under_way > 0
+    });
+    if by_address.len() >= MAX_ADDRESSES {
+        // Those that are waited for stay: nobody would be told of their end.
+        by_address.retain(|_, of| of.under_way > 0);
     }
 }
 
@@ -74,40 +129,66 @@ fn network(ip: IpAddr) -> IpAddr {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
-    #[test]
-    fn who_fails_too_often_waits_and_others_do_not() {
-        let mut attempts = Attempts::default();
-        let now = Instant::now();
-        let [bad, good] = ["10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap()];
-        for _ in 0..BURST {
-            assert!(attempts.begin(bad, now));
-        }
-        assert!(!attempts.begin(bad, now));
-        for _ in 0..3 * BURST {
-            assert!(attempts.begin(good, now));
-            attempts.succeeded(good);
-        }
-        let later = now + Duration::from_secs(2);
-        assert!(attempts.begin(bad, later));
-        assert!(attempts.begin(bad, later));
-        assert!(!attempts.begin(bad, later));
+    fn ip(text: &str) -> IpAddr {
+        text.parse().unwrap()
     }
 
-    #[test]
-    fn a_network_of_ipv6_is_one_address_and_the_number_is_bounded() {
-        let mut attempts = Attempts::default();
-        let now = Instant::now();
+    /// As if so much time had passed.
+    fn later(attempts: &Attempts, by: Duration) {
+        for of in attempts.by_address.lock().values_mut() {
+            of.since -= by;
+        }
+    }
+
+    #[tokio::test]
+    async fn who_fails_too_often_waits_and_others_do_not() {
+        let attempts = Arc::new(Attempts::default());
+        let [bad, good] = [ip("10.0.0.1"), ip("10.0.0.2")];
+        for _ in 0..BURST {
+            drop(attempts.begin(bad).await.unwrap());
+        }
+        assert!(attempts.begin(bad).await.is_none());
+        for _ in 0..3 * BURST {
+            attempts.begin(good).await.unwrap().succeeded();
+        }
+        later(&attempts, Duration::from_secs(2));
+        drop(attempts.begin(bad).await.unwrap());
+        drop(attempts.begin(bad).await.unwrap());
+        assert!(attempts.begin(bad).await.is_none());
+    }
+
+    #[tokio::test]
+    async fn more_than_may_fail_are_not_under_way_and_the_others_wait() {
+        let attempts = Arc::new(Attempts::default());
+        let here = ip("10.0.0.1");
+        let mut under_way = Vec::new();
+        for _ in 0..BURST {
+            under_way.push(attempts.begin(here).await.unwrap());
+        }
+        let mut next = Box::pin(attempts.begin(here));
+        assert!(futures::poll!(&mut next).is_pending());
+        under_way.pop().unwrap().succeeded();
+        under_way.push(next.await.unwrap());
+
+        let waiting = futures::future::join_all((0..BURST).map(|_| attempts.begin(here)));
+        let mut waiting = Box::pin(waiting);
+        assert!(futures::poll!(&mut waiting).is_pending());
+        under_way.clear();
+        assert!(waiting.await.iter().all(Option::is_none));
+    }
+
+    #[tokio::test]
+    async fn a_network_of_ipv6_is_one_address_and_the_number_is_bounded() {
+        let attempts = Arc::new(Attempts::default());
         for n in 0..u128::from(BURST) {
-            assert!(attempts.begin(IpAddr::V6((0x2001_0db8_u128 << 96 | n).into()), now));
+            drop(attempts.begin(IpAddr::V6((0x2001_0db8_u128 << 96 | n).into())).await.unwrap());
         }
-        assert!(!attempts.begin("2001:db8::ffff".parse().unwrap(), now));
+        assert!(attempts.begin(ip("2001:db8::ffff")).await.is_none());
         for n in 0..50_000_u32 {
-            attempts.begin(IpAddr::V4(n.into()), now);
+            drop(attempts.begin(IpAddr::V4(n.into())).await);
         }
-        assert!(attempts.by_address.len() <= MAX_ADDRESSES);
+        assert!(attempts.by_address.lock().len() <= MAX_ADDRESSES);
     }
 }

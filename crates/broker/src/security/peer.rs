@@ -15,8 +15,8 @@ use super::sasl::{Authentication, Exchange, Mechanism, Step};
 /// Requests, and messages of SASL, up to which a client has said who it is.
 const MAX_UNAUTHENTICATED_BYTES: u32 = 64 << 10;
 
-/// A client may log in anew so often.
-const LEAST_SESSION: Duration = Duration::from_secs(1);
+/// A client may log in anew so often: clients do when nine tenths of a session are over, which lasts a second at least.
+const LEAST_SESSION: Duration = Duration::from_millis(500);
 
 /// The client of a connection.
 pub(crate) struct Peer {
@@ -115,7 +115,7 @@ impl Peer {
         if again && session.mechanism != Some(mechanism) {
             return Err(Refusal::OtherPrincipal);
         }
-        session.exchange = Some(Exchange::Begun(mechanism));
+        session.exchange = Some(Exchange::new(mechanism));
         session.bare = bare;
         Ok(())
     }

@@ -4,12 +4,11 @@ use std::fmt;
 use std::net::IpAddr;
 use std::str::FromStr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
-use super::attempts::Attempts;
+use super::attempts::{Attempt, Attempts};
 use super::oauth::{self, Oauth, OauthConfig};
 use super::scram::{Challenge, ClientFirst, Credential, Hash};
 use super::users::{self, Users};
@@ -65,7 +64,13 @@ impl FromStr for Mechanism {
 }
 
 /// An exchange that waits for the client's next message.
-pub(crate) enum Exchange {
+pub(crate) struct Exchange {
+    state: State,
+    /// From its first message on. Who does not go on has failed.
+    attempt: Option<Attempt>,
+}
+
+enum State {
     Begun(Mechanism),
     /// The last message of SCRAM.
     Challenged(Mechanism, Hash, Box<(String, Challenge, Arc<Credential>)>),
@@ -74,18 +79,22 @@ pub(crate) enum Exchange {
 }
 
 impl Exchange {
+    pub(crate) fn new(mechanism: Mechanism) -> Self {
+        Self { state: State::Begun(mechanism), attempt: None }
+    }
+
     pub(crate) fn mechanism(&self) -> Mechanism {
-        match self {
-            Self::Begun(mechanism) | Self::Challenged(mechanism, ..) => *mechanism,
-            Self::TokenRefused => Mechanism::OauthBearer,
+        match self.state {
+            State::Begun(mechanism) | State::Challenged(mechanism, ..) => mechanism,
+            State::TokenRefused => Mechanism::OauthBearer,
         }
     }
 }
 
 /// What comes of a message.
-pub(crate) enum Step {
+pub(crate) enum Step<Next> {
     /// Answer, and wait for the next one.
-    Continue(Exchange, Vec<u8>),
+    Continue(Next, Vec<u8>),
     /// Answer; it is this user, for so long at most.
     Done { user: String, answer: Vec<u8>, lifetime: Option<Duration> },
     /// For every reason the same, so that nobody learns who exists.
@@ -96,7 +105,7 @@ pub(crate) enum Step {
 pub(crate) struct Authentication {
     pub(crate) users: Users,
     oauth: Option<Oauth>,
-    attempts: Mutex<Attempts>,
+    attempts: Arc<Attempts>,
     hashing: Semaphore,
 }
 
@@ -105,61 +114,75 @@ impl Authentication {
         Self {
             users,
             oauth: oauth.map(Oauth::new),
-            attempts: Mutex::default(),
+            attempts: Arc::default(),
             hashing: Semaphore::new(CONCURRENT_HASHES),
         }
     }
 
     /// Take a message of a client, after the failures of its address have been counted.
-    pub(crate) async fn step(&self, ip: IpAddr, exchange: Exchange, message: &[u8]) -> Step {
-        // The first message of an exchange is an attempt; who does not end it has failed.
-        let begins = matches!(exchange, Exchange::Begun(_));
-        if begins && !self.attempts.lock().begin(ip, Instant::now()) {
+    pub(crate) async fn step(
+        &self,
+        ip: IpAddr,
+        Exchange { state, attempt }: Exchange,
+        message: &[u8],
+    ) -> Step<Exchange> {
+        let attempt = match attempt {
+            Some(attempt) => Some(attempt),
+            None => self.attempts.begin(ip).await,
+        };
+        let Some(attempt) = attempt else {
             tracing::debug!(%ip, "an attempt to log in is refused: too many have failed");
             tokio::time::sleep(FAILURE_DELAY).await;
             return Step::Failed;
+        };
+        match self.decide(state, message).await {
+            Step::Continue(state, answer) => {
+                Step::Continue(Exchange { state, attempt: Some(attempt) }, answer)
+            }
+            Step::Done { user, answer, lifetime } => {
+                attempt.succeeded();
+                Step::Done { user, answer, lifetime }
+            }
+            Step::Failed => {
+                drop(attempt);
+                tokio::time::sleep(FAILURE_DELAY).await;
+                Step::Failed
+            }
         }
-        let step = self.decide(exchange, message).await;
-        match step {
-            Step::Done { .. } => self.attempts.lock().succeeded(ip),
-            Step::Failed => tokio::time::sleep(FAILURE_DELAY).await,
-            Step::Continue(..) => {}
-        }
-        step
     }
 
-    async fn decide(&self, exchange: Exchange, message: &[u8]) -> Step {
-        match exchange {
-            Exchange::Begun(Mechanism::Plain) => self.plain(message).await,
-            Exchange::Begun(mechanism @ Mechanism::ScramSha256) => {
+    async fn decide(&self, state: State, message: &[u8]) -> Step<State> {
+        match state {
+            State::Begun(Mechanism::Plain) => self.plain(message).await,
+            State::Begun(mechanism @ Mechanism::ScramSha256) => {
                 self.scram(mechanism, Hash::Sha256, message)
             }
-            Exchange::Begun(mechanism @ Mechanism::ScramSha512) => {
+            State::Begun(mechanism @ Mechanism::ScramSha512) => {
                 self.scram(mechanism, Hash::Sha512, message)
             }
-            Exchange::Begun(Mechanism::OauthBearer) => self.bearer(message).await,
-            Exchange::Challenged(_, hash, challenged) => {
+            State::Begun(Mechanism::OauthBearer) => self.bearer(message).await,
+            State::Challenged(_, hash, challenged) => {
                 let (user, challenge, credential) = *challenged;
                 match challenge.verify(hash, &credential, message) {
                     Some(answer) => Step::Done { user, answer: answer.into(), lifetime: None },
                     None => Step::Failed,
                 }
             }
-            Exchange::TokenRefused => Step::Failed,
+            State::TokenRefused => Step::Failed,
         }
     }
 
-    fn scram(&self, mechanism: Mechanism, hash: Hash, message: &[u8]) -> Step {
+    fn scram(&self, mechanism: Mechanism, hash: Hash, message: &[u8]) -> Step<State> {
         let Some(first) = ClientFirst::parse(message) else { return Step::Failed };
         let Ok(nonce) = users::nonce() else { return Step::Failed };
         let decoy = self.users.decoy(&first.user, hash);
         let credential = self.users.credential(&first.user, hash).unwrap_or(decoy);
         let (challenge, answer) = first.answer(&nonce, &credential);
         let challenged = Box::new((first.user, challenge, credential));
-        Step::Continue(Exchange::Challenged(mechanism, hash, challenged), answer.into())
+        Step::Continue(State::Challenged(mechanism, hash, challenged), answer.into())
     }
 
-    async fn plain(&self, message: &[u8]) -> Step {
+    async fn plain(&self, message: &[u8]) -> Step<State> {
         let Some((user, password)) = plain_parts(message) else { return Step::Failed };
         let found = Hash::ALL
             .into_iter()
@@ -175,7 +198,7 @@ impl Authentication {
         }
     }
 
-    async fn bearer(&self, message: &[u8]) -> Step {
+    async fn bearer(&self, message: &[u8]) -> Step<State> {
         let (Some(oauth), Some(token)) = (&self.oauth, oauth::token(message)) else {
             return Step::Failed;
         };
@@ -188,7 +211,7 @@ impl Authentication {
             Err(reason) => {
                 tracing::debug!("a token is refused: {reason}");
                 let answer = br#"{"status":"invalid_token"}"#.to_vec();
-                Step::Continue(Exchange::TokenRefused, answer)
+                Step::Continue(State::TokenRefused, answer)
             }
         }
     }

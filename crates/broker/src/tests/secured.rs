@@ -478,6 +478,21 @@ async fn messages_of_sasl_may_come_bare() {
     assert!(client.receive_frame().await.is_none());
 }
 
+/// All the clients of a machine come back at once when a server is restarted, and none of them has failed.
+#[tokio::test(flavor = "multi_thread")]
+async fn many_log_in_at_the_same_time() {
+    let server = with_users(|_| {}).await;
+    let log_in = async |n: usize| {
+        let mut client = Client::connect(server.addr_of("sasl")).await;
+        match n % 2 {
+            0 => client.scram(Hash::Sha256, "bob", "builder").await.0,
+            _ => client.plain("bob", "builder").await.0,
+        }
+    };
+    let outcomes = futures::future::join_all((0..100).map(log_in)).await;
+    assert!(outcomes.iter().all(|code| *code == 0), "{outcomes:?}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn who_guesses_is_slowed_down() {
     let server = with_users(|_| {}).await;
