@@ -1,4 +1,8 @@
-//! A small blocking Kafka client: one connection, versions by what both sides know.
+//! A small blocking Kafka client: one connection, versions by what both sides know, through TLS and after a login if the server wants that.
+
+mod access;
+mod login;
+mod stream;
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
@@ -7,16 +11,25 @@ use std::time::Duration;
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use kafka_protocol::ResponseError;
-use kafka_protocol::messages::{ApiVersionsRequest, RequestHeader, ResponseHeader};
+use kafka_protocol::messages::{
+    ApiVersionsRequest, RequestHeader, ResponseHeader, SaslAuthenticateRequest,
+    SaslHandshakeRequest,
+};
 use kafka_protocol::protocol::{
     Decodable, Encodable, HeaderVersion, Request, StrBytes, VersionRange,
 };
 
+use self::login::Login;
+use self::stream::Stream;
 use crate::address::HostPort;
+
+pub(crate) use self::access::Access;
 
 /// Longest answer that is accepted. The answers to administrative requests are far smaller.
 const MAX_RESPONSE_BYTES: usize = 64 << 20;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// How an alert of TLS begins; as a length it would be far above the longest.
+const TLS_ALERT: [u8; 2] = [21, 3];
 /// Sent inside requests: how long the server may take.
 pub(crate) const SERVER_TIMEOUT_MS: i32 = 30_000;
 /// A little longer, so that it is the server that says that time has run out.
@@ -32,7 +45,7 @@ pub(crate) struct Client {
 /// The half of a connection that requests go into.
 pub(crate) struct Sending {
     broker: String,
-    stream: TcpStream,
+    stream: Stream,
     correlation: i32,
     frame: BytesMut,
 }
@@ -40,7 +53,9 @@ pub(crate) struct Sending {
 /// The half that answers come out of, in the order of the requests.
 pub(crate) struct Receiving {
     broker: String,
-    stream: TcpStream,
+    stream: Stream,
+    /// It came neither with TLS nor with a login.
+    is_plain: bool,
 }
 
 /// A request did not get an answer that can be used. The message names the broker.
@@ -65,11 +80,11 @@ pub(crate) fn refusal(code: i16, message: Option<&StrBytes>) -> Option<String> {
 }
 
 impl Client {
-    /// Connect, and ask which versions the broker serves.
+    /// Connect, ask which versions the broker serves, and log in.
     ///
     /// # Errors
-    /// The address does not resolve, nobody listens, or what answers is not a Kafka server.
-    pub(crate) fn connect(broker: &HostPort) -> Result<Self, ClientError> {
+    /// The address does not resolve, nobody listens, what answers is not a Kafka server, or it does not let the client in.
+    pub(crate) fn connect(broker: &HostPort, access: &Access) -> Result<Self, ClientError> {
         let name = broker.to_string();
         let fail = |reason: String| ClientError { broker: name.clone(), reason };
         let addresses = (broker.host.as_str(), broker.port)
@@ -89,20 +104,64 @@ impl Client {
         let stream = connected.ok_or_else(|| {
             fail(format!("can not connect: {last_error}; is `alluvium serve` running there?"))
         })?;
-        stream
-            .set_nodelay(true)
-            .and_then(|()| stream.set_read_timeout(Some(ANSWER_TIMEOUT)))
-            .and_then(|()| stream.set_write_timeout(Some(ANSWER_TIMEOUT)))
-            .map_err(|error| fail(error.to_string()))?;
-        let reading = stream.try_clone().map_err(|error| fail(error.to_string()))?;
+        stream.set_nodelay(true).map_err(|error| fail(error.to_string()))?;
+        let stream = match &access.tls {
+            None => Stream::Plain(stream),
+            Some(tls) => Stream::encrypted(stream, &broker.host, tls.clone(), ANSWER_TIMEOUT)
+                .map_err(fail)?,
+        };
+        let halves = stream.set_timeout(ANSWER_TIMEOUT).and_then(|()| stream.try_clone());
+        let reading = halves.map_err(|error| fail(error.to_string()))?;
+        let is_plain = access.tls.is_none() && access.login.is_none();
         let frame = BytesMut::new();
         let mut client = Self {
-            receiving: Receiving { broker: name.clone(), stream: reading },
+            receiving: Receiving { broker: name.clone(), stream: reading, is_plain },
             sending: Sending { broker: name, stream, correlation: 0, frame },
             served: HashMap::new(),
         };
         client.learn_versions()?;
+        if let Some(login) = &access.login {
+            client.log_in(login)?;
+        }
         Ok(client)
+    }
+
+    fn log_in(&mut self, login: &Login) -> Result<(), ClientError> {
+        let mechanism = login.mechanism.name();
+        let version = self.version::<SaslAuthenticateRequest>(2)?;
+        let handshake =
+            SaslHandshakeRequest::default().with_mechanism(StrBytes::from_static_str(mechanism));
+        let answer = self.call(1, &handshake)?;
+        if let Some(reason) = refusal(answer.error_code, None) {
+            let others: Vec<&str> = answer.mechanisms.iter().map(|name| &**name).collect();
+            let others = match others.is_empty() {
+                true => "its listener has no SASL".to_owned(),
+                false => format!("its listener has {}", others.join(", ")),
+            };
+            return Err(self
+                .sending
+                .error(format!("no login by {mechanism}: {others} ({reason})")));
+        }
+        // An exchange ends by a refusal, or by a connection that breaks; which, the caller is to know.
+        let mut broken = None;
+        let outcome = login.run(&mut |message| {
+            let request = SaslAuthenticateRequest::default().with_auth_bytes(message.into());
+            match self.call(version, &request) {
+                Ok(answer) => match refusal(answer.error_code, answer.error_message.as_ref()) {
+                    Some(reason) => Err(reason),
+                    None => Ok(answer.auth_bytes.to_vec()),
+                },
+                Err(error) => {
+                    broken = Some(error);
+                    Err(String::new())
+                }
+            }
+        });
+        match (outcome, broken) {
+            (_, Some(error)) => Err(error),
+            (Err(reason), None) => Err(self.sending.error(format!("no login: {reason}"))),
+            (Ok(()), None) => Ok(()),
+        }
     }
 
     /// To send requests while earlier ones have no answer yet.
@@ -183,7 +242,7 @@ impl Sending {
         self.frame[..4].copy_from_slice(&body_bytes.to_be_bytes());
         self.stream
             .write_all(&self.frame)
-            .map_err(|error| self.error(format!("can not send: {error}")))?;
+            .map_err(|error| self.error(format!("can not send: {}", self.stream.reason(&error))))?;
         Ok(self.correlation)
     }
 
@@ -220,6 +279,11 @@ impl Receiving {
     fn receive(&mut self) -> Result<Bytes, ClientError> {
         let mut length = [0; 4];
         self.read_exact(&mut length)?;
+        if length.starts_with(&TLS_ALERT) {
+            return Err(self.error(
+                "it answers in TLS: say so by --command-config, as security.protocol=SSL or SASL_SSL".into(),
+            ));
+        }
         let length = i64::from((&length[..]).get_i32());
         let length = usize::try_from(length)
             .ok()
@@ -233,9 +297,15 @@ impl Receiving {
     }
 
     fn read_exact(&mut self, buf: &mut [u8]) -> Result<(), ClientError> {
-        self.stream
-            .read_exact(buf)
-            .map_err(|error| self.error(format!("no complete answer: {error}")))
+        self.stream.read_exact(buf).map_err(|error| {
+            let reason = self.stream.reason(&error);
+            // A listener that wants more closes the connection of whoever does not know.
+            let hint = match self.is_plain && error.kind() == std::io::ErrorKind::UnexpectedEof {
+                true => "; if its listener has TLS or SASL, say so by --command-config",
+                false => "",
+            };
+            self.error(format!("no complete answer: {reason}{hint}"))
+        })
     }
 
     fn error(&self, reason: String) -> ClientError {

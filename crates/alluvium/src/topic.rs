@@ -1,6 +1,7 @@
 //! `alluvium topic`: administration of topics over the Kafka protocol, so that it works from any machine.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 use kafka_protocol::messages::create_topics_request::{CreatableTopic, CreatableTopicConfig};
@@ -17,7 +18,7 @@ use kafka_protocol::protocol::StrBytes;
 use serde::Serialize;
 
 use crate::address::HostPort;
-use crate::kafka::{Client, SERVER_TIMEOUT_MS, refusal};
+use crate::kafka::{Access, Client, SERVER_TIMEOUT_MS, refusal};
 use crate::output::{self, Failure, Table};
 use crate::units::counted;
 
@@ -68,9 +69,28 @@ pub(crate) struct Common {
         default_value = "127.0.0.1:9092"
     )]
     pub(crate) bootstrap: HostPort,
+    /// How to get in: a file with `security.protocol`, `ssl.ca.location`, `sasl.mechanism`, `sasl.username`, `sasl.password` and so on, in
+    /// the words of librdkafka or of Kafka's tools (docs/security.md). Default none: plain text, no login.
+    #[arg(long, env = "ALLUVIUM_COMMAND_CONFIG", value_name = "FILE")]
+    command_config: Option<PathBuf>,
     /// Print JSON.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+impl Common {
+    /// What the file says.
+    ///
+    /// # Errors
+    /// It can not be used.
+    pub(crate) fn access(&self) -> Result<Access, Failure> {
+        let access = self.command_config.as_deref().map(Access::read).transpose();
+        access.map(Option::unwrap_or_default).map_err(Failure::Usage)
+    }
+
+    fn connect(&self) -> Result<Client, Failure> {
+        Client::connect(&self.bootstrap, &self.access()?).map_err(Failure::new)
+    }
 }
 
 fn key_and_value(text: &str) -> Result<(String, String), String> {
@@ -112,7 +132,7 @@ fn create(
     config: Vec<(String, String)>,
     common: &Common,
 ) -> Result<(), Failure> {
-    let mut client = Client::connect(&common.bootstrap).map_err(Failure::new)?;
+    let mut client = common.connect()?;
     // 7 answers with the topic's id; from 4 on -1 leaves a number to the server.
     let version = client.version::<CreateTopicsRequest>(7).map_err(Failure::new)?;
     let configs = config.into_iter().map(|(key, value)| {
@@ -186,7 +206,7 @@ struct Listed<'a> {
 }
 
 fn list(common: &Common) -> Result<(), Failure> {
-    let mut client = Client::connect(&common.bootstrap).map_err(Failure::new)?;
+    let mut client = common.connect()?;
     let topics = metadata(&mut client, None)?.topics;
     let listed: Vec<Listed<'_>> = topics
         .iter()
@@ -236,7 +256,7 @@ struct DescribedPartition {
 }
 
 fn describe(names: &[String], common: &Common) -> Result<(), Failure> {
-    let mut client = Client::connect(&common.bootstrap).map_err(Failure::new)?;
+    let mut client = common.connect()?;
     let topics = metadata(&mut client, (!names.is_empty()).then_some(names))?.topics;
     let mut described = Vec::with_capacity(topics.len());
     for topic in &topics {
@@ -385,7 +405,7 @@ struct Deleted {
 fn delete(names: &[String], common: &Common) -> Result<(), Failure> {
     /// From this version on a topic can be named by its id too, in another field.
     const BY_STATE: i16 = 6;
-    let mut client = Client::connect(&common.bootstrap).map_err(Failure::new)?;
+    let mut client = common.connect()?;
     let version = client.version::<DeleteTopicsRequest>(6).map_err(Failure::new)?;
     let request = DeleteTopicsRequest::default().with_timeout_ms(SERVER_TIMEOUT_MS);
     let request = if version >= BY_STATE {

@@ -4,6 +4,7 @@ mod support;
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
@@ -104,4 +105,77 @@ fn users_are_added_and_log_in_and_no_password_is_logged() {
             assert!(!found, "{secret} is in {}", file.display());
         }
     }
+}
+
+/// A certificate authority and a certificate for `localhost`, as files.
+fn authority(dir: &Path, name: &str) -> PathBuf {
+    let mut params = rcgen::CertificateParams::default();
+    params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    params.distinguished_name.push(rcgen::DnType::CommonName, name);
+    let key = rcgen::KeyPair::generate().unwrap();
+    let ca = dir.join(format!("{name}.pem"));
+    std::fs::write(&ca, params.self_signed(&key).unwrap().pem()).unwrap();
+    let issuer = rcgen::Issuer::new(params, key);
+    let key = rcgen::KeyPair::generate().unwrap();
+    let names = vec!["localhost".into(), "127.0.0.1".into()];
+    let params = rcgen::CertificateParams::new(names).unwrap();
+    let certificate = params.signed_by(&key, &issuer).unwrap();
+    let both = certificate.pem() + &key.serialize_pem();
+    std::fs::write(dir.join(format!("{name}-server.pem")), both).unwrap();
+    ca
+}
+
+#[test]
+fn topic_and_bench_go_through_tls_and_log_in() {
+    let dir = tempfile::tempdir().unwrap();
+    let data_dir = dir.path().to_str().unwrap();
+    let (ca, other) = (authority(dir.path(), "ours"), authority(dir.path(), "other"));
+    let both = dir.path().join("ours-server.pem").display().to_string();
+    let listener = format!(
+        "{{name = 'both', listen = '127.0.0.1:0', protocol = 'SASL_SSL', tls-certificate = '{both}', tls-key = '{both}'}}"
+    );
+    let mut command = alluvium();
+    command.args(["serve", "--data-dir", data_dir, "--admin-listen", "none"]);
+    command.args(["--wal-capacity", "64MiB", "--listener", &listener]);
+    let server = Server::start_command(command);
+    let secret = "correct-horse-1";
+    assert!(add_user(data_dir, "a=l,ice", secret).status.success());
+
+    let config = |name: &str, ca: &Path, mechanism: &str, password: &str| {
+        let file = dir.path().join(format!("{name}.properties"));
+        let text = format!(
+            "security.protocol=SASL_SSL\nssl.ca.location={}\nsasl.mechanism={mechanism}\nsasl.username=a=l,ice\nsasl.password={password}\n",
+            ca.display()
+        );
+        std::fs::write(&file, text).unwrap();
+        file.display().to_string()
+    };
+    for mechanism in ["SCRAM-SHA-256", "SCRAM-SHA-512"] {
+        let good = config("good", &ca, mechanism, secret);
+        let to = ["--bootstrap", &server.kafka, "--command-config", &good];
+        let run = |arguments: &[&str]| ok(&[arguments, &to].concat());
+        run(&["topic", "create", mechanism, "--partitions", "2"]);
+        let load = ["bench", "produce", mechanism, "--total", "4MiB", "--batch-size", "64KiB"];
+        run(&load);
+        let read = ok_json(&[&["bench", "consume", mechanism, "--json"], &to[..]].concat());
+        assert_eq!(read["bytes"].as_u64().map(|bytes| bytes >= 4 << 20), Some(true), "{read}");
+        run(&["topic", "delete", mechanism]);
+    }
+    let wrong = config("wrong", &ca, "SCRAM-SHA-256", "a-wrong-secret");
+    let plain = config("plain", &ca, "PLAIN", secret);
+    let stranger = config("stranger", &other, "SCRAM-SHA-256", secret);
+    for (file, words) in [
+        (&wrong, "invalid credentials"),
+        (&plain, "its listener has SCRAM-SHA-256, SCRAM-SHA-512"),
+        (&stranger, "no TLS handshake: invalid peer certificate: UnknownIssuer"),
+    ] {
+        let to = ["--bootstrap", &server.kafka, "--command-config", file];
+        let message = refused(1, &[&["topic", "list"], &to[..]].concat());
+        assert!(message.contains(words), "{message}");
+        assert!(!message.contains(secret) && !message.contains("a-wrong-secret"), "{message}");
+    }
+    let message = refused(1, &["topic", "list", "--bootstrap", &server.kafka]);
+    assert!(message.contains("--command-config"), "{message}");
+    let (status, _) = server.stop(Signal::TERM);
+    assert!(status.success());
 }

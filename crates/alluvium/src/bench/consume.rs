@@ -83,7 +83,7 @@ fn consume(
     until: Option<Instant>,
     tally: &Tally,
 ) -> Result<(), Failure> {
-    let mut client = Client::connect(&share.broker).map_err(Failure::new)?;
+    let mut client = Client::connect(&share.broker, &share.access).map_err(Failure::new)?;
     let version = client.version::<FetchRequest>(NEWEST).map_err(Failure::new)?;
     let name = topic_name(&args.common.topic);
     // There is nothing in it, and never will be.

@@ -20,7 +20,7 @@ use parking_lot::Mutex;
 use serde::Serialize;
 
 use crate::address::HostPort;
-use crate::kafka::Client;
+use crate::kafka::{Access, Client};
 use crate::load::{Latencies, Summary};
 use crate::output::{self, Failure, Table};
 use crate::topic;
@@ -65,12 +65,14 @@ pub(crate) fn run(command: BenchCommand) -> Result<(), Failure> {
 /// Partitions that one connection serves: all led by the broker that it goes to.
 struct Share {
     broker: HostPort,
+    access: Access,
     partitions: Vec<i32>,
 }
 
 /// Ask the server where the topic's partitions are, and deal them out.
 fn shares(common: &LoadArgs) -> Result<(Client, MetadataResponseTopic, Vec<Share>), Failure> {
-    let mut client = Client::connect(&common.server.bootstrap).map_err(Failure::new)?;
+    let access = common.server.access()?;
+    let mut client = Client::connect(&common.server.bootstrap, &access).map_err(Failure::new)?;
     let mut answer = topic::metadata(&mut client, Some(std::slice::from_ref(&common.topic)))?;
     let topic = answer.topics.pop().filter(|topic| !topic.partitions.is_empty());
     let missing = || Failure::Failed(format!("topic {}: no partitions are known", common.topic));
@@ -92,7 +94,11 @@ fn shares(common: &LoadArgs) -> Result<(Client, MetadataResponseTopic, Vec<Share
         })?;
         let port = u16::try_from(broker.port)
             .map_err(|_| Failure::Failed(format!("broker {leader} has port {}", broker.port)))?;
-        Ok(Share { broker: HostPort { host: broker.host.to_string(), port }, partitions })
+        Ok(Share {
+            broker: HostPort { host: broker.host.to_string(), port },
+            access: access.clone(),
+            partitions,
+        })
     });
     let shares = shares.collect::<Result<Vec<_>, Failure>>()?;
     Ok((client, topic, shares))

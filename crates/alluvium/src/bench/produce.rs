@@ -135,7 +135,7 @@ fn batch(record_bytes: usize, records: usize) -> Result<Bytes, Failure> {
 }
 
 fn produce(number: usize, share: &Share, plan: &Plan<'_>, tally: &Tally) -> Result<(), Failure> {
-    let client = Client::connect(&share.broker).map_err(Failure::new)?;
+    let client = Client::connect(&share.broker, &share.access).map_err(Failure::new)?;
     let version = client.version::<ProduceRequest>(NEWEST).map_err(Failure::new)?;
     let (mut sending, receiving) = client.into_halves();
     let (sent, waiting) = mpsc::channel();

@@ -1,0 +1,226 @@
+//! How a client gets in: the file of `--command-config`, in the words of librdkafka and of Kafka's own tools.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use rustls::ClientConfig;
+use rustls::RootCertStore;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+
+use super::login::{Login, Mechanism};
+
+/// TLS and login; the default is neither.
+#[derive(Clone, Default)]
+pub(crate) struct Access {
+    pub(super) tls: Option<Arc<ClientConfig>>,
+    pub(super) login: Option<Arc<Login>>,
+}
+
+/// What is read of the file, each under its names of librdkafka and of Kafka's tools.
+const CA: [&str; 2] = ["ssl.ca.location", "ssl.truststore.location"];
+const CERTIFICATE: [&str; 2] = ["ssl.certificate.location", "ssl.keystore.location"];
+const KEY: [&str; 1] = ["ssl.key.location"];
+const MECHANISM: [&str; 2] = ["sasl.mechanism", "sasl.mechanisms"];
+const USER: [&str; 1] = ["sasl.username"];
+const PASSWORD: [&str; 1] = ["sasl.password"];
+const JAAS: &str = "sasl.jaas.config";
+const PROTOCOL: &str = "security.protocol";
+const STORE_TYPES: [&str; 2] = ["ssl.truststore.type", "ssl.keystore.type"];
+
+impl Access {
+    /// What a file says.
+    ///
+    /// # Errors
+    /// It can not be read, or asks for what there is not. No error shows a password.
+    pub(crate) fn read(file: &Path) -> Result<Self, String> {
+        let wrong = |why: String| format!("{}: {why}", file.display());
+        let text = std::fs::read_to_string(file).map_err(|error| wrong(error.to_string()))?;
+        Properties::parse(&text).and_then(|properties| properties.access()).map_err(wrong)
+    }
+}
+
+struct Properties(BTreeMap<String, String>);
+
+impl Properties {
+    fn parse(text: &str) -> Result<Self, String> {
+        let mut properties = BTreeMap::new();
+        // A backslash at its end goes on with a line.
+        let text = text.replace("\\\r\n", "").replace("\\\n", "");
+        for line in text.lines().map(str::trim) {
+            if line.is_empty() || line.starts_with(['#', '!']) {
+                continue;
+            }
+            let (name, value) =
+                line.split_once('=').ok_or("a line is not of the form name=value")?;
+            properties.insert(name.trim().to_owned(), value.trim().to_owned());
+        }
+        let known = [&CA[..], &CERTIFICATE, &KEY, &MECHANISM, &USER, &PASSWORD, &STORE_TYPES]
+            .concat()
+            .into_iter()
+            .chain([JAAS, PROTOCOL]);
+        let known: Vec<_> = known.collect();
+        // The rest of a file that is meant for other programs as well says nothing of security.
+        let unknown = properties.keys().find(|name| {
+            ["ssl.", "sasl.", "security."].iter().any(|of| name.starts_with(of))
+                && !known.contains(&name.as_str())
+        });
+        match unknown {
+            Some(name) => Err(format!("{name} is not known here; there are {}", known.join(", "))),
+            None => Ok(Self(properties)),
+        }
+    }
+
+    fn get(&self, names: &[&str]) -> Option<&str> {
+        names.iter().find_map(|name| self.0.get(*name)).map(String::as_str)
+    }
+
+    fn access(&self) -> Result<Access, String> {
+        let protocol = self.get(&[PROTOCOL]).unwrap_or("PLAINTEXT").to_ascii_uppercase();
+        let (encrypted, logs_in) = match protocol.as_str() {
+            "PLAINTEXT" => (false, false),
+            "SSL" => (true, false),
+            "SASL_PLAINTEXT" => (false, true),
+            "SASL_SSL" => (true, true),
+            other => {
+                return Err(format!(
+                    "{PROTOCOL} is {other}, allowed are PLAINTEXT, SSL, SASL_PLAINTEXT and SASL_SSL"
+                ));
+            }
+        };
+        let unused = |prefix: &str| self.0.keys().find(|name| name.starts_with(prefix)).cloned();
+        if let Some(name) = unused("ssl.").filter(|_| !encrypted) {
+            return Err(format!("it has {name}, and {PROTOCOL} is {protocol}"));
+        }
+        if let Some(name) = unused("sasl.").filter(|_| !logs_in) {
+            return Err(format!("it has {name}, and {PROTOCOL} is {protocol}"));
+        }
+        Ok(Access {
+            tls: encrypted.then(|| self.tls()).transpose()?.map(Arc::new),
+            login: logs_in.then(|| self.login()).transpose()?.map(Arc::new),
+        })
+    }
+
+    fn tls(&self) -> Result<ClientConfig, String> {
+        for name in STORE_TYPES {
+            if let Some(kind) = self.get(&[name]).filter(|kind| !kind.eq_ignore_ascii_case("PEM")) {
+                return Err(format!("{name} is {kind}, and only PEM is read"));
+            }
+        }
+        let mut roots = RootCertStore::empty();
+        match self.get(&CA) {
+            Some(file) => {
+                for certificate in certificates(file)? {
+                    roots.add(certificate).map_err(|error| format!("{file}: {error}"))?;
+                }
+            }
+            None => {
+                let found = rustls_native_certs::load_native_certs();
+                roots.add_parsable_certificates(found.certs);
+                if roots.is_empty() {
+                    return Err(format!("this system trusts no authority: name one by {}", CA[0]));
+                }
+            }
+        }
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let builder = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .map_err(|error| error.to_string())?
+            .with_root_certificates(roots);
+        let Some(file) = self.get(&CERTIFICATE) else {
+            return Ok(builder.with_no_client_auth());
+        };
+        let key_file = self.get(&KEY).unwrap_or(file);
+        // The decoder's own words could show what is in the file.
+        let key = PrivateKeyDer::from_pem_file(key_file)
+            .map_err(|_| format!("{key_file} has no private key in PEM that can be used"))?;
+        builder
+            .with_client_auth_cert(certificates(file)?, key)
+            .map_err(|error| format!("{file} and {key_file}: {error}"))
+    }
+
+    fn login(&self) -> Result<Login, String> {
+        let name = self.get(&MECHANISM).ok_or_else(|| format!("it has no {}", MECHANISM[0]))?;
+        let mechanism: Mechanism = name.parse()?;
+        let jaas = |name| self.get(&[JAAS]).and_then(|text| quoted(text, name));
+        let user = self.get(&USER).map(str::to_owned).or_else(|| jaas("username"));
+        let password = self.get(&PASSWORD).map(str::to_owned).or_else(|| jaas("password"));
+        match (user, password) {
+            (Some(user), Some(password)) => Ok(Login { mechanism, user, password }),
+            _ => Err(format!(
+                "it has no {} and {}, and no {JAAS} that has a username and a password",
+                USER[0], PASSWORD[0]
+            )),
+        }
+    }
+}
+
+fn certificates(file: &str) -> Result<Vec<CertificateDer<'static>>, String> {
+    let found =
+        CertificateDer::pem_file_iter(file).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+    let found = found.map_err(|error| format!("{file}: {error}"))?;
+    match found.is_empty() {
+        true => Err(format!("{file}: it has no certificate in PEM")),
+        false => Ok(found),
+    }
+}
+
+/// The value of `name="value"` in a line of JAAS.
+fn quoted(text: &str, name: &str) -> Option<String> {
+    let begin = text.match_indices(name).find_map(|(at, _)| {
+        let alone = text[..at].ends_with(|before: char| before.is_whitespace());
+        text[at + name.len()..].trim_start().strip_prefix('=').filter(|_| alone)
+    })?;
+    let mut chars = begin.trim_start().strip_prefix('"')?.chars();
+    let mut value = String::new();
+    loop {
+        match chars.next()? {
+            '"' => return Some(value),
+            '\\' => value.push(chars.next()?),
+            c => value.push(c),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn login(text: &str) -> (String, String) {
+        let login = Properties::parse(text).unwrap().login().unwrap();
+        (login.user, login.password)
+    }
+
+    #[test]
+    fn the_words_of_librdkafka_and_of_kafkas_tools_mean_the_same() {
+        let wanted = ("alice".to_owned(), "a=\"b, c".to_owned());
+        let rdkafka =
+            "# comment\nsasl.mechanisms=PLAIN\nsasl.username = alice\nsasl.password=a=\"b, c\n";
+        assert_eq!(login(rdkafka), wanted);
+        let kafka = "client.id=x\nsasl.mechanism=SCRAM-SHA-256\n\
+             sasl.jaas.config=org.apache.kafka.common.security.scram.ScramLoginModule required \\\n\
+             username=\"alice\" password=\"a=\\\"b, c\";\n";
+        assert_eq!(login(kafka), wanted);
+    }
+
+    #[test]
+    fn what_would_not_be_heeded_is_refused() {
+        let no_file = "security.protocol=SSL\nssl.ca.location=/there/is/none";
+        for (text, word) in [
+            ("security.protocol=TLS", "SASL_SSL"),
+            ("no equals sign", "name=value"),
+            ("security.protocol=SSL\nssl.endpoint.identification.algorithm=", "not known here"),
+            ("sasl.username=a", "PLAINTEXT"),
+            ("security.protocol=SASL_PLAINTEXT", "sasl.mechanism"),
+            ("security.protocol=SASL_PLAINTEXT\nsasl.mechanism=GSSAPI", "SCRAM-SHA-512"),
+            ("security.protocol=SASL_PLAINTEXT\nsasl.mechanism=PLAIN", "sasl.username"),
+            ("security.protocol=SSL\nssl.truststore.type=JKS", "PEM"),
+            (no_file, "/there/is/none"),
+        ] {
+            let refused = Properties::parse(text).and_then(|properties| properties.access());
+            let message = refused.err().expect(text);
+            assert!(message.contains(word), "{message}");
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! The client's side of SASL: PLAIN, and SCRAM (RFC 5802) with SHA-256 and SHA-512.
+
+use std::num::NonZeroU32;
+use std::str::FromStr;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use ring::{digest, hmac, pbkdf2};
+
+/// A server that asks for more would only keep the client busy.
+const MAX_ITERATIONS: u32 = 1_000_000;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Mechanism {
+    Plain,
+    ScramSha256,
+    ScramSha512,
+}
+
+impl Mechanism {
+    const ALL: [Self; 3] = [Self::Plain, Self::ScramSha256, Self::ScramSha512];
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Plain => "PLAIN",
+            Self::ScramSha256 => "SCRAM-SHA-256",
+            Self::ScramSha512 => "SCRAM-SHA-512",
+        }
+    }
+}
+
+impl FromStr for Mechanism {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let found = Self::ALL.into_iter().find(|mechanism| mechanism.name() == text);
+        let all = Self::ALL.map(Self::name).join(", ");
+        found.ok_or_else(|| format!("sasl.mechanism is {text}; this program has {all}"))
+    }
+}
+
+/// As whom, and how. (It has no `Debug`, so that nothing prints it.)
+pub(crate) struct Login {
+    pub(super) mechanism: Mechanism,
+    pub(super) user: String,
+    pub(super) password: String,
+}
+
+/// Sends a message, and gives the server's answer.
+pub(super) type Exchange<'a> = &'a mut dyn FnMut(Vec<u8>) -> Result<Vec<u8>, String>;
+
+impl Login {
+    /// Exchange the mechanism's messages.
+    ///
+    /// # Errors
+    /// The server refuses, or does not know the password itself.
+    pub(super) fn run(&self, exchange: Exchange<'_>) -> Result<(), String> {
+        match self.mechanism {
+            Mechanism::Plain => {
+                exchange(format!("\0{}\0{}", self.user, self.password).into_bytes()).map(drop)
+            }
+            Mechanism::ScramSha256 => self.scram(&SHA256, &nonce(), exchange),
+            Mechanism::ScramSha512 => self.scram(&SHA512, &nonce(), exchange),
+        }
+    }
+
+    fn scram(&self, hash: &Hash, nonce: &str, exchange: Exchange<'_>) -> Result<(), String> {
+        let strange = || "its answer is not one of SCRAM".to_owned();
+        let user = self.user.replace('=', "=3D").replace(',', "=2C");
+        let bare = format!("n={user},r={nonce}");
+        let first = exchange(format!("n,,{bare}").into_bytes())?;
+        let first = String::from_utf8(first).map_err(|_| strange())?;
+        let part = |name: &str| first.split(',').find_map(|part| part.strip_prefix(name));
+        let both = part("r=").filter(|both| both.starts_with(nonce)).ok_or_else(strange)?;
+        let salt = part("s=").and_then(|salt| BASE64.decode(salt).ok()).ok_or_else(strange)?;
+        let iterations: NonZeroU32 =
+            part("i=").and_then(|number| number.parse().ok()).ok_or_else(strange)?;
+        if iterations.get() > MAX_ITERATIONS {
+            return Err(format!("it asks for {iterations} iterations, more than {MAX_ITERATIONS}"));
+        }
+        let mut salted = vec![0; hash.digest.output_len()];
+        pbkdf2::derive(hash.pbkdf2, iterations, &salt, self.password.as_bytes(), &mut salted);
+        let sign = |key: &[u8], message: &[u8]| {
+            hmac::sign(&hmac::Key::new(hash.hmac, key), message).as_ref().to_vec()
+        };
+        let client_key = sign(&salted, b"Client Key");
+        // There is no channel binding: `biws` is `n,,`.
+        let last = format!("c=biws,r={both}");
+        let signed = format!("{bare},{first},{last}");
+        let stored_key = digest::digest(hash.digest, &client_key);
+        let signature = sign(stored_key.as_ref(), signed.as_bytes());
+        let proof: Vec<u8> = client_key.iter().zip(&signature).map(|(a, b)| a ^ b).collect();
+        let answer = exchange(format!("{last},p={}", BASE64.encode(proof)).into_bytes())?;
+        // Only who knows the credential can make this.
+        let expected = sign(&sign(&salted, b"Server Key"), signed.as_bytes());
+        match answer == format!("v={}", BASE64.encode(expected)).into_bytes() {
+            true => Ok(()),
+            false => Err("it does not prove that it knows the password".into()),
+        }
+    }
+}
+
+struct Hash {
+    digest: &'static digest::Algorithm,
+    hmac: hmac::Algorithm,
+    pbkdf2: pbkdf2::Algorithm,
+}
+
+static SHA256: Hash =
+    Hash { digest: &digest::SHA256, hmac: hmac::HMAC_SHA256, pbkdf2: pbkdf2::PBKDF2_HMAC_SHA256 };
+static SHA512: Hash =
+    Hash { digest: &digest::SHA512, hmac: hmac::HMAC_SHA512, pbkdf2: pbkdf2::PBKDF2_HMAC_SHA512 };
+
+fn nonce() -> String {
+    uuid::Uuid::new_v4().simple().to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn login(password: &str) -> Login {
+        Login { mechanism: Mechanism::ScramSha256, user: "user".into(), password: password.into() }
+    }
+
+    /// The exchange of RFC 7677, section 3.
+    fn rfc(password: &str, verifier: &str) -> (Result<(), String>, Vec<String>) {
+        let mut said = Vec::new();
+        let answers = [
+            "r=rOprNGfwEbeRWgbNEkqO%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0,s=W22ZaJ0SNY7soEsUEjb6gQ==,i=4096",
+            verifier,
+        ];
+        let mut answers = answers.into_iter();
+        let outcome = login(password).scram(&SHA256, "rOprNGfwEbeRWgbNEkqO", &mut |message| {
+            said.push(String::from_utf8(message).unwrap());
+            Ok(answers.next().unwrap().into())
+        });
+        (outcome, said)
+    }
+
+    #[test]
+    fn the_exchange_of_the_rfc() {
+        let (outcome, said) = rfc("pencil", "v=6rriTRBi23WpRR/wtup+mMhUZUn/dB5nLTJRsjl95G4=");
+        assert_eq!(outcome, Ok(()));
+        assert_eq!(said[0], "n,,n=user,r=rOprNGfwEbeRWgbNEkqO");
+        assert_eq!(
+            said[1],
+            "c=biws,r=rOprNGfwEbeRWgbNEkqO%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0,\
+             p=dHzbZapWIk4jUhN+Ute9ytag9zjfMHgsqmmiz7AndVQ="
+        );
+    }
+
+    #[test]
+    fn a_server_that_does_not_know_the_password_is_found_out() {
+        for verifier in ["", "v=", "v=AAAA", "v=6rriTRBi23WpRR/wtup+mMhUZUn/dB5nLTJRsjl95G5="] {
+            assert!(rfc("pencil", verifier).0.is_err(), "{verifier}");
+        }
+        for first in
+            ["", "r=other,s=AAAA,i=4096", "r=mine,s=AAAA,i=4000000000", "r=mine,s=AAAA,i=0"]
+        {
+            let outcome = login("x").scram(&SHA256, "mine", &mut |_| Ok(first.into()));
+            assert!(outcome.is_err(), "{first}");
+        }
+    }
+}
