@@ -23,6 +23,7 @@ mod s3;
 mod server;
 mod setup;
 mod suites;
+mod web;
 
 use std::path::PathBuf;
 use std::process::ExitCode;

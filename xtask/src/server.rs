@@ -192,6 +192,19 @@ impl Server {
         Ok(())
     }
 
+    /// Gives a user a password, by the command for it.
+    pub(crate) fn add_user(&self, user: &str, password: &str) -> Result<(), Error> {
+        let mut add = clean(&self.config.binary);
+        add.args(["user", "add", user, "--data-dir"]).arg(self.config.directory.join("data"));
+        add.stdin(Stdio::piped());
+        let mut child = add.spawn().map_err(|error| format!("{}: {error}", describe(&add)))?;
+        child.stdin.take().expect("standard input is piped").write_all(password.as_bytes())?;
+        match child.wait()? {
+            status if status.success() => Ok(()),
+            status => Err(format!("`{}`: {status}{}", describe(&add), self.log_tail()).into()),
+        }
+    }
+
     /// The largest resident memory of the process so far, in KiB.
     pub(crate) fn peak_memory_kib(&self) -> Option<u64> {
         self.status_kib("VmHWM:")

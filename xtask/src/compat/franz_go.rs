@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::Compat;
+use super::peer::SCRAM_USER;
 use crate::exec::follow;
 use crate::report::{Case, GoTests};
 use crate::setup::{self, Missing};
@@ -22,6 +23,11 @@ pub(super) fn run(compat: &Compat<'_>) -> Result<Vec<Case>, Missing> {
         command.env("KGO_SEEDS", peer.address()).env("KGO_TEST_RF", "1");
         let records = if compat.short { RECORDS_SHORT } else { RECORDS };
         command.env("KGO_TEST_RECORDS", records.to_string()).env("KGO_LOG_LEVEL", "none");
+        if let Some(address) = peer.scram() {
+            let (user, password) = SCRAM_USER;
+            command.env("KGO_TEST_SCRAM_SEEDS", address.to_string());
+            command.env("KGO_TEST_SCRAM", format!("{user}:{password}"));
+        }
         let mut tests = GoTests::default();
         let status = follow(&mut command, LIMIT, |line| tests.line(line))?;
         Ok(tests.finish("kgo", status))

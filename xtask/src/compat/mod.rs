@@ -6,6 +6,7 @@ mod java;
 mod known;
 mod librdkafka;
 mod peer;
+mod security;
 mod tools;
 
 use std::path::{Path, PathBuf};
@@ -43,6 +44,8 @@ enum Suite {
     KafkaTools,
     /// kafka-clients: administration, transactions, groups of both new kinds.
     KafkaClients,
+    /// Listeners with TLS and SASL, and ACLs, as four kinds of clients meet them.
+    Security,
     /// librdkafka's tests, in quick mode.
     Librdkafka,
     /// Kafka Streams, Kafka Connect and a schema registry.
@@ -50,14 +53,21 @@ enum Suite {
 }
 
 impl Suite {
-    const ALL: [Self; 5] =
-        [Self::FranzGo, Self::KafkaTools, Self::KafkaClients, Self::Librdkafka, Self::Apps];
+    const ALL: [Self; 6] = [
+        Self::FranzGo,
+        Self::KafkaTools,
+        Self::KafkaClients,
+        Self::Security,
+        Self::Librdkafka,
+        Self::Apps,
+    ];
 
     fn name(self) -> &'static str {
         match self {
             Self::FranzGo => "franz-go",
             Self::KafkaTools => "kafka-tools",
             Self::KafkaClients => "kafka-clients",
+            Self::Security => "security",
             Self::Librdkafka => "librdkafka",
             Self::Apps => "apps",
         }
@@ -136,6 +146,7 @@ impl Compat<'_> {
             Suite::FranzGo => franz_go::run(self),
             Suite::KafkaTools => tools::run(self),
             Suite::KafkaClients => java::run(self),
+            Suite::Security => security::run(self),
             Suite::Librdkafka => librdkafka::run(self),
             Suite::Apps => apps::run(self),
         }

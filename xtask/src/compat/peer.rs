@@ -2,12 +2,13 @@
 
 use std::ffi::OsStr;
 use std::fs;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::Error;
 use crate::kafka::Kafka;
-use crate::server::{Config, Objects, Server};
+use crate::server::{Config, Objects, Server, free_address};
 
 /// Large enough for a suite's data many times over.
 const WAL_MEBIBYTES: u64 = 256;
@@ -24,9 +25,12 @@ const KAFKA_PROPERTIES: &str = "\
     authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer\n\
     allow.everyone.if.no.acl.found=true\n";
 
+/// Name and password of who may log in.
+pub(super) const SCRAM_USER: (&str, &str) = ("someone", "a-password");
+
 /// A running server. It is killed when dropped.
 pub(super) enum Peer {
-    Alluvium(Server),
+    Alluvium { server: Server, scram: SocketAddr },
     Kafka { server: Kafka, directory: PathBuf },
 }
 
@@ -41,14 +45,19 @@ impl Peer {
         // As the other one: ACLs hold where there are any.
         arguments
             .extend(["--authorization", "--allow-everyone-if-no-acl-found"].map(str::to_owned));
-        Ok(Self::Alluvium(Server::start(Config {
+        let scram = free_address()?;
+        let listener = format!("{{name='scram', listen='{scram}', protocol='SASL_PLAINTEXT'}}");
+        arguments.extend(["--listener".to_owned(), listener]);
+        let server = Server::start(Config {
             binary: binary.to_path_buf(),
             directory: directory.to_path_buf(),
             wal_mebibytes: WAL_MEBIBYTES,
             log_cache_mebibytes: LOG_CACHE_MEBIBYTES,
             wal: None,
             objects: Some(Objects { arguments, environment: Vec::new() }),
-        })?))
+        })?;
+        server.add_user(SCRAM_USER.0, SCRAM_USER.1)?;
+        Ok(Self::Alluvium { server, scram })
     }
 
     /// Start Apache Kafka, in the same way.
@@ -64,8 +73,16 @@ impl Peer {
     /// Where clients connect to.
     pub(super) fn address(&self) -> String {
         match self {
-            Self::Alluvium(server) => server.address(),
+            Self::Alluvium { server, .. } => server.address(),
             Self::Kafka { server, .. } => server.address(),
+        }
+    }
+
+    /// Where clients log in by SCRAM as [`SCRAM_USER`], if they can.
+    pub(super) fn scram(&self) -> Option<SocketAddr> {
+        match self {
+            Self::Alluvium { scram, .. } => Some(*scram),
+            Self::Kafka { .. } => None,
         }
     }
 
@@ -79,7 +96,7 @@ impl Peer {
     /// The last lines of the server's log, to be put behind a message.
     pub(super) fn log_tail(&self) -> String {
         match self {
-            Self::Alluvium(server) => server.log_tail(),
+            Self::Alluvium { server, .. } => server.log_tail(),
             Self::Kafka { server, .. } => server.log_tail(),
         }
     }
@@ -87,7 +104,7 @@ impl Peer {
     /// Stops the server for good and removes its data, since everything went well.
     pub(super) fn finish(self) -> Result<(), Error> {
         match self {
-            Self::Alluvium(server) => server.finish(),
+            Self::Alluvium { server, .. } => server.finish(),
             Self::Kafka { server, directory } => {
                 drop(server);
                 Ok(fs::remove_dir_all(directory)?)

@@ -4,16 +4,17 @@ mod cases;
 
 use std::fs::{self, File};
 use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
 use super::Compat;
-use super::peer::Peer;
 use crate::Error;
 use crate::exec::wait;
 use crate::report;
 use crate::setup::{self, Missing};
 
-use cases::{CASES, Case, Ends, FILES};
+use cases::{CASES, Ends, FILES};
+pub(super) use cases::{Case, badly, fed, well};
 
 /// Far above what any of them takes. A consumer that waits for what never comes must not block the rest.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -32,15 +33,21 @@ pub(super) fn run(compat: &Compat<'_>) -> Result<Vec<report::Case>, Missing> {
         let class_path = format!("{}/*", jars.display());
         let run = |case: &Case| {
             report::Case::run(&format!("{}: {}", case.tool, case.what), || {
-                case_passes(case, peer, &class_path, &scratch)
+                case_passes(case, &peer.address(), &class_path, &scratch)
             })
         };
         Ok(CASES.iter().map(run).collect())
     })
 }
 
-fn case_passes(case: &Case, peer: &Peer, class_path: &str, scratch: &Path) -> Result<(), Error> {
-    let mut java = peer.client("java");
+/// Runs a case against the server at `address`; `scratch` holds the files that it names.
+pub(super) fn case_passes(
+    case: &Case,
+    address: &str,
+    class_path: &str,
+    scratch: &Path,
+) -> Result<(), Error> {
+    let mut java = Command::new("java");
     // They do not run for long: what takes time is to start.
     java.args(["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx256m"]);
     java.args(["-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-cp", class_path]);
@@ -50,7 +57,7 @@ fn case_passes(case: &Case, peer: &Peer, class_path: &str, scratch: &Path) -> Re
     if case.tool == "cluster" {
         java.args(arguments.next());
     }
-    java.args(["--bootstrap-server", &peer.address()]);
+    java.args(["--bootstrap-server", address]);
     java.args(arguments.map(|word| word.replace("$FILES", &scratch.display().to_string())));
     let input = scratch.join("input");
     fs::write(&input, case.input)?;

@@ -4,13 +4,13 @@ use std::fs;
 use std::path::PathBuf;
 
 use super::issuer::{Given, IDENTITY, Issuer, ROLE, WRONG_IDENTITY};
-use super::tls::Authority;
 use super::{
     CREDENTIALS, Gateway, LIMIT, SECRET, Test, WRONG_SECRET, WRONG_TOKEN, eventually, no_secret,
 };
 use crate::Error;
 use crate::exec::follow;
 use crate::server::Server;
+use crate::web::Authority;
 
 const LASTING: Given = Given { secret: SECRET, token: "", expiration: "2099-01-01T00:00:00Z" };
 

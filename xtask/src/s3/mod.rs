@@ -17,12 +17,12 @@ use std::time::{Duration, Instant};
 use clap::ValueEnum;
 
 use self::proxy::{Proxy, Weather};
-use self::tls::Authority;
 use crate::Error;
 use crate::exec::{describe, follow, quietly, wait};
 use crate::kill::{self, Stopped, Target};
 use crate::report::Case;
 use crate::server::{Config, Objects, Server, clean, free_address};
+use crate::web::Authority;
 
 const BUCKET: &str = "bucket";
 const PREFIX: &str = "some/prefix";

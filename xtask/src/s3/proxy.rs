@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::Error;
 use crate::rng::Rng;
+use crate::web::accept;
 
 /// One request in so many meets a fault.
 const FAULT_EVERY: u64 = 8;
@@ -54,7 +55,7 @@ struct State {
     rng: Mutex<Rng>,
     requests: AtomicU64,
     faults: [AtomicU64; FAULTS.len()],
-    ended: AtomicBool,
+    ended: Arc<AtomicBool>,
 }
 
 /// Listens on loopback until it is dropped.
@@ -73,9 +74,10 @@ impl Proxy {
             rng: Mutex::new(Rng::new(seed)),
             requests: AtomicU64::new(0),
             faults: Default::default(),
-            ended: AtomicBool::new(false),
+            ended: Arc::default(),
         });
-        accept(listener, state.clone(), |state| &state.ended, State::serve);
+        let serving = state.clone();
+        accept(listener, move |client| State::serve(&serving, client), state.ended.clone());
         Ok(Self { address, state })
     }
 
@@ -229,24 +231,4 @@ fn close(one: &TcpStream, other: &TcpStream) {
     // Either may be closed already.
     let _ = one.shutdown(Shutdown::Both);
     let _ = other.shutdown(Shutdown::Both);
-}
-
-/// A thread for each connection, until there is an end, and one connection more.
-pub(super) fn accept<S: Send + Sync + 'static, E: 'static>(
-    listener: TcpListener,
-    state: Arc<S>,
-    ended: fn(&S) -> &AtomicBool,
-    serve: fn(&Arc<S>, TcpStream) -> Result<(), E>,
-) {
-    thread::spawn(move || {
-        for connection in listener.incoming() {
-            if ended(&state).load(Ordering::SeqCst) {
-                return;
-            }
-            let Ok(connection) = connection else { continue };
-            let state = state.clone();
-            // An error is a connection that has ended, which both sides know.
-            thread::spawn(move || drop(serve(&state, connection)));
-        }
-    });
 }

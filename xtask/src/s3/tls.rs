@@ -1,61 +1,12 @@
 //! An S3 server with a certificate that no system knows.
 
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Command;
-
 use super::{LIMIT, Test, eventually, no_secret};
 use crate::Error;
-use crate::exec::{follow, quietly};
+use crate::exec::follow;
 use crate::server::Server;
+use crate::web::Authority;
 
 const SOON: &str = "--upload-interval=300ms";
-
-/// A certificate authority of the test's own, and a certificate of its for the loopback interface, in a directory.
-#[derive(Clone)]
-pub(super) struct Authority(PathBuf);
-
-impl Authority {
-    /// Its name is that of the directory: of two with one name, a certificate of the other is not unknown, but wrong.
-    pub(super) fn new(directory: &Path) -> Result<Self, Error> {
-        if directory.exists() {
-            fs::remove_dir_all(directory)?;
-        }
-        fs::create_dir_all(directory)?;
-        let extensions = "subjectAltName=IP:127.0.0.1\nbasicConstraints=critical,CA:FALSE\n";
-        fs::write(directory.join("extensions"), extensions)?;
-        let openssl = |arguments: &str| {
-            let mut command = Command::new("openssl");
-            quietly(command.current_dir(directory).args(arguments.split(' ')))
-        };
-        let key = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes";
-        let name = directory.file_name().unwrap_or_default().to_string_lossy();
-        openssl(&format!("req -x509 {key} -keyout ca.key -out ca.pem -days 2 -subj /CN={name}"))?;
-        openssl(&format!("req {key} -keyout private.key -out request -subj /CN=server"))?;
-        openssl(
-            "x509 -req -in request -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile extensions -out public.crt",
-        )?;
-        Ok(Self(directory.to_path_buf()))
-    }
-
-    /// Where MinIO finds a certificate and its key, by the names that it knows.
-    pub(super) fn directory(&self) -> &Path {
-        &self.0
-    }
-
-    /// What who trusts the authority trusts.
-    pub(super) fn root(&self) -> PathBuf {
-        self.0.join("ca.pem")
-    }
-
-    pub(super) fn certificate(&self) -> PathBuf {
-        self.0.join("public.crt")
-    }
-
-    pub(super) fn key(&self) -> PathBuf {
-        self.0.join("private.key")
-    }
-}
 
 impl Test<'_> {
     /// With the authority's certificate all goes as without TLS. With another one or none nothing goes out, and it is said why.

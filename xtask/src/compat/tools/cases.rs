@@ -1,26 +1,26 @@
 //! What is asked of each tool. The cases build on each other, from the top down; all hold for Apache Kafka.
 
 /// One command.
-pub(super) struct Case {
-    pub(super) tool: &'static str,
-    pub(super) what: &'static str,
+pub(in crate::compat) struct Case {
+    pub(in crate::compat) tool: &'static str,
+    pub(in crate::compat) what: &'static str,
     /// Besides the server's address. `$FILES` is the directory with [`FILES`].
-    pub(super) arguments: &'static str,
+    pub(in crate::compat) arguments: &'static str,
     /// Its standard input.
-    pub(super) input: &'static str,
-    pub(super) ends: Ends,
+    pub(in crate::compat) input: &'static str,
+    pub(in crate::compat) ends: Ends,
     /// Lines that it must print, or after a `!` must not, with `*` for anything and one space for many.
-    pub(super) says: &'static [&'static str],
+    pub(in crate::compat) says: &'static [&'static str],
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Ends {
+pub(in crate::compat) enum Ends {
     Well,
     /// With an exit code that is not zero.
     Badly,
 }
 
-const fn well(
+pub(in crate::compat) const fn well(
     tool: &'static str,
     what: &'static str,
     arguments: &'static str,
@@ -29,7 +29,7 @@ const fn well(
     Case { tool, what, arguments, input: "", ends: Ends::Well, says }
 }
 
-const fn badly(
+pub(in crate::compat) const fn badly(
     tool: &'static str,
     what: &'static str,
     arguments: &'static str,
@@ -38,7 +38,7 @@ const fn badly(
     Case { tool, what, arguments, input: "", ends: Ends::Badly, says }
 }
 
-const fn fed(
+pub(in crate::compat) const fn fed(
     tool: &'static str,
     what: &'static str,
     arguments: &'static str,

@@ -1,0 +1,191 @@
+"""librdkafka where clients must say who they are; the listeners and the files are in the environment."""
+
+import os
+import socket
+import ssl
+import sys
+import time
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import (
+    AclBinding, AclOperation, AclPermissionType, AdminClient, NewTopic, ResourcePatternType, ResourceType,
+)
+
+import tap
+from tap import PATIENCE_SECONDS, check, equal, eventually
+
+FILES = os.environ["FILES"]
+TOPIC = "python-records"
+
+
+def file(name):
+    return os.path.join(FILES, name)
+
+
+def tls(listener, ca="ca.pem"):
+    return {"bootstrap.servers": os.environ[listener], "security.protocol": "SSL", "ssl.ca.location": file(ca)}
+
+
+def certificate(name):
+    return {**tls("MUTUAL_TLS"), "ssl.certificate.location": file(name), "ssl.key.location": file(name)}
+
+
+def login(listener, mechanism, user="alice", password=None):
+    return {
+        **tls(listener),
+        "security.protocol": "SASL_PLAINTEXT" if listener == "SASL" else "SASL_SSL",
+        "sasl.mechanism": mechanism,
+        "sasl.username": user,
+        "sasl.password": password or f"{user}-has-this-secret",
+    }
+
+
+def token(name):
+    with open(file(name), encoding="ascii") as content:
+        value = content.read()
+    # Its end is for the client alone, which asks for another one in time; the server reads the token's own.
+    return {
+        **tls("SASL_TLS"),
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanism": "OAUTHBEARER",
+        "oauth_cb": lambda _: (value, 4e9),
+    }
+
+
+def oidc():
+    return {
+        **tls("SASL_TLS"),
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanism": "OAUTHBEARER",
+        "sasl.oauthbearer.method": "oidc",
+        "sasl.oauthbearer.client.id": "alice",
+        "sasl.oauthbearer.client.secret": "alice-has-this-secret",
+        "sasl.oauthbearer.token.endpoint.url": os.environ["TOKENS"],
+        "https.ca.location": file("ca.pem"),
+    }
+
+
+def produce(client, value):
+    """Writes a record; its offset."""
+    done = []
+    client.produce(TOPIC, value=value, partition=0, on_delivery=lambda error, message: done.append((error, message)))
+    eventually("an answer", lambda: client.poll(0.1) or done)
+    error, message = done[0]
+    if error is not None:
+        raise KafkaException(error)
+    return message.offset()
+
+
+def there_and_back(config):
+    value = os.urandom(8)
+    offset = produce(Producer(config), value)
+    consumer = Consumer({**config, "group.id": "python-group", "enable.auto.commit": False})
+    try:
+        consumer.assign([TopicPartition(TOPIC, 0, offset)])
+        message = eventually("the record", lambda: consumer.poll(0.5))
+        if message.error() is not None:
+            raise KafkaException(message.error())
+        equal(message.value(), value, "what was read")
+    finally:
+        consumer.close()
+
+
+def refused(code, config):
+    """The client is not let in, and says why."""
+    errors = []
+    client = Producer({**config, "error_cb": errors.append})
+    eventually("a refusal", lambda: client.poll(0.1) or any(e.code() == code for e in errors))
+
+
+@tap.test
+def the_administrator_gives_rights():
+    admin = AdminClient(login("SASL_TLS", "SCRAM-SHA-512", "admin"))
+    for future in admin.create_topics([NewTopic(TOPIC, 1, 1)]).values():
+        future.result(PATIENCE_SECONDS)
+    acls = [
+        AclBinding(kind, "python-", ResourcePatternType.PREFIXED, "User:alice", "*", AclOperation.ALL,
+                   AclPermissionType.ALLOW)
+        for kind in (ResourceType.TOPIC, ResourceType.GROUP)
+    ]
+    for future in admin.create_acls(acls).values():
+        future.result(PATIENCE_SECONDS)
+
+
+@tap.test
+def passwords_let_in_and_wrong_ones_do_not():
+    for listener in ("SASL", "SASL_TLS"):
+        for mechanism in ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"):
+            there_and_back(login(listener, mechanism))
+            refused(KafkaError._AUTHENTICATION, login(listener, mechanism, password="wrong"))
+
+
+@tap.test
+def tokens_let_in_and_wrong_ones_do_not():
+    there_and_back(token("alice.jwt"))
+    refused(KafkaError._AUTHENTICATION, token("expired.jwt"))
+    refused(KafkaError._AUTHENTICATION, token("forged.jwt"))
+
+
+@tap.test
+def a_token_of_the_issuers_endpoint():
+    there_and_back(oidc())
+
+
+@tap.test
+def certificates_let_in_and_wrong_ones_do_not():
+    there_and_back(certificate("alice.pem"))
+    refused(KafkaError._SSL, certificate("stranger.pem"))
+    refused(KafkaError._SSL, tls("TLS", "stranger-ca.pem"))
+
+
+@tap.test
+def who_has_no_right_is_refused():
+    for config in (login("SASL_TLS", "SCRAM-SHA-256", "bob"), tls("TLS")):
+        try:
+            produce(Producer(config), b"x")
+        except KafkaException as error:
+            equal(error.args[0].code(), KafkaError.TOPIC_AUTHORIZATION_FAILED, "the error")
+        else:
+            raise AssertionError("it writes")
+
+
+@tap.test
+def clients_authenticate_again():
+    errors = []
+    client = Producer({**login("SASL_TLS", "SCRAM-SHA-512"), "error_cb": errors.append})
+    # Three sessions of five seconds: what has gone wrong by then would have gone wrong before.
+    import time
+    end = time.monotonic() + 15
+    while time.monotonic() < end:
+        produce(client, b"again")
+    equal(errors, [], "errors")
+
+
+@tap.test
+def a_renewed_certificate_is_taken_under_load():
+    host, port = os.environ["TLS"].rsplit(":", 1)
+
+    def shown():
+        context = ssl.create_default_context(cafile=file("ca.pem"))
+        with socket.create_connection((host, int(port)), PATIENCE_SECONDS) as plain:
+            with context.wrap_socket(plain, server_hostname=host) as encrypted:
+                return encrypted.getpeercert()["subject"]
+
+    before, errors = shown(), []
+    lasting = Producer({**certificate("alice.pem"), "error_cb": errors.append})
+    produce(lasting, b"before")
+    os.replace(file("renewed.pem"), file("server.pem"))
+
+    def renewed():
+        produce(lasting, b"on a connection of before")
+        produce(Producer({**certificate("alice.pem"), "error_cb": errors.append}), b"on a new one")
+        return shown() != before
+    eventually("the new certificate", renewed)
+    there_and_back(certificate("alice.pem"))
+    produce(lasting, b"behind")
+    equal(errors, [], "errors")
+    check(("commonName", "renewed") in [pair for part in shown() for pair in part], "the name of the new one")
+
+
+if __name__ == "__main__":
+    tap.main(sys.argv[1:])

@@ -1,0 +1,246 @@
+//! Several listeners at once, with TLS, certificates of clients, all mechanisms of SASL and ACLs, as clients of four kinds meet them.
+
+mod issuer;
+mod tools;
+
+use std::ffi::OsStr;
+use std::fs;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use super::Compat;
+use crate::Error;
+use crate::exec::follow;
+use crate::report::{Case, GoTests};
+use crate::server::{Config, Objects, Server, free_address};
+use crate::setup::{self, Missing};
+use crate::suites::tap;
+use crate::web::Authority;
+
+use issuer::{AUDIENCE, Issuer, NAME, Signer};
+
+const LIMIT: Duration = Duration::from_secs(10 * 60);
+
+const WAL_MEBIBYTES: u64 = 128;
+const LOG_CACHE_MEBIBYTES: u64 = 16;
+
+/// Clients authenticate again so often, many times while they are tested.
+const SESSION_LIFETIME: &str = "5s";
+
+/// Who has a password. The administrator may do everything, the others what they are given.
+const USERS: [&str; 3] = ["admin", "alice", "bob"];
+
+fn password(user: &str) -> String {
+    format!("{user}-has-this-secret")
+}
+
+pub(super) fn run(compat: &Compat<'_>) -> Result<Vec<Case>, Missing> {
+    let Some(binary) = &compat.binary else {
+        return Err(Missing::NotAllowed("its listeners are written as Alluvium's options".into()));
+    };
+    setup::openssl()?;
+    let class_path = setup::java(compat.root)?;
+    let go = setup::go(compat.root)?;
+    let place = Place::new(binary, &compat.root.join("target/e2e/run/compat-security"))?;
+    let server = place.start(&place.issuer.jwks_url())?;
+    let run = || -> Result<Vec<Case>, Missing> {
+        let mut cases = Vec::new();
+        let mut java = place.client("java");
+        java.args(["-Xmx256m", "-XX:TieredStopAtLevel=1"]);
+        // Whom and what the client may ask for tokens.
+        let files = place.token_files();
+        let urls = files.iter().map(|file| format!("file://{file}")).chain([place.tokens()]);
+        let urls: Vec<_> = urls.collect();
+        for (what, allowed) in [("urls", urls), ("files", files)] {
+            let allowed = allowed.join(",");
+            java.arg(format!("-Dorg.apache.kafka.sasl.oauthbearer.allowed.{what}={allowed}"));
+        }
+        java.args(["-cp", &class_path, "alluvium.clients.Security"]);
+        if compat.short {
+            java.arg("short");
+        }
+        cases.extend(tap("alluvium.clients.Security", &mut java)?);
+        cases.extend(place.go(&go, ".")?);
+        if compat.short {
+            return Ok(cases);
+        }
+        cases.extend(tools::run(&setup::kafka(compat.root)?, &place)?);
+        let python = setup::python(compat.root)?;
+        let mut python = place.client(python);
+        python.arg(compat.root.join("tests/clients/python/secured.py"));
+        cases.extend(tap("secured.py", &mut python)?);
+        Ok(cases)
+    };
+    let mut cases = run()?;
+    cases.push(Case::run("no secret is in the server's log", || place.no_secret(&server.log()?)));
+    if cases.iter().any(Case::has_failed) {
+        println!("data and log of the server stay in {}", place.directory.display());
+        return Ok(cases);
+    }
+    cases.push(Case::run("the server stops on SIGTERM", || server.finish()));
+    if !compat.short {
+        let file = place.files.join("jwks.json");
+        let server = place.start(&file.display().to_string())?;
+        let of_file = |mut case: Case| {
+            case.name += ", keys from a file";
+            case
+        };
+        cases.extend(place.go(&go, "TestTokens")?.into_iter().map(of_file));
+        server.finish()?;
+    }
+    fs::remove_dir_all(&place.directory).map_err(Error::from)?;
+    Ok(cases)
+}
+
+/// The listeners, and what clients of them need.
+struct Place {
+    binary: PathBuf,
+    directory: PathBuf,
+    /// Certificates, tokens, properties of Kafka's tools.
+    files: PathBuf,
+    issuer: Issuer,
+    tls: SocketAddr,
+    mutual_tls: SocketAddr,
+    sasl: SocketAddr,
+    sasl_tls: SocketAddr,
+}
+
+impl Place {
+    fn new(binary: &Path, directory: &Path) -> Result<Self, Error> {
+        let files = directory.join("files");
+        let authority = Authority::new(&files)?;
+        let stranger = Authority::new(&directory.join("stranger"))?;
+        let read = |file: PathBuf| fs::read_to_string(file);
+        // Both in one file: what is renamed into its place is never half new.
+        for (subject, name) in
+            [("/CN=server", "server"), ("/CN=renewed", "renewed"), ("/O=Example/CN=Alice", "alice")]
+        {
+            authority.issue(subject, "certificate", "key")?;
+            let both = read(files.join("key"))? + &read(files.join("certificate"))?;
+            fs::write(files.join(format!("{name}.pem")), both)?;
+        }
+        stranger.issue("/O=Example/CN=Alice", "certificate", "key")?;
+        let directory_of_stranger = directory.join("stranger");
+        let both = read(directory_of_stranger.join("key"))?
+            + &read(directory_of_stranger.join("certificate"))?;
+        fs::write(files.join("stranger.pem"), both)?;
+        fs::copy(stranger.root(), files.join("stranger-ca.pem"))?;
+
+        let issuer = Issuer::start(&authority)?;
+        fs::write(files.join("jwks.json"), issuer.signer.jwks())?;
+        for (name, token) in [
+            ("alice", issuer.signer.token("alice", 3600)?),
+            ("expired", issuer.signer.token("alice", -3600)?),
+            ("forged", Signer::new()?.token("alice", 3600)?),
+        ] {
+            fs::write(files.join(format!("{name}.jwt")), token)?;
+        }
+        Ok(Self {
+            binary: binary.to_owned(),
+            directory: directory.to_owned(),
+            files,
+            issuer,
+            tls: free_address()?,
+            mutual_tls: free_address()?,
+            sasl: free_address()?,
+            sasl_tls: free_address()?,
+        })
+    }
+
+    /// A server whose tokens are signed by keys of a file or a URL, and the users.
+    fn start(&self, jwks: &str) -> Result<Server, Error> {
+        let file = |name: &str| self.files.join(name).display().to_string();
+        let tls = format!("tls-certificate='{0}', tls-key='{0}'", file("server.pem"));
+        let clients = format!(
+            "tls-client-auth='required', tls-client-ca='{}', \
+             tls-principal-rules='RULE:^CN=(.*?),O=Example$/$1/L, DEFAULT'",
+            file("ca.pem")
+        );
+        let all = "sasl-mechanisms=['PLAIN', 'SCRAM-SHA-256', 'SCRAM-SHA-512', 'OAUTHBEARER']";
+        let some = "sasl-mechanisms=['PLAIN', 'SCRAM-SHA-256', 'SCRAM-SHA-512']";
+        let listeners = [
+            ("tls", self.tls, "SSL", tls.clone()),
+            ("mutual", self.mutual_tls, "SSL", format!("{tls}, {clients}")),
+            ("sasl", self.sasl, "SASL_PLAINTEXT", some.into()),
+            ("both", self.sasl_tls, "SASL_SSL", format!("{tls}, {all}")),
+        ];
+        let listeners = listeners.map(|(name, address, protocol, more)| {
+            format!("{{name='{name}', listen='{address}', protocol='{protocol}', {more}}}")
+        });
+        let listeners = format!("[{}]", listeners.join(", "));
+        let arguments = [
+            ("--listener", &*listeners),
+            ("--authorization=true", ""),
+            ("--super-users", "User:admin"),
+            ("--session-lifetime", SESSION_LIFETIME),
+            ("--oauth-jwks", jwks),
+            ("--oauth-issuer", NAME),
+            ("--oauth-audience", AUDIENCE),
+            ("--log", "debug"),
+        ];
+        let arguments = arguments.into_iter().flat_map(|(option, value)| [option, value]);
+        let arguments = arguments.filter(|word| !word.is_empty()).map(str::to_owned).collect();
+        let server = Server::start(Config {
+            binary: self.binary.clone(),
+            directory: self.directory.join("server"),
+            wal_mebibytes: WAL_MEBIBYTES,
+            log_cache_mebibytes: LOG_CACHE_MEBIBYTES,
+            wal: None,
+            objects: Some(Objects {
+                arguments,
+                environment: vec![("SSL_CERT_FILE", file("ca.pem"))],
+            }),
+        })?;
+        for user in USERS {
+            server.add_user(user, &password(user))?;
+        }
+        Ok(server)
+    }
+
+    /// A command for a client program: it finds the listeners in its environment.
+    fn client(&self, program: impl AsRef<OsStr>) -> Command {
+        let mut command = Command::new(program);
+        for (name, address) in [
+            ("TLS", self.tls),
+            ("MUTUAL_TLS", self.mutual_tls),
+            ("SASL", self.sasl),
+            ("SASL_TLS", self.sasl_tls),
+        ] {
+            command.env(name, address.to_string());
+        }
+        command.env("FILES", &self.files).env("TOKENS", self.tokens());
+        command.env("PYTHONDONTWRITEBYTECODE", "1");
+        command
+    }
+
+    fn tokens(&self) -> String {
+        self.issuer.token_url()
+    }
+
+    fn token_files(&self) -> Vec<String> {
+        let file = |name: &str| self.files.join(format!("{name}.jwt")).display().to_string();
+        ["alice", "expired", "forged"].map(file).into()
+    }
+
+    /// The tests of franz-go whose name has `filter`.
+    fn go(&self, go: &setup::Go, filter: &str) -> Result<Vec<Case>, Error> {
+        let mut go = go.command(|program| self.client(program));
+        go.args(["test", "-count=1", "-v", "-timeout", "5m", "-run", filter, "./security"]);
+        let mut tests = GoTests::default();
+        let status = follow(&mut go, LIMIT, |line| tests.line(line))?;
+        Ok(tests.finish("go test", status))
+    }
+
+    fn no_secret(&self, log: &str) -> Result<(), Error> {
+        let mut secrets: Vec<String> = USERS.iter().map(|user| password(user)).collect();
+        for file in self.token_files() {
+            secrets.push(fs::read_to_string(file)?);
+        }
+        match secrets.iter().find(|secret| log.contains(secret.as_str())) {
+            Some(secret) => Err(format!("`{secret}` is in the server's log").into()),
+            None => Ok(()),
+        }
+    }
+}
