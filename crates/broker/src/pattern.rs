@@ -89,7 +89,7 @@ mod tests {
     fn matching(regex: &str, names: &[&str]) -> Result<Vec<String>, TooCostly> {
         let names: Vec<Arc<str>> = names.iter().map(|name| Arc::from(*name)).collect();
         let found = Pattern::new(regex).expect(regex).matching(names.iter())?;
-        Ok(found.iter().map(|name| name.to_string()).collect())
+        Ok(found.iter().map(ToString::to_string).collect())
     }
 
     #[test]

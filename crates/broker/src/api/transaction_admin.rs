@@ -92,11 +92,8 @@ pub(super) async fn list(
         return response;
     }
     let pattern = request.transactional_id_pattern.as_deref().filter(|text| !text.is_empty());
-    let mut pattern = match pattern.map(Pattern::new).transpose() {
-        Ok(pattern) => pattern,
-        Err(_) => {
-            return response.with_error_code(ResponseError::InvalidRegularExpression.code());
-        }
+    let Ok(mut pattern) = pattern.map(Pattern::new).transpose() else {
+        return response.with_error_code(ResponseError::InvalidRegularExpression.code());
     };
     let now_ms = unix_time_ms();
     let passes = |description: &Description| {
