@@ -65,7 +65,6 @@ pub(crate) struct Metrics {
     ended: Family<OutcomeLabel, Counter>,
     pub(crate) share_acquired: Counter,
     share_acknowledged: Family<KindLabel, Counter>,
-    pub(crate) share_sessions: Gauge<i64, AtomicI64>,
     pub(crate) log_compactions: Counter,
     pub(crate) log_compaction_read_bytes: Counter,
     pub(crate) log_compaction_written_bytes: Counter,
@@ -91,7 +90,6 @@ impl Metrics {
             ended: Family::default(),
             share_acquired: Counter::default(),
             share_acknowledged: Family::default(),
-            share_sessions: Gauge::default(),
             log_compactions: Counter::default(),
             log_compaction_read_bytes: Counter::default(),
             log_compaction_written_bytes: Counter::default(),
@@ -151,11 +149,6 @@ impl Metrics {
             "share_acknowledged_records",
             "Records that members of share groups have acknowledged, by what they said",
             metrics.share_acknowledged.clone(),
-        );
-        registry.register(
-            "share_sessions",
-            "Open share sessions, when one was last begun or ended",
-            metrics.share_sessions.clone(),
         );
         registry.register(
             "log_compactions",
@@ -227,7 +220,9 @@ impl Metrics {
 
 /// What share groups count by themselves.
 pub(crate) fn register_shares(registry: &mut Registry, shares: &Shares) {
-    registry.sub_registry_with_prefix("alluvium_kafka").register(
+    let registry = registry.sub_registry_with_prefix("alluvium_kafka");
+    registry.register("share_sessions", "Open share sessions", shares.sessions.open.clone());
+    registry.register(
         "share_timed_out_records",
         "Records of share groups whose lock was over before a member had acknowledged them",
         shares.counters.timed_out.clone(),

@@ -84,11 +84,13 @@ pub(super) async fn acknowledge(cx: Context, body: Bytes) -> Result<Answer, Refu
 
 async fn acknowledged(cx: &Context, request: ShareAcknowledge) -> ShareAcknowledged {
     let body = request.body;
-    let failed = |error: ApiError| ShareAcknowledged {
-        body: ShareAcknowledgeResponse::default()
+    let failed = |error: ApiError| {
+        tracing::debug!(%error, "acknowledgements refused");
+        cx.server.metrics.error(&error);
+        let body = ShareAcknowledgeResponse::default()
             .with_error_code(error.code())
-            .with_error_message(error.message()),
-        acquisition_lock_timeout_ms: 0,
+            .with_error_message(error.message());
+        ShareAcknowledged { body, acquisition_lock_timeout_ms: 0 }
     };
     let member = match Member::new(cx, body.group_id.as_ref(), body.member_id.as_ref()) {
         Ok(member) => member,
@@ -190,8 +192,6 @@ impl Member {
         if step == share::Step::Ended {
             shares.release(&self.session.group, &self.session.member, Return::Unused);
         }
-        let sessions = i64::try_from(shares.sessions.len()).unwrap_or(i64::MAX);
-        cx.server.metrics.share_sessions.set(sessions);
     }
 }
 

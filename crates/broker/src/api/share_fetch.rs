@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use alluvium_stream::{StreamOffset, Watch};
 use bytes::Bytes;
+use kafka_protocol::error::ResponseError;
 use kafka_protocol::messages::share_fetch_response::AcquiredRecords;
 use tokio::sync::{Notify, OwnedSemaphorePermit};
 use tokio::time::{Instant, sleep_until};
@@ -294,6 +295,11 @@ async fn pass(
     let mut left = limits.max_records;
     let mut is_changed = false;
     for (source, read) in sources.iter().zip(pass.reads) {
+        if read.told.error_code == ResponseError::OffsetOutOfRange.code() {
+            // Retention has been faster.
+            is_changed = true;
+            continue;
+        }
         if read.told.error_code != 0 {
             let failed = Given { error_code: read.told.error_code, ..Given::default() };
             given.insert(source.of, failed);

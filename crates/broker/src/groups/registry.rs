@@ -18,7 +18,7 @@ use super::group::{Effect, Group, Joined, Refusal, Rules, State, Synced};
 use super::live::{ClassicGroup, LiveGroup};
 use super::member_log::{Durable, MemberLog};
 use super::offset_log;
-use super::share::{ShareGroup, Shares};
+use super::share::{Return, ShareGroup, Shares};
 use crate::state_stream::Refused;
 
 pub(super) type JoinAnswer = Result<Joined, Refusal>;
@@ -264,11 +264,11 @@ impl Registry {
     }
 
     /// The share group in a slot, for an event; a classic group without members becomes one if `convert` says so.
-    pub(super) fn share<'a>(
-        group: &'a mut LiveGroup,
+    pub(super) fn share(
+        group: &mut LiveGroup,
         convert: bool,
         now: Instant,
-    ) -> Option<&'a mut ShareGroup> {
+    ) -> Option<&mut ShareGroup> {
         if let LiveGroup::Classic(classic) = group
             && convert
             && classic.state() == State::Empty
@@ -370,7 +370,7 @@ impl Registry {
                 LiveGroup::Share(group) => {
                     for member in group.tick(now) {
                         dropped(&slot, &member, "its session timed out");
-                        self.shares.member_gone(&slot.name, &member);
+                        self.shares.member_gone(&slot.name, &member, Return::Lost);
                     }
                 }
             });

@@ -17,7 +17,7 @@ use super::heartbeat::{MAX_SUBSCRIPTION_BYTES, not_found, plain};
 use super::live::LiveGroup;
 use super::membership::MAX_NAME_BYTES;
 use super::registry::Registry;
-use super::share::{ShareBeat, ShareMember};
+use super::share::{Return, ShareBeat, ShareMember};
 use super::topics_view::TopicsView;
 use super::{ClientInfo, Groups, Shared};
 use crate::wire::once;
@@ -106,7 +106,7 @@ impl Shared {
             };
             if request.member_epoch == LEAVES {
                 share.leave(now, &beat.member_id)?;
-                self.registry.shares.member_gone(group_id, &beat.member_id);
+                self.registry.shares.member_gone(group_id, &beat.member_id, Return::Unused);
                 return Ok((LEAVES, None));
             }
             share.heartbeat(now, session_timeout, topics, &beat)

@@ -71,9 +71,9 @@ impl Groups {
             if !share.is_empty() {
                 return Err(not_empty(group_id));
             }
-            self.shares().begin(group_id, topic, starts, true).map_err(fault)
+            self.shares().begin(group_id, topic, starts, true).map_err(Fault::from)
         })?;
-        share::durable(begun).await.map_err(fault)
+        share::durable(begun).await.map_err(Fault::from)
     }
 
     /// Whether a group's share partitions can be changed: it is a share group without members.
@@ -113,10 +113,10 @@ impl Groups {
                 return Err(not_empty(group_id));
             }
             let forgotten = self.shares().forget_topic(group_id, topic);
-            forgotten.map_err(|refused| fault(share::refused(refused)))
+            forgotten.map_err(|refused| share::refused(refused).into())
         })?;
         let was_known = forgotten.is_some();
-        share::durable(forgotten).await.map_err(fault)?;
+        share::durable(forgotten).await.map_err(Fault::from)?;
         Ok(was_known)
     }
 }
@@ -133,6 +133,8 @@ fn not_empty(group_id: &str) -> Fault {
     Fault::new(ResponseError::NonEmptyGroup, format!("Group {group_id} is not empty."))
 }
 
-fn fault(error: ApiError) -> Fault {
-    Fault::new(error.kind(), error.to_string())
+impl From<ApiError> for Fault {
+    fn from(error: ApiError) -> Self {
+        Self::new(error.kind(), error.to_string())
+    }
 }

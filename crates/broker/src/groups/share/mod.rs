@@ -327,7 +327,7 @@ impl Shares {
         for (group, topic) in topics.into_iter().filter(|(_, topic)| !exists(*topic)) {
             match self.forget_topic(&group, topic) {
                 Ok(_) => {
-                    tracing::info!(group = &*group, %topic, "a share group forgets a deleted topic")
+                    tracing::info!(group = &*group, %topic, "a share group forgets a deleted topic");
                 }
                 Err(refused) => {
                     tracing::warn!(group = &*group, %topic, ?refused, "share partitions of a deleted topic stay for now");
@@ -427,9 +427,9 @@ impl Shares {
     }
 
     /// The member of a group is gone: its session ends, and what it had goes back.
-    pub(super) fn member_gone(&self, group: &str, member: &str) {
+    pub(super) fn member_gone(&self, group: &str, member: &str, why: Return) {
         self.sessions.end(group, member);
-        self.release(group, member, Return::Lost);
+        self.release(group, member, why);
     }
 
     /// A connection is gone, and with it the sessions that were begun on it.

@@ -2,8 +2,10 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::sync::atomic::AtomicI64;
 
 use parking_lot::Mutex;
+use prometheus_client::metrics::gauge::Gauge;
 
 use super::table::TopicPartition;
 use crate::errors::ApiError;
@@ -43,6 +45,8 @@ struct Session {
 
 #[derive(Default)]
 struct Cache {
+    /// How many sessions there are.
+    open: Gauge<i64, AtomicI64>,
     sessions: HashMap<ShareSession, Session>,
     /// Sessions by connection.
     connections: HashMap<usize, HashSet<ShareSession>>,
@@ -52,6 +56,7 @@ struct Cache {
 impl Cache {
     fn remove(&mut self, key: &ShareSession) -> bool {
         let Some(session) = self.sessions.remove(key) else { return false };
+        self.open.dec();
         self.partitions -= session.partitions.len();
         if let Some(of_connection) = self.connections.get_mut(&session.connection) {
             of_connection.remove(key);
@@ -79,9 +84,17 @@ impl Cache {
 }
 
 /// All share sessions.
-#[derive(Default)]
 pub(crate) struct ShareSessions {
     cache: Mutex<Cache>,
+    /// How many there are.
+    pub(crate) open: Gauge<i64, AtomicI64>,
+}
+
+impl Default for ShareSessions {
+    fn default() -> Self {
+        let cache = Cache::default();
+        Self { open: cache.open.clone(), cache: Mutex::new(cache) }
+    }
 }
 
 impl ShareSessions {
@@ -109,6 +122,7 @@ impl ShareSessions {
             }
             let session = Session { next_epoch: 0, partitions: Vec::new(), connection };
             cache.sessions.insert(key.clone(), session);
+            cache.open.inc();
             cache.connections.entry(connection).or_default().insert(key.clone());
             step = Step::Begun;
         }
@@ -171,11 +185,6 @@ impl ShareSessions {
         }
         sessions.into_iter().collect()
     }
-
-    /// How many there are.
-    pub(crate) fn len(&self) -> usize {
-        self.cache.lock().sessions.len()
-    }
 }
 
 #[cfg(test)]
@@ -225,7 +234,7 @@ mod tests {
         assert_eq!(sessions.fetch(&key("x"), 0, 0, &[at(0)], &[]).unwrap_err().code(), 133);
         assert_eq!(sessions.fetch(&key("5"), 0, 1, &[at(0)], &[]).unwrap().0, Step::Begun);
         assert_eq!(sessions.end_all_of(1).len(), MAX_SESSIONS / 2);
-        assert_eq!(sessions.len(), MAX_SESSIONS / 2);
+        assert_eq!(sessions.open.get(), MAX_SESSIONS as i64 / 2);
         assert_eq!(sessions.acknowledge(&key("5"), 1).unwrap_err().code(), 122);
         assert_eq!(sessions.fetch(&key("x"), 0, 0, &[at(0)], &[]).unwrap().0, Step::Begun);
     }
