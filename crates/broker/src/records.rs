@@ -58,13 +58,14 @@ impl Summary {
     }
 }
 
-/// The first record of `batch` whose timestamp is at least `timestamp_ms`. `None` if there is none although the
+/// The first record of `batch` from offset `from` on whose timestamp is at least `timestamp_ms`. `None` if there is none although the
 /// header's greatest timestamp promised one.
 ///
 /// # Errors
 /// [`ApiError::CorruptBatch`] when the records can not be read.
 pub(crate) fn first_at_or_after(
     batch: &[u8],
+    from: u64,
     timestamp_ms: i64,
 ) -> Result<Option<Found>, ApiError> {
     let corrupt =
@@ -72,7 +73,8 @@ pub(crate) fn first_at_or_after(
     let header = BatchHeader::parse(batch).ok_or_else(|| corrupt("no header".into()))?;
     let base_offset = header.base_offset as u64;
     if header.is_log_append_time() {
-        let found = Found { offset: base_offset, timestamp_ms: header.max_timestamp_ms };
+        let offset = base_offset.max(from);
+        let found = Found { offset, timestamp_ms: header.max_timestamp_ms };
         return Ok((found.timestamp_ms >= timestamp_ms).then_some(found));
     }
     for record in records(&header, &batch[HEADER_BYTES..]).map_err(|e| corrupt(e.to_string()))? {
@@ -81,7 +83,7 @@ pub(crate) fn first_at_or_after(
             offset: base_offset.saturating_add(record.offset_delta),
             timestamp_ms: header.base_timestamp_ms.saturating_add(record.timestamp_delta_ms),
         };
-        if found.timestamp_ms >= timestamp_ms {
+        if found.offset >= from && found.timestamp_ms >= timestamp_ms {
             return Ok(Some(found));
         }
     }
@@ -598,7 +600,7 @@ mod tests {
         timestamps_ms[1_500] = 50_000;
         for codec in CODECS {
             let batch = stored(codec, &timestamps_ms);
-            let find = |ts| first_at_or_after(&batch, ts).unwrap();
+            let find = |ts| first_at_or_after(&batch, 0, ts).unwrap();
             assert_eq!(find(-5), Some(Found { offset: 500, timestamp_ms: 1_000 }), "{codec:?}");
             assert_eq!(find(1_001), Some(Found { offset: 501, timestamp_ms: 1_002 }), "{codec:?}");
             assert_eq!(
@@ -621,10 +623,10 @@ mod tests {
         batch::set_log_append_time(&mut batch, 77);
         batch.truncate(HEADER_BYTES);
         assert_eq!(
-            first_at_or_after(&batch, 70).unwrap(),
+            first_at_or_after(&batch, 0, 70).unwrap(),
             Some(Found { offset: 500, timestamp_ms: 77 })
         );
-        assert_eq!(first_at_or_after(&batch, 78).unwrap(), None);
+        assert_eq!(first_at_or_after(&batch, 0, 78).unwrap(), None);
     }
 
     #[test]
@@ -633,20 +635,25 @@ mod tests {
             let batch = stored(codec, &(0..50).collect::<Vec<_>>());
             for len in 0..batch.len() {
                 // Either the record is found before the cut, or the cut is reported; never a panic.
-                let _ =
-                    first_at_or_after(&batch[..len], i64::MAX).map(|found| assert_eq!(found, None));
+                let _ = first_at_or_after(&batch[..len], 0, i64::MAX)
+                    .map(|found| assert_eq!(found, None));
             }
             for at in HEADER_BYTES..batch.len() {
                 let mut bytes = batch.clone();
                 bytes[at] ^= 0xff;
-                let _ = first_at_or_after(&bytes, i64::MAX);
+                let _ = first_at_or_after(&bytes, 0, i64::MAX);
             }
-            assert!(first_at_or_after(&batch[..HEADER_BYTES + 1], i64::MAX).is_err(), "{codec:?}");
+            assert!(
+                first_at_or_after(&batch[..HEADER_BYTES + 1], 0, i64::MAX).is_err(),
+                "{codec:?}"
+            );
         }
         let mut lie = stored(Compression::Snappy, &[1]);
         lie.truncate(HEADER_BYTES);
         lie.extend_from_slice(&[0xff, 0xff, 0xff, 0xff, 0x0f, 0, 0, 0]);
-        assert!(first_at_or_after(&lie, 0).unwrap_err().to_string().contains("impossible length"));
+        assert!(
+            first_at_or_after(&lie, 0, 0).unwrap_err().to_string().contains("impossible length")
+        );
     }
 
     #[test]

@@ -93,6 +93,14 @@ impl Range {
         }
     }
 
+    /// Greatest timestamp of its batches, or when it was written if none has one.
+    pub(crate) fn newest_ms(&self) -> i64 {
+        match self.max_timestamp_ms {
+            ..0 => self.object.created_at_ms,
+            newest_ms => newest_ms,
+        }
+    }
+
     /// Whether its object was written for it alone.
     fn is_own(&self) -> bool {
         self.object.payload_bytes == self.payload_bytes
@@ -286,10 +294,7 @@ impl Tail {
         let mut left_bytes = self.size_bytes();
         for range in &self.ranges {
             left_bytes -= range.payload_bytes;
-            let written_ms = range.object.created_at_ms;
-            let newest_ms =
-                if range.max_timestamp_ms < 0 { written_ms } else { range.max_timestamp_ms };
-            let is_old = older_than_ms.is_some_and(|limit| newest_ms < limit);
+            let is_old = older_than_ms.is_some_and(|limit| range.newest_ms() < limit);
             if !is_old && keep_bytes.is_none_or(|keep| left_bytes < keep) {
                 break;
             }

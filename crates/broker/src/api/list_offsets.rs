@@ -145,7 +145,7 @@ async fn by_time(
     until: Instant,
 ) -> Result<Answer, ApiError> {
     match in_time(until, partition.stream.find_time(timestamp_ms)).await? {
-        Some(batch) => first_at_or_after(cx, batch, timestamp_ms).await,
+        Some(batch) => first_at_or_after(cx, partition, batch, timestamp_ms).await,
         None => Ok(NONE),
     }
 }
@@ -158,7 +158,7 @@ async fn by_max_timestamp(
     match in_time(until, partition.stream.max_time()).await? {
         Some(batch) if batch.max_timestamp_ms >= 0 => {
             let max_timestamp_ms = batch.max_timestamp_ms;
-            first_at_or_after(cx, batch, max_timestamp_ms).await
+            first_at_or_after(cx, partition, batch, max_timestamp_ms).await
         }
         _ => Ok(NONE),
     }
@@ -166,18 +166,21 @@ async fn by_max_timestamp(
 
 async fn first_at_or_after(
     cx: &Context,
+    partition: &Partition,
     batch: Batch,
     timestamp_ms: i64,
 ) -> Result<Answer, ApiError> {
-    let (base, max_timestamp_ms) = (batch.base, batch.max_timestamp_ms);
-    let look = move || records::first_at_or_after(&batch.payload, timestamp_ms);
+    // A trim may have cut off a part of the batch.
+    let from = batch.base.max(partition.stream.start_offset());
+    let max_timestamp_ms = batch.max_timestamp_ms;
+    let look = move || records::first_at_or_after(&batch.payload, from.0, timestamp_ms);
     Ok(match cx.server.look_into(look).await? {
         Some(found) => Answer {
             offset: i64::try_from(found.offset).unwrap_or(i64::MAX),
             timestamp_ms: found.timestamp_ms,
         },
-        // The batch's header promised a time that none of its records has. Who reads from its start misses nothing.
-        None => Answer { offset: kafka_offset(base), timestamp_ms: max_timestamp_ms },
+        // The batch's header promised a time that none of its records has, or none that is left. Who reads from its start misses nothing.
+        None => Answer { offset: kafka_offset(from), timestamp_ms: max_timestamp_ms },
     })
 }
 

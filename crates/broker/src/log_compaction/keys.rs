@@ -10,7 +10,7 @@ use crate::producer_state::Aborted;
 use crate::records::Unpacked;
 
 /// Keys of one pass: what a hash table of 2^20 places takes, 25 MiB.
-const MAX_KEYS: usize = (1 << 20) / 8 * 7;
+pub(super) const MAX_KEYS: usize = (1 << 20) / 8 * 7;
 /// A batch with more records is not looked into, so that a pass has room for those of one batch at least.
 const MAX_RECORDS: i32 = 400_000;
 
@@ -115,13 +115,8 @@ pub(super) struct FirstPass {
 }
 
 impl FirstPass {
-    pub(super) fn new(from: u64, aborted: AbortedTransactions) -> Self {
-        Self { keys: Keys::default(), aborted, end: from, is_full: false, max_keys: MAX_KEYS }
-    }
-
-    #[cfg(test)]
-    pub(super) fn with_room_for(from: u64, aborted: AbortedTransactions, max_keys: usize) -> Self {
-        Self { max_keys, ..Self::new(from, aborted) }
+    pub(super) fn new(from: u64, aborted: AbortedTransactions, max_keys: usize) -> Self {
+        Self { keys: Keys::default(), aborted, end: from, is_full: false, max_keys }
     }
 
     /// Take the next batches in; false when there is no room for more.

@@ -19,7 +19,7 @@ use crate::partition::{Partition, unix_time_ms};
 use crate::server::Server;
 
 use cleaner::Cleaner;
-use keys::{AbortedTransactions, FirstPass};
+use keys::{AbortedTransactions, FirstPass, MAX_KEYS};
 
 /// A partition that can not be compacted is left alone for so long.
 const LEFT_OUT: Duration = Duration::from_secs(60 * 60);
@@ -113,8 +113,8 @@ impl Plan {
             if part.end.0 <= clean_end {
                 continue;
             }
-            let is_young = rules.min_lag_ms > 0
-                && part.max_timestamp_ms > now_ms.saturating_sub(rules.min_lag_ms);
+            let is_young =
+                rules.min_lag_ms > 0 && part.newest_ms > now_ms.saturating_sub(rules.min_lag_ms);
             if part.end.0 > stable_end || is_young {
                 break;
             }
@@ -132,11 +132,18 @@ impl Plan {
 }
 
 /// What is remembered from one look to the next.
-#[derive(Default)]
-struct Memory {
+pub(crate) struct Memory {
+    /// Keys of one pass.
+    max_keys: usize,
     left_out: HashMap<StreamId, Instant>,
     /// The time of the first record behind an end, of partitions with `max.compaction.lag.ms`.
     first_times: HashMap<StreamId, (u64, i64)>,
+}
+
+impl Memory {
+    pub(crate) fn new(max_keys: usize) -> Self {
+        Self { max_keys, left_out: HashMap::new(), first_times: HashMap::new() }
+    }
 }
 
 /// A partition that is to be compacted.
@@ -151,7 +158,7 @@ struct Due {
 
 /// Look at all topics, again and again, until the server stops.
 pub(crate) async fn run(server: Arc<Server>) {
-    let mut memory = Memory::default();
+    let mut memory = Memory::new(MAX_KEYS);
     loop {
         tokio::select! {
             () = server.stopping() => return,
@@ -165,9 +172,10 @@ pub(crate) async fn run(server: Arc<Server>) {
 }
 
 /// Compact what is due, the dirtiest first.
-async fn compact_all(server: &Arc<Server>, memory: &mut Memory) {
+pub(crate) async fn compact_all(server: &Arc<Server>, memory: &mut Memory) {
     let now = Instant::now();
     memory.left_out.retain(|_, until| now < *until);
+    memory.first_times.retain(|id, _| server.store.stream(*id).is_some());
     let mut due = Vec::new();
     let mut dirtiest: f64 = 0.0;
     for topic in server.topics.all() {
@@ -199,7 +207,7 @@ async fn compact_all(server: &Arc<Server>, memory: &mut Memory) {
     due.sort_by(|one, other| other.plan.dirty_ratio().total_cmp(&one.plan.dirty_ratio()));
     for due in due {
         let (topic, partition, id) = (due.topic.clone(), due.index, due.partition.stream.id());
-        let done = compact(server, due).await;
+        let done = compact(server, due, memory.max_keys).await;
         match done {
             Ok(done) => {
                 let metrics = &server.metrics;
@@ -276,13 +284,13 @@ struct Done {
 }
 
 /// Compact one partition, and remember that.
-async fn compact(server: &Arc<Server>, due: Due) -> Result<Done, StoreError> {
+async fn compact(server: &Arc<Server>, due: Due, max_keys: usize) -> Result<Done, StoreError> {
     let Due { partition, rules, plan, mut cleaned, .. } = due;
     let (store, stream) = (server.store.clone(), partition.stream.id());
     let epoch = partition.stream.epoch();
     let work = {
         let (store, cleaned) = (store.clone(), cleaned.clone());
-        async move { clean(&store, &partition, plan, &cleaned, &rules).await }
+        async move { clean(&store, &partition, plan, &cleaned, &rules, max_keys).await }
     };
     let done = server.store.in_background(work).await??;
     cleaned.push(done.end, unix_time_ms(), &rules);
@@ -301,12 +309,13 @@ async fn clean(
     plan: Plan,
     cleaned: &Cleaned,
     rules: &CompactionRules,
+    max_keys: usize,
 ) -> Result<Done, StoreError> {
     let stream = &partition.stream;
     let (start, to) = (stream.start_offset(), StreamOffset(plan.to));
     let aborted = AbortedTransactions::new(partition.aborted_in(start, to));
     let from = StreamOffset(cleaned.end()).max(start);
-    let first = FirstPass::new(from.0, aborted);
+    let first = FirstPass::new(from.0, aborted, max_keys);
     let first = store.scan(stream, from, to, first, FirstPass::batches).await?;
     let end = match first.is_full {
         false => plan.to,

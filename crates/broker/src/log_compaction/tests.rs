@@ -236,7 +236,7 @@ fn pass(
     piece: usize,
 ) -> Vec<Batch> {
     let aborted = AbortedTransactions::new(producers.aborted_in(0, u64::MAX));
-    let mut first = FirstPass::new(from, aborted);
+    let mut first = FirstPass::new(from, aborted, MAX_KEYS);
     let dirty = batches.iter().filter(|batch| batch.base.0 >= from && batch.base.0 < end);
     assert!(first.batches(&dirty.cloned().collect::<Vec<_>>()));
     let mut cleaner = Cleaner::new(first, end, tombstones_before);
@@ -349,7 +349,7 @@ fn log(records: &[(u8, Option<u8>)]) -> Log {
 #[test]
 fn a_full_map_ends_the_pass() {
     let log = log(&[(1, Some(0)), (2, Some(0)), (1, Some(0)), (3, Some(0)), (1, Some(0))]);
-    let mut first = FirstPass::with_room_for(0, AbortedTransactions::default(), 2);
+    let mut first = FirstPass::new(0, AbortedTransactions::default(), 2);
     assert!(!first.batches(&log.batches));
     assert_eq!((first.end, first.is_full), (2, true));
     let mut cleaner = Cleaner::new(first, 2, 0);
@@ -363,7 +363,7 @@ fn a_full_map_ends_the_pass() {
         start: StreamOffset(start),
         end: StreamOffset(end),
         payload_bytes: 1,
-        max_timestamp_ms: 1,
+        newest_ms: 1,
     };
     for (parts, full, end) in [
         (vec![part(0, 3), part(3, 9), part(9, 12)], 10, 9),
@@ -381,7 +381,8 @@ fn holes_of_more_than_a_batch_can_cover_have_several() {
     let mut bytes = two.batches[1].payload.to_vec();
     batch::place(&mut bytes, far, 0);
     let second = Batch { base: StreamOffset(far), payload: bytes.into(), ..two.batches[1].clone() };
-    let mut cleaner = Cleaner::new(FirstPass::new(0, AbortedTransactions::default()), u64::MAX, 0);
+    let first = FirstPass::new(0, AbortedTransactions::default(), MAX_KEYS);
+    let mut cleaner = Cleaner::new(first, u64::MAX, 0);
     let mut out = Vec::new();
     cleaner.batches(vec![two.batches[0].clone(), second], &mut out);
     cleaner.end(StreamOffset(2 * far), &mut out);
@@ -404,7 +405,7 @@ fn what_is_dirty_is_what_was_not_compacted_and_may_be() {
             start: StreamOffset(i * 10),
             end: StreamOffset(i * 10 + 10),
             payload_bytes: 100,
-            max_timestamp_ms: 1_000 + i.cast_signed(),
+            newest_ms: 1_000 + i.cast_signed(),
         })
         .collect();
     // Clean end, stable end, min.compaction.lag.ms; clean, dirty and where it ends.

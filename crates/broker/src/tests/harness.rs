@@ -3,14 +3,20 @@
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 use alluvium_device::sim::{SimDisk, SimOptions, Stepper};
 use alluvium_device::{OpenOptions, SharedDevice};
-use alluvium_stream::{Catalog, MemoryCatalog, Options, RedbCatalog, Store, local_objects};
+use alluvium_stream::catalog::Snapshot;
+use alluvium_stream::{
+    Catalog, CatalogError, Change, MemoryCatalog, Options, RedbCatalog, Store, local_objects,
+};
 use alluvium_wal::{FormatOptions, Wal};
 use async_trait::async_trait;
 use bytes::{BufMut, Bytes, BytesMut};
+use futures::StreamExt;
 use futures::stream::BoxStream;
 use kafka_protocol::messages::*;
 use kafka_protocol::protocol::{Decodable, Request, StrBytes};
@@ -39,13 +45,15 @@ enum Backing {
     /// A file, a directory of objects and a catalog on disk.
     Files(TempDir),
     /// Everything in memory, on a disk whose requests wait while they are held.
-    Simulated { disk: SimDisk, objects: Arc<SlowObjects>, catalog: Arc<MemoryCatalog> },
+    Simulated { disk: SimDisk, objects: Arc<SlowObjects>, catalog: Arc<MortalCatalog> },
 }
 
 pub(super) struct TestServer {
     backing: Backing,
     config: BrokerConfig,
     wal_bytes: u64,
+    /// What the store is opened with, but for its size.
+    pub(super) options: Options,
     running: Option<Running>,
     pub(super) registry: Registry,
 }
@@ -89,8 +97,13 @@ impl TestServer {
         let mut config = BrokerConfig::default();
         config.listeners[0].listen.set_port(0);
         configure(&mut config);
-        let mut server =
-            Self { backing, config, wal_bytes, running: None, registry: Registry::default() };
+        let options = Options {
+            cache_bytes: wal_bytes,
+            upload_interval: Duration::from_secs(3_600),
+            ..Options::for_wal(wal_bytes)
+        };
+        let registry = Registry::default();
+        let mut server = Self { backing, config, wal_bytes, options, running: None, registry };
         server.run().await;
         server
     }
@@ -123,13 +136,8 @@ impl TestServer {
             max_record_bytes: (window_bytes / 4) as u32,
             ..alluvium_wal::Options::default()
         };
-        let options = Options {
-            cache_bytes: self.wal_bytes,
-            upload_interval: Duration::from_secs(3_600),
-            ..Options::for_wal(self.wal_bytes)
-        };
-        let opened =
-            Store::open(device, wal_options, objects, catalog, Arc::new(BrokerFold), options, None);
+        let (fold, options) = (Arc::new(BrokerFold), self.options.clone());
+        let opened = Store::open(device, wal_options, objects, catalog, fold, options, None);
         let store = opened.await.unwrap().store;
         let stepper = match &self.backing {
             Backing::Files(_) => None,
@@ -151,7 +159,7 @@ impl TestServer {
         listeners.find(|(config, _)| config.name == name).unwrap().1
     }
 
-    pub(super) fn server(&self) -> &Server {
+    pub(super) fn server(&self) -> &Arc<Server> {
         &self.running.as_ref().unwrap().broker.server
     }
 
@@ -240,6 +248,25 @@ impl TestServer {
         self.run().await;
     }
 
+    /// The end of a process at this moment: nothing of it reaches disk, objects or catalog any more. With a power cut the simulated disk loses what
+    /// was not flushed. Then start again.
+    pub(super) async fn kill(&mut self, power_cut: bool) {
+        let Backing::Simulated { disk, objects, catalog } = &mut self.backing else {
+            panic!("not simulated")
+        };
+        (objects.dead.store(true, SeqCst), catalog.dead.store(true, SeqCst));
+        *disk = if power_cut { disk.power_cut() } else { disk.process_crash() };
+        let inner = objects.inner.clone();
+        *objects = Arc::new(SlowObjects { inner, ..SlowObjects::default() });
+        let inner = catalog.inner.clone();
+        *catalog = Arc::new(MortalCatalog { inner, ..MortalCatalog::default() });
+        let Running { broker, store, stepper } = self.running.take().unwrap();
+        tokio::time::timeout(HANG, broker.shutdown()).await.expect("the server does not stop");
+        drop(store);
+        drop(stepper);
+        self.run().await;
+    }
+
     /// Create a topic with these settings; its id.
     pub(super) async fn topic(
         &self,
@@ -278,11 +305,44 @@ impl TestServer {
     }
 }
 
+/// What the catalog has outlives its process.
+#[derive(Debug, Default)]
+pub(super) struct MortalCatalog {
+    inner: Arc<MemoryCatalog>,
+    dead: AtomicBool,
+}
+
+impl Catalog for MortalCatalog {
+    fn load(&self) -> Result<Snapshot, CatalogError> {
+        self.inner.load()
+    }
+
+    fn commit(&self, changes: &[Change]) -> Result<u64, CatalogError> {
+        match self.dead.load(SeqCst) {
+            false => self.inner.commit(changes),
+            true => Err(CatalogError::Failed("its process is dead".to_owned())),
+        }
+    }
+}
+
 /// Objects in memory, of which reads wait while they are held.
 #[derive(Debug, Default)]
 pub(super) struct SlowObjects {
-    inner: InMemory,
+    inner: Arc<InMemory>,
     reading: Arc<tokio::sync::Mutex<()>>,
+    dead: AtomicBool,
+}
+
+impl SlowObjects {
+    fn alive(&self) -> object_store::Result<()> {
+        match self.dead.load(SeqCst) {
+            false => Ok(()),
+            true => Err(object_store::Error::NotImplemented {
+                operation: "anything".to_owned(),
+                implementer: "the store of a dead process".to_owned(),
+            }),
+        }
+    }
 }
 
 impl fmt::Display for SlowObjects {
@@ -299,6 +359,7 @@ impl ObjectStore for SlowObjects {
         payload: PutPayload,
         options: PutOptions,
     ) -> object_store::Result<PutResult> {
+        self.alive()?;
         self.inner.put_opts(location, payload, options).await
     }
 
@@ -307,6 +368,7 @@ impl ObjectStore for SlowObjects {
         location: &Path,
         options: PutMultipartOptions,
     ) -> object_store::Result<Box<dyn MultipartUpload>> {
+        self.alive()?;
         self.inner.put_multipart_opts(location, options).await
     }
 
@@ -323,7 +385,10 @@ impl ObjectStore for SlowObjects {
         &self,
         locations: BoxStream<'static, object_store::Result<Path>>,
     ) -> BoxStream<'static, object_store::Result<Path>> {
-        self.inner.delete_stream(locations)
+        match self.alive() {
+            Ok(()) => self.inner.delete_stream(locations),
+            Err(error) => futures::stream::once(async { Err(error) }).boxed(),
+        }
     }
 
     fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, object_store::Result<ObjectMeta>> {

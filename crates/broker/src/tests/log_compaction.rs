@@ -12,8 +12,8 @@ use crate::batch::BatchHeader;
 use crate::log_compaction::clean_end;
 use crate::log_compaction::tests::encode;
 
-const READ_COMMITTED: i8 = 1;
-const READ_UNCOMMITTED: i8 = 0;
+pub(super) const READ_COMMITTED: i8 = 1;
+pub(super) const READ_UNCOMMITTED: i8 = 0;
 
 const COMPACT: [(&str, &str); 2] =
     [("cleanup.policy", "compact"), ("min.cleanable.dirty.ratio", "0")];
@@ -26,7 +26,7 @@ async fn start() -> TestServer {
 }
 
 /// Key, value and time of each record.
-fn batch(records: &[(&str, Option<&str>, i64)], compression: Compression) -> Bytes {
+pub(super) fn batch(records: &[(&str, Option<&str>, i64)], compression: Compression) -> Bytes {
     let own = |text: &str| text.as_bytes().to_vec();
     let records: Vec<_> =
         records.iter().map(|(key, value, ms)| (Some(own(key)), value.map(own), *ms)).collect();
@@ -53,10 +53,15 @@ async fn compacted(server: &TestServer, topic: &str) {
     tokio::time::timeout(HANG, wait).await.expect("it is not compacted");
 }
 
-type Record = (u64, String, Option<String>);
+pub(super) type Record = (u64, String, Option<String>);
 
 /// All records from an offset on, as a client reads them.
-async fn read_from(client: &mut Client, topic: &str, from: i64, isolation: i8) -> Vec<Record> {
+pub(super) async fn read_from(
+    client: &mut Client,
+    topic: &str,
+    from: i64,
+    isolation: i8,
+) -> Vec<Record> {
     let (mut next, mut found) = (from, Vec::new());
     loop {
         let request = fetch(topic, &[(0, next)], 0).with_isolation_level(isolation);
@@ -154,7 +159,7 @@ async fn the_last_value_of_each_key_is_read_under_its_offset_and_time() {
     }
 }
 
-async fn offset_at(client: &mut Client, topic: &str, timestamp_ms: i64) -> (i64, i64) {
+pub(super) async fn offset_at(client: &mut Client, topic: &str, timestamp_ms: i64) -> (i64, i64) {
     use list_offsets_request::*;
     let partition = ListOffsetsPartition::default().with_timestamp(timestamp_ms);
     let topic = ListOffsetsTopic::default()

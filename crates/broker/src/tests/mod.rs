@@ -2,6 +2,7 @@
 
 mod admitting;
 mod authorized;
+mod compacted;
 mod compatibility;
 mod configs;
 mod consumer_groups;

@@ -61,8 +61,18 @@ impl Producer {
         topic_id: uuid::Uuid,
         partition: i32,
     ) -> (i16, i64) {
-        let of = (self.id, self.epoch, self.sequence);
-        let batch = transactional(&encode(Compression::None, of, &[1, 2]));
+        let encode = |of| encode(Compression::None, of, &[1, 2]);
+        self.produce_batch((topic, topic_id), partition, encode).await
+    }
+
+    /// A batch that is encoded for this producer id, epoch and sequence.
+    pub(super) async fn produce_batch(
+        &mut self,
+        (topic, topic_id): (&str, uuid::Uuid),
+        partition: i32,
+        encode: impl FnOnce((i64, i16, i32)) -> Bytes,
+    ) -> (i16, i64) {
+        let batch = transactional(&encode((self.id, self.epoch, self.sequence)));
         let (version, name) = if self.version_2 { (13, "") } else { (9, topic) };
         let mut request =
             produce(name, partition, &batch, -1).with_transactional_id(Some(self.tid()));
@@ -72,9 +82,14 @@ impl Producer {
         let response = self.client.call(version, &request).await;
         let partition = &response.responses[0].partition_responses[0];
         if partition.error_code == 0 {
-            self.sequence += 2;
+            self.sequence += BatchHeader::parse(&batch).unwrap().offsets() as i32;
         }
         (partition.error_code, partition.base_offset)
+    }
+
+    /// To a server that was started again.
+    pub(super) async fn reconnect(&mut self, server: &TestServer) {
+        self.client = server.client().await;
     }
 
     pub(super) async fn end(&mut self, commit: bool) -> i16 {

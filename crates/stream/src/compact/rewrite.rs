@@ -36,8 +36,8 @@ pub struct StoredPart {
     pub end: StreamOffset,
     /// Payload of its batches.
     pub payload_bytes: u64,
-    /// Greatest timestamp of its batches; -1 if none has one.
-    pub max_timestamp_ms: i64,
+    /// Greatest timestamp of its batches, or when it was written if none has one.
+    pub newest_ms: i64,
 }
 
 /// What a step of [`Store::rewrite`] has done.
@@ -63,7 +63,7 @@ impl Stream {
                 start: range.start,
                 end: range.end,
                 payload_bytes: range.payload_bytes,
-                max_timestamp_ms: range.max_timestamp_ms,
+                newest_ms: range.newest_ms(),
             }));
             drop(tail);
             if parts.len() < count + RANGES_AT_A_TIME {
