@@ -195,7 +195,7 @@ impl Broker {
 
         let users = Users::open(store.clone()).await?;
         let authorizer = match config.security.authorization.clone() {
-            Some(authorization) => Some(Authorizer::open(store.clone(), authorization)?),
+            Some(authorization) => Some(Arc::new(Authorizer::open(store.clone(), authorization)?)),
             None => None,
         };
         let authentication = Authentication::new(users, config.security.oauth.clone());

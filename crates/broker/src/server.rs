@@ -37,7 +37,7 @@ pub(crate) struct Server {
     pub(crate) listeners: Vec<Arc<Listener>>,
     pub(crate) authentication: Authentication,
     /// `None`: everybody may do everything.
-    pub(crate) authorizer: Option<Authorizer>,
+    pub(crate) authorizer: Option<Arc<Authorizer>>,
     pub(crate) connections: Arc<Connections>,
     pub(crate) store: Store,
     pub(crate) topics: Topics,

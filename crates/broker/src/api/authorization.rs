@@ -13,11 +13,9 @@ use kafka_protocol::messages::{
     delete_groups_response, describe_groups_response, offset_commit_response,
 };
 
-use uuid::Uuid;
-
 use super::Context;
 use crate::errors::ApiError;
-use crate::groups::ConsumerTimes;
+use crate::groups::{ClientInfo, ConsumerTimes, See, Sight};
 use crate::security::{Authorizer, Operation, Principal, Resource, ResourceType, Who};
 use crate::topics::{Topic, TopicRef};
 
@@ -52,6 +50,20 @@ impl Context {
         question(authorizer, &Who { principal: principal.as_str(), host })
     }
 
+    /// Which topics the client may know of, also later.
+    fn sight(&self) -> Sight {
+        let see = |authorizer: &Arc<Authorizer>| {
+            let principal = self.peer.principal().unwrap_or_else(Principal::anonymous);
+            let host = self.peer.host.trim_start_matches('/');
+            let viewer = format!("{host} {}", principal.as_str());
+            let host_bytes = host.len();
+            let viewer: Arc<dyn See> =
+                Arc::new(Viewer { authorizer: authorizer.clone(), viewer, host_bytes });
+            viewer
+        };
+        Sight(self.server.authorizer.as_ref().map(see))
+    }
+
     /// All that it may do with the resource: a bit for each of Kafka's numbers of operations.
     pub(crate) fn authorized_operations(&self, resource: Resource<'_>) -> i32 {
         let operations = resource.kind().operations().iter();
@@ -75,12 +87,6 @@ impl Context {
         Ok(topic)
     }
 
-    /// Whether the client may know of the topic with this id.
-    fn may_see(&self, id: Uuid) -> bool {
-        self.server.authorizer.is_none()
-            || self.topic(Operation::Describe, &TopicRef::Id(id)).is_ok()
-    }
-
     /// The code of the error, 0 if the client may do this with the group.
     pub(super) fn group_code(&self, operation: Operation, group: &str) -> i16 {
         self.authorize(operation, Resource::Group(group)).map_or_else(|error| error.code(), |()| 0)
@@ -101,6 +107,30 @@ impl Context {
             }
         });
         refused
+    }
+}
+
+/// A client whose rights are asked for when it is not there.
+struct Viewer {
+    authorizer: Arc<Authorizer>,
+    /// Host, a space, principal.
+    viewer: String,
+    host_bytes: usize,
+}
+
+impl See for Viewer {
+    fn viewer(&self) -> &str {
+        &self.viewer
+    }
+
+    fn version(&self) -> u64 {
+        self.authorizer.version()
+    }
+
+    fn sees(&self, topic: &str) -> bool {
+        let (host, principal) = self.viewer.split_at(self.host_bytes);
+        let who = Who { principal: &principal[1..], host };
+        self.authorizer.allows(&who, Operation::Describe, Resource::Topic(topic))
     }
 }
 
@@ -195,7 +225,7 @@ pub(super) async fn describe_groups(
     response
 }
 
-/// Topics that a regular expression finds are not known before: of those that the member may not describe it is not told that it has them, as they are of no use to it.
+/// Topics that are named must be the client's to describe; of those that a regular expression finds it gets those that are.
 pub(super) async fn consumer_heartbeat(
     cx: &Context,
     request: ConsumerGroupHeartbeatRequest,
@@ -222,13 +252,8 @@ pub(super) async fn consumer_heartbeat(
                 session_timeout: setting("consumer.session.timeout.ms"),
                 heartbeat_interval: setting("consumer.heartbeat.interval.ms"),
             };
-            let mut response = groups
-                .consumer_heartbeat(cx.client.clone(), request, cx.version, &topics, times)
-                .await;
-            if let Some(assignment) = &mut response.assignment {
-                assignment.topic_partitions.retain(|topic| cx.may_see(topic.topic_id));
-            }
-            response
+            let client = ClientInfo { sight: cx.sight(), ..cx.client.clone() };
+            groups.consumer_heartbeat(client, request, cx.version, &topics, times).await
         }
         code => response.with_error_code(code),
     }

@@ -45,7 +45,7 @@ use toll::Toll;
 
 pub(crate) use large::LargeAnswers;
 
-use crate::groups::ClientInfo;
+use crate::groups::{ClientInfo, Sight};
 use crate::security::Peer;
 use crate::server::Server;
 use crate::wire::response::{EncodeError, Response};
@@ -351,6 +351,7 @@ pub(crate) async fn serve(
             header.client_id.as_deref().unwrap_or_default().to_owned(),
         ),
         client_host: peer.host.clone(),
+        sight: Sight::default(),
     };
     let toll = Arc::<Toll>::default();
     let context = Context {

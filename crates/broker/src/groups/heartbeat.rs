@@ -311,6 +311,7 @@ fn beat(client: &ClientInfo, request: &ConsumerGroupHeartbeatRequest) -> Beat {
         owned: request.topic_partitions.as_deref().map(owned),
         client_id: text(&client.client_id),
         client_host: text(&client.client_host),
+        sight: client.sight.clone(),
     }
 }
 

@@ -60,7 +60,7 @@ pub(crate) use consumer::GroupStates;
 pub(crate) use heartbeat::ConsumerTimes;
 pub(crate) use offsets::{Offsets, Position};
 pub(crate) use share::ShareStates;
-pub(crate) use topics_view::TopicsView;
+pub(crate) use topics_view::{See, Sight, TopicsView};
 
 /// Catalog metadata: the id of the stream of consumer groups' members, in decimal.
 const MEMBERS_STREAM_KEY: &str = "groups/members-stream";
@@ -205,6 +205,8 @@ pub struct ClientInfo {
     pub client_id: StrBytes,
     /// The peer's address as Kafka shows it: `/127.0.0.1`.
     pub client_host: StrBytes,
+    /// The topics that it may know of.
+    pub(crate) sight: Sight,
 }
 
 /// The coordinator. Cheap to clone; all clones are the same. Requests may be dropped while they wait: the group then

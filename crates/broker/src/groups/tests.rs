@@ -122,7 +122,7 @@ fn group_id(text: &str) -> GroupId {
 }
 
 fn client() -> ClientInfo {
-    ClientInfo { client_id: s("test"), client_host: s("/127.0.0.1") }
+    ClientInfo { client_id: s("test"), client_host: s("/127.0.0.1"), sight: Sight::default() }
 }
 
 fn join_request(group: &str, member_id: &StrBytes) -> JoinGroupRequest {

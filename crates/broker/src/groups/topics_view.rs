@@ -1,9 +1,44 @@
 //! The topics of the server at one moment, as the coordinator needs them.
 
 use std::collections::{BTreeMap, HashMap};
+use std::fmt;
 use std::sync::Arc;
 
 use uuid::Uuid;
+
+/// What a client may see of the topics, now and whenever it is asked.
+pub(crate) trait See: Send + Sync {
+    /// Whose sight it is: the same for clients that see the same.
+    fn viewer(&self) -> &str;
+    /// Differs from that of every other moment at which anybody saw something else.
+    fn version(&self) -> u64;
+    /// Whether it may know of this topic.
+    fn sees(&self, topic: &str) -> bool;
+}
+
+/// None: it sees everything.
+#[derive(Clone, Default)]
+pub(crate) struct Sight(pub(crate) Option<Arc<dyn See>>);
+
+impl Sight {
+    pub(super) fn viewer(&self) -> &str {
+        self.0.as_ref().map_or("", |see| see.viewer())
+    }
+
+    pub(super) fn version(&self) -> u64 {
+        self.0.as_ref().map_or(0, |see| see.version())
+    }
+
+    pub(super) fn sees(&self, topic: &str) -> bool {
+        self.0.as_ref().is_none_or(|see| see.sees(topic))
+    }
+}
+
+impl fmt::Debug for Sight {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.viewer())
+    }
+}
 
 /// All topics at one moment.
 #[derive(Debug, Default)]

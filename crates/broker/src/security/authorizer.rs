@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use alluvium_stream::{Change, Store, StoreError};
 use parking_lot::RwLock;
@@ -60,6 +61,8 @@ pub(crate) struct Authorizer {
     config: AuthorizationConfig,
     store: Store,
     table: RwLock<Arc<Table>>,
+    /// Grows with each change of the ACLs.
+    version: AtomicU64,
     /// The ACLs and the keys that they have in the catalog; held while they are changed.
     keys: tokio::sync::Mutex<BTreeMap<Acl, Vec<String>>>,
 }
@@ -74,7 +77,7 @@ impl Authorizer {
         }
         let table = Table::new(keys.keys().cloned().collect());
         let (table, keys) = (RwLock::new(Arc::new(table)), tokio::sync::Mutex::new(keys));
-        Ok(Self { config, store, table, keys })
+        Ok(Self { config, store, table, version: AtomicU64::new(1), keys })
     }
 
     pub(crate) fn allows(
@@ -104,6 +107,11 @@ impl Authorizer {
 
     fn is_super(&self, who: &Who<'_>) -> bool {
         self.config.super_users.iter().any(|user| user == who.principal)
+    }
+
+    /// Differs from that of each moment at which the ACLs were others.
+    pub(crate) fn version(&self) -> u64 {
+        self.version.load(Ordering::Acquire)
     }
 
     fn table(&self) -> Arc<Table> {
@@ -158,5 +166,6 @@ impl Authorizer {
 
     fn publish(&self, keys: &BTreeMap<Acl, Vec<String>>) {
         *self.table.write() = Arc::new(Table::new(keys.keys().cloned().collect()));
+        self.version.fetch_add(1, Ordering::Release);
     }
 }

@@ -16,6 +16,7 @@
 
 mod assignor;
 mod format;
+mod matches;
 mod reconcile;
 mod state;
 
@@ -26,17 +27,16 @@ use std::time::{Duration, Instant};
 use kafka_protocol::error::ResponseError;
 use uuid::Uuid;
 
-use super::topics_view::TopicsView;
-use crate::pattern::Pattern;
+use super::topics_view::{Sight, TopicsView};
 pub(super) use assignor::Assignor;
 use assignor::Subscriber;
 pub(crate) use format::GroupStates;
 pub(super) use format::{encode_changes, encode_deletion};
+use matches::{Matches, matching};
+pub(super) use matches::check_regex;
 pub(super) use state::{Assignment, GroupState, LEFT_FOR_A_WHILE, Member};
 use state::{Change, Current, Profile, Progress};
 
-/// Bound on the length of a regular expression.
-const MAX_REGEX_BYTES: usize = 4096;
 /// Bound on the different ones in a group: each is matched with all topics when one of these changes.
 const MAX_REGEXES: usize = 64;
 
@@ -68,6 +68,8 @@ pub(super) struct Beat {
     pub(super) owned: Option<Assignment>,
     pub(super) client_id: String,
     pub(super) client_host: String,
+    /// The topics that the client may know of.
+    pub(super) sight: Sight,
 }
 
 /// The answer to a heartbeat.
@@ -131,16 +133,9 @@ pub(super) struct ConsumerGroup {
     retry_at: Instant,
     deadlines: BTreeMap<Arc<str>, Deadlines>,
     empty_since: Instant,
-    /// The version of the topics that the state was last compared with.
-    compared_with: Option<u64>,
+    /// The state was compared with the topics of the version that is matched.
+    is_compared: bool,
     matches: Matches,
-}
-
-/// Which topics the members' regular expressions match.
-#[derive(Debug, Default)]
-struct Matches {
-    version: Option<u64>,
-    by_regex: HashMap<String, Vec<Arc<str>>>,
 }
 
 impl ConsumerGroup {
@@ -156,7 +151,7 @@ impl ConsumerGroup {
             unwritten: Vec::new(),
             retry_at: now,
             empty_since: now,
-            compared_with: None,
+            is_compared: false,
             matches: Matches::default(),
         }
     }
@@ -195,10 +190,7 @@ impl ConsumerGroup {
 
     /// An estimate of the memory that the members take.
     pub(super) fn size_bytes(&self) -> usize {
-        let matches = &self.matches.by_regex;
-        let matches: usize =
-            matches.iter().map(|(regex, names)| regex.len() + names.len() * 16).sum();
-        self.state.size_bytes + matches
+        self.state.size_bytes + self.matches.size_bytes()
     }
 
     /// The next moment at which [`Self::tick`] has something to do.
@@ -226,10 +218,16 @@ impl ConsumerGroup {
 
     /// The names of the topics that members have subscribed to. `None` as long as a regular expression has not been matched since the start.
     pub(super) fn subscribed_names(&self) -> Option<HashSet<String>> {
-        let profiles = || self.state.members.values().map(|member| &member.profile);
-        let mut regexes = profiles().filter_map(|profile| profile.regex.as_ref());
-        let are_matched = regexes.all(|regex| self.matches.by_regex.contains_key(regex));
-        are_matched.then(|| profiles().flat_map(|p| self.names_of(p)).map(str::to_owned).collect())
+        let members = || self.state.members.iter();
+        let mut patterns =
+            members().filter_map(|(id, member)| Some((id, member.profile.regex.as_deref()?)));
+        let are_matched = patterns.all(|(id, regex)| self.matches.names(id, regex).is_some());
+        are_matched.then(|| {
+            members()
+                .flat_map(|(id, member)| self.names_of(id, member))
+                .map(str::to_owned)
+                .collect()
+        })
     }
 
     // ---- the way to the disk ----
@@ -281,6 +279,7 @@ impl ConsumerGroup {
             _ => {}
         }
         let before = self.state.members.get(id).map(|member| member.current.clone());
+        self.matches.see(&self.state, topics, id, &beat.sight);
         // A member that is gone has made an epoch, too.
         let subscribes = self.update_profile(id, beat);
         let mut is_new_epoch = subscribes || self.state.epoch > self.state.target_epoch;
@@ -489,13 +488,13 @@ impl ConsumerGroup {
 
     /// Look whether the topics that the members have subscribed to are what they were; whether that made a new group epoch.
     fn compare_topics(&mut self, topics: &TopicsView, is_new_epoch: bool) -> bool {
-        if !is_new_epoch && self.compared_with == Some(topics.version()) {
+        if !is_new_epoch && self.is_compared && self.matches.is_current(topics) {
             return false;
         }
-        self.compared_with = Some(topics.version());
+        self.is_compared = true;
         self.matches.update(&self.state, topics);
         let hash = hash(&self.subscribed(topics));
-        if hash == self.state.topics_hash {
+        if !self.matches.take_changed() && hash == self.state.topics_hash {
             return false;
         }
         let group_epoch = if is_new_epoch { self.state.epoch } else { self.next_epoch() };
@@ -505,15 +504,16 @@ impl ConsumerGroup {
 
     /// The topics that exist of those that any member has subscribed to, in order.
     fn subscribed(&self, topics: &TopicsView) -> Vec<(Uuid, u32)> {
-        let names = self.state.members.values().flat_map(|member| self.names_of(&member.profile));
+        let names = self.state.members.iter().flat_map(|(id, member)| self.names_of(id, member));
         let names: BTreeSet<&str> = names.collect();
         names.into_iter().filter_map(|name| topics.get(name)).collect()
     }
 
-    fn names_of<'a>(&'a self, profile: &'a Profile) -> impl Iterator<Item = &'a str> {
-        let matched = profile.regex.as_ref().and_then(|regex| self.matches.by_regex.get(regex));
+    fn names_of<'a>(&'a self, id: &str, member: &'a Member) -> impl Iterator<Item = &'a str> {
+        let Profile { topics, regex, .. } = &member.profile;
+        let matched = regex.as_ref().and_then(|regex| self.matches.names(id, regex));
         let matched = matched.into_iter().flatten().map(|name| &**name);
-        profile.topics.iter().map(String::as_str).chain(matched)
+        topics.iter().map(String::as_str).chain(matched)
     }
 
     /// Compute the targets of the group's epoch.
@@ -522,8 +522,8 @@ impl ConsumerGroup {
         let table = self.subscribed(topics);
         let index: HashMap<Uuid, usize> =
             table.iter().enumerate().map(|(at, (id, _))| (*id, at)).collect();
-        let subscriptions = self.state.members.values().map(|member| {
-            let names = self.names_of(&member.profile);
+        let subscriptions = self.state.members.iter().map(|(id, member)| {
+            let names = self.names_of(id, member);
             let found = names.filter_map(|name| index.get(&topics.get(name)?.0).copied());
             found.collect::<BTreeSet<usize>>().into_iter().collect::<Vec<usize>>()
         });
@@ -593,51 +593,6 @@ impl ConsumerGroup {
             self.matches = Matches::default();
         }
     }
-}
-
-impl Matches {
-    /// Match what the members have with the topics, if either has changed.
-    fn update(&mut self, state: &GroupState, topics: &TopicsView) {
-        if self.version != Some(topics.version()) {
-            self.version = Some(topics.version());
-            self.by_regex.clear();
-        }
-        for regex in state.members.values().filter_map(|member| member.profile.regex.as_ref()) {
-            if self.by_regex.contains_key(regex) {
-                continue;
-            }
-            let matched = matching(regex, topics).unwrap_or_else(|error| {
-                // It was checked when it came: there were other topics then, or another version of the server.
-                tracing::warn!(regex, error, "a regular expression of a group matches nothing");
-                Vec::new()
-            });
-            self.by_regex.insert(regex.clone(), matched);
-        }
-    }
-
-    /// Forget what no member has.
-    fn keep_only(&mut self, state: &GroupState) {
-        let used: BTreeSet<&str> =
-            state.members.values().filter_map(|m| m.profile.regex.as_deref()).collect();
-        self.by_regex.retain(|regex, _| used.contains(regex.as_str()));
-    }
-}
-
-/// The names of the topics that an expression matches.
-fn matching(regex: &str, topics: &TopicsView) -> Result<Vec<Arc<str>>, String> {
-    Pattern::new(regex)?.matching(topics.names()).map_err(|costly| costly.to_string())
-}
-
-/// What no group is needed for to see that it is no regular expression.
-pub(super) fn check_regex(regex: &str) -> Result<(), Fault> {
-    if regex.len() > MAX_REGEX_BYTES {
-        let len = regex.len();
-        return Err(Fault::new(
-            ResponseError::InvalidRegularExpression,
-            format!("SubscribedTopicRegex has at most {MAX_REGEX_BYTES} bytes, this one {len}."),
-        ));
-    }
-    Pattern::new(regex).map(drop).map_err(|error| bad_regex(regex, &error))
 }
 
 fn bad_regex(regex: &str, why: &dyn std::fmt::Display) -> Fault {

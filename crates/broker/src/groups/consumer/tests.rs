@@ -1,6 +1,9 @@
 //! One group on its own: tables of single steps, and any life of a group against what must always hold.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use super::*;
+use crate::groups::topics_view::See;
 use crate::state_table::{Table, decode, encode};
 
 mod lives;
@@ -233,7 +236,7 @@ fn regular_expressions_match_whole_names_and_follow_the_topics() {
     let mut group = group(now);
     let matching = |regex: &str| Beat { regex: Some(regex.into()), ..join("a", &["x"]) };
     let topics = view(1, &[("ta", 1), ("tab", 1), ("x", 1)]);
-    for bad in ["(", "a)(b", "(?<", &"a".repeat(MAX_REGEX_BYTES + 1), "(a{1000}){1000}"] {
+    for bad in ["(", "a)(b", "(?<", &"a".repeat(matches::MAX_REGEX_BYTES + 1), "(a{1000}){1000}"] {
         let refused = check_regex(bad).expect_err(bad);
         assert_eq!(refused.error, ResponseError::InvalidRegularExpression, "{bad}");
     }
@@ -251,7 +254,7 @@ fn regular_expressions_match_whole_names_and_follow_the_topics() {
     let without = Beat { regex: Some(String::new()), ..owns(go_on("a", 2), &x) };
     let third = group.heartbeat(now, rules(), &topics, &without).unwrap();
     assert_eq!((third.epoch, third.assignment), (3, Some(x)));
-    assert!(group.matches.by_regex.is_empty());
+    assert_eq!(group.matches.size_bytes(), 0);
 }
 
 #[test]
@@ -354,4 +357,60 @@ fn records_and_checkpoints_of_version_1_stay_readable() {
     }
     states.apply_encoded(&encode_deletion("g")).unwrap();
     assert_eq!(states, GroupStates::default());
+}
+
+/// Sees what has no `secret` in its name, until it sees everything.
+struct Clerk {
+    viewer: &'static str,
+    sees_all: Arc<AtomicBool>,
+}
+
+impl See for Clerk {
+    fn viewer(&self) -> &str {
+        self.viewer
+    }
+
+    fn version(&self) -> u64 {
+        self.sees_all.load(Ordering::Relaxed).into()
+    }
+
+    fn sees(&self, topic: &str) -> bool {
+        self.viewer == "boss" || self.sees_all.load(Ordering::Relaxed) || !topic.contains("secret")
+    }
+}
+
+#[test]
+fn a_regular_expression_matches_what_the_member_may_know_of() {
+    let now = Instant::now();
+    let topics = view(1, &[("open", 2), ("secret", 2)]);
+    let sees_all = Arc::new(AtomicBool::new(false));
+    let by = |viewer, beat: Beat| {
+        let see = Clerk { viewer, sees_all: sees_all.clone() };
+        Beat { sight: Sight(Some(Arc::new(see))), regex: Some(".*".into()), ..beat }
+    };
+    let mut group = group(now);
+    let mut beat = |beat: &Beat| group.heartbeat(now, rules(), &topics, beat).expect("accepted");
+    let clerk = beat(&by("clerk", join("clerk", &[])));
+    assert_eq!(clerk.assignment, Some(parts("open", &[0, 1])));
+    let boss = beat(&by("boss", join("boss", &[])));
+    assert_eq!(boss.assignment, Some(parts("secret", &[0, 1])));
+    // The heartbeat of one does not change what the other sees.
+    let open = parts("open", &[0, 1]);
+    let clerk = beat(&by("clerk", owns(go_on("clerk", clerk.epoch), &open)));
+    assert_eq!(clerk.epoch, boss.epoch);
+    // Both see both now: nothing has to move, but it is another epoch.
+    sees_all.store(true, Ordering::Relaxed);
+    let clerk = beat(&by("clerk", owns(go_on("clerk", clerk.epoch), &open)));
+    assert_eq!(clerk.epoch, boss.epoch + 1);
+    // And back: who has come last is not the measure of all.
+    sees_all.store(false, Ordering::Relaxed);
+    let boss = beat(&by("boss", owns(go_on("boss", boss.epoch), &parts("secret", &[0, 1]))));
+    assert_eq!(boss.epoch, clerk.epoch + 1);
+    let names = |id: &str| group.matches.names(id, ".*").map(<[_]>::len);
+    assert_eq!((names("clerk"), names("boss")), (Some(1), Some(2)));
+    // The same after a restart, as far as the members have come.
+    let mut again = ConsumerGroup::new(group.state().clone(), rules(), now);
+    let beat = by("boss", owns(go_on("boss", boss.epoch), &parts("secret", &[0, 1])));
+    let answer = again.heartbeat(now, rules(), &topics, &beat).expect("accepted");
+    assert_eq!(answer.epoch, boss.epoch);
 }
