@@ -54,11 +54,14 @@ impl Context {
     fn sight(&self) -> Sight {
         let see = |authorizer: &Arc<Authorizer>| {
             let principal = self.peer.principal().unwrap_or_else(Principal::anonymous);
-            let host = self.peer.host.trim_start_matches('/');
-            let viewer = format!("{host} {}", principal.as_str());
-            let host_bytes = host.len();
+            let principal = principal.as_str().to_owned();
+            let host = self.peer.host.trim_start_matches('/').to_owned();
+            let name = match authorizer.names_hosts() {
+                true => format!("{host} {principal}"),
+                false => principal.clone(),
+            };
             let viewer: Arc<dyn See> =
-                Arc::new(Viewer { authorizer: authorizer.clone(), viewer, host_bytes });
+                Arc::new(Viewer { authorizer: authorizer.clone(), principal, host, name });
             viewer
         };
         Sight(self.server.authorizer.as_ref().map(see))
@@ -113,14 +116,15 @@ impl Context {
 /// A client whose rights are asked for when it is not there.
 struct Viewer {
     authorizer: Arc<Authorizer>,
-    /// Host, a space, principal.
-    viewer: String,
-    host_bytes: usize,
+    principal: String,
+    host: String,
+    /// As far as it makes a difference who it is.
+    name: String,
 }
 
 impl See for Viewer {
     fn viewer(&self) -> &str {
-        &self.viewer
+        &self.name
     }
 
     fn version(&self) -> u64 {
@@ -128,8 +132,7 @@ impl See for Viewer {
     }
 
     fn sees(&self, topic: &str) -> bool {
-        let (host, principal) = self.viewer.split_at(self.host_bytes);
-        let who = Who { principal: &principal[1..], host };
+        let who = Who { principal: &self.principal, host: &self.host };
         self.authorizer.allows(&who, Operation::Describe, Resource::Topic(topic))
     }
 }

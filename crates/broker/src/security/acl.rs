@@ -211,6 +211,7 @@ pub(crate) struct Table {
     by_prefix: HashMap<(i8, String), Vec<Acl>>,
     /// Which lengths, in bytes, the prefixes of a type have.
     prefix_lens: BTreeMap<i8, BTreeSet<usize>>,
+    names_hosts: bool,
 }
 
 impl Table {
@@ -226,8 +227,14 @@ impl Table {
                 table.by_name.entry(key).or_default().push(acl.clone());
             }
         }
+        table.names_hosts = all.iter().any(|acl| acl.host != WILDCARD);
         table.all = all;
         table
+    }
+
+    /// Whether the address of a client makes a difference.
+    pub(crate) fn names_hosts(&self) -> bool {
+        self.names_hosts
     }
 
     pub(crate) fn all(&self) -> &BTreeSet<Acl> {

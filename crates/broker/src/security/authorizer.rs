@@ -114,6 +114,11 @@ impl Authorizer {
         self.version.load(Ordering::Acquire)
     }
 
+    /// See [`Table::names_hosts`].
+    pub(crate) fn names_hosts(&self) -> bool {
+        self.table().names_hosts()
+    }
+
     fn table(&self) -> Arc<Table> {
         self.table.read().clone()
     }

@@ -281,3 +281,36 @@ async fn acls_that_make_no_sense_are_refused() {
     }
     assert_eq!(admin.describe_acls().await, (0, 0));
 }
+
+/// A pattern finds what its client may describe, from the next heartbeat on after that has changed.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_regular_expression_finds_what_the_client_may_describe() {
+    let guarded = guarded(false).await;
+    let hidden = guarded.server.server().create_topic("hidden", 1, Default::default(), false);
+    let hidden = hidden.await.unwrap();
+    guarded.acl((ResourceType::Group, "g", LITERAL, Operation::Read, ALLOW)).await;
+    guarded.acl((ResourceType::Topic, "topic", LITERAL, Operation::Read, ALLOW)).await;
+    let mut alice = guarded.client("alice").await;
+    let beat = |epoch| {
+        ConsumerGroupHeartbeatRequest::default()
+            .with_group_id(GroupId(text("g")))
+            .with_member_id(text("a"))
+            .with_member_epoch(epoch)
+            .with_rebalance_timeout_ms(if epoch == 0 { 60_000 } else { -1 })
+            .with_subscribed_topic_names(None)
+            .with_subscribed_topic_regex((epoch == 0).then(|| text(".*")))
+            .with_topic_partitions((epoch == 0).then(Vec::new))
+    };
+    let topics = |response: ConsumerGroupHeartbeatResponse| -> Vec<Uuid> {
+        assert_eq!(response.error_code, 0, "{:?}", response.error_message);
+        let assignment = response.assignment.unwrap_or_default();
+        assignment.topic_partitions.iter().map(|topic| topic.topic_id).collect()
+    };
+    let joined = alice.call(1, &beat(0)).await;
+    let epoch = joined.member_epoch;
+    assert_eq!(topics(joined), [guarded.topic_id]);
+    guarded.acl((ResourceType::Topic, "hidden", LITERAL, Operation::Describe, ALLOW)).await;
+    let mut both = [guarded.topic_id, hidden.id];
+    both.sort_unstable();
+    assert_eq!(topics(alice.call(1, &beat(epoch)).await), both);
+}
