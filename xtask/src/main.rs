@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod compacted;
 mod compat;
 mod crash;
 mod endless;
@@ -66,12 +67,14 @@ enum Task {
     Sim(SimOptions),
     /// Run what threads do to each other in every order, in a model checker: a campaign.
     Loom(LoomOptions),
-    /// Compare streams with plain lists, through uploads, compaction, crashes and power cuts: a campaign.
+    /// Compare streams with plain lists, and a compacted topic with a map, through uploads, compaction, crashes and power cuts: a campaign.
     Model(ModelOptions),
     /// Kill the server with SIGKILL under load, again and again, and check what it holds: a campaign.
     Kill(KillOptions),
     /// Kill the server and transactional clients with SIGKILL, again and again; the output must have each input once: a campaign.
     ExactlyOnce(ExactlyOnceOptions),
+    /// Kill the server with SIGKILL while a topic is compacted, again and again; the last record of each key must be there: a campaign.
+    Compacted(CompactedOptions),
     /// Cut the power of a virtual machine's disk under the WAL, again and again, and check what is left: a campaign.
     Crash(CrashOptions),
     /// Take a WAL over from one host to another on a disk that both reach and that is reserved, in a virtual machine.
@@ -125,6 +128,8 @@ enum Suite {
     ExactlyOnce,
     /// Clients that mean harm, 2,000 connections.
     Hostile,
+    /// A compacted topic under SIGKILL, six rounds.
+    Compacted,
     /// 1 GiB through a WAL of 256 MiB.
     Endless,
     /// Ten minutes of mixed load, in which the resident memory stays below what the settings allow.
@@ -154,7 +159,7 @@ struct SimOptions {
 
 #[derive(Args)]
 struct ModelOptions {
-    /// How many seeds to run.
+    /// How many seeds of streams to run, and a tenth as many of compacted topics.
     #[arg(long, default_value_t = 20_000)]
     seeds: u64,
     /// The first one.
@@ -190,6 +195,18 @@ struct ExactlyOnceOptions {
     #[arg(long, default_value_t = 50)]
     rounds: u32,
     /// Decides when and whom to kill. Default: from the clock; it is printed.
+    #[arg(long)]
+    seed: Option<u64>,
+    #[command(flatten)]
+    server: ServerOptions,
+}
+
+#[derive(Args)]
+struct CompactedOptions {
+    /// Rounds; each ends with a SIGKILL, a restart and a check.
+    #[arg(long, default_value_t = 50)]
+    rounds: u32,
+    /// Decides when to kill and what is written. Default: from the clock; it is printed.
     #[arg(long)]
     seed: Option<u64>,
     #[command(flatten)]
@@ -272,6 +289,7 @@ fn run(task: Task) -> Result<report::Report, Error> {
         Task::Model(options) => suites::model(&root, &options),
         Task::Kill(options) => suites::kill_campaign(&root, &options),
         Task::ExactlyOnce(options) => suites::exactly_once_campaign(&root, &options),
+        Task::Compacted(options) => suites::compacted_campaign(&root, &options),
         Task::Crash(options) => crash::campaign(&root, &options),
         Task::Fence(options) => fence::campaign(&root, &options),
         Task::S3(options) => suites::s3_campaign(&root, &options),

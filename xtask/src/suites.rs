@@ -13,9 +13,9 @@ use crate::s3::Peer;
 use crate::server::{Config, Ending, Server, binary};
 use crate::setup::Missing;
 use crate::{
-    EndlessOptions, Error, ExactlyOnceOptions, HostileOptions, KillOptions, ModelOptions,
-    S3Options, SimOptions, Suite, TestOptions, compat, endless, exactly_once, gate, hostile, kcat,
-    kill, loom, s3, setup,
+    CompactedOptions, EndlessOptions, Error, ExactlyOnceOptions, HostileOptions, KillOptions,
+    ModelOptions, S3Options, SimOptions, Suite, TestOptions, compacted, compat, endless,
+    exactly_once, gate, hostile, kcat, kill, loom, s3, setup,
 };
 
 /// Far above what a suite takes: it keeps a suite that hangs from blocking the rest.
@@ -61,6 +61,7 @@ pub(crate) fn run(root: &Path, options: &TestOptions) -> Result<Report, Error> {
     suite(Suite::S3, "s3", &|| bench.s3(Peer::Versitygw, 3, options.seed));
     suite(Suite::ExactlyOnce, "exactly once", &|| bench.exactly_once(6, options.seed));
     suite(Suite::Hostile, "hostile", &|| bench.hostile(2_000));
+    suite(Suite::Compacted, "compacted", &|| bench.compacted(6, options.seed));
     suite(Suite::Endless, "endless", &|| bench.endless(1024, WAL_MEBIBYTES));
     suite(Suite::Memory, "memory", &|| bench.memory());
     if wanted(Suite::Compat) {
@@ -77,29 +78,41 @@ pub(crate) fn sim(root: &Path, options: &SimOptions) -> Result<Report, Error> {
     let mut command = cargo(root);
     command.args(["run", "--release", "--locked", "--package", "alluvium-sim", "--", "--seeds"]);
     command.arg(options.seeds.to_string()).args(&options.rest);
-    Ok(in_sight("simulation", command))
+    let mut report = Report::default();
+    in_sight(&mut report, "simulation", command);
+    Ok(report)
 }
 
 /// `cargo xtask model`.
 pub(crate) fn model(root: &Path, options: &ModelOptions) -> Result<Report, Error> {
-    let mut command = cargo(root);
-    command.args(["test", "--release", "--locked", "--package", "alluvium-stream"]);
-    command.args(["--test", "model", "--", "--nocapture"]);
-    command.env("ALLUVIUM_MODEL_SEEDS", options.seeds.to_string());
-    command.env("ALLUVIUM_MODEL_START", options.start.to_string());
-    Ok(in_sight("model", command))
+    let mut report = Report::default();
+    let models = [
+        ("streams", options.seeds, ["alluvium-stream", "--test=model", "streams_are_lists"]),
+        (
+            "compacted topics",
+            options.seeds.div_ceil(10),
+            ["alluvium-broker", "--lib", "a_compacted_topic_is_a_map"],
+        ),
+    ];
+    for (name, seeds, [package, target, test]) in models {
+        let mut command = cargo(root);
+        command.args(["test", "--release", "--locked", "--package", package, target]);
+        command.args(["--", test, "--nocapture"]);
+        command.env("ALLUVIUM_MODEL_SEEDS", seeds.to_string());
+        command.env("ALLUVIUM_MODEL_START", options.start.to_string());
+        in_sight(&mut report, &format!("model of {name}"), command);
+    }
+    Ok(report)
 }
 
 /// One command is the suite, and says itself how far it is.
-fn in_sight(suite: &str, mut command: Command) -> Report {
+fn in_sight(report: &mut Report, suite: &str, mut command: Command) {
     let what = describe(&command);
-    let mut report = Report::default();
     report.suite(suite, || {
         println!("{what}");
         let status = command.status()?;
         Ok(vec![if status.success() { Case::passed(&what) } else { Case::failed(&what, status) }])
     });
-    report
 }
 
 /// `cargo xtask kill`.
@@ -128,6 +141,18 @@ pub(crate) fn s3_campaign(root: &Path, options: &S3Options) -> Result<Report, Er
     report.suite("s3", || {
         let seed = options.seed.unwrap_or(clock);
         skip_if_missing("s3", bench.s3(options.peer, options.rounds, seed))
+    });
+    Ok(report)
+}
+
+/// `cargo xtask compacted`.
+pub(crate) fn compacted_campaign(root: &Path, options: &CompactedOptions) -> Result<Report, Error> {
+    let bench = Bench { root, binary: binary(root, options.server.server.as_deref())? };
+    let clock = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs();
+    let mut report = Report::default();
+    report.suite("compacted", || {
+        let seed = options.seed.unwrap_or(clock);
+        skip_if_missing("compacted", bench.compacted(options.rounds, seed))
     });
     Ok(report)
 }
@@ -299,6 +324,13 @@ impl Bench<'_> {
         Ok(vec![Case::run(&name, || {
             exactly_once::run(rounds, seed, &self.binary, &tools, &directory)
         })])
+    }
+
+    fn compacted(&self, rounds: u32, seed: u64) -> Result<Vec<Case>, Missing> {
+        let load = setup::go_program(self.root, "compacted")?;
+        let directory = self.directory("compacted");
+        let name = format!("{rounds} rounds of SIGKILL, seed {seed}");
+        Ok(vec![Case::run(&name, || compacted::run(rounds, seed, &self.binary, &load, &directory))])
     }
 
     fn memory(&self) -> Result<Vec<Case>, Missing> {

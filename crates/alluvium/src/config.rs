@@ -58,6 +58,9 @@ pub(crate) mod limits {
     pub(crate) const UPLOAD_INTERVAL: Span = Span(Duration::from_secs(60));
     pub(crate) const UPLOAD_INTERVAL_MIN: Span = Span(Duration::from_millis(100));
     pub(crate) const UPLOAD_INTERVAL_MAX: Span = Span(Duration::from_secs(24 * 3600));
+    pub(crate) const CLEANER_INTERVAL: Span = Span(Duration::from_secs(15));
+    pub(crate) const CLEANER_INTERVAL_MIN: Span = Span(Duration::from_millis(1));
+    pub(crate) const CLEANER_INTERVAL_MAX: Span = Span(Duration::from_secs(24 * 3600));
 
     pub(crate) const SESSION_LIFETIME_MIN: Span = Span(Duration::from_secs(1));
     pub(crate) const SESSION_LIFETIME_MAX: Span = Span(Duration::from_secs(365 * 86_400));
@@ -104,6 +107,7 @@ pub(crate) struct ServeConfig {
     pub(crate) upload_interval: Span,
     /// 0 bytes: no compaction.
     pub(crate) compaction_size: Size,
+    pub(crate) log_compaction_interval: Span,
     pub(crate) admin_listen: Option<SocketAddr>,
     pub(crate) node_id: u32,
     pub(crate) cluster_id: Option<String>,
@@ -169,6 +173,7 @@ impl ServeConfig {
             upload_size: options.upload_size,
             upload_interval: options.upload_interval.unwrap_or(l::UPLOAD_INTERVAL),
             compaction_size: options.compaction_size.unwrap_or(l::COMPACTION_SIZE),
+            log_compaction_interval: options.log_compaction_interval.unwrap_or(l::CLEANER_INTERVAL),
             admin_listen: admin_listen.0,
             node_id: options.node_id.unwrap_or(l::NODE_ID),
             cluster_id: options.cluster_id,
@@ -211,6 +216,8 @@ impl ServeConfig {
         }
         let (shortest, longest) = (l::UPLOAD_INTERVAL_MIN, l::UPLOAD_INTERVAL_MAX);
         within("upload-interval", self.upload_interval, shortest, longest)?;
+        let (shortest, longest) = (l::CLEANER_INTERVAL_MIN, l::CLEANER_INTERVAL_MAX);
+        within("log-compaction-interval", self.log_compaction_interval, shortest, longest)?;
         let (least, most) = (l::COMPACTION_SIZE_MIN, l::COMPACTION_SIZE_MAX);
         let size = self.compaction_size;
         if size.bytes > 0 && (size < least || size > most) {
@@ -250,7 +257,7 @@ impl fmt::Display for ServeConfig {
         write!(
             f,
             "data-dir={} listeners={} wal={} wal-capacity={capacity} wal-reserve={} object-store={} durability={} \
-             engine={} log-cache={} block-cache={} late-read-memory={} object-store-rate={rate} upload-size={upload_size} upload-interval={} compaction-size={} admin-listen={admin} node-id={} \
+             engine={} log-cache={} block-cache={} late-read-memory={} object-store-rate={rate} upload-size={upload_size} upload-interval={} compaction-size={} log-compaction-interval={} admin-listen={admin} node-id={} \
              auto-create-topics={} default-partitions={} max-message-size={} max-connections={} \
              max-connections-per-ip={per_ip} max-connections-per-ip-overrides={} idle-timeout={} queued-request-memory={}",
             self.data_dir.display(),
@@ -265,6 +272,7 @@ impl fmt::Display for ServeConfig {
             self.late_read_memory,
             self.upload_interval,
             self.compaction_size,
+            self.log_compaction_interval,
             self.node_id,
             self.auto_create_topics,
             self.default_partitions,

@@ -218,6 +218,7 @@ fn broker_config(config: &ServeConfig) -> BrokerConfig {
         max_connections_overrides: config.max_connections_per_ip_overrides.0.clone(),
         idle_timeout: config.idle_timeout.0,
         queued_request_bytes: config.queued_request_memory.bytes,
+        log_compaction_check_interval: config.log_compaction_interval.0,
         ..BrokerConfig::default()
     }
 }

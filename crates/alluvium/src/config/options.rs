@@ -186,6 +186,10 @@ pub(crate) struct ServeOptions {
     #[arg(long, env = "ALLUVIUM_COMPACTION_SIZE", value_name = "SIZE")]
     pub(crate) compaction_size: Option<Size>,
 
+    /// How often partitions of compacted topics are looked at for records to drop (`log.cleaner.backoff.ms`). Default 15s, 1ms to 24h.
+    #[arg(long, env = "ALLUVIUM_LOG_COMPACTION_INTERVAL", value_name = "TIME")]
+    pub(crate) log_compaction_interval: Option<Span>,
+
     /// Address for /metrics (Prometheus) and /healthz, or `none`. It follows the same rule as --listen. Default 127.0.0.1:9644.
     #[arg(long, env = "ALLUVIUM_ADMIN_LISTEN", value_name = "ADDR:PORT|none")]
     #[serde(deserialize_with = "from_text")]
@@ -279,6 +283,7 @@ impl ServeOptions {
             upload_size: self.upload_size.or(other.upload_size),
             upload_interval: self.upload_interval.or(other.upload_interval),
             compaction_size: self.compaction_size.or(other.compaction_size),
+            log_compaction_interval: self.log_compaction_interval.or(other.log_compaction_interval),
             admin_listen: self.admin_listen.or(other.admin_listen),
             node_id: self.node_id.or(other.node_id),
             cluster_id: self.cluster_id.or(other.cluster_id),

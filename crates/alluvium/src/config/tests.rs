@@ -186,6 +186,7 @@ fn values_out_of_bounds_are_refused_by_name() {
         (["--node-id", "2147483648"], "node-id"),
         (["--default-partitions", "0"], "default-partitions"),
         (["--max-message-size", "9MiB"], "max-message-size"),
+        (["--log-compaction-interval", "25h"], "log-compaction-interval"),
         (["--max-connections", "0"], "max-connections"),
         (["--max-connections-per-ip", "0"], "max-connections-per-ip"),
         (["--idle-timeout", "1ms"], "idle-timeout"),
@@ -309,7 +310,7 @@ fn the_help_names_each_default_and_its_bounds() {
             .unwrap_or_else(|| panic!("there is --{long}"));
         argument.get_help().expect("it has a help text").to_string()
     };
-    let named: [(&str, Vec<String>); 17] = [
+    let named: [(&str, Vec<String>); 18] = [
         ("data-dir", vec![l::DATA_DIR.into()]),
         ("listen", vec![l::LISTEN.into()]),
         ("admin-listen", vec![l::ADMIN_LISTEN.into()]),
@@ -327,6 +328,10 @@ fn the_help_names_each_default_and_its_bounds() {
         (
             "compaction-size",
             texts(&[l::COMPACTION_SIZE, l::COMPACTION_SIZE_MIN, l::COMPACTION_SIZE_MAX]),
+        ),
+        (
+            "log-compaction-interval",
+            texts(&[l::CLEANER_INTERVAL, l::CLEANER_INTERVAL_MIN, l::CLEANER_INTERVAL_MAX]),
         ),
         ("default-partitions", texts(&[l::PARTITIONS])),
         ("max-message-size", texts(&[l::MESSAGE, l::MESSAGE_MIN, l::MESSAGE_MAX])),

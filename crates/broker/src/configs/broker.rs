@@ -56,7 +56,7 @@ const FIXED: &[BrokerSetting] = &[
     fixed("group.max.session.timeout.ms", Int, Some("1800000"), "The longest session timeout that a member of a classic group may have."),
     fixed("group.max.size", Int, Some("2147483647"), "Members of a classic group."),
     fixed("group.min.session.timeout.ms", Int, Some("6000"), "The shortest session timeout that a member of a classic group may have."),
-    fixed("log.cleaner.backoff.ms", Long, Some("15000"), "How often partitions are looked for that are to be compacted by key."),
+    fixed("log.cleaner.backoff.ms", Long, Some("15000"), "How often partitions of compacted topics are looked at."),
     fixed("log.retention.check.interval.ms", Long, Some("300000"), "How often old records are looked for."),
     fixed("log.retention.hours", Int, Some("168"), "How long records are kept where neither the topic nor log.retention.ms says so."),
     fixed("max.connections", Int, None, "Bound on open connections."),

@@ -32,8 +32,8 @@ pub(super) use assignor::Assignor;
 use assignor::Subscriber;
 pub(crate) use format::GroupStates;
 pub(super) use format::{encode_changes, encode_deletion};
-use matches::{Matches, matching};
 pub(super) use matches::check_regex;
+use matches::{Matches, matching};
 pub(super) use state::{Assignment, GroupState, LEFT_FOR_A_WHILE, Member};
 use state::{Change, Current, Profile, Progress};
 
