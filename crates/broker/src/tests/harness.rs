@@ -254,7 +254,8 @@ impl TestServer {
         let Backing::Simulated { disk, objects, catalog } = &mut self.backing else {
             panic!("not simulated")
         };
-        (objects.dead.store(true, SeqCst), catalog.dead.store(true, SeqCst));
+        objects.dead.store(true, SeqCst);
+        catalog.dead.store(true, SeqCst);
         *disk = if power_cut { disk.power_cut() } else { disk.process_crash() };
         let inner = objects.inner.clone();
         *objects = Arc::new(SlowObjects { inner, ..SlowObjects::default() });
