@@ -141,7 +141,10 @@ impl See for Viewer {
 
 pub(super) async fn join(cx: &Context, request: JoinGroupRequest) -> JoinGroupResponse {
     match cx.group_code(Operation::Read, &request.group_id) {
-        0 => cx.server.groups.join(cx.client.clone(), request, cx.version).await,
+        0 => {
+            let topics = cx.server.topics.view();
+            cx.server.groups.join(cx.client.clone(), request, cx.version, &topics).await
+        }
         code => JoinGroupResponse::default()
             .with_error_code(code)
             .with_protocol_name((cx.version < 7).then(Default::default)),

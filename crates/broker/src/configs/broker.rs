@@ -51,6 +51,7 @@ const FIXED: &[BrokerSetting] = &[
     fixed("fetch.max.bytes", Int, Some("57671680"), "The largest fetch response, a first batch that is larger excepted."),
     fixed("group.consumer.heartbeat.interval.ms", Int, Some("5000"), "How often members of consumer groups are told to send a heartbeat."),
     fixed("group.consumer.max.size", Int, Some("2147483647"), "Members of a consumer group."),
+    fixed("group.consumer.migration.policy", String, Some("bidirectional"), "A group goes over to the new protocol with the first member that speaks it, and back with the last."),
     fixed("group.consumer.session.timeout.ms", Int, Some("45000"), "A member of a consumer group that sends no heartbeat for so long is removed."),
     fixed("group.initial.rebalance.delay.ms", Int, Some("3000"), "How long the first rebalance of an empty classic group waits for more members."),
     fixed("group.max.session.timeout.ms", Int, Some("1800000"), "The longest session timeout that a member of a classic group may have."),

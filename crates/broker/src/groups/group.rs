@@ -21,6 +21,7 @@
 //!   again got another id, and the members it left behind must not pile up in a long rebalance.
 
 mod member;
+mod migration;
 mod types;
 
 use std::collections::BTreeMap;
@@ -31,6 +32,7 @@ use kafka_protocol::error::ResponseError;
 use kafka_protocol::protocol::StrBytes;
 
 use member::Member;
+pub(super) use migration::Migrant;
 pub(super) use types::{
     DescribedMember, Description, Effect, JoinEvent, Joined, JoinedMember, Refusal, State,
     SyncEvent, Synced,

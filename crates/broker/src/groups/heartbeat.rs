@@ -33,8 +33,9 @@ const FIRST_VERSION_WITH_OWN_IDS: i16 = 1;
 /// Bound on the names of the topics that one member subscribes to, together. They go into one record.
 pub(super) const MAX_SUBSCRIPTION_BYTES: usize = 256 << 10;
 
-/// A member of a consumer group, as ConsumerGroupDescribe has it; 0 would be one that uses the classic protocol.
+/// Members of a consumer group, as ConsumerGroupDescribe has them.
 const MEMBER_TYPE_CONSUMER: i8 = 1;
+const MEMBER_TYPE_CLASSIC: i8 = 0;
 
 /// What a consumer group has settings of its own for.
 #[derive(Clone, Copy, Debug)]
@@ -115,10 +116,19 @@ impl Shared {
         self.put_in_line(&slot).await?;
         let answer = self.registry.change(&slot, |group, now| {
             let is_joining = request.member_epoch == 0;
-            let Some(group) = self.registry.consumer(group, is_joining, now) else {
-                return Err(not_a_consumer_group(&request.group_id));
+            let is_one = matches!(group, LiveGroup::Consumer(_));
+            let group = match self.registry.consumer(&slot, group, is_joining, topics, now) {
+                Ok(group) => group,
+                Err(error @ ResponseError::CoordinatorLoadInProgress) => {
+                    return Err(Fault::new(
+                        error,
+                        "the members of the group are about to get their partitions, try again",
+                    ));
+                }
+                Err(_) => return Err(not_a_consumer_group(&request.group_id)),
             };
-            if !group.unwritten().is_empty() {
+            // Those of a group that has just become one are of this event.
+            if is_one && !group.unwritten().is_empty() {
                 return Err(unavailable());
             }
             if request.member_epoch >= 0 {
@@ -160,7 +170,7 @@ impl Shared {
     }
 
     /// Wait until all that is known of a group's members is durable.
-    async fn wait_durable(&self, slot: &Slot) -> Result<(), Fault> {
+    pub(super) async fn wait_durable(&self, slot: &Slot) -> Result<(), Fault> {
         let Some(durable) = self.put_in_line(slot).await? else { return Ok(()) };
         durable.await.map_err(|error| {
             tracing::error!("members of groups could not be written: {error}");
@@ -206,8 +216,14 @@ impl Shared {
             LiveGroup::Consumer(group) => {
                 let state = group.state();
                 let members = state.members.iter();
-                let members =
-                    members.map(|(id, member)| described_member(id, member, version, topics));
+                let members = members.map(|(id, member)| {
+                    let described = described_member(id, member, topics);
+                    match (version, group.is_classic(id)) {
+                        (0, _) => described,
+                        (_, true) => described.with_member_type(MEMBER_TYPE_CLASSIC),
+                        (_, false) => described.with_member_type(MEMBER_TYPE_CONSUMER),
+                    }
+                });
                 Ok(described::DescribedGroup::default()
                     .with_group_state(StrBytes::from_static_str(group.phase().name()))
                     .with_group_epoch(state.epoch)
@@ -333,12 +349,7 @@ fn answered_assignment(assignment: Assignment) -> answered::Assignment {
     answered::Assignment::default().with_topic_partitions(topics.collect())
 }
 
-fn described_member(
-    id: &str,
-    member: &Member,
-    version: i16,
-    topics: &TopicsView,
-) -> described::Member {
+fn described_member(id: &str, member: &Member, topics: &TopicsView) -> described::Member {
     let text = |text: &str| StrBytes::from_string(text.to_owned());
     let assignment = |assignment: &Assignment| {
         let topics = assignment.iter().filter_map(|(topic_id, partitions)| {
@@ -355,7 +366,7 @@ fn described_member(
         described::Assignment::default().with_topic_partitions(topics.collect())
     };
     let profile = &member.profile;
-    let described = described::Member::default()
+    described::Member::default()
         .with_member_id(text(id))
         .with_instance_id(profile.instance_id.as_deref().map(text))
         .with_rack_id(profile.rack_id.as_deref().map(text))
@@ -365,8 +376,7 @@ fn described_member(
         .with_subscribed_topic_names(profile.topics.iter().map(|t| TopicName(text(t))).collect())
         .with_subscribed_topic_regex(profile.regex.as_deref().map(text))
         .with_assignment(assignment(&member.current.assigned))
-        .with_target_assignment(assignment(&member.target));
-    if version >= 1 { described.with_member_type(MEMBER_TYPE_CONSUMER) } else { described }
+        .with_target_assignment(assignment(&member.target))
 }
 
 pub(super) fn plain(error: ResponseError) -> Fault {

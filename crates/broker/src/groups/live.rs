@@ -17,7 +17,7 @@ const FIRST_VERSION_WITH_EPOCHS: i16 = 9;
 /// A group whose waiters are the requests' answers.
 pub(super) type ClassicGroup = Group<oneshot::Sender<JoinAnswer>, oneshot::Sender<SyncAnswer>>;
 
-/// A group. One without members changes its type with the first member of the other; its offsets stay.
+/// A group. One without members changes its type with the first member of the other, one of consumers with its members; its offsets stay.
 pub(super) enum LiveGroup {
     /// Its members assign. The only type that can be dead.
     Classic(ClassicGroup),
@@ -106,7 +106,17 @@ impl LiveGroup {
             Self::Consumer(group) if group.is_empty() && generation_or_epoch < 0 => Ok(()),
             Self::Consumer(group) => match group.check_epoch(member_id, generation_or_epoch) {
                 Err(error @ ResponseError::UnknownMemberId) => Err(error),
-                _ if version < FIRST_VERSION_WITH_EPOCHS => Err(ResponseError::UnsupportedVersion),
+                Err(ResponseError::StaleMemberEpoch) if group.is_classic(member_id) => {
+                    Err(ResponseError::IllegalGeneration)
+                }
+                checked if group.is_classic(member_id) => checked,
+                checked if version < FIRST_VERSION_WITH_EPOCHS => {
+                    if group.may_be_classic(member_id) {
+                        checked
+                    } else {
+                        Err(ResponseError::UnsupportedVersion)
+                    }
+                }
                 checked => checked,
             },
         }

@@ -16,8 +16,11 @@ use tokio::sync::oneshot;
 use uuid::Uuid;
 
 use super::commits::Blocked;
+use super::consumer::{ConsumerGroup, ConsumerRules};
 use super::group::{JoinEvent, Refusal, SyncEvent};
+use super::live::LiveGroup;
 use super::registry::{JoinAnswer, SyncAnswer};
+use super::topics_view::TopicsView;
 use super::{ClientInfo, Groups, MAX_GROUP_ID_BYTES, Shared};
 
 /// Bound on a member's protocols. Clients name one or two; each costs a comparison with every member's.
@@ -32,17 +35,22 @@ const MEMBER_ID_PREFIX_CHARS: usize = 128;
 
 impl Groups {
     /// JoinGroup, versions 0 to 9. Waits until the rebalance is over: up to the members' rebalance timeout.
-    pub async fn join(
+    pub(crate) async fn join(
         &self,
         client: ClientInfo,
         request: JoinGroupRequest,
         version: i16,
+        topics: &TopicsView,
     ) -> JoinGroupResponse {
-        let answer = match self.shared.start_join(&client, &request, version) {
+        let answer = match self.shared.start_join(&client, &request, version, topics) {
             // A group answers all its waiters before it goes away, so a lost sender means that the server does.
             Ok(answer) => answer
                 .await
                 .unwrap_or_else(|_| refuse(ResponseError::CoordinatorNotAvailable, &request)),
+            Err(error) => refuse(error, &request),
+        };
+        let answer = match self.shared.told_is_durable(&request.group_id).await {
+            Ok(()) => answer,
             Err(error) => refuse(error, &request),
         };
         join_response(answer, version)
@@ -54,6 +62,7 @@ impl Groups {
             Ok(answer) => answer.await.unwrap_or(Err(ResponseError::CoordinatorNotAvailable)),
             Err(error) => Err(error),
         };
+        let answer = self.shared.told_is_durable(&request.group_id).await.and(answer);
         let response = SyncGroupResponse::default();
         match answer {
             Ok(synced) => response
@@ -79,7 +88,8 @@ impl Groups {
             vec![MemberIdentity::default().with_member_id(request.member_id)]
         };
         let response = LeaveGroupResponse::default();
-        match self.shared.leave(&request.group_id, &members) {
+        let left = self.shared.leave(&request.group_id, &members);
+        match self.shared.told_is_durable(&request.group_id).await.and(left) {
             Err(error) => response.with_error_code(error.code()),
             Ok(codes) if !batched => response.with_error_code(codes.first().copied().unwrap_or(0)),
             Ok(codes) => {
@@ -95,12 +105,32 @@ impl Groups {
     }
 }
 
+/// The group, if it is a consumer group with members: these may speak the classic protocol too.
+fn consumer(group: &mut LiveGroup) -> Result<Option<&mut ConsumerGroup>, ResponseError> {
+    match group {
+        LiveGroup::Consumer(group) if !group.unwritten().is_empty() => {
+            Err(ResponseError::CoordinatorNotAvailable)
+        }
+        LiveGroup::Consumer(group) if !group.is_empty() => Ok(Some(group)),
+        _ => Ok(None),
+    }
+}
+
 impl Shared {
+    /// Wait until what a client is about to be told of a consumer group is durable. Of classic groups nothing has to be.
+    async fn told_is_durable(&self, group_id: &str) -> Result<(), ResponseError> {
+        match self.registry.get(group_id) {
+            Some(slot) => self.wait_durable(&slot).await.map_err(|fault| fault.error),
+            None => Ok(()),
+        }
+    }
+
     fn start_join(
         &self,
         client: &ClientInfo,
         request: &JoinGroupRequest,
         version: i16,
+        topics: &TopicsView,
     ) -> Result<oneshot::Receiver<JoinAnswer>, ResponseError> {
         self.check_group_id(&request.group_id)?;
         let session_timeout =
@@ -144,6 +174,12 @@ impl Shared {
         };
         let (waiter, answer) = oneshot::channel();
         self.registry.change(&slot, |group, now| {
+            if let Some(group) = consumer(group)? {
+                let max_members = self.config.max_group_members;
+                let rules = ConsumerRules { session_timeout, max_members };
+                drop(waiter.send(group.classic_join(now, rules, topics, join)));
+                return Ok(answer);
+            }
             match self.registry.make_classic(&slot, group, now) {
                 Ok(group) => group.join(now, join, waiter),
                 Err(Blocked::Group(error)) => return Err(error),
@@ -175,7 +211,10 @@ impl Shared {
         };
         let (waiter, answer) = oneshot::channel();
         self.registry.change(&slot, |group, now| {
-            group.classic()?.sync(now, sync, waiter);
+            match consumer(group)? {
+                Some(group) => drop(waiter.send(group.classic_sync(now, &sync))),
+                None => group.classic()?.sync(now, sync, waiter),
+            }
             Ok(answer)
         })
     }
@@ -184,9 +223,16 @@ impl Shared {
         self.check_group_id(&request.group_id)?;
         let slot = self.registry.get(&request.group_id).ok_or(ResponseError::UnknownMemberId)?;
         let instance_id = request.group_instance_id.as_ref();
-        self.registry.peek(&slot, |group, now| {
-            group.classic()?.heartbeat(now, &request.member_id, instance_id, request.generation_id)
-        })
+        let (member_id, generation) = (&request.member_id, request.generation_id);
+        let beat = |group: &mut LiveGroup, now| match consumer(group)? {
+            Some(group) => group.classic_heartbeat(now, member_id, instance_id, generation),
+            None => group.classic()?.heartbeat(now, member_id, instance_id, generation),
+        };
+        // In a classic group it only moves a deadline to later.
+        match self.registry.peek(&slot, |group, _| matches!(group, LiveGroup::Classic(_))) {
+            true => self.registry.peek(&slot, beat),
+            false => self.registry.change(&slot, beat),
+        }
     }
 
     /// An error code for each member.
@@ -196,9 +242,15 @@ impl Shared {
             return Ok(vec![ResponseError::UnknownMemberId.code(); members.len()]);
         };
         self.registry.change(&slot, |group, now| {
+            let _ = consumer(group)?;
             let mut leave = |member: &MemberIdentity| {
-                let instance_id = member.group_instance_id.as_ref();
-                code(group.classic().and_then(|g| g.leave(now, &member.member_id, instance_id)))
+                let (member_id, instance_id) =
+                    (&member.member_id, member.group_instance_id.as_ref());
+                code(match group {
+                    LiveGroup::Classic(group) => group.leave(now, member_id, instance_id),
+                    LiveGroup::Consumer(group) => group.classic_leave(now, member_id, instance_id),
+                    LiveGroup::Share(_) => Err(ResponseError::UnknownMemberId),
+                })
             };
             Ok(members.iter().map(&mut leave).collect())
         })

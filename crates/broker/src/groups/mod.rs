@@ -3,6 +3,7 @@
 //! - `group`: one classic group as a pure state machine; all rules of joining, leaving, static members and expiry.
 //! - `consumer`: one consumer group (KIP-848), whose assignment the server computes; pure, with the format of what it remembers.
 //! - `share`: share groups (KIP-932): their members, and what they have in flight.
+//! - `embedded`: what members of classic groups write for each other; read where a group changes its type.
 //! - `live`: a group of either type; `registry`: the groups by name, each behind its lock; one timer for all.
 //! - `offsets`: the table of committed offsets, its records and its checkpoint; pure, with the format.
 //! - `offset_log`, `member_log`: make records durable; what is not is not shown.
@@ -21,6 +22,7 @@ mod admin;
 mod commits;
 mod consumer;
 mod delete_offsets;
+mod embedded;
 mod group;
 mod heartbeat;
 mod live;

@@ -9,16 +9,19 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use kafka_protocol::error::ResponseError;
+use kafka_protocol::protocol::StrBytes;
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::Notify;
 
 use super::commits::Blocked;
 use super::consumer::{self, ConsumerGroup, ConsumerRules, GroupState, GroupStates};
+use super::embedded;
 use super::group::{Effect, Group, Joined, Refusal, Rules, State, Synced};
 use super::live::{ClassicGroup, LiveGroup};
 use super::member_log::{Durable, MemberLog};
 use super::offset_log;
 use super::share::{Return, ShareGroup, Shares};
+use super::topics_view::TopicsView;
 use crate::state_stream::Refused;
 
 pub(super) type JoinAnswer = Result<Joined, Refusal>;
@@ -216,6 +219,7 @@ impl Registry {
             carry_out(slot, group);
         }
         let _ = self.write_locked(slot, live);
+        self.let_go(slot, live);
         let after = epoch(&live.group);
         if after != before {
             tracing::info!(
@@ -244,22 +248,38 @@ impl Registry {
 
     // ---- consumer groups and their log ----
 
-    /// The consumer group in a slot, for an event; a classic group without members becomes one if `convert` says so.
+    /// The consumer group in a slot, for an event; a classic group without members, or of consumers, becomes one if `convert` says so.
+    ///
+    /// # Errors
+    /// It is a classic group; COORDINATOR_LOAD_IN_PROGRESS if it will become one, and its members can not be taken over now.
     pub(super) fn consumer<'a>(
         &self,
+        slot: &Slot,
         group: &'a mut LiveGroup,
         convert: bool,
+        topics: &TopicsView,
         now: Instant,
-    ) -> Option<&'a mut ConsumerGroup> {
+    ) -> Result<&'a mut ConsumerGroup, ResponseError> {
         if let LiveGroup::Classic(classic) = group
             && convert
-            && classic.state() == State::Empty
         {
-            *group = self.new_consumer(GroupState::default(), now);
+            if classic.state() == State::Empty {
+                *group = self.new_consumer(GroupState::default(), now);
+            } else if classic.protocol_type() == Some(embedded::CONSUMER) {
+                // Who has what is known only when everybody has been told.
+                let migrants = classic.settled().ok_or(ResponseError::CoordinatorLoadInProgress)?;
+                let (rules, generation) = (self.consumer_rules, classic.generation());
+                if let Some(consumer) =
+                    ConsumerGroup::of_migrants(rules, now, topics, generation, migrants)
+                {
+                    tracing::info!(group = &*slot.name, "a classic group becomes a consumer group");
+                    *group = LiveGroup::Consumer(consumer);
+                }
+            }
         }
         match group {
-            LiveGroup::Classic(_) | LiveGroup::Share(_) => None,
-            LiveGroup::Consumer(group) => Some(group),
+            LiveGroup::Classic(_) | LiveGroup::Share(_) => Err(ResponseError::GroupIdNotFound),
+            LiveGroup::Consumer(group) => Ok(group),
         }
     }
 
@@ -279,6 +299,22 @@ impl Registry {
             LiveGroup::Classic(_) | LiveGroup::Consumer(_) => None,
             LiveGroup::Share(group) => Some(group),
         }
+    }
+
+    /// A consumer group whose members all speak the classic protocol becomes a classic group, and they join again. If the log takes nothing now, that is
+    /// tried again with the next event.
+    fn let_go(&self, slot: &Slot, live: &mut Live) {
+        let LiveGroup::Consumer(group) = &live.group else { return };
+        if !group.is_all_classic() || !group.unwritten().is_empty() {
+            return;
+        }
+        let Ok(durable) = self.log.append(consumer::encode_deletion(&slot.name)) else { return };
+        live.last_record = Some(durable);
+        tracing::info!(group = &*slot.name, "a consumer group becomes a classic group");
+        let (generation, migrants) = (group.state().epoch, group.migrants());
+        let protocol_type = StrBytes::from_static_str(embedded::CONSUMER);
+        let classic = Group::of_migrants(self.rules, now(), generation, protocol_type, migrants);
+        live.group = LiveGroup::Classic(classic);
     }
 
     /// Make a consumer group without members a classic one, and put that in line; a classic one stays what it is. A share group has to have neither members nor

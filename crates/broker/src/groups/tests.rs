@@ -142,9 +142,9 @@ fn join_request(group: &str, member_id: &StrBytes) -> JoinGroupRequest {
 async fn join(groups: &Groups, group: &str, session_timeout_ms: i32) -> JoinGroupResponse {
     let request =
         |id: &StrBytes| join_request(group, id).with_session_timeout_ms(session_timeout_ms);
-    let first = groups.join(client(), request(&StrBytes::new()), 9).await;
+    let first = groups.join(client(), request(&StrBytes::new()), 9, &TopicsView::default()).await;
     assert_eq!(first.error_code, ResponseError::MemberIdRequired.code());
-    groups.join(client(), request(&first.member_id), 9).await
+    groups.join(client(), request(&first.member_id), 9, &TopicsView::default()).await
 }
 
 fn sync_request(group: &str, joined: &JoinGroupResponse) -> SyncGroupRequest {
@@ -249,7 +249,7 @@ async fn three_members_share_a_group_and_part() {
         while groups.heartbeat(heartbeat_request("g", &a), 4).await.error_code == 0 {
             tokio::task::yield_now().await;
         }
-        groups.join(client(), join_request("g", &a.member_id), 9).await
+        groups.join(client(), join_request("g", &a.member_id), 9, &TopicsView::default()).await
     };
     let (b, c, a) = tokio::join!(b, c, a_again);
     assert_eq!([a.generation_id, b.generation_id, c.generation_id], [2, 2, 2]);
@@ -316,7 +316,8 @@ async fn shutdown_answers_who_waits_and_who_comes_later() {
     };
     let (waiting, ()) = tokio::join!(waiting, shutdown);
     assert_eq!(waiting.error_code, gone);
-    let later = groups.join(client(), join_request("g", &StrBytes::new()), 9).await;
+    let later =
+        groups.join(client(), join_request("g", &StrBytes::new()), 9, &TopicsView::default()).await;
     assert_eq!(later.error_code, gone);
     assert_eq!(groups.heartbeat(heartbeat_request("g", &a), 4).await.error_code, gone);
     assert_eq!(commit(&groups, commit_request("g", &[("topic", 0, 1)])).await, [gone]);
@@ -392,7 +393,9 @@ async fn a_restart_makes_members_join_again_and_finds_their_offsets() {
     assert_eq!(groups.heartbeat(heartbeat_request("g", &member), 4).await.error_code, unknown);
     assert_eq!(groups.sync(sync_request("g", &member), 5).await.error_code, unknown);
     assert_eq!(commit(&groups, by_member()).await, [unknown]);
-    let rejoin = groups.join(client(), join_request("g", &member.member_id), 9).await;
+    let rejoin = groups
+        .join(client(), join_request("g", &member.member_id), 9, &TopicsView::default())
+        .await;
     assert_eq!(rejoin.error_code, unknown);
     // The generations start again, so that another member comes to be in one of the same number.
     let other = join(&groups, "g", 10_000).await;
@@ -630,7 +633,7 @@ async fn requests_that_no_group_can_answer_are_refused() {
     let ask = |request: JoinGroupRequest, version| {
         let groups = groups.clone();
         async move {
-            let response = groups.join(client(), request, version).await;
+            let response = groups.join(client(), request, version, &TopicsView::default()).await;
             encodes(&response, version..=version);
             response.error_code
         }
@@ -673,7 +676,7 @@ async fn the_names_of_groups_take_of_the_bound_on_memory() {
     let mut created = 0;
     loop {
         let request = join_request(&name(created), &StrBytes::new());
-        match groups.join(client(), request, 4).await.error_code {
+        match groups.join(client(), request, 4, &TopicsView::default()).await.error_code {
             code if code == ResponseError::MemberIdRequired.code() => created += 1,
             code => break assert_eq!(code, ResponseError::PolicyViolation.code()),
         }
@@ -687,7 +690,7 @@ async fn the_names_of_groups_take_of_the_bound_on_memory() {
     let request = DeleteGroupsRequest::default().with_groups_names(vec![group_id(&name(0))]);
     assert_eq!(world.run(groups.delete_groups(request, 2)).await.results[0].error_code, 0);
     let request = join_request(&name(created), &StrBytes::new());
-    let joined = groups.join(client(), request, 4).await;
+    let joined = groups.join(client(), request, 4, &TopicsView::default()).await;
     assert_eq!(joined.error_code, ResponseError::MemberIdRequired.code());
 }
 

@@ -55,7 +55,7 @@ const NOTES: &[(&str, &str)] = &[
     ("WriteTxnMarkers", "Version 2 is for brokers among themselves."),
     (
         "ConsumerGroupHeartbeat",
-        "A group changes between this protocol and the classic one while it has no members. Racks are remembered, not heeded. See consumer-groups.md.",
+        "Groups of consumers go over from the classic protocol, and back, with their members. Racks are remembered, not heeded. See consumer-groups.md.",
     ),
     ("ShareGroupHeartbeat", "See share-groups.md."),
 ];

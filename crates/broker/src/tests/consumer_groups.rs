@@ -292,14 +292,14 @@ async fn a_group_without_members_changes_its_type_and_keeps_its_offsets() {
         .with_group_id(group("g"))
         .with_session_timeout_ms(10_000)
         .with_rebalance_timeout_ms(10_000)
-        .with_protocol_type(text("consumer"))
+        .with_protocol_type(text("connect"))
         .with_protocols(vec![JoinGroupRequestProtocol::default().with_name(text("range"))]);
     let leave = |member: &StrBytes| {
         LeaveGroupRequest::default().with_group_id(group("g")).with_member_id(member.clone())
     };
     let joined = client.call(3, &classic_join).await;
     assert_eq!(joined.error_code, 0);
-    // As Kafka with group.consumer.migration.policy=disabled.
+    // They are no consumers, so they are not taken over.
     let refused = client.call(1, &join("g", "a", &["t"])).await;
     assert_eq!(refused.error_code, GROUP_ID_NOT_FOUND);
     assert_eq!(refused.error_message.as_deref(), Some("Group g is not a consumer group."));
@@ -325,6 +325,112 @@ async fn a_group_without_members_changes_its_type_and_keeps_its_offsets() {
     server.crash().await;
     let mut client = server.client().await;
     assert_eq!(listed(&mut client, &[]).await, row("classic", "Empty"));
+}
+
+/// What a consumer writes of itself, or a leader for a member, in the classic protocol.
+fn embedded<M: kafka_protocol::protocol::Encodable>(message: &M) -> bytes::Bytes {
+    use bytes::BufMut;
+    let mut bytes = bytes::BytesMut::new();
+    bytes.put_i16(0);
+    message.encode(&mut bytes, 0).unwrap();
+    bytes.freeze()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_group_of_classic_consumers_is_taken_over_and_let_go() {
+    use kafka_protocol::messages::consumer_protocol_assignment::TopicPartition;
+    use kafka_protocol::messages::join_group_request::JoinGroupRequestProtocol;
+    use kafka_protocol::messages::sync_group_request::SyncGroupRequestAssignment;
+    use kafka_protocol::messages::*;
+    use kafka_protocol::protocol::Decodable;
+    const REBALANCE_IN_PROGRESS: i16 = 27;
+    const ILLEGAL_GENERATION: i16 = 22;
+    let mut server = TestServer::start().await;
+    server.topic("t", 4, &[]).await;
+    let (mut old, mut new) = (server.client().await, server.client().await);
+    let metadata = embedded(&ConsumerProtocolSubscription::default().with_topics(vec![text("t")]));
+    let range =
+        JoinGroupRequestProtocol::default().with_name(text("range")).with_metadata(metadata);
+    let join_as = |member: &StrBytes| {
+        JoinGroupRequest::default()
+            .with_group_id(group("g"))
+            .with_session_timeout_ms(10_000)
+            .with_rebalance_timeout_ms(10_000)
+            .with_member_id(member.clone())
+            .with_protocol_type(text("consumer"))
+            .with_protocols(vec![range.clone()])
+    };
+    let sync = |member: &StrBytes, generation: i32| {
+        SyncGroupRequest::default()
+            .with_group_id(group("g"))
+            .with_member_id(member.clone())
+            .with_generation_id(generation)
+    };
+    let heartbeat = |member: &StrBytes, generation: i32| {
+        HeartbeatRequest::default()
+            .with_group_id(group("g"))
+            .with_member_id(member.clone())
+            .with_generation_id(generation)
+    };
+    let assigned = |assignment: bytes::Bytes| {
+        let told = ConsumerProtocolAssignment::decode(&mut assignment.slice(2..), 0).unwrap();
+        told.assigned_partitions.iter().map(|topic| topic.partitions.len()).sum::<usize>()
+    };
+
+    let joined = old.call(3, &join_as(&StrBytes::new())).await;
+    let id = joined.member_id.clone();
+    assert_eq!((joined.error_code, joined.generation_id, &joined.leader), (0, 1, &id));
+    // As long as nobody knows what it has, nobody is let in: COORDINATOR_LOAD_IN_PROGRESS, on which clients try again.
+    assert_eq!(new.call(1, &join("g", "new", &["t"])).await.error_code, 14);
+    let all = TopicPartition::default()
+        .with_topic(TopicName(text("t")))
+        .with_partitions(vec![0, 1, 2, 3]);
+    let all = embedded(&ConsumerProtocolAssignment::default().with_assigned_partitions(vec![all]));
+    let all = SyncGroupRequestAssignment::default().with_member_id(id.clone()).with_assignment(all);
+    let synced = old.call(3, &sync(&id, 1).with_assignments(vec![all])).await;
+    assert_eq!((synced.error_code, assigned(synced.assignment)), (0, 4));
+
+    assert_eq!(good(&new.call(1, &join("g", "new", &["t"])).await), (2, Some(vec![])));
+    assert_eq!(listed(&mut new, &[]).await[0].1, "consumer");
+    let described = describe(&mut new, "g").await;
+    let types: Vec<_> =
+        described.members.iter().map(|m| (&*m.member_id == "new", m.member_type)).collect();
+    assert!(types.contains(&(true, 1)) && types.contains(&(false, 0)), "{types:?}");
+    // The old one goes on until it hears of it, also with what it commits, in a version that knows no epochs.
+    assert_eq!(commit(&mut old, 8, "g", &id, 1).await, 0);
+    assert_eq!(commit(&mut old, 8, "g", &id, 7).await, ILLEGAL_GENERATION);
+    assert_eq!(old.call(3, &heartbeat(&id, 1)).await.error_code, REBALANCE_IN_PROGRESS);
+    let joined = old.call(3, &join_as(&id)).await;
+    assert_eq!((joined.error_code, joined.generation_id, &*joined.leader), (0, 2, ""));
+    let synced = old.call(3, &sync(&id, 2)).await;
+    assert_eq!((synced.error_code, assigned(synced.assignment)), (0, 2));
+    let (epoch, partitions) = good(&new.call(1, &beat("g", "new", 2)).await);
+    assert_eq!((epoch, partitions.unwrap()[0].1.len()), (2, 2));
+    assert_eq!(old.call(3, &heartbeat(&id, 2)).await.error_code, 0);
+
+    // After a restart the old one joins again, with what it has; the new one goes on.
+    server.crash().await;
+    let (mut old, mut new) = (server.client().await, server.client().await);
+    assert_eq!(commit(&mut old, 8, "g", &id, 2).await, 0);
+    assert_eq!(old.call(3, &heartbeat(&id, 2)).await.error_code, REBALANCE_IN_PROGRESS);
+    assert_eq!(good(&new.call(1, &beat("g", "new", 2)).await).0, 2);
+    let joined = old.call(3, &join_as(&id)).await;
+    assert_eq!((joined.error_code, joined.generation_id), (0, 2));
+    let synced = old.call(3, &sync(&id, 2)).await;
+    assert_eq!((synced.error_code, assigned(synced.assignment)), (0, 2));
+
+    assert_eq!(new.call(1, &beat("g", "new", -1)).await.error_code, 0);
+    let row = |kind: &str, state: &str| vec![("g".to_owned(), kind.to_owned(), state.to_owned())];
+    assert_eq!(listed(&mut new, &[]).await, row("classic", "PreparingRebalance"));
+    let generation = joined.generation_id + 1;
+    assert_eq!(old.call(3, &heartbeat(&id, generation)).await.error_code, REBALANCE_IN_PROGRESS);
+    let joined = old.call(3, &join_as(&id)).await;
+    assert_eq!((joined.error_code, &joined.leader), (0, &id));
+    assert!(joined.generation_id > generation);
+    assert_eq!(committed(&mut new, "g", None, -1).await, (0, 7));
+    // What was a consumer group stays a classic one.
+    server.crash().await;
+    assert_eq!(listed(&mut server.client().await, &[]).await, row("classic", "Empty"));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -15,6 +15,7 @@
 //! once, whatever became of the answers.
 
 mod assignor;
+mod classic;
 mod format;
 mod matches;
 mod reconcile;
@@ -30,6 +31,7 @@ use uuid::Uuid;
 use super::topics_view::{Sight, TopicsView};
 pub(super) use assignor::Assignor;
 use assignor::Subscriber;
+use classic::Classic;
 pub(crate) use format::GroupStates;
 pub(super) use format::{encode_changes, encode_deletion};
 pub(super) use matches::check_regex;
@@ -132,6 +134,10 @@ pub(super) struct ConsumerGroup {
     /// While there are some: when to try again.
     retry_at: Instant,
     deadlines: BTreeMap<Arc<str>, Deadlines>,
+    /// The members that speak the classic protocol.
+    classic: BTreeMap<Arc<str>, Classic>,
+    /// Members of before a restart that have sent nothing since.
+    unheard: BTreeSet<Arc<str>>,
     empty_since: Instant,
     /// The state was compared with the topics of the version that is matched.
     is_compared: bool,
@@ -147,6 +153,8 @@ impl ConsumerGroup {
         };
         Self {
             deadlines: state.members.iter().map(deadlines).collect(),
+            classic: BTreeMap::new(),
+            unheard: state.members.keys().cloned().collect(),
             state,
             unwritten: Vec::new(),
             retry_at: now,
@@ -190,7 +198,8 @@ impl ConsumerGroup {
 
     /// An estimate of the memory that the members take.
     pub(super) fn size_bytes(&self) -> usize {
-        self.state.size_bytes + self.matches.size_bytes()
+        let classic: usize = self.classic.values().map(Classic::size_bytes).sum();
+        self.state.size_bytes + self.matches.size_bytes() + classic
     }
 
     /// The next moment at which [`Self::tick`] has something to do.
@@ -199,7 +208,8 @@ impl ConsumerGroup {
             return Some(self.retry_at);
         }
         let deadlines = self.deadlines.values();
-        deadlines.flat_map(|at| [Some(at.session), at.revocation]).flatten().min()
+        let deadlines = deadlines.flat_map(|at| [Some(at.session), at.revocation]);
+        deadlines.chain(self.classic.values().map(|classic| classic.due)).flatten().min()
     }
 
     /// The assignor that most members vote for.
@@ -278,19 +288,12 @@ impl ConsumerGroup {
             Some(_) if is_joining => self.begin_again(id),
             _ => {}
         }
+        self.classic.remove(id);
+        self.unheard.remove(id);
         let before = self.state.members.get(id).map(|member| member.current.clone());
         self.matches.see(&self.state, topics, id, &beat.sight);
-        // A member that is gone has made an epoch, too.
-        let subscribes = self.update_profile(id, beat);
-        let mut is_new_epoch = subscribes || self.state.epoch > self.state.target_epoch;
-        is_new_epoch |= self.compare_topics(topics, is_new_epoch);
-        if self.state.epoch > self.state.target_epoch {
-            self.assign(topics);
-        }
+        self.go_towards_epoch(beat, topics);
         self.reconcile(now, rules, id, beat.owned.as_ref());
-        if is_new_epoch {
-            self.matches.keep_only(&self.state);
-        }
         let Some(member) = self.state.members.get(id) else {
             unreachable!("the heartbeat's member was found or has joined");
         };
@@ -349,6 +352,8 @@ impl ConsumerGroup {
                 Some((Arc::clone(id), "its session timed out"))
             } else if deadlines.revocation.is_some_and(|at| at <= now) {
                 Some((Arc::clone(id), "it did not give up partitions within the rebalance timeout"))
+            } else if self.classic.get(id).and_then(|c| c.due).is_some_and(|at| at <= now) {
+                Some((Arc::clone(id), "it did not rejoin, or sync, within the rebalance timeout"))
             } else {
                 None
             }
@@ -436,6 +441,20 @@ impl ConsumerGroup {
 
     // ---- steps ----
 
+    /// Take over what a heartbeat says of its member, and compute the targets anew if that, or something else, made a new group epoch.
+    fn go_towards_epoch(&mut self, beat: &Beat, topics: &TopicsView) {
+        // A member that is gone has made an epoch, too.
+        let subscribes = self.update_profile(&beat.member_id, beat);
+        let mut is_new_epoch = subscribes || self.state.epoch > self.state.target_epoch;
+        is_new_epoch |= self.compare_topics(topics, is_new_epoch);
+        if self.state.epoch > self.state.target_epoch {
+            self.assign(topics);
+        }
+        if is_new_epoch {
+            self.matches.keep_only(&self.state);
+        }
+    }
+
     /// The one way by which the state changes.
     fn change(&mut self, change: Change) {
         self.state.apply(&change);
@@ -453,6 +472,8 @@ impl ConsumerGroup {
         }
         self.change(Change::Renamed { from: from.to_owned(), to: to.to_owned() });
         self.deadlines.remove(from);
+        self.classic.remove(from);
+        self.unheard.remove(from);
     }
 
     /// A member that joins has nothing, whatever it had. Kafka fences it as long as its former self lives; but that has no other client.
@@ -588,6 +609,8 @@ impl ConsumerGroup {
     fn remove(&mut self, now: Instant, id: &str) {
         self.change(Change::Removed { group_epoch: self.next_epoch(), id: id.to_owned() });
         self.deadlines.remove(id);
+        self.classic.remove(id);
+        self.unheard.remove(id);
         if self.is_empty() {
             self.empty_since = now;
             self.matches = Matches::default();

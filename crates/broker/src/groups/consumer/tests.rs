@@ -6,6 +6,7 @@ use super::*;
 use crate::groups::topics_view::See;
 use crate::state_table::{Table, decode, encode};
 
+mod classic;
 mod lives;
 
 const SESSION: Duration = Duration::from_secs(45);

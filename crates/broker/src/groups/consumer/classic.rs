@@ -1,0 +1,341 @@
+//! Members of a consumer group that speak the classic protocol: a group takes them over with the first member of the new one, and lets them go
+//! with the last. The server assigns to them too. They hear of a new epoch by REBALANCE_IN_PROGRESS, join again with what they have, and are told
+//! at once what they may have; their generation is their member epoch.
+//!
+//! What their clients are able to do is kept in memory only: after a restart they are taken for members of the new protocol, until they show by a
+//! request that they are not. They are told to join again then, by which they say it once more.
+
+use bytes::Bytes;
+use kafka_protocol::protocol::StrBytes;
+
+use super::state::{Change, Current, Profile, Progress};
+use super::*;
+use crate::groups::embedded::{self, CONSUMER, Subscription};
+use crate::groups::group::{JoinEvent, Joined, Migrant, Refusal, SyncEvent, Synced};
+
+/// What is known of the client of such a member.
+#[derive(Debug)]
+pub(super) struct Classic {
+    session_timeout: Duration,
+    rebalance_timeout: Duration,
+    /// Name and metadata, most wanted first.
+    protocols: Vec<(StrBytes, Bytes)>,
+    /// What its SyncGroup is answered with.
+    assignment: Bytes,
+    /// It has been told to join again, or has joined and is to send a SyncGroup: it is given up then.
+    pub(super) due: Option<Instant>,
+}
+
+impl Classic {
+    pub(super) fn size_bytes(&self) -> usize {
+        let protocols = self.protocols.iter().map(|(name, bytes)| name.len() + bytes.len() + 64);
+        size_of::<Self>() + protocols.sum::<usize>() + self.assignment.len()
+    }
+
+    fn supports(&self, protocol: &StrBytes) -> bool {
+        self.protocols.iter().any(|(name, _)| name == protocol)
+    }
+}
+
+/// The subscription of a member by the first of its protocols, if it is a consumer's.
+fn subscription(protocols: &[(StrBytes, Bytes)]) -> Option<Subscription> {
+    Subscription::read(&protocols.first()?.1)
+}
+
+fn millis(time: Duration) -> i32 {
+    i32::try_from(time.as_millis()).unwrap_or(i32::MAX)
+}
+
+impl ConsumerGroup {
+    /// A group that goes on with the members of a classic group, what they have, and its generation. `None` if they are no consumers.
+    pub(in crate::groups) fn of_migrants(
+        rules: ConsumerRules,
+        now: Instant,
+        topics: &TopicsView,
+        generation: i32,
+        migrants: Vec<Migrant>,
+    ) -> Option<Self> {
+        let epoch = generation.max(1);
+        let mut group = Self::new(GroupState::default(), rules, now);
+        let mut taken: HashSet<(Uuid, i32)> = HashSet::new();
+        let mut assigned = Vec::with_capacity(migrants.len());
+        for migrant in migrants {
+            let id = migrant.member_id.to_string();
+            let subscription = subscription(&migrant.protocols)?;
+            let mut assignment = embedded::read_assignment(&migrant.assignment, topics)?;
+            // A leader that has assigned a partition twice.
+            for (topic, partitions) in &mut assignment {
+                partitions.retain(|partition| taken.insert((*topic, *partition)));
+            }
+            assignment.retain(|_, partitions| !partitions.is_empty());
+            let profile = Profile {
+                instance_id: migrant.instance_id.as_ref().map(ToString::to_string),
+                rack_id: subscription.rack,
+                client_id: migrant.client_id.to_string(),
+                client_host: migrant.client_host.to_string(),
+                rebalance_timeout_ms: millis(migrant.rebalance_timeout),
+                topics: subscription.topics,
+                ..Profile::default()
+            };
+            group.change(Change::Joined { group_epoch: epoch, id: id.clone(), profile });
+            group.change(Change::Target { id: id.clone(), target: assignment.clone() });
+            let key: Arc<str> = id.as_str().into();
+            assigned.push((id, assignment));
+            let session = now + migrant.session_timeout;
+            group.deadlines.insert(Arc::clone(&key), Deadlines { session, revocation: None });
+            let classic = Classic {
+                session_timeout: migrant.session_timeout,
+                rebalance_timeout: migrant.rebalance_timeout,
+                protocols: migrant.protocols,
+                assignment: migrant.assignment,
+                due: None,
+            };
+            group.classic.insert(key, classic);
+        }
+        group.change(Change::Targeted { epoch });
+        for (id, assigned) in assigned {
+            let (progress, revoking) = (Progress::Stable, Assignment::new());
+            let current = Current { epoch, previous_epoch: epoch, progress, assigned, revoking };
+            group.change(Change::Current { id, current });
+        }
+        Some(group)
+    }
+
+    /// It has members, and all of them speak the classic protocol.
+    pub(in crate::groups) fn is_all_classic(&self) -> bool {
+        !self.is_empty() && self.state.members.keys().all(|id| self.classic.contains_key(id))
+    }
+
+    /// Whether a member speaks the classic protocol.
+    pub(in crate::groups) fn is_classic(&self, id: &str) -> bool {
+        self.classic.contains_key(id)
+    }
+
+    /// The same, as far as that is known: of before a restart nobody knows.
+    pub(in crate::groups) fn may_be_classic(&self, id: &str) -> bool {
+        self.is_classic(id) || self.unheard.contains(id)
+    }
+
+    /// Its members, for a classic group.
+    pub(in crate::groups) fn migrants(&self) -> Vec<Migrant> {
+        let own = |text: &str| StrBytes::from_string(text.to_owned());
+        let members = self.state.members.iter().filter_map(|(id, member)| {
+            let classic = self.classic.get(id)?;
+            Some(Migrant {
+                member_id: own(id),
+                instance_id: member.profile.instance_id.as_deref().map(own),
+                client_id: own(&member.profile.client_id),
+                client_host: own(&member.profile.client_host),
+                session_timeout: classic.session_timeout,
+                rebalance_timeout: classic.rebalance_timeout,
+                protocols: classic.protocols.clone(),
+                assignment: classic.assignment.clone(),
+            })
+        });
+        members.collect()
+    }
+
+    /// A JoinGroup: a member is new, or has heard of a new epoch. It is never kept waiting.
+    pub(in crate::groups) fn classic_join(
+        &mut self,
+        now: Instant,
+        rules: ConsumerRules,
+        topics: &TopicsView,
+        join: JoinEvent,
+    ) -> Result<Joined, Refusal> {
+        let refuse =
+            |error, member_id: &StrBytes| Err(Refusal { error, member_id: member_id.clone() });
+        let fits = |(name, _): &(StrBytes, Bytes)| {
+            self.classic.iter().all(|(id, other)| **id == *join.member_id || other.supports(name))
+        };
+        let is_consumer = join.protocol_type.as_str() == CONSUMER;
+        let Some(subscription) = subscription(&join.protocols)
+            .filter(|_| is_consumer && join.protocols.iter().any(fits))
+        else {
+            return refuse(ResponseError::InconsistentGroupProtocol, &join.member_id);
+        };
+        let instance_id = join.instance_id.as_ref().map(StrBytes::as_str);
+        let holder = instance_id.and_then(|id| self.state.static_members.get(id).cloned());
+        let id = match (join.member_id.is_empty(), &holder) {
+            (false, None) if instance_id.is_some() => {
+                return refuse(ResponseError::UnknownMemberId, &join.member_id);
+            }
+            (false, Some(holder)) if **holder != *join.member_id => {
+                return refuse(ResponseError::FencedInstanceId, &join.member_id);
+            }
+            (false, _) => join.member_id.clone(),
+            (true, _) if instance_id.is_none() && join.can_require_id => {
+                return refuse(ResponseError::MemberIdRequired, &join.fresh_id);
+            }
+            (true, _) => join.fresh_id.clone(),
+        };
+        let known = self.state.members.contains_key(id.as_str());
+        if known && holder.is_none() && !self.may_be_classic(&id) {
+            return refuse(ResponseError::UnknownMemberId, &StrBytes::new());
+        }
+        if !known && holder.is_none() && self.state.members.len() >= rules.max_members {
+            return refuse(ResponseError::GroupMaxSizeReached, &join.member_id);
+        }
+        // From here on nothing fails.
+        if let Some(holder) = holder.filter(|holder| **holder != *id) {
+            self.rename(&holder, &id);
+        }
+        let beat = Beat {
+            member_id: id.to_string(),
+            instance_id: instance_id.map(str::to_owned),
+            rack_id: subscription.rack.clone(),
+            rebalance_timeout_ms: Some(millis(join.rebalance_timeout)),
+            topics: Some(subscription.topics.clone()),
+            regex: Some(String::new()),
+            client_id: join.client_id.to_string(),
+            client_host: join.client_host.to_string(),
+            ..Beat::default()
+        };
+        self.unheard.remove(id.as_str());
+        self.go_towards_epoch(&beat, topics);
+        let rules = ConsumerRules { session_timeout: join.session_timeout, ..rules };
+        self.reconcile(now, rules, &id, Some(&subscription.owned(topics)));
+        let Some((key, member)) = self.state.members.get_key_value(id.as_str()) else {
+            unreachable!("the member was found or has joined");
+        };
+        let protocol = join.protocols[0].0.clone();
+        let classic = Classic {
+            session_timeout: join.session_timeout,
+            rebalance_timeout: join.rebalance_timeout,
+            protocols: join.protocols,
+            assignment: embedded::write_assignment(&member.current.assigned, topics),
+            due: Some(now + join.rebalance_timeout),
+        };
+        let generation = member.current.epoch;
+        self.classic.insert(Arc::clone(key), classic);
+        Ok(Joined {
+            generation,
+            protocol_type: join.protocol_type,
+            protocol,
+            // Nobody: the server assigns.
+            leader: StrBytes::new(),
+            member_id: id,
+            skip_assignment: false,
+            members: Vec::new(),
+        })
+    }
+
+    /// A SyncGroup: what the member may have since it joined.
+    pub(in crate::groups) fn classic_sync(
+        &mut self,
+        now: Instant,
+        sync: &SyncEvent,
+    ) -> Result<Synced, ResponseError> {
+        let instance_id = sync.instance_id.as_ref();
+        self.check_classic(now, &sync.member_id, instance_id, sync.generation)?;
+        if self.is_to_join_again(&sync.member_id, false) {
+            return Err(ResponseError::RebalanceInProgress);
+        }
+        let id = sync.member_id.as_str();
+        let Some(classic) = self.classic.get_mut(id) else {
+            return Err(ResponseError::UnknownMemberId);
+        };
+        let differs =
+            |asked: &Option<StrBytes>, is: &str| asked.as_deref().is_some_and(|asked| asked != is);
+        let protocol = classic.protocols[0].0.clone();
+        if differs(&sync.protocol_type, CONSUMER) || differs(&sync.protocol, &protocol) {
+            return Err(ResponseError::InconsistentGroupProtocol);
+        }
+        classic.due = None;
+        Ok(Synced {
+            protocol_type: Some(StrBytes::from_static_str(CONSUMER)),
+            protocol: Some(protocol),
+            assignment: classic.assignment.clone(),
+        })
+    }
+
+    /// A Heartbeat. The member learns whether it is to join again.
+    pub(in crate::groups) fn classic_heartbeat(
+        &mut self,
+        now: Instant,
+        member_id: &StrBytes,
+        instance_id: Option<&StrBytes>,
+        generation: i32,
+    ) -> Result<(), ResponseError> {
+        self.check_classic(now, member_id, instance_id, generation)?;
+        if !self.is_to_join_again(member_id, true) {
+            return Ok(());
+        }
+        if let Some(classic) = self.classic.get_mut(member_id.as_str()) {
+            classic.due.get_or_insert(now + classic.rebalance_timeout);
+        }
+        Err(ResponseError::RebalanceInProgress)
+    }
+
+    /// One member of a LeaveGroup; a static one may be named by its instance id alone.
+    pub(in crate::groups) fn classic_leave(
+        &mut self,
+        now: Instant,
+        member_id: &StrBytes,
+        instance_id: Option<&StrBytes>,
+    ) -> Result<(), ResponseError> {
+        let holder = instance_id.and_then(|id| self.state.static_members.get(id.as_str()));
+        let id = match holder {
+            Some(holder) if member_id.is_empty() => holder.to_string(),
+            _ => member_id.to_string(),
+        };
+        if !self.may_be_classic(&id) {
+            return Err(ResponseError::UnknownMemberId);
+        }
+        let left = self.leave(now, &id, instance_id.map(StrBytes::as_str), false);
+        left.map_err(|fault| fault.error)
+    }
+
+    /// A sign of life of a member, if it is one in this generation.
+    fn check_classic(
+        &mut self,
+        now: Instant,
+        member_id: &StrBytes,
+        instance_id: Option<&StrBytes>,
+        generation: i32,
+    ) -> Result<(), ResponseError> {
+        let id = member_id.as_str();
+        if let Some(instance_id) = instance_id {
+            self.check_instance(id, instance_id).map_err(|fault| fault.error)?;
+        }
+        let Some(member) = self.state.members.get(id) else {
+            return Err(ResponseError::UnknownMemberId);
+        };
+        let epoch = member.current.epoch;
+        if !self.may_be_classic(id) {
+            return Err(ResponseError::UnknownMemberId);
+        }
+        if epoch != generation {
+            return Err(ResponseError::IllegalGeneration);
+        }
+        let Some(classic) = self.classic.get(id) else {
+            return Err(ResponseError::RebalanceInProgress);
+        };
+        if let Some(deadlines) = self.deadlines.get_mut(id) {
+            deadlines.session = now + classic.session_timeout;
+        }
+        Ok(())
+    }
+
+    /// There is a newer epoch, or something that the member waits for is free; or, `also_to_give_up`, it has to tell what it has.
+    fn is_to_join_again(&self, id: &str, also_to_give_up: bool) -> bool {
+        let Some((key, member)) = self.state.members.get_key_value(id) else { return false };
+        let is_free = |topic: &Uuid, partition: &i32| {
+            self.state.owners.get(&(*topic, *partition)).is_none_or(|owner| owner == key)
+        };
+        match member.current.progress {
+            Progress::Revoking => also_to_give_up,
+            _ if member.current.epoch < self.state.epoch => true,
+            Progress::Stable => false,
+            Progress::Waiting => {
+                also_to_give_up
+                    && member.target.iter().any(|(topic, partitions)| {
+                        let has = member.current.assigned.get(topic);
+                        let missing =
+                            |partition: &&i32| has.is_none_or(|has| !has.contains(partition));
+                        partitions.iter().filter(missing).any(|partition| is_free(topic, partition))
+                    })
+            }
+        }
+    }
+}

@@ -1,0 +1,435 @@
+//! Members that speak the classic protocol among others: taken over, moved, let go; and any life of such a group.
+
+use bytes::{BufMut, Bytes, BytesMut};
+use kafka_protocol::messages::consumer_protocol_subscription::TopicPartition;
+use kafka_protocol::messages::{ConsumerProtocolSubscription, TopicName};
+use kafka_protocol::protocol::{Encodable, StrBytes};
+use proptest::prelude::*;
+
+use super::*;
+use crate::groups::embedded;
+use crate::groups::group::{JoinEvent, Migrant, Refusal, SyncEvent};
+
+const CLASSIC_SESSION: Duration = Duration::from_secs(30);
+
+fn text(text: &str) -> StrBytes {
+    StrBytes::from_string(text.to_owned())
+}
+
+fn topics() -> TopicsView {
+    view(1, &[("t", 4), ("u", 3)])
+}
+
+/// What a consumer writes of itself.
+fn metadata(names: &[&str], owned: &Assignment, topics: &TopicsView) -> Bytes {
+    let owned = owned.iter().map(|(id, partitions)| {
+        TopicPartition::default()
+            .with_topic(TopicName(text(topics.name(*id).unwrap())))
+            .with_partitions(partitions.iter().copied().collect())
+    });
+    let told = ConsumerProtocolSubscription::default()
+        .with_topics(names.iter().map(|name| text(name)).collect())
+        .with_owned_partitions(owned.collect());
+    let mut bytes = BytesMut::new();
+    bytes.put_i16(1);
+    told.encode(&mut bytes, 1).unwrap();
+    bytes.freeze()
+}
+
+fn classic_join(id: &str, fresh_id: &str, metadata: Bytes) -> JoinEvent {
+    JoinEvent {
+        member_id: text(id),
+        fresh_id: text(fresh_id),
+        instance_id: None,
+        client_id: text("c"),
+        client_host: text("/h"),
+        session_timeout: CLASSIC_SESSION,
+        rebalance_timeout: Duration::from_secs(60),
+        protocol_type: text("consumer"),
+        protocols: vec![(text("range"), metadata)],
+        can_require_id: true,
+        can_skip_assignment: true,
+    }
+}
+
+fn sync(id: &str, generation: i32) -> SyncEvent {
+    SyncEvent {
+        member_id: text(id),
+        instance_id: None,
+        generation,
+        protocol_type: Some(text("consumer")),
+        protocol: Some(text("range")),
+        assignments: vec![],
+    }
+}
+
+fn migrant(id: &str, assignment: &Assignment) -> Migrant {
+    let topics = topics();
+    Migrant {
+        member_id: text(id),
+        instance_id: None,
+        client_id: text("c"),
+        client_host: text("/h"),
+        session_timeout: CLASSIC_SESSION,
+        rebalance_timeout: Duration::from_secs(60),
+        protocols: vec![(text("range"), metadata(&["t"], &Assignment::new(), &topics))],
+        assignment: embedded::write_assignment(assignment, &topics),
+    }
+}
+
+#[test]
+fn a_classic_group_is_taken_over_shares_and_is_let_go() {
+    let (now, topics) = (Instant::now(), topics());
+    let all = parts("t", &[0, 1, 2, 3]);
+    let migrants = vec![migrant("old", &all)];
+    let mut group = ConsumerGroup::of_migrants(rules(), now, &topics, 7, migrants).unwrap();
+    assert_eq!((group.state.epoch, group.phase()), (7, Phase::Stable));
+    assert!(group.is_all_classic());
+    let old = text("old");
+    assert_eq!(group.classic_heartbeat(now, &old, None, 7), Ok(()));
+    assert_eq!(group.check_epoch("old", 7), Ok(()));
+
+    // The new one waits until the old one has joined again, which gives everything up for that.
+    let new = group.heartbeat(now, rules(), &topics, &join("new", &["t"])).unwrap();
+    assert_eq!((new.epoch, new.assignment), (8, Some(Assignment::new())));
+    assert!(!group.is_all_classic());
+    let rebalance = Err(ResponseError::RebalanceInProgress);
+    assert_eq!(group.classic_heartbeat(now, &old, None, 7), rebalance);
+    assert_eq!(
+        group.classic_sync(now, &sync("old", 7)).unwrap_err(),
+        ResponseError::RebalanceInProgress
+    );
+    let nothing = metadata(&["t"], &Assignment::new(), &topics);
+    let joined =
+        group.classic_join(now, rules(), &topics, classic_join("old", "", nothing)).unwrap();
+    assert_eq!((joined.generation, &*joined.leader, &*joined.protocol), (8, "", "range"));
+    assert_eq!(
+        group.classic_sync(now, &sync("old", 7)).unwrap_err(),
+        ResponseError::IllegalGeneration
+    );
+    let synced = group.classic_sync(now, &sync("old", 8)).unwrap();
+    let of_old = embedded::read_assignment(&synced.assignment, &topics).unwrap();
+    let of_new =
+        group.heartbeat(now, rules(), &topics, &go_on("new", 8)).unwrap().assignment.unwrap();
+    assert_eq!((of_old[&topic_id("t")].len(), of_new[&topic_id("t")].len()), (2, 2));
+    assert!(of_old[&topic_id("t")].is_disjoint(&of_new[&topic_id("t")]));
+    assert_eq!(group.classic_heartbeat(now, &old, None, 8), Ok(()));
+    assert_eq!(group.phase(), Phase::Stable);
+
+    group.leave(now, "new", None, false).unwrap();
+    assert!(group.is_all_classic());
+    assert_eq!(group.migrants()[0].assignment, synced.assignment);
+}
+
+#[test]
+fn a_member_that_keeps_what_it_may_gives_up_the_rest_first() {
+    let (now, topics) = (Instant::now(), topics());
+    let all = parts("t", &[0, 1, 2, 3]);
+    let migrants = vec![migrant("old", &all)];
+    let mut group = ConsumerGroup::of_migrants(rules(), now, &topics, 1, migrants).unwrap();
+    group.heartbeat(now, rules(), &topics, &join("new", &["t"])).unwrap();
+    let rejoin = |group: &mut ConsumerGroup, owned: &Assignment| {
+        let event = classic_join("old", "", metadata(&["t"], owned, &topics));
+        let generation = group.classic_join(now, rules(), &topics, event).unwrap().generation;
+        let synced = group.classic_sync(now, &sync("old", generation)).unwrap();
+        (generation, embedded::read_assignment(&synced.assignment, &topics).unwrap())
+    };
+    let (generation, kept) = rejoin(&mut group, &all);
+    assert_eq!((generation, kept[&topic_id("t")].len()), (1, 2));
+    // It may still have the rest.
+    assert_eq!(group.heartbeat(now, rules(), &topics, &go_on("new", 2)).unwrap().assignment, None);
+    let old = text("old");
+    let rebalance = Err(ResponseError::RebalanceInProgress);
+    assert_eq!(group.classic_heartbeat(now, &old, None, 1), rebalance);
+    assert_eq!(rejoin(&mut group, &kept), (2, kept));
+    let new = group.heartbeat(now, rules(), &topics, &go_on("new", 2)).unwrap();
+    assert_eq!(new.assignment.unwrap()[&topic_id("t")].len(), 2);
+    assert_eq!(group.phase(), Phase::Stable);
+}
+
+#[test]
+fn who_does_not_come_back_is_removed() {
+    let (now, topics) = (Instant::now(), topics());
+    let migrants = vec![migrant("a", &parts("t", &[0, 1])), migrant("b", &parts("t", &[2, 3]))];
+    let mut group = ConsumerGroup::of_migrants(rules(), now, &topics, 1, migrants).unwrap();
+    group.heartbeat(now, rules(), &topics, &join("new", &["t"])).unwrap();
+    // It goes on with its heartbeats, and does not join.
+    let mut epoch = group.state.epoch;
+    for seconds in (0..60).step_by(10) {
+        let at = now + Duration::from_secs(seconds);
+        let _ = group.classic_heartbeat(at, &text("a"), None, 1);
+        epoch = group.heartbeat(at, rules(), &topics, &go_on("new", epoch)).unwrap().epoch;
+        group.written(group.unwritten.len());
+        let gone: Vec<_> = group.tick(at).into_iter().map(|(id, _)| id).collect();
+        // The other has sent none.
+        assert_eq!(
+            gone.iter().map(|id| &**id).collect::<Vec<_>>(),
+            ["b"][..usize::from(seconds == 30)]
+        );
+        group.written(group.unwritten.len());
+    }
+    let at = now + Duration::from_secs(60);
+    let _ = group.classic_heartbeat(at, &text("a"), None, 1);
+    assert_eq!(&*group.tick(at)[0].0, "a");
+}
+
+#[test]
+fn members_of_another_kind_are_not_taken_over() {
+    let (now, topics) = (Instant::now(), topics());
+    let mut other = migrant("connect", &Assignment::new());
+    other.protocols[0].1 = Bytes::from_static(b"?");
+    assert!(ConsumerGroup::of_migrants(rules(), now, &topics, 1, vec![other]).is_none());
+    let mut group = group(now);
+    group.heartbeat(now, rules(), &topics, &join("new", &["t"])).unwrap();
+    let good = || metadata(&["t"], &Assignment::new(), &topics);
+    let mut refused = |event: JoinEvent| {
+        let Refusal { error, member_id } =
+            group.classic_join(now, rules(), &topics, event).unwrap_err();
+        (error, member_id.to_string())
+    };
+    let connect = JoinEvent { protocol_type: text("connect"), ..classic_join("", "f", good()) };
+    assert_eq!(refused(connect).0, ResponseError::InconsistentGroupProtocol);
+    let garbage = classic_join("", "f", Bytes::from_static(b"?"));
+    assert_eq!(refused(garbage).0, ResponseError::InconsistentGroupProtocol);
+    let without_id = classic_join("", "f", good());
+    assert_eq!(refused(without_id), (ResponseError::MemberIdRequired, "f".to_owned()));
+    // A living member of the new protocol is not pushed out by such a request.
+    assert_eq!(refused(classic_join("new", "", good())).0, ResponseError::UnknownMemberId);
+    let unknown = Err(ResponseError::UnknownMemberId);
+    assert_eq!(group.classic_heartbeat(now, &text("new"), None, 1), unknown);
+    assert_eq!(group.classic_leave(now, &text("new"), None), unknown);
+    assert!(group.state.members.contains_key("new"));
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Event {
+    /// Whatever the client does next: join, sync, a heartbeat.
+    Next(usize),
+    /// The same, and the answer is lost; the client does it again.
+    Lost(usize),
+    Leave(usize),
+    Seconds(u64),
+    Restart,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Step {
+    #[default]
+    Join,
+    Sync,
+    Beat,
+}
+
+/// Clients 0 and 1 speak the new protocol, 2 the classic one and give everything up to join again, 3 and 4 the classic one and keep what they may.
+#[derive(Clone, Debug, Default)]
+struct Client {
+    lives: usize,
+    id: String,
+    epoch: i32,
+    step: Step,
+    used: Assignment,
+    is_member: bool,
+    /// It got no answer, so its next heartbeat says everything.
+    missed_answer: bool,
+}
+
+struct World {
+    now: Instant,
+    group: ConsumerGroup,
+    clients: Vec<Client>,
+}
+
+const CLIENTS: usize = 5;
+
+fn is_modern(client: usize) -> bool {
+    client < 2
+}
+
+fn world_rules() -> ConsumerRules {
+    ConsumerRules { max_members: 100, ..rules() }
+}
+
+impl World {
+    fn modern(&mut self, client: usize, is_lost: bool) {
+        let c = &mut self.clients[client];
+        if c.step == Step::Join {
+            c.lives += 1;
+            *c = Client {
+                lives: c.lives,
+                id: format!("m{client}-{}", c.lives),
+                ..Client::default()
+            };
+        }
+        let is_joining = c.step == Step::Join;
+        c.is_member = true;
+        let beat = match is_joining {
+            true => join(&c.id, &["t", "u"]),
+            false if c.missed_answer => {
+                Beat { epoch: c.epoch, ..owns(join(&c.id, &["t", "u"]), &c.used) }
+            }
+            false => owns(go_on(&c.id, c.epoch), &c.used),
+        };
+        c.missed_answer = is_lost;
+        let answer = self.group.heartbeat(self.now, world_rules(), &topics(), &beat);
+        let c = &mut self.clients[client];
+        match answer {
+            Ok(_) if is_lost => {}
+            Ok(answer) => {
+                c.step = Step::Beat;
+                c.epoch = answer.epoch;
+                c.used = answer.assignment.unwrap_or(std::mem::take(&mut c.used));
+            }
+            Err(_) => c.stop(),
+        }
+    }
+
+    fn classic(&mut self, client: usize, is_lost: bool) {
+        let c = &mut self.clients[client];
+        let id = text(&c.id);
+        match c.step {
+            Step::Join => {
+                if client == 2 {
+                    c.used.clear();
+                }
+                c.lives += 1;
+                c.is_member = true;
+                let metadata = metadata(&["t", "u"], &c.used, &topics());
+                let event = classic_join(&c.id, &format!("c{client}-{}", c.lives), metadata);
+                let joined = self.group.classic_join(self.now, world_rules(), &topics(), event);
+                let c = &mut self.clients[client];
+                match joined {
+                    _ if is_lost => {}
+                    Ok(joined) => (c.epoch, c.step) = (joined.generation, Step::Sync),
+                    Err(Refusal { error: ResponseError::MemberIdRequired, member_id }) => {
+                        c.id = member_id.to_string();
+                    }
+                    Err(_) => c.stop(),
+                }
+            }
+            Step::Sync => {
+                let synced = self.group.classic_sync(self.now, &sync(&c.id, c.epoch));
+                let c = &mut self.clients[client];
+                match synced {
+                    _ if is_lost => {}
+                    Ok(synced) => {
+                        let before = std::mem::take(&mut c.used);
+                        c.used = embedded::read_assignment(&synced.assignment, &topics()).unwrap();
+                        let gives_up = before.iter().any(|(topic, partitions)| {
+                            c.used.get(topic).is_none_or(|used| !partitions.is_subset(used))
+                        });
+                        c.step = if gives_up { Step::Join } else { Step::Beat };
+                    }
+                    Err(ResponseError::RebalanceInProgress) => c.step = Step::Join,
+                    Err(_) => c.stop(),
+                }
+            }
+            Step::Beat => {
+                let answer = self.group.classic_heartbeat(self.now, &id, None, c.epoch);
+                let c = &mut self.clients[client];
+                match answer {
+                    Ok(()) => {}
+                    _ if is_lost => {}
+                    Err(ResponseError::RebalanceInProgress) => c.step = Step::Join,
+                    Err(_) => c.stop(),
+                }
+            }
+        }
+    }
+
+    fn next(&mut self, client: usize, is_lost: bool) {
+        match is_modern(client) {
+            true => self.modern(client, is_lost),
+            false => self.classic(client, is_lost),
+        }
+        self.group.written(self.group.unwritten.len());
+    }
+
+    fn happen(&mut self, event: Event) {
+        match event {
+            Event::Next(client) => self.next(client, false),
+            Event::Lost(client) => self.next(client, true),
+            Event::Leave(client) => {
+                let c = &mut self.clients[client];
+                let id = c.id.clone();
+                c.stop();
+                c.is_member = false;
+                let _ = match is_modern(client) {
+                    true => self.group.leave(self.now, &id, None, false).map_err(|f| f.error),
+                    false => self.group.classic_leave(self.now, &text(&id), None),
+                };
+            }
+            Event::Seconds(seconds) => {
+                self.now += Duration::from_secs(seconds);
+                for (id, _) in self.group.tick(self.now) {
+                    self.clients.iter_mut().filter(|c| *c.id == *id).for_each(Client::stop);
+                }
+            }
+            Event::Restart => {
+                let state = self.group.state.clone();
+                self.group = ConsumerGroup::new(state, world_rules(), self.now);
+            }
+        }
+        self.group.written(self.group.unwritten.len());
+        let mut users = HashMap::new();
+        for (client, c) in self.clients.iter().enumerate() {
+            for (topic, partitions) in &c.used {
+                for partition in partitions {
+                    let other = users.insert((*topic, *partition), client);
+                    assert_eq!(
+                        other, None,
+                        "{topic} {partition} is used by {client} too: {event:?}"
+                    );
+                }
+            }
+        }
+        let known = self.group.classic.keys().chain(self.group.unheard.iter());
+        assert!(known.clone().all(|id| self.group.state.members.contains_key(id)));
+    }
+}
+
+impl Client {
+    /// It has lost everything, and begins anew.
+    fn stop(&mut self) {
+        *self = Self { lives: self.lives, is_member: self.is_member, ..Self::default() };
+    }
+}
+
+fn events() -> impl Strategy<Value = Vec<Event>> {
+    let event = prop_oneof![
+        20 => (0..CLIENTS).prop_map(Event::Next),
+        3 => (0..CLIENTS).prop_map(Event::Lost),
+        2 => (0..CLIENTS).prop_map(Event::Leave),
+        2 => (0..20_u64).prop_map(Event::Seconds),
+        1 => Just(Event::Restart),
+    ];
+    prop::collection::vec(event, 1..120)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(512))]
+
+    #[test]
+    fn no_life_of_a_mixed_group_gives_a_partition_to_two(events in events()) {
+        let now = Instant::now();
+        let mut world = World { now, group: group(now), clients: vec![Client::default(); CLIENTS] };
+        for event in events {
+            world.happen(event);
+        }
+        // Without faults everybody has its share soon. (Former selves that nobody speaks for expire.)
+        for _ in 0..25 {
+            for client in (0..CLIENTS).filter(|client| world.clients[*client].is_member).collect::<Vec<_>>() {
+                for _ in 0..3 {
+                    world.happen(Event::Next(client));
+                }
+            }
+            world.happen(Event::Seconds(5));
+        }
+        let used: usize = world.clients.iter().flat_map(|c| c.used.values()).map(BTreeSet::len).sum();
+        let has_members = world.clients.iter().any(|c| c.is_member);
+        assert_eq!(used, if has_members { 7 } else { 0 }, "{:#?} {:#?}", world.clients, world.group);
+        for c in world.clients.iter().filter(|c| c.is_member) {
+            assert_eq!(c.step, Step::Beat, "{c:?}");
+            assert_eq!(c.epoch, world.group.state.epoch);
+        }
+    }
+}

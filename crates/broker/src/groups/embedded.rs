@@ -1,0 +1,220 @@
+//! What consumers write into the metadata and the assignments of the classic protocol (Kafka's `ConsumerProtocolSubscription` and
+//! `ConsumerProtocolAssignment`): only groups that change their type are looked into.
+//!
+//! Read by hand: the decoders of `kafka-protocol` allocate what a length claims, and these bytes no shape has been held against.
+
+use std::collections::BTreeSet;
+
+use bytes::{BufMut, Bytes, BytesMut};
+
+use super::consumer::Assignment;
+use super::topics_view::TopicsView;
+
+/// The protocol type of consumers.
+pub(super) const CONSUMER: &str = "consumer";
+
+/// What a member wants, and what it has.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Subscription {
+    pub(super) topics: BTreeSet<String>,
+    /// By name. Members that give up everything before they join again have none.
+    owned: Vec<(String, Vec<i32>)>,
+    pub(super) rack: Option<String>,
+}
+
+impl Subscription {
+    /// `None` if it is none.
+    pub(super) fn read(bytes: &[u8]) -> Option<Self> {
+        let mut input = Input(bytes);
+        let version = input.i16().filter(|version| *version >= 0)?;
+        let topics = input.list(Input::string)?.into_iter().collect();
+        input.user_data()?;
+        let mut subscription = Self { topics, ..Self::default() };
+        if version >= 1 {
+            subscription.owned = input.list(Input::topic)?;
+        }
+        if version >= 2 {
+            // The generation in which it got them.
+            input.i32()?;
+        }
+        if version >= 3 {
+            subscription.rack = input.nullable_string()?;
+        }
+        // What newer versions have behind that is of no interest.
+        Some(subscription)
+    }
+
+    /// What the member has, of topics that exist.
+    pub(super) fn owned(&self, topics: &TopicsView) -> Assignment {
+        by_id(&self.owned, topics)
+    }
+}
+
+/// What a leader has assigned to a member; `None` if it is something else. Nothing at all is no partitions.
+pub(super) fn read_assignment(bytes: &[u8], topics: &TopicsView) -> Option<Assignment> {
+    if bytes.is_empty() {
+        return Some(Assignment::new());
+    }
+    let mut input = Input(bytes);
+    input.i16().filter(|version| *version >= 0)?;
+    Some(by_id(&input.list(Input::topic)?, topics))
+}
+
+/// An assignment as a leader would write it. A topic that is gone has no name, and is left out.
+pub(super) fn write_assignment(assignment: &Assignment, topics: &TopicsView) -> Bytes {
+    let named =
+        assignment.iter().filter_map(|(id, partitions)| Some((topics.name(*id)?, partitions)));
+    let named: Vec<_> = named.collect();
+    let mut out = BytesMut::new();
+    out.put_i16(0);
+    put_len(&mut out, named.len());
+    for (name, partitions) in named {
+        out.put_u16(u16::try_from(name.len()).expect("names of topics are short"));
+        out.put_slice(name.as_bytes());
+        put_len(&mut out, partitions.len());
+        partitions.iter().for_each(|partition| out.put_i32(*partition));
+    }
+    // No user data.
+    out.put_i32(-1);
+    out.freeze()
+}
+
+fn put_len(out: &mut BytesMut, len: usize) {
+    out.put_u32(u32::try_from(len).expect("partitions are bounded"));
+}
+
+fn by_id(named: &[(String, Vec<i32>)], topics: &TopicsView) -> Assignment {
+    let mut assignment = Assignment::new();
+    for (name, partitions) in named {
+        if let Some((id, count)) = topics.get(name) {
+            let exists = |p: &&i32| u32::try_from(**p).is_ok_and(|partition| partition < count);
+            let existing: Vec<i32> = partitions.iter().filter(exists).copied().collect();
+            if !existing.is_empty() {
+                assignment.entry(id).or_default().extend(existing);
+            }
+        }
+    }
+    assignment
+}
+
+struct Input<'a>(&'a [u8]);
+
+impl Input<'_> {
+    fn i16(&mut self) -> Option<i16> {
+        let (head, rest) = self.0.split_first_chunk()?;
+        self.0 = rest;
+        Some(i16::from_be_bytes(*head))
+    }
+
+    fn i32(&mut self) -> Option<i32> {
+        let (head, rest) = self.0.split_first_chunk()?;
+        self.0 = rest;
+        Some(i32::from_be_bytes(*head))
+    }
+
+    fn string(&mut self) -> Option<String> {
+        self.nullable_string()?
+    }
+
+    fn nullable_string(&mut self) -> Option<Option<String>> {
+        let len = self.i16()?;
+        if len == -1 {
+            return Some(None);
+        }
+        let (text, rest) = self.0.split_at_checked(usize::try_from(len).ok()?)?;
+        self.0 = rest;
+        Some(Some(std::str::from_utf8(text).ok()?.to_owned()))
+    }
+
+    fn user_data(&mut self) -> Option<()> {
+        let len = self.i32()?.max(0);
+        self.0 = self.0.get(usize::try_from(len).ok()?..)?;
+        Some(())
+    }
+
+    fn topic(&mut self) -> Option<(String, Vec<i32>)> {
+        Some((self.string()?, self.list(Self::i32)?))
+    }
+
+    /// Grows as elements are there, whatever the length says.
+    fn list<T>(&mut self, mut element: impl FnMut(&mut Self) -> Option<T>) -> Option<Vec<T>> {
+        let len = self.i32()?.max(0);
+        let mut list = Vec::new();
+        for _ in 0..len {
+            list.push(element(self)?);
+        }
+        Some(list)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kafka_protocol::messages::consumer_protocol_subscription as subscribed;
+    use kafka_protocol::messages::{ConsumerProtocolAssignment, ConsumerProtocolSubscription};
+    use kafka_protocol::messages::{TopicName, consumer_protocol_assignment as assigned};
+    use kafka_protocol::protocol::{Decodable, Encodable, StrBytes};
+    use std::sync::Arc;
+    use uuid::Uuid;
+
+    use super::*;
+
+    const A: Uuid = Uuid::from_u128(1);
+
+    fn topics() -> TopicsView {
+        TopicsView::new(1, [(Arc::from("a"), A, 3)].into_iter())
+    }
+
+    fn text(text: &str) -> StrBytes {
+        StrBytes::from_string(text.to_owned())
+    }
+
+    #[test]
+    fn subscriptions_of_all_versions_are_read() {
+        for version in 0..=3 {
+            let mut told = ConsumerProtocolSubscription::default()
+                .with_topics(vec![text("b"), text("a")])
+                .with_user_data(Some(Bytes::from_static(b"whatever")));
+            if version >= 1 {
+                let owned = subscribed::TopicPartition::default()
+                    .with_topic(TopicName(text("a")))
+                    .with_partitions(vec![2, 0, 7]);
+                told.owned_partitions = vec![owned];
+            }
+            if version >= 3 {
+                told.rack_id = Some(text("r"));
+            }
+            let mut bytes = BytesMut::new();
+            bytes.put_i16(version);
+            told.encode(&mut bytes, version).unwrap();
+            let read = Subscription::read(&bytes).unwrap();
+            assert_eq!(read.topics, ["a".to_owned(), "b".to_owned()].into());
+            assert_eq!(read.rack.as_deref(), (version >= 3).then_some("r"));
+            let owned = read.owned(&topics());
+            // The partition that does not exist is nobody's.
+            let wanted = Assignment::from([(A, [0, 2].into())]);
+            assert_eq!(owned, if version >= 1 { wanted } else { Assignment::new() });
+            for len in 0..bytes.len() {
+                assert_eq!(Subscription::read(&bytes[..len]), None, "{len} bytes of v{version}");
+            }
+        }
+        // A length that would take all memory.
+        assert_eq!(Subscription::read(&[0, 0, 0x7f, 0xff, 0xff, 0xff]), None);
+    }
+
+    #[test]
+    fn assignments_are_written_as_consumers_read_them() {
+        let assignment = Assignment::from([(A, [0, 2].into()), (Uuid::from_u128(9), [1].into())]);
+        let bytes = write_assignment(&assignment, &topics());
+        let mut body = bytes.slice(2..);
+        let told = ConsumerProtocolAssignment::decode(&mut body, 0).unwrap();
+        assert!(body.is_empty());
+        let partition = assigned::TopicPartition::default()
+            .with_topic(TopicName(text("a")))
+            .with_partitions(vec![0, 2]);
+        assert_eq!(told.assigned_partitions, [partition]);
+        let back = read_assignment(&bytes, &topics()).unwrap();
+        assert_eq!(back, Assignment::from([(A, [0, 2].into())]));
+        assert_eq!(read_assignment(&[], &topics()), Some(Assignment::new()));
+        assert_eq!(read_assignment(&[0, 0, 0], &topics()), None);
+    }
+}

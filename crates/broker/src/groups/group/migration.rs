@@ -1,0 +1,84 @@
+//! The members of a group on their way to the other type of group, and back.
+
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use kafka_protocol::protocol::StrBytes;
+
+use super::member::Member;
+use super::{Group, Rules, State};
+
+/// A member as a group of the other type takes it over.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::groups) struct Migrant {
+    pub(in crate::groups) member_id: StrBytes,
+    pub(in crate::groups) instance_id: Option<StrBytes>,
+    pub(in crate::groups) client_id: StrBytes,
+    pub(in crate::groups) client_host: StrBytes,
+    pub(in crate::groups) session_timeout: Duration,
+    pub(in crate::groups) rebalance_timeout: Duration,
+    /// Name and metadata, most wanted first.
+    pub(in crate::groups) protocols: Vec<(StrBytes, Bytes)>,
+    pub(in crate::groups) assignment: Bytes,
+}
+
+impl<J, S> Group<J, S> {
+    /// The type of its members' protocol.
+    pub(in crate::groups) fn protocol_type(&self) -> Option<&str> {
+        self.protocol_type.as_deref()
+    }
+
+    /// The members: who has what is known only while the group is stable, and nobody waits for an answer then.
+    pub(in crate::groups) fn settled(&self) -> Option<Vec<Migrant>> {
+        if self.state != State::Stable {
+            return None;
+        }
+        let migrant = |(id, member): (&StrBytes, &Member<J, S>)| Migrant {
+            member_id: id.clone(),
+            instance_id: member.instance_id.clone(),
+            client_id: member.client_id.clone(),
+            client_host: member.client_host.clone(),
+            session_timeout: member.session_timeout,
+            rebalance_timeout: member.rebalance_timeout,
+            protocols: member.protocols.clone(),
+            assignment: member.assignment.clone(),
+        };
+        Some(self.members.iter().map(migrant).collect())
+    }
+
+    /// A group of members that come from the other type, and are to join again.
+    pub(in crate::groups) fn of_migrants(
+        rules: Rules,
+        now: Instant,
+        generation: i32,
+        protocol_type: StrBytes,
+        migrants: Vec<Migrant>,
+    ) -> Self {
+        let mut group = Self::new(rules, now);
+        group.generation = generation;
+        group.protocol_type = Some(protocol_type);
+        group.state = State::Stable;
+        for migrant in migrants {
+            if let Some(instance_id) = &migrant.instance_id {
+                group.static_members.insert(instance_id.clone(), migrant.member_id.clone());
+            }
+            let member = Member {
+                instance_id: migrant.instance_id,
+                client_id: migrant.client_id,
+                client_host: migrant.client_host,
+                session_timeout: migrant.session_timeout,
+                rebalance_timeout: migrant.rebalance_timeout,
+                protocols: migrant.protocols,
+                assignment: migrant.assignment,
+                joining: None,
+                syncing: None,
+                synced: true,
+                is_new: false,
+                deadline: Some(now + migrant.session_timeout),
+            };
+            group.members.insert(migrant.member_id, member);
+        }
+        group.prepare_rebalance(now);
+        group
+    }
+}
