@@ -70,7 +70,7 @@ fn raise_file_limit(connections: u32) -> Result<u32, Error> {
     let mut limit = getrlimit(Resource::Nofile);
     if limit.current.is_some_and(|current| current < needed) {
         limit.current = limit.maximum.map_or(Some(needed), |maximum| Some(maximum.min(needed)));
-        setrlimit(Resource::Nofile, limit.clone())?;
+        setrlimit(Resource::Nofile, limit)?;
     }
     let files = limit.current.unwrap_or(needed).min(needed);
     Ok(u32::try_from(files)?.saturating_sub(1_000))
@@ -141,6 +141,9 @@ impl Drop for Honest {
     }
 }
 
+/// Name, partitions and settings.
+type Topic<'a> = (&'a str, i32, &'a [(&'a str, &'a str)]);
+
 struct Attacks<'a> {
     server: &'a Server,
     honest: Honest,
@@ -150,7 +153,7 @@ struct Attacks<'a> {
 impl<'a> Attacks<'a> {
     fn begin(server: &'a Server, connections: u32) -> Result<Self, Error> {
         let mut wire = Wire::connect(&server.address())?;
-        let topics: [(&str, i32, &[(&str, &str)]); 8] = [
+        let topics: [Topic<'_>; 8] = [
             (HONEST, 1, &[]),
             (FULL, 1, &[]),
             ("bad", 1, &[]),
@@ -162,7 +165,8 @@ impl<'a> Attacks<'a> {
         ];
         for (topic, partitions, configs) in topics {
             let mut answer = wire.call(&create_topic(topic, partitions, configs))?;
-            (answer.i32()?, answer.i32()?);
+            answer.i32()?;
+            answer.i32()?;
             answer.skip_text()?;
             match answer.i16()? {
                 0 => {}
@@ -238,7 +242,7 @@ impl<'a> Attacks<'a> {
 
     /// Each must close its connection.
     fn must_close(&self, what: &str, bytes: &[u8]) -> Result<(), Error> {
-        match self.connect()?.is_closed_after(bytes)? {
+        match self.connect()?.closed_after(bytes)? {
             true => Ok(()),
             false => Err(format!("{what}: answered").into()),
         }

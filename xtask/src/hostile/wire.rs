@@ -120,7 +120,7 @@ impl Wire {
     }
 
     /// Send bytes after which the server closes the connection without an answer.
-    pub(super) fn is_closed_after(mut self, bytes: &[u8]) -> Result<bool, Error> {
+    pub(super) fn closed_after(mut self, bytes: &[u8]) -> Result<bool, Error> {
         self.send(bytes);
         Ok(self.answer()?.is_none())
     }
