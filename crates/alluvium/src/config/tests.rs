@@ -75,6 +75,7 @@ fn every_option_can_stand_in_the_file_under_its_own_name() {
         upload-size = "128MiB"
         upload-interval = "5m"
         compaction-size = 0
+        log-compaction-interval = "30s"
         admin-listen = "127.0.0.1:0"
         node-id = 3
         cluster-id = "test"
