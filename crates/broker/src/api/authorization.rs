@@ -1,7 +1,6 @@
 //! What the client of a request may do: [`Context::authorize`] stands in each handler where Kafka's table of operations and resources says.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use kafka_protocol::messages::{
     ConsumerGroupDescribeRequest, ConsumerGroupDescribeResponse, ConsumerGroupHeartbeatRequest,
@@ -9,8 +8,9 @@ use kafka_protocol::messages::{
     DescribeGroupsRequest, DescribeGroupsResponse, GroupId, HeartbeatRequest, HeartbeatResponse,
     JoinGroupRequest, JoinGroupResponse, LeaveGroupRequest, LeaveGroupResponse, ListGroupsRequest,
     ListGroupsResponse, OffsetCommitRequest, OffsetCommitResponse, OffsetDeleteRequest,
-    OffsetDeleteResponse, SyncGroupRequest, SyncGroupResponse, consumer_group_describe_response,
-    delete_groups_response, describe_groups_response, offset_commit_response,
+    OffsetDeleteResponse, SyncGroupRequest, SyncGroupResponse, TopicName,
+    consumer_group_describe_response, delete_groups_response, describe_groups_response,
+    offset_commit_response,
 };
 
 use super::Context;
@@ -88,6 +88,18 @@ impl Context {
             self.authorize(operation, Resource::Topic(&topic.name))?;
         }
         Ok(topic)
+    }
+
+    /// The code of the error, 0 if the client may be a member of the group that subscribes to these topics.
+    pub(super) fn member_code<'a>(
+        &self,
+        group: &str,
+        topics: impl Iterator<Item = &'a TopicName>,
+    ) -> i16 {
+        let may = |topic: &TopicName| self.authorize(Operation::Describe, Resource::Topic(topic));
+        let checked = self.authorize(Operation::Read, Resource::Group(group));
+        let checked = checked.and_then(|()| topics.map(may).collect::<Result<(), _>>());
+        checked.map_or_else(|error| error.code(), |()| 0)
     }
 
     /// The code of the error, 0 if the client may do this with the group.
@@ -236,33 +248,19 @@ pub(super) async fn consumer_heartbeat(
     cx: &Context,
     request: ConsumerGroupHeartbeatRequest,
 ) -> ConsumerGroupHeartbeatResponse {
-    let mut code = cx.group_code(Operation::Read, &request.group_id);
     let names = request.subscribed_topic_names.iter().flatten();
-    if code == 0
-        && let Some(Err(error)) = names
-            .map(|name| cx.authorize(Operation::Describe, Resource::Topic(name)))
-            .find(Result::is_err)
-    {
-        code = error.code();
+    let code = cx.member_code(&request.group_id, names);
+    if code != 0 {
+        return ConsumerGroupHeartbeatResponse::default().with_error_code(code);
     }
-    let response = ConsumerGroupHeartbeatResponse::default();
-    match code {
-        0 => {
-            let topics = cx.server.topics.view();
-            let groups = &cx.server.groups;
-            let setting = |name| {
-                let ms = cx.server.configs.group_number(&request.group_id, name);
-                Duration::from_millis(ms.try_into().unwrap_or(0))
-            };
-            let times = ConsumerTimes {
-                session_timeout: setting("consumer.session.timeout.ms"),
-                heartbeat_interval: setting("consumer.heartbeat.interval.ms"),
-            };
-            let client = ClientInfo { sight: cx.sight(), ..cx.client.clone() };
-            groups.consumer_heartbeat(client, request, cx.version, &topics, times).await
-        }
-        code => response.with_error_code(code),
-    }
+    let time = |name| cx.server.configs.group_time(&request.group_id, name);
+    let times = ConsumerTimes {
+        session_timeout: time("consumer.session.timeout.ms"),
+        heartbeat_interval: time("consumer.heartbeat.interval.ms"),
+    };
+    let topics = cx.server.topics.view();
+    let client = ClientInfo { sight: cx.sight(), ..cx.client.clone() };
+    cx.server.groups.consumer_heartbeat(client, request, cx.version, &topics, times).await
 }
 
 pub(super) async fn consumer_describe(

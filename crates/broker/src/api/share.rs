@@ -33,15 +33,8 @@ pub(super) async fn heartbeat(
     cx: &Context,
     request: ShareGroupHeartbeatRequest,
 ) -> ShareGroupHeartbeatResponse {
-    let mut code = cx.group_code(Operation::Read, &request.group_id);
     let names = request.subscribed_topic_names.iter().flatten();
-    if code == 0
-        && let Some(Err(error)) = names
-            .map(|name| cx.authorize(Operation::Describe, Resource::Topic(name)))
-            .find(Result::is_err)
-    {
-        code = error.code();
-    }
+    let code = cx.member_code(&request.group_id, names);
     if code != 0 {
         return ShareGroupHeartbeatResponse::default().with_error_code(code);
     }
@@ -61,6 +54,14 @@ pub(super) async fn describe(
     let refused = cx.take_refused(Operation::Describe, &mut request.group_ids);
     let topics = cx.server.topics.view();
     let mut response = cx.server.groups.share_describe(request, &topics).await;
+    if cx.server.authorizer.is_some() {
+        // A group may have topics that this client may not see.
+        let sees = |name: &str| cx.may(Operation::Describe, Resource::Topic(name));
+        for member in response.groups.iter_mut().flat_map(|group| &mut group.members) {
+            member.subscribed_topic_names.retain(|name| sees(name));
+            member.assignment.topic_partitions.retain(|topic| sees(&topic.topic_name));
+        }
+    }
     if with_operations && cx.server.authorizer.is_some() {
         for group in &mut response.groups {
             let operations = cx.authorized_operations(Resource::Group(&group.group_id));

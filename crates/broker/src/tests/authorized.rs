@@ -268,6 +268,36 @@ async fn a_member_is_not_told_of_topics_that_it_may_not_see() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_share_group_is_described_without_topics_that_one_may_not_see() {
+    let guarded = guarded(false).await;
+    guarded.server.server().create_topic("seen", 1, Default::default(), false).await.unwrap();
+    for (kind, name) in [(ResourceType::Topic, "seen"), (ResourceType::Group, "g")] {
+        guarded.acl((kind, name, LITERAL, Operation::Read, ALLOW)).await;
+    }
+    let mut admin = guarded.client("admin").await;
+    let join = ShareGroupHeartbeatRequest::default()
+        .with_group_id(GroupId(text("g")))
+        .with_member_id(text("m"))
+        .with_subscribed_topic_names(Some(vec![TopicName(text("seen")), TopicName(text("topic"))]));
+    let joined = admin.call(1, &join).await;
+    assert_eq!(joined.error_code, 0, "{:?}", joined.error_message);
+    let describe = ShareGroupDescribeRequest::default().with_group_ids(vec![GroupId(text("g"))]);
+    for (user, expected) in [("alice", &["seen"][..]), ("admin", &["seen", "topic"])] {
+        let mut client = guarded.client(user).await;
+        let group = client.call(1, &describe).await.groups.remove(0);
+        let [member] = &group.members[..] else { panic!("one member: {group:?}") };
+        let mut assigned: Vec<&str> =
+            member.assignment.topic_partitions.iter().map(|t| t.topic_name.as_str()).collect();
+        assigned.sort_unstable();
+        assert_eq!(assigned, expected, "{user}");
+        let mut subscribed: Vec<&str> =
+            member.subscribed_topic_names.iter().map(|name| name.as_str()).collect();
+        subscribed.sort_unstable();
+        assert_eq!(subscribed, expected, "{user}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn acls_that_make_no_sense_are_refused() {
     let guarded = guarded(false).await;
     let mut admin = guarded.client("admin").await;
