@@ -14,7 +14,7 @@ use clap::Args;
 use super::load::{Load, Running, Sample, quantile, rate};
 use super::probe::Probe;
 use super::volume::{Limit, Volume, drop_caches, release};
-use super::{Bar, cpu_time, judged, median, settle, unix_seconds};
+use super::{Bar, Peer, cpu_time, judged, median, unix_seconds};
 use crate::kafka::Kafka;
 use crate::report::{Case, Report};
 use crate::server::{Config, Objects, Server, release_binary};
@@ -80,37 +80,6 @@ impl System {
             Self::Alluvium => "Alluvium",
             Self::Kafka => "Apache Kafka",
         }
-    }
-}
-
-enum Peer {
-    Alluvium(Box<Server>),
-    Kafka(Kafka),
-}
-
-impl Peer {
-    fn address(&self) -> String {
-        match self {
-            Self::Alluvium(server) => server.address(),
-            Self::Kafka(kafka) => kafka.address(),
-        }
-    }
-
-    fn pid(&self) -> u32 {
-        match self {
-            Self::Alluvium(server) => server.pid(),
-            Self::Kafka(kafka) => kafka.pid(),
-        }
-    }
-
-    /// Wait until all that was produced is where it is to stay.
-    fn settle(&self) -> Result<(), Error> {
-        let Self::Alluvium(server) = self else {
-            rustix::fs::sync();
-            thread::sleep(Duration::from_secs(5));
-            return Ok(());
-        };
-        settle(server)
     }
 }
 

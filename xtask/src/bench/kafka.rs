@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-use super::cpu_time;
+use super::{Peer, cpu_time};
 use crate::kafka::Kafka;
 use crate::report::Report;
 use crate::server::{Config, Server, release_binary};
@@ -106,28 +106,6 @@ impl System {
         match self {
             Self::KafkaFlushed => &["flush.messages=1"],
             Self::Alluvium | Self::KafkaUnflushed => &[],
-        }
-    }
-}
-
-/// A running server. It is killed when dropped.
-enum Running {
-    Alluvium(Box<Server>),
-    Kafka(Kafka),
-}
-
-impl Running {
-    fn address(&self) -> String {
-        match self {
-            Self::Alluvium(server) => server.address(),
-            Self::Kafka(kafka) => kafka.address(),
-        }
-    }
-
-    fn pid(&self) -> u32 {
-        match self {
-            Self::Alluvium(server) => server.pid(),
-            Self::Kafka(kafka) => kafka.pid(),
         }
     }
 }
@@ -255,12 +233,12 @@ impl UnderTest<'_> {
         Processors::on(&processors.tools, || self.loads(&server))
     }
 
-    fn start(&self) -> Result<Running, Error> {
+    fn start(&self) -> Result<Peer, Error> {
         let directory = self.directory.join("server");
         if self.system != System::Alluvium {
-            return Ok(Running::Kafka(Kafka::start(self.jars, &directory, "")?));
+            return Ok(Peer::Kafka(Kafka::start(self.jars, &directory, "")?));
         }
-        Ok(Running::Alluvium(Box::new(Server::start(Config {
+        Ok(Peer::Alluvium(Box::new(Server::start(Config {
             binary: self.binary.to_path_buf(),
             directory,
             wal_mebibytes: WAL_MEBIBYTES,
@@ -270,7 +248,7 @@ impl UnderTest<'_> {
         })?)))
     }
 
-    fn loads(&self, server: &Running) -> Result<Vec<Sample>, Error> {
+    fn loads(&self, server: &Peer) -> Result<Vec<Sample>, Error> {
         let tools = Tools {
             jars: self.jars,
             address: server.address(),

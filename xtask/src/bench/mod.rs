@@ -18,6 +18,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use clap::Subcommand;
 
 use crate::Error;
+use crate::kafka::Kafka;
 use crate::report::{Case, Report};
 use crate::server::Server;
 
@@ -73,6 +74,38 @@ fn judged(name: &str, value: f64, bar: Bar) -> Case {
 
 /// Uploads and compactions of what was produced before are waited for so long.
 const QUIET_LIMIT: Duration = Duration::from_secs(180);
+
+/// A server that is measured. It is killed when dropped.
+enum Peer {
+    Alluvium(Box<Server>),
+    Kafka(Kafka),
+}
+
+impl Peer {
+    fn address(&self) -> String {
+        match self {
+            Self::Alluvium(server) => server.address(),
+            Self::Kafka(kafka) => kafka.address(),
+        }
+    }
+
+    fn pid(&self) -> u32 {
+        match self {
+            Self::Alluvium(server) => server.pid(),
+            Self::Kafka(kafka) => kafka.pid(),
+        }
+    }
+
+    /// Wait until all that was produced is where it is to stay.
+    fn settle(&self) -> Result<(), Error> {
+        let Self::Alluvium(server) = self else {
+            rustix::fs::sync();
+            thread::sleep(Duration::from_secs(5));
+            return Ok(());
+        };
+        settle(server)
+    }
+}
 
 /// Wait until all that was produced is in objects, and compaction has nothing to do.
 fn settle(server: &Server) -> Result<(), Error> {
