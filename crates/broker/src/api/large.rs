@@ -16,7 +16,7 @@ const SMALL_BYTES: usize = 256 << 10;
 /// Answers of one API that are put together, or wait for bytes, at the same time.
 const CONCURRENT: usize = 8;
 
-const APIS: [ApiKey; 14] = [
+const APIS: [ApiKey; 16] = [
     ApiKey::Metadata,
     ApiKey::OffsetFetch,
     ApiKey::DescribeGroups,
@@ -30,6 +30,8 @@ const APIS: [ApiKey; 14] = [
     ApiKey::DescribeClientQuotas,
     ApiKey::DescribeUserScramCredentials,
     ApiKey::ConsumerGroupDescribe,
+    ApiKey::ShareGroupDescribe,
+    ApiKey::DescribeShareGroupOffsets,
     ApiKey::ListConfigResources,
 ];
 
