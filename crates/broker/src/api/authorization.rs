@@ -155,7 +155,8 @@ pub(super) async fn join(cx: &Context, request: JoinGroupRequest) -> JoinGroupRe
     match cx.group_code(Operation::Read, &request.group_id) {
         0 => {
             let topics = cx.server.topics.view();
-            cx.server.groups.join(cx.client.clone(), request, cx.version, &topics).await
+            let client = ClientInfo { sight: cx.sight(), ..cx.client.clone() };
+            cx.server.groups.join(client, request, cx.version, &topics).await
         }
         code => JoinGroupResponse::default()
             .with_error_code(code)

@@ -171,6 +171,7 @@ impl Shared {
                 .collect(),
             can_require_id: version >= 4,
             can_skip_assignment: version >= 9,
+            sight: client.sight.clone(),
         };
         let (waiter, answer) = oneshot::channel();
         self.registry.change(&slot, |group, now| {

@@ -149,7 +149,7 @@ impl ConsumerGroup {
             self.classic.iter().all(|(id, other)| **id == *join.member_id || other.supports(name))
         };
         let is_consumer = join.protocol_type.as_str() == CONSUMER;
-        let Some(subscription) = subscription(&join.protocols)
+        let Some(mut subscription) = subscription(&join.protocols)
             .filter(|_| is_consumer && join.protocols.iter().any(fits))
         else {
             return refuse(ResponseError::InconsistentGroupProtocol, &join.member_id);
@@ -176,7 +176,8 @@ impl ConsumerGroup {
         if !known && holder.is_none() && self.state.members.len() >= rules.max_members {
             return refuse(ResponseError::GroupMaxSizeReached, &join.member_id);
         }
-        // From here on nothing fails.
+        // From here on nothing fails. A topic that the client may not know of is none for it.
+        subscription.topics.retain(|topic| join.sight.sees(topic));
         if let Some(holder) = holder.filter(|holder| **holder != *id) {
             self.rename(&holder, &id);
         }

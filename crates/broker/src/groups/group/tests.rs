@@ -5,6 +5,7 @@ mod random;
 use std::collections::BTreeMap;
 
 use super::*;
+use crate::groups::Sight;
 
 const SESSION: Duration = Duration::from_secs(10);
 const REBALANCE: Duration = Duration::from_secs(60);
@@ -27,6 +28,7 @@ fn join(client: &str, member_id: &str) -> JoinEvent {
         protocols: vec![(s("range"), Bytes::from(client.to_owned()))],
         can_require_id: true,
         can_skip_assignment: true,
+        sight: Sight::default(),
     }
 }
 

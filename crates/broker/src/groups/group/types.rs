@@ -6,6 +6,8 @@ use bytes::Bytes;
 use kafka_protocol::error::ResponseError;
 use kafka_protocol::protocol::StrBytes;
 
+use crate::groups::Sight;
+
 /// A JoinGroup request whose strings and bytes are its own (not slices of a request frame, which they would keep in memory).
 #[derive(Clone, Debug)]
 pub(in crate::groups) struct JoinEvent {
@@ -25,6 +27,8 @@ pub(in crate::groups) struct JoinEvent {
     pub(in crate::groups) can_require_id: bool,
     /// The client understands `skip_assignment` (version 9 and later).
     pub(in crate::groups) can_skip_assignment: bool,
+    /// The topics that the client may know of.
+    pub(in crate::groups) sight: Sight,
 }
 
 /// A SyncGroup request; owns its memory as [`JoinEvent`] does.

@@ -49,6 +49,7 @@ fn classic_join(id: &str, fresh_id: &str, metadata: Bytes) -> JoinEvent {
         protocols: vec![(text("range"), metadata)],
         can_require_id: true,
         can_skip_assignment: true,
+        sight: Sight::default(),
     }
 }
 
@@ -171,6 +172,24 @@ fn who_does_not_come_back_is_removed() {
     let at = now + Duration::from_secs(60);
     let _ = group.classic_heartbeat(at, &text("a"), None, 1);
     assert_eq!(&*group.tick(at)[0].0, "a");
+}
+
+/// Who names a topic learns of it no more than by a heartbeat of the new protocol, which would be refused.
+#[test]
+fn a_member_gets_no_topics_that_it_may_not_know_of() {
+    let now = Instant::now();
+    let topics = view(1, &[("open", 2), ("secret", 2)]);
+    let mut group = group(now);
+    group.heartbeat(now, rules(), &topics, &join("new", &["open"])).unwrap();
+    let see = Clerk { viewer: "clerk", sees_all: Arc::default() };
+    let event = JoinEvent {
+        sight: Sight(Some(Arc::new(see))),
+        can_require_id: false,
+        ..classic_join("", "old", metadata(&["open", "secret"], &Assignment::new(), &topics))
+    };
+    group.classic_join(now, rules(), &topics, event).unwrap();
+    let target = &group.state().members["old"].target;
+    assert_eq!(*target, parts("open", &[1]));
 }
 
 #[test]
