@@ -94,11 +94,11 @@ impl Context {
     pub(super) fn member_code<'a>(
         &self,
         group: &str,
-        topics: impl Iterator<Item = &'a TopicName>,
+        mut topics: impl Iterator<Item = &'a TopicName>,
     ) -> i16 {
         let may = |topic: &TopicName| self.authorize(Operation::Describe, Resource::Topic(topic));
         let checked = self.authorize(Operation::Read, Resource::Group(group));
-        let checked = checked.and_then(|()| topics.map(may).collect::<Result<(), _>>());
+        let checked = checked.and_then(|()| topics.try_for_each(may));
         checked.map_or_else(|error| error.code(), |()| 0)
     }
 
