@@ -27,8 +27,8 @@ pub(crate) struct Options {
     /// Rounds; in each all servers are measured, from scratch. Medians count.
     #[arg(long, default_value_t = 3)]
     rounds: u32,
-    /// Seconds of producing at each rate, as far as the server keeps up.
-    #[arg(long, default_value_t = 20)]
+    /// Seconds of producing at each rate, as far as the server keeps up; the second half counts.
+    #[arg(long, default_value_t = 40)]
     seconds: u32,
     /// MB (10^6 bytes) to produce per second, or `max`, one after the other.
     #[arg(long, value_delimiter = ',', default_value = "max,30,5")]
