@@ -1,6 +1,7 @@
 //! DescribeShareGroupOffsets, AlterShareGroupOffsets, DeleteShareGroupOffsets: where share groups are.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use alluvium_stream::StreamOffset;
 use kafka_protocol::messages::alter_share_group_offsets_response::{
@@ -20,6 +21,7 @@ use crate::errors::ApiError;
 use crate::groups::share::Described;
 use crate::partition::{LEADER_EPOCH, kafka_offset};
 use crate::security::{Operation, Resource};
+use crate::topics::TopicRef;
 use crate::wire::once;
 use crate::wire::share::{
     DescribeShareOffsets, DescribedGroup, DescribedPartition, DescribedShareOffsets, DescribedTopic,
@@ -83,9 +85,7 @@ fn these_of(
     indexes: Vec<i32>,
     known: &BTreeMap<Uuid, BTreeMap<i32, Described>>,
 ) -> DescribedTopic {
-    let topic = cx
-        .authorize(Operation::Describe, Resource::Topic(name))
-        .and_then(|()| cx.server.topics.by_name(name));
+    let topic = cx.topic(Operation::Describe, &TopicRef::Name(Arc::from(&***name)));
     let known = topic.as_ref().ok().and_then(|topic| known.get(&topic.id));
     let partitions = once(indexes, |index| *index).map(|index| match &topic {
         Ok(topic) => partition(topic, index, known.and_then(|known| known.get(&index))),
@@ -130,25 +130,37 @@ fn failed(index: i32, error: &ApiError) -> DescribedPartition {
     DescribedPartition { index, start_offset, leader_epoch: -1, lag, error_code, error_message }
 }
 
+/// Whether the client may do this with the group, and the group is in a state for it.
+///
+/// # Errors
+/// Code and message for the response.
+fn check(
+    cx: &Context,
+    operation: Operation,
+    group: &str,
+    may_be_new: bool,
+) -> Result<(), (i16, Option<StrBytes>)> {
+    match cx.group_code(operation, group) {
+        0 => {}
+        code => return Err((code, None)),
+    }
+    cx.server
+        .groups
+        .check_alterable(group, may_be_new)
+        .map_err(|fault| (fault.error.code(), Some(StrBytes::from_string(fault.message))))
+}
+
 pub(super) async fn alter(
     cx: &Context,
     request: AlterShareGroupOffsetsRequest,
 ) -> AlterShareGroupOffsetsResponse {
     let response = AlterShareGroupOffsetsResponse::default();
-    let code = cx.group_code(Operation::Read, &request.group_id);
-    if code != 0 {
-        return response.with_error_code(code);
-    }
-    if let Err(fault) = cx.server.groups.check_alterable(&request.group_id, true) {
-        return response
-            .with_error_code(fault.error.code())
-            .with_error_message(Some(StrBytes::from_string(fault.message)));
+    if let Err((code, message)) = check(cx, Operation::Read, &request.group_id, true) {
+        return response.with_error_code(code).with_error_message(message);
     }
     let mut topics = Vec::new();
     for topic in once(request.topics, |topic| topic.topic_name.clone()) {
-        let found = cx
-            .authorize(Operation::Read, Resource::Topic(&topic.topic_name))
-            .and_then(|()| cx.server.topics.by_name(&topic.topic_name));
+        let found = cx.topic(Operation::Read, &TopicRef::Name(Arc::from(&**topic.topic_name)));
         let wanted = once(topic.partitions, |p| p.partition_index);
         let checked = wanted.map(|p| {
             let start = match &found {
@@ -197,20 +209,12 @@ pub(super) async fn delete(
     request: DeleteShareGroupOffsetsRequest,
 ) -> DeleteShareGroupOffsetsResponse {
     let response = DeleteShareGroupOffsetsResponse::default();
-    let code = cx.group_code(Operation::Delete, &request.group_id);
-    if code != 0 {
-        return response.with_error_code(code);
-    }
-    if let Err(fault) = cx.server.groups.check_alterable(&request.group_id, false) {
-        return response
-            .with_error_code(fault.error.code())
-            .with_error_message(Some(StrBytes::from_string(fault.message)));
+    if let Err((code, message)) = check(cx, Operation::Delete, &request.group_id, false) {
+        return response.with_error_code(code).with_error_message(message);
     }
     let mut topics = Vec::new();
     for topic in once(request.topics, |topic| topic.topic_name.clone()) {
-        let found = cx
-            .authorize(Operation::Read, Resource::Topic(&topic.topic_name))
-            .and_then(|()| cx.server.topics.by_name(&topic.topic_name));
+        let found = cx.topic(Operation::Read, &TopicRef::Name(Arc::from(&**topic.topic_name)));
         let (code, message) = match &found {
             Err(error) => told(Some(error)),
             Ok(found) => match cx.server.groups.delete_shares(&request.group_id, found.id).await {
