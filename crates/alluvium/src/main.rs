@@ -32,6 +32,11 @@ use clap::Parser;
 
 use cli::{Cli, Command};
 
+// Batches of some KiB live in the log cache until thousands of newer ones push them out, between what comes and goes with each request: glibc's malloc, with an arena for
+// each thread, keeps half as much again (docs/benchmarks.md, "Memory").
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Bench(command) => bench::run(command),

@@ -1,12 +1,15 @@
 //! One ranged GET.
 
+use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
+use alluvium_device::{AlignedBuf, PAGE_BYTES};
 use bytes::Bytes;
 use futures::TryStreamExt;
 use futures::stream::BoxStream;
 use object_store::{GetOptions, GetRange, GetResult, GetResultPayload, ObjectStore};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
 use super::{ObjectError, Request, within};
 use crate::object::Damage;
@@ -91,24 +94,100 @@ async fn fill(
     Ok(pieces)
 }
 
-fn read_pieces(file: &std::fs::File, from: u64, lens: Vec<usize>) -> io::Result<Vec<Bytes>> {
-    let mut at = from;
+/// Past the page cache, where the file system lets us: what was written past it is not there, and to read it into it first costs five times the processor time
+/// (`docs/benchmarks.md`, "Reading objects from files").
+fn read_pieces(file: &File, from: u64, lens: Vec<usize>) -> io::Result<Vec<Bytes>> {
+    let flags = fcntl_getfl(file)?;
+    let is_direct = fcntl_setfl(file, flags | OFlags::DIRECT).is_ok();
+    match read_steps(file, from, &lens) {
+        // Of larger units than ours, it may be.
+        Err(error) if is_direct && error.kind() == io::ErrorKind::InvalidInput => {
+            fcntl_setfl(file, flags)?;
+            read_steps(file, from, &lens)
+        }
+        read => read,
+    }
+}
+
+/// Read whole pages, one step after the other, and copy the pieces out of them.
+fn read_steps(file: &File, from: u64, lens: &[usize]) -> io::Result<Vec<Bytes>> {
+    let end = from + lens.iter().map(|len| *len as u64).sum::<u64>();
+    let mut at = from - from % PAGE_BYTES as u64;
+    let left = |at: u64| usize::try_from(end.saturating_sub(at)).unwrap_or(usize::MAX);
+    let mut step = AlignedBuf::zeroed(left(at).clamp(1, READ_BYTES));
+    // What was read and not copied yet.
+    let mut read = 0..0;
+    let mut is_end = false;
     let mut pieces = Vec::with_capacity(lens.len());
     for len in lens {
-        let mut piece = vec![0; len];
-        let mut read = 0;
-        while read < len {
-            let end = len.min(read + READ_BYTES);
-            match file.read_at(&mut piece[read..end], at + read as u64) {
-                Ok(0) => break,
-                Ok(more) => read += more,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
+        let mut piece = Vec::with_capacity(*len);
+        while piece.len() < *len {
+            if read.is_empty() {
+                if is_end {
+                    break;
+                }
+                let wanted = left(at).next_multiple_of(PAGE_BYTES).min(step.len());
+                let came = read_step(file, &mut step[..wanted], at)?;
+                // A file is read short at its end only.
+                is_end = came < wanted;
+                let before = usize::try_from(from.saturating_sub(at)).expect("less than a page");
+                read = before.min(came)..came;
+                at += came as u64;
+                continue;
             }
+            let taken = read.len().min(len - piece.len());
+            piece.extend_from_slice(&step[read.start..read.start + taken]);
+            read.start += taken;
         }
-        piece.truncate(read);
         pieces.push(Bytes::from(piece));
-        at += len as u64;
     }
     Ok(pieces)
+}
+
+fn read_step(file: &File, step: &mut [u8], at: u64) -> io::Result<usize> {
+    loop {
+        match file.read_at(step, at) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            read => return read,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Pieces that begin and end anywhere, also behind the end of the file.
+    #[test]
+    fn pieces_are_what_the_file_has_there() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("object");
+        for len_bytes in [0, 1, PAGE_BYTES, 2 * READ_BYTES + 17] {
+            let whole: Vec<u8> = (0..len_bytes).map(|i| (i * 7 + i / PAGE_BYTES) as u8).collect();
+            std::fs::write(&path, &whole).unwrap();
+            for from in [0, 1, PAGE_BYTES - 1, PAGE_BYTES, READ_BYTES - 3, 2 * READ_BYTES] {
+                let lens = vec![1, PAGE_BYTES, 0, 3, READ_BYTES, 17, READ_BYTES + 1];
+                let mut at = from;
+                let there = lens.iter().map(|len| {
+                    let there = at.min(len_bytes)..(at + len).min(len_bytes);
+                    at += len;
+                    Bytes::copy_from_slice(&whole[there])
+                });
+                let there: Vec<Bytes> = there.collect();
+                let file = File::open(&path).unwrap();
+                assert!(read_pieces(&file, from as u64, lens.clone()).unwrap() == there);
+                // Where the page cache has to serve.
+                let file = File::open(&path).unwrap();
+                assert!(read_steps(&file, from as u64, &lens).unwrap() == there);
+            }
+        }
+    }
+
+    #[test]
+    fn the_page_cache_serves_where_direct_reads_are_refused() {
+        let file = File::open("/proc/self/limits").unwrap();
+        let whole = std::fs::read("/proc/self/limits").unwrap();
+        let read = read_pieces(&file, 3, vec![5]).unwrap();
+        assert_eq!(read, [&whole[3..8]]);
+    }
 }
