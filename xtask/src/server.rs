@@ -67,11 +67,11 @@ pub(crate) struct Config {
     pub(crate) log_cache_mebibytes: u64,
     /// Where the WAL lies, if not in the data directory.
     pub(crate) wal: Option<PathBuf>,
-    /// Where objects go, if not to the data directory.
+    /// Where objects go, and what is kept of them in memory, if not to the data directory and as it comes.
     pub(crate) objects: Option<Objects>,
 }
 
-/// An object store in a bucket, and how often something goes there.
+/// Further arguments of the server, about objects.
 #[derive(Clone)]
 pub(crate) struct Objects {
     /// Arguments of the server.

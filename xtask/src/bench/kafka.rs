@@ -1,9 +1,10 @@
 //! Kafka's own performance tools against this server and against Apache Kafka, alternately: `ProducerPerformance`, `ConsumerPerformance` and `EndToEndLatency`.
 //!
-//! The server has one half of the processors, the tools have the other. Alluvium flushes before it acknowledges, always; Kafka runs as it comes, which leaves that to
+//! The server has one half of the processors, that where the disk interrupts, and the tools have the other. Alluvium flushes before it acknowledges, always; Kafka runs as it comes, which leaves that to
 //! the kernel, and with `flush.messages=1`, which is the same promise. All data lie in the same file system.
 
 mod figures;
+mod processors;
 mod tools;
 
 use std::fs;
@@ -12,14 +13,14 @@ use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use super::{Peer, cpu_time};
 use crate::kafka::Kafka;
 use crate::report::Report;
-use crate::server::{Config, Server, release_binary};
+use crate::server::{Config, Objects, Server, release_binary};
 use crate::{Error, ServerOptions, setup};
 
+use processors::Processors;
 use tools::{Told, Tools};
 
 #[derive(Args)]
@@ -40,8 +41,11 @@ pub(crate) struct Options {
     #[arg(long, default_value_t = 2000)]
     end_to_end: u32,
     /// MiB of records that this server keeps in memory for readers at the tail. (Kafka leaves that to the page cache, which is not counted as its memory.)
-    #[arg(long, default_value_t = 128)]
+    #[arg(long, default_value_t = 32)]
     log_cache: u64,
+    /// MiB of what was read from objects that it keeps.
+    #[arg(long, default_value_t = 32)]
+    block_cache: u64,
     /// Where to write the plots.
     #[arg(long, value_name = "DIR", default_value = "docs/plots")]
     plots: PathBuf,
@@ -114,6 +118,8 @@ impl System {
 #[derive(Clone, Copy, PartialEq)]
 enum Load {
     Produce(Rate),
+    /// Produce, and wait for no acknowledgement: what the tool itself takes. Of Alluvium only; it would be the same of the others.
+    Unacknowledged(Rate),
     Consume,
     EndToEnd,
 }
@@ -140,12 +146,18 @@ const FIRST_RECORDS: u64 = 20_000;
 /// Then as fast as it goes for so long: a JVM that has just started has not compiled what it does most.
 const WARM_UP_SECONDS: u32 = 15;
 const WAL_MEBIBYTES: u64 = 2048;
+/// As fast as it goes, with linger.ms as it comes.
+const FLAT_OUT: &[&str] = &["acks=all"];
+/// At a rate it is latency that counts, and not how long a producer waits for more before it sends (linger.ms, 5 ms as it comes).
+const AT_A_RATE: &[&str] = &["acks=all", "linger.ms=0"];
+const UNACKNOWLEDGED: &[&str] = &["acks=0", "linger.ms=0"];
 
 pub(super) fn run(root: &Path, options: &Options) -> Result<Report, Error> {
     let binary = release_binary(root, options.server.server.as_deref())?;
     let jars = setup::kafka(root).map_err(|missing| Error::from(missing.to_string()))?;
-    let processors = Processors::divided()?;
     let directory = root.join("target/e2e/run/bench-kafka");
+    fs::create_dir_all(&directory)?;
+    let processors = Processors::divided(&directory)?;
     let mut samples = Vec::new();
     for round in 1..=options.rounds {
         for partitions in &options.partitions {
@@ -185,38 +197,6 @@ pub(super) fn run(root: &Path, options: &Options) -> Result<Report, Error> {
     Ok(report)
 }
 
-/// One half for the server, one for the tools: both servers have the same share, and the tools take none of it.
-struct Processors {
-    server: CpuSet,
-    tools: CpuSet,
-}
-
-impl Processors {
-    fn divided() -> Result<Self, Error> {
-        let all = sched_getaffinity(None)?;
-        let numbers: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|cpu| all.is_set(*cpu)).collect();
-        if numbers.len() < 2 {
-            return Err("one processor for the server and one for the tools are needed".into());
-        }
-        let (server, tools) = numbers.split_at(numbers.len() / 2);
-        let set = |numbers: &[usize]| {
-            let mut set = CpuSet::new();
-            numbers.iter().for_each(|cpu| set.set(*cpu));
-            set
-        };
-        Ok(Self { server: set(server), tools: set(tools) })
-    }
-
-    /// What `start` starts runs on these: a child inherits them from the thread that makes it.
-    fn on<T>(set: &CpuSet, start: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
-        let before = sched_getaffinity(None)?;
-        sched_setaffinity(None, set)?;
-        let started = start();
-        sched_setaffinity(None, &before)?;
-        started
-    }
-}
-
 /// One server with topics of so many partitions.
 struct UnderTest<'a> {
     options: &'a Options,
@@ -244,7 +224,10 @@ impl UnderTest<'_> {
             wal_mebibytes: WAL_MEBIBYTES,
             log_cache_mebibytes: self.options.log_cache,
             wal: None,
-            objects: None,
+            objects: Some(Objects {
+                arguments: vec!["--block-cache".into(), format!("{}MiB", self.options.block_cache)],
+                environment: Vec::new(),
+            }),
         })?)))
     }
 
@@ -256,9 +239,9 @@ impl UnderTest<'_> {
             partitions: self.partitions,
         };
         tools.create("warm-up")?;
-        let mut most = tools.produce("warm-up", FIRST_RECORDS, None)?.throughput;
+        let mut most = tools.produce("warm-up", FIRST_RECORDS, None, FLAT_OUT)?.throughput;
         let (records, _) = amount(Rate::Max, WARM_UP_SECONDS, most);
-        most = most.max(tools.produce("warm-up", records, None)?.throughput);
+        most = most.max(tools.produce("warm-up", records, None, FLAT_OUT)?.throughput);
         tools.delete("warm-up")?;
         let mut samples = Vec::new();
         for (number, rate) in self.options.rates.iter().enumerate() {
@@ -268,7 +251,8 @@ impl UnderTest<'_> {
             // What was left to the kernel before must not be written while this is measured.
             rustix::fs::sync();
             let cost = Cost::start(server.pid())?;
-            let produced = tools.produce(&topic, records, per_second)?;
+            let settings = if per_second.is_some() { AT_A_RATE } else { FLAT_OUT };
+            let produced = tools.produce(&topic, records, per_second, settings)?;
             // The first ones found a server that had just started.
             most = most.max(produced.throughput);
             samples.push(self.sample(Load::Produce(*rate), &produced, records, &cost)?);
@@ -276,6 +260,10 @@ impl UnderTest<'_> {
                 let cost = Cost::start(server.pid())?;
                 let consumed = tools.consume(&topic, records)?;
                 samples.push(self.sample(Load::Consume, &consumed, records, &cost)?);
+            } else if self.system == System::Alluvium {
+                let cost = Cost::start(server.pid())?;
+                let sent = tools.produce(&topic, records, per_second, UNACKNOWLEDGED)?;
+                samples.push(self.sample(Load::Unacknowledged(*rate), &sent, records, &cost)?);
             }
             tools.delete(&topic)?;
         }

@@ -24,6 +24,7 @@ impl Load {
     fn name(self) -> String {
         match self {
             Self::Produce(rate) => format!("produce, {rate}"),
+            Self::Unacknowledged(rate) => format!("acks=0, {rate}"),
             Self::Consume => "consume".into(),
             Self::EndToEnd => "end to end".into(),
         }
@@ -35,9 +36,10 @@ fn loads(options: &Options) -> Vec<Load> {
     let mut loads = Vec::new();
     for rate in &options.rates {
         loads.push(Load::Produce(*rate));
-        if *rate == Rate::Max {
-            loads.push(Load::Consume);
-        }
+        loads.push(match rate {
+            Rate::Max => Load::Consume,
+            Rate::Megabytes(_) => Load::Unacknowledged(*rate),
+        });
     }
     if options.end_to_end > 0 {
         loads.push(Load::EndToEnd);
@@ -82,6 +84,11 @@ pub(super) fn table(options: &Options, partitions: u32, samples: &[Sample]) -> S
     }
     for load in loads(options) {
         for system in SYSTEMS {
+            let is_measured =
+                samples.iter().any(|sample| (sample.system, sample.load) == (system, load));
+            if !is_measured {
+                continue;
+            }
             text.push_str(&format!("\n{:<18}{:<18}", load.name(), system.name()));
             for (_, figure) in FIGURES {
                 let value = of(samples, system, partitions, load, figure);
@@ -95,7 +102,8 @@ pub(super) fn table(options: &Options, partitions: u32, samples: &[Sample]) -> S
 pub(super) fn judge(options: &Options, samples: &[Sample]) -> Vec<Case> {
     let mut cases = Vec::new();
     for partitions in &options.partitions {
-        for load in loads(options) {
+        let is_judged = |load: &Load| !matches!(load, Load::Unacknowledged(_));
+        for load in loads(options).into_iter().filter(is_judged) {
             let mut judge = |peer: System, what: &str, figure: Figure, bar: Bar| {
                 let [ours, theirs] = [System::Alluvium, peer]
                     .map(|system| of(samples, system, *partitions, load, figure));

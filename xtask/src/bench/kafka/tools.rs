@@ -61,12 +61,13 @@ impl Tools<'_> {
         quietly(&mut self.topics("--delete", topic))
     }
 
-    /// Produce so many records, so many a second, or as fast as they go.
+    /// Produce so many records, so many a second, or as fast as they go, with these settings of a producer.
     pub(super) fn produce(
         &self,
         topic: &str,
         records: u64,
         per_second: Option<u64>,
+        settings: &[&str],
     ) -> Result<Told, Error> {
         let mut produce = self.java("ProducerPerformance");
         produce.args(["--bootstrap-server", &self.address, "--topic", topic]);
@@ -75,7 +76,7 @@ impl Tools<'_> {
         let throughput = per_second.map_or("-1".into(), |records| records.to_string());
         produce.args(["--throughput", &throughput]);
         produce.args(["--warmup-records", &(records / WARM_UP_PART).to_string()]);
-        produce.args(["--command-property", "acks=all"]);
+        produce.arg("--command-property").args(settings);
         let told = told(&mut produce)?;
         Ok(produced(&told).ok_or_else(|| format!("ProducerPerformance says:\n{told}"))?)
     }
