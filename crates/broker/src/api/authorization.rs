@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use kafka_protocol::error::ResponseError;
 use kafka_protocol::messages::{
     ConsumerGroupDescribeRequest, ConsumerGroupDescribeResponse, ConsumerGroupHeartbeatRequest,
     ConsumerGroupHeartbeatResponse, DeleteGroupsRequest, DeleteGroupsResponse,
@@ -149,18 +150,35 @@ impl See for Viewer {
     }
 }
 
-// Of the APIs of groups, which know nothing of clients' rights.
+// Of the APIs of groups, which know nothing of clients' rights, nor of the room that there is for answers.
+
+/// What a member takes in an answer beside what it says, at most.
+const MEMBER_BYTES: usize = 16;
+
+/// There is no room for the answer: its client asks again a little later.
+const NO_ROOM: ResponseError = ResponseError::CoordinatorNotAvailable;
 
 pub(super) async fn join(cx: &Context, request: JoinGroupRequest) -> JoinGroupResponse {
-    match cx.group_code(Operation::Read, &request.group_id) {
-        0 => {
-            let topics = cx.server.topics.view();
-            let client = ClientInfo { sight: cx.sight(), ..cx.client.clone() };
-            cx.server.groups.join(client, request, cx.version, &topics).await
-        }
-        code => JoinGroupResponse::default()
+    let refused = |code| {
+        JoinGroupResponse::default()
             .with_error_code(code)
-            .with_protocol_name((cx.version < 7).then(Default::default)),
+            .with_protocol_name((cx.version < 7).then(Default::default))
+    };
+    let code = cx.group_code(Operation::Read, &request.group_id);
+    if code != 0 {
+        return refused(code);
+    }
+    let topics = cx.server.topics.view();
+    let client = ClientInfo { sight: cx.sight(), ..cx.client.clone() };
+    let response = cx.server.groups.join(client, request, cx.version, &topics).await;
+    let members = response.members.iter();
+    let bytes = members.map(|member| {
+        let instance_id = member.group_instance_id.as_ref().map_or(0, |id| id.len());
+        member.metadata.len() + member.member_id.len() + instance_id + MEMBER_BYTES
+    });
+    match cx.make_room(bytes.sum()).await {
+        true => response,
+        false => refused(NO_ROOM.code()).with_member_id(response.member_id),
     }
 }
 
@@ -180,7 +198,13 @@ pub(super) async fn leave(cx: &Context, request: LeaveGroupRequest) -> LeaveGrou
 
 pub(super) async fn sync(cx: &Context, request: SyncGroupRequest) -> SyncGroupResponse {
     match cx.group_code(Operation::Read, &request.group_id) {
-        0 => cx.server.groups.sync(request, cx.version).await,
+        0 => {
+            let response = cx.server.groups.sync(request, cx.version).await;
+            match cx.make_room(response.assignment.len()).await {
+                true => response,
+                false => SyncGroupResponse::default().with_error_code(NO_ROOM.code()),
+            }
+        }
         code => SyncGroupResponse::default().with_error_code(code),
     }
 }

@@ -2,16 +2,18 @@
 //!
 //! They are held in memory until their clients have taken them, for which these have half a minute. So their bytes are bounded over all
 //! connections, and few of an API are put together at the same time. Each API has turns of its own: who waits for the bytes
-//! of one makes nobody wait for another.
+//! of one makes nobody wait for another. What members of a group have for one another exists already, so it is counted before it is encoded ([`Context::make_room`]).
+//!
+//! [`Context::make_room`]: super::Context::make_room
 
 use kafka_protocol::messages::ApiKey;
-use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 
 use crate::server::ByteBudget;
 use crate::wire::response::Response;
 
 /// Answers up to this size are not counted: the bound on connections bounds them.
-const SMALL_BYTES: usize = 256 << 10;
+pub(super) const SMALL_BYTES: usize = 256 << 10;
 
 /// Answers of one API that are put together, or wait for bytes, at the same time.
 const CONCURRENT: usize = 8;
@@ -55,8 +57,13 @@ impl LargeAnswers {
     /// Have the bytes of an answer counted until it has been written.
     pub(super) async fn count(&self, answer: &mut Response) {
         if answer.len_bytes() > SMALL_BYTES {
-            answer.budgets.push(self.budget.acquire(answer.len_bytes()).await);
+            answer.budgets.push(self.room(answer.len_bytes()).await);
         }
+    }
+
+    /// Room for so many bytes.
+    pub(super) async fn room(&self, bytes: usize) -> OwnedSemaphorePermit {
+        self.budget.acquire(bytes).await
     }
 
     #[cfg(test)]

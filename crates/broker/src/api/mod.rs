@@ -15,6 +15,7 @@ mod describe_quorum;
 mod describe_topic_partitions;
 mod fetch;
 mod find_coordinator;
+mod held;
 mod init_producer_id;
 mod large;
 mod list_config_resources;
@@ -38,8 +39,10 @@ use std::time::{Duration, Instant};
 
 use bytes::{Buf, Bytes};
 use futures::future::BoxFuture;
+use held::Held;
 use kafka_protocol::messages::{ApiKey, RequestHeader};
 use kafka_protocol::protocol::{Decodable, Encodable, StrBytes};
+use parking_lot::Mutex;
 use tokio::sync::OwnedSemaphorePermit;
 use toll::Toll;
 
@@ -80,6 +83,7 @@ pub(crate) struct Context {
     correlation_id: i32,
     client: ClientInfo,
     toll: Arc<Toll>,
+    held: Arc<Mutex<Held>>,
 }
 
 /// What becomes of a request.
@@ -353,7 +357,7 @@ pub(crate) async fn serve(
         client_host: peer.host.clone(),
         sight: Sight::default(),
     };
-    let toll = Arc::<Toll>::default();
+    let (toll, held) = (Arc::<Toll>::default(), Arc::<Mutex<Held>>::default());
     let context = Context {
         server: server.clone(),
         api,
@@ -362,11 +366,17 @@ pub(crate) async fn serve(
         correlation_id,
         client,
         toll: toll.clone(),
+        held: held.clone(),
     };
     let turn = server.large_answers.turn(api.key).await;
     let mut answer = toll.timed((api.handle)(context, frame)).await?;
-    if let (Some(_), Answer::Ready(response)) = (&turn, &mut answer) {
-        server.large_answers.count(response).await;
+    let Held { answer: room } = std::mem::take(&mut *held.lock());
+    if let Answer::Ready(response) = &mut answer {
+        match (room, &turn) {
+            (Some(room), _) => response.budgets.push(room),
+            (None, Some(_)) => server.large_answers.count(response).await,
+            (None, None) => {}
+        }
     }
     drop(turn);
     Ok(Served { api, answer, budget, throttle: toll.throttle() })

@@ -8,9 +8,10 @@ use kafka_protocol::messages::{
     AlterPartitionReassignmentsRequest, ApiKey, ApiVersionsRequest, ApiVersionsResponse,
     DescribeConfigsRequest, DescribeGroupsRequest, ElectLeadersRequest, JoinGroupRequest,
     ListOffsetsRequest, MetadataRequest, OffsetCommitRequest, OffsetFetchRequest, ProduceRequest,
-    TopicName, alter_partition_reassignments_request, describe_configs_request,
+    SyncGroupRequest, TopicName, alter_partition_reassignments_request, describe_configs_request,
     elect_leaders_request, join_group_request, list_offsets_request, metadata_request,
     offset_commit_request, offset_fetch_request, produce_request::PartitionProduceData,
+    sync_group_request,
 };
 use kafka_protocol::protocol::Decodable;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -459,4 +460,66 @@ async fn large_answers_share_their_budget() {
     assert_eq!(response.topics[0].partitions.len(), 9_000);
     server.assert_alive().await;
     assert_eq!(budget.free_bytes(), 1 << 20);
+}
+
+/// The server has an assignment once, and a small request without end would have it copied for each of them.
+#[tokio::test(flavor = "multi_thread")]
+async fn answers_to_members_of_groups_share_the_budget_of_large_ones() {
+    const MIB: usize = 1 << 20;
+    let server = TestServer::with(16 << 20, |config| {
+        config.max_request_bytes = 12 << 20;
+        config.queued_request_bytes = 12 << 20;
+    })
+    .await;
+    let budget = server.server().large_answers.budget();
+    let member = |bytes: usize| {
+        let protocol = join_group_request::JoinGroupRequestProtocol::default()
+            .with_name(text("range"))
+            .with_metadata(vec![7; bytes].into());
+        JoinGroupRequest::default()
+            .with_group_id(text("g").into())
+            .with_session_timeout_ms(60_000)
+            .with_rebalance_timeout_ms(60_000)
+            .with_protocol_type(text("consumer"))
+            .with_protocols(vec![protocol])
+    };
+    // The leader is told of all members, and again as long as it has not assigned; its answer is counted as well.
+    let join = member(10 * MIB);
+    let joined = server.client().await.call(3, &join).await;
+    assert_eq!((joined.error_code, joined.members[0].metadata.len()), (0, 10 * MIB));
+    let again = join.with_member_id(joined.member_id.clone());
+    let all = budget.acquire(12 * MIB).await;
+    assert_eq!(server.client().await.call(3, &again).await.error_code, 15);
+    drop(all);
+    assert_eq!(server.client().await.call(3, &again).await.error_code, 0);
+
+    let sync = SyncGroupRequest::default()
+        .with_group_id(text("g").into())
+        .with_generation_id(joined.generation_id)
+        .with_member_id(joined.member_id.clone());
+    let assignment = sync_group_request::SyncGroupRequestAssignment::default()
+        .with_member_id(joined.member_id.clone())
+        .with_assignment(vec![8; 10 * MIB].into());
+    let assign = sync.clone().with_assignments(vec![assignment]);
+    assert_eq!(server.client().await.call(2, &assign).await.assignment.len(), 10 * MIB);
+    let mut unread = Vec::new();
+    for _ in 0..20 {
+        let mut client = server.client().await;
+        let ids = [client.send(2, &sync).await, client.send(2, &sync).await];
+        unread.push((client, ids));
+    }
+    // Together they have the bytes of one answer: the others are told to come again, and one that reads has it then.
+    let taken = async {
+        while budget.free_bytes() > 2 * MIB {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(HANG, taken).await.expect("the answers are not counted");
+    assert_eq!(server.client().await.call(2, &sync).await.error_code, 15);
+    for (mut client, [first, _]) in unread {
+        let response = client.receive::<SyncGroupRequest>(2, first).await;
+        assert!([0, 15].contains(&response.error_code), "{}", response.error_code);
+        assert_eq!(response.assignment.len(), if response.error_code == 0 { 10 * MIB } else { 0 });
+    }
+    server.assert_alive().await;
 }

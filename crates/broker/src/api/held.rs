@@ -1,0 +1,32 @@
+//! What a request holds, while it is handled, of what all share.
+
+use std::time::Duration;
+
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::timeout;
+
+use super::Context;
+use super::large::SMALL_BYTES;
+
+/// How long an answer that exists already waits for room to be encoded. It may be all that still keeps an assignment, or members' metadata, in
+/// memory, which would be without bound if many waited long.
+const ROOM_WAIT: Duration = Duration::from_secs(1);
+
+#[derive(Default)]
+pub(super) struct Held {
+    /// For the bytes of its answer.
+    pub(super) answer: Option<OwnedSemaphorePermit>,
+}
+
+impl Context {
+    /// Have so many bytes counted that the answer will take, before it is encoded. Whether there is room.
+    pub(super) async fn make_room(&self, answer_bytes: usize) -> bool {
+        if answer_bytes <= SMALL_BYTES {
+            return true;
+        }
+        let room = timeout(ROOM_WAIT, self.server.large_answers.room(answer_bytes)).await.ok();
+        let mut held = self.held.lock();
+        held.answer = room;
+        held.answer.is_some()
+    }
+}
