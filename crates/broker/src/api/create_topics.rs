@@ -17,12 +17,22 @@ use crate::security::{Operation, Resource};
 /// Versions from here on know THROTTLING_QUOTA_EXCEEDED.
 const FIRST_WITH_QUOTA: i16 = 6;
 
+/// Requests for more topics take turns: each topic that is described takes some five KiB until the answer has been written.
+const TOPICS_WITHOUT_TURN: usize = 50;
+
+/// Topics of a request of which the settings are told; of the others only that they exist. DescribeConfigs tells the rest.
+const MAX_DESCRIBED: usize = 1_000;
+
 pub(super) async fn handle(cx: &Context, request: CreateTopicsRequest) -> CreateTopicsResponse {
+    if request.topics.len() > TOPICS_WITHOUT_TURN {
+        cx.take_turn().await;
+    }
     let mut times_named: HashMap<&str, u32> = HashMap::new();
     for topic in &request.topics {
         *times_named.entry(&topic.name).or_default() += 1;
     }
     let mut results = Vec::with_capacity(request.topics.len());
+    let mut described = 0;
     for topic in &request.topics {
         let result = if times_named[&**topic.name] > 1 {
             Err(ApiError::InvalidRequest(format!(
@@ -30,8 +40,9 @@ pub(super) async fn handle(cx: &Context, request: CreateTopicsRequest) -> Create
                 &**topic.name
             )))
         } else {
-            create(cx, topic, request.validate_only).await
+            create(cx, topic, request.validate_only, described < MAX_DESCRIBED).await
         };
+        described += usize::from(result.is_ok());
         results.push(result.unwrap_or_else(|error| {
             CreatableTopicResult::default()
                 .with_name(topic.name.clone())
@@ -47,6 +58,7 @@ async fn create(
     cx: &Context,
     wanted: &CreatableTopic,
     validate_only: bool,
+    is_described: bool,
 ) -> Result<CreatableTopicResult, ApiError> {
     if !cx.may(Operation::Create, Resource::Cluster) {
         cx.authorize(Operation::Create, Resource::Topic(&wanted.name))?;
@@ -69,14 +81,13 @@ async fn create(
     if !validate_only {
         topic = cx.server.create_topic(&wanted.name, partitions, overrides, false).await?;
     }
-    let values = describe_configs::values_of_topic(&cx.server, &topic);
-    let configs = values.map(|(name, value, source)| {
-        CreatableTopicConfigs::default()
-            .with_name(StrBytes::from_static_str(name))
-            .with_value(Some(StrBytes::from_string(value)))
-            .with_config_source(source as i8)
-    });
-    if let Err(error) = cx.authorize(Operation::DescribeConfigs, Resource::Topic(&wanted.name)) {
+    let may_be_described = match is_described {
+        true => cx.authorize(Operation::DescribeConfigs, Resource::Topic(&wanted.name)),
+        false => Err(ApiError::PolicyViolation(format!(
+            "of more than {MAX_DESCRIBED} topics the settings are not told"
+        ))),
+    };
+    if let Err(error) = may_be_described {
         // It is created, and the client is told no more than that.
         return Ok(CreatableTopicResult::default()
             .with_name(wanted.name.clone())
@@ -85,6 +96,13 @@ async fn create(
             .with_topic_config_error_code(if cx.version >= 5 { error.code() } else { 0 })
             .with_configs((cx.version < 5).then(Vec::new)));
     }
+    let values = describe_configs::values_of_topic(&cx.server, &topic);
+    let configs = values.map(|(name, value, source)| {
+        CreatableTopicConfigs::default()
+            .with_name(StrBytes::from_static_str(name))
+            .with_value(Some(StrBytes::from_string(value)))
+            .with_config_source(source as i8)
+    });
     Ok(CreatableTopicResult::default()
         .with_name(wanted.name.clone())
         .with_topic_id(topic.id)

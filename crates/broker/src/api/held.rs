@@ -14,11 +14,19 @@ const ROOM_WAIT: Duration = Duration::from_secs(1);
 
 #[derive(Default)]
 pub(super) struct Held {
+    /// To put together an answer that is large however small the request is.
+    pub(super) turn: Option<OwnedSemaphorePermit>,
     /// For the bytes of its answer.
     pub(super) answer: Option<OwnedSemaphorePermit>,
 }
 
 impl Context {
+    /// Wait for a turn to put a large answer together. It is kept until the answer's bytes are counted.
+    pub(super) async fn take_turn(&self) {
+        let turn = self.server.large_answers.turn(self.api.key).await;
+        self.held.lock().turn = turn;
+    }
+
     /// Have so many bytes counted that the answer will take, before it is encoded. Whether there is room.
     pub(super) async fn make_room(&self, answer_bytes: usize) -> bool {
         if answer_bytes <= SMALL_BYTES {

@@ -6,8 +6,10 @@
 //!
 //! [`Context::make_room`]: super::Context::make_room
 
+use std::sync::Arc;
+
 use kafka_protocol::messages::ApiKey;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::server::ByteBudget;
 use crate::wire::response::Response;
@@ -18,7 +20,8 @@ pub(super) const SMALL_BYTES: usize = 256 << 10;
 /// Answers of one API that are put together, or wait for bytes, at the same time.
 const CONCURRENT: usize = 8;
 
-const APIS: [ApiKey; 16] = [
+/// Those of which each answer may be large.
+const ALWAYS: [ApiKey; 16] = [
     ApiKey::Metadata,
     ApiKey::OffsetFetch,
     ApiKey::DescribeGroups,
@@ -37,21 +40,30 @@ const APIS: [ApiKey; 16] = [
     ApiKey::ListConfigResources,
 ];
 
+/// Those of which the handler sees in the request whether the answer may be.
+const SOMETIMES: [ApiKey; 1] = [ApiKey::CreateTopics];
+
 pub(crate) struct LargeAnswers {
-    turns: Vec<(ApiKey, Semaphore)>,
+    turns: Vec<(ApiKey, Arc<Semaphore>)>,
     budget: ByteBudget,
 }
 
 impl LargeAnswers {
     pub(crate) fn new(total_bytes: u64) -> Self {
-        let turns = APIS.map(|api| (api, Semaphore::new(CONCURRENT)));
-        Self { turns: turns.into(), budget: ByteBudget::new(total_bytes) }
+        let apis = ALWAYS.into_iter().chain(SOMETIMES);
+        let turns = apis.map(|api| (api, Arc::new(Semaphore::new(CONCURRENT))));
+        Self { turns: turns.collect(), budget: ByteBudget::new(total_bytes) }
+    }
+
+    /// Whether each answer of the API may be large.
+    pub(super) fn are_always(key: ApiKey) -> bool {
+        ALWAYS.contains(&key)
     }
 
     /// A turn to put an answer together; `None` for an API whose answers are in proportion to their requests.
-    pub(super) async fn turn(&self, key: ApiKey) -> Option<SemaphorePermit<'_>> {
+    pub(super) async fn turn(&self, key: ApiKey) -> Option<OwnedSemaphorePermit> {
         let (_, turns) = self.turns.iter().find(|(api, _)| *api == key)?;
-        Some(turns.acquire().await.expect("the semaphore is never closed"))
+        Some(turns.clone().acquire_owned().await.expect("the semaphore is never closed"))
     }
 
     /// Have the bytes of an answer counted until it has been written.

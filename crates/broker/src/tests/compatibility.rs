@@ -24,7 +24,10 @@ const NOTES: &[(&str, &str)] = &[
     ),
     ("OffsetCommit", "Version 10 names topics by id."),
     ("OffsetFetch", "Version 10 names topics by id."),
-    ("CreateTopics", "One replica: a replication factor of 1 or -1."),
+    (
+        "CreateTopics",
+        "One replica: a replication factor of 1 or -1. Of the first 1,000 topics of a request the settings are told.",
+    ),
     (
         "DescribeConfigs",
         "Topics with all settings of Kafka 4.3; brokers with those that mean something here; groups. No log levels, no metrics of clients.",

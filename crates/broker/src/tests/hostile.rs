@@ -6,9 +6,11 @@ use alluvium_device::sim::Random;
 use bytes::{BufMut, BytesMut};
 use kafka_protocol::messages::{
     AlterPartitionReassignmentsRequest, ApiKey, ApiVersionsRequest, ApiVersionsResponse,
+    CreateTopicsRequest,
     DescribeConfigsRequest, DescribeGroupsRequest, ElectLeadersRequest, JoinGroupRequest,
     ListOffsetsRequest, MetadataRequest, OffsetCommitRequest, OffsetFetchRequest, ProduceRequest,
-    SyncGroupRequest, TopicName, alter_partition_reassignments_request, describe_configs_request,
+    SyncGroupRequest, TopicName, alter_partition_reassignments_request, create_topics_request,
+    create_topics_response, describe_configs_request,
     elect_leaders_request, join_group_request, list_offsets_request, metadata_request,
     offset_commit_request, offset_fetch_request, produce_request::PartitionProduceData,
     sync_group_request,
@@ -434,6 +436,25 @@ async fn answers_stay_in_proportion_to_their_requests() {
     assert_eq!(response.results.len(), 20_000);
     let described = response.results.iter().filter(|result| !result.configs.is_empty());
     assert_eq!(described.count(), 10_000);
+
+    // Nothing has to exist for this, and each name would be answered with all settings of a topic.
+    let wanted = |n: i32| {
+        create_topics_request::CreatableTopic::default()
+            .with_name(TopicName(text(&n.to_string())))
+            .with_num_partitions(1)
+            .with_replication_factor(1)
+    };
+    let request = CreateTopicsRequest::default()
+        .with_validate_only(true)
+        .with_topics((0..20_000).map(wanted).collect());
+    let response = client.call(7, &request).await;
+    assert_eq!(response.topics.len(), 20_000);
+    assert!(response.topics.iter().all(|topic| topic.error_code == 0));
+    let described = |topic: &&create_topics_response::CreatableTopicResult| {
+        topic.configs.as_ref().is_some_and(|configs| !configs.is_empty())
+    };
+    assert_eq!(response.topics.iter().filter(described).count(), 1_000);
+    assert!(response.topics[1_000..].iter().all(|topic| topic.topic_config_error_code == 44));
 }
 
 #[tokio::test(flavor = "multi_thread")]
