@@ -226,6 +226,7 @@ async fn wait_for_enough(cx: &Context, request: &FetchRequest, wants: &[Want]) -
     let read_committed = request.isolation_level == READ_COMMITTED;
     let progress = Arc::new(Notify::new());
     let mut watches: Option<Vec<Watch>> = None;
+    let mut is_last = false;
     loop {
         let mut pass = read_young(cx, wants, max_bytes, read_committed).await;
         let is_enough = |pass: &Pass| pass.bytes >= min_bytes || pass.failed || wants.is_empty();
@@ -238,19 +239,22 @@ async fn wait_for_enough(cx: &Context, request: &FetchRequest, wants: &[Want]) -
         // Who has enough waits for no object, and finds it the next time.
         let until = match is_enough(&pass) || pass.too_large.is_some() {
             true => begun,
+            false if is_last => Instant::now() + LATE_WAIT,
             false => deadline.max(begun + LATE_WAIT),
         };
         let progressed = complete(cx, &mut pass, min_bytes, read_committed, until, &progress).await;
-        if is_enough(&pass) || Instant::now() >= deadline {
+        if is_enough(&pass) || is_last || Instant::now() >= deadline {
             return pass;
         }
         if progressed {
             continue;
         }
+        // Who waits holds nothing of what others could be given, and reads again when the time has come.
+        drop(pass);
         tokio::select! {
             () = progress.notified() => {}
-            () = sleep_until(deadline) => return pass,
-            () = cx.server.stopping() => return pass,
+            () = sleep_until(deadline) => is_last = true,
+            () = cx.server.stopping() => is_last = true,
         }
     }
 }

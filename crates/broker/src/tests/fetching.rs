@@ -1,5 +1,7 @@
 //! Fetching: sessions, long poll, limits, offsets by time.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use kafka_protocol::messages::fetch_request::{FetchPartition, ForgottenTopic};
 use kafka_protocol::messages::list_offsets_request::{ListOffsetsPartition, ListOffsetsTopic};
@@ -8,7 +10,7 @@ use kafka_protocol::messages::{
 };
 use kafka_protocol::records::Compression;
 
-use super::harness::{Client, TestServer, fetch, stored, text};
+use super::harness::{Client, HANG, TestServer, fetch, stored, text};
 use crate::batch::tests::{encode, plain};
 
 fn in_session(id: i32, epoch: i32, partitions: &[(i32, i64)]) -> FetchRequest {
@@ -89,6 +91,33 @@ async fn a_waiting_fetch_is_woken_by_what_becomes_durable() {
         [(0, batch.len())],
         "less than wanted, when the time is over"
     );
+}
+
+/// Else a dozen fetches of what nobody writes any more would have all the memory for answers, for as long as they like.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_waiting_fetch_holds_nothing() {
+    let mut server = TestServer::start().await;
+    server.topic("t", 1, &[]).await;
+    let (mut reader, mut other) = (server.client().await, server.client().await);
+    let batch = plain(&[1; 1_000]);
+    other.produce("t", 0, &batch).await;
+    let all_bytes = server.server().fetch_budget.free_bytes();
+    let for_more = |max_wait_ms| fetch("t", &[(0, 0)], max_wait_ms).with_min_bytes(50 << 20);
+    let waiting = reader.send(12, &for_more(600_000)).await;
+    server.begun("Fetch", 12, 1).await;
+    // Time to read what is there and to begin to wait.
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let given_back = async {
+        while server.server().fetch_budget.free_bytes() < all_bytes {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(HANG, given_back).await.expect("a waiting fetch holds memory");
+    // It gets what there is when its time is over, or the server stops.
+    assert_eq!(shape(&other.call(12, &for_more(20)).await), [(0, batch.len())]);
+    server.stop().await;
+    let response = reader.receive::<FetchRequest>(12, waiting).await;
+    assert_eq!(shape(&response), [(0, batch.len())]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
