@@ -101,7 +101,7 @@ enum Content {
 /// A request as it came in.
 struct Frame {
     bytes: Bytes,
-    _budget: Option<OwnedSemaphorePermit>,
+    budget: Option<OwnedSemaphorePermit>,
 }
 
 /// Serve a connection until either side ends it.
@@ -171,7 +171,7 @@ async fn read_all(
             // The writer has given up.
             () = outgoing.closed() => return End::Closed,
         };
-        let Frame { bytes, _budget } = match frame {
+        let Frame { bytes, budget } = match frame {
             Ok(frame) => frame,
             Err(end) => return end,
         };
@@ -182,6 +182,8 @@ async fn read_all(
             served = api::serve(server, peer, bytes) => served,
             () = gone(&mut reader, &outgoing), if may_be_given_up => return End::Closed,
         };
+        // Its bytes are not needed any more, however long its answer waits, or its client for the next request.
+        drop(budget);
         let Served { api, answer, budget, throttle } = match served {
             Ok(served) => served,
             Err(refused) => return refused.into(),
@@ -280,7 +282,7 @@ async fn read_frame(
             .await
             .map_err(slow)??;
     }
-    Ok(Frame { bytes: bytes.freeze(), _budget: budget })
+    Ok(Frame { bytes: bytes.freeze(), budget })
 }
 
 /// Fill `bytes` up to `len_bytes`. Its memory grows as bytes come, at most to twice of what has come.

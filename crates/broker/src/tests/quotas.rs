@@ -179,6 +179,21 @@ async fn who_is_over_the_quota_is_not_heard_for_a_while() {
     assert!(waited > throttle / 2, "it was served after {waited:?} of {throttle:?}");
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn who_is_not_heard_holds_no_memory_for_requests() {
+    let server = TestServer::start().await;
+    server.topic("t", 1, &[]).await;
+    let mut client = server.client().await;
+    let batch = plain(&[1; 10_000]);
+    assert!(batch.len() > 64 << 10, "{}", batch.len());
+    let quota = [(PRODUCE, (batch.len() / 20) as f64, false)];
+    assert_eq!(alter(&mut client, &[("client-id", Some("a test"))], &quota).await, 0);
+    let all_bytes = server.server().request_budget.free_bytes();
+    let response = client.call(9, &produce("t", 0, &batch, -1)).await;
+    assert!(response.throttle_time_ms > 1_000, "{} ms", response.throttle_time_ms);
+    assert_eq!(server.server().request_budget.free_bytes(), all_bytes);
+}
+
 /// The time of threads that handle requests, of any kind.
 #[tokio::test(flavor = "multi_thread")]
 async fn who_has_too_much_done_is_not_heard_for_a_while() {
