@@ -98,10 +98,11 @@ enum Content {
     Later(BoxFuture<'static, Result<Response, EncodeError>>),
 }
 
-/// A request as it came in.
-struct Frame {
-    bytes: Bytes,
-    budget: Option<OwnedSemaphorePermit>,
+/// A request as it came in, without its length.
+pub(crate) struct Frame {
+    pub(crate) bytes: Bytes,
+    /// Of the server's budget for the bytes of requests.
+    pub(crate) budgets: Vec<OwnedSemaphorePermit>,
 }
 
 /// Serve a connection until either side ends it.
@@ -171,19 +172,17 @@ async fn read_all(
             // The writer has given up.
             () = outgoing.closed() => return End::Closed,
         };
-        let Frame { bytes, budget } = match frame {
+        let frame = match frame {
             Ok(frame) => frame,
             Err(end) => return end,
         };
         let received = Instant::now();
-        let may_be_given_up = api::may_be_given_up(&bytes);
+        let may_be_given_up = api::may_be_given_up(&frame.bytes);
         let served = tokio::select! {
             biased;
-            served = api::serve(server, peer, bytes) => served,
+            served = api::serve(server, peer, frame) => served,
             () = gone(&mut reader, &outgoing), if may_be_given_up => return End::Closed,
         };
-        // Its bytes are not needed any more, however long its answer waits, or its client for the next request.
-        drop(budget);
         let Served { api, answer, budget, throttle } = match served {
             Ok(served) => served,
             Err(refused) => return refused.into(),
@@ -274,15 +273,15 @@ async fn read_frame(
     )
     .await
     .map_err(slow)??;
-    let mut budget = None;
+    let mut budgets = Vec::new();
     if len_bytes > SMALL_FRAME_BYTES {
         // While this waits the rest of the request stays with the client: that is how the budget pushes back.
-        budget = Some(server.request_budget.acquire(len_bytes).await);
+        budgets.push(server.request_budget.acquire(len_bytes).await);
         timeout(config.transfer_timeout, read_up_to(reader, &mut bytes, len_bytes))
             .await
             .map_err(slow)??;
     }
-    Ok(Frame { bytes: bytes.freeze(), budget })
+    Ok(Frame { bytes: bytes.freeze(), budgets })
 }
 
 /// Fill `bytes` up to `len_bytes`. Its memory grows as bytes come, at most to twice of what has come.

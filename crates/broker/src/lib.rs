@@ -309,7 +309,8 @@ impl BareClient {
     #[doc(hidden)]
     pub async fn send(&self, request: Bytes, patience: Duration) -> bool {
         let handled = async {
-            match api::serve(&self.server, &self.peer, request).await {
+            let frame = connection::Frame { bytes: request, budgets: Vec::new() };
+            match api::serve(&self.server, &self.peer, frame).await {
                 Ok(api::Served { answer: api::Answer::Later { response, .. }, .. }) => {
                     response.await.is_ok()
                 }

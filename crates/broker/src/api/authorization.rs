@@ -168,9 +168,12 @@ pub(super) async fn join(cx: &Context, request: JoinGroupRequest) -> JoinGroupRe
     if code != 0 {
         return refused(code);
     }
-    let topics = cx.server.topics.view();
     let client = ClientInfo { sight: cx.sight(), ..cx.client.clone() };
-    let response = cx.server.groups.join(client, request, cx.version, &topics).await;
+    let topics = cx.server.topics.view();
+    let joined = cx.server.groups.join(&client, &request, cx.version, &topics);
+    drop((client, request, topics));
+    cx.keep_elements(0).await;
+    let response = joined.await;
     let members = response.members.iter();
     let bytes = members.map(|member| {
         let instance_id = member.group_instance_id.as_ref().map_or(0, |id| id.len());
@@ -199,7 +202,10 @@ pub(super) async fn leave(cx: &Context, request: LeaveGroupRequest) -> LeaveGrou
 pub(super) async fn sync(cx: &Context, request: SyncGroupRequest) -> SyncGroupResponse {
     match cx.group_code(Operation::Read, &request.group_id) {
         0 => {
-            let response = cx.server.groups.sync(request, cx.version).await;
+            let synced = cx.server.groups.sync(&request, cx.version);
+            drop(request);
+            cx.keep_elements(0).await;
+            let response = synced.await;
             match cx.make_room(response.assignment.len()).await {
                 true => response,
                 false => SyncGroupResponse::default().with_error_code(NO_ROOM.code()),

@@ -187,8 +187,17 @@ pub(super) async fn handle(cx: Context, body: Bytes) -> Result<Answer, Refused> 
     };
 
     let read_committed = request.isolation_level == READ_COMMITTED;
+    let max_bytes = usize::try_from(request.max_bytes)
+        .unwrap_or(0)
+        .min(cx.server.config.max_fetch_bytes as usize);
+    // More than it may get nobody waits for.
+    let min_bytes = usize::try_from(request.min_bytes).unwrap_or(0).min(max_bytes);
+    let max_wait = Duration::from_millis(request.max_wait_ms.max(0) as u64);
+    drop(request);
+    let max_wait = max_wait.min(cx.keep_elements(fetch.wants.len()).await);
+    let limits = Limits { min_bytes, max_bytes, max_wait, read_committed };
     cx.wait_for_quota(Bound::Fetched).await;
-    let pass = wait_for_enough(&cx, &request, &fetch.wants).await;
+    let pass = wait_for_enough(&cx, limits, &fetch.wants).await;
     cx.server.metrics.fetched_bytes.inc_by(pass.bytes as u64);
     let answers = fetch
         .wants
@@ -211,19 +220,20 @@ pub(super) async fn handle(cx: Context, body: Bytes) -> Result<Answer, Refused> 
     Ok(Answer::Ready(response))
 }
 
+/// How much a client wants, and how long it waits.
+#[derive(Clone, Copy)]
+struct Limits {
+    min_bytes: usize,
+    max_bytes: usize,
+    max_wait: Duration,
+    read_committed: bool,
+}
+
 /// Read until there are enough bytes, an error, or the client's time is over.
-async fn wait_for_enough(cx: &Context, request: &FetchRequest, wants: &[Want]) -> Pass {
-    // Longer than a connection may be idle nobody waits.
-    let max_wait =
-        Duration::from_millis(request.max_wait_ms.max(0) as u64).min(cx.server.config.idle_timeout);
+async fn wait_for_enough(cx: &Context, limits: Limits, wants: &[Want]) -> Pass {
+    let Limits { min_bytes, max_bytes, max_wait, read_committed } = limits;
     let begun = Instant::now();
     let deadline = begun + max_wait;
-    let max_bytes = usize::try_from(request.max_bytes)
-        .unwrap_or(0)
-        .min(cx.server.config.max_fetch_bytes as usize);
-    // More than it may get nobody waits for.
-    let min_bytes = usize::try_from(request.min_bytes).unwrap_or(0).min(max_bytes);
-    let read_committed = request.isolation_level == READ_COMMITTED;
     let progress = Arc::new(Notify::new());
     let mut watches: Option<Vec<Watch>> = None;
     let mut is_last = false;

@@ -48,6 +48,7 @@ use toll::Toll;
 
 pub(crate) use large::LargeAnswers;
 
+use crate::connection::Frame;
 use crate::groups::{ClientInfo, Sight};
 use crate::security::Peer;
 use crate::server::Server;
@@ -56,13 +57,6 @@ use crate::wire::shape::{self, Shape};
 
 /// Array elements that one request may have. The largest real requests name each partition of a cluster once.
 const MAX_ELEMENTS: usize = 1_000_000;
-
-/// Requests with more elements than this take their decoded size from the server's budget; the others are
-/// bounded by the number of connections.
-const UNCOUNTED_ELEMENTS: usize = 1_024;
-
-/// What an element takes, about: decoded, its strings not counted, which are slices of the request; and in the response.
-const ELEMENT_BYTES: usize = 192;
 
 /// An API: its key, the versions served, and what serves it.
 pub(crate) struct Api {
@@ -306,15 +300,16 @@ pub(crate) fn may_be_given_up(frame: &[u8]) -> bool {
     waiting.iter().any(|waits| key == Some(*waits as i16))
 }
 
-/// Handle one request, the frame's length already removed. Returns when the request has taken effect.
+/// Handle one request. Returns when the request has taken effect, and has given back what was held for its bytes.
 ///
 /// # Errors
 /// The connection is to be closed, for this reason.
 pub(crate) async fn serve(
     server: &Arc<Server>,
     peer: &Arc<Peer>,
-    mut frame: Bytes,
+    frame: Frame,
 ) -> Result<Served, Refused> {
+    let Frame { bytes: mut frame, budgets } = frame;
     if peer.sends_bare_message() {
         return sasl::bare_message(server, peer, &frame).await;
     }
@@ -342,22 +337,20 @@ pub(crate) async fn serve(
         .shape
         .walk(&frame, version, MAX_ELEMENTS)
         .map_err(|e| malformed(format!("{} v{version}: {e}", api.name)))?;
-    let budget = if elements > UNCOUNTED_ELEMENTS {
-        Some(server.decoded_budget.acquire(elements * ELEMENT_BYTES).await)
-    } else {
-        None
+    let held = Held {
+        request: budgets,
+        elements: held::share_of(server, elements).await,
+        ..Held::default()
     };
     let header = RequestHeader::decode(&mut frame, api.key.request_header_version(version))
         .map_err(|e| malformed(format!("{} v{version}: header: {e:#}", api.name)))?;
-    let client = ClientInfo {
-        // A copy: what outlives the request must not keep all of it in memory.
-        client_id: StrBytes::from_string(
-            header.client_id.as_deref().unwrap_or_default().to_owned(),
-        ),
-        client_host: peer.host.clone(),
-        sight: Sight::default(),
-    };
-    let (toll, held) = (Arc::<Toll>::default(), Arc::<Mutex<Held>>::default());
+    // A copy: what outlives the request, or waits, must not keep all of it in memory.
+    let client_id =
+        StrBytes::from_string(header.client_id.as_deref().unwrap_or_default().to_owned());
+    drop(header);
+    let client =
+        ClientInfo { client_id, client_host: peer.host.clone(), sight: Sight::default() };
+    let (toll, held) = (Arc::<Toll>::default(), Arc::new(Mutex::new(held)));
     let context = Context {
         server: server.clone(),
         api,
@@ -372,7 +365,9 @@ pub(crate) async fn serve(
         context.take_turn().await;
     }
     let mut answer = toll.timed((api.handle)(context, frame)).await?;
-    let Held { turn, answer: room } = std::mem::take(&mut *held.lock());
+    let Held { request, elements, turn, answer: room } = std::mem::take(&mut *held.lock());
+    // However long the answer waits, or the client is left alone: its request's bytes are not needed any more.
+    drop(request);
     if let Answer::Ready(response) = &mut answer {
         match (room, &turn) {
             (Some(room), _) => response.budgets.push(room),
@@ -381,7 +376,7 @@ pub(crate) async fn serve(
         }
     }
     drop(turn);
-    Ok(Served { api, answer, budget, throttle: toll.throttle() })
+    Ok(Served { api, answer, budget: elements, throttle: toll.throttle() })
 }
 
 impl Context {

@@ -101,6 +101,7 @@ async fn answer(
     )?;
 
     let mut acks = Acks::new(is_renew_ack);
+    let left = partitions.len() + acknowledged.len();
     for (of, batches) in acknowledged {
         let batches = batches.iter().map(|batch| {
             (batch.first_offset, batch.last_offset, batch.acknowledge_types.as_slice())
@@ -109,19 +110,20 @@ async fn answer(
     }
     member.ended(cx, step);
     let mut given = BTreeMap::new();
+    let mut limits = Limits {
+        max_bytes: usize::try_from(body.max_bytes)
+            .unwrap_or(0)
+            .min(cx.server.config.max_fetch_bytes as usize),
+        max_wait: Duration::from_millis(body.max_wait_ms.max(0) as u64),
+        waits: body.min_bytes > 0,
+        max_records: u64::try_from(body.max_records).unwrap_or(0),
+        is_exact: acquire_mode == RECORD_LIMIT,
+        batch_records: u64::try_from(body.batch_size).unwrap_or(0),
+    };
+    drop((body, added, forgotten));
+    limits.max_wait = limits.max_wait.min(cx.keep_elements(left).await);
     if step != Step::Ended && !wants_nothing {
         cx.wait_for_quota(Bound::Fetched).await;
-        let limits = Limits {
-            max_bytes: usize::try_from(body.max_bytes)
-                .unwrap_or(0)
-                .min(cx.server.config.max_fetch_bytes as usize),
-            max_wait: Duration::from_millis(body.max_wait_ms.max(0) as u64)
-                .min(cx.server.config.idle_timeout),
-            waits: body.min_bytes > 0,
-            max_records: u64::try_from(body.max_records).unwrap_or(0),
-            is_exact: acquire_mode == RECORD_LIMIT,
-            batch_records: u64::try_from(body.batch_size).unwrap_or(0),
-        };
         given = hand_out(cx, &member, &partitions, limits, budgets).await;
         let shares = cx.server.groups.shares();
         if !shares.sessions.is_open(&member.session) {

@@ -1,5 +1,6 @@
 //! JoinGroup, SyncGroup, Heartbeat, LeaveGroup: from the protocol to [`super::group`] and back.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -34,42 +35,58 @@ pub(super) const MAX_NAME_BYTES: usize = 1024;
 const MEMBER_ID_PREFIX_CHARS: usize = 128;
 
 impl Groups {
-    /// JoinGroup, versions 0 to 9. Waits until the rebalance is over: up to the members' rebalance timeout.
-    pub(crate) async fn join(
+    /// JoinGroup, versions 0 to 9. When this returns the group has it; what it returns waits until the rebalance is over, up to the members' rebalance
+    /// timeout, and keeps nothing of the request.
+    pub(crate) fn join(
         &self,
-        client: ClientInfo,
-        request: JoinGroupRequest,
+        client: &ClientInfo,
+        request: &JoinGroupRequest,
         version: i16,
         topics: &TopicsView,
-    ) -> JoinGroupResponse {
-        let answer = match self.shared.start_join(&client, &request, version, topics) {
-            // A group answers all its waiters before it goes away, so a lost sender means that the server does.
-            Ok(answer) => answer
-                .await
-                .unwrap_or_else(|_| refuse(ResponseError::CoordinatorNotAvailable, &request)),
-            Err(error) => refuse(error, &request),
-        };
-        let answer = match self.shared.told_is_durable(&request.group_id).await {
-            Ok(()) => answer,
-            Err(error) => refuse(error, &request),
-        };
-        join_response(answer, version)
+    ) -> impl Future<Output = JoinGroupResponse> + use<> {
+        let started = self.shared.start_join(client, request, version, topics);
+        let shared = Arc::clone(&self.shared);
+        let (group_id, member_id) = (own(&request.group_id), own(&request.member_id));
+        async move {
+            let refuse = |error| Err(Refusal { error, member_id: member_id.clone() });
+            let answer = match started {
+                // A group answers all its waiters before it goes away, so a lost sender means that the server does.
+                Ok(answer) => answer
+                    .await
+                    .unwrap_or_else(|_| refuse(ResponseError::CoordinatorNotAvailable)),
+                Err(error) => refuse(error),
+            };
+            let answer = match shared.told_is_durable(&group_id).await {
+                Ok(()) => answer,
+                Err(error) => refuse(error),
+            };
+            join_response(answer, version)
+        }
     }
 
-    /// SyncGroup, versions 0 to 5. Waits until the leader has sent the assignment.
-    pub async fn sync(&self, request: SyncGroupRequest, _version: i16) -> SyncGroupResponse {
-        let answer = match self.shared.start_sync(&request) {
-            Ok(answer) => answer.await.unwrap_or(Err(ResponseError::CoordinatorNotAvailable)),
-            Err(error) => Err(error),
-        };
-        let answer = self.shared.told_is_durable(&request.group_id).await.and(answer);
-        let response = SyncGroupResponse::default();
-        match answer {
-            Ok(synced) => response
-                .with_protocol_type(synced.protocol_type)
-                .with_protocol_name(synced.protocol)
-                .with_assignment(synced.assignment),
-            Err(error) => response.with_error_code(error.code()),
+    /// SyncGroup, versions 0 to 5. What it returns waits until the leader has sent the assignment, and keeps nothing of the request.
+    pub fn sync(
+        &self,
+        request: &SyncGroupRequest,
+        _version: i16,
+    ) -> impl Future<Output = SyncGroupResponse> + use<> {
+        let started = self.shared.start_sync(request);
+        let shared = Arc::clone(&self.shared);
+        let group_id = own(&request.group_id);
+        async move {
+            let answer = match started {
+                Ok(answer) => answer.await.unwrap_or(Err(ResponseError::CoordinatorNotAvailable)),
+                Err(error) => Err(error),
+            };
+            let answer = shared.told_is_durable(&group_id).await.and(answer);
+            let response = SyncGroupResponse::default();
+            match answer {
+                Ok(synced) => response
+                    .with_protocol_type(synced.protocol_type)
+                    .with_protocol_name(synced.protocol)
+                    .with_assignment(synced.assignment),
+                Err(error) => response.with_error_code(error.code()),
+            }
         }
     }
 
@@ -195,6 +212,9 @@ impl Shared {
         request: &SyncGroupRequest,
     ) -> Result<oneshot::Receiver<SyncAnswer>, ResponseError> {
         self.check_group_id(&request.group_id)?;
+        if request.assignments.len() > self.config.max_group_members {
+            return Err(ResponseError::InvalidRequest);
+        }
         let assigned_bytes: usize =
             request.assignments.iter().map(|assignment| assignment.assignment.len()).sum();
         self.check_membership_room(&request.group_id, assigned_bytes)?;
@@ -303,10 +323,6 @@ fn millis(value: i32) -> Option<Duration> {
 
 fn code(result: Result<(), ResponseError>) -> i16 {
     result.map_or_else(|error| error.code(), |()| 0)
-}
-
-fn refuse(error: ResponseError, request: &JoinGroupRequest) -> JoinAnswer {
-    Err(Refusal { error, member_id: request.member_id.clone() })
 }
 
 fn join_response(answer: JoinAnswer, version: i16) -> JoinGroupResponse {

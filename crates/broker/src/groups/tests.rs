@@ -142,9 +142,9 @@ fn join_request(group: &str, member_id: &StrBytes) -> JoinGroupRequest {
 async fn join(groups: &Groups, group: &str, session_timeout_ms: i32) -> JoinGroupResponse {
     let request =
         |id: &StrBytes| join_request(group, id).with_session_timeout_ms(session_timeout_ms);
-    let first = groups.join(client(), request(&StrBytes::new()), 9, &TopicsView::default()).await;
+    let first = groups.join(&client(), &request(&StrBytes::new()), 9, &TopicsView::default()).await;
     assert_eq!(first.error_code, ResponseError::MemberIdRequired.code());
-    groups.join(client(), request(&first.member_id), 9, &TopicsView::default()).await
+    groups.join(&client(), &request(&first.member_id), 9, &TopicsView::default()).await
 }
 
 fn sync_request(group: &str, joined: &JoinGroupResponse) -> SyncGroupRequest {
@@ -241,7 +241,7 @@ async fn three_members_share_a_group_and_part() {
     let (_store, groups) = world.start().await;
     let a = join(&groups, "g", 10_000).await;
     assert_eq!((a.generation_id, &a.leader), (1, &a.member_id));
-    groups.sync(sync_request("g", &a), 5).await;
+    groups.sync(&sync_request("g", &a), 5).await;
 
     let (b, c) = (join(&groups, "g", 10_000), join(&groups, "g", 10_000));
     let a_again = async {
@@ -249,16 +249,16 @@ async fn three_members_share_a_group_and_part() {
         while groups.heartbeat(heartbeat_request("g", &a), 4).await.error_code == 0 {
             tokio::task::yield_now().await;
         }
-        groups.join(client(), join_request("g", &a.member_id), 9, &TopicsView::default()).await
+        groups.join(&client(), &join_request("g", &a.member_id), 9, &TopicsView::default()).await
     };
     let (b, c, a) = tokio::join!(b, c, a_again);
     assert_eq!([a.generation_id, b.generation_id, c.generation_id], [2, 2, 2]);
     assert_eq!([a.members.len(), b.members.len(), c.members.len()], [3, 0, 0]);
     encodes(&a, 9..=9);
     let synced = tokio::join!(
-        groups.sync(sync_request("g", &b), 5),
-        groups.sync(sync_request("g", &c), 5),
-        groups.sync(sync_request("g", &a), 5)
+        groups.sync(&sync_request("g", &b), 5),
+        groups.sync(&sync_request("g", &c), 5),
+        groups.sync(&sync_request("g", &a), 5)
     );
     for (response, joined) in [(&synced.0, &b), (&synced.1, &c), (&synced.2, &a)] {
         assert_eq!(response.error_code, 0);
@@ -292,7 +292,7 @@ async fn the_timer_removes_a_silent_member_and_lets_the_other_go_on() {
     assert_eq!(join(&groups, "another", 1_800_000).await.error_code, 0);
     tokio::task::yield_now().await;
     let silent = join(&groups, "g", 50).await;
-    groups.sync(sync_request("g", &silent), 5).await;
+    groups.sync(&sync_request("g", &silent), 5).await;
     let other = join(&groups, "g", 10_000);
     let other = tokio::time::timeout(Duration::from_secs(20), other).await.expect("no wakeup");
     assert_eq!((other.error_code, other.members.len()), (0, 1));
@@ -306,7 +306,7 @@ async fn shutdown_answers_who_waits_and_who_comes_later() {
     let (_store, groups) = world.start().await;
     let gone = ResponseError::CoordinatorNotAvailable.code();
     let a = join(&groups, "g", 10_000).await;
-    groups.sync(sync_request("g", &a), 5).await;
+    groups.sync(&sync_request("g", &a), 5).await;
     let waiting = join(&groups, "g", 10_000);
     let shutdown = async {
         while groups.heartbeat(heartbeat_request("g", &a), 4).await.error_code == 0 {
@@ -316,8 +316,9 @@ async fn shutdown_answers_who_waits_and_who_comes_later() {
     };
     let (waiting, ()) = tokio::join!(waiting, shutdown);
     assert_eq!(waiting.error_code, gone);
-    let later =
-        groups.join(client(), join_request("g", &StrBytes::new()), 9, &TopicsView::default()).await;
+    let later = groups
+        .join(&client(), &join_request("g", &StrBytes::new()), 9, &TopicsView::default())
+        .await;
     assert_eq!(later.error_code, gone);
     assert_eq!(groups.heartbeat(heartbeat_request("g", &a), 4).await.error_code, gone);
     assert_eq!(commit(&groups, commit_request("g", &[("topic", 0, 1)])).await, [gone]);
@@ -376,7 +377,7 @@ async fn a_restart_makes_members_join_again_and_finds_their_offsets() {
     let mut world = World::new();
     let (store, groups) = world.start().await;
     let member = join(&groups, "g", 10_000).await;
-    groups.sync(sync_request("g", &member), 5).await;
+    groups.sync(&sync_request("g", &member), 5).await;
     let by_member = || {
         commit_request("g", &[("topic", 0, 42)])
             .with_generation_id_or_member_epoch(member.generation_id)
@@ -391,15 +392,15 @@ async fn a_restart_makes_members_join_again_and_finds_their_offsets() {
     let (_store, groups) = world.start().await;
     let unknown = ResponseError::UnknownMemberId.code();
     assert_eq!(groups.heartbeat(heartbeat_request("g", &member), 4).await.error_code, unknown);
-    assert_eq!(groups.sync(sync_request("g", &member), 5).await.error_code, unknown);
+    assert_eq!(groups.sync(&sync_request("g", &member), 5).await.error_code, unknown);
     assert_eq!(commit(&groups, by_member()).await, [unknown]);
     let rejoin = groups
-        .join(client(), join_request("g", &member.member_id), 9, &TopicsView::default())
+        .join(&client(), &join_request("g", &member.member_id), 9, &TopicsView::default())
         .await;
     assert_eq!(rejoin.error_code, unknown);
     // The generations start again, so that another member comes to be in one of the same number.
     let other = join(&groups, "g", 10_000).await;
-    groups.sync(sync_request("g", &other), 5).await;
+    groups.sync(&sync_request("g", &other), 5).await;
     assert_eq!(other.generation_id, member.generation_id);
     assert_eq!(commit(&groups, by_member()).await, [unknown]);
     assert_eq!(groups.heartbeat(heartbeat_request("g", &member), 4).await.error_code, unknown);
@@ -565,7 +566,7 @@ async fn groups_are_listed_described_and_deleted() {
     let world = World::new();
     let (_store, groups) = world.start().await;
     let member = join(&groups, "active", 10_000).await;
-    groups.sync(sync_request("active", &member), 5).await;
+    groups.sync(&sync_request("active", &member), 5).await;
     let request = commit_request("idle", &[("topic", 0, 7)]);
     assert_eq!(world.run(commit(&groups, request)).await, [0]);
 
@@ -633,7 +634,7 @@ async fn requests_that_no_group_can_answer_are_refused() {
     let ask = |request: JoinGroupRequest, version| {
         let groups = groups.clone();
         async move {
-            let response = groups.join(client(), request, version, &TopicsView::default()).await;
+            let response = groups.join(&client(), &request, version, &TopicsView::default()).await;
             encodes(&response, version..=version);
             response.error_code
         }
@@ -663,7 +664,7 @@ async fn requests_that_no_group_can_answer_are_refused() {
     let unknown = ResponseError::UnknownMemberId.code();
     let nobody = JoinGroupResponse::default().with_member_id(s("x"));
     assert_eq!(groups.heartbeat(heartbeat_request("none", &nobody), 4).await.error_code, unknown);
-    assert_eq!(groups.sync(sync_request("none", &nobody), 5).await.error_code, unknown);
+    assert_eq!(groups.sync(&sync_request("none", &nobody), 5).await.error_code, unknown);
 }
 
 /// The number of groups is bounded, but their names can be long.
@@ -676,7 +677,7 @@ async fn the_names_of_groups_take_of_the_bound_on_memory() {
     let mut created = 0;
     loop {
         let request = join_request(&name(created), &StrBytes::new());
-        match groups.join(client(), request, 4, &TopicsView::default()).await.error_code {
+        match groups.join(&client(), &request, 4, &TopicsView::default()).await.error_code {
             code if code == ResponseError::MemberIdRequired.code() => created += 1,
             code => break assert_eq!(code, ResponseError::PolicyViolation.code()),
         }
@@ -690,7 +691,7 @@ async fn the_names_of_groups_take_of_the_bound_on_memory() {
     let request = DeleteGroupsRequest::default().with_groups_names(vec![group_id(&name(0))]);
     assert_eq!(world.run(groups.delete_groups(request, 2)).await.results[0].error_code, 0);
     let request = join_request(&name(created), &StrBytes::new());
-    let joined = groups.join(client(), request, 4, &TopicsView::default()).await;
+    let joined = groups.join(&client(), &request, 4, &TopicsView::default()).await;
     assert_eq!(joined.error_code, ResponseError::MemberIdRequired.code());
 }
 

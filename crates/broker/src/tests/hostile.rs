@@ -7,15 +7,15 @@ use bytes::{BufMut, BytesMut};
 use kafka_protocol::messages::{
     AlterPartitionReassignmentsRequest, ApiKey, ApiVersionsRequest, ApiVersionsResponse,
     CreateTopicsRequest,
-    DescribeConfigsRequest, DescribeGroupsRequest, ElectLeadersRequest, JoinGroupRequest,
+    DescribeConfigsRequest, DescribeGroupsRequest, ElectLeadersRequest, FetchRequest, JoinGroupRequest,
     ListOffsetsRequest, MetadataRequest, OffsetCommitRequest, OffsetFetchRequest, ProduceRequest,
     SyncGroupRequest, TopicName, alter_partition_reassignments_request, create_topics_request,
     create_topics_response, describe_configs_request,
-    elect_leaders_request, join_group_request, list_offsets_request, metadata_request,
+    elect_leaders_request, fetch_request, join_group_request, list_offsets_request, metadata_request,
     offset_commit_request, offset_fetch_request, produce_request::PartitionProduceData,
     sync_group_request,
 };
-use kafka_protocol::protocol::Decodable;
+use kafka_protocol::protocol::{Decodable, Request};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::examples::{self, World};
@@ -395,6 +395,62 @@ async fn answers_that_wait_for_the_disk_are_bounded_by_bytes() {
         let response = client.receive::<ProduceRequest>(9, id).await;
         assert_eq!(response.responses[0].partition_responses[0].error_code, 0);
     }
+}
+
+/// Else a few clients that wait as long as they like would keep everybody else's larger requests out.
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_that_wait_hold_no_memory_for_requests() {
+    let server = TestServer::start().await;
+    server.topic("t", 2_000, &[]).await;
+    let (of_bytes, of_elements) =
+        (&server.server().request_budget, &server.server().decoded_budget);
+    let all = (of_bytes.free_bytes(), of_elements.free_bytes());
+    let given_back = async || {
+        // Time to come to the wait.
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        let given_back = async {
+            while (of_bytes.free_bytes(), of_elements.free_bytes()) != all {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        tokio::time::timeout(HANG, given_back).await.expect("who waits holds memory");
+    };
+
+    // What it does not want any more, and bytes behind its end.
+    let forgotten = fetch_request::ForgottenTopic::default()
+        .with_topic(TopicName(text("t")))
+        .with_partitions((0..5_000).collect());
+    let waiting = fetch("t", &[(0, 0)], 600_000).with_forgotten_topics_data(vec![forgotten]);
+    let mut frame = examples::header(FetchRequest::KEY, 12, 1, 2);
+    frame.extend_from_slice(&examples::encode(&waiting, 12));
+    frame.put_bytes(0, 200 << 10);
+    let mut fetching = server.client().await;
+    fetching.send_frame(&frame).await;
+    server.begun("Fetch", 12, 1).await;
+    given_back().await;
+
+    // A member that waits for another, which has not heard of it yet.
+    let join = |bytes: usize| {
+        let protocol = join_group_request::JoinGroupRequestProtocol::default()
+            .with_name(text("range"))
+            .with_metadata(vec![7; bytes].into());
+        JoinGroupRequest::default()
+            .with_group_id(text("g").into())
+            .with_session_timeout_ms(600_000)
+            .with_rebalance_timeout_ms(600_000)
+            .with_protocol_type(text("consumer"))
+            .with_protocols(vec![protocol])
+    };
+    assert_eq!(server.client().await.call(2, &join(10)).await.error_code, 0);
+    let mut joining = server.client().await;
+    joining.send(2, &join(200 << 10)).await;
+    server.begun("JoinGroup", 2, 2).await;
+    given_back().await;
+
+    // What takes memory as long as it waits, does not wait for long.
+    let partitions: Vec<_> = (0..2_000).map(|partition| (partition, 0)).collect();
+    let response = server.client().await.call(12, &fetch("t", &partitions, 600_000)).await;
+    assert_eq!(response.responses[0].partitions.len(), 2_000);
 }
 
 /// What is small in a request must not become large by being told once for each partition, or for each name that nobody has.
