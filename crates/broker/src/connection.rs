@@ -10,23 +10,26 @@ use std::io::{self, IoSlice};
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::{Buf, Bytes, BytesMut};
 use futures::future::BoxFuture;
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::api::{self, Answer, Api, Refused, Served};
 use crate::security::{Listener, Peer, Principal, TlsError};
-use crate::server::{ByteBudget, Server};
+use crate::server::{ByteBudget, RequestShare, Server};
 use crate::wire::response::{EncodeError, Response};
 
-/// Requests up to this size are read without asking the budget: each connection has at most one, so the bound on connections
-/// bounds them, and they never wait behind large ones.
+/// So much of a request is read without asking for memory: each connection has at most one, so the bound on connections
+/// bounds them, and small ones never wait behind large ones.
 const SMALL_FRAME_BYTES: usize = 64 << 10;
+
+/// Memory for the rest is asked for in steps of this size, as it comes.
+const STEP_BYTES: usize = 256 << 10;
 
 /// Responses of one connection that wait to be written, or to be known: their number, and their bytes. A response that is larger than
 /// the bound waits alone.
@@ -101,8 +104,8 @@ enum Content {
 /// A request as it came in, without its length.
 pub(crate) struct Frame {
     pub(crate) bytes: Bytes,
-    /// Of the server's budget for the bytes of requests.
-    pub(crate) budgets: Vec<OwnedSemaphorePermit>,
+    /// What it has taken of the memory for requests.
+    pub(crate) share: RequestShare,
 }
 
 /// Serve a connection until either side ends it.
@@ -261,27 +264,28 @@ async fn read_frame(
         return Err(End::Closed);
     }
     let slow = |_| End::SlowRequest;
-    let len = timeout(config.transfer_timeout, reader.read_i32()).await.map_err(slow)??;
+    let mut deadline = Instant::now() + config.transfer_timeout;
+    let len = timeout_at(deadline, reader.read_i32()).await.map_err(slow)??;
     let len_bytes = match u32::try_from(len) {
         Ok(len_bytes) if len_bytes <= max_bytes => len_bytes as usize,
         _ => return Err(End::BadLength(len)),
     };
     let mut bytes = BytesMut::new();
-    timeout(
-        config.transfer_timeout,
-        read_up_to(reader, &mut bytes, len_bytes.min(SMALL_FRAME_BYTES)),
-    )
-    .await
-    .map_err(slow)??;
-    let mut budgets = Vec::new();
-    if len_bytes > SMALL_FRAME_BYTES {
-        // While this waits the rest of the request stays with the client: that is how the budget pushes back.
-        budgets.push(server.request_budget.acquire(len_bytes).await);
-        timeout(config.transfer_timeout, read_up_to(reader, &mut bytes, len_bytes))
-            .await
-            .map_err(slow)??;
+    let mut share = RequestShare::default();
+    let mut room_bytes = len_bytes.min(SMALL_FRAME_BYTES);
+    loop {
+        let read = read_up_to(reader, &mut bytes, room_bytes);
+        timeout_at(deadline, read).await.map_err(slow)??;
+        if room_bytes == len_bytes {
+            return Ok(Frame { bytes: bytes.freeze(), share });
+        }
+        let more_bytes = (len_bytes - room_bytes).min(STEP_BYTES);
+        // While this waits the rest of the request stays with the client: that is how the bound pushes back. The client is not to blame for that time.
+        let asked_at = Instant::now();
+        server.request_memory.grow(&mut share, more_bytes).await;
+        deadline += asked_at.elapsed();
+        room_bytes += more_bytes;
     }
-    Ok(Frame { bytes: bytes.freeze(), budgets })
 }
 
 /// Fill `bytes` up to `len_bytes`. Its memory grows as bytes come, at most to twice of what has come.

@@ -55,7 +55,7 @@ use metrics::Metrics;
 use producer_ids::ProducerIds;
 use quotas::Quotas;
 use security::{Authentication, Authorizer, Listener, Users};
-use server::{ByteBudget, CONCURRENT_DECOMPRESSIONS, Node, Server};
+use server::{ByteBudget, CONCURRENT_DECOMPRESSIONS, Node, RequestMemory, RequestShare, Server};
 use sessions::Sessions;
 use state_stream::{KIND_GROUP_MEMBERS, KIND_OFFSETS, KIND_SHARES, KIND_TRANSACTIONS};
 use topics::Topics;
@@ -207,7 +207,7 @@ impl Broker {
         }
         let node = Node { id: config.node_id, cluster_id: StrBytes::from_string(cluster_id) };
         let server = Arc::new(Server {
-            request_budget: ByteBudget::new(config.queued_request_bytes),
+            request_memory: RequestMemory::new(config.queued_request_bytes),
             decoded_budget: ByteBudget::new(config.queued_request_bytes),
             large_answers: api::LargeAnswers::new(config.queued_request_bytes),
             fetch_budget: ByteBudget::new(config.queued_fetch_bytes.div_ceil(2)),
@@ -309,7 +309,7 @@ impl BareClient {
     #[doc(hidden)]
     pub async fn send(&self, request: Bytes, patience: Duration) -> bool {
         let handled = async {
-            let frame = connection::Frame { bytes: request, budgets: Vec::new() };
+            let frame = connection::Frame { bytes: request, share: RequestShare::default() };
             match api::serve(&self.server, &self.peer, frame).await {
                 Ok(api::Served { answer: api::Answer::Later { response, .. }, .. }) => {
                     response.await.is_ok()

@@ -47,8 +47,7 @@ pub(crate) struct Server {
     pub(crate) sessions: Sessions,
     pub(crate) quotas: Quotas,
     pub(crate) metrics: Metrics,
-    /// For the bytes of requests.
-    pub(crate) request_budget: ByteBudget,
+    pub(crate) request_memory: RequestMemory,
     /// For what requests with many elements are decoded into, and for their responses.
     pub(crate) decoded_budget: ByteBudget,
     pub(crate) large_answers: LargeAnswers,
@@ -148,12 +147,61 @@ impl ByteBudget {
     }
 }
 
+/// Memory for the bytes of requests, but for those up to the size that each connection may have.
+///
+/// A request takes its share as its bytes come, so nobody is kept out by what another says of its length. So it has a part already when it wants more, and requests that
+/// have used up all there is would wait for one another for ever, if there were not the **last place**: one request at a time grows without asking, at most to the
+/// largest size. It waits for no memory any more: it is read to its end, or its time is over. When it has been handled, or has come to a wait for others, it gives back
+/// the place, and what it has taken before. So whoever waits gets on, at the latest when those before it have had the place.
+pub(crate) struct RequestMemory {
+    shared: ByteBudget,
+    last_place: Arc<Semaphore>,
+}
+
+/// What a request has taken of [`RequestMemory`].
+#[derive(Default)]
+pub(crate) struct RequestShare {
+    taken: Option<OwnedSemaphorePermit>,
+    last_place: Option<OwnedSemaphorePermit>,
+}
+
+impl RequestMemory {
+    pub(crate) fn new(total_bytes: u64) -> Self {
+        Self { shared: ByteBudget::new(total_bytes), last_place: Arc::new(Semaphore::new(1)) }
+    }
+
+    /// Take so many bytes more.
+    pub(crate) async fn grow(&self, share: &mut RequestShare, bytes: usize) {
+        if share.last_place.is_some() {
+            return;
+        }
+        tokio::select! {
+            biased;
+            more = self.shared.acquire(bytes) => match &mut share.taken {
+                Some(taken) => taken.merge(more),
+                None => share.taken = Some(more),
+            },
+            place = self.last_place.clone().acquire_owned() => {
+                share.last_place = Some(place.expect("the semaphore is never closed"));
+            }
+        }
+    }
+
+    /// What nobody has taken, but for the last place.
+    #[cfg(test)]
+    pub(crate) fn free_bytes(&self) -> usize {
+        self.shared.free_bytes()
+    }
+}
+
 fn kib(bytes: usize) -> u32 {
     u32::try_from(bytes.div_ceil(1024)).unwrap_or(u32::MAX)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::pin::pin;
+
     use super::*;
 
     #[tokio::test]
@@ -168,5 +216,31 @@ mod tests {
         assert_eq!(budget.free_bytes(), 0);
         assert!(ByteBudget::shrink(all, 0).is_none());
         assert_eq!(budget.free_bytes(), 10 * 1024);
+    }
+
+    #[tokio::test]
+    async fn requests_that_have_used_up_the_memory_get_on_one_after_the_other() {
+        let memory = RequestMemory::new(10 * 1024);
+        let mut shares = [(); 4].map(|()| RequestShare::default());
+        for share in &mut shares {
+            memory.grow(share, 2 * 1024).await;
+        }
+        assert_eq!(memory.free_bytes(), 2 * 1024);
+        {
+            let [first, second, third, _] = &mut shares;
+            memory.grow(first, 8 * 1024).await;
+            memory.grow(first, 100 * 1024).await;
+            assert!(first.last_place.is_some());
+            let mut waiting = pin!(memory.grow(second, 8 * 1024));
+            assert!(futures::poll!(waiting.as_mut()).is_pending());
+            // Nobody overtakes: else small ones would keep it waiting for ever.
+            let mut behind = pin!(memory.grow(third, 1024));
+            assert!(futures::poll!(behind.as_mut()).is_pending());
+            *first = RequestShare::default();
+            waiting.await;
+            behind.await;
+        }
+        drop(shares);
+        assert_eq!(memory.free_bytes(), 10 * 1024);
     }
 }

@@ -7,7 +7,7 @@ use tokio::time::timeout;
 
 use super::Context;
 use super::large::SMALL_BYTES;
-use crate::server::{ByteBudget, Server};
+use crate::server::{ByteBudget, RequestShare, Server};
 
 /// Requests with more elements than this take their decoded size from the server's budget; the others are
 /// bounded by the number of connections.
@@ -26,7 +26,7 @@ const ROOM_WAIT: Duration = Duration::from_secs(1);
 #[derive(Default)]
 pub(super) struct Held {
     /// For the bytes of the request.
-    pub(super) request: Vec<OwnedSemaphorePermit>,
+    pub(super) request: RequestShare,
     /// For what it is decoded into and for its answer, if it has many elements.
     pub(super) elements: Option<OwnedSemaphorePermit>,
     /// To put together an answer that is large however small the request is.
@@ -49,7 +49,7 @@ impl Context {
     pub(super) async fn keep_elements(&self, elements: usize) -> Duration {
         let before = {
             let mut held = self.held.lock();
-            held.request.clear();
+            held.request = RequestShare::default();
             held.elements.take()
         };
         let bytes = elements * ELEMENT_BYTES;

@@ -309,7 +309,7 @@ pub(crate) async fn serve(
     peer: &Arc<Peer>,
     frame: Frame,
 ) -> Result<Served, Refused> {
-    let Frame { bytes: mut frame, budgets } = frame;
+    let Frame { bytes: mut frame, share } = frame;
     if peer.sends_bare_message() {
         return sasl::bare_message(server, peer, &frame).await;
     }
@@ -338,7 +338,7 @@ pub(crate) async fn serve(
         .walk(&frame, version, MAX_ELEMENTS)
         .map_err(|e| malformed(format!("{} v{version}: {e}", api.name)))?;
     let held = Held {
-        request: budgets,
+        request: share,
         elements: held::share_of(server, elements).await,
         ..Held::default()
     };

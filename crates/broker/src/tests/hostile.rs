@@ -252,7 +252,7 @@ async fn connections_of_an_address_are_bounded() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn large_requests_share_their_budget() {
+async fn large_requests_share_their_memory() {
     let server = TestServer::with(16 << 20, |config| {
         config.max_request_bytes = 1 << 20;
         config.queued_request_bytes = 1 << 20;
@@ -262,10 +262,21 @@ async fn large_requests_share_their_budget() {
     server.topic("t", 1, &[]).await;
     let batch = plain(&[1; 10_000]);
     assert!(batch.len() > 128 << 10 && batch.len() < 900 << 10, "{}", batch.len());
-    // One client has sent half of a large request and holds its share; others wait for it to go, and are served then.
-    let mut half = server.client().await;
-    half.socket.write_all(&(1i32 << 20).to_be_bytes()).await.unwrap();
-    half.socket.write_all(&vec![0; 200 << 10]).await.unwrap();
+    // What has come of the first leaves no room for the second, which has the last place: others wait, and are served when one of them goes.
+    let memory = &server.server().request_memory;
+    let mut half = Vec::new();
+    for sent_bytes in [900 << 10, 200 << 10] {
+        let mut client = server.client().await;
+        client.socket.write_all(&(1i32 << 20).to_be_bytes()).await.unwrap();
+        client.socket.write_all(&vec![0; sent_bytes]).await.unwrap();
+        half.push(client);
+        let taken = async {
+            while memory.free_bytes() > 64 << 10 {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        tokio::time::timeout(HANG, taken).await.expect("what comes is not counted");
+    }
     let mut waiting = server.client().await;
     let id = waiting.send(9, &produce("t", 0, &batch, -1)).await;
     // Small requests do not wait.
@@ -273,6 +284,50 @@ async fn large_requests_share_their_budget() {
     drop(half);
     let response = waiting.receive::<ProduceRequest>(9, id).await;
     assert_eq!(response.responses[0].partition_responses[0].error_code, 0);
+}
+
+/// What a request says of its length is no reason to keep others out.
+#[tokio::test(flavor = "multi_thread")]
+async fn half_requests_keep_nobody_out() {
+    let server = TestServer::start().await;
+    server.topic("t", 1, &[]).await;
+    let mut half = Vec::new();
+    for _ in 0..5 {
+        let mut client = server.client().await;
+        client.socket.write_all(&(100i32 << 20).to_be_bytes()).await.unwrap();
+        client.socket.write_all(&vec![0; 200 << 10]).await.unwrap();
+        half.push(client);
+    }
+    // Each has come so far that it has asked for more.
+    let asked = async {
+        while server.server().request_memory.free_bytes() > (256 << 20) - 5 * (256 << 10) {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(HANG, asked).await.expect("they have not come");
+    let batch = plain(&[1; 10_000]);
+    let mut honest = server.client().await;
+    let produced = honest.produce("t", 0, &batch);
+    let produced = tokio::time::timeout(Duration::from_secs(10), produced).await;
+    assert_eq!(produced.expect("half requests keep others out"), (0, 0));
+}
+
+/// All of a request has to come in its time, not each part of it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_has_one_time_for_all_its_parts() {
+    let server =
+        TestServer::with(16 << 20, |config| config.transfer_timeout = Duration::from_millis(600))
+            .await;
+    let mut request = examples::header(18, 0, 1, 1);
+    request.put_bytes(0, 200 << 10);
+    let frame = [&(request.len() as i32).to_be_bytes()[..], &request[..]].concat();
+    let mut client = server.client().await;
+    // In the middle of its length, of what is read at once, and of what is asked memory for: each part comes within the time.
+    for part in [0..1, 1..100, 100..100 << 10, 100 << 10..frame.len()] {
+        let _ = client.socket.write_all(&frame[part]).await;
+        tokio::time::sleep(Duration::from_millis(400)).await;
+    }
+    assert!(client.receive_frame().await.is_none(), "it was answered");
 }
 
 /// A small request that names the same thing again and again must not be a way to an answer of any size.
@@ -403,7 +458,7 @@ async fn requests_that_wait_hold_no_memory_for_requests() {
     let server = TestServer::start().await;
     server.topic("t", 2_000, &[]).await;
     let (of_bytes, of_elements) =
-        (&server.server().request_budget, &server.server().decoded_budget);
+        (&server.server().request_memory, &server.server().decoded_budget);
     let all = (of_bytes.free_bytes(), of_elements.free_bytes());
     let given_back = async || {
         // Time to come to the wait.

@@ -188,10 +188,10 @@ async fn who_is_not_heard_holds_no_memory_for_requests() {
     assert!(batch.len() > 64 << 10, "{}", batch.len());
     let quota = [(PRODUCE, (batch.len() / 20) as f64, false)];
     assert_eq!(alter(&mut client, &[("client-id", Some("a test"))], &quota).await, 0);
-    let all_bytes = server.server().request_budget.free_bytes();
+    let all_bytes = server.server().request_memory.free_bytes();
     let response = client.call(9, &produce("t", 0, &batch, -1)).await;
     assert!(response.throttle_time_ms > 1_000, "{} ms", response.throttle_time_ms);
-    assert_eq!(server.server().request_budget.free_bytes(), all_bytes);
+    assert_eq!(server.server().request_memory.free_bytes(), all_bytes);
 }
 
 /// The time of threads that handle requests, of any kind.
