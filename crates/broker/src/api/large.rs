@@ -21,8 +21,7 @@ pub(super) const SMALL_BYTES: usize = 256 << 10;
 const CONCURRENT: usize = 8;
 
 /// Those of which each answer may be large.
-const ALWAYS: [ApiKey; 16] = [
-    ApiKey::Metadata,
+const ALWAYS: [ApiKey; 15] = [
     ApiKey::OffsetFetch,
     ApiKey::DescribeGroups,
     ApiKey::ListGroups,
@@ -41,7 +40,7 @@ const ALWAYS: [ApiKey; 16] = [
 ];
 
 /// Those of which the handler sees in the request whether the answer may be.
-const SOMETIMES: [ApiKey; 1] = [ApiKey::CreateTopics];
+const SOMETIMES: [ApiKey; 2] = [ApiKey::Metadata, ApiKey::CreateTopics];
 
 pub(crate) struct LargeAnswers {
     turns: Vec<(ApiKey, Arc<Semaphore>)>,

@@ -18,17 +18,28 @@ use crate::security::{Operation, Resource};
 use crate::topics::{Topic, TopicRef, is_internal};
 use crate::wire::once;
 
+/// Answers with more partitions take turns.
+const PARTITIONS_WITHOUT_TURN: usize = 2_000;
+
 pub(super) async fn handle(cx: &Context, request: MetadataRequest) -> MetadataResponse {
     let node = &cx.server.node;
     let mut topics = Vec::new();
-    match request.topics {
-        // Version 0 has no null list, its empty one means all.
-        Some(wanted) if !wanted.is_empty() || cx.version > 0 => {
+    // Version 0 has no null list, its empty one means all.
+    let wanted = request.topics.filter(|wanted| !wanted.is_empty() || cx.version > 0);
+    let partitions = match &wanted {
+        Some(wanted) => wanted.iter().map(|topic| partitions_of(cx, topic)).sum(),
+        None => cx.server.topics.partitions(),
+    };
+    if partitions > PARTITIONS_WITHOUT_TURN {
+        cx.take_turn().await;
+    }
+    match wanted {
+        Some(wanted) => {
             for topic in once(&wanted, |topic| (&topic.name, topic.topic_id)) {
                 topics.push(describe_wanted(cx, topic, request.allow_auto_topic_creation).await);
             }
         }
-        _ => {
+        None => {
             let all = cx.server.topics.all();
             let may =
                 |topic: &&Arc<Topic>| cx.may(Operation::Describe, Resource::Topic(&topic.name));
@@ -55,6 +66,17 @@ pub(super) async fn handle(cx: &Context, request: MetadataRequest) -> MetadataRe
         response.cluster_authorized_operations = describe_cluster::operations(cx);
     }
     response
+}
+
+/// How many partitions the answer may have for a topic.
+fn partitions_of(cx: &Context, wanted: &MetadataRequestTopic) -> usize {
+    let topics = &cx.server.topics;
+    let found = match &wanted.name {
+        Some(name) if wanted.topic_id.is_nil() => topics.by_name(name),
+        _ => topics.by_id(wanted.topic_id),
+    };
+    // It may be about to be created.
+    found.map_or(cx.server.config.default_partitions as usize, |topic| topic.partitions.len())
 }
 
 async fn describe_wanted(

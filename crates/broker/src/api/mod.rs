@@ -348,8 +348,7 @@ pub(crate) async fn serve(
     let client_id =
         StrBytes::from_string(header.client_id.as_deref().unwrap_or_default().to_owned());
     drop(header);
-    let client =
-        ClientInfo { client_id, client_host: peer.host.clone(), sight: Sight::default() };
+    let client = ClientInfo { client_id, client_host: peer.host.clone(), sight: Sight::default() };
     let (toll, held) = (Arc::<Toll>::default(), Arc::new(Mutex::new(held)));
     let context = Context {
         server: server.clone(),

@@ -51,9 +51,9 @@ impl Groups {
             let refuse = |error| Err(Refusal { error, member_id: member_id.clone() });
             let answer = match started {
                 // A group answers all its waiters before it goes away, so a lost sender means that the server does.
-                Ok(answer) => answer
-                    .await
-                    .unwrap_or_else(|_| refuse(ResponseError::CoordinatorNotAvailable)),
+                Ok(answer) => {
+                    answer.await.unwrap_or_else(|_| refuse(ResponseError::CoordinatorNotAvailable))
+                }
                 Err(error) => refuse(error),
             };
             let answer = match shared.told_is_durable(&group_id).await {

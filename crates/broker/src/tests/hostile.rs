@@ -6,14 +6,13 @@ use alluvium_device::sim::Random;
 use bytes::{BufMut, BytesMut};
 use kafka_protocol::messages::{
     AlterPartitionReassignmentsRequest, ApiKey, ApiVersionsRequest, ApiVersionsResponse,
-    CreateTopicsRequest,
-    DescribeConfigsRequest, DescribeGroupsRequest, ElectLeadersRequest, FetchRequest, JoinGroupRequest,
-    ListOffsetsRequest, MetadataRequest, OffsetCommitRequest, OffsetFetchRequest, ProduceRequest,
-    SyncGroupRequest, TopicName, alter_partition_reassignments_request, create_topics_request,
-    create_topics_response, describe_configs_request,
-    elect_leaders_request, fetch_request, join_group_request, list_offsets_request, metadata_request,
-    offset_commit_request, offset_fetch_request, produce_request::PartitionProduceData,
-    sync_group_request,
+    CreateTopicsRequest, DescribeConfigsRequest, DescribeGroupsRequest, ElectLeadersRequest,
+    FetchRequest, JoinGroupRequest, ListOffsetsRequest, MetadataRequest, OffsetCommitRequest,
+    OffsetFetchRequest, ProduceRequest, SyncGroupRequest, TopicName,
+    alter_partition_reassignments_request, create_topics_request, create_topics_response,
+    describe_configs_request, elect_leaders_request, fetch_request, join_group_request,
+    list_offsets_request, metadata_request, offset_commit_request, offset_fetch_request,
+    produce_request::PartitionProduceData, sync_group_request,
 };
 use kafka_protocol::protocol::{Decodable, Request};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -582,14 +581,23 @@ async fn large_answers_share_their_budget() {
     let mut waiting = server.client().await;
     let all_topics = MetadataRequest::default().with_topics(None);
     let id = waiting.send(12, &all_topics).await;
-    server.begun("Metadata", 12, 1).await;
-    // Small answers do not wait, of the same API neither.
+    let mut others = Vec::new();
+    for _ in 0..10 {
+        let mut client = server.client().await;
+        client.send(12, &all_topics).await;
+        others.push(client);
+    }
+    server.begun("Metadata", 12, 11).await;
+    // Small answers do not wait, of the same API neither: not for the bytes, and not for a turn.
     let none = MetadataRequest::default().with_topics(Some(Vec::new()));
     server.client().await.call(12, &none).await;
     server.assert_alive().await;
     drop(all);
     let response = waiting.receive::<MetadataRequest>(12, id).await;
     assert_eq!(response.topics[0].partitions.len(), 9_000);
+    for mut client in others {
+        assert!(client.receive_frame().await.is_some());
+    }
     server.assert_alive().await;
     assert_eq!(budget.free_bytes(), 1 << 20);
 }
