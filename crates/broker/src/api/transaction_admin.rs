@@ -1,7 +1,7 @@
 //! What operators ask about transactions: DescribeTransactions, ListTransactions, DescribeProducers; and WriteTxnMarkers, by which they end one
 //! that hangs.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -84,10 +84,15 @@ pub(super) async fn list(
     cx: &Context,
     request: ListTransactionsRequest,
 ) -> ListTransactionsResponse {
-    let is_known = |name: &&StrBytes| State::ALL.iter().any(|state| state.name() == &***name);
-    let (known, unknown): (Vec<_>, Vec<_>) = request.state_filters.iter().partition(is_known);
-    let response = ListTransactionsResponse::default()
-        .with_unknown_state_filters(unknown.into_iter().cloned().collect());
+    let wanted = &request.state_filters;
+    let is_unknown = |name: &&StrBytes| State::ALL.iter().all(|state| state.name() != &***name);
+    let unknown = wanted.iter().filter(is_unknown).cloned();
+    let response =
+        ListTransactionsResponse::default().with_unknown_state_filters(unknown.collect());
+    // Filters may have a million elements, and each transaction is held against them.
+    let is_wanted = |state: &State| wanted.iter().any(|name| state.name() == name.as_str());
+    let known: Vec<State> = State::ALL.into_iter().filter(is_wanted).collect();
+    let producers: HashSet<i64> = request.producer_id_filters.iter().map(|id| id.0).collect();
     if known.is_empty() && !request.state_filters.is_empty() {
         return response;
     }
@@ -97,10 +102,8 @@ pub(super) async fn list(
     };
     let now_ms = unix_time_ms();
     let passes = |description: &Description| {
-        let by_state =
-            known.is_empty() || known.iter().any(|name| description.state.name() == name.as_str());
-        let by_producer = request.producer_id_filters.is_empty()
-            || request.producer_id_filters.contains(&ProducerId(description.producer_id));
+        let by_state = known.is_empty() || known.contains(&description.state);
+        let by_producer = producers.is_empty() || producers.contains(&description.producer_id);
         let by_duration = request.duration_filter < 0
             || (description.started_at_ms >= 0
                 && now_ms - description.started_at_ms > request.duration_filter);

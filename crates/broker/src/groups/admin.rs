@@ -1,5 +1,7 @@
 //! ListGroups, DescribeGroups, DeleteGroups.
 
+use std::collections::HashMap;
+
 use kafka_protocol::error::ResponseError;
 use kafka_protocol::messages::delete_groups_response::DeletableGroupResult;
 use kafka_protocol::messages::describe_groups_response::{DescribedGroup, DescribedGroupMember};
@@ -29,10 +31,8 @@ impl Groups {
         if let Err(error) = self.shared.check_open() {
             return response.with_error_code(error.code());
         }
-        let passes = |filter: &[StrBytes], value: &str| {
-            filter.is_empty()
-                || filter.iter().any(|wanted| wanted.as_str().eq_ignore_ascii_case(value))
-        };
+        let mut types = Filter::new(&request.types_filter);
+        let mut states = Filter::new(&request.states_filter);
         let mut groups = Vec::new();
         for slot in self.shared.registry.all() {
             let found = self.shared.registry.peek(&slot, |group, _| {
@@ -45,7 +45,7 @@ impl Groups {
                 (!group.is_dead()).then_some(found)
             });
             let Some((kind, state, protocol_type)) = found else { continue };
-            if !passes(&request.types_filter, kind) || !passes(&request.states_filter, state) {
+            if !types.passes(kind) || !states.passes(state) {
                 continue;
             }
             let group = ListedGroup::default()
@@ -147,6 +147,26 @@ impl Shared {
             Ok(appended)
         })
         .await
+    }
+}
+
+/// A filter of ListGroups. It may have a million names, and there are few that groups can have: each of these is looked for once.
+struct Filter<'a> {
+    wanted: &'a [StrBytes],
+    known: HashMap<&'static str, bool>,
+}
+
+impl<'a> Filter<'a> {
+    fn new(wanted: &'a [StrBytes]) -> Self {
+        Self { wanted, known: HashMap::new() }
+    }
+
+    fn passes(&mut self, value: &'static str) -> bool {
+        let wanted = self.wanted;
+        *self.known.entry(value).or_insert_with(|| {
+            wanted.is_empty()
+                || wanted.iter().any(|wanted| wanted.as_str().eq_ignore_ascii_case(value))
+        })
     }
 }
 
