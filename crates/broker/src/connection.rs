@@ -10,6 +10,8 @@ use std::io::{self, IoSlice};
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use bytes::{Buf, Bytes, BytesMut};
@@ -17,7 +19,7 @@ use futures::future::BoxFuture;
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use crate::api::{self, Answer, Api, Refused, Served};
 use crate::security::{Listener, Peer, Principal, TlsError};
@@ -35,6 +37,9 @@ const STEP_BYTES: usize = 256 << 10;
 /// the bound waits alone.
 const MAX_UNWRITTEN: usize = 64;
 const MAX_UNWRITTEN_BYTES: u64 = 256 << 10;
+
+/// While others wait for memory that answers take, a client has to take its own at this rate, over a tenth of the time in which it must take anything at all.
+const LEAST_BYTES_PER_SECOND: f64 = 65_536.0;
 
 const READ_BUFFER_BYTES: usize = 8 << 10;
 
@@ -227,7 +232,7 @@ async fn mute(
         return;
     }
     tokio::select! {
-        () = tokio::time::sleep(throttle) => {}
+        () = sleep(throttle) => {}
         () = stopping => {}
         () = outgoing.closed() => {}
     }
@@ -318,11 +323,31 @@ async fn write_all(
             Content::Ready(response) => response,
             Content::Later(response) => response.await?,
         };
-        write_one(server, &mut writer, response).await?;
+        let taken = AtomicUsize::new(0);
+        tokio::select! {
+            biased;
+            written = write_one(server, &mut writer, response, &taken) => written?,
+            () = is_too_slow(server, &taken) => return Err(End::SlowResponse),
+        }
         server.metrics.answered(api.name, received.elapsed());
     }
     writer.shutdown().await?;
     Ok(())
+}
+
+/// Resolves when the client takes an answer so slowly that others have to wait for the memory that it keeps.
+async fn is_too_slow(server: &Server, taken: &AtomicUsize) {
+    let span = server.config.transfer_timeout / 10;
+    let mut before_bytes = 0;
+    loop {
+        sleep(span).await;
+        let taken_bytes = taken.load(Relaxed);
+        let rate = (taken_bytes - before_bytes) as f64 / span.as_secs_f64();
+        if rate < LEAST_BYTES_PER_SECOND && server.answers_are_waited_for() {
+            return;
+        }
+        before_bytes = taken_bytes;
+    }
 }
 
 /// Write the pieces of a response without copying them together.
@@ -330,6 +355,7 @@ async fn write_one(
     server: &Server,
     writer: &mut (impl AsyncWrite + Unpin),
     response: Response,
+    taken: &AtomicUsize,
 ) -> Result<(), End> {
     const MAX_SLICES: usize = 64;
     let mut pieces = response.pieces.as_slice();
@@ -347,6 +373,7 @@ async fn write_one(
         if written == 0 {
             return Err(io::Error::from(io::ErrorKind::WriteZero).into());
         }
+        taken.fetch_add(written, Relaxed);
         written_of_first += written;
         while let Some(piece) = pieces.first()
             && written_of_first >= piece.remaining()

@@ -104,6 +104,14 @@ impl Server {
         *self.stop.borrow()
     }
 
+    /// Whether somebody has to wait until others have taken their answers.
+    pub(crate) fn answers_are_waited_for(&self) -> bool {
+        [&self.fetch_budget, &self.late_fetch_budget, &self.decoded_budget]
+            .into_iter()
+            .chain([self.large_answers.budget()])
+            .any(ByteBudget::is_used_up)
+    }
+
     /// Resolves when the server is shutting down.
     pub(crate) async fn stopping(&self) {
         // An error would mean that the sender is gone, which this very object holds.
@@ -135,6 +143,11 @@ impl ByteBudget {
     /// What nobody has taken.
     pub(crate) fn free_bytes(&self) -> usize {
         self.free.available_permits() * 1024
+    }
+
+    /// Whether nobody can have more of it. What is too little for who waits first is kept for it.
+    fn is_used_up(&self) -> bool {
+        self.free.available_permits() == 0
     }
 
     /// Give back all of a share but `bytes`.
@@ -216,6 +229,19 @@ mod tests {
         assert_eq!(budget.free_bytes(), 0);
         assert!(ByteBudget::shrink(all, 0).is_none());
         assert_eq!(budget.free_bytes(), 10 * 1024);
+    }
+
+    #[tokio::test]
+    async fn a_budget_is_used_up_while_somebody_waits() {
+        let budget = ByteBudget::new(10 * 1024);
+        let share = budget.acquire(6 * 1024).await;
+        assert!(!budget.is_used_up());
+        let mut waiting = Box::pin(budget.acquire(5 * 1024));
+        assert!(futures::poll!(waiting.as_mut()).is_pending());
+        assert!(budget.is_used_up());
+        drop(waiting);
+        assert!(!budget.is_used_up());
+        drop(share);
     }
 
     #[tokio::test]

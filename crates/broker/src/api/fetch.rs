@@ -12,7 +12,7 @@ use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use kafka_protocol::messages::FetchRequest;
 use tokio::sync::{Notify, OwnedSemaphorePermit, watch};
-use tokio::time::{Instant, sleep_until, timeout_at};
+use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 use uuid::Uuid;
 
 use alluvium_stream::{Batch, Fetched, StreamOffset, Watch};
@@ -36,6 +36,10 @@ const CONCURRENT_READS: usize = 8;
 /// Objects are waited for at least so long if nothing else is read: a client that says how long it waits thinks of records that are
 /// not there yet.
 const LATE_WAIT: Duration = Duration::from_millis(500);
+
+/// How long a fetch of what is in memory waits for its share of the memory for answers, and what it gets without one, which the bound on connections bounds.
+const SHARE_WAIT: Duration = Duration::from_millis(100);
+const UNCOUNTED_BYTES: usize = 128 << 10;
 
 const READ_COMMITTED: i8 = 1;
 
@@ -156,6 +160,11 @@ impl Pass {
         cx.server.metrics.error(error);
         self.failed = true;
         Read::failed(error)
+    }
+
+    /// What it keeps in memory.
+    fn held_bytes(&self) -> usize {
+        self.bytes + self.too_large.as_ref().map_or(0, |(_, read)| read.len_bytes())
     }
 
     /// What `read` may show: all if it is within its limit, or the first one.
@@ -312,32 +321,57 @@ async fn complete(
     progressed
 }
 
-/// Read what is in memory, in order, until `max_bytes` are read or promised to what is not. At least one batch is read if there is any,
-/// however large it is: else a consumer would stand still before it.
+/// Read what is in memory. Who gets no share of the memory for answers soon has a little read without one: clients that do not take their answers keep nobody from
+/// reading.
 async fn read_young(cx: &Context, wants: &[Want], max_bytes: usize, read_committed: bool) -> Pass {
     let sources: Vec<_> = wants.iter().map(|want| locate(cx, want, read_committed)).collect();
-    let mut pass = Pass { reads: Vec::with_capacity(wants.len()), ..Pass::default() };
-    let mut left_bytes = max_bytes;
-    let mut budget = None;
-    if sources.iter().any(|source| matches!(source, Ok((_, Some(_))))) {
-        let one_batch_bytes = cx.server.config.max_message_bytes as usize;
-        let budgets = &cx.server.fetch_budget;
-        let share_bytes = share(max_bytes, budgets.free_bytes(), one_batch_bytes);
-        left_bytes = left_bytes.min(share_bytes);
-        budget = Some(budgets.acquire(share_bytes).await);
+    let scan = |left_bytes| scan(cx, wants, &sources, max_bytes, left_bytes, read_committed);
+    if !sources.iter().any(|source| matches!(source, Ok((_, Some(_))))) {
+        return scan(max_bytes);
     }
+    let one_batch_bytes = cx.server.config.max_message_bytes as usize;
+    let budgets = &cx.server.fetch_budget;
+    let share_bytes = share(max_bytes, budgets.free_bytes(), one_batch_bytes);
+    let mut budget = timeout(SHARE_WAIT, budgets.acquire(share_bytes)).await.ok();
+    let mut pass = match &budget {
+        Some(_) => scan(max_bytes.min(share_bytes)),
+        None => scan(max_bytes.min(UNCOUNTED_BYTES)),
+    };
+    if budget.is_none() && pass.held_bytes() > UNCOUNTED_BYTES {
+        // A batch that is larger has to wait for its share.
+        drop(pass);
+        budget = Some(budgets.acquire(share_bytes).await);
+        pass = scan(max_bytes.min(share_bytes));
+    }
+    // Keep the share of the budget that the response really takes.
+    let held_bytes = pass.held_bytes();
+    pass.budgets.extend(budget.and_then(|budget| ByteBudget::shrink(budget, held_bytes)));
+    pass
+}
+
+/// Read what is in memory, in order, until `left_bytes` are read or promised to what is not. At least one batch is read if there is any,
+/// however large it is: else a consumer would stand still before it.
+fn scan(
+    cx: &Context,
+    wants: &[Want],
+    sources: &[Result<Source, ApiError>],
+    max_bytes: usize,
+    mut left_bytes: usize,
+    read_committed: bool,
+) -> Pass {
+    let mut pass = Pass { reads: Vec::with_capacity(wants.len()), ..Pass::default() };
     // What may not come in time is promised no more than half.
     let mut late_bytes = max_bytes / 2;
     let mut is_first = true;
     for (at, (want, source)) in wants.iter().zip(sources).enumerate() {
         let (partition, from) = match source {
-            Ok((partition, Some(from))) if is_first || left_bytes > 0 => (partition, from),
+            Ok((partition, Some(from))) if is_first || left_bytes > 0 => (partition, *from),
             Ok((partition, _)) => {
-                pass.reads.push(Read::nothing(&partition));
+                pass.reads.push(Read::nothing(partition));
                 continue;
             }
             Err(error) => {
-                let read = pass.fail(cx, &error);
+                let read = pass.fail(cx, error);
                 pass.reads.push(read);
                 continue;
             }
@@ -355,10 +389,10 @@ async fn read_young(cx: &Context, wants: &[Want], max_bytes: usize, read_committ
                     pass.late.push(Late { at, partition, from, max_bytes, limit_bytes, is_first });
                     is_first = false;
                 }
-                Read::nothing(&partition)
+                Read::nothing(partition)
             }
             Ok(fetched) => {
-                let read = Read::new(&partition, fetched, from, stable_end, read_committed);
+                let read = Read::new(partition, fetched, from, stable_end, read_committed);
                 let read = pass.admit(at, read, limit_bytes, is_first);
                 is_first &= read.batches.is_empty();
                 read
@@ -373,9 +407,6 @@ async fn read_young(cx: &Context, wants: &[Want], max_bytes: usize, read_committ
         let more_bytes = late.max_bytes.saturating_sub(late.limit_bytes).min(left_bytes);
         (late.limit_bytes, left_bytes) = (late.limit_bytes + more_bytes, left_bytes - more_bytes);
     }
-    // Keep the share of the budget that the response really takes.
-    let held_bytes = pass.bytes + pass.too_large.as_ref().map_or(0, |(_, read)| read.len_bytes());
-    pass.budgets.extend(budget.and_then(|budget| ByteBudget::shrink(budget, held_bytes)));
     pass
 }
 

@@ -77,7 +77,6 @@ impl LargeAnswers {
         self.budget.acquire(bytes).await
     }
 
-    #[cfg(test)]
     pub(crate) fn budget(&self) -> &ByteBudget {
         &self.budget
     }

@@ -9,6 +9,7 @@ use kafka_protocol::messages::{
     FetchRequest, FetchResponse, ListOffsetsRequest, OffsetForLeaderEpochRequest, TopicName,
 };
 use kafka_protocol::records::Compression;
+use tokio::time::{sleep, timeout};
 
 use super::harness::{Client, HANG, TestServer, fetch, stored, text};
 use crate::batch::tests::{encode, plain};
@@ -106,18 +107,80 @@ async fn a_waiting_fetch_holds_nothing() {
     let waiting = reader.send(12, &for_more(600_000)).await;
     server.begun("Fetch", 12, 1).await;
     // Time to read what is there and to begin to wait.
-    tokio::time::sleep(Duration::from_millis(100)).await;
+    sleep(Duration::from_millis(100)).await;
     let given_back = async {
         while server.server().fetch_budget.free_bytes() < all_bytes {
-            tokio::time::sleep(Duration::from_millis(1)).await;
+            sleep(Duration::from_millis(1)).await;
         }
     };
-    tokio::time::timeout(HANG, given_back).await.expect("a waiting fetch holds memory");
+    timeout(HANG, given_back).await.expect("a waiting fetch holds memory");
     // It gets what there is when its time is over, or the server stops.
     assert_eq!(shape(&other.call(12, &for_more(20)).await), [(0, batch.len())]);
     server.stop().await;
     let response = reader.receive::<FetchRequest>(12, waiting).await;
     assert_eq!(shape(&response), [(0, batch.len())]);
+}
+
+/// Clients that take no answers have all the memory for them.
+#[tokio::test(flavor = "multi_thread")]
+async fn without_memory_for_answers_little_is_read_all_the_same() {
+    let server = TestServer::start().await;
+    server.topic("t", 2, &[]).await;
+    let mut client = server.client().await;
+    let (small, large) = (plain(&[1; 1_000]), plain(&[1; 12_000]));
+    assert!(small.len() < 64 << 10 && large.len() > 128 << 10, "{}", large.len());
+    for _ in 0..20 {
+        client.produce("t", 0, &small).await;
+    }
+    client.produce("t", 1, &large).await;
+    let budget = &server.server().fetch_budget;
+    let all = budget.acquire(usize::MAX).await;
+    let (code, _, records) = client.fetch("t", 0, 0).await;
+    assert_eq!(code, 0);
+    assert!(records.len() >= small.len() && records.len() <= 128 << 10, "{}", records.len());
+    // One batch that is larger waits for its share.
+    let waiting = client.send(12, &fetch("t", &[(1, 0)], 0)).await;
+    server.begun("Fetch", 12, 2).await;
+    assert!(timeout(Duration::from_millis(300), client.socket.peek(&mut [0])).await.is_err());
+    drop(all);
+    let response = client.receive::<FetchRequest>(12, waiting).await;
+    assert_eq!(shape(&response), [(1, large.len())]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_keeps_memory_that_others_wait_for_is_given_up() {
+    let server = TestServer::with(128 << 20, |config| {
+        config.transfer_timeout = Duration::from_secs(10);
+    })
+    .await;
+    server.topic("t", 1, &[]).await;
+    let mut client = server.client().await;
+    let batch = plain(&[1; 12_000]);
+    for _ in 0..(24 << 20) / batch.len() {
+        assert_eq!(client.produce("t", 0, &batch).await.0, 0);
+    }
+    let mut all = fetch("t", &[(0, 0)], 0);
+    all.topics[0].partitions[0].partition_max_bytes = i32::MAX;
+    let budget = &server.server().fetch_budget;
+    let total_bytes = budget.free_bytes();
+    client.send(12, &all).await;
+    let taken = async {
+        while budget.free_bytes() > total_bytes - (20 << 20) {
+            sleep(Duration::from_millis(1)).await;
+        }
+    };
+    timeout(HANG, taken).await.expect("its answer is not counted");
+    // Without a need it is given all its time.
+    sleep(Duration::from_millis(1_500)).await;
+    assert!(budget.free_bytes() <= total_bytes - (20 << 20));
+    let rest = budget.acquire(budget.free_bytes()).await;
+    let given_up = async {
+        while budget.free_bytes() == 0 {
+            sleep(Duration::from_millis(1)).await;
+        }
+    };
+    timeout(Duration::from_secs(6), given_up).await.expect("others wait for who takes nothing");
+    drop(rest);
 }
 
 #[tokio::test(flavor = "multi_thread")]
