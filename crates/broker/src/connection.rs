@@ -331,8 +331,8 @@ async fn write_all(
         }
         server.metrics.answered(api.name, received.elapsed());
     }
-    writer.shutdown().await?;
-    Ok(())
+    let closed = timeout(server.config.transfer_timeout, writer.shutdown());
+    Ok(closed.await.map_err(|_| End::SlowResponse)??)
 }
 
 /// Resolves when the client takes an answer so slowly that others have to wait for the memory that it keeps.
