@@ -35,15 +35,15 @@ pub struct BrokerConfig {
     pub max_message_bytes: u32,
     /// Largest request (`socket.request.max.bytes`). Default 100 MiB, 1 KiB to 1 GiB.
     pub max_request_bytes: u32,
-    /// Bound on the bytes of all requests that are being read or handled, those up to 64 KiB not counted (of these each
-    /// connection has at most one). As much again is for what requests with many elements are decoded into, and as much for large answers but those
+    /// Bound on the bytes of all requests that are being read or handled, up to 64 KiB of each not counted (each
+    /// connection has at most one), and one more of `max_request_bytes`. As much again is for what requests with many elements are decoded into, and as much for large answers but those
     /// of fetches. Default 256 MiB; `max_request_bytes` to 1 TiB.
     pub queued_request_bytes: u64,
     /// Largest fetch response, whatever the client asks for (`fetch.max.bytes`); a single batch may exceed it. Default 55 MiB,
     /// 1 KiB to 1 GiB.
     pub max_fetch_bytes: u32,
-    /// Bound on the bytes of all fetch responses that are being read or sent. Of a batch that is larger than `max_message_bytes`, which a topic
-    /// may allow, that much is counted. Default 512 MiB; `max_fetch_bytes` to 1 TiB.
+    /// Bound on the bytes of all fetch responses that are being read or sent, up to 128 KiB of each not counted when it is reached. Default 512 MiB; `max_fetch_bytes` to
+    /// 1 TiB.
     pub queued_fetch_bytes: u64,
     /// Bound on open connections; one more is closed at once. Default 1,000, 1 to 100,000.
     pub max_connections: u32,
@@ -54,8 +54,8 @@ pub struct BrokerConfig {
     /// A connection without a request for so long is closed (`connections.max.idle.ms`). Default 10 minutes, 1 second to
     /// 30 days.
     pub idle_timeout: Duration,
-    /// A request must have arrived completely within this time from its first byte, and a response must make
-    /// progress within it; else the connection is closed. Default 30 seconds, 100 ms to 1 hour.
+    /// A request must have arrived completely within this time from its first byte, but for the time that it waits for memory, and a response must make
+    /// progress within it; while others wait for memory that answers take, 64 KiB/s within a tenth of it. Else the connection is closed. Default 30 seconds, 100 ms to 1 hour.
     pub transfer_timeout: Duration,
     /// How long [`crate::Broker::shutdown`] waits for requests in flight. Default 10 seconds, at most 1 hour.
     pub shutdown_grace: Duration,

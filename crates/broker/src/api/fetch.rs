@@ -26,7 +26,7 @@ use crate::quotas::Bound;
 use crate::security::Operation;
 use crate::server::ByteBudget;
 use crate::sessions::{Key, Told, Want};
-use crate::topics::TopicRef;
+use crate::topics::{Topic, TopicRef};
 use crate::wire::fetch_response::{self, FetchResponse};
 
 /// Partitions that are read from objects at the same time, so that late readers of many partitions do not wait for one object after the
@@ -62,6 +62,7 @@ struct Late {
     at: usize,
     partition: Arc<Partition>,
     from: StreamOffset,
+    max_batch_bytes: usize,
     /// As the client wants it.
     max_bytes: usize,
     limit_bytes: usize,
@@ -252,7 +253,7 @@ async fn wait_for_enough(cx: &Context, limits: Limits, wants: &[Want]) -> Pass {
         if !is_enough(&pass) && watches.is_none() {
             // What became durable before the watch began is found by reading once more.
             let partitions = wants.iter().filter_map(|want| find(cx, &want.key).ok());
-            watches = Some(partitions.map(|partition| partition.stream.watch(&progress)).collect());
+            watches = Some(partitions.map(|(_, found)| found.stream.watch(&progress)).collect());
             continue;
         }
         // Who has enough waits for no object, and finds it the next time.
@@ -326,10 +327,11 @@ async fn complete(
 async fn read_young(cx: &Context, wants: &[Want], max_bytes: usize, read_committed: bool) -> Pass {
     let sources: Vec<_> = wants.iter().map(|want| locate(cx, want, read_committed)).collect();
     let scan = |left_bytes| scan(cx, wants, &sources, max_bytes, left_bytes, read_committed);
-    if !sources.iter().any(|source| matches!(source, Ok((_, Some(_))))) {
+    let readable = sources.iter().flatten().filter(|source| source.from.is_some());
+    let Some(largest) = readable.map(|source| source.max_batch_bytes).max() else {
         return scan(max_bytes);
-    }
-    let one_batch_bytes = cx.server.config.max_message_bytes as usize;
+    };
+    let one_batch_bytes = largest.max(cx.server.config.max_message_bytes as usize);
     let budgets = &cx.server.fetch_budget;
     let share_bytes = share(max_bytes, budgets.free_bytes(), one_batch_bytes);
     let mut budget = timeout(SHARE_WAIT, budgets.acquire(share_bytes)).await.ok();
@@ -364,17 +366,17 @@ fn scan(
     let mut late_bytes = max_bytes / 2;
     let mut is_first = true;
     for (at, (want, source)) in wants.iter().zip(sources).enumerate() {
-        let (partition, from) = match source {
-            Ok((partition, Some(from))) if is_first || left_bytes > 0 => (partition, *from),
-            Ok((partition, _)) => {
-                pass.reads.push(Read::nothing(partition));
-                continue;
-            }
+        let Source { partition, from, max_batch_bytes } = match source {
+            Ok(source) => source,
             Err(error) => {
                 let read = pass.fail(cx, error);
                 pass.reads.push(read);
                 continue;
             }
+        };
+        let Some(from) = from.filter(|_| is_first || left_bytes > 0) else {
+            pass.reads.push(Read::nothing(partition));
+            continue;
         };
         let max_bytes = usize::try_from(want.max_bytes).unwrap_or(0);
         let limit_bytes = max_bytes.min(left_bytes);
@@ -385,8 +387,15 @@ fn scan(
                 let limit_bytes = limit_bytes.min(late_bytes);
                 if is_first || limit_bytes > 0 {
                     (left_bytes, late_bytes) = (left_bytes - limit_bytes, late_bytes - limit_bytes);
-                    let partition = partition.clone();
-                    pass.late.push(Late { at, partition, from, max_bytes, limit_bytes, is_first });
+                    pass.late.push(Late {
+                        at,
+                        partition: partition.clone(),
+                        from,
+                        max_batch_bytes: *max_batch_bytes,
+                        max_bytes,
+                        limit_bytes,
+                        is_first,
+                    });
                     is_first = false;
                 }
                 Read::nothing(partition)
@@ -423,7 +432,8 @@ async fn read_late(
     let mut late = std::mem::take(&mut pass.late).into_iter();
     let wanted_bytes = late.as_slice().iter().map(|late| late.limit_bytes).sum();
     let budgets = &cx.server.late_fetch_budget;
-    let one_batch_bytes = cx.server.config.max_message_bytes as usize;
+    let largest = late.as_slice().iter().map(|late| late.max_batch_bytes).max().unwrap_or(0);
+    let one_batch_bytes = largest.max(cx.server.config.max_message_bytes as usize);
     let share_bytes = share(wanted_bytes, budgets.free_bytes(), one_batch_bytes);
     let Ok(budget) = timeout_at(until, budgets.acquire(share_bytes)).await else { return false };
     let (stop, stopped) = watch::channel(false);
@@ -491,16 +501,23 @@ fn share(wanted_bytes: usize, free_bytes: usize, one_batch_bytes: usize) -> usiz
     wanted_bytes.min(free_bytes / 2).max(one_batch_bytes)
 }
 
-fn find(cx: &Context, key: &Key) -> Result<Arc<Partition>, ApiError> {
-    let topic = cx.topic(Operation::Read, &key.topic)?;
-    topic.partition(key.partition).cloned().ok_or(ApiError::UnknownTopicOrPartition)
+/// A partition that is wanted.
+struct Source {
+    partition: Arc<Partition>,
+    /// From where it is to be read, if there is anything to read.
+    from: Option<StreamOffset>,
+    /// How large its batches may be.
+    max_batch_bytes: usize,
 }
 
-/// A partition, and from where it is to be read if there is anything to read.
-type Source = (Arc<Partition>, Option<StreamOffset>);
+fn find(cx: &Context, key: &Key) -> Result<(Arc<Topic>, Arc<Partition>), ApiError> {
+    let topic = cx.topic(Operation::Read, &key.topic)?;
+    let partition = topic.partition(key.partition).cloned();
+    Ok((topic, partition.ok_or(ApiError::UnknownTopicOrPartition)?))
+}
 
 fn locate(cx: &Context, want: &Want, read_committed: bool) -> Result<Source, ApiError> {
-    let partition = find(cx, &want.key)?;
+    let (topic, partition) = find(cx, &want.key)?;
     partition.check_leader_epoch(want.leader_epoch)?;
     let stream = &partition.stream;
     let out_of_range = || ApiError::OffsetOutOfRange {
@@ -513,7 +530,8 @@ fn locate(cx: &Context, want: &Want, read_committed: bool) -> Result<Source, Api
         return Err(out_of_range());
     }
     let end = if read_committed { partition.stable_end() } else { stream.durable_end() };
-    Ok((partition, (from < end).then_some(from)))
+    let max_batch_bytes = topic.rules.append.max_batch_bytes as usize;
+    Ok(Source { partition, from: (from < end).then_some(from), max_batch_bytes })
 }
 
 /// Group partitions by their topics, both in the order in which they come.

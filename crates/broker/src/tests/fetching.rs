@@ -147,6 +147,26 @@ async fn without_memory_for_answers_little_is_read_all_the_same() {
     assert_eq!(shape(&response), [(1, large.len())]);
 }
 
+/// A client gets one batch at least, and a topic may allow larger ones than others.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_large_batch_is_counted_as_what_it_is() {
+    const BATCH_BYTES: usize = 6 << 20;
+    let server = TestServer::with(128 << 20, |_| {}).await;
+    server.topic("t", 1, &[("max.message.bytes", "8000000")]).await;
+    let mut client = server.client().await;
+    let batch = plain(&vec![1; BATCH_BYTES * 1_000 / plain(&[1; 1_000]).len()]);
+    assert_eq!(client.produce("t", 0, &batch).await, (0, 0));
+    let budget = &server.server().fetch_budget;
+    let total_bytes = budget.free_bytes();
+    client.send(12, &fetch("t", &[(0, 0)], 0).with_max_bytes(1)).await;
+    let counted = async {
+        while budget.free_bytes() > total_bytes - batch.len() {
+            sleep(Duration::from_millis(1)).await;
+        }
+    };
+    timeout(HANG, counted).await.expect("it is not counted");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn who_keeps_memory_that_others_wait_for_is_given_up() {
     let server = TestServer::with(128 << 20, |config| {
