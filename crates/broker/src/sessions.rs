@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::errors::ApiError;
-use crate::topics::{MAX_NAME_BYTES, TopicRef};
+use crate::topics::{MAX_NAME_BYTES, TopicRef, cut_name};
 use crate::wire::once;
 
 /// Sessions that are remembered (`max.incremental.fetch.session.cache.slots`).
@@ -268,7 +268,7 @@ fn new_id(sessions: &HashMap<i32, Session>) -> i32 {
 }
 
 fn topic_ref(name: &str, id: uuid::Uuid, by_id: bool) -> TopicRef {
-    if by_id { TopicRef::Id(id) } else { TopicRef::Name(Arc::from(name)) }
+    if by_id { TopicRef::Id(id) } else { TopicRef::Name(Arc::from(cut_name(name))) }
 }
 
 fn wants(topic: &FetchTopic, by_id: bool) -> impl Iterator<Item = Want> {

@@ -415,6 +415,11 @@ fn metric_name(name: &str) -> String {
     name.replace('.', "_")
 }
 
+/// A name as far as it can be a topic's, and a little more if it can not: what outlives a request must not take as much as the names in it.
+pub(crate) fn cut_name(name: &str) -> &str {
+    &name[..name.ceil_char_boundary(MAX_NAME_BYTES + 1)]
+}
+
 /// Kafka's rules for topic names (`Topic.validate`).
 ///
 /// # Errors

@@ -1,7 +1,7 @@
-//! Answers that may be large however small the request is: about all topics, all groups, all settings.
+//! Answers that may be large: because the request is, or however small the request is, about all topics, all groups, all settings.
 //!
 //! They are held in memory until their clients have taken them, for which these have half a minute. So their bytes are bounded over all
-//! connections, and few of an API are put together at the same time. Each API has turns of its own: who waits for the bytes
+//! connections, and of the second kind few of an API are put together at the same time. Each API has turns of its own: who waits for the bytes
 //! of one makes nobody wait for another. What members of a group have for one another exists already, so it is counted before it is encoded ([`Context::make_room`]).
 //!
 //! [`Context::make_room`]: super::Context::make_room

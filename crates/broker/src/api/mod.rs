@@ -365,16 +365,16 @@ pub(crate) async fn serve(
     }
     let mut answer = toll.timed((api.handle)(context, frame)).await?;
     let Held { request, elements, turn, answer: room } = std::mem::take(&mut *held.lock());
-    // However long the answer waits, or the client is left alone: its request's bytes are not needed any more.
-    drop(request);
     if let Answer::Ready(response) = &mut answer {
-        match (room, &turn) {
-            (Some(room), _) => response.budgets.push(room),
-            (None, Some(_)) => server.large_answers.count(response).await,
-            (None, None) => {}
+        response.budgets.extend(room);
+        // Those of fetches have their share already.
+        if response.budgets.is_empty() {
+            server.large_answers.count(response).await;
         }
     }
-    drop(turn);
+    // What is not counted yet is either one of few, or about as large as its request, of which the bytes are. From here on they are not, however long the answer waits to be
+    // written, or the client is left alone.
+    drop((request, turn));
     Ok(Served { api, answer, budget: elements, throttle: toll.throttle() })
 }
 

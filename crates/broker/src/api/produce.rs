@@ -21,7 +21,7 @@ use crate::errors::ApiError;
 use crate::partition::{Appended, NotAdmitted, Partition, kafka_offset};
 use crate::quotas::Bound;
 use crate::security::{Operation, Resource};
-use crate::topics::{Topic, TopicRef, is_internal};
+use crate::topics::{Topic, TopicRef, cut_name, is_internal};
 use crate::transactions::{Admitted, Producer, TransactionRef};
 
 /// The first version that names topics by id.
@@ -67,7 +67,7 @@ pub(super) async fn handle(cx: Context, body: Bytes) -> Result<Answer, Refused> 
         }
         // A copy of the name: a slice would keep the whole request in memory until its batches are durable.
         let response = TopicProduceResponse::default()
-            .with_name(StrBytes::from_string(data.name.to_string()).into())
+            .with_name(StrBytes::from_string(cut_name(&data.name).to_owned()).into())
             .with_topic_id(data.topic_id);
         topics.push((response, partitions));
     }

@@ -533,6 +533,13 @@ async fn answers_stay_in_proportion_to_their_requests() {
     let response = client.receive_frame().await.unwrap();
     assert!(response.len() < 1 << 20, "{} bytes", response.len());
 
+    let response = client.call(9, &produce(&long_name, 0, &plain(&[1]), -1)).await;
+    assert!(response.responses[0].name.len() <= 251, "{} bytes", response.responses[0].name.len());
+    assert_eq!(response.responses[0].partition_responses[0].error_code, 3);
+    let response = client.call(12, &fetch(&long_name, &[(0, 0)], 0)).await;
+    assert!(response.responses[0].topic.len() <= 251);
+    assert_eq!(response.responses[0].partitions[0].error_code, 3);
+
     let wanted = |n: i32| {
         describe_configs_request::DescribeConfigsResource::default()
             .with_resource_type(32)
@@ -588,6 +595,19 @@ async fn large_answers_share_their_budget() {
         others.push(client);
     }
     server.begun("Metadata", 12, 11).await;
+    // Names that nobody has are told again, and this is what makes an answer large.
+    let unknown = |n: usize| {
+        list_offsets_request::ListOffsetsTopic::default()
+            .with_name(TopicName(text(&n.to_string().repeat(10_000))))
+            .with_partitions(vec![list_offsets_request::ListOffsetsPartition::default()])
+    };
+    let request = ListOffsetsRequest::default().with_topics((10..30).map(unknown).collect());
+    let mut listing = server.client().await;
+    let listed = listing.send(7, &request).await;
+    let mut byte = [0];
+    let answered = listing.socket.peek(&mut byte);
+    let answered = tokio::time::timeout(Duration::from_millis(300), answered).await;
+    assert!(answered.is_err(), "a large answer is not counted");
     // Small answers do not wait, of the same API neither: not for the bytes, and not for a turn.
     let none = MetadataRequest::default().with_topics(Some(Vec::new()));
     server.client().await.call(12, &none).await;
@@ -598,6 +618,8 @@ async fn large_answers_share_their_budget() {
     for mut client in others {
         assert!(client.receive_frame().await.is_some());
     }
+    let response = listing.receive::<ListOffsetsRequest>(7, listed).await;
+    assert_eq!(response.topics.len(), 20);
     server.assert_alive().await;
     assert_eq!(budget.free_bytes(), 1 << 20);
 }
