@@ -232,7 +232,7 @@ pub(crate) struct ServeOptions {
     #[arg(long, env = "ALLUVIUM_IDLE_TIMEOUT", value_name = "TIME")]
     pub(crate) idle_timeout: Option<Span>,
 
-    /// Memory for requests that are being read and handled, those up to 64KiB not counted; who sends more waits
+    /// Memory for requests that are being read and handled, the first 64KiB of each not counted; who sends more waits
     /// (`queued.max.request.bytes`). Default 256MiB, 100MiB to 1TiB.
     #[arg(long, env = "ALLUVIUM_QUEUED_REQUEST_MEMORY", value_name = "SIZE")]
     pub(crate) queued_request_memory: Option<Size>,
