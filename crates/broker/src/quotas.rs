@@ -19,8 +19,11 @@ const META_PREFIX: &str = "quota/";
 /// What a bucket holds, in seconds of its rate.
 const BURST_SECONDS: f64 = 10.0;
 
-/// Buckets that are kept; clients choose their names. Beyond, clients share one, and so do those with long names.
+/// Buckets that are kept for one bound; clients choose their names. Beyond, those of one rate share a bucket, and so do those with long names.
 const MAX_BUCKETS: usize = 10_000;
+
+/// A full table is looked through so often for buckets that are not needed.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The longest name of a user or client that has a quota or a bucket of its own, in bytes.
 pub(crate) const MAX_NAME_BYTES: usize = 255;
@@ -134,31 +137,88 @@ pub(crate) type Op = (String, Option<f64>);
 
 #[derive(Debug)]
 struct Bucket {
+    /// What comes in, each second.
+    rate: f64,
     /// What may be taken; negative for a debt.
     left: f64,
     at: Instant,
 }
 
 impl Bucket {
-    /// Take so much, and how long it is until the debt is paid.
-    fn take(&mut self, rate: f64, amount: f64, now: Instant) -> Duration {
+    fn full(rate: f64, now: Instant) -> Self {
+        Self { rate, left: rate * BURST_SECONDS, at: now }
+    }
+
+    /// What may be taken now.
+    fn left_at(&self, now: Instant) -> f64 {
         let since = now.saturating_duration_since(self.at).as_secs_f64();
+        (self.left + since * self.rate).min(self.rate * BURST_SECONDS)
+    }
+
+    /// Whether it is as good as a new one.
+    fn is_full(&self, now: Instant) -> bool {
+        self.left_at(now) >= self.rate * BURST_SECONDS
+    }
+
+    /// Take so much, and how long it is until the debt is paid.
+    fn take(&mut self, amount: f64, now: Instant) -> Duration {
+        self.left = self.left_at(now) - amount;
         self.at = self.at.max(now);
-        self.left = (self.left + since * rate).min(rate * BURST_SECONDS) - amount;
         if self.left >= 0.0 {
             return Duration::ZERO;
         }
-        Duration::try_from_secs_f64(-self.left / rate).unwrap_or(MAX_THROTTLE)
+        Duration::try_from_secs_f64(-self.left / self.rate).unwrap_or(MAX_THROTTLE)
     }
 }
 
-/// Whose bucket it is: empty for what does not matter.
-type BucketKey = (Bound, String, String);
+/// Whose bucket it is, user and client or address: empty for what does not matter.
+type BucketKey = (String, String);
+
+/// The buckets of one bound: what fills those of another takes no room from them.
+#[derive(Default)]
+struct Buckets {
+    own: HashMap<BucketKey, Bucket>,
+    /// Of those for whom there is no room, by the bits of their rate: there are not more rates than quotas.
+    shared: HashMap<u64, Bucket>,
+    swept_at: Option<Instant>,
+}
+
+impl Buckets {
+    fn get(&mut self, key: BucketKey, rate: f64, now: Instant) -> &mut Bucket {
+        let is_short = key.0.len().max(key.1.len()) <= MAX_NAME_BYTES;
+        if is_short && self.own.len() >= MAX_BUCKETS && !self.own.contains_key(&key) {
+            self.sweep(now);
+        }
+        let has_room = is_short && (self.own.len() < MAX_BUCKETS || self.own.contains_key(&key));
+        let full = || Bucket::full(rate, now);
+        if has_room {
+            self.own.entry(key).or_insert_with(full)
+        } else {
+            self.shared.entry(rate.to_bits()).or_insert_with(full)
+        }
+    }
+
+    /// Drop what is full, as a new one would be.
+    fn sweep(&mut self, now: Instant) {
+        if self.swept_at.is_none_or(|at| now.saturating_duration_since(at) >= SWEEP_INTERVAL) {
+            self.swept_at = Some(now);
+            self.own.retain(|_, bucket| !bucket.is_full(now));
+        }
+    }
+}
 
 #[derive(Default)]
 struct State {
     limits: BTreeMap<Entity, Limits>,
-    buckets: HashMap<BucketKey, Bucket>,
+    buckets: HashMap<Bound, Buckets>,
+}
+
+impl State {
+    /// The bucket of this client or address, if it has a quota.
+    fn bucket(&mut self, bound: Bound, who: Who<'_>, now: Instant) -> Option<&mut Bucket> {
+        let (rate, key) = limit(&self.limits, bound, who)?;
+        Some(self.buckets.entry(bound).or_default().get(key, rate, now))
+    }
 }
 
 /// All quotas.
@@ -186,7 +246,7 @@ impl Quotas {
         Ok(Self {
             store,
             in_use: AtomicU8::new(in_use(&limits)),
-            state: Mutex::new(State { limits, buckets: HashMap::new() }),
+            state: Mutex::new(State { limits, ..State::default() }),
             changing: tokio::sync::Mutex::new(()),
         })
     }
@@ -254,7 +314,7 @@ impl Quotas {
 
     /// Somebody has taken so much: for how long it is to be kept waiting. With 0, what is left of that.
     pub(crate) fn charge(&self, bound: Bound, who: Who<'_>, amount: f64, now: Instant) -> Duration {
-        self.with_bucket(bound, who, now, |bucket, rate| bucket.take(rate, amount, now))
+        self.with_bucket(bound, who, now, |bucket| bucket.take(amount, now))
     }
 
     /// Somebody wants to take so much, which may leave it in debt.
@@ -268,48 +328,33 @@ impl Quotas {
         amount: f64,
         now: Instant,
     ) -> Result<(), Duration> {
-        let wait = self.with_bucket(bound, who, now, |bucket, rate| {
-            let wait = bucket.take(rate, 0.0, now);
+        let wait = self.with_bucket(bound, who, now, |bucket| {
+            let wait = bucket.take(0.0, now);
             if wait.is_zero() {
-                bucket.take(rate, amount, now);
+                bucket.take(amount, now);
             }
             wait
         });
         if wait.is_zero() { Ok(()) } else { Err(wait) }
     }
 
-    /// Take from the bucket of this client or address, if it has a quota: its bucket and rate.
+    /// Take from the bucket of this client or address, if it has a quota.
     fn with_bucket(
         &self,
         bound: Bound,
         who: Who<'_>,
         now: Instant,
-        take: impl FnOnce(&mut Bucket, f64) -> Duration,
+        take: impl FnOnce(&mut Bucket) -> Duration,
     ) -> Duration {
         if !self.bound(bound) {
             return Duration::ZERO;
         }
         let mut state = self.state.lock();
-        let Some((rate, key)) = limit(&state.limits, bound, who) else {
-            return Duration::ZERO;
-        };
-        if state.buckets.len() >= MAX_BUCKETS && !state.buckets.contains_key(&key) {
-            // A bucket that nobody has taken from for so long is full, which is what a new one is.
-            let full = Duration::from_secs_f64(BURST_SECONDS) + MAX_THROTTLE;
-            state.buckets.retain(|_, bucket| now.saturating_duration_since(bucket.at) < full);
-        }
-        let shared = (bound, String::new(), String::new());
-        let is_short = key.1.len().max(key.2.len()) <= MAX_NAME_BYTES;
-        let has_room =
-            is_short && (state.buckets.len() < MAX_BUCKETS || state.buckets.contains_key(&key));
-        let bucket = state
-            .buckets
-            .entry(if has_room { key } else { shared })
-            .or_insert(Bucket { left: rate * BURST_SECONDS, at: now });
-        let wait = take(bucket, rate).min(bound.max_throttle());
+        let Some(bucket) = state.bucket(bound, who, now) else { return Duration::ZERO };
+        let wait = take(bucket).min(bound.max_throttle());
         if bound == Bound::Handling {
             // Of one expensive request the client is not to wait for ever, a second each time: Kafka forgets in the same time.
-            bucket.left = bucket.left.max(-rate * BURST_SECONDS);
+            bucket.left = bucket.left.max(-bucket.rate * BURST_SECONDS);
         }
         wait
     }
@@ -335,7 +380,7 @@ fn limit(
             let ip = ip.to_canonical().to_string();
             let of = |ip| rate(&Entity { user: Part::Any, client: Part::Any, ip });
             let rate = of(Part::Name(ip.clone())).or_else(|| of(Part::Default))?;
-            return Some((rate, (bound, ip, String::new())));
+            return Some((rate, (ip, String::new())));
         }
     };
     let named = |name: &str| Part::Name(name.to_owned());
@@ -351,7 +396,7 @@ fn limit(
             let of = |part: &Part, name: &str| {
                 if part.is_any() { String::new() } else { name.to_owned() }
             };
-            return Some((rate, (bound, of(user_part, user), of(client_part, client))));
+            return Some((rate, (of(user_part, user), of(client_part, client))));
         }
     }
     None
@@ -386,7 +431,7 @@ mod tests {
         }
         let bucket =
             |user, client| limit(&limits, Bound::Produced, Who::Client { user, client }).unwrap();
-        let key = |user: &str, client: &str| (Bound::Produced, user.to_owned(), client.to_owned());
+        let key = |user: &str, client: &str| (user.to_owned(), client.to_owned());
         assert_eq!(bucket("u", "other"), (1.0, key("u", "other")));
         assert_eq!(bucket("other", "c"), (3.0, key("other", "c")));
         assert_eq!(bucket("other", "other"), (4.0, key("other", "other")));
@@ -401,7 +446,7 @@ mod tests {
         let found = |ip: &str| {
             limit(&limits, Bound::Connections, Who::Address(ip.parse().unwrap())).unwrap()
         };
-        let key = |ip: &str| (Bound::Connections, ip.to_owned(), String::new());
+        let key = |ip: &str| (ip.to_owned(), String::new());
         assert_eq!(found("10.0.0.1"), (2.0, key("10.0.0.1")));
         assert_eq!(found("::ffff:10.0.0.1"), (2.0, key("10.0.0.1")));
         assert_eq!(found("10.0.0.2"), (5.0, key("10.0.0.2")));
@@ -422,13 +467,73 @@ mod tests {
     fn who_takes_more_than_ten_seconds_of_the_rate_waits_until_it_is_paid() {
         let begun = Instant::now();
         let after = |seconds: u64| begun + Duration::from_secs(seconds);
-        let mut bucket = Bucket { left: 1_000.0, at: begun };
-        assert_eq!(bucket.take(100.0, 1_000.0, begun), Duration::ZERO);
-        assert_eq!(bucket.take(100.0, 500.0, begun), Duration::from_secs(5));
-        assert_eq!(bucket.take(100.0, 0.0, after(2)), Duration::from_secs(3));
-        assert_eq!(bucket.take(100.0, 0.0, after(5)), Duration::ZERO);
+        let mut bucket = Bucket::full(100.0, begun);
+        assert_eq!(bucket.take(1_000.0, begun), Duration::ZERO);
+        assert_eq!(bucket.take(500.0, begun), Duration::from_secs(5));
+        assert_eq!(bucket.take(0.0, after(2)), Duration::from_secs(3));
+        assert!(!bucket.is_full(after(14)));
+        assert!(bucket.is_full(after(15)));
+        assert_eq!(bucket.take(0.0, after(5)), Duration::ZERO);
         // It never holds more than ten seconds.
-        assert_eq!(bucket.take(100.0, 1_100.0, after(1_000)), Duration::from_secs(1));
-        assert_eq!(bucket.take(100.0, f64::MAX, after(1_000)), MAX_THROTTLE);
+        assert_eq!(bucket.take(1_100.0, after(1_000)), Duration::from_secs(1));
+        assert_eq!(bucket.take(f64::MAX, after(1_000)), MAX_THROTTLE);
+    }
+
+    fn named(n: usize) -> BucketKey {
+        (String::new(), format!("client {n}"))
+    }
+
+    /// Whoever chooses many names keeps nobody else from a bucket of its own.
+    #[test]
+    fn a_full_table_makes_room_by_what_is_full_and_once_a_second() {
+        let begun = Instant::now();
+        let after = |millis| begun + Duration::from_millis(millis);
+        let mut buckets = Buckets::default();
+        // Two seconds of the rate are missing to the first, a millisecond to the others.
+        for n in 0..MAX_BUCKETS {
+            let amount = if n == 0 { 200.0 } else { 0.1 };
+            buckets.get(named(n), 100.0, begun).take(amount, begun);
+        }
+        buckets.get(named(MAX_BUCKETS), 100.0, begun).take(1.0, begun);
+        assert_eq!((buckets.own.len(), buckets.shared.len()), (MAX_BUCKETS, 1));
+        // All but the first are full by now, but this was looked for just before.
+        buckets.get(named(MAX_BUCKETS), 100.0, after(999)).take(1.0, after(999));
+        assert_eq!((buckets.own.len(), buckets.swept_at), (MAX_BUCKETS, Some(begun)));
+        buckets.get(named(MAX_BUCKETS), 100.0, after(1_000));
+        assert_eq!((buckets.own.len(), buckets.swept_at), (2, Some(after(1_000))));
+        assert_eq!(buckets.get(named(0), 100.0, after(1_000)).left_at(after(1_000)), 900.0);
+    }
+
+    #[test]
+    fn those_without_a_bucket_of_their_own_share_one_of_their_rate() {
+        let now = Instant::now();
+        let mut buckets = Buckets::default();
+        let long = || (String::new(), "x".repeat(MAX_NAME_BYTES + 1));
+        buckets.get(long(), 1.0, now).take(1.0, now);
+        assert_eq!(buckets.get(long(), 1.0, now).left_at(now), 9.0);
+        assert_eq!(buckets.get(long(), 2.0, now).left_at(now), 20.0);
+        assert!(buckets.own.is_empty());
+    }
+
+    #[test]
+    fn names_of_clients_take_no_room_from_addresses() {
+        let quota = |key: &str, rate: f64| Limits::from([(key.to_owned(), rate)]);
+        let of = |client, ip| Entity { user: Part::Any, client, ip };
+        let limits = [
+            (of(Part::Default, Part::Any), quota("request_percentage", 100.0)),
+            (of(Part::Any, Part::Default), quota("connection_creation_rate", 5.0)),
+        ];
+        let mut state = State { limits: limits.into(), ..State::default() };
+        let now = Instant::now();
+        for n in 0..=MAX_BUCKETS {
+            let who = Who::Client { user: "u", client: &format!("client {n}") };
+            state.bucket(Bound::Handling, who, now).unwrap().take(0.1, now);
+        }
+        for address in ["10.0.0.1", "10.0.0.2"] {
+            let who = Who::Address(address.parse().unwrap());
+            let bucket = state.bucket(Bound::Connections, who, now).unwrap();
+            assert_eq!((bucket.rate, bucket.left_at(now)), (5.0, 50.0));
+            bucket.take(40.0, now);
+        }
     }
 }

@@ -9,7 +9,6 @@ use parking_lot::Mutex;
 use super::Context;
 use crate::errors::ApiError;
 use crate::quotas::{Bound, Who};
-use crate::security::Principal;
 
 /// A request waits at most for so long for the debts of its client: less than the time after which clients give up on it.
 const MAX_QUOTA_WAIT: Duration = Duration::from_secs(20);
@@ -70,17 +69,17 @@ impl Toll {
 }
 
 impl Context {
-    /// Who sends the request, to quotas.
-    fn user(&self) -> String {
-        let principal = self.peer.principal().unwrap_or_else(Principal::anonymous);
-        principal.name().to_owned()
+    /// Who sends the request, to quotas. `None` while it has not logged in where it must: nothing is charged to a name that anybody may give.
+    fn user(&self) -> Option<String> {
+        Some(self.peer.principal()?.name().to_owned())
     }
 
     /// Charge the client's quota with what it has taken. Its connection is left alone until that is paid.
     pub(super) fn charge(&self, bound: Bound, amount: f64) {
         let quotas = &self.server.quotas;
-        if quotas.bound(bound) {
-            let user = self.user();
+        if quotas.bound(bound)
+            && let Some(user) = self.user()
+        {
             let who = Who::Client { user: &user, client: &self.client.client_id };
             self.wait(bound, quotas.charge(bound, who, amount, Instant::now()));
         }
@@ -105,8 +104,9 @@ impl Context {
         let quotas = &self.server.quotas;
         if self.version < first_strict {
             self.charge(Bound::Changes, partitions as f64);
-        } else if quotas.bound(Bound::Changes) {
-            let user = self.user();
+        } else if quotas.bound(Bound::Changes)
+            && let Some(user) = self.user()
+        {
             let who = Who::Client { user: &user, client: &self.client.client_id };
             let taken = quotas.try_charge(Bound::Changes, who, partitions as f64, Instant::now());
             if let Err(wait) = taken {
@@ -130,8 +130,9 @@ impl Context {
     /// Wait until the client has paid what it owes: it came back before its time, or on another connection.
     pub(super) async fn wait_for_quota(&self, bound: Bound) {
         let quotas = &self.server.quotas;
-        if quotas.bound(bound) {
-            let user = self.user();
+        if quotas.bound(bound)
+            && let Some(user) = self.user()
+        {
             let who = Who::Client { user: &user, client: &self.client.client_id };
             let wait = quotas.charge(bound, who, 0.0, Instant::now());
             tokio::time::sleep(wait.min(MAX_QUOTA_WAIT)).await;

@@ -5,6 +5,8 @@ use std::time::{Duration, Instant};
 use kafka_protocol::messages::*;
 
 use super::harness::{Client, TestServer, fetch, produce, text};
+use super::secured::sasl;
+use crate::Mechanism;
 use crate::batch::tests::plain;
 
 /// Change the quotas of an entity; the error code.
@@ -221,6 +223,30 @@ async fn who_has_too_much_done_is_not_heard_for_a_while() {
     assert!(produced.throttle_time_ms > 0);
     let fetched = client.call(12, &fetch("none", &[(0, 0)], 0)).await;
     assert!(fetched.throttle_time_ms > 0);
+}
+
+/// Else whoever can connect could make as many names as it likes, or pay with those of others.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_has_not_logged_in_is_not_charged() {
+    let server = TestServer::with(16 << 20, |config| {
+        config.listeners.push(sasl("sasl", &[Mechanism::Plain]));
+    })
+    .await;
+    server.server().authentication.users.set_password("bob", "builder").await.unwrap();
+    let mut inside = server.client().await;
+    let quota = [(HANDLING, 0.0001, false)];
+    assert_eq!(alter(&mut inside, &[("client-id", None)], &quota).await, 0);
+    let mut client = Client::connect(server.addr_of("sasl")).await;
+    let ask = ApiVersionsRequest::default();
+    for _ in 0..20 {
+        assert_eq!(client.call(2, &ask).await.throttle_time_ms, 0);
+    }
+    assert_eq!(client.plain("bob", "builder").await.0, 0);
+    let mut asked = 0;
+    while client.call(2, &ask).await.throttle_time_ms == 0 {
+        asked += 1;
+        assert!(asked < 100, "nothing is charged");
+    }
 }
 
 /// Partitions that are created and deleted: versions that know of it are refused, the others wait.
