@@ -99,14 +99,14 @@ pub(super) async fn bare_message(
 }
 
 impl Context {
-    /// Answer, and close the connection unless its client is logged in for something else.
+    /// Answer, and close the connection unless its client is logged in and has only asked at the wrong time.
     fn reply_to_refused<M: kafka_protocol::protocol::Encodable>(
         &self,
         refusal: Refusal,
         response: &M,
     ) -> Result<Answer, Refused> {
         tell(&self.peer, refusal);
-        let harmless = refusal == Refusal::IllegalState && self.peer.principal().is_some();
+        let harmless = refusal == Refusal::IllegalState && !self.peer.is_logging_in();
         let response = self.encode(response)?;
         Ok(if harmless { Answer::Ready(response) } else { Answer::Last(response) })
     }

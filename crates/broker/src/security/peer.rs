@@ -77,19 +77,27 @@ impl Peer {
         self.session.lock().principal.clone()
     }
 
-    /// Whether it may send this request now.
+    /// Whether it may send this request now. Between the messages of an exchange nothing else comes, as in Kafka: else who begins to log in and
+    /// never ends would keep an attempt of its address for as long as it likes.
     pub(crate) fn may_send(&self, key: ApiKey, now: Instant) -> bool {
         let session = self.session.lock();
-        let logging_in = matches!(key, ApiKey::SaslHandshake | ApiKey::SaslAuthenticate);
+        let logs_in = matches!(key, ApiKey::SaslHandshake | ApiKey::SaslAuthenticate);
         match &session.principal {
-            None => logging_in || key == ApiKey::ApiVersions,
-            Some(_) => logging_in || session.ends.is_none_or(|ends| now < ends),
+            _ if session.exchange.is_some() => logs_in,
+            None => logs_in || key == ApiKey::ApiVersions,
+            Some(_) => logs_in || session.ends.is_none_or(|ends| now < ends),
         }
     }
 
-    /// The largest request that is taken from it, if it is bounded more than others.
+    /// Whether it has still to say who it is, for the first time or anew.
+    pub(crate) fn is_logging_in(&self) -> bool {
+        let session = self.session.lock();
+        session.principal.is_none() || session.exchange.is_some()
+    }
+
+    /// The largest request that is taken from it, if it is bounded more than others, and then it is not waited for as long either.
     pub(crate) fn max_request_bytes(&self) -> Option<u32> {
-        self.session.lock().principal.is_none().then_some(MAX_UNAUTHENTICATED_BYTES)
+        self.is_logging_in().then_some(MAX_UNAUTHENTICATED_BYTES)
     }
 
     /// Whether what comes next is a bare message of SASL.

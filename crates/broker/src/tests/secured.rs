@@ -516,6 +516,35 @@ async fn who_guesses_is_slowed_down() {
     tokio::time::timeout(HANG, forgiven).await.expect("the address stays locked");
 }
 
+/// An attempt that is under way takes the place of another one of its address. So nobody keeps one, neither who is silent nor who asks for something else.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_begins_to_log_in_goes_on_at_once() {
+    let server = with_users(|config| {
+        config.security.session_lifetime = Some(Duration::from_secs(60));
+        config.transfer_timeout = Duration::from_secs(1);
+    })
+    .await;
+    for anew in [false, true] {
+        for then in ["nothing", "a handshake", "a request"] {
+            let mut client = Client::connect(server.addr_of("sasl")).await;
+            if anew {
+                assert_eq!(client.scram(Hash::Sha256, "bob", "builder").await.0, 0);
+                tokio::time::sleep(Duration::from_millis(600)).await;
+            }
+            assert_eq!(client.handshake("SCRAM-SHA-256").await, 0);
+            assert_eq!(client.token("n,,n=bob,r=nonce").await.0, 0);
+            match then {
+                "a handshake" => assert_eq!(client.handshake("SCRAM-SHA-256").await, 34),
+                "a request" => {
+                    client.send(0, &ApiVersionsRequest::default()).await;
+                }
+                _ => {}
+            }
+            assert!(client.receive_frame().await.is_none(), "{then}");
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn tokens_are_taken_and_sessions_end() {
     let key = issuer::Issuer::new();
