@@ -144,12 +144,12 @@ fn escape(text: &str) -> String {
     out
 }
 
-/// An object id as numbers with dots.
+/// An object id as numbers with dots. They have up to 128 bits: below 2.25 a UUID is one number.
 fn dotted(kind: &[u8]) -> Option<String> {
     let mut numbers = Vec::new();
-    let mut number = 0_u64;
+    let mut number = 0_u128;
     for &byte in kind {
-        number = number.checked_mul(128)? + u64::from(byte & 0x7f);
+        number = number.checked_mul(128)? + u128::from(byte & 0x7f);
         if byte & 0x80 == 0 {
             numbers.push(number);
             number = 0;
@@ -195,6 +195,17 @@ mod tests {
             "1.2.840.113549.1.9.1=#0c03614062,CN=Jürgen,OU=\\ x\\=y\\ ,O=A\\, B & \\\"C\\\" \\#1,C=DE"
         );
         assert_eq!(of(&certificate(vec![])).unwrap(), "");
+    }
+
+    #[test]
+    fn the_type_of_an_attribute_may_be_a_uuid() {
+        let mut kind = vec![105, 0x83];
+        kind.extend([0xff; 17]);
+        kind.push(0x7f);
+        assert_eq!(dotted(&kind).unwrap(), format!("2.25.{}", u128::MAX));
+        // What is even larger is not taken for something else.
+        kind[1] = 0x87;
+        assert_eq!(dotted(&kind), None);
     }
 
     proptest! {

@@ -87,6 +87,8 @@ pub(crate) enum TlsError {
     Slow,
     #[error("no TLS handshake: {0}")]
     Handshake(io::Error),
+    #[error("the subject of the client's certificate can not be read")]
+    NoSubject,
     #[error("no rule makes a name of the certificate's subject {0:?}")]
     NoName(String),
 }
@@ -144,8 +146,9 @@ impl Tls {
         let principal = match shown {
             None => Principal::anonymous(),
             Some(certificate) => {
-                let subject = subject::of(certificate).unwrap_or_default();
-                let name = self.config.rules.apply(&subject);
+                let subject = subject::of(certificate).ok_or(TlsError::NoSubject)?;
+                // Without a name all of them would be one user.
+                let name = self.config.rules.apply(&subject).filter(|name| !name.is_empty());
                 Principal::user(&name.ok_or(TlsError::NoName(subject))?)
             }
         };

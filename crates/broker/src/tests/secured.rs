@@ -392,6 +392,36 @@ async fn a_certificate_names_a_user_for_acls() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_certificate_without_a_name_does_not_let_in() {
+    let authority = Authority::new();
+    let with_rules = |name: &str, rules: &str| {
+        let mut listener = authority.mutual(name, true);
+        listener.tls.as_mut().unwrap().rules = rules.parse().unwrap();
+        listener
+    };
+    let server = TestServer::with(16 << 20, |config| {
+        config.listeners.push(with_rules("as-it-is", "DEFAULT"));
+        config.listeners.push(with_rules("organization", "RULE:^(?:O=([a-z]*))?.*$/$1/"));
+    })
+    .await;
+    let organization: &[_] = &[(DnType::OrganizationName, "here")];
+    let name: &[_] = &[(DnType::CommonName, "alice")];
+    for (listener, subject, comes_in) in [
+        ("as-it-is", name, true),
+        ("as-it-is", &[], false),
+        ("organization", organization, true),
+        ("organization", name, false),
+    ] {
+        // With TLS 1.3 a client has shaken hands before its certificate is looked at.
+        let served = match authority.connect(&server, listener, Some(subject), BOTH).await {
+            Ok(mut client) => served(&mut client).await,
+            Err(_) => false,
+        };
+        assert_eq!(served, comes_in, "{listener}: {subject:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_was_overheard_does_not_let_in() {
     let server = with_users(|_| {}).await;
     let bare = "n=bob,r=nonce";
