@@ -1,6 +1,6 @@
 //! Who signs tokens: its keys and its tokens are to be had by HTTPS.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use base64::Engine as _;
@@ -20,6 +20,8 @@ const LIFETIME_SECONDS: i64 = 3600;
 pub(super) struct Signer {
     key: EcdsaKeyPair,
     random: SystemRandom,
+    /// What its endpoint has given away.
+    given: Mutex<Vec<String>>,
 }
 
 impl Signer {
@@ -29,7 +31,7 @@ impl Signer {
             EcdsaKeyPair::generate_pkcs8(algorithm, &random).map_err(|_| "no random numbers")?;
         let key = EcdsaKeyPair::from_pkcs8(algorithm, pkcs8.as_ref(), &random)
             .map_err(|error| error.to_string())?;
-        Ok(Self { key, random })
+        Ok(Self { key, random, given: Mutex::default() })
     }
 
     /// The document with its public key.
@@ -75,6 +77,11 @@ impl Issuer {
         format!("{}/jwks", self.server.url())
     }
 
+    /// The tokens that clients have got so far.
+    pub(super) fn given(&self) -> Vec<String> {
+        self.signer.given.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     /// Where clients get tokens by their credentials (RFC 6749, section 4.4).
     pub(super) fn token_url(&self) -> String {
         format!("{}/token", self.server.url())
@@ -88,12 +95,13 @@ impl Signer {
             ("POST", "/token") => {
                 let token = user(request).and_then(|user| self.token(&user, LIFETIME_SECONDS).ok());
                 match token {
-                    Some(token) => (
-                        "200 OK",
-                        format!(
+                    Some(token) => {
+                        let answer = format!(
                             r#"{{"access_token":"{token}","token_type":"Bearer","expires_in":{LIFETIME_SECONDS}}}"#
-                        ),
-                    ),
+                        );
+                        self.given.lock().unwrap_or_else(PoisonError::into_inner).push(token);
+                        ("200 OK", answer)
+                    }
                     None => ("401 Unauthorized", r#"{"error":"invalid_client"}"#.into()),
                 }
             }

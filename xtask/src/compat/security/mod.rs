@@ -36,62 +36,55 @@ fn password(user: &str) -> String {
     format!("{user}-has-this-secret")
 }
 
+/// A password that nobody has, long enough to be found where it should not be.
+const WRONG_PASSWORD: &str = "this-password-is-wrong";
+
 pub(super) fn run(compat: &Compat<'_>) -> Result<Vec<Case>, Missing> {
     let Some(binary) = &compat.binary else {
         return Err(Missing::NotAllowed("its listeners are written as Alluvium's options".into()));
     };
+    // All of it before anything runs: a suite of which a part has run is not skipped for want of a program.
     setup::openssl()?;
-    let class_path = setup::java(compat.root)?;
-    let go = setup::go(compat.root)?;
+    let programs = Programs {
+        class_path: setup::java(compat.root)?,
+        go: setup::go(compat.root)?,
+        long: match compat.short {
+            true => None,
+            false => Some((setup::kafka(compat.root)?, setup::python(compat.root)?)),
+        },
+    };
     let place = Place::new(binary, &compat.root.join("target/e2e/run/compat-security"))?;
     let server = place.start(&place.issuer.jwks_url())?;
-    let run = || -> Result<Vec<Case>, Missing> {
-        let mut cases = Vec::new();
-        let mut java = place.client("java");
-        java.args(["-Xmx256m", "-XX:TieredStopAtLevel=1"]);
-        // Whom and what the client may ask for tokens.
-        let files = place.token_files();
-        let urls = files.iter().map(|file| format!("file://{file}")).chain([place.tokens()]);
-        let urls: Vec<_> = urls.collect();
-        for (what, allowed) in [("urls", urls), ("files", files)] {
-            let allowed = allowed.join(",");
-            java.arg(format!("-Dorg.apache.kafka.sasl.oauthbearer.allowed.{what}={allowed}"));
-        }
-        java.args(["-cp", &class_path, "alluvium.clients.Security"]);
-        if compat.short {
-            java.arg("short");
-        }
-        cases.extend(tap("alluvium.clients.Security", &mut java)?);
-        cases.extend(place.go(&go, ".")?);
-        if compat.short {
-            return Ok(cases);
-        }
-        cases.extend(tools::run(&setup::kafka(compat.root)?, &place)?);
-        let python = setup::python(compat.root)?;
-        let mut python = place.client(python);
-        python.arg(compat.root.join("tests/clients/python/secured.py"));
-        cases.extend(tap("secured.py", &mut python)?);
-        Ok(cases)
-    };
-    let mut cases = run()?;
-    cases.push(Case::run("no secret is in the server's log", || place.no_secret(&server.log()?)));
-    if cases.iter().any(Case::has_failed) {
-        println!("data and log of the server stay in {}", place.directory.display());
+    let mut cases = place.clients(compat.root, &programs)?;
+    cases.push(place.secrets(&server));
+    if place.stays(&cases) {
         return Ok(cases);
     }
     cases.push(Case::run("the server stops on SIGTERM", || server.finish()));
     if !compat.short {
-        let file = place.files.join("jwks.json");
-        let server = place.start(&file.display().to_string())?;
         let of_file = |mut case: Case| {
             case.name += ", keys from a file";
             case
         };
-        cases.extend(place.go(&go, "TestTokens")?.into_iter().map(of_file));
+        let file = place.files.join("jwks.json");
+        let server = place.start(&file.display().to_string())?;
+        cases.extend(place.go(&programs.go, "^TestTokens$")?.into_iter().map(of_file));
+        cases.push(of_file(place.secrets(&server)));
+        if place.stays(&cases) {
+            return Ok(cases);
+        }
         server.finish()?;
     }
     fs::remove_dir_all(&place.directory).map_err(Error::from)?;
     Ok(cases)
+}
+
+/// What the clients run by.
+struct Programs {
+    class_path: String,
+    go: setup::Go,
+    /// Kafka's tools and Python, which the short form does without.
+    long: Option<(PathBuf, PathBuf)>,
 }
 
 /// The listeners, and what clients of them need.
@@ -211,8 +204,50 @@ impl Place {
             command.env(name, address.to_string());
         }
         command.env("FILES", &self.files).env("TOKENS", self.tokens());
+        command.env("WRONG_PASSWORD", WRONG_PASSWORD);
         command.env("PYTHONDONTWRITEBYTECODE", "1");
         command
+    }
+
+    /// Clients of all kinds.
+    fn clients(&self, root: &Path, programs: &Programs) -> Result<Vec<Case>, Error> {
+        let mut cases = Vec::new();
+        let mut java = self.client("java");
+        java.args(["-Xmx256m", "-XX:TieredStopAtLevel=1"]);
+        // Whom and what the client may ask for tokens.
+        let files = self.token_files();
+        let urls = files.iter().map(|file| format!("file://{file}")).chain([self.tokens()]);
+        let urls: Vec<_> = urls.collect();
+        for (what, allowed) in [("urls", urls), ("files", files)] {
+            let allowed = allowed.join(",");
+            java.arg(format!("-Dorg.apache.kafka.sasl.oauthbearer.allowed.{what}={allowed}"));
+        }
+        java.args(["-cp", &programs.class_path, "alluvium.clients.Security"]);
+        if programs.long.is_none() {
+            java.arg("short");
+        }
+        cases.extend(tap("alluvium.clients.Security", &mut java)?);
+        cases.extend(self.go(&programs.go, ".")?);
+        if let Some((jars, python)) = &programs.long {
+            cases.extend(tools::run(jars, self)?);
+            let mut python = self.client(python);
+            python.arg(root.join("tests/clients/python/secured.py"));
+            cases.extend(tap("secured.py", &mut python)?);
+        }
+        Ok(cases)
+    }
+
+    fn secrets(&self, server: &Server) -> Case {
+        Case::run("no secret is in the server's log", || self.no_secret(&server.log()?))
+    }
+
+    /// Whether what there is stays, since a case has failed.
+    fn stays(&self, cases: &[Case]) -> bool {
+        let stays = cases.iter().any(Case::has_failed);
+        if stays {
+            println!("data and log of the server stay in {}", self.directory.display());
+        }
+        stays
     }
 
     fn tokens(&self) -> String {
@@ -230,11 +265,17 @@ impl Place {
         go.args(["test", "-count=1", "-v", "-timeout", "5m", "-run", filter, "./security"]);
         let mut tests = GoTests::default();
         let status = follow(&mut go, LIMIT, |line| tests.line(line))?;
-        Ok(tests.finish("go test", status))
+        let cases = tests.finish("go test", status);
+        match cases.is_empty() {
+            true => Err(format!("no test is called {filter}").into()),
+            false => Ok(cases),
+        }
     }
 
     fn no_secret(&self, log: &str) -> Result<(), Error> {
         let mut secrets: Vec<String> = USERS.iter().map(|user| password(user)).collect();
+        secrets.push(WRONG_PASSWORD.into());
+        secrets.extend(self.issuer.given());
         for file in self.token_files() {
             secrets.push(fs::read_to_string(file)?);
         }

@@ -59,7 +59,8 @@ public final class Security {
                 tap.test(listener + " " + mechanism + ": records go there and back",
                     () -> thereAndBack(login(listener, mechanism, "alice")));
                 tap.test(listener + " " + mechanism + ": a wrong password is refused",
-                    () -> refused(SaslAuthenticationException.class, login(listener, mechanism, "alice", "wrong")));
+                    () -> refused(SaslAuthenticationException.class,
+                        login(listener, mechanism, "alice", System.getenv("WRONG_PASSWORD"))));
             }
         }
         tap.test("a token of the issuer's endpoint", () -> thereAndBack(token(System.getenv("TOKENS"))));
