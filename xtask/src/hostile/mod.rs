@@ -2,9 +2,10 @@
 
 mod wire;
 
+use std::collections::HashSet;
 use std::fs;
 use std::io::Write;
-use std::net::TcpStream;
+use std::net::{Shutdown, TcpStream};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -17,8 +18,8 @@ use crate::Error;
 use crate::report::Case;
 use crate::server::{Config, Objects, Server};
 use wire::{
-    API_VERSIONS, Batch, Body, CONSUMER_GROUP_HEARTBEAT, FETCH, INIT_PRODUCER_ID, JOIN_GROUP,
-    LIST_OFFSETS, METADATA, Wire, create_topic, fetch, flexible, produce, produced, request,
+    Batch, Body, CONSUMER_GROUP_HEARTBEAT, FETCH, INIT_PRODUCER_ID, JOIN_GROUP, LIST_OFFSETS,
+    METADATA, Wire, create_topic, fetch, flexible, produce, produced, request, served, versions,
 };
 
 /// A round of the honest client may take so long on a busy machine.
@@ -260,7 +261,8 @@ impl<'a> Attacks<'a> {
         Ok(Held::default())
     }
 
-    /// Behind a good header: lengths of arrays and texts that the request does not have.
+    /// Behind a good header: lengths of arrays and texts that the request does not have. Whether a version's header has tagged fields is not told, so
+    /// it comes with and without.
     fn arrays(&self) -> Result<Held, Error> {
         let spoils = [
             Body::default().i32(i32::MAX),
@@ -272,13 +274,25 @@ impl<'a> Attacks<'a> {
             Body(vec![0xff; 16]),
             Body(vec![0x7f; 4096]),
         ];
-        for key in 0..=75 {
-            for version in [0, 1, 4, 9] {
-                for spoil in &spoils {
-                    // It answers or closes the connection; groups wait for members, so the answer is not waited for.
-                    self.connect()?.send(&request(key, version, spoil));
+        for (key, min, max) in served(self.connect()?.call(&versions())?)? {
+            for version in min..=max {
+                for with_header in [request, flexible] {
+                    for spoil in &spoils {
+                        let mut wire = self.connect()?;
+                        wire.send(&with_header(key, version, spoil));
+                        // Who has gone waits neither for records nor for other members.
+                        let _gone = wire.0.shutdown(Shutdown::Write);
+                        let answer = wire.answer();
+                        answer.map_err(|error| format!("API {key} version {version}: {error}"))?;
+                    }
                 }
             }
+        }
+        // A whole request with such a header is answered, so what closes the connection is the array.
+        let metadata = |topics: &[u8]| flexible(METADATA, 12, &Body([topics, &[0; 3]].concat()));
+        self.connect()?.call(&metadata(&[1]))?;
+        for topics in [&spoils[4], &spoils[5]] {
+            self.must_close("an array that is not there", &metadata(&topics.0))?;
         }
         Ok(Held::default())
     }
@@ -383,19 +397,46 @@ impl<'a> Attacks<'a> {
     fn names(&self) -> Result<Held, Error> {
         const COUNT: usize = 1_000;
         let mut wire = self.connect()?;
-        let mut ask = |request: Vec<u8>| wire.call(&request).map(drop);
+        let mut ids = HashSet::new();
         for n in 0..COUNT {
             let long = format!("{n}-{}", "x".repeat(200));
-            // A producer without a name, one with, and a session of fetches.
-            ask(request(INIT_PRODUCER_ID, 0, &Body::default().i16(-1).i32(1)))?;
-            ask(request(INIT_PRODUCER_ID, 0, &Body::default().text(&long).i32(60_000)))?;
+            // A producer without a name, and one with.
+            let producers =
+                [Body::default().i16(-1).i32(1), Body::default().text(&long).i32(60_000)];
+            for producer in producers {
+                let mut answer = wire.call(&request(INIT_PRODUCER_ID, 0, &producer))?;
+                answer.i32()?;
+                let (code, id) = (answer.i16()?, answer.i64()?);
+                if code != 0 || !ids.insert(id) {
+                    return Err(format!("a producer gets {code}, and the id {id}").into());
+                }
+            }
             let session = Body::default().i32(-1).i32(0).i32(0).i32(1).i8(0).i32(0).i32(0);
             let session = session.i32(1).text(&long[..100]).i32(1).i32(0).i64(0).i64(-1).i32(1);
-            ask(request(FETCH, 7, &session.i32(0)))?;
+            let mut answer = wire.call(&request(FETCH, 7, &session.i32(0)))?;
+            answer.i32()?;
+            let code = answer.i16()?;
+            // The session, one topic with its name, and one partition with its number.
+            answer.i32()?;
+            answer.i32()?;
+            answer.skip_text()?;
+            answer.i32()?;
+            answer.i32()?;
+            match (code, answer.i16()?) {
+                (0, UNKNOWN_TOPIC_OR_PARTITION) => {}
+                codes => return Err(format!("a fetch of no topic gets {codes:?}").into()),
+            }
             let heartbeat = Body::default().compact(&long[..100]).compact(&long[..90]).i32(0);
             let heartbeat = heartbeat.compact(&long[..90]).i8(0).i32(60_000);
             let heartbeat = heartbeat.i8(2).compact(HONEST).i8(0).i8(0).i8(1).i8(0);
-            ask(flexible(CONSUMER_GROUP_HEARTBEAT, 1, &heartbeat))?;
+            let mut answer = wire.call(&flexible(CONSUMER_GROUP_HEARTBEAT, 1, &heartbeat))?;
+            // The header has tagged fields as well.
+            answer.i8()?;
+            answer.i32()?;
+            match answer.i16()? {
+                0 => {}
+                code => return Err(format!("a member of a group of its own gets {code}").into()),
+            }
         }
         // Members of one classic group, each static and on a connection of its own as it waits for the others.
         let mut wires = self.connect_many(500)?;
@@ -405,7 +446,12 @@ impl<'a> Attacks<'a> {
             let join = join.i32(1).text("range").bytes(&[0; 4096]);
             wire.send(&request(JOIN_GROUP, 5, &join));
         }
-        Ok(Held(wires))
+        let mut first = wires[0].answer()?.ok_or("the first member's connection was closed")?;
+        first.i32()?;
+        match first.i16()? {
+            0 => Ok(Held(wires)),
+            code => Err(format!("the first member of a group gets {code}").into()),
+        }
     }
 
     fn many_topics(&self) -> Result<Held, Error> {
@@ -425,7 +471,7 @@ impl<'a> Attacks<'a> {
     }
 
     fn idle_connections(&self) -> Result<Held, Error> {
-        let ask = request(API_VERSIONS, 0, &Body::default());
+        let ask = versions();
         let mut wires = Vec::new();
         while wires.len() < self.connections as usize {
             let mut some = self.connect_many(100)?;
@@ -458,6 +504,8 @@ impl<'a> Attacks<'a> {
 /// StopReplica, of brokers among themselves.
 const STOP_REPLICA: i16 = 5;
 
+const UNKNOWN_TOPIC_OR_PARTITION: i16 = 3;
+
 /// Connections of an attack that goes on as long as they are there.
 #[derive(Default)]
 struct Held(Vec<Wire>);
@@ -465,8 +513,7 @@ struct Held(Vec<Wire>);
 impl Drop for Held {
     fn drop(&mut self) {
         for Wire(socket) in &self.0 {
-            let _: Result<(), std::io::Error> =
-                TcpStream::shutdown(socket, std::net::Shutdown::Both);
+            let _: Result<(), std::io::Error> = TcpStream::shutdown(socket, Shutdown::Both);
         }
     }
 }

@@ -11,7 +11,7 @@ pub(super) const FETCH: i16 = 1;
 pub(super) const LIST_OFFSETS: i16 = 2;
 pub(super) const METADATA: i16 = 3;
 pub(super) const JOIN_GROUP: i16 = 11;
-pub(super) const API_VERSIONS: i16 = 18;
+const API_VERSIONS: i16 = 18;
 pub(super) const CREATE_TOPICS: i16 = 19;
 pub(super) const INIT_PRODUCER_ID: i16 = 22;
 pub(super) const CONSUMER_GROUP_HEARTBEAT: i16 = 68;
@@ -144,6 +144,10 @@ impl Reader {
         Ok(bytes.try_into()?)
     }
 
+    pub(super) fn i8(&mut self) -> Result<i8, Error> {
+        Ok(i8::from_be_bytes(self.take()?))
+    }
+
     pub(super) fn i16(&mut self) -> Result<i16, Error> {
         Ok(i16::from_be_bytes(self.take()?))
     }
@@ -236,6 +240,20 @@ impl Batch {
 fn crc32c(bytes: &[u8]) -> u32 {
     let step = |crc: u32, _| if crc & 1 == 1 { crc >> 1 ^ 0x82f6_3b78 } else { crc >> 1 };
     !bytes.iter().fold(!0, |crc, byte| (0..8).fold(crc ^ u32::from(*byte), step))
+}
+
+/// What is served?
+pub(super) fn versions() -> Vec<u8> {
+    request(API_VERSIONS, 0, &Body::default())
+}
+
+/// Each API, with its first and last version.
+pub(super) fn served(mut answer: Reader) -> Result<Vec<(i16, i16, i16)>, Error> {
+    match answer.i16()? {
+        0 => {}
+        code => return Err(format!("ApiVersions gets {code}").into()),
+    }
+    (0..answer.i32()?).map(|_| Ok((answer.i16()?, answer.i16()?, answer.i16()?))).collect()
 }
 
 pub(super) fn produce(topic: &str, batch: &[u8]) -> Vec<u8> {
