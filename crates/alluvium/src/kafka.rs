@@ -2,6 +2,7 @@
 
 mod access;
 mod login;
+mod properties;
 mod stream;
 
 use std::collections::HashMap;

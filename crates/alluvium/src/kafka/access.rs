@@ -10,6 +10,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 use super::login::{Login, Mechanism};
+use super::properties;
 
 /// TLS and login; the default is neither.
 #[derive(Clone, Default)]
@@ -45,17 +46,7 @@ struct Properties(BTreeMap<String, String>);
 
 impl Properties {
     fn parse(text: &str) -> Result<Self, String> {
-        let mut properties = BTreeMap::new();
-        // A backslash at its end goes on with a line.
-        let text = text.replace("\\\r\n", "").replace("\\\n", "");
-        for line in text.lines().map(str::trim) {
-            if line.is_empty() || line.starts_with(['#', '!']) {
-                continue;
-            }
-            let (name, value) =
-                line.split_once('=').ok_or("a line is not of the form name=value")?;
-            properties.insert(name.trim().to_owned(), value.trim().to_owned());
-        }
+        let properties = properties::parse(text)?;
         let known = [&CA[..], &CERTIFICATE, &KEY, &MECHANISM, &USER, &PASSWORD, &STORE_TYPES]
             .concat()
             .into_iter()
@@ -166,7 +157,7 @@ fn certificates(file: &str) -> Result<Vec<CertificateDer<'static>>, String> {
     }
 }
 
-/// The value of `name="value"` in a line of JAAS.
+/// The value of `name="value"` in a line of JAAS, with the escapes of Java's `StreamTokenizer`.
 fn quoted(text: &str, name: &str) -> Option<String> {
     let begin = text.match_indices(name).find_map(|(at, _)| {
         let alone = text[..at].ends_with(|before: char| before.is_whitespace());
@@ -175,11 +166,31 @@ fn quoted(text: &str, name: &str) -> Option<String> {
     let mut chars = begin.trim_start().strip_prefix('"')?.chars();
     let mut value = String::new();
     loop {
-        match chars.next()? {
+        value.push(match chars.next()? {
             '"' => return Some(value),
-            '\\' => value.push(chars.next()?),
-            c => value.push(c),
-        }
+            '\\' => match chars.next()? {
+                'a' => '\x07',
+                'b' => '\x08',
+                't' => '\t',
+                'n' => '\n',
+                'v' => '\x0b',
+                'f' => '\x0c',
+                'r' => '\r',
+                // Up to 0377.
+                first @ '0'..='7' => {
+                    let mut number = first as u32 - '0' as u32;
+                    for _ in 0..if first <= '3' { 2 } else { 1 } {
+                        let rest = chars.as_str();
+                        let Some(digit @ b'0'..=b'7') = rest.bytes().next() else { break };
+                        number = number * 8 + u32::from(digit - b'0');
+                        chars = rest[1..].chars();
+                    }
+                    char::from_u32(number)?
+                }
+                c => c,
+            },
+            c => c,
+        });
     }
 }
 
@@ -200,8 +211,25 @@ mod tests {
         assert_eq!(login(rdkafka), wanted);
         let kafka = "client.id=x\nsasl.mechanism=SCRAM-SHA-256\n\
              sasl.jaas.config=org.apache.kafka.common.security.scram.ScramLoginModule required \\\n\
-             username=\"alice\" password=\"a=\\\"b, c\";\n";
+             username=\"alice\" password=\"a=\\\\\"b, c\";\n";
         assert_eq!(login(kafka), wanted);
+    }
+
+    /// Once as a file of properties, then as JAAS.
+    #[test]
+    fn a_password_is_unescaped_as_often_as_by_java() {
+        for (written, password) in [
+            (r"a\\\\b", "a\\b"),
+            (r"a\\b", "a\x08"),
+            (r"a\\nb\\101\\4567", "a\nbA%67"),
+            (r#"a\\"b"#, "a\"b"),
+            (r"a\u0042", "aB"),
+        ] {
+            let text = format!(
+                "sasl.mechanism=PLAIN\nsasl.jaas.config=x required username=\"u\" password=\"{written}\";"
+            );
+            assert_eq!(login(&text), ("u".to_owned(), password.to_owned()), "{written}");
+        }
     }
 
     #[test]
@@ -209,7 +237,7 @@ mod tests {
         let no_file = "security.protocol=SSL\nssl.ca.location=/there/is/none";
         for (text, word) in [
             ("security.protocol=TLS", "SASL_SSL"),
-            ("no equals sign", "name=value"),
+            ("sasl.password=\\u00", "sasl.password has"),
             ("security.protocol=SSL\nssl.endpoint.identification.algorithm=", "not known here"),
             ("sasl.username=a", "PLAINTEXT"),
             ("security.protocol=SASL_PLAINTEXT", "sasl.mechanism"),
