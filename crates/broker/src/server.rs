@@ -60,7 +60,7 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Create a topic, see [`Topics::create`]. Offsets that groups have of an earlier topic of this name are forgotten first.
+    /// Create a topic, see [`Topics::create`]. Offsets that groups have of an earlier topic of this name, or would get, are forgotten first.
     pub(crate) async fn create_topic(
         &self,
         name: &str,
@@ -68,12 +68,15 @@ impl Server {
         overrides: Overrides,
         validate_only: bool,
     ) -> Result<Arc<Topic>, ApiError> {
-        if !validate_only {
+        let failed = |error: &dyn std::fmt::Display| ApiError::Storage(error.to_string());
+        let forget = async {
+            // In this order: a transaction that is being ended may still put its offsets in line.
+            Transactions::forget_offsets(self, name).await.map_err(|error| failed(&error))?;
             let exists = |name: &str| self.topics.by_name(name).is_ok();
             let forgotten = self.groups.forget_missing_topics(&[name.to_owned()], exists).await;
-            forgotten.map_err(|e| ApiError::Storage(e.to_string()))?;
-        }
-        self.topics.create(name, partitions, overrides, validate_only).await
+            forgotten.map_err(|error| failed(&error))
+        };
+        self.topics.create(name, partitions, overrides, validate_only, forget).await
     }
 
     /// Have one of Kafka's own topics, see [`crate::topics::is_internal`].

@@ -217,7 +217,8 @@ impl Topics {
         self.maps.read().partitions
     }
 
-    /// Create a topic, atomically and durably. With `validate_only` only check whether that would succeed.
+    /// Create a topic, atomically and durably. With `validate_only` only check whether that would succeed. `forget` does away with what earlier topics
+    /// of this name have left; meanwhile no other one comes or goes.
     ///
     /// # Errors
     /// A bad name, one that exists or collides, bad numbers or settings; failed storage.
@@ -227,6 +228,7 @@ impl Topics {
         partitions: u32,
         overrides: Overrides,
         validate_only: bool,
+        forget: impl Future<Output = Result<(), ApiError>>,
     ) -> Result<Arc<Topic>, ApiError> {
         let _changing = self.changing.lock().await;
         check_name(name)?;
@@ -241,6 +243,7 @@ impl Topics {
             overrides,
         };
         if !validate_only {
+            forget.await?;
             topic.partitions = self.commit_with_new_streams(&topic, partitions).await?;
         }
         let topic = Arc::new(topic);

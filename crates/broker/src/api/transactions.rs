@@ -121,9 +121,10 @@ pub(super) async fn commit_offsets(
         let group = Resource::Group(&request.group_id);
         cx.authorize(Operation::Read, group).map_err(|error| error.kind())
     });
-    let exists = |topic: &str, partition| cx.server.topics.has_partition(topic, partition);
-    let (mut good, mut answers) = (Vec::new(), Vec::new());
+    let (mut good, mut meant, mut answers) = (Vec::new(), Vec::new(), Vec::new());
     for topic in &request.topics {
+        let known = cx.server.topics.by_name(&topic.name).ok();
+        let exists = |_: &str, index| known.as_ref().is_some_and(|t| t.partition(index).is_some());
         let (mut positions, mut errors) = (Vec::new(), Vec::new());
         for partition in &topic.partitions {
             let metadata = partition.committed_metadata.as_deref().unwrap_or_default();
@@ -144,6 +145,7 @@ pub(super) async fn commit_offsets(
         }
         if !positions.is_empty() {
             good.push((topic.name.as_str().to_owned(), positions));
+            meant.extend(known.as_ref().map(|topic| topic.id));
         }
         answers.push((topic.name.clone(), errors));
     }
@@ -153,7 +155,11 @@ pub(super) async fn commit_offsets(
         epoch: request.producer_epoch,
     };
     let add = cx.version >= FIRST_OF_VERSION_2;
-    let may_commit = || groups.check_transactional_commit(&request);
+    // An earlier transaction may have been waited for, and another topic may have the name by now.
+    let may_commit = || match meant.iter().all(|id| cx.server.topics.by_id(*id).is_ok()) {
+        true => groups.check_transactional_commit(&request),
+        false => Err(ResponseError::UnknownTopicOrPartition),
+    };
     let transactions = &cx.server.transactions;
     let outcome = match allowed {
         Err(refused) => Some(refused),

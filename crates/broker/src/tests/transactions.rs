@@ -505,8 +505,7 @@ async fn a_transaction_outlives_a_topic() {
     assert_eq!(producer.commit_offset("g", "gone", 1).await, 0);
     producer.sequence = 0;
     assert_eq!(producer.produce("stays", stays, 0).await, (0, 0));
-    let delete = DeleteTopicsRequest::default().with_topic_names(vec![TopicName(text("gone"))]);
-    assert_eq!(server.client().await.call(5, &delete).await.responses[0].error_code, 0);
+    delete(&server, "gone").await;
     assert_eq!(producer.end(true).await, 0);
     assert_eq!(committed(&server, "stays", 0).await, seen(3, 3, &[0, 2], &[]));
     server.topic("gone", 1, &[]).await;
@@ -582,6 +581,62 @@ async fn a_transaction_commits_more_offsets_than_a_record_can_hold() {
             server.crash().await;
         }
     }
+}
+
+/// What is to be committed is kept by the names of topics, and another one may have the name by then.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_new_topic_gets_no_offsets_of_an_older_one_of_its_name() {
+    for (crash, uploaded) in [(false, false), (true, false), (true, true)] {
+        for again in [false, true] {
+            let mut server = TestServer::start().await;
+            server.topic("t", 1, &[]).await;
+            server.topic("other", 1, &[]).await;
+            let mut producer = Producer::init(&server, "a", true).await;
+            assert_eq!(producer.commit_offset("g", "t", 9).await, 0);
+            assert_eq!(producer.commit_offset("g", "other", 7).await, 0);
+            delete(&server, "t").await;
+            server.topic("t", 1, &[]).await;
+            // Who asks for one that exists takes nothing from it.
+            let exists = server.server().create_topic("other", 1, Default::default(), false).await;
+            assert!(exists.is_err());
+            if again {
+                assert_eq!(producer.commit_offset("g", "t", 3).await, 0);
+            }
+            if crash {
+                if uploaded {
+                    server.store().flush().await.unwrap();
+                }
+                server.crash().await;
+                producer.reconnect(&server).await;
+            }
+            assert_eq!(offset(&server, "g", "t").await, if again { (88, -1) } else { (0, -1) });
+            assert_eq!(offset(&server, "g", "other").await, (88, -1));
+            assert_eq!(producer.end(true).await, 0);
+            assert_eq!(offset(&server, "g", "t").await, (0, if again { 3 } else { -1 }));
+            assert_eq!(offset(&server, "g", "other").await, (0, 7));
+        }
+    }
+}
+
+/// Its offsets may be on their way.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_topic_is_not_created_before_a_transaction_with_its_name_has_ended() {
+    let mut server = TestServer::start().await;
+    server.topic("t", 1, &[]).await;
+    let mut producer = Producer::init(&server, "a", true).await;
+    assert_eq!(producer.commit_offset("g", "t", 9).await, 0);
+    server.server().transactions.decide_only("a", Outcome::Commit, true).await;
+    delete(&server, "t").await;
+    let refused = server.server().create_topic("t", 1, Default::default(), false).await;
+    assert!(matches!(refused, Err(crate::errors::ApiError::Storage(_))));
+    server.crash().await;
+    server.topic("t", 1, &[]).await;
+    assert_eq!(offset(&server, "g", "t").await, (0, -1));
+}
+
+async fn delete(server: &TestServer, topic: &str) {
+    let delete = DeleteTopicsRequest::default().with_topic_names(vec![TopicName(text(topic))]);
+    assert_eq!(server.client().await.call(5, &delete).await.responses[0].error_code, 0);
 }
 
 /// Nobody reads the partition.

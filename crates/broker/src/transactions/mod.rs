@@ -437,6 +437,35 @@ impl Transactions {
         durable(append).await
     }
 
+    /// Forget what open transactions have to commit for a topic of this name, which there is not any more, and wait for those that are being ended.
+    /// Durable when it returns. Needed before a topic is created: what is to be committed is kept by the topics' names.
+    pub(crate) async fn forget_offsets(server: &Server, topic: &str) -> Result<(), ResponseError> {
+        let this = &server.transactions;
+        let ids: BTreeSet<_> = this.pending.lock().values().flatten().cloned().collect();
+        let until = Instant::now() + WAIT_MAX;
+        for slot in ids.iter().filter_map(|id| this.get(id)) {
+            let step = |_| {
+                let mut transaction = slot.transaction.lock();
+                let of_topic = transaction.offsets.iter().filter(|(_, of)| of.contains_key(topic));
+                let groups: Vec<String> = of_topic.map(|(group, _)| group.clone()).collect();
+                // What is decided takes its course, and finds no such topic.
+                if !groups.is_empty() && matches!(transaction.state, State::Prepared(_)) {
+                    return Ok(Step::Wait);
+                }
+                let mut last = None;
+                for group in groups {
+                    let topics = vec![(topic.to_owned(), Vec::new())];
+                    let event = Event::Offsets { group, topics };
+                    last = Some(this.change(&slot, &mut transaction, event)?);
+                }
+                Ok(Step::Done(last, transaction.identity.current()))
+            };
+            let (append, _) = Self::take_steps(server, &slot, until, step).await?;
+            durable(append).await?;
+        }
+        Ok(())
+    }
+
     /// EndTxn: the producer id and epoch to go on with. `raises_epoch`: the client knows version 2 of transactions.
     pub(crate) async fn end(
         server: &Arc<Server>,

@@ -162,6 +162,10 @@ fn records() -> Vec<Record> {
             group: "group".to_owned(),
             topics: vec![("topic".to_owned(), vec![position(0), position(7)])],
         },
+        Event::Offsets {
+            group: "group".to_owned(),
+            topics: vec![("topic".to_owned(), Vec::new()), ("other".to_owned(), vec![position(1)])],
+        },
         Event::Prepared {
             outcome: Outcome::Commit,
             marker: (1 << 50, i16::MAX),
@@ -184,6 +188,20 @@ fn records_are_read_as_they_were_written_and_damage_is_noticed() {
         }
         assert!(Record::decode(&[&bytes[..], b"x"].concat()).is_err());
     }
+}
+
+#[test]
+fn a_topic_without_positions_takes_back_what_was_to_be_committed() {
+    let mut transaction = Transaction::default();
+    let sizes = records().into_iter().take(5).map(|record| {
+        transaction.apply(record.at_ms, record.event);
+        let names = transaction.offsets.values().flat_map(|topics| topics.keys().cloned());
+        (names.collect::<Vec<_>>(), transaction.size_bytes())
+    });
+    let sizes: Vec<_> = sizes.collect();
+    assert_eq!(sizes[3].0, ["topic"]);
+    assert_eq!(sizes[4].0, ["other"]);
+    assert!(sizes[4].1 < sizes[3].1);
 }
 
 /// Bytes that format version 1 has written; they must open for ever.

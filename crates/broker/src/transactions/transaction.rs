@@ -336,6 +336,10 @@ impl Transaction {
     pub(super) fn add_offsets(&mut self, group: String, topics: Vec<(String, Vec<Position>)>) {
         let offsets = self.offsets.entry(group).or_default();
         for (name, positions) in topics {
+            if positions.is_empty() {
+                offsets.remove(&name);
+                continue;
+            }
             let partitions = offsets.entry(name).or_default();
             partitions.extend(positions.into_iter().map(|p| (p.partition, p)));
         }
