@@ -243,8 +243,11 @@ impl Configs {
 
     /// Where a share group begins to read.
     pub(crate) fn share_start(&self, group: &str) -> ShareStart {
-        ShareStart::parse(&self.group_value(group, "share.auto.offset.reset"))
-            .unwrap_or(ShareStart::Latest)
+        let value = self.group_value(group, "share.auto.offset.reset");
+        ShareStart::parse(&value).unwrap_or_else(|| {
+            tracing::warn!(group, value, "share.auto.offset.reset is taken for `latest`");
+            ShareStart::Latest
+        })
     }
 
     /// The values of a setting of the broker and where they come from; the first is in effect.
