@@ -8,6 +8,7 @@ use rustls::ClientConfig;
 use rustls::RootCertStore;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use url::Url;
 
 use super::login::{Login, Mechanism};
 use super::properties;
@@ -26,6 +27,9 @@ const KEY: [&str; 1] = ["ssl.key.location"];
 const MECHANISM: [&str; 2] = ["sasl.mechanism", "sasl.mechanisms"];
 const USER: [&str; 1] = ["sasl.username"];
 const PASSWORD: [&str; 1] = ["sasl.password"];
+const TOKEN: [&str; 1] = ["sasl.oauthbearer.token.endpoint.url"];
+/// Kafka's tools need it for tokens, and it says nothing more.
+const TOKEN_HANDLER: [&str; 1] = ["sasl.login.callback.handler.class"];
 const JAAS: &str = "sasl.jaas.config";
 const PROTOCOL: &str = "security.protocol";
 const STORE_TYPES: [&str; 2] = ["ssl.truststore.type", "ssl.keystore.type"];
@@ -47,11 +51,9 @@ struct Properties(BTreeMap<String, String>);
 impl Properties {
     fn parse(text: &str) -> Result<Self, String> {
         let properties = properties::parse(text)?;
-        let known = [&CA[..], &CERTIFICATE, &KEY, &MECHANISM, &USER, &PASSWORD, &STORE_TYPES]
-            .concat()
-            .into_iter()
-            .chain([JAAS, PROTOCOL]);
-        let known: Vec<_> = known.collect();
+        let of_sasl = [&MECHANISM[..], &USER, &PASSWORD, &TOKEN, &TOKEN_HANDLER].concat();
+        let of_tls = [&CA[..], &CERTIFICATE, &KEY, &STORE_TYPES].concat();
+        let known = [of_tls, of_sasl, vec![JAAS, PROTOCOL]].concat();
         // The rest of a file that is meant for other programs as well says nothing of security.
         let unknown = properties.keys().find(|name| {
             ["ssl.", "sasl.", "security."].iter().any(|of| name.starts_with(of))
@@ -134,6 +136,13 @@ impl Properties {
     fn login(&self) -> Result<Login, String> {
         let name = self.get(&MECHANISM).ok_or_else(|| format!("it has no {}", MECHANISM[0]))?;
         let mechanism: Mechanism = name.parse()?;
+        if mechanism == Mechanism::OauthBearer {
+            return Ok(Login { mechanism, user: String::new(), password: self.token()? });
+        }
+        let of_tokens = [TOKEN[0], TOKEN_HANDLER[0]];
+        if let Some(name) = of_tokens.into_iter().find(|name| self.0.contains_key(*name)) {
+            return Err(format!("it has {name}, and {} is {}", MECHANISM[0], mechanism.name()));
+        }
         let jaas = |name| self.get(&[JAAS]).and_then(|text| quoted(text, name));
         let user = self.get(&USER).map(str::to_owned).or_else(|| jaas("username"));
         let password = self.get(&PASSWORD).map(str::to_owned).or_else(|| jaas("password"));
@@ -143,6 +152,28 @@ impl Properties {
                 "it has no {} and {}, and no {JAAS} that has a username and a password",
                 USER[0], PASSWORD[0]
             )),
+        }
+    }
+
+    /// The token, from a file that is named as Kafka's tools name it.
+    fn token(&self) -> Result<String, String> {
+        const HANDLER: &str = ".OAuthBearerLoginCallbackHandler";
+        if let Some(other) = self.get(&TOKEN_HANDLER).filter(|class| !class.ends_with(HANDLER)) {
+            return Err(format!("{} is {other}, and only Kafka's own is known", TOKEN_HANDLER[0]));
+        }
+        let url = self.get(&TOKEN).ok_or_else(|| format!("it has no {}", TOKEN[0]))?;
+        let file = Url::parse(url).ok().filter(|url| url.scheme() == "file");
+        // An error does not show the URL: of another kind it may have a secret in it.
+        let file = file
+            .and_then(|url| url.to_file_path().ok())
+            .ok_or_else(|| format!("{} is not that of a file: file:///...", TOKEN[0]))?;
+        let content = std::fs::read_to_string(&file);
+        let content = content.map_err(|error| format!("{}: {error}", file.display()))?;
+        let token = content.trim();
+        let is_part = |c: char| c.is_ascii_alphanumeric() || "-_.=".contains(c);
+        match !token.is_empty() && token.chars().all(is_part) {
+            true => Ok(token.to_owned()),
+            false => Err(format!("{} has no token", file.display())),
         }
     }
 }
@@ -233,8 +264,38 @@ mod tests {
     }
 
     #[test]
+    fn a_token_is_that_of_a_file() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("a token");
+        let module = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLogin";
+        let text = format!(
+            "sasl.mechanism=OAUTHBEARER\nsasl.login.callback.handler.class={module}CallbackHandler\n\
+             sasl.jaas.config={module}Module required;\nsasl.oauthbearer.token.endpoint.url={}\n",
+            Url::from_file_path(&file).unwrap()
+        );
+        let token = || Properties::parse(&text).unwrap().login().map(|login| login.password);
+        assert!(token().unwrap_err().contains("a token"), "there is no such file");
+        for (content, good) in
+            [("aa.b-_.cc==\n", true), ("", false), ("a b", false), ("a\x01b", false)]
+        {
+            std::fs::write(&file, content).unwrap();
+            let wanted = match good {
+                true => Ok(content.trim().to_owned()),
+                false => Err(format!("{} has no token", file.display())),
+            };
+            assert_eq!(token(), wanted);
+        }
+    }
+
+    #[test]
     fn what_would_not_be_heeded_is_refused() {
         let no_file = "security.protocol=SSL\nssl.ca.location=/there/is/none";
+        let https = "security.protocol=SASL_PLAINTEXT\nsasl.mechanism=OAUTHBEARER\n\
+             sasl.oauthbearer.token.endpoint.url=https://there/token";
+        let handler = "security.protocol=SASL_PLAINTEXT\nsasl.mechanism=OAUTHBEARER\n\
+             sasl.login.callback.handler.class=x.Mine";
+        let unused = "security.protocol=SASL_PLAINTEXT\nsasl.mechanism=PLAIN\nsasl.username=a\n\
+             sasl.password=b\nsasl.oauthbearer.token.endpoint.url=file:///token";
         for (text, word) in [
             ("security.protocol=TLS", "SASL_SSL"),
             ("sasl.password=\\u00", "sasl.password has"),
@@ -243,6 +304,10 @@ mod tests {
             ("security.protocol=SASL_PLAINTEXT", "sasl.mechanism"),
             ("security.protocol=SASL_PLAINTEXT\nsasl.mechanism=GSSAPI", "SCRAM-SHA-512"),
             ("security.protocol=SASL_PLAINTEXT\nsasl.mechanism=PLAIN", "sasl.username"),
+            ("security.protocol=SASL_SSL\nsasl.mechanism=OAUTHBEARER", "endpoint.url"),
+            (https, "file:///"),
+            (handler, "x.Mine"),
+            (unused, "PLAIN"),
             ("security.protocol=SSL\nssl.truststore.type=JKS", "PEM"),
             (no_file, "/there/is/none"),
         ] {

@@ -1,4 +1,4 @@
-//! The client's side of SASL: PLAIN, and SCRAM (RFC 5802) with SHA-256 and SHA-512.
+//! The client's side of SASL: PLAIN, SCRAM (RFC 5802) with SHA-256 and SHA-512, and OAUTHBEARER (RFC 7628).
 
 use std::num::NonZeroU32;
 use std::str::FromStr;
@@ -15,16 +15,18 @@ pub(super) enum Mechanism {
     Plain,
     ScramSha256,
     ScramSha512,
+    OauthBearer,
 }
 
 impl Mechanism {
-    const ALL: [Self; 3] = [Self::Plain, Self::ScramSha256, Self::ScramSha512];
+    const ALL: [Self; 4] = [Self::Plain, Self::ScramSha256, Self::ScramSha512, Self::OauthBearer];
 
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Plain => "PLAIN",
             Self::ScramSha256 => "SCRAM-SHA-256",
             Self::ScramSha512 => "SCRAM-SHA-512",
+            Self::OauthBearer => "OAUTHBEARER",
         }
     }
 }
@@ -42,7 +44,9 @@ impl FromStr for Mechanism {
 /// As whom, and how. (It has no `Debug`, so that nothing prints it.)
 pub(crate) struct Login {
     pub(super) mechanism: Mechanism,
+    /// Empty where a token tells.
     pub(super) user: String,
+    /// Or the token.
     pub(super) password: String,
 }
 
@@ -61,7 +65,19 @@ impl Login {
             }
             Mechanism::ScramSha256 => self.scram(&SHA256, &nonce(), exchange),
             Mechanism::ScramSha512 => self.scram(&SHA512, &nonce(), exchange),
+            Mechanism::OauthBearer => self.bearer(exchange),
         }
+    }
+
+    fn bearer(&self, exchange: Exchange<'_>) -> Result<(), String> {
+        let message = format!("n,,\x01auth=Bearer {}\x01\x01", self.password);
+        let refused = exchange(message.into_bytes())?;
+        if refused.is_empty() {
+            return Ok(());
+        }
+        // It is taken note of, and the server says that the login has failed.
+        exchange(b"\x01".to_vec())?;
+        Err(format!("the token is refused: {}", String::from_utf8_lossy(&refused)))
     }
 
     fn scram(&self, hash: &Hash, nonce: &str, exchange: Exchange<'_>) -> Result<(), String> {
@@ -161,5 +177,26 @@ mod tests {
             let outcome = login("x").scram(&SHA256, "mine", &mut |_| Ok(first.into()));
             assert!(outcome.is_err(), "{first}");
         }
+    }
+
+    #[test]
+    fn a_token_is_shown_and_its_refusal_is_taken_note_of() {
+        let login = Login {
+            mechanism: Mechanism::OauthBearer,
+            user: String::new(),
+            password: "aa.bb.cc".into(),
+        };
+        let run = |answer: &'static str| {
+            let mut said = Vec::new();
+            let outcome = login.run(&mut |message| {
+                said.push(String::from_utf8(message).unwrap());
+                Ok(answer.into())
+            });
+            (outcome, said)
+        };
+        let message = "n,,\x01auth=Bearer aa.bb.cc\x01\x01".to_owned();
+        assert_eq!(run(""), (Ok(()), vec![message.clone()]));
+        let refused = Err("the token is refused: invalid_token".to_owned());
+        assert_eq!(run("invalid_token"), (refused, vec![message, "\x01".into()]));
     }
 }
