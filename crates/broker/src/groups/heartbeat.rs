@@ -16,7 +16,7 @@ use uuid::Uuid;
 
 use super::admin::ALL_OPERATIONS;
 use super::consumer::{
-    Answer, Assignment, Assignor, Beat, Fault, LEFT_FOR_A_WHILE, Member, check_regex,
+    Answer, Assignment, Assignor, Beat, ConsumerGroup, Fault, LEFT_FOR_A_WHILE, Member, check_regex,
 };
 use super::live::LiveGroup;
 use super::member_log::Durable;
@@ -114,23 +114,7 @@ impl Shared {
         let beat = beat(client, request);
         // Changes of an earlier event go first, so that not more than one event's are ever held back.
         self.put_in_line(&slot).await?;
-        let answer = self.registry.change(&slot, |group, now| {
-            let is_joining = request.member_epoch == 0;
-            let is_one = matches!(group, LiveGroup::Consumer(_));
-            let group = match self.registry.consumer(&slot, group, is_joining, topics, now) {
-                Ok(group) => group,
-                Err(error @ ResponseError::CoordinatorLoadInProgress) => {
-                    return Err(Fault::new(
-                        error,
-                        "the members of the group are about to get their partitions, try again",
-                    ));
-                }
-                Err(_) => return Err(not_a_consumer_group(&request.group_id)),
-            };
-            // Those of a group that has just become one are of this event.
-            if is_one && !group.unwritten().is_empty() {
-                return Err(unavailable());
-            }
+        let happen = |group: &mut ConsumerGroup, now| {
             if request.member_epoch >= 0 {
                 return group.heartbeat(now, self.consumer_rules(times), topics, &beat);
             }
@@ -142,6 +126,29 @@ impl Shared {
                 epoch: request.member_epoch,
                 assignment: None,
             })
+        };
+        let answer = self.registry.change(&slot, |group, now| {
+            if let LiveGroup::Consumer(group) = group {
+                return match group.unwritten().is_empty() {
+                    true => happen(group, now),
+                    false => Err(unavailable()),
+                };
+            }
+            if request.member_epoch != 0 {
+                return Err(not_a_consumer_group(&request.group_id));
+            }
+            let consumer = self.registry.as_consumer(group, topics, now).map_err(|error| {
+                let why = "the members of the group are about to get their partitions, try again";
+                Fault::new(error, why)
+            })?;
+            let mut consumer = consumer.ok_or_else(|| not_a_consumer_group(&request.group_id))?;
+            // A group that refuses the member stays what it is.
+            let answer = happen(&mut consumer, now)?;
+            if group.vacant_since().is_none() {
+                tracing::info!(group = &*slot.name, "a classic group becomes a consumer group");
+            }
+            *group = LiveGroup::Consumer(consumer);
+            Ok(answer)
         })?;
         self.wait_durable(&slot).await?;
         Ok(answer)

@@ -131,7 +131,8 @@ impl Registry {
                 Some(slot) => Arc::clone(slot),
                 None => self.insert(&mut slots, &name),
             };
-            slot.live.lock().group = self.new_consumer(state, now());
+            let group = ConsumerGroup::new(state, self.consumer_rules, now());
+            slot.live.lock().group = LiveGroup::Consumer(group);
             self.change(&slot, |_, _| ());
         }
         for name in self.shares.groups() {
@@ -160,10 +161,6 @@ impl Registry {
         self.size_bytes.fetch_add(Slot::bytes(&name), Ordering::Relaxed);
         slots.insert(name, Arc::clone(&slot));
         slot
-    }
-
-    fn new_consumer(&self, state: GroupState, now: Instant) -> LiveGroup {
-        LiveGroup::Consumer(ConsumerGroup::new(state, self.consumer_rules, now))
     }
 
     /// Sorted by name.
@@ -248,39 +245,28 @@ impl Registry {
 
     // ---- consumer groups and their log ----
 
-    /// The consumer group in a slot, for an event; a classic group without members, or of consumers, becomes one if `convert` says so.
+    /// The consumer group that a classic one becomes with a first member of the other kind: if it has no members, or consumers. It is the caller's to put
+    /// it in the other's place, if it takes the member.
     ///
     /// # Errors
-    /// It is a classic group; COORDINATOR_LOAD_IN_PROGRESS if it will become one, and its members can not be taken over now.
-    pub(super) fn consumer<'a>(
+    /// COORDINATOR_LOAD_IN_PROGRESS: its members can not be taken over now.
+    pub(super) fn as_consumer(
         &self,
-        slot: &Slot,
-        group: &'a mut LiveGroup,
-        convert: bool,
+        group: &LiveGroup,
         topics: &TopicsView,
         now: Instant,
-    ) -> Result<&'a mut ConsumerGroup, ResponseError> {
-        if let LiveGroup::Classic(classic) = group
-            && convert
-        {
-            if classic.state() == State::Empty {
-                *group = self.new_consumer(GroupState::default(), now);
-            } else if classic.protocol_type() == Some(embedded::CONSUMER) {
-                // Who has what is known only when everybody has been told.
-                let migrants = classic.settled().ok_or(ResponseError::CoordinatorLoadInProgress)?;
-                let (rules, generation) = (self.consumer_rules, classic.generation());
-                if let Some(consumer) =
-                    ConsumerGroup::of_migrants(rules, now, topics, generation, migrants)
-                {
-                    tracing::info!(group = &*slot.name, "a classic group becomes a consumer group");
-                    *group = LiveGroup::Consumer(consumer);
-                }
-            }
+    ) -> Result<Option<ConsumerGroup>, ResponseError> {
+        let LiveGroup::Classic(classic) = group else { return Ok(None) };
+        let rules = self.consumer_rules;
+        if classic.state() == State::Empty {
+            return Ok(Some(ConsumerGroup::new(GroupState::default(), rules, now)));
         }
-        match group {
-            LiveGroup::Classic(_) | LiveGroup::Share(_) => Err(ResponseError::GroupIdNotFound),
-            LiveGroup::Consumer(group) => Ok(group),
+        if classic.protocol_type() != Some(embedded::CONSUMER) {
+            return Ok(None);
         }
+        // Who has what is known only when everybody has been told.
+        let migrants = classic.settled().ok_or(ResponseError::CoordinatorLoadInProgress)?;
+        Ok(ConsumerGroup::of_migrants(rules, now, topics, classic.generation(), migrants))
     }
 
     /// The share group in a slot, for an event; a classic group without members becomes one if `convert` says so.

@@ -434,6 +434,39 @@ async fn a_group_of_classic_consumers_is_taken_over_and_let_go() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_classic_group_that_refuses_a_member_stays_what_it_is() {
+    use kafka_protocol::messages::join_group_request::JoinGroupRequestProtocol;
+    use kafka_protocol::messages::{ConsumerProtocolSubscription, SyncGroupRequest};
+    let server = TestServer::with(16 << 20, |config| config.groups.max_group_members = 1).await;
+    server.topic("t", 4, &[]).await;
+    let mut client = server.client().await;
+    let metadata = embedded(&ConsumerProtocolSubscription::default().with_topics(vec![text("t")]));
+    let range =
+        JoinGroupRequestProtocol::default().with_name(text("range")).with_metadata(metadata);
+    let classic_join = JoinGroupRequest::default()
+        .with_group_id(group("g"))
+        .with_session_timeout_ms(10_000)
+        .with_rebalance_timeout_ms(10_000)
+        .with_protocol_type(text("consumer"))
+        .with_protocols(vec![range]);
+    let joined = client.call(3, &classic_join).await;
+    let sync = SyncGroupRequest::default()
+        .with_group_id(group("g"))
+        .with_member_id(joined.member_id.clone())
+        .with_generation_id(1);
+    assert_eq!(client.call(3, &sync).await.error_code, 0);
+
+    assert_eq!(client.call(1, &join("g", "new", &["t"])).await.error_code, 81);
+    let stable = ("g".to_owned(), "classic".to_owned(), "Stable".to_owned());
+    assert_eq!(listed(&mut client, &[]).await, [stable]);
+    let heartbeat = HeartbeatRequest::default()
+        .with_group_id(group("g"))
+        .with_member_id(joined.member_id)
+        .with_generation_id(1);
+    assert_eq!(client.call(3, &heartbeat).await.error_code, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn topics_that_are_created_grow_and_are_deleted_reach_the_members() {
     let server = TestServer::start().await;
     let mut client = server.client().await;

@@ -394,7 +394,8 @@ impl ConsumerGroup {
                 .members
                 .get(holder)
                 .is_some_and(|member| member.current.epoch == LEFT_FOR_A_WHILE);
-            if !has_left {
+            // A static member of the classic protocol says nothing when it is stopped: whoever comes is the one that was restarted.
+            if !has_left && !self.is_classic(holder) {
                 let instance_id = beat.instance_id.as_deref().unwrap_or_default();
                 return Err(Fault::new(
                     ResponseError::UnreleasedInstanceId,

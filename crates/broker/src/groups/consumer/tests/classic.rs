@@ -174,6 +174,25 @@ fn who_does_not_come_back_is_removed() {
     assert_eq!(&*group.tick(at)[0].0, "a");
 }
 
+/// A static member is stopped without a word, and restarted with the other protocol.
+#[test]
+fn a_static_member_that_comes_with_the_other_protocol_is_taken_for_the_one_that_was_there() {
+    let (now, topics) = (Instant::now(), topics());
+    let all = parts("t", &[0, 1, 2, 3]);
+    let named = |id: &str| Migrant { instance_id: Some(text("i")), ..migrant(id, &all) };
+    let mut group =
+        ConsumerGroup::of_migrants(rules(), now, &topics, 7, vec![named("old")]).unwrap();
+    let join = |id: &str| Beat { instance_id: Some("i".into()), ..join(id, &["t"]) };
+    let new = group.heartbeat(now, rules(), &topics, &join("new")).unwrap();
+    assert_eq!((new.epoch, new.assignment), (8, Some(all)));
+    assert!(!group.is_all_classic());
+    let fenced = Err(ResponseError::FencedInstanceId);
+    assert_eq!(group.classic_heartbeat(now, &text("old"), Some(&text("i")), 7), fenced);
+    // That one says when it goes.
+    let another = group.heartbeat(now, rules(), &topics, &join("another"));
+    assert_eq!(error(another), ResponseError::UnreleasedInstanceId);
+}
+
 /// Who names a topic learns of it no more than by a heartbeat of the new protocol, which would be refused.
 #[test]
 fn a_member_gets_no_topics_that_it_may_not_know_of() {
