@@ -297,7 +297,9 @@ impl Registry {
         let Ok(durable) = self.log.append(consumer::encode_deletion(&slot.name)) else { return };
         live.last_record = Some(durable);
         tracing::info!(group = &*slot.name, "a consumer group becomes a classic group");
-        let (generation, migrants) = (group.state().epoch, group.migrants());
+        // The newest epoch that anybody was told of, so members that have it commit what they have read before they join again. The group's epoch is ahead of it, by the end
+        // of the last other member.
+        let (generation, migrants) = (group.state().target_epoch, group.migrants());
         let protocol_type = StrBytes::from_static_str(embedded::CONSUMER);
         let classic = Group::of_migrants(self.rules, now(), generation, protocol_type, migrants);
         live.group = LiveGroup::Classic(classic);

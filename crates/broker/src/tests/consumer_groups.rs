@@ -422,8 +422,10 @@ async fn a_group_of_classic_consumers_is_taken_over_and_let_go() {
     assert_eq!(new.call(1, &beat("g", "new", -1)).await.error_code, 0);
     let row = |kind: &str, state: &str| vec![("g".to_owned(), kind.to_owned(), state.to_owned())];
     assert_eq!(listed(&mut new, &[]).await, row("classic", "PreparingRebalance"));
-    let generation = joined.generation_id + 1;
+    // It is in its generation still: it learns that it is to join again, and commits before it does.
+    let generation = joined.generation_id;
     assert_eq!(old.call(3, &heartbeat(&id, generation)).await.error_code, REBALANCE_IN_PROGRESS);
+    assert_eq!(commit(&mut old, 8, "g", &id, generation).await, 0);
     let joined = old.call(3, &join_as(&id)).await;
     assert_eq!((joined.error_code, &joined.leader), (0, &id));
     assert!(joined.generation_id > generation);
