@@ -32,6 +32,9 @@ use crate::wire::share::{FetchedPartition, ShareFetch, ShareFetched};
 /// How much of a partition is read at once. A member gets a few hundred records in one answer, so more would be read for nothing.
 const PARTITION_BYTES: i32 = 1 << 20;
 
+/// Partitions of a session of which one answer tells that they can not be read. They stay in the session, so each small request would have a large answer.
+const MAX_FAILURES: usize = 1_000;
+
 /// Records are handed out one by one, not by batches.
 const RECORD_LIMIT: i8 = 1;
 
@@ -92,16 +95,24 @@ async fn answer(
     let forgotten = body.forgotten_topics_data.iter();
     let forgotten: Vec<TopicPartition> =
         forgotten.flat_map(|t| t.partitions.iter().map(|p| (t.topic_id, *p))).collect();
-    let (step, partitions) = cx.server.groups.shares().sessions.fetch(
+    let mut missing = take_missing(cx, &mut added);
+    let sessions = &cx.server.groups.shares().sessions;
+    let (step, mut partitions) = sessions.fetch(
         &member.session,
         body.share_session_epoch,
         cx.peer.connection(),
         &added,
         &forgotten,
     )?;
+    // Of topics that were deleted since.
+    let gone = take_missing(cx, &mut partitions);
+    if !gone.is_empty() {
+        sessions.forget(&member.session, &gone);
+        missing.extend(gone);
+    }
 
     let mut acks = Acks::new(is_renew_ack);
-    let left = partitions.len() + acknowledged.len();
+    let left = partitions.len() + missing.len() + acknowledged.len();
     for (of, batches) in acknowledged {
         let batches = batches.iter().map(|batch| {
             (batch.first_offset, batch.last_offset, batch.acknowledge_types.as_slice())
@@ -115,7 +126,7 @@ async fn answer(
             .unwrap_or(0)
             .min(cx.server.config.max_fetch_bytes as usize),
         max_wait: Duration::from_millis(body.max_wait_ms.max(0) as u64),
-        waits: body.min_bytes > 0,
+        waits: body.min_bytes > 0 && missing.is_empty(),
         max_records: u64::try_from(body.max_records).unwrap_or(0),
         is_exact: acquire_mode == RECORD_LIMIT,
         batch_records: u64::try_from(body.batch_size).unwrap_or(0),
@@ -146,6 +157,13 @@ async fn answer(
             given.entry(of).or_default();
         }
     }
+    if step != Step::Ended {
+        for of in missing {
+            let error = Member::partition(cx, of).err();
+            let error = error.unwrap_or(ApiError::UnknownTopicOrPartition);
+            given.insert(of, Given::failed(cx, error));
+        }
+    }
     let mut topics: BTreeMap<Uuid, BTreeMap<i32, FetchedPartition>> = BTreeMap::new();
     for ((topic, index), given) in given {
         topics.entry(topic).or_default().insert(index, given.told(index));
@@ -167,8 +185,20 @@ async fn answer(
     })
 }
 
+/// Take out the partitions that do not exist, of which a member is told once. There is nothing to remember: a member names what it was assigned, topics do
+/// not lose partitions, and another topic has another id. What may not be read stays, as the right to do so may come.
+fn take_missing(cx: &Context, partitions: &mut Vec<TopicPartition>) -> Vec<TopicPartition> {
+    let exists = |(topic, index): &TopicPartition| {
+        cx.server.topics.by_id(*topic).is_ok_and(|topic| topic.partition(*index).is_some())
+    };
+    let missing;
+    (*partitions, missing) = std::mem::take(partitions).into_iter().partition(exists);
+    missing
+}
+
 impl Given {
-    fn failed(error: ApiError) -> Self {
+    fn failed(cx: &Context, error: ApiError) -> Self {
+        cx.server.metrics.error(&error);
         Self { error: Some(error), ..Self::default() }
     }
 
@@ -219,13 +249,12 @@ async fn hand_out(
 ) -> BTreeMap<TopicPartition, Given> {
     let mut given = BTreeMap::new();
     let mut readable = Vec::new();
+    let mut refused = HashMap::new();
     for of in partitions {
-        match begin(cx, member, *of).await {
+        match ready(cx, member, *of, &mut refused).await {
             Ok((partition, slot)) => readable.push((*of, partition, slot)),
-            Err(error) => {
-                cx.server.metrics.error(&error);
-                given.insert(*of, Given::failed(error));
-            }
+            Err(failed) if given.len() < MAX_FAILURES => drop(given.insert(*of, failed)),
+            Err(_) => {}
         }
     }
     let deadline = Instant::now() + limits.max_wait;
@@ -376,19 +405,35 @@ fn found(batches: &[Bytes], aborted: &[(i64, i64)]) -> Vec<Found> {
     found.collect()
 }
 
-/// The partition and its share partition. In a topic that is new to the group all partitions begin where the group's settings say; in one that has grown
-/// the new ones begin at their start.
-async fn begin(
+/// The partition and its share partition, which begins if it has not yet. `refused` has the topics that could not begin, with the code of the error: all partitions of a topic
+/// begin together, so what was in vain for one of them is not tried for the next.
+async fn ready(
     cx: &Context,
     member: &Member,
     of: TopicPartition,
-) -> Result<(Arc<Partition>, Arc<Slot>), ApiError> {
-    let partition = Member::partition(cx, of)?;
-    let shares = cx.server.groups.shares();
-    let group = &member.session.group;
-    if let Some(slot) = shares.get(group, of) {
+    refused: &mut HashMap<Uuid, i16>,
+) -> Result<(Arc<Partition>, Arc<Slot>), Given> {
+    let failed = |error| Given::failed(cx, error);
+    let partition = Member::partition(cx, of).map_err(failed)?;
+    if let Some(slot) = cx.server.groups.shares().get(&member.session.group, of) {
         return Ok((partition, slot));
     }
+    if let Some(error_code) = refused.get(&of.0) {
+        return Err(Given { error_code: *error_code, ..Given::default() });
+    }
+    match begin(cx, member, of).await {
+        Ok(slot) => Ok((partition, slot)),
+        Err(error) => {
+            refused.insert(of.0, error.code());
+            Err(failed(error))
+        }
+    }
+}
+
+/// Have a topic begin. If it is new to the group all its partitions begin where the group's settings say; if it has grown the new ones begin at their start.
+async fn begin(cx: &Context, member: &Member, of: TopicPartition) -> Result<Arc<Slot>, ApiError> {
+    let shares = cx.server.groups.shares();
+    let group = &member.session.group;
     let start = match shares.has_topic(group, of.0) {
         true => ShareStart::Earliest,
         false => cx.server.configs.share_start(group),
@@ -412,6 +457,5 @@ async fn begin(
     }
     cx.server.groups.begin_shares(group, of.0, &starts).await?;
     // It may have been deleted since.
-    let slot = shares.get(group, of).ok_or(ApiError::UnknownTopicOrPartition)?;
-    Ok((partition, slot))
+    shares.get(group, of).ok_or(ApiError::UnknownTopicOrPartition)
 }

@@ -6,8 +6,8 @@ use alluvium_stream::StreamOffset;
 use kafka_protocol::messages::share_acknowledge_request as acked;
 use kafka_protocol::messages::share_fetch_request as fetched;
 use kafka_protocol::messages::{
-    DeleteGroupsRequest, DeleteRecordsRequest, GroupId, JoinGroupRequest, ListGroupsRequest,
-    ShareAcknowledgeRequest, ShareFetchRequest, ShareGroupDescribeRequest,
+    DeleteGroupsRequest, DeleteRecordsRequest, DeleteTopicsRequest, GroupId, JoinGroupRequest,
+    ListGroupsRequest, ShareAcknowledgeRequest, ShareFetchRequest, ShareGroupDescribeRequest,
     ShareGroupHeartbeatRequest, ShareGroupHeartbeatResponse, TopicName,
     alter_share_group_offsets_request, delete_records_request, delete_share_group_offsets_request,
 };
@@ -24,6 +24,7 @@ const UNKNOWN_TOPIC_OR_PARTITION: i16 = 3;
 const UNKNOWN_MEMBER_ID: i16 = 25;
 const INVALID_REQUEST: i16 = 42;
 const NON_EMPTY_GROUP: i16 = 68;
+const UNKNOWN_TOPIC_ID: i16 = 100;
 const GROUP_ID_NOT_FOUND: i16 = 69;
 const INVALID_RECORD_STATE: i16 = 121;
 const SESSION_NOT_FOUND: i16 = 122;
@@ -346,6 +347,38 @@ async fn sessions_have_epochs() {
     assert_eq!(a.send(&request).await.0, [0, UNKNOWN_TOPIC_OR_PARTITION, 0]);
     let renew = ShareFetch { is_renew_ack: true, ..a.fetch_of(&[0], &[], 1) };
     assert_eq!(a.send(&renew).await.0[0], INVALID_REQUEST, "it wants records as well");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn partitions_that_do_not_exist_are_told_of_once() {
+    let (server, topic) = earliest().await;
+    let sessions = &server.server().groups.shares().sessions;
+    let mut a = Member::new(&server, "a", Uuid::from_u128(7)).await;
+    let invented: Vec<i32> = (0..100_000).collect();
+    let request = a.fetch_of(&invented, &[], 60_000);
+    let told = a.client.call(2, &request).await.0.responses.remove(0).partitions;
+    assert_eq!((told.len(), told[99_999].error_code), (100_000, UNKNOWN_TOPIC_ID));
+    assert_eq!(sessions.partitions(), 0);
+    let mut empty = a.fetch_of(&[], &[], 1);
+    empty.body.topics.clear();
+    a.client.send(2, &empty).await;
+    let answer = a.client.receive_frame().await.unwrap();
+    assert!(answer.len() < 100, "{} bytes", answer.len());
+
+    a.topic = topic;
+    let request = a.fetch_of(&[5], &[], 60_000);
+    assert_eq!(a.send(&request).await.0, [0, UNKNOWN_TOPIC_OR_PARTITION, 0]);
+    assert_eq!(a.got().await, []);
+    assert_eq!(sessions.partitions(), 1);
+    // A topic that is deleted goes from the session.
+    let request = DeleteTopicsRequest::default()
+        .with_topic_names(vec![TopicName(text("t"))])
+        .with_timeout_ms(10_000);
+    assert_eq!(server.client().await.call(5, &request).await.responses[0].error_code, 0);
+    let mut empty = a.fetch_of(&[], &[], 1);
+    empty.body.topics.clear();
+    assert_eq!(a.send(&empty).await.0, [0, UNKNOWN_TOPIC_ID, 0]);
+    assert_eq!(sessions.partitions(), 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -13,7 +13,7 @@ use crate::errors::ApiError;
 /// Sessions that there may be (`group.share.max.share.sessions`).
 const MAX_SESSIONS: usize = 2_000;
 
-/// Partitions that all sessions together remember.
+/// Partitions that all sessions together remember. One has no more than there are.
 const MAX_SESSION_PARTITIONS: usize = 500_000;
 
 const INITIAL_EPOCH: i32 = 0;
@@ -143,6 +143,22 @@ impl ShareSessions {
         Ok((step, partitions))
     }
 
+    /// These partitions do not exist any more.
+    pub(crate) fn forget(&self, key: &ShareSession, gone: &[TopicPartition]) {
+        let cache = &mut *self.cache.lock();
+        let Some(session) = cache.sessions.get_mut(key) else { return };
+        let before = session.partitions.len();
+        let gone: HashSet<_> = gone.iter().collect();
+        session.partitions.retain(|partition| !gone.contains(partition));
+        cache.partitions -= before - session.partitions.len();
+    }
+
+    /// How many partitions all sessions remember.
+    #[cfg(test)]
+    pub(crate) fn partitions(&self) -> usize {
+        self.cache.lock().partitions
+    }
+
     /// A ShareAcknowledge.
     ///
     /// # Errors
@@ -216,11 +232,13 @@ mod tests {
         assert_eq!(fetch(1, &[], &[]).unwrap_err().code(), 123);
         sessions.served(&a, &[at(1)]);
         assert_eq!(fetch(2, &[], &[]).unwrap(), (Step::GoesOn, vec![2, 1]));
+        sessions.forget(&a, &[at(1), at(9)]);
+        assert_eq!(sessions.partitions(), 1);
         assert_eq!(sessions.acknowledge(&a, 0).unwrap_err().code(), 123);
         assert_eq!(sessions.acknowledge(&a, 3).unwrap(), Step::GoesOn);
         assert_eq!(fetch(-1, &[], &[]).unwrap(), (Step::Ended, vec![]));
         assert_eq!(fetch(-1, &[], &[]).unwrap_err().code(), 122);
-        assert_eq!(sessions.cache.lock().partitions, 0);
+        assert_eq!(sessions.partitions(), 0);
         assert!(sessions.cache.lock().connections.is_empty());
     }
 
