@@ -17,7 +17,7 @@ use uuid::Uuid;
 use super::harness::{Client, HANG, TestServer, text};
 use crate::batch::tests::plain;
 use crate::configs::{Alteration, Entity, Op};
-use crate::groups::share::{Found, ShareRules, Wanted};
+use crate::groups::share::{Ack, AckKind, Found, Return, ShareRules, Wanted};
 use crate::wire::share::{DescribeShareOffsets, ShareAcknowledge, ShareFetch};
 
 const UNKNOWN_TOPIC_OR_PARTITION: i16 = 3;
@@ -547,6 +547,62 @@ async fn admins_set_forget_and_delete() {
     let mut admin = server.client().await;
     assert_eq!(described(&mut admin, true).await, (GROUP_ID_NOT_FOUND, -1, -1));
     assert!(admin.call(5, &ListGroupsRequest::default()).await.groups.is_empty());
+}
+
+fn all_of(from: u64, to: u64) -> Found {
+    Found { from: StreamOffset(from), to: StreamOffset(to), is_for_members: true }
+}
+
+/// Acquire what a read from the beginning has found of a share partition; how many records.
+fn acquire(server: &TestServer, of: (Uuid, i32), found: &[Found], max_in_flight: u64) -> u64 {
+    let shares = server.server().groups.shares();
+    let rules = ShareRules { max_in_flight, ..server.server().configs.share_rules("g") };
+    let wanted =
+        Wanted { max_records: 9_999, is_exact: false, batch_records: 9_999, max_in_flight };
+    let slot = shares.get("g", of).unwrap();
+    let read = (StreamOffset(0), found);
+    let acquired = shares.acquire(&slot, &rules, read, &"m".into(), wanted);
+    acquired.iter().map(|acquired| acquired.to.0 - acquired.from.0).sum()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_some_have_left_lying_does_not_stop_the_others() {
+    let (server, topic) = earliest().await;
+    let _member = Member::new(&server, "a", topic).await;
+    let starts: Vec<_> = (0..300).map(|partition| (partition, StreamOffset(0))).collect();
+    server.server().groups.begin_shares("g", topic, &starts).await.unwrap();
+    for partition in 0..250 {
+        assert_eq!(acquire(&server, (topic, partition), &[all_of(0, 4_000)], 4_000), 4_000);
+    }
+    for partition in 250..300 {
+        assert_eq!(acquire(&server, (topic, partition), &[all_of(0, 4_000)], 4_000), 100);
+    }
+    server.server().groups.shares().release("g", "m", Return::Lost);
+    let again = acquire(&server, (topic, 0), &[all_of(0, 4_000)], 4_000);
+    assert_eq!(again, 4_000, "what is available is had whatever there is");
+}
+
+/// What was found to be nothing is not remembered.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_compacted_away_does_not_count_after_a_restart() {
+    let (mut server, topic) = earliest().await;
+    let other = server.topic("u", 1, &[]).await;
+    let _member = Member::new(&server, "a", topic).await;
+    for topic in [topic, other] {
+        let starts = [(0, StreamOffset(0))];
+        server.server().groups.begin_shares("g", topic, &starts).await.unwrap();
+    }
+    let found = [all_of(0, 1), all_of(2_000_000, 2_000_001)];
+    assert_eq!(acquire(&server, (topic, 0), &found, 4_000), 2);
+    let shares = server.server().groups.shares();
+    let slot = shares.get("g", (topic, 0)).unwrap();
+    let (rules, start) = (server.server().configs.share_rules("g"), StreamOffset(0));
+    let last = StreamOffset(2_000_000);
+    let ack = Ack { from: last, to: StreamOffset(last.0 + 1), kind: AckKind::Accept };
+    let written = shares.acknowledge(&slot, &rules, start, "m", &[ack]).unwrap();
+    written.unwrap().await.unwrap();
+    server.crash().await;
+    assert_eq!(acquire(&server, (other, 0), &[all_of(0, 2_000)], 2_000), 2_000);
 }
 
 /// A group's locks last 15 s at least; so the server is asked directly for a short one.

@@ -45,8 +45,19 @@ const STREAM_KEY: &str = "groups/shares-stream";
 /// Share partitions of all groups together.
 const MAX_PARTITIONS: usize = 200_000;
 
-/// Records in flight of all share partitions together: each may be an entry of its own in memory and in the checkpoint.
-const MAX_IN_FLIGHT: u64 = 1_000_000;
+/// Records of all share partitions together of which it is known what has become of them: each may be an entry of its own in memory and in the checkpoint. (How many
+/// may be between a share partition's start and its end is another bound, the group's.)
+const MAX_TRACKED: u64 = 1_000_000;
+
+/// What one share partition has in [`MAX_TRACKED`] at most: as much as a group's settings may allow. It has more only after a restart, while nobody knows yet that most of it was compacted
+/// away; that is one entry, however long.
+const MAX_TRACKED_OF_ONE: u64 = 4_000;
+
+/// What each may have in flight, whatever the others have: else what some group has left lying would stop all. As little as a group's settings may allow.
+const MIN_IN_FLIGHT: u64 = 100;
+
+/// How often it is told that there is no more room than that.
+const WARN_INTERVAL: Duration = Duration::from_secs(60);
 
 /// What a group's settings say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,8 +93,8 @@ struct Live {
     last_record: Option<Durable>,
     /// The entry that the timer has for it.
     scheduled: Option<Instant>,
-    /// What it has in [`Shares::in_flight`].
-    counted: u64,
+    /// What it has in [`Shares::tracked`].
+    tracked: u64,
     watchers: Vec<Weak<Notify>>,
 }
 
@@ -117,7 +128,9 @@ pub(crate) struct Shares {
     log: MemberLog,
     places: RwLock<BTreeMap<Key, Arc<Slot>>>,
     timer: Timer<Key>,
-    in_flight: AtomicU64,
+    /// See [`MAX_TRACKED`].
+    tracked: AtomicU64,
+    warned_at: Mutex<Option<Instant>>,
     pub(crate) sessions: ShareSessions,
     pub(crate) counters: ShareCounters,
 }
@@ -130,7 +143,8 @@ impl Shares {
             log,
             places: RwLock::default(),
             timer: Timer::default(),
-            in_flight: AtomicU64::new(0),
+            tracked: AtomicU64::new(0),
+            warned_at: Mutex::default(),
             sessions: ShareSessions::default(),
             counters: ShareCounters::default(),
         };
@@ -164,7 +178,7 @@ impl Shares {
             is_behind: false,
             last_record,
             scheduled: None,
-            counted: 0,
+            tracked: 0,
             watchers: Vec::new(),
         };
         self.count(&mut live);
@@ -353,13 +367,31 @@ impl Shares {
         if live.state.cut(log_start) {
             self.changed(slot, &mut live);
         }
-        live.state.next_read(self.bound(&live, rules))
+        live.state.next_read(self.bound(slot, &live, rules))
     }
 
     /// How many records of it may be in flight: as the group's settings say, as long as there is room for all.
-    fn bound(&self, live: &Live, rules: &ShareRules) -> u64 {
-        let others = self.in_flight.load(Ordering::Relaxed).saturating_sub(live.counted);
-        rules.max_in_flight.min(MAX_IN_FLIGHT.saturating_sub(others))
+    fn bound(&self, slot: &Slot, live: &Live, rules: &ShareRules) -> u64 {
+        let others = self.tracked.load(Ordering::Relaxed).saturating_sub(live.tracked);
+        let room = MAX_TRACKED.saturating_sub(others);
+        if room < rules.max_in_flight {
+            self.warn_of_no_room(slot);
+        }
+        rules.max_in_flight.min(room.max(MIN_IN_FLIGHT))
+    }
+
+    fn warn_of_no_room(&self, slot: &Slot) {
+        let now = now();
+        let mut warned_at = self.warned_at.lock();
+        if warned_at.is_none_or(|at| now >= at + WARN_INTERVAL) {
+            *warned_at = Some(now);
+            tracing::warn!(
+                group = &*slot.key.group,
+                MAX_TRACKED,
+                "share groups get fewer records at a time: too many records of all of them are neither done with nor before their share partition's start; \
+                 a group that nobody uses any more should be deleted"
+            );
+        }
     }
 
     /// See [`SharePartition::acquire`].
@@ -375,7 +407,7 @@ impl Shares {
         if live.is_gone {
             return Vec::new();
         }
-        let wanted = Wanted { max_in_flight: self.bound(&live, rules), ..wanted };
+        let wanted = Wanted { max_in_flight: self.bound(slot, &live, rules), ..wanted };
         let until = now() + rules.lock_duration;
         let acquired = live.state.acquire(read_from, found, member, until, wanted);
         self.changed(slot, &mut live);
@@ -525,10 +557,10 @@ impl Shares {
     }
 
     fn count(&self, live: &mut Live) {
-        let in_flight = live.state.in_flight();
-        self.in_flight.fetch_add(in_flight, Ordering::Relaxed);
-        self.in_flight.fetch_sub(live.counted, Ordering::Relaxed);
-        live.counted = in_flight;
+        let tracked = live.state.in_flight().min(MAX_TRACKED_OF_ONE);
+        self.tracked.fetch_add(tracked, Ordering::Relaxed);
+        self.tracked.fetch_sub(live.tracked, Ordering::Relaxed);
+        live.tracked = tracked;
     }
 }
 
