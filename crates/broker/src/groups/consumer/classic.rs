@@ -12,6 +12,8 @@ use super::state::{Change, Current, Profile, Progress};
 use super::*;
 use crate::groups::embedded::{self, CONSUMER, Subscription};
 use crate::groups::group::{JoinEvent, Joined, Migrant, Refusal, SyncEvent, Synced};
+use crate::groups::heartbeat::MAX_SUBSCRIPTION_BYTES;
+use crate::groups::membership::MAX_NAME_BYTES;
 
 /// What is known of the client of such a member.
 #[derive(Debug)]
@@ -42,12 +44,20 @@ fn subscription(protocols: &[(StrBytes, Bytes)]) -> Option<Subscription> {
     Subscription::read(&protocols.first()?.1)
 }
 
+/// Larger than a member of the new protocol may have one. It has to go into one record: a group whose changes can not be written answers nobody any more.
+fn is_too_large(subscription: &Subscription) -> bool {
+    let names = subscription.topics.iter().map(|name| name.len() + size_of::<u16>());
+    let rack_bytes = subscription.rack.as_ref().map_or(0, String::len);
+    names.sum::<usize>() > MAX_SUBSCRIPTION_BYTES || rack_bytes > MAX_NAME_BYTES
+}
+
 fn millis(time: Duration) -> i32 {
     i32::try_from(time.as_millis()).unwrap_or(i32::MAX)
 }
 
 impl ConsumerGroup {
-    /// A group that goes on with the members of a classic group, what they have, and its generation. `None` if they are no consumers.
+    /// A group that goes on with the members of a classic group, what they have, and its generation. `None` if they are no consumers, or want more than such a group's
+    /// members may.
     pub(in crate::groups) fn of_migrants(
         rules: ConsumerRules,
         now: Instant,
@@ -61,7 +71,8 @@ impl ConsumerGroup {
         let mut assigned = Vec::with_capacity(migrants.len());
         for migrant in migrants {
             let id = migrant.member_id.to_string();
-            let subscription = subscription(&migrant.protocols)?;
+            let subscription =
+                subscription(&migrant.protocols).filter(|wanted| !is_too_large(wanted))?;
             let mut assignment = embedded::read_assignment(&migrant.assignment, topics)?;
             // A leader that has assigned a partition twice.
             for (topic, partitions) in &mut assignment {
@@ -154,6 +165,9 @@ impl ConsumerGroup {
         else {
             return refuse(ResponseError::InconsistentGroupProtocol, &join.member_id);
         };
+        if is_too_large(&subscription) {
+            return refuse(ResponseError::InvalidRequest, &join.member_id);
+        }
         let instance_id = join.instance_id.as_ref().map(StrBytes::as_str);
         let holder = instance_id.and_then(|id| self.state.static_members.get(id).cloned());
         let id = match (join.member_id.is_empty(), &holder) {

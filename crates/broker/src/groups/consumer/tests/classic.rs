@@ -240,6 +240,26 @@ fn members_of_another_kind_are_not_taken_over() {
     assert!(group.state.members.contains_key("new"));
 }
 
+/// A change that no record can hold would never be written, and nobody in the group answered.
+#[test]
+fn a_subscription_that_is_too_large_is_refused() {
+    let (now, topics) = (Instant::now(), topics());
+    let mut group = group(now);
+    group.heartbeat(now, rules(), &topics, &join("new", &["t"])).unwrap();
+    group.written(group.unwritten.len());
+    let names: Vec<String> = (0..20 << 10).map(|at| format!("{at:01024}")).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let large = metadata(&names, &Assignment::new(), &topics);
+    let joined =
+        group.classic_join(now, rules(), &topics, classic_join("large", "", large.clone()));
+    assert_eq!(joined.unwrap_err().error, ResponseError::InvalidRequest);
+    assert_eq!(group.unwritten, []);
+    group.heartbeat(now, rules(), &topics, &go_on("new", 1)).unwrap();
+    let mut migrant = migrant("large", &Assignment::new());
+    migrant.protocols[0].1 = large;
+    assert!(ConsumerGroup::of_migrants(rules(), now, &topics, 1, vec![migrant]).is_none());
+}
+
 #[derive(Clone, Copy, Debug)]
 enum Event {
     /// Whatever the client does next: join, sync, a heartbeat.
