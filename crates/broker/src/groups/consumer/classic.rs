@@ -124,7 +124,7 @@ impl ConsumerGroup {
 
     /// The same, as far as that is known: of before a restart nobody knows.
     pub(in crate::groups) fn may_be_classic(&self, id: &str) -> bool {
-        self.is_classic(id) || self.unheard.contains(id)
+        self.is_classic(id) || self.unheard.contains_key(id)
     }
 
     /// Its members, for a classic group.
@@ -323,13 +323,14 @@ impl ConsumerGroup {
         if epoch != generation {
             return Err(ResponseError::IllegalGeneration);
         }
-        let Some(classic) = self.classic.get(id) else {
-            return Err(ResponseError::RebalanceInProgress);
-        };
-        if let Some(deadlines) = self.deadlines.get_mut(id) {
-            deadlines.session = now + classic.session_timeout;
+        if let Some(due) = self.unheard.get_mut(id) {
+            due.get_or_insert(now + rebalance_timeout(member));
         }
-        Ok(())
+        let classic = self.classic.get(id);
+        if let Some(deadlines) = self.deadlines.get_mut(id) {
+            deadlines.session = now + classic.map_or(self.session_timeout, |c| c.session_timeout);
+        }
+        if classic.is_some() { Ok(()) } else { Err(ResponseError::RebalanceInProgress) }
     }
 
     /// There is a newer epoch, or something that the member waits for is free; or, `also_to_give_up`, it has to tell what it has.

@@ -136,8 +136,10 @@ pub(super) struct ConsumerGroup {
     deadlines: BTreeMap<Arc<str>, Deadlines>,
     /// The members that speak the classic protocol.
     classic: BTreeMap<Arc<str>, Classic>,
-    /// Members of before a restart that have sent nothing since.
-    unheard: BTreeSet<Arc<str>>,
+    /// Members of before a restart that have not said since what they are able to do. One that has sent a heartbeat of the classic protocol has to join again until then.
+    unheard: BTreeMap<Arc<str>, Option<Instant>>,
+    /// Of members of which nothing else is known.
+    session_timeout: Duration,
     empty_since: Instant,
     /// The state was compared with the topics of the version that is matched.
     is_compared: bool,
@@ -154,7 +156,8 @@ impl ConsumerGroup {
         Self {
             deadlines: state.members.iter().map(deadlines).collect(),
             classic: BTreeMap::new(),
-            unheard: state.members.keys().cloned().collect(),
+            unheard: state.members.keys().map(|id| (Arc::clone(id), None)).collect(),
+            session_timeout: rules.session_timeout,
             state,
             unwritten: Vec::new(),
             retry_at: now,
@@ -209,7 +212,8 @@ impl ConsumerGroup {
         }
         let deadlines = self.deadlines.values();
         let deadlines = deadlines.flat_map(|at| [Some(at.session), at.revocation]);
-        deadlines.chain(self.classic.values().map(|classic| classic.due)).flatten().min()
+        let joins = self.classic.values().map(|classic| classic.due);
+        deadlines.chain(joins).chain(self.unheard.values().copied()).flatten().min()
     }
 
     /// The assignor that most members vote for.
@@ -352,7 +356,7 @@ impl ConsumerGroup {
                 Some((Arc::clone(id), "its session timed out"))
             } else if deadlines.revocation.is_some_and(|at| at <= now) {
                 Some((Arc::clone(id), "it did not give up partitions within the rebalance timeout"))
-            } else if self.classic.get(id).and_then(|c| c.due).is_some_and(|at| at <= now) {
+            } else if self.join_deadline(id).is_some_and(|at| at <= now) {
                 Some((Arc::clone(id), "it did not rejoin, or sync, within the rebalance timeout"))
             } else {
                 None
@@ -363,6 +367,11 @@ impl ConsumerGroup {
             self.remove(now, id);
         }
         due
+    }
+
+    /// When a member is given up that has been told to join again, or has joined and is to send a SyncGroup.
+    fn join_deadline(&self, id: &str) -> Option<Instant> {
+        self.classic.get(id).map_or_else(|| *self.unheard.get(id)?, |classic| classic.due)
     }
 
     /// May a member commit offsets, or fetch them, with this epoch?
@@ -641,9 +650,12 @@ fn is_settled(current: &Current, target_epoch: i32) -> bool {
 }
 
 fn revocation_deadline(member: &Member, now: Instant) -> Option<Instant> {
-    let timeout = u64::try_from(member.profile.rebalance_timeout_ms).unwrap_or(0);
     let is_revoking = member.current.progress == Progress::Revoking;
-    is_revoking.then(|| now + Duration::from_millis(timeout))
+    is_revoking.then(|| now + rebalance_timeout(member))
+}
+
+fn rebalance_timeout(member: &Member) -> Duration {
+    Duration::from_millis(u64::try_from(member.profile.rebalance_timeout_ms).unwrap_or(0))
 }
 
 fn check_member_epoch(member: &Member, beat: &Beat) -> Result<(), Fault> {

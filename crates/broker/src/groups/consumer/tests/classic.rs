@@ -175,6 +175,25 @@ fn who_does_not_come_back_is_removed() {
     assert_eq!(&*group.tick(at)[0].0, "a");
 }
 
+/// Its client may have minutes of work before it joins, and sends heartbeats meanwhile.
+#[test]
+fn who_sends_heartbeats_after_a_restart_has_its_rebalance_timeout_to_join_again() {
+    let (now, topics) = (Instant::now(), topics());
+    let migrants = vec![migrant("old", &parts("t", &[0, 1, 2, 3]))];
+    let group = ConsumerGroup::of_migrants(rules(), now, &topics, 7, migrants).unwrap();
+    let mut group = ConsumerGroup::new(group.state, rules(), now);
+    let mut beat = |seconds| {
+        let at = now + Duration::from_secs(seconds);
+        let gone = group.tick(at);
+        group.written(group.unwritten.len());
+        (group.classic_heartbeat(at, &text("old"), None, 7), gone.len())
+    };
+    for seconds in (10..70).step_by(10) {
+        assert_eq!(beat(seconds), (Err(ResponseError::RebalanceInProgress), 0), "{seconds} s");
+    }
+    assert_eq!(beat(70), (Err(ResponseError::UnknownMemberId), 1));
+}
+
 /// A static member is stopped without a word, and restarted with the other protocol.
 #[test]
 fn a_static_member_that_comes_with_the_other_protocol_is_taken_for_the_one_that_was_there() {
@@ -253,7 +272,7 @@ fn a_subscription_that_is_too_large_is_refused() {
     let joined =
         group.classic_join(now, rules(), &topics, classic_join("large", "", large.clone()));
     assert_eq!(joined.unwrap_err().error, ResponseError::InvalidRequest);
-    assert_eq!(group.unwritten, []);
+    assert!(group.unwritten.is_empty());
     group.heartbeat(now, rules(), &topics, &go_on("new", 1)).unwrap();
     let mut migrant = migrant("large", &Assignment::new());
     migrant.protocols[0].1 = large;
@@ -441,7 +460,7 @@ impl World {
                 }
             }
         }
-        let known = self.group.classic.keys().chain(self.group.unheard.iter());
+        let known = self.group.classic.keys().chain(self.group.unheard.keys());
         assert!(known.clone().all(|id| self.group.state.members.contains_key(id)));
     }
 }
