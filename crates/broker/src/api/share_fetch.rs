@@ -21,7 +21,7 @@ use crate::batch::BatchHeader;
 use crate::configs::group::ShareStart;
 use crate::errors::ApiError;
 use crate::groups::share::{
-    Acquired, Found, Return, ShareSession, Slot, Step, TopicPartition, Wanted,
+    self, Acquired, Found, Return, ShareSession, Slot, Step, TopicPartition, Wanted,
 };
 use crate::partition::{LEADER_EPOCH, Partition, unix_time_ms};
 use crate::quotas::Bound;
@@ -415,19 +415,20 @@ async fn ready(
 ) -> Result<(Arc<Partition>, Arc<Slot>), Given> {
     let failed = |error| Given::failed(cx, error);
     let partition = Member::partition(cx, of).map_err(failed)?;
-    if let Some(slot) = cx.server.groups.shares().get(&member.session.group, of) {
-        return Ok((partition, slot));
-    }
-    if let Some(error_code) = refused.get(&of.0) {
-        return Err(Given { error_code: *error_code, ..Given::default() });
-    }
-    match begin(cx, member, of).await {
-        Ok(slot) => Ok((partition, slot)),
-        Err(error) => {
+    let slot = match (
+        cx.server.groups.shares().get(&member.session.group, of),
+        refused.get(&of.0).copied(),
+    ) {
+        (Some(slot), _) => slot,
+        (None, Some(code)) => return Err(Given { error_code: code, ..Given::default() }),
+        (None, None) => begin(cx, member, of).await.map_err(|error| {
             refused.insert(of.0, error.code());
-            Err(failed(error))
-        }
-    }
+            failed(error)
+        })?,
+    };
+    // It may be another member that has it begin, at this moment.
+    share::durable(slot.begun()).await.map_err(failed)?;
+    Ok((partition, slot))
 }
 
 /// Have a topic begin. If it is new to the group all its partitions begin where the group's settings say; if it has grown the new ones begin at their start.
@@ -455,7 +456,7 @@ async fn begin(cx: &Context, member: &Member, of: TopicPartition) -> Result<Arc<
         };
         starts.push((index, start));
     }
-    cx.server.groups.begin_shares(group, of.0, &starts).await?;
+    cx.server.groups.begin_shares(group, of.0, &starts)?;
     // It may have been deleted since.
     shares.get(group, of).ok_or(ApiError::UnknownTopicOrPartition)
 }

@@ -32,12 +32,12 @@ impl Groups {
         Ok(described)
     }
 
-    /// Have the share partitions of a topic begin for a group's members, unless they have begun.
+    /// Have the share partitions of a topic begin for a group's members, unless they have begun. Does not wait until that is durable.
     ///
     /// # Errors
     /// There is no such share group, which is UNKNOWN_TOPIC_OR_PARTITION to members: they come again when they have joined. The bound on share
     /// partitions, a store that failed.
-    pub(crate) async fn begin_shares(
+    pub(crate) fn begin_shares(
         &self,
         group_id: &str,
         topic: Uuid,
@@ -46,11 +46,10 @@ impl Groups {
         let unknown = || ApiError::UnknownTopicOrPartition;
         let slot = self.shared.registry.get(group_id).ok_or_else(unknown)?;
         // Under the group's lock, so that it is not deleted meanwhile.
-        let begun = self.shared.registry.peek(&slot, |group, _| match group {
-            LiveGroup::Share(_) => self.shares().begin(group_id, topic, starts, false),
+        self.shared.registry.peek(&slot, |group, _| match group {
+            LiveGroup::Share(_) => self.shares().begin(group_id, topic, starts, false).map(drop),
             _ => Err(unknown()),
-        })?;
-        share::durable(begun).await
+        })
     }
 
     /// Set where a group without members is in partitions of a topic. It becomes a share group by that.

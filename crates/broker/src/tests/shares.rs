@@ -429,6 +429,43 @@ async fn a_group_begins_where_its_settings_say_and_remembers_it() {
     assert_eq!(described(&mut a.client, true).await, (0, 4, 2));
 }
 
+/// Where a group begins is durable before any of its members gets records.
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_handed_out_before_the_beginning_is_durable() {
+    let server = TestServer::simulated(16 << 20).await;
+    set(&server, "g", &[("share.auto.offset.reset", "earliest")]).await;
+    let topic = server.topic("t", 1, &[]).await;
+    produce(&server, 3).await;
+    let mut a = Member::new(&server, "a", topic).await;
+    let mut b = Member::new(&server, "b", topic).await;
+    server.hold_disk(true);
+    let request = a.fetch_of(&[0], &[], 60_000);
+    a.client.send(2, &request).await;
+    let begun = async {
+        while server.server().groups.shares().get("g", (topic, 0)).is_none() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(HANG, begun).await.expect("the group does not begin");
+    // What it has begun the other finds, and waits for as well.
+    let request = b.fetch_of(&[0], &[], 60_000);
+    b.client.send(2, &request).await;
+    server.begun("ShareFetch", 2, 2).await;
+    for waiting in [&mut a, &mut b] {
+        let mut byte = [0];
+        let peek = waiting.client.socket.peek(&mut byte);
+        let answer = tokio::time::timeout(Duration::from_millis(50), peek).await;
+        assert!(answer.is_err(), "an answer, and nothing is on the disk");
+    }
+    server.hold_disk(false);
+    let (mut of_a, mut of_b) = ([0], [0]);
+    tokio::select! {
+        answer = a.client.socket.peek(&mut of_a) => assert_eq!(answer.unwrap(), 1),
+        answer = b.client.socket.peek(&mut of_b) => assert_eq!(answer.unwrap(), 1),
+        () = tokio::time::sleep(HANG) => panic!("no answer"),
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_log_start_moves_the_groups() {
     let (server, topic) = earliest().await;
@@ -570,7 +607,7 @@ async fn what_some_have_left_lying_does_not_stop_the_others() {
     let (server, topic) = earliest().await;
     let _member = Member::new(&server, "a", topic).await;
     let starts: Vec<_> = (0..300).map(|partition| (partition, StreamOffset(0))).collect();
-    server.server().groups.begin_shares("g", topic, &starts).await.unwrap();
+    server.server().groups.begin_shares("g", topic, &starts).unwrap();
     for partition in 0..250 {
         assert_eq!(acquire(&server, (topic, partition), &[all_of(0, 4_000)], 4_000), 4_000);
     }
@@ -590,7 +627,7 @@ async fn what_was_compacted_away_does_not_count_after_a_restart() {
     let _member = Member::new(&server, "a", topic).await;
     for topic in [topic, other] {
         let starts = [(0, StreamOffset(0))];
-        server.server().groups.begin_shares("g", topic, &starts).await.unwrap();
+        server.server().groups.begin_shares("g", topic, &starts).unwrap();
     }
     let found = [all_of(0, 1), all_of(2_000_000, 2_000_001)];
     assert_eq!(acquire(&server, (topic, 0), &found, 4_000), 2);

@@ -79,6 +79,8 @@ struct Key {
 /// A share partition's place.
 pub(crate) struct Slot {
     key: Key,
+    /// The record by which it begins, if that was since the start.
+    begun: Option<Durable>,
     live: Mutex<Live>,
 }
 
@@ -169,20 +171,20 @@ impl Shares {
         places: &mut BTreeMap<Key, Arc<Slot>>,
         key: Key,
         remembered: &Remembered,
-        last_record: Option<Durable>,
+        begun: Option<Durable>,
     ) {
         let mut live = Live {
             state: remembered.live(),
             max_deliveries: u16::MAX,
             is_gone: false,
             is_behind: false,
-            last_record,
+            last_record: begun.clone(),
             scheduled: None,
             tracked: 0,
             watchers: Vec::new(),
         };
         self.count(&mut live);
-        let slot = Slot { key: key.clone(), live: Mutex::new(live) };
+        let slot = Slot { key: key.clone(), begun, live: Mutex::new(live) };
         places.insert(key, Arc::new(slot));
     }
 
@@ -238,7 +240,7 @@ impl Shares {
     /// Have share partitions of a topic begin at these offsets; those that there are stay what they are, unless they are to begin anew.
     ///
     /// # Returns
-    /// What to wait for before anybody gets records, if anything was written.
+    /// What was written, if anything was. See [`Slot::begun`].
     ///
     /// # Errors
     /// The bound on share partitions; a log that takes nothing now. Nothing has changed.
@@ -565,6 +567,11 @@ impl Shares {
 }
 
 impl Slot {
+    /// What to wait for before anybody gets records of it: a crash that forgets where it begins would have it begin elsewhere.
+    pub(crate) fn begun(&self) -> Option<Durable> {
+        self.begun.clone()
+    }
+
     /// What to wait for before anybody is told of its state.
     pub(crate) fn last_record(&self) -> Option<Durable> {
         self.live.lock().last_record.clone()
