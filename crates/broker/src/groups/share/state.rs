@@ -34,12 +34,13 @@ impl Delivery {
         matches!(self, Self::Acknowledged | Self::Archived | Self::Nothing)
     }
 
+    /// A restart knows no locks.
     fn stored(&self) -> Option<Stored> {
         match self {
-            Self::Available => Some(Stored::Available),
+            Self::Available | Self::Acquired { .. } => Some(Stored::Available),
             Self::Acknowledged => Some(Stored::Acknowledged),
             Self::Archived => Some(Stored::Archived),
-            Self::Acquired { .. } | Self::Nothing => None,
+            Self::Nothing => None,
         }
     }
 }
@@ -198,8 +199,11 @@ impl SharePartition {
     pub(crate) fn remembered(&self) -> Vec<Change> {
         let changes = self.runs.iter().filter_map(|run| {
             let state = run.delivery.stored()?;
-            let is_default = state == Stored::Available && run.deliveries == 0;
-            let Run { from, to, deliveries, .. } = *run;
+            let Run { from, to, .. } = *run;
+            let is_acquired = matches!(run.delivery, Delivery::Acquired { .. });
+            // Nobody has said yet what came of the last one.
+            let deliveries = run.deliveries - u16::from(is_acquired);
+            let is_default = state == Stored::Available && deliveries == 0;
             (!is_default).then_some(Change { from, to, state, deliveries })
         });
         changes.collect()
