@@ -1,6 +1,6 @@
 //! ShareGroupHeartbeat, ShareGroupDescribe and ShareAcknowledge; and what ShareFetch shares with the last one.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use alluvium_stream::StreamOffset;
@@ -102,7 +102,10 @@ async fn acknowledged(cx: &Context, request: ShareAcknowledge) -> ShareAcknowled
         Ok(step) => step,
         Err(error) => return failed(error),
     };
-    let mut acks = Acks::new(request.is_renew_ack);
+    let named = body.topics.iter().flat_map(|topic| {
+        topic.partitions.iter().map(|partition| (topic.topic_id, partition.partition_index))
+    });
+    let mut acks = Acks::new(cx, request.is_renew_ack, named);
     for topic in &body.topics {
         for partition in &topic.partitions {
             let of = (topic.topic_id, partition.partition_index);
@@ -201,14 +204,28 @@ type Outcome = Result<Option<share::Durable>, ApiError>;
 /// The acknowledgements of a request.
 pub(super) struct Acks {
     is_renew_ack: bool,
+    /// The partitions that are named more than once, of which nothing is taken; and whether that is told already.
+    repeated: HashMap<TopicPartition, bool>,
+    /// All of them wait for room in the log until then.
+    give_up_at: Instant,
     /// In the order in which they came.
     outcomes: Vec<(TopicPartition, Outcome)>,
-    places: HashMap<TopicPartition, usize>,
 }
 
 impl Acks {
-    pub(super) fn new(is_renew_ack: bool) -> Self {
-        Self { is_renew_ack, outcomes: Vec::new(), places: HashMap::new() }
+    /// For a request that has acknowledgements for these partitions.
+    pub(super) fn new(
+        cx: &Context,
+        is_renew_ack: bool,
+        named: impl Iterator<Item = TopicPartition>,
+    ) -> Self {
+        let mut seen = HashSet::new();
+        Self {
+            is_renew_ack,
+            repeated: named.filter(|of| !seen.insert(*of)).map(|of| (of, false)).collect(),
+            give_up_at: Instant::now() + cx.server.config.groups.room_timeout,
+            outcomes: Vec::new(),
+        }
     }
 
     /// Take those of a partition, all or none of them: first and last offset, and types.
@@ -219,24 +236,20 @@ impl Acks {
         of: TopicPartition,
         batches: impl Iterator<Item = (i64, i64, &'a [i8])>,
     ) {
-        let outcome = match self.parse(&member.rules, batches) {
-            _ if self.places.contains_key(&of) => {
+        let is_told = self.repeated.get_mut(&of).map(|is_told| std::mem::replace(is_told, true));
+        let outcome = match (is_told, self.parse(&member.rules, batches)) {
+            (Some(true), _) => return,
+            (Some(false), _) => {
                 Err(ApiError::InvalidRequest("a partition is named more than once".into()))
             }
-            Ok(acks) => put_in_line(cx, member, of, &acks).await,
-            Err(error) => Err(error),
+            (None, Ok(acks)) => put_in_line(cx, member, of, &acks, self.give_up_at).await,
+            (None, Err(error)) => Err(error),
         };
         if let Err(error) = &outcome {
             tracing::debug!(topic = %of.0, partition = of.1, %error, "acknowledgements refused");
             cx.server.metrics.error(error);
         }
-        match self.places.get(&of) {
-            Some(place) => self.outcomes[*place].1 = outcome,
-            None => {
-                self.places.insert(of, self.outcomes.len());
-                self.outcomes.push((of, outcome));
-            }
-        }
+        self.outcomes.push((of, outcome));
     }
 
     /// # Errors
@@ -298,12 +311,17 @@ fn offset(offset: i64) -> StreamOffset {
 }
 
 /// Waits for room in the log, for a while.
-async fn put_in_line(cx: &Context, member: &Member, of: TopicPartition, acks: &[Ack]) -> Outcome {
+async fn put_in_line(
+    cx: &Context,
+    member: &Member,
+    of: TopicPartition,
+    acks: &[Ack],
+    give_up_at: Instant,
+) -> Outcome {
     let partition = Member::partition(cx, of)?;
     let shares = cx.server.groups.shares();
     let ShareSession { group, member: id } = &member.session;
     let slot = shares.get(group, of).ok_or(ApiError::InvalidRecordState)?;
-    let give_up_at = Instant::now() + cx.server.config.groups.room_timeout;
     loop {
         let log_start = partition.stream.start_offset();
         match shares.acknowledge(&slot, &member.rules, log_start, id, acks) {

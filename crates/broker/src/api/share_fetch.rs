@@ -111,8 +111,9 @@ async fn answer(
         missing.extend(gone);
     }
 
-    let mut acks = Acks::new(is_renew_ack);
     let left = partitions.len() + missing.len() + acknowledged.len();
+    let named = acknowledged.iter().map(|(of, _)| *of);
+    let mut acks = Acks::new(cx, is_renew_ack, named);
     for (of, batches) in acknowledged {
         let batches = batches.iter().map(|batch| {
             (batch.first_offset, batch.last_offset, batch.acknowledge_types.as_slice())
@@ -247,13 +248,13 @@ async fn hand_out(
     limits: Limits,
     budgets: &mut Vec<OwnedSemaphorePermit>,
 ) -> BTreeMap<TopicPartition, Given> {
-    let mut given = BTreeMap::new();
+    let mut failures = BTreeMap::new();
     let mut readable = Vec::new();
     let mut refused = HashMap::new();
     for of in partitions {
         match ready(cx, member, *of, &mut refused).await {
             Ok((partition, slot)) => readable.push((*of, partition, slot)),
-            Err(failed) if given.len() < MAX_FAILURES => drop(given.insert(*of, failed)),
+            Err(failed) if failures.len() < MAX_FAILURES => drop(failures.insert(*of, failed)),
             Err(_) => {}
         }
     }
@@ -261,6 +262,7 @@ async fn hand_out(
     let shares = cx.server.groups.shares();
     let progress = Arc::new(Notify::new());
     let mut watches: Option<Vec<Watch>> = None;
+    let mut given = BTreeMap::new();
     loop {
         let read_committed = member.rules.read_committed;
         let sources = readable.iter().filter_map(|(of, partition, slot)| {
@@ -272,9 +274,11 @@ async fn hand_out(
         let sources: Vec<Source> = sources.collect();
         let (progressed, is_changed) =
             pass(cx, member, &sources, limits, deadline, &progress, &mut given, budgets).await;
-        let is_enough = !given.is_empty() || !limits.waits;
+        // A partition that can not be read is told of with the others, and does not have them read without end.
+        let is_hopeless = readable.is_empty() && !failures.is_empty();
+        let is_enough = !given.is_empty() || is_hopeless || !limits.waits;
         if is_enough || Instant::now() >= deadline {
-            return given;
+            break;
         }
         if is_changed || progressed {
             continue;
@@ -290,10 +294,12 @@ async fn hand_out(
         }
         tokio::select! {
             () = progress.notified() => {}
-            () = sleep_until(deadline) => return given,
-            () = cx.server.stopping() => return given,
+            () = sleep_until(deadline) => break,
+            () = cx.server.stopping() => break,
         }
     }
+    given.append(&mut failures);
+    given
 }
 
 /// Read once, and acquire what is there. Whether there is more in memory by now; and whether something has changed, so that another read may

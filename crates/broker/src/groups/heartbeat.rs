@@ -137,6 +137,9 @@ impl Shared {
             if request.member_epoch != 0 {
                 return Err(not_a_consumer_group(&request.group_id));
             }
+            if group.is_dead() {
+                return Err(was_deleted());
+            }
             let consumer = self.registry.as_consumer(group, topics, now).map_err(|error| {
                 let why = "the members of the group are about to get their partitions, try again";
                 Fault::new(error, why)
@@ -399,6 +402,14 @@ pub(super) fn unavailable() -> Fault {
     Fault::new(
         ResponseError::CoordinatorNotAvailable,
         "the write-ahead log takes nothing now, try again",
+    )
+}
+
+/// The group was deleted after a member that joins had found it. When it comes again there is another one.
+pub(super) fn was_deleted() -> Fault {
+    Fault::new(
+        ResponseError::CoordinatorNotAvailable,
+        "the group was deleted at this moment, try again",
     )
 }
 

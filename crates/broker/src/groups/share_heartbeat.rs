@@ -13,7 +13,7 @@ use kafka_protocol::protocol::StrBytes;
 
 use super::admin::ALL_OPERATIONS;
 use super::consumer::{Assignment, Fault};
-use super::heartbeat::{MAX_SUBSCRIPTION_BYTES, not_found, plain};
+use super::heartbeat::{MAX_SUBSCRIPTION_BYTES, not_found, plain, was_deleted};
 use super::live::LiveGroup;
 use super::membership::MAX_NAME_BYTES;
 use super::registry::Registry;
@@ -99,6 +99,9 @@ impl Shared {
         };
         let beat = beat(client, request);
         self.registry.change(&slot, |group, now| {
+            if is_joining && group.is_dead() {
+                return Err(was_deleted());
+            }
             // Committed offsets would be of no use to a share group.
             let convert = is_joining && !self.log.mentions(group_id);
             let Some(share) = Registry::share(group, convert, now) else {

@@ -18,9 +18,10 @@ use kafka_protocol::messages::offset_fetch_request::{
 };
 use kafka_protocol::messages::sync_group_request::SyncGroupRequestAssignment;
 use kafka_protocol::messages::{
-    DeleteGroupsRequest, DescribeGroupsRequest, GroupId, HeartbeatRequest, JoinGroupRequest,
-    JoinGroupResponse, LeaveGroupRequest, ListGroupsRequest, OffsetCommitRequest,
-    OffsetFetchRequest, SyncGroupRequest, TopicName,
+    ConsumerGroupHeartbeatRequest, DeleteGroupsRequest, DescribeGroupsRequest, GroupId,
+    HeartbeatRequest, JoinGroupRequest, JoinGroupResponse, LeaveGroupRequest, ListGroupsRequest,
+    OffsetCommitRequest, OffsetFetchRequest, ShareGroupHeartbeatRequest, SyncGroupRequest,
+    TopicName,
 };
 use kafka_protocol::protocol::Encodable;
 
@@ -760,4 +761,33 @@ async fn a_configuration_out_of_range_is_refused() {
     let mut world = World::new();
     world.config.max_session_timeout = Duration::from_millis(0);
     assert!(matches!(world.try_start().await, Err(GroupsError::Config(_))));
+}
+
+/// A member may find a group a moment before it is deleted.
+#[tokio::test]
+async fn who_joins_a_group_that_was_deleted_comes_again() {
+    let world = World::new();
+    let (_store, groups) = world.start().await;
+    let slot = groups.shared.create("g").expect("there are few groups");
+    groups.shared.registry.change(&slot, |group, _| group.classic().expect("it is new").kill());
+    let names = || Some(vec![TopicName(s("topic"))]);
+    let (session_timeout, heartbeat_interval) = (Duration::from_secs(45), Duration::from_secs(5));
+    let request = ConsumerGroupHeartbeatRequest::default()
+        .with_group_id(group_id("g"))
+        .with_member_id(s("m"))
+        .with_rebalance_timeout_ms(60_000)
+        .with_subscribed_topic_names(names())
+        .with_topic_partitions(Some(vec![]));
+    let (topics, times) =
+        (TopicsView::default(), ConsumerTimes { session_timeout, heartbeat_interval });
+    let refused = groups.consumer_heartbeat(client(), request, 1, &topics, times).await;
+    assert_eq!(refused.error_code, ResponseError::CoordinatorNotAvailable.code());
+    let request = ShareGroupHeartbeatRequest::default()
+        .with_group_id(group_id("g"))
+        .with_member_id(s("m"))
+        .with_subscribed_topic_names(names());
+    let refused = groups
+        .share_heartbeat(client(), request, session_timeout, heartbeat_interval, &topics)
+        .await;
+    assert_eq!(refused.error_code, ResponseError::CoordinatorNotAvailable.code());
 }

@@ -297,6 +297,50 @@ async fn a_share_group_is_described_without_topics_that_one_may_not_see() {
     }
 }
 
+/// What a member may not read it is told of, and it waits for the rest. It has it when it may.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_share_session_keeps_what_may_not_be_read_yet() {
+    use share_fetch_request::{FetchPartition, FetchTopic};
+    let guarded = guarded(false).await;
+    let server = guarded.server.server();
+    let secret = server.create_topic("secret", 1, Default::default(), false).await.unwrap().id;
+    for (kind, name) in [(ResourceType::Topic, "topic"), (ResourceType::Group, "g")] {
+        guarded.acl((kind, name, LITERAL, Operation::Read, ALLOW)).await;
+    }
+    let mut alice = guarded.client("alice").await;
+    let join = ShareGroupHeartbeatRequest::default()
+        .with_group_id(GroupId(text("g")))
+        .with_member_id(text("m"))
+        .with_subscribed_topic_names(Some(vec![TopicName(text("topic"))]));
+    assert_eq!(alice.call(1, &join).await.error_code, 0);
+    let fetch = ShareFetchRequest::default()
+        .with_group_id(Some(GroupId(text("g"))))
+        .with_member_id(Some(text("m")))
+        .with_max_wait_ms(200)
+        .with_min_bytes(1)
+        .with_max_bytes(1 << 20)
+        .with_max_records(500)
+        .with_batch_size(500);
+    let topics = [guarded.topic_id, secret].map(|id| {
+        FetchTopic::default().with_topic_id(id).with_partitions(vec![FetchPartition::default()])
+    });
+    let begun = std::time::Instant::now();
+    let mut told = alice.call(1, &fetch.clone().with_topics(topics.into())).await.responses;
+    assert!(begun.elapsed().as_millis() >= 200, "it has not waited");
+    told.retain(|topic| topic.partitions[0].error_code != 0);
+    let [refused] = &told[..] else { panic!("{told:?}") };
+    assert_eq!((refused.topic_id, refused.partitions[0].error_code), (secret, TOPIC));
+
+    guarded.acl((ResourceType::Topic, "secret", LITERAL, Operation::Read, ALLOW)).await;
+    alice.call(1, &fetch.clone().with_share_session_epoch(1)).await;
+    let batch = crate::batch::tests::plain(&[1]);
+    let mut admin = guarded.client("admin").await;
+    assert_eq!(admin.produce("secret", 0, &batch).await.0, 0);
+    let got = alice.call(1, &fetch.with_share_session_epoch(2)).await.responses;
+    let [given] = &got[..] else { panic!("{got:?}") };
+    assert_eq!((given.topic_id, given.partitions[0].acquired_records.len()), (secret, 1));
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn acls_that_make_no_sense_are_refused() {
     let guarded = guarded(false).await;

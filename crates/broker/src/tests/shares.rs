@@ -276,6 +276,19 @@ async fn records_are_accepted_released_and_rejected() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn of_a_partition_that_is_named_twice_nothing_is_taken() {
+    let (server, topic) = earliest().await;
+    produce(&server, 2).await;
+    let mut a = Member::new(&server, "a", topic).await;
+    assert_eq!(a.got().await, [(0, 1, 1)]);
+    let mut twice = a.fetch_of(&[0, 0], &[(0, 0, &[ACCEPT])], 1);
+    twice.body.max_records = 0;
+    assert_eq!(a.send(&twice).await, ([0, 0, INVALID_REQUEST], vec![]));
+    assert_eq!(a.acknowledge(&[(0, 1, &[ACCEPT])], false).await, [0, 0]);
+    assert_eq!(described(&mut a.client, true).await, (0, 2, 0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_fetch_waits_for_records_and_for_what_others_give_back() {
     let (server, topic) = earliest().await;
     let mut a = Member::new(&server, "a", topic).await;
