@@ -59,7 +59,7 @@ async fn try_get(
         match payload {
             GetResultPayload::Stream(chunks) => fill(chunks, lens).await,
             GetResultPayload::File(file, _) => {
-                let read = move || read_pieces(&file, from, lens);
+                let read = move || read_pieces(&file, from, &lens);
                 let read = tokio::task::spawn_blocking(read).await;
                 read.map_err(io::Error::other).and_then(|read| read).map_err(|error| {
                     object_store::Error::Generic { store: "local file", source: error.into() }
@@ -96,14 +96,14 @@ async fn fill(
 
 /// Past the page cache, where the file system lets us: what was written past it is not there, and to read it into it first costs five times the processor time
 /// (`docs/benchmarks.md`, "Reading objects from files").
-fn read_pieces(file: &File, from: u64, lens: Vec<usize>) -> io::Result<Vec<Bytes>> {
+fn read_pieces(file: &File, from: u64, lens: &[usize]) -> io::Result<Vec<Bytes>> {
     let flags = fcntl_getfl(file)?;
     let is_direct = fcntl_setfl(file, flags | OFlags::DIRECT).is_ok();
-    match read_steps(file, from, &lens) {
+    match read_steps(file, from, lens) {
         // Of larger units than ours, it may be.
         Err(error) if is_direct && error.kind() == io::ErrorKind::InvalidInput => {
             fcntl_setfl(file, flags)?;
-            read_steps(file, from, &lens)
+            read_steps(file, from, lens)
         }
         read => read,
     }
@@ -175,7 +175,7 @@ mod tests {
                 });
                 let there: Vec<Bytes> = there.collect();
                 let file = File::open(&path).unwrap();
-                assert!(read_pieces(&file, from as u64, lens.clone()).unwrap() == there);
+                assert!(read_pieces(&file, from as u64, &lens).unwrap() == there);
                 // Where the page cache has to serve.
                 let file = File::open(&path).unwrap();
                 assert!(read_steps(&file, from as u64, &lens).unwrap() == there);
@@ -187,7 +187,7 @@ mod tests {
     fn the_page_cache_serves_where_direct_reads_are_refused() {
         let file = File::open("/proc/self/limits").unwrap();
         let whole = std::fs::read("/proc/self/limits").unwrap();
-        let read = read_pieces(&file, 3, vec![5]).unwrap();
+        let read = read_pieces(&file, 3, &[5]).unwrap();
         assert_eq!(read, [&whole[3..8]]);
     }
 }
