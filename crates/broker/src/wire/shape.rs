@@ -240,8 +240,9 @@ impl Walk<'_> {
             Structs(element) => self.array(|walk| walk.structure(element)),
             Kind::Struct(inner) => self.structure(inner),
             Kind::MaybeStruct(inner) => {
+                // As the decoder has it; clients send 1 or -1.
                 let [is_there] = self.take()?;
-                if is_there as i8 == -1 { Ok(()) } else { self.structure(inner) }
+                if is_there == 1 { self.structure(inner) } else { Ok(()) }
             }
         }
     }
