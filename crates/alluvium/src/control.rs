@@ -9,7 +9,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream as BlockingStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use alluvium_broker::UserAdmin;
 use alluvium_device::SharedDevice;
@@ -35,6 +35,8 @@ pub(crate) const SOCKET: &str = "alluvium.sock";
 const MAX_REQUEST_BYTES: u64 = 16 << 10;
 /// Who connects has something to ask.
 const REQUEST_WITHIN: Duration = Duration::from_secs(5);
+/// A server that has just opened its ports opens the socket right behind them.
+const THERE_WITHIN: Duration = Duration::from_secs(1);
 /// The end of a server waits so long for a step that is under way.
 const STEP_ENDS_WITHIN: Duration = Duration::from_secs(5);
 /// Distance of replies that say how far it is.
@@ -156,16 +158,25 @@ pub(crate) fn resize(socket: &Path, target: &Path, capacity: Size) -> Result<boo
 /// # Errors
 /// There is no server, or it refuses.
 pub(crate) fn ask(socket: &Path, request: &Request) -> Result<Reply, Failure> {
+    let is_absent = |error: &io::Error| {
+        matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused)
+    };
     let failed = |error: io::Error| {
-        let hint = match error.kind() {
-            ErrorKind::NotFound | ErrorKind::ConnectionRefused => {
-                "; is `alluvium serve` running with this --data-dir?"
-            }
-            _ => "",
+        let hint = match is_absent(&error) {
+            true => "; is `alluvium serve` running with this --data-dir?",
+            false => "",
         };
         Failure::Failed(format!("{}: asking the server: {error}{hint}", socket.display()))
     };
-    let mut stream = BlockingStream::connect(socket).map_err(failed)?;
+    let give_up_at = Instant::now() + THERE_WITHIN;
+    let mut stream = loop {
+        match BlockingStream::connect(socket) {
+            Err(error) if is_absent(&error) && Instant::now() < give_up_at => {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            connected => break connected.map_err(failed)?,
+        }
+    };
     let mut line = serde_json::to_string(request).map_err(Failure::new)?;
     line.push('\n');
     stream.write_all(line.as_bytes()).map_err(failed)?;
@@ -455,5 +466,30 @@ fn in_words(error: ResizeError) -> String {
             format!("{reason}. With the server stopped, this command may have less to keep")
         }
         other => other.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    #[test]
+    fn who_asks_waits_for_a_socket_that_is_just_being_opened() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join(SOCKET);
+        let server = std::thread::spawn({
+            let path = path.clone();
+            move || {
+                std::thread::sleep(Duration::from_millis(100));
+                let (mut asking, _) = UnixListener::bind(path).unwrap().accept().unwrap();
+                asking.write_all(b"\"done\"\n").unwrap();
+            }
+        });
+        assert_eq!(ask(&path, &Request::ListUsers).unwrap(), Reply::Done);
+        server.join().unwrap();
+        let nobody = format!("{:?}", ask(&path, &Request::ListUsers).unwrap_err());
+        assert!(nobody.contains("is `alluvium serve` running"), "{nobody}");
     }
 }
