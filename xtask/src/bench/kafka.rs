@@ -16,7 +16,7 @@ use clap::Args;
 
 use super::{Peer, cpu_time};
 use crate::kafka::Kafka;
-use crate::report::Report;
+use crate::report::{Case, Report};
 use crate::server::{Config, Objects, Server, release_binary};
 use crate::{Error, ServerOptions, setup};
 
@@ -160,6 +160,7 @@ pub(super) fn run(root: &Path, options: &Options) -> Result<Report, Error> {
     fs::create_dir_all(&directory)?;
     let processors = Processors::divided(&directory)?;
     let mut samples = Vec::new();
+    let mut broken = Vec::new();
     for round in 1..=options.rounds {
         for partitions in &options.partitions {
             for position in 0..SYSTEMS.len() {
@@ -184,7 +185,12 @@ pub(super) fn run(root: &Path, options: &Options) -> Result<Report, Error> {
                     jars: &jars,
                     directory: &directory,
                 };
-                samples.extend(under_test.measure(&processors)?);
+                // One that stalls or fails does not take the others' figures with it; it is told at the end.
+                if let Err(error) = under_test.measure(&processors, &mut samples) {
+                    let what = format!("round {round}, {partitions} partitions, {}", system.name());
+                    println!("  {what}: {error}");
+                    broken.push(Case::failed(&what, error));
+                }
             }
         }
     }
@@ -194,7 +200,8 @@ pub(super) fn run(root: &Path, options: &Options) -> Result<Report, Error> {
     }
     figures::plot(&root.join(&options.plots), options, &samples)?;
     let mut report = Report::default();
-    report.suite("bench kafka", || Ok(figures::judge(options, &samples)));
+    broken.extend(figures::judge(options, &samples));
+    report.suite("bench kafka", || Ok(broken));
     Ok(report)
 }
 
@@ -209,9 +216,9 @@ struct UnderTest<'a> {
 }
 
 impl UnderTest<'_> {
-    fn measure(&self, processors: &Processors) -> Result<Vec<Sample>, Error> {
+    fn measure(&self, processors: &Processors, samples: &mut Vec<Sample>) -> Result<(), Error> {
         let server = Processors::on(&processors.server, || self.start())?;
-        Processors::on(&processors.tools, || self.loads(&server))
+        Processors::on(&processors.tools, || self.loads(&server, samples))
     }
 
     fn start(&self) -> Result<Peer, Error> {
@@ -232,7 +239,7 @@ impl UnderTest<'_> {
         })?)))
     }
 
-    fn loads(&self, server: &Peer) -> Result<Vec<Sample>, Error> {
+    fn loads(&self, server: &Peer, samples: &mut Vec<Sample>) -> Result<(), Error> {
         let tools = Tools {
             jars: self.jars,
             address: server.address(),
@@ -244,7 +251,6 @@ impl UnderTest<'_> {
         let (records, _) = amount(Rate::Max, WARM_UP_SECONDS, most);
         most = most.max(tools.produce("warm-up", records, None, FLAT_OUT)?.throughput);
         tools.delete("warm-up")?;
-        let mut samples = Vec::new();
         for (number, rate) in self.options.rates.iter().enumerate() {
             let topic = format!("topic-{number}");
             tools.create(&topic)?;
@@ -275,7 +281,7 @@ impl UnderTest<'_> {
             let way = tools.end_to_end("end-to-end", records)?;
             samples.push(self.sample(Load::EndToEnd, &way, records.into(), &cost)?);
         }
-        Ok(samples)
+        Ok(())
     }
 
     fn sample(&self, load: Load, told: &Told, records: u64, cost: &Cost) -> Result<Sample, Error> {
