@@ -9,7 +9,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream as BlockingStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use alluvium_broker::UserAdmin;
 use alluvium_device::SharedDevice;
@@ -35,8 +35,6 @@ pub(crate) const SOCKET: &str = "alluvium.sock";
 const MAX_REQUEST_BYTES: u64 = 16 << 10;
 /// Who connects has something to ask.
 const REQUEST_WITHIN: Duration = Duration::from_secs(5);
-/// A server that has just opened its ports opens the socket right behind them.
-const THERE_WITHIN: Duration = Duration::from_secs(1);
 /// The end of a server waits so long for a step that is under way.
 const STEP_ENDS_WITHIN: Duration = Duration::from_secs(5);
 /// Distance of replies that say how far it is.
@@ -158,25 +156,16 @@ pub(crate) fn resize(socket: &Path, target: &Path, capacity: Size) -> Result<boo
 /// # Errors
 /// There is no server, or it refuses.
 pub(crate) fn ask(socket: &Path, request: &Request) -> Result<Reply, Failure> {
-    let is_absent = |error: &io::Error| {
-        matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused)
-    };
     let failed = |error: io::Error| {
-        let hint = match is_absent(&error) {
-            true => "; is `alluvium serve` running with this --data-dir?",
-            false => "",
+        let hint = match error.kind() {
+            ErrorKind::NotFound | ErrorKind::ConnectionRefused => {
+                "; is `alluvium serve` running with this --data-dir?"
+            }
+            _ => "",
         };
         Failure::Failed(format!("{}: asking the server: {error}{hint}", socket.display()))
     };
-    let give_up_at = Instant::now() + THERE_WITHIN;
-    let mut stream = loop {
-        match BlockingStream::connect(socket) {
-            Err(error) if is_absent(&error) && Instant::now() < give_up_at => {
-                std::thread::sleep(Duration::from_millis(20));
-            }
-            connected => break connected.map_err(failed)?,
-        }
-    };
+    let mut stream = BlockingStream::connect(socket).map_err(failed)?;
     let mut line = serde_json::to_string(request).map_err(Failure::new)?;
     line.push('\n');
     stream.write_all(line.as_bytes()).map_err(failed)?;
@@ -190,32 +179,19 @@ pub(crate) fn ask(socket: &Path, request: &Request) -> Result<Reply, Failure> {
 
 // -- The server's end
 
-/// A control socket that answers.
-pub(crate) struct Control {
+/// A control socket that is open. Who asks waits until it is answered.
+pub(crate) struct Socket {
     path: PathBuf,
-    task: JoinHandle<()>,
-    resizer: Arc<Resizer>,
+    listener: UnixListener,
+    wal: Target,
 }
 
-impl Control {
-    /// Open the socket and answer. `None`, with a warning, where that is not possible: the server is not worth less.
-    pub(crate) fn start(
-        config: &ServeConfig,
-        device: SharedDevice,
-        store: Store,
-        users: UserAdmin,
-    ) -> Option<Self> {
+impl Socket {
+    /// Open it before the ports: whoever has found one of these finds the socket too. `None`, with a warning, where that is not possible: the server is not worth less.
+    pub(crate) fn open(config: &ServeConfig) -> Option<Self> {
         let path = config.data_dir.join(SOCKET);
-        let resizer = Target::at(&config.wal).and_then(|wal| {
-            let listener = listen(&path)?;
-            Ok((listener, Resizer::new(config, wal, device, store)))
-        });
-        match resizer {
-            Ok((listener, resizer)) => {
-                let resizer = Arc::new(resizer);
-                let task = tokio::spawn(accept(listener, resizer.clone(), users));
-                Some(Self { path, task, resizer })
-            }
+        match Target::at(&config.wal).and_then(|wal| Ok((listen(&path)?, wal))) {
+            Ok((listener, wal)) => Some(Self { path, listener, wal }),
             Err(error) => {
                 tracing::warn!(
                     "no control socket at {}: {error}; `alluvium user` is not possible, and `alluvium wal resize` needs this server to be stopped",
@@ -226,6 +202,29 @@ impl Control {
         }
     }
 
+    /// Answer from now on.
+    pub(crate) fn answer(
+        self,
+        config: &ServeConfig,
+        device: SharedDevice,
+        store: Store,
+        users: UserAdmin,
+    ) -> Control {
+        let Self { path, listener, wal } = self;
+        let resizer = Arc::new(Resizer::new(config, wal, device, store));
+        let task = tokio::spawn(accept(listener, resizer.clone(), users));
+        Control { path, task, resizer }
+    }
+}
+
+/// A control socket that answers.
+pub(crate) struct Control {
+    path: PathBuf,
+    task: JoinHandle<()>,
+    resizer: Arc<Resizer>,
+}
+
+impl Control {
     /// Answer nobody any more. What was asked for goes on as long as the log.
     pub(crate) fn stop(&self) {
         self.task.abort();
@@ -466,30 +465,5 @@ fn in_words(error: ResizeError) -> String {
             format!("{reason}. With the server stopped, this command may have less to keep")
         }
         other => other.to_string(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::os::unix::net::UnixListener;
-
-    use super::*;
-
-    #[test]
-    fn who_asks_waits_for_a_socket_that_is_just_being_opened() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join(SOCKET);
-        let server = std::thread::spawn({
-            let path = path.clone();
-            move || {
-                std::thread::sleep(Duration::from_millis(100));
-                let (mut asking, _) = UnixListener::bind(path).unwrap().accept().unwrap();
-                asking.write_all(b"\"done\"\n").unwrap();
-            }
-        });
-        assert_eq!(ask(&path, &Request::ListUsers).unwrap(), Reply::Done);
-        server.join().unwrap();
-        let nobody = format!("{:?}", ask(&path, &Request::ListUsers).unwrap_err());
-        assert!(nobody.contains("is `alluvium serve` running"), "{nobody}");
     }
 }

@@ -13,7 +13,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use crate::address::HostPort;
 use crate::admin::{self, Admin};
 use crate::config::{ServeConfig, ServeOptions};
-use crate::control::Control;
+use crate::control::Socket;
 use crate::jwks;
 use crate::output::{self, Failure};
 use crate::progress::Meter;
@@ -88,6 +88,7 @@ async fn serve(config: &ServeConfig, storage: Storage) -> Result<(), Failure> {
     let mut signals = Signals::install()?;
     let mut registry = Registry::default();
     admin::register(&mut registry, store.clone());
+    let socket = Socket::open(config);
     let broker = Broker::start(broker_config(config), store.clone(), &mut registry).await.map_err(
         |error| match error {
             StartError::Config(error) => Failure::Usage(error.to_string()),
@@ -98,7 +99,7 @@ async fn serve(config: &ServeConfig, storage: Storage) -> Result<(), Failure> {
         Some(listen) => Some(Admin::start(listen, registry, store.clone()).await?),
         None => None,
     };
-    let control = Control::start(config, device, store.clone(), broker.users());
+    let control = socket.map(|it| it.answer(config, device, store.clone(), broker.users()));
     let kafka: Vec<_> = broker.listeners().map(|(listener, addr)| at(listener, addr)).collect();
     let admin_at = admin.as_ref().map_or_else(
         || "no admin port".to_string(),
