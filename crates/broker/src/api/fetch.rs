@@ -62,7 +62,7 @@ struct Late {
     at: usize,
     partition: Arc<Partition>,
     from: StreamOffset,
-    max_batch_bytes: usize,
+    one_batch_bytes: usize,
     /// As the client wants it.
     max_bytes: usize,
     limit_bytes: usize,
@@ -328,10 +328,9 @@ async fn read_young(cx: &Context, wants: &[Want], max_bytes: usize, read_committ
     let sources: Vec<_> = wants.iter().map(|want| locate(cx, want, read_committed)).collect();
     let scan = |left_bytes| scan(cx, wants, &sources, max_bytes, left_bytes, read_committed);
     let readable = sources.iter().flatten().filter(|source| source.from.is_some());
-    let Some(largest) = readable.map(|source| source.max_batch_bytes).max() else {
+    let Some(one_batch_bytes) = readable.map(|source| source.one_batch_bytes).max() else {
         return scan(max_bytes);
     };
-    let one_batch_bytes = largest.max(cx.server.config.max_message_bytes as usize);
     let budgets = &cx.server.fetch_budget;
     let share_bytes = share(max_bytes, budgets.free_bytes(), one_batch_bytes);
     let mut budget = timeout(SHARE_WAIT, budgets.acquire(share_bytes)).await.ok();
@@ -366,7 +365,7 @@ fn scan(
     let mut late_bytes = max_bytes / 2;
     let mut is_first = true;
     for (at, (want, source)) in wants.iter().zip(sources).enumerate() {
-        let Source { partition, from, max_batch_bytes } = match source {
+        let Source { partition, from, one_batch_bytes } = match source {
             Ok(source) => source,
             Err(error) => {
                 let read = pass.fail(cx, error);
@@ -391,7 +390,7 @@ fn scan(
                         at,
                         partition: partition.clone(),
                         from,
-                        max_batch_bytes: *max_batch_bytes,
+                        one_batch_bytes: *one_batch_bytes,
                         max_bytes,
                         limit_bytes,
                         is_first,
@@ -432,9 +431,8 @@ async fn read_late(
     let mut late = std::mem::take(&mut pass.late).into_iter();
     let wanted_bytes = late.as_slice().iter().map(|late| late.limit_bytes).sum();
     let budgets = &cx.server.late_fetch_budget;
-    let largest = late.as_slice().iter().map(|late| late.max_batch_bytes).max().unwrap_or(0);
-    let one_batch_bytes = largest.max(cx.server.config.max_message_bytes as usize);
-    let share_bytes = share(wanted_bytes, budgets.free_bytes(), one_batch_bytes);
+    let one_batch_bytes = late.as_slice().iter().map(|late| late.one_batch_bytes).max();
+    let share_bytes = share(wanted_bytes, budgets.free_bytes(), one_batch_bytes.unwrap_or(0));
     let Ok(budget) = timeout_at(until, budgets.acquire(share_bytes)).await else { return false };
     let (stop, stopped) = watch::channel(false);
     let read = |late: Late, limit_bytes: usize| {
@@ -506,8 +504,8 @@ struct Source {
     partition: Arc<Partition>,
     /// From where it is to be read, if there is anything to read.
     from: Option<StreamOffset>,
-    /// How large its batches may be.
-    max_batch_bytes: usize,
+    /// Room for one of its batches.
+    one_batch_bytes: usize,
 }
 
 fn find(cx: &Context, key: &Key) -> Result<(Arc<Topic>, Arc<Partition>), ApiError> {
@@ -530,8 +528,9 @@ fn locate(cx: &Context, want: &Want, read_committed: bool) -> Result<Source, Api
         return Err(out_of_range());
     }
     let end = if read_committed { partition.stable_end() } else { stream.durable_end() };
-    let max_batch_bytes = topic.rules.append.max_batch_bytes as usize;
-    Ok(Source { partition, from: (from < end).then_some(from), max_batch_bytes })
+    let largest = topic.rules.append.max_batch_bytes.max(cx.server.config.max_message_bytes);
+    let from = (from < end).then_some(from);
+    Ok(Source { partition, from, one_batch_bytes: largest as usize })
 }
 
 /// Group partitions by their topics, both in the order in which they come.

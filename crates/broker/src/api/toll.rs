@@ -69,17 +69,16 @@ impl Toll {
 }
 
 impl Context {
-    /// Who sends the request, to quotas. `None` while it has not logged in where it must: nothing is charged to a name that anybody may give.
-    fn user(&self) -> Option<String> {
-        Some(self.peer.principal()?.name().to_owned())
+    /// Whose quota is charged. `None` if there is none, and while the client has not logged in where it must: nothing is charged to a name that anybody may give.
+    fn charged(&self, bound: Bound) -> Option<String> {
+        let is_charged = self.server.quotas.bound(bound);
+        is_charged.then(|| self.peer.principal()).flatten().map(|user| user.name().to_owned())
     }
 
     /// Charge the client's quota with what it has taken. Its connection is left alone until that is paid.
     pub(super) fn charge(&self, bound: Bound, amount: f64) {
         let quotas = &self.server.quotas;
-        if quotas.bound(bound)
-            && let Some(user) = self.user()
-        {
+        if let Some(user) = self.charged(bound) {
             let who = Who::Client { user: &user, client: &self.client.client_id };
             self.wait(bound, quotas.charge(bound, who, amount, Instant::now()));
         }
@@ -104,9 +103,7 @@ impl Context {
         let quotas = &self.server.quotas;
         if self.version < first_strict {
             self.charge(Bound::Changes, partitions as f64);
-        } else if quotas.bound(Bound::Changes)
-            && let Some(user) = self.user()
-        {
+        } else if let Some(user) = self.charged(Bound::Changes) {
             let who = Who::Client { user: &user, client: &self.client.client_id };
             let taken = quotas.try_charge(Bound::Changes, who, partitions as f64, Instant::now());
             if let Err(wait) = taken {
@@ -130,9 +127,7 @@ impl Context {
     /// Wait until the client has paid what it owes: it came back before its time, or on another connection.
     pub(super) async fn wait_for_quota(&self, bound: Bound) {
         let quotas = &self.server.quotas;
-        if quotas.bound(bound)
-            && let Some(user) = self.user()
-        {
+        if let Some(user) = self.charged(bound) {
             let who = Who::Client { user: &user, client: &self.client.client_id };
             let wait = quotas.charge(bound, who, 0.0, Instant::now());
             tokio::time::sleep(wait.min(MAX_QUOTA_WAIT)).await;
