@@ -33,6 +33,11 @@ const FIRST_VERSION_WITH_OWN_IDS: i16 = 1;
 /// Bound on the names of the topics that one member subscribes to, together. They go into one record.
 pub(super) const MAX_SUBSCRIPTION_BYTES: usize = 256 << 10;
 
+/// Whether names of these lengths are more than that, as a record has them.
+pub(super) fn are_too_long(name_lens: impl Iterator<Item = usize>) -> bool {
+    name_lens.map(|len| len + size_of::<u16>()).sum::<usize>() > MAX_SUBSCRIPTION_BYTES
+}
+
 /// Members of a consumer group, as ConsumerGroupDescribe has them.
 const MEMBER_TYPE_CONSUMER: i8 = 1;
 const MEMBER_TYPE_CLASSIC: i8 = 0;
@@ -305,7 +310,7 @@ fn check_request(request: &ConsumerGroupHeartbeatRequest, version: i16) -> Resul
         ));
     }
     let names = request.subscribed_topic_names.iter().flatten();
-    if names.map(|name| name.len() + size_of::<u16>()).sum::<usize>() > MAX_SUBSCRIPTION_BYTES {
+    if are_too_long(names.map(|name| name.len())) {
         return Err(Fault::new(
             ResponseError::InvalidRequest,
             format!(

@@ -13,7 +13,7 @@ use kafka_protocol::protocol::StrBytes;
 
 use super::admin::ALL_OPERATIONS;
 use super::consumer::{Assignment, Fault};
-use super::heartbeat::{MAX_SUBSCRIPTION_BYTES, not_found, plain, was_deleted};
+use super::heartbeat::{MAX_SUBSCRIPTION_BYTES, are_too_long, not_found, plain, was_deleted};
 use super::live::LiveGroup;
 use super::membership::MAX_NAME_BYTES;
 use super::registry::Registry;
@@ -161,7 +161,7 @@ fn check_request(request: &ShareGroupHeartbeatRequest) -> Result<(), Fault> {
         return invalid(&format!("member and rack ids have at most {MAX_NAME_BYTES} bytes"));
     }
     let names = names.into_iter().flatten();
-    if names.map(|name| name.len() + size_of::<u16>()).sum::<usize>() > MAX_SUBSCRIPTION_BYTES {
+    if are_too_long(names.map(|name| name.len())) {
         return invalid(&format!(
             "the names of a member's topics have at most {MAX_SUBSCRIPTION_BYTES} bytes together"
         ));

@@ -12,7 +12,7 @@ use super::state::{Change, Current, Profile, Progress};
 use super::*;
 use crate::groups::embedded::{self, CONSUMER, Subscription};
 use crate::groups::group::{JoinEvent, Joined, Migrant, Refusal, SyncEvent, Synced};
-use crate::groups::heartbeat::MAX_SUBSCRIPTION_BYTES;
+use crate::groups::heartbeat::are_too_long;
 use crate::groups::membership::MAX_NAME_BYTES;
 
 /// What is known of the client of such a member.
@@ -46,9 +46,8 @@ fn subscription(protocols: &[(StrBytes, Bytes)]) -> Option<Subscription> {
 
 /// Larger than a member of the new protocol may have one. It has to go into one record: a group whose changes can not be written answers nobody any more.
 fn is_too_large(subscription: &Subscription) -> bool {
-    let names = subscription.topics.iter().map(|name| name.len() + size_of::<u16>());
     let rack_bytes = subscription.rack.as_ref().map_or(0, String::len);
-    names.sum::<usize>() > MAX_SUBSCRIPTION_BYTES || rack_bytes > MAX_NAME_BYTES
+    are_too_long(subscription.topics.iter().map(String::len)) || rack_bytes > MAX_NAME_BYTES
 }
 
 fn millis(time: Duration) -> i32 {
