@@ -84,8 +84,9 @@ pub(super) fn table(options: &Options, partitions: u32, samples: &[Sample]) -> S
     }
     for load in loads(options) {
         for system in SYSTEMS {
-            let is_measured =
-                samples.iter().any(|sample| (sample.system, sample.load) == (system, load));
+            let is_measured = samples.iter().any(|sample| {
+                (sample.system, sample.partitions, sample.load) == (system, partitions, load)
+            });
             if !is_measured {
                 continue;
             }
