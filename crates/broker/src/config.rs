@@ -55,7 +55,7 @@ pub struct BrokerConfig {
     /// 30 days.
     pub idle_timeout: Duration,
     /// A request must have arrived completely within this time from its first byte, but for the time that it waits for memory, and a response must make
-    /// progress within it; while others wait for memory that answers take, 64 KiB/s within a tenth of it. Else the connection is closed. Default 30 seconds, 100 ms to 1 hour.
+    /// progress within it; while others wait for memory that answers take, 64 KiB/s, or all of it in this time if that is more, over a tenth of it. Else the connection is closed. Default 30 seconds, 100 ms to 1 hour.
     pub transfer_timeout: Duration,
     /// How long [`crate::Broker::shutdown`] waits for requests in flight. Default 10 seconds, at most 1 hour.
     pub shutdown_grace: Duration,

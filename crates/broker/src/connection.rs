@@ -38,7 +38,7 @@ const STEP_BYTES: usize = 256 << 10;
 const MAX_UNWRITTEN: usize = 64;
 const MAX_UNWRITTEN_BYTES: u64 = 256 << 10;
 
-/// While others wait for memory that answers take, a client has to take its own at this rate, over a tenth of the time in which it must take anything at all.
+/// While others wait for memory that answers take, a client has to take its own at this rate at least, over a tenth of the time in which it must take anything at all.
 const LEAST_BYTES_PER_SECOND: f64 = 65_536.0;
 
 const READ_BUFFER_BYTES: usize = 8 << 10;
@@ -324,10 +324,14 @@ async fn write_all(
             Content::Later(response) => response.await?,
         };
         let taken = AtomicUsize::new(0);
+        let patience = server.config.transfer_timeout;
+        let rate = least_rate(response.len_bytes(), patience);
         tokio::select! {
             biased;
             written = write_one(server, &mut writer, response, &taken) => written?,
-            () = is_too_slow(server, &taken) => return Err(End::SlowResponse),
+            () = is_too_slow(patience / 10, rate, &taken, || server.answers_are_waited_for()) => {
+                return Err(End::SlowResponse);
+            }
         }
         server.metrics.answered(api.name, received.elapsed());
     }
@@ -335,15 +339,24 @@ async fn write_all(
     Ok(closed.await.map_err(|_| End::SlowResponse)??)
 }
 
-/// Resolves when the client takes an answer so slowly that others have to wait for the memory that it keeps.
-async fn is_too_slow(server: &Server, taken: &AtomicUsize) {
-    let span = server.config.transfer_timeout / 10;
+/// At how many bytes a second an answer has to be taken while others wait. A large one must not live much longer than one of which nothing is taken.
+fn least_rate(len_bytes: usize, patience: Duration) -> f64 {
+    LEAST_BYTES_PER_SECOND.max(len_bytes as f64 / patience.as_secs_f64())
+}
+
+/// Resolves when so few bytes have been `taken` in a span of time that others have to wait for the memory that these keep.
+async fn is_too_slow(
+    span: Duration,
+    least_rate: f64,
+    taken: &AtomicUsize,
+    is_waited_for: impl Fn() -> bool,
+) {
     let mut before_bytes = 0;
     loop {
         sleep(span).await;
         let taken_bytes = taken.load(Relaxed);
         let rate = (taken_bytes - before_bytes) as f64 / span.as_secs_f64();
-        if rate < LEAST_BYTES_PER_SECOND && server.answers_are_waited_for() {
+        if rate < least_rate && is_waited_for() {
             return;
         }
         before_bytes = taken_bytes;
@@ -385,4 +398,34 @@ async fn write_one(
     // What TLS has encrypted and not sent yet.
     let flushed = timeout(server.config.transfer_timeout, writer.flush());
     Ok(flushed.await.map_err(|_| End::SlowResponse)??)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn while_others_wait_an_answer_has_a_rate_and_a_time() {
+        const KIB: usize = 1 << 10;
+        const SPAN: Duration = Duration::from_millis(100);
+        let is_given_up = async |len_bytes: usize, is_waited_for: bool| {
+            let taken = AtomicUsize::new(0);
+            // At most 13 MiB/s.
+            let client = async {
+                for _ in 0..200 {
+                    sleep(Duration::from_millis(5)).await;
+                    taken.fetch_add(64 * KIB, Relaxed);
+                }
+            };
+            let rate = least_rate(len_bytes, 10 * SPAN);
+            tokio::select! {
+                biased;
+                () = client => false,
+                () = is_too_slow(SPAN, rate, &taken, || is_waited_for) => true,
+            }
+        };
+        assert!(is_given_up(100 * KIB * KIB, true).await, "it has all the time that it likes");
+        assert!(!is_given_up(100 * KIB * KIB, false).await);
+        assert!(!is_given_up(100 * KIB, true).await);
+    }
 }

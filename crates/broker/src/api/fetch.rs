@@ -339,10 +339,15 @@ async fn read_young(cx: &Context, wants: &[Want], max_bytes: usize, read_committ
         None => scan(max_bytes.min(UNCOUNTED_BYTES)),
     };
     if budget.is_none() && pass.held_bytes() > UNCOUNTED_BYTES {
-        // A batch that is larger has to wait for its share.
-        drop(pass);
-        budget = Some(budgets.acquire(share_bytes).await);
-        pass = scan(max_bytes.min(share_bytes));
+        if (1..=UNCOUNTED_BYTES).contains(&pass.bytes) {
+            // What is too large is of a partition behind those that were read: it waits for its turn.
+            pass.too_large = None;
+        } else {
+            // The first one is larger: it has to wait for its room.
+            drop(pass);
+            budget = Some(budgets.acquire(one_batch_bytes).await);
+            pass = scan(max_bytes.min(one_batch_bytes));
+        }
     }
     // Keep the share of the budget that the response really takes.
     let held_bytes = pass.held_bytes();

@@ -138,9 +138,12 @@ async fn without_memory_for_answers_little_is_read_all_the_same() {
     let (code, _, records) = client.fetch("t", 0, 0).await;
     assert_eq!(code, 0);
     assert!(records.len() >= small.len() && records.len() <= 128 << 10, "{}", records.len());
+    // Nor does one that has no room behind it keep that back.
+    let response = client.call(12, &fetch("t", &[(0, 0), (1, 0)], 0)).await;
+    assert_eq!(shape(&response), [(0, records.len()), (1, 0)]);
     // One batch that is larger waits for its share.
     let waiting = client.send(12, &fetch("t", &[(1, 0)], 0)).await;
-    server.begun("Fetch", 12, 2).await;
+    server.begun("Fetch", 12, 3).await;
     assert!(timeout(Duration::from_millis(300), client.socket.peek(&mut [0])).await.is_err());
     drop(all);
     let response = client.receive::<FetchRequest>(12, waiting).await;
