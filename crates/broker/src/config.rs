@@ -54,8 +54,9 @@ pub struct BrokerConfig {
     /// A connection without a request for so long is closed (`connections.max.idle.ms`). Default 10 minutes, 1 second to
     /// 30 days.
     pub idle_timeout: Duration,
-    /// A request must have arrived completely within this time from its first byte, but for the time that it waits for memory, and a response must make
-    /// progress within it; while others wait for memory that answers take, 64 KiB/s, or all of it in this time if that is more, over a tenth of it. Else the connection is closed. Default 30 seconds, 100 ms to 1 hour.
+    /// A request must have arrived completely within this time from its first byte, but for the time that it waits for memory, of which each wait may take as long; and a response must
+    /// make progress within it. While others wait for memory that requests or answers take: 64 KiB/s over a tenth of it, or for an answer all of it in this time if that is
+    /// more. Else the connection is closed. Default 30 seconds, 100 ms to 1 hour.
     pub transfer_timeout: Duration,
     /// How long [`crate::Broker::shutdown`] waits for requests in flight. Default 10 seconds, at most 1 hour.
     pub shutdown_grace: Duration,

@@ -38,7 +38,8 @@ const STEP_BYTES: usize = 256 << 10;
 const MAX_UNWRITTEN: usize = 64;
 const MAX_UNWRITTEN_BYTES: u64 = 256 << 10;
 
-/// While others wait for memory that answers take, a client has to take its own at this rate at least, over a tenth of the time in which it must take anything at all.
+/// While others wait for the memory that answers, or requests, take, a client has to take its own, or send it, at this rate at least, over a tenth of the time that it has
+/// for a transfer.
 const LEAST_BYTES_PER_SECOND: f64 = 65_536.0;
 
 const READ_BUFFER_BYTES: usize = 8 << 10;
@@ -278,26 +279,38 @@ async fn read_frame(
     let mut bytes = BytesMut::new();
     let mut share = RequestShare::default();
     let mut room_bytes = len_bytes.min(SMALL_FRAME_BYTES);
+    let came = AtomicUsize::new(0);
     loop {
-        let read = read_up_to(reader, &mut bytes, room_bytes);
-        timeout_at(deadline, read).await.map_err(slow)??;
+        let holds_memory = room_bytes > SMALL_FRAME_BYTES;
+        let read = read_up_to(reader, &mut bytes, room_bytes, &came);
+        let span = config.transfer_timeout / 10;
+        let is_waited_for = || server.request_memory.is_used_up();
+        let too_slow = is_too_slow(span, LEAST_BYTES_PER_SECOND, &came, is_waited_for);
+        tokio::select! {
+            biased;
+            read = timeout_at(deadline, read) => read.map_err(slow)??,
+            () = too_slow, if holds_memory => return Err(End::SlowRequest),
+        }
         if room_bytes == len_bytes {
             return Ok(Frame { bytes: bytes.freeze(), share });
         }
         let more_bytes = (len_bytes - room_bytes).min(STEP_BYTES);
-        // While this waits the rest of the request stays with the client: that is how the bound pushes back. The client is not to blame for that time.
+        // While this waits the rest of the request stays with the client: that is how the bound pushes back. The client is not to blame for that time; but others wait for what it
+        // has, so it is not without an end.
         let asked_at = Instant::now();
-        server.request_memory.grow(&mut share, more_bytes).await;
+        let grown = server.request_memory.grow(&mut share, more_bytes);
+        timeout(config.transfer_timeout, grown).await.map_err(slow)?;
         deadline += asked_at.elapsed();
         room_bytes += more_bytes;
     }
 }
 
-/// Fill `bytes` up to `len_bytes`. Its memory grows as bytes come, at most to twice of what has come.
+/// Fill `bytes` up to `len_bytes`, and count those that `came`. Its memory grows as bytes come, at most to twice of what has come.
 async fn read_up_to(
     reader: &mut BufReader<impl AsyncRead + Unpin>,
     bytes: &mut BytesMut,
     len_bytes: usize,
+    came: &AtomicUsize,
 ) -> io::Result<()> {
     while bytes.len() < len_bytes {
         let missing = len_bytes - bytes.len();
@@ -306,9 +319,11 @@ async fn read_up_to(
         }
         let room = (bytes.capacity() - bytes.len()).min(missing);
         let mut limited = bytes::BufMut::limit(&mut *bytes, room);
-        if reader.read_buf(&mut limited).await? == 0 {
+        let read_bytes = reader.read_buf(&mut limited).await?;
+        if read_bytes == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
+        came.fetch_add(read_bytes, Relaxed);
     }
     Ok(())
 }
@@ -344,22 +359,22 @@ fn least_rate(len_bytes: usize, patience: Duration) -> f64 {
     LEAST_BYTES_PER_SECOND.max(len_bytes as f64 / patience.as_secs_f64())
 }
 
-/// Resolves when so few bytes have been `taken` in a span of time that others have to wait for the memory that these keep.
+/// Resolves when so few bytes have `moved` in a span of time that others have to wait for the memory that these keep.
 async fn is_too_slow(
     span: Duration,
     least_rate: f64,
-    taken: &AtomicUsize,
+    moved: &AtomicUsize,
     is_waited_for: impl Fn() -> bool,
 ) {
-    let mut before_bytes = 0;
+    let mut before_bytes = moved.load(Relaxed);
     loop {
         sleep(span).await;
-        let taken_bytes = taken.load(Relaxed);
-        let rate = (taken_bytes - before_bytes) as f64 / span.as_secs_f64();
+        let moved_bytes = moved.load(Relaxed);
+        let rate = (moved_bytes - before_bytes) as f64 / span.as_secs_f64();
         if rate < least_rate && is_waited_for() {
             return;
         }
-        before_bytes = taken_bytes;
+        before_bytes = moved_bytes;
     }
 }
 

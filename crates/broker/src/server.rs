@@ -168,7 +168,8 @@ impl ByteBudget {
 /// A request takes its share as its bytes come, so nobody is kept out by what another says of its length. So it has a part already when it wants more, and requests that
 /// have used up all there is would wait for one another for ever, if there were not the **last place**: one request at a time grows without asking, at most to the
 /// largest size. It waits for no memory any more: it is read to its end, or its time is over. When it has been handled, or has come to a wait for others, it gives back
-/// the place, and what it has taken before. So whoever waits gets on, at the latest when those before it have had the place.
+/// the place, and what it has taken before. So whoever waits gets on, at the latest when those before it have had the place. Those who send nothing must not make that long: none
+/// waits, or keeps others waiting, beyond what [`BrokerConfig::transfer_timeout`] says.
 pub(crate) struct RequestMemory {
     shared: ByteBudget,
     last_place: Arc<Semaphore>,
@@ -201,6 +202,11 @@ impl RequestMemory {
                 share.last_place = Some(place.expect("the semaphore is never closed"));
             }
         }
+    }
+
+    /// Whether nobody can have more of it, but for the last place.
+    pub(crate) fn is_used_up(&self) -> bool {
+        self.shared.is_used_up()
     }
 
     /// What nobody has taken, but for the last place.

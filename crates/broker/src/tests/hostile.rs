@@ -311,6 +311,53 @@ async fn half_requests_keep_nobody_out() {
     assert_eq!(produced.expect("half requests keep others out"), (0, 0));
 }
 
+/// Those that have used up the memory, and send no more, are not waited for one after the other.
+#[tokio::test(flavor = "multi_thread")]
+async fn half_requests_that_have_all_the_memory_give_it_back() {
+    let server = TestServer::with(16 << 20, |config| {
+        config.max_request_bytes = 1 << 20;
+        config.queued_request_bytes = 1 << 20;
+        config.max_message_bytes = 1 << 20;
+        config.transfer_timeout = Duration::from_secs(3);
+    })
+    .await;
+    server.topic("t", 1, &[]).await;
+    let memory = &server.server().request_memory;
+    // Each has a step when that is to be had, and asks for another.
+    let mut half = Vec::new();
+    for _ in 0..60 {
+        let mut client = server.client().await;
+        half.push(tokio::spawn(async move {
+            let _ = client.socket.write_all(&(1i32 << 20).to_be_bytes()).await;
+            let _ = client.socket.write_all(&vec![0; 320 << 10]).await;
+            client
+        }));
+    }
+    let used_up = async {
+        while !memory.is_used_up() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(HANG, used_up).await.expect("they have not come");
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(memory.is_used_up());
+    let mut frame = examples::header(ProduceRequest::KEY, 9, 1, 2);
+    frame.extend_from_slice(&examples::encode(&produce("t", 0, &plain(&[1; 10_000]), -1), 9));
+    assert!(frame.len() > 128 << 10, "{}", frame.len());
+    let served = async {
+        loop {
+            // Its time may be over hardly later than that of the others.
+            let mut honest = server.client().await;
+            if honest.try_send_frame(&frame).await.is_ok() && honest.receive_frame().await.is_some()
+            {
+                break;
+            }
+        }
+    };
+    let served = tokio::time::timeout(Duration::from_secs(15), served).await;
+    served.expect("half requests keep others out");
+}
+
 /// All of a request has to come in its time, not each part of it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_has_one_time_for_all_its_parts() {
