@@ -78,6 +78,14 @@ impl Context {
         self.held.lock().turn = turn;
     }
 
+    /// The same without a wait; whether there was one.
+    pub(super) fn take_free_turn(&self) -> bool {
+        let turn = self.server.large_answers.free_turn(self.api.key);
+        let mut held = self.held.lock();
+        held.turn = turn;
+        held.turn.is_some()
+    }
+
     /// Have so many bytes counted that the answer will take, before it is encoded. Whether there is room.
     pub(super) async fn make_room(&self, answer_bytes: usize) -> bool {
         if answer_bytes <= SMALL_BYTES {

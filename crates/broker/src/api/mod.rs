@@ -42,6 +42,7 @@ use futures::future::BoxFuture;
 use held::Held;
 use kafka_protocol::messages::{ApiKey, RequestHeader};
 use kafka_protocol::protocol::{Decodable, Encodable, StrBytes};
+use large::SMALL_BYTES;
 use parking_lot::Mutex;
 use tokio::sync::OwnedSemaphorePermit;
 use toll::Toll;
@@ -69,6 +70,7 @@ pub(crate) struct Api {
 }
 
 /// The request that is being handled.
+#[derive(Clone)]
 pub(crate) struct Context {
     pub(crate) server: Arc<Server>,
     pub(crate) api: &'static Api,
@@ -360,10 +362,23 @@ pub(crate) async fn serve(
         toll: toll.clone(),
         held: held.clone(),
     };
-    if LargeAnswers::are_always(api.key) {
+    if LargeAnswers::are_in_parts(api.key) {
         context.take_turn().await;
     }
-    let mut answer = toll.timed((api.handle)(context, frame)).await?;
+    let handle = |context, frame| toll.timed((api.handle)(context, frame));
+    let mut answer = if LargeAnswers::are_at_once(api.key) && !context.take_free_turn() {
+        // A small answer waits for nobody. Such a request changes nothing, so a large one is put together once more in its turn, and takes no memory until then.
+        match handle(context.clone(), frame.clone()).await? {
+            Answer::Ready(response) if response.len_bytes() > SMALL_BYTES => {
+                drop(response);
+                context.take_turn().await;
+                handle(context, frame).await?
+            }
+            answer => answer,
+        }
+    } else {
+        handle(context, frame).await?
+    };
     let Held { request, elements, turn, answer: room } = std::mem::take(&mut *held.lock());
     if let Answer::Ready(response) = &mut answer {
         response.budgets.extend(room);

@@ -675,6 +675,57 @@ async fn large_answers_share_their_budget() {
     assert_eq!(budget.free_bytes(), 1 << 20);
 }
 
+/// Who gets partitions by a rebalance would else not begin as long as others leave large answers to the same question lie.
+#[tokio::test(flavor = "multi_thread")]
+async fn small_answers_wait_for_no_turn_behind_large_ones() {
+    let server = TestServer::start().await;
+    server.topic("t", 100, &[]).await;
+    let mut client = server.client().await;
+    let committed = |partition| {
+        offset_commit_request::OffsetCommitRequestPartition::default()
+            .with_partition_index(partition)
+            .with_committed_offset(7)
+            .with_committed_metadata(Some(text(&"m".repeat(4_096))))
+    };
+    let topic = offset_commit_request::OffsetCommitRequestTopic::default()
+        .with_name(TopicName(text("t")))
+        .with_partitions((0..100).map(committed).collect());
+    let request =
+        OffsetCommitRequest::default().with_group_id(text("g").into()).with_topics(vec![topic]);
+    let response = client.call(8, &request).await;
+    assert!(response.topics[0].partitions.iter().all(|partition| partition.error_code == 0));
+
+    let of_group = |topics| {
+        let group = offset_fetch_request::OffsetFetchRequestGroup::default()
+            .with_group_id(text("g").into())
+            .with_topics(topics);
+        OffsetFetchRequest::default().with_groups(vec![group])
+    };
+    let all = server.server().large_answers.budget().acquire(usize::MAX).await;
+    let mut large = Vec::new();
+    for _ in 0..10 {
+        let mut client = server.client().await;
+        let id = client.send(8, &of_group(None)).await;
+        large.push((client, id));
+    }
+    server.begun("OffsetFetch", 8, 10).await;
+    // Time to take their turns.
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let of_one = offset_fetch_request::OffsetFetchRequestTopics::default()
+        .with_name(TopicName(text("t")))
+        .with_partition_indexes(vec![5]);
+    let response = client.call(8, &of_group(Some(vec![of_one]))).await;
+    assert_eq!(response.groups[0].topics[0].partitions[0].committed_offset, 7);
+    // Those that have waited for a turn are put together in it.
+    drop(all);
+    for (mut client, id) in large {
+        let response = client.receive::<OffsetFetchRequest>(8, id).await;
+        let partitions = &response.groups[0].topics[0].partitions;
+        assert_eq!(partitions.len(), 100);
+        assert!(partitions.iter().all(|partition| partition.committed_offset == 7));
+    }
+}
+
 /// The server has an assignment once, and a small request without end would have it copied for each of them.
 #[tokio::test(flavor = "multi_thread")]
 async fn answers_to_members_of_groups_share_the_budget_of_large_ones() {
