@@ -229,6 +229,11 @@ impl Sessions {
         Ok(Fetch { wants: session.wants(), session_id: request.session_id, incremental: true })
     }
 
+    /// Forget a session.
+    pub(crate) fn forget(&self, session_id: i32) {
+        self.cache.lock().remove(session_id);
+    }
+
     /// Remember what the client is told of each partition; which of them an incremental answer must hold. A partition that gave
     /// records goes to the end of the session's order, so that none is starved by a size limit.
     pub(crate) fn finish<'a>(

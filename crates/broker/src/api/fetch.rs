@@ -206,7 +206,18 @@ pub(super) async fn handle(cx: Context, body: Bytes) -> Result<Answer, Refused> 
     drop(request);
     let max_wait = max_wait.min(cx.keep_elements(fetch.wants.len()).await);
     let limits = Limits { min_bytes, max_bytes, max_wait, read_committed };
-    cx.wait_for_quota(Bound::Fetched).await;
+    if !cx.wait_for_quota(Bound::Fetched).await {
+        // By an empty answer, as from Kafka. One to a full request begins no session.
+        if !fetch.incremental {
+            cx.server.sessions.forget(fetch.session_id);
+        }
+        let response = FetchResponse {
+            throttle_time_ms: cx.throttle_ms(),
+            session_id: if fetch.incremental { fetch.session_id } else { 0 },
+            ..FetchResponse::default()
+        };
+        return Ok(Answer::Ready(response.encode(cx.correlation_id, cx.version)?));
+    }
     let pass = wait_for_enough(&cx, limits, &fetch.wants).await;
     cx.server.metrics.fetched_bytes.inc_by(pass.bytes as u64);
     let answers = fetch

@@ -134,8 +134,7 @@ async fn answer(
     };
     drop((body, added, forgotten));
     limits.max_wait = limits.max_wait.min(cx.keep_elements(left).await);
-    if step != Step::Ended && !wants_nothing {
-        cx.wait_for_quota(Bound::Fetched).await;
+    if step != Step::Ended && !wants_nothing && cx.wait_for_quota(Bound::Fetched).await {
         given = hand_out(cx, &member, &partitions, limits, budgets).await;
         let shares = cx.server.groups.shares();
         if !shares.sessions.is_open(&member.session) {

@@ -124,14 +124,19 @@ impl Context {
         i32::try_from(self.toll.throttle().as_millis()).unwrap_or(i32::MAX)
     }
 
-    /// Wait until the client has paid what it owes: it came back before its time, or on another connection.
-    pub(super) async fn wait_for_quota(&self, bound: Bound) {
+    /// Wait until the client has paid what it owes: it came back before its time, or on another connection. Whoever holds memory for elements, for which others may be waiting,
+    /// does not wait with it: false, and its client is to come again later.
+    pub(super) async fn wait_for_quota(&self, bound: Bound) -> bool {
         let quotas = &self.server.quotas;
-        if let Some(user) = self.charged(bound) {
-            let who = Who::Client { user: &user, client: &self.client.client_id };
-            let wait = quotas.charge(bound, who, 0.0, Instant::now());
-            tokio::time::sleep(wait.min(MAX_QUOTA_WAIT)).await;
+        let Some(user) = self.charged(bound) else { return true };
+        let who = Who::Client { user: &user, client: &self.client.client_id };
+        let wait = quotas.charge(bound, who, 0.0, Instant::now());
+        if !wait.is_zero() && self.holds_elements() {
+            self.wait(bound, wait);
+            return false;
         }
+        tokio::time::sleep(wait.min(MAX_QUOTA_WAIT)).await;
+        true
     }
 }
 

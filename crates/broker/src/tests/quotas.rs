@@ -181,6 +181,29 @@ async fn who_is_over_the_quota_is_not_heard_for_a_while() {
     assert!(waited > throttle / 2, "it was served after {waited:?} of {throttle:?}");
 }
 
+/// Who waited with the memory that many partitions take would keep it from those who owe nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_owes_and_names_many_partitions_is_told_to_come_again() {
+    let server = TestServer::start().await;
+    server.topic("t", 2_000, &[]).await;
+    let mut client = server.client().await;
+    let batch = plain(&[1; 1_000]);
+    assert_eq!(client.produce("t", 0, &batch).await, (0, 0));
+    // A debt of ten seconds, and what comes then.
+    let quota = [(FETCH, (batch.len() / 20) as f64, false)];
+    assert_eq!(alter(&mut client, &[("client-id", Some("a test"))], &quota).await, 0);
+    let fetched = client.call(12, &fetch("t", &[(0, 0)], 0)).await;
+    assert!(fetched.throttle_time_ms > 5_000, "{} ms", fetched.throttle_time_ms);
+
+    let all: Vec<_> = (0..2_000).map(|partition| (partition, 0)).collect();
+    let mut other = server.client().await;
+    let begun = Instant::now();
+    let refused = other.call(12, &fetch("t", &all, 0).with_session_epoch(0)).await;
+    assert!(begun.elapsed() < Duration::from_secs(4), "after {:?}", begun.elapsed());
+    assert!(refused.throttle_time_ms > 0);
+    assert_eq!((refused.error_code, refused.session_id, refused.responses.len()), (0, 0, 0));
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn who_is_not_heard_holds_no_memory_for_requests() {
     let server = TestServer::start().await;
