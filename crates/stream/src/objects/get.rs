@@ -99,18 +99,23 @@ async fn fill(
 fn read_pieces(file: &File, from: u64, lens: &[usize]) -> io::Result<Vec<Bytes>> {
     let flags = fcntl_getfl(file)?;
     let is_direct = fcntl_setfl(file, flags | OFlags::DIRECT).is_ok();
-    match read_steps(file, from, lens) {
-        // Of larger units than ours, it may be.
+    let read = || read_steps(|step, at| read_step(file, step, at), from, lens);
+    match read() {
+        // Of larger units than ours, it may be; or what came was short, and the rest begins within a page.
         Err(error) if is_direct && error.kind() == io::ErrorKind::InvalidInput => {
             fcntl_setfl(file, flags)?;
-            read_steps(file, from, lens)
+            read()
         }
         read => read,
     }
 }
 
-/// Read whole pages, one step after the other, and copy the pieces out of them.
-fn read_steps(file: &File, from: u64, lens: &[usize]) -> io::Result<Vec<Bytes>> {
+/// Read whole pages by `read_at`, one step after the other, and copy the pieces out of them.
+fn read_steps(
+    read_at: impl Fn(&mut [u8], u64) -> io::Result<usize>,
+    from: u64,
+    lens: &[usize],
+) -> io::Result<Vec<Bytes>> {
     let end = from + lens.iter().map(|len| *len as u64).sum::<u64>();
     let mut at = from - from % PAGE_BYTES as u64;
     let left = |at: u64| usize::try_from(end.saturating_sub(at)).unwrap_or(usize::MAX);
@@ -127,9 +132,9 @@ fn read_steps(file: &File, from: u64, lens: &[usize]) -> io::Result<Vec<Bytes>> 
                     break;
                 }
                 let wanted = left(at).next_multiple_of(PAGE_BYTES).min(step.len());
-                let came = read_step(file, &mut step[..wanted], at)?;
-                // A file is read short at its end only.
-                is_end = came < wanted;
+                let came = read_at(&mut step[..wanted], at)?;
+                // What is short of that is not the end yet: a signal may have come, or a network have a say.
+                is_end = came == 0;
                 let before = usize::try_from(from.saturating_sub(at)).expect("less than a page");
                 read = before.min(came)..came;
                 at += came as u64;
@@ -157,12 +162,23 @@ fn read_step(file: &File, step: &mut [u8], at: u64) -> io::Result<usize> {
 mod tests {
     use super::*;
 
+    /// Whether it is read past the page cache now.
+    fn is_direct(file: &File) -> bool {
+        fcntl_getfl(file).unwrap().contains(OFlags::DIRECT)
+    }
+
     /// Pieces that begin and end anywhere, also behind the end of the file.
     #[test]
     fn pieces_are_what_the_file_has_there() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("object");
-        for len_bytes in [0, 1, PAGE_BYTES, 2 * READ_BYTES + 17] {
+        std::fs::write(&path, []).unwrap();
+        let file = File::open(&path).unwrap();
+        let flags = fcntl_getfl(&file).unwrap();
+        let has_direct = fcntl_setfl(&file, flags | OFlags::DIRECT)
+            .inspect_err(|error| eprintln!("only the page cache is tested, in {path:?}: {error}"))
+            .is_ok();
+        for len_bytes in [0, 1, PAGE_BYTES, 2 * READ_BYTES + 17, 6 * READ_BYTES] {
             let whole: Vec<u8> = (0..len_bytes).map(|i| (i * 7 + i / PAGE_BYTES) as u8).collect();
             std::fs::write(&path, &whole).unwrap();
             for from in [0, 1, PAGE_BYTES - 1, PAGE_BYTES, READ_BYTES - 3, 2 * READ_BYTES] {
@@ -176,10 +192,30 @@ mod tests {
                 let there: Vec<Bytes> = there.collect();
                 let file = File::open(&path).unwrap();
                 assert!(read_pieces(&file, from as u64, &lens).unwrap() == there);
+                // Behind its end a file may refuse to be read directly.
+                assert!(at > len_bytes || is_direct(&file) == has_direct);
                 // Where the page cache has to serve.
                 let file = File::open(&path).unwrap();
-                assert!(read_steps(&file, from as u64, &lens).unwrap() == there);
+                let read = |step: &mut [u8], at| read_step(&file, step, at);
+                assert!(read_steps(read, from as u64, &lens).unwrap() == there);
+                assert!(!is_direct(&file));
             }
+        }
+    }
+
+    #[test]
+    fn a_short_read_is_not_the_end() {
+        let whole: Vec<u8> = (0..5 * PAGE_BYTES).map(|i| (i * 7 + i / PAGE_BYTES) as u8).collect();
+        for most_bytes in [1, 1_000, PAGE_BYTES, PAGE_BYTES + 1] {
+            let read = |step: &mut [u8], at: u64| {
+                let there = &whole[whole.len().min(at as usize)..];
+                let came = there.len().min(step.len()).min(most_bytes);
+                step[..came].copy_from_slice(&there[..came]);
+                Ok(came)
+            };
+            let pieces = read_steps(read, 5, &[PAGE_BYTES, 3, 4 * PAGE_BYTES]).unwrap();
+            let (first, rest) = whole[5..].split_at(PAGE_BYTES);
+            assert!(pieces == [first, &rest[..3], &rest[3..]], "at most {most_bytes} at once");
         }
     }
 
@@ -188,6 +224,7 @@ mod tests {
         let file = File::open("/proc/self/limits").unwrap();
         let whole = std::fs::read("/proc/self/limits").unwrap();
         let read = read_pieces(&file, 3, &[5]).unwrap();
+        assert!(!is_direct(&file), "a file that refuses is meant");
         assert_eq!(read, [&whole[3..8]]);
     }
 }
