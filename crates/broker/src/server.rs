@@ -214,6 +214,12 @@ impl RequestMemory {
     pub(crate) fn free_bytes(&self) -> usize {
         self.shared.free_bytes()
     }
+
+    /// Whether nobody has taken the last place.
+    #[cfg(test)]
+    pub(crate) fn has_last_place(&self) -> bool {
+        self.last_place.available_permits() > 0
+    }
 }
 
 fn kib(bytes: usize) -> u32 {

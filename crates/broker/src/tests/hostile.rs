@@ -256,6 +256,8 @@ async fn large_requests_share_their_memory() {
         config.max_request_bytes = 1 << 20;
         config.queued_request_bytes = 1 << 20;
         config.max_message_bytes = 1 << 20;
+        // Nobody is given up in this test.
+        config.transfer_timeout = Duration::from_secs(600);
     })
     .await;
     server.topic("t", 1, &[]).await;
@@ -269,8 +271,9 @@ async fn large_requests_share_their_memory() {
         client.socket.write_all(&(1i32 << 20).to_be_bytes()).await.unwrap();
         client.socket.write_all(&vec![0; sent_bytes]).await.unwrap();
         half.push(client);
+        let is_second = half.len() == 2;
         let taken = async {
-            while memory.free_bytes() > 64 << 10 {
+            while memory.free_bytes() > 64 << 10 || memory.has_last_place() == is_second {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
         };
@@ -280,6 +283,10 @@ async fn large_requests_share_their_memory() {
     let id = waiting.send(9, &produce("t", 0, &batch, -1)).await;
     // Small requests do not wait.
     server.client().await.call(1, &MetadataRequest::default().with_topics(None)).await;
+    let mut byte = [0];
+    let answered = waiting.socket.peek(&mut byte);
+    let answered = tokio::time::timeout(Duration::from_millis(300), answered).await;
+    assert!(answered.is_err(), "it does not wait for memory");
     drop(half);
     let response = waiting.receive::<ProduceRequest>(9, id).await;
     assert_eq!(response.responses[0].partition_responses[0].error_code, 0);
