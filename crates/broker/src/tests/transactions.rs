@@ -1,14 +1,18 @@
 //! Transactions over TCP: what producers may, what readers see, what a crash leaves.
 
+use std::pin::pin;
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures::future::join_all;
+use futures::poll;
 use kafka_protocol::messages::*;
 use kafka_protocol::records::Compression;
 
 use super::harness::{Client, TestServer, fetch, produce, text};
 use crate::batch::tests::{encode, transactional};
 use crate::batch::{BatchHeader, Outcome};
+use crate::transactions::Transactions;
 
 const INVALID_TXN_STATE: i16 = 48;
 const INVALID_PRODUCER_EPOCH: i16 = 47;
@@ -632,6 +636,21 @@ async fn a_topic_is_not_created_before_a_transaction_with_its_name_has_ended() {
     server.crash().await;
     server.topic("t", 1, &[]).await;
     assert_eq!(offset(&server, "g", "t").await, (0, -1));
+}
+
+/// No topic is created as long as it takes, but everything else goes on.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_looks_through_all_transactions_makes_way() {
+    let server = TestServer::start().await;
+    server.topic("t", 1, &[]).await;
+    let mut producer = Producer::init(&server, "a", true).await;
+    assert_eq!(producer.commit_offset("g", "t", 9).await, 0);
+    let ids: Vec<String> = (0..1_500).map(|n| n.to_string()).collect();
+    let begun = ids.iter().map(|id| Transactions::init(server.server(), id, None, 60_000));
+    assert!(join_all(begun).await.iter().all(Result::is_ok));
+    let mut forgotten = pin!(Transactions::forget_offsets(server.server(), "of nobody"));
+    assert!(poll!(forgotten.as_mut()).is_pending());
+    forgotten.await.unwrap();
 }
 
 async fn delete(server: &TestServer, topic: &str) {

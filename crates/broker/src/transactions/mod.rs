@@ -46,6 +46,8 @@ const MAX_IDS: usize = 100_000;
 const MAX_BYTES: usize = 64 << 20;
 /// `transaction.max.timeout.ms`.
 pub(crate) const MAX_TIMEOUT: Duration = Duration::from_secs(15 * 60);
+/// Transactions that are looked at without a break.
+const LOOKED_AT_ONCE: usize = 1_000;
 /// How long a request waits for room in the log, or for the end of a transaction.
 const WAIT_MAX: Duration = Duration::from_secs(5);
 
@@ -441,9 +443,8 @@ impl Transactions {
     /// Durable when it returns. Needed before a topic is created: what is to be committed is kept by the topics' names.
     pub(crate) async fn forget_offsets(server: &Server, topic: &str) -> Result<(), ResponseError> {
         let this = &server.transactions;
-        let ids: BTreeSet<_> = this.pending.lock().values().flatten().cloned().collect();
         let until = Instant::now() + WAIT_MAX;
-        for slot in ids.iter().filter_map(|id| this.get(id)) {
+        for slot in this.with_offsets_of(topic).await {
             let step = |_| {
                 let mut transaction = slot.transaction.lock();
                 let of_topic = transaction.offsets.iter().filter(|(_, of)| of.contains_key(topic));
@@ -464,6 +465,24 @@ impl Transactions {
             durable(append).await?;
         }
         Ok(())
+    }
+
+    /// The transactions that have offsets to commit for a topic of this name. There may be very many others, so those who wait for a thread get on meanwhile.
+    async fn with_offsets_of(&self, topic: &str) -> Vec<Arc<Slot>> {
+        let mut found = Vec::new();
+        if self.pending.lock().is_empty() {
+            return found;
+        }
+        let has_some = |slot: &&Arc<Slot>| {
+            let transaction = slot.transaction.lock();
+            transaction.offsets.values().any(|topics| topics.contains_key(topic))
+        };
+        let all: Vec<_> = self.slots.read().values().cloned().collect();
+        for some in all.chunks(LOOKED_AT_ONCE) {
+            found.extend(some.iter().filter(has_some).cloned());
+            tokio::task::yield_now().await;
+        }
+        found
     }
 
     /// EndTxn: the producer id and epoch to go on with. `raises_epoch`: the client knows version 2 of transactions.
