@@ -403,11 +403,19 @@ impl ConsumerGroup {
                 .members
                 .get(holder)
                 .is_some_and(|member| member.current.epoch == LEFT_FOR_A_WHILE);
-            // A static member of the classic protocol says nothing when it is stopped: whoever comes is the one that was restarted.
-            if !has_left && !self.is_classic(holder) {
+            // A static member of the classic protocol says nothing when it is stopped: whoever comes is the one that was restarted. After a restart of the server it is known by its
+            // heartbeat.
+            let heard = self.unheard.get(holder);
+            let is_classic = self.is_classic(holder) || matches!(heard, Some(Some(_)));
+            if !has_left && !is_classic {
                 let instance_id = beat.instance_id.as_deref().unwrap_or_default();
+                // Clients give up on the error for what is owned, and may come again after the other.
+                let error = match heard {
+                    Some(_) => ResponseError::CoordinatorLoadInProgress,
+                    None => ResponseError::UnreleasedInstanceId,
+                };
                 return Err(Fault::new(
-                    ResponseError::UnreleasedInstanceId,
+                    error,
                     format!(
                         "Static member {id} with instance id {instance_id} cannot join the group because the instance id is owned by {holder} member."
                     ),

@@ -213,6 +213,35 @@ fn a_static_member_that_comes_with_the_other_protocol_is_taken_for_the_one_that_
     assert_eq!(error(another), ResponseError::UnreleasedInstanceId);
 }
 
+/// Which protocol the holder of an instance id speaks, nobody knows after a restart.
+#[test]
+fn a_static_member_comes_again_until_the_one_that_was_there_has_been_heard() {
+    let (now, topics) = (Instant::now(), topics());
+    let all = parts("t", &[0, 1, 2, 3]);
+    let old = Migrant { instance_id: Some(text("i")), ..migrant("old", &all) };
+    let group = ConsumerGroup::of_migrants(rules(), now, &topics, 7, vec![old]).unwrap();
+    let restarted = || ConsumerGroup::new(group.state.clone(), rules(), now);
+    let named = |beat: Beat| Beat { instance_id: Some("i".into()), ..beat };
+    let new = named(join("new", &["t"]));
+
+    let mut group = restarted();
+    let refused = group.heartbeat(now, rules(), &topics, &new);
+    assert_eq!(error(refused), ResponseError::CoordinatorLoadInProgress);
+    let heard = group.classic_heartbeat(now, &text("old"), Some(&text("i")), 7);
+    assert_eq!(heard, Err(ResponseError::RebalanceInProgress));
+    let taken = group.heartbeat(now, rules(), &topics, &new).unwrap();
+    assert_eq!(taken.assignment, Some(all));
+
+    let mut group = restarted();
+    group.heartbeat(now, rules(), &topics, &named(go_on("old", 7))).unwrap();
+    let refused = group.heartbeat(now, rules(), &topics, &new);
+    assert_eq!(error(refused), ResponseError::UnreleasedInstanceId);
+
+    let mut group = restarted();
+    assert_eq!(group.tick(now + SESSION).len(), 1);
+    group.heartbeat(now + SESSION, rules(), &topics, &new).unwrap();
+}
+
 /// Who names a topic learns of it no more than by a heartbeat of the new protocol, which would be refused.
 #[test]
 fn a_member_gets_no_topics_that_it_may_not_know_of() {

@@ -178,6 +178,7 @@ impl World {
                         ResponseError::UnknownMemberId
                             | ResponseError::FencedMemberEpoch
                             | ResponseError::UnreleasedInstanceId
+                            | ResponseError::CoordinatorLoadInProgress
                             | ResponseError::FencedInstanceId
                     ),
                     "{fault:?}"
