@@ -14,8 +14,11 @@ use crate::batch::tests::{encode, transactional};
 use crate::batch::{BatchHeader, Outcome};
 use crate::transactions::Transactions;
 
-const INVALID_TXN_STATE: i16 = 48;
+const INVALID_REQUEST: i16 = 42;
+const POLICY_VIOLATION: i16 = 44;
 const INVALID_PRODUCER_EPOCH: i16 = 47;
+const INVALID_TXN_STATE: i16 = 48;
+const INVALID_PRODUCER_ID_MAPPING: i16 = 49;
 const PRODUCER_FENCED: i16 = 90;
 
 /// A transactional producer that speaks version 1 of transactions, or version 2 (KIP-890).
@@ -672,15 +675,95 @@ async fn what_has_ended_is_forgotten_without_readers() {
     assert!(partition.ending_transactions() <= 2, "{}", partition.ending_transactions());
 }
 
+/// Whoever makes up ids, by their number or by their bytes, stops no transaction and keeps no new producer out.
+#[tokio::test(flavor = "multi_thread")]
+async fn ids_without_end_keep_nobody_from_transactions() {
+    for len in [16, 1_024] {
+        let mut server = TestServer::start().await;
+        let topic_id = server.topic("t", 1, &[]).await;
+        let mut idle = Producer::init(&server, "idle", true).await;
+        let mut open = Producer::init(&server, "open", true).await;
+        assert_eq!(open.produce("t", topic_id, 0).await.0, 0);
+        server.server().transactions.fill(len);
+        assert_eq!(open.commit_offset("g", "t", 5).await, 0);
+        let mut new = Producer::init(&server, "new", true).await;
+        assert_eq!(new.produce("t", topic_id, 0).await.0, 0);
+        // The one that has been out of use for the longest has made room.
+        assert_eq!(idle.produce("t", topic_id, 0).await.0, INVALID_PRODUCER_ID_MAPPING);
+
+        server.crash().await;
+        for producer in [&mut idle, &mut open, &mut new] {
+            producer.reconnect(&server).await;
+        }
+        assert_eq!(idle.produce("t", topic_id, 0).await.0, INVALID_PRODUCER_ID_MAPPING);
+        server.server().transactions.fill(len);
+        assert_eq!(open.commit_offset("h", "t", 6).await, 0);
+        let mut idle = Producer::init(&server, "idle", true).await;
+        assert_eq!(idle.produce("t", topic_id, 0).await.0, 0);
+        for producer in [&mut idle, &mut open, &mut new] {
+            assert_eq!(producer.end(true).await, 0);
+        }
+        assert_eq!(offset(&server, "g", "t").await, (0, 5));
+        assert_eq!(offset(&server, "h", "t").await, (0, 6));
+    }
+}
+
 /// A hundred thousand of the longest ones would take three gigabytes.
 #[tokio::test(flavor = "multi_thread")]
-async fn transactional_ids_count_by_their_length() {
+async fn a_transactional_id_has_a_bound_and_longer_ones_of_before_go_on() {
     let mut server = TestServer::start().await;
     let mut client = server.client().await;
-    let long = "i".repeat(30_000);
-    init(&mut client, &long, 1_000).await.unwrap();
-    init(&mut client, &long, 1_000).await.unwrap();
-    assert_eq!(server.server().transactions.size_bytes(), long.len());
+    let too_long = "i".repeat(1_025);
+    assert_eq!(init(&mut client, &too_long, 1_000).await, Err(INVALID_REQUEST));
+    assert_eq!(init(&mut client, "", 1_000).await, Err(INVALID_REQUEST));
+    init(&mut client, &too_long[1..], 1_000).await.unwrap();
+    let old = "o".repeat(30_000);
+    server.server().transactions.take(&old).await;
+    assert_eq!(server.server().transactions.sizes(), (31_024, 0));
     server.crash().await;
-    assert_eq!(server.server().transactions.size_bytes(), long.len());
+    assert_eq!(server.server().transactions.sizes(), (31_024, 0));
+    let (_, epoch) = init(&mut server.client().await, &old, 1_000).await.unwrap();
+    assert_eq!(epoch, 1);
+}
+
+/// What one transaction takes is not there for others before it ends.
+#[tokio::test(flavor = "multi_thread")]
+async fn no_transaction_takes_all_the_memory_for_transactions() {
+    use txn_offset_commit_request::*;
+    let server = TestServer::with(64 << 20, |_| {}).await;
+    server.topic("t", 100, &[]).await;
+    let mut greedy = Producer::init(&server, "greedy", true).await;
+    let metadata = text(&"m".repeat(4_000));
+    let partition = |index| {
+        TxnOffsetCommitRequestPartition::default()
+            .with_partition_index(index)
+            .with_committed_offset(5)
+            .with_committed_metadata(Some(metadata.clone()))
+    };
+    let topic = TxnOffsetCommitRequestTopic::default()
+        .with_name(TopicName(text("t")))
+        .with_partitions((0..100).map(partition).collect());
+    let mut taken = 0;
+    loop {
+        let request = TxnOffsetCommitRequest::default()
+            .with_transactional_id(greedy.tid())
+            .with_group_id(GroupId(text(&format!("g{taken}"))))
+            .with_producer_id(ProducerId(greedy.id))
+            .with_producer_epoch(greedy.epoch)
+            .with_topics(vec![topic.clone()]);
+        match greedy.client.call(5, &request).await.topics[0].partitions[0].error_code {
+            0 => taken += 1,
+            code => break assert_eq!(code, POLICY_VIOLATION),
+        }
+        assert!(taken < 100, "there is no bound");
+    }
+    assert!((15..25).contains(&taken), "{taken}");
+    // What only overwrites is taken.
+    assert_eq!(greedy.commit_offset("g0", "t", 6).await, 0);
+    let mut modest = Producer::init(&server, "modest", true).await;
+    assert_eq!(modest.commit_offset("g", "t", 5).await, 0);
+    assert_eq!(modest.end(true).await, 0);
+    assert_eq!(greedy.end(false).await, 0);
+    assert_eq!(server.server().transactions.sizes(), ("greedymodest".len(), 0));
+    assert_eq!(greedy.commit_offset("g", "t", 7).await, 0);
 }

@@ -1,10 +1,10 @@
 //! The end of transactions: what follows a decision, transactions that are over their time, transactional ids that nobody uses.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use alluvium_stream::{Append, AppendError};
+use tokio::task::yield_now;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::record::Event;
@@ -18,6 +18,8 @@ use crate::state_stream::Refused;
 /// `transactional.id.expiration.ms`: an id is forgotten so long after its last transaction.
 pub(crate) const ID_EXPIRATION: Duration = Duration::from_secs(7 * 24 * 3600);
 const SWEEP_INTERVAL: Duration = Duration::from_secs(3600);
+/// Ids that are forgotten before others have their turn.
+const FORGOTTEN_AT_ONCE: usize = 1_000;
 
 /// After a failure that is not a lack of room.
 const RETRY: Duration = Duration::from_secs(1);
@@ -147,7 +149,7 @@ pub(crate) async fn run(server: Arc<Server>) {
             sleep(RETRY).await;
         }
         if Instant::now() >= next_sweep {
-            forget_unused(&server);
+            forget_unused(&server).await;
             next_sweep = Instant::now() + SWEEP_INTERVAL;
         }
     }
@@ -180,24 +182,20 @@ fn abort_late(server: &Arc<Server>) -> bool {
     true
 }
 
-fn forget_unused(server: &Server) {
+/// Forget the ids that nobody has used for long. What can not be written now is tried again at the next look.
+async fn forget_unused(server: &Server) {
     let transactions = &server.transactions;
     let expiration_ms = i64::try_from(ID_EXPIRATION.as_millis()).unwrap_or(i64::MAX);
     let before_ms = unix_time_ms().saturating_sub(expiration_ms);
-    // Under the lock of all: else a producer could find the place that is about to be dropped.
-    let mut slots = transactions.slots.write();
-    slots.retain(|_, slot| {
-        let Some(transaction) = slot.transaction.try_lock() else { return true };
-        let unused = matches!(transaction.state, State::Empty | State::Completed(_))
-            && transaction.updated_at_ms < before_ms;
-        let is_in_use = Arc::strong_count(slot) > 1;
-        if !unused || is_in_use {
-            return true;
+    loop {
+        let there_are_more = {
+            let mut slots = transactions.slots.write();
+            let forget = || transactions.forget_oldest(&mut slots, before_ms);
+            std::iter::repeat_with(forget).take(FORGOTTEN_AT_ONCE).all(|f| matches!(f, Ok(true)))
+        };
+        if !there_are_more {
+            return;
         }
-        if transactions.append(slot, unix_time_ms(), &Event::Removed).is_err() {
-            return true; // it is tried again at the next look
-        }
-        transactions.size_bytes.fetch_sub(slot.id.len(), Ordering::Relaxed);
-        false
-    });
+        yield_now().await;
+    }
 }

@@ -30,7 +30,7 @@ use crate::partition::{NotAdmitted, unix_time_ms};
 use crate::producer_ids::ProducerIds;
 use crate::server::Server;
 use crate::state_stream::{self, KIND_TRANSACTIONS, Refused, StateError};
-use crate::state_table::{self, Corrupt, MAX_STRING_BYTES};
+use crate::state_table::{self, Corrupt};
 
 pub(crate) use end::{ID_EXPIRATION, resume, run};
 pub(crate) use record::Transactions as Table;
@@ -40,10 +40,15 @@ use transaction::{End, Init, Transaction};
 
 const STREAM_KEY: &str = "transactions/stream";
 
-/// Transactional ids that are remembered.
+/// Transactional ids that are remembered, and their bytes together. Beyond that those go that have been out of use for the longest.
 const MAX_IDS: usize = 100_000;
-/// Bound on the memory for transactional ids and what is part of transactions.
-const MAX_BYTES: usize = 64 << 20;
+const MAX_IDS_BYTES: usize = 64 << 20;
+/// The longest transactional id that is taken. Longer ones that earlier versions have taken are remembered like others.
+const MAX_ID_BYTES: usize = 1024;
+/// Bound on the memory for what is part of transactions that have not ended.
+const MAX_OPEN_BYTES: usize = 64 << 20;
+/// What one of them can have of it.
+const MAX_TRANSACTION_BYTES: usize = MAX_OPEN_BYTES / 8;
 /// `transaction.max.timeout.ms`.
 pub(crate) const MAX_TIMEOUT: Duration = Duration::from_secs(15 * 60);
 /// Transactions that are looked at without a break.
@@ -78,19 +83,25 @@ struct Slot {
     ended: Notify,
 }
 
+type Slots = HashMap<Arc<str>, Arc<Slot>>;
+
 /// All transactions.
 pub(crate) struct Transactions {
     store: Store,
     /// Locked from its next offset until a record is in line.
     stream: Mutex<StreamWriter>,
-    slots: RwLock<HashMap<Arc<str>, Arc<Slot>>>,
+    slots: RwLock<Slots>,
+    /// Ids without an open transaction by when anything was last heard of them, in milliseconds since the Unix epoch.
+    unused: Mutex<BTreeSet<(i64, Arc<str>)>>,
     /// Open transactions by when they are over their time, in milliseconds since the Unix epoch.
     deadlines: Mutex<BTreeSet<(i64, Arc<str>)>>,
     /// A deadline came before all others.
     sooner: Notify,
     /// Which transactions have offsets to commit for a group. They stay until those are durable.
     pending: Mutex<HashMap<String, BTreeSet<Arc<str>>>>,
-    size_bytes: AtomicUsize,
+    ids_bytes: AtomicUsize,
+    /// Of what is part of transactions.
+    open_bytes: AtomicUsize,
     /// As a metric.
     open: Gauge<i64, AtomicI64>,
 }
@@ -132,10 +143,12 @@ impl Transactions {
             store,
             stream: Mutex::new(stream),
             slots: RwLock::default(),
+            unused: Mutex::default(),
             deadlines: Mutex::default(),
             sooner: Notify::new(),
             pending: Mutex::default(),
-            size_bytes: AtomicUsize::new(0),
+            ids_bytes: AtomicUsize::new(0),
+            open_bytes: AtomicUsize::new(0),
             open,
         };
         let mut slots = this.slots.write();
@@ -144,14 +157,13 @@ impl Transactions {
             if let Some(at_ms) = transaction.deadline_ms() {
                 this.deadlines.lock().insert((at_ms, id.clone()));
             }
+            this.open_bytes.fetch_add(transaction.size_bytes(), Ordering::Relaxed);
             let mut pending = this.pending.lock();
             for group in transaction.offsets.keys() {
                 pending.entry(group.clone()).or_default().insert(id.clone());
             }
-            this.size_bytes.fetch_add(id.len() + transaction.size_bytes(), Ordering::Relaxed);
-            let transaction = Mutex::new(transaction);
-            let slot = Slot { id: id.clone(), transaction, ended: Notify::new() };
-            slots.insert(id, Arc::new(slot));
+            drop(pending);
+            this.insert(&mut slots, id, transaction);
         }
         drop(slots);
         this.open.set(this.deadlines.lock().len() as i64);
@@ -162,23 +174,61 @@ impl Transactions {
         self.slots.read().get(id).cloned()
     }
 
-    fn get_or_create(&self, id: &str) -> Result<Arc<Slot>, ResponseError> {
+    /// An id's place; a new one may take the place of those that have been out of use for the longest.
+    fn get_or_create(&self, id: &str) -> Result<Arc<Slot>, Blocked> {
         if let Some(slot) = self.get(id) {
             return Ok(slot);
+        }
+        if id.is_empty() || id.len() > MAX_ID_BYTES {
+            return Err(ResponseError::InvalidRequest.into());
         }
         let mut slots = self.slots.write();
         if let Some(slot) = slots.get(id) {
             return Ok(slot.clone());
         }
-        if slots.len() >= MAX_IDS {
-            tracing::warn!(bound = MAX_IDS, "a transactional id is refused: there are too many");
-            return Err(ResponseError::PolicyViolation);
+        let has_room = |slots: &Slots| {
+            let ids_bytes = self.ids_bytes.load(Ordering::Relaxed);
+            slots.len() < MAX_IDS && ids_bytes + id.len() <= MAX_IDS_BYTES
+        };
+        while !has_room(&slots) {
+            if !self.forget_oldest(&mut slots, i64::MAX)? {
+                tracing::warn!(ids = slots.len(), "a transactional id is refused: all are in use");
+                return Err(ResponseError::CoordinatorNotAvailable.into());
+            }
         }
-        self.check_room()?;
-        let id: Arc<str> = id.into();
-        self.size_bytes.fetch_add(id.len(), Ordering::Relaxed);
-        let slot = Slot { id: id.clone(), transaction: Mutex::default(), ended: Notify::new() };
-        Ok(slots.entry(id).or_insert(Arc::new(slot)).clone())
+        Ok(self.insert(&mut slots, id.into(), Transaction::default()))
+    }
+
+    fn insert(&self, slots: &mut Slots, id: Arc<str>, transaction: Transaction) -> Arc<Slot> {
+        if let Some(at_ms) = transaction.unused_since_ms() {
+            self.unused.lock().insert((at_ms, id.clone()));
+        }
+        self.ids_bytes.fetch_add(id.len(), Ordering::Relaxed);
+        let transaction = Mutex::new(transaction);
+        let slot = Arc::new(Slot { id: id.clone(), transaction, ended: Notify::new() });
+        slots.insert(id, slot.clone());
+        slot
+    }
+
+    /// Forget the id that has been out of use for the longest, if that is since before `before_ms`; whether there was one.
+    ///
+    /// Under the lock of all: else a producer could find the place that is about to be dropped.
+    fn forget_oldest(&self, slots: &mut Slots, before_ms: i64) -> Result<bool, Refused> {
+        let mut unused = self.unused.lock();
+        let mut old = unused.iter().take_while(|(at_ms, _)| *at_ms < before_ms);
+        // Whoever has looked an id up may be about to use it. There are not more of these than requests.
+        let is_free = |slot: &Arc<Slot>| Arc::strong_count(slot) == 1;
+        let Some(oldest) = old.find(|(_, id)| slots.get(id).is_some_and(is_free)).cloned() else {
+            return Ok(false);
+        };
+        let (_, id) = &oldest;
+        if let Some(slot) = slots.get(id) {
+            let _in_line = self.append(slot, unix_time_ms(), &Event::Removed)?;
+        }
+        slots.remove(id);
+        unused.remove(&oldest);
+        self.ids_bytes.fetch_sub(id.len(), Ordering::Relaxed);
+        Ok(true)
     }
 
     /// Put a record in line and let its event happen; the transaction is locked by the caller. The event counts only once the record is durable.
@@ -204,6 +254,7 @@ impl Transactions {
 
     fn apply(&self, slot: &Slot, transaction: &mut Transaction, at_ms: i64, event: Event) {
         let (bytes, deadline) = (transaction.size_bytes(), transaction.deadline_ms());
+        let unused = transaction.unused_since_ms();
         if let Event::Offsets { group, .. } = &event {
             let mut pending = self.pending.lock();
             pending.entry(group.clone()).or_default().insert(slot.id.clone());
@@ -220,10 +271,18 @@ impl Transactions {
             }
         }
         transaction.apply(at_ms, event);
-        self.size_bytes.fetch_add(transaction.size_bytes(), Ordering::Relaxed);
-        self.size_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        self.open_bytes.fetch_add(transaction.size_bytes(), Ordering::Relaxed);
+        self.open_bytes.fetch_sub(bytes, Ordering::Relaxed);
         if transaction.deadline_ms() != deadline {
             self.move_deadline(&slot.id, deadline, transaction.deadline_ms());
+        }
+        if transaction.unused_since_ms() != unused {
+            let of = |at_ms| (at_ms, slot.id.clone());
+            let mut all = self.unused.lock();
+            if let Some(from) = unused {
+                all.remove(&of(from));
+            }
+            all.extend(transaction.unused_since_ms().map(of));
         }
     }
 
@@ -268,12 +327,11 @@ impl Transactions {
         timeout_ms: i32,
     ) -> Result<(i64, i16), ResponseError> {
         let this = &server.transactions;
-        check_id(id)?;
         let timeout = u64::try_from(timeout_ms).unwrap_or(0);
         if timeout == 0 || Duration::from_millis(timeout) > MAX_TIMEOUT {
             return Err(ResponseError::InvalidTransactionTimeout);
         }
-        let slot = this.get_or_create(id)?;
+        let slot = this.with_room(|| this.get_or_create(id)).await?;
         let mut expected = expected;
         let step = |new_producer_id| {
             let mut transaction = slot.transaction.lock();
@@ -351,8 +409,9 @@ impl Transactions {
         if let Some(kind) = not_added {
             return Err(refuse(kind, "the partition is not part of the transaction"));
         }
-        self.check_room().map_err(|kind| refuse(kind, "too much is part of transactions"))?;
         let event = Event::Added { partitions: vec![partition], groups: Vec::new() };
+        self.check_room(&transaction, transaction.growth_bytes(&event))
+            .map_err(|kind| refuse(kind, "too much is part of transactions"))?;
         match self.change(&slot.0, &mut transaction, event) {
             Ok(_) => Ok(Admitted(transaction)),
             Err(Refused::NoRoom) => Err(NotAdmitted::Full),
@@ -394,8 +453,8 @@ impl Transactions {
                 if is_known {
                     return Ok(None);
                 }
-                self.check_room()?;
                 let event = Event::Added { partitions: partitions.clone(), groups: groups.clone() };
+                self.check_room(&transaction, transaction.growth_bytes(&event))?;
                 Ok(Some(self.change(&slot, &mut transaction, event)?))
             })
             .await?;
@@ -423,16 +482,17 @@ impl Transactions {
                     },
                 )?;
                 may_commit()?;
-                self.check_room()?;
+                let groups = vec![group.to_owned()];
+                let added = Event::Added { partitions: Vec::new(), groups };
+                let event = Event::Offsets { group: group.to_owned(), topics: topics.clone() };
+                let growth = transaction.growth_bytes(&added) + transaction.growth_bytes(&event);
+                self.check_room(&transaction, growth)?;
                 if !transaction.groups.contains(group) {
                     if !add {
                         return Err(ResponseError::InvalidTxnState.into());
                     }
-                    let groups = vec![group.to_owned()];
-                    let event = Event::Added { partitions: Vec::new(), groups };
-                    let _in_line = self.change(&slot, &mut transaction, event)?;
+                    let _in_line = self.change(&slot, &mut transaction, added)?;
                 }
-                let event = Event::Offsets { group: group.to_owned(), topics: topics.clone() };
                 Ok(Some(self.change(&slot, &mut transaction, event)?))
             })
             .await?;
@@ -537,27 +597,41 @@ impl Transactions {
 
     /// All transactional ids, sorted.
     pub(crate) fn all(&self) -> Vec<(Arc<str>, Description)> {
-        let slots: Vec<_> = self.slots.read().values().cloned().collect();
-        let described = |slot: Arc<Slot>| {
-            let description = describe(&slot.transaction.lock())?;
-            Some((slot.id.clone(), description))
+        // One place at a time: one that is held can not make room for another id.
+        let ids: Vec<Arc<str>> = self.slots.read().keys().cloned().collect();
+        let described = |id: Arc<str>| {
+            let description = describe(&self.get(&id)?.transaction.lock())?;
+            Some((id, description))
         };
-        let mut all: Vec<_> = slots.into_iter().filter_map(described).collect();
+        let mut all: Vec<_> = ids.into_iter().filter_map(described).collect();
         all.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
         all
     }
 
-    #[cfg(test)]
-    pub(crate) fn size_bytes(&self) -> usize {
-        self.size_bytes.load(Ordering::Relaxed)
-    }
-
-    fn check_room(&self) -> Result<(), ResponseError> {
-        if self.size_bytes.load(Ordering::Relaxed) < MAX_BYTES {
+    /// Whether there is memory for so much more of a transaction.
+    ///
+    /// # Errors
+    /// POLICY_VIOLATION if it has its share, of which it gives back nothing before it ends. COORDINATOR_NOT_AVAILABLE if there is nothing left: others end.
+    fn check_room(
+        &self,
+        transaction: &Transaction,
+        more_bytes: usize,
+    ) -> Result<(), ResponseError> {
+        if more_bytes == 0 {
             return Ok(());
         }
-        tracing::warn!(bound = MAX_BYTES, "refused: too much is part of transactions");
-        Err(ResponseError::PolicyViolation)
+        if transaction.size_bytes() + more_bytes > MAX_TRANSACTION_BYTES {
+            tracing::warn!(
+                bound = MAX_TRANSACTION_BYTES,
+                "refused: too much is part of a transaction"
+            );
+            return Err(ResponseError::PolicyViolation);
+        }
+        if self.open_bytes.load(Ordering::Relaxed) + more_bytes > MAX_OPEN_BYTES {
+            tracing::warn!(bound = MAX_OPEN_BYTES, "refused: too much is part of transactions");
+            return Err(ResponseError::CoordinatorNotAvailable);
+        }
+        Ok(())
     }
 }
 
@@ -628,15 +702,6 @@ async fn allocate(ids: &ProducerIds) -> Result<i64, ResponseError> {
         tracing::error!(%error, "no producer id");
         ResponseError::CoordinatorNotAvailable
     })
-}
-
-/// # Errors
-/// INVALID_REQUEST for an id that is empty or longer than a protocol string.
-pub(crate) fn check_id(id: &str) -> Result<(), ResponseError> {
-    if id.is_empty() || id.len() > MAX_STRING_BYTES {
-        return Err(ResponseError::InvalidRequest);
-    }
-    Ok(())
 }
 
 /// `None` for an id whose first InitProducerId is not through.

@@ -204,6 +204,18 @@ fn a_topic_without_positions_takes_back_what_was_to_be_committed() {
     assert!(sizes[4].1 < sizes[3].1);
 }
 
+#[test]
+fn what_an_event_adds_is_known_before() {
+    let mut transaction = Transaction::default();
+    for record in records().into_iter().take(4) {
+        let (before, growth) = (transaction.size_bytes(), transaction.growth_bytes(&record.event));
+        transaction.apply(record.at_ms, record.event.clone());
+        assert_eq!(transaction.size_bytes(), before + growth, "{record:?}");
+        assert_eq!(transaction.growth_bytes(&record.event), 0, "{record:?} again");
+    }
+    assert!(transaction.size_bytes() > 0);
+}
+
 /// Bytes that format version 1 has written; they must open for ever.
 #[test]
 fn version_1_still_opens() {
@@ -257,6 +269,35 @@ fn a_checkpoint_holds_every_state_and_folding_in_parts_is_folding_at_once() {
 }
 
 impl Transactions {
+    /// The bytes of all ids, and of what is part of transactions.
+    pub(crate) fn sizes(&self) -> (usize, usize) {
+        (self.ids_bytes.load(Ordering::Relaxed), self.open_bytes.load(Ordering::Relaxed))
+    }
+
+    /// Remember ids of this length until there is no room for another, as if their producers had come just now. In memory only.
+    pub(crate) fn fill(&self, len: usize) {
+        let mut slots = self.slots.write();
+        while slots.len() < MAX_IDS && self.sizes().0 < MAX_IDS_BYTES {
+            let len = len.min(MAX_IDS_BYTES - self.sizes().0);
+            let id = format!("{:0len$}", slots.len());
+            let mut transaction = transaction(State::Empty, 5, 0);
+            transaction.updated_at_ms = unix_time_ms() + 1;
+            self.insert(&mut slots, id.into(), transaction);
+        }
+    }
+
+    /// What InitProducerId does, without a look at the id.
+    pub(crate) async fn take(&self, id: &str) {
+        let slot = self.insert(&mut self.slots.write(), id.into(), Transaction::default());
+        let append = {
+            let mut transaction = slot.transaction.lock();
+            let identity = identity(1 << 40, 0, -1, NONE);
+            let event = Event::Initialised { identity, timeout_ms: 1_000 };
+            self.change(&slot, &mut transaction, event).ok().unwrap()
+        };
+        append.await.unwrap();
+    }
+
     /// Decide how a transaction ends, durably, and do nothing of what follows; what its markers carry.
     pub(crate) async fn decide_only(
         &self,

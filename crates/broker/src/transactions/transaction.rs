@@ -15,6 +15,9 @@ use crate::groups::Position;
 const NONE: i16 = -1;
 const NO_PRODUCER: i64 = -1;
 
+/// What an element takes in memory beside its strings, about.
+const ENTRY_BYTES: usize = 64;
+
 /// The last epoch that a producer is given. The one after it is only ever used to fence it.
 const LAST_EPOCH: i16 = i16::MAX - 1;
 
@@ -296,6 +299,11 @@ impl Transaction {
             .then(|| self.started_at_ms.saturating_add(self.timeout_ms.into()))
     }
 
+    /// When anything was last heard of an id that has no transaction to end; -1 if nothing was yet.
+    pub(super) fn unused_since_ms(&self) -> Option<i64> {
+        matches!(self.state, State::Empty | State::Completed(_)).then_some(self.updated_at_ms)
+    }
+
     /// Let an event happen. [`Event::Removed`] changes nothing here: whoever holds the transaction drops it.
     pub(super) fn apply(&mut self, at_ms: i64, event: Event) {
         self.updated_at_ms = at_ms;
@@ -345,9 +353,38 @@ impl Transaction {
         }
     }
 
+    /// By how much an event lets it grow, about; 0 if it only overwrites, or takes away.
+    pub(super) fn growth_bytes(&self, event: &Event) -> usize {
+        match event {
+            Event::Added { partitions, groups } => {
+                let partitions = partitions.iter().filter(|p| !self.partitions.contains(*p));
+                let groups = groups.iter().filter(|group| !self.groups.contains(*group));
+                let groups: usize = groups.map(|group| ENTRY_BYTES + group.len()).sum();
+                partitions.count() * ENTRY_BYTES + groups
+            }
+            Event::Offsets { group, topics } => {
+                let known = self.offsets.get(group);
+                let of_topic = |(name, positions): &(String, Vec<Position>)| {
+                    let known = known.and_then(|topics| topics.get(name));
+                    let grows = |p: &Position| match known.and_then(|old| old.get(&p.partition)) {
+                        Some(old) => p.metadata.len().saturating_sub(old.metadata.len()),
+                        None => 2 * ENTRY_BYTES + p.metadata.len(),
+                    };
+                    let is_new = known.is_none() && !positions.is_empty();
+                    let name_bytes = if is_new { ENTRY_BYTES + name.len() } else { 0 };
+                    name_bytes + positions.iter().map(grows).sum::<usize>()
+                };
+                topics.iter().map(of_topic).sum()
+            }
+            Event::Initialised { .. }
+            | Event::Prepared { .. }
+            | Event::Completed
+            | Event::Removed => 0,
+        }
+    }
+
     /// What it takes in memory beside itself, about.
     pub(super) fn size_bytes(&self) -> usize {
-        const ENTRY_BYTES: usize = 64;
         let groups: usize = self.groups.iter().map(|group| ENTRY_BYTES + group.len()).sum();
         let positions = self.offsets.values().flatten().flat_map(|(name, partitions)| {
             let each = partitions.values().map(|p| 2 * ENTRY_BYTES + p.metadata.len());
