@@ -146,20 +146,21 @@ impl Groups {
         }
     }
 
-    /// Whether the client of a TxnOffsetCommit may commit for the group; its offsets are kept elsewhere until its transaction ends.
+    /// Whether the client of a TxnOffsetCommit may commit these offsets for the group; they are kept elsewhere until its transaction ends.
     ///
     /// # Errors
     /// As for OffsetCommit.
     pub(crate) fn check_transactional_commit(
         &self,
         request: &TxnOffsetCommitRequest,
+        topics: &[(String, Vec<Position>)],
     ) -> Result<(), ResponseError> {
         let shared = &self.shared;
         shared.check_open()?;
         if request.group_id.is_empty() || request.group_id.len() > MAX_GROUP_ID_BYTES {
             return Err(ResponseError::InvalidGroupId);
         }
-        if shared.log.is_full() {
+        if !shared.log.has_room(&request.group_id, topics) {
             return Err(ResponseError::PolicyViolation);
         }
         let Some(slot) = shared.registry.get(&request.group_id) else {

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 
 use super::GroupsError;
-use super::offsets::{Offsets, Record};
+use super::offsets::{Offsets, Position, Record};
 use crate::state_stream::{self, KIND_OFFSETS};
 use crate::state_table;
 
@@ -100,7 +100,7 @@ impl OffsetLog {
         tail.apply_up_to(self.stream.durable_end());
         // Records in the queue are not counted: what they can add is bounded by the write-ahead log's window.
         let growth = tail.table.growth_bytes(&prepared.record);
-        if growth > 0 && tail.table.size_bytes() + growth > self.max_table_bytes {
+        if !self.has_room_for(&tail.table, growth) {
             return Err(Refused::TableFull);
         }
         self.append_to(&mut tail, prepared)
@@ -111,9 +111,14 @@ impl OffsetLog {
         self.append_to(&mut self.tail.lock(), prepared)
     }
 
-    /// Whether the table is at its bound.
-    pub(super) fn is_full(&self) -> bool {
-        self.read(|table| table.size_bytes() >= self.max_table_bytes)
+    /// Whether a commit may be decided as far as the bound is concerned.
+    pub(super) fn has_room(&self, group: &str, topics: &[(String, Vec<Position>)]) -> bool {
+        self.read(|table| self.has_room_for(table, table.growth_by_commit(group, topics)))
+    }
+
+    /// What only overwrites or removes is always taken.
+    fn has_room_for(&self, table: &Offsets, growth_bytes: usize) -> bool {
+        growth_bytes == 0 || table.size_bytes() + growth_bytes <= self.max_table_bytes
     }
 
     fn append_to(&self, tail: &mut Tail, prepared: &Prepared) -> Result<Appended, Refused> {

@@ -198,6 +198,15 @@ impl Offsets {
     /// By how much applying the record would let the table grow; 0 when it only overwrites or removes.
     pub(super) fn growth_bytes(&self, record: &Record) -> usize {
         let Record::Commit { group, topics, .. } = record else { return 0 };
+        self.growth_by_commit(group, topics)
+    }
+
+    /// The same for a commit that has not become a record yet.
+    pub(super) fn growth_by_commit(
+        &self,
+        group: &str,
+        topics: &[(String, Vec<Position>)],
+    ) -> usize {
         let group_offsets = self.groups.get(group);
         let mut growth = if group_offsets.is_none() { named_bytes(group) } else { 0 };
         for (name, positions) in topics {

@@ -1,5 +1,6 @@
 //! The coordinator on a real store, which lies on a simulated disk: what is durable, what is shown, what a restart finds.
 
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::pin;
 
@@ -21,7 +22,7 @@ use kafka_protocol::messages::{
     ConsumerGroupHeartbeatRequest, DeleteGroupsRequest, DescribeGroupsRequest, GroupId,
     HeartbeatRequest, JoinGroupRequest, JoinGroupResponse, LeaveGroupRequest, ListGroupsRequest,
     OffsetCommitRequest, OffsetFetchRequest, ShareGroupHeartbeatRequest, SyncGroupRequest,
-    TopicName,
+    TopicName, TxnOffsetCommitRequest,
 };
 use kafka_protocol::protocol::Encodable;
 
@@ -754,6 +755,22 @@ async fn the_bound_on_offsets_refuses_new_ones_and_takes_what_overwrites() {
     assert!(accepted > 50, "only {accepted} offsets fit");
     assert_eq!(world.run(commit(&groups, request("g0", 2))).await, [0]);
     assert_eq!(fetch(&groups, "g0").await, [found("topic", 0, 2)]);
+
+    // What a transaction has decided is taken in any case, and then the table is above its bound.
+    let metadata = "n".repeat(12_000);
+    let position = Position { partition: 0, offset: 3, leader_epoch: -1, metadata };
+    let offsets = BTreeMap::from([(0, position.clone())]);
+    let decided = BTreeMap::from([("topic".to_owned(), offsets)]);
+    let committed = groups.commit_of_transaction("decided", decided, |_, _| true);
+    assert_eq!(world.run(committed).await, Ok(()));
+    assert_eq!(world.run(commit(&groups, request("g0", 3))).await, [0]);
+    let topics = [("topic".to_owned(), vec![position])];
+    let may_commit = |group| {
+        let request = TxnOffsetCommitRequest::default().with_group_id(group_id(group));
+        groups.check_transactional_commit(&request, &topics)
+    };
+    assert_eq!(may_commit("g0"), Ok(()));
+    assert_eq!(may_commit("new"), Err(ResponseError::PolicyViolation));
 }
 
 #[tokio::test]

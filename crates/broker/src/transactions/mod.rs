@@ -469,7 +469,7 @@ impl Transactions {
         group: &str,
         topics: Vec<(String, Vec<Position>)>,
         add: bool,
-        may_commit: impl Fn() -> Result<(), ResponseError>,
+        may_commit: impl Fn(&[(String, Vec<Position>)]) -> Result<(), ResponseError>,
     ) -> Result<(), ResponseError> {
         let slot = self.ready(producer.transactional_id, Instant::now() + WAIT_MAX).await?.0;
         let append = self
@@ -481,7 +481,7 @@ impl Transactions {
                         error => error,
                     },
                 )?;
-                may_commit()?;
+                may_commit(&topics)?;
                 let groups = vec![group.to_owned()];
                 let added = Event::Added { partitions: Vec::new(), groups };
                 let event = Event::Offsets { group: group.to_owned(), topics: topics.clone() };
