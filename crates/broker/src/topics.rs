@@ -9,7 +9,7 @@ use alluvium_stream::{Change, KIND_LOG, Store, StreamId, StreamWriter};
 use parking_lot::{Mutex, RwLock};
 use uuid::Uuid;
 
-use crate::configs::topic::Rules;
+use crate::configs::topic::{MAX_MESSAGE_BYTES, Rules};
 use crate::configs::{Alteration, Overrides, Setting, topic as settings};
 use crate::errors::ApiError;
 use crate::groups::TopicsView;
@@ -156,7 +156,7 @@ impl Topics {
                 name: name.into(),
                 id: stored.id,
                 partitions,
-                rules: Rules::new(&stored.configs, &defaults),
+                rules: Rules::new(&stored.configs, &defaults).bounded(store.max_batch_bytes()),
                 overrides: stored.configs,
             }));
         }
@@ -234,12 +234,12 @@ impl Topics {
         check_name(name)?;
         self.check_free(name)?;
         self.check_room(partitions)?;
-        let overrides = settings::check(&overrides)?;
+        let overrides = self.check(&overrides, &Overrides::new())?;
         let mut topic = Topic {
             name: name.into(),
             id: if validate_only { Uuid::nil() } else { Uuid::new_v4() },
             partitions: Vec::new(),
-            rules: Rules::new(&overrides, &self.defaults.read()),
+            rules: self.rules(&overrides, &self.defaults.read()),
             overrides,
         };
         if !validate_only {
@@ -304,7 +304,7 @@ impl Topics {
             default.unwrap_or_else(|| setting.default.to_owned())
         };
         let overrides = alteration.apply(settings::find, &topic.overrides, inherited)?;
-        let overrides = settings::check(&overrides)?;
+        let overrides = self.check(&overrides, &topic.overrides)?;
         if validate_only || overrides == topic.overrides {
             return Ok(());
         }
@@ -312,7 +312,7 @@ impl Topics {
             name: topic.name.clone(),
             id: topic.id,
             partitions: topic.partitions.clone(),
-            rules: Rules::new(&overrides, &self.defaults.read()),
+            rules: self.rules(&overrides, &self.defaults.read()),
             overrides,
         };
         self.store.commit(vec![altered.entry(&[])?]).await?;
@@ -329,7 +329,7 @@ impl Topics {
                 name: topic.name.clone(),
                 id: topic.id,
                 partitions: topic.partitions.clone(),
-                rules: Rules::new(&topic.overrides, &defaults),
+                rules: self.rules(&topic.overrides, &defaults),
                 overrides: topic.overrides.clone(),
             };
             self.maps.write().insert(&Arc::new(altered));
@@ -379,6 +379,18 @@ impl Topics {
             partitions.push(Arc::new(partition));
         }
         Ok(partitions)
+    }
+
+    /// Check a topic's settings, which were `before`; as they are to be stored.
+    fn check(&self, overrides: &Overrides, before: &Overrides) -> Result<Overrides, ApiError> {
+        let checked = settings::check(overrides)?;
+        let store_bytes = self.store.max_batch_bytes();
+        settings::check_batch_bytes(MAX_MESSAGE_BYTES, &checked, before, store_bytes)?;
+        Ok(checked)
+    }
+
+    fn rules(&self, overrides: &Overrides, defaults: &Overrides) -> Rules {
+        Rules::new(overrides, defaults).bounded(self.store.max_batch_bytes())
     }
 
     /// Names that differ in `.` and `_` only would have the same metric names: as in Kafka the second one is refused.

@@ -14,7 +14,9 @@ const GZIP_LEVEL: &str = "compression.gzip.level";
 const LZ4_LEVEL: &str = "compression.lz4.level";
 const ZSTD_LEVEL: &str = "compression.zstd.level";
 const MAX_COMPACTION_LAG_MS: &str = "max.compaction.lag.ms";
-const MAX_MESSAGE_BYTES: &str = "max.message.bytes";
+pub(crate) const MAX_MESSAGE_BYTES: &str = "max.message.bytes";
+/// For topics that do not say it.
+pub(crate) const BROKER_MAX_MESSAGE_BYTES: &str = "message.max.bytes";
 const MIN_COMPACTION_LAG_MS: &str = "min.compaction.lag.ms";
 const RETENTION_BYTES: &str = "retention.bytes";
 const RETENTION_MS: &str = "retention.ms";
@@ -91,7 +93,7 @@ pub(crate) const SETTINGS: &[Setting] = &[
         "How long records stay on local disks. No effect here: old records are in the object store only."),
     used(MAX_COMPACTION_LAG_MS, Long, FOREVER, AtLeast(1), "log.cleaner.max.compaction.lag.ms",
         "How old a record becomes at most without being compacted, whatever min.cleanable.dirty.ratio says."),
-    used(MAX_MESSAGE_BYTES, Int, "1048588", AtLeast(0), "message.max.bytes",
+    used(MAX_MESSAGE_BYTES, Int, "1048588", AtLeast(0), BROKER_MAX_MESSAGE_BYTES,
         "The largest record batch, in bytes, compressed."),
     used(TIMESTAMP_AFTER_MAX_MS, Long, "3600000", AtLeast(0), "log.message.timestamp.after.max.ms",
         "How far a record's time may be ahead of the server's. Where all records carry the time of the append it means nothing."),
@@ -159,6 +161,25 @@ pub(crate) fn check(overrides: &Overrides) -> Result<Overrides, ApiError> {
     Ok(checked)
 }
 
+/// Check that the setting `name` promises no batches that the store refuses. A value from before stays: [`Rules::bounded`] is for these.
+///
+/// # Errors
+/// [`ApiError::InvalidConfig`] with the bound.
+pub(crate) fn check_batch_bytes(
+    name: &str,
+    overrides: &Overrides,
+    before: &Overrides,
+    store_bytes: u64,
+) -> Result<(), ApiError> {
+    let new = overrides.get(name).filter(|value| before.get(name) != Some(*value));
+    match new.map(|value| value.parse::<u64>()) {
+        Some(Ok(bytes)) if bytes > store_bytes => Err(ApiError::InvalidConfig(format!(
+            "Invalid value {bytes} for configuration {name}: Value must be no more than {store_bytes}, the largest batch that this server stores"
+        ))),
+        _ => Ok(()),
+    }
+}
+
 /// What holds for a topic: its own settings over the broker's, over Kafka's. All that are stored have been checked.
 struct Values<'a> {
     overrides: &'a Overrides,
@@ -200,7 +221,7 @@ pub(crate) struct Rules {
 /// What they say about appends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AppendRules {
-    /// `max.message.bytes`.
+    /// `max.message.bytes`, or what the store takes if that is less.
     pub(crate) max_batch_bytes: u32,
     /// `message.timestamp.type` is `LogAppendTime`.
     pub(crate) log_append_time: bool,
@@ -267,6 +288,13 @@ impl Rules {
             delete_retention_ms: values.number(DELETE_RETENTION_MS),
         });
         Self { append, retention, only_compacts: compaction.is_some() && !deletes, compaction }
+    }
+
+    /// The same where the store takes batches of so many bytes.
+    pub(crate) fn bounded(mut self, store_bytes: u64) -> Self {
+        let max_bytes = &mut self.append.max_batch_bytes;
+        *max_bytes = u32::try_from(store_bytes).map_or(*max_bytes, |bytes| bytes.min(*max_bytes));
+        self
     }
 }
 
