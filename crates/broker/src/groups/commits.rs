@@ -416,7 +416,14 @@ impl Shared {
                     let classic = self.registry.make_classic(&slot, group, now);
                     return classic.map(ClassicGroup::kill).is_ok();
                 }
-                if vacant_for >= retention {
+                // A server that is restarted often would else never find a group that was vacant for long. The last that is known of one from before the
+                // start is its newest offset; its members, if it has any, have had the time to come again.
+                let newest_ms = || self.log.read(|table| table.newest_commit_ms(&slot.name));
+                let is_old = vacant_for >= retention
+                    || (self.registry.was_vacant_at_start(since)
+                        && vacant_for >= self.config.max_session_timeout
+                        && newest_ms().is_some_and(|at_ms| at_ms <= cutoff_ms));
+                if is_old {
                     self.expire_offsets(&slot.name, cutoff_ms);
                 }
                 false
@@ -428,9 +435,7 @@ impl Shared {
     }
 
     fn expire_offsets(&self, group_id: &str, cutoff_ms: i64) {
-        let Some(record) = self.log.read(|table| table.expired(group_id, cutoff_ms)) else {
-            return;
-        };
+        let Some(record) = self.log.expired(group_id, cutoff_ms) else { return };
         match self.log.append(&Prepared::from(record)) {
             Ok(_) => tracing::info!(group = group_id, "offsets past their retention are dropped"),
             Err(refused) => {

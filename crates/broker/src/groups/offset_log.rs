@@ -148,6 +148,14 @@ impl OffsetLog {
         look(&tail.table)
     }
 
+    /// What [`Offsets::expired`] says, if nothing of the group is on its way: that may renew what is old.
+    pub(super) fn expired(&self, group: &str, cutoff_ms: i64) -> Option<Record> {
+        let mut tail = self.tail.lock();
+        tail.apply_up_to(self.stream.durable_end());
+        let is_settled = tail.queue.iter().all(|(_, record)| record.group() != Some(group));
+        tail.table.expired(group, cutoff_ms).filter(|_| is_settled)
+    }
+
     /// Does the group have offsets, or records on their way?
     pub(super) fn mentions(&self, group: &str) -> bool {
         let tail = self.tail.lock();

@@ -223,6 +223,12 @@ impl Offsets {
         growth
     }
 
+    /// When one of the group's offsets was last committed; `None` if it has none.
+    pub(super) fn newest_commit_ms(&self, group: &str) -> Option<i64> {
+        let offsets = self.groups.get(group)?.values().flat_map(BTreeMap::values);
+        offsets.map(|committed| committed.committed_at_ms).max()
+    }
+
     /// The offsets of one group that were committed at `cutoff_ms` or earlier, as a record that removes them; `None` if there are none.
     pub(super) fn expired(&self, group: &str, cutoff_ms: i64) -> Option<Record> {
         let mut topics = Vec::new();

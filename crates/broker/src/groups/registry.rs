@@ -63,6 +63,7 @@ pub(super) struct Registry {
     /// What share groups have in flight.
     pub(super) shares: Arc<Shares>,
     max_groups: usize,
+    started_at: Instant,
     slots: RwLock<HashMap<Arc<str>, Arc<Slot>>>,
     timer: Arc<Timer>,
     size_bytes: AtomicUsize,
@@ -82,6 +83,7 @@ impl Registry {
             log,
             shares,
             max_groups,
+            started_at: now(),
             slots: RwLock::default(),
             timer: Arc::default(),
             size_bytes: AtomicUsize::new(0),
@@ -113,7 +115,7 @@ impl Registry {
             );
             return None;
         }
-        Some(self.insert(&mut slots, name))
+        Some(self.insert(&mut slots, name, now()))
     }
 
     /// For groups that are known from the disk, those with offsets, consumer groups and share groups: not subject to the bound, since they exist already.
@@ -124,24 +126,29 @@ impl Registry {
     ) {
         let mut slots = self.slots.write();
         for name in with_offsets {
-            self.insert(&mut slots, name);
+            self.insert(&mut slots, name, self.started_at);
         }
         for (name, state) in consumer_groups.0 {
             let slot = match slots.get(name.as_str()) {
                 Some(slot) => Arc::clone(slot),
-                None => self.insert(&mut slots, &name),
+                None => self.insert(&mut slots, &name, self.started_at),
             };
-            let group = ConsumerGroup::new(state, self.consumer_rules, now());
+            let group = ConsumerGroup::new(state, self.consumer_rules, self.started_at);
             slot.live.lock().group = LiveGroup::Consumer(group);
             self.change(&slot, |_, _| ());
         }
         for name in self.shares.groups() {
             let slot = match slots.get(&name) {
                 Some(slot) => Arc::clone(slot),
-                None => self.insert(&mut slots, &name),
+                None => self.insert(&mut slots, &name, self.started_at),
             };
-            slot.live.lock().group = LiveGroup::Share(ShareGroup::new(now()));
+            slot.live.lock().group = LiveGroup::Share(ShareGroup::new(self.started_at));
         }
+    }
+
+    /// Whether a group has had no members since the server was started. When it had some before that is not known.
+    pub(super) fn was_vacant_at_start(&self, vacant_since: Instant) -> bool {
+        vacant_since <= self.started_at
     }
 
     /// The same for one, which may have come back meanwhile.
@@ -150,12 +157,17 @@ impl Registry {
         if let Some(slot) = slots.get(name) {
             return Arc::clone(slot);
         }
-        self.insert(&mut slots, name)
+        self.insert(&mut slots, name, now())
     }
 
-    fn insert(&self, slots: &mut HashMap<Arc<str>, Arc<Slot>>, name: &str) -> Arc<Slot> {
+    fn insert(
+        &self,
+        slots: &mut HashMap<Arc<str>, Arc<Slot>>,
+        name: &str,
+        now: Instant,
+    ) -> Arc<Slot> {
         let name: Arc<str> = name.into();
-        let group = LiveGroup::Classic(Group::new(self.rules, now()));
+        let group = LiveGroup::Classic(Group::new(self.rules, now));
         let live = Mutex::new(Live { group, scheduled: None, counted_bytes: 0, last_record: None });
         let slot = Arc::new(Slot { name: Arc::clone(&name), live });
         self.size_bytes.fetch_add(Slot::bytes(&name), Ordering::Relaxed);

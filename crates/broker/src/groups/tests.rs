@@ -731,6 +731,47 @@ async fn the_sweep_drops_old_offsets_and_empty_groups() {
     assert_eq!(fetch(&groups, "busy").await, [found("topic", 0, 8)]);
 }
 
+/// Else they would never, on a server that is restarted more often than they expire.
+#[tokio::test]
+async fn offsets_expire_also_after_a_restart() {
+    let mut world = World::new();
+    let (store, groups) = world.start().await;
+    for group in ["idle", "busy", "back"] {
+        let request = commit_request(group, &[("topic", 0, 7)]);
+        assert_eq!(world.run(commit(&groups, request)).await, [0]);
+    }
+    world.crash(store, groups);
+    let (_store, groups) = world.start().await;
+    assert_eq!(join(&groups, "busy", 10_000).await.error_code, 0);
+    // Whose members have come again, and have gone since, is without members since then.
+    let back = join(&groups, "back", 10_000).await;
+    let leave = LeaveGroupRequest::default().with_group_id(group_id("back"));
+    let left = groups.leave(leave.with_member_id(back.member_id.clone()), 2).await;
+    assert_eq!(left.error_code, 0);
+
+    let sweep = |up: Duration, later: Duration| {
+        let unix_ms = unix_time_ms() + i64::try_from(later.as_millis()).unwrap();
+        groups.shared.sweep(now() + up, unix_ms);
+    };
+    let (retention, minute) = (world.config.offsets_retention, Duration::from_secs(60));
+    let timeout = world.config.max_session_timeout;
+    sweep(timeout - minute, retention + minute);
+    sweep(timeout + minute, retention - minute);
+    // Durable with this would be all that was written before it.
+    assert_eq!(world.run(commit(&groups, commit_request("new", &[("topic", 0, 8)]))).await, [0]);
+    assert_eq!(fetch(&groups, "idle").await, [found("topic", 0, 7)]);
+    sweep(timeout + minute, retention + minute);
+    world
+        .run(async {
+            while !fetch(&groups, "idle").await.is_empty() {
+                tokio::task::yield_now().await;
+            }
+        })
+        .await;
+    assert_eq!(fetch(&groups, "busy").await, [found("topic", 0, 7)]);
+    assert_eq!(fetch(&groups, "back").await, [found("topic", 0, 7)]);
+}
+
 #[tokio::test]
 async fn the_bound_on_offsets_refuses_new_ones_and_takes_what_overwrites() {
     let mut world = World::new();
