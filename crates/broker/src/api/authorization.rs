@@ -259,8 +259,8 @@ pub(super) async fn describe_groups(
     let with_operations = request.include_authorized_operations;
     let refused = cx.take_refused(Operation::Describe, &mut request.groups);
     let mut response = cx.server.groups.describe(request, cx.version).await;
-    if with_operations && cx.server.authorizer.is_some() {
-        for group in &mut response.groups {
+    if with_operations {
+        for group in response.groups.iter_mut().filter(|group| group.error_code == 0) {
             let operations = cx.authorized_operations(Resource::Group(&group.group_id));
             group.authorized_operations = operations;
         }
@@ -312,8 +312,8 @@ pub(super) async fn consumer_describe(
             }
         }
     }
-    if with_operations && cx.server.authorizer.is_some() {
-        for group in &mut response.groups {
+    if with_operations {
+        for group in response.groups.iter_mut().filter(|group| group.error_code == 0) {
             let operations = cx.authorized_operations(Resource::Group(&group.group_id));
             group.authorized_operations = operations;
         }

@@ -62,8 +62,8 @@ pub(super) async fn describe(
             member.assignment.topic_partitions.retain(|topic| sees(&topic.topic_name));
         }
     }
-    if with_operations && cx.server.authorizer.is_some() {
-        for group in &mut response.groups {
+    if with_operations {
+        for group in response.groups.iter_mut().filter(|group| group.error_code == 0) {
             let operations = cx.authorized_operations(Resource::Group(&group.group_id));
             group.authorized_operations = operations;
         }

@@ -20,10 +20,6 @@ use super::offsets::Record;
 use super::{Groups, Shared};
 use crate::wire::once;
 
-/// READ, DELETE and DESCRIBE, the operations on groups, as bits of Kafka's AclOperation. There is no authorization
-/// here, so everybody has all of them.
-pub(super) const ALL_OPERATIONS: i32 = 1 << 3 | 1 << 6 | 1 << 8;
-
 impl Groups {
     /// ListGroups, versions 0 to 5. Filters do not heed case; an empty one lets everything pass.
     pub async fn list(&self, request: ListGroupsRequest, version: i16) -> ListGroupsResponse {
@@ -77,9 +73,7 @@ impl Groups {
                 Ok(None) => missing_group(&group_id, version),
                 Err(error) => DescribedGroup::default().with_error_code(error.code()),
             };
-            let operations =
-                if request.include_authorized_operations { ALL_OPERATIONS } else { i32::MIN };
-            described.with_group_id(group_id).with_authorized_operations(operations)
+            described.with_group_id(group_id)
         });
         DescribeGroupsResponse::default().with_groups(groups.collect())
     }

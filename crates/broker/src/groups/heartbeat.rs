@@ -14,7 +14,6 @@ use kafka_protocol::messages::{
 use kafka_protocol::protocol::StrBytes;
 use uuid::Uuid;
 
-use super::admin::ALL_OPERATIONS;
 use super::consumer::{
     Answer, Assignment, Assignor, Beat, ConsumerGroup, Fault, LEFT_FOR_A_WHILE, Member, check_regex,
 };
@@ -87,16 +86,13 @@ impl Groups {
         version: i16,
         topics: &TopicsView,
     ) -> ConsumerGroupDescribeResponse {
-        let operations =
-            if request.include_authorized_operations { ALL_OPERATIONS } else { i32::MIN };
         let mut groups = Vec::new();
         for group_id in once(request.group_ids, GroupId::clone) {
             let group = match self.shared.consumer_describe(&group_id, version, topics).await {
-                Ok(group) => group.with_authorized_operations(operations),
+                Ok(group) => group,
                 Err(Fault { error, message }) => described::DescribedGroup::default()
                     .with_error_code(error.code())
-                    .with_error_message(Some(StrBytes::from_string(message)))
-                    .with_authorized_operations(i32::MIN),
+                    .with_error_message(Some(StrBytes::from_string(message))),
             };
             groups.push(group.with_group_id(group_id));
         }

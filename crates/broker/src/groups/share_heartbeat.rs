@@ -11,7 +11,6 @@ use kafka_protocol::messages::{
 };
 use kafka_protocol::protocol::StrBytes;
 
-use super::admin::ALL_OPERATIONS;
 use super::consumer::{Assignment, Fault};
 use super::heartbeat::{MAX_SUBSCRIPTION_BYTES, are_too_long, not_found, plain, was_deleted};
 use super::live::LiveGroup;
@@ -59,15 +58,12 @@ impl Groups {
         request: ShareGroupDescribeRequest,
         topics: &TopicsView,
     ) -> ShareGroupDescribeResponse {
-        let operations =
-            if request.include_authorized_operations { ALL_OPERATIONS } else { i32::MIN };
         let groups = once(request.group_ids, GroupId::clone).map(|group_id| {
             let group = match self.shared.share_describe(&group_id, topics) {
-                Ok(group) => group.with_authorized_operations(operations),
+                Ok(group) => group,
                 Err(Fault { error, message }) => described::DescribedGroup::default()
                     .with_error_code(error.code())
-                    .with_error_message(Some(StrBytes::from_string(message)))
-                    .with_authorized_operations(i32::MIN),
+                    .with_error_message(Some(StrBytes::from_string(message))),
             };
             group.with_group_id(group_id)
         });

@@ -7,7 +7,8 @@ use kafka_protocol::messages::consumer_group_heartbeat_request::TopicPartitions;
 use kafka_protocol::messages::{
     ConsumerGroupDescribeRequest, ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse,
     DeleteGroupsRequest, DeleteTopicsRequest, DescribeGroupsRequest, GroupId, HeartbeatRequest,
-    JoinGroupRequest, LeaveGroupRequest, ListGroupsRequest, TopicName,
+    JoinGroupRequest, LeaveGroupRequest, ListGroupsRequest, ShareGroupDescribeRequest,
+    ShareGroupHeartbeatRequest, TopicName,
 };
 use kafka_protocol::protocol::StrBytes;
 use uuid::Uuid;
@@ -123,6 +124,39 @@ async fn committed(
 async fn delete(client: &mut Client, name: &str) -> i16 {
     let request = DeleteGroupsRequest::default().with_groups_names(vec![group(name)]);
     client.call(2, &request).await.results[0].error_code
+}
+
+/// Without an authorizer all that there is, but of groups that there are.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_may_be_done_with_a_group_is_told() {
+    const ALL: i32 = 1 << 3 | 1 << 6 | 1 << 8 | 1 << 10 | 1 << 11;
+    let server = TestServer::start().await;
+    server.topic("t", 1, &[]).await;
+    let mut client = server.client().await;
+    good(&client.call(1, &join("g", "a", &["t"])).await);
+    let share = ShareGroupHeartbeatRequest::default()
+        .with_group_id(group("s"))
+        .with_member_id(text("a"))
+        .with_subscribed_topic_names(names(&["t"]));
+    assert_eq!(client.call(1, &share).await.error_code, 0);
+
+    let request = ConsumerGroupDescribeRequest::default()
+        .with_group_ids(vec![group("g"), group("none")])
+        .with_include_authorized_operations(true);
+    let groups = client.call(1, &request).await.groups;
+    assert_eq!(groups.iter().map(|g| g.authorized_operations).collect::<Vec<_>>(), [ALL, i32::MIN]);
+    let request = ShareGroupDescribeRequest::default()
+        .with_group_ids(vec![group("s"), group("none")])
+        .with_include_authorized_operations(true);
+    let groups = client.call(1, &request).await.groups;
+    assert_eq!(groups.iter().map(|g| g.authorized_operations).collect::<Vec<_>>(), [ALL, i32::MIN]);
+    // Before version 6 a group that does not exist is one without members.
+    for (version, told) in [(5, ALL), (6, i32::MIN)] {
+        let request = DescribeGroupsRequest::default()
+            .with_groups(vec![group("none")])
+            .with_include_authorized_operations(true);
+        assert_eq!(client.call(version, &request).await.groups[0].authorized_operations, told);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
