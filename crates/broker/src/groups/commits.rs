@@ -161,7 +161,7 @@ impl Groups {
             return Err(ResponseError::InvalidGroupId);
         }
         if !shared.log.has_room(&request.group_id, topics) {
-            return Err(ResponseError::PolicyViolation);
+            return Err(ResponseError::CoordinatorNotAvailable);
         }
         let Some(slot) = shared.registry.get(&request.group_id) else {
             let is_named = request.generation_id >= 0;
@@ -342,7 +342,8 @@ impl Shared {
                     tracing::warn!(
                         "a commit is refused: the bound on the memory for committed offsets is reached"
                     );
-                    return Err(ResponseError::PolicyViolation);
+                    // Old offsets go, and a consumer would take another error for the end.
+                    return Err(ResponseError::CoordinatorNotAvailable);
                 }
                 Err(Blocked::Log(Refused::Stream(refused))) => match refused {
                     state_stream::Refused::NoRoom => {}

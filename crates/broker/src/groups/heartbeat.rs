@@ -393,7 +393,7 @@ fn described_member(id: &str, member: &Member, topics: &TopicsView) -> described
 pub(super) fn plain(error: ResponseError) -> Fault {
     let message = match error {
         ResponseError::InvalidGroupId => "GroupId can't be empty.",
-        ResponseError::PolicyViolation => "the bound on groups or on their memory is reached",
+        ResponseError::PolicyViolation => "this is more than the memory for members of groups",
         _ => "the coordinator is not available",
     };
     Fault::new(error, message)

@@ -300,7 +300,11 @@ impl Shared {
             max_bytes,
             "a member is refused: the bound on memory is reached"
         );
-        Err(ResponseError::PolicyViolation)
+        // What others give back is enough, but for what is more than there ever is.
+        match more_bytes > max_bytes {
+            true => Err(ResponseError::PolicyViolation),
+            false => Err(ResponseError::CoordinatorNotAvailable),
+        }
     }
 }
 

@@ -306,7 +306,9 @@ impl Shared {
         if self.registry.get(group_id).is_none() {
             self.check_membership_room(group_id, Slot::bytes(group_id))?;
         }
-        let slot = self.registry.get_or_create(group_id).ok_or(ResponseError::PolicyViolation)?;
+        // Groups go: clients that come again find room, and others would take another error for the end.
+        let no_room = ResponseError::CoordinatorNotAvailable;
+        let slot = self.registry.get_or_create(group_id).ok_or(no_room)?;
         // A group that was created while `shutdown` went through the list would keep its members waiting.
         self.check_open()?;
         Ok(slot)

@@ -657,7 +657,7 @@ async fn requests_that_no_group_can_answer_are_refused() {
             (good().with_protocols(Vec::new()), ResponseError::InconsistentGroupProtocol),
             (good().with_protocols(many.clone()), ResponseError::InvalidRequest),
             (good().with_protocols(vec![large.clone()]), ResponseError::PolicyViolation),
-            (good().with_group_id(group_id("two")), ResponseError::PolicyViolation),
+            (good().with_group_id(group_id("two")), ResponseError::CoordinatorNotAvailable),
         ];
         for (request, expected) in cases {
             assert_eq!(ask(request, version).await, expected.code(), "{expected:?}");
@@ -681,14 +681,14 @@ async fn the_names_of_groups_take_of_the_bound_on_memory() {
         let request = join_request(&name(created), &StrBytes::new());
         match groups.join(&client(), &request, 4, &TopicsView::default()).await.error_code {
             code if code == ResponseError::MemberIdRequired.code() => created += 1,
-            code => break assert_eq!(code, ResponseError::PolicyViolation.code()),
+            code => break assert_eq!(code, ResponseError::CoordinatorNotAvailable.code()),
         }
     }
     assert!((150..210).contains(&created), "{created}");
     let commit_to_new = commit_request(&name(created), &[("topic", 0, 7)]);
     assert_eq!(
         world.run(commit(&groups, commit_to_new)).await,
-        [ResponseError::PolicyViolation.code()]
+        [ResponseError::CoordinatorNotAvailable.code()]
     );
     let request = DeleteGroupsRequest::default().with_groups_names(vec![group_id(&name(0))]);
     assert_eq!(world.run(groups.delete_groups(request, 2)).await.results[0].error_code, 0);
@@ -787,7 +787,7 @@ async fn the_bound_on_offsets_refuses_new_ones_and_takes_what_overwrites() {
     loop {
         let codes = world.run(commit(&groups, request(&format!("g{accepted}"), 1))).await;
         if codes != [0] {
-            assert_eq!(codes, [ResponseError::PolicyViolation.code()]);
+            assert_eq!(codes, [ResponseError::CoordinatorNotAvailable.code()]);
             break;
         }
         accepted += 1;
@@ -811,7 +811,7 @@ async fn the_bound_on_offsets_refuses_new_ones_and_takes_what_overwrites() {
         groups.check_transactional_commit(&request, &topics)
     };
     assert_eq!(may_commit("g0"), Ok(()));
-    assert_eq!(may_commit("new"), Err(ResponseError::PolicyViolation));
+    assert_eq!(may_commit("new"), Err(ResponseError::CoordinatorNotAvailable));
 }
 
 #[tokio::test]
