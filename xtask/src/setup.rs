@@ -14,7 +14,7 @@ use crate::s3::Peer;
 /// Why a tool is not there.
 #[derive(Debug)]
 pub(crate) enum Missing {
-    /// Nobody here may install it. The suites that need it are skipped.
+    /// Nobody here may install it, or it is not asked for. The suites that need it are skipped.
     NotAllowed(String),
     /// Installing it was tried and has failed. The suites that need it have failed.
     Failed(Error),

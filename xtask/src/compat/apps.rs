@@ -24,6 +24,10 @@ const LIMIT: Duration = Duration::from_secs(180);
 const TEXTS: &str = "/usr/share/common-licenses";
 
 pub(super) fn run(compat: &Compat<'_>) -> Result<Vec<Case>, Missing> {
+    if compat.short {
+        let why = "the short form leaves it out: its downloads and restarts take too long";
+        return Err(Missing::NotAllowed(why.into()));
+    }
     let class_path = setup::apps(compat.root)?;
     let registry = setup::registry(compat.root)?;
     compat.with_peer("apps", 1, |peer, directory| {

@@ -56,8 +56,28 @@ pub(super) fn run(compat: &Compat<'_>) -> Result<Vec<Case>, Missing> {
         if !status.success() && !cases.iter().any(Case::has_failed) {
             cases.push(Case::failed("test-runner", status));
         }
+        let more = left_out(&fs::read_to_string(tests.join("test.c"))?, &cases, compat.short);
+        cases.extend(more);
         Ok(cases)
     })
+}
+
+/// The tests of the program that its summary does not name: of those that were not asked for it says nothing.
+fn left_out(source: &str, cases: &[Case], short: bool) -> Vec<Case> {
+    let names = source.lines().filter_map(|line| line.trim_start().strip_prefix("_TEST("));
+    let names = names.filter_map(|rest| rest.split([',', ')']).next());
+    let names: Vec<&str> =
+        names.filter(|name| cases.iter().all(|case| case.name != *name)).collect();
+    match (short, names.len()) {
+        (true, 1..) => {
+            let what = format!("{} more tests", names.len());
+            vec![Case::skipped(&what, format!("the short form runs only {SHORT}"))]
+        }
+        _ => {
+            let why = "its program does not run it unless it is named, or is built without it";
+            names.into_iter().map(|name| Case::skipped(name, why)).collect()
+        }
+    }
 }
 
 /// The case in a line of the summary, if there is one: `| 0001_multiobj | PASSED | 1.234s | why`.
@@ -91,6 +111,19 @@ fn without_colours(line: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_the_program_does_not_run_is_told() {
+        let source = "#define _TEST(NAME, ...) x\n _TEST(a, 0),\n _TEST(b,\n 1),\n _TEST(c, 0)";
+        let cases = [Case::passed("a")];
+        let names = |cases: Vec<Case>| {
+            assert!(cases.iter().all(|case| matches!(case.outcome, Outcome::Skipped(_))));
+            cases.into_iter().map(|case| case.name).collect::<Vec<_>>()
+        };
+        assert_eq!(names(left_out(source, &cases, false)), ["b", "c"]);
+        assert_eq!(names(left_out(source, &cases, true)), ["2 more tests"]);
+        assert!(left_out("_TEST(a, 0)", &cases, true).is_empty());
+    }
 
     #[test]
     fn lines_of_the_summary_become_cases() {

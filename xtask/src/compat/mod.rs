@@ -128,10 +128,6 @@ impl Compat<'_> {
     }
 
     fn suite(&self, report: &mut Report, suite: Suite) {
-        // Its downloads and restarts take longer than the rest of the short form.
-        if self.short && suite == Suite::Apps {
-            return;
-        }
         let name = format!("compat {}", suite.name());
         report.suite(&name, || {
             let known = Known::read(self.root, self.which().name(), suite.name())?;
@@ -174,5 +170,22 @@ impl Compat<'_> {
         }
         cases.push(Case::run("the server stops on SIGTERM", || peer.finish()));
         Ok(cases)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::exec::workspace_root;
+
+    #[test]
+    fn a_suite_that_the_short_form_leaves_out_is_told_with_the_reason() {
+        let root = workspace_root();
+        let compat = Compat { root: &root, binary: Some("/nowhere".into()), short: true };
+        let mut report = Report::default();
+        compat.suite(&mut report, Suite::Apps);
+        let text = report.to_string();
+        assert!(text.contains("skipped: compat apps: compat apps: the short form"), "{text}");
+        assert!(text.ends_with("0 passed, 0 failed, 1 skipped\n"), "{text}");
     }
 }

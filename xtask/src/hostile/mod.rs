@@ -42,7 +42,8 @@ const TRYING: &str = "trying";
 
 /// Run all attacks, with so many connections at the same time in the largest.
 pub(crate) fn run(binary: &Path, directory: &Path, connections: u32) -> Result<Vec<Case>, Error> {
-    let connections = raise_file_limit(connections)?;
+    let asked = connections;
+    let connections = raise_file_limit(asked)?;
     let max_connections = (connections + SPARE_CONNECTIONS).to_string();
     let arguments = ["--max-connections", &max_connections, "--upload-interval", "1h"];
     let config = Config {
@@ -58,6 +59,7 @@ pub(crate) fn run(binary: &Path, directory: &Path, connections: u32) -> Result<V
     };
     let server = Server::start(config)?;
     let mut cases = Attacks::begin(&server, connections)?.all();
+    cases.extend(too_few(connections, asked));
     if cases.iter().any(Case::has_failed) {
         println!("data and log of the server stay in {}", directory.display());
         return Ok(cases);
@@ -68,6 +70,12 @@ pub(crate) fn run(binary: &Path, directory: &Path, connections: u32) -> Result<V
     }));
     cases.push(Case::run("the server stops on SIGTERM", || server.finish()));
     Ok(cases)
+}
+
+/// What an attack with fewer connections than were asked for has not tried.
+fn too_few(connections: u32, asked: u32) -> Option<Case> {
+    let why = format!("the limit of open files leaves room for {connections}");
+    (connections < asked).then(|| Case::skipped(&format!("{asked} connections"), why))
 }
 
 /// Let this process and those it starts have files for so many connections; how many that are in the end.
@@ -531,5 +539,17 @@ impl Drop for Held {
         for Wire(socket) in &self.0 {
             let _: Result<(), std::io::Error> = TcpStream::shutdown(socket, Shutdown::Both);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_attack_with_fewer_connections_than_asked_for_is_told() {
+        assert_eq!(too_few(10, 10), None);
+        let told = Case::skipped("10 connections", "the limit of open files leaves room for 7");
+        assert_eq!(too_few(7, 10), Some(told));
     }
 }

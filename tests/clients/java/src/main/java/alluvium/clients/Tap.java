@@ -17,10 +17,23 @@ final class Tap {
         void run() throws Exception;
     }
 
+    private static final class Skipped extends RuntimeException {
+        Skipped(String reason) {
+            super(reason);
+        }
+    }
+
     private final Map<String, Test> tests = new LinkedHashMap<>();
 
     void test(String name, Test test) {
         tests.put(name, test);
+    }
+
+    /** A test that is told and not run. */
+    void skip(String name, String reason) {
+        tests.put(name, () -> {
+            throw new Skipped(reason);
+        });
     }
 
     /** Runs all tests and returns how many failed. */
@@ -33,6 +46,8 @@ final class Tap {
             try {
                 each.getValue().run();
                 System.out.println("ok " + number + " - " + each.getKey());
+            } catch (Skipped skipped) {
+                System.out.println("ok " + number + " - " + each.getKey() + " # SKIP " + skipped.getMessage());
             } catch (Exception | AssertionError error) {
                 failed++;
                 StringWriter trace = new StringWriter();
