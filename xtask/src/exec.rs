@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -74,18 +74,44 @@ pub(crate) fn each_line(
     limit: Duration,
     mut on_line: impl FnMut(&str),
 ) -> Result<ExitStatus, Error> {
+    lines(command.stdin(Stdio::null()), limit, |line, _| on_line(line))
+}
+
+/// Runs a program that asks by lines of its standard output, shows them, and lets `on_line` write answers. When that fails, the program's
+/// input ends.
+pub(crate) fn converse(
+    command: &mut Command,
+    limit: Duration,
+    mut on_line: impl FnMut(&str, &mut ChildStdin) -> Result<(), Error>,
+) -> Result<ExitStatus, Error> {
+    let mut failed = None;
+    let status = lines(command.stdin(Stdio::piped()), limit, |line, input| {
+        println!("{line}");
+        if let Some(open) = input
+            && let Err(error) = on_line(line, open)
+        {
+            failed = Some(error);
+            *input = None;
+        }
+    });
+    failed.map_or(status, Err)
+}
+
+fn lines(
+    command: &mut Command,
+    limit: Duration,
+    mut on_line: impl FnMut(&str, &mut Option<ChildStdin>),
+) -> Result<ExitStatus, Error> {
     let what = describe(command);
-    let mut child = command
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .spawn()
-        .map_err(|error| format!("`{what}`: {error}"))?;
+    let mut child =
+        command.stdout(Stdio::piped()).spawn().map_err(|error| format!("`{what}`: {error}"))?;
+    let mut stdin = child.stdin.take();
     let stdout = child.stdout.take().expect("standard output is piped");
     let reader = BufReader::new(stdout);
     thread::scope(|scope| {
         let waiting = scope.spawn(move || wait(&mut child, limit));
         for line in reader.split(b'\n').map_while(Result::ok) {
-            on_line(&String::from_utf8_lossy(&line));
+            on_line(&String::from_utf8_lossy(&line), &mut stdin);
         }
         match waiting.join().expect("waiting for a process does not panic")? {
             Some(status) => Ok(status),
@@ -109,5 +135,40 @@ pub(crate) fn wait(child: &mut Child, limit: Duration) -> std::io::Result<Option
             return Ok(None);
         }
         thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    const ASKS: &str = "echo one; read answer && echo \"$answer\"";
+
+    fn shell() -> Command {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", ASKS]);
+        shell
+    }
+
+    #[test]
+    fn a_program_that_asks_gets_its_answer() {
+        let mut said = Vec::new();
+        let status = converse(&mut shell(), Duration::from_secs(60), |line, input| {
+            said.push(line.to_owned());
+            if line == "one" {
+                input.write_all(b"two\n")?;
+            }
+            Ok(())
+        });
+        assert!(status.unwrap().success());
+        assert_eq!(said, ["one", "two"]);
+    }
+
+    #[test]
+    fn a_program_whose_question_can_not_be_answered_ends_and_has_failed() {
+        let failed = converse(&mut shell(), Duration::from_secs(60), |_, _| Err("no".into()));
+        assert_eq!(failed.unwrap_err().to_string(), "no");
     }
 }

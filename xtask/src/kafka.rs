@@ -20,6 +20,8 @@ const CLUSTER: &str = "YWxsdXZpdW0tYmVuY2gtMQ";
 pub(crate) struct Kafka {
     address: SocketAddr,
     child: Child,
+    jars: PathBuf,
+    properties: PathBuf,
     log: PathBuf,
 }
 
@@ -48,31 +50,21 @@ impl Kafka {
                 directory.join("logs").display()
             ),
         )?;
-        let java = |class: &str| {
-            let mut java = Command::new("java");
-            // As kafka-server-start.sh starts it.
-            java.args(["-Xms1g", "-Xmx1g", "-server", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20"]);
-            java.args([
-                "-XX:InitiatingHeapOccupancyPercent=35",
-                "-XX:+ExplicitGCInvokesConcurrent",
-            ]);
-            java.args([
-                "-Djava.awt.headless=true",
-                "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
-            ]);
-            java.arg("-cp").arg(format!("{}/*", jars.display())).arg(class);
-            java
-        };
-        let mut format = java("kafka.tools.StorageTool");
+        let mut format = java(jars, "kafka.tools.StorageTool");
         quietly(format.args(["format", "-t", CLUSTER, "-c"]).arg(&properties))?;
         let log = directory.join("server.log");
-        let output = OpenOptions::new().create(true).append(true).open(&log)?;
-        let mut server = java("kafka.Kafka");
-        server.arg(&properties).stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
-        let child = server.spawn().map_err(|error| format!("java: {error}"))?;
-        let mut kafka = Self { address, child, log };
+        let child = spawn(jars, &properties, &log)?;
+        let mut kafka = Self { address, child, jars: jars.to_path_buf(), properties, log };
         kafka.wait_until_ready()?;
         Ok(kafka)
+    }
+
+    /// End it by SIGKILL, and wait until it takes connections again.
+    pub(crate) fn kill_and_start_again(&mut self) -> Result<(), Error> {
+        self.child.kill()?;
+        self.child.wait()?;
+        self.child = spawn(&self.jars, &self.properties, &self.log)?;
+        self.wait_until_ready()
     }
 
     fn wait_until_ready(&mut self) -> Result<(), Error> {
@@ -109,4 +101,21 @@ impl Drop for Kafka {
         let _ = self.child.kill();
         let _ = wait(&mut self.child, Duration::from_secs(10));
     }
+}
+
+fn spawn(jars: &Path, properties: &Path, log: &Path) -> Result<Child, Error> {
+    let output = OpenOptions::new().create(true).append(true).open(log)?;
+    let mut server = java(jars, "kafka.Kafka");
+    server.arg(properties).stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
+    server.spawn().map_err(|error| format!("java: {error}").into())
+}
+
+fn java(jars: &Path, class: &str) -> Command {
+    let mut java = Command::new("java");
+    // As kafka-server-start.sh starts it.
+    java.args(["-Xms1g", "-Xmx1g", "-server", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20"]);
+    java.args(["-XX:InitiatingHeapOccupancyPercent=35", "-XX:+ExplicitGCInvokesConcurrent"]);
+    java.args(["-Djava.awt.headless=true", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"]);
+    java.arg("-cp").arg(format!("{}/*", jars.display())).arg(class);
+    java
 }

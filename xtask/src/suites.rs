@@ -2,11 +2,11 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{ChildStdin, Command, ExitStatus, Stdio};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::bench::memory_suite;
-use crate::exec::{cargo, describe, follow, output};
+use crate::exec::{cargo, converse, describe, follow, output};
 use crate::kill::{Stopped, Target, Tools};
 use crate::report::{Case, GoTests, Report, Tap};
 use crate::s3::Peer;
@@ -386,11 +386,29 @@ impl Bench<'_> {
 pub(crate) fn tap(name: &str, command: &mut Command) -> Result<Vec<Case>, Error> {
     let mut tap = Tap::default();
     let status = follow(command, LIMIT, |line| tap.line(line))?;
+    Ok(ended(name, tap, status))
+}
+
+/// The same for a program that asks for something by lines of its output, and gets answers.
+pub(crate) fn tap_that_asks(
+    name: &str,
+    command: &mut Command,
+    mut on_line: impl FnMut(&str, &mut ChildStdin) -> Result<(), Error>,
+) -> Result<Vec<Case>, Error> {
+    let mut tap = Tap::default();
+    let status = converse(command, LIMIT, |line, input| {
+        tap.line(line);
+        on_line(line, input)
+    })?;
+    Ok(ended(name, tap, status))
+}
+
+fn ended(name: &str, tap: Tap, status: ExitStatus) -> Vec<Case> {
     let mut cases = tap.finish(name);
     if !status.success() && !cases.iter().any(Case::has_failed) {
         cases.push(Case::failed(name, status));
     }
-    Ok(cases)
+    cases
 }
 
 /// Restarts the server under a client that stays connected, once gracefully and once by SIGKILL.

@@ -15,10 +15,13 @@ use crate::exec::describe;
 use crate::report::Case;
 use crate::server::free_address;
 use crate::setup::{self, Missing, Registry};
-use crate::suites::tap;
+use crate::suites::tap_that_asks;
 
 /// Longer than any of them takes to start and to do its work on a busy machine.
 const LIMIT: Duration = Duration::from_secs(180);
+
+/// What the test of Kafka Streams says when one of its transactions is open.
+const KILL_THE_SERVER: &str = "kill the server";
 
 /// Licences: a text that nobody here has written.
 const TEXTS: &str = "/usr/share/common-licenses";
@@ -43,7 +46,14 @@ pub(super) fn run(compat: &Compat<'_>) -> Result<Vec<Case>, Missing> {
             let mut java = peer.client("java");
             java.args(["-Xmx256m", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"]);
             java.args(["-cp", &class_path, "alluvium.apps.Streams", TEXTS]);
-            cases.extend(tap("alluvium.apps.Streams", java.arg(directory.join("streams")))?);
+            java.arg(directory.join("streams"));
+            cases.extend(tap_that_asks("alluvium.apps.Streams", &mut java, |line, input| {
+                if line == KILL_THE_SERVER {
+                    peer.kill_and_start_again()?;
+                    input.write_all(b"\n")?;
+                }
+                Ok(())
+            })?);
         } else {
             cases.push(Case::skipped("Streams", format!("there are no texts in {TEXTS}")));
         }

@@ -154,14 +154,14 @@ impl Compat<'_> {
         &self,
         name: &str,
         partitions: u32,
-        suite: impl FnOnce(&Peer, &Path) -> Result<Vec<Case>, Error>,
+        suite: impl FnOnce(&mut Peer, &Path) -> Result<Vec<Case>, Error>,
     ) -> Result<Vec<Case>, Missing> {
         let directory = self.root.join("target/e2e/run").join(format!("compat-{name}"));
-        let peer = match &self.binary {
+        let mut peer = match &self.binary {
             Some(binary) => Peer::alluvium(binary, &directory, partitions)?,
             None => Peer::kafka(&setup::kafka(self.root)?, &directory, partitions)?,
         };
-        let mut cases = suite(&peer, &directory).unwrap_or_else(|error| {
+        let mut cases = suite(&mut peer, &directory).unwrap_or_else(|error| {
             vec![Case::failed(name, format!("{error}{}", peer.log_tail()))]
         });
         if cases.iter().any(Case::has_failed) {

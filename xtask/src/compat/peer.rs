@@ -8,7 +8,7 @@ use std::process::Command;
 
 use crate::Error;
 use crate::kafka::Kafka;
-use crate::server::{Config, Objects, Server, free_address};
+use crate::server::{Config, Ending, Objects, Server, free_address};
 
 /// Large enough for a suite's data many times over.
 const WAL_MEBIBYTES: u64 = 256;
@@ -75,6 +75,17 @@ impl Peer {
         match self {
             Self::Alluvium { server, .. } => server.address(),
             Self::Kafka { server, .. } => server.address(),
+        }
+    }
+
+    /// End the server by SIGKILL, and wait until it takes connections again.
+    pub(super) fn kill_and_start_again(&mut self) -> Result<(), Error> {
+        match self {
+            Self::Alluvium { server, .. } => {
+                server.end(Ending::Sigkill)?;
+                server.start_again().map(drop)
+            }
+            Self::Kafka { server, .. } => server.kill_and_start_again(),
         }
     }
 

@@ -5,13 +5,21 @@ import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.time.Duration;
+import java.util.ArrayDeque;
 import java.util.ArrayList;
+import java.util.Deque;
 import java.util.HashMap;
+import java.util.HashSet;
 import java.util.List;
 import java.util.Map;
+import java.util.Set;
 import java.util.stream.Stream;
 import org.apache.kafka.clients.admin.Admin;
+import org.apache.kafka.clients.admin.ListTransactionsOptions;
 import org.apache.kafka.clients.admin.NewTopic;
+import org.apache.kafka.clients.admin.TransactionDescription;
+import org.apache.kafka.clients.admin.TransactionListing;
+import org.apache.kafka.clients.admin.TransactionState;
 import org.apache.kafka.clients.consumer.ConsumerRecord;
 import org.apache.kafka.clients.consumer.KafkaConsumer;
 import org.apache.kafka.clients.producer.KafkaProducer;
@@ -22,110 +30,239 @@ import org.apache.kafka.common.serialization.StringDeserializer;
 import org.apache.kafka.common.serialization.StringSerializer;
 
 /**
- * Lets {@link WordCount} count a text that nobody here wrote, kills it again and again, and compares its output with a plain count.
- * {@code BOOTSTRAP=... Streams TEXTS STATE_DIRECTORY}, where each file of the directory of texts is a chapter.
+ * Lets {@link WordCount} count a text that nobody here wrote, kills it and the server in turn, each while one of its transactions is open, and
+ * compares its output with a plain count. {@code BOOTSTRAP=... Streams TEXTS STATE_DIRECTORY}, where each file of the directory of texts is a
+ * chapter. Who has started this kills the server and starts it again when it reads {@link #KILL_THE_SERVER}, and answers with an empty line.
  */
 public final class Streams {
     private static final String BOOTSTRAP = System.getenv("BOOTSTRAP");
-    private static final Duration PATIENCE = Duration.ofMinutes(4);
-    private static final int KILLS = 3;
+    private static final String KILL_THE_SERVER = "kill the server";
+    private static final Duration PATIENCE = Duration.ofMinutes(8);
+    private static final int KILLS_OF_THE_APPLICATION = 3;
+    private static final int KILLS_OF_THE_SERVER = 2;
+    private static final int KILLS = KILLS_OF_THE_APPLICATION + KILLS_OF_THE_SERVER;
     private static final int PARTITIONS = 3;
     private static final int LINES = 400;
 
+    private record Line(String chapter, String text) {
+    }
+
+    private final Admin admin;
+    private final KafkaConsumer<String, Long> consumer;
+    private final KafkaProducer<String, String> producer;
+    private final String state;
+    private final long deadline = System.nanoTime() + PATIENCE.toNanos();
+    /** What is still to be written. */
+    private final Deque<Line> lines = new ArrayDeque<>();
+    private final Map<String, Long> plain = new HashMap<>();
+    private final Map<String, Long> plainByTitle = new HashMap<>();
+    private final Map<String, List<Long>> counts = new HashMap<>();
+    private final Map<String, List<Long>> countsByTitle = new HashMap<>();
+    private Process app;
+    private long words;
+    private long seen;
+    private int killsOfTheApplication;
+    private int killsOfTheServer;
+
     public static void main(String[] args) throws Exception {
-        Map<String, Long> plain = new HashMap<>();
-        Map<String, Long> plainByTitle = new HashMap<>();
-        System.out.println("1..2");
-        try (Admin admin = Admin.create(Map.of("bootstrap.servers", BOOTSTRAP))) {
+        System.out.println("1..4");
+        String invented = difference(Map.of("word", List.of(1L), "invented", List.of(1L)), Map.of("word", 1L));
+        int failed = told(1, "a word that nobody wrote would be found", invented != null ? null : "it is not");
+        try (Admin admin = Admin.create(Map.of("bootstrap.servers", BOOTSTRAP)); var consumer = consumer(); var producer = producer()) {
             admin.createTopics(Stream.of("text", "titles", "counts", "counts-by-title")
                 .map(topic -> new NewTopic(topic, PARTITIONS, (short) 1)).toList()).all().get();
-        }
-        write(Path.of(args[0]), plain, plainByTitle);
-        long words = plain.values().stream().mapToLong(Long::longValue).sum();
-
-        Map<String, List<Long>> counts = new HashMap<>();
-        Map<String, List<Long>> countsByTitle = new HashMap<>();
-        Process app = start(args[1]);
-        try (KafkaConsumer<String, Long> consumer = consumer()) {
-            List<TopicPartition> partitions = new ArrayList<>();
-            for (int partition = 0; partition < PARTITIONS; partition++) {
-                partitions.add(new TopicPartition("counts", partition));
-                partitions.add(new TopicPartition("counts-by-title", partition));
+            Streams streams = new Streams(admin, consumer, producer, args[1]);
+            streams.titles(Path.of(args[0]));
+            streams.app = streams.start();
+            try {
+                streams.run();
+            } finally {
+                streams.app.destroyForcibly().waitFor();
             }
-            consumer.assign(partitions);
-            consumer.seekToBeginning(partitions);
-            long seen = 0;
-            int kills = 0;
-            long deadline = System.nanoTime() + PATIENCE.toNanos();
-            // Once it is all there, a moment in which more would come.
-            for (int quiet = 0; quiet < 20 && System.nanoTime() < deadline;) {
-                long before = seen;
-                for (ConsumerRecord<String, Long> record : consumer.poll(Duration.ofMillis(100))) {
-                    seen++;
-                    (record.topic().equals("counts") ? counts : countsByTitle)
-                        .computeIfAbsent(record.key(), key -> new ArrayList<>()).add(record.value());
-                }
-                quiet = seen >= 2 * words && seen == before ? quiet + 1 : 0;
-                if (kills < KILLS && seen > 2 * words * (kills + 1) / (KILLS + 2)) {
-                    kills++;
-                    app.destroyForcibly().waitFor();
-                    System.out.println("# killed after " + seen + " of " + 2 * words);
-                    app = start(args[1]);
-                }
-            }
-            System.out.println("# " + seen + " of " + 2 * words + " after " + kills + " kills");
-        } finally {
-            app.destroyForcibly().waitFor();
+            failed += streams.judge();
         }
-        int failed = compare(1, "a word count is exact, over kills of the application", counts, plain)
-            + compare(2, "a count of a join is exact, over kills of the application", countsByTitle, plainByTitle);
         System.exit(failed);
     }
 
-    private static int compare(int number, String test, Map<String, List<Long>> counts, Map<String, Long> plain) {
-        for (String word : plain.keySet()) {
+    private Streams(Admin admin, KafkaConsumer<String, Long> consumer, KafkaProducer<String, String> producer, String state) {
+        this.admin = admin;
+        this.consumer = consumer;
+        this.producer = producer;
+        this.state = state;
+    }
+
+    private void run() throws Exception {
+        List<TopicPartition> partitions = new ArrayList<>();
+        for (int partition = 0; partition < PARTITIONS; partition++) {
+            partitions.add(new TopicPartition("counts", partition));
+            partitions.add(new TopicPartition("counts-by-title", partition));
+        }
+        consumer.assign(partitions);
+        consumer.seekToBeginning(partitions);
+        int part = lines.size() / (KILLS + 1);
+        for (int kill = 0; kill < KILLS && isTime(); kill++) {
+            long since = System.currentTimeMillis();
+            long before = seen;
+            write(part);
+            // Whoever was killed before is at work again.
+            while (seen == before && isTime()) {
+                poll();
+            }
+            kill(kill % 2 == 1, since);
+        }
+        write(lines.size());
+        // Once it is all there, a moment in which more would come.
+        for (int quiet = 0; quiet < 20 && isTime();) {
+            long before = seen;
+            poll();
+            quiet = seen >= 2 * words && seen == before ? quiet + 1 : 0;
+        }
+        System.out.println("# " + seen + " of " + 2 * words + " after " + killsOfTheApplication + " kills of the application and "
+            + killsOfTheServer + " of the server");
+    }
+
+    private int judge() {
+        String kills = killsOfTheApplication == KILLS_OF_THE_APPLICATION && killsOfTheServer == KILLS_OF_THE_SERVER ? null
+            : killsOfTheApplication + " and " + killsOfTheServer + " within " + PATIENCE.toSeconds() + " s";
+        return told(2, "the application is killed " + KILLS_OF_THE_APPLICATION + " times and the server " + KILLS_OF_THE_SERVER
+                + " times, in open transactions", kills)
+            + told(3, "a word count is exact, over kills of application and server", difference(counts, plain))
+            + told(4, "a count of a join is exact, over kills of application and server", difference(countsByTitle, plainByTitle));
+    }
+
+    private static int told(int number, String test, String failure) {
+        System.out.println(failure == null ? "ok " + number + " - " + test : "not ok " + number + " - " + test + ": " + failure);
+        return failure == null ? 0 : 1;
+    }
+
+    /** Of the output, with each step of each count, from what it must be: words that are missing, that nobody wrote, or whose steps are wrong. */
+    private static String difference(Map<String, List<Long>> counts, Map<String, Long> plain) {
+        Set<String> all = new HashSet<>(plain.keySet());
+        all.addAll(counts.keySet());
+        for (String word : all) {
             List<Long> steps = counts.getOrDefault(word, List.of());
             boolean dense = true;
             for (int n = 0; n < steps.size(); n++) {
                 dense &= steps.get(n) == n + 1;
             }
-            if (!dense || steps.size() != plain.get(word)) {
+            long wanted = plain.getOrDefault(word, 0L);
+            if (!dense || steps.size() != wanted) {
                 String shown = steps.subList(0, Math.min(20, steps.size())).toString();
-                System.out.println("not ok " + number + " - " + test + ": the steps of `" + word + "` are " + steps.size() + ", not "
-                    + plain.get(word) + ", they begin " + shown);
-                return 1;
+                return "the steps of `" + word + "` are " + steps.size() + ", not " + wanted + ", they begin " + shown;
             }
         }
-        System.out.println("ok " + number + " - " + test);
-        return 0;
+        return null;
     }
 
-    private static void write(Path texts, Map<String, Long> plain, Map<String, Long> plainByTitle) throws Exception {
-        Map<String, Object> settings = Map.of("bootstrap.servers", BOOTSTRAP, "linger.ms", 20);
+    private boolean isTime() {
+        return System.nanoTime() < deadline;
+    }
+
+    private void poll() {
+        for (ConsumerRecord<String, Long> record : consumer.poll(Duration.ofMillis(100))) {
+            seen++;
+            (record.topic().equals("counts") ? counts : countsByTitle)
+                .computeIfAbsent(record.key(), key -> new ArrayList<>()).add(record.value());
+        }
+    }
+
+    /** Kills the server, or else the application, in the middle of a transaction that has begun since then. */
+    private void kill(boolean server, long since) throws Exception {
+        for (int attempt = 0; isTime(); attempt++) {
+            // It commits every 100 ms: stopped at another moment each time, it is within a transaction soon.
+            Thread.sleep(attempt % 10 * 10);
+            signal("STOP");
+            // What it had sent is done by then. What is open now stays open.
+            Thread.sleep(100);
+            if (isInTransaction(since)) {
+                break;
+            }
+            signal("CONT");
+            // It may have counted all that there is.
+            write(1);
+            poll();
+        }
+        if (!isTime()) {
+            return;
+        }
+        System.out.println("# after " + seen + " of " + 2 * words + ", in a transaction:");
+        if (server) {
+            System.out.println(KILL_THE_SERVER);
+            System.out.flush();
+            if (System.in.read() != '\n') {
+                throw new IllegalStateException("nobody has killed the server");
+            }
+            signal("CONT");
+            killsOfTheServer++;
+        } else {
+            app.destroyForcibly().waitFor();
+            System.out.println("# the application is killed");
+            app = start();
+            killsOfTheApplication++;
+        }
+    }
+
+    private boolean isInTransaction(long since) throws Exception {
+        var ongoing = new ListTransactionsOptions().filterStates(Set.of(TransactionState.ONGOING));
+        List<String> ids = admin.listTransactions(ongoing).all().get().stream().map(TransactionListing::transactionalId)
+            .filter(id -> id.startsWith(WordCount.ID)).toList();
+        if (ids.isEmpty()) {
+            return false;
+        }
+        // One that was killed may have left a transaction behind.
+        for (TransactionDescription found : admin.describeTransactions(ids).all().get().values()) {
+            if (found.state() == TransactionState.ONGOING && found.transactionStartTimeMs().orElse(0) >= since) {
+                return true;
+            }
+        }
+        return false;
+    }
+
+    private void signal(String name) throws Exception {
+        int status = new ProcessBuilder("sh", "-c", "kill -" + name + " " + app.pid()).start().waitFor();
+        if (status != 0) {
+            throw new IllegalStateException("the application has ended, see " + state + ".log");
+        }
+    }
+
+    /** Writes a title for each file, and takes its lines. */
+    private void titles(Path texts) throws Exception {
         List<Path> files;
         try (Stream<Path> found = Files.list(texts)) {
             files = found.filter(Files::isRegularFile).filter(file -> !Files.isSymbolicLink(file)).sorted().toList();
         }
-        try (var producer = new KafkaProducer<>(settings, new StringSerializer(), new StringSerializer())) {
-            for (Path file : files) {
-                producer.send(new ProducerRecord<>("titles", file.getFileName().toString(), "title-of-" + file.getFileName()));
-            }
-            producer.flush();
-            // A title is older than what it is joined with.
-            Thread.sleep(10);
-            for (Path file : files) {
-                String chapter = file.getFileName().toString();
-                String text = Files.readString(file, StandardCharsets.ISO_8859_1);
-                for (String line : text.lines().limit(LINES).toList()) {
-                    producer.send(new ProducerRecord<>("text", chapter, line));
-                    for (String word : WordCount.words(line)) {
-                        plain.merge(word, 1L, Long::sum);
-                        plainByTitle.merge("title-of-" + chapter + " " + word, 1L, Long::sum);
-                    }
-                }
+        for (Path file : files) {
+            String chapter = file.getFileName().toString();
+            producer.send(new ProducerRecord<>("titles", chapter, title(chapter)));
+            Files.readString(file, StandardCharsets.ISO_8859_1).lines().limit(LINES).forEach(line -> lines.add(new Line(chapter, line)));
+        }
+        producer.flush();
+        // A title is older than what it is joined with.
+        Thread.sleep(10);
+        System.out.println("# " + lines.size() + " lines of " + files.size() + " texts");
+    }
+
+    private static String title(String chapter) {
+        return "title-of-" + chapter;
+    }
+
+    /** So many lines more, and what must come of them. */
+    private void write(int count) {
+        for (int n = 0; n < count && !lines.isEmpty(); n++) {
+            Line line = lines.remove();
+            producer.send(new ProducerRecord<>("text", line.chapter(), line.text()));
+            for (String word : WordCount.words(line.text())) {
+                words++;
+                plain.merge(word, 1L, Long::sum);
+                plainByTitle.merge(title(line.chapter()) + " " + word, 1L, Long::sum);
             }
         }
-        System.out.println("# " + plain.size() + " words of " + files.size() + " texts");
+        producer.flush();
+    }
+
+    private static KafkaProducer<String, String> producer() {
+        Map<String, Object> settings = Map.of("bootstrap.servers", BOOTSTRAP, "linger.ms", 20);
+        return new KafkaProducer<>(settings, new StringSerializer(), new StringSerializer());
     }
 
     private static KafkaConsumer<String, Long> consumer() {
@@ -133,12 +270,9 @@ public final class Streams {
         return new KafkaConsumer<>(settings, new StringDeserializer(), new LongDeserializer());
     }
 
-    private static Process start(String state) throws Exception {
+    private Process start() throws Exception {
         return new ProcessBuilder(System.getProperty("java.home") + File.separator + "bin" + File.separator + "java", "-Xmx256m",
             "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-cp", System.getProperty("java.class.path"), WordCount.class.getName(),
             BOOTSTRAP, state).redirectErrorStream(true).redirectOutput(ProcessBuilder.Redirect.appendTo(new File(state + ".log"))).start();
-    }
-
-    private Streams() {
     }
 }

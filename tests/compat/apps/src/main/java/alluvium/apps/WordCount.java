@@ -13,9 +13,12 @@ import org.apache.kafka.streams.kstream.Produced;
 
 /** Counts words, and words by title, where the title of a chapter comes from another topic: {@code WordCount BOOTSTRAP STATE_DIRECTORY}. */
 public final class WordCount {
+    /** Its transactional ids begin with it. */
+    static final String ID = "word-count";
+
     public static void main(String[] args) throws Exception {
         Properties settings = new Properties();
-        settings.put(StreamsConfig.APPLICATION_ID_CONFIG, "word-count");
+        settings.put(StreamsConfig.APPLICATION_ID_CONFIG, ID);
         settings.put(StreamsConfig.BOOTSTRAP_SERVERS_CONFIG, args[0]);
         settings.put(StreamsConfig.STATE_DIR_CONFIG, args[1]);
         settings.put(StreamsConfig.PROCESSING_GUARANTEE_CONFIG, StreamsConfig.EXACTLY_ONCE_V2);
