@@ -10,6 +10,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::time::Duration;
 
 use alluvium_device::{Durability, Engine};
 
@@ -68,6 +69,26 @@ pub(crate) mod limits {
     pub(crate) const SKEW_MIN: Span = Span(Duration::ZERO);
     pub(crate) const SKEW_MAX: Span = Span(Duration::from_secs(3600));
 
+    pub(crate) const TRANSACTION: Span = Span(Duration::from_secs(15 * 60));
+    pub(crate) const TRANSACTION_MIN: Span = Span(Duration::from_secs(1));
+    pub(crate) const TRANSACTION_MAX: Span = Span(Duration::from_secs(24 * 3600));
+    pub(crate) const TRANSACTIONAL_ID: Span = Span(Duration::from_secs(7 * 86_400));
+    /// So often it is looked at.
+    pub(crate) const TRANSACTIONAL_ID_MIN: Span = Span(Duration::from_secs(3600));
+    /// Kafka writes it in milliseconds of 32 bits.
+    pub(crate) const TRANSACTIONAL_ID_MAX: Span = Span(Duration::from_secs(24 * 86_400));
+    pub(crate) const OFFSETS: Span = Span(Duration::from_secs(7 * 86_400));
+    pub(crate) const OFFSETS_MIN: Span = Span(Duration::from_secs(60));
+    pub(crate) const OFFSETS_MAX: Span = Span(Duration::from_secs(3650 * 86_400));
+    pub(crate) const OFFSET_METADATA: Size = Size::kib(4);
+    pub(crate) const OFFSET_METADATA_MAX: Size = Size { bytes: i16::MAX as u64 };
+    pub(crate) const REBALANCE_DELAY: Span = Span(Duration::ZERO);
+    pub(crate) const REBALANCE_DELAY_MAX: Span = Span(Duration::from_secs(300));
+    pub(crate) const SESSION_LEAST: Span = Span(Duration::from_secs(6));
+    pub(crate) const SESSION_GREATEST: Span = Span(Duration::from_secs(30 * 60));
+    pub(crate) const SESSION_MIN: Span = Span(Duration::from_millis(1));
+    pub(crate) const SESSION_MAX: Span = Span(Duration::from_secs(24 * 3600));
+
     pub(crate) const PARTITIONS: u32 = 1;
     pub(crate) const CONNECTIONS: u32 = 1_000;
     pub(crate) const CONNECTIONS_MAX: u32 = 100_000;
@@ -110,6 +131,7 @@ pub(crate) struct ServeConfig {
     pub(crate) log_compaction_interval: Span,
     pub(crate) admin_listen: Option<SocketAddr>,
     pub(crate) node_id: u32,
+    pub(crate) rack: Option<String>,
     pub(crate) cluster_id: Option<String>,
     pub(crate) auto_create_topics: bool,
     pub(crate) default_partitions: u32,
@@ -120,6 +142,13 @@ pub(crate) struct ServeConfig {
     pub(crate) max_connections_per_ip_overrides: PerIp,
     pub(crate) idle_timeout: Span,
     pub(crate) queued_request_memory: Size,
+    pub(crate) transaction_max_timeout: Span,
+    pub(crate) transactional_id_expiration: Span,
+    pub(crate) offsets_retention: Span,
+    pub(crate) offset_metadata_max_size: Size,
+    pub(crate) group_initial_rebalance_delay: Span,
+    pub(crate) group_min_session_timeout: Span,
+    pub(crate) group_max_session_timeout: Span,
     pub(crate) log: String,
 }
 
@@ -176,6 +205,7 @@ impl ServeConfig {
             log_compaction_interval: options.log_compaction_interval.unwrap_or(l::CLEANER_INTERVAL),
             admin_listen: admin_listen.0,
             node_id: options.node_id.unwrap_or(l::NODE_ID),
+            rack: options.rack,
             cluster_id: options.cluster_id,
             auto_create_topics: options.auto_create_topics.unwrap_or(true),
             default_partitions: options.default_partitions.unwrap_or(l::PARTITIONS),
@@ -187,6 +217,23 @@ impl ServeConfig {
                 .unwrap_or_default(),
             idle_timeout: options.idle_timeout.unwrap_or(l::IDLE),
             queued_request_memory: options.queued_request_memory.unwrap_or(l::QUEUED_REQUESTS),
+            transaction_max_timeout: options.transaction_max_timeout.unwrap_or(l::TRANSACTION),
+            transactional_id_expiration: options
+                .transactional_id_expiration
+                .unwrap_or(l::TRANSACTIONAL_ID),
+            offsets_retention: options.offsets_retention.unwrap_or(l::OFFSETS),
+            offset_metadata_max_size: options
+                .offset_metadata_max_size
+                .unwrap_or(l::OFFSET_METADATA),
+            group_initial_rebalance_delay: options
+                .group_initial_rebalance_delay
+                .unwrap_or(l::REBALANCE_DELAY),
+            group_min_session_timeout: options
+                .group_min_session_timeout
+                .unwrap_or(l::SESSION_LEAST),
+            group_max_session_timeout: options
+                .group_max_session_timeout
+                .unwrap_or(l::SESSION_GREATEST),
             log: options.log.unwrap_or_else(|| l::LOG.into()),
         };
         config.check_bounds()?;
@@ -237,6 +284,21 @@ impl ServeConfig {
         within("idle-timeout", self.idle_timeout, l::IDLE_MIN, l::IDLE_MAX)?;
         let queued = self.queued_request_memory;
         within("queued-request-memory", queued, l::QUEUED_REQUESTS_MIN, l::QUEUED_REQUESTS_MAX)?;
+        let timeout = self.transaction_max_timeout;
+        within("transaction-max-timeout", timeout, l::TRANSACTION_MIN, l::TRANSACTION_MAX)?;
+        let (expiration, least) = (self.transactional_id_expiration, l::TRANSACTIONAL_ID_MIN);
+        within("transactional-id-expiration", expiration, least, l::TRANSACTIONAL_ID_MAX)?;
+        within("offsets-retention", self.offsets_retention, l::OFFSETS_MIN, l::OFFSETS_MAX)?;
+        let (metadata, most) = (self.offset_metadata_max_size, l::OFFSET_METADATA_MAX);
+        within("offset-metadata-max-size", metadata, Size { bytes: 0 }, most)?;
+        let (delay, most) = (self.group_initial_rebalance_delay, l::REBALANCE_DELAY_MAX);
+        within("group-initial-rebalance-delay", delay, Span(Duration::ZERO), most)?;
+        let (least, greatest) = (self.group_min_session_timeout, self.group_max_session_timeout);
+        within("group-max-session-timeout", greatest, l::SESSION_MIN, l::SESSION_MAX)?;
+        within("group-min-session-timeout", least, l::SESSION_MIN, greatest)?;
+        if let Some(rack) = &self.rack {
+            within("rack (number of bytes)", rack.len(), 1, 249)?;
+        }
         if let Some(id) = &self.cluster_id {
             within("cluster-id (number of characters)", id.chars().count(), 1, 249)?;
         }
@@ -254,12 +316,15 @@ impl fmt::Display for ServeConfig {
         let rate = or(self.object_store_rate.map(|size| size.to_string()), "none");
         let admin = or(self.admin_listen.map(|address| address.to_string()), "none");
         let per_ip = or(self.max_connections_per_ip.map(|count| count.to_string()), "none");
+        let rack = self.rack.as_deref().unwrap_or("none");
         write!(
             f,
             "data-dir={} listeners={} wal={} wal-capacity={capacity} wal-reserve={} object-store={} durability={} \
              engine={} log-cache={} block-cache={} late-read-memory={} object-store-rate={rate} upload-size={upload_size} upload-interval={} compaction-size={} log-compaction-interval={} admin-listen={admin} node-id={} \
              auto-create-topics={} default-partitions={} max-message-size={} max-connections={} \
-             max-connections-per-ip={per_ip} max-connections-per-ip-overrides={} idle-timeout={} queued-request-memory={}",
+             max-connections-per-ip={per_ip} max-connections-per-ip-overrides={} idle-timeout={} queued-request-memory={} \
+             transaction-max-timeout={} transactional-id-expiration={} offsets-retention={} offset-metadata-max-size={} \
+             group-initial-rebalance-delay={} group-min-session-timeout={} group-max-session-timeout={} rack={rack}",
             self.data_dir.display(),
             listeners.join(","),
             self.wal.display(),
@@ -281,6 +346,13 @@ impl fmt::Display for ServeConfig {
             self.max_connections_per_ip_overrides,
             self.idle_timeout,
             self.queued_request_memory,
+            self.transaction_max_timeout,
+            self.transactional_id_expiration,
+            self.offsets_retention,
+            self.offset_metadata_max_size,
+            self.group_initial_rebalance_delay,
+            self.group_min_session_timeout,
+            self.group_max_session_timeout,
         )
     }
 }

@@ -3,6 +3,7 @@
 use std::net::{SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 
+use alluvium_broker::groups::GroupConfig;
 use alluvium_broker::{
     Broker, BrokerConfig, BrokerFold, ListenerConfig, SecurityConfig, StartError,
 };
@@ -220,6 +221,18 @@ fn broker_config(config: &ServeConfig) -> BrokerConfig {
         idle_timeout: config.idle_timeout.0,
         queued_request_bytes: config.queued_request_memory.bytes,
         log_compaction_check_interval: config.log_compaction_interval.0,
+        rack: config.rack.clone(),
+        transaction_max_timeout: config.transaction_max_timeout.0,
+        transactional_id_expiration: config.transactional_id_expiration.0,
+        groups: GroupConfig {
+            initial_rebalance_delay: config.group_initial_rebalance_delay.0,
+            min_session_timeout: config.group_min_session_timeout.0,
+            max_session_timeout: config.group_max_session_timeout.0,
+            max_offset_metadata_bytes: usize::try_from(config.offset_metadata_max_size.bytes)
+                .expect("the configuration was checked"),
+            offsets_retention: config.offsets_retention.0,
+            ..GroupConfig::default()
+        },
         ..BrokerConfig::default()
     }
 }
@@ -304,6 +317,46 @@ mod tests {
             missing_end: None,
             elapsed: Duration::from_millis(7),
         }
+    }
+
+    #[test]
+    fn what_the_operator_says_of_groups_and_transactions_reaches_the_server() {
+        let span = |text: &str| Some(text.parse::<Span>().unwrap());
+        let options = ServeOptions {
+            rack: Some("eu-1a".into()),
+            transaction_max_timeout: span("1h"),
+            transactional_id_expiration: span("2h"),
+            offsets_retention: span("3h"),
+            offset_metadata_max_size: Some(Size { bytes: 77 }),
+            group_initial_rebalance_delay: span("3s"),
+            group_min_session_timeout: span("5s"),
+            group_max_session_timeout: span("6s"),
+            ..ServeOptions::default()
+        };
+        let config = broker_config(&ServeConfig::load(options).unwrap());
+        let (hour, second) = (Duration::from_secs(3600), Duration::from_secs(1));
+        assert_eq!(config.rack.as_deref(), Some("eu-1a"));
+        assert_eq!(config.transaction_max_timeout, hour);
+        assert_eq!(config.transactional_id_expiration, 2 * hour);
+        let groups = config.groups;
+        assert_eq!(groups.offsets_retention, 3 * hour);
+        assert_eq!(groups.max_offset_metadata_bytes, 77);
+        assert_eq!(groups.initial_rebalance_delay, 3 * second);
+        assert_eq!(
+            (groups.min_session_timeout, groups.max_session_timeout),
+            (5 * second, 6 * second)
+        );
+    }
+
+    /// The defaults of the program are those of the broker, where both have one.
+    #[test]
+    fn nothing_said_of_groups_and_transactions_means_the_brokers_defaults() {
+        let options = ServeOptions::default();
+        let config = broker_config(&ServeConfig::load(options).unwrap());
+        let broker = BrokerConfig::default();
+        assert_eq!(config.transaction_max_timeout, broker.transaction_max_timeout);
+        assert_eq!(config.transactional_id_expiration, broker.transactional_id_expiration);
+        assert_eq!(format!("{:?}", config.groups), format!("{:?}", broker.groups));
     }
 
     #[test]

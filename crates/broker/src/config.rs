@@ -20,6 +20,8 @@ pub struct BrokerConfig {
     pub security: SecurityConfig,
     /// This server's id in the cluster (`node.id`). Default 1, minimum 0.
     pub node_id: i32,
+    /// Where this server stands, for clients that ask (`broker.rack`). Default none; 1 to 249 bytes.
+    pub rack: Option<String>,
     /// The cluster's id. Default: the stored one; a new random one on the very first start. If set, it must equal the
     /// stored one. 1 to 249 characters.
     pub cluster_id: Option<String>,
@@ -65,6 +67,11 @@ pub struct BrokerConfig {
     pub retention_check_interval: Duration,
     /// How often partitions are looked for that are to be compacted by key (`log.cleaner.backoff.ms`). Default 15 seconds, 1 ms to 30 days.
     pub log_compaction_check_interval: Duration,
+    /// Longest timeout that a producer may give its transactions (`transaction.max.timeout.ms`). Default 15 minutes, 1 second to 24 hours.
+    pub transaction_max_timeout: Duration,
+    /// A transactional id is forgotten so long after its last transaction (`transactional.id.expiration.ms`), which is looked at once an
+    /// hour. Default 7 days, 1 ms to 24 days.
+    pub transactional_id_expiration: Duration,
     /// Bounds and times of consumer groups.
     pub groups: GroupConfig,
 }
@@ -78,6 +85,7 @@ impl Default for BrokerConfig {
             ))],
             security: SecurityConfig::default(),
             node_id: 1,
+            rack: None,
             cluster_id: None,
             auto_create_topics: true,
             default_partitions: 1,
@@ -95,6 +103,8 @@ impl Default for BrokerConfig {
             shutdown_grace: Duration::from_secs(10),
             retention_check_interval: Duration::from_secs(300),
             log_compaction_check_interval: Duration::from_secs(15),
+            transaction_max_timeout: Duration::from_secs(15 * 60),
+            transactional_id_expiration: Duration::from_secs(7 * 86_400),
             groups: GroupConfig::default(),
         }
     }
@@ -131,6 +141,9 @@ impl BrokerConfig {
         }
         if let Some(id) = &self.cluster_id {
             within("cluster_id (length)", id.len(), 1, 249)?;
+        }
+        if let Some(rack) = &self.rack {
+            within("rack (length)", rack.len(), 1, 249)?;
         }
         let tokens = |listener: &ListenerConfig| listener.sasl.contains(&Mechanism::OauthBearer);
         if self.security.oauth.is_none() && self.listeners.iter().any(tokens) {
@@ -194,6 +207,18 @@ impl BrokerConfig {
             Duration::from_millis(1),
             Duration::from_secs(30 * 86_400),
         )?;
+        within(
+            "transaction_max_timeout",
+            self.transaction_max_timeout,
+            Duration::from_secs(1),
+            Duration::from_secs(86_400),
+        )?;
+        within(
+            "transactional_id_expiration",
+            self.transactional_id_expiration,
+            Duration::from_millis(1),
+            Duration::from_secs(24 * 86_400),
+        )?;
         within("shutdown_grace", self.shutdown_grace, Duration::ZERO, Duration::from_secs(3600))
     }
 }
@@ -211,7 +236,7 @@ mod tests {
     fn the_default_is_valid_and_each_bound_is_checked() {
         assert_eq!(BrokerConfig::default().validate(), Ok(()));
         type Change = fn(&mut BrokerConfig);
-        let broken: [(&str, Change); 9] = [
+        let broken: [(&str, Change); 12] = [
             ("advertised_host", |c| c.listeners[0].listen = "0.0.0.0:9092".parse().unwrap()),
             ("node_id", |c| c.node_id = -1),
             ("default_partitions", |c| c.default_partitions = 0),
@@ -221,6 +246,11 @@ mod tests {
             ("max_connections", |c| c.max_connections = 0),
             ("max_connections_of_address", |c| c.max_connections_of_address = 0),
             ("idle_timeout", |c| c.idle_timeout = Duration::ZERO),
+            ("rack", |c| c.rack = Some(String::new())),
+            ("transaction_max_timeout", |c| c.transaction_max_timeout = Duration::ZERO),
+            ("transactional_id_expiration", |c| {
+                c.transactional_id_expiration = Duration::from_secs(25 * 86_400);
+            }),
         ];
         for (field, change) in broken {
             let mut config = BrokerConfig::default();

@@ -205,7 +205,11 @@ impl Broker {
             listeners.push(Arc::new(listener));
             sockets.push(socket);
         }
-        let node = Node { id: config.node_id, cluster_id: StrBytes::from_string(cluster_id) };
+        let node = Node {
+            id: config.node_id,
+            cluster_id: StrBytes::from_string(cluster_id),
+            rack: config.rack.clone().map(StrBytes::from_string),
+        };
         let server = Arc::new(Server {
             request_memory: RequestMemory::new(config.queued_request_bytes),
             decoded_budget: ByteBudget::new(config.queued_request_bytes),

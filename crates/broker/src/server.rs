@@ -27,6 +27,7 @@ pub(crate) const CONCURRENT_DECOMPRESSIONS: usize = 2;
 pub(crate) struct Node {
     pub(crate) id: i32,
     pub(crate) cluster_id: StrBytes,
+    pub(crate) rack: Option<StrBytes>,
 }
 
 /// What all connections share.

@@ -199,6 +199,10 @@ pub(crate) struct ServeOptions {
     #[arg(long, env = "ALLUVIUM_NODE_ID", value_name = "N")]
     pub(crate) node_id: Option<u32>,
 
+    /// Where this server stands, for clients that ask (`broker.rack`). Default none, 1 to 249 bytes.
+    #[arg(long, env = "ALLUVIUM_RACK", value_name = "NAME")]
+    pub(crate) rack: Option<String>,
+
     /// Id of the cluster. Default: the stored one, a random one at the very first start. 1 to 249 characters.
     #[arg(long, env = "ALLUVIUM_CLUSTER_ID", value_name = "ID")]
     pub(crate) cluster_id: Option<String>,
@@ -236,6 +240,38 @@ pub(crate) struct ServeOptions {
     /// (`queued.max.request.bytes`). Default 256MiB, 100MiB to 1TiB.
     #[arg(long, env = "ALLUVIUM_QUEUED_REQUEST_MEMORY", value_name = "SIZE")]
     pub(crate) queued_request_memory: Option<Size>,
+
+    /// Longest timeout that a producer may give its transactions (`transaction.max.timeout.ms`). Default 15m, 1s to 24h.
+    #[arg(long, env = "ALLUVIUM_TRANSACTION_MAX_TIMEOUT", value_name = "TIME")]
+    pub(crate) transaction_max_timeout: Option<Span>,
+
+    /// A transactional id is forgotten so long after its last transaction (`transactional.id.expiration.ms`); looked at once an hour. Default 168h, 1h to
+    /// 576h.
+    #[arg(long, env = "ALLUVIUM_TRANSACTIONAL_ID_EXPIRATION", value_name = "TIME")]
+    pub(crate) transactional_id_expiration: Option<Span>,
+
+    /// A committed offset is dropped when it is this old and its group has been without members for as long (`offsets.retention.minutes`).
+    /// Default 168h, 1m to 87600h.
+    #[arg(long, env = "ALLUVIUM_OFFSETS_RETENTION", value_name = "TIME")]
+    pub(crate) offsets_retention: Option<Span>,
+
+    /// Longest text that a client may commit beside an offset (`offset.metadata.max.bytes`). Default 4KiB, 0 to 32767B.
+    #[arg(long, env = "ALLUVIUM_OFFSET_METADATA_MAX_SIZE", value_name = "SIZE")]
+    pub(crate) offset_metadata_max_size: Option<Size>,
+
+    /// How long the first rebalance of an empty classic group waits for more members (`group.initial.rebalance.delay.ms`, which Kafka has at
+    /// 3s). Default 0ms, up to 5m.
+    #[arg(long, env = "ALLUVIUM_GROUP_INITIAL_REBALANCE_DELAY", value_name = "TIME")]
+    pub(crate) group_initial_rebalance_delay: Option<Span>,
+
+    /// Shortest session timeout that a member of a classic group may ask for (`group.min.session.timeout.ms`). Default 6s, 1ms to
+    /// --group-max-session-timeout.
+    #[arg(long, env = "ALLUVIUM_GROUP_MIN_SESSION_TIMEOUT", value_name = "TIME")]
+    pub(crate) group_min_session_timeout: Option<Span>,
+
+    /// The longest one (`group.max.session.timeout.ms`). Default 30m, 1ms to 24h.
+    #[arg(long, env = "ALLUVIUM_GROUP_MAX_SESSION_TIMEOUT", value_name = "TIME")]
+    pub(crate) group_max_session_timeout: Option<Span>,
 
     /// What is logged: error, warn, info, debug, trace, or a filter such as `info,alluvium_stream=debug`. Default info.
     #[arg(long, env = "ALLUVIUM_LOG", value_name = "LEVEL")]
@@ -286,6 +322,7 @@ impl ServeOptions {
             log_compaction_interval: self.log_compaction_interval.or(other.log_compaction_interval),
             admin_listen: self.admin_listen.or(other.admin_listen),
             node_id: self.node_id.or(other.node_id),
+            rack: self.rack.or(other.rack),
             cluster_id: self.cluster_id.or(other.cluster_id),
             auto_create_topics: self.auto_create_topics.or(other.auto_create_topics),
             default_partitions: self.default_partitions.or(other.default_partitions),
@@ -297,6 +334,23 @@ impl ServeOptions {
                 .or(other.max_connections_per_ip_overrides),
             idle_timeout: self.idle_timeout.or(other.idle_timeout),
             queued_request_memory: self.queued_request_memory.or(other.queued_request_memory),
+            transaction_max_timeout: self.transaction_max_timeout.or(other.transaction_max_timeout),
+            transactional_id_expiration: self
+                .transactional_id_expiration
+                .or(other.transactional_id_expiration),
+            offsets_retention: self.offsets_retention.or(other.offsets_retention),
+            offset_metadata_max_size: self
+                .offset_metadata_max_size
+                .or(other.offset_metadata_max_size),
+            group_initial_rebalance_delay: self
+                .group_initial_rebalance_delay
+                .or(other.group_initial_rebalance_delay),
+            group_min_session_timeout: self
+                .group_min_session_timeout
+                .or(other.group_min_session_timeout),
+            group_max_session_timeout: self
+                .group_max_session_timeout
+                .or(other.group_max_session_timeout),
             log: self.log.or(other.log),
         }
     }

@@ -87,6 +87,14 @@ fn every_option_can_stand_in_the_file_under_its_own_name() {
         max-connections-per-ip-overrides = "10.0.0.1:20"
         idle-timeout = "5m"
         queued-request-memory = "128MiB"
+        rack = "eu-1a"
+        transaction-max-timeout = "1h"
+        transactional-id-expiration = "24h"
+        offsets-retention = "48h"
+        offset-metadata-max-size = "8KiB"
+        group-initial-rebalance-delay = "3s"
+        group-min-session-timeout = "1s"
+        group-max-session-timeout = "1h"
         log = "debug"
         session-lifetime = "1h"
         oauth-jwks = "https://issuer.example.org/keys"
@@ -193,6 +201,16 @@ fn values_out_of_bounds_are_refused_by_name() {
         (["--idle-timeout", "1ms"], "idle-timeout"),
         (["--queued-request-memory", "1MiB"], "queued-request-memory"),
         (["--cluster-id", ""], "cluster-id"),
+        (["--rack", ""], "rack"),
+        (["--transaction-max-timeout", "25h"], "transaction-max-timeout"),
+        (["--transactional-id-expiration", "1m"], "transactional-id-expiration"),
+        (["--offsets-retention", "1s"], "offsets-retention"),
+        (["--offset-metadata-max-size", "32KiB"], "offset-metadata-max-size"),
+        (["--group-initial-rebalance-delay", "6m"], "group-initial-rebalance-delay"),
+        (["--group-max-session-timeout", "25h"], "group-max-session-timeout"),
+        // More than the greatest, and more than it is as it comes.
+        (["--group-max-session-timeout", "5s"], "group-min-session-timeout"),
+        (["--group-min-session-timeout", "31m"], "group-min-session-timeout"),
     ] {
         let message = refused(&arguments);
         assert!(message.contains(option) && message.contains(" to "), "{message}");
@@ -311,7 +329,7 @@ fn the_help_names_each_default_and_its_bounds() {
             .unwrap_or_else(|| panic!("there is --{long}"));
         argument.get_help().expect("it has a help text").to_string()
     };
-    let named: [(&str, Vec<String>); 18] = [
+    let named: [(&str, Vec<String>); 25] = [
         ("data-dir", vec![l::DATA_DIR.into()]),
         ("listen", vec![l::LISTEN.into()]),
         ("admin-listen", vec![l::ADMIN_LISTEN.into()]),
@@ -341,6 +359,22 @@ fn the_help_names_each_default_and_its_bounds() {
         (
             "queued-request-memory",
             texts(&[l::QUEUED_REQUESTS, l::QUEUED_REQUESTS_MIN, l::QUEUED_REQUESTS_MAX]),
+        ),
+        (
+            "transaction-max-timeout",
+            texts(&[l::TRANSACTION, l::TRANSACTION_MIN, l::TRANSACTION_MAX]),
+        ),
+        (
+            "transactional-id-expiration",
+            texts(&[l::TRANSACTIONAL_ID, l::TRANSACTIONAL_ID_MIN, l::TRANSACTIONAL_ID_MAX]),
+        ),
+        ("offsets-retention", texts(&[l::OFFSETS, l::OFFSETS_MIN, l::OFFSETS_MAX])),
+        ("offset-metadata-max-size", texts(&[l::OFFSET_METADATA, l::OFFSET_METADATA_MAX])),
+        ("group-initial-rebalance-delay", texts(&[l::REBALANCE_DELAY, l::REBALANCE_DELAY_MAX])),
+        ("group-min-session-timeout", texts(&[l::SESSION_LEAST, l::SESSION_MIN])),
+        (
+            "group-max-session-timeout",
+            texts(&[l::SESSION_GREATEST, l::SESSION_MIN, l::SESSION_MAX]),
         ),
     ];
     for (option, values) in named {

@@ -38,7 +38,8 @@ pub(super) async fn handle(
             DescribeClusterBroker::default()
                 .with_broker_id(BrokerId(node.id))
                 .with_host(cx.peer.listener.host.clone())
-                .with_port(cx.peer.listener.port),
+                .with_port(cx.peer.listener.port)
+                .with_rack(node.rack.clone()),
         ])
         .with_cluster_authorized_operations(if request.include_cluster_authorized_operations {
             operations(cx)

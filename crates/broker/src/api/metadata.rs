@@ -57,7 +57,8 @@ pub(super) async fn handle(cx: &Context, request: MetadataRequest) -> MetadataRe
             MetadataResponseBroker::default()
                 .with_node_id(BrokerId(node.id))
                 .with_host(cx.peer.listener.host.clone())
-                .with_port(cx.peer.listener.port),
+                .with_port(cx.peer.listener.port)
+                .with_rack(node.rack.clone()),
         ])
         .with_cluster_id(Some(node.cluster_id.clone()))
         .with_controller_id(BrokerId(node.id))

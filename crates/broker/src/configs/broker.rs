@@ -8,7 +8,7 @@ use std::net::IpAddr;
 
 use super::{ConfigType, Overrides, Setting, topic};
 use crate::config::BrokerConfig;
-use crate::{producer_state, transactions};
+use crate::producer_state;
 
 /// A setting of the broker.
 pub(crate) struct BrokerSetting {
@@ -45,6 +45,7 @@ const FIXED: &[BrokerSetting] = &[
     fixed("advertised.listeners", List, None, "Where clients connect to."),
     fixed("auto.create.topics.enable", Boolean, Some("true"), "Create topics that clients ask for."),
     fixed("broker.id", Int, None, "This server's id."),
+    fixed("broker.rack", String, None, "Where this server stands."),
     fixed("connections.max.idle.ms", Long, Some("600000"), "Idle connections are closed after this time."),
     fixed("default.replication.factor", Int, Some("1"), "There is one replica."),
     fixed("delete.topic.enable", Boolean, Some("true"), "Topics can be deleted."),
@@ -132,14 +133,16 @@ pub(super) fn started_with(config: &BrokerConfig) -> Overrides {
         ("producer.id.expiration.ms", millis(producer_state::EXPIRATION)),
         ("queued.max.request.bytes", number(config.queued_request_bytes)),
         ("socket.request.max.bytes", number(config.max_request_bytes.into())),
-        ("transaction.max.timeout.ms", millis(transactions::MAX_TIMEOUT)),
-        ("transactional.id.expiration.ms", millis(transactions::ID_EXPIRATION)),
+        ("transaction.max.timeout.ms", millis(config.transaction_max_timeout)),
+        ("transactional.id.expiration.ms", millis(config.transactional_id_expiration)),
     ];
     let defaults = settings();
     let differs = |(name, value): &(&str, std::string::String)| {
         defaults.iter().all(|setting| setting.name != *name || setting.default != Some(value))
     };
-    values.into_iter().filter(differs).map(|(name, value)| (name.to_owned(), value)).collect()
+    let rack = config.rack.clone().map(|rack| ("broker.rack", rack));
+    let values = values.into_iter().filter(differs).chain(rack);
+    values.map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
 /// As Kafka writes them: `10.0.0.1:100,10.0.0.2:5`.

@@ -392,6 +392,10 @@ async fn no_batches_are_promised_that_the_store_refuses() {
 async fn a_broker_tells_what_it_was_started_with_and_what_is_fixed() {
     let server = TestServer::with(16 << 20, |config| {
         config.groups.offsets_retention = Duration::from_secs(3_600);
+        config.groups.max_session_timeout = Duration::from_secs(120);
+        config.transaction_max_timeout = Duration::from_secs(60);
+        config.transactional_id_expiration = Duration::from_secs(3_600);
+        config.rack = Some("eu-1a".into());
         config.max_connections_of_address = 9;
         config.max_connections_overrides = [("10.0.0.1".parse().unwrap(), 7)].into();
     })
@@ -399,7 +403,10 @@ async fn a_broker_tells_what_it_was_started_with_and_what_is_fixed() {
     let described = describe(&mut server.client().await, (BROKER, "1")).await;
     let value = |name: &str| told(&described[name]).0;
     assert_eq!(value("offsets.retention.minutes"), "60");
-    assert_eq!(value("transactional.id.expiration.ms"), "604800000");
+    assert_eq!(value("group.max.session.timeout.ms"), "120000");
+    assert_eq!(value("transaction.max.timeout.ms"), "60000");
+    assert_eq!(value("transactional.id.expiration.ms"), "3600000");
+    assert_eq!(value("broker.rack"), "eu-1a");
     assert_eq!(value("group.initial.rebalance.delay.ms"), "0");
     assert_eq!(value("max.connections.per.ip"), "9");
     assert_eq!(value("max.connections.per.ip.overrides"), "10.0.0.1:7");

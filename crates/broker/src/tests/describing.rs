@@ -2,7 +2,7 @@
 
 use kafka_protocol::messages::metadata_request::MetadataRequestTopic;
 use kafka_protocol::messages::{
-    ApiVersionsRequest, DescribeQuorumRequest, MetadataRequest, TopicName,
+    ApiVersionsRequest, DescribeClusterRequest, DescribeQuorumRequest, MetadataRequest, TopicName,
     describe_quorum_request as quorum,
 };
 use uuid::Uuid;
@@ -33,6 +33,25 @@ async fn metadata_by_id_does_not_look_at_the_name() {
             let topics = client.call(version, &wanted(unknown)).await.topics;
             assert_eq!(topics[0].error_code, 100, "UNKNOWN_TOPIC_ID");
             assert_eq!((topics[0].topic_id, &topics[0].name), (unknown, &None));
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn clients_learn_the_rack() {
+    for rack in [None, Some("eu-1a")] {
+        let server =
+            TestServer::with(16 << 20, |config| config.rack = rack.map(str::to_owned)).await;
+        let mut client = server.client().await;
+        for version in [0, 1, 13] {
+            let brokers = client.call(version, &MetadataRequest::default()).await.brokers;
+            // The first version does not have it.
+            assert_eq!(brokers[0].rack.as_deref(), rack.filter(|_| version > 0));
+        }
+        for version in 0..=2 {
+            let request = DescribeClusterRequest::default().with_endpoint_type(1);
+            let brokers = client.call(version, &request).await.brokers;
+            assert_eq!(brokers[0].rack.as_deref(), rack);
         }
     }
 }

@@ -12,7 +12,7 @@ use kafka_protocol::records::Compression;
 use super::harness::{Client, TestServer, fetch, produce, text};
 use crate::batch::tests::{encode, transactional};
 use crate::batch::{BatchHeader, Outcome};
-use crate::transactions::Transactions;
+use crate::transactions::{Transactions, forget_unused};
 
 const INVALID_REQUEST: i16 = 42;
 const POLICY_VIOLATION: i16 = 44;
@@ -766,4 +766,23 @@ async fn no_transaction_takes_all_the_memory_for_transactions() {
     assert_eq!(greedy.end(false).await, 0);
     assert_eq!(server.server().transactions.sizes(), ("greedymodest".len(), 0));
     assert_eq!(greedy.commit_offset("g", "t", 7).await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_operator_says_how_long_a_transaction_may_take_and_an_id_is_remembered() {
+    const INVALID_TRANSACTION_TIMEOUT: i16 = 50;
+    let server = TestServer::with(16 << 20, |config| {
+        config.transaction_max_timeout = Duration::from_secs(3_600);
+        config.transactional_id_expiration = Duration::from_millis(1);
+    })
+    .await;
+    let mut client = server.client().await;
+    let longer = init(&mut client, "longer", 3_600_001).await;
+    assert_eq!(longer, Err(INVALID_TRANSACTION_TIMEOUT));
+    init(&mut client, "id", 3_600_000).await.unwrap();
+    let transactions = &server.server().transactions;
+    assert_eq!(transactions.sizes(), ("id".len(), 0));
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    forget_unused(server.server()).await;
+    assert_eq!(transactions.sizes(), (0, 0));
 }

@@ -15,8 +15,7 @@ use crate::partition::{Partition, unix_time_ms};
 use crate::server::Server;
 use crate::state_stream::Refused;
 
-/// `transactional.id.expiration.ms`: an id is forgotten so long after its last transaction.
-pub(crate) const ID_EXPIRATION: Duration = Duration::from_secs(7 * 24 * 3600);
+/// How often ids are looked for that nobody has used for `transactional.id.expiration.ms`.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(3600);
 /// Ids that are forgotten before others have their turn.
 const FORGOTTEN_AT_ONCE: usize = 1_000;
@@ -183,9 +182,10 @@ fn abort_late(server: &Arc<Server>) -> bool {
 }
 
 /// Forget the ids that nobody has used for long. What can not be written now is tried again at the next look.
-async fn forget_unused(server: &Server) {
+pub(crate) async fn forget_unused(server: &Server) {
     let transactions = &server.transactions;
-    let expiration_ms = i64::try_from(ID_EXPIRATION.as_millis()).unwrap_or(i64::MAX);
+    let expiration = server.config.transactional_id_expiration;
+    let expiration_ms = i64::try_from(expiration.as_millis()).unwrap_or(i64::MAX);
     let before_ms = unix_time_ms().saturating_sub(expiration_ms);
     loop {
         let there_are_more = {

@@ -32,7 +32,9 @@ use crate::server::Server;
 use crate::state_stream::{self, KIND_TRANSACTIONS, Refused, StateError};
 use crate::state_table::{self, Corrupt};
 
-pub(crate) use end::{ID_EXPIRATION, resume, run};
+#[cfg(test)]
+pub(crate) use end::forget_unused;
+pub(crate) use end::{resume, run};
 pub(crate) use record::Transactions as Table;
 use record::{Event, Record};
 pub(crate) use transaction::State;
@@ -49,8 +51,6 @@ const MAX_ID_BYTES: usize = 1024;
 const MAX_OPEN_BYTES: usize = 64 << 20;
 /// What one of them can have of it.
 const MAX_TRANSACTION_BYTES: usize = MAX_OPEN_BYTES / 8;
-/// `transaction.max.timeout.ms`.
-pub(crate) const MAX_TIMEOUT: Duration = Duration::from_secs(15 * 60);
 /// Transactions that are looked at without a break.
 const LOOKED_AT_ONCE: usize = 1_000;
 /// How long a request waits for room in the log, or for the end of a transaction.
@@ -328,7 +328,7 @@ impl Transactions {
     ) -> Result<(i64, i16), ResponseError> {
         let this = &server.transactions;
         let timeout = u64::try_from(timeout_ms).unwrap_or(0);
-        if timeout == 0 || Duration::from_millis(timeout) > MAX_TIMEOUT {
+        if timeout == 0 || Duration::from_millis(timeout) > server.config.transaction_max_timeout {
             return Err(ResponseError::InvalidTransactionTimeout);
         }
         let slot = this.with_room(|| this.get_or_create(id)).await?;
