@@ -22,7 +22,10 @@ const NOTES: &[(&str, &str)] = &[
         "ListOffsets",
         "Version 11 asks for the offset up to which segments are in remote storage, of which there are none.",
     ),
-    ("OffsetCommit", "Version 10 names topics by id."),
+    (
+        "OffsetCommit",
+        "Version 10 names topics by id. The `retention_time_ms` of versions 2 to 4 is not heeded: the server's `offsets-retention` holds for all offsets.",
+    ),
     ("OffsetFetch", "Version 10 names topics by id."),
     (
         "CreateTopics",
@@ -103,6 +106,10 @@ const HEAD: &str = "# What of Kafka's protocol is served
 
 Each API that Apache Kafka 4.3.1 announces to clients (KRaft, one node), with the versions there and here. A client asks for this list with ApiVersions, and
 chooses what both sides have; what is absent is absent from the answer, so that a client knows.
+
+The coordinators of groups and of transactions keep their state in state streams, not in topics ([0010](decisions/0010-coordinator-state-in-state-streams.md)): `__consumer_offsets` and
+`__transaction_state` are there for clients that look for them, with one partition each, which is always empty. What is in them on Kafka is asked for by OffsetFetch, DescribeGroups, DescribeTransactions and
+the like.
 
 This page is made from the server's table of APIs, and checked against a running server: `UPDATE_DOCS=1 cargo test -p alluvium-broker compatibility`.
 
