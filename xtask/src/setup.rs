@@ -352,7 +352,8 @@ pub(crate) fn kgo_tests(root: &Path) -> Result<GoTest, Missing> {
     Ok(GoTest { program, package })
 }
 
-/// The crate of Rust's registry that holds librdkafka's source with its tests, as the archives of other registries do not.
+/// The crate of Rust's registry that holds librdkafka's source with its tests, as the archives of other registries do not. It is the newest one: the
+/// wheel from PyPI has a newer librdkafka, without tests.
 const RDKAFKA_SYS: &str = "4.10.0+2.12.1";
 
 /// librdkafka and its tests, built from source: the directory in which `test-runner` runs.

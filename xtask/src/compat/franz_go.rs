@@ -11,7 +11,7 @@ use crate::setup::{self, Missing};
 /// Far above what it takes: the tests themselves give up a minute earlier, and then say which have not ended.
 const LIMIT: Duration = Duration::from_secs(11 * 60);
 
-/// Records through each chain of groups. The authors send half a million, on more processors.
+/// Records through each chain of groups. The authors send half a million, on more processors (tests/compat/README.md).
 const RECORDS: u32 = 20_000;
 const RECORDS_SHORT: u32 = 2_000;
 
