@@ -83,7 +83,8 @@ enum Task {
     S3(S3Options),
     /// Run the fuzz targets of the WAL and of the server's requests: all, or the ones named.
     Fuzz(FuzzOptions),
-    /// Attack the server as clients can: connections, half and bad requests, bombs, answers that nobody reads, names without end.
+    /// Attack the server as clients can: connections, half and bad requests, bombs, answers that nobody reads, names without end, stolen
+    /// logins.
     Hostile(HostileOptions),
     /// Write many bytes through a small WAL and read all of them back: a campaign.
     Endless(EndlessOptions),

@@ -1,5 +1,6 @@
 //! Clients that mean harm, against the real binary: whatever they do, memory stays bounded, and an honest client is served all the while.
 
+mod logins;
 mod wire;
 
 use std::collections::HashSet;
@@ -16,7 +17,7 @@ use rustix::process::{Resource, getrlimit, setrlimit};
 
 use crate::Error;
 use crate::report::Case;
-use crate::server::{Config, Objects, Server};
+use crate::server::{Config, Objects, Server, free_address};
 use wire::{
     Batch, Body, CONSUMER_GROUP_HEARTBEAT, FETCH, INIT_PRODUCER_ID, JOIN_GROUP, LIST_OFFSETS,
     METADATA, Wire, create_topic, fetch, flexible, produce, produced, request, served, versions,
@@ -45,7 +46,12 @@ pub(crate) fn run(binary: &Path, directory: &Path, connections: u32) -> Result<V
     let asked = connections;
     let connections = raise_file_limit(asked)?;
     let max_connections = (connections + SPARE_CONNECTIONS).to_string();
+    let sasl = free_address()?;
+    let listener = format!(
+        "{{name='sasl', listen='{sasl}', protocol='SASL_PLAINTEXT', sasl-mechanisms=['PLAIN', 'SCRAM-SHA-256']}}"
+    );
     let arguments = ["--max-connections", &max_connections, "--upload-interval", "1h"];
+    let arguments = [&arguments[..], &["--listener", &listener]].concat();
     let config = Config {
         binary: binary.to_path_buf(),
         directory: directory.to_path_buf(),
@@ -53,12 +59,13 @@ pub(crate) fn run(binary: &Path, directory: &Path, connections: u32) -> Result<V
         log_cache_mebibytes: LOG_CACHE_MEBIBYTES,
         wal: None,
         objects: Some(Objects {
-            arguments: arguments.map(str::to_owned).into(),
+            arguments: arguments.into_iter().map(str::to_owned).collect(),
             environment: Vec::new(),
         }),
     };
     let server = Server::start(config)?;
-    let mut cases = Attacks::begin(&server, connections)?.all();
+    server.add_user(logins::USER.0, logins::USER.1)?;
+    let mut cases = Attacks::begin(&server, sasl.to_string(), connections)?.all();
     cases.extend(too_few(connections, asked));
     if cases.iter().any(Case::has_failed) {
         println!("data and log of the server stay in {}", directory.display());
@@ -67,6 +74,12 @@ pub(crate) fn run(binary: &Path, directory: &Path, connections: u32) -> Result<V
     cases.push(Case::run("nothing has panicked", || match server.log()?.contains("panicked") {
         true => Err(format!("the log tells of a panic{}", server.log_tail()).into()),
         false => Ok(()),
+    }));
+    cases.push(Case::run("no password is in the server's log", || {
+        match server.log()?.contains(logins::USER.1) {
+            true => Err("it is".into()),
+            false => Ok(()),
+        }
     }));
     cases.push(Case::run("the server stops on SIGTERM", || server.finish()));
     Ok(cases)
@@ -171,12 +184,14 @@ type Topic<'a> = (&'a str, i32, &'a [(&'a str, &'a str)]);
 
 struct Attacks<'a> {
     server: &'a Server,
+    /// Where clients log in.
+    sasl: String,
     honest: Honest,
     connections: u32,
 }
 
 impl<'a> Attacks<'a> {
-    fn begin(server: &'a Server, connections: u32) -> Result<Self, Error> {
+    fn begin(server: &'a Server, sasl: String, connections: u32) -> Result<Self, Error> {
         let mut wire = Wire::connect(&server.address())?;
         let topics: [Topic<'_>; 8] = [
             (HONEST, 1, &[]),
@@ -207,13 +222,13 @@ impl<'a> Attacks<'a> {
                 return Err(format!("a large batch is refused with {code}").into());
             }
         }
-        Ok(Self { server, honest: Honest::start(server.address()), connections })
+        Ok(Self { server, sasl, honest: Honest::start(server.address()), connections })
     }
 
     fn all(&self) -> Vec<Case> {
         type Attack<'a> = fn(&Attacks<'a>) -> Result<Held, Error>;
         // How much more memory the server may take at its height, in MiB: bounds of its documents, and what allocators do with it.
-        let attacks: [(&str, u64, Attack<'a>); 10] = [
+        let attacks: [(&str, u64, Attack<'a>); 11] = [
             ("lengths that can not be", 64, Self::lengths),
             ("arrays and texts that are not there", 64, Self::arrays),
             ("bad batches, old formats", 64, Self::batches),
@@ -223,6 +238,7 @@ impl<'a> Attacks<'a> {
             ("answers that nobody reads", 256, Self::unread_answers),
             ("members, sessions, producers, transactions without end", 256, Self::names),
             ("thousands of topics in one request", 256, Self::many_topics),
+            ("replayed and guessed passwords", 64, Self::logins),
             ("connections", 64 + u64::from(self.connections) * 32 / 1024, Self::idle_connections),
         ];
         let run = |(name, more_mebibytes, attack): (&str, u64, Attack<'a>)| {
@@ -476,6 +492,11 @@ impl<'a> Attacks<'a> {
             0 => Ok(Held(wires)),
             code => Err(format!("the first member of a group gets {code}").into()),
         }
+    }
+
+    fn logins(&self) -> Result<Held, Error> {
+        logins::attack(&self.sasl)?;
+        Ok(Held::default())
     }
 
     fn many_topics(&self) -> Result<Held, Error> {

@@ -11,9 +11,11 @@ pub(super) const FETCH: i16 = 1;
 pub(super) const LIST_OFFSETS: i16 = 2;
 pub(super) const METADATA: i16 = 3;
 pub(super) const JOIN_GROUP: i16 = 11;
+const SASL_HANDSHAKE: i16 = 17;
 const API_VERSIONS: i16 = 18;
 pub(super) const CREATE_TOPICS: i16 = 19;
 pub(super) const INIT_PRODUCER_ID: i16 = 22;
+const SASL_AUTHENTICATE: i16 = 36;
 pub(super) const CONSUMER_GROUP_HEARTBEAT: i16 = 68;
 
 /// Nobody waits longer for an answer.
@@ -165,6 +167,24 @@ impl Reader {
         Ok(())
     }
 
+    /// Empty where there is none.
+    pub(super) fn text(&mut self) -> Result<String, Error> {
+        let len = self.i16()?;
+        Ok(String::from_utf8_lossy(self.slice(len.into())?).into_owned())
+    }
+
+    pub(super) fn bytes(&mut self) -> Result<Vec<u8>, Error> {
+        let len = self.i32()?;
+        Ok(self.slice(len)?.to_vec())
+    }
+
+    fn slice(&mut self, len: i32) -> Result<&[u8], Error> {
+        let end = self.at + usize::try_from(len).unwrap_or(0);
+        let found = self.bytes.get(self.at..end).ok_or("the answer is too short")?;
+        self.at = end;
+        Ok(found)
+    }
+
     pub(super) fn len_bytes(&self) -> usize {
         self.bytes.len()
     }
@@ -254,6 +274,14 @@ pub(super) fn served(mut answer: Reader) -> Result<Vec<(i16, i16, i16)>, Error> 
         code => return Err(format!("ApiVersions gets {code}").into()),
     }
     (0..answer.i32()?).map(|_| Ok((answer.i16()?, answer.i16()?, answer.i16()?))).collect()
+}
+
+pub(super) fn handshake(mechanism: &str) -> Vec<u8> {
+    request(SASL_HANDSHAKE, 1, &Body::default().text(mechanism))
+}
+
+pub(super) fn authenticate(message: &[u8]) -> Vec<u8> {
+    request(SASL_AUTHENTICATE, 1, &Body::default().bytes(message))
 }
 
 pub(super) fn produce(topic: &str, batch: &[u8]) -> Vec<u8> {
