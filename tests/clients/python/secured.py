@@ -93,10 +93,20 @@ def there_and_back(config):
         consumer.close()
 
 
+def keep(error):
+    """Somebody may want to read what the server has told its clients."""
+    with open(os.environ["ERRORS"], "a", encoding="utf-8") as errors:
+        errors.write("python: " + error.str().replace("\n", " ") + "\n")
+
+
 def refused(code, config, words=""):
     """The client is not let in, and says why."""
     errors = []
-    client = Producer({**config, "error_cb": errors.append})
+
+    def take(error):
+        keep(error)
+        errors.append(error)
+    client = Producer({**config, "error_cb": take})
 
     def is_refused():
         client.poll(0.1)
@@ -152,6 +162,7 @@ def who_has_no_right_is_refused():
         try:
             produce(Producer(config), b"x")
         except KafkaException as error:
+            keep(error.args[0])
             equal(error.args[0].code(), KafkaError.TOPIC_AUTHORIZATION_FAILED, "the error")
         else:
             raise AssertionError("it writes")

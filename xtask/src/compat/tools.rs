@@ -19,6 +19,9 @@ pub(super) use cases::{Case, badly, fed, well};
 /// Far above what any of them takes. A consumer that waits for what never comes must not block the rest.
 const LIMIT: Duration = Duration::from_secs(60);
 
+/// What the last tool has said, beside the files that cases name.
+pub(super) const OUTPUT: &str = "output";
+
 /// So many lines of what a tool has said are shown when it is wrong.
 const SHOWN: usize = 30;
 
@@ -61,7 +64,7 @@ pub(super) fn case_passes(
     java.args(arguments.map(|word| word.replace("$FILES", &scratch.display().to_string())));
     let input = scratch.join("input");
     fs::write(&input, case.input)?;
-    let output = scratch.join("output");
+    let output = scratch.join(OUTPUT);
     let file = File::create(&output)?;
     java.current_dir(scratch).stdin(File::open(&input)?).stdout(file.try_clone()?).stderr(file);
     let mut child = java.spawn().map_err(|error| format!("java: {error}"))?;

@@ -149,9 +149,23 @@ func thereAndBack(t *testing.T, listener string, options ...kgo.Opt) {
 	}
 }
 
+// keep writes an error to where somebody reads what the server has told its clients.
+func keep(t *testing.T, told error) {
+	t.Helper()
+	if told == nil {
+		return
+	}
+	file, err := os.OpenFile(os.Getenv("ERRORS"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	must(t, err)
+	defer file.Close()
+	_, err = fmt.Fprintf(file, "go: %s\n", strings.ReplaceAll(told.Error(), "\n", " "))
+	must(t, err)
+}
+
 func refused(t *testing.T, wanted error, listener string, options ...kgo.Opt) {
 	t.Helper()
 	err := client(t, listener, options...).Ping(soon(t))
+	keep(t, err)
 	if !errors.Is(err, wanted) {
 		t.Fatalf("it fails by %v, not by %v", err, wanted)
 	}
@@ -183,11 +197,13 @@ func TestTokens(t *testing.T) {
 	for _, wrong := range []string{"expired.jwt", "forged.jwt"} {
 		// A server answers by a document that says so (RFC 7628), which this client has no error of its own for.
 		err := client(t, "SASL_TLS", ca, kgo.SASL(token(t, wrong))).Ping(soon(t))
+		keep(t, err)
 		if err == nil || !strings.Contains(err.Error(), "oauth") {
 			t.Fatalf("%s: %v", wrong, err)
 		}
 	}
 	err := client(t, "SASL", kgo.SASL(token(t, "alice.jwt"))).Ping(soon(t))
+	keep(t, err)
 	if err == nil || !strings.Contains(err.Error(), "OAUTHBEARER") && !errors.Is(err, kerr.UnsupportedSaslMechanism) {
 		t.Fatalf("a mechanism that the listener has not: %v", err)
 	}
@@ -197,6 +213,7 @@ func TestCertificates(t *testing.T) {
 	thereAndBack(t, "MUTUAL_TLS", trusting(t, "ca.pem", "alice.pem"))
 	for _, options := range []kgo.Opt{trusting(t, "ca.pem", ""), trusting(t, "ca.pem", "stranger.pem")} {
 		err := client(t, "MUTUAL_TLS", options).Ping(soon(t))
+		keep(t, err)
 		if err == nil || !strings.Contains(err.Error(), "remote error: tls") {
 			t.Fatalf("it fails by %v, not by an alert of TLS", err)
 		}
@@ -216,6 +233,7 @@ func TestNobodyMayDoAnything(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := c.ProduceSync(soon(t), &kgo.Record{Topic: topic, Value: []byte("x")}).First()
+			keep(t, err)
 			if !errors.Is(err, kerr.TopicAuthorizationFailed) {
 				t.Fatalf("writing fails by %v", err)
 			}

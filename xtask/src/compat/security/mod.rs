@@ -4,7 +4,8 @@ mod issuer;
 mod tools;
 
 use std::ffi::OsStr;
-use std::fs;
+use std::fs::{self, File};
+use std::io::Write;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -39,6 +40,9 @@ fn password(user: &str) -> String {
 /// A password that nobody has, long enough to be found where it should not be.
 const WRONG_PASSWORD: &str = "this-password-is-wrong";
 
+/// Who tells its errors; the short form has the first two.
+const KINDS: &[&str] = &["java", "go", "tools", "python"];
+
 /// What the short form does without, beside what the Java client says of itself.
 const LEFT_OUT: [&str; 3] =
     ["Kafka's tools, by --command-config", "secured.py", "tokens, keys from a file"];
@@ -60,7 +64,8 @@ pub(super) fn run(compat: &Compat<'_>) -> Result<Vec<Case>, Missing> {
     let place = Place::new(binary, &compat.root.join("target/e2e/run/compat-security"))?;
     let server = place.start(&place.issuer.jwks_url())?;
     let mut cases = place.clients(compat.root, &programs)?;
-    cases.push(place.secrets(&server));
+    let kinds = if compat.short { &KINDS[..2] } else { KINDS };
+    cases.extend(place.secrets(&server, kinds));
     if place.stays(&cases) {
         return Ok(cases);
     }
@@ -75,7 +80,7 @@ pub(super) fn run(compat: &Compat<'_>) -> Result<Vec<Case>, Missing> {
         let file = place.files.join("jwks.json");
         let server = place.start(&file.display().to_string())?;
         cases.extend(place.go(&programs.go, "^TestTokens$")?.into_iter().map(of_file));
-        cases.push(of_file(place.secrets(&server)));
+        cases.extend(place.secrets(&server, &["go"]).map(of_file));
         if place.stays(&cases) {
             return Ok(cases);
         }
@@ -99,6 +104,8 @@ struct Place {
     directory: PathBuf,
     /// Certificates, tokens, properties of Kafka's tools.
     files: PathBuf,
+    /// What clients are told when they are refused, a line each behind the client's kind.
+    errors: PathBuf,
     issuer: Issuer,
     tls: SocketAddr,
     mutual_tls: SocketAddr,
@@ -140,6 +147,7 @@ impl Place {
             binary: binary.to_owned(),
             directory: directory.to_owned(),
             files,
+            errors: directory.join("errors"),
             issuer,
             tls: free_address()?,
             mutual_tls: free_address()?,
@@ -210,7 +218,7 @@ impl Place {
             command.env(name, address.to_string());
         }
         command.env("FILES", &self.files).env("TOKENS", self.tokens());
-        command.env("WRONG_PASSWORD", WRONG_PASSWORD);
+        command.env("WRONG_PASSWORD", WRONG_PASSWORD).env("ERRORS", &self.errors);
         command.env("PYTHONDONTWRITEBYTECODE", "1");
         command
     }
@@ -243,8 +251,27 @@ impl Place {
         Ok(cases)
     }
 
-    fn secrets(&self, server: &Server) -> Case {
-        Case::run("no secret is in the server's log", || self.no_secret(&server.log()?))
+    /// No secret is in the server's log, or in what it has told these kinds of clients since this was asked the last time.
+    fn secrets(&self, server: &Server, kinds: &[&str]) -> [Case; 2] {
+        [
+            Case::run("no secret is in the server's log", || {
+                no_secret(&server.log()?, &self.all_secrets()?)
+            }),
+            Case::run("no secret is in the errors of clients", || {
+                let errors = String::from_utf8_lossy(&fs::read(&self.errors)?).into_owned();
+                no_secret_in_errors(&errors, kinds, &self.all_secrets()?)?;
+                Ok(fs::remove_file(&self.errors)?)
+            }),
+        ]
+    }
+
+    /// Keep what a client of this kind has said.
+    fn keep_errors(&self, kind: &str, said: &[u8]) -> Result<(), Error> {
+        let mut file = File::options().create(true).append(true).open(&self.errors)?;
+        for line in String::from_utf8_lossy(said).lines() {
+            writeln!(file, "{kind}: {line}")?;
+        }
+        Ok(())
     }
 
     /// Whether what there is stays, since a case has failed.
@@ -278,16 +305,48 @@ impl Place {
         }
     }
 
-    fn no_secret(&self, log: &str) -> Result<(), Error> {
+    fn all_secrets(&self) -> Result<Vec<String>, Error> {
         let mut secrets: Vec<String> = USERS.iter().map(|user| password(user)).collect();
         secrets.push(WRONG_PASSWORD.into());
         secrets.extend(self.issuer.given());
         for file in self.token_files() {
             secrets.push(fs::read_to_string(file)?);
         }
-        match secrets.iter().find(|secret| log.contains(secret.as_str())) {
-            Some(secret) => Err(format!("`{secret}` is in the server's log").into()),
-            None => Ok(()),
+        Ok(secrets)
+    }
+}
+
+fn no_secret(text: &str, secrets: &[String]) -> Result<(), Error> {
+    match text.lines().find(|line| secrets.iter().any(|secret| line.contains(secret.as_str()))) {
+        Some(line) => Err(format!("there is one in: {line}").into()),
+        None => Ok(()),
+    }
+}
+
+/// The same of errors, of which there must be some of each kind: else nobody would have looked.
+fn no_secret_in_errors(errors: &str, kinds: &[&str], secrets: &[String]) -> Result<(), Error> {
+    for kind in kinds {
+        let of_kind =
+            |line: &str| line.strip_prefix(*kind).is_some_and(|rest| rest.starts_with(": "));
+        if !errors.lines().any(of_kind) {
+            return Err(format!("no client of the kind {kind} has told an error").into());
         }
+    }
+    no_secret(errors, secrets)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_secret_in_an_error_is_found_and_so_is_a_client_that_tells_none() {
+        let secrets = ["alice-has-this-secret".to_owned()];
+        let check = |errors: &str| no_secret_in_errors(errors, &["java", "go"], &secrets);
+        assert!(check("java: invalid credentials\ngo: the same\n").is_ok());
+        assert!(check("java: invalid credentials\n").is_err());
+        assert!(check("").is_err());
+        let told = check("java: x\ngo: alice-has-this-secret is wrong\n").unwrap_err();
+        assert!(told.to_string().contains("go: alice"), "{told}");
     }
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use super::{Place, password};
 use crate::Error;
-use crate::compat::tools::{Case, badly, case_passes, fed, well};
+use crate::compat::tools::{Case, OUTPUT, badly, case_passes, fed, well};
 use crate::report;
 
 /// By whom and where to, in the words of a properties file, and what.
@@ -179,11 +179,12 @@ pub(super) fn run(jars: &Path, place: &Place) -> Result<Vec<report::Case>, Error
     let mut done = Vec::new();
     for Cases { at, cases } in ALL {
         let address = at(place).to_string();
-        done.extend(cases.iter().map(|case| {
-            report::Case::run(&format!("{}: {}", case.tool, case.what), || {
-                case_passes(case, &address, &class_path, files)
-            })
-        }));
+        for case in cases {
+            done.push(report::Case::run(&format!("{}: {}", case.tool, case.what), || {
+                case_passes(case, &address, &class_path, files)?;
+                place.keep_errors("tools", &fs::read(files.join(OUTPUT))?)
+            }));
+        }
     }
     Ok(done)
 }

@@ -1,7 +1,11 @@
 package alluvium.clients;
 
+import java.io.IOException;
 import java.io.PrintWriter;
 import java.io.StringWriter;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.nio.file.StandardOpenOption;
 import java.time.Duration;
 import java.util.LinkedHashMap;
 import java.util.Map;
@@ -75,6 +79,7 @@ final class Tap {
         try {
             test.run();
         } catch (Exception thrown) {
+            keep(thrown);
             for (Throwable cause = thrown; cause != null; cause = cause.getCause()) {
                 if (error.isInstance(cause)) {
                     return;
@@ -83,6 +88,18 @@ final class Tap {
             throw new AssertionError("it fails by " + thrown + ", not " + error.getSimpleName(), thrown);
         }
         throw new AssertionError("it does not fail, but by " + error.getSimpleName() + " it should");
+    }
+
+    /** Somebody may want to read what the server has told its clients. */
+    private static void keep(Exception thrown) throws IOException {
+        String errors = System.getenv("ERRORS");
+        if (errors == null) {
+            return;
+        }
+        for (Throwable cause = thrown; cause != null; cause = cause.getCause()) {
+            String line = "java: " + cause.toString().replace('\n', ' ') + "\n";
+            Files.writeString(Path.of(errors), line, StandardOpenOption.CREATE, StandardOpenOption.APPEND);
+        }
     }
 
     /** Repeats the attempt until it returns true. */
