@@ -5,8 +5,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use crate::Error;
-use crate::exec::{cargo, describe, follow, output};
-use crate::report::{Case, Report, cargo_case};
+use crate::exec::{cargo, describe, each_line, follow, output};
+use crate::report::{CargoTests, Case, Report};
 
 /// Longer than any step takes on a slow machine from a fresh clone.
 const STEP_LIMIT: Duration = Duration::from_secs(45 * 60);
@@ -89,9 +89,15 @@ pub(crate) fn cargo_tests(root: &Path) -> Result<Vec<Case>, Error> {
 
 /// A `cargo test`, one case for each test.
 pub(crate) fn test(command: &mut Command) -> Result<Vec<Case>, Error> {
+    command.args(["--", "--show-output"]);
     println!("{}", describe(command));
-    let mut cases = Vec::new();
-    let status = follow(command, STEP_LIMIT, |line| cases.extend(cargo_case(line)))?;
+    let mut tests = CargoTests::default();
+    let status = each_line(command, STEP_LIMIT, |line| {
+        if tests.line(line) {
+            println!("{line}");
+        }
+    })?;
+    let mut cases = tests.finish();
     if !status.success() && !cases.iter().any(Case::has_failed) {
         // A compile error, or a test process that was killed.
         cases.push(Case::failed("cargo test", status));

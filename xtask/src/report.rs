@@ -290,8 +290,57 @@ fn only_leaves(cases: Vec<Case>) -> Vec<Case> {
     cases.into_iter().filter(is_leaf).collect()
 }
 
+/// Collects the cases of `cargo test -- --show-output`, which also tells what tests that have passed have printed: where one does not run, it
+/// says `skipped: ` and why.
+#[derive(Default)]
+pub(crate) struct CargoTests {
+    cases: Vec<Case>,
+    /// The first case of the program that runs.
+    first: usize,
+    /// Between these lines is what tests have printed that have passed.
+    shown: bool,
+    /// Whose output the next lines are.
+    current: Option<String>,
+}
+
+impl CargoTests {
+    /// Whether the line is for people, and not the output of a test that has passed.
+    pub(crate) fn line(&mut self, line: &str) -> bool {
+        if line.starts_with("test result: ") {
+            (self.first, self.shown, self.current) = (self.cases.len(), false, None);
+        } else if line == "failures:" {
+            (self.shown, self.current) = (false, None);
+        } else if line == "successes:" {
+            self.shown = true;
+        } else if !self.shown {
+            self.cases.extend(cargo_case(line));
+        } else if let Some(name) = output_of(line) {
+            self.current = Some(name.to_owned());
+        } else if let (Some(name), Some(reason)) = (&self.current, reason_to_skip(line)) {
+            let passed = Case::passed(name);
+            if let Some(case) = self.cases[self.first..].iter_mut().find(|case| **case == passed) {
+                *case = Case::skipped(name, reason);
+            }
+        }
+        !self.shown
+    }
+
+    pub(crate) fn finish(self) -> Vec<Case> {
+        self.cases
+    }
+}
+
+/// The test in `---- name stdout ----`.
+fn output_of(line: &str) -> Option<&str> {
+    line.strip_prefix("---- ")?.strip_suffix(" stdout ----")
+}
+
+fn reason_to_skip(line: &str) -> Option<&str> {
+    line.strip_prefix("skipped: ").or_else(|| line.strip_prefix("SKIPPED: "))
+}
+
 /// The case in a line of `cargo test`, if there is one: `test name ... ok`.
-pub(crate) fn cargo_case(line: &str) -> Option<Case> {
+fn cargo_case(line: &str) -> Option<Case> {
     let (name, outcome) = line.strip_prefix("test ")?.rsplit_once(" ... ")?;
     match outcome {
         "ok" => Some(Case::passed(name)),
@@ -389,6 +438,50 @@ mod tests {
             Case::failed("C", "it has not ended: panic: too much"),
         ];
         assert_eq!(go(&lines, 2), wanted);
+    }
+
+    #[test]
+    fn a_cargo_test_that_says_that_it_does_not_run_is_skipped() {
+        let lines = [
+            "test a ... ok",
+            "test b ... ok",
+            "test c ... FAILED",
+            "",
+            "successes:",
+            "",
+            "---- a stdout ----",
+            "test x ... ok",
+            "skipped: fio is not installed",
+            "",
+            "successes:",
+            "    a",
+            "    b",
+            "",
+            "failures:",
+            "",
+            "---- c stdout ----",
+            "skipped: is what it should print",
+            "",
+            "failures:",
+            "    c",
+            "",
+            "test result: FAILED. 2 passed; 1 failed",
+            "test a ... ok",
+            "successes:",
+            "---- a stdout ----",
+            "test result: ok. 1 passed",
+        ];
+        let mut tests = CargoTests::default();
+        let shown = lines.into_iter().filter(|line| tests.line(line)).count();
+        assert_eq!(shown, lines.len() - 12);
+        let wanted = [
+            Case::skipped("a", "fio is not installed"),
+            Case::passed("b"),
+            Case::failed("c", "see its output above"),
+            // Of another program.
+            Case::passed("a"),
+        ];
+        assert_eq!(tests.finish(), wanted);
     }
 
     #[test]
