@@ -52,9 +52,7 @@ pub(crate) async fn admit(
     };
     let batch = match rules.compression {
         Some((codec, level)) if header.codec() != Some(codec) => {
-            // A topic may allow what the store does not take.
-            let max_bytes = u64::from(rules.max_batch_bytes).min(server.store.max_batch_bytes());
-            let max_bytes = max_bytes as usize;
+            let max_bytes = rules.max_batch_bytes as usize;
             let compress = move || records::recompress(&batch, codec, level, max_bytes);
             Bytes::from(server.look_into(compress).await?)
         }

@@ -35,7 +35,7 @@ fn nothing_given_means_the_documented_defaults() {
     assert_eq!(config.admin_listen, Some("127.0.0.1:9644".parse().unwrap()));
     assert_eq!((config.wal_capacity, config.upload_size), (None, None));
     assert_eq!(config.log_cache, Size::gib(1));
-    assert_eq!(config.upload_interval, Span(std::time::Duration::from_secs(60)));
+    assert_eq!(config.upload_interval, Span(Duration::from_secs(60)));
     assert_eq!((config.durability, config.engine), (Durability::Auto, Engine::Auto));
     assert!(config.auto_create_topics && !config.wal_reserve && !config.force_format);
 }

@@ -544,9 +544,7 @@ fn locate(cx: &Context, want: &Want, read_committed: bool) -> Result<Source, Api
         return Err(out_of_range());
     }
     let end = if read_committed { partition.stable_end() } else { stream.durable_end() };
-    let allowed = topic.rules.append.max_batch_bytes.max(cx.server.config.max_message_bytes);
-    // A topic may allow what the store does not take.
-    let largest = u64::from(allowed).min(cx.server.store.max_batch_bytes());
+    let largest = topic.rules.append.max_batch_bytes.max(cx.server.config.max_message_bytes);
     let from = (from < end).then_some(from);
     Ok(Source { partition, from, one_batch_bytes: largest as usize })
 }

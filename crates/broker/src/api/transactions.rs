@@ -156,11 +156,12 @@ pub(super) async fn commit_offsets(
     };
     let add = cx.version >= FIRST_OF_VERSION_2;
     // An earlier transaction may have been waited for, and another topic may have the name by now.
-    let may_commit = |topics: &[(String, Vec<Position>)]| {
-        match meant.iter().all(|id| cx.server.topics.by_id(*id).is_ok()) {
-            true => groups.check_transactional_commit(&request, topics),
-            false => Err(ResponseError::UnknownTopicOrPartition),
-        }
+    let may_commit = |topics: &[(String, Vec<Position>)]| match meant
+        .iter()
+        .all(|id| cx.server.topics.by_id(*id).is_ok())
+    {
+        true => groups.check_transactional_commit(&request, topics),
+        false => Err(ResponseError::UnknownTopicOrPartition),
     };
     let transactions = &cx.server.transactions;
     let outcome = match allowed {

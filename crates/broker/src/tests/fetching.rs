@@ -170,19 +170,6 @@ async fn a_large_batch_is_counted_as_what_it_is() {
     timeout(HANG, counted).await.expect("it is not counted");
 }
 
-/// Else each fetch of such a topic would take all the memory for answers, or wait for it.
-#[tokio::test(flavor = "multi_thread")]
-async fn no_batch_is_larger_than_the_store_takes() {
-    let server = TestServer::start().await;
-    server.topic("t", 1, &[("max.message.bytes", "2147483647")]).await;
-    let mut client = server.client().await;
-    let batch = plain(&[1; 12_000]);
-    assert!(batch.len() > 128 << 10, "{}", batch.len());
-    assert_eq!(client.produce("t", 0, &batch).await, (0, 0));
-    let _of_another = server.server().fetch_budget.acquire(1).await;
-    assert_eq!(client.fetch("t", 0, 0).await, (0, 12_000, stored(&batch, 0)));
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn who_keeps_memory_that_others_wait_for_is_given_up() {
     let server = TestServer::with(128 << 20, |config| {

@@ -179,7 +179,7 @@ pub(super) fn run(jars: &Path, place: &Place) -> Result<Vec<report::Case>, Error
     let mut done = Vec::new();
     for Cases { at, cases } in ALL {
         let address = at(place).to_string();
-        for case in cases {
+        for case in *cases {
             done.push(report::Case::run(&format!("{}: {}", case.tool, case.what), || {
                 case_passes(case, &address, &class_path, files)?;
                 place.keep_errors("tools", &fs::read(files.join(OUTPUT))?)
