@@ -189,7 +189,7 @@ pub(crate) fn skip_if_missing(
     match result {
         Ok(cases) => Ok(cases),
         Err(Missing::NotAllowed(reason)) => {
-            println!("skipped: {reason}");
+            println!("skipped - {name}: {reason}");
             Ok(vec![Case::skipped(name, reason)])
         }
         Err(Missing::Failed(error)) => {

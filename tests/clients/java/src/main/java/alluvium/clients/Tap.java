@@ -22,6 +22,8 @@ final class Tap {
     }
 
     private static final class Skipped extends RuntimeException {
+        private static final long serialVersionUID = 1;
+
         Skipped(String reason) {
             super(reason);
         }
