@@ -16,6 +16,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
+use crate::memory::Mapping;
 use crate::sync::Mutex;
 
 /// Unit of position and length of every request, and alignment of every buffer: 4 KiB, whatever the logical block of
@@ -80,7 +81,7 @@ impl Memory {
         match self {
             Self::Heap(heap) | Self::Spare(Some(heap), _) => heap.ptr,
             Self::Spare(None, _) => unreachable!("taken by drop only"),
-            Self::Slot(index, pool) => pool.region.at(index * pool.slot_bytes),
+            Self::Slot(index, pool) => pool.slot(*index),
         }
     }
 
@@ -241,7 +242,8 @@ impl fmt::Debug for SharedBuf {
 ///
 /// Buffers keep the pool alive; the mapping goes away with the last of them.
 pub(crate) struct Pool {
-    region: Region,
+    /// `None` if there are no slots.
+    region: Option<Mapping>,
     slot_bytes: usize,
     max_spare_bytes: usize,
     free: Mutex<Free>,
@@ -269,8 +271,8 @@ impl Pool {
             slot_bytes > 0 && slot_bytes.is_multiple_of(PAGE_BYTES),
             "a slot of {slot_bytes} bytes"
         );
-        let region =
-            Region::map(slot_bytes.checked_mul(slots).expect("size of the pool overflows"))?;
+        let bytes = slot_bytes.checked_mul(slots).expect("size of the pool overflows");
+        let region = (bytes > 0).then(|| Mapping::zeroed(bytes)).transpose()?;
         let free = Free {
             // In reverse, so that low slots are used first and an idle pool touches little memory.
             slots: (0..slots).rev().collect(),
@@ -312,55 +314,14 @@ impl Pool {
 
     /// The memory of all slots, to be registered with io_uring as one fixed buffer. `None` if there are no slots.
     pub(crate) fn region(&self) -> Option<(*mut u8, usize)> {
-        (self.region.len > 0).then_some((self.region.ptr.as_ptr(), self.region.len))
-    }
-}
-
-/// An anonymous private mapping: zeroed by the kernel, page-aligned.
-struct Region {
-    ptr: NonNull<u8>,
-    len: usize,
-}
-
-impl Region {
-    fn map(len: usize) -> std::io::Result<Self> {
-        if len == 0 {
-            return Ok(Self { ptr: NonNull::dangling(), len });
-        }
-        use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
-        // SAFETY: with a null hint and without MAP_FIXED the kernel picks free address space, so no existing mapping
-        // changes (mmap(2)).
-        let ptr = unsafe {
-            mmap_anonymous(
-                std::ptr::null_mut(),
-                len,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::PRIVATE,
-            )
-        }?;
-        let ptr = NonNull::new(ptr.cast()).expect("mmap without MAP_FIXED never maps address zero");
-        Ok(Self { ptr, len })
+        self.region.as_ref().map(|region| (region.ptr().as_ptr(), region.len()))
     }
 
-    fn at(&self, offset: usize) -> NonNull<u8> {
-        assert!(offset < self.len);
+    fn slot(&self, index: usize) -> NonNull<u8> {
+        let region = self.region.as_ref().expect("who has a slot got it from the region");
+        let at = index * self.slot_bytes;
+        assert!(at < region.len());
         // SAFETY: inside the mapping, by the assertion.
-        unsafe { self.ptr.add(offset) }
+        unsafe { region.ptr().add(at) }
     }
 }
-
-impl Drop for Region {
-    fn drop(&mut self) {
-        if self.len > 0 {
-            // SAFETY: mapped by `map` with this length. No buffer points into it any more, since each one holds the
-            // `Arc<Pool>` that owns this region.
-            let unmapped = unsafe { rustix::mm::munmap(self.ptr.as_ptr().cast(), self.len) };
-            debug_assert!(unmapped.is_ok());
-        }
-    }
-}
-
-// SAFETY: address and length of a mapping that belongs to the process, not to a thread.
-unsafe impl Send for Region {}
-// SAFETY: `&Region` hands out addresses only; which buffer may use which slot is decided by `Pool::free`.
-unsafe impl Sync for Region {}

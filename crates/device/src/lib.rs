@@ -1,12 +1,14 @@
 #![doc = include_str!("../README.md")]
 #![allow(unsafe_code)]
 
+mod arena;
 mod buffer;
 #[cfg(test)]
 mod conformance;
 mod copy;
 mod engine;
 mod error;
+mod memory;
 pub mod model;
 mod open;
 mod priority;
@@ -19,9 +21,11 @@ mod sync;
 pub mod sync;
 mod target;
 
+pub use arena::{Arena, GRANULE_BYTES, Reservation};
 pub use buffer::{AlignedBuf, PAGE_BYTES, SharedBuf};
 pub use copy::copy_in_steps;
 pub use error::{DeviceError, OpenError, ReserveError};
+pub use memory::Words;
 pub use open::{Access, Durability, Engine, OpenOptions, Progress, open};
 pub use priority::make_way;
 

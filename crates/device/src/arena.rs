@@ -1,0 +1,308 @@
+//! Memory that is filled from its beginning by many threads and read by others meanwhile.
+//!
+//! Each granule of 8 bytes goes through three states: *free*; *taken*, by the one [`Reservation`] that may write it; *published*, from when on it never changes.
+//! A bit per granule tells the last one apart, and [`Arena::read`] hands out published granules only: there is no way to see a byte that may still be written.
+
+#[cfg(all(test, loom))]
+mod models;
+#[cfg(all(test, not(loom)))]
+mod tests;
+
+use std::fmt;
+use std::io;
+use std::ops::{Deref, DerefMut, Range};
+use std::ptr::NonNull;
+
+use crate::PAGE_BYTES;
+use crate::memory::Mapping;
+use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+/// Unit of places in an [`Arena`].
+pub const GRANULE_BYTES: usize = 8;
+
+/// Bits of one word of the map of what is published.
+const WORD_BITS: usize = u64::BITS as usize;
+
+/// [`Arena::end`] before somebody found it full.
+const OPEN: usize = usize::MAX;
+
+/// Memory that is appended to without a lock, and read without a copy. See the head of this module.
+pub struct Arena {
+    mapping: Mapping,
+    /// Granules that were taken; goes on growing when it is full.
+    tail: AtomicUsize,
+    /// Granules behind which nobody has taken anything, once it is full; [`OPEN`] before.
+    end: AtomicUsize,
+    /// Granules below it are published, whatever the bits say.
+    sealed: AtomicUsize,
+    /// A bit for each granule.
+    published: Box<[AtomicU64]>,
+    /// Stands for the granules' bytes in front of the model checker, which sees no memory but its own.
+    #[cfg(loom)]
+    cells: Box<[loom::cell::UnsafeCell<()>]>,
+}
+
+// SAFETY: the mapping's bytes are reached through `Reservation`, which is the only one for its granules, until it publishes them, and through `read`, after that.
+unsafe impl Sync for Arena {}
+// SAFETY: nothing in it is tied to a thread.
+unsafe impl Send for Arena {}
+
+impl Arena {
+    /// Free memory of `capacity_bytes`, a positive multiple of [`PAGE_BYTES`].
+    ///
+    /// # Errors
+    /// There is no memory for it.
+    pub fn new(capacity_bytes: usize) -> io::Result<Self> {
+        let mapping = Mapping::huge(capacity_bytes)?;
+        let words = (capacity_bytes / GRANULE_BYTES).div_ceil(WORD_BITS);
+        Ok(Self {
+            mapping,
+            tail: AtomicUsize::new(0),
+            end: AtomicUsize::new(OPEN),
+            sealed: AtomicUsize::new(0),
+            published: (0..words).map(|_| AtomicU64::new(0)).collect(),
+            #[cfg(loom)]
+            cells: (0..capacity_bytes / GRANULE_BYTES)
+                .map(|_| loom::cell::UnsafeCell::new(()))
+                .collect(),
+        })
+    }
+
+    /// Its size.
+    pub fn capacity_bytes(&self) -> usize {
+        self.mapping.len()
+    }
+
+    fn granules(&self) -> usize {
+        self.capacity_bytes() / GRANULE_BYTES
+    }
+
+    /// Take the next `len_bytes`, rounded up to granules, for writing. `None` if they are not free: the arena is full then, and takes nothing any more, smaller things neither.
+    ///
+    /// One atomic addition. Panics on zero bytes.
+    #[inline]
+    pub fn reserve(&self, len_bytes: usize) -> Option<Reservation<'_>> {
+        assert!(len_bytes > 0, "nothing can not be taken");
+        // Whoever asks again and again must not bring the counter round.
+        if self.end.load(Ordering::Relaxed) != OPEN {
+            return None;
+        }
+        let granules = len_bytes.div_ceil(GRANULE_BYTES).min(self.granules() + 1);
+        let first = self.tail.fetch_add(granules, Ordering::Relaxed);
+        if first.saturating_add(granules) <= self.granules() {
+            return Some(Reservation { arena: self, first, granules, len_bytes });
+        }
+        self.found_full(first);
+        None
+    }
+
+    /// Take nothing any more. What was taken before may still be published.
+    pub fn close(&self) {
+        if self.end.load(Ordering::Relaxed) != OPEN {
+            return;
+        }
+        let first = self.tail.fetch_add(self.granules() + 1, Ordering::Relaxed);
+        self.found_full(first);
+    }
+
+    /// The first one who does not fit finds the end: all before him did fit, whoever comes after him begins behind the capacity.
+    #[cold]
+    fn found_full(&self, first: usize) {
+        // `first` is at most the capacity for exactly one caller: his own addition has brought the tail beyond it.
+        if first <= self.granules() {
+            self.end.store(first, Ordering::Release);
+        }
+    }
+
+    /// Bytes from its beginning on that were taken until now: the end of what somebody has taken. `None` for the moment between somebody finding it full and saying so.
+    pub fn taken_bytes(&self) -> Option<usize> {
+        let tail = self.tail.load(Ordering::Acquire);
+        let end = self.end.load(Ordering::Acquire);
+        let is_known = end != OPEN || tail <= self.granules();
+        is_known.then(|| tail.min(end) * GRANULE_BYTES)
+    }
+
+    /// Bytes from its beginning on that were or will be published, once it is full or closed.
+    pub fn end_bytes(&self) -> Option<usize> {
+        let end = self.end.load(Ordering::Acquire);
+        (end != OPEN).then(|| end * GRANULE_BYTES)
+    }
+
+    /// `range`, in bytes from the beginning, if all of it is published.
+    #[inline]
+    pub fn read(&self, range: Range<usize>) -> Option<&[u8]> {
+        if range.start > range.end || range.end > self.capacity_bytes() {
+            return None;
+        }
+        let (first, end) = (range.start / GRANULE_BYTES, range.end.div_ceil(GRANULE_BYTES));
+        if end > self.sealed.load(Ordering::Acquire) && !self.are_published(first, end) {
+            return None;
+        }
+        #[cfg(loom)]
+        self.cells[first..end].iter().for_each(|cell| cell.with(|_| ()));
+        // SAFETY: `range` lies in the mapping, by the first check.
+        let ptr = unsafe { self.mapping.ptr().add(range.start) };
+        // SAFETY: all granules of the range are published, by a bit or by `sealed`, read with Acquire; so their writer is done (it published with Release after its last
+        // write, and gave up its `Reservation`), and nobody else may ever write them: `reserve` hands out each granule once, and `reset` and `fill` take `&mut self`, which ends this borrow.
+        Some(unsafe { std::slice::from_raw_parts(ptr.as_ptr(), range.len()) })
+    }
+
+    fn are_published(&self, first: usize, end: usize) -> bool {
+        masks(first, end)
+            .all(|(word, mask)| self.published[word].load(Ordering::Acquire) & mask == mask)
+    }
+
+    /// How far everything from `from_bytes` on is published without a hole, in bytes; `from_bytes` (a multiple of [`GRANULE_BYTES`]) if its granule is not.
+    pub fn published_from(&self, from_bytes: usize) -> usize {
+        let mut at = from_bytes / GRANULE_BYTES;
+        let limit = self.granules();
+        while at < limit {
+            let word = self.published[at / WORD_BITS].load(Ordering::Acquire) >> (at % WORD_BITS);
+            let left = WORD_BITS - at % WORD_BITS;
+            let run = (word.trailing_ones() as usize).min(left);
+            at += run;
+            if run < left {
+                break;
+            }
+        }
+        at.min(limit) * GRANULE_BYTES
+    }
+
+    /// Whether it is full or closed, and all of it is published. From the first time on that it is, reading takes no look at the bits.
+    pub fn try_seal(&self) -> bool {
+        let end = self.end.load(Ordering::Acquire);
+        if end == OPEN {
+            return false;
+        }
+        let from = self.sealed.load(Ordering::Acquire);
+        let is_complete =
+            from >= end || self.published_from(from * GRANULE_BYTES) >= end * GRANULE_BYTES;
+        if is_complete {
+            self.sealed.store(end, Ordering::Release);
+        }
+        is_complete
+    }
+
+    /// Make it free again. What it holds stays until it is overwritten; nobody can read it.
+    pub fn reset(&mut self) {
+        // A new arena's words cost less than a loop over them only if they are many; these are 1/64 of the memory, and in the cache after it.
+        for word in &self.published {
+            word.store(0, Ordering::Relaxed);
+        }
+        self.sealed.store(0, Ordering::Relaxed);
+        self.end.store(OPEN, Ordering::Relaxed);
+        self.tail.store(0, Ordering::Relaxed);
+    }
+
+    /// All of its memory, for whoever has it alone; after it call [`Self::seal`], or `reset`.
+    pub fn memory(&mut self) -> &mut [u8] {
+        // SAFETY: the mapping has that many initialised bytes, and `&mut self` is the only access: every slice and reservation borrows the arena.
+        unsafe { std::slice::from_raw_parts_mut(self.mapping.ptr().as_ptr(), self.mapping.len()) }
+    }
+
+    /// Its first `len_bytes` (a multiple of [`GRANULE_BYTES`]) are what readers get from now on, and nothing can be added.
+    pub fn seal(&mut self, len_bytes: usize) {
+        assert!(
+            len_bytes <= self.capacity_bytes() && len_bytes.is_multiple_of(GRANULE_BYTES),
+            "an arena of {} bytes can not be sealed at {len_bytes}",
+            self.capacity_bytes()
+        );
+        let granules = len_bytes / GRANULE_BYTES;
+        self.tail.store(self.granules() + 1, Ordering::Relaxed);
+        self.end.store(granules, Ordering::Relaxed);
+        self.sealed.store(granules, Ordering::Relaxed);
+    }
+
+    fn publish(&self, first: usize, end: usize) {
+        for (word, mask) in masks(first, end) {
+            self.published[word].fetch_or(mask, Ordering::Release);
+        }
+    }
+}
+
+impl fmt::Debug for Arena {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Arena({} bytes)", self.capacity_bytes())
+    }
+}
+
+/// The words, and the bits in them, that stand for the granules from `first` to before `end`.
+#[inline]
+fn masks(first: usize, end: usize) -> impl Iterator<Item = (usize, u64)> {
+    let mut at = first;
+    std::iter::from_fn(move || {
+        (at < end).then(|| {
+            let (word, bit) = (at / WORD_BITS, at % WORD_BITS);
+            let bits = (end - at).min(WORD_BITS - bit);
+            at += bits;
+            (word, (u64::MAX >> (WORD_BITS - bits)) << bit)
+        })
+    })
+}
+
+/// Bytes of an [`Arena`] that belong to one writer. They are never read if it is dropped without [`Self::publish`]; and whoever waits for everything
+/// before them waits in vain, so only a panic should do that.
+pub struct Reservation<'a> {
+    arena: &'a Arena,
+    first: usize,
+    granules: usize,
+    len_bytes: usize,
+}
+
+impl Reservation<'_> {
+    /// Where its first byte is.
+    pub fn at(&self) -> usize {
+        self.first * GRANULE_BYTES
+    }
+
+    /// Give it up: its bytes never change again, and can be read.
+    #[inline]
+    pub fn publish(mut self) {
+        let (len, padded) = (self.len_bytes, self.granules * GRANULE_BYTES);
+        if len < padded {
+            // What rounds it up to granules: an arena that is used again holds old bytes there.
+            self.padded()[len..].fill(0);
+        }
+        self.arena.publish(self.first, self.first + self.granules);
+    }
+
+    fn ptr(&self) -> NonNull<u8> {
+        // SAFETY: `reserve` has checked that the granules are within the capacity.
+        unsafe { self.arena.mapping.ptr().add(self.at()) }
+    }
+
+    fn padded(&mut self) -> &mut [u8] {
+        #[cfg(loom)]
+        self.arena.cells[self.first..self.first + self.granules]
+            .iter()
+            .for_each(|cell| cell.with_mut(|_| ()));
+        // SAFETY: these granules lie in the mapping, were taken by this value alone (the addition in `reserve` gives each granule once), and are not published, so no reader has them.
+        unsafe {
+            std::slice::from_raw_parts_mut(self.ptr().as_ptr(), self.granules * GRANULE_BYTES)
+        }
+    }
+}
+
+impl Deref for Reservation<'_> {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: as in `padded`; `&self` only reads.
+        unsafe { std::slice::from_raw_parts(self.ptr().as_ptr(), self.len_bytes) }
+    }
+}
+
+impl DerefMut for Reservation<'_> {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        let len = self.len_bytes;
+        &mut self.padded()[..len]
+    }
+}
+
+impl fmt::Debug for Reservation<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Reservation({} bytes at {})", self.len_bytes, self.at())
+    }
+}
+
+const _: () = assert!(PAGE_BYTES.is_multiple_of(GRANULE_BYTES));
