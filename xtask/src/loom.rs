@@ -18,7 +18,10 @@ pub(crate) fn models(root: &Path, preemptions: u32) -> Result<Vec<Case>, Error> 
     let mut command = cargo(root);
     command.env("RUSTFLAGS", "--cfg loom").env("LOOM_MAX_PREEMPTIONS", preemptions.to_string());
     command.args(["test", "--profile", "loom", "--target-dir", "target/loom", "--locked"]);
-    command.args(["--package", "alluvium-device", "--package", "alluvium-wal", "--lib"]);
+    for package in ["alluvium-device", "alluvium-wal", "alluvium-journal"] {
+        command.args(["--package", package]);
+    }
+    command.arg("--lib");
     command.args(["--no-fail-fast", "models::"]);
     gate::test(&mut command)
 }

@@ -1,0 +1,297 @@
+//! An open cache, as its users see it.
+
+use std::fmt;
+use std::ops::Deref;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use crate::error::{Error, Result};
+use crate::files::{Directory, RealDirectory};
+use crate::flush::Flusher;
+use crate::hash::KeyHash;
+use crate::iter::Iter;
+use crate::journal::{Journal, Loaded};
+use crate::keep;
+use crate::open::{self, Recovered};
+use crate::options::Options;
+use crate::place::{JournalNumber, Place};
+use crate::record::Record;
+use crate::shared::{Shared, now_millis};
+use crate::stats::Stats;
+
+/// One read of so many is counted for its journal.
+const READS_PER_COUNT: u64 = 16;
+/// Keys of a [`Cache::get_many`] whose cache misses overlap.
+const OVERLAP: usize = 32;
+
+/// A key-value cache in a directory. All calls may come from any thread, at one time; they block on the disk only where they say so.
+///
+/// Dropping it writes what is not yet written; [`Cache::close`] does the same and reports whether it succeeded.
+pub struct Cache {
+    shared: Arc<Shared>,
+    recovered: Recovered,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Cache {
+    /// Open the cache in `path`, or make one there. Blocks: ten million keys take about a second, if the cache was closed or its journals were full.
+    ///
+    /// # Errors
+    /// Somebody has it open; it can not be used as it is; options are outside of their bounds; the system.
+    pub fn open(path: impl AsRef<Path>, options: Options) -> Result<Self> {
+        let path = path.as_ref();
+        let directory = RealDirectory::open(path, options.create)
+            .map_err(Error::io(path, "opening the directory"))?
+            .ok_or_else(|| Error::InUse { path: path.to_owned() })?;
+        Self::open_in(Box::new(directory), options)
+    }
+
+    pub(crate) fn open_in(directory: Box<dyn Directory>, options: Options) -> Result<Self> {
+        let path = directory.path().to_owned();
+        let (shared, recovered) = open::open(directory, options)?;
+        let shared = Arc::new(shared);
+        let next = JournalNumber(shared.active.load().number.0 + 1);
+        let flusher = Flusher::new(shared.clone(), next);
+        let keeper = shared.clone();
+        let mut cache = Self { shared, recovered, threads: Vec::new() };
+        let failed = |error| Error::io(path.clone(), "starting a thread")(error);
+        let spawn = |name: &str| thread::Builder::new().name(name.into());
+        cache.threads.push(spawn("journal-flush").spawn(move || flusher.run()).map_err(failed)?);
+        cache
+            .threads
+            .push(spawn("journal-keep").spawn(move || keep::run(&keeper)).map_err(failed)?);
+        Ok(cache)
+    }
+
+    /// What the opening found.
+    pub fn recovered(&self) -> Recovered {
+        self.recovered
+    }
+
+    /// Write a value under its key. What was there before is gone.
+    ///
+    /// Waits for the flusher where writers are faster than the disk, and for stable storage with [`crate::Durability::Always`].
+    ///
+    /// # Errors
+    /// Key or value are too long; the disk is full and nothing may be evicted; a write has failed, now or before.
+    pub fn put(&self, key: &[u8], value: &[u8]) -> Result<()> {
+        self.shared.put(key, value, None)
+    }
+
+    /// The same; after `ttl` it counts as absent.
+    ///
+    /// # Errors
+    /// As [`Self::put`].
+    pub fn put_with_ttl(&self, key: &[u8], value: &[u8], ttl: Duration) -> Result<()> {
+        self.shared.put(key, value, Some(expiry(ttl)))
+    }
+
+    /// Write a value, with or without a time to live, if there is none under its key; returns whether it was written. Of several callers one succeeds.
+    ///
+    /// # Errors
+    /// As [`Self::put`]. May read the disk, if what is there has a time to live.
+    pub fn put_if_absent(&self, key: &[u8], value: &[u8], ttl: Option<Duration>) -> Result<bool> {
+        self.shared.put_if_absent(key, value, ttl.map(expiry))
+    }
+
+    /// Remove a key; returns whether it was there.
+    ///
+    /// # Errors
+    /// As [`Self::put_if_absent`].
+    pub fn delete(&self, key: &[u8]) -> Result<bool> {
+        self.shared.delete(key)
+    }
+
+    /// The value of a key: a view of memory, without a copy. It keeps the whole journal in memory that it is in, so those who keep it for long take [`Value::to_vec`].
+    ///
+    /// Reads the disk, if the record is not in memory.
+    ///
+    /// # Errors
+    /// The record is damaged, or can not be read.
+    pub fn get(&self, key: &[u8]) -> Result<Option<Value>> {
+        Ok(self.find(key)?.map(|found| found.value))
+    }
+
+    /// The same with the time that is left to it, if that has an end.
+    ///
+    /// # Errors
+    /// As [`Self::get`].
+    pub fn get_with_ttl(&self, key: &[u8]) -> Result<Option<(Value, Option<Duration>)>> {
+        let found = self.find(key)?;
+        let left = |at: u64| Duration::from_millis(at.saturating_sub(now_millis()));
+        Ok(found.map(|found| (found.value, found.expires_at.map(left))))
+    }
+
+    /// The values of several keys, in their order. Faster than one after the other: the processor fetches them from memory at one time.
+    ///
+    /// # Errors
+    /// As [`Self::get`], for any of them.
+    pub fn get_many<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<Vec<Option<Value>>> {
+        let mut values = Vec::with_capacity(keys.len());
+        for keys in keys.chunks(OVERLAP) {
+            let mut hashes = [KeyHash { high: 0, fingerprint: 0 }; OVERLAP];
+            let mut places = [None; OVERLAP];
+            let mut touched = 0;
+            for (hash, key) in hashes.iter_mut().zip(keys) {
+                *hash = self.shared.hasher.hash(key.as_ref());
+                touched ^= self.shared.index.touch(*hash);
+            }
+            for (place, hash) in places.iter_mut().zip(&hashes[..keys.len()]) {
+                *place = self.shared.index.find(*hash);
+                touched ^= place.map_or(0, |place| self.shared.touch_record(place));
+            }
+            std::hint::black_box(touched);
+            for ((hash, place), key) in hashes.iter().zip(places).zip(keys) {
+                values.push(self.read(key.as_ref(), *hash, place)?.map(|found| found.value));
+            }
+        }
+        Ok(values)
+    }
+
+    /// Whether there is a value under a key.
+    ///
+    /// # Errors
+    /// As [`Self::get`].
+    pub fn contains(&self, key: &[u8]) -> Result<bool> {
+        Ok(self.get(key)?.is_some())
+    }
+
+    #[inline]
+    fn find(&self, key: &[u8]) -> Result<Option<Found>> {
+        let hash = self.shared.hasher.hash(key);
+        self.read(key, hash, self.shared.index.find(hash))
+    }
+
+    /// What the index has just named.
+    #[inline]
+    fn read(&self, key: &[u8], hash: KeyHash, mut named: Option<Place>) -> Result<Option<Found>> {
+        let shared = &*self.shared;
+        while let Some(place) = named {
+            let Some(journal) = shared.journals.of(place) else {
+                // Gone between the two looks: its journal was removed, and the index says what is there now.
+                named = shared.index.find(hash);
+                continue;
+            };
+            let loaded = journal.load(place)?;
+            let record = Record::trusted(loaded.bytes()).expect("loaded as a record");
+            if record.key() != key
+                || record.has_expired(if place.expires() { now_millis() } else { 0 })
+            {
+                return Ok(None);
+            }
+            let (range, expires_at) = (record.value_range(), record.expires_at());
+            count_read(&journal, hash);
+            drop(journal);
+            if !place.was_read() {
+                shared.index.mark_read(hash, place);
+            }
+            return Ok(Some(Found { value: Value(loaded.slice(range)), expires_at }));
+        }
+        Ok(None)
+    }
+
+    /// All keys and values, the oldest first. What is there all the time is returned at least once; what is written meanwhile may be returned, and what is moved twice.
+    pub fn iter(&self) -> Iter<'_> {
+        Iter::new(&self.shared)
+    }
+
+    /// Wait until everything that was written before is on stable storage.
+    ///
+    /// # Errors
+    /// A write or sync has failed.
+    pub fn flush(&self) -> Result<()> {
+        self.shared.flush.wait_for(self.shared.newest_point())
+    }
+
+    /// What it holds and what it has done.
+    pub fn stats(&self) -> Stats {
+        Stats::of(&self.shared)
+    }
+
+    /// Write everything that is not yet written, to stable storage, and end.
+    ///
+    /// # Errors
+    /// A write or sync has failed, now or before.
+    pub fn close(mut self) -> Result<()> {
+        self.end();
+        self.shared.flush.failure().map_or(Ok(()), Err)
+    }
+
+    fn end(&mut self) {
+        self.shared.keep.close();
+        // The keeper may wait for the flusher, so the flusher ends last.
+        while let Some(thread) = self.threads.pop() {
+            if self.threads.is_empty() {
+                self.shared.flush.close();
+            }
+            if thread.join().is_err() {
+                tracing::error!("journal cache: a thread has panicked");
+            }
+        }
+    }
+}
+
+impl Drop for Cache {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl fmt::Debug for Cache {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Cache({})", self.shared.directory.path().display())
+    }
+}
+
+struct Found {
+    value: Value,
+    expires_at: Option<u64>,
+}
+
+fn expiry(ttl: Duration) -> u64 {
+    now_millis().saturating_add(u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX))
+}
+
+fn count_read(journal: &Journal, hash: KeyHash) {
+    if hash.fingerprint.is_multiple_of(READS_PER_COUNT) {
+        journal.counts.reads.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl Shared {
+    /// Begin to bring a record into the cache of the processor, if it is in memory. What is returned has no meaning.
+    #[inline]
+    fn touch_record(&self, place: Place) -> u64 {
+        let at = place.first().byte();
+        let Some(journal) = self.journals.of(place) else { return 0 };
+        let first = journal.arena.as_ref().and_then(|arena| arena.read(at..at + 1));
+        first.map_or(0, |first| u64::from(first[0]))
+    }
+}
+
+/// A value, as it lies in memory. It stays as it is, whatever becomes of its key.
+#[derive(Clone, Debug)]
+pub struct Value(pub(crate) Loaded);
+
+impl Deref for Value {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        self.0.bytes()
+    }
+}
+
+impl AsRef<[u8]> for Value {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl PartialEq<[u8]> for Value {
+    fn eq(&self, other: &[u8]) -> bool {
+        **self == *other
+    }
+}

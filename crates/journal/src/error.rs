@@ -1,0 +1,107 @@
+//! What can go wrong, and what to do about it.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use crate::place::JournalNumber;
+use crate::record::MAX_KEY_BYTES;
+
+/// Why a call failed.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Another process, or another handle of this one, has the cache open.
+    #[error("{path}: the cache is in use by another process; a cache has one user at a time")]
+    InUse {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// What is in the directory is no cache that this version can use.
+    #[error("{path}: {reason}")]
+    NoCache {
+        /// File or directory.
+        path: PathBuf,
+        /// What is wrong with it, and what would help.
+        reason: String,
+    },
+    /// A key without a byte.
+    #[error("a key has at least one byte")]
+    KeyEmpty,
+    /// A key that is too long.
+    #[error("a key of {len_bytes} bytes; it may have {MAX_KEY_BYTES}")]
+    KeyTooLong {
+        /// Its length.
+        len_bytes: usize,
+    },
+    /// A record that fits into no journal.
+    #[error(
+        "a record of {len_bytes} bytes (key, value, and a header); this cache's journals take up to {max_bytes}: open a new cache with larger journals"
+    )]
+    ValueTooLong {
+        /// Length of the whole record.
+        len_bytes: usize,
+        /// What a journal takes.
+        max_bytes: usize,
+    },
+    /// The cache may use no more of the disk, and was told not to evict anything.
+    #[error(
+        "the cache has the {max_bytes} bytes of disk that it may use, and may not evict: delete keys and let it compact, or open it with a larger budget or with eviction"
+    )]
+    DiskFull {
+        /// The budget.
+        max_bytes: u64,
+    },
+    /// A record is damaged on disk.
+    #[error(
+        "journal {journal}, byte {offset}: the record is damaged; delete the key, or write it again"
+    )]
+    Corrupt {
+        /// Which journal.
+        journal: JournalNumber,
+        /// Where in its file.
+        offset: u64,
+    },
+    /// A file could not be read or written. After a failed write or sync nothing is written any more; reads go on.
+    #[error("{path}: {action}: {source}")]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What was tried.
+        action: &'static str,
+        /// What the system said.
+        source: Arc<io::Error>,
+    },
+    /// There is no memory for a journal or a larger index.
+    #[error("no memory for {what}: {source}")]
+    NoMemory {
+        /// What it was for.
+        what: &'static str,
+        /// What the system said.
+        source: Arc<io::Error>,
+    },
+    /// A thread of the cache has ended by a panic, which is a defect. Nothing is written any more; reads go on.
+    #[error(
+        "a thread of the cache has panicked, which is a defect of it; nothing is written any more"
+    )]
+    Panicked,
+    /// The cache was closed.
+    #[error("the cache is closed")]
+    Closed,
+}
+
+impl Error {
+    pub(crate) fn io(
+        path: impl Into<PathBuf>,
+        action: &'static str,
+    ) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::Io { path: path.into(), action, source: Arc::new(source) }
+    }
+
+    pub(crate) fn no_memory(what: &'static str) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::NoMemory { what, source: Arc::new(source) }
+    }
+}
+
+/// What calls return.
+pub type Result<T> = std::result::Result<T, Error>;

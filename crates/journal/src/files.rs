@@ -1,0 +1,201 @@
+//! The files of a cache: what is asked of a directory, and the real one.
+//!
+//! Journals are read and written past the page cache where the file system allows it, so that the memory that a cache uses is the memory that it was given.
+
+use std::fs;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use alluvium_device::PAGE_BYTES;
+use rustix::fs::{self as sys, FallocateFlags, FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+
+/// A directory that belongs to one cache. Calls block.
+pub(crate) trait Directory: Send + Sync {
+    /// Names of the files in it.
+    fn list(&self) -> io::Result<Vec<String>>;
+    /// A new file of `len_bytes` zeroes. Fails if the name is taken, and if the disk has no room for all of it.
+    fn create(&self, name: &str, len_bytes: u64) -> io::Result<Arc<dyn File>>;
+    /// A file that is there, for reading and writing.
+    fn open(&self, name: &str) -> io::Result<Arc<dyn File>>;
+    /// Whoever had `to` open goes on to have the old one.
+    fn rename(&self, from: &str, to: &str) -> io::Result<()>;
+    /// Whoever has it open goes on to have it.
+    fn remove(&self, name: &str) -> io::Result<()>;
+    /// Names that were made, changed and removed are on stable storage.
+    fn sync(&self) -> io::Result<()>;
+    /// Where it is, for messages.
+    fn path(&self) -> &Path;
+}
+
+/// Memory, positions and lengths are multiples of [`PAGE_BYTES`]; a file's length too, but for the last page of those that were not made by `create`.
+pub(crate) trait File: Send + Sync {
+    fn len_bytes(&self) -> io::Result<u64>;
+    /// Fill `to`; zeroes behind the end.
+    fn read_at(&self, at: u64, to: &mut [u8]) -> io::Result<()>;
+    fn write_at(&self, at: u64, from: &[u8]) -> io::Result<()>;
+    /// Everything that was written is on stable storage.
+    fn sync(&self) -> io::Result<()>;
+    fn truncate(&self, len_bytes: u64) -> io::Result<()>;
+}
+
+/// A directory of the system, locked for this process.
+pub(crate) struct RealDirectory {
+    path: PathBuf,
+    directory: OwnedFd,
+    /// Locked until it is closed. `None`: opened to read.
+    lock: Option<OwnedFd>,
+}
+
+/// Its lock is in use by somebody else.
+const LOCK: &str = "lock";
+
+impl RealDirectory {
+    /// `None` if another process has it.
+    pub(crate) fn open(path: &Path, create: bool) -> io::Result<Option<Self>> {
+        if create {
+            fs::create_dir_all(path)?;
+        }
+        let directory =
+            sys::open(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
+        let lock = sys::openat(&directory, LOCK, flags, mode())?;
+        match sys::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Some(Self { path: path.to_owned(), directory, lock: Some(lock) })),
+            Err(Errno::WOULDBLOCK) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// To read beside whoever has it. What would change it fails, or must not be called.
+    pub(crate) fn open_to_read(path: &Path) -> io::Result<Self> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let directory = sys::open(path, flags, Mode::empty())?;
+        Ok(Self { path: path.to_owned(), directory, lock: None })
+    }
+
+    fn open_direct(&self, name: &str, flags: OFlags) -> io::Result<OwnedFd> {
+        let access = if self.lock.is_some() { OFlags::RDWR } else { OFlags::RDONLY };
+        let flags = flags | access | OFlags::CLOEXEC;
+        match sys::openat(&self.directory, name, flags | OFlags::DIRECT, mode()) {
+            // The file system has no Direct I/O. A file that was to be created is there all the same.
+            Err(Errno::INVAL) => {
+                Ok(sys::openat(&self.directory, name, flags - OFlags::EXCL, mode())?)
+            }
+            opened => Ok(opened?),
+        }
+    }
+}
+
+/// For the owner alone: a cache may hold anything.
+fn mode() -> Mode {
+    Mode::RUSR | Mode::WUSR
+}
+
+impl Directory for RealDirectory {
+    fn list(&self) -> io::Result<Vec<String>> {
+        let names =
+            fs::read_dir(&self.path)?.map(|entry| Ok(entry?.file_name().into_string().ok()));
+        Ok(names
+            .collect::<io::Result<Vec<_>>>()?
+            .into_iter()
+            .flatten()
+            .filter(|it| it != LOCK)
+            .collect())
+    }
+
+    fn create(&self, name: &str, len_bytes: u64) -> io::Result<Arc<dyn File>> {
+        let fd = self.open_direct(name, OFlags::CREATE | OFlags::EXCL)?;
+        let allocated = match sys::fallocate(&fd, FallocateFlags::empty(), 0, len_bytes) {
+            // The file system can not promise the room.
+            Err(Errno::OPNOTSUPP) => sys::ftruncate(&fd, len_bytes),
+            allocated => allocated,
+        };
+        if let Err(error) = allocated {
+            let _ = self.remove(name);
+            return Err(error.into());
+        }
+        Ok(Arc::new(RealFile(fd)))
+    }
+
+    fn open(&self, name: &str) -> io::Result<Arc<dyn File>> {
+        Ok(Arc::new(RealFile(self.open_direct(name, OFlags::empty())?)))
+    }
+
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        Ok(sys::renameat(&self.directory, from, &self.directory, to)?)
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        Ok(sys::unlinkat(&self.directory, name, sys::AtFlags::empty())?)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        Ok(sys::fsync(&self.directory)?)
+    }
+
+    fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+struct RealFile(OwnedFd);
+
+impl File for RealFile {
+    fn len_bytes(&self) -> io::Result<u64> {
+        Ok(u64::try_from(sys::fstat(&self.0)?.st_size).unwrap_or(0))
+    }
+
+    fn read_at(&self, at: u64, to: &mut [u8]) -> io::Result<()> {
+        debug_assert!(at.is_multiple_of(PAGE_BYTES as u64) && to.len().is_multiple_of(PAGE_BYTES));
+        let mut done = 0;
+        while done < to.len() {
+            match rustix::io::pread(&self.0, &mut to[done..], at + done as u64) {
+                Ok(0) => break,
+                Ok(read) => {
+                    done += read;
+                    // Behind a part that is no whole page the file ends, and past the page cache nothing can be asked for there.
+                    if !done.is_multiple_of(PAGE_BYTES) {
+                        match at + done as u64 >= self.len_bytes()? {
+                            true => break,
+                            false => return Err(io::ErrorKind::UnexpectedEof.into()),
+                        }
+                    }
+                }
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        to[done..].fill(0);
+        Ok(())
+    }
+
+    fn write_at(&self, at: u64, from: &[u8]) -> io::Result<()> {
+        debug_assert!(
+            at.is_multiple_of(PAGE_BYTES as u64) && from.len().is_multiple_of(PAGE_BYTES)
+        );
+        let mut done = 0;
+        while done < from.len() {
+            match rustix::io::pwrite(&self.0, &from[done..], at + done as u64) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(written) => done += written,
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        Ok(sys::fdatasync(&self.0)?)
+    }
+
+    fn truncate(&self, len_bytes: u64) -> io::Result<()> {
+        Ok(sys::ftruncate(&self.0, len_bytes)?)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+pub(crate) mod sim;

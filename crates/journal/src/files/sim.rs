@@ -1,0 +1,237 @@
+//! A directory in memory that can lose what was not synced.
+//!
+//! Names that were made, changed or removed since the directory was synced survive a power cut up to some point of their order, as in a file system with a journal. Of data that was not
+//! synced each sector survives or not by itself, which is what reordering in a disk's cache amounts to.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use alluvium_device::sim::{Random, SECTOR_BYTES};
+use parking_lot::Mutex;
+
+use super::{Directory, File};
+
+#[derive(Clone, Default)]
+pub(crate) struct SimDirectory {
+    state: Arc<Mutex<State>>,
+    path: PathBuf,
+}
+
+#[derive(Clone, Default)]
+struct State {
+    files: Vec<SimContents>,
+    /// By name: index into `files`.
+    names: BTreeMap<String, usize>,
+    durable_names: BTreeMap<String, usize>,
+    unsynced_names: Vec<Change>,
+    /// Bytes that may still be allocated.
+    room_bytes: Option<u64>,
+    /// Writes and syncs fail.
+    is_broken: bool,
+}
+
+#[derive(Clone)]
+enum Change {
+    Make(String, usize),
+    Rename(String, String),
+    Remove(String),
+}
+
+#[derive(Clone, Default)]
+struct SimContents {
+    now: Vec<u8>,
+    durable: Vec<u8>,
+    /// Byte ranges of `now` that were written since the last sync.
+    unsynced: Vec<(usize, usize)>,
+}
+
+impl Change {
+    fn apply(&self, names: &mut BTreeMap<String, usize>) {
+        match self {
+            Self::Make(name, file) => {
+                names.insert(name.clone(), *file);
+            }
+            Self::Rename(from, to) => {
+                if let Some(file) = names.remove(from) {
+                    names.insert(to.clone(), file);
+                }
+            }
+            Self::Remove(name) => {
+                names.remove(name);
+            }
+        }
+    }
+}
+
+impl State {
+    fn change(&mut self, change: Change) {
+        change.apply(&mut self.names);
+        self.unsynced_names.push(change);
+    }
+}
+
+impl SimDirectory {
+    /// What another process finds after this one was killed just now.
+    pub(crate) fn killed(&self) -> Self {
+        let mut state = self.state.lock().clone();
+        state.is_broken = false;
+        Self { state: Arc::new(Mutex::new(state)), path: self.path.clone() }
+    }
+
+    /// What is left after the power failed just now.
+    pub(crate) fn power_cut(&self, seed: u64) -> Self {
+        let mut random = Random::new(seed);
+        let mut state = self.state.lock().clone();
+        state.is_broken = false;
+        let survive = random.index(state.unsynced_names.len() + 1);
+        let mut names = std::mem::take(&mut state.durable_names);
+        state.unsynced_names[..survive].iter().for_each(|change| change.apply(&mut names));
+        for file in &mut state.files {
+            let now = std::mem::take(&mut file.now);
+            // A length is kept like a name: here always.
+            file.durable.resize(now.len(), 0);
+            for (start, end) in std::mem::take(&mut file.unsynced) {
+                for sector in (start..end).step_by(SECTOR_BYTES) {
+                    let range = sector..(sector + SECTOR_BYTES).min(end);
+                    if random.chance(0.5) {
+                        file.durable[range.clone()].copy_from_slice(&now[range]);
+                    }
+                }
+            }
+            file.now = file.durable.clone();
+        }
+        state.names = names.clone();
+        state.durable_names = names;
+        state.unsynced_names.clear();
+        Self { state: Arc::new(Mutex::new(state)), path: self.path.clone() }
+    }
+
+    /// Writes and syncs fail from now on.
+    pub(crate) fn break_down(&self) {
+        self.state.lock().is_broken = true;
+    }
+
+    pub(crate) fn limit(&self, room_bytes: u64) {
+        self.state.lock().room_bytes = Some(room_bytes);
+    }
+
+    /// Change a byte of a file, whatever anybody thinks.
+    pub(crate) fn spoil(&self, name: &str, at: usize) {
+        let mut state = self.state.lock();
+        let file = state.names[name];
+        state.files[file].now[at] ^= 0x10;
+        state.files[file].durable[at] ^= 0x10;
+    }
+}
+
+impl Directory for SimDirectory {
+    fn list(&self) -> io::Result<Vec<String>> {
+        Ok(self.state.lock().names.keys().cloned().collect())
+    }
+
+    fn create(&self, name: &str, len_bytes: u64) -> io::Result<Arc<dyn File>> {
+        let mut state = self.state.lock();
+        if state.is_broken {
+            return Err(io::ErrorKind::Other.into());
+        }
+        if state.names.contains_key(name) {
+            return Err(io::ErrorKind::AlreadyExists.into());
+        }
+        let used: usize = state.names.values().map(|file| state.files[*file].now.len()).sum();
+        if state.room_bytes.is_some_and(|room| used as u64 + len_bytes > room) {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        let file = state.files.len();
+        state
+            .files
+            .push(SimContents { now: vec![0; len_bytes as usize], ..SimContents::default() });
+        state.change(Change::Make(name.into(), file));
+        Ok(Arc::new(SimFile { state: self.state.clone(), file }))
+    }
+
+    fn open(&self, name: &str) -> io::Result<Arc<dyn File>> {
+        let file = *self.state.lock().names.get(name).ok_or(io::ErrorKind::NotFound)?;
+        Ok(Arc::new(SimFile { state: self.state.clone(), file }))
+    }
+
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        self.state.lock().change(Change::Rename(from.into(), to.into()));
+        Ok(())
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        let mut state = self.state.lock();
+        if !state.names.contains_key(name) {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        state.change(Change::Remove(name.into()));
+        Ok(())
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        let mut state = self.state.lock();
+        if state.is_broken {
+            return Err(io::ErrorKind::Other.into());
+        }
+        state.durable_names = state.names.clone();
+        state.unsynced_names.clear();
+        Ok(())
+    }
+
+    fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+struct SimFile {
+    state: Arc<Mutex<State>>,
+    file: usize,
+}
+
+impl File for SimFile {
+    fn len_bytes(&self) -> io::Result<u64> {
+        Ok(self.state.lock().files[self.file].now.len() as u64)
+    }
+
+    fn read_at(&self, at: u64, to: &mut [u8]) -> io::Result<()> {
+        let state = self.state.lock();
+        let from = state.files[self.file].now.get(at as usize..).unwrap_or(&[]);
+        let len = from.len().min(to.len());
+        to[..len].copy_from_slice(&from[..len]);
+        to[len..].fill(0);
+        Ok(())
+    }
+
+    fn write_at(&self, at: u64, from: &[u8]) -> io::Result<()> {
+        let mut state = self.state.lock();
+        if state.is_broken {
+            return Err(io::ErrorKind::Other.into());
+        }
+        let file = &mut state.files[self.file];
+        let range = at as usize..at as usize + from.len();
+        if file.now.len() < range.end {
+            file.now.resize(range.end, 0);
+        }
+        file.now[range.clone()].copy_from_slice(from);
+        file.unsynced.push((range.start, range.end));
+        Ok(())
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        let mut state = self.state.lock();
+        if state.is_broken {
+            return Err(io::ErrorKind::Other.into());
+        }
+        let file = &mut state.files[self.file];
+        file.durable = file.now.clone();
+        file.unsynced.clear();
+        Ok(())
+    }
+
+    fn truncate(&self, len_bytes: u64) -> io::Result<()> {
+        self.state.lock().files[self.file].now.truncate(len_bytes as usize);
+        Ok(())
+    }
+}

@@ -1,0 +1,42 @@
+//! What stands for a key in the index and in hints: `docs/format/journal.md`, section 4.
+
+use siphasher::sip128::SipHasher13;
+
+/// Shards of the index, by the highest bits of [`KeyHash::high`].
+pub(crate) const SHARD_BITS: u32 = 6;
+/// Lowest bits of [`KeyHash::high`] that an entry keeps.
+pub(crate) const TAG_BITS: u32 = 8;
+
+/// 128 bits of a key, keyed by the cache's secret.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct KeyHash {
+    pub(crate) high: u64,
+    /// The whole of it is in the entry; its highest bits choose the bucket.
+    pub(crate) fingerprint: u64,
+}
+
+impl KeyHash {
+    pub(crate) fn shard(self) -> usize {
+        (self.high >> (u64::BITS - SHARD_BITS)) as usize
+    }
+
+    pub(crate) fn tag(self) -> u64 {
+        self.high & ((1 << TAG_BITS) - 1)
+    }
+}
+
+/// The hash of one cache's keys.
+#[derive(Clone, Copy)]
+pub(crate) struct KeyHasher(SipHasher13);
+
+impl KeyHasher {
+    pub(crate) fn new(secret: &[u8; 16]) -> Self {
+        Self(SipHasher13::new_with_key(secret))
+    }
+
+    #[inline]
+    pub(crate) fn hash(&self, key: &[u8]) -> KeyHash {
+        let hash = self.0.hash(key);
+        KeyHash { high: hash.h1, fingerprint: hash.h2 }
+    }
+}

@@ -1,0 +1,222 @@
+//! What opening needs of a sealed journal: `docs/format/journal.md`, section 5.
+
+use std::io;
+
+use alluvium_device::{AlignedBuf, GRANULE_BYTES, PAGE_BYTES};
+use crc32c::{crc32c, crc32c_append};
+
+use crate::files::Directory;
+use crate::hash::KeyHash;
+use crate::journal::{FIRST_RECORD, Journal, VERSION};
+use crate::place::{Granule, JournalNumber, Place};
+use crate::record::{Header, Kind, Record, Salt};
+use crate::shared::Shared;
+
+const MAGIC: &[u8; 8] = b"ALLUVHNT";
+const FIELDS_BYTES: usize = 64;
+const BLOCK_BYTES: usize = 64 << 10;
+const BLOCK_HEADER_BYTES: usize = 8;
+const ENTRY_BYTES: usize = 24;
+const BLOCK_ENTRIES: usize = (BLOCK_BYTES - BLOCK_HEADER_BYTES) / ENTRY_BYTES;
+const _: () = assert!(BLOCK_ENTRIES == 2730);
+/// Blocks that are read at a time.
+const READ_BLOCKS: usize = 16;
+
+/// Of `h1` kept: the shard and the tag.
+const KEPT: u64 = (0x3f << 58) | 0xff;
+const TOMBSTONE: u64 = 1 << 8;
+const EXPIRES: u64 = 1 << 9;
+
+/// One record, as far as the index needs it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Entry {
+    pub(crate) hash: KeyHash,
+    pub(crate) first: Granule,
+    pub(crate) len_bytes: usize,
+    pub(crate) expires: bool,
+    pub(crate) is_tombstone: bool,
+}
+
+impl Entry {
+    pub(crate) fn of(hash: KeyHash, first: Granule, record: &Record<'_>) -> Self {
+        Self::of_header(hash, first, record.header(), record.expires_at().is_some())
+    }
+
+    fn of_header(hash: KeyHash, first: Granule, header: Header, expires: bool) -> Self {
+        let is_tombstone = header.kind == Kind::Tombstone;
+        Self { hash, first, len_bytes: header.padded_bytes(), expires, is_tombstone }
+    }
+
+    pub(crate) fn place(&self, number: JournalNumber) -> Place {
+        Place::new(number, self.first, self.len_bytes, self.expires, self.hash)
+    }
+
+    fn write(&self, to: &mut [u8]) {
+        let flags =
+            if self.is_tombstone { TOMBSTONE } else { 0 } | if self.expires { EXPIRES } else { 0 };
+        let granules =
+            u32::try_from(self.len_bytes.div_ceil(GRANULE_BYTES)).expect("within a journal");
+        to[..8].copy_from_slice(&(self.hash.high & KEPT | flags).to_le_bytes());
+        to[8..16].copy_from_slice(&self.hash.fingerprint.to_le_bytes());
+        to[16..20].copy_from_slice(&self.first.0.to_le_bytes());
+        to[20..24].copy_from_slice(&granules.to_le_bytes());
+    }
+
+    /// `None` if that can not be.
+    fn read(from: &[u8], end: usize) -> Option<Self> {
+        let u32_at = |at: usize| u32::from_le_bytes(from[at..at + 4].try_into().expect("four"));
+        let u64_at = |at: usize| u64::from_le_bytes(from[at..at + 8].try_into().expect("eight"));
+        let high = u64_at(0);
+        let entry = Self {
+            hash: KeyHash { high: high & KEPT, fingerprint: u64_at(8) },
+            first: Granule(u32_at(16)),
+            len_bytes: u32_at(20) as usize * GRANULE_BYTES,
+            expires: high & EXPIRES != 0,
+            is_tombstone: high & TOMBSTONE != 0,
+        };
+        let is_within = entry.first.byte() >= FIRST_RECORD
+            && entry.len_bytes > 0
+            && entry.first.byte() + entry.len_bytes <= end;
+        is_within.then_some(entry)
+    }
+}
+
+pub(crate) fn file_name(number: JournalNumber) -> String {
+    format!("{:012}.hint", number.0)
+}
+
+fn block_checksum(salt: Salt, block: u32, rest: &[u8]) -> u32 {
+    let mut seed = [0; 12];
+    seed[..8].copy_from_slice(&salt.0.to_le_bytes());
+    seed[8..].copy_from_slice(&block.to_le_bytes());
+    crc32c_append(crc32c(&seed), rest)
+}
+
+/// Write the hint of a journal that is in memory and in its file up to `end`. Without one the next opening takes longer: an error is only told.
+pub(crate) fn write(shared: &Shared, journal: &Journal, end: usize) {
+    if let Err(error) = try_write(shared, journal, end) {
+        tracing::warn!("journal cache: no hint for journal {}: {error}", journal.number);
+    }
+}
+
+fn try_write(shared: &Shared, journal: &Journal, end: usize) -> io::Result<()> {
+    let arena = journal.arena.as_ref().expect("in memory until its hint is written");
+    let name = file_name(journal.number);
+    let temporary = format!("{name}.tmp");
+    let file = shared.directory.create(&temporary, PAGE_BYTES as u64)?;
+    let mut block = AlignedBuf::zeroed(BLOCK_BYTES);
+    let (mut blocks, mut in_block, mut entries) = (0u32, 0, 0u32);
+    let mut write_block = |block: &mut AlignedBuf, in_block: usize| {
+        let used = BLOCK_HEADER_BYTES + in_block * ENTRY_BYTES;
+        block[used..].fill(0);
+        block[4..8].copy_from_slice(&(in_block as u32).to_le_bytes());
+        let checksum = block_checksum(journal.salt, blocks, &block[4..]);
+        block[..4].copy_from_slice(&checksum.to_le_bytes());
+        let at = PAGE_BYTES as u64 + u64::from(blocks) * BLOCK_BYTES as u64;
+        blocks += 1;
+        file.write_at(at, block)
+    };
+    let bytes = arena.read(0..end).ok_or(io::ErrorKind::InvalidData)?;
+    let mut at = FIRST_RECORD;
+    while at < end {
+        let record = Record::trusted(&bytes[at..]).ok_or(io::ErrorKind::InvalidData)?;
+        let entry = Entry::of(shared.hasher.hash(record.key()), Granule::at(at), &record);
+        let to = BLOCK_HEADER_BYTES + in_block * ENTRY_BYTES;
+        entry.write(&mut block[to..to + ENTRY_BYTES]);
+        entries += 1;
+        in_block += 1;
+        if in_block == BLOCK_ENTRIES {
+            write_block(&mut block, in_block)?;
+            in_block = 0;
+        }
+        at += entry.len_bytes;
+    }
+    if in_block > 0 {
+        write_block(&mut block, in_block)?;
+    }
+    let mut page = AlignedBuf::zeroed(PAGE_BYTES);
+    page[..8].copy_from_slice(MAGIC);
+    page[8..12].copy_from_slice(&VERSION.to_le_bytes());
+    page[12..16].copy_from_slice(&entries.to_le_bytes());
+    page[16..24].copy_from_slice(&journal.salt.0.to_le_bytes());
+    page[24..32].copy_from_slice(&(end as u64).to_le_bytes());
+    let checksum = crc32c(&page[..FIELDS_BYTES - 4]);
+    page[FIELDS_BYTES - 4..FIELDS_BYTES].copy_from_slice(&checksum.to_le_bytes());
+    file.write_at(0, &page)?;
+    file.sync()?;
+    shared.directory.rename(&temporary, &name)
+}
+
+/// The head of a journal's hint.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Head {
+    pub(crate) salt: Salt,
+    pub(crate) entries: usize,
+    pub(crate) end: usize,
+}
+
+/// What a page 0 says, if it is that of a hint.
+fn parse_head(page: &[u8], journal_bytes: usize) -> Option<Head> {
+    let fields: &[u8; FIELDS_BYTES] = page.first_chunk()?;
+    let u32_at = |at: usize| u32::from_le_bytes(fields[at..at + 4].try_into().expect("four"));
+    let u64_at = |at: usize| u64::from_le_bytes(fields[at..at + 8].try_into().expect("eight"));
+    let end = usize::try_from(u64_at(24)).ok()?;
+    let is_hint = fields.starts_with(MAGIC)
+        && u32_at(FIELDS_BYTES - 4) == crc32c(&fields[..FIELDS_BYTES - 4])
+        && u32_at(8) == VERSION
+        && (FIRST_RECORD..=journal_bytes).contains(&end);
+    is_hint.then(|| Head { salt: Salt(u64_at(16)), entries: u32_at(12) as usize, end })
+}
+
+/// The head of a journal's hint, if there is a usable one.
+pub(crate) fn read_head(
+    directory: &dyn Directory,
+    number: JournalNumber,
+    journal_bytes: usize,
+) -> Option<Head> {
+    let file = directory.open(&file_name(number)).ok()?;
+    let mut page = AlignedBuf::zeroed(PAGE_BYTES);
+    file.read_at(0, &mut page).ok()?;
+    parse_head(&page, journal_bytes)
+}
+
+/// Hand all entries of a hint to `each`. `Ok(false)` if it turns out to be damaged; those that were handed out until then are right.
+pub(crate) fn read<E>(
+    directory: &dyn Directory,
+    number: JournalNumber,
+    salt: Salt,
+    head: Head,
+    mut each: impl FnMut(Entry) -> Result<(), E>,
+) -> Result<bool, E> {
+    let Ok(file) = directory.open(&file_name(number)) else { return Ok(false) };
+    let blocks = head.entries.div_ceil(BLOCK_ENTRIES);
+    let mut buf = AlignedBuf::zeroed(READ_BLOCKS * BLOCK_BYTES);
+    let mut read = 0;
+    for first in (0..blocks).step_by(READ_BLOCKS) {
+        let len = (blocks - first).min(READ_BLOCKS) * BLOCK_BYTES;
+        let at = (PAGE_BYTES + first * BLOCK_BYTES) as u64;
+        if file.read_at(at, &mut buf[..len]).is_err() {
+            return Ok(false);
+        }
+        for (index, block) in buf[..len].chunks_exact(BLOCK_BYTES).enumerate() {
+            let Some(entries) = entries_of(block, salt, (first + index) as u32) else {
+                return Ok(false);
+            };
+            for entry in entries.chunks_exact(ENTRY_BYTES) {
+                let Some(entry) = Entry::read(entry, head.end) else { return Ok(false) };
+                each(entry)?;
+                read += 1;
+            }
+        }
+    }
+    Ok(read == head.entries)
+}
+
+/// The bytes of a block's entries, if it is undamaged and the one that is expected.
+fn entries_of(block: &[u8], salt: Salt, number: u32) -> Option<&[u8]> {
+    let u32_at = |at: usize| u32::from_le_bytes(block[at..at + 4].try_into().expect("four"));
+    let entries = u32_at(4) as usize;
+    let is_whole =
+        u32_at(0) == block_checksum(salt, number, &block[4..]) && entries <= BLOCK_ENTRIES;
+    is_whole.then(|| &block[BLOCK_HEADER_BYTES..BLOCK_HEADER_BYTES + entries * ENTRY_BYTES])
+}

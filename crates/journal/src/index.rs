@@ -1,0 +1,307 @@
+//! The key directory: hash of a key to the place of its newest record. `docs/journal-cache.md`, "How it works".
+//!
+//! Readers take no lock. A writer holds the lock of its key's shard from before it takes a place in the journal until the entry says so.
+
+use std::io;
+use std::sync::Arc;
+
+use alluvium_device::Words;
+use arc_swap::ArcSwap;
+
+use crate::hash::{KeyHash, SHARD_BITS};
+use crate::place::Place;
+use crate::sync::atomic::Ordering;
+use crate::sync::{Mutex, MutexGuard};
+
+/// A slot is two words: place, then fingerprint.
+const SLOT_WORDS: usize = 2;
+/// A bucket is a cache line.
+const BUCKET_SLOTS: usize = 4;
+const BUCKET_WORDS: usize = BUCKET_SLOTS * SLOT_WORDS;
+
+/// In the place of a slot: never used since the table was made.
+const EMPTY: u64 = 0;
+/// In the place of a slot: its entry was removed. A search goes on behind it, an insertion may take it.
+const REMOVED: u64 = 1;
+
+/// Buckets of a new shard: one page.
+const FIRST_BUCKETS_LOG2: u32 = 6;
+
+/// Entries by shard.
+pub(crate) struct Index {
+    shards: Box<[Shard]>,
+}
+
+struct Shard {
+    /// What its writers know.
+    writer: Mutex<Fill>,
+    table: ArcSwap<Table>,
+}
+
+/// How full a table is.
+#[derive(Clone, Copy, Debug, Default)]
+struct Fill {
+    entries: usize,
+    /// Slots that are [`REMOVED`].
+    removed: usize,
+}
+
+impl Index {
+    /// Without entries, with room for about `entries`.
+    pub(crate) fn with_room(entries: usize) -> io::Result<Self> {
+        let per_shard = entries.div_ceil(1 << SHARD_BITS);
+        let mut log2 = FIRST_BUCKETS_LOG2;
+        while room(log2) < per_shard {
+            log2 += 1;
+        }
+        let shard = |_| {
+            let table = ArcSwap::from_pointee(Table::new(log2)?);
+            Ok(Shard { writer: Mutex::new(Fill::default()), table })
+        };
+        Ok(Self { shards: (0..1 << SHARD_BITS).map(shard).collect::<io::Result<_>>()? })
+    }
+
+    /// The place of a key's newest record, by what stands for the key.
+    #[inline]
+    pub(crate) fn find(&self, hash: KeyHash) -> Option<Place> {
+        self.shards[hash.shard()].table.load().find(hash).map(|(_, place)| place)
+    }
+
+    /// Begin to bring a key's slot into the cache of the processor. What is returned has no meaning.
+    #[inline]
+    pub(crate) fn touch(&self, hash: KeyHash) -> u64 {
+        let table = self.shards[hash.shard()].table.load();
+        table.words[table.bucket(hash.fingerprint) * BUCKET_WORDS].load(Ordering::Relaxed)
+    }
+
+    /// Remember that the record at `place` was read, if it still is the key's newest.
+    #[inline]
+    pub(crate) fn mark_read(&self, hash: KeyHash, place: Place) {
+        let table = self.shards[hash.shard()].table.load();
+        if let Some((slot, found)) = table.find(hash)
+            && found == place
+        {
+            let word = &table.words[slot * SLOT_WORDS];
+            let read = place.marked_read().0;
+            // Whoever has changed it meanwhile knows better.
+            let _ = word.compare_exchange(place.0, read, Ordering::AcqRel, Ordering::Relaxed);
+        }
+    }
+
+    /// Be the only one who changes the entries of this key's shard.
+    pub(crate) fn lock(&self, hash: KeyHash) -> Writer<'_> {
+        let shard = &self.shards[hash.shard()];
+        Writer { fill: shard.writer.lock(), shard, hash }
+    }
+
+    /// Enter a record that was found on disk, unless a newer one of its key was. Returns whether it was entered.
+    pub(crate) fn recover(&self, hash: KeyHash, place: Place) -> io::Result<bool> {
+        let mut writer = self.lock(hash);
+        if writer.get().is_some_and(|known| known.is_newer(place)) {
+            return Ok(false);
+        }
+        writer.make_room()?;
+        writer.set(place);
+        Ok(true)
+    }
+
+    /// Number of entries.
+    pub(crate) fn len(&self) -> usize {
+        self.shards.iter().map(|shard| shard.writer.lock().entries).sum()
+    }
+
+    /// Memory of the tables, in bytes.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        self.shards.iter().map(|shard| size_of_val::<[_]>(&shard.table.load().words)).sum()
+    }
+
+    /// Remove all entries that `keep` does not want. It sees each place once; readers and writers wait for nothing but their shard's lock.
+    pub(crate) fn retain(&self, mut keep: impl FnMut(Place) -> bool) {
+        for shard in &self.shards {
+            let mut fill = shard.writer.lock();
+            let table = shard.table.load();
+            for slot in 0..table.slots() {
+                let word = table.words[slot * SLOT_WORDS].load(Ordering::Relaxed);
+                if word > REMOVED && !keep(Place(word)) {
+                    table.remove(slot, &mut fill);
+                }
+            }
+        }
+    }
+}
+
+/// The right to change one key's entry.
+pub(crate) struct Writer<'a> {
+    fill: MutexGuard<'a, Fill>,
+    shard: &'a Shard,
+    hash: KeyHash,
+}
+
+impl Writer<'_> {
+    /// The place of its newest record.
+    pub(crate) fn get(&self) -> Option<Place> {
+        self.shard.table.load().find(self.hash).map(|(_, place)| place)
+    }
+
+    /// See to it that [`Self::set`] finds a slot.
+    ///
+    /// # Errors
+    /// There is no memory for a larger table.
+    pub(crate) fn make_room(&mut self) -> io::Result<()> {
+        let table = self.shard.table.load();
+        if self.fill.entries + self.fill.removed < room(table.buckets_log2) {
+            return Ok(());
+        }
+        // Half of the room is left after it, so that tables are not made again and again: twice as large, or the same one without what was removed.
+        let is_crowded = self.fill.entries >= room(table.buckets_log2) / 2;
+        let larger = Table::new(table.buckets_log2 + u32::from(is_crowded))?;
+        for slot in 0..table.slots() {
+            let place = table.words[slot * SLOT_WORDS].load(Ordering::Relaxed);
+            if place > REMOVED {
+                let fingerprint = table.words[slot * SLOT_WORDS + 1].load(Ordering::Relaxed);
+                let (free, _) = larger.free_slot(fingerprint);
+                larger.fill_slot(free, fingerprint, Place(place));
+            }
+        }
+        drop(table);
+        self.shard.table.store(Arc::new(larger));
+        self.fill.removed = 0;
+        Ok(())
+    }
+
+    /// The key's newest record is at `place`; returns where it was. [`Self::make_room`] comes before.
+    pub(crate) fn set(&mut self, place: Place) -> Option<Place> {
+        let table = self.shard.table.load();
+        if let Some((slot, _)) = table.find(self.hash) {
+            // Not what `find` has seen: a reader may have marked it meanwhile.
+            return Some(Place(table.words[slot * SLOT_WORDS].swap(place.0, Ordering::AcqRel)));
+        }
+        let (slot, was_removed) = table.free_slot(self.hash.fingerprint);
+        table.fill_slot(slot, self.hash.fingerprint, place);
+        self.fill.entries += 1;
+        self.fill.removed -= usize::from(was_removed);
+        None
+    }
+
+    /// The key has no record any more; returns where it was.
+    pub(crate) fn remove(&mut self) -> Option<Place> {
+        let table = self.shard.table.load();
+        let (slot, _) = table.find(self.hash)?;
+        Some(table.remove(slot, &mut self.fill))
+    }
+}
+
+/// Entries that a table takes before it is made anew: three quarters of its slots.
+fn room(buckets_log2: u32) -> usize {
+    (BUCKET_SLOTS << buckets_log2) / 4 * 3
+}
+
+/// Open addressing by buckets. An entry is in the first bucket from its own on that had a free slot: so a search ends at a bucket with an [`EMPTY`] slot.
+struct Table {
+    words: Words,
+    buckets_log2: u32,
+}
+
+impl Table {
+    fn new(buckets_log2: u32) -> io::Result<Self> {
+        Ok(Self { words: Words::zeroed(BUCKET_WORDS << buckets_log2)?, buckets_log2 })
+    }
+
+    fn slots(&self) -> usize {
+        BUCKET_SLOTS << self.buckets_log2
+    }
+
+    /// In the order of fingerprints, so that a larger table is filled from its beginning to its end.
+    fn bucket(&self, fingerprint: u64) -> usize {
+        (fingerprint >> (u64::BITS - self.buckets_log2)) as usize
+    }
+
+    /// All buckets, beginning with the fingerprint's own.
+    fn buckets(&self, fingerprint: u64) -> impl Iterator<Item = usize> {
+        let (first, mask) = (self.bucket(fingerprint), (1 << self.buckets_log2) - 1);
+        (0..=mask).map(move |step| (first + step) & mask)
+    }
+
+    #[inline]
+    fn find(&self, hash: KeyHash) -> Option<(usize, Place)> {
+        for bucket in self.buckets(hash.fingerprint) {
+            let mut has_empty = false;
+            for slot in bucket * BUCKET_SLOTS..(bucket + 1) * BUCKET_SLOTS {
+                match self.read(slot, hash) {
+                    Slot::Found(place) => return Some((slot, place)),
+                    Slot::Empty => has_empty = true,
+                    Slot::Other => {}
+                }
+            }
+            if has_empty {
+                return None;
+            }
+        }
+        None
+    }
+
+    /// Writers store a removed slot's fingerprint before its place, so a place that is the same before and after belongs to the fingerprint between: no two entries have one place.
+    #[inline]
+    fn read(&self, slot: usize, hash: KeyHash) -> Slot {
+        let [place, fingerprint] = [0, 1].map(|word| &self.words[slot * SLOT_WORDS + word]);
+        let mut before = place.load(Ordering::Acquire);
+        loop {
+            if before <= REMOVED {
+                return if before == EMPTY { Slot::Empty } else { Slot::Other };
+            }
+            if fingerprint.load(Ordering::Acquire) != hash.fingerprint {
+                return Slot::Other;
+            }
+            let after = place.load(Ordering::Acquire);
+            if Place(before).is_same(Place(after)) {
+                let is_key = Place(after).tag() == hash.tag();
+                return if is_key { Slot::Found(Place(after)) } else { Slot::Other };
+            }
+            before = after;
+        }
+    }
+
+    /// Where an entry that is not there belongs, and whether another one was removed from there.
+    fn free_slot(&self, fingerprint: u64) -> (usize, bool) {
+        let slots = self
+            .buckets(fingerprint)
+            .flat_map(|bucket| bucket * BUCKET_SLOTS..(bucket + 1) * BUCKET_SLOTS);
+        for slot in slots {
+            let place = self.words[slot * SLOT_WORDS].load(Ordering::Relaxed);
+            if place <= REMOVED {
+                return (slot, place == REMOVED);
+            }
+        }
+        unreachable!("a table is never full: `make_room` comes before each insertion")
+    }
+
+    fn fill_slot(&self, slot: usize, fingerprint: u64, place: Place) {
+        self.words[slot * SLOT_WORDS + 1].store(fingerprint, Ordering::Release);
+        self.words[slot * SLOT_WORDS].store(place.0, Ordering::Release);
+    }
+
+    fn remove(&self, slot: usize, fill: &mut Fill) -> Place {
+        // Where a slot of the bucket is empty nothing was ever pushed on to the next one, and a search may end here.
+        let bucket = slot / BUCKET_SLOTS * BUCKET_SLOTS;
+        let has_empty = (bucket..bucket + BUCKET_SLOTS)
+            .any(|slot| self.words[slot * SLOT_WORDS].load(Ordering::Relaxed) == EMPTY);
+        let free = if has_empty { EMPTY } else { REMOVED };
+        let place = self.words[slot * SLOT_WORDS].swap(free, Ordering::AcqRel);
+        fill.entries -= 1;
+        fill.removed += usize::from(!has_empty);
+        Place(place)
+    }
+}
+
+enum Slot {
+    Found(Place),
+    /// Never used.
+    Empty,
+    /// Another key's, or removed.
+    Other,
+}
+
+#[cfg(all(test, loom))]
+mod models;
+#[cfg(all(test, not(loom)))]
+mod tests;

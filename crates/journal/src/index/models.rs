@@ -1,0 +1,77 @@
+//! One slot between its writer and its readers, in every order of their steps: `cargo xtask loom`.
+
+use loom::sync::Arc;
+use loom::thread;
+
+use super::*;
+use crate::place::{Granule, JournalNumber};
+
+/// Keys of one bucket, all with the same tag: only the fingerprint tells them apart.
+fn hash(key: u64) -> KeyHash {
+    KeyHash { high: 0, fingerprint: key }
+}
+
+fn place(granule: u32) -> Place {
+    Place::new(JournalNumber(1), Granule(granule), 64, false, hash(0))
+}
+
+fn table_with(key: u64, place: Place) -> (Arc<Table>, Fill) {
+    let table = Arc::new(Table::new(1).unwrap());
+    let (slot, _) = table.free_slot(hash(key).fingerprint);
+    table.fill_slot(slot, hash(key).fingerprint, place);
+    (table, Fill { entries: 1, removed: 0 })
+}
+
+/// A slot changes from one key to another: nobody sees the one with the place of the other.
+#[test]
+fn a_slot_is_used_again() {
+    loom::model(|| {
+        let (old, new) = (place(600), place(700));
+        let (table, mut fill) = table_with(1, old);
+        let readers: Vec<_> = [1, 2]
+            .map(|key| {
+                let table = table.clone();
+                thread::spawn(move || table.find(hash(key)).map(|(_, place)| place))
+            })
+            .into();
+        let (slot, _) = table.find(hash(1)).unwrap();
+        assert_eq!(table.remove(slot, &mut fill), old);
+        let (again, _) = table.free_slot(hash(2).fingerprint);
+        assert_eq!(again, slot);
+        table.fill_slot(again, hash(2).fingerprint, new);
+        let found: Vec<_> = readers.into_iter().map(|reader| reader.join().unwrap()).collect();
+        assert!(found[0].is_none_or(|it| it == old));
+        assert!(found[1].is_none_or(|it| it == new));
+        assert_eq!(table.find(hash(2)), Some((slot, new)));
+    });
+}
+
+/// A key that is there all the time is found, before and after its record moves, while a reader marks it.
+#[test]
+fn a_record_moves() {
+    loom::model(|| {
+        let (old, new) = (place(600), place(700));
+        let (table, _) = table_with(1, old);
+        let reader = {
+            let table = table.clone();
+            thread::spawn(move || {
+                let (slot, found) = table.find(hash(1)).expect("it is there all the time");
+                let word = &table.words[slot * SLOT_WORDS];
+                let _ = word.compare_exchange(
+                    found.0,
+                    found.marked_read().0,
+                    Ordering::AcqRel,
+                    Ordering::Relaxed,
+                );
+                found
+            })
+        };
+        let (slot, _) = table.find(hash(1)).unwrap();
+        let was = Place(table.words[slot * SLOT_WORDS].swap(new.0, Ordering::AcqRel));
+        assert!(was.is_same(old));
+        let found = reader.join().unwrap();
+        assert!(found.is_same(old) || found.is_same(new));
+        let (_, last) = table.find(hash(1)).unwrap();
+        assert!(last.is_same(new));
+    });
+}

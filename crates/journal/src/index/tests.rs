@@ -1,0 +1,149 @@
+//! The index beside a map, and its readers beside its writers.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::thread;
+
+use alluvium_device::sim::Random;
+
+use super::*;
+use crate::place::{Granule, JournalNumber};
+
+/// Few shards, few buckets: neighbours meet.
+fn hash(key: u64) -> KeyHash {
+    let mut random = Random::new(key);
+    KeyHash { high: random.next_u64() & 0x0400_0000_0000_00ff, fingerprint: random.next_u64() }
+}
+
+fn place(version: u64, hash: KeyHash) -> Place {
+    Place::new(
+        JournalNumber(version >> 20),
+        Granule(512 + (version & 0xf_ffff) as u32),
+        64,
+        false,
+        hash,
+    )
+}
+
+#[test]
+fn it_holds_what_a_map_holds() {
+    for seed in 0..20 {
+        let mut random = Random::new(seed);
+        let index = Index::with_room(0).unwrap();
+        let mut map = HashMap::new();
+        let keys = 1 + random.below(5000);
+        for version in 0..20_000 {
+            let key = random.below(keys);
+            let hash = hash(key);
+            let mut writer = index.lock(hash);
+            if random.chance(0.4) {
+                assert_eq!(writer.remove(), map.remove(&key), "seed {seed}");
+            } else {
+                let place = place(version, hash);
+                writer.make_room().unwrap();
+                assert_eq!(writer.set(place), map.insert(key, place), "seed {seed}");
+            }
+        }
+        assert_eq!(index.len(), map.len(), "seed {seed}");
+        for key in 0..keys {
+            assert_eq!(index.find(hash(key)), map.get(&key).copied(), "seed {seed}, key {key}");
+        }
+        let mut seen = 0;
+        index.retain(|place| {
+            seen += 1;
+            place.first().0.is_multiple_of(2)
+        });
+        assert_eq!(seen, map.len());
+        map.retain(|_, place| place.first().0.is_multiple_of(2));
+        for key in 0..keys {
+            assert_eq!(index.find(hash(key)), map.get(&key).copied(), "seed {seed}, key {key}");
+        }
+    }
+}
+
+#[test]
+fn a_table_that_is_used_for_long_does_not_grow() {
+    let index = Index::with_room(1000).unwrap();
+    let bytes = index.memory_bytes();
+    for version in 0..200_000 {
+        let (new, old) = (hash(version), version.checked_sub(50).map(hash));
+        let mut writer = index.lock(new);
+        writer.make_room().unwrap();
+        writer.set(place(version, new));
+        drop(writer);
+        if let Some(old) = old {
+            assert!(index.lock(old).remove().is_some());
+        }
+    }
+    assert_eq!((index.len(), index.memory_bytes()), (50, bytes));
+}
+
+#[test]
+fn the_newest_record_is_recovered_in_any_order() {
+    let hash = hash(1);
+    let [old, middle, new] = [5, 1 << 20, (1 << 20) + 1].map(|version| place(version, hash));
+    let orders = [[old, middle, new], [new, old, middle], [middle, new, old], [new, middle, old]];
+    for order in orders {
+        let index = Index::with_room(0).unwrap();
+        for place in order {
+            index.recover(hash, place).unwrap();
+        }
+        assert_eq!(index.find(hash), Some(new));
+    }
+}
+
+#[test]
+fn a_mark_is_set_on_what_was_read_only() {
+    let index = Index::with_room(0).unwrap();
+    let hash = hash(1);
+    let (old, new) = (place(1, hash), place(2, hash));
+    index.lock(hash).set(old);
+    index.mark_read(hash, old);
+    assert_eq!(index.find(hash), Some(old.marked_read()));
+    assert_eq!(index.lock(hash).set(new), Some(old.marked_read()));
+    index.mark_read(hash, old);
+    assert_eq!(index.find(hash), Some(new), "the one that was read is gone");
+    index.lock(hash).remove();
+    index.mark_read(hash, new);
+    assert_eq!(index.find(hash), None);
+}
+
+/// Keys come, go and change places while their table is made anew; a reader finds what belongs to a key, and what is always there always.
+#[test]
+fn readers_find_what_is_there_while_others_write() {
+    let index = Arc::new(Index::with_room(0).unwrap());
+    let stays = hash(u64::MAX);
+    index.lock(stays).set(place(0, stays));
+    let is_done = Arc::new(AtomicBool::new(false));
+    let readers: Vec<_> = (0..2)
+        .map(|seed| {
+            let (index, is_done) = (index.clone(), is_done.clone());
+            thread::spawn(move || {
+                let mut random = Random::new(seed);
+                while !is_done.load(Ordering::Relaxed) {
+                    assert!(index.find(stays).is_some());
+                    let key = random.below(3000);
+                    if let Some(found) = index.find(hash(key)) {
+                        assert_eq!(u64::from(found.first().0 - 512) % 3000, key);
+                        index.mark_read(hash(key), found);
+                    }
+                }
+            })
+        })
+        .collect();
+    let mut random = Random::new(7);
+    for round in 0..100_000u64 {
+        let key = random.below(3000);
+        let hash = hash(key);
+        let mut writer = index.lock(hash);
+        if round.is_multiple_of(3) {
+            writer.remove();
+        } else {
+            writer.make_room().unwrap();
+            writer.set(place(round % 300 * 3000 + key, hash));
+        }
+    }
+    is_done.store(true, Ordering::Relaxed);
+    readers.into_iter().for_each(|reader| reader.join().unwrap());
+}

@@ -1,0 +1,132 @@
+//! Looking at a cache without changing anything, also while it is in use.
+
+use std::path::Path;
+
+use alluvium_device::{Arena, PAGE_BYTES};
+
+use crate::error::{Error, Result};
+use crate::files::{Directory, RealDirectory};
+use crate::hint;
+use crate::journal::{FIRST_RECORD, file_name};
+use crate::open::{identity_of, journal_numbers, look_at};
+use crate::place::JournalNumber;
+use crate::record::Kind;
+use crate::shared::now_millis;
+use crate::walk::{Found, Walk};
+
+/// What is in one journal.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct JournalReport {
+    /// Its number.
+    pub number: u64,
+    /// Bytes from the beginning of its file to the end of its last record.
+    pub end_bytes: u64,
+    /// Records with a value, whether or not they are the newest of their keys.
+    pub values: u64,
+    /// Of these, those that have expired.
+    pub expired: u64,
+    /// Records that say that a key was removed.
+    pub tombstones: u64,
+    /// Bytes of keys.
+    pub key_bytes: u64,
+    /// Bytes of values.
+    pub value_bytes: u64,
+    /// Bytes between records that are no record.
+    pub damaged_bytes: u64,
+    /// What is known of its hint.
+    pub hint: HintState,
+}
+
+/// Whether opening a cache can do without reading a journal.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum HintState {
+    /// There is none that can be used: the newest journal has none before the cache is closed.
+    #[default]
+    Missing,
+    /// It says what the journal says.
+    Right,
+    /// It says something else.
+    Wrong,
+}
+
+/// Read all journals of the cache in `path`, the oldest first, and hand what was found to `each`. Returns the size of a journal, in bytes. Writes nothing.
+///
+/// Needs memory for one journal. Of a cache that is in use, what is not yet written is missing, and journals may come and go.
+///
+/// # Errors
+/// There is no cache that can be used; the system; what `each` returns.
+pub fn inspect<E: From<Error>>(
+    path: impl AsRef<Path>,
+    mut each: impl FnMut(JournalReport) -> std::result::Result<(), E>,
+) -> std::result::Result<usize, E> {
+    let path = path.as_ref();
+    let directory =
+        RealDirectory::open_to_read(path).map_err(Error::io(path, "opening the directory"))?;
+    let names = directory.list().map_err(Error::io(path, "listing the files"))?;
+    let identity = identity_of(&directory, &names)?;
+    let journal_bytes = identity.journal_bytes;
+    let mut memory = Arena::new(journal_bytes).map_err(Error::no_memory("a journal"))?;
+    for number in journal_numbers(&names) {
+        let report = match report(&directory, identity, number, memory.memory()) {
+            // Removed since the files were listed.
+            Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
+                continue;
+            }
+            report => report?,
+        };
+        each(report)?;
+    }
+    Ok(journal_bytes)
+}
+
+fn report(
+    directory: &RealDirectory,
+    identity: crate::open::Identity,
+    number: JournalNumber,
+    memory: &mut [u8],
+) -> Result<JournalReport> {
+    let failed = |action| Error::io(directory.path().join(file_name(number)), action);
+    let mut report = JournalReport { number: number.0, ..JournalReport::default() };
+    let Some(journal) = look_at(directory, identity, number)? else {
+        report.damaged_bytes = FIRST_RECORD as u64;
+        return Ok(report);
+    };
+    let len = journal.file.len_bytes().map_err(failed("asking for the length"))?;
+    let whole =
+        usize::try_from(len).unwrap_or(usize::MAX).next_multiple_of(PAGE_BYTES).min(memory.len());
+    journal.file.read_at(0, &mut memory[..whole]).map_err(failed("reading a journal"))?;
+    let now = now_millis();
+    let mut walk = Walk::new(&memory[..whole], journal.salt);
+    let mut records = 0;
+    for found in walk.by_ref() {
+        match found {
+            Found::Damage(range) => report.damaged_bytes += range.len() as u64,
+            Found::Record(_, record) => {
+                records += 1;
+                report.key_bytes += record.key().len() as u64;
+                match record.header().kind {
+                    Kind::Tombstone => report.tombstones += 1,
+                    Kind::Value => {
+                        report.values += 1;
+                        report.expired += u64::from(record.has_expired(now));
+                        report.value_bytes += record.value().len() as u64;
+                    }
+                }
+            }
+        }
+    }
+    report.end_bytes = walk.end() as u64;
+    if let Some(head) = journal.hint {
+        // A record that the hint has and the journal has not is damaged, wherever that is.
+        report.damaged_bytes += (head.end as u64).saturating_sub(report.end_bytes);
+        let mut entries = 0;
+        let is_whole = hint::read(directory, number, journal.salt, head, |_| {
+            entries += 1;
+            Ok::<_, Error>(())
+        })?;
+        let is_right = is_whole && (report.damaged_bytes > 0 || entries == records);
+        report.hint = if is_right { HintState::Right } else { HintState::Wrong };
+    }
+    Ok(report)
+}

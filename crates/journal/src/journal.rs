@@ -1,0 +1,310 @@
+//! One journal, its header, and the table of all journals: `docs/format/journal.md`, section 3.
+
+use std::ops::{Deref, Range};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+
+use alluvium_device::{AlignedBuf, PAGE_BYTES};
+use arc_swap::{ArcSwapOption, Guard};
+use crc32c::crc32c;
+
+use crate::error::{Error, Result};
+use crate::files::File;
+use crate::place::{Granule, JournalNumber, Place};
+use crate::pool::Pooled;
+use crate::record::{HEADER_BYTES, Header, Record, Salt};
+
+/// The header's page; records begin behind it.
+pub(crate) const FIRST_RECORD: usize = PAGE_BYTES;
+
+const MAGIC: &[u8; 8] = b"ALLUVJRN";
+pub(crate) const VERSION: u32 = 1;
+const FIELDS_BYTES: usize = 64;
+
+/// Of a cache: random, in the header of each of its files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CacheId(pub(crate) [u8; 16]);
+
+/// What page 0 of a journal says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct JournalHeader {
+    pub(crate) cache: CacheId,
+    pub(crate) number: JournalNumber,
+    pub(crate) salt: Salt,
+}
+
+impl JournalHeader {
+    /// Into the first bytes of a zeroed page.
+    pub(crate) fn write(&self, page: &mut [u8]) {
+        page[..8].copy_from_slice(MAGIC);
+        page[8..12].copy_from_slice(&VERSION.to_le_bytes());
+        page[16..32].copy_from_slice(&self.cache.0);
+        page[32..40].copy_from_slice(&self.number.0.to_le_bytes());
+        page[40..48].copy_from_slice(&self.salt.0.to_le_bytes());
+        let checksum = crc32c(&page[..FIELDS_BYTES - 4]);
+        page[FIELDS_BYTES - 4..FIELDS_BYTES].copy_from_slice(&checksum.to_le_bytes());
+    }
+
+    /// `None`, if these bytes, at least 64, are no header of a version that is known.
+    pub(crate) fn parse(page: &[u8]) -> Option<Self> {
+        let fields: &[u8; FIELDS_BYTES] = page.first_chunk()?;
+        let u32_at = |at: usize| u32::from_le_bytes(fields[at..at + 4].try_into().expect("four"));
+        let u64_at = |at: usize| u64::from_le_bytes(fields[at..at + 8].try_into().expect("eight"));
+        let is_header = fields.starts_with(MAGIC)
+            && u32_at(FIELDS_BYTES - 4) == crc32c(&fields[..FIELDS_BYTES - 4])
+            && u32_at(8) == VERSION
+            && u32_at(12) == 0;
+        is_header.then(|| Self {
+            cache: CacheId(fields[16..32].try_into().expect("sixteen")),
+            number: JournalNumber(u64_at(32)),
+            salt: Salt(u64_at(40)),
+        })
+    }
+}
+
+/// Its file's name.
+pub(crate) fn file_name(number: JournalNumber) -> String {
+    format!("{:012}.journal", number.0)
+}
+
+/// What changes of a journal while it lives.
+#[derive(Debug, Default)]
+pub(crate) struct Counts {
+    /// Bytes of records that the index names; by size classes, so up to a quarter too many.
+    pub(crate) live_bytes: AtomicU64,
+    /// Reads, of which some are counted.
+    pub(crate) reads: AtomicU64,
+    /// First byte behind its records, once it is sealed.
+    pub(crate) end_bytes: AtomicUsize,
+    /// There are records in it that can not be read.
+    pub(crate) is_damaged: AtomicBool,
+    /// Bytes of its tombstones.
+    pub(crate) tombstone_bytes: AtomicU64,
+    /// The newest journal whose records they may hide.
+    pub(crate) newest_origin: AtomicU64,
+}
+
+impl Counts {
+    /// Of a journal that was there when the cache was opened.
+    pub(crate) fn sealed_at(end_bytes: usize) -> Self {
+        Self { end_bytes: end_bytes.into(), ..Self::default() }
+    }
+
+    /// A tombstone that may hide records of the journals up to `origin`.
+    pub(crate) fn count_tombstone(&self, len_bytes: usize, origin: JournalNumber) {
+        self.tombstone_bytes.fetch_add(len_bytes as u64, Ordering::Relaxed);
+        self.newest_origin.fetch_max(origin.0, Ordering::Relaxed);
+    }
+}
+
+/// A journal as readers see it. One that changes its level is replaced by another value.
+pub(crate) struct Journal {
+    pub(crate) number: JournalNumber,
+    pub(crate) salt: Salt,
+    pub(crate) file: Arc<dyn File>,
+    /// Room that its file takes.
+    pub(crate) file_bytes: u64,
+    /// `None`: it is cold.
+    pub(crate) arena: Option<Arc<Pooled>>,
+    pub(crate) counts: Arc<Counts>,
+}
+
+/// A record, and what keeps its bytes where they are.
+#[derive(Clone, Debug)]
+pub(crate) struct Loaded {
+    owner: Owner,
+    at: usize,
+    len: usize,
+}
+
+#[derive(Clone, Debug)]
+enum Owner {
+    Hot(Arc<Pooled>),
+    Cold(Arc<AlignedBuf>),
+}
+
+impl Loaded {
+    /// A record that was found at `at`.
+    pub(crate) fn hot(arena: Arc<Pooled>, at: usize, len: usize) -> Self {
+        Self { owner: Owner::Hot(arena), at, len }
+    }
+
+    #[inline]
+    pub(crate) fn bytes(&self) -> &[u8] {
+        let range = self.at..self.at + self.len;
+        match &self.owner {
+            Owner::Hot(arena) => arena.read(range).expect("published when it was loaded"),
+            Owner::Cold(buf) => &buf[range],
+        }
+    }
+
+    /// A part of it.
+    pub(crate) fn slice(mut self, range: Range<usize>) -> Self {
+        assert!(
+            range.start <= range.end && range.end <= self.len,
+            "{range:?} of {} bytes",
+            self.len
+        );
+        self.at += range.start;
+        self.len = range.len();
+        self
+    }
+}
+
+impl Journal {
+    /// The same one without its memory.
+    pub(crate) fn as_cold(&self) -> Self {
+        Self {
+            number: self.number,
+            salt: self.salt,
+            file: self.file.clone(),
+            file_bytes: self.file_bytes,
+            arena: None,
+            counts: self.counts.clone(),
+        }
+    }
+
+    /// The record at `place`, which is one of this journal's.
+    #[inline]
+    pub(crate) fn load(&self, place: Place) -> Result<Loaded> {
+        let at = place.first().byte();
+        let Some(arena) = &self.arena else { return self.load_cold(place) };
+        let len = arena
+            .read(at..at + HEADER_BYTES)
+            .and_then(Header::parse)
+            .map(Header::len_bytes)
+            .filter(|len| arena.read(at..at + len).is_some());
+        match len {
+            Some(len) => Ok(Loaded { owner: Owner::Hot(arena.clone()), at, len }),
+            None => Err(self.corrupt(place.first())),
+        }
+    }
+
+    #[cold]
+    fn load_cold(&self, place: Place) -> Result<Loaded> {
+        let at = place.first().byte();
+        let start = at / PAGE_BYTES * PAGE_BYTES;
+        let end = (at + place.max_len_bytes()).next_multiple_of(PAGE_BYTES);
+        let mut buf = AlignedBuf::zeroed(end - start);
+        self.file
+            .read_at(start as u64, &mut buf)
+            .map_err(Error::io(file_name(self.number), "reading a record"))?;
+        let at = at - start;
+        let record = Record::checked(&buf[at..], self.salt, place.first());
+        let Some(len) = record.map(|record| record.header().len_bytes()) else {
+            return Err(self.corrupt(place.first()));
+        };
+        Ok(Loaded { owner: Owner::Cold(Arc::new(buf)), at, len })
+    }
+
+    fn corrupt(&self, first: Granule) -> Error {
+        Error::Corrupt { journal: self.number, offset: first.byte() as u64 }
+    }
+}
+
+/// Journals by number. Readers take no lock.
+pub(crate) struct Journals {
+    /// By the lowest bits of the number.
+    slots: Box<[ArcSwapOption<Journal>]>,
+    count: AtomicUsize,
+    file_bytes: AtomicU64,
+}
+
+impl Journals {
+    /// For up to `len` numbers in a row, a power of two.
+    pub(crate) fn new(len: usize) -> Self {
+        assert!(len.is_power_of_two());
+        let slots = (0..len).map(|_| ArcSwapOption::empty()).collect();
+        Self { slots, count: AtomicUsize::new(0), file_bytes: AtomicU64::new(0) }
+    }
+
+    fn slot(&self, short_number: u64) -> &ArcSwapOption<Journal> {
+        &self.slots[short_number as usize & (self.slots.len() - 1)]
+    }
+
+    /// The journal that `place` is in; `None` if it is gone.
+    #[inline]
+    pub(crate) fn of(&self, place: Place) -> Option<impl Deref<Target = Journal>> {
+        let guard = self.slot(u64::from(place.short_number())).load();
+        match &*guard {
+            Some(journal) if place.is_in(journal.number) => Some(There(guard)),
+            _ => None,
+        }
+    }
+
+    /// Whether a journal with this number would have a place.
+    pub(crate) fn has_room(&self, number: JournalNumber) -> bool {
+        self.slot(number.0).load().is_none()
+    }
+
+    /// Its place has to be free: [`Self::has_room`].
+    pub(crate) fn put(&self, journal: Arc<Journal>) {
+        self.count.fetch_add(1, Ordering::Relaxed);
+        self.file_bytes.fetch_add(journal.file_bytes, Ordering::Relaxed);
+        let old = self.slot(journal.number.0).swap(Some(journal));
+        debug_assert!(old.is_none());
+    }
+
+    /// `new` in place of `old`, which is the same journal on another level; nothing happens if somebody else was first.
+    pub(crate) fn replace(&self, old: &Arc<Journal>, new: Arc<Journal>) {
+        debug_assert_eq!(old.number, new.number);
+        self.slot(old.number.0).compare_and_swap(&Some(old.clone()), Some(new));
+    }
+
+    pub(crate) fn remove(&self, number: JournalNumber) {
+        let old = self.slot(number.0).swap(None).expect("removed once, by the keeper");
+        debug_assert_eq!(old.number, number);
+        self.count.fetch_sub(1, Ordering::Relaxed);
+        self.file_bytes.fetch_sub(old.file_bytes, Ordering::Relaxed);
+    }
+
+    /// Room on disk that all of them take.
+    pub(crate) fn file_bytes(&self) -> u64 {
+        self.file_bytes.load(Ordering::Relaxed)
+    }
+
+    /// How many there can be.
+    pub(crate) fn places(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// How many there are.
+    pub(crate) fn len(&self) -> usize {
+        self.count.load(Ordering::Relaxed)
+    }
+
+    /// All, the oldest first.
+    pub(crate) fn all(&self) -> Vec<Arc<Journal>> {
+        let mut all: Vec<_> = self.slots.iter().filter_map(ArcSwapOption::load_full).collect();
+        all.sort_unstable_by_key(|journal| journal.number);
+        all
+    }
+
+    /// The record at `place` is not the newest of its key any more.
+    pub(crate) fn forget(&self, place: Place) {
+        self.count_live(place, |live, bytes| live.fetch_sub(bytes, Ordering::Relaxed));
+    }
+
+    /// The index names the record at `place` from now on.
+    pub(crate) fn count(&self, place: Place) {
+        self.count_live(place, |live, bytes| live.fetch_add(bytes, Ordering::Relaxed));
+    }
+
+    fn count_live(&self, place: Place, change: impl FnOnce(&AtomicU64, u64) -> u64) {
+        if let Some(journal) = self.of(place) {
+            change(&journal.counts.live_bytes, place.max_len_bytes() as u64);
+        }
+    }
+}
+
+/// A slot that is not empty.
+struct There(Guard<Option<Arc<Journal>>>);
+
+impl Deref for There {
+    type Target = Journal;
+
+    #[inline]
+    fn deref(&self) -> &Journal {
+        self.0.as_ref().expect("only made of a slot that is not empty")
+    }
+}

@@ -1,0 +1,300 @@
+//! The keeper: a thread that compacts journals with few live records, evicts the oldest one when the disk budget is reached, and fills the memory budget after an opening.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::thread::{self, Thread};
+
+use alluvium_device::PAGE_BYTES;
+
+use crate::error::{Error, Result};
+use crate::flush::TellOfPanic;
+use crate::hint;
+use crate::journal::{Journal, file_name};
+use crate::options::{Durability, WhenFull};
+use crate::place::{Granule, JournalNumber, Place};
+use crate::pool::Pooled;
+use crate::record::{Content, Kind, NewRecord, Record};
+use crate::shared::{NotAppended, Shared, Who, now_millis};
+use crate::walk::{Found, Walk};
+
+/// Eviction keeps at most this part of a journal, so that it always makes room.
+const MAX_KEPT: usize = 2;
+/// Arenas that are left to writers when journals are brought back into memory.
+const ARENAS_FOR_WRITERS: usize = 2;
+
+/// How others reach the keeper.
+#[derive(Default)]
+pub(crate) struct Keep {
+    thread: OnceLock<Thread>,
+    is_woken: AtomicBool,
+    is_closing: AtomicBool,
+    /// The disk had no room for a journal, or the table of journals none for its number.
+    lacks_room: AtomicBool,
+    /// Records are in the oldest journal that the index does not name any more, and no newer ones say that they are gone.
+    is_evicting: AtomicBool,
+    /// Bytes that were found damaged.
+    pub(crate) damaged_bytes: AtomicU64,
+}
+
+impl Keep {
+    pub(crate) fn wake(&self) {
+        if !self.is_woken.swap(true, Ordering::AcqRel)
+            && let Some(thread) = self.thread.get()
+        {
+            thread.unpark();
+        }
+    }
+
+    /// A journal has to go, whatever the budget is.
+    pub(crate) fn make_room(&self) {
+        self.lacks_room.store(true, Ordering::Release);
+        self.wake();
+    }
+
+    pub(crate) fn lacks_room(&self) -> bool {
+        self.lacks_room.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn is_evicting(&self) -> bool {
+        self.is_evicting.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn is_closing(&self) -> bool {
+        self.is_closing.load(Ordering::Acquire)
+    }
+
+    /// End the thread after the journal that it is at.
+    pub(crate) fn close(&self) {
+        self.is_closing.store(true, Ordering::Release);
+        self.is_woken.store(false, Ordering::Release);
+        self.wake();
+    }
+}
+
+/// The thread, until the cache is closed.
+pub(crate) fn run(shared: &Arc<Shared>) {
+    let keep = &shared.keep;
+    let _told = TellOfPanic(shared);
+    let _ = keep.thread.set(thread::current());
+    let mut is_warm = false;
+    while !keep.is_closing() {
+        keep.is_woken.swap(false, Ordering::AcqRel);
+        let worked = shared.make_room_once().and_then(|worked| match worked {
+            false if !is_warm => shared.warm_one().inspect(|has_loaded| is_warm = !has_loaded),
+            worked => Ok(worked),
+        });
+        let worked = worked.unwrap_or_else(|error| {
+            // Tried again when the flusher wants room the next time.
+            tracing::warn!("journal cache: {error}");
+            false
+        });
+        if !worked && !keep.is_woken.load(Ordering::Acquire) {
+            thread::park();
+        }
+    }
+}
+
+impl Shared {
+    /// Compact or evict one journal, if that is due; whether one was removed.
+    fn make_room_once(&self) -> Result<bool> {
+        if let Some(journal) = self.emptiest() {
+            match self.compact(&journal) {
+                Ok(false) => {} // there was no room for what it has alive
+                Ok(true) => return Ok(true),
+                Err(error) if self.flush.failure().is_some() => return Err(error),
+                Err(error) => {
+                    tracing::warn!("journal cache: {error}");
+                    journal.counts.is_damaged.store(true, Ordering::Relaxed);
+                }
+            }
+        }
+        match self.options.when_full == WhenFull::Evict && self.is_crowded() {
+            true => self.evict_oldest(),
+            false => Ok(false),
+        }
+    }
+
+    /// Remove the oldest journal. Of its records that are still the newest of their keys those that were read are written anew; the others are gone. False if there is none.
+    fn evict_oldest(&self) -> Result<bool> {
+        let all = self.journals.all();
+        let unwritten = self.flush.oldest_unwritten();
+        let Some(journal) = all.first().filter(|journal| journal.number < unwritten) else {
+            return Ok(false);
+        };
+        let number = journal.number;
+        let end = journal.counts.end_bytes.load(Ordering::Acquire);
+        self.keep.is_evicting.store(true, Ordering::Release);
+        let mut kept_bytes = 0;
+        let read = self.each_record(journal, end, |first, record| {
+            if record.header().kind == Kind::Tombstone {
+                return Ok(());
+            }
+            let is_wanted = kept_bytes < self.journal_bytes / MAX_KEPT;
+            if self.settle(number, first, record, is_wanted)? {
+                kept_bytes += record.header().padded_bytes();
+            }
+            Ok(())
+        });
+        match read {
+            // What can not be read is not there.
+            Err(error @ Error::Io { .. }) if self.flush.failure().is_none() => {
+                tracing::warn!("journal cache: {error}; journal {number} is given up");
+            }
+            read => drop(read?),
+        }
+        self.remove(journal)?;
+        self.keep.is_evicting.store(false, Ordering::Release);
+        Ok(true)
+    }
+
+    /// Remove a journal whose records are not needed any more.
+    pub(crate) fn remove(&self, journal: &Journal) -> Result<()> {
+        let number = journal.number;
+        // What is left in the index can not be read: it was damaged, or its record is not where a hint has told.
+        if journal.counts.live_bytes.load(Ordering::Relaxed) > 0 {
+            self.index.retain(|place| !place.is_in(number));
+        }
+        // What has replaced its records, or was moved out of it, has to be durable before these go.
+        self.flush.wait_for(self.newest_point())?;
+        self.journals.remove(number);
+        let name = file_name(number);
+        let path = self.directory.path();
+        match self.directory.remove(&name) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            removed => removed.map_err(Error::io(path.join(&name), "removing a journal"))?,
+        }
+        // Without its journal it means nothing.
+        let _ = self.directory.remove(&hint::file_name(number));
+        if self.options.durability != Durability::None {
+            self.directory.sync().map_err(Error::io(path, "syncing the directory"))?;
+        }
+        self.keep.lacks_room.store(false, Ordering::Release);
+        self.flush.has_room();
+        Ok(())
+    }
+
+    /// Move a record of the oldest journal, or remove its entry; whether it was moved.
+    fn settle(
+        &self,
+        number: JournalNumber,
+        first: Granule,
+        record: &Record<'_>,
+        is_wanted: bool,
+    ) -> Result<bool> {
+        let hash = self.hasher.hash(record.key());
+        let (len_bytes, expires) = (record.header().len_bytes(), record.expires_at().is_some());
+        let place = Place::new(number, first, len_bytes, expires, hash);
+        loop {
+            let mut writer = self.index.lock(hash);
+            let Some(named) = writer.get().filter(|named| named.is_same(place)) else {
+                return Ok(false);
+            };
+            let is_kept = is_wanted && named.was_read() && !record.has_expired(now_millis());
+            if is_kept {
+                let content =
+                    Content::Value { value: record.value(), expires_at: record.expires_at() };
+                let copy = NewRecord { key: record.key(), content };
+                match self.enter(&mut writer, hash, &copy, Who::Maintenance) {
+                    Ok(appended) => {
+                        drop(writer);
+                        self.counters.kept.fetch_add(1, Ordering::Relaxed);
+                        self.nudge(appended);
+                        return Ok(true);
+                    }
+                    Err(NotAppended::Failed(error)) => return Err(error),
+                    Err(NotAppended::Full(full)) => {
+                        drop(writer);
+                        if self.wait_for_spare(full) {
+                            continue;
+                        }
+                        writer = self.index.lock(hash);
+                        if !writer.get().is_some_and(|named| named.is_same(place)) {
+                            return Ok(false);
+                        }
+                    }
+                }
+            }
+            writer.remove();
+            self.counters.evicted.fetch_add(1, Ordering::Relaxed);
+            self.journals.forget(named);
+            return Ok(false);
+        }
+    }
+
+    /// Hand all records of a sealed journal to `each`; whether nothing in it was damaged.
+    pub(crate) fn each_record(
+        &self,
+        journal: &Journal,
+        end: usize,
+        mut each: impl FnMut(Granule, &Record<'_>) -> Result<()>,
+    ) -> Result<bool> {
+        let mut loaded = None;
+        let bytes = match &journal.arena {
+            Some(arena) => arena.read(0..end).expect("sealed up to its end"),
+            None => loaded
+                .insert(self.load_whole(journal, end)?)
+                .read(0..end)
+                .expect("sealed up to its end"),
+        };
+        let mut walk = Walk::new(bytes, journal.salt);
+        let mut is_whole = true;
+        for found in walk.by_ref() {
+            match found {
+                Found::Record(first, record) => each(first, &record)?,
+                Found::Damage(_) => is_whole = false,
+            }
+        }
+        Ok(is_whole && walk.end() == end)
+    }
+
+    /// A sealed journal's bytes in an arena, beyond the memory budget if there is none free.
+    pub(crate) fn load_whole(&self, journal: &Journal, end: usize) -> Result<Pooled> {
+        let no_memory = || Error::no_memory("a journal");
+        let mut arena = match self.pool.take().map_err(no_memory())? {
+            Some(arena) => arena,
+            None => self.pool.take_beyond().map_err(no_memory())?,
+        };
+        let memory = arena.arena_mut();
+        let whole = end.next_multiple_of(PAGE_BYTES);
+        journal.file.read_at(0, &mut memory.memory()[..whole]).map_err(Error::io(
+            self.directory.path().join(file_name(journal.number)),
+            "reading a journal",
+        ))?;
+        memory.seal(end);
+        Ok(arena)
+    }
+
+    /// Bring the newest cold journal back into memory, if there is memory; whether it was.
+    fn warm_one(&self) -> Result<bool> {
+        let is_cold = |journal: &Arc<Journal>| {
+            journal.arena.is_none() && !journal.counts.is_damaged.load(Ordering::Relaxed)
+        };
+        let cold = self.journals.all().into_iter().rev().find(is_cold);
+        let Some(journal) = cold else { return Ok(false) };
+        if self.pool.unused() <= ARENAS_FOR_WRITERS {
+            return Ok(false);
+        }
+        let end = journal.counts.end_bytes.load(Ordering::Acquire);
+        let arena = self.load_whole(&journal, end)?;
+        // What is in memory is not checked again: with any damage it stays on disk, where each read is checked.
+        let mut walk = Walk::new(arena.read(0..end).expect("sealed up to its end"), journal.salt);
+        let is_whole =
+            walk.by_ref().all(|found| matches!(found, Found::Record(..))) && walk.end() == end;
+        if !is_whole {
+            tracing::warn!("journal cache: journal {} is damaged", journal.number);
+            journal.counts.is_damaged.store(true, Ordering::Relaxed);
+            return Ok(true);
+        }
+        let hot = Journal {
+            number: journal.number,
+            salt: journal.salt,
+            file: journal.file.clone(),
+            file_bytes: journal.file_bytes,
+            arena: Some(Arc::new(arena)),
+            counts: journal.counts.clone(),
+        };
+        self.journals.replace(&journal, Arc::new(hot));
+        Ok(true)
+    }
+}

@@ -1,0 +1,36 @@
+#![doc = include_str!("../README.md")]
+#![forbid(unsafe_code)]
+
+mod cache;
+mod compact;
+mod error;
+mod files;
+mod flush;
+mod hash;
+mod hint;
+mod index;
+mod inspect;
+mod iter;
+mod journal;
+mod keep;
+mod open;
+mod options;
+mod place;
+mod pool;
+mod record;
+mod shared;
+mod stats;
+mod sync;
+#[cfg(all(test, not(loom)))]
+mod tests;
+mod walk;
+
+pub use cache::{Cache, Value};
+pub use error::{Error, Result};
+pub use inspect::{HintState, JournalReport, inspect};
+pub use iter::{Entry, Iter};
+pub use open::Recovered;
+pub use options::{Durability, Options, WhenFull};
+pub use place::JournalNumber;
+pub use record::MAX_KEY_BYTES;
+pub use stats::Stats;

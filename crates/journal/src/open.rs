@@ -1,0 +1,457 @@
+//! Opening a cache: its identity, its journals, the index, and the threads behind it.
+
+use std::collections::HashSet;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
+use alluvium_device::{AlignedBuf, PAGE_BYTES};
+use arc_swap::ArcSwap;
+use crc32c::crc32c;
+use uuid::Uuid;
+
+use crate::error::{Error, Result};
+use crate::files::{Directory, File};
+use crate::flush::Flush;
+use crate::hash::{KeyHash, KeyHasher};
+use crate::hint::{self, Entry, Head};
+use crate::index::Index;
+use crate::journal::{
+    CacheId, Counts, FIRST_RECORD, Journal, JournalHeader, Journals, VERSION, file_name,
+};
+use crate::keep::Keep;
+use crate::options::Options;
+use crate::place::{JournalNumber, NUMBER_BITS};
+use crate::pool::Pool;
+use crate::record::Salt;
+use crate::shared::{Counters, Shared};
+use crate::walk::{Found, Walk};
+
+const IDENTITY: &str = "cache";
+const IDENTITY_TEMPORARY: &str = "cache.tmp";
+const MAGIC: &[u8; 8] = b"ALLUVJC1";
+const FIELDS_BYTES: usize = 64;
+/// Half of what the index can tell apart.
+const MAX_SLOTS: u64 = 1 << (NUMBER_BITS - 1);
+
+/// What the file `cache` says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Identity {
+    id: CacheId,
+    hash_key: [u8; 16],
+    pub(crate) journal_bytes: usize,
+}
+
+impl Identity {
+    fn random(journal_bytes: usize) -> Self {
+        Self { id: CacheId(Uuid::new_v4().into_bytes()), hash_key: secret(), journal_bytes }
+    }
+
+    fn page(&self) -> AlignedBuf {
+        let mut page = AlignedBuf::zeroed(PAGE_BYTES);
+        page[..8].copy_from_slice(MAGIC);
+        page[8..12].copy_from_slice(&VERSION.to_le_bytes());
+        page[16..32].copy_from_slice(&self.id.0);
+        page[32..48].copy_from_slice(&self.hash_key);
+        page[48..56].copy_from_slice(&(self.journal_bytes as u64).to_le_bytes());
+        let checksum = crc32c(&page[..FIELDS_BYTES - 4]);
+        page[FIELDS_BYTES - 4..FIELDS_BYTES].copy_from_slice(&checksum.to_le_bytes());
+        page
+    }
+
+    fn parse(page: &[u8]) -> std::result::Result<Self, &'static str> {
+        let fields: &[u8; FIELDS_BYTES] = page.first_chunk().ok_or("it is too short")?;
+        let u32_at = |at: usize| u32::from_le_bytes(fields[at..at + 4].try_into().expect("four"));
+        if !fields.starts_with(MAGIC)
+            || u32_at(FIELDS_BYTES - 4) != crc32c(&fields[..FIELDS_BYTES - 4])
+        {
+            return Err("it is damaged, or no cache of this kind");
+        }
+        if u32_at(8) != VERSION {
+            return Err("it is of another version");
+        }
+        let journal_bytes = u64::from_le_bytes(fields[48..56].try_into().expect("eight"));
+        Ok(Self {
+            id: CacheId(fields[16..32].try_into().expect("sixteen")),
+            hash_key: fields[32..48].try_into().expect("sixteen"),
+            journal_bytes: usize::try_from(journal_bytes)
+                .map_err(|_| "its journals are too large")?,
+        })
+    }
+}
+
+/// 128 random bits. (A UUID of version 4 has 6 that are not.)
+fn secret() -> [u8; 16] {
+    let (one, other) = (Uuid::new_v4().into_bytes(), Uuid::new_v4().into_bytes());
+    let mut secret = [0; 16];
+    secret[..8].copy_from_slice(&one[8..]);
+    secret[8..].copy_from_slice(&other[8..]);
+    secret[0] ^= one[0];
+    secret[8] ^= other[0];
+    secret
+}
+
+/// What an opening found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Recovered {
+    /// Journals.
+    pub journals: usize,
+    /// Of these, journals without a usable hint, that were read as a whole.
+    pub scanned: usize,
+    /// Keys.
+    pub entries: usize,
+    /// Bytes between records that were damaged and are not used, and journals without a header.
+    pub damaged_bytes: u64,
+}
+
+/// A journal that is there.
+pub(crate) struct Old {
+    number: JournalNumber,
+    pub(crate) salt: Salt,
+    pub(crate) file: Arc<dyn File>,
+    pub(crate) hint: Option<Head>,
+}
+
+/// Everything in memory that an open cache needs; no thread runs yet.
+pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(Shared, Recovered)> {
+    let path = directory.path().to_owned();
+    let mut names = directory.list().map_err(Error::io(&path, "listing the files"))?;
+    for name in names.extract_if(.., |name| name.ends_with(".tmp")) {
+        directory
+            .remove(&name)
+            .map_err(Error::io(path.join(&name), "removing what was not finished"))?;
+    }
+    let numbers = journal_numbers(&names);
+    if !names.iter().any(|name| name == IDENTITY) && numbers.is_empty() && options.create {
+        if let Some(reason) = options.fault(options.journal_bytes) {
+            return Err(Error::NoCache { path, reason });
+        }
+        make_identity(&*directory, options.journal_bytes)
+            .map_err(Error::io(path.join(IDENTITY), "writing the cache's identity"))?;
+        names.push(IDENTITY.into());
+    }
+    let identity = identity_of(&*directory, &names)?;
+    let journal_bytes = identity.journal_bytes;
+    if let Some(reason) = options.fault(journal_bytes) {
+        return Err(Error::NoCache { path, reason });
+    }
+    let hasher = KeyHasher::new(&identity.hash_key);
+    let pool = Pool::new(journal_bytes, options.memory_bytes / journal_bytes);
+
+    let (mut old, mut set_aside_bytes) = (Vec::new(), 0);
+    for number in &numbers {
+        if let Some(journal) = look_at(&*directory, identity, *number)? {
+            old.push(journal);
+            continue;
+        }
+        // One whose making was interrupted, or one that was damaged: somebody may want to look at it.
+        let name = file_name(*number);
+        let aside = format!("{name}.damaged");
+        let failed = |action| Error::io(path.join(&name), action);
+        let len = directory
+            .open(&name)
+            .and_then(|file| file.len_bytes())
+            .map_err(failed("asking for the length"))?;
+        set_aside_bytes += len;
+        tracing::warn!("journal cache: {name} has no header of this cache; it is kept as {aside}");
+        directory.rename(&name, &aside).map_err(failed("renaming what is no journal"))?;
+    }
+    for name in
+        names.iter().filter(|name| hint_number(name).is_some_and(|it| !numbers.contains(&it)))
+    {
+        directory
+            .remove(name)
+            .map_err(Error::io(path.join(name), "removing a hint of no journal"))?;
+    }
+    // As many keys as the largest one has, at least; how many of the others are the same ones nobody knows.
+    let expected =
+        old.iter().filter_map(|old| old.hint).map(|head| head.entries).max().unwrap_or(0);
+    let index = Index::with_room(expected).map_err(Error::no_memory("the index"))?;
+    let next = JournalNumber(numbers.last().map_or(0, |last| last.0 + 1));
+    let journals = Journals::new(slots(&options, journal_bytes, &numbers, &path)?);
+
+    let reading = Reading {
+        directory: &*directory,
+        index: &index,
+        hasher: &hasher,
+        pool: &pool,
+        journal_bytes,
+    };
+    let mut recovered =
+        Recovered { journals: old.len(), damaged_bytes: set_aside_bytes, ..Recovered::default() };
+    for (old, found) in old.iter().zip(reading.all(&old)?) {
+        if found.end == FIRST_RECORD && found.damaged_bytes == 0 {
+            // Nothing was written to it before the process ended.
+            let name = file_name(old.number);
+            directory
+                .remove(&name)
+                .map_err(Error::io(path.join(&name), "removing an empty journal"))?;
+            recovered.journals -= 1;
+            continue;
+        }
+        recovered.scanned += usize::from(found.is_scanned);
+        recovered.damaged_bytes += found.damaged_bytes;
+        let counts = Counts::sealed_at(found.end);
+        counts.is_damaged.store(found.damaged_bytes > 0, Ordering::Relaxed);
+        // Of tombstones that were moved here the origin is older; to take it for newer only keeps them for longer.
+        counts.count_tombstone(found.tombstone_bytes, old.number);
+        journals.put(Arc::new(Journal {
+            number: old.number,
+            salt: old.salt,
+            file: old.file.clone(),
+            file_bytes: found.file_bytes,
+            arena: None,
+            counts: Arc::new(counts),
+        }));
+    }
+    // Tombstones were entered so that they win over what they delete, marked as nothing else is yet.
+    index.retain(|place| {
+        // A hint that turned out to be damaged may have named records that are not there.
+        let is_value = !place.was_read() && journals.of(place).is_some();
+        if is_value {
+            journals.count(place);
+        }
+        is_value
+    });
+    recovered.entries = index.len();
+
+    let next = (next.0..).map(JournalNumber).find(|number| journals.has_room(*number));
+    let next = next.expect("there are fewer journals than places for them");
+    let newest = Arc::new(crate::flush::first_journal(
+        &*directory,
+        identity.id,
+        next,
+        journal_bytes,
+        &pool,
+    )?);
+    journals.put(newest.clone());
+    let keep = Keep::default();
+    keep.damaged_bytes.store(recovered.damaged_bytes, Ordering::Relaxed);
+    let shared = Shared {
+        options,
+        id: identity.id,
+        journal_bytes,
+        directory,
+        hasher,
+        index,
+        journals,
+        pool,
+        active: ArcSwap::new(newest.clone()),
+        flush: Flush::new(newest),
+        keep,
+        counters: Counters::default(),
+    };
+    Ok((shared, recovered))
+}
+
+/// Places for journals by number: twice as many as the budget allows, and none for two of those that are there.
+fn slots(
+    options: &Options,
+    journal_bytes: usize,
+    numbers: &[JournalNumber],
+    path: &Path,
+) -> Result<usize> {
+    let journals = (options.max_disk_bytes / journal_bytes as u64).max(numbers.len() as u64);
+    let mut slots = (journals.saturating_mul(2) + 64).next_power_of_two();
+    let collide = |slots: u64| {
+        let places: HashSet<_> = numbers.iter().map(|number| number.0 % slots).collect();
+        places.len() < numbers.len()
+    };
+    while slots <= MAX_SLOTS && collide(slots) {
+        slots *= 2;
+    }
+    if slots > MAX_SLOTS {
+        let reason = format!(
+            "{journals} journals of {journal_bytes} bytes are too many: a cache of this size needs larger ones"
+        );
+        return Err(Error::NoCache { path: path.to_owned(), reason });
+    }
+    Ok(slots as usize)
+}
+
+fn hint_number(name: &str) -> Option<JournalNumber> {
+    let number = JournalNumber(name.strip_suffix(".hint")?.parse().ok()?);
+    (hint::file_name(number) == name).then_some(number)
+}
+
+fn journal_number(name: &str) -> Option<JournalNumber> {
+    let digits = name.strip_suffix(".journal")?;
+    let number = JournalNumber(digits.parse().ok()?);
+    (file_name(number) == name).then_some(number)
+}
+
+/// The numbers of all journals, the oldest first.
+pub(crate) fn journal_numbers(names: &[String]) -> Vec<JournalNumber> {
+    let mut numbers: Vec<_> = names.iter().filter_map(|name| journal_number(name)).collect();
+    numbers.sort_unstable();
+    numbers
+}
+
+fn make_identity(directory: &dyn Directory, journal_bytes: usize) -> io::Result<()> {
+    let file = directory.create(IDENTITY_TEMPORARY, PAGE_BYTES as u64)?;
+    file.write_at(0, &Identity::random(journal_bytes).page())?;
+    file.sync()?;
+    directory.rename(IDENTITY_TEMPORARY, IDENTITY)?;
+    directory.sync()
+}
+
+/// What the file `cache` says.
+pub(crate) fn identity_of(directory: &dyn Directory, names: &[String]) -> Result<Identity> {
+    let path = directory.path();
+    let no_cache = |reason: String| Error::NoCache { path: path.to_owned(), reason };
+    if !names.iter().any(|name| name == IDENTITY) {
+        return Err(no_cache(match journal_numbers(names).is_empty() {
+            true => "there is no cache".into(),
+            false => format!(
+                "there are journals, but the file `{IDENTITY}` is missing, and without it they can not be read. To begin with an empty cache, remove the directory"
+            ),
+        }));
+    }
+    let mut page = AlignedBuf::zeroed(PAGE_BYTES);
+    directory
+        .open(IDENTITY)
+        .and_then(|file| file.read_at(0, &mut page))
+        .map_err(Error::io(path.join(IDENTITY), "reading the cache's identity"))?;
+    Identity::parse(&page).map_err(|reason| {
+        no_cache(format!("the file `{IDENTITY}` can not be used: {reason}; without it the journals can not be read. To begin with an empty cache, remove the directory"))
+    })
+}
+
+/// A journal, if its header is one of this cache.
+pub(crate) fn look_at(
+    directory: &dyn Directory,
+    identity: Identity,
+    number: JournalNumber,
+) -> Result<Option<Old>> {
+    let name = file_name(number);
+    let failed = |action| Error::io(directory.path().join(&name), action);
+    let file = directory.open(&name).map_err(failed("opening a journal"))?;
+    let mut page = AlignedBuf::zeroed(PAGE_BYTES);
+    file.read_at(0, &mut page).map_err(failed("reading the header"))?;
+    let header = JournalHeader::parse(&page)
+        .filter(|header| header.cache == identity.id && header.number == number);
+    let hint = hint::read_head(directory, number, identity.journal_bytes);
+    Ok(match (header, hint) {
+        (Some(header), hint) => {
+            let hint = hint.filter(|hint| hint.salt == header.salt);
+            Some(Old { number, salt: header.salt, file, hint })
+        }
+        // The page is damaged; of what it says only the salt is needed, without which no record counts.
+        (None, Some(hint)) => Some(Old { number, salt: hint.salt, file, hint: Some(hint) }),
+        (None, None) => None,
+    })
+}
+
+/// What was found in one journal.
+#[derive(Clone, Copy, Debug)]
+struct Contents {
+    file_bytes: u64,
+    end: usize,
+    tombstone_bytes: usize,
+    damaged_bytes: u64,
+    is_scanned: bool,
+}
+
+/// Bringing journals into the index.
+struct Reading<'a> {
+    directory: &'a dyn Directory,
+    index: &'a Index,
+    hasher: &'a KeyHasher,
+    pool: &'a Arc<Pool>,
+    journal_bytes: usize,
+}
+
+impl Reading<'_> {
+    /// All of them, by as many threads as there are processors; in the order given.
+    fn all(&self, journals: &[Old]) -> Result<Vec<Contents>> {
+        let next = AtomicUsize::new(0);
+        let threads = thread::available_parallelism().map_or(1, usize::from).min(journals.len());
+        let work = || -> Result<Vec<(usize, Contents)>> {
+            let mut found = Vec::new();
+            while let at = next.fetch_add(1, Ordering::Relaxed)
+                && let Some(journal) = journals.get(at)
+            {
+                found.push((at, self.one(journal)?));
+            }
+            Ok(found)
+        };
+        let mut found = thread::scope(|scope| -> Result<Vec<_>> {
+            let threads: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+            let mut found = Vec::new();
+            for thread in threads {
+                found.extend(thread.join().expect("reading a journal does not panic")?);
+            }
+            Ok(found)
+        })?;
+        found.sort_unstable_by_key(|(at, _)| *at);
+        Ok(found.into_iter().map(|(_, contents)| contents).collect())
+    }
+
+    fn one(&self, journal: &Old) -> Result<Contents> {
+        let path = || self.directory.path().join(file_name(journal.number));
+        let file_bytes =
+            journal.file.len_bytes().map_err(|e| Error::io(path(), "asking for the length")(e))?;
+        let mut tombstone_bytes = 0;
+        let each = |entry: Entry| {
+            tombstone_bytes += if entry.is_tombstone { entry.len_bytes } else { 0 };
+            self.enter(journal, entry)
+        };
+        if let Some(head) = journal.hint
+            && hint::read(self.directory, journal.number, journal.salt, head, each)?
+        {
+            let (end, damaged_bytes) = (head.end, 0);
+            return Ok(Contents {
+                file_bytes,
+                end,
+                tombstone_bytes,
+                damaged_bytes,
+                is_scanned: false,
+            });
+        }
+        self.scan(journal, file_bytes)
+    }
+
+    fn enter(&self, journal: &Old, entry: Entry) -> Result<()> {
+        let place = entry.place(journal.number);
+        let place = if entry.is_tombstone { place.marked_read() } else { place };
+        self.index.recover(entry.hash, place).map(drop).map_err(Error::no_memory("the index"))
+    }
+
+    /// Read the whole journal.
+    fn scan(&self, journal: &Old, file_bytes: u64) -> Result<Contents> {
+        let failed =
+            |action| Error::io(self.directory.path().join(file_name(journal.number)), action);
+        // Each thread has one; the newest journal's is not taken yet.
+        let mut arena = match self.pool.take().map_err(Error::no_memory("a journal"))? {
+            Some(arena) => arena,
+            None => self.pool.take_beyond().map_err(Error::no_memory("a journal"))?,
+        };
+        let memory = arena.arena_mut().memory();
+        let len = usize::try_from(file_bytes).unwrap_or(usize::MAX).min(self.journal_bytes);
+        let whole = len.next_multiple_of(PAGE_BYTES).min(memory.len());
+        journal.file.read_at(0, &mut memory[..whole]).map_err(failed("reading a journal"))?;
+        let mut walk = Walk::new(&memory[..whole], journal.salt);
+        let (mut damaged_bytes, mut tombstone_bytes) = (0, 0);
+        for found in walk.by_ref() {
+            match found {
+                Found::Record(first, record) => {
+                    let hash: KeyHash = self.hasher.hash(record.key());
+                    let entry = Entry::of(hash, first, &record);
+                    tombstone_bytes += if entry.is_tombstone { entry.len_bytes } else { 0 };
+                    self.enter(journal, entry)?;
+                }
+                Found::Damage(range) => damaged_bytes += range.len() as u64,
+            }
+        }
+        let end = walk.end().max(FIRST_RECORD);
+        if damaged_bytes > 0 {
+            tracing::warn!(
+                "journal cache: journal {}: {damaged_bytes} bytes are damaged and not used",
+                journal.number
+            );
+        }
+        Ok(Contents { file_bytes, end, tombstone_bytes, damaged_bytes, is_scanned: true })
+    }
+}

@@ -1,0 +1,128 @@
+//! The memory of journals: arenas that are used again, so that a write finds its pages there.
+
+use std::fmt;
+use std::io;
+use std::ops::Deref;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use alluvium_device::Arena;
+use parking_lot::{Condvar, Mutex};
+
+/// Arenas of one size, up to a number.
+pub(crate) struct Pool {
+    arena_bytes: usize,
+    max: usize,
+    state: Mutex<State>,
+    freed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    free: Vec<Arena>,
+    /// Those that are in use too.
+    made: usize,
+}
+
+impl Pool {
+    pub(crate) fn new(arena_bytes: usize, max: usize) -> Arc<Self> {
+        Arc::new(Self { arena_bytes, max, state: Mutex::default(), freed: Condvar::new() })
+    }
+
+    /// A free arena, if the bound allows one.
+    pub(crate) fn take(self: &Arc<Self>) -> io::Result<Option<Pooled>> {
+        self.take_within(Duration::ZERO)
+    }
+
+    /// The same, waiting for one that is given back.
+    pub(crate) fn take_within(self: &Arc<Self>, wait: Duration) -> io::Result<Option<Pooled>> {
+        let until = Instant::now() + wait;
+        let mut state = self.state.lock();
+        loop {
+            if let Some(arena) = state.free.pop() {
+                return Ok(Some(self.pooled(arena)));
+            }
+            if state.made < self.max {
+                return self.make(&mut state).map(Some);
+            }
+            if wait.is_zero() || self.freed.wait_until(&mut state, until).timed_out() {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// A new arena, whatever the bound is. For when readers hold what should be free: their values are theirs, and writers can not wait for them.
+    pub(crate) fn take_beyond(self: &Arc<Self>) -> io::Result<Pooled> {
+        self.make(&mut self.state.lock())
+    }
+
+    /// Mapping memory takes microseconds; its pages come later.
+    fn make(self: &Arc<Self>, state: &mut State) -> io::Result<Pooled> {
+        let arena = Arena::new(self.arena_bytes)?;
+        state.made += 1;
+        Ok(self.pooled(arena))
+    }
+
+    fn pooled(self: &Arc<Self>, mut arena: Arena) -> Pooled {
+        arena.reset();
+        Pooled { arena: Some(arena), pool: self.clone() }
+    }
+
+    fn give_back(&self, arena: Arena) {
+        let mut state = self.state.lock();
+        if state.made > self.max {
+            state.made -= 1;
+            drop(state);
+            drop(arena);
+        } else {
+            state.free.push(arena);
+            self.freed.notify_one();
+        }
+    }
+
+    /// Arenas that could be taken within the bound.
+    pub(crate) fn unused(&self) -> usize {
+        let state = self.state.lock();
+        state.free.len() + self.max.saturating_sub(state.made)
+    }
+
+    /// Memory of all arenas, in bytes: those in use and those that are kept for use.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        self.state.lock().made * self.arena_bytes
+    }
+}
+
+/// An arena that goes back to its pool with its last owner.
+pub(crate) struct Pooled {
+    /// `Some` until it is dropped.
+    arena: Option<Arena>,
+    pool: Arc<Pool>,
+}
+
+impl Pooled {
+    /// For whoever fills it before he shares it.
+    pub(crate) fn arena_mut(&mut self) -> &mut Arena {
+        self.arena.as_mut().expect("there until it is dropped")
+    }
+}
+
+impl Deref for Pooled {
+    type Target = Arena;
+
+    #[inline]
+    fn deref(&self) -> &Arena {
+        self.arena.as_ref().expect("there until it is dropped")
+    }
+}
+
+impl Drop for Pooled {
+    fn drop(&mut self) {
+        self.pool.give_back(self.arena.take().expect("dropped once"));
+    }
+}
+
+impl fmt::Debug for Pooled {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (**self).fmt(f)
+    }
+}

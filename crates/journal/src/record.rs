@@ -1,0 +1,305 @@
+//! One record: `docs/format/journal.md`, section 3.
+
+use std::ops::Range;
+
+use alluvium_device::GRANULE_BYTES;
+use crc32c::{crc32c, crc32c_append};
+
+use crate::place::{Granule, JournalNumber};
+
+const CHECKSUM: usize = 0;
+const KIND: usize = CHECKSUM + size_of::<u32>();
+const FLAGS: usize = KIND + size_of::<u8>();
+const KEY_LEN: usize = FLAGS + size_of::<u8>();
+const VALUE_LEN: usize = KEY_LEN + size_of::<u16>();
+const RESERVED: usize = VALUE_LEN + size_of::<u32>();
+/// Bytes in front of the expiry, or of the key.
+pub(crate) const HEADER_BYTES: usize = RESERVED + size_of::<u32>();
+const EXPIRY_BYTES: usize = size_of::<u64>();
+const _: () = assert!(HEADER_BYTES == 16);
+
+const KIND_VALUE: u8 = 1;
+const KIND_TOMBSTONE: u8 = 2;
+const FLAG_EXPIRES: u8 = 1;
+
+/// Bytes of a key, at most.
+pub const MAX_KEY_BYTES: usize = u16::MAX as usize;
+
+/// A random number that goes into all checksums of a journal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Salt(pub(crate) u64);
+
+impl Salt {
+    /// Checksum of a record at `first`, `rest` being its bytes behind the checksum.
+    fn checksum(self, first: Granule, rest: &[u8]) -> u32 {
+        let mut seed = [0; 12];
+        seed[..8].copy_from_slice(&self.0.to_le_bytes());
+        seed[8..].copy_from_slice(&first.0.to_le_bytes());
+        crc32c_append(crc32c(&seed), rest)
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Value,
+    Tombstone,
+}
+
+/// The header of a record: enough to know where its parts are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Header {
+    pub(crate) kind: Kind,
+    expires: bool,
+    key_len: u16,
+    value_len: u32,
+}
+
+impl Header {
+    /// `None` if these bytes, at least [`HEADER_BYTES`], are no header.
+    #[inline]
+    pub(crate) fn parse(bytes: &[u8]) -> Option<Self> {
+        let bytes: &[u8; HEADER_BYTES] = bytes.first_chunk()?;
+        let kind = match bytes[KIND] {
+            KIND_VALUE => Kind::Value,
+            KIND_TOMBSTONE => Kind::Tombstone,
+            _ => return None,
+        };
+        let flags = bytes[FLAGS];
+        let key_len = u16::from_le_bytes([bytes[KEY_LEN], bytes[KEY_LEN + 1]]);
+        let value_len = u32_at(bytes, VALUE_LEN);
+        let is_plausible = flags & !FLAG_EXPIRES == 0
+            && key_len > 0
+            && (kind == Kind::Value || (value_len == 8 && flags == 0))
+            && u32_at(bytes, RESERVED) == 0;
+        is_plausible.then_some(Self {
+            kind,
+            expires: flags & FLAG_EXPIRES != 0,
+            key_len,
+            value_len,
+        })
+    }
+
+    fn key_at(self) -> usize {
+        HEADER_BYTES + if self.expires { EXPIRY_BYTES } else { 0 }
+    }
+
+    fn value_at(self) -> usize {
+        self.key_at() + usize::from(self.key_len)
+    }
+
+    /// Bytes of the record without its padding.
+    pub(crate) fn len_bytes(self) -> usize {
+        self.value_at() + self.value_len as usize
+    }
+
+    /// Bytes of the record with its padding.
+    pub(crate) fn padded_bytes(self) -> usize {
+        self.len_bytes().next_multiple_of(GRANULE_BYTES)
+    }
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
+}
+
+/// What is to be written.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NewRecord<'a> {
+    pub(crate) key: &'a [u8],
+    pub(crate) content: Content<'a>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Content<'a> {
+    Value {
+        value: &'a [u8],
+        /// Milliseconds since 1970.
+        expires_at: Option<u64>,
+    },
+    /// Of the journal that it was first written to; `None`: the one that it is written to now.
+    Tombstone { origin: Option<JournalNumber> },
+}
+
+impl NewRecord<'_> {
+    pub(crate) fn expires(&self) -> bool {
+        matches!(self.content, Content::Value { expires_at: Some(_), .. })
+    }
+
+    fn value_len(&self) -> usize {
+        match self.content {
+            Content::Value { value, .. } => value.len(),
+            Content::Tombstone { .. } => size_of::<u64>(),
+        }
+    }
+
+    /// Without its padding.
+    #[inline]
+    pub(crate) fn len_bytes(&self) -> usize {
+        let expiry = if self.expires() { EXPIRY_BYTES } else { 0 };
+        HEADER_BYTES + expiry + self.key.len() + self.value_len()
+    }
+
+    /// Write it into `to`, which has exactly [`Self::len_bytes`]. Key and value are within their bounds.
+    #[inline]
+    pub(crate) fn write(&self, to: &mut [u8], salt: Salt, number: JournalNumber, first: Granule) {
+        let key_len = u16::try_from(self.key.len()).expect("checked before a place is taken");
+        let value_len = u32::try_from(self.value_len()).expect("checked before a place is taken");
+        let (kind, flags) = match self.content {
+            Content::Value { expires_at, .. } => {
+                (KIND_VALUE, if expires_at.is_some() { FLAG_EXPIRES } else { 0 })
+            }
+            Content::Tombstone { .. } => (KIND_TOMBSTONE, 0),
+        };
+        to[KIND] = kind;
+        to[FLAGS] = flags;
+        to[KEY_LEN..VALUE_LEN].copy_from_slice(&key_len.to_le_bytes());
+        to[VALUE_LEN..RESERVED].copy_from_slice(&value_len.to_le_bytes());
+        to[RESERVED..HEADER_BYTES].fill(0);
+        let mut at = HEADER_BYTES;
+        if let Content::Value { expires_at: Some(expires_at), .. } = self.content {
+            to[at..at + EXPIRY_BYTES].copy_from_slice(&expires_at.to_le_bytes());
+            at += EXPIRY_BYTES;
+        }
+        let (key, rest) = to[at..].split_at_mut(self.key.len());
+        key.copy_from_slice(self.key);
+        match self.content {
+            Content::Value { value, .. } => rest.copy_from_slice(value),
+            Content::Tombstone { origin } => {
+                rest.copy_from_slice(&origin.unwrap_or(number).0.to_le_bytes());
+            }
+        }
+        let checksum = salt.checksum(first, &to[KIND..]);
+        to[CHECKSUM..KIND].copy_from_slice(&checksum.to_le_bytes());
+    }
+}
+
+/// A whole record, as it is read.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Record<'a> {
+    header: Header,
+    bytes: &'a [u8],
+}
+
+impl<'a> Record<'a> {
+    /// The record at the beginning of `bytes`, trusted: it was written, or checked, by this process. `None` if that can not be.
+    #[inline]
+    pub(crate) fn trusted(bytes: &'a [u8]) -> Option<Self> {
+        let header = Header::parse(bytes)?;
+        Some(Self { header, bytes: bytes.get(..header.len_bytes())? })
+    }
+
+    /// The record at the beginning of `bytes`, if one that was written at `first` of the journal with this salt is there, undamaged.
+    pub(crate) fn checked(bytes: &'a [u8], salt: Salt, first: Granule) -> Option<Self> {
+        let record = Self::trusted(bytes)?;
+        let checksum = salt.checksum(first, &record.bytes[KIND..]);
+        (u32_at(record.bytes, CHECKSUM) == checksum).then_some(record)
+    }
+
+    pub(crate) fn header(&self) -> Header {
+        self.header
+    }
+
+    /// Where in the record its key is.
+    pub(crate) fn key_range(&self) -> Range<usize> {
+        self.header.key_at()..self.header.value_at()
+    }
+
+    pub(crate) fn key(&self) -> &'a [u8] {
+        &self.bytes[self.key_range()]
+    }
+
+    /// Where in the record its value is.
+    pub(crate) fn value_range(&self) -> Range<usize> {
+        self.header.value_at()..self.header.len_bytes()
+    }
+
+    pub(crate) fn value(&self) -> &'a [u8] {
+        &self.bytes[self.value_range()]
+    }
+
+    /// From when on it counts as absent, in milliseconds since 1970.
+    pub(crate) fn expires_at(&self) -> Option<u64> {
+        self.header.expires.then(|| u64_at(self.bytes, HEADER_BYTES))
+    }
+
+    pub(crate) fn has_expired(&self, now: u64) -> bool {
+        self.expires_at().is_some_and(|at| at <= now)
+    }
+
+    /// Of a tombstone: the journal that it was first written to.
+    pub(crate) fn origin(&self) -> Option<JournalNumber> {
+        let at = self.header.value_at();
+        (self.header.kind == Kind::Tombstone).then(|| JournalNumber(u64_at(self.bytes, at)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn written(record: &NewRecord<'_>, salt: Salt, first: Granule) -> Vec<u8> {
+        let mut bytes = vec![0xee; record.len_bytes()];
+        record.write(&mut bytes, salt, JournalNumber(9), first);
+        bytes
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read(
+            key in vec(any::<u8>(), 1..300),
+            value in vec(any::<u8>(), 0..3000),
+            expires_at in any::<Option<u64>>(),
+            salt in any::<u64>(),
+            first in any::<u32>(),
+        ) {
+            let (salt, first) = (Salt(salt), Granule(first));
+            let new = NewRecord { key: &key, content: Content::Value { value: &value, expires_at } };
+            let bytes = written(&new, salt, first);
+            let record = Record::checked(&bytes, salt, first).unwrap();
+            prop_assert_eq!(record.header().len_bytes(), bytes.len());
+            prop_assert_eq!((record.key(), record.value()), (&key[..], &value[..]));
+            prop_assert_eq!((record.expires_at(), record.origin()), (expires_at, None));
+            prop_assert!(Record::checked(&bytes, Salt(!salt.0), first).is_none());
+            prop_assert!(Record::checked(&bytes, salt, Granule(!first.0)).is_none());
+        }
+
+        #[test]
+        fn a_bit_that_is_not_what_was_written_is_found(
+            key in vec(any::<u8>(), 1..40),
+            value in vec(any::<u8>(), 0..100),
+            expires_at in any::<Option<u64>>(),
+            bit in any::<proptest::sample::Index>(),
+        ) {
+            let new = NewRecord { key: &key, content: Content::Value { value: &value, expires_at } };
+            let mut bytes = written(&new, Salt(7), Granule(512));
+            let bit = bit.index(bytes.len() * 8);
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            bytes.resize(bytes.len() + (1 << 20), 0);
+            prop_assert!(Record::checked(&bytes, Salt(7), Granule(512)).is_none());
+        }
+
+        #[test]
+        fn whatever_is_there_is_no_record(bytes in vec(any::<u8>(), 0..200)) {
+            prop_assert!(Record::checked(&bytes, Salt(7), Granule(512)).is_none());
+        }
+    }
+
+    #[test]
+    fn a_tombstone_tells_where_it_comes_from() {
+        for (origin, told) in [(None, 9), (Some(JournalNumber(4)), 4)] {
+            let new = NewRecord { key: b"k", content: Content::Tombstone { origin } };
+            let bytes = written(&new, Salt(1), Granule(512));
+            let record = Record::checked(&bytes, Salt(1), Granule(512)).unwrap();
+            assert_eq!((record.key(), record.expires_at()), (&b"k"[..], None));
+            assert_eq!(record.origin(), Some(JournalNumber(told)));
+        }
+        assert!(Record::checked(&[0; 64], Salt(1), Granule(512)).is_none());
+    }
+}

@@ -1,0 +1,381 @@
+//! What all threads of an open cache share, and the write path.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use alluvium_device::GRANULE_BYTES;
+use arc_swap::ArcSwap;
+
+use crate::error::{Error, Result};
+use crate::files::Directory;
+use crate::flush::{Flush, State};
+use crate::hash::{KeyHash, KeyHasher};
+use crate::index::{Index, Writer};
+use crate::journal::{CacheId, FIRST_RECORD, Journal, Journals};
+use crate::keep::Keep;
+use crate::options::{Durability, Options, WhenFull};
+use crate::place::{Granule, JournalNumber, Place};
+use crate::pool::Pool;
+use crate::record::{Content, MAX_KEY_BYTES, NewRecord, Record};
+
+/// Journals that puts leave: without them nothing could be deleted, or compacted, when the budget is used up.
+const KEPT_FOR_MAINTENANCE: usize = 2;
+/// The flusher is woken each time that so much has been written.
+pub(crate) const CHUNK_BYTES: usize = 1 << 20;
+
+pub(crate) struct Shared {
+    pub(crate) options: Options,
+    pub(crate) id: CacheId,
+    pub(crate) journal_bytes: usize,
+    pub(crate) directory: Box<dyn Directory>,
+    pub(crate) hasher: KeyHasher,
+    pub(crate) index: Index,
+    pub(crate) journals: Journals,
+    pub(crate) pool: Arc<Pool>,
+    /// The newest journal.
+    pub(crate) active: ArcSwap<Journal>,
+    pub(crate) flush: Flush,
+    pub(crate) keep: Keep,
+    pub(crate) counters: Counters,
+}
+
+/// Totals since the cache was opened.
+#[derive(Default)]
+pub(crate) struct Counters {
+    /// Bytes of keys and values that were put.
+    pub(crate) user_bytes: AtomicU64,
+    /// Bytes that were written to files.
+    pub(crate) written_bytes: AtomicU64,
+    /// Times that a writer waited for a journal.
+    pub(crate) stalls: AtomicU64,
+    /// Journals that were compacted.
+    pub(crate) compacted: AtomicU64,
+    /// Records that eviction removed.
+    pub(crate) evicted: AtomicU64,
+    /// Records that eviction kept, by writing them anew.
+    pub(crate) kept: AtomicU64,
+}
+
+/// A point in the order of all records.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Point {
+    pub(crate) number: JournalNumber,
+    pub(crate) byte: usize,
+}
+
+/// Who appends: what is left of the budget for journals depends on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Who {
+    /// Puts of users.
+    User,
+    /// Deletions, and what makes room: they may take the last journals.
+    Maintenance,
+}
+
+/// Why a record was not appended.
+#[derive(Debug)]
+pub(crate) enum NotAppended {
+    /// The newest journal, this one, is full, and the next one is not there yet. Nobody waits for it with a lock: who makes room may want that lock.
+    Full(JournalNumber),
+    Failed(Error),
+}
+
+impl From<Error> for NotAppended {
+    fn from(error: Error) -> Self {
+        Self::Failed(error)
+    }
+}
+
+/// A record that has its place.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Appended {
+    pub(crate) place: Place,
+    /// Its end.
+    pub(crate) end: Point,
+    /// Whether the flusher has something to do.
+    crosses_chunk: bool,
+}
+
+/// What an expiry is compared with: milliseconds since 1970.
+pub(crate) fn now_millis() -> u64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |it| u64::try_from(it.as_millis()).unwrap_or(u64::MAX))
+}
+
+impl Shared {
+    /// Bytes that a record may have.
+    pub(crate) fn max_record_bytes(&self) -> usize {
+        self.journal_bytes - FIRST_RECORD
+    }
+
+    pub(crate) fn check_key(&self, key: &[u8]) -> Result<()> {
+        match key.len() {
+            0 => Err(Error::KeyEmpty),
+            len_bytes if len_bytes > MAX_KEY_BYTES => Err(Error::KeyTooLong { len_bytes }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Write a value under its key, whatever is there.
+    pub(crate) fn put(&self, key: &[u8], value: &[u8], expires_at: Option<u64>) -> Result<()> {
+        let record = self.new_value(key, value, expires_at)?;
+        let hash = self.hasher.hash(key);
+        let appended = self.until_appended(Who::User, || {
+            self.enter(&mut self.index.lock(hash), hash, &record, Who::User)
+        })?;
+        self.after(&[key, value], appended)
+    }
+
+    /// The same if there is nothing; whether it was written.
+    pub(crate) fn put_if_absent(
+        &self,
+        key: &[u8],
+        value: &[u8],
+        expires_at: Option<u64>,
+    ) -> Result<bool> {
+        let record = self.new_value(key, value, expires_at)?;
+        let hash = self.hasher.hash(key);
+        let appended = self.until_appended(Who::User, || {
+            let mut writer = self.index.lock(hash);
+            if let Some(place) = writer.get()
+                && self.is_there(place)?
+            {
+                return Ok(None);
+            }
+            self.enter(&mut writer, hash, &record, Who::User).map(Some)
+        })?;
+        match appended {
+            Some(appended) => self.after(&[key, value], appended).map(|()| true),
+            None => Ok(false),
+        }
+    }
+
+    /// Remove what is there; whether it was there.
+    pub(crate) fn delete(&self, key: &[u8]) -> Result<bool> {
+        self.check_key(key)?;
+        let hash = self.hasher.hash(key);
+        let (was_there, appended) = self.until_appended(Who::Maintenance, || {
+            let mut writer = self.index.lock(hash);
+            // One that can not be read is somebody's value too.
+            let was_there = writer.get().is_some_and(|place| self.is_there(place).unwrap_or(true));
+            // What eviction has just removed from the index is in its journal until that is gone.
+            if writer.get().is_none() && !self.keep.is_evicting() {
+                return Ok((false, None));
+            }
+            let appended = self.append_tombstone(key, hash, None)?;
+            if let Some(old) = writer.remove() {
+                self.journals.forget(old);
+            }
+            Ok((was_there, Some(appended)))
+        })?;
+        if let Some(appended) = appended {
+            self.after(&[key], appended)?;
+        }
+        Ok(was_there)
+    }
+
+    /// Repeat what finds the newest journal full, as soon as there is another one.
+    fn until_appended<T>(
+        &self,
+        who: Who,
+        mut append: impl FnMut() -> std::result::Result<T, NotAppended>,
+    ) -> Result<T> {
+        loop {
+            match append() {
+                Ok(done) => return Ok(done),
+                Err(NotAppended::Full(full)) => self.rotate(full, who)?,
+                Err(NotAppended::Failed(error)) => return Err(error),
+            }
+        }
+    }
+
+    fn new_value<'a>(
+        &self,
+        key: &'a [u8],
+        value: &'a [u8],
+        expires_at: Option<u64>,
+    ) -> Result<NewRecord<'a>> {
+        self.check_key(key)?;
+        let record = NewRecord { key, content: Content::Value { value, expires_at } };
+        let (len_bytes, max_bytes) = (record.len_bytes(), self.max_record_bytes());
+        if len_bytes > max_bytes {
+            return Err(Error::ValueTooLong { len_bytes, max_bytes });
+        }
+        Ok(record)
+    }
+
+    /// Whether what the index names counts as present.
+    fn is_there(&self, place: Place) -> Result<bool> {
+        if !place.expires() {
+            return Ok(true);
+        }
+        let Some(journal) = self.journals.of(place) else { return Ok(false) };
+        let loaded = journal.load(place)?;
+        Ok(Record::trusted(loaded.bytes()).is_some_and(|record| !record.has_expired(now_millis())))
+    }
+
+    /// Append a value and have the index name it, under the lock of its key's shard.
+    pub(crate) fn enter(
+        &self,
+        writer: &mut Writer<'_>,
+        hash: KeyHash,
+        record: &NewRecord<'_>,
+        who: Who,
+    ) -> std::result::Result<Appended, NotAppended> {
+        // First what may fail: a record in the journal that the index does not name would be there after the next opening.
+        writer.make_room().map_err(Error::no_memory("the index"))?;
+        let appended = self.append(record, hash, who)?;
+        self.journals.count(appended.place);
+        if let Some(old) = writer.set(appended.place) {
+            self.journals.forget(old);
+        }
+        Ok(appended)
+    }
+
+    /// Append that a key has no value, under the lock of its shard. `origin`: [`Content::Tombstone`].
+    pub(crate) fn append_tombstone(
+        &self,
+        key: &[u8],
+        hash: KeyHash,
+        origin: Option<JournalNumber>,
+    ) -> std::result::Result<Appended, NotAppended> {
+        let record = NewRecord { key, content: Content::Tombstone { origin } };
+        let appended = self.append(&record, hash, Who::Maintenance)?;
+        if let Some(journal) = self.journals.of(appended.place) {
+            journal.counts.count_tombstone(record.len_bytes(), origin.unwrap_or(journal.number));
+        }
+        Ok(appended)
+    }
+
+    fn append(
+        &self,
+        record: &NewRecord<'_>,
+        hash: KeyHash,
+        who: Who,
+    ) -> std::result::Result<Appended, NotAppended> {
+        if let Some(error) = self.flush.failure() {
+            return Err(error.into());
+        }
+        let len_bytes = record.len_bytes();
+        loop {
+            let journal = self.active.load();
+            let arena = journal.arena.as_ref().expect("the newest journal is in memory");
+            let Some(mut taken) = arena.reserve(len_bytes) else {
+                let full = journal.number;
+                drop(journal);
+                if self.try_rotate(full, who) {
+                    continue;
+                }
+                return Err(NotAppended::Full(full));
+            };
+            let at = taken.at();
+            let first = Granule::at(at);
+            record.write(&mut taken, journal.salt, journal.number, first);
+            taken.publish();
+            let place = Place::new(journal.number, first, len_bytes, record.expires(), hash);
+            let end = at + len_bytes.next_multiple_of(GRANULE_BYTES);
+            return Ok(Appended {
+                place,
+                end: Point { number: journal.number, byte: end },
+                crosses_chunk: at / CHUNK_BYTES != end / CHUNK_BYTES,
+            });
+        }
+    }
+
+    /// Where everything ends that was written until now.
+    pub(crate) fn newest_point(&self) -> Point {
+        loop {
+            let journal = self.active.load();
+            let arena = journal.arena.as_ref().expect("the newest journal is in memory");
+            if let Some(byte) = arena.taken_bytes() {
+                return Point { number: journal.number, byte };
+            }
+            thread::yield_now();
+        }
+    }
+
+    /// What is left to do when no lock is held any more.
+    fn after(&self, user: &[&[u8]], appended: Appended) -> Result<()> {
+        let user_bytes = user.iter().map(|part| part.len() as u64).sum();
+        self.counters.user_bytes.fetch_add(user_bytes, Ordering::Relaxed);
+        self.nudge(appended);
+        match self.options.durability {
+            Durability::Always => self.flush.wait_for(appended.end),
+            Durability::None | Durability::Interval(_) => Ok(()),
+        }
+    }
+
+    /// Tell the flusher, if there is enough for it.
+    pub(crate) fn nudge(&self, appended: Appended) {
+        if appended.crosses_chunk {
+            self.flush.wake();
+        }
+    }
+
+    /// The journal `full` takes no more: go on to the next one, if it is there; false if not.
+    fn try_rotate(&self, full: JournalNumber, who: Who) -> bool {
+        let mut state = self.flush.state.lock();
+        self.active.load().number != full || self.advance(&mut state, who)
+    }
+
+    fn advance(&self, state: &mut State, who: Who) -> bool {
+        if who == Who::User && !self.has_room_for(1 + KEPT_FOR_MAINTENANCE) {
+            return false;
+        }
+        let Some(next) = state.spare.take() else { return false };
+        // Found by its number before anybody can write to it.
+        self.journals.put(next.clone());
+        state.pending.push_back(next.clone());
+        self.active.store(next);
+        self.flush.wake();
+        true
+    }
+
+    /// The same, waiting until the next one is there. With no lock held.
+    fn rotate(&self, full: JournalNumber, who: Who) -> Result<()> {
+        let mut state = self.flush.state.lock();
+        let mut has_waited = false;
+        while self.active.load().number == full && !self.advance(&mut state, who) {
+            if let Some(error) = &state.failed {
+                return Err(error.clone());
+            }
+            let is_refused = self.options.when_full == WhenFull::Refuse
+                && (state.is_disk_full || state.spare.is_some());
+            let is_hopeless =
+                state.is_disk_full && state.pending.len() == 1 && !self.has_evictable(&state);
+            if is_refused || is_hopeless {
+                return Err(Error::DiskFull { max_bytes: self.options.max_disk_bytes });
+            }
+            if !std::mem::replace(&mut has_waited, true) {
+                self.counters.stalls.fetch_add(1, Ordering::Relaxed);
+            }
+            self.keep.wake();
+            self.flush.wake();
+            self.flush.changed.wait(&mut state);
+        }
+        Ok(())
+    }
+
+    /// Wait until a journal that is being made is there, for those who make room: false if none is. With no lock held.
+    pub(crate) fn wait_for_spare(&self, full: JournalNumber) -> bool {
+        let mut state = self.flush.state.lock();
+        while self.active.load().number == full && !self.advance(&mut state, Who::Maintenance) {
+            if state.failed.is_some() || state.is_disk_full {
+                return false;
+            }
+            self.flush.wake();
+            self.flush.changed.wait(&mut state);
+        }
+        true
+    }
+
+    /// Whether the budget, and the table of journals, allow so many more.
+    pub(crate) fn has_room_for(&self, journals: usize) -> bool {
+        let wanted_bytes = self.journals.file_bytes() + journals as u64 * self.journal_bytes as u64;
+        wanted_bytes <= self.options.max_disk_bytes
+            && self.journals.len() + journals < self.journals.places()
+    }
+}

@@ -1,0 +1,189 @@
+//! Killed, and without power, at any moment: what is found is what was promised.
+
+use super::*;
+
+/// A writer of numbered writes, one after the other, and what is left of them at many moments.
+struct Scene {
+    directory: SimDirectory,
+    /// Writes that were begun, and that have returned.
+    begun: Arc<AtomicU64>,
+    done: Arc<AtomicU64>,
+    is_over: Arc<AtomicBool>,
+    thread: thread::JoinHandle<()>,
+}
+
+const KEYS: u64 = 200;
+
+/// The key of a write, by its number; `None`: the key is removed by it.
+fn write_of(number: u64) -> (u64, Option<Vec<u8>>) {
+    let mut random = Random::new(number);
+    let key = random.below(KEYS);
+    let value = (!random.chance(0.15)).then(|| number.to_le_bytes().repeat(1 + random.index(60)));
+    (key, value)
+}
+
+impl Scene {
+    fn begin(options: &Options) -> Self {
+        let directory = SimDirectory::default();
+        let cache = open(&directory, options);
+        let [begun, done] = [0, 0].map(|zero| Arc::new(AtomicU64::new(zero)));
+        let is_over = Arc::new(AtomicBool::new(false));
+        let thread = {
+            let (begun, done, is_over) = (begun.clone(), done.clone(), is_over.clone());
+            thread::spawn(move || {
+                for number in 1.. {
+                    begun.store(number, Ordering::SeqCst);
+                    let (key, value) = write_of(number);
+                    match value {
+                        Some(value) => cache.put(&key.to_le_bytes(), &value).unwrap(),
+                        None => drop(cache.delete(&key.to_le_bytes()).unwrap()),
+                    }
+                    done.store(number, Ordering::SeqCst);
+                    if is_over.load(Ordering::SeqCst) {
+                        return;
+                    }
+                    // Not so many that finding out how many there were takes long.
+                    if number % 50 == 0 {
+                        thread::sleep(Duration::from_millis(1));
+                    }
+                }
+            })
+        };
+        Self { directory, begun, done, is_over, thread }
+    }
+
+    fn end(self) {
+        self.is_over.store(true, Ordering::SeqCst);
+        self.thread.join().unwrap();
+    }
+}
+
+/// What is there after the first `writes`.
+fn after(writes: u64) -> BTreeMap<Vec<u8>, Vec<u8>> {
+    let mut map = BTreeMap::new();
+    for number in 1..=writes {
+        let (key, value) = write_of(number);
+        match value {
+            Some(value) => drop(map.insert(key.to_le_bytes().to_vec(), value)),
+            None => drop(map.remove(&key.to_le_bytes()[..])),
+        }
+    }
+    map
+}
+
+/// The number of writes after which `found` is what there is, if there is one between these.
+fn writes_behind(found: &BTreeMap<Vec<u8>, Vec<u8>>, least: u64, most: u64) -> Option<u64> {
+    let mut map = after(least);
+    for number in least..=most {
+        if map == *found {
+            return Some(number);
+        }
+        let (key, value) = write_of(number + 1);
+        match value {
+            Some(value) => drop(map.insert(key.to_le_bytes().to_vec(), value)),
+            None => drop(map.remove(&key.to_le_bytes()[..])),
+        }
+    }
+    None
+}
+
+/// Let writes go on, and look at what a crash would leave, again and again.
+fn crash_often(
+    options: &Options,
+    least: impl Fn(u64) -> u64,
+    crash: impl Fn(&SimDirectory, u64) -> SimDirectory,
+) {
+    let scene = Scene::begin(options);
+    for round in 0..60 {
+        thread::sleep(Duration::from_millis(round % 5));
+        let done = scene.done.load(Ordering::SeqCst);
+        let left = crash(&scene.directory, round);
+        let begun = scene.begun.load(Ordering::SeqCst);
+        let cache = open(&left, options);
+        let found = contents(&cache);
+        let behind = writes_behind(&found, least(done), begun);
+        assert!(
+            behind.is_some(),
+            "round {round}: no number of writes between {} and {begun} leaves this",
+            least(done)
+        );
+        // And it can be used.
+        cache.put(b"one more", b"value").unwrap();
+        cache.close().unwrap();
+        assert_eq!(contents(&open(&left, options)).len(), found.len() + 1, "round {round}");
+    }
+    scene.end();
+}
+
+#[test]
+fn what_was_durable_is_there_after_a_power_cut() {
+    let options = Options { durability: Durability::Always, ..options() };
+    crash_often(&options, |done| done, SimDirectory::power_cut);
+}
+
+#[test]
+fn what_was_durable_is_there_after_a_kill() {
+    let options = Options { durability: Durability::Always, ..options() };
+    crash_often(&options, |done| done, |directory, _| directory.killed());
+}
+
+#[test]
+fn a_kill_leaves_the_first_writes_and_no_others() {
+    // What is not yet in a file: a chunk, and the one that is being written.
+    let least = |done: u64| done.saturating_sub(12_000);
+    crash_often(&options(), least, |directory, _| directory.killed());
+}
+
+#[test]
+fn what_was_flushed_is_there_after_a_power_cut() {
+    let directory = SimDirectory::default();
+    let cache = open(&directory, &options());
+    for round in 0..40u64 {
+        let first = round * 1000 + 1;
+        for number in first..first + 1000 {
+            let (key, value) = write_of(number);
+            match value {
+                Some(value) => cache.put(&key.to_le_bytes(), &value).unwrap(),
+                None => drop(cache.delete(&key.to_le_bytes()).unwrap()),
+            }
+        }
+        cache.flush().unwrap();
+        let left = open(&directory.power_cut(round), &options());
+        assert!(contents(&left) == after(first + 999), "round {round}");
+    }
+}
+
+/// Without power, and without a promise: each key has a value that was once written for it, or none.
+#[test]
+fn a_power_cut_leaves_no_nonsense() {
+    let scene = Scene::begin(&options());
+    for round in 0..60 {
+        thread::sleep(Duration::from_millis(round % 5));
+        let left = scene.directory.power_cut(round);
+        let begun = scene.begun.load(Ordering::SeqCst);
+        let cache = open(&left, &options());
+        for (key, value) in contents(&cache) {
+            let number = u64::from_le_bytes(value[..8].try_into().unwrap());
+            let (written_key, written) = write_of(number);
+            assert!(number <= begun && key == written_key.to_le_bytes());
+            assert_eq!(Some(value), written);
+        }
+    }
+    scene.end();
+}
+
+/// With an interval, what is older than it is there.
+#[test]
+fn an_interval_bounds_what_is_lost() {
+    let interval = Duration::from_millis(20);
+    let options = Options { durability: Durability::Interval(interval), ..options() };
+    let directory = SimDirectory::default();
+    let cache = open(&directory, &options);
+    for number in 1..=50u64 {
+        cache.put(&number.to_le_bytes(), b"value").unwrap();
+    }
+    // Without an end to wait for but the thing itself: the test's own limit is the suite's.
+    while contents(&open(&directory.power_cut(1), &options)).len() < 50 {
+        thread::sleep(interval);
+    }
+}

@@ -1,0 +1,161 @@
+//! The records of a journal, one after the other, past what is damaged.
+
+use std::ops::Range;
+
+use alluvium_device::GRANULE_BYTES;
+
+use crate::journal::FIRST_RECORD;
+use crate::place::Granule;
+use crate::record::{HEADER_BYTES, Record, Salt};
+
+/// What comes next in a journal.
+#[derive(Debug)]
+pub(crate) enum Found<'a> {
+    Record(Granule, Record<'a>),
+    /// Bytes that are no record, in front of one that is.
+    Damage(Range<usize>),
+}
+
+/// Looking for the next record takes checksums of at most this many times the bytes of the journal: values may be made to look like headers of long records.
+const MAX_SEARCHES: usize = 16;
+
+/// All records in the bytes of a journal, from its first one on. Ends behind the last one.
+pub(crate) struct Walk<'a> {
+    bytes: &'a [u8],
+    salt: Salt,
+    at: usize,
+    /// Bytes that may still go into checksums of what turned out to be no record.
+    search_bytes: usize,
+}
+
+impl<'a> Walk<'a> {
+    /// `bytes`: from the beginning of the file.
+    pub(crate) fn new(bytes: &'a [u8], salt: Salt) -> Self {
+        Self::from(bytes, salt, FIRST_RECORD)
+    }
+
+    /// The same from `at` on, where a record begins.
+    pub(crate) fn from(bytes: &'a [u8], salt: Salt, at: usize) -> Self {
+        Self { bytes, salt, at, search_bytes: bytes.len().saturating_mul(MAX_SEARCHES) }
+    }
+
+    /// The first byte behind the last record so far.
+    pub(crate) fn end(&self) -> usize {
+        self.at
+    }
+
+    fn record_at(&mut self, at: usize) -> Option<Record<'a>> {
+        let bytes = self.bytes.get(at..)?;
+        let plausible = Record::trusted(bytes)?;
+        let len = plausible.header().len_bytes();
+        let checked = Record::checked(bytes, self.salt, Granule::at(at));
+        if checked.is_none() {
+            self.search_bytes = self.search_bytes.saturating_sub(len);
+        }
+        checked
+    }
+}
+
+impl<'a> Iterator for Walk<'a> {
+    type Item = Found<'a>;
+
+    fn next(&mut self) -> Option<Found<'a>> {
+        let start = self.at;
+        if let Some(record) = self.record_at(start) {
+            self.at = (start + record.header().padded_bytes()).min(self.bytes.len());
+            return Some(Found::Record(Granule::at(start), record));
+        }
+        let mut at = start + GRANULE_BYTES;
+        while at + HEADER_BYTES <= self.bytes.len() && self.search_bytes > 0 {
+            if self.record_at(at).is_some() {
+                self.at = at;
+                return Some(Found::Damage(start..at));
+            }
+            at += GRANULE_BYTES;
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::place::JournalNumber;
+    use crate::record::{Content, NewRecord};
+
+    const SALT: Salt = Salt(3);
+
+    fn journal(values: &[Vec<u8>]) -> (Vec<u8>, Vec<usize>) {
+        let mut bytes = vec![0; FIRST_RECORD];
+        let starts = values
+            .iter()
+            .enumerate()
+            .map(|(index, value)| {
+                let key = index.to_le_bytes();
+                let content = Content::Value { value, expires_at: None };
+                let record = NewRecord { key: &key, content };
+                let at = bytes.len();
+                bytes.resize(at + record.len_bytes(), 0);
+                record.write(&mut bytes[at..], SALT, JournalNumber(0), Granule::at(at));
+                bytes.resize(bytes.len().next_multiple_of(GRANULE_BYTES), 0);
+                at
+            })
+            .collect();
+        (bytes, starts)
+    }
+
+    fn keys(bytes: &[u8]) -> (Vec<usize>, Vec<Range<usize>>, usize) {
+        let mut walk = Walk::new(bytes, SALT);
+        let (mut keys, mut damage) = (Vec::new(), Vec::new());
+        for found in &mut walk {
+            match found {
+                Found::Record(_, record) => {
+                    keys.push(usize::from_le_bytes(record.key().try_into().unwrap()));
+                }
+                Found::Damage(range) => damage.push(range),
+            }
+        }
+        (keys, damage, walk.end())
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_not_damaged_is_found(
+            values in vec(vec(any::<u8>(), 0..200), 1..30),
+            hit in any::<proptest::sample::Index>(),
+            zeroes in 0usize..2000,
+        ) {
+            let (mut bytes, starts) = journal(&values);
+            let end = bytes.len();
+            bytes.resize(end + zeroes / GRANULE_BYTES * GRANULE_BYTES, 0);
+            let all: Vec<usize> = (0..values.len()).collect();
+            prop_assert_eq!(keys(&bytes), (all, vec![], end));
+            let hit = hit.index(values.len());
+            bytes[starts[hit]] ^= 1;
+            let left: Vec<usize> = (0..values.len()).filter(|at| *at != hit).collect();
+            let next = starts.get(hit + 1);
+            let expected: Vec<_> = next.map(|next| starts[hit]..*next).into_iter().collect();
+            let expected_end = if next.is_some() { end } else { starts[hit] };
+            prop_assert_eq!(keys(&bytes), (left, expected, expected_end));
+        }
+    }
+
+    #[test]
+    fn headers_in_values_do_not_take_for_ever() {
+        // Each granule says: a record of one MiB.
+        let mut header = [0; HEADER_BYTES];
+        header[4] = 1;
+        header[6] = 1;
+        header[8..12].copy_from_slice(&(1u32 << 20).to_le_bytes());
+        let mut bytes = vec![0; FIRST_RECORD];
+        while bytes.len() < 8 << 20 {
+            bytes.extend_from_slice(&header);
+        }
+        let mut walk = Walk::new(&bytes, SALT);
+        assert!(walk.next().is_none());
+        assert_eq!((walk.end(), walk.search_bytes), (FIRST_RECORD, 0));
+    }
+}
