@@ -3,6 +3,7 @@
 use clap::{Parser, Subcommand};
 
 use crate::bench::BenchCommand;
+use crate::cache::CacheCommand;
 use crate::catalog::CatalogCommand;
 use crate::config::ServeOptions;
 use crate::object::ObjectCommand;
@@ -45,6 +46,9 @@ pub(crate) enum Command {
     /// Inspect and verify objects in a directory or in S3, and hold them against the catalog.
     #[command(subcommand)]
     Object(ObjectCommand),
+    /// Inspect, verify and measure a journal cache.
+    #[command(subcommand)]
+    Cache(CacheCommand),
     /// Write the catalog of a server that is stopped as JSON, and make one of it.
     #[command(subcommand)]
     Catalog(CatalogCommand),

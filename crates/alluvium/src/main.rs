@@ -5,6 +5,7 @@
 mod address;
 mod admin;
 mod bench;
+mod cache;
 mod catalog;
 mod cli;
 mod config;
@@ -40,6 +41,7 @@ static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Bench(command) => bench::run(command),
+        Command::Cache(command) => cache::run(command),
         Command::Catalog(command) => catalog::run(command),
         Command::Object(command) => object::run(command),
         Command::Serve(options) => serve::run(*options),

@@ -1,0 +1,456 @@
+//! `alluvium cache bench`: the workloads of LevelDB's `db_bench`, on a cache of its own.
+
+use std::hint::black_box;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use alluvium_device::sim::Random;
+use alluvium_journal::{Cache, Durability, Options};
+use clap::{Args, ValueEnum};
+use hdrhistogram::Histogram;
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::output::{self, Failure, Table};
+use crate::units::{Size, Span, about};
+
+/// Measure a journal cache in a directory of its own, which is removed at the end.
+///
+/// Keys of 16 bytes. CPU is that of the threads that call the cache, without the flusher behind them; time is the wall's. Latencies are of one call in 16.
+#[derive(Args, Debug)]
+pub(crate) struct BenchArgs {
+    /// An empty or new directory, on the disk that is to be measured.
+    #[arg(long, value_name = "DIR")]
+    dir: PathBuf,
+    /// Number of keys.
+    #[arg(long, value_name = "N", default_value_t = 10_000_000)]
+    keys: u64,
+    /// Bytes of a value.
+    #[arg(long, value_name = "SIZE", default_value_t = Size { bytes: 100 })]
+    value: Size,
+    /// Threads that call the cache.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
+    threads: u16,
+    /// Memory for journals.
+    #[arg(long, value_name = "SIZE", default_value_t = Size::gib(3))]
+    memory: Size,
+    /// Disk space for journals.
+    #[arg(long, value_name = "SIZE", default_value_t = Size::gib(16))]
+    max_disk: Size,
+    /// Size of a journal.
+    #[arg(long, value_name = "SIZE", default_value_t = Size::mib(128))]
+    journal: Size,
+    /// When a write is on stable storage: `none`, `always`, or a time.
+    #[arg(long, value_name = "none|always|TIME", default_value = "none", value_parser = durability)]
+    durability: Durability,
+    /// What to measure, in this order; what is read was written by fillseq or fillrandom before. Can be given several times. Default: all.
+    #[arg(long, value_enum, value_name = "WORKLOAD")]
+    workload: Vec<Workload>,
+    /// Print JSON. Default: a table.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Workload {
+    /// All keys, in their order, into an empty cache.
+    Fillseq,
+    /// As many writes of random keys, into an empty cache.
+    Fillrandom,
+    /// As many writes of random keys again.
+    Overwrite,
+    /// All entries, by an iteration.
+    Readseq,
+    /// As many reads of random keys.
+    Readrandom,
+    /// The same, 32 keys at a time.
+    Getmany,
+    /// As many reads of keys that are not there.
+    Readmissing,
+    /// 95% reads and 5% writes, of keys with a Zipf distribution (YCSB's, 0.99).
+    Mixed,
+    /// Close the cache, and open it again.
+    Reopen,
+}
+
+const ALL: [Workload; 9] = [
+    Workload::Fillseq,
+    Workload::Readseq,
+    Workload::Fillrandom,
+    Workload::Overwrite,
+    Workload::Readrandom,
+    Workload::Getmany,
+    Workload::Readmissing,
+    Workload::Mixed,
+    Workload::Reopen,
+];
+
+/// Calls of which one is timed.
+const TIMED: u64 = 16;
+const BATCH: usize = 32;
+
+fn durability(text: &str) -> Result<Durability, String> {
+    match text {
+        "none" => Ok(Durability::None),
+        "always" => Ok(Durability::Always),
+        time => time.parse::<Span>().map(|span| Durability::Interval(span.0)),
+    }
+}
+
+/// What a workload took, all threads together.
+#[derive(Default)]
+struct Taken {
+    operations: u64,
+    cpu: Duration,
+    elapsed: Duration,
+    latencies: Option<Histogram<u64>>,
+}
+
+impl Taken {
+    fn per_operation_us(&self, time: Duration) -> f64 {
+        time.as_secs_f64() * 1e6 / self.operations.max(1) as f64
+    }
+
+    fn quantile_us(&self, quantile: f64) -> Option<f64> {
+        let latencies = self.latencies.as_ref().filter(|it| !it.is_empty())?;
+        Some(latencies.value_at_quantile(quantile) as f64 / 1e3)
+    }
+}
+
+/// # Errors
+/// The directory is not empty, or the cache fails.
+pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
+    if args.dir.exists() {
+        let mut entries = args
+            .dir
+            .read_dir()
+            .map_err(|error| Failure::Usage(format!("{}: {error}", args.dir.display())))?;
+        if entries.next().is_some() {
+            return Err(Failure::Usage(format!(
+                "{} is not empty; the bench removes its directory at the end",
+                args.dir.display()
+            )));
+        }
+    }
+    let removed = RemoveAtEnd(&args.dir);
+    let workloads = if args.workload.is_empty() { &ALL[..] } else { &args.workload };
+    let mut bench = Bench { args, cache: None };
+    let mut table = Table::of_numbers(&[
+        "workload",
+        "operations",
+        "us/op",
+        "CPU us/op",
+        "p50 us",
+        "p99 us",
+        "p99.9 us",
+        "stalls",
+        "on disk",
+        "memory",
+    ]);
+    let mut rows = Vec::new();
+    for workload in workloads {
+        let taken = bench.measure(*workload)?;
+        let stats = bench.cache()?.stats();
+        let quantile =
+            |at| taken.quantile_us(at).map_or_else(|| "-".into(), |us| format!("{us:.2}"));
+        let name =
+            workload.to_possible_value().map_or_else(String::new, |it| it.get_name().to_owned());
+        table.row(vec![
+            name.clone(),
+            taken.operations.to_string(),
+            format!("{:.3}", taken.per_operation_us(taken.elapsed)),
+            format!("{:.3}", taken.per_operation_us(taken.cpu)),
+            quantile(0.5),
+            quantile(0.99),
+            quantile(0.999),
+            stats.stalls.to_string(),
+            about(stats.disk_bytes),
+            about((stats.memory_bytes + stats.index_bytes) as u64),
+        ]);
+        rows.push(serde_json::json!({
+            "workload": name,
+            "operations": taken.operations,
+            "us_per_operation": taken.per_operation_us(taken.elapsed),
+            "cpu_us_per_operation": taken.per_operation_us(taken.cpu),
+            "p50_us": taken.quantile_us(0.5),
+            "p99_us": taken.quantile_us(0.99),
+            "p999_us": taken.quantile_us(0.999),
+            "stalls": stats.stalls,
+            "disk_bytes": stats.disk_bytes,
+            "memory_bytes": stats.memory_bytes,
+            "index_bytes": stats.index_bytes,
+            "written_bytes": stats.written_bytes,
+            "user_bytes": stats.user_bytes,
+        }));
+        if !args.json {
+            tracing::info!(target: "alluvium::progress", "{name}: done");
+        }
+    }
+    bench.close()?;
+    drop(removed);
+    match args.json {
+        true => output::json(&rows),
+        false => output::line(table),
+    }
+}
+
+/// What the bench has written goes with it.
+struct RemoveAtEnd<'a>(&'a Path);
+
+impl Drop for RemoveAtEnd<'_> {
+    fn drop(&mut self) {
+        if let Err(error) = std::fs::remove_dir_all(self.0)
+            && error.kind() != std::io::ErrorKind::NotFound
+        {
+            tracing::warn!("{}: {error}", self.0.display());
+        }
+    }
+}
+
+struct Bench<'a> {
+    args: &'a BenchArgs,
+    cache: Option<Cache>,
+}
+
+impl Bench<'_> {
+    fn cache(&mut self) -> Result<&Cache, Failure> {
+        if self.cache.is_none() {
+            self.cache = Some(self.open()?);
+        }
+        Ok(self.cache.as_ref().expect("opened above"))
+    }
+
+    fn open(&self) -> Result<Cache, Failure> {
+        let options = Options {
+            memory_bytes: usize::try_from(self.args.memory.bytes).unwrap_or(usize::MAX),
+            max_disk_bytes: self.args.max_disk.bytes,
+            journal_bytes: usize::try_from(self.args.journal.bytes).unwrap_or(usize::MAX),
+            durability: self.args.durability,
+            ..Options::default()
+        };
+        Ok(Cache::open(&self.args.dir, options)?)
+    }
+
+    fn close(&mut self) -> Result<(), Failure> {
+        self.cache.take().map_or(Ok(()), Cache::close)?;
+        Ok(())
+    }
+
+    fn measure(&mut self, workload: Workload) -> Result<Taken, Failure> {
+        if matches!(workload, Workload::Fillseq | Workload::Fillrandom) {
+            self.close()?;
+            drop(RemoveAtEnd(&self.args.dir));
+        }
+        if workload == Workload::Reopen {
+            self.cache()?;
+            self.close()?;
+            let (started, cpu) = (Instant::now(), cpu_time());
+            self.cache()?;
+            return Ok(Taken {
+                operations: 1,
+                cpu: cpu_time() - cpu,
+                elapsed: started.elapsed(),
+                latencies: None,
+            });
+        }
+        let args = self.args;
+        let cache = self.cache()?;
+        let started = Instant::now();
+        let taken = thread::scope(|scope| {
+            let threads = u64::from(args.threads);
+            let run = |thread| scope.spawn(move || one(cache, args, workload, thread));
+            let running: Vec<_> = (0..threads).map(run).collect();
+            let mut all = Taken::default();
+            for thread in running {
+                let taken = thread.join().expect("a workload does not panic")?;
+                all.operations += taken.operations;
+                all.cpu += taken.cpu;
+                match (&mut all.latencies, taken.latencies) {
+                    (Some(all), Some(latencies)) => all.add(latencies).expect("the same bounds"),
+                    (none, latencies) => *none = latencies,
+                }
+            }
+            Ok::<_, Failure>(all)
+        })?;
+        Ok(Taken { elapsed: started.elapsed(), ..taken })
+    }
+}
+
+fn cpu_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
+}
+
+/// Sixteen hexadecimal digits.
+fn key(number: u64) -> [u8; 16] {
+    let mut key = [0; 16];
+    for (at, digit) in key.iter_mut().enumerate() {
+        *digit = b"0123456789abcdef"[(number >> (60 - at * 4) & 15) as usize];
+    }
+    key
+}
+
+/// Bytes to take values from: half of them compressible, as `db_bench` has it.
+fn sample(random: &mut Random, len: usize) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(len + 100);
+    while bytes.len() < len {
+        let raw: Vec<u8> = (0..50).map(|_| b' ' + (random.below(95)) as u8).collect();
+        bytes.extend_from_slice(&raw);
+        bytes.extend_from_slice(&raw);
+    }
+    bytes
+}
+
+/// What one thread does.
+fn one(cache: &Cache, args: &BenchArgs, workload: Workload, thread: u64) -> Result<Taken, Failure> {
+    let mut random = Random::new(0x5eed + thread);
+    let threads = u64::from(args.threads);
+    let operations = args.keys / threads;
+    let value_len = usize::try_from(args.value.bytes).unwrap_or(usize::MAX);
+    let values = sample(&mut random, (1 << 20) + value_len);
+    let value_at = |random: &mut Random| {
+        let at = random.index(1 << 20);
+        &values[at..at + value_len]
+    };
+    let zipf = (workload == Workload::Mixed).then(|| Zipf::new(args.keys));
+    let mut latencies =
+        Histogram::<u64>::new_with_bounds(1, 60_000_000_000, 3).expect("valid bounds");
+    let mut batch = Vec::with_capacity(BATCH);
+    let mut entries = cache.iter();
+    let (mut done, mut bytes) = (0, 0);
+    let cpu = cpu_time();
+    while done < operations {
+        let started = done.is_multiple_of(TIMED).then(Instant::now);
+        match workload {
+            Workload::Fillseq => cache.put(&key(done * threads + thread), value_at(&mut random))?,
+            Workload::Fillrandom | Workload::Overwrite => {
+                cache.put(&key(random.below(args.keys)), value_at(&mut random))?;
+            }
+            Workload::Readrandom => {
+                bytes += cache.get(&key(random.below(args.keys)))?.map_or(0, |value| value.len());
+            }
+            Workload::Readmissing => {
+                let mut key = key(random.below(args.keys));
+                key[15] = b'.';
+                bytes += cache.get(&key)?.map_or(0, |value| value.len());
+            }
+            Workload::Getmany => {
+                batch.push(key(random.below(args.keys)));
+                if batch.len() == BATCH || done + 1 == operations {
+                    bytes += cache
+                        .get_many(&batch)?
+                        .iter()
+                        .flatten()
+                        .map(|value| value.len())
+                        .sum::<usize>();
+                    batch.clear();
+                }
+            }
+            Workload::Mixed => {
+                let number = zipf.as_ref().map_or(0, |zipf| zipf.next(&mut random));
+                if random.below(100) < 5 {
+                    cache.put(&key(number), value_at(&mut random))?;
+                } else {
+                    bytes += cache.get(&key(number))?.map_or(0, |value| value.len());
+                }
+            }
+            Workload::Readseq => match entries.next() {
+                Some(entry) => bytes += entry?.value().len(),
+                None => break,
+            },
+            Workload::Reopen => unreachable!("not by threads"),
+        }
+        // One call of 32 keys is timed as a whole below, not its parts.
+        if let Some(started) = started
+            && !matches!(workload, Workload::Getmany)
+        {
+            latencies
+                .saturating_record(u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX));
+        }
+        done += 1;
+    }
+    black_box(bytes);
+    let latencies = (workload != Workload::Getmany).then_some(latencies);
+    Ok(Taken { operations: done, cpu: cpu_time() - cpu, elapsed: Duration::ZERO, latencies })
+}
+
+/// YCSB's Zipfian generator, scrambled (Gray et al., "Quickly Generating Billion-Record Synthetic Databases", SIGMOD 1994).
+struct Zipf {
+    items: f64,
+    keys: u64,
+    alpha: f64,
+    zeta: f64,
+    eta: f64,
+}
+
+impl Zipf {
+    const THETA: f64 = 0.99;
+
+    fn new(keys: u64) -> Self {
+        let zeta_of = |n: u64| (1..=n).map(|i| (i as f64).powf(-Self::THETA)).sum::<f64>();
+        let (items, zeta) = (keys as f64, zeta_of(keys));
+        let eta = (1.0 - (2.0 / items).powf(1.0 - Self::THETA)) / (1.0 - zeta_of(2) / zeta);
+        Self { items, keys, alpha: 1.0 / (1.0 - Self::THETA), zeta, eta }
+    }
+
+    fn next(&self, random: &mut Random) -> u64 {
+        let u = (random.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
+        let uz = u * self.zeta;
+        let rank = if uz < 1.0 {
+            0
+        } else if uz < 1.0 + 0.5f64.powf(Self::THETA) {
+            1
+        } else {
+            (self.items * (self.eta * u - self.eta + 1.0).powf(self.alpha)) as u64
+        };
+        // The most wanted ones are not neighbours.
+        Random::new(rank.min(self.keys - 1)).next_u64() % self.keys
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_sixteen_digits_in_order() {
+        assert_eq!(&key(0x00ab), b"00000000000000ab");
+        assert!((0..1000).all(|number| key(number) < key(number + 1)));
+    }
+
+    #[test]
+    fn few_keys_of_a_zipf_distribution_have_most_of_the_reads() {
+        let zipf = Zipf::new(10_000);
+        let mut random = Random::new(1);
+        let mut counts = vec![0; 10_000];
+        for _ in 0..100_000 {
+            counts[zipf.next(&mut random) as usize] += 1;
+        }
+        counts.sort_unstable_by(|a, b| b.cmp(a));
+        let top: i32 = counts[..100].iter().sum();
+        assert!((50_000..65_000).contains(&top), "{top}");
+    }
+
+    #[test]
+    fn every_workload_runs() {
+        let directory = tempfile::tempdir().unwrap();
+        let args = BenchArgs {
+            dir: directory.path().join("cache"),
+            keys: 5000,
+            value: Size { bytes: 100 },
+            threads: 2,
+            memory: Size::mib(8),
+            max_disk: Size::mib(64),
+            journal: Size::mib(1),
+            durability: Durability::None,
+            workload: vec![],
+            json: true,
+        };
+        run(&args).unwrap();
+        assert!(!args.dir.exists());
+        std::fs::create_dir(&args.dir).unwrap();
+        std::fs::write(args.dir.join("mine"), "").unwrap();
+        assert!(matches!(run(&args), Err(Failure::Usage(_))));
+        assert!(args.dir.join("mine").exists());
+    }
+}

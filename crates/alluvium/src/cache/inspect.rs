@@ -1,0 +1,121 @@
+//! `alluvium cache inspect` and `verify`: what is in a cache's files.
+
+use std::path::PathBuf;
+
+use alluvium_journal::{HintState, JournalReport};
+use clap::Args;
+use serde_json::json;
+
+use crate::output::{self, Failure, Table};
+use crate::units::about;
+
+/// Show what is in the journals of a cache. Reads all of them and changes nothing; the cache may be in use.
+#[derive(Args, Debug)]
+pub(crate) struct InspectArgs {
+    /// The cache's directory.
+    directory: PathBuf,
+    /// Print JSON. Default: a table.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Check all records of a cache that is closed. Changes nothing.
+///
+/// Exit codes: 0 nothing is damaged; 1 something is; 2 it could not be looked at.
+#[derive(Args, Debug)]
+pub(crate) struct VerifyArgs {
+    /// The cache's directory.
+    directory: PathBuf,
+}
+
+fn hint(report: &JournalReport) -> &'static str {
+    match report.hint {
+        HintState::Missing => "missing",
+        HintState::Right => "right",
+        HintState::Wrong => "wrong",
+    }
+}
+
+/// # Errors
+/// The directory has no cache that can be read.
+pub(crate) fn run(args: &InspectArgs) -> Result<(), Failure> {
+    let mut reports = Vec::new();
+    let journal_bytes = alluvium_journal::inspect(&args.directory, |report| {
+        reports.push(report);
+        Ok::<_, Failure>(())
+    })?;
+    if args.json {
+        let journals = reports.iter().map(|report| {
+            json!({
+                "number": report.number,
+                "end_bytes": report.end_bytes,
+                "values": report.values,
+                "expired": report.expired,
+                "tombstones": report.tombstones,
+                "key_bytes": report.key_bytes,
+                "value_bytes": report.value_bytes,
+                "damaged_bytes": report.damaged_bytes,
+                "hint": hint(report),
+            })
+        });
+        return output::json(
+            &json!({ "journal_bytes": journal_bytes, "journals": journals.collect::<Vec<_>>() }),
+        );
+    }
+    let mut table = Table::of_numbers(&[
+        "journal",
+        "used",
+        "values",
+        "expired",
+        "tombstones",
+        "keys",
+        "value bytes",
+        "damaged",
+        "hint",
+    ]);
+    for report in &reports {
+        table.row(vec![
+            report.number.to_string(),
+            about(report.end_bytes),
+            report.values.to_string(),
+            report.expired.to_string(),
+            report.tombstones.to_string(),
+            about(report.key_bytes),
+            about(report.value_bytes),
+            report.damaged_bytes.to_string(),
+            hint(report).to_string(),
+        ]);
+    }
+    output::line(format_args!(
+        "{} journals of up to {}",
+        reports.len(),
+        about(journal_bytes as u64)
+    ))?;
+    output::line(table)
+}
+
+/// # Errors
+/// Something is damaged; the directory has no cache that can be read.
+pub(crate) fn verify(args: &VerifyArgs) -> Result<(), Failure> {
+    let (mut records, mut damaged_bytes) = (0, 0);
+    let looked = alluvium_journal::inspect(&args.directory, |report| {
+        records += report.values + report.tombstones;
+        damaged_bytes += report.damaged_bytes;
+        let place = format!("journal {}", report.number);
+        if report.damaged_bytes > 0 {
+            output::line(format_args!("{place}: {} bytes are damaged", report.damaged_bytes))?;
+        }
+        if report.hint == HintState::Wrong {
+            damaged_bytes += 1;
+            output::line(format_args!(
+                "{place}: its hint says something else; remove it, and the next opening reads the journal"
+            ))?;
+        }
+        Ok(())
+    });
+    looked.map_err(Failure::not_looked)?;
+    match damaged_bytes {
+        0 => output::line(format_args!("{records} records, nothing damaged")),
+        _ => Err(Failure::Failed(format!("{}: something is damaged", args.directory.display()))),
+    }
+}
