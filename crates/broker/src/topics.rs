@@ -9,7 +9,7 @@ use alluvium_stream::{Change, KIND_LOG, Store, StreamId, StreamWriter};
 use parking_lot::{Mutex, RwLock};
 use uuid::Uuid;
 
-use crate::configs::topic::{MAX_MESSAGE_BYTES, Rules};
+use crate::configs::topic::Rules;
 use crate::configs::{Alteration, Overrides, Setting, topic as settings};
 use crate::errors::ApiError;
 use crate::groups::TopicsView;
@@ -234,7 +234,7 @@ impl Topics {
         check_name(name)?;
         self.check_free(name)?;
         self.check_room(partitions)?;
-        let overrides = self.check(&overrides, &Overrides::new())?;
+        let overrides = settings::check(&overrides)?;
         let mut topic = Topic {
             name: name.into(),
             id: if validate_only { Uuid::nil() } else { Uuid::new_v4() },
@@ -304,7 +304,7 @@ impl Topics {
             default.unwrap_or_else(|| setting.default.to_owned())
         };
         let overrides = alteration.apply(settings::find, &topic.overrides, inherited)?;
-        let overrides = self.check(&overrides, &topic.overrides)?;
+        let overrides = settings::check(&overrides)?;
         if validate_only || overrides == topic.overrides {
             return Ok(());
         }
@@ -379,14 +379,6 @@ impl Topics {
             partitions.push(Arc::new(partition));
         }
         Ok(partitions)
-    }
-
-    /// Check a topic's settings, which were `before`; as they are to be stored.
-    fn check(&self, overrides: &Overrides, before: &Overrides) -> Result<Overrides, ApiError> {
-        let checked = settings::check(overrides)?;
-        let store_bytes = self.store.max_batch_bytes();
-        settings::check_batch_bytes(MAX_MESSAGE_BYTES, &checked, before, store_bytes)?;
-        Ok(checked)
     }
 
     fn rules(&self, overrides: &Overrides, defaults: &Overrides) -> Rules {

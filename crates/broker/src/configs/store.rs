@@ -174,9 +174,6 @@ impl Configs {
             let value = setting.check_as(&name, &value).map_err(ApiError::InvalidRequest)?;
             overrides.insert(name, value);
         }
-        let store_bytes = self.store.max_batch_bytes();
-        let name = topic::BROKER_MAX_MESSAGE_BYTES;
-        topic::check_batch_bytes(name, &overrides, current, store_bytes)?;
         Ok(overrides)
     }
 

@@ -14,9 +14,9 @@ const GZIP_LEVEL: &str = "compression.gzip.level";
 const LZ4_LEVEL: &str = "compression.lz4.level";
 const ZSTD_LEVEL: &str = "compression.zstd.level";
 const MAX_COMPACTION_LAG_MS: &str = "max.compaction.lag.ms";
-pub(crate) const MAX_MESSAGE_BYTES: &str = "max.message.bytes";
+const MAX_MESSAGE_BYTES: &str = "max.message.bytes";
 /// For topics that do not say it.
-pub(crate) const BROKER_MAX_MESSAGE_BYTES: &str = "message.max.bytes";
+const BROKER_MAX_MESSAGE_BYTES: &str = "message.max.bytes";
 const MIN_COMPACTION_LAG_MS: &str = "min.compaction.lag.ms";
 const RETENTION_BYTES: &str = "retention.bytes";
 const RETENTION_MS: &str = "retention.ms";
@@ -94,7 +94,7 @@ pub(crate) const SETTINGS: &[Setting] = &[
     used(MAX_COMPACTION_LAG_MS, Long, FOREVER, AtLeast(1), "log.cleaner.max.compaction.lag.ms",
         "How old a record becomes at most without being compacted, whatever min.cleanable.dirty.ratio says."),
     used(MAX_MESSAGE_BYTES, Int, "1048588", AtLeast(0), BROKER_MAX_MESSAGE_BYTES,
-        "The largest record batch, in bytes, compressed."),
+        "The largest record batch, in bytes, compressed. Whatever it says, the server takes at most 16 MiB, or half of its log cache if that is less."),
     used(TIMESTAMP_AFTER_MAX_MS, Long, "3600000", AtLeast(0), "log.message.timestamp.after.max.ms",
         "How far a record's time may be ahead of the server's. Where all records carry the time of the append it means nothing."),
     used(TIMESTAMP_BEFORE_MAX_MS, Long, FOREVER, AtLeast(0), "log.message.timestamp.before.max.ms",
@@ -159,25 +159,6 @@ pub(crate) fn check(overrides: &Overrides) -> Result<Overrides, ApiError> {
         )));
     }
     Ok(checked)
-}
-
-/// Check that the setting `name` promises no batches that the store refuses. A value from before stays: [`Rules::bounded`] is for these.
-///
-/// # Errors
-/// [`ApiError::InvalidConfig`] with the bound.
-pub(crate) fn check_batch_bytes(
-    name: &str,
-    overrides: &Overrides,
-    before: &Overrides,
-    store_bytes: u64,
-) -> Result<(), ApiError> {
-    let new = overrides.get(name).filter(|value| before.get(name) != Some(*value));
-    match new.map(|value| value.parse::<u64>()) {
-        Some(Ok(bytes)) if bytes > store_bytes => Err(ApiError::InvalidConfig(format!(
-            "Invalid value {bytes} for configuration {name}: Value must be no more than {store_bytes}, the largest batch that this server stores"
-        ))),
-        _ => Ok(()),
-    }
 }
 
 /// What holds for a topic: its own settings over the broker's, over Kafka's. All that are stored have been checked.
