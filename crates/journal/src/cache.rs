@@ -105,7 +105,7 @@ impl Cache {
         self.shared.delete(key)
     }
 
-    /// The value of a key: a view of memory, without a copy. It keeps the whole journal in memory that it is in, so those who keep it for long take [`Value::to_vec`].
+    /// The value of a key: a view of memory, without a copy. It keeps the whole journal in memory that it is in, so those who keep it for long take its bytes with `to_vec`.
     ///
     /// Reads the disk, if the record is not in memory.
     ///
