@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::error::{Error, Result};
 use crate::journal::{FIRST_RECORD, Journal};
 use crate::options::WhenFull;
-use crate::place::{Granule, JournalNumber, NUMBER_BITS, Place};
+use crate::place::{Granule, JournalNumber, NUMBER_BITS};
 use crate::record::{Content, NewRecord, Record};
 use crate::shared::{Appended, CHUNK_BYTES, NotAppended, Shared, Who, now_millis};
 
@@ -146,8 +146,7 @@ impl Shared {
             return self.append_tombstone(key, hash, Some(origin)).map(Some);
         }
         let expires_at = record.expires_at();
-        let place =
-            Place::new(number, first, record.header().len_bytes(), expires_at.is_some(), hash);
+        let place = record.place(number, first, hash);
         let Some(named) = writer.get().filter(|named| named.is_same(place)) else {
             return Ok(None);
         };

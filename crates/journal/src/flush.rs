@@ -412,7 +412,7 @@ impl Flusher {
                 shared.pool.take_beyond().map(Some).map_err(no_memory())
             };
         };
-        shared.journals.replace(&coldest, Arc::new(coldest.as_cold()));
+        shared.journals.replace(&coldest, Arc::new(coldest.with_memory(None)));
         drop(coldest);
         match shared.pool.take_within(LET_GO_WITHIN).map_err(no_memory())? {
             Some(arena) => Ok(Some(arena)),
@@ -474,11 +474,7 @@ pub(crate) fn first_journal(
     journal_bytes: usize,
     pool: &Arc<Pool>,
 ) -> Result<Journal> {
-    let no_memory = || Error::no_memory("a journal");
-    let arena = match pool.take().map_err(no_memory())? {
-        Some(arena) => arena,
-        None => pool.take_beyond().map_err(no_memory())?,
-    };
+    let arena = pool.take_anyway().map_err(Error::no_memory("a journal"))?;
     let path = directory.path();
     let full = || io::Error::from(io::ErrorKind::StorageFull);
     let journal = make_journal(directory, id, number, journal_bytes, arena)?

@@ -3,17 +3,16 @@
 use std::io;
 
 use alluvium_device::{AlignedBuf, GRANULE_BYTES, PAGE_BYTES};
-use crc32c::{crc32c, crc32c_append};
 
+use crate::fields::{self, u32_at, u64_at};
 use crate::files::Directory;
 use crate::hash::KeyHash;
-use crate::journal::{FIRST_RECORD, Journal, VERSION};
+use crate::journal::{FIRST_RECORD, Journal};
 use crate::place::{Granule, JournalNumber, Place};
 use crate::record::{Header, Kind, Record, Salt};
 use crate::shared::Shared;
 
 const MAGIC: &[u8; 8] = b"ALLUVHNT";
-const FIELDS_BYTES: usize = 64;
 const BLOCK_BYTES: usize = 64 << 10;
 const BLOCK_HEADER_BYTES: usize = 8;
 const ENTRY_BYTES: usize = 24;
@@ -64,13 +63,11 @@ impl Entry {
 
     /// `None` if that can not be.
     fn read(from: &[u8], end: usize) -> Option<Self> {
-        let u32_at = |at: usize| u32::from_le_bytes(from[at..at + 4].try_into().expect("four"));
-        let u64_at = |at: usize| u64::from_le_bytes(from[at..at + 8].try_into().expect("eight"));
-        let high = u64_at(0);
+        let high = u64_at(from, 0);
         let entry = Self {
-            hash: KeyHash { high: high & KEPT, fingerprint: u64_at(8) },
-            first: Granule(u32_at(16)),
-            len_bytes: u32_at(20) as usize * GRANULE_BYTES,
+            hash: KeyHash { high: high & KEPT, fingerprint: u64_at(from, 8) },
+            first: Granule(u32_at(from, 16)),
+            len_bytes: u32_at(from, 20) as usize * GRANULE_BYTES,
             expires: high & EXPIRES != 0,
             is_tombstone: high & TOMBSTONE != 0,
         };
@@ -83,13 +80,6 @@ impl Entry {
 
 pub(crate) fn file_name(number: JournalNumber) -> String {
     format!("{:012}.hint", number.0)
-}
-
-fn block_checksum(salt: Salt, block: u32, rest: &[u8]) -> u32 {
-    let mut seed = [0; 12];
-    seed[..8].copy_from_slice(&salt.0.to_le_bytes());
-    seed[8..].copy_from_slice(&block.to_le_bytes());
-    crc32c_append(crc32c(&seed), rest)
 }
 
 /// Write the hint of a journal that is in memory and in its file up to `end`. Without one the next opening takes longer: an error is only told.
@@ -110,7 +100,7 @@ fn try_write(shared: &Shared, journal: &Journal, end: usize) -> io::Result<()> {
         let used = BLOCK_HEADER_BYTES + in_block * ENTRY_BYTES;
         block[used..].fill(0);
         block[4..8].copy_from_slice(&(in_block as u32).to_le_bytes());
-        let checksum = block_checksum(journal.salt, blocks, &block[4..]);
+        let checksum = journal.salt.checksum(blocks, &block[4..]);
         block[..4].copy_from_slice(&checksum.to_le_bytes());
         let at = PAGE_BYTES as u64 + u64::from(blocks) * BLOCK_BYTES as u64;
         blocks += 1;
@@ -135,13 +125,10 @@ fn try_write(shared: &Shared, journal: &Journal, end: usize) -> io::Result<()> {
         write_block(&mut block, in_block)?;
     }
     let mut page = AlignedBuf::zeroed(PAGE_BYTES);
-    page[..8].copy_from_slice(MAGIC);
-    page[8..12].copy_from_slice(&VERSION.to_le_bytes());
     page[12..16].copy_from_slice(&entries.to_le_bytes());
     page[16..24].copy_from_slice(&journal.salt.0.to_le_bytes());
     page[24..32].copy_from_slice(&(end as u64).to_le_bytes());
-    let checksum = crc32c(&page[..FIELDS_BYTES - 4]);
-    page[FIELDS_BYTES - 4..FIELDS_BYTES].copy_from_slice(&checksum.to_le_bytes());
+    fields::seal(&mut page, MAGIC);
     file.write_at(0, &page)?;
     file.sync()?;
     shared.directory.rename(&temporary, &name)
@@ -157,15 +144,10 @@ pub(crate) struct Head {
 
 /// What a page 0 says, if it is that of a hint.
 fn parse_head(page: &[u8], journal_bytes: usize) -> Option<Head> {
-    let fields: &[u8; FIELDS_BYTES] = page.first_chunk()?;
-    let u32_at = |at: usize| u32::from_le_bytes(fields[at..at + 4].try_into().expect("four"));
-    let u64_at = |at: usize| u64::from_le_bytes(fields[at..at + 8].try_into().expect("eight"));
-    let end = usize::try_from(u64_at(24)).ok()?;
-    let is_hint = fields.starts_with(MAGIC)
-        && u32_at(FIELDS_BYTES - 4) == crc32c(&fields[..FIELDS_BYTES - 4])
-        && u32_at(8) == VERSION
-        && (FIRST_RECORD..=journal_bytes).contains(&end);
-    is_hint.then(|| Head { salt: Salt(u64_at(16)), entries: u32_at(12) as usize, end })
+    let fields = fields::unseal(page, MAGIC).ok()?;
+    let end = usize::try_from(u64_at(fields, 24)).ok()?;
+    let head = Head { salt: Salt(u64_at(fields, 16)), entries: u32_at(fields, 12) as usize, end };
+    (FIRST_RECORD..=journal_bytes).contains(&end).then_some(head)
 }
 
 /// The head of a journal's hint, if there is a usable one.
@@ -214,9 +196,8 @@ pub(crate) fn read<E>(
 
 /// The bytes of a block's entries, if it is undamaged and the one that is expected.
 fn entries_of(block: &[u8], salt: Salt, number: u32) -> Option<&[u8]> {
-    let u32_at = |at: usize| u32::from_le_bytes(block[at..at + 4].try_into().expect("four"));
-    let entries = u32_at(4) as usize;
+    let entries = u32_at(block, 4) as usize;
     let is_whole =
-        u32_at(0) == block_checksum(salt, number, &block[4..]) && entries <= BLOCK_ENTRIES;
+        u32_at(block, 0) == salt.checksum(number, &block[4..]) && entries <= BLOCK_ENTRIES;
     is_whole.then(|| &block[BLOCK_HEADER_BYTES..BLOCK_HEADER_BYTES + entries * ENTRY_BYTES])
 }

@@ -9,7 +9,7 @@ use std::thread;
 use crate::cache::Value;
 use crate::error::Result;
 use crate::journal::{FIRST_RECORD, Journal, Loaded};
-use crate::place::{Granule, JournalNumber, Place};
+use crate::place::{Granule, JournalNumber};
 use crate::pool::Pooled;
 use crate::record::{HEADER_BYTES, Header, Kind, Record};
 use crate::shared::{Shared, now_millis};
@@ -110,7 +110,7 @@ impl<'a> Iter<'a> {
         for (first, record, hash) in &seen {
             let expires = record.expires_at().is_some();
             let len = record.header().len_bytes();
-            let place = Place::new(number, *first, len, expires, *hash);
+            let place = record.place(number, *first, *hash);
             let is_newest = self.shared.index.find(*hash).is_some_and(|named| named.is_same(place));
             open.has_missed |= !is_newest;
             if !is_newest || (expires && record.has_expired(*now.get_or_insert_with(now_millis))) {

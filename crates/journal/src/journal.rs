@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use alluvium_device::{AlignedBuf, PAGE_BYTES};
 use arc_swap::{ArcSwapOption, Guard};
-use crc32c::crc32c;
 
 use crate::error::{Error, Result};
+use crate::fields::{self, u32_at, u64_at};
 use crate::files::File;
 use crate::place::{Granule, JournalNumber, Place};
 use crate::pool::Pooled;
@@ -18,8 +18,6 @@ use crate::record::{HEADER_BYTES, Header, Record, Salt};
 pub(crate) const FIRST_RECORD: usize = PAGE_BYTES;
 
 const MAGIC: &[u8; 8] = b"ALLUVJRN";
-pub(crate) const VERSION: u32 = 1;
-const FIELDS_BYTES: usize = 64;
 
 /// Of a cache: random, in the header of each of its files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,28 +34,19 @@ pub(crate) struct JournalHeader {
 impl JournalHeader {
     /// Into the first bytes of a zeroed page.
     pub(crate) fn write(&self, page: &mut [u8]) {
-        page[..8].copy_from_slice(MAGIC);
-        page[8..12].copy_from_slice(&VERSION.to_le_bytes());
         page[16..32].copy_from_slice(&self.cache.0);
         page[32..40].copy_from_slice(&self.number.0.to_le_bytes());
         page[40..48].copy_from_slice(&self.salt.0.to_le_bytes());
-        let checksum = crc32c(&page[..FIELDS_BYTES - 4]);
-        page[FIELDS_BYTES - 4..FIELDS_BYTES].copy_from_slice(&checksum.to_le_bytes());
+        fields::seal(page, MAGIC);
     }
 
-    /// `None`, if these bytes, at least 64, are no header of a version that is known.
+    /// `None`, if these bytes are no header of a version that is known.
     pub(crate) fn parse(page: &[u8]) -> Option<Self> {
-        let fields: &[u8; FIELDS_BYTES] = page.first_chunk()?;
-        let u32_at = |at: usize| u32::from_le_bytes(fields[at..at + 4].try_into().expect("four"));
-        let u64_at = |at: usize| u64::from_le_bytes(fields[at..at + 8].try_into().expect("eight"));
-        let is_header = fields.starts_with(MAGIC)
-            && u32_at(FIELDS_BYTES - 4) == crc32c(&fields[..FIELDS_BYTES - 4])
-            && u32_at(8) == VERSION
-            && u32_at(12) == 0;
-        is_header.then(|| Self {
+        let fields = fields::unseal(page, MAGIC).ok()?;
+        (u32_at(fields, 12) == 0).then(|| Self {
             cache: CacheId(fields[16..32].try_into().expect("sixteen")),
-            number: JournalNumber(u64_at(32)),
-            salt: Salt(u64_at(40)),
+            number: JournalNumber(u64_at(fields, 32)),
+            salt: Salt(u64_at(fields, 40)),
         })
     }
 }
@@ -152,14 +141,14 @@ impl Loaded {
 }
 
 impl Journal {
-    /// The same one without its memory.
-    pub(crate) fn as_cold(&self) -> Self {
+    /// The same one with this memory, or without.
+    pub(crate) fn with_memory(&self, arena: Option<Arc<Pooled>>) -> Self {
         Self {
             number: self.number,
             salt: self.salt,
             file: self.file.clone(),
             file_bytes: self.file_bytes,
-            arena: None,
+            arena,
             counts: self.counts.clone(),
         }
     }

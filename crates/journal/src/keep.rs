@@ -12,7 +12,7 @@ use crate::flush::TellOfPanic;
 use crate::hint;
 use crate::journal::{Journal, file_name};
 use crate::options::{Durability, WhenFull};
-use crate::place::{Granule, JournalNumber, Place};
+use crate::place::{Granule, JournalNumber};
 use crate::pool::Pooled;
 use crate::record::{Content, Kind, NewRecord, Record};
 use crate::shared::{NotAppended, Shared, Who, now_millis};
@@ -183,8 +183,7 @@ impl Shared {
         is_wanted: bool,
     ) -> Result<bool> {
         let hash = self.hasher.hash(record.key());
-        let (len_bytes, expires) = (record.header().len_bytes(), record.expires_at().is_some());
-        let place = Place::new(number, first, len_bytes, expires, hash);
+        let place = record.place(number, first, hash);
         loop {
             let mut writer = self.index.lock(hash);
             let Some(named) = writer.get().filter(|named| named.is_same(place)) else {
@@ -250,11 +249,7 @@ impl Shared {
 
     /// A sealed journal's bytes in an arena, beyond the memory budget if there is none free.
     pub(crate) fn load_whole(&self, journal: &Journal, end: usize) -> Result<Pooled> {
-        let no_memory = || Error::no_memory("a journal");
-        let mut arena = match self.pool.take().map_err(no_memory())? {
-            Some(arena) => arena,
-            None => self.pool.take_beyond().map_err(no_memory())?,
-        };
+        let mut arena = self.pool.take_anyway().map_err(Error::no_memory("a journal"))?;
         let memory = arena.arena_mut();
         let whole = end.next_multiple_of(PAGE_BYTES);
         journal.file.read_at(0, &mut memory.memory()[..whole]).map_err(Error::io(
@@ -286,14 +281,7 @@ impl Shared {
             journal.counts.is_damaged.store(true, Ordering::Relaxed);
             return Ok(true);
         }
-        let hot = Journal {
-            number: journal.number,
-            salt: journal.salt,
-            file: journal.file.clone(),
-            file_bytes: journal.file_bytes,
-            arena: Some(Arc::new(arena)),
-            counts: journal.counts.clone(),
-        };
+        let hot = journal.with_memory(Some(Arc::new(arena)));
         self.journals.replace(&journal, Arc::new(hot));
         Ok(true)
     }

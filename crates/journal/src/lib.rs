@@ -4,6 +4,7 @@
 mod cache;
 mod compact;
 mod error;
+mod fields;
 mod files;
 mod flush;
 mod hash;

@@ -9,18 +9,16 @@ use std::thread;
 
 use alluvium_device::{AlignedBuf, PAGE_BYTES};
 use arc_swap::ArcSwap;
-use crc32c::crc32c;
 use uuid::Uuid;
 
 use crate::error::{Error, Result};
+use crate::fields::{self, u64_at};
 use crate::files::{Directory, File};
 use crate::flush::Flush;
 use crate::hash::{KeyHash, KeyHasher};
 use crate::hint::{self, Entry, Head};
 use crate::index::Index;
-use crate::journal::{
-    CacheId, Counts, FIRST_RECORD, Journal, JournalHeader, Journals, VERSION, file_name,
-};
+use crate::journal::{CacheId, Counts, FIRST_RECORD, Journal, JournalHeader, Journals, file_name};
 use crate::keep::Keep;
 use crate::options::Options;
 use crate::place::{JournalNumber, NUMBER_BITS};
@@ -32,7 +30,6 @@ use crate::walk::{Found, Walk};
 const IDENTITY: &str = "cache";
 const IDENTITY_TEMPORARY: &str = "cache.tmp";
 const MAGIC: &[u8; 8] = b"ALLUVJC1";
-const FIELDS_BYTES: usize = 64;
 /// Half of what the index can tell apart.
 const MAX_SLOTS: u64 = 1 << (NUMBER_BITS - 1);
 
@@ -51,28 +48,16 @@ impl Identity {
 
     fn page(&self) -> AlignedBuf {
         let mut page = AlignedBuf::zeroed(PAGE_BYTES);
-        page[..8].copy_from_slice(MAGIC);
-        page[8..12].copy_from_slice(&VERSION.to_le_bytes());
         page[16..32].copy_from_slice(&self.id.0);
         page[32..48].copy_from_slice(&self.hash_key);
         page[48..56].copy_from_slice(&(self.journal_bytes as u64).to_le_bytes());
-        let checksum = crc32c(&page[..FIELDS_BYTES - 4]);
-        page[FIELDS_BYTES - 4..FIELDS_BYTES].copy_from_slice(&checksum.to_le_bytes());
+        fields::seal(&mut page, MAGIC);
         page
     }
 
     fn parse(page: &[u8]) -> std::result::Result<Self, &'static str> {
-        let fields: &[u8; FIELDS_BYTES] = page.first_chunk().ok_or("it is too short")?;
-        let u32_at = |at: usize| u32::from_le_bytes(fields[at..at + 4].try_into().expect("four"));
-        if !fields.starts_with(MAGIC)
-            || u32_at(FIELDS_BYTES - 4) != crc32c(&fields[..FIELDS_BYTES - 4])
-        {
-            return Err("it is damaged, or no cache of this kind");
-        }
-        if u32_at(8) != VERSION {
-            return Err("it is of another version");
-        }
-        let journal_bytes = u64::from_le_bytes(fields[48..56].try_into().expect("eight"));
+        let fields = fields::unseal(page, MAGIC)?;
+        let journal_bytes = u64_at(fields, 48);
         Ok(Self {
             id: CacheId(fields[16..32].try_into().expect("sixteen")),
             hash_key: fields[32..48].try_into().expect("sixteen"),
@@ -424,10 +409,7 @@ impl Reading<'_> {
         let failed =
             |action| Error::io(self.directory.path().join(file_name(journal.number)), action);
         // Each thread has one; the newest journal's is not taken yet.
-        let mut arena = match self.pool.take().map_err(Error::no_memory("a journal"))? {
-            Some(arena) => arena,
-            None => self.pool.take_beyond().map_err(Error::no_memory("a journal"))?,
-        };
+        let mut arena = self.pool.take_anyway().map_err(Error::no_memory("a journal"))?;
         let memory = arena.arena_mut().memory();
         let len = usize::try_from(file_bytes).unwrap_or(usize::MAX).min(self.journal_bytes);
         let whole = len.next_multiple_of(PAGE_BYTES).min(memory.len());

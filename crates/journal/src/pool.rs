@@ -51,6 +51,11 @@ impl Pool {
         }
     }
 
+    /// A free arena, or one beyond the bound.
+    pub(crate) fn take_anyway(self: &Arc<Self>) -> io::Result<Pooled> {
+        self.take()?.map_or_else(|| self.take_beyond(), Ok)
+    }
+
     /// A new arena, whatever the bound is. For when readers hold what should be free: their values are theirs, and writers can not wait for them.
     pub(crate) fn take_beyond(self: &Arc<Self>) -> io::Result<Pooled> {
         self.make(&mut self.state.lock())

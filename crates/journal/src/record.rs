@@ -5,7 +5,9 @@ use std::ops::Range;
 use alluvium_device::GRANULE_BYTES;
 use crc32c::{crc32c, crc32c_append};
 
-use crate::place::{Granule, JournalNumber};
+use crate::fields::{u32_at, u64_at};
+use crate::hash::KeyHash;
+use crate::place::{Granule, JournalNumber, Place};
 
 const CHECKSUM: usize = 0;
 const KIND: usize = CHECKSUM + size_of::<u32>();
@@ -30,11 +32,11 @@ pub const MAX_KEY_BYTES: usize = u16::MAX as usize;
 pub(crate) struct Salt(pub(crate) u64);
 
 impl Salt {
-    /// Checksum of a record at `first`, `rest` being its bytes behind the checksum.
-    fn checksum(self, first: Granule, rest: &[u8]) -> u32 {
+    /// Checksum of what stands at `place`, a granule or the number of a block, `rest` being its bytes behind the checksum.
+    pub(crate) fn checksum(self, place: u32, rest: &[u8]) -> u32 {
         let mut seed = [0; 12];
         seed[..8].copy_from_slice(&self.0.to_le_bytes());
-        seed[8..].copy_from_slice(&first.0.to_le_bytes());
+        seed[8..].copy_from_slice(&place.to_le_bytes());
         crc32c_append(crc32c(&seed), rest)
     }
 }
@@ -96,14 +98,6 @@ impl Header {
     pub(crate) fn padded_bytes(self) -> usize {
         self.len_bytes().next_multiple_of(GRANULE_BYTES)
     }
-}
-
-fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
-}
-
-fn u64_at(bytes: &[u8], at: usize) -> u64 {
-    u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
 }
 
 /// What is to be written.
@@ -172,7 +166,7 @@ impl NewRecord<'_> {
                 rest.copy_from_slice(&origin.unwrap_or(number).0.to_le_bytes());
             }
         }
-        let checksum = salt.checksum(first, &to[KIND..]);
+        let checksum = salt.checksum(first.0, &to[KIND..]);
         to[CHECKSUM..KIND].copy_from_slice(&checksum.to_le_bytes());
     }
 }
@@ -195,8 +189,13 @@ impl<'a> Record<'a> {
     /// The record at the beginning of `bytes`, if one that was written at `first` of the journal with this salt is there, undamaged.
     pub(crate) fn checked(bytes: &'a [u8], salt: Salt, first: Granule) -> Option<Self> {
         let record = Self::trusted(bytes)?;
-        let checksum = salt.checksum(first, &record.bytes[KIND..]);
+        let checksum = salt.checksum(first.0, &record.bytes[KIND..]);
         (u32_at(record.bytes, CHECKSUM) == checksum).then_some(record)
+    }
+
+    /// Where the index says that it is, if it was found at `first` of this journal.
+    pub(crate) fn place(&self, number: JournalNumber, first: Granule, hash: KeyHash) -> Place {
+        Place::new(number, first, self.header.len_bytes(), self.header.expires, hash)
     }
 
     pub(crate) fn header(&self) -> Header {

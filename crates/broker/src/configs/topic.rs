@@ -15,8 +15,6 @@ const LZ4_LEVEL: &str = "compression.lz4.level";
 const ZSTD_LEVEL: &str = "compression.zstd.level";
 const MAX_COMPACTION_LAG_MS: &str = "max.compaction.lag.ms";
 const MAX_MESSAGE_BYTES: &str = "max.message.bytes";
-/// For topics that do not say it.
-const BROKER_MAX_MESSAGE_BYTES: &str = "message.max.bytes";
 const MIN_COMPACTION_LAG_MS: &str = "min.compaction.lag.ms";
 const RETENTION_BYTES: &str = "retention.bytes";
 const RETENTION_MS: &str = "retention.ms";
@@ -93,7 +91,7 @@ pub(crate) const SETTINGS: &[Setting] = &[
         "How long records stay on local disks. No effect here: old records are in the object store only."),
     used(MAX_COMPACTION_LAG_MS, Long, FOREVER, AtLeast(1), "log.cleaner.max.compaction.lag.ms",
         "How old a record becomes at most without being compacted, whatever min.cleanable.dirty.ratio says."),
-    used(MAX_MESSAGE_BYTES, Int, "1048588", AtLeast(0), BROKER_MAX_MESSAGE_BYTES,
+    used(MAX_MESSAGE_BYTES, Int, "1048588", AtLeast(0), "message.max.bytes",
         "The largest record batch, in bytes, compressed. Whatever it says, the server takes at most 16 MiB, or half of its log cache if that is less."),
     used(TIMESTAMP_AFTER_MAX_MS, Long, "3600000", AtLeast(0), "log.message.timestamp.after.max.ms",
         "How far a record's time may be ahead of the server's. Where all records carry the time of the append it means nothing."),

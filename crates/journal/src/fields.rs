@@ -1,0 +1,42 @@
+//! Integers in bytes, and the 64 bytes at the beginning of each of a cache's files: magic, fields, checksum.
+
+use crc32c::crc32c;
+
+/// Magic, fields, and the CRC32C of all before it in the last 4.
+pub(crate) const FIELDS_BYTES: usize = 64;
+const CHECKSUM: usize = FIELDS_BYTES - size_of::<u32>();
+/// Of all files.
+const VERSION: u32 = 1;
+const VERSION_AT: usize = 8;
+
+pub(crate) type Fields = [u8; FIELDS_BYTES];
+
+#[inline]
+pub(crate) fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
+}
+
+#[inline]
+pub(crate) fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
+}
+
+/// Put magic, version and checksum around the fields that are in `page`.
+pub(crate) fn seal(page: &mut [u8], magic: &[u8; 8]) {
+    page[..VERSION_AT].copy_from_slice(magic);
+    page[VERSION_AT..VERSION_AT + 4].copy_from_slice(&VERSION.to_le_bytes());
+    let checksum = crc32c(&page[..CHECKSUM]);
+    page[CHECKSUM..FIELDS_BYTES].copy_from_slice(&checksum.to_le_bytes());
+}
+
+/// The fields at the beginning of `page`, if they are undamaged, of this kind, and of the version that is known.
+pub(crate) fn unseal<'a>(page: &'a [u8], magic: &[u8; 8]) -> Result<&'a Fields, &'static str> {
+    let fields: &Fields = page.first_chunk().ok_or("it is too short")?;
+    if !fields.starts_with(magic) || u32_at(fields, CHECKSUM) != crc32c(&fields[..CHECKSUM]) {
+        return Err("it is damaged, or no cache of this kind");
+    }
+    match u32_at(fields, VERSION_AT) {
+        VERSION => Ok(fields),
+        _ => Err("it is of another version"),
+    }
+}
