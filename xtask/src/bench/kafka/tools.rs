@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use super::RECORD_BYTES;
 use crate::Error;
@@ -29,6 +30,8 @@ pub(super) struct Told {
 const WARM_UP_PART: u64 = 2;
 /// A consumer waits so long for a next record.
 const CONSUME_LIMIT_MS: u32 = 60_000;
+/// And we for a topic.
+const CREATE_LIMIT: Duration = Duration::from_secs(120);
 
 impl Tools<'_> {
     /// As kafka-run-class.sh starts it.
@@ -54,7 +57,33 @@ impl Tools<'_> {
         for setting in self.settings {
             create.args(["--config", setting]);
         }
-        quietly(&mut create)
+        quietly(&mut create)?;
+        self.wait_for(topic)
+    }
+
+    /// Wait until each partition of a topic has its leader, which Apache Kafka sees to after it has answered. An idempotent producer that comes before has its first batch for a
+    /// partition refused and its second one taken, and then the first one again and again, out of order, until it gives up after two minutes: with 1,000 partitions
+    /// that was all that Kafka did.
+    fn wait_for(&self, topic: &str) -> Result<(), Error> {
+        let started = Instant::now();
+        loop {
+            let mut offsets = self.java("GetOffsetShell");
+            offsets.args(["--bootstrap-server", &self.address, "--topic", topic]);
+            let told = told(&mut offsets)?;
+            let of_the_topic =
+                |line: &&str| line.strip_prefix(topic).is_some_and(|rest| rest.starts_with(':'));
+            let there = told.lines().filter(of_the_topic).count();
+            if there == self.partitions as usize {
+                return Ok(());
+            }
+            if started.elapsed() > CREATE_LIMIT {
+                return Err(format!(
+                    "{there} of {} partitions of {topic} are there after {CREATE_LIMIT:?}",
+                    self.partitions
+                )
+                .into());
+            }
+        }
     }
 
     pub(super) fn delete(&self, topic: &str) -> Result<(), Error> {
