@@ -100,7 +100,7 @@ fn of_this_broker(server: &Server) -> Vec<Described> {
             kind: setting.kind,
             value: synonyms.first().map(|first| first.value.clone()),
             synonyms,
-            read_only: !setting.is_dynamic(),
+            read_only: setting.dynamic.is_none(),
             documentation: setting.documentation,
         }
     };

@@ -1,11 +1,12 @@
 //! The settings of the broker under the names that Kafka has for them.
 //!
-//! Those that say what holds for topics which do not say it themselves can be set while the server runs. The others are what it was
-//! started with.
+//! Those that say what holds for topics which do not say it themselves can be set while the server runs, and so can some that Kafka's operators set and that have
+//! no effect here. The others are what it was started with.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
+use super::Allowed::{Any, AtLeast, Between};
 use super::{ConfigType, Overrides, Setting, topic};
 use crate::config::BrokerConfig;
 use crate::producer_state;
@@ -17,15 +18,8 @@ pub(crate) struct BrokerSetting {
     /// Kafka's default; `None` where it has none.
     pub(crate) default: Option<&'static str>,
     pub(crate) documentation: &'static str,
-    /// The setting of topics for which it stands in.
-    pub(crate) topic: Option<&'static Setting>,
-}
-
-impl BrokerSetting {
-    /// It can be set while the server runs, and takes effect at once.
-    pub(crate) fn is_dynamic(&self) -> bool {
-        self.topic.is_some_and(|setting| setting.effective)
-    }
+    /// It can be set while the server runs, and takes effect at once, as far as it has one: what it may be. That of topics, where it stands in for one.
+    pub(crate) dynamic: Option<&'static Setting>,
 }
 
 const fn fixed(
@@ -34,10 +28,10 @@ const fn fixed(
     default: Option<&'static str>,
     documentation: &'static str,
 ) -> BrokerSetting {
-    BrokerSetting { name, kind, default, documentation, topic: None }
+    BrokerSetting { name, kind, default, documentation, dynamic: None }
 }
 
-use ConfigType::{Boolean, Int, List, Long, String};
+use ConfigType::{Boolean, Double, Int, List, Long, String};
 
 /// What the server was started with.
 #[rustfmt::skip]
@@ -77,6 +71,36 @@ const FIXED: &[BrokerSetting] = &[
     fixed("transactional.id.expiration.ms", Int, Some("604800000"), "A transactional id is forgotten so long after its last transaction."),
 ];
 
+const fn unused(
+    name: &'static str,
+    kind: ConfigType,
+    default: &'static str,
+    allowed: super::Allowed,
+    documentation: &'static str,
+) -> Setting {
+    Setting { name, kind, default, allowed, broker_name: None, effective: false, documentation }
+}
+
+/// What Kafka's operators set while it runs, with Kafka's types, defaults and bounds; here it is kept and shown.
+#[rustfmt::skip]
+const UNUSED: &[Setting] = &[
+    unused("background.threads", Int, "10", AtLeast(1), "Threads for tasks in the background. No effect here."),
+    unused("log.cleaner.dedupe.buffer.size", Long, "134217728", Any, "Memory for log compaction. No effect here: it takes 25 MiB."),
+    unused("log.cleaner.io.buffer.load.factor", Double, "0.9", Any, "How full log compaction's memory may be. No effect here."),
+    unused("log.cleaner.io.buffer.size", Int, "524288", AtLeast(0), "Memory for log compaction's reads and writes. No effect here."),
+    unused("log.cleaner.io.max.bytes.per.second", Double, "1.7976931348623157E308", Any, "Bound on log compaction's reads and writes. No effect here: it rests as long as it reads; see also --object-store-rate."),
+    unused("log.cleaner.threads", Int, "1", AtLeast(0), "Threads for log compaction. No effect here: there is one."),
+    unused("num.io.threads", Int, "8", AtLeast(1), "Threads for requests. No effect here: there are as many as processors."),
+    unused("num.network.threads", Int, "3", AtLeast(1), "Threads for connections. No effect here: there are as many as processors."),
+    unused("num.recovery.threads.per.data.dir", Int, "2", AtLeast(1), "Threads for the recovery of logs. No effect here: there is one log."),
+    unused("num.replica.fetchers", Int, "1", AtLeast(0), "Threads that fetch from leaders. No effect here: there is one replica."),
+    unused("sasl.kerberos.kinit.cmd", String, "/usr/bin/kinit", Any, "Where kinit is. No effect here: there is no Kerberos."),
+    unused("sasl.kerberos.min.time.before.relogin", Long, "60000", Any, "Time between two logins. No effect here: there is no Kerberos."),
+    unused("sasl.kerberos.principal.to.local.rules", List, "DEFAULT", Any, "How principals become names. No effect here: there is no Kerberos."),
+    unused("sasl.kerberos.ticket.renew.jitter", Double, "0.05", Between(0, 1), "Spread of renewals. No effect here: there is no Kerberos."),
+    unused("sasl.kerberos.ticket.renew.window.factor", Double, "0.8", Between(0, 1), "When a ticket is renewed. No effect here: there is no Kerberos."),
+];
+
 /// All settings of the broker, by name.
 pub(crate) fn settings() -> Vec<BrokerSetting> {
     let of_topics = topic::SETTINGS.iter().filter_map(|setting| {
@@ -90,10 +114,17 @@ pub(crate) fn settings() -> Vec<BrokerSetting> {
             kind: setting.kind,
             default: (!has_other_default).then_some(setting.default),
             documentation: setting.documentation,
-            topic: Some(setting),
+            dynamic: Some(setting),
         })
     });
     let mut settings: Vec<_> = of_topics.collect();
+    settings.extend(UNUSED.iter().map(|setting| BrokerSetting {
+        name: setting.name,
+        kind: setting.kind,
+        default: Some(setting.default),
+        documentation: setting.documentation,
+        dynamic: Some(setting),
+    }));
     for setting in FIXED {
         settings.push(BrokerSetting { ..*setting });
     }
@@ -167,9 +198,18 @@ mod tests {
     fn names_are_there_once() {
         let settings = settings();
         assert!(settings.windows(2).all(|pair| pair[0].name < pair[1].name));
-        let dynamic =
-            |name: &str| settings.iter().find(|setting| setting.name == name).unwrap().is_dynamic();
-        assert!(dynamic("log.retention.ms") && dynamic("message.max.bytes"));
-        assert!(!dynamic("log.segment.bytes") && !dynamic("num.partitions"));
+        let dynamic = |name: &str| {
+            settings.iter().find(|setting| setting.name == name).unwrap().dynamic.is_some()
+        };
+        assert!(dynamic("log.retention.ms") && dynamic("log.segment.bytes"));
+        assert!(dynamic("num.io.threads") && !dynamic("num.partitions"));
+    }
+
+    #[test]
+    fn what_has_no_effect_says_so_and_its_default_is_one_that_may_be_set() {
+        for setting in UNUSED {
+            assert!(setting.documentation.contains("No effect here"), "{}", setting.name);
+            setting.check(setting.default).unwrap();
+        }
     }
 }

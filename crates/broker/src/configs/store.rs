@@ -161,16 +161,15 @@ impl Configs {
         current: &Overrides,
         alteration: &Alteration,
     ) -> Result<Overrides, ApiError> {
-        let of_topics = |name: &str| self.broker_setting(name).and_then(|setting| setting.topic);
-        let altered = alteration.apply(of_topics, current, |s| s.default.into())?;
+        let dynamic = |name: &str| self.broker_setting(name).and_then(|setting| setting.dynamic);
+        let altered = alteration.apply(dynamic, current, |s| s.default.into())?;
         let mut overrides = Overrides::new();
         for (name, value) in altered {
-            let setting =
-                of_topics(&name).filter(|setting| setting.effective).ok_or_else(|| {
-                    ApiError::InvalidRequest(format!(
-                        "Cannot update these configs dynamically: [{name}]"
-                    ))
-                })?;
+            let setting = dynamic(&name).ok_or_else(|| {
+                ApiError::InvalidRequest(format!(
+                    "Cannot update these configs dynamically: [{name}]"
+                ))
+            })?;
             let value = setting.check_as(&name, &value).map_err(ApiError::InvalidRequest)?;
             overrides.insert(name, value);
         }
