@@ -171,6 +171,9 @@ impl Configs {
                 ))
             })?;
             let value = setting.check_as(&name, &value).map_err(ApiError::InvalidRequest)?;
+            if !setting.effective && current.get(&name) != Some(&value) {
+                tracing::info!("{name} becomes {value} for brokers; it has no effect here");
+            }
             overrides.insert(name, value);
         }
         Ok(overrides)

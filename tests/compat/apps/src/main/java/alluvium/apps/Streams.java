@@ -1,12 +1,14 @@
 package alluvium.apps;
 
 import java.io.File;
+import java.io.IOException;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.time.Duration;
 import java.util.ArrayDeque;
 import java.util.ArrayList;
+import java.util.Comparator;
 import java.util.Deque;
 import java.util.HashMap;
 import java.util.HashSet;
@@ -59,6 +61,8 @@ public final class Streams {
     private final Map<String, List<Long>> counts = new HashMap<>();
     private final Map<String, List<Long>> countsByTitle = new HashMap<>();
     private Process app;
+    /** Of its log, what those before it have written. */
+    private int toldBefore;
     private long words;
     private long seen;
     private int killsOfTheApplication;
@@ -158,7 +162,8 @@ public final class Streams {
         return System.nanoTime() < deadline;
     }
 
-    private void poll() {
+    private void poll() throws Exception {
+        revive();
         for (ConsumerRecord<String, Long> record : consumer.poll(Duration.ofMillis(100))) {
             seen++;
             (record.topic().equals("counts") ? counts : countsByTitle)
@@ -218,7 +223,28 @@ public final class Streams {
         return false;
     }
 
+    /**
+     * Kafka Streams opens its local stores when it starts, before it removes those that a kill has left unfinished; one that was killed while it removed
+     * them ends then, each time. Its operators remove the rest, and it restores the stores from its topics.
+     */
+    private void revive() throws Exception {
+        if (app.isAlive()) {
+            return;
+        }
+        if (!Files.readString(Path.of(state + ".log")).substring(toldBefore).contains("ProcessorStateException: Error opening store")) {
+            throw new IllegalStateException("the application has ended, see " + state + ".log");
+        }
+        System.out.println("# the application can not open its local stores: removed, to be restored");
+        try (Stream<Path> files = Files.walk(Path.of(state))) {
+            for (Path file : files.sorted(Comparator.reverseOrder()).toList()) {
+                Files.delete(file);
+            }
+        }
+        app = start();
+    }
+
     private void signal(String name) throws Exception {
+        revive();
         int status = new ProcessBuilder("sh", "-c", "kill -" + name + " " + app.pid()).start().waitFor();
         if (status != 0) {
             throw new IllegalStateException("the application has ended, see " + state + ".log");
@@ -270,7 +296,9 @@ public final class Streams {
         return new KafkaConsumer<>(settings, new StringDeserializer(), new LongDeserializer());
     }
 
-    private Process start() throws Exception {
+    private Process start() throws IOException {
+        Path log = Path.of(state + ".log");
+        toldBefore = Files.exists(log) ? Files.readString(log).length() : 0;
         return new ProcessBuilder(System.getProperty("java.home") + File.separator + "bin" + File.separator + "java", "-Xmx256m",
             "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-cp", System.getProperty("java.class.path"), WordCount.class.getName(),
             BOOTSTRAP, state).redirectErrorStream(true).redirectOutput(ProcessBuilder.Redirect.appendTo(new File(state + ".log"))).start();
