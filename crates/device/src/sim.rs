@@ -40,6 +40,7 @@ mod stepper;
 mod storage;
 #[cfg(test)]
 mod tests;
+mod zipf;
 
 use std::fmt;
 use std::io;
@@ -52,6 +53,7 @@ pub use random::Random;
 use reservation::Reservation;
 pub use stepper::Stepper;
 use storage::{Pages, Storage, write_sectors};
+pub use zipf::Zipf;
 
 use crate::engine::{Core, Job, Transfer};
 use crate::sync::{Condvar, Mutex};

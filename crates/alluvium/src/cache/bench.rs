@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use alluvium_device::sim::Random;
+use alluvium_device::sim::{Random, Zipf};
 use alluvium_journal::{Cache, Durability, Options};
 use clap::{Args, ValueEnum};
 use hdrhistogram::Histogram;
@@ -374,40 +374,6 @@ fn one(cache: &Cache, args: &BenchArgs, workload: Workload, thread: u64) -> Resu
     Ok(Taken { operations: done, cpu: cpu_time() - cpu, elapsed: Duration::ZERO, latencies })
 }
 
-/// YCSB's Zipfian generator, scrambled (Gray et al., "Quickly Generating Billion-Record Synthetic Databases", SIGMOD 1994).
-struct Zipf {
-    items: f64,
-    keys: u64,
-    alpha: f64,
-    zeta: f64,
-    eta: f64,
-}
-
-impl Zipf {
-    const THETA: f64 = 0.99;
-
-    fn new(keys: u64) -> Self {
-        let zeta_of = |n: u64| (1..=n).map(|i| (i as f64).powf(-Self::THETA)).sum::<f64>();
-        let (items, zeta) = (keys as f64, zeta_of(keys));
-        let eta = (1.0 - (2.0 / items).powf(1.0 - Self::THETA)) / (1.0 - zeta_of(2) / zeta);
-        Self { items, keys, alpha: 1.0 / (1.0 - Self::THETA), zeta, eta }
-    }
-
-    fn next(&self, random: &mut Random) -> u64 {
-        let u = (random.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
-        let uz = u * self.zeta;
-        let rank = if uz < 1.0 {
-            0
-        } else if uz < 1.0 + 0.5f64.powf(Self::THETA) {
-            1
-        } else {
-            (self.items * (self.eta * u - self.eta + 1.0).powf(self.alpha)) as u64
-        };
-        // The most wanted ones are not neighbours.
-        Random::new(rank.min(self.keys - 1)).next_u64() % self.keys
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -416,19 +382,6 @@ mod tests {
     fn keys_are_sixteen_digits_in_order() {
         assert_eq!(&key(0x00ab), b"00000000000000ab");
         assert!((0..1000).all(|number| key(number) < key(number + 1)));
-    }
-
-    #[test]
-    fn few_keys_of_a_zipf_distribution_have_most_of_the_reads() {
-        let zipf = Zipf::new(10_000);
-        let mut random = Random::new(1);
-        let mut counts = vec![0; 10_000];
-        for _ in 0..100_000 {
-            counts[zipf.next(&mut random) as usize] += 1;
-        }
-        counts.sort_unstable_by(|a, b| b.cmp(a));
-        let top: i32 = counts[..100].iter().sum();
-        assert!((50_000..65_000).contains(&top), "{top}");
     }
 
     #[test]
