@@ -1,7 +1,11 @@
-//! Line charts as SVG, readable on light and dark pages: the picture brings its own background and follows the reader's preference.
+//! Line charts and bars as SVG, readable on light and dark pages: the picture brings its own background and follows the reader's preference.
 #![forbid(unsafe_code)]
 
+mod bars;
+
 use std::fmt::Write as _;
+
+pub use bars::{Bar, Bars, Panel};
 
 /// A chart with one x axis, one y axis and a legend.
 pub struct Chart {
@@ -250,6 +254,7 @@ fn marker(series: usize, x: f64, y: f64, colour: &str) -> String {
 const STYLE: &str = "<style>
 text { font: 13px system-ui, sans-serif; fill: #1f2328 }
 .title { font-size: 16px; font-weight: 600 }
+.heading { font-weight: 600 }
 .note { font-size: 12px; fill: #59636e }
 .end { text-anchor: end }
 .middle { text-anchor: middle }
