@@ -1,6 +1,7 @@
 //! Benchmarks of whole servers: each figure beside that of another run, or another server, in the same quarter of an hour.
 
 mod catch_up;
+mod journal;
 mod kafka;
 mod load;
 mod memory;
@@ -32,6 +33,8 @@ pub(crate) enum Bench {
     Upload(upload::Options),
     /// Kafka's own performance tools against this server, and against Apache Kafka with and without flushes.
     Kafka(kafka::Options),
+    /// The journal cache beside RocksDB, LevelDB, fjall, redb, LMDB and foyer. As root: it bounds the memory of each by a control group.
+    Journal(journal::Options),
     /// Is the resident memory below what the settings say, under a load of all kinds?
     Memory(memory::Options),
 }
@@ -42,6 +45,7 @@ pub(crate) fn run(root: &Path, bench: &Bench) -> Result<Report, Error> {
         Bench::CatchUp(options) => catch_up::run(root, options),
         Bench::Upload(options) => upload::run(root, options),
         Bench::Kafka(options) => kafka::run(root, options),
+        Bench::Journal(options) => Ok(journal::run(root, options)),
         Bench::Memory(options) => memory::run(root, options),
     }
 }

@@ -1,0 +1,506 @@
+//! One engine in one process: what it does, and what that took.
+
+use std::fs;
+use std::path::PathBuf;
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use alluvium_device::sim::{Random, Zipf};
+use hdrhistogram::Histogram;
+use serde::{Deserialize, Serialize};
+
+use crate::cgroup;
+use crate::engine::{Engine, Result, Session, Setup};
+use crate::engines::{self, Name, Visit};
+use crate::system;
+use crate::workload::{
+    BATCH_KEYS, ENTRY_BYTES, Key, Puts, Sampler, Values, Workload, key, missing,
+};
+
+/// What is done to one store, from empty on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Plan {
+    /// Filled in the order of the keys.
+    Ordered,
+    /// Filled in a random order, and then used.
+    Random,
+    /// Only to learn how large a transaction should be.
+    Trial,
+}
+
+impl Plan {
+    pub fn workloads(self) -> &'static [Workload] {
+        match self {
+            Self::Ordered => &[Workload::Fillseq, Workload::Readseq],
+            Self::Random => &[
+                Workload::Fillrandom,
+                Workload::Overwrite,
+                Workload::Readrandom,
+                Workload::Readmissing,
+                Workload::Getmany,
+                Workload::Mixed,
+            ],
+            Self::Trial => &[Workload::Fillrandom],
+        }
+    }
+}
+
+/// What a child is told.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Spec {
+    pub engine: Name,
+    pub plan: Plan,
+    pub path: PathBuf,
+    pub entries: u64,
+    pub threads: u64,
+    pub memory_bytes: u64,
+    pub index_bytes: u64,
+    pub disk_bytes: u64,
+    pub batch: u32,
+    pub is_large: bool,
+    /// Seconds after which a workload that nothing depends on is ended.
+    pub seconds: u64,
+    /// The same for one that fills the store; what would come after it is left out then.
+    pub patience: u64,
+    /// The group that bounds its memory.
+    pub group: Option<PathBuf>,
+}
+
+/// What a child tells.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "lowercase")]
+pub enum Message {
+    Row(Row),
+    Store(Store),
+}
+
+/// A workload. Times are of one operation, which is one key.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Row {
+    pub workload: Workload,
+    pub operations: u64,
+    /// Of the reads that should have found something, the part that has.
+    pub found: f64,
+    /// Values that were another key's or an older one, or of a key that is not there.
+    pub wrong: u64,
+    /// From the first thread's beginning to the last one's end.
+    pub wall_us: f64,
+    /// Processor time of the threads that call the engine.
+    pub cpu_us: f64,
+    /// Of the whole process, with what the engine put off until later.
+    pub process_cpu_us: f64,
+    /// Of one call, so of 32 keys where they are asked for together.
+    pub p99_us: f64,
+    pub resident_bytes: u64,
+    pub peak_bytes: u64,
+    /// It was ended by the time.
+    pub is_cut: bool,
+}
+
+/// What is left of a plan.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Store {
+    pub plan: Plan,
+    pub disk_bytes: u64,
+    /// Bytes of keys and values that were put.
+    pub user_bytes: u64,
+    /// Bytes that went to the disk for them, until it was closed and synced.
+    pub written_bytes: u64,
+    pub close_seconds: f64,
+    /// Until a value was read after it was opened again.
+    pub open_seconds: f64,
+    /// The same without what only makes it quicker, where there is such a thing.
+    pub open_bare_seconds: Option<f64>,
+    /// Of the keys that were looked for then, the part that was there, if all had been put.
+    pub kept: Option<f64>,
+}
+
+/// Run what is asked for, and tell by lines of JSON on standard output.
+pub fn run(spec: &Spec) -> Result<()> {
+    if let Some(group) = &spec.group {
+        cgroup::join(group).map_err(|error| format!("{}: {error}", group.display()))?;
+    }
+    match fs::remove_dir_all(&spec.path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error.into()),
+        _ => {}
+    }
+    fs::create_dir_all(&spec.path)?;
+    engines::with(spec.engine, Race { spec })
+}
+
+fn tell(message: &Message) -> Result<()> {
+    println!("{}", serde_json::to_string(message)?);
+    Ok(())
+}
+
+struct Race<'a> {
+    spec: &'a Spec,
+}
+
+impl Visit for Race<'_> {
+    fn visit<E: Engine>(self) -> Result<()> {
+        let spec = self.spec;
+        let setup = Setup {
+            path: spec.path.clone(),
+            entries: spec.entries,
+            data_bytes: spec.entries * ENTRY_BYTES,
+            memory_bytes: spec.memory_bytes,
+            index_bytes: spec.index_bytes,
+            disk_bytes: spec.disk_bytes,
+            batch: spec.batch,
+            is_large: spec.is_large,
+        };
+        let written_before = system::written_bytes()?;
+        let store = E::open(&setup)?;
+        let (mut user_bytes, mut least) = (0, 1);
+        let mut is_full = true;
+        for workload in spec.plan.workloads() {
+            if *workload == Workload::Readseq && !E::SCANS {
+                continue;
+            }
+            let (row, puts) = measure(&store, spec, *workload, least)?;
+            user_bytes += puts * ENTRY_BYTES;
+            tell(&Message::Row(row.clone()))?;
+            if workload.fills() && row.is_cut {
+                is_full = false;
+                break;
+            }
+            if *workload == Workload::Overwrite && !row.is_cut {
+                least = workload.generation();
+            }
+        }
+        if spec.plan == Plan::Trial {
+            return store.close();
+        }
+        let closing = Instant::now();
+        store.close()?;
+        let close_seconds = closing.elapsed().as_secs_f64();
+        system::sync(&spec.path)?;
+        let written_bytes = system::written_bytes()? - written_before;
+        let disk_bytes = system::disk_bytes(&spec.path)?;
+        let (open_seconds, kept) = reopen::<E>(&setup, is_full.then_some(least))?;
+        let open_bare_seconds = if spec.engine == Name::Journal {
+            engines::remove_hints(&spec.path)?;
+            Some(reopen::<E>(&setup, None)?.0)
+        } else {
+            None
+        };
+        tell(&Message::Store(Store {
+            plan: spec.plan,
+            disk_bytes,
+            user_bytes,
+            written_bytes,
+            close_seconds,
+            open_seconds,
+            open_bare_seconds,
+            kept,
+        }))
+    }
+}
+
+/// Keys that are looked for after an opening.
+const LOOKED_FOR: u32 = 1000;
+
+/// Open, read a value, and close; how long the first two took, and which part of the keys was there with a value of at least this generation.
+fn reopen<E: Engine>(setup: &Setup, least: Option<u8>) -> Result<(f64, Option<f64>)> {
+    let opening = Instant::now();
+    let store = E::open(setup)?;
+    store.session()?.get(&key(0), |_| ())?;
+    let seconds = opening.elapsed().as_secs_f64();
+    let mut kept = None;
+    if let Some(least) = least {
+        let mut session = store.session()?;
+        let mut random = Random::new(1);
+        let mut found = 0;
+        for _ in 0..LOOKED_FOR {
+            let number = random.below(setup.entries);
+            session.get(&key(number), |value| {
+                found += u32::from(Values::are(value, number, least));
+            })?;
+        }
+        kept = Some(f64::from(found) / f64::from(LOOKED_FOR));
+    }
+    store.close()?;
+    Ok((seconds, kept))
+}
+
+/// What a workload is, for all of its threads.
+struct Job<'a> {
+    spec: &'a Spec,
+    workload: Workload,
+    /// The oldest generation of values that may be read.
+    least: u8,
+    zipf: Option<Zipf>,
+    limit: Duration,
+}
+
+/// What one thread has done.
+struct Taken {
+    started: Instant,
+    ended: Instant,
+    cpu: Duration,
+    operations: u64,
+    puts: u64,
+    seen: Seen,
+    latencies: Histogram<u64>,
+    is_cut: bool,
+}
+
+/// What was read.
+#[derive(Clone, Copy, Default)]
+struct Seen {
+    right: u64,
+    wrong: u64,
+}
+
+impl Seen {
+    fn see(&mut self, is_right: bool) {
+        self.right += u64::from(is_right);
+        self.wrong += u64::from(!is_right);
+    }
+}
+
+/// Between two lines about a long workload.
+const PROGRESS_EVERY: Duration = Duration::from_secs(10);
+const POLL_EVERY: Duration = Duration::from_millis(50);
+
+/// Run one workload; also how much it has put.
+fn measure<E: Engine>(store: &E, spec: &Spec, workload: Workload, least: u8) -> Result<(Row, u64)> {
+    let job = Job {
+        spec,
+        workload,
+        least,
+        zipf: (workload == Workload::Mixed).then(|| Zipf::new(spec.entries)),
+        limit: Duration::from_secs(if workload.fills() { spec.patience } else { spec.seconds }),
+    };
+    let progress: Vec<AtomicU64> = (0..spec.threads).map(|_| AtomicU64::new(0)).collect();
+    let barrier = Barrier::new(progress.len());
+    system::reset_peak()?;
+    let process_before = system::process_cpu();
+    let taken = thread::scope(|scope| {
+        let (job, barrier) = (&job, &barrier);
+        let running: Vec<_> = (0_u64..)
+            .zip(&progress)
+            .map(|(thread, progress)| {
+                scope.spawn(move || one_thread(store, job, thread, progress, barrier))
+            })
+            .collect();
+        let mut told = Instant::now();
+        while !running.iter().all(thread::ScopedJoinHandle::is_finished) {
+            thread::sleep(POLL_EVERY);
+            if told.elapsed() >= PROGRESS_EVERY {
+                told = Instant::now();
+                let done: u64 = progress.iter().map(|done| done.load(Ordering::Relaxed)).sum();
+                eprintln!("    {}: {done} operations", workload.text());
+            }
+        }
+        running
+            .into_iter()
+            .map(|thread| thread.join().expect("a workload does not panic"))
+            .collect::<Result<Vec<Taken>>>()
+    })?;
+    let resident = system::resident()?;
+    if workload.writes() || workload == Workload::Mixed {
+        system::settle();
+    }
+    let process_cpu = system::process_cpu() - process_before;
+    let puts = taken.iter().map(|it| it.puts).sum();
+    Ok((row(spec, workload, &taken, process_cpu, resident), puts))
+}
+
+fn row(
+    spec: &Spec,
+    workload: Workload,
+    taken: &[Taken],
+    process_cpu: Duration,
+    resident: system::Resident,
+) -> Row {
+    let operations: u64 = taken.iter().map(|it| it.operations).sum();
+    let puts: u64 = taken.iter().map(|it| it.puts).sum();
+    let started = taken.iter().map(|it| it.started).min();
+    let ended = taken.iter().map(|it| it.ended).max();
+    let wall = ended.zip(started).map_or(Duration::ZERO, |(ended, started)| ended - started);
+    let cpu: Duration = taken.iter().map(|it| it.cpu).sum();
+    let right: u64 = taken.iter().map(|it| it.seen.right).sum();
+    let is_cut = taken.iter().any(|it| it.is_cut);
+    let wanted = match workload {
+        Workload::Readmissing => 0,
+        // Those that are not handed out at all are missing too.
+        Workload::Readseq if !is_cut => spec.entries * spec.threads,
+        _ => operations - puts,
+    };
+    let per_operation = |time: Duration| time.as_secs_f64() * 1e6 / operations.max(1) as f64;
+    let mut latencies = taken[0].latencies.clone();
+    for other in &taken[1..] {
+        latencies.add(&other.latencies).expect("the same bounds");
+    }
+    Row {
+        workload,
+        operations,
+        found: if wanted == 0 { 1.0 } else { right as f64 / wanted as f64 },
+        wrong: taken.iter().map(|it| it.seen.wrong).sum(),
+        wall_us: per_operation(wall),
+        cpu_us: per_operation(cpu),
+        process_cpu_us: per_operation(process_cpu),
+        p99_us: latencies.value_at_quantile(0.99) as f64 / 1e3,
+        resident_bytes: resident.now_bytes,
+        peak_bytes: resident.peak_bytes,
+        is_cut,
+    }
+}
+
+fn one_thread<E: Engine>(
+    store: &E,
+    job: &Job<'_>,
+    thread: u64,
+    progress: &AtomicU64,
+    barrier: &Barrier,
+) -> Result<Taken> {
+    let session = store.session();
+    let share = job.spec.entries / job.spec.threads;
+    // Made before the time begins.
+    let mut mixed = Values::new(thread);
+    let mut puts = Puts::new(
+        job.workload,
+        job.spec.entries,
+        thread,
+        job.spec.threads,
+        Sampler::new(job.limit, progress),
+    );
+    barrier.wait();
+    let mut session = session?;
+    puts.sampler.begin(job.limit);
+    let (started, cpu) = (Instant::now(), system::thread_cpu());
+    let mut seen = Seen::default();
+    let mut extra_puts = 0;
+    if job.workload.writes() {
+        session.fill(&mut puts)?;
+    } else {
+        let sampler = &mut puts.sampler;
+        (seen, extra_puts) = read(&mut session, job, thread, share, sampler, &mut mixed)?;
+    }
+    let (ended, cpu) = (Instant::now(), system::thread_cpu() - cpu);
+    drop(session);
+    let Sampler { latencies, operations, is_over, .. } = puts.sampler;
+    let puts = if job.workload.writes() { operations } else { extra_puts };
+    Ok(Taken { started, ended, cpu, operations, puts, seen, latencies, is_cut: is_over })
+}
+
+/// The workloads that read; also how much was put meanwhile.
+fn read(
+    session: &mut impl Session,
+    job: &Job<'_>,
+    thread: u64,
+    share: u64,
+    sampler: &mut Sampler<'_>,
+    values: &mut Values,
+) -> Result<(Seen, u64)> {
+    let (entries, least) = (job.spec.entries, job.least);
+    // Other keys in each workload: what one has read must not be at hand for the next.
+    let mut random = Random::new(1000 * (job.workload as u64 + 1) + thread);
+    let mut seen = Seen::default();
+    let mut puts = 0;
+    match job.workload {
+        Workload::Readseq => session.scan(|key, value| {
+            if !sampler.tick(1) {
+                return false;
+            }
+            let number =
+                key.first_chunk::<8>().map_or(u64::MAX, |bytes| u64::from_be_bytes(*bytes));
+            seen.see(Values::are(value, number, least));
+            true
+        })?,
+        Workload::Readmissing => {
+            while sampler.operations < share && sampler.tick(1) {
+                session.get(&missing(random.below(entries)), |_| seen.see(false))?;
+            }
+        }
+        Workload::Getmany => {
+            let mut numbers = [0; BATCH_KEYS];
+            let mut keys: [Key; BATCH_KEYS] = [[0; 16]; BATCH_KEYS];
+            while sampler.operations < share && sampler.tick(BATCH_KEYS as u64) {
+                for (number, key_of) in numbers.iter_mut().zip(&mut keys) {
+                    *number = random.below(entries);
+                    *key_of = key(*number);
+                }
+                session.get_many(&keys, |at, value| {
+                    seen.see(Values::are(value, numbers[at], least));
+                })?;
+            }
+        }
+        Workload::Mixed => {
+            let zipf = job.zipf.as_ref().expect("made for this workload");
+            while sampler.operations < share && sampler.tick(1) {
+                let number = zipf.next(&mut random);
+                if random.below(100) < 5 {
+                    let value = values.draw(number, job.workload.generation());
+                    session.put(&key(number), value)?;
+                    puts += 1;
+                } else {
+                    session.get(&key(number), |value| {
+                        seen.see(Values::are(value, number, least));
+                    })?;
+                }
+            }
+        }
+        _ => {
+            while sampler.operations < share && sampler.tick(1) {
+                let number = random.below(entries);
+                session.get(&key(number), |value| seen.see(Values::are(value, number, least)))?;
+            }
+        }
+    }
+    Ok((seen, puts))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_plan_runs_with_every_engine() {
+        for engine in engines::ALL {
+            for plan in [Plan::Ordered, Plan::Random, Plan::Trial] {
+                let directory = tempfile::tempdir().unwrap();
+                let spec = Spec {
+                    engine,
+                    plan,
+                    path: directory.path().join("store"),
+                    entries: 2000,
+                    threads: 2,
+                    memory_bytes: 64 << 20,
+                    index_bytes: 2000 * 32,
+                    disk_bytes: 512 << 20,
+                    batch: 100,
+                    is_large: plan == Plan::Random,
+                    seconds: 600,
+                    patience: 600,
+                    group: None,
+                };
+                run(&spec).unwrap_or_else(|error| panic!("{}, {plan:?}: {error}", engine.text()));
+            }
+        }
+    }
+
+    #[test]
+    fn a_message_is_a_line_that_can_be_read() {
+        let store = Store {
+            plan: Plan::Random,
+            disk_bytes: 1,
+            user_bytes: 2,
+            written_bytes: 3,
+            close_seconds: 0.5,
+            open_seconds: 1.5,
+            open_bare_seconds: None,
+            kept: Some(1.0),
+        };
+        let line = serde_json::to_string(&Message::Store(store)).unwrap();
+        assert!(line.starts_with(r#"{"kind":"store","plan":"random","#), "{line}");
+        assert!(
+            matches!(serde_json::from_str(&line), Ok(Message::Store(store)) if store.kept == Some(1.0))
+        );
+    }
+}

@@ -1,0 +1,110 @@
+//! LMDB, by `heed`, which brings its source.
+
+use heed::types::Bytes;
+use heed::{Database, Env, EnvFlags, EnvOpenOptions, RoTxn, WithTls};
+
+use crate::engine::{Engine, Result, Session, Setup, told};
+use crate::workload::{Key, Puts};
+
+pub struct Lmdb {
+    env: Env<WithTls>,
+    entries: Database<Bytes, Bytes>,
+    batch: u32,
+}
+
+/// The map is of address space, and the file behind it has holes: it only has to be large enough for what is half empty and what is not yet free.
+const MAP_PER_DATA: u64 = 8;
+const MIN_MAP_BYTES: u64 = 1 << 30;
+
+impl Engine for Lmdb {
+    const HAS_TRANSACTIONS: bool = true;
+    type Session<'a> = LmdbSession<'a>;
+
+    fn open(setup: &Setup) -> Result<Self> {
+        let map = (MAP_PER_DATA * setup.data_bytes).max(MIN_MAP_BYTES);
+        let mut options = EnvOpenOptions::new();
+        options.map_size(usize::try_from(map.next_multiple_of(1 << 20))?);
+        let mut flags = EnvFlags::NO_SYNC | EnvFlags::WRITE_MAP;
+        if setup.is_large {
+            // What its documentation recommends then.
+            flags |= EnvFlags::NO_READ_AHEAD;
+        }
+        // SAFETY: without syncs a power cut may damage the file, which nobody opens after one; and nothing here writes to memory that it does not own, which the writable map would take.
+        unsafe { options.flags(flags) };
+        // SAFETY: the directory is this bench's own, on a local disk, and one process has it open.
+        let env = unsafe { options.open(&setup.path) }.map_err(told)?;
+        let mut transaction = env.write_txn().map_err(told)?;
+        let entries = env.create_database(&mut transaction, None).map_err(told)?;
+        transaction.commit().map_err(told)?;
+        Ok(Self { env, entries, batch: setup.batch })
+    }
+
+    fn session(&self) -> Result<LmdbSession<'_>> {
+        Ok(LmdbSession { lmdb: self, reading: None })
+    }
+
+    fn close(self) -> Result<()> {
+        self.env.prepare_for_closing().wait();
+        Ok(())
+    }
+}
+
+/// Its reads are of one transaction until it puts something.
+pub struct LmdbSession<'a> {
+    lmdb: &'a Lmdb,
+    reading: Option<RoTxn<'a, WithTls>>,
+}
+
+impl<'a> LmdbSession<'a> {
+    fn reading(&mut self) -> Result<&RoTxn<'a, WithTls>> {
+        if self.reading.is_none() {
+            self.reading = Some(self.lmdb.env.read_txn().map_err(told)?);
+        }
+        Ok(self.reading.as_ref().expect("begun above"))
+    }
+}
+
+impl Session for LmdbSession<'_> {
+    fn put(&mut self, key: &Key, value: &[u8]) -> Result<()> {
+        self.reading = None;
+        let mut transaction = self.lmdb.env.write_txn().map_err(told)?;
+        self.lmdb.entries.put(&mut transaction, &key[..], value).map_err(told)?;
+        transaction.commit().map_err(told)
+    }
+
+    fn fill(&mut self, puts: &mut Puts<'_>) -> Result<()> {
+        self.reading = None;
+        let mut has_more = true;
+        while has_more {
+            let mut transaction = self.lmdb.env.write_txn().map_err(told)?;
+            for _ in 0..self.lmdb.batch {
+                let Some((key, value)) = puts.draw() else {
+                    has_more = false;
+                    break;
+                };
+                self.lmdb.entries.put(&mut transaction, &key[..], value).map_err(told)?;
+            }
+            transaction.commit().map_err(told)?;
+        }
+        Ok(())
+    }
+
+    fn get(&mut self, key: &Key, see: impl FnOnce(&[u8])) -> Result<()> {
+        let entries = self.lmdb.entries;
+        if let Some(value) = entries.get(self.reading()?, &key[..]).map_err(told)? {
+            see(value);
+        }
+        Ok(())
+    }
+
+    fn scan(&mut self, mut see: impl FnMut(&[u8], &[u8]) -> bool) -> Result<()> {
+        let entries = self.lmdb.entries;
+        for entry in entries.iter(self.reading()?).map_err(told)? {
+            let (key, value) = entry.map_err(told)?;
+            if !see(key, value) {
+                break;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,76 @@
+//! The journal cache beside the engines that people use today: one harness, each engine in a process of its own, all with the same memory. `docs/benchmarks.md`, "Journal cache", says what is measured and why so.
+
+mod cgroup;
+mod child;
+mod engine;
+mod engines;
+mod race;
+mod report;
+mod system;
+mod workload;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::engine::Result;
+use crate::engines::Name;
+
+/// Measure the journal cache and other engines, and hold the figures against the bars.
+///
+/// Below a million entries it is a trial of the bench itself: one round, one thread, within a minute.
+#[derive(Parser, Debug)]
+#[command(name = "alluvium-bench-journal")]
+struct Options {
+    /// Keys, of 16 bytes, with values of 100 bytes.
+    #[arg(long, value_name = "N", default_value_t = 10_000_000, value_parser = clap::value_parser!(u64).range(1000..))]
+    entries: u64,
+    /// Rounds, in each of which all engines take turns; medians count. Default: 3, or 1 below a million entries.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: Option<u32>,
+    /// Threads that call the engine, one number after the other. Default: 1,2, or 1 below a million entries.
+    #[arg(long, value_name = "N,N", value_delimiter = ',', value_parser = clap::value_parser!(u64).range(1..=64))]
+    threads: Vec<u64>,
+    /// Which engines. Default: all. The bars compare with those that are here.
+    #[arg(long, value_enum, value_name = "NAME,NAME", value_delimiter = ',')]
+    engines: Vec<Name>,
+    /// MiB of memory where all data fit in. Default: three times the data. An index of 32 bytes for each key comes on top, for every engine; then a quarter of the data is the memory.
+    #[arg(long, value_name = "MIB")]
+    memory: Option<u64>,
+    /// Seconds after which a workload that nothing depends on is ended.
+    #[arg(long, value_name = "S", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..))]
+    seconds: u64,
+    /// Seconds after which filling a store is given up, with what would come after it.
+    #[arg(long, value_name = "S", default_value_t = 900, value_parser = clap::value_parser!(u64).range(1..))]
+    patience: u64,
+    /// Where stores are made and removed, on the disk that is to be measured: an empty or new directory.
+    #[arg(long, value_name = "DIR", default_value = "target/bench-journal/stores")]
+    dir: PathBuf,
+    /// Where to write all figures (`results.jsonl`) and the tables (`tables.md`).
+    #[arg(long, value_name = "DIR", default_value = "target/bench-journal")]
+    out: PathBuf,
+    /// Where to write the plots, but those of a trial. Default: nowhere.
+    #[arg(long, value_name = "DIR")]
+    plots: Option<PathBuf>,
+    /// What a child of this program is told.
+    #[arg(long, hide = true)]
+    child: Option<String>,
+}
+
+fn run(options: &Options) -> Result<()> {
+    match &options.child {
+        Some(spec) => child::run(&serde_json::from_str(spec)?),
+        None => race::run(options),
+    }
+}
+
+fn main() -> ExitCode {
+    match run(&Options::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,356 @@
+//! All engines, in turn, round by round.
+
+use std::fs::{self, File};
+use std::hint::black_box;
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use alluvium_device::sim::Random;
+use serde::Serialize;
+
+use crate::Options;
+use crate::cgroup::Group;
+use crate::child::{Message, Plan, Spec};
+use crate::engine::Result;
+use crate::engines::{self, Name};
+use crate::report;
+use crate::system;
+use crate::workload::{ENTRY_BYTES, Puts, Sampler, Values, Workload, key};
+
+const MIB: u64 = 1 << 20;
+/// From here on it is a measurement, and not a trial of the bench.
+const WHOLE: u64 = 1_000_000;
+/// Of an index in memory, for each key: 16 bytes with the slack of a hash table. Every engine gets it beside the memory.
+const INDEX_BYTES_PER_KEY: u64 = 32;
+/// Of memory, per byte of data: where all fit, and where they do not.
+const FITS: u64 = 3;
+const LARGE: u64 = 4;
+/// Less is no memory at all for some of the engines.
+const MIN_MEMORY_BYTES: u64 = 24 * MIB;
+/// Of the program, and of what an allocator keeps, beside an eighth of the memory.
+const SLACK_BYTES: u64 = 128 * MIB;
+/// Disk space of engines with a bound, per byte of data: more than all that is put, so that nothing has to go.
+const DISK: u64 = 6;
+const MIN_DISK_BYTES: u64 = 512 * MIB;
+/// Free disk space that a run takes, per byte of data: engines without a bound put off their garbage.
+const FREE: u64 = 16;
+/// Puts in a transaction: each alone, or many.
+const BATCHES: [u32; 2] = [1, 1000];
+/// How many are put to try that: a fifth of the entries, at most so many.
+const TRIAL_ENTRIES: u64 = 100_000;
+
+/// How large the memory is, and how many threads there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct Scene {
+    /// The data are larger than the memory.
+    pub is_large: bool,
+    pub threads: u64,
+}
+
+/// What a child has told.
+#[derive(Clone, Debug, Serialize)]
+pub struct Outcome {
+    pub engine: Name,
+    #[serde(flatten)]
+    pub scene: Scene,
+    pub round: u32,
+    #[serde(flatten)]
+    pub message: Message,
+}
+
+/// What the tables are about.
+pub struct Results {
+    pub entries: u64,
+    pub rounds: u32,
+    pub engines: Vec<Name>,
+    pub scenes: Vec<Scene>,
+    pub outcomes: Vec<Outcome>,
+    /// What holds for all figures, a line each.
+    pub notes: Vec<String>,
+    /// Runs that have failed, and why.
+    pub failures: Vec<String>,
+}
+
+struct Race<'a> {
+    options: &'a Options,
+    /// Puts in a transaction, of those that have transactions.
+    batches: Vec<(Name, u32)>,
+    /// Why memory is not bounded by the system, if it is not.
+    unbounded: Option<String>,
+}
+
+pub fn run(options: &Options) -> Result<()> {
+    let is_whole = options.entries >= WHOLE;
+    let threads = match &options.threads[..] {
+        [] if is_whole => vec![1, 2],
+        [] => vec![1],
+        threads => threads.to_vec(),
+    };
+    let rounds = options.rounds.unwrap_or(if is_whole { 3 } else { 1 });
+    let engines =
+        if options.engines.is_empty() { engines::ALL.to_vec() } else { options.engines.clone() };
+    let scenes: Vec<Scene> = [false, true]
+        .iter()
+        .flat_map(|is_large| {
+            threads.iter().map(move |threads| Scene { is_large: *is_large, threads: *threads })
+        })
+        .collect();
+    check_room(options)?;
+    fs::create_dir_all(&options.out)?;
+    let mut race = Race {
+        options,
+        batches: Vec::new(),
+        unbounded: Group::new(options.memory_bytes(true)).err(),
+    };
+    let mut results = Results {
+        entries: options.entries,
+        rounds,
+        engines: engines.clone(),
+        scenes: scenes.clone(),
+        outcomes: Vec::new(),
+        notes: race.notes(),
+        failures: Vec::new(),
+    };
+    for engine in engines.iter().filter(|engine| engine.has_transactions()) {
+        let note = race.choose_batch(*engine).unwrap_or_else(|error| {
+            format!("{}: how large a transaction should be: {error}", engine.text())
+        });
+        println!("{note}");
+        results.notes.push(note);
+    }
+    let mut lines = File::create(options.out.join("results.jsonl"))?;
+    for round in 1..=rounds {
+        for scene in &scenes {
+            for position in 0..engines.len() {
+                // None is always the first.
+                let engine = engines[(position + round as usize - 1) % engines.len()];
+                println!("round {round} of {rounds}: {}, {}", report::scene(*scene), engine.text());
+                for plan in [Plan::Ordered, Plan::Random] {
+                    let spec = race.spec(engine, plan, *scene);
+                    let run = race.child(&spec, |message| {
+                        println!("  {}", report::line(message));
+                        let outcome =
+                            Outcome { engine, scene: *scene, round, message: message.clone() };
+                        writeln!(lines, "{}", serde_json::to_string(&outcome)?)?;
+                        results.outcomes.push(outcome);
+                        Ok(())
+                    });
+                    // One that fails does not take the others' figures with it; it is told at the end.
+                    if let Err(error) = run {
+                        let what = format!(
+                            "{}, {}, round {round}: {error}",
+                            engine.text(),
+                            report::scene(*scene)
+                        );
+                        println!("  failed: {what}");
+                        results.failures.push(what);
+                    }
+                }
+            }
+        }
+    }
+    // Made by this program, and empty by now.
+    let _ = fs::remove_dir(&options.dir);
+    // A trial is no picture of anything.
+    let plots = options.plots.as_deref().filter(|_| is_whole);
+    report::write(&results, &options.out.join("tables.md"), plots)
+}
+
+/// A directory of its own, with room.
+fn check_room(options: &Options) -> Result<()> {
+    let dir = &options.dir;
+    fs::create_dir_all(dir)?;
+    if fs::read_dir(dir)?.next().is_some() {
+        let dir = dir.display();
+        return Err(format!("{dir} is not empty; stores are made and removed there").into());
+    }
+    let system = rustix::fs::statvfs(dir)?;
+    let free = system.f_bavail * system.f_frsize;
+    let needed = FREE * options.entries * ENTRY_BYTES;
+    if free < needed {
+        return Err(format!(
+            "{} has {} MiB free; {} entries take up to {} MiB there: use fewer entries or another --dir",
+            dir.display(),
+            free / MIB,
+            options.entries,
+            needed / MIB
+        )
+        .into());
+    }
+    Ok(())
+}
+
+impl Options {
+    fn data_bytes(&self) -> u64 {
+        self.entries * ENTRY_BYTES
+    }
+
+    fn index_bytes(&self) -> u64 {
+        self.entries * INDEX_BYTES_PER_KEY
+    }
+
+    /// All memory of an engine.
+    fn memory_bytes(&self, is_large: bool) -> u64 {
+        let memory = match (is_large, self.memory) {
+            (true, _) => self.data_bytes() / LARGE,
+            (false, Some(mebibytes)) => mebibytes.saturating_mul(MIB),
+            (false, None) => self.data_bytes() * FITS,
+        };
+        memory.max(MIN_MEMORY_BYTES) + self.index_bytes()
+    }
+}
+
+impl Race<'_> {
+    /// What is told before the figures.
+    fn notes(&self) -> Vec<String> {
+        let options = self.options;
+        let memory = |is_large| {
+            let beside = options.memory_bytes(is_large) - options.index_bytes();
+            format!(
+                "{} MiB of memory ({:.2} of the data) and {} MiB for an index",
+                beside / MIB,
+                beside as f64 / options.data_bytes() as f64,
+                options.index_bytes() / MIB
+            )
+        };
+        let (put, read) = harness();
+        let notes = vec![
+            format!(
+                "{} entries, {} MiB of keys and values; where they fit: {}; where they do not: {}",
+                options.entries,
+                options.data_bytes() / MIB,
+                memory(false),
+                memory(true)
+            ),
+            match &self.unbounded {
+                None => "memory is bounded by a control group, page cache included".into(),
+                Some(reason) => format!(
+                    "NOT COMPARABLE where data do not fit: no control group bounds the memory, so the page cache is free to those who use it ({reason})"
+                ),
+            },
+            format!(
+                "of all figures the harness is about {put:.3} us of a put, {read:.3} us of a read"
+            ),
+        ];
+        for note in &notes {
+            println!("{note}");
+        }
+        notes
+    }
+
+    fn spec(&self, engine: Name, plan: Plan, scene: Scene) -> Spec {
+        let options = self.options;
+        let batch = self.batches.iter().find(|(name, _)| *name == engine);
+        Spec {
+            engine,
+            plan,
+            path: options.dir.join("store"),
+            entries: options.entries,
+            threads: scene.threads,
+            memory_bytes: options.memory_bytes(scene.is_large),
+            index_bytes: options.index_bytes(),
+            disk_bytes: (options.data_bytes() * DISK).max(MIN_DISK_BYTES),
+            batch: batch.map_or(BATCHES[1], |(_, batch)| *batch),
+            is_large: scene.is_large,
+            seconds: options.seconds,
+            patience: options.patience,
+            group: None,
+        }
+    }
+
+    /// Try transactions of both sizes, and take the one that is quicker per put.
+    fn choose_batch(&mut self, engine: Name) -> Result<String> {
+        let scene = Scene { is_large: false, threads: 1 };
+        let entries = (self.options.entries / 5).min(TRIAL_ENTRIES);
+        let mut tried = Vec::new();
+        for batch in BATCHES {
+            let spec = Spec { entries, batch, ..self.spec(engine, Plan::Trial, scene) };
+            self.child(&spec, |message| {
+                if let Message::Row(row) = message {
+                    tried.push((row.wall_us, batch));
+                }
+                Ok(())
+            })?;
+        }
+        let best = tried.iter().min_by(|one, other| one.0.total_cmp(&other.0));
+        let (_, batch) = *best.ok_or("nothing was measured")?;
+        self.batches.push((engine, batch));
+        let tried: Vec<String> =
+            tried.iter().map(|(us, batch)| format!("{us:.2} us with {batch}")).collect();
+        Ok(format!(
+            "{}: {batch} puts in a transaction of a fill ({}, {entries} puts each)",
+            engine.text(),
+            tried.join(", ")
+        ))
+    }
+
+    /// Run one child to its end.
+    fn child(&self, spec: &Spec, mut on: impl FnMut(&Message) -> Result<()>) -> Result<()> {
+        let limit = spec.memory_bytes / 8 * 9 + SLACK_BYTES;
+        let group = match &self.unbounded {
+            None => Some(Group::new(limit)?),
+            Some(_) => None,
+        };
+        let path = |group: &Group| -> PathBuf { group.path().to_owned() };
+        let spec = Spec { group: group.as_ref().map(path), ..spec.clone() };
+        // What the one before has left to the kernel must not be written while this one is measured.
+        system::sync(&self.options.dir)?;
+        let mut child = Command::new(std::env::current_exe()?)
+            .arg("--child")
+            .arg(serde_json::to_string(&spec)?)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let stdout = child.stdout.take().expect("standard output is piped");
+        let mut heard = Ok(());
+        for line in BufReader::new(stdout).lines() {
+            // What a library prints is not for here.
+            if let Ok(message) = serde_json::from_str::<Message>(&line?) {
+                heard = heard.and_then(|()| on(&message));
+            }
+        }
+        let status = child.wait()?;
+        remove(&spec.path)?;
+        heard?;
+        match status.success() {
+            true => Ok(()),
+            false => {
+                Err(format!("{status} (its memory was bounded at {} MiB)", limit / MIB).into())
+            }
+        }
+    }
+}
+
+fn remove(store: &Path) -> Result<()> {
+    match fs::remove_dir_all(store) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error.into()),
+        _ => Ok(()),
+    }
+}
+
+/// Processor time that making a put, and making a key and looking at its value, take by themselves.
+fn harness() -> (f64, f64) {
+    const TRIES: u64 = 1_000_000;
+    let us = |from: Duration| (system::thread_cpu() - from).as_secs_f64() * 1e6 / TRIES as f64;
+    let progress = AtomicU64::new(0);
+    let limit = Duration::from_secs(60);
+    let sampler = Sampler::new(limit, &progress);
+    let mut puts = Puts::new(Workload::Fillrandom, TRIES, 0, 1, sampler);
+    let before = system::thread_cpu();
+    while let Some((key, value)) = puts.draw() {
+        black_box((key, value));
+    }
+    let put = us(before);
+    let mut sampler = Sampler::new(limit, &progress);
+    let mut random = Random::new(1);
+    let value = Values::new(1).draw(0, 1).to_vec();
+    let before = system::thread_cpu();
+    while sampler.operations < TRIES && sampler.tick(1) {
+        let number = random.below(TRIES);
+        black_box((key(number), Values::are(black_box(&value), number, 1)));
+    }
+    (put, us(before))
+}

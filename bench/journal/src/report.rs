@@ -1,0 +1,516 @@
+//! Tables, bars and plots.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+
+use alluvium_chart::{Bar, Bars, Panel};
+
+use crate::child::{Message, Plan, Row, Store};
+use crate::engine::Result;
+use crate::engines::Name;
+use crate::race::{Results, Scene};
+use crate::workload::Workload;
+
+const OURS: Name = Name::Journal;
+/// Beside the fastest of the others. An iteration of LMDB is a walk over its map.
+const MOST_READSEQ: f64 = 1.5;
+// In us of processor time of the calling threads, while the data fit.
+const MOST_WRITE_CPU: f64 = 0.5;
+const MOST_READ_CPU: f64 = 0.75;
+const MOST_GETMANY_CPU: f64 = 0.35;
+/// Of ten million entries, in seconds; fewer are to take no longer.
+const MOST_OPEN: f64 = 2.0;
+/// Who finds less has done less, and is not beside the others.
+const LEAST_FOUND: f64 = 0.999;
+
+const MIB: f64 = 1048576.0;
+
+const WORKLOADS: [Workload; 8] = [
+    Workload::Fillseq,
+    Workload::Fillrandom,
+    Workload::Overwrite,
+    Workload::Readseq,
+    Workload::Readrandom,
+    Workload::Readmissing,
+    Workload::Getmany,
+    Workload::Mixed,
+];
+
+pub fn scene(scene: Scene) -> String {
+    let threads = if scene.threads == 1 {
+        "1 thread".to_owned()
+    } else {
+        format!("{} threads", scene.threads)
+    };
+    format!("data {} memory, {threads}", if scene.is_large { "4 times the" } else { "within" })
+}
+
+/// A message of a child, for who waits.
+pub fn line(message: &Message) -> String {
+    match message {
+        Message::Row(row) => format!(
+            "{:<12}{:>9.3} us, {:.3} us of CPU, {:.3} of the process, p99 {:.2} us, {:.0} MiB resident{}",
+            row.workload.text(),
+            row.wall_us,
+            row.cpu_us,
+            row.process_cpu_us,
+            row.p99_us,
+            row.peak_bytes as f64 / MIB,
+            remarks(row.found, row.wrong, row.workload.fills() && row.is_cut)
+        ),
+        Message::Store(store) => format!(
+            "{:<12}{:.0} MiB on disk, {:.2} bytes written per byte put, opened in {:.2} s",
+            "closed",
+            store.disk_bytes as f64 / MIB,
+            written(store),
+            store.open_seconds
+        ),
+    }
+}
+
+fn remarks(found: f64, wrong: u64, is_given_up: bool) -> String {
+    let mut text = String::new();
+    if found < 1.0 {
+        let _ = write!(text, "; found {:.1}%", found * 100.0);
+    }
+    if wrong > 0 {
+        let _ = write!(text, "; {wrong} WRONG");
+    }
+    if is_given_up {
+        text.push_str("; given up");
+    }
+    text
+}
+
+fn written(store: &Store) -> f64 {
+    store.written_bytes as f64 / store.user_bytes.max(1) as f64
+}
+
+/// The middle one, or the mean of the two in the middle.
+fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    let (low, high) = (values.len().checked_sub(1)? / 2, values.len() / 2);
+    Some(f64::midpoint(values[low], values[high]))
+}
+
+impl Results {
+    fn rows(&self, scene: Scene, engine: Name, workload: Workload) -> impl Iterator<Item = &Row> {
+        self.outcomes.iter().filter_map(move |outcome| match &outcome.message {
+            Message::Row(row)
+                if (outcome.scene, outcome.engine, row.workload) == (scene, engine, workload) =>
+            {
+                Some(row)
+            }
+            _ => None,
+        })
+    }
+
+    fn stores(&self, scene: Scene, engine: Name, plan: Plan) -> impl Iterator<Item = &Store> {
+        self.outcomes.iter().filter_map(move |outcome| match &outcome.message {
+            Message::Store(store)
+                if (outcome.scene, outcome.engine, store.plan) == (scene, engine, plan) =>
+            {
+                Some(store)
+            }
+            _ => None,
+        })
+    }
+
+    fn of(
+        &self,
+        scene: Scene,
+        engine: Name,
+        workload: Workload,
+        figure: fn(&Row) -> f64,
+    ) -> Option<f64> {
+        median(self.rows(scene, engine, workload).map(figure))
+    }
+
+    /// Whether an engine has done all of a workload, each time.
+    fn has_done(&self, scene: Scene, engine: Name, workload: Workload) -> bool {
+        self.rows(scene, engine, workload).all(|row| row.found >= LEAST_FOUND && row.wrong == 0)
+    }
+
+    /// The fastest of the others that have done all of a workload.
+    fn best_other(&self, scene: Scene, workload: Workload) -> Option<(Name, f64)> {
+        let others = self.engines.iter().filter(|engine| **engine != OURS);
+        others
+            .filter(|engine| self.has_done(scene, **engine, workload))
+            .filter_map(|engine| {
+                Some((*engine, self.of(scene, *engine, workload, |row| row.wall_us)?))
+            })
+            .min_by(|one, other| one.1.total_cmp(&other.1))
+    }
+}
+
+/// What a figure has to be, and whether it is.
+struct Judged {
+    name: String,
+    told: String,
+    is_met: bool,
+}
+
+impl Judged {
+    fn line(&self) -> String {
+        let met = if self.is_met { "met" } else { "missed" };
+        format!("bar: {met}: {}: {}", self.name, self.told)
+    }
+}
+
+fn most(name: String, value: f64, unit: &str, most: f64) -> Judged {
+    let told = format!("{value:.3} {unit}, to be at most {most}");
+    Judged { name, told, is_met: value <= most }
+}
+
+/// The bars of a workload.
+fn judge(results: &Results, of: Scene, workload: Workload) -> Vec<Judged> {
+    if !results.engines.contains(&OURS) {
+        return Vec::new();
+    }
+    let name = |what: &str| format!("{}, {}, {what}", scene(of), workload.text());
+    let Some(ours) = results.of(of, OURS, workload, |row| row.wall_us) else {
+        return vec![Judged { name: name("done"), told: "it was not".into(), is_met: false }];
+    };
+    let mut judged = Vec::new();
+    if !results.has_done(of, OURS, workload) {
+        let found = results.of(of, OURS, workload, |row| row.found).unwrap_or(0.0);
+        let wrong: u64 = results.rows(of, OURS, workload).map(|row| row.wrong).sum();
+        let told = format!("it found {:.1}% of what is there, and {wrong} wrong", found * 100.0);
+        judged.push(Judged { name: name("all found"), told, is_met: false });
+    }
+    let factor = match workload {
+        Workload::Readseq => Some(MOST_READSEQ),
+        Workload::Readrandom | Workload::Readmissing => Some(1.0),
+        _ => workload.writes().then_some(1.0),
+    };
+    if let (Some(factor), Some((engine, theirs))) = (factor, results.best_other(of, workload)) {
+        let what = if factor > 1.0 { "within 1.5 of the best" } else { "first" };
+        judged.push(Judged {
+            name: name(what),
+            told: format!("{ours:.3} us; the best of the others is {}, {theirs:.3}", engine.text()),
+            is_met: ours <= theirs * factor,
+        });
+    }
+    let most_cpu = match workload {
+        Workload::Readrandom => Some(MOST_READ_CPU),
+        Workload::Getmany => Some(MOST_GETMANY_CPU),
+        _ => workload.writes().then_some(MOST_WRITE_CPU),
+    };
+    let cpu = results.of(of, OURS, workload, |row| row.cpu_us);
+    if let (false, Some(bar), Some(cpu)) = (of.is_large, most_cpu, cpu) {
+        judged.push(most(name("CPU of the calling thread"), cpu, "us", bar));
+    }
+    judged
+}
+
+/// The bar of an opening.
+fn judge_opening(results: &Results, of: Scene) -> Option<Judged> {
+    let stores = results.stores(of, OURS, Plan::Random);
+    let seconds = median(stores.map(|store| store.open_seconds))?;
+    Some(most(format!("{}, opening", scene(of)), seconds, "s", MOST_OPEN))
+}
+
+/// Cells in lines, and lines that go through.
+struct Table {
+    head: Vec<&'static str>,
+    lines: Vec<Line>,
+}
+
+enum Line {
+    Cells(Vec<String>),
+    Through(String),
+}
+
+/// Names to the left, numbers to the right.
+fn row_of<'a>(widths: &[usize], cells: impl Iterator<Item = &'a str>) -> String {
+    let mut text = String::new();
+    for (n, (width, cell)) in widths.iter().zip(cells).enumerate() {
+        let _ = match n < 2 || n + 1 == widths.len() {
+            true => write!(text, "{cell:<width$}  "),
+            false => write!(text, "{cell:>width$}  "),
+        };
+    }
+    text.trim_end().to_owned() + "\n"
+}
+
+impl Table {
+    fn text(&self) -> String {
+        let mut widths: Vec<usize> = self.head.iter().map(|cell| cell.len()).collect();
+        for line in &self.lines {
+            if let Line::Cells(cells) = line {
+                for (width, cell) in widths.iter_mut().zip(cells) {
+                    *width = (*width).max(cell.chars().count());
+                }
+            }
+        }
+        let mut text = row_of(&widths, self.head.iter().copied());
+        for line in &self.lines {
+            match line {
+                Line::Cells(cells) => text += &row_of(&widths, cells.iter().map(String::as_str)),
+                Line::Through(line) => {
+                    text.push_str(line);
+                    text.push('\n');
+                }
+            }
+        }
+        text
+    }
+
+    fn markdown(&self) -> String {
+        let mut text = format!("| {} |\n|", self.head.join(" | "));
+        text += &"---|".repeat(self.head.len());
+        text.push('\n');
+        for line in &self.lines {
+            if let Line::Cells(cells) = line {
+                let _ = writeln!(text, "| {} |", cells.join(" | "));
+            }
+        }
+        for line in &self.lines {
+            if let Line::Through(line) = line {
+                let _ = write!(text, "\n- {line}");
+            }
+        }
+        text.push('\n');
+        text
+    }
+}
+
+fn workloads(results: &Results, of: Scene) -> Table {
+    let head = vec![
+        "workload",
+        "engine",
+        "us/op",
+        "CPU us/op",
+        "process CPU us/op",
+        "p99 us",
+        "resident MiB",
+        "peak MiB",
+        "remarks",
+    ];
+    let mut lines = Vec::new();
+    for workload in WORKLOADS {
+        for engine in &results.engines {
+            let figure = |figure: fn(&Row) -> f64| results.of(of, *engine, workload, figure);
+            let Some(wall) = figure(|row| row.wall_us) else { continue };
+            let cell = |value: Option<f64>, digits: usize| {
+                value.map_or_else(|| "-".into(), |value| format!("{value:.digits$}"))
+            };
+            let rows = || results.rows(of, *engine, workload);
+            let found = rows().map(|row| row.found).fold(1.0, f64::min);
+            let is_given_up = rows().any(|row| row.is_cut && workload.fills());
+            let remarks = remarks(found, rows().map(|row| row.wrong).sum(), is_given_up);
+            lines.push(Line::Cells(vec![
+                workload.text().into(),
+                engine.text().into(),
+                cell(Some(wall), 3),
+                cell(figure(|row| row.cpu_us), 3),
+                cell(figure(|row| row.process_cpu_us), 3),
+                cell(figure(|row| row.p99_us), 2),
+                cell(figure(|row| row.resident_bytes as f64 / MIB), 0),
+                cell(figure(|row| row.peak_bytes as f64 / MIB), 0),
+                remarks.trim_start_matches("; ").into(),
+            ]));
+        }
+        lines.extend(judge(results, of, workload).iter().map(|it| Line::Through(it.line())));
+    }
+    Table { head, lines }
+}
+
+fn stores(results: &Results, of: Scene) -> Table {
+    let head = vec![
+        "store",
+        "engine",
+        "MiB on disk",
+        "per byte of data",
+        "written per byte put",
+        "close s",
+        "open s",
+        "open without hints s",
+        "remarks",
+    ];
+    let data = results.entries as f64 * crate::workload::ENTRY_BYTES as f64;
+    let mut lines = Vec::new();
+    for (plan, name) in [(Plan::Ordered, "fillseq"), (Plan::Random, "the others")] {
+        for engine in &results.engines {
+            let all = || results.stores(of, *engine, plan);
+            let figure = |figure: fn(&Store) -> f64, digits: usize| {
+                median(all().map(figure))
+                    .map_or_else(|| "-".into(), |value| format!("{value:.digits$}"))
+            };
+            let Some(disk) = median(all().map(|store| store.disk_bytes as f64)) else { continue };
+            let bare = median(all().filter_map(|store| store.open_bare_seconds));
+            let kept = all().filter_map(|store| store.kept).fold(1.0, f64::min);
+            let mut remarks = String::new();
+            if kept < 1.0 {
+                remarks = format!("found {:.1}% when opened again", kept * 100.0);
+            }
+            lines.push(Line::Cells(vec![
+                name.into(),
+                engine.text().into(),
+                format!("{:.0}", disk / MIB),
+                format!("{:.2}", disk / data),
+                figure(written, 2),
+                figure(|store| store.close_seconds, 2),
+                figure(|store| store.open_seconds, 2),
+                bare.map_or_else(|| "-".into(), |seconds| format!("{seconds:.2}")),
+                remarks,
+            ]));
+        }
+    }
+    lines.extend(judge_opening(results, of).iter().map(|it| Line::Through(it.line())));
+    Table { head, lines }
+}
+
+/// Print all, and write the tables and the plots.
+pub fn write(results: &Results, markdown: &Path, plots: Option<&Path>) -> Result<()> {
+    let mut text = String::new();
+    for note in results.notes.iter().chain(&results.failures) {
+        let _ = writeln!(text, "- {note}");
+    }
+    for of in &results.scenes {
+        println!("\n{}, medians of {} rounds", scene(*of), results.rounds);
+        let _ = writeln!(text, "\n### {}\n", scene(*of));
+        for table in [workloads(results, *of), stores(results, *of)] {
+            println!("{}", table.text());
+            let _ = writeln!(text, "{}", table.markdown());
+        }
+        if let Some(directory) = plots {
+            plot(results, *of, directory)?;
+        }
+    }
+    for failure in &results.failures {
+        println!("failed: {failure}");
+    }
+    fs::write(markdown, text)?;
+    println!("wrote {}", markdown.display());
+    Ok(())
+}
+
+fn plot(results: &Results, of: Scene, directory: &Path) -> Result<()> {
+    let panel = |workload: Workload| {
+        let bar = |engine: &Name| {
+            let value = results.of(of, *engine, workload, |row| row.wall_us)?;
+            // Who has not done all of it is in the table, with a remark.
+            let is_whole = results.has_done(of, *engine, workload);
+            is_whole.then(|| Bar { name: engine.text().into(), value })
+        };
+        let bars: Vec<Bar> = results.engines.iter().filter_map(bar).collect();
+        (!bars.is_empty()).then(|| Panel { title: workload.text().into(), bars })
+    };
+    let chart = Bars {
+        title: format!("Journal cache and others: {}", scene(of)),
+        subtitle: format!(
+            "us for each key, less is better; {} entries of 16 + 100 bytes, no sync; medians of {} rounds",
+            results.entries, results.rounds
+        ),
+        panels: WORKLOADS.into_iter().filter_map(panel).collect(),
+    };
+    fs::create_dir_all(directory)?;
+    let size = if of.is_large { "large" } else { "fits" };
+    let path = directory.join(format!("journal-{size}-{}.svg", of.threads));
+    fs::write(&path, chart.render())?;
+    println!("wrote {}", path.display());
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::race::Outcome;
+
+    const SCENE: Scene = Scene { is_large: false, threads: 1 };
+
+    fn outcome(engine: Name, workload: Workload, us: f64, found: f64) -> Outcome {
+        let message = Message::Row(Row {
+            workload,
+            operations: 1000,
+            found,
+            wrong: 0,
+            wall_us: us,
+            cpu_us: us,
+            process_cpu_us: us,
+            p99_us: us,
+            resident_bytes: 1 << 20,
+            peak_bytes: 1 << 20,
+            is_cut: false,
+        });
+        Outcome { engine, scene: SCENE, round: 1, message }
+    }
+
+    fn results(outcomes: Vec<Outcome>) -> Results {
+        Results {
+            entries: 1000,
+            rounds: 1,
+            engines: vec![Name::Journal, Name::Lmdb, Name::Foyer],
+            scenes: vec![SCENE],
+            outcomes,
+            notes: vec!["a note".into()],
+            failures: Vec::new(),
+        }
+    }
+
+    fn judged(results: &Results, workload: Workload) -> Vec<bool> {
+        judge(results, SCENE, workload).iter().map(|judged| judged.is_met).collect()
+    }
+
+    #[test]
+    fn a_median_is_in_the_middle() {
+        assert_eq!(median([3.0, 1.0, 2.0].into_iter()), Some(2.0));
+        assert_eq!(median([4.0, 1.0, 2.0, 3.0].into_iter()), Some(2.5));
+        assert_eq!(median([].into_iter()), None);
+    }
+
+    #[test]
+    fn bars_are_those_of_the_issue() {
+        let read = Workload::Readrandom;
+        let two = |ours: f64, theirs: f64, workload| {
+            let outcomes = vec![
+                outcome(Name::Journal, workload, ours, 1.0),
+                outcome(Name::Lmdb, workload, theirs, 1.0),
+            ];
+            judged(&results(outcomes), workload)
+        };
+        assert_eq!(two(0.7, 2.0, read), [true, true]);
+        assert_eq!(two(0.8, 0.79, read), [false, false]);
+        assert_eq!(two(0.04, 0.03, Workload::Readseq), [true]);
+        assert_eq!(two(0.05, 0.03, Workload::Readseq), [false]);
+        assert_eq!(two(0.5, 0.6, Workload::Overwrite), [true, true]);
+        assert_eq!(two(0.51, 0.6, Workload::Overwrite), [true, false]);
+        assert_eq!(two(0.36, 0.1, Workload::Getmany), [false], "it need not be the first there");
+        assert_eq!(two(9.0, 1.0, Workload::Mixed), [true; 0]);
+    }
+
+    #[test]
+    fn who_finds_less_is_not_first_and_who_did_nothing_has_failed() {
+        let read = Workload::Readrandom;
+        let mut outcomes = vec![
+            outcome(Name::Journal, read, 0.7, 1.0),
+            outcome(Name::Lmdb, read, 2.0, 1.0),
+            outcome(Name::Foyer, read, 0.1, 0.5),
+        ];
+        assert_eq!(judged(&results(outcomes.clone()), read), [true, true]);
+        outcomes[0] = outcome(Name::Journal, read, 0.7, 0.9);
+        assert_eq!(judged(&results(outcomes), read), [false, true, true]);
+        assert_eq!(judged(&results(Vec::new()), read), [false]);
+    }
+
+    #[test]
+    fn tables_have_each_engine_and_each_bar() {
+        let outcomes = vec![
+            outcome(Name::Journal, Workload::Fillseq, 0.4, 1.0),
+            outcome(Name::Lmdb, Workload::Fillseq, 1.25, 1.0),
+        ];
+        let table = workloads(&results(outcomes), SCENE);
+        let text = table.text();
+        assert!(text.contains("\nfillseq   LMDB     1.250"), "{text}");
+        assert!(
+            text.contains("\nbar: met: data within memory, 1 thread, fillseq, first: "),
+            "{text}"
+        );
+        let markdown = table.markdown();
+        assert!(markdown.contains("\n| fillseq | LMDB | 1.250 |"), "{markdown}");
+        assert!(markdown.contains("\n- bar: met: "), "{markdown}");
+    }
+}

@@ -1,0 +1,340 @@
+//! What is put and what is asked for: the same sequence of keys for each engine.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use alluvium_device::sim::Random;
+use hdrhistogram::Histogram;
+use serde::{Deserialize, Serialize};
+
+pub type Key = [u8; 16];
+pub const VALUE_BYTES: usize = 100;
+/// Of a key and its value.
+pub const ENTRY_BYTES: u64 = (size_of::<Key>() + VALUE_BYTES) as u64;
+/// Keys that are asked for in one call.
+pub const BATCH_KEYS: usize = 32;
+/// Operations of which one is timed. A prime, so that it does not fall in step with transactions or batches.
+const TIMED: u32 = 17;
+
+/// What is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Workload {
+    /// All keys, in their order, into an empty store.
+    Fillseq,
+    /// All entries, by an iteration; with several threads each sees all.
+    Readseq,
+    /// All keys, each once, in a random order, into an empty store.
+    Fillrandom,
+    /// The same again, in another order.
+    Overwrite,
+    /// As many reads of random keys.
+    Readrandom,
+    /// As many reads of keys that are not there, among those that are.
+    Readmissing,
+    /// As many random keys, 32 in a call where there is one for several.
+    Getmany,
+    /// 95% reads and 5% writes, of keys with a Zipf distribution (YCSB's, 0.99).
+    Mixed,
+}
+
+impl Workload {
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::Fillseq => "fillseq",
+            Self::Readseq => "readseq",
+            Self::Fillrandom => "fillrandom",
+            Self::Overwrite => "overwrite",
+            Self::Readrandom => "readrandom",
+            Self::Readmissing => "readmissing",
+            Self::Getmany => "getmany",
+            Self::Mixed => "mixed",
+        }
+    }
+
+    /// It puts a value under each key; what comes after it needs all of them.
+    pub fn fills(self) -> bool {
+        matches!(self, Self::Fillseq | Self::Fillrandom)
+    }
+
+    /// It does nothing but put.
+    pub fn writes(self) -> bool {
+        self.fills() || self == Self::Overwrite
+    }
+
+    /// What is marked in the values that it puts.
+    pub fn generation(self) -> u8 {
+        match self {
+            Self::Overwrite => 2,
+            Self::Mixed => 3,
+            _ => 1,
+        }
+    }
+}
+
+fn scattered(number: u64) -> u64 {
+    number.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
+fn key_of(number: u64, tail: u64) -> Key {
+    let mut key = [0; 16];
+    key[..8].copy_from_slice(&number.to_be_bytes());
+    key[8..].copy_from_slice(&tail.to_be_bytes());
+    key
+}
+
+/// Keys have the order of their numbers.
+pub fn key(number: u64) -> Key {
+    key_of(number, scattered(number))
+}
+
+/// A neighbour of a key, which is never put.
+pub fn missing(number: u64) -> Key {
+    key_of(number, !scattered(number))
+}
+
+/// Makes values of 100 bytes, half of them compressible as `db_bench` has it, that tell whose they are.
+pub struct Values {
+    sample: Vec<u8>,
+    random: Random,
+    value: [u8; VALUE_BYTES],
+}
+
+const SAMPLE_BYTES: usize = 1 << 20;
+const NUMBER_BYTES: usize = 8;
+
+impl Values {
+    pub fn new(seed: u64) -> Self {
+        let mut random = Random::new(seed);
+        let mut sample = Vec::with_capacity(SAMPLE_BYTES + 2 * VALUE_BYTES);
+        while sample.len() < SAMPLE_BYTES + VALUE_BYTES {
+            let half: Vec<u8> =
+                (0..VALUE_BYTES / 2).map(|_| b' ' + random.below(95) as u8).collect();
+            sample.extend_from_slice(&half);
+            sample.extend_from_slice(&half);
+        }
+        Self { sample, random, value: [0; VALUE_BYTES] }
+    }
+
+    pub fn draw(&mut self, number: u64, generation: u8) -> &[u8] {
+        let at = self.random.index(SAMPLE_BYTES);
+        self.value.copy_from_slice(&self.sample[at..at + VALUE_BYTES]);
+        self.value[..NUMBER_BYTES].copy_from_slice(&number.to_le_bytes());
+        self.value[NUMBER_BYTES] = generation;
+        &self.value
+    }
+
+    /// Whether this is a value of that key, of this generation or a later one.
+    pub fn are(value: &[u8], number: u64, generation: u8) -> bool {
+        value.len() == VALUE_BYTES
+            && value[..NUMBER_BYTES] == number.to_le_bytes()
+            && value[NUMBER_BYTES] >= generation
+    }
+}
+
+/// The numbers `0..count`, each once, in an order that looks random.
+#[derive(Clone, Copy)]
+pub struct Order {
+    count: u64,
+    mask: u64,
+    shift: u32,
+    seed: u64,
+}
+
+impl Order {
+    /// `count` is above zero.
+    pub fn new(count: u64, seed: u64) -> Self {
+        let bits = (u64::BITS - (count - 1).leading_zeros()).max(1);
+        let mask = u64::MAX >> (u64::BITS - bits);
+        Self { count, mask, shift: (bits / 2).max(1), seed: Random::new(seed).next_u64() }
+    }
+
+    /// The one at this place. Each step is one to one on the numbers of so many bits, and so is stepping until the number is one of ours.
+    pub fn at(&self, place: u64) -> u64 {
+        let mut number = place;
+        loop {
+            for multiplier in [0xbf58_476d_1ce4_e5b9_u64, 0x94d0_49bb_1331_11eb] {
+                number = (number ^ self.seed).wrapping_mul(multiplier) & self.mask;
+                number ^= number >> self.shift;
+            }
+            if number < self.count {
+                return number;
+            }
+        }
+    }
+}
+
+/// Counts operations, times one of [`TIMED`], and ends them at a time.
+pub struct Sampler<'a> {
+    pub latencies: Histogram<u64>,
+    pub operations: u64,
+    /// It was ended by the time.
+    pub is_over: bool,
+    left: u32,
+    started: Option<Instant>,
+    deadline: Instant,
+    progress: &'a AtomicU64,
+}
+
+/// A minute, in ns.
+const MOST_NS: u64 = 60_000_000_000;
+
+impl<'a> Sampler<'a> {
+    pub fn new(limit: Duration, progress: &'a AtomicU64) -> Self {
+        Self {
+            latencies: Histogram::new_with_bounds(1, MOST_NS, 3).expect("valid bounds"),
+            operations: 0,
+            is_over: false,
+            left: TIMED,
+            started: None,
+            deadline: Instant::now() + limit,
+            progress,
+        }
+    }
+
+    /// The time begins.
+    pub fn begin(&mut self, limit: Duration) {
+        self.deadline = Instant::now() + limit;
+    }
+
+    /// The operation before is done, and one of so many keys begins; false if none should.
+    #[inline]
+    pub fn tick(&mut self, keys: u64) -> bool {
+        if let Some(started) = self.started.take() {
+            self.sampled(started);
+        }
+        if self.is_over {
+            return false;
+        }
+        self.operations += keys;
+        self.left -= 1;
+        if self.left == 0 {
+            self.left = TIMED;
+            self.started = Some(Instant::now());
+        }
+        true
+    }
+
+    fn sampled(&mut self, started: Instant) {
+        let now = Instant::now();
+        let ns = u64::try_from((now - started).as_nanos()).unwrap_or(u64::MAX);
+        self.latencies.saturating_record(ns);
+        self.progress.store(self.operations, Ordering::Relaxed);
+        self.is_over = now >= self.deadline;
+    }
+}
+
+/// The puts of one thread. The time between two draws is that of a put, with the beginning and the end of a transaction where they come between.
+pub struct Puts<'a> {
+    pub sampler: Sampler<'a>,
+    values: Values,
+    order: Option<Order>,
+    generation: u8,
+    next: u64,
+    step: u64,
+    end: u64,
+}
+
+impl<'a> Puts<'a> {
+    /// Of `threads` threads the one with this number, which puts each `threads`th of `entries` keys.
+    pub fn new(
+        workload: Workload,
+        entries: u64,
+        thread: u64,
+        threads: u64,
+        sampler: Sampler<'a>,
+    ) -> Self {
+        let generation = workload.generation();
+        Self {
+            sampler,
+            values: Values::new(thread),
+            order: (workload != Workload::Fillseq).then(|| Order::new(entries, generation.into())),
+            generation,
+            next: thread,
+            step: threads,
+            end: entries,
+        }
+    }
+
+    /// The next key and value; none at the end.
+    #[inline]
+    pub fn draw(&mut self) -> Option<(Key, &[u8])> {
+        if self.next >= self.end || !self.sampler.tick(1) {
+            return None;
+        }
+        let number = self.order.map_or(self.next, |order| order.at(self.next));
+        self.next += self.step;
+        Some((key(number), self.values.draw(number, self.generation)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_have_the_order_of_their_numbers_and_missing_ones_are_between() {
+        for number in 0..1000 {
+            assert!(key(number) < key(number + 1));
+            assert_ne!(key(number), missing(number));
+            assert!(missing(number + 1) > key(number) && missing(number) < key(number + 1));
+        }
+    }
+
+    #[test]
+    fn values_tell_whose_they_are() {
+        let mut values = Values::new(1);
+        let value = values.draw(7, 2).to_vec();
+        assert!(Values::are(&value, 7, 1) && Values::are(&value, 7, 2));
+        assert!(!Values::are(&value, 8, 2) && !Values::are(&value, 7, 3));
+        assert!(!Values::are(&value[..99], 7, 2));
+        assert_ne!(values.draw(7, 2), value, "another part of the sample");
+    }
+
+    #[test]
+    fn an_order_has_each_number_once() {
+        for count in [1, 2, 3, 17, 1000, 1024, 4097] {
+            for seed in 0..3 {
+                let order = Order::new(count, seed);
+                let mut seen: Vec<u64> = (0..count).map(|place| order.at(place)).collect();
+                let neighbours = seen.windows(2).filter(|pair| pair[0] + 1 == pair[1]).count();
+                assert!(count < 1000 || neighbours < 50, "{neighbours} of {count}");
+                seen.sort_unstable();
+                assert!(seen.into_iter().eq(0..count));
+            }
+        }
+    }
+
+    #[test]
+    fn threads_share_the_keys() {
+        let progress = AtomicU64::new(0);
+        let mut keys = Vec::new();
+        for thread in 0..3 {
+            let sampler = Sampler::new(Duration::from_secs(600), &progress);
+            let mut puts = Puts::new(Workload::Fillrandom, 100, thread, 3, sampler);
+            while let Some((key, value)) = puts.draw() {
+                let number = u64::from_be_bytes(key[..8].try_into().unwrap());
+                assert!(Values::are(value, number, 1));
+                keys.push(number);
+            }
+            assert!(!puts.sampler.is_over);
+            assert!(puts.sampler.latencies.len() >= 1);
+        }
+        keys.sort_unstable();
+        assert!(keys.into_iter().eq(0..100));
+    }
+
+    #[test]
+    fn puts_end_at_their_time() {
+        let progress = AtomicU64::new(0);
+        let sampler = Sampler::new(Duration::ZERO, &progress);
+        let mut puts = Puts::new(Workload::Overwrite, 1_000_000, 0, 1, sampler);
+        let mut drawn = 0;
+        while puts.draw().is_some() {
+            drawn += 1;
+        }
+        assert_eq!(drawn, u64::from(TIMED), "the first sample looks at the clock");
+        assert!(puts.sampler.is_over);
+        assert_eq!((puts.sampler.operations, progress.load(Ordering::Relaxed)), (drawn, drawn));
+    }
+}
