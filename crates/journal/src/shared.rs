@@ -346,13 +346,14 @@ impl Shared {
                 && (state.is_disk_full || state.spare.is_some());
             let is_hopeless =
                 state.is_disk_full && state.pending.len() == 1 && !self.has_evictable(&state);
+            // Also for whoever is refused now: what was deleted since it looked may be enough to make room.
+            self.keep.wake();
             if is_refused || is_hopeless {
                 return Err(Error::DiskFull { max_bytes: self.options.max_disk_bytes });
             }
             if !std::mem::replace(&mut has_waited, true) {
                 self.counters.stalls.fetch_add(1, Ordering::Relaxed);
             }
-            self.keep.wake();
             self.flush.wake();
             self.flush.changed.wait(&mut state);
         }

@@ -348,6 +348,30 @@ fn a_cache_that_may_not_evict_is_full() {
     assert_eq!(kept.count() as u64, written.div_ceil(4));
 }
 
+/// Deletions that fill no journal: nothing but the next put can tell that there is room to be made.
+#[test]
+fn a_put_that_is_refused_has_room_made() {
+    let directory = SimDirectory::default();
+    let options = Options { max_disk_bytes: 8 << 20, when_full: WhenFull::Refuse, ..options() };
+    let cache = open(&directory, &options);
+    let mut written = 0u64;
+    while cache.put(&written.to_le_bytes(), &[3; 100_000]).is_ok() {
+        written += 1;
+    }
+    // Goes to the next journal, with which all before are sealed; after it the keeper has nothing to do.
+    assert!(cache.delete(&0u64.to_le_bytes()).unwrap());
+    settled(&cache);
+    for key in 1..written {
+        assert!(cache.delete(&key.to_le_bytes()).unwrap(), "{key}");
+    }
+    for key in 0..30u64 {
+        while let Err(error) = cache.put(&key.to_le_bytes(), &[4; 100_000]) {
+            assert!(matches!(error, Error::DiskFull { .. }), "{error}");
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
 /// Deletions and nothing else, with an old journal below them that is alive: what is left to do in the background comes to an end.
 #[test]
 fn tombstones_alone_are_not_compacted_for_ever() {
