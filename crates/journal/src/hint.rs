@@ -9,7 +9,7 @@ use crate::files::Directory;
 use crate::hash::KeyHash;
 use crate::journal::{FIRST_RECORD, Journal};
 use crate::place::{Granule, JournalNumber, Place};
-use crate::record::{Header, Kind, Record, Salt};
+use crate::record::{HEADER_BYTES, Header, Kind, Record, Salt};
 use crate::shared::Shared;
 
 const MAGIC: &[u8; 8] = b"ALLUVHNT";
@@ -20,6 +20,9 @@ const BLOCK_ENTRIES: usize = (BLOCK_BYTES - BLOCK_HEADER_BYTES) / ENTRY_BYTES;
 const _: () = assert!(BLOCK_ENTRIES == 2730);
 /// Blocks that are read at a time.
 const READ_BLOCKS: usize = 16;
+
+/// A key has a byte.
+const MIN_RECORD_BYTES: usize = (HEADER_BYTES + 1).next_multiple_of(GRANULE_BYTES);
 
 /// Of `h1` kept: the shard and the tag.
 const KEPT: u64 = (0x3f << 58) | 0xff;
@@ -64,6 +67,9 @@ impl Entry {
     /// `None` if that can not be.
     fn read(from: &[u8], end: usize) -> Option<Self> {
         let high = u64_at(from, 0);
+        if high & !(KEPT | TOMBSTONE | EXPIRES) != 0 {
+            return None;
+        }
         let entry = Self {
             hash: KeyHash { high: high & KEPT, fingerprint: u64_at(from, 8) },
             first: Granule(u32_at(from, 16)),
@@ -147,7 +153,10 @@ fn parse_head(page: &[u8], journal_bytes: usize) -> Option<Head> {
     let fields = fields::unseal(page, MAGIC).ok()?;
     let end = usize::try_from(u64_at(fields, 24)).ok()?;
     let head = Head { salt: Salt(u64_at(fields, 16)), entries: u32_at(fields, 12) as usize, end };
-    (FIRST_RECORD..=journal_bytes).contains(&end).then_some(head)
+    let is_end = (FIRST_RECORD..=journal_bytes).contains(&end) && end.is_multiple_of(GRANULE_BYTES);
+    // The index is made as large as the hint says.
+    let fit = end.saturating_sub(FIRST_RECORD) / MIN_RECORD_BYTES;
+    (is_end && head.entries <= fit).then_some(head)
 }
 
 /// The head of a journal's hint, if there is a usable one.

@@ -51,9 +51,12 @@ impl JournalHeader {
     }
 }
 
+/// Of a journal's number in its file's name: more than there will be journals.
+pub(crate) const NAME_DIGITS: usize = 12;
+
 /// Its file's name.
 pub(crate) fn file_name(number: JournalNumber) -> String {
-    format!("{:012}.journal", number.0)
+    format!("{:0NAME_DIGITS$}.journal", number.0)
 }
 
 /// What changes of a journal while it lives.

@@ -18,13 +18,15 @@ use crate::flush::Flush;
 use crate::hash::{KeyHash, KeyHasher};
 use crate::hint::{self, Entry, Head};
 use crate::index::Index;
-use crate::journal::{CacheId, Counts, FIRST_RECORD, Journal, JournalHeader, Journals, file_name};
+use crate::journal::{
+    CacheId, Counts, FIRST_RECORD, Journal, JournalHeader, Journals, NAME_DIGITS, file_name,
+};
 use crate::keep::Keep;
-use crate::options::Options;
+use crate::options::{Options, is_size};
 use crate::place::{JournalNumber, NUMBER_BITS};
 use crate::pool::Pool;
 use crate::record::Salt;
-use crate::shared::{Counters, Shared};
+use crate::shared::{CHUNK_BYTES, Counters, Shared};
 use crate::walk::{Found, Walk};
 
 const IDENTITY: &str = "cache";
@@ -36,8 +38,8 @@ const MAX_SLOTS: u64 = 1 << (NUMBER_BITS - 1);
 /// What the file `cache` says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Identity {
-    id: CacheId,
-    hash_key: [u8; 16],
+    pub(crate) id: CacheId,
+    pub(crate) hash_key: [u8; 16],
     pub(crate) journal_bytes: usize,
 }
 
@@ -46,7 +48,7 @@ impl Identity {
         Self { id: CacheId(Uuid::new_v4().into_bytes()), hash_key: secret(), journal_bytes }
     }
 
-    fn page(&self) -> AlignedBuf {
+    pub(crate) fn page(&self) -> AlignedBuf {
         let mut page = AlignedBuf::zeroed(PAGE_BYTES);
         page[16..32].copy_from_slice(&self.id.0);
         page[32..48].copy_from_slice(&self.hash_key);
@@ -57,12 +59,11 @@ impl Identity {
 
     fn parse(page: &[u8]) -> std::result::Result<Self, &'static str> {
         let fields = fields::unseal(page, MAGIC)?;
-        let journal_bytes = u64_at(fields, 48);
+        let journal_bytes = usize::try_from(u64_at(fields, 48)).ok().filter(|it| is_size(*it));
         Ok(Self {
             id: CacheId(fields[16..32].try_into().expect("sixteen")),
             hash_key: fields[32..48].try_into().expect("sixteen"),
-            journal_bytes: usize::try_from(journal_bytes)
-                .map_err(|_| "its journals are too large")?,
+            journal_bytes: journal_bytes.ok_or("its journals have a size that can not be")?,
         })
     }
 }
@@ -131,14 +132,17 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
             old.push(journal);
             continue;
         }
-        // One whose making was interrupted, or one that was damaged: somebody may want to look at it.
         let name = file_name(*number);
-        let aside = format!("{name}.damaged");
         let failed = |action| Error::io(path.join(&name), action);
-        let len = directory
-            .open(&name)
-            .and_then(|file| file.len_bytes())
-            .map_err(failed("asking for the length"))?;
+        let file = directory.open(&name).map_err(failed("opening a journal"))?;
+        let len = file.len_bytes().map_err(failed("asking for the length"))?;
+        if is_blank(&*file, len).map_err(failed("reading a journal"))? {
+            // Its making was interrupted.
+            directory.remove(&name).map_err(failed("removing an empty journal"))?;
+            continue;
+        }
+        // One that was damaged: somebody may want to look at it.
+        let aside = format!("{name}.damaged");
         set_aside_bytes += len;
         tracing::warn!("journal cache: {name} has no header of this cache; it is kept as {aside}");
         directory.rename(&name, &aside).map_err(failed("renaming what is no journal"))?;
@@ -231,6 +235,18 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
     Ok((shared, recovered))
 }
 
+/// Whether a file of `len_bytes` has nothing but zeroes.
+fn is_blank(file: &dyn File, len_bytes: u64) -> io::Result<bool> {
+    let mut buf = AlignedBuf::zeroed(CHUNK_BYTES);
+    for at in (0..len_bytes).step_by(CHUNK_BYTES) {
+        file.read_at(at, &mut buf)?;
+        if buf.iter().any(|byte| *byte != 0) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
 /// Places for journals by number: twice as many as the budget allows, and none for two of those that are there.
 fn slots(
     options: &Options,
@@ -262,7 +278,7 @@ fn hint_number(name: &str) -> Option<JournalNumber> {
 }
 
 fn journal_number(name: &str) -> Option<JournalNumber> {
-    let digits = name.strip_suffix(".journal")?;
+    let digits = name.strip_suffix(".journal").filter(|digits| digits.len() == NAME_DIGITS)?;
     let number = JournalNumber(digits.parse().ok()?);
     (file_name(number) == name).then_some(number)
 }

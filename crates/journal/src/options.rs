@@ -63,12 +63,15 @@ const MIN_JOURNALS_IN_MEMORY: usize = 4;
 /// What eviction needs for moving what is kept.
 const MIN_JOURNALS_ON_DISK: u64 = 8;
 
+/// Whether journals may have this size.
+pub(crate) fn is_size(journal_bytes: usize) -> bool {
+    journal_bytes.is_multiple_of(PAGE_BYTES) && (MIB..=1024 * MIB).contains(&journal_bytes)
+}
+
 impl Options {
     /// What is wrong with them, with journals of `journal_bytes`.
     pub(crate) fn fault(&self, journal_bytes: usize) -> Option<String> {
-        let is_size =
-            journal_bytes.is_multiple_of(PAGE_BYTES) && (MIB..=1024 * MIB).contains(&journal_bytes);
-        if !is_size {
+        if !is_size(journal_bytes) {
             return Some(format!(
                 "journal_bytes is {journal_bytes}; a journal has 1 MiB to 1 GiB, in whole units of 4 KiB"
             ));

@@ -459,6 +459,24 @@ fn a_journal_without_its_header_is_read_with_its_hint_or_kept_aside() {
     assert!(names.contains(&"000000000000.journal.damaged".to_owned()), "{names:?}");
 }
 
+/// A kill between the making of a journal's file and the writing of its header.
+#[test]
+fn a_journal_whose_making_was_interrupted_is_removed() {
+    let directory = SimDirectory::default();
+    open(&directory, &options()).put(b"key", b"value").unwrap();
+    for (name, len_bytes) in [("000000000007.journal", MIB as u64), ("000000000008.journal", 0)] {
+        crate::files::Directory::create(&directory, name, len_bytes).unwrap();
+    }
+    let cache = open(&directory, &options());
+    assert_eq!((cache.recovered().journals, cache.recovered().damaged_bytes), (1, 0));
+    assert_eq!(cache.get(b"key").unwrap().as_deref(), Some(&b"value"[..]));
+    let names = crate::files::Directory::list(&directory).unwrap();
+    assert!(
+        !names.iter().any(|name| name.contains("00007") || name.contains("damaged")),
+        "{names:?}"
+    );
+}
+
 /// The flusher may be anywhere when the cache is closed.
 #[test]
 fn what_was_written_before_a_close_is_there_after_it() {
