@@ -1,6 +1,10 @@
 //! Whole caches: beside a model, by many threads, killed, without power, damaged, full.
 
 mod crashes;
+mod evicting;
+mod forged;
+mod histories;
+mod linear;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,6 +14,7 @@ use std::time::Duration;
 
 use alluvium_device::sim::Random;
 
+use crate::files::Directory;
 use crate::files::sim::SimDirectory;
 use crate::{Cache, Durability, Error, MAX_KEY_BYTES, Options, Stats, WhenFull};
 
@@ -34,6 +39,19 @@ fn contents(cache: &Cache) -> BTreeMap<Vec<u8>, Vec<u8>> {
         .iter()
         .map(|entry| entry.map(|entry| (entry.key().to_vec(), entry.value().to_vec())).unwrap())
         .collect()
+}
+
+/// The next opening reads the journals themselves.
+fn remove_hints(directory: &SimDirectory) {
+    let names = directory.list().unwrap();
+    for name in names.iter().filter(|name| name.ends_with(".hint")) {
+        directory.remove(name).unwrap();
+    }
+}
+
+/// How far a test goes: `cargo xtask model`.
+fn number(name: &str, default: u64) -> u64 {
+    std::env::var(name).map_or(default, |value| value.parse().expect(name))
 }
 
 /// When nothing is done in the background any more.
@@ -121,11 +139,7 @@ fn it_holds_what_a_map_holds() {
                 compacted += cache.stats().compacted;
                 cache.close().unwrap();
                 if random.chance(0.3) {
-                    // Without hints everything is read.
-                    let names = crate::files::Directory::list(&directory).unwrap();
-                    for name in names.iter().filter(|name| name.ends_with(".hint")) {
-                        crate::files::Directory::remove(&directory, name).unwrap();
-                    }
+                    remove_hints(&directory);
                 }
                 cache = open(&directory, &options());
                 let recovered = cache.recovered();
@@ -438,7 +452,7 @@ fn a_damaged_record_is_told_and_the_others_are_read() {
     cache.put(&2u64.to_le_bytes(), b"again").unwrap();
     assert_eq!(cache.get(&2u64.to_le_bytes()).unwrap().as_deref(), Some(&b"again"[..]));
     drop(cache);
-    crate::files::Directory::remove(&directory, "000000000000.hint").unwrap();
+    directory.remove("000000000000.hint").unwrap();
     let cache = open(&directory, &options());
     assert_eq!((cache.recovered().damaged_bytes, cache.recovered().entries), (1024, 100));
 }
@@ -451,11 +465,11 @@ fn a_journal_without_its_header_is_read_with_its_hint_or_kept_aside() {
     let cache = open(&directory, &options());
     assert_eq!(cache.get(b"key").unwrap().as_deref(), Some(&b"value"[..]));
     drop(cache);
-    crate::files::Directory::remove(&directory, "000000000000.hint").unwrap();
+    directory.remove("000000000000.hint").unwrap();
     let cache = open(&directory, &options());
     assert!(cache.get(b"key").unwrap().is_none());
     assert_eq!((cache.recovered().entries, cache.recovered().damaged_bytes), (0, 8192));
-    let names = crate::files::Directory::list(&directory).unwrap();
+    let names = directory.list().unwrap();
     assert!(names.contains(&"000000000000.journal.damaged".to_owned()), "{names:?}");
 }
 
@@ -465,12 +479,12 @@ fn a_journal_whose_making_was_interrupted_is_removed() {
     let directory = SimDirectory::default();
     open(&directory, &options()).put(b"key", b"value").unwrap();
     for (name, len_bytes) in [("000000000007.journal", MIB as u64), ("000000000008.journal", 0)] {
-        crate::files::Directory::create(&directory, name, len_bytes).unwrap();
+        directory.create(name, len_bytes).unwrap();
     }
     let cache = open(&directory, &options());
     assert_eq!((cache.recovered().journals, cache.recovered().damaged_bytes), (1, 0));
     assert_eq!(cache.get(b"key").unwrap().as_deref(), Some(&b"value"[..]));
-    let names = crate::files::Directory::list(&directory).unwrap();
+    let names = directory.list().unwrap();
     assert!(
         !names.iter().any(|name| name.contains("00007") || name.contains("damaged")),
         "{names:?}"
@@ -503,7 +517,7 @@ fn what_is_no_cache_is_not_touched() {
     directory.spoil("cache", 33);
     let error = Cache::open_in(Box::new(directory.clone()), options()).unwrap_err();
     assert!(error.to_string().contains("remove the directory"), "{error}");
-    crate::files::Directory::remove(&directory, "cache").unwrap();
+    directory.remove("cache").unwrap();
     let error = Cache::open_in(Box::new(directory), options()).unwrap_err();
     assert!(error.to_string().contains("missing"), "{error}");
     let not_made = Options { create: false, ..options() };

@@ -3,20 +3,35 @@
 //! Names that were made, changed or removed since the directory was synced survive a power cut up to some point of their order, as in a file system with a journal. Of data that was not
 //! synced each sector survives or not by itself, which is what reordering in a disk's cache amounts to.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use alluvium_device::sim::{Random, SECTOR_BYTES};
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 
 use super::{Directory, File};
 
 #[derive(Clone, Default)]
 pub(crate) struct SimDirectory {
     state: Arc<Mutex<State>>,
+    removals: Arc<Gate>,
     path: PathBuf,
+}
+
+/// In front of the removal of journals.
+#[derive(Default)]
+struct Gate {
+    state: Mutex<GateState>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct GateState {
+    is_shut: bool,
+    /// Somebody is in front of it.
+    is_waited_at: bool,
 }
 
 #[derive(Clone, Default)]
@@ -41,6 +56,8 @@ enum Change {
 
 #[derive(Clone, Default)]
 struct SimContents {
+    /// As many as have the file open, and this one.
+    handles: Arc<()>,
     now: Vec<u8>,
     durable: Vec<u8>,
     /// Byte ranges of `now` that were written since the last sync.
@@ -70,14 +87,58 @@ impl State {
         change.apply(&mut self.names);
         self.unsynced_names.push(change);
     }
+
+    /// Whoever asks for a file that is there.
+    fn open(&self, file: usize) -> Arc<()> {
+        self.files[file].handles.clone()
+    }
+
+    /// Forget what is in files that have no name any more and that nobody has open: tests write more than there is memory.
+    fn forget_removed(&mut self) {
+        let named: BTreeSet<usize> = self.names.values().copied().collect();
+        for (index, file) in self.files.iter_mut().enumerate() {
+            if !named.contains(&index) && Arc::strong_count(&file.handles) == 1 {
+                *file = SimContents::default();
+            }
+        }
+    }
+}
+
+impl Gate {
+    fn pass(&self) {
+        let mut state = self.state.lock();
+        while state.is_shut {
+            state.is_waited_at = true;
+            self.changed.notify_all();
+            self.changed.wait(&mut state);
+        }
+    }
 }
 
 impl SimDirectory {
+    /// Whoever removes a journal waits, until [`Self::let_remove`].
+    pub(crate) fn hold_removals(&self) {
+        self.removals.state.lock().is_shut = true;
+    }
+
+    /// Until somebody is about to remove a journal and is held.
+    pub(crate) fn wait_for_removal(&self) {
+        let mut state = self.removals.state.lock();
+        while !state.is_waited_at {
+            self.removals.changed.wait(&mut state);
+        }
+    }
+
+    pub(crate) fn let_remove(&self) {
+        *self.removals.state.lock() = GateState::default();
+        self.removals.changed.notify_all();
+    }
+
     /// What another process finds after this one was killed just now.
     pub(crate) fn killed(&self) -> Self {
         let mut state = self.state.lock().clone();
         state.is_broken = false;
-        Self { state: Arc::new(Mutex::new(state)), path: self.path.clone() }
+        Self { state: Arc::new(Mutex::new(state)), path: self.path.clone(), ..Self::default() }
     }
 
     /// What is left after the power failed just now.
@@ -105,7 +166,7 @@ impl SimDirectory {
         state.names = names.clone();
         state.durable_names = names;
         state.unsynced_names.clear();
-        Self { state: Arc::new(Mutex::new(state)), path: self.path.clone() }
+        Self { state: Arc::new(Mutex::new(state)), path: self.path.clone(), ..Self::default() }
     }
 
     /// Writes and syncs fail from now on.
@@ -148,12 +209,15 @@ impl Directory for SimDirectory {
             .files
             .push(SimContents { now: vec![0; len_bytes as usize], ..SimContents::default() });
         state.change(Change::Make(name.into(), file));
-        Ok(Arc::new(SimFile { state: self.state.clone(), file }))
+        let _handle = state.open(file);
+        Ok(Arc::new(SimFile { state: self.state.clone(), file, _handle }))
     }
 
     fn open(&self, name: &str) -> io::Result<Arc<dyn File>> {
-        let file = *self.state.lock().names.get(name).ok_or(io::ErrorKind::NotFound)?;
-        Ok(Arc::new(SimFile { state: self.state.clone(), file }))
+        let state = self.state.lock();
+        let file = *state.names.get(name).ok_or(io::ErrorKind::NotFound)?;
+        let _handle = state.open(file);
+        Ok(Arc::new(SimFile { state: self.state.clone(), file, _handle }))
     }
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
@@ -162,6 +226,9 @@ impl Directory for SimDirectory {
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {
+        if name.ends_with(".journal") {
+            self.removals.pass();
+        }
         let mut state = self.state.lock();
         if !state.names.contains_key(name) {
             return Err(io::ErrorKind::NotFound.into());
@@ -177,6 +244,7 @@ impl Directory for SimDirectory {
         }
         state.durable_names = state.names.clone();
         state.unsynced_names.clear();
+        state.forget_removed();
         Ok(())
     }
 
@@ -188,6 +256,7 @@ impl Directory for SimDirectory {
 struct SimFile {
     state: Arc<Mutex<State>>,
     file: usize,
+    _handle: Arc<()>,
 }
 
 impl File for SimFile {

@@ -94,6 +94,51 @@ fn the_newest_record_is_recovered_in_any_order() {
 }
 
 #[test]
+fn the_newest_record_is_recovered_where_the_numbers_wrap() {
+    let hash = hash(1);
+    let in_journal = |number| Place::new(JournalNumber(number), Granule(600), 64, false, hash);
+    let wrap = 1 << crate::place::NUMBER_BITS;
+    let [old, middle, new] = [wrap - 1, wrap, wrap + 1].map(in_journal);
+    for order in [[old, middle, new], [new, old, middle], [middle, new, old], [new, middle, old]] {
+        let index = Index::with_room(0).unwrap();
+        for place in order {
+            index.recover(hash, place).unwrap();
+        }
+        assert_eq!(index.find(hash), Some(new));
+    }
+}
+
+/// Of 128 bits of a key 78 count: shard, tag and fingerprint. Keys that differ in one of them have entries of their own.
+#[test]
+fn keys_with_one_fingerprint_are_told_apart_by_shard_and_tag() {
+    let mut random = Random::new(1);
+    let index = Index::with_room(0).unwrap();
+    let mut map = HashMap::new();
+    // All of a shard in one bucket, in more slots than that has.
+    let hash = |random: &mut Random| KeyHash {
+        high: (random.below(2) << 63) + random.below(16),
+        fingerprint: 1 + random.below(2),
+    };
+    let of = |hash: KeyHash| (hash.high, hash.fingerprint);
+    for version in 0..20_000 {
+        let hash = hash(&mut random);
+        let mut writer = index.lock(hash);
+        assert_eq!(writer.get(), map.get(&of(hash)).copied());
+        if random.chance(0.4) {
+            assert_eq!(writer.remove(), map.remove(&of(hash)));
+        } else {
+            writer.make_room().unwrap();
+            let place = place(version, hash);
+            assert_eq!(writer.set(place), map.insert(of(hash), place));
+        }
+        drop(writer);
+        let other = KeyHash { high: hash.high ^ random.below(16), ..hash };
+        assert_eq!(index.find(other), map.get(&of(other)).copied());
+    }
+    assert!(index.len() == map.len() && map.len() > 20);
+}
+
+#[test]
 fn a_mark_is_set_on_what_was_read_only() {
     let index = Index::with_room(0).unwrap();
     let hash = hash(1);

@@ -1,0 +1,107 @@
+//! What happens to a key while its journal is evicted: the index does not name it any more, its record is still in the file.
+
+use super::*;
+
+/// So few journals that the oldest one goes soon.
+fn small() -> Options {
+    Options { max_disk_bytes: 8 << 20, durability: Durability::Always, ..options() }
+}
+
+#[test]
+fn what_is_deleted_while_its_journal_is_evicted_stays_deleted() {
+    const KEYS: u64 = 20;
+    let is_deleted = |key: u64| key.is_multiple_of(2);
+    let directory = SimDirectory::default();
+    let cache = open(&directory, &small());
+    for key in 0..KEYS {
+        cache.put(&key.to_le_bytes(), &[1; 1000]).unwrap();
+    }
+    directory.hold_removals();
+    let is_over = AtomicBool::new(false);
+    let (present, deleted, left) = thread::scope(|scope| {
+        scope.spawn(|| {
+            // Waits for room as soon as the keeper is held.
+            for filler in 1000u64.. {
+                cache.put(&filler.to_le_bytes(), &[2; 20_000]).unwrap();
+                if is_over.load(Ordering::Relaxed) {
+                    return;
+                }
+            }
+        });
+        directory.wait_for_removal();
+        // What is found is looked at later: a panic here would wait for the writer for ever.
+        let there = (0..KEYS).filter(|key| cache.contains(&key.to_le_bytes()).unwrap_or(true));
+        let present = there.count();
+        let deleted = (0..KEYS).filter(|key| is_deleted(*key));
+        let deleted: Vec<_> = deleted.map(|key| cache.delete(&key.to_le_bytes())).collect();
+        let left = [directory.killed(), directory.power_cut(1), directory.power_cut(2)];
+        is_over.store(true, Ordering::Relaxed);
+        directory.let_remove();
+        (present, deleted, left)
+    });
+    assert_eq!(present, 0);
+    assert!(deleted.iter().all(|was_there| matches!(was_there, Ok(false))), "{deleted:?}");
+    drop(cache);
+    for (index, left) in left.iter().enumerate() {
+        for round in ["with hints", "without hints"] {
+            let cache = open(left, &options());
+            for key in 0..KEYS {
+                // The others may be there again: nobody has removed them, and the record is the last one.
+                let is_there = cache.contains(&key.to_le_bytes()).unwrap();
+                assert_eq!(is_there, !is_deleted(key), "{index}, {round}: {key}");
+            }
+            cache.close().unwrap();
+            remove_hints(left);
+        }
+    }
+}
+
+/// Deleted and written by several threads while their journals are evicted all the time, and opened anew: of a key there is the last value or none.
+#[test]
+fn what_was_replaced_does_not_come_back_by_eviction() {
+    const THREADS: u64 = 3;
+    // More than there is room for.
+    const KEYS: u64 = 400;
+    let directory = SimDirectory::default();
+    let options = Options { durability: Durability::None, ..small() };
+    // By key: the last value; 0: deleted.
+    let mut last = vec![0u64; (THREADS * KEYS) as usize];
+    let mut evicted = 0;
+    for round in 0..4 {
+        let cache = open(&directory, &options);
+        thread::scope(|scope| {
+            for (thread, last) in last.chunks_mut(KEYS as usize).enumerate() {
+                let cache = &cache;
+                scope.spawn(move || {
+                    let mut random = Random::new(round * THREADS + thread as u64);
+                    for version in 1..800u64 {
+                        let own = random.index(last.len());
+                        let key = (thread as u64 * KEYS + own as u64).to_le_bytes();
+                        if random.chance(0.3) {
+                            last[own] = 0;
+                            cache.delete(&key).unwrap();
+                        } else {
+                            last[own] = round * 1000 + version;
+                            let content = last[own].to_le_bytes().repeat(random.index(4000) + 1);
+                            cache.put(&key, &content).unwrap();
+                        }
+                        let other = random.index(last.len());
+                        let key = (thread as u64 * KEYS + other as u64).to_le_bytes();
+                        if let Some(found) = cache.get(&key).unwrap() {
+                            assert_eq!(found[..8], last[other].to_le_bytes());
+                        }
+                    }
+                });
+            }
+        });
+        evicted += cache.stats().evicted;
+        cache.flush().unwrap();
+        for left in [directory.killed(), directory.power_cut(round)] {
+            for (key, content) in contents(&open(&left, &self::options())) {
+                let key = u64::from_le_bytes(key[..].try_into().unwrap()) as usize;
+                assert_eq!(content[..8], last[key].to_le_bytes(), "round {round}: {key}");
+            }
+        }
+    }
+    assert!(evicted > 100, "{evicted}");
+}

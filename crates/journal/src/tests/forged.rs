@@ -1,0 +1,216 @@
+//! Caches that are hard to come by: keys with the same hash, journals whose numbers wrap in the index, collide in the table of journals, or lie far apart.
+
+use alluvium_device::{AlignedBuf, GRANULE_BYTES, PAGE_BYTES};
+
+use super::*;
+use crate::hash::COLLIDING;
+use crate::journal::{CacheId, FIRST_RECORD, JournalHeader, file_name};
+use crate::open::Identity;
+use crate::place::{Granule, JournalNumber, NUMBER_BITS};
+use crate::record::{Content, NewRecord, Salt};
+
+const ID: CacheId = CacheId([7; 16]);
+/// Numbers from which on they are the same ones again to the index.
+const WRAP: u64 = 1 << NUMBER_BITS;
+
+/// A cache without journals.
+fn forge(hash_key: [u8; 16]) -> SimDirectory {
+    let directory = SimDirectory::default();
+    let identity = Identity { id: ID, hash_key, journal_bytes: MIB };
+    write(&directory, "cache", &identity.page());
+    directory
+}
+
+fn write(directory: &SimDirectory, name: &str, bytes: &AlignedBuf) {
+    let file = directory.create(name, bytes.len() as u64).unwrap();
+    file.write_at(0, bytes).unwrap();
+    file.sync().unwrap();
+    directory.sync().unwrap();
+}
+
+/// A journal with the values, beside those that are there.
+fn forge_journal(directory: &SimDirectory, number: u64, values: &BTreeMap<Vec<u8>, Vec<u8>>) {
+    let (number, salt) = (JournalNumber(number), Salt(!number));
+    let mut bytes = AlignedBuf::zeroed(MIB);
+    JournalHeader { cache: ID, number, salt }.write(&mut bytes[..PAGE_BYTES]);
+    let mut at = FIRST_RECORD;
+    for (key, value) in values {
+        let record = NewRecord { key, content: Content::Value { value, expires_at: None } };
+        let end = at + record.len_bytes();
+        record.write(&mut bytes[at..end], salt, number, Granule::at(at));
+        at = end.next_multiple_of(GRANULE_BYTES);
+    }
+    write(directory, &file_name(number), &bytes);
+}
+
+/// As many values as fill most of a journal.
+fn most_of_a_journal(first: u64) -> BTreeMap<Vec<u8>, Vec<u8>> {
+    (first..first + 60).map(|key| (key.to_le_bytes().to_vec(), vec![key as u8; 16_000])).collect()
+}
+
+fn has_journal(directory: &SimDirectory, number: u64) -> bool {
+    directory.list().unwrap().contains(&file_name(JournalNumber(number)))
+}
+
+/// Keys with the same hash have one entry between them, which the last one of them has. None gets another's value.
+#[test]
+fn keys_with_one_hash_never_get_one_anothers_values() {
+    let mut compacted = 0;
+    for seed in 0..3 {
+        let mut random = Random::new(seed);
+        let directory = forge(COLLIDING);
+        let mut cache = open(&directory, &options());
+        // By the first byte, which is all that is hashed.
+        let mut map: BTreeMap<u8, (Vec<u8>, Vec<u8>)> = BTreeMap::new();
+        for step in 0..10_000 {
+            let class = random.below(40) as u8;
+            let key = vec![class; 1 + random.index(4)];
+            let value = value(&mut random);
+            let told = || format!("seed {seed}, step {step}, {key:?}");
+            let held = |map: &BTreeMap<u8, (Vec<u8>, Vec<u8>)>, key: &Vec<u8>| {
+                map.get(&key[0]).filter(|(of, _)| of == key).map(|(_, value)| value.clone())
+            };
+            match random.below(10) {
+                0..4 => {
+                    cache.put(&key, &value).unwrap();
+                    map.insert(class, (key.clone(), value));
+                }
+                4 => {
+                    let is_new = !map.contains_key(&class);
+                    let has_put = cache.put_if_absent(&key, &value, None).unwrap();
+                    assert_eq!(has_put, is_new, "{}", told());
+                    map.entry(class).or_insert((key.clone(), value));
+                }
+                5 => {
+                    let was_there = map.remove(&class).is_some();
+                    assert_eq!(cache.delete(&key).unwrap(), was_there, "{}", told());
+                }
+                6 => {
+                    let keys: Vec<Vec<u8>> = (1..6).map(|len| vec![class; len]).collect();
+                    let found = cache.get_many(&keys).unwrap();
+                    for (key, found) in keys.iter().zip(found) {
+                        assert_eq!(found.as_deref(), held(&map, key).as_deref(), "{}", told());
+                    }
+                }
+                _ => {
+                    let found = cache.get(&key).unwrap();
+                    assert_eq!(found.as_deref(), held(&map, &key).as_deref(), "{}", told());
+                }
+            }
+            if random.chance(0.001) {
+                let expected: BTreeMap<_, _> = map.values().cloned().collect();
+                assert!(contents(&cache) == expected, "{}", told());
+                compacted += cache.stats().compacted;
+                cache.close().unwrap();
+                if random.chance(0.5) {
+                    remove_hints(&directory);
+                }
+                cache = open(&directory, &options());
+                assert_eq!(cache.recovered().entries, map.len(), "{}", told());
+                assert!(contents(&cache) == expected, "{}", told());
+            }
+        }
+        compacted += settled(&cache).compacted;
+    }
+    assert!(compacted > 0);
+}
+
+/// The index keeps 20 bits of a journal's number: behind the last one come the first ones again.
+#[test]
+fn numbers_that_wrap_are_told_apart() {
+    let directory = forge([1; 16]);
+    let mut random = Random::new(5);
+    let mut map: BTreeMap<_, _> =
+        (0..30).map(|key_number| (key(key_number), vec![9; 900])).collect();
+    forge_journal(&directory, WRAP - 9, &map);
+    for round in 0..12 {
+        let cache = open(&directory, &options());
+        assert!(contents(&cache) == map, "round {round}");
+        for _ in 0..250 {
+            let key = key(random.below(200));
+            if random.chance(0.2) {
+                assert_eq!(cache.delete(&key).unwrap(), map.remove(&key).is_some());
+            } else {
+                let value = vec![round as u8; random.index(20_000)];
+                cache.put(&key, &value).unwrap();
+                map.insert(key, value);
+            }
+        }
+        for number in 0..200 {
+            let found = cache.get(&key(number)).unwrap();
+            assert_eq!(found.as_deref(), map.get(&key(number)).map(Vec::as_slice), "{round}");
+        }
+        cache.close().unwrap();
+        if round % 2 == 0 {
+            remove_hints(&directory);
+        }
+    }
+    assert!(contents(&open(&directory, &options())) == map);
+    let names = directory.list().unwrap();
+    let newest = names.iter().filter_map(|name| name.strip_suffix(".journal")).max().unwrap();
+    assert!(newest.parse::<u64>().unwrap() > WRAP, "{names:?}");
+}
+
+/// The table of journals has 256 places here. One journal that lives for long keeps its place; the number that would fall on it is left out.
+#[test]
+fn a_number_whose_place_is_taken_is_left_out() {
+    const PLACES: u64 = 256;
+    const OLD: u64 = 1000;
+    let directory = forge([2; 16]);
+    let mut map = most_of_a_journal(0);
+    forge_journal(&directory, OLD, &map);
+    let newer = most_of_a_journal(100);
+    forge_journal(&directory, OLD + PLACES - 2, &newer);
+    map.extend(newer);
+    let cache = open(&directory, &options());
+    for first in (200..700).step_by(100) {
+        for (key, value) in most_of_a_journal(first) {
+            cache.put(&key, &value).unwrap();
+            map.insert(key, value);
+        }
+    }
+    cache.flush().unwrap();
+    assert!(contents(&cache) == map);
+    assert!(has_journal(&directory, OLD + PLACES - 1) && has_journal(&directory, OLD + PLACES + 1));
+    assert!(has_journal(&directory, OLD) && !has_journal(&directory, OLD + PLACES));
+    cache.close().unwrap();
+    assert!(contents(&open(&directory, &options())) == map);
+}
+
+/// They are from a time when the budget, and so the table, was larger.
+#[test]
+fn journals_that_would_share_a_place_get_a_larger_table() {
+    let directory = forge([3; 16]);
+    let mut map = BTreeMap::new();
+    for (index, number) in [3, 3 + 256, 3 + 512, 3 + 1024].into_iter().enumerate() {
+        // Each has some of the keys of the one before it, too.
+        let mut values = most_of_a_journal(index as u64 * 50);
+        values.values_mut().for_each(|value| value.fill(index as u8));
+        forge_journal(&directory, number, &values);
+        map.extend(values);
+    }
+    let cache = open(&directory, &options());
+    assert!(contents(&cache) == map);
+    cache.close().unwrap();
+    assert!(contents(&open(&directory, &options())) == map);
+}
+
+/// Long before the numbers wrap the oldest journal is written anew, however much of it is alive.
+#[test]
+fn a_journal_that_is_far_behind_is_moved() {
+    const FAR_BEHIND: u64 = WRAP / 4 + 77;
+    let directory = forge([4; 16]);
+    let mut map = most_of_a_journal(0);
+    forge_journal(&directory, 5, &map);
+    let newer = most_of_a_journal(30);
+    forge_journal(&directory, 5 + FAR_BEHIND, &newer);
+    map.extend(newer);
+    let cache = open(&directory, &options());
+    while has_journal(&directory, 5) {
+        // The keeper is at it: nothing tells when it is done but that.
+        thread::sleep(Duration::from_millis(5));
+    }
+    assert!(contents(&cache) == map);
+    drop(cache);
+    assert!(contents(&open(&directory, &options())) == map);
+}

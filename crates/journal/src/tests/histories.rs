@@ -1,0 +1,274 @@
+//! Histories of threads that use one cache at the same time, while its journals fill, are compacted and evicted: each has to be linearizable ([`super::linear`]). `cargo xtask model` goes further.
+//!
+//! A seed decides what is called, not who comes first: one that has failed need not fail again, and what counts is the history that is printed.
+
+use super::linear::{Answer, Call, check};
+use super::*;
+
+const THREADS: u64 = 4;
+const CALLS: u64 = 600;
+const KEYS: u64 = 12;
+/// The threads are at so many keys at a time and leave them after a while, so that keys rest for long enough to be evicted.
+const WINDOW: u64 = 3;
+const CALLS_PER_WINDOW: u64 = 16;
+/// So long that nothing expires.
+const TTL: Duration = Duration::from_secs(24 * 3600);
+
+/// What a cache is like, and what fills it up.
+struct Setting {
+    options: Options,
+    /// Keys that nobody asks for, one after the other: they fill the journals.
+    fillers: u64,
+}
+
+impl Setting {
+    fn new(seed: u64) -> Self {
+        let mut random = Random::new(seed);
+        let durability = match random.below(10) {
+            0 => Durability::Always,
+            1 => Durability::Interval(Duration::from_millis(1)),
+            _ => Durability::None,
+        };
+        let memory_bytes = (4 + random.index(3)) * MIB;
+        let (journals, when_full, fillers) = match seed % 3 {
+            // More than there is room for: the oldest go.
+            0 => (8 + random.below(3), WhenFull::Evict, u64::MAX),
+            // Room for all that is written: nothing is evicted, most is compacted.
+            1 => (400, WhenFull::Evict, 24),
+            // Hardly room for what is alive: puts are refused until something was compacted.
+            _ => (9 + random.below(3), WhenFull::Refuse, 24),
+        };
+        let max_disk_bytes = journals * MIB as u64;
+        let options = Options { memory_bytes, max_disk_bytes, durability, when_full, ..options() };
+        Self { options, fillers }
+    }
+
+    fn may_evict(&self) -> bool {
+        self.fillers == u64::MAX
+    }
+}
+
+fn name(key: u64) -> String {
+    format!("key {key}")
+}
+
+/// Of different sizes: 8 bytes to 48 KB.
+fn content(value: u64, random: &mut Random) -> Vec<u8> {
+    let most = if random.chance(0.1) { 6000 } else { 300 };
+    value.to_le_bytes().repeat(1 + random.index(most))
+}
+
+/// Which value it is.
+fn value_of(content: &[u8]) -> u64 {
+    let value: [u8; 8] = content[..8].try_into().unwrap();
+    assert!(content.chunks(8).all(|part| part == value), "a value of two");
+    u64::from_le_bytes(value)
+}
+
+/// None, where there was no room for it: it has not happened then.
+fn unless_full<T>(answer: Result<T, Error>) -> Option<T> {
+    match answer {
+        Ok(answer) => Some(answer),
+        Err(Error::DiskFull { .. }) => None,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// One who calls, and remembers what was answered when.
+struct Caller<'a> {
+    cache: &'a Cache,
+    /// The same for all: each moment is one.
+    clock: &'a AtomicU64,
+    calls: Vec<(u64, Call)>,
+}
+
+impl Caller<'_> {
+    fn now(&self) -> u64 {
+        self.clock.fetch_add(1, Ordering::SeqCst)
+    }
+
+    fn told(&mut self, key: u64, begun: u64, answer: Answer) {
+        let ended = self.now();
+        self.calls.push((key, Call { begun, ended, answer }));
+    }
+
+    fn get(&mut self, key: u64) -> Option<crate::Value> {
+        let name = name(key);
+        let begun = self.now();
+        let found = self.cache.get(name.as_bytes()).unwrap();
+        let ended = self.now();
+        let answer = Answer::Get(found.as_deref().map(value_of));
+        self.calls.push((key, Call { begun, ended, answer }));
+        found
+    }
+
+    /// Of several keys at once each is read at a moment of its own.
+    fn get_many(&mut self, keys: &[u64]) {
+        let names: Vec<_> = keys.iter().map(|key| name(*key)).collect();
+        let begun = self.now();
+        let found = self.cache.get_many(&names).unwrap();
+        let ended = self.now();
+        for (key, found) in keys.iter().zip(found) {
+            let answer = Answer::Get(found.as_deref().map(value_of));
+            self.calls.push((*key, Call { begun, ended, answer }));
+        }
+    }
+
+    fn change(&mut self, kind: u64, key: u64, value: u64, random: &mut Random) {
+        let (name, content) = (name(key), content(value, random));
+        let (name, cache) = (name.as_bytes(), self.cache);
+        let ttl = random.chance(0.3).then_some(TTL);
+        let begun = self.now();
+        let answer = match (kind, ttl) {
+            (0..20, Some(ttl)) => {
+                unless_full(cache.put_with_ttl(name, &content, ttl)).map(|()| Answer::Put(value))
+            }
+            (0..20, None) => unless_full(cache.put(name, &content)).map(|()| Answer::Put(value)),
+            (20..32, ttl) => unless_full(cache.put_if_absent(name, &content, ttl))
+                .map(|has_put| Answer::PutIfAbsent(value, has_put)),
+            _ => unless_full(cache.delete(name)).map(Answer::Delete),
+        };
+        if let Some(answer) = answer {
+            self.told(key, begun, answer);
+        }
+    }
+
+    fn contains(&mut self, key: u64) {
+        let name = name(key);
+        let begun = self.now();
+        let is_there = self.cache.contains(name.as_bytes()).unwrap();
+        self.told(key, begun, Answer::Contains(is_there));
+    }
+
+    fn work(&mut self, seed: u64, thread: u64, fillers: u64) {
+        let mut random = Random::new((seed << 8) + thread);
+        // Values that are kept for a while stay what they are.
+        let mut kept: Vec<(u64, crate::Value)> = Vec::new();
+        for call in 0..CALLS {
+            let key = match random.chance(0.03) {
+                true => random.below(KEYS),
+                false => (call / CALLS_PER_WINDOW + random.below(WINDOW)) % KEYS,
+            };
+            match random.below(100) {
+                0..32 => {
+                    if let Some(found) = self.get(key) {
+                        kept.push((value_of(&found), found));
+                    }
+                }
+                32..40 => self.contains(key),
+                40..50 => {
+                    let keys: Vec<_> = (key..=key + random.below(5)).map(|it| it % KEYS).collect();
+                    self.get_many(&keys);
+                }
+                kind => self.change(kind - 50, key, (thread << 32) + call + 1, &mut random),
+            }
+            if kept.len() > 3 {
+                let (value, found) = kept.swap_remove(random.index(kept.len()));
+                assert_eq!(value_of(&found), value);
+            }
+            if random.chance(0.5) {
+                let filler = ((thread << 32) + call) % fillers;
+                let content = vec![thread as u8; random.index(60_000)];
+                // In a cache that may not evict there is room again as soon as something was compacted.
+                while unless_full(self.cache.put(format!("filler {filler}").as_bytes(), &content))
+                    .is_none()
+                {
+                    thread::sleep(Duration::from_millis(1));
+                }
+            }
+        }
+    }
+
+    fn read_all(&mut self) {
+        for key in 0..KEYS {
+            self.get(key);
+            self.contains(key);
+        }
+    }
+}
+
+/// What has happened in histories.
+#[derive(Debug, Default)]
+struct Happened {
+    calls: usize,
+    /// Journals.
+    compacted: u64,
+    /// Records, of anything.
+    evicted: u64,
+    /// Evictions that somebody has noticed.
+    noticed: u64,
+}
+
+/// One history: of threads, then of one who reads everything, and again when the cache was opened anew.
+fn history(seed: u64, happened: &mut Happened) {
+    let setting = Setting::new(seed);
+    let directory = SimDirectory::default();
+    let clock = AtomicU64::new(0);
+    let mut calls: BTreeMap<u64, Vec<Call>> = BTreeMap::new();
+    let mut note = |told: Vec<(u64, Call)>| {
+        for (key, call) in told {
+            calls.entry(key).or_default().push(call);
+        }
+    };
+
+    let cache = open(&directory, &setting.options);
+    thread::scope(|scope| {
+        let threads: Vec<_> = (0..THREADS)
+            .map(|thread| {
+                let mut caller = Caller { cache: &cache, clock: &clock, calls: Vec::new() };
+                let fillers = setting.fillers;
+                scope.spawn(move || {
+                    caller.work(seed, thread, fillers);
+                    caller.calls
+                })
+            })
+            .collect();
+        for thread in threads {
+            note(thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        }
+    });
+    let mut caller = Caller { cache: &cache, clock: &clock, calls: Vec::new() };
+    caller.read_all();
+    note(caller.calls);
+    let stats = cache.stats();
+    cache.close().unwrap();
+
+    if Random::new(seed).chance(0.5) {
+        remove_hints(&directory);
+    }
+    let cache = open(&directory, &setting.options);
+    let mut caller = Caller { cache: &cache, clock: &clock, calls: Vec::new() };
+    caller.read_all();
+    note(caller.calls);
+
+    happened.compacted += stats.compacted;
+    happened.evicted += stats.evicted;
+    assert!(setting.may_evict() || stats.evicted == 0, "{stats:?}");
+    for (key, calls) in &calls {
+        happened.calls += calls.len();
+        match check(calls, setting.may_evict()) {
+            Ok(evictions) => happened.noticed += evictions,
+            Err(told) => panic!("`{}`: {told}", name(*key)),
+        }
+    }
+}
+
+#[test]
+fn histories_are_linearizable() {
+    let (start, seeds) = (number("ALLUVIUM_MODEL_START", 0), number("ALLUVIUM_MODEL_SEEDS", 12));
+    let mut happened = Happened::default();
+    for seed in start..start + seeds {
+        let told = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            history(seed, &mut happened);
+        }));
+        if let Err(panic) = told {
+            eprintln!("seed {seed}: ALLUVIUM_MODEL_START={seed} ALLUVIUM_MODEL_SEEDS=1");
+            std::panic::resume_unwind(panic);
+        }
+        if (seed + 1 - start).is_multiple_of(100) {
+            println!("{} of {seeds} seeds: {happened:?}", seed + 1 - start);
+        }
+    }
+    let has_all = happened.compacted > 0 && happened.evicted > 0 && happened.noticed > 0;
+    assert!(seeds < 6 || has_all, "{happened:?}");
+}

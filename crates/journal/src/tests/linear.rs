@@ -1,0 +1,391 @@
+//! Is a history of one key linearizable? The search of Wing and Gong for an order in which all answers are right, with Lowe's memory of what was tried ("Testing for linearizability", 2017).
+//!
+//! A history of several keys is linearizable if that of each key is (Herlihy and Wing, "locality"), so one key at a time is enough, and is what keeps the search short.
+
+use std::collections::HashSet;
+use std::fmt::Write;
+
+/// The moment at which a call ended that has not ended.
+pub(super) const NEVER: u64 = u64::MAX;
+/// Calls that are shown of a history that is wrong, the last ones.
+const SHOWN: usize = 30;
+
+/// What was called, and what was answered. Values are numbers that are written once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Answer {
+    Get(Option<u64>),
+    Contains(bool),
+    Put(u64),
+    PutIfAbsent(u64, bool),
+    Delete(bool),
+}
+
+/// A call, from the moment before it to the one after it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Call {
+    pub(super) begun: u64,
+    pub(super) ended: u64,
+    pub(super) answer: Answer,
+}
+
+/// What a key holds.
+type Held = Option<u64>;
+
+impl Answer {
+    /// It is right only where nothing is there.
+    fn wants_absence(self) -> bool {
+        matches!(
+            self,
+            Self::Get(None)
+                | Self::Contains(false)
+                | Self::PutIfAbsent(_, true)
+                | Self::Delete(false)
+        )
+    }
+
+    /// What is there after it, if it is right where `held` is there.
+    ///
+    /// What may be evicted may be so at any moment, from when on it is absent until somebody writes. Nobody sees that before a call that finds nothing, so it is enough to have it happen there.
+    fn after(self, held: Held, may_evict: bool) -> Result<Held, ()> {
+        let is_right = match self {
+            Self::Put(_) => true,
+            Self::Get(Some(value)) => held == Some(value),
+            Self::Contains(true) | Self::PutIfAbsent(_, false) | Self::Delete(true) => {
+                held.is_some()
+            }
+            _ => held.is_none() || may_evict,
+        };
+        match self {
+            _ if !is_right => Err(()),
+            Self::Put(value) | Self::PutIfAbsent(value, true) => Ok(Some(value)),
+            Self::Get(Some(_)) | Self::Contains(true) | Self::PutIfAbsent(_, false) => Ok(held),
+            _ => Ok(None),
+        }
+    }
+
+    /// Of a call that was not answered: the answer with which it has an effect. Without one it need not have happened.
+    fn with_effect(self) -> Option<Self> {
+        match self {
+            Self::Get(_) | Self::Contains(_) => None,
+            Self::Put(value) => Some(Self::Put(value)),
+            Self::PutIfAbsent(value, _) => Some(Self::PutIfAbsent(value, true)),
+            Self::Delete(_) => Some(Self::Delete(true)),
+        }
+    }
+}
+
+/// Whether there is an order for all calls; returns how many evictions it takes, or the shortest part from the beginning that has no order.
+pub(super) fn check(calls: &[Call], may_evict: bool) -> Result<u64, String> {
+    if let Some(evictions) = evictions(calls, NEVER, may_evict) {
+        return Ok(evictions);
+    }
+    let mut ends: Vec<u64> =
+        calls.iter().map(|call| call.ended).filter(|ended| *ended != NEVER).collect();
+    ends.sort_unstable();
+    // What has an order has one without its last answers.
+    let wrong = ends.partition_point(|ended| evictions(calls, ended + 1, may_evict).is_some());
+    let until = ends[wrong];
+    let mut part: Vec<_> = calls.iter().filter(|call| call.begun <= until).collect();
+    part.sort_unstable_by_key(|call| call.begun);
+    let mut told = format!("of {} calls the answer at moment {until} can not be", part.len());
+    for call in &part[part.len().saturating_sub(SHOWN)..] {
+        let ended = if call.ended <= until { call.ended.to_string() } else { "...".into() };
+        let _ = write!(told, "\n  {:>8} to {ended:<8} {:?}", call.begun, call.answer);
+    }
+    Err(told)
+}
+
+/// Evictions in an order of what was called and answered before the moment `until`, if there is one.
+fn evictions(calls: &[Call], until: u64, may_evict: bool) -> Option<u64> {
+    let answers: Vec<_> = calls
+        .iter()
+        .filter(|call| call.begun < until)
+        .filter_map(|call| {
+            let is_answered = call.ended < until;
+            let answer = if is_answered { Some(call.answer) } else { call.answer.with_effect() };
+            answer.map(|answer| (call.begun, is_answered.then_some(call.ended), answer))
+        })
+        .collect();
+    let mut moments = Moments::new(&answers);
+    let mut open = answers.iter().filter(|(_, ended, _)| ended.is_some()).count();
+    let mut held: Held = None;
+    let mut done = vec![0u64; answers.len().div_ceil(64)];
+    let mut tried = HashSet::new();
+    // Calls in their order so far, and what was there before each.
+    let mut order: Vec<(usize, Held)> = Vec::new();
+    let mut at = moments.first();
+    while open > 0 {
+        // Behind the last moment is nothing: before it comes the end of a call that is open.
+        let Moment { call, is_end, next, .. } = moments.0[at];
+        let (word, bit) = (call / 64, 1u64 << (call % 64));
+        if is_end {
+            // It had to take effect before: the last one in the order was no good.
+            let (begin, before) = order.pop()?;
+            let call = moments.0[begin].call;
+            done[call / 64] &= !(1u64 << (call % 64));
+            held = before;
+            open += usize::from(moments.put_back(begin));
+            at = moments.0[begin].next;
+            continue;
+        }
+        if let Ok(after) = answers[call].2.after(held, may_evict) {
+            done[word] |= bit;
+            if tried.insert((done.clone(), after)) {
+                order.push((at, held));
+                held = after;
+                open -= usize::from(moments.take(at));
+                at = moments.first();
+                continue;
+            }
+            done[word] &= !bit;
+        }
+        at = next;
+    }
+    let is_eviction = |(begin, before): &&(usize, Held)| {
+        before.is_some() && answers[moments.0[*begin].call].2.wants_absence()
+    };
+    Some(order.iter().filter(is_eviction).count() as u64)
+}
+
+/// Beginnings and ends of calls in the order of time, those that are left: a ring, at 0 what is before the first and behind the last one.
+struct Moments(Vec<Moment>);
+
+#[derive(Clone, Copy)]
+struct Moment {
+    call: usize,
+    is_end: bool,
+    /// Of a beginning: where its end is. 0: it has none.
+    end: usize,
+    previous: usize,
+    next: usize,
+}
+
+impl Moments {
+    fn new(calls: &[(u64, Option<u64>, Answer)]) -> Self {
+        let begins = calls.iter().enumerate().map(|(call, (begun, ..))| (*begun, false, call));
+        let ends = calls
+            .iter()
+            .enumerate()
+            .filter_map(|(call, (_, ended, _))| ended.map(|ended| (ended, true, call)));
+        // Of what is at one moment beginnings come first: these calls overlap.
+        let mut all: Vec<_> = begins.chain(ends).collect();
+        all.sort_unstable();
+        let mut moments =
+            vec![Moment { call: 0, is_end: true, end: 0, previous: all.len(), next: 1 }];
+        let mut begin_of = vec![0; calls.len()];
+        for (index, (_, is_end, call)) in all.iter().copied().enumerate() {
+            let at = index + 1;
+            moments.push(Moment { call, is_end, end: 0, previous: index, next: at + 1 });
+            if is_end {
+                let begin: usize = begin_of[call];
+                moments[begin].end = at;
+            } else {
+                begin_of[call] = at;
+            }
+        }
+        let last = all.len();
+        moments[last].next = 0;
+        Self(moments)
+    }
+
+    fn first(&self) -> usize {
+        self.0[0].next
+    }
+
+    /// Take a call out; whether it had an end.
+    fn take(&mut self, begin: usize) -> bool {
+        self.unlink(begin);
+        let end = self.0[begin].end;
+        if end > 0 {
+            self.unlink(end);
+        }
+        end > 0
+    }
+
+    /// Put the call back that was the last one to be taken out; whether it has an end.
+    fn put_back(&mut self, begin: usize) -> bool {
+        let end = self.0[begin].end;
+        if end > 0 {
+            self.link(end);
+        }
+        self.link(begin);
+        end > 0
+    }
+
+    fn unlink(&mut self, at: usize) {
+        let Moment { previous, next, .. } = self.0[at];
+        self.0[previous].next = next;
+        self.0[next].previous = previous;
+    }
+
+    fn link(&mut self, at: usize) {
+        let Moment { previous, next, .. } = self.0[at];
+        self.0[previous].next = at;
+        self.0[next].previous = at;
+    }
+}
+
+mod tests {
+    use alluvium_device::sim::Random;
+
+    use super::Answer::*;
+    use super::*;
+
+    fn call(begun: u64, ended: u64, answer: Answer) -> Call {
+        Call { begun, ended, answer }
+    }
+
+    /// One after the other.
+    fn in_turn(answers: &[Answer]) -> Vec<Call> {
+        let moments = (0..).step_by(2);
+        moments.zip(answers).map(|(begun, answer)| call(begun, begun + 1, *answer)).collect()
+    }
+
+    fn is_right(calls: &[Call]) -> bool {
+        check(calls, false).is_ok()
+    }
+
+    fn is_right_with_eviction(calls: &[Call]) -> bool {
+        check(calls, true).is_ok()
+    }
+
+    #[test]
+    fn a_stale_read_is_refused() {
+        let stale = in_turn(&[Put(1), Put(2), Get(Some(1))]);
+        assert!(!is_right(&stale) && !is_right_with_eviction(&stale));
+        assert!(is_right(&[call(0, 1, Put(1)), call(2, 5, Put(2)), call(3, 4, Get(Some(1)))]));
+        // Once one has seen the new value nobody sees the old one.
+        let back = [
+            call(0, 1, Put(1)),
+            call(2, 9, Put(2)),
+            call(3, 4, Get(Some(2))),
+            call(5, 6, Get(Some(1))),
+        ];
+        assert!(!is_right(&back) && !is_right_with_eviction(&back));
+    }
+
+    #[test]
+    fn a_lost_write_is_refused() {
+        let lost = in_turn(&[Put(1), Get(None)]);
+        assert!(!is_right(&lost));
+        assert_eq!(check(&lost, true), Ok(1), "it may have been evicted");
+        assert!(!is_right(&in_turn(&[Put(1), Contains(false)])));
+        assert!(!is_right(&in_turn(&[Put(1), Delete(false)])));
+        // Two at one time: the one that is overwritten does not come up again.
+        let both = [
+            call(0, 5, Put(1)),
+            call(1, 4, Put(2)),
+            call(6, 7, Get(Some(1))),
+            call(8, 9, Get(Some(2))),
+        ];
+        assert!(!is_right(&both) && !is_right_with_eviction(&both));
+        assert!(is_right(&both[..3]));
+    }
+
+    #[test]
+    fn of_two_who_put_what_is_absent_one_succeeds() {
+        let both = [call(0, 3, PutIfAbsent(1, true)), call(1, 2, PutIfAbsent(2, true))];
+        assert!(!is_right(&both));
+        assert_eq!(check(&both, true), Ok(1), "the first may have been evicted in between");
+        let seen = [both[0], both[1], call(4, 5, Get(Some(1))), call(6, 7, Get(Some(2)))];
+        assert!(!is_right_with_eviction(&seen));
+        assert!(!is_right_with_eviction(&in_turn(&[PutIfAbsent(1, false)])));
+        let one = [call(0, 3, PutIfAbsent(1, true)), call(1, 2, PutIfAbsent(2, false))];
+        assert!(is_right(&one));
+    }
+
+    #[test]
+    fn what_is_gone_does_not_come_back() {
+        let deleted = in_turn(&[Put(1), Delete(true), Get(Some(1))]);
+        assert!(!is_right(&deleted) && !is_right_with_eviction(&deleted));
+        let evicted = in_turn(&[Put(1), Get(None), Get(Some(1))]);
+        assert!(!is_right_with_eviction(&evicted));
+        assert!(!is_right_with_eviction(&in_turn(&[Put(1), Get(None), Contains(true)])));
+        let twice = [call(0, 1, Put(1)), call(2, 5, Delete(true)), call(3, 4, Delete(true))];
+        assert!(!is_right(&twice) && !is_right_with_eviction(&twice));
+        assert!(!is_right_with_eviction(&in_turn(&[Get(Some(1))])), "never written");
+    }
+
+    #[test]
+    fn a_call_without_an_answer_may_have_happened() {
+        for answer in [Some(1), Some(2)] {
+            let calls = [call(0, 1, Put(1)), call(2, NEVER, Put(2)), call(3, 4, Get(answer))];
+            assert!(is_right(&calls));
+        }
+        let back_and_forth = [
+            call(0, 1, Put(1)),
+            call(2, NEVER, Put(2)),
+            call(3, 4, Get(Some(2))),
+            call(5, 6, Get(Some(1))),
+        ];
+        assert!(!is_right(&back_and_forth));
+        let deleted = [call(0, 1, Put(1)), call(2, NEVER, Delete(false)), call(3, 4, Get(None))];
+        assert!(is_right(&deleted));
+    }
+
+    #[test]
+    fn the_shortest_part_that_is_wrong_is_named() {
+        let mut answers = Vec::new();
+        for value in 0..200 {
+            answers.extend([Put(value), Get(Some(value)), Contains(true)]);
+        }
+        answers[301] = Get(Some(7));
+        let told = check(&in_turn(&answers), false).unwrap_err();
+        assert!(told.starts_with("of 302 calls the answer at moment 603 can not be"), "{told}");
+        assert!(told.ends_with("602 to 603      Get(Some(7))"), "{told}");
+    }
+
+    /// Whether there is an order, by trying all of them.
+    fn has_order(calls: &[Call], held: Held, may_evict: bool) -> bool {
+        calls.is_empty()
+            || (0..calls.len()).any(|next| {
+                let mut rest = calls.to_vec();
+                let first = rest.remove(next);
+                rest.iter().all(|other| first.begun < other.ended)
+                    && first
+                        .answer
+                        .after(held, may_evict)
+                        .is_ok_and(|held| has_order(&rest, held, may_evict))
+            })
+    }
+
+    #[test]
+    fn it_finds_what_trying_all_orders_finds() {
+        let mut random = Random::new(1);
+        let mut right = 0;
+        for round in 0..5_000 {
+            let mut moments: Vec<u64> = (0..12).collect();
+            for at in 0..12 {
+                // Mostly neighbours, so that calls follow one another as well.
+                let other = (at + random.index(4)).min(11);
+                moments.swap(at, other);
+            }
+            let mut value = 0;
+            let calls: Vec<_> = moments
+                .chunks(2)
+                .map(|pair| {
+                    value += 1;
+                    let seen = random.below(4);
+                    let answer = match random.below(7) {
+                        0 | 1 => Put(value),
+                        2 => PutIfAbsent(value, random.chance(0.5)),
+                        3 => Delete(random.chance(0.5)),
+                        4 => Contains(random.chance(0.5)),
+                        _ => Get((seen > 0).then_some(seen)),
+                    };
+                    call(pair[0].min(pair[1]), pair[0].max(pair[1]), answer)
+                })
+                .collect();
+            for may_evict in [false, true] {
+                let found = check(&calls, may_evict);
+                assert_eq!(
+                    found.is_ok(),
+                    has_order(&calls, None, may_evict),
+                    "round {round}: {calls:?}: {found:?}"
+                );
+                right += u64::from(found.is_ok());
+            }
+        }
+        assert!((100..9_000).contains(&right), "{right}");
+    }
+}
