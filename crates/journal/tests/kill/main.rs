@@ -1,0 +1,94 @@
+//! A process with a cache open is killed (SIGKILL) while it writes, again and again, and what is left is compared with what it was told: the table in `docs/journal-cache.md`,
+//! "Durability". `cargo xtask kill --cache` goes further.
+//!
+//! The process is this test's own binary, as [`the_process`]. It tells over a pipe what it has found, and which of its writes have returned; all of them follow from a seed and their
+//! number. It dies with whoever has started it.
+#![cfg(unix)]
+#![forbid(unsafe_code)]
+
+mod campaign;
+mod plan;
+mod process;
+
+use std::path::Path;
+use std::process::exit;
+use std::time::Duration;
+
+use alluvium_journal::Durability;
+
+use self::campaign::Campaign;
+use self::plan::{INTERVAL, Plan};
+
+/// Nothing takes so long: it only keeps a test that hangs from doing so for ever.
+const PATIENCE: Duration = Duration::from_secs(120);
+const PROCESS_DIRECTORY: &str = "ALLUVIUM_KILL_DIRECTORY";
+const PROCESS_PLAN: &str = "ALLUVIUM_KILL_PLAN";
+
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
+
+/// No test: what the tests start, and kill.
+#[test]
+fn the_process() {
+    let (Ok(directory), Ok(plan)) = (std::env::var(PROCESS_DIRECTORY), std::env::var(PROCESS_PLAN))
+    else {
+        return;
+    };
+    let lived = Plan::parse(&plan).and_then(|plan| process::live(Path::new(&directory), plan));
+    if let Err(error) = lived {
+        eprintln!("the process: {error}");
+        exit(1);
+    }
+    exit(0);
+}
+
+fn number(name: &str, default: u64) -> u64 {
+    std::env::var(name).map_or(default, |value| value.parse().expect(name))
+}
+
+/// Rounds of one plan; what they leave behind stays when one has failed.
+fn campaign(durability: Durability, evicts: bool) {
+    let (rounds, seed) = (number("ALLUVIUM_KILL_ROUNDS", 5), number("ALLUVIUM_KILL_SEED", 1));
+    let plan = Plan { durability, evicts, seed };
+    let mut campaign = Campaign::new(plan).unwrap();
+    let ran = (1..=rounds).try_for_each(|_| campaign.round()).and_then(|()| campaign.end());
+    let (kills, writes) = (campaign.kills, campaign.writes);
+    if let Err(error) = ran {
+        let path = campaign.directory.keep();
+        panic!(
+            "plan {}, after {kills} kills: {error}\nthe files stay in {}",
+            plan.name(),
+            path.display()
+        );
+    }
+    println!("{}: {kills} kills, {writes} writes: what was promised was there", plan.name());
+}
+
+#[test]
+fn a_killed_process_loses_nothing_with_always() {
+    campaign(Durability::Always, false);
+}
+
+#[test]
+fn a_killed_process_loses_the_last_writes_with_interval() {
+    campaign(Durability::Interval(INTERVAL), false);
+}
+
+#[test]
+fn a_killed_process_loses_the_last_writes_with_none() {
+    campaign(Durability::None, false);
+}
+
+#[test]
+fn a_killed_process_brings_nothing_back_that_was_replaced_with_always() {
+    campaign(Durability::Always, true);
+}
+
+#[test]
+fn a_killed_process_brings_nothing_back_that_was_replaced_with_interval() {
+    campaign(Durability::Interval(INTERVAL), true);
+}
+
+#[test]
+fn a_killed_process_brings_nothing_back_that_was_replaced_with_none() {
+    campaign(Durability::None, true);
+}
