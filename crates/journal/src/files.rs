@@ -197,5 +197,6 @@ impl File for RealFile {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(any(test, fuzzing), not(loom)))]
+#[cfg_attr(not(test), allow(dead_code))] // the fuzz targets cut no power
 pub(crate) mod sim;

@@ -58,17 +58,24 @@ pub enum HintState {
 /// There is no cache that can be used; the system; what `each` returns.
 pub fn inspect<E: From<Error>>(
     path: impl AsRef<Path>,
-    mut each: impl FnMut(JournalReport) -> std::result::Result<(), E>,
+    each: impl FnMut(JournalReport) -> std::result::Result<(), E>,
 ) -> std::result::Result<usize, E> {
     let path = path.as_ref();
     let directory =
         RealDirectory::open_to_read(path).map_err(Error::io(path, "opening the directory"))?;
-    let names = directory.list().map_err(Error::io(path, "listing the files"))?;
-    let identity = identity_of(&directory, &names)?;
+    inspect_in(&directory, each)
+}
+
+pub(crate) fn inspect_in<E: From<Error>>(
+    directory: &dyn Directory,
+    mut each: impl FnMut(JournalReport) -> std::result::Result<(), E>,
+) -> std::result::Result<usize, E> {
+    let names = directory.list().map_err(Error::io(directory.path(), "listing the files"))?;
+    let identity = identity_of(directory, &names)?;
     let journal_bytes = identity.journal_bytes;
     let mut memory = Arena::new(journal_bytes).map_err(Error::no_memory("a journal"))?;
     for number in journal_numbers(&names) {
-        let report = match report(&directory, identity, number, memory.memory()) {
+        let report = match report(directory, identity, number, memory.memory()) {
             // Removed since the files were listed.
             Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
                 continue;
@@ -81,7 +88,7 @@ pub fn inspect<E: From<Error>>(
 }
 
 fn report(
-    directory: &RealDirectory,
+    directory: &dyn Directory,
     identity: crate::open::Identity,
     number: JournalNumber,
     memory: &mut [u8],

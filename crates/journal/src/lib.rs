@@ -7,6 +7,9 @@ mod error;
 mod fields;
 mod files;
 mod flush;
+#[cfg(all(any(test, fuzzing), not(loom)))]
+#[doc(hidden)]
+pub mod fuzz;
 mod hash;
 mod hint;
 mod index;

@@ -1,0 +1,9 @@
+//! See `alluvium_journal::fuzz::records`.
+#![no_main]
+#![forbid(unsafe_code)]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| {
+    if let Err(what) = alluvium_journal::fuzz::records(data) {
+        panic!("{what}");
+    }
+});
