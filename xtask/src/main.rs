@@ -67,9 +67,9 @@ enum Task {
     Sim(SimOptions),
     /// Run what threads do to each other in every order, in a model checker: a campaign.
     Loom(LoomOptions),
-    /// Compare streams with plain lists, and a compacted topic with a map, through uploads, compaction, crashes and power cuts: a campaign.
+    /// Compare streams with plain lists, and a compacted topic with a map, through uploads, compaction, crashes and power cuts; look for an order of what threads did to a journal cache: a campaign.
     Model(ModelOptions),
-    /// Kill the server with SIGKILL under load, again and again, and check what it holds: a campaign.
+    /// Kill the server with SIGKILL under load, again and again, and check what it holds; then the same with a journal cache: a campaign.
     Kill(KillOptions),
     /// Kill the server and transactional clients with SIGKILL, again and again; the output must have each input once: a campaign.
     ExactlyOnce(ExactlyOnceOptions),
@@ -81,7 +81,7 @@ enum Task {
     Fence(FenceOptions),
     /// Run with an S3 server as the object store: faults on the way, an outage, TLS, credentials, tools, SIGKILL of both: a campaign.
     S3(S3Options),
-    /// Run the fuzz targets of the WAL and of the server's requests: all, or the ones named.
+    /// Run the fuzz targets of the WAL, of the journal cache and of the server's requests: all, or the ones named.
     Fuzz(FuzzOptions),
     /// Attack the server as clients can: connections, half and bad requests, bombs, answers that nobody reads, names without end, stolen
     /// logins.
@@ -160,7 +160,7 @@ struct SimOptions {
 
 #[derive(Args)]
 struct ModelOptions {
-    /// How many seeds of streams to run, and a tenth as many of compacted topics.
+    /// How many seeds of streams to run, a tenth as many of compacted topics, and a twentieth as many of a journal cache.
     #[arg(long, default_value_t = 20_000)]
     seeds: u64,
     /// The first one.
@@ -183,9 +183,12 @@ struct KillOptions {
     /// Decides when to kill and what the producers send. Default: from the clock; it is printed.
     #[arg(long)]
     seed: Option<u64>,
-    /// What the WAL lies on. Default: first one, then the other.
+    /// What the server's WAL lies on. Default: first one, then the other.
     #[arg(long)]
     target: Option<kill::Target>,
+    /// Kill a process that has a journal cache open, and no server. Default: first the one, then the other.
+    #[arg(long, conflicts_with_all = ["target", "server"])]
+    cache: bool,
     #[command(flatten)]
     server: ServerOptions,
 }
@@ -248,7 +251,7 @@ struct S3Options {
 
 #[derive(Args)]
 struct FuzzOptions {
-    /// Which targets: `headers`, `records`, `recovery`, `requests`. Default: all.
+    /// Which targets: `headers`, `records`, `recovery`, `requests`; `cache_records`, `cache_hints`, `cache_opening`. Default: all.
     targets: Vec<String>,
     /// Seconds for each.
     #[arg(long, default_value_t = 60)]

@@ -93,6 +93,11 @@ pub(crate) fn model(root: &Path, options: &ModelOptions) -> Result<Report, Error
             options.seeds.div_ceil(10),
             ["alluvium-broker", "--lib", "a_compacted_topic_is_a_map"],
         ),
+        (
+            "a journal cache's histories",
+            options.seeds.div_ceil(20),
+            ["alluvium-journal", "--lib", "histories_are_linearizable"],
+        ),
     ];
     for (name, seeds, [package, target, test]) in models {
         let mut command = cargo(root);
@@ -117,11 +122,25 @@ fn in_sight(report: &mut Report, suite: &str, mut command: Command) {
 
 /// `cargo xtask kill`.
 pub(crate) fn kill_campaign(root: &Path, options: &KillOptions) -> Result<Report, Error> {
-    let bench = Bench { root, binary: binary(root, options.server.server.as_deref())? };
     let clock = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs();
-    let targets = options.target.map_or(vec![Target::File, Target::Loop], |target| vec![target]);
+    let seed = options.seed.unwrap_or(clock);
     let mut report = Report::default();
-    bench.kill(&mut report, &targets, options.rounds, options.seed.unwrap_or(clock));
+    if !options.cache {
+        let bench = Bench { root, binary: binary(root, options.server.server.as_deref())? };
+        let both = vec![Target::File, Target::Loop];
+        let targets = options.target.map_or(both, |target| vec![target]);
+        bench.kill(&mut report, &targets, options.rounds, seed);
+    }
+    if options.target.is_none() {
+        // One plan after the other, so that a processor is left to whoever kills.
+        let mut command = cargo(root);
+        command.args(["test", "--release", "--locked", "--package", "alluvium-journal"]);
+        command.args(["--test=kill", "--", "--nocapture", "--test-threads=1"]);
+        command.env("ALLUVIUM_KILL_ROUNDS", options.rounds.to_string());
+        command.env("ALLUVIUM_KILL_SEED", seed.to_string());
+        println!("seed {seed}; again with: cargo xtask kill --cache --seed {seed}");
+        in_sight(&mut report, "kill of a journal cache", command);
+    }
     Ok(report)
 }
 
