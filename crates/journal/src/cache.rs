@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use crate::demand::Compacted;
 use crate::error::{Error, Result};
 use crate::files::{Directory, RealDirectory};
 use crate::flush::Flusher;
@@ -19,8 +20,10 @@ use crate::open::{self, Recovered};
 use crate::options::Options;
 use crate::place::{JournalNumber, Place};
 use crate::record::Record;
+use crate::scan::{ScanCursor, Scanned};
 use crate::shared::{Shared, now_millis};
 use crate::stats::Stats;
+use crate::swap::{Swapped, Ttl, When};
 
 /// One read of so many is counted for its journal.
 const READS_PER_COUNT: u64 = 16;
@@ -89,6 +92,25 @@ impl Cache {
         self.shared.put(key, value, Some(expiry(ttl)))
     }
 
+    /// The same as [`Self::put`] or [`Self::put_with_ttl`] for threads that must not wait for the disk: false, and nothing is written, if it would have to. So it is always with
+    /// [`crate::Durability::Always`].
+    ///
+    /// It may wait for a [`Self::swap`] or [`Self::put_if_absent`] that reads the disk for a key beside this one.
+    ///
+    /// # Errors
+    /// Key or value are too long; a write has failed before.
+    pub fn try_put(&self, key: &[u8], value: &[u8], ttl: Option<Duration>) -> Result<bool> {
+        self.shared.try_put(key, value, ttl.map(expiry))
+    }
+
+    /// Write a value depending on what is there, and learn what was there, in one step that nobody comes between.
+    ///
+    /// # Errors
+    /// As [`Self::put`], and as [`Self::get`]: what is there is read, from the disk if it is not in memory.
+    pub fn swap(&self, key: &[u8], value: &[u8], when: When, ttl: Ttl) -> Result<Swapped> {
+        self.shared.swap(key, value, when, ttl)
+    }
+
     /// Write a value, with or without a time to live, if there is none under its key; returns whether it was written. Of several callers one succeeds.
     ///
     /// # Errors
@@ -115,13 +137,34 @@ impl Cache {
         Ok(self.find(key)?.map(|found| found.value))
     }
 
+    /// The same as bytes of one's own, which keep nothing in memory but themselves. (A `Vec` and nothing with a counter: whoever wants to share them makes that of it without another copy.)
+    ///
+    /// # Errors
+    /// As [`Self::get`].
+    pub fn get_bytes(&self, key: &[u8]) -> Result<Option<Vec<u8>>> {
+        Ok(self.get(key)?.map(|value| value.to_vec()))
+    }
+
+    /// The value of a key, and the time that is left to it, for threads that must not wait for the disk: it is not read.
+    ///
+    /// # Errors
+    /// The record is damaged.
+    pub fn try_get(&self, key: &[u8]) -> Result<Lookup> {
+        let hash = self.shared.hasher.hash(key);
+        let found = self.read(key, hash, self.shared.index.find(hash), Reach::Memory)?;
+        Ok(match found {
+            Read::Found(found) => Lookup::Found(found.value, found.expires_at.map(left)),
+            Read::Absent => Lookup::Absent,
+            Read::OnDisk => Lookup::OnDisk,
+        })
+    }
+
     /// The same with the time that is left to it, if that has an end.
     ///
     /// # Errors
     /// As [`Self::get`].
     pub fn get_with_ttl(&self, key: &[u8]) -> Result<Option<(Value, Option<Duration>)>> {
         let found = self.find(key)?;
-        let left = |at: u64| Duration::from_millis(at.saturating_sub(now_millis()));
         Ok(found.map(|found| (found.value, found.expires_at.map(left))))
     }
 
@@ -145,7 +188,8 @@ impl Cache {
             }
             std::hint::black_box(touched);
             for ((hash, place), key) in hashes.iter().zip(places).zip(keys) {
-                values.push(self.read(key.as_ref(), *hash, place)?.map(|found| found.value));
+                let read = self.read(key.as_ref(), *hash, place, Reach::Disk)?;
+                values.push(read.found().map(|found| found.value));
             }
         }
         Ok(values)
@@ -162,12 +206,18 @@ impl Cache {
     #[inline]
     fn find(&self, key: &[u8]) -> Result<Option<Found>> {
         let hash = self.shared.hasher.hash(key);
-        self.read(key, hash, self.shared.index.find(hash))
+        Ok(self.read(key, hash, self.shared.index.find(hash), Reach::Disk)?.found())
     }
 
     /// What the index has just named.
     #[inline]
-    fn read(&self, key: &[u8], hash: KeyHash, mut named: Option<Place>) -> Result<Option<Found>> {
+    fn read(
+        &self,
+        key: &[u8],
+        hash: KeyHash,
+        mut named: Option<Place>,
+        reach: Reach,
+    ) -> Result<Read> {
         let shared = &*self.shared;
         while let Some(place) = named {
             let Some(journal) = shared.journals.of(place) else {
@@ -175,12 +225,15 @@ impl Cache {
                 named = shared.index.find(hash);
                 continue;
             };
+            if reach == Reach::Memory && journal.arena.is_none() {
+                return Ok(Read::OnDisk);
+            }
             let loaded = journal.load(place)?;
             let record = Record::trusted(loaded.bytes()).expect("loaded as a record");
             if record.key() != key
                 || record.has_expired(if place.expires() { now_millis() } else { 0 })
             {
-                return Ok(None);
+                return Ok(Read::Absent);
             }
             let (range, expires_at) = (record.value_range(), record.expires_at());
             count_read(&journal, hash);
@@ -188,14 +241,37 @@ impl Cache {
             if !place.was_read() {
                 shared.index.mark_read(hash, place);
             }
-            return Ok(Some(Found { value: Value(loaded.slice(range)), expires_at }));
+            return Ok(Read::Found(Found { value: Value(loaded.slice(range)), expires_at }));
         }
-        Ok(None)
+        Ok(Read::Absent)
     }
 
     /// All keys and values, the oldest first. What is there all the time is returned at least once; what is written meanwhile may be returned, and what is moved twice.
     pub fn iter(&self) -> Iter<'_> {
         Iter::new(&self.shared)
+    }
+
+    /// Some keys, at least `limit` if there are so many, and where to go on: for those who can not keep an [`Iter`] between two calls. `ScanCursor::default()` is the beginning; any other
+    /// number is a place too. Reads the disk, once for each key whose record is not in memory.
+    ///
+    /// Over all calls from the beginning to the end each key that is there all the time is returned; and in the end they come, whatever is written meanwhile. A key is returned twice only if it was
+    /// removed and written again. One call returns fewer keys than asked if it finds few in 8,192 buckets of the index, or if they have a MiB together.
+    ///
+    /// # Errors
+    /// The system. Records that are damaged are left out, as their keys are not known.
+    pub fn scan(&self, from: ScanCursor, limit: usize) -> Result<Scanned> {
+        self.shared.scan(from, limit)
+    }
+
+    /// Write anew what is alive in each sealed journal that holds something else too, and remove it. What is done in the background anyhow, where it is worth it, is done here for the smallest gain,
+    /// and without pauses: for whoever wants the space, and has the time. Blocks; `progress` hears of each journal.
+    ///
+    /// The newest journal is not sealed. Damaged ones stay.
+    ///
+    /// # Errors
+    /// The disk budget leaves no room to move records to; a file can not be read or written.
+    pub fn compact(&self, progress: impl FnMut(&Compacted)) -> Result<Compacted> {
+        self.shared.compact_all(progress)
     }
 
     /// Wait until everything that was written before is on stable storage.
@@ -204,6 +280,16 @@ impl Cache {
     /// A write or sync has failed.
     pub fn flush(&self) -> Result<()> {
         self.shared.flush.wait_for(self.shared.newest_point())
+    }
+
+    /// Why nothing can be written any more, if that is so.
+    pub fn failure(&self) -> Option<Error> {
+        self.shared.flush.failure()
+    }
+
+    /// Bytes that a key, its value, and a header of 24 bytes may have together.
+    pub fn max_record_bytes(&self) -> usize {
+        self.shared.max_record_bytes()
     }
 
     /// What it holds and what it has done.
@@ -251,7 +337,47 @@ struct Found {
     expires_at: Option<u64>,
 }
 
-fn expiry(ttl: Duration) -> u64 {
+/// How far a read may go.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Reach {
+    Memory,
+    Disk,
+}
+
+enum Read {
+    Found(Found),
+    Absent,
+    /// Not there within [`Reach::Memory`].
+    OnDisk,
+}
+
+impl Read {
+    #[inline]
+    fn found(self) -> Option<Found> {
+        match self {
+            Self::Found(found) => Some(found),
+            Self::Absent | Self::OnDisk => None,
+        }
+    }
+}
+
+/// What [`Cache::try_get`] has found.
+#[derive(Clone, Debug)]
+pub enum Lookup {
+    /// The value, and the time that is left to it if that has an end.
+    Found(Value, Option<Duration>),
+    /// There is none.
+    Absent,
+    /// Its record is not in memory, if it is there: [`Cache::get`] reads the disk.
+    OnDisk,
+}
+
+/// The time until then.
+fn left(at: u64) -> Duration {
+    Duration::from_millis(at.saturating_sub(now_millis()))
+}
+
+pub(crate) fn expiry(ttl: Duration) -> u64 {
     now_millis().saturating_add(u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX))
 }
 

@@ -17,7 +17,7 @@ const MAX_SPAN: u64 = 1 << (NUMBER_BITS - 2);
 /// Journals that were cut short by a close; from then on they are put together.
 const MANY_SHORT: usize = 8;
 /// Compaction reads a chunk, then waits so long: writers and readers come first.
-const PAUSE: Duration = Duration::from_millis(8);
+pub(crate) const PAUSE: Duration = Duration::from_millis(8);
 
 impl Shared {
     /// The journal with the smallest part of live bytes, if that is small enough to be worth writing it anew.
@@ -66,17 +66,17 @@ impl Shared {
         })
     }
 
-    /// Write what a journal has alive anew, and remove it. False if there was no room for that.
-    pub(crate) fn compact(&self, journal: &Journal) -> Result<bool> {
+    /// Write what a journal has alive anew, and remove it, with a `pause` after each chunk. False if there was no room for that, or it turned out to be damaged. For whoever has the turn ([`crate::keep::Keep::turn`]).
+    pub(crate) fn compact(&self, journal: &Journal, pause: Duration) -> Result<bool> {
         let others = self.journals.all();
         let oldest_other =
             others.iter().map(|other| other.number).find(|other| *other != journal.number);
         let end = journal.counts.end_bytes.load(Ordering::Acquire);
         let mut pause_at = CHUNK_BYTES;
         let done = self.each_record(journal, end, |first, record| {
-            if first.byte() >= pause_at && !self.is_crowded() {
+            if first.byte() >= pause_at && !pause.is_zero() && !self.is_crowded() {
                 pause_at += CHUNK_BYTES;
-                thread::sleep(PAUSE);
+                thread::sleep(pause);
             }
             if self.keep.is_closing() {
                 return Err(Error::Closed);

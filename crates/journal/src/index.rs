@@ -105,6 +105,38 @@ impl Index {
         Ok(true)
     }
 
+    /// Add all entries of a shard whose own bucket is that of `fingerprint`; returns the least fingerprint of the bucket behind it, if there is one.
+    ///
+    /// Who goes through all buckets so meets every entry that is there all the time, and only once: tables are in the order of fingerprints whatever their size, so a larger one does not move what
+    /// is behind to what is ahead; and within one table an entry stays in its slot.
+    pub(crate) fn bucket(
+        &self,
+        shard: usize,
+        fingerprint: u64,
+        found: &mut Vec<(KeyHash, Place)>,
+    ) -> Option<u64> {
+        let table = self.shards[shard].table.load();
+        let own = table.bucket(fingerprint);
+        for bucket in table.buckets(fingerprint) {
+            let mut has_empty = false;
+            for slot in bucket * BUCKET_SLOTS..(bucket + 1) * BUCKET_SLOTS {
+                match table.entry(slot) {
+                    Ok((fingerprint, place)) if table.bucket(fingerprint) == own => {
+                        let high = (shard as u64) << (u64::BITS - SHARD_BITS) | place.tag();
+                        found.push((KeyHash { high, fingerprint }, place));
+                    }
+                    Ok(_) => {}
+                    Err(free) => has_empty |= free == EMPTY,
+                }
+            }
+            if has_empty {
+                break;
+            }
+        }
+        let next = own as u64 + 1;
+        (next < 1 << table.buckets_log2).then(|| next << (u64::BITS - table.buckets_log2))
+    }
+
     /// Number of entries.
     pub(crate) fn len(&self) -> usize {
         self.shards.iter().map(|shard| shard.writer.lock().entries).sum()
@@ -256,6 +288,23 @@ impl Table {
             if Place(before).is_same(Place(after)) {
                 let is_key = Place(after).tag() == hash.tag();
                 return if is_key { Slot::Found(Place(after)) } else { Slot::Other };
+            }
+            before = after;
+        }
+    }
+
+    /// Fingerprint and place of the entry in a slot, that belong together as in [`Self::read`]; or [`EMPTY`] or [`REMOVED`].
+    fn entry(&self, slot: usize) -> Result<(u64, Place), u64> {
+        let [place, fingerprint] = [0, 1].map(|word| &self.words[slot * SLOT_WORDS + word]);
+        let mut before = place.load(Ordering::Acquire);
+        loop {
+            if before <= REMOVED {
+                return Err(before);
+            }
+            let found = fingerprint.load(Ordering::Acquire);
+            let after = place.load(Ordering::Acquire);
+            if Place(before).is_same(Place(after)) {
+                return Ok((found, Place(after)));
             }
             before = after;
         }

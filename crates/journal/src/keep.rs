@@ -6,7 +6,9 @@ use std::sync::{Arc, OnceLock};
 use std::thread::{self, Thread};
 
 use alluvium_device::PAGE_BYTES;
+use parking_lot::Mutex;
 
+use crate::compact::PAUSE;
 use crate::error::{Error, Result};
 use crate::flush::TellOfPanic;
 use crate::hint;
@@ -33,6 +35,8 @@ pub(crate) struct Keep {
     lacks_room: AtomicBool,
     /// Records are in the oldest journal that the index does not name any more, and no newer ones say that they are gone.
     is_evicting: AtomicBool,
+    /// Held by whoever moves records and removes journals: the keeper, journal by journal, or somebody who compacts on demand.
+    pub(crate) turn: Mutex<()>,
     /// Bytes that were found damaged.
     pub(crate) damaged_bytes: AtomicU64,
 }
@@ -80,6 +84,7 @@ pub(crate) fn run(shared: &Arc<Shared>) {
     let mut is_warm = false;
     while !keep.is_closing() {
         keep.is_woken.swap(false, Ordering::AcqRel);
+        let turn = keep.turn.lock();
         let worked = shared.make_room_once().and_then(|worked| match worked {
             false if !is_warm => shared.warm_one().inspect(|has_loaded| is_warm = !has_loaded),
             worked => Ok(worked),
@@ -89,6 +94,7 @@ pub(crate) fn run(shared: &Arc<Shared>) {
             tracing::warn!("journal cache: {error}");
             false
         });
+        drop(turn);
         if !worked && !keep.is_woken.load(Ordering::Acquire) {
             thread::park();
         }
@@ -99,7 +105,7 @@ impl Shared {
     /// Compact or evict one journal, if that is due; whether one was removed.
     fn make_room_once(&self) -> Result<bool> {
         if let Some(journal) = self.emptiest() {
-            match self.compact(&journal) {
+            match self.compact(&journal, PAUSE) {
                 Ok(false) => {} // there was no room for what it has alive
                 Ok(true) => return Ok(true),
                 Err(error) if self.flush.failure().is_some() => return Err(error),

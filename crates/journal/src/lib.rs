@@ -3,6 +3,7 @@
 
 mod cache;
 mod compact;
+mod demand;
 mod error;
 mod fields;
 mod files;
@@ -22,14 +23,17 @@ mod options;
 mod place;
 mod pool;
 mod record;
+mod scan;
 mod shared;
 mod stats;
+mod swap;
 mod sync;
 #[cfg(all(test, not(loom)))]
 mod tests;
 mod walk;
 
-pub use cache::{Cache, Value};
+pub use cache::{Cache, Lookup, Value};
+pub use demand::Compacted;
 pub use error::{Error, Result};
 pub use inspect::{HintState, JournalReport, inspect};
 pub use iter::{Entry, Iter};
@@ -37,4 +41,6 @@ pub use open::Recovered;
 pub use options::{Durability, Options, WhenFull};
 pub use place::JournalNumber;
 pub use record::MAX_KEY_BYTES;
+pub use scan::{ScanCursor, Scanned};
 pub use stats::Stats;
+pub use swap::{Swapped, Ttl, When};

@@ -129,7 +129,27 @@ impl Shared {
         self.after(&[key, value], appended)
     }
 
-    /// The same if there is nothing; whether it was written.
+    /// The same if nothing has to be waited for; whether it was written.
+    pub(crate) fn try_put(
+        &self,
+        key: &[u8],
+        value: &[u8],
+        expires_at: Option<u64>,
+    ) -> Result<bool> {
+        if self.options.durability == Durability::Always {
+            return Ok(false);
+        }
+        let record = self.new_value(key, value, expires_at)?;
+        let hash = self.hasher.hash(key);
+        let entered = self.enter(&mut self.index.lock(hash), hash, &record, Who::User);
+        match entered {
+            Ok(appended) => self.after(&[key, value], appended).map(|()| true),
+            Err(NotAppended::Full(_)) => Ok(false),
+            Err(NotAppended::Failed(error)) => Err(error),
+        }
+    }
+
+    /// The same as `put` if there is nothing; whether it was written.
     pub(crate) fn put_if_absent(
         &self,
         key: &[u8],
@@ -178,7 +198,7 @@ impl Shared {
     }
 
     /// Repeat what finds the newest journal full, as soon as there is another one.
-    fn until_appended<T>(
+    pub(crate) fn until_appended<T>(
         &self,
         who: Who,
         mut append: impl FnMut() -> std::result::Result<T, NotAppended>,
@@ -192,7 +212,7 @@ impl Shared {
         }
     }
 
-    fn new_value<'a>(
+    pub(crate) fn new_value<'a>(
         &self,
         key: &'a [u8],
         value: &'a [u8],
@@ -298,7 +318,7 @@ impl Shared {
     }
 
     /// What is left to do when no lock is held any more.
-    fn after(&self, user: &[&[u8]], appended: Appended) -> Result<()> {
+    pub(crate) fn after(&self, user: &[&[u8]], appended: Appended) -> Result<()> {
         let user_bytes = user.iter().map(|part| part.len() as u64).sum();
         self.counters.user_bytes.fetch_add(user_bytes, Ordering::Relaxed);
         self.nudge(appended);

@@ -5,6 +5,7 @@ mod evicting;
 mod forged;
 mod histories;
 mod linear;
+mod serving;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,0 +1,88 @@
+//! A write that depends on what is there.
+
+use std::time::Duration;
+
+use crate::cache::{Value, expiry};
+use crate::error::Result;
+use crate::place::Place;
+use crate::record::Record;
+use crate::shared::{Shared, Who, now_millis};
+
+/// On what a [`crate::Cache::swap`] depends.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum When {
+    /// On nothing.
+    #[default]
+    Always,
+    /// There is no value.
+    IfAbsent,
+    /// There is one.
+    IfPresent,
+}
+
+/// How long the value of a [`crate::Cache::swap`] counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Ttl {
+    /// Until it is replaced or removed.
+    #[default]
+    None,
+    /// As long as the one before it would have.
+    Keep,
+    /// So long from now on.
+    After(Duration),
+}
+
+/// What came of a [`crate::Cache::swap`].
+#[derive(Clone, Debug)]
+pub struct Swapped {
+    /// What was there, also if nothing was written.
+    pub old: Option<Value>,
+    /// Whether the new value was written.
+    pub is_written: bool,
+}
+
+impl Shared {
+    pub(crate) fn swap(&self, key: &[u8], value: &[u8], when: When, ttl: Ttl) -> Result<Swapped> {
+        self.check_key(key)?;
+        let hash = self.hasher.hash(key);
+        let (old, appended) = self.until_appended(Who::User, || {
+            let mut writer = self.index.lock(hash);
+            let old = match writer.get() {
+                Some(place) => self.value_at(key, place)?,
+                None => None,
+            };
+            let is_wanted = match when {
+                When::Always => true,
+                When::IfAbsent => old.is_none(),
+                When::IfPresent => old.is_some(),
+            };
+            let expires_at = match ttl {
+                Ttl::None => None,
+                Ttl::Keep => old.as_ref().and_then(|(_, expires_at)| *expires_at),
+                Ttl::After(time) => Some(expiry(time)),
+            };
+            let record = self.new_value(key, value, expires_at)?;
+            let appended = match is_wanted {
+                true => Some(self.enter(&mut writer, hash, &record, Who::User)?),
+                false => None,
+            };
+            Ok((old.map(|(old, _)| old), appended))
+        })?;
+        if let Some(appended) = appended {
+            self.after(&[key, value], appended)?;
+        }
+        Ok(Swapped { old, is_written: appended.is_some() })
+    }
+
+    /// What the index names, and until when it counts, if it is the key's and still counts. Under the lock of the key's shard.
+    fn value_at(&self, key: &[u8], place: Place) -> Result<Option<(Value, Option<u64>)>> {
+        let Some(journal) = self.journals.of(place) else { return Ok(None) };
+        let loaded = journal.load(place)?;
+        let record = Record::trusted(loaded.bytes()).expect("loaded as a record");
+        if record.key() != key || record.has_expired(now_millis()) {
+            return Ok(None);
+        }
+        let (range, expires_at) = (record.value_range(), record.expires_at());
+        Ok(Some((Value(loaded.slice(range)), expires_at)))
+    }
+}

@@ -1,0 +1,292 @@
+//! What a server asks of a cache: writes that depend on what is there, calls that must not wait, a scan without memory, compaction on demand.
+
+use std::collections::BTreeSet;
+
+use super::*;
+use crate::{Lookup, ScanCursor, Ttl, When};
+
+#[test]
+fn a_swap_depends_on_what_is_there_and_tells_it() {
+    let cache = open(&SimDirectory::default(), &options());
+    let swap = |value: &[u8], when, ttl| {
+        let swapped = cache.swap(b"key", value, when, ttl).unwrap();
+        (swapped.old.map(|old| old.to_vec()), swapped.is_written)
+    };
+    let one_hour = Ttl::After(Duration::from_secs(3600));
+    assert_eq!(swap(b"0", When::IfPresent, Ttl::None), (None, false));
+    assert!(!cache.contains(b"key").unwrap());
+    assert_eq!(swap(b"1", When::IfAbsent, one_hour), (None, true));
+    assert_eq!(swap(b"2", When::IfAbsent, Ttl::None), (Some(b"1".to_vec()), false));
+    assert_eq!(swap(b"3", When::IfPresent, Ttl::Keep), (Some(b"1".to_vec()), true));
+    let (value, left) = cache.get_with_ttl(b"key").unwrap().unwrap();
+    assert_eq!(*value, *b"3");
+    assert!(left.unwrap() > Duration::from_secs(3000), "it was kept");
+    assert_eq!(swap(b"4", When::Always, Ttl::None), (Some(b"3".to_vec()), true));
+    assert!(cache.get_with_ttl(b"key").unwrap().unwrap().1.is_none());
+    // What has expired is absent.
+    assert!(swap(b"5", When::Always, Ttl::After(Duration::ZERO)).1);
+    assert_eq!(swap(b"6", When::IfPresent, Ttl::None), (None, false));
+    assert_eq!(swap(b"7", When::IfAbsent, Ttl::Keep), (None, true));
+    assert_eq!(cache.get_bytes(b"key").unwrap(), Some(b"7".to_vec()));
+    assert!(matches!(cache.swap(b"", b"", When::Always, Ttl::None), Err(Error::KeyEmpty)));
+}
+
+/// Each value that is put in comes out once, or is there in the end: nobody comes between the two halves of a swap.
+#[test]
+fn nothing_is_lost_between_swaps() {
+    const THREADS: u64 = 4;
+    const EACH: u64 = 20_000;
+    let cache = Arc::new(open(&SimDirectory::default(), &options()));
+    let threads: Vec<_> = (0..THREADS)
+        .map(|thread| {
+            let cache = cache.clone();
+            thread::spawn(move || {
+                let swap = |number: u64| {
+                    let value = (thread * EACH + number).to_le_bytes().repeat(10);
+                    cache.swap(b"key", &value, When::Always, Ttl::None).unwrap().old
+                };
+                let came_out = (0..EACH).filter_map(swap);
+                came_out
+                    .map(|old| u64::from_le_bytes(old[..8].try_into().unwrap()))
+                    .collect::<Vec<_>>()
+            })
+        })
+        .collect();
+    let mut all: Vec<_> = threads.into_iter().flat_map(|it| it.join().unwrap()).collect();
+    let last = cache.get(b"key").unwrap().unwrap();
+    all.push(u64::from_le_bytes(last[..8].try_into().unwrap()));
+    all.sort_unstable();
+    assert!(all.into_iter().eq(0..THREADS * EACH));
+}
+
+#[test]
+fn a_read_that_must_not_wait_tells_what_is_on_disk() {
+    let cache = open(&SimDirectory::default(), &options());
+    cache.put(b"key", b"value").unwrap();
+    // Long enough for its journal to leave the memory.
+    for key in 0..12_000u64 {
+        cache.put(&key.to_le_bytes(), &[1; 1000]).unwrap();
+    }
+    assert!(matches!(cache.try_get(b"key").unwrap(), Lookup::OnDisk));
+    assert_eq!(cache.get_bytes(b"key").unwrap(), Some(b"value".to_vec()));
+    assert!(matches!(cache.try_get(b"other").unwrap(), Lookup::Absent));
+    cache.put_with_ttl(b"other", b"new", Duration::from_secs(3600)).unwrap();
+    let Lookup::Found(value, Some(left)) = cache.try_get(b"other").unwrap() else {
+        panic!("it is in memory");
+    };
+    assert!(*value == *b"new" && left > Duration::from_secs(3000));
+}
+
+#[test]
+fn a_write_that_must_not_wait_says_that_it_would_have_to() {
+    let directory = SimDirectory::default();
+    let options = Options { max_disk_bytes: 8 << 20, when_full: WhenFull::Refuse, ..options() };
+    let cache = open(&directory, &options);
+    assert!(cache.try_put(b"key", b"value", None).unwrap());
+    assert_eq!(cache.get_bytes(b"key").unwrap(), Some(b"value".to_vec()));
+    assert!(matches!(cache.try_put(b"", b"", None), Err(Error::KeyEmpty)));
+    let mut key = 0u64;
+    while cache.put(&key.to_le_bytes(), &[3; 1000]).is_ok() {
+        key += 1;
+    }
+    assert!(!cache.try_put(&key.to_le_bytes(), &[3; 1000], None).unwrap());
+    assert!(!cache.contains(&key.to_le_bytes()).unwrap(), "nothing was written");
+    drop(cache);
+    let always = Options { durability: Durability::Always, max_disk_bytes: 64 << 20, ..options };
+    let cache = open(&directory, &always);
+    assert!(!cache.try_put(b"other", b"value", None).unwrap());
+    assert!(!cache.contains(b"other").unwrap());
+}
+
+fn scanned(cache: &Cache, limit: usize) -> Vec<Vec<u8>> {
+    let (mut at, mut keys) = (ScanCursor::default(), Vec::new());
+    loop {
+        let found = cache.scan(at, limit).unwrap();
+        keys.extend(found.keys);
+        let Some(next) = found.next else { return keys };
+        assert!(next.0 > at.0, "it comes to an end");
+        at = next;
+    }
+}
+
+#[test]
+fn a_scan_returns_each_key_once() {
+    let cache = open(&SimDirectory::default(), &options());
+    assert_eq!(cache.scan(ScanCursor::default(), 10).unwrap(), crate::Scanned::default());
+    // More than memory holds, so that some have to be read from the disk.
+    let mut expected = BTreeSet::new();
+    for number in 0..20_000u64 {
+        cache.put(&key(number), &[1; 500]).unwrap();
+        expected.insert(key(number));
+    }
+    for number in (0..20_000).step_by(3) {
+        cache.delete(&key(number)).unwrap();
+        expected.remove(&key(number));
+    }
+    cache.put_with_ttl(b"expired", b"", Duration::ZERO).unwrap();
+    for limit in [1, 100, usize::MAX] {
+        let mut keys = scanned(&cache, limit);
+        keys.sort_unstable();
+        assert!(keys.iter().eq(&expected), "limit {limit}: {} keys", keys.len());
+    }
+    // Whatever number comes from outside is a place.
+    let mut random = Random::new(1);
+    for _ in 0..1000 {
+        let found = cache.scan(ScanCursor(random.next_u64()), 3).unwrap();
+        assert!(found.keys.iter().all(|key| expected.contains(key)));
+    }
+    assert!(cache.scan(ScanCursor(u64::MAX), 3).unwrap().next.is_none());
+}
+
+/// While the table grows, keys are replaced, moved and evicted beside it.
+#[test]
+fn a_scan_misses_nothing_that_is_there_all_the_time() {
+    let options = Options { max_disk_bytes: 12 << 20, ..options() };
+    let cache = Arc::new(open(&SimDirectory::default(), &options));
+    let stays = |number: u64| number.to_le_bytes();
+    for number in 0..50 {
+        cache.put(&stays(number), &[6; 100]).unwrap();
+    }
+    let is_done = Arc::new(AtomicBool::new(false));
+    let writer = {
+        let (cache, is_done) = (cache.clone(), is_done.clone());
+        thread::spawn(move || {
+            let mut number = 100u64;
+            while !is_done.load(Ordering::Relaxed) {
+                for _ in 0..500 {
+                    cache.put(&number.to_le_bytes(), &[7; 300]).unwrap();
+                    number += 1;
+                }
+                for kept in 0..50u64 {
+                    match kept % 2 {
+                        // Read, so that it is moved; or replaced, now with a time to live and now without.
+                        0 => assert!(cache.contains(&kept.to_le_bytes()).unwrap()),
+                        _ if number % 1000 == 0 => {
+                            cache.put(&kept.to_le_bytes(), &[8; 100]).unwrap();
+                        }
+                        _ => {
+                            let ttl = Duration::from_secs(3600);
+                            cache.put_with_ttl(&kept.to_le_bytes(), &[9; 100], ttl).unwrap();
+                        }
+                    }
+                }
+            }
+        })
+    };
+    let mut rounds = 0;
+    while rounds < 30 || cache.stats().evicted < 20_000 {
+        let found: BTreeSet<_> = scanned(&cache, 50).into_iter().collect();
+        for number in 0..50 {
+            assert!(found.contains(&stays(number)[..]), "round {rounds}: {number}");
+        }
+        rounds += 1;
+    }
+    is_done.store(true, Ordering::Relaxed);
+    writer.join().unwrap();
+}
+
+#[test]
+fn compaction_on_demand_leaves_nothing_dead() {
+    let directory = SimDirectory::default();
+    let mut random = Random::new(5);
+    let mut map = BTreeMap::new();
+    let cache = open(&directory, &options());
+    for step in 0..40_000 {
+        let key = key(random.below(15_000));
+        // Too few to be worth it in the background.
+        match random.below(8) {
+            0 if map.remove(&key).is_some() => assert!(cache.delete(&key).unwrap()),
+            _ if step < 25_000 || random.chance(0.1) => {
+                let value = vec![step as u8; 300 + random.index(300)];
+                cache.put(&key, &value).unwrap();
+                map.insert(key, value);
+            }
+            _ => {}
+        }
+    }
+    cache.put_with_ttl(b"expired", &[1; 1000], Duration::ZERO).unwrap();
+    cache.close().unwrap();
+    let cache = open(&directory, &options());
+    let before = settled(&cache);
+    let mut told = Vec::new();
+    let compacted = cache.compact(|compacted| told.push(*compacted)).unwrap();
+    assert!(compacted.rewritten > 0 && compacted.damaged == 0, "{compacted:?}");
+    assert_eq!(compacted.done, compacted.journals);
+    assert_eq!(told.len(), compacted.journals + 1);
+    assert!(contents(&cache) == map);
+    // What is left is alive, but for tombstones whose reasons went last.
+    cache.close().unwrap();
+    let cache = open(&directory, &options());
+    let again = cache.compact(|_| ()).unwrap();
+    assert!(again.rewritten < compacted.rewritten, "{again:?} after {compacted:?}");
+    let bytes: usize = map.iter().map(|(key, value)| key.len() + value.len()).sum();
+    let records = map.len() * 24;
+    cache.close().unwrap();
+    let cache = open(&directory, &options());
+    let after = settled(&cache);
+    assert!(after.disk_bytes < before.disk_bytes, "{before:?}, {after:?}");
+    // A newest journal, its successor, and what the ends of the others leave free.
+    let at_most = (bytes + records) as u64 * 11 / 10 + (3 << 20);
+    assert!(after.disk_bytes <= at_most, "{after:?}, not {at_most}");
+    assert!(contents(&cache) == map);
+    drop(cache);
+    assert!(contents(&open(&directory, &options())) == map);
+}
+
+/// Puts and deletions go on, and the keeper has work of its own. All of it together is less than the disk budget, so nothing is evicted.
+#[test]
+fn compaction_on_demand_keeps_what_is_written_meanwhile() {
+    let directory = SimDirectory::default();
+    let options = Options { max_disk_bytes: 256 << 20, ..options() };
+    let cache = Arc::new(open(&directory, &options));
+    let writer = {
+        let cache = cache.clone();
+        thread::spawn(move || {
+            let mut random = Random::new(9);
+            let mut map = BTreeMap::new();
+            for _ in 0..80_000 {
+                let key = key(random.below(3000));
+                if random.chance(0.2) {
+                    assert_eq!(cache.delete(&key).unwrap(), map.remove(&key).is_some());
+                } else {
+                    let value = value(&mut random);
+                    cache.put(&key, &value).unwrap();
+                    map.insert(key, value);
+                }
+            }
+            map
+        })
+    };
+    let mut rewritten = 0;
+    while !writer.is_finished() {
+        rewritten += cache.compact(|_| ()).unwrap().rewritten;
+    }
+    let map = writer.join().unwrap();
+    assert!(rewritten + cache.compact(|_| ()).unwrap().rewritten > 0);
+    assert_eq!(cache.stats().evicted, 0);
+    assert!(contents(&cache) == map);
+    drop(cache);
+    assert!(contents(&open(&directory, &options)) == map);
+}
+
+#[test]
+fn a_damaged_journal_stays_when_everything_is_compacted() {
+    let directory = SimDirectory::default();
+    let cache = open(&directory, &options());
+    for number in 0..2000u64 {
+        cache.put(&key(number), &[5; 1000]).unwrap();
+    }
+    cache.close().unwrap();
+    directory.spoil("000000000000.journal", 4096 + 500);
+    let cache = open(&directory, &options());
+    for number in 0..2000u64 {
+        if number % 2 == 1 {
+            cache.delete(&key(number)).unwrap();
+        }
+    }
+    let compacted = cache.compact(|_| ()).unwrap();
+    assert_eq!(compacted.damaged, 1, "{compacted:?}");
+    assert!(cache.get(&key(0)).is_err(), "the damage is told as before");
+    let there = |number: &u64| cache.contains(&key(*number)).unwrap();
+    assert_eq!((1..2000).filter(there).count(), 999);
+}
