@@ -32,9 +32,12 @@ pub(crate) struct Admin {
     task: JoinHandle<()>,
 }
 
+/// What `/healthz` says: whether the server serves, and a line about it.
+pub(crate) type Health = Box<dyn Fn() -> (StatusCode, String) + Send + Sync>;
+
 struct Shown {
     registry: Registry,
-    store: Store,
+    health: Health,
 }
 
 impl Admin {
@@ -45,7 +48,7 @@ impl Admin {
     pub(crate) async fn start(
         listen: SocketAddr,
         registry: Registry,
-        store: Store,
+        health: Health,
     ) -> Result<Self, Failure> {
         let failed =
             |error| Failure::Failed(format!("can not listen on admin port {listen}: {error}"));
@@ -54,7 +57,7 @@ impl Admin {
         let routes = Router::new()
             .route("/metrics", get(metrics))
             .route("/healthz", get(healthz))
-            .with_state(Arc::new(Shown { registry, store }));
+            .with_state(Arc::new(Shown { registry, health }));
         let (stop, stopped) = oneshot::channel::<()>();
         let task = tokio::spawn(async move {
             // Dropping the sender stops too.
@@ -94,13 +97,17 @@ async fn metrics(State(shown): State<Arc<Shown>>) -> impl IntoResponse {
     }
 }
 
+async fn healthz(State(shown): State<Arc<Shown>>) -> impl IntoResponse {
+    (shown.health)()
+}
+
 /// The status says whether the server serves, since that is what those who restart servers go by; the text says more. Uploads that
 /// fail are told there: until the log is full they keep nobody from reading and writing, and a restart does not mend them.
-async fn healthz(State(shown): State<Arc<Shown>>) -> impl IntoResponse {
-    if let Some(cause) = shown.store.failure() {
+pub(crate) fn health_of(store: &Store) -> (StatusCode, String) {
+    if let Some(cause) = store.failure() {
         return (StatusCode::SERVICE_UNAVAILABLE, format!("failed: {cause}\n"));
     }
-    let stats = shown.store.stats();
+    let stats = store.stats();
     let Some(UploadFailing { elapsed, failures, error }) = stats.upload_failing else {
         return (StatusCode::OK, "ok\n".into());
     };
@@ -115,9 +122,48 @@ async fn healthz(State(shown): State<Arc<Shown>>) -> impl IntoResponse {
 
 /// Register what this crate knows: the store's numbers, the process's memory, the build.
 pub(crate) fn register(registry: &mut Registry, store: Store) {
+    register_build(registry);
+    registry.register_collector(Box::new(StoreCollector { store }));
+}
+
+/// Register which program this is.
+pub(crate) fn register_build(registry: &mut Registry) {
     let build = Info::new(vec![("version", env!("CARGO_PKG_VERSION"))]);
     registry.register("alluvium_build", "Version of this program", build);
-    registry.register_collector(Box::new(StoreCollector { store }));
+}
+
+/// Values of now, by name without `alluvium_` in front, with what they mean.
+pub(crate) fn encode_gauges(
+    encoder: &mut DescriptorEncoder<'_>,
+    gauges: &[(&str, &str, u64)],
+) -> Result<(), fmt::Error> {
+    for (name, help, value) in gauges {
+        let gauge = ConstGauge::new(i64::try_from(*value).unwrap_or(i64::MAX));
+        gauge.encode(encoder.encode_descriptor(
+            &format!("alluvium_{name}"),
+            &format!("{help}."),
+            None,
+            gauge.metric_type(),
+        )?)?;
+    }
+    Ok(())
+}
+
+/// The same for what only grows.
+pub(crate) fn encode_counters(
+    encoder: &mut DescriptorEncoder<'_>,
+    counters: &[(&str, &str, u64)],
+) -> Result<(), fmt::Error> {
+    for (name, help, value) in counters {
+        let counter = ConstCounter::new(*value);
+        counter.encode(encoder.encode_descriptor(
+            &format!("alluvium_{name}"),
+            &format!("{help}."),
+            None,
+            counter.metric_type(),
+        )?)?;
+    }
+    Ok(())
 }
 
 /// Asks the store at each scrape; nothing is counted twice.
@@ -221,15 +267,7 @@ impl Collector for StoreCollector {
             ("recovery_lost_offsets", "Offsets in these ranges", stats.lost.offsets),
             ("wal_durable_offset", "Log offset up to which everything is durable", wal.durable.0),
         ];
-        for (name, help, value) in gauges {
-            let gauge = ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));
-            gauge.encode(encoder.encode_descriptor(
-                &format!("alluvium_{name}"),
-                &format!("{help}."),
-                None,
-                gauge.metric_type(),
-            )?)?;
-        }
+        encode_gauges(&mut encoder, &gauges)?;
         let counters: [(&str, &str, u64); 25] = [
             ("uploads", "Uploads committed", stats.uploads),
             ("uploaded_bytes", "Bytes of objects committed", stats.uploaded_bytes),
@@ -285,15 +323,7 @@ impl Collector for StoreCollector {
             ("wal_header_writes", "Header slots written", wal.header_writes),
             ("wal_padding_bytes", "Bytes that filled up blocks to a page", wal.padding_bytes),
         ];
-        for (name, help, value) in counters {
-            let counter = ConstCounter::new(value);
-            counter.encode(encoder.encode_descriptor(
-                &format!("alluvium_{name}"),
-                &format!("{help}."),
-                None,
-                counter.metric_type(),
-            )?)?;
-        }
+        encode_counters(&mut encoder, &counters)?;
         encode_requests(encoder, &stats.requests)
     }
 }
@@ -316,7 +346,7 @@ fn encode_requests(
 }
 
 /// By /proc/self/status; `None` where there is no such file.
-fn resident_bytes() -> Option<u64> {
+pub(crate) fn resident_bytes() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
     let kib: u64 = line.split_whitespace().next()?.parse().ok()?;

@@ -97,7 +97,11 @@ async fn serve(config: &ServeConfig, storage: Storage) -> Result<(), Failure> {
         },
     )?;
     let admin = match config.admin_listen {
-        Some(listen) => Some(Admin::start(listen, registry, store.clone()).await?),
+        Some(listen) => {
+            let store = store.clone();
+            let health = Box::new(move || admin::health_of(&store));
+            Some(Admin::start(listen, registry, health).await?)
+        }
         None => None,
     };
     let control = socket.map(|it| it.answer(config, device, store.clone(), broker.users()));
@@ -118,19 +122,7 @@ async fn serve(config: &ServeConfig, storage: Storage) -> Result<(), Failure> {
             Some(cause.to_string())
         }
     };
-    let stopping_since = Instant::now();
-    tokio::spawn(async move {
-        loop {
-            let name = signals.next().await;
-            if is_another_wish(stopping_since.elapsed()) {
-                tracing::warn!("{name}: stopping at once; the next start recovers");
-                std::process::exit(STOPPED_AT_ONCE);
-            }
-            tracing::info!(
-                "{name} right behind it is taken for the same; repeat it to stop at once"
-            );
-        }
-    });
+    signals.insist();
     // Requests in flight get their answers, which are errors if the store has failed.
     broker.shutdown().await;
     if let Some(admin) = admin {
@@ -259,13 +251,14 @@ fn is_another_wish(since_begin: Duration) -> bool {
 }
 
 /// The signals that stop a server.
-struct Signals {
+pub(crate) struct Signals {
     terminate: Signal,
     interrupt: Signal,
 }
 
 impl Signals {
-    fn install() -> Result<Self, Failure> {
+    /// Take them from now on: they do not end the process any more.
+    pub(crate) fn install() -> Result<Self, Failure> {
         let install = |kind| {
             signal(kind)
                 .map_err(|error| Failure::Failed(format!("can not handle signals: {error}")))
@@ -277,11 +270,28 @@ impl Signals {
     }
 
     /// The name of the next one.
-    async fn next(&mut self) -> &'static str {
+    pub(crate) async fn next(&mut self) -> &'static str {
         tokio::select! {
             _ = self.terminate.recv() => "SIGTERM",
             _ = self.interrupt.recv() => "SIGINT",
         }
+    }
+
+    /// The server stops since now: another one ends the process, unless it is the first one delivered twice.
+    pub(crate) fn insist(mut self) {
+        let stopping_since = Instant::now();
+        tokio::spawn(async move {
+            loop {
+                let name = self.next().await;
+                if is_another_wish(stopping_since.elapsed()) {
+                    tracing::warn!("{name}: stopping at once; the next start recovers");
+                    std::process::exit(STOPPED_AT_ONCE);
+                }
+                tracing::info!(
+                    "{name} right behind it is taken for the same; repeat it to stop at once"
+                );
+            }
+        });
     }
 }
 

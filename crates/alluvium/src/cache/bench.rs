@@ -6,13 +6,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use alluvium_device::sim::{Random, Zipf};
-use alluvium_journal::{Cache, Durability, Options};
+use alluvium_journal::Cache;
 use clap::{Args, ValueEnum};
 use hdrhistogram::Histogram;
 use rustix::time::{ClockId, clock_gettime};
 
+use super::options::CacheArgs;
 use crate::output::{self, Failure, Table};
-use crate::units::{Size, Span, about};
+use crate::units::{Size, about};
 
 /// Measure a journal cache in a directory of its own, which is removed at the end.
 ///
@@ -31,18 +32,8 @@ pub(crate) struct BenchArgs {
     /// Threads that call the cache.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
     threads: u16,
-    /// Memory for journals.
-    #[arg(long, value_name = "SIZE", default_value_t = Size::gib(3))]
-    memory: Size,
-    /// Disk space for journals.
-    #[arg(long, value_name = "SIZE", default_value_t = Size::gib(16))]
-    max_disk: Size,
-    /// Size of a journal.
-    #[arg(long, value_name = "SIZE", default_value_t = Size::mib(128))]
-    journal: Size,
-    /// When a write is on stable storage: `none`, `always`, or a time.
-    #[arg(long, value_name = "none|always|TIME", default_value = "none", value_parser = durability)]
-    durability: Durability,
+    #[command(flatten)]
+    cache: CacheArgs,
     /// What to measure, in this order; what is read was written by fillseq or fillrandom before. Can be given several times. Default: all.
     #[arg(long, value_enum, value_name = "WORKLOAD")]
     workload: Vec<Workload>,
@@ -85,17 +76,11 @@ const ALL: [Workload; 9] = [
     Workload::Reopen,
 ];
 
+/// All keys of the default load are in memory.
+const DEFAULT_MEMORY: Size = Size::gib(3);
 /// Calls of which one is timed.
 const TIMED: u64 = 16;
 const BATCH: usize = 32;
-
-fn durability(text: &str) -> Result<Durability, String> {
-    match text {
-        "none" => Ok(Durability::None),
-        "always" => Ok(Durability::Always),
-        time => time.parse::<Span>().map(|span| Durability::Interval(span.0)),
-    }
-}
 
 /// What a workload took, all threads together.
 #[derive(Default)]
@@ -221,14 +206,7 @@ impl Bench<'_> {
     }
 
     fn open(&self) -> Result<Cache, Failure> {
-        let options = Options {
-            memory_bytes: usize::try_from(self.args.memory.bytes).unwrap_or(usize::MAX),
-            max_disk_bytes: self.args.max_disk.bytes,
-            journal_bytes: usize::try_from(self.args.journal.bytes).unwrap_or(usize::MAX),
-            durability: self.args.durability,
-            ..Options::default()
-        };
-        Ok(Cache::open(&self.args.dir, options)?)
+        Ok(Cache::open(&self.args.dir, self.args.cache.options(DEFAULT_MEMORY))?)
     }
 
     fn close(&mut self) -> Result<(), Failure> {
@@ -376,6 +354,8 @@ fn one(cache: &Cache, args: &BenchArgs, workload: Workload, thread: u64) -> Resu
 
 #[cfg(test)]
 mod tests {
+    use alluvium_journal::{Durability, WhenFull};
+
     use super::*;
 
     #[test]
@@ -392,10 +372,13 @@ mod tests {
             keys: 5000,
             value: Size { bytes: 100 },
             threads: 2,
-            memory: Size::mib(8),
-            max_disk: Size::mib(64),
-            journal: Size::mib(1),
-            durability: Durability::None,
+            cache: CacheArgs {
+                memory: Some(Size::mib(8)),
+                max_disk: Size::mib(64),
+                journal: Size::mib(1),
+                durability: Durability::None,
+                when_full: WhenFull::Evict,
+            },
             workload: vec![],
             json: true,
         };

@@ -1,7 +1,10 @@
-//! `alluvium cache`: tools for the journal cache.
+//! `alluvium cache`: a journal cache as a server, and the tools for it.
 
 mod bench;
+mod compact;
 mod inspect;
+mod options;
+mod serve;
 
 use alluvium_journal::Error;
 use clap::Subcommand;
@@ -10,7 +13,9 @@ use crate::output::{self, Failure};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum CacheCommand {
+    Serve(Box<serve::ServeArgs>),
     Bench(bench::BenchArgs),
+    Compact(compact::CompactArgs),
     Inspect(inspect::InspectArgs),
     Verify(inspect::VerifyArgs),
 }
@@ -20,9 +25,14 @@ pub(crate) enum CacheCommand {
 /// # Errors
 /// What the command says it can fail with.
 pub(crate) fn run(command: CacheCommand) -> Result<(), Failure> {
-    output::start_logging("warn,alluvium::progress=info")?;
+    output::start_logging(match &command {
+        CacheCommand::Serve(args) => args.log(),
+        _ => "warn,alluvium::progress=info",
+    })?;
     match command {
+        CacheCommand::Serve(args) => serve::run(&args),
         CacheCommand::Bench(args) => bench::run(&args),
+        CacheCommand::Compact(args) => compact::run(&args),
         CacheCommand::Inspect(args) => inspect::run(&args),
         CacheCommand::Verify(args) => inspect::verify(&args),
     }

@@ -85,6 +85,8 @@ pub struct Server {
     pub log: String,
     /// Where it serves Kafka.
     pub kafka: String,
+    /// Where it serves clients of Redis, if it is a cache.
+    pub redis: String,
     /// Where it serves metrics, if it does.
     pub admin: Option<String>,
 }
@@ -107,7 +109,24 @@ impl Server {
         command
     }
 
-    pub fn start_command(mut command: Command) -> Self {
+    pub fn start_command(command: Command) -> Self {
+        let (mut server, ready) = Self::spawn(command, "alluvium is ready");
+        server.kafka = after(&ready, "kafka on ").expect("the line names the Kafka port");
+        server.admin = after(&ready, "http://");
+        server
+    }
+
+    /// Start `alluvium cache serve` with these arguments, and wait until it is ready.
+    pub fn start_cache(arguments: &[&str]) -> Self {
+        let mut command = alluvium();
+        command.args(["cache", "serve", "--listen", "127.0.0.1:0"]).args(arguments);
+        let (mut server, ready) = Self::spawn(command, "alluvium cache is ready");
+        server.redis = after(&ready, "redis on ").expect("the line names the port of clients");
+        server.admin = after(&ready, "http://");
+        server
+    }
+
+    fn spawn(mut command: Command, ready: &str) -> (Self, String) {
         let mut child = command
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -123,16 +142,10 @@ impl Server {
                 }
             }
         });
-        let mut server =
-            Self { child, lines, log: String::new(), kafka: String::new(), admin: None };
-        let ready = server.wait_for("alluvium is ready");
-        let after = |mark: &str, ends: &[char]| {
-            let rest = ready.split_once(mark)?.1;
-            Some(rest.split(ends).next().unwrap_or(rest).to_string())
-        };
-        server.kafka = after("kafka on ", &[',', ' ']).expect("the line names the Kafka port");
-        server.admin = after("http://", &['/', ' ']);
-        server
+        let [log, kafka, redis] = [const { String::new() }; 3];
+        let mut server = Self { child, lines, log, kafka, redis, admin: None };
+        let ready = server.wait_for(ready);
+        (server, ready)
     }
 
     /// Wait for a line of the log.
@@ -197,6 +210,12 @@ impl Server {
         let (head, body) = answer.split_once("\r\n\r\n").expect("the answer has a body");
         (head.lines().next().unwrap_or_default().to_string(), body.to_string())
     }
+}
+
+/// The address behind `mark`.
+fn after(line: &str, mark: &str) -> Option<String> {
+    let rest = line.split_once(mark)?.1;
+    Some(rest.split([',', ' ', '/']).next().unwrap_or(rest).to_string())
 }
 
 impl Drop for Server {

@@ -1,0 +1,147 @@
+//! `alluvium cache compact`: the space of what is dead, now.
+
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use alluvium_journal::{Cache, Options, WhenFull};
+use clap::Args;
+
+use super::options::bytes;
+use crate::output::{self, Failure};
+use crate::progress::Meter;
+use crate::units::{Size, about, counted};
+
+/// Write anew what is alive in each journal that holds something else too, and remove the journal. Nobody else may have the cache open.
+///
+/// What is overwritten, deleted or has expired goes by itself when it is most of a journal; this is for getting the rest of the space at once. It needs room for two
+/// journals on the disk, and whatever may not be evicted stays: the disk budget of those who use the cache does not count here.
+#[derive(Args, Debug)]
+pub(crate) struct CompactArgs {
+    /// The cache's directory.
+    directory: PathBuf,
+    /// Memory for journals, at least four of them.
+    #[arg(long, value_name = "SIZE", default_value_t = Size::gib(1))]
+    memory: Size,
+    /// Print JSON. Default: two lines.
+    #[arg(long)]
+    json: bool,
+}
+
+/// More than the newest journal, its successor and what a cache has to have at least take, however large its journals are.
+const ROOM: Size = Size::gib(16);
+/// Unit of what the system says about the room that a file takes.
+const SECTOR_BYTES: u64 = 512;
+
+/// What the files of a cache are, and the room that they take.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct OnDisk {
+    journals: u64,
+    bytes: u64,
+}
+
+impl OnDisk {
+    fn of(directory: &Path) -> Result<Self, Failure> {
+        let failed = |error| Failure::Usage(format!("{}: {error}", directory.display()));
+        let mut found = Self::default();
+        for entry in directory.read_dir().map_err(failed)? {
+            let entry = entry.map_err(failed)?;
+            found.journals += u64::from(entry.path().extension().is_some_and(|it| it == "journal"));
+            found.bytes += entry.metadata().map_err(failed)?.blocks() * SECTOR_BYTES;
+        }
+        Ok(found)
+    }
+}
+
+/// # Errors
+/// There is no cache, somebody has it open, or it fails.
+pub(crate) fn run(args: &CompactArgs) -> Result<(), Failure> {
+    let directory = &args.directory;
+    let before = OnDisk::of(directory)?;
+    let options = Options {
+        memory_bytes: bytes(args.memory),
+        max_disk_bytes: before.bytes.saturating_add(ROOM.bytes),
+        when_full: WhenFull::Refuse,
+        create: false,
+        ..Options::default()
+    };
+    let cache = Cache::open(directory, options)?;
+    let entries = cache.stats().entries;
+    let meter = Meter::new(format!("compacting {}", directory.display()));
+    let report = meter.callback();
+    let compacted = cache.compact(|it| {
+        let journals = it.journals.max(1) as u64;
+        report(before.bytes / journals * it.done as u64, before.bytes);
+    })?;
+    drop(meter);
+    cache.close()?;
+    let after = OnDisk::of(directory)?;
+    if args.json {
+        return output::json(&serde_json::json!({
+            "entries": entries,
+            "journals_before": before.journals,
+            "bytes_before": before.bytes,
+            "journals_after": after.journals,
+            "bytes_after": after.bytes,
+            "rewritten": compacted.rewritten,
+            "damaged": compacted.damaged,
+        }));
+    }
+    let told = |when: &str, on_disk: OnDisk| {
+        let journals = counted(on_disk.journals, "journal", "journals");
+        output::line(format_args!("{when} {journals}, {} on disk", about(on_disk.bytes)))
+    };
+    told("before:", before)?;
+    told("after: ", after)?;
+    if compacted.damaged > 0 {
+        let journals = counted(compacted.damaged as u64, "journal is", "journals are");
+        output::line(format_args!(
+            "{journals} damaged and stay as they were: `alluvium cache verify` names them"
+        ))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn args(directory: &Path) -> CompactArgs {
+        CompactArgs { directory: directory.to_owned(), memory: Size::mib(8), json: false }
+    }
+
+    #[test]
+    fn the_space_of_what_was_overwritten_comes_back() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path();
+        let options =
+            Options { journal_bytes: 1 << 20, memory_bytes: 8 << 20, ..Options::default() };
+        let cache = Cache::open(path, options.clone()).unwrap();
+        for key in 0..6000u64 {
+            cache.put(&key.to_le_bytes(), &[1; 1000]).unwrap();
+        }
+        for key in (0..6000u64).step_by(2) {
+            assert!(cache.delete(&key.to_le_bytes()).unwrap());
+        }
+        cache.close().unwrap();
+        let before = OnDisk::of(path).unwrap();
+        run(&args(path)).unwrap();
+        let after = OnDisk::of(path).unwrap();
+        assert!(after.bytes < before.bytes * 2 / 3, "{before:?}, {after:?}");
+        let cache = Cache::open(path, options).unwrap();
+        assert_eq!(cache.stats().entries, 3000);
+        assert!(
+            (0..6000u64)
+                .all(|key| { cache.contains(&key.to_le_bytes()).unwrap() == (key % 2 == 1) })
+        );
+        let Err(Failure::Failed(said)) = run(&args(path)) else { panic!("it is in use") };
+        assert!(said.contains("in use by another process"), "{said}");
+    }
+
+    #[test]
+    fn what_is_no_cache_is_not_made_one() {
+        let directory = tempfile::tempdir().unwrap();
+        assert!(matches!(run(&args(directory.path())), Err(Failure::Usage(_))));
+        assert!(matches!(run(&args(&directory.path().join("none"))), Err(Failure::Usage(_))));
+        assert!(!directory.path().join("cache").exists());
+    }
+}

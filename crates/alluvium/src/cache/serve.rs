@@ -1,0 +1,365 @@
+//! `alluvium cache serve`: a journal cache behind the Redis protocol. What runs where: `docs/journal-cache.md`, "As a server".
+
+mod answers;
+mod buffers;
+mod command;
+mod connection;
+mod counters;
+mod glob;
+mod request;
+mod set;
+mod talk;
+
+use std::net::{SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::{Duration, Instant};
+
+use alluvium_journal::{Cache, Durability, Options};
+use axum::http::StatusCode;
+use clap::Args;
+use prometheus_client::registry::Registry;
+use ring::digest::{Digest, SHA256, digest};
+use subtle::ConstantTimeEq as _;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+
+use self::answers::Answers;
+use self::buffers::Buffers;
+use self::counters::{CacheCollector, Counters};
+use self::request::Limits;
+use super::options::{CacheArgs, bytes};
+use crate::address::Address;
+use crate::admin::{self, Admin};
+use crate::output::Failure;
+use crate::serve::Signals;
+use crate::units::{Size, Span, about, counted};
+
+/// Serve a cache to clients of Redis: GET, SET with all of its options, DEL, EXISTS, MGET, MSET, TTL, SCAN, INFO and some more.
+///
+/// Without --password-file everybody who reaches the port can read and write everything. Passwords and values travel as they are: there is no TLS. SIGTERM ends the
+/// server, with everything written. Exit codes: 0 stopped; 1 failed; 2 wrong usage.
+#[derive(Args, Debug)]
+pub(crate) struct ServeArgs {
+    /// Directory of the cache; made if it is not there. One process has it open at a time.
+    #[arg(long, value_name = "DIR")]
+    dir: PathBuf,
+    /// Address for clients; port 0 takes a free one. An address other than loopback needs --password-file or --allow-unauthenticated.
+    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:6379")]
+    listen: Address,
+    #[command(flatten)]
+    cache: CacheArgs,
+    /// Clients have to log in (AUTH, or HELLO with AUTH) with the password in the first line of this file. Default: none.
+    #[arg(long, value_name = "FILE")]
+    password_file: Option<PathBuf>,
+    /// Listen on the network without authentication: everybody who reaches the port can read and write everything.
+    #[arg(long)]
+    allow_unauthenticated: bool,
+    /// Address for metrics (/metrics, for Prometheus) and health (/healthz). Default: none.
+    #[arg(long, value_name = "ADDR:PORT")]
+    metrics_listen: Option<Address>,
+    /// Clients that are connected at the same time.
+    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..))]
+    max_connections: u32,
+    /// Memory for large requests and answers of all connections together; of each 64KiB are free. What does not fit gets an error.
+    #[arg(long, value_name = "SIZE", default_value_t = Size::mib(512))]
+    buffer_memory: Size,
+    /// A client that asks for nothing is disconnected after this time.
+    #[arg(long, value_name = "TIME", default_value = "1h")]
+    idle_timeout: Span,
+    /// What to log: error, warn, info, debug or trace, or a list of target=level.
+    #[arg(long, value_name = "FILTER", default_value = "info")]
+    log: String,
+}
+
+const DEFAULT_MEMORY: Size = Size::gib(1);
+/// With `--durability always`: answers wait for their own sync, so this one finds nothing to do.
+const SYNC_INTERVAL: Duration = Duration::from_secs(1);
+/// How long requests that are under way may take when the server stops.
+const GRACE: Duration = Duration::from_secs(10);
+/// After an accept that failed, typically for want of file descriptors: the kernel offers no event for when there are some again.
+const RETRY_ACCEPT: Duration = Duration::from_millis(100);
+
+/// What all connections share.
+struct Server {
+    cache: Cache,
+    password: Option<Password>,
+    /// Answers to writes wait until everything is on stable storage. (Not the cache's own [`Durability::Always`]: each write of a pipeline would wait for a sync of its own.)
+    flushes: bool,
+    limits: Limits,
+    buffers: Arc<Buffers>,
+    counters: Counters,
+    max_connections: u32,
+    idle_timeout: Duration,
+    started: Instant,
+    next_id: AtomicI64,
+}
+
+/// What is known of a connection.
+struct Client {
+    id: i64,
+    name: Vec<u8>,
+    answers: Answers,
+    /// It has logged in.
+    is_known: bool,
+    /// It has asked to be disconnected, or made it necessary.
+    is_leaving: bool,
+    /// Something was written since the last flush.
+    has_written: bool,
+}
+
+/// The digest of a password, so that comparing takes as long whatever the other one is.
+struct Password(Digest);
+
+impl Password {
+    fn new(password: &[u8]) -> Self {
+        Self(digest(&SHA256, password))
+    }
+
+    fn read(path: &Path) -> Result<Self, Failure> {
+        let text = std::fs::read(path)
+            .map_err(|error| Failure::Usage(format!("{}: {error}", path.display())))?;
+        let line = text.split(|byte| *byte == b'\n').next().unwrap_or_default();
+        let password = line.strip_suffix(b"\r").unwrap_or(line);
+        match password.is_empty() {
+            true => Err(Failure::Usage(format!("{}: the password is empty", path.display()))),
+            false => Ok(Self::new(password)),
+        }
+    }
+
+    fn is(&self, other: &[u8]) -> bool {
+        self.0.as_ref().ct_eq(digest(&SHA256, other).as_ref()).into()
+    }
+}
+
+impl Server {
+    fn new(cache: Cache, args: &ServeArgs, password: Option<Password>) -> Arc<Self> {
+        let limits = Limits::of(cache.max_record_bytes());
+        Arc::new(Self {
+            cache,
+            password,
+            flushes: args.cache.durability == Durability::Always,
+            limits,
+            buffers: Buffers::new(bytes(args.buffer_memory)),
+            counters: Counters::new(),
+            max_connections: args.max_connections,
+            idle_timeout: args.idle_timeout.0,
+            started: Instant::now(),
+            next_id: AtomicI64::new(1),
+        })
+    }
+
+    fn client(&self) -> Client {
+        Client {
+            id: self.next_id.fetch_add(1, Ordering::Relaxed),
+            name: Vec::new(),
+            // The largest value, as an answer.
+            answers: Answers::new(&self.buffers, self.limits.request_bytes),
+            is_known: false,
+            is_leaving: false,
+            has_written: false,
+        }
+    }
+
+    /// Whether a client has to say first who it is.
+    fn is_stranger(&self, client: &Client) -> bool {
+        self.password.is_some() && !client.is_known
+    }
+
+    fn health(&self) -> (StatusCode, String) {
+        match self.cache.failure() {
+            None => (StatusCode::OK, "ok\n".into()),
+            Some(cause) => (StatusCode::SERVICE_UNAVAILABLE, format!("failed: {cause}\n")),
+        }
+    }
+}
+
+impl ServeArgs {
+    /// What is logged.
+    pub(super) fn log(&self) -> &str {
+        &self.log
+    }
+
+    fn options(&self) -> Options {
+        let options = self.cache.options(DEFAULT_MEMORY);
+        match options.durability {
+            Durability::Always => {
+                Options { durability: Durability::Interval(SYNC_INTERVAL), ..options }
+            }
+            Durability::None | Durability::Interval(_) => options,
+        }
+    }
+
+    /// Without authentication the loopback interface is the only protection there is, so leaving it takes a word of the operator.
+    fn check_exposure(&self) -> Result<(), Failure> {
+        let clients = ("listen", self.listen.0, self.password_file.is_some());
+        let metrics =
+            self.metrics_listen.map(|Address(address)| ("metrics-listen", address, false));
+        for (option, address, is_protected) in [Some(clients), metrics].into_iter().flatten() {
+            if !address.ip().is_loopback() && !is_protected && !self.allow_unauthenticated {
+                return Err(Failure::Usage(format!(
+                    "{option} is {address}, which the network can reach, and it lacks authentication: everybody who reaches it could \
+                     read and write everything. Use 127.0.0.1, or for clients a password (--password-file), or give \
+                     --allow-unauthenticated if the network is trusted"
+                )));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Serve until a signal stops it.
+///
+/// # Errors
+/// Options that can not be used; the cache can not be opened, or not be closed as it should; a port is taken.
+pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
+    args.check_exposure()?;
+    let password = args.password_file.as_deref().map(Password::read).transpose()?;
+    let Address(listen) = args.listen;
+    let failed =
+        |error| Failure::Failed(format!("can not listen on port of clients {listen}: {error}"));
+    // Before the cache is opened for nothing.
+    let socket = TcpListener::bind(listen).map_err(failed)?;
+    socket.set_nonblocking(true).map_err(failed)?;
+    let opening = Instant::now();
+    let cache = Cache::open(&args.dir, args.options())?;
+    let found = cache.recovered();
+    tracing::info!(
+        "cache {}: {} in {}, opened in {:.3} s",
+        args.dir.display(),
+        counted(found.entries as u64, "key", "keys"),
+        counted(found.journals as u64, "journal", "journals"),
+        opening.elapsed().as_secs_f64()
+    );
+    if found.damaged_bytes > 0 {
+        tracing::warn!("{} of it are damaged and not used", about(found.damaged_bytes));
+    }
+    let server = Server::new(cache, args, password);
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::Failed(format!("can not start the runtime: {error}")))?;
+    let metrics = args.metrics_listen.map(|Address(address)| address);
+    let served = runtime.block_on(serve(server.clone(), socket, metrics));
+    runtime.shutdown_timeout(GRACE);
+    let closed = match Arc::into_inner(server) {
+        Some(server) => server.cache.close().map_err(Failure::from),
+        None => Err(Failure::Failed(
+            "a request did not come to its end: the cache is left as after a kill".into(),
+        )),
+    };
+    served.and(closed)?;
+    tracing::info!("stopped; the cache is closed");
+    Ok(())
+}
+
+async fn serve(
+    server: Arc<Server>,
+    socket: TcpListener,
+    metrics: Option<SocketAddr>,
+) -> Result<(), Failure> {
+    let mut signals = Signals::install()?;
+    let socket = tokio::net::TcpListener::from_std(socket).map_err(Failure::new)?;
+    let local = socket.local_addr().map_err(Failure::new)?;
+    let metrics = match metrics {
+        Some(listen) => {
+            let mut registry = Registry::default();
+            admin::register_build(&mut registry);
+            registry.register_collector(Box::new(CacheCollector(server.clone())));
+            let watched = server.clone();
+            let health = Box::new(move || watched.health());
+            Some(Admin::start(listen, registry, health).await?)
+        }
+        None => None,
+    };
+    let (stop, stopping) = watch::channel(false);
+    let accepting = tokio::spawn(accept(server, socket, stopping));
+    let metrics_at = metrics.as_ref().map_or_else(
+        || "no metrics port".to_owned(),
+        |metrics| format!("metrics on http://{}/metrics", metrics.local_addr()),
+    );
+    tracing::info!("alluvium cache is ready: redis on {local}, {metrics_at}");
+    let name = signals.next().await;
+    tracing::info!("{name}: stopping; another signal, in a second or later, stops at once");
+    signals.insist();
+    let _ = stop.send(true);
+    if accepting.await.is_err() {
+        tracing::error!("the task that accepts connections has failed");
+    }
+    if let Some(metrics) = metrics {
+        metrics.shutdown().await;
+    }
+    Ok(())
+}
+
+/// Accept and serve connections until the server stops; then wait for the requests that are under way.
+async fn accept(
+    server: Arc<Server>,
+    socket: tokio::net::TcpListener,
+    mut stopping: watch::Receiver<bool>,
+) {
+    let mut connections = JoinSet::new();
+    let told = stopping.clone();
+    loop {
+        let accepted = tokio::select! {
+            accepted = socket.accept() => accepted,
+            Some(ended) = connections.join_next() => {
+                report(ended);
+                continue;
+            }
+            _ = stopping.changed() => break,
+        };
+        match accepted {
+            Ok((socket, peer)) => {
+                if !server.counters.connect(server.max_connections.into()) {
+                    // It fits into the socket's own buffer, or is not told.
+                    let _ = socket.try_write(b"-ERR max number of clients reached\r\n");
+                    continue;
+                }
+                let (server, told) = (server.clone(), told.clone());
+                connections.spawn(async move {
+                    let counted = Counted(server.clone());
+                    let client = server.client();
+                    let end = connection::serve(server, socket, client, told).await;
+                    tracing::debug!(%peer, "connection closed: {end}");
+                    drop(counted);
+                });
+            }
+            Err(error) => {
+                tracing::warn!(%error, "a connection could not be accepted");
+                sleep(RETRY_ACCEPT).await;
+            }
+        }
+    }
+    drop(socket);
+    let all_ended = async {
+        while let Some(ended) = connections.join_next().await {
+            report(ended);
+        }
+    };
+    if timeout(GRACE, all_ended).await.is_err() {
+        tracing::warn!(
+            connections = connections.len(),
+            "requests under way did not end within {} s",
+            GRACE.as_secs()
+        );
+        connections.shutdown().await;
+    }
+}
+
+/// A connection, as long as it is open.
+struct Counted(Arc<Server>);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.counters.disconnect();
+    }
+}
+
+fn report(ended: Result<(), tokio::task::JoinError>) {
+    if let Err(error) = ended {
+        tracing::error!(%error, "a connection's task failed");
+    }
+}

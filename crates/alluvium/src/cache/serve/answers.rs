@@ -1,0 +1,174 @@
+//! Answers, in version 2 or 3 of the protocol, one after the other in a buffer that is written at once.
+
+use std::sync::Arc;
+
+use super::buffers::{Buffers, Share};
+
+/// What an answer takes beside its bytes, at most.
+const FRAME_BYTES: usize = 32;
+/// An empty buffer that is larger is given back.
+const KEPT_BYTES: usize = 16 << 10;
+
+/// Answers that were not written yet.
+pub(super) struct Answers {
+    bytes: Vec<u8>,
+    share: Share,
+    max_bytes: usize,
+    /// One did not fit.
+    is_over: bool,
+    /// Version 3 of the protocol, as HELLO has asked for it.
+    pub(super) is_resp3: bool,
+}
+
+impl Answers {
+    /// Up to `max_bytes`.
+    pub(super) fn new(buffers: &Arc<Buffers>, max_bytes: usize) -> Self {
+        let share = Share::new(buffers);
+        Self { bytes: Vec::new(), share, max_bytes, is_over: false, is_resp3: false }
+    }
+
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// They were written.
+    pub(super) fn clear(&mut self) {
+        self.bytes.clear();
+        if self.bytes.capacity() > KEPT_BYTES {
+            self.bytes = Vec::new();
+        }
+        self.share.hold(0);
+    }
+
+    /// Take back what was added since there were `len` bytes; whether something of it had not fit.
+    pub(super) fn take_back(&mut self, len: usize) -> bool {
+        self.bytes.truncate(len);
+        std::mem::take(&mut self.is_over)
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.is_over
+    }
+
+    fn add(&mut self, parts: &[&[u8]]) {
+        let more: usize = parts.iter().map(|part| part.len()).sum();
+        let len = self.bytes.len() + more;
+        self.is_over |= len > self.max_bytes || !self.share.hold(len);
+        if !self.is_over {
+            parts.iter().for_each(|part| self.bytes.extend_from_slice(part));
+        }
+    }
+
+    fn number(&mut self, kind: &str, number: impl std::fmt::Display) {
+        use std::io::Write as _;
+        let mut line = [0; FRAME_BYTES];
+        let mut rest = &mut line[..];
+        write!(rest, "{kind}{number}\r\n").expect("64 bits have 20 digits");
+        let len = FRAME_BYTES - rest.len();
+        self.add(&[&line[..len]]);
+    }
+
+    pub(super) fn ok(&mut self) {
+        self.simple("OK");
+    }
+
+    /// A line that is known not to have an end of line in it.
+    pub(super) fn simple(&mut self, text: &str) {
+        self.add(&[b"+", text.as_bytes(), b"\r\n"]);
+    }
+
+    /// `ERR` and the like, then words. An error fits always.
+    pub(super) fn error(&mut self, text: &str) {
+        let line = text.replace(['\r', '\n'], " ");
+        for part in ["-", &line, "\r\n"] {
+            self.bytes.extend_from_slice(part.as_bytes());
+        }
+    }
+
+    pub(super) fn integer(&mut self, number: i64) {
+        self.number(":", number);
+    }
+
+    pub(super) fn bulk(&mut self, bytes: &[u8]) {
+        self.number("$", bytes.len());
+        self.add(&[bytes, b"\r\n"]);
+    }
+
+    pub(super) fn text(&mut self, text: &str) {
+        self.bulk(text.as_bytes());
+    }
+
+    /// Text that is meant to be shown as it is.
+    pub(super) fn verbatim(&mut self, text: &str) {
+        if !self.is_resp3 {
+            return self.text(text);
+        }
+        self.number("=", text.len() + 4);
+        self.add(&[b"txt:", text.as_bytes(), b"\r\n"]);
+    }
+
+    pub(super) fn null(&mut self) {
+        let null: &[u8] = if self.is_resp3 { b"_\r\n" } else { b"$-1\r\n" };
+        self.add(&[null]);
+    }
+
+    /// So many answers follow that belong to it.
+    pub(super) fn array(&mut self, len: usize) {
+        self.number("*", len);
+    }
+
+    /// So many pairs of answers follow.
+    pub(super) fn map(&mut self, pairs: usize) {
+        match self.is_resp3 {
+            true => self.number("%", pairs),
+            false => self.number("*", pairs * 2),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answers(max_bytes: usize, is_resp3: bool) -> Answers {
+        Answers { is_resp3, ..Answers::new(&Buffers::new(1 << 20), max_bytes) }
+    }
+
+    #[test]
+    fn both_versions_have_their_own_words() {
+        for (is_resp3, expected) in [
+            (false, &b"+OK\r\n-ERR a  b\r\n:-9223372036854775808\r\n$3\r\na\0b\r\n$-1\r\n*2\r\n$1\r\nx\r\n*4\r\n"[..]),
+            (true, b"+OK\r\n-ERR a  b\r\n:-9223372036854775808\r\n$3\r\na\0b\r\n_\r\n*2\r\n=5\r\ntxt:x\r\n%2\r\n"),
+        ] {
+            let mut answers = answers(1000, is_resp3);
+            answers.ok();
+            answers.error("ERR a\r\nb");
+            answers.integer(i64::MIN);
+            answers.bulk(b"a\0b");
+            answers.null();
+            answers.array(2);
+            answers.verbatim("x");
+            answers.map(2);
+            assert_eq!(answers.bytes().escape_ascii().to_string(), expected.escape_ascii().to_string());
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_is_taken_back() {
+        let mut answers = answers(100, false);
+        answers.integer(1);
+        let len = answers.len();
+        answers.array(2);
+        answers.bulk(&[1; 200]);
+        answers.bulk(b"small");
+        assert!(answers.is_over() && answers.len() < 100);
+        assert!(answers.take_back(len));
+        answers.error("ERR too large");
+        assert_eq!(answers.bytes(), b":1\r\n-ERR too large\r\n");
+        assert!(!answers.is_over());
+    }
+}

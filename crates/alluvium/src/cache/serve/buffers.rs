@@ -1,0 +1,78 @@
+//! Memory of all connections together, for requests that are on their way in and answers on their way out.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// So much each connection may have without asking: enough for ordinary requests and answers.
+const FREE_BYTES: usize = 64 << 10;
+
+/// What connections take beyond what each has for itself.
+pub(super) struct Buffers {
+    used_bytes: AtomicUsize,
+    max_bytes: usize,
+}
+
+impl Buffers {
+    pub(super) fn new(max_bytes: usize) -> Arc<Self> {
+        Arc::new(Self { used_bytes: AtomicUsize::new(0), max_bytes })
+    }
+
+    pub(super) fn used_bytes(&self) -> usize {
+        self.used_bytes.load(Ordering::Relaxed)
+    }
+}
+
+/// One buffer's share; given back when it is dropped.
+pub(super) struct Share {
+    buffers: Arc<Buffers>,
+    held_bytes: usize,
+}
+
+impl Share {
+    pub(super) fn new(buffers: &Arc<Buffers>) -> Self {
+        Self { buffers: buffers.clone(), held_bytes: 0 }
+    }
+
+    /// The buffer has so many bytes from now on. False, and nothing changes, if there is no room for that: nobody waits, since those who have room may be waiting for more of it.
+    pub(super) fn hold(&mut self, bytes: usize) -> bool {
+        let bytes = if bytes <= FREE_BYTES { 0 } else { bytes };
+        let used = &self.buffers.used_bytes;
+        if let Some(more) = bytes.checked_sub(self.held_bytes) {
+            let before = used.fetch_add(more, Ordering::Relaxed);
+            if more > 0 && before.saturating_add(more) > self.buffers.max_bytes {
+                used.fetch_sub(more, Ordering::Relaxed);
+                return false;
+            }
+        } else {
+            used.fetch_sub(self.held_bytes - bytes, Ordering::Relaxed);
+        }
+        self.held_bytes = bytes;
+        true
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.hold(0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn large_buffers_share_a_bound() {
+        let buffers = Buffers::new(300 << 10);
+        let (mut one, mut other) = (Share::new(&buffers), Share::new(&buffers));
+        assert!(one.hold(FREE_BYTES) && buffers.used_bytes() == 0);
+        assert!(one.hold(200 << 10) && !other.hold(101 << 10));
+        assert!(other.hold(100 << 10) && !one.hold(201 << 10));
+        assert_eq!(buffers.used_bytes(), 300 << 10);
+        assert!(one.hold(100 << 10) && other.hold(200 << 10));
+        drop(one);
+        assert_eq!(buffers.used_bytes(), 200 << 10);
+        drop(other);
+        assert_eq!(buffers.used_bytes(), 0);
+    }
+}

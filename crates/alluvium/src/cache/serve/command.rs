@@ -1,0 +1,429 @@
+//! The commands: from a request to its answer.
+
+use std::time::Duration;
+
+use alluvium_journal::{Cache, Error, Lookup, ScanCursor};
+use bytes::Bytes;
+
+use super::answers::Answers;
+use super::glob::{self, MAX_PATTERN_BYTES};
+use super::{Client, Server, set, talk};
+
+/// Values up to this size are copied on the threads of the connections.
+const INLINE_BYTES: usize = 64 << 10;
+/// Values up to this size are copied into answers there.
+const INLINE_ANSWER_BYTES: usize = 1 << 20;
+/// Commands with more words run on threads of their own, whatever they do.
+const INLINE_WORDS: usize = 1000;
+/// Keys of a SCAN, whatever its COUNT is.
+const MAX_COUNT: usize = 10_000;
+
+/// How far a command may go where it runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reach {
+    /// Memory: it runs on a thread that serves connections.
+    Memory,
+    /// The disk: it may wait.
+    Disk,
+}
+
+/// What came of a command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ran {
+    Answered,
+    /// It would have to wait, beyond [`Reach::Memory`]: nothing was done, and nothing is answered.
+    Waits,
+}
+
+/// An error as an answer: a code and words.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Refused(pub(super) String);
+
+impl From<&str> for Refused {
+    fn from(text: &str) -> Self {
+        Self(text.to_owned())
+    }
+}
+
+impl From<Error> for Refused {
+    fn from(error: Error) -> Self {
+        // What Redis says when it may use no more memory, so that clients know it.
+        let code = if matches!(error, Error::DiskFull { .. }) { "OOM" } else { "ERR" };
+        Self(format!("{code} {error}"))
+    }
+}
+
+pub(super) type Result<T = Ran> = std::result::Result<T, Refused>;
+
+/// A command that is there.
+pub(super) struct Command {
+    pub(super) name: &'static str,
+    /// Number of its words, itself included; negative: at least so many.
+    pub(super) arity: i32,
+    pub(super) is_write: bool,
+    /// Which of the words are keys: first, last (negative: from the end), step.
+    pub(super) keys: [i64; 3],
+    run: fn(&mut Call<'_>) -> Result,
+    /// It is there for those who have not logged in.
+    is_open: bool,
+}
+
+const fn command(
+    name: &'static str,
+    arity: i32,
+    keys: [i64; 3],
+    run: fn(&mut Call<'_>) -> Result,
+) -> Command {
+    Command { name, arity, is_write: false, keys, run, is_open: false }
+}
+
+const fn write(
+    name: &'static str,
+    arity: i32,
+    keys: [i64; 3],
+    run: fn(&mut Call<'_>) -> Result,
+) -> Command {
+    Command { is_write: true, ..command(name, arity, keys, run) }
+}
+
+const fn open(name: &'static str, arity: i32, run: fn(&mut Call<'_>) -> Result) -> Command {
+    Command { is_open: true, ..command(name, arity, NO_KEYS, run) }
+}
+
+const NO_KEYS: [i64; 3] = [0, 0, 0];
+const ONE_KEY: [i64; 3] = [1, 1, 1];
+const ALL_KEYS: [i64; 3] = [1, -1, 1];
+const PAIRS: [i64; 3] = [1, -1, 2];
+
+/// All of them; those that are wanted most first.
+pub(super) static COMMANDS: [Command; 29] = [
+    command("GET", 2, ONE_KEY, get),
+    write("SET", -3, ONE_KEY, set::set),
+    command("MGET", -2, ALL_KEYS, mget),
+    write("DEL", -2, ALL_KEYS, del),
+    command("EXISTS", -2, ALL_KEYS, exists),
+    write("MSET", -3, PAIRS, mset),
+    write("SETEX", 4, ONE_KEY, set::setex),
+    write("PSETEX", 4, ONE_KEY, set::setex),
+    write("SETNX", 3, ONE_KEY, set::setnx),
+    write("GETSET", 3, ONE_KEY, set::getset),
+    command("TTL", 2, ONE_KEY, ttl),
+    command("PTTL", 2, ONE_KEY, ttl),
+    write("UNLINK", -2, ALL_KEYS, del),
+    command("STRLEN", 2, ONE_KEY, strlen),
+    command("TYPE", 2, ONE_KEY, kind),
+    command("SCAN", -2, NO_KEYS, scan),
+    command("DBSIZE", 1, NO_KEYS, dbsize),
+    command("PING", -1, NO_KEYS, talk::ping),
+    command("ECHO", 2, NO_KEYS, talk::echo),
+    command("SELECT", 2, NO_KEYS, talk::select),
+    command("INFO", -1, NO_KEYS, talk::info),
+    command("COMMAND", -1, NO_KEYS, talk::command),
+    command("CONFIG", -2, NO_KEYS, talk::config),
+    command("CLIENT", -2, NO_KEYS, talk::client),
+    open("HELLO", -1, talk::hello),
+    open("AUTH", -2, talk::auth),
+    open("QUIT", -1, talk::quit),
+    command("FLUSHALL", -1, NO_KEYS, flush_all),
+    command("FLUSHDB", -1, NO_KEYS, flush_all),
+];
+
+/// A request at its command.
+pub(super) struct Call<'a> {
+    pub(super) server: &'a Server,
+    pub(super) client: &'a mut Client,
+    /// With the command in front.
+    pub(super) words: &'a [Bytes],
+    pub(super) reach: Reach,
+}
+
+/// The place of a command in [`COMMANDS`].
+pub(super) fn find(name: &[u8]) -> Option<usize> {
+    COMMANDS.iter().position(|command| name.eq_ignore_ascii_case(command.name.as_bytes()))
+}
+
+/// Answer a request, if it can be done within `reach`.
+pub(super) fn run(server: &Server, client: &mut Client, words: &[Bytes], reach: Reach) -> Ran {
+    let answered = client.answers.len();
+    let found = find(&words[0]);
+    let ran = match found.map(|at| &COMMANDS[at]) {
+        None => Err(Refused(unknown(words))),
+        Some(command) if server.is_stranger(client) && !command.is_open => {
+            Err("NOAUTH Authentication required.".into())
+        }
+        Some(command) if !fits(command.arity, words.len()) => Err(wrong_number(command.name)),
+        Some(_) if reach == Reach::Memory && words.len() > INLINE_WORDS => Ok(Ran::Waits),
+        Some(command) => (command.run)(&mut Call { server, client: &mut *client, words, reach }),
+    };
+    let refused = match ran {
+        Ok(Ran::Waits) => {
+            client.answers.take_back(answered);
+            return Ran::Waits;
+        }
+        Ok(Ran::Answered) if client.answers.is_over() => Refused(
+            "ERR the answer is too large, or the memory for answers (--buffer-memory) is used up; ask for less at once".into(),
+        ),
+        Ok(Ran::Answered) => {
+            server.counters.count(found);
+            return Ran::Answered;
+        }
+        Err(refused) => refused,
+    };
+    server.counters.count(found);
+    client.answers.take_back(answered);
+    client.answers.error(&refused.0);
+    Ran::Answered
+}
+
+fn fits(arity: i32, words: usize) -> bool {
+    let least = arity.unsigned_abs() as usize;
+    if arity < 0 { words >= least } else { words == least }
+}
+
+pub(super) fn wrong_number(name: &str) -> Refused {
+    let name = name.to_ascii_lowercase();
+    Refused(format!("ERR wrong number of arguments for '{name}' command"))
+}
+
+/// Words of a client as they may stand in an answer to it, and not too much of them.
+pub(super) fn shown(word: &[u8]) -> String {
+    word[..word.len().min(64)].escape_ascii().to_string()
+}
+
+fn unknown(words: &[Bytes]) -> String {
+    let arguments = words[1..].iter().take(3).map(|word| format!("'{}'", shown(word)));
+    let arguments: Vec<_> = arguments.collect();
+    format!(
+        "ERR unknown command '{}', with args beginning with: {}",
+        shown(&words[0]),
+        arguments.join(" ")
+    )
+}
+
+pub(super) fn syntax_error() -> Refused {
+    "ERR syntax error".into()
+}
+
+pub(super) fn number<T: std::str::FromStr>(word: &[u8]) -> Result<T> {
+    let number = std::str::from_utf8(word).ok().and_then(|word| word.parse().ok());
+    number.ok_or_else(|| "ERR value is not an integer or out of range".into())
+}
+
+impl<'a> Call<'a> {
+    pub(super) fn cache(&self) -> &'a Cache {
+        &self.server.cache
+    }
+
+    pub(super) fn answers(&mut self) -> &mut Answers {
+        &mut self.client.answers
+    }
+
+    /// What is under a key, as far as this may reach.
+    fn look(&self, key: &[u8]) -> Result<Lookup> {
+        Ok(match self.reach {
+            Reach::Memory => self.cache().try_get(key)?,
+            Reach::Disk => match self.cache().get_with_ttl(key)? {
+                Some((value, left)) => Lookup::Found(value, left),
+                None => Lookup::Absent,
+            },
+        })
+    }
+
+    pub(super) fn must_wait(&self) -> bool {
+        self.reach == Reach::Memory
+    }
+
+    /// Write a value, whatever is there.
+    pub(super) fn put(&mut self, key: &[u8], value: &[u8], ttl: Option<Duration>) -> Result {
+        if self.must_wait() {
+            let is_written = !self.server.flushes
+                && value.len() <= INLINE_BYTES
+                && self.cache().try_put(key, value, ttl)?;
+            return Ok(if is_written { Ran::Answered } else { Ran::Waits });
+        }
+        match ttl {
+            Some(ttl) => self.cache().put_with_ttl(key, value, ttl)?,
+            None => self.cache().put(key, value)?,
+        }
+        self.client.has_written = true;
+        Ok(Ran::Answered)
+    }
+
+    /// Answers with the value if it is there.
+    fn value(&mut self, found: &Lookup) -> Ran {
+        match found {
+            Lookup::Found(value, _) if self.must_wait() && value.len() > INLINE_ANSWER_BYTES => {
+                return Ran::Waits;
+            }
+            Lookup::Found(value, _) => self.answers().bulk(value),
+            Lookup::Absent => self.answers().null(),
+            Lookup::OnDisk => return Ran::Waits,
+        }
+        Ran::Answered
+    }
+}
+
+fn get(call: &mut Call<'_>) -> Result {
+    let found = call.look(&call.words[1])?;
+    let ran = call.value(&found);
+    if ran == Ran::Answered {
+        let is_hit = matches!(found, Lookup::Found(..));
+        call.server.counters.count_hits(is_hit.into(), (!is_hit).into());
+    }
+    Ok(ran)
+}
+
+fn mget(call: &mut Call<'_>) -> Result {
+    let keys = &call.words[1..];
+    call.answers().array(keys.len());
+    let (mut hits, mut misses) = (0, 0);
+    for key in keys {
+        let found = call.look(key)?;
+        if call.value(&found) == Ran::Waits {
+            return Ok(Ran::Waits);
+        }
+        // What does not fit any more need not be read.
+        if call.answers().is_over() {
+            break;
+        }
+        match found {
+            Lookup::Found(..) => hits += 1,
+            Lookup::Absent | Lookup::OnDisk => misses += 1,
+        }
+    }
+    call.server.counters.count_hits(hits, misses);
+    Ok(Ran::Answered)
+}
+
+fn exists(call: &mut Call<'_>) -> Result {
+    let mut there = 0;
+    for key in &call.words[1..] {
+        match call.look(key)? {
+            Lookup::Found(..) => there += 1,
+            Lookup::Absent => {}
+            Lookup::OnDisk => return Ok(Ran::Waits),
+        }
+    }
+    call.answers().integer(there);
+    Ok(Ran::Answered)
+}
+
+fn strlen(call: &mut Call<'_>) -> Result {
+    let len = match call.look(&call.words[1])? {
+        Lookup::Found(value, _) => value.len(),
+        Lookup::Absent => 0,
+        Lookup::OnDisk => return Ok(Ran::Waits),
+    };
+    call.answers().integer(i64::try_from(len).unwrap_or(i64::MAX));
+    Ok(Ran::Answered)
+}
+
+fn kind(call: &mut Call<'_>) -> Result {
+    let kind = match call.look(&call.words[1])? {
+        Lookup::Found(..) => "string",
+        Lookup::Absent => "none",
+        Lookup::OnDisk => return Ok(Ran::Waits),
+    };
+    call.answers().simple(kind);
+    Ok(Ran::Answered)
+}
+
+/// TTL in seconds, PTTL in milliseconds; -1 for a value that does not expire, -2 for none.
+fn ttl(call: &mut Call<'_>) -> Result {
+    let left = match call.look(&call.words[1])? {
+        Lookup::Found(_, Some(left)) => {
+            let millis = i64::try_from(left.as_millis()).unwrap_or(i64::MAX);
+            let is_in_millis = call.words[0].eq_ignore_ascii_case(b"PTTL");
+            if is_in_millis { millis } else { millis.saturating_add(500) / 1000 }
+        }
+        Lookup::Found(_, None) => -1,
+        Lookup::Absent => -2,
+        Lookup::OnDisk => return Ok(Ran::Waits),
+    };
+    call.answers().integer(left);
+    Ok(Ran::Answered)
+}
+
+/// Each key by itself: others may see some of them written and others not.
+fn mset(call: &mut Call<'_>) -> Result {
+    let pairs = &call.words[1..];
+    if !pairs.len().is_multiple_of(2) {
+        return Err(wrong_number("MSET"));
+    }
+    // Not one by one without waiting: what was written must not be written again when another one has to wait.
+    if call.must_wait() {
+        return Ok(Ran::Waits);
+    }
+    for pair in pairs.chunks_exact(2) {
+        call.put(&pair[0], &pair[1], None)?;
+    }
+    call.answers().ok();
+    Ok(Ran::Answered)
+}
+
+fn del(call: &mut Call<'_>) -> Result {
+    if call.must_wait() {
+        return Ok(Ran::Waits);
+    }
+    let mut deleted = 0;
+    for key in call.words[1..].iter().filter(|key| !key.is_empty()) {
+        let was_there = call.cache().delete(key)?;
+        call.client.has_written |= was_there;
+        deleted += i64::from(was_there);
+    }
+    call.answers().integer(deleted);
+    Ok(Ran::Answered)
+}
+
+fn scan(call: &mut Call<'_>) -> Result {
+    let from = std::str::from_utf8(&call.words[1]).ok().and_then(|word| word.parse().ok());
+    let from = from.ok_or("ERR invalid cursor")?;
+    let (mut pattern, mut count) = (None, 10);
+    let mut options = call.words[2..].iter();
+    while let Some(word) = options.next() {
+        let value = options.next().ok_or_else(syntax_error)?;
+        match &word.to_ascii_uppercase()[..] {
+            b"MATCH" if value.len() > MAX_PATTERN_BYTES => {
+                return Err(Refused(format!("ERR a pattern may have {MAX_PATTERN_BYTES} bytes")));
+            }
+            b"MATCH" => pattern = Some(value),
+            b"COUNT" => match number::<i64>(value)? {
+                wanted @ 1.. => count = usize::try_from(wanted).unwrap_or(MAX_COUNT).min(MAX_COUNT),
+                _ => return Err(syntax_error()),
+            },
+            b"TYPE" if value.eq_ignore_ascii_case(b"string") => {}
+            b"TYPE" => return Err("ERR all values are of type string".into()),
+            _ => return Err(syntax_error()),
+        }
+    }
+    if call.must_wait() {
+        return Ok(Ran::Waits);
+    }
+    let mut scanned = call.cache().scan(ScanCursor(from), count)?;
+    if let Some(pattern) = pattern {
+        scanned.keys.retain(|key| glob::matches(pattern, key));
+    }
+    let next = scanned.next.map_or(0, |next| next.0);
+    call.answers().array(2);
+    call.answers().text(&next.to_string());
+    call.answers().array(scanned.keys.len());
+    scanned.keys.iter().for_each(|key| call.answers().bulk(key));
+    Ok(Ran::Answered)
+}
+
+fn dbsize(call: &mut Call<'_>) -> Result {
+    // It waits for writers, each of which may wait for the disk.
+    if call.must_wait() {
+        return Ok(Ran::Waits);
+    }
+    let entries = call.cache().stats().entries;
+    call.answers().integer(i64::try_from(entries).unwrap_or(i64::MAX));
+    Ok(Ran::Answered)
+}
+
+fn flush_all(_: &mut Call<'_>) -> Result {
+    Err("ERR a cache can not be emptied while it is open: stop the server, and remove the cache's directory".into())
+}
+
+#[cfg(test)]
+mod tests;

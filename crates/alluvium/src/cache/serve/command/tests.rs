@@ -1,0 +1,425 @@
+//! From words to answers, against a cache in a directory.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::thread;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use alluvium_journal::{Durability, WhenFull};
+use clap::Parser;
+
+use super::super::{Password, ServeArgs};
+use super::*;
+
+#[derive(Parser)]
+struct Line {
+    #[command(flatten)]
+    args: ServeArgs,
+}
+
+fn args(directory: &Path, more: &[&str]) -> ServeArgs {
+    let small = ["--memory", "8MiB", "--max-disk", "64MiB", "--journal", "1MiB"];
+    let directory = directory.to_str().unwrap();
+    let words = ["serve", "--dir", directory].into_iter().chain(small).chain(more.iter().copied());
+    Line::try_parse_from(words).unwrap().args
+}
+
+fn server_in(directory: &Path, more: &[&str], password: Option<&str>) -> Arc<Server> {
+    let args = args(directory, more);
+    let cache = Cache::open(directory, args.options()).unwrap();
+    Server::new(cache, &args, password.map(|it| Password::new(it.as_bytes())))
+}
+
+/// A client beside a server of its own.
+struct Shop {
+    server: Arc<Server>,
+    client: Client,
+    _directory: tempfile::TempDir,
+}
+
+impl Shop {
+    fn new() -> Self {
+        Self::with_password(None)
+    }
+
+    fn with_password(password: Option<&str>) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let server = server_in(directory.path(), &[], password);
+        let client = server.client();
+        Self { server, client, _directory: directory }
+    }
+
+    /// The answer to words; and whether it came from memory alone.
+    fn ask_and_see(&mut self, words: &[&[u8]]) -> (Vec<u8>, bool) {
+        let words: Vec<Bytes> = words.iter().map(|word| Bytes::copy_from_slice(word)).collect();
+        let ran = run(&self.server, &mut self.client, &words, Reach::Memory);
+        let is_from_memory = ran == Ran::Answered;
+        if !is_from_memory {
+            assert!(self.client.answers.bytes().is_empty(), "nothing is answered twice");
+            assert_eq!(run(&self.server, &mut self.client, &words, Reach::Disk), Ran::Answered);
+        }
+        let answer = self.client.answers.bytes().to_vec();
+        self.client.answers.clear();
+        (answer, is_from_memory)
+    }
+
+    /// The answer to a line.
+    fn ask(&mut self, line: &str) -> String {
+        let words: Vec<_> = line.split(' ').map(str::as_bytes).collect();
+        String::from_utf8(self.ask_and_see(&words).0).unwrap()
+    }
+
+    #[track_caller]
+    fn expect(&mut self, line: &str, answer: &str) {
+        assert_eq!(self.ask(line), answer, "{line}");
+    }
+
+    #[track_caller]
+    fn refuses(&mut self, line: &str, why: &str) {
+        let answer = self.ask(line);
+        assert!(answer.starts_with('-') && answer.contains(why), "{line}: {answer}");
+    }
+
+    fn left_ms(&mut self, key: &str) -> i64 {
+        self.ask(&format!("PTTL {key}"))[1..].trim_end().parse().unwrap()
+    }
+}
+
+#[test]
+fn values_are_set_read_and_deleted() {
+    let mut shop = Shop::new();
+    shop.expect("GET a", "$-1\r\n");
+    shop.expect("SET a 1", "+OK\r\n");
+    shop.expect("get a", "$1\r\n1\r\n");
+    shop.expect("MSET b 2 c 3", "+OK\r\n");
+    shop.expect("MGET a x c b", "*4\r\n$1\r\n1\r\n$-1\r\n$1\r\n3\r\n$1\r\n2\r\n");
+    shop.expect("EXISTS a a x b", ":3\r\n");
+    shop.expect("STRLEN a", ":1\r\n");
+    shop.expect("TYPE a", "+string\r\n");
+    shop.expect("TYPE x", "+none\r\n");
+    shop.expect("DBSIZE", ":3\r\n");
+    shop.expect("DEL a x b", ":2\r\n");
+    shop.expect("UNLINK c", ":1\r\n");
+    shop.expect("DBSIZE", ":0\r\n");
+    shop.expect("GETSET a 4", "$-1\r\n");
+    shop.expect("GETSET a 5", "$1\r\n4\r\n");
+    shop.refuses("MSET a 1 b", "wrong number of arguments for 'mset'");
+    let (answer, _) = shop.ask_and_see(&[b"SET", b"\r\n\0", b"\xff\r\n"]);
+    assert_eq!(answer, b"+OK\r\n");
+    assert_eq!(shop.ask_and_see(&[b"GET", b"\r\n\0"]).0, b"$3\r\n\xff\r\n\r\n");
+    assert_eq!(shop.ask_and_see(&[b"SET", b"", b"x"]).0, b"-ERR a key has at least one byte\r\n");
+}
+
+#[test]
+fn set_takes_all_of_its_options() {
+    let mut shop = Shop::new();
+    shop.expect("SET a 1 XX", "$-1\r\n");
+    shop.expect("SET a 1 NX EX 100", "+OK\r\n");
+    shop.expect("SET a 2 NX", "$-1\r\n");
+    shop.expect("SET a 2 NX GET", "$1\r\n1\r\n");
+    shop.expect("SET a 3 XX KEEPTTL", "+OK\r\n");
+    assert!((90_000..=100_000).contains(&shop.left_ms("a")));
+    let seconds: i64 = shop.ask("TTL a")[1..].trim_end().parse().unwrap();
+    assert!((90..=100).contains(&seconds), "{seconds}");
+    shop.expect("SET a 4 GET", "$1\r\n3\r\n");
+    assert_eq!(shop.left_ms("a"), -1);
+    assert_eq!(shop.left_ms("x"), -2);
+    shop.expect("SET b 1 GET", "$-1\r\n");
+    shop.expect("SET b 1 px 5000", "+OK\r\n");
+    assert!((4000..=5000).contains(&shop.left_ms("b")));
+    shop.expect("SETEX b 50 1", "+OK\r\n");
+    assert!((40_000..=50_000).contains(&shop.left_ms("b")));
+    shop.expect("PSETEX b 5000 1", "+OK\r\n");
+    assert!((4000..=5000).contains(&shop.left_ms("b")));
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
+    shop.expect(&format!("SET b 1 EXAT {}", now + 60), "+OK\r\n");
+    assert!((50_000..=60_000).contains(&shop.left_ms("b")));
+    shop.expect(&format!("SET b 1 PXAT {}", (now + 60) * 1000), "+OK\r\n");
+    assert!((50_000..=60_000).contains(&shop.left_ms("b")));
+    // A time that is over.
+    shop.expect("SET b 1 EXAT 1", "+OK\r\n");
+    shop.expect("GET b", "$-1\r\n");
+    shop.expect("SETNX b 1", ":1\r\n");
+    shop.expect("SETNX b 2", ":0\r\n");
+    for (line, why) in [
+        ("SET a 1 NX XX", "syntax error"),
+        ("SET a 1 EX 1 PX 1", "syntax error"),
+        ("SET a 1 EX 1 KEEPTTL", "syntax error"),
+        ("SET a 1 EX", "syntax error"),
+        ("SET a 1 MORE", "syntax error"),
+        ("SET a 1 EX x", "not an integer"),
+        ("SET a 1 EX 0", "invalid expire time in 'set'"),
+        ("SET a 1 PX -1", "invalid expire time in 'set'"),
+        ("SET a 1 EX 9223372036854775807", "invalid expire time in 'set'"),
+        ("SETEX a 0 1", "invalid expire time in 'setex'"),
+        ("SET a", "wrong number of arguments for 'set'"),
+    ] {
+        shop.refuses(line, why);
+    }
+    shop.expect("GET a", "$1\r\n4\r\n");
+}
+
+/// Whoever has read nil or an old value has written; nobody comes between.
+#[test]
+fn of_many_who_set_what_is_absent_one_succeeds() {
+    let shop = Shop::new();
+    for round in 0..100 {
+        let threads: Vec<_> = (0..4)
+            .map(|_| {
+                let server = shop.server.clone();
+                thread::spawn(move || {
+                    let mut client = server.client();
+                    let words = ["SET", &round.to_string(), "1", "NX"]
+                        .map(|word| Bytes::copy_from_slice(word.as_bytes()));
+                    run(&server, &mut client, &words, Reach::Disk);
+                    client.answers.bytes() == b"+OK\r\n"
+                })
+            })
+            .collect();
+        let won = threads.into_iter().map(|it| it.join().unwrap());
+        assert_eq!(won.filter(|won| *won).count(), 1, "round {round}");
+    }
+}
+
+#[test]
+fn what_is_in_memory_is_read_and_written_without_waiting() {
+    let mut shop = Shop::new();
+    assert!(shop.ask_and_see(&[b"SET", b"first", &[b'x'; 100]]).1);
+    assert!(!shop.ask_and_see(&[b"SET", b"large", &[b'x'; 100_000]]).1);
+    // Long enough for the first journal to leave the memory.
+    for key in 0..16_000u32 {
+        shop.ask_and_see(&[b"SET", &key.to_le_bytes(), &[b'y'; 1000]]);
+    }
+    assert_eq!(
+        shop.ask_and_see(&[b"GET", b"first"]),
+        ([&b"$100\r\n"[..], &[b'x'; 100], b"\r\n"].concat(), false)
+    );
+    let from_disk: [&[&[u8]]; 9] = [
+        &[b"MGET", b"none", b"first"],
+        &[b"EXISTS", b"none", b"first"],
+        &[b"TTL", b"first"],
+        &[b"STRLEN", b"first"],
+        &[b"TYPE", b"first"],
+        &[b"SET", b"a", b"1", b"NX"],
+        &[b"DEL", b"a"],
+        &[b"SCAN", b"0"],
+        &[b"INFO"],
+    ];
+    for words in from_disk {
+        let (answer, is_from_memory) = shop.ask_and_see(words);
+        assert!(!is_from_memory && answer[0] != b'-', "{}", answer.escape_ascii());
+    }
+    let newest = 15_999u32.to_le_bytes();
+    assert!(shop.ask_and_see(&[b"GET", &newest]).1);
+    assert!(shop.ask_and_see(&[b"MGET", &newest, b"none"]).1);
+    assert!(shop.ask_and_see(&[b"PING"]).1);
+    // What waits for stable storage waits.
+    let directory = tempfile::tempdir().unwrap();
+    let server = server_in(directory.path(), &["--durability", "always"], None);
+    let client = server.client();
+    let mut always = Shop { server, client, _directory: directory };
+    assert!(!always.ask_and_see(&[b"SET", b"a", b"1"]).1);
+    assert!(always.client.has_written && always.server.flushes);
+    assert!(always.ask_and_see(&[b"GET", b"a"]).1);
+}
+
+#[test]
+fn an_answer_that_is_too_large_is_an_error_and_the_connection_goes_on() {
+    let mut shop = Shop::new();
+    assert_eq!(shop.ask_and_see(&[b"SET", b"a", &vec![1; 900_000]]).0, b"+OK\r\n");
+    let (answer, _) = shop.ask_and_see(&[b"GET", b"a"]);
+    assert_eq!(answer.len(), 900_000 + b"$900000\r\n\r\n".len());
+    shop.refuses("MGET a a a", "the answer is too large");
+    let (answer, _) = shop.ask_and_see(&[b"SET", b"a", &vec![1; 2_000_000]]);
+    assert!(answer.starts_with(b"-ERR a record of 2000017 bytes"), "{}", answer.escape_ascii());
+    shop.expect("PING", "+PONG\r\n");
+}
+
+#[test]
+fn a_scan_finds_what_is_there() {
+    let mut shop = Shop::new();
+    shop.expect("SCAN 0", "*2\r\n$1\r\n0\r\n*0\r\n");
+    for key in 0..500 {
+        shop.ask(&format!("SET key:{key} 1"));
+    }
+    let mut scan = |options: &str| {
+        let (mut cursor, mut found) = ("0".to_owned(), Vec::new());
+        loop {
+            let answer = shop.ask(&format!("SCAN {cursor}{options}"));
+            let lines: Vec<_> = answer.split("\r\n").collect();
+            cursor = lines[2].to_owned();
+            found.extend(lines[5..].iter().step_by(2).map(|key| (*key).to_owned()));
+            found.retain(|key| !key.is_empty());
+            if cursor == "0" {
+                found.sort_unstable();
+                found.dedup();
+                return found;
+            }
+        }
+    };
+    assert_eq!(scan("").len(), 500);
+    assert_eq!(scan(" COUNT 1000000000").len(), 500);
+    assert_eq!(scan(" MATCH key:4?9 COUNT 7 TYPE string").len(), 10);
+    assert_eq!(scan(" MATCH nothing*"), Vec::<String>::new());
+    shop.refuses("SCAN x", "invalid cursor");
+    shop.refuses("SCAN -1", "invalid cursor");
+    shop.refuses("SCAN 0 COUNT 0", "syntax error");
+    shop.refuses("SCAN 0 COUNT x", "not an integer");
+    shop.refuses("SCAN 0 MATCH", "syntax error");
+    shop.refuses("SCAN 0 TYPE list", "type string");
+    shop.refuses(&format!("SCAN 0 MATCH {}", "*".repeat(1025)), "1024 bytes");
+    assert!(shop.ask("SCAN 18446744073709551615").starts_with("*2\r\n$1\r\n0\r\n"));
+}
+
+#[test]
+fn clients_and_tools_get_what_they_ask_for() {
+    let mut shop = Shop::new();
+    shop.expect("PING", "+PONG\r\n");
+    shop.expect("PING x", "$1\r\nx\r\n");
+    shop.expect("ECHO x", "$1\r\nx\r\n");
+    shop.expect("SELECT 0", "+OK\r\n");
+    shop.refuses("SELECT 1", "out of range");
+    shop.expect("CONFIG GET save", "*2\r\n$4\r\nsave\r\n$0\r\n\r\n");
+    shop.expect("CONFIG GET appendonly", "*2\r\n$10\r\nappendonly\r\n$2\r\nno\r\n");
+    shop.expect("CONFIG GET nothing", "*0\r\n");
+    shop.refuses("CONFIG SET save x", "command line");
+    shop.expect("CLIENT GETNAME", "$-1\r\n");
+    shop.expect("CLIENT SETNAME me", "+OK\r\n");
+    shop.expect("CLIENT GETNAME", "$2\r\nme\r\n");
+    shop.expect("CLIENT SETINFO lib-name x", "+OK\r\n");
+    shop.expect("CLIENT ID", ":1\r\n");
+    shop.refuses("CLIENT KILL x", "unknown subcommand");
+    shop.expect("COMMAND COUNT", &format!(":{}\r\n", COMMANDS.len()));
+    shop.expect(
+        "COMMAND INFO get nothing",
+        "*2\r\n*6\r\n$3\r\nget\r\n:2\r\n*1\r\n+readonly\r\n:1\r\n:1\r\n:1\r\n$-1\r\n",
+    );
+    shop.refuses("COMMAND DOCS", "unknown subcommand");
+    shop.refuses("FLUSHALL", "stop the server");
+    shop.refuses("AUTH x", "without any password configured");
+    shop.refuses("LPUSH list 1", "unknown command 'LPUSH', with args beginning with: 'list' '1'");
+    shop.refuses("GET", "wrong number of arguments for 'get'");
+    let info = shop.ask("INFO");
+    for part in ["# Server\r\n", "redis_version:7", "keyspace_hits:0", "db0:keys=0"] {
+        assert!(info.contains(part), "{part} is missing in {info}");
+    }
+    assert!(!shop.ask("INFO keyspace").contains("redis_version"));
+    let hello = shop.ask("HELLO 3 SETNAME you");
+    assert!(hello.starts_with("%7\r\n$6\r\nserver\r\n$8\r\nalluvium\r\n"), "{hello}");
+    shop.expect("GET nothing", "_\r\n");
+    shop.expect("CLIENT GETNAME", "$3\r\nyou\r\n");
+    shop.expect("CONFIG GET databases", "%1\r\n$9\r\ndatabases\r\n$1\r\n1\r\n");
+    assert!(shop.ask("INFO").starts_with('='));
+    assert!(shop.ask("HELLO 2").starts_with("*14\r\n"));
+    shop.refuses("HELLO 4", "NOPROTO");
+    shop.refuses("HELLO 2 MORE", "Syntax error in HELLO option 'MORE'");
+    assert!(!shop.client.is_leaving);
+    shop.expect("QUIT", "+OK\r\n");
+    assert!(shop.client.is_leaving);
+}
+
+#[test]
+fn without_the_password_nothing_is_done() {
+    let mut shop = Shop::with_password(Some("open sesame"));
+    for line in ["GET a", "SET a 1", "PING", "INFO", "CONFIG GET save", "COMMAND", "FLUSHALL"] {
+        shop.refuses(line, "NOAUTH");
+    }
+    shop.refuses("HELLO 3", "NOAUTH");
+    shop.refuses("HELLO 3 AUTH default wrong", "WRONGPASS");
+    shop.refuses("AUTH wrong", "WRONGPASS");
+    shop.refuses("AUTH", "wrong number");
+    let wrong = shop.ask_and_see(&[b"AUTH", b"other", b"open sesame"]).0;
+    assert!(wrong.starts_with(b"-WRONGPASS"));
+    shop.refuses("GET a", "NOAUTH");
+    assert!(shop.server.is_stranger(&shop.client));
+    assert_eq!(shop.ask_and_see(&[b"AUTH", b"open sesame"]).0, b"+OK\r\n");
+    shop.expect("SET a 1", "+OK\r\n");
+    let mut other = shop.server.client();
+    std::mem::swap(&mut shop.client, &mut other);
+    shop.refuses("GET a", "NOAUTH");
+    let words: [&[u8]; 5] = [b"HELLO", b"3", b"AUTH", b"default", b"open sesame"];
+    assert!(shop.ask_and_see(&words).0.starts_with(b"%7"));
+    shop.expect("GET a", "$1\r\n1\r\n");
+    // A wrong one afterwards changes nothing.
+    shop.refuses("AUTH wrong", "WRONGPASS");
+    shop.expect("GET a", "$1\r\n1\r\n");
+}
+
+#[test]
+fn a_cache_that_is_full_and_may_not_evict_says_so() {
+    let directory = tempfile::tempdir().unwrap();
+    let refuse = ["--when-full", "refuse", "--max-disk", "8MiB"];
+    let args = Line::try_parse_from(
+        [
+            "serve",
+            "--dir",
+            directory.path().to_str().unwrap(),
+            "--memory",
+            "8MiB",
+            "--journal",
+            "1MiB",
+        ]
+        .into_iter()
+        .chain(refuse),
+    )
+    .unwrap()
+    .args;
+    assert_eq!(args.options().when_full, WhenFull::Refuse);
+    assert_eq!(args.options().durability, Durability::None);
+    let cache = Cache::open(directory.path(), args.options()).unwrap();
+    let server = Server::new(cache, &args, None);
+    let client = server.client();
+    let mut shop = Shop { server, client, _directory: directory };
+    let mut written = 0u32;
+    let refused = loop {
+        let (answer, _) = shop.ask_and_see(&[b"SET", &written.to_le_bytes(), &[0; 1000]]);
+        if answer != b"+OK\r\n" {
+            break answer;
+        }
+        written += 1;
+    };
+    assert!(
+        refused.starts_with(b"-OOM the cache has the 8388608 bytes"),
+        "{}",
+        refused.escape_ascii()
+    );
+    assert!((4000..9000).contains(&written));
+    assert_eq!(shop.ask_and_see(&[b"GET", &0u32.to_le_bytes()]).0.len(), 1000 + 9);
+}
+
+#[test]
+fn the_network_is_not_served_without_a_word() {
+    let directory = tempfile::tempdir().unwrap();
+    let check = |more: &[&str]| args(directory.path(), more).check_exposure();
+    let fine: [&[&str]; 5] = [
+        &[],
+        &["--listen", "[::1]:0"],
+        &["--listen", "0.0.0.0:0", "--allow-unauthenticated"],
+        &["--listen", "0.0.0.0:0", "--password-file", "x"],
+        &["--metrics-listen", "127.0.0.1:0"],
+    ];
+    for fine in fine {
+        assert!(check(fine).is_ok(), "{fine:?}");
+    }
+    for refused in [
+        &["--listen", "0.0.0.0:0"][..],
+        &["--metrics-listen", "0.0.0.0:0"],
+        &["--metrics-listen", "0.0.0.0:0", "--password-file", "x"],
+    ] {
+        assert!(check(refused).is_err(), "{refused:?}");
+    }
+}
+
+#[test]
+fn a_password_is_the_first_line_of_its_file() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("password");
+    for text in ["secret", "secret\n", "secret\r\nmore\n"] {
+        std::fs::write(&file, text).unwrap();
+        let Ok(password) = Password::read(&file) else { panic!("{text:?}") };
+        assert!(password.is(b"secret") && !password.is(b"secret\n") && !password.is(b""));
+    }
+    std::fs::write(&file, "\nsecret").unwrap();
+    assert!(Password::read(&file).is_err());
+    assert!(Password::read(&directory.path().join("none")).is_err());
+}

@@ -1,0 +1,186 @@
+//! A connection: requests in, answers out, and what runs where.
+//!
+//! Requests run on the connection's own task as long as they need nothing but memory. From the first one on that would have to wait, everything that has come with it runs on a
+//! thread that may: one change of threads for a whole pipeline. The answers to what came together go out together.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::io::AsyncWriteExt as _;
+use tokio::net::TcpStream;
+use tokio::sync::watch;
+use tokio::task::spawn_blocking;
+use tokio::time::timeout;
+
+use super::command::{self, Ran, Reach};
+use super::request::{Limits, Request, Requests};
+use super::{Client, Server};
+
+/// Answers are written when they are so many, whatever has come besides.
+const ENOUGH_ANSWERS: usize = 1 << 20;
+/// Requests that change threads together.
+const MAX_TOGETHER: usize = 1024;
+/// A client that is in the middle of a request, or takes its answers, or has to log in, moves a byte at least within this time.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Why a connection has ended.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum End {
+    #[error("the client has closed it")]
+    Closed,
+    #[error("the server stops")]
+    Stopping,
+    #[error("the client was silent for too long")]
+    Silent,
+    #[error("the client does not take its answers")]
+    Deaf,
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    #[error("a command has panicked, which is a defect")]
+    Panicked,
+}
+
+/// Serve a connection to its end.
+pub(super) async fn serve(
+    server: Arc<Server>,
+    mut socket: TcpStream,
+    client: Client,
+    stopping: watch::Receiver<bool>,
+) -> End {
+    // Many small answers, each of them wanted at once.
+    let _ = socket.set_nodelay(true);
+    let requests = Requests::new(&server.buffers, server.limits);
+    let mut connection = Connection { server, requests, stopping };
+    connection.run(&mut socket, client).await.unwrap_or_else(|end| end)
+}
+
+struct Connection {
+    server: Arc<Server>,
+    requests: Requests,
+    stopping: watch::Receiver<bool>,
+}
+
+impl Connection {
+    async fn run(&mut self, socket: &mut TcpStream, mut client: Client) -> Result<End, End> {
+        loop {
+            client = self.answer(socket, client).await?;
+            if client.is_leaving {
+                return Ok(End::Closed);
+            }
+            self.requests.rest();
+            self.read(socket, &client).await?;
+        }
+    }
+
+    /// Wait until more has come.
+    async fn read(&mut self, socket: &TcpStream, client: &Client) -> Result<(), End> {
+        let is_waited_for = self.requests.is_within() || self.server.is_stranger(client);
+        let patience = if is_waited_for { PATIENCE } else { self.server.idle_timeout };
+        loop {
+            tokio::select! {
+                ready = timeout(patience, socket.readable()) => {
+                    ready.map_err(|_| End::Silent)??;
+                }
+                _ = self.stopping.changed() => return Err(End::Stopping),
+            }
+            match self.requests.read_from(socket) {
+                Ok(true) => return Ok(()),
+                Ok(false) => return Err(End::Closed),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Answer all requests that have come.
+    async fn answer(&mut self, socket: &mut TcpStream, mut client: Client) -> Result<Client, End> {
+        while !client.is_leaving {
+            self.requests.limits = match self.server.is_stranger(&client) {
+                true => Limits::STRANGER,
+                false => self.server.limits,
+            };
+            let request = match self.requests.next() {
+                Ok(Some(request)) => request,
+                Ok(None) => break,
+                Err(broken) => {
+                    client.answers.error(&format!("ERR {broken}"));
+                    client.is_leaving = true;
+                    break;
+                }
+            };
+            if command::run(&self.server, &mut client, &request, Reach::Memory) == Ran::Waits {
+                client = self.answer_waiting(socket, client, request).await?;
+            }
+            if client.answers.len() >= ENOUGH_ANSWERS {
+                write(socket, &mut client).await?;
+            }
+        }
+        write(socket, &mut client).await?;
+        Ok(client)
+    }
+
+    /// Answer this request and those that have come with it, on a thread that may wait.
+    async fn answer_waiting(
+        &mut self,
+        socket: &mut TcpStream,
+        mut client: Client,
+        first: Request,
+    ) -> Result<Client, End> {
+        let mut together = VecDeque::from([first]);
+        // What is broken is told when it is its turn.
+        while together.len() < MAX_TOGETHER
+            && let Ok(Some(request)) = self.requests.next()
+        {
+            together.push_back(request);
+        }
+        loop {
+            let server = self.server.clone();
+            let run = spawn_blocking(move || {
+                run_together(&server, &mut client, &mut together);
+                (client, together)
+            });
+            (client, together) = run.await.map_err(|_| End::Panicked)?;
+            if together.is_empty() || client.is_leaving {
+                return Ok(client);
+            }
+            write(socket, &mut client).await?;
+        }
+    }
+}
+
+/// Until all are answered, or there is enough to be written.
+fn run_together(server: &Server, client: &mut Client, together: &mut VecDeque<Request>) {
+    while let Some(request) = together.pop_front() {
+        let ran = command::run(server, client, &request, Reach::Disk);
+        debug_assert_eq!(ran, Ran::Answered, "nothing waits where it may");
+        if client.is_leaving || client.answers.len() >= ENOUGH_ANSWERS {
+            break;
+        }
+    }
+    // One sync for all of them, and for those of other connections that wait at the same time.
+    if server.flushes
+        && std::mem::take(&mut client.has_written)
+        && let Err(error) = server.cache.flush()
+    {
+        // Which of the answers are not true nobody knows.
+        client.answers.take_back(0);
+        client.answers.error(&format!("ERR what was written is not on stable storage: {error}"));
+        client.is_leaving = true;
+    }
+}
+
+/// Write all answers that there are.
+async fn write(socket: &mut TcpStream, client: &mut Client) -> Result<(), End> {
+    let mut rest = client.answers.bytes();
+    while !rest.is_empty() {
+        let written = timeout(PATIENCE, socket.write(rest)).await.map_err(|_| End::Deaf)??;
+        if written == 0 {
+            return Err(End::Closed);
+        }
+        rest = &rest[written..];
+    }
+    client.answers.clear();
+    Ok(())
+}

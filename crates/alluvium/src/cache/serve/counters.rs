@@ -1,0 +1,193 @@
+//! What the server counts, and all of its figures for Prometheus.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::ConstCounter;
+
+use super::Server;
+use super::command::COMMANDS;
+use crate::admin::{encode_counters, encode_gauges, resident_bytes};
+
+/// Totals since the start, and the connections that are open.
+pub(super) struct Counters {
+    /// By place in [`COMMANDS`]; the last one counts what is no command.
+    commands: Vec<AtomicU64>,
+    hits: AtomicU64,
+    misses: AtomicU64,
+    connections: AtomicU64,
+    connected: AtomicU64,
+    refused: AtomicU64,
+    failed_logins: AtomicU64,
+}
+
+fn add(counter: &AtomicU64, more: u64) {
+    counter.fetch_add(more, Ordering::Relaxed);
+}
+
+impl Counters {
+    pub(super) fn new() -> Self {
+        let zero = || AtomicU64::new(0);
+        Self {
+            commands: (0..=COMMANDS.len()).map(|_| zero()).collect(),
+            hits: zero(),
+            misses: zero(),
+            connections: zero(),
+            connected: zero(),
+            refused: zero(),
+            failed_logins: zero(),
+        }
+    }
+
+    /// A command was answered.
+    pub(super) fn count(&self, command: Option<usize>) {
+        add(&self.commands[command.unwrap_or(COMMANDS.len())], 1);
+    }
+
+    /// Values that were asked for, and there or not.
+    pub(super) fn count_hits(&self, hits: u64, misses: u64) {
+        add(&self.hits, hits);
+        add(&self.misses, misses);
+    }
+
+    pub(super) fn count_failed_login(&self) {
+        add(&self.failed_logins, 1);
+    }
+
+    /// A connection begins, if there are fewer than `max`. [`Self::disconnect`] comes after it.
+    pub(super) fn connect(&self, max: u64) -> bool {
+        if self.connections.fetch_add(1, Ordering::Relaxed) < max {
+            add(&self.connected, 1);
+            return true;
+        }
+        self.disconnect();
+        add(&self.refused, 1);
+        false
+    }
+
+    pub(super) fn disconnect(&self) {
+        self.connections.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn connections(&self) -> u64 {
+        self.connections.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn connected(&self) -> u64 {
+        self.connected.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn refused(&self) -> u64 {
+        self.refused.load(Ordering::Relaxed)
+    }
+
+    /// Values that were asked for: there, not there.
+    pub(super) fn reads(&self) -> (u64, u64) {
+        (self.hits.load(Ordering::Relaxed), self.misses.load(Ordering::Relaxed))
+    }
+
+    /// All that was answered.
+    pub(super) fn commands(&self) -> u64 {
+        self.commands.iter().map(|count| count.load(Ordering::Relaxed)).sum()
+    }
+}
+
+/// Asks cache and server at each scrape.
+pub(super) struct CacheCollector(pub(super) Arc<Server>);
+
+impl fmt::Debug for CacheCollector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CacheCollector").finish_non_exhaustive()
+    }
+}
+
+impl Collector for CacheCollector {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let Server { cache, counters, buffers, .. } = &*self.0;
+        let stats = cache.stats();
+        let of = |n: usize| n as u64;
+        let gauges: [(&str, &str, u64); 12] = [
+            (
+                "cache_entries",
+                "Keys, with those that have expired and were not removed yet",
+                of(stats.entries),
+            ),
+            ("cache_journals", "Journals on disk", of(stats.journals)),
+            ("cache_journals_in_memory", "Journals in memory", of(stats.journals_in_memory)),
+            ("cache_disk_bytes", "Room on disk that journals take", stats.disk_bytes),
+            (
+                "cache_live_bytes",
+                "Bytes of records that are the newest of their keys, at most",
+                stats.live_bytes,
+            ),
+            (
+                "cache_journal_memory_bytes",
+                "Memory of journals, with what is kept free for new ones",
+                of(stats.memory_bytes),
+            ),
+            ("cache_index_memory_bytes", "Memory of the index", of(stats.index_bytes)),
+            (
+                "cache_buffer_memory_bytes",
+                "Memory of large requests and answers",
+                of(buffers.used_bytes()),
+            ),
+            (
+                "cache_damaged_bytes",
+                "Bytes of journals that were found damaged",
+                stats.damaged_bytes,
+            ),
+            (
+                "cache_failed",
+                "1 once a write or sync has failed: nothing is written any more",
+                cache.failure().is_some().into(),
+            ),
+            ("cache_connections", "Open connections", counters.connections()),
+            (
+                "process_resident_memory_bytes",
+                "Resident memory of the process",
+                resident_bytes().unwrap_or(0),
+            ),
+        ];
+        encode_gauges(&mut encoder, &gauges)?;
+        let (hits, misses) = counters.reads();
+        let totals: [(&str, &str, u64); 11] = [
+            ("cache_user_bytes", "Bytes of keys and values that were put", stats.user_bytes),
+            ("cache_written_bytes", "Bytes that were written to journals", stats.written_bytes),
+            ("cache_stalls", "Times that a writer waited for the disk", stats.stalls),
+            ("cache_compacted_journals", "Journals that were compacted", stats.compacted),
+            ("cache_evicted_records", "Records that eviction removed", stats.evicted),
+            (
+                "cache_kept_records",
+                "Records that eviction kept because they had been read",
+                stats.kept,
+            ),
+            ("cache_hits", "Values that GET and MGET have found", hits),
+            ("cache_misses", "Values that GET and MGET have not found", misses),
+            ("cache_accepted_connections", "Connections accepted", counters.connected()),
+            (
+                "cache_refused_connections",
+                "Connections refused because there were too many",
+                counters.refused(),
+            ),
+            (
+                "cache_failed_logins",
+                "Wrong passwords",
+                counters.failed_logins.load(Ordering::Relaxed),
+            ),
+        ];
+        encode_counters(&mut encoder, &totals)?;
+        let (name, help) = ("alluvium_cache_commands", "Commands answered, errors too.");
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        let names = COMMANDS.iter().map(|command| command.name).chain(["unknown"]);
+        for (name, count) in names.zip(&counters.commands) {
+            let labels = [("command", name.to_ascii_lowercase())];
+            let count = ConstCounter::new(count.load(Ordering::Relaxed));
+            count.encode(family.encode_family(&labels)?)?;
+        }
+        Ok(())
+    }
+}

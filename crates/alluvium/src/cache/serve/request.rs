@@ -1,0 +1,423 @@
+//! Requests as they come: an array of bulk strings each, or a line of words.
+//!
+//! Own code, since the crates for this protocol read answers, which nest: they call themselves for each level, so that some ten thousand bytes end the process, and begin anew each time that
+//! more bytes have come (`docs/decisions/0002-dependencies.md`). Requests do not nest. What was read of one is kept, and memory grows with what has come, never by what is announced.
+
+use std::io;
+use std::sync::Arc;
+
+use bytes::{Buf as _, Bytes, BytesMut};
+use tokio::net::TcpStream;
+
+use super::buffers::{Buffers, Share};
+
+/// A line in front of an array or a bulk string: a letter and a number.
+const MAX_HEADER_BYTES: usize = 32;
+/// A request in one line, as somebody types it.
+const MAX_LINE_BYTES: usize = 4096;
+/// Read at once, at least.
+const READ_BYTES: usize = 16 << 10;
+/// What an argument takes beside its bytes.
+const ARGUMENT_BYTES: usize = 64;
+
+/// A command and its arguments; at least the command.
+pub(super) type Request = Vec<Bytes>;
+
+/// How large a request may be.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    pub(super) arguments: usize,
+    /// Of one argument.
+    pub(super) argument_bytes: usize,
+    /// Of all of them, with something for each.
+    pub(super) request_bytes: usize,
+}
+
+impl Limits {
+    /// Of those who have not said who they are.
+    pub(super) const STRANGER: Self =
+        Self { arguments: 10, argument_bytes: 16 << 10, request_bytes: 32 << 10 };
+
+    /// Of all others, in a cache with records of up to so many bytes.
+    pub(super) fn of(max_record_bytes: usize) -> Self {
+        Self {
+            arguments: 1 << 20,
+            argument_bytes: max_record_bytes,
+            request_bytes: max_record_bytes.saturating_add(1 << 20),
+        }
+    }
+}
+
+/// Why the connection has to end.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Broken {
+    #[error("Protocol error: {0}")]
+    Protocol(&'static str),
+    #[error("Protocol error: expected '$', got '{}'", .0.escape_ascii())]
+    NoBulk(u8),
+    #[error("the memory for requests and answers (--buffer-memory) is used up")]
+    NoMemory,
+    /// A browser that somebody has sent here.
+    #[error("this is no web server")]
+    Web,
+}
+
+/// What has come of the requests of a connection.
+pub(super) struct Requests {
+    bytes: BytesMut,
+    /// Of the request that is on its way.
+    arguments: Vec<Bytes>,
+    arguments_bytes: usize,
+    missing: usize,
+    /// Length of the argument whose bytes come next.
+    next_len: Option<usize>,
+    /// A line is looked for behind these bytes.
+    looked_through: usize,
+    share: Share,
+    broken: Option<Broken>,
+    pub(super) limits: Limits,
+}
+
+impl Requests {
+    pub(super) fn new(buffers: &Arc<Buffers>, limits: Limits) -> Self {
+        Self {
+            bytes: BytesMut::new(),
+            arguments: Vec::new(),
+            arguments_bytes: 0,
+            missing: 0,
+            next_len: None,
+            looked_through: 0,
+            share: Share::new(buffers),
+            broken: None,
+            limits,
+        }
+    }
+
+    /// Whether a request has begun and not come to its end.
+    pub(super) fn is_within(&self) -> bool {
+        self.missing > 0 || !self.bytes.is_empty()
+    }
+
+    /// Take what the socket has. False when the client has closed it.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::WouldBlock`] if it has nothing; the connection is broken.
+    pub(super) fn read_from(&mut self, socket: &TcpStream) -> io::Result<bool> {
+        self.make_room();
+        Ok(socket.try_read_buf(&mut self.bytes)? > 0)
+    }
+
+    /// The same for bytes that are there.
+    #[cfg(test)]
+    pub(super) fn feed(&mut self, bytes: &[u8]) {
+        self.make_room();
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    fn make_room(&mut self) {
+        // Of a long argument at most as much again as has come.
+        let missing = self.next_len.map_or(0, |len| (len + 2).saturating_sub(self.bytes.len()));
+        self.bytes.reserve(missing.min(self.bytes.len()).max(READ_BYTES));
+        self.account();
+    }
+
+    /// Nothing is on its way: an idle connection has no buffer.
+    pub(super) fn rest(&mut self) {
+        if !self.is_within() {
+            self.bytes = BytesMut::new();
+            self.arguments = Vec::new();
+            self.account();
+        }
+    }
+
+    fn account(&mut self) {
+        if !self.share.hold(self.bytes.capacity() + self.arguments_bytes) {
+            self.broken = Some(Broken::NoMemory);
+        }
+    }
+
+    /// The next request that has come as a whole.
+    ///
+    /// # Errors
+    /// What has come is no request. It is the same from then on.
+    pub(super) fn next(&mut self) -> Result<Option<Request>, Broken> {
+        if let Some(broken) = &self.broken {
+            return Err(broken.clone());
+        }
+        self.parse().inspect_err(|broken| self.broken = Some(broken.clone()))
+    }
+
+    fn parse(&mut self) -> Result<Option<Request>, Broken> {
+        while self.missing == 0 {
+            match self.bytes.first() {
+                None => return Ok(None),
+                Some(b'*') => {
+                    let Some(count) = self.header("invalid multibulk length")? else {
+                        return Ok(None);
+                    };
+                    if count > self.limits.arguments {
+                        return Err(Broken::Protocol("invalid multibulk length"));
+                    }
+                    self.missing = count;
+                }
+                Some(_) => match self.line()? {
+                    Some(request) if request.is_empty() => {}
+                    request => return Ok(request),
+                },
+            }
+        }
+        while self.missing > 0 {
+            let Some(argument) = self.argument()? else { return Ok(None) };
+            self.arguments_bytes += argument.len() + ARGUMENT_BYTES;
+            self.arguments.push(argument);
+            self.missing -= 1;
+        }
+        self.arguments_bytes = 0;
+        Ok(Some(std::mem::take(&mut self.arguments)))
+    }
+
+    /// The number of a line like `*3`, which is taken.
+    fn header(&mut self, wrong: &'static str) -> Result<Option<usize>, Broken> {
+        let Some(end) = self.bytes.iter().take(MAX_HEADER_BYTES).position(|byte| *byte == b'\n')
+        else {
+            return match self.bytes.len() < MAX_HEADER_BYTES {
+                true => Ok(None),
+                false => Err(Broken::Protocol(wrong)),
+            };
+        };
+        let digits = self.bytes[1..end]
+            .strip_suffix(b"\r")
+            .filter(|digits| !digits.is_empty() && digits.iter().all(u8::is_ascii_digit));
+        let number = digits.and_then(|digits| std::str::from_utf8(digits).ok()?.parse().ok());
+        let number = number.ok_or(Broken::Protocol(wrong))?;
+        self.bytes.advance(end + 1);
+        Ok(Some(number))
+    }
+
+    /// The next argument, if all of it has come.
+    fn argument(&mut self) -> Result<Option<Bytes>, Broken> {
+        let len = match self.next_len {
+            Some(len) => len,
+            None => {
+                match self.bytes.first() {
+                    None => return Ok(None),
+                    Some(b'$') => {}
+                    Some(other) => return Err(Broken::NoBulk(*other)),
+                }
+                let Some(len) = self.header("invalid bulk length")? else { return Ok(None) };
+                if len > self.limits.argument_bytes {
+                    return Err(Broken::Protocol("invalid bulk length"));
+                }
+                if self.arguments_bytes.saturating_add(len) > self.limits.request_bytes {
+                    return Err(Broken::Protocol("the request is too large"));
+                }
+                *self.next_len.insert(len)
+            }
+        };
+        if self.bytes.len() < len + 2 {
+            return Ok(None);
+        }
+        if &self.bytes[len..len + 2] != b"\r\n" {
+            return Err(Broken::Protocol("a bulk string does not end with CR LF"));
+        }
+        let argument = self.bytes.split_to(len).freeze();
+        self.bytes.advance(2);
+        self.next_len = None;
+        Ok(Some(argument))
+    }
+
+    /// A request of words in a line; none in an empty line.
+    fn line(&mut self) -> Result<Option<Request>, Broken> {
+        let from = std::mem::take(&mut self.looked_through);
+        let Some(end) = self.bytes[from..].iter().position(|byte| *byte == b'\n') else {
+            if self.bytes.len() >= MAX_LINE_BYTES {
+                return Err(Broken::Protocol("too big inline request"));
+            }
+            self.looked_through = self.bytes.len();
+            return Ok(None);
+        };
+        let end = from + end;
+        if end >= MAX_LINE_BYTES {
+            return Err(Broken::Protocol("too big inline request"));
+        }
+        let line = self.bytes.split_to(end + 1).freeze();
+        if line.contains(&b'"') || line.contains(&b'\'') {
+            return Err(Broken::Protocol("a request in a line takes no quotes; send an array"));
+        }
+        let words = line.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty());
+        let request: Request = words.map(|word| line.slice_ref(word)).collect();
+        match request.first() {
+            Some(word)
+                if word.eq_ignore_ascii_case(b"POST") || word.eq_ignore_ascii_case(b"Host:") =>
+            {
+                Err(Broken::Web)
+            }
+            _ if request.len() > self.limits.arguments => {
+                Err(Broken::Protocol("too many arguments"))
+            }
+            _ => Ok(Some(request)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use alluvium_device::sim::Random;
+
+    use super::*;
+
+    const LIMITS: Limits =
+        Limits { arguments: 1000, argument_bytes: 1 << 20, request_bytes: 2 << 20 };
+
+    fn requests() -> Requests {
+        Requests::new(&Buffers::new(8 << 20), LIMITS)
+    }
+
+    /// All requests in these bytes, in pieces of `piece` bytes.
+    fn read(bytes: &[u8], piece: usize) -> (Vec<Vec<Vec<u8>>>, Option<Broken>) {
+        let mut requests = requests();
+        let mut found = Vec::new();
+        for piece in bytes.chunks(piece) {
+            requests.feed(piece);
+            loop {
+                match requests.next() {
+                    Ok(Some(request)) => {
+                        found.push(request.iter().map(|word| word.to_vec()).collect());
+                    }
+                    Ok(None) => break,
+                    Err(broken) => return (found, Some(broken)),
+                }
+            }
+        }
+        (found, None)
+    }
+
+    fn broken(bytes: &[u8]) -> String {
+        let whole = read(bytes, usize::MAX).1;
+        assert_eq!(read(bytes, 1).1, whole, "whatever the pieces are");
+        whole.map_or_else(String::new, |it| it.to_string())
+    }
+
+    #[test]
+    fn requests_come_in_pieces_of_any_size() {
+        let long = [&b"$70000\r\n"[..], &[b'x'; 70_000][..], b"\r\n"].concat();
+        let bytes = [
+            &b"*1\r\n$4\r\nPING\r\n*0\r\nPING\r\n  set  a 1 \r\n\r\n\n*3\r\n$3\r\nSET\r\n"[..],
+            &long[..],
+            b"$0\r\n\r\n*2\r\n$3\r\nGET\r\n$4\r\n\r\n\r\n\r\nping\n",
+        ]
+        .concat();
+        let words = |words: &[&[u8]]| words.iter().map(|word| word.to_vec()).collect::<Vec<_>>();
+        let expected = vec![
+            words(&[b"PING"]),
+            words(&[b"PING"]),
+            words(&[b"set", b"a", b"1"]),
+            words(&[b"SET", &[b'x'; 70_000], b""]),
+            words(&[b"GET", b"\r\n\r\n"]),
+            words(&[b"ping"]),
+        ];
+        for piece in [1, 2, 3, 7, 100, 4096, usize::MAX] {
+            assert_eq!(read(&bytes, piece), (expected.clone(), None), "{piece}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_request_is_told() {
+        for (bytes, told) in [
+            (&b"*-1\r\n"[..], "invalid multibulk length"),
+            (b"*1001\r\n", "invalid multibulk length"),
+            (b"*99999999999999999999\r\n", "invalid multibulk length"),
+            (b"*00000000000000000000000000000000000000001\r\n", "invalid multibulk length"),
+            (b"*\r\n", "invalid multibulk length"),
+            (b"*1\n", "invalid multibulk length"),
+            (b"*+1\r\n", "invalid multibulk length"),
+            (b"*1\r\n$-1\r\n", "invalid bulk length"),
+            (b"*1\r\n$1048577\r\n", "invalid bulk length"),
+            (b"*1\r\n$18446744073709551615\r\n", "invalid bulk length"),
+            (b"*1\r\n$4\r\nPINGxx", "does not end with CR LF"),
+            (b"*1\r\n*1\r\n", "expected '$', got '*'"),
+            (b"*1\r\n:1\r\n", "expected '$', got ':'"),
+            (b"*1\r\n\x00", "expected '$', got '\\x00'"),
+            (b"set \"a b\" c\r\n", "no quotes"),
+            (b"POST / HTTP/1.1\r\n", "no web server"),
+            (b"GET / HTTP/1.1\r\nHost: localhost\r\n", "no web server"),
+        ] {
+            let said = broken(bytes);
+            assert!(said.contains(told), "{}: {said:?}", bytes.escape_ascii());
+        }
+        assert!(broken(&[b'a'; 5000]).contains("too big inline request"));
+        // All arguments together.
+        let half = [&b"$1048576\r\n"[..], &vec![b'x'; 1 << 20][..], b"\r\n"].concat();
+        let large = [&b"*3\r\n"[..], &half[..], &half[..], b"$1\r\n"].concat();
+        assert!(read(&large, 1 << 16).1.unwrap().to_string().contains("too large"));
+    }
+
+    #[test]
+    fn deep_nesting_is_no_matter_of_depth() {
+        assert!(broken(&b"*1\r\n".repeat(100_000)).contains("expected '$', got '*'"));
+    }
+
+    /// A megabyte is announced, a few bytes come.
+    #[test]
+    fn memory_comes_with_the_bytes() {
+        let mut requests = requests();
+        requests.feed(b"*1000\r\n$1048576\r\nxxx");
+        assert_eq!(requests.next(), Ok(None));
+        requests.make_room();
+        assert!(requests.bytes.capacity() < 64 << 10, "{}", requests.bytes.capacity());
+        assert!(requests.arguments.capacity() < 16);
+        assert!(requests.is_within());
+        requests.rest();
+        assert!(!requests.bytes.is_empty(), "it is still on its way");
+    }
+
+    #[test]
+    fn what_all_connections_have_is_bounded() {
+        let buffers = Buffers::new(300 << 10);
+        let mut one = Requests::new(&buffers, LIMITS);
+        one.feed(b"*1\r\n$1048576\r\n");
+        assert_eq!(one.next(), Ok(None));
+        let mut came = 0;
+        let broken = loop {
+            one.feed(&[b'x'; 10_000]);
+            came += 10_000;
+            match one.next() {
+                Ok(None) => {}
+                other => break other,
+            }
+        };
+        assert_eq!(broken, Err(Broken::NoMemory));
+        assert!((100_000..400_000).contains(&came), "{came}");
+        drop(one);
+        assert_eq!(buffers.used_bytes(), 0);
+    }
+
+    /// Whatever comes, it is requests or an error, the same in pieces of any size.
+    #[test]
+    fn nonsense_does_no_harm() {
+        let words: [&[u8]; 12] = [
+            b"*",
+            b"$",
+            b"1",
+            b"2",
+            b"-",
+            b"\r\n",
+            b"\n",
+            b"\r",
+            b"GET",
+            b"x",
+            b"$3\r\nabc\r\n",
+            b" ",
+        ];
+        for seed in 0..3000 {
+            let mut random = Random::new(seed);
+            let bytes: Vec<u8> = (0..random.below(60))
+                .flat_map(|_| words[random.index(words.len())].to_vec())
+                .collect();
+            let whole = read(&bytes, usize::MAX);
+            for piece in [1, 2, 5] {
+                assert_eq!(read(&bytes, piece), whole, "seed {seed}");
+            }
+        }
+    }
+}

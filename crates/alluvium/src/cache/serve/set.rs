@@ -1,0 +1,112 @@
+//! SET and its kin: what is written depends on options and on what is there.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use alluvium_journal::{Ttl, When};
+use bytes::Bytes;
+
+use super::command::{Call, Ran, Refused, Result, number, syntax_error, wrong_number};
+
+/// What stands behind key and value of SET.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct SetOptions {
+    when: When,
+    ttl: Ttl,
+    /// Answer with what was there before.
+    tells_old: bool,
+}
+
+fn set_options(words: &[Bytes]) -> Result<SetOptions> {
+    let mut options = SetOptions::default();
+    let mut words = words.iter();
+    while let Some(word) = words.next() {
+        let word = word.to_ascii_uppercase();
+        match &word[..] {
+            b"NX" if options.when == When::Always => options.when = When::IfAbsent,
+            b"XX" if options.when == When::Always => options.when = When::IfPresent,
+            b"GET" => options.tells_old = true,
+            b"KEEPTTL" if options.ttl == Ttl::None => options.ttl = Ttl::Keep,
+            b"EX" | b"PX" | b"EXAT" | b"PXAT" if options.ttl == Ttl::None => {
+                let time = words.next().ok_or_else(syntax_error)?;
+                options.ttl = Ttl::After(time_to_live(&word, time, "set")?);
+            }
+            _ => return Err(syntax_error()),
+        }
+    }
+    Ok(options)
+}
+
+/// The time from now on that `EX 10` and the like mean; none left if it is over.
+fn time_to_live(unit: &[u8], time: &[u8], command: &str) -> Result<Duration> {
+    let wrong = || Refused(format!("ERR invalid expire time in '{command}' command"));
+    let time: i64 = number(time)?;
+    let time = u64::try_from(time).ok().filter(|time| *time > 0).ok_or_else(wrong)?;
+    let is_in_millis = unit.starts_with(b"P");
+    let millis = if is_in_millis { Some(time) } else { time.checked_mul(1000) };
+    let time = Duration::from_millis(millis.ok_or_else(wrong)?);
+    if !unit.ends_with(b"AT") {
+        return Ok(time);
+    }
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Ok(time.saturating_sub(now))
+}
+
+pub(super) fn set(call: &mut Call<'_>) -> Result {
+    let [_, key, value, options @ ..] = call.words else { return Err(wrong_number("SET")) };
+    let SetOptions { when, ttl, tells_old } = set_options(options)?;
+    let plain = match (when, ttl, tells_old) {
+        (When::Always, Ttl::None, false) => Some(None),
+        (When::Always, Ttl::After(ttl), false) => Some(Some(ttl)),
+        _ => None,
+    };
+    if let Some(ttl) = plain {
+        let ran = call.put(key, value, ttl)?;
+        call.answers().ok();
+        return Ok(ran);
+    }
+    if call.must_wait() {
+        return Ok(Ran::Waits);
+    }
+    let swapped = call.cache().swap(key, value, when, ttl)?;
+    call.client.has_written |= swapped.is_written;
+    match (tells_old, swapped.old) {
+        (true, Some(old)) => call.answers().bulk(&old),
+        (false, _) if swapped.is_written => call.answers().ok(),
+        _ => call.answers().null(),
+    }
+    Ok(Ran::Answered)
+}
+
+/// SETEX, and PSETEX.
+pub(super) fn setex(call: &mut Call<'_>) -> Result {
+    let [name, key, time, value] = call.words else { return Err(wrong_number("SETEX")) };
+    let is_in_millis = name.eq_ignore_ascii_case(b"PSETEX");
+    let (unit, name) = if is_in_millis { (&b"PX"[..], "psetex") } else { (&b"EX"[..], "setex") };
+    let ttl = time_to_live(unit, time, name)?;
+    let ran = call.put(key, value, Some(ttl))?;
+    call.answers().ok();
+    Ok(ran)
+}
+
+pub(super) fn setnx(call: &mut Call<'_>) -> Result {
+    if call.must_wait() {
+        return Ok(Ran::Waits);
+    }
+    let is_written = call.cache().put_if_absent(&call.words[1], &call.words[2], None)?;
+    call.client.has_written |= is_written;
+    call.answers().integer(is_written.into());
+    Ok(Ran::Answered)
+}
+
+pub(super) fn getset(call: &mut Call<'_>) -> Result {
+    if call.must_wait() {
+        return Ok(Ran::Waits);
+    }
+    let swapped = call.cache().swap(&call.words[1], &call.words[2], When::Always, Ttl::None)?;
+    call.client.has_written = true;
+    match swapped.old {
+        Some(old) => call.answers().bulk(&old),
+        None => call.answers().null(),
+    }
+    Ok(Ran::Answered)
+}

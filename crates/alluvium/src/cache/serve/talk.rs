@@ -1,0 +1,316 @@
+//! Commands about the connection and the server, as far as clients and tools ask for them.
+
+use std::fmt::Write as _;
+
+use super::Client;
+use super::command::{
+    COMMANDS, Call, Command, Ran, Refused, Result, find, number, shown, syntax_error, wrong_number,
+};
+use super::glob;
+
+/// Whose answers these are like. Clients look at it to learn what a server can do.
+const REDIS_VERSION: &str = "7.0.0";
+/// Names of clients are kept for them to ask for.
+const MAX_NAME_BYTES: usize = 256;
+
+pub(super) fn ping(call: &mut Call<'_>) -> Result {
+    match call.words {
+        [_] => call.client.answers.simple("PONG"),
+        [_, text] => call.client.answers.bulk(text),
+        _ => return Err(wrong_number("PING")),
+    }
+    Ok(Ran::Answered)
+}
+
+pub(super) fn echo(call: &mut Call<'_>) -> Result {
+    call.client.answers.bulk(&call.words[1]);
+    Ok(Ran::Answered)
+}
+
+pub(super) fn quit(call: &mut Call<'_>) -> Result {
+    call.answers().ok();
+    call.client.is_leaving = true;
+    Ok(Ran::Answered)
+}
+
+pub(super) fn select(call: &mut Call<'_>) -> Result {
+    match number::<i64>(&call.words[1])? {
+        0 => call.answers().ok(),
+        _ => return Err("ERR DB index is out of range".into()),
+    }
+    Ok(Ran::Answered)
+}
+
+/// `AUTH password`, or with the only user that there is: `AUTH default password`.
+pub(super) fn auth(call: &mut Call<'_>) -> Result {
+    let (user, password) = match call.words {
+        [_, password] => (&b"default"[..], password),
+        [_, user, password] => (&user[..], password),
+        _ => return Err(syntax_error()),
+    };
+    log_in(call, user, password)?;
+    call.answers().ok();
+    Ok(Ran::Answered)
+}
+
+fn log_in(call: &mut Call<'_>, user: &[u8], password: &[u8]) -> Result<()> {
+    let Some(expected) = &call.server.password else {
+        return Err("ERR AUTH <password> called without any password configured for the default user. Are you sure your configuration is correct?".into());
+    };
+    if user != b"default" || !expected.is(password) {
+        call.server.counters.count_failed_login();
+        return Err("WRONGPASS invalid username-password pair or user is disabled.".into());
+    }
+    call.client.is_known = true;
+    Ok(())
+}
+
+fn name(client: &mut Client, name: &[u8]) -> Result<()> {
+    if name.len() > MAX_NAME_BYTES || !name.iter().all(u8::is_ascii_graphic) {
+        return Err(
+            "ERR Client names cannot contain spaces, newlines or special characters.".into()
+        );
+    }
+    client.name = name.to_vec();
+    Ok(())
+}
+
+/// `HELLO [2|3 [AUTH user password] [SETNAME name]]`.
+pub(super) fn hello(call: &mut Call<'_>) -> Result {
+    let version = match call.words.get(1) {
+        None => None,
+        Some(version) => match &version[..] {
+            b"2" => Some(false),
+            b"3" => Some(true),
+            _ => return Err("NOPROTO unsupported protocol version".into()),
+        },
+    };
+    let mut options = call.words.get(2..).unwrap_or_default();
+    let mut wanted_name = None;
+    while let [option, rest @ ..] = options {
+        options = match (&option.to_ascii_uppercase()[..], rest) {
+            (b"AUTH", [user, password, rest @ ..]) => {
+                log_in(call, user, password)?;
+                rest
+            }
+            (b"SETNAME", [name, rest @ ..]) => {
+                wanted_name = Some(name);
+                rest
+            }
+            _ => {
+                return Err(Refused(format!(
+                    "ERR Syntax error in HELLO option '{}'",
+                    shown(option)
+                )));
+            }
+        };
+    }
+    if call.server.password.is_some() && !call.client.is_known {
+        return Err("NOAUTH HELLO must be called with the client already authenticated, otherwise the HELLO <proto> AUTH <user> <pass> option can be used to authenticate the client and select the RESP protocol version at the same time".into());
+    }
+    if let Some(wanted) = wanted_name {
+        name(call.client, wanted)?;
+    }
+    let id = call.client.id;
+    let answers = call.answers();
+    answers.is_resp3 = version.unwrap_or(answers.is_resp3);
+    answers.map(7);
+    for (name, value) in [("server", "alluvium"), ("version", REDIS_VERSION)] {
+        answers.text(name);
+        answers.text(value);
+    }
+    answers.text("proto");
+    answers.integer(if answers.is_resp3 { 3 } else { 2 });
+    answers.text("id");
+    answers.integer(id);
+    for (name, value) in [("mode", "standalone"), ("role", "master")] {
+        answers.text(name);
+        answers.text(value);
+    }
+    answers.text("modules");
+    answers.array(0);
+    Ok(Ran::Answered)
+}
+
+pub(super) fn client(call: &mut Call<'_>) -> Result {
+    let asked = call.words[1].to_ascii_uppercase();
+    match (&asked[..], &call.words[2..]) {
+        (b"ID", []) => {
+            let id = call.client.id;
+            call.answers().integer(id);
+        }
+        (b"GETNAME", []) => {
+            let name = call.client.name.clone();
+            match name.is_empty() {
+                true => call.answers().null(),
+                false => call.answers().bulk(&name),
+            }
+        }
+        (b"SETNAME", [wanted]) => {
+            name(call.client, wanted)?;
+            call.answers().ok();
+        }
+        // What a client library says about itself.
+        (b"SETINFO", [_, _]) => call.answers().ok(),
+        _ => return Err(unknown_subcommand("CLIENT", &asked)),
+    }
+    Ok(Ran::Answered)
+}
+
+fn unknown_subcommand(command: &str, asked: &[u8]) -> Refused {
+    Refused(format!(
+        "ERR unknown subcommand or wrong number of arguments for '{}' of {command}",
+        shown(asked)
+    ))
+}
+
+/// What tools ask for by CONFIG GET: in the terms of Redis, the truth about this server.
+const SETTINGS: [(&str, &str); 4] =
+    [("save", ""), ("appendonly", "no"), ("databases", "1"), ("proto-max-bulk-len", "")];
+
+pub(super) fn config(call: &mut Call<'_>) -> Result {
+    let asked = call.words[1].to_ascii_uppercase();
+    let patterns = &call.words[2..];
+    if asked != b"GET" || patterns.is_empty() {
+        return Err(match &asked[..] {
+            b"SET" => {
+                "ERR settings are those of the command line, `alluvium cache serve --help`".into()
+            }
+            _ => unknown_subcommand("CONFIG", &asked),
+        });
+    }
+    if patterns.iter().any(|pattern| pattern.len() > glob::MAX_PATTERN_BYTES) {
+        return Err(syntax_error());
+    }
+    let largest = call.server.limits.argument_bytes.to_string();
+    let wanted: Vec<_> = SETTINGS
+        .into_iter()
+        .filter(|(name, _)| {
+            patterns
+                .iter()
+                .any(|pattern| glob::matches(&pattern.to_ascii_lowercase(), name.as_bytes()))
+        })
+        .collect();
+    let answers = call.answers();
+    answers.map(wanted.len());
+    for (name, value) in wanted {
+        answers.text(name);
+        answers.text(if name == "proto-max-bulk-len" { &largest } else { value });
+    }
+    Ok(Ran::Answered)
+}
+
+/// `COMMAND`, `COMMAND COUNT` and `COMMAND INFO name ...`. Not `COMMAND DOCS`: redis-cli has its own, for servers that have none.
+pub(super) fn command(call: &mut Call<'_>) -> Result {
+    let asked = call.words.get(1).map(|word| word.to_ascii_uppercase());
+    let names = call.words.get(2..).unwrap_or_default();
+    let answers = call.answers();
+    match asked.as_deref() {
+        None => {
+            answers.array(COMMANDS.len());
+            COMMANDS.iter().for_each(|command| describe(answers, command));
+        }
+        Some(b"COUNT") => answers.integer(COMMANDS.len() as i64),
+        Some(b"INFO") => {
+            answers.array(names.len());
+            for name in names {
+                match find(name) {
+                    Some(at) => describe(answers, &COMMANDS[at]),
+                    None => answers.null(),
+                }
+            }
+        }
+        Some(asked) => return Err(unknown_subcommand("COMMAND", asked)),
+    }
+    Ok(Ran::Answered)
+}
+
+fn describe(answers: &mut super::answers::Answers, command: &Command) {
+    answers.array(6);
+    answers.text(&command.name.to_ascii_lowercase());
+    answers.integer(command.arity.into());
+    answers.array(1);
+    answers.simple(if command.is_write { "write" } else { "readonly" });
+    command.keys.into_iter().for_each(|key| answers.integer(key));
+}
+
+/// Everything, whatever part of it is asked for; of an unknown part nothing.
+pub(super) fn info(call: &mut Call<'_>) -> Result {
+    if call.must_wait() {
+        return Ok(Ran::Waits);
+    }
+    let wanted: Vec<_> = call.words[1..].iter().map(|word| word.to_ascii_lowercase()).collect();
+    let is_wanted = |part: &str| {
+        let all = [&b"all"[..], b"default", b"everything"];
+        wanted.is_empty()
+            || wanted.iter().any(|word| *word == part.as_bytes() || all.contains(&&word[..]))
+    };
+    let server = call.server;
+    let stats = server.cache.stats();
+    let (hits, misses) = server.counters.reads();
+    let parts: [(&str, &[(&str, String)]); 6] = [
+        (
+            "Server",
+            &[
+                ("redis_version", REDIS_VERSION.into()),
+                ("redis_mode", "standalone".into()),
+                ("alluvium_version", env!("CARGO_PKG_VERSION").into()),
+                ("process_id", std::process::id().to_string()),
+                ("uptime_in_seconds", server.started.elapsed().as_secs().to_string()),
+            ],
+        ),
+        (
+            "Clients",
+            &[
+                ("connected_clients", server.counters.connections().to_string()),
+                ("maxclients", server.max_connections.to_string()),
+            ],
+        ),
+        (
+            "Memory",
+            &[
+                ("used_memory", (stats.memory_bytes + stats.index_bytes).to_string()),
+                ("journal_memory", stats.memory_bytes.to_string()),
+                ("index_memory", stats.index_bytes.to_string()),
+                ("buffer_memory", server.buffers.used_bytes().to_string()),
+            ],
+        ),
+        (
+            "Persistence",
+            &[
+                ("loading", "0".into()),
+                ("journals", stats.journals.to_string()),
+                ("journals_in_memory", stats.journals_in_memory.to_string()),
+                ("disk_bytes", stats.disk_bytes.to_string()),
+                ("live_bytes", stats.live_bytes.to_string()),
+                ("damaged_bytes", stats.damaged_bytes.to_string()),
+                ("failed", i32::from(server.cache.failure().is_some()).to_string()),
+            ],
+        ),
+        (
+            "Stats",
+            &[
+                ("total_connections_received", server.counters.connected().to_string()),
+                ("total_commands_processed", server.counters.commands().to_string()),
+                ("rejected_connections", server.counters.refused().to_string()),
+                ("keyspace_hits", hits.to_string()),
+                ("keyspace_misses", misses.to_string()),
+                ("evicted_keys", stats.evicted.to_string()),
+                ("kept_keys", stats.kept.to_string()),
+                ("compacted_journals", stats.compacted.to_string()),
+                ("stalls", stats.stalls.to_string()),
+            ],
+        ),
+        ("Keyspace", &[("db0", format!("keys={}", stats.entries))]),
+    ];
+    let mut text = String::new();
+    for (part, fields) in parts.iter().filter(|(part, _)| is_wanted(&part.to_ascii_lowercase())) {
+        let gap = if text.is_empty() { "" } else { "\r\n" };
+        write!(text, "{gap}# {part}\r\n").expect("a string can be written to");
+        for (name, value) in *fields {
+            write!(text, "{name}:{value}\r\n").expect("a string can be written to");
+        }
+    }
+    call.answers().verbatim(&text);
+    Ok(Ran::Answered)
+}
