@@ -18,6 +18,7 @@ mod kcat;
 mod kill;
 mod loom;
 mod loopdev;
+mod redis;
 mod report;
 mod rng;
 mod s3;
@@ -50,8 +51,8 @@ enum Task {
     Gate,
     /// Install what the tests need, then run all of them: cargo tests, real clients, kill test.
     ///
-    /// What is missing comes from the ordinary package registries: kcat, OpenSSL, Java, Maven, Python, Go and a word list by
-    /// apt-get (as root or through sudo), confluent-kafka from PyPI, kafka-clients from Maven Central, franz-go and versitygw from
+    /// What is missing comes from the ordinary package registries: kcat, OpenSSL, redis-tools, Java, Maven, Python, Go and a word list by
+    /// apt-get (as root or through sudo), confluent-kafka and redis-py from PyPI, kafka-clients from Maven Central, franz-go and versitygw from
     /// the Go module proxy, and a newer Go too where Debian's is too old. Everything but the Debian packages lands under target/e2e and in the caches of the
     /// package managers.
     ///
@@ -123,6 +124,8 @@ enum Suite {
     Go,
     /// SIGTERM and start again: what must survive.
     Restart,
+    /// The journal cache as a server: redis-cli, redis-benchmark, redis-py.
+    Redis,
     /// An S3 server (versitygw) as the object store: faults on the way, an outage, TLS, credentials, tools, three rounds of SIGKILL.
     S3,
     /// Transactions under SIGKILL of server and clients, six rounds.

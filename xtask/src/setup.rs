@@ -85,6 +85,14 @@ pub(crate) fn kcat() -> Result<(), Missing> {
     apt(&["kcat"], "the kcat suite, and the kill test's reader")
 }
 
+/// redis-cli and redis-benchmark.
+pub(crate) fn redis_tools() -> Result<(), Missing> {
+    if runs("redis-cli", &["--version"]) && runs("redis-benchmark", &["--version"]) {
+        return Ok(());
+    }
+    apt(&["redis-tools"], "the suite of the cache as a server")
+}
+
 /// OpenSSL's command.
 pub(crate) fn openssl() -> Result<(), Missing> {
     if runs("openssl", &["version"]) {
@@ -102,7 +110,7 @@ pub(crate) fn words() -> Result<PathBuf, Missing> {
     Ok(path)
 }
 
-/// A Python with confluent-kafka, in a virtual environment of its own.
+/// A Python with confluent-kafka and redis-py, in a virtual environment of its own.
 pub(crate) fn python(root: &Path) -> Result<PathBuf, Missing> {
     let requirements = root.join("tests/clients/python/requirements.txt");
     let venv = root.join("target/e2e/venv");

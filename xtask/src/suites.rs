@@ -15,7 +15,7 @@ use crate::setup::Missing;
 use crate::{
     CompactedOptions, EndlessOptions, Error, ExactlyOnceOptions, HostileOptions, KillOptions,
     ModelOptions, S3Options, SimOptions, Suite, TestOptions, compacted, compat, endless,
-    exactly_once, gate, hostile, kcat, kill, loom, s3, setup,
+    exactly_once, gate, hostile, kcat, kill, loom, redis, s3, setup,
 };
 
 /// Far above what a suite takes: it keeps a suite that hangs from blocking the rest.
@@ -58,6 +58,7 @@ pub(crate) fn run(root: &Path, options: &TestOptions) -> Result<Report, Error> {
     suite(Suite::Java, "kafka-clients", &|| bench.java());
     suite(Suite::Go, "franz-go", &|| bench.go());
     suite(Suite::Restart, "restart", &|| bench.restart());
+    suite(Suite::Redis, "redis", &|| bench.redis());
     suite(Suite::S3, "s3", &|| bench.s3(Peer::Versitygw, 3, options.seed));
     suite(Suite::ExactlyOnce, "exactly once", &|| bench.exactly_once(6, options.seed));
     suite(Suite::Hostile, "hostile", &|| bench.hostile(2_000));
@@ -321,6 +322,13 @@ impl Bench<'_> {
             }));
             Ok(cases)
         })
+    }
+
+    fn redis(&self) -> Result<Vec<Case>, Missing> {
+        setup::redis_tools()?;
+        let (words, python) = (setup::words()?, setup::python(self.root)?);
+        let script = self.root.join("tests/clients/python/cache.py");
+        Ok(redis::run(&self.binary, &words, &python, &script, &self.directory("redis"))?)
     }
 
     fn endless(&self, mebibytes: u64, wal_mebibytes: u64) -> Result<Vec<Case>, Missing> {
