@@ -28,7 +28,11 @@ struct Client(TcpStream);
 
 impl Client {
     fn new(server: &Server) -> Self {
-        let stream = TcpStream::connect(&server.redis).unwrap();
+        Self::at(&server.redis)
+    }
+
+    fn at(address: &str) -> Self {
+        let stream = TcpStream::connect(address).unwrap();
         stream.set_read_timeout(Some(HANGS)).unwrap();
         stream.set_nodelay(true).unwrap();
         Self(stream)
@@ -309,10 +313,10 @@ fn of_those_who_race_for_a_key_one_wins() {
         let won = thread::scope(|scope| {
             let threads: Vec<_> = (0..4)
                 .map(|me| {
-                    let (server, key) = (&server, &key);
+                    let (address, key) = (&server.redis, &key);
                     scope.spawn(move || {
                         let me = me.to_string();
-                        let mut client = Client::new(server);
+                        let mut client = Client::at(address);
                         let words = ["SET", key, &me, "NX", "EX", "100"];
                         (client.ask(&words) == "+OK").then_some(me)
                     })
@@ -338,8 +342,9 @@ fn a_scan_misses_nothing_while_others_write() {
     thread::scope(|scope| {
         // Also when an assertion fails: the scope waits for the writer.
         let _done = Done(&is_done);
-        scope.spawn(|| {
-            let mut writer = Client::new(&server);
+        let (address, is_done, written) = (&server.redis, &is_done, &written);
+        scope.spawn(move || {
+            let mut writer = Client::at(address);
             let value = "x".repeat(2000);
             while !is_done.load(Ordering::Relaxed) {
                 let number = written.fetch_add(1, Ordering::Relaxed);
