@@ -1,5 +1,6 @@
 //! An open cache, as its users see it.
 
+use std::cell::Cell;
 use std::fmt;
 use std::ops::Deref;
 use std::path::Path;
@@ -25,7 +26,7 @@ use crate::shared::{Shared, now_millis};
 use crate::stats::Stats;
 use crate::swap::{Swapped, Ttl, When};
 
-/// One read of so many is counted for its journal.
+/// Of reads in memory one of so many is counted for its journal, for all of them.
 const READS_PER_COUNT: u64 = 16;
 /// Keys of a [`Cache::get_many`] whose cache misses overlap.
 const OVERLAP: usize = 32;
@@ -236,7 +237,7 @@ impl Cache {
                 return Ok(Read::Absent);
             }
             let (range, expires_at) = (record.value_range(), record.expires_at());
-            count_read(&journal, hash);
+            shared.count_read(&journal);
             drop(journal);
             if !place.was_read() {
                 shared.index.mark_read(hash, place);
@@ -381,13 +382,33 @@ pub(crate) fn expiry(ttl: Duration) -> u64 {
     now_millis().saturating_add(u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX))
 }
 
-fn count_read(journal: &Journal, hash: KeyHash) {
-    if hash.fingerprint.is_multiple_of(READS_PER_COUNT) {
-        journal.counts.reads.fetch_add(1, Ordering::Relaxed);
-    }
+thread_local! {
+    /// Which reads are counted: by chance, so that no key and no rhythm of a caller is left out.
+    static CHANCE: Cell<u64> = const { Cell::new(0) };
 }
 
 impl Shared {
+    #[inline]
+    fn count_read(&self, journal: &Journal) {
+        let counts = &journal.counts;
+        if journal.arena.is_none() {
+            counts.reads.fetch_add(1, Ordering::Relaxed);
+            if counts.disk_reads.load(Ordering::Relaxed) >= self.promotion_reads() {
+                self.keep.wake();
+            }
+            return;
+        }
+        // Knuth's generator (MMIX); its high bits are the good ones.
+        let next = CHANCE
+            .get()
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        CHANCE.set(next);
+        if (next >> 32).is_multiple_of(READS_PER_COUNT) {
+            counts.reads.fetch_add(READS_PER_COUNT, Ordering::Relaxed);
+        }
+    }
+
     /// Begin to bring a record into the cache of the processor, if it is in memory. What is returned has no meaning.
     #[inline]
     fn touch_record(&self, place: Place) -> u64 {

@@ -16,7 +16,7 @@ use crate::shared::{Appended, CHUNK_BYTES, NotAppended, Shared, Who, now_millis}
 const MAX_SPAN: u64 = 1 << (NUMBER_BITS - 2);
 /// Journals that were cut short by a close; from then on they are put together.
 const MANY_SHORT: usize = 8;
-/// Compaction reads a chunk, then waits so long: writers and readers come first.
+/// Who works in the background reads a chunk, then waits so long: writers and readers come first.
 pub(crate) const PAUSE: Duration = Duration::from_millis(8);
 
 impl Shared {
@@ -31,7 +31,7 @@ impl Shared {
         let unwritten = self.flush.oldest_unwritten();
         let mut sealed = self.journals.all();
         let newest = sealed.last().map_or(0, |newest| newest.number.0);
-        let is_short = |journal: &Journal| journal.file_bytes * 4 <= self.journal_bytes as u64;
+        let is_short = |journal: &Journal| journal.is_short(self.journal_bytes);
         let are_many_short = sealed.iter().filter(|journal| is_short(journal)).count() > MANY_SHORT;
         let oldest_two = [0, 1].map(|at| sealed.get(at).map(|journal| journal.number));
         sealed.retain(|journal| {
@@ -52,8 +52,14 @@ impl Shared {
                 live += counts.tombstone_bytes.load(Ordering::Relaxed);
             }
             // What was cut short by a close is as good as empty behind its end, when there are many of these.
-            let bytes =
-                if are_many_short && is_short(journal) { self.journal_bytes } else { bytes };
+            let bytes = if are_many_short && is_short(journal) {
+                self.journal_bytes
+            } else if journal.frames.is_some() {
+                // What is moved is written plain, and has to be less than what is gained.
+                bytes.min(journal.file_bytes as usize)
+            } else {
+                bytes
+            };
             (live.saturating_mul(4), bytes.max(1) as u64)
         };
         sealed.retain(|journal| {

@@ -59,7 +59,7 @@ pub enum Error {
     Corrupt {
         /// Which journal.
         journal: JournalNumber,
-        /// Where in its file.
+        /// Where in its file, or in what that was before it was compressed.
         offset: u64,
     },
     /// A file could not be read or written. After a failed write or sync nothing is written any more; reads go on.

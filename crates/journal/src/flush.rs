@@ -21,8 +21,8 @@ use crate::pool::{Pool, Pooled};
 use crate::record::Salt;
 use crate::shared::{CHUNK_BYTES, Point, Shared};
 
-/// How long the flusher waits for readers to let go of a journal that it takes the memory of.
-const LET_GO_WITHIN: Duration = Duration::from_millis(10);
+/// How long it is waited for readers to let go of a journal whose memory is taken.
+pub(crate) const LET_GO_WITHIN: Duration = Duration::from_millis(10);
 /// Journals that are kept free for writers.
 const ROOM_AHEAD: usize = 4;
 /// A place that was taken is given up as soon as its bytes are copied.
@@ -412,7 +412,7 @@ impl Flusher {
                 shared.pool.take_beyond().map(Some).map_err(no_memory())
             };
         };
-        shared.journals.replace(&coldest, Arc::new(coldest.with_memory(None)));
+        shared.demote(&coldest);
         drop(coldest);
         match shared.pool.take_within(LET_GO_WITHIN).map_err(no_memory())? {
             Some(arena) => Ok(Some(arena)),
@@ -455,15 +455,16 @@ fn make_journal(
         }
         Err(error) => return Err(Error::io(path, "making a journal")(error)),
     };
-    let header = JournalHeader { cache: id, number, salt: Salt(Uuid::new_v4().as_u64_pair().1) };
+    let salt = Salt(Uuid::new_v4().as_u64_pair().1);
+    let header = JournalHeader { cache: id, number, salt, is_compressed: false };
     let mut page = arena.reserve(FIRST_RECORD).expect("an arena is larger than a page");
     page.fill(0);
     header.write(&mut page);
     file.write_at(0, &page).map_err(Error::io(path, "writing the header"))?;
     page.publish();
-    let (salt, counts) = (header.salt, Arc::default());
     let file_bytes = journal_bytes as u64;
-    Ok(Some(Journal { number, salt, file, file_bytes, arena: Some(Arc::new(arena)), counts }))
+    let (arena, counts) = (Some(Arc::new(arena)), Arc::default());
+    Ok(Some(Journal { number, salt, file, file_bytes, frames: None, arena, counts }))
 }
 
 /// The first newest journal of an opened cache, durable.
@@ -493,7 +494,7 @@ fn published(journal: &Journal, from: usize, to: usize) -> &[u8] {
 impl Shared {
     /// Whether journals have to go, so that writers find room when they need it.
     pub(crate) fn is_crowded(&self) -> bool {
-        !self.has_room_for(ROOM_AHEAD) || self.keep.lacks_room()
+        !self.may_have_room_for(ROOM_AHEAD) || self.keep.lacks_room()
     }
 
     /// Whether there is a journal that eviction can remove.
@@ -502,7 +503,7 @@ impl Shared {
     }
 
     /// The journal in memory that is read least, of those that are wholly written.
-    fn coldest_in_memory(&self) -> Option<Arc<Journal>> {
+    pub(crate) fn coldest_in_memory(&self) -> Option<Arc<Journal>> {
         let unwritten: Vec<_> = {
             let state = self.flush.state.lock();
             state.pending.iter().map(|journal| journal.number).collect()

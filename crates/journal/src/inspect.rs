@@ -1,26 +1,33 @@
 //! Looking at a cache without changing anything, also while it is in use.
 
 use std::path::Path;
+use std::sync::Arc;
 
-use alluvium_device::{Arena, PAGE_BYTES};
+use alluvium_device::Arena;
 
+use crate::blocks::Blocks;
 use crate::error::{Error, Result};
 use crate::files::{Directory, RealDirectory};
 use crate::hint;
 use crate::journal::{FIRST_RECORD, file_name};
 use crate::open::{identity_of, journal_numbers, look_at};
+use crate::options::Compression;
 use crate::place::JournalNumber;
 use crate::record::Kind;
 use crate::shared::now_millis;
 use crate::walk::{Found, Walk};
 
 /// What is in one journal.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct JournalReport {
     /// Its number.
     pub number: u64,
-    /// Bytes from the beginning of its file to the end of its last record.
+    /// What it is compressed with.
+    pub compression: Compression,
+    /// Size of its file.
+    pub file_bytes: u64,
+    /// Bytes from the beginning of its file, or of what it was before it was compressed, to the end of its last record.
     pub end_bytes: u64,
     /// Records with a value, whether or not they are the newest of their keys.
     pub values: u64,
@@ -94,17 +101,31 @@ fn report(
     memory: &mut [u8],
 ) -> Result<JournalReport> {
     let failed = |action| Error::io(directory.path().join(file_name(number)), action);
-    let mut report = JournalReport { number: number.0, ..JournalReport::default() };
-    let Some(journal) = look_at(directory, identity, number)? else {
+    let mut report = JournalReport {
+        number: number.0,
+        compression: Compression::None,
+        file_bytes: 0,
+        end_bytes: 0,
+        values: 0,
+        expired: 0,
+        tombstones: 0,
+        key_bytes: 0,
+        value_bytes: 0,
+        damaged_bytes: 0,
+        hint: HintState::Missing,
+    };
+    // Nothing is read twice here.
+    let blocks = Arc::new(Blocks::new(0));
+    let Some(journal) = look_at(directory, identity, number, &blocks)? else {
         report.damaged_bytes = FIRST_RECORD as u64;
         return Ok(report);
     };
-    let len = journal.file.len_bytes().map_err(failed("asking for the length"))?;
-    let whole =
-        usize::try_from(len).unwrap_or(usize::MAX).next_multiple_of(PAGE_BYTES).min(memory.len());
-    journal.file.read_at(0, &mut memory[..whole]).map_err(failed("reading a journal"))?;
+    report.file_bytes = journal.file.len_bytes().map_err(failed("asking for the length"))?;
+    if let Some(frames) = &journal.frames {
+        report.compression = frames.compression();
+    }
     let now = now_millis();
-    let mut walk = Walk::new(&memory[..whole], journal.salt);
+    let mut walk = Walk::new(journal.read(directory.path(), memory)?, journal.salt);
     let mut records = 0;
     for found in walk.by_ref() {
         match found {
@@ -124,9 +145,11 @@ fn report(
         }
     }
     report.end_bytes = walk.end() as u64;
+    // A record that the hint has and the journal has not is damaged, wherever that is; so is what is missing of a compressed journal.
+    let hinted = journal.hint.map_or(0, |head| head.end as u64);
+    report.damaged_bytes +=
+        journal.lost_tail(walk.end()).max(hinted.saturating_sub(report.end_bytes));
     if let Some(head) = journal.hint {
-        // A record that the hint has and the journal has not is damaged, wherever that is.
-        report.damaged_bytes += (head.end as u64).saturating_sub(report.end_bytes);
         let mut entries = 0;
         let is_whole = hint::read(directory, number, journal.salt, head, |_| {
             entries += 1;

@@ -7,9 +7,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use alluvium_device::{AlignedBuf, PAGE_BYTES};
 use arc_swap::{ArcSwapOption, Guard};
 
+use crate::blocks::Block;
 use crate::error::{Error, Result};
 use crate::fields::{self, u32_at, u64_at};
 use crate::files::File;
+use crate::frames::Frames;
 use crate::place::{Granule, JournalNumber, Place};
 use crate::pool::Pooled;
 use crate::record::{HEADER_BYTES, Header, Record, Salt};
@@ -29,11 +31,18 @@ pub(crate) struct JournalHeader {
     pub(crate) cache: CacheId,
     pub(crate) number: JournalNumber,
     pub(crate) salt: Salt,
+    /// Frames follow, and no records.
+    pub(crate) is_compressed: bool,
 }
+
+const PLAIN: u32 = 0;
+const COMPRESSED: u32 = 1;
 
 impl JournalHeader {
     /// Into the first bytes of a zeroed page.
     pub(crate) fn write(&self, page: &mut [u8]) {
+        let form = if self.is_compressed { COMPRESSED } else { PLAIN };
+        page[12..16].copy_from_slice(&form.to_le_bytes());
         page[16..32].copy_from_slice(&self.cache.0);
         page[32..40].copy_from_slice(&self.number.0.to_le_bytes());
         page[40..48].copy_from_slice(&self.salt.0.to_le_bytes());
@@ -43,10 +52,12 @@ impl JournalHeader {
     /// `None`, if these bytes are no header of a version that is known.
     pub(crate) fn parse(page: &[u8]) -> Option<Self> {
         let fields = fields::unseal(page, MAGIC).ok()?;
-        (u32_at(fields, 12) == 0).then(|| Self {
+        let form = u32_at(fields, 12);
+        (form == PLAIN || form == COMPRESSED).then(|| Self {
             cache: CacheId(fields[16..32].try_into().expect("sixteen")),
             number: JournalNumber(u64_at(fields, 32)),
             salt: Salt(u64_at(fields, 40)),
+            is_compressed: form == COMPRESSED,
         })
     }
 }
@@ -64,8 +75,12 @@ pub(crate) fn file_name(number: JournalNumber) -> String {
 pub(crate) struct Counts {
     /// Bytes of records that the index names; by size classes, so up to a quarter too many.
     pub(crate) live_bytes: AtomicU64,
-    /// Reads, of which some are counted.
+    /// Reads, halved now and then (`promote.rs`); about as many as there were.
     pub(crate) reads: AtomicU64,
+    /// Reads of the disk since it became cold, or was last thought of for the memory.
+    pub(crate) disk_reads: AtomicU64,
+    /// Compressing it was not worth it, or has failed.
+    pub(crate) stays_plain: AtomicBool,
     /// First byte behind its records, once it is sealed.
     pub(crate) end_bytes: AtomicUsize,
     /// There are records in it that can not be read.
@@ -96,6 +111,8 @@ pub(crate) struct Journal {
     pub(crate) file: Arc<dyn File>,
     /// Room that its file takes.
     pub(crate) file_bytes: u64,
+    /// `Some`: the file is compressed.
+    pub(crate) frames: Option<Arc<Frames>>,
     /// `None`: it is cold.
     pub(crate) arena: Option<Arc<Pooled>>,
     pub(crate) counts: Arc<Counts>,
@@ -113,6 +130,7 @@ pub(crate) struct Loaded {
 enum Owner {
     Hot(Arc<Pooled>),
     Cold(Arc<AlignedBuf>),
+    Decompressed(Block),
 }
 
 impl Loaded {
@@ -121,12 +139,18 @@ impl Loaded {
         Self { owner: Owner::Hot(arena), at, len }
     }
 
+    /// The same in what was decompressed.
+    pub(crate) fn of_block(block: Block, at: usize, len: usize) -> Self {
+        Self { owner: Owner::Decompressed(block), at, len }
+    }
+
     #[inline]
     pub(crate) fn bytes(&self) -> &[u8] {
         let range = self.at..self.at + self.len;
         match &self.owner {
             Owner::Hot(arena) => arena.read(range).expect("published when it was loaded"),
             Owner::Cold(buf) => &buf[range],
+            Owner::Decompressed(block) => &block[range],
         }
     }
 
@@ -151,8 +175,25 @@ impl Journal {
             salt: self.salt,
             file: self.file.clone(),
             file_bytes: self.file_bytes,
+            frames: self.frames.clone(),
             arena,
             counts: self.counts.clone(),
+        }
+    }
+
+    /// The same one, cold, in a compressed file.
+    pub(crate) fn compressed(&self, file: Arc<dyn File>, file_bytes: u64, frames: Frames) -> Self {
+        Self { file, file_bytes, frames: Some(Arc::new(frames)), ..self.with_memory(None) }
+    }
+
+    /// Its bytes up to `end`, into the memory of a whole journal: from its file, whatever that looks like.
+    pub(crate) fn read_whole(&self, end: usize, memory: &mut [u8]) -> Result<()> {
+        match &self.frames {
+            Some(frames) => frames.read_whole(&*self.file, memory),
+            None => self
+                .file
+                .read_at(0, &mut memory[..end.next_multiple_of(PAGE_BYTES)])
+                .map_err(Error::io(file_name(self.number), "reading a journal")),
         }
     }
 
@@ -174,6 +215,11 @@ impl Journal {
 
     #[cold]
     fn load_cold(&self, place: Place) -> Result<Loaded> {
+        if let Some(frames) = &self.frames {
+            let loaded = frames.load(&*self.file, place, &self.counts.disk_reads)?;
+            return loaded.ok_or_else(|| self.corrupt(place.first()));
+        }
+        self.counts.disk_reads.fetch_add(1, Ordering::Relaxed);
         let at = place.first().byte();
         let start = at / PAGE_BYTES * PAGE_BYTES;
         let end = (at + place.max_len_bytes()).next_multiple_of(PAGE_BYTES);
@@ -189,6 +235,11 @@ impl Journal {
         Ok(Loaded { owner: Owner::Cold(Arc::new(buf)), at, len })
     }
 
+    /// Whether it was cut short by a close.
+    pub(crate) fn is_short(&self, journal_bytes: usize) -> bool {
+        self.frames.is_none() && self.file_bytes * 4 <= journal_bytes as u64
+    }
+
     fn corrupt(&self, first: Granule) -> Error {
         Error::Corrupt { journal: self.number, offset: first.byte() as u64 }
     }
@@ -200,6 +251,17 @@ pub(crate) struct Journals {
     slots: Box<[ArcSwapOption<Journal>]>,
     count: AtomicUsize,
     file_bytes: AtomicU64,
+    /// Of files that are being made beside those that they replace.
+    reserved_bytes: AtomicU64,
+}
+
+/// Room on disk that is set aside until this is dropped.
+pub(crate) struct Reserved<'a>(&'a AtomicU64, u64);
+
+impl Drop for Reserved<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(self.1, Ordering::Relaxed);
+    }
 }
 
 impl Journals {
@@ -207,7 +269,12 @@ impl Journals {
     pub(crate) fn new(len: usize) -> Self {
         assert!(len.is_power_of_two());
         let slots = (0..len).map(|_| ArcSwapOption::empty()).collect();
-        Self { slots, count: AtomicUsize::new(0), file_bytes: AtomicU64::new(0) }
+        Self {
+            slots,
+            count: AtomicUsize::new(0),
+            file_bytes: AtomicU64::new(0),
+            reserved_bytes: AtomicU64::new(0),
+        }
     }
 
     fn slot(&self, short_number: u64) -> &ArcSwapOption<Journal> {
@@ -237,10 +304,27 @@ impl Journals {
         debug_assert!(old.is_none());
     }
 
-    /// `new` in place of `old`, which is the same journal on another level; nothing happens if somebody else was first.
-    pub(crate) fn replace(&self, old: &Arc<Journal>, new: Arc<Journal>) {
+    /// `new` in place of `old`, which is the same journal on another level, or in another file; nothing happens if somebody else was first. Returns whether it did.
+    pub(crate) fn replace(&self, old: &Arc<Journal>, new: Arc<Journal>) -> bool {
         debug_assert_eq!(old.number, new.number);
-        self.slot(old.number.0).compare_and_swap(&Some(old.clone()), Some(new));
+        let new_bytes = new.file_bytes;
+        let was = self.slot(old.number.0).compare_and_swap(&Some(old.clone()), Some(new));
+        let is_replaced = (*was).as_ref().is_some_and(|was| Arc::ptr_eq(was, old));
+        if is_replaced {
+            self.file_bytes.fetch_add(new_bytes, Ordering::Relaxed);
+            self.file_bytes.fetch_sub(old.file_bytes, Ordering::Relaxed);
+        }
+        is_replaced
+    }
+
+    /// Set room on disk aside.
+    pub(crate) fn reserve(&self, bytes: u64) -> Reserved<'_> {
+        self.reserved_bytes.fetch_add(bytes, Ordering::Relaxed);
+        Reserved(&self.reserved_bytes, bytes)
+    }
+
+    pub(crate) fn reserved_bytes(&self) -> u64 {
+        self.reserved_bytes.load(Ordering::Relaxed)
     }
 
     pub(crate) fn remove(&self, number: JournalNumber) {

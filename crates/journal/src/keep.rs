@@ -1,11 +1,10 @@
-//! The keeper: a thread that compacts journals with few live records, evicts the oldest one when the disk budget is reached, and fills the memory budget after an opening.
+//! The keeper: a thread that compacts journals with few live records, evicts the oldest one when the disk budget is reached, brings into memory what is read, and compresses what is not in memory.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::{self, Thread};
 
-use alluvium_device::PAGE_BYTES;
 use parking_lot::Mutex;
 
 use crate::compact::PAUSE;
@@ -22,8 +21,6 @@ use crate::walk::{Found, Walk};
 
 /// Eviction keeps at most this part of a journal, so that it always makes room.
 const MAX_KEPT: usize = 2;
-/// Arenas that are left to writers when journals are brought back into memory.
-const ARENAS_FOR_WRITERS: usize = 2;
 
 /// How others reach the keeper.
 #[derive(Default)]
@@ -85,11 +82,7 @@ pub(crate) fn run(shared: &Arc<Shared>) {
     while !keep.is_closing() {
         keep.is_woken.swap(false, Ordering::AcqRel);
         let turn = keep.turn.lock();
-        let worked = shared.make_room_once().and_then(|worked| match worked {
-            false if !is_warm => shared.warm_one().inspect(|has_loaded| is_warm = !has_loaded),
-            worked => Ok(worked),
-        });
-        let worked = worked.unwrap_or_else(|error| {
+        let worked = shared.turn(&mut is_warm).unwrap_or_else(|error| {
             // Tried again when the flusher wants room the next time.
             tracing::warn!("journal cache: {error}");
             false
@@ -102,6 +95,25 @@ pub(crate) fn run(shared: &Arc<Shared>) {
 }
 
 impl Shared {
+    /// Do one thing, the most urgent one; whether there was one. `is_warm`: what an opening has left cold was brought into memory, as far as there is any.
+    fn turn(&self, is_warm: &mut bool) -> Result<bool> {
+        if self.make_room_once()? {
+            return Ok(true);
+        }
+        if !*is_warm {
+            let warmed = self.warm_one();
+            *is_warm = !matches!(warmed, Ok(true));
+            return warmed.map(|_| true);
+        }
+        Ok(self.promote_one()? || self.compress_one()?)
+    }
+
+    /// There is more room than before: tell those who wait for it.
+    pub(crate) fn made_room(&self) {
+        self.keep.lacks_room.store(false, Ordering::Release);
+        self.flush.has_room();
+    }
+
     /// Compact or evict one journal, if that is due; whether one was removed.
     fn make_room_once(&self) -> Result<bool> {
         if let Some(journal) = self.emptiest() {
@@ -175,8 +187,7 @@ impl Shared {
         if self.options.durability != Durability::None {
             self.directory.sync().map_err(Error::io(path, "syncing the directory"))?;
         }
-        self.keep.lacks_room.store(false, Ordering::Release);
-        self.flush.has_room();
+        self.made_room();
         Ok(())
     }
 
@@ -255,40 +266,20 @@ impl Shared {
 
     /// A sealed journal's bytes in an arena, beyond the memory budget if there is none free.
     pub(crate) fn load_whole(&self, journal: &Journal, end: usize) -> Result<Pooled> {
-        let mut arena = self.pool.take_anyway().map_err(Error::no_memory("a journal"))?;
-        let memory = arena.arena_mut();
-        let whole = end.next_multiple_of(PAGE_BYTES);
-        journal.file.read_at(0, &mut memory.memory()[..whole]).map_err(Error::io(
-            self.directory.path().join(file_name(journal.number)),
-            "reading a journal",
-        ))?;
-        memory.seal(end);
-        Ok(arena)
+        let arena = self.pool.take_anyway().map_err(Error::no_memory("a journal"))?;
+        self.load_into(journal, end, arena)
     }
 
-    /// Bring the newest cold journal back into memory, if there is memory; whether it was.
-    fn warm_one(&self) -> Result<bool> {
-        let is_cold = |journal: &Arc<Journal>| {
-            journal.arena.is_none() && !journal.counts.is_damaged.load(Ordering::Relaxed)
-        };
-        let cold = self.journals.all().into_iter().rev().find(is_cold);
-        let Some(journal) = cold else { return Ok(false) };
-        if self.pool.unused() <= ARENAS_FOR_WRITERS {
-            return Ok(false);
-        }
-        let end = journal.counts.end_bytes.load(Ordering::Acquire);
-        let arena = self.load_whole(&journal, end)?;
-        // What is in memory is not checked again: with any damage it stays on disk, where each read is checked.
-        let mut walk = Walk::new(arena.read(0..end).expect("sealed up to its end"), journal.salt);
-        let is_whole =
-            walk.by_ref().all(|found| matches!(found, Found::Record(..))) && walk.end() == end;
-        if !is_whole {
-            tracing::warn!("journal cache: journal {} is damaged", journal.number);
-            journal.counts.is_damaged.store(true, Ordering::Relaxed);
-            return Ok(true);
-        }
-        let hot = journal.with_memory(Some(Arc::new(arena)));
-        self.journals.replace(&journal, Arc::new(hot));
-        Ok(true)
+    /// The same in this one.
+    pub(crate) fn load_into(
+        &self,
+        journal: &Journal,
+        end: usize,
+        mut arena: Pooled,
+    ) -> Result<Pooled> {
+        let memory = arena.arena_mut();
+        journal.read_whole(end, memory.memory())?;
+        memory.seal(end);
+        Ok(arena)
     }
 }

@@ -1,13 +1,17 @@
 #![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
 
+mod blocks;
 mod cache;
+mod codec;
 mod compact;
+mod compress;
 mod demand;
 mod error;
 mod fields;
 mod files;
 mod flush;
+mod frames;
 #[cfg(all(any(test, fuzzing), not(loom)))]
 #[doc(hidden)]
 pub mod fuzz;
@@ -22,6 +26,7 @@ mod open;
 mod options;
 mod place;
 mod pool;
+mod promote;
 mod record;
 mod scan;
 mod shared;
@@ -38,7 +43,7 @@ pub use error::{Error, Result};
 pub use inspect::{HintState, JournalReport, inspect};
 pub use iter::{Entry, Iter};
 pub use open::Recovered;
-pub use options::{Durability, Options, WhenFull};
+pub use options::{Compression, Durability, Options, WhenFull};
 pub use place::JournalNumber;
 pub use record::MAX_KEY_BYTES;
 pub use scan::{ScanCursor, Scanned};

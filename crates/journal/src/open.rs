@@ -11,10 +11,12 @@ use alluvium_device::{AlignedBuf, PAGE_BYTES};
 use arc_swap::ArcSwap;
 use uuid::Uuid;
 
+use crate::blocks::Blocks;
 use crate::error::{Error, Result};
 use crate::fields::{self, u64_at};
 use crate::files::{Directory, File};
 use crate::flush::Flush;
+use crate::frames::Frames;
 use crate::hash::{KeyHash, KeyHasher};
 use crate::hint::{self, Entry, Head};
 use crate::index::Index;
@@ -22,7 +24,7 @@ use crate::journal::{
     CacheId, Counts, FIRST_RECORD, Journal, JournalHeader, Journals, NAME_DIGITS, file_name,
 };
 use crate::keep::Keep;
-use crate::options::{Options, is_size};
+use crate::options::{Compression, Options, is_size};
 use crate::place::{JournalNumber, NUMBER_BITS};
 use crate::pool::Pool;
 use crate::record::Salt;
@@ -34,6 +36,8 @@ const IDENTITY_TEMPORARY: &str = "cache.tmp";
 const MAGIC: &[u8; 8] = b"ALLUVJC1";
 /// Half of what the index can tell apart.
 const MAX_SLOTS: u64 = 1 << (NUMBER_BITS - 1);
+/// Times as many journals as the budget has room for when nothing is compressed.
+const MOST_COMPRESSED: u64 = 8;
 
 /// What the file `cache` says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,7 +101,30 @@ pub(crate) struct Old {
     number: JournalNumber,
     pub(crate) salt: Salt,
     pub(crate) file: Arc<dyn File>,
+    /// `Some`: it is compressed.
+    pub(crate) frames: Option<Arc<Frames>>,
     pub(crate) hint: Option<Head>,
+}
+
+impl Old {
+    /// Its bytes as those of a plain journal, as far as there are any, in the memory of a whole one.
+    pub(crate) fn read<'m>(&self, path: &Path, memory: &'m mut [u8]) -> Result<&'m [u8]> {
+        let failed = |action| Error::io(path.join(file_name(self.number)), action);
+        if let Some(frames) = &self.frames {
+            frames.read_whole(&*self.file, memory)?;
+            return Ok(&memory[..frames.end()]);
+        }
+        let len = self.file.len_bytes().map_err(failed("asking for the length"))?;
+        let len = usize::try_from(len).unwrap_or(usize::MAX).min(memory.len());
+        let whole = len.next_multiple_of(PAGE_BYTES).min(memory.len());
+        self.file.read_at(0, &mut memory[..whole]).map_err(failed("reading a journal"))?;
+        Ok(&memory[..whole])
+    }
+
+    /// What is damaged behind the last record that was found, which ends at `end`: a compressed journal was sealed, and says where it ends.
+    pub(crate) fn lost_tail(&self, end: usize) -> u64 {
+        self.frames.as_ref().map_or(0, |frames| frames.end().saturating_sub(end)) as u64
+    }
 }
 
 /// Everything in memory that an open cache needs; no thread runs yet.
@@ -124,11 +151,13 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
         return Err(Error::NoCache { path, reason });
     }
     let hasher = KeyHasher::new(&identity.hash_key);
-    let pool = Pool::new(journal_bytes, options.memory_bytes / journal_bytes);
+    let memory = options.memory(journal_bytes);
+    let pool = Pool::new(journal_bytes, memory.arenas);
+    let blocks = Arc::new(Blocks::new(memory.block_bytes));
 
     let (mut old, mut set_aside_bytes) = (Vec::new(), 0);
     for number in &numbers {
-        if let Some(journal) = look_at(&*directory, identity, *number)? {
+        if let Some(journal) = look_at(&*directory, identity, *number, &blocks)? {
             old.push(journal);
             continue;
         }
@@ -144,7 +173,9 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
         // One that was damaged: somebody may want to look at it.
         let aside = format!("{name}.damaged");
         set_aside_bytes += len;
-        tracing::warn!("journal cache: {name} has no header of this cache; it is kept as {aside}");
+        tracing::warn!(
+            "journal cache: {name} has no header of this cache, or can not be decompressed; it is kept as {aside}"
+        );
         directory.rename(&name, &aside).map_err(failed("renaming what is no journal"))?;
     }
     for name in
@@ -161,13 +192,7 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
     let next = JournalNumber(numbers.last().map_or(0, |last| last.0 + 1));
     let journals = Journals::new(slots(&options, journal_bytes, &numbers, &path)?);
 
-    let reading = Reading {
-        directory: &*directory,
-        index: &index,
-        hasher: &hasher,
-        pool: &pool,
-        journal_bytes,
-    };
+    let reading = Reading { directory: &*directory, index: &index, hasher: &hasher, pool: &pool };
     let mut recovered =
         Recovered { journals: old.len(), damaged_bytes: set_aside_bytes, ..Recovered::default() };
     for (old, found) in old.iter().zip(reading.all(&old)?) {
@@ -191,6 +216,7 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
             salt: old.salt,
             file: old.file.clone(),
             file_bytes: found.file_bytes,
+            frames: old.frames.clone(),
             arena: None,
             counts: Arc::new(counts),
         }));
@@ -227,6 +253,7 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
         index,
         journals,
         pool,
+        blocks,
         active: ArcSwap::new(newest.clone()),
         flush: Flush::new(newest),
         keep,
@@ -247,7 +274,7 @@ fn is_blank(file: &dyn File, len_bytes: u64) -> io::Result<bool> {
     Ok(true)
 }
 
-/// Places for journals by number: twice as many as the budget allows, and none for two of those that are there.
+/// Places for journals by number: twice as many as the budget allows, more if they are to be compressed, and none for two of those that are there.
 fn slots(
     options: &Options,
     journal_bytes: usize,
@@ -256,6 +283,9 @@ fn slots(
 ) -> Result<usize> {
     let journals = (options.max_disk_bytes / journal_bytes as u64).max(numbers.len() as u64);
     let mut slots = (journals.saturating_mul(2) + 64).next_power_of_two();
+    if options.compression != Compression::None {
+        slots = slots.saturating_mul(MOST_COMPRESSED / 2).min(MAX_SLOTS).max(slots);
+    }
     let collide = |slots: u64| {
         let places: HashSet<_> = numbers.iter().map(|number| number.0 % slots).collect();
         places.len() < numbers.len()
@@ -325,6 +355,7 @@ pub(crate) fn look_at(
     directory: &dyn Directory,
     identity: Identity,
     number: JournalNumber,
+    blocks: &Arc<Blocks>,
 ) -> Result<Option<Old>> {
     let name = file_name(number);
     let failed = |action| Error::io(directory.path().join(&name), action);
@@ -334,15 +365,25 @@ pub(crate) fn look_at(
     let header = JournalHeader::parse(&page)
         .filter(|header| header.cache == identity.id && header.number == number);
     let hint = hint::read_head(directory, number, identity.journal_bytes);
-    Ok(match (header, hint) {
-        (Some(header), hint) => {
-            let hint = hint.filter(|hint| hint.salt == header.salt);
-            Some(Old { number, salt: header.salt, file, hint })
-        }
-        // The page is damaged; of what it says only the salt is needed, without which no record counts.
-        (None, Some(hint)) => Some(Old { number, salt: hint.salt, file, hint: Some(hint) }),
-        (None, None) => None,
-    })
+    // If the page is damaged: of what it says only the salt is needed, without which no record counts.
+    let salt = header.map(|header| header.salt).or(hint.map(|hint| hint.salt));
+    let Some(salt) = salt else { return Ok(None) };
+    let mut hint = hint.filter(|hint| hint.salt == salt);
+    let is_plain = header.is_some_and(|header| !header.is_compressed);
+    let mut frames = None;
+    if !is_plain {
+        // Without a header the end of the file tells whether it is compressed: nobody who does not know the salt can have written that.
+        frames = Frames::open(&*file, number, salt, identity.journal_bytes, blocks)
+            .map_err(failed("reading the table of frames"))?;
+    }
+    if let Some(frames) = &frames {
+        hint = hint.filter(|hint| hint.end == frames.end());
+    } else if header.is_some_and(|header| header.is_compressed) {
+        let Some(hint) = hint else { return Ok(None) };
+        tracing::warn!("journal cache: {name} can not be decompressed: its table is damaged");
+        frames = Some(Frames::lost(number, salt, hint.end, blocks));
+    }
+    Ok(Some(Old { number, salt, file, frames: frames.map(Arc::new), hint }))
 }
 
 /// What was found in one journal.
@@ -361,7 +402,6 @@ struct Reading<'a> {
     index: &'a Index,
     hasher: &'a KeyHasher,
     pool: &'a Arc<Pool>,
-    journal_bytes: usize,
 }
 
 impl Reading<'_> {
@@ -402,7 +442,9 @@ impl Reading<'_> {
         if let Some(head) = journal.hint
             && hint::read(self.directory, journal.number, journal.salt, head, each)?
         {
-            let (end, damaged_bytes) = (head.end, 0);
+            let end = head.end;
+            let is_lost = journal.frames.as_ref().is_some_and(|frames| frames.is_lost());
+            let damaged_bytes = if is_lost { (end - FIRST_RECORD) as u64 } else { 0 };
             return Ok(Contents {
                 file_bytes,
                 end,
@@ -422,15 +464,10 @@ impl Reading<'_> {
 
     /// Read the whole journal.
     fn scan(&self, journal: &Old, file_bytes: u64) -> Result<Contents> {
-        let failed =
-            |action| Error::io(self.directory.path().join(file_name(journal.number)), action);
         // Each thread has one; the newest journal's is not taken yet.
         let mut arena = self.pool.take_anyway().map_err(Error::no_memory("a journal"))?;
-        let memory = arena.arena_mut().memory();
-        let len = usize::try_from(file_bytes).unwrap_or(usize::MAX).min(self.journal_bytes);
-        let whole = len.next_multiple_of(PAGE_BYTES).min(memory.len());
-        journal.file.read_at(0, &mut memory[..whole]).map_err(failed("reading a journal"))?;
-        let mut walk = Walk::new(&memory[..whole], journal.salt);
+        let bytes = journal.read(self.directory.path(), arena.arena_mut().memory())?;
+        let mut walk = Walk::new(bytes, journal.salt);
         let (mut damaged_bytes, mut tombstone_bytes) = (0, 0);
         for found in walk.by_ref() {
             match found {
@@ -443,7 +480,8 @@ impl Reading<'_> {
                 Found::Damage(range) => damaged_bytes += range.len() as u64,
             }
         }
-        let end = walk.end().max(FIRST_RECORD);
+        damaged_bytes += journal.lost_tail(walk.end());
+        let end = journal.frames.as_ref().map_or(walk.end(), |frames| frames.end());
         if damaged_bytes > 0 {
             tracing::warn!(
                 "journal cache: journal {}: {damaged_bytes} bytes are damaged and not used",

@@ -1,5 +1,7 @@
 //! What a user chooses.
 
+use std::fmt;
+use std::str::FromStr;
 use std::time::Duration;
 
 use alluvium_device::PAGE_BYTES;
@@ -26,10 +28,47 @@ pub enum WhenFull {
     Refuse,
 }
 
+/// What journals are compressed with, in the background, once they have left the memory. What is already compressed stays as it is, and is read whatever is chosen here.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Compression {
+    /// They stay as they were written: a read of a small record reads a page.
+    None,
+    /// LZ4: the fastest to decompress. A read of a small record decompresses 16 KiB.
+    #[default]
+    Lz4,
+    /// zstd, level 3: less disk, several times the processor time of LZ4.
+    Zstd,
+    /// Snappy: as LZ4, in most respects.
+    Snappy,
+}
+
+impl Compression {
+    const ALL: [(Self, &str); 4] =
+        [(Self::None, "none"), (Self::Lz4, "lz4"), (Self::Zstd, "zstd"), (Self::Snappy, "snappy")];
+}
+
+impl fmt::Display for Compression {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let named = Self::ALL.iter().find(|(compression, _)| compression == self);
+        f.pad(named.expect("all are named").1)
+    }
+}
+
+impl FromStr for Compression {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let found = Self::ALL.iter().find(|(_, name)| *name == text);
+        found
+            .map(|(compression, _)| *compression)
+            .ok_or_else(|| format!("{text}: journals are compressed by none, lz4, zstd or snappy"))
+    }
+}
+
 /// How a cache is opened.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Memory for journals, in bytes: the newest one, those that wait to be written, and as many of the others as fit. The index comes on top. At least four journals. Default 1 GiB.
+    /// Memory for journals, in bytes: the newest one, those that wait to be written, as many of the others as fit, and what was decompressed not long ago. The index comes on top. At least four journals. Default 1 GiB.
     pub memory_bytes: usize,
     /// Disk space for journals, in bytes. At least eight journals; hints come on top (24 bytes for each record). Default 16 GiB.
     pub max_disk_bytes: u64,
@@ -39,6 +78,8 @@ pub struct Options {
     pub durability: Durability,
     /// What happens when the disk budget is used up. Default [`WhenFull::Evict`].
     pub when_full: WhenFull,
+    /// What journals are compressed with that are not in memory any more. Default [`Compression::Lz4`].
+    pub compression: Compression,
     /// Make the directory and the cache if they are not there. Default true.
     pub create: bool,
 }
@@ -53,6 +94,7 @@ impl Default for Options {
             journal_bytes: 128 * MIB,
             durability: Durability::default(),
             when_full: WhenFull::default(),
+            compression: Compression::default(),
             create: true,
         }
     }
@@ -68,7 +110,30 @@ pub(crate) fn is_size(journal_bytes: usize) -> bool {
     journal_bytes.is_multiple_of(PAGE_BYTES) && (MIB..=1024 * MIB).contains(&journal_bytes)
 }
 
+/// This part of the memory, at least, is for what was decompressed, if there are journals to spare.
+const BLOCKS_PART: usize = 32;
+
+/// What the memory is used for.
+pub(crate) struct Memory {
+    /// Number of journals.
+    pub(crate) arenas: usize,
+    /// For what was decompressed: what whole journals leave.
+    pub(crate) block_bytes: usize,
+}
+
 impl Options {
+    /// How the memory is shared out, with journals of `journal_bytes`, for options without a fault.
+    pub(crate) fn memory(&self, journal_bytes: usize) -> Memory {
+        let for_blocks = match self.compression {
+            Compression::None => 0,
+            _ => self.memory_bytes / BLOCKS_PART,
+        };
+        let arenas = (self.memory_bytes - for_blocks) / journal_bytes;
+        let arenas = arenas.max(MIN_JOURNALS_IN_MEMORY);
+        let block_bytes = self.memory_bytes.saturating_sub(arenas * journal_bytes);
+        Memory { arenas, block_bytes }
+    }
+
     /// What is wrong with them, with journals of `journal_bytes`.
     pub(crate) fn fault(&self, journal_bytes: usize) -> Option<String> {
         if !is_size(journal_bytes) {
@@ -91,5 +156,28 @@ impl Options {
             ));
         }
         None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_memory_is_used_for_is_no_more_than_there_is() {
+        for memory_bytes in [4 * MIB, 5 * MIB, 5 * MIB + 4096, 8 * MIB, 100 * MIB] {
+            for (compression, name) in Compression::ALL {
+                let options = Options { memory_bytes, compression, ..Options::default() };
+                let memory = options.memory(MIB);
+                assert_eq!(memory.arenas * MIB + memory.block_bytes, memory_bytes);
+                assert!(memory.arenas >= MIN_JOURNALS_IN_MEMORY);
+                if compression != Compression::None && memory_bytes > 5 * MIB {
+                    assert!(memory.block_bytes >= memory_bytes / BLOCKS_PART);
+                }
+                assert_eq!(name.parse(), Ok(compression));
+                assert_eq!(compression.to_string(), name);
+            }
+        }
+        assert!("gzip".parse::<Compression>().is_err());
     }
 }

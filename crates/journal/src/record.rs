@@ -34,10 +34,15 @@ pub(crate) struct Salt(pub(crate) u64);
 impl Salt {
     /// Checksum of what stands at `place`, a granule or the number of a block, `rest` being its bytes behind the checksum.
     pub(crate) fn checksum(self, place: u32, rest: &[u8]) -> u32 {
+        crc32c_append(self.seed(place), rest)
+    }
+
+    /// The same of no bytes, to go on from.
+    fn seed(self, place: u32) -> u32 {
         let mut seed = [0; 12];
         seed[..8].copy_from_slice(&self.0.to_le_bytes());
         seed[8..].copy_from_slice(&place.to_le_bytes());
-        crc32c_append(crc32c(&seed), rest)
+        crc32c(&seed)
     }
 }
 
@@ -236,6 +241,89 @@ impl<'a> Record<'a> {
     }
 }
 
+/// Follows the records of a journal through pieces of it, without memory for a whole record: are they undamaged, one behind the other?
+pub(crate) struct Chain {
+    salt: Salt,
+    /// Where the next byte is.
+    at: usize,
+    head: [u8; HEADER_BYTES],
+    head_bytes: usize,
+    /// What is left of the record that the head belongs to, and then of its padding.
+    left_bytes: usize,
+    padding_bytes: usize,
+    checksum: u32,
+}
+
+impl Chain {
+    /// `at`: where the first record begins.
+    pub(crate) fn new(salt: Salt, at: usize) -> Self {
+        let head = [0; HEADER_BYTES];
+        Self { salt, at, head, head_bytes: 0, left_bytes: 0, padding_bytes: 0, checksum: 0 }
+    }
+
+    /// Go on with the next bytes; false if they are not what records are made of.
+    pub(crate) fn follow(&mut self, mut bytes: &[u8]) -> bool {
+        while !bytes.is_empty() {
+            let taken = if self.head_bytes < HEADER_BYTES {
+                self.take_head(bytes)
+            } else if self.left_bytes > 0 {
+                self.take_record(bytes)
+            } else {
+                Some(self.take_padding(bytes))
+            };
+            let Some(taken) = taken else { return false };
+            self.at += taken;
+            bytes = &bytes[taken..];
+        }
+        true
+    }
+
+    fn take_head(&mut self, bytes: &[u8]) -> Option<usize> {
+        let taken = bytes.len().min(HEADER_BYTES - self.head_bytes);
+        self.head[self.head_bytes..self.head_bytes + taken].copy_from_slice(&bytes[..taken]);
+        self.head_bytes += taken;
+        if self.head_bytes == HEADER_BYTES {
+            let header = Header::parse(&self.head)?;
+            let first = Granule::at(self.at + taken - HEADER_BYTES);
+            self.left_bytes = header.len_bytes() - HEADER_BYTES;
+            self.padding_bytes = header.padded_bytes() - header.len_bytes();
+            self.checksum = crc32c_append(self.salt.seed(first.0), &self.head[KIND..]);
+        }
+        Some(taken)
+    }
+
+    fn take_record(&mut self, bytes: &[u8]) -> Option<usize> {
+        let taken = bytes.len().min(self.left_bytes);
+        self.checksum = crc32c_append(self.checksum, &bytes[..taken]);
+        self.left_bytes -= taken;
+        if self.left_bytes == 0 {
+            if self.checksum != u32_at(&self.head, CHECKSUM) {
+                return None;
+            }
+            self.end_if_padded();
+        }
+        Some(taken)
+    }
+
+    fn take_padding(&mut self, bytes: &[u8]) -> usize {
+        let taken = bytes.len().min(self.padding_bytes);
+        self.padding_bytes -= taken;
+        self.end_if_padded();
+        taken
+    }
+
+    fn end_if_padded(&mut self) {
+        if self.padding_bytes == 0 {
+            self.head_bytes = 0;
+        }
+    }
+
+    /// Whether the last record was a whole one.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.head_bytes == 0
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::collection::vec;
@@ -282,6 +370,37 @@ mod tests {
             bytes[bit / 8] ^= 1 << (bit % 8);
             bytes.resize(bytes.len() + (1 << 20), 0);
             prop_assert!(Record::checked(&bytes, Salt(7), Granule(512)).is_none());
+        }
+
+        #[test]
+        fn a_chain_is_followed_through_pieces(
+            values in vec(vec(any::<u8>(), 0..300), 1..20),
+            piece in 1usize..700,
+            bit in any::<proptest::sample::Index>(),
+        ) {
+            let salt = Salt(7);
+            let mut bytes = Vec::new();
+            let mut ends = Vec::new();
+            for value in &values {
+                let first = Granule::at(4096 + bytes.len());
+                let content = Content::Value { value, expires_at: Some(1) };
+                bytes.extend(written(&NewRecord { key: b"key", content }, salt, first));
+                ends.push(bytes.len());
+                bytes.resize(bytes.len().next_multiple_of(GRANULE_BYTES), 0);
+            }
+            let follow = |bytes: &[u8]| {
+                let mut chain = Chain::new(salt, 4096);
+                bytes.chunks(piece).all(|piece| chain.follow(piece)) && chain.is_complete()
+            };
+            prop_assert!(follow(&bytes));
+            prop_assert!(!follow(&bytes[..bytes.len() - GRANULE_BYTES]));
+            let bit = bit.index(bytes.len() * 8);
+            // Nobody looks at the padding.
+            let is_padding = ends.iter().any(|end| {
+                (*end..end.next_multiple_of(GRANULE_BYTES)).contains(&(bit / 8))
+            });
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            prop_assert_eq!(follow(&bytes), is_padding);
         }
 
         #[test]

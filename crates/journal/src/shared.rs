@@ -8,6 +8,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use alluvium_device::GRANULE_BYTES;
 use arc_swap::ArcSwap;
 
+use crate::blocks::Blocks;
 use crate::error::{Error, Result};
 use crate::files::Directory;
 use crate::flush::{Flush, State};
@@ -34,6 +35,8 @@ pub(crate) struct Shared {
     pub(crate) index: Index,
     pub(crate) journals: Journals,
     pub(crate) pool: Arc<Pool>,
+    /// What was decompressed.
+    pub(crate) blocks: Arc<Blocks>,
     /// The newest journal.
     pub(crate) active: ArcSwap<Journal>,
     pub(crate) flush: Flush,
@@ -56,6 +59,8 @@ pub(crate) struct Counters {
     pub(crate) evicted: AtomicU64,
     /// Records that eviction kept, by writing them anew.
     pub(crate) kept: AtomicU64,
+    /// Journals that were brought into memory because they were read.
+    pub(crate) promoted: AtomicU64,
 }
 
 /// A point in the order of all records.
@@ -342,7 +347,7 @@ impl Shared {
     }
 
     fn advance(&self, state: &mut State, who: Who) -> bool {
-        if who == Who::User && !self.has_room_for(1 + KEPT_FOR_MAINTENANCE) {
+        if who == Who::User && !self.users_have_room() {
             return false;
         }
         let Some(next) = state.spare.take() else { return false };
@@ -362,8 +367,10 @@ impl Shared {
             if let Some(error) = &state.failed {
                 return Err(error.clone());
             }
+            // What is being compressed gives way, and then there may be room.
             let is_refused = self.options.when_full == WhenFull::Refuse
-                && (state.is_disk_full || state.spare.is_some());
+                && (state.is_disk_full || state.spare.is_some())
+                && self.journals.reserved_bytes() == 0;
             let is_hopeless =
                 state.is_disk_full && state.pending.len() == 1 && !self.has_evictable(&state);
             // Also for whoever is refused now: what was deleted since it looked may be enough to make room.
@@ -393,9 +400,23 @@ impl Shared {
         true
     }
 
-    /// Whether the budget, and the table of journals, allow so many more.
+    /// Whether the budget, and the table of journals, allow so many more beside what is set aside.
     pub(crate) fn has_room_for(&self, journals: usize) -> bool {
-        let wanted_bytes = self.journals.file_bytes() + journals as u64 * self.journal_bytes as u64;
+        self.fit(journals, self.journals.file_bytes() + self.journals.reserved_bytes())
+    }
+
+    /// The same without what is set aside, which may be given up at any time.
+    pub(crate) fn may_have_room_for(&self, journals: usize) -> bool {
+        self.fit(journals, self.journals.file_bytes())
+    }
+
+    /// Whether puts find room for another journal.
+    pub(crate) fn users_have_room(&self) -> bool {
+        self.may_have_room_for(1 + KEPT_FOR_MAINTENANCE)
+    }
+
+    fn fit(&self, journals: usize, used_bytes: u64) -> bool {
+        let wanted_bytes = used_bytes + journals as u64 * self.journal_bytes as u64;
         wanted_bytes <= self.options.max_disk_bytes
             && self.journals.len() + journals < self.journals.places()
     }

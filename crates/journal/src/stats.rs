@@ -16,20 +16,34 @@ pub struct Stats {
     pub journals_in_memory: usize,
     /// Room on disk that journals take, in bytes.
     pub disk_bytes: u64,
+    /// Journals that are compressed.
+    pub compressed: usize,
+    /// Room on disk that these take, in bytes.
+    pub compressed_bytes: u64,
+    /// Bytes that are in them, decompressed.
+    pub uncompressed_bytes: u64,
+    /// Journals that stay as they were written because compressing them was not worth it, or has failed.
+    pub incompressible: usize,
     /// Bytes of records that are the newest of their keys; up to a quarter too many.
     pub live_bytes: u64,
-    /// Memory of journals, in bytes, what is kept free for new ones included.
+    /// Memory of journals, in bytes, what is kept free for new ones and what was decompressed included.
     pub memory_bytes: usize,
+    /// Of these, what was decompressed and is kept.
+    pub block_bytes: usize,
+    /// Memory of the tables of compressed journals, in bytes, which is not within the budget: up to a 1,300th of what is in them.
+    pub table_bytes: usize,
     /// Memory of the index, in bytes.
     pub index_bytes: usize,
     /// Bytes of keys and values that were put.
     pub user_bytes: u64,
-    /// Bytes of records that were written to files.
+    /// Bytes that were written to files of journals.
     pub written_bytes: u64,
     /// Times that a writer waited for the disk.
     pub stalls: u64,
     /// Journals that were compacted.
     pub compacted: u64,
+    /// Journals that were brought back into memory because they were read.
+    pub promoted: u64,
     /// Records that eviction removed.
     pub evicted: u64,
     /// Records that eviction kept because they had been read.
@@ -42,21 +56,33 @@ impl Stats {
     pub(crate) fn of(shared: &Shared) -> Self {
         let journals = shared.journals.all();
         let counters = &shared.counters;
+        let compressed = || journals.iter().filter_map(|it| Some((it, it.frames.as_ref()?)));
+        let block_bytes = shared.blocks.bytes();
         Self {
             entries: shared.index.len(),
             journals: journals.len(),
             journals_in_memory: journals.iter().filter(|it| it.arena.is_some()).count(),
             disk_bytes: shared.journals.file_bytes(),
+            compressed: compressed().count(),
+            compressed_bytes: compressed().map(|(it, _)| it.file_bytes).sum(),
+            uncompressed_bytes: compressed().map(|(_, frames)| frames.end() as u64).sum(),
+            incompressible: journals
+                .iter()
+                .filter(|it| it.counts.stays_plain.load(Ordering::Relaxed))
+                .count(),
             live_bytes: journals
                 .iter()
                 .map(|it| it.counts.live_bytes.load(Ordering::Relaxed))
                 .sum(),
-            memory_bytes: shared.pool.memory_bytes(),
+            memory_bytes: shared.pool.memory_bytes() + block_bytes,
+            block_bytes,
+            table_bytes: compressed().map(|(_, frames)| frames.memory_bytes()).sum(),
             index_bytes: shared.index.memory_bytes(),
             user_bytes: counters.user_bytes.load(Ordering::Relaxed),
             written_bytes: counters.written_bytes.load(Ordering::Relaxed),
             stalls: counters.stalls.load(Ordering::Relaxed),
             compacted: counters.compacted.load(Ordering::Relaxed),
+            promoted: counters.promoted.load(Ordering::Relaxed),
             evicted: counters.evicted.load(Ordering::Relaxed),
             kept: counters.kept.load(Ordering::Relaxed),
             damaged_bytes: shared.keep.damaged_bytes.load(Ordering::Relaxed),

@@ -1,5 +1,6 @@
 //! Whole caches: beside a model, by many threads, killed, without power, damaged, full.
 
+mod cold;
 mod crashes;
 mod evicting;
 mod forged;
@@ -17,7 +18,7 @@ use alluvium_device::sim::Random;
 
 use crate::files::Directory;
 use crate::files::sim::SimDirectory;
-use crate::{Cache, Durability, Error, MAX_KEY_BYTES, Options, Stats, WhenFull};
+use crate::{Cache, Compression, Durability, Error, MAX_KEY_BYTES, Options, Stats, WhenFull};
 
 const MIB: usize = 1 << 20;
 
@@ -27,6 +28,8 @@ fn options() -> Options {
         journal_bytes: MIB,
         memory_bytes: 4 * MIB,
         max_disk_bytes: 64 << 20,
+        // How much is on disk, and for how long, is what many of these are about; `cold` is about the others.
+        compression: Compression::None,
         ..Options::default()
     }
 }
@@ -86,10 +89,18 @@ fn value(random: &mut Random) -> Vec<u8> {
 /// Everything that a cache can do, beside a map; opened anew now and then, with hints and without.
 #[test]
 fn it_holds_what_a_map_holds() {
-    for seed in 0..6 {
+    const COMPRESSIONS: [Compression; 4] =
+        [Compression::None, Compression::Lz4, Compression::Zstd, Compression::Snappy];
+    for seed in 0..8 {
         let mut random = Random::new(seed);
         let directory = SimDirectory::default();
-        let mut cache = open(&directory, &options());
+        // With blocks that are kept, and without.
+        let options = Options {
+            compression: COMPRESSIONS[seed as usize % 4],
+            memory_bytes: (4 + seed as usize / 4) * MIB,
+            ..options()
+        };
+        let mut cache = open(&directory, &options);
         let mut map: BTreeMap<Vec<u8>, Vec<u8>> = BTreeMap::new();
         let mut compacted = 0;
         for step in 0..30_000 {
@@ -142,7 +153,7 @@ fn it_holds_what_a_map_holds() {
                 if random.chance(0.3) {
                     remove_hints(&directory);
                 }
-                cache = open(&directory, &options());
+                cache = open(&directory, &options);
                 let recovered = cache.recovered();
                 assert_eq!(
                     (recovered.entries, recovered.damaged_bytes),
@@ -225,7 +236,8 @@ fn threads_work_on_one_cache() {
     const THREADS: u64 = 4;
     const KEYS: u64 = 300;
     let directory = SimDirectory::default();
-    let cache = Arc::new(open(&directory, &options()));
+    let options = Options { compression: Compression::Lz4, ..options() };
+    let cache = Arc::new(open(&directory, &options));
     let threads: Vec<_> = (0..THREADS)
         .map(|thread| {
             let cache = cache.clone();
@@ -269,7 +281,7 @@ fn threads_work_on_one_cache() {
     }
     assert!(contents(&cache) == expected);
     drop(cache);
-    assert!(contents(&open(&directory, &options())) == expected);
+    assert!(contents(&open(&directory, &options)) == expected);
 }
 
 /// Of all who put one key that is absent, one succeeds, and everybody sees his value.

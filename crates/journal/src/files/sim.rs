@@ -45,6 +45,8 @@ struct State {
     room_bytes: Option<u64>,
     /// Writes and syncs fail.
     is_broken: bool,
+    /// After so many of them.
+    steps_left: Option<u64>,
 }
 
 #[derive(Clone)]
@@ -83,6 +85,22 @@ impl Change {
 }
 
 impl State {
+    /// Before anything that may fail.
+    fn step(&mut self) -> io::Result<()> {
+        match &mut self.steps_left {
+            Some(0) => self.is_broken = true,
+            Some(left) => *left -= 1,
+            None => {}
+        }
+        if self.is_broken { Err(io::ErrorKind::Other.into()) } else { Ok(()) }
+    }
+
+    /// Another process finds a disk that works.
+    fn repair(&mut self) {
+        self.is_broken = false;
+        self.steps_left = None;
+    }
+
     fn change(&mut self, change: Change) {
         change.apply(&mut self.names);
         self.unsynced_names.push(change);
@@ -137,7 +155,7 @@ impl SimDirectory {
     /// What another process finds after this one was killed just now.
     pub(crate) fn killed(&self) -> Self {
         let mut state = self.state.lock().clone();
-        state.is_broken = false;
+        state.repair();
         Self { state: Arc::new(Mutex::new(state)), path: self.path.clone(), ..Self::default() }
     }
 
@@ -145,7 +163,7 @@ impl SimDirectory {
     pub(crate) fn power_cut(&self, seed: u64) -> Self {
         let mut random = Random::new(seed);
         let mut state = self.state.lock().clone();
-        state.is_broken = false;
+        state.repair();
         let survive = random.index(state.unsynced_names.len() + 1);
         let mut names = std::mem::take(&mut state.durable_names);
         state.unsynced_names[..survive].iter().for_each(|change| change.apply(&mut names));
@@ -174,6 +192,15 @@ impl SimDirectory {
         self.state.lock().is_broken = true;
     }
 
+    /// The same after so many files were made, renamed, written to or synced.
+    pub(crate) fn fail_after(&self, steps: u64) {
+        self.state.lock().steps_left = Some(steps);
+    }
+
+    pub(crate) fn has_failed(&self) -> bool {
+        self.state.lock().is_broken
+    }
+
     pub(crate) fn limit(&self, room_bytes: u64) {
         self.state.lock().room_bytes = Some(room_bytes);
     }
@@ -194,9 +221,7 @@ impl Directory for SimDirectory {
 
     fn create(&self, name: &str, len_bytes: u64) -> io::Result<Arc<dyn File>> {
         let mut state = self.state.lock();
-        if state.is_broken {
-            return Err(io::ErrorKind::Other.into());
-        }
+        state.step()?;
         if state.names.contains_key(name) {
             return Err(io::ErrorKind::AlreadyExists.into());
         }
@@ -221,7 +246,9 @@ impl Directory for SimDirectory {
     }
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
-        self.state.lock().change(Change::Rename(from.into(), to.into()));
+        let mut state = self.state.lock();
+        state.step()?;
+        state.change(Change::Rename(from.into(), to.into()));
         Ok(())
     }
 
@@ -239,9 +266,7 @@ impl Directory for SimDirectory {
 
     fn sync(&self) -> io::Result<()> {
         let mut state = self.state.lock();
-        if state.is_broken {
-            return Err(io::ErrorKind::Other.into());
-        }
+        state.step()?;
         state.durable_names = state.names.clone();
         state.unsynced_names.clear();
         state.forget_removed();
@@ -275,9 +300,7 @@ impl File for SimFile {
 
     fn write_at(&self, at: u64, from: &[u8]) -> io::Result<()> {
         let mut state = self.state.lock();
-        if state.is_broken {
-            return Err(io::ErrorKind::Other.into());
-        }
+        state.step()?;
         let file = &mut state.files[self.file];
         let range = at as usize..at as usize + from.len();
         if file.now.len() < range.end {
@@ -290,9 +313,7 @@ impl File for SimFile {
 
     fn sync(&self) -> io::Result<()> {
         let mut state = self.state.lock();
-        if state.is_broken {
-            return Err(io::ErrorKind::Other.into());
-        }
+        state.step()?;
         let file = &mut state.files[self.file];
         file.durable = file.now.clone();
         file.unsynced.clear();

@@ -1,0 +1,241 @@
+//! Compression of cold journals, on the keeper's thread. What is in their place at each instant: `docs/format/journal.md`, section 6.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread;
+
+use alluvium_device::{AlignedBuf, PAGE_BYTES};
+
+use crate::codec::Encoder;
+use crate::compact::PAUSE;
+use crate::error::{Error, Result};
+use crate::files::File;
+use crate::frames::{Frames, LEAST_FRAME_BYTES, MOST_FRAME_BYTES, Writer};
+use crate::hint;
+use crate::journal::{FIRST_RECORD, Journal, JournalHeader, file_name};
+use crate::options::{Compression, WhenFull};
+use crate::record::Chain;
+use crate::shared::{CHUNK_BYTES, Shared};
+
+/// A compressed file has to have at most this part, of eight, of the plain one.
+const MOST_PARTS: u64 = 7;
+/// Frames that are compressed to see whether all of them are worth it.
+const SAMPLES: usize = 16;
+/// Records in a frame, about: reading one decompresses not much more than it, and the table has a few bytes for each.
+const RECORDS_IN_FRAME: usize = 4;
+
+/// What became of a journal that was to be compressed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Outcome {
+    Compressed,
+    /// It would not be much shorter.
+    NotWorthIt,
+    /// Records in it are damaged.
+    Damaged,
+    /// Others need the room, or the cache is being closed. Tried again.
+    GaveWay,
+}
+
+impl Shared {
+    /// Compress one cold journal, if there is one and room for it; whether one was tried.
+    pub(crate) fn compress_one(&self) -> Result<bool> {
+        let Some(journal) = self.to_compress() else { return Ok(false) };
+        let name = file_name(journal.number);
+        let temporary = format!("{name}.tmp");
+        let reserved = self.journals.reserve(journal.file_bytes);
+        let outcome = self.compress(&journal, &name, &temporary);
+        if !matches!(outcome, Ok(Outcome::Compressed)) {
+            // Without it nothing is missing; what can not be removed now is when the cache is opened.
+            let _ = self.directory.remove(&temporary);
+        }
+        drop(reserved);
+        match outcome {
+            Ok(Outcome::Compressed) => self.made_room(),
+            Ok(Outcome::GaveWay) => self.flush.has_room(),
+            Ok(Outcome::NotWorthIt) => {
+                journal.counts.stays_plain.store(true, Ordering::Relaxed);
+                self.flush.has_room();
+            }
+            Ok(Outcome::Damaged) => {
+                tracing::warn!("journal cache: journal {} is damaged", journal.number);
+                journal.counts.is_damaged.store(true, Ordering::Relaxed);
+                self.flush.has_room();
+            }
+            // Not tried again and again: what has failed once will, and nothing is lost but room.
+            Err(error) => {
+                tracing::warn!("journal cache: {error}; {name} stays as it is");
+                journal.counts.stays_plain.store(true, Ordering::Relaxed);
+                self.flush.has_room();
+            }
+        }
+        Ok(true)
+    }
+
+    /// The cold journal that has most alive: it will be there for longest.
+    fn to_compress(&self) -> Option<Arc<Journal>> {
+        if self.options.compression == Compression::None
+            || self.flush.failure().is_some()
+            || self.keep.lacks_room()
+        {
+            return None;
+        }
+        let has_room = match self.options.when_full {
+            WhenFull::Evict => !self.is_crowded(),
+            // One for its file, one for deletions.
+            WhenFull::Refuse => self.has_room_for(2),
+        };
+        if !has_room {
+            return None;
+        }
+        let is_candidate = |journal: &Arc<Journal>| {
+            let counts = &journal.counts;
+            journal.arena.is_none()
+                && journal.frames.is_none()
+                && !journal.is_short(self.journal_bytes)
+                && counts.end_bytes.load(Ordering::Acquire) > FIRST_RECORD
+                && !counts.stays_plain.load(Ordering::Relaxed)
+                && !counts.is_damaged.load(Ordering::Relaxed)
+        };
+        let cold = self.journals.all().into_iter().filter(is_candidate);
+        cold.max_by_key(|it| (it.counts.live_bytes.load(Ordering::Relaxed), it.number))
+    }
+
+    /// Whether nobody waits for the room that it takes.
+    fn may_go_on(&self) -> bool {
+        let has_room = match self.options.when_full {
+            WhenFull::Evict => self.users_have_room(),
+            WhenFull::Refuse => self.has_room_for(1),
+        };
+        has_room && !self.keep.lacks_room() && !self.keep.is_closing()
+    }
+
+    fn compress(&self, journal: &Arc<Journal>, name: &str, temporary: &str) -> Result<Outcome> {
+        let failed = |action| Error::io(self.directory.path().join(temporary), action);
+        let end = journal.counts.end_bytes.load(Ordering::Acquire);
+        let frame_bytes = self.frame_bytes(journal, end);
+        let encoder = Encoder::new(self.options.compression);
+        let encoder = encoder.map_err(Error::no_memory("compressing a journal"))?;
+        let Some(mut encoder) = encoder else { return Ok(Outcome::NotWorthIt) };
+        if !is_worth_it(journal, end, frame_bytes, &mut encoder)? {
+            return Ok(Outcome::NotWorthIt);
+        }
+        let file = self
+            .directory
+            .create(temporary, PAGE_BYTES as u64)
+            .map_err(failed("making a compressed journal"))?;
+        let writer = Writer::new(&*file, journal.salt, frame_bytes, &mut encoder);
+        let len = match self.copy(journal, end, frame_bytes, writer, temporary)? {
+            Ok(len) => len,
+            Err(outcome) => return Ok(outcome),
+        };
+        file.sync().map_err(failed("syncing a compressed journal"))?;
+        let frames = self.read_back(&*file, journal).map_err(failed("reading back"))?;
+        self.directory.rename(temporary, name).map_err(failed("renaming"))?;
+        self.counters.written_bytes.fetch_add(len, Ordering::Relaxed);
+        // Readers of the plain file have it open, and go on reading it. Cold journals are replaced by this thread alone.
+        let is_replaced =
+            self.journals.replace(journal, Arc::new(journal.compressed(file, len, frames)));
+        debug_assert!(is_replaced);
+        Ok(Outcome::Compressed)
+    }
+
+    /// Bytes of a frame for records as long as a journal's are, as far as its hint tells.
+    fn frame_bytes(&self, journal: &Journal, end: usize) -> usize {
+        let hint = hint::read_head(&*self.directory, journal.number, self.journal_bytes);
+        let record_bytes = hint.map_or(0, |head| (end - FIRST_RECORD) / head.entries.max(1));
+        (record_bytes * RECORDS_IN_FRAME)
+            .next_power_of_two()
+            .clamp(LEAST_FRAME_BYTES, MOST_FRAME_BYTES)
+    }
+
+    /// Write all records into the new file; returns its length, or why there is none.
+    fn copy(
+        &self,
+        journal: &Journal,
+        end: usize,
+        frame_bytes: usize,
+        mut writer: Writer<'_>,
+        temporary: &str,
+    ) -> Result<std::result::Result<u64, Outcome>> {
+        let failed = |action| Error::io(self.directory.path().join(temporary), action);
+        let most_bytes = journal.file_bytes / 8 * MOST_PARTS;
+        let mut chain = Chain::new(journal.salt, FIRST_RECORD);
+        let mut chunk = AlignedBuf::zeroed(CHUNK_BYTES);
+        for at in (FIRST_RECORD..end).step_by(CHUNK_BYTES) {
+            if !self.may_go_on() {
+                return Ok(Err(Outcome::GaveWay));
+            }
+            let plain = read(journal, at..end.min(at + CHUNK_BYTES), &mut chunk)?;
+            // What was read wrongly now must not become what is there.
+            if !chain.follow(plain) {
+                return Ok(Err(Outcome::Damaged));
+            }
+            for frame in plain.chunks(frame_bytes) {
+                writer.push(frame).map_err(failed("writing a compressed journal"))?;
+            }
+            if writer.len_bytes() as u64 > most_bytes {
+                return Ok(Err(Outcome::NotWorthIt));
+            }
+            if !self.is_crowded() {
+                thread::sleep(PAUSE);
+            }
+        }
+        if !chain.is_complete() {
+            return Ok(Err(Outcome::Damaged));
+        }
+        let header = JournalHeader {
+            cache: self.id,
+            number: journal.number,
+            salt: journal.salt,
+            is_compressed: true,
+        };
+        let len = writer
+            .finish(&header, end)
+            .map_err(failed("writing the end of a compressed journal"))?;
+        Ok(if len > most_bytes { Err(Outcome::NotWorthIt) } else { Ok(len) })
+    }
+
+    /// The table as the disk has it: what the next opening will find.
+    fn read_back(&self, file: &dyn File, journal: &Journal) -> io::Result<Frames> {
+        let (number, salt) = (journal.number, journal.salt);
+        let frames = Frames::open(file, number, salt, self.journal_bytes, &self.blocks)?;
+        frames.ok_or_else(|| io::ErrorKind::InvalidData.into())
+    }
+}
+
+/// Whether a few frames, from its beginning to its end, become short enough.
+fn is_worth_it(
+    journal: &Journal,
+    end: usize,
+    frame_bytes: usize,
+    encoder: &mut Encoder,
+) -> Result<bool> {
+    let frames = (end - FIRST_RECORD).div_ceil(frame_bytes);
+    let mut buf = AlignedBuf::zeroed(frame_bytes);
+    let mut room = Vec::new();
+    let (mut plain_bytes, mut stored_bytes) = (0, 0);
+    for frame in (0..frames).step_by(frames.div_ceil(SAMPLES)) {
+        let at = FIRST_RECORD + frame * frame_bytes;
+        let plain = read(journal, at..end.min(at + frame_bytes), &mut buf)?;
+        plain_bytes += plain.len() as u64;
+        stored_bytes += encoder.compress(plain, &mut room).map_or(plain.len(), <[u8]>::len) as u64;
+    }
+    let estimate_bytes = stored_bytes * end as u64 / plain_bytes.max(1);
+    Ok(estimate_bytes <= journal.file_bytes / 8 * MOST_PARTS)
+}
+
+/// Bytes of a plain file, from a whole page on.
+fn read<'b>(
+    journal: &Journal,
+    range: std::ops::Range<usize>,
+    buf: &'b mut AlignedBuf,
+) -> Result<&'b [u8]> {
+    let len = range.len();
+    let whole = len.next_multiple_of(PAGE_BYTES);
+    journal
+        .file
+        .read_at(range.start as u64, &mut buf[..whole])
+        .map_err(Error::io(file_name(journal.number), "reading a journal"))?;
+    Ok(&buf[..len])
+}

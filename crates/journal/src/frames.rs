@@ -1,0 +1,424 @@
+//! A compressed journal: the bytes of the plain one in frames, and a table of them. `docs/format/journal.md`, section 6.
+
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use alluvium_device::{AlignedBuf, PAGE_BYTES};
+
+use crate::blocks::{Block, Blocks};
+use crate::codec::{Codec, Encoder};
+use crate::error::{Error, Result};
+use crate::fields::{self, FIELDS_BYTES, u32_at, u64_at};
+use crate::files::File;
+use crate::journal::{FIRST_RECORD, JournalHeader, Loaded, file_name};
+use crate::options::Compression;
+use crate::place::{JournalNumber, Place};
+use crate::record::{Record, Salt};
+use crate::shared::CHUNK_BYTES;
+
+const MAGIC: &[u8; 8] = b"ALLUVFRM";
+/// Bytes of the plain journal in a frame, a power of two: what a read of a small record decompresses.
+pub(crate) const LEAST_FRAME_BYTES: usize = 16 << 10;
+/// What is written; what is read may be up to [`CHUNK_BYTES`].
+pub(crate) const MOST_FRAME_BYTES: usize = 256 << 10;
+/// Of the table: length and codec of what is stored, and its checksum.
+const ENTRY_BYTES: usize = 8;
+const LEN_BITS: u32 = 24;
+const _: () = assert!(CHUNK_BYTES < 1 << LEN_BITS && CHUNK_BYTES.is_multiple_of(MOST_FRAME_BYTES));
+/// A record in so many frames is put together from what is kept of them. One in more is read by itself: it would push out much that is read more often.
+const KEPT_FRAMES: usize = 4;
+
+#[derive(Clone, Copy, Debug)]
+struct Frame {
+    /// Its first byte in the file.
+    at: u32,
+    checksum: u32,
+    codec: Codec,
+}
+
+/// Where the frames of a compressed journal are.
+pub(crate) struct Frames {
+    number: JournalNumber,
+    salt: Salt,
+    frame_bytes: usize,
+    /// The first byte behind the last record of the plain journal.
+    end: usize,
+    /// Without any, if the table was damaged: then no record can be read.
+    frames: Box<[Frame]>,
+    /// The first byte behind the last frame in the file.
+    stored_end: usize,
+    blocks: Arc<Blocks>,
+}
+
+/// The last 64 bytes of the file.
+struct Footer {
+    frames: usize,
+    end: usize,
+    table_at: usize,
+    frame_bytes: usize,
+    table_checksum: u32,
+}
+
+impl Footer {
+    fn write(&self, salt: Salt) -> fields::Fields {
+        let u32_of = |number: usize| u32::try_from(number).expect("a journal has at most 1 GiB");
+        let mut fields = [0; FIELDS_BYTES];
+        fields[12..16].copy_from_slice(&u32_of(self.frames).to_le_bytes());
+        fields[16..24].copy_from_slice(&salt.0.to_le_bytes());
+        fields[24..32].copy_from_slice(&(self.end as u64).to_le_bytes());
+        fields[32..40].copy_from_slice(&(self.table_at as u64).to_le_bytes());
+        fields[40..44].copy_from_slice(&u32_of(self.frame_bytes).to_le_bytes());
+        fields[44..48].copy_from_slice(&self.table_checksum.to_le_bytes());
+        fields::seal(&mut fields, MAGIC);
+        fields
+    }
+
+    /// `None`, if it is damaged, another journal's, or does not fit into a file of `len_bytes`.
+    fn parse(bytes: &[u8], salt: Salt, len_bytes: u64, journal_bytes: usize) -> Option<Self> {
+        let fields = fields::unseal(bytes, MAGIC).ok()?;
+        let footer = Self {
+            frames: u32_at(fields, 12) as usize,
+            end: usize::try_from(u64_at(fields, 24)).ok()?,
+            table_at: usize::try_from(u64_at(fields, 32)).ok()?,
+            frame_bytes: u32_at(fields, 40) as usize,
+            table_checksum: u32_at(fields, 44),
+        };
+        let is_sound = u64_at(fields, 16) == salt.0
+            && footer.frame_bytes.is_power_of_two()
+            && (PAGE_BYTES..=CHUNK_BYTES).contains(&footer.frame_bytes)
+            && (FIRST_RECORD + 1..=journal_bytes).contains(&footer.end)
+            && footer.frames == (footer.end - FIRST_RECORD).div_ceil(footer.frame_bytes)
+            && (FIRST_RECORD..=journal_bytes).contains(&footer.table_at)
+            && (footer.table_end() + FIELDS_BYTES) as u64 <= len_bytes;
+        is_sound.then_some(footer)
+    }
+
+    fn table_end(&self) -> usize {
+        self.table_at + self.frames * ENTRY_BYTES
+    }
+}
+
+impl Frames {
+    /// The frames of a compressed journal; `None`, if their table can not be used.
+    ///
+    /// # Errors
+    /// The file can not be read.
+    pub(crate) fn open(
+        file: &dyn File,
+        number: JournalNumber,
+        salt: Salt,
+        journal_bytes: usize,
+        blocks: &Arc<Blocks>,
+    ) -> io::Result<Option<Self>> {
+        let len_bytes = file.len_bytes()?;
+        let page_bytes = PAGE_BYTES as u64;
+        if len_bytes < page_bytes || !len_bytes.is_multiple_of(page_bytes) {
+            return Ok(None);
+        }
+        let mut page = AlignedBuf::zeroed(PAGE_BYTES);
+        file.read_at(len_bytes - page_bytes, &mut page)?;
+        let footer = &page[PAGE_BYTES - FIELDS_BYTES..];
+        let Some(footer) = Footer::parse(footer, salt, len_bytes, journal_bytes) else {
+            return Ok(None);
+        };
+        let from = footer.table_at / PAGE_BYTES * PAGE_BYTES;
+        let mut buf = AlignedBuf::zeroed(footer.table_end().next_multiple_of(PAGE_BYTES) - from);
+        file.read_at(from as u64, &mut buf)?;
+        let table = &buf[footer.table_at - from..footer.table_end() - from];
+        if salt.checksum(footer.frames as u32, table) != footer.table_checksum {
+            return Ok(None);
+        }
+        let mut frames = Self {
+            number,
+            salt,
+            frame_bytes: footer.frame_bytes,
+            end: footer.end,
+            frames: Box::default(),
+            stored_end: FIRST_RECORD,
+            blocks: blocks.clone(),
+        };
+        let mut found = Vec::with_capacity(footer.frames);
+        for (index, entry) in table.chunks_exact(ENTRY_BYTES).enumerate() {
+            let word = u32_at(entry, 0);
+            let stored_bytes = word as usize & ((1 << LEN_BITS) - 1);
+            let codec = Codec::of((word >> LEN_BITS) as u8);
+            let is_length = (1..=frames.plain(index).len()).contains(&stored_bytes);
+            let (Some(codec), true) = (codec, is_length) else { return Ok(None) };
+            // No frame is longer than what it stands for, so none is behind 1 GiB.
+            found.push(Frame { at: frames.stored_end as u32, checksum: u32_at(entry, 4), codec });
+            frames.stored_end += stored_bytes;
+        }
+        frames.frames = found.into();
+        Ok((frames.stored_end == footer.table_at).then_some(frames))
+    }
+
+    /// Of a journal with records up to `end` whose table is damaged: all that is in it counts as damaged.
+    pub(crate) fn lost(
+        number: JournalNumber,
+        salt: Salt,
+        end: usize,
+        blocks: &Arc<Blocks>,
+    ) -> Self {
+        Self {
+            number,
+            salt,
+            frame_bytes: MOST_FRAME_BYTES,
+            end,
+            frames: Box::default(),
+            stored_end: FIRST_RECORD,
+            blocks: blocks.clone(),
+        }
+    }
+
+    /// Whether its table was damaged, and with it all that is in it.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.frames.is_empty()
+    }
+
+    /// The first byte behind the last record of the plain journal.
+    pub(crate) fn end(&self) -> usize {
+        self.end
+    }
+
+    /// What most of it is compressed with.
+    pub(crate) fn compression(&self) -> Compression {
+        let codec = self.frames.iter().map(|frame| frame.codec).find(|it| *it != Codec::Stored);
+        codec.map_or(Compression::None, Codec::name)
+    }
+
+    /// Memory of the table, in bytes.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        size_of_val(&*self.frames)
+    }
+
+    fn frame_of(&self, at: usize) -> usize {
+        (at - FIRST_RECORD) / self.frame_bytes
+    }
+
+    /// The bytes of the plain journal that a frame stands for.
+    fn plain(&self, frame: usize) -> Range<usize> {
+        let start = FIRST_RECORD + frame * self.frame_bytes;
+        start..(start + self.frame_bytes).min(self.end)
+    }
+
+    /// The bytes of the file that a frame has, if it is known.
+    fn stored(&self, frame: usize) -> Option<Range<usize>> {
+        let start = self.frames.get(frame)?.at as usize;
+        let end = self.frames.get(frame + 1).map_or(self.stored_end, |next| next.at as usize);
+        Some(start..end)
+    }
+
+    /// Read frames and decompress them, one behind the other, into exactly their bytes. Zeroes stand for those that are damaged; returns how many bytes these are.
+    fn read(&self, file: &dyn File, frames: Range<usize>, to: &mut [u8]) -> Result<usize> {
+        let (first, last) = (self.stored(frames.start), self.stored(frames.end - 1));
+        let (Some(first), Some(last)) = (first, last) else {
+            to.fill(0);
+            return Ok(to.len());
+        };
+        let from = first.start / PAGE_BYTES * PAGE_BYTES;
+        let mut buf = AlignedBuf::zeroed(last.end.next_multiple_of(PAGE_BYTES) - from);
+        file.read_at(from as u64, &mut buf)
+            .map_err(Error::io(file_name(self.number), "reading compressed records"))?;
+        let start = self.plain(frames.start).start;
+        let mut damaged_bytes = 0;
+        for frame in frames {
+            let Frame { checksum, codec, .. } = self.frames[frame];
+            let stored = self.stored(frame).expect("it is one of those that are known");
+            let stored = &buf[stored.start - from..stored.end - from];
+            let plain = self.plain(frame);
+            let to = &mut to[plain.start - start..plain.end - start];
+            let is_whole = self.salt.checksum(frame as u32, stored) == checksum
+                && codec.decompress(stored, to);
+            if !is_whole {
+                to.fill(0);
+                damaged_bytes += to.len();
+            }
+        }
+        Ok(damaged_bytes)
+    }
+
+    /// The plain journal up to its end, into the memory of a whole one. Zeroes stand for its header and for what is damaged.
+    pub(crate) fn read_whole(&self, file: &dyn File, memory: &mut [u8]) -> Result<()> {
+        memory[..FIRST_RECORD].fill(0);
+        let count = (self.end - FIRST_RECORD).div_ceil(self.frame_bytes);
+        let step = CHUNK_BYTES / self.frame_bytes;
+        for first in (0..count).step_by(step) {
+            let frames = first..(first + step).min(count);
+            let plain = self.plain(first).start..self.plain(frames.end - 1).end;
+            self.read(file, frames, &mut memory[plain])?;
+        }
+        Ok(())
+    }
+
+    /// A frame as it is kept, or read; `None` if it is damaged.
+    fn block(&self, file: &dyn File, frame: usize, reads: &AtomicU64) -> Result<Option<Block>> {
+        let block = self.blocks.get(self.number, frame, || {
+            reads.fetch_add(1, Ordering::Relaxed);
+            let mut bytes = vec![0; self.plain(frame).len()];
+            match self.read(file, frame..frame + 1, &mut bytes) {
+                Ok(0) => Ok(Arc::new(bytes)),
+                Ok(_) => Err(None),
+                Err(error) => Err(Some(error)),
+            }
+        });
+        match block {
+            Ok(block) => Ok(Some(block)),
+            Err(None) => Ok(None),
+            Err(Some(error)) => Err(error),
+        }
+    }
+
+    /// The record at `place`; `None` if it is damaged. `reads` counts those of the disk.
+    pub(crate) fn load(
+        &self,
+        file: &dyn File,
+        place: Place,
+        reads: &AtomicU64,
+    ) -> Result<Option<Loaded>> {
+        let at = place.first().byte();
+        let limit = (at + place.max_len_bytes()).min(self.end);
+        if at < FIRST_RECORD || at >= limit {
+            return Ok(None);
+        }
+        let frames = self.frame_of(at)..self.frame_of(limit - 1) + 1;
+        let start = self.plain(frames.start).start;
+        let record = |block: Block| {
+            let record = Record::checked(&block[at - start..], self.salt, place.first())?;
+            let len = record.header().len_bytes();
+            Some(Loaded::of_block(block, at - start, len))
+        };
+        let mut whole = Vec::new();
+        if frames.len() <= KEPT_FRAMES {
+            let Some(first) = self.block(file, frames.start, reads)? else { return Ok(None) };
+            // Nearly always: it ends in the frame that it begins in.
+            if let Some(loaded) = record(first.clone()) {
+                return Ok(Some(loaded));
+            }
+            whole.extend_from_slice(&first);
+            for frame in frames.start + 1..frames.end {
+                match self.block(file, frame, reads)? {
+                    Some(block) => whole.extend_from_slice(&block),
+                    // The length is known from above only: the record may end before it.
+                    None => break,
+                }
+            }
+        } else {
+            reads.fetch_add(1, Ordering::Relaxed);
+            whole.resize(self.plain(frames.end - 1).end - start, 0);
+            self.read(file, frames, &mut whole)?;
+        }
+        Ok(record(Arc::new(whole)))
+    }
+}
+
+/// Writes a compressed journal, from its first frame to its end.
+pub(crate) struct Writer<'a> {
+    file: &'a dyn File,
+    salt: Salt,
+    frame_bytes: usize,
+    encoder: &'a mut Encoder,
+    /// What is not yet in the file.
+    staged: AlignedBuf,
+    staged_bytes: usize,
+    /// Where in the file it begins.
+    at: usize,
+    table: Vec<u8>,
+    /// Memory for a frame, compressed and decompressed again.
+    compressed: Vec<u8>,
+    again: Vec<u8>,
+}
+
+impl<'a> Writer<'a> {
+    /// Into an empty file.
+    pub(crate) fn new(
+        file: &'a dyn File,
+        salt: Salt,
+        frame_bytes: usize,
+        encoder: &'a mut Encoder,
+    ) -> Self {
+        Self {
+            file,
+            salt,
+            frame_bytes,
+            encoder,
+            staged: AlignedBuf::zeroed(CHUNK_BYTES),
+            staged_bytes: 0,
+            at: FIRST_RECORD,
+            table: Vec::new(),
+            compressed: Vec::new(),
+            again: Vec::new(),
+        }
+    }
+
+    /// Bytes of the file until now.
+    pub(crate) fn len_bytes(&self) -> usize {
+        self.at + self.staged_bytes
+    }
+
+    /// The next frame: as many bytes as it stands for, but for the last one.
+    pub(crate) fn push(&mut self, plain: &[u8]) -> io::Result<()> {
+        let mut compressed = std::mem::take(&mut self.compressed);
+        let codec = self.encoder.codec();
+        self.again.resize(plain.len(), 0);
+        // The plain file goes when this one is complete: a defect of a codec must cost room and not records.
+        let stored = self
+            .encoder
+            .compress(plain, &mut compressed)
+            .filter(|stored| codec.decompress(stored, &mut self.again) && self.again == plain);
+        let (stored, codec) = stored.map_or((plain, Codec::Stored), |stored| (stored, codec));
+        let frame = (self.table.len() / ENTRY_BYTES) as u32;
+        let word = u32::try_from(stored.len()).expect("a frame is short")
+            | u32::from(codec as u8) << LEN_BITS;
+        self.table.extend_from_slice(&word.to_le_bytes());
+        self.table.extend_from_slice(&self.salt.checksum(frame, stored).to_le_bytes());
+        let appended = self.append(stored);
+        self.compressed = compressed;
+        appended
+    }
+
+    fn append(&mut self, mut bytes: &[u8]) -> io::Result<()> {
+        while !bytes.is_empty() {
+            let len = bytes.len().min(self.staged.len() - self.staged_bytes);
+            let staged = self.staged_bytes..self.staged_bytes + len;
+            self.staged[staged].copy_from_slice(&bytes[..len]);
+            self.staged_bytes += len;
+            bytes = &bytes[len..];
+            if self.staged_bytes == self.staged.len() {
+                self.file.write_at(self.at as u64, &self.staged)?;
+                self.at += self.staged_bytes;
+                self.staged_bytes = 0;
+            }
+        }
+        Ok(())
+    }
+
+    /// Behind the last frame: the table, the footer, and the header in front of all. `end` is that of the plain journal. Returns the length of the file.
+    pub(crate) fn finish(mut self, header: &JournalHeader, end: usize) -> io::Result<u64> {
+        let table = std::mem::take(&mut self.table);
+        let frames = table.len() / ENTRY_BYTES;
+        let footer = Footer {
+            frames,
+            end,
+            table_at: self.len_bytes(),
+            frame_bytes: self.frame_bytes,
+            table_checksum: self.salt.checksum(frames as u32, &table),
+        };
+        self.append(&table)?;
+        let len = (self.len_bytes() + FIELDS_BYTES).next_multiple_of(PAGE_BYTES);
+        let gap = len - FIELDS_BYTES - self.len_bytes();
+        self.append(&[0u8; PAGE_BYTES][..gap])?;
+        self.append(&footer.write(self.salt))?;
+        if self.staged_bytes > 0 {
+            self.file.write_at(self.at as u64, &self.staged[..self.staged_bytes])?;
+        }
+        let mut page = AlignedBuf::zeroed(PAGE_BYTES);
+        header.write(&mut page);
+        self.file.write_at(0, &page)?;
+        Ok(len as u64)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests;

@@ -1,0 +1,204 @@
+//! Records of all lengths around the borders of frames, and files that are damaged anywhere.
+
+use alluvium_device::sim::Random;
+
+use super::*;
+use crate::files::Directory;
+use crate::files::sim::SimDirectory;
+use crate::hash::KeyHash;
+use crate::journal::CacheId;
+use crate::place::Granule;
+use crate::record::{Content, NewRecord};
+
+const SALT: Salt = Salt(0x5a17);
+const NUMBER: JournalNumber = JournalNumber(5);
+const NAME: &str = "compressed";
+const JOURNAL_BYTES: usize = 8 << 20;
+const CODECS: [Compression; 3] = [Compression::Lz4, Compression::Zstd, Compression::Snappy];
+
+/// A plain journal, and where its records are.
+struct Plain {
+    bytes: Vec<u8>,
+    records: Vec<(Place, Range<usize>)>,
+}
+
+impl Plain {
+    /// Many records that end or begin a few bytes from the border of a frame, short ones between, some in several frames.
+    fn around_borders(random: &mut Random, frame_bytes: usize, total_bytes: usize) -> Self {
+        let mut plain = Self { bytes: vec![0; FIRST_RECORD], records: Vec::new() };
+        while plain.bytes.len() < total_bytes {
+            let to_border = frame_bytes - (plain.bytes.len() - FIRST_RECORD) % frame_bytes;
+            let record_bytes = match random.below(10) {
+                0..4 => (to_border + random.index(48)).saturating_sub(24),
+                4 => to_border + random.index(3) * frame_bytes,
+                5 => random.index(7 * frame_bytes),
+                _ => random.index(500),
+            };
+            plain.push(random, record_bytes.saturating_sub(24));
+        }
+        plain
+    }
+
+    /// A record with a key of 8 bytes. Some values can be compressed; none has zeroes, which stand for what is damaged.
+    fn push(&mut self, random: &mut Random, value_bytes: usize) {
+        let key = self.records.len().to_le_bytes();
+        let mask = if random.chance(0.3) { 0xff } else { 0x03 };
+        let value: Vec<u8> = (0..value_bytes).map(|_| random.next_u64() as u8 & mask | 1).collect();
+        let content = Content::Value { value: &value, expires_at: None };
+        let record = NewRecord { key: &key, content };
+        let at = self.bytes.len();
+        self.bytes.resize(at + record.len_bytes(), 0);
+        let first = Granule::at(at);
+        record.write(&mut self.bytes[at..], SALT, NUMBER, first);
+        let range = at..self.bytes.len();
+        self.bytes.resize(range.end.next_multiple_of(8), 0);
+        let hash = KeyHash { high: 0, fingerprint: 0 };
+        self.records.push((Place::new(NUMBER, first, range.len(), false, hash), range));
+    }
+}
+
+struct Scene {
+    directory: SimDirectory,
+    file: Arc<dyn File>,
+    blocks: Arc<Blocks>,
+    frames: Frames,
+}
+
+impl Scene {
+    fn of(plain: &Plain, frame_bytes: usize, compression: Compression, block_bytes: usize) -> Self {
+        let directory = SimDirectory::default();
+        let file = directory.create(NAME, PAGE_BYTES as u64).unwrap();
+        let mut encoder = Encoder::new(compression).unwrap().unwrap();
+        let mut writer = Writer::new(&*file, SALT, frame_bytes, &mut encoder);
+        for frame in plain.bytes[FIRST_RECORD..].chunks(frame_bytes) {
+            writer.push(frame).unwrap();
+        }
+        let header = JournalHeader {
+            cache: CacheId([1; 16]),
+            number: NUMBER,
+            salt: SALT,
+            is_compressed: true,
+        };
+        let len = writer.finish(&header, plain.bytes.len()).unwrap();
+        assert_eq!(file.len_bytes().unwrap(), len);
+        let mut page = AlignedBuf::zeroed(PAGE_BYTES);
+        file.read_at(0, &mut page).unwrap();
+        assert_eq!(JournalHeader::parse(&page), Some(header));
+        let blocks = Arc::new(Blocks::new(block_bytes));
+        let frames = Frames::open(&*file, NUMBER, SALT, JOURNAL_BYTES, &blocks).unwrap().unwrap();
+        Self { directory, file, blocks, frames }
+    }
+
+    fn load(&self, place: Place) -> Option<Loaded> {
+        self.frames.load(&*self.file, place, &AtomicU64::new(0)).unwrap()
+    }
+
+    fn open_again(&self, salt: Salt) -> Option<Frames> {
+        Frames::open(&*self.file, NUMBER, salt, JOURNAL_BYTES, &self.blocks).unwrap()
+    }
+}
+
+#[test]
+fn every_record_is_found_wherever_the_borders_are() {
+    for seed in 0..12 {
+        let mut random = Random::new(seed);
+        let frame_bytes = [PAGE_BYTES, 16 << 10, 64 << 10, 256 << 10][seed as usize % 4];
+        let plain = Plain::around_borders(&mut random, frame_bytes, 2 << 20);
+        let compression = CODECS[seed as usize % 3];
+        let block_bytes = [0, 300 << 10, 16 << 20][seed as usize / 4];
+        let scene = Scene::of(&plain, frame_bytes, compression, block_bytes);
+        assert_eq!(scene.frames.end(), plain.bytes.len());
+        assert_eq!(scene.frames.compression(), compression);
+        for round in 0..2 {
+            for (place, range) in &plain.records {
+                let loaded = scene.load(*place);
+                let loaded = loaded.unwrap_or_else(|| panic!("seed {seed}: {range:?}"));
+                assert!(
+                    loaded.bytes() == &plain.bytes[range.clone()],
+                    "seed {seed}, {round}: {range:?}"
+                );
+                // Of what is in another journal, or was read from a wrong place, nothing is returned.
+                let hash = KeyHash { high: 0, fingerprint: 0 };
+                let wrong = Granule(place.first().0 + 1);
+                let wrong = Place::new(NUMBER, wrong, range.len(), false, hash);
+                assert!(scene.load(wrong).is_none(), "seed {seed}: {range:?}");
+            }
+        }
+        let mut memory = vec![0xee; JOURNAL_BYTES];
+        scene.frames.read_whole(&*scene.file, &mut memory).unwrap();
+        assert!(memory[..plain.bytes.len()] == plain.bytes[..], "seed {seed}");
+    }
+}
+
+#[test]
+fn of_a_damaged_frame_no_record_is_returned_and_of_others_all() {
+    let mut random = Random::new(7);
+    let frame_bytes = 16 << 10;
+    let plain = Plain::around_borders(&mut random, frame_bytes, 1 << 20);
+    let scene = Scene::of(&plain, frame_bytes, Compression::Lz4, 0);
+    for frame in [0, 1, 17, scene.frames.frames.len() - 1] {
+        let stored = scene.frames.stored(frame).unwrap();
+        let at = stored.start + random.index(stored.len());
+        scene.directory.spoil(NAME, at);
+        let lost = scene.frames.plain(frame);
+        for (place, range) in &plain.records {
+            let is_hit = range.start < lost.end && lost.start < range.end;
+            let loaded = scene.load(*place);
+            assert_eq!(loaded.is_none(), is_hit, "frame {frame}: {range:?}");
+        }
+        let mut memory = vec![0xee; JOURNAL_BYTES];
+        scene.frames.read_whole(&*scene.file, &mut memory).unwrap();
+        let mut expected = plain.bytes.clone();
+        expected[lost].fill(0);
+        assert!(memory[..expected.len()] == expected[..], "frame {frame}");
+        scene.directory.spoil(NAME, at);
+    }
+}
+
+#[test]
+fn a_table_that_is_damaged_anywhere_is_not_used() {
+    let plain = Plain::around_borders(&mut Random::new(8), 16 << 10, 1 << 20);
+    let scene = Scene::of(&plain, 16 << 10, Compression::Zstd, 0);
+    let len = scene.file.len_bytes().unwrap() as usize;
+    let table_end = scene.frames.stored_end + scene.frames.frames.len() * ENTRY_BYTES;
+    for at in (scene.frames.stored_end..table_end).chain(len - FIELDS_BYTES..len) {
+        scene.directory.spoil(NAME, at);
+        assert!(scene.open_again(SALT).is_none(), "byte {at}");
+        scene.directory.spoil(NAME, at);
+    }
+    assert!(scene.open_again(SALT).is_some());
+    assert!(scene.open_again(Salt(!SALT.0)).is_none());
+    // Without its last page, or without a part of it.
+    for cut in [len - 1, len - PAGE_BYTES, 0] {
+        scene.file.truncate(cut as u64).unwrap();
+        assert!(scene.open_again(SALT).is_none(), "{cut} bytes");
+    }
+    let lost = Frames::lost(NUMBER, SALT, plain.bytes.len(), &scene.blocks);
+    for (place, _) in &plain.records {
+        assert!(lost.load(&*scene.file, *place, &AtomicU64::new(0)).unwrap().is_none());
+    }
+}
+
+#[test]
+fn what_is_kept_is_bounded_and_what_is_held_stays() {
+    const MAX: usize = 512 << 10;
+    let mut random = Random::new(9);
+    let mut plain = Plain { bytes: vec![0; FIRST_RECORD], records: Vec::new() };
+    while plain.bytes.len() < 4 << 20 {
+        plain.push(&mut random, 1000);
+    }
+    let scene = Scene::of(&plain, 16 << 10, Compression::Lz4, MAX);
+    let reads = AtomicU64::new(0);
+    let mut held = Vec::new();
+    for (place, _) in &plain.records {
+        held.push(scene.frames.load(&*scene.file, *place, &reads).unwrap().unwrap());
+        assert!(scene.blocks.bytes() <= MAX + 1024, "{}", scene.blocks.bytes());
+    }
+    // Each frame once, whoever reads of it: neighbours are read one after the other here.
+    let frames = scene.frames.frames.len() as u64;
+    let count = reads.load(Ordering::Relaxed);
+    assert!((frames..2 * frames).contains(&count), "{count} reads of {frames} frames");
+    for (loaded, (_, range)) in held.iter().zip(&plain.records) {
+        assert!(loaded.bytes() == &plain.bytes[range.clone()]);
+    }
+}

@@ -1,0 +1,126 @@
+//! Which journals are in memory: cold ones that are read more than hot ones change places with them. `docs/journal-cache.md`, "Levels".
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use crate::error::{Error, Result};
+use crate::flush::LET_GO_WITHIN;
+use crate::journal::Journal;
+use crate::pool::Pooled;
+use crate::shared::Shared;
+use crate::walk::{Found, Walk};
+
+/// Bytes that a disk reads one after the other in the time of one read at random. Bringing a journal in takes as long as so many of its reads as it has of these.
+const BYTES_PER_READ: usize = 128 << 10;
+/// Arenas that are left to writers when journals are brought into memory that nobody has asked for.
+const ARENAS_FOR_WRITERS: usize = 2;
+/// How much more than the hot one a cold one has to be read.
+const MORE: u64 = 2;
+/// Counts are halved when there were so many reads as would pay for bringing in all that is in memory, this many times.
+const AGE_AFTER: u64 = 16;
+
+impl Shared {
+    /// Reads of the disk that take as long as bringing a journal into memory.
+    pub(crate) fn promotion_reads(&self) -> u64 {
+        (self.journal_bytes / BYTES_PER_READ).max(1) as u64
+    }
+
+    /// Take a hot journal's memory away, if it is still hot. Who reads in it keeps it for that long.
+    pub(crate) fn demote(&self, hot: &Arc<Journal>) {
+        // Reads of the disk count from now on.
+        hot.counts.disk_reads.store(0, Ordering::Relaxed);
+        self.journals.replace(hot, Arc::new(hot.with_memory(None)));
+        // It can be compressed now.
+        self.keep.wake();
+    }
+
+    /// Bring the newest cold journal back into memory, if there is memory; whether it was tried.
+    pub(crate) fn warm_one(&self) -> Result<bool> {
+        let is_cold = |journal: &Arc<Journal>| {
+            journal.arena.is_none() && !journal.counts.is_damaged.load(Ordering::Relaxed)
+        };
+        let cold = self.journals.all().into_iter().rev().find(is_cold);
+        let Some(journal) = cold else { return Ok(false) };
+        if self.pool.unused() <= ARENAS_FOR_WRITERS {
+            return Ok(false);
+        }
+        let arena = self.pool.take().map_err(Error::no_memory("a journal"))?;
+        let Some(arena) = arena else { return Ok(false) };
+        self.heat(&journal, arena)?;
+        Ok(true)
+    }
+
+    /// Look at the cold journal that is read most, of those that have paid for it; false if there is none.
+    pub(crate) fn promote_one(&self) -> Result<bool> {
+        let all = self.journals.all();
+        self.age(&all);
+        let has_paid = |journal: &&Arc<Journal>| {
+            journal.arena.is_none()
+                && !journal.counts.is_damaged.load(Ordering::Relaxed)
+                && journal.counts.disk_reads.load(Ordering::Relaxed) >= self.promotion_reads()
+        };
+        let reads = |journal: &Journal| journal.counts.reads.load(Ordering::Relaxed);
+        let Some(wanted) = all.iter().filter(has_paid).max_by_key(|it| reads(it)) else {
+            return Ok(false);
+        };
+        // Whatever comes of it: the next time has to be paid for again.
+        wanted.counts.disk_reads.store(0, Ordering::Relaxed);
+        let free = self.pool.take().map_err(Error::no_memory("a journal"))?;
+        if let Some(arena) = free {
+            self.promote(wanted, arena)?;
+            return Ok(true);
+        }
+        let Some(coldest) = self.coldest_in_memory() else { return Ok(true) };
+        if reads(wanted) <= reads(&coldest).saturating_mul(MORE) {
+            return Ok(true);
+        }
+        self.demote(&coldest);
+        let wanted = wanted.clone();
+        // What is held here is not given back.
+        drop((coldest, all));
+        let taken = self.pool.take_within(LET_GO_WITHIN);
+        if let Some(arena) = taken.map_err(Error::no_memory("a journal"))? {
+            self.promote(&wanted, arena)?;
+        }
+        Ok(true)
+    }
+
+    fn promote(&self, wanted: &Arc<Journal>, arena: Pooled) -> Result<()> {
+        if self.heat(wanted, arena)? {
+            self.counters.promoted.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Bring a cold journal into memory; false if it is damaged.
+    fn heat(&self, journal: &Arc<Journal>, arena: Pooled) -> Result<bool> {
+        let end = journal.counts.end_bytes.load(Ordering::Acquire);
+        let arena = self.load_into(journal, end, arena)?;
+        // What is in memory is not checked again: with any damage it stays on disk, where each read is checked.
+        let mut walk = Walk::new(arena.read(0..end).expect("sealed up to its end"), journal.salt);
+        let is_whole =
+            walk.by_ref().all(|found| matches!(found, Found::Record(..))) && walk.end() == end;
+        if !is_whole {
+            tracing::warn!("journal cache: journal {} is damaged", journal.number);
+            journal.counts.is_damaged.store(true, Ordering::Relaxed);
+            return Ok(false);
+        }
+        let hot = journal.with_memory(Some(Arc::new(arena)));
+        self.journals.replace(journal, Arc::new(hot));
+        Ok(true)
+    }
+
+    /// Halve all counts of reads, if there were many: what was read long ago counts for less and less.
+    fn age(&self, journals: &[Arc<Journal>]) {
+        let in_memory = journals.iter().filter(|it| it.arena.is_some()).count() as u64;
+        let most = self.promotion_reads() * AGE_AFTER * in_memory.max(1);
+        let reads = || journals.iter().map(|it| &it.counts.reads);
+        if reads().map(|reads| reads.load(Ordering::Relaxed)).sum::<u64>() <= most {
+            return;
+        }
+        for reads in reads() {
+            // Readers only add to it meanwhile.
+            reads.fetch_sub(reads.load(Ordering::Relaxed).div_ceil(2), Ordering::Relaxed);
+        }
+    }
+}

@@ -1,0 +1,407 @@
+//! Cold journals: compressed, killed meanwhile, damaged, and brought back into memory.
+
+use super::*;
+use crate::files::Directory;
+use crate::journal::Journal;
+use crate::pool::Pooled;
+use crate::shared::Shared;
+
+const CODECS: [Compression; 3] = [Compression::Lz4, Compression::Zstd, Compression::Snappy];
+
+fn plain() -> Options {
+    Options { compression: Compression::None, ..options() }
+}
+
+fn compressing(compression: Compression) -> Options {
+    Options { compression, ..options() }
+}
+
+/// Values with words in them: compressible, and each another.
+fn text(key: u64) -> Vec<u8> {
+    let mut random = Random::new(key);
+    let words = 1 + random.index(200);
+    (0..words).flat_map(|_| format!("word{} ", random.below(300)).into_bytes()).collect()
+}
+
+/// So many keys in plain journals, then closed.
+fn filled(keys: u64) -> (SimDirectory, BTreeMap<Vec<u8>, Vec<u8>>) {
+    let directory = SimDirectory::default();
+    let cache = open(&directory, &plain());
+    let mut map = BTreeMap::new();
+    for key in 0..keys {
+        cache.put(&key.to_le_bytes(), &text(key)).unwrap();
+        map.insert(key.to_le_bytes().to_vec(), text(key));
+    }
+    cache.close().unwrap();
+    (directory, map)
+}
+
+/// An opened cache without its threads: nothing happens but what is called.
+fn still(directory: &SimDirectory, options: &Options) -> Shared {
+    crate::open::open(Box::new(directory.clone()), options.clone()).unwrap().0
+}
+
+fn compress_all(directory: &SimDirectory, options: &Options) -> Stats {
+    let shared = still(directory, options);
+    while shared.compress_one().unwrap() {}
+    Stats::of(&shared)
+}
+
+fn remove_hints(directory: &SimDirectory) {
+    for name in directory.list().unwrap().iter().filter(|name| name.ends_with(".hint")) {
+        directory.remove(name).unwrap();
+    }
+}
+
+#[test]
+fn what_is_compressed_is_what_it_was() {
+    for compression in CODECS {
+        let (directory, map) = filled(12_000);
+        let stats = compress_all(&directory, &compressing(compression));
+        assert!(stats.compressed >= 6, "{compression}: {stats:?}");
+        assert!(stats.compressed_bytes * 4 < stats.uncompressed_bytes * 3, "{stats:?}");
+        assert!(stats.disk_bytes < stats.uncompressed_bytes, "{stats:?}");
+        assert_eq!(stats.incompressible, 0);
+        // With hints and without, by a cache that compresses and by one that does not.
+        for options in [compressing(compression), plain()] {
+            let cache = open(&directory, &options);
+            assert_eq!(cache.recovered().entries, map.len());
+            assert_eq!(cache.recovered().damaged_bytes, 0);
+            assert!(contents(&cache) == map, "{compression}");
+            for (key, value) in &map {
+                assert_eq!(cache.get(key).unwrap().as_deref(), Some(&value[..]));
+            }
+            assert!(cache.stats().compressed >= stats.compressed);
+            cache.close().unwrap();
+            remove_hints(&directory);
+        }
+    }
+}
+
+#[test]
+fn what_can_not_be_compressed_stays_and_is_tried_once() {
+    let directory = SimDirectory::default();
+    let cache = open(&directory, &plain());
+    let mut random = Random::new(1);
+    for key in 0..4000u64 {
+        let value: Vec<u8> = (0..1000).map(|_| random.next_u64() as u8).collect();
+        cache.put(&key.to_le_bytes(), &value).unwrap();
+    }
+    cache.close().unwrap();
+    let shared = still(&directory, &compressing(Compression::Lz4));
+    let journals = shared.journals.len();
+    let mut tried = 0;
+    while shared.compress_one().unwrap() {
+        tried += 1;
+        assert!(tried < journals, "again and again");
+    }
+    let stats = Stats::of(&shared);
+    assert_eq!((stats.compressed, stats.incompressible), (0, tried));
+    assert!(tried >= 3, "{stats:?}");
+    assert!(!directory.list().unwrap().iter().any(|name| name.ends_with(".tmp")));
+}
+
+/// The process ends, or the power, before and after each thing that compression does to the disk.
+#[test]
+fn a_crash_at_any_step_of_compression_loses_nothing() {
+    let (original, map) = filled(4000);
+    let options = compressing(Compression::Lz4);
+    let mut steps = 0;
+    loop {
+        let directory = original.killed();
+        let shared = still(&directory, &options);
+        directory.fail_after(steps);
+        while shared.compress_one().unwrap() {}
+        let compressed = Stats::of(&shared).compressed;
+        let seeds = 0..6;
+        let left = seeds.map(|seed| directory.power_cut(seed)).chain([directory.killed()]);
+        for (crash, left) in left.enumerate() {
+            if crash % 2 == 0 {
+                remove_hints(&left);
+            }
+            let cache = open(&left, &plain());
+            assert_eq!(cache.recovered().damaged_bytes, 0, "step {steps}, crash {crash}");
+            assert!(contents(&cache) == map, "step {steps}, crash {crash}");
+            let names = left.list().unwrap();
+            assert!(!names.iter().any(|name| name.ends_with(".tmp")), "{names:?}");
+        }
+        if !directory.has_failed() {
+            assert!(compressed >= 2);
+            break;
+        }
+        steps += 1;
+    }
+    // Make, write, sync and rename at least, of two journals.
+    assert!(steps >= 10, "{steps}");
+}
+
+#[test]
+fn readers_of_the_plain_file_go_on_while_it_is_replaced() {
+    let (directory, map) = filled(6000);
+    let shared = still(&directory, &compressing(Compression::Zstd));
+    let old = shared.journals.all();
+    let places: Vec<_> = map
+        .iter()
+        .map(|(key, value)| (shared.index.find(shared.hasher.hash(key)).unwrap(), value))
+        .collect();
+    while shared.compress_one().unwrap() {}
+    assert!(Stats::of(&shared).compressed >= 3);
+    for (place, value) in places {
+        // By the journal as it was, and as it is: a place means the same record in both.
+        let old: &Journal = old.iter().find(|journal| place.is_in(journal.number)).unwrap();
+        for loaded in [old.load(place), shared.journals.of(place).unwrap().load(place)] {
+            assert!(loaded.unwrap().bytes().ends_with(value));
+        }
+    }
+}
+
+#[test]
+fn a_damaged_frame_is_told_and_everything_else_is_read() {
+    let (directory, map) = filled(12_000);
+    compress_all(&directory, &compressing(Compression::Lz4));
+    let name = "000000000002.journal";
+    directory.spoil(name, 4096 + 3000);
+    let cache = open(&directory, &plain());
+    let mut damaged = Vec::new();
+    for (key, value) in &map {
+        match cache.get(key) {
+            Ok(found) => assert_eq!(found.as_deref(), Some(&value[..])),
+            Err(Error::Corrupt { journal, offset }) => {
+                assert_eq!(journal.0, 2);
+                assert!((4096..MIB as u64).contains(&offset), "{offset}");
+                damaged.push(key.clone());
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+    assert!((1..500).contains(&damaged.len()), "{}", damaged.len());
+    assert_eq!(contents(&cache).len(), map.len() - damaged.len());
+    cache.put(&damaged[0], b"again").unwrap();
+    assert_eq!(cache.get(&damaged[0]).unwrap().as_deref(), Some(&b"again"[..]));
+    drop(cache);
+    // Without the hint nobody knows whose records these were.
+    directory.remove("000000000002.hint").unwrap();
+    let cache = open(&directory, &plain());
+    let recovered = cache.recovered();
+    assert!(recovered.damaged_bytes > 0, "{recovered:?}");
+    assert_eq!(recovered.entries, map.len() - damaged.len() + 1);
+    assert!(cache.get(&damaged[1]).unwrap().is_none());
+}
+
+#[test]
+fn without_its_table_a_journal_is_damaged_and_without_its_hint_it_is_kept_aside() {
+    let (directory, map) = filled(6000);
+    compress_all(&directory, &compressing(Compression::Lz4));
+    let name = "000000000001.journal";
+    let len = directory.open(name).unwrap().len_bytes().unwrap() as usize;
+    directory.spoil(name, len - 10);
+    let cache = open(&directory, &plain());
+    assert!(cache.recovered().damaged_bytes > MIB as u64 / 2, "{:?}", cache.recovered());
+    let damaged = map.keys().filter(|key| matches!(cache.get(key), Err(Error::Corrupt { .. })));
+    let damaged = damaged.count();
+    assert!(damaged > 100 && damaged < map.len() / 2, "{damaged}");
+    assert_eq!(contents(&cache).len(), map.len() - damaged);
+    drop(cache);
+    directory.remove("000000000001.hint").unwrap();
+    let cache = open(&directory, &plain());
+    assert_eq!(cache.recovered().entries, map.len() - damaged);
+    assert_eq!(cache.recovered().damaged_bytes, len as u64);
+    assert!(directory.list().unwrap().contains(&format!("{name}.damaged")));
+}
+
+#[test]
+fn without_its_header_a_compressed_journal_is_read_with_its_hint() {
+    let (directory, map) = filled(6000);
+    compress_all(&directory, &compressing(Compression::Snappy));
+    directory.spoil("000000000001.journal", 5);
+    let cache = open(&directory, &plain());
+    assert!(contents(&cache) == map);
+    assert!(map.iter().all(|(key, value)| cache.get(key).unwrap().as_deref() == Some(&value[..])));
+}
+
+/// Compaction and eviction of journals that are compressed, beside the compression of others, while everything is written anew.
+#[test]
+fn compressed_journals_are_compacted_and_evicted() {
+    let directory = SimDirectory::default();
+    let options = Options {
+        max_disk_bytes: 12 << 20,
+        memory_bytes: 5 * MIB,
+        ..compressing(Compression::Lz4)
+    };
+    let cache = open(&directory, &options);
+    let value = |key: u64, round: u64| [text(key), round.to_le_bytes().to_vec()].concat();
+    for round in 0..4u64 {
+        for key in round * 4000..(round + 3) * 4000 {
+            cache.put(&key.to_le_bytes(), &value(key, round)).unwrap();
+        }
+        let stats = settled(&cache);
+        assert!(stats.compressed > 0, "{stats:?}");
+        assert!(stats.disk_bytes <= 12 << 20, "{stats:?}");
+        for key in 0..(round + 3) * 4000 {
+            if let Some(found) = cache.get(&key.to_le_bytes()).unwrap() {
+                let rounds = 0..=round;
+                assert!(rounds.rev().any(|round| *found == value(key, round)[..]), "key {key}");
+            }
+        }
+        let newest = (round + 3) * 4000 - 1;
+        assert_eq!(
+            cache.get(&newest.to_le_bytes()).unwrap().as_deref(),
+            Some(&value(newest, round)[..])
+        );
+    }
+    let before = contents(&cache);
+    cache.close().unwrap();
+    let larger = Options { max_disk_bytes: 64 << 20, ..options };
+    assert!(contents(&open(&directory, &larger)) == before);
+}
+
+#[test]
+fn a_cache_that_may_not_evict_takes_more_when_it_compresses() {
+    let directory = SimDirectory::default();
+    let options = Options {
+        max_disk_bytes: 8 << 20,
+        when_full: WhenFull::Refuse,
+        ..compressing(Compression::Lz4)
+    };
+    let cache = open(&directory, &options);
+    let mut written = 0u64;
+    // Plain journals take 6,000 of them.
+    while written < 12_000 {
+        match cache.put(&written.to_le_bytes(), &[3; 1000]) {
+            Ok(()) => written += 1,
+            // What gives room is under way.
+            Err(Error::DiskFull { .. }) => thread::sleep(Duration::from_millis(10)),
+            Err(error) => panic!("{error}"),
+        }
+    }
+    assert!((0..written).all(|key| cache.contains(&key.to_le_bytes()).unwrap()));
+    assert!(cache.stats().disk_bytes <= 8 << 20, "{:?}", cache.stats());
+}
+
+/// Ten sealed journals and more, room for 8 in memory: writers have three of it, and those journals that an opening brings there the others.
+fn warm() -> (Shared, [Option<Pooled>; 2]) {
+    let (directory, _) = filled(20_000);
+    let shared = still(&directory, &Options { memory_bytes: 8 * MIB, ..plain() });
+    while shared.warm_one().unwrap() {}
+    let writers = [(); 2].map(|()| shared.pool.take().unwrap());
+    (shared, writers)
+}
+
+fn hot(shared: &Shared) -> Vec<u64> {
+    let newest = shared.active.load().number;
+    let all = shared.journals.all();
+    let hot = all.iter().filter(|it| it.arena.is_some() && it.number != newest);
+    hot.map(|journal| journal.number.0).collect()
+}
+
+/// As if a journal had been read so often.
+fn read(shared: &Shared, number: u64, reads: u64) {
+    let all = shared.journals.all();
+    let journal = all.iter().find(|journal| journal.number.0 == number).unwrap();
+    journal.counts.reads.fetch_add(reads, Ordering::Relaxed);
+    if journal.arena.is_none() {
+        journal.counts.disk_reads.fetch_add(reads, Ordering::Relaxed);
+    }
+}
+
+fn promoted(shared: &Shared) -> u64 {
+    Stats::of(shared).promoted
+}
+
+#[test]
+fn an_opening_brings_the_newest_journals_into_memory() {
+    let (shared, _writers) = warm();
+    let sealed = shared.journals.len() as u64 - 1;
+    assert!(sealed >= 10, "{sealed}");
+    assert_eq!(hot(&shared), (sealed - 5..sealed).collect::<Vec<_>>());
+    assert!(shared.pool.memory_bytes() <= 8 * MIB);
+}
+
+#[test]
+fn a_cold_journal_changes_places_with_a_hot_one_that_is_read_less_than_half_as_often() {
+    let (shared, _writers) = warm();
+    let cost = shared.promotion_reads();
+    let before = hot(&shared);
+    assert!(!shared.promote_one().unwrap());
+    before.iter().for_each(|number| read(&shared, *number, 20));
+    // It has not yet cost what it costs.
+    read(&shared, 0, cost - 1);
+    assert!(!shared.promote_one().unwrap());
+    // It has, and is not read enough more.
+    read(&shared, 0, 40 - (cost - 1));
+    assert!(shared.promote_one().unwrap());
+    assert_eq!(hot(&shared), before);
+    // It has to be paid for again.
+    assert!(!shared.promote_one().unwrap());
+    read(&shared, 0, cost);
+    read(&shared, before[2], 1);
+    assert!(shared.promote_one().unwrap());
+    let after = hot(&shared);
+    assert_eq!(after, [&[0][..], &before[1..]].concat(), "the oldest of those that are read least");
+    assert_eq!(promoted(&shared), 1);
+    assert!(shared.pool.memory_bytes() <= 8 * MIB);
+}
+
+#[test]
+fn what_a_reader_holds_is_not_taken_and_the_budget_stays() {
+    let (shared, _writers) = warm();
+    let before = hot(&shared);
+    let held: Vec<_> =
+        shared.journals.all().iter().filter_map(|journal| journal.arena.clone()).collect();
+    read(&shared, 0, 100);
+    assert!(shared.promote_one().unwrap());
+    // Its memory did not come free, so nothing took its place.
+    assert_eq!(hot(&shared), before[1..]);
+    assert!(shared.pool.memory_bytes() <= 8 * MIB);
+    drop(held);
+    read(&shared, 0, 100);
+    assert!(shared.promote_one().unwrap());
+    assert_eq!(hot(&shared), [&[0][..], &before[1..]].concat());
+    assert!(shared.pool.memory_bytes() <= 8 * MIB);
+}
+
+/// Whatever is read, bringing journals in takes no more of the disk than the reads that have asked for it; and what is read evenly stays where it is.
+#[test]
+fn promotion_does_not_thrash() {
+    let (shared, _writers) = warm();
+    let cost = shared.promotion_reads();
+    let sealed = shared.journals.len() as u64 - 1;
+    let mut random = Random::new(4);
+    let mut cold_reads = 0;
+    for _ in 0..20_000 {
+        let number = random.below(sealed);
+        cold_reads += u64::from(!hot(&shared).contains(&number));
+        read(&shared, number, 1);
+        while shared.promote_one().unwrap() {}
+        assert!(shared.pool.memory_bytes() <= 8 * MIB);
+    }
+    let count = promoted(&shared);
+    assert!(count * cost * 4 <= cold_reads, "{count} promotions, {cold_reads} cold reads");
+    // Those that are read from now on are soon in memory, whatever was before.
+    for _ in 0..4000 {
+        read(&shared, random.below(5), 1);
+        while shared.promote_one().unwrap() {}
+    }
+    assert_eq!(hot(&shared), [0, 1, 2, 3, 4]);
+}
+
+#[test]
+fn readers_bring_a_journal_into_memory() {
+    for compression in [Compression::None, Compression::Lz4] {
+        let (directory, map) = filled(12_000);
+        let options = compressing(compression);
+        compress_all(&directory, &options);
+        let cache = open(&directory, &options);
+        let first: Vec<_> = (0..200u64).map(|key| key.to_le_bytes().to_vec()).collect();
+        while cache.stats().promoted == 0 {
+            for key in &first {
+                assert_eq!(cache.get(key).unwrap().as_deref(), Some(&map[key][..]));
+            }
+        }
+        let stats = settled(&cache);
+        assert!(stats.memory_bytes <= options.memory_bytes, "{stats:?}");
+        for (key, value) in &map {
+            assert_eq!(cache.get(key).unwrap().as_deref(), Some(&value[..]));
+        }
+    }
+}
