@@ -130,6 +130,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
         "p99.9 us",
         "stalls",
         "on disk",
+        "compressed",
         "memory",
     ]);
     let mut rows = Vec::new();
@@ -150,7 +151,15 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
             quantile(0.999),
             stats.stalls.to_string(),
             about(stats.disk_bytes),
-            about((stats.memory_bytes + stats.index_bytes) as u64),
+            match stats.compressed {
+                0 => "-".into(),
+                _ => format!(
+                    "{} to {}",
+                    about(stats.uncompressed_bytes),
+                    about(stats.compressed_bytes)
+                ),
+            },
+            about((stats.memory_bytes + stats.table_bytes + stats.index_bytes) as u64),
         ]);
         rows.push(serde_json::json!({
             "workload": name,
@@ -162,8 +171,14 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
             "p999_us": taken.quantile_us(0.999),
             "stalls": stats.stalls,
             "disk_bytes": stats.disk_bytes,
+            "compressed": stats.compressed,
+            "compressed_bytes": stats.compressed_bytes,
+            "uncompressed_bytes": stats.uncompressed_bytes,
+            "promoted": stats.promoted,
             "memory_bytes": stats.memory_bytes,
             "index_bytes": stats.index_bytes,
+            "block_bytes": stats.block_bytes,
+            "table_bytes": stats.table_bytes,
             "written_bytes": stats.written_bytes,
             "user_bytes": stats.user_bytes,
         }));
@@ -354,7 +369,7 @@ fn one(cache: &Cache, args: &BenchArgs, workload: Workload, thread: u64) -> Resu
 
 #[cfg(test)]
 mod tests {
-    use alluvium_journal::{Durability, WhenFull};
+    use alluvium_journal::{Compression, Durability, WhenFull};
 
     use super::*;
 
@@ -378,6 +393,7 @@ mod tests {
                 journal: Size::mib(1),
                 durability: Durability::None,
                 when_full: WhenFull::Evict,
+                compression: Compression::Lz4,
             },
             workload: vec![],
             json: true,

@@ -3,7 +3,7 @@
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-use alluvium_journal::{Cache, Options, WhenFull};
+use alluvium_journal::{Cache, Compression, Options, WhenFull};
 use clap::Args;
 
 use super::options::bytes;
@@ -61,6 +61,7 @@ pub(crate) fn run(args: &CompactArgs) -> Result<(), Failure> {
         memory_bytes: bytes(args.memory),
         max_disk_bytes: before.bytes.saturating_add(ROOM.bytes),
         when_full: WhenFull::Refuse,
+        compression: Compression::None,
         create: false,
         ..Options::default()
     };

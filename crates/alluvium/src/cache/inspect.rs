@@ -48,6 +48,8 @@ pub(crate) fn run(args: &InspectArgs) -> Result<(), Failure> {
         let journals = reports.iter().map(|report| {
             json!({
                 "number": report.number,
+                "compression": report.compression.to_string(),
+                "file_bytes": report.file_bytes,
                 "end_bytes": report.end_bytes,
                 "values": report.values,
                 "expired": report.expired,
@@ -65,6 +67,8 @@ pub(crate) fn run(args: &InspectArgs) -> Result<(), Failure> {
     let mut table = Table::of_numbers(&[
         "journal",
         "used",
+        "compression",
+        "on disk",
         "values",
         "expired",
         "tombstones",
@@ -77,6 +81,8 @@ pub(crate) fn run(args: &InspectArgs) -> Result<(), Failure> {
         table.row(vec![
             report.number.to_string(),
             about(report.end_bytes),
+            report.compression.to_string(),
+            about(report.file_bytes),
             report.values.to_string(),
             report.expired.to_string(),
             report.tombstones.to_string(),

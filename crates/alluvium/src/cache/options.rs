@@ -1,6 +1,6 @@
 //! How a cache is opened, as a person says it.
 
-use alluvium_journal::{Durability, Options, WhenFull};
+use alluvium_journal::{Compression, Durability, Options, WhenFull};
 use clap::Args;
 
 use crate::units::{Size, Span};
@@ -23,6 +23,9 @@ pub(super) struct CacheArgs {
     /// What happens when the disk space is used up: `evict` the oldest records, but for those that were read, or `refuse` writes.
     #[arg(long, value_name = "evict|refuse", default_value = "evict", value_parser = when_full)]
     pub(super) when_full: WhenFull,
+    /// What journals are compressed with that are not in memory any more.
+    #[arg(long, value_name = "none|lz4|zstd|snappy", default_value_t)]
+    pub(super) compression: Compression,
 }
 
 impl CacheArgs {
@@ -34,6 +37,7 @@ impl CacheArgs {
             journal_bytes: bytes(self.journal),
             durability: self.durability,
             when_full: self.when_full,
+            compression: self.compression,
             ..Options::default()
         }
     }
