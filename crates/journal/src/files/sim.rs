@@ -209,8 +209,10 @@ impl SimDirectory {
     pub(crate) fn spoil(&self, name: &str, at: usize) {
         let mut state = self.state.lock();
         let file = state.names[name];
-        state.files[file].now[at] ^= 0x10;
-        state.files[file].durable[at] ^= 0x10;
+        let file = &mut state.files[file];
+        file.now[at] ^= 0x10;
+        // What was never synced is not there.
+        file.durable.get_mut(at).into_iter().for_each(|byte| *byte ^= 0x10);
     }
 }
 

@@ -32,7 +32,7 @@ fn write(directory: &SimDirectory, name: &str, bytes: &AlignedBuf) {
 fn forge_journal(directory: &SimDirectory, number: u64, values: &BTreeMap<Vec<u8>, Vec<u8>>) {
     let (number, salt) = (JournalNumber(number), Salt(!number));
     let mut bytes = AlignedBuf::zeroed(MIB);
-    JournalHeader { cache: ID, number, salt }.write(&mut bytes[..PAGE_BYTES]);
+    JournalHeader { cache: ID, number, salt, is_compressed: false }.write(&mut bytes[..PAGE_BYTES]);
     let mut at = FIRST_RECORD;
     for (key, value) in values {
         let record = NewRecord { key, content: Content::Value { value, expires_at: None } };

@@ -110,7 +110,7 @@ impl Collector for CacheCollector {
         let Server { cache, counters, buffers, .. } = &*self.0;
         let stats = cache.stats();
         let of = |n: usize| n as u64;
-        let gauges: [(&str, &str, u64); 12] = [
+        let gauges: [(&str, &str, u64); 18] = [
             (
                 "cache_entries",
                 "Keys, with those that have expired and were not removed yet",
@@ -119,6 +119,32 @@ impl Collector for CacheCollector {
             ("cache_journals", "Journals on disk", of(stats.journals)),
             ("cache_journals_in_memory", "Journals in memory", of(stats.journals_in_memory)),
             ("cache_disk_bytes", "Room on disk that journals take", stats.disk_bytes),
+            ("cache_compressed_journals", "Compressed journals", of(stats.compressed)),
+            (
+                "cache_compressed_bytes",
+                "Room on disk that compressed journals take",
+                stats.compressed_bytes,
+            ),
+            (
+                "cache_uncompressed_bytes",
+                "Bytes in compressed journals, decompressed",
+                stats.uncompressed_bytes,
+            ),
+            (
+                "cache_incompressible_journals",
+                "Journals that stay as they were written because compressing them was not worth it, or has failed",
+                of(stats.incompressible),
+            ),
+            (
+                "cache_block_memory_bytes",
+                "Memory of what was decompressed and is kept, a part of that of journals",
+                of(stats.block_bytes),
+            ),
+            (
+                "cache_table_memory_bytes",
+                "Memory of the tables of compressed journals",
+                of(stats.table_bytes),
+            ),
             (
                 "cache_live_bytes",
                 "Bytes of records that are the newest of their keys, at most",
@@ -154,11 +180,16 @@ impl Collector for CacheCollector {
         ];
         encode_gauges(&mut encoder, &gauges)?;
         let (hits, misses) = counters.reads();
-        let totals: [(&str, &str, u64); 11] = [
+        let totals: [(&str, &str, u64); 12] = [
             ("cache_user_bytes", "Bytes of keys and values that were put", stats.user_bytes),
             ("cache_written_bytes", "Bytes that were written to journals", stats.written_bytes),
             ("cache_stalls", "Times that a writer waited for the disk", stats.stalls),
             ("cache_compacted_journals", "Journals that were compacted", stats.compacted),
+            (
+                "cache_promoted_journals",
+                "Journals that were brought back into memory because they were read",
+                stats.promoted,
+            ),
             ("cache_evicted_records", "Records that eviction removed", stats.evicted),
             (
                 "cache_kept_records",
