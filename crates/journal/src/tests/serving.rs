@@ -161,7 +161,7 @@ fn a_scan_misses_nothing_that_is_there_all_the_time() {
                     match kept % 2 {
                         // Read, so that it is moved; or replaced, now with a time to live and now without.
                         0 => assert!(cache.contains(&kept.to_le_bytes()).unwrap()),
-                        _ if number % 1000 == 0 => {
+                        _ if number.is_multiple_of(1000) => {
                             cache.put(&kept.to_le_bytes(), &[8; 100]).unwrap();
                         }
                         _ => {
