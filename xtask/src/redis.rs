@@ -229,8 +229,7 @@ fn list(cache: &Cache, words: &[&str], directory: &Path) -> Result<(), Error> {
     if !told.contains(&wanted) {
         return Err(format!("no `{wanted}` in {told:?}").into());
     }
-    let scanned =
-        output(cache.tool("redis-cli").args(["--scan", "--pattern", "word:*", "--count", "1000"]))?;
+    let scanned = output(cache.tool("redis-cli").args(["--scan", "--pattern", "word:*"]))?;
     let scanned = String::from_utf8(scanned)?;
     let mut found: Vec<&str> =
         scanned.lines().filter_map(|line| line.strip_prefix("word:")).collect();
