@@ -14,13 +14,16 @@ use std::ops::{Deref, DerefMut, Range};
 use std::ptr::NonNull;
 
 use crate::PAGE_BYTES;
-use crate::memory::Mapping;
+use crate::memory::{Mapping, prefetch};
 use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// Unit of places in an [`Arena`].
 pub const GRANULE_BYTES: usize = 8;
 
 /// Bits of one word of the map of what is published.
+const CACHE_LINE_BYTES: usize = 64;
+/// The processor goes on by itself behind them.
+const PREFETCHED_BYTES: usize = 256;
 const WORD_BITS: usize = u64::BITS as usize;
 
 /// [`Arena::end`] before somebody found it full.
@@ -66,6 +69,20 @@ impl Arena {
                 .map(|_| loom::cell::UnsafeCell::new(()))
                 .collect(),
         })
+    }
+
+    /// Have the system find its memory now, and not when it is written to first: for who prepares it behind those who write. Blocks, some 50 ms for 128 MiB that were never used.
+    pub fn populate(&self) {
+        self.mapping.populate();
+    }
+
+    /// Begin to bring the first `len_bytes` at `at_bytes`, 256 at most, into the processor's cache, without waiting for them.
+    #[inline]
+    pub fn prefetch(&self, at_bytes: usize, len_bytes: usize) {
+        let end = (at_bytes + len_bytes.min(PREFETCHED_BYTES)).min(self.capacity_bytes());
+        for at in (at_bytes..end).step_by(CACHE_LINE_BYTES) {
+            prefetch(self.mapping.ptr().as_ptr().wrapping_add(at));
+        }
     }
 
     /// Its size.

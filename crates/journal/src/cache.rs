@@ -178,16 +178,16 @@ impl Cache {
         for keys in keys.chunks(OVERLAP) {
             let mut hashes = [KeyHash { high: 0, fingerprint: 0 }; OVERLAP];
             let mut places = [None; OVERLAP];
-            let mut touched = 0;
             for (hash, key) in hashes.iter_mut().zip(keys) {
                 *hash = self.shared.hasher.hash(key.as_ref());
-                touched ^= self.shared.index.touch(*hash);
+                self.shared.index.prefetch(*hash);
             }
             for (place, hash) in places.iter_mut().zip(&hashes[..keys.len()]) {
                 *place = self.shared.index.find(*hash);
-                touched ^= place.map_or(0, |place| self.shared.touch_record(place));
+                if let Some(place) = place {
+                    self.shared.prefetch_record(*place);
+                }
             }
-            std::hint::black_box(touched);
             for ((hash, place), key) in hashes.iter().zip(places).zip(keys) {
                 let read = self.read(key.as_ref(), *hash, place, Reach::Disk)?;
                 values.push(read.found().map(|found| found.value));
@@ -409,13 +409,12 @@ impl Shared {
         }
     }
 
-    /// Begin to bring a record into the cache of the processor, if it is in memory. What is returned has no meaning.
+    /// Begin to bring a record into the cache of the processor, if it is in memory.
     #[inline]
-    fn touch_record(&self, place: Place) -> u64 {
-        let at = place.first().byte();
-        let Some(journal) = self.journals.of(place) else { return 0 };
-        let first = journal.arena.as_ref().and_then(|arena| arena.read(at..at + 1));
-        first.map_or(0, |first| u64::from(first[0]))
+    fn prefetch_record(&self, place: Place) {
+        if let Some(arena) = self.journals.of(place).as_ref().and_then(|it| it.arena.as_ref()) {
+            arena.prefetch(place.first().byte(), place.max_len_bytes());
+        }
     }
 }
 

@@ -368,13 +368,17 @@ impl Flusher {
         let number = number.expect("there are fewer journals than places for them");
         let made = match shared.has_room_for(1) {
             true => match self.take_arena()? {
-                Some(arena) => make_journal(
-                    &*shared.directory,
-                    shared.id,
-                    number,
-                    shared.journal_bytes,
-                    arena,
-                )?,
+                Some(arena) => {
+                    // Or writers would wait for it, page by page.
+                    arena.populate();
+                    make_journal(
+                        &*shared.directory,
+                        shared.id,
+                        number,
+                        shared.journal_bytes,
+                        arena,
+                    )?
+                }
                 // All journals in memory wait to be written, and so does this.
                 None => return Ok(()),
             },

@@ -67,11 +67,10 @@ impl Index {
         self.shards[hash.shard()].table.load().find(hash).map(|(_, place)| place)
     }
 
-    /// Begin to bring a key's slot into the cache of the processor. What is returned has no meaning.
+    /// Begin to bring a key's slot into the cache of the processor.
     #[inline]
-    pub(crate) fn touch(&self, hash: KeyHash) -> u64 {
-        let table = self.shards[hash.shard()].table.load();
-        table.words[table.bucket(hash.fingerprint) * BUCKET_WORDS].load(Ordering::Relaxed)
+    pub(crate) fn prefetch(&self, hash: KeyHash) {
+        self.shards[hash.shard()].table.load().prefetch(hash);
     }
 
     /// Remember that the record at `place` was read, if it still is the key's newest.
@@ -175,13 +174,14 @@ impl Writer<'_> {
         self.shard.table.load().find(self.hash).map(|(_, place)| place)
     }
 
-    /// See to it that [`Self::set`] finds a slot.
+    /// See to it that [`Self::set`] finds a slot, and soon.
     ///
     /// # Errors
     /// There is no memory for a larger table.
     pub(crate) fn make_room(&mut self) -> io::Result<()> {
         let table = self.shard.table.load();
         if self.fill.entries + self.fill.removed < room(table.buckets_log2) {
+            table.prefetch(self.hash);
             return Ok(());
         }
         // Half of the room is left after it, so that tables are not made again and again: twice as large, or the same one without what was removed.
@@ -246,6 +246,11 @@ impl Table {
     /// In the order of fingerprints, so that a larger table is filled from its beginning to its end.
     fn bucket(&self, fingerprint: u64) -> usize {
         (fingerprint >> (u64::BITS - self.buckets_log2)) as usize
+    }
+
+    #[inline]
+    fn prefetch(&self, hash: KeyHash) {
+        self.words.prefetch(self.bucket(hash.fingerprint) * BUCKET_WORDS);
     }
 
     /// All buckets, beginning with the fingerprint's own.

@@ -94,17 +94,15 @@ impl<'a> Iter<'a> {
         let Some(open) = &mut self.open else { return false };
         let arena = open.arena.clone();
         let mut seen = Vec::with_capacity(OVERLAP);
-        let mut touched = 0;
         while seen.len() < OVERLAP
             && let Some((first, record)) = open.next_record(&arena)
         {
             if record.header().kind == Kind::Value {
                 let hash = self.shared.hasher.hash(record.key());
-                touched ^= self.shared.index.touch(hash);
+                self.shared.index.prefetch(hash);
                 seen.push((first, record, hash));
             }
         }
-        std::hint::black_box(touched);
         let number = open.journal.number;
         let mut now = None;
         for (first, record, hash) in &seen {
