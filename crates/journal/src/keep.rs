@@ -30,6 +30,8 @@ pub(crate) struct Keep {
     is_closing: AtomicBool,
     /// The disk had no room for a journal, or the table of journals none for its number.
     lacks_room: AtomicBool,
+    /// The newest journal is one of those that are left for making room.
+    users_wait: AtomicBool,
     /// Records are in the oldest journal that the index does not name any more, and no newer ones say that they are gone.
     is_evicting: AtomicBool,
     /// Held by whoever moves records and removes journals: the keeper, journal by journal, or somebody who compacts on demand.
@@ -51,6 +53,16 @@ impl Keep {
     pub(crate) fn make_room(&self) {
         self.lacks_room.store(true, Ordering::Release);
         self.wake();
+    }
+
+    /// Whether the newest journal is not for puts.
+    #[inline]
+    pub(crate) fn users_wait(&self) -> bool {
+        self.users_wait.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn let_users_wait(&self, wait: bool) {
+        self.users_wait.store(wait, Ordering::Release);
     }
 
     pub(crate) fn lacks_room(&self) -> bool {

@@ -284,6 +284,9 @@ impl Shared {
         if let Some(error) = self.flush.failure() {
             return Err(error.into());
         }
+        if who == Who::User && self.keep.users_wait() {
+            return Err(NotAppended::Full(self.active.load().number));
+        }
         let len_bytes = record.len_bytes();
         loop {
             let journal = self.active.load();
@@ -351,6 +354,10 @@ impl Shared {
             return false;
         }
         let Some(next) = state.spare.take() else { return false };
+        // Or puts would fill what is left for making room, and there would be none for ever.
+        if who == Who::Maintenance && !self.users_have_room() {
+            self.keep.let_users_wait(true);
+        }
         // Found by its number before anybody can write to it.
         self.journals.put(next.clone());
         state.pending.push_back(next.clone());
@@ -363,7 +370,10 @@ impl Shared {
     fn rotate(&self, full: JournalNumber, who: Who) -> Result<()> {
         let mut state = self.flush.state.lock();
         let mut has_waited = false;
-        while self.active.load().number == full && !self.advance(&mut state, who) {
+        while self.active.load().number == full
+            && !self.users_go_on(who)
+            && !self.advance(&mut state, who)
+        {
             if let Some(error) = &state.failed {
                 return Err(error.clone());
             }
@@ -385,6 +395,15 @@ impl Shared {
             self.flush.changed.wait(&mut state);
         }
         Ok(())
+    }
+
+    /// Whether puts may go on with the newest journal, after there was no room for them in it.
+    fn users_go_on(&self, who: Who) -> bool {
+        let go_on = who == Who::User && self.keep.users_wait() && self.users_have_room();
+        if go_on {
+            self.keep.let_users_wait(false);
+        }
+        go_on
     }
 
     /// Wait until a journal that is being made is there, for those who make room: false if none is. With no lock held.
