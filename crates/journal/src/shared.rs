@@ -354,8 +354,9 @@ impl Shared {
             return false;
         }
         let Some(next) = state.spare.take() else { return false };
-        // Or puts would fill what is left for making room, and there would be none for ever.
-        if who == Who::Maintenance && !self.users_have_room() {
+        // Or puts would fill what is left for compaction, and there would be no room for ever. Eviction needs none.
+        let is_kept = who == Who::Maintenance && self.options.when_full == WhenFull::Refuse;
+        if is_kept && !self.users_have_room() {
             self.keep.let_users_wait(true);
         }
         // Found by its number before anybody can write to it.
