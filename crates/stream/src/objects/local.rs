@@ -3,7 +3,7 @@
 use std::fmt;
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -127,22 +127,24 @@ impl ObjectStore for Directory {
 /// what is free, and a disk that discards 128 MiB at once does nothing else meanwhile: the flushes of a log on it take 30 ms and more, and
 /// 4 ms beside steps of 4 MiB. Nobody reads an object that is deleted, and what a crash has left of it is deleted at the next start; but a name that is
 /// gone before its file has been freed would be a file that nobody finds again.
+///
+/// A file that has another name, a backup's say, is only unlinked, as is what can not be cut.
 async fn free(path: PathBuf) -> Result<()> {
-    let open = move || match File::options().write(true).open(path) {
-        Ok(file) => {
-            let len = file.metadata()?.len();
-            Ok(Some((Arc::new(file), len)))
-        }
-        // For the deletion to tell, or to do without.
-        Err(_) => Ok(None),
+    let open = move || {
+        let flags = rustix::fs::OFlags::NOFOLLOW.bits().cast_signed();
+        let file = File::options().write(true).custom_flags(flags).open(path).ok()?;
+        let found = file.metadata().ok().filter(|found| found.nlink() == 1)?;
+        Some((Arc::new(file), found.len()))
     };
-    let Some((file, mut len)) = blocking(open).await? else { return Ok(()) };
+    let Some((file, mut len)) = blocking(move || Ok(open())).await? else { return Ok(()) };
     // The last step is the deletion.
     while len > FREED_BYTES {
         len -= FREED_BYTES;
         let file = file.clone();
         let started = Instant::now();
-        blocking(move || file.set_len(len)).await?;
+        if blocking(move || file.set_len(len)).await.is_err() {
+            break;
+        }
         tokio::time::sleep(started.elapsed()).await;
     }
     Ok(())
@@ -396,6 +398,16 @@ mod tests {
             free(path.clone()).await.unwrap();
             assert_eq!(path.metadata().unwrap().len(), left, "{len} bytes");
         }
+        // What has another name, and what is a name only, is left as it is.
+        File::create(&path).unwrap().set_len(3 * FREED_BYTES).unwrap();
+        let other = directory.path().join("backup");
+        std::fs::hard_link(&path, &other).unwrap();
+        free(path.clone()).await.unwrap();
+        assert_eq!(other.metadata().unwrap().len(), 3 * FREED_BYTES);
+        std::fs::remove_file(&path).unwrap();
+        std::os::unix::fs::symlink(&other, &path).unwrap();
+        free(path.clone()).await.unwrap();
+        assert_eq!(other.metadata().unwrap().len(), 3 * FREED_BYTES);
         std::fs::remove_file(&path).unwrap();
         free(path).await.unwrap();
     }
