@@ -508,12 +508,10 @@ impl Shared {
 
     /// The journal in memory that is read least, of those that are wholly written.
     pub(crate) fn coldest_in_memory(&self) -> Option<Arc<Journal>> {
-        let unwritten: Vec<_> = {
-            let state = self.flush.state.lock();
-            state.pending.iter().map(|journal| journal.number).collect()
-        };
         let mut hot = self.journals.all();
-        hot.retain(|journal| journal.arena.is_some() && !unwritten.contains(&journal.number));
+        // Whatever takes over from now on has a number beyond it: the newest journal's memory must not be taken for that of a written one.
+        let unwritten = self.flush.oldest_unwritten();
+        hot.retain(|journal| journal.arena.is_some() && journal.number < unwritten);
         hot.into_iter()
             .min_by_key(|journal| (journal.counts.reads.load(Ordering::Relaxed), journal.number))
     }
