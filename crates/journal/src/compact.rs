@@ -74,9 +74,7 @@ impl Shared {
 
     /// Write what a journal has alive anew, and remove it, with a `pause` after each chunk. False if there was no room for that, or it turned out to be damaged. For whoever has the turn ([`crate::keep::Keep::turn`]).
     pub(crate) fn compact(&self, journal: &Journal, pause: Duration) -> Result<bool> {
-        let others = self.journals.all();
-        let oldest_other =
-            others.iter().map(|other| other.number).find(|other| *other != journal.number);
+        let oldest_other = self.oldest_but(journal.number);
         let end = journal.counts.end_bytes.load(Ordering::Acquire);
         let mut pause_at = CHUNK_BYTES;
         let done = self.each_record(journal, end, |first, record| {
@@ -106,6 +104,11 @@ impl Shared {
         self.remove(journal)?;
         self.counters.compacted.fetch_add(1, Ordering::Relaxed);
         Ok(true)
+    }
+
+    /// The oldest journal beside this one. Nothing is held by it: the memory of the others has to come free when it is taken from them.
+    pub(crate) fn oldest_but(&self, number: JournalNumber) -> Option<JournalNumber> {
+        self.journals.all().iter().map(|other| other.number).find(|other| *other != number)
     }
 
     /// Write a record anew if something would be missing without it.

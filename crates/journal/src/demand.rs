@@ -55,13 +55,11 @@ impl Shared {
     fn compact_one(&self, number: JournalNumber) -> Result<Look> {
         // One journal at a time, so that the keeper can make room between two of them.
         let _turn = self.keep.turn.lock();
-        let all = self.journals.all();
-        let Some(journal) = all.iter().find(|it| it.number == number) else {
+        let Some(journal) = self.journals.all().into_iter().find(|it| it.number == number) else {
             return Ok(Look::AllAlive); // evicted, or compacted by the keeper
         };
-        let oldest_other = all.iter().map(|it| it.number).find(|other| *other != number);
-        let look = self.look_for_dead(journal, oldest_other)?;
-        if look != Look::SomethingDead || self.compact(journal, Duration::ZERO)? {
+        let look = self.look_for_dead(&journal, self.oldest_but(number))?;
+        if look != Look::SomethingDead || self.compact(&journal, Duration::ZERO)? {
             return Ok(look);
         }
         match journal.counts.is_damaged.load(Ordering::Relaxed) {

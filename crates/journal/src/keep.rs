@@ -147,16 +147,16 @@ impl Shared {
 
     /// Remove the oldest journal. Of its records that are still the newest of their keys those that were read are written anew; the others are gone. False if there is none.
     fn evict_oldest(&self) -> Result<bool> {
-        let all = self.journals.all();
-        let unwritten = self.flush.oldest_unwritten();
-        let Some(journal) = all.first().filter(|journal| journal.number < unwritten) else {
+        // Only this one is held meanwhile: the memory of the others has to come free when it is taken from them.
+        let Some(journal) = self.journals.all().into_iter().next() else { return Ok(false) };
+        if journal.number >= self.flush.oldest_unwritten() {
             return Ok(false);
-        };
+        }
         let number = journal.number;
         let end = journal.counts.end_bytes.load(Ordering::Acquire);
         self.keep.is_evicting.store(true, Ordering::Release);
         let mut kept_bytes = 0;
-        let read = self.each_record(journal, end, |first, record| {
+        let read = self.each_record(&journal, end, |first, record| {
             if record.header().kind == Kind::Tombstone {
                 return Ok(());
             }
@@ -173,7 +173,7 @@ impl Shared {
             }
             read => drop(read?),
         }
-        self.remove(journal)?;
+        self.remove(&journal)?;
         self.keep.is_evicting.store(false, Ordering::Release);
         Ok(true)
     }

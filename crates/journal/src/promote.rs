@@ -60,24 +60,23 @@ impl Shared {
                 && journal.counts.disk_reads.load(Ordering::Relaxed) >= self.promotion_reads()
         };
         let reads = |journal: &Journal| journal.counts.reads.load(Ordering::Relaxed);
-        let Some(wanted) = all.iter().filter(has_paid).max_by_key(|it| reads(it)) else {
-            return Ok(false);
-        };
+        let wanted = all.iter().filter(has_paid).max_by_key(|it| reads(it)).cloned();
+        // What is held here is not given back.
+        drop(all);
+        let Some(wanted) = wanted else { return Ok(false) };
         // Whatever comes of it: the next time has to be paid for again.
         wanted.counts.disk_reads.store(0, Ordering::Relaxed);
         let free = self.pool.take().map_err(Error::no_memory("a journal"))?;
         if let Some(arena) = free {
-            self.promote(wanted, arena)?;
+            self.promote(&wanted, arena)?;
             return Ok(true);
         }
         let Some(coldest) = self.coldest_in_memory() else { return Ok(true) };
-        if reads(wanted) <= reads(&coldest).saturating_mul(MORE) {
+        if reads(&wanted) <= reads(&coldest).saturating_mul(MORE) {
             return Ok(true);
         }
         self.demote(&coldest);
-        let wanted = wanted.clone();
-        // What is held here is not given back.
-        drop((coldest, all));
+        drop(coldest);
         let taken = self.pool.take_within(LET_GO_WITHIN);
         if let Some(arena) = taken.map_err(Error::no_memory("a journal"))? {
             self.promote(&wanted, arena)?;
