@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use alluvium_device::{AlignedBuf, PAGE_BYTES};
 use arc_swap::ArcSwap;
@@ -38,6 +39,8 @@ const MAGIC: &[u8; 8] = b"ALLUVJC1";
 const MAX_SLOTS: u64 = 1 << (NUMBER_BITS - 1);
 /// Times as many journals as the budget has room for when nothing is compressed.
 const MOST_COMPRESSED: u64 = 8;
+/// Who waits for another thread's memory looks for it again after this time, even if nobody tells.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 /// What the file `cache` says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -464,8 +467,16 @@ impl Reading<'_> {
 
     /// Read the whole journal.
     fn scan(&self, journal: &Old, file_bytes: u64) -> Result<Contents> {
-        // Each thread has one; the newest journal's is not taken yet.
-        let mut arena = self.pool.take_anyway().map_err(Error::no_memory("a journal"))?;
+        // A hint is written behind a sync. Without one nobody knows whether there was one, and what these records replace may go as soon as they are in the index.
+        let path = || self.directory.path().join(file_name(journal.number));
+        journal.file.sync().map_err(|e| Error::io(path(), "syncing records")(e))?;
+        // The newest journal's is not taken yet, and each thread gives its one back: there may be more threads than arenas.
+        let mut arena = loop {
+            let taken = self.pool.take_within(LOOK_AGAIN);
+            if let Some(arena) = taken.map_err(Error::no_memory("a journal"))? {
+                break arena;
+            }
+        };
         let bytes = journal.read(self.directory.path(), arena.arena_mut().memory())?;
         let mut walk = Walk::new(bytes, journal.salt);
         let (mut damaged_bytes, mut tombstone_bytes) = (0, 0);

@@ -172,6 +172,39 @@ fn a_power_cut_leaves_no_nonsense() {
     scene.end();
 }
 
+/// A kill leaves records that were never synced. What they replace was durable, and must not go before they are.
+#[test]
+fn what_is_found_after_a_kill_is_durable_before_what_it_replaces_goes() {
+    const KEYS: u64 = 600;
+    let options = Options { journal_bytes: 4 * MIB, memory_bytes: 16 * MIB, ..options() };
+    let directory = SimDirectory::default();
+    let cache = open(&directory, &options);
+    // A journal, and a bit of the next one.
+    for key in 0..KEYS {
+        cache.put(&key.to_le_bytes(), &[1; 8000]).unwrap();
+    }
+    cache.flush().unwrap();
+    let before = cache.stats().written_bytes;
+    // Most of the next one: whole chunks of it are written, and nobody asks for a sync.
+    for key in 0..KEYS {
+        cache.put(&key.to_le_bytes(), &[2; 5000]).unwrap();
+    }
+    while cache.stats().written_bytes < before + 2 * MIB as u64 {
+        thread::sleep(Duration::from_millis(1));
+    }
+    let left = directory.killed();
+    let next = open(&left, &options);
+    assert_eq!(contents(&next).len(), KEYS as usize);
+    while next.stats().compacted == 0 {
+        thread::sleep(Duration::from_millis(1));
+    }
+    for seed in 0..8 {
+        let found = contents(&open(&left.power_cut(seed), &options));
+        assert_eq!(found.len(), KEYS as usize, "seed {seed}");
+        assert!(found.values().all(|it| *it == [1; 8000] || *it == [2; 5000]), "seed {seed}");
+    }
+}
+
 /// With an interval, what is older than it is there.
 #[test]
 fn an_interval_bounds_what_is_lost() {
