@@ -113,10 +113,12 @@ impl Flush {
         self.state.lock().pending[0].number
     }
 
-    /// A journal was removed.
+    /// A journal was removed, or room is not set aside any more.
     pub(crate) fn has_room(&self) {
         // With the lock, so that nobody is between looking and waiting.
-        let _state = self.state.lock();
+        let mut state = self.state.lock();
+        // Whether it is still so the flusher will find: nobody is refused for what was true before.
+        state.is_disk_full = false;
         self.changed.notify_all();
         self.wake();
     }
@@ -391,6 +393,7 @@ impl Flusher {
             shared.flush.changed.notify_all();
             return Ok(());
         };
+        shared.keep.has_found_room();
         self.has_new_names = true;
         self.next_number = JournalNumber(number.0 + 1);
         let mut state = shared.flush.state.lock();

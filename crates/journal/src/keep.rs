@@ -65,6 +65,11 @@ impl Keep {
         self.users_wait.store(wait, Ordering::Release);
     }
 
+    /// None has to go any more for that.
+    pub(crate) fn has_found_room(&self) {
+        self.lacks_room.store(false, Ordering::Release);
+    }
+
     pub(crate) fn lacks_room(&self) -> bool {
         self.lacks_room.load(Ordering::Acquire)
     }
@@ -122,7 +127,7 @@ impl Shared {
 
     /// There is more room than before: tell those who wait for it.
     pub(crate) fn made_room(&self) {
-        self.keep.lacks_room.store(false, Ordering::Release);
+        self.keep.has_found_room();
         self.flush.has_room();
     }
 
