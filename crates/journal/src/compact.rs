@@ -129,7 +129,8 @@ impl Shared {
                 Err(NotAppended::Failed(error)) => return Err(error),
                 Err(NotAppended::Full(full)) if self.wait_for_spare(full) => {}
                 Err(NotAppended::Full(_)) => {
-                    return Err(Error::DiskFull { max_bytes: self.options.max_disk_bytes });
+                    let full = Error::DiskFull { max_bytes: self.options.max_disk_bytes };
+                    return Err(self.flush.failure().unwrap_or(full));
                 }
             }
         }

@@ -328,7 +328,7 @@ impl Journals {
     }
 
     pub(crate) fn remove(&self, number: JournalNumber) {
-        let old = self.slot(number.0).swap(None).expect("removed once, by the keeper");
+        let old = self.slot(number.0).swap(None).expect("removed once, by whoever has the turn");
         debug_assert_eq!(old.number, number);
         self.count.fetch_sub(1, Ordering::Relaxed);
         self.file_bytes.fetch_sub(old.file_bytes, Ordering::Relaxed);

@@ -4,6 +4,7 @@ use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::{self, Thread};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 
@@ -21,6 +22,9 @@ use crate::walk::{Found, Walk};
 
 /// Eviction keeps at most this part of a journal, so that it always makes room.
 const MAX_KEPT: usize = 2;
+
+/// What has failed is tried again after this time.
+const TRY_AGAIN: Duration = Duration::from_secs(1);
 
 /// How others reach the keeper.
 #[derive(Default)]
@@ -99,13 +103,18 @@ pub(crate) fn run(shared: &Arc<Shared>) {
     while !keep.is_closing() {
         keep.is_woken.swap(false, Ordering::AcqRel);
         let turn = keep.turn.lock();
-        let worked = shared.turn(&mut is_warm).unwrap_or_else(|error| {
-            // Tried again when the flusher wants room the next time.
-            tracing::warn!("journal cache: {error}");
-            false
-        });
+        let worked = shared.turn(&mut is_warm);
         drop(turn);
-        if !worked && !keep.is_woken.load(Ordering::Acquire) {
+        if let Err(error) = &worked {
+            tracing::warn!("journal cache: {error}");
+        }
+        if matches!(worked, Ok(true)) || keep.is_woken.load(Ordering::Acquire) {
+            continue;
+        }
+        if worked.is_err() && shared.flush.failure().is_none() {
+            // Writers may wait for the room that it has not made, and who waits does not ask again.
+            thread::park_timeout(TRY_AGAIN);
+        } else {
             thread::park();
         }
     }
@@ -192,7 +201,6 @@ impl Shared {
         }
         // What has replaced its records, or was moved out of it, has to be durable before these go.
         self.flush.wait_for(self.newest_point())?;
-        self.journals.remove(number);
         let name = file_name(number);
         let path = self.directory.path();
         match self.directory.remove(&name) {
@@ -201,11 +209,15 @@ impl Shared {
         }
         // Without its journal it means nothing.
         let _ = self.directory.remove(&hint::file_name(number));
-        if self.options.durability != Durability::None {
-            self.directory.sync().map_err(Error::io(path, "syncing the directory"))?;
-        }
+        // Behind its file: as long as that is there the next opening reads it, and it counts as the oldest, or what hides it may not go.
+        self.journals.remove(number);
+        let synced = match self.options.durability {
+            Durability::None => Ok(()),
+            _ => self.directory.sync().map_err(Error::io(path, "syncing the directory")),
+        };
+        // Whatever became of that.
         self.made_room();
-        Ok(())
+        synced
     }
 
     /// Move a record of the oldest journal, or remove its entry; whether it was moved.
