@@ -393,7 +393,10 @@ impl Shared {
         let counts = &journal.counts;
         if journal.arena.is_none() {
             counts.reads.fetch_add(1, Ordering::Relaxed);
-            if counts.disk_reads.load(Ordering::Relaxed) >= self.promotion_reads() {
+            // Of one that is damaged nothing comes, and its count is never taken back.
+            if counts.disk_reads.load(Ordering::Relaxed) >= self.promotion_reads()
+                && !counts.is_damaged.load(Ordering::Relaxed)
+            {
                 self.keep.wake();
             }
             return;

@@ -410,6 +410,12 @@ impl Flusher {
         if let Some(arena) = shared.pool.take().map_err(no_memory())? {
             return Ok(Some(arena));
         }
+        if shared.pool.is_beyond()
+            && let Some(coldest) = shared.coldest_in_memory()
+        {
+            // Its memory goes back to the system, and that of the next one is within the bound again.
+            shared.demote(&coldest);
+        }
         let Some(coldest) = shared.coldest_in_memory() else {
             // What waits to be written gives its memory back. If nothing does, readers have all of it.
             let waits = shared.flush.state.lock().pending.len() > 1;

@@ -243,11 +243,17 @@ impl Frames {
     pub(crate) fn read_whole(&self, file: &dyn File, memory: &mut [u8]) -> Result<()> {
         memory[..FIRST_RECORD].fill(0);
         let count = (self.end - FIRST_RECORD).div_ceil(self.frame_bytes);
+        self.read_many(file, 0..count, &mut memory[FIRST_RECORD..self.end])
+    }
+
+    /// The same as [`Self::read`] for any number of frames, with memory for a chunk beside `to`.
+    fn read_many(&self, file: &dyn File, frames: Range<usize>, to: &mut [u8]) -> Result<()> {
+        let start = self.plain(frames.start).start;
         let step = CHUNK_BYTES / self.frame_bytes;
-        for first in (0..count).step_by(step) {
-            let frames = first..(first + step).min(count);
-            let plain = self.plain(first).start..self.plain(frames.end - 1).end;
-            self.read(file, frames, &mut memory[plain])?;
+        for first in frames.clone().step_by(step) {
+            let part = first..(first + step).min(frames.end);
+            let plain = self.plain(first).start - start..self.plain(part.end - 1).end - start;
+            self.read(file, part, &mut to[plain])?;
         }
         Ok(())
     }
@@ -307,7 +313,7 @@ impl Frames {
         } else {
             reads.fetch_add(1, Ordering::Relaxed);
             whole.resize(self.plain(frames.end - 1).end - start, 0);
-            self.read(file, frames, &mut whole)?;
+            self.read_many(file, frames, &mut whole)?;
         }
         Ok(record(Arc::new(whole)))
     }

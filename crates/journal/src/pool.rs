@@ -85,6 +85,11 @@ impl Pool {
         }
     }
 
+    /// Whether there are more than the bound allows.
+    pub(crate) fn is_beyond(&self) -> bool {
+        self.state.lock().made > self.max
+    }
+
     /// Arenas that could be taken within the bound.
     pub(crate) fn unused(&self) -> usize {
         let state = self.state.lock();
