@@ -96,8 +96,6 @@ impl Cache {
     /// The same as [`Self::put`] or [`Self::put_with_ttl`] for threads that must not wait for the disk: false, and nothing is written, if it would have to. So it is always with
     /// [`crate::Durability::Always`].
     ///
-    /// It may wait for a [`Self::swap`] or [`Self::put_if_absent`] that reads the disk for a key beside this one.
-    ///
     /// # Errors
     /// Key or value are too long; a write has failed before.
     pub fn try_put(&self, key: &[u8], value: &[u8], ttl: Option<Duration>) -> Result<bool> {

@@ -164,10 +164,10 @@ impl Shared {
         let record = self.new_value(key, value, expires_at)?;
         let hash = self.hasher.hash(key);
         let appended = self.until_appended(Who::User, || {
-            let mut writer = self.index.lock(hash);
-            if let Some(place) = writer.get()
-                && self.is_there(place)?
-            {
+            let (mut writer, is_there) = self.lock_and_read(hash, |named| {
+                named.map_or(Ok(false), |place| self.is_there(place))
+            })?;
+            if is_there {
                 return Ok(None);
             }
             self.enter(&mut writer, hash, &record, Who::User).map(Some)
@@ -183,9 +183,10 @@ impl Shared {
         self.check_key(key)?;
         let hash = self.hasher.hash(key);
         let (was_there, appended) = self.until_appended(Who::Maintenance, || {
-            let mut writer = self.index.lock(hash);
-            // One that can not be read is somebody's value too.
-            let was_there = writer.get().is_some_and(|place| self.is_there(place).unwrap_or(true));
+            let (mut writer, was_there) = self.lock_and_read(hash, |named| {
+                // One that can not be read is somebody's value too.
+                Ok(named.is_some_and(|place| self.is_there(place).unwrap_or(true)))
+            })?;
             // What eviction has just removed from the index is in its journal until that is gone.
             if writer.get().is_none() && !self.keep.is_evicting() {
                 return Ok((false, None));
@@ -230,6 +231,27 @@ impl Shared {
             return Err(Error::ValueTooLong { len_bytes, max_bytes });
         }
         Ok(record)
+    }
+
+    /// Lock the shard of a key with what was read of the place that the index names: before the lock, so that nobody waits behind it for the disk, and again if somebody has changed it since.
+    pub(crate) fn lock_and_read<T>(
+        &self,
+        hash: KeyHash,
+        read: impl Fn(Option<Place>) -> Result<T>,
+    ) -> Result<(Writer<'_>, T)> {
+        loop {
+            let named = self.index.find(hash);
+            let found = read(named)?;
+            let writer = self.index.lock(hash);
+            let is_same = match (named, writer.get()) {
+                // A place is never used twice.
+                (Some(named), Some(now)) => named.is_same(now),
+                (named, now) => named.is_none() && now.is_none(),
+            };
+            if is_same {
+                return Ok((writer, found));
+            }
+        }
     }
 
     /// Whether what the index names counts as present.

@@ -46,11 +46,11 @@ impl Shared {
         self.check_key(key)?;
         let hash = self.hasher.hash(key);
         let (old, appended) = self.until_appended(Who::User, || {
-            let mut writer = self.index.lock(hash);
-            let old = match writer.get() {
-                Some(place) => self.value_at(key, place)?,
-                None => None,
-            };
+            let (mut writer, old) = self.lock_and_read(hash, |named| {
+                named.map_or(Ok(None), |place| self.value_at(key, place))
+            })?;
+            // Its time may have come since it was read.
+            let old = old.filter(|(_, expires_at)| expires_at.is_none_or(|at| at > now_millis()));
             let is_wanted = match when {
                 When::Always => true,
                 When::IfAbsent => old.is_none(),
@@ -74,7 +74,7 @@ impl Shared {
         Ok(Swapped { old, is_written: appended.is_some() })
     }
 
-    /// What the index names, and until when it counts, if it is the key's and still counts. Under the lock of the key's shard.
+    /// What the index names, and until when it counts, if it is the key's and still counts. It is the truth only if the index names the same place afterwards.
     fn value_at(&self, key: &[u8], place: Place) -> Result<Option<(Value, Option<u64>)>> {
         let Some(journal) = self.journals.of(place) else { return Ok(None) };
         let loaded = journal.load(place)?;
