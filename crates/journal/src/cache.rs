@@ -229,9 +229,7 @@ impl Cache {
             }
             let loaded = journal.load(place)?;
             let record = Record::trusted(loaded.bytes()).expect("loaded as a record");
-            if record.key() != key
-                || record.has_expired(if place.expires() { now_millis() } else { 0 })
-            {
+            if record.key() != key || record.has_expired(now_millis) {
                 return Ok(Read::Absent);
             }
             let (range, expires_at) = (record.value_range(), record.expires_at());

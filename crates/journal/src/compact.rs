@@ -160,7 +160,7 @@ impl Shared {
         let Some(named) = writer.get().filter(|named| named.is_same(place)) else {
             return Ok(None);
         };
-        if !record.has_expired(now_millis()) {
+        if !record.has_expired(now_millis) {
             let content = Content::Value { value: record.value(), expires_at };
             return self
                 .enter(&mut writer, hash, &NewRecord { key, content }, Who::Maintenance)

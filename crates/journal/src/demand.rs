@@ -102,6 +102,6 @@ impl Shared {
             return named.is_some() || !hides_older;
         }
         let place = record.place(number, first, hash);
-        !named.is_some_and(|named| named.is_same(place)) || record.has_expired(now_millis())
+        !named.is_some_and(|named| named.is_same(place)) || record.has_expired(now_millis)
     }
 }

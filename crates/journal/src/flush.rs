@@ -14,7 +14,7 @@ use uuid::Uuid;
 use crate::error::{Error, Result};
 use crate::files::Directory;
 use crate::hint;
-use crate::journal::{CacheId, FIRST_RECORD, Journal, JournalHeader, file_name};
+use crate::journal::{CacheId, Counts, FIRST_RECORD, Journal, JournalHeader, file_name};
 use crate::options::{Durability, WhenFull};
 use crate::place::JournalNumber;
 use crate::pool::{Pool, Pooled};
@@ -476,7 +476,7 @@ fn make_journal(
     file.write_at(0, &page).map_err(Error::io(path, "writing the header"))?;
     page.publish();
     let file_bytes = journal_bytes as u64;
-    let (arena, counts) = (Some(Arc::new(arena)), Arc::default());
+    let (arena, counts) = (Some(Arc::new(arena)), Arc::new(Counts::new(journal_bytes)));
     Ok(Some(Journal { number, salt, file, file_bytes, frames: None, arena, counts }))
 }
 

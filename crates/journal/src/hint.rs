@@ -171,17 +171,18 @@ pub(crate) fn read_head(
     parse_head(&page, journal_bytes)
 }
 
-/// Hand all entries of a hint to `each`. `Ok(false)` if it turns out to be damaged; those that were handed out until then are right.
+/// Hand all entries of a hint to `each`, some at a time. `Ok(false)` if it turns out to be damaged; those that were handed out until then are right.
 pub(crate) fn read<E>(
     directory: &dyn Directory,
     number: JournalNumber,
     salt: Salt,
     head: Head,
-    mut each: impl FnMut(Entry) -> Result<(), E>,
+    mut each: impl FnMut(&[Entry]) -> Result<(), E>,
 ) -> Result<bool, E> {
     let Ok(file) = directory.open(&file_name(number)) else { return Ok(false) };
     let blocks = head.entries.div_ceil(BLOCK_ENTRIES);
     let mut buf = AlignedBuf::zeroed(READ_BLOCKS * BLOCK_BYTES);
+    let mut found = Vec::with_capacity(BLOCK_ENTRIES);
     let mut read = 0;
     for first in (0..blocks).step_by(READ_BLOCKS) {
         let len = (blocks - first).min(READ_BLOCKS) * BLOCK_BYTES;
@@ -193,10 +194,14 @@ pub(crate) fn read<E>(
             let Some(entries) = entries_of(block, salt, (first + index) as u32) else {
                 return Ok(false);
             };
-            for entry in entries.chunks_exact(ENTRY_BYTES) {
-                let Some(entry) = Entry::read(entry, head.end) else { return Ok(false) };
-                each(entry)?;
-                read += 1;
+            found.clear();
+            found.extend(
+                entries.chunks_exact(ENTRY_BYTES).map_while(|it| Entry::read(it, head.end)),
+            );
+            each(&found)?;
+            read += found.len();
+            if found.len() < entries.len() / ENTRY_BYTES {
+                return Ok(false);
             }
         }
     }

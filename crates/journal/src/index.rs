@@ -93,15 +93,24 @@ impl Index {
         Writer { fill: shard.writer.lock(), shard, hash }
     }
 
-    /// Enter a record that was found on disk, unless a newer one of its key was. Returns whether it was entered.
-    pub(crate) fn recover(&self, hash: KeyHash, place: Place) -> io::Result<bool> {
+    /// Enter a record that was found on disk, unless a newer one of its key was. Nobody reads meanwhile.
+    pub(crate) fn recover(&self, hash: KeyHash, place: Place) -> io::Result<Recovery> {
         let mut writer = self.lock(hash);
-        if writer.get().is_some_and(|known| known.is_newer(place)) {
-            return Ok(false);
+        let table = writer.shard.table.load();
+        if let Some((slot, known)) = table.find(hash) {
+            if known.is_same(place) {
+                return Ok(Recovery::Known);
+            }
+            if known.is_newer(place) {
+                return Ok(Recovery::Older);
+            }
+            table.words[slot * SLOT_WORDS].store(place.0, Ordering::Release);
+            return Ok(Recovery::Replaced(known));
         }
+        drop(table);
         writer.make_room()?;
-        writer.set(place);
-        Ok(true)
+        writer.insert(place);
+        Ok(Recovery::New)
     }
 
     /// Add all entries of a shard whose own bucket is that of `fingerprint`; returns the least fingerprint of the bucket behind it, if there is one.
@@ -161,6 +170,19 @@ impl Index {
     }
 }
 
+/// What became of a record that was found on disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Recovery {
+    /// It is the first one of its key.
+    New,
+    /// It is newer than this one, which was entered before.
+    Replaced(Place),
+    /// It was entered before.
+    Known,
+    /// A newer one was.
+    Older,
+}
+
 /// The right to change one key's entry.
 pub(crate) struct Writer<'a> {
     fill: MutexGuard<'a, Fill>,
@@ -208,11 +230,17 @@ impl Writer<'_> {
             // Not what `find` has seen: a reader may have marked it meanwhile.
             return Some(Place(table.words[slot * SLOT_WORDS].swap(place.0, Ordering::AcqRel)));
         }
+        self.insert(place);
+        None
+    }
+
+    /// The same if it has none yet.
+    fn insert(&mut self, place: Place) {
+        let table = self.shard.table.load();
         let (slot, was_removed) = table.free_slot(self.hash.fingerprint);
         table.fill_slot(slot, self.hash.fingerprint, place);
         self.fill.entries += 1;
         self.fill.removed -= usize::from(was_removed);
-        None
     }
 
     /// The key has no record any more; returns where it was.

@@ -137,7 +137,7 @@ fn report(
                     Kind::Tombstone => report.tombstones += 1,
                     Kind::Value => {
                         report.values += 1;
-                        report.expired += u64::from(record.has_expired(now));
+                        report.expired += u64::from(record.has_expired(|| now));
                         report.value_bytes += record.value().len() as u64;
                     }
                 }
@@ -151,8 +151,8 @@ fn report(
         journal.lost_tail(walk.end()).max(hinted.saturating_sub(report.end_bytes));
     if let Some(head) = journal.hint {
         let mut entries = 0;
-        let is_whole = hint::read(directory, number, journal.salt, head, |_| {
-            entries += 1;
+        let is_whole = hint::read(directory, number, journal.salt, head, |some| {
+            entries += some.len();
             Ok::<_, Error>(())
         })?;
         let is_right = is_whole && (report.damaged_bytes > 0 || entries == records);

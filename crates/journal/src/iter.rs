@@ -89,7 +89,7 @@ impl<'a> Iter<'a> {
         Ok(true)
     }
 
-    /// Look at the next records of the journal at hand; false if there are none.
+    /// Look at the next records of the journal at hand, those together of which only the index knows whether they count; false if there are none.
     fn take_records(&mut self) -> bool {
         let Some(open) = &mut self.open else { return false };
         let arena = open.arena.clone();
@@ -98,26 +98,20 @@ impl<'a> Iter<'a> {
             && let Some((first, record)) = open.next_record(&arena)
         {
             if record.header().kind == Kind::Value {
-                let hash = self.shared.hasher.hash(record.key());
-                self.shared.index.prefetch(hash);
+                let hash = open.may_be_dead(first).then(|| self.shared.hasher.hash(record.key()));
+                hash.inspect(|hash| self.shared.index.prefetch(*hash));
                 seen.push((first, record, hash));
             }
         }
-        let number = open.journal.number;
-        let mut now = None;
         for (first, record, hash) in &seen {
-            let expires = record.expires_at().is_some();
-            let len = record.header().len_bytes();
-            let place = record.place(number, *first, *hash);
-            let is_newest = self.shared.index.find(*hash).is_some_and(|named| named.is_same(place));
+            let is_newest = hash.is_none_or(|hash| {
+                let place = record.place(open.journal.number, *first, hash);
+                self.shared.index.find(hash).is_some_and(|named| named.is_same(place))
+            });
             open.has_missed |= !is_newest;
-            if !is_newest || (expires && record.has_expired(*now.get_or_insert_with(now_millis))) {
-                continue;
+            if is_newest && !record.has_expired(now_millis) {
+                self.ready.push_back(open.entry(*first, record));
             }
-            let key = record.key_range();
-            let value = record.value_range();
-            let record = Loaded::hot(arena.clone(), first.byte(), len);
-            self.ready.push_back(Entry { record, key, value });
         }
         if open.at >= open.end && open.is_open && std::mem::take(&mut open.has_missed) {
             open.end = published(&arena);
@@ -127,6 +121,37 @@ impl<'a> Iter<'a> {
 }
 
 impl Open {
+    /// The next entry, if it is known without the index that it counts.
+    #[inline]
+    fn next_alive(&mut self) -> Option<Entry> {
+        if self.is_open || self.is_unchecked || self.at >= self.end {
+            return None;
+        }
+        let first = Granule::at(self.at);
+        if self.journal.counts.dead.may_be(first) {
+            return None;
+        }
+        let record = Record::trusted(self.arena.read(self.at..self.end)?)?;
+        if record.header().kind != Kind::Value || record.has_expired(now_millis) {
+            return None;
+        }
+        self.at += record.header().padded_bytes();
+        Some(self.entry(first, &record))
+    }
+
+    fn may_be_dead(&self, first: Granule) -> bool {
+        self.is_open || self.journal.counts.dead.may_be(first)
+    }
+
+    fn entry(&self, first: Granule, record: &Record<'_>) -> Entry {
+        let len = record.header().len_bytes();
+        Entry {
+            record: Loaded::hot(self.arena.clone(), first.byte(), len),
+            key: record.key_range(),
+            value: record.value_range(),
+        }
+    }
+
     fn next_record<'b>(&mut self, arena: &'b Pooled) -> Option<(Granule, Record<'b>)> {
         let at = self.at;
         if at >= self.end {
@@ -169,6 +194,9 @@ impl Iterator for Iter<'_> {
     fn next(&mut self) -> Option<Self::Item> {
         loop {
             if let Some(entry) = self.ready.pop_front() {
+                return Some(Ok(entry));
+            }
+            if let Some(entry) = self.open.as_mut().and_then(Open::next_alive) {
                 return Some(Ok(entry));
             }
             if self.take_records() {

@@ -8,6 +8,7 @@ use alluvium_device::{AlignedBuf, PAGE_BYTES};
 use arc_swap::{ArcSwapOption, Guard};
 
 use crate::blocks::Block;
+use crate::dead::Dead;
 use crate::error::{Error, Result};
 use crate::fields::{self, u32_at, u64_at};
 use crate::files::File;
@@ -71,7 +72,7 @@ pub(crate) fn file_name(number: JournalNumber) -> String {
 }
 
 /// What changes of a journal while it lives.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Counts {
     /// Bytes of records that the index names; by size classes, so up to a quarter too many.
     pub(crate) live_bytes: AtomicU64,
@@ -89,12 +90,24 @@ pub(crate) struct Counts {
     pub(crate) tombstone_bytes: AtomicU64,
     /// The newest journal whose records they may hide.
     pub(crate) newest_origin: AtomicU64,
+    /// Where its records are that do not count any more.
+    pub(crate) dead: Dead,
 }
 
 impl Counts {
-    /// Of a journal that was there when the cache was opened.
-    pub(crate) fn sealed_at(end_bytes: usize) -> Self {
-        Self { end_bytes: end_bytes.into(), ..Self::default() }
+    /// Of a journal of so many bytes.
+    pub(crate) fn new(journal_bytes: usize) -> Self {
+        Self {
+            live_bytes: AtomicU64::new(0),
+            reads: AtomicU64::new(0),
+            disk_reads: AtomicU64::new(0),
+            stays_plain: AtomicBool::new(false),
+            end_bytes: AtomicUsize::new(0),
+            is_damaged: AtomicBool::new(false),
+            tombstone_bytes: AtomicU64::new(0),
+            newest_origin: AtomicU64::new(0),
+            dead: Dead::none(journal_bytes),
+        }
     }
 
     /// A tombstone that may hide records of the journals up to `origin`.
@@ -358,17 +371,18 @@ impl Journals {
 
     /// The record at `place` is not the newest of its key any more.
     pub(crate) fn forget(&self, place: Place) {
-        self.count_live(place, |live, bytes| live.fetch_sub(bytes, Ordering::Relaxed));
+        if let Some(journal) = self.of(place) {
+            journal.counts.dead.mark(place.first());
+            let bytes = place.max_len_bytes() as u64;
+            journal.counts.live_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        }
     }
 
     /// The index names the record at `place` from now on.
     pub(crate) fn count(&self, place: Place) {
-        self.count_live(place, |live, bytes| live.fetch_add(bytes, Ordering::Relaxed));
-    }
-
-    fn count_live(&self, place: Place, change: impl FnOnce(&AtomicU64, u64) -> u64) {
         if let Some(journal) = self.of(place) {
-            change(&journal.counts.live_bytes, place.max_len_bytes() as u64);
+            let bytes = place.max_len_bytes() as u64;
+            journal.counts.live_bytes.fetch_add(bytes, Ordering::Relaxed);
         }
     }
 }

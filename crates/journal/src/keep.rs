@@ -235,7 +235,7 @@ impl Shared {
             let Some(named) = writer.get().filter(|named| named.is_same(place)) else {
                 return Ok(false);
             };
-            let is_kept = is_wanted && named.was_read() && !record.has_expired(now_millis());
+            let is_kept = is_wanted && named.was_read() && !record.has_expired(now_millis);
             if is_kept {
                 let content =
                     Content::Value { value: record.value(), expires_at: record.expires_at() };

@@ -4,9 +4,7 @@ use std::collections::HashSet;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use alluvium_device::{AlignedBuf, PAGE_BYTES};
 use arc_swap::ArcSwap;
@@ -18,8 +16,8 @@ use crate::fields::{self, u64_at};
 use crate::files::{Directory, File};
 use crate::flush::Flush;
 use crate::frames::Frames;
-use crate::hash::{KeyHash, KeyHasher};
-use crate::hint::{self, Entry, Head};
+use crate::hash::KeyHasher;
+use crate::hint::{self, Head};
 use crate::index::Index;
 use crate::journal::{
     CacheId, Counts, FIRST_RECORD, Journal, JournalHeader, Journals, NAME_DIGITS, file_name,
@@ -29,8 +27,8 @@ use crate::options::{Compression, Options, is_size};
 use crate::place::{JournalNumber, NUMBER_BITS};
 use crate::pool::Pool;
 use crate::record::Salt;
+use crate::recover::{Reading, is_tombstone};
 use crate::shared::{CHUNK_BYTES, Counters, Shared};
-use crate::walk::{Found, Walk};
 
 const IDENTITY: &str = "cache";
 const IDENTITY_TEMPORARY: &str = "cache.tmp";
@@ -39,8 +37,6 @@ const MAGIC: &[u8; 8] = b"ALLUVJC1";
 const MAX_SLOTS: u64 = 1 << (NUMBER_BITS - 1);
 /// Times as many journals as the budget has room for when nothing is compressed.
 const MOST_COMPRESSED: u64 = 8;
-/// Who waits for another thread's memory looks for it again after this time, even if nobody tells.
-const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 /// What the file `cache` says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,12 +97,13 @@ pub struct Recovered {
 
 /// A journal that is there.
 pub(crate) struct Old {
-    number: JournalNumber,
+    pub(crate) number: JournalNumber,
     pub(crate) salt: Salt,
     pub(crate) file: Arc<dyn File>,
     /// `Some`: it is compressed.
     pub(crate) frames: Option<Arc<Frames>>,
     pub(crate) hint: Option<Head>,
+    pub(crate) counts: Arc<Counts>,
 }
 
 impl Old {
@@ -195,10 +192,19 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
     let next = JournalNumber(numbers.last().map_or(0, |last| last.0 + 1));
     let journals = Journals::new(slots(&options, journal_bytes, &numbers, &path)?);
 
-    let reading = Reading { directory: &*directory, index: &index, hasher: &hasher, pool: &pool };
+    let reading = Reading {
+        directory: &*directory,
+        journals: &old,
+        index: &index,
+        hasher: &hasher,
+        pool: &pool,
+        has_excess: AtomicBool::new(false),
+    };
+    let found = reading.all()?;
+    let has_excess = reading.has_excess.into_inner();
     let mut recovered =
         Recovered { journals: old.len(), damaged_bytes: set_aside_bytes, ..Recovered::default() };
-    for (old, found) in old.iter().zip(reading.all(&old)?) {
+    for (old, found) in old.iter().zip(found) {
         if found.end == FIRST_RECORD && found.damaged_bytes == 0 {
             // Nothing was written to it before the process ended.
             let name = file_name(old.number);
@@ -210,7 +216,8 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
         }
         recovered.scanned += usize::from(found.is_scanned);
         recovered.damaged_bytes += found.damaged_bytes;
-        let counts = Counts::sealed_at(found.end);
+        let counts = &old.counts;
+        counts.end_bytes.store(found.end, Ordering::Relaxed);
         counts.is_damaged.store(found.damaged_bytes > 0, Ordering::Relaxed);
         // Of tombstones that were moved here the origin is older; to take it for newer only keeps them for longer.
         counts.count_tombstone(found.tombstone_bytes, old.number);
@@ -221,18 +228,12 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
             file_bytes: found.file_bytes,
             frames: old.frames.clone(),
             arena: None,
-            counts: Arc::new(counts),
+            counts: counts.clone(),
         }));
     }
-    // Tombstones were entered so that they win over what they delete, marked as nothing else is yet.
-    index.retain(|place| {
-        // A hint that turned out to be damaged may have named records that are not there.
-        let is_value = !place.was_read() && journals.of(place).is_some();
-        if is_value {
-            journals.count(place);
-        }
-        is_value
-    });
+    if has_excess {
+        index.retain(|place| !is_tombstone(place) && journals.of(place).is_some());
+    }
     recovered.entries = index.len();
 
     let next = (next.0..).map(JournalNumber).find(|number| journals.has_room(*number));
@@ -386,119 +387,6 @@ pub(crate) fn look_at(
         tracing::warn!("journal cache: {name} can not be decompressed: its table is damaged");
         frames = Some(Frames::lost(number, salt, hint.end, blocks));
     }
-    Ok(Some(Old { number, salt, file, frames: frames.map(Arc::new), hint }))
-}
-
-/// What was found in one journal.
-#[derive(Clone, Copy, Debug)]
-struct Contents {
-    file_bytes: u64,
-    end: usize,
-    tombstone_bytes: usize,
-    damaged_bytes: u64,
-    is_scanned: bool,
-}
-
-/// Bringing journals into the index.
-struct Reading<'a> {
-    directory: &'a dyn Directory,
-    index: &'a Index,
-    hasher: &'a KeyHasher,
-    pool: &'a Arc<Pool>,
-}
-
-impl Reading<'_> {
-    /// All of them, by as many threads as there are processors; in the order given.
-    fn all(&self, journals: &[Old]) -> Result<Vec<Contents>> {
-        let next = AtomicUsize::new(0);
-        let threads = thread::available_parallelism().map_or(1, usize::from).min(journals.len());
-        let work = || -> Result<Vec<(usize, Contents)>> {
-            let mut found = Vec::new();
-            while let at = next.fetch_add(1, Ordering::Relaxed)
-                && let Some(journal) = journals.get(at)
-            {
-                found.push((at, self.one(journal)?));
-            }
-            Ok(found)
-        };
-        let mut found = thread::scope(|scope| -> Result<Vec<_>> {
-            let threads: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
-            let mut found = Vec::new();
-            for thread in threads {
-                found.extend(thread.join().expect("reading a journal does not panic")?);
-            }
-            Ok(found)
-        })?;
-        found.sort_unstable_by_key(|(at, _)| *at);
-        Ok(found.into_iter().map(|(_, contents)| contents).collect())
-    }
-
-    fn one(&self, journal: &Old) -> Result<Contents> {
-        let path = || self.directory.path().join(file_name(journal.number));
-        let file_bytes =
-            journal.file.len_bytes().map_err(|e| Error::io(path(), "asking for the length")(e))?;
-        let mut tombstone_bytes = 0;
-        let each = |entry: Entry| {
-            tombstone_bytes += if entry.is_tombstone { entry.len_bytes } else { 0 };
-            self.enter(journal, entry)
-        };
-        if let Some(head) = journal.hint
-            && hint::read(self.directory, journal.number, journal.salt, head, each)?
-        {
-            let end = head.end;
-            let is_lost = journal.frames.as_ref().is_some_and(|frames| frames.is_lost());
-            let damaged_bytes = if is_lost { (end - FIRST_RECORD) as u64 } else { 0 };
-            return Ok(Contents {
-                file_bytes,
-                end,
-                tombstone_bytes,
-                damaged_bytes,
-                is_scanned: false,
-            });
-        }
-        self.scan(journal, file_bytes)
-    }
-
-    fn enter(&self, journal: &Old, entry: Entry) -> Result<()> {
-        let place = entry.place(journal.number);
-        let place = if entry.is_tombstone { place.marked_read() } else { place };
-        self.index.recover(entry.hash, place).map(drop).map_err(Error::no_memory("the index"))
-    }
-
-    /// Read the whole journal.
-    fn scan(&self, journal: &Old, file_bytes: u64) -> Result<Contents> {
-        // A hint is written behind a sync. Without one nobody knows whether there was one, and what these records replace may go as soon as they are in the index.
-        let path = || self.directory.path().join(file_name(journal.number));
-        journal.file.sync().map_err(|e| Error::io(path(), "syncing records")(e))?;
-        // The newest journal's is not taken yet, and each thread gives its one back: there may be more threads than arenas.
-        let mut arena = loop {
-            let taken = self.pool.take_within(LOOK_AGAIN);
-            if let Some(arena) = taken.map_err(Error::no_memory("a journal"))? {
-                break arena;
-            }
-        };
-        let bytes = journal.read(self.directory.path(), arena.arena_mut().memory())?;
-        let mut walk = Walk::new(bytes, journal.salt);
-        let (mut damaged_bytes, mut tombstone_bytes) = (0, 0);
-        for found in walk.by_ref() {
-            match found {
-                Found::Record(first, record) => {
-                    let hash: KeyHash = self.hasher.hash(record.key());
-                    let entry = Entry::of(hash, first, &record);
-                    tombstone_bytes += if entry.is_tombstone { entry.len_bytes } else { 0 };
-                    self.enter(journal, entry)?;
-                }
-                Found::Damage(range) => damaged_bytes += range.len() as u64,
-            }
-        }
-        damaged_bytes += journal.lost_tail(walk.end());
-        let end = journal.frames.as_ref().map_or(walk.end(), |frames| frames.end());
-        if damaged_bytes > 0 {
-            tracing::warn!(
-                "journal cache: journal {}: {damaged_bytes} bytes are damaged and not used",
-                journal.number
-            );
-        }
-        Ok(Contents { file_bytes, end, tombstone_bytes, damaged_bytes, is_scanned: true })
-    }
+    let counts = Arc::new(Counts::new(identity.journal_bytes));
+    Ok(Some(Old { number, salt, file, frames: frames.map(Arc::new), hint, counts }))
 }

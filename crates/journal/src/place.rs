@@ -16,6 +16,19 @@ impl fmt::Display for JournalNumber {
     }
 }
 
+impl JournalNumber {
+    /// Whether this journal is newer than that of `place`, both being there at the same time.
+    pub(crate) fn is_behind(self, place: Place) -> bool {
+        ahead(self.0, u64::from(place.short_number())).is_some_and(|ahead| ahead > 0)
+    }
+}
+
+/// By how much a journal's number is ahead of another one's, both as far as they are kept; `None` if the other one is ahead.
+fn ahead(number: u64, other: u64) -> Option<u64> {
+    let ahead = number.wrapping_sub(other) & ((1 << NUMBER_BITS) - 1);
+    (ahead < 1 << (NUMBER_BITS - 1)).then_some(ahead)
+}
+
 /// A position in a journal, in units of [`GRANULE_BYTES`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Granule(pub(crate) u32);
@@ -110,11 +123,9 @@ impl Place {
 
     /// Whether it is newer than `other`, of journals that live at the same time.
     pub(crate) fn is_newer(self, other: Self) -> bool {
-        let ahead =
-            self.short_number().wrapping_sub(other.short_number()) & ((1 << NUMBER_BITS) - 1);
-        match ahead {
-            0 => self.first() > other.first(),
-            _ => ahead < 1 << (NUMBER_BITS - 1),
+        match ahead(self.short_number().into(), other.short_number().into()) {
+            Some(0) => self.first() > other.first(),
+            ahead => ahead.is_some(),
         }
     }
 }

@@ -230,8 +230,10 @@ impl<'a> Record<'a> {
         self.header.expires.then(|| u64_at(self.bytes, HEADER_BYTES))
     }
 
-    pub(crate) fn has_expired(&self, now: u64) -> bool {
-        self.expires_at().is_some_and(|at| at <= now)
+    /// Whether it counts as absent, `now` being asked for only if it may one day.
+    #[inline]
+    pub(crate) fn has_expired(&self, now_millis: impl FnOnce() -> u64) -> bool {
+        self.expires_at().is_some_and(|at| at <= now_millis())
     }
 
     /// Of a tombstone: the journal that it was first written to.

@@ -77,7 +77,7 @@ impl Shared {
                     loaded => loaded?,
                 };
                 let record = Record::trusted(loaded.bytes()).expect("loaded as a record");
-                if !record.has_expired(now_millis()) {
+                if !record.has_expired(now_millis) {
                     return Ok(Some(record.key().to_vec()));
                 }
             }

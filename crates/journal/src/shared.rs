@@ -261,7 +261,7 @@ impl Shared {
         }
         let Some(journal) = self.journals.of(place) else { return Ok(false) };
         let loaded = journal.load(place)?;
-        Ok(Record::trusted(loaded.bytes()).is_some_and(|record| !record.has_expired(now_millis())))
+        Ok(Record::trusted(loaded.bytes()).is_some_and(|record| !record.has_expired(now_millis)))
     }
 
     /// Append a value and have the index name it, under the lock of its key's shard.

@@ -79,7 +79,7 @@ impl Shared {
         let Some(journal) = self.journals.of(place) else { return Ok(None) };
         let loaded = journal.load(place)?;
         let record = Record::trusted(loaded.bytes()).expect("loaded as a record");
-        if record.key() != key || record.has_expired(now_millis()) {
+        if record.key() != key || record.has_expired(now_millis) {
             return Ok(None);
         }
         let (range, expires_at) = (record.value_range(), record.expires_at());

@@ -1,6 +1,7 @@
 //! Whole caches: beside a model, by many threads, killed, without power, damaged, full.
 
 mod cold;
+mod counts;
 mod crashes;
 mod evicting;
 mod forged;
@@ -38,11 +39,17 @@ fn open(directory: &SimDirectory, options: &Options) -> Cache {
     Cache::open_in(Box::new(directory.clone()), options.clone()).unwrap()
 }
 
+/// Of a cache that nobody writes to: a key that comes twice was moved, and has the same value.
 fn contents(cache: &Cache) -> BTreeMap<Vec<u8>, Vec<u8>> {
-    cache
-        .iter()
-        .map(|entry| entry.map(|entry| (entry.key().to_vec(), entry.value().to_vec())).unwrap())
-        .collect()
+    let mut found = BTreeMap::new();
+    for entry in cache.iter() {
+        let entry = entry.unwrap();
+        let value = entry.value().to_vec();
+        if let Some(other) = found.insert(entry.key().to_vec(), value) {
+            assert_eq!(other, entry.value(), "two values of {:?}", entry.key());
+        }
+    }
+    found
 }
 
 /// The next opening reads the journals themselves.

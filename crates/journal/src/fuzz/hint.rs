@@ -32,8 +32,8 @@ pub fn hints(data: &[u8]) -> Checked {
     let head = hint::read_head(&directory, NUMBER, MIB).filter(|it| it.salt == Salt(SALT));
     let is_whole = match head {
         None => false,
-        Some(head) => hint::read(&directory, NUMBER, head.salt, head, |entry| {
-            found.push(entry);
+        Some(head) => hint::read(&directory, NUMBER, head.salt, head, |entries| {
+            found.extend_from_slice(entries);
             Ok::<_, String>(())
         })?,
     };

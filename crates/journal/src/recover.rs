@@ -1,0 +1,182 @@
+//! Bringing journals into the index: the part of an opening that takes its time.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use crate::error::{Error, Result};
+use crate::files::Directory;
+use crate::hash::KeyHasher;
+use crate::hint::{self, Entry};
+use crate::index::{Index, Recovery};
+use crate::journal::{FIRST_RECORD, file_name};
+use crate::open::Old;
+use crate::place::Place;
+use crate::pool::Pool;
+use crate::walk::{Found, Walk};
+
+/// Entries whose slots in the index are fetched at one time.
+const OVERLAP: usize = 32;
+
+/// Who waits for another thread's memory looks for it again after this time, even if nobody tells.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
+
+/// What was found in one journal.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Contents {
+    pub(crate) file_bytes: u64,
+    pub(crate) end: usize,
+    pub(crate) tombstone_bytes: usize,
+    pub(crate) damaged_bytes: u64,
+    pub(crate) is_scanned: bool,
+}
+
+/// All journals that are there, and where they go.
+pub(crate) struct Reading<'a> {
+    pub(crate) directory: &'a dyn Directory,
+    /// The oldest first.
+    pub(crate) journals: &'a [Old],
+    pub(crate) index: &'a Index,
+    pub(crate) hasher: &'a KeyHasher,
+    pub(crate) pool: &'a Arc<Pool>,
+    /// Entries have come into the index that do not belong there at the end: tombstones, or those of a hint that then turned out to be damaged, which may have named records that are not there.
+    pub(crate) has_excess: AtomicBool,
+}
+
+/// Tombstones are entered too, so that they win over what they delete: marked as nothing else is during an opening.
+pub(crate) fn is_tombstone(place: Place) -> bool {
+    place.was_read()
+}
+
+impl Reading<'_> {
+    /// All of them, by as many threads as there are processors; in their order.
+    pub(crate) fn all(&self) -> Result<Vec<Contents>> {
+        let next = AtomicUsize::new(0);
+        let processors = thread::available_parallelism().map_or(1, usize::from);
+        let work = || -> Result<Vec<(usize, Contents)>> {
+            let mut found = Vec::new();
+            while let at = next.fetch_add(1, Ordering::Relaxed)
+                && let Some(journal) = self.journals.get(at)
+            {
+                found.push((at, self.one(journal)?));
+            }
+            Ok(found)
+        };
+        let mut found = thread::scope(|scope| -> Result<Vec<_>> {
+            let threads = processors.min(self.journals.len());
+            let threads: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+            let mut found = Vec::new();
+            for thread in threads {
+                found.extend(thread.join().expect("reading a journal does not panic")?);
+            }
+            Ok(found)
+        })?;
+        found.sort_unstable_by_key(|(at, _)| *at);
+        Ok(found.into_iter().map(|(_, contents)| contents).collect())
+    }
+
+    fn one(&self, journal: &Old) -> Result<Contents> {
+        let path = || self.directory.path().join(file_name(journal.number));
+        let file_bytes =
+            journal.file.len_bytes().map_err(|e| Error::io(path(), "asking for the length")(e))?;
+        let mut tombstone_bytes = 0;
+        if let Some(head) = journal.hint {
+            let each = |entries: &[Entry]| self.enter(journal, entries, &mut tombstone_bytes);
+            if hint::read(self.directory, journal.number, journal.salt, head, each)? {
+                let end = head.end;
+                let is_lost = journal.frames.as_ref().is_some_and(|frames| frames.is_lost());
+                let damaged_bytes = if is_lost { (end - FIRST_RECORD) as u64 } else { 0 };
+                return Ok(Contents {
+                    file_bytes,
+                    end,
+                    tombstone_bytes,
+                    damaged_bytes,
+                    is_scanned: false,
+                });
+            }
+            self.has_excess.store(true, Ordering::Relaxed);
+        }
+        self.scan(journal, file_bytes)
+    }
+
+    /// Enter records of one journal into the index, and count what is alive.
+    fn enter(&self, journal: &Old, entries: &[Entry], tombstone_bytes: &mut usize) -> Result<()> {
+        let mut live_bytes = 0;
+        for entries in entries.chunks(OVERLAP) {
+            entries.iter().for_each(|entry| self.index.prefetch(entry.hash));
+            for entry in entries {
+                let mut place = entry.place(journal.number);
+                if entry.is_tombstone {
+                    place = place.marked_read();
+                    *tombstone_bytes += entry.len_bytes;
+                }
+                let recovery = self.index.recover(entry.hash, place);
+                match recovery.map_err(Error::no_memory("the index"))? {
+                    Recovery::Older if !entry.is_tombstone => {
+                        journal.counts.dead.mark(place.first());
+                        continue;
+                    }
+                    Recovery::Older | Recovery::Known => continue,
+                    Recovery::Replaced(old) if !is_tombstone(old) => self.forget(old),
+                    Recovery::Replaced(_) | Recovery::New => {}
+                }
+                if entry.is_tombstone {
+                    self.has_excess.store(true, Ordering::Relaxed);
+                } else {
+                    live_bytes += place.max_len_bytes() as u64;
+                }
+            }
+        }
+        journal.counts.live_bytes.fetch_add(live_bytes, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// A record that was entered does not count any more. What it adds to its journal's count another thread may add later: the sum is right at the end.
+    fn forget(&self, old: Place) {
+        let of = self.journals.partition_point(|it| !it.number.is_behind(old));
+        let journal = &self.journals[of - 1];
+        journal.counts.dead.mark(old.first());
+        journal.counts.live_bytes.fetch_sub(old.max_len_bytes() as u64, Ordering::Relaxed);
+    }
+
+    /// Read the whole journal.
+    fn scan(&self, journal: &Old, file_bytes: u64) -> Result<Contents> {
+        // A hint is written behind a sync. Without one nobody knows whether there was one, and what these records replace may go as soon as they are in the index.
+        let path = || self.directory.path().join(file_name(journal.number));
+        journal.file.sync().map_err(|e| Error::io(path(), "syncing records")(e))?;
+        // The newest journal's is not taken yet, and each thread gives its one back: there may be more threads than arenas.
+        let mut arena = loop {
+            let taken = self.pool.take_within(LOOK_AGAIN);
+            if let Some(arena) = taken.map_err(Error::no_memory("a journal"))? {
+                break arena;
+            }
+        };
+        let bytes = journal.read(self.directory.path(), arena.arena_mut().memory())?;
+        let mut walk = Walk::new(bytes, journal.salt);
+        let (mut damaged_bytes, mut tombstone_bytes) = (0, 0);
+        let mut entries = Vec::with_capacity(OVERLAP);
+        for found in walk.by_ref() {
+            match found {
+                Found::Record(first, record) => {
+                    entries.push(Entry::of(self.hasher.hash(record.key()), first, &record));
+                    if entries.len() == OVERLAP {
+                        self.enter(journal, &entries, &mut tombstone_bytes)?;
+                        entries.clear();
+                    }
+                }
+                Found::Damage(range) => damaged_bytes += range.len() as u64,
+            }
+        }
+        self.enter(journal, &entries, &mut tombstone_bytes)?;
+        damaged_bytes += journal.lost_tail(walk.end());
+        let end = journal.frames.as_ref().map_or(walk.end(), |frames| frames.end());
+        if damaged_bytes > 0 {
+            tracing::warn!(
+                "journal cache: journal {}: {damaged_bytes} bytes are damaged and not used",
+                journal.number
+            );
+        }
+        Ok(Contents { file_bytes, end, tombstone_bytes, damaged_bytes, is_scanned: true })
+    }
+}
