@@ -231,7 +231,13 @@ fn what_was_never_finished_is_removed_when_a_local_directory_is_opened() {
         make_old(&path, Duration::from_secs(hours * 60 * 60));
         path
     };
-    let removed = [create("0000000000000009-a#1", 25), create("0000000000000009-b#12", 99)];
+    let deleted = format!("0000000000000009-d#{}", u64::MAX);
+    let removed = [
+        create("0000000000000009-a#1", 25),
+        create("0000000000000009-b#12", 99),
+        // The cutting has made it young.
+        create(&deleted, 0),
+    ];
     let kept = [
         create("0000000000000009-a", 99),
         create("0000000000000009-c#1", 23),

@@ -1,7 +1,7 @@
 //! A local directory as an object store.
 
 use std::fmt;
-use std::fs::File;
+use std::fs::{DirEntry, File};
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -28,19 +28,21 @@ const UNFINISHED_AGE: Duration = Duration::from_secs(24 * 60 * 60);
 const WRITE_BYTES: usize = 1 << 20;
 /// Given back to the file system at a time, when an object is deleted.
 const FREED_BYTES: u64 = 4 << 20;
+/// Stands behind `#` in the names of files that are being deleted. Those of files that are being written count from 1.
+const DELETED: u64 = u64::MAX;
 
 /// A local directory as an object store, created if it is not there. Its writes are on stable storage when they
 /// complete; `LocalFileSystem` does not do that by default, and the WAL is trimmed on the strength of it.
 ///
-/// `LocalFileSystem` writes to a file next to the object, and never lists such files. What a process that was killed has left of
-/// them is removed here when it is a day old.
+/// `LocalFileSystem` writes to a file next to the object, and neither lists nor opens such files. What a process that was killed has left of
+/// them is removed here: what it was writing when it is a day old, what it was deleting at once.
 pub fn local_objects(directory: &Path) -> Result<Arc<dyn ObjectStore>> {
     create_durably(directory).map_err(|error| object_store::Error::Generic {
         store: "LocalFileSystem",
         source: format!("can not create {}: {error}", directory.display()).into(),
     })?;
-    if let Err(error) = remove_unfinished(directory) {
-        tracing::warn!("can not remove unfinished files under {}: {error}", directory.display());
+    if let Err(error) = remove_left_behind(directory) {
+        tracing::warn!("can not remove what was left under {}: {error}", directory.display());
     }
     let files = LocalFileSystem::new_with_prefix(directory)?.with_fsync(true);
     Ok(Arc::new(Directory { files: Arc::new(files) }))
@@ -51,7 +53,7 @@ pub fn local_objects(directory: &Path) -> Result<Arc<dyn ObjectStore>> {
 /// 40 to 90 ms. And past the page cache, where the file system lets us: its pages cost more processor time than the writing, and push out what others
 /// have there, while the newest data are in the log cache anyhow.
 ///
-/// Deletes objects in steps for the same reason: see [`free`].
+/// Deletes objects in steps for the same reason: see [`free`]. An object is hidden before the first step, so that nobody meets one that is cut.
 #[derive(Debug)]
 struct Directory {
     files: Arc<LocalFileSystem>,
@@ -97,8 +99,12 @@ impl ObjectStore for Directory {
         let delete = move |name: ObjectPath| {
             let files = files.clone();
             async move {
-                free(files.path_to_filesystem(&name)?).await?;
-                files.delete(&name).await?;
+                match hide(files.path_to_filesystem(&name)?).await? {
+                    // Goes on when nobody waits for it any more.
+                    Some(hidden) => tokio::spawn(remove(hidden)).await??,
+                    // It says why, or does without.
+                    None => files.delete(&name).await?,
+                }
                 Ok(name)
             }
         };
@@ -123,10 +129,35 @@ impl ObjectStore for Directory {
     }
 }
 
+/// Take an object's name away, for one that `LocalFileSystem` does not know. The new one, if that could be done; a directory is no object.
+///
+/// Neither name is synced: after a power cut the object may have its old name, and be whole or cut. Who deletes it has noted before that it is not needed, and
+/// deletes it again.
+async fn hide(path: PathBuf) -> Result<Option<PathBuf>> {
+    let hide = move || {
+        let mut hidden = path.clone().into_os_string();
+        hidden.push(format!("#{DELETED}"));
+        let is_object = path.symlink_metadata().is_ok_and(|found| !found.is_dir());
+        let is_hidden = is_object && std::fs::rename(&path, &hidden).is_ok();
+        Ok(is_hidden.then(|| PathBuf::from(hidden)))
+    };
+    blocking(hide).await
+}
+
+/// Remove a file that is hidden. What a crash leaves of it is found by its name at the next start.
+async fn remove(hidden: PathBuf) -> Result<()> {
+    free(hidden.clone()).await?;
+    let remove = move || match std::fs::remove_file(hidden) {
+        // Another process has opened the directory meanwhile, and has done it.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        removed => removed,
+    };
+    blocking(remove).await
+}
+
 /// Give back what a file holds, from its end, resting after each step for as long as it took. A file system that is mounted with `discard` tells the disk
 /// what is free, and a disk that discards 128 MiB at once does nothing else meanwhile: the flushes of a log on it take 30 ms and more, and
-/// 4 ms beside steps of 4 MiB. Nobody reads an object that is deleted, and what a crash has left of it is deleted at the next start; but a name that is
-/// gone before its file has been freed would be a file that nobody finds again.
+/// 4 ms beside steps of 4 MiB.
 ///
 /// A file that has another name, a backup's say, is only unlinked, as is what can not be cut.
 async fn free(path: PathBuf) -> Result<()> {
@@ -315,7 +346,8 @@ fn create_durably(directory: &Path) -> io::Result<()> {
     File::open(parent.unwrap_or(Path::new(".")))?.sync_all()
 }
 
-fn remove_unfinished(directory: &Path) -> io::Result<()> {
+/// What processes that were killed have left under hidden names. The last steps of their deletions are one here: nobody waits for a log yet.
+fn remove_left_behind(directory: &Path) -> io::Result<()> {
     let all = directory.join(OBJECTS_DIRECTORY);
     if !all.exists() {
         return Ok(());
@@ -327,133 +359,33 @@ fn remove_unfinished(directory: &Path) -> io::Result<()> {
         }
         for file in std::fs::read_dir(store.path())? {
             let file = file?;
-            let name = file.file_name();
-            let number = name.to_str().and_then(|name| Some(name.rsplit_once('#')?.1));
-            let is_unfinished = number.is_some_and(|number| number.parse::<u64>().is_ok());
-            let age = file.metadata()?.modified()?.elapsed().unwrap_or_default();
-            if is_unfinished && age > UNFINISHED_AGE {
-                std::fs::remove_file(file.path())?;
-                tracing::info!("removed {}, which was never finished", file.path().display());
+            let removed = is_left_behind(&file).and_then(|is| {
+                if is { std::fs::remove_file(file.path()).map(|()| true) } else { Ok(false) }
+            });
+            match removed {
+                Ok(true) => tracing::info!("removed {}, which was left", file.path().display()),
+                Ok(false) => {}
+                // A process that is running was at it.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
             }
         }
     }
     Ok(())
 }
 
-#[cfg(test)]
-mod tests {
-    use bytes::Bytes;
-    use object_store::ObjectStoreExt;
-
-    use super::*;
-
-    /// Whole pages and what is not, in parts that begin at a page and that do not, of pieces of any length.
-    #[tokio::test]
-    async fn parts_become_an_object() {
-        let directory = tempfile::tempdir().unwrap();
-        let store = local_objects(directory.path()).unwrap();
-        for part_bytes in [PAGE_BYTES, WRITE_BYTES, 3 * WRITE_BYTES, 2 * WRITE_BYTES + 17] {
-            for last_bytes in [0, 1, PAGE_BYTES, WRITE_BYTES + 5] {
-                let pattern = |len: usize| (0..len).map(|i| (i * 7 + i / 4096) as u8);
-                let whole: Vec<u8> = pattern(2 * part_bytes + last_bytes).collect();
-                let name = format!("{part_bytes}-{last_bytes}").into();
-                let mut upload = store.put_multipart(&name).await.unwrap();
-                for part in whole.chunks(part_bytes) {
-                    let pieces = part.chunks(1_000_001).map(Bytes::copy_from_slice);
-                    upload.put_part(PutPayload::from_iter(pieces)).await.unwrap();
-                }
-                upload.complete().await.unwrap();
-                let found = store.get(&name).await.unwrap().bytes().await.unwrap();
-                assert!(found == whole, "parts of {part_bytes}, the last of {last_bytes}");
-            }
-        }
-    }
-
-    #[tokio::test]
-    async fn what_is_deleted_is_gone_whatever_its_length() {
-        let directory = tempfile::tempdir().unwrap();
-        let store = local_objects(directory.path()).unwrap();
-        for len in [0, 1, FREED_BYTES, FREED_BYTES + 1, 3 * FREED_BYTES + 17] {
-            let file = File::create(directory.path().join("a")).unwrap();
-            file.set_len(len).unwrap();
-            store.delete(&"a".into()).await.unwrap();
-            assert!(!directory.path().join("a").exists(), "{len} bytes");
-            let again = store.delete(&"a".into()).await;
-            assert!(matches!(again, Err(object_store::Error::NotFound { .. })), "{again:?}");
-        }
-    }
-
-    /// What one rests from is not one large step.
-    #[tokio::test]
-    async fn a_file_is_freed_but_for_the_last_step() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("a");
-        for (len, left) in [
-            (0, 0),
-            (FREED_BYTES, FREED_BYTES),
-            (FREED_BYTES + 1, 1),
-            (3 * FREED_BYTES, FREED_BYTES),
-        ] {
-            File::create(&path).unwrap().set_len(len).unwrap();
-            free(path.clone()).await.unwrap();
-            assert_eq!(path.metadata().unwrap().len(), left, "{len} bytes");
-        }
-        // What has another name, and what is a name only, is left as it is.
-        File::create(&path).unwrap().set_len(3 * FREED_BYTES).unwrap();
-        let other = directory.path().join("backup");
-        std::fs::hard_link(&path, &other).unwrap();
-        free(path.clone()).await.unwrap();
-        assert_eq!(other.metadata().unwrap().len(), 3 * FREED_BYTES);
-        std::fs::remove_file(&path).unwrap();
-        std::os::unix::fs::symlink(&other, &path).unwrap();
-        free(path.clone()).await.unwrap();
-        assert_eq!(other.metadata().unwrap().len(), 3 * FREED_BYTES);
-        std::fs::remove_file(&path).unwrap();
-        free(path).await.unwrap();
-    }
-
-    /// Late readers have four threads for files, and share them with what compaction writes.
-    #[test]
-    fn parts_that_wait_for_one_another_hold_no_thread() {
-        let directory = tempfile::tempdir().unwrap();
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .max_blocking_threads(1)
-            .enable_time()
-            .build()
-            .unwrap();
-        runtime.block_on(async {
-            let unfinished = Unfinished::begin(directory.path().join("a")).unwrap();
-            let unfinished = Arc::new(Mutex::new(unfinished));
-            let writing = unfinished.clone().lock_owned().await;
-            let mut parts = Parts { unfinished, next: 0 };
-            let waiting: Vec<_> = (b'a'..=b'c')
-                .map(|byte| tokio::spawn(parts.put_part(vec![byte; 2].into())))
-                .collect();
-            tokio::task::yield_now().await;
-            let other = tokio::task::spawn_blocking(|| ());
-            tokio::time::timeout(Duration::from_secs(60), other).await.unwrap().unwrap();
-            drop(writing);
-            for part in waiting {
-                part.await.unwrap().unwrap();
-            }
-            parts.complete().await.unwrap();
-        });
-        assert_eq!(std::fs::read(directory.path().join("a")).unwrap(), b"aabbcc");
-    }
-
-    #[test]
-    fn the_page_cache_serves_where_direct_writes_are_refused() {
-        let directory = tempfile::tempdir().unwrap();
-        // Nothing but a number can be written to it: to the writer as a file system that wants larger units.
-        let refusing = || File::options().write(true).open("/proc/self/oom_score_adj").unwrap();
-        for direct in [None, Some(refusing())] {
-            let mut unfinished = Unfinished::begin(directory.path().join("a")).unwrap();
-            unfinished.direct = direct;
-            let data: Vec<u8> = (0..2 * WRITE_BYTES + 1).map(|i| b'a' + (i % 23) as u8).collect();
-            unfinished.write(0, &data.clone().into()).unwrap();
-            unfinished.finish().unwrap();
-            assert!(unfinished.direct.is_none());
-            assert!(std::fs::read(directory.path().join("a")).unwrap() == data);
+fn is_left_behind(file: &DirEntry) -> io::Result<bool> {
+    let name = file.file_name();
+    let number = name.to_str().and_then(|name| name.rsplit_once('#')).map(|(_, number)| number);
+    match number.and_then(|number| number.parse::<u64>().ok()) {
+        None => Ok(false),
+        Some(DELETED) => Ok(true),
+        Some(_) => {
+            let age = file.metadata()?.modified()?.elapsed().unwrap_or_default();
+            Ok(age > UNFINISHED_AGE)
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
