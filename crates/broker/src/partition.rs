@@ -1,11 +1,11 @@
 //! One partition: a stream whose batches are Kafka record batches, and the producers that write to it.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use alluvium_stream::{
-    Append, AppendError, NewBatch, Store, StreamEpoch, StreamOffset, StreamWriter,
+    Append, AppendError, Batch, NewBatch, Store, StreamEpoch, StreamOffset, StreamWriter,
 };
 use bytes::Bytes;
 use parking_lot::Mutex;
@@ -31,7 +31,18 @@ pub(crate) struct Partition {
     /// Whether any transaction is open, or has ended by a marker that may not be durable: changed under the producers' lock, before the batch
     /// that makes it true is in line. So readers without transactions need not take that lock.
     unstable: AtomicBool,
+    /// Aborted transactions were forgotten that have ended before it, none that have ended behind it: changed under the producers' lock.
+    forgotten_end: AtomicU64,
     started: Instant,
+}
+
+/// What a reader has to know from before it reads.
+#[derive(Clone, Copy)]
+pub(crate) struct Before {
+    /// Kafka's last stable offset. What lies below it stays what it is.
+    pub(crate) stable_end: StreamOffset,
+    /// Aborted transactions were forgotten up to here.
+    forgotten_end: u64,
 }
 
 /// Why a batch was not put in line.
@@ -78,11 +89,14 @@ impl From<AppendError> for NotAdmitted {
 }
 
 impl Partition {
-    /// Rebuild the producers' state from the stream's checkpoint and the batches after it.
+    /// Rebuild the producers' state from the stream's checkpoint and the batches after it. Everything before `clean_end` was compacted by key.
     ///
     /// # Errors
     /// A checkpoint that can not be read.
-    pub(crate) fn open(stream: StreamWriter) -> Result<Self, BadCheckpoint> {
+    pub(crate) fn open(
+        stream: StreamWriter,
+        clean_end: StreamOffset,
+    ) -> Result<Self, BadCheckpoint> {
         let now = Duration::ZERO;
         let replay = stream.replay();
         let mut producers = match &replay.checkpoint {
@@ -90,11 +104,14 @@ impl Partition {
             None => ProducerStates::default(),
         };
         producers.replay(&replay.batches, now);
+        producers.forget_aborted(clean_end.max(stream.start_offset()));
+        stream.settle(clean_end);
         let unstable = producers.first_unstable(stream.durable_end()).is_some();
         Ok(Self {
             stream,
             producers: Mutex::new(producers),
             unstable: AtomicBool::new(unstable),
+            forgotten_end: AtomicU64::new(0),
             started: Instant::now(),
         })
     }
@@ -125,9 +142,51 @@ impl Partition {
         stable_end.max(self.stream.start_offset())
     }
 
-    /// The aborted transactions with records in `from..to`.
-    pub(crate) fn aborted_in(&self, from: StreamOffset, to: StreamOffset) -> Vec<Aborted> {
-        self.producers.lock().aborted_in(from.0, to.0)
+    /// What a reader of committed records notes before it reads.
+    pub(crate) fn before_reading(&self) -> Before {
+        let forgotten_end = self.forgotten_end.load(Ordering::SeqCst);
+        Before { stable_end: self.stable_end(), forgotten_end }
+    }
+
+    /// The aborted transactions with records among `batches`, which were read from `from` on, after `before` was noted. `None` if some
+    /// were forgotten since that may be among them: what is read now has nothing of those any more.
+    pub(crate) fn aborted_among(
+        &self,
+        from: StreamOffset,
+        batches: &[Batch],
+        before: Before,
+    ) -> Option<Vec<Aborted>> {
+        if batches.is_empty() {
+            return Some(Vec::new());
+        }
+        let producers = self.producers.lock();
+        let forgotten_end = self.forgotten_end.load(Ordering::SeqCst);
+        let are_known = forgotten_end == before.forgotten_end || forgotten_end <= from.0;
+        are_known.then(|| producers.aborted_among(from, batches))
+    }
+
+    /// The aborted transactions that begin before `to`, as far as there may be anything of them.
+    pub(crate) fn aborted_before(&self, to: StreamOffset) -> Vec<Aborted> {
+        self.producers.lock().aborted_in(0, to.0)
+    }
+
+    /// Everything before `end` was compacted: what is read from now on has nothing of transactions that were aborted before it. They are
+    /// forgotten (`docs/log-compaction.md`).
+    pub(crate) fn compacted(&self, end: StreamOffset) {
+        self.forget_aborted(&mut self.producers.lock(), end);
+        self.stream.settle(end);
+    }
+
+    fn forget_aborted(&self, producers: &mut ProducerStates, end: StreamOffset) {
+        if producers.forget_aborted(end) {
+            self.forgotten_end.fetch_max(end.0, Ordering::SeqCst);
+        }
+    }
+
+    /// Aborted transactions that are remembered.
+    #[cfg(test)]
+    pub(crate) fn aborted_transactions(&self) -> usize {
+        self.aborted_before(StreamOffset(u64::MAX)).len()
     }
 
     /// Transactions of which it is remembered that their markers may not be durable.
@@ -197,7 +256,7 @@ impl Partition {
         let append =
             self.stream.append(NewBatch { base, count: 1, max_timestamp_ms: now_ms, payload })?;
         producers.record_marker(&header, outcome, base.0, self.started.elapsed());
-        producers.forget_below(self.stream.start_offset());
+        self.forget_aborted(producers, self.stream.start_offset());
         producers.forget_ended(self.stream.durable_end());
         Ok(append)
     }

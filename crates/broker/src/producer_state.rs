@@ -290,6 +290,31 @@ impl ProducerStates {
         self.ending.len()
     }
 
+    /// The aborted transactions with records among `batches`, which were read from `from` on.
+    ///
+    /// Log compaction takes an aborted transaction's records away, and later its marker: a client that is told of such a transaction would wait
+    /// for the marker, and drop what the producer has written since.
+    pub(crate) fn aborted_among(&self, from: StreamOffset, batches: &[Batch]) -> Vec<Aborted> {
+        let to = batches.last().map_or(from, Batch::end);
+        let mut aborted = self.aborted_in(from.0, to.0);
+        if aborted.is_empty() {
+            return aborted;
+        }
+        let mut written: HashMap<i64, Vec<u64>> = HashMap::new();
+        for batch in batches {
+            let header = BatchHeader::parse(&batch.payload);
+            if let Some(header) = header.filter(|h| h.is_transactional() && !h.is_control()) {
+                written.entry(header.producer_id).or_default().push(batch.base.0);
+            }
+        }
+        aborted.retain(|aborted| {
+            let bases = written.get(&aborted.producer_id).map_or(&[][..], Vec::as_slice);
+            let first = bases.partition_point(|base| *base < aborted.first_offset);
+            bases.get(first).is_some_and(|base| *base < aborted.marker_offset)
+        });
+        aborted
+    }
+
     /// The aborted transactions with offsets in `from..to`.
     pub(crate) fn aborted_in(&self, from: u64, to: u64) -> Vec<Aborted> {
         let begin = self.aborted.partition_point(|aborted| aborted.marker_offset < from);
@@ -305,10 +330,11 @@ impl ProducerStates {
         found
     }
 
-    /// Forget the aborted transactions of which nothing is left at `start` and above.
-    pub(crate) fn forget_below(&mut self, start: StreamOffset) {
-        let gone = self.aborted.partition_point(|aborted| aborted.marker_offset < start.0);
+    /// Forget the aborted transactions that have ended before `end`; whether there were any.
+    pub(crate) fn forget_aborted(&mut self, end: StreamOffset) -> bool {
+        let gone = self.aborted.partition_point(|aborted| aborted.marker_offset < end.0);
         self.aborted.drain(..gone);
+        gone > 0
     }
 
     /// The epoch in which a producer is known.

@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use alluvium_stream::{Change, KIND_LOG, Store, StreamId, StreamWriter};
+use alluvium_stream::{Change, KIND_LOG, Store, StreamId, StreamOffset, StreamWriter};
 use parking_lot::{Mutex, RwLock};
 use uuid::Uuid;
 
@@ -141,6 +141,7 @@ impl Topics {
         max_partitions: u32,
     ) -> Result<Self, BadTopic> {
         let mut maps = Maps::default();
+        let clean_ends = log_compaction::CleanEnds::load(&store);
         for (key, value) in store.meta(META_PREFIX) {
             let name = &key[META_PREFIX.len()..];
             let bad = |reason: String| BadTopic { topic: name.to_owned(), reason };
@@ -150,7 +151,8 @@ impl Topics {
             for (index, id) in stored.streams.into_iter().enumerate() {
                 let bad = |e: &dyn std::fmt::Display| bad(format!("partition {index}: {e}"));
                 let stream = store.open_stream(id, WRITER_EPOCH).await.map_err(|e| bad(&e))?;
-                partitions.push(Arc::new(Partition::open(stream).map_err(|e| bad(&e))?));
+                let partition = Partition::open(stream, clean_ends.of(id)).map_err(|e| bad(&e))?;
+                partitions.push(Arc::new(partition));
             }
             maps.insert(&Arc::new(Topic {
                 name: name.into(),
@@ -374,8 +376,8 @@ impl Topics {
         let mut partitions = topic.partitions.clone();
         for id in new {
             let stream = self.store.open_stream(id, WRITER_EPOCH).await?;
-            let partition =
-                Partition::open(stream).map_err(|e| ApiError::Internal(e.to_string()))?;
+            let partition = Partition::open(stream, StreamOffset(0));
+            let partition = partition.map_err(|e| ApiError::Internal(e.to_string()))?;
             partitions.push(Arc::new(partition));
         }
         Ok(partitions)

@@ -219,6 +219,13 @@ impl Stream {
         self.state.tail.lock().retention_point(older_than_ms, keep_bytes)
     }
 
+    /// Tell that checkpoints need not speak of what lies before `to`, as if it was trimmed ([`crate::Fold::fold`]). Nothing else changes, and nothing is stored: who opens the
+    /// stream after a restart says it again. Does nothing if more was said.
+    pub fn settle(&self, to: StreamOffset) {
+        let mut tail = self.state.tail.lock();
+        tail.settled = tail.settled.max(to);
+    }
+
     /// Checkpoint and all batches after it, taken at one moment, for rebuilding state at start.
     pub fn replay(&self) -> Replay {
         let tail = self.state.tail.lock();

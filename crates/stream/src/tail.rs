@@ -151,6 +151,8 @@ pub(crate) struct Tail {
     pub(crate) next: StreamOffset,
     pub(crate) uploaded_end: StreamOffset,
     pub(crate) checkpoint: Option<Bytes>,
+    /// What the owner says that a checkpoint need not speak of, as of what lies before `start`.
+    pub(crate) settled: StreamOffset,
     /// In offset order, and so in log order.
     batches: VecDeque<Cached>,
     /// In offset order; all end after `start`.

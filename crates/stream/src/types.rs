@@ -119,7 +119,7 @@ pub trait Fold: Send + Sync + 'static {
     /// several times, each call getting a piece of the batches and the result of the call before, and a restart
     /// may cut the pieces differently. Runs on a thread that may block.
     ///
-    /// Nothing below `start` can be read any more, so a checkpoint need not speak of it. A later call has the same `start` or a greater one.
+    /// A checkpoint need not speak of what lies below `start`: it can not be read any more, or the owner has said so ([`crate::Stream::settle`]).
     fn fold(
         &self,
         stream: StreamId,

@@ -45,6 +45,8 @@ struct Part {
     to: StreamOffset,
     /// Batches that end at or before it are folded, not written.
     start: StreamOffset,
+    /// What is folded need not speak of what lies before it.
+    settled: StreamOffset,
 }
 
 impl Part {
@@ -193,11 +195,12 @@ async fn own(shared: &Arc<Shared>, version: u64) -> Result<bool, StoreError> {
 fn plan(shared: &Shared, cut: LogOffset) -> Vec<Part> {
     let streams: Vec<_> = shared.streams.read().values().cloned().collect();
     let parts = streams.into_iter().filter_map(|stream| {
-        let (from, to, start) = {
+        let (from, to, start, settled) = {
             let tail = stream.tail.lock();
-            (tail.uploaded_end, tail.pinned_end(cut)?, tail.start)
+            let settled = tail.start.max(tail.settled);
+            (tail.uploaded_end, tail.pinned_end(cut)?, tail.start, settled)
         };
-        Some(Part { stream, from, to, start })
+        Some(Part { stream, from, to, start, settled })
     });
     let mut parts: Vec<_> = parts.collect();
     parts.sort_by_key(|part| part.stream.id);
@@ -252,7 +255,7 @@ fn fold_part(fold: &dyn Fold, part: &Part) -> Folded {
             written_bytes += written.map(|batch| batch.payload.len() as u64).sum::<u64>();
         }
         checkpoint = fold
-            .fold(part.stream.id, part.stream.kind, part.start, checkpoint.as_deref(), &batches)
+            .fold(part.stream.id, part.stream.kind, part.settled, checkpoint.as_deref(), &batches)
             .map(Bytes::from);
     }
 }

@@ -15,13 +15,11 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, watch};
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 use uuid::Uuid;
 
-use alluvium_stream::{Batch, Fetched, StreamOffset, Watch};
+use alluvium_stream::{FetchError, Fetched, StreamOffset, Watch};
 
 use super::{Answer, Context, Refused};
-use crate::batch::BatchHeader;
 use crate::errors::ApiError;
-use crate::partition::{Partition, kafka_offset};
-use crate::producer_state::Aborted;
+use crate::partition::{Before, Partition, kafka_offset};
 use crate::quotas::Bound;
 use crate::security::Operation;
 use crate::server::ByteBudget;
@@ -96,26 +94,25 @@ impl Read {
         Self { told, batches: Vec::new(), aborted: Vec::new() }
     }
 
-    /// What was fetched from `from` on, of which a reader of committed records gets what is below `stable_end`.
+    /// What was fetched from `from` on, of which a reader of committed records gets what is below the stable end. `None` if that can not be told any
+    /// more: it has to be fetched again.
     fn new(
         partition: &Partition,
         mut fetched: Fetched,
         from: StreamOffset,
-        stable_end: StreamOffset,
+        before: Before,
         read_committed: bool,
-    ) -> Self {
+    ) -> Option<Self> {
         let mut aborted = Vec::new();
         if read_committed {
-            fetched.batches.retain(|batch| batch.base < stable_end);
-            let to = fetched.batches.last().map(Batch::end);
-            aborted = to.map(|to| partition.aborted_in(from, to)).unwrap_or_default();
-            aborted = with_records(aborted, &fetched.batches);
+            fetched.batches.retain(|batch| batch.base < before.stable_end);
+            aborted = partition.aborted_among(from, &fetched.batches, before)?;
         }
-        Self {
+        Some(Self {
             told: Told {
                 error_code: 0,
                 high_watermark: kafka_offset(fetched.durable_end),
-                stable_end: kafka_offset(stable_end),
+                stable_end: kafka_offset(before.stable_end),
                 log_start: kafka_offset(fetched.start),
             },
             batches: fetched.batches.into_iter().map(|batch| batch.payload).collect(),
@@ -126,33 +123,32 @@ impl Read {
                     (aborted.producer_id, kafka_offset(first))
                 })
                 .collect(),
+        })
+    }
+
+    /// What is in memory from `from` on; `None` if that begins in an object.
+    fn young(
+        partition: &Partition,
+        from: StreamOffset,
+        limit_bytes: usize,
+        read_committed: bool,
+    ) -> Result<Option<Self>, FetchError> {
+        loop {
+            let before = partition.before_reading();
+            let fetched = partition.stream.fetch_now(from, limit_bytes)?;
+            if fetched.late && fetched.batches.is_empty() {
+                return Ok(None);
+            }
+            let read = Self::new(partition, fetched, from, before, read_committed);
+            if read.is_some() {
+                return Ok(read);
+            }
         }
     }
 
     fn len_bytes(&self) -> usize {
         self.batches.iter().map(Bytes::len).sum()
     }
-}
-
-/// Those of which there are records. Log compaction takes an aborted transaction's records away, and later its marker: a client that is told of such a transaction would wait
-/// for the marker, and drop what the producer has written since.
-fn with_records(mut aborted: Vec<Aborted>, batches: &[Batch]) -> Vec<Aborted> {
-    if aborted.is_empty() {
-        return aborted;
-    }
-    let mut written: HashMap<i64, Vec<u64>> = HashMap::new();
-    for batch in batches {
-        let header = BatchHeader::parse(&batch.payload);
-        if let Some(header) = header.filter(|h| h.is_transactional() && !h.is_control()) {
-            written.entry(header.producer_id).or_default().push(batch.base.0);
-        }
-    }
-    aborted.retain(|aborted| {
-        let bases = written.get(&aborted.producer_id).map_or(&[][..], Vec::as_slice);
-        let first = bases.partition_point(|base| *base < aborted.first_offset);
-        bases.get(first).is_some_and(|base| *base < aborted.marker_offset)
-    });
-    aborted
 }
 
 impl Pass {
@@ -395,10 +391,8 @@ fn scan(
         };
         let max_bytes = usize::try_from(want.max_bytes).unwrap_or(0);
         let limit_bytes = max_bytes.min(left_bytes);
-        // Before the records: those below it stay what they are.
-        let stable_end = partition.stable_end();
-        let read = match partition.stream.fetch_now(from, limit_bytes) {
-            Ok(fetched) if fetched.late && fetched.batches.is_empty() => {
+        let read = match Read::young(partition, from, limit_bytes, read_committed) {
+            Ok(None) => {
                 let limit_bytes = limit_bytes.min(late_bytes);
                 if is_first || limit_bytes > 0 {
                     (left_bytes, late_bytes) = (left_bytes - limit_bytes, late_bytes - limit_bytes);
@@ -415,8 +409,7 @@ fn scan(
                 }
                 Read::nothing(partition)
             }
-            Ok(fetched) => {
-                let read = Read::new(partition, fetched, from, stable_end, read_committed);
+            Ok(Some(read)) => {
                 let read = pass.admit(at, read, limit_bytes, is_first);
                 is_first &= read.batches.is_empty();
                 read
@@ -454,18 +447,24 @@ async fn read_late(
     let read = |late: Late, limit_bytes: usize| {
         let mut stopped = stopped.clone();
         async move {
-            let enough = async {
-                tokio::select! {
-                    () = sleep_until(until) => {}
-                    // An error would mean that nobody can say stop any more, and nobody waits then.
-                    _ = stopped.wait_for(|stopped| *stopped) => {}
+            let partition = &late.partition;
+            let read = loop {
+                let enough = async {
+                    tokio::select! {
+                        () = sleep_until(until) => {}
+                        // An error would mean that nobody can say stop any more, and nobody waits then.
+                        _ = stopped.wait_for(|stopped| *stopped) => {}
+                    }
+                };
+                let before = partition.before_reading();
+                let fetched = partition.stream.fetch_until(late.from, limit_bytes, enough).await;
+                let read = fetched.map(|fetched| {
+                    Read::new(partition, fetched, late.from, before, read_committed)
+                });
+                if let Some(read) = read.transpose() {
+                    break read;
                 }
             };
-            let stable_end = late.partition.stable_end();
-            let fetched = late.partition.stream.fetch_until(late.from, limit_bytes, enough).await;
-            let read = fetched.map(|fetched| {
-                Read::new(&late.partition, fetched, late.from, stable_end, read_committed)
-            });
             (late, limit_bytes, read)
         }
     };

@@ -27,9 +27,25 @@ const LEFT_OUT: Duration = Duration::from_secs(60 * 60);
 /// tombstone may stay.
 const ENDS: i64 = 16;
 
+const META_PREFIX: &str = "cleaned/";
+
 /// Where it is remembered up to where a partition was compacted when.
 pub(crate) fn meta_key(stream: StreamId) -> String {
-    format!("cleaned/{stream}")
+    format!("{META_PREFIX}{stream}")
+}
+
+/// Up to where partitions were compacted.
+pub(crate) struct CleanEnds(HashMap<String, Cleaned>);
+
+impl CleanEnds {
+    pub(crate) fn load(store: &Store) -> Self {
+        let stored = store.meta(META_PREFIX).into_iter();
+        Self(stored.map(|(key, value)| (key, Cleaned::decode(&value))).collect())
+    }
+
+    pub(crate) fn of(&self, stream: StreamId) -> StreamOffset {
+        StreamOffset(self.0.get(&meta_key(stream)).map_or(0, Cleaned::end))
+    }
 }
 
 /// What the catalog has of a partition.
@@ -43,9 +59,12 @@ impl Cleaned {
     fn of(store: &Store, stream: StreamId) -> Self {
         let key = meta_key(stream);
         let stored = store.meta(&key).into_iter().find(|(found, _)| *found == key);
-        let stored = stored.map(|(_, value)| serde_json::from_slice(&value));
+        stored.map(|(_, value)| Self::decode(&value)).unwrap_or_default()
+    }
+
+    fn decode(value: &[u8]) -> Self {
         // Without it the whole partition is compacted again, no more.
-        stored.and_then(Result::ok).unwrap_or_default()
+        serde_json::from_slice(value).unwrap_or_default()
     }
 
     /// Everything before it was compacted once.
@@ -289,10 +308,11 @@ async fn compact(server: &Arc<Server>, due: Due, max_keys: usize) -> Result<Done
     let (store, stream) = (server.store.clone(), partition.stream.id());
     let epoch = partition.stream.epoch();
     let work = {
-        let (store, cleaned) = (store.clone(), cleaned.clone());
+        let (store, partition, cleaned) = (store.clone(), partition.clone(), cleaned.clone());
         async move { clean(&store, &partition, plan, &cleaned, &rules, max_keys).await }
     };
     let done = server.store.in_background(work).await??;
+    partition.compacted(StreamOffset(done.end));
     cleaned.push(done.end, unix_time_ms(), &rules);
     let value = serde_json::to_vec(&cleaned).expect("numbers can be written");
     // The trim does nothing, but is refused when the partition was deleted, or has another writer.
@@ -313,7 +333,7 @@ async fn clean(
 ) -> Result<Done, StoreError> {
     let stream = &partition.stream;
     let (start, to) = (stream.start_offset(), StreamOffset(plan.to));
-    let aborted = AbortedTransactions::new(partition.aborted_in(start, to));
+    let aborted = AbortedTransactions::new(partition.aborted_before(to));
     let from = StreamOffset(cleaned.end()).max(start);
     let first = FirstPass::new(from.0, aborted, max_keys);
     let first = store.scan(stream, from, to, first, FirstPass::batches).await?;

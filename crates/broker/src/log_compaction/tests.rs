@@ -1,6 +1,6 @@
 //! The passes beside a model that has the records in a list.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
 use alluvium_stream::{Batch, Rewrite, StoredPart, StreamOffset};
@@ -169,6 +169,19 @@ impl Log {
         end.is_some_and(|(_, _, outcome)| *outcome == Outcome::Abort)
     }
 
+    /// Those of [`Self::compacted`] that were not aborted.
+    fn committed(&self, end: u64, tombstones_before: u64) -> Vec<Seen> {
+        let aborted: HashSet<u64> = self
+            .records
+            .iter()
+            .filter(|(record, transaction)| self.is_aborted(record.offset, *transaction))
+            .map(|(record, _)| record.offset)
+            .collect();
+        let mut left = self.compacted(end, tombstones_before);
+        left.retain(|record| !aborted.contains(&record.offset));
+        left
+    }
+
     /// What is there when everything before `end` was compacted, `tombstones_before` first.
     fn compacted(&self, end: u64, tombstones_before: u64) -> Vec<Seen> {
         let first_garbage = self.garbage.first().copied().unwrap_or(u64::MAX);
@@ -191,6 +204,32 @@ impl Log {
             .map(|(_, (seen, _))| seen.clone())
             .collect()
     }
+}
+
+/// What a client finds that reads committed records, so many batches at a time: it drops those of a transaction that it is told was aborted, from the transaction's first offset on,
+/// until it meets the marker.
+fn read_committed(batches: &[Batch], producers: &ProducerStates, piece: usize) -> Vec<Seen> {
+    let mut seen = Vec::new();
+    for fetched in batches.chunks(piece) {
+        let aborted = producers.aborted_among(fetched[0].base, fetched);
+        let mut told: Vec<_> =
+            aborted.iter().map(|aborted| (aborted.first_offset, aborted.producer_id)).collect();
+        told.sort_unstable();
+        let mut dropped = HashSet::new();
+        for batch in fetched {
+            let begun = told.partition_point(|(first, _)| *first < batch.end().0);
+            dropped.extend(told.drain(..begun).map(|(_, id)| id));
+            let header = BatchHeader::parse(&batch.payload).unwrap();
+            if header.is_control() {
+                if batch::outcome(&batch.payload) == Some(Outcome::Abort) {
+                    dropped.remove(&header.producer_id);
+                }
+            } else if !(header.is_transactional() && dropped.contains(&header.producer_id)) {
+                seen.extend(read(std::slice::from_ref(batch)));
+            }
+        }
+    }
+    seen
 }
 
 /// What a reader that decodes everything finds; markers and what can not be read left out.
@@ -283,7 +322,7 @@ fn step() -> impl Strategy<Value = Step> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// Passes one after the other, each over what the one before has left.
+    /// Passes one after the other, each over what the one before has left, and without the aborted transactions that it was over.
     #[test]
     fn the_last_record_of_each_key_stays(
         steps in prop::collection::vec(step(), 1..60),
@@ -314,6 +353,15 @@ proptest! {
             for (got, wanted) in got.iter().zip(&wanted) {
                 prop_assert_eq!(got, wanted);
             }
+            log.producers.forget_aborted(StreamOffset(end));
+            let wanted = log.committed(end, tombstones_before);
+            prop_assert_eq!(read_committed(&batches, &log.producers, piece), wanted);
+            // And nobody needs them again: what comes later is folded into a checkpoint without them.
+            let remembered = log.producers.aborted_in(0, u64::MAX).len();
+            let ended = log.markers.iter().filter(|(at, _, outcome)| {
+                *at >= end && *outcome == Outcome::Abort
+            });
+            prop_assert!(remembered <= ended.count());
             for (offset, _, outcome) in &log.markers {
                 let is_there = batches.iter().any(|batch| {
                     BatchHeader::parse(&batch.payload).unwrap().is_control()

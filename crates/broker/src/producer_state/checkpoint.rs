@@ -155,7 +155,7 @@ impl Reader<'_> {
     }
 }
 
-/// The checkpoint after `batches`, for a partition that starts at `start`; see [`alluvium_stream::Fold`].
+/// The checkpoint after `batches`, for a partition in which nothing is left of aborted transactions that have ended before `start`; see [`alluvium_stream::Fold`].
 pub(crate) fn fold(
     start: StreamOffset,
     previous: Option<&[u8]>,
@@ -172,6 +172,6 @@ pub(crate) fn fold(
         }
     };
     states.replay(batches, now);
-    states.forget_below(start);
+    states.forget_aborted(start);
     states.encode()
 }

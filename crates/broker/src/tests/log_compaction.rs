@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use alluvium_stream::StreamOffset;
 use bytes::{Buf, Bytes};
 use kafka_protocol::messages::*;
 use kafka_protocol::records::{Compression, RecordBatchDecoder};
@@ -11,6 +12,7 @@ use super::transactions::Producer;
 use crate::batch::BatchHeader;
 use crate::log_compaction::clean_end;
 use crate::log_compaction::tests::encode;
+use crate::producer_state::ProducerStates;
 
 pub(super) const READ_COMMITTED: i8 = 1;
 pub(super) const READ_UNCOMMITTED: i8 = 0;
@@ -233,6 +235,79 @@ async fn records_of_aborted_transactions_go_and_committed_ones_stay() {
         compacted(&server, "t").await;
         assert_eq!(keys(read_from(&mut client, "t", 0, READ_COMMITTED).await), [8, 9, 10]);
     }
+}
+
+/// What a partition knows of them goes with their records: in memory, in the checkpoint, and after a restart.
+#[tokio::test(flavor = "multi_thread")]
+async fn aborted_transactions_are_forgotten_with_their_records() {
+    let mut server = start().await;
+    let topic_id = server.topic("t", 1, &COMPACT).await;
+    let mut producer = Producer::init(&server, "a", false).await;
+    for _ in 0..20 {
+        producer.add("t", &[0]).await;
+        assert_eq!(producer.produce("t", topic_id, 0).await.0, 0);
+        assert_eq!(producer.end(false).await, 0);
+    }
+    let partition =
+        |server: &TestServer| server.server().topics.by_name("t").unwrap().partitions[0].clone();
+    compacted(&server, "t").await;
+    assert_eq!(partition(&server).aborted_transactions(), 0);
+
+    // The next ones are folded into a checkpoint in which nothing is left of those; nothing is compacted meanwhile.
+    producer.add("t", &[0]).await;
+    let (code, base) = producer.produce("t", topic_id, 0).await;
+    assert_eq!(code, 0);
+    let mut other = Producer::init(&server, "b", false).await;
+    other.add("t", &[0]).await;
+    assert_eq!(other.produce("t", topic_id, 0).await.0, 0);
+    assert_eq!(other.end(false).await, 0);
+    server.store().flush().await.unwrap();
+    let checkpoint = partition(&server).stream.replay().checkpoint.unwrap();
+    let states = ProducerStates::decode(&checkpoint, Duration::ZERO).unwrap();
+    assert_eq!(states.aborted_in(0, u64::MAX).len(), 1, "the one that could not be compacted");
+
+    server.restart().await;
+    assert_eq!(partition(&server).aborted_transactions(), 1);
+    let mut client = server.client().await;
+    let got = read_from(&mut client, "t", 0, READ_COMMITTED).await;
+    assert!(got.is_empty(), "the first one is open: {got:?}");
+    let mut producer = Producer::init(&server, "a", false).await;
+    producer.add("t", &[0]).await;
+    let (code, next) = producer.produce("t", topic_id, 0).await;
+    assert_eq!(code, 0);
+    assert_eq!(producer.end(true).await, 0);
+    let got = read_from(&mut client, "t", base, READ_COMMITTED).await;
+    let offsets: Vec<_> = got.iter().map(|record| record.0.cast_signed()).collect();
+    assert_eq!(offsets, [next, next + 1], "and was aborted with its producer's next life");
+}
+
+/// Whoever has read their records before is not told that they are committed.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_has_records_of_a_forgotten_transaction_reads_again() {
+    let server = start().await;
+    let topic_id = server.topic("t", 1, &COMPACT).await;
+    let mut producer = Producer::init(&server, "a", false).await;
+    producer.add("t", &[0]).await;
+    assert_eq!(producer.produce("t", topic_id, 0).await, (0, 0));
+    assert_eq!(producer.end(false).await, 0);
+    let partition = server.server().topics.by_name("t").unwrap().partitions[0].clone();
+    let from = StreamOffset(0);
+    let before = partition.before_reading();
+    let old = partition.stream.fetch_now(from, 1 << 20).unwrap().batches;
+    let aborted = partition.aborted_among(from, &old, before).unwrap();
+    assert_eq!(aborted.len(), 1);
+
+    compacted(&server, "t").await;
+    assert!(partition.aborted_among(from, &old, before).is_none());
+    let behind = old.last().unwrap().end();
+    assert!(partition.aborted_among(behind, &old, before).is_some(), "nothing of it is there");
+    let before = partition.before_reading();
+    let new = partition.stream.fetch(from, 1 << 20).await.unwrap().batches;
+    assert!(partition.aborted_among(from, &new, before).unwrap().is_empty());
+    assert!(new.iter().all(|batch| {
+        let header = BatchHeader::parse(&batch.payload).unwrap();
+        header.is_control() || header.record_count == 0
+    }));
 }
 
 /// The pass is cut off where it waits for objects.
