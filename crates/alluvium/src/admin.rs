@@ -3,8 +3,10 @@
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use alluvium_stream::{Requests, Store, UploadFailing};
+use alluvium_wal::Times;
 use axum::Router;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
@@ -12,7 +14,7 @@ use axum::response::IntoResponse;
 use axum::routing::get;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
@@ -164,6 +166,23 @@ pub(crate) fn encode_counters(
         )?)?;
     }
     Ok(())
+}
+
+/// How long something took, as a histogram.
+fn encode_times(
+    encoder: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    times: &Times,
+) -> Result<(), fmt::Error> {
+    let seconds = |bound: Duration| match bound {
+        Duration::MAX => f64::INFINITY,
+        bound => bound.as_secs_f64(),
+    };
+    let steps: Vec<_> = times.steps().map(|(bound, count)| (seconds(bound), count)).collect();
+    let (name, help) = (format!("alluvium_{name}"), format!("{help}."));
+    let mut metric = encoder.encode_descriptor(&name, &help, None, MetricType::Histogram)?;
+    metric.encode_histogram::<NoLabelSet>(times.sum().as_secs_f64(), times.count(), &steps, None)
 }
 
 /// Asks the store at each scrape; nothing is counted twice.
@@ -324,6 +343,12 @@ impl Collector for StoreCollector {
             ("wal_padding_bytes", "Bytes that filled up blocks to a page", wal.padding_bytes),
         ];
         encode_counters(&mut encoder, &counters)?;
+        encode_times(
+            &mut encoder,
+            "wal_flush_duration_seconds",
+            "From a block's way to the device until it is written and flushed",
+            &wal.write_times,
+        )?;
         encode_requests(encoder, &stats.requests)
     }
 }

@@ -131,6 +131,9 @@ fn the_admin_port_shows_health_and_metrics() {
         &[
             "alluvium_wal_ring_bytes 67043328",
             "alluvium_wal_flushed_writes_total",
+            "alluvium_wal_flush_duration_seconds_bucket{le=\"0.0001\"}",
+            "alluvium_wal_flush_duration_seconds_bucket{le=\"+Inf\"}",
+            "alluvium_wal_flush_duration_seconds_count",
             "alluvium_process_resident_memory_bytes",
             "alluvium_build_info{version=",
             "alluvium_kafka_",

@@ -69,7 +69,7 @@ pub use error::{AppendError, OpenError, ResizeError, VisitError, WalError};
 pub use layout::LogOffset;
 pub use options::{FormatOptions, Options};
 pub use report::{Damage, HeaderInfo, Inspection, Record, RecoveryReport, Slot};
-pub use stats::Stats;
+pub use stats::{Stats, Times};
 pub use wal::{Append, Durable, Resizing, Room, Trim, Wal};
 
 /// Told how far a long operation is: bytes done and, at most an estimate, bytes in total.

@@ -23,7 +23,7 @@ use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Mutex, OnceLock};
 use crate::wait::{Source, Wait, Watermark};
 use crate::window::{Cursors, WindowSize};
-use crate::{AppendError, Options, Stats, WalError};
+use crate::{AppendError, Options, Stats, Times, WalError};
 use resizing::Resizing;
 
 pub(crate) use resizing::Outcome;
@@ -143,6 +143,7 @@ struct Counters {
     requests: u64,
     header_writes: u64,
     padding_bytes: u64,
+    write_times: Times,
     moves: u64,
 }
 
@@ -332,13 +333,16 @@ impl Shared {
     fn submit(self: &Arc<Self>, mut write: Option<BlockWrite>) {
         while let Some(BlockWrite { flight, ring, block, durable }) = write {
             let (base, buf) = block.into_write(&*self.device, self.codec, self.epoch, durable);
+            let begun = Instant::now();
             for piece in ring.pieces(base, buf.len() as u64) {
                 let shared = self.clone();
                 let request =
                     Request::Write { at: piece.at, buf: buf.slice(piece.range), durable: true };
                 self.device.submit(
                     request,
-                    Box::new(move |result| shared.landed(flight, result.map(drop))),
+                    Box::new(move |result| {
+                        shared.landed(flight, begun.elapsed(), result.map(drop));
+                    }),
                 );
             }
             let mut state = self.state.lock();
@@ -347,8 +351,8 @@ impl Shared {
         }
     }
 
-    /// A request of block `flight` has completed. On the engine's thread.
-    fn landed(self: Arc<Self>, flight: u64, result: Result<(), DeviceError>) {
+    /// A request of block `flight` has completed, so long after the device got the block. On the engine's thread.
+    fn landed(self: Arc<Self>, flight: u64, took: Duration, result: Result<(), DeviceError>) {
         if let Err(cause) = result {
             return self.failed(cause);
         }
@@ -357,7 +361,7 @@ impl Shared {
         if self.marks.stopped.get().is_some() {
             return;
         }
-        let (moved, handed_over) = state.landed(flight);
+        let (moved, handed_over) = state.landed(flight, took);
         let write = if handed_over { state.next_write(&self) } else { None };
         drop(state);
         self.submit(write); // the device first, then those who wait
@@ -578,6 +582,7 @@ impl Shared {
             flushed_writes: if flushes { counters.requests + counters.header_writes } else { 0 },
             header_writes: counters.header_writes,
             padding_bytes: counters.padding_bytes,
+            write_times: counters.write_times,
             resize_to_bytes,
             resize_distance_bytes,
             failed: matches!(self.marks.stopped.get(), Some(cause) if !matches!(cause, WalError::Closed)),

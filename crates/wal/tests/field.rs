@@ -44,6 +44,7 @@ fn each_write_to_a_volatile_cache_carries_a_flush() {
     let stats = wal.stats();
     assert_eq!(stats.flushed_writes, writes);
     assert_eq!((stats.records, stats.payload_bytes, stats.header_writes), (100, 50_000, 2));
+    assert_eq!(stats.write_times.count(), stats.block_writes);
     let cut = disk.power_cut();
     assert_eq!(open(&cut).1.start, LogOffset(stats.durable.0));
 }

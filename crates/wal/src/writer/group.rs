@@ -254,12 +254,19 @@ impl State {
         }
     }
 
-    /// A request of `flight` has completed. Returns the new durable offset if it moved, with the count of moves, and whether
+    /// A request of `flight` has completed, so long after the block was submitted. Returns the new durable offset if it moved, with the count of moves, and whether
     /// the block had been handed over.
-    pub(super) fn landed(&mut self, flight: u64) -> (Option<(LogOffset, u64)>, bool) {
+    pub(super) fn landed(
+        &mut self,
+        flight: u64,
+        took: Duration,
+    ) -> (Option<(LogOffset, u64)>, bool) {
         let index = usize::try_from(flight - self.first_flight).expect("few are in flight");
         let handed_over = self.flights[index].handed_over;
         self.flights[index].pending -= 1;
+        if self.flights[index].pending == 0 {
+            self.counters.write_times.add(took);
+        }
         self.counters.requests += 1;
         let mut durable = None;
         while let Some(first) = self.flights.front()
