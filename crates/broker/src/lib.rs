@@ -57,7 +57,9 @@ use quotas::Quotas;
 use security::{Authentication, Authorizer, Listener, Users};
 use server::{ByteBudget, CONCURRENT_DECOMPRESSIONS, Node, RequestMemory, RequestShare, Server};
 use sessions::Sessions;
-use state_stream::{KIND_GROUP_MEMBERS, KIND_OFFSETS, KIND_SHARES, KIND_TRANSACTIONS};
+use state_stream::{
+    KIND_CLASSIC_GROUPS, KIND_GROUP_MEMBERS, KIND_OFFSETS, KIND_SHARES, KIND_TRANSACTIONS,
+};
 use topics::Topics;
 use transactions::Transactions;
 
@@ -143,6 +145,7 @@ impl Fold for BrokerFold {
             KIND_OFFSETS => state_table::fold::<groups::Offsets>(previous, batches),
             KIND_GROUP_MEMBERS => state_table::fold::<groups::GroupStates>(previous, batches),
             KIND_SHARES => state_table::fold::<groups::ShareStates>(previous, batches),
+            KIND_CLASSIC_GROUPS => state_table::fold::<groups::KeptGroups>(previous, batches),
             // No stream of another kind was ever created.
             other => unreachable!("streams of kind {other} have no owner here"),
         }

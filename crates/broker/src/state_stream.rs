@@ -14,6 +14,8 @@ pub(crate) const KIND_TRANSACTIONS: u8 = 2;
 pub(crate) const KIND_GROUP_MEMBERS: u8 = 3;
 /// What share groups have in flight.
 pub(crate) const KIND_SHARES: u8 = 4;
+/// Members of groups that assign by themselves.
+pub(crate) const KIND_CLASSIC_GROUPS: u8 = 5;
 
 /// Why a state stream could not be opened.
 #[derive(Debug, thiserror::Error)]

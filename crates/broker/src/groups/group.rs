@@ -20,6 +20,7 @@
 //! - except that the **first** JoinGroup of a member waits no longer than [`NEW_MEMBER_JOIN_TIMEOUT`]: a client that gave up and came
 //!   again got another id, and the members it left behind must not pile up in a long rebalance.
 
+mod kept;
 mod member;
 mod migration;
 mod types;
@@ -31,6 +32,8 @@ use bytes::Bytes;
 use kafka_protocol::error::ResponseError;
 use kafka_protocol::protocol::StrBytes;
 
+pub(crate) use kept::KeptGroups;
+pub(super) use kept::encode_forgotten;
 use member::Member;
 pub(super) use migration::Migrant;
 pub(super) use types::{
@@ -44,6 +47,9 @@ pub(super) const NEW_MEMBER_JOIN_TIMEOUT: Duration = Duration::from_secs(5 * 60)
 /// The least time between two attempts to end a rebalance that nobody has joined. Without it, members that ask for a rebalance
 /// timeout of 0 would make the timer spin.
 const REBALANCE_RETRY_MIN: Duration = Duration::from_secs(1);
+
+/// How long what the disk has no room for waits for the next attempt, if nobody comes before.
+const RETRY_WRITE: Duration = Duration::from_secs(1);
 
 /// What the configuration says about one group.
 #[derive(Clone, Copy, Debug)]
@@ -83,6 +89,8 @@ pub(super) struct Group<J, S> {
     /// `Preparing`: the rebalance ends then. `Completing` and `Stable`: members without a SyncGroup are removed then.
     phase_deadline: Option<Instant>,
     initial_delay: Option<InitialDelay>,
+    /// What is kept of it ([`Self::kept`]) is another than was put in line for the disk. When that is tried again.
+    unwritten: Option<Instant>,
     effects: Vec<Effect<J, S>>,
 }
 
@@ -101,6 +109,7 @@ impl<J, S> Group<J, S> {
             pending: BTreeMap::new(),
             phase_deadline: None,
             initial_delay: None,
+            unwritten: None,
             effects: Vec::new(),
         }
     }
@@ -130,8 +139,11 @@ impl<J, S> Group<J, S> {
         pending + self.members.values().map(Member::size_bytes).sum::<usize>()
     }
 
-    /// The next moment at which [`Self::tick`] has something to do.
+    /// The next moment at which [`Self::tick`], or the disk, has something to do.
     pub(super) fn deadline(&self) -> Option<Instant> {
+        if self.unwritten.is_some() {
+            return self.unwritten;
+        }
         let members = self.members.values().filter_map(|member| member.deadline);
         members.chain(self.pending.values().copied()).chain(self.phase_deadline).min()
     }
@@ -159,6 +171,22 @@ impl<J, S> Group<J, S> {
     #[must_use]
     pub(super) fn take_effects(&mut self) -> Vec<Effect<J, S>> {
         std::mem::take(&mut self.effects)
+    }
+
+    /// Whether what is kept of it has to be put in line for the disk, before anybody is told of it. Until that is done, nobody joins and nobody leaves it, in
+    /// whatever way; heartbeats, commits and SyncGroups do not change what is kept.
+    pub(super) fn is_unwritten(&self) -> bool {
+        self.unwritten.is_some()
+    }
+
+    /// It is in line.
+    pub(super) fn written(&mut self) {
+        self.unwritten = None;
+    }
+
+    /// There was no room for it.
+    pub(super) fn not_written(&mut self, now: Instant) {
+        self.unwritten = Some(now + RETRY_WRITE);
     }
 
     // ---- events ----
@@ -301,6 +329,9 @@ impl<J, S> Group<J, S> {
 
     /// Time has passed: expire what is due.
     pub(super) fn tick(&mut self, now: Instant) {
+        if self.is_unwritten() {
+            return;
+        }
         let due = |deadline: Instant| deadline <= now;
         let expired_ids = self.pending.len();
         self.pending.retain(|_, deadline| !due(*deadline));
@@ -333,6 +364,7 @@ impl<J, S> Group<J, S> {
     /// The group is deleted, or the coordinator closes: everybody who waits is told to look for the coordinator again.
     pub(super) fn kill(&mut self) {
         self.state = State::Dead;
+        self.unwritten = None;
         self.phase_deadline = None;
         self.initial_delay = None;
         self.pending.clear();
@@ -515,6 +547,7 @@ impl<J, S> Group<J, S> {
             return self.rebalance(now);
         }
         member.touch(now);
+        self.unwritten = Some(now);
         let mut joined = self.joined(&new_id);
         if is_leader && can_skip_assignment {
             joined.skip_assignment = true;
@@ -634,6 +667,7 @@ impl<J, S> Group<J, S> {
         if self.members.is_empty() {
             self.next_generation();
             self.state = State::Empty;
+            self.unwritten = Some(now);
             self.empty_since = now;
             self.protocol = None;
             self.leader = None;
@@ -679,6 +713,7 @@ impl<J, S> Group<J, S> {
     /// The leader's assignment is there: hand it out.
     fn assign(&mut self, now: Instant, assignments: Vec<(StrBytes, Bytes)>) {
         self.state = State::Stable;
+        self.unwritten = Some(now);
         for (member_id, assignment) in assignments {
             if let Some(member) = self.members.get_mut(&member_id) {
                 member.assignment = assignment;

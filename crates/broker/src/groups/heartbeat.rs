@@ -206,7 +206,7 @@ impl Shared {
             if tokio::time::timeout_at(give_up_at.into(), self.registry.room()).await.is_err() {
                 tracing::warn!(
                     group = &*slot.name,
-                    "a heartbeat is given up: the write-ahead log had no room for too long"
+                    "a member's request is given up: the write-ahead log had no room for too long"
                 );
                 return Err(unavailable());
             }

@@ -1,5 +1,5 @@
-//! Puts the changes of consumer groups, and those of share partitions, in line for the disk. Formats and crash arguments: `docs/format/group-state.md`,
-//! `docs/format/share-state.md`.
+//! Puts the changes of groups, and those of share partitions, in line for the disk. Formats and crash arguments: `docs/format/group-state.md`,
+//! `docs/format/classic-group-state.md`, `docs/format/share-state.md`.
 //!
 //! A group's changes are appended under the group's lock, so they are in its order; which group comes first is of no interest. Whoever wants to
 //! tell of a change waits for the last record of its group: all records before it are durable then, too.
@@ -50,6 +50,11 @@ impl MemberLog {
         let batch = NewBatch { base, count: 1, max_timestamp_ms: -1, payload };
         let append: Append = self.stream.append(batch)?;
         Ok(append.boxed().shared())
+    }
+
+    /// The largest record that it ever takes.
+    pub(super) fn max_record_bytes(&self) -> u64 {
+        self.store.max_batch_bytes()
     }
 
     /// Resolves when an append that met a lack of room may succeed.

@@ -134,7 +134,7 @@ fn consumer(group: &mut LiveGroup) -> Result<Option<&mut ConsumerGroup>, Respons
 }
 
 impl Shared {
-    /// Wait until what a client is about to be told of a consumer group is durable. Of classic groups nothing has to be.
+    /// Wait until what a client is about to be told of a group is durable: members of a consumer group, a complete generation of a classic one.
     async fn told_is_durable(&self, group_id: &str) -> Result<(), ResponseError> {
         match self.registry.get(group_id) {
             Some(slot) => self.wait_durable(&slot).await.map_err(|fault| fault.error),
@@ -264,6 +264,9 @@ impl Shared {
         };
         self.registry.change(&slot, |group, now| {
             let _ = consumer(group)?;
+            if matches!(group, LiveGroup::Classic(group) if group.is_unwritten()) {
+                return Err(ResponseError::CoordinatorNotAvailable);
+            }
             let mut leave = |member: &MemberIdentity| {
                 let (member_id, instance_id) =
                     (&member.member_id, member.group_instance_id.as_ref());

@@ -9,11 +9,11 @@
 //! - `offset_log`, `member_log`: make records durable; what is not is not shown.
 //! - `membership`, `heartbeat`, `share_heartbeat`, `share_offsets`, `commits`, `admin`: the requests, translated from and to the protocol.
 //!
-//! What consumer groups survive, and why: `docs/consumer-groups.md`. Memberships of classic groups live in memory alone. After a restart of the server
-//! every member of one is told UNKNOWN_MEMBER_ID and joins again, and finds the group's committed offsets where they were.
+//! What consumer groups survive, and why: `docs/consumer-groups.md`. Of a classic group its last complete generation is kept, as in Kafka, and durable before any of its
+//! members is told what it has; after a restart they go on in it. Who had joined for the next one joins again: `docs/format/classic-group-state.md`.
 //!
-//! So generations start again at 1, and a member of before the restart may hold a number that the group reaches once more. It can not
-//! commit with it: a generation is looked at only after the member id (`group::Group::check_commit`), and ids carry a random UUID
+//! So a generation may have a number once more, and that of a group of which nothing is kept starts again at 1. A member of before the restart that holds such a number can not
+//! commit with it unless it is a member: a generation is looked at only after the member id (`group::Group::check_commit`), and ids carry a random UUID
 //! that no later member is given, also not when the old one asks for it by joining. A static member is known by its
 //! instance id, but has to name the member id too, and the old one is fenced once the instance has joined again. Only who
 //! names no generation at all may commit to a group without members, as in Kafka, and a member always names one.
@@ -55,14 +55,18 @@ use registry::{Registry, Slot, now};
 use share::Shares;
 
 use crate::partition::unix_time_ms;
-use crate::state_stream::{KIND_GROUP_MEMBERS, StateError};
+use crate::state_stream::{KIND_CLASSIC_GROUPS, KIND_GROUP_MEMBERS, StateError};
 use crate::state_table::Corrupt;
 
 pub(crate) use consumer::GroupStates;
+pub(crate) use group::KeptGroups;
 pub(crate) use heartbeat::ConsumerTimes;
 pub(crate) use offsets::{Offsets, Position};
 pub(crate) use share::ShareStates;
 pub(crate) use topics_view::{See, Sight, TopicsView};
+
+/// Catalog metadata: the id of the stream of what is kept of classic groups, in decimal.
+const CLASSIC_STREAM_KEY: &str = "groups/classic-stream";
 
 /// Catalog metadata: the id of the stream of consumer groups' members, in decimal.
 const MEMBERS_STREAM_KEY: &str = "groups/members-stream";
@@ -77,7 +81,7 @@ pub struct GroupConfig {
     /// first. Default 0, at most 5 min.
     ///
     /// Kafka's default is 3 s, which spares a large group that starts at once some rebalances, and costs every consumer 3 s
-    /// at every start. Here a rebalance is a few round trips and writes nothing, cooperative clients keep
+    /// at every start. Here a rebalance is a few round trips and one small write, cooperative clients keep
     /// their partitions meanwhile, and most groups start small: so no delay unless asked for.
     pub initial_rebalance_delay: Duration,
     /// `group.min.session.timeout.ms`: default 6 s, at least 1 ms, at most `max_session_timeout`.
@@ -246,9 +250,12 @@ impl Groups {
         let (member_log, consumer_groups) =
             MemberLog::open::<GroupStates>(store.clone(), MEMBERS_STREAM_KEY, KIND_GROUP_MEMBERS)
                 .await?;
-        let shares = Arc::new(Shares::open(store).await?);
-        let registry = Registry::new(rules, consumer_rules, member_log, shares, config.max_groups);
-        log.read(|table| registry.restore(table.groups(), consumer_groups));
+        let shares = Arc::new(Shares::open(store.clone()).await?);
+        let (kept_log, kept) =
+            MemberLog::open::<KeptGroups>(store, CLASSIC_STREAM_KEY, KIND_CLASSIC_GROUPS).await?;
+        let logs = (kept_log, member_log);
+        let registry = Registry::new(rules, consumer_rules, logs, shares, config.max_groups);
+        log.read(|table| registry.restore(table.groups(), kept, consumer_groups));
         let closed = AtomicBool::new(false);
         let shared =
             Arc::new(Shared { config, registry, log, closed, timer_task: Mutex::new(None) });
@@ -268,7 +275,7 @@ impl Groups {
         self.shared.closed.store(true, Ordering::SeqCst);
         for slot in self.shared.registry.all() {
             self.shared.registry.change(&slot, |group, _| {
-                // The members of a consumer group go on after a restart.
+                // The members of all groups go on after a restart; those of classic ones wait meanwhile.
                 if let LiveGroup::Classic(group) = group {
                     group.kill();
                 }

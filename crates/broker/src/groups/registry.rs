@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
+use bytes::Bytes;
 use kafka_protocol::error::ResponseError;
 use kafka_protocol::protocol::StrBytes;
 use parking_lot::{Mutex, RwLock};
@@ -16,13 +17,18 @@ use tokio::sync::Notify;
 use super::commits::Blocked;
 use super::consumer::{self, ConsumerGroup, ConsumerRules, GroupState, GroupStates};
 use super::embedded;
-use super::group::{Effect, Group, Joined, Refusal, Rules, State, Synced};
+use super::group::{
+    Effect, Group, Joined, KeptGroups, Refusal, Rules, State, Synced, encode_forgotten,
+};
 use super::live::{ClassicGroup, LiveGroup};
 use super::member_log::{Durable, MemberLog};
 use super::offset_log;
 use super::share::{Return, ShareGroup, Shares};
 use super::topics_view::TopicsView;
 use crate::state_stream::Refused;
+
+/// All that is kept of classic groups: so much is written to the catalog at each upload, if it has changed.
+const MAX_KEPT_BYTES: usize = 64 << 20;
 
 pub(super) type JoinAnswer = Result<Joined, Refusal>;
 pub(super) type SyncAnswer = Result<Synced, ResponseError>;
@@ -51,7 +57,9 @@ struct Live {
     scheduled: Option<Instant>,
     /// What this group's members have in [`Registry::size_bytes`].
     counted_bytes: usize,
-    /// The last record of a consumer group's members that was put in line since the start.
+    /// What is kept of it as a classic group, as it was put in line; 0 if nothing is.
+    kept_bytes: usize,
+    /// The last record of its members that was put in line since the start.
     last_record: Option<Durable>,
 }
 
@@ -59,6 +67,9 @@ struct Live {
 pub(super) struct Registry {
     rules: Rules,
     consumer_rules: ConsumerRules,
+    /// What is kept of classic groups.
+    kept_log: MemberLog,
+    /// Members of consumer groups.
     log: MemberLog,
     /// What share groups have in flight.
     pub(super) shares: Arc<Shares>,
@@ -67,19 +78,21 @@ pub(super) struct Registry {
     slots: RwLock<HashMap<Arc<str>, Arc<Slot>>>,
     timer: Arc<Timer>,
     size_bytes: AtomicUsize,
+    kept_bytes: AtomicUsize,
 }
 
 impl Registry {
     pub(super) fn new(
         rules: Rules,
         consumer_rules: ConsumerRules,
-        log: MemberLog,
+        (kept_log, log): (MemberLog, MemberLog),
         shares: Arc<Shares>,
         max_groups: usize,
     ) -> Self {
         Self {
             rules,
             consumer_rules,
+            kept_log,
             log,
             shares,
             max_groups,
@@ -87,6 +100,7 @@ impl Registry {
             slots: RwLock::default(),
             timer: Arc::default(),
             size_bytes: AtomicUsize::new(0),
+            kept_bytes: AtomicUsize::new(0),
         }
     }
 
@@ -118,15 +132,28 @@ impl Registry {
         Some(self.insert(&mut slots, name, now()))
     }
 
-    /// For groups that are known from the disk, those with offsets, consumer groups and share groups: not subject to the bound, since they exist already.
+    /// For groups that are known from the disk, those with offsets, and those of each type: not subject to the bound, since they exist already.
     pub(super) fn restore<'a>(
         &self,
         with_offsets: impl Iterator<Item = &'a str>,
+        classic_groups: KeptGroups,
         consumer_groups: GroupStates,
     ) {
         let mut slots = self.slots.write();
         for name in with_offsets {
             self.insert(&mut slots, name, self.started_at);
+        }
+        for (name, kept) in classic_groups.0 {
+            let slot = match slots.get(name.as_str()) {
+                Some(slot) => Arc::clone(slot),
+                None => self.insert(&mut slots, &name, self.started_at),
+            };
+            let kept_bytes = kept.encode(&name).len();
+            self.kept_bytes.fetch_add(kept_bytes, Ordering::Relaxed);
+            let mut live = slot.live.lock();
+            live.kept_bytes = kept_bytes;
+            live.group = LiveGroup::Classic(Group::of_kept(self.rules, self.started_at, kept));
+            self.change_locked(&slot, &mut live, |_, _| ());
         }
         for (name, state) in consumer_groups.0 {
             let slot = match slots.get(name.as_str()) {
@@ -168,7 +195,13 @@ impl Registry {
     ) -> Arc<Slot> {
         let name: Arc<str> = name.into();
         let group = LiveGroup::Classic(Group::new(self.rules, now));
-        let live = Mutex::new(Live { group, scheduled: None, counted_bytes: 0, last_record: None });
+        let live = Mutex::new(Live {
+            group,
+            scheduled: None,
+            counted_bytes: 0,
+            kept_bytes: 0,
+            last_record: None,
+        });
         let slot = Arc::new(Slot { name: Arc::clone(&name), live });
         self.size_bytes.fetch_add(Slot::bytes(&name), Ordering::Relaxed);
         slots.insert(name, Arc::clone(&slot));
@@ -255,7 +288,7 @@ impl Registry {
         result
     }
 
-    // ---- consumer groups and their log ----
+    // ---- groups that change their type, and the logs ----
 
     /// The consumer group that a classic one becomes with a first member of the other kind: if it has no members, or consumers. It is the caller's to put
     /// it in the other's place, if it takes the member.
@@ -317,7 +350,7 @@ impl Registry {
         live.group = LiveGroup::Classic(classic);
     }
 
-    /// Make a consumer group without members a classic one, and put that in line; a classic one stays what it is. A share group has to have neither members nor
+    /// Make a consumer group without members a classic one, and put that in line; a classic one stays what it is, and has nothing unwritten. A share group has to have neither members nor
     /// share partitions.
     ///
     /// # Errors
@@ -349,10 +382,14 @@ impl Registry {
             }
             *group = LiveGroup::Classic(Group::new(self.rules, now));
         }
-        Ok(group.classic()?)
+        let classic = group.classic()?;
+        match classic.is_unwritten() {
+            true => Err(offset_log::Refused::Stream(Refused::NoRoom).into()),
+            false => Ok(classic),
+        }
     }
 
-    /// Put in line what is left unwritten of a consumer group's changes.
+    /// Put in line what is left unwritten of a group's changes.
     ///
     /// # Returns
     /// What to wait for before anybody is told of the group's state.
@@ -366,6 +403,7 @@ impl Registry {
     }
 
     fn write_locked(&self, slot: &Slot, live: &mut Live) -> Result<(), Refused> {
+        self.keep(slot, live)?;
         let LiveGroup::Consumer(group) = &mut live.group else { return Ok(()) };
         while !group.unwritten().is_empty() {
             let (record, changes) = consumer::encode_changes(&slot.name, group.unwritten());
@@ -381,6 +419,54 @@ impl Registry {
             }
         }
         Ok(())
+    }
+
+    /// Put in line what is kept of a classic group, or that nothing is any more: before all that is written of the group of another type that it has become.
+    fn keep(&self, slot: &Slot, live: &mut Live) -> Result<(), Refused> {
+        let kept = match &live.group {
+            LiveGroup::Classic(group) if !group.is_unwritten() => return Ok(()),
+            LiveGroup::Classic(group) => group.kept().map(|kept| kept.encode(&slot.name)),
+            LiveGroup::Consumer(_) | LiveGroup::Share(_) => None,
+        };
+        let kept = kept.filter(|record| self.may_be_kept(slot, live.kept_bytes, record));
+        let kept_bytes = kept.as_ref().map_or(0, Bytes::len);
+        let forgotten = (live.kept_bytes > 0).then(|| encode_forgotten(&slot.name));
+        if let Some(record) = kept.or(forgotten) {
+            match self.kept_log.append(record) {
+                Ok(durable) => live.last_record = Some(durable),
+                Err(refused) => {
+                    match &mut live.group {
+                        LiveGroup::Classic(group) => group.not_written(now()),
+                        LiveGroup::Consumer(group) => group.not_written(now()),
+                        LiveGroup::Share(_) => {}
+                    }
+                    return Err(refused);
+                }
+            }
+            self.kept_bytes.fetch_add(kept_bytes, Ordering::Relaxed);
+            self.kept_bytes.fetch_sub(live.kept_bytes, Ordering::Relaxed);
+            live.kept_bytes = kept_bytes;
+        }
+        if let LiveGroup::Classic(group) = &mut live.group {
+            group.written();
+        }
+        Ok(())
+    }
+
+    /// Whether there is room for a record of what is kept of a group, in place of `instead_of_bytes`. The members of one for which there is none join again after a restart.
+    fn may_be_kept(&self, slot: &Slot, instead_of_bytes: usize, record: &Bytes) -> bool {
+        let others_bytes = self.kept_bytes.load(Ordering::Relaxed) - instead_of_bytes;
+        let fits = record.len() as u64 <= self.kept_log.max_record_bytes()
+            && others_bytes + record.len() <= MAX_KEPT_BYTES;
+        if !fits {
+            tracing::warn!(
+                group = &*slot.name,
+                bytes = record.len(),
+                others_bytes,
+                "the members of a group are too much to be kept: they will join again after a restart"
+            );
+        }
+        fits
     }
 
     /// Resolves when a write that met a lack of room may succeed.

@@ -43,6 +43,9 @@ impl Fold for TestFold {
             crate::state_stream::KIND_OFFSETS => {
                 crate::state_table::fold::<Offsets>(previous, batches)
             }
+            crate::state_stream::KIND_CLASSIC_GROUPS => {
+                crate::state_table::fold::<KeptGroups>(previous, batches)
+            }
             _ => crate::state_table::fold::<GroupStates>(previous, batches),
         }
     }
@@ -243,7 +246,7 @@ async fn three_members_share_a_group_and_part() {
     let (_store, groups) = world.start().await;
     let a = join(&groups, "g", 10_000).await;
     assert_eq!((a.generation_id, &a.leader), (1, &a.member_id));
-    groups.sync(&sync_request("g", &a), 5).await;
+    world.run(groups.sync(&sync_request("g", &a), 5)).await;
 
     let (b, c) = (join(&groups, "g", 10_000), join(&groups, "g", 10_000));
     let a_again = async {
@@ -257,11 +260,15 @@ async fn three_members_share_a_group_and_part() {
     assert_eq!([a.generation_id, b.generation_id, c.generation_id], [2, 2, 2]);
     assert_eq!([a.members.len(), b.members.len(), c.members.len()], [3, 0, 0]);
     encodes(&a, 9..=9);
-    let synced = tokio::join!(
-        groups.sync(&sync_request("g", &b), 5),
-        groups.sync(&sync_request("g", &c), 5),
-        groups.sync(&sync_request("g", &a), 5)
-    );
+    let synced = world
+        .run(async {
+            tokio::join!(
+                groups.sync(&sync_request("g", &b), 5),
+                groups.sync(&sync_request("g", &c), 5),
+                groups.sync(&sync_request("g", &a), 5)
+            )
+        })
+        .await;
     for (response, joined) in [(&synced.0, &b), (&synced.1, &c), (&synced.2, &a)] {
         assert_eq!(response.error_code, 0);
         assert_eq!(response.assignment, format!("for {}", joined.member_id));
@@ -280,7 +287,8 @@ async fn three_members_share_a_group_and_part() {
     assert_eq!((left.error_code, codes), (0, vec![0, 0, ResponseError::UnknownMemberId.code()]));
 
     let leave = LeaveGroupRequest::default().with_group_id(group_id("g"));
-    let left = groups.leave(leave.with_member_id(a.member_id.clone()), 2).await;
+    let leave = leave.with_member_id(a.member_id.clone());
+    let left = world.run(groups.leave(leave, 2)).await;
     encodes(&left, 0..=2);
     assert_eq!(left.error_code, 0);
     assert_eq!(list(&groups, 4).await, [("g".into(), "Empty".into(), "consumer".into())]);
@@ -294,9 +302,9 @@ async fn the_timer_removes_a_silent_member_and_lets_the_other_go_on() {
     assert_eq!(join(&groups, "another", 1_800_000).await.error_code, 0);
     tokio::task::yield_now().await;
     let silent = join(&groups, "g", 50).await;
-    groups.sync(&sync_request("g", &silent), 5).await;
-    let other = join(&groups, "g", 10_000);
-    let other = tokio::time::timeout(Duration::from_secs(20), other).await.expect("no wakeup");
+    world.run(groups.sync(&sync_request("g", &silent), 5)).await;
+    let other = tokio::time::timeout(Duration::from_secs(20), join(&groups, "g", 10_000));
+    let other = world.run(other).await.expect("no wakeup");
     assert_eq!((other.error_code, other.members.len()), (0, 1));
     let gone = groups.heartbeat(heartbeat_request("g", &silent), 4).await;
     assert_eq!(gone.error_code, ResponseError::UnknownMemberId.code());
@@ -308,7 +316,7 @@ async fn shutdown_answers_who_waits_and_who_comes_later() {
     let (_store, groups) = world.start().await;
     let gone = ResponseError::CoordinatorNotAvailable.code();
     let a = join(&groups, "g", 10_000).await;
-    groups.sync(&sync_request("g", &a), 5).await;
+    world.run(groups.sync(&sync_request("g", &a), 5)).await;
     let waiting = join(&groups, "g", 10_000);
     let shutdown = async {
         while groups.heartbeat(heartbeat_request("g", &a), 4).await.error_code == 0 {
@@ -374,39 +382,110 @@ async fn committed_offsets_survive_crashes_and_uploads() {
     assert_eq!(list(&groups, 5).await, []);
 }
 
+/// In its generation, with what it has, and with its offsets: from the log alone, and from the checkpoint.
 #[tokio::test]
-async fn a_restart_makes_members_join_again_and_finds_their_offsets() {
+async fn members_go_on_after_a_restart() {
     let mut world = World::new();
-    let (store, groups) = world.start().await;
+    let (mut store, mut groups) = world.start().await;
     let member = join(&groups, "g", 10_000).await;
-    groups.sync(&sync_request("g", &member), 5).await;
-    let by_member = || {
-        commit_request("g", &[("topic", 0, 42)])
+    let synced = world.run(groups.sync(&sync_request("g", &member), 5)).await;
+    assert_eq!(synced.error_code, 0);
+    let by_member = |offset| {
+        commit_request("g", &[("topic", 0, offset)])
             .with_generation_id_or_member_epoch(member.generation_id)
             .with_member_id(member.member_id.clone())
     };
-    let wrong = by_member().with_generation_id_or_member_epoch(member.generation_id + 1);
+    let wrong = by_member(1).with_generation_id_or_member_epoch(member.generation_id + 1);
     let illegal = ResponseError::IllegalGeneration.code();
     assert_eq!(world.run(commit(&groups, wrong)).await, [illegal]);
-    assert_eq!(world.run(commit(&groups, by_member())).await, [0]);
-    world.crash(store, groups);
+    for upload in [false, true, false] {
+        if upload {
+            world.run(store.flush()).await.expect("an upload");
+        }
+        world.crash(store, groups);
+        (store, groups) = world.start().await;
+        let stable = ("g".to_owned(), "Stable".to_owned(), "consumer".to_owned());
+        assert_eq!(list(&groups, 5).await, [stable]);
+        assert_eq!(groups.heartbeat(heartbeat_request("g", &member), 4).await.error_code, 0);
+        let offset = i64::from(upload) + 1;
+        assert_eq!(world.run(commit(&groups, by_member(offset))).await, [0]);
+        assert_eq!(fetch(&groups, "g").await, [found("topic", 0, offset)]);
+        let again = world.run(groups.sync(&sync_request("g", &member), 5)).await;
+        assert_eq!((again.error_code, &again.assignment), (0, &synced.assignment));
+    }
 
+    // A member that was not there finds the other one, which joins again when it hears of it.
+    let old = async {
+        while groups.heartbeat(heartbeat_request("g", &member), 4).await.error_code == 0 {
+            tokio::task::yield_now().await;
+        }
+        groups
+            .join(&client(), &join_request("g", &member.member_id), 9, &TopicsView::default())
+            .await
+    };
+    let (new, old) = world.run(async { tokio::join!(join(&groups, "g", 10_000), old) }).await;
+    assert_eq!((new.error_code, old.error_code), (0, 0));
+    assert_eq!((new.generation_id, old.generation_id), (2, 2));
+
+    // They had begun a generation in which nobody has anything yet: that is over.
+    world.crash(store, groups);
+    let (store, groups) = world.start().await;
+    let unknown = ResponseError::UnknownMemberId.code();
+    assert_eq!(groups.heartbeat(heartbeat_request("g", &new), 4).await.error_code, unknown);
+    assert_eq!(groups.heartbeat(heartbeat_request("g", &old), 4).await.error_code, illegal);
+    assert_eq!(groups.heartbeat(heartbeat_request("g", &member), 4).await.error_code, 0);
+
+    // A group without members has none after a restart either.
+    let leave = LeaveGroupRequest::default().with_group_id(group_id("g"));
+    let left = groups.leave(leave.with_member_id(member.member_id.clone()), 2);
+    assert_eq!(world.run(left).await.error_code, 0);
+    world.crash(store, groups);
+    let (_store, groups) = world.start().await;
+    assert_eq!(groups.heartbeat(heartbeat_request("g", &member), 4).await.error_code, unknown);
+    assert_eq!(list(&groups, 5).await, [("g".into(), "Empty".into(), String::new())]);
+}
+
+/// Else two could have one partition, each by what it was told.
+#[tokio::test]
+async fn a_member_is_told_what_it_has_when_that_is_durable_and_not_before() {
+    let mut world = World::new();
+    let (store, groups) = world.start().await;
+    let member = join(&groups, "g", 10_000).await;
+    // The disk stands still.
+    let mut synced = Box::pin(groups.sync(&sync_request("g", &member), 5));
+    for _ in 0..100 {
+        tokio::select! {
+            biased;
+            _ = &mut synced => panic!("told without being durable"),
+            () = tokio::task::yield_now() => {}
+        }
+    }
+    assert_eq!(world.run(synced).await.error_code, 0);
+    world.crash(store, groups);
+    let (_store, groups) = world.start().await;
+    assert_eq!(groups.heartbeat(heartbeat_request("g", &member), 4).await.error_code, 0);
+}
+
+/// It serves its members as long as the server runs.
+#[tokio::test]
+async fn a_group_that_is_too_much_for_a_record_is_not_kept() {
+    let mut world = World::new();
+    let (store, groups) = world.start().await;
+    let small = join(&groups, "g", 10_000).await;
+    assert_eq!(world.run(groups.sync(&sync_request("g", &small), 5)).await.error_code, 0);
+    let protocol = JoinGroupRequestProtocol::default()
+        .with_name(s("range"))
+        .with_metadata(Bytes::from(vec![7; 20 << 10]));
+    let larger = join_request("g", &small.member_id).with_protocols(vec![protocol]);
+    let joined = groups.join(&client(), &larger, 9, &TopicsView::default()).await;
+    assert_eq!((joined.error_code, joined.generation_id), (0, 2));
+    assert_eq!(world.run(groups.sync(&sync_request("g", &joined), 5)).await.error_code, 0);
+    assert_eq!(groups.heartbeat(heartbeat_request("g", &joined), 4).await.error_code, 0);
+    world.crash(store, groups);
     let (_store, groups) = world.start().await;
     let unknown = ResponseError::UnknownMemberId.code();
-    assert_eq!(groups.heartbeat(heartbeat_request("g", &member), 4).await.error_code, unknown);
-    assert_eq!(groups.sync(&sync_request("g", &member), 5).await.error_code, unknown);
-    assert_eq!(commit(&groups, by_member()).await, [unknown]);
-    let rejoin = groups
-        .join(&client(), &join_request("g", &member.member_id), 9, &TopicsView::default())
-        .await;
-    assert_eq!(rejoin.error_code, unknown);
-    // The generations start again, so that another member comes to be in one of the same number.
-    let other = join(&groups, "g", 10_000).await;
-    groups.sync(&sync_request("g", &other), 5).await;
-    assert_eq!(other.generation_id, member.generation_id);
-    assert_eq!(commit(&groups, by_member()).await, [unknown]);
-    assert_eq!(groups.heartbeat(heartbeat_request("g", &member), 4).await.error_code, unknown);
-    assert_eq!(fetch(&groups, "g").await, [found("topic", 0, 42)]);
+    assert_eq!(groups.heartbeat(heartbeat_request("g", &joined), 4).await.error_code, unknown);
+    assert_eq!(groups.heartbeat(heartbeat_request("g", &small), 4).await.error_code, unknown);
 }
 
 #[tokio::test]
@@ -568,7 +647,7 @@ async fn groups_are_listed_described_and_deleted() {
     let world = World::new();
     let (_store, groups) = world.start().await;
     let member = join(&groups, "active", 10_000).await;
-    groups.sync(&sync_request("active", &member), 5).await;
+    world.run(groups.sync(&sync_request("active", &member), 5)).await;
     let request = commit_request("idle", &[("topic", 0, 7)]);
     assert_eq!(world.run(commit(&groups, request)).await, [0]);
 

@@ -361,6 +361,82 @@ async fn a_group_without_members_changes_its_type_and_keeps_its_offsets() {
     assert_eq!(listed(&mut client, &[]).await, row("classic", "Empty"));
 }
 
+/// Static or not; closed, killed, and killed after an upload.
+#[tokio::test(flavor = "multi_thread")]
+async fn members_of_a_classic_group_go_on_after_a_restart_without_a_rebalance() {
+    use kafka_protocol::messages::SyncGroupRequest;
+    use kafka_protocol::messages::join_group_request::JoinGroupRequestProtocol;
+    use kafka_protocol::messages::sync_group_request::SyncGroupRequestAssignment;
+    const FENCED_INSTANCE_ID: i16 = 82;
+    let mut server = TestServer::start().await;
+    let mut client = server.client().await;
+    let range = JoinGroupRequestProtocol::default().with_name(text("range"));
+    let join_as = |name: &str, member: &StrBytes| {
+        JoinGroupRequest::default()
+            .with_group_id(group(name))
+            .with_group_instance_id((name == "static").then(|| text("i")))
+            .with_member_id(member.clone())
+            .with_session_timeout_ms(60_000)
+            .with_rebalance_timeout_ms(60_000)
+            .with_protocol_type(text("connect"))
+            .with_protocols(vec![range.clone()])
+    };
+    let sync = |name: &str, member: &StrBytes| {
+        SyncGroupRequest::default()
+            .with_group_id(group(name))
+            .with_group_instance_id((name == "static").then(|| text("i")))
+            .with_member_id(member.clone())
+            .with_generation_id(1)
+    };
+    let heartbeat = |name: &str, member: &StrBytes| {
+        HeartbeatRequest::default()
+            .with_group_id(group(name))
+            .with_group_instance_id((name == "static").then(|| text("i")))
+            .with_member_id(member.clone())
+            .with_generation_id(1)
+    };
+    let mut members = Vec::new();
+    for name in ["dynamic", "static"] {
+        let mut joined = client.call(5, &join_as(name, &StrBytes::new())).await;
+        if joined.error_code == 79 {
+            joined = client.call(5, &join_as(name, &joined.member_id)).await;
+        }
+        assert_eq!((joined.error_code, joined.generation_id), (0, 1), "{name}");
+        let assignment = SyncGroupRequestAssignment::default()
+            .with_member_id(joined.member_id.clone())
+            .with_assignment(bytes::Bytes::from(name));
+        let sync = sync(name, &joined.member_id).with_assignments(vec![assignment]);
+        assert_eq!(client.call(3, &sync).await.error_code, 0);
+        members.push((name, joined.member_id));
+    }
+    let row = |name: &str| (name.to_owned(), "classic".to_owned(), "Stable".to_owned());
+    for uploads in [None, Some(false), Some(true)] {
+        match uploads {
+            None => server.restart().await,
+            Some(false) => server.crash().await,
+            Some(true) => {
+                server.store().flush().await.unwrap();
+                server.crash().await;
+            }
+        }
+        client = server.client().await;
+        assert_eq!(listed(&mut client, &[]).await, [row("dynamic"), row("static")], "{uploads:?}");
+        for (name, member) in &mut members {
+            assert_eq!(client.call(3, &heartbeat(name, member)).await.error_code, 0, "{name}");
+            let synced = client.call(3, &sync(name, member)).await;
+            assert_eq!((synced.error_code, &*synced.assignment), (0, name.as_bytes()));
+            if *name == "static" {
+                // Its client was restarted as well.
+                let joined = client.call(5, &join_as(name, &StrBytes::new())).await;
+                assert_eq!((joined.error_code, joined.generation_id), (0, 1));
+                let fenced = client.call(3, &heartbeat(name, member)).await;
+                assert_eq!(fenced.error_code, FENCED_INSTANCE_ID);
+                *member = joined.member_id;
+            }
+        }
+    }
+}
+
 /// What a consumer writes of itself, or a leader for a member, in the classic protocol.
 fn embedded<M: kafka_protocol::protocol::Encodable>(message: &M) -> bytes::Bytes {
     use bytes::BufMut;

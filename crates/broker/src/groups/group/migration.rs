@@ -28,11 +28,13 @@ impl<J, S> Group<J, S> {
         self.protocol_type.as_deref()
     }
 
-    /// The members: who has what is known only while the group is stable, and nobody waits for an answer then.
+    /// The members: who has what is known only while the group is stable, and nobody waits for an answer then, but perhaps for the disk.
     pub(in crate::groups) fn settled(&self) -> Option<Vec<Migrant>> {
-        if self.state != State::Stable {
-            return None;
-        }
+        let is_settled = self.state == State::Stable && !self.is_unwritten();
+        is_settled.then(|| self.migrants())
+    }
+
+    pub(super) fn migrants(&self) -> Vec<Migrant> {
         let migrant = |(id, member): (&StrBytes, &Member<J, S>)| Migrant {
             member_id: id.clone(),
             instance_id: member.instance_id.clone(),
@@ -43,11 +45,24 @@ impl<J, S> Group<J, S> {
             protocols: member.protocols.clone(),
             assignment: member.assignment.clone(),
         };
-        Some(self.members.iter().map(migrant).collect())
+        self.members.iter().map(migrant).collect()
     }
 
     /// A group of members that come from the other type, and are to join again.
     pub(in crate::groups) fn of_migrants(
+        rules: Rules,
+        now: Instant,
+        generation: i32,
+        protocol_type: StrBytes,
+        migrants: Vec<Migrant>,
+    ) -> Self {
+        let mut group = Self::stable(rules, now, generation, protocol_type, migrants);
+        group.prepare_rebalance(now);
+        group
+    }
+
+    /// A group in which each of these members has its assignment. Protocol and leader are the caller's to tell.
+    pub(super) fn stable(
         rules: Rules,
         now: Instant,
         generation: i32,
@@ -78,7 +93,6 @@ impl<J, S> Group<J, S> {
             };
             group.members.insert(migrant.member_id, member);
         }
-        group.prepare_rebalance(now);
         group
     }
 }

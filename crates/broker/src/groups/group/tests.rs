@@ -4,8 +4,10 @@ mod random;
 
 use std::collections::BTreeMap;
 
+use super::kept::Kept;
 use super::*;
 use crate::groups::Sight;
+use crate::state_table::{self, Table};
 
 const SESSION: Duration = Duration::from_secs(10);
 const REBALANCE: Duration = Duration::from_secs(60);
@@ -54,6 +56,8 @@ struct Bench {
     joined: BTreeMap<u32, Result<Joined, Refusal>>,
     synced: BTreeMap<u32, Result<Synced, ResponseError>>,
     dropped: Vec<StrBytes>,
+    /// What was kept of it last.
+    kept: Option<Kept>,
 }
 
 impl Bench {
@@ -70,10 +74,29 @@ impl Bench {
             joined: BTreeMap::new(),
             synced: BTreeMap::new(),
             dropped: Vec::new(),
+            kept: None,
         }
     }
 
+    /// The server has stopped, and is started again: nobody who waits is answered. By way of the disk.
+    fn restart(&mut self) {
+        let mut read = KeptGroups::default();
+        if let Some(kept) = &self.kept {
+            read.apply_encoded(&kept.encode("g")).unwrap();
+            assert_eq!(read.0["g"], *kept);
+            assert_eq!(state_table::decode::<KeptGroups>(&state_table::encode(&read)), Ok(read));
+        }
+        self.group = match self.kept.clone() {
+            Some(kept) => Group::of_kept(self.group.rules, self.now, kept),
+            None => Group::new(self.group.rules, self.now),
+        };
+    }
+
     fn collect(&mut self) {
+        if self.group.is_unwritten() {
+            self.kept = self.group.kept();
+            self.group.written();
+        }
         for effect in self.group.take_effects() {
             match effect {
                 Effect::Joined(waiter, answer) => {
@@ -636,4 +659,156 @@ fn a_rebalance_timeout_of_nothing_does_not_make_the_timer_spin() {
     bench.join(hasty(static_join("i2", "")));
     bench.pass(SESSION * 4);
     assert_eq!(bench.group.state(), State::Empty);
+}
+
+#[test]
+fn members_go_on_after_a_restart_in_their_generation() {
+    let mut bench = Bench::new();
+    let ids = bench.stable_static(2);
+    let dynamic = bench.join(with_protocols(old_join("c"), &["range", "sticky"]));
+    for (instance, id) in [("i1", &ids[0]), ("i2", &ids[1])] {
+        bench.join(static_join(instance, id));
+    }
+    let joined = bench.generation_of(dynamic).clone();
+    let (leader, third) = (joined.leader.clone(), joined.member_id.clone());
+    let plan = [(third.as_str(), "p3"), (ids[0].as_str(), "p1"), (ids[1].as_str(), "p2")];
+    bench.sync(&leader, joined.generation, &plan);
+    let before = bench.group.describe();
+    assert_eq!(before.state, State::Stable);
+
+    bench.pass(SESSION / 2);
+    bench.restart();
+    let after = bench.group.describe();
+    assert_eq!(format!("{before:?}"), format!("{after:?}"));
+    for id in [&ids[0], &ids[1], &third.as_str().to_owned()] {
+        assert_eq!(bench.heartbeat(id, joined.generation), Ok(()));
+        assert_eq!(bench.commit(id, joined.generation), Ok(()));
+        assert_eq!(
+            bench.heartbeat(id, joined.generation + 1),
+            Err(ResponseError::IllegalGeneration)
+        );
+    }
+    // Whoever lost an answer asks again.
+    let again = bench.sync(&third, joined.generation, &[]);
+    assert_eq!(bench.assignment_of(again), b"p3");
+    let again = bench.join(with_protocols(join("c", &third), &["range", "sticky"]));
+    assert_eq!(bench.generation_of(again).generation, joined.generation);
+    // A static member has restarted too.
+    let back = bench.join(static_join("i2", ""));
+    assert_eq!(bench.generation_of(back).generation, joined.generation);
+    let synced = bench.sync(&format!("m{back}"), joined.generation, &[]);
+    assert_eq!(bench.assignment_of(synced), b"p2");
+    assert_eq!(bench.group.state(), State::Stable);
+    // Its new id is kept.
+    bench.restart();
+    assert_eq!(bench.heartbeat(&format!("m{back}"), joined.generation), Ok(()));
+    assert_eq!(bench.heartbeat(&ids[1], joined.generation), Err(ResponseError::UnknownMemberId));
+
+    // Who does not come has a whole session, and no more.
+    bench.pass(SESSION * 9 / 10);
+    assert_eq!(bench.dropped, [] as [StrBytes; 0]);
+    assert_eq!(bench.heartbeat(&third, joined.generation), Ok(()));
+    bench.pass(SESSION * 2 / 10);
+    assert_eq!(bench.dropped.len(), 2);
+    assert_eq!(bench.heartbeat(&third, joined.generation), Err(ResponseError::RebalanceInProgress));
+}
+
+#[test]
+fn what_has_no_assignment_yet_is_not_kept_and_an_empty_group_is_forgotten() {
+    let mut bench = Bench::new();
+    let ids = bench.stable_static(2);
+    let generation = bench.group.generation();
+    let new = bench.join(old_join("c"));
+    for (instance, id) in [("i1", &ids[0]), ("i2", &ids[1])] {
+        bench.join(static_join(instance, id));
+    }
+    assert_eq!(bench.generation_of(new).generation, generation + 1);
+    bench.restart();
+    assert_eq!(bench.heartbeat(&ids[0], generation), Ok(()));
+    assert_eq!(
+        bench.heartbeat(&ids[1], generation + 1),
+        Err(ResponseError::IllegalGeneration),
+        "it was told of a generation in which it has nothing"
+    );
+    assert_eq!(
+        bench.heartbeat(&format!("m{new}"), generation),
+        Err(ResponseError::UnknownMemberId)
+    );
+
+    assert_eq!(bench.leave("", Some("i1")), Ok(()));
+    bench.restart();
+    assert_eq!(
+        bench.group.member_count(),
+        2,
+        "as in Kafka, until the generation that it left is over"
+    );
+    assert_eq!(bench.leave("", Some("i1")), Ok(()));
+    assert_eq!(bench.leave("", Some("i2")), Ok(()));
+    assert_eq!(bench.group.state(), State::Empty);
+    bench.restart();
+    assert_eq!((bench.group.state(), bench.group.member_count()), (State::Empty, 0));
+}
+
+/// The log has no room.
+#[test]
+fn nothing_happens_to_a_group_that_could_not_be_written() {
+    let mut bench = Bench::new();
+    let first = bench.join(static_join("i1", ""));
+    let id = bench.generation_of(first).member_id.clone();
+    let sync = SyncEvent {
+        member_id: id.clone(),
+        instance_id: None,
+        generation: 1,
+        protocol_type: None,
+        protocol: None,
+        assignments: vec![(id.clone(), Bytes::from_static(b"p"))],
+    };
+    bench.group.sync(bench.now, sync, 1000);
+    assert!(bench.group.is_unwritten());
+    assert_eq!(bench.group.settled(), None);
+    bench.group.not_written(bench.now);
+    assert_eq!(bench.group.deadline(), Some(bench.now + RETRY_WRITE));
+    // Its session is over, but nobody is removed before what was decided is in line.
+    bench.now += SESSION * 2;
+    bench.group.tick(bench.now);
+    assert_eq!(bench.group.member_count(), 1);
+    assert_eq!(bench.heartbeat(&id, 1), Ok(()));
+    bench.collect();
+    assert_eq!(bench.group.settled().map(|members| members.len()), Some(1));
+    bench.pass(SESSION);
+    assert_eq!(bench.dropped, [id]);
+}
+
+#[test]
+fn bytes_that_are_no_record_are_refused() {
+    let mut bench = Bench::new();
+    bench.stable_static(2);
+    let record = bench.kept.unwrap().encode("g");
+    let mut groups = KeptGroups::default();
+    for len in 0..record.len() {
+        groups.apply_encoded(&record[..len]).unwrap_err();
+    }
+    groups.apply_encoded(&[&record[..], &[0]].concat()).unwrap_err();
+    assert_eq!(groups, KeptGroups::default());
+    groups.apply_encoded(&record).unwrap();
+    groups.apply_encoded(&encode_forgotten("other")).unwrap();
+    assert_eq!(groups.0.len(), 1);
+    groups.apply_encoded(&encode_forgotten("g")).unwrap();
+    assert_eq!(groups, KeptGroups::default());
+}
+
+/// As a group was written by the first version: it has to be read for ever.
+#[test]
+fn the_format_is_the_documented_one() {
+    let mut bench = Bench::new();
+    let first = bench.join(static_join("i", ""));
+    bench.sync("m1", bench.generation_of(first).generation, &[("m1", "p0")]);
+    let record = bench.kept.unwrap().encode("g");
+    let mut expected = b"\x01\x01\x01\0g\x01\0\0\0\x08\0consumer\x05\0range\x02\0m1".to_vec();
+    expected.extend_from_slice(b"\x01\0\0\0\x02\0m1\x01\x01\0i\x01\0i\x0a\0/127.0.0.1");
+    expected.extend_from_slice(&10_000_i32.to_le_bytes());
+    expected.extend_from_slice(&60_000_i32.to_le_bytes());
+    expected.extend_from_slice(b"\x01\0\0\0\x05\0range\x01\0\0\0i\x02\0\0\0p0");
+    assert_eq!(record, expected);
+    assert_eq!(encode_forgotten("g"), b"\x01\x02\x01\0g"[..]);
 }

@@ -55,6 +55,8 @@ struct Walk {
     random: Random,
     clients: Vec<Client>,
     greatest_generation: i32,
+    /// The last one in which anybody was told what it has.
+    told_generation: i32,
     /// Who was told to assign, by generation.
     leaders: BTreeMap<i32, StrBytes>,
     joins: BTreeSet<u32>,
@@ -81,6 +83,7 @@ impl Walk {
             random,
             clients,
             greatest_generation: 0,
+            told_generation: 0,
             leaders: BTreeMap::new(),
             joins: BTreeSet::new(),
             syncs: BTreeSet::new(),
@@ -142,6 +145,30 @@ impl Walk {
         self.check();
     }
 
+    /// Of the server: requests that wait are lost, and their clients send them again. Whoever was told what it has is in the generation that is kept, or an
+    /// older one.
+    fn restart(&mut self) {
+        self.bench.restart();
+        let generation = self.bench.group.generation;
+        for client in &mut self.clients {
+            if client.join.take().is_some() {
+                client.next = Next::Join;
+            }
+            if client.sync.take().is_some() {
+                client.next = Next::Join;
+            }
+        }
+        if self.bench.kept.is_some() {
+            assert!(self.told_generation <= generation, "generation {}", self.told_generation);
+        }
+        self.told_generation = generation;
+        self.joins.retain(|waiter| self.bench.joined.contains_key(waiter));
+        self.syncs.retain(|waiter| self.bench.synced.contains_key(waiter));
+        self.unseen.clear();
+        self.greatest_generation = generation;
+        self.leaders.retain(|told, _| *told <= generation);
+    }
+
     fn join(&mut self, client: &Client) -> u32 {
         let lists: [&[&str]; 5] =
             [&["range"], &["range"], &["range", "sticky"], &["sticky", "range"], &["other"]];
@@ -181,6 +208,9 @@ impl Walk {
             }
             if let Some(answer) = client.sync.and_then(|waiter| self.bench.synced.get(&waiter)) {
                 client.sync = None;
+                if answer.is_ok() {
+                    self.told_generation = self.bench.group.generation;
+                }
                 client.next = if answer.is_ok() { Next::Heartbeat } else { Next::Join };
             }
         }
@@ -211,6 +241,13 @@ impl Walk {
             assert!(!waits || group.phase_deadline.is_some(), "{id} would wait for ever");
             assert!(!joining || preparing, "{id} waits in a wrong state");
             assert!(!syncing || completing, "{id} waits in a wrong state");
+        }
+
+        // What is kept is what there is, at all times but in a rebalance.
+        match group.state {
+            State::Empty => assert_eq!(self.bench.kept, None),
+            State::Stable => assert_eq!(self.bench.kept, group.kept()),
+            State::Preparing | State::Completing | State::Dead => {}
         }
 
         let statics = group.members.iter();
@@ -277,6 +314,27 @@ fn random_walks_keep_the_invariants_and_end_empty() {
             std::panic::resume_unwind(panic);
         }
     }
+}
+
+/// Wherever a server stops, its clients find a group again in which nobody has what another one has, and go on until they are gone.
+#[test]
+fn random_walks_go_on_after_restarts() {
+    let mut kept = 0;
+    for seed in 0..300 {
+        let mut walk = Walk::new(seed);
+        for _ in 0..6 {
+            for _ in 0..20 {
+                walk.step();
+            }
+            kept += u32::from(walk.bench.kept.is_some());
+            walk.restart();
+            walk.check();
+        }
+        walk.bench.pass(Duration::from_secs(3600));
+        walk.check();
+        assert_eq!(walk.bench.group.state(), State::Empty, "seed {seed}");
+    }
+    assert!(kept > 100, "only {kept} restarts with members");
 }
 
 /// The walks are of use only if they get somewhere.

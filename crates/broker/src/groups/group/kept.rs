@@ -1,0 +1,185 @@
+//! What is kept of a group for the time after a restart: who has what in its last complete generation. Byte layout and crash argument:
+//! `docs/format/classic-group-state.md`.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use kafka_protocol::protocol::StrBytes;
+
+use super::{Group, Migrant, Rules, State};
+use crate::state_table::{Corrupt, Reader, Table, Writer};
+
+const VERSION: u8 = 1;
+
+const KIND_KEPT: u8 = 1;
+const KIND_FORGOTTEN: u8 = 2;
+
+/// A complete generation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::groups) struct Kept {
+    generation: i32,
+    protocol_type: StrBytes,
+    protocol: StrBytes,
+    leader: StrBytes,
+    members: Vec<Migrant>,
+}
+
+impl<J, S> Group<J, S> {
+    /// What is to be kept of it; nothing without members, or as long as nobody knows what he is to have.
+    pub(in crate::groups) fn kept(&self) -> Option<Kept> {
+        (self.state == State::Stable).then(|| Kept {
+            generation: self.generation,
+            protocol_type: self.protocol_type.clone().unwrap_or_default(),
+            protocol: self.protocol.clone().unwrap_or_default(),
+            leader: self.leader.clone().unwrap_or_default(),
+            members: self.migrants(),
+        })
+    }
+
+    /// The group of which this was kept. All members have a whole session timeout to be heard of.
+    pub(in crate::groups) fn of_kept(rules: Rules, now: Instant, kept: Kept) -> Self {
+        let Kept { generation, protocol_type, protocol, leader, members } = kept;
+        let mut group = Self::stable(rules, now, generation, protocol_type, members);
+        group.protocol = Some(protocol);
+        group.leader = Some(leader);
+        group
+    }
+}
+
+impl Kept {
+    /// The record that this is kept of a group.
+    pub(in crate::groups) fn encode(&self, group: &str) -> Bytes {
+        let mut out = header(KIND_KEPT, group);
+        self.write(&mut out);
+        payload(out)
+    }
+
+    fn write(&self, out: &mut Writer) {
+        out.i32(self.generation);
+        out.str(&self.protocol_type);
+        out.str(&self.protocol);
+        out.str(&self.leader);
+        out.list(&self.members, |out, member| {
+            out.str(&member.member_id);
+            out.opt(member.instance_id.as_deref());
+            out.str(&member.client_id);
+            out.str(&member.client_host);
+            out.i32(millis(member.session_timeout));
+            out.i32(millis(member.rebalance_timeout));
+            out.list(&member.protocols, |out, (name, metadata)| {
+                out.str(name);
+                write_bytes(out, metadata);
+            });
+            write_bytes(out, &member.assignment);
+        });
+    }
+
+    fn read(reader: &mut Reader<'_>) -> Result<Self, Corrupt> {
+        Ok(Self {
+            generation: reader.i32()?,
+            protocol_type: text(reader)?,
+            protocol: text(reader)?,
+            leader: text(reader)?,
+            members: reader.list(read_member)?,
+        })
+    }
+}
+
+/// The record that nothing is kept of a group any more.
+pub(in crate::groups) fn encode_forgotten(group: &str) -> Bytes {
+    payload(header(KIND_FORGOTTEN, group))
+}
+
+fn header(kind: u8, group: &str) -> Writer {
+    let mut out = Writer::default();
+    out.u8(VERSION);
+    out.u8(kind);
+    out.str(group);
+    out
+}
+
+fn payload(out: Writer) -> Bytes {
+    Bytes::from(out.into_bytes().into_boxed_slice())
+}
+
+/// Clients say their timeouts in this unit and size.
+fn millis(timeout: Duration) -> i32 {
+    i32::try_from(timeout.as_millis()).unwrap_or(i32::MAX)
+}
+
+fn write_bytes(out: &mut Writer, bytes: &Bytes) {
+    out.len(bytes.len());
+    out.raw(bytes);
+}
+
+fn read_member(reader: &mut Reader<'_>) -> Result<Migrant, Corrupt> {
+    Ok(Migrant {
+        member_id: text(reader)?,
+        instance_id: reader.opt()?.map(StrBytes::from_string),
+        client_id: text(reader)?,
+        client_host: text(reader)?,
+        session_timeout: timeout(reader)?,
+        rebalance_timeout: timeout(reader)?,
+        protocols: reader.list(|reader| Ok((text(reader)?, bytes(reader)?)))?,
+        assignment: bytes(reader)?,
+    })
+}
+
+fn text(reader: &mut Reader<'_>) -> Result<StrBytes, Corrupt> {
+    Ok(StrBytes::from_string(reader.str()?))
+}
+
+fn timeout(reader: &mut Reader<'_>) -> Result<Duration, Corrupt> {
+    let millis = reader.i32()?;
+    let millis = u64::try_from(millis);
+    millis.map(Duration::from_millis).map_err(|_| Corrupt::new("a timeout below 0"))
+}
+
+fn bytes(reader: &mut Reader<'_>) -> Result<Bytes, Corrupt> {
+    let len = reader.len()?;
+    Ok(Bytes::copy_from_slice(reader.take(len)?))
+}
+
+/// What is kept of all classic groups, by name.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct KeptGroups(pub(in crate::groups) BTreeMap<String, Kept>);
+
+impl Table for KeptGroups {
+    const WHAT: &'static str = "members of classic groups";
+    const CHECKPOINT: [u8; 4] = *b"ALGC";
+    const QUARANTINE: [u8; 4] = *b"ALGD";
+    const VERSION: u8 = VERSION;
+
+    fn apply_encoded(&mut self, record: &[u8]) -> Result<(), Corrupt> {
+        let mut reader = Reader::new(record);
+        reader.version("record", VERSION)?;
+        match reader.u8()? {
+            KIND_KEPT => {
+                let group = reader.str()?;
+                let kept = Kept::read(&mut reader)?;
+                reader.end()?;
+                self.0.insert(group, kept);
+            }
+            KIND_FORGOTTEN => {
+                let group = reader.str()?;
+                reader.end()?;
+                self.0.remove(&group);
+            }
+            kind => return Err(Corrupt::unknown_kind(kind)),
+        }
+        Ok(())
+    }
+
+    fn write(&self, out: &mut Writer) {
+        out.list(&self.0, |out, (name, kept)| {
+            out.str(name);
+            kept.write(out);
+        });
+    }
+
+    fn read(reader: &mut Reader<'_>) -> Result<Self, Corrupt> {
+        let groups = reader.list(|reader| Ok((reader.str()?, Kept::read(reader)?)))?;
+        Ok(Self(groups.into_iter().collect()))
+    }
+}
