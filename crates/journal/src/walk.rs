@@ -12,14 +12,14 @@ use crate::record::{HEADER_BYTES, Record, Salt};
 #[derive(Debug)]
 pub(crate) enum Found<'a> {
     Record(Granule, Record<'a>),
-    /// Bytes that are no record, in front of one that is.
+    /// Bytes that are no record, in front of one that is, or up to the end if the search was given up: then nobody knows what is behind them.
     Damage(Range<usize>),
 }
 
 /// Looking for the next record takes checksums of at most this many times the bytes of the journal: values may be made to look like headers of long records.
 const MAX_SEARCHES: usize = 16;
 
-/// All records in the bytes of a journal, from its first one on. Ends behind the last one.
+/// All records in the bytes of a journal, from its first one on. Ends behind the last one; behind everything, if it gave up looking for the next one.
 pub(crate) struct Walk<'a> {
     bytes: &'a [u8],
     salt: Salt,
@@ -66,7 +66,12 @@ impl<'a> Iterator for Walk<'a> {
             return Some(Found::Record(Granule::at(start), record));
         }
         let mut at = start + GRANULE_BYTES;
-        while at + HEADER_BYTES <= self.bytes.len() && self.search_bytes > 0 {
+        while at + HEADER_BYTES <= self.bytes.len() {
+            if self.search_bytes == 0 {
+                // What was not looked at is no torn tail.
+                self.at = self.bytes.len();
+                return Some(Found::Damage(start..self.at));
+            }
             if self.record_at(at).is_some() {
                 self.at = at;
                 return Some(Found::Damage(start..at));
@@ -155,7 +160,11 @@ mod tests {
             bytes.extend_from_slice(&header);
         }
         let mut walk = Walk::new(&bytes, SALT);
+        // It gives up, and says that it does not know what is there.
+        assert!(
+            matches!(walk.next(), Some(Found::Damage(range)) if range == (FIRST_RECORD..bytes.len()))
+        );
         assert!(walk.next().is_none());
-        assert_eq!((walk.end(), walk.search_bytes), (FIRST_RECORD, 0));
+        assert_eq!((walk.end(), walk.search_bytes), (bytes.len(), 0));
     }
 }
