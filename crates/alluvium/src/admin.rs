@@ -80,7 +80,7 @@ impl Admin {
     /// Stop accepting. Connections that stay open do not hold up the server's end.
     pub(crate) async fn shutdown(self) {
         let _ = self.stop.send(());
-        let _ = tokio::time::timeout(std::time::Duration::from_secs(1), self.task).await;
+        let _ = tokio::time::timeout(Duration::from_secs(1), self.task).await;
     }
 }
 

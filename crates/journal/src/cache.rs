@@ -144,10 +144,10 @@ impl Cache {
         Ok(self.get(key)?.map(|value| value.to_vec()))
     }
 
-    /// The value of a key, and the time that is left to it, for threads that must not wait for the disk: it is not read.
+    /// The value of a key, and the time that is left to it, for threads that must not wait for the disk: it is not read, and what was decompressed and is kept is not looked at.
     ///
     /// # Errors
-    /// The record is damaged.
+    /// As [`Self::get`]; what is in memory was checked when it came there.
     pub fn try_get(&self, key: &[u8]) -> Result<Lookup> {
         let hash = self.shared.hasher.hash(key);
         let found = self.read(key, hash, self.shared.index.find(hash), Reach::Memory)?;
@@ -263,10 +263,10 @@ impl Cache {
     /// Write anew what is alive in each sealed journal that holds something else too, and remove it. What is done in the background anyhow, where it is worth it, is done here for the smallest gain,
     /// and without pauses: for whoever wants the space, and has the time. Blocks; `progress` hears of each journal.
     ///
-    /// The newest journal is not sealed. Damaged ones stay.
+    /// The newest journal is not sealed. Damaged ones stay. Where writers take all the room there is, it waits for eviction.
     ///
     /// # Errors
-    /// The disk budget leaves no room to move records to; a file can not be read or written.
+    /// The disk budget leaves no room to move records to, and nothing may be evicted; a file can not be read or written.
     pub fn compact(&self, progress: impl FnMut(&Compacted)) -> Result<Compacted> {
         self.shared.compact_all(progress)
     }
@@ -365,7 +365,7 @@ pub enum Lookup {
     Found(Value, Option<Duration>),
     /// There is none.
     Absent,
-    /// Its record is not in memory, if it is there: [`Cache::get`] reads the disk.
+    /// Its journal is not in memory: [`Cache::get`] reads the disk, unless it finds the record decompressed.
     OnDisk,
 }
 
@@ -391,7 +391,7 @@ impl Shared {
             counts.reads.fetch_add(1, Ordering::Relaxed);
             // Of one that is damaged nothing comes, and its count is never taken back.
             if counts.disk_reads.load(Ordering::Relaxed) >= self.promotion_reads()
-                && !counts.is_damaged.load(Ordering::Relaxed)
+                && counts.is_sound()
             {
                 self.keep.wake();
             }

@@ -6,41 +6,85 @@ use std::thread;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
+use crate::hash::KeyHash;
 use crate::journal::{FIRST_RECORD, Journal};
 use crate::options::WhenFull;
-use crate::place::{Granule, JournalNumber, NUMBER_BITS};
+use crate::place::{Granule, JournalNumber, MAX_SPAN, Place};
 use crate::record::{Content, NewRecord, Record};
-use crate::shared::{Appended, CHUNK_BYTES, NotAppended, Shared, Who, now_millis};
+use crate::room::Who;
+use crate::shared::{Appended, CHUNK_BYTES, NotAppended, Shared, now_millis};
 
-/// Journals as far apart can not be told from one another by their places: half of it, to be far from that.
-const MAX_SPAN: u64 = 1 << (NUMBER_BITS - 2);
+/// A journal that is so far behind the newest one is moved, however much of it is alive: long before its number and a new one could be taken for each other.
+const FAR_BEHIND: u64 = MAX_SPAN / 2;
 /// Journals that were cut short by a close; from then on they are put together.
 const MANY_SHORT: usize = 8;
 /// Who works in the background reads a chunk, then waits so long: writers and readers come first.
 pub(crate) const PAUSE: Duration = Duration::from_millis(8);
+/// What is alive of a journal is compared in so many parts.
+const PARTS: u64 = 16;
+
+/// What became of a journal that was to be compacted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Compaction {
+    /// It is gone.
+    Done,
+    /// It stays: what can not be read of it may hide older records, in other journals.
+    Damaged,
+    /// It stays, for now: there is no room for what it has alive.
+    NoRoom,
+}
+
+/// What compaction would find in a journal.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Look {
+    /// What it would write anew, at most.
+    alive_bytes: usize,
+    /// Whether there is anything else.
+    pub(crate) has_dead: bool,
+    pub(crate) is_damaged: bool,
+}
+
+/// What compaction does with a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    /// A newer one of its key is there, or it was a tombstone that hides nothing.
+    Goes,
+    /// It has expired, and nothing older may be left: its key is taken out of the index.
+    Expires,
+    /// The same, but something older may be left; or it was such a tombstone itself.
+    Tombstone(JournalNumber),
+    Moves,
+}
 
 impl Shared {
     /// The journal with the smallest part of live bytes, if that is small enough to be worth writing it anew.
     pub(crate) fn emptiest(&self) -> Option<Arc<Journal>> {
-        // Of four parts. What is written per byte that is gained: a third, one, three.
+        // What is written per byte that is gained: a third, one, three, fifteen.
         let most_live = match (self.is_crowded(), self.options.when_full) {
-            (false, _) => 1,
-            (true, WhenFull::Evict) => 2,
-            (true, WhenFull::Refuse) => 3,
+            (false, _) => PARTS / 4,
+            (true, WhenFull::Evict) => PARTS / 2,
+            (true, WhenFull::Refuse) if self.journals.room.has(1 + self.leaves(Who::User)) => {
+                PARTS / 4 * 3
+            }
+            // Puts are refused until some of it is gone.
+            (true, WhenFull::Refuse) => PARTS - 1,
         };
         let unwritten = self.flush.oldest_unwritten();
         let mut sealed = self.journals.all();
-        let newest = sealed.last().map_or(0, |newest| newest.number.0);
-        let is_short = |journal: &Journal| journal.is_short(self.journal_bytes);
-        let are_many_short = sealed.iter().filter(|journal| is_short(journal)).count() > MANY_SHORT;
-        let oldest_two = [0, 1].map(|at| sealed.get(at).map(|journal| journal.number));
-        sealed.retain(|journal| {
-            journal.number < unwritten && !journal.counts.is_damaged.load(Ordering::Relaxed)
-        });
-        // The index tells journals apart by a part of their numbers.
-        if let Some(oldest) = sealed.first().filter(|oldest| newest - oldest.number.0 >= MAX_SPAN) {
+        if let Some(oldest) = sealed.first()
+            && self.is_far_behind(oldest)
+            && oldest.number < unwritten
+            && !oldest.counts.has_just_failed()
+            && self.can_move(oldest, oldest.end())
+        {
             return Some(oldest.clone());
         }
+        let is_short = |journal: &Journal| journal.is_short(self.journal_bytes);
+        let are_many_short = sealed.iter().filter(|journal| is_short(journal)).count() > MANY_SHORT;
+        // Nobody may even delete: a process that was killed or closed has left a journal half empty, and its successor began another one.
+        let is_stuck = self.beside() < Who::Deletion.leaves();
+        let oldest_two = [0, 1].map(|at| sealed.get(at).map(|journal| journal.number));
+        sealed.retain(|journal| journal.number < unwritten && journal.counts.is_sound());
         let parts = |journal: &Journal| {
             let counts = &journal.counts;
             let bytes = counts.end_bytes.load(Ordering::Relaxed).saturating_sub(FIRST_RECORD);
@@ -51,20 +95,20 @@ impl Shared {
             if oldest_other.is_some_and(|it| it.0 <= counts.newest_origin.load(Ordering::Relaxed)) {
                 live += counts.tombstone_bytes.load(Ordering::Relaxed);
             }
-            // What was cut short by a close is as good as empty behind its end, when there are many of these.
-            let bytes = if are_many_short && is_short(journal) {
-                self.journal_bytes
-            } else if journal.frames.is_some() {
+            let bytes = if journal.frames.is_some() {
                 // What is moved is written plain, and has to be less than what is gained.
                 bytes.min(journal.file_bytes as usize)
+            } else if is_stuck || (are_many_short && is_short(journal)) {
+                // Behind its end it is as good as empty.
+                self.journal_bytes
             } else {
                 bytes
             };
-            (live.saturating_mul(4), bytes.max(1) as u64)
+            (live, bytes.max(1) as u64)
         };
         sealed.retain(|journal| {
             let (live, bytes) = parts(journal);
-            live <= most_live * bytes
+            live * PARTS <= most_live * bytes && self.can_move(journal, live as usize)
         });
         sealed.into_iter().min_by_key(|journal| {
             let (live, bytes) = parts(journal);
@@ -72,38 +116,110 @@ impl Shared {
         })
     }
 
-    /// Write what a journal has alive anew, and remove it, with a `pause` after each chunk. False if there was no room for that, or it turned out to be damaged. For whoever has the turn ([`crate::keep::Keep::turn`]).
-    pub(crate) fn compact(&self, journal: &Journal, pause: Duration) -> Result<bool> {
+    fn is_far_behind(&self, journal: &Journal) -> bool {
+        self.active.load().number.0 - journal.number.0 >= FAR_BEHIND
+    }
+
+    /// Whether there is room for what is alive in a journal, and enough of it left for the next one when it is gone: whoever makes room must not use it up.
+    fn can_move(&self, journal: &Journal, alive_bytes: usize) -> bool {
+        let room = &self.journals.room;
+        let (left_bytes, is_kept) = self.left_in_newest();
+        let (alive_bytes, left_bytes) = (alive_bytes as u64, left_bytes as u64);
+        let lacks_spare = self.flush.lacks_spare();
+        if alive_bytes == 0 || (alive_bytes <= left_bytes && (is_kept || lacks_spare)) {
+            return true;
+        }
+        if lacks_spare {
+            return false;
+        }
+        if room.has(2) {
+            return true;
+        }
+        // It takes the last journal. A whole file gives that back. One that was cut short or compressed does not: then what is left of that journal has to be enough for another one.
+        let journal_bytes = self.journal_bytes as u64;
+        let kept_bytes = if is_kept { left_bytes } else { 0 };
+        let then_bytes =
+            (room.free_bytes() + kept_bytes + journal.file_bytes).saturating_sub(alive_bytes);
+        room.has(1)
+            && (journal.file_bytes >= journal_bytes
+                || then_bytes >= 2 * journal_bytes - journal_bytes / PARTS)
+    }
+
+    /// Bytes that are left in the newest journal, and whether it is kept for those who make room.
+    fn left_in_newest(&self) -> (usize, bool) {
+        let newest = self.active.load();
+        let arena = newest.arena.as_ref().expect("the newest journal is in memory");
+        let taken_bytes = arena.taken_bytes().filter(|_| arena.end_bytes().is_none());
+        let left_bytes =
+            taken_bytes.map_or(0, |taken| arena.capacity_bytes().saturating_sub(taken));
+        (left_bytes, newest.beside.load(Ordering::Relaxed) < Who::Deletion.leaves())
+    }
+
+    /// What is in a journal, by its records: the counts of a journal are upper bounds. Looked at before anything is moved, so that no room is used up by a journal that stays.
+    pub(crate) fn look(&self, journal: &Journal, pause: Duration) -> Result<Look> {
         let oldest_other = self.oldest_but(journal.number);
-        let end = journal.counts.end_bytes.load(Ordering::Acquire);
-        let mut pause_at = CHUNK_BYTES;
-        let done = self.each_record(journal, end, |first, record| {
-            if first.byte() >= pause_at && !pause.is_zero() && !self.is_crowded() {
-                pause_at += CHUNK_BYTES;
-                thread::sleep(pause);
+        let mut look = Look::default();
+        let mut pauses = Pauses::new(pause);
+        let damaged_bytes = self.each_record(journal, |first, record| {
+            pauses.come_to(self, first)?;
+            let hash = self.hasher.hash(record.key());
+            let named = self.index.find(hash);
+            let is_written_anew =
+                match fate(journal.number, oldest_other, first, record, hash, named) {
+                    Fate::Moves => true,
+                    // Of a value that has expired it is shorter.
+                    Fate::Tombstone(_) => {
+                        look.has_dead |= record.origin().is_none();
+                        true
+                    }
+                    Fate::Goes | Fate::Expires => false,
+                };
+            match is_written_anew {
+                true => look.alive_bytes += record.header().padded_bytes(),
+                false => look.has_dead = true,
             }
-            if self.keep.is_closing() {
-                return Err(Error::Closed);
-            }
-            self.carry(journal.number, oldest_other, first, record)
+            Ok(())
+        })?;
+        self.mark_damaged(journal, damaged_bytes);
+        look.is_damaged = damaged_bytes > 0;
+        Ok(look)
+    }
+
+    /// Write anew what a journal has alive, as a [`Self::look`] has found, and remove it, with a `pause` after each chunk. For whoever has the turn ([`crate::keep::Keep::turn`]).
+    pub(crate) fn compact(
+        &self,
+        journal: Arc<Journal>,
+        look: &Look,
+        pause: Duration,
+    ) -> Result<Compaction> {
+        let number = journal.number;
+        let oldest_other = self.oldest_but(number);
+        // The oldest one hides nothing; what is damaged in it is given up when it has to go.
+        let may_be_damaged =
+            self.is_far_behind(&journal) && oldest_other.is_none_or(|other| number < other);
+        if look.is_damaged && !may_be_damaged {
+            return Ok(Compaction::Damaged);
+        }
+        if !self.can_move(&journal, look.alive_bytes) {
+            return Ok(Compaction::NoRoom);
+        }
+        let mut pauses = Pauses::new(pause);
+        let moved = self.each_record(&journal, |first, record| {
+            pauses.come_to(self, first)?;
+            self.carry(number, oldest_other, first, record)
         });
-        match done {
-            // The rest is tried another time; what was moved is newer than what is left here.
-            Err(Error::DiskFull { .. } | Error::Closed) => return Ok(false),
-            // What can not be read may hide older records, in other journals.
-            Ok(false) => {
-                tracing::warn!(
-                    "journal cache: journal {} is damaged; it stays until it is the oldest",
-                    journal.number
-                );
-                journal.counts.is_damaged.store(true, Ordering::Relaxed);
-                return Ok(false);
-            }
-            done => done?,
+        // The rest is tried another time; what was moved is newer than what is left here.
+        let damaged_bytes = match moved {
+            Err(Error::DiskFull { .. }) => return Ok(Compaction::NoRoom),
+            moved => moved?,
         };
+        self.mark_damaged(&journal, damaged_bytes);
+        if damaged_bytes > 0 && !may_be_damaged {
+            return Ok(Compaction::Damaged);
+        }
         self.remove(journal)?;
         self.counters.compacted.fetch_add(1, Ordering::Relaxed);
-        Ok(true)
+        Ok(Compaction::Done)
     }
 
     /// The oldest journal beside this one. Nothing is held by it: the memory of the others has to come free when it is taken from them.
@@ -146,32 +262,75 @@ impl Shared {
         let key = record.key();
         let hash = self.hasher.hash(key);
         let mut writer = self.index.lock(hash);
-        // Whether a journal may be left that has an older record of the key.
-        let hides_older =
-            |origin: JournalNumber| oldest_other.is_some_and(|oldest| oldest <= origin);
-        if let Some(origin) = record.origin() {
-            if writer.get().is_some() || !hides_older(origin) {
-                return Ok(None);
+        let appended = match fate(number, oldest_other, first, record, hash, writer.get()) {
+            Fate::Goes => return Ok(None),
+            Fate::Moves => {
+                let (value, expires_at) = (record.value(), record.expires_at());
+                let copy = NewRecord { key, content: Content::Value { value, expires_at } };
+                return self.enter(&mut writer, hash, &copy, Who::Maintenance).map(Some);
             }
-            return self.append_tombstone(key, hash, Some(origin)).map(Some);
-        }
-        let expires_at = record.expires_at();
-        let place = record.place(number, first, hash);
-        let Some(named) = writer.get().filter(|named| named.is_same(place)) else {
-            return Ok(None);
+            Fate::Tombstone(origin) => {
+                Some(self.append_tombstone(key, hash, Some(origin), Who::Maintenance)?)
+            }
+            Fate::Expires => None,
         };
-        if !record.has_expired(now_millis) {
-            let content = Content::Value { value: record.value(), expires_at };
-            return self
-                .enter(&mut writer, hash, &NewRecord { key, content }, Who::Maintenance)
-                .map(Some);
+        if let Some(expired) = writer.remove() {
+            self.journals.forget(expired);
         }
-        let appended = match hides_older(number) {
-            true => Some(self.append_tombstone(key, hash, Some(number))?),
-            false => None,
-        };
-        writer.remove();
-        self.journals.forget(named);
         Ok(appended)
+    }
+}
+
+/// What becomes of a record that was found at `first` of the journal `number`, of whose key the index names `named`, when only journals from `oldest_other` on are left beside it.
+fn fate(
+    number: JournalNumber,
+    oldest_other: Option<JournalNumber>,
+    first: Granule,
+    record: &Record<'_>,
+    hash: KeyHash,
+    named: Option<Place>,
+) -> Fate {
+    // Whether a journal may be left that has an older record of the key.
+    let hides_older = |origin: JournalNumber| oldest_other.is_some_and(|oldest| oldest <= origin);
+    if let Some(origin) = record.origin() {
+        return match named.is_none() && hides_older(origin) {
+            true => Fate::Tombstone(origin),
+            false => Fate::Goes,
+        };
+    }
+    let place = record.place(number, first, hash);
+    if !named.is_some_and(|named| named.is_same(place)) {
+        return Fate::Goes;
+    }
+    match record.has_expired(now_millis) {
+        false => Fate::Moves,
+        true if hides_older(number) => Fate::Tombstone(number),
+        true => Fate::Expires,
+    }
+}
+
+/// Where whoever goes through a journal in the background lets others come first.
+struct Pauses {
+    pause: Duration,
+    next_at: usize,
+}
+
+impl Pauses {
+    fn new(pause: Duration) -> Self {
+        Self { pause, next_at: CHUNK_BYTES }
+    }
+
+    /// Before the record at `first`.
+    ///
+    /// # Errors
+    /// The cache is being closed.
+    fn come_to(&mut self, shared: &Shared, first: Granule) -> Result<()> {
+        if first.byte() >= self.next_at {
+            self.next_at = first.byte() + CHUNK_BYTES;
+            if !self.pause.is_zero() && !shared.is_crowded() {
+                thread::sleep(self.pause);
+            }
+        }
+        if shared.keep.is_closing() { Err(Error::Closed) } else { Ok(()) }
     }
 }

@@ -16,6 +16,7 @@ use crate::hint;
 use crate::journal::{FIRST_RECORD, Journal, JournalHeader, file_name};
 use crate::options::{Compression, WhenFull};
 use crate::record::Chain;
+use crate::room::Who;
 use crate::shared::{CHUNK_BYTES, Shared};
 
 /// A compressed file has to have at most this part, of eight, of the plain one.
@@ -28,7 +29,8 @@ const RECORDS_IN_FRAME: usize = 4;
 /// What became of a journal that was to be compressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
-    Compressed,
+    /// Into a file of this length, in bytes.
+    Compressed(u64),
     /// It would not be much shorter.
     NotWorthIt,
     /// Records in it are damaged.
@@ -41,32 +43,35 @@ impl Shared {
     /// Compress one cold journal, if there is one and room for it; whether one was tried.
     pub(crate) fn compress_one(&self) -> Result<bool> {
         let Some(journal) = self.to_compress() else { return Ok(false) };
+        let set_aside = self.journals.room.set_aside(journal.file_bytes);
+        let Some(set_aside) = set_aside else { return Ok(false) };
         let name = file_name(journal.number);
         let temporary = format!("{name}.tmp");
-        let reserved = self.journals.reserve(journal.file_bytes);
         let outcome = self.compress(&journal, &name, &temporary);
-        if !matches!(outcome, Ok(Outcome::Compressed)) {
+        if !matches!(outcome, Ok(Outcome::Compressed(_))) {
             // Without it nothing is missing; what can not be removed now is when the cache is opened.
             let _ = self.directory.remove(&temporary);
         }
-        drop(reserved);
+        drop(set_aside);
         match outcome {
-            Ok(Outcome::Compressed) => self.made_room(),
-            Ok(Outcome::GaveWay) => self.flush.has_room(),
-            Ok(Outcome::NotWorthIt) => {
-                journal.counts.stays_plain.store(true, Ordering::Relaxed);
-                self.flush.has_room();
-            }
+            Ok(Outcome::Compressed(_)) => self.made_room(),
+            _ => self.gave_way(),
+        }
+        match outcome {
+            Ok(Outcome::Compressed(_) | Outcome::GaveWay) => {}
+            Ok(Outcome::NotWorthIt) => journal.counts.stays_plain.store(true, Ordering::Relaxed),
             Ok(Outcome::Damaged) => {
-                tracing::warn!("journal cache: journal {} is damaged", journal.number);
-                journal.counts.is_damaged.store(true, Ordering::Relaxed);
-                self.flush.has_room();
+                let damaged_bytes = self.each_record(&journal, |_, _| Ok(()))?;
+                self.mark_damaged(&journal, damaged_bytes);
+                if damaged_bytes == 0 {
+                    // It was read wrongly.
+                    journal.counts.failed();
+                }
             }
             // Not tried again and again: what has failed once will, and nothing is lost but room.
             Err(error) => {
                 tracing::warn!("journal cache: {error}; {name} stays as it is");
                 journal.counts.stays_plain.store(true, Ordering::Relaxed);
-                self.flush.has_room();
             }
         }
         Ok(true)
@@ -76,16 +81,9 @@ impl Shared {
     fn to_compress(&self) -> Option<Arc<Journal>> {
         if self.options.compression == Compression::None
             || self.flush.failure().is_some()
-            || self.keep.lacks_room()
+            || self.flush.is_short()
+            || (self.options.when_full == WhenFull::Evict && self.is_crowded())
         {
-            return None;
-        }
-        let has_room = match self.options.when_full {
-            WhenFull::Evict => !self.is_crowded(),
-            // One for its file, one for deletions.
-            WhenFull::Refuse => self.has_room_for(2),
-        };
-        if !has_room {
             return None;
         }
         let is_candidate = |journal: &Arc<Journal>| {
@@ -95,7 +93,7 @@ impl Shared {
                 && !journal.is_short(self.journal_bytes)
                 && counts.end_bytes.load(Ordering::Acquire) > FIRST_RECORD
                 && !counts.stays_plain.load(Ordering::Relaxed)
-                && !counts.is_damaged.load(Ordering::Relaxed)
+                && counts.is_sound()
         };
         let cold = self.journals.all().into_iter().filter(is_candidate);
         cold.max_by_key(|it| (it.counts.live_bytes.load(Ordering::Relaxed), it.number))
@@ -103,11 +101,12 @@ impl Shared {
 
     /// Whether nobody waits for the room that it takes.
     fn may_go_on(&self) -> bool {
+        let room = &self.journals.room;
         let has_room = match self.options.when_full {
-            WhenFull::Evict => self.users_have_room(),
-            WhenFull::Refuse => self.has_room_for(1),
+            WhenFull::Evict => room.has(1 + self.leaves(Who::User)),
+            WhenFull::Refuse => room.has_now(1),
         };
-        has_room && !self.keep.lacks_room() && !self.keep.is_closing()
+        has_room && !self.flush.is_short() && !self.keep.is_closing()
     }
 
     fn compress(&self, journal: &Arc<Journal>, name: &str, temporary: &str) -> Result<Outcome> {
@@ -125,19 +124,15 @@ impl Shared {
             .create(temporary, PAGE_BYTES as u64)
             .map_err(failed("making a compressed journal"))?;
         let writer = Writer::new(&*file, journal.salt, frame_bytes, &mut encoder);
-        let len = match self.copy(journal, end, frame_bytes, writer, temporary)? {
-            Ok(len) => len,
-            Err(outcome) => return Ok(outcome),
-        };
+        let copied = self.copy(journal, end, frame_bytes, writer, temporary)?;
+        let Outcome::Compressed(len) = copied else { return Ok(copied) };
         file.sync().map_err(failed("syncing a compressed journal"))?;
         let frames = self.read_back(&*file, journal).map_err(failed("reading back"))?;
         self.directory.rename(temporary, name).map_err(failed("renaming"))?;
         self.counters.written_bytes.fetch_add(len, Ordering::Relaxed);
-        // Readers of the plain file have it open, and go on reading it. Cold journals are replaced by this thread alone.
-        let is_replaced =
-            self.journals.replace(journal, Arc::new(journal.compressed(file, len, frames)));
-        debug_assert!(is_replaced);
-        Ok(Outcome::Compressed)
+        // Readers of the plain file have it open, and go on reading it. Cold journals are replaced by whoever has the turn alone.
+        self.journals.replace(journal, Arc::new(journal.compressed(file, len, frames)));
+        Ok(copied)
     }
 
     /// Bytes of a frame for records as long as a journal's are, as far as its hint tells.
@@ -149,7 +144,7 @@ impl Shared {
             .clamp(LEAST_FRAME_BYTES, MOST_FRAME_BYTES)
     }
 
-    /// Write all records into the new file; returns its length, or why there is none.
+    /// Write all records into the new file.
     fn copy(
         &self,
         journal: &Journal,
@@ -157,32 +152,32 @@ impl Shared {
         frame_bytes: usize,
         mut writer: Writer<'_>,
         temporary: &str,
-    ) -> Result<std::result::Result<u64, Outcome>> {
+    ) -> Result<Outcome> {
         let failed = |action| Error::io(self.directory.path().join(temporary), action);
         let most_bytes = journal.file_bytes / 8 * MOST_PARTS;
         let mut chain = Chain::new(journal.salt, FIRST_RECORD);
         let mut chunk = AlignedBuf::zeroed(CHUNK_BYTES);
         for at in (FIRST_RECORD..end).step_by(CHUNK_BYTES) {
             if !self.may_go_on() {
-                return Ok(Err(Outcome::GaveWay));
+                return Ok(Outcome::GaveWay);
             }
             let plain = read(journal, at..end.min(at + CHUNK_BYTES), &mut chunk)?;
             // What was read wrongly now must not become what is there.
             if !chain.follow(plain) {
-                return Ok(Err(Outcome::Damaged));
+                return Ok(Outcome::Damaged);
             }
             for frame in plain.chunks(frame_bytes) {
                 writer.push(frame).map_err(failed("writing a compressed journal"))?;
             }
             if writer.len_bytes() as u64 > most_bytes {
-                return Ok(Err(Outcome::NotWorthIt));
+                return Ok(Outcome::NotWorthIt);
             }
             if !self.is_crowded() {
                 thread::sleep(PAUSE);
             }
         }
         if !chain.is_complete() {
-            return Ok(Err(Outcome::Damaged));
+            return Ok(Outcome::Damaged);
         }
         let header = JournalHeader {
             cache: self.id,
@@ -193,7 +188,7 @@ impl Shared {
         let len = writer
             .finish(&header, end)
             .map_err(failed("writing the end of a compressed journal"))?;
-        Ok(if len > most_bytes { Err(Outcome::NotWorthIt) } else { Ok(len) })
+        Ok(if len > most_bytes { Outcome::NotWorthIt } else { Outcome::Compressed(len) })
     }
 
     /// The table as the disk has it: what the next opening will find.

@@ -1,13 +1,12 @@
 //! Compaction of everything, when somebody asks for it.
 
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use crate::compact::Compaction;
 use crate::error::{Error, Result};
-use crate::journal::Journal;
-use crate::place::{Granule, JournalNumber};
-use crate::record::Record;
-use crate::shared::{Shared, now_millis};
+use crate::flush::LOOK_AGAIN;
+use crate::place::JournalNumber;
+use crate::shared::Shared;
 
 /// How far a [`crate::Cache::compact`] is, or has come.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -23,11 +22,11 @@ pub struct Compacted {
     pub damaged: usize,
 }
 
-/// What a look at a journal has found.
+/// What became of a journal.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Look {
+enum Done {
     AllAlive,
-    SomethingDead,
+    Rewritten,
     Damaged,
 }
 
@@ -38,70 +37,65 @@ impl Shared {
         numbers.retain(|number| *number < unwritten);
         let mut compacted = Compacted { journals: numbers.len(), ..Compacted::default() };
         progress(&compacted);
-        // The oldest first: with it go the reasons for tombstones in the others.
-        for number in numbers {
-            match self.compact_one(number)? {
-                Look::AllAlive => {}
-                Look::SomethingDead => compacted.rewritten += 1,
-                Look::Damaged => compacted.damaged += 1,
+        while !numbers.is_empty() {
+            let done_before = compacted.done;
+            let mut without_room = Vec::new();
+            // The oldest first: with it go the reasons for tombstones in the others.
+            for number in numbers {
+                match self.compact_one(number)? {
+                    Some(Done::AllAlive) => {}
+                    Some(Done::Rewritten) => compacted.rewritten += 1,
+                    Some(Done::Damaged) => compacted.damaged += 1,
+                    None => {
+                        without_room.push(number);
+                        continue;
+                    }
+                }
+                compacted.done += 1;
+                progress(&compacted);
             }
-            compacted.done += 1;
-            progress(&compacted);
+            // Others may have left room for these.
+            numbers = without_room;
+            if !numbers.is_empty() && compacted.done == done_before {
+                self.wait_for_eviction()?;
+            }
         }
         Ok(compacted)
     }
 
-    /// Look at a journal, if it is still there, and write it anew if something in it could go.
-    fn compact_one(&self, number: JournalNumber) -> Result<Look> {
+    /// Look at a journal, if it is still there, and write it anew if something in it could go; `None` if there is no room for that.
+    fn compact_one(&self, number: JournalNumber) -> Result<Option<Done>> {
         // One journal at a time, so that the keeper can make room between two of them.
         let _turn = self.keep.turn.lock();
         let Some(journal) = self.journals.all().into_iter().find(|it| it.number == number) else {
-            return Ok(Look::AllAlive); // evicted, or compacted by the keeper
+            return Ok(Some(Done::AllAlive)); // evicted, or compacted by the keeper
         };
-        let look = self.look_for_dead(&journal, self.oldest_but(number))?;
-        if look != Look::SomethingDead || self.compact(&journal, Duration::ZERO)? {
-            return Ok(look);
+        let _busy = journal.counts.busy();
+        let look = self.look(&journal, Duration::ZERO)?;
+        if !look.has_dead && !look.is_damaged {
+            return Ok(Some(Done::AllAlive));
         }
-        match journal.counts.is_damaged.load(Ordering::Relaxed) {
-            true => Ok(Look::Damaged),
-            false => Err(Error::DiskFull { max_bytes: self.options.max_disk_bytes }),
-        }
-    }
-
-    /// By the records themselves: the counts of a journal are upper bounds.
-    fn look_for_dead(
-        &self,
-        journal: &Journal,
-        oldest_other: Option<JournalNumber>,
-    ) -> Result<Look> {
-        let end = journal.counts.end_bytes.load(Ordering::Acquire);
-        let mut has_dead = false;
-        let is_whole = self.each_record(journal, end, |first, record| {
-            has_dead |= self.could_go(journal.number, oldest_other, first, record);
-            Ok(())
-        })?;
-        Ok(match (is_whole, has_dead) {
-            (false, _) => Look::Damaged,
-            (true, false) => Look::AllAlive,
-            (true, true) => Look::SomethingDead,
+        Ok(match self.compact(journal, &look, Duration::ZERO)? {
+            Compaction::Done => Some(Done::Rewritten),
+            Compaction::Damaged => Some(Done::Damaged),
+            Compaction::NoRoom => None,
         })
     }
 
-    /// Whether compaction would not write a record anew, or less of it.
-    fn could_go(
-        &self,
-        number: JournalNumber,
-        oldest_other: Option<JournalNumber>,
-        first: Granule,
-        record: &Record<'_>,
-    ) -> bool {
-        let hash = self.hasher.hash(record.key());
-        let named = self.index.find(hash);
-        if let Some(origin) = record.origin() {
-            let hides_older = oldest_other.is_some_and(|oldest| oldest <= origin);
-            return named.is_some() || !hides_older;
+    /// Until eviction has made some room, or soon.
+    ///
+    /// # Errors
+    /// There is nothing that it may remove.
+    fn wait_for_eviction(&self) -> Result<()> {
+        let mut state = self.flush.state.lock();
+        if let Some(error) = &state.failed {
+            return Err(error.clone());
         }
-        let place = record.place(number, first, hash);
-        !named.is_some_and(|named| named.is_same(place)) || record.has_expired(now_millis)
+        if !self.has_evictable(&state) {
+            return Err(Error::DiskFull { max_bytes: self.options.max_disk_bytes });
+        }
+        self.keep.wake();
+        self.flush.changed.wait_for(&mut state, LOOK_AGAIN);
+        Ok(())
     }
 }

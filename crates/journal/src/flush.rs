@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
@@ -16,21 +16,24 @@ use crate::files::Directory;
 use crate::hint;
 use crate::journal::{CacheId, Counts, FIRST_RECORD, Journal, JournalHeader, file_name};
 use crate::options::{Durability, WhenFull};
-use crate::place::JournalNumber;
+use crate::place::{JournalNumber, MAX_SPAN};
 use crate::pool::{Pool, Pooled};
 use crate::record::Salt;
+use crate::room::Who;
 use crate::shared::{CHUNK_BYTES, Point, Shared};
 
 /// How long it is waited for readers to let go of a journal whose memory is taken.
 pub(crate) const LET_GO_WITHIN: Duration = Duration::from_millis(10);
-/// Journals that are kept free for writers.
-const ROOM_AHEAD: usize = 4;
+/// Journals that are kept free for writers, beside those that they leave.
+const ROOM_AHEAD: usize = 2;
 /// A place that was taken is given up as soon as its bytes are copied.
 const PUBLISHED_WITHIN: Duration = Duration::from_millis(1);
+/// Numbers of journals are not further apart than this. What is left is for opening the cache, which makes one each time.
+const MOST_SPAN: u64 = MAX_SPAN / 4 * 3;
 /// Of [`Durability::Interval`].
 const LEAST_INTERVAL: Duration = Duration::from_millis(1);
 /// A flusher that waits for disk space looks again after this time, even if nobody tells it.
-const LOOK_AGAIN: Duration = Duration::from_millis(100);
+pub(crate) const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 /// What writers and the flusher tell each other.
 pub(crate) struct Flush {
@@ -52,9 +55,21 @@ pub(crate) struct State {
     /// Somebody waits until everything before it is.
     wanted: Point,
     pub(crate) failed: Option<Error>,
-    /// No journal can be made before something is deleted.
-    pub(crate) is_disk_full: bool,
+    pub(crate) shortage: Shortage,
+    /// How many times room was made.
+    pub(crate) rooms_made: u64,
     is_closing: bool,
+}
+
+/// Whether there was no room for the spare.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Shortage {
+    /// There was, or there is more now.
+    None,
+    /// There was none. What was set aside has come free since, and the flusher looks again: until it has, nobody is refused, and nothing is set aside anew.
+    Unknown,
+    /// There was none.
+    Known,
 }
 
 impl Flush {
@@ -68,7 +83,8 @@ impl Flush {
                 durable: start,
                 wanted: start,
                 failed: None,
-                is_disk_full: false,
+                shortage: Shortage::None,
+                rooms_made: 0,
                 is_closing: false,
             }),
             changed: Condvar::new(),
@@ -113,14 +129,15 @@ impl Flush {
         self.state.lock().pending[0].number
     }
 
-    /// A journal was removed, or room is not set aside any more.
-    pub(crate) fn has_room(&self) {
-        // With the lock, so that nobody is between looking and waiting.
-        let mut state = self.state.lock();
-        // Whether it is still so the flusher will find: nobody is refused for what was true before.
-        state.is_disk_full = false;
-        self.changed.notify_all();
-        self.wake();
+    /// Whether a journal has to go, whatever the budget says.
+    pub(crate) fn is_short(&self) -> bool {
+        self.state.lock().shortage != Shortage::None
+    }
+
+    /// Whether the newest journal has no successor, and none can be made now.
+    pub(crate) fn lacks_spare(&self) -> bool {
+        let state = self.state.lock();
+        state.spare.is_none() && state.shortage == Shortage::Known
     }
 
     /// Nothing can be written any more.
@@ -357,19 +374,18 @@ impl Flusher {
     /// See to it that a spare is there, if disk and memory allow one.
     fn prepare(&mut self) -> Result<()> {
         let shared = &self.shared;
-        if shared.flush.state.lock().spare.is_some() {
-            return Ok(());
-        }
+        let rooms_made = {
+            let state = shared.flush.state.lock();
+            if state.spare.is_some() {
+                return Ok(());
+            }
+            state.rooms_made
+        };
         if shared.is_crowded() {
             shared.keep.wake();
         }
-        // A journal that has lived for long may have a number that this one would collide with.
-        let number = (self.next_number.0..)
-            .map(JournalNumber)
-            .find(|number| shared.journals.has_room(*number));
-        let number = number.expect("there are fewer journals than places for them");
-        let made = match shared.has_room_for(1) {
-            true => match self.take_arena()? {
+        let made = match self.number_with_room() {
+            Some(number) => match self.take_arena()? {
                 Some(arena) => {
                     // Or writers would wait for it, page by page.
                     arena.populate();
@@ -384,23 +400,38 @@ impl Flusher {
                 // All journals in memory wait to be written, and so does this.
                 None => return Ok(()),
             },
-            false => None,
+            None => None,
         };
-        let Some(spare) = made else {
-            shared.keep.make_room();
-            let mut state = shared.flush.state.lock();
-            state.is_disk_full = true;
-            shared.flush.changed.notify_all();
-            return Ok(());
-        };
-        shared.keep.has_found_room();
-        self.has_new_names = true;
-        self.next_number = JournalNumber(number.0 + 1);
         let mut state = shared.flush.state.lock();
-        state.is_disk_full = false;
-        state.spare = Some(Arc::new(spare));
+        match made {
+            Some(spare) => {
+                self.has_new_names = true;
+                self.next_number = JournalNumber(spare.number.0 + 1);
+                state.shortage = Shortage::None;
+                state.spare = Some(Arc::new(spare));
+            }
+            // While it looked room was made: it is woken, and looks again.
+            None if state.rooms_made != rooms_made => return Ok(()),
+            None => {
+                state.shortage = Shortage::Known;
+                shared.keep.wake();
+            }
+        }
         shared.flush.changed.notify_all();
         Ok(())
+    }
+
+    /// The next journal's number, if there is room for it.
+    fn number_with_room(&self) -> Option<JournalNumber> {
+        let journals = &self.shared.journals;
+        if !journals.room.has_now(1) {
+            return None;
+        }
+        // A journal that has lived for long may have a number that this one would collide with.
+        let number = (self.next_number.0..).map(JournalNumber).find(|it| journals.is_free(*it))?;
+        // What can not be read is not moved out of the way in time.
+        let oldest = journals.all().first().map_or(number, |oldest| oldest.number);
+        (number.0 - oldest.0 < MOST_SPAN).then_some(number)
     }
 
     /// Memory for a journal: free, or the hot journal's that is read least. `None` if all of them wait to be written.
@@ -410,11 +441,11 @@ impl Flusher {
         if let Some(arena) = shared.pool.take().map_err(no_memory())? {
             return Ok(Some(arena));
         }
-        if shared.pool.is_beyond()
-            && let Some(coldest) = shared.coldest_in_memory()
-        {
+        for _ in 0..shared.pool.beyond() {
             // Its memory goes back to the system, and that of the next one is within the bound again.
-            shared.demote(&coldest);
+            if let Some(coldest) = shared.coldest_in_memory() {
+                shared.demote(&coldest);
+            }
         }
         let Some(coldest) = shared.coldest_in_memory() else {
             // What waits to be written gives its memory back. If nothing does, readers have all of it.
@@ -425,9 +456,8 @@ impl Flusher {
                 shared.pool.take_beyond().map(Some).map_err(no_memory())
             };
         };
-        shared.demote(&coldest);
-        drop(coldest);
-        match shared.pool.take_within(LET_GO_WITHIN).map_err(no_memory())? {
+        let let_go = move || shared.demote(&coldest);
+        match shared.pool.take_for_writers(LET_GO_WITHIN, let_go).map_err(no_memory())? {
             Some(arena) => Ok(Some(arena)),
             // Readers keep values of it. They may do so for ever.
             None => shared.pool.take_beyond().map(Some).map_err(no_memory()),
@@ -476,8 +506,9 @@ fn make_journal(
     file.write_at(0, &page).map_err(Error::io(path, "writing the header"))?;
     page.publish();
     let file_bytes = journal_bytes as u64;
-    let (arena, counts) = (Some(Arc::new(arena)), Arc::new(Counts::new(journal_bytes)));
-    Ok(Some(Journal { number, salt, file, file_bytes, frames: None, arena, counts }))
+    let (arena, beside) = (Some(Arc::new(arena)), AtomicUsize::new(0));
+    let counts = Arc::new(Counts::new(journal_bytes));
+    Ok(Some(Journal { number, salt, file, file_bytes, frames: None, arena, beside, counts }))
 }
 
 /// The first newest journal of an opened cache, durable.
@@ -507,7 +538,7 @@ fn published(journal: &Journal, from: usize, to: usize) -> &[u8] {
 impl Shared {
     /// Whether journals have to go, so that writers find room when they need it.
     pub(crate) fn is_crowded(&self) -> bool {
-        !self.may_have_room_for(ROOM_AHEAD) || self.keep.lacks_room()
+        !self.journals.room.has(ROOM_AHEAD + self.leaves(Who::User)) || self.flush.is_short()
     }
 
     /// Whether there is a journal that eviction can remove.
@@ -515,12 +546,15 @@ impl Shared {
         self.options.when_full == WhenFull::Evict && self.journals.len() > state.pending.len()
     }
 
-    /// The journal in memory that is read least, of those that are wholly written.
+    /// The journal in memory that is read least, of those that are wholly written and that nobody is at who makes room.
     pub(crate) fn coldest_in_memory(&self) -> Option<Arc<Journal>> {
         let mut hot = self.journals.all();
         // Whatever takes over from now on has a number beyond it: the newest journal's memory must not be taken for that of a written one.
         let unwritten = self.flush.oldest_unwritten();
-        hot.retain(|journal| journal.arena.is_some() && journal.number < unwritten);
+        hot.retain(|journal| {
+            let is_busy = journal.counts.is_busy.load(Ordering::Acquire);
+            journal.arena.is_some() && journal.number < unwritten && !is_busy
+        });
         hot.into_iter()
             .min_by_key(|journal| (journal.counts.reads.load(Ordering::Relaxed), journal.number))
     }

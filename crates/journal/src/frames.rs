@@ -246,6 +246,21 @@ impl Frames {
         self.read_many(file, 0..count, &mut memory[FIRST_RECORD..self.end])
     }
 
+    /// The frames of the plain journal from the one that `at` is in on, as many as `to` has room for, which has whole chunks; returns which bytes these are.
+    pub(crate) fn read_piece(
+        &self,
+        file: &dyn File,
+        at: usize,
+        to: &mut [u8],
+    ) -> Result<Range<usize>> {
+        let first = self.frame_of(at);
+        let count = (self.end - FIRST_RECORD).div_ceil(self.frame_bytes);
+        let frames = first..count.min(first + to.len() / self.frame_bytes);
+        let plain = self.plain(frames.start).start..self.plain(frames.end - 1).end;
+        self.read_many(file, frames, &mut to[..plain.len()])?;
+        Ok(plain)
+    }
+
     /// The same as [`Self::read`] for any number of frames, with memory for a chunk beside `to`.
     fn read_many(&self, file: &dyn File, frames: Range<usize>, to: &mut [u8]) -> Result<()> {
         let start = self.plain(frames.start).start;
@@ -295,27 +310,35 @@ impl Frames {
             let len = record.header().len_bytes();
             Some(Loaded::of_block(block, at - start, len))
         };
-        let mut whole = Vec::new();
-        if frames.len() <= KEPT_FRAMES {
-            let Some(first) = self.block(file, frames.start, reads)? else { return Ok(None) };
-            // Nearly always: it ends in the frame that it begins in.
-            if let Some(loaded) = record(first.clone()) {
-                return Ok(Some(loaded));
-            }
-            whole.extend_from_slice(&first);
-            for frame in frames.start + 1..frames.end {
-                match self.block(file, frame, reads)? {
-                    Some(block) => whole.extend_from_slice(&block),
-                    // The length is known from above only: the record may end before it.
-                    None => break,
-                }
-            }
-        } else {
-            reads.fetch_add(1, Ordering::Relaxed);
-            whole.resize(self.plain(frames.end - 1).end - start, 0);
-            self.read_many(file, frames, &mut whole)?;
+        if frames.len() > KEPT_FRAMES {
+            return Ok(record(self.read_alone(file, frames, reads)?));
+        }
+        let Some(first) = self.block(file, frames.start, reads)? else { return Ok(None) };
+        // Nearly always: it ends in the frame that it begins in.
+        if let Some(loaded) = record(first.clone()) {
+            return Ok(Some(loaded));
+        }
+        let mut whole = first.to_vec();
+        for frame in frames.start + 1..frames.end {
+            // The length is known from above only: the record may end before a frame that is damaged.
+            let Some(block) = self.block(file, frame, reads)? else { break };
+            whole.extend_from_slice(&block);
         }
         Ok(record(Arc::new(whole)))
+    }
+
+    /// Frames that are not to be kept, one behind the other.
+    fn read_alone(
+        &self,
+        file: &dyn File,
+        frames: Range<usize>,
+        reads: &AtomicU64,
+    ) -> Result<Block> {
+        reads.fetch_add(1, Ordering::Relaxed);
+        let plain_bytes = self.plain(frames.end - 1).end - self.plain(frames.start).start;
+        let mut whole = vec![0; plain_bytes];
+        self.read_many(file, frames, &mut whole)?;
+        Ok(Arc::new(whole))
     }
 }
 

@@ -3,9 +3,11 @@
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use alluvium_device::{AlignedBuf, PAGE_BYTES};
 use arc_swap::{ArcSwapOption, Guard};
+use parking_lot::Mutex;
 
 use crate::blocks::Block;
 use crate::dead::Dead;
@@ -13,9 +15,11 @@ use crate::error::{Error, Result};
 use crate::fields::{self, u32_at, u64_at};
 use crate::files::File;
 use crate::frames::Frames;
+use crate::options::Options;
 use crate::place::{Granule, JournalNumber, Place};
 use crate::pool::Pooled;
 use crate::record::{HEADER_BYTES, Header, Record, Salt};
+use crate::room::Room;
 
 /// The header's page; records begin behind it.
 pub(crate) const FIRST_RECORD: usize = PAGE_BYTES;
@@ -71,6 +75,9 @@ pub(crate) fn file_name(number: JournalNumber) -> String {
     format!("{:0NAME_DIGITS$}.journal", number.0)
 }
 
+/// What could not be read is tried again after this time.
+const LEFT_ALONE: Duration = Duration::from_secs(10);
+
 /// What changes of a journal while it lives.
 #[derive(Debug)]
 pub(crate) struct Counts {
@@ -86,6 +93,10 @@ pub(crate) struct Counts {
     pub(crate) end_bytes: AtomicUsize,
     /// There are records in it that can not be read.
     pub(crate) is_damaged: AtomicBool,
+    /// The system could not read it then, or had no memory for it.
+    pub(crate) failed_at: Mutex<Option<Instant>>,
+    /// Whoever makes room is at it: its memory would not come free if it were taken away.
+    pub(crate) is_busy: AtomicBool,
     /// Bytes of its tombstones.
     pub(crate) tombstone_bytes: AtomicU64,
     /// The newest journal whose records they may hide.
@@ -110,10 +121,39 @@ impl Counts {
         }
     }
 
+    /// It could not be read now. That may pass: it is left alone for a while.
+    pub(crate) fn failed(&self) {
+        *self.failed_at.lock() = Some(Instant::now());
+    }
+
+    pub(crate) fn has_just_failed(&self) -> bool {
+        self.failed_at.lock().is_some_and(|at| at.elapsed() < LEFT_ALONE)
+    }
+
+    /// Whether nothing is known that keeps it from being read as a whole.
+    pub(crate) fn is_sound(&self) -> bool {
+        !self.is_damaged.load(Ordering::Relaxed) && !self.has_just_failed()
+    }
+
+    /// Nobody takes its memory away until the return is dropped.
+    pub(crate) fn busy(self: &Arc<Self>) -> Busy {
+        self.is_busy.store(true, Ordering::Release);
+        Busy(self.clone())
+    }
+
     /// A tombstone that may hide records of the journals up to `origin`.
     pub(crate) fn count_tombstone(&self, len_bytes: usize, origin: JournalNumber) {
         self.tombstone_bytes.fetch_add(len_bytes as u64, Ordering::Relaxed);
         self.newest_origin.fetch_max(origin.0, Ordering::Relaxed);
+    }
+}
+
+/// See [`Counts::busy`].
+pub(crate) struct Busy(Arc<Counts>);
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.0.is_busy.store(false, Ordering::Release);
     }
 }
 
@@ -128,6 +168,8 @@ pub(crate) struct Journal {
     pub(crate) frames: Option<Arc<Frames>>,
     /// `None`: it is cold.
     pub(crate) arena: Option<Arc<Pooled>>,
+    /// Of the newest journal: whole journals that there is room for beside it. Who has to leave more than that must not write to it.
+    pub(crate) beside: AtomicUsize,
     pub(crate) counts: Arc<Counts>,
 }
 
@@ -190,6 +232,7 @@ impl Journal {
             file_bytes: self.file_bytes,
             frames: self.frames.clone(),
             arena,
+            beside: AtomicUsize::new(0),
             counts: self.counts.clone(),
         }
     }
@@ -208,6 +251,24 @@ impl Journal {
                 .read_at(0, &mut memory[..end.next_multiple_of(PAGE_BYTES)])
                 .map_err(Error::io(file_name(self.number), "reading a journal")),
         }
+    }
+
+    /// Its bytes from somewhere at or before `at` on, as many as `to` has room for, which has whole chunks, and not beyond `end`; returns which ones these are.
+    pub(crate) fn read_piece(&self, at: usize, end: usize, to: &mut [u8]) -> Result<Range<usize>> {
+        if let Some(frames) = &self.frames {
+            return frames.read_piece(&*self.file, at, to);
+        }
+        let start = at / PAGE_BYTES * PAGE_BYTES;
+        let piece = start..end.min(start + to.len());
+        self.file
+            .read_at(start as u64, &mut to[..piece.len().next_multiple_of(PAGE_BYTES)])
+            .map_err(Error::io(file_name(self.number), "reading a journal"))?;
+        Ok(piece)
+    }
+
+    /// The first byte behind its last record, once it is sealed; 0 before.
+    pub(crate) fn end(&self) -> usize {
+        self.counts.end_bytes.load(Ordering::Acquire)
     }
 
     /// The record at `place`, which is one of this journal's.
@@ -262,32 +323,16 @@ impl Journal {
 pub(crate) struct Journals {
     /// By the lowest bits of the number.
     slots: Box<[ArcSwapOption<Journal>]>,
-    count: AtomicUsize,
-    file_bytes: AtomicU64,
-    /// Of files that are being made beside those that they replace.
-    reserved_bytes: AtomicU64,
-}
-
-/// Room on disk that is set aside until this is dropped.
-pub(crate) struct Reserved<'a>(&'a AtomicU64, u64);
-
-impl Drop for Reserved<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(self.1, Ordering::Relaxed);
-    }
+    /// What they take on disk, and what is left.
+    pub(crate) room: Room,
 }
 
 impl Journals {
-    /// For up to `len` numbers in a row, a power of two.
-    pub(crate) fn new(len: usize) -> Self {
+    /// For up to `len` numbers in a row, a power of two, and as much room as the options give.
+    pub(crate) fn new(len: usize, options: &Options, journal_bytes: usize) -> Self {
         assert!(len.is_power_of_two());
         let slots = (0..len).map(|_| ArcSwapOption::empty()).collect();
-        Self {
-            slots,
-            count: AtomicUsize::new(0),
-            file_bytes: AtomicU64::new(0),
-            reserved_bytes: AtomicU64::new(0),
-        }
+        Self { slots, room: Room::new(options.max_disk_bytes, journal_bytes, len) }
     }
 
     fn slot(&self, short_number: u64) -> &ArcSwapOption<Journal> {
@@ -305,61 +350,36 @@ impl Journals {
     }
 
     /// Whether a journal with this number would have a place.
-    pub(crate) fn has_room(&self, number: JournalNumber) -> bool {
+    pub(crate) fn is_free(&self, number: JournalNumber) -> bool {
         self.slot(number.0).load().is_none()
     }
 
-    /// Its place has to be free: [`Self::has_room`].
+    /// Its place has to be free: [`Self::is_free`].
     pub(crate) fn put(&self, journal: Arc<Journal>) {
-        self.count.fetch_add(1, Ordering::Relaxed);
-        self.file_bytes.fetch_add(journal.file_bytes, Ordering::Relaxed);
+        self.room.add(journal.file_bytes);
         let old = self.slot(journal.number.0).swap(Some(journal));
         debug_assert!(old.is_none());
     }
 
-    /// `new` in place of `old`, which is the same journal on another level, or in another file; nothing happens if somebody else was first. Returns whether it did.
-    pub(crate) fn replace(&self, old: &Arc<Journal>, new: Arc<Journal>) -> bool {
+    /// `new` in place of `old`, which is the same journal on another level, or in another file; nothing happens if somebody else was first.
+    pub(crate) fn replace(&self, old: &Arc<Journal>, new: Arc<Journal>) {
         debug_assert_eq!(old.number, new.number);
         let new_bytes = new.file_bytes;
         let was = self.slot(old.number.0).compare_and_swap(&Some(old.clone()), Some(new));
-        let is_replaced = (*was).as_ref().is_some_and(|was| Arc::ptr_eq(was, old));
-        if is_replaced {
-            self.file_bytes.fetch_add(new_bytes, Ordering::Relaxed);
-            self.file_bytes.fetch_sub(old.file_bytes, Ordering::Relaxed);
+        if (*was).as_ref().is_some_and(|was| Arc::ptr_eq(was, old)) {
+            self.room.exchange(old.file_bytes, new_bytes);
         }
-        is_replaced
-    }
-
-    /// Set room on disk aside.
-    pub(crate) fn reserve(&self, bytes: u64) -> Reserved<'_> {
-        self.reserved_bytes.fetch_add(bytes, Ordering::Relaxed);
-        Reserved(&self.reserved_bytes, bytes)
-    }
-
-    pub(crate) fn reserved_bytes(&self) -> u64 {
-        self.reserved_bytes.load(Ordering::Relaxed)
     }
 
     pub(crate) fn remove(&self, number: JournalNumber) {
         let old = self.slot(number.0).swap(None).expect("removed once, by whoever has the turn");
         debug_assert_eq!(old.number, number);
-        self.count.fetch_sub(1, Ordering::Relaxed);
-        self.file_bytes.fetch_sub(old.file_bytes, Ordering::Relaxed);
-    }
-
-    /// Room on disk that all of them take.
-    pub(crate) fn file_bytes(&self) -> u64 {
-        self.file_bytes.load(Ordering::Relaxed)
-    }
-
-    /// How many there can be.
-    pub(crate) fn places(&self) -> usize {
-        self.slots.len()
+        self.room.give_back(old.file_bytes);
     }
 
     /// How many there are.
     pub(crate) fn len(&self) -> usize {
-        self.count.load(Ordering::Relaxed)
+        self.room.journals()
     }
 
     /// All, the oldest first.

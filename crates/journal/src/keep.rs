@@ -8,17 +8,16 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use crate::compact::PAUSE;
+use crate::compact::{Compaction, PAUSE};
 use crate::error::{Error, Result};
 use crate::flush::TellOfPanic;
 use crate::hint;
 use crate::journal::{Journal, file_name};
 use crate::options::{Durability, WhenFull};
 use crate::place::{Granule, JournalNumber};
-use crate::pool::Pooled;
 use crate::record::{Content, Kind, NewRecord, Record};
-use crate::shared::{NotAppended, Shared, Who, now_millis};
-use crate::walk::{Found, Walk};
+use crate::room::Who;
+use crate::shared::{NotAppended, Shared, now_millis};
 
 /// Eviction keeps at most this part of a journal, so that it always makes room.
 const MAX_KEPT: usize = 2;
@@ -32,15 +31,11 @@ pub(crate) struct Keep {
     thread: OnceLock<Thread>,
     is_woken: AtomicBool,
     is_closing: AtomicBool,
-    /// The disk had no room for a journal, or the table of journals none for its number.
-    lacks_room: AtomicBool,
-    /// The newest journal is one of those that are left for making room.
-    users_wait: AtomicBool,
     /// Records are in the oldest journal that the index does not name any more, and no newer ones say that they are gone.
     is_evicting: AtomicBool,
     /// Held by whoever moves records and removes journals: the keeper, journal by journal, or somebody who compacts on demand.
     pub(crate) turn: Mutex<()>,
-    /// Bytes that were found damaged.
+    /// Bytes that were found damaged, of each journal once.
     pub(crate) damaged_bytes: AtomicU64,
 }
 
@@ -51,31 +46,6 @@ impl Keep {
         {
             thread.unpark();
         }
-    }
-
-    /// A journal has to go, whatever the budget is.
-    pub(crate) fn make_room(&self) {
-        self.lacks_room.store(true, Ordering::Release);
-        self.wake();
-    }
-
-    /// Whether the newest journal is not for puts.
-    #[inline]
-    pub(crate) fn users_wait(&self) -> bool {
-        self.users_wait.load(Ordering::Acquire)
-    }
-
-    pub(crate) fn let_users_wait(&self, wait: bool) {
-        self.users_wait.store(wait, Ordering::Release);
-    }
-
-    /// None has to go any more for that.
-    pub(crate) fn has_found_room(&self) {
-        self.lacks_room.store(false, Ordering::Release);
-    }
-
-    pub(crate) fn lacks_room(&self) -> bool {
-        self.lacks_room.load(Ordering::Acquire)
     }
 
     pub(crate) fn is_evicting(&self) -> bool {
@@ -127,29 +97,27 @@ impl Shared {
             return Ok(true);
         }
         if !*is_warm {
-            let warmed = self.warm_one();
-            *is_warm = !matches!(warmed, Ok(true));
-            return warmed.map(|_| true);
+            // One that can not be read does not keep the others from it.
+            *is_warm = !self.warm_one()?;
+            return Ok(true);
         }
         Ok(self.promote_one()? || self.compress_one()?)
-    }
-
-    /// There is more room than before: tell those who wait for it.
-    pub(crate) fn made_room(&self) {
-        self.keep.has_found_room();
-        self.flush.has_room();
     }
 
     /// Compact or evict one journal, if that is due; whether one was removed.
     fn make_room_once(&self) -> Result<bool> {
         if let Some(journal) = self.emptiest() {
-            match self.compact(&journal, PAUSE) {
-                Ok(false) => {} // there was no room for what it has alive
-                Ok(true) => return Ok(true),
+            let counts = journal.counts.clone();
+            let _busy = counts.busy();
+            let look = self.look(&journal, PAUSE);
+            match look.and_then(|look| self.compact(journal, &look, PAUSE)) {
+                Ok(Compaction::Done) => return Ok(true),
+                Ok(Compaction::Damaged | Compaction::NoRoom) => {}
+                Err(Error::Closed) => return Ok(false),
                 Err(error) if self.flush.failure().is_some() => return Err(error),
                 Err(error) => {
                     tracing::warn!("journal cache: {error}");
-                    journal.counts.is_damaged.store(true, Ordering::Relaxed);
+                    counts.failed();
                 }
             }
         }
@@ -160,17 +128,17 @@ impl Shared {
     }
 
     /// Remove the oldest journal. Of its records that are still the newest of their keys those that were read are written anew; the others are gone. False if there is none.
-    fn evict_oldest(&self) -> Result<bool> {
+    pub(crate) fn evict_oldest(&self) -> Result<bool> {
         // Only this one is held meanwhile: the memory of the others has to come free when it is taken from them.
         let Some(journal) = self.journals.all().into_iter().next() else { return Ok(false) };
         if journal.number >= self.flush.oldest_unwritten() {
             return Ok(false);
         }
+        let _busy = journal.counts.busy();
         let number = journal.number;
-        let end = journal.counts.end_bytes.load(Ordering::Acquire);
         self.keep.is_evicting.store(true, Ordering::Release);
         let mut kept_bytes = 0;
-        let read = self.each_record(&journal, end, |first, record| {
+        let read = self.each_record(&journal, |first, record| {
             if record.header().kind == Kind::Tombstone {
                 return Ok(());
             }
@@ -181,19 +149,31 @@ impl Shared {
             Ok(())
         });
         match read {
-            // What can not be read is not there.
-            Err(error @ Error::Io { .. }) if self.flush.failure().is_none() => {
+            // What can not be read is not there; neither is what is behind damage, if there is no memory to look for it.
+            Err(error @ (Error::Io { .. } | Error::NoMemory { .. }))
+                if self.flush.failure().is_none() =>
+            {
                 tracing::warn!("journal cache: {error}; journal {number} is given up");
             }
-            read => drop(read?),
+            read => self.mark_damaged(&journal, read?),
         }
-        self.remove(&journal)?;
+        self.remove(journal)?;
+        // Not after a sync that has failed: then a power cut may bring the journal back.
         self.keep.is_evicting.store(false, Ordering::Release);
         Ok(true)
     }
 
+    /// Bytes of a journal were found that are no records, though there were some: if that was not yet known, it is counted.
+    pub(crate) fn mark_damaged(&self, journal: &Journal, damaged_bytes: usize) {
+        if damaged_bytes > 0 && !journal.counts.is_damaged.swap(true, Ordering::Relaxed) {
+            self.keep.damaged_bytes.fetch_add(damaged_bytes as u64, Ordering::Relaxed);
+            let number = journal.number;
+            tracing::warn!("journal cache: journal {number}: {damaged_bytes} bytes are damaged");
+        }
+    }
+
     /// Remove a journal whose records are not needed any more.
-    pub(crate) fn remove(&self, journal: &Journal) -> Result<()> {
+    pub(crate) fn remove(&self, journal: Arc<Journal>) -> Result<()> {
         let number = journal.number;
         // What is left in the index can not be read: it was damaged, or its record is not where a hint has told.
         if journal.counts.live_bytes.load(Ordering::Relaxed) > 0 {
@@ -211,6 +191,8 @@ impl Shared {
         let _ = self.directory.remove(&hint::file_name(number));
         // Behind its file: as long as that is there the next opening reads it, and it counts as the oldest, or what hides it may not go.
         self.journals.remove(number);
+        // Its room, and its memory, come free with the last one who has it open.
+        drop(journal);
         let synced = match self.options.durability {
             Durability::None => Ok(()),
             _ => self.directory.sync().map_err(Error::io(path, "syncing the directory")),
@@ -265,50 +247,5 @@ impl Shared {
             self.journals.forget(named);
             return Ok(false);
         }
-    }
-
-    /// Hand all records of a sealed journal to `each`; whether nothing in it was damaged.
-    pub(crate) fn each_record(
-        &self,
-        journal: &Journal,
-        end: usize,
-        mut each: impl FnMut(Granule, &Record<'_>) -> Result<()>,
-    ) -> Result<bool> {
-        let mut loaded = None;
-        let bytes = match &journal.arena {
-            Some(arena) => arena.read(0..end).expect("sealed up to its end"),
-            None => loaded
-                .insert(self.load_whole(journal, end)?)
-                .read(0..end)
-                .expect("sealed up to its end"),
-        };
-        let mut walk = Walk::new(bytes, journal.salt);
-        let mut is_whole = true;
-        for found in walk.by_ref() {
-            match found {
-                Found::Record(first, record) => each(first, &record)?,
-                Found::Damage(_) => is_whole = false,
-            }
-        }
-        Ok(is_whole && walk.end() == end)
-    }
-
-    /// A sealed journal's bytes in an arena, beyond the memory budget if there is none free.
-    pub(crate) fn load_whole(&self, journal: &Journal, end: usize) -> Result<Pooled> {
-        let arena = self.pool.take_anyway().map_err(Error::no_memory("a journal"))?;
-        self.load_into(journal, end, arena)
-    }
-
-    /// The same in this one.
-    pub(crate) fn load_into(
-        &self,
-        journal: &Journal,
-        end: usize,
-        mut arena: Pooled,
-    ) -> Result<Pooled> {
-        let memory = arena.arena_mut();
-        journal.read_whole(end, memory.memory())?;
-        memory.seal(end);
-        Ok(arena)
     }
 }

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use alluvium_device::{AlignedBuf, PAGE_BYTES};
 use arc_swap::ArcSwap;
@@ -24,7 +24,7 @@ use crate::journal::{
 };
 use crate::keep::Keep;
 use crate::options::{Compression, Options, is_size};
-use crate::place::{JournalNumber, NUMBER_BITS};
+use crate::place::{JournalNumber, MAX_SPAN};
 use crate::pool::Pool;
 use crate::record::Salt;
 use crate::recover::{Reading, is_tombstone};
@@ -33,8 +33,6 @@ use crate::shared::{CHUNK_BYTES, Counters, Shared};
 const IDENTITY: &str = "cache";
 const IDENTITY_TEMPORARY: &str = "cache.tmp";
 const MAGIC: &[u8; 8] = b"ALLUVJC1";
-/// Half of what the index can tell apart.
-const MAX_SLOTS: u64 = 1 << (NUMBER_BITS - 1);
 /// Times as many journals as the budget has room for when nothing is compressed.
 const MOST_COMPRESSED: u64 = 8;
 
@@ -104,6 +102,8 @@ pub(crate) struct Old {
     pub(crate) frames: Option<Arc<Frames>>,
     pub(crate) hint: Option<Head>,
     pub(crate) counts: Arc<Counts>,
+    /// Its first page is not what it was.
+    pub(crate) has_lost_header: bool,
 }
 
 impl Old {
@@ -190,7 +190,15 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
         old.iter().filter_map(|old| old.hint).map(|head| head.entries).max().unwrap_or(0);
     let index = Index::with_room(expected).map_err(Error::no_memory("the index"))?;
     let next = JournalNumber(numbers.last().map_or(0, |last| last.0 + 1));
-    let journals = Journals::new(slots(&options, journal_bytes, &numbers, &path)?);
+    if let Some(oldest) = numbers.first().filter(|oldest| next.0 - oldest.0 >= MAX_SPAN) {
+        let reason = format!(
+            "journal {oldest} is too far behind the newest one: their records can not be told apart. It could not be read, or the cache was never open for long enough to move what is in it; remove {} to give it up",
+            file_name(*oldest)
+        );
+        return Err(Error::NoCache { path, reason });
+    }
+    let places = slots(&options, journal_bytes, &numbers, &path)?;
+    let journals = Journals::new(places, &options, journal_bytes);
 
     let reading = Reading {
         directory: &*directory,
@@ -228,6 +236,7 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
             file_bytes: found.file_bytes,
             frames: old.frames.clone(),
             arena: None,
+            beside: AtomicUsize::new(0),
             counts: counts.clone(),
         }));
     }
@@ -236,7 +245,7 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
     }
     recovered.entries = index.len();
 
-    let next = (next.0..).map(JournalNumber).find(|number| journals.has_room(*number));
+    let next = (next.0..).map(JournalNumber).find(|number| journals.is_free(*number));
     let next = next.expect("there are fewer journals than places for them");
     let newest = Arc::new(crate::flush::first_journal(
         &*directory,
@@ -259,10 +268,11 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
         pool,
         blocks,
         active: ArcSwap::new(newest.clone()),
-        flush: Flush::new(newest),
+        flush: Flush::new(newest.clone()),
         keep,
         counters: Counters::default(),
     };
+    newest.beside.store(shared.beside(), Ordering::Relaxed);
     Ok((shared, recovered))
 }
 
@@ -288,16 +298,16 @@ fn slots(
     let journals = (options.max_disk_bytes / journal_bytes as u64).max(numbers.len() as u64);
     let mut slots = (journals.saturating_mul(2) + 64).next_power_of_two();
     if options.compression != Compression::None {
-        slots = slots.saturating_mul(MOST_COMPRESSED / 2).min(MAX_SLOTS).max(slots);
+        slots = slots.saturating_mul(MOST_COMPRESSED / 2).min(MAX_SPAN).max(slots);
     }
     let collide = |slots: u64| {
         let places: HashSet<_> = numbers.iter().map(|number| number.0 % slots).collect();
         places.len() < numbers.len()
     };
-    while slots <= MAX_SLOTS && collide(slots) {
+    while slots <= MAX_SPAN && collide(slots) {
         slots *= 2;
     }
-    if slots > MAX_SLOTS {
+    if slots > MAX_SPAN {
         let reason = format!(
             "{journals} journals of {journal_bytes} bytes are too many: a cache of this size needs larger ones"
         );
@@ -388,5 +398,6 @@ pub(crate) fn look_at(
         frames = Some(Frames::lost(number, salt, hint.end, blocks));
     }
     let counts = Arc::new(Counts::new(identity.journal_bytes));
-    Ok(Some(Old { number, salt, file, frames: frames.map(Arc::new), hint, counts }))
+    let (frames, has_lost_header) = (frames.map(Arc::new), header.is_none());
+    Ok(Some(Old { number, salt, file, frames, hint, counts, has_lost_header }))
 }

@@ -24,7 +24,7 @@ pub enum WhenFull {
     /// The oldest records go, but for those that were read.
     #[default]
     Evict,
-    /// Writes fail with [`crate::Error::DiskFull`].
+    /// Writes fail with [`crate::Error::DiskFull`]: puts when three journals of it are left, deletions when two are. What was deleted is compacted, and then there is room again.
     Refuse,
 }
 
@@ -68,7 +68,9 @@ impl FromStr for Compression {
 /// How a cache is opened.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Memory for journals, in bytes: the newest one, those that wait to be written, as many of the others as fit, and what was decompressed not long ago. The index comes on top. At least four journals. Default 1 GiB.
+    /// Memory for journals, in bytes: the newest one, those that wait to be written, as many of the others as fit, and what was decompressed not long ago. At least four journals. Default 1 GiB.
+    ///
+    /// On top come the index, what readers keep (a value keeps its journal in memory; an iteration has a journal's memory of its own), and some MiB for work in the background: `docs/journal-cache.md`.
     pub memory_bytes: usize,
     /// Disk space for journals, in bytes. At least eight journals; hints come on top (24 bytes for each record). Default 16 GiB.
     pub max_disk_bytes: u64,

@@ -44,8 +44,10 @@ impl Granule {
     }
 }
 
-/// Journals that live at one time have numbers within half of this.
+/// Of a journal's number, as far as places have it.
 pub(crate) const NUMBER_BITS: u32 = 20;
+/// The numbers of journals that live at one time are less than this apart: of two places it could not be told otherwise which one is newer.
+pub(crate) const MAX_SPAN: u64 = 1 << (NUMBER_BITS - 1);
 const GRANULE_BITS: u32 = 27;
 const SIZE_BITS: u32 = 7;
 

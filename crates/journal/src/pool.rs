@@ -22,6 +22,11 @@ struct State {
     free: Vec<Arena>,
     /// Those that are in use too.
     made: usize,
+    /// What is given back now is for writers.
+    is_for_writers: bool,
+    /// As many as there were at one time.
+    #[cfg(test)]
+    most: usize,
 }
 
 impl Pool {
@@ -36,14 +41,34 @@ impl Pool {
 
     /// The same, waiting for one that is given back.
     pub(crate) fn take_within(self: &Arc<Self>, wait: Duration) -> io::Result<Option<Pooled>> {
+        self.wait(wait, false)
+    }
+
+    /// The same for writers: whoever else waits leaves them what is given back meanwhile, which `let_go` has somebody do.
+    pub(crate) fn take_for_writers(
+        self: &Arc<Self>,
+        wait: Duration,
+        let_go: impl FnOnce(),
+    ) -> io::Result<Option<Pooled>> {
+        self.state.lock().is_for_writers = true;
+        let_go();
+        let taken = self.wait(wait, true);
+        self.state.lock().is_for_writers = false;
+        self.freed.notify_all();
+        taken
+    }
+
+    fn wait(self: &Arc<Self>, wait: Duration, for_writers: bool) -> io::Result<Option<Pooled>> {
         let until = Instant::now() + wait;
         let mut state = self.state.lock();
         loop {
-            if let Some(arena) = state.free.pop() {
-                return Ok(Some(self.pooled(arena)));
-            }
-            if state.made < self.max {
-                return self.make(&mut state).map(Some);
+            if for_writers || !state.is_for_writers {
+                if let Some(arena) = state.free.pop() {
+                    return Ok(Some(self.pooled(arena)));
+                }
+                if state.made < self.max {
+                    return self.make(&mut state).map(Some);
+                }
             }
             if wait.is_zero() || self.freed.wait_until(&mut state, until).timed_out() {
                 return Ok(None);
@@ -65,6 +90,10 @@ impl Pool {
     fn make(self: &Arc<Self>, state: &mut State) -> io::Result<Pooled> {
         let arena = Arena::new(self.arena_bytes)?;
         state.made += 1;
+        #[cfg(test)]
+        {
+            state.most = state.most.max(state.made);
+        }
         Ok(self.pooled(arena))
     }
 
@@ -81,13 +110,19 @@ impl Pool {
             drop(arena);
         } else {
             state.free.push(arena);
-            self.freed.notify_one();
+            self.freed.notify_all();
         }
     }
 
-    /// Whether there are more than the bound allows.
-    pub(crate) fn is_beyond(&self) -> bool {
-        self.state.lock().made > self.max
+    /// How many there are more than the bound allows.
+    pub(crate) fn beyond(&self) -> usize {
+        self.state.lock().made.saturating_sub(self.max)
+    }
+
+    /// Memory of all arenas that there were at one time, in bytes.
+    #[cfg(test)]
+    pub(crate) fn most_bytes(&self) -> usize {
+        self.state.lock().most * self.arena_bytes
     }
 
     /// Arenas that could be taken within the bound.

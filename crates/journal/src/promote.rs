@@ -5,10 +5,10 @@ use std::sync::atomic::Ordering;
 
 use crate::error::{Error, Result};
 use crate::flush::LET_GO_WITHIN;
-use crate::journal::Journal;
+use crate::journal::{FIRST_RECORD, Journal};
+use crate::pieces::each_in;
 use crate::pool::Pooled;
 use crate::shared::Shared;
-use crate::walk::{Found, Walk};
 
 /// Bytes that a disk reads one after the other in the time of one read at random. Bringing a journal in takes as long as so many of its reads as it has of these.
 const BYTES_PER_READ: usize = 128 << 10;
@@ -34,11 +34,9 @@ impl Shared {
         self.keep.wake();
     }
 
-    /// Bring the newest cold journal back into memory, if there is memory; whether it was tried.
+    /// Bring the newest cold journal back into memory, of those that can be read, if there is memory; whether it was tried.
     pub(crate) fn warm_one(&self) -> Result<bool> {
-        let is_cold = |journal: &Arc<Journal>| {
-            journal.arena.is_none() && !journal.counts.is_damaged.load(Ordering::Relaxed)
-        };
+        let is_cold = |journal: &Arc<Journal>| journal.arena.is_none() && journal.counts.is_sound();
         let cold = self.journals.all().into_iter().rev().find(is_cold);
         let Some(journal) = cold else { return Ok(false) };
         if self.pool.unused() <= ARENAS_FOR_WRITERS {
@@ -56,7 +54,7 @@ impl Shared {
         self.age(&all);
         let has_paid = |journal: &&Arc<Journal>| {
             journal.arena.is_none()
-                && !journal.counts.is_damaged.load(Ordering::Relaxed)
+                && journal.counts.is_sound()
                 && journal.counts.disk_reads.load(Ordering::Relaxed) >= self.promotion_reads()
         };
         let reads = |journal: &Journal| journal.counts.reads.load(Ordering::Relaxed);
@@ -93,15 +91,14 @@ impl Shared {
 
     /// Bring a cold journal into memory; false if it is damaged.
     fn heat(&self, journal: &Arc<Journal>, arena: Pooled) -> Result<bool> {
-        let end = journal.counts.end_bytes.load(Ordering::Acquire);
-        let arena = self.load_into(journal, end, arena)?;
+        let end = journal.end();
+        let loaded = self.load_into(journal, end, arena);
+        let arena = loaded.inspect_err(|_| journal.counts.failed())?;
         // What is in memory is not checked again: with any damage it stays on disk, where each read is checked.
-        let mut walk = Walk::new(arena.read(0..end).expect("sealed up to its end"), journal.salt);
-        let is_whole =
-            walk.by_ref().all(|found| matches!(found, Found::Record(..))) && walk.end() == end;
-        if !is_whole {
-            tracing::warn!("journal cache: journal {} is damaged", journal.number);
-            journal.counts.is_damaged.store(true, Ordering::Relaxed);
+        let bytes = arena.read(0..end).expect("sealed up to its end");
+        let damaged_bytes = each_in(bytes, journal.salt, FIRST_RECORD, |_, _| Ok(()))?;
+        if damaged_bytes > 0 {
+            self.mark_damaged(journal, damaged_bytes);
             return Ok(false);
         }
         let hot = journal.with_memory(Some(Arc::new(arena)));

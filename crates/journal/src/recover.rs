@@ -3,24 +3,22 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
-use std::time::Duration;
 
 use crate::error::{Error, Result};
 use crate::files::Directory;
+use crate::flush::LOOK_AGAIN;
 use crate::hash::KeyHasher;
 use crate::hint::{self, Entry};
 use crate::index::{Index, Recovery};
 use crate::journal::{FIRST_RECORD, file_name};
 use crate::open::Old;
+use crate::pieces::each_in;
 use crate::place::Place;
-use crate::pool::Pool;
+use crate::pool::{Pool, Pooled};
 use crate::walk::{Found, Walk};
 
 /// Entries whose slots in the index are fetched at one time.
 const OVERLAP: usize = 32;
-
-/// Who waits for another thread's memory looks for it again after this time, even if nobody tells.
-const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 /// What was found in one journal.
 #[derive(Clone, Copy, Debug)]
@@ -85,8 +83,12 @@ impl Reading<'_> {
             let each = |entries: &[Entry]| self.enter(journal, entries, &mut tombstone_bytes);
             if hint::read(self.directory, journal.number, journal.salt, head, each)? {
                 let end = head.end;
-                let is_lost = journal.frames.as_ref().is_some_and(|frames| frames.is_lost());
-                let damaged_bytes = if is_lost { (end - FIRST_RECORD) as u64 } else { 0 };
+                let damaged_bytes = match &journal.frames {
+                    Some(frames) if frames.is_lost() => (end - FIRST_RECORD) as u64,
+                    // What else is lost, up to all of it if it was a compressed one, only its bytes tell.
+                    None if journal.has_lost_header => self.damaged_bytes(journal, end)?,
+                    _ => 0,
+                };
                 return Ok(Contents {
                     file_bytes,
                     end,
@@ -140,18 +142,38 @@ impl Reading<'_> {
         journal.counts.live_bytes.fetch_sub(old.max_len_bytes() as u64, Ordering::Relaxed);
     }
 
+    /// Bytes of a journal that has a hint, up to its `end`, that are no records.
+    fn damaged_bytes(&self, journal: &Old, end: usize) -> Result<u64> {
+        let mut arena = self.take_arena()?;
+        let bytes = journal.read(self.directory.path(), arena.arena_mut().memory())?;
+        let there = &bytes[..end.min(bytes.len())];
+        let damaged_bytes = each_in(there, journal.salt, FIRST_RECORD, |_, _| Ok(()))?;
+        let damaged_bytes = (damaged_bytes + end - there.len()) as u64;
+        if damaged_bytes > 0 {
+            tracing::warn!(
+                "journal cache: journal {}: its header and {damaged_bytes} bytes are damaged",
+                journal.number
+            );
+        }
+        Ok(damaged_bytes)
+    }
+
+    /// Memory for a journal. The newest journal's is not taken yet, and each thread gives its one back: there may be more threads than arenas.
+    fn take_arena(&self) -> Result<Pooled> {
+        loop {
+            let taken = self.pool.take_within(LOOK_AGAIN);
+            if let Some(arena) = taken.map_err(Error::no_memory("a journal"))? {
+                return Ok(arena);
+            }
+        }
+    }
+
     /// Read the whole journal.
     fn scan(&self, journal: &Old, file_bytes: u64) -> Result<Contents> {
         // A hint is written behind a sync. Without one nobody knows whether there was one, and what these records replace may go as soon as they are in the index.
         let path = || self.directory.path().join(file_name(journal.number));
         journal.file.sync().map_err(|e| Error::io(path(), "syncing records")(e))?;
-        // The newest journal's is not taken yet, and each thread gives its one back: there may be more threads than arenas.
-        let mut arena = loop {
-            let taken = self.pool.take_within(LOOK_AGAIN);
-            if let Some(arena) = taken.map_err(Error::no_memory("a journal"))? {
-                break arena;
-            }
-        };
+        let mut arena = self.take_arena()?;
         let bytes = journal.read(self.directory.path(), arena.arena_mut().memory())?;
         let mut walk = Walk::new(bytes, journal.salt);
         let (mut damaged_bytes, mut tombstone_bytes) = (0, 0);

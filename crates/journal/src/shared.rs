@@ -11,7 +11,7 @@ use arc_swap::ArcSwap;
 use crate::blocks::Blocks;
 use crate::error::{Error, Result};
 use crate::files::Directory;
-use crate::flush::{Flush, State};
+use crate::flush::{Flush, Shortage, State};
 use crate::hash::{KeyHash, KeyHasher};
 use crate::index::{Index, Writer};
 use crate::journal::{CacheId, FIRST_RECORD, Journal, Journals};
@@ -20,9 +20,8 @@ use crate::options::{Durability, Options, WhenFull};
 use crate::place::{Granule, JournalNumber, Place};
 use crate::pool::Pool;
 use crate::record::{Content, MAX_KEY_BYTES, NewRecord, Record};
+use crate::room::Who;
 
-/// Journals that puts leave: without them nothing could be deleted, or compacted, when the budget is used up.
-const KEPT_FOR_MAINTENANCE: usize = 2;
 /// The flusher is woken each time that so much has been written.
 pub(crate) const CHUNK_BYTES: usize = 1 << 20;
 
@@ -70,19 +69,10 @@ pub(crate) struct Point {
     pub(crate) byte: usize,
 }
 
-/// Who appends: what is left of the budget for journals depends on it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Who {
-    /// Puts of users.
-    User,
-    /// Deletions, and what makes room: they may take the last journals.
-    Maintenance,
-}
-
 /// Why a record was not appended.
 #[derive(Debug)]
 pub(crate) enum NotAppended {
-    /// The newest journal, this one, is full, and the next one is not there yet. Nobody waits for it with a lock: who makes room may want that lock.
+    /// The newest journal, this one, is full, or kept for others, and the next one is not there yet. Nobody waits for it with a lock: who makes room may want that lock.
     Full(JournalNumber),
     Failed(Error),
 }
@@ -182,7 +172,7 @@ impl Shared {
     pub(crate) fn delete(&self, key: &[u8]) -> Result<bool> {
         self.check_key(key)?;
         let hash = self.hasher.hash(key);
-        let (was_there, appended) = self.until_appended(Who::Maintenance, || {
+        let (was_there, appended) = self.until_appended(Who::Deletion, || {
             let (mut writer, was_there) = self.lock_and_read(hash, |named| {
                 // One that can not be read is somebody's value too.
                 Ok(named.is_some_and(|place| self.is_there(place).unwrap_or(true)))
@@ -191,7 +181,7 @@ impl Shared {
             if writer.get().is_none() && !self.keep.is_evicting() {
                 return Ok((false, None));
             }
-            let appended = self.append_tombstone(key, hash, None)?;
+            let appended = self.append_tombstone(key, hash, None, Who::Deletion)?;
             if let Some(old) = writer.remove() {
                 self.journals.forget(old);
             }
@@ -288,11 +278,14 @@ impl Shared {
         key: &[u8],
         hash: KeyHash,
         origin: Option<JournalNumber>,
+        who: Who,
     ) -> std::result::Result<Appended, NotAppended> {
         let record = NewRecord { key, content: Content::Tombstone { origin } };
-        let appended = self.append(&record, hash, Who::Maintenance)?;
+        let appended = self.append(&record, hash, who)?;
         if let Some(journal) = self.journals.of(appended.place) {
-            journal.counts.count_tombstone(record.len_bytes(), origin.unwrap_or(journal.number));
+            // As it is taken from the journal: one that is full of them has nothing else in it.
+            let len_bytes = record.len_bytes().next_multiple_of(GRANULE_BYTES);
+            journal.counts.count_tombstone(len_bytes, origin.unwrap_or(journal.number));
         }
         Ok(appended)
     }
@@ -306,12 +299,12 @@ impl Shared {
         if let Some(error) = self.flush.failure() {
             return Err(error.into());
         }
-        if who == Who::User && self.keep.users_wait() {
-            return Err(NotAppended::Full(self.active.load().number));
-        }
         let len_bytes = record.len_bytes();
         loop {
             let journal = self.active.load();
+            if is_kept(&journal, who) {
+                return Err(NotAppended::Full(journal.number));
+            }
             let arena = journal.arena.as_ref().expect("the newest journal is in memory");
             let Some(mut taken) = arena.reserve(len_bytes) else {
                 let full = journal.number;
@@ -372,43 +365,85 @@ impl Shared {
     }
 
     fn advance(&self, state: &mut State, who: Who) -> bool {
-        if who == Who::User && !self.users_have_room() {
+        if !self.journals.room.has(1 + self.leaves(who)) {
             return false;
         }
         let Some(next) = state.spare.take() else { return false };
-        // Or puts would fill what is left for compaction, and there would be no room for ever. Eviction needs none.
-        let is_kept = who == Who::Maintenance && self.options.when_full == WhenFull::Refuse;
-        if is_kept && !self.users_have_room() {
-            self.keep.let_users_wait(true);
-        }
+        // One that is kept from somebody need not be full, and it has to be complete some day.
+        self.active.load().arena.as_ref().expect("the newest journal is in memory").close();
         // Found by its number before anybody can write to it.
         self.journals.put(next.clone());
+        next.beside.store(self.beside(), Ordering::Relaxed);
         state.pending.push_back(next.clone());
         self.active.store(next);
         self.flush.wake();
         true
     }
 
-    /// The same, waiting until the next one is there. With no lock held.
+    /// Journals of the budget that `who` leaves to others.
+    pub(crate) fn leaves(&self, who: Who) -> usize {
+        match (self.options.when_full, who) {
+            (WhenFull::Refuse, _) => who.leaves(),
+            // Some for what eviction writes anew. It makes room without any, too.
+            (WhenFull::Evict, Who::User) => 2,
+            (WhenFull::Evict, Who::Deletion | Who::Maintenance) => 0,
+        }
+    }
+
+    /// What [`Journal::beside`] of the newest journal is now. Until another one takes over it only grows: nobody else takes room.
+    pub(crate) fn beside(&self) -> usize {
+        match self.options.when_full {
+            // Eviction makes room without any.
+            WhenFull::Evict => usize::MAX,
+            WhenFull::Refuse => self.journals.room.left(),
+        }
+    }
+
+    /// There is more room than before: tell those who wait for it.
+    pub(crate) fn made_room(&self) {
+        self.tell_of_room(|_| Shortage::None);
+    }
+
+    /// What was set aside is not any more, though there is no more room than before: the same.
+    pub(crate) fn gave_way(&self) {
+        self.tell_of_room(|known| match known {
+            Shortage::None => Shortage::None,
+            Shortage::Unknown | Shortage::Known => Shortage::Unknown,
+        });
+    }
+
+    fn tell_of_room(&self, shortage: impl FnOnce(Shortage) -> Shortage) {
+        // With the lock, so that nobody is between looking and waiting.
+        let mut state = self.flush.state.lock();
+        self.active.load().beside.store(self.beside(), Ordering::Relaxed);
+        state.shortage = shortage(state.shortage);
+        state.rooms_made += 1;
+        self.flush.changed.notify_all();
+        drop(state);
+        self.flush.wake();
+    }
+
+    /// The same as [`Self::try_rotate`], waiting until the next one is there, or until the newest one is not kept from `who` any more. With no lock held.
     fn rotate(&self, full: JournalNumber, who: Who) -> Result<()> {
         let mut state = self.flush.state.lock();
         let mut has_waited = false;
-        while self.active.load().number == full
-            && !self.users_go_on(who)
-            && !self.advance(&mut state, who)
-        {
+        loop {
+            let may_go_on = {
+                let newest = self.active.load();
+                newest.beside.store(self.beside(), Ordering::Relaxed);
+                let arena = newest.arena.as_ref().expect("the newest journal is in memory");
+                let takes_more = !is_kept(&newest, who) && arena.end_bytes().is_none();
+                newest.number != full || takes_more
+            };
+            if may_go_on || self.advance(&mut state, who) {
+                return Ok(());
+            }
             if let Some(error) = &state.failed {
                 return Err(error.clone());
             }
-            // What is being compressed gives way, and then there may be room.
-            let is_refused = self.options.when_full == WhenFull::Refuse
-                && (state.is_disk_full || state.spare.is_some())
-                && self.journals.reserved_bytes() == 0;
-            let is_hopeless =
-                state.is_disk_full && state.pending.len() == 1 && !self.has_evictable(&state);
             // Also for whoever is refused now: what was deleted since it looked may be enough to make room.
             self.keep.wake();
-            if is_refused || is_hopeless {
+            if !self.room_may_come(&state, who) {
                 return Err(Error::DiskFull { max_bytes: self.options.max_disk_bytes });
             }
             if !std::mem::replace(&mut has_waited, true) {
@@ -417,23 +452,28 @@ impl Shared {
             self.flush.wake();
             self.flush.changed.wait(&mut state);
         }
-        Ok(())
     }
 
-    /// Whether puts may go on with the newest journal, after there was no room for them in it.
-    fn users_go_on(&self, who: Who) -> bool {
-        let go_on = who == Who::User && self.keep.users_wait() && self.users_have_room();
-        if go_on {
-            self.keep.let_users_wait(false);
+    /// Whether somebody is about to make a journal for `who`, or the room for one: who waits is told what becomes of it.
+    fn room_may_come(&self, state: &State, who: Who) -> bool {
+        match self.options.when_full {
+            WhenFull::Evict => {
+                let is_short = state.shortage == Shortage::Known;
+                !is_short || state.pending.len() > 1 || self.has_evictable(state)
+            }
+            // The flusher makes one if there is room; and what is set aside is given up for it.
+            WhenFull::Refuse => {
+                self.journals.room.has(1 + self.leaves(who))
+                    && (state.shortage != Shortage::Known || self.journals.room.is_set_aside())
+            }
         }
-        go_on
     }
 
     /// Wait until a journal that is being made is there, for those who make room: false if none is. With no lock held.
     pub(crate) fn wait_for_spare(&self, full: JournalNumber) -> bool {
         let mut state = self.flush.state.lock();
         while self.active.load().number == full && !self.advance(&mut state, Who::Maintenance) {
-            if state.failed.is_some() || state.is_disk_full {
+            if state.failed.is_some() || state.shortage == Shortage::Known {
                 return false;
             }
             self.flush.wake();
@@ -441,25 +481,10 @@ impl Shared {
         }
         true
     }
+}
 
-    /// Whether the budget, and the table of journals, allow so many more beside what is set aside.
-    pub(crate) fn has_room_for(&self, journals: usize) -> bool {
-        self.fit(journals, self.journals.file_bytes() + self.journals.reserved_bytes())
-    }
-
-    /// The same without what is set aside, which may be given up at any time.
-    pub(crate) fn may_have_room_for(&self, journals: usize) -> bool {
-        self.fit(journals, self.journals.file_bytes())
-    }
-
-    /// Whether puts find room for another journal.
-    pub(crate) fn users_have_room(&self) -> bool {
-        self.may_have_room_for(1 + KEPT_FOR_MAINTENANCE)
-    }
-
-    fn fit(&self, journals: usize, used_bytes: u64) -> bool {
-        let wanted_bytes = used_bytes + journals as u64 * self.journal_bytes as u64;
-        wanted_bytes <= self.options.max_disk_bytes
-            && self.journals.len() + journals < self.journals.places()
-    }
+/// Whether the newest journal is kept for those who leave less than `who`.
+#[inline]
+fn is_kept(newest: &Journal, who: Who) -> bool {
+    newest.beside.load(Ordering::Relaxed) < who.leaves()
 }

@@ -48,7 +48,7 @@ pub struct Stats {
     pub evicted: u64,
     /// Records that eviction kept because they had been read.
     pub kept: u64,
-    /// Bytes that were found damaged.
+    /// Bytes of journals that were found damaged, when the cache was opened or when a journal was read as a whole since; of each journal once. Single reads that meet damage are not counted.
     pub damaged_bytes: u64,
 }
 
@@ -62,7 +62,7 @@ impl Stats {
             entries: shared.index.len(),
             journals: journals.len(),
             journals_in_memory: journals.iter().filter(|it| it.arena.is_some()).count(),
-            disk_bytes: shared.journals.file_bytes(),
+            disk_bytes: shared.journals.room.file_bytes(),
             compressed: compressed().count(),
             compressed_bytes: compressed().map(|(it, _)| it.file_bytes).sum(),
             uncompressed_bytes: compressed().map(|(_, frames)| frames.end() as u64).sum(),

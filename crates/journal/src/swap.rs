@@ -6,7 +6,8 @@ use crate::cache::{Value, expiry};
 use crate::error::Result;
 use crate::place::Place;
 use crate::record::Record;
-use crate::shared::{Shared, Who, now_millis};
+use crate::room::Who;
+use crate::shared::{Shared, now_millis};
 
 /// On what a [`crate::Cache::swap`] depends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -43,7 +43,7 @@ impl Fold for TestFold {
             crate::state_stream::KIND_OFFSETS => {
                 crate::state_table::fold::<Offsets>(previous, batches)
             }
-            crate::state_stream::KIND_CLASSIC_GROUPS => {
+            KIND_CLASSIC_GROUPS => {
                 crate::state_table::fold::<KeptGroups>(previous, batches)
             }
             _ => crate::state_table::fold::<GroupStates>(previous, batches),

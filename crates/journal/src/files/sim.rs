@@ -47,6 +47,8 @@ struct State {
     is_broken: bool,
     /// After so many of them.
     steps_left: Option<u64>,
+    /// So many reads fail.
+    failing_reads: u64,
 }
 
 #[derive(Clone)]
@@ -99,6 +101,7 @@ impl State {
     fn repair(&mut self) {
         self.is_broken = false;
         self.steps_left = None;
+        self.failing_reads = 0;
     }
 
     fn change(&mut self, change: Change) {
@@ -197,6 +200,11 @@ impl SimDirectory {
         self.state.lock().steps_left = Some(steps);
     }
 
+    /// The next reads fail, so many of them.
+    pub(crate) fn fail_reads(&self, reads: u64) {
+        self.state.lock().failing_reads = reads;
+    }
+
     pub(crate) fn has_failed(&self) -> bool {
         self.state.lock().is_broken
     }
@@ -292,7 +300,11 @@ impl File for SimFile {
     }
 
     fn read_at(&self, at: u64, to: &mut [u8]) -> io::Result<()> {
-        let state = self.state.lock();
+        let mut state = self.state.lock();
+        if state.failing_reads > 0 {
+            state.failing_reads -= 1;
+            return Err(io::ErrorKind::Other.into());
+        }
         let from = state.files[self.file].now.get(at as usize..).unwrap_or(&[]);
         let len = from.len().min(to.len());
         to[..len].copy_from_slice(&from[..len]);

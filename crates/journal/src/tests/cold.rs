@@ -405,3 +405,96 @@ fn readers_bring_a_journal_into_memory() {
         }
     }
 }
+
+/// Writers have all the memory: what has to go goes nevertheless, in pieces, and with no memory beyond the budget.
+#[test]
+fn who_makes_room_keeps_to_the_memory_budget() {
+    for compression in [Compression::None, Compression::Lz4] {
+        let (directory, _) = filled(12_000);
+        compress_all(&directory, &compressing(compression));
+        directory.spoil("000000000001.journal", 4096 + 3000);
+        let shared = still(&directory, &plain());
+        let writers: Vec<_> = std::iter::from_fn(|| shared.pool.take().unwrap()).collect();
+        assert_eq!(writers.len(), 3, "the newest journal has one");
+        let sealed = shared.journals.len() - 1;
+        assert!(sealed >= 6, "{sealed}");
+        for journal in shared.journals.all().iter().skip(2).take(sealed - 2) {
+            let look = shared.look(journal, Duration::ZERO).unwrap();
+            assert!(!look.has_dead && !look.is_damaged, "{compression}, {}", journal.number);
+        }
+        for left in (1..=sealed).rev() {
+            assert!(shared.evict_oldest().unwrap());
+            assert_eq!(shared.journals.len(), left);
+        }
+        assert!(!shared.evict_oldest().unwrap());
+        assert_eq!(Stats::of(&shared).entries, 0);
+        assert_eq!(shared.pool.most_bytes(), 4 * MIB);
+    }
+}
+
+/// What comes behind the damage is found as long as there is memory for it.
+#[test]
+fn damage_does_not_hide_what_is_behind_it() {
+    let (directory, map) = filled(6000);
+    compress_all(&directory, &compressing(Compression::Lz4));
+    directory.spoil("000000000001.journal", 4096 + 3000);
+    let shared = still(&directory, &plain());
+    let all = shared.journals.all();
+    let mut keys = Vec::new();
+    let damaged_bytes = shared
+        .each_record(&all[1], |_, record| {
+            keys.push(record.key().to_vec());
+            Ok(())
+        })
+        .unwrap();
+    assert!((1..100_000).contains(&damaged_bytes), "{damaged_bytes}");
+    let lost = map.keys().filter(|key| {
+        let place = shared.index.find(shared.hasher.hash(key)).unwrap();
+        place.is_in(all[1].number) && all[1].load(place).is_err()
+    });
+    let in_it = map.keys().filter(|key| {
+        let place = shared.index.find(shared.hasher.hash(key)).unwrap();
+        place.is_in(all[1].number)
+    });
+    assert_eq!(keys.len(), in_it.count() - lost.count());
+    assert!(shared.pool.most_bytes() <= 4 * MIB);
+}
+
+/// Errors that pass leave no journal cold, or uncompacted, for ever.
+#[test]
+fn a_journal_that_could_not_be_read_once_is_tried_again() {
+    let (directory, _) = filled(20_000);
+    let shared = still(&directory, &Options { memory_bytes: 8 * MIB, ..plain() });
+    let newest_sealed = shared.active.load().number.0 - 1;
+    directory.fail_reads(1);
+    assert!(matches!(shared.warm_one(), Err(Error::Io { .. })));
+    while shared.warm_one().unwrap() {}
+    let all = shared.journals.all();
+    let failed = all.iter().find(|journal| journal.number.0 == newest_sealed).unwrap();
+    assert!(failed.arena.is_none() && !failed.counts.is_damaged.load(Ordering::Relaxed));
+    assert_eq!(hot(&shared), (newest_sealed - 5..newest_sealed).collect::<Vec<_>>());
+    // Some time later.
+    *failed.counts.failed_at.lock() = None;
+    let coldest = shared.coldest_in_memory().unwrap();
+    shared.demote(&coldest);
+    drop((all, coldest));
+    assert!(shared.warm_one().unwrap());
+    assert!(hot(&shared).contains(&newest_sealed));
+    assert_eq!(Stats::of(&shared).damaged_bytes, 0);
+}
+
+/// Its hint is all that is left of what it was: everything in it is damaged, and said to be.
+#[test]
+fn without_header_and_footer_a_compressed_journal_is_damaged() {
+    let (directory, map) = filled(6000);
+    compress_all(&directory, &compressing(Compression::Lz4));
+    let name = "000000000001.journal";
+    let len = directory.open(name).unwrap().len_bytes().unwrap() as usize;
+    directory.spoil(name, 5);
+    directory.spoil(name, len - 10);
+    let cache = open(&directory, &plain());
+    assert!(cache.recovered().damaged_bytes > MIB as u64 / 2, "{:?}", cache.recovered());
+    assert_eq!(cache.stats().damaged_bytes, cache.recovered().damaged_bytes);
+    let damaged = map.keys().filter(|key| matches!(cache.get(key), Err(Error::Corrupt { .. })));
+    assert_eq!(contents(&cache).len() + damaged.count(), map.len());
+}

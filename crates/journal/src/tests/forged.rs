@@ -214,3 +214,38 @@ fn a_journal_that_is_far_behind_is_moved() {
     drop(cache);
     assert!(contents(&open(&directory, &options())) == map);
 }
+
+/// A damaged journal is not moved, as it may hide something. When it is far behind it is the oldest and hides nothing: what can be read of it is moved.
+#[test]
+fn a_damaged_journal_that_is_far_behind_is_moved_as_far_as_it_can_be_read() {
+    let directory = forge([5; 16]);
+    let mut map = most_of_a_journal(0);
+    forge_journal(&directory, 5, &map);
+    // In the value of the second key.
+    directory.spoil(&file_name(JournalNumber(5)), FIRST_RECORD + 20_000);
+    map.remove(&1u64.to_le_bytes()[..]);
+    let newer = most_of_a_journal(100);
+    forge_journal(&directory, 5 + WRAP / 4 + 77, &newer);
+    map.extend(newer);
+    let cache = open(&directory, &options());
+    assert!(cache.recovered().damaged_bytes > 16_000, "{:?}", cache.recovered());
+    while has_journal(&directory, 5) {
+        thread::sleep(Duration::from_millis(5));
+    }
+    assert!(contents(&cache) == map);
+    assert_eq!(cache.stats().damaged_bytes, cache.recovered().damaged_bytes);
+    drop(cache);
+    assert!(contents(&open(&directory, &options())) == map);
+}
+
+/// Of two journals that are half of the numbers apart nobody could tell which one is newer.
+#[test]
+fn journals_that_are_too_far_apart_are_refused() {
+    let directory = forge([6; 16]);
+    forge_journal(&directory, 5, &most_of_a_journal(0));
+    forge_journal(&directory, 5 + WRAP / 2 - 1, &most_of_a_journal(30));
+    let error = Cache::open_in(Box::new(directory.clone()), options()).unwrap_err();
+    assert!(error.to_string().contains("remove 000000000005.journal"), "{error}");
+    directory.remove(&file_name(JournalNumber(5))).unwrap();
+    assert!(contents(&open(&directory, &options())) == most_of_a_journal(30));
+}

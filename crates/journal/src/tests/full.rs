@@ -1,0 +1,175 @@
+//! Caches that may not evict: whatever was refused, once enough is deleted there is room again, and nobody waits for ever.
+
+use super::*;
+
+/// So few journals that it is full soon: 8.
+fn small() -> Options {
+    Options { max_disk_bytes: 8 << 20, when_full: WhenFull::Refuse, ..options() }
+}
+
+/// As often as it takes: what makes room is behind it.
+fn until_there_is_room<T>(mut call: impl FnMut() -> crate::Result<T>) -> T {
+    loop {
+        match call() {
+            Err(Error::DiskFull { .. }) => thread::sleep(Duration::from_millis(1)),
+            done => return done.unwrap(),
+        }
+    }
+}
+
+/// Puts of new keys, until one is refused.
+fn fill(cache: &Cache, random: &mut Random, map: &mut BTreeMap<Vec<u8>, Vec<u8>>) {
+    loop {
+        let (key, value) = (key(random.next_u64()), value(random));
+        match cache.put(&key, &value) {
+            Ok(()) => drop(map.insert(key, value)),
+            Err(Error::DiskFull { .. }) => return,
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+#[test]
+fn a_full_cache_takes_puts_again_once_enough_is_deleted() {
+    for seed in 0..4 {
+        let mut random = Random::new(seed);
+        let mut directory = SimDirectory::default();
+        let mut map = BTreeMap::new();
+        let mut cache = open(&directory, &small());
+        for round in 0..6 {
+            fill(&cache, &mut random, &mut map);
+            // In the middle of it the process ends, one way or another. What it begins next takes a journal, too.
+            match random.below(3) {
+                0 => {
+                    cache.close().unwrap();
+                    cache = open(&directory, &small());
+                }
+                1 => {
+                    cache.flush().unwrap();
+                    let left = directory.killed();
+                    drop(cache);
+                    directory = left;
+                    cache = open(&directory, &small());
+                }
+                _ => {}
+            }
+            assert!(contents(&cache) == map, "seed {seed}, round {round}");
+            let doomed: Vec<_> = map.keys().filter(|_| random.chance(0.6)).cloned().collect();
+            for key in &doomed {
+                assert!(until_there_is_room(|| cache.delete(key)), "seed {seed}, round {round}");
+                map.remove(key);
+            }
+            for _ in 0..200 {
+                let (key, value) = (key(random.next_u64()), value(&mut random));
+                until_there_is_room(|| cache.put(&key, &value));
+                map.insert(key, value);
+            }
+            assert!(contents(&cache) == map, "seed {seed}, round {round}");
+            assert_eq!(cache.stats().evicted, 0);
+        }
+    }
+}
+
+/// What says that they are gone takes a quarter of what they took, more than is left to deletions: they go on as soon as some of it was compacted.
+#[test]
+fn everything_can_be_deleted_though_deletions_have_little_room() {
+    const STEPS: usize = 7;
+    let directory = SimDirectory::default();
+    let cache = open(&directory, &small());
+    let mut keys = 0u64;
+    while cache.put(&keys.to_le_bytes(), &[1; 100]).is_ok() {
+        keys += 1;
+    }
+    assert!((38_000..42_000).contains(&keys), "{keys}");
+    // Some of each journal, again and again.
+    for step in 0..STEPS as u64 {
+        for key in (step..keys).step_by(STEPS) {
+            assert!(until_there_is_room(|| cache.delete(&key.to_le_bytes())), "{key}");
+        }
+    }
+    assert_eq!(cache.stats().entries, 0);
+    for key in 0..4000u64 {
+        until_there_is_room(|| cache.put(&key.to_le_bytes(), &[2; 1000]));
+    }
+    assert_eq!(contents(&cache).len(), 4000);
+}
+
+const THREADS: u64 = 3;
+
+/// One of several threads, each with keys of its own: whoever is refused deletes half of what he has and goes on. Returns what he has in the end, and how often he was refused.
+fn put_and_delete(cache: &Cache, seed: u64, thread: u64) -> (BTreeMap<Vec<u8>, Vec<u8>>, u64) {
+    let mut random = Random::new(seed * THREADS + thread);
+    let mut mine = BTreeMap::new();
+    let (mut written_bytes, mut refused) = (0, 0);
+    while written_bytes < 12 * MIB {
+        let key = (random.below(1 << 40) * THREADS + thread).to_le_bytes().to_vec();
+        let value = value(&mut random);
+        match cache.put(&key, &value) {
+            Ok(()) => {
+                written_bytes += value.len();
+                mine.insert(key, value);
+            }
+            Err(Error::DiskFull { .. }) => {
+                refused += 1;
+                let doomed: Vec<_> = mine.keys().step_by(2).cloned().collect();
+                for key in doomed {
+                    assert!(until_there_is_room(|| cache.delete(&key)));
+                    mine.remove(&key);
+                }
+                thread::sleep(Duration::from_millis(1));
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+    (mine, refused)
+}
+
+#[test]
+fn threads_get_out_of_a_full_cache() {
+    for (seed, compression) in [(0, Compression::None), (1, Compression::Lz4)] {
+        let directory = SimDirectory::default();
+        let options = Options { compression, ..small() };
+        let cache = open(&directory, &options);
+        let found = thread::scope(|scope| {
+            let cache = &cache;
+            let threads: Vec<_> = (0..THREADS)
+                .map(|thread| scope.spawn(move || put_and_delete(cache, seed, thread)))
+                .collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+        });
+        assert!(found.iter().map(|(_, refused)| refused).sum::<u64>() > 0);
+        let expected: BTreeMap<_, _> = found.into_iter().flat_map(|(mine, _)| mine).collect();
+        assert!(contents(&cache) == expected, "{compression}");
+        cache.close().unwrap();
+        assert!(contents(&open(&directory, &options)) == expected, "{compression}");
+    }
+}
+
+/// Writers take what eviction gives, and compaction needs some of it too.
+#[test]
+fn compaction_on_demand_waits_for_eviction() {
+    let directory = SimDirectory::default();
+    let options = Options { max_disk_bytes: 8 << 20, ..options() };
+    let cache = open(&directory, &options);
+    let is_over = AtomicBool::new(false);
+    let compacted = thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut random = Random::new(6);
+            for _ in 0..40_000 {
+                let key = random.below(4000).to_le_bytes();
+                if cache.put(&key, &[5; 1000]).is_err() {
+                    break;
+                }
+            }
+            is_over.store(true, Ordering::Relaxed);
+        });
+        // What is found is looked at later: a panic here would leave the writer alone.
+        let mut compacted = Vec::new();
+        while !is_over.load(Ordering::Relaxed) {
+            compacted.push(cache.compact(|_| ()));
+        }
+        compacted
+    });
+    assert!(compacted.iter().all(Result::is_ok), "{compacted:?}");
+    assert!(cache.stats().disk_bytes <= 8 << 20, "{:?}", cache.stats());
+}
