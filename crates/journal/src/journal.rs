@@ -115,6 +115,8 @@ impl Counts {
             stays_plain: AtomicBool::new(false),
             end_bytes: AtomicUsize::new(0),
             is_damaged: AtomicBool::new(false),
+            failed_at: Mutex::new(None),
+            is_busy: AtomicBool::new(false),
             tombstone_bytes: AtomicU64::new(0),
             newest_origin: AtomicU64::new(0),
             dead: Dead::none(journal_bytes),
