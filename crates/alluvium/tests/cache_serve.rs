@@ -278,6 +278,36 @@ fn more_connections_than_allowed_are_refused() {
     }
 }
 
+/// A cache that finds no descriptor for its next journal takes no writes.
+#[test]
+fn connections_take_no_files_from_journals() {
+    let directory = tempfile::tempdir().unwrap();
+    let dir = directory.path().join("cache");
+    let dir = ["--dir", dir.to_str().unwrap()];
+    let server = Server::start_cache_with_files(200, &[&dir[..], &SMALL].concat());
+    contains(&server.log, &["connections at the same time, not 10000"]);
+    let mut client = Client::new(&server);
+    assert_eq!(client.ask(&["PING"]), "+PONG");
+    let mut crowd: Vec<_> = (0..300).map(|_| Client::new(&server)).collect();
+    // The last one has met the server.
+    contains(&crowd.pop().unwrap().rest(), &["-ERR max number of clients reached"]);
+    let value = "x".repeat(100_000);
+    for key in 0..400 {
+        assert_eq!(client.ask(&["SET", &format!("key:{key}"), &value]), "+OK");
+    }
+    assert_eq!(client.bulk(&["GET", "key:399"]).unwrap().len(), value.len());
+    // Not even for the journals.
+    let refused = std::process::Command::new("sh")
+        .args(["-c", "ulimit -n 100 && exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_alluvium")])
+        .args(["cache", "serve", "--listen", "127.0.0.1:0", "--dir"])
+        .arg(directory.path().join("other"))
+        .args(SMALL)
+        .output()
+        .unwrap();
+    assert_eq!(refused.status.code(), Some(2));
+    contains(&support::stderr(&refused), &["more than the 100 that this process may have open"]);
+}
+
 #[test]
 fn who_is_idle_is_disconnected() {
     let directory = tempfile::tempdir().unwrap();

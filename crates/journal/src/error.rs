@@ -4,6 +4,8 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use rustix::io::Errno;
+
 use crate::place::JournalNumber;
 use crate::record::MAX_KEY_BYTES;
 
@@ -96,6 +98,13 @@ impl Error {
         action: &'static str,
     ) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::Io { path: path.into(), action, source: Arc::new(source) }
+    }
+
+    /// The process, or the system, has as many files open as it may. That passes.
+    pub(crate) fn is_want_of_files(&self) -> bool {
+        let Self::Io { source, .. } = self else { return false };
+        let wants = [Errno::MFILE, Errno::NFILE].map(Errno::raw_os_error);
+        source.raw_os_error().is_some_and(|code| wants.contains(&code))
     }
 
     pub(crate) fn no_memory(what: &'static str) -> impl FnOnce(io::Error) -> Self {

@@ -165,6 +165,8 @@ pub(crate) struct Flusher {
     unsynced: Vec<Arc<Journal>>,
     /// Files were made since the directory was synced.
     has_new_names: bool,
+    /// The last journal that was tried could not be made since too many files are open.
+    lacks_files: bool,
     next_number: JournalNumber,
     synced_at: Instant,
 }
@@ -184,6 +186,7 @@ impl Flusher {
             written_bytes: FIRST_RECORD,
             unsynced: Vec::new(),
             has_new_names: false,
+            lacks_files: false,
             next_number,
             synced_at: Instant::now(),
         }
@@ -389,13 +392,24 @@ impl Flusher {
                 Some(arena) => {
                     // Or writers would wait for it, page by page.
                     arena.populate();
-                    make_journal(
+                    let made = make_journal(
                         &*shared.directory,
                         shared.id,
                         number,
                         shared.journal_bytes,
                         arena,
-                    )?
+                    );
+                    match made {
+                        // Others have the files, and give them back: writers wait, and it is tried again.
+                        Err(error) if error.is_want_of_files() && !shared.may_evict_for_files() => {
+                            if !std::mem::replace(&mut self.lacks_files, true) {
+                                tracing::warn!("journal cache: {error}; writers wait for it");
+                            }
+                            return Ok(());
+                        }
+                        Err(error) if error.is_want_of_files() => None,
+                        made => made?,
+                    }
                 }
                 // All journals in memory wait to be written, and so does this.
                 None => return Ok(()),
@@ -405,6 +419,7 @@ impl Flusher {
         let mut state = shared.flush.state.lock();
         match made {
             Some(spare) => {
+                self.lacks_files = false;
                 self.has_new_names = true;
                 self.next_number = JournalNumber(spare.number.0 + 1);
                 state.shortage = Shortage::None;
@@ -539,6 +554,12 @@ impl Shared {
     /// Whether journals have to go, so that writers find room when they need it.
     pub(crate) fn is_crowded(&self) -> bool {
         !self.journals.room.has(ROOM_AHEAD + self.leaves(Who::User)) || self.flush.is_short()
+    }
+
+    /// Whether a journal may go for its file: where compression has made more of them than there would be otherwise. Down to those it is others who have too many files open.
+    fn may_evict_for_files(&self) -> bool {
+        let plain_bytes = self.journals.room.journals() as u64 * self.journal_bytes as u64;
+        self.options.when_full == WhenFull::Evict && plain_bytes > self.options.max_disk_bytes
     }
 
     /// Whether there is a journal that eviction can remove.

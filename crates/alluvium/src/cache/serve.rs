@@ -5,6 +5,7 @@ mod buffers;
 mod command;
 mod connection;
 mod counters;
+mod files;
 mod glob;
 mod request;
 mod set;
@@ -16,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, Instant};
 
-use alluvium_journal::{Cache, Durability, Options};
+use alluvium_journal::{Cache, Compression, Durability, Options};
 use axum::http::StatusCode;
 use clap::Args;
 use prometheus_client::registry::Registry;
@@ -29,6 +30,7 @@ use tokio::time::{sleep, timeout};
 use self::answers::Answers;
 use self::buffers::Buffers;
 use self::counters::{CacheCollector, Counters};
+use self::files::Journals;
 use self::request::Limits;
 use super::options::{CacheArgs, bytes};
 use crate::address::Address;
@@ -60,7 +62,7 @@ pub(crate) struct ServeArgs {
     /// Address for metrics (/metrics, for Prometheus) and health (/healthz). Default: none.
     #[arg(long, value_name = "ADDR:PORT")]
     metrics_listen: Option<Address>,
-    /// Clients that are connected at the same time.
+    /// Clients that are connected at the same time; fewer if the process may not have so many files open beside the journals (ulimit -n).
     #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..))]
     max_connections: u32,
     /// Memory for large requests and answers of all connections together; of each 64KiB are free. What does not fit gets an error.
@@ -135,7 +137,12 @@ impl Password {
 }
 
 impl Server {
-    fn new(cache: Cache, args: &ServeArgs, password: Option<Password>) -> Arc<Self> {
+    fn new(
+        cache: Cache,
+        args: &ServeArgs,
+        password: Option<Password>,
+        max_connections: u32,
+    ) -> Arc<Self> {
         let limits = Limits::of(cache.max_record_bytes());
         Arc::new(Self {
             cache,
@@ -144,7 +151,7 @@ impl Server {
             limits,
             buffers: Buffers::new(bytes(args.buffer_memory)),
             counters: Counters::new(),
-            max_connections: args.max_connections,
+            max_connections,
             idle_timeout: args.idle_timeout.0,
             started: Instant::now(),
             next_id: AtomicI64::new(1),
@@ -223,8 +230,18 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     // Before the cache is opened for nothing.
     let socket = TcpListener::bind(listen).map_err(failed)?;
     socket.set_nonblocking(true).map_err(failed)?;
+    let files = files::raise_limit();
     let opening = Instant::now();
-    let cache = Cache::open(&args.dir, args.options())?;
+    let options = args.options();
+    let cache = Cache::open(&args.dir, options.clone())?;
+    let journals = Journals {
+        plain: options.max_disk_bytes / cache.max_record_bytes() as u64,
+        are_compressed: options.compression != Compression::None,
+    };
+    let max_connections = match files {
+        Some(files) => files::connections(files, args.max_connections, journals)?,
+        None => args.max_connections,
+    };
     let found = cache.recovered();
     tracing::info!(
         "cache {}: {} in {}, opened in {:.3} s",
@@ -236,7 +253,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     if found.damaged_bytes > 0 {
         tracing::warn!("{} of it are damaged and not used", about(found.damaged_bytes));
     }
-    let server = Server::new(cache, args, password);
+    let server = Server::new(cache, args, password, max_connections);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()

@@ -18,7 +18,10 @@ const HANGS: Duration = Duration::from_secs(120);
 
 /// The binary, without the environment's ALLUVIUM_ variables.
 pub fn alluvium() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_alluvium"));
+    unswayed(Command::new(env!("CARGO_BIN_EXE_alluvium")))
+}
+
+fn unswayed(mut command: Command) -> Command {
     for (key, _) in
         std::env::vars_os().filter(|(key, _)| key.to_string_lossy().starts_with("ALLUVIUM_"))
     {
@@ -118,7 +121,18 @@ impl Server {
 
     /// Start `alluvium cache serve` with these arguments, and wait until it is ready.
     pub fn start_cache(arguments: &[&str]) -> Self {
-        let mut command = alluvium();
+        Self::start_cache_by(alluvium(), arguments)
+    }
+
+    /// The same in a process that may have so many files open.
+    pub fn start_cache_with_files(files: u32, arguments: &[&str]) -> Self {
+        let mut command = unswayed(Command::new("sh"));
+        let script = format!("ulimit -n {files} && exec \"$0\" \"$@\"");
+        command.args(["-c", &script, env!("CARGO_BIN_EXE_alluvium")]);
+        Self::start_cache_by(command, arguments)
+    }
+
+    fn start_cache_by(mut command: Command, arguments: &[&str]) -> Self {
         command.args(["cache", "serve", "--listen", "127.0.0.1:0"]).args(arguments);
         let (mut server, ready) = Self::spawn(command, "alluvium cache is ready");
         server.redis = after(&ready, "redis on ").expect("the line names the port of clients");

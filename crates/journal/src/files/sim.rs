@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use alluvium_device::sim::{Random, SECTOR_BYTES};
 use parking_lot::{Condvar, Mutex};
+use rustix::io::Errno;
 
 use super::{Directory, File};
 
@@ -43,6 +44,8 @@ struct State {
     unsynced_names: Vec<Change>,
     /// Bytes that may still be allocated.
     room_bytes: Option<u64>,
+    /// So many journals may be there: files are open as long as they are.
+    max_journals: Option<usize>,
     /// Writes and syncs fail.
     is_broken: bool,
     /// After so many of them.
@@ -102,6 +105,10 @@ impl State {
         self.is_broken = false;
         self.steps_left = None;
         self.failing_reads = 0;
+    }
+
+    fn journals(&self) -> usize {
+        self.names.keys().filter(|name| name.ends_with(".journal")).count()
     }
 
     fn change(&mut self, change: Change) {
@@ -213,6 +220,17 @@ impl SimDirectory {
         self.state.lock().room_bytes = Some(room_bytes);
     }
 
+    /// No more journals than there are can be made: the process has as many files open as it may.
+    pub(crate) fn lack_files(&self) {
+        let mut state = self.state.lock();
+        state.max_journals = Some(state.journals());
+    }
+
+    /// They were given back.
+    pub(crate) fn have_files(&self) {
+        self.state.lock().max_journals = None;
+    }
+
     /// Change a byte of a file, whatever anybody thinks.
     pub(crate) fn spoil(&self, name: &str, at: usize) {
         let mut state = self.state.lock();
@@ -234,6 +252,9 @@ impl Directory for SimDirectory {
         state.step()?;
         if state.names.contains_key(name) {
             return Err(io::ErrorKind::AlreadyExists.into());
+        }
+        if state.max_journals.is_some_and(|max| state.journals() >= max) {
+            return Err(Errno::MFILE.into());
         }
         let used: usize = state.names.values().map(|file| state.files[*file].now.len()).sum();
         if state.room_bytes.is_some_and(|room| used as u64 + len_bytes > room) {

@@ -290,3 +290,25 @@ fn a_damaged_journal_stays_when_everything_is_compacted() {
     let there = |number: &u64| cache.contains(&key(*number)).unwrap();
     assert_eq!((1..2000).filter(there).count(), 999);
 }
+
+/// Connections may have taken them, and end.
+#[test]
+fn writers_wait_for_a_file_that_others_have() {
+    let directory = SimDirectory::default();
+    let cache = open(&directory, &options());
+    directory.lack_files();
+    let written = thread::scope(|scope| {
+        let writer = scope
+            .spawn(|| (0..4000u64).try_for_each(|key| cache.put(&key.to_le_bytes(), &[1; 1000])));
+        while cache.stats().stalls == 0 && !writer.is_finished() {
+            thread::yield_now();
+        }
+        directory.have_files();
+        writer.join().unwrap()
+    });
+    written.unwrap();
+    assert!(cache.failure().is_none() && cache.stats().stalls > 0);
+    for key in 0..4000u64 {
+        assert!(cache.contains(&key.to_le_bytes()).unwrap(), "{key}");
+    }
+}

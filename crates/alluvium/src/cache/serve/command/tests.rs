@@ -27,7 +27,7 @@ fn args(directory: &Path, more: &[&str]) -> ServeArgs {
 fn server_in(directory: &Path, more: &[&str], password: Option<&str>) -> Arc<Server> {
     let args = args(directory, more);
     let cache = Cache::open(directory, args.options()).unwrap();
-    Server::new(cache, &args, password.map(|it| Password::new(it.as_bytes())))
+    Server::new(cache, &args, password.map(|it| Password::new(it.as_bytes())), 100)
 }
 
 /// A client beside a server of its own.
@@ -367,7 +367,7 @@ fn a_cache_that_is_full_and_may_not_evict_says_so() {
     assert_eq!(args.options().when_full, WhenFull::Refuse);
     assert_eq!(args.options().durability, Durability::None);
     let cache = Cache::open(directory.path(), args.options()).unwrap();
-    let server = Server::new(cache, &args, None);
+    let server = Server::new(cache, &args, None, 100);
     let client = server.client();
     let mut shop = Shop { server, client, _directory: directory };
     let mut written = 0u32;

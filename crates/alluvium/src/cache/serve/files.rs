@@ -1,0 +1,85 @@
+//! Descriptors: a process may have so many files open, and a cache that can not make its next journal takes no writes. So connections leave them to the journals.
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use crate::output::Failure;
+
+/// Files beside those of connections and journals: of the runtime, the ports, the log, hints, and journals that are being compressed.
+const OTHER_FILES: u64 = 64;
+/// Compressed journals are smaller, and there are up to so many times more of them (`docs/journal-cache.md`, "Limits").
+const MOST_COMPRESSED: u64 = 8;
+
+/// The files that journals need.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Journals {
+    /// When none is compressed: without these the cache does not have the disk space that it was given.
+    pub(super) plain: u64,
+    pub(super) are_compressed: bool,
+}
+
+/// Have as many files as the system lets us; how many those are, if that has a bound.
+pub(super) fn raise_limit() -> Option<u64> {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit { current: limit.maximum, ..limit };
+    match setrlimit(Resource::Nofile, raised) {
+        Ok(()) => raised.current,
+        Err(error) => {
+            tracing::warn!("the limit of open files stays where it is: {error}");
+            limit.current
+        }
+    }
+}
+
+/// How many of the connections that are wanted can be had with so many files.
+///
+/// # Errors
+/// There are not enough for the journals.
+pub(super) fn connections(files: u64, wanted: u32, journals: Journals) -> Result<u32, Failure> {
+    let Journals { plain, are_compressed } = journals;
+    let most = if are_compressed { plain.saturating_mul(MOST_COMPRESSED) } else { plain };
+    let files_left = files.saturating_sub(OTHER_FILES);
+    // Where files are few, half of them: journals beyond that are evicted when there is none for the next one.
+    let for_journals = most.min(plain.max(files_left / 2));
+    let left = files_left.saturating_sub(for_journals);
+    if left == 0 {
+        return Err(Failure::Usage(format!(
+            "up to {plain} journals and {OTHER_FILES} other files are more than the {files} that this process may have open: raise the limit (ulimit -n), or have less of \
+             them (--max-disk), or larger ones (--journal, of a new cache)"
+        )));
+    }
+    if left < u64::from(wanted) {
+        tracing::warn!(
+            "{left} connections at the same time, not {wanted}: this process may have {files} files open, of which journals take up to {for_journals}"
+        );
+    }
+    Ok(u32::try_from(left).unwrap_or(u32::MAX).min(wanted))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_leave_files_to_the_journals() {
+        let plain = |plain| Journals { plain, are_compressed: false };
+        let compressed = |plain| Journals { plain, are_compressed: true };
+        for (files, journals, expected) in [
+            (1 << 20, plain(128), Some(10_000)),
+            (1 << 20, compressed(16_384), Some(10_000)),
+            // All that there may be.
+            (4096, compressed(128), Some(4096 - 64 - 1024)),
+            // Half of the files.
+            (1024, compressed(128), Some(480)),
+            (1024, plain(128), Some(1024 - 64 - 128)),
+            // What they need at least.
+            (200, compressed(128), Some(8)),
+            (193, compressed(128), Some(1)),
+            (192, compressed(128), None),
+            (64, plain(1), None),
+            (0, plain(8), None),
+        ] {
+            let got = connections(files, 10_000, journals);
+            assert_eq!(got.ok(), expected, "{files}, {journals:?}");
+        }
+    }
+}
