@@ -15,8 +15,10 @@ use super::buffers::{Buffers, Share};
 const MAX_HEADER_BYTES: usize = 32;
 /// A request in one line, as somebody types it.
 const MAX_LINE_BYTES: usize = 4096;
-/// Read at once, at least.
+/// Room of a new buffer, at least.
 const READ_BYTES: usize = 16 << 10;
+/// A buffer with less room than this is not read into any more.
+const LEAST_READ_BYTES: usize = 4 << 10;
 /// What an argument takes beside its bytes.
 const ARGUMENT_BYTES: usize = 64;
 
@@ -117,7 +119,12 @@ impl Requests {
     fn make_room(&mut self) {
         // Of a long argument at most as much again as has come.
         let missing = self.next_len.map_or(0, |len| (len + 2).saturating_sub(self.bytes.len()));
-        self.bytes.reserve(missing.min(self.bytes.len()).max(READ_BYTES));
+        let wanted = missing.min(self.bytes.len());
+        let free = self.bytes.capacity() - self.bytes.len();
+        // Arguments keep the whole buffer that they lie in. So there is another one only when this one is nearly full: else who sends a few bytes at a time makes a buffer of each few.
+        if free < wanted.max(LEAST_READ_BYTES) {
+            self.bytes.reserve(wanted.max(READ_BYTES));
+        }
         self.account();
     }
 
@@ -369,6 +376,23 @@ mod tests {
         assert!(requests.is_within());
         requests.rest();
         assert!(!requests.bytes.is_empty(), "it is still on its way");
+    }
+
+    /// As a client sends them that wants each of them to have a buffer of its own.
+    #[test]
+    fn small_arguments_share_a_buffer() {
+        const ARGUMENT: &[u8] = b"$1\r\nx\r\n";
+        let mut requests = requests();
+        requests.feed(b"*1000\r\n");
+        let mut places = Vec::new();
+        for _ in 0..1000 {
+            assert_eq!(requests.next(), Ok(None));
+            requests.feed(ARGUMENT);
+            places.push(requests.bytes.as_ptr() as usize);
+        }
+        let moved = |pair: &&[usize]| pair[1].abs_diff(pair[0]) != ARGUMENT.len();
+        let moved = places.windows(2).filter(moved).count();
+        assert!(moved < 3, "{moved} buffers for 7,000 bytes");
     }
 
     #[test]
