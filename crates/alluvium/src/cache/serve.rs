@@ -79,6 +79,8 @@ pub(crate) struct ServeArgs {
 const DEFAULT_MEMORY: Size = Size::gib(1);
 /// With `--durability always`: answers wait for their own sync, so this one finds nothing to do.
 const SYNC_INTERVAL: Duration = Duration::from_secs(1);
+/// A client has to log in within this time. One that is in the middle of a request, or takes its answers, has to go on within it as [`connection`] says.
+const PATIENCE: Duration = Duration::from_secs(30);
 /// How long requests that are under way may take when the server stops.
 const GRACE: Duration = Duration::from_secs(10);
 /// After an accept that failed, typically for want of file descriptors: the kernel offers no event for when there are some again.
@@ -95,6 +97,7 @@ struct Server {
     counters: Counters,
     max_connections: u32,
     idle_timeout: Duration,
+    patience: Duration,
     started: Instant,
     next_id: AtomicI64,
 }
@@ -110,6 +113,8 @@ struct Client {
     is_leaving: bool,
     /// Something was written since the last flush.
     has_written: bool,
+    /// Wrong passwords.
+    failed_logins: u32,
 }
 
 /// The digest of a password, so that comparing takes as long whatever the other one is.
@@ -153,6 +158,7 @@ impl Server {
             counters: Counters::new(),
             max_connections,
             idle_timeout: args.idle_timeout.0,
+            patience: PATIENCE,
             started: Instant::now(),
             next_id: AtomicI64::new(1),
         })
@@ -167,6 +173,7 @@ impl Server {
             is_known: false,
             is_leaving: false,
             has_written: false,
+            failed_logins: 0,
         }
     }
 
@@ -380,3 +387,6 @@ fn report(ended: Result<(), tokio::task::JoinError>) {
         tracing::error!(%error, "a connection's task failed");
     }
 }
+
+#[cfg(test)]
+mod tests;

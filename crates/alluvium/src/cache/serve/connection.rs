@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpStream;
@@ -22,8 +22,32 @@ use super::{Client, Server};
 const ENOUGH_ANSWERS: usize = 1 << 20;
 /// Requests that change threads together.
 const MAX_TOGETHER: usize = 1024;
-/// A client that is in the middle of a request, or takes its answers, or has to log in, moves a byte at least within this time.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// A client that is in the middle of a request, or takes its answers, moves so much within [`Server::patience`]: what a byte now and then would hold, others lack.
+const LEAST_BYTES: usize = 64 << 10;
+
+/// How fast something goes on.
+struct Pace {
+    since: Instant,
+    bytes: usize,
+}
+
+impl Pace {
+    fn new() -> Self {
+        Self { since: Instant::now(), bytes: 0 }
+    }
+
+    fn moved(&mut self, bytes: usize) {
+        self.bytes += bytes;
+        if self.bytes >= LEAST_BYTES {
+            *self = Self::new();
+        }
+    }
+
+    /// What is left of the time for the next [`LEAST_BYTES`].
+    fn left(&self, patience: Duration) -> Option<Duration> {
+        patience.checked_sub(self.since.elapsed()).filter(|left| !left.is_zero())
+    }
+}
 
 /// Why a connection has ended.
 #[derive(Debug, thiserror::Error)]
@@ -52,7 +76,8 @@ pub(super) async fn serve(
     // Many small answers, each of them wanted at once.
     let _ = socket.set_nodelay(true);
     let requests = Requests::new(&server.buffers, server.limits);
-    let mut connection = Connection { server, requests, stopping };
+    let begun = Instant::now();
+    let mut connection = Connection { server, requests, stopping, begun, pace: Pace::new() };
     connection.run(&mut socket, client).await.unwrap_or_else(|end| end)
 }
 
@@ -60,6 +85,9 @@ struct Connection {
     server: Arc<Server>,
     requests: Requests,
     stopping: watch::Receiver<bool>,
+    begun: Instant,
+    /// Of the request that is on its way.
+    pace: Pace,
 }
 
 impl Connection {
@@ -76,18 +104,30 @@ impl Connection {
 
     /// Wait until more has come.
     async fn read(&mut self, socket: &TcpStream, client: &Client) -> Result<(), End> {
-        let is_waited_for = self.requests.is_within() || self.server.is_stranger(client);
-        let patience = if is_waited_for { PATIENCE } else { self.server.idle_timeout };
+        let is_within = self.requests.is_within();
+        let patience = self.server.patience;
+        let left = match (self.server.is_stranger(client), is_within) {
+            (true, _) => patience.checked_sub(self.begun.elapsed()),
+            (false, true) => self.pace.left(patience),
+            (false, false) => Some(self.server.idle_timeout),
+        };
+        let left = left.ok_or(End::Silent)?;
         loop {
             tokio::select! {
-                ready = timeout(patience, socket.readable()) => {
+                ready = timeout(left, socket.readable()) => {
                     ready.map_err(|_| End::Silent)??;
                 }
                 _ = self.stopping.changed() => return Err(End::Stopping),
             }
             match self.requests.read_from(socket) {
-                Ok(true) => return Ok(()),
-                Ok(false) => return Err(End::Closed),
+                Ok(0) => return Err(End::Closed),
+                Ok(bytes) => {
+                    match is_within {
+                        true => self.pace.moved(bytes),
+                        false => self.pace = Pace::new(),
+                    }
+                    return Ok(());
+                }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => return Err(error.into()),
             }
@@ -96,6 +136,7 @@ impl Connection {
 
     /// Answer all requests that have come.
     async fn answer(&mut self, socket: &mut TcpStream, mut client: Client) -> Result<Client, End> {
+        let mut has_answered = false;
         while !client.is_leaving {
             self.requests.limits = match self.server.is_stranger(&client) {
                 true => Limits::STRANGER,
@@ -110,14 +151,19 @@ impl Connection {
                     break;
                 }
             };
+            has_answered = true;
             if command::run(&self.server, &mut client, &request, Reach::Memory) == Ran::Waits {
                 client = self.answer_waiting(socket, client, request).await?;
             }
             if client.answers.len() >= ENOUGH_ANSWERS {
-                write(socket, &mut client).await?;
+                write(&self.server, socket, &mut client).await?;
             }
         }
-        write(socket, &mut client).await?;
+        write(&self.server, socket, &mut client).await?;
+        if has_answered {
+            // What has come of the next request has waited for that.
+            self.pace = Pace::new();
+        }
         Ok(client)
     }
 
@@ -145,7 +191,7 @@ impl Connection {
             if together.is_empty() || client.is_leaving {
                 return Ok(client);
             }
-            write(socket, &mut client).await?;
+            write(&self.server, socket, &mut client).await?;
         }
     }
 }
@@ -172,10 +218,13 @@ fn run_together(server: &Server, client: &mut Client, together: &mut VecDeque<Re
 }
 
 /// Write all answers that there are.
-async fn write(socket: &mut TcpStream, client: &mut Client) -> Result<(), End> {
+async fn write(server: &Server, socket: &mut TcpStream, client: &mut Client) -> Result<(), End> {
     let mut rest = client.answers.bytes();
+    let mut pace = Pace::new();
     while !rest.is_empty() {
-        let written = timeout(PATIENCE, socket.write(rest)).await.map_err(|_| End::Deaf)??;
+        let left = pace.left(server.patience).ok_or(End::Deaf)?;
+        let written = timeout(left, socket.write(rest)).await.map_err(|_| End::Deaf)??;
+        pace.moved(written);
         if written == 0 {
             return Err(End::Closed);
         }
@@ -184,3 +233,6 @@ async fn write(socket: &mut TcpStream, client: &mut Client) -> Result<(), End> {
     client.answers.clear();
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

@@ -100,13 +100,13 @@ impl Requests {
         self.missing > 0 || !self.bytes.is_empty()
     }
 
-    /// Take what the socket has. False when the client has closed it.
+    /// Take what the socket has; how many bytes that are. 0 when the client has closed it.
     ///
     /// # Errors
     /// [`io::ErrorKind::WouldBlock`] if it has nothing; the connection is broken.
-    pub(super) fn read_from(&mut self, socket: &TcpStream) -> io::Result<bool> {
+    pub(super) fn read_from(&mut self, socket: &TcpStream) -> io::Result<usize> {
         self.make_room();
-        Ok(socket.try_read_buf(&mut self.bytes)? > 0)
+        socket.try_read_buf(&mut self.bytes)
     }
 
     /// The same for bytes that are there.

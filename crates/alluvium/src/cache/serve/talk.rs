@@ -12,6 +12,8 @@ use super::glob;
 const REDIS_VERSION: &str = "7.0.0";
 /// Names of clients are kept for them to ask for.
 const MAX_NAME_BYTES: usize = 256;
+/// Who guesses has to come anew after so many wrong passwords.
+const MAX_FAILED_LOGINS: u32 = 10;
 
 pub(super) fn ping(call: &mut Call<'_>) -> Result {
     match call.words {
@@ -59,6 +61,8 @@ fn log_in(call: &mut Call<'_>, user: &[u8], password: &[u8]) -> Result<()> {
     };
     if user != b"default" || !expected.is(password) {
         call.server.counters.count_failed_login();
+        call.client.failed_logins += 1;
+        call.client.is_leaving |= call.client.failed_logins >= MAX_FAILED_LOGINS;
         return Err("WRONGPASS invalid username-password pair or user is disabled.".into());
     }
     call.client.is_known = true;

@@ -1,34 +1,14 @@
 //! From words to answers, against a cache in a directory.
 
-use std::path::Path;
 use std::sync::Arc;
 use std::thread;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use alluvium_journal::{Durability, WhenFull};
-use clap::Parser;
+use clap::Parser as _;
 
-use super::super::{Password, ServeArgs};
+use super::super::tests::{Line, server_in};
 use super::*;
-
-#[derive(Parser)]
-struct Line {
-    #[command(flatten)]
-    args: ServeArgs,
-}
-
-fn args(directory: &Path, more: &[&str]) -> ServeArgs {
-    let small = ["--memory", "8MiB", "--max-disk", "64MiB", "--journal", "1MiB"];
-    let directory = directory.to_str().unwrap();
-    let words = ["serve", "--dir", directory].into_iter().chain(small).chain(more.iter().copied());
-    Line::try_parse_from(words).unwrap().args
-}
-
-fn server_in(directory: &Path, more: &[&str], password: Option<&str>) -> Arc<Server> {
-    let args = args(directory, more);
-    let cache = Cache::open(directory, args.options()).unwrap();
-    Server::new(cache, &args, password.map(|it| Password::new(it.as_bytes())), 100)
-}
 
 /// A client beside a server of its own.
 struct Shop {
@@ -346,6 +326,16 @@ fn without_the_password_nothing_is_done() {
 }
 
 #[test]
+fn who_guesses_has_to_come_again() {
+    let mut shop = Shop::with_password(Some("open sesame"));
+    for _ in 0..10 {
+        assert!(!shop.client.is_leaving);
+        shop.refuses("AUTH wrong", "WRONGPASS");
+    }
+    assert!(shop.client.is_leaving);
+}
+
+#[test]
 fn a_cache_that_is_full_and_may_not_evict_says_so() {
     let directory = tempfile::tempdir().unwrap();
     let refuse = ["--when-full", "refuse", "--max-disk", "8MiB"];
@@ -385,41 +375,4 @@ fn a_cache_that_is_full_and_may_not_evict_says_so() {
     );
     assert!((4000..9000).contains(&written));
     assert_eq!(shop.ask_and_see(&[b"GET", &0u32.to_le_bytes()]).0.len(), 1000 + 9);
-}
-
-#[test]
-fn the_network_is_not_served_without_a_word() {
-    let directory = tempfile::tempdir().unwrap();
-    let check = |more: &[&str]| args(directory.path(), more).check_exposure();
-    let fine: [&[&str]; 5] = [
-        &[],
-        &["--listen", "[::1]:0"],
-        &["--listen", "0.0.0.0:0", "--allow-unauthenticated"],
-        &["--listen", "0.0.0.0:0", "--password-file", "x"],
-        &["--metrics-listen", "127.0.0.1:0"],
-    ];
-    for fine in fine {
-        assert!(check(fine).is_ok(), "{fine:?}");
-    }
-    for refused in [
-        &["--listen", "0.0.0.0:0"][..],
-        &["--metrics-listen", "0.0.0.0:0"],
-        &["--metrics-listen", "0.0.0.0:0", "--password-file", "x"],
-    ] {
-        assert!(check(refused).is_err(), "{refused:?}");
-    }
-}
-
-#[test]
-fn a_password_is_the_first_line_of_its_file() {
-    let directory = tempfile::tempdir().unwrap();
-    let file = directory.path().join("password");
-    for text in ["secret", "secret\n", "secret\r\nmore\n"] {
-        std::fs::write(&file, text).unwrap();
-        let Ok(password) = Password::read(&file) else { panic!("{text:?}") };
-        assert!(password.is(b"secret") && !password.is(b"secret\n") && !password.is(b""));
-    }
-    std::fs::write(&file, "\nsecret").unwrap();
-    assert!(Password::read(&file).is_err());
-    assert!(Password::read(&directory.path().join("none")).is_err());
 }

@@ -1,0 +1,63 @@
+//! What is given at the start; and what other tests need of a server.
+
+use clap::Parser;
+
+use super::*;
+
+#[derive(Parser)]
+pub(super) struct Line {
+    #[command(flatten)]
+    pub(super) args: ServeArgs,
+}
+
+/// Arguments of a small cache.
+fn args(directory: &Path, more: &[&str]) -> ServeArgs {
+    let small = ["--memory", "8MiB", "--max-disk", "64MiB", "--journal", "1MiB"];
+    let directory = directory.to_str().unwrap();
+    let words = ["serve", "--dir", directory].into_iter().chain(small).chain(more.iter().copied());
+    Line::try_parse_from(words).unwrap().args
+}
+
+/// A server of a small cache.
+pub(super) fn server_in(directory: &Path, more: &[&str], password: Option<&str>) -> Arc<Server> {
+    let args = args(directory, more);
+    let cache = Cache::open(directory, args.options()).unwrap();
+    Server::new(cache, &args, password.map(|it| Password::new(it.as_bytes())), 100)
+}
+
+#[test]
+fn the_network_is_not_served_without_a_word() {
+    let directory = tempfile::tempdir().unwrap();
+    let check = |more: &[&str]| args(directory.path(), more).check_exposure();
+    let fine: [&[&str]; 5] = [
+        &[],
+        &["--listen", "[::1]:0"],
+        &["--listen", "0.0.0.0:0", "--allow-unauthenticated"],
+        &["--listen", "0.0.0.0:0", "--password-file", "x"],
+        &["--metrics-listen", "127.0.0.1:0"],
+    ];
+    for fine in fine {
+        assert!(check(fine).is_ok(), "{fine:?}");
+    }
+    for refused in [
+        &["--listen", "0.0.0.0:0"][..],
+        &["--metrics-listen", "0.0.0.0:0"],
+        &["--metrics-listen", "0.0.0.0:0", "--password-file", "x"],
+    ] {
+        assert!(check(refused).is_err(), "{refused:?}");
+    }
+}
+
+#[test]
+fn a_password_is_the_first_line_of_its_file() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("password");
+    for text in ["secret", "secret\n", "secret\r\nmore\n"] {
+        std::fs::write(&file, text).unwrap();
+        let Ok(password) = Password::read(&file) else { panic!("{text:?}") };
+        assert!(password.is(b"secret") && !password.is(b"secret\n") && !password.is(b""));
+    }
+    std::fs::write(&file, "\nsecret").unwrap();
+    assert!(Password::read(&file).is_err());
+    assert!(Password::read(&directory.path().join("none")).is_err());
+}
