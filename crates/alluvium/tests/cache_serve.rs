@@ -163,6 +163,23 @@ fn a_pipeline_is_answered_in_its_order_however_it_comes() {
     sending.join().unwrap();
 }
 
+/// More than the system keeps on its way, in both directions.
+#[test]
+fn a_pipeline_may_be_sent_whole_before_an_answer_is_read() {
+    let directory = tempfile::tempdir().unwrap();
+    let server = start(directory.path(), &[]);
+    let mut client = Client::new(&server);
+    let text = "x".repeat(100_000);
+    client.send(&request(&["ECHO", &text]).repeat(400));
+    let answer = format!("$100000\r\n{text}\r\n").into_bytes();
+    let mut came = vec![0; answer.len()];
+    for _ in 0..400 {
+        client.0.read_exact(&mut came).unwrap();
+        assert!(came == answer);
+    }
+    assert_eq!(client.ask(&["PING"]), "+PONG");
+}
+
 #[test]
 fn large_values_go_in_and_out() {
     let directory = tempfile::tempdir().unwrap();

@@ -8,9 +8,10 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tokio::io::AsyncWriteExt as _;
+use tokio::io::Interest;
 use tokio::net::TcpStream;
 use tokio::sync::watch;
+use tokio::task::coop::consume_budget;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
@@ -20,6 +21,8 @@ use super::{Client, Server};
 
 /// Answers are written when they are so many, whatever has come besides.
 const ENOUGH_ANSWERS: usize = 1 << 20;
+/// Read of further requests while answers wait to be taken.
+const MAX_AHEAD: usize = 64 << 20;
 /// Requests that change threads together.
 const MAX_TOGETHER: usize = 1024;
 /// A client that is in the middle of a request, or takes its answers, moves so much within [`Server::patience`]: what a byte now and then would hold, others lack.
@@ -69,7 +72,7 @@ pub(super) enum End {
 /// Serve a connection to its end.
 pub(super) async fn serve(
     server: Arc<Server>,
-    mut socket: TcpStream,
+    socket: TcpStream,
     client: Client,
     stopping: watch::Receiver<bool>,
 ) -> End {
@@ -78,7 +81,7 @@ pub(super) async fn serve(
     let requests = Requests::new(&server.buffers, server.limits);
     let begun = Instant::now();
     let mut connection = Connection { server, requests, stopping, begun, pace: Pace::new() };
-    connection.run(&mut socket, client).await.unwrap_or_else(|end| end)
+    connection.run(&socket, client).await.unwrap_or_else(|end| end)
 }
 
 struct Connection {
@@ -91,7 +94,7 @@ struct Connection {
 }
 
 impl Connection {
-    async fn run(&mut self, socket: &mut TcpStream, mut client: Client) -> Result<End, End> {
+    async fn run(&mut self, socket: &TcpStream, mut client: Client) -> Result<End, End> {
         loop {
             client = self.answer(socket, client).await?;
             if client.is_leaving {
@@ -135,7 +138,7 @@ impl Connection {
     }
 
     /// Answer all requests that have come.
-    async fn answer(&mut self, socket: &mut TcpStream, mut client: Client) -> Result<Client, End> {
+    async fn answer(&mut self, socket: &TcpStream, mut client: Client) -> Result<Client, End> {
         let mut has_answered = false;
         while !client.is_leaving {
             self.requests.limits = match self.server.is_stranger(&client) {
@@ -144,6 +147,11 @@ impl Connection {
             };
             let request = match self.requests.next() {
                 Ok(Some(request)) => request,
+                Ok(None) if client.answers.len() > 0 => {
+                    // More may come meanwhile.
+                    self.write(socket, &mut client).await?;
+                    continue;
+                }
                 Ok(None) => break,
                 Err(broken) => {
                     client.answers.error(&format!("ERR {broken}"));
@@ -155,11 +163,12 @@ impl Connection {
             if command::run(&self.server, &mut client, &request, Reach::Memory) == Ran::Waits {
                 client = self.answer_waiting(socket, client, request).await?;
             }
+            self.requests.are_answered();
             if client.answers.len() >= ENOUGH_ANSWERS {
-                write(&self.server, socket, &mut client).await?;
+                self.write(socket, &mut client).await?;
             }
         }
-        write(&self.server, socket, &mut client).await?;
+        self.write(socket, &mut client).await?;
         if has_answered {
             // What has come of the next request has waited for that.
             self.pace = Pace::new();
@@ -170,7 +179,7 @@ impl Connection {
     /// Answer this request and those that have come with it, on a thread that may wait.
     async fn answer_waiting(
         &mut self,
-        socket: &mut TcpStream,
+        socket: &TcpStream,
         mut client: Client,
         first: Request,
     ) -> Result<Client, End> {
@@ -191,8 +200,50 @@ impl Connection {
             if together.is_empty() || client.is_leaving {
                 return Ok(client);
             }
-            write(&self.server, socket, &mut client).await?;
+            self.write(socket, &mut client).await?;
         }
+    }
+
+    /// Write all answers that there are.
+    ///
+    /// Many clients send all of a pipeline before they take the first answer. So what they send is read while they take none, as far as there is memory: else both would wait for each other.
+    async fn write(&mut self, socket: &TcpStream, client: &mut Client) -> Result<(), End> {
+        // Of a client that keeps up nothing here has to be waited for, and others want to be served too.
+        consume_budget().await;
+        let mut may_read = !self.server.is_stranger(client) && !client.is_leaving;
+        let mut pace = Pace::new();
+        let mut at = 0;
+        while at < client.answers.len() {
+            match socket.try_write(&client.answers.bytes()[at..]) {
+                Ok(0) => return Err(End::Closed),
+                Ok(written) => {
+                    at += written;
+                    pace.moved(written);
+                    continue;
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error.into()),
+            }
+            may_read &= !*self.stopping.borrow() && self.requests.has_room_ahead(MAX_AHEAD);
+            let interest = match may_read {
+                true => Interest::READABLE | Interest::WRITABLE,
+                false => Interest::WRITABLE,
+            };
+            let left = pace.left(self.server.patience).ok_or(End::Deaf)?;
+            let ready = timeout(left, socket.ready(interest)).await.map_err(|_| End::Deaf)??;
+            if may_read && ready.is_readable() && !ready.is_writable() {
+                match self.requests.read_from(socket) {
+                    // It sends no more; that is met again when everything is answered.
+                    Ok(0) => may_read = false,
+                    // It goes on too, and not for ever.
+                    Ok(read) => pace.moved(read),
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                    Err(error) => return Err(error.into()),
+                }
+            }
+        }
+        client.answers.clear();
+        Ok(())
     }
 }
 
@@ -215,23 +266,6 @@ fn run_together(server: &Server, client: &mut Client, together: &mut VecDeque<Re
         client.answers.error(&format!("ERR what was written is not on stable storage: {error}"));
         client.is_leaving = true;
     }
-}
-
-/// Write all answers that there are.
-async fn write(server: &Server, socket: &mut TcpStream, client: &mut Client) -> Result<(), End> {
-    let mut rest = client.answers.bytes();
-    let mut pace = Pace::new();
-    while !rest.is_empty() {
-        let left = pace.left(server.patience).ok_or(End::Deaf)?;
-        let written = timeout(left, socket.write(rest)).await.map_err(|_| End::Deaf)??;
-        pace.moved(written);
-        if written == 0 {
-            return Err(End::Closed);
-        }
-        rest = &rest[written..];
-    }
-    client.answers.clear();
-    Ok(())
 }
 
 #[cfg(test)]

@@ -71,6 +71,8 @@ pub(super) struct Requests {
     arguments: Vec<Bytes>,
     arguments_bytes: usize,
     missing: usize,
+    /// Of those that were taken and are not answered yet.
+    taken_bytes: usize,
     /// Length of the argument whose bytes come next.
     next_len: Option<usize>,
     /// A line is looked for behind these bytes.
@@ -87,6 +89,7 @@ impl Requests {
             arguments: Vec::new(),
             arguments_bytes: 0,
             missing: 0,
+            taken_bytes: 0,
             next_len: None,
             looked_through: 0,
             share: Share::new(buffers),
@@ -98,6 +101,19 @@ impl Requests {
     /// Whether a request has begun and not come to its end.
     pub(super) fn is_within(&self) -> bool {
         self.missing > 0 || !self.bytes.is_empty()
+    }
+
+    /// Whether more may be read while there are requests to be answered, up to `max_bytes` of it.
+    pub(super) fn has_room_ahead(&mut self, max_bytes: usize) -> bool {
+        // A buffer that is full is made twice as large.
+        let next = self.bytes.capacity() * 2 + READ_BYTES;
+        self.bytes.len() < max_bytes
+            && self.share.hold(next + self.arguments_bytes + self.taken_bytes)
+    }
+
+    /// All that were taken are answered, and their memory is free.
+    pub(super) fn are_answered(&mut self) {
+        self.taken_bytes = 0;
     }
 
     /// Take what the socket has; how many bytes that are. 0 when the client has closed it.
@@ -138,7 +154,8 @@ impl Requests {
     }
 
     fn account(&mut self) {
-        if !self.share.hold(self.bytes.capacity() + self.arguments_bytes) {
+        let bytes = self.bytes.capacity() + self.arguments_bytes + self.taken_bytes;
+        if !self.share.hold(bytes) {
             self.broken = Some(Broken::NoMemory);
         }
     }
@@ -169,17 +186,21 @@ impl Requests {
                 }
                 Some(_) => match self.line()? {
                     Some(request) if request.is_empty() => {}
-                    request => return Ok(request),
+                    request => {
+                        self.taken_bytes +=
+                            request.iter().flatten().map(size_of_argument).sum::<usize>();
+                        return Ok(request);
+                    }
                 },
             }
         }
         while self.missing > 0 {
             let Some(argument) = self.argument()? else { return Ok(None) };
-            self.arguments_bytes += argument.len() + ARGUMENT_BYTES;
+            self.arguments_bytes += size_of_argument(&argument);
             self.arguments.push(argument);
             self.missing -= 1;
         }
-        self.arguments_bytes = 0;
+        self.taken_bytes += std::mem::take(&mut self.arguments_bytes);
         Ok(Some(std::mem::take(&mut self.arguments)))
     }
 
@@ -265,6 +286,10 @@ impl Requests {
             _ => Ok(Some(request)),
         }
     }
+}
+
+fn size_of_argument(argument: &Bytes) -> usize {
+    argument.len() + ARGUMENT_BYTES
 }
 
 #[cfg(test)]
@@ -414,6 +439,31 @@ mod tests {
         assert!((100_000..400_000).contains(&came), "{came}");
         drop(one);
         assert_eq!(buffers.used_bytes(), 0);
+    }
+
+    /// What is read ahead finds them still there.
+    #[test]
+    fn what_is_not_answered_counts() {
+        let buffers = Buffers::new(8 << 20);
+        let mut requests = Requests::new(&buffers, LIMITS);
+        let large = [&b"*1\r\n$1000000\r\n"[..], &[b'x'; 1_000_000][..], b"\r\n"].concat();
+        requests.feed(&large);
+        let request = requests.next().unwrap().unwrap();
+        requests.feed(b"*1\r\n");
+        assert!(buffers.used_bytes() >= 1_000_000, "{}", buffers.used_bytes());
+        assert!(requests.has_room_ahead(1 << 20) && !requests.has_room_ahead(1));
+        drop(request);
+        requests.are_answered();
+        requests.feed(b"$4\r\nPING\r\n");
+        assert!(requests.next().unwrap().is_some());
+        requests.rest();
+        requests.are_answered();
+        requests.rest();
+        assert_eq!(buffers.used_bytes(), 0);
+        // Of 100 KiB twice as many would be too many.
+        let mut other = Requests::new(&Buffers::new(200 << 10), LIMITS);
+        other.feed(&large[..100 << 10]);
+        assert!(!other.has_room_ahead(1 << 20));
     }
 
     /// Whatever comes, it is requests or an error, the same in pieces of any size.
