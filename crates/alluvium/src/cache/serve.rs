@@ -23,7 +23,7 @@ use clap::Args;
 use prometheus_client::registry::Registry;
 use ring::digest::{Digest, SHA256, digest};
 use subtle::ConstantTimeEq as _;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
@@ -79,6 +79,8 @@ pub(crate) struct ServeArgs {
 const DEFAULT_MEMORY: Size = Size::gib(1);
 /// With `--durability always`: answers wait for their own sync, so this one finds nothing to do.
 const SYNC_INTERVAL: Duration = Duration::from_secs(1);
+/// Threads that may wait for the disk.
+const WAITING_THREADS: usize = 512;
 /// A client has to log in within this time. One that is in the middle of a request, or takes its answers, has to go on within it as [`connection`] says.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// How long requests that are under way may take when the server stops.
@@ -100,6 +102,8 @@ struct Server {
     patience: Duration,
     started: Instant,
     next_id: AtomicI64,
+    /// So many of the threads that may wait are for writers: when they all wait for the disk, there are others for who reads.
+    writers: Semaphore,
 }
 
 /// What is known of a connection.
@@ -161,6 +165,7 @@ impl Server {
             patience: PATIENCE,
             started: Instant::now(),
             next_id: AtomicI64::new(1),
+            writers: Semaphore::new(WAITING_THREADS / 2),
         })
     }
 
@@ -263,6 +268,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     let server = Server::new(cache, args, password, max_connections);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
+        .max_blocking_threads(WAITING_THREADS)
         .build()
         .map_err(|error| Failure::Failed(format!("can not start the runtime: {error}")))?;
     let metrics = args.metrics_listen.map(|Address(address)| address);

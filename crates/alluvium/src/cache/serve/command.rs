@@ -175,6 +175,11 @@ pub(super) fn run(server: &Server, client: &mut Client, words: &[Bytes], reach: 
     Ran::Answered
 }
 
+/// Whether there is such a command and it writes.
+pub(super) fn is_write(name: &[u8]) -> bool {
+    find(name).is_some_and(|at| COMMANDS[at].is_write)
+}
+
 fn fits(arity: i32, words: usize) -> bool {
     let least = arity.unsigned_abs() as usize;
     if arity < 0 { words >= least } else { words == least }

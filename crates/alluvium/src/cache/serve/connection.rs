@@ -25,6 +25,8 @@ const ENOUGH_ANSWERS: usize = 1 << 20;
 const MAX_AHEAD: usize = 64 << 20;
 /// Requests that change threads together.
 const MAX_TOGETHER: usize = 1024;
+/// For so long they run there; then it is the turn of those of others.
+const TURN: Duration = Duration::from_millis(20);
 /// A client that is in the middle of a request, or takes its answers, moves so much within [`Server::patience`]: what a byte now and then would hold, others lack.
 const LEAST_BYTES: usize = 64 << 10;
 
@@ -190,13 +192,19 @@ impl Connection {
         {
             together.push_back(request);
         }
+        let has_writes = together.iter().any(|request| command::is_write(&request[0]));
         loop {
             let server = self.server.clone();
+            let turn = match has_writes {
+                true => Some(self.server.writers.acquire().await.expect("it is never closed")),
+                false => None,
+            };
             let run = spawn_blocking(move || {
                 run_together(&server, &mut client, &mut together);
                 (client, together)
             });
             (client, together) = run.await.map_err(|_| End::Panicked)?;
+            drop(turn);
             if together.is_empty() || client.is_leaving {
                 return Ok(client);
             }
@@ -249,10 +257,11 @@ impl Connection {
 
 /// Until all are answered, or there is enough to be written.
 fn run_together(server: &Server, client: &mut Client, together: &mut VecDeque<Request>) {
+    let begun = Instant::now();
     while let Some(request) = together.pop_front() {
         let ran = command::run(server, client, &request, Reach::Disk);
         debug_assert_eq!(ran, Ran::Answered, "nothing waits where it may");
-        if client.is_leaving || client.answers.len() >= ENOUGH_ANSWERS {
+        if client.is_leaving || client.answers.len() >= ENOUGH_ANSWERS || begun.elapsed() >= TURN {
             break;
         }
     }

@@ -1,8 +1,10 @@
 //! Connections over TCP, each to a server of its own that has little patience.
 
-use tempfile::TempDir;
+use std::path::Path;
+
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 
 use super::super::tests::server_in;
@@ -17,21 +19,33 @@ struct Talk {
     served: JoinHandle<End>,
     /// The server stops when it is dropped.
     _stop: watch::Sender<bool>,
-    _directory: TempDir,
+}
+
+fn impatient(directory: &Path, password: Option<&str>) -> Arc<Server> {
+    let mut server = server_in(directory, &[], password);
+    Arc::get_mut(&mut server).expect("nobody else has it").patience = SHORT;
+    server
 }
 
 impl Talk {
-    async fn begin(password: Option<&str>) -> Self {
-        let directory = tempfile::tempdir().unwrap();
-        let mut server = server_in(directory.path(), &[], password);
-        Arc::get_mut(&mut server).expect("nobody else has it").patience = SHORT;
+    async fn with(server: Arc<Server>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let socket = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         let (accepted, _) = listener.accept().await.unwrap();
         let client = server.client();
         let (stop, stopping) = watch::channel(false);
         let served = tokio::spawn(serve(server, accepted, client, stopping));
-        Self { socket, served, _stop: stop, _directory: directory }
+        Self { socket, served, _stop: stop }
+    }
+
+    async fn say(&mut self, text: &str) {
+        self.socket.write_all(text.as_bytes()).await.unwrap();
+    }
+
+    async fn expect(&mut self, answer: &str) {
+        let mut came = vec![0; answer.len()];
+        self.socket.read_exact(&mut came).await.unwrap();
+        assert_eq!(String::from_utf8_lossy(&came), answer);
     }
 
     /// Whether the server has closed it, by now or in a moment.
@@ -44,7 +58,8 @@ impl Talk {
 
 #[tokio::test]
 async fn who_does_not_log_in_is_disconnected_whatever_he_says() {
-    let mut talk = Talk::begin(Some("secret")).await;
+    let directory = tempfile::tempdir().unwrap();
+    let mut talk = Talk::with(impatient(directory.path(), Some("secret"))).await;
     let mut said = 0;
     while said < 1_000_000 {
         if talk.socket.write_all(b"PING\r\n").await.is_err() || talk.is_cut().await {
@@ -58,8 +73,9 @@ async fn who_does_not_log_in_is_disconnected_whatever_he_says() {
 
 #[tokio::test]
 async fn who_sends_a_byte_now_and_then_is_disconnected() {
-    let mut talk = Talk::begin(None).await;
-    talk.socket.write_all(b"*2\r\n$3\r\nGET\r\n$60000\r\n").await.unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let mut talk = Talk::with(impatient(directory.path(), None)).await;
+    talk.say("*2\r\n$3\r\nGET\r\n$60000\r\n").await;
     let mut sent = 0;
     while sent < 20_000 && talk.socket.write_all(b"x").await.is_ok() {
         if talk.is_cut().await {
@@ -69,4 +85,21 @@ async fn who_sends_a_byte_now_and_then_is_disconnected() {
     }
     assert!(sent < 20_000, "nobody has disconnected it");
     assert!(matches!(talk.served.await.unwrap(), End::Silent));
+}
+
+#[tokio::test]
+async fn writers_that_wait_keep_nobody_from_reading() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut server = server_in(directory.path(), &[], None);
+    // As if all threads for writers waited.
+    Arc::get_mut(&mut server).expect("nobody else has it").writers = Semaphore::new(0);
+    let mut writer = Talk::with(server.clone()).await;
+    let mut reader = Talk::with(server.clone()).await;
+    writer.say("SET a 1 NX\r\n").await;
+    reader.say("DBSIZE\r\nSCAN 0\r\n").await;
+    reader.expect(":0\r\n*2\r\n$1\r\n0\r\n*0\r\n").await;
+    server.writers.add_permits(1);
+    writer.expect("+OK\r\n").await;
+    writer.say("DEL a\r\n").await;
+    writer.expect(":1\r\n").await;
 }
