@@ -11,7 +11,7 @@ use super::{Client, Server, set, talk};
 
 /// Values up to this size are copied on the threads of the connections.
 const INLINE_BYTES: usize = 64 << 10;
-/// Values up to this size are copied into answers there.
+/// Values up to this size, together, are copied into the answer to a command there.
 const INLINE_ANSWER_BYTES: usize = 1 << 20;
 /// Commands with more words run on threads of their own, whatever they do.
 const INLINE_WORDS: usize = 1000;
@@ -280,11 +280,15 @@ fn get(call: &mut Call<'_>) -> Result {
 
 fn mget(call: &mut Call<'_>) -> Result {
     let keys = &call.words[1..];
+    let before = call.client.answers.len();
     call.answers().array(keys.len());
     let (mut hits, mut misses) = (0, 0);
     for key in keys {
         let found = call.look(key)?;
         if call.value(&found) == Ran::Waits {
+            return Ok(Ran::Waits);
+        }
+        if call.must_wait() && call.client.answers.len() - before > INLINE_ANSWER_BYTES {
             return Ok(Ran::Waits);
         }
         // What does not fit any more need not be read.

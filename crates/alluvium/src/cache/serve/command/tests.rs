@@ -209,6 +209,10 @@ fn an_answer_that_is_too_large_is_an_error_and_the_connection_goes_on() {
     assert_eq!(shop.ask_and_see(&[b"SET", b"a", &vec![1; 900_000]]).0, b"+OK\r\n");
     let (answer, _) = shop.ask_and_see(&[b"GET", b"a"]);
     assert_eq!(answer.len(), 900_000 + b"$900000\r\n\r\n".len());
+    // What is copied where connections are served is bounded.
+    assert!(shop.ask_and_see(&[b"GET", b"a"]).1);
+    let (answer, is_from_memory) = shop.ask_and_see(&[b"MGET", b"a", b"a"]);
+    assert!(answer.len() > 1_800_000 && !is_from_memory);
     shop.refuses("MGET a a a", "the answer is too large");
     let (answer, _) = shop.ask_and_see(&[b"SET", b"a", &vec![1; 2_000_000]]);
     assert!(answer.starts_with(b"-ERR a record of 2000017 bytes"), "{}", answer.escape_ascii());
