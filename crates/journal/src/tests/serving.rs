@@ -68,6 +68,8 @@ fn a_read_that_must_not_wait_tells_what_is_on_disk() {
         cache.put(&key.to_le_bytes(), &[1; 1000]).unwrap();
     }
     assert!(matches!(cache.try_get(b"key").unwrap(), Lookup::OnDisk));
+    assert_eq!(cache.read_bytes(b"key"), 24);
+    assert_eq!(cache.read_bytes(&11_999u64.to_le_bytes()), 0, "it is in memory");
     assert_eq!(cache.get_bytes(b"key").unwrap(), Some(b"value".to_vec()));
     assert!(matches!(cache.try_get(b"other").unwrap(), Lookup::Absent));
     cache.put_with_ttl(b"other", b"new", Duration::from_secs(3600)).unwrap();

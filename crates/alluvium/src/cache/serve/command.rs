@@ -6,6 +6,7 @@ use alluvium_journal::{Cache, Error, Lookup, ScanCursor};
 use bytes::Bytes;
 
 use super::answers::Answers;
+use super::buffers::Share;
 use super::glob::{self, MAX_PATTERN_BYTES};
 use super::{Client, Server, set, talk};
 
@@ -135,6 +136,8 @@ pub(super) struct Call<'a> {
     /// With the command in front.
     pub(super) words: &'a [Bytes],
     pub(super) reach: Reach,
+    /// Memory of the record that is read from disk.
+    reading: Option<Share>,
 }
 
 /// The place of a command in [`COMMANDS`].
@@ -153,7 +156,9 @@ pub(super) fn run(server: &Server, client: &mut Client, words: &[Bytes], reach: 
         }
         Some(command) if !fits(command.arity, words.len()) => Err(wrong_number(command.name)),
         Some(_) if reach == Reach::Memory && words.len() > INLINE_WORDS => Ok(Ran::Waits),
-        Some(command) => (command.run)(&mut Call { server, client: &mut *client, words, reach }),
+        Some(command) => {
+            (command.run)(&mut Call { server, client: &mut *client, words, reach, reading: None })
+        }
     };
     let refused = match ran {
         Ok(Ran::Waits) => {
@@ -224,14 +229,26 @@ impl<'a> Call<'a> {
     }
 
     /// What is under a key, as far as this may reach.
-    fn look(&self, key: &[u8]) -> Result<Lookup> {
-        Ok(match self.reach {
-            Reach::Memory => self.cache().try_get(key)?,
-            Reach::Disk => match self.cache().get_with_ttl(key)? {
-                Some((value, left)) => Lookup::Found(value, left),
-                None => Lookup::Absent,
-            },
+    fn look(&mut self, key: &[u8]) -> Result<Lookup> {
+        let found = self.cache().try_get(key)?;
+        if self.reach == Reach::Memory || !matches!(found, Lookup::OnDisk) {
+            return Ok(found);
+        }
+        self.hold_read(key)?;
+        Ok(match self.cache().get_with_ttl(key)? {
+            Some((value, left)) => Lookup::Found(value, left),
+            None => Lookup::Absent,
         })
+    }
+
+    /// Take the memory that reading the record of a key needs, if it is on disk: all of a record is read, whatever is asked of it, and by as many as there are threads.
+    pub(super) fn hold_read(&mut self, key: &[u8]) -> Result<()> {
+        let bytes = self.cache().read_bytes(key);
+        let buffers = &self.server.buffers;
+        match self.reading.get_or_insert_with(|| Share::new(buffers)).hold(bytes) {
+            true => Ok(()),
+            false => Err("ERR the memory for what is read (--buffer-memory) is used up".into()),
+        }
     }
 
     pub(super) fn must_wait(&self) -> bool {
@@ -376,6 +393,7 @@ fn del(call: &mut Call<'_>) -> Result {
     }
     let mut deleted = 0;
     for key in call.words[1..].iter().filter(|key| !key.is_empty()) {
+        call.hold_read(key)?;
         let was_there = call.cache().delete(key)?;
         call.client.has_written |= was_there;
         deleted += i64::from(was_there);

@@ -67,6 +67,7 @@ pub(super) fn set(call: &mut Call<'_>) -> Result {
     if call.must_wait() {
         return Ok(Ran::Waits);
     }
+    call.hold_read(key)?;
     let swapped = call.cache().swap(key, value, when, ttl)?;
     call.client.has_written |= swapped.is_written;
     match (tells_old, swapped.old) {
@@ -92,6 +93,7 @@ pub(super) fn setnx(call: &mut Call<'_>) -> Result {
     if call.must_wait() {
         return Ok(Ran::Waits);
     }
+    call.hold_read(&call.words[1])?;
     let is_written = call.cache().put_if_absent(&call.words[1], &call.words[2], None)?;
     call.client.has_written |= is_written;
     call.answers().integer(is_written.into());
@@ -102,6 +104,7 @@ pub(super) fn getset(call: &mut Call<'_>) -> Result {
     if call.must_wait() {
         return Ok(Ran::Waits);
     }
+    call.hold_read(&call.words[1])?;
     let swapped = call.cache().swap(&call.words[1], &call.words[2], When::Always, Ttl::None)?;
     call.client.has_written = true;
     match swapped.old {

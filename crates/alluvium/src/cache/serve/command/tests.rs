@@ -203,6 +203,32 @@ fn what_is_in_memory_is_read_and_written_without_waiting() {
     assert!(always.ask_and_see(&[b"GET", b"a"]).1);
 }
 
+/// Each of many threads may read a record as large as a journal.
+#[test]
+fn what_is_read_from_disk_counts_as_memory() {
+    let directory = tempfile::tempdir().unwrap();
+    // So that nothing is kept decompressed.
+    let more = ["--buffer-memory", "1MiB", "--compression", "none"];
+    let server = server_in(directory.path(), &more, None);
+    let client = server.client();
+    let mut shop = Shop { server, client, _directory: directory };
+    shop.ask_and_see(&[b"SET", b"large", &[b'x'; 500_000]]);
+    shop.expect("STRLEN large", ":500000\r\n");
+    // Long enough for its journal to leave the memory.
+    for key in 0..16_000u32 {
+        shop.ask_and_see(&[b"SET", &key.to_le_bytes(), &[b'y'; 1000]]);
+    }
+    let mut others = Share::new(&shop.server.buffers);
+    assert!(others.hold(600 << 10));
+    for line in ["STRLEN large", "EXISTS large", "SET large 1 NX", "DEL large"] {
+        shop.refuses(line, "--buffer-memory");
+    }
+    others.hold(0);
+    shop.expect("STRLEN large", ":500000\r\n");
+    assert_eq!(shop.server.buffers.used_bytes(), 0);
+    shop.expect("DEL large", ":1\r\n");
+}
+
 #[test]
 fn an_answer_that_is_too_large_is_an_error_and_the_connection_goes_on() {
     let mut shop = Shop::new();
