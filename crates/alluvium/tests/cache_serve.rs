@@ -451,6 +451,40 @@ fn a_restart_keeps_data_whatever_the_durability() {
     }
 }
 
+/// What has come is answered, and what was answered is there afterwards.
+#[test]
+fn a_pipeline_that_is_under_way_ends_before_the_server() {
+    let directory = tempfile::tempdir().unwrap();
+    for durability in ["none", "always"] {
+        let more = ["--durability", durability];
+        let server = start(directory.path(), &more);
+        let mut client = Client::new(&server);
+        let pipeline: Vec<u8> = (0..20_000)
+            .flat_map(|key| request(&["SET", &format!("{durability}:{key}"), durability]))
+            .collect();
+        let mut sender = client.0.try_clone().unwrap();
+        let sending = thread::spawn(move || {
+            // All of it, unless the server ends before.
+            let _ = sender.write_all(&pipeline);
+        });
+        assert_eq!(client.line(), "+OK");
+        let (status, log) = server.stop(Signal::TERM);
+        assert!(status.success(), "{log}");
+        contains(&log, &["stopped; the cache is closed"]);
+        sending.join().unwrap();
+        let rest = client.rest();
+        // A reset may take the end of what has come.
+        let answered = 1 + rest.matches("+OK\r\n").count();
+        assert!(!rest.contains('-'), "{rest}");
+        let server = start(directory.path(), &more);
+        let mut client = Client::new(&server);
+        for key in (0..answered).rev().step_by(7) {
+            let value = client.bulk(&["GET", &format!("{durability}:{key}")]);
+            assert_eq!(value.as_deref(), Some(durability.as_bytes()), "{key} of {answered}");
+        }
+    }
+}
+
 #[test]
 fn what_was_answered_with_always_survives_a_kill() {
     let directory = tempfile::tempdir().unwrap();

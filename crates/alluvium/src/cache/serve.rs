@@ -13,8 +13,9 @@ mod talk;
 
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, mpsc};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use alluvium_journal::{Cache, Compression, Durability, Options};
@@ -274,15 +275,32 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     let metrics = args.metrics_listen.map(|Address(address)| address);
     let served = runtime.block_on(serve(server.clone(), socket, metrics));
     runtime.shutdown_timeout(GRACE);
-    let closed = match Arc::into_inner(server) {
-        Some(server) => server.cache.close().map_err(Failure::from),
-        None => Err(Failure::Failed(
-            "a request did not come to its end: the cache is left as after a kill".into(),
-        )),
-    };
+    let closed = end(server);
     served.and(closed)?;
     tracing::info!("stopped; the cache is closed");
     Ok(())
+}
+
+/// Close the cache; if somebody still uses it, see to it that what was answered is on stable storage, as far as that does not last.
+fn end(server: Arc<Server>) -> Result<(), Failure> {
+    let server = match Arc::try_unwrap(server) {
+        Ok(server) => return server.cache.close().map_err(Failure::from),
+        Err(server) => server,
+    };
+    // On a thread of its own: what the request waits for may be a disk that does not answer.
+    let (tell, told) = mpsc::channel();
+    thread::spawn(move || {
+        // Nobody hears it who has waited for too long.
+        let _ = tell.send(server.cache.flush());
+    });
+    let written = match told.recv_timeout(GRACE) {
+        Ok(Ok(())) => "what was answered is on stable storage".to_owned(),
+        Ok(Err(error)) => error.to_string(),
+        Err(_) => format!("what was answered was not written within {} s", GRACE.as_secs()),
+    };
+    Err(Failure::Failed(format!(
+        "a request did not come to its end: the cache is left as after a kill; {written}"
+    )))
 }
 
 async fn serve(

@@ -25,6 +25,33 @@ pub(super) fn server_in(directory: &Path, more: &[&str], password: Option<&str>)
     Server::new(cache, &args, password.map(|it| Password::new(it.as_bytes())), 100)
 }
 
+/// What was answered is not lost with it.
+#[test]
+fn a_request_that_does_not_end_is_told() {
+    let values = |directory: &Path| {
+        let mut values = 0;
+        alluvium_journal::inspect(directory, |journal| -> alluvium_journal::Result<()> {
+            values += journal.values;
+            Ok(())
+        })
+        .unwrap();
+        values
+    };
+    let directory = tempfile::tempdir().unwrap();
+    let server = server_in(directory.path(), &["--durability", "none"], None);
+    server.cache.put(b"key", b"value").unwrap();
+    assert_eq!(values(directory.path()), 0, "it is in memory");
+    let request = server.clone();
+    let Err(Failure::Failed(told)) = end(server) else { panic!("it is in use") };
+    assert!(told.contains("did not come to its end") && told.contains("is on stable storage"));
+    assert_eq!(values(directory.path()), 1);
+    // The thread that has written it may hold it for a moment.
+    while Arc::strong_count(&request) > 1 {
+        thread::yield_now();
+    }
+    assert!(end(request).is_ok());
+}
+
 #[test]
 fn the_network_is_not_served_without_a_word() {
     let directory = tempfile::tempdir().unwrap();
