@@ -29,7 +29,7 @@ pub enum Ttl {
     None,
     /// As long as the one before it would have.
     Keep,
-    /// So long from now on.
+    /// So long from the call on.
     After(Duration),
 }
 
@@ -46,6 +46,11 @@ impl Shared {
     pub(crate) fn swap(&self, key: &[u8], value: &[u8], when: When, ttl: Ttl) -> Result<Swapped> {
         self.check_key(key)?;
         let hash = self.hasher.hash(key);
+        // From the call on, however long it waits for the disk.
+        let expires_at = match ttl {
+            Ttl::After(time) => Some(expiry(time)),
+            Ttl::None | Ttl::Keep => None,
+        };
         let (old, appended) = self.until_appended(Who::User, || {
             let (mut writer, old) = self.lock_and_read(hash, |named| {
                 named.map_or(Ok(None), |place| self.value_at(key, place))
@@ -58,9 +63,8 @@ impl Shared {
                 When::IfPresent => old.is_some(),
             };
             let expires_at = match ttl {
-                Ttl::None => None,
                 Ttl::Keep => old.as_ref().and_then(|(_, expires_at)| *expires_at),
-                Ttl::After(time) => Some(expiry(time)),
+                Ttl::None | Ttl::After(_) => expires_at,
             };
             let record = self.new_value(key, value, expires_at)?;
             let appended = match is_wanted {

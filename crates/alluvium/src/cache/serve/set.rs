@@ -38,6 +38,12 @@ fn set_options(words: &[Bytes]) -> Result<SetOptions> {
 
 /// The time from now on that `EX 10` and the like mean; none left if it is over.
 fn time_to_live(unit: &[u8], time: &[u8], command: &str) -> Result<Duration> {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    time_from(now, unit, time, command)
+}
+
+/// The same from this time since 1970.
+fn time_from(now: Duration, unit: &[u8], time: &[u8], command: &str) -> Result<Duration> {
     let wrong = || Refused(format!("ERR invalid expire time in '{command}' command"));
     let time: i64 = number(time)?;
     let time = u64::try_from(time).ok().filter(|time| *time > 0).ok_or_else(wrong)?;
@@ -47,8 +53,9 @@ fn time_to_live(unit: &[u8], time: &[u8], command: &str) -> Result<Duration> {
     if !unit.ends_with(b"AT") {
         return Ok(time);
     }
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    Ok(time.saturating_sub(now))
+    // The cache counts whole milliseconds from the one that it is: with a part of one taken away here it would end too early.
+    let now_millis = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
+    Ok(time.saturating_sub(Duration::from_millis(now_millis)))
 }
 
 pub(super) fn set(call: &mut Call<'_>) -> Result {
@@ -112,4 +119,27 @@ pub(super) fn getset(call: &mut Call<'_>) -> Result {
         None => call.answers().null(),
     }
     Ok(Ran::Answered)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_expiry_is_what_was_asked_for_to_the_millisecond() {
+        // Late in its millisecond.
+        let now = Duration::from_millis(1_000_000) + Duration::from_micros(900);
+        for (unit, time, millis) in [
+            ("EX", "2", 2000),
+            ("PX", "2", 2),
+            ("PXAT", "1000100", 100),
+            ("PXAT", "1000000", 0),
+            ("PXAT", "1", 0),
+            ("EXAT", "1001", 1000),
+            ("EXAT", "1", 0),
+        ] {
+            let left = time_from(now, unit.as_bytes(), time.as_bytes(), "set");
+            assert_eq!(left, Ok(Duration::from_millis(millis)), "{unit} {time}");
+        }
+    }
 }
