@@ -404,7 +404,7 @@ fn del(call: &mut Call<'_>) -> Result {
 
 fn scan(call: &mut Call<'_>) -> Result {
     let from = std::str::from_utf8(&call.words[1]).ok().and_then(|word| word.parse().ok());
-    let from = from.ok_or("ERR invalid cursor")?;
+    let from: u64 = from.ok_or("ERR invalid cursor")?;
     let (mut pattern, mut count) = (None, 10);
     let mut options = call.words[2..].iter();
     while let Some(word) = options.next() {
@@ -426,11 +426,12 @@ fn scan(call: &mut Call<'_>) -> Result {
     if call.must_wait() {
         return Ok(Ran::Waits);
     }
-    let mut scanned = call.cache().scan(ScanCursor(from), count)?;
+    let mut scanned = call.cache().scan(ScanCursor(from << 1), count)?;
     if let Some(pattern) = pattern {
         scanned.keys.retain(|key| glob::matches(pattern, key));
     }
-    let next = scanned.next.map_or(0, |next| next.0);
+    // Within 63 bits: many clients keep a cursor in a signed number. The lowest bit is never set, as a shard has far fewer buckets than that.
+    let next = scanned.next.map_or(0, |next| next.0 >> 1);
     call.answers().array(2);
     call.answers().text(&next.to_string());
     call.answers().array(scanned.keys.len());

@@ -258,6 +258,7 @@ fn a_scan_finds_what_is_there() {
             let answer = shop.ask(&format!("SCAN {cursor}{options}"));
             let lines: Vec<_> = answer.split("\r\n").collect();
             cursor = lines[2].to_owned();
+            assert!(cursor.parse::<i64>().is_ok(), "{cursor} is no signed number");
             found.extend(lines[5..].iter().step_by(2).map(|key| (*key).to_owned()));
             found.retain(|key| !key.is_empty());
             if cursor == "0" {
