@@ -116,8 +116,8 @@ struct Client {
     is_known: bool,
     /// It has asked to be disconnected, or made it necessary.
     is_leaving: bool,
-    /// Something was written since the last flush.
-    has_written: bool,
+    /// Its answers tell of something that may not be on stable storage: what it has written since the last flush, or what a write of its own has met.
+    must_flush: bool,
     /// Wrong passwords.
     failed_logins: u32,
 }
@@ -178,7 +178,7 @@ impl Server {
             answers: Answers::new(&self.buffers, self.limits.request_bytes),
             is_known: false,
             is_leaving: false,
-            has_written: false,
+            must_flush: false,
             failed_logins: 0,
         }
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use alluvium_journal::{Cache, Error, Lookup, ScanCursor};
+use alluvium_journal::{Cache, Error, Lookup, MAX_KEY_BYTES, ScanCursor};
 use bytes::Bytes;
 
 use super::answers::Answers;
@@ -267,7 +267,7 @@ impl<'a> Call<'a> {
             Some(ttl) => self.cache().put_with_ttl(key, value, ttl)?,
             None => self.cache().put(key, value)?,
         }
-        self.client.has_written = true;
+        self.client.must_flush = true;
         Ok(Ran::Answered)
     }
 
@@ -392,10 +392,11 @@ fn del(call: &mut Call<'_>) -> Result {
         return Ok(Ran::Waits);
     }
     let mut deleted = 0;
-    for key in call.words[1..].iter().filter(|key| !key.is_empty()) {
+    // Also for what is not there: whoever has deleted it may still wait for stable storage.
+    call.client.must_flush = true;
+    for key in call.words[1..].iter().filter(|key| (1..=MAX_KEY_BYTES).contains(&key.len())) {
         call.hold_read(key)?;
         let was_there = call.cache().delete(key)?;
-        call.client.has_written |= was_there;
         deleted += i64::from(was_there);
     }
     call.answers().integer(deleted);

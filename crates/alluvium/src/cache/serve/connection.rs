@@ -267,7 +267,7 @@ fn run_together(server: &Server, client: &mut Client, together: &mut VecDeque<Re
     }
     // One sync for all of them, and for those of other connections that wait at the same time.
     if server.flushes
-        && std::mem::take(&mut client.has_written)
+        && std::mem::take(&mut client.must_flush)
         && let Err(error) = server.cache.flush()
     {
         // Which of the answers are not true nobody knows.

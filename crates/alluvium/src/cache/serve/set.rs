@@ -76,7 +76,8 @@ pub(super) fn set(call: &mut Call<'_>) -> Result {
     }
     call.hold_read(key)?;
     let swapped = call.cache().swap(key, value, when, ttl)?;
-    call.client.has_written |= swapped.is_written;
+    // Also if it is not written: what it depends on may not be on stable storage yet.
+    call.client.must_flush = true;
     match (tells_old, swapped.old) {
         (true, Some(old)) => call.answers().bulk(&old),
         (false, _) if swapped.is_written => call.answers().ok(),
@@ -102,7 +103,7 @@ pub(super) fn setnx(call: &mut Call<'_>) -> Result {
     }
     call.hold_read(&call.words[1])?;
     let is_written = call.cache().put_if_absent(&call.words[1], &call.words[2], None)?;
-    call.client.has_written |= is_written;
+    call.client.must_flush = true;
     call.answers().integer(is_written.into());
     Ok(Ran::Answered)
 }
@@ -113,7 +114,7 @@ pub(super) fn getset(call: &mut Call<'_>) -> Result {
     }
     call.hold_read(&call.words[1])?;
     let swapped = call.cache().swap(&call.words[1], &call.words[2], When::Always, Ttl::None)?;
-    call.client.has_written = true;
+    call.client.must_flush = true;
     match swapped.old {
         Some(old) => call.answers().bulk(&old),
         None => call.answers().null(),

@@ -199,8 +199,25 @@ fn what_is_in_memory_is_read_and_written_without_waiting() {
     let client = server.client();
     let mut always = Shop { server, client, _directory: directory };
     assert!(!always.ask_and_see(&[b"SET", b"a", b"1"]).1);
-    assert!(always.client.has_written && always.server.flushes);
+    assert!(always.client.must_flush && always.server.flushes);
     assert!(always.ask_and_see(&[b"GET", b"a"]).1);
+    // Also what has not written, but met what others have.
+    for line in ["SET a 2 NX", "SET none 2 XX", "SETNX a 2", "GETSET a 2", "DEL none"] {
+        always.client.must_flush = false;
+        always.ask(line);
+        assert!(always.client.must_flush, "{line}");
+    }
+}
+
+#[test]
+fn a_key_that_is_too_long_is_not_there() {
+    let mut shop = Shop::new();
+    let long = "k".repeat(MAX_KEY_BYTES + 1);
+    shop.expect("SET a 1", "+OK\r\n");
+    shop.expect(&format!("GET {long}"), "$-1\r\n");
+    shop.expect(&format!("EXISTS {long} a"), ":1\r\n");
+    shop.expect(&format!("DEL {long} a"), ":1\r\n");
+    shop.refuses(&format!("SET {long} 1"), "a key of 65536 bytes");
 }
 
 /// Each of many threads may read a record as large as a journal.
