@@ -116,6 +116,12 @@ impl Answers {
         self.add(&[null]);
     }
 
+    /// No array, where one would be.
+    pub(super) fn null_array(&mut self) {
+        let null: &[u8] = if self.is_resp3 { b"_\r\n" } else { b"*-1\r\n" };
+        self.add(&[null]);
+    }
+
     /// So many answers follow that belong to it.
     pub(super) fn array(&mut self, len: usize) {
         self.number("*", len);

@@ -214,8 +214,12 @@ pub(super) fn syntax_error() -> Refused {
     "ERR syntax error".into()
 }
 
-pub(super) fn number<T: std::str::FromStr>(word: &[u8]) -> Result<T> {
-    let number = std::str::from_utf8(word).ok().and_then(|word| word.parse().ok());
+/// A number as Redis reads it: just as it would be written.
+pub(super) fn number<T: std::str::FromStr + std::fmt::Display>(word: &[u8]) -> Result<T> {
+    let number = std::str::from_utf8(word).ok().and_then(|word| {
+        let number: T = word.parse().ok()?;
+        (number.to_string() == word).then_some(number)
+    });
     number.ok_or_else(|| "ERR value is not an integer or out of range".into())
 }
 

@@ -2,7 +2,6 @@
 
 use std::fmt::Write as _;
 
-use super::Client;
 use super::command::{
     COMMANDS, Call, Command, Ran, Refused, Result, find, number, shown, syntax_error, wrong_number,
 };
@@ -46,6 +45,9 @@ pub(super) fn select(call: &mut Call<'_>) -> Result {
 /// `AUTH password`, or with the only user that there is: `AUTH default password`.
 pub(super) fn auth(call: &mut Call<'_>) -> Result {
     let (user, password) = match call.words {
+        [_, _] if call.server.password.is_none() => {
+            return Err("ERR AUTH <password> called without any password configured for the default user. Are you sure your configuration is correct?".into());
+        }
         [_, password] => (&b"default"[..], password),
         [_, user, password] => (&user[..], password),
         _ => return Err(syntax_error()),
@@ -55,11 +57,10 @@ pub(super) fn auth(call: &mut Call<'_>) -> Result {
     Ok(Ran::Answered)
 }
 
+/// Without a password any is right, as in Redis: clients with one in their settings get in.
 fn log_in(call: &mut Call<'_>, user: &[u8], password: &[u8]) -> Result<()> {
-    let Some(expected) = &call.server.password else {
-        return Err("ERR AUTH <password> called without any password configured for the default user. Are you sure your configuration is correct?".into());
-    };
-    if user != b"default" || !expected.is(password) {
+    let expected = call.server.password.as_ref();
+    if user != b"default" || expected.is_some_and(|expected| !expected.is(password)) {
         call.server.counters.count_failed_login();
         call.client.failed_logins += 1;
         call.client.is_leaving |= call.client.failed_logins >= MAX_FAILED_LOGINS;
@@ -69,35 +70,36 @@ fn log_in(call: &mut Call<'_>, user: &[u8], password: &[u8]) -> Result<()> {
     Ok(())
 }
 
-fn name(client: &mut Client, name: &[u8]) -> Result<()> {
-    if name.len() > MAX_NAME_BYTES || !name.iter().all(u8::is_ascii_graphic) {
-        return Err(
-            "ERR Client names cannot contain spaces, newlines or special characters.".into()
-        );
+fn check_name(name: &[u8]) -> Result<()> {
+    match name.len() <= MAX_NAME_BYTES && name.iter().all(u8::is_ascii_graphic) {
+        true => Ok(()),
+        false => {
+            Err("ERR Client names cannot contain spaces, newlines or special characters.".into())
+        }
     }
-    client.name = name.to_vec();
-    Ok(())
 }
 
-/// `HELLO [2|3 [AUTH user password] [SETNAME name]]`.
+/// `HELLO [2|3 [AUTH user password] [SETNAME name]]`. Nothing of it is done before all of it is found right.
 pub(super) fn hello(call: &mut Call<'_>) -> Result {
-    let version = match call.words.get(1) {
+    let version = match call.words.get(1).map(|version| number::<i64>(version)) {
         None => None,
-        Some(version) => match &version[..] {
-            b"2" => Some(false),
-            b"3" => Some(true),
-            _ => return Err("NOPROTO unsupported protocol version".into()),
-        },
+        Some(Ok(2)) => Some(false),
+        Some(Ok(3)) => Some(true),
+        Some(Ok(_)) => return Err("NOPROTO unsupported protocol version".into()),
+        Some(Err(_)) => {
+            return Err("ERR Protocol version is not an integer or out of range".into());
+        }
     };
     let mut options = call.words.get(2..).unwrap_or_default();
-    let mut wanted_name = None;
+    let (mut login, mut wanted_name) = (None, None);
     while let [option, rest @ ..] = options {
         options = match (&option.to_ascii_uppercase()[..], rest) {
             (b"AUTH", [user, password, rest @ ..]) => {
-                log_in(call, user, password)?;
+                login = Some((user, password));
                 rest
             }
             (b"SETNAME", [name, rest @ ..]) => {
+                check_name(name)?;
                 wanted_name = Some(name);
                 rest
             }
@@ -109,11 +111,14 @@ pub(super) fn hello(call: &mut Call<'_>) -> Result {
             }
         };
     }
-    if call.server.password.is_some() && !call.client.is_known {
+    if let Some((user, password)) = login {
+        log_in(call, user, password)?;
+    }
+    if call.server.is_stranger(call.client) {
         return Err("NOAUTH HELLO must be called with the client already authenticated, otherwise the HELLO <proto> AUTH <user> <pass> option can be used to authenticate the client and select the RESP protocol version at the same time".into());
     }
     if let Some(wanted) = wanted_name {
-        name(call.client, wanted)?;
+        call.client.name = wanted.to_vec();
     }
     let id = call.client.id;
     let answers = call.answers();
@@ -151,7 +156,8 @@ pub(super) fn client(call: &mut Call<'_>) -> Result {
             }
         }
         (b"SETNAME", [wanted]) => {
-            name(call.client, wanted)?;
+            check_name(wanted)?;
+            call.client.name = wanted.to_vec();
             call.answers().ok();
         }
         // What a client library says about itself.
@@ -220,7 +226,7 @@ pub(super) fn command(call: &mut Call<'_>) -> Result {
             for name in names {
                 match find(name) {
                     Some(at) => describe(answers, &COMMANDS[at]),
-                    None => answers.null(),
+                    None => answers.null_array(),
                 }
             }
         }

@@ -307,6 +307,10 @@ fn clients_and_tools_get_what_they_ask_for() {
     shop.expect("ECHO x", "$1\r\nx\r\n");
     shop.expect("SELECT 0", "+OK\r\n");
     shop.refuses("SELECT 1", "out of range");
+    for word in ["+0", " 0", "00", "-0", "0 ", "", "x"] {
+        let (answer, _) = shop.ask_and_see(&[b"SELECT", word.as_bytes()]);
+        assert_eq!(answer, b"-ERR value is not an integer or out of range\r\n", "{word:?}");
+    }
     shop.expect("CONFIG GET save", "*2\r\n$4\r\nsave\r\n$0\r\n\r\n");
     shop.expect("CONFIG GET appendonly", "*2\r\n$10\r\nappendonly\r\n$2\r\nno\r\n");
     shop.expect("CONFIG GET nothing", "*0\r\n");
@@ -320,11 +324,13 @@ fn clients_and_tools_get_what_they_ask_for() {
     shop.expect("COMMAND COUNT", &format!(":{}\r\n", COMMANDS.len()));
     shop.expect(
         "COMMAND INFO get nothing",
-        "*2\r\n*6\r\n$3\r\nget\r\n:2\r\n*1\r\n+readonly\r\n:1\r\n:1\r\n:1\r\n$-1\r\n",
+        "*2\r\n*6\r\n$3\r\nget\r\n:2\r\n*1\r\n+readonly\r\n:1\r\n:1\r\n:1\r\n*-1\r\n",
     );
     shop.refuses("COMMAND DOCS", "unknown subcommand");
     shop.refuses("FLUSHALL", "stop the server");
     shop.refuses("AUTH x", "without any password configured");
+    shop.expect("AUTH default x", "+OK\r\n");
+    shop.refuses("AUTH other x", "WRONGPASS");
     shop.refuses("LPUSH list 1", "unknown command 'LPUSH', with args beginning with: 'list' '1'");
     shop.refuses("GET", "wrong number of arguments for 'get'");
     let info = shop.ask("INFO");
@@ -340,6 +346,8 @@ fn clients_and_tools_get_what_they_ask_for() {
     assert!(shop.ask("INFO").starts_with('='));
     assert!(shop.ask("HELLO 2").starts_with("*14\r\n"));
     shop.refuses("HELLO 4", "NOPROTO");
+    shop.refuses("HELLO x", "not an integer");
+    assert!(shop.ask("HELLO 2 AUTH default x").starts_with("*14\r\n"));
     shop.refuses("HELLO 2 MORE", "Syntax error in HELLO option 'MORE'");
     assert!(!shop.client.is_leaving);
     shop.expect("QUIT", "+OK\r\n");
@@ -356,6 +364,12 @@ fn without_the_password_nothing_is_done() {
     shop.refuses("HELLO 3 AUTH default wrong", "WRONGPASS");
     shop.refuses("AUTH wrong", "WRONGPASS");
     shop.refuses("AUTH", "wrong number");
+    // Half of it is nothing of it.
+    let words: [&[u8]; 6] = [b"HELLO", b"3", b"AUTH", b"default", b"open sesame", b"MORE"];
+    assert!(shop.ask_and_see(&words).0.starts_with(b"-ERR Syntax error in HELLO"));
+    let words: [&[u8]; 7] =
+        [b"HELLO", b"3", b"AUTH", b"default", b"open sesame", b"SETNAME", b"a b"];
+    assert!(shop.ask_and_see(&words).0.starts_with(b"-ERR Client names"));
     let wrong = shop.ask_and_see(&[b"AUTH", b"other", b"open sesame"]).0;
     assert!(wrong.starts_with(b"-WRONGPASS"));
     shop.refuses("GET a", "NOAUTH");
@@ -370,6 +384,8 @@ fn without_the_password_nothing_is_done() {
     shop.expect("GET a", "$1\r\n1\r\n");
     // A wrong one afterwards changes nothing.
     shop.refuses("AUTH wrong", "WRONGPASS");
+    shop.refuses("HELLO 2 AUTH default wrong SETNAME me", "WRONGPASS");
+    shop.expect("CLIENT GETNAME", "_\r\n");
     shop.expect("GET a", "$1\r\n1\r\n");
 }
 
