@@ -7,7 +7,7 @@ use bytes::Bytes;
 
 use super::answers::Answers;
 use super::buffers::Share;
-use super::glob::{self, MAX_PATTERN_BYTES};
+use super::glob::{MAX_PATTERN_BYTES, Pattern};
 use super::{Client, Server, set, talk};
 
 /// Values up to this size are copied on the threads of the connections.
@@ -433,7 +433,8 @@ fn scan(call: &mut Call<'_>) -> Result {
     }
     let mut scanned = call.cache().scan(ScanCursor(from << 1), count)?;
     if let Some(pattern) = pattern {
-        scanned.keys.retain(|key| glob::matches(pattern, key));
+        let pattern = Pattern::new(pattern);
+        scanned.keys.retain(|key| pattern.matches(key));
     }
     // Within 63 bits: many clients keep a cursor in a signed number. The lowest bit is never set, as a shard has far fewer buckets than that.
     let next = scanned.next.map_or(0, |next| next.0 >> 1);

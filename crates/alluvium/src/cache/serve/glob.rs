@@ -1,48 +1,94 @@
 //! Patterns of keys, as SCAN has them: `*`, `?`, `[a-z]`, `[^a]`, and `\` in front of what stands for itself.
+//!
+//! All ways to match are followed at once, a bit for each (Baeza-Yates and Gonnet's shift-and, with loops for the stars): the time depends on the lengths alone, and no pattern makes it
+//! try again and again.
 
-/// Matching takes at most as many steps as pattern and text have bytes, multiplied.
+/// Of a pattern. Matching takes a step for each byte of the text and each 64 bytes of the pattern.
 pub(super) const MAX_PATTERN_BYTES: usize = 1024;
 
-/// Whether a pattern matches all of a text.
-pub(super) fn matches(pattern: &[u8], text: &[u8]) -> bool {
-    let (mut at, mut from) = (0, 0);
-    // Behind the last star, and where its end was tried last. An earlier star never has to be tried again: the last one takes what that could give up.
-    let mut last_star = None;
-    while from < text.len() {
-        if pattern.get(at) == Some(&b'*') {
-            at += 1;
-            last_star = Some((at, from));
-        } else if let Some(len) = one(&pattern[at..], text[from]) {
-            (at, from) = (at + len, from + 1);
-        } else if let Some((star, tried)) = last_star {
-            (at, from) = (star, tried + 1);
-            last_star = Some((star, from));
-        } else {
-            return false;
-        }
-    }
-    pattern[at..].iter().all(|byte| *byte == b'*')
+/// A pattern that is ready to be compared.
+pub(super) struct Pattern {
+    /// Bit n of a state: the first n places are matched. A state has so many words.
+    words: usize,
+    /// For each byte as many words: bit n says that it fits in place n.
+    fits: Vec<u64>,
+    /// Bit n: there is a star in front of place n, or at the end.
+    stays: Vec<u64>,
+    /// The bit of a state in which all is matched.
+    end: usize,
 }
 
-/// How many bytes of the pattern stand for this one byte, if they do.
-fn one(pattern: &[u8], byte: u8) -> Option<usize> {
+fn set(bits: &mut [u64], at: usize) {
+    bits[at / 64] |= 1 << (at % 64);
+}
+
+impl Pattern {
+    pub(super) fn new(pattern: &[u8]) -> Self {
+        // No more places than bytes, and the end.
+        let words = pattern.len() / 64 + 1;
+        let (mut fits, mut stays) = (vec![0u64; 256 * words], vec![0u64; words]);
+        let (mut at, mut place) = (0, 0);
+        while let Some(rest) = pattern.get(at..).filter(|rest| !rest.is_empty()) {
+            if rest[0] == b'*' {
+                set(&mut stays, place);
+                at += 1;
+                continue;
+            }
+            let (is_in, len) = one(rest);
+            for byte in (0..=u8::MAX).filter(|byte| is_in[usize::from(*byte)]) {
+                set(&mut fits[usize::from(byte) * words..], place);
+            }
+            (at, place) = (at + len, place + 1);
+        }
+        Self { words, fits, stays, end: place }
+    }
+
+    /// Whether it matches all of a text.
+    pub(super) fn matches(&self, text: &[u8]) -> bool {
+        let mut state = vec![0u64; self.words];
+        state[0] = 1;
+        for byte in text {
+            let fits = &self.fits[usize::from(*byte) * self.words..][..self.words];
+            let (mut carry, mut is_alive) = (0, 0);
+            for ((state, fits), stays) in state.iter_mut().zip(fits).zip(&self.stays) {
+                let matched = *state & fits;
+                *state = (matched << 1) | carry | (*state & stays);
+                carry = matched >> 63;
+                is_alive |= *state;
+            }
+            if is_alive == 0 {
+                return false;
+            }
+        }
+        (state[self.end / 64] >> (self.end % 64)) & 1 == 1
+    }
+}
+
+/// The bytes that the beginning of a pattern, which is no star, stands for, and its length.
+fn one(pattern: &[u8]) -> ([bool; 256], usize) {
+    let mut is_in = [false; 256];
     match *pattern {
-        [] => None,
-        [b'?', ..] => Some(1),
-        [b'\\', itself, ..] => (itself == byte).then_some(2),
-        [b'[', ..] => {
-            let (is_in, len) = class(pattern, byte);
-            is_in.then_some(len)
+        [b'?', ..] => ([true; 256], 1),
+        [b'[', ..] => class(pattern),
+        [b'\\', itself, ..] => {
+            is_in[usize::from(itself)] = true;
+            (is_in, 2)
         }
-        [itself, ..] => (itself == byte).then_some(1),
+        _ => {
+            is_in[usize::from(pattern[0])] = true;
+            (is_in, 1)
+        }
     }
 }
 
-/// Whether the class in brackets at the beginning has a byte, and the length of the class. One without an end goes to the end of the pattern.
-fn class(pattern: &[u8], byte: u8) -> (bool, usize) {
+/// The same of a class in brackets. One without an end goes to the end of the pattern.
+fn class(pattern: &[u8]) -> ([bool; 256], usize) {
     let is_not = pattern.get(1) == Some(&b'^');
     let mut at = if is_not { 2 } else { 1 };
-    let mut is_in = false;
+    let mut is_in = [is_not; 256];
+    let mut add = |from: u8, to: u8| {
+        is_in[usize::from(from.min(to))..=usize::from(from.max(to))].fill(!is_not);
+    };
     loop {
         match pattern[at..] {
             [] => break,
@@ -51,25 +97,31 @@ fn class(pattern: &[u8], byte: u8) -> (bool, usize) {
                 break;
             }
             [b'\\', itself, ..] => {
-                is_in |= itself == byte;
+                add(itself, itself);
                 at += 2;
             }
             [one, b'-', other, ..] => {
-                is_in |= (one.min(other)..=one.max(other)).contains(&byte);
+                add(one, other);
                 at += 3;
             }
             [itself, ..] => {
-                is_in |= itself == byte;
+                add(itself, itself);
                 at += 1;
             }
         }
     }
-    (is_in != is_not, at)
+    (is_in, at)
 }
 
 #[cfg(test)]
 mod tests {
+    use alluvium_device::sim::Random;
+
     use super::*;
+
+    fn matches(pattern: &[u8], text: &[u8]) -> bool {
+        Pattern::new(pattern).matches(text)
+    }
 
     #[test]
     fn patterns_match_as_in_redis() {
@@ -98,9 +150,50 @@ mod tests {
         }
     }
 
+    /// One way after the other.
+    fn may_match(pattern: &[u8], text: &[u8]) -> bool {
+        match (pattern, text) {
+            ([], _) => text.is_empty(),
+            ([b'*', rest @ ..], _) => {
+                may_match(rest, text) || (!text.is_empty() && may_match(pattern, &text[1..]))
+            }
+            ([one, pattern @ ..], [byte, text @ ..]) => {
+                (*one == b'?' || one == byte) && may_match(pattern, text)
+            }
+            (_, []) => false,
+        }
+    }
+
     #[test]
-    fn many_stars_do_not_take_for_ever() {
-        let pattern = b"a*".repeat(MAX_PATTERN_BYTES / 2);
-        assert!(!matches(&[&pattern[..], b"b"].concat(), &[b'a'; 60_000]));
+    fn all_ways_are_followed() {
+        for seed in 0..20_000 {
+            let mut random = Random::new(seed);
+            // Around the ends of words, too.
+            let same = vec![b'a'; [0, 60, 125][random.index(3)]];
+            let mut some = |letters: &[u8]| {
+                let mut bytes = same.clone();
+                bytes.extend((0..random.index(9)).map(|_| letters[random.index(letters.len())]));
+                bytes
+            };
+            let (pattern, text) = (some(b"ab*?"), some(b"ab"));
+            assert_eq!(
+                matches(&pattern, &text),
+                may_match(&pattern, &text),
+                "{} {}",
+                pattern.escape_ascii(),
+                text.escape_ascii()
+            );
+        }
+    }
+
+    /// Of the longest, those that others try again at each byte.
+    #[test]
+    fn long_texts_are_gone_through_once() {
+        let stars = b"a*".repeat(MAX_PATTERN_BYTES / 2);
+        assert!(matches(&stars, &[b'a'; 60_000]));
+        assert!(!matches(&[&stars[..1000], b"b"].concat(), &[b'a'; 60_000]));
+        let tail = [&b"*"[..], &[b'a'; 1000], b"b"].concat();
+        assert!(!matches(&tail, &[b'a'; 60_000]));
+        assert!(matches(&tail, &[&[b'a'; 60_000][..], b"b"].concat()));
     }
 }

@@ -2,15 +2,19 @@
 
 use std::fmt::Write as _;
 
+use bytes::Bytes;
+
 use super::command::{
     COMMANDS, Call, Command, Ran, Refused, Result, find, number, shown, syntax_error, wrong_number,
 };
-use super::glob;
+use super::glob::{MAX_PATTERN_BYTES, Pattern};
 
 /// Whose answers these are like. Clients look at it to learn what a server can do.
 const REDIS_VERSION: &str = "7.0.0";
 /// Names of clients are kept for them to ask for.
 const MAX_NAME_BYTES: usize = 256;
+/// Of settings, in one CONFIG GET.
+const MAX_PATTERNS: usize = 32;
 /// Who guesses has to come anew after so many wrong passwords.
 const MAX_FAILED_LOGINS: u32 = 10;
 
@@ -189,17 +193,16 @@ pub(super) fn config(call: &mut Call<'_>) -> Result {
             _ => unknown_subcommand("CONFIG", &asked),
         });
     }
-    if patterns.iter().any(|pattern| pattern.len() > glob::MAX_PATTERN_BYTES) {
+    let is_too_long = |pattern: &Bytes| pattern.len() > MAX_PATTERN_BYTES;
+    if patterns.len() > MAX_PATTERNS || patterns.iter().any(is_too_long) {
         return Err(syntax_error());
     }
+    let patterns: Vec<_> =
+        patterns.iter().map(|pattern| Pattern::new(&pattern.to_ascii_lowercase())).collect();
     let largest = call.server.limits.argument_bytes.to_string();
     let wanted: Vec<_> = SETTINGS
         .into_iter()
-        .filter(|(name, _)| {
-            patterns
-                .iter()
-                .any(|pattern| glob::matches(&pattern.to_ascii_lowercase(), name.as_bytes()))
-        })
+        .filter(|(name, _)| patterns.iter().any(|pattern| pattern.matches(name.as_bytes())))
         .collect();
     let answers = call.answers();
     answers.map(wanted.len());

@@ -314,6 +314,11 @@ fn clients_and_tools_get_what_they_ask_for() {
     shop.expect("CONFIG GET save", "*2\r\n$4\r\nsave\r\n$0\r\n\r\n");
     shop.expect("CONFIG GET appendonly", "*2\r\n$10\r\nappendonly\r\n$2\r\nno\r\n");
     shop.expect("CONFIG GET nothing", "*0\r\n");
+    shop.expect(
+        "CONFIG GET x SAV? *base*",
+        "*4\r\n$4\r\nsave\r\n$0\r\n\r\n$9\r\ndatabases\r\n$1\r\n1\r\n",
+    );
+    shop.refuses(&format!("CONFIG GET{}", " x".repeat(33)), "syntax error");
     shop.refuses("CONFIG SET save x", "command line");
     shop.expect("CLIENT GETNAME", "$-1\r\n");
     shop.expect("CLIENT SETNAME me", "+OK\r\n");
