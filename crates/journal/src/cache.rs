@@ -93,6 +93,14 @@ impl Cache {
         self.shared.put(key, value, Some(expiry(ttl)))
     }
 
+    /// Whether [`Self::put`] would take them, by their lengths: for those who write several or none.
+    ///
+    /// # Errors
+    /// Key or value are too long, or the key is empty.
+    pub fn check(&self, key: &[u8], value: &[u8]) -> Result<()> {
+        self.shared.new_value(key, value, None).map(drop)
+    }
+
     /// The same as [`Self::put`] or [`Self::put_with_ttl`] for threads that must not wait for the disk: false, and nothing is written, if it would have to. So it is always with
     /// [`crate::Durability::Always`].
     ///

@@ -374,7 +374,7 @@ fn ttl(call: &mut Call<'_>) -> Result {
     Ok(Ran::Answered)
 }
 
-/// Each key by itself: others may see some of them written and others not.
+/// Each key by itself: others may see some of them written and others not. Of those that can not be, none is written.
 fn mset(call: &mut Call<'_>) -> Result {
     let pairs = &call.words[1..];
     if !pairs.len().is_multiple_of(2) {
@@ -383,6 +383,9 @@ fn mset(call: &mut Call<'_>) -> Result {
     // Not one by one without waiting: what was written must not be written again when another one has to wait.
     if call.must_wait() {
         return Ok(Ran::Waits);
+    }
+    for pair in pairs.chunks_exact(2) {
+        call.cache().check(&pair[0], &pair[1])?;
     }
     for pair in pairs.chunks_exact(2) {
         call.put(&pair[0], &pair[1], None)?;

@@ -84,6 +84,14 @@ fn values_are_set_read_and_deleted() {
     shop.expect("GETSET a 4", "$-1\r\n");
     shop.expect("GETSET a 5", "$1\r\n4\r\n");
     shop.refuses("MSET a 1 b", "wrong number of arguments for 'mset'");
+    let large = vec![b'x'; 2 << 20];
+    let wrong: [(&[u8], &[u8]); 3] =
+        [(b"", b"1"), (&large[..MAX_KEY_BYTES + 1], b"1"), (b"b", &large[..(1 << 20)])];
+    for (key, value) in wrong {
+        let (answer, _) = shop.ask_and_see(&[b"MSET", b"new", b"1", key, value]);
+        assert!(answer.starts_with(b"-ERR a "), "{}", answer.escape_ascii());
+        shop.expect("EXISTS new", ":0\r\n");
+    }
     let (answer, _) = shop.ask_and_see(&[b"SET", b"\r\n\0", b"\xff\r\n"]);
     assert_eq!(answer, b"+OK\r\n");
     assert_eq!(shop.ask_and_see(&[b"GET", b"\r\n\0"]).0, b"$3\r\n\xff\r\n\r\n");
