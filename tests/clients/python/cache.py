@@ -103,7 +103,10 @@ def what_is_not_there_is_an_error():
             continue
         raise AssertionError("no error")
     check(client.ping(), "the connection goes on")
+    client.set("python:info", 1)
     check(client.info()["redis_version"], "a version")
+    check(client.info()["db0"]["keys"] > 0, "keys")
+    equal(client.info("replication")["role"], "master", "its role")
     equal(client.config_get("appendonly"), {"appendonly": "no"}, "a setting")
 
 

@@ -7,6 +7,7 @@ mod connection;
 mod counters;
 mod files;
 mod glob;
+mod info;
 mod request;
 mod set;
 mod talk;
@@ -18,7 +19,7 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use alluvium_journal::{Cache, Compression, Durability, Options};
+use alluvium_journal::{Cache, Compression, Durability, Options, WhenFull};
 use axum::http::StatusCode;
 use clap::Args;
 use prometheus_client::registry::Registry;
@@ -95,6 +96,8 @@ struct Server {
     password: Option<Password>,
     /// Answers to writes wait until everything is on stable storage. (Not the cache's own [`Durability::Always`]: each write of a pipeline would wait for a sync of its own.)
     flushes: bool,
+    /// The oldest records go when the disk space is used up.
+    evicts: bool,
     limits: Limits,
     buffers: Arc<Buffers>,
     counters: Counters,
@@ -158,6 +161,7 @@ impl Server {
             cache,
             password,
             flushes: args.cache.durability == Durability::Always,
+            evicts: args.cache.when_full == WhenFull::Evict,
             limits,
             buffers: Buffers::new(bytes(args.buffer_memory)),
             counters: Counters::new(),

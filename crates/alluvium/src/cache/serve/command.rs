@@ -8,7 +8,7 @@ use bytes::Bytes;
 use super::answers::Answers;
 use super::buffers::Share;
 use super::glob::{MAX_PATTERN_BYTES, Pattern};
-use super::{Client, Server, set, talk};
+use super::{Client, Server, info, set, talk};
 
 /// Values up to this size are copied on the threads of the connections.
 const INLINE_BYTES: usize = 64 << 10;
@@ -118,7 +118,7 @@ pub(super) static COMMANDS: [Command; 29] = [
     command("PING", -1, NO_KEYS, talk::ping),
     command("ECHO", 2, NO_KEYS, talk::echo),
     command("SELECT", 2, NO_KEYS, talk::select),
-    command("INFO", -1, NO_KEYS, talk::info),
+    command("INFO", -1, NO_KEYS, info::info),
     command("COMMAND", -1, NO_KEYS, talk::command),
     command("CONFIG", -2, NO_KEYS, talk::config),
     command("CLIENT", -2, NO_KEYS, talk::client),
@@ -449,7 +449,7 @@ fn scan(call: &mut Call<'_>) -> Result {
 }
 
 fn dbsize(call: &mut Call<'_>) -> Result {
-    // It waits for writers, each of which may wait for the disk.
+    // Each part of the index is locked for a moment, and a writer may have it for as long as it takes to copy a large value.
     if call.must_wait() {
         return Ok(Ran::Waits);
     }

@@ -1,7 +1,5 @@
 //! Commands about the connection and the server, as far as clients and tools ask for them.
 
-use std::fmt::Write as _;
-
 use bytes::Bytes;
 
 use super::command::{
@@ -10,7 +8,7 @@ use super::command::{
 use super::glob::{MAX_PATTERN_BYTES, Pattern};
 
 /// Whose answers these are like. Clients look at it to learn what a server can do.
-const REDIS_VERSION: &str = "7.0.0";
+pub(super) const REDIS_VERSION: &str = "7.0.0";
 /// Names of clients are kept for them to ask for.
 const MAX_NAME_BYTES: usize = 256;
 /// Of settings, in one CONFIG GET.
@@ -245,85 +243,4 @@ fn describe(answers: &mut super::answers::Answers, command: &Command) {
     answers.array(1);
     answers.simple(if command.is_write { "write" } else { "readonly" });
     command.keys.into_iter().for_each(|key| answers.integer(key));
-}
-
-/// Everything, whatever part of it is asked for; of an unknown part nothing.
-pub(super) fn info(call: &mut Call<'_>) -> Result {
-    if call.must_wait() {
-        return Ok(Ran::Waits);
-    }
-    let wanted: Vec<_> = call.words[1..].iter().map(|word| word.to_ascii_lowercase()).collect();
-    let is_wanted = |part: &str| {
-        let all = [&b"all"[..], b"default", b"everything"];
-        wanted.is_empty()
-            || wanted.iter().any(|word| *word == part.as_bytes() || all.contains(&&word[..]))
-    };
-    let server = call.server;
-    let stats = server.cache.stats();
-    let (hits, misses) = server.counters.reads();
-    let parts: [(&str, &[(&str, String)]); 6] = [
-        (
-            "Server",
-            &[
-                ("redis_version", REDIS_VERSION.into()),
-                ("redis_mode", "standalone".into()),
-                ("alluvium_version", env!("CARGO_PKG_VERSION").into()),
-                ("process_id", std::process::id().to_string()),
-                ("uptime_in_seconds", server.started.elapsed().as_secs().to_string()),
-            ],
-        ),
-        (
-            "Clients",
-            &[
-                ("connected_clients", server.counters.connections().to_string()),
-                ("maxclients", server.max_connections.to_string()),
-            ],
-        ),
-        (
-            "Memory",
-            &[
-                ("used_memory", (stats.memory_bytes + stats.index_bytes).to_string()),
-                ("journal_memory", stats.memory_bytes.to_string()),
-                ("index_memory", stats.index_bytes.to_string()),
-                ("buffer_memory", server.buffers.used_bytes().to_string()),
-            ],
-        ),
-        (
-            "Persistence",
-            &[
-                ("loading", "0".into()),
-                ("journals", stats.journals.to_string()),
-                ("journals_in_memory", stats.journals_in_memory.to_string()),
-                ("disk_bytes", stats.disk_bytes.to_string()),
-                ("live_bytes", stats.live_bytes.to_string()),
-                ("damaged_bytes", stats.damaged_bytes.to_string()),
-                ("failed", i32::from(server.cache.failure().is_some()).to_string()),
-            ],
-        ),
-        (
-            "Stats",
-            &[
-                ("total_connections_received", server.counters.connected().to_string()),
-                ("total_commands_processed", server.counters.commands().to_string()),
-                ("rejected_connections", server.counters.refused().to_string()),
-                ("keyspace_hits", hits.to_string()),
-                ("keyspace_misses", misses.to_string()),
-                ("evicted_keys", stats.evicted.to_string()),
-                ("kept_keys", stats.kept.to_string()),
-                ("compacted_journals", stats.compacted.to_string()),
-                ("stalls", stats.stalls.to_string()),
-            ],
-        ),
-        ("Keyspace", &[("db0", format!("keys={}", stats.entries))]),
-    ];
-    let mut text = String::new();
-    for (part, fields) in parts.iter().filter(|(part, _)| is_wanted(&part.to_ascii_lowercase())) {
-        let gap = if text.is_empty() { "" } else { "\r\n" };
-        write!(text, "{gap}# {part}\r\n").expect("a string can be written to");
-        for (name, value) in *fields {
-            write!(text, "{name}:{value}\r\n").expect("a string can be written to");
-        }
-    }
-    call.answers().verbatim(&text);
-    Ok(Ran::Answered)
 }

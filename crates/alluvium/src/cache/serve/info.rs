@@ -1,0 +1,111 @@
+//! INFO: the names are those of Redis where clients and tools look for them, and what they say is true of this server.
+
+use std::fmt::Write as _;
+
+use super::command::{Call, Ran, Result};
+use super::talk::REDIS_VERSION;
+
+const SECONDS_OF_A_DAY: u64 = 24 * 60 * 60;
+
+/// The parts that are asked for, all if none is; of an unknown one nothing.
+pub(super) fn info(call: &mut Call<'_>) -> Result {
+    if call.must_wait() {
+        return Ok(Ran::Waits);
+    }
+    let wanted: Vec<_> = call.words[1..].iter().map(|word| word.to_ascii_lowercase()).collect();
+    let is_wanted = |part: &str| {
+        let all = [&b"all"[..], b"default", b"everything"];
+        wanted.is_empty()
+            || wanted.iter().any(|word| *word == part.as_bytes() || all.contains(&&word[..]))
+    };
+    let server = call.server;
+    let stats = server.cache.stats();
+    let policy = if server.evicts { "allkeys-lru" } else { "noeviction" };
+    // An empty one is not told of. How many of the keys expire nobody counts.
+    let keyspace =
+        (stats.entries > 0).then(|| ("db0", format!("keys={},expires=0,avg_ttl=0", stats.entries)));
+    let uptime = server.started.elapsed().as_secs();
+    let (hits, misses) = server.counters.reads();
+    let parts: [(&str, &[(&str, String)]); 8] = [
+        (
+            "Server",
+            &[
+                ("redis_version", REDIS_VERSION.into()),
+                ("redis_mode", "standalone".into()),
+                ("alluvium_version", env!("CARGO_PKG_VERSION").into()),
+                ("arch_bits", usize::BITS.to_string()),
+                ("process_id", std::process::id().to_string()),
+                ("uptime_in_seconds", uptime.to_string()),
+                ("uptime_in_days", (uptime / SECONDS_OF_A_DAY).to_string()),
+            ],
+        ),
+        (
+            "Clients",
+            &[
+                ("connected_clients", server.counters.connections().to_string()),
+                ("maxclients", server.max_connections.to_string()),
+                ("blocked_clients", "0".into()),
+            ],
+        ),
+        (
+            "Memory",
+            &[
+                ("used_memory", (stats.memory_bytes + stats.index_bytes).to_string()),
+                ("maxmemory", "0".into()),
+                ("maxmemory_policy", policy.into()),
+                ("journal_memory", stats.memory_bytes.to_string()),
+                ("index_memory", stats.index_bytes.to_string()),
+                ("buffer_memory", server.buffers.used_bytes().to_string()),
+            ],
+        ),
+        (
+            "Persistence",
+            &[
+                ("loading", "0".into()),
+                ("rdb_bgsave_in_progress", "0".into()),
+                ("aof_enabled", "0".into()),
+                ("aof_rewrite_in_progress", "0".into()),
+                ("journals", stats.journals.to_string()),
+                ("journals_in_memory", stats.journals_in_memory.to_string()),
+                ("disk_bytes", stats.disk_bytes.to_string()),
+                ("live_bytes", stats.live_bytes.to_string()),
+                ("damaged_bytes", stats.damaged_bytes.to_string()),
+                ("failed", i32::from(server.cache.failure().is_some()).to_string()),
+            ],
+        ),
+        (
+            "Stats",
+            &[
+                ("total_connections_received", server.counters.connected().to_string()),
+                ("total_commands_processed", server.counters.commands().to_string()),
+                ("rejected_connections", server.counters.refused().to_string()),
+                ("keyspace_hits", hits.to_string()),
+                ("keyspace_misses", misses.to_string()),
+                ("evicted_keys", stats.evicted.to_string()),
+                ("kept_keys", stats.kept.to_string()),
+                ("compacted_journals", stats.compacted.to_string()),
+                ("stalls", stats.stalls.to_string()),
+            ],
+        ),
+        (
+            "Replication",
+            &[
+                ("role", "master".into()),
+                ("connected_slaves", "0".into()),
+                ("master_repl_offset", "0".into()),
+            ],
+        ),
+        ("Cluster", &[("cluster_enabled", "0".into())]),
+        ("Keyspace", keyspace.as_slice()),
+    ];
+    let mut text = String::new();
+    for (part, fields) in parts.iter().filter(|(part, _)| is_wanted(&part.to_ascii_lowercase())) {
+        let gap = if text.is_empty() { "" } else { "\r\n" };
+        write!(text, "{gap}# {part}\r\n").expect("a string can be written to");
+        for (name, value) in *fields {
+            write!(text, "{name}:{value}\r\n").expect("a string can be written to");
+        }
+    }
+    call.answers().verbatim(&text);
+    Ok(Ran::Answered)
+}
