@@ -67,7 +67,7 @@ pub(crate) struct ServeArgs {
     /// Clients that are connected at the same time; fewer if the process may not have so many files open beside the journals (ulimit -n).
     #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..))]
     max_connections: u32,
-    /// Memory for large requests and answers of all connections together; of each 64KiB are free. What does not fit gets an error.
+    /// Memory for large requests and answers of all connections together, and for large values that are read from disk; of each 64KiB are free. What does not fit gets an error.
     #[arg(long, value_name = "SIZE", default_value_t = Size::mib(512))]
     buffer_memory: Size,
     /// A client that asks for nothing is disconnected after this time.
