@@ -9,6 +9,7 @@ use std::sync::atomic::Ordering;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use crate::clear;
 use crate::demand::Compacted;
 use crate::error::{Error, Result};
 use crate::files::{Directory, RealDirectory};
@@ -286,6 +287,14 @@ impl Cache {
     /// The disk budget leaves no room to move records to, and nothing may be evicted; a file can not be read or written.
     pub fn compact(&self, progress: impl FnMut(&Compacted)) -> Result<Compacted> {
         self.shared.compact_all(progress)
+    }
+
+    /// Remove what openings have kept aside because it could not be read (`*.damaged`): it is in no budget. How many files those were.
+    ///
+    /// # Errors
+    /// The system.
+    pub fn remove_damaged(&self) -> Result<usize> {
+        clear::remove_set_aside(&*self.shared.directory)
     }
 
     /// Wait until everything that was written before is on stable storage.

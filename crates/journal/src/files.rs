@@ -197,6 +197,6 @@ impl File for RealFile {
     }
 }
 
-#[cfg(all(any(test, fuzzing), not(loom)))]
-#[cfg_attr(not(test), allow(dead_code))] // the fuzz targets cut no power
+#[cfg(all(any(test, fuzzing, feature = "sim"), not(loom)))]
+#[cfg_attr(not(test), allow(dead_code))] // the others cut no power
 pub(crate) mod sim;

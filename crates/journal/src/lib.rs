@@ -3,6 +3,7 @@
 
 mod blocks;
 mod cache;
+mod clear;
 mod codec;
 mod compact;
 mod compress;
@@ -34,6 +35,8 @@ mod recover;
 mod room;
 mod scan;
 mod shared;
+#[cfg(all(feature = "sim", not(loom)))]
+pub mod sim;
 mod stats;
 mod swap;
 mod sync;
@@ -42,6 +45,7 @@ mod tests;
 mod walk;
 
 pub use cache::{Cache, Lookup, Value};
+pub use clear::clear;
 pub use demand::Compacted;
 pub use error::{Error, Result};
 pub use inspect::{HintState, JournalReport, inspect};

@@ -11,6 +11,7 @@ use arc_swap::ArcSwap;
 use uuid::Uuid;
 
 use crate::blocks::Blocks;
+use crate::clear::{SET_ASIDE, is_of_a_cache};
 use crate::error::{Error, Result};
 use crate::fields::{self, u64_at};
 use crate::files::{Directory, File};
@@ -30,7 +31,7 @@ use crate::record::Salt;
 use crate::recover::{Reading, is_tombstone};
 use crate::shared::{CHUNK_BYTES, Counters, Shared};
 
-const IDENTITY: &str = "cache";
+pub(crate) const IDENTITY: &str = "cache";
 const IDENTITY_TEMPORARY: &str = "cache.tmp";
 const MAGIC: &[u8; 8] = b"ALLUVJC1";
 /// Times as many journals as the budget has room for when nothing is compressed.
@@ -131,7 +132,8 @@ impl Old {
 pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(Shared, Recovered)> {
     let path = directory.path().to_owned();
     let mut names = directory.list().map_err(Error::io(&path, "listing the files"))?;
-    for name in names.extract_if(.., |name| name.ends_with(".tmp")) {
+    // The directory may be somebody else's too, by a mistake: what is not a cache's stays.
+    for name in names.extract_if(.., |name| name.ends_with(".tmp") && is_of_a_cache(name)) {
         directory
             .remove(&name)
             .map_err(Error::io(path.join(&name), "removing what was not finished"))?;
@@ -171,7 +173,7 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
             continue;
         }
         // One that was damaged: somebody may want to look at it.
-        let aside = format!("{name}.damaged");
+        let aside = format!("{name}{SET_ASIDE}");
         set_aside_bytes += len;
         tracing::warn!(
             "journal cache: {name} has no header of this cache, or can not be decompressed; it is kept as {aside}"
@@ -316,12 +318,12 @@ fn slots(
     Ok(slots as usize)
 }
 
-fn hint_number(name: &str) -> Option<JournalNumber> {
+pub(crate) fn hint_number(name: &str) -> Option<JournalNumber> {
     let number = JournalNumber(name.strip_suffix(".hint")?.parse().ok()?);
     (hint::file_name(number) == name).then_some(number)
 }
 
-fn journal_number(name: &str) -> Option<JournalNumber> {
+pub(crate) fn journal_number(name: &str) -> Option<JournalNumber> {
     let digits = name.strip_suffix(".journal").filter(|digits| digits.len() == NAME_DIGITS)?;
     let number = JournalNumber(digits.parse().ok()?);
     (file_name(number) == name).then_some(number)

@@ -208,6 +208,7 @@ impl SimDirectory {
     }
 
     /// The next reads fail, so many of them.
+    #[cfg_attr(not(feature = "sim"), allow(dead_code))]
     pub(crate) fn fail_reads(&self, reads: u64) {
         self.state.lock().failing_reads = reads;
     }

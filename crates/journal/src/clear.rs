@@ -1,0 +1,130 @@
+//! Emptying a directory, for whoever can have everything again.
+
+use std::path::Path;
+
+use crate::error::{Error, Result};
+use crate::files::{Directory, RealDirectory};
+use crate::open::{IDENTITY, hint_number, journal_number};
+
+/// Behind the name of a journal that an opening could not use, and has kept for somebody to look at.
+pub(crate) const SET_ASIDE: &str = ".damaged";
+/// In the root of a file system, which may be a cache's own.
+const LOST_AND_FOUND: &str = "lost+found";
+
+/// Remove the cache in `path`, whatever state it is in: the next opening makes a new one.
+///
+/// # Errors
+/// Somebody has it open; the directory has something else in it, and then nothing is removed; the system.
+pub fn clear(path: impl AsRef<Path>) -> Result<()> {
+    let path = path.as_ref();
+    let directory = RealDirectory::open(path, false)
+        .map_err(Error::io(path, "opening the directory"))?
+        .ok_or_else(|| Error::InUse { path: path.to_owned() })?;
+    let mut names = directory.list().map_err(Error::io(path, "listing the files"))?;
+    names.retain(|name| name != LOST_AND_FOUND);
+    if let Some(other) = names.iter().find(|name| !is_of_a_cache(name)) {
+        let reason = format!(
+            "`{other}` is no file of a cache. To begin with an empty cache, choose a directory of its own, or remove what is in this one"
+        );
+        return Err(Error::NoCache { path: path.to_owned(), reason });
+    }
+    // The identity last: whatever an interruption leaves is found as it was, and can be cleared again.
+    names.sort_unstable_by_key(|name| name == IDENTITY);
+    names.iter().try_for_each(|name| remove(&directory, name))
+}
+
+/// Remove what openings have kept aside; how many files those were.
+pub(crate) fn remove_set_aside(directory: &dyn Directory) -> Result<usize> {
+    let mut names = directory.list().map_err(Error::io(directory.path(), "listing the files"))?;
+    names.retain(|name| is_set_aside(name));
+    names.iter().try_for_each(|name| remove(directory, name))?;
+    Ok(names.len())
+}
+
+fn remove(directory: &dyn Directory, name: &str) -> Result<()> {
+    let path = directory.path().join(name);
+    directory.remove(name).map_err(Error::io(path, "removing a file of a cache"))
+}
+
+fn is_set_aside(name: &str) -> bool {
+    name.strip_suffix(SET_ASIDE).is_some_and(|journal| journal_number(journal).is_some())
+}
+
+/// Whether a cache has files of this name, the lock left out.
+pub(crate) fn is_of_a_cache(name: &str) -> bool {
+    let whole = name.strip_suffix(".tmp").unwrap_or(name);
+    whole == IDENTITY
+        || journal_number(whole).is_some()
+        || hint_number(whole).is_some()
+        || is_set_aside(name)
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::{Cache, Options};
+
+    fn open(path: &Path) -> Result<Cache> {
+        let options =
+            Options { journal_bytes: 1 << 20, memory_bytes: 4 << 20, ..Options::default() };
+        Cache::open(path, options)
+    }
+
+    #[test]
+    fn what_can_not_be_opened_is_cleared_and_begun_anew() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path();
+        let cache = open(path).unwrap();
+        cache.put(b"key", b"value").unwrap();
+        assert!(matches!(clear(path), Err(Error::InUse { .. })));
+        assert!(cache.contains(b"key").unwrap());
+        cache.close().unwrap();
+        let identity = path.join(IDENTITY);
+        let mut bytes = fs::read(&identity).unwrap();
+        bytes[20] ^= 1;
+        fs::write(&identity, bytes).unwrap();
+        assert!(matches!(open(path), Err(Error::NoCache { .. })));
+
+        // Nothing of anybody else's is touched, and nothing beside it.
+        let other = path.join("letters.tmp");
+        fs::write(&other, "mine").unwrap();
+        assert!(open(path).is_err() && other.exists());
+        let error = clear(path).unwrap_err();
+        assert!(error.to_string().contains("`letters.tmp`"), "{error}");
+        assert!(identity.exists() && other.exists());
+        fs::remove_file(other).unwrap();
+
+        fs::create_dir(path.join(LOST_AND_FOUND)).unwrap();
+        clear(path).unwrap();
+        let cache = open(path).unwrap();
+        assert_eq!(cache.stats().entries, 0);
+        assert!(path.join(LOST_AND_FOUND).exists());
+    }
+
+    #[test]
+    fn what_was_kept_aside_goes_when_nobody_wants_to_look_at_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path();
+        let cache = open(path).unwrap();
+        cache.put(b"key", &[7; 10_000]).unwrap();
+        cache.close().unwrap();
+        let names = fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path());
+        let files: Vec<_> = names.collect();
+        let of =
+            |kind: &str| files.iter().find(|path| path.extension().is_some_and(|it| it == kind));
+        // Neither header nor hint: nobody knows whose it is.
+        let (journal, hint) = (of("journal").unwrap(), of("hint").unwrap());
+        fs::remove_file(hint).unwrap();
+        let mut bytes = fs::read(journal).unwrap();
+        bytes[..4096].fill(0xff);
+        fs::write(journal, bytes).unwrap();
+        let cache = open(path).unwrap();
+        let aside = journal.with_extension("journal.damaged");
+        assert!(aside.exists());
+        assert_eq!(cache.remove_damaged().unwrap(), 1);
+        assert!(!aside.exists());
+        assert_eq!(cache.remove_damaged().unwrap(), 0);
+    }
+}
