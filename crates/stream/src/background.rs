@@ -30,12 +30,7 @@ impl Background {
             .worker_threads(threads)
             .max_blocking_threads(FILES_AT_A_TIME)
             .thread_name("alluvium-late")
-            .on_thread_start(|| {
-                // They work all the same.
-                if let Err(error) = alluvium_device::make_way() {
-                    tracing::debug!("a thread can not get a low priority: {error}");
-                }
-            })
+            .on_thread_start(make_way)
             .enable_all()
             .build()
             .map_err(|error| StoreError::Failed(format!("threads for late reads: {error}")))?;
@@ -81,6 +76,14 @@ async fn run_on<T: Send + 'static>(
         Ok(done) => Ok(done),
         Err(Ok(panic)) => resume_unwind(panic),
         Err(Err(cancelled)) => Err(StoreError::Failed(cancelled.to_string())),
+    }
+}
+
+/// Have the calling thread make way for others.
+pub(crate) fn make_way() {
+    // It works all the same.
+    if let Err(error) = alluvium_device::make_way() {
+        tracing::debug!("a thread can not get a low priority: {error}");
     }
 }
 

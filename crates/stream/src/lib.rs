@@ -35,10 +35,10 @@ mod writer;
 pub use catalog::{Catalog, CatalogError, Change, MemoryCatalog, RedbCatalog};
 pub use compact::{Rewrite, Rewritten, StoredPart};
 pub use objects::{
-    ErrorKind, ObjectError, Orphan, ReadStats, Requests, StoredObject, Survey, Wrong, list_objects,
+    DiskCacheStats, ErrorKind, ObjectError, Orphan, ReadStats, Requests, StoredObject, Survey, Wrong, list_objects,
     local_objects, object_size, survey, try_objects,
 };
-pub use options::Options;
+pub use options::{DiskCacheOptions, Options};
 pub use record::decode_record;
 pub use recover::{Gap, Recovery};
 pub use store::{Lost, Opened, Stats, Store, StoreError, UploadFailing};

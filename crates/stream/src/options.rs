@@ -1,5 +1,6 @@
 //! Bounds and thresholds.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::store::StoreError;
@@ -9,6 +10,57 @@ const MIB: u64 = 1 << 20;
 const MAX_COMPACTION_BYTES: u64 = 32 << 30;
 /// Bound of all times, so that they can be added to any clock.
 const YEAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
+/// What a journal cache asks for at least.
+const JOURNALS_IN_MEMORY: usize = 4;
+const JOURNALS_ON_DISK: u64 = 8;
+/// Larger ones would make opening after a crash slower, and eviction coarser, and only save open files.
+const MAX_JOURNAL_BYTES: usize = 128 << 20;
+/// A journal cache with these can be opened whatever their numbers are.
+const MAX_JOURNALS: u64 = 1 << 17;
+
+/// A cache on a local disk for what was read from objects, behind [`Options::block_cache_bytes`]. `docs/disk-cache.md`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DiskCacheOptions {
+    /// A directory for it alone; made if it is missing. What is in it may be lost at any time.
+    pub directory: PathBuf,
+    /// Disk space for journals, in bytes; 24 bytes for each block come on top. At least 8 MiB.
+    pub max_disk_bytes: u64,
+    /// Memory for journals, in bytes: what waits to be written, and what was written last; 16 to 32 bytes for each block come on top. At least 4 MiB, and a 16,384th of `max_disk_bytes`. The more there is,
+    /// the larger are the journals of a new cache, and the fewer files are open: a journal has between an eighth and a quarter of it, at most 128 MiB.
+    pub memory_bytes: usize,
+}
+
+impl DiskCacheOptions {
+    /// Size of a journal of a new cache: a power of two.
+    pub(crate) fn journal_bytes(&self) -> usize {
+        let on_disk = usize::try_from(self.max_disk_bytes / JOURNALS_ON_DISK).unwrap_or(usize::MAX);
+        let most = (self.memory_bytes / JOURNALS_IN_MEMORY).min(on_disk).min(MAX_JOURNAL_BYTES);
+        1 << most.max(1).ilog2()
+    }
+
+    /// How many there will be, each an open file.
+    pub(crate) fn journals(&self) -> u64 {
+        self.max_disk_bytes / self.journal_bytes() as u64
+    }
+
+    fn check(&self) -> Result<(), StoreError> {
+        let reject = |message: String| Err(StoreError::InvalidOption(message));
+        let Self { max_disk_bytes, memory_bytes, .. } = *self;
+        if max_disk_bytes < 8 * MIB {
+            return reject(format!("max_disk_bytes = {max_disk_bytes} is less than 8 MiB"));
+        }
+        if (memory_bytes as u64) < 4 * MIB {
+            return reject(format!("memory_bytes = {memory_bytes} is less than 4 MiB"));
+        }
+        if self.journals() > MAX_JOURNALS {
+            return reject(format!(
+                "memory_bytes = {memory_bytes} is less than a 16,384th of max_disk_bytes = {max_disk_bytes}"
+            ));
+        }
+        Ok(())
+    }
+}
 
 /// Bounds and thresholds of a [`crate::Store`]. Checked by [`crate::Store::open`]; nothing is adjusted silently.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,6 +77,8 @@ pub struct Options {
     pub upload_interval: Duration,
     /// Bound of the cache of what was read from objects. Default 64 MiB; 0 switches it off.
     pub block_cache_bytes: u64,
+    /// A cache on a local disk behind it. Default: none.
+    pub disk_cache: Option<DiskCacheOptions>,
     /// Compaction brings what is smaller than an eighth of it together, to objects of a stream with at most so much payload. Default 256 MiB, at least 64 KiB, at most
     /// 32 GiB; 0 switches compaction off. See `docs/compaction.md`.
     pub compaction_bytes: u64,
@@ -54,6 +108,7 @@ impl Default for Options {
             upload_bytes: 512 * MIB,
             upload_interval: Duration::from_secs(60),
             block_cache_bytes: 64 * MIB,
+            disk_cache: None,
             compaction_bytes: 256 * MIB,
             late_read_bytes: 128 * MIB,
             object_store_bytes_per_s: 0,
@@ -139,7 +194,7 @@ impl Options {
         if orphan_age < Duration::from_secs(60) {
             return reject(format!("orphan_age = {orphan_age:?} is less than 1 min"));
         }
-        Ok(())
+        self.disk_cache.as_ref().map_or(Ok(()), DiskCacheOptions::check)
     }
 }
 
@@ -155,6 +210,38 @@ mod tests {
         }
         assert_eq!(Options::for_wal(4 * MIB).upload_bytes, MIB);
         assert_eq!(Options::for_wal(1 << 40), Options::default());
+    }
+
+    #[test]
+    fn journals_of_the_disk_cache_fit_its_memory_and_its_disk() {
+        let options = |max_disk_bytes, memory_bytes| DiskCacheOptions {
+            directory: PathBuf::new(),
+            max_disk_bytes,
+            memory_bytes,
+        };
+        for (disk_mib, memory_mib, journal_mib) in [
+            (16 << 10, 128, 32),
+            (8, 4, 1),
+            (8, 1024, 1),
+            (100, 1024, 8),
+            (16 << 20, 1024, 128),
+            (1 << 20, 100, 16),
+        ] {
+            let options = options(disk_mib * MIB, memory_mib << 20);
+            options.check().unwrap();
+            assert_eq!(options.journal_bytes(), journal_mib << 20, "{options:?}");
+            // What a journal cache asks for.
+            assert!(options.memory_bytes >= 4 * options.journal_bytes());
+            assert!(options.journals() >= 8);
+        }
+        let refused = |options: DiskCacheOptions| {
+            let options = Options { disk_cache: Some(options), ..Options::default() };
+            options.check(2048 * MIB).unwrap_err().to_string()
+        };
+        assert!(refused(options(8 * MIB - 1, 4 << 20)).contains("max_disk_bytes = 8388607"));
+        assert!(refused(options(8 * MIB, (4 << 20) - 1)).contains("memory_bytes = 4194303"));
+        assert!(refused(options(1 << 40, 16 << 20)).contains("memory_bytes = 16777216"));
+        options(1 << 40, 64 << 20).check().unwrap();
     }
 
     #[test]

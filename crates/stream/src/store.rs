@@ -22,7 +22,7 @@ use crate::cache::LogCache;
 use crate::catalog::{Catalog, CatalogError, Change};
 use crate::compact::{self, Compaction};
 pub(crate) use crate::object_table::{ObjectTable, Used};
-use crate::objects::{ObjectError, Objects, ReadStats, Requests};
+use crate::objects::{DiskCacheStats, ObjectError, Objects, ReadStats, Requests};
 use crate::options::Options;
 use crate::owner::Owner;
 use crate::recover::{self, Recovery};
@@ -136,6 +136,8 @@ pub struct Stats {
     pub log_age: Duration,
     /// Verified blocks and indexes in memory.
     pub block_cache_used_bytes: u64,
+    /// Verified blocks and indexes on a local disk.
+    pub disk_cache: DiskCacheStats,
     /// Reads from objects.
     pub reads: ReadStats,
     /// Objects in use.
@@ -521,6 +523,7 @@ impl Store {
             log_behind_bytes: shared.log_behind_bytes(),
             log_age: shared.log_age(),
             block_cache_used_bytes: shared.objects.cached_bytes(),
+            disk_cache: shared.objects.disk_cache_stats(),
             reads: shared.objects.read_stats(),
             objects,
             object_bytes,
@@ -579,6 +582,8 @@ impl Store {
             shared.owner.looked().await;
             let wal = shared.wal.clone();
             let closed = tokio::task::spawn_blocking(move || wal.close()).await;
+            // Last, since only a later start's speed depends on it.
+            shared.objects.close().await;
             closed.map_err(|error| StoreError::Failed(error.to_string()))?.map_err(StoreError::Wal)
         });
         closing.await.map_err(|error| StoreError::Failed(error.to_string()))?

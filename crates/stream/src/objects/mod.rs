@@ -1,6 +1,7 @@
 //! The object store: errors and deadlines of its requests; writing objects in bounded memory, reading them with verification and a cache.
 
 mod counted;
+mod disk;
 mod error;
 mod flight;
 mod get;
@@ -25,6 +26,7 @@ use crate::bandwidth::Bandwidth;
 
 pub(crate) use counted::Cause;
 pub use counted::Requests;
+pub use disk::DiskCacheStats;
 pub use error::{ErrorKind, ObjectError};
 pub(crate) use flight::Ticket;
 pub use local::local_objects;

@@ -1,25 +1,26 @@
-//! Reading: verified blocks and indexes, a cache of them, and a bound on what is on its way. How late readers keep out of the way of
+//! Reading: verified blocks and indexes, a cache of them in memory and one on disk, and a bound on what is on its way. How late readers keep out of the way of
 //! everybody else: `docs/late-reads.md`.
+
+mod load;
 
 use std::ops;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use bytes::Bytes;
 use object_store::{ObjectStore, ObjectStoreExt};
 use quick_cache::sync::{Cache, DefaultLifecycle};
 use quick_cache::{DefaultHashBuilder, OptionsBuilder, Weighter};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::counted::CountedStores;
+use super::disk::{DiskCache, DiskCacheStats};
 use super::flight::{Flight, Flights, Ticket, UnderWay};
-use super::get::{get, read_again};
 use super::numbers::{Ahead, ReadNumbers, ReadStats};
 use super::{Cause, ObjectError, Request, Requests, Way, within};
 use crate::background::Background;
 use crate::bandwidth::Bandwidth;
 use crate::catalog::ObjectInfo;
-use crate::object::{self, Block, Damage, ENTRY_BYTES};
+use crate::object::{Block, Damage, ENTRY_BYTES};
 use crate::options::Options;
 use crate::store::StoreError;
 use crate::tail::Range;
@@ -27,8 +28,6 @@ use crate::types::{Batch, ObjectId, StreamId, StreamOffset};
 
 /// One GET fetches neighbouring blocks up to this size.
 pub(crate) const READ_BYTES: u64 = 8 << 20;
-/// What is larger is decoded on a thread that may block. A MiB takes less than a task may run without a wait.
-const DECODE_INLINE_BYTES: usize = 2 << 20;
 /// The share of the cache for what was read more than once. The rest is for what is new, which has to stay until it is read: by who read it
 /// ahead, and by who follows a first reader. (The policy's own default leaves 3 % for that.)
 const HOT_SHARE: f64 = 0.5;
@@ -79,6 +78,14 @@ struct Landed {
 
 type Landing = Result<Arc<Landed>, ObjectError>;
 
+/// What reading ahead has been granted before it begins.
+struct Spare {
+    room: OwnedSemaphorePermit,
+    /// Of the bandwidth. 0 for what seems to be on disk.
+    granted_bytes: u64,
+    ahead: Vec<Ahead>,
+}
+
 /// The object store with a cache of verified blocks and indexes. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Objects {
@@ -89,6 +96,7 @@ struct Core {
     stores: CountedStores,
     cache: Cache<Key, Cached, ByBytes>,
     cache_bytes: u64,
+    disk: Option<DiskCache>,
     flights: Flights<Key, Landing>,
     background: Arc<Background>,
     /// For what is on its way, in units of [`ROOM_UNIT_BYTES`]. First come, first served.
@@ -144,6 +152,7 @@ impl Objects {
             stores: CountedStores::new(store),
             cache,
             cache_bytes,
+            disk: options.disk_cache.as_ref().map(DiskCache::start),
             flights: Flights::new(background.clone()),
             background,
             room: Arc::new(Semaphore::new(room_units as usize)),
@@ -180,6 +189,17 @@ impl Objects {
 
     pub(crate) fn read_stats(&self) -> ReadStats {
         self.core.numbers.stats()
+    }
+
+    pub(crate) fn disk_cache_stats(&self) -> DiskCacheStats {
+        self.core.disk.as_ref().map(DiskCache::stats).unwrap_or_default()
+    }
+
+    /// Close the disk cache. Reads go on without it.
+    pub(crate) async fn close(&self) {
+        if let Some(disk) = &self.core.disk {
+            disk.close().await;
+        }
     }
 
     /// Delete an object; one that is not there counts as deleted.
@@ -448,10 +468,8 @@ impl Objects {
                 continue;
             }
             let run = &blocks[next..next + run];
-            let len_bytes = run[run.len() - 1].position_end() - first.position;
-            let Some(spare) = core.spare_room(len_bytes) else { break };
-            let ahead = Ahead::begin(&core.numbers, run.iter().map(|block| block.len_bytes));
-            let fetch = core.clone().load(object.clone(), run.to_vec(), Some((spare, ahead)));
+            let Some(spare) = core.spare(object, run) else { break };
+            let fetch = core.clone().load(object.clone(), run.to_vec(), Some(spare));
             flights.push(core.flights.start(&mut under_way, keys(object.id, run), fetch));
             next += run.len();
         }
@@ -468,7 +486,11 @@ impl Core {
         }
     }
 
-    /// How many blocks from the first on one GET is to bring: a stream's blocks are neighbours in the object.
+    fn may_be_on_disk(&self, object: &ObjectInfo, block: &Block) -> bool {
+        self.disk.as_ref().is_some_and(|disk| disk.may_have(&object.name, block.position))
+    }
+
+    /// How many blocks from the first on one GET is to bring, or the disk: a stream's blocks are neighbours in the object. Not both, so that nobody waits for the object store who wants what is on disk.
     fn run(
         &self,
         under_way: &UnderWay<Key, Landing>,
@@ -480,10 +502,13 @@ impl Core {
             let key = Key::Block(object.id, block.position);
             !under_way.has(&key) && self.cache.peek(&key).is_none()
         };
+        let is_on_disk = self.may_be_on_disk(object, first);
         let fits = |block: &Block| {
-            block.position == first.position || block.position_end() - first.position <= READ_BYTES
+            block.position == first.position
+                || block.position_end() - first.position <= READ_BYTES
+                    && self.may_be_on_disk(object, block) == is_on_disk
         };
-        blocks.iter().take_while(|block| fits(block) && is_missing(block)).count()
+        blocks.iter().take_while(|block| is_missing(block) && fits(block)).count()
     }
 
     /// A flight for the first of `blocks`, which is missing, and for those after it that one GET can bring.
@@ -505,113 +530,19 @@ impl Core {
         room.expect("the semaphore is never closed")
     }
 
-    /// Room for reading ahead, if nobody else needs it: a half is left to those who wait for what they read.
-    fn spare_room(&self, len_bytes: u64) -> Option<OwnedSemaphorePermit> {
+    /// What it takes to read a run of blocks ahead, if nobody else needs it: a half is left to those who wait for what they read.
+    fn spare(&self, object: &ObjectInfo, run: &[Block]) -> Option<Spare> {
+        let len_bytes = span_bytes(run);
         if self.numbers.ahead_bytes() + len_bytes > self.ahead_bytes {
             return None;
         }
         let room = self.room.clone().try_acquire_many_owned(units(len_bytes)).ok()?;
-        self.bandwidth.try_acquire_spare(len_bytes).then_some(room)
-    }
-
-    async fn load_index(self: Arc<Self>, object: Arc<ObjectInfo>) -> Landing {
-        let _room = self.room(object.index_bytes).await;
-        let key = Key::Index(object.id);
-        let index = match self.read_index(&object).await? {
-            Ok(index) => Ok(index),
-            Err(damage) => read_again(&object.name, &damage, self.read_index(&object).await?),
-        };
-        let index = index.inspect_err(|error| self.numbers.failed(error))?;
-        let index = Cached::Index(Arc::new(index));
-        self.cache.insert(key, index.clone());
-        Ok(Arc::new(Landed { parts: vec![(key, Ok(index))], _room }))
-    }
-
-    async fn read_index(
-        &self,
-        object: &Arc<ObjectInfo>,
-    ) -> Result<Result<Vec<Block>, Damage>, ObjectError> {
-        let mut bytes = Bytes::new();
-        if object.index_bytes > 0 {
-            self.bandwidth.acquire(Cause::Read, object.index_bytes).await;
-            let len_bytes = usize::try_from(object.index_bytes).unwrap_or(usize::MAX);
-            bytes = self.get(object, object.index_position, vec![len_bytes]).await?.remove(0);
+        let granted_bytes = if self.may_be_on_disk(object, &run[0]) { 0 } else { len_bytes };
+        if granted_bytes > 0 && !self.bandwidth.try_acquire_spare(granted_bytes) {
+            return None;
         }
-        let (len, object) = (bytes.len(), object.clone());
-        let decode_index =
-            move || object::decode_index(object.index_position, &bytes, object.index_crc32c);
-        Ok(decode(len, decode_index).await)
-    }
-
-    /// Neighbouring blocks. Reading ahead comes with its room, and has been granted its bandwidth.
-    async fn load(
-        self: Arc<Self>,
-        object: Arc<ObjectInfo>,
-        blocks: Vec<Block>,
-        spare: Option<(OwnedSemaphorePermit, Vec<Ahead>)>,
-    ) -> Landing {
-        let from = blocks[0].position;
-        let len_bytes = blocks[blocks.len() - 1].position_end() - from;
-        let (_room, ahead) = match spare {
-            Some((room, ahead)) => (room, ahead.into_iter().map(Some).collect()),
-            None => {
-                let room = self.room(len_bytes).await;
-                self.bandwidth.acquire(Cause::Read, len_bytes).await;
-                (room, Vec::new())
-            }
-        };
-        let lens = blocks.iter().map(|block| block.len_bytes as usize).collect();
-        let bytes = self.get(&object, from, lens).await?;
-        let mut parts = Vec::with_capacity(blocks.len());
-        let mut ahead = ahead.into_iter();
-        for (block, bytes) in blocks.into_iter().zip(bytes) {
-            let key = Key::Block(object.id, block.position);
-            let len_bytes = block.len_bytes;
-            let ahead = ahead.next().flatten();
-            let decoded = self.decoded(&object, block, bytes).await.map(|batches| {
-                let ahead = ahead.map(Ahead::fetched);
-                let block = Cached::Block(Arc::new(Decoded { batches, len_bytes, ahead }));
-                self.cache.insert(key, block.clone());
-                block
-            });
-            parts.push((key, decoded));
-            // Decoding is work without a wait; let others have the thread.
-            tokio::task::yield_now().await;
-        }
-        Ok(Arc::new(Landed { parts, _room }))
-    }
-
-    /// A block's batches from its bytes, or else from what is read once more.
-    async fn decoded(
-        &self,
-        object: &ObjectInfo,
-        block: Block,
-        bytes: Bytes,
-    ) -> Result<Vec<Batch>, ObjectError> {
-        let len_bytes = block.len_bytes as usize;
-        let decode = |bytes: Bytes| {
-            let block = block.clone();
-            decode(len_bytes, move || object::decode_block(&block, &bytes))
-        };
-        let damage = match decode(bytes).await {
-            Ok(batches) => return Ok(batches),
-            Err(damage) => damage,
-        };
-        self.bandwidth.acquire(Cause::Read, u64::from(block.len_bytes)).await;
-        let bytes = self.get(object, block.position, vec![len_bytes]).await?.remove(0);
-        read_again(&object.name, &damage, decode(bytes).await)
-            .inspect_err(|error| self.numbers.failed(error))
-    }
-
-    async fn get(
-        &self,
-        object: &ObjectInfo,
-        from: u64,
-        lens: Vec<usize>,
-    ) -> Result<Vec<Bytes>, ObjectError> {
-        self.numbers.get(lens.iter().map(|len| *len as u64).sum());
-        let got = get(self.stores.get(Cause::Read), &object.name, from, lens).await;
-        got.inspect_err(|error| self.numbers.failed(error))
+        let ahead = Ahead::begin(&self.numbers, run.iter().map(|block| block.len_bytes));
+        Some(Spare { room, granted_bytes, ahead })
     }
 
     fn damaged(&self, object: &ObjectInfo, damage: Damage) -> ObjectError {
@@ -653,26 +584,13 @@ fn keys(object: ObjectId, blocks: &[Block]) -> Vec<Key> {
     blocks.iter().map(|block| Key::Block(object, block.position)).collect()
 }
 
-fn units(bytes: u64) -> u32 {
-    u32::try_from(bytes.div_ceil(ROOM_UNIT_BYTES)).unwrap_or(u32::MAX)
+/// From the beginning of the first block to the end of the last one.
+fn span_bytes(blocks: &[Block]) -> u64 {
+    blocks[blocks.len() - 1].position_end() - blocks[0].position
 }
 
-/// Verify and decode so many bytes.
-async fn decode<T: Send + 'static>(
-    len_bytes: usize,
-    decode: impl FnOnce() -> Result<T, Damage> + Send + 'static,
-) -> Result<T, Damage> {
-    if len_bytes <= DECODE_INLINE_BYTES {
-        return decode();
-    }
-    match tokio::task::spawn_blocking(decode).await {
-        Ok(decoded) => decoded,
-        Err(ended) => match ended.try_into_panic() {
-            Ok(panic) => std::panic::resume_unwind(panic),
-            // The runtime ends, and this task with it.
-            Err(_) => std::future::pending().await,
-        },
-    }
+fn units(bytes: u64) -> u32 {
+    u32::try_from(bytes.div_ceil(ROOM_UNIT_BYTES)).unwrap_or(u32::MAX)
 }
 
 /// The blocks of one stream in one object.
@@ -739,5 +657,6 @@ impl Budget {
         self.left_bytes
     }
 }
+
 #[cfg(test)]
 mod tests;

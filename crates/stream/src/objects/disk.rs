@@ -1,0 +1,464 @@
+//! The disk cache: what was read from objects, in a journal cache on a local disk. Behind the block cache, before the object store; outlives the process. `docs/disk-cache.md`.
+//!
+//! Nobody depends on it. What it gives is verified like what the object store gives; whatever fails, or takes too long, is as if it were not there; and a reader never waits for a write.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use alluvium_journal::{Cache, Compression, Durability, Error, Lookup, WhenFull};
+use bytes::Bytes;
+use parking_lot::{Mutex, RwLock};
+use rustix::process::{Resource, getrlimit};
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::oneshot;
+use tokio::time::timeout;
+
+use crate::background::make_way;
+use crate::object::Damage;
+use crate::options::DiskCacheOptions;
+
+/// Reads of the disk at a time.
+const READS_AT_A_TIME: usize = 4;
+/// A disk that takes longer is no help: the object store has an answer long before, as a rule. (Threads that make way for others wait for the log's writes, if that is on the same disk.)
+const READ_WITHIN: Duration = Duration::from_secs(5);
+/// So many failures with nothing between them that succeeds are not by chance.
+const MOST_FAILURES: u32 = 8;
+/// Bound on what waits to be put there: twice what one GET brings.
+const QUEUE_BYTES: u64 = 16 << 20;
+/// How long a store that closes waits for it. A disk that takes longer does not answer.
+const CLOSE_WITHIN: Duration = Duration::from_secs(10);
+const MIB: u64 = 1 << 20;
+
+/// The disk cache, since the start. All 0 without one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DiskCacheStats {
+    /// It was opened, and readers look into it.
+    pub is_open: bool,
+    /// It could not be opened, or was given up after errors, or takes nothing any more: until the store is opened again.
+    pub has_failed: bool,
+    /// Blocks and indexes that are in it.
+    pub entries: usize,
+    /// Room on disk that it takes, in bytes.
+    pub disk_bytes: u64,
+    /// Memory that it takes, in bytes, its index included.
+    pub memory_bytes: u64,
+    /// Blocks and indexes that were found.
+    pub hits: u64,
+    /// Their size.
+    pub hit_bytes: u64,
+    /// Blocks and indexes that were not.
+    pub misses: u64,
+    /// Blocks and indexes that were put into it.
+    pub writes: u64,
+    /// Their size.
+    pub written_bytes: u64,
+    /// Blocks and indexes that were not put into it: its disk did not keep up, they are too large, or a write failed.
+    pub dropped_writes: u64,
+    /// Blocks and indexes that went to make room.
+    pub evicted: u64,
+    /// Blocks and indexes that were found damaged.
+    pub damaged: u64,
+    /// Reads and writes that failed or took too long.
+    pub errors: u64,
+}
+
+pub(super) struct DiskCache {
+    shared: Arc<Shared>,
+    /// Threads that may wait for the disk. `None`: there could be none, or not any more.
+    reads: Option<Runtime>,
+    /// Tells that the thread has ended which opens, writes to and closes the cache.
+    ended: Mutex<Option<oneshot::Receiver<()>>>,
+}
+
+struct Shared {
+    directory: PathBuf,
+    /// From when it was opened until it is closed. Who must not wait does not wait for this lock either: it is held while the disk is read.
+    cache: RwLock<Option<Cache>>,
+    /// `None`: nothing is taken any more, and the thread ends.
+    writes: Mutex<Option<Sender<Write>>>,
+    /// Of what is in there.
+    queued_bytes: AtomicU64,
+    /// Nothing is read or written any more.
+    is_off: AtomicBool,
+    /// Nothing is written any more.
+    is_read_only: AtomicBool,
+    has_failed: AtomicBool,
+    failures_in_a_row: AtomicU32,
+    numbers: Numbers,
+}
+
+#[derive(Default)]
+struct Numbers {
+    hits: AtomicU64,
+    hit_bytes: AtomicU64,
+    misses: AtomicU64,
+    writes: AtomicU64,
+    written_bytes: AtomicU64,
+    dropped_writes: AtomicU64,
+    damaged: AtomicU64,
+    errors: AtomicU64,
+}
+
+struct Write {
+    key: Vec<u8>,
+    bytes: Bytes,
+}
+
+/// What stands for a piece of an object: its position, and the object's name, which is never used for other bytes.
+fn key(name: &str, position: u64) -> Vec<u8> {
+    [position.to_le_bytes().as_slice(), name.as_bytes()].concat()
+}
+
+impl DiskCache {
+    /// Open it in the background. Until that is done nothing is found, and if it fails, nothing ever is.
+    pub(super) fn start(options: &DiskCacheOptions) -> Self {
+        let options = options.clone();
+        Self::start_with(options.directory.clone(), move || open(&options))
+    }
+
+    fn start_with(
+        directory: PathBuf,
+        open: impl FnOnce() -> Result<Cache, String> + Send + 'static,
+    ) -> Self {
+        let (sender, writes) = mpsc::channel();
+        let shared = Arc::new(Shared {
+            directory,
+            cache: RwLock::new(None),
+            writes: Mutex::new(Some(sender)),
+            queued_bytes: AtomicU64::new(0),
+            is_off: AtomicBool::new(false),
+            is_read_only: AtomicBool::new(false),
+            has_failed: AtomicBool::new(false),
+            failures_in_a_row: AtomicU32::new(0),
+            numbers: Numbers::default(),
+        });
+        let name = "alluvium-disk";
+        let reads = Builder::new_current_thread()
+            .max_blocking_threads(READS_AT_A_TIME)
+            .thread_name(name)
+            .on_thread_start(make_way)
+            .build()
+            .inspect_err(|error| shared.give_up(&format!("there are no threads for it: {error}")))
+            .ok();
+        let (ending, ended) = oneshot::channel();
+        let keeper = shared.clone();
+        let started = thread::Builder::new().name(name.into()).spawn(move || {
+            // And with it the cache's own threads: who starts a thread hands its priorities on.
+            make_way();
+            keeper.run(open, &writes);
+            drop(ending);
+        });
+        if let Err(error) = started {
+            shared.give_up(&format!("there is no thread for it: {error}"));
+        }
+        Self { shared, reads, ended: Mutex::new(Some(ended)) }
+    }
+
+    /// Whether it may have what begins there. Does not wait.
+    pub(super) fn may_have(&self, name: &str, position: u64) -> bool {
+        self.shared.may_have(&key(name, position))
+    }
+
+    /// What it has of the pieces of an object that begin at `positions`, in their order. The caller verifies it.
+    pub(super) async fn get(&self, name: &str, positions: &[u64]) -> Vec<Option<Bytes>> {
+        let keys: Vec<_> = positions.iter().map(|position| key(name, *position)).collect();
+        let found = match self.shared.may_have_any(&keys) {
+            true => self.read(keys).await,
+            false => vec![None; positions.len()],
+        };
+        let numbers = &self.shared.numbers;
+        for piece in &found {
+            match piece {
+                Some(bytes) => {
+                    numbers.hits.fetch_add(1, Ordering::Relaxed);
+                    numbers.hit_bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+                }
+                None => {
+                    numbers.misses.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+        }
+        found
+    }
+
+    /// On a thread that may wait.
+    async fn read(&self, keys: Vec<Vec<u8>>) -> Vec<Option<Bytes>> {
+        let count = keys.len();
+        let Some(reads) = &self.reads else { return vec![None; count] };
+        let shared = self.shared.clone();
+        let (tell, told) = oneshot::channel();
+        drop(reads.spawn_blocking(move || {
+            // Whoever has gone, or waited enough, wants no more of it.
+            let read = |key: &Vec<u8>| if tell.is_closed() { None } else { shared.read(key) };
+            let found: Vec<_> = keys.iter().map(read).collect();
+            let _ = tell.send(found);
+        }));
+        match timeout(READ_WITHIN, told).await {
+            Ok(Ok(found)) => found,
+            // It is being closed.
+            Ok(Err(_)) => vec![None; count],
+            Err(_) => {
+                self.shared.failed(&format!("no answer within {READ_WITHIN:?}"));
+                vec![None; count]
+            }
+        }
+    }
+
+    /// Keep what was read from an object and verified, if there is room in the queue. Does not wait.
+    pub(super) fn put(&self, name: &str, position: u64, bytes: &Bytes) {
+        let shared = &*self.shared;
+        let writes = shared.writes.lock();
+        let Some(sender) = &*writes else { return };
+        let len_bytes = bytes.len() as u64;
+        // Nobody else adds to it.
+        let is_full = shared.queued_bytes.load(Ordering::Relaxed) + len_bytes > QUEUE_BYTES;
+        if is_full || shared.is_read_only.load(Ordering::Relaxed) {
+            shared.numbers.dropped_writes.fetch_add(1, Ordering::Relaxed);
+            return;
+        }
+        shared.queued_bytes.fetch_add(len_bytes, Ordering::Relaxed);
+        let _ = sender.send(Write { key: key(name, position), bytes: bytes.clone() });
+    }
+
+    /// What it gave is not what it should be. It is read from the object store, and takes its place then.
+    pub(super) fn damaged(&self, name: &str, damage: &Damage) {
+        self.shared.numbers.damaged.fetch_add(1, Ordering::Relaxed);
+        tracing::debug!("disk cache {}: {name} is {damage}", self.shared.directory.display());
+    }
+
+    /// Write what the journals have, and close them: whoever opens the directory next finds nobody there. A disk that does not answer is waited for 10 s.
+    pub(super) async fn close(&self) {
+        self.shared.end();
+        let ended = self.ended.lock().take();
+        if let Some(ended) = ended
+            && timeout(CLOSE_WITHIN, ended).await.is_err()
+        {
+            tracing::warn!(
+                "disk cache {}: it is not closed after {CLOSE_WITHIN:?}, and left as it is",
+                self.shared.directory.display()
+            );
+        }
+    }
+
+    pub(super) fn stats(&self) -> DiskCacheStats {
+        let Shared { numbers, is_off, has_failed, .. } = &*self.shared;
+        let cache = self.shared.cache.try_read();
+        let held = cache.as_ref().and_then(|cache| cache.as_ref()).map(Cache::stats);
+        let is_open = held.is_some() && !is_off.load(Ordering::Relaxed);
+        let held = held.unwrap_or_default();
+        let load = |number: &AtomicU64| number.load(Ordering::Relaxed);
+        DiskCacheStats {
+            is_open,
+            has_failed: has_failed.load(Ordering::Relaxed),
+            entries: held.entries,
+            disk_bytes: held.disk_bytes,
+            memory_bytes: (held.memory_bytes + held.index_bytes + held.table_bytes) as u64,
+            hits: load(&numbers.hits),
+            hit_bytes: load(&numbers.hit_bytes),
+            misses: load(&numbers.misses),
+            writes: load(&numbers.writes),
+            written_bytes: load(&numbers.written_bytes),
+            dropped_writes: load(&numbers.dropped_writes),
+            evicted: held.evicted,
+            damaged: load(&numbers.damaged),
+            errors: load(&numbers.errors),
+        }
+    }
+}
+
+impl Drop for DiskCache {
+    fn drop(&mut self) {
+        self.shared.end();
+        // The last one to go may be a task, which must not wait.
+        if let Some(reads) = self.reads.take() {
+            reads.shutdown_background();
+        }
+    }
+}
+
+impl Shared {
+    fn is_off(&self) -> bool {
+        self.is_off.load(Ordering::Relaxed)
+    }
+
+    fn may_have_any(&self, keys: &[Vec<u8>]) -> bool {
+        keys.iter().any(|key| self.may_have(key))
+    }
+
+    fn may_have(&self, key: &[u8]) -> bool {
+        if self.is_off() {
+            return false;
+        }
+        let Some(cache) = self.cache.try_read() else { return false };
+        let Some(cache) = cache.as_ref() else { return false };
+        !matches!(cache.try_get(key), Ok(Lookup::Absent))
+    }
+
+    /// Waits for the disk.
+    fn read(&self, key: &[u8]) -> Option<Bytes> {
+        if self.is_off() {
+            return None;
+        }
+        match self.cache.read().as_ref()?.get(key) {
+            Ok(value) => {
+                self.failures_in_a_row.store(0, Ordering::Relaxed);
+                // A copy: the value keeps the memory of a whole journal, or of more than it has.
+                value.map(|value| Bytes::copy_from_slice(&value))
+            }
+            Err(error) => {
+                self.count_error(&error);
+                None
+            }
+        }
+    }
+
+    /// The thread of the cache, from its opening to its close.
+    fn run(&self, open: impl FnOnce() -> Result<Cache, String>, writes: &Receiver<Write>) {
+        let began = Instant::now();
+        match open() {
+            Ok(cache) => {
+                let (found, stats) = (cache.recovered(), cache.stats());
+                let (directory, time) = (self.directory.display(), began.elapsed());
+                tracing::info!(
+                    "disk cache {directory}: {} blocks and indexes in {} MiB, opened in {:.3} s",
+                    found.entries,
+                    stats.disk_bytes / MIB,
+                    time.as_secs_f64()
+                );
+                if found.damaged_bytes > 0 {
+                    tracing::warn!(
+                        "disk cache {directory}: {} bytes were damaged; what was in them is read from the object store again",
+                        found.damaged_bytes
+                    );
+                }
+                *self.cache.write() = Some(cache);
+            }
+            Err(why) => return self.give_up(&why),
+        }
+        for write in writes {
+            self.write(&write);
+            self.queued_bytes.fetch_sub(write.bytes.len() as u64, Ordering::Relaxed);
+        }
+        // Waits for those who read.
+        let cache = self.cache.write().take();
+        if let Some(Err(error)) = cache.map(Cache::close) {
+            tracing::warn!("disk cache: closing it: {error}");
+        }
+    }
+
+    /// Waits for the disk, where it is slower than what comes.
+    fn write(&self, Write { key, bytes }: &Write) {
+        let cache = self.cache.read();
+        let Some(cache) = cache.as_ref().filter(|_| !self.is_off()) else { return };
+        let Err(error) = cache.put(key, bytes) else {
+            self.numbers.writes.fetch_add(1, Ordering::Relaxed);
+            self.numbers.written_bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+            return;
+        };
+        self.numbers.dropped_writes.fetch_add(1, Ordering::Relaxed);
+        if matches!(error, Error::ValueTooLong { .. }) {
+            return;
+        }
+        if cache.failure().is_none() {
+            // Room may come back.
+            self.count_error(&error);
+        } else if !self.is_read_only.swap(true, Ordering::Relaxed) {
+            self.numbers.errors.fetch_add(1, Ordering::Relaxed);
+            self.has_failed.store(true, Ordering::Relaxed);
+            tracing::error!(
+                "disk cache {}: {error}. Nothing is added to it until the server is started again; what is in it is still read",
+                self.directory.display()
+            );
+        }
+    }
+
+    fn count_error(&self, error: &Error) {
+        match error {
+            // It is written anew, and only its own bytes are wrong.
+            Error::Corrupt { .. } => {
+                self.numbers.damaged.fetch_add(1, Ordering::Relaxed);
+            }
+            // Others have the disk's room. What is there can be read.
+            Error::DiskFull { .. } => {
+                self.numbers.errors.fetch_add(1, Ordering::Relaxed);
+            }
+            error => self.failed(error),
+        }
+    }
+
+    /// It did not do what it was asked for.
+    fn failed(&self, error: &dyn fmt::Display) {
+        self.numbers.errors.fetch_add(1, Ordering::Relaxed);
+        tracing::debug!("disk cache {}: {error}", self.directory.display());
+        let in_a_row = self.failures_in_a_row.fetch_add(1, Ordering::Relaxed) + 1;
+        if in_a_row >= MOST_FAILURES {
+            self.give_up(&format!("{in_a_row} failures in a row, the last one: {error}"));
+        }
+    }
+
+    /// Do without it from now on.
+    fn give_up(&self, why: &str) {
+        if self.end() {
+            self.has_failed.store(true, Ordering::Relaxed);
+            tracing::error!(
+                "disk cache {}: {why}. The server goes on without it until it is started again",
+                self.directory.display()
+            );
+        }
+    }
+
+    /// Nothing is read or written from now on; whether that is new.
+    fn end(&self) -> bool {
+        let is_new = !self.is_off.swap(true, Ordering::Relaxed);
+        drop(self.writes.lock().take());
+        is_new
+    }
+}
+
+/// The cache of these options: what can not be used as it is begins anew, and what can not be opened is told.
+fn open(options: &DiskCacheOptions) -> Result<Cache, String> {
+    let journals = options.journals();
+    // Or connections would find none left.
+    if let Some(files) = getrlimit(Resource::Nofile).current
+        && journals > files / 2
+    {
+        return Err(format!(
+            "it needs {journals} open files, and the process may have {files}: raise that (ulimit -n, LimitNOFILE), or give the disk cache more memory"
+        ));
+    }
+    let directory = &options.directory;
+    let in_words = |error: Error| error.to_string();
+    let opened = match Cache::open(directory, journal_options(options)) {
+        Err(error @ Error::NoCache { .. }) => {
+            tracing::warn!("disk cache: {error}. It begins anew, with nothing in it");
+            alluvium_journal::clear(directory).map_err(in_words)?;
+            Cache::open(directory, journal_options(options))
+        }
+        opened => opened,
+    };
+    let cache = opened.map_err(in_words)?;
+    // Nobody wants to look at what can be had again.
+    cache.remove_damaged().map_err(in_words)?;
+    Ok(cache)
+}
+
+fn journal_options(options: &DiskCacheOptions) -> alluvium_journal::Options {
+    alluvium_journal::Options {
+        memory_bytes: options.memory_bytes,
+        max_disk_bytes: options.max_disk_bytes,
+        journal_bytes: options.journal_bytes(),
+        durability: Durability::None,
+        when_full: WhenFull::Evict,
+        // Producers have compressed what is worth it.
+        compression: Compression::None,
+        create: true,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,275 @@
+//! The disk cache alone: what it keeps, what it does not take, and that whatever happens to its disk is told and costs no more than what it held.
+
+use std::fs;
+
+use alluvium_journal::JournalNumber;
+use alluvium_journal::sim::SimulatedDirectory;
+
+use super::*;
+
+/// Long enough for a loaded machine; reached only by a test that hangs.
+const HANG: Duration = Duration::from_secs(60);
+const PIECE_BYTES: usize = 64 << 10;
+
+/// Journals of a MiB, four of them in memory.
+fn options(directory: PathBuf) -> DiskCacheOptions {
+    DiskCacheOptions { directory, max_disk_bytes: 64 << 20, memory_bytes: 4 << 20 }
+}
+
+fn started(disk: &SimulatedDirectory) -> DiskCache {
+    started_with(disk, options(PathBuf::new()))
+}
+
+fn started_with(disk: &SimulatedDirectory, options: DiskCacheOptions) -> DiskCache {
+    let disk = disk.clone();
+    let open = move || disk.open(journal_options(&options)).map_err(|error| error.to_string());
+    DiskCache::start_with("simulated".into(), open)
+}
+
+async fn eventually(what: &str, mut done: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !done() {
+        assert!(begun.elapsed() < HANG, "never happened: {what}");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+async fn opened(cache: DiskCache) -> DiskCache {
+    eventually("it is open", || cache.stats().is_open).await;
+    cache
+}
+
+/// The bytes of a piece, which say where they belong.
+fn piece(position: u64) -> Bytes {
+    let bytes = position.to_le_bytes().into_iter().cycle().take(PIECE_BYTES);
+    bytes.collect::<Vec<_>>().into()
+}
+
+/// Put pieces, one after the other, each when the one before it has come through.
+async fn put_all(cache: &DiskCache, positions: std::ops::Range<u64>) {
+    for position in positions {
+        cache.put("object", position, &piece(position));
+        let queue = &cache.shared.queued_bytes;
+        eventually("it is written", || queue.load(Ordering::Relaxed) == 0).await;
+    }
+}
+
+/// How many of the pieces are found, and right.
+async fn count_found(cache: &DiskCache, positions: std::ops::Range<u64>) -> usize {
+    let mut count = 0;
+    for position in positions {
+        let found = cache.get("object", &[position]).await.remove(0);
+        assert!(found.as_ref().is_none_or(|found| *found == piece(position)));
+        count += usize::from(found.is_some());
+    }
+    count
+}
+
+#[tokio::test]
+async fn what_was_put_is_found_by_name_and_position_also_by_the_next_process() {
+    let disk = SimulatedDirectory::default();
+    let cache = opened(started(&disk)).await;
+    put_all(&cache, 0..40).await;
+    let found = cache.get("object", &[3, 40, 5]).await;
+    assert_eq!(found, [Some(piece(3)), None, Some(piece(5))]);
+    assert_eq!(cache.get("other", &[3]).await, [None]);
+    assert!(cache.may_have("object", 3) && !cache.may_have("object", 41));
+    let stats = cache.stats();
+    assert_eq!((stats.hits, stats.misses), (2, 2));
+    assert_eq!((stats.writes, stats.entries), (40, 40));
+    assert_eq!(stats.written_bytes, 40 * PIECE_BYTES as u64);
+    assert_eq!(stats.hit_bytes, 2 * PIECE_BYTES as u64);
+    assert!(stats.disk_bytes >= stats.written_bytes && stats.memory_bytes >= 2 << 20);
+    cache.close().await;
+    // Whoever comes later gets nothing, and does not wait.
+    cache.put("object", 3, &piece(3));
+    assert_eq!(cache.get("object", &[3]).await, [None]);
+    let stats = cache.stats();
+    assert!(!stats.is_open && !stats.has_failed, "{stats:?}");
+
+    let cache = opened(started(&disk)).await;
+    assert_eq!(count_found(&cache, 0..45).await, 40);
+    cache.close().await;
+}
+
+/// A disk that is slower than what comes: it is dropped, and nobody waits.
+#[tokio::test]
+async fn what_waits_to_be_written_has_a_bound() {
+    let disk = SimulatedDirectory::default();
+    let (let_open, may_open) = mpsc::channel::<()>();
+    let open = {
+        let disk = disk.clone();
+        move || {
+            let _ = may_open.recv();
+            disk.open(journal_options(&options(PathBuf::new()))).map_err(|error| error.to_string())
+        }
+    };
+    let cache = DiskCache::start_with("simulated".into(), open);
+    let fit = QUEUE_BYTES / PIECE_BYTES as u64;
+    for position in 0..fit + 3 {
+        cache.put("object", position, &piece(position));
+    }
+    assert_eq!(count_found(&cache, 0..5).await, 0, "it is not open yet");
+    let stats = cache.stats();
+    assert_eq!((stats.dropped_writes, stats.writes), (3, 0));
+    drop(let_open);
+    eventually("the others are written", || cache.stats().writes == fit).await;
+    assert_eq!(count_found(&cache, 0..fit + 3).await, fit as usize);
+    let too_large = Bytes::from(vec![7; 2 << 20]);
+    cache.put("object", 1000, &too_large);
+    eventually("it is dropped", || cache.stats().dropped_writes == 4).await;
+    assert!(!cache.stats().has_failed);
+    cache.close().await;
+}
+
+#[tokio::test]
+async fn a_full_disk_is_one_that_holds_less() {
+    let disk = SimulatedDirectory::default();
+    // Of the 64 MiB that it may use.
+    disk.limit(10 << 20);
+    let cache = opened(started(&disk)).await;
+    put_all(&cache, 0..500).await;
+    let stats = cache.stats();
+    assert!(stats.is_open && !stats.has_failed, "{stats:?}");
+    assert!(stats.evicted > 300 && stats.disk_bytes <= 10 << 20, "{stats:?}");
+    let found = count_found(&cache, 0..500).await;
+    assert!(found > 30, "{found} pieces of 64 KiB");
+    cache.close().await;
+
+    // Not even a journal: it is done without.
+    let disk = SimulatedDirectory::default();
+    disk.limit(64 << 10);
+    let cache = started(&disk);
+    eventually("it is told", || cache.stats().has_failed).await;
+    cache.put("object", 0, &piece(0));
+    assert_eq!(count_found(&cache, 0..1).await, 0);
+    cache.close().await;
+}
+
+#[tokio::test]
+async fn after_a_failed_write_it_is_only_read() {
+    let disk = SimulatedDirectory::default();
+    let cache = opened(started(&disk)).await;
+    put_all(&cache, 0..40).await;
+    disk.fail_writes();
+    let mut position = 40;
+    // A MiB at a time comes to the disk.
+    eventually("a write has failed", || {
+        cache.put("object", position, &piece(position));
+        position += 1;
+        cache.stats().has_failed
+    })
+    .await;
+    assert_eq!(count_found(&cache, 0..40).await, 40);
+    eventually("the queue is empty", || cache.shared.queued_bytes.load(Ordering::Relaxed) == 0)
+        .await;
+    let before = cache.stats();
+    assert!(before.is_open && before.errors == 1, "{before:?}");
+    cache.put("object", 10_000, &piece(10_000));
+    let after = cache.stats();
+    assert_eq!(after.dropped_writes, before.dropped_writes + 1);
+    assert_eq!((after.writes, after.errors), (before.writes, before.errors));
+    cache.close().await;
+}
+
+#[tokio::test]
+async fn it_is_given_up_when_nothing_can_be_read() {
+    let disk = SimulatedDirectory::default();
+    let cache = opened(started(&disk)).await;
+    // Of eight journals four are in memory, and the oldest is not.
+    put_all(&cache, 0..128).await;
+    eventually("the oldest is on disk", || {
+        let guard = cache.shared.cache.read();
+        let found = guard.as_ref().unwrap().try_get(&key("object", 0)).unwrap();
+        matches!(found, Lookup::OnDisk)
+    })
+    .await;
+    disk.fail_reads();
+    for failures in 1..=u64::from(MOST_FAILURES) {
+        let stats = cache.stats();
+        assert!(stats.is_open && !stats.has_failed, "{stats:?}");
+        assert_eq!(count_found(&cache, 0..1).await, 0);
+        assert_eq!(cache.stats().errors, failures);
+    }
+    let stats = cache.stats();
+    assert!(!stats.is_open && stats.has_failed, "{stats:?}");
+    assert!(!cache.may_have("object", 127));
+    assert_eq!(count_found(&cache, 120..128).await, 0, "also what is in memory");
+    cache.close().await;
+}
+
+#[tokio::test]
+async fn failures_count_in_a_row_and_damage_does_not() {
+    let cache = opened(started(&SimulatedDirectory::default())).await;
+    let corrupt = Error::Corrupt { journal: JournalNumber(1), offset: 0 };
+    for _ in 0..10 {
+        for _ in 1..MOST_FAILURES {
+            cache.shared.failed(&"no answer");
+            cache.shared.count_error(&corrupt);
+        }
+        put_all(&cache, 0..1).await;
+        assert_eq!(count_found(&cache, 0..1).await, 1);
+    }
+    let stats = cache.stats();
+    assert!(stats.is_open && !stats.has_failed, "{stats:?}");
+    let each = 10 * u64::from(MOST_FAILURES - 1);
+    assert_eq!((stats.errors, stats.damaged), (each, each));
+    cache.close().await;
+}
+
+#[tokio::test]
+async fn of_two_in_one_directory_one_goes_without() {
+    let directory = tempfile::tempdir().unwrap();
+    let options = options(directory.path().join("made"));
+    let cache = opened(DiskCache::start(&options)).await;
+    let other = DiskCache::start(&options);
+    eventually("the other is told", || other.stats().has_failed).await;
+    put_all(&cache, 0..10).await;
+    other.put("object", 0, &piece(0));
+    assert_eq!(count_found(&other, 0..10).await, 0);
+    assert_eq!(count_found(&cache, 0..10).await, 10);
+    other.close().await;
+    cache.close().await;
+    let again = opened(DiskCache::start(&options)).await;
+    assert_eq!(count_found(&again, 0..10).await, 10);
+    again.close().await;
+}
+
+#[tokio::test]
+async fn what_can_not_be_used_begins_anew_where_it_is_alone() {
+    let directory = tempfile::tempdir().unwrap();
+    let options = options(directory.path().into());
+    let cache = opened(DiskCache::start(&options)).await;
+    put_all(&cache, 0..10).await;
+    cache.close().await;
+    let identity = directory.path().join("cache");
+    let spoil = |at: usize| {
+        let mut bytes = fs::read(&identity).unwrap();
+        bytes[at] ^= 1;
+        fs::write(&identity, bytes).unwrap();
+    };
+    spoil(40);
+    let cache = opened(DiskCache::start(&options)).await;
+    assert_eq!(count_found(&cache, 0..10).await, 0);
+    put_all(&cache, 0..10).await;
+    assert_eq!(count_found(&cache, 0..10).await, 10);
+    cache.close().await;
+
+    // Journals that are too large for what it may have now.
+    let larger = DiskCacheOptions { max_disk_bytes: 256 << 20, memory_bytes: 32 << 20, ..options };
+    fs::remove_file(&identity).unwrap();
+    opened(DiskCache::start(&larger)).await.close().await;
+    let options = DiskCacheOptions { memory_bytes: 4 << 20, ..larger };
+    let cache = opened(DiskCache::start(&options)).await;
+    put_all(&cache, 0..10).await;
+    cache.close().await;
+
+    // Somebody else's file: nothing is removed, and it is done without.
+    let other = directory.path().join("thesis");
+    fs::write(&other, "the only copy").unwrap();
+    spoil(0);
+    let cache = DiskCache::start(&options);
+    eventually("it is told", || cache.stats().has_failed).await;
+    cache.close().await;
+    assert!(other.exists() && identity.exists());
+}

@@ -1,0 +1,232 @@
+//! What flights do: bring an index or blocks from the disk cache or the object store, verified, into the block cache.
+
+use std::ops;
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::{Cached, Core, Decoded, Key, Landed, Landing, Spare, span_bytes};
+use crate::catalog::ObjectInfo;
+use crate::object::{self, Block, Damage};
+use crate::objects::get::{get, read_again};
+use crate::objects::numbers::Ahead;
+use crate::objects::{Cause, ObjectError};
+use crate::types::Batch;
+
+/// What is larger is decoded on a thread that may block. A MiB takes less than a task may run without a wait.
+const DECODE_INLINE_BYTES: usize = 2 << 20;
+
+impl Core {
+    /// The index of an object, from the disk or else from the object store.
+    pub(super) async fn load_index(self: Arc<Self>, object: Arc<ObjectInfo>) -> Landing {
+        let _room = self.room(object.index_bytes).await;
+        let key = Key::Index(object.id);
+        let index = match self.index_on_disk(&object).await {
+            Some(index) => index,
+            None => self.fetch_index(&object).await?,
+        };
+        let index = Cached::Index(Arc::new(index));
+        self.cache.insert(key, index.clone());
+        Ok(Arc::new(Landed { parts: vec![(key, Ok(index))], _room }))
+    }
+
+    async fn index_on_disk(&self, object: &Arc<ObjectInfo>) -> Option<Vec<Block>> {
+        let disk = self.disk.as_ref().filter(|_| object.index_bytes > 0)?;
+        let bytes = disk.get(&object.name, &[object.index_position]).await.remove(0)?;
+        let index = decode_index(object, bytes).await;
+        index.inspect_err(|damage| disk.damaged(&object.name, damage)).ok().map(|(index, _)| index)
+    }
+
+    async fn fetch_index(&self, object: &Arc<ObjectInfo>) -> Result<Vec<Block>, ObjectError> {
+        let index = match decode_index(object, self.get_index(object).await?).await {
+            Ok(index) => Ok(index),
+            Err(damage) => {
+                let bytes = self.get_index(object).await?;
+                read_again(&object.name, &damage, decode_index(object, bytes).await)
+            }
+        };
+        let (index, bytes) = index.inspect_err(|error| self.numbers.failed(error))?;
+        self.keep_on_disk(object, object.index_position, &bytes);
+        Ok(index)
+    }
+
+    async fn get_index(&self, object: &ObjectInfo) -> Result<Bytes, ObjectError> {
+        if object.index_bytes == 0 {
+            return Ok(Bytes::new());
+        }
+        self.bandwidth.acquire(Cause::Read, object.index_bytes).await;
+        let len_bytes = usize::try_from(object.index_bytes).unwrap_or(usize::MAX);
+        Ok(self.get(object, object.index_position, vec![len_bytes]).await?.remove(0))
+    }
+
+    /// Neighbouring blocks, from the disk or else from the object store. Reading ahead comes with what it was granted.
+    pub(super) async fn load(
+        self: Arc<Self>,
+        object: Arc<ObjectInfo>,
+        blocks: Vec<Block>,
+        spare: Option<Spare>,
+    ) -> Landing {
+        let Spare { room: _room, granted_bytes, ahead } = match spare {
+            Some(spare) => spare,
+            None => {
+                let room = self.room(span_bytes(&blocks)).await;
+                Spare { room, granted_bytes: 0, ahead: Vec::new() }
+            }
+        };
+        let on_disk = self.blocks_on_disk(&object, &blocks).await;
+        let missing = from_first_to_last(&on_disk, Option::is_none);
+        let mut fetched = Vec::new().into_iter();
+        let mut failure = None;
+        if !missing.is_empty() {
+            match self.get_blocks(&object, &blocks[missing.clone()], granted_bytes).await {
+                Ok(bytes) => fetched = bytes.into_iter(),
+                // What is on disk can be read all the same.
+                Err(error) if missing.len() < blocks.len() => failure = Some(error),
+                Err(error) => return Err(error),
+            }
+        }
+        let mut parts = Vec::with_capacity(blocks.len());
+        let mut ahead = ahead.into_iter();
+        for (at, (block, on_disk)) in blocks.iter().zip(on_disk).enumerate() {
+            let key = Key::Block(object.id, block.position);
+            let ahead = ahead.next();
+            let bytes = if missing.contains(&at) { fetched.next() } else { None };
+            let batches = match (on_disk, bytes, &failure) {
+                (Some(batches), ..) => Ok(batches),
+                (None, Some(bytes), _) => self.decoded(&object, block, bytes).await,
+                (None, None, Some(error)) => Err(error.clone()),
+                (None, None, None) => Err(ObjectError::defect(&object.name)),
+            };
+            let decoded = batches.map(|batches| {
+                let ahead = ahead.map(Ahead::fetched);
+                let decoded = Decoded { batches, len_bytes: block.len_bytes, ahead };
+                let decoded = Cached::Block(Arc::new(decoded));
+                self.cache.insert(key, decoded.clone());
+                decoded
+            });
+            parts.push((key, decoded));
+            // Decoding is work without a wait; let others have the thread.
+            tokio::task::yield_now().await;
+        }
+        Ok(Arc::new(Landed { parts, _room }))
+    }
+
+    /// The batches of those of the blocks that are on disk, verified.
+    async fn blocks_on_disk(
+        &self,
+        object: &ObjectInfo,
+        blocks: &[Block],
+    ) -> Vec<Option<Vec<Batch>>> {
+        let Some(disk) = &self.disk else { return vec![None; blocks.len()] };
+        let positions: Vec<_> = blocks.iter().map(|block| block.position).collect();
+        let mut on_disk = Vec::with_capacity(blocks.len());
+        for (block, bytes) in blocks.iter().zip(disk.get(&object.name, &positions).await) {
+            let Some(bytes) = bytes else {
+                on_disk.push(None);
+                continue;
+            };
+            let batches = decode_block(block, bytes).await;
+            let batches = batches.inspect_err(|damage| disk.damaged(&object.name, damage));
+            on_disk.push(batches.ok().map(|(batches, _)| batches));
+            tokio::task::yield_now().await;
+        }
+        on_disk
+    }
+
+    /// The bytes of neighbouring blocks from the object store, so many of them with bandwidth that was granted.
+    async fn get_blocks(
+        &self,
+        object: &ObjectInfo,
+        blocks: &[Block],
+        granted_bytes: u64,
+    ) -> Result<Vec<Bytes>, ObjectError> {
+        let owed_bytes = span_bytes(blocks).saturating_sub(granted_bytes);
+        if owed_bytes > 0 {
+            self.bandwidth.acquire(Cause::Read, owed_bytes).await;
+        }
+        let lens = blocks.iter().map(|block| block.len_bytes as usize).collect();
+        self.get(object, blocks[0].position, lens).await
+    }
+
+    /// A block's batches from its bytes, or else from what is read once more.
+    async fn decoded(
+        &self,
+        object: &ObjectInfo,
+        block: &Block,
+        bytes: Bytes,
+    ) -> Result<Vec<Batch>, ObjectError> {
+        let (batches, bytes) = match decode_block(block, bytes).await {
+            Ok(decoded) => decoded,
+            Err(damage) => {
+                self.bandwidth.acquire(Cause::Read, u64::from(block.len_bytes)).await;
+                let lens = vec![block.len_bytes as usize];
+                let bytes = self.get(object, block.position, lens).await?.remove(0);
+                read_again(&object.name, &damage, decode_block(block, bytes).await)
+                    .inspect_err(|error| self.numbers.failed(error))?
+            }
+        };
+        self.keep_on_disk(object, block.position, &bytes);
+        Ok(batches)
+    }
+
+    /// What was read from an object, and verified.
+    fn keep_on_disk(&self, object: &ObjectInfo, position: u64, bytes: &Bytes) {
+        if let Some(disk) = self.disk.as_ref().filter(|_| !bytes.is_empty()) {
+            disk.put(&object.name, position, bytes);
+        }
+    }
+
+    async fn get(
+        &self,
+        object: &ObjectInfo,
+        from: u64,
+        lens: Vec<usize>,
+    ) -> Result<Vec<Bytes>, ObjectError> {
+        self.numbers.get(lens.iter().map(|len| *len as u64).sum());
+        let got = get(self.stores.get(Cause::Read), &object.name, from, lens).await;
+        got.inspect_err(|error| self.numbers.failed(error))
+    }
+}
+
+/// The shortest range with all of `items` that are so.
+fn from_first_to_last<T>(items: &[T], is_so: impl Fn(&T) -> bool) -> ops::Range<usize> {
+    let first = items.iter().position(&is_so).unwrap_or(items.len());
+    first..items.iter().rposition(&is_so).map_or(first, |last| last + 1)
+}
+
+/// The index of an object from its bytes, which come back.
+async fn decode_index(
+    object: &Arc<ObjectInfo>,
+    bytes: Bytes,
+) -> Result<(Vec<Block>, Bytes), Damage> {
+    let (len_bytes, object) = (bytes.len(), object.clone());
+    decode(len_bytes, move || {
+        let index = object::decode_index(object.index_position, &bytes, object.index_crc32c)?;
+        Ok((index, bytes))
+    })
+    .await
+}
+
+/// The batches of a block from its bytes, which come back.
+async fn decode_block(block: &Block, bytes: Bytes) -> Result<(Vec<Batch>, Bytes), Damage> {
+    let (len_bytes, block) = (block.len_bytes as usize, block.clone());
+    decode(len_bytes, move || Ok((object::decode_block(&block, &bytes)?, bytes))).await
+}
+
+/// Verify and decode so many bytes.
+async fn decode<T: Send + 'static>(
+    len_bytes: usize,
+    decode: impl FnOnce() -> Result<T, Damage> + Send + 'static,
+) -> Result<T, Damage> {
+    if len_bytes <= DECODE_INLINE_BYTES {
+        return decode();
+    }
+    match tokio::task::spawn_blocking(decode).await {
+        Ok(decoded) => decoded,
+        Err(ended) => match ended.try_into_panic() {
+            Ok(panic) => std::panic::resume_unwind(panic),
+            // The runtime ends, and this task with it.
+            Err(_) => std::future::pending().await,
+        },
+    }
+}

@@ -1,0 +1,224 @@
+//! The disk cache behind a store: what is on disk is not asked of the object store, also after a restart, and whatever becomes of the directory, readers get what was written.
+//! `docs/disk-cache.md`.
+
+mod common;
+
+use std::fs;
+use std::path::Path;
+use std::sync::atomic::Ordering;
+
+use alluvium_device::sim::Random;
+use alluvium_stream::{Batch, DiskCacheOptions, DiskCacheStats, StreamId};
+use common::*;
+use futures::future::join_all;
+use tempfile::TempDir;
+
+const MIB: usize = 1 << 20;
+
+fn directory() -> TempDir {
+    tempfile::tempdir().unwrap()
+}
+
+/// With a disk cache in `directory`, and next to no block cache, so that what is read twice is looked for there.
+fn world(seed: u64, directory: &Path) -> World {
+    let mut world = World::new(64 << 20, seed);
+    world.options.upload_bytes = 16 << 20;
+    world.options.block_cache_bytes = 2 << 20;
+    world.options.disk_cache = Some(DiskCacheOptions {
+        directory: directory.to_owned(),
+        max_disk_bytes: 64 << 20,
+        memory_bytes: 8 << 20,
+    });
+    world
+}
+
+/// A stream in two objects, and nothing of it in memory or on disk.
+async fn written(world: &World, batches: u64, batch_bytes: usize) -> (StreamId, Vec<Batch>) {
+    let life = world.start().await;
+    let stream = life.create_log().await;
+    let id = stream.id();
+    let all: Vec<_> = (0..batches).map(|i| batch(id, i * 3, 3, batch_bytes)).collect();
+    for half in all.chunks(all.len().div_ceil(2)) {
+        for batch in half {
+            append(&life.store, &stream, batch).await.await.unwrap();
+        }
+        life.store.flush().await.unwrap();
+    }
+    assert_eq!(life.store.stats().objects, 2);
+    drop(stream);
+    life.close().await;
+    (id, all)
+}
+
+fn stats(life: &Life) -> DiskCacheStats {
+    life.store.stats().disk_cache
+}
+
+fn reads(life: &Life) -> u64 {
+    life.objects.reads.load(Ordering::SeqCst)
+}
+
+/// A run of the server whose disk cache is open.
+async fn start(world: &World) -> Life {
+    opened(world.start().await).await
+}
+
+async fn opened(life: Life) -> Life {
+    eventually("the disk cache is open", || stats(&life).is_open || stats(&life).has_failed).await;
+    assert!(!stats(&life).has_failed);
+    life
+}
+
+async fn read(life: &Life, id: StreamId) -> Vec<Batch> {
+    read_from(&life.store.stream(id).unwrap(), 0, 3 * MIB).await
+}
+
+/// When all is on disk that was fetched.
+async fn settle(life: &Life) {
+    let is_settled = |stats: DiskCacheStats| stats.writes + stats.dropped_writes >= stats.misses;
+    eventually("what was fetched is on disk", || is_settled(stats(life))).await;
+    assert_eq!(stats(life).dropped_writes, 0);
+}
+
+#[tokio::test]
+async fn what_was_read_before_a_restart_is_not_fetched_again() {
+    let directory = directory();
+    let world = world(1, directory.path());
+    let (id, batches) = written(&world, 20, 400_000).await;
+
+    let life = start(&world).await;
+    assert!(read(&life, id).await == batches);
+    settle(&life).await;
+    let fetched = reads(&life);
+    assert!(fetched >= 4, "two indexes, and the blocks of two objects");
+    let first = stats(&life);
+    assert!(first.written_bytes > 8_000_000, "{first:?}");
+    // The block cache holds a part of it only.
+    assert!(read(&life, id).await == batches);
+    assert_eq!(reads(&life), fetched);
+    assert!(stats(&life).hits > 0);
+    life.close().await;
+
+    let life = start(&world).await;
+    assert!(read(&life, id).await == batches);
+    let again = stats(&life);
+    assert_eq!((reads(&life), life.store.stats().reads.gets), (0, 0), "{again:?}");
+    assert_eq!((again.misses, again.writes, again.damaged, again.errors), (0, 0, 0, 0));
+    assert!(again.hits >= again.entries as u64 && again.hit_bytes > 8_000_000, "{again:?}");
+    life.close().await;
+}
+
+#[tokio::test]
+async fn what_is_on_disk_is_read_while_the_object_store_is_away() {
+    let directory = directory();
+    let world = world(2, directory.path());
+    let (id, batches) = written(&world, 20, 400_000).await;
+    let life = start(&world).await;
+    assert!(read(&life, id).await == batches);
+    settle(&life).await;
+    life.close().await;
+
+    let life = world.start_with(|objects| objects.down.store(true, Ordering::SeqCst)).await;
+    let life = opened(life).await;
+    assert!(read(&life, id).await == batches);
+    life.close().await;
+}
+
+#[tokio::test]
+async fn a_lost_directory_is_a_slower_start() {
+    let directory = directory();
+    let world = world(3, directory.path());
+    let (id, batches) = written(&world, 20, 400_000).await;
+    for is_in_use in [false, true, false] {
+        let life = start(&world).await;
+        if is_in_use {
+            // Files are made in it meanwhile.
+            while directory.path().exists() {
+                let _ = fs::remove_dir_all(directory.path());
+            }
+        }
+        assert!(read(&life, id).await == batches);
+        assert!(reads(&life) >= 4, "all of it from the object store");
+        assert!(read(&life, id).await == batches, "from wherever");
+        life.close().await;
+        let _ = fs::remove_dir_all(directory.path());
+    }
+}
+
+/// Change bytes anywhere in the files of a directory, or cut one off.
+fn damage(directory: &Path, random: &mut Random) {
+    let mut files: Vec<_> =
+        fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.sort();
+    for _ in 0..1 + random.index(12) {
+        let path = &files[random.index(files.len())];
+        let mut bytes = fs::read(path).unwrap();
+        if bytes.is_empty() {
+            continue;
+        }
+        let at = random.index(bytes.len());
+        match random.below(8) {
+            0 => bytes.truncate(at),
+            1 => {
+                let end = bytes.len().min(at + random.index(20_000));
+                bytes[at..end].fill(random.below(256) as u8);
+            }
+            _ => bytes[at] ^= 1 << random.below(8),
+        }
+        fs::write(path, bytes).unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_damaged_directory_changes_nothing_that_is_read_and_heals() {
+    let directory = directory();
+    let world = world(4, directory.path());
+    let (id, batches) = written(&world, 60, 20_000).await;
+    let mut fetched = 0;
+    for seed in 0..30 {
+        let life = start(&world).await;
+        assert!(read(&life, id).await == batches, "seed {seed}");
+        settle(&life).await;
+        fetched += reads(&life);
+        life.close().await;
+
+        let life = start(&world).await;
+        assert!(read(&life, id).await == batches, "seed {seed}");
+        assert_eq!(reads(&life), 0, "seed {seed}: what was damaged was put there anew");
+        life.close().await;
+        damage(directory.path(), &mut Random::new(seed));
+    }
+    assert!(fetched > 10, "nothing was hit");
+}
+
+/// Who reads at the same time, in another order each, more than the disk may hold.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_readers_of_more_than_fits_get_what_was_written() {
+    let directory = directory();
+    let mut world = world(5, directory.path());
+    let (id, batches) = written(&world, 60, 400_000).await;
+    let disk = world.options.disk_cache.as_mut().unwrap();
+    (disk.max_disk_bytes, disk.memory_bytes) = (12 << 20, 4 << 20);
+    world.options.background_threads = 2;
+    let life = start(&world).await;
+    let readers = (0..8).map(|seed| {
+        let (stream, batches) = (life.store.stream(id).unwrap(), batches.clone());
+        tokio::spawn(async move {
+            let mut random = Random::new(seed);
+            for _ in 0..20 {
+                let first = random.index(batches.len());
+                let max_bytes = 1 + random.index(4 * MIB);
+                let fetched = stream.fetch(batches[first].base, max_bytes).await.unwrap();
+                let count = fetched.batches.len();
+                assert!(count > 0 && fetched.batches == batches[first..first + count]);
+            }
+        })
+    });
+    for reader in join_all(readers).await {
+        reader.unwrap();
+    }
+    eventually("the oldest has gone", || stats(&life).evicted > 0).await;
+    let stats = stats(&life);
+    assert!(stats.is_open && stats.hits > 0 && stats.damaged == 0, "{stats:?}");
+    life.close().await;
+}
