@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use alluvium_stream::{Requests, Store, UploadFailing};
+use alluvium_stream::{DiskCacheStats, Requests, Store, UploadFailing};
 use alluvium_wal::Times;
 use axum::Router;
 use axum::extract::State;
@@ -313,7 +313,7 @@ impl Collector for StoreCollector {
             ),
             (
                 "late_read_bytes",
-                "Bytes of record batches that readers got from objects or the block cache",
+                "Bytes of record batches that readers got from objects or the caches of these",
                 stats.reads.returned_bytes,
             ),
             ("block_cache_hits", "Blocks that were wanted, and in memory", stats.reads.hits),
@@ -349,8 +349,63 @@ impl Collector for StoreCollector {
             "From a block's way to the device until it is written and flushed",
             &wal.write_times,
         )?;
+        encode_disk_cache(&mut encoder, &stats.disk_cache)?;
         encode_requests(encoder, &stats.requests)
     }
+}
+
+fn encode_disk_cache(
+    encoder: &mut DescriptorEncoder<'_>,
+    stats: &DiskCacheStats,
+) -> Result<(), fmt::Error> {
+    let gauges = [
+        ("disk_cache_open", "1 while readers look into the disk cache", u64::from(stats.is_open)),
+        (
+            "disk_cache_failed",
+            "1 once the disk cache could not be opened, was given up, or takes nothing any more",
+            u64::from(stats.has_failed),
+        ),
+        ("disk_cache_entries", "Blocks and indexes in the disk cache", stats.entries as u64),
+        ("disk_cache_used_bytes", "Room on disk that the disk cache takes", stats.disk_bytes),
+        ("disk_cache_memory_bytes", "Memory of the disk cache, with its index", stats.memory_bytes),
+    ];
+    encode_gauges(encoder, &gauges)?;
+    let counters = [
+        ("disk_cache_hits", "Blocks and indexes that the disk cache had", stats.hits),
+        (
+            "disk_cache_hit_bytes",
+            "Bytes of blocks and indexes that the disk cache had",
+            stats.hit_bytes,
+        ),
+        ("disk_cache_misses", "Blocks and indexes that the disk cache had not", stats.misses),
+        ("disk_cache_writes", "Blocks and indexes that were put into the disk cache", stats.writes),
+        (
+            "disk_cache_written_bytes",
+            "Bytes of blocks and indexes that were put into the disk cache",
+            stats.written_bytes,
+        ),
+        (
+            "disk_cache_dropped_writes",
+            "Blocks and indexes that were not put into the disk cache: its disk did not keep up, they are too large, or a write failed",
+            stats.dropped_writes,
+        ),
+        (
+            "disk_cache_evicted",
+            "Blocks and indexes that the disk cache has removed for room",
+            stats.evicted,
+        ),
+        (
+            "disk_cache_damaged",
+            "Blocks and indexes in the disk cache that were damaged",
+            stats.damaged,
+        ),
+        (
+            "disk_cache_errors",
+            "Reads and writes of the disk cache that failed or took too long",
+            stats.errors,
+        ),
+    ];
+    encode_counters(encoder, &counters)
 }
 
 fn encode_requests(

@@ -8,7 +8,7 @@ mod security;
 
 use std::fmt;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{PathBuf, absolute};
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -45,6 +45,14 @@ pub(crate) mod limits {
     pub(crate) const LATE_READS: Size = Size::mib(128);
     pub(crate) const LATE_READS_MIN: Size = Size::mib(8);
     pub(crate) const LATE_MAX: Size = Size::tib(1);
+
+    pub(crate) const DISK_CACHE: Size = Size::gib(16);
+    pub(crate) const DISK_CACHE_MIN: Size = Size::mib(128);
+    pub(crate) const DISK_CACHE_MAX: Size = Size::tib(16);
+    pub(crate) const DISK_CACHE_MEMORY: Size = Size::mib(128);
+    pub(crate) const DISK_CACHE_MEMORY_MIN: Size = Size::mib(16);
+    /// Of the size on disk at least this part, or there would be more journals than a cache can have.
+    pub(crate) const DISK_CACHE_MEMORY_PART: u64 = 16_384;
 
     pub(crate) const RATE_MIN: Size = Size::mib(1);
     pub(crate) const RATE_MAX: Size = Size::tib(1);
@@ -121,6 +129,10 @@ pub(crate) struct ServeConfig {
     pub(crate) log_cache: Size,
     pub(crate) block_cache: Size,
     pub(crate) late_read_memory: Size,
+    /// A directory. `None`: there is no cache on disk.
+    pub(crate) disk_cache: Option<PathBuf>,
+    pub(crate) disk_cache_size: Size,
+    pub(crate) disk_cache_memory: Size,
     /// Bytes per second; `None`: no bound.
     pub(crate) object_store_rate: Option<Size>,
     /// `None`: as large as the other sizes allow, at most [`limits::UPLOAD_SIZE`].
@@ -198,6 +210,9 @@ impl ServeConfig {
             log_cache: options.log_cache.unwrap_or(l::LOG_CACHE),
             block_cache: options.block_cache.unwrap_or(l::BLOCK_CACHE),
             late_read_memory: options.late_read_memory.unwrap_or(l::LATE_READS),
+            disk_cache: options.disk_cache,
+            disk_cache_size: options.disk_cache_size.unwrap_or(l::DISK_CACHE),
+            disk_cache_memory: options.disk_cache_memory.unwrap_or(l::DISK_CACHE_MEMORY),
             object_store_rate: options.object_store_rate,
             upload_size: options.upload_size,
             upload_interval: options.upload_interval.unwrap_or(l::UPLOAD_INTERVAL),
@@ -254,6 +269,7 @@ impl ServeConfig {
         within("log-cache", self.log_cache, l::LOG_CACHE_MIN, l::LOG_CACHE_MAX)?;
         within("block-cache", self.block_cache, l::BLOCK_CACHE_MIN, l::LATE_MAX)?;
         within("late-read-memory", self.late_read_memory, l::LATE_READS_MIN, l::LATE_MAX)?;
+        self.check_disk_cache()?;
         if let Some(rate) = self.object_store_rate {
             within("object-store-rate", rate, l::RATE_MIN, l::RATE_MAX)?;
         }
@@ -304,6 +320,30 @@ impl ServeConfig {
         }
         Ok(())
     }
+
+    fn check_disk_cache(&self) -> Result<(), ConfigError> {
+        let size = self.disk_cache_size;
+        within("disk-cache-size", size, l::DISK_CACHE_MIN, l::DISK_CACHE_MAX)?;
+        let part = Size { bytes: size.bytes / l::DISK_CACHE_MEMORY_PART };
+        let least = l::DISK_CACHE_MEMORY_MIN.max(part);
+        within("disk-cache-memory", self.disk_cache_memory, least, l::LATE_MAX)?;
+        let Some(directory) = &self.disk_cache else { return Ok(()) };
+        let objects = match &self.object_store {
+            ObjectStoreUrl::Directory(objects) => Some(objects),
+            ObjectStoreUrl::Memory | ObjectStoreUrl::S3(_) => None,
+        };
+        let is_it = |other: &PathBuf| match (absolute(directory), absolute(other)) {
+            (Ok(directory), Ok(other)) => directory == other,
+            _ => false,
+        };
+        if [Some(&self.data_dir), objects].into_iter().flatten().any(is_it) {
+            return Err(ConfigError(format!(
+                "disk-cache is {}, where records are kept: it needs a directory of its own, all of which may be lost",
+                directory.display()
+            )));
+        }
+        Ok(())
+    }
 }
 
 impl fmt::Display for ServeConfig {
@@ -317,10 +357,12 @@ impl fmt::Display for ServeConfig {
         let admin = or(self.admin_listen.map(|address| address.to_string()), "none");
         let per_ip = or(self.max_connections_per_ip.map(|count| count.to_string()), "none");
         let rack = self.rack.as_deref().unwrap_or("none");
+        let disk_cache = self.disk_cache.as_ref().map(|directory| directory.display().to_string());
+        let disk_cache = or(disk_cache, "none");
         write!(
             f,
             "data-dir={} listeners={} wal={} wal-capacity={capacity} wal-reserve={} object-store={} durability={} \
-             engine={} log-cache={} block-cache={} late-read-memory={} object-store-rate={rate} upload-size={upload_size} upload-interval={} compaction-size={} log-compaction-interval={} admin-listen={admin} node-id={} \
+             engine={} log-cache={} block-cache={} late-read-memory={} disk-cache={disk_cache} disk-cache-size={} disk-cache-memory={} object-store-rate={rate} upload-size={upload_size} upload-interval={} compaction-size={} log-compaction-interval={} admin-listen={admin} node-id={} \
              auto-create-topics={} default-partitions={} max-message-size={} max-connections={} \
              max-connections-per-ip={per_ip} max-connections-per-ip-overrides={} idle-timeout={} queued-request-memory={} \
              transaction-max-timeout={} transactional-id-expiration={} offsets-retention={} offset-metadata-max-size={} \
@@ -335,6 +377,8 @@ impl fmt::Display for ServeConfig {
             self.log_cache,
             self.block_cache,
             self.late_read_memory,
+            self.disk_cache_size,
+            self.disk_cache_memory,
             self.upload_interval,
             self.compaction_size,
             self.log_compaction_interval,

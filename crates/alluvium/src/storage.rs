@@ -7,9 +7,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use alluvium_device::{Access, OpenOptions, SharedDevice};
-use alluvium_stream::{Catalog, Change, RedbCatalog};
+use alluvium_stream::{Catalog, Change, DiskCacheOptions, RedbCatalog};
 use alluvium_wal::{FormatOptions, HeaderInfo, OpenError, Wal};
 use object_store::ObjectStore;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use uuid::Uuid;
 
 use crate::config::{ServeConfig, limits};
@@ -66,6 +67,9 @@ impl Storage {
         let capacity = Size { bytes: header.capacity_bytes };
         let options = stream_options(config, capacity)?;
         let objects = crate::objects::open(&config.object_store)?;
+        if options.disk_cache.is_some() {
+            raise_limit_of_files();
+        }
         if !bound {
             // Before the log is opened for the first time, so that one that was opened is bound, whenever the server is killed.
             catalog.commit(&[Change::BindWal(header.wal_id)]).map_err(Failure::new)?;
@@ -271,6 +275,14 @@ fn compare_capacity(config: &ServeConfig, header: &HeaderInfo) {
     }
 }
 
+/// Have as many files open as the system lets us: each journal of the disk cache is one.
+fn raise_limit_of_files() {
+    let limit = getrlimit(Resource::Nofile);
+    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }) {
+        tracing::warn!("the limit of open files can not be raised: {error}");
+    }
+}
+
 /// The log's defaults, lowered to what a small ring allows.
 fn wal_options(node_id: u32, capacity: Size) -> alluvium_wal::Options {
     /// Bytes in front of the ring; see `docs/format/wal.md`.
@@ -315,6 +327,11 @@ pub(crate) fn stream_options(
         upload_bytes: upload_size.bytes,
         upload_interval: config.upload_interval.0,
         block_cache_bytes: config.block_cache.bytes,
+        disk_cache: config.disk_cache.clone().map(|directory| DiskCacheOptions {
+            directory,
+            max_disk_bytes: config.disk_cache_size.bytes,
+            memory_bytes: usize::try_from(config.disk_cache_memory.bytes).unwrap_or(usize::MAX),
+        }),
         late_read_bytes: config.late_read_memory.bytes,
         object_store_bytes_per_s: config.object_store_rate.map_or(0, |rate| rate.bytes),
         background_threads: std::thread::available_parallelism().map_or(1, |n| n.get().div_ceil(2)),
@@ -339,6 +356,19 @@ mod tests {
         let large = wal_options(7, limits::WAL_CAPACITY);
         assert_eq!(large.window_bytes, alluvium_wal::Options::default().window_bytes);
         assert_eq!(large.max_record_bytes, alluvium_wal::Options::default().max_record_bytes);
+    }
+
+    #[test]
+    fn there_is_a_disk_cache_where_one_is_asked_for() {
+        let disk_cache = |asked: ServeOptions| {
+            let config = ServeConfig::load(asked).unwrap();
+            stream_options(&config, limits::WAL_CAPACITY).unwrap().disk_cache
+        };
+        assert_eq!(disk_cache(ServeOptions::default()), None);
+        let asked = ServeOptions { disk_cache: Some("/fast".into()), ..Default::default() };
+        let (directory, max_disk_bytes, memory_bytes) = ("/fast".into(), 16 << 30, 128 << 20);
+        let expected = DiskCacheOptions { directory, max_disk_bytes, memory_bytes };
+        assert_eq!(disk_cache(asked), Some(expected));
     }
 
     #[test]

@@ -32,7 +32,7 @@ impl SimulatedDirectory {
 
     /// Reads fail from now on.
     pub fn fail_reads(&self) {
-        self.0.fail_reads();
+        self.0.fail_reads(u64::MAX);
     }
 }
 

@@ -167,6 +167,19 @@ pub(crate) struct ServeOptions {
     #[arg(long, env = "ALLUVIUM_LATE_READ_MEMORY", value_name = "SIZE")]
     pub(crate) late_read_memory: Option<Size>,
 
+    /// Directory of a cache on a local disk for what was read from objects, which outlives the server; created if it is missing, and for it alone. What is in it may be lost at any time. Default none.
+    #[arg(long, env = "ALLUVIUM_DISK_CACHE", value_name = "DIR")]
+    pub(crate) disk_cache: Option<PathBuf>,
+
+    /// Disk space for --disk-cache; the oldest blocks make room, but for those that were read again. Default 16GiB, 128MiB to 16TiB.
+    #[arg(long, env = "ALLUVIUM_DISK_CACHE_SIZE", value_name = "SIZE")]
+    pub(crate) disk_cache_size: Option<Size>,
+
+    /// Memory for --disk-cache: for what waits to be written, and was written last; up to 32 bytes for each block come on top. The more, the fewer files are open. Default 128MiB, 16MiB and a 16384th of the
+    /// disk space to 1TiB.
+    #[arg(long, env = "ALLUVIUM_DISK_CACHE_MEMORY", value_name = "SIZE")]
+    pub(crate) disk_cache_memory: Option<Size>,
+
     /// Bound on the traffic with the object store, in bytes per second, both ways together: uploads go before what consumers read from
     /// objects. Default none, 1MiB to 1TiB.
     #[arg(long, env = "ALLUVIUM_OBJECT_STORE_RATE", value_name = "SIZE")]
@@ -315,6 +328,9 @@ impl ServeOptions {
             log_cache: self.log_cache.or(other.log_cache),
             block_cache: self.block_cache.or(other.block_cache),
             late_read_memory: self.late_read_memory.or(other.late_read_memory),
+            disk_cache: self.disk_cache.or(other.disk_cache),
+            disk_cache_size: self.disk_cache_size.or(other.disk_cache_size),
+            disk_cache_memory: self.disk_cache_memory.or(other.disk_cache_memory),
             object_store_rate: self.object_store_rate.or(other.object_store_rate),
             upload_size: self.upload_size.or(other.upload_size),
             upload_interval: self.upload_interval.or(other.upload_interval),

@@ -71,6 +71,9 @@ fn every_option_can_stand_in_the_file_under_its_own_name() {
         log-cache = 1073741824
         block-cache = "32MiB"
         late-read-memory = "16MiB"
+        disk-cache = "/var/cache/alluvium"
+        disk-cache-size = "100GiB"
+        disk-cache-memory = "256MiB"
         object-store-rate = "100MiB"
         upload-size = "128MiB"
         upload-interval = "5m"
@@ -184,6 +187,11 @@ fn values_out_of_bounds_are_refused_by_name() {
         (["--log-cache", "1MiB"], "log-cache"),
         (["--block-cache", "1MiB"], "block-cache"),
         (["--late-read-memory", "1MiB"], "late-read-memory"),
+        (["--disk-cache-size", "1MiB"], "disk-cache-size"),
+        (["--disk-cache-size", "17TiB"], "disk-cache-size"),
+        (["--disk-cache-memory", "1MiB"], "disk-cache-memory"),
+        // A 16,384th of it is more than the memory as it comes.
+        (["--disk-cache-size", "3TiB"], "disk-cache-memory"),
         (["--object-store-rate", "1KiB"], "object-store-rate"),
         (["--upload-size", "600MiB"], "upload-size"),
         (["--upload-size", "1KiB"], "upload-size"),
@@ -217,6 +225,20 @@ fn values_out_of_bounds_are_refused_by_name() {
     }
     let message = refused(&["--wal-capacity", "100000001"]);
     assert!(message.contains("wal-capacity") && message.contains("4KiB"), "{message}");
+}
+
+#[test]
+fn the_disk_cache_is_not_where_records_are() {
+    for taken in ["/srv/alluvium", "/srv/alluvium/", "/srv/alluvium/objects"] {
+        let message = refused(&["--data-dir", "/srv/alluvium", "--disk-cache", taken]);
+        assert!(message.contains("disk-cache") && message.contains(taken), "{message}");
+    }
+    for free in ["/srv/alluvium/cache", "/srv"] {
+        let options = flags(&["--data-dir", "/srv/alluvium", "--disk-cache", free]);
+        let config = ServeConfig::resolve(options).unwrap();
+        assert_eq!(config.disk_cache.as_deref(), Some(Path::new(free)));
+    }
+    assert_eq!(ServeConfig::resolve(ServeOptions::default()).unwrap().disk_cache, None);
 }
 
 #[test]
@@ -329,7 +351,7 @@ fn the_help_names_each_default_and_its_bounds() {
             .unwrap_or_else(|| panic!("there is --{long}"));
         argument.get_help().expect("it has a help text").to_string()
     };
-    let named: [(&str, Vec<String>); 25] = [
+    let named: [(&str, Vec<String>); 27] = [
         ("data-dir", vec![l::DATA_DIR.into()]),
         ("listen", vec![l::LISTEN.into()]),
         ("admin-listen", vec![l::ADMIN_LISTEN.into()]),
@@ -339,6 +361,11 @@ fn the_help_names_each_default_and_its_bounds() {
         ("log-cache", texts(&[l::LOG_CACHE, l::LOG_CACHE_MIN, l::LOG_CACHE_MAX])),
         ("block-cache", texts(&[l::BLOCK_CACHE, l::BLOCK_CACHE_MIN, l::LATE_MAX])),
         ("late-read-memory", texts(&[l::LATE_READS, l::LATE_READS_MIN, l::LATE_MAX])),
+        ("disk-cache-size", texts(&[l::DISK_CACHE, l::DISK_CACHE_MIN, l::DISK_CACHE_MAX])),
+        (
+            "disk-cache-memory",
+            texts(&[l::DISK_CACHE_MEMORY, l::DISK_CACHE_MEMORY_MIN, l::LATE_MAX]),
+        ),
         ("upload-size", texts(&[l::UPLOAD_SIZE, l::UPLOAD_SIZE_MIN])),
         (
             "upload-interval",

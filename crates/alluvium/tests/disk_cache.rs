@@ -1,0 +1,109 @@
+//! `alluvium serve --disk-cache`, by the built binary: late readers who come back after a restart ask the object store for nothing, and a cache that is lost or in use stops nobody.
+
+mod support;
+
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use support::{Server, contains, ok, ok_json};
+
+/// Long enough for the slowest machine; only a server that hangs waits for it.
+const HANGS: Duration = Duration::from_secs(120);
+
+fn start(data: &Path, disk: &Path) -> Server {
+    let disk = disk.to_str().expect("temporary paths are text");
+    let mut arguments = vec!["--wal-capacity", "64MiB", "--upload-interval", "100ms"];
+    arguments.extend(["--compaction-size", "0", "--disk-cache", disk]);
+    arguments.extend(["--disk-cache-size", "128MiB", "--disk-cache-memory", "16MiB"]);
+    Server::start(data, &arguments)
+}
+
+/// The same, with its disk cache open.
+fn opened(data: &Path, disk: &Path) -> Server {
+    let server = start(data, disk);
+    wait_for("the disk cache", || metric(&server, "disk_cache_open") == 1);
+    server
+}
+
+/// The value of a metric without labels.
+fn metric(server: &Server, name: &str) -> u64 {
+    let (_, metrics) = server.get("/metrics");
+    let value = |line: &str| {
+        let (metric, value) = line.strip_prefix("alluvium_")?.split_once(' ')?;
+        (metric == name).then(|| value.parse().expect("a whole number"))
+    };
+    metrics.lines().find_map(value).unwrap_or_else(|| panic!("no {name} in: {metrics}"))
+}
+
+fn wait_for(what: &str, done: impl Fn() -> bool) {
+    let began = Instant::now();
+    while !done() {
+        assert!(began.elapsed() < HANGS, "never came: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Read all of the topic; how many bytes it has.
+fn consumed(server: &Server) -> u64 {
+    let told = ok_json(&["bench", "consume", "load", "--bootstrap", &server.kafka, "--json"]);
+    told["bytes"].as_u64().expect("a number of bytes")
+}
+
+fn gets(server: &Server) -> u64 {
+    metric(server, "late_read_gets_total")
+}
+
+#[test]
+fn late_readers_who_come_back_after_a_restart_find_it_on_disk() {
+    let (data, disk) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (data, disk) = (data.path(), disk.path().join("cache"));
+    let server = start(data, &disk);
+    let at = ["--bootstrap", server.kafka.as_str()];
+    ok(&[&["topic", "create", "load", "--partitions", "3"], &at[..]].concat());
+    let total = ["--total", "8MiB", "--batch-size", "64KiB"];
+    ok(&[&["bench", "produce", "load"], &total[..], &at].concat());
+    wait_for("the upload", || metric(&server, "log_cache_pinned_bytes") == 0);
+    let (status, log) = server.stop(Signal::TERM);
+    assert_eq!(status.code(), Some(0), "{log}");
+
+    // From the object store, and onto the disk.
+    let server = opened(data, &disk);
+    let bytes = consumed(&server);
+    assert!(bytes >= 8 << 20 && gets(&server) > 0, "{bytes} bytes by {} GETs", gets(&server));
+    let put = || metric(&server, "disk_cache_writes_total");
+    wait_for("all on disk", || put() >= metric(&server, "disk_cache_misses_total"));
+    assert_eq!(metric(&server, "disk_cache_dropped_writes_total"), 0);
+    let (status, log) = server.stop(Signal::TERM);
+    assert_eq!(status.code(), Some(0), "{log}");
+
+    // From the disk: after a stop, and after a SIGKILL.
+    for _ in 0..2 {
+        let server = opened(data, &disk);
+        assert_eq!(consumed(&server), bytes);
+        assert_eq!(gets(&server), 0, "the object store was asked");
+        let hits = metric(&server, "disk_cache_hits_total");
+        assert!(hits > 0 && metric(&server, "disk_cache_hit_bytes_total") >= 8 << 20, "{hits}");
+        assert_eq!(metric(&server, "disk_cache_damaged_total"), 0);
+        drop(server);
+    }
+
+    // Lost: a slower start.
+    fs::remove_dir_all(&disk).unwrap();
+    let server = opened(data, &disk);
+    assert_eq!(consumed(&server), bytes);
+    assert!(gets(&server) > 0);
+
+    // In use by that server: another one goes without, and says so.
+    let other_data = tempfile::tempdir().unwrap();
+    let other = start(other_data.path(), &disk);
+    wait_for("the failure", || metric(&other, "disk_cache_failed") == 1);
+    assert_eq!(metric(&other, "disk_cache_open"), 0);
+    assert_eq!(other.get("/healthz").1, "ok\n");
+    assert_eq!(ok(&["topic", "list", "--bootstrap", &other.kafka]), "there are no topics\n");
+    let (status, log) = other.stop(Signal::TERM);
+    assert_eq!(status.code(), Some(0), "{log}");
+    contains(&log, &["ERROR", "disk cache", "in use by another process", "goes on without it"]);
+    assert_eq!((consumed(&server), metric(&server, "disk_cache_failed")), (bytes, 0));
+}
