@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::flush::TellOfPanic;
 use crate::hint;
 use crate::journal::{Journal, file_name};
-use crate::options::{Durability, WhenFull};
+use crate::options::{WhenFull};
 use crate::place::{Granule, JournalNumber};
 use crate::record::{Content, Kind, NewRecord, Record};
 use crate::room::Who;
@@ -193,10 +193,8 @@ impl Shared {
         self.journals.remove(number);
         // Its room, and its memory, come free with the last one who has it open.
         drop(journal);
-        let synced = match self.options.durability {
-            Durability::None => Ok(()),
-            _ => self.directory.sync().map_err(Error::io(path, "syncing the directory")),
-        };
+        // With each durability: a deletion of what was in it writes nothing from now on, and a power cut must not bring it back.
+        let synced = self.directory.sync().map_err(Error::io(path, "syncing the directory"));
         // Whatever became of that.
         self.made_room();
         synced

@@ -35,8 +35,8 @@ mod writer;
 pub use catalog::{Catalog, CatalogError, Change, MemoryCatalog, RedbCatalog};
 pub use compact::{Rewrite, Rewritten, StoredPart};
 pub use objects::{
-    DiskCacheStats, ErrorKind, ObjectError, Orphan, ReadStats, Requests, StoredObject, Survey, Wrong, list_objects,
-    local_objects, object_size, survey, try_objects,
+    DiskCacheStats, ErrorKind, ObjectError, Orphan, ReadStats, Requests, StoredObject, Survey,
+    Wrong, list_objects, local_objects, object_size, survey, try_objects,
 };
 pub use options::{DiskCacheOptions, Options};
 pub use record::decode_record;

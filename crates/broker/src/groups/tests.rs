@@ -43,9 +43,7 @@ impl Fold for TestFold {
             crate::state_stream::KIND_OFFSETS => {
                 crate::state_table::fold::<Offsets>(previous, batches)
             }
-            KIND_CLASSIC_GROUPS => {
-                crate::state_table::fold::<KeptGroups>(previous, batches)
-            }
+            KIND_CLASSIC_GROUPS => crate::state_table::fold::<KeptGroups>(previous, batches),
             _ => crate::state_table::fold::<GroupStates>(previous, batches),
         }
     }

@@ -96,10 +96,11 @@ fn what_was_replaced_does_not_come_back_by_eviction() {
         });
         evicted += cache.stats().evicted;
         cache.flush().unwrap();
-        for left in [directory.killed(), directory.power_cut(round)] {
+        let left = [("killed", directory.killed()), ("without power", directory.power_cut(round))];
+        for (how, left) in left {
             for (key, content) in contents(&open(&left, &self::options())) {
                 let key = u64::from_le_bytes(key[..].try_into().unwrap()) as usize;
-                assert_eq!(content[..8], last[key].to_le_bytes(), "round {round}: {key}");
+                assert_eq!(content[..8], last[key].to_le_bytes(), "{how}, round {round}: {key}");
             }
         }
     }
