@@ -1,5 +1,6 @@
-//! The journal cache beside the engines that people use today: one harness, each engine in a process of its own, all with the same memory. `docs/benchmarks.md`, "Journal cache", says what is measured and why so.
+//! The journal cache beside the engines that people use today: one harness, each engine in a process of its own, all with the same memory; and its reads beside its own maintenance. `docs/benchmarks.md`, "Journal cache", says what is measured and why so.
 
+mod beside;
 mod cgroup;
 mod child;
 mod engine;
@@ -38,16 +39,22 @@ struct Options {
     /// MiB of memory where all data fit in. Default: three times the data. An index of 32 bytes for each key comes on top, for every engine; then a quarter of the data is the memory.
     #[arg(long, value_name = "MIB")]
     memory: Option<u64>,
-    /// Seconds after which a workload that nothing depends on is ended.
+    /// Seconds after which a workload that nothing depends on is ended, and of each measurement beside maintenance (but a second in a trial).
     #[arg(long, value_name = "S", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..))]
     seconds: u64,
     /// Seconds after which filling a store is given up, with what would come after it.
     #[arg(long, value_name = "S", default_value_t = 900, value_parser = clap::value_parser!(u64).range(1..))]
     patience: u64,
+    /// Only measure reads beside maintenance, which otherwise comes at the end.
+    #[arg(long, conflicts_with_all = ["engines", "threads", "memory"])]
+    beside: bool,
+    /// MiB of records that are put each second while reads beside maintenance are measured.
+    #[arg(long, value_name = "MIB", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=1024))]
+    rate: u64,
     /// Where stores are made and removed, on the disk that is to be measured: an empty or new directory.
     #[arg(long, value_name = "DIR", default_value = "target/bench-journal/stores")]
     dir: PathBuf,
-    /// Where to write all figures (`results.jsonl`) and the tables (`tables.md`).
+    /// Where to write all figures (`results.jsonl`, `beside.jsonl`) and the tables (`tables.md`, `beside.md`).
     #[arg(long, value_name = "DIR", default_value = "target/bench-journal")]
     out: PathBuf,
     /// Where to write the plots, but those of a trial. Default: nowhere.
@@ -59,10 +66,16 @@ struct Options {
 }
 
 fn run(options: &Options) -> Result<()> {
-    match &options.child {
-        Some(spec) => child::run(&serde_json::from_str(spec)?),
-        None => race::run(options),
+    if let Some(spec) = &options.child {
+        return child::run(&serde_json::from_str(spec)?);
     }
+    if !options.beside {
+        race::run(options)?;
+    }
+    if options.engines.is_empty() || options.engines.contains(&Name::Journal) {
+        beside::run(options)?;
+    }
+    Ok(())
 }
 
 fn main() -> ExitCode {

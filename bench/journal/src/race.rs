@@ -21,7 +21,7 @@ use crate::system;
 use crate::workload::{ENTRY_BYTES, Puts, Sampler, Values, Workload, key};
 
 const MIB: u64 = 1 << 20;
-/// From here on it is a measurement, and not a trial of the bench.
+/// Entries from which on it is a measurement.
 const WHOLE: u64 = 1_000_000;
 /// Of an index in memory, for each key: 16 bytes with the slack of a hash table. Every engine gets it beside the memory.
 const INDEX_BYTES_PER_KEY: u64 = 32;
@@ -83,13 +83,13 @@ struct Race<'a> {
 }
 
 pub fn run(options: &Options) -> Result<()> {
-    let is_whole = options.entries >= WHOLE;
+    let is_whole = options.is_whole();
     let threads = match &options.threads[..] {
         [] if is_whole => vec![1, 2],
         [] => vec![1],
         threads => threads.to_vec(),
     };
-    let rounds = options.rounds.unwrap_or(if is_whole { 3 } else { 1 });
+    let rounds = options.rounds();
     let engines =
         if options.engines.is_empty() { engines::ALL.to_vec() } else { options.engines.clone() };
     let scenes: Vec<Scene> = [false, true]
@@ -98,7 +98,8 @@ pub fn run(options: &Options) -> Result<()> {
             threads.iter().map(move |threads| Scene { is_large: *is_large, threads: *threads })
         })
         .collect();
-    check_room(options)?;
+    let needed_bytes = FREE * options.data_bytes();
+    check_room(&options.dir, needed_bytes, "use fewer entries or another --dir")?;
     fs::create_dir_all(&options.out)?;
     let mut race = Race {
         options,
@@ -160,23 +161,20 @@ pub fn run(options: &Options) -> Result<()> {
 }
 
 /// A directory of its own, with room.
-fn check_room(options: &Options) -> Result<()> {
-    let dir = &options.dir;
+pub fn check_room(dir: &Path, needed_bytes: u64, help: &str) -> Result<()> {
     fs::create_dir_all(dir)?;
     if fs::read_dir(dir)?.next().is_some() {
         let dir = dir.display();
         return Err(format!("{dir} is not empty; stores are made and removed there").into());
     }
     let system = rustix::fs::statvfs(dir)?;
-    let free = system.f_bavail * system.f_frsize;
-    let needed = FREE * options.entries * ENTRY_BYTES;
-    if free < needed {
+    let free_bytes = system.f_bavail * system.f_frsize;
+    if free_bytes < needed_bytes {
         return Err(format!(
-            "{} has {} MiB free; {} entries take up to {} MiB there: use fewer entries or another --dir",
+            "{} has {} MiB free; up to {} MiB are needed there: {help}",
             dir.display(),
-            free / MIB,
-            options.entries,
-            needed / MIB
+            free_bytes / MIB,
+            needed_bytes / MIB
         )
         .into());
     }
@@ -184,6 +182,15 @@ fn check_room(options: &Options) -> Result<()> {
 }
 
 impl Options {
+    /// A measurement, and not a trial of the bench.
+    pub fn is_whole(&self) -> bool {
+        self.entries >= WHOLE
+    }
+
+    pub fn rounds(&self) -> u32 {
+        self.rounds.unwrap_or(if self.is_whole() { 3 } else { 1 })
+    }
+
     fn data_bytes(&self) -> u64 {
         self.entries * ENTRY_BYTES
     }
@@ -324,7 +331,8 @@ impl Race<'_> {
     }
 }
 
-fn remove(store: &Path) -> Result<()> {
+/// Remove a store, if it is there.
+pub fn remove(store: &Path) -> Result<()> {
     match fs::remove_dir_all(store) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error.into()),
         _ => Ok(()),

@@ -88,7 +88,7 @@ fn written(store: &Store) -> f64 {
 }
 
 /// The middle one, or the mean of the two in the middle.
-fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
+pub fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
     let mut values: Vec<f64> = values.collect();
     values.sort_by(f64::total_cmp);
     let (low, high) = (values.len().checked_sub(1)? / 2, values.len() / 2);
@@ -146,14 +146,14 @@ impl Results {
 }
 
 /// What a figure has to be, and whether it is.
-struct Judged {
-    name: String,
-    told: String,
-    is_met: bool,
+pub struct Judged {
+    pub name: String,
+    pub told: String,
+    pub is_met: bool,
 }
 
 impl Judged {
-    fn line(&self) -> String {
+    pub fn line(&self) -> String {
         let met = if self.is_met { "met" } else { "missed" };
         format!("bar: {met}: {}: {}", self.name, self.told)
     }
@@ -213,12 +213,12 @@ fn judge_opening(results: &Results, of: Scene) -> Option<Judged> {
 }
 
 /// Cells in lines, and lines that go through.
-struct Table {
-    head: Vec<&'static str>,
-    lines: Vec<Line>,
+pub struct Table {
+    pub head: Vec<&'static str>,
+    pub lines: Vec<Line>,
 }
 
-enum Line {
+pub enum Line {
     Cells(Vec<String>),
     Through(String),
 }
@@ -236,7 +236,7 @@ fn row_of<'a>(widths: &[usize], cells: impl Iterator<Item = &'a str>) -> String 
 }
 
 impl Table {
-    fn text(&self) -> String {
+    pub fn text(&self) -> String {
         let mut widths: Vec<usize> = self.head.iter().map(|cell| cell.len()).collect();
         for line in &self.lines {
             if let Line::Cells(cells) = line {
@@ -258,7 +258,7 @@ impl Table {
         text
     }
 
-    fn markdown(&self) -> String {
+    pub fn markdown(&self) -> String {
         let mut text = format!("| {} |\n|", self.head.join(" | "));
         text += &"---|".repeat(self.head.len());
         text.push('\n');

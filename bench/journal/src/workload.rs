@@ -14,7 +14,7 @@ pub const ENTRY_BYTES: u64 = (size_of::<Key>() + VALUE_BYTES) as u64;
 /// Keys that are asked for in one call.
 pub const BATCH_KEYS: usize = 32;
 /// Operations of which one is timed. A prime, so that it does not fall in step with transactions or batches.
-const TIMED: u32 = 17;
+pub const TIMED: u32 = 17;
 
 /// What is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -179,10 +179,21 @@ pub struct Sampler<'a> {
 /// A minute, in ns.
 const MOST_NS: u64 = 60_000_000_000;
 
+/// An empty histogram of ns, up to a minute.
+pub fn latencies() -> Histogram<u64> {
+    Histogram::new_with_bounds(1, MOST_NS, 3).expect("valid bounds")
+}
+
+/// Count what an operation took.
+#[inline]
+pub fn record(latencies: &mut Histogram<u64>, took: Duration) {
+    latencies.saturating_record(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
+}
+
 impl<'a> Sampler<'a> {
     pub fn new(limit: Duration, progress: &'a AtomicU64) -> Self {
         Self {
-            latencies: Histogram::new_with_bounds(1, MOST_NS, 3).expect("valid bounds"),
+            latencies: latencies(),
             operations: 0,
             is_over: false,
             left: TIMED,
@@ -217,8 +228,7 @@ impl<'a> Sampler<'a> {
 
     fn sampled(&mut self, started: Instant) {
         let now = Instant::now();
-        let ns = u64::try_from((now - started).as_nanos()).unwrap_or(u64::MAX);
-        self.latencies.saturating_record(ns);
+        record(&mut self.latencies, now - started);
         self.progress.store(self.operations, Ordering::Relaxed);
         self.is_over = now >= self.deadline;
     }
@@ -318,7 +328,7 @@ mod tests {
                 keys.push(number);
             }
             assert!(!puts.sampler.is_over);
-            assert!(puts.sampler.latencies.len() >= 1);
+            assert!(!puts.sampler.latencies.is_empty());
         }
         keys.sort_unstable();
         assert!(keys.into_iter().eq(0..100));

@@ -1,4 +1,4 @@
-//! The journal cache beside other engines: builds `bench/journal`, a package of its own, and runs it.
+//! The journal cache beside other engines, and its reads beside its own maintenance: builds `bench/journal`, a package of its own, and runs it.
 
 use std::path::Path;
 use std::process::Command;
@@ -13,7 +13,7 @@ use crate::setup::{Missing, apt};
 
 #[derive(Args)]
 pub(crate) struct Options {
-    /// Options of the bench: `--entries 100000` is a trial of it within a minute, `-- --help` tells of the others.
+    /// Options of the bench: `--entries 100000` is a trial of it in a minute or two, `--beside` only reads beside maintenance; `-- --help` tells of the others.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "OPTION")]
     rest: Vec<String>,
 }
@@ -106,6 +106,14 @@ mod tests {
         assert_eq!(
             case(missed),
             Some(Case::failed("data within memory, 1 thread, opening", "3.000 s, to be at most 2"))
+        );
+        let beside = "bar: missed: reads of the disk beside eviction, p99: 9.00 us, 3.00 times 3.00 without, to be at most 2";
+        assert_eq!(
+            case(beside),
+            Some(Case::failed(
+                "reads of the disk beside eviction, p99",
+                "9.00 us, 3.00 times 3.00 without, to be at most 2"
+            ))
         );
         assert_eq!(case("failed: redb: signal 9"), Some(Case::failed("a run", "redb: signal 9")));
         assert_eq!(case("fillseq   LMDB     1.250"), None);

@@ -1,0 +1,514 @@
+//! One scenario: a cache with work in the background, a thread that puts records at a steady rate, and one that reads.
+
+use std::ops::Range;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use alluvium_device::PAGE_BYTES;
+use alluvium_device::sim::Random;
+use alluvium_journal::{Cache, Compression, Lookup, Options, Stats};
+use hdrhistogram::Histogram;
+use serde::Serialize;
+
+use crate::engine::Result;
+use crate::system;
+use crate::workload::{ENTRY_BYTES, TIMED, Values, key, latencies, record};
+
+/// Of an entry in its journal, with its header, in whole granules.
+const RECORD_BYTES: u64 = (24 + ENTRY_BYTES).next_multiple_of(8);
+
+// In journals' worth of puts:
+/// Put before anything is measured.
+const FILLED: u64 = 32;
+/// Journals in memory, with the newest one and its successor.
+const IN_MEMORY: u64 = 8;
+/// What was put last, which is in memory in each scenario: what maintenance moves comes between, and is less than a half of it.
+const HOT: u64 = 2;
+/// How long ago that was put which is on disk in each scenario.
+const COLD: Range<u64> = IN_MEMORY..20;
+/// After so many, what was put is replaced where something is: behind [`COLD`].
+const REPLACED: u64 = 24;
+/// The disk budget where it is used up: with room for what is read in [`COLD`], for what eviction keeps, and for the journals that it keeps free.
+const BUDGET: u64 = 32;
+/// Of the disk budget where it is not used up.
+const SPARE: u64 = 16;
+
+/// One put in so many is replaced after twice the time, so that compaction has something to move; and is read as soon as it is put, so that eviction has.
+const LASTING: u64 = 8;
+/// What is marked in all values.
+const GENERATION: u8 = 1;
+/// The writer sleeps so long, and puts what is due then.
+const TICK: Duration = Duration::from_millis(1);
+/// It makes up for what it could not put by putting so many times as much.
+const MOST_DUE: u64 = 10;
+/// Keys that are looked for in memory between two reads of the disk: nothing is brought in if what is there is read more.
+const BETWEEN: u32 = 16;
+
+/// What works in the background.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Scenario {
+    /// The flusher alone: nothing is replaced, nothing compressed, and there is room for everything.
+    Quiet,
+    /// Journals have few live bytes, one after the other: what is put replaces something.
+    Compaction,
+    /// Journals that leave the memory are compressed.
+    Compression,
+    /// The disk budget is used up: for each new journal the oldest one goes.
+    Eviction,
+}
+
+pub const SCENARIOS: [Scenario; 4] =
+    [Scenario::Quiet, Scenario::Compaction, Scenario::Compression, Scenario::Eviction];
+
+impl Scenario {
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::Quiet => "quiet",
+            Self::Compaction => "compaction",
+            Self::Compression => "compression",
+            Self::Eviction => "eviction",
+        }
+    }
+
+    /// The number of the key of a put.
+    fn number(self, put: u64, journal_records: u64) -> u64 {
+        if self != Self::Compaction {
+            return put;
+        }
+        // In whole units of `LASTING`, so that none of the lasting numbers is one of the others.
+        let replaced = (REPLACED * journal_records).next_multiple_of(LASTING);
+        match put.is_multiple_of(LASTING) {
+            true => put % (2 * replaced),
+            false => put % replaced,
+        }
+    }
+
+    /// Which reads are measured beside it. Compressed journals are read in another way than those without it, so that there is nothing to compare with.
+    pub fn reads(self) -> &'static [Reads] {
+        match self {
+            Self::Compression => &[Reads::Memory],
+            Self::Quiet | Self::Compaction | Self::Eviction => &[Reads::Memory, Reads::Disk],
+        }
+    }
+}
+
+/// What is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Reads {
+    /// Keys that were put not long ago.
+    Memory,
+    /// Keys whose records are not in memory any more, nor compressed.
+    Disk,
+}
+
+impl Reads {
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::Memory => "in memory",
+            Self::Disk => "of the disk",
+        }
+    }
+}
+
+/// The same for all scenarios.
+#[derive(Clone, Copy, Debug)]
+pub struct Setting {
+    pub journal_bytes: u64,
+    /// Records that are put while others are read.
+    pub bytes_per_second: u64,
+    /// Of reads before those that count: what is read then was put at that rate, and not by the fill.
+    pub lead: Duration,
+    /// Of the reads that count.
+    pub time: Duration,
+}
+
+impl Setting {
+    fn journal_records(&self) -> u64 {
+        (self.journal_bytes - PAGE_BYTES as u64) / RECORD_BYTES
+    }
+
+    /// Room on disk for all that is put in a scenario, and what compaction moves of it.
+    pub fn disk_bytes(&self) -> u64 {
+        let seconds = (2 * (self.lead + self.time)).as_secs_f64();
+        let meanwhile = (self.bytes_per_second as f64 * seconds) as u64;
+        let put = (FILLED * self.journal_bytes).saturating_add(meanwhile);
+        (put / 4).saturating_mul(5).saturating_add(SPARE * self.journal_bytes)
+    }
+
+    fn options(&self, scenario: Scenario) -> Result<Options> {
+        // Of the memory a part is for what was decompressed: another journal, or there would be one less.
+        let (compression, for_blocks) = match scenario {
+            Scenario::Compression => (Compression::Lz4, 1),
+            _ => (Compression::None, 0),
+        };
+        Ok(Options {
+            memory_bytes: usize::try_from((IN_MEMORY + for_blocks) * self.journal_bytes)?,
+            max_disk_bytes: match scenario {
+                Scenario::Eviction => BUDGET * self.journal_bytes,
+                _ => self.disk_bytes(),
+            },
+            journal_bytes: usize::try_from(self.journal_bytes)?,
+            compression,
+            ..Options::default()
+        })
+    }
+}
+
+/// Journals with which something was done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Work {
+    pub compacted: u64,
+    pub compressed: u64,
+    /// By the records that eviction has looked at.
+    pub evicted: f64,
+    pub promoted: u64,
+}
+
+impl Work {
+    fn between(before: &Stats, after: &Stats, journal_records: u64) -> Self {
+        let settled = |stats: &Stats| stats.evicted + stats.kept;
+        Self {
+            compacted: after.compacted - before.compacted,
+            compressed: after.compressed.saturating_sub(before.compressed) as u64,
+            evicted: (settled(after) - settled(before)) as f64 / journal_records as f64,
+            promoted: after.promoted - before.promoted,
+        }
+    }
+
+    /// Journals of what a scenario is about; of the quiet one, of all that it is not about.
+    pub fn of(&self, scenario: Scenario) -> f64 {
+        let (compacted, compressed) = (self.compacted as f64, self.compressed as f64);
+        match scenario {
+            Scenario::Quiet => compacted + compressed + self.evicted,
+            Scenario::Compaction => compacted,
+            Scenario::Compression => compressed,
+            Scenario::Eviction => self.evicted,
+        }
+    }
+}
+
+/// A measurement.
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    pub reads: Reads,
+    pub scenario: Scenario,
+    pub seconds: f64,
+    pub reads_per_second: f64,
+    /// Calls that were timed; the times are theirs.
+    pub timed: u64,
+    pub p50_us: f64,
+    pub p99_us: f64,
+    pub p999_us: f64,
+    pub longest_us: f64,
+    /// Of the keys that were looked at for that, the part whose record was not in memory.
+    pub on_disk: f64,
+    /// Values that were another key's.
+    pub wrong: u64,
+    /// Keys without a value.
+    pub missing: u64,
+    /// Meanwhile.
+    pub work: Work,
+    /// Keys and values that were put meanwhile.
+    pub put_bytes_per_second: f64,
+    /// Times that the writer waited for the disk meanwhile.
+    pub stalls: u64,
+}
+
+/// What a reader has seen.
+struct Seen {
+    reads: u64,
+    latencies: Histogram<u64>,
+    /// Keys of which it was looked up where their record is, and how many were on disk.
+    looked_at: u64,
+    on_disk: u64,
+    wrong: u64,
+    missing: u64,
+}
+
+impl Seen {
+    fn new() -> Self {
+        Self { reads: 0, latencies: latencies(), looked_at: 0, on_disk: 0, wrong: 0, missing: 0 }
+    }
+
+    #[inline]
+    fn see(&mut self, value: Option<&[u8]>, number: u64) {
+        self.reads += 1;
+        match value {
+            Some(value) => self.wrong += u64::from(!Values::are(value, number, GENERATION)),
+            None => self.missing += 1,
+        }
+    }
+}
+
+/// A cache that is put to and read from.
+struct Load<'a> {
+    cache: &'a Cache,
+    scenario: Scenario,
+    setting: &'a Setting,
+    journal_records: u64,
+    /// Puts that have returned, counted now and then.
+    puts: AtomicU64,
+}
+
+/// Fill a new cache, and measure its reads while more is put.
+pub fn run(scenario: Scenario, setting: &Setting, path: &Path) -> Result<Vec<Row>> {
+    let cache = Cache::open(path, setting.options(scenario)?)?;
+    let load = Load::new(&cache, scenario, setting);
+    load.fill()?;
+    // What is put off from the fill is not what is measured.
+    system::settle();
+    let rows = load.measure()?;
+    cache.close()?;
+    Ok(rows)
+}
+
+impl<'a> Load<'a> {
+    fn new(cache: &'a Cache, scenario: Scenario, setting: &'a Setting) -> Self {
+        let journal_records = setting.journal_records();
+        Self { cache, scenario, setting, journal_records, puts: AtomicU64::new(0) }
+    }
+
+    fn put(&self, put: u64, values: &mut Values) -> Result<()> {
+        let number = self.scenario.number(put, self.journal_records);
+        Ok(self.cache.put(&key(number), values.draw(number, GENERATION))?)
+    }
+
+    /// Put as fast as it goes.
+    fn fill(&self) -> Result<()> {
+        let mut values = Values::new(1);
+        let puts = FILLED * self.journal_records;
+        for put in 0..puts {
+            self.put(put, &mut values)?;
+            if put.is_multiple_of(LASTING) {
+                let number = self.scenario.number(put, self.journal_records);
+                self.cache.get(&key(number))?;
+            }
+        }
+        self.puts.store(puts, Ordering::Release);
+        Ok(self.cache.flush()?)
+    }
+
+    /// All reads of this scenario, while another thread puts.
+    fn measure(&self) -> Result<Vec<Row>> {
+        let is_over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let writer = scope.spawn(|| self.write(&is_over));
+            let rows: Result<Vec<Row>> =
+                self.scenario.reads().iter().map(|reads| self.row(*reads)).collect();
+            is_over.store(true, Ordering::Relaxed);
+            writer.join().expect("the writer does not panic")?;
+            rows
+        })
+    }
+
+    /// Put at the rate, until it is over.
+    fn write(&self, is_over: &AtomicBool) -> Result<()> {
+        let puts_per_second = self.setting.bytes_per_second as f64 / RECORD_BYTES as f64;
+        let most_due = MOST_DUE * ((puts_per_second * TICK.as_secs_f64()) as u64 + 1);
+        let mut values = Values::new(2);
+        let first = self.puts.load(Ordering::Acquire);
+        let began = Instant::now();
+        let mut next = first;
+        while !is_over.load(Ordering::Relaxed) {
+            let due = first + (began.elapsed().as_secs_f64() * puts_per_second) as u64;
+            let due = due.clamp(next, next + most_due);
+            for put in next..due {
+                self.put(put, &mut values)?;
+            }
+            next = due;
+            self.puts.store(next, Ordering::Release);
+            thread::sleep(TICK);
+        }
+        Ok(())
+    }
+
+    fn row(&self, reads: Reads) -> Result<Row> {
+        let read = |time| match reads {
+            Reads::Memory => self.read_memory(time),
+            Reads::Disk => self.read_disk(time),
+        };
+        read(self.setting.lead)?;
+        let before = self.cache.stats();
+        let began = Instant::now();
+        let seen = read(self.setting.time)?;
+        let seconds = began.elapsed().as_secs_f64();
+        let after = self.cache.stats();
+        let quantile = |at| seen.latencies.value_at_quantile(at) as f64 / 1e3;
+        Ok(Row {
+            reads,
+            scenario: self.scenario,
+            seconds,
+            reads_per_second: seen.reads as f64 / seconds,
+            timed: seen.latencies.len(),
+            p50_us: quantile(0.5),
+            p99_us: quantile(0.99),
+            p999_us: quantile(0.999),
+            longest_us: seen.latencies.max() as f64 / 1e3,
+            on_disk: seen.on_disk as f64 / seen.looked_at.max(1) as f64,
+            wrong: seen.wrong,
+            missing: seen.missing,
+            work: Work::between(&before, &after, self.journal_records),
+            put_bytes_per_second: (after.user_bytes - before.user_bytes) as f64 / seconds,
+            stalls: after.stalls - before.stalls,
+        })
+    }
+
+    /// The number of the key that was put so many puts before the newest one.
+    fn put_before(&self, puts: u64) -> u64 {
+        let put = self.puts.load(Ordering::Acquire) - 1 - puts;
+        self.scenario.number(put, self.journal_records)
+    }
+
+    /// Read keys that were put last.
+    fn read_memory(&self, time: Duration) -> Result<Seen> {
+        let hot = HOT * self.journal_records;
+        let mut random = Random::new(3);
+        let mut seen = Seen::new();
+        let until = Instant::now() + time;
+        loop {
+            for _ in 1..TIMED {
+                let number = self.put_before(random.below(hot));
+                seen.see(self.cache.get(&key(number))?.as_deref(), number);
+            }
+            let number = self.put_before(random.below(hot));
+            let key = key(number);
+            let began = Instant::now();
+            let value = self.cache.get(&key)?;
+            let ended = Instant::now();
+            record(&mut seen.latencies, ended - began);
+            seen.see(value.as_deref(), number);
+            // Not before: the record would be in the processor's cache then.
+            seen.looked_at += 1;
+            seen.on_disk += u64::from(matches!(self.cache.try_get(&key)?, Lookup::OnDisk));
+            if ended >= until {
+                return Ok(seen);
+            }
+        }
+    }
+
+    /// Read keys whose records are on disk.
+    fn read_disk(&self, time: Duration) -> Result<Seen> {
+        let memory = IN_MEMORY * self.journal_records;
+        let cold = COLD.start * self.journal_records..COLD.end * self.journal_records;
+        let mut random = Random::new(4);
+        let mut seen = Seen::new();
+        let until = Instant::now() + time;
+        loop {
+            for _ in 0..BETWEEN {
+                // Newer ones more often, so that it is the oldest that leaves the memory.
+                let part = random.below(memory);
+                self.cache.try_get(&key(self.put_before(part * part / memory)))?;
+            }
+            let number = self.put_before(cold.start + random.below(cold.end - cold.start));
+            let key = key(number);
+            seen.looked_at += 1;
+            match self.cache.try_get(&key)? {
+                Lookup::OnDisk => {
+                    seen.on_disk += 1;
+                    let began = Instant::now();
+                    let value = self.cache.get(&key)?;
+                    record(&mut seen.latencies, began.elapsed());
+                    seen.see(value.as_deref(), number);
+                }
+                Lookup::Found(..) => {}
+                Lookup::Absent => seen.missing += 1,
+            }
+            if Instant::now() >= until {
+                return Ok(seen);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use super::*;
+
+    const SETTING: Setting = Setting {
+        journal_bytes: 1 << 20,
+        bytes_per_second: 4 << 20,
+        lead: Duration::from_millis(10),
+        time: Duration::from_millis(100),
+    };
+
+    #[test]
+    fn a_record_is_as_long_as_it_is_here() {
+        let directory = tempfile::tempdir().unwrap();
+        let options = SETTING.options(Scenario::Quiet).unwrap();
+        let cache = Cache::open(directory.path(), options).unwrap();
+        let load = Load::new(&cache, Scenario::Quiet, &SETTING);
+        let mut values = Values::new(1);
+        for put in 0..load.journal_records {
+            load.put(put, &mut values).unwrap();
+        }
+        assert_eq!(cache.stats().journals, 1, "they fit");
+        load.put(load.journal_records, &mut values).unwrap();
+        assert_eq!(cache.stats().journals, 2, "and there is no room for another one");
+        cache.close().unwrap();
+    }
+
+    #[test]
+    fn in_each_scenario_there_is_the_work_that_it_is_about_and_all_that_is_read() {
+        for scenario in SCENARIOS {
+            let directory = tempfile::tempdir().unwrap();
+            let options = SETTING.options(scenario).unwrap();
+            let cache = Cache::open(directory.path(), options).unwrap();
+            let load = Load::new(&cache, scenario, &SETTING);
+            load.fill().unwrap();
+            let work = || {
+                Work::between(&Stats::default(), &cache.stats(), load.journal_records).of(scenario)
+            };
+            if scenario == Scenario::Quiet {
+                assert_eq!(work(), 0.0);
+            }
+            let until = Instant::now() + Duration::from_secs(60);
+            while scenario != Scenario::Quiet && work() == 0.0 {
+                assert!(Instant::now() < until, "{}: {:?}", scenario.text(), cache.stats());
+                thread::sleep(Duration::from_millis(1));
+            }
+            let ages = COLD.start * load.journal_records..COLD.end * load.journal_records;
+            let (mut looked_at, mut on_disk) = (0, 0);
+            for age in ages.step_by(97) {
+                let found = cache.try_get(&key(load.put_before(age))).unwrap();
+                assert!(!matches!(found, Lookup::Absent), "{}: {age}", scenario.text());
+                looked_at += 1;
+                on_disk += u32::from(matches!(found, Lookup::OnDisk));
+            }
+            // Whichever journals are in memory, there are fewer of them.
+            assert!(on_disk * 4 > looked_at, "{}: {on_disk} of {looked_at}", scenario.text());
+            let rows = load.measure().unwrap();
+            let reads: Vec<Reads> = rows.iter().map(|row| row.reads).collect();
+            assert_eq!(reads, scenario.reads());
+            for row in rows {
+                assert!(row.timed > 0 || row.reads == Reads::Disk, "{row:?}");
+                assert_eq!((row.wrong, row.missing), (0, 0), "{row:?}");
+            }
+            cache.close().unwrap();
+        }
+    }
+
+    #[test]
+    fn what_is_read_was_not_replaced_and_what_is_older_was() {
+        let journal_records = SETTING.journal_records();
+        let replaced_after = REPLACED * journal_records;
+        let mut last = HashMap::new();
+        let (mut least, mut replaced) = (u64::MAX, 0);
+        for put in 0..3 * replaced_after {
+            let number = Scenario::Compaction.number(put, journal_records);
+            if let Some(before) = last.insert(number, put) {
+                least = least.min(put - before);
+                replaced += 1;
+            }
+        }
+        assert!(least >= replaced_after && COLD.end < REPLACED, "{least}");
+        // All but the first of three, and of those that last, all but the first two.
+        let lasting = replaced_after / LASTING;
+        assert_eq!(replaced, 2 * (replaced_after - lasting) + lasting);
+    }
+}
