@@ -16,6 +16,7 @@ mod listeners;
 mod load;
 mod object;
 mod objects;
+mod open_files;
 mod output;
 mod per_ip;
 mod profile;

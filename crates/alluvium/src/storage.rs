@@ -10,7 +10,6 @@ use alluvium_device::{Access, OpenOptions, SharedDevice};
 use alluvium_stream::{Catalog, Change, DiskCacheOptions, RedbCatalog};
 use alluvium_wal::{FormatOptions, HeaderInfo, OpenError, Wal};
 use object_store::ObjectStore;
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use uuid::Uuid;
 
 use crate::config::{ServeConfig, limits};
@@ -68,7 +67,8 @@ impl Storage {
         let options = stream_options(config, capacity)?;
         let objects = crate::objects::open(&config.object_store)?;
         if options.disk_cache.is_some() {
-            raise_limit_of_files();
+            // Each of its journals is a file.
+            crate::open_files::raise_limit();
         }
         if !bound {
             // Before the log is opened for the first time, so that one that was opened is bound, whenever the server is killed.
@@ -272,14 +272,6 @@ fn compare_capacity(config: &ServeConfig, header: &HeaderInfo) {
              `alluvium wal resize --target {path} --capacity {asked}`",
             path = config.wal.display()
         );
-    }
-}
-
-/// Have as many files open as the system lets us: each journal of the disk cache is one.
-fn raise_limit_of_files() {
-    let limit = getrlimit(Resource::Nofile);
-    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }) {
-        tracing::warn!("the limit of open files can not be raised: {error}");
     }
 }
 

@@ -247,7 +247,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     // Before the cache is opened for nothing.
     let socket = TcpListener::bind(listen).map_err(failed)?;
     socket.set_nonblocking(true).map_err(failed)?;
-    let files = files::raise_limit();
+    let files = crate::open_files::raise_limit();
     let opening = Instant::now();
     let options = args.options();
     let cache = Cache::open(&args.dir, options.clone())?;

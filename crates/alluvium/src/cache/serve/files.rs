@@ -1,7 +1,5 @@
 //! Descriptors: a process may have so many files open, and a cache that can not make its next journal takes no writes. So connections leave them to the journals.
 
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-
 use crate::output::Failure;
 
 /// Files beside those of connections and journals: of the runtime, the ports, the log, hints, and journals that are being compressed.
@@ -15,19 +13,6 @@ pub(super) struct Journals {
     /// When none is compressed: without these the cache does not have the disk space that it was given.
     pub(super) plain: u64,
     pub(super) are_compressed: bool,
-}
-
-/// Have as many files as the system lets us; how many those are, if that has a bound.
-pub(super) fn raise_limit() -> Option<u64> {
-    let limit = getrlimit(Resource::Nofile);
-    let raised = Rlimit { current: limit.maximum, ..limit };
-    match setrlimit(Resource::Nofile, raised) {
-        Ok(()) => raised.current,
-        Err(error) => {
-            tracing::warn!("the limit of open files stays where it is: {error}");
-            limit.current
-        }
-    }
 }
 
 /// How many of the connections that are wanted can be had with so many files.
