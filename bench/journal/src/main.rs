@@ -36,6 +36,9 @@ struct Options {
     /// Which engines. Default: all. The bars compare with those that are here.
     #[arg(long, value_enum, value_name = "NAME,NAME", value_delimiter = ',')]
     engines: Vec<Name>,
+    /// Only where the data fit in memory, or only where they do not. Default: both.
+    #[arg(long, value_enum, value_name = "WHICH")]
+    data: Option<Data>,
     /// MiB of memory where all data fit in. Default: three times the data. An index of 32 bytes for each key comes on top, for every engine; then a quarter of the data is the memory.
     #[arg(long, value_name = "MIB")]
     memory: Option<u64>,
@@ -46,7 +49,7 @@ struct Options {
     #[arg(long, value_name = "S", default_value_t = 900, value_parser = clap::value_parser!(u64).range(1..))]
     patience: u64,
     /// Only measure reads beside maintenance, which otherwise comes at the end.
-    #[arg(long, conflicts_with_all = ["engines", "threads", "memory"])]
+    #[arg(long, conflicts_with_all = ["engines", "threads", "memory", "data"])]
     beside: bool,
     /// MiB of records that are put each second while reads beside maintenance are measured.
     #[arg(long, value_name = "MIB", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=1024))]
@@ -63,6 +66,13 @@ struct Options {
     /// What a child of this program is told.
     #[arg(long, hide = true)]
     child: Option<String>,
+}
+
+/// The data beside the memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Data {
+    Fits,
+    Exceeds,
 }
 
 fn run(options: &Options) -> Result<()> {

@@ -11,7 +11,6 @@ use std::time::Duration;
 use alluvium_device::sim::Random;
 use serde::Serialize;
 
-use crate::Options;
 use crate::cgroup::Group;
 use crate::child::{Message, Plan, Spec};
 use crate::engine::Result;
@@ -19,6 +18,7 @@ use crate::engines::{self, Name};
 use crate::report;
 use crate::system;
 use crate::workload::{ENTRY_BYTES, Puts, Sampler, Values, Workload, key};
+use crate::{Data, Options};
 
 const MIB: u64 = 1 << 20;
 /// Entries from which on it is a measurement.
@@ -92,7 +92,12 @@ pub fn run(options: &Options) -> Result<()> {
     let rounds = options.rounds();
     let engines =
         if options.engines.is_empty() { engines::ALL.to_vec() } else { options.engines.clone() };
-    let scenes: Vec<Scene> = [false, true]
+    let sizes = match options.data {
+        None => &[false, true][..],
+        Some(Data::Fits) => &[false],
+        Some(Data::Exceeds) => &[true],
+    };
+    let scenes: Vec<Scene> = sizes
         .iter()
         .flat_map(|is_large| {
             threads.iter().map(move |threads| Scene { is_large: *is_large, threads: *threads })
