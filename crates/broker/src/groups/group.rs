@@ -310,7 +310,7 @@ impl<J, S> Group<J, S> {
             Some(instance_id) => match self.static_members.get(instance_id) {
                 None => return Err(ResponseError::UnknownMemberId),
                 Some(current) if !member_id.is_empty() && member_id != current => {
-                    return Err(ResponseError::FencedInstanceId);
+                    return Err(self.not_that_member(current));
                 }
                 Some(current) => current.clone(),
             },
@@ -409,9 +409,7 @@ impl<J, S> Group<J, S> {
         if let Some(instance_id) = instance_id {
             match self.static_members.get(instance_id) {
                 None => return Err(ResponseError::UnknownMemberId),
-                Some(current) if current != member_id => {
-                    return Err(ResponseError::FencedInstanceId);
-                }
+                Some(current) if current != member_id => return Err(self.not_that_member(current)),
                 Some(_) => {}
             }
         }
@@ -419,6 +417,15 @@ impl<J, S> Group<J, S> {
             Ok(())
         } else {
             Err(ResponseError::UnknownMemberId)
+        }
+    }
+
+    /// What somebody is told who names the instance of the static member `current`, and another id. FENCED_INSTANCE_ID ends a client for good, so it is for those whose id was replaced. As
+    /// long as `current` was not heard of since the server started, its id may be the older one: the newer one was told in a rebalance that did not end.
+    fn not_that_member(&self, current: &StrBytes) -> ResponseError {
+        match self.members.get(current).is_some_and(|member| member.was_heard) {
+            true => ResponseError::FencedInstanceId,
+            false => ResponseError::UnknownMemberId,
         }
     }
 
@@ -501,6 +508,7 @@ impl<J, S> Group<J, S> {
             joining: Some(waiter),
             syncing: None,
             synced: false,
+            was_heard: true,
             is_new: true,
             deadline: Some(now + NEW_MEMBER_JOIN_TIMEOUT),
         };

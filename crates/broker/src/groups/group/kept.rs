@@ -43,6 +43,9 @@ impl<J, S> Group<J, S> {
         let mut group = Self::stable(rules, now, generation, protocol_type, members);
         group.protocol = Some(protocol);
         group.leader = Some(leader);
+        for member in group.members.values_mut() {
+            member.was_heard = false;
+        }
         group
     }
 }

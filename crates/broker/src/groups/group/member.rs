@@ -22,6 +22,8 @@ pub(super) struct Member<J, S> {
     pub(super) syncing: Option<S>,
     /// It has sent a SyncGroup in this generation.
     pub(super) synced: bool,
+    /// It was heard of since the server started. Until then a static one may have been told of a newer id than the one that was kept.
+    pub(super) was_heard: bool,
     /// Its first JoinGroup has not been answered yet.
     pub(super) is_new: bool,
     /// It is gone then. `None` only while a request of it waits.
@@ -31,6 +33,7 @@ pub(super) struct Member<J, S> {
 impl<J, S> Member<J, S> {
     /// A sign of life.
     pub(super) fn touch(&mut self, now: Instant) {
+        self.was_heard = true;
         if self.joining.is_none() && self.syncing.is_none() {
             self.deadline = Some(now + self.session_timeout);
         }
@@ -55,6 +58,7 @@ impl<J, S> Member<J, S> {
     }
 
     pub(super) fn update(&mut self, join: JoinEvent) {
+        self.was_heard = true;
         self.client_id = join.client_id;
         self.client_host = join.client_host;
         self.session_timeout = join.session_timeout;

@@ -88,6 +88,7 @@ impl<J, S> Group<J, S> {
                 joining: None,
                 syncing: None,
                 synced: true,
+                was_heard: true,
                 is_new: false,
                 deadline: Some(now + migrant.session_timeout),
             };

@@ -713,6 +713,37 @@ fn members_go_on_after_a_restart_in_their_generation() {
     assert_eq!(bench.heartbeat(&third, joined.generation), Err(ResponseError::RebalanceInProgress));
 }
 
+/// Told that it is fenced, its client would end, and nobody else has its place.
+#[test]
+fn a_static_member_whose_new_id_was_not_kept_joins_again() {
+    let mut bench = Bench::new();
+    let ids = bench.stable_static(2);
+    let generation = bench.group.generation();
+    // Another one joins, and the second one is restarted meanwhile.
+    bench.join(old_join("c"));
+    let back = bench.join(static_join("i2", ""));
+    bench.join(static_join("i1", &ids[0]));
+    let new_id = bench.generation_of(back).member_id.clone();
+    assert_eq!(bench.group.state(), State::Completing);
+    assert_ne!(new_id.as_str(), ids[1]);
+    bench.restart();
+
+    let second = s("i2");
+    let heartbeat = |bench: &mut Bench, id: &StrBytes| {
+        bench.group.heartbeat(bench.now, id, Some(&second), generation + 1)
+    };
+    assert_eq!(heartbeat(&mut bench, &new_id), Err(ResponseError::UnknownMemberId));
+    assert_eq!(bench.leave(&new_id, Some("i2")), Err(ResponseError::UnknownMemberId));
+    let again = bench.join(static_join("i2", &new_id));
+    assert_eq!(bench.refusal_of(again), ResponseError::UnknownMemberId);
+    let again = bench.join(static_join("i2", ""));
+    assert_eq!(bench.generation_of(again).generation, generation);
+    // From now on it is known who has the place.
+    for former in [&new_id, &s(&ids[1])] {
+        assert_eq!(heartbeat(&mut bench, former), Err(ResponseError::FencedInstanceId));
+    }
+}
+
 #[test]
 fn what_has_no_assignment_yet_is_not_kept_and_an_empty_group_is_forgotten() {
     let mut bench = Bench::new();
