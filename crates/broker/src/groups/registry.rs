@@ -425,10 +425,12 @@ impl Registry {
     fn keep(&self, slot: &Slot, live: &mut Live) -> Result<(), Refused> {
         let kept = match &live.group {
             LiveGroup::Classic(group) if !group.is_unwritten() => return Ok(()),
-            LiveGroup::Classic(group) => group.kept().map(|kept| kept.encode(&slot.name)),
+            LiveGroup::Classic(group) => group.kept(),
             LiveGroup::Consumer(_) | LiveGroup::Share(_) => None,
         };
-        let kept = kept.filter(|record| self.may_be_kept(slot, live.kept_bytes, record));
+        let kept = kept
+            .filter(|kept| self.may_be_kept(slot, live.kept_bytes, kept.record_bytes(&slot.name)));
+        let kept = kept.map(|kept| kept.encode(&slot.name));
         let kept_bytes = kept.as_ref().map_or(0, Bytes::len);
         let forgotten = (live.kept_bytes > 0).then(|| encode_forgotten(&slot.name));
         if let Some(record) = kept.or(forgotten) {
@@ -453,15 +455,15 @@ impl Registry {
         Ok(())
     }
 
-    /// Whether there is room for a record of what is kept of a group, in place of `instead_of_bytes`. The members of one for which there is none join again after a restart.
-    fn may_be_kept(&self, slot: &Slot, instead_of_bytes: usize, record: &Bytes) -> bool {
+    /// Whether there is room for a record of so many bytes of what is kept of a group, in place of `instead_of_bytes`. The members of one for which there is none join again after a restart.
+    fn may_be_kept(&self, slot: &Slot, instead_of_bytes: usize, bytes: usize) -> bool {
         let others_bytes = self.kept_bytes.load(Ordering::Relaxed) - instead_of_bytes;
-        let fits = record.len() as u64 <= self.kept_log.max_record_bytes()
-            && others_bytes + record.len() <= MAX_KEPT_BYTES;
+        let fits = bytes as u64 <= self.kept_log.max_record_bytes()
+            && others_bytes + bytes <= MAX_KEPT_BYTES;
         if !fits {
             tracing::warn!(
                 group = &*slot.name,
-                bytes = record.len(),
+                bytes,
                 others_bytes,
                 "the members of a group are too much to be kept: they will join again after a restart"
             );

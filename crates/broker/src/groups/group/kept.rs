@@ -58,6 +58,33 @@ impl Kept {
         payload(out)
     }
 
+    /// How long that is, without making it: a group may be as large as the memory for all of them.
+    pub(in crate::groups) fn record_bytes(&self, group: &str) -> usize {
+        let text_bytes = |text: &str| size_of::<u16>() + text.len();
+        let blob_bytes = |blob: &Bytes| size_of::<u32>() + blob.len();
+        let protocol_bytes =
+            |(name, metadata): &(StrBytes, Bytes)| text_bytes(name) + blob_bytes(metadata);
+        let member_bytes = |member: &Migrant| {
+            let instance_bytes = member.instance_id.as_ref().map_or(0, |id| text_bytes(id));
+            let texts = [&member.member_id, &member.client_id, &member.client_host];
+            let protocols_bytes: usize = member.protocols.iter().map(protocol_bytes).sum();
+            size_of::<u8>()
+                + instance_bytes
+                + texts.iter().map(|text| text_bytes(text)).sum::<usize>()
+                + 2 * size_of::<i32>()
+                + size_of::<u32>()
+                + protocols_bytes
+                + blob_bytes(&member.assignment)
+        };
+        let texts = [&self.protocol_type, &self.protocol, &self.leader];
+        2 * size_of::<u8>()
+            + text_bytes(group)
+            + size_of::<i32>()
+            + texts.iter().map(|text| text_bytes(text)).sum::<usize>()
+            + size_of::<u32>()
+            + self.members.iter().map(member_bytes).sum::<usize>()
+    }
+
     fn write(&self, out: &mut Writer) {
         out.i32(self.generation);
         out.str(&self.protocol_type);

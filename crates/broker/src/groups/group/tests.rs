@@ -82,7 +82,9 @@ impl Bench {
     fn restart(&mut self) {
         let mut read = KeptGroups::default();
         if let Some(kept) = &self.kept {
-            read.apply_encoded(&kept.encode("g")).unwrap();
+            let record = kept.encode("g");
+            assert_eq!(kept.record_bytes("g"), record.len());
+            read.apply_encoded(&record).unwrap();
             assert_eq!(read.0["g"], *kept);
             assert_eq!(state_table::decode::<KeptGroups>(&state_table::encode(&read)), Ok(read));
         }
