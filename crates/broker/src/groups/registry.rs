@@ -59,6 +59,8 @@ struct Live {
     counted_bytes: usize,
     /// What is kept of it as a classic group, as it was put in line; 0 if nothing is.
     kept_bytes: usize,
+    /// What is to be kept of it, as long as there is no room for that. Nobody joins or leaves it meanwhile, so it is the same at the next attempt; and each request that waits makes one.
+    refused: Option<Bytes>,
     /// The last record of its members that was put in line since the start.
     last_record: Option<Durable>,
 }
@@ -200,6 +202,7 @@ impl Registry {
             scheduled: None,
             counted_bytes: 0,
             kept_bytes: 0,
+            refused: None,
             last_record: None,
         });
         let slot = Arc::new(Slot { name: Arc::clone(&name), live });
@@ -425,18 +428,20 @@ impl Registry {
     fn keep(&self, slot: &Slot, live: &mut Live) -> Result<(), Refused> {
         let kept = match &live.group {
             LiveGroup::Classic(group) if !group.is_unwritten() => return Ok(()),
-            LiveGroup::Classic(group) => group.kept(),
+            LiveGroup::Classic(group) => live.refused.take().or_else(|| {
+                let kept = group.kept()?;
+                let bytes = kept.record_bytes(&slot.name);
+                self.may_be_kept(slot, live.kept_bytes, bytes).then(|| kept.encode(&slot.name))
+            }),
             LiveGroup::Consumer(_) | LiveGroup::Share(_) => None,
         };
-        let kept = kept
-            .filter(|kept| self.may_be_kept(slot, live.kept_bytes, kept.record_bytes(&slot.name)));
-        let kept = kept.map(|kept| kept.encode(&slot.name));
         let kept_bytes = kept.as_ref().map_or(0, Bytes::len);
         let forgotten = (live.kept_bytes > 0).then(|| encode_forgotten(&slot.name));
         if let Some(record) = kept.or(forgotten) {
-            match self.kept_log.append(record) {
+            match self.kept_log.append(record.clone()) {
                 Ok(durable) => live.last_record = Some(durable),
                 Err(refused) => {
+                    live.refused = (kept_bytes > 0).then_some(record);
                     match &mut live.group {
                         LiveGroup::Classic(group) => group.not_written(now()),
                         LiveGroup::Consumer(group) => group.not_written(now()),
