@@ -170,10 +170,7 @@ impl Cache {
     /// Memory that reading a key takes for itself, in bytes: the size of its record, or up to a quarter more; 0 if that is in memory. A compressed one comes in frames of 16 KiB on top.
     pub fn read_bytes(&self, key: &[u8]) -> usize {
         let named = self.shared.index.find(self.shared.hasher.hash(key));
-        named.map_or(0, |place| match self.shared.journals.of(place) {
-            Some(journal) if journal.arena.is_none() => place.max_len_bytes(),
-            _ => 0,
-        })
+        named.map_or(0, |place| self.shared.cold_bytes(place))
     }
 
     /// The same as [`Self::get`] with the time that is left to it, if that has an end.
@@ -275,7 +272,22 @@ impl Cache {
     /// # Errors
     /// The system. Records that are damaged are left out, as their keys are not known.
     pub fn scan(&self, from: ScanCursor, limit: usize) -> Result<Scanned> {
-        self.shared.scan(from, limit)
+        let scanned = self.shared.scan(from, limit, |_| true)?;
+        Ok(scanned.expect("every read was let pass"))
+    }
+
+    /// The same for those who bound the memory of what is read at the same time: `may_read` hears, before each record is read, how many bytes it takes as [`Self::read_bytes`] has them, and the
+    /// one before has gone by then. When it says no, what was found before is returned, or `None` if that is nothing: no key is left out, and none comes twice.
+    ///
+    /// # Errors
+    /// As [`Self::scan`].
+    pub fn scan_within(
+        &self,
+        from: ScanCursor,
+        limit: usize,
+        may_read: impl FnMut(usize) -> bool,
+    ) -> Result<Option<Scanned>> {
+        self.shared.scan(from, limit, may_read)
     }
 
     /// Write anew what is alive in each sealed journal that holds something else too, and remove it. What is done in the background anyhow, where it is worth it, is done here for the smallest gain,

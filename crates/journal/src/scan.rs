@@ -43,13 +43,24 @@ impl ScanCursor {
 }
 
 impl Shared {
-    pub(crate) fn scan(&self, from: ScanCursor, limit: usize) -> Result<Scanned> {
+    /// `None` if `may_read` has said no before anything was found.
+    pub(crate) fn scan(
+        &self,
+        from: ScanCursor,
+        limit: usize,
+        mut may_read: impl FnMut(usize) -> bool,
+    ) -> Result<Option<Scanned>> {
         let (mut at, mut keys, mut key_bytes) = (from, Vec::new(), 0);
         let mut found = Vec::new();
         for _ in 0..MAX_BUCKETS {
-            let shard = at.shard();
+            let (shard, before) = (at.shard(), keys.len());
             let behind = self.index.bucket(shard, at.fingerprint(), &mut found);
             for (hash, place) in found.drain(..) {
+                if !may_read(self.cold_bytes(place)) {
+                    // All of the bucket comes with the next call.
+                    keys.truncate(before);
+                    return Ok((at != from).then_some(Scanned { keys, next: Some(at) }));
+                }
                 if let Some(key) = self.key_of(hash, place)? {
                     key_bytes += key.len();
                     keys.push(key);
@@ -58,13 +69,21 @@ impl Shared {
             at = match behind {
                 Some(fingerprint) => ScanCursor::new(shard, fingerprint),
                 None if shard + 1 < 1 << SHARD_BITS => ScanCursor::new(shard + 1, 0),
-                None => return Ok(Scanned { keys, next: None }),
+                None => return Ok(Some(Scanned { keys, next: None })),
             };
             if keys.len() >= limit || key_bytes >= ENOUGH_BYTES {
                 break;
             }
         }
-        Ok(Scanned { keys, next: Some(at) })
+        Ok(Some(Scanned { keys, next: Some(at) }))
+    }
+
+    /// Memory that reading the record at this place takes for itself; 0 if it is in memory.
+    pub(crate) fn cold_bytes(&self, place: Place) -> usize {
+        match self.journals.of(place) {
+            Some(journal) if journal.arena.is_none() => place.max_len_bytes(),
+            _ => 0,
+        }
     }
 
     /// The key of an entry that was just seen in the index, if it counts as present.

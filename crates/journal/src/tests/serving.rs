@@ -140,6 +140,36 @@ fn a_scan_returns_each_key_once() {
     assert!(cache.scan(ScanCursor(u64::MAX), 3).unwrap().next.is_none());
 }
 
+#[test]
+fn a_scan_reads_the_disk_only_if_it_may() {
+    let cache = open(&SimDirectory::default(), &options());
+    let expected: BTreeSet<_> = (0..20_000).map(key).collect();
+    for key in &expected {
+        cache.put(key, &[1; 500]).unwrap();
+    }
+    let (mut at, mut keys) = (ScanCursor::default(), Vec::new());
+    while let Some(found) = cache.scan_within(at, usize::MAX, |read_bytes| read_bytes == 0).unwrap()
+    {
+        keys.extend(found.keys);
+        at = found.next.expect("not all of them are in memory");
+    }
+    // It goes on where it was refused.
+    let mut most_bytes = 0;
+    loop {
+        let may_read = |read_bytes: usize| {
+            most_bytes = read_bytes.max(most_bytes);
+            true
+        };
+        let found = cache.scan_within(at, usize::MAX, may_read).unwrap().unwrap();
+        keys.extend(found.keys);
+        let Some(next) = found.next else { break };
+        at = next;
+    }
+    assert!((500..1000).contains(&most_bytes), "{most_bytes}");
+    keys.sort_unstable();
+    assert!(keys.iter().eq(&expected), "{} keys", keys.len());
+}
+
 /// While the table grows, keys are replaced, moved and evicted beside it.
 #[test]
 fn a_scan_misses_nothing_that_is_there_all_the_time() {

@@ -434,7 +434,12 @@ fn scan(call: &mut Call<'_>) -> Result {
     if call.must_wait() {
         return Ok(Ran::Waits);
     }
-    let mut scanned = call.cache().scan(ScanCursor(from << 1), count)?;
+    // As in `Call::hold_read`: of each key all of the record is read.
+    let mut reading = Share::new(&call.server.buffers);
+    let may_read = |bytes| reading.hold(bytes);
+    let scanned = call.cache().scan_within(ScanCursor(from << 1), count, may_read)?;
+    let mut scanned =
+        scanned.ok_or("ERR the memory for what is read (--buffer-memory) is used up")?;
     if let Some(pattern) = pattern {
         let pattern = Pattern::new(pattern);
         scanned.keys.retain(|key| pattern.matches(key));

@@ -248,7 +248,23 @@ fn what_is_read_from_disk_counts_as_memory() {
     for line in ["STRLEN large", "EXISTS large", "SET large 1 NX", "DEL large"] {
         shop.refuses(line, "--buffer-memory");
     }
+    // Of all keys in turn.
+    let mut cursor = "0".to_owned();
+    let scan = |shop: &mut Shop, cursor: &str| {
+        let (answer, _) = shop.ask_and_see(&[b"SCAN", cursor.as_bytes(), b"COUNT", b"10000"]);
+        String::from_utf8_lossy(&answer).into_owned()
+    };
+    let refused = loop {
+        let answer = scan(&mut shop, &cursor);
+        if answer.starts_with('-') {
+            break answer;
+        }
+        cursor = answer.lines().nth(2).unwrap().to_owned();
+        assert_ne!(cursor, "0", "all was read");
+    };
+    assert!(refused.contains("--buffer-memory"), "{refused}");
     others.hold(0);
+    assert!(scan(&mut shop, &cursor).starts_with("*2\r\n"));
     shop.expect("STRLEN large", ":500000\r\n");
     assert_eq!(shop.server.buffers.used_bytes(), 0);
     shop.expect("DEL large", ":1\r\n");
