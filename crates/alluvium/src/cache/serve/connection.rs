@@ -23,6 +23,8 @@ use super::{Client, Server};
 const ENOUGH_ANSWERS: usize = 1 << 20;
 /// Read of further requests while answers wait to be taken.
 const MAX_AHEAD: usize = 64 << 20;
+/// Of requests that stay on the connection's task: a step of the budget that it has until others have their turn.
+const WORDS_OF_A_STEP: usize = 64;
 /// Requests that change threads together.
 const MAX_TOGETHER: usize = 1024;
 /// For so long they run there; then it is the turn of those of others.
@@ -162,10 +164,15 @@ impl Connection {
                 }
             };
             has_answered = true;
+            let steps = 1 + request.len() / WORDS_OF_A_STEP;
             if command::run(&self.server, &mut client, &request, Reach::Memory) == Ran::Waits {
                 client = self.answer_waiting(socket, client, request).await?;
             }
             self.requests.are_answered();
+            // What was read ahead may be a great many requests, with answers so small that none is written for long.
+            for _ in 0..steps {
+                consume_budget().await;
+            }
             if client.answers.len() >= ENOUGH_ANSWERS {
                 self.write(socket, &mut client).await?;
             }

@@ -87,6 +87,35 @@ async fn who_sends_a_byte_now_and_then_is_disconnected() {
     assert!(matches!(talk.served.await.unwrap(), End::Silent));
 }
 
+/// As a client has them waiting that has taken no answers for a while. They need nothing but memory.
+#[tokio::test]
+async fn many_requests_at_once_leave_others_their_turn() {
+    let directory = tempfile::tempdir().unwrap();
+    let server = server_in(directory.path(), &[], None);
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let mut peer = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+    let (socket, _) = listener.accept().await.unwrap();
+    let client = server.client();
+    let mut requests = Requests::new(&server.buffers, server.limits);
+    requests.feed(&b"EXISTS a b c\r\n".repeat(10_000));
+    let (_stop, stopping) = watch::channel(false);
+    let (begun, pace) = (Instant::now(), Pace::new());
+    let mut connection = Connection { server, requests, stopping, begun, pace };
+    let mut turns = 0;
+    {
+        let mut answering = std::pin::pin!(connection.answer(&socket, client));
+        let answered = std::future::poll_fn(|cx| {
+            turns += 1;
+            answering.as_mut().poll(cx)
+        });
+        assert!(answered.await.is_ok());
+    }
+    assert!(turns > 50, "{turns}");
+    let mut answers = vec![0; 40_000];
+    peer.read_exact(&mut answers).await.unwrap();
+    assert_eq!(answers, b":0\r\n".repeat(10_000));
+}
+
 #[tokio::test]
 async fn writers_that_wait_keep_nobody_from_reading() {
     let directory = tempfile::tempdir().unwrap();
