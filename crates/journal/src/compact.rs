@@ -12,14 +12,16 @@ use crate::options::WhenFull;
 use crate::place::{Granule, JournalNumber, MAX_SPAN, Place};
 use crate::record::{Content, NewRecord, Record};
 use crate::room::Who;
-use crate::shared::{Appended, CHUNK_BYTES, NotAppended, Shared, now_millis};
+use crate::shared::{Appended, NotAppended, Shared, now_millis};
 
 /// A journal that is so far behind the newest one is moved, however much of it is alive: long before its number and a new one could be taken for each other.
 const FAR_BEHIND: u64 = MAX_SPAN / 2;
 /// Journals that were cut short by a close; from then on they are put together.
 const MANY_SHORT: usize = 8;
-/// Who works in the background reads a chunk, then waits so long: writers and readers come first.
-pub(crate) const PAUSE: Duration = Duration::from_millis(8);
+/// Who works in the background reads so many bytes, then waits: a read beside it waits for one such step at most. (Steps of a MiB with pauses as long for their size made the p99 of reads of the disk 2.7 times what it was without, steps of 128 KiB 2.4 times.)
+pub(crate) const STEP_BYTES: usize = 32 << 10;
+/// How long it waits: writers and readers come first.
+pub(crate) const PAUSE: Duration = Duration::from_micros(250);
 /// What is alive of a journal is compared in so many parts.
 const PARTS: u64 = 16;
 
@@ -185,7 +187,7 @@ impl Shared {
         Ok(look)
     }
 
-    /// Write anew what a journal has alive, as a [`Self::look`] has found, and remove it, with a `pause` after each chunk. For whoever has the turn ([`crate::keep::Keep::turn`]).
+    /// Write anew what a journal has alive, as a [`Self::look`] has found, and remove it, with a `pause` after each [`STEP_BYTES`]. For whoever has the turn ([`crate::keep::Keep::turn`]).
     pub(crate) fn compact(
         &self,
         journal: Arc<Journal>,
@@ -317,7 +319,7 @@ struct Pauses {
 
 impl Pauses {
     fn new(pause: Duration) -> Self {
-        Self { pause, next_at: CHUNK_BYTES }
+        Self { pause, next_at: STEP_BYTES }
     }
 
     /// Before the record at `first`.
@@ -326,7 +328,7 @@ impl Pauses {
     /// The cache is being closed.
     fn come_to(&mut self, shared: &Shared, first: Granule) -> Result<()> {
         if first.byte() >= self.next_at {
-            self.next_at = first.byte() + CHUNK_BYTES;
+            self.next_at = first.byte() + STEP_BYTES;
             if !self.pause.is_zero() && !shared.is_crowded() {
                 thread::sleep(self.pause);
             }

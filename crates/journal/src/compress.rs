@@ -8,7 +8,7 @@ use std::thread;
 use alluvium_device::{AlignedBuf, PAGE_BYTES};
 
 use crate::codec::Encoder;
-use crate::compact::PAUSE;
+use crate::compact::{PAUSE, STEP_BYTES};
 use crate::error::{Error, Result};
 use crate::files::File;
 use crate::frames::{Frames, LEAST_FRAME_BYTES, MOST_FRAME_BYTES, Writer};
@@ -173,7 +173,7 @@ impl Shared {
                 return Ok(Outcome::NotWorthIt);
             }
             if !self.is_crowded() {
-                thread::sleep(PAUSE);
+                thread::sleep(PAUSE * (CHUNK_BYTES / STEP_BYTES) as u32);
             }
         }
         if !chain.is_complete() {

@@ -255,7 +255,7 @@ impl Journal {
         }
     }
 
-    /// Its bytes from somewhere at or before `at` on, as many as `to` has room for, which has whole chunks, and not beyond `end`; returns which ones these are.
+    /// Its bytes from somewhere at or before `at` on, as many as `to` has room for (whole chunks, if it is compressed), and not beyond `end`; returns which ones these are.
     pub(crate) fn read_piece(&self, at: usize, end: usize, to: &mut [u8]) -> Result<Range<usize>> {
         if let Some(frames) = &self.frames {
             return frames.read_piece(&*self.file, at, to);

@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::flush::TellOfPanic;
 use crate::hint;
 use crate::journal::{Journal, file_name};
-use crate::options::{WhenFull};
+use crate::options::WhenFull;
 use crate::place::{Granule, JournalNumber};
 use crate::record::{Content, Kind, NewRecord, Record};
 use crate::room::Who;

@@ -4,6 +4,7 @@ use std::io;
 
 use alluvium_device::AlignedBuf;
 
+use crate::compact::STEP_BYTES;
 use crate::error::{Error, Result};
 use crate::flush::LET_GO_WITHIN;
 use crate::journal::{FIRST_RECORD, Journal};
@@ -31,13 +32,15 @@ pub(crate) fn each_in(
     Ok(damaged_bytes + bytes.len().saturating_sub(walk.end()))
 }
 
-/// The same of a file, from its first record on as long as all of them are undamaged; returns where that ends. Takes memory for a chunk, or for the longest record.
+/// The same of a file, from its first record on as long as all of them are undamaged; returns where that ends. Takes memory for a piece, or for the longest record.
 fn each_whole(
     journal: &Journal,
     end: usize,
     mut each: impl FnMut(Granule, &Record<'_>) -> Result<()>,
 ) -> Result<usize> {
-    let mut piece = AlignedBuf::zeroed(CHUNK_BYTES);
+    // A compressed journal is read by whole frames.
+    let piece_bytes = if journal.frames.is_some() { CHUNK_BYTES } else { STEP_BYTES };
+    let mut piece = AlignedBuf::zeroed(piece_bytes);
     let mut at = FIRST_RECORD;
     while at < end {
         let there = journal.read_piece(at, end, &mut piece)?;
