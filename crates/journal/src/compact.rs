@@ -46,6 +46,17 @@ pub(crate) struct Look {
     pub(crate) is_damaged: bool,
 }
 
+impl Look {
+    /// What its counts say, which are upper bounds, without reading it: whether it is damaged they may not know yet.
+    pub(crate) fn by_counts(journal: &Journal) -> Self {
+        let counts = &journal.counts;
+        let alive_bytes = counts.live_bytes.load(Ordering::Relaxed)
+            + counts.tombstone_bytes.load(Ordering::Relaxed);
+        let is_damaged = counts.is_damaged.load(Ordering::Relaxed);
+        Self { alive_bytes: alive_bytes as usize, has_dead: true, is_damaged }
+    }
+}
+
 /// What compaction does with a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {

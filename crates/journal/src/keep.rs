@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use crate::compact::{Compaction, PAUSE};
+use crate::compact::{Compaction, Look, PAUSE};
 use crate::error::{Error, Result};
 use crate::flush::TellOfPanic;
 use crate::hint;
@@ -109,7 +109,11 @@ impl Shared {
         if let Some(journal) = self.emptiest() {
             let counts = journal.counts.clone();
             let _busy = counts.busy();
-            let look = self.look(&journal, PAUSE);
+            // Where there is room, nobody is worse off if it turns out to be damaged when some of it has been moved; and to look through it is to read it twice.
+            let look = match self.is_crowded() {
+                true => self.look(&journal, PAUSE),
+                false => Ok(Look::by_counts(&journal)),
+            };
             match look.and_then(|look| self.compact(journal, &look, PAUSE)) {
                 Ok(Compaction::Done) => return Ok(true),
                 Ok(Compaction::Damaged | Compaction::NoRoom) => {}
