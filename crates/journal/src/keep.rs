@@ -181,7 +181,14 @@ impl Shared {
         let number = journal.number;
         // What is left in the index can not be read: it was damaged, or its record is not where a hint has told.
         if journal.counts.live_bytes.load(Ordering::Relaxed) > 0 {
-            self.index.retain(|place| !place.is_in(number));
+            self.index.retain(|place| {
+                let is_in_it = place.is_in(number);
+                if is_in_it {
+                    // It is there until its file is gone: an iteration has to ask the index for each of these.
+                    self.journals.forget(place);
+                }
+                !is_in_it
+            });
         }
         // What has replaced its records, or was moved out of it, has to be durable before these go.
         self.flush.wait_for(self.newest_point())?;

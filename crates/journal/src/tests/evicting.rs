@@ -106,3 +106,30 @@ fn what_was_replaced_does_not_come_back_by_eviction() {
     }
     assert!(evicted > 100, "{evicted}");
 }
+
+/// A journal that can not be read is given up as a whole. Until its file is gone it is one of those that are iterated, and readable again, perhaps.
+#[test]
+fn what_replaces_records_that_were_given_up_is_iterated_alone() {
+    const KEYS: u64 = 20;
+    let directory = SimDirectory::default();
+    let cache = open(&directory, &small());
+    for key in 0..KEYS {
+        cache.put(&key.to_le_bytes(), &[1; 1000]).unwrap();
+    }
+    directory.fail_reads(1);
+    directory.hold_removals();
+    // The first four journals, and the beginning of the fifth, for which the oldest one has to go. It is not in memory by then.
+    for filler in 1000..1215u64 {
+        cache.put(&filler.to_le_bytes(), &[2; 20_000]).unwrap();
+    }
+    directory.wait_for_removal();
+    let put = (0..KEYS).try_for_each(|key| cache.put(&key.to_le_bytes(), &[3; 1000]));
+    // What is found is looked at later: a panic here would wait for the keeper for ever.
+    let found: Result<Vec<_>, _> = cache.iter().collect();
+    directory.let_remove();
+    put.unwrap();
+    let mut values: Vec<_> = found.unwrap();
+    values.retain(|entry| u64::from_le_bytes(entry.key().try_into().unwrap()) < KEYS);
+    assert_eq!(values.len(), KEYS as usize);
+    assert!(values.iter().all(|entry| entry.value() == [3; 1000]));
+}
