@@ -19,7 +19,7 @@ use crate::record::{Content, Kind, NewRecord, Record};
 use crate::room::Who;
 use crate::shared::{NotAppended, Shared, now_millis};
 
-/// Eviction keeps at most this part of a journal, so that it always makes room.
+/// Eviction keeps at most this part of a journal, so that it always makes room: what is kept may waste the end of the newest journal too, which is less than its longest record.
 const MAX_KEPT: usize = 2;
 
 /// What has failed is tried again after this time.
@@ -146,9 +146,10 @@ impl Shared {
             if record.header().kind == Kind::Tombstone {
                 return Ok(());
             }
-            let is_wanted = kept_bytes < self.journal_bytes / MAX_KEPT;
+            let with_it = kept_bytes + record.header().padded_bytes();
+            let is_wanted = with_it <= self.journal_bytes / MAX_KEPT;
             if self.settle(number, first, record, is_wanted)? {
-                kept_bytes += record.header().padded_bytes();
+                kept_bytes = with_it;
             }
             Ok(())
         });

@@ -133,3 +133,18 @@ fn what_replaces_records_that_were_given_up_is_iterated_alone() {
     assert_eq!(values.len(), KEYS as usize);
     assert!(values.iter().all(|entry| entry.value() == [3; 1000]));
 }
+
+/// Else journals would be written anew one after the other, and writers wait, as long as all of it is read.
+#[test]
+fn eviction_makes_room_also_of_large_records_that_are_read() {
+    let cache =
+        open(&SimDirectory::default(), &Options { durability: Durability::None, ..small() });
+    for key in 0..40u64 {
+        cache.put(&key.to_le_bytes(), &[7; 700_000]).unwrap();
+        assert!(cache.contains(&key.to_le_bytes()).unwrap());
+    }
+    let stats = settled(&cache);
+    // Each has a journal for itself.
+    assert_eq!(stats.kept, 0);
+    assert!(stats.evicted > 30, "{stats:?}");
+}
