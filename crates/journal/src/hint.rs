@@ -90,16 +90,17 @@ pub(crate) fn file_name(number: JournalNumber) -> String {
 
 /// Write the hint of a journal that is in memory and in its file up to `end`. Without one the next opening takes longer: an error is only told.
 pub(crate) fn write(shared: &Shared, journal: &Journal, end: usize) {
-    if let Err(error) = try_write(shared, journal, end) {
+    let temporary = format!("{}.tmp", file_name(journal.number));
+    if let Err(error) = try_write(shared, journal, end, &temporary) {
         tracing::warn!("journal cache: no hint for journal {}: {error}", journal.number);
+        // Nobody would before the next opening, and it may be for want of room that it is not whole.
+        let _ = shared.directory.remove(&temporary);
     }
 }
 
-fn try_write(shared: &Shared, journal: &Journal, end: usize) -> io::Result<()> {
+fn try_write(shared: &Shared, journal: &Journal, end: usize, temporary: &str) -> io::Result<()> {
     let arena = journal.arena.as_ref().expect("in memory until its hint is written");
-    let name = file_name(journal.number);
-    let temporary = format!("{name}.tmp");
-    let file = shared.directory.create(&temporary, PAGE_BYTES as u64)?;
+    let file = shared.directory.create(temporary, PAGE_BYTES as u64)?;
     let mut block = AlignedBuf::zeroed(BLOCK_BYTES);
     let (mut blocks, mut in_block, mut entries) = (0u32, 0, 0u32);
     let mut write_block = |block: &mut AlignedBuf, in_block: usize| {
@@ -137,7 +138,7 @@ fn try_write(shared: &Shared, journal: &Journal, end: usize) -> io::Result<()> {
     fields::seal(&mut page, MAGIC);
     file.write_at(0, &page)?;
     file.sync()?;
-    shared.directory.rename(&temporary, &name)
+    shared.directory.rename(temporary, &file_name(journal.number))
 }
 
 /// The head of a journal's hint.
