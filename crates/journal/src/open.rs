@@ -378,8 +378,12 @@ pub(crate) fn look_at(
     let file = directory.open(&name).map_err(failed("opening a journal"))?;
     let mut page = AlignedBuf::zeroed(PAGE_BYTES);
     file.read_at(0, &mut page).map_err(failed("reading the header"))?;
-    let header = JournalHeader::parse(&page)
-        .filter(|header| header.cache == identity.id && header.number == number);
+    let header = JournalHeader::parse(&page);
+    if header.is_some_and(|header| header.cache != identity.id) {
+        // Its page is whole, and it is another cache's; so is its hint, which does not say so, and has hashes by another key.
+        return Ok(None);
+    }
+    let header = header.filter(|header| header.number == number);
     let hint = hint::read_head(directory, number, identity.journal_bytes);
     // If the page is damaged: of what it says only the salt is needed, without which no record counts.
     let salt = header.map(|header| header.salt).or(hint.map(|hint| hint.salt));

@@ -52,6 +52,28 @@ fn has_journal(directory: &SimDirectory, number: u64) -> bool {
     directory.list().unwrap().contains(&file_name(JournalNumber(number)))
 }
 
+/// Also with its hint, which does not say whose it is. (A backup that was put back beside what was there, say.)
+#[test]
+fn a_journal_of_another_cache_is_kept_aside() {
+    let (own, other) = (SimDirectory::default(), SimDirectory::default());
+    open(&own, &options()).close().unwrap();
+    let cache = open(&other, &options());
+    cache.put(b"key", b"value").unwrap();
+    cache.close().unwrap();
+    let names = other.list().unwrap();
+    assert!(names.iter().any(|name| name.ends_with(".hint")), "{names:?}");
+    for name in names.iter().filter(|name| *name != "cache") {
+        let file = other.open(name).unwrap();
+        let mut bytes = AlignedBuf::zeroed(file.len_bytes().unwrap() as usize);
+        file.read_at(0, &mut bytes).unwrap();
+        write(&own, name, &bytes);
+    }
+    let cache = open(&own, &options());
+    assert_eq!((contents(&cache).len(), cache.stats().entries), (0, 0));
+    let names = own.list().unwrap();
+    assert!(names.iter().any(|name| name.ends_with(".damaged")), "{names:?}");
+}
+
 /// Keys with the same hash have one entry between them, which the last one of them has. None gets another's value.
 #[test]
 fn keys_with_one_hash_never_get_one_anothers_values() {
