@@ -1,49 +1,68 @@
 //! Where in a journal records are that the index does not name any more: `docs/journal-cache.md`, "Iteration".
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use crate::place::Granule;
 
-/// A bit stands for the records that begin in so many bytes: 64 KiB of memory for a journal of 128 MiB.
+/// A bit stands for the records that begin in so many bytes: at most 64 KiB of memory for a journal of 128 MiB.
 const UNIT_BYTES: usize = 256;
 const WORD_BITS: usize = u64::BITS as usize;
+/// Bits for a MiB of a journal.
+const PART_WORDS: usize = 64;
+const PART_BYTES: usize = UNIT_BYTES * WORD_BITS * PART_WORDS;
 
 /// The parts of a journal in which a record begins that has been replaced or removed. In all others the index names each value.
+///
+/// There is memory for each MiB in which there is such a record: of large values, or such as are hardly ever replaced, marks everywhere would take more than the index.
 #[derive(Debug)]
-pub(crate) struct Dead(Box<[AtomicU64]>);
+pub(crate) struct Dead {
+    parts: Box<[OnceLock<Box<Part>>]>,
+    /// Of these, as many as there is memory for.
+    made: AtomicUsize,
+}
+
+type Part = [AtomicU64; PART_WORDS];
 
 impl Dead {
     /// None, in a journal of so many bytes.
     pub(crate) fn none(journal_bytes: usize) -> Self {
-        let words = journal_bytes.div_ceil(UNIT_BYTES).div_ceil(WORD_BITS);
-        Self((0..words).map(|_| AtomicU64::new(0)).collect())
+        let parts = (0..journal_bytes.div_ceil(PART_BYTES)).map(|_| OnceLock::new()).collect();
+        Self { parts, made: AtomicUsize::new(0) }
     }
 
     /// The index does not name the record any more that begins at `first`. What is told to another thread afterwards by any other means, that thread finds here.
     pub(crate) fn mark(&self, first: Granule) {
-        let (word, bit) = self.bit(first);
+        let part = self.parts[first.byte() / PART_BYTES].get_or_init(|| {
+            self.made.fetch_add(1, Ordering::Relaxed);
+            Box::new([const { AtomicU64::new(0) }; PART_WORDS])
+        });
+        let (word, bit) = place(first);
         // Most are there already when much of a journal is dead, and nobody has to wait for the line then.
-        if word.load(Ordering::Relaxed) & bit == 0 {
-            word.fetch_or(bit, Ordering::Relaxed);
+        if part[word].load(Ordering::Relaxed) & bit == 0 {
+            part[word].fetch_or(bit, Ordering::Relaxed);
         }
     }
 
     /// False: the index names the record that begins at `first`, if it is a value of a sealed journal.
     #[inline]
     pub(crate) fn may_be(&self, first: Granule) -> bool {
-        let (word, bit) = self.bit(first);
-        word.load(Ordering::Relaxed) & bit != 0
-    }
-
-    #[inline]
-    fn bit(&self, first: Granule) -> (&AtomicU64, u64) {
-        let unit = first.byte() / UNIT_BYTES;
-        (&self.0[unit / WORD_BITS], 1 << (unit % WORD_BITS))
+        let Some(part) = self.parts[first.byte() / PART_BYTES].get() else { return false };
+        let (word, bit) = place(first);
+        part[word].load(Ordering::Relaxed) & bit != 0
     }
 
     pub(crate) fn memory_bytes(&self) -> usize {
-        size_of_val::<[_]>(&self.0)
+        let made = self.made.load(Ordering::Relaxed);
+        size_of_val::<[_]>(&self.parts) + made * size_of::<Part>()
     }
+}
+
+/// The word of a part, and the bit in it, that a record is marked by.
+#[inline]
+fn place(first: Granule) -> (usize, u64) {
+    let unit = first.byte() % PART_BYTES / UNIT_BYTES;
+    (unit / WORD_BITS, 1 << (unit % WORD_BITS))
 }
 
 #[cfg(test)]
@@ -52,10 +71,10 @@ mod tests {
 
     #[test]
     fn a_mark_covers_its_unit_alone() {
-        const JOURNAL_BYTES: usize = 1 << 20;
+        const JOURNAL_BYTES: usize = (3 << 20) + 4096;
         let dead = Dead::none(JOURNAL_BYTES);
-        assert_eq!(dead.memory_bytes(), JOURNAL_BYTES / UNIT_BYTES / 8);
-        let marked = [4096, 4096 + UNIT_BYTES - 8, 9000, JOURNAL_BYTES - 8];
+        assert!(dead.memory_bytes() < 100, "{}", dead.memory_bytes());
+        let marked = [4096, 4096 + UNIT_BYTES - 8, 9000, PART_BYTES - 8, JOURNAL_BYTES - 8];
         for at in marked {
             dead.mark(Granule::at(at));
         }
@@ -63,5 +82,8 @@ mod tests {
             let is_marked = marked.iter().any(|it| it / UNIT_BYTES == at / UNIT_BYTES);
             assert_eq!(dead.may_be(Granule::at(at)), is_marked, "{at}");
         }
+        // The first part, and the last one.
+        let bytes = dead.memory_bytes() - Dead::none(JOURNAL_BYTES).memory_bytes();
+        assert_eq!(bytes, 2 * PART_BYTES / UNIT_BYTES / 8);
     }
 }
