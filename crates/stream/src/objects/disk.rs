@@ -306,9 +306,11 @@ impl Shared {
         }
         match self.cache.read().as_ref()?.get(key) {
             Ok(value) => {
+                // That there is none tells nothing of the disk.
+                let value = value?;
                 self.failures_in_a_row.store(0, Ordering::Relaxed);
                 // A copy: the value keeps the memory of a whole journal, or of more than it has.
-                value.map(|value| Bytes::copy_from_slice(&value))
+                Some(Bytes::copy_from_slice(&value))
             }
             Err(error) => {
                 self.count_error(&error);
