@@ -424,28 +424,48 @@ impl Shared {
 
 /// The cache of these options: what can not be used as it is begins anew, and what can not be opened is told.
 fn open(options: &DiskCacheOptions) -> Result<Cache, String> {
-    let journals = options.journals();
+    open_with(options, getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX))
+}
+
+/// The same in a process that may have so many open files.
+fn open_with(options: &DiskCacheOptions, files: u64) -> Result<Cache, String> {
     // Or connections would find none left.
-    if let Some(files) = getrlimit(Resource::Nofile).current
-        && journals > files / 2
-    {
+    let most_journals = files / 2;
+    let journals = options.journals();
+    if journals > most_journals {
         return Err(format!(
             "it needs {journals} open files, and the process may have {files}: raise that (ulimit -n, LimitNOFILE), or give the disk cache more memory"
         ));
     }
     let directory = &options.directory;
     let in_words = |error: Error| error.to_string();
-    let opened = match Cache::open(directory, journal_options(options)) {
-        Err(error @ Error::NoCache { .. }) => {
-            tracing::warn!("disk cache: {error}. It begins anew, with nothing in it");
-            alluvium_journal::clear(directory).map_err(in_words)?;
-            Cache::open(directory, journal_options(options))
+    let unusable = match Cache::open(directory, journal_options(options)) {
+        Ok(cache) => {
+            let journals = journals_of(&cache, options);
+            if journals <= most_journals {
+                return without_damaged(cache);
+            }
+            format!(
+                "{}: its journals are from a time when it was smaller; there would be {journals}, each an open file, and the process may have {files}",
+                directory.display()
+            )
         }
-        opened => opened,
+        Err(error @ Error::NoCache { .. }) => error.to_string(),
+        Err(error) => return Err(error.to_string()),
     };
-    let cache = opened.map_err(in_words)?;
-    // Nobody wants to look at what can be had again.
-    cache.remove_damaged().map_err(in_words)?;
+    tracing::warn!("disk cache: {unusable}. It begins anew, with nothing in it");
+    alluvium_journal::clear(directory).map_err(in_words)?;
+    without_damaged(Cache::open(directory, journal_options(options)).map_err(in_words)?)
+}
+
+/// How many journals there may be of an open cache, whose journals keep the size that they once got: a power of two.
+fn journals_of(cache: &Cache, options: &DiskCacheOptions) -> u64 {
+    options.max_disk_bytes / cache.max_record_bytes().next_power_of_two() as u64
+}
+
+/// Nobody wants to look at what can be had again.
+fn without_damaged(cache: Cache) -> Result<Cache, String> {
+    cache.remove_damaged().map_err(|error| error.to_string())?;
     Ok(cache)
 }
 

@@ -274,3 +274,25 @@ async fn what_can_not_be_used_begins_anew_where_it_is_alone() {
     cache.close().await;
     assert!(other.exists() && identity.exists());
 }
+
+/// Journals have the size that they got when the cache was made. Once it may be larger, there are more of them than the options tell.
+#[test]
+fn journals_that_would_take_all_open_files_begin_anew() {
+    let directory = tempfile::tempdir().unwrap();
+    let options = options(directory.path().into());
+    let cache = open_with(&options, 1000).unwrap();
+    cache.put(b"key", b"value").unwrap();
+    cache.close().unwrap();
+    // 16 journals, or 256 of the size that there is.
+    let larger = DiskCacheOptions { max_disk_bytes: 256 << 20, memory_bytes: 64 << 20, ..options };
+    let cache = open_with(&larger, 512).unwrap();
+    assert!(cache.contains(b"key").unwrap());
+    cache.close().unwrap();
+    let cache = open_with(&larger, 511).unwrap();
+    assert!(!cache.contains(b"key").unwrap());
+    assert!(cache.max_record_bytes() > 8 << 20);
+    cache.put(b"key", b"value").unwrap();
+    cache.close().unwrap();
+    assert!(open_with(&larger, 32).unwrap().contains(b"key").unwrap());
+    assert!(open_with(&larger, 31).unwrap_err().contains("16 open files"));
+}
