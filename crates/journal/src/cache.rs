@@ -343,6 +343,8 @@ impl Cache {
 
     fn end(&mut self) {
         self.shared.keep.close();
+        // It may wait for a journal, which can not be made as long as others have all files.
+        self.shared.flush.tell();
         // The keeper may wait for the flusher, so the flusher ends last.
         while let Some(thread) = self.threads.pop() {
             if self.threads.is_empty() {

@@ -257,6 +257,7 @@ impl Shared {
                 Ok(None) => return Ok(()),
                 Err(NotAppended::Failed(error)) => return Err(error),
                 Err(NotAppended::Full(full)) if self.wait_for_spare(full) => {}
+                Err(NotAppended::Full(_)) if self.keep.is_closing() => return Err(Error::Closed),
                 Err(NotAppended::Full(_)) => {
                     let full = Error::DiskFull { max_bytes: self.options.max_disk_bytes };
                     return Err(self.flush.failure().unwrap_or(full));

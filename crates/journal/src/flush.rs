@@ -56,6 +56,8 @@ pub(crate) struct State {
     wanted: Point,
     pub(crate) failed: Option<Error>,
     pub(crate) shortage: Shortage,
+    /// The last journal that was tried could not be made since too many files are open.
+    pub(crate) lacks_files: bool,
     /// How many times room was made.
     pub(crate) rooms_made: u64,
     is_closing: bool,
@@ -84,6 +86,7 @@ impl Flush {
                 wanted: start,
                 failed: None,
                 shortage: Shortage::None,
+                lacks_files: false,
                 rooms_made: 0,
                 is_closing: false,
             }),
@@ -149,6 +152,13 @@ impl Flush {
         self.changed.notify_all();
     }
 
+    /// Those who wait look again.
+    pub(crate) fn tell(&self) {
+        // With the lock, so that nobody is between looking and waiting.
+        let _state = self.state.lock();
+        self.changed.notify_all();
+    }
+
     /// Write and sync everything, then end the thread.
     pub(crate) fn close(&self) {
         self.state.lock().is_closing = true;
@@ -165,8 +175,6 @@ pub(crate) struct Flusher {
     unsynced: Vec<Arc<Journal>>,
     /// Files were made since the directory was synced.
     has_new_names: bool,
-    /// The last journal that was tried could not be made since too many files are open.
-    lacks_files: bool,
     next_number: JournalNumber,
     synced_at: Instant,
 }
@@ -186,7 +194,6 @@ impl Flusher {
             written_bytes: FIRST_RECORD,
             unsynced: Vec::new(),
             has_new_names: false,
-            lacks_files: false,
             next_number,
             synced_at: Instant::now(),
         }
@@ -402,8 +409,10 @@ impl Flusher {
                     match made {
                         // Others have the files, and give them back: writers wait, and it is tried again.
                         Err(error) if error.is_want_of_files() && !shared.may_evict_for_files() => {
-                            if !std::mem::replace(&mut self.lacks_files, true) {
+                            let mut state = shared.flush.state.lock();
+                            if !std::mem::replace(&mut state.lacks_files, true) {
                                 tracing::warn!("journal cache: {error}; writers wait for it");
+                                shared.flush.changed.notify_all();
                             }
                             return Ok(());
                         }
@@ -419,7 +428,7 @@ impl Flusher {
         let mut state = shared.flush.state.lock();
         match made {
             Some(spare) => {
-                self.lacks_files = false;
+                state.lacks_files = false;
                 self.has_new_names = true;
                 self.next_number = JournalNumber(spare.number.0 + 1);
                 state.shortage = Shortage::None;

@@ -469,11 +469,12 @@ impl Shared {
         }
     }
 
-    /// Wait until a journal that is being made is there, for those who make room: false if none is. With no lock held.
+    /// Wait until a journal that is being made is there, for those who make room: false if none is, or if a close would have to wait for files that others have. With no lock held.
     pub(crate) fn wait_for_spare(&self, full: JournalNumber) -> bool {
         let mut state = self.flush.state.lock();
         while self.active.load().number == full && !self.advance(&mut state, Who::Maintenance) {
-            if state.failed.is_some() || state.shortage == Shortage::Known {
+            let is_hopeless = state.failed.is_some() || state.shortage == Shortage::Known;
+            if is_hopeless || (state.lacks_files && self.keep.is_closing()) {
                 return false;
             }
             self.flush.wake();

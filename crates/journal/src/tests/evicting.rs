@@ -148,3 +148,31 @@ fn eviction_makes_room_also_of_large_records_that_are_read() {
     assert_eq!(stats.kept, 0);
     assert!(stats.evicted > 30, "{stats:?}");
 }
+
+/// Others have all files, so what eviction keeps finds no journal. That may last for ever.
+#[test]
+fn closing_does_not_wait_for_files() {
+    let directory = SimDirectory::default();
+    let options = Options { durability: Durability::None, ..small() };
+    let cache = open(&directory, &options);
+    // Three journals and most of a fourth, all of it read.
+    for key in 0..3900u64 {
+        cache.put(&key.to_le_bytes(), &[1; 1000]).unwrap();
+        assert!(cache.contains(&key.to_le_bytes()).unwrap());
+    }
+    // The one behind the newest is there.
+    while directory.list().unwrap().iter().filter(|name| name.ends_with(".journal")).count() < 5 {
+        thread::yield_now();
+    }
+    directory.lack_files();
+    // It takes over, and is full: for half of the first one, which has to go for its successor, there is no room.
+    cache.put(b"large", &vec![2; 1_040_000]).unwrap();
+    while cache.stats().kept == 0 {
+        thread::yield_now();
+    }
+    cache.close().unwrap();
+    directory.have_files();
+    // What it found no place for has gone.
+    let left = contents(&open(&directory, &self::options())).len();
+    assert!((3901 - 1020..3901 - 1000).contains(&left), "{left}");
+}
