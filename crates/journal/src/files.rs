@@ -108,7 +108,9 @@ impl Directory for RealDirectory {
 
     fn create(&self, name: &str, len_bytes: u64) -> io::Result<Arc<dyn File>> {
         let fd = self.open_direct(name, OFlags::CREATE | OFlags::EXCL)?;
-        let allocated = match sys::fallocate(&fd, FallocateFlags::empty(), 0, len_bytes) {
+        // Some file systems let a signal interrupt it.
+        let allocate = || sys::fallocate(&fd, FallocateFlags::empty(), 0, len_bytes);
+        let allocated = match rustix::io::retry_on_intr(allocate) {
             // The file system can not promise the room.
             Err(Errno::OPNOTSUPP) => sys::ftruncate(&fd, len_bytes),
             allocated => allocated,
