@@ -12,7 +12,7 @@ use crate::options::WhenFull;
 use crate::place::{Granule, JournalNumber, MAX_SPAN, Place};
 use crate::record::{Content, NewRecord, Record};
 use crate::room::Who;
-use crate::shared::{Appended, NotAppended, Shared, now_millis};
+use crate::shared::{Appended, CHUNK_BYTES, NotAppended, Shared, now_millis};
 
 /// A journal that is so far behind the newest one is moved, however much of it is alive: long before its number and a new one could be taken for each other.
 const FAR_BEHIND: u64 = MAX_SPAN / 2;
@@ -22,6 +22,8 @@ const MANY_SHORT: usize = 8;
 pub(crate) const STEP_BYTES: usize = 32 << 10;
 /// How long it waits: writers and readers come first.
 pub(crate) const PAUSE: Duration = Duration::from_micros(250);
+/// For so many steps it waits together, at most.
+const MOST_STEPS: usize = CHUNK_BYTES / STEP_BYTES;
 /// What is alive of a journal is compared in so many parts.
 const PARTS: u64 = 16;
 
@@ -325,13 +327,15 @@ fn fate(
 
 /// Where whoever goes through a journal in the background lets others come first.
 struct Pauses {
+    /// For each step.
     pause: Duration,
-    next_at: usize,
+    /// Where the last one was.
+    at: usize,
 }
 
 impl Pauses {
     fn new(pause: Duration) -> Self {
-        Self { pause, next_at: STEP_BYTES }
+        Self { pause, at: 0 }
     }
 
     /// Before the record at `first`.
@@ -339,10 +343,12 @@ impl Pauses {
     /// # Errors
     /// The cache is being closed.
     fn come_to(&mut self, shared: &Shared, first: Granule) -> Result<()> {
-        if first.byte() >= self.next_at {
-            self.next_at = first.byte() + STEP_BYTES;
+        let steps = (first.byte() - self.at) / STEP_BYTES;
+        if steps > 0 {
+            self.at = first.byte();
             if !self.pause.is_zero() && !shared.is_crowded() {
-                thread::sleep(self.pause);
+                // Of long records several; but whoever closes the cache waits for it.
+                thread::sleep(self.pause * steps.min(MOST_STEPS) as u32);
             }
         }
         if shared.keep.is_closing() { Err(Error::Closed) } else { Ok(()) }
