@@ -3,6 +3,7 @@
 mod support;
 
 use std::fs::{self, File};
+use std::io::ErrorKind;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -263,11 +264,21 @@ impl Unprivileged {
     }
 
     fn run(&self, arguments: &[&str]) -> Output {
+        loop {
+            match self.command().args(arguments).output() {
+                // Another test has begun a process while the copy was written, which has it open until it runs its own program.
+                Err(error) if error.kind() == ErrorKind::ExecutableFileBusy => {}
+                output => return output.expect("the binary starts"),
+            }
+        }
+    }
+
+    fn command(&self) -> Command {
         let mut command = Command::new(&self.binary);
         if self.root {
             command.uid(65534).gid(65534);
         }
-        command.args(arguments).output().expect("the binary starts")
+        command
     }
 }
 
