@@ -99,11 +99,11 @@ impl ObjectStore for Directory {
         let delete = move |name: ObjectPath| {
             let files = files.clone();
             async move {
-                match hide(files.path_to_filesystem(&name)?).await? {
-                    // Goes on when nobody waits for it any more.
-                    Some(hidden) => tokio::spawn(remove(hidden)).await??,
+                let path = files.path_to_filesystem(&name)?;
+                // Goes on when nobody waits for it any more: what is hidden nobody else finds before the next start.
+                if !tokio::spawn(remove(path)).await?? {
                     // It says why, or does without.
-                    None => files.delete(&name).await?,
+                    files.delete(&name).await?;
                 }
                 Ok(name)
             }
@@ -144,15 +144,17 @@ async fn hide(path: PathBuf) -> Result<Option<PathBuf>> {
     blocking(hide).await
 }
 
-/// Remove a file that is hidden. What a crash leaves of it is found by its name at the next start.
-async fn remove(hidden: PathBuf) -> Result<()> {
+/// Hide an object, then remove it; whether it could be hidden. What a crash leaves of it is found by its name at the next start.
+async fn remove(path: PathBuf) -> Result<bool> {
+    let Some(hidden) = hide(path).await? else { return Ok(false) };
     free(hidden.clone()).await?;
     let remove = move || match std::fs::remove_file(hidden) {
         // Another process has opened the directory meanwhile, and has done it.
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         removed => removed,
     };
-    blocking(remove).await
+    blocking(remove).await?;
+    Ok(true)
 }
 
 /// Give back what a file holds, from its end, resting after each step for as long as it took. A file system that is mounted with `discard` tells the disk
