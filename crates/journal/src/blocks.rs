@@ -1,22 +1,31 @@
-//! What was decompressed not long ago, bounded by bytes.
+//! What was read from the disk not long ago: frames that were decompressed, and records that were read more than once. Bounded by bytes.
 
 use std::sync::Arc;
 
 use quick_cache::sync::{Cache, DefaultLifecycle};
 use quick_cache::{DefaultHashBuilder, OptionsBuilder, Weighter};
 
-use crate::place::JournalNumber;
+use crate::place::{Granule, JournalNumber};
 
-/// The bytes of a frame, or of several that one record lies in. Values that were read of them keep them alive.
+/// The bytes of a frame, of several that one record lies in, or of a record. Values that were read of them keep them alive.
 pub(crate) type Block = Arc<Vec<u8>>;
 
-/// A frame of a journal. Its bytes never change, and numbers of journals are not used again; so nothing has to be removed when a journal goes.
-type Key = (JournalNumber, u32);
+/// Of a journal. Its bytes never change, and numbers of journals are not used again; so nothing has to be removed when a journal goes, or is compressed.
+type Key = (JournalNumber, Part);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Part {
+    Frame(u32),
+    Record(u32),
+}
+
+/// A longer record is not kept by itself: it would push out much that is read more often.
+const MOST_RECORD_BYTES: usize = 64 << 10;
 
 /// What an entry takes beside its bytes, about.
 const ENTRY_BYTES: usize = 128;
-/// Of a frame of small records, to estimate how many fit.
-const USUAL_BYTES: usize = 16 << 10;
+/// Of what is kept, to estimate how much fits.
+const USUAL_BYTES: usize = 1 << 10;
 /// What was read more than once gets this part; the rest is for what comes in, so that several records are read of it before it goes.
 const HOT_PART: f64 = 0.75;
 
@@ -29,11 +38,11 @@ impl Weighter<Key, Block> for ByBytes {
     }
 }
 
-/// Frames by use.
+/// Frames and records by use.
 pub(crate) struct Blocks(Option<Cache<Key, Block, ByBytes>>);
 
 impl Blocks {
-    /// With less than a frame nothing is kept.
+    /// With less than a KiB nothing is kept.
     pub(crate) fn new(max_bytes: usize) -> Self {
         let items = max_bytes / (USUAL_BYTES + ENTRY_BYTES);
         if items == 0 {
@@ -58,8 +67,21 @@ impl Blocks {
     ) -> Result<Block, E> {
         let frame = u32::try_from(frame).expect("a journal has at most 1 GiB");
         match &self.0 {
-            Some(cache) => cache.get_or_insert_with(&(number, frame), read),
+            Some(cache) => cache.get_or_insert_with(&(number, Part::Frame(frame)), read),
             None => read(),
+        }
+    }
+
+    /// The record that begins at `first`, if it is kept: its bytes and nothing else.
+    pub(crate) fn record(&self, number: JournalNumber, first: Granule) -> Option<Block> {
+        self.0.as_ref()?.get(&(number, Part::Record(first.0)))
+    }
+
+    /// Keep a record that was read from the disk, and not for the first time: one in a thousand of the keys may be asked for as often as all others together, and lies anywhere. A journal in memory
+    /// for it, or a frame, would be a thousand, or a hundred times as much.
+    pub(crate) fn keep_record(&self, number: JournalNumber, first: Granule, record: &[u8]) {
+        if let Some(cache) = self.0.as_ref().filter(|_| record.len() <= MOST_RECORD_BYTES) {
+            cache.insert((number, Part::Record(first.0)), Arc::new(record.to_vec()));
         }
     }
 
@@ -92,6 +114,48 @@ mod tests {
             }
             assert!(blocks.bytes() > 0 || max_bytes < 100_000, "{max_bytes}");
         }
+    }
+
+    #[test]
+    fn a_record_is_no_frame_and_a_long_one_is_not_kept() {
+        let blocks = Blocks::new(10 << 20);
+        let (number, other) = (JournalNumber(1), JournalNumber(2));
+        blocks.get(number, 3, || block(100)).unwrap();
+        assert!(blocks.record(number, Granule(3)).is_none());
+        blocks.keep_record(number, Granule(3), b"three");
+        assert_eq!(**blocks.record(number, Granule(3)).unwrap(), *b"three");
+        assert!(blocks.record(number, Granule(4)).is_none());
+        assert!(blocks.record(other, Granule(3)).is_none());
+        assert_eq!(blocks.get(number, 3, || Err("read again")).unwrap().len(), 100);
+        blocks.keep_record(other, Granule(1), &vec![1; MOST_RECORD_BYTES]);
+        blocks.keep_record(other, Granule(2), &vec![1; MOST_RECORD_BYTES + 1]);
+        assert!(blocks.record(other, Granule(1)).is_some());
+        assert!(blocks.record(other, Granule(2)).is_none());
+        // Nowhere to keep it.
+        Blocks::new(0).keep_record(number, Granule(3), b"three");
+    }
+
+    /// Keys that are asked for again and again stay, whatever is read once beside them.
+    #[test]
+    fn what_is_read_often_stays_beside_what_is_read_once() {
+        let blocks = Blocks::new(4 << 20);
+        let number = JournalNumber(1);
+        let record = [7; 150];
+        let often = 1000;
+        let mut missed = 0;
+        for round in 0..200u32 {
+            for first in 0..often {
+                if blocks.record(number, Granule(first)).is_none() {
+                    missed += u32::from(round >= 10);
+                    blocks.keep_record(number, Granule(first), &record);
+                }
+            }
+            for once in 0..1000 {
+                blocks.keep_record(number, Granule(often + round * 1000 + once), &record);
+            }
+        }
+        assert!(missed < 190 * often / 100, "{missed} of {} reads", 190 * often);
+        assert!(blocks.bytes() <= (4 << 20) + 1024);
     }
 
     #[test]

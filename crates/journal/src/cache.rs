@@ -36,7 +36,7 @@ const OVERLAP: usize = 32;
 ///
 /// Dropping it writes what is not yet written; [`Cache::close`] does the same and reports whether it succeeded.
 pub struct Cache {
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
     recovered: Recovered,
     threads: Vec<JoinHandle<()>>,
 }
@@ -153,7 +153,7 @@ impl Cache {
         Ok(self.get(key)?.map(|value| value.to_vec()))
     }
 
-    /// The value of a key, and the time that is left to it, for threads that must not wait for the disk: it is not read, and what was decompressed and is kept is not looked at.
+    /// The value of a key, and the time that is left to it, for threads that must not wait for the disk: it is not read, and nothing is decompressed.
     ///
     /// # Errors
     /// As [`Self::get`]; what is in memory was checked when it came there.
@@ -167,7 +167,7 @@ impl Cache {
         })
     }
 
-    /// Memory that reading a key takes for itself, in bytes: the size of its record, or up to a quarter more; 0 if that is in memory. A compressed one comes in frames of 16 KiB on top.
+    /// Memory that reading a key takes for itself, in bytes: the size of its record, or up to a quarter more; 0 if that is in a journal in memory. A compressed one comes in frames of 16 KiB on top.
     pub fn read_bytes(&self, key: &[u8]) -> usize {
         let named = self.shared.index.find(self.shared.hasher.hash(key));
         named.map_or(0, |place| self.shared.cold_bytes(place))
@@ -239,10 +239,13 @@ impl Cache {
                 named = shared.index.find(hash);
                 continue;
             };
-            if reach == Reach::Memory && journal.arena.is_none() {
-                return Ok(Read::OnDisk);
-            }
-            let loaded = journal.load(place)?;
+            let loaded = match &journal.arena {
+                Some(_) => journal.load(place)?,
+                None => match shared.load_cold(&journal, place, reach == Reach::Disk)? {
+                    Some(loaded) => loaded,
+                    None => return Ok(Read::OnDisk),
+                },
+            };
             let record = Record::trusted(loaded.bytes()).expect("loaded as a record");
             if record.key() != key || record.has_expired(now_millis) {
                 return Ok(Read::Absent);

@@ -68,7 +68,7 @@ impl FromStr for Compression {
 /// How a cache is opened.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Memory for journals, in bytes: the newest one, those that wait to be written, as many of the others as fit, and what was decompressed not long ago. At least four journals. Default 1 GiB.
+    /// Memory for journals, in bytes: the newest one, those that wait to be written, as many of the others as fit, and what was read of these that do not (records, and frames that were decompressed). At least four journals. Default 1 GiB.
     ///
     /// On top come the index, what readers keep (a value keeps its journal in memory; an iteration has a journal's memory of its own), and some MiB for work in the background: `docs/journal-cache.md`.
     pub memory_bytes: usize,
@@ -112,25 +112,21 @@ pub(crate) fn is_size(journal_bytes: usize) -> bool {
     journal_bytes.is_multiple_of(PAGE_BYTES) && (MIB..=1024 * MIB).contains(&journal_bytes)
 }
 
-/// This part of the memory, at least, is for what was decompressed, if there are journals to spare.
-const BLOCKS_PART: usize = 32;
+/// This part of the memory, at least, is for records and frames that are kept of cold journals, if there are journals to spare.
+const BLOCKS_PART: usize = 16;
 
 /// What the memory is used for.
 pub(crate) struct Memory {
     /// Number of journals.
     pub(crate) arenas: usize,
-    /// For what was decompressed: what whole journals leave.
+    /// For what is kept of cold ones: what whole journals leave.
     pub(crate) block_bytes: usize,
 }
 
 impl Options {
     /// How the memory is shared out, with journals of `journal_bytes`, for options without a fault.
     pub(crate) fn memory(&self, journal_bytes: usize) -> Memory {
-        let for_blocks = match self.compression {
-            Compression::None => 0,
-            _ => self.memory_bytes / BLOCKS_PART,
-        };
-        let arenas = (self.memory_bytes - for_blocks) / journal_bytes;
+        let arenas = (self.memory_bytes - self.memory_bytes / BLOCKS_PART) / journal_bytes;
         let arenas = arenas.max(MIN_JOURNALS_IN_MEMORY);
         let block_bytes = self.memory_bytes.saturating_sub(arenas * journal_bytes);
         Memory { arenas, block_bytes }
@@ -173,7 +169,7 @@ mod tests {
                 let memory = options.memory(MIB);
                 assert_eq!(memory.arenas * MIB + memory.block_bytes, memory_bytes);
                 assert!(memory.arenas >= MIN_JOURNALS_IN_MEMORY);
-                if compression != Compression::None && memory_bytes > 5 * MIB {
+                if memory_bytes > 5 * MIB {
                     assert!(memory.block_bytes >= memory_bytes / BLOCKS_PART);
                 }
                 assert_eq!(name.parse(), Ok(compression));

@@ -14,7 +14,7 @@ use crate::files::Directory;
 use crate::flush::{Flush, Shortage, State};
 use crate::hash::{KeyHash, KeyHasher};
 use crate::index::{Index, Writer};
-use crate::journal::{CacheId, FIRST_RECORD, Journal, Journals};
+use crate::journal::{CacheId, FIRST_RECORD, Journal, Journals, Loaded};
 use crate::keep::Keep;
 use crate::options::{Durability, Options, WhenFull};
 use crate::place::{Granule, JournalNumber, Place};
@@ -242,6 +242,30 @@ impl Shared {
                 return Ok((writer, found));
             }
         }
+    }
+
+    /// The record at `place` of a cold journal, as it is kept or, if it `may_read`, from the disk. `place`: with what the index knew before this read.
+    #[cold]
+    pub(crate) fn load_cold(
+        &self,
+        journal: &Journal,
+        place: Place,
+        may_read: bool,
+    ) -> Result<Option<Loaded>> {
+        let (number, first) = (journal.number, place.first());
+        if let Some(record) = self.blocks.record(number, first) {
+            let len = record.len();
+            return Ok(Some(Loaded::of_block(record, 0, len)));
+        }
+        if !may_read {
+            return Ok(None);
+        }
+        let loaded = journal.load(place)?;
+        // What is read for the first time may be the first of a million that are read once.
+        if place.was_read() {
+            self.blocks.keep_record(number, first, loaded.bytes());
+        }
+        Ok(Some(loaded))
     }
 
     /// Whether what the index names counts as present.

@@ -26,9 +26,9 @@ pub struct Stats {
     pub incompressible: usize,
     /// Bytes of records that are the newest of their keys; up to a quarter too many.
     pub live_bytes: u64,
-    /// Memory of journals, in bytes, what is kept free for new ones and what was decompressed included.
+    /// Memory of journals, in bytes, what is kept free for new ones and what is kept of cold ones included.
     pub memory_bytes: usize,
-    /// Of these, what was decompressed and is kept.
+    /// Of these, records and decompressed frames of cold journals.
     pub block_bytes: usize,
     /// Memory of the tables of compressed journals, in bytes, which is not within the budget: up to a 1,300th of what is in them.
     pub table_bytes: usize,

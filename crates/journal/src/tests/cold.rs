@@ -1,6 +1,7 @@
 //! Cold journals: compressed, killed meanwhile, damaged, and brought back into memory.
 
 use super::*;
+use crate::Lookup;
 use crate::files::Directory;
 use crate::journal::Journal;
 use crate::pool::Pooled;
@@ -75,6 +76,46 @@ fn what_is_compressed_is_what_it_was() {
             cache.close().unwrap();
             remove_hints(&directory);
         }
+    }
+}
+
+/// The first read of a record leaves a mark, the second one keeps it, whatever its journal looks like; and what is kept is not taken for what has replaced it.
+#[test]
+fn a_record_that_is_read_again_is_not_read_from_the_disk_again() {
+    for compression in [Compression::None, Compression::Lz4] {
+        let (directory, map) = filled(12_000);
+        // Room for what is kept beside the least number of journals.
+        let options = Options { memory_bytes: 5 * MIB, compression, ..options() };
+        if compression != Compression::None {
+            compress_all(&directory, &options);
+        }
+        let cache = open(&directory, &options);
+        let key = map
+            .keys()
+            .find(|key| matches!(cache.try_get(key).unwrap(), Lookup::OnDisk))
+            .expect("more than fits into memory");
+        let value = &map[key];
+        let disk_reads = || {
+            let place = cache.shared.index.find(cache.shared.hasher.hash(key)).unwrap();
+            let journal = cache.shared.journals.of(place).unwrap();
+            journal.counts.disk_reads.load(Ordering::Relaxed)
+        };
+        assert_eq!(cache.get(key).unwrap().as_deref(), Some(&value[..]));
+        assert!(matches!(cache.try_get(key).unwrap(), Lookup::OnDisk), "read once");
+        assert_eq!(cache.get(key).unwrap().as_deref(), Some(&value[..]));
+        let before = disk_reads();
+        assert!(before > 0);
+        assert_eq!(cache.get(key).unwrap().as_deref(), Some(&value[..]));
+        let Lookup::Found(found, None) = cache.try_get(key).unwrap() else { panic!("not kept") };
+        assert_eq!(*found, value[..]);
+        assert_eq!(disk_reads(), before);
+        let stats = cache.stats();
+        assert!(stats.block_bytes >= value.len() && stats.memory_bytes <= 5 * MIB, "{stats:?}");
+        cache.put(key, b"newer").unwrap();
+        assert_eq!(cache.get(key).unwrap().as_deref(), Some(&b"newer"[..]));
+        assert!(cache.delete(key).unwrap());
+        assert!(cache.get(key).unwrap().is_none());
+        cache.close().unwrap();
     }
 }
 
@@ -281,7 +322,7 @@ fn a_cache_that_may_not_evict_takes_more_when_it_compresses() {
 /// Ten sealed journals and more, room for 8 in memory: writers have three of it, and those journals that an opening brings there the others.
 fn warm() -> (Shared, [Option<Pooled>; 2]) {
     let (directory, _) = filled(20_000);
-    let shared = still(&directory, &Options { memory_bytes: 8 * MIB, ..plain() });
+    let shared = still(&directory, &Options { memory_bytes: 9 * MIB, ..plain() });
     while shared.warm_one().unwrap() {}
     let writers = [(); 2].map(|()| shared.pool.take().unwrap());
     (shared, writers)
@@ -464,7 +505,7 @@ fn damage_does_not_hide_what_is_behind_it() {
 #[test]
 fn a_journal_that_could_not_be_read_once_is_tried_again() {
     let (directory, _) = filled(20_000);
-    let shared = still(&directory, &Options { memory_bytes: 8 * MIB, ..plain() });
+    let shared = still(&directory, &Options { memory_bytes: 9 * MIB, ..plain() });
     let newest_sealed = shared.active.load().number.0 - 1;
     directory.fail_reads(1);
     assert!(matches!(shared.warm_one(), Err(Error::Io { .. })));

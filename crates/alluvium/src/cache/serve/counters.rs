@@ -137,7 +137,7 @@ impl Collector for CacheCollector {
             ),
             (
                 "cache_block_memory_bytes",
-                "Memory of what was decompressed and is kept, a part of that of journals",
+                "Memory of records and decompressed frames that are kept of cold journals, a part of that of journals",
                 of(stats.block_bytes),
             ),
             (
