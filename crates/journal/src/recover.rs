@@ -4,6 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 
+use alluvium_device::PAGE_BYTES;
+
 use crate::error::{Error, Result};
 use crate::files::Directory;
 use crate::flush::LOOK_AGAIN;
@@ -199,6 +201,28 @@ impl Reading<'_> {
                 journal.number
             );
         }
+        // What is damaged stays as it is, for whoever wants to look at it.
+        let file_bytes = match (&journal.frames, damaged_bytes) {
+            (None, 0) => self.cut(journal, file_bytes, end),
+            _ => file_bytes,
+        };
         Ok(Contents { file_bytes, end, tombstone_bytes, damaged_bytes, is_scanned: true })
+    }
+
+    /// Give back the room behind the last record, as a close does: a process that is killed again and again must not leave one journal after the other with next to nothing in it.
+    /// Returns the length of the file.
+    fn cut(&self, journal: &Old, file_bytes: u64, end: usize) -> u64 {
+        let whole = end.next_multiple_of(PAGE_BYTES) as u64;
+        if whole >= file_bytes {
+            return file_bytes;
+        }
+        match journal.file.truncate(whole) {
+            Ok(()) => whole,
+            Err(error) => {
+                let path = self.directory.path().join(file_name(journal.number));
+                tracing::warn!("journal cache: {}: cutting its end: {error}", path.display());
+                file_bytes
+            }
+        }
     }
 }

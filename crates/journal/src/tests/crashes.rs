@@ -220,3 +220,23 @@ fn an_interval_bounds_what_is_lost() {
         thread::sleep(interval);
     }
 }
+
+/// What a process has allocated and not used when it is killed is room again: many kills take no more of the budget than many closes.
+#[test]
+fn kills_leave_no_empty_journals() {
+    const ROUNDS: u64 = 20;
+    let mut directory = SimDirectory::default();
+    for round in 0..ROUNDS {
+        let cache = open(&directory, &options());
+        cache.put(&round.to_le_bytes(), &[1; 1000]).unwrap();
+        cache.flush().unwrap();
+        let left = directory.killed();
+        drop(cache);
+        directory = left;
+    }
+    let cache = open(&directory, &options());
+    // The newest journal, and some pages of each that was the newest one.
+    let stats = cache.stats();
+    assert!(stats.disk_bytes < 2 * MIB as u64, "{stats:?}");
+    assert_eq!(contents(&cache).len() as u64, ROUNDS);
+}
