@@ -25,7 +25,7 @@ pub(crate) const PAUSE: Duration = Duration::from_micros(250);
 /// For so many steps it waits together, at most.
 const MOST_STEPS: usize = CHUNK_BYTES / STEP_BYTES;
 /// What is alive of a journal is compared in so many parts.
-const PARTS: u64 = 16;
+pub(crate) const PARTS: u64 = 16;
 
 /// What became of a journal that was to be compacted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,16 +74,7 @@ enum Fate {
 impl Shared {
     /// The journal with the smallest part of live bytes, if that is small enough to be worth writing it anew.
     pub(crate) fn emptiest(&self) -> Option<Arc<Journal>> {
-        // What is written per byte that is gained: a third, one, three, fifteen.
-        let most_live = match (self.is_crowded(), self.options.when_full) {
-            (false, _) => PARTS / 4,
-            (true, WhenFull::Evict) => PARTS / 2,
-            (true, WhenFull::Refuse) if self.journals.room.has(1 + self.leaves(Who::User)) => {
-                PARTS / 4 * 3
-            }
-            // Puts are refused until some of it is gone.
-            (true, WhenFull::Refuse) => PARTS - 1,
-        };
+        let most_live = self.most_live_parts();
         let unwritten = self.flush.oldest_unwritten();
         let mut sealed = self.journals.all();
         if let Some(oldest) = sealed.first()
@@ -103,7 +94,7 @@ impl Shared {
         let parts = |journal: &Journal| {
             let counts = &journal.counts;
             let bytes = counts.end_bytes.load(Ordering::Relaxed).saturating_sub(FIRST_RECORD);
-            let mut live = counts.live_bytes.load(Ordering::Relaxed);
+            let mut live = counts.unexpired_bytes();
             let oldest_other =
                 oldest_two.into_iter().flatten().find(|other| *other != journal.number);
             // Tombstones are alive as long as they may hide something.
@@ -129,6 +120,20 @@ impl Shared {
             let (live, bytes) = parts(journal);
             live.saturating_mul(1000) / bytes
         })
+    }
+
+    /// Of a journal that is worth compacting at most so many [`PARTS`] are alive.
+    pub(crate) fn most_live_parts(&self) -> u64 {
+        // What is written per byte that is gained: a third, one, three, fifteen.
+        match (self.is_crowded(), self.options.when_full) {
+            (false, _) => PARTS / 4,
+            (true, WhenFull::Evict) => PARTS / 2,
+            (true, WhenFull::Refuse) if self.journals.room.has(1 + self.leaves(Who::User)) => {
+                PARTS / 4 * 3
+            }
+            // Puts are refused until some of it is gone.
+            (true, WhenFull::Refuse) => PARTS - 1,
+        }
     }
 
     fn is_far_behind(&self, journal: &Journal) -> bool {

@@ -83,6 +83,12 @@ const LEFT_ALONE: Duration = Duration::from_secs(10);
 pub(crate) struct Counts {
     /// Bytes of records that the index names; by size classes, so up to a quarter too many.
     pub(crate) live_bytes: AtomicU64,
+    /// Of these, bytes of records that count as absent one day, or do already.
+    pub(crate) expiring_bytes: AtomicU64,
+    /// Of these, what was to be gained by removing those that had expired when it was last looked (`expired.rs`).
+    pub(crate) expired_bytes: AtomicU64,
+    /// It is not looked again before: milliseconds since 1970.
+    pub(crate) look_at_millis: AtomicU64,
     /// Reads, halved now and then (`promote.rs`); about as many as there were.
     pub(crate) reads: AtomicU64,
     /// Reads of the disk since it became cold, or was last thought of for the memory.
@@ -110,6 +116,9 @@ impl Counts {
     pub(crate) fn new(journal_bytes: usize) -> Self {
         Self {
             live_bytes: AtomicU64::new(0),
+            expiring_bytes: AtomicU64::new(0),
+            expired_bytes: AtomicU64::new(0),
+            look_at_millis: AtomicU64::new(0),
             reads: AtomicU64::new(0),
             disk_reads: AtomicU64::new(0),
             stays_plain: AtomicBool::new(false),
@@ -121,6 +130,33 @@ impl Counts {
             newest_origin: AtomicU64::new(0),
             dead: Dead::none(journal_bytes),
         }
+    }
+
+    /// The index names the record at `place`, which is one of this journal's, from now on.
+    pub(crate) fn count(&self, place: Place) {
+        let bytes = place.max_len_bytes() as u64;
+        self.live_bytes.fetch_add(bytes, Ordering::Relaxed);
+        if place.expires() {
+            self.expiring_bytes.fetch_add(bytes, Ordering::Relaxed);
+        }
+    }
+
+    /// It does not any more.
+    pub(crate) fn forget(&self, place: Place) {
+        self.dead.mark(place.first());
+        let bytes = place.max_len_bytes() as u64;
+        self.live_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        if place.expires() {
+            self.expiring_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        }
+    }
+
+    /// Bytes of records that the index names, without those that are known to have expired.
+    pub(crate) fn unexpired_bytes(&self) -> u64 {
+        // What had expired may have been replaced since.
+        let expired = self.expired_bytes.load(Ordering::Relaxed);
+        let expired = expired.min(self.expiring_bytes.load(Ordering::Relaxed));
+        self.live_bytes.load(Ordering::Relaxed).saturating_sub(expired)
     }
 
     /// It could not be read now. That may pass: it is left alone for a while.
@@ -394,17 +430,14 @@ impl Journals {
     /// The record at `place` is not the newest of its key any more.
     pub(crate) fn forget(&self, place: Place) {
         if let Some(journal) = self.of(place) {
-            journal.counts.dead.mark(place.first());
-            let bytes = place.max_len_bytes() as u64;
-            journal.counts.live_bytes.fetch_sub(bytes, Ordering::Relaxed);
+            journal.counts.forget(place);
         }
     }
 
     /// The index names the record at `place` from now on.
     pub(crate) fn count(&self, place: Place) {
         if let Some(journal) = self.of(place) {
-            let bytes = place.max_len_bytes() as u64;
-            journal.counts.live_bytes.fetch_add(bytes, Ordering::Relaxed);
+            journal.counts.count(place);
         }
     }
 }

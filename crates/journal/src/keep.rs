@@ -104,7 +104,7 @@ impl Shared {
         Ok(self.promote_one()? || self.compress_one()?)
     }
 
-    /// Compact or evict one journal, if that is due; whether one was removed.
+    /// Compact or evict one journal, or look what has expired in one, if that is due; whether anything was done.
     fn make_room_once(&self) -> Result<bool> {
         if let Some(journal) = self.emptiest() {
             let counts = journal.counts.clone();
@@ -124,6 +124,9 @@ impl Shared {
                     counts.failed();
                 }
             }
+        }
+        if self.look_for_expired() {
+            return Ok(true);
         }
         match self.options.when_full == WhenFull::Evict && self.is_crowded() {
             true => self.evict_oldest(),

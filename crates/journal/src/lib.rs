@@ -10,6 +10,7 @@ mod compress;
 mod dead;
 mod demand;
 mod error;
+mod expired;
 mod fields;
 mod files;
 mod flush;

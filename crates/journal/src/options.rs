@@ -24,7 +24,7 @@ pub enum WhenFull {
     /// The oldest records go, but for those that were read.
     #[default]
     Evict,
-    /// Writes fail with [`crate::Error::DiskFull`]: puts when three journals of it are left, deletions when two are. What was deleted is compacted, and then there is room again.
+    /// Writes fail with [`crate::Error::DiskFull`]: puts when three journals of it are left, deletions when two are. What was deleted or has expired is compacted, and then there is room again.
     Refuse,
 }
 

@@ -106,7 +106,7 @@ impl Reading<'_> {
 
     /// Enter records of one journal into the index, and count what is alive.
     fn enter(&self, journal: &Old, entries: &[Entry], tombstone_bytes: &mut usize) -> Result<()> {
-        let mut live_bytes = 0;
+        let (mut live_bytes, mut expiring_bytes) = (0, 0);
         for entries in entries.chunks(OVERLAP) {
             entries.iter().for_each(|entry| self.index.prefetch(entry.hash));
             for entry in entries {
@@ -129,19 +129,20 @@ impl Reading<'_> {
                     self.has_excess.store(true, Ordering::Relaxed);
                 } else {
                     live_bytes += place.max_len_bytes() as u64;
+                    expiring_bytes +=
+                        if place.expires() { place.max_len_bytes() as u64 } else { 0 };
                 }
             }
         }
         journal.counts.live_bytes.fetch_add(live_bytes, Ordering::Relaxed);
+        journal.counts.expiring_bytes.fetch_add(expiring_bytes, Ordering::Relaxed);
         Ok(())
     }
 
     /// A record that was entered does not count any more. What it adds to its journal's count another thread may add later: the sum is right at the end.
     fn forget(&self, old: Place) {
         let of = self.journals.partition_point(|it| !it.number.is_behind(old));
-        let journal = &self.journals[of - 1];
-        journal.counts.dead.mark(old.first());
-        journal.counts.live_bytes.fetch_sub(old.max_len_bytes() as u64, Ordering::Relaxed);
+        self.journals[of - 1].counts.forget(old);
     }
 
     /// Bytes of a journal that has a hint, up to its `end`, that are no records.

@@ -13,7 +13,7 @@ use crate::units::{Size, about, counted};
 
 /// Write anew what is alive in each journal that holds something else too, and remove the journal. Nobody else may have the cache open.
 ///
-/// What is overwritten, deleted or has expired goes by itself when it is most of a journal; this is for getting the rest of the space at once. It needs room for two
+/// What is overwritten or deleted goes by itself when it is most of a journal, what has expired when the disk space is used up; this is for getting the rest of the space at once. It needs room for two
 /// journals on the disk, and whatever may not be evicted stays: the disk budget of those who use the cache does not count here.
 #[derive(Args, Debug)]
 pub(crate) struct CompactArgs {

@@ -173,3 +173,68 @@ fn compaction_on_demand_waits_for_eviction() {
     assert!(compacted.iter().all(Result::is_ok), "{compacted:?}");
     assert!(cache.stats().disk_bytes <= 8 << 20, "{:?}", cache.stats());
 }
+
+/// Nobody deletes what has expired, and nobody asks for it: its room comes back all the same, also if the process that has written it is gone.
+#[test]
+fn what_has_expired_makes_room() {
+    let directory = SimDirectory::default();
+    let mut cache = open(&directory, &small());
+    for key in 0..500u64 {
+        cache.put(&key.to_le_bytes(), &[1; 1000]).unwrap();
+    }
+    // Three times what there is room for.
+    for key in 500..24_000u64 {
+        let (name, value) = (key.to_le_bytes(), [2; 1000]);
+        until_there_is_room(|| cache.put_with_ttl(&name, &value, Duration::ZERO));
+        if key == 4000 {
+            cache.close().unwrap();
+            cache = open(&directory, &small());
+        }
+    }
+    assert_eq!(cache.stats().evicted, 0);
+    let found = contents(&cache);
+    assert!(found.len() == 500 && found.values().all(|value| *value == [1; 1000]));
+}
+
+/// The oldest go when there is nothing else. What has expired is something else.
+#[test]
+fn what_has_expired_goes_before_what_has_not() {
+    const ALIVE: u64 = 1500;
+    let directory = SimDirectory::default();
+    let options = Options { max_disk_bytes: 16 << 20, ..options() };
+    let cache = open(&directory, &options);
+    for key in 0..ALIVE {
+        cache.put(&key.to_le_bytes(), &[1; 1000]).unwrap();
+    }
+    for batch in 1..60u64 {
+        for key in batch * 10_000..batch * 10_000 + 400 {
+            cache.put_with_ttl(&key.to_le_bytes(), &[2; 1000], Duration::ZERO).unwrap();
+        }
+        // With more than this some have to go.
+        while cache.stats().journals > 12 {
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+    assert_eq!(cache.stats().evicted, 0);
+    assert_eq!(contents(&cache).len() as u64, ALIVE);
+}
+
+/// When something will expire, a journal tells who reads it: once, and not as often as room is wanted.
+#[test]
+fn what_has_not_expired_is_looked_at_once() {
+    let directory = SimDirectory::default();
+    let cache = open(&directory, &small());
+    let mut keys = 0u64;
+    while cache.put_with_ttl(&keys.to_le_bytes(), &[1; 1000], Duration::from_secs(3600)).is_ok() {
+        keys += 1;
+    }
+    cache.close().unwrap();
+    let (shared, _) = crate::open::open(Box::new(directory), small()).unwrap();
+    let mut looks = 0;
+    while shared.look_for_expired() {
+        looks += 1;
+        assert!(looks <= 8, "there are no more journals");
+    }
+    assert!(looks >= 4, "{looks}");
+    assert!(shared.emptiest().is_none());
+}

@@ -1,0 +1,120 @@
+//! What has expired, where room is wanted. Nobody deletes it, and the index knows of a record only that it will expire: when, its journal says.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use alluvium_device::GRANULE_BYTES;
+
+use crate::compact::PARTS;
+use crate::error::{Error, Result};
+use crate::journal::{FIRST_RECORD, Journal};
+use crate::options::WhenFull;
+use crate::record::{Content, NewRecord};
+use crate::room::Who;
+use crate::shared::{Shared, now_millis};
+
+/// Nothing is left that will expire.
+const NEVER: u64 = u64::MAX;
+
+impl Shared {
+    /// Look how much has expired in one of the journals that may have to go for it; whether there was one. What is found is counted as dead by [`Self::emptiest`].
+    ///
+    /// A journal is looked at again when another sixteenth of it will have expired, so each is read a few times at most.
+    pub(crate) fn look_for_expired(&self) -> bool {
+        let has_time = match self.options.when_full {
+            // Where writers wait already, eviction is quicker.
+            WhenFull::Evict => {
+                self.journals.room.has(1 + self.leaves(Who::User)) && !self.flush.is_short()
+            }
+            WhenFull::Refuse => true,
+        };
+        if !self.is_crowded() || !has_time {
+            return false;
+        }
+        let Some(journal) = self.to_look_at() else { return false };
+        let _busy = journal.counts.busy();
+        match self.count_expired(&journal) {
+            Ok(()) => true,
+            Err(Error::Closed) => false,
+            Err(error) => {
+                tracing::warn!("journal cache: {error}");
+                journal.counts.failed();
+                true
+            }
+        }
+    }
+
+    /// The journal with most that will expire, of those that would be worth compacting if it had.
+    fn to_look_at(&self) -> Option<Arc<Journal>> {
+        let (now, most_live) = (now_millis(), self.most_live_parts());
+        let unwritten = self.flush.oldest_unwritten();
+        let expiring = |it: &Journal| it.counts.expiring_bytes.load(Ordering::Relaxed);
+        let may_go = |journal: &Arc<Journal>| {
+            let counts = &journal.counts;
+            let live = counts.live_bytes.load(Ordering::Relaxed);
+            let at_least = live.saturating_sub(expiring(journal));
+            journal.number < unwritten
+                && expiring(journal) > 0
+                && counts.is_sound()
+                && counts.look_at_millis.load(Ordering::Relaxed) <= now
+                && at_least * PARTS <= most_live * gained_bytes(journal)
+        };
+        let all = self.journals.all().into_iter().filter(may_go);
+        all.max_by_key(|journal| expiring(journal))
+    }
+
+    fn count_expired(&self, journal: &Journal) -> Result<()> {
+        let now = now_millis();
+        let number = journal.number;
+        let is_oldest = self.oldest_but(number).is_none_or(|other| number < other);
+        let mut expired_bytes = 0;
+        // Of those that will, by the power of two of the milliseconds that are left.
+        let mut later_bytes = [0u64; u64::BITS as usize];
+        let damaged_bytes = self.each_record(journal, |first, record| {
+            if self.keep.is_closing() {
+                return Err(Error::Closed);
+            }
+            let Some(expires_at) = record.expires_at() else { return Ok(()) };
+            let hash = self.hasher.hash(record.key());
+            let place = record.place(number, first, hash);
+            if !self.index.find(hash).is_some_and(|named| named.is_same(place)) {
+                return Ok(());
+            }
+            // Something older may be left, which it hides.
+            let tombstone =
+                NewRecord { key: record.key(), content: Content::Tombstone { origin: None } };
+            let kept = match is_oldest {
+                true => 0,
+                false => tombstone.len_bytes().next_multiple_of(GRANULE_BYTES),
+            };
+            let bytes = place.max_len_bytes().saturating_sub(kept) as u64;
+            match expires_at.saturating_sub(now).checked_ilog2() {
+                None => expired_bytes += bytes,
+                Some(power) => later_bytes[power as usize] += bytes,
+            }
+            Ok(())
+        })?;
+        self.mark_damaged(journal, damaged_bytes);
+        let counts = &journal.counts;
+        counts.expired_bytes.store(expired_bytes, Ordering::Relaxed);
+        let (part, mut sum) = ((gained_bytes(journal) / PARTS).max(1), 0u64);
+        let enough = later_bytes.iter().position(|bytes| {
+            sum += bytes;
+            sum >= part
+        });
+        // Whoever has 2^n milliseconds left has less than 2^(n+1).
+        let look_at =
+            enough.map_or(NEVER, |power| now.saturating_add(2u64.saturating_pow(power as u32 + 1)));
+        counts.look_at_millis.store(look_at, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+/// What would be free without a journal.
+fn gained_bytes(journal: &Journal) -> u64 {
+    let plain_bytes = journal.end().saturating_sub(FIRST_RECORD) as u64;
+    match journal.frames {
+        Some(_) => plain_bytes.min(journal.file_bytes),
+        None => plain_bytes,
+    }
+}
