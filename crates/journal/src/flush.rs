@@ -535,22 +535,23 @@ fn make_journal(
     Ok(Some(Journal { number, salt, file, file_bytes, frames: None, arena, beside, counts }))
 }
 
-/// The first newest journal of an opened cache, durable.
+/// The first newest journal of an opened cache, durable. `None` if the disk has no room for it.
 pub(crate) fn first_journal(
     directory: &dyn Directory,
     id: CacheId,
     number: JournalNumber,
     journal_bytes: usize,
     pool: &Arc<Pool>,
-) -> Result<Journal> {
+) -> Result<Option<Journal>> {
     let arena = pool.take_anyway().map_err(Error::no_memory("a journal"))?;
     let path = directory.path();
-    let full = || io::Error::from(io::ErrorKind::StorageFull);
-    let journal = make_journal(directory, id, number, journal_bytes, arena)?
-        .ok_or_else(|| Error::io(path.join(file_name(number)), "making a journal")(full()))?;
-    journal.file.sync().map_err(Error::io(path.join(file_name(number)), "syncing the header"))?;
-    directory.sync().map_err(Error::io(path, "syncing the directory"))?;
-    Ok(journal)
+    let made = make_journal(directory, id, number, journal_bytes, arena)?;
+    if let Some(journal) = &made {
+        let header = path.join(file_name(number));
+        journal.file.sync().map_err(Error::io(header, "syncing the header"))?;
+        directory.sync().map_err(Error::io(path, "syncing the directory"))?;
+    }
+    Ok(made)
 }
 
 /// Bytes that are known to be published.

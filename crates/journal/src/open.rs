@@ -15,7 +15,7 @@ use crate::clear::{SET_ASIDE, is_of_a_cache};
 use crate::error::{Error, Result};
 use crate::fields::{self, u64_at};
 use crate::files::{Directory, File};
-use crate::flush::Flush;
+use crate::flush::{Flush, first_journal};
 use crate::frames::Frames;
 use crate::hash::KeyHasher;
 use crate::hint::{self, Head};
@@ -24,7 +24,7 @@ use crate::journal::{
     CacheId, Counts, FIRST_RECORD, Journal, JournalHeader, Journals, NAME_DIGITS, file_name,
 };
 use crate::keep::Keep;
-use crate::options::{Compression, Options, is_size};
+use crate::options::{Compression, Options, WhenFull, is_size};
 use crate::place::{JournalNumber, MAX_SPAN};
 use crate::pool::Pool;
 use crate::record::Salt;
@@ -245,17 +245,25 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
     if has_excess {
         index.retain(|place| !is_tombstone(place) && journals.of(place).is_some());
     }
-    recovered.entries = index.len();
 
     let next = (next.0..).map(JournalNumber).find(|number| journals.is_free(*number));
     let next = next.expect("there are fewer journals than places for them");
-    let newest = Arc::new(crate::flush::first_journal(
-        &*directory,
-        identity.id,
-        next,
-        journal_bytes,
-        &pool,
-    )?);
+    // The system gives the room of a file back when nobody has it open any more.
+    drop(old);
+    let newest = loop {
+        let made = first_journal(&*directory, identity.id, next, journal_bytes, &pool)?;
+        if let Some(newest) = made {
+            break Arc::new(newest);
+        }
+        // The process before this one went on by eviction, and so does this one.
+        let may_evict = options.when_full == WhenFull::Evict;
+        if !may_evict || !give_up_oldest(&*directory, &journals, &index)? {
+            let full = io::Error::from(io::ErrorKind::StorageFull);
+            return Err(Error::io(path.join(file_name(next)), "making a journal")(full));
+        }
+        recovered.journals -= 1;
+    };
+    recovered.entries = index.len();
     journals.put(newest.clone());
     let keep = Keep::default();
     keep.damaged_bytes.store(recovered.damaged_bytes, Ordering::Relaxed);
@@ -276,6 +284,21 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
     };
     newest.beside.store(shared.beside(), Ordering::Relaxed);
     Ok((shared, recovered))
+}
+
+/// Remove the oldest journal of a cache that nobody uses yet; false if there is none.
+fn give_up_oldest(directory: &dyn Directory, journals: &Journals, index: &Index) -> Result<bool> {
+    let Some(number) = journals.all().first().map(|oldest| oldest.number) else { return Ok(false) };
+    tracing::warn!("journal cache: the disk is full; journal {number}, the oldest one, is removed");
+    // What was read was synced, but for the names: what has replaced records of this one has to be there after it.
+    let path = directory.path();
+    directory.sync().map_err(Error::io(path, "syncing the directory"))?;
+    index.retain(|place| !place.is_in(number));
+    let name = file_name(number);
+    directory.remove(&name).map_err(Error::io(path.join(&name), "removing a journal"))?;
+    let _ = directory.remove(&hint::file_name(number));
+    journals.remove(number);
+    Ok(true)
 }
 
 /// Whether a file of `len_bytes` has nothing but zeroes.

@@ -441,6 +441,41 @@ fn a_disk_that_is_smaller_than_the_budget_is_enough() {
     assert!(cache.contains(&39_999u64.to_le_bytes()).unwrap());
 }
 
+/// Else a full disk would be the end of a cache that has lived with it until it was killed.
+#[test]
+fn a_full_disk_does_not_keep_a_cache_from_being_opened() {
+    const KEYS: u64 = 20_000;
+    let directory = SimDirectory::default();
+    let cache = open(&directory, &options());
+    for key in 0..KEYS {
+        cache.put(&key.to_le_bytes(), &[4; 1000]).unwrap();
+    }
+    cache.flush().unwrap();
+    let left = directory.killed();
+    drop(cache);
+    left.limit(10 << 20);
+    let refusing = Options { when_full: WhenFull::Refuse, ..options() };
+    let error = Cache::open_in(Box::new(left.clone()), refusing).unwrap_err();
+    assert!(matches!(error, Error::Io { .. }), "{error}");
+
+    // Without its threads, which would evict more for the journal after the newest one.
+    let (shared, recovered) = crate::open::open(Box::new(left.clone()), options()).unwrap();
+    let entries = recovered.entries as u64;
+    assert!((5000..10_000).contains(&entries), "{recovered:?}");
+    // The newest are there, and those alone.
+    for key in 0..KEYS {
+        let named = shared.index.find(shared.hasher.hash(&key.to_le_bytes()));
+        assert_eq!(named.is_some(), key >= KEYS - entries, "{key}");
+    }
+    drop(shared);
+    let cache = open(&left, &options());
+    cache.put(b"one more", b"value").unwrap();
+    cache.close().unwrap();
+    let cache = open(&left, &options());
+    assert!(cache.contains(b"one more").unwrap());
+    assert!(cache.contains(&(KEYS - 1).to_le_bytes()).unwrap());
+}
+
 #[test]
 fn after_a_failed_write_nothing_is_written_and_everything_read() {
     let directory = SimDirectory::default();
