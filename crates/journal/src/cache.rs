@@ -81,12 +81,14 @@ impl Cache {
     /// Waits for the flusher where writers are faster than the disk, and for stable storage with [`crate::Durability::Always`].
     ///
     /// # Errors
-    /// Key or value are too long; the disk is full and nothing may be evicted; a write has failed, now or before.
+    /// Key or value are too long, or the key is empty; the disk is full and nothing may be evicted; a write has failed, now or before. With [`crate::Durability::Always`] a value whose sync has failed may
+    /// be read until the cache is closed, and be there or not after it is opened again.
     pub fn put(&self, key: &[u8], value: &[u8]) -> Result<()> {
         self.shared.put(key, value, None)
     }
 
-    /// The same; after `ttl` it counts as absent.
+    /// The same; after `ttl` it counts as absent. By the system's clock and to the millisecond: with less than one it is absent at once, and where the clock is set back it is there for longer. The
+    /// time goes on while the cache is closed.
     ///
     /// # Errors
     /// As [`Self::put`].
@@ -209,7 +211,7 @@ impl Cache {
         Ok(values)
     }
 
-    /// Whether there is a value under a key.
+    /// Whether there is a value under a key. That there is none the index knows, nearly always; that there is one the record has to say, which is read from the disk if it is not in memory.
     ///
     /// # Errors
     /// As [`Self::get`].

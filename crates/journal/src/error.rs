@@ -19,7 +19,8 @@ pub enum Error {
         /// The directory.
         path: PathBuf,
     },
-    /// What is in the directory is no cache that this version can use.
+    /// What is in the directory is no cache that this version can use; or the options are outside of their bounds, or too small for the journals that are there. The reason says which: not
+    /// each of these is one to [`crate::clear`] the directory.
     #[error("{path}: {reason}")]
     NoCache {
         /// File or directory.
@@ -30,13 +31,13 @@ pub enum Error {
     /// A key without a byte.
     #[error("a key has at least one byte")]
     KeyEmpty,
-    /// A key that is too long.
+    /// A key of more than [`MAX_KEY_BYTES`].
     #[error("a key of {len_bytes} bytes; it may have {MAX_KEY_BYTES}")]
     KeyTooLong {
         /// Its length.
         len_bytes: usize,
     },
-    /// A record that fits into no journal.
+    /// A record that fits into no journal: more than [`crate::Cache::max_record_bytes`].
     #[error(
         "a record of {len_bytes} bytes (key, value, and a header); this cache's journals take up to {max_bytes}: open a new cache with larger journals"
     )]
@@ -46,9 +47,9 @@ pub enum Error {
         /// What a journal takes.
         max_bytes: usize,
     },
-    /// The cache may use no more of the disk, and was told not to evict anything.
+    /// There is no room for another journal, within the budget or on the disk itself, and nothing that may be evicted for it. It passes when keys are deleted or expire: what they leave is compacted.
     #[error(
-        "the cache has the {max_bytes} bytes of disk that it may use, and may not evict: delete keys and let it compact, or open it with a larger budget or with eviction"
+        "there is no room for another journal, and nothing that may be evicted: the cache has used up the {max_bytes} bytes of disk that it may use, or the disk itself is full. Delete keys and let it compact, open it with a larger budget or with eviction, or make room on the disk"
     )]
     DiskFull {
         /// The budget.
@@ -87,7 +88,7 @@ pub enum Error {
         "a thread of the cache has panicked, which is a defect of it; nothing is written any more"
     )]
     Panicked,
-    /// The cache was closed.
+    /// The cache is being closed.
     #[error("the cache is closed")]
     Closed,
 }

@@ -14,7 +14,7 @@ pub struct Stats {
     pub journals: usize,
     /// Of these, journals in memory.
     pub journals_in_memory: usize,
-    /// Room on disk that journals take, in bytes.
+    /// Room on disk that journals take, in bytes. The one that is kept ready for when the newest is full, and hints, are not counted.
     pub disk_bytes: u64,
     /// Journals that are compressed.
     pub compressed: usize,
@@ -26,7 +26,7 @@ pub struct Stats {
     pub incompressible: usize,
     /// Bytes of records that are the newest of their keys; up to a quarter too many.
     pub live_bytes: u64,
-    /// Memory of journals, in bytes, what is kept free for new ones and what is kept of cold ones included.
+    /// Memory of journals, in bytes, what is kept free for new ones and what is kept of cold ones included. The bits that tell what is written, a 64th of it, are not.
     pub memory_bytes: usize,
     /// Of these, records and decompressed frames of cold journals.
     pub block_bytes: usize,
@@ -34,9 +34,9 @@ pub struct Stats {
     pub table_bytes: usize,
     /// Memory of the index, in bytes: of its tables, and of the marks where in journals records are that do not count any more (a 2,048th part of the journals).
     pub index_bytes: usize,
-    /// Bytes of keys and values that were put.
+    /// Bytes of keys and values that were put, and of keys that were deleted.
     pub user_bytes: u64,
-    /// Bytes that were written to files of journals.
+    /// Bytes that were written to files of journals, by compaction, eviction and compression too. Hints are not counted: 24 bytes for each record.
     pub written_bytes: u64,
     /// Times that a writer waited for the disk.
     pub stalls: u64,

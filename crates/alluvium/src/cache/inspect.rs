@@ -19,7 +19,9 @@ pub(crate) struct InspectArgs {
     json: bool,
 }
 
-/// Check all records of a cache that is closed. Changes nothing.
+/// Check all records of a cache. Changes nothing.
+///
+/// Beside a process that has the cache open, what that is just writing may be taken for damage: it is the newest journal's then, and gone when it is looked at again.
 ///
 /// Exit codes: 0 nothing is damaged; 1 something is; 2 it could not be looked at.
 #[derive(Args, Debug)]
