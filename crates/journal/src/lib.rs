@@ -1,4 +1,35 @@
 #![doc = include_str!("../README.md")]
+//! # A cache from its beginning to its next opening
+//!
+//! ```
+//! use alluvium_journal::{Cache, Options};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let directory = tempfile::tempdir()?;
+//! # let path = directory.path();
+//! let options = Options { journal_bytes: 1 << 20, memory_bytes: 8 << 20, ..Options::default() };
+//! let cache = Cache::open(path, options.clone())?;
+//! cache.put(b"key", b"value")?;
+//! let value = cache.get(b"key")?;
+//! assert!(!cache.put_if_absent(b"key", b"other", None)?);
+//! cache.put(b"key", b"new")?;
+//! assert_eq!(value.as_deref(), Some(&b"value"[..])); // as it was when it was read
+//! let values = cache.get_many(&[&b"key"[..], b"none"])?;
+//! assert_eq!(values[0].as_deref(), Some(&b"new"[..]));
+//! assert!(values[1].is_none());
+//! cache.close()?; // says whether everything was written; dropping it writes it, too
+//!
+//! let cache = Cache::open(path, options)?;
+//! assert_eq!(cache.recovered().entries, 1);
+//! for entry in cache.iter() {
+//!     let entry = entry?;
+//!     assert_eq!((entry.key(), entry.value()), (&b"key"[..], &b"new"[..]));
+//! }
+//! assert!(cache.delete(b"key")?);
+//! assert!(!cache.contains(b"key")?);
+//! # Ok(())
+//! # }
+//! ```
 #![forbid(unsafe_code)]
 
 mod blocks;
