@@ -46,7 +46,7 @@ pub(crate) enum Command {
     /// Inspect and verify objects in a directory or in S3, and hold them against the catalog.
     #[command(subcommand)]
     Object(ObjectCommand),
-    /// Inspect, verify and measure a journal cache.
+    /// Serve, inspect, verify, compact and measure a journal cache.
     #[command(subcommand)]
     Cache(CacheCommand),
     /// Write the catalog of a server that is stopped as JSON, and make one of it.

@@ -42,7 +42,7 @@ pub(crate) enum Compaction {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Look {
     /// What it would write anew, at most.
-    alive_bytes: usize,
+    pub(crate) alive_bytes: usize,
     /// Whether there is anything else.
     pub(crate) has_dead: bool,
     pub(crate) is_damaged: bool,

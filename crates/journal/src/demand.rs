@@ -5,6 +5,7 @@ use std::time::Duration;
 use crate::compact::Compaction;
 use crate::error::{Error, Result};
 use crate::flush::LOOK_AGAIN;
+use crate::options::Compression;
 use crate::place::JournalNumber;
 use crate::shared::Shared;
 
@@ -16,7 +17,8 @@ pub struct Compacted {
     pub journals: usize,
     /// Of these, journals that it has done with.
     pub done: usize,
-    /// Of these, journals that had something in them that could go. What was alive is in newer ones.
+    /// Of these, journals that had something in them that could go. What was alive is in newer ones, plain at first if it was compressed. (Without [`crate::Compression`] it would stay plain: then a
+    /// journal is left as it is where that would take more room.)
     pub rewritten: usize,
     /// Of these, journals that stay because they are damaged.
     pub damaged: usize,
@@ -25,7 +27,8 @@ pub struct Compacted {
 /// What became of a journal.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Done {
-    AllAlive,
+    /// Nothing would be gained.
+    Stays,
     Rewritten,
     Damaged,
 }
@@ -43,7 +46,7 @@ impl Shared {
             // The oldest first: with it go the reasons for tombstones in the others.
             for number in numbers {
                 match self.compact_one(number)? {
-                    Some(Done::AllAlive) => {}
+                    Some(Done::Stays) => {}
                     Some(Done::Rewritten) => compacted.rewritten += 1,
                     Some(Done::Damaged) => compacted.damaged += 1,
                     None => {
@@ -68,12 +71,14 @@ impl Shared {
         // One journal at a time, so that the keeper can make room between two of them.
         let _turn = self.keep.turn.lock();
         let Some(journal) = self.journals.all().into_iter().find(|it| it.number == number) else {
-            return Ok(Some(Done::AllAlive)); // evicted, or compacted by the keeper
+            return Ok(Some(Done::Stays)); // evicted, or compacted by the keeper
         };
         let _busy = journal.counts.busy();
         let look = self.look(&journal, Duration::ZERO)?;
-        if !look.has_dead && !look.is_damaged {
-            return Ok(Some(Done::AllAlive));
+        let is_for_good = self.options.compression == Compression::None && journal.frames.is_some();
+        let would_grow = is_for_good && look.alive_bytes as u64 >= journal.file_bytes;
+        if !look.is_damaged && (!look.has_dead || would_grow) {
+            return Ok(Some(Done::Stays));
         }
         Ok(match self.compact(journal, &look, Duration::ZERO)? {
             Compaction::Done => Some(Done::Rewritten),

@@ -13,8 +13,11 @@ use crate::units::{Size, about, counted};
 
 /// Write anew what is alive in each journal that holds something else too, and remove the journal. Nobody else may have the cache open.
 ///
-/// What is overwritten or deleted goes by itself when it is most of a journal, what has expired when the disk space is used up; this is for getting the rest of the space at once. It needs room for two
-/// journals on the disk, and whatever may not be evicted stays: the disk budget of those who use the cache does not count here.
+/// What is overwritten or deleted goes by itself when it is most of a journal, what has expired when the disk space is used up; this is for getting the rest of the space at once. What was
+/// compressed is written plain, until the cache is in use again; a journal stays if that would take more room than it does. It needs room for two journals on the disk. Nothing is evicted for it: the disk
+/// budget of those who use the cache does not count here.
+///
+/// Exit codes: 0 done, also if damaged journals stay as they are; 1 failed, or the cache is in use; 2 wrong usage, or there is no cache.
 #[derive(Args, Debug)]
 pub(crate) struct CompactArgs {
     /// The cache's directory.

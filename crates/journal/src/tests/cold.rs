@@ -319,6 +319,33 @@ fn a_cache_that_may_not_evict_takes_more_when_it_compresses() {
     assert!(cache.stats().disk_bytes <= 8 << 20, "{:?}", cache.stats());
 }
 
+/// What is moved is written plain. Where nobody would compress it again, the space of what is dead must not cost more than it is.
+#[test]
+fn compaction_on_demand_does_not_undo_compression_for_little() {
+    const KEYS: u64 = 12_000;
+    let (directory, mut map) = filled(KEYS);
+    assert!(compress_all(&directory, &compressing(Compression::Lz4)).compressed >= 6);
+    let cache = open(&directory, &plain());
+    for key in (0..KEYS).step_by(20) {
+        assert!(cache.delete(&key.to_le_bytes()).unwrap());
+        map.remove(&key.to_le_bytes()[..]);
+    }
+    let before = settled(&cache);
+    let compacted = cache.compact(|_| ()).unwrap();
+    assert_eq!(compacted.done, compacted.journals);
+    let after = cache.stats();
+    // What was not compressed may have gone to another journal.
+    assert!(after.disk_bytes <= before.disk_bytes + MIB as u64, "{before:?}, {after:?}");
+    // Where it is less than what is gained it is moved all the same.
+    for key in (0..KEYS).filter(|key| key % 8 > 0) {
+        cache.delete(&key.to_le_bytes()).unwrap();
+        map.remove(&key.to_le_bytes()[..]);
+    }
+    cache.compact(|_| ()).unwrap();
+    assert_eq!(cache.stats().compressed, 0, "{:?}", cache.stats());
+    assert!(contents(&cache) == map);
+}
+
 /// Ten sealed journals and more, room for 8 in memory: writers have three of it, and those journals that an opening brings there the others.
 fn warm() -> (Shared, [Option<Pooled>; 2]) {
     let (directory, _) = filled(20_000);
