@@ -1,4 +1,4 @@
-//! Histories of threads that use one cache at the same time, while its journals fill, are compacted and evicted: each has to be linearizable ([`super::linear`]). `cargo xtask model` goes further.
+//! Histories of threads that use one cache at the same time, while its journals fill, are compacted, compressed and evicted: each has to be linearizable ([`super::linear`]). `cargo xtask model` goes further.
 //!
 //! A seed decides what is called, not who comes first: one that has failed need not fail again, and what counts is the history that is printed.
 
@@ -39,7 +39,19 @@ impl Setting {
             _ => (9 + random.below(3), WhenFull::Refuse, 24),
         };
         let max_disk_bytes = journals * MIB as u64;
-        let options = Options { memory_bytes, max_disk_bytes, durability, when_full, ..options() };
+        // Of each kind of cache every other one.
+        let compression = match seed / 3 % 2 {
+            0 => Compression::None,
+            _ => Compression::Lz4,
+        };
+        let options = Options {
+            memory_bytes,
+            max_disk_bytes,
+            durability,
+            when_full,
+            compression,
+            ..options()
+        };
         Self { options, fillers }
     }
 
@@ -195,6 +207,8 @@ struct Happened {
     compacted: u64,
     /// Records, of anything.
     evicted: u64,
+    /// Journals, that were compressed at the end.
+    compressed: usize,
     /// Evictions that somebody has noticed.
     noticed: u64,
 }
@@ -243,6 +257,7 @@ fn history(seed: u64, happened: &mut Happened) {
 
     happened.compacted += stats.compacted;
     happened.evicted += stats.evicted;
+    happened.compressed += stats.compressed;
     assert!(setting.may_evict() || stats.evicted == 0, "{stats:?}");
     for (key, calls) in &calls {
         happened.calls += calls.len();
