@@ -22,6 +22,9 @@ use crate::walk::{Found, Walk};
 /// Entries whose slots in the index are fetched at one time.
 const OVERLAP: usize = 32;
 
+/// Of which a full journal has all but one in use.
+const FULL_PARTS: u64 = 16;
+
 /// What was found in one journal.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Contents {
@@ -214,7 +217,8 @@ impl Reading<'_> {
     /// Returns the length of the file.
     fn cut(&self, journal: &Old, file_bytes: u64, end: usize) -> u64 {
         let whole = end.next_multiple_of(PAGE_BYTES) as u64;
-        if whole >= file_bytes {
+        // A full one has less than its longest record there, and stays whole: whoever counts on the room of a whole journal when it is moved gets it back.
+        if file_bytes.saturating_sub(whole) <= file_bytes / FULL_PARTS {
             return file_bytes;
         }
         match journal.file.truncate(whole) {
