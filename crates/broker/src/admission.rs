@@ -19,7 +19,7 @@ const NAMED_RECORDS: usize = 100;
 /// Let a batch that a producer has sent in, or refuse it.
 ///
 /// # Returns
-/// It as it is to be appended, and its header.
+/// It as it is to be appended, and its header. As nearly always nothing has to be changed, they are the very bytes that came.
 ///
 /// # Errors
 /// As [`batch::check_produced`], [`records::check_plain`]; and [`ApiError::RejectedRecords`] for the records that break the rules.
@@ -44,9 +44,9 @@ pub(crate) async fn admit(
     }
     let lies = header.max_timestamp_ms != summary.max_timestamp_ms && !rules.log_append_time;
     let batch = if lies {
-        let mut mended = batch.to_vec();
+        let mut mended = batch::into_mut(batch);
         batch::set_max_timestamp(&mut mended, summary.max_timestamp_ms);
-        mended.into()
+        mended.freeze()
     } else {
         batch
     };
@@ -54,7 +54,8 @@ pub(crate) async fn admit(
         Some((codec, level)) if header.codec() != Some(codec) => {
             let max_bytes = rules.max_batch_bytes as usize;
             let compress = move || records::recompress(&batch, codec, level, max_bytes);
-            Bytes::from(server.look_into(compress).await?)
+            // Without the room that it had to grow: the log cache keeps what is let in.
+            Bytes::from(server.look_into(compress).await?.into_boxed_slice())
         }
         _ => batch,
     };

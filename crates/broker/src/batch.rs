@@ -2,6 +2,8 @@
 //!
 //! The records behind the header stay opaque bytes, compressed or not.
 
+use bytes::{Bytes, BytesMut};
+
 use crate::errors::ApiError;
 
 // Layout, big-endian. The CRC covers everything from the attributes to the end, so that base offset and leader
@@ -239,6 +241,11 @@ pub(crate) fn check_produced(
     Ok(header)
 }
 
+/// A batch that is to be changed: as it is, if nobody else has its bytes, or else a copy.
+pub(crate) fn into_mut(batch: Bytes) -> BytesMut {
+    batch.try_into_mut().unwrap_or_else(|shared| BytesMut::from(&shared[..]))
+}
+
 /// Give a batch its place in the log. Both fields lie before what the CRC covers.
 pub(crate) fn place(batch: &mut [u8], base_offset: u64, leader_epoch: i32) {
     batch[BASE_OFFSET..BASE_OFFSET + 8].copy_from_slice(&base_offset.to_be_bytes());
@@ -366,7 +373,6 @@ pub(crate) fn outcome(batch: &[u8]) -> Option<Outcome> {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use bytes::{Bytes, BytesMut};
     use kafka_protocol::records::{
         Compression, Record, RecordBatchEncoder, RecordEncodeOptions, TimestampType,
     };
@@ -516,6 +522,23 @@ pub(crate) mod tests {
         let zstd = encode(Compression::Zstd, (-1, -1, -1), &[1]);
         assert_eq!(check_produced(&zstd, 6, MAX).unwrap_err().code(), 76);
         assert!(check_produced(&zstd, 7, MAX).is_ok());
+    }
+
+    #[test]
+    fn a_batch_is_changed_where_it_is_if_it_is_nobody_elses() {
+        let batch = Bytes::from(plain(&[1, 2]).to_vec());
+        let at = batch.as_ptr();
+        let mut own = into_mut(batch);
+        assert_eq!(own.as_ptr(), at);
+        place(&mut own, 7, 0);
+        let placed = own.freeze();
+        assert_eq!(placed.as_ptr(), at);
+        let mut copy = into_mut(placed.clone());
+        assert_ne!(copy.as_ptr(), at);
+        place(&mut copy, 8, 0);
+        assert_eq!(BatchHeader::parse(&placed).unwrap().base_offset, 7);
+        drop(copy);
+        assert_eq!(into_mut(placed).as_ptr(), at, "the other one has gone");
     }
 
     #[test]

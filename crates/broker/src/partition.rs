@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use alluvium_stream::{
     Append, AppendError, Batch, NewBatch, Store, StreamEpoch, StreamOffset, StreamWriter,
 };
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
@@ -273,6 +273,8 @@ impl Partition {
     /// Put a batch in line that [`batch::check_produced`] has let pass; `header` is its header. Waits while there is no
     /// room, until `deadline`; once in line, the batch will become durable whether or not anybody waits for it.
     ///
+    /// In line are the very bytes of `records` if nobody else has them, and if they are all that there is in their memory: the log cache keeps that. Else a copy.
+    ///
     /// Each attempt asks `admit` first and holds what it gives until the batch is in line.
     ///
     /// # Errors
@@ -281,23 +283,22 @@ impl Partition {
         &self,
         store: &Store,
         header: &BatchHeader,
-        records: &[u8],
+        records: Bytes,
         rules: AppendRules,
         deadline: Instant,
         admit: impl Fn() -> Result<G, NotAdmitted>,
     ) -> Result<Appended, ApiError> {
+        let mut batch = batch::into_mut(records);
         loop {
-            // Once in line the log cache keeps these bytes, so they are a copy of exactly the batch, not a slice of the request.
-            let mut bytes = records.to_vec();
             let log_append_time_ms = if rules.log_append_time { unix_time_ms() } else { -1 };
             if rules.log_append_time {
-                batch::set_log_append_time(&mut bytes, log_append_time_ms);
+                batch::set_log_append_time(&mut batch, log_append_time_ms);
             }
-            let attempt = || {
-                let _admitted = admit()?;
-                self.try_append(header, bytes, log_append_time_ms)
+            let attempted = match admit() {
+                Ok(_admitted) => self.try_append(header, &mut batch, log_append_time_ms),
+                Err(refused) => Err(refused),
             };
-            match attempt() {
+            match attempted {
                 Err(NotAdmitted::Full) => {
                     timeout_at(deadline, store.room()).await.map_err(|_| ApiError::TimedOut)?;
                 }
@@ -307,11 +308,11 @@ impl Partition {
         }
     }
 
-    /// One attempt. An error leaves everything unchanged.
+    /// One attempt. An error leaves everything unchanged, but for the batch's offset.
     fn try_append(
         &self,
         header: &BatchHeader,
-        mut bytes: Vec<u8>,
+        batch: &mut BytesMut,
         log_append_time_ms: i64,
     ) -> Result<Appended, NotAdmitted> {
         let max_timestamp_ms =
@@ -333,14 +334,17 @@ impl Partition {
         }
         let was_stable = header.is_transactional() && !self.unstable.swap(true, Ordering::SeqCst);
         let base = self.stream.next_offset();
-        batch::place(&mut bytes, base.0, LEADER_EPOCH);
+        batch::place(batch, base.0, LEADER_EPOCH);
+        let payload = std::mem::take(batch).freeze();
         let appended = self.stream.append(NewBatch {
             base,
             count: header.offsets(),
             max_timestamp_ms,
-            payload: Bytes::from(bytes),
+            payload: payload.clone(),
         });
         let append = appended.inspect_err(|_| {
+            // For the next attempt. Who has refused it has not kept it, so this copies nothing.
+            *batch = batch::into_mut(payload);
             if was_stable {
                 self.unstable.store(false, Ordering::SeqCst);
             }

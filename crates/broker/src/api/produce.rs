@@ -49,8 +49,12 @@ pub(super) async fn handle(cx: Context, body: Bytes) -> Result<Answer, Refused> 
         let found = find(&cx, data);
         let mut partitions = Vec::with_capacity(data.partition_data.len());
         for partition in &data.partition_data {
+            let sent = records(partition);
+            let index = partition.index;
             let outcome = match (&found, check(&request)) {
-                (Ok(topic), Ok(())) => append(&cx, topic, partition, &transaction, deadline).await,
+                (Ok(topic), Ok(())) => {
+                    append(&cx, topic, index, sent, &transaction, deadline).await
+                }
                 (_, Err(refused)) => Err(refused),
                 (Err(unknown), Ok(())) => Err(match unknown {
                     ApiError::UnknownTopicId => ApiError::UnknownTopicId,
@@ -182,22 +186,27 @@ impl Transaction {
     }
 }
 
+/// What was sent to a partition, in memory that holds nothing else: it is the log cache's once it is in line.
+fn records(data: &PartitionProduceData) -> Bytes {
+    data.records.as_deref().map(Bytes::copy_from_slice).unwrap_or_default()
+}
+
 async fn append(
     cx: &Context,
     topic: &Topic,
-    data: &PartitionProduceData,
+    index: i32,
+    sent: Bytes,
     transaction: &Transaction,
     deadline: Instant,
 ) -> Result<(Arc<Partition>, Appended), ApiError> {
-    let partition = topic.partition(data.index).ok_or(ApiError::UnknownTopicOrPartition)?;
+    let partition = topic.partition(index).ok_or(ApiError::UnknownTopicOrPartition)?;
     let rules = topic.rules.append;
-    let sent = data.records.clone().unwrap_or_default();
     let (header, records) = admission::admit(&cx.server, rules, cx.version, sent).await?;
-    let admit = || transaction.admit(cx, &header, (topic.id, data.index));
+    let admit = || transaction.admit(cx, &header, (topic.id, index));
     let appended =
-        partition.append(&cx.server.store, &header, &records, rules, deadline, admit).await?;
+        partition.append(&cx.server.store, &header, records, rules, deadline, admit).await?;
     if let Some(count) = appended.new_records() {
-        cx.server.metrics.produced_bytes.inc_by(records.len() as u64);
+        cx.server.metrics.produced_bytes.inc_by(header.len_bytes as u64);
         cx.server.metrics.produced_records.inc_by(count.into());
     }
     Ok((partition.clone(), appended))

@@ -1,6 +1,6 @@
 //! Producing: acknowledgements, order, sequences, durability, pushback.
 
-use alluvium_stream::StreamEpoch;
+use alluvium_stream::{StreamEpoch, StreamOffset};
 use bytes::Bytes;
 use kafka_protocol::messages::list_offsets_request::{ListOffsetsPartition, ListOffsetsTopic};
 use kafka_protocol::messages::{
@@ -8,10 +8,11 @@ use kafka_protocol::messages::{
     TransactionalId,
 };
 use kafka_protocol::records::Compression;
+use tokio::time::Instant;
 
-use super::harness::{TestServer, fetch, produce, stored, text};
-use crate::batch;
+use super::harness::{HANG, TestServer, fetch, produce, stored, text};
 use crate::batch::tests::{encode, plain, transactional};
+use crate::batch::{self, BatchHeader};
 use crate::topics::Topics;
 
 fn of_producer(id: i64, epoch: i16, sequence: i32, records: usize) -> Bytes {
@@ -380,4 +381,28 @@ async fn who_does_not_write_to_the_stream_does_not_lead_the_partition() {
     assert_eq!(client.fetch("t", 0, 0).await, (0, 1, stored(&batch, 0)), "it is there");
     let refused = Topics::open(server.store().clone(), Default::default(), 10).await.err().unwrap();
     assert!(refused.to_string().contains("partition 0: stream"), "a start says why: {refused}");
+}
+
+/// No copy is made of a batch that has its memory to itself; and what others have, too, is neither changed nor kept.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_log_cache_keeps_the_memory_that_a_batch_came_in() {
+    let server = TestServer::start().await;
+    server.topic("t", 1, &[]).await;
+    let topic = server.server().topics.by_name("t").unwrap();
+    let (partition, store) = (&topic.partitions[0], &server.server().store);
+    let shared = plain(&[1, 2]);
+    let header = BatchHeader::parse(&shared).unwrap();
+    let own = Bytes::from(shared.to_vec());
+    let at = own.as_ptr();
+    for records in [own, shared.clone()] {
+        let (rules, deadline) = (topic.rules.append, Instant::now() + HANG);
+        let appended = partition.append(store, &header, records, rules, deadline, || Ok(())).await;
+        partition.durable(store, appended.unwrap(), deadline).await.unwrap();
+    }
+    let kept = partition.stream.fetch_now(StreamOffset(0), 1 << 20).unwrap().batches;
+    assert_eq!(kept[0].payload, stored(&shared, 0));
+    assert_eq!(kept[1].payload, stored(&shared, 2));
+    assert_eq!(kept[0].payload.as_ptr(), at);
+    assert_ne!(kept[1].payload.as_ptr(), shared.as_ptr());
+    assert_eq!(shared, plain(&[1, 2]), "it is as it was");
 }
