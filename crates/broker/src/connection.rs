@@ -5,6 +5,8 @@
 //! A handler is not cancelled when the client has gone, only when a stopping server has waited for its whole grace period: but for those that
 //! only read or wait, so that nobody reads objects for a client that is not there, and its connection is free for others.
 
+mod frame;
+
 use std::future::pending;
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
@@ -14,24 +16,19 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use bytes::{Buf, Bytes, BytesMut};
+use bytes::Buf;
 use futures::future::BoxFuture;
-use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
+use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
-use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::api::{self, Answer, Api, Refused, Served};
 use crate::security::{Listener, Peer, Principal, TlsError};
-use crate::server::{ByteBudget, RequestShare, Server};
+use crate::server::{ByteBudget, Server};
 use crate::wire::response::{EncodeError, Response};
 
-/// So much of a request is read without asking for memory: each connection has at most one, so the bound on connections
-/// bounds them, and small ones never wait behind large ones.
-const SMALL_FRAME_BYTES: usize = 64 << 10;
-
-/// Memory for the rest is asked for in steps of this size, as it comes.
-const STEP_BYTES: usize = 256 << 10;
+pub(crate) use frame::{Frame, read_frame};
 
 /// Responses of one connection that wait to be written, or to be known: their number, and their bytes. A response that is larger than
 /// the bound waits alone.
@@ -46,7 +43,7 @@ const READ_BUFFER_BYTES: usize = 8 << 10;
 
 /// Why a connection ended.
 #[derive(Debug, thiserror::Error)]
-enum End {
+pub(crate) enum End {
     #[error("the client closed it")]
     Closed,
     #[error("the server is stopping")]
@@ -105,13 +102,6 @@ struct Outgoing {
 enum Content {
     Ready(Response),
     Later(BoxFuture<'static, Result<Response, EncodeError>>),
-}
-
-/// A request as it came in, without its length.
-pub(crate) struct Frame {
-    pub(crate) bytes: Bytes,
-    /// What it has taken of the memory for requests.
-    pub(crate) share: RequestShare,
 }
 
 /// Serve a connection until either side ends it.
@@ -251,81 +241,6 @@ async fn gone(reader: &mut BufReader<impl AsyncRead + Unpin>, outgoing: &mpsc::S
         () = closed => {}
         () = outgoing.closed() => {}
     }
-}
-
-/// Read one request. What it says about its length is believed only as far as bytes have come.
-async fn read_frame(
-    server: &Server,
-    peer: &Peer,
-    reader: &mut BufReader<impl AsyncRead + Unpin>,
-) -> Result<Frame, End> {
-    let config = &server.config;
-    // Who has not said who it is gets neither much time nor much room.
-    let (patience, max_bytes) = match peer.max_request_bytes() {
-        None => (config.idle_timeout, config.max_request_bytes),
-        Some(bytes) => (config.transfer_timeout, bytes.min(config.max_request_bytes)),
-    };
-    let first = timeout(patience, reader.fill_buf()).await.map_err(|_| End::Idle)??;
-    if first.is_empty() {
-        return Err(End::Closed);
-    }
-    let slow = |_| End::SlowRequest;
-    let mut deadline = Instant::now() + config.transfer_timeout;
-    let len = timeout_at(deadline, reader.read_i32()).await.map_err(slow)??;
-    let len_bytes = match u32::try_from(len) {
-        Ok(len_bytes) if len_bytes <= max_bytes => len_bytes as usize,
-        _ => return Err(End::BadLength(len)),
-    };
-    let mut bytes = BytesMut::new();
-    let mut share = RequestShare::default();
-    let mut room_bytes = len_bytes.min(SMALL_FRAME_BYTES);
-    let came = AtomicUsize::new(0);
-    loop {
-        let holds_memory = room_bytes > SMALL_FRAME_BYTES;
-        let read = read_up_to(reader, &mut bytes, room_bytes, &came);
-        let span = config.transfer_timeout / 10;
-        let is_waited_for = || server.request_memory.is_used_up();
-        let too_slow = is_too_slow(span, LEAST_BYTES_PER_SECOND, &came, is_waited_for);
-        tokio::select! {
-            biased;
-            read = timeout_at(deadline, read) => read.map_err(slow)??,
-            () = too_slow, if holds_memory => return Err(End::SlowRequest),
-        }
-        if room_bytes == len_bytes {
-            return Ok(Frame { bytes: bytes.freeze(), share });
-        }
-        let more_bytes = (len_bytes - room_bytes).min(STEP_BYTES);
-        // While this waits the rest of the request stays with the client: that is how the bound pushes back. The client is not to blame for that time; but others wait for what it
-        // has, so it is not without an end.
-        let asked_at = Instant::now();
-        let grown = server.request_memory.grow(&mut share, more_bytes);
-        timeout(config.transfer_timeout, grown).await.map_err(slow)?;
-        deadline += asked_at.elapsed();
-        room_bytes += more_bytes;
-    }
-}
-
-/// Fill `bytes` up to `len_bytes`, and count those that `came`. Its memory grows as bytes come, at most to twice of what has come.
-async fn read_up_to(
-    reader: &mut BufReader<impl AsyncRead + Unpin>,
-    bytes: &mut BytesMut,
-    len_bytes: usize,
-    came: &AtomicUsize,
-) -> io::Result<()> {
-    while bytes.len() < len_bytes {
-        let missing = len_bytes - bytes.len();
-        if bytes.capacity() == bytes.len() {
-            bytes.reserve(missing.min(bytes.len().max(SMALL_FRAME_BYTES)));
-        }
-        let room = (bytes.capacity() - bytes.len()).min(missing);
-        let mut limited = bytes::BufMut::limit(&mut *bytes, room);
-        let read_bytes = reader.read_buf(&mut limited).await?;
-        if read_bytes == 0 {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        came.fetch_add(read_bytes, Relaxed);
-    }
-    Ok(())
 }
 
 async fn write_all(

@@ -45,6 +45,7 @@ use alluvium_stream::{Batch, Change, Fold, KIND_LOG, Store, StoreError, StreamId
 use bytes::Bytes;
 use kafka_protocol::protocol::StrBytes;
 use prometheus_client::registry::Registry;
+use tokio::io::BufReader;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinHandle;
 
@@ -55,7 +56,7 @@ use metrics::Metrics;
 use producer_ids::ProducerIds;
 use quotas::Quotas;
 use security::{Authentication, Authorizer, Listener, Users};
-use server::{ByteBudget, CONCURRENT_DECOMPRESSIONS, Node, RequestMemory, RequestShare, Server};
+use server::{ByteBudget, CONCURRENT_DECOMPRESSIONS, Node, RequestMemory, Server};
 use sessions::Sessions;
 use state_stream::{
     KIND_CLASSIC_GROUPS, KIND_GROUP_MEMBERS, KIND_OFFSETS, KIND_SHARES, KIND_TRANSACTIONS,
@@ -311,12 +312,16 @@ impl BareClient {
         self.peer.sends_bare_message()
     }
 
-    /// Handle the bytes of one request, without its length, as if they had come in over a connection, up to its encoded response; false if the
+    /// Read and handle the bytes of one request, without its length, as if they had come in over a connection, up to its encoded response; false if the
     /// connection would be closed now. What takes longer than `patience` is dropped, as with a client that has gone.
     #[doc(hidden)]
     pub async fn send(&self, request: Bytes, patience: Duration) -> bool {
         let handled = async {
-            let frame = connection::Frame { bytes: request, share: RequestShare::default() };
+            let len_bytes = u32::try_from(request.len()).unwrap_or(u32::MAX);
+            let sent = [&len_bytes.to_be_bytes()[..], &request[..]].concat();
+            let mut reader = BufReader::new(&sent[..]);
+            let read = connection::read_frame(&self.server, &self.peer, &mut reader).await;
+            let Ok(frame) = read else { return false };
             match api::serve(&self.server, &self.peer, frame).await {
                 Ok(api::Served { answer: api::Answer::Later { response, .. }, .. }) => {
                     response.await.is_ok()

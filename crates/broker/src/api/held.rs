@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::timeout;
 
@@ -27,6 +28,8 @@ const ROOM_WAIT: Duration = Duration::from_secs(1);
 pub(super) struct Held {
     /// For the bytes of the request.
     pub(super) request: RequestShare,
+    /// Those of its batches that are apart from it, until its handler takes them.
+    pub(super) batches: Vec<Bytes>,
     /// For what it is decoded into and for its answer, if it has many elements.
     pub(super) elements: Option<OwnedSemaphorePermit>,
     /// To put together an answer that is large however small the request is.
@@ -44,6 +47,11 @@ pub(super) async fn share_of(server: &Server, elements: usize) -> Option<OwnedSe
 }
 
 impl Context {
+    /// The batches that were read apart from the request, in their order. Each has left an empty field in it.
+    pub(super) fn take_batches(&self) -> Vec<Bytes> {
+        std::mem::take(&mut self.held.lock().batches)
+    }
+
     /// The request is about to wait for what may be long in coming. Nothing of its bytes is needed any more, and so many elements, of the request or of what it
     /// stands for: hold what is for these, and nothing else. How long it may wait at most.
     pub(super) async fn keep_elements(&self, elements: usize) -> Duration {

@@ -311,7 +311,7 @@ pub(crate) async fn serve(
     peer: &Arc<Peer>,
     frame: Frame,
 ) -> Result<Served, Refused> {
-    let Frame { bytes: mut frame, share } = frame;
+    let Frame { bytes: mut frame, batches, share } = frame;
     if peer.sends_bare_message() {
         return sasl::bare_message(server, peer, &frame).await;
     }
@@ -341,6 +341,7 @@ pub(crate) async fn serve(
         .map_err(|e| malformed(format!("{} v{version}: {e}", api.name)))?;
     let held = Held {
         request: share,
+        batches,
         elements: held::share_of(server, elements).await,
         ..Held::default()
     };
@@ -379,7 +380,7 @@ pub(crate) async fn serve(
     } else {
         handle(context, frame).await?
     };
-    let Held { request, elements, turn, answer: room } = std::mem::take(&mut *held.lock());
+    let Held { request, elements, turn, answer: room, .. } = std::mem::take(&mut *held.lock());
     if let Answer::Ready(response) = &mut answer {
         response.budgets.extend(room);
         // Those of fetches have their share already.

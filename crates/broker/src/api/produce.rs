@@ -1,4 +1,6 @@
 //! Produce: batches are put in line in the order of the requests; the response waits until they are durable.
+//!
+//! What is in line is what was read from the socket, in its memory (`docs/copies.md`).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -39,7 +41,10 @@ struct InLine {
 }
 
 pub(super) async fn handle(cx: Context, body: Bytes) -> Result<Answer, Refused> {
-    cx.charge(Bound::Produced, body.len() as f64);
+    let batches = cx.take_batches();
+    let len_bytes = body.len() + batches.iter().map(Bytes::len).sum::<usize>();
+    cx.charge(Bound::Produced, len_bytes as f64);
+    let mut batches = batches.into_iter();
     let request: ProduceRequest = cx.decode(body)?;
     let deadline = Instant::now() + Duration::from_millis(request.timeout_ms.max(0) as u64);
     let acks = request.acks;
@@ -49,7 +54,7 @@ pub(super) async fn handle(cx: Context, body: Bytes) -> Result<Answer, Refused> 
         let found = find(&cx, data);
         let mut partitions = Vec::with_capacity(data.partition_data.len());
         for partition in &data.partition_data {
-            let sent = records(partition);
+            let sent = records(partition, &mut batches);
             let index = partition.index;
             let outcome = match (&found, check(&request)) {
                 (Ok(topic), Ok(())) => {
@@ -75,7 +80,7 @@ pub(super) async fn handle(cx: Context, body: Bytes) -> Result<Answer, Refused> 
             .with_topic_id(data.topic_id);
         topics.push((response, partitions));
     }
-    drop(request);
+    drop((request, batches));
     let throttle_ms = cx.throttle_ms();
 
     if acks == 0 {
@@ -186,9 +191,13 @@ impl Transaction {
     }
 }
 
-/// What was sent to a partition, in memory that holds nothing else: it is the log cache's once it is in line.
-fn records(data: &PartitionProduceData) -> Bytes {
-    data.records.as_deref().map(Bytes::copy_from_slice).unwrap_or_default()
+/// What was sent to a partition, in memory that holds nothing else: it is the log cache's once it is in line. `batches` are those that were read so.
+fn records(data: &PartitionProduceData, batches: &mut impl Iterator<Item = Bytes>) -> Bytes {
+    match &data.records {
+        None => Bytes::new(),
+        Some(records) if records.is_empty() => batches.next().unwrap_or_default(),
+        Some(records) => Bytes::copy_from_slice(records),
+    }
 }
 
 async fn append(

@@ -3,6 +3,7 @@
 use alluvium_stream::{StreamEpoch, StreamOffset};
 use bytes::Bytes;
 use kafka_protocol::messages::list_offsets_request::{ListOffsetsPartition, ListOffsetsTopic};
+use kafka_protocol::messages::produce_request::PartitionProduceData;
 use kafka_protocol::messages::{
     ApiVersionsRequest, DeleteTopicsRequest, ListOffsetsRequest, ProduceRequest, TopicName,
     TransactionalId,
@@ -405,4 +406,40 @@ async fn the_log_cache_keeps_the_memory_that_a_batch_came_in() {
     assert_eq!(kept[0].payload.as_ptr(), at);
     assert_ne!(kept[1].payload.as_ptr(), shared.as_ptr());
     assert_eq!(shared, plain(&[1, 2]), "it is as it was");
+}
+
+/// Those that are read apart from their request, and those that are not, whatever becomes of the others.
+#[tokio::test(flavor = "multi_thread")]
+async fn each_batch_of_a_request_comes_to_its_partition() {
+    let server = TestServer::start().await;
+    server.topic("t", 3, &[]).await;
+    let mut client = server.client().await;
+    let large = |from_ms: i64| plain(&(from_ms..from_ms + 500).collect::<Vec<_>>());
+    let mut damaged = large(1).to_vec();
+    *damaged.last_mut().unwrap() ^= 1;
+    let sent = [
+        (0, Some(large(1_000))),
+        (7, Some(large(2_000))),
+        (1, Some(plain(&[3]))),
+        (1, None),
+        (2, Some(damaged.into())),
+        (2, Some(Bytes::new())),
+        (2, Some(large(4_000))),
+    ];
+    for (round, version) in [(0, 3), (1, 9)] {
+        let mut request = produce("t", 0, &Bytes::new(), -1);
+        let partition = |(index, records): &(i32, Option<Bytes>)| {
+            PartitionProduceData::default().with_index(*index).with_records(records.clone())
+        };
+        request.topic_data[0].partition_data = sent.iter().map(partition).collect();
+        let response = client.call(version, &request).await;
+        let partitions = &response.responses[0].partition_responses;
+        let codes: Vec<i16> = partitions.iter().map(|partition| partition.error_code).collect();
+        assert_eq!(codes, [0, 3, 0, 87, 2, 87, 0], "v{version}");
+        for (partition, batch) in [(0, large(1_000)), (1, plain(&[3])), (2, large(4_000))] {
+            let base = round * u64::from(BatchHeader::parse(&batch).unwrap().offsets());
+            let (code, _, kept) = client.fetch("t", partition, base as i64).await;
+            assert_eq!((code, kept), (0, stored(&batch, base)), "v{version}, {partition}");
+        }
+    }
 }
