@@ -1,3 +1,5 @@
+//! Requests that are taken apart: what comes of them, the memory that they take, their pace.
+
 use bytes::BytesMut;
 use kafka_protocol::messages::produce_request::{PartitionProduceData, TopicProduceData};
 use kafka_protocol::messages::{ProduceRequest, RequestHeader, TopicName, TransactionalId};
