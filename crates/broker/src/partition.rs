@@ -273,7 +273,8 @@ impl Partition {
     /// Put a batch in line that [`batch::check_produced`] has let pass; `header` is its header. Waits while there is no
     /// room, until `deadline`; once in line, the batch will become durable whether or not anybody waits for it.
     ///
-    /// In line are the very bytes of `records` if nobody else has them, and if they are all that there is in their memory: the log cache keeps that. Else a copy.
+    /// In line are the very bytes of `records` if nobody else has them, or else a copy. The log cache keeps their memory and counts their length, so the caller sees to it
+    /// that there is nothing else in it.
     ///
     /// Each attempt asks `admit` first and holds what it gives until the batch is in line.
     ///
