@@ -284,7 +284,7 @@ async fn a_topic_may_carry_the_time_of_the_append() {
     let time = response.responses[0].partition_responses[0].log_append_time_ms;
     assert!(time >= before);
     let (_, _, records) = client.fetch("t", 0, 0).await;
-    let header = batch::BatchHeader::parse(&records).unwrap();
+    let header = BatchHeader::parse(&records).unwrap();
     assert!(header.is_log_append_time());
     assert_eq!(header.max_timestamp_ms, time);
     let again = client.call(9, &request).await;
@@ -305,7 +305,7 @@ async fn uncompressed_records_that_no_reader_could_take_are_refused() {
         let mut bytes = good.to_vec();
         edit(&mut bytes);
         // Computes the CRC again.
-        let header = batch::BatchHeader::parse(&bytes).unwrap();
+        let header = BatchHeader::parse(&bytes).unwrap();
         batch::set_max_timestamp(&mut bytes, header.max_timestamp_ms);
         Bytes::from(bytes)
     };
