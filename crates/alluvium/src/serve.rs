@@ -24,6 +24,9 @@ use crate::units::{Size, Span, about, counted};
 /// Exit code when a second signal does not want to wait for the end of a graceful stop.
 const STOPPED_AT_ONCE: i32 = 130;
 
+/// Files beside those of connections, about: of the log, the catalog, the runtime and the ports, of objects, and of requests to the object store.
+const OTHER_FILES: u64 = 100;
+
 /// How long the end of a server waits for what it does not need.
 const LAST_TASKS: Duration = Duration::from_secs(5);
 
@@ -46,6 +49,7 @@ pub(crate) fn run(options: ServeOptions) -> Result<(), Failure> {
     );
     tracing::debug!("configuration: {config}");
     check_ports(&config)?;
+    have_files(&config);
     // Opened before the runtime: nothing runs yet that could be disturbed, and a signal ends the process at once, which is
     // harmless at every moment up to here.
     let storage = Storage::open(&config)?;
@@ -191,6 +195,19 @@ fn check_ports(config: &ServeConfig) -> Result<(), Failure> {
         })?;
     }
     Ok(())
+}
+
+/// Have as many files as the system lets us: each connection is one, each journal of the disk cache, and each object that is read or written. What most processes are given at first
+/// (1,024) is hardly enough for the connections that there may be as it comes, and who has none left neither accepts clients nor reads and writes objects.
+fn have_files(config: &ServeConfig) {
+    let connections = config.max_connections;
+    match crate::open_files::raise_limit() {
+        Some(files) if files < u64::from(connections) + OTHER_FILES => tracing::warn!(
+            "max-connections is {connections}, and this process may have {files} files open, some of which are no connections: raise that (ulimit -n, LimitNOFILE), or with so \
+             many clients some are not accepted, and objects are neither read nor written"
+        ),
+        _ => {}
+    }
 }
 
 fn broker_config(config: &ServeConfig) -> BrokerConfig {

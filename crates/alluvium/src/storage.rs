@@ -66,10 +66,6 @@ impl Storage {
         let capacity = Size { bytes: header.capacity_bytes };
         let options = stream_options(config, capacity)?;
         let objects = crate::objects::open(&config.object_store)?;
-        if options.disk_cache.is_some() {
-            // Each of its journals is a file.
-            crate::open_files::raise_limit();
-        }
         if !bound {
             // Before the log is opened for the first time, so that one that was opened is bound, whenever the server is killed.
             catalog.commit(&[Change::BindWal(header.wal_id)]).map_err(Failure::new)?;

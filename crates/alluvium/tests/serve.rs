@@ -532,6 +532,22 @@ fn trusting_the_device_is_a_choice_that_is_logged() {
     assert_eq!(server.log.matches("WARN").count(), 2, "one for each: {}", server.log);
 }
 
+/// Each connection is a file, and most processes begin with 1,024 of these: less than `--max-connections` may be.
+#[test]
+fn connections_find_files_also_where_the_process_has_few_at_first() {
+    let data = directory();
+    let server = Server::start_with_files(100, data.path(), &SMALL);
+    let connect = |_| std::net::TcpStream::connect(&server.kafka).unwrap();
+    let open: Vec<_> = (0..200).map(connect).collect();
+    // Connections are accepted in their order, so this one is served after all of them were accepted.
+    let listed = ok(&["topic", "list", "--bootstrap", &server.kafka]);
+    assert_eq!(listed, "there are no topics\n");
+    drop(open);
+    let (status, log) = server.stop(Signal::TERM);
+    assert_eq!(status.code(), Some(0), "{log}");
+    assert!(!log.contains("could not be accepted"), "{log}");
+}
+
 #[test]
 fn the_help_explains_each_option_with_its_default() {
     let help = support::help(&["serve", "--help"]);

@@ -112,6 +112,15 @@ impl Server {
         command
     }
 
+    /// The same in a process that is given so many open files at first, and may have as many as this one may.
+    pub fn start_with_files(files: u32, data_dir: &Path, arguments: &[&str]) -> Self {
+        let serve = Self::command(data_dir, arguments);
+        let mut command = unswayed(Command::new("sh"));
+        let script = format!("ulimit -S -n {files} && exec \"$0\" \"$@\"");
+        command.args(["-c", &script]).arg(serve.get_program()).args(serve.get_args());
+        Self::start_command(command)
+    }
+
     pub fn start_command(command: Command) -> Self {
         let (mut server, ready) = Self::spawn(command, "alluvium is ready");
         server.kafka = after(&ready, "kafka on ").expect("the line names the Kafka port");
