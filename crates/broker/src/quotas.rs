@@ -191,19 +191,30 @@ impl Buckets {
         }
         let has_room = is_short && (self.own.len() < MAX_BUCKETS || self.own.contains_key(&key));
         let full = || Bucket::full(rate, now);
-        if has_room {
+        let bucket = if has_room {
             self.own.entry(key).or_insert_with(full)
         } else {
             self.shared.entry(rate.to_bits()).or_insert_with(full)
+        };
+        if bucket.rate != rate {
+            // What it owed was owed to another rate.
+            *bucket = full();
+        }
+        bucket
+    }
+
+    /// Make room, if that was not tried just before.
+    fn sweep(&mut self, now: Instant) {
+        if self.swept_at.is_none_or(|at| now.saturating_duration_since(at) >= SWEEP_INTERVAL) {
+            self.swept_at = Some(now);
+            self.drop_full(now);
         }
     }
 
     /// Drop what is full, as a new one would be.
-    fn sweep(&mut self, now: Instant) {
-        if self.swept_at.is_none_or(|at| now.saturating_duration_since(at) >= SWEEP_INTERVAL) {
-            self.swept_at = Some(now);
-            self.own.retain(|_, bucket| !bucket.is_full(now));
-        }
+    fn drop_full(&mut self, now: Instant) {
+        self.own.retain(|_, bucket| !bucket.is_full(now));
+        self.shared.retain(|_, bucket| !bucket.is_full(now));
     }
 }
 
@@ -301,8 +312,8 @@ impl Quotas {
         } else {
             state.limits.insert(entity, limits);
         }
-        // Whoever was in debt begins anew: what it owed was owed to another rate.
-        state.buckets.clear();
+        // Who owes something owes it still, unless it has another rate now. Of rates that nobody has any more nothing is to be left for ever.
+        state.buckets.values_mut().for_each(|buckets| buckets.drop_full(Instant::now()));
         self.in_use.store(in_use(&state.limits), Ordering::Release);
         Ok(())
     }
@@ -481,6 +492,20 @@ mod tests {
 
     fn named(n: usize) -> BucketKey {
         (String::new(), format!("client {n}"))
+    }
+
+    /// Quotas are changed one by one, and often by programs: what others owe they still owe, or each change would give everybody ten seconds.
+    #[test]
+    fn whose_rate_is_another_begins_anew_and_nobody_else() {
+        let now = Instant::now();
+        let mut buckets = Buckets::default();
+        for n in 0..2 {
+            buckets.get(named(n), 100.0, now).take(1_500.0, now);
+        }
+        assert_eq!(buckets.get(named(0), 200.0, now).left_at(now), 2_000.0);
+        assert_eq!(buckets.get(named(1), 100.0, now).left_at(now), -500.0);
+        // A rate that comes back finds the debt to another one no more.
+        assert_eq!(buckets.get(named(0), 100.0, now).left_at(now), 1_000.0);
     }
 
     /// Whoever chooses many names keeps nobody else from a bucket of its own.
