@@ -263,7 +263,7 @@ pub(crate) struct ServeOptions {
     #[arg(long, env = "ALLUVIUM_TRANSACTIONAL_ID_EXPIRATION", value_name = "TIME")]
     pub(crate) transactional_id_expiration: Option<Span>,
 
-    /// A committed offset is dropped when it is this old and its group has been without members for as long (`offsets.retention.minutes`).
+    /// A committed offset is dropped when it is this old and its group has been without members for as long, or its members do not read the topic (`offsets.retention.minutes`).
     /// Default 168h, 1m to 87600h.
     #[arg(long, env = "ALLUVIUM_OFFSETS_RETENTION", value_name = "TIME")]
     pub(crate) offsets_retention: Option<Span>,

@@ -61,7 +61,7 @@ const FIXED: &[BrokerSetting] = &[
     fixed("node.id", Int, None, "This server's id."),
     fixed("offset.metadata.max.bytes", Int, Some("4096"), "The longest metadata of a committed offset."),
     fixed("offsets.retention.check.interval.ms", Long, Some("600000"), "How often old committed offsets are looked for."),
-    fixed("offsets.retention.minutes", Int, Some("10080"), "An offset is dropped when it is this old and its group has been without members for as long."),
+    fixed("offsets.retention.minutes", Int, Some("10080"), "An offset is dropped when it is this old and its group has been without members for as long, or its members do not read the topic."),
     fixed("num.partitions", Int, Some("1"), "Partitions of a topic that is created without a number."),
     fixed("process.roles", List, None, "The one server is broker and controller."),
     fixed("producer.id.expiration.ms", Int, Some("86400000"), "A partition forgets a producer that has not written for so long."),

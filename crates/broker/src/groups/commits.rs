@@ -18,7 +18,8 @@ use kafka_protocol::messages::{
 };
 use kafka_protocol::protocol::StrBytes;
 
-use super::live::ClassicGroup;
+use super::delete_offsets::Reads;
+use super::live::{ClassicGroup, LiveGroup};
 use super::offset_log::{Appended, Prepared, Refused};
 use super::offsets::{Committed, Offsets, Position, Record};
 use super::registry::now;
@@ -402,7 +403,7 @@ impl Shared {
         }))
     }
 
-    /// Drop offsets that are past their retention at `now`, which is `unix_now_ms`, and groups that have neither members nor offsets.
+    /// Drop offsets that are past their retention at `now`, which is `unix_now_ms`: of groups without members, and of topics that members do not read; and groups that have neither members nor offsets.
     /// What can not be written now is left for the next sweep; nobody waits for it.
     pub(super) fn sweep(&self, now: Instant, unix_now_ms: i64) {
         let retention = self.config.offsets_retention;
@@ -410,7 +411,10 @@ impl Shared {
         let cutoff_ms = unix_now_ms.saturating_sub(retention_ms);
         for slot in self.registry.all() {
             let is_dead = self.registry.change(&slot, |group, _| {
-                let Some(since) = group.vacant_since() else { return false };
+                let Some(since) = group.vacant_since() else {
+                    self.expire_unread(&slot.name, group, cutoff_ms);
+                    return false;
+                };
                 let vacant_for = now.saturating_duration_since(since);
                 if vacant_for >= self.config.sweep_interval && !self.log.mentions(&slot.name) {
                     // What can not be written now is left for the next sweep.
@@ -425,7 +429,7 @@ impl Shared {
                         && vacant_for >= self.config.max_session_timeout
                         && newest_ms().is_some_and(|at_ms| at_ms <= cutoff_ms));
                 if is_old {
-                    self.expire_offsets(&slot.name, cutoff_ms);
+                    self.expire_offsets(&slot.name, cutoff_ms, |_| true);
                 }
                 false
             });
@@ -435,9 +439,27 @@ impl Shared {
         }
     }
 
-    fn expire_offsets(&self, group_id: &str, cutoff_ms: i64) {
-        let Some(record) = self.log.expired(group_id, cutoff_ms) else { return };
-        match self.log.append(&Prepared::from(record)) {
+    /// Drop the old offsets of topics that no member of a group reads any more, as far as it is known what they read: of consumers. A group that goes on for ever would else keep
+    /// the offsets of all that it has ever read.
+    fn expire_unread(&self, group_id: &str, group: &LiveGroup, cutoff_ms: i64) {
+        // Somebody is about to join, and has not said yet what it reads.
+        let has_members = match group {
+            LiveGroup::Classic(group) => group.member_count() > 0,
+            LiveGroup::Consumer(_) | LiveGroup::Share(_) => true,
+        };
+        if has_members && let Ok(reads) = Reads::of(group) {
+            self.expire_offsets(group_id, cutoff_ms, |topic| !reads.includes(topic));
+        }
+    }
+
+    fn expire_offsets(&self, group_id: &str, cutoff_ms: i64, may_go: impl Fn(&str) -> bool) {
+        let expired = self.log.expired(group_id, cutoff_ms);
+        let Some(Record::Expired { group, mut topics }) = expired else { return };
+        topics.retain(|(topic, _)| may_go(topic));
+        if topics.is_empty() {
+            return;
+        }
+        match self.log.append(&Prepared::from(Record::Expired { group, topics })) {
             Ok(_) => tracing::info!(group = group_id, "offsets past their retention are dropped"),
             Err(refused) => {
                 tracing::warn!(

@@ -22,7 +22,7 @@ use crate::state_table::MAX_STRING_BYTES;
 const CONSUMER: &str = "consumer";
 
 /// Which topics the members of a group read.
-enum Reads {
+pub(super) enum Reads {
     These(HashSet<String>),
     /// Nobody knows: the members are joining, or have not said so in a form that is known.
     Unknown,
@@ -104,7 +104,7 @@ impl Reads {
     ///
     /// # Errors
     /// The group does not exist, or has members that are no consumers.
-    fn of(group: &LiveGroup) -> Result<Self, ResponseError> {
+    pub(super) fn of(group: &LiveGroup) -> Result<Self, ResponseError> {
         match group {
             LiveGroup::Classic(group) => Self::of_classic(&group.describe()),
             LiveGroup::Consumer(group) => {
@@ -134,7 +134,7 @@ impl Reads {
         }
     }
 
-    fn includes(&self, topic: &str) -> bool {
+    pub(super) fn includes(&self, topic: &str) -> bool {
         match self {
             Self::These(topics) => topics.contains(topic),
             Self::Unknown => true,

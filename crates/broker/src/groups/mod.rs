@@ -104,7 +104,7 @@ pub struct GroupConfig {
     pub max_offsets_bytes: usize,
     /// `offset.metadata.max.bytes`: default 4096, at most 32 767.
     pub max_offset_metadata_bytes: usize,
-    /// `offsets.retention.minutes`: an offset is dropped when it is this old and its group has been without members for as long.
+    /// `offsets.retention.minutes`: an offset is dropped when it is this old and its group has been without members for as long, or its members are consumers that do not read the topic.
     /// Default 7 days, at least 1 min. Time in which the server was down does not count as "without members", but for a group that has had none since
     /// the start: when that was `max_session_timeout` ago, such a group has been without members since its newest offset was committed.
     pub offsets_retention: Duration,

@@ -808,6 +808,61 @@ async fn the_sweep_drops_old_offsets_and_empty_groups() {
     assert_eq!(fetch(&groups, "busy").await, [found("topic", 0, 8)]);
 }
 
+/// As in Kafka, for both kinds of groups of consumers: lag of a topic that was given up long ago is of no interest.
+#[tokio::test]
+async fn the_sweep_drops_old_offsets_of_topics_that_members_read_no_more() {
+    let world = World::new();
+    let (_store, groups) = world.start().await;
+    let all = [("topic", 0, 7), ("topic-former", 0, 8)];
+    for group in ["classic", "connect", "new"] {
+        assert_eq!(world.run(commit(&groups, commit_request(group, &all))).await, [0, 0]);
+    }
+    // As a consumer says what it reads: the version, one topic, no data of its own.
+    let reads = Bytes::from_static(b"\x00\x01\x00\x00\x00\x01\x00\x05topic\xff\xff\xff\xff");
+    for (group, protocol_type) in [("classic", "consumer"), ("connect", "connect")] {
+        let request = |id: &StrBytes| {
+            let mut request = join_request(group, id).with_protocol_type(s(protocol_type));
+            request.protocols[0].metadata = reads.clone();
+            request
+        };
+        let topics = TopicsView::default();
+        let first = groups.join(&client(), &request(&StrBytes::new()), 9, &topics).await;
+        let joined = groups.join(&client(), &request(&first.member_id), 9, &topics).await;
+        assert_eq!(joined.error_code, 0);
+        let synced = world.run(groups.sync(&sync_request(group, &joined), 5)).await;
+        assert_eq!(synced.error_code, 0);
+    }
+    let (session_timeout, heartbeat_interval) = (Duration::from_secs(45), Duration::from_secs(5));
+    let request = ConsumerGroupHeartbeatRequest::default()
+        .with_group_id(group_id("new"))
+        .with_member_id(s("m"))
+        .with_rebalance_timeout_ms(60_000)
+        .with_subscribed_topic_names(Some(vec![TopicName(s("topic"))]))
+        .with_topic_partitions(Some(vec![]));
+    let times = ConsumerTimes { session_timeout, heartbeat_interval };
+    let topics = TopicsView::default();
+    let beat = groups.consumer_heartbeat(client(), request, 1, &topics, times);
+    assert_eq!(world.run(beat).await.error_code, 0);
+
+    let sweep_after = |time: Duration| {
+        let unix_ms = unix_time_ms() + i64::try_from(time.as_millis()).unwrap();
+        groups.shared.sweep(now() + time, unix_ms);
+    };
+    let (retention, minute) = (world.config.offsets_retention, Duration::from_secs(60));
+    sweep_after(retention - minute);
+    // Durable with this would be all that was written before it.
+    assert_eq!(world.run(commit(&groups, commit_request("x", &[("topic", 0, 1)]))).await, [0]);
+    let both = all.map(|(topic, partition, offset)| found(topic, partition, offset));
+    for group in ["classic", "connect", "new"] {
+        assert_eq!(fetch(&groups, group).await, both, "{group}");
+    }
+    sweep_after(retention + minute);
+    assert_eq!(world.run(commit(&groups, commit_request("x", &[("topic", 0, 2)]))).await, [0]);
+    for (group, left) in [("classic", &both[..1]), ("connect", &both[..]), ("new", &both[..1])] {
+        assert_eq!(fetch(&groups, group).await, left, "{group}");
+    }
+}
+
 /// Else they would never, on a server that is restarted more often than they expire.
 #[tokio::test]
 async fn offsets_expire_also_after_a_restart() {
