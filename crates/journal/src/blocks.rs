@@ -10,23 +10,21 @@ use crate::place::{Granule, JournalNumber};
 /// The bytes of a frame, of several that one record lies in, or of a record. Values that were read of them keep them alive.
 pub(crate) type Block = Arc<Vec<u8>>;
 
-/// Of a journal. Its bytes never change, and numbers of journals are not used again; so nothing has to be removed when a journal goes, or is compressed.
-type Key = (JournalNumber, Part);
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Part {
-    Frame(u32),
-    Record(u32),
-}
+/// A frame, or the beginning of a record. Its bytes never change, and numbers of journals are not used again; so nothing has to be removed when a journal goes, or is compressed.
+type Key = (JournalNumber, u32);
 
 /// A longer record is not kept by itself: it would push out much that is read more often.
 const MOST_RECORD_BYTES: usize = 64 << 10;
 
+/// Frames have this part of the memory: each read of a record that is not kept brings one of 16 KiB, so with the records in one queue they would push them out before these are read again.
+const FRAMES_PART: usize = 4;
+
 /// What an entry takes beside its bytes, about.
 const ENTRY_BYTES: usize = 128;
-/// Of what is kept, to estimate how much fits.
-const USUAL_BYTES: usize = 1 << 10;
-/// What was read more than once gets this part; the rest is for what comes in, so that several records are read of it before it goes.
+/// Of a frame of small records, and of a small record, to estimate how many fit.
+const USUAL_FRAME_BYTES: usize = 16 << 10;
+const USUAL_RECORD_BYTES: usize = 512;
+/// What was read more than once gets this part; the rest is for what comes in, so that several records are read of a frame before it goes.
 const HOT_PART: f64 = 0.75;
 
 #[derive(Clone)]
@@ -38,24 +36,37 @@ impl Weighter<Key, Block> for ByBytes {
     }
 }
 
+type Kept = Cache<Key, Block, ByBytes>;
+
+/// Nothing, if not even one would fit.
+fn kept(max_bytes: usize, usual_bytes: usize) -> Option<Kept> {
+    let items = max_bytes / (usual_bytes + ENTRY_BYTES);
+    if items == 0 {
+        return None;
+    }
+    let options = OptionsBuilder::new()
+        .estimated_items_capacity(items)
+        .weight_capacity(max_bytes as u64)
+        .hot_allocation(HOT_PART)
+        .build()
+        .expect("all that has no default is set");
+    let hash = DefaultHashBuilder::default();
+    Some(Cache::with_options(options, ByBytes, hash, DefaultLifecycle::default()))
+}
+
 /// Frames and records by use.
-pub(crate) struct Blocks(Option<Cache<Key, Block, ByBytes>>);
+pub(crate) struct Blocks {
+    frames: Option<Kept>,
+    records: Option<Kept>,
+}
 
 impl Blocks {
-    /// With less than a KiB nothing is kept.
     pub(crate) fn new(max_bytes: usize) -> Self {
-        let items = max_bytes / (USUAL_BYTES + ENTRY_BYTES);
-        if items == 0 {
-            return Self(None);
+        let frames_bytes = max_bytes / FRAMES_PART;
+        Self {
+            frames: kept(frames_bytes, USUAL_FRAME_BYTES),
+            records: kept(max_bytes - frames_bytes, USUAL_RECORD_BYTES),
         }
-        let options = OptionsBuilder::new()
-            .estimated_items_capacity(items)
-            .weight_capacity(max_bytes as u64)
-            .hot_allocation(HOT_PART)
-            .build()
-            .expect("all that has no default is set");
-        let hash = DefaultHashBuilder::default();
-        Self(Some(Cache::with_options(options, ByBytes, hash, DefaultLifecycle::default())))
     }
 
     /// A frame, by `read` if it is not there. Of several who want one at a time one reads.
@@ -66,28 +77,29 @@ impl Blocks {
         read: impl FnOnce() -> Result<Block, E>,
     ) -> Result<Block, E> {
         let frame = u32::try_from(frame).expect("a journal has at most 1 GiB");
-        match &self.0 {
-            Some(cache) => cache.get_or_insert_with(&(number, Part::Frame(frame)), read),
+        match &self.frames {
+            Some(frames) => frames.get_or_insert_with(&(number, frame), read),
             None => read(),
         }
     }
 
     /// The record that begins at `first`, if it is kept: its bytes and nothing else.
     pub(crate) fn record(&self, number: JournalNumber, first: Granule) -> Option<Block> {
-        self.0.as_ref()?.get(&(number, Part::Record(first.0)))
+        self.records.as_ref()?.get(&(number, first.0))
     }
 
     /// Keep a record that was read from the disk, and not for the first time: one in a thousand of the keys may be asked for as often as all others together, and lies anywhere. A journal in memory
     /// for it, or a frame, would be a thousand, or a hundred times as much.
     pub(crate) fn keep_record(&self, number: JournalNumber, first: Granule, record: &[u8]) {
-        if let Some(cache) = self.0.as_ref().filter(|_| record.len() <= MOST_RECORD_BYTES) {
-            cache.insert((number, Part::Record(first.0)), Arc::new(record.to_vec()));
+        if let Some(records) = self.records.as_ref().filter(|_| record.len() <= MOST_RECORD_BYTES) {
+            records.insert((number, first.0), Arc::new(record.to_vec()));
         }
     }
 
     /// Memory of all that is kept, in bytes.
     pub(crate) fn bytes(&self) -> usize {
-        self.0.as_ref().map_or(0, |cache| usize::try_from(cache.weight()).unwrap_or(usize::MAX))
+        let kept = [&self.frames, &self.records].into_iter().flatten();
+        kept.map(|kept| usize::try_from(kept.weight()).unwrap_or(usize::MAX)).sum()
     }
 }
 
@@ -109,10 +121,16 @@ mod tests {
                 let len = if frame % 10 == 0 { 256 << 10 } else { 16 << 10 };
                 let number = JournalNumber(frame as u64 % 7);
                 assert_eq!(blocks.get(number, frame, || block(len)).unwrap().len(), len);
+                blocks.keep_record(number, Granule(frame as u32 + 1), &vec![1; frame * 50]);
                 // A few bytes of rounding for each part of it.
                 assert!(blocks.bytes() <= max_bytes + 1024, "{} of {max_bytes}", blocks.bytes());
             }
-            assert!(blocks.bytes() > 0 || max_bytes < 100_000, "{max_bytes}");
+            let kept =
+                [&blocks.frames, &blocks.records].map(|kept| kept.as_ref().map_or(0, Kept::weight));
+            assert!(
+                kept.iter().all(|bytes| *bytes > 0) || max_bytes < 1 << 20,
+                "{kept:?} of {max_bytes}"
+            );
         }
     }
 

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use alluvium_journal::{Cache, Options};
+use alluvium_journal::{Cache, Compression, Options};
 
 use crate::engine::{Engine, Result, Session, Setup};
 use crate::workload::Key;
@@ -28,6 +28,8 @@ impl Engine for Journal {
             memory_bytes: usize::try_from(arenas.max(4 * journal))?,
             max_disk_bytes: setup.disk_bytes.max(16 * journal),
             journal_bytes: usize::try_from(journal)?,
+            // As everybody here.
+            compression: Compression::None,
             ..Options::default()
         };
         Ok(Self(Cache::open(&setup.path, options)?))
