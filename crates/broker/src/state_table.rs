@@ -1,14 +1,14 @@
 //! What a state stream remembers: a table, the records that change it, and its checkpoint. The encoding that all of them share.
 //!
-//! Integers are little-endian. `str` is a u16 length in bytes and that much UTF-8; a list is a u32 count and its elements.
-//! Nothing may follow the last field.
+//! Integers are little-endian. `str` is a u16 length in bytes and that much UTF-8; `bytes` is a u32 length and that many bytes; a list is a u32 count
+//! and its elements. Nothing may follow the last field.
 //!
 //! **Record**: as its table says; it begins with a version. Records carry no checksum of their own: the write-ahead log's covers them, and
 //! they are kept nowhere else.
 //!
 //! **Checkpoint**: magic (4 bytes), `version: u8`, the table, `crc: u32` = CRC32C of all before it. Equal tables have equal bytes.
 //!
-//! **Quarantine**: magic (4 bytes), `version: u8 = 1`, list of blobs (u32 length, bytes), `crc: u32`. The store drops batches once they are
+//! **Quarantine**: magic (4 bytes), `version: u8 = 1`, list of blobs (bytes), `crc: u32`. The store drops batches once they are
 //! folded, and a fold can not refuse; so if it meets something that it can not read (which only a defect, or a newer version's
 //! records, can cause), it keeps its input unread: first the previous checkpoint, then each batch. [`decode`] of a
 //! quarantine fails with the reason, so the server does not start and nothing is lost.
@@ -109,10 +109,7 @@ fn quarantine<T: Table>(previous: Option<&[u8]>, batches: &[Batch]) -> Vec<u8> {
     blobs.extend(batches.iter().map(|batch| &batch.payload[..]));
     let mut out = Writer(T::QUARANTINE.to_vec());
     out.u8(QUARANTINE_VERSION);
-    out.list(&blobs, |out, blob| {
-        out.len(blob.len());
-        out.0.extend_from_slice(blob);
-    });
+    out.list(&blobs, |out, blob| out.bytes(blob));
     out.sealed()
 }
 
@@ -120,11 +117,7 @@ fn quarantine<T: Table>(previous: Option<&[u8]>, batches: &[Batch]) -> Vec<u8> {
 pub(crate) fn quarantined<T: Table>(bytes: &[u8]) -> Option<Vec<&[u8]>> {
     let mut reader = Reader(unseal(bytes).ok()?.strip_prefix(&T::QUARANTINE)?);
     reader.version("quarantine", QUARANTINE_VERSION).ok()?;
-    let blobs = reader.list(|reader| {
-        let len = reader.len()?;
-        reader.take(len)
-    });
-    blobs.ok()
+    reader.list(Reader::bytes).ok()
 }
 
 /// The first blob that can not be read, and why.
@@ -173,6 +166,11 @@ impl Writer {
     }
     pub(crate) fn u64(&mut self, value: u64) {
         self.0.extend_from_slice(&value.to_le_bytes());
+    }
+    /// Any bytes, with their number.
+    pub(crate) fn bytes(&mut self, bytes: &[u8]) {
+        self.len(bytes.len());
+        self.raw(bytes);
     }
     /// Bytes whose number the reader knows.
     pub(crate) fn raw(&mut self, bytes: &[u8]) {
@@ -261,6 +259,10 @@ impl<'a> Reader<'a> {
         let text = std::str::from_utf8(bytes)
             .map_err(|error| Corrupt(format!("a string that is not UTF-8: {error}")))?;
         Ok(text.to_owned())
+    }
+    pub(crate) fn bytes(&mut self) -> Result<&'a [u8], Corrupt> {
+        let len = self.len()?;
+        self.take(len)
     }
     /// Reserves nothing ahead: a corrupt count fails at the first missing element.
     pub(crate) fn list<T>(

@@ -99,9 +99,9 @@ impl Kept {
             out.i32(millis(member.rebalance_timeout));
             out.list(&member.protocols, |out, (name, metadata)| {
                 out.str(name);
-                write_bytes(out, metadata);
+                out.bytes(metadata);
             });
-            write_bytes(out, &member.assignment);
+            out.bytes(&member.assignment);
         });
     }
 
@@ -138,11 +138,6 @@ fn millis(timeout: Duration) -> i32 {
     i32::try_from(timeout.as_millis()).unwrap_or(i32::MAX)
 }
 
-fn write_bytes(out: &mut Writer, bytes: &Bytes) {
-    out.len(bytes.len());
-    out.raw(bytes);
-}
-
 fn read_member(reader: &mut Reader<'_>) -> Result<Migrant, Corrupt> {
     Ok(Migrant {
         member_id: text(reader)?,
@@ -167,8 +162,7 @@ fn timeout(reader: &mut Reader<'_>) -> Result<Duration, Corrupt> {
 }
 
 fn bytes(reader: &mut Reader<'_>) -> Result<Bytes, Corrupt> {
-    let len = reader.len()?;
-    Ok(Bytes::copy_from_slice(reader.take(len)?))
+    Ok(Bytes::copy_from_slice(reader.bytes()?))
 }
 
 /// What is kept of all classic groups, by name.

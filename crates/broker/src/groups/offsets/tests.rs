@@ -188,6 +188,21 @@ fn what_can_not_be_read_is_kept_and_reported() {
     decode::<Offsets>(&kept).expect_err("a quarantine is no table");
 }
 
+/// As the first version wrote it: it has to be read for ever.
+#[test]
+fn the_format_of_a_quarantine_is_the_documented_one() {
+    let payload = Bytes::from_static(b"\x09future");
+    let batch = Batch { base: StreamOffset(0), count: 1, max_timestamp_ms: -1, payload };
+    let kept = fold(Some(b"rubbish"), &[batch]).expect("a quarantine");
+    let expected = b"ALGQ\x01\x02\0\0\0\x07\0\0\0rubbish\x07\0\0\0\x09future\x5c\xcf\xd0\x93";
+    assert_eq!(kept.escape_ascii().to_string(), expected.escape_ascii().to_string());
+    let blobs = quarantined::<Offsets>(expected).expect("it is intact");
+    assert_eq!(blobs, [&b"rubbish"[..], b"\x09future"]);
+    // A length is not believed.
+    let mut reader = Reader::new(b"\x04\0\0\0cut");
+    reader.bytes().expect_err("three bytes of four");
+}
+
 #[test]
 fn the_accounted_size_follows_the_table() {
     for seed in 0..100 {
