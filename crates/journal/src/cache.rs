@@ -275,14 +275,14 @@ impl Cache {
     /// removed and written again. One call returns fewer keys than asked if it finds few in 8,192 buckets of the index, or if they have a MiB together.
     ///
     /// # Errors
-    /// The system. Records that are damaged are left out, as their keys are not known.
+    /// The system. A record that is damaged is left out if its key is not known for sure; of a long one it may be.
     pub fn scan(&self, from: ScanCursor, limit: usize) -> Result<Scanned> {
         let scanned = self.shared.scan(from, limit, |_| true)?;
         Ok(scanned.expect("every read was let pass"))
     }
 
-    /// The same for those who bound the memory of what is read at the same time: `may_read` hears, before each record is read, how many bytes it takes as [`Self::read_bytes`] has them, and the
-    /// one before has gone by then. When it says no, what was found before is returned, or `None` if that is nothing: no key is left out, and none comes twice.
+    /// The same for those who bound the memory of what is read at the same time: `may_read` hears, before each read, how many bytes it takes, and what the one before took has gone by then. That is 0
+    /// for a record in memory, up to 8 KiB for the beginning of one of more than 16 KiB, and else, or where that does not tell enough, as much as [`Self::read_bytes`] says. When it says no, what was found before is returned, or `None` if that is nothing: no key is left out, and none comes twice.
     ///
     /// # Errors
     /// As [`Self::scan`].

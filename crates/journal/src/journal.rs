@@ -26,6 +26,11 @@ pub(crate) const FIRST_RECORD: usize = PAGE_BYTES;
 
 const MAGIC: &[u8; 8] = b"ALLUVJRN";
 
+/// Records that take more than this are read in part where only their keys are wanted: for those that take less it would be no gain.
+const LONG_RECORD_BYTES: usize = 16 << 10;
+/// So much of them.
+const HEAD_BYTES: usize = PAGE_BYTES;
+
 /// Of a cache: random, in the header of each of its files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CacheId(pub(crate) [u8; 16]);
@@ -347,6 +352,30 @@ impl Journal {
         Ok(Loaded { owner: Owner::Cold(Arc::new(buf)), at, len })
     }
 
+    /// Memory that [`Self::load`] takes for the record at `place`: up to a quarter more than its size, and 0 if it is in memory.
+    pub(crate) fn cold_bytes(&self, place: Place) -> usize {
+        if self.arena.is_some() { 0 } else { place.max_len_bytes() }
+    }
+
+    /// Memory that [`Self::read_head`] takes; `None` where that would be no gain: the record is short, or in memory, or compressed.
+    pub(crate) fn head_bytes(&self, place: Place) -> Option<usize> {
+        let is_plain = self.arena.is_none() && self.frames.is_none();
+        let is_wanted = is_plain && place.max_len_bytes() > LONG_RECORD_BYTES;
+        is_wanted.then(|| head_pages(place).len())
+    }
+
+    /// The first [`HEAD_BYTES`] of the record at `place`, where there is [`Self::head_bytes`]: as the disk has them, whatever they are.
+    pub(crate) fn read_head(&self, place: Place) -> Result<Loaded> {
+        self.counts.disk_reads.fetch_add(1, Ordering::Relaxed);
+        let pages = head_pages(place);
+        let mut buf = AlignedBuf::zeroed(pages.len());
+        self.file
+            .read_at(pages.start as u64, &mut buf)
+            .map_err(Error::io(file_name(self.number), "reading a key"))?;
+        let at = place.first().byte() - pages.start;
+        Ok(Loaded { owner: Owner::Cold(Arc::new(buf)), at, len: HEAD_BYTES })
+    }
+
     /// Whether it was cut short by a close.
     pub(crate) fn is_short(&self, journal_bytes: usize) -> bool {
         self.frames.is_none() && self.file_bytes * 4 <= journal_bytes as u64
@@ -355,6 +384,12 @@ impl Journal {
     fn corrupt(&self, first: Granule) -> Error {
         Error::Corrupt { journal: self.number, offset: first.byte() as u64 }
     }
+}
+
+/// Where the first bytes of a long record are, in whole pages of its file.
+fn head_pages(place: Place) -> Range<usize> {
+    let at = place.first().byte();
+    at / PAGE_BYTES * PAGE_BYTES..(at + HEAD_BYTES).next_multiple_of(PAGE_BYTES)
 }
 
 /// Journals by number. Readers take no lock.

@@ -243,6 +243,24 @@ impl<'a> Record<'a> {
     }
 }
 
+/// What stands in front of a record's value. Unchecked: the checksum covers the value too.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Head<'a> {
+    pub(crate) key: &'a [u8],
+    /// As [`Record::expires_at`].
+    pub(crate) expires_at: Option<u64>,
+}
+
+impl<'a> Head<'a> {
+    /// Of the record at the beginning of `bytes`, which may end within its value. `None` if that is none of a value, or if its key does not end in `bytes`.
+    pub(crate) fn unchecked(bytes: &'a [u8]) -> Option<Self> {
+        let header = Header::parse(bytes).filter(|header| header.kind == Kind::Value)?;
+        let key = bytes.get(header.key_at()..header.value_at())?;
+        let expires_at = header.expires.then(|| u64_at(bytes, HEADER_BYTES));
+        Some(Self { key, expires_at })
+    }
+}
+
 /// Follows the records of a journal through pieces of it, without memory for a whole record: are they undamaged, one behind the other?
 pub(crate) struct Chain {
     salt: Salt,
@@ -360,6 +378,22 @@ mod tests {
         }
 
         #[test]
+        fn a_head_ends_where_its_key_does(
+            key in vec(any::<u8>(), 1..300),
+            expires_at in any::<Option<u64>>(),
+        ) {
+            let content = Content::Value { value: &[7; 50], expires_at };
+            let new = NewRecord { key: &key, content };
+            let bytes = written(&new, Salt(7), Granule(512));
+            let end = bytes.len() - 50;
+            for len in [end, end + 1, bytes.len()] {
+                let head = Head::unchecked(&bytes[..len]).unwrap();
+                prop_assert_eq!((head.key, head.expires_at), (&key[..], expires_at));
+            }
+            prop_assert!((0..end).all(|len| Head::unchecked(&bytes[..len]).is_none()));
+        }
+
+        #[test]
         fn a_bit_that_is_not_what_was_written_is_found(
             key in vec(any::<u8>(), 1..40),
             value in vec(any::<u8>(), 0..100),
@@ -421,5 +455,11 @@ mod tests {
             assert_eq!(record.origin(), Some(JournalNumber(told)));
         }
         assert!(Record::checked(&[0; 64], Salt(1), Granule(512)).is_none());
+        let bytes = written(
+            &NewRecord { key: b"k", content: Content::Tombstone { origin: None } },
+            Salt(1),
+            Granule(512),
+        );
+        assert!(Head::unchecked(&bytes).is_none());
     }
 }

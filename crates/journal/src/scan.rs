@@ -1,12 +1,14 @@
 //! All keys, a few at a time, with nothing kept between two calls.
 //!
 //! The order is that of the index, by shard and fingerprint, which never changes for a key. (Not that of the journals, as [`crate::Iter`] has it: what is written meanwhile comes behind everything else there, and
-//! a scan that goes slower than the writers would never end.) The price is one read of the disk for each key whose record is not in memory.
+//! a scan that goes slower than the writers would never end.) The price is one read of the disk for each key whose record is not in memory; of a long one it reads the beginning, and believes the key for
+//! the sake of its hash: `docs/journal-cache.md`, "A scan".
 
 use crate::error::{Error, Result};
 use crate::hash::{KeyHash, SHARD_BITS};
+use crate::journal::Journal;
 use crate::place::Place;
-use crate::record::Record;
+use crate::record::{Head, Record};
 use crate::shared::{Shared, now_millis};
 
 /// A call looks at so many buckets of the index and then returns, however few keys it has found: some ten microseconds.
@@ -42,6 +44,16 @@ impl ScanCursor {
     }
 }
 
+/// What an entry of the index stands for.
+enum Looked {
+    /// This key.
+    Present(Vec<u8>),
+    /// Nothing that counts, or a record that is damaged.
+    Absent,
+    /// It was not to be read.
+    Refused,
+}
+
 impl Shared {
     /// `None` if `may_read` has said no before anything was found.
     pub(crate) fn scan(
@@ -56,14 +68,17 @@ impl Shared {
             let (shard, before) = (at.shard(), keys.len());
             let behind = self.index.bucket(shard, at.fingerprint(), &mut found);
             for (hash, place) in found.drain(..) {
-                if !may_read(self.cold_bytes(place)) {
-                    // All of the bucket comes with the next call.
-                    keys.truncate(before);
-                    return Ok((at != from).then_some(Scanned { keys, next: Some(at) }));
-                }
-                if let Some(key) = self.key_of(hash, place)? {
-                    key_bytes += key.len();
-                    keys.push(key);
+                match self.look(hash, place, &mut may_read)? {
+                    Looked::Present(key) => {
+                        key_bytes += key.len();
+                        keys.push(key);
+                    }
+                    Looked::Absent => {}
+                    Looked::Refused => {
+                        // All of the bucket comes with the next call.
+                        keys.truncate(before);
+                        return Ok((at != from).then_some(Scanned { keys, next: Some(at) }));
+                    }
                 }
             }
             at = match behind {
@@ -80,31 +95,70 @@ impl Shared {
 
     /// Memory that reading the record at this place takes for itself; 0 if it is in memory.
     pub(crate) fn cold_bytes(&self, place: Place) -> usize {
-        match self.journals.of(place) {
-            Some(journal) if journal.arena.is_none() => place.max_len_bytes(),
-            _ => 0,
-        }
+        self.journals.of(place).map_or(0, |journal| journal.cold_bytes(place))
     }
 
-    /// The key of an entry that was just seen in the index, if it counts as present.
-    fn key_of(&self, hash: KeyHash, seen: Place) -> Result<Option<Vec<u8>>> {
+    /// The key of an entry that was just seen in the index.
+    fn look(
+        &self,
+        hash: KeyHash,
+        seen: Place,
+        may_read: &mut impl FnMut(usize) -> bool,
+    ) -> Result<Looked> {
         let mut place = seen;
         loop {
             if let Some(journal) = self.journals.of(place) {
-                let loaded = match journal.load(place) {
-                    Err(Error::Corrupt { .. }) => return Ok(None),
-                    loaded => loaded?,
-                };
-                let record = Record::trusted(loaded.bytes()).expect("loaded as a record");
-                if !record.has_expired(now_millis) {
-                    return Ok(Some(record.key().to_vec()));
+                match self.look_at(&journal, hash, place, may_read)? {
+                    Looked::Absent => {}
+                    looked => return Ok(looked),
                 }
             }
             // It was moved or replaced since it was seen, or does not count any more.
             match self.index.find(hash) {
                 Some(now) if !now.is_same(place) => place = now,
-                _ => return Ok(None),
+                _ => return Ok(Looked::Absent),
             }
         }
+    }
+
+    fn look_at(
+        &self,
+        journal: &Journal,
+        hash: KeyHash,
+        place: Place,
+        may_read: &mut impl FnMut(usize) -> bool,
+    ) -> Result<Looked> {
+        if let Some(head_bytes) = journal.head_bytes(place) {
+            if !may_read(head_bytes) {
+                return Ok(Looked::Refused);
+            }
+            if let Some(key) = self.key_in_head(hash, journal.read_head(place)?.bytes()) {
+                return Ok(Looked::Present(key));
+            }
+        }
+        if !may_read(journal.cold_bytes(place)) {
+            return Ok(Looked::Refused);
+        }
+        let loaded = match journal.load(place) {
+            Err(Error::Corrupt { .. }) => return Ok(Looked::Absent),
+            loaded => loaded?,
+        };
+        let record = Record::trusted(loaded.bytes()).expect("loaded as a record");
+        Ok(match record.has_expired(now_millis) {
+            true => Looked::Absent,
+            false => Looked::Present(record.key().to_vec()),
+        })
+    }
+
+    /// The key in the first bytes of a record, if it is the one that the index has entered there, and the record seems to count. `None`: whatever these bytes are, nothing follows from them.
+    fn key_in_head(&self, hash: KeyHash, head: &[u8]) -> Option<Vec<u8>> {
+        let head = Head::unchecked(head)?;
+        let found = self.hasher.hash(head.key);
+        // All that the index has of it.
+        let is_entered = found.fingerprint == hash.fingerprint
+            && found.shard() == hash.shard()
+            && found.tag() == hash.tag();
+        let counts = head.expires_at.is_none_or(|at| at > now_millis());
+        (is_entered && counts).then(|| head.key.to_vec())
     }
 }

@@ -170,6 +170,84 @@ fn a_scan_reads_the_disk_only_if_it_may() {
     assert!(keys.iter().eq(&expected), "{} keys", keys.len());
 }
 
+/// All keys of a cache that was closed, and what was heard before each read, in order. Its threads do not run, so that all of it stays on disk.
+fn scanned_from_disk(directory: &SimDirectory) -> (Vec<Vec<u8>>, Vec<usize>) {
+    let (shared, _) = crate::open::open(Box::new(directory.clone()), options()).unwrap();
+    let (mut at, mut keys, mut heard) = (ScanCursor::default(), Vec::new(), Vec::new());
+    loop {
+        let may_read = |read_bytes: usize| {
+            heard.push(read_bytes);
+            true
+        };
+        let found = shared.scan(at, usize::MAX, may_read).unwrap().expect("all may be read");
+        keys.extend(found.keys);
+        let Some(next) = found.next else { break };
+        at = next;
+    }
+    keys.sort_unstable();
+    heard.sort_unstable();
+    (keys, heard)
+}
+
+#[test]
+fn of_long_records_a_scan_reads_the_keys() {
+    const PAGES: usize = 2 * 4096;
+    let directory = SimDirectory::default();
+    let cache = open(&directory, &options());
+    let mut expected = BTreeSet::new();
+    // Each at another place within a page.
+    for number in 0..60u64 {
+        let (key, value) = (key(number), vec![2; 30_000 + number as usize * 72]);
+        match number % 2 {
+            0 => cache.put(&key, &value).unwrap(),
+            _ => cache.put_with_ttl(&key, &value, Duration::from_secs(3600)).unwrap(),
+        }
+        expected.insert(key);
+    }
+    let long_key = vec![b'k'; 5000];
+    cache.put(&long_key, &[3; 100_000]).unwrap();
+    expected.insert(long_key.clone());
+    cache.put_with_ttl(b"expired", &[4; 200_000], Duration::ZERO).unwrap();
+    cache.close().unwrap();
+    let (keys, heard) = scanned_from_disk(&directory);
+    assert!(keys.iter().eq(&expected), "{} keys", keys.len());
+    // Of each the beginning; all of those whose key is longer than that, or whose time seems to have come.
+    let (heads, whole) = heard.split_at(expected.len() + 1);
+    assert!(heads.iter().all(|bytes| (4096..=PAGES).contains(bytes)), "{heads:?}");
+    assert_eq!(whole, [114_688, 229_376]);
+    // And not even these where that is refused.
+    let (shared, _) = crate::open::open(Box::new(directory), options()).unwrap();
+    let mut at = ScanCursor::default();
+    while let Some(found) = shared.scan(at, usize::MAX, |bytes| bytes <= PAGES).unwrap() {
+        assert!(!found.keys.contains(&long_key));
+        at = found.next.expect("not all of them were let pass");
+    }
+}
+
+/// A scan believes a key for its hash, and nothing else that it has not checked.
+#[test]
+fn a_scan_of_damaged_records_returns_no_key_that_was_never_there() {
+    const KEYS: [&[u8]; 6] = [b"a", b"b", b"c", b"d", b"e", b"f"];
+    const RECORD_BYTES: usize = 100_024;
+    let directory = SimDirectory::default();
+    let cache = open(&directory, &options());
+    for key in KEYS {
+        cache.put(key, &[b'v'; RECORD_BYTES - 24]).unwrap();
+    }
+    cache.close().unwrap();
+    // A byte of each: in the value, of the key, of its length, of the checksum, of the flags, of the kind.
+    for (record, at) in [50_000, 16, 6, 0, 5, 4].into_iter().enumerate() {
+        directory.spoil("000000000000.journal", 4096 + record * RECORD_BYTES + at);
+    }
+    assert_eq!(scanned_from_disk(&directory).0, [b"a", b"d"]);
+    let cache = open(&directory, &options());
+    for key in KEYS {
+        assert!(matches!(cache.get(key), Err(Error::Corrupt { .. })), "{}", key.escape_ascii());
+    }
+    // Who knows the key can delete it.
+    assert!(cache.delete(b"a").unwrap() && cache.get(b"a").unwrap().is_none());
+}
+
 /// While the table grows, keys are replaced, moved and evicted beside it.
 #[test]
 fn a_scan_misses_nothing_that_is_there_all_the_time() {

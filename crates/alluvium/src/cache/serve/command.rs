@@ -434,7 +434,7 @@ fn scan(call: &mut Call<'_>) -> Result {
     if call.must_wait() {
         return Ok(Ran::Waits);
     }
-    // As in `Call::hold_read`: of each key all of the record is read.
+    // As in `Call::hold_read`. Of a long record the beginning is read, if that will do.
     let mut reading = Share::new(&call.server.buffers);
     let may_read = |bytes| reading.hold(bytes);
     let scanned = call.cache().scan_within(ScanCursor(from << 1), count, may_read)?;

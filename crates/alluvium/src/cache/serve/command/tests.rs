@@ -239,8 +239,13 @@ fn what_is_read_from_disk_counts_as_memory() {
     let mut shop = Shop { server, client, _directory: directory };
     shop.ask_and_see(&[b"SET", b"large", &[b'x'; 500_000]]);
     shop.expect("STRLEN large", ":500000\r\n");
-    // Long enough for its journal to leave the memory.
+    // Longer than what a SCAN reads for a key alone; in a journal that nobody reads.
+    let long_key = [b'k'; 5000];
+    // Long enough for their journals to leave the memory.
     for key in 0..16_000u32 {
+        if key == 1000 {
+            shop.ask_and_see(&[b"SET", &long_key, &[b'x'; 500_000]]);
+        }
         shop.ask_and_see(&[b"SET", &key.to_le_bytes(), &[b'y'; 1000]]);
     }
     let mut others = Share::new(&shop.server.buffers);
@@ -266,6 +271,19 @@ fn what_is_read_from_disk_counts_as_memory() {
     others.hold(0);
     assert!(scan(&mut shop, &cursor).starts_with("*2\r\n"));
     shop.expect("STRLEN large", ":500000\r\n");
+    assert_eq!(shop.ask_and_see(&[b"DEL", &long_key]).0, b":1\r\n");
+    // The key of the other one is had for little.
+    assert!(others.hold(600 << 10));
+    let mut cursor = "0".to_owned();
+    loop {
+        let answer = scan(&mut shop, &cursor);
+        assert!(answer.starts_with("*2\r\n"), "{answer}");
+        cursor = answer.lines().nth(2).unwrap().to_owned();
+        if cursor == "0" {
+            break;
+        }
+    }
+    others.hold(0);
     assert_eq!(shop.server.buffers.used_bytes(), 0);
     shop.expect("DEL large", ":1\r\n");
 }
