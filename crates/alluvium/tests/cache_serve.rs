@@ -547,6 +547,7 @@ fn what_can_not_be_served_is_refused() {
     contains(&refuse(2, &["--metrics-listen", "0.0.0.0:0"]), &["metrics-listen is 0.0.0.0:0"]);
     contains(&refuse(2, &["--password-file", "/nowhere"]), &["/nowhere"]);
     contains(&refuse(2, &["--when-full", "cry"]), &["neither `evict` nor `refuse`"]);
+    contains(&refuse(2, &["--min-rate", "0"]), &["--min-rate", "at least 1B"]);
     assert!(!directory.path().join("cache").exists(), "nothing was made");
     let server = start(directory.path(), &[]);
     contains(&refuse(1, &["--listen", "127.0.0.1:0"]), &["in use by another process"]);

@@ -73,6 +73,9 @@ pub(crate) struct ServeArgs {
     /// A client that asks for nothing is disconnected after this time.
     #[arg(long, value_name = "TIME", default_value = "1h")]
     idle_timeout: Span,
+    /// A client that sends a request more slowly than so many bytes in a second, or takes its answers so, is disconnected when it is 30s behind that.
+    #[arg(long, value_name = "SIZE", default_value_t = Size::kib(64), value_parser = rate)]
+    min_rate: Size,
     /// What to log: error, warn, info, debug or trace, or a list of target=level.
     #[arg(long, value_name = "FILTER", default_value = "info")]
     log: String,
@@ -83,7 +86,7 @@ const DEFAULT_MEMORY: Size = Size::gib(1);
 const SYNC_INTERVAL: Duration = Duration::from_secs(1);
 /// Threads that may wait for the disk.
 const WAITING_THREADS: usize = 512;
-/// A client has to log in within this time. One that is in the middle of a request, or takes its answers, has to go on within it as [`connection`] says.
+/// See [`Patience::time`].
 const PATIENCE: Duration = Duration::from_secs(30);
 /// How long requests that are under way may take when the server stops.
 const GRACE: Duration = Duration::from_secs(10);
@@ -103,11 +106,20 @@ struct Server {
     counters: Counters,
     max_connections: u32,
     idle_timeout: Duration,
-    patience: Duration,
+    patience: Patience,
     started: Instant,
     next_id: AtomicI64,
     /// So many of the threads that may wait are for writers: when they all wait for the disk, there are others for who reads.
     writers: Semaphore,
+}
+
+/// How long the server waits for a client that has something to do.
+#[derive(Clone, Copy, Debug)]
+struct Patience {
+    /// It has to log in within this time; and so far it may be behind the rate.
+    time: Duration,
+    /// Bytes in a second, at least 1, of a request that has begun to come and of answers that are there.
+    least_rate: u64,
 }
 
 /// What is known of a connection.
@@ -167,7 +179,7 @@ impl Server {
             counters: Counters::new(),
             max_connections,
             idle_timeout: args.idle_timeout.0,
-            patience: PATIENCE,
+            patience: Patience { time: PATIENCE, least_rate: args.min_rate.bytes },
             started: Instant::now(),
             next_id: AtomicI64::new(1),
             writers: Semaphore::new(WAITING_THREADS / 2),
@@ -197,6 +209,14 @@ impl Server {
             None => (StatusCode::OK, "ok\n".into()),
             Some(cause) => (StatusCode::SERVICE_UNAVAILABLE, format!("failed: {cause}\n")),
         }
+    }
+}
+
+/// A size that is to move in each second.
+fn rate(text: &str) -> Result<Size, String> {
+    match text.parse::<Size>()? {
+        Size { bytes: 0 } => Err("at 0 a client could hold memory for ever: at least 1B".into()),
+        rate => Ok(rate),
     }
 }
 

@@ -17,7 +17,7 @@ use tokio::time::timeout;
 
 use super::command::{self, Ran, Reach};
 use super::request::{Limits, Request, Requests};
-use super::{Client, Server};
+use super::{Client, Patience, Server};
 
 /// Answers are written when they are so many, whatever has come besides.
 const ENOUGH_ANSWERS: usize = 1 << 20;
@@ -29,30 +29,34 @@ const WORDS_OF_A_STEP: usize = 64;
 const MAX_TOGETHER: usize = 1024;
 /// For so long they run there; then it is the turn of those of others.
 const TURN: Duration = Duration::from_millis(20);
-/// A client that is in the middle of a request, or takes its answers, moves so much within [`Server::patience`]: what a byte now and then would hold, others lack.
-const LEAST_BYTES: usize = 64 << 10;
 
-/// How fast something goes on.
+/// How far a client is behind [`Patience::least_rate`] with a request that is on its way, or with taking its answers: for as long as these take, others lack the memory.
+///
+/// Whoever goes faster gets nothing for it later. So n bytes keep the server waiting for [`Patience::time`] and for as long as they take at that rate, at most; and nobody holds what came fast by a
+/// byte now and then.
 struct Pace {
-    since: Instant,
-    bytes: usize,
+    patience: Patience,
+    behind: Duration,
 }
 
 impl Pace {
-    fn new() -> Self {
-        Self { since: Instant::now(), bytes: 0 }
+    fn new(patience: Patience) -> Self {
+        Self { patience, behind: Duration::ZERO }
+    }
+
+    /// Nothing has moved for so long, and that was up to the client; not what goes beyond the patience, since it was not waited for so long.
+    fn waited(&mut self, time: Duration) {
+        self.behind = (self.behind + time).min(self.patience.time);
     }
 
     fn moved(&mut self, bytes: usize) {
-        self.bytes += bytes;
-        if self.bytes >= LEAST_BYTES {
-            *self = Self::new();
-        }
+        let worth = Duration::from_secs_f64(bytes as f64 / self.patience.least_rate as f64);
+        self.behind = self.behind.saturating_sub(worth);
     }
 
-    /// What is left of the time for the next [`LEAST_BYTES`].
-    fn left(&self, patience: Duration) -> Option<Duration> {
-        patience.checked_sub(self.since.elapsed()).filter(|left| !left.is_zero())
+    /// For so long it may be waited for. `None`: no longer.
+    fn left(&self) -> Option<Duration> {
+        self.patience.time.checked_sub(self.behind).filter(|left| !left.is_zero())
     }
 }
 
@@ -63,9 +67,9 @@ pub(super) enum End {
     Closed,
     #[error("the server stops")]
     Stopping,
-    #[error("the client was silent for too long")]
+    #[error("the client was silent for too long, or too slow")]
     Silent,
-    #[error("the client does not take its answers")]
+    #[error("the client does not take its answers, or too slowly")]
     Deaf,
     #[error("{0}")]
     Io(#[from] io::Error),
@@ -83,8 +87,7 @@ pub(super) async fn serve(
     // Many small answers, each of them wanted at once.
     let _ = socket.set_nodelay(true);
     let requests = Requests::new(&server.buffers, server.limits);
-    let begun = Instant::now();
-    let mut connection = Connection { server, requests, stopping, begun, pace: Pace::new() };
+    let mut connection = Connection::new(server, requests, stopping);
     connection.run(&socket, client).await.unwrap_or_else(|end| end)
 }
 
@@ -94,10 +97,17 @@ struct Connection {
     stopping: watch::Receiver<bool>,
     begun: Instant,
     /// Of the request that is on its way.
-    pace: Pace,
+    arriving: Pace,
+    /// Of the answers to all that has come.
+    taking: Pace,
 }
 
 impl Connection {
+    fn new(server: Arc<Server>, requests: Requests, stopping: watch::Receiver<bool>) -> Self {
+        let [arriving, taking] = [(); 2].map(|()| Pace::new(server.patience));
+        Self { server, requests, stopping, begun: Instant::now(), arriving, taking }
+    }
+
     async fn run(&mut self, socket: &TcpStream, mut client: Client) -> Result<End, End> {
         loop {
             client = self.answer(socket, client).await?;
@@ -112,27 +122,30 @@ impl Connection {
     /// Wait until more has come.
     async fn read(&mut self, socket: &TcpStream, client: &Client) -> Result<(), End> {
         let is_within = self.requests.is_within();
-        let patience = self.server.patience;
-        let left = match (self.server.is_stranger(client), is_within) {
-            (true, _) => patience.checked_sub(self.begun.elapsed()),
-            (false, true) => self.pace.left(patience),
-            (false, false) => Some(self.server.idle_timeout),
-        };
-        let left = left.ok_or(End::Silent)?;
+        if !is_within {
+            self.arriving = Pace::new(self.server.patience);
+        }
         loop {
+            let left = match (self.server.is_stranger(client), is_within) {
+                (true, _) => self.server.patience.time.checked_sub(self.begun.elapsed()),
+                (false, true) => self.arriving.left(),
+                (false, false) => Some(self.server.idle_timeout),
+            };
+            let left = left.ok_or(End::Silent)?;
+            let waiting = Instant::now();
             tokio::select! {
                 ready = timeout(left, socket.readable()) => {
                     ready.map_err(|_| End::Silent)??;
                 }
                 _ = self.stopping.changed() => return Err(End::Stopping),
             }
+            if is_within {
+                self.arriving.waited(waiting.elapsed());
+            }
             match self.requests.read_from(socket) {
                 Ok(0) => return Err(End::Closed),
                 Ok(bytes) => {
-                    match is_within {
-                        true => self.pace.moved(bytes),
-                        false => self.pace = Pace::new(),
-                    }
+                    self.arriving.moved(bytes);
                     return Ok(());
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
@@ -178,9 +191,10 @@ impl Connection {
             }
         }
         self.write(socket, &mut client).await?;
+        self.taking = Pace::new(self.server.patience);
         if has_answered {
             // What has come of the next request has waited for that.
-            self.pace = Pace::new();
+            self.arriving = Pace::new(self.server.patience);
         }
         Ok(client)
     }
@@ -226,14 +240,13 @@ impl Connection {
         // Of a client that keeps up nothing here has to be waited for, and others want to be served too.
         consume_budget().await;
         let mut may_read = !self.server.is_stranger(client) && !client.is_leaving;
-        let mut pace = Pace::new();
         let mut at = 0;
         while at < client.answers.len() {
             match socket.try_write(&client.answers.bytes()[at..]) {
                 Ok(0) => return Err(End::Closed),
                 Ok(written) => {
                     at += written;
-                    pace.moved(written);
+                    self.taking.moved(written);
                     continue;
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
@@ -244,14 +257,16 @@ impl Connection {
                 true => Interest::READABLE | Interest::WRITABLE,
                 false => Interest::WRITABLE,
             };
-            let left = pace.left(self.server.patience).ok_or(End::Deaf)?;
+            let left = self.taking.left().ok_or(End::Deaf)?;
+            let waiting = Instant::now();
             let ready = timeout(left, socket.ready(interest)).await.map_err(|_| End::Deaf)??;
+            self.taking.waited(waiting.elapsed());
             if may_read && ready.is_readable() && !ready.is_writable() {
                 match self.requests.read_from(socket) {
                     // It sends no more; that is met again when everything is answered.
                     Ok(0) => may_read = false,
                     // It goes on too, and not for ever.
-                    Ok(read) => pace.moved(read),
+                    Ok(read) => self.taking.moved(read),
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                     Err(error) => return Err(error.into()),
                 }

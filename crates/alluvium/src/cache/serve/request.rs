@@ -67,6 +67,8 @@ pub(super) enum Broken {
 /// What has come of the requests of a connection.
 pub(super) struct Requests {
     bytes: BytesMut,
+    /// Size of the buffer that these are a part of, at most.
+    buffer_bytes: usize,
     /// Of the request that is on its way.
     arguments: Vec<Bytes>,
     arguments_bytes: usize,
@@ -86,6 +88,7 @@ impl Requests {
     pub(super) fn new(buffers: &Arc<Buffers>, limits: Limits) -> Self {
         Self {
             bytes: BytesMut::new(),
+            buffer_bytes: 0,
             arguments: Vec::new(),
             arguments_bytes: 0,
             missing: 0,
@@ -140,17 +143,26 @@ impl Requests {
         // Arguments keep the whole buffer that they lie in. So there is another one only when this one is nearly full: else who sends a few bytes at a time makes a buffer of each few.
         if free < wanted.max(LEAST_READ_BYTES) {
             self.bytes.reserve(wanted.max(READ_BYTES));
+            self.buffer_bytes = self.buffer_bytes.max(self.bytes.capacity());
         }
         self.account();
     }
 
-    /// Nothing is on its way: an idle connection has no buffer.
+    /// What was taken is answered. A connection on which nothing is on its way has no buffer; and what has come of a request does not keep the large buffer of one before it, of which it is the
+    /// end: nobody would know of that memory.
     pub(super) fn rest(&mut self) {
         if !self.is_within() {
             self.bytes = BytesMut::new();
             self.arguments = Vec::new();
-            self.account();
+        } else if self.buffer_bytes > 2 * (self.bytes.len() + READ_BYTES) {
+            let mut bytes = BytesMut::with_capacity(self.bytes.len() + READ_BYTES);
+            bytes.extend_from_slice(&self.bytes);
+            self.bytes = bytes;
+        } else {
+            return;
         }
+        self.buffer_bytes = self.bytes.capacity();
+        self.account();
     }
 
     fn account(&mut self) {
@@ -401,6 +413,29 @@ mod tests {
         assert!(requests.is_within());
         requests.rest();
         assert!(!requests.bytes.is_empty(), "it is still on its way");
+    }
+
+    #[test]
+    fn the_beginning_of_a_request_does_not_keep_the_buffer_of_the_one_before() {
+        let mut requests = requests();
+        let large =
+            [&b"*1\r\n$1000000\r\n"[..], &[b'x'; 1_000_000], b"\r\n*1\r\n$4\r\nPI"].concat();
+        let mut taken = None;
+        for piece in large.chunks(LEAST_READ_BYTES) {
+            requests.feed(piece);
+            taken = taken.or(requests.next().unwrap());
+        }
+        assert_eq!(requests.next(), Ok(None));
+        let place = requests.bytes.as_ptr();
+        requests.are_answered();
+        requests.rest();
+        assert_ne!(requests.bytes.as_ptr(), place, "it is in a buffer of its own");
+        // Until now nobody else could have had the place.
+        drop(taken.expect("all of it has come"));
+        requests.rest();
+        requests.feed(b"NG\r\n");
+        let request = requests.next().unwrap().unwrap();
+        assert_eq!(request, [&b"PING"[..]]);
     }
 
     /// As a client sends them that wants each of them to have a buffer of its own.

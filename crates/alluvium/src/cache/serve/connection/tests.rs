@@ -23,7 +23,7 @@ struct Talk {
 
 fn impatient(directory: &Path, password: Option<&str>) -> Arc<Server> {
     let mut server = server_in(directory, &[], password);
-    Arc::get_mut(&mut server).expect("nobody else has it").patience = SHORT;
+    Arc::get_mut(&mut server).expect("nobody else has it").patience.time = SHORT;
     server
 }
 
@@ -87,6 +87,85 @@ async fn who_sends_a_byte_now_and_then_is_disconnected() {
     assert!(matches!(talk.served.await.unwrap(), End::Silent));
 }
 
+/// Of those who are never silent for long: else they would have the memory of what has come, or of what they were told, for hours.
+fn hasty(directory: &Path) -> Arc<Server> {
+    let mut server = impatient(directory, None);
+    Arc::get_mut(&mut server).expect("nobody else has it").patience.least_rate = 1 << 30;
+    server
+}
+
+#[tokio::test]
+async fn who_sends_a_request_too_slowly_is_disconnected() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut talk = Talk::with(hasty(directory.path())).await;
+    talk.say("*2\r\n$3\r\nGET\r\n$1000000\r\n").await;
+    let mut sent = 0;
+    while sent < 1000 && talk.socket.write_all(&[b'x'; 1000]).await.is_ok() {
+        if talk.is_cut().await {
+            break;
+        }
+        sent += 1;
+    }
+    assert!(sent < 1000, "nobody has disconnected it");
+    assert!(matches!(talk.served.await.unwrap(), End::Silent));
+}
+
+#[tokio::test]
+async fn who_takes_answers_too_slowly_is_disconnected() {
+    let directory = tempfile::tempdir().unwrap();
+    let server = hasty(directory.path());
+    server.cache.put(b"large", &[b'x'; 900_000]).unwrap();
+    let mut talk = Talk::with(server).await;
+    // More than the system keeps on its way.
+    talk.say(&"GET large\r\n".repeat(100)).await;
+    let (mut some, mut taken) = ([0; 1000], 0);
+    while !talk.served.is_finished() {
+        assert!(taken < 50_000_000, "nobody has disconnected it");
+        taken += talk.socket.read(&mut some).await.unwrap_or(0);
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    assert!(matches!(talk.served.await.unwrap(), End::Deaf));
+}
+
+/// Seconds that a client may take that moves `bytes` after each second.
+fn seconds(bytes: usize, of_bytes: usize) -> Option<usize> {
+    let patience = Patience { time: Duration::from_secs(30), least_rate: 64 << 10 };
+    let mut pace = Pace::new(patience);
+    for (second, moved) in (1..).zip((bytes..=of_bytes).step_by(bytes)) {
+        assert!(pace.left().is_some_and(|left| left <= patience.time));
+        pace.waited(Duration::from_secs(1));
+        pace.left()?;
+        pace.moved(bytes);
+        if moved == of_bytes {
+            return Some(second);
+        }
+    }
+    unreachable!("{of_bytes} are a multiple of {bytes}")
+}
+
+#[test]
+fn a_client_keeps_the_server_waiting_for_as_long_as_its_bytes_are_worth() {
+    const KIB: usize = 1 << 10;
+    const MIB: usize = 1 << 20;
+    // At the rate it may go on for ever; at half of it for nearly twice the patience.
+    assert_eq!(seconds(64 * KIB, 64 * MIB), Some(1024));
+    assert_eq!(seconds(32 * KIB, 58 * 32 * KIB), Some(58));
+    assert_eq!(seconds(32 * KIB, 64 * MIB), None);
+    assert_eq!(seconds(1, 29), Some(29));
+    assert_eq!(seconds(1, 31), None);
+    // What came fast is to nobody's credit.
+    let mut pace = Pace::new(Patience { time: Duration::from_secs(30), least_rate: 64 << 10 });
+    pace.moved(64 * MIB);
+    pace.waited(Duration::from_secs(29));
+    assert_eq!(pace.left(), Some(Duration::from_secs(1)));
+    pace.waited(Duration::from_secs(1));
+    assert_eq!(pace.left(), None);
+    // What came although it was late counts: it is the server that was slow.
+    pace.waited(Duration::from_secs(100));
+    pace.moved(64 * KIB);
+    assert_eq!(pace.left(), Some(Duration::from_secs(1)));
+}
+
 /// As a client has them waiting that has taken no answers for a while. They need nothing but memory.
 #[tokio::test]
 async fn many_requests_at_once_leave_others_their_turn() {
@@ -99,8 +178,7 @@ async fn many_requests_at_once_leave_others_their_turn() {
     let mut requests = Requests::new(&server.buffers, server.limits);
     requests.feed(&b"EXISTS a b c\r\n".repeat(10_000));
     let (_stop, stopping) = watch::channel(false);
-    let (begun, pace) = (Instant::now(), Pace::new());
-    let mut connection = Connection { server, requests, stopping, begun, pace };
+    let mut connection = Connection::new(server, requests, stopping);
     let mut turns = 0;
     {
         let mut answering = std::pin::pin!(connection.answer(&socket, client));
