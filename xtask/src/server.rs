@@ -253,8 +253,8 @@ impl Server {
         Ok(Metrics(text))
     }
 
-    /// The Kafka port is open a moment before the log says where the other one is.
-    fn admin_address(&self) -> Result<String, Error> {
+    /// Where the metrics are. (The Kafka port is open a moment before the log says it.)
+    pub(crate) fn admin_address(&self) -> Result<String, Error> {
         let deadline = Instant::now() + START_LIMIT;
         loop {
             let log = fs::read_to_string(log_path(&self.config))?;

@@ -1,5 +1,7 @@
 //! The admin port: `/metrics` for Prometheus, `/healthz` for whoever restarts servers. Never the Kafka port.
 
+mod visits;
+
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -10,6 +12,7 @@ use alluvium_wal::Times;
 use axum::Router;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
+use axum::middleware::map_response;
 use axum::response::IntoResponse;
 use axum::routing::get;
 use prometheus_client::collector::Collector;
@@ -24,6 +27,7 @@ use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
+use self::visits::{Bounds, Visits};
 use crate::output::Failure;
 use crate::units::{counted, usage};
 
@@ -52,6 +56,15 @@ impl Admin {
         registry: Registry,
         health: Health,
     ) -> Result<Self, Failure> {
+        Self::start_within(listen, registry, health, Bounds::USUAL).await
+    }
+
+    async fn start_within(
+        listen: SocketAddr,
+        registry: Registry,
+        health: Health,
+        bounds: Bounds,
+    ) -> Result<Self, Failure> {
         let failed =
             |error| Failure::Failed(format!("can not listen on admin port {listen}: {error}"));
         let listener = TcpListener::bind(listen).await.map_err(failed)?;
@@ -59,13 +72,14 @@ impl Admin {
         let routes = Router::new()
             .route("/metrics", get(metrics))
             .route("/healthz", get(healthz))
-            .with_state(Arc::new(Shown { registry, health }));
+            .with_state(Arc::new(Shown { registry, health }))
+            .layer(map_response(visits::is_last));
+        let visits = Visits::new(listener, bounds);
         let (stop, stopped) = oneshot::channel::<()>();
         let task = tokio::spawn(async move {
             // Dropping the sender stops too.
             let stopped = async { drop(stopped.await) };
-            if let Err(error) = axum::serve(listener, routes).with_graceful_shutdown(stopped).await
-            {
+            if let Err(error) = axum::serve(visits, routes).with_graceful_shutdown(stopped).await {
                 tracing::error!("the admin port has failed: {error}");
             }
         });

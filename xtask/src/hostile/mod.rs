@@ -228,7 +228,7 @@ impl<'a> Attacks<'a> {
     fn all(&self) -> Vec<Case> {
         type Attack<'a> = fn(&Attacks<'a>) -> Result<Held, Error>;
         // How much more memory the server may take at its height, in MiB: bounds of its documents, and what allocators do with it.
-        let attacks: [(&str, u64, Attack<'a>); 11] = [
+        let attacks: [(&str, u64, Attack<'a>); 12] = [
             ("lengths that can not be", 64, Self::lengths),
             ("arrays and texts that are not there", 64, Self::arrays),
             ("bad batches, old formats", 64, Self::batches),
@@ -239,6 +239,7 @@ impl<'a> Attacks<'a> {
             ("members, sessions, producers, transactions without end", 256, Self::names),
             ("thousands of topics in one request", 256, Self::many_topics),
             ("replayed and guessed passwords", 64, Self::logins),
+            ("an admin port full of others", 64, Self::admin_port),
             ("connections", 64 + u64::from(self.connections) * 32 / 1024, Self::idle_connections),
         ];
         let run = |(name, more_mebibytes, attack): (&str, u64, Attack<'a>)| {
@@ -497,6 +498,26 @@ impl<'a> Attacks<'a> {
     fn logins(&self) -> Result<Held, Error> {
         logins::attack(&self.sasl)?;
         Ok(Held::default())
+    }
+
+    /// Nobody logs in there, and whoever restarts servers asks there whether to.
+    fn admin_port(&self) -> Result<Held, Error> {
+        let address = self.server.admin_address()?;
+        let endless = [&b"GET /metrics HTTP/1.1\r\nX: "[..], &[b'x'; 200 << 10]].concat();
+        let mut wires = Vec::new();
+        for n in 0..500 {
+            let mut wire = Wire::connect(&address)?;
+            match n % 3 {
+                0 => {}
+                1 => wire.send(b"GET /metrics HTTP/1.1\r\nHost: "),
+                _ => wire.send(&endless),
+            }
+            wires.push(wire);
+            if n % 50 == 49 {
+                self.server.metric("alluvium_wal_ring_bytes")?;
+            }
+        }
+        Ok(Held(wires))
     }
 
     fn many_topics(&self) -> Result<Held, Error> {

@@ -2,7 +2,7 @@
 
 use crate::output::Failure;
 
-/// Files beside those of connections and journals: of the runtime, the ports, the log, hints, and journals that are being compressed.
+/// Files beside those of connections and journals: of the runtime, the ports, who asks for metrics (32, `admin/visits.rs`), the log, hints, and journals that are being compressed.
 const OTHER_FILES: u64 = 64;
 /// Compressed journals are smaller, and there are up to so many times more of them (`docs/journal-cache.md`, "Limits").
 const MOST_COMPRESSED: u64 = 8;
