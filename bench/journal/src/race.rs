@@ -32,6 +32,8 @@ const LARGE: u64 = 4;
 const MIN_MEMORY_BYTES: u64 = 24 * MIB;
 /// Of the program, and of what an allocator keeps, beside an eighth of the memory.
 const SLACK_BYTES: u64 = 128 * MIB;
+/// Of the program alone.
+const PROGRAM_BYTES: u64 = 32 * MIB;
 /// Disk space of engines with a bound, per byte of data: more than all that is put, so that nothing has to go.
 const DISK: u64 = 6;
 const MIN_DISK_BYTES: u64 = 512 * MIB;
@@ -215,6 +217,15 @@ impl Options {
     }
 }
 
+/// The bound on all memory of the process of an engine that is told to use so much.
+fn limit_bytes(engine: Name, memory_bytes: u64) -> u64 {
+    match engine {
+        // It is told nothing: what the system lets it have is what it uses, to the last page, and the others do not.
+        Name::Lmdb => memory_bytes + PROGRAM_BYTES,
+        _ => memory_bytes / 8 * 9 + SLACK_BYTES,
+    }
+}
+
 impl Race<'_> {
     /// What is told before the figures.
     fn notes(&self) -> Vec<String> {
@@ -301,7 +312,7 @@ impl Race<'_> {
 
     /// Run one child to its end.
     fn child(&self, spec: &Spec, mut on: impl FnMut(&Message) -> Result<()>) -> Result<()> {
-        let limit = spec.memory_bytes / 8 * 9 + SLACK_BYTES;
+        let limit = limit_bytes(spec.engine, spec.memory_bytes);
         let group = match &self.unbounded {
             None => Some(Group::new(limit)?),
             Some(_) => None,

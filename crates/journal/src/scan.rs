@@ -68,7 +68,7 @@ impl Shared {
             let (shard, before) = (at.shard(), keys.len());
             let behind = self.index.bucket(shard, at.fingerprint(), &mut found);
             for (hash, place) in found.drain(..) {
-                match self.look(hash, place, &mut may_read)? {
+                match self.key_of(hash, place, &mut may_read)? {
                     Looked::Present(key) => {
                         key_bytes += key.len();
                         keys.push(key);
@@ -99,7 +99,7 @@ impl Shared {
     }
 
     /// The key of an entry that was just seen in the index.
-    fn look(
+    fn key_of(
         &self,
         hash: KeyHash,
         seen: Place,

@@ -14,7 +14,7 @@ pub struct Journal(Cache);
 const MAX_JOURNAL_BYTES: u64 = 128 << 20;
 const MIN_JOURNAL_BYTES: u64 = 1 << 20;
 /// Journals in memory, at least.
-const JOURNALS_IN_MEMORY: u64 = 8;
+const JOURNALS_IN_MEMORY: u64 = 16;
 
 impl Engine for Journal {
     type Session<'a> = &'a Cache;
