@@ -175,12 +175,18 @@ impl Shared {
         (left_bytes, newest.beside.load(Ordering::Relaxed) < Who::Deletion.leaves())
     }
 
+    /// Bytes that are read at a time of a journal that is looked at, or moved, behind writers and readers: much, when writers need the room and there are no pauses.
+    pub(crate) fn step_bytes(&self) -> usize {
+        if self.is_crowded() { CHUNK_BYTES } else { STEP_BYTES }
+    }
+
     /// What is in a journal, by its records: the counts of a journal are upper bounds. Looked at before anything is moved, so that no room is used up by a journal that stays.
     pub(crate) fn look(&self, journal: &Journal, pause: Duration) -> Result<Look> {
         let oldest_other = self.oldest_but(journal.number);
         let mut look = Look::default();
         let mut pauses = Pauses::new(pause);
-        let damaged_bytes = self.each_record(journal, |first, record| {
+        let step_bytes = || self.step_bytes();
+        let damaged_bytes = self.each_record(journal, step_bytes, |first, record| {
             pauses.come_to(self, first)?;
             let hash = self.hasher.hash(record.key());
             let named = self.index.find(hash);
@@ -224,7 +230,8 @@ impl Shared {
             return Ok(Compaction::NoRoom);
         }
         let mut pauses = Pauses::new(pause);
-        let moved = self.each_record(&journal, |first, record| {
+        let step_bytes = || self.step_bytes();
+        let moved = self.each_record(&journal, step_bytes, |first, record| {
             pauses.come_to(self, first)?;
             self.carry(number, oldest_other, first, record)
         });

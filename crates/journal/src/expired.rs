@@ -70,7 +70,8 @@ impl Shared {
         let mut expired_bytes = 0;
         // Of those that will, by the power of two of the milliseconds that are left.
         let mut later_bytes = [0u64; u64::BITS as usize];
-        let damaged_bytes = self.each_record(journal, |first, record| {
+        let step_bytes = || self.step_bytes();
+        let damaged_bytes = self.each_record(journal, step_bytes, |first, record| {
             if self.keep.is_closing() {
                 return Err(Error::Closed);
             }

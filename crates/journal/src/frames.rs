@@ -197,6 +197,11 @@ impl Frames {
         (at - FIRST_RECORD) / self.frame_bytes
     }
 
+    /// Where in the plain journal the frame begins that `at` is in.
+    pub(crate) fn start_of(&self, at: usize) -> usize {
+        self.plain(self.frame_of(at)).start
+    }
+
     /// The bytes of the plain journal that a frame stands for.
     fn plain(&self, frame: usize) -> Range<usize> {
         let start = FIRST_RECORD + frame * self.frame_bytes;

@@ -237,6 +237,11 @@ impl Loaded {
         Self { owner: Owner::Hot(arena), at, len }
     }
 
+    /// The same at `at` in what was read from disk.
+    pub(crate) fn cold(buf: Arc<AlignedBuf>, at: usize, len: usize) -> Self {
+        Self { owner: Owner::Cold(buf), at, len }
+    }
+
     /// The same in what was decompressed.
     pub(crate) fn of_block(block: Block, at: usize, len: usize) -> Self {
         Self { owner: Owner::Decompressed(block), at, len }
@@ -296,12 +301,20 @@ impl Journal {
         }
     }
 
-    /// Its bytes from somewhere at or before `at` on, as many as `to` has room for (whole chunks, if it is compressed), and not beyond `end`; returns which ones these are.
+    /// Where [`Self::read_piece`] begins to read for `at`.
+    pub(crate) fn piece_start(&self, at: usize) -> usize {
+        match &self.frames {
+            Some(frames) => frames.start_of(at),
+            None => at / PAGE_BYTES * PAGE_BYTES,
+        }
+    }
+
+    /// Its bytes from [`Self::piece_start`] on, as many as `to` has room for (whole chunks, if it is compressed), and not beyond `end`; returns which ones these are.
     pub(crate) fn read_piece(&self, at: usize, end: usize, to: &mut [u8]) -> Result<Range<usize>> {
         if let Some(frames) = &self.frames {
             return frames.read_piece(&*self.file, at, to);
         }
-        let start = at / PAGE_BYTES * PAGE_BYTES;
+        let start = self.piece_start(at);
         let piece = start..end.min(start + to.len());
         self.file
             .read_at(start as u64, &mut to[..piece.len().next_multiple_of(PAGE_BYTES)])

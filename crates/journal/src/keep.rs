@@ -17,7 +17,7 @@ use crate::options::WhenFull;
 use crate::place::{Granule, JournalNumber};
 use crate::record::{Content, Kind, NewRecord, Record};
 use crate::room::Who;
-use crate::shared::{NotAppended, Shared, now_millis};
+use crate::shared::{CHUNK_BYTES, NotAppended, Shared, now_millis};
 
 /// Eviction keeps at most this part of a journal, so that it always makes room: what is kept may waste the end of the newest journal too, which is less than its longest record.
 const MAX_KEPT: usize = 2;
@@ -145,7 +145,9 @@ impl Shared {
         let number = journal.number;
         self.keep.is_evicting.store(true, Ordering::Release);
         let mut kept_bytes = 0;
-        let read = self.each_record(&journal, |first, record| {
+        // Writers wait for it.
+        let step_bytes = || CHUNK_BYTES;
+        let read = self.each_record(&journal, step_bytes, |first, record| {
             if record.header().kind == Kind::Tombstone {
                 return Ok(());
             }

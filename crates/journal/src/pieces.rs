@@ -1,13 +1,14 @@
-//! The records of a journal one after the other, for whoever evicts, compacts or checks all of it. One that is not in memory is read in pieces: the memory budget has no room for it as a whole.
+//! The records of a journal one after the other, for whoever evicts, compacts, iterates or checks all of it. One that is not in memory is read in pieces: the memory budget has no room for it as a whole.
 
 use std::io;
+use std::ops::Range;
+use std::sync::Arc;
 
-use alluvium_device::AlignedBuf;
+use alluvium_device::{AlignedBuf, PAGE_BYTES};
 
-use crate::compact::STEP_BYTES;
 use crate::error::{Error, Result};
 use crate::flush::LET_GO_WITHIN;
-use crate::journal::{FIRST_RECORD, Journal};
+use crate::journal::{FIRST_RECORD, Journal, Loaded};
 use crate::place::Granule;
 use crate::pool::Pooled;
 use crate::record::{HEADER_BYTES, Header, Record, Salt};
@@ -32,46 +33,96 @@ pub(crate) fn each_in(
     Ok(damaged_bytes + bytes.len().saturating_sub(walk.end()))
 }
 
-/// The same of a file, from its first record on as long as all of them are undamaged; returns where that ends. Takes memory for a piece, or for the longest record.
+/// A part of a journal that is not in memory: as large as whoever reads it wants, or as a record in it. Clones share the memory.
+#[derive(Clone)]
+pub(crate) struct Piece {
+    /// Used again, unless somebody keeps what was read in it.
+    memory: Arc<AlignedBuf>,
+    /// The bytes of the journal that are in it.
+    there: Range<usize>,
+}
+
+impl Piece {
+    /// Nothing yet.
+    pub(crate) fn none() -> Self {
+        Self { memory: Arc::new(AlignedBuf::zeroed(PAGE_BYTES)), there: 0..0 }
+    }
+
+    /// The record at `at`, if all of it is here, undamaged.
+    pub(crate) fn record(&self, at: usize, salt: Salt) -> Option<Record<'_>> {
+        Record::checked(self.bytes_at(at)?, salt, Granule::at(at))
+    }
+
+    /// The same one, `len` bytes long, with the memory that it is in.
+    pub(crate) fn loaded(&self, at: usize, len: usize) -> Loaded {
+        Loaded::cold(self.memory.clone(), at - self.there.start, len)
+    }
+
+    /// What is here from `at` on, if anything is.
+    fn bytes_at(&self, at: usize) -> Option<&[u8]> {
+        let here = &self.memory[..self.there.len()];
+        self.there.contains(&at).then(|| &here[at - self.there.start..])
+    }
+
+    /// Read on where [`Self::record`] has found none, at `at`: about `piece_bytes` of what is before `end`, or as much as the record there has. False if it is damaged.
+    pub(crate) fn read_on(
+        &mut self,
+        journal: &Journal,
+        at: usize,
+        end: usize,
+        piece_bytes: usize,
+    ) -> Result<bool> {
+        // A compressed journal is read by whole frames.
+        let unit = if journal.frames.is_some() { CHUNK_BYTES } else { PAGE_BYTES };
+        let mut wanted_bytes = piece_bytes;
+        if let Some(here) = self.bytes_at(at) {
+            let record_bytes = Header::parse(here).map_or(HEADER_BYTES, Header::padded_bytes);
+            if record_bytes <= here.len() || at + record_bytes > end {
+                return Ok(false);
+            }
+            wanted_bytes = wanted_bytes.max(at + record_bytes - journal.piece_start(at));
+        }
+        let wanted_bytes = wanted_bytes.next_multiple_of(unit);
+        // Not in more: whoever keeps a short record of it keeps all of it.
+        let is_free =
+            Arc::get_mut(&mut self.memory).is_some_and(|memory| memory.len() == wanted_bytes);
+        if !is_free {
+            self.memory = Arc::new(AlignedBuf::zeroed(wanted_bytes));
+        }
+        self.there = 0..0;
+        let memory = Arc::get_mut(&mut self.memory).expect("nobody else has it");
+        self.there = journal.read_piece(at, end, memory)?;
+        Ok(true)
+    }
+}
+
+/// The same as [`each_in`] of a file, from its first record on as long as all of them are undamaged; returns where that ends. Takes memory for a piece, of `piece_bytes` as they are just then, or for the longest record.
 fn each_whole(
     journal: &Journal,
     end: usize,
+    piece_bytes: impl Fn() -> usize,
     mut each: impl FnMut(Granule, &Record<'_>) -> Result<()>,
 ) -> Result<usize> {
-    // A compressed journal is read by whole frames.
-    let piece_bytes = if journal.frames.is_some() { CHUNK_BYTES } else { STEP_BYTES };
-    let mut piece = AlignedBuf::zeroed(piece_bytes);
+    let mut piece = Piece::none();
     let mut at = FIRST_RECORD;
     while at < end {
-        let there = journal.read_piece(at, end, &mut piece)?;
-        let bytes = &piece[..there.len()];
-        let from = at;
-        while at < there.end
-            && let Some(record) =
-                Record::checked(&bytes[at - there.start..], journal.salt, Granule::at(at))
-        {
+        if let Some(record) = piece.record(at, journal.salt) {
             each(Granule::at(at), &record)?;
             at += record.header().padded_bytes();
-        }
-        if at > from {
-            continue;
-        }
-        // The piece begins with it: it is longer than the piece, or it is damaged.
-        let header = Header::parse(&bytes[at - there.start..]);
-        let record_end = at + header.map_or(HEADER_BYTES, Header::padded_bytes);
-        if record_end <= there.end || record_end > end {
+        } else if !piece.read_on(journal, at, end, piece_bytes())? {
             break;
         }
-        piece = AlignedBuf::zeroed((record_end - there.start).next_multiple_of(CHUNK_BYTES));
     }
     Ok(at)
 }
 
 impl Shared {
-    /// Hand all records of a sealed journal to `each`; returns how many bytes of it are damaged.
+    /// Hand all records of a sealed journal to `each`; returns how many bytes of it are damaged. One that is not in memory is read by about `piece_bytes` at a time, asked for before each piece: a read of somebody else may
+    /// have to wait for one.
     pub(crate) fn each_record(
         &self,
         journal: &Journal,
+        piece_bytes: impl Fn() -> usize,
         mut each: impl FnMut(Granule, &Record<'_>) -> Result<()>,
     ) -> Result<usize> {
         let end = journal.end();
@@ -82,7 +133,7 @@ impl Shared {
         if journal.frames.as_ref().is_some_and(|frames| frames.is_lost()) {
             return Ok(end - FIRST_RECORD);
         }
-        let whole_until = each_whole(journal, end, &mut each)?;
+        let whole_until = each_whole(journal, end, piece_bytes, &mut each)?;
         if whole_until == end {
             return Ok(0);
         }
@@ -106,7 +157,7 @@ impl Shared {
         taken.ok_or_else(|| no_memory()(io::ErrorKind::WouldBlock.into()))
     }
 
-    /// A sealed journal's bytes for an iteration, which has the memory of a journal for itself: beyond the budget, if none is free.
+    /// A sealed journal's bytes for an iteration that has met damage in it: in memory beyond the budget, if none is free.
     pub(crate) fn load_whole(&self, journal: &Journal, end: usize) -> Result<Pooled> {
         let arena = self.pool.take_anyway().map_err(Error::no_memory("a journal"))?;
         self.load_into(journal, end, arena)

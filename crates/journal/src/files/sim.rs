@@ -52,6 +52,8 @@ struct State {
     steps_left: Option<u64>,
     /// So many reads fail.
     failing_reads: u64,
+    /// There were so many, of all files.
+    reads: u64,
 }
 
 #[derive(Clone)]
@@ -213,6 +215,11 @@ impl SimDirectory {
         self.state.lock().failing_reads = reads;
     }
 
+    /// How many times a file was read.
+    pub(crate) fn reads(&self) -> u64 {
+        self.state.lock().reads
+    }
+
     pub(crate) fn has_failed(&self) -> bool {
         self.state.lock().is_broken
     }
@@ -323,6 +330,7 @@ impl File for SimFile {
 
     fn read_at(&self, at: u64, to: &mut [u8]) -> io::Result<()> {
         let mut state = self.state.lock();
+        state.reads += 1;
         if state.failing_reads > 0 {
             state.failing_reads -= 1;
             return Err(io::ErrorKind::Other.into());

@@ -1,7 +1,10 @@
 //! Cold journals: compressed, killed meanwhile, damaged, and brought back into memory.
 
+use alluvium_device::PAGE_BYTES;
+
 use super::*;
 use crate::Lookup;
+use crate::compact::STEP_BYTES;
 use crate::files::Directory;
 use crate::journal::Journal;
 use crate::pool::Pooled;
@@ -500,6 +503,53 @@ fn who_makes_room_keeps_to_the_memory_budget() {
     }
 }
 
+/// Many small reads let others in between; few large ones are sooner done.
+#[test]
+fn who_makes_room_reads_much_at_a_time_when_it_is_wanted() {
+    let (directory, _) = filled(12_000);
+    let crowded = directory.killed();
+    let shared = still(&directory, &plain());
+    let reads_of = |directory: &SimDirectory, work: &dyn Fn()| {
+        let before = directory.reads();
+        work();
+        directory.reads() - before
+    };
+    let look = |shared: &Shared| {
+        // A whole one.
+        let journal = shared.journals.all().swap_remove(1);
+        assert!(!shared.look(&journal, Duration::ZERO).unwrap().is_damaged);
+    };
+    let reads = reads_of(&directory, &|| look(&shared));
+    assert!(reads as usize >= MIB / STEP_BYTES - 1, "{reads}");
+    let reads = reads_of(&directory, &|| assert!(shared.evict_oldest().unwrap()));
+    assert!(reads <= 2, "{reads}");
+
+    let shared = still(&crowded, &Options { max_disk_bytes: 8 << 20, ..plain() });
+    assert!(shared.is_crowded());
+    let reads = reads_of(&crowded, &|| look(&shared));
+    assert!(reads <= 2, "{reads}");
+}
+
+/// For want of memory nothing can be looked for behind it, perhaps for long, and others can be compressed.
+#[test]
+fn a_damaged_journal_does_not_keep_others_from_being_compressed() {
+    let (directory, _) = filled(6000);
+    directory.spoil("000000000001.journal", 4096 + 3000);
+    let shared = still(&directory, &compressing(Compression::Lz4));
+    let _writers: Vec<_> = std::iter::from_fn(|| shared.pool.take().unwrap()).collect();
+    let mut errors = Vec::new();
+    loop {
+        match shared.compress_one() {
+            Ok(true) => {}
+            Ok(false) => break,
+            Err(error) => errors.push(error),
+        }
+        assert!(errors.len() < 2, "again and again: {errors:?}");
+    }
+    assert!(matches!(errors[..], [Error::NoMemory { .. }]), "{errors:?}");
+    assert!(Stats::of(&shared).compressed >= 2);
+}
+
 /// What comes behind the damage is found as long as there is memory for it.
 #[test]
 fn damage_does_not_hide_what_is_behind_it() {
@@ -509,12 +559,12 @@ fn damage_does_not_hide_what_is_behind_it() {
     let shared = still(&directory, &plain());
     let all = shared.journals.all();
     let mut keys = Vec::new();
-    let damaged_bytes = shared
-        .each_record(&all[1], |_, record| {
-            keys.push(record.key().to_vec());
-            Ok(())
-        })
-        .unwrap();
+    let step_bytes = || PAGE_BYTES;
+    let damaged_bytes = shared.each_record(&all[1], step_bytes, |_, record| {
+        keys.push(record.key().to_vec());
+        Ok(())
+    });
+    let damaged_bytes = damaged_bytes.unwrap();
     assert!((1..100_000).contains(&damaged_bytes), "{damaged_bytes}");
     let lost = map.keys().filter(|key| {
         let place = shared.index.find(shared.hasher.hash(key)).unwrap();

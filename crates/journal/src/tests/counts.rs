@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 
+use alluvium_device::PAGE_BYTES;
+
 use super::*;
 use crate::record::Kind;
 use crate::shared::Shared;
@@ -38,7 +40,8 @@ fn check(shared: &Shared) -> (usize, usize) {
         let counts = &journal.counts;
         let expected = live.get(&(journal.number.0 as u32)).copied().unwrap_or(0);
         assert_eq!(counts.live_bytes.load(Ordering::Relaxed), expected, "{}", journal.number);
-        let damaged_bytes = shared.each_record(journal, |first, record| {
+        let step_bytes = || PAGE_BYTES;
+        let damaged_bytes = shared.each_record(journal, step_bytes, |first, record| {
             let hash = shared.hasher.hash(record.key());
             let place = record.place(journal.number, first, hash);
             let named = shared.index.find(hash);
