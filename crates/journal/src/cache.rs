@@ -264,6 +264,9 @@ impl Cache {
     }
 
     /// All keys and values, the oldest first. What is there all the time is returned at least once; what is written meanwhile may be returned, and what is moved twice.
+    ///
+    /// Records that are not in memory are read by the MiB, or in the length of the longest one: the iteration has so much memory beside the budget, and each entry or value that is kept keeps the piece that it was read in.
+    /// Where damage is met it has the memory of a journal, until it is through with that.
     pub fn iter(&self) -> Iter<'_> {
         Iter::new(&self.shared)
     }

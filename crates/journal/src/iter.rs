@@ -1,4 +1,4 @@
-//! All entries, journal by journal.
+//! All entries, journal by journal. One that is not in memory is read in pieces, by the MiB.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -9,10 +9,11 @@ use std::thread;
 use crate::cache::Value;
 use crate::error::Result;
 use crate::journal::{FIRST_RECORD, Journal, Loaded};
+use crate::pieces::Piece;
 use crate::place::{Granule, JournalNumber};
 use crate::pool::Pooled;
 use crate::record::{HEADER_BYTES, Header, Kind, Record};
-use crate::shared::{Shared, now_millis};
+use crate::shared::{CHUNK_BYTES, Shared, now_millis};
 use crate::walk::{Found, Walk};
 
 /// Records whose entries in the index are looked at together: the processor fetches them at one time.
@@ -55,16 +56,40 @@ pub struct Iter<'a> {
 /// The journal that is at hand.
 struct Open {
     journal: Arc<Journal>,
-    /// All of its records from `at` to `end` can be read here.
-    arena: Arc<Pooled>,
+    bytes: Bytes,
+    /// Its records from `at` to `end` are still to be looked at.
     at: usize,
     end: usize,
     /// Something may be added to it.
     is_open: bool,
     /// Since `end` was found, records were met that are not the newest of their keys any more: what has replaced them may be behind it.
     has_missed: bool,
-    /// It was read from the disk just now, and may be damaged.
-    is_unchecked: bool,
+    /// On disk: the piece that is there has no more records.
+    is_piece_done: bool,
+}
+
+/// Where records are read. Entries keep it, and no more than it.
+#[derive(Clone)]
+enum Bytes {
+    /// All of the journal, in memory: nothing is checked again.
+    Hot(Arc<Pooled>),
+    /// On disk.
+    Cold(Piece),
+    /// The same once damage was met: what comes behind that is found in all of it at one time.
+    Damaged(Arc<Pooled>),
+}
+
+impl Bytes {
+    /// Of the record that was found here at `first`.
+    #[inline]
+    fn entry(&self, first: Granule, record: &Record<'_>) -> Entry {
+        let (at, len) = (first.byte(), record.header().len_bytes());
+        let loaded = match self {
+            Self::Hot(arena) | Self::Damaged(arena) => Loaded::hot(arena.clone(), at, len),
+            Self::Cold(piece) => piece.loaded(at, len),
+        };
+        Entry { record: loaded, key: record.key_range(), value: record.value_range() }
+    }
 }
 
 impl<'a> Iter<'a> {
@@ -73,29 +98,32 @@ impl<'a> Iter<'a> {
     }
 
     /// The next journal; false if there is none any more.
-    fn open_next(&mut self) -> Result<bool> {
+    fn open_next(&mut self) -> bool {
         let journal = self.shared.journals.all().into_iter().find(|it| it.number >= self.next);
-        let Some(journal) = journal else { return Ok(false) };
+        let Some(journal) = journal else { return false };
         self.next = JournalNumber(journal.number.0 + 1);
         let sealed_at = journal.counts.end_bytes.load(Ordering::Acquire);
-        let (arena, is_unchecked) = match &journal.arena {
-            Some(arena) => (arena.clone(), false),
-            None => (Arc::new(self.shared.load_whole(&journal, sealed_at)?), true),
+        let (is_open, is_piece_done) = (sealed_at == 0, journal.arena.is_none());
+        let (bytes, end) = match &journal.arena {
+            Some(arena) if is_open => (Bytes::Hot(arena.clone()), published(arena)),
+            Some(arena) => (Bytes::Hot(arena.clone()), sealed_at),
+            None => (Bytes::Cold(Piece::none()), sealed_at),
         };
-        let is_open = sealed_at == 0;
-        let end = if is_open { published(&arena) } else { sealed_at };
         let (at, has_missed) = (FIRST_RECORD, false);
-        self.open = Some(Open { journal, arena, at, end, is_open, has_missed, is_unchecked });
-        Ok(true)
+        self.open = Some(Open { journal, bytes, at, end, is_open, has_missed, is_piece_done });
+        true
     }
 
     /// Look at the next records of the journal at hand, those together of which only the index knows whether they count; false if there are none.
-    fn take_records(&mut self) -> bool {
-        let Some(open) = &mut self.open else { return false };
-        let arena = open.arena.clone();
+    fn take_records(&mut self) -> Result<bool> {
+        let Some(open) = &mut self.open else { return Ok(false) };
+        if std::mem::take(&mut open.is_piece_done) {
+            open.read_on(self.shared)?;
+        }
+        let bytes = open.bytes.clone();
         let mut seen = Vec::with_capacity(OVERLAP);
         while seen.len() < OVERLAP
-            && let Some((first, record)) = open.next_record(&arena)
+            && let Some((first, record)) = open.next_record(&bytes)
         {
             if record.header().kind == Kind::Value {
                 let hash = open.may_be_dead(first).then(|| self.shared.hasher.hash(record.key()));
@@ -110,13 +138,17 @@ impl<'a> Iter<'a> {
             });
             open.has_missed |= !is_newest;
             if is_newest && !record.has_expired(now_millis) {
-                self.ready.push_back(open.entry(*first, record));
+                self.ready.push_back(bytes.entry(*first, record));
             }
         }
-        if open.at >= open.end && open.is_open && std::mem::take(&mut open.has_missed) {
-            open.end = published(&arena);
+        if let Bytes::Hot(arena) = &bytes
+            && open.at >= open.end
+            && open.is_open
+            && std::mem::take(&mut open.has_missed)
+        {
+            open.end = published(arena);
         }
-        open.at < open.end || !self.ready.is_empty()
+        Ok(open.at < open.end || !self.ready.is_empty())
     }
 }
 
@@ -124,54 +156,66 @@ impl Open {
     /// The next entry, if it is known without the index that it counts.
     #[inline]
     fn next_alive(&mut self) -> Option<Entry> {
-        if self.is_open || self.is_unchecked || self.at >= self.end {
+        let Bytes::Hot(arena) = &self.bytes else { return None };
+        if self.is_open || self.at >= self.end {
             return None;
         }
         let first = Granule::at(self.at);
         if self.journal.counts.dead.may_be(first) {
             return None;
         }
-        let record = Record::trusted(self.arena.read(self.at..self.end)?)?;
+        let record = Record::trusted(arena.read(self.at..self.end)?)?;
         if record.header().kind != Kind::Value || record.has_expired(now_millis) {
             return None;
         }
         self.at += record.header().padded_bytes();
-        Some(self.entry(first, &record))
+        Some(self.bytes.entry(first, &record))
     }
 
     fn may_be_dead(&self, first: Granule) -> bool {
         self.is_open || self.journal.counts.dead.may_be(first)
     }
 
-    fn entry(&self, first: Granule, record: &Record<'_>) -> Entry {
-        let len = record.header().len_bytes();
-        Entry {
-            record: Loaded::hot(self.arena.clone(), first.byte(), len),
-            key: record.key_range(),
-            value: record.value_range(),
+    /// On disk: the piece that begins with the next record; if that is damaged, all of the journal.
+    fn read_on(&mut self, shared: &Shared) -> Result<()> {
+        let Bytes::Cold(piece) = &mut self.bytes else { return Ok(()) };
+        if !piece.read_on(&self.journal, self.at, self.end, CHUNK_BYTES)? {
+            let arena = shared.load_whole(&self.journal, self.end)?;
+            self.bytes = Bytes::Damaged(Arc::new(arena));
         }
+        Ok(())
     }
 
-    fn next_record<'b>(&mut self, arena: &'b Pooled) -> Option<(Granule, Record<'b>)> {
+    fn next_record<'b>(&mut self, bytes: &'b Bytes) -> Option<(Granule, Record<'b>)> {
         let at = self.at;
         if at >= self.end {
             return None;
         }
-        if !self.is_unchecked {
-            let header = arena.read(at..at + HEADER_BYTES).and_then(Header::parse);
-            let record =
-                header.and_then(|it| Record::trusted(arena.read(at..at + it.len_bytes())?));
-            self.at = record.map_or(self.end, |record| at + record.header().padded_bytes());
-            return record.map(|record| (Granule::at(at), record));
+        match bytes {
+            Bytes::Hot(arena) => {
+                let header = arena.read(at..at + HEADER_BYTES).and_then(Header::parse);
+                let record =
+                    header.and_then(|it| Record::trusted(arena.read(at..at + it.len_bytes())?));
+                self.at = record.map_or(self.end, |record| at + record.header().padded_bytes());
+                record.map(|record| (Granule::at(at), record))
+            }
+            Bytes::Cold(piece) => {
+                let record = piece.record(at, self.journal.salt);
+                self.is_piece_done = record.is_none();
+                self.at += record.map_or(0, |record| record.header().padded_bytes());
+                record.map(|record| (Granule::at(at), record))
+            }
+            Bytes::Damaged(arena) => {
+                let bytes = arena.read(0..self.end).expect("sealed up to its end");
+                let mut walk = Walk::from(bytes, self.journal.salt, at);
+                let found = walk.find_map(|found| match found {
+                    Found::Record(first, record) => Some((first, record)),
+                    Found::Damage(_) => None,
+                });
+                self.at = if found.is_some() { walk.end() } else { self.end };
+                found
+            }
         }
-        let bytes = arena.read(0..self.end).expect("sealed up to its end");
-        let mut walk = Walk::from(bytes, self.journal.salt, at);
-        let found = walk.find_map(|found| match found {
-            Found::Record(first, record) => Some((first, record)),
-            Found::Damage(_) => None,
-        });
-        self.at = if found.is_some() { walk.end() } else { self.end };
-        found
     }
 }
 
@@ -199,14 +243,17 @@ impl Iterator for Iter<'_> {
             if let Some(entry) = self.open.as_mut().and_then(Open::next_alive) {
                 return Some(Ok(entry));
             }
-            if self.take_records() {
-                continue;
+            match self.take_records() {
+                Ok(true) => continue,
+                Ok(false) => self.open = None,
+                // What is left of the journal can not be read.
+                Err(error) => {
+                    self.open = None;
+                    return Some(Err(error));
+                }
             }
-            self.open = None;
-            match self.open_next() {
-                Ok(true) => {}
-                Ok(false) => return None,
-                Err(error) => return Some(Err(error)),
+            if !self.open_next() {
+                return None;
             }
         }
     }

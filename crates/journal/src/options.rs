@@ -70,7 +70,7 @@ impl FromStr for Compression {
 pub struct Options {
     /// Memory for journals, in bytes: the newest one, those that wait to be written, as many of the others as fit, and what was read of these that do not (records, and frames that were decompressed). At least four journals. Default 1 GiB.
     ///
-    /// On top come the index, what readers keep (a value keeps its journal in memory; an iteration has a journal's memory of its own), a 64th for the bits that tell what is written, and some MiB for work in the background: `docs/journal-cache.md`.
+    /// On top come the index, what readers keep (a value of a journal in memory keeps that, one that was read from disk its record, its frame or, of an iteration, its MiB), a 64th for the bits that tell what is written, and some MiB for work in the background: `docs/journal-cache.md`.
     pub memory_bytes: usize,
     /// Disk space for journals, in bytes. At least eight journals; hints come on top (24 bytes for each record). Default 16 GiB.
     pub max_disk_bytes: u64,

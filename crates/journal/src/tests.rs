@@ -7,6 +7,7 @@ mod evicting;
 mod forged;
 mod full;
 mod histories;
+mod iterating;
 mod linear;
 mod serving;
 

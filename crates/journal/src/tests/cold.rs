@@ -12,7 +12,7 @@ use crate::shared::Shared;
 
 const CODECS: [Compression; 3] = [Compression::Lz4, Compression::Zstd, Compression::Snappy];
 
-fn plain() -> Options {
+pub(super) fn plain() -> Options {
     Options { compression: Compression::None, ..options() }
 }
 
@@ -21,7 +21,7 @@ fn compressing(compression: Compression) -> Options {
 }
 
 /// Values with words in them: compressible, and each another.
-fn text(key: u64) -> Vec<u8> {
+pub(super) fn text(key: u64) -> Vec<u8> {
     let mut random = Random::new(key);
     let words = 1 + random.index(200);
     (0..words).flat_map(|_| format!("word{} ", random.below(300)).into_bytes()).collect()
@@ -41,11 +41,11 @@ fn filled(keys: u64) -> (SimDirectory, BTreeMap<Vec<u8>, Vec<u8>>) {
 }
 
 /// An opened cache without its threads: nothing happens but what is called.
-fn still(directory: &SimDirectory, options: &Options) -> Shared {
+pub(super) fn still(directory: &SimDirectory, options: &Options) -> Shared {
     crate::open::open(Box::new(directory.clone()), options.clone()).unwrap().0
 }
 
-fn compress_all(directory: &SimDirectory, options: &Options) -> Stats {
+pub(super) fn compress_all(directory: &SimDirectory, options: &Options) -> Stats {
     let shared = still(directory, options);
     while shared.compress_one().unwrap() {}
     Stats::of(&shared)

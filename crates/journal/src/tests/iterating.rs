@@ -1,0 +1,89 @@
+//! Iterations over journals that are not in memory.
+
+use super::cold::{compress_all, still, text};
+use super::*;
+use crate::iter::{Entry, Iter};
+
+/// Journals of several MiB.
+fn large(compression: Compression) -> Options {
+    Options {
+        journal_bytes: 8 * MIB,
+        memory_bytes: 32 * MIB,
+        max_disk_bytes: 128 << 20,
+        compression,
+        ..options()
+    }
+}
+
+/// Some are longer than what is read at a time, and most lie across the ends of that sooner or later.
+fn long(key: u64) -> Vec<u8> {
+    let least_bytes = match key % 20 {
+        0 => 3 * MIB / 2,
+        1..8 => 50_000,
+        _ => 1,
+    };
+    let text = text(key);
+    text.repeat(least_bytes.div_ceil(text.len()))
+}
+
+/// Two sealed journals and more.
+fn filled(compression: Compression) -> (SimDirectory, BTreeMap<Vec<u8>, Vec<u8>>) {
+    let directory = SimDirectory::default();
+    let cache = open(&directory, &large(Compression::None));
+    let mut map = BTreeMap::new();
+    for key in 0..240u64 {
+        cache.put(&key.to_le_bytes(), &long(key)).unwrap();
+        map.insert(key.to_le_bytes().to_vec(), long(key));
+    }
+    cache.close().unwrap();
+    if compression != Compression::None {
+        assert!(compress_all(&directory, &large(compression)).compressed >= 2);
+    }
+    (directory, map)
+}
+
+fn map_of(entries: &[Entry]) -> BTreeMap<Vec<u8>, Vec<u8>> {
+    entries.iter().map(|entry| (entry.key().to_vec(), entry.value().to_vec())).collect()
+}
+
+/// Writers have all of the budget; and what was returned stays as it is while the iteration goes on.
+#[test]
+fn what_is_on_disk_is_iterated_in_pieces() {
+    for compression in [Compression::None, Compression::Lz4] {
+        let (directory, map) = filled(compression);
+        let shared = still(&directory, &large(compression));
+        let _writers: Vec<_> = std::iter::from_fn(|| shared.pool.take().unwrap()).collect();
+        let entries: Vec<_> = Iter::new(&shared).collect::<Result<_, _>>().unwrap();
+        assert_eq!(entries.len(), map.len(), "{compression}");
+        assert!(map_of(&entries) == map, "{compression}");
+        assert_eq!(shared.pool.most_bytes(), 32 * MIB, "{compression}");
+    }
+}
+
+/// In the first record, which is longer than a piece.
+#[test]
+fn an_iteration_finds_what_is_behind_damage_on_disk() {
+    for compression in [Compression::None, Compression::Lz4] {
+        let (directory, map) = filled(compression);
+        directory.spoil("000000000000.journal", 4096 + 3000);
+        let shared = still(&directory, &large(compression));
+        let entries: Vec<_> = Iter::new(&shared).collect::<Result<_, _>>().unwrap();
+        let mut undamaged = map.clone();
+        undamaged.remove(&0u64.to_le_bytes()[..]);
+        assert!(map_of(&entries) == undamaged, "{compression}");
+    }
+}
+
+/// One that can not be read is told, and the others are iterated.
+#[test]
+fn an_iteration_goes_on_behind_a_journal_that_can_not_be_read() {
+    let (directory, map) = filled(Compression::None);
+    let shared = still(&directory, &large(Compression::None));
+    directory.fail_reads(1);
+    let (found, failed): (Vec<_>, Vec<_>) = Iter::new(&shared).partition(Result::is_ok);
+    assert!(matches!(failed[..], [Err(Error::Io { .. })]), "{failed:?}");
+    let entries: Vec<_> = found.into_iter().map(Result::unwrap).collect();
+    let found = map_of(&entries);
+    assert!(found.len() > map.len() / 3 && found.len() < map.len(), "{}", found.len());
+    assert!(found.iter().all(|(key, value)| map[key] == *value));
+}
