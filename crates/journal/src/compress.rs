@@ -48,15 +48,20 @@ impl Shared {
         let name = file_name(journal.number);
         let temporary = format!("{name}.tmp");
         let outcome = self.compress(&journal, &name, &temporary);
-        if !matches!(outcome, Ok(Outcome::Compressed(_))) {
-            // Without it nothing is missing; what can not be removed now is when the cache is opened.
-            let _ = self.directory.remove(&temporary);
+        if let Ok(Outcome::Compressed(_)) = outcome {
+            let plain = journal.file.clone();
+            drop(journal);
+            // Or a power cut would bring back its name, and what is left of it. Its room is set aside until then.
+            self.sync_names()?;
+            self.free(plain);
+            drop(set_aside);
+            self.made_room();
+            return Ok(true);
         }
+        // Without it nothing is missing; what can not be removed now is when the cache is opened.
+        let _ = self.directory.remove(&temporary);
         drop(set_aside);
-        match outcome {
-            Ok(Outcome::Compressed(_)) => self.made_room(),
-            _ => self.gave_way(),
-        }
+        self.gave_way();
         match outcome {
             Ok(Outcome::Compressed(_) | Outcome::GaveWay) => {}
             Ok(Outcome::NotWorthIt) => journal.counts.stays_plain.store(true, Ordering::Relaxed),

@@ -40,6 +40,8 @@ pub(crate) struct Flush {
     pub(crate) state: Mutex<State>,
     /// A spare is there, more is durable, or something has failed.
     pub(crate) changed: Condvar,
+    /// Held while the directory is synced: [`Shared::sync_names`].
+    pub(crate) naming: Mutex<()>,
     failed: OnceLock<Error>,
     thread: OnceLock<Thread>,
     is_woken: AtomicBool,
@@ -91,6 +93,7 @@ impl Flush {
                 is_closing: false,
             }),
             changed: Condvar::new(),
+            naming: Mutex::new(()),
             failed: OnceLock::new(),
             thread: OnceLock::new(),
             is_woken: AtomicBool::new(false),
@@ -145,10 +148,12 @@ impl Flush {
 
     /// Nothing can be written any more.
     pub(crate) fn fail(&self, error: Error) {
-        tracing::error!("journal cache: {error}; nothing is written any more");
-        let error = self.failed.get_or_init(|| error).clone();
+        let error = self.failed.get_or_init(|| {
+            tracing::error!("journal cache: {error}; nothing is written any more");
+            error
+        });
         let mut state = self.state.lock();
-        state.failed = Some(error);
+        state.failed = Some(error.clone());
         self.changed.notify_all();
     }
 
@@ -344,8 +349,7 @@ impl Flusher {
             journal.file.sync().map_err(|error| Error::io(path(), "syncing records")(error))?;
         }
         if self.has_new_names {
-            let directory = &self.shared.directory;
-            directory.sync().map_err(Error::io(directory.path(), "syncing the directory"))?;
+            self.shared.sync_names()?;
             self.has_new_names = false;
         }
         self.synced_at = Instant::now();

@@ -1,5 +1,6 @@
 //! Looking at a cache without changing anything, also while it is in use.
 
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -84,14 +85,23 @@ pub(crate) fn inspect_in<E: From<Error>>(
     for number in journal_numbers(&names) {
         let report = match report(directory, identity, number, memory.memory()) {
             // Removed since the files were listed.
-            Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
+            Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
                 continue;
             }
             report => report?,
         };
+        // Removed meanwhile, and then cut: what was read of it says nothing.
+        if is_gone(directory, number) {
+            continue;
+        }
         each(report)?;
     }
     Ok(journal_bytes)
+}
+
+fn is_gone(directory: &dyn Directory, number: JournalNumber) -> bool {
+    let opened = directory.open(&file_name(number));
+    opened.is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
 }
 
 fn report(

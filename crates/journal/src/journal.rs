@@ -457,10 +457,11 @@ impl Journals {
         }
     }
 
-    pub(crate) fn remove(&self, number: JournalNumber) {
+    /// Nobody finds it any more; the room of its file is still taken.
+    pub(crate) fn remove(&self, number: JournalNumber) -> Arc<Journal> {
         let old = self.slot(number.0).swap(None).expect("removed once, by whoever has the turn");
         debug_assert_eq!(old.number, number);
-        self.room.give_back(old.file_bytes);
+        old
     }
 
     /// How many there are.

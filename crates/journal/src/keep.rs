@@ -31,7 +31,7 @@ pub(crate) struct Keep {
     thread: OnceLock<Thread>,
     is_woken: AtomicBool,
     is_closing: AtomicBool,
-    /// Records are in the oldest journal that the index does not name any more, and no newer ones say that they are gone.
+    /// Records are in the files that the index does not name any more, and no newer ones say that they are gone.
     is_evicting: AtomicBool,
     /// Held by whoever moves records and removes journals: the keeper, journal by journal, or somebody who compacts on demand.
     pub(crate) turn: Mutex<()>,
@@ -106,6 +106,10 @@ impl Shared {
 
     /// Compact or evict one journal, or look what has expired in one, if that is due; whether anything was done.
     fn make_room_once(&self) -> Result<bool> {
+        if self.flush.failure().is_some() {
+            // Nobody needs room any more, and what is there can be read.
+            return Ok(false);
+        }
         if let Some(journal) = self.emptiest() {
             let counts = journal.counts.clone();
             let _busy = counts.busy();
@@ -168,7 +172,7 @@ impl Shared {
             read => self.mark_damaged(&journal, read?),
         }
         self.remove(journal)?;
-        // Not after a sync that has failed: then a power cut may bring the journal back.
+        // Not after a removal that has failed: then the journal is there, or a power cut may bring it back.
         self.keep.is_evicting.store(false, Ordering::Release);
         Ok(true)
     }
@@ -185,8 +189,11 @@ impl Shared {
     /// Remove a journal whose records are not needed any more.
     pub(crate) fn remove(&self, journal: Arc<Journal>) -> Result<()> {
         let number = journal.number;
+        let is_evicting = self.keep.is_evicting();
         // What is left in the index can not be read: it was damaged, or its record is not where a hint has told.
         if journal.counts.live_bytes.load(Ordering::Relaxed) > 0 {
+            // But an opening may read it, before the file is gone.
+            self.keep.is_evicting.store(true, Ordering::Release);
             self.index.retain(|place| {
                 let is_in_it = place.is_in(number);
                 if is_in_it {
@@ -198,6 +205,10 @@ impl Shared {
         }
         // What has replaced its records, or was moved out of it, has to be durable before these go.
         self.flush.wait_for(self.newest_point())?;
+        if let Some(error) = self.flush.failure() {
+            // Perhaps the removal of another journal has failed, and this one hides what is in it.
+            return Err(error);
+        }
         let name = file_name(number);
         let path = self.directory.path();
         match self.directory.remove(&name) {
@@ -207,14 +218,17 @@ impl Shared {
         // Without its journal it means nothing.
         let _ = self.directory.remove(&hint::file_name(number));
         // Behind its file: as long as that is there the next opening reads it, and it counts as the oldest, or what hides it may not go.
-        self.journals.remove(number);
-        // Its room, and its memory, come free with the last one who has it open.
-        drop(journal);
-        // With each durability: a deletion of what was in it writes nothing from now on, and a power cut must not bring it back.
-        let synced = self.directory.sync().map_err(Error::io(path, "syncing the directory"));
-        // Whatever became of that.
+        let removed = self.journals.remove(number);
+        let (file, file_bytes) = (removed.file.clone(), removed.file_bytes);
+        // Its memory comes free with the last one who has it open.
+        drop((journal, removed));
+        // With each durability: a deletion of what was in it writes nothing from now on, and a power cut must not bring it back. Nor, once it is cut, half of it.
+        self.sync_names()?;
+        self.keep.is_evicting.store(is_evicting, Ordering::Release);
+        self.free(file);
+        self.journals.room.give_back(file_bytes);
         self.made_room();
-        synced
+        Ok(())
     }
 
     /// Move a record of the oldest journal, or remove its entry; whether it was moved.

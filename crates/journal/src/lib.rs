@@ -46,6 +46,7 @@ mod fields;
 mod files;
 mod flush;
 mod frames;
+mod free;
 #[cfg(all(any(test, fuzzing), not(loom)))]
 #[doc(hidden)]
 pub mod fuzz;

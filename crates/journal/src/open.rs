@@ -297,7 +297,8 @@ fn give_up_oldest(directory: &dyn Directory, journals: &Journals, index: &Index)
     let name = file_name(number);
     directory.remove(&name).map_err(Error::io(path.join(&name), "removing a journal"))?;
     let _ = directory.remove(&hint::file_name(number));
-    journals.remove(number);
+    let removed = journals.remove(number);
+    journals.room.give_back(removed.file_bytes);
     Ok(true)
 }
 

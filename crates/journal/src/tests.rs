@@ -9,6 +9,7 @@ mod full;
 mod histories;
 mod iterating;
 mod linear;
+mod removing;
 mod serving;
 
 use std::collections::BTreeMap;

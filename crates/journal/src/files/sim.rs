@@ -1,6 +1,6 @@
 //! A directory in memory that can lose what was not synced.
 //!
-//! Names that were made, changed or removed since the directory was synced survive a power cut up to some point of their order, as in a file system with a journal. Of data that was not
+//! Names that were made, changed or removed since the directory was synced survive a power cut up to some point of their order, as in a file system with a journal; but what was removed before a sync that has failed comes back or not by itself. Of data that was not
 //! synced each sector survives or not by itself, which is what reordering in a disk's cache amounts to.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -54,6 +54,12 @@ struct State {
     failing_reads: u64,
     /// There were so many, of all files.
     reads: u64,
+    /// So many times a file was cut.
+    cuts: u64,
+    /// So many syncs of the directory fail.
+    failing_syncs: u64,
+    /// Files that were removed before one that has failed: a power cut may bring them back, whatever later ones say.
+    doubtful: BTreeMap<String, usize>,
 }
 
 #[derive(Clone)]
@@ -107,6 +113,7 @@ impl State {
         self.is_broken = false;
         self.steps_left = None;
         self.failing_reads = 0;
+        self.failing_syncs = 0;
     }
 
     fn journals(&self) -> usize {
@@ -125,7 +132,8 @@ impl State {
 
     /// Forget what is in files that have no name any more and that nobody has open: tests write more than there is memory.
     fn forget_removed(&mut self) {
-        let named: BTreeSet<usize> = self.names.values().copied().collect();
+        let named: BTreeSet<usize> =
+            self.names.values().chain(self.doubtful.values()).copied().collect();
         for (index, file) in self.files.iter_mut().enumerate() {
             if !named.contains(&index) && Arc::strong_count(&file.handles) == 1 {
                 *file = SimContents::default();
@@ -179,6 +187,11 @@ impl SimDirectory {
         let survive = random.index(state.unsynced_names.len() + 1);
         let mut names = std::mem::take(&mut state.durable_names);
         state.unsynced_names[..survive].iter().for_each(|change| change.apply(&mut names));
+        for (name, file) in std::mem::take(&mut state.doubtful) {
+            if random.chance(0.5) {
+                names.entry(name).or_insert(file);
+            }
+        }
         for file in &mut state.files {
             let now = std::mem::take(&mut file.now);
             // A length is kept like a name: here always.
@@ -213,6 +226,16 @@ impl SimDirectory {
     #[cfg_attr(not(feature = "sim"), allow(dead_code))]
     pub(crate) fn fail_reads(&self, reads: u64) {
         self.state.lock().failing_reads = reads;
+    }
+
+    /// The next syncs of the directory fail, so many of them; those of files do not.
+    pub(crate) fn fail_directory_syncs(&self, syncs: u64) {
+        self.state.lock().failing_syncs = syncs;
+    }
+
+    /// How many times a file was made shorter.
+    pub(crate) fn cuts(&self) -> u64 {
+        self.state.lock().cuts
     }
 
     /// How many times a file was read.
@@ -306,6 +329,13 @@ impl Directory for SimDirectory {
     fn sync(&self) -> io::Result<()> {
         let mut state = self.state.lock();
         state.step()?;
+        if state.failing_syncs > 0 {
+            state.failing_syncs -= 1;
+            let State { names, durable_names, doubtful, .. } = &mut *state;
+            let removed = durable_names.iter().filter(|(name, _)| !names.contains_key(*name));
+            doubtful.extend(removed.map(|(name, file)| (name.clone(), *file)));
+            return Err(io::ErrorKind::Other.into());
+        }
         state.durable_names = state.names.clone();
         state.unsynced_names.clear();
         state.forget_removed();
@@ -365,7 +395,9 @@ impl File for SimFile {
     }
 
     fn truncate(&self, len_bytes: u64) -> io::Result<()> {
-        self.state.lock().files[self.file].now.truncate(len_bytes as usize);
+        let mut state = self.state.lock();
+        state.cuts += 1;
+        state.files[self.file].now.truncate(len_bytes as usize);
         Ok(())
     }
 }

@@ -155,7 +155,8 @@ fn a_crash_at_any_step_of_compression_loses_nothing() {
         let directory = original.killed();
         let shared = still(&directory, &options);
         directory.fail_after(steps);
-        while shared.compress_one().unwrap() {}
+        // It fails itself if the names can not be synced.
+        while shared.compress_one().unwrap_or(false) {}
         let compressed = Stats::of(&shared).compressed;
         let seeds = 0..6;
         let left = seeds.map(|seed| directory.power_cut(seed)).chain([directory.killed()]);

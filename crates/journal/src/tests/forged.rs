@@ -260,6 +260,36 @@ fn a_damaged_journal_that_is_far_behind_is_moved_as_far_as_it_can_be_read() {
     assert!(contents(&open(&directory, &options())) == map);
 }
 
+/// Its damaged records leave the index before its file goes. They were only read wrongly, and an opening that finds them again has to find that they were deleted.
+#[test]
+fn what_is_deleted_while_a_damaged_journal_goes_stays_deleted() {
+    let directory = forge([7; 16]);
+    let options = Options { durability: Durability::Always, ..options() };
+    let cache = open(&directory, &options);
+    for (key, value) in most_of_a_journal(0) {
+        cache.put(&key, &value).unwrap();
+    }
+    // Its hint names the damaged record, too.
+    cache.close().unwrap();
+    let (damaged, at) = (file_name(JournalNumber(0)), FIRST_RECORD + 20_000);
+    directory.spoil(&damaged, at);
+    forge_journal(&directory, WRAP / 4 + 77, &most_of_a_journal(100));
+    directory.hold_removals();
+    let cache = open(&directory, &options);
+    directory.wait_for_removal();
+    let key = 1u64.to_le_bytes();
+    let deleted = cache.delete(&key);
+    let left = directory.killed();
+    // What is found is looked at later: a panic before would wait for the keeper for ever.
+    directory.let_remove();
+    assert!(!deleted.unwrap());
+    left.spoil(&damaged, at);
+    let mut expected = most_of_a_journal(0);
+    expected.remove(&key[..]);
+    expected.extend(most_of_a_journal(100));
+    assert!(contents(&open(&left, &options)) == expected);
+}
+
 /// Of two journals that are half of the numbers apart nobody could tell which one is newer.
 #[test]
 fn journals_that_are_too_far_apart_are_refused() {

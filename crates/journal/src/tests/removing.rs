@@ -1,0 +1,216 @@
+//! Journals that go: not before a power cut can not bring them back, and in steps.
+
+use std::io;
+use std::path::Path;
+
+use alluvium_device::PAGE_BYTES;
+
+use super::cold::{compress_all, still, text};
+use super::*;
+use crate::files::File;
+use crate::flush::Flusher;
+use crate::inspect::inspect_in;
+use crate::journal::{Journal, file_name};
+use crate::place::JournalNumber;
+use crate::shared::Shared;
+
+/// A cache without its keeper: no journal goes but by a call. Closed afterwards.
+fn without_keeper(directory: &SimDirectory, options: &Options, work: impl FnOnce(&Shared)) {
+    let shared = Arc::new(still(directory, options));
+    let next = JournalNumber(shared.active.load().number.0 + 1);
+    let flusher = Flusher::new(shared.clone(), next);
+    let flusher = thread::spawn(move || flusher.run());
+    work(&shared);
+    shared.flush.close();
+    flusher.join().unwrap();
+}
+
+fn compact(shared: &Shared, number: u64) -> crate::Result<()> {
+    let mut all = shared.journals.all();
+    all.retain(|journal| journal.number.0 == number);
+    let journal = all.pop().unwrap();
+    let look = shared.look(&journal, Duration::ZERO)?;
+    shared.compact(journal, &look, Duration::ZERO).map(drop)
+}
+
+/// In steps of 4 MiB there are two of one of these, and the rest.
+fn large() -> Options {
+    Options {
+        journal_bytes: 9 * MIB,
+        memory_bytes: 36 * MIB,
+        max_disk_bytes: 144 << 20,
+        ..options()
+    }
+}
+
+/// Some of them, nothing in them dead.
+fn filled() -> (SimDirectory, BTreeMap<Vec<u8>, Vec<u8>>) {
+    let directory = SimDirectory::default();
+    let mut map = BTreeMap::new();
+    without_keeper(&directory, &large(), |shared| {
+        for key in 0..250u64 {
+            let value = text(key).repeat(100_000 / text(key).len() + 1);
+            shared.put(&key.to_le_bytes(), &value, None).unwrap();
+            map.insert(key.to_le_bytes().to_vec(), value);
+        }
+    });
+    (directory, map)
+}
+
+/// A sync that has failed says nothing of what was removed before it, and neither does the next one, which succeeds.
+#[test]
+fn a_tombstone_stays_as_long_as_a_power_cut_may_bring_back_what_it_hides() {
+    const KEYS: u64 = 20;
+    const SEEDS: u64 = 20;
+    let directory = SimDirectory::default();
+    without_keeper(&directory, &options(), |shared| {
+        for key in 0..KEYS {
+            shared.put(&key.to_le_bytes(), &[1; 1000], None).unwrap();
+        }
+    });
+    without_keeper(&directory, &options(), |shared| {
+        for key in 0..KEYS {
+            assert!(shared.delete(&key.to_le_bytes()).unwrap());
+        }
+    });
+    let shared = still(&directory, &options());
+    directory.fail_directory_syncs(1);
+    assert!(matches!(compact(&shared, 0), Err(Error::Io { .. })));
+    // Nothing hides in what is left what these hide, but for what may come back.
+    assert!(matches!(compact(&shared, 1), Err(Error::Io { .. })));
+    assert!(matches!(shared.flush.failure(), Some(Error::Io { .. })));
+    let mut has_come_back = 0;
+    for seed in 0..SEEDS {
+        let left = directory.power_cut(seed);
+        has_come_back += u64::from(left.list().unwrap().contains(&file_name(JournalNumber(0))));
+        assert_eq!(contents(&open(&left, &options())).len(), 0, "seed {seed}");
+    }
+    assert!((1..SEEDS).contains(&has_come_back), "{has_come_back}");
+}
+
+/// What eviction has taken out of the index may come back: nobody is told that it is deleted.
+#[test]
+fn nothing_is_written_any_more_when_a_removal_could_not_be_synced() {
+    let (directory, map) = filled();
+    let shared = still(&directory, &large());
+    directory.fail_directory_syncs(1);
+    let cuts = directory.cuts();
+    assert!(matches!(shared.evict_oldest(), Err(Error::Io { .. })));
+    assert!(matches!(shared.delete(&0u64.to_le_bytes()), Err(Error::Io { .. })));
+    assert!(matches!(shared.put(b"key", b"value", None), Err(Error::Io { .. })));
+    // The others stay, and their records can be read.
+    assert!(compact(&shared, 1).is_err());
+    let newest = shared.index.find(shared.hasher.hash(&249u64.to_le_bytes())).unwrap();
+    assert!(shared.journals.of(newest).unwrap().load(newest).is_ok());
+    assert_eq!(directory.cuts(), cuts);
+    let mut has_come_back = false;
+    for seed in 0..8 {
+        let left = directory.power_cut(seed);
+        if left.list().unwrap().contains(&file_name(JournalNumber(0))) {
+            // Whole.
+            has_come_back = true;
+            assert!(contents(&open(&left, &large())) == map, "seed {seed}");
+        }
+    }
+    assert!(has_come_back);
+}
+
+#[test]
+fn a_journal_that_goes_is_cut_in_steps() {
+    let (directory, _) = filled();
+    let shared = still(&directory, &large());
+    let room = &shared.journals.room;
+    let (cuts, file_bytes) = (directory.cuts(), room.file_bytes());
+    assert!(shared.evict_oldest().unwrap());
+    assert_eq!(directory.cuts() - cuts, 2);
+    assert_eq!(room.file_bytes(), file_bytes - 9 * MIB as u64);
+    assert!(!directory.list().unwrap().contains(&file_name(JournalNumber(0))));
+}
+
+#[test]
+fn the_plain_file_of_a_compressed_journal_is_cut_in_steps() {
+    let (directory, map) = filled();
+    let options = Options { compression: Compression::Lz4, ..large() };
+    let cuts = directory.cuts();
+    let stats = compress_all(&directory, &options);
+    assert!(stats.compressed >= 2, "{stats:?}");
+    assert!(directory.cuts() - cuts >= 4);
+    // Which were not those of the compressed ones.
+    for left in [directory.killed(), directory.power_cut(1), directory.power_cut(2)] {
+        let cache = open(&left, &options);
+        assert_eq!(cache.recovered().damaged_bytes, 0);
+        assert!(contents(&cache) == map);
+    }
+}
+
+/// It comes free with the last one who reads in it.
+#[test]
+fn a_journal_that_somebody_reads_is_not_cut() {
+    let (directory, map) = filled();
+    let shared = still(&directory, &large());
+    let held: Arc<Journal> = shared.journals.all().swap_remove(0);
+    let places: Vec<_> = map
+        .iter()
+        .map(|(key, value)| (shared.index.find(shared.hasher.hash(key)).unwrap(), value))
+        .filter(|(place, _)| place.is_in(held.number))
+        .collect();
+    let cuts = directory.cuts();
+    assert!(shared.evict_oldest().unwrap());
+    assert_eq!(directory.cuts(), cuts);
+    assert!(places.len() > 50, "{}", places.len());
+    for (place, value) in places {
+        assert!(held.load(place).unwrap().bytes().ends_with(value));
+    }
+}
+
+/// Of which the oldest journal goes, and is cut, as soon as somebody has opened it.
+struct Vanishing(SimDirectory);
+
+impl Directory for Vanishing {
+    fn list(&self) -> io::Result<Vec<String>> {
+        self.0.list()
+    }
+
+    fn create(&self, name: &str, len_bytes: u64) -> io::Result<Arc<dyn File>> {
+        self.0.create(name, len_bytes)
+    }
+
+    fn open(&self, name: &str) -> io::Result<Arc<dyn File>> {
+        let file = self.0.open(name)?;
+        if name == file_name(JournalNumber(0)) {
+            self.0.remove(name)?;
+            file.truncate(PAGE_BYTES as u64)?;
+        }
+        Ok(file)
+    }
+
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        self.0.rename(from, to)
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        self.0.remove(name)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.0.sync()
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+}
+
+#[test]
+fn whoever_inspects_a_cache_meets_no_journal_that_is_cut() {
+    let (directory, _) = filled();
+    let mut reports = Vec::new();
+    let inspected = inspect_in(&Vanishing(directory), |report| {
+        reports.push(report);
+        Ok::<_, Error>(())
+    });
+    assert_eq!(inspected.unwrap(), 9 * MIB);
+    assert!(reports.len() >= 2, "{reports:?}");
+    let is_right = |number: u64, damaged_bytes: u64| number > 0 && damaged_bytes == 0;
+    assert!(reports.iter().all(|it| is_right(it.number, it.damaged_bytes)), "{reports:?}");
+}
