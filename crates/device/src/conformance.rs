@@ -4,6 +4,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use crate::{
     AlignedBuf, DeviceError, DeviceOffset, OpenError, PAGE_BYTES, Request, SharedBuf, SharedDevice,
@@ -41,7 +43,14 @@ pub(crate) fn run(subject: &Subject<'_>) {
 
 impl Subject<'_> {
     fn open(&self) -> SharedDevice {
-        (self.open)().expect("the target is there, and free")
+        // A test beside this one that starts a program has all files of this process open in its child, until that is executed: so a device that was closed may be in use for that moment.
+        let deadline = Instant::now() + Duration::from_secs(10);
+        loop {
+            match (self.open)() {
+                Err(OpenError::InUse(_)) if Instant::now() < deadline => thread::yield_now(),
+                opened => return opened.expect("the target is there, and free"),
+            }
+        }
     }
 
     /// Submit all, then wait for all; outcomes in the order of `requests`. Asserts that each completes exactly once.
