@@ -12,6 +12,7 @@ mod memory;
 pub mod model;
 mod open;
 mod priority;
+mod read_rings;
 mod reserve;
 pub mod sim;
 #[cfg(not(loom))]
@@ -28,6 +29,7 @@ pub use error::{DeviceError, OpenError, ReserveError};
 pub use memory::Words;
 pub use open::{Access, Durability, Engine, OpenOptions, Progress, open};
 pub use priority::make_way;
+pub use read_rings::{FileRead, ReadRings};
 
 use std::fmt;
 use std::sync::Arc;
