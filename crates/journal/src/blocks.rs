@@ -96,6 +96,12 @@ impl Blocks {
         }
     }
 
+    /// Whether a frame is there now.
+    pub(crate) fn has(&self, number: JournalNumber, frame: usize) -> bool {
+        let frame = u32::try_from(frame).expect("a journal has at most 1 GiB");
+        self.frames.as_ref().is_some_and(|frames| frames.contains_key(&(number, frame)))
+    }
+
     /// Memory of all that is kept, in bytes.
     pub(crate) fn bytes(&self) -> usize {
         let kept = [&self.frames, &self.records].into_iter().flatten();
@@ -184,6 +190,7 @@ mod tests {
         assert_eq!(blocks.get(number, 3, || Err("read again")).unwrap().len(), 100);
         assert_eq!(blocks.get(number, 4, || Err("failed")), Err("failed"));
         assert_eq!(blocks.get(JournalNumber(2), 3, || Err("another")), Err("another"));
+        assert!(blocks.has(number, 3) && !blocks.has(number, 4) && !Blocks::new(0).has(number, 3));
         assert_eq!(blocks.get(number, 4, || Ok::<_, &str>(Arc::default())).unwrap().len(), 0);
     }
 }

@@ -1,5 +1,7 @@
 //! An open cache, as its users see it.
 
+mod many;
+
 use std::cell::Cell;
 use std::fmt;
 use std::ops::Deref;
@@ -12,6 +14,7 @@ use std::time::Duration;
 use crate::clear;
 use crate::demand::Compacted;
 use crate::error::{Error, Result};
+use crate::fetch::Pages;
 use crate::files::{Directory, RealDirectory};
 use crate::flush::Flusher;
 use crate::hash::KeyHash;
@@ -29,8 +32,6 @@ use crate::swap::{Swapped, Ttl, When};
 
 /// Of reads in memory one of so many is counted for its journal, for all of them.
 const READS_PER_COUNT: u64 = 16;
-/// Keys of a [`Cache::get_many`] whose cache misses overlap.
-const OVERLAP: usize = 32;
 
 /// A key-value cache in a directory. All calls may come from any thread, at one time; they block on the disk only where they say so.
 ///
@@ -184,33 +185,6 @@ impl Cache {
         Ok(found.map(|found| (found.value, found.expires_at.map(left))))
     }
 
-    /// The values of several keys, in their order. Faster than one after the other: the processor fetches them from memory at one time.
-    ///
-    /// # Errors
-    /// As [`Self::get`], for any of them.
-    pub fn get_many<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<Vec<Option<Value>>> {
-        let mut values = Vec::with_capacity(keys.len());
-        for keys in keys.chunks(OVERLAP) {
-            let mut hashes = [KeyHash { high: 0, fingerprint: 0 }; OVERLAP];
-            let mut places = [None; OVERLAP];
-            for (hash, key) in hashes.iter_mut().zip(keys) {
-                *hash = self.shared.hasher.hash(key.as_ref());
-                self.shared.index.prefetch(*hash);
-            }
-            for (place, hash) in places.iter_mut().zip(&hashes[..keys.len()]) {
-                *place = self.shared.index.find(*hash);
-                if let Some(place) = place {
-                    self.shared.prefetch_record(*place);
-                }
-            }
-            for ((hash, place), key) in hashes.iter().zip(places).zip(keys) {
-                let read = self.read(key.as_ref(), *hash, place, Reach::Disk)?;
-                values.push(read.found().map(|found| found.value));
-            }
-        }
-        Ok(values)
-    }
-
     /// Whether there is a value under a key. That there is none the index knows, nearly always; that there is one the record has to say, which is read from the disk if it is not in memory.
     ///
     /// # Errors
@@ -222,7 +196,7 @@ impl Cache {
     #[inline]
     fn find(&self, key: &[u8]) -> Result<Option<Found>> {
         let hash = self.shared.hasher.hash(key);
-        Ok(self.read(key, hash, self.shared.index.find(hash), Reach::Disk)?.found())
+        Ok(self.read(key, hash, self.shared.index.find(hash), Reach::Disk(&[]))?.found())
     }
 
     /// What the index has just named.
@@ -232,7 +206,7 @@ impl Cache {
         key: &[u8],
         hash: KeyHash,
         mut named: Option<Place>,
-        reach: Reach,
+        reach: Reach<'_>,
     ) -> Result<Read> {
         let shared = &*self.shared;
         while let Some(place) = named {
@@ -243,7 +217,7 @@ impl Cache {
             };
             let loaded = match &journal.arena {
                 Some(_) => journal.load(place)?,
-                None => match shared.load_cold(&journal, place, reach == Reach::Disk)? {
+                None => match shared.load_cold(&journal, place, reach.pages())? {
                     Some(loaded) => loaded,
                     None => return Ok(Read::OnDisk),
                 },
@@ -383,10 +357,21 @@ struct Found {
 }
 
 /// How far a read may go.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Reach {
+#[derive(Clone, Copy)]
+enum Reach<'a> {
     Memory,
-    Disk,
+    /// The disk, where it is not among these pages.
+    Disk(&'a [Pages]),
+}
+
+impl<'a> Reach<'a> {
+    /// `None` if the disk must not be read.
+    fn pages(self) -> Option<&'a [Pages]> {
+        match self {
+            Self::Memory => None,
+            Self::Disk(pages) => Some(pages),
+        }
+    }
 }
 
 enum Read {

@@ -4,11 +4,11 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use alluvium_device::PAGE_BYTES;
+use alluvium_device::{FileRead, PAGE_BYTES, ReadRings};
 use rustix::fs::{self as sys, FallocateFlags, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
@@ -26,8 +26,19 @@ pub(crate) trait Directory: Send + Sync {
     fn remove(&self, name: &str) -> io::Result<()>;
     /// Names that were made, changed and removed are on stable storage.
     fn sync(&self) -> io::Result<()>;
+    /// Reads of files in it, each as by [`File::read_at`], under way at one time where the system lets them; waits for all, and returns what came of each, in their order.
+    fn read_many(&self, reads: Vec<ReadAt<'_>>) -> Vec<io::Result<()>> {
+        reads.into_iter().map(|read| read.file.read_at(read.at, read.to)).collect()
+    }
     /// Where it is, for messages.
     fn path(&self) -> &Path;
+}
+
+/// One of several reads.
+pub(crate) struct ReadAt<'a> {
+    pub(crate) file: &'a dyn File,
+    pub(crate) at: u64,
+    pub(crate) to: &'a mut [u8],
 }
 
 /// Memory, positions and lengths are multiples of [`PAGE_BYTES`]; a file's length too, but for the last page of those that were not made by `create`.
@@ -39,6 +50,10 @@ pub(crate) trait File: Send + Sync {
     /// Everything that was written is on stable storage.
     fn sync(&self) -> io::Result<()>;
     fn truncate(&self, len_bytes: u64) -> io::Result<()>;
+    /// Of a file of the system.
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
 }
 
 /// A directory of the system, locked for this process.
@@ -47,7 +62,11 @@ pub(crate) struct RealDirectory {
     directory: OwnedFd,
     /// Locked until it is closed. `None`: opened to read.
     lock: Option<OwnedFd>,
+    rings: ReadRings,
 }
+
+/// Callers that read several records at one time, each with a ring. The next ones read one after the other: there are enough reads under way then.
+const RINGS: usize = 8;
 
 /// Its lock is in use by somebody else.
 const LOCK: &str = "lock";
@@ -63,7 +82,12 @@ impl RealDirectory {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
         let lock = sys::openat(&directory, LOCK, flags, mode())?;
         match sys::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(Some(Self { path: path.to_owned(), directory, lock: Some(lock) })),
+            Ok(()) => Ok(Some(Self {
+                path: path.to_owned(),
+                directory,
+                lock: Some(lock),
+                rings: ReadRings::new(RINGS),
+            })),
             Err(Errno::WOULDBLOCK) => Ok(None),
             Err(error) => Err(error.into()),
         }
@@ -73,7 +97,14 @@ impl RealDirectory {
     pub(crate) fn open_to_read(path: &Path) -> io::Result<Self> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let directory = sys::open(path, flags, Mode::empty())?;
-        Ok(Self { path: path.to_owned(), directory, lock: None })
+        // Nobody reads several records.
+        Ok(Self { path: path.to_owned(), directory, lock: None, rings: ReadRings::new(0) })
+    }
+
+    /// As on a system without io_uring.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn without_rings(self) -> Self {
+        Self { rings: ReadRings::new(0), ..self }
     }
 
     fn open_direct(&self, name: &str, flags: OFlags) -> io::Result<OwnedFd> {
@@ -138,6 +169,14 @@ impl Directory for RealDirectory {
         Ok(sys::fsync(&self.directory)?)
     }
 
+    fn read_many(&self, reads: Vec<ReadAt<'_>>) -> Vec<io::Result<()>> {
+        let of_file = |ReadAt { file, at, to }| {
+            let file = file.descriptor().expect("all files of the directory are the system's");
+            FileRead { file, at, to }
+        };
+        self.rings.read(&mut reads.into_iter().map(of_file).collect::<Vec<_>>())
+    }
+
     fn path(&self) -> &Path {
         &self.path
     }
@@ -152,26 +191,7 @@ impl File for RealFile {
 
     fn read_at(&self, at: u64, to: &mut [u8]) -> io::Result<()> {
         debug_assert!(at.is_multiple_of(PAGE_BYTES as u64) && to.len().is_multiple_of(PAGE_BYTES));
-        let mut done = 0;
-        while done < to.len() {
-            match rustix::io::pread(&self.0, &mut to[done..], at + done as u64) {
-                Ok(0) => break,
-                Ok(read) => {
-                    done += read;
-                    // Behind a part that is no whole page the file ends, and past the page cache nothing can be asked for there.
-                    if !done.is_multiple_of(PAGE_BYTES) {
-                        match at + done as u64 >= self.len_bytes()? {
-                            true => break,
-                            false => return Err(io::ErrorKind::UnexpectedEof.into()),
-                        }
-                    }
-                }
-                Err(Errno::INTR) => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
-        to[done..].fill(0);
-        Ok(())
+        FileRead { file: self.0.as_fd(), at, to }.read()
     }
 
     fn write_at(&self, at: u64, from: &[u8]) -> io::Result<()> {
@@ -196,6 +216,10 @@ impl File for RealFile {
 
     fn truncate(&self, len_bytes: u64) -> io::Result<()> {
         Ok(sys::ftruncate(&self.0, len_bytes)?)
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.0.as_fd())
     }
 }
 

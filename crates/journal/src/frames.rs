@@ -3,13 +3,13 @@
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use alluvium_device::{AlignedBuf, PAGE_BYTES};
 
 use crate::blocks::{Block, Blocks};
 use crate::codec::{Codec, Encoder};
 use crate::error::{Error, Result};
+use crate::fetch::Source;
 use crate::fields::{self, FIELDS_BYTES, u32_at, u64_at};
 use crate::files::File;
 use crate::journal::{FIRST_RECORD, JournalHeader, Loaded, file_name};
@@ -215,16 +215,22 @@ impl Frames {
         Some(start..end)
     }
 
+    /// The pages of the file that these have, if they are known.
+    fn stored_pages(&self, frames: &Range<usize>) -> Option<Range<usize>> {
+        let (first, last) = (self.stored(frames.start)?, self.stored(frames.end - 1)?);
+        Some(first.start / PAGE_BYTES * PAGE_BYTES..last.end.next_multiple_of(PAGE_BYTES))
+    }
+
     /// Read frames and decompress them, one behind the other, into exactly their bytes. Zeroes stand for those that are damaged; returns how many bytes these are.
-    fn read(&self, file: &dyn File, frames: Range<usize>, to: &mut [u8]) -> Result<usize> {
-        let (first, last) = (self.stored(frames.start), self.stored(frames.end - 1));
-        let (Some(first), Some(last)) = (first, last) else {
+    fn read(&self, source: Source<'_>, frames: Range<usize>, to: &mut [u8]) -> Result<usize> {
+        let Some(pages) = self.stored_pages(&frames) else {
             to.fill(0);
             return Ok(to.len());
         };
-        let from = first.start / PAGE_BYTES * PAGE_BYTES;
-        let mut buf = AlignedBuf::zeroed(last.end.next_multiple_of(PAGE_BYTES) - from);
-        file.read_at(from as u64, &mut buf)
+        let from = pages.start;
+        let mut buf = AlignedBuf::zeroed(pages.len());
+        source
+            .read_at(from, &mut buf)
             .map_err(Error::io(file_name(self.number), "reading compressed records"))?;
         let start = self.plain(frames.start).start;
         let mut damaged_bytes = 0;
@@ -248,7 +254,7 @@ impl Frames {
     pub(crate) fn read_whole(&self, file: &dyn File, memory: &mut [u8]) -> Result<()> {
         memory[..FIRST_RECORD].fill(0);
         let count = (self.end - FIRST_RECORD).div_ceil(self.frame_bytes);
-        self.read_many(file, 0..count, &mut memory[FIRST_RECORD..self.end])
+        self.read_many(Source::file(file), 0..count, &mut memory[FIRST_RECORD..self.end])
     }
 
     /// The frames of the plain journal from the one that `at` is in on, as many as `to` has room for, which has whole chunks; returns which bytes these are.
@@ -262,28 +268,27 @@ impl Frames {
         let count = (self.end - FIRST_RECORD).div_ceil(self.frame_bytes);
         let frames = first..count.min(first + to.len() / self.frame_bytes);
         let plain = self.plain(frames.start).start..self.plain(frames.end - 1).end;
-        self.read_many(file, frames, &mut to[..plain.len()])?;
+        self.read_many(Source::file(file), frames, &mut to[..plain.len()])?;
         Ok(plain)
     }
 
     /// The same as [`Self::read`] for any number of frames, with memory for a chunk beside `to`.
-    fn read_many(&self, file: &dyn File, frames: Range<usize>, to: &mut [u8]) -> Result<()> {
+    fn read_many(&self, source: Source<'_>, frames: Range<usize>, to: &mut [u8]) -> Result<()> {
         let start = self.plain(frames.start).start;
         let step = CHUNK_BYTES / self.frame_bytes;
         for first in frames.clone().step_by(step) {
             let part = first..(first + step).min(frames.end);
             let plain = self.plain(first).start - start..self.plain(part.end - 1).end - start;
-            self.read(file, part, &mut to[plain])?;
+            self.read(source, part, &mut to[plain])?;
         }
         Ok(())
     }
 
     /// A frame as it is kept, or read; `None` if it is damaged.
-    fn block(&self, file: &dyn File, frame: usize, reads: &AtomicU64) -> Result<Option<Block>> {
+    fn block(&self, source: Source<'_>, frame: usize) -> Result<Option<Block>> {
         let block = self.blocks.get(self.number, frame, || {
-            reads.fetch_add(1, Ordering::Relaxed);
             let mut bytes = vec![0; self.plain(frame).len()];
-            match self.read(file, frame..frame + 1, &mut bytes) {
+            match self.read(source, frame..frame + 1, &mut bytes) {
                 Ok(0) => Ok(Arc::new(bytes)),
                 Ok(_) => Err(None),
                 Err(error) => Err(Some(error)),
@@ -296,19 +301,33 @@ impl Frames {
         }
     }
 
-    /// The record at `place`; `None` if it is damaged. `reads` counts those of the disk.
-    pub(crate) fn load(
-        &self,
-        file: &dyn File,
-        place: Place,
-        reads: &AtomicU64,
-    ) -> Result<Option<Loaded>> {
+    /// The frames that the record at `place` may be in; `None` if it can not be one of this journal.
+    fn around(&self, place: Place) -> Option<Range<usize>> {
         let at = place.first().byte();
         let limit = (at + place.max_len_bytes()).min(self.end);
-        if at < FIRST_RECORD || at >= limit {
-            return Ok(None);
+        let is_here = FIRST_RECORD <= at && at < limit;
+        is_here.then(|| self.frame_of(at)..self.frame_of(limit - 1) + 1)
+    }
+
+    /// The pages of the file that [`Self::load`] reads, or a little more; `None` if it needs none.
+    pub(crate) fn pages(&self, place: Place) -> Option<Range<usize>> {
+        let mut frames = self.around(place)?;
+        if frames.len() <= KEPT_FRAMES {
+            let is_kept = |frame: usize| self.blocks.has(self.number, frame);
+            while !frames.is_empty() && is_kept(frames.start) {
+                frames.start += 1;
+            }
+            while !frames.is_empty() && is_kept(frames.end - 1) {
+                frames.end -= 1;
+            }
         }
-        let frames = self.frame_of(at)..self.frame_of(limit - 1) + 1;
+        if frames.is_empty() { None } else { self.stored_pages(&frames) }
+    }
+
+    /// The record at `place`; `None` if it is damaged.
+    pub(crate) fn load(&self, source: Source<'_>, place: Place) -> Result<Option<Loaded>> {
+        let Some(frames) = self.around(place) else { return Ok(None) };
+        let at = place.first().byte();
         let start = self.plain(frames.start).start;
         let record = |block: Block| {
             let record = Record::checked(&block[at - start..], self.salt, place.first())?;
@@ -316,9 +335,9 @@ impl Frames {
             Some(Loaded::of_block(block, at - start, len))
         };
         if frames.len() > KEPT_FRAMES {
-            return Ok(record(self.read_alone(file, frames, reads)?));
+            return Ok(record(self.read_alone(source, frames)?));
         }
-        let Some(first) = self.block(file, frames.start, reads)? else { return Ok(None) };
+        let Some(first) = self.block(source, frames.start)? else { return Ok(None) };
         // Nearly always: it ends in the frame that it begins in.
         if let Some(loaded) = record(first.clone()) {
             return Ok(Some(loaded));
@@ -326,23 +345,17 @@ impl Frames {
         let mut whole = first.to_vec();
         for frame in frames.start + 1..frames.end {
             // The length is known from above only: the record may end before a frame that is damaged.
-            let Some(block) = self.block(file, frame, reads)? else { break };
+            let Some(block) = self.block(source, frame)? else { break };
             whole.extend_from_slice(&block);
         }
         Ok(record(Arc::new(whole)))
     }
 
     /// Frames that are not to be kept, one behind the other.
-    fn read_alone(
-        &self,
-        file: &dyn File,
-        frames: Range<usize>,
-        reads: &AtomicU64,
-    ) -> Result<Block> {
-        reads.fetch_add(1, Ordering::Relaxed);
+    fn read_alone(&self, source: Source<'_>, frames: Range<usize>) -> Result<Block> {
         let plain_bytes = self.plain(frames.end - 1).end - self.plain(frames.start).start;
         let mut whole = vec![0; plain_bytes];
-        self.read_many(file, frames, &mut whole)?;
+        self.read_many(source, frames, &mut whole)?;
         Ok(Arc::new(whole))
     }
 }

@@ -12,6 +12,7 @@ use parking_lot::Mutex;
 use crate::blocks::Block;
 use crate::dead::Dead;
 use crate::error::{Error, Result};
+use crate::fetch::{Pages, Source};
 use crate::fields::{self, u32_at, u64_at};
 use crate::files::File;
 use crate::frames::Frames;
@@ -330,8 +331,14 @@ impl Journal {
     /// The record at `place`, which is one of this journal's.
     #[inline]
     pub(crate) fn load(&self, place: Place) -> Result<Loaded> {
+        self.load_with(place, &[])
+    }
+
+    /// The same with pages that were read before, of this journal and of others.
+    #[inline]
+    pub(crate) fn load_with(&self, place: Place, fetched: &[Pages]) -> Result<Loaded> {
         let at = place.first().byte();
-        let Some(arena) = &self.arena else { return self.load_cold(place) };
+        let Some(arena) = &self.arena else { return self.load_cold(place, fetched) };
         let len = arena
             .read(at..at + HEADER_BYTES)
             .and_then(Header::parse)
@@ -344,20 +351,17 @@ impl Journal {
     }
 
     #[cold]
-    fn load_cold(&self, place: Place) -> Result<Loaded> {
+    fn load_cold(&self, place: Place, fetched: &[Pages]) -> Result<Loaded> {
+        let source = Source::with(&*self.file, fetched, &self.counts.disk_reads);
         if let Some(frames) = &self.frames {
-            let loaded = frames.load(&*self.file, place, &self.counts.disk_reads)?;
-            return loaded.ok_or_else(|| self.corrupt(place.first()));
+            return frames.load(source, place)?.ok_or_else(|| self.corrupt(place.first()));
         }
-        self.counts.disk_reads.fetch_add(1, Ordering::Relaxed);
-        let at = place.first().byte();
-        let start = at / PAGE_BYTES * PAGE_BYTES;
-        let end = (at + place.max_len_bytes()).next_multiple_of(PAGE_BYTES);
-        let mut buf = AlignedBuf::zeroed(end - start);
-        self.file
-            .read_at(start as u64, &mut buf)
+        let pages = plain_pages(place);
+        let mut buf = AlignedBuf::zeroed(pages.len());
+        source
+            .read_at(pages.start, &mut buf)
             .map_err(Error::io(file_name(self.number), "reading a record"))?;
-        let at = at - start;
+        let at = place.first().byte() - pages.start;
         let record = Record::checked(&buf[at..], self.salt, place.first());
         let Some(len) = record.map(|record| record.header().len_bytes()) else {
             return Err(self.corrupt(place.first()));
@@ -389,6 +393,15 @@ impl Journal {
         Ok(Loaded { owner: Owner::Cold(Arc::new(buf)), at, len: HEAD_BYTES })
     }
 
+    /// The bytes of its file that loading the record at `place` reads, whole pages; `None` if that is nothing, since they are in memory or were decompressed.
+    pub(crate) fn pages(&self, place: Place) -> Option<Range<usize>> {
+        match (&self.arena, &self.frames) {
+            (Some(_), _) => None,
+            (None, Some(frames)) => frames.pages(place),
+            (None, None) => Some(plain_pages(place)),
+        }
+    }
+
     /// Whether it was cut short by a close.
     pub(crate) fn is_short(&self, journal_bytes: usize) -> bool {
         self.frames.is_none() && self.file_bytes * 4 <= journal_bytes as u64
@@ -403,6 +416,12 @@ impl Journal {
 fn head_pages(place: Place) -> Range<usize> {
     let at = place.first().byte();
     at / PAGE_BYTES * PAGE_BYTES..(at + HEAD_BYTES).next_multiple_of(PAGE_BYTES)
+}
+
+/// The pages of a plain journal that the record at `place` is in.
+fn plain_pages(place: Place) -> Range<usize> {
+    let at = place.first().byte();
+    at / PAGE_BYTES * PAGE_BYTES..(at + place.max_len_bytes()).next_multiple_of(PAGE_BYTES)
 }
 
 /// Journals by number. Readers take no lock.

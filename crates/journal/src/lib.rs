@@ -42,6 +42,7 @@ mod dead;
 mod demand;
 mod error;
 mod expired;
+mod fetch;
 mod fields;
 mod files;
 mod flush;

@@ -10,6 +10,7 @@ use arc_swap::ArcSwap;
 
 use crate::blocks::Blocks;
 use crate::error::{Error, Result};
+use crate::fetch::Pages;
 use crate::files::Directory;
 use crate::flush::{Flush, Shortage, State};
 use crate::hash::{KeyHash, KeyHasher};
@@ -244,23 +245,21 @@ impl Shared {
         }
     }
 
-    /// The record at `place` of a cold journal, as it is kept or, if it `may_read`, from the disk. `place`: with what the index knew before this read.
+    /// The record at `place` of a cold journal: as it is kept, or from the disk or the pages that were `fetched` of it; without these nothing is read. `place`: with what the index knew before this read.
     #[cold]
     pub(crate) fn load_cold(
         &self,
         journal: &Journal,
         place: Place,
-        may_read: bool,
+        fetched: Option<&[Pages]>,
     ) -> Result<Option<Loaded>> {
         let (number, first) = (journal.number, place.first());
         if let Some(record) = self.blocks.record(number, first) {
             let len = record.len();
             return Ok(Some(Loaded::of_block(record, 0, len)));
         }
-        if !may_read {
-            return Ok(None);
-        }
-        let loaded = journal.load(place)?;
+        let Some(fetched) = fetched else { return Ok(None) };
+        let loaded = journal.load_with(place, fetched)?;
         // What is read for the first time may be the first of a million that are read once.
         if place.was_read() {
             self.blocks.keep_record(number, first, loaded.bytes());

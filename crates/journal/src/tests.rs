@@ -9,6 +9,7 @@ mod full;
 mod histories;
 mod iterating;
 mod linear;
+mod many;
 mod removing;
 mod serving;
 

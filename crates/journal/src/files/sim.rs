@@ -12,14 +12,17 @@ use alluvium_device::sim::{Random, SECTOR_BYTES};
 use parking_lot::{Condvar, Mutex};
 use rustix::io::Errno;
 
-use super::{Directory, File};
+use super::{Directory, File, ReadAt};
 
 #[derive(Clone, Default)]
 pub(crate) struct SimDirectory {
     state: Arc<Mutex<State>>,
     removals: Arc<Gate>,
+    after_reads: Arc<Mutex<Option<Hook>>>,
     path: PathBuf,
 }
+
+type Hook = Box<dyn FnOnce() + Send>;
 
 /// In front of the removal of journals.
 #[derive(Default)]
@@ -243,6 +246,11 @@ impl SimDirectory {
         self.state.lock().reads
     }
 
+    /// Have this done once, between the next reads that are made together and whoever waits for them.
+    pub(crate) fn after_reads(&self, hook: impl FnOnce() + Send + 'static) {
+        *self.after_reads.lock() = Some(Box::new(hook));
+    }
+
     pub(crate) fn has_failed(&self) -> bool {
         self.state.lock().is_broken
     }
@@ -340,6 +348,15 @@ impl Directory for SimDirectory {
         state.unsynced_names.clear();
         state.forget_removed();
         Ok(())
+    }
+
+    fn read_many(&self, reads: Vec<ReadAt<'_>>) -> Vec<io::Result<()>> {
+        let results = reads.into_iter().map(|read| read.file.read_at(read.at, read.to)).collect();
+        let hook = self.after_reads.lock().take();
+        if let Some(hook) = hook {
+            hook();
+        }
+        results
     }
 
     fn path(&self) -> &Path {

@@ -1,5 +1,7 @@
 //! Records of all lengths around the borders of frames, and files that are damaged anywhere.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use alluvium_device::sim::Random;
 
 use super::*;
@@ -90,7 +92,7 @@ impl Scene {
     }
 
     fn load(&self, place: Place) -> Option<Loaded> {
-        self.frames.load(&*self.file, place, &AtomicU64::new(0)).unwrap()
+        self.frames.load(Source::file(&*self.file), place).unwrap()
     }
 
     fn open_again(&self, salt: Salt) -> Option<Frames> {
@@ -175,7 +177,8 @@ fn a_table_that_is_damaged_anywhere_is_not_used() {
     }
     let lost = Frames::lost(NUMBER, SALT, plain.bytes.len(), &scene.blocks);
     for (place, _) in &plain.records {
-        assert!(lost.load(&*scene.file, *place, &AtomicU64::new(0)).unwrap().is_none());
+        assert!(lost.load(Source::file(&*scene.file), *place).unwrap().is_none());
+        assert!(lost.pages(*place).is_none());
     }
 }
 
@@ -191,7 +194,8 @@ fn what_is_kept_is_bounded_and_what_is_held_stays() {
     let reads = AtomicU64::new(0);
     let mut held = Vec::new();
     for (place, _) in &plain.records {
-        held.push(scene.frames.load(&*scene.file, *place, &reads).unwrap().unwrap());
+        let source = Source::with(&*scene.file, &[], &reads);
+        held.push(scene.frames.load(source, *place).unwrap().unwrap());
         assert!(scene.blocks.bytes() <= MAX + 1024, "{}", scene.blocks.bytes());
     }
     // Each frame once, whoever reads of it: neighbours are read one after the other here.

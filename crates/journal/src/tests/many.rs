@@ -1,0 +1,226 @@
+//! Several keys at one time, most of them on disk.
+
+use super::*;
+use crate::fetch::Batch;
+use crate::files::RealDirectory;
+use crate::place::Place;
+use crate::shared::Shared;
+
+const KEYS: u64 = 4000;
+const KINDS: [Compression; 2] = [Compression::None, Compression::Lz4];
+
+type Opening<'a> = &'a dyn Fn() -> Box<dyn Directory>;
+
+/// Values with words in them: compressible, and each another. Some are in several frames.
+fn text(key: u64) -> Vec<u8> {
+    let mut random = Random::new(key);
+    let words = if key.is_multiple_of(60) { 12_000 } else { 1 + random.index(200) };
+    (0..words).flat_map(|_| format!("word{} ", random.below(300)).into_bytes()).collect()
+}
+
+fn compressing(compression: Compression) -> Options {
+    Options { compression, ..options() }
+}
+
+/// An opened cache without its threads: nothing happens but what is called.
+fn still(directory: Box<dyn Directory>, options: &Options) -> Shared {
+    crate::open::open(directory, options.clone()).unwrap().0
+}
+
+/// More journals than there is memory for; compressed, if they are to be.
+fn fill(directory: Opening<'_>, compression: Compression) -> BTreeMap<u64, Vec<u8>> {
+    let cache = Cache::open_in(directory(), options()).unwrap();
+    let map: BTreeMap<_, _> = (0..KEYS).map(|key| (key, text(key))).collect();
+    for (key, value) in &map {
+        cache.put(&key.to_le_bytes(), value).unwrap();
+    }
+    cache.close().unwrap();
+    let shared = still(directory(), &compressing(compression));
+    while shared.compress_one().unwrap() {}
+    assert_eq!(Stats::of(&shared).compressed > 5, compression != Compression::None);
+    map
+}
+
+fn filled(compression: Compression) -> (SimDirectory, BTreeMap<u64, Vec<u8>>) {
+    let directory = SimDirectory::default();
+    let map = fill(&|| -> Box<dyn Directory> { Box::new(directory.clone()) }, compression);
+    (directory, map)
+}
+
+fn get_many(cache: &Cache, keys: &[u64]) -> Result<Vec<Option<Vec<u8>>>, Error> {
+    let names: Vec<_> = keys.iter().map(|key| key.to_le_bytes()).collect();
+    let found = cache.get_many(&names)?;
+    Ok(found.into_iter().map(|value| value.map(|value| value.to_vec())).collect())
+}
+
+fn is_what_the_map_has(cache: &Cache, map: &BTreeMap<u64, Vec<u8>>, keys: &[u64]) {
+    let found = get_many(cache, keys).unwrap();
+    assert_eq!(found.len(), keys.len());
+    for (key, found) in keys.iter().zip(found) {
+        assert!(found.as_ref() == map.get(key), "key {key}");
+    }
+}
+
+/// Keys from all over, absent ones, neighbours in a page or a frame, and some of all these twice; in memory, where memory has been, and on disk.
+fn check(directory: Opening<'_>, compression: Compression) {
+    let mut map = fill(directory, compression);
+    // Without frames that are kept, and with.
+    for memory_bytes in [4 * MIB, 6 * MIB] {
+        let options = Options { memory_bytes, ..compressing(compression) };
+        let cache = Cache::open_in(directory(), options).unwrap();
+        for key in (0..KEYS).step_by(97) {
+            cache.put(&key.to_le_bytes(), b"new").unwrap();
+            map.insert(key, b"new".to_vec());
+        }
+        let mut random = Random::new(1);
+        for _ in 0..20 {
+            let mut keys: Vec<_> =
+                (0..random.index(150)).map(|_| random.below(KEYS + 500)).collect();
+            let first = random.below(KEYS);
+            keys.extend(first..first + 40);
+            keys.extend_from_within(..random.index(keys.len()));
+            is_what_the_map_has(&cache, &map, &keys);
+        }
+        is_what_the_map_has(&cache, &map, &[]);
+        let all: Vec<_> = map.keys().copied().collect();
+        is_what_the_map_has(&cache, &map, &all);
+        cache.close().unwrap();
+    }
+}
+
+#[test]
+fn each_value_is_found_wherever_it_is() {
+    for compression in KINDS {
+        let directory = SimDirectory::default();
+        check(&|| -> Box<dyn Directory> { Box::new(directory.clone()) }, compression);
+        for has_rings in [true, false] {
+            let place = tempfile::tempdir().unwrap();
+            let open = || -> Box<dyn Directory> {
+                let directory = RealDirectory::open(place.path(), true).unwrap().unwrap();
+                Box::new(if has_rings { directory } else { directory.without_rings() })
+            };
+            check(&open, compression);
+        }
+    }
+}
+
+fn place_of(shared: &Shared, key: u64) -> Place {
+    shared.index.find(shared.hasher.hash(&key.to_le_bytes())).unwrap()
+}
+
+/// Reads of the disk that were counted.
+fn reads(shared: &Shared) -> u64 {
+    let all = shared.journals.all();
+    all.iter().map(|journal| journal.counts.disk_reads.load(Ordering::Relaxed)).sum()
+}
+
+/// As many of these keys as fit into one are added to a batch.
+fn add(shared: &Shared, batch: &mut Batch, keys: &[u64]) -> usize {
+    let fits = |key: &&u64| {
+        let place = place_of(shared, **key);
+        batch.add(&shared.journals.of(place).unwrap(), place)
+    };
+    keys.iter().take_while(fits).count()
+}
+
+#[test]
+fn a_batch_reads_all_that_its_records_need() {
+    for compression in KINDS {
+        let (directory, map) = filled(compression);
+        let shared = still(Box::new(directory.clone()), &compressing(compression));
+        let mut random = Random::new(2);
+        let mut keys: Vec<_> = (0..1000).map(|_| random.below(KEYS)).collect();
+        while !keys.is_empty() {
+            let mut batch = Batch::default();
+            let count = add(&shared, &mut batch, &keys);
+            assert!(count > 0);
+            let fetched = batch.read(&directory);
+            let before = reads(&shared);
+            directory.fail_reads(u64::MAX);
+            for key in keys.drain(..count) {
+                let place = place_of(&shared, key);
+                let journal = shared.journals.of(place).unwrap();
+                let loaded = journal.load_with(place, &fetched).unwrap();
+                assert!(loaded.bytes().ends_with(&map[&key]), "key {key}");
+            }
+            directory.fail_reads(0);
+            assert_eq!(reads(&shared), before);
+        }
+    }
+}
+
+#[test]
+fn what_is_in_one_place_is_read_once() {
+    for compression in KINDS {
+        let (directory, _) = filled(compression);
+        let shared = still(Box::new(directory.clone()), &compressing(compression));
+        let mut batch = Batch::default();
+        // Small ones, one behind the other: in one frame, or on both sides of a border.
+        let neighbours: Vec<_> = (101..109).collect();
+        assert_eq!(add(&shared, &mut batch, &neighbours), neighbours.len());
+        let count = reads(&shared);
+        assert!(count >= 1);
+        if compression != Compression::None {
+            assert!(count <= 3, "{count}");
+        }
+        assert_eq!(add(&shared, &mut batch, &neighbours), neighbours.len());
+        assert_eq!(reads(&shared), count, "{compression}");
+        assert_eq!(batch.read(&directory).len() as u64, count);
+    }
+}
+
+#[test]
+fn a_damaged_record_fails_those_that_ask_for_it_and_no_others() {
+    for compression in KINDS {
+        let (directory, map) = filled(compression);
+        directory.spoil("000000000002.journal", 4096 + 3000);
+        let cache = open(&directory, &options());
+        let is_sound = |key: &u64| cache.get(&key.to_le_bytes()).is_ok();
+        let (sound, damaged): (Vec<u64>, Vec<u64>) = (0..KEYS).partition(is_sound);
+        assert!((1..500).contains(&damaged.len()), "{}", damaged.len());
+        is_what_the_map_has(&cache, &map, &sound);
+        let mut keys = sound[..100].to_vec();
+        keys[50] = damaged[0];
+        match get_many(&cache, &keys) {
+            Err(Error::Corrupt { journal, .. }) => assert_eq!(journal.0, 2),
+            found => panic!("{found:?}"),
+        }
+    }
+}
+
+#[test]
+fn what_can_not_be_read_is_told_and_what_could_not_once_is_read_again() {
+    for compression in KINDS {
+        let (directory, map) = filled(compression);
+        let cache = open(&directory, &options());
+        // In the oldest journal.
+        let keys: Vec<_> = (100..150).collect();
+        directory.fail_reads(u64::MAX);
+        assert!(matches!(get_many(&cache, &keys), Err(Error::Io { .. })), "{compression}");
+        directory.fail_reads(1);
+        is_what_the_map_has(&cache, &map, &keys);
+    }
+}
+
+/// Between the reads and the look at them some are replaced, and their journal is removed with all others that have something to gain.
+#[test]
+fn what_is_replaced_or_moved_meanwhile_is_found() {
+    for compression in KINDS {
+        let (directory, mut map) = filled(compression);
+        let cache = Arc::new(open(&directory, &options()));
+        let keys: Vec<_> = (100..150).collect();
+        let replaced = || (100..150u64).step_by(3);
+        map.extend(replaced().map(|key| (key, b"new".to_vec())));
+        let other = cache.clone();
+        directory.after_reads(move || {
+            for key in replaced() {
+                other.put(&key.to_le_bytes(), b"new").unwrap();
+            }
+            assert!(other.compact(|_| {}).unwrap().rewritten > 0);
+        });
+        is_what_the_map_has(&cache, &map, &keys);
+        assert_eq!(Arc::strong_count(&cache), 1, "nothing was read");
+        let all: Vec<_> = map.keys().copied().collect();
+        is_what_the_map_has(&cache, &map, &all);
+    }
+}
