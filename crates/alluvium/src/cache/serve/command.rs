@@ -16,6 +16,12 @@ const INLINE_BYTES: usize = 64 << 10;
 const INLINE_ANSWER_BYTES: usize = 1 << 20;
 /// Commands with more words run on threads of their own, whatever they do.
 const INLINE_WORDS: usize = 1000;
+/// Keys of an MGET that are read from disk at one time.
+const KEYS_AT_ONCE: usize = 16;
+/// Their records together, in bytes.
+const RECORDS_AT_ONCE_BYTES: usize = 1 << 20;
+/// Memory that this takes beside the records: what is read at one time, and the frame, of up to 256 KiB, that each compressed record lies in.
+const AT_ONCE_BYTES: usize = (1 << 20) + KEYS_AT_ONCE * (256 << 10);
 /// Keys of a SCAN, whatever its COUNT is.
 const MAX_COUNT: usize = 10_000;
 
@@ -255,6 +261,29 @@ impl<'a> Call<'a> {
         }
     }
 
+    /// The same for the first of several keys, which are read at one time; how many these are: one, where there is no memory for more of them.
+    fn hold_reads(&mut self, keys: &[Bytes]) -> Result<usize> {
+        let (mut count, mut bytes) = (0, 0);
+        for key in keys.iter().take(KEYS_AT_ONCE) {
+            let more = self.cache().read_bytes(key);
+            if count > 0 && bytes + more > RECORDS_AT_ONCE_BYTES {
+                break;
+            }
+            count += 1;
+            bytes += more;
+        }
+        if count > 1 {
+            // Where all are in memory nothing is read.
+            let wanted = if bytes > 0 { bytes + AT_ONCE_BYTES } else { 0 };
+            let buffers = &self.server.buffers;
+            if self.reading.get_or_insert_with(|| Share::new(buffers)).hold(wanted) {
+                return Ok(count);
+            }
+        }
+        self.hold_read(&keys[0])?;
+        Ok(1)
+    }
+
     pub(super) fn must_wait(&self) -> bool {
         self.reach == Reach::Memory
     }
@@ -300,6 +329,9 @@ fn get(call: &mut Call<'_>) -> Result {
 }
 
 fn mget(call: &mut Call<'_>) -> Result {
+    if !call.must_wait() {
+        return mget_from_disk(call);
+    }
     let keys = &call.words[1..];
     let before = call.client.answers.len();
     call.answers().array(keys.len());
@@ -309,7 +341,7 @@ fn mget(call: &mut Call<'_>) -> Result {
         if call.value(&found) == Ran::Waits {
             return Ok(Ran::Waits);
         }
-        if call.must_wait() && call.client.answers.len() - before > INLINE_ANSWER_BYTES {
+        if call.client.answers.len() - before > INLINE_ANSWER_BYTES {
             return Ok(Ran::Waits);
         }
         // What does not fit any more need not be read.
@@ -320,6 +352,29 @@ fn mget(call: &mut Call<'_>) -> Result {
             Lookup::Found(..) => hits += 1,
             Lookup::Absent | Lookup::OnDisk => misses += 1,
         }
+    }
+    call.server.counters.count_hits(hits, misses);
+    Ok(Ran::Answered)
+}
+
+/// The same where it may wait: several keys at one time.
+fn mget_from_disk(call: &mut Call<'_>) -> Result {
+    let mut keys = &call.words[1..];
+    call.answers().array(keys.len());
+    let (mut hits, mut misses) = (0, 0);
+    // What does not fit any more need not be read.
+    while !keys.is_empty() && !call.answers().is_over() {
+        let (now, later) = keys.split_at(call.hold_reads(keys)?);
+        for value in call.cache().get_many(now)? {
+            if let Some(value) = value {
+                hits += 1;
+                call.answers().bulk(&value);
+            } else {
+                misses += 1;
+                call.answers().null();
+            }
+        }
+        keys = later;
     }
     call.server.counters.count_hits(hits, misses);
     Ok(Ran::Answered)

@@ -201,6 +201,17 @@ fn what_is_in_memory_is_read_and_written_without_waiting() {
         let (answer, is_from_memory) = shop.ask_and_see(words);
         assert!(!is_from_memory && answer[0] != b'-', "{}", answer.escape_ascii());
     }
+    // Several at one time, more than are read at one time, absent ones between.
+    let keys: Vec<_> = (0..40u32).map(u32::to_le_bytes).collect();
+    let mut words: Vec<&[u8]> = vec![b"MGET"];
+    let mut expected = b"*81\r\n".to_vec();
+    for key in &keys {
+        words.extend([&key[..], b"none"]);
+        expected.extend([&b"$1000\r\n"[..], &[b'y'; 1000], b"\r\n$-1\r\n"].concat());
+    }
+    words.push(b"first");
+    expected.extend([&b"$100\r\n"[..], &[b'x'; 100], b"\r\n"].concat());
+    assert_eq!(shop.ask_and_see(&words), (expected, false));
     let newest = 15_999u32.to_le_bytes();
     assert!(shop.ask_and_see(&[b"GET", &newest]).1);
     assert!(shop.ask_and_see(&[b"MGET", &newest, b"none"]).1);
@@ -254,7 +265,7 @@ fn what_is_read_from_disk_counts_as_memory() {
     }
     let mut others = Share::new(&shop.server.buffers);
     assert!(others.hold(600 << 10));
-    for line in ["STRLEN large", "EXISTS large", "SET large 1 NX", "DEL large"] {
+    for line in ["STRLEN large", "EXISTS large", "MGET a large", "SET large 1 NX", "DEL large"] {
         shop.refuses(line, "--buffer-memory");
     }
     // Of all keys in turn.
