@@ -275,7 +275,7 @@ impl Subject<'_> {
         rx.recv().expect("the completion has run");
         // A thread can not wait for its own end; the target is free when it has come to it.
         while let Err(OpenError::InUse(_)) = (self.open)() {
-            std::thread::yield_now();
+            thread::yield_now();
         }
     }
 
