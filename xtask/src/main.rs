@@ -52,8 +52,8 @@ enum Task {
     /// Install what the tests need, then run all of them: cargo tests, real clients, kill test.
     ///
     /// What is missing comes from the ordinary package registries: kcat, OpenSSL, redis-tools, Java, Maven, Python, Go and a word list by
-    /// apt-get (as root or through sudo), confluent-kafka and redis-py from PyPI, kafka-clients from Maven Central, franz-go and versitygw from
-    /// the Go module proxy, and a newer Go too where Debian's is too old. Everything but the Debian packages lands under target/e2e and in the caches of the
+    /// apt-get (as root or through sudo), confluent-kafka and redis-py from PyPI, kafka-clients from Maven Central, franz-go, confluent-kafka-go and
+    /// versitygw from the Go module proxy, and a newer Go too where Debian's is too old. Everything but the Debian packages lands under target/e2e and in the caches of the
     /// package managers.
     ///
     /// A suite whose tools can not be installed for lack of permission is skipped, with the reason. Data and logs of a

@@ -13,7 +13,7 @@ use crate::Error;
 use crate::exec::{cargo, output, quietly};
 use crate::s3::Peer;
 
-pub(crate) use go::{Go, go, go_program, kgo_tests};
+pub(crate) use go::{Go, GoTest, confluent_tests, go, go_program, kgo_tests};
 
 /// Why a tool is not there.
 #[derive(Debug)]

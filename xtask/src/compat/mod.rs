@@ -1,6 +1,7 @@
 //! `cargo xtask compat`: test suites that others have written for Kafka, and Kafka's own programs, against the server as a user starts it.
 
 mod apps;
+mod confluent_kafka;
 mod franz_go;
 mod java;
 mod known;
@@ -48,17 +49,20 @@ enum Suite {
     Security,
     /// librdkafka's tests, in quick mode.
     Librdkafka,
+    /// The tests of confluent-kafka-go that talk to a server.
+    ConfluentKafka,
     /// Kafka Streams, Kafka Connect and a schema registry.
     Apps,
 }
 
 impl Suite {
-    const ALL: [Self; 6] = [
+    const ALL: [Self; 7] = [
         Self::FranzGo,
         Self::KafkaTools,
         Self::KafkaClients,
         Self::Security,
         Self::Librdkafka,
+        Self::ConfluentKafka,
         Self::Apps,
     ];
 
@@ -69,6 +73,7 @@ impl Suite {
             Self::KafkaClients => "kafka-clients",
             Self::Security => "security",
             Self::Librdkafka => "librdkafka",
+            Self::ConfluentKafka => "confluent-kafka",
             Self::Apps => "apps",
         }
     }
@@ -144,6 +149,7 @@ impl Compat<'_> {
             Suite::KafkaClients => java::run(self),
             Suite::Security => security::run(self),
             Suite::Librdkafka => librdkafka::run(self),
+            Suite::ConfluentKafka => confluent_kafka::run(self),
             Suite::Apps => apps::run(self),
         }
     }

@@ -1,9 +1,10 @@
 //! What comes from the Go module proxy.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::{Missing, apt, files_below, make_executable, number_behind, read, runs};
+use super::{Missing, Stamp, apt, files_below, make_executable, number_behind, read, runs};
 use crate::Error;
 use crate::exec::{output, quietly};
 
@@ -11,6 +12,8 @@ use crate::exec::{output, quietly};
 pub(crate) struct Go {
     program: PathBuf,
     module: PathBuf,
+    /// Where downloaded modules lie.
+    cache: PathBuf,
 }
 
 impl Go {
@@ -42,8 +45,8 @@ pub(crate) fn go(root: &Path) -> Result<Go, Missing> {
     } else {
         toolchain(&module, Path::new(cache), &format!("{os}-{arch}"))?
     };
-    let go = Go { program, module };
-    if !Path::new(cache).join("github.com/twmb").exists() {
+    let go = Go { program, module, cache: PathBuf::from(cache) };
+    if !go.cache.join("github.com/twmb").exists() {
         println!("setup: go mod download (franz-go from the Go module proxy)");
     }
     quietly(go.command(|program| Command::new(program)).args(["mod", "download"]))?;
@@ -106,4 +109,125 @@ pub(crate) fn kgo_tests(root: &Path) -> Result<GoTest, Missing> {
         quietly(build.arg(&program).arg("."))?;
     }
     Ok(GoTest { program, package })
+}
+
+/// The newest one that the module proxy has.
+const CONFLUENT: &str = "github.com/confluentinc/confluent-kafka-go/v2@v2.11.1";
+
+/// Of what the module needs, what is needed by package `kafka` and its tests. The rest is for schema registries, and hundreds of modules.
+const CONFLUENT_NEEDS: [&str; 5] = [
+    "github.com/stretchr/testify",
+    "github.com/davecgh/go-spew",
+    "github.com/pmezard/go-difflib",
+    "gopkg.in/yaml.v3",
+    DOCKER_COMPOSE,
+];
+
+/// What starts servers by Docker, and is never called here: the server is there. A package of our own stands in for it.
+const DOCKER_COMPOSE: &str = "github.com/testcontainers/testcontainers-go/modules/compose";
+
+/// What is changed in the tests. `Flush` of this version takes -1 for a time that is over, whatever the server; and tests that begin in the same
+/// second would choose the same names of topics and groups.
+const CONFLUENT_CHANGES: [(&str, &str); 2] = [
+    ("producer.Flush(-1)", "producer.Flush(60 * 1000)"),
+    ("rand.Seed(time.Now().Unix())", "rand.Seed(time.Now().UnixNano())"),
+];
+
+/// The tests of confluent-kafka-go's package `kafka`, with the librdkafka that comes with it.
+pub(crate) fn confluent_tests(root: &Path) -> Result<GoTest, Missing> {
+    let go = go(root)?;
+    let stand_in = root.join("tests/compat/confluent-kafka/compose");
+    let copy = root.join("target/e2e/compat").join(CONFLUENT.replace('/', "_"));
+    let tests = GoTest { program: copy.join("kafka.test"), package: copy.join("kafka") };
+    let done = Stamp::new(&copy.join("alluvium.stamp"), &files_below(&stand_in)?)?;
+    if done.is_fresh() {
+        return Ok(tests);
+    }
+    if !runs("gcc", &["--version"]) {
+        apt(&["gcc", "libc6-dev"], "confluent-kafka-go calls librdkafka, which is C")?;
+    }
+    let source = go.cache.join(CONFLUENT);
+    if !source.exists() {
+        println!("setup: go mod download {CONFLUENT} (from the Go module proxy)");
+        let mut download = go.command(|go| Command::new(go));
+        quietly(download.current_dir("/").args(["mod", "download", CONFLUENT]))?;
+    }
+    if copy.exists() {
+        fs::remove_dir_all(&copy).map_err(Error::from)?;
+    }
+    copy_package(&source, "kafka", &copy)?;
+    let go_mod = only_needed(&read(&source.join("go.mod"))?, &stand_in);
+    fs::write(copy.join("go.mod"), go_mod).map_err(Error::from)?;
+    fs::write(copy.join("go.sum"), read(&source.join("go.sum"))?).map_err(Error::from)?;
+    println!("setup: go test -c kafka ({CONFLUENT})");
+    let mut build = go.command(|go| Command::new(go));
+    build.current_dir(&tests.package).env("CGO_ENABLED", "1");
+    build.args(["test", "-c", "-buildvcs=false", "-o"]);
+    quietly(build.arg(&tests.program).arg("."))?;
+    done.set()?;
+    Ok(tests)
+}
+
+/// Copies a package with what is below it, and makes the changes in its tests.
+fn copy_package(source: &Path, package: &str, copy: &Path) -> Result<(), Error> {
+    let mut unchanged = CONFLUENT_CHANGES.map(|(from, _)| from).to_vec();
+    for file in files_below(&source.join(package))? {
+        let name = file.strip_prefix(source)?.to_string_lossy().into_owned();
+        // The libraries of all other platforms are most of the module.
+        if name.ends_with(".a") && !name.contains("_glibc_linux_") {
+            continue;
+        }
+        let to = copy.join(&name);
+        fs::create_dir_all(to.parent().expect("a file lies in a directory"))?;
+        if name.ends_with("_test.go") {
+            let mut text = read(&file)?;
+            unchanged.retain(|from| !text.contains(from));
+            for (from, into) in CONFLUENT_CHANGES {
+                text = text.replace(from, into);
+            }
+            fs::write(&to, text)?;
+        } else {
+            fs::copy(&file, &to)?;
+        }
+    }
+    match unchanged[..] {
+        [] => Ok(()),
+        [missing, ..] => Err(format!("{CONFLUENT}: no test has `{missing}` any more").into()),
+    }
+}
+
+/// The `go.mod` of the copy: of all that the module requires, what package `kafka` needs.
+fn only_needed(go_mod: &str, stand_in: &Path) -> String {
+    let mut text = String::new();
+    for line in go_mod.lines().map(str::trim) {
+        match line.split(' ').next() {
+            Some("module" | "go") => text.push_str(&format!("{line}\n")),
+            Some(name) if CONFLUENT_NEEDS.contains(&name) => {
+                text.push_str(&format!("require {line}\n"));
+            }
+            _ => {}
+        }
+    }
+    text.push_str(&format!("replace {DOCKER_COMPOSE} => \"{}\"\n", stand_in.display()));
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_the_modules_only_the_needed_ones_are_required() {
+        let theirs = "module github.com/a/b/v2\n\ngo 1.21\n\ntoolchain go1.21.0\n\nrequire (\n\
+            \tgithub.com/stretchr/testify v1.9.0\n\
+            \tgithub.com/testcontainers/testcontainers-go/modules/compose v0.33.0\n\
+            \tgithub.com/stretchr/testify-more v1.0.0\n)\n\nrequire (\n\
+            \tgopkg.in/yaml.v3 v3.0.1 // indirect\n)\n";
+        let ours = "module github.com/a/b/v2\ngo 1.21\n\
+            require github.com/stretchr/testify v1.9.0\n\
+            require github.com/testcontainers/testcontainers-go/modules/compose v0.33.0\n\
+            require gopkg.in/yaml.v3 v3.0.1 // indirect\n\
+            replace github.com/testcontainers/testcontainers-go/modules/compose => \"/a b/c\"\n";
+        assert_eq!(only_needed(theirs, Path::new("/a b/c")), ours);
+    }
 }
