@@ -32,7 +32,7 @@ pub struct Stats {
     pub block_bytes: usize,
     /// Memory of the tables of compressed journals, in bytes, which is not within the budget: up to a 1,300th of what is in them.
     pub table_bytes: usize,
-    /// Memory of the index, in bytes: of its tables, and of the marks where in journals records are that do not count any more (a 2,048th part of the journals).
+    /// Memory of the index, in bytes: of its tables, and of the marks where in journals records are that do not count any more (an 8,192nd part of the journals).
     pub index_bytes: usize,
     /// Bytes of keys and values that were put, and of keys that were deleted.
     pub user_bytes: u64,
@@ -79,7 +79,7 @@ impl Stats {
             table_bytes: compressed().map(|(_, frames)| frames.memory_bytes()).sum(),
             index_bytes: shared.index.memory_bytes()
                 + journals.iter().map(|it| it.counts.dead.memory_bytes()).sum::<usize>(),
-            user_bytes: counters.user_bytes.load(Ordering::Relaxed),
+            user_bytes: shared.index.user_bytes(),
             written_bytes: counters.written_bytes.load(Ordering::Relaxed),
             stalls: counters.stalls.load(Ordering::Relaxed),
             compacted: counters.compacted.load(Ordering::Relaxed),
