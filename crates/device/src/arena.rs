@@ -26,16 +26,13 @@ const CACHE_LINE_BYTES: usize = 64;
 const PREFETCHED_BYTES: usize = 256;
 const WORD_BITS: usize = u64::BITS as usize;
 
-/// [`Arena::end`] before somebody found it full.
+/// [`Taken::end`] before somebody found it full.
 const OPEN: usize = usize::MAX;
 
 /// Memory that is appended to without a lock, and read without a copy. See the head of this module.
 pub struct Arena {
     mapping: Mapping,
-    /// Granules that were taken; goes on growing when it is full.
-    tail: AtomicUsize,
-    /// Granules behind which nobody has taken anything, once it is full; [`OPEN`] before.
-    end: AtomicUsize,
+    taken: Taken,
     /// Granules below it are published, whatever the bits say.
     sealed: AtomicUsize,
     /// A bit for each granule.
@@ -43,6 +40,15 @@ pub struct Arena {
     /// Stands for the granules' bytes in front of the model checker, which sees no memory but its own.
     #[cfg(loom)]
     cells: Box<[loom::cell::UnsafeCell<()>]>,
+}
+
+/// What writers change, in a cache line of its own: whoever reads what is published does not wait for it.
+#[repr(align(64))]
+struct Taken {
+    /// Granules that were taken; goes on growing when it is full.
+    tail: AtomicUsize,
+    /// Granules behind which nobody has taken anything, once it is full; [`OPEN`] before.
+    end: AtomicUsize,
 }
 
 // SAFETY: the mapping's bytes are reached through `Reservation`, which is the only one for its granules, until it publishes them, and through `read`, after that.
@@ -60,8 +66,7 @@ impl Arena {
         let words = (capacity_bytes / GRANULE_BYTES).div_ceil(WORD_BITS);
         Ok(Self {
             mapping,
-            tail: AtomicUsize::new(0),
-            end: AtomicUsize::new(OPEN),
+            taken: Taken { tail: AtomicUsize::new(0), end: AtomicUsize::new(OPEN) },
             sealed: AtomicUsize::new(0),
             published: (0..words).map(|_| AtomicU64::new(0)).collect(),
             #[cfg(loom)]
@@ -101,11 +106,11 @@ impl Arena {
     pub fn reserve(&self, len_bytes: usize) -> Option<Reservation<'_>> {
         assert!(len_bytes > 0, "nothing can not be taken");
         // Whoever asks again and again must not bring the counter round.
-        if self.end.load(Ordering::Relaxed) != OPEN {
+        if self.taken.end.load(Ordering::Relaxed) != OPEN {
             return None;
         }
         let granules = len_bytes.div_ceil(GRANULE_BYTES).min(self.granules() + 1);
-        let first = self.tail.fetch_add(granules, Ordering::Relaxed);
+        let first = self.taken.tail.fetch_add(granules, Ordering::Relaxed);
         if first.saturating_add(granules) <= self.granules() {
             return Some(Reservation { arena: self, first, granules, len_bytes });
         }
@@ -115,10 +120,10 @@ impl Arena {
 
     /// Take nothing any more. What was taken before may still be published.
     pub fn close(&self) {
-        if self.end.load(Ordering::Relaxed) != OPEN {
+        if self.taken.end.load(Ordering::Relaxed) != OPEN {
             return;
         }
-        let first = self.tail.fetch_add(self.granules() + 1, Ordering::Relaxed);
+        let first = self.taken.tail.fetch_add(self.granules() + 1, Ordering::Relaxed);
         self.found_full(first);
     }
 
@@ -127,21 +132,21 @@ impl Arena {
     fn found_full(&self, first: usize) {
         // `first` is at most the capacity for exactly one caller: his own addition has brought the tail beyond it.
         if first <= self.granules() {
-            self.end.store(first, Ordering::Release);
+            self.taken.end.store(first, Ordering::Release);
         }
     }
 
     /// Bytes from its beginning on that were taken until now: the end of what somebody has taken. `None` for the moment between somebody finding it full and saying so.
     pub fn taken_bytes(&self) -> Option<usize> {
-        let tail = self.tail.load(Ordering::Acquire);
-        let end = self.end.load(Ordering::Acquire);
+        let tail = self.taken.tail.load(Ordering::Acquire);
+        let end = self.taken.end.load(Ordering::Acquire);
         let is_known = end != OPEN || tail <= self.granules();
         is_known.then(|| tail.min(end) * GRANULE_BYTES)
     }
 
     /// Bytes from its beginning on that were or will be published, once it is full or closed.
     pub fn end_bytes(&self) -> Option<usize> {
-        let end = self.end.load(Ordering::Acquire);
+        let end = self.taken.end.load(Ordering::Acquire);
         (end != OPEN).then(|| end * GRANULE_BYTES)
     }
 
@@ -187,7 +192,7 @@ impl Arena {
 
     /// Whether it is full or closed, and all of it is published. From the first time on that it is, reading takes no look at the bits.
     pub fn try_seal(&self) -> bool {
-        let end = self.end.load(Ordering::Acquire);
+        let end = self.taken.end.load(Ordering::Acquire);
         if end == OPEN {
             return false;
         }
@@ -207,8 +212,8 @@ impl Arena {
             word.store(0, Ordering::Relaxed);
         }
         self.sealed.store(0, Ordering::Relaxed);
-        self.end.store(OPEN, Ordering::Relaxed);
-        self.tail.store(0, Ordering::Relaxed);
+        self.taken.end.store(OPEN, Ordering::Relaxed);
+        self.taken.tail.store(0, Ordering::Relaxed);
     }
 
     /// All of its memory, for whoever has it alone; after it call [`Self::seal`], or `reset`.
@@ -225,8 +230,8 @@ impl Arena {
             self.capacity_bytes()
         );
         let granules = len_bytes / GRANULE_BYTES;
-        self.tail.store(self.granules() + 1, Ordering::Relaxed);
-        self.end.store(granules, Ordering::Relaxed);
+        self.taken.tail.store(self.granules() + 1, Ordering::Relaxed);
+        self.taken.end.store(granules, Ordering::Relaxed);
         self.sealed.store(granules, Ordering::Relaxed);
     }
 

@@ -78,7 +78,7 @@ fn a_full_arena_takes_nothing_and_can_be_sealed() {
         assert!(exact.reserve(usize::MAX).is_none());
         exact.close();
     }
-    assert!(exact.tail.load(Ordering::Relaxed) < 10_000, "it does not go on growing");
+    assert!(exact.taken.tail.load(Ordering::Relaxed) < 10_000, "it does not go on growing");
 
     let huge = Arena::new(PAGE_BYTES).unwrap();
     assert!(huge.reserve(usize::MAX).is_none());
