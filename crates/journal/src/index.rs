@@ -32,10 +32,24 @@ pub(crate) struct Index {
     shards: Box<[Shard]>,
 }
 
+/// What writers change has a cache line of its own: readers of the table, and writers of the next shard, do not wait for it.
+#[repr(align(64))]
 struct Shard {
     /// What its writers know.
-    writer: Mutex<Fill>,
+    writer: OwnLine<Mutex<Owned>>,
+    /// The same table as theirs, for readers.
     table: ArcSwap<Table>,
+}
+
+#[repr(align(64))]
+struct OwnLine<T>(T);
+
+/// What the writer of a shard has for himself.
+struct Owned {
+    table: Arc<Table>,
+    fill: Fill,
+    /// Bytes of keys and values that users have put, and of keys that they have deleted: here, where the lock is held anyhow.
+    user_bytes: u64,
 }
 
 /// How full a table is.
@@ -55,8 +69,9 @@ impl Index {
             log2 += 1;
         }
         let shard = |_| {
-            let table = ArcSwap::from_pointee(Table::new(log2)?);
-            Ok(Shard { writer: Mutex::new(Fill::default()), table })
+            let table = Arc::new(Table::new(log2)?);
+            let owned = Owned { table: table.clone(), fill: Fill::default(), user_bytes: 0 };
+            Ok(Shard { writer: OwnLine(Mutex::new(owned)), table: ArcSwap::new(table) })
         };
         Ok(Self { shards: (0..1 << SHARD_BITS).map(shard).collect::<io::Result<_>>()? })
     }
@@ -90,13 +105,13 @@ impl Index {
     /// Be the only one who changes the entries of this key's shard.
     pub(crate) fn lock(&self, hash: KeyHash) -> Writer<'_> {
         let shard = &self.shards[hash.shard()];
-        Writer { fill: shard.writer.lock(), shard, hash }
+        Writer { owned: shard.writer.0.lock(), shard, hash }
     }
 
     /// Enter a record that was found on disk, unless a newer one of its key was. Nobody reads meanwhile.
     pub(crate) fn recover(&self, hash: KeyHash, place: Place) -> io::Result<Recovery> {
         let mut writer = self.lock(hash);
-        let table = writer.shard.table.load();
+        let table = &writer.owned.table;
         if let Some((slot, known)) = table.find(hash) {
             if known.is_same(place) {
                 return Ok(Recovery::Known);
@@ -107,7 +122,6 @@ impl Index {
             table.words[slot * SLOT_WORDS].store(place.0, Ordering::Release);
             return Ok(Recovery::Replaced(known));
         }
-        drop(table);
         writer.make_room()?;
         writer.insert(place);
         Ok(Recovery::New)
@@ -147,7 +161,12 @@ impl Index {
 
     /// Number of entries.
     pub(crate) fn len(&self) -> usize {
-        self.shards.iter().map(|shard| shard.writer.lock().entries).sum()
+        self.shards.iter().map(|shard| shard.writer.0.lock().fill.entries).sum()
+    }
+
+    /// Bytes of keys and values that users have put, and of keys that they have deleted.
+    pub(crate) fn user_bytes(&self) -> u64 {
+        self.shards.iter().map(|shard| shard.writer.0.lock().user_bytes).sum()
     }
 
     /// Memory of the tables, in bytes.
@@ -158,12 +177,11 @@ impl Index {
     /// Remove all entries that `keep` does not want. It sees each place once; readers and writers wait for nothing but their shard's lock.
     pub(crate) fn retain(&self, mut keep: impl FnMut(Place) -> bool) {
         for shard in &self.shards {
-            let mut fill = shard.writer.lock();
-            let table = shard.table.load();
+            let Owned { table, fill, .. } = &mut *shard.writer.0.lock();
             for slot in 0..table.slots() {
                 let word = table.words[slot * SLOT_WORDS].load(Ordering::Relaxed);
                 if word > REMOVED && !keep(Place(word)) {
-                    table.remove(slot, &mut fill);
+                    table.remove(slot, fill);
                 }
             }
         }
@@ -185,7 +203,7 @@ pub(crate) enum Recovery {
 
 /// The right to change one key's entry.
 pub(crate) struct Writer<'a> {
-    fill: MutexGuard<'a, Fill>,
+    owned: MutexGuard<'a, Owned>,
     shard: &'a Shard,
     hash: KeyHash,
 }
@@ -193,7 +211,7 @@ pub(crate) struct Writer<'a> {
 impl Writer<'_> {
     /// The place of its newest record.
     pub(crate) fn get(&self) -> Option<Place> {
-        self.shard.table.load().find(self.hash).map(|(_, place)| place)
+        self.owned.table.find(self.hash).map(|(_, place)| place)
     }
 
     /// See to it that [`Self::set`] finds a slot, and soon.
@@ -201,13 +219,13 @@ impl Writer<'_> {
     /// # Errors
     /// There is no memory for a larger table.
     pub(crate) fn make_room(&mut self) -> io::Result<()> {
-        let table = self.shard.table.load();
-        if self.fill.entries + self.fill.removed < room(table.buckets_log2) {
+        let Owned { table, fill, .. } = &mut *self.owned;
+        if fill.entries + fill.removed < room(table.buckets_log2) {
             table.prefetch(self.hash);
             return Ok(());
         }
         // Half of the room is left after it, so that tables are not made again and again: twice as large, or the same one without what was removed.
-        let is_crowded = self.fill.entries >= room(table.buckets_log2) / 2;
+        let is_crowded = fill.entries >= room(table.buckets_log2) / 2;
         let larger = Table::new(table.buckets_log2 + u32::from(is_crowded))?;
         for slot in 0..table.slots() {
             let place = table.words[slot * SLOT_WORDS].load(Ordering::Relaxed);
@@ -217,15 +235,15 @@ impl Writer<'_> {
                 larger.fill_slot(free, fingerprint, Place(place));
             }
         }
-        drop(table);
-        self.shard.table.store(Arc::new(larger));
-        self.fill.removed = 0;
+        *table = Arc::new(larger);
+        self.shard.table.store(table.clone());
+        fill.removed = 0;
         Ok(())
     }
 
     /// The key's newest record is at `place`; returns where it was. [`Self::make_room`] comes before.
     pub(crate) fn set(&mut self, place: Place) -> Option<Place> {
-        let table = self.shard.table.load();
+        let table = &self.owned.table;
         if let Some((slot, _)) = table.find(self.hash) {
             // Not what `find` has seen: a reader may have marked it meanwhile.
             return Some(Place(table.words[slot * SLOT_WORDS].swap(place.0, Ordering::AcqRel)));
@@ -236,18 +254,23 @@ impl Writer<'_> {
 
     /// The same if it has none yet.
     fn insert(&mut self, place: Place) {
-        let table = self.shard.table.load();
+        let Owned { table, fill, .. } = &mut *self.owned;
         let (slot, was_removed) = table.free_slot(self.hash.fingerprint);
         table.fill_slot(slot, self.hash.fingerprint, place);
-        self.fill.entries += 1;
-        self.fill.removed -= usize::from(was_removed);
+        fill.entries += 1;
+        fill.removed -= usize::from(was_removed);
+    }
+
+    /// A user has put so many bytes, or deleted a key of so many.
+    pub(crate) fn count_user_bytes(&mut self, bytes: usize) {
+        self.owned.user_bytes += bytes as u64;
     }
 
     /// The key has no record any more; returns where it was.
     pub(crate) fn remove(&mut self) -> Option<Place> {
-        let table = self.shard.table.load();
+        let Owned { table, fill, .. } = &mut *self.owned;
         let (slot, _) = table.find(self.hash)?;
-        Some(table.remove(slot, &mut self.fill))
+        Some(table.remove(slot, fill))
     }
 }
 

@@ -501,13 +501,6 @@ impl Journals {
             journal.counts.forget(place);
         }
     }
-
-    /// The index names the record at `place` from now on.
-    pub(crate) fn count(&self, place: Place) {
-        if let Some(journal) = self.of(place) {
-            journal.counts.count(place);
-        }
-    }
 }
 
 /// A slot that is not empty.

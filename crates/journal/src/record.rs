@@ -142,6 +142,11 @@ impl NewRecord<'_> {
         HEADER_BYTES + expiry + self.key.len() + self.value_len()
     }
 
+    /// Bytes of what a user has given for it.
+    pub(crate) fn user_bytes(&self) -> usize {
+        self.key.len() + self.value_len()
+    }
+
     /// Write it into `to`, which has exactly [`Self::len_bytes`]. Key and value are within their bounds.
     #[inline]
     pub(crate) fn write(&self, to: &mut [u8], salt: Salt, number: JournalNumber, first: Granule) {

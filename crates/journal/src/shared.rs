@@ -47,8 +47,6 @@ pub(crate) struct Shared {
 /// Totals since the cache was opened.
 #[derive(Default)]
 pub(crate) struct Counters {
-    /// Bytes of keys and values that were put.
-    pub(crate) user_bytes: AtomicU64,
     /// Bytes that were written to files.
     pub(crate) written_bytes: AtomicU64,
     /// Times that a writer waited for a journal.
@@ -122,7 +120,7 @@ impl Shared {
         let appended = self.until_appended(Who::User, || {
             self.enter(&mut self.index.lock(hash), hash, &record, Who::User)
         })?;
-        self.after(&[key, value], appended)
+        self.after(appended)
     }
 
     /// The same if nothing has to be waited for; whether it was written.
@@ -139,7 +137,7 @@ impl Shared {
         let hash = self.hasher.hash(key);
         let entered = self.enter(&mut self.index.lock(hash), hash, &record, Who::User);
         match entered {
-            Ok(appended) => self.after(&[key, value], appended).map(|()| true),
+            Ok(appended) => self.after(appended).map(|()| true),
             Err(NotAppended::Full(_)) => Ok(false),
             Err(NotAppended::Failed(error)) => Err(error),
         }
@@ -164,7 +162,7 @@ impl Shared {
             self.enter(&mut writer, hash, &record, Who::User).map(Some)
         })?;
         match appended {
-            Some(appended) => self.after(&[key, value], appended).map(|()| true),
+            Some(appended) => self.after(appended).map(|()| true),
             None => Ok(false),
         }
     }
@@ -183,13 +181,14 @@ impl Shared {
                 return Ok((false, None));
             }
             let appended = self.append_tombstone(key, hash, None, Who::Deletion)?;
+            writer.count_user_bytes(key.len());
             if let Some(old) = writer.remove() {
                 self.journals.forget(old);
             }
             Ok((was_there, Some(appended)))
         })?;
         if let Some(appended) = appended {
-            self.after(&[key], appended)?;
+            self.after(appended)?;
         }
         Ok(was_there)
     }
@@ -288,7 +287,9 @@ impl Shared {
         // First what may fail: a record in the journal that the index does not name would be there after the next opening.
         writer.make_room().map_err(Error::no_memory("the index"))?;
         let appended = self.append(record, hash, who)?;
-        self.journals.count(appended.place);
+        if who == Who::User {
+            writer.count_user_bytes(record.user_bytes());
+        }
         if let Some(old) = writer.set(appended.place) {
             self.journals.forget(old);
         }
@@ -304,13 +305,7 @@ impl Shared {
         who: Who,
     ) -> std::result::Result<Appended, NotAppended> {
         let record = NewRecord { key, content: Content::Tombstone { origin } };
-        let appended = self.append(&record, hash, who)?;
-        if let Some(journal) = self.journals.of(appended.place) {
-            // As it is taken from the journal: one that is full of them has nothing else in it.
-            let len_bytes = record.len_bytes().next_multiple_of(GRANULE_BYTES);
-            journal.counts.count_tombstone(len_bytes, origin.unwrap_or(journal.number));
-        }
-        Ok(appended)
+        self.append(&record, hash, who)
     }
 
     fn append(
@@ -342,7 +337,16 @@ impl Shared {
             record.write(&mut taken, journal.salt, journal.number, first);
             taken.publish();
             let place = Place::new(journal.number, first, len_bytes, record.expires(), hash);
-            let end = at + len_bytes.next_multiple_of(GRANULE_BYTES);
+            let padded_bytes = len_bytes.next_multiple_of(GRANULE_BYTES);
+            match record.content {
+                // The index will name it.
+                Content::Value { .. } => journal.counts.count(place),
+                // As it is taken from the journal: one that is full of them has nothing else in it.
+                Content::Tombstone { origin } => {
+                    journal.counts.count_tombstone(padded_bytes, origin.unwrap_or(journal.number));
+                }
+            }
+            let end = at + padded_bytes;
             return Ok(Appended {
                 place,
                 end: Point { number: journal.number, byte: end },
@@ -364,9 +368,7 @@ impl Shared {
     }
 
     /// What is left to do when no lock is held any more.
-    pub(crate) fn after(&self, user: &[&[u8]], appended: Appended) -> Result<()> {
-        let user_bytes = user.iter().map(|part| part.len() as u64).sum();
-        self.counters.user_bytes.fetch_add(user_bytes, Ordering::Relaxed);
+    pub(crate) fn after(&self, appended: Appended) -> Result<()> {
         self.nudge(appended);
         match self.options.durability {
             Durability::Always => self.flush.wait_for(appended.end),

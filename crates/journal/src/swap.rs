@@ -74,7 +74,7 @@ impl Shared {
             Ok((old.map(|(old, _)| old), appended))
         })?;
         if let Some(appended) = appended {
-            self.after(&[key, value], appended)?;
+            self.after(appended)?;
         }
         Ok(Swapped { old, is_written: appended.is_some() })
     }
