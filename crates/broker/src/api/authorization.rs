@@ -5,13 +5,11 @@ use std::sync::Arc;
 use kafka_protocol::error::ResponseError;
 use kafka_protocol::messages::{
     ConsumerGroupDescribeRequest, ConsumerGroupDescribeResponse, ConsumerGroupHeartbeatRequest,
-    ConsumerGroupHeartbeatResponse, DeleteGroupsRequest, DeleteGroupsResponse,
-    DescribeGroupsRequest, DescribeGroupsResponse, GroupId, HeartbeatRequest, HeartbeatResponse,
-    JoinGroupRequest, JoinGroupResponse, LeaveGroupRequest, LeaveGroupResponse, ListGroupsRequest,
-    ListGroupsResponse, OffsetCommitRequest, OffsetCommitResponse, OffsetDeleteRequest,
-    OffsetDeleteResponse, SyncGroupRequest, SyncGroupResponse, TopicName,
-    consumer_group_describe_response, delete_groups_response, describe_groups_response,
-    offset_commit_response,
+    ConsumerGroupHeartbeatResponse, DescribeGroupsRequest, DescribeGroupsResponse, GroupId,
+    HeartbeatRequest, HeartbeatResponse, JoinGroupRequest, JoinGroupResponse, LeaveGroupRequest,
+    LeaveGroupResponse, ListGroupsRequest, ListGroupsResponse, OffsetCommitRequest,
+    OffsetCommitResponse, SyncGroupRequest, SyncGroupResponse, TopicName,
+    consumer_group_describe_response, describe_groups_response, offset_commit_response,
 };
 
 use super::Context;
@@ -333,43 +331,6 @@ pub(super) async fn list_groups(cx: &Context, request: ListGroupsRequest) -> Lis
         response
             .groups
             .retain(|group| cx.may(Operation::Describe, Resource::Group(&group.group_id)));
-    }
-    response
-}
-
-pub(super) async fn delete_groups(
-    cx: &Context,
-    mut request: DeleteGroupsRequest,
-) -> DeleteGroupsResponse {
-    let refused = cx.take_refused(Operation::Delete, &mut request.groups_names);
-    let mut response = cx.server.groups.delete_groups(request, cx.version).await;
-    response.results.extend(refused.into_iter().map(|(group, code)| {
-        delete_groups_response::DeletableGroupResult::default()
-            .with_group_id(group)
-            .with_error_code(code)
-    }));
-    response
-}
-
-pub(super) async fn offset_delete(
-    cx: &Context,
-    request: OffsetDeleteRequest,
-) -> OffsetDeleteResponse {
-    let code = cx.group_code(Operation::Delete, &request.group_id);
-    if code != 0 {
-        return OffsetDeleteResponse::default().with_error_code(code);
-    }
-    let readable = |topic: &str| cx.authorize(Operation::Read, Resource::Topic(topic));
-    let exists = |topic: &str, partition| {
-        readable(topic).is_ok() && cx.server.topics.has_partition(topic, partition)
-    };
-    let mut response = cx.server.groups.offset_delete(request, exists).await;
-    for topic in &mut response.topics {
-        if let Err(error) = readable(&topic.name) {
-            for partition in &mut topic.partitions {
-                partition.error_code = error.code();
-            }
-        }
     }
     response
 }

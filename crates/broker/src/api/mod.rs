@@ -7,6 +7,7 @@ mod authorization;
 mod client_quotas;
 mod create_partitions;
 mod create_topics;
+mod delete_groups;
 mod delete_records;
 mod delete_topics;
 mod describe_cluster;
@@ -216,9 +217,7 @@ pub(crate) static APIS: &[Api] = &[
     api!(CreatePartitions, 0..=3, CREATE_PARTITIONS, |cx, request| create_partitions::handle(
         &cx, request
     )),
-    api!(DeleteGroups, 0..=2, DELETE_GROUPS, |cx, request| authorization::delete_groups(
-        &cx, request
-    )),
+    api!(DeleteGroups, 0..=2, DELETE_GROUPS, |cx, request| delete_groups::groups(&cx, request)),
     api!(ElectLeaders, 0..=2, ELECT_LEADERS, |cx, request| replicas::elect_leaders(&cx, request)),
     api!(IncrementalAlterConfigs, 0..=1, INCREMENTAL_ALTER_CONFIGS, |cx, request| {
         alter_configs::incremental(&cx, request)
@@ -229,9 +228,7 @@ pub(crate) static APIS: &[Api] = &[
     api!(ListPartitionReassignments, 0..=0, LIST_PARTITION_REASSIGNMENTS, |cx, request| {
         replicas::list_reassignments(&cx, request)
     }),
-    api!(OffsetDelete, 0..=0, OFFSET_DELETE, |cx, request| authorization::offset_delete(
-        &cx, request
-    )),
+    api!(OffsetDelete, 0..=0, OFFSET_DELETE, |cx, request| delete_groups::offsets(&cx, request)),
     api!(DescribeClientQuotas, 0..=1, DESCRIBE_CLIENT_QUOTAS, |cx, request| {
         client_quotas::describe(&cx, request)
     }),

@@ -1,14 +1,12 @@
-//! ListGroups, DescribeGroups, DeleteGroups.
+//! ListGroups, DescribeGroups, and deletion.
 
 use std::collections::HashMap;
 
 use kafka_protocol::error::ResponseError;
-use kafka_protocol::messages::delete_groups_response::DeletableGroupResult;
 use kafka_protocol::messages::describe_groups_response::{DescribedGroup, DescribedGroupMember};
 use kafka_protocol::messages::list_groups_response::ListedGroup;
 use kafka_protocol::messages::{
-    DeleteGroupsRequest, DeleteGroupsResponse, DescribeGroupsRequest, DescribeGroupsResponse,
-    GroupId, ListGroupsRequest, ListGroupsResponse,
+    DescribeGroupsRequest, DescribeGroupsResponse, GroupId, ListGroupsRequest, ListGroupsResponse,
 };
 use kafka_protocol::protocol::StrBytes;
 
@@ -78,45 +76,20 @@ impl Groups {
         DescribeGroupsResponse::default().with_groups(groups.collect())
     }
 
-    /// DeleteGroups, versions 0 to 2. Groups without members only; durable when it is answered.
-    pub async fn delete_groups(
-        &self,
-        request: DeleteGroupsRequest,
-        _version: i16,
-    ) -> DeleteGroupsResponse {
-        let mut results = Vec::new();
-        for group_id in request.groups_names {
-            let code =
-                self.shared.delete(&group_id).await.map_or_else(|error| error.code(), |()| 0);
-            results.push(
-                DeletableGroupResult::default().with_group_id(group_id).with_error_code(code),
-            );
-        }
-        DeleteGroupsResponse::default().with_results(results)
-    }
-}
-
-impl Shared {
-    /// `None` if there is no such classic group.
-    fn describe(&self, group_id: &str) -> Result<Option<Description>, ResponseError> {
-        self.check_open()?;
-        let Some(slot) = self.registry.get(group_id) else { return Ok(None) };
-        let description = self.registry.peek(&slot, |group, _| match group {
-            LiveGroup::Classic(group) => Some(group.describe()),
-            LiveGroup::Consumer(_) | LiveGroup::Share(_) => None,
-        });
-        Ok(description.filter(|description| description.state != State::Dead))
-    }
-
-    async fn delete(&self, group_id: &str) -> Result<(), ResponseError> {
-        self.check_open()?;
+    /// Delete a group without members, and its offsets. Durable when it returns.
+    ///
+    /// # Errors
+    /// GROUP_ID_NOT_FOUND, NON_EMPTY_GROUP; COORDINATOR_NOT_AVAILABLE if it could not be written.
+    pub async fn delete_group(&self, group_id: &str) -> Result<(), ResponseError> {
+        let shared = &self.shared;
+        shared.check_open()?;
         // Only existing groups get further, so the name is one that a record can hold.
-        let slot = self.registry.get(group_id).ok_or(ResponseError::GroupIdNotFound)?;
+        let slot = shared.registry.get(group_id).ok_or(ResponseError::GroupIdNotFound)?;
         let record = Prepared::from(Record::GroupDeleted { group: group_id.to_owned() });
-        self.write(|| {
+        let delete = || {
             // The record is in line before the group is dead, and both under the group's lock: a commit is either before the record and
             // deleted by it, or finds a dead group.
-            let appended = self.registry.change(&slot, |group, now| {
+            let appended = shared.registry.change(&slot, |group, now| {
                 if group.is_dead() {
                     return Err(Blocked::Group(ResponseError::GroupIdNotFound));
                 }
@@ -130,17 +103,30 @@ impl Shared {
                 }
                 // What is remembered of its members goes first: in between there is a group with offsets and no members.
                 // So does what it has in flight; it has no offsets.
-                let forgotten = self.registry.shares.forget_group(&slot.name);
+                let forgotten = shared.registry.shares.forget_group(&slot.name);
                 drop(forgotten.map_err(super::offset_log::Refused::Stream)?);
-                let classic = self.registry.make_classic(&slot, group, now)?;
-                let appended = self.log.append(&record)?;
+                let classic = shared.registry.make_classic(&slot, group, now)?;
+                let appended = shared.log.append(&record)?;
                 classic.kill();
                 Ok(appended)
             })?;
-            self.registry.remove(&slot);
+            shared.registry.remove(&slot);
             Ok(appended)
-        })
-        .await
+        };
+        shared.write(delete).await
+    }
+}
+
+impl Shared {
+    /// `None` if there is no such classic group.
+    fn describe(&self, group_id: &str) -> Result<Option<Description>, ResponseError> {
+        self.check_open()?;
+        let Some(slot) = self.registry.get(group_id) else { return Ok(None) };
+        let description = self.registry.peek(&slot, |group, _| match group {
+            LiveGroup::Classic(group) => Some(group.describe()),
+            LiveGroup::Consumer(_) | LiveGroup::Share(_) => None,
+        });
+        Ok(description.filter(|description| description.state != State::Dead))
     }
 }
 

@@ -224,7 +224,7 @@ impl Groups {
     async fn append_decided(&self, group: &str, record: &Prepared) -> Result<(), String> {
         let shared = &self.shared;
         loop {
-            // The group may have been deleted since; its name comes back with the offsets.
+            // Of a group without members it may be the first that is heard; what was committed for one that was deleted is forgotten.
             let slot = shared.registry.get(group).unwrap_or_else(|| shared.registry.revive(group));
             let appended = shared.registry.peek(&slot, |_, _| shared.log.append_decided(record));
             match appended {

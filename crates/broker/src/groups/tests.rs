@@ -21,10 +21,10 @@ use kafka_protocol::messages::offset_fetch_request::{
 };
 use kafka_protocol::messages::sync_group_request::SyncGroupRequestAssignment;
 use kafka_protocol::messages::{
-    ConsumerGroupHeartbeatRequest, DeleteGroupsRequest, DescribeGroupsRequest, GroupId,
-    HeartbeatRequest, JoinGroupRequest, JoinGroupResponse, LeaveGroupRequest, ListGroupsRequest,
-    OffsetCommitRequest, OffsetFetchRequest, ShareGroupHeartbeatRequest, SyncGroupRequest,
-    TopicName, TxnOffsetCommitRequest,
+    ConsumerGroupHeartbeatRequest, DescribeGroupsRequest, GroupId, HeartbeatRequest,
+    JoinGroupRequest, JoinGroupResponse, LeaveGroupRequest, ListGroupsRequest, OffsetCommitRequest,
+    OffsetFetchRequest, ShareGroupHeartbeatRequest, SyncGroupRequest, TopicName,
+    TxnOffsetCommitRequest,
 };
 use kafka_protocol::protocol::Encodable;
 
@@ -369,12 +369,9 @@ async fn committed_offsets_survive_crashes_and_uploads() {
     let exists = |name: &str| name == "topic-b";
     world.run(groups.forget_missing_topics(&both, exists)).await.expect("written");
     assert_eq!(fetch(&groups, "g").await, [found("topic-b", 1, 20)]);
-    let names = vec![group_id("g"), group_id("nobody")];
-    let request = DeleteGroupsRequest::default().with_groups_names(names);
-    let deleted = world.run(groups.delete_groups(request, 2)).await;
-    encodes(&deleted, 0..=2);
-    let codes: Vec<i16> = deleted.results.iter().map(|result| result.error_code).collect();
-    assert_eq!(codes, [0, ResponseError::GroupIdNotFound.code()]);
+    assert_eq!(world.run(groups.delete_group("g")).await, Ok(()));
+    let nobody = world.run(groups.delete_group("nobody")).await;
+    assert_eq!(nobody, Err(ResponseError::GroupIdNotFound));
     world.crash(store, groups);
     let (_store, groups) = world.start().await;
     assert_eq!(fetch(&groups, "g").await, []);
@@ -583,12 +580,11 @@ async fn groups_are_listed_described_and_deleted() {
     }
 
     let slot = groups.shared.registry.get("idle").expect("it is there");
-    let names = vec![group_id("active"), group_id("idle"), group_id("idle")];
-    let request = DeleteGroupsRequest::default().with_groups_names(names);
-    let response = world.run(groups.delete_groups(request, 2)).await;
-    let codes: Vec<i16> = response.results.iter().map(|result| result.error_code).collect();
-    let (non_empty, not_found) = (ResponseError::NonEmptyGroup, ResponseError::GroupIdNotFound);
-    assert_eq!(codes, [non_empty.code(), 0, not_found.code()]);
+    let active = world.run(groups.delete_group("active")).await;
+    assert_eq!(active, Err(ResponseError::NonEmptyGroup));
+    assert_eq!(world.run(groups.delete_group("idle")).await, Ok(()));
+    let again = world.run(groups.delete_group("idle")).await;
+    assert_eq!(again, Err(ResponseError::GroupIdNotFound));
     assert_eq!(fetch(&groups, "idle").await, []);
     // A request that has found the group before it was deleted finds a dead one.
     let state = groups.shared.registry.peek(&slot, |group, _| group.state_name());
@@ -663,8 +659,7 @@ async fn the_names_of_groups_take_of_the_bound_on_memory() {
         world.run(commit(&groups, commit_to_new)).await,
         [ResponseError::CoordinatorNotAvailable.code()]
     );
-    let request = DeleteGroupsRequest::default().with_groups_names(vec![group_id(&name(0))]);
-    assert_eq!(world.run(groups.delete_groups(request, 2)).await.results[0].error_code, 0);
+    assert_eq!(world.run(groups.delete_group(&name(0))).await, Ok(()));
     let request = join_request(&name(created), &StrBytes::new());
     let joined = groups.join(&client(), &request, 4, &TopicsView::default()).await;
     assert_eq!(joined.error_code, ResponseError::MemberIdRequired.code());

@@ -3,6 +3,7 @@
 use kafka_protocol::messages::*;
 
 use super::harness::{Client, TestServer, produce, text};
+use super::transactions::Producer;
 use crate::batch::tests::plain;
 
 async fn delete(client: &mut Client, topic: &str, wanted: &[(i32, i64)]) -> Vec<(i32, i16, i64)> {
@@ -166,6 +167,54 @@ async fn offsets_of_topics_that_nobody_reads_are_deleted() {
     let wanted = [("read", 0), ("other", 1)];
     assert_eq!(delete_offsets(&mut client, "g", &wanted).await, (0, vec![86, 0]));
     assert_eq!(committed(&mut client, "g").await, left[1..]);
+}
+
+async fn delete_group(client: &mut Client, group: &str) -> i16 {
+    let names = vec![GroupId(text(group))];
+    let request = DeleteGroupsRequest::default().with_groups_names(names);
+    client.call(2, &request).await.results[0].error_code
+}
+
+/// A transaction that has been open all the while would bring it back, and the group with it.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_deleted_of_a_group_is_not_committed_by_a_transaction() {
+    for crash in [false, true] {
+        let mut server = TestServer::start().await;
+        server.topic("t", 3, &[]).await;
+        server.topic("other", 1, &[]).await;
+        let mut client = server.client().await;
+        let mut producer = Producer::init(&server, "a", true).await;
+        for group in ["deleted", "kept", "new"] {
+            if group != "new" {
+                commit(&mut client, group, "t", &[0]).await;
+            }
+            assert_eq!(producer.commit_offsets(group, "t", &[0, 1, 2], 9).await, 0);
+            assert_eq!(producer.commit_offsets(group, "other", &[0], 9).await, 0);
+        }
+        assert_eq!(delete_group(&mut client, "deleted").await, 0);
+        assert_eq!(delete_group(&mut client, "deleted").await, 69);
+        // Only the transaction knows it so far.
+        assert_eq!(delete_group(&mut client, "new").await, 0);
+        let wanted = [("t", 0), ("t", 2), ("t", 7)];
+        assert_eq!(delete_offsets(&mut client, "kept", &wanted).await, (0, vec![0, 0, 3]));
+        if crash {
+            server.crash().await;
+            client = server.client().await;
+            producer.reconnect(&server).await;
+        }
+        assert_eq!(producer.end(true).await, 0);
+        let left = [("other".to_owned(), 0), ("t".to_owned(), 1)];
+        assert_eq!(committed(&mut client, "kept").await, left);
+        assert!(committed(&mut client, "deleted").await.is_empty());
+        assert!(committed(&mut client, "new").await.is_empty());
+        let groups = client.call(4, &ListGroupsRequest::default()).await.groups;
+        let names: Vec<&str> = groups.iter().map(|group| group.group_id.as_str()).collect();
+        assert_eq!(names, ["kept"]);
+        // What the transaction commits from now on is of another group of that name.
+        assert_eq!(producer.commit_offsets("deleted", "other", &[0], 3).await, 0);
+        assert_eq!(producer.end(true).await, 0);
+        assert_eq!(committed(&mut client, "deleted").await, left[..1]);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

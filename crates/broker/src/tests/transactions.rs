@@ -114,11 +114,26 @@ impl Producer {
     }
 
     async fn commit_offset(&mut self, group: &str, topic: &str, offset: i64) -> i16 {
+        self.commit_offsets(group, topic, &[0], offset).await
+    }
+
+    /// The same offset for some partitions; the error code of the first one.
+    pub(super) async fn commit_offsets(
+        &mut self,
+        group: &str,
+        topic: &str,
+        partitions: &[i32],
+        offset: i64,
+    ) -> i16 {
         use txn_offset_commit_request::*;
-        let partition = TxnOffsetCommitRequestPartition::default().with_committed_offset(offset);
+        let partition = |index: &i32| {
+            TxnOffsetCommitRequestPartition::default()
+                .with_partition_index(*index)
+                .with_committed_offset(offset)
+        };
         let topic = TxnOffsetCommitRequestTopic::default()
             .with_name(TopicName(text(topic)))
-            .with_partitions(vec![partition]);
+            .with_partitions(partitions.iter().map(partition).collect());
         let request = TxnOffsetCommitRequest::default()
             .with_transactional_id(self.tid())
             .with_group_id(GroupId(text(group)))

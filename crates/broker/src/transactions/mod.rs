@@ -3,9 +3,11 @@
 //! - `transaction`: one transaction as a pure state machine.
 //! - `record`: the records of the state stream, and its checkpoint.
 //! - `end`: writing markers and offsets of a transaction whose end is decided; time-outs; expiry.
+//! - `forget`: offsets that are not to be committed any more.
 //! - this file: the transactions by transactional id, each behind its lock, and what requests do to them.
 
 mod end;
+mod forget;
 mod record;
 mod transaction;
 
@@ -51,8 +53,6 @@ const MAX_ID_BYTES: usize = 1024;
 const MAX_OPEN_BYTES: usize = 64 << 20;
 /// What one of them can have of it.
 const MAX_TRANSACTION_BYTES: usize = MAX_OPEN_BYTES / 8;
-/// Transactions that are looked at without a break.
-const LOOKED_AT_ONCE: usize = 1_000;
 /// How long a request waits for room in the log, or for the end of a transaction.
 const WAIT_MAX: Duration = Duration::from_secs(5);
 
@@ -497,52 +497,6 @@ impl Transactions {
             })
             .await?;
         durable(append).await
-    }
-
-    /// Forget what open transactions have to commit for a topic of this name, which there is not any more, and wait for those that are being ended.
-    /// Durable when it returns. Needed before a topic is created: what is to be committed is kept by the topics' names.
-    pub(crate) async fn forget_offsets(server: &Server, topic: &str) -> Result<(), ResponseError> {
-        let this = &server.transactions;
-        let until = Instant::now() + WAIT_MAX;
-        for slot in this.with_offsets_of(topic).await {
-            let step = |_| {
-                let mut transaction = slot.transaction.lock();
-                let of_topic = transaction.offsets.iter().filter(|(_, of)| of.contains_key(topic));
-                let groups: Vec<String> = of_topic.map(|(group, _)| group.clone()).collect();
-                // What is decided takes its course, and finds no such topic.
-                if !groups.is_empty() && matches!(transaction.state, State::Prepared(_)) {
-                    return Ok(Step::Wait);
-                }
-                let mut last = None;
-                for group in groups {
-                    let topics = vec![(topic.to_owned(), Vec::new())];
-                    let event = Event::Offsets { group, topics };
-                    last = Some(this.change(&slot, &mut transaction, event)?);
-                }
-                Ok(Step::Done(last, transaction.identity.current()))
-            };
-            let (append, _) = Self::take_steps(server, &slot, until, step).await?;
-            durable(append).await?;
-        }
-        Ok(())
-    }
-
-    /// The transactions that have offsets to commit for a topic of this name. There may be very many others, so those who wait for a thread get on meanwhile.
-    async fn with_offsets_of(&self, topic: &str) -> Vec<Arc<Slot>> {
-        let mut found = Vec::new();
-        if self.pending.lock().is_empty() {
-            return found;
-        }
-        let has_some = |slot: &&Arc<Slot>| {
-            let transaction = slot.transaction.lock();
-            transaction.offsets.values().any(|topics| topics.contains_key(topic))
-        };
-        let all: Vec<_> = self.slots.read().values().cloned().collect();
-        for some in all.chunks(LOOKED_AT_ONCE) {
-            found.extend(some.iter().filter(has_some).cloned());
-            tokio::task::yield_now().await;
-        }
-        found
     }
 
     /// EndTxn: the producer id and epoch to go on with. `raises_epoch`: the client knows version 2 of transactions.
