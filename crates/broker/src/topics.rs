@@ -247,6 +247,7 @@ impl Topics {
         if !validate_only {
             forget.await?;
             topic.partitions = self.commit_with_new_streams(&topic, partitions).await?;
+            self.warn_of_bound(&topic);
         }
         let topic = Arc::new(topic);
         if !validate_only {
@@ -318,6 +319,11 @@ impl Topics {
             overrides,
         };
         self.store.commit(vec![altered.entry(&[])?]).await?;
+        let is_bound_new = altered.overrides.get(settings::MAX_MESSAGE_BYTES)
+            != topic.overrides.get(settings::MAX_MESSAGE_BYTES);
+        if is_bound_new {
+            self.warn_of_bound(&altered);
+        }
         self.maps.write().insert(&Arc::new(altered));
         Ok(())
     }
@@ -385,6 +391,11 @@ impl Topics {
 
     fn rules(&self, overrides: &Overrides, defaults: &Overrides) -> Rules {
         Rules::new(overrides, defaults).bounded(self.store.max_batch_bytes())
+    }
+
+    fn warn_of_bound(&self, topic: &Topic) {
+        let own = topic.overrides.get(settings::MAX_MESSAGE_BYTES);
+        settings::warn_of_bound(&topic.name, own, self.store.max_batch_bytes());
     }
 
     /// Names that differ in `.` and `_` only would have the same metric names: as in Kafka the second one is refused.

@@ -174,6 +174,10 @@ impl Configs {
             if !setting.effective && current.get(&name) != Some(&value) {
                 tracing::info!("{name} becomes {value} for brokers; it has no effect here");
             }
+            let is_bound = setting.name == topic::MAX_MESSAGE_BYTES;
+            if is_bound && current.get(&name) != Some(&value) {
+                topic::warn_of_bound("brokers", Some(&value), self.store.max_batch_bytes());
+            }
             overrides.insert(name, value);
         }
         Ok(overrides)

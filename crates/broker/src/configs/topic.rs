@@ -14,7 +14,7 @@ const GZIP_LEVEL: &str = "compression.gzip.level";
 const LZ4_LEVEL: &str = "compression.lz4.level";
 const ZSTD_LEVEL: &str = "compression.zstd.level";
 const MAX_COMPACTION_LAG_MS: &str = "max.compaction.lag.ms";
-const MAX_MESSAGE_BYTES: &str = "max.message.bytes";
+pub(crate) const MAX_MESSAGE_BYTES: &str = "max.message.bytes";
 const MIN_COMPACTION_LAG_MS: &str = "min.compaction.lag.ms";
 const RETENTION_BYTES: &str = "retention.bytes";
 const RETENTION_MS: &str = "retention.ms";
@@ -92,7 +92,7 @@ pub(crate) const SETTINGS: &[Setting] = &[
     used(MAX_COMPACTION_LAG_MS, Long, FOREVER, AtLeast(1), "log.cleaner.max.compaction.lag.ms",
         "How old a record becomes at most without being compacted, whatever min.cleanable.dirty.ratio says."),
     used(MAX_MESSAGE_BYTES, Int, "1048588", AtLeast(0), "message.max.bytes",
-        "The largest record batch, in bytes, compressed. Whatever it says, the server takes at most 16 MiB, or half of its log cache if that is less."),
+        "The largest record batch, in bytes, compressed. More than the server takes, which is 16 MiB, or half of its log cache if that is less, can be set and counts as that."),
     used(TIMESTAMP_AFTER_MAX_MS, Long, "3600000", AtLeast(0), "log.message.timestamp.after.max.ms",
         "How far a record's time may be ahead of the server's. Where all records carry the time of the append it means nothing."),
     used(TIMESTAMP_BEFORE_MAX_MS, Long, FOREVER, AtLeast(0), "log.message.timestamp.before.max.ms",
@@ -269,11 +269,25 @@ impl Rules {
         Self { append, retention, only_compacts: compaction.is_some() && !deletes, compaction }
     }
 
-    /// The same where the store takes batches of so many bytes.
+    /// The same where the store takes batches of so many bytes. What is set above that is taken all the same: people set as much as their largest
+    /// batch could ever have, and franz-go's own tests 128 MiB. See [`warn_of_bound`].
     pub(crate) fn bounded(mut self, store_bytes: u64) -> Self {
         let max_bytes = &mut self.append.max_batch_bytes;
         *max_bytes = u32::try_from(store_bytes).map_or(*max_bytes, |bytes| bytes.min(*max_bytes));
         self
+    }
+}
+
+/// Tell who runs the server if what is set for `whom` is more than the store takes, and counts as that.
+pub(crate) fn warn_of_bound(whom: &str, max_message_bytes: Option<&String>, store_bytes: u64) {
+    let wanted = max_message_bytes.and_then(|value| value.parse::<u64>().ok());
+    if let Some(wanted) = wanted.filter(|wanted| *wanted > store_bytes) {
+        tracing::warn!(
+            whom,
+            wanted,
+            counts_as = store_bytes,
+            "the largest record batch is set to more than the store takes; larger ones are refused"
+        );
     }
 }
 
