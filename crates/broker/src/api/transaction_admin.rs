@@ -85,10 +85,9 @@ pub(super) async fn list(
     request: ListTransactionsRequest,
 ) -> ListTransactionsResponse {
     let wanted = &request.state_filters;
-    let is_unknown = |name: &&StrBytes| State::ALL.iter().all(|state| state.name() != &***name);
-    let unknown = wanted.iter().filter(is_unknown).cloned();
-    let response =
-        ListTransactionsResponse::default().with_unknown_state_filters(unknown.collect());
+    let unknown = wanted.iter().filter(|name| !State::is_known(name)).cloned();
+    let unknown = once(unknown, StrBytes::clone).collect();
+    let response = ListTransactionsResponse::default().with_unknown_state_filters(unknown);
     // Filters may have a million elements, and each transaction is held against them.
     let is_wanted = |state: &State| wanted.iter().any(|name| state.name() == name.as_str());
     let known: Vec<State> = State::ALL.into_iter().filter(is_wanted).collect();

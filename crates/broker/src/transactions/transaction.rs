@@ -92,6 +92,12 @@ impl State {
         }
     }
 
+    /// Whether Kafka has a state of this name. It has two more, in which no transaction is ever seen here.
+    pub(crate) fn is_known(name: &str) -> bool {
+        matches!(name, "Dead" | "PrepareEpochFence")
+            || Self::ALL.iter().any(|state| state.name() == name)
+    }
+
     /// As the checkpoint has it: Kafka's numbers.
     pub(super) fn number(self) -> u8 {
         Self::ALL.iter().position(|state| *state == self).map_or(0, |at| at as u8)
