@@ -1,5 +1,7 @@
 //! Where the keys for OAUTHBEARER come from: a file, or an https:// URL.
 
+use std::fs::File;
+use std::io::Read;
 use std::time::Duration;
 
 use alluvium_broker::{JwksSource, OauthConfig};
@@ -22,15 +24,21 @@ pub(crate) fn broker_config(config: &Oauth) -> OauthConfig {
 }
 
 async fn read(jwks: &str) -> Result<Vec<u8>, String> {
-    if !jwks.starts_with("https://") {
+    let document = if jwks.starts_with("https://") {
+        fetch(jwks).await.map_err(|error| error.to_string())?
+    } else {
         let file = jwks.to_owned();
-        let read = tokio::task::spawn_blocking(move || std::fs::read(file)).await;
-        return read.map_err(|e| e.to_string())?.map_err(|e| e.to_string());
-    }
-    fetch(jwks)
-        .await
-        .map_err(|error| error.to_string())?
-        .ok_or(format!("more than {MAX_BYTES} bytes"))
+        let read = tokio::task::spawn_blocking(move || read_file(&file)).await;
+        read.map_err(|error| error.to_string())?.map_err(|error| error.to_string())?
+    };
+    document.ok_or(format!("a document of keys has at most {MAX_BYTES} bytes, this one has more"))
+}
+
+/// `None`: it is too large, as one that has no end is.
+fn read_file(file: &str) -> std::io::Result<Option<Vec<u8>>> {
+    let mut document = Vec::new();
+    File::open(file)?.take(MAX_BYTES as u64 + 1).read_to_end(&mut document)?;
+    Ok((document.len() <= MAX_BYTES).then_some(document))
 }
 
 /// `None`: it is too large.
@@ -47,4 +55,21 @@ async fn fetch(url: &str) -> Result<Option<Vec<u8>>, reqwest::Error> {
         }
     }
     Ok(Some(document))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_file_that_is_too_large_or_has_no_end_is_refused() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let path = file.path().to_str().unwrap();
+        file.as_file().set_len(MAX_BYTES as u64).unwrap();
+        assert_eq!(read(path).await.unwrap().len(), MAX_BYTES);
+        file.as_file().set_len(MAX_BYTES as u64 + 1).unwrap();
+        assert!(read(path).await.unwrap_err().contains("at most 1048576 bytes"));
+        assert!(read("/dev/zero").await.unwrap_err().contains("at most 1048576 bytes"));
+        assert!(read("/no such file").await.unwrap_err().contains("No such file"));
+    }
 }
