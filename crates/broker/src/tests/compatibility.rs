@@ -19,6 +19,10 @@ const KAFKA: &str = include_str!("api-versions-4.3.1.txt");
 const NOTES: &[(&str, &str)] = &[
     ("Produce", "Versions 0 to 2 have message formats that Kafka 4 refuses as well."),
     (
+        "Fetch",
+        "What is compressed by zstd needs version 10, as with Kafka: older ones get what comes before it, and UNSUPPORTED_COMPRESSION_TYPE where they come to it.",
+    ),
+    (
         "ListOffsets",
         "Version 11 asks for the offset up to which segments are in remote storage, of which there are none.",
     ),

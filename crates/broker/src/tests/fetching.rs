@@ -402,3 +402,30 @@ async fn the_leader_epoch_has_not_ended() {
         assert_eq!((partition.error_code, partition.leader_epoch, partition.end_offset), expected);
     }
 }
+
+/// What their versions can not read would make them fail on bytes that are right.
+#[tokio::test(flavor = "multi_thread")]
+async fn clients_of_before_zstd_get_none() {
+    let server = TestServer::start().await;
+    server.topic("t", 3, &[]).await;
+    let mut client = server.client().await;
+    let plain = plain(&[1]);
+    let [zstd, lz4] =
+        [Compression::Zstd, Compression::Lz4].map(|codec| encode(codec, (-1, -1, -1), &[2]));
+    for (partition, batch) in [(0, &plain), (0, &zstd), (0, &plain), (1, &zstd), (2, &lz4)] {
+        assert_eq!(client.produce("t", partition, batch).await.0, 0);
+    }
+    for version in 4..=12 {
+        let request = fetch("t", &[(0, 0), (1, 0), (2, 0)], 0);
+        let response = client.call(version, &request).await;
+        let partitions = response.responses[0].partitions.iter();
+        let got: Vec<(i16, usize)> =
+            partitions.map(|p| (p.error_code, p.records.as_ref().map_or(0, Bytes::len))).collect();
+        let expected = match version {
+            10.. => [(0, 2 * plain.len() + zstd.len()), (0, zstd.len()), (0, lz4.len())],
+            // UNSUPPORTED_COMPRESSION_TYPE
+            _ => [(0, plain.len()), (76, 0), (0, lz4.len())],
+        };
+        assert_eq!(got, expected, "version {version}");
+    }
+}
