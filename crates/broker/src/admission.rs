@@ -1,8 +1,8 @@
 //! Which batches a topic takes, and as what: checked, with a header that is true, compressed as the topic wants it.
 //!
 //! A batch that is not compressed is walked once. One that is compressed is opened only where a rule is about what only its records
-//! say: keys where the topic is compacted, the oldest time where that has a bound, another compression. Otherwise the greatest time is
-//! taken from its header, as its producer has put it there.
+//! say: keys where the topic is compacted, the oldest time where that has a bound, another compression; and is checked like the others
+//! then. Otherwise the greatest time is taken from its header, as its producer has put it there.
 
 use bytes::Bytes;
 

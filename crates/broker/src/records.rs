@@ -4,7 +4,7 @@
 //! collected.
 //!
 //! A producer's records are checked where that costs one walk over bytes that are at hand anyway, which is when they are
-//! not compressed: see [`check_plain`].
+//! not compressed: see [`check_plain`]; and where they are decompressed for another reason: see [`for_each`].
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 
@@ -102,13 +102,8 @@ pub(crate) fn check_plain(header: &BatchHeader, mut body: &[u8]) -> Result<Summa
     let count = header.record_count;
     let mut summary = Summary::EMPTY;
     for index in 0..count {
-        let (delta_ms, has_key) = check_record(&mut body, index).map_err(|e| {
-            let reason = match e.kind() {
-                io::ErrorKind::UnexpectedEof => "it ends within a field".to_owned(),
-                _ => e.to_string(),
-            };
-            ApiError::InvalidRecord(format!("record {index} of a batch of {count}: {reason}"))
-        })?;
+        let (delta_ms, has_key) =
+            check_record(&mut body, index).map_err(|e| bad_record(index, count, &e))?;
         summary.add(header.base_timestamp_ms.saturating_add(delta_ms), has_key);
     }
     if !body.is_empty() {
@@ -118,6 +113,14 @@ pub(crate) fn check_plain(header: &BatchHeader, mut body: &[u8]) -> Result<Summa
         )));
     }
     Ok(summary)
+}
+
+fn bad_record(index: i32, count: i32, error: &io::Error) -> ApiError {
+    let reason = match error.kind() {
+        io::ErrorKind::UnexpectedEof => "it ends within a field".to_owned(),
+        _ => error.to_string(),
+    };
+    ApiError::InvalidRecord(format!("record {index} of a batch of {count}: {reason}"))
 }
 
 /// Check the record at the start of `body`, and take it off; its timestamp delta, and whether it has a key.
@@ -178,19 +181,67 @@ pub(crate) fn summary(batch: &[u8]) -> Result<Summary, ApiError> {
     Ok(summary)
 }
 
-/// Look at each record of `batch`: its number, its timestamp, and whether it has a key.
+/// Look at each record of `batch`: its number, its timestamp, and whether it has a key. All of them are checked meanwhile, as by [`check_plain`].
 ///
 /// # Errors
-/// [`ApiError::InvalidRecord`] when the records can not be read.
+/// [`ApiError::InvalidRecord`] with the first thing that is wrong.
 pub(crate) fn for_each(batch: &[u8], mut look: impl FnMut(i32, i64, bool)) -> Result<(), ApiError> {
     let header = BatchHeader::parse(batch).ok_or_else(|| invalid(&bad("no header")))?;
-    let records = records(&header, &batch[HEADER_BYTES..]).map_err(|e| invalid(&e))?;
-    for (index, record) in (0..).zip(records) {
-        let record = record.map_err(|e| invalid(&e))?;
-        let timestamp_ms = header.base_timestamp_ms.saturating_add(record.timestamp_delta_ms);
-        look(index, timestamp_ms, record.has_key);
+    let count = header.record_count;
+    let mut records = decompress(&header, &batch[HEADER_BYTES..]).map_err(|e| invalid(&e))?;
+    for index in 0..count {
+        let (delta_ms, has_key) =
+            check_next(&mut records, index).map_err(|e| bad_record(index, count, &e))?;
+        look(index, header.base_timestamp_ms.saturating_add(delta_ms), has_key);
+    }
+    if !records.fill_buf().map_err(|e| invalid(&e))?.is_empty() {
+        let reason = format!("bytes follow the last record of a batch of {count}");
+        return Err(ApiError::InvalidRecord(reason));
     }
     Ok(())
+}
+
+/// As [`check_record`], of the next record of a stream.
+fn check_next(records: &mut impl BufRead, offset_delta: i32) -> io::Result<(i64, bool)> {
+    let (len_bytes, _) = read_varint(records, INT_BYTES)?;
+    let len_bytes = u64::try_from(len_bytes).map_err(|_| null())?;
+    let mut fields = records.take(len_bytes);
+    let _attributes = read_byte(&mut fields)?;
+    let (timestamp_delta_ms, _) = read_varint(&mut fields, LONG_BYTES)?;
+    let (found, _) = read_varint(&mut fields, INT_BYTES)?;
+    if found != i64::from(offset_delta) {
+        return Err(bad("its offset delta is not its number"));
+    }
+    let has_key = skip_field(&mut fields)?;
+    let _has_value = skip_field(&mut fields)?;
+    let (headers, _) = read_varint(&mut fields, INT_BYTES)?;
+    if headers < 0 {
+        return Err(bad("a negative number of headers"));
+    }
+    for _ in 0..headers {
+        if !skip_field(&mut fields)? {
+            return Err(null());
+        }
+        let _has_value = skip_field(&mut fields)?;
+    }
+    if fields.limit() > 0 {
+        return Err(bad("its fields end before it does"));
+    }
+    Ok((timestamp_delta_ms, has_key))
+}
+
+/// As [`take_field`], of a stream; whether it is not null.
+fn skip_field(fields: &mut impl BufRead) -> io::Result<bool> {
+    let (len_bytes, _) = read_varint(fields, INT_BYTES)?;
+    if len_bytes == -1 {
+        return Ok(false);
+    }
+    let len_bytes = u64::try_from(len_bytes).map_err(|_| null())?;
+    let skipped = io::copy(&mut fields.take(len_bytes), &mut io::sink())?;
+    if skipped < len_bytes {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    Ok(true)
 }
 
 fn invalid(error: &io::Error) -> ApiError {
@@ -449,7 +500,6 @@ fn records<'a>(
 struct RecordHead {
     timestamp_delta_ms: i64,
     offset_delta: u64,
-    has_key: bool,
 }
 
 /// Read a record's first fields and skip the rest of it.
@@ -460,15 +510,14 @@ fn read_record_head(input: &mut impl BufRead) -> io::Result<RecordHead> {
     let (timestamp_delta_ms, timestamp_bytes) = read_varint(input, LONG_BYTES)?;
     let (offset_delta, offset_bytes) = read_varint(input, INT_BYTES)?;
     let offset_delta = u64::try_from(offset_delta).map_err(|_| bad("a negative offset delta"))?;
-    let (key_bytes, key_len_bytes) = read_varint(input, INT_BYTES)?;
     let rest = len_bytes
-        .checked_sub(1 + timestamp_bytes + offset_bytes + key_len_bytes)
+        .checked_sub(1 + timestamp_bytes + offset_bytes)
         .ok_or_else(|| bad("a record that is too short"))?;
     let skipped = io::copy(&mut input.take(rest), &mut io::sink())?;
     if skipped < rest {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
-    Ok(RecordHead { timestamp_delta_ms, offset_delta, has_key: key_bytes >= 0 })
+    Ok(RecordHead { timestamp_delta_ms, offset_delta })
 }
 
 fn read_byte(input: &mut impl BufRead) -> io::Result<u8> {
@@ -751,8 +800,15 @@ mod tests {
             let error = check(&batch_of(record_count, fields)).unwrap_err();
             assert_eq!(error.code(), 87);
             assert!(error.to_string().contains(reason), "{fields:?}: {error}");
+            for codec in [Codec::Gzip, Codec::Snappy, Codec::Lz4, Codec::Zstd] {
+                let batch = recompress(&batch_of(record_count, fields), codec, 1, 1 << 20).unwrap();
+                let refused = summary(&batch).map_err(|error| error.code());
+                assert_eq!(refused, Err(87), "{codec:?} {fields:?}");
+            }
         }
         assert_eq!(check(&batch_of(1, &with_header)).unwrap(), 1_001);
+        let compressed = recompress(&batch_of(1, &with_header), Codec::Zstd, 1, 1 << 20).unwrap();
+        assert_eq!(summary(&compressed).unwrap().max_timestamp_ms, 1_001);
     }
 
     proptest! {

@@ -58,15 +58,16 @@ async fn times_out_of_range_are_refused_record_by_record() {
     assert_eq!((code, records.len()), (32, 100));
 }
 
-/// A batch of two records of which the second has no key.
-fn without_a_key(codec: Codec) -> Bytes {
-    // Varints are zigzag: 1 is -1, 2 is 1. Length, attributes, timestamp, offset, key, value, headers.
-    let first = [14, 0, 0, 0, 2, b'k', 1, 0];
-    let second = [12, 0, 0, 2, 1, 1, 0];
+// Varints are zigzag: 1 is -1, 2 is 1. Length, attributes, timestamp, offset, key, value, headers.
+const FIRST: [u8; 8] = [14, 0, 0, 0, 2, b'k', 1, 0];
+const SECOND: [u8; 8] = [14, 0, 0, 2, 2, b'k', 1, 0];
+const SECOND_WITHOUT_KEY: [u8; 7] = [12, 0, 0, 2, 1, 1, 0];
+
+/// A batch that says to have two records.
+fn of_two(records: &[&[u8]], codec: Codec) -> Bytes {
     let mut batch = plain(&[1_000, 1_000]).to_vec();
     batch.truncate(HEADER_BYTES);
-    batch.extend_from_slice(&first);
-    batch.extend_from_slice(&second);
+    batch.extend_from_slice(&records.concat());
     batch::set_codec(&mut batch, Codec::None);
     match codec {
         Codec::None => batch.into(),
@@ -80,13 +81,41 @@ async fn a_topic_that_is_compacted_wants_keys() {
     server.topic("plain", 1, &[]).await;
     server.topic("compacted", 1, &[("cleanup.policy", "delete,compact")]).await;
     for codec in [Codec::None, Codec::Gzip, Codec::Snappy, Codec::Lz4, Codec::Zstd] {
-        let batch = without_a_key(codec);
+        let batch = of_two(&[&FIRST, &SECOND_WITHOUT_KEY], codec);
         assert_eq!(blamed(&server, "plain", &batch).await, (0, vec![]), "{codec:?}");
         let (code, records) = blamed(&server, "compacted", &batch).await;
         assert_eq!((code, records.len(), records[0].0), (87, 1, 1), "{codec:?}");
         assert!(records[0].1.contains("without key"));
     }
     assert_eq!(blamed(&server, "compacted", &plain(&[1, 2])).await.0, 0);
+}
+
+/// A batch that lies about its records would be in the way of each reader, and of compaction.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_opened_is_checked_like_what_is_not_compressed() {
+    let server = TestServer::start().await;
+    server.topic("plain", 1, &[]).await;
+    server.topic("compacted", 1, &[("cleanup.policy", "compact")]).await;
+    server.topic("other", 1, &[("compression.type", "uncompressed")]).await;
+    server.topic("strict", 1, &[("message.timestamp.before.max.ms", "9000000000000")]).await;
+    let too_short = [12, 0, 0, 2, 2, b'k', 1, 0];
+    for codec in [Codec::None, Codec::Gzip, Codec::Snappy, Codec::Lz4, Codec::Zstd] {
+        let bad: [&[&[u8]]; 4] =
+            [&[&FIRST], &[&FIRST, &FIRST], &[&FIRST, &too_short], &[&FIRST, &SECOND, &SECOND]];
+        for (n, records) in bad.into_iter().enumerate() {
+            let batch = of_two(records, codec);
+            for topic in ["compacted", "other", "strict"] {
+                let (code, blamed) = blamed(&server, topic, &batch).await;
+                assert_eq!((code, blamed), (87, vec![]), "{topic} {codec:?} {n}");
+            }
+            let code = if codec == Codec::None { 87 } else { 0 };
+            assert_eq!(blamed(&server, "plain", &batch).await.0, code, "{codec:?} {n}");
+        }
+        let good = of_two(&[&FIRST, &SECOND], codec);
+        for topic in ["plain", "compacted", "other", "strict"] {
+            assert_eq!(blamed(&server, topic, &good).await, (0, vec![]), "{topic} {codec:?}");
+        }
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

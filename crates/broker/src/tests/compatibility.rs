@@ -115,6 +115,22 @@ The coordinators of groups and of transactions keep their state in state streams
 `__transaction_state` are there for clients that look for them, with one partition each, which is always empty. What is in them on Kafka is asked for by OffsetFetch, DescribeGroups, DescribeTransactions and
 the like.
 
+## What is checked of a batch
+
+Of each batch that a producer sends the header is checked by Kafka's rules: length, format, CRC, that offsets and number of records fit each other, codec, producer, transaction, greatest time. Records that are not compressed are checked one by
+one: that there are as many as the header says, that each is filled by its fields, that their offset deltas are 0, 1, 2 and so on; their times, and their keys where the topic is compacted.
+
+Kafka decompresses every compressed batch for that. Here it is done where the topic has a rule about what only the records say: `cleanup.policy` with `compact`, `message.timestamp.before.max.ms`, a `compression.type` that is not the batch's, a header without a greatest
+time. Then all of the above is checked; Kafka, which renumbers compressed records whose offset deltas are wrong, is more lenient there. Of other compressed batches these things are **not** checked:
+
+- that the records can be decompressed, and that there are as many as the header says, whole, with the offset deltas 0, 1, 2 and so on;
+- that the greatest time is the one that the header says; `message.timestamp.after.max.ms` is held against that one.
+
+A producer that gets these wrong, with a CRC that is right, is in the way of the topic's readers, each of which says what it thinks of the batch, and of nobody else; they get on by seeking behind it, or after `kafka-delete-records`. For that the server's processors
+are left to others: a batch is one pass of a checksum, whatever it would be decompressed.
+
+## API by API
+
 This page is made from the server's table of APIs, and checked against a running server: `UPDATE_DOCS=1 cargo test -p alluvium-broker compatibility`.
 
 | key | API | Kafka 4.3.1 | here | |
