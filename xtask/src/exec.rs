@@ -1,6 +1,6 @@
 //! Running other programs.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::thread;
@@ -65,6 +65,26 @@ pub(crate) fn follow(
     })
 }
 
+/// The same with what it writes to standard error in its place among the rest, as `go test` shows what tests write: a program that crashes says there
+/// why.
+pub(crate) fn follow_all(
+    command: &mut Command,
+    limit: Duration,
+    mut on_line: impl FnMut(&str),
+) -> Result<ExitStatus, Error> {
+    let what = describe(command);
+    let (output, ours) = std::io::pipe()?;
+    command.stdin(Stdio::null()).stdout(ours.try_clone()?).stderr(ours);
+    let spawned = command.spawn();
+    // The command has our ends of the pipe, and the output would not end as long as they are there.
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    let child = spawned.map_err(|error| format!("`{what}`: {error}"))?;
+    lines_of(&what, child, output, limit, |line, _| {
+        println!("{line}");
+        on_line(line);
+    })
+}
+
 /// Runs a program without input, and hands each line of its standard output to `on_line`.
 ///
 /// A program that is still running after `limit` is killed: a suite that hangs must fail, not block what
@@ -100,14 +120,25 @@ pub(crate) fn converse(
 fn lines(
     command: &mut Command,
     limit: Duration,
-    mut on_line: impl FnMut(&str, &mut Option<ChildStdin>),
+    on_line: impl FnMut(&str, &mut Option<ChildStdin>),
 ) -> Result<ExitStatus, Error> {
     let what = describe(command);
     let mut child =
         command.stdout(Stdio::piped()).spawn().map_err(|error| format!("`{what}`: {error}"))?;
-    let mut stdin = child.stdin.take();
     let stdout = child.stdout.take().expect("standard output is piped");
-    let reader = BufReader::new(stdout);
+    lines_of(&what, child, stdout, limit, on_line)
+}
+
+/// Hands each line of what a program writes to `on_line`, and waits for its end.
+fn lines_of(
+    what: &str,
+    mut child: Child,
+    output: impl Read,
+    limit: Duration,
+    mut on_line: impl FnMut(&str, &mut Option<ChildStdin>),
+) -> Result<ExitStatus, Error> {
+    let mut stdin = child.stdin.take();
+    let reader = BufReader::new(output);
     thread::scope(|scope| {
         let waiting = scope.spawn(move || wait(&mut child, limit));
         for line in reader.split(b'\n').map_while(Result::ok) {
@@ -164,6 +195,16 @@ mod tests {
         });
         assert!(status.unwrap().success());
         assert_eq!(said, ["one", "two"]);
+    }
+
+    #[test]
+    fn what_a_program_writes_to_standard_error_is_followed_too() {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "echo one; echo two >&2; echo three; exit 2"]);
+        let mut said = Vec::new();
+        let limit = Duration::from_secs(60);
+        let status = follow_all(&mut shell, limit, |line| said.push(line.to_owned())).unwrap();
+        assert_eq!((said.join(" ").as_str(), status.code()), ("one two three", Some(2)));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! What was run and what came of it: one case per test, one table at the end.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt;
 use std::process::ExitStatus;
 use std::time::{Duration, Instant};
@@ -205,12 +205,18 @@ pub(crate) struct GoTests {
     started: Vec<String>,
     /// What each test has logged, the first few lines.
     messages: HashMap<String, Vec<String>>,
-    panic: Option<String>,
+    /// The first line of what the program said when it crashed.
+    crash: Option<String>,
+    /// The last few lines that belong to no test.
+    others: VecDeque<String>,
     cases: Vec<Case>,
 }
 
 /// So many lines of what a test has logged are its reason.
 const GO_MESSAGES: usize = 4;
+
+/// How Go's runtime begins to say why it ends a program: by itself, or for a signal.
+const GO_CRASHES: [&str; 4] = ["panic: ", "fatal error: ", "SIGSEGV: ", "SIGABRT: "];
 
 impl GoTests {
     pub(crate) fn line(&mut self, line: &str) {
@@ -222,17 +228,23 @@ impl GoTests {
             }
         } else if let Some(case) = go_case(line) {
             self.cases.push(case);
-        } else if let Some(reason) = line.strip_prefix("panic: ") {
-            self.panic.get_or_insert_with(|| reason.to_owned());
+        } else if GO_CRASHES.iter().any(|begin| line.starts_with(*begin)) {
+            self.crash.get_or_insert_with(|| line.to_owned());
         } else if let Some(message) = go_message(line) {
             let messages = self.messages.entry(self.current.clone()).or_default();
             messages.push(message.to_owned());
+        } else if !matches!(line.trim(), "" | "PASS" | "FAIL") {
+            if self.others.len() == GO_MESSAGES {
+                self.others.pop_front();
+            }
+            self.others.push_back(line.trim().to_owned());
         }
     }
 
-    /// The cases without those that only group others. A test that has begun and not ended has failed.
+    /// The cases without those that only group others. A test that has begun and not ended has failed, and so has the program if it has crashed or
+    /// says so without a test that has.
     pub(crate) fn finish(self, name: &str, status: ExitStatus) -> Vec<Case> {
-        let Self { started, messages, panic, mut cases, .. } = self;
+        let Self { started, messages, crash, others, mut cases, .. } = self;
         for case in &mut cases {
             let Some(messages) = messages.get(&case.name) else { continue };
             if let Outcome::Failed(reason) | Outcome::Skipped(reason) = &mut case.outcome {
@@ -240,12 +252,20 @@ impl GoTests {
             }
         }
         let ended: HashSet<String> = cases.iter().map(|case| case.name.clone()).collect();
-        let why = panic.map_or(status.to_string(), |panic| format!("panic: {panic}"));
+        let has_crashed = crash.is_some();
+        let why = crash.unwrap_or_else(|| {
+            let status = std::iter::once(status.to_string());
+            status.chain(others).collect::<Vec<_>>().join(" / ")
+        });
+        let mut is_told = false;
         for test in started.iter().filter(|test| !ended.contains(*test)) {
             cases.push(Case::failed(test, format!("it has not ended: {why}")));
+            is_told = true;
         }
         let mut cases = only_leaves(cases);
-        if !status.success() && !cases.iter().any(Case::has_failed) {
+        // A test that panics has ended before the program says so.
+        let is_unknown = has_crashed && !is_told || !cases.iter().any(Case::has_failed);
+        if !status.success() && is_unknown {
             cases.push(Case::failed(name, why));
         }
         cases
@@ -438,6 +458,21 @@ mod tests {
             Case::failed("C", "it has not ended: panic: too much"),
         ];
         assert_eq!(go(&lines, 2), wanted);
+    }
+
+    #[test]
+    fn why_a_go_program_has_crashed_is_told() {
+        let begun = ["=== RUN   A", "    a_test.go:1: 1: not 2", "--- FAIL: A (0.0s)"];
+        let panic =
+            ["panic: too much [recovered]", "\tpanic: too much", "", "goroutine 7 [running]:"];
+        let wanted =
+            [Case::failed("A", "1: not 2"), Case::failed("suite", "panic: too much [recovered]")];
+        assert_eq!(go(&[&begun[..], &panic[..]].concat(), 2), wanted);
+        let signal = ["=== RUN   A", "SIGABRT: abort", "PC=0x1 m=0 sigcode=0"];
+        assert_eq!(go(&signal, 2), [Case::failed("A", "it has not ended: SIGABRT: abort")]);
+        let without = ["one", "two", "", "=== RUN   A", "three", "four", " five", "FAIL"];
+        let reason = "it has not ended: exit status: 1 / two / three / four / five";
+        assert_eq!(go(&without, 1), [Case::failed("A", reason)]);
     }
 
     #[test]

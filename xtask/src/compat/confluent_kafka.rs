@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::peer::{Peer, SCRAM_USER};
 use super::{Compat, Which};
 use crate::Error;
-use crate::exec::follow;
+use crate::exec::follow_all;
 use crate::report::{Case, GoTests};
 use crate::setup::{self, GoTest, Missing};
 
@@ -86,7 +86,7 @@ fn pass(
         command.args(["-test.skip", &parts]);
     }
     let mut tests = GoTests::default();
-    let status = follow(&mut command, LIMIT, |line| tests.line(line))?;
+    let status = follow_all(&mut command, LIMIT, |line| tests.line(line))?;
     let mut cases = tests.finish(&format!("kafka, {protocol}"), status);
     cases.extend(without.iter().map(|part| {
         let why = "it reads right after a change, where Apache Kafka may be a moment behind";

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::Compat;
 use super::peer::SCRAM_USER;
-use crate::exec::follow;
+use crate::exec::follow_all;
 use crate::report::{Case, GoTests};
 use crate::setup::{self, Missing};
 
@@ -29,7 +29,7 @@ pub(super) fn run(compat: &Compat<'_>) -> Result<Vec<Case>, Missing> {
             command.env("KGO_TEST_SCRAM", format!("{user}:{password}"));
         }
         let mut tests = GoTests::default();
-        let status = follow(&mut command, LIMIT, |line| tests.line(line))?;
+        let status = follow_all(&mut command, LIMIT, |line| tests.line(line))?;
         Ok(tests.finish("kgo", status))
     })
 }
