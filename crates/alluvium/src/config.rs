@@ -98,7 +98,7 @@ pub(crate) mod limits {
     pub(crate) const SESSION_MAX: Span = Span(Duration::from_secs(24 * 3600));
 
     pub(crate) const PARTITIONS: u32 = 1;
-    pub(crate) const CONNECTIONS: u32 = 1_000;
+    pub(crate) const CONNECTIONS: u32 = 10_000;
     pub(crate) const CONNECTIONS_MAX: u32 = 100_000;
     pub(crate) const IDLE: Span = Span(Duration::from_secs(600));
     pub(crate) const IDLE_MIN: Span = Span(Duration::from_secs(1));

@@ -198,7 +198,7 @@ fn check_ports(config: &ServeConfig) -> Result<(), Failure> {
 }
 
 /// Have as many files as the system lets us: each connection is one, each journal of the disk cache, and each object that is read or written. What most processes are given at first
-/// (1,024) is hardly enough for the connections that there may be as it comes, and who has none left neither accepts clients nor reads and writes objects.
+/// (1,024) is not enough for the connections that there may be as it comes, and who has none left neither accepts clients nor reads and writes objects.
 fn have_files(config: &ServeConfig) {
     let connections = config.max_connections;
     match crate::open_files::raise_limit() {

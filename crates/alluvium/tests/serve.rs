@@ -409,7 +409,7 @@ fn flag_environment_file_and_default_are_taken_in_this_order() {
             "node-id=9",
             "log-cache=32MiB",
             "upload-interval=5m",
-            "max-connections=1000",
+            "max-connections=10000",
             "wal-capacity=64MiB",
             "upload-size=default",
         ],

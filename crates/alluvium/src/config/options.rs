@@ -232,7 +232,7 @@ pub(crate) struct ServeOptions {
     #[arg(long, env = "ALLUVIUM_MAX_MESSAGE_SIZE", value_name = "SIZE")]
     pub(crate) max_message_size: Option<Size>,
 
-    /// Bound on open connections; one more is closed at once. Default 1000, 1 to 100000.
+    /// Bound on open connections (`max.connections`, which has none in Kafka); one more is closed at once. Each takes 15KiB to 0.5MiB. Default 10000, 1 to 100000.
     #[arg(long, env = "ALLUVIUM_MAX_CONNECTIONS", value_name = "N")]
     pub(crate) max_connections: Option<u32>,
 
