@@ -9,8 +9,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use alluvium_device::{FileRead, PAGE_BYTES, ReadRings};
-use rustix::fs::{self as sys, FallocateFlags, FlockOperation, Mode, OFlags};
+use rustix::fs::{self as sys, Access, AtFlags, FallocateFlags, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
+
+use crate::open::IDENTITY;
 
 /// A directory that belongs to one cache. Calls block.
 pub(crate) trait Directory: Send + Sync {
@@ -72,13 +74,17 @@ const RINGS: usize = 8;
 const LOCK: &str = "lock";
 
 impl RealDirectory {
-    /// `None` if another process has it.
+    /// `None` if another process has it. Without `create` a directory that has no cache stays as it is.
     pub(crate) fn open(path: &Path, create: bool) -> io::Result<Option<Self>> {
         if create {
-            fs::create_dir_all(path)?;
+            create_all(path)?;
         }
         let directory =
             sys::open(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+        let has = |name| sys::accessat(&directory, name, Access::EXISTS, AtFlags::empty()).is_ok();
+        if !create && !has(LOCK) && !has(IDENTITY) {
+            return Err(io::Error::new(io::ErrorKind::NotFound, "there is no cache in it"));
+        }
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
         let lock = sys::openat(&directory, LOCK, flags, mode())?;
         match sys::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
@@ -118,6 +124,23 @@ impl RealDirectory {
             opened => Ok(opened?),
         }
     }
+}
+
+/// Make a directory, and those above it, so that a power cut does not take their names away: what is in it is promised to be there.
+fn create_all(path: &Path) -> io::Result<()> {
+    if path.is_dir() {
+        return Ok(());
+    }
+    let Some(above) = path.parent() else { return fs::create_dir(path) };
+    // Above one name there is the directory that the process is in.
+    let above = if above.as_os_str().is_empty() { Path::new(".") } else { above };
+    create_all(above)?;
+    match fs::create_dir(path) {
+        // Somebody else was first, and may not have synced it yet.
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => {}
+        made => made?,
+    }
+    fs::File::open(above)?.sync_all()
 }
 
 /// For the owner alone: a cache may hold anything.
@@ -162,7 +185,7 @@ impl Directory for RealDirectory {
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {
-        Ok(sys::unlinkat(&self.directory, name, sys::AtFlags::empty())?)
+        Ok(sys::unlinkat(&self.directory, name, AtFlags::empty())?)
     }
 
     fn sync(&self) -> io::Result<()> {

@@ -163,7 +163,7 @@ impl Shared {
         })?;
         match appended {
             Some(appended) => self.after(appended).map(|()| true),
-            None => Ok(false),
+            None => self.after_nothing().map(|()| false),
         }
     }
 
@@ -187,8 +187,9 @@ impl Shared {
             }
             Ok((was_there, Some(appended)))
         })?;
-        if let Some(appended) = appended {
-            self.after(appended)?;
+        match appended {
+            Some(appended) => self.after(appended)?,
+            None => self.after_nothing()?,
         }
         Ok(was_there)
     }
@@ -372,6 +373,14 @@ impl Shared {
         self.nudge(appended);
         match self.options.durability {
             Durability::Always => self.flush.wait_for(appended.end),
+            Durability::None | Durability::Interval(_) => Ok(()),
+        }
+    }
+
+    /// The same if nothing was written because of what is there, which may be somebody's who still waits for stable storage: who is told of it must not hear of what a power cut takes away.
+    pub(crate) fn after_nothing(&self) -> Result<()> {
+        match self.options.durability {
+            Durability::Always => self.flush.wait_for(self.newest_point()),
             Durability::None | Durability::Interval(_) => Ok(()),
         }
     }

@@ -73,8 +73,9 @@ impl Shared {
             };
             Ok((old.map(|(old, _)| old), appended))
         })?;
-        if let Some(appended) = appended {
-            self.after(appended)?;
+        match appended {
+            Some(appended) => self.after(appended)?,
+            None => self.after_nothing()?,
         }
         Ok(Swapped { old, is_written: appended.is_some() })
     }

@@ -487,6 +487,9 @@ fn after_a_failed_write_nothing_is_written_and_everything_read() {
     cache.put(b"before", b"1").unwrap();
     directory.break_down();
     assert!(matches!(cache.put(b"after", b"2"), Err(Error::Io { .. })));
+    // It can be read. That it is there, though, nobody is told who would have to rely on it.
+    assert!(cache.put_if_absent(b"after", b"3", None).is_err());
+    assert!(cache.swap(b"after", b"3", crate::When::IfAbsent, crate::Ttl::None).is_err());
     assert!(matches!(cache.put(b"later", b"3"), Err(Error::Io { .. })));
     assert_eq!(cache.get(b"before").unwrap().as_deref(), Some(&b"1"[..]));
     assert!(cache.flush().is_err());
@@ -583,6 +586,22 @@ fn what_is_no_cache_is_not_touched() {
     assert!(error.to_string().contains("missing"), "{error}");
     let not_made = Options { create: false, ..options() };
     assert!(Cache::open_in(Box::new(SimDirectory::default()), not_made).is_err());
+}
+
+#[test]
+fn a_directory_without_a_cache_stays_as_it_is_unless_one_may_be_made() {
+    let directory = tempfile::tempdir().unwrap();
+    let not_made = || Options { create: false, ..options() };
+    let error = Cache::open(directory.path(), not_made()).unwrap_err().to_string();
+    assert!(error.contains("there is no cache in it"), "{error}");
+    assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
+    let nested = directory.path().join("a/b/c");
+    assert!(Cache::open(&nested, not_made()).is_err());
+    assert!(!nested.exists());
+    Cache::open(&nested, options()).unwrap().close().unwrap();
+    // Of a copy whose lock was not copied, too.
+    std::fs::remove_file(nested.join("lock")).unwrap();
+    Cache::open(&nested, not_made()).unwrap().close().unwrap();
 }
 
 #[test]
