@@ -49,6 +49,13 @@ impl Cache {
     /// Somebody has it open; it can not be used as it is; options are outside of their bounds; the system.
     pub fn open(path: impl AsRef<Path>, options: Options) -> Result<Self> {
         let path = path.as_ref();
+        if !options.create {
+            // Where there is no cache not even a lock is left.
+            let directory = RealDirectory::open_to_read(path)
+                .map_err(Error::io(path, "opening the directory"))?;
+            let names = directory.list().map_err(Error::io(path, "listing the files"))?;
+            open::identity_of(&directory, &names)?;
+        }
         let directory = RealDirectory::open(path, options.create)
             .map_err(Error::io(path, "opening the directory"))?
             .ok_or_else(|| Error::InUse { path: path.to_owned() })?;

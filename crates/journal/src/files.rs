@@ -9,10 +9,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use alluvium_device::{FileRead, PAGE_BYTES, ReadRings};
-use rustix::fs::{self as sys, Access, AtFlags, FallocateFlags, FlockOperation, Mode, OFlags};
+use rustix::fs::{self as sys, AtFlags, FallocateFlags, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
-
-use crate::open::IDENTITY;
 
 /// A directory that belongs to one cache. Calls block.
 pub(crate) trait Directory: Send + Sync {
@@ -74,17 +72,13 @@ const RINGS: usize = 8;
 const LOCK: &str = "lock";
 
 impl RealDirectory {
-    /// `None` if another process has it. Without `create` a directory that has no cache stays as it is.
+    /// `None` if another process has it.
     pub(crate) fn open(path: &Path, create: bool) -> io::Result<Option<Self>> {
         if create {
             create_all(path)?;
         }
         let directory =
             sys::open(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
-        let has = |name| sys::accessat(&directory, name, Access::EXISTS, AtFlags::empty()).is_ok();
-        if !create && !has(LOCK) && !has(IDENTITY) {
-            return Err(io::Error::new(io::ErrorKind::NotFound, "there is no cache in it"));
-        }
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
         let lock = sys::openat(&directory, LOCK, flags, mode())?;
         match sys::flock(&lock, FlockOperation::NonBlockingLockExclusive) {

@@ -335,11 +335,19 @@ impl Flusher {
         journal.counts.end_bytes.store(self.written_bytes, Ordering::Release);
         // With `none` too: what a power cut takes is bounded by a journal.
         self.sync(Point { number: journal.number, byte: self.written_bytes })?;
-        hint::write(&self.shared, journal, self.written_bytes);
+        self.write_hint(journal);
         self.shared.flush.state.lock().pending.pop_front();
         self.written_bytes = FIRST_RECORD;
         self.shared.keep.wake();
         Ok(())
+    }
+
+    /// Of a journal that is written up to [`Self::written_bytes`], and takes no more.
+    fn write_hint(&self, journal: &Journal) {
+        let Shared { directory, hasher, .. } = &*self.shared;
+        let arena = journal.arena.as_ref().expect("in memory until its hint is written");
+        let bytes = arena.read(0..self.written_bytes).expect("only what is published is written");
+        hint::write(&**directory, hasher, journal.number, journal.salt, bytes);
     }
 
     /// Everything before `reached`, which is written, is made durable.
@@ -382,7 +390,7 @@ impl Flusher {
             arena.close();
             arena.try_seal();
         }
-        hint::write(&self.shared, &newest, self.written_bytes);
+        self.write_hint(&newest);
     }
 
     /// See to it that a spare is there, if disk and memory allow one.

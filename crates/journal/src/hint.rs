@@ -6,11 +6,10 @@ use alluvium_device::{AlignedBuf, GRANULE_BYTES, PAGE_BYTES};
 
 use crate::fields::{self, u32_at, u64_at};
 use crate::files::Directory;
-use crate::hash::KeyHash;
-use crate::journal::{FIRST_RECORD, Journal};
+use crate::hash::{KeyHash, KeyHasher};
+use crate::journal::FIRST_RECORD;
 use crate::place::{Granule, JournalNumber, Place};
 use crate::record::{HEADER_BYTES, Header, Kind, Record, Salt};
-use crate::shared::Shared;
 
 const MAGIC: &[u8; 8] = b"ALLUVHNT";
 const BLOCK_BYTES: usize = 64 << 10;
@@ -88,36 +87,48 @@ pub(crate) fn file_name(number: JournalNumber) -> String {
     format!("{:012}.hint", number.0)
 }
 
-/// Write the hint of a journal that is in memory and in its file up to `end`. Without one the next opening takes longer: an error is only told.
-pub(crate) fn write(shared: &Shared, journal: &Journal, end: usize) {
-    let temporary = format!("{}.tmp", file_name(journal.number));
-    if let Err(error) = try_write(shared, journal, end, &temporary) {
-        tracing::warn!("journal cache: no hint for journal {}: {error}", journal.number);
+/// Write the hint of a journal whose `bytes`, up to the end of its last record, are whole and in its file, behind a sync. Without one the next opening takes longer: an error is only told.
+pub(crate) fn write(
+    directory: &dyn Directory,
+    hasher: &KeyHasher,
+    number: JournalNumber,
+    salt: Salt,
+    bytes: &[u8],
+) {
+    let temporary = format!("{}.tmp", file_name(number));
+    let written = try_write(directory, hasher, salt, bytes, &temporary)
+        .and_then(|()| directory.rename(&temporary, &file_name(number)));
+    if let Err(error) = written {
+        tracing::warn!("journal cache: no hint for journal {number}: {error}");
         // Nobody would before the next opening, and it may be for want of room that it is not whole.
-        let _ = shared.directory.remove(&temporary);
+        let _ = directory.remove(&temporary);
     }
 }
 
-fn try_write(shared: &Shared, journal: &Journal, end: usize, temporary: &str) -> io::Result<()> {
-    let arena = journal.arena.as_ref().expect("in memory until its hint is written");
-    let file = shared.directory.create(temporary, PAGE_BYTES as u64)?;
+fn try_write(
+    directory: &dyn Directory,
+    hasher: &KeyHasher,
+    salt: Salt,
+    bytes: &[u8],
+    temporary: &str,
+) -> io::Result<()> {
+    let file = directory.create(temporary, PAGE_BYTES as u64)?;
     let mut block = AlignedBuf::zeroed(BLOCK_BYTES);
     let (mut blocks, mut in_block, mut entries) = (0u32, 0, 0u32);
     let mut write_block = |block: &mut AlignedBuf, in_block: usize| {
         let used = BLOCK_HEADER_BYTES + in_block * ENTRY_BYTES;
         block[used..].fill(0);
         block[4..8].copy_from_slice(&(in_block as u32).to_le_bytes());
-        let checksum = journal.salt.checksum(blocks, &block[4..]);
+        let checksum = salt.checksum(blocks, &block[4..]);
         block[..4].copy_from_slice(&checksum.to_le_bytes());
         let at = PAGE_BYTES as u64 + u64::from(blocks) * BLOCK_BYTES as u64;
         blocks += 1;
         file.write_at(at, block)
     };
-    let bytes = arena.read(0..end).ok_or(io::ErrorKind::InvalidData)?;
     let mut at = FIRST_RECORD;
-    while at < end {
+    while at < bytes.len() {
         let record = Record::trusted(&bytes[at..]).ok_or(io::ErrorKind::InvalidData)?;
-        let entry = Entry::of(shared.hasher.hash(record.key()), Granule::at(at), &record);
+        let entry = Entry::of(hasher.hash(record.key()), Granule::at(at), &record);
         let to = BLOCK_HEADER_BYTES + in_block * ENTRY_BYTES;
         entry.write(&mut block[to..to + ENTRY_BYTES]);
         entries += 1;
@@ -133,12 +144,11 @@ fn try_write(shared: &Shared, journal: &Journal, end: usize, temporary: &str) ->
     }
     let mut page = AlignedBuf::zeroed(PAGE_BYTES);
     page[12..16].copy_from_slice(&entries.to_le_bytes());
-    page[16..24].copy_from_slice(&journal.salt.0.to_le_bytes());
-    page[24..32].copy_from_slice(&(end as u64).to_le_bytes());
+    page[16..24].copy_from_slice(&salt.0.to_le_bytes());
+    page[24..32].copy_from_slice(&(bytes.len() as u64).to_le_bytes());
     fields::seal(&mut page, MAGIC);
     file.write_at(0, &page)?;
-    file.sync()?;
-    shared.directory.rename(temporary, &file_name(journal.number))
+    file.sync()
 }
 
 /// The head of a journal's hint.

@@ -205,6 +205,10 @@ impl Reading<'_> {
                 journal.number
             );
         }
+        // The next opening need not do this again. What is damaged has none: records would be missing in it, and a hint is believed.
+        if damaged_bytes == 0 && end > FIRST_RECORD {
+            hint::write(self.directory, self.hasher, journal.number, journal.salt, &bytes[..end]);
+        }
         // What is damaged stays as it is, for whoever wants to look at it.
         let file_bytes = match (&journal.frames, damaged_bytes) {
             (None, 0) => self.cut(journal, file_bytes, end),

@@ -592,8 +592,8 @@ fn what_is_no_cache_is_not_touched() {
 fn a_directory_without_a_cache_stays_as_it_is_unless_one_may_be_made() {
     let directory = tempfile::tempdir().unwrap();
     let not_made = || Options { create: false, ..options() };
-    let error = Cache::open(directory.path(), not_made()).unwrap_err().to_string();
-    assert!(error.contains("there is no cache in it"), "{error}");
+    let error = Cache::open(directory.path(), not_made()).unwrap_err();
+    assert!(matches!(error, Error::NoCache { .. }), "{error}");
     assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
     let nested = directory.path().join("a/b/c");
     assert!(Cache::open(&nested, not_made()).is_err());
@@ -642,9 +642,22 @@ fn it_works_in_real_files() {
     Arc::into_inner(cache).unwrap().close().unwrap();
     // Room for another journal, so that nothing is evicted now.
     let larger = Options { max_disk_bytes: 64 << 20, ..options };
-    let cache = Cache::open(directory.path(), larger).unwrap();
+    let cache = Cache::open(directory.path(), larger.clone()).unwrap();
     assert_eq!(cache.recovered().scanned, 0);
     assert!(contents(&cache) == before);
+    // What has lost its hint is read whole once, and not again.
+    cache.close().unwrap();
+    let names = || std::fs::read_dir(directory.path()).unwrap().map(|it| it.unwrap().path());
+    let hints = || names().filter(|it| it.extension().is_some_and(|it| it == "hint"));
+    let there = hints().count();
+    assert!(there > 2, "{there}");
+    hints().for_each(|hint| std::fs::remove_file(hint).unwrap());
+    for scanned in [there, 0] {
+        let cache = Cache::open(directory.path(), larger.clone()).unwrap();
+        assert_eq!(cache.recovered().scanned, scanned);
+        assert!(contents(&cache) == before);
+        cache.close().unwrap();
+    }
     for (key, value) in before {
         let key_number = u64::from_le_bytes(key[..].try_into().unwrap());
         assert_eq!(value, (key_number / 2).to_le_bytes().repeat(100));
