@@ -64,16 +64,6 @@ impl Mapping {
         Ok(mapping)
     }
 
-    /// Have the system find and clear its pages now, and not when they are written to first. A system that can not (Linux before 5.14) does it then.
-    pub(crate) fn populate(&self) {
-        let advice = Advice::LinuxPopulateWrite;
-        // SAFETY: advice about pages that are mapped and that this value owns; it changes nothing that they hold.
-        let advised = unsafe { madvise(self.ptr.as_ptr().cast(), self.len, advice) };
-        if let Err(error) = advised {
-            tracing::debug!("{} bytes are not populated: {error}", self.len);
-        }
-    }
-
     pub(crate) fn ptr(&self) -> NonNull<u8> {
         self.ptr
     }

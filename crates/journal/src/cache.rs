@@ -24,6 +24,7 @@ use crate::keep;
 use crate::open::{self, Recovered};
 use crate::options::Options;
 use crate::place::{JournalNumber, Place};
+use crate::prepare::Preparer;
 use crate::record::Record;
 use crate::scan::{ScanCursor, Scanned};
 use crate::shared::{Shared, now_millis};
@@ -39,7 +40,14 @@ const READS_PER_COUNT: u64 = 16;
 pub struct Cache {
     pub(crate) shared: Arc<Shared>,
     recovered: Recovered,
-    threads: Vec<JoinHandle<()>>,
+    /// Each may wait for those before it.
+    threads: Vec<Running>,
+}
+
+/// A thread behind the cache, and how it is told to end.
+struct Running {
+    thread: JoinHandle<()>,
+    end: fn(&Shared),
 }
 
 impl Cache {
@@ -63,20 +71,37 @@ impl Cache {
     }
 
     pub(crate) fn open_in(directory: Box<dyn Directory>, options: Options) -> Result<Self> {
-        let path = directory.path().to_owned();
         let (shared, recovered) = open::open(directory, options)?;
         let shared = Arc::new(shared);
         let next = JournalNumber(shared.active.load().number.0 + 1);
-        let flusher = Flusher::new(shared.clone(), next);
+        let flusher = Flusher::new(shared.clone());
+        let preparer = Preparer::new(shared.clone(), next);
         let keeper = shared.clone();
         let mut cache = Self { shared, recovered, threads: Vec::new() };
-        let failed = |error| Error::io(path.clone(), "starting a thread")(error);
-        let spawn = |name: &str| thread::Builder::new().name(name.into());
-        cache.threads.push(spawn("journal-flush").spawn(move || flusher.run()).map_err(failed)?);
-        cache
-            .threads
-            .push(spawn("journal-keep").spawn(move || keep::run(&keeper)).map_err(failed)?);
+        cache.run("journal-flush", move || flusher.run(), |shared| shared.flush.close())?;
+        cache.run("journal-prepare", move || preparer.run(), |shared| shared.prepare.close())?;
+        cache.run(
+            "journal-keep",
+            move || keep::run(&keeper),
+            |shared| {
+                shared.keep.close();
+                // It may wait for a journal, which can not be made as long as others have all files.
+                shared.flush.tell();
+            },
+        )?;
         Ok(cache)
+    }
+
+    fn run(
+        &mut self,
+        name: &str,
+        run: impl FnOnce() + Send + 'static,
+        end: fn(&Shared),
+    ) -> Result<()> {
+        let failed = Error::io(self.shared.directory.path(), "starting a thread");
+        let thread = thread::Builder::new().name(name.into()).spawn(run).map_err(failed)?;
+        self.threads.push(Running { thread, end });
+        Ok(())
     }
 
     /// What the opening found.
@@ -331,14 +356,8 @@ impl Cache {
     }
 
     fn end(&mut self) {
-        self.shared.keep.close();
-        // It may wait for a journal, which can not be made as long as others have all files.
-        self.shared.flush.tell();
-        // The keeper may wait for the flusher, so the flusher ends last.
-        while let Some(thread) = self.threads.pop() {
-            if self.threads.is_empty() {
-                self.shared.flush.close();
-            }
+        while let Some(Running { thread, end }) = self.threads.pop() {
+            end(&self.shared);
             if thread.join().is_err() {
                 tracing::error!("journal cache: a thread has panicked");
             }
@@ -433,7 +452,7 @@ impl Shared {
             if counts.disk_reads.load(Ordering::Relaxed) >= self.promotion_reads()
                 && counts.is_sound()
             {
-                self.keep.wake();
+                self.keep.waker.wake();
             }
             return;
         }

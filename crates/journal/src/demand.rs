@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::compact::Compaction;
 use crate::error::{Error, Result};
-use crate::flush::LOOK_AGAIN;
+use crate::prepare::LOOK_AGAIN;
 use crate::options::Compression;
 use crate::place::JournalNumber;
 use crate::shared::Shared;
@@ -99,7 +99,7 @@ impl Shared {
         if !self.has_evictable(&state) {
             return Err(Error::DiskFull { max_bytes: self.options.max_disk_bytes });
         }
-        self.keep.wake();
+        self.keep.waker.wake();
         self.flush.changed.wait_for(&mut state, LOOK_AGAIN);
         Ok(())
     }

@@ -1,50 +1,36 @@
-//! The flusher: a thread that writes what is published, syncs it, seals full journals and keeps the next one ready.
+//! The flusher: a thread that writes what is published, syncs it and seals full journals.
 
 use std::collections::VecDeque;
-use std::io;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
-use std::thread::{self, Thread};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use alluvium_device::{AlignedBuf, PAGE_BYTES};
 use parking_lot::{Condvar, Mutex};
-use uuid::Uuid;
 
 use crate::error::{Error, Result};
-use crate::files::Directory;
 use crate::hint;
-use crate::journal::{CacheId, Counts, FIRST_RECORD, Journal, JournalHeader, file_name};
-use crate::options::{Durability, WhenFull};
-use crate::place::{JournalNumber, MAX_SPAN};
-use crate::pool::{Pool, Pooled};
-use crate::record::Salt;
-use crate::room::Who;
+use crate::journal::{FIRST_RECORD, Journal, file_name};
+use crate::options::Durability;
+use crate::place::JournalNumber;
 use crate::shared::{CHUNK_BYTES, Point, Shared};
+use crate::waker::Waker;
 
-/// How long it is waited for readers to let go of a journal whose memory is taken.
-pub(crate) const LET_GO_WITHIN: Duration = Duration::from_millis(10);
-/// Journals that are kept free for writers, beside those that they leave.
-const ROOM_AHEAD: usize = 2;
 /// A place that was taken is given up as soon as its bytes are copied.
 const PUBLISHED_WITHIN: Duration = Duration::from_millis(1);
-/// Numbers of journals are not further apart than this. What is left is for opening the cache, which makes one each time.
-const MOST_SPAN: u64 = MAX_SPAN / 4 * 3;
 /// Of [`Durability::Interval`].
 const LEAST_INTERVAL: Duration = Duration::from_millis(1);
-/// A flusher that waits for disk space looks again after this time, even if nobody tells it.
-pub(crate) const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
-/// What writers and the flusher tell each other.
+/// What writers, the flusher and the preparer tell each other.
 pub(crate) struct Flush {
+    pub(crate) waker: Waker,
     pub(crate) state: Mutex<State>,
     /// A spare is there, more is durable, or something has failed.
     pub(crate) changed: Condvar,
     /// Held while the directory is synced: [`Shared::sync_names`].
     pub(crate) naming: Mutex<()>,
     failed: OnceLock<Error>,
-    thread: OnceLock<Thread>,
-    is_woken: AtomicBool,
 }
 
 pub(crate) struct State {
@@ -52,6 +38,8 @@ pub(crate) struct State {
     pub(crate) pending: VecDeque<Arc<Journal>>,
     /// Takes over when the newest one is full.
     pub(crate) spare: Option<Arc<Journal>>,
+    /// Files were made since the directory was synced.
+    pub(crate) has_new_names: bool,
     /// Everything before it is on stable storage.
     durable: Point,
     /// Somebody waits until everything before it is.
@@ -84,6 +72,7 @@ impl Flush {
             state: Mutex::new(State {
                 pending: VecDeque::from([newest]),
                 spare: None,
+                has_new_names: false,
                 durable: start,
                 wanted: start,
                 failed: None,
@@ -95,18 +84,7 @@ impl Flush {
             changed: Condvar::new(),
             naming: Mutex::new(()),
             failed: OnceLock::new(),
-            thread: OnceLock::new(),
-            is_woken: AtomicBool::new(false),
-        }
-    }
-
-    /// There may be something to do.
-    pub(crate) fn wake(&self) {
-        // Once until it looks: writers that come in crowds leave the rest to the first one.
-        if !self.is_woken.swap(true, Ordering::AcqRel)
-            && let Some(thread) = self.thread.get()
-        {
-            thread.unpark();
+            waker: Waker::default(),
         }
     }
 
@@ -124,7 +102,7 @@ impl Flush {
                 return Err(error.clone());
             }
             state.wanted = state.wanted.max(point);
-            self.wake();
+            self.waker.wake();
             self.changed.wait(&mut state);
         }
         Ok(())
@@ -167,7 +145,7 @@ impl Flush {
     /// Write and sync everything, then end the thread.
     pub(crate) fn close(&self) {
         self.state.lock().is_closing = true;
-        self.wake();
+        self.waker.wake();
     }
 }
 
@@ -178,9 +156,6 @@ pub(crate) struct Flusher {
     written_bytes: usize,
     /// Written to since they were synced.
     unsynced: Vec<Arc<Journal>>,
-    /// Files were made since the directory was synced.
-    has_new_names: bool,
-    next_number: JournalNumber,
     synced_at: Instant,
 }
 
@@ -192,14 +167,12 @@ enum Step {
 }
 
 impl Flusher {
-    /// `next_number`: of the journal after the newest one.
-    pub(crate) fn new(shared: Arc<Shared>, next_number: JournalNumber) -> Self {
+    /// Nothing of the newest journal is written yet.
+    pub(crate) fn new(shared: Arc<Shared>) -> Self {
         Self {
             shared,
             written_bytes: FIRST_RECORD,
             unsynced: Vec::new(),
-            has_new_names: false,
-            next_number,
             synced_at: Instant::now(),
         }
     }
@@ -208,9 +181,13 @@ impl Flusher {
     pub(crate) fn run(mut self) {
         let shared = self.shared.clone();
         let _told = TellOfPanic(&shared);
-        let _ = shared.flush.thread.set(thread::current());
+        shared.flush.waker.is_here();
         loop {
-            shared.flush.is_woken.swap(false, Ordering::AcqRel);
+            shared.flush.waker.look();
+            // Of somebody else: the preparer, or who removes journals.
+            if shared.flush.failure().is_some() {
+                return;
+            }
             // Before the turn: what was written before the closing is written in it.
             let is_closing = shared.flush.state.lock().is_closing;
             match self.turn(is_closing) {
@@ -223,25 +200,15 @@ impl Flusher {
     }
 
     fn sleep(&self) {
-        if self.shared.flush.is_woken.load(Ordering::Acquire) {
-            return;
-        }
-        let (lacks_spare, is_waited_for) = {
+        let is_waited_for = {
             let state = self.shared.flush.state.lock();
-            (state.spare.is_none(), state.wanted > state.durable)
+            state.wanted > state.durable
         };
+        // Somebody has taken a place and not yet filled it; nobody tells when he has.
+        let publishing = is_waited_for.then_some(PUBLISHED_WITHIN);
         let interval =
             self.interval().map(|interval| interval.saturating_sub(self.synced_at.elapsed()));
-        let until = [
-            // Somebody has taken a place and not yet filled it; nobody tells when he has.
-            is_waited_for.then_some(PUBLISHED_WITHIN),
-            lacks_spare.then_some(LOOK_AGAIN),
-            interval,
-        ];
-        match until.into_iter().flatten().min() {
-            Some(time) => thread::park_timeout(time),
-            None => thread::park(),
-        }
+        self.shared.flush.waker.sleep([publishing, interval].into_iter().flatten().min());
     }
 
     fn interval(&self) -> Option<Duration> {
@@ -251,9 +218,8 @@ impl Flusher {
         }
     }
 
-    /// Everything that there is to do now, in pieces: the next journal, a chunk, a sync.
+    /// Everything that there is to do now, in pieces: a chunk, a sync.
     fn turn(&mut self, is_closing: bool) -> Result<Step> {
-        self.prepare()?;
         let (wanted, durable) = {
             let state = self.shared.flush.state.lock();
             (state.wanted, state.durable)
@@ -338,7 +304,9 @@ impl Flusher {
         self.write_hint(journal);
         self.shared.flush.state.lock().pending.pop_front();
         self.written_bytes = FIRST_RECORD;
-        self.shared.keep.wake();
+        // Its memory may be taken, and what it holds be moved.
+        self.shared.prepare.waker.wake();
+        self.shared.keep.waker.wake();
         Ok(())
     }
 
@@ -356,9 +324,10 @@ impl Flusher {
             let path = || self.shared.directory.path().join(file_name(journal.number));
             journal.file.sync().map_err(|error| Error::io(path(), "syncing records")(error))?;
         }
-        if self.has_new_names {
+        // Whatever is written by now is in a journal whose file was told of before.
+        let has_new_names = std::mem::take(&mut self.shared.flush.state.lock().has_new_names);
+        if has_new_names {
             self.shared.sync_names()?;
-            self.has_new_names = false;
         }
         self.synced_at = Instant::now();
         self.shared.flush.state.lock().durable = reached;
@@ -392,113 +361,6 @@ impl Flusher {
         }
         self.write_hint(&newest);
     }
-
-    /// See to it that a spare is there, if disk and memory allow one.
-    fn prepare(&mut self) -> Result<()> {
-        let shared = &self.shared;
-        let rooms_made = {
-            let state = shared.flush.state.lock();
-            if state.spare.is_some() {
-                return Ok(());
-            }
-            state.rooms_made
-        };
-        if shared.is_crowded() {
-            shared.keep.wake();
-        }
-        let made = match self.number_with_room() {
-            Some(number) => match self.take_arena()? {
-                Some(arena) => {
-                    // Or writers would wait for it, page by page.
-                    arena.populate();
-                    let made = make_journal(
-                        &*shared.directory,
-                        shared.id,
-                        number,
-                        shared.journal_bytes,
-                        arena,
-                    );
-                    match made {
-                        // Others have the files, and give them back: writers wait, and it is tried again.
-                        Err(error) if error.is_want_of_files() && !shared.may_evict_for_files() => {
-                            let mut state = shared.flush.state.lock();
-                            if !std::mem::replace(&mut state.lacks_files, true) {
-                                tracing::warn!("journal cache: {error}; writers wait for it");
-                                shared.flush.changed.notify_all();
-                            }
-                            return Ok(());
-                        }
-                        Err(error) if error.is_want_of_files() => None,
-                        made => made?,
-                    }
-                }
-                // All journals in memory wait to be written, and so does this.
-                None => return Ok(()),
-            },
-            None => None,
-        };
-        let mut state = shared.flush.state.lock();
-        match made {
-            Some(spare) => {
-                state.lacks_files = false;
-                self.has_new_names = true;
-                self.next_number = JournalNumber(spare.number.0 + 1);
-                state.shortage = Shortage::None;
-                state.spare = Some(Arc::new(spare));
-            }
-            // While it looked room was made: it is woken, and looks again.
-            None if state.rooms_made != rooms_made => return Ok(()),
-            None => {
-                state.shortage = Shortage::Known;
-                shared.keep.wake();
-            }
-        }
-        shared.flush.changed.notify_all();
-        Ok(())
-    }
-
-    /// The next journal's number, if there is room for it.
-    fn number_with_room(&self) -> Option<JournalNumber> {
-        let journals = &self.shared.journals;
-        if !journals.room.has_now(1) {
-            return None;
-        }
-        // A journal that has lived for long may have a number that this one would collide with.
-        let number = (self.next_number.0..).map(JournalNumber).find(|it| journals.is_free(*it))?;
-        // What can not be read is not moved out of the way in time.
-        let oldest = journals.all().first().map_or(number, |oldest| oldest.number);
-        (number.0 - oldest.0 < MOST_SPAN).then_some(number)
-    }
-
-    /// Memory for a journal: free, or the hot journal's that is read least. `None` if all of them wait to be written.
-    fn take_arena(&self) -> Result<Option<Pooled>> {
-        let shared = &self.shared;
-        let no_memory = || Error::no_memory("a journal");
-        if let Some(arena) = shared.pool.take().map_err(no_memory())? {
-            return Ok(Some(arena));
-        }
-        for _ in 0..shared.pool.beyond() {
-            // Its memory goes back to the system, and that of the next one is within the bound again.
-            if let Some(coldest) = shared.coldest_in_memory() {
-                shared.demote(&coldest);
-            }
-        }
-        let Some(coldest) = shared.coldest_in_memory() else {
-            // What waits to be written gives its memory back. If nothing does, readers have all of it.
-            let waits = shared.flush.state.lock().pending.len() > 1;
-            return if waits {
-                Ok(None)
-            } else {
-                shared.pool.take_beyond().map(Some).map_err(no_memory())
-            };
-        };
-        let let_go = move || shared.demote(&coldest);
-        match shared.pool.take_for_writers(LET_GO_WITHIN, let_go).map_err(no_memory())? {
-            Some(arena) => Ok(Some(arena)),
-            // Readers keep values of it. They may do so for ever.
-            None => shared.pool.take_beyond().map(Some).map_err(no_memory()),
-        }
-    }
 }
 
 /// Says so when a thread of the cache ends by a panic: others wait for what it does.
@@ -512,93 +374,8 @@ impl Drop for TellOfPanic<'_> {
     }
 }
 
-/// An empty journal in memory, its header in its file. `None` if the disk has no room for it.
-fn make_journal(
-    directory: &dyn Directory,
-    id: CacheId,
-    number: JournalNumber,
-    journal_bytes: usize,
-    arena: Pooled,
-) -> Result<Option<Journal>> {
-    let name = file_name(number);
-    let path = directory.path().join(&name);
-    let file = match directory.create(&name, journal_bytes as u64) {
-        Ok(file) => file,
-        Err(error)
-            if matches!(
-                error.kind(),
-                io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
-            ) =>
-        {
-            return Ok(None);
-        }
-        Err(error) => return Err(Error::io(path, "making a journal")(error)),
-    };
-    let salt = Salt(Uuid::new_v4().as_u64_pair().1);
-    let header = JournalHeader { cache: id, number, salt, is_compressed: false };
-    let mut page = arena.reserve(FIRST_RECORD).expect("an arena is larger than a page");
-    page.fill(0);
-    header.write(&mut page);
-    file.write_at(0, &page).map_err(Error::io(path, "writing the header"))?;
-    page.publish();
-    let file_bytes = journal_bytes as u64;
-    let (arena, beside) = (Some(Arc::new(arena)), AtomicUsize::new(0));
-    let counts = Arc::new(Counts::new(journal_bytes));
-    Ok(Some(Journal { number, salt, file, file_bytes, frames: None, arena, beside, counts }))
-}
-
-/// The first newest journal of an opened cache, durable. `None` if the disk has no room for it.
-pub(crate) fn first_journal(
-    directory: &dyn Directory,
-    id: CacheId,
-    number: JournalNumber,
-    journal_bytes: usize,
-    pool: &Arc<Pool>,
-) -> Result<Option<Journal>> {
-    let arena = pool.take_anyway().map_err(Error::no_memory("a journal"))?;
-    let path = directory.path();
-    let made = make_journal(directory, id, number, journal_bytes, arena)?;
-    if let Some(journal) = &made {
-        let header = path.join(file_name(number));
-        journal.file.sync().map_err(Error::io(header, "syncing the header"))?;
-        directory.sync().map_err(Error::io(path, "syncing the directory"))?;
-    }
-    Ok(made)
-}
-
 /// Bytes that are known to be published.
 fn published(journal: &Journal, from: usize, to: usize) -> &[u8] {
     let arena = journal.arena.as_ref().expect("a journal is in memory until it is written");
     arena.read(from..to).expect("published without a hole up to here")
-}
-
-impl Shared {
-    /// Whether journals have to go, so that writers find room when they need it.
-    pub(crate) fn is_crowded(&self) -> bool {
-        !self.journals.room.has(ROOM_AHEAD + self.leaves(Who::User)) || self.flush.is_short()
-    }
-
-    /// Whether a journal may go for its file: where compression has made more of them than there would be otherwise. Down to those it is others who have too many files open.
-    fn may_evict_for_files(&self) -> bool {
-        let plain_bytes = self.journals.room.journals() as u64 * self.journal_bytes as u64;
-        self.options.when_full == WhenFull::Evict && plain_bytes > self.options.max_disk_bytes
-    }
-
-    /// Whether there is a journal that eviction can remove.
-    pub(crate) fn has_evictable(&self, state: &State) -> bool {
-        self.options.when_full == WhenFull::Evict && self.journals.len() > state.pending.len()
-    }
-
-    /// The journal in memory that is read least, of those that are wholly written and that nobody is at who makes room.
-    pub(crate) fn coldest_in_memory(&self) -> Option<Arc<Journal>> {
-        let mut hot = self.journals.all();
-        // Whatever takes over from now on has a number beyond it: the newest journal's memory must not be taken for that of a written one.
-        let unwritten = self.flush.oldest_unwritten();
-        hot.retain(|journal| {
-            let is_busy = journal.counts.is_busy.load(Ordering::Acquire);
-            journal.arena.is_some() && journal.number < unwritten && !is_busy
-        });
-        hot.into_iter()
-            .min_by_key(|journal| (journal.counts.reads.load(Ordering::Relaxed), journal.number))
-    }
 }

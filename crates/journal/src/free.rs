@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
 use crate::files::File;
-use crate::flush::LET_GO_WITHIN;
+use crate::prepare::LET_GO_WITHIN;
 use crate::shared::Shared;
 
 /// Given back to the file system at a time.

@@ -1,9 +1,8 @@
 //! The keeper: a thread that compacts journals with few live records, evicts the oldest one when the disk budget is reached, brings into memory what is read, and compresses what is not in memory.
 
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
-use std::thread::{self, Thread};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -18,6 +17,7 @@ use crate::place::{Granule, JournalNumber};
 use crate::record::{Content, Kind, NewRecord, Record};
 use crate::room::Who;
 use crate::shared::{CHUNK_BYTES, NotAppended, Shared, now_millis};
+use crate::waker::Waker;
 
 /// Eviction keeps at most this part of a journal, so that it always makes room: what is kept may waste the end of the newest journal too, which is less than its longest record.
 const MAX_KEPT: usize = 2;
@@ -28,8 +28,7 @@ const TRY_AGAIN: Duration = Duration::from_secs(1);
 /// How others reach the keeper.
 #[derive(Default)]
 pub(crate) struct Keep {
-    thread: OnceLock<Thread>,
-    is_woken: AtomicBool,
+    pub(crate) waker: Waker,
     is_closing: AtomicBool,
     /// Records are in the files that the index does not name any more, and no newer ones say that they are gone.
     is_evicting: AtomicBool,
@@ -40,14 +39,6 @@ pub(crate) struct Keep {
 }
 
 impl Keep {
-    pub(crate) fn wake(&self) {
-        if !self.is_woken.swap(true, Ordering::AcqRel)
-            && let Some(thread) = self.thread.get()
-        {
-            thread.unpark();
-        }
-    }
-
     pub(crate) fn is_evicting(&self) -> bool {
         self.is_evicting.load(Ordering::Acquire)
     }
@@ -59,8 +50,7 @@ impl Keep {
     /// End the thread after the journal that it is at.
     pub(crate) fn close(&self) {
         self.is_closing.store(true, Ordering::Release);
-        self.is_woken.store(false, Ordering::Release);
-        self.wake();
+        self.waker.wake();
     }
 }
 
@@ -68,25 +58,25 @@ impl Keep {
 pub(crate) fn run(shared: &Arc<Shared>) {
     let keep = &shared.keep;
     let _told = TellOfPanic(shared);
-    let _ = keep.thread.set(thread::current());
+    keep.waker.is_here();
     let mut is_warm = false;
-    while !keep.is_closing() {
-        keep.is_woken.swap(false, Ordering::AcqRel);
+    loop {
+        keep.waker.look();
+        if keep.is_closing() {
+            return;
+        }
         let turn = keep.turn.lock();
         let worked = shared.turn(&mut is_warm);
         drop(turn);
         if let Err(error) = &worked {
             tracing::warn!("journal cache: {error}");
         }
-        if matches!(worked, Ok(true)) || keep.is_woken.load(Ordering::Acquire) {
+        if matches!(worked, Ok(true)) {
             continue;
         }
-        if worked.is_err() && shared.flush.failure().is_none() {
-            // Writers may wait for the room that it has not made, and who waits does not ask again.
-            thread::park_timeout(TRY_AGAIN);
-        } else {
-            thread::park();
-        }
+        // Writers may wait for the room that it has not made, and who waits does not ask again.
+        let is_tried_again = worked.is_err() && shared.flush.failure().is_none();
+        keep.waker.sleep(is_tried_again.then_some(TRY_AGAIN));
     }
 }
 

@@ -63,6 +63,7 @@ mod options;
 mod pieces;
 mod place;
 mod pool;
+mod prepare;
 mod promote;
 mod record;
 mod recover;
@@ -76,6 +77,7 @@ mod swap;
 mod sync;
 #[cfg(all(test, not(loom)))]
 mod tests;
+mod waker;
 mod walk;
 
 pub use cache::{Cache, Lookup, Value};

@@ -15,7 +15,7 @@ use crate::clear::{SET_ASIDE, is_of_a_cache};
 use crate::error::{Error, Result};
 use crate::fields::{self, u64_at};
 use crate::files::{Directory, File};
-use crate::flush::{Flush, first_journal};
+use crate::flush::Flush;
 use crate::frames::Frames;
 use crate::hash::KeyHasher;
 use crate::hint::{self, Head};
@@ -27,6 +27,7 @@ use crate::keep::Keep;
 use crate::options::{Compression, Options, WhenFull, is_size};
 use crate::place::{JournalNumber, MAX_SPAN};
 use crate::pool::Pool;
+use crate::prepare::{Prepare, first_journal};
 use crate::record::Salt;
 use crate::recover::{Reading, is_tombstone};
 use crate::shared::{CHUNK_BYTES, Counters, Shared};
@@ -279,6 +280,7 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
         blocks,
         active: ArcSwap::new(newest.clone()),
         flush: Flush::new(newest.clone()),
+        prepare: Prepare::default(),
         keep,
         counters: Counters::default(),
     };

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use alluvium_device::{AlignedBuf, PAGE_BYTES};
 
 use crate::error::{Error, Result};
-use crate::flush::LET_GO_WITHIN;
+use crate::prepare::LET_GO_WITHIN;
 use crate::journal::{FIRST_RECORD, Journal, Loaded};
 use crate::place::Granule;
 use crate::pool::Pooled;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::error::{Error, Result};
-use crate::flush::LET_GO_WITHIN;
+use crate::prepare::LET_GO_WITHIN;
 use crate::journal::{FIRST_RECORD, Journal};
 use crate::pieces::each_in;
 use crate::pool::Pooled;
@@ -31,7 +31,7 @@ impl Shared {
         hot.counts.disk_reads.store(0, Ordering::Relaxed);
         self.journals.replace(hot, Arc::new(hot.with_memory(None)));
         // It can be compressed now.
-        self.keep.wake();
+        self.keep.waker.wake();
     }
 
     /// Bring the newest cold journal back into memory, of those that can be read, if there is memory; whether it was tried.

@@ -8,7 +8,7 @@ use alluvium_device::PAGE_BYTES;
 
 use crate::error::{Error, Result};
 use crate::files::Directory;
-use crate::flush::LOOK_AGAIN;
+use crate::prepare::LOOK_AGAIN;
 use crate::hash::KeyHasher;
 use crate::hint::{self, Entry};
 use crate::index::{Index, Recovery};

@@ -20,6 +20,7 @@ use crate::keep::Keep;
 use crate::options::{Durability, Options, WhenFull};
 use crate::place::{Granule, JournalNumber, Place};
 use crate::pool::Pool;
+use crate::prepare::Prepare;
 use crate::record::{Content, MAX_KEY_BYTES, NewRecord, Record};
 use crate::room::Who;
 
@@ -40,6 +41,7 @@ pub(crate) struct Shared {
     /// The newest journal.
     pub(crate) active: ArcSwap<Journal>,
     pub(crate) flush: Flush,
+    pub(crate) prepare: Prepare,
     pub(crate) keep: Keep,
     pub(crate) counters: Counters,
 }
@@ -388,7 +390,7 @@ impl Shared {
     /// Tell the flusher, if there is enough for it.
     pub(crate) fn nudge(&self, appended: Appended) {
         if appended.crosses_chunk {
-            self.flush.wake();
+            self.flush.waker.wake();
         }
     }
 
@@ -410,7 +412,8 @@ impl Shared {
         next.beside.store(self.beside(), Ordering::Relaxed);
         state.pending.push_back(next.clone());
         self.active.store(next);
-        self.flush.wake();
+        self.flush.waker.wake();
+        self.prepare.waker.wake();
         true
     }
 
@@ -454,7 +457,7 @@ impl Shared {
         state.rooms_made += 1;
         self.flush.changed.notify_all();
         drop(state);
-        self.flush.wake();
+        self.prepare.waker.wake();
     }
 
     /// The same as [`Self::try_rotate`], waiting until the next one is there, or until the newest one is not kept from `who` any more. With no lock held.
@@ -476,14 +479,14 @@ impl Shared {
                 return Err(error.clone());
             }
             // Also for whoever is refused now: what was deleted since it looked may be enough to make room.
-            self.keep.wake();
+            self.keep.waker.wake();
             if !self.room_may_come(&state, who) {
                 return Err(Error::DiskFull { max_bytes: self.options.max_disk_bytes });
             }
             if !std::mem::replace(&mut has_waited, true) {
                 self.counters.stalls.fetch_add(1, Ordering::Relaxed);
             }
-            self.flush.wake();
+            self.prepare.waker.wake();
             self.flush.changed.wait(&mut state);
         }
     }
@@ -495,7 +498,7 @@ impl Shared {
                 let is_short = state.shortage == Shortage::Known;
                 !is_short || state.pending.len() > 1 || self.has_evictable(state)
             }
-            // The flusher makes one if there is room; and what is set aside is given up for it.
+            // The preparer makes one if there is room; and what is set aside is given up for it.
             WhenFull::Refuse => {
                 self.journals.room.has(1 + self.leaves(who))
                     && (state.shortage != Shortage::Known || self.journals.room.is_set_aside())
@@ -511,7 +514,7 @@ impl Shared {
             if is_hopeless || (state.lacks_files && self.keep.is_closing()) {
                 return false;
             }
-            self.flush.wake();
+            self.prepare.waker.wake();
             self.flush.changed.wait(&mut state);
         }
         true

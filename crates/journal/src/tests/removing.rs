@@ -12,15 +12,20 @@ use crate::flush::Flusher;
 use crate::inspect::inspect_in;
 use crate::journal::{Journal, file_name};
 use crate::place::JournalNumber;
+use crate::prepare::Preparer;
 use crate::shared::Shared;
 
 /// A cache without its keeper: no journal goes but by a call. Closed afterwards.
 fn without_keeper(directory: &SimDirectory, options: &Options, work: impl FnOnce(&Shared)) {
     let shared = Arc::new(still(directory, options));
     let next = JournalNumber(shared.active.load().number.0 + 1);
-    let flusher = Flusher::new(shared.clone(), next);
+    let preparer = Preparer::new(shared.clone(), next);
+    let preparer = thread::spawn(move || preparer.run());
+    let flusher = Flusher::new(shared.clone());
     let flusher = thread::spawn(move || flusher.run());
     work(&shared);
+    shared.prepare.close();
+    preparer.join().unwrap();
     shared.flush.close();
     flusher.join().unwrap();
 }

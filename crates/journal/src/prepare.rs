@@ -1,0 +1,269 @@
+//! The preparer: a thread that makes the journal after the newest one, the *spare*, before it is needed: so neither the writers nor the flusher wait for the system to clear memory, or for readers to let go of it.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use uuid::Uuid;
+
+use crate::error::{Error, Result};
+use crate::files::Directory;
+use crate::flush::{Shortage, State, TellOfPanic};
+use crate::journal::{CacheId, Counts, FIRST_RECORD, Journal, JournalHeader, file_name};
+use crate::options::WhenFull;
+use crate::place::{JournalNumber, MAX_SPAN};
+use crate::pool::{Pool, Pooled};
+use crate::record::Salt;
+use crate::room::Who;
+use crate::shared::Shared;
+use crate::waker::Waker;
+
+/// How long it is waited for readers to let go of a journal whose memory is taken.
+pub(crate) const LET_GO_WITHIN: Duration = Duration::from_millis(10);
+/// Journals that are kept free for writers, beside those that they leave.
+const ROOM_AHEAD: usize = 2;
+/// Numbers of journals are not further apart than this. What is left is for opening the cache, which makes one each time.
+const MOST_SPAN: u64 = MAX_SPAN / 4 * 3;
+/// Where there was no room it is looked again after this time, even if nobody tells of any.
+pub(crate) const LOOK_AGAIN: Duration = Duration::from_millis(100);
+
+/// How others reach the preparer.
+#[derive(Default)]
+pub(crate) struct Prepare {
+    /// The spare was taken, or there is more room or memory than before.
+    pub(crate) waker: Waker,
+    is_closing: AtomicBool,
+}
+
+impl Prepare {
+    /// End the thread. The spare stays.
+    pub(crate) fn close(&self) {
+        self.is_closing.store(true, Ordering::Release);
+        self.waker.wake();
+    }
+}
+
+/// The preparer's own.
+pub(crate) struct Preparer {
+    shared: Arc<Shared>,
+    next_number: JournalNumber,
+}
+
+impl Preparer {
+    /// `next_number`: of the journal after the newest one.
+    pub(crate) fn new(shared: Arc<Shared>, next_number: JournalNumber) -> Self {
+        Self { shared, next_number }
+    }
+
+    /// Until the cache is closed or a write fails.
+    pub(crate) fn run(mut self) {
+        let shared = self.shared.clone();
+        let _told = TellOfPanic(&shared);
+        let prepare = &shared.prepare;
+        prepare.waker.is_here();
+        loop {
+            prepare.waker.look();
+            if prepare.is_closing.load(Ordering::Acquire) || shared.flush.failure().is_some() {
+                return;
+            }
+            if let Err(error) = self.prepare() {
+                return shared.flush.fail(error);
+            }
+            let lacks_spare = shared.flush.state.lock().spare.is_none();
+            prepare.waker.sleep(lacks_spare.then_some(LOOK_AGAIN));
+        }
+    }
+
+    /// See to it that a spare is there, if disk and memory allow one.
+    fn prepare(&mut self) -> Result<()> {
+        let shared = &self.shared;
+        let rooms_made = {
+            let state = shared.flush.state.lock();
+            if state.spare.is_some() {
+                return Ok(());
+            }
+            state.rooms_made
+        };
+        if shared.is_crowded() {
+            shared.keep.waker.wake();
+        }
+        let made = match self.number_with_room() {
+            Some(number) => match self.take_arena()? {
+                Some(mut arena) => {
+                    // Or writers would wait for it, page by page.
+                    arena.populate();
+                    let made = make_journal(
+                        &*shared.directory,
+                        shared.id,
+                        number,
+                        shared.journal_bytes,
+                        arena,
+                    );
+                    match made {
+                        // Others have the files, and give them back: writers wait, and it is tried again.
+                        Err(error) if error.is_want_of_files() && !shared.may_evict_for_files() => {
+                            let mut state = shared.flush.state.lock();
+                            if !std::mem::replace(&mut state.lacks_files, true) {
+                                tracing::warn!("journal cache: {error}; writers wait for it");
+                                shared.flush.changed.notify_all();
+                            }
+                            return Ok(());
+                        }
+                        Err(error) if error.is_want_of_files() => None,
+                        made => made?,
+                    }
+                }
+                // All journals in memory wait to be written, and so does this.
+                None => return Ok(()),
+            },
+            None => None,
+        };
+        let mut state = shared.flush.state.lock();
+        match made {
+            Some(spare) => {
+                self.next_number = JournalNumber(spare.number.0 + 1);
+                state.lacks_files = false;
+                state.has_new_names = true;
+                state.shortage = Shortage::None;
+                state.spare = Some(Arc::new(spare));
+            }
+            // While it looked room was made: it is woken, and looks again.
+            None if state.rooms_made != rooms_made => return Ok(()),
+            None => {
+                state.shortage = Shortage::Known;
+                shared.keep.waker.wake();
+            }
+        }
+        shared.flush.changed.notify_all();
+        Ok(())
+    }
+
+    /// The next journal's number, if there is room for it.
+    fn number_with_room(&self) -> Option<JournalNumber> {
+        let journals = &self.shared.journals;
+        if !journals.room.has_now(1) {
+            return None;
+        }
+        // A journal that has lived for long may have a number that this one would collide with.
+        let number = (self.next_number.0..).map(JournalNumber).find(|it| journals.is_free(*it))?;
+        // What can not be read is not moved out of the way in time.
+        let oldest = journals.all().first().map_or(number, |oldest| oldest.number);
+        (number.0 - oldest.0 < MOST_SPAN).then_some(number)
+    }
+
+    /// Memory for a journal: free, or the hot journal's that is read least. `None` if all of them wait to be written: the flusher tells when one does not any more.
+    fn take_arena(&self) -> Result<Option<Pooled>> {
+        let shared = &self.shared;
+        let no_memory = || Error::no_memory("a journal");
+        if let Some(arena) = shared.pool.take().map_err(no_memory())? {
+            return Ok(Some(arena));
+        }
+        for _ in 0..shared.pool.beyond() {
+            // Its memory goes back to the system, and that of the next one is within the bound again.
+            if let Some(coldest) = shared.coldest_in_memory() {
+                shared.demote(&coldest);
+            }
+        }
+        let Some(coldest) = shared.coldest_in_memory() else {
+            // What waits to be written gives its memory back. If nothing does, readers have all of it.
+            let waits = shared.flush.state.lock().pending.len() > 1;
+            return if waits {
+                Ok(None)
+            } else {
+                shared.pool.take_beyond().map(Some).map_err(no_memory())
+            };
+        };
+        let let_go = move || shared.demote(&coldest);
+        match shared.pool.take_for_writers(LET_GO_WITHIN, let_go).map_err(no_memory())? {
+            Some(arena) => Ok(Some(arena)),
+            // Readers keep values of it. They may do so for ever.
+            None => shared.pool.take_beyond().map(Some).map_err(no_memory()),
+        }
+    }
+}
+
+/// An empty journal in memory, its header in its file. `None` if the disk has no room for it.
+fn make_journal(
+    directory: &dyn Directory,
+    id: CacheId,
+    number: JournalNumber,
+    journal_bytes: usize,
+    arena: Pooled,
+) -> Result<Option<Journal>> {
+    let name = file_name(number);
+    let path = directory.path().join(&name);
+    let file = match directory.create(&name, journal_bytes as u64) {
+        Ok(file) => file,
+        Err(error)
+            if matches!(
+                error.kind(),
+                io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
+            ) =>
+        {
+            return Ok(None);
+        }
+        Err(error) => return Err(Error::io(path, "making a journal")(error)),
+    };
+    let salt = Salt(Uuid::new_v4().as_u64_pair().1);
+    let header = JournalHeader { cache: id, number, salt, is_compressed: false };
+    let mut page = arena.reserve(FIRST_RECORD).expect("an arena is larger than a page");
+    page.fill(0);
+    header.write(&mut page);
+    file.write_at(0, &page).map_err(Error::io(path, "writing the header"))?;
+    page.publish();
+    let file_bytes = journal_bytes as u64;
+    let (arena, beside) = (Some(Arc::new(arena)), AtomicUsize::new(0));
+    let counts = Arc::new(Counts::new(journal_bytes));
+    Ok(Some(Journal { number, salt, file, file_bytes, frames: None, arena, beside, counts }))
+}
+
+/// The first newest journal of an opened cache, durable. `None` if the disk has no room for it.
+pub(crate) fn first_journal(
+    directory: &dyn Directory,
+    id: CacheId,
+    number: JournalNumber,
+    journal_bytes: usize,
+    pool: &Arc<Pool>,
+) -> Result<Option<Journal>> {
+    let arena = pool.take_anyway().map_err(Error::no_memory("a journal"))?;
+    let path = directory.path();
+    let made = make_journal(directory, id, number, journal_bytes, arena)?;
+    if let Some(journal) = &made {
+        let header = path.join(file_name(number));
+        journal.file.sync().map_err(Error::io(header, "syncing the header"))?;
+        directory.sync().map_err(Error::io(path, "syncing the directory"))?;
+    }
+    Ok(made)
+}
+
+impl Shared {
+    /// Whether journals have to go, so that writers find room when they need it.
+    pub(crate) fn is_crowded(&self) -> bool {
+        !self.journals.room.has(ROOM_AHEAD + self.leaves(Who::User)) || self.flush.is_short()
+    }
+
+    /// Whether a journal may go for its file: where compression has made more of them than there would be otherwise. Down to those it is others who have too many files open.
+    fn may_evict_for_files(&self) -> bool {
+        let plain_bytes = self.journals.room.journals() as u64 * self.journal_bytes as u64;
+        self.options.when_full == WhenFull::Evict && plain_bytes > self.options.max_disk_bytes
+    }
+
+    /// Whether there is a journal that eviction can remove.
+    pub(crate) fn has_evictable(&self, state: &State) -> bool {
+        self.options.when_full == WhenFull::Evict && self.journals.len() > state.pending.len()
+    }
+
+    /// The journal in memory that is read least, of those that are wholly written and that nobody is at who makes room.
+    pub(crate) fn coldest_in_memory(&self) -> Option<Arc<Journal>> {
+        let mut hot = self.journals.all();
+        // Whatever takes over from now on has a number beyond it: the newest journal's memory must not be taken for that of a written one.
+        let unwritten = self.flush.oldest_unwritten();
+        hot.retain(|journal| {
+            let is_busy = journal.counts.is_busy.load(Ordering::Acquire);
+            journal.arena.is_some() && journal.number < unwritten && !is_busy
+        });
+        hot.into_iter()
+            .min_by_key(|journal| (journal.counts.reads.load(Ordering::Relaxed), journal.number))
+    }
+}
