@@ -257,6 +257,10 @@ impl Race<'_> {
             format!(
                 "of all figures the harness is about {put:.3} us of a put, {read:.3} us of a read"
             ),
+            match system::gives_memory_back() {
+                true => "the kernel can give free memory back to a host: a pause before each store, so that all begin with memory that the host has to find and clear".into(),
+                false => "free memory stays with the kernel".into(),
+            },
         ];
         for note in &notes {
             println!("{note}");
@@ -321,6 +325,9 @@ impl Race<'_> {
         let spec = Spec { group: group.as_ref().map(path), ..spec.clone() };
         // What the one before has left to the kernel must not be written while this one is measured.
         system::sync(&self.options.dir)?;
+        if self.options.is_whole() {
+            system::forget_memory();
+        }
         let mut child = Command::new(std::env::current_exe()?)
             .arg("--child")
             .arg(serde_json::to_string(&spec)?)

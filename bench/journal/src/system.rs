@@ -60,6 +60,22 @@ pub fn sync(directory: &Path) -> Result<()> {
     Ok(rustix::fs::syncfs(File::open(directory)?)?)
 }
 
+/// As long as the kernel takes, and longer, to give back what a process of some GiB has left.
+const GIVEN_BACK_WITHIN: Duration = Duration::from_secs(10);
+
+/// Whether the kernel of a virtual machine may give memory that is free back to its host, a few seconds after it came free (free page reporting). Who is given such memory again waits for the host to find and clear it,
+/// some twenty times as long as for what has just come free: so the one who runs right behind another has it better.
+pub fn gives_memory_back() -> bool {
+    Path::new("/sys/module/page_reporting").exists()
+}
+
+/// Wait until what the process before has left is given back: everybody begins alike.
+pub fn forget_memory() {
+    if gives_memory_back() {
+        thread::sleep(GIVEN_BACK_WITHIN);
+    }
+}
+
 /// Room that a directory takes on its disk: holes do not count.
 pub fn disk_bytes(directory: &Path) -> Result<u64> {
     let mut bytes = 0;
