@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use crate::compact::Compaction;
 use crate::error::{Error, Result};
-use crate::prepare::LOOK_AGAIN;
 use crate::options::Compression;
 use crate::place::JournalNumber;
+use crate::prepare::LOOK_AGAIN;
 use crate::shared::Shared;
 
 /// How far a [`crate::Cache::compact`] is, or has come.

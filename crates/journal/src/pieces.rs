@@ -7,10 +7,10 @@ use std::sync::Arc;
 use alluvium_device::{AlignedBuf, PAGE_BYTES};
 
 use crate::error::{Error, Result};
-use crate::prepare::LET_GO_WITHIN;
 use crate::journal::{FIRST_RECORD, Journal, Loaded};
 use crate::place::Granule;
 use crate::pool::Pooled;
+use crate::prepare::LET_GO_WITHIN;
 use crate::record::{HEADER_BYTES, Header, Record, Salt};
 use crate::shared::{CHUNK_BYTES, Shared};
 use crate::walk::{Found, Walk};

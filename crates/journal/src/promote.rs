@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::error::{Error, Result};
-use crate::prepare::LET_GO_WITHIN;
 use crate::journal::{FIRST_RECORD, Journal};
 use crate::pieces::each_in;
 use crate::pool::Pooled;
+use crate::prepare::LET_GO_WITHIN;
 use crate::shared::Shared;
 
 /// Bytes that a disk reads one after the other in the time of one read at random. Bringing a journal in takes as long as so many of its reads as it has of these.

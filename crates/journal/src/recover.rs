@@ -8,7 +8,6 @@ use alluvium_device::PAGE_BYTES;
 
 use crate::error::{Error, Result};
 use crate::files::Directory;
-use crate::prepare::LOOK_AGAIN;
 use crate::hash::KeyHasher;
 use crate::hint::{self, Entry};
 use crate::index::{Index, Recovery};
@@ -17,6 +16,7 @@ use crate::open::Old;
 use crate::pieces::each_in;
 use crate::place::Place;
 use crate::pool::{Pool, Pooled};
+use crate::prepare::LOOK_AGAIN;
 use crate::walk::{Found, Walk};
 
 /// Entries whose slots in the index are fetched at one time.
