@@ -7,6 +7,7 @@ mod engine;
 mod engines;
 mod race;
 mod report;
+mod saved;
 mod system;
 mod workload;
 
@@ -48,16 +49,19 @@ struct Options {
     /// Seconds after which filling a store is given up, with what would come after it.
     #[arg(long, value_name = "S", default_value_t = 900, value_parser = clap::value_parser!(u64).range(1..))]
     patience: u64,
-    /// Only measure reads beside maintenance, which otherwise comes at the end.
+    /// Only measure reads beside maintenance. It comes at the end of a run that is not told to measure a part.
     #[arg(long, conflicts_with_all = ["engines", "threads", "memory", "data"])]
     beside: bool,
+    /// Measure nothing: make the tables and plots of what runs have written into these directories, also if they were ended before their time. Their settings have to be the same; rounds of one engine count together.
+    #[arg(long, value_name = "DIR,DIR", value_delimiter = ',', conflicts_with_all = ["engines", "threads", "memory", "data", "beside", "rounds", "entries"])]
+    report: Vec<PathBuf>,
     /// MiB of records that are put each second while reads beside maintenance are measured.
     #[arg(long, value_name = "MIB", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=1024))]
     rate: u64,
     /// Where stores are made and removed, on the disk that is to be measured: an empty or new directory.
     #[arg(long, value_name = "DIR", default_value = "target/bench-journal/stores")]
     dir: PathBuf,
-    /// Where to write all figures (`results.jsonl`, `beside.jsonl`) and the tables (`tables.md`, `beside.md`).
+    /// Where to write all figures (`results.jsonl`, `beside.jsonl`) and the tables (`tables.md`, `docs.md`, `beside.md`).
     #[arg(long, value_name = "DIR", default_value = "target/bench-journal")]
     out: PathBuf,
     /// Where to write the plots, but those of a trial. Default: nowhere.
@@ -79,10 +83,17 @@ fn run(options: &Options) -> Result<()> {
     if let Some(spec) = &options.child {
         return child::run(&serde_json::from_str(spec)?);
     }
+    if !options.report.is_empty() {
+        let results = saved::together(&options.report)?;
+        std::fs::create_dir_all(&options.out)?;
+        return report::write(&results, &options.out, options.plots.as_deref());
+    }
     if !options.beside {
         race::run(options)?;
     }
-    if options.engines.is_empty() || options.engines.contains(&Name::Journal) {
+    let is_part =
+        !options.engines.is_empty() || !options.threads.is_empty() || options.data.is_some();
+    if !is_part {
         beside::run(options)?;
     }
     Ok(())

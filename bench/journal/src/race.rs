@@ -1,21 +1,22 @@
 //! All engines, in turn, round by round.
 
-use std::fs::{self, File};
+use std::fs;
 use std::hint::black_box;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use alluvium_device::sim::Random;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::cgroup::Group;
 use crate::child::{Message, Plan, Spec};
 use crate::engine::Result;
 use crate::engines::{self, Name};
 use crate::report;
+use crate::saved::{Log, Settings};
 use crate::system;
 use crate::workload::{ENTRY_BYTES, Puts, Sampler, Values, Workload, key};
 use crate::{Data, Options};
@@ -45,7 +46,7 @@ const BATCHES: [u32; 2] = [1, 1000];
 const TRIAL_ENTRIES: u64 = 100_000;
 
 /// How large the memory is, and how many threads there are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Scene {
     /// The data are larger than the memory.
     pub is_large: bool,
@@ -53,7 +54,7 @@ pub struct Scene {
 }
 
 /// What a child has told.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Outcome {
     pub engine: Name,
     #[serde(flatten)]
@@ -66,7 +67,6 @@ pub struct Outcome {
 /// What the tables are about.
 pub struct Results {
     pub entries: u64,
-    pub rounds: u32,
     pub engines: Vec<Name>,
     pub scenes: Vec<Scene>,
     pub outcomes: Vec<Outcome>,
@@ -115,7 +115,6 @@ pub fn run(options: &Options) -> Result<()> {
     };
     let mut results = Results {
         entries: options.entries,
-        rounds,
         engines: engines.clone(),
         scenes: scenes.clone(),
         outcomes: Vec::new(),
@@ -129,7 +128,7 @@ pub fn run(options: &Options) -> Result<()> {
         println!("{note}");
         results.notes.push(note);
     }
-    let mut lines = File::create(options.out.join("results.jsonl"))?;
+    let mut log = Log::new(&options.out, race.settings(), &results.notes)?;
     for round in 1..=rounds {
         for scene in &scenes {
             for position in 0..engines.len() {
@@ -142,7 +141,7 @@ pub fn run(options: &Options) -> Result<()> {
                         println!("  {}", report::line(message));
                         let outcome =
                             Outcome { engine, scene: *scene, round, message: message.clone() };
-                        writeln!(lines, "{}", serde_json::to_string(&outcome)?)?;
+                        log.outcome(&outcome)?;
                         results.outcomes.push(outcome);
                         Ok(())
                     });
@@ -154,6 +153,7 @@ pub fn run(options: &Options) -> Result<()> {
                             report::scene(*scene)
                         );
                         println!("  failed: {what}");
+                        log.failure(&what)?;
                         results.failures.push(what);
                     }
                 }
@@ -164,7 +164,7 @@ pub fn run(options: &Options) -> Result<()> {
     let _ = fs::remove_dir(&options.dir);
     // A trial is no picture of anything.
     let plots = options.plots.as_deref().filter(|_| is_whole);
-    report::write(&results, &options.out.join("tables.md"), plots)
+    report::write(&results, &options.out, plots)
 }
 
 /// A directory of its own, with room.
@@ -266,6 +266,18 @@ impl Race<'_> {
             println!("{note}");
         }
         notes
+    }
+
+    fn settings(&self) -> Settings {
+        let options = self.options;
+        Settings {
+            entries: options.entries,
+            fits_bytes: options.memory_bytes(false),
+            large_bytes: options.memory_bytes(true),
+            seconds: options.seconds,
+            is_bounded: self.unbounded.is_none(),
+            has_pauses: system::gives_memory_back() && options.is_whole(),
+        }
     }
 
     fn spec(&self, engine: Name, plan: Plan, scene: Scene) -> Spec {

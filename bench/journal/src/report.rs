@@ -118,6 +118,16 @@ impl Results {
         })
     }
 
+    /// How often an engine was measured.
+    fn rounds(&self, scene: Scene, engine: Name) -> usize {
+        let rounds = WORKLOADS.iter().map(|workload| self.rows(scene, engine, *workload).count());
+        rounds.max().unwrap_or(0)
+    }
+
+    fn most_rounds(&self, scene: Scene) -> usize {
+        self.engines.iter().map(|engine| self.rounds(scene, *engine)).max().unwrap_or(0)
+    }
+
     fn of(
         &self,
         scene: Scene,
@@ -363,15 +373,76 @@ fn stores(results: &Results, of: Scene) -> Table {
     Table { head, lines }
 }
 
+/// Three digits, as far as they tell something.
+fn short(value: f64) -> String {
+    let digits = match value {
+        _ if value >= 99.95 => 0,
+        _ if value >= 9.995 => 1,
+        _ if value >= 0.0995 => 2,
+        _ => 3,
+    };
+    format!("{value:.digits$}")
+}
+
+/// All that is in the tables of a scene in a smaller one, a column for each engine.
+fn columns(results: &Results, of: Scene) -> Table {
+    let there: Vec<Name> =
+        results.engines.iter().copied().filter(|it| results.rounds(of, *it) > 0).collect();
+    let mut lines = Vec::new();
+    let mut line = |name: String, cell: &dyn Fn(Name) -> Option<String>| {
+        let cells = there.iter().map(|engine| cell(*engine).unwrap_or_else(|| "-".into()));
+        lines.push(Line::Cells(std::iter::once(name).chain(cells).collect()));
+    };
+    line("rounds".into(), &|engine| Some(results.rounds(of, engine).to_string()));
+    for workload in WORKLOADS {
+        line(format!("{}, us/op (CPU us)", workload.text()), &|engine| {
+            let wall = results.of(of, engine, workload, |row| row.wall_us)?;
+            let cpu = results.of(of, engine, workload, |row| row.cpu_us)?;
+            let mark = if results.has_done(of, engine, workload) { "" } else { " *" };
+            Some(format!("{} ({}){mark}", short(wall), short(cpu)))
+        });
+    }
+    for workload in WORKLOADS {
+        line(format!("{}, p99 us", workload.text()), &|engine| {
+            results.of(of, engine, workload, |row| row.p99_us).map(short)
+        });
+    }
+    line("MiB resident, most".into(), &|engine| {
+        let peaks = WORKLOADS
+            .iter()
+            .filter_map(|workload| results.of(of, engine, *workload, |row| row.peak_bytes as f64));
+        peaks.reduce(f64::max).map(|bytes| format!("{:.0}", bytes / MIB))
+    });
+    let mut pair = |name: &str, figure: &dyn Fn(&Store) -> Option<f64>, cell: fn(f64) -> String| {
+        line(name.into(), &|engine| {
+            let of_plan = |plan| {
+                let figures = results.stores(of, engine, plan).filter_map(figure);
+                median(figures).map_or_else(|| "-".into(), cell)
+            };
+            Some([Plan::Ordered, Plan::Random].map(of_plan).join(", "))
+        });
+    };
+    let whole = |value: f64| format!("{value:.0}");
+    pair("MiB on disk (first, second store)", &|store| Some(store.disk_bytes as f64 / MIB), whole);
+    pair("written per byte put", &|store| Some(written(store)), |value| format!("{value:.1}"));
+    pair("opened again in s", &|store| Some(store.open_seconds), |value| format!("{value:.2}"));
+    pair("the same without hints", &|store| store.open_bare_seconds, |value| format!("{value:.2}"));
+    let head = std::iter::once("").chain(there.iter().map(|engine| engine.text())).collect();
+    Table { head, lines }
+}
+
 /// Print all, and write the tables and the plots.
-pub fn write(results: &Results, markdown: &Path, plots: Option<&Path>) -> Result<()> {
+pub fn write(results: &Results, out: &Path, plots: Option<&Path>) -> Result<()> {
     let mut text = String::new();
+    let mut docs = String::new();
     for note in results.notes.iter().chain(&results.failures) {
         let _ = writeln!(text, "- {note}");
     }
     for of in &results.scenes {
-        println!("\n{}, medians of {} rounds", scene(*of), results.rounds);
-        let _ = writeln!(text, "\n### {}\n", scene(*of));
+        let rounds = results.most_rounds(*of);
+        println!("\n{}, medians of {rounds} rounds", scene(*of));
+        let _ = writeln!(text, "\n### {}, medians of {rounds} rounds\n", scene(*of));
+        let _ = writeln!(docs, "### {}\n\n{}", scene(*of), columns(results, *of).markdown());
         for table in [workloads(results, *of), stores(results, *of)] {
             println!("{}", table.text());
             let _ = writeln!(text, "{}", table.markdown());
@@ -383,8 +454,11 @@ pub fn write(results: &Results, markdown: &Path, plots: Option<&Path>) -> Result
     for failure in &results.failures {
         println!("failed: {failure}");
     }
-    fs::write(markdown, text)?;
-    println!("wrote {}", markdown.display());
+    for (name, text) in [("tables.md", text), ("docs.md", docs)] {
+        let path = out.join(name);
+        fs::write(&path, text)?;
+        println!("wrote {}", path.display());
+    }
     Ok(())
 }
 
@@ -403,7 +477,8 @@ fn plot(results: &Results, of: Scene, directory: &Path) -> Result<()> {
         title: format!("Journal cache and others: {}", scene(of)),
         subtitle: format!(
             "us for each key, less is better; {} entries of 16 + 100 bytes, no sync; medians of {} rounds",
-            results.entries, results.rounds
+            results.entries,
+            results.most_rounds(of)
         ),
         panels: WORKLOADS.into_iter().filter_map(panel).collect(),
     };
@@ -442,7 +517,6 @@ mod tests {
     fn results(outcomes: Vec<Outcome>) -> Results {
         Results {
             entries: 1000,
-            rounds: 1,
             engines: vec![Name::Journal, Name::Lmdb, Name::Foyer],
             scenes: vec![SCENE],
             outcomes,
@@ -512,5 +586,22 @@ mod tests {
         let markdown = table.markdown();
         assert!(markdown.contains("\n| fillseq | LMDB | 1.250 |"), "{markdown}");
         assert!(markdown.contains("\n- bar: met: "), "{markdown}");
+    }
+
+    #[test]
+    fn a_column_for_each_engine() {
+        let outcomes = vec![
+            outcome(Name::Journal, Workload::Fillseq, 0.0412, 1.0),
+            outcome(Name::Journal, Workload::Fillseq, 0.4567, 1.0),
+            outcome(Name::Journal, Workload::Fillseq, 123.4, 1.0),
+            outcome(Name::Foyer, Workload::Fillseq, 12.34, 0.9),
+        ];
+        let markdown = columns(&results(outcomes), SCENE).markdown();
+        assert!(markdown.starts_with("|  | journal | foyer |\n"), "{markdown}");
+        assert!(markdown.contains("\n| rounds | 3 | 1 |\n"), "{markdown}");
+        let fill = "\n| fillseq, us/op (CPU us) | 0.46 (0.46) | 12.3 (12.3) * |\n";
+        assert!(markdown.contains(fill), "{markdown}");
+        assert!(markdown.contains("\n| readseq, p99 us | - | - |\n"), "{markdown}");
+        assert_eq!([0.0412, 9.996, 123.4].map(short), ["0.041", "10.0", "123"]);
     }
 }

@@ -1,0 +1,157 @@
+//! What a run writes down while it goes on, and tables of what several runs have written: a run is hours, and its parts can be measured on different days, or be ended in between.
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::engine::Result;
+use crate::engines::{ALL, Name};
+use crate::race::{Outcome, Results, Scene};
+
+const ABOUT: &str = "run.json";
+const OUTCOMES: &str = "results.jsonl";
+
+/// What has to be the same for figures to stand in one table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Settings {
+    pub entries: u64,
+    /// Memory of an engine where the data fit, its index included.
+    pub fits_bytes: u64,
+    /// And where they do not.
+    pub large_bytes: u64,
+    /// After which a workload that nothing depends on was ended.
+    pub seconds: u64,
+    /// A control group has bounded the memory.
+    pub is_bounded: bool,
+    /// Every store began with memory that was alike.
+    pub has_pauses: bool,
+}
+
+/// Of a run, beside its figures.
+#[derive(Serialize, Deserialize)]
+struct About {
+    settings: Settings,
+    notes: Vec<String>,
+    failures: Vec<String>,
+}
+
+/// Where a run writes it down.
+pub struct Log {
+    directory: PathBuf,
+    outcomes: File,
+    about: About,
+}
+
+impl Log {
+    /// In `directory`, in place of what another run has written there.
+    pub fn new(directory: &Path, settings: Settings, notes: &[String]) -> Result<Self> {
+        let about = About { settings, notes: notes.to_vec(), failures: Vec::new() };
+        let outcomes = File::create(directory.join(OUTCOMES))?;
+        let log = Self { directory: directory.to_owned(), outcomes, about };
+        log.tell_about()?;
+        Ok(log)
+    }
+
+    fn tell_about(&self) -> Result<()> {
+        Ok(fs::write(self.directory.join(ABOUT), serde_json::to_string_pretty(&self.about)?)?)
+    }
+
+    pub fn outcome(&mut self, outcome: &Outcome) -> Result<()> {
+        Ok(writeln!(self.outcomes, "{}", serde_json::to_string(outcome)?)?)
+    }
+
+    pub fn failure(&mut self, what: &str) -> Result<()> {
+        self.about.failures.push(what.to_owned());
+        self.tell_about()
+    }
+}
+
+/// What several runs have written down, as if it had been one.
+///
+/// # Errors
+/// A file can not be read, or their settings are not the same.
+pub fn together(directories: &[PathBuf]) -> Result<Results> {
+    let mut settings: Option<(Settings, &Path)> = None;
+    let (mut outcomes, mut notes, mut failures) = (Vec::new(), Vec::new(), Vec::new());
+    for directory in directories {
+        let read = |name: &str| {
+            let path = directory.join(name);
+            File::open(&path).map_err(|error| format!("{}: {error}", path.display()))
+        };
+        let about: About = serde_json::from_reader(BufReader::new(read(ABOUT)?))?;
+        let (first, of) = *settings.get_or_insert((about.settings, directory));
+        if first != about.settings {
+            return Err(format!(
+                "{} and {} were not measured alike, and do not go into one table: {first:?}, {:?}",
+                of.display(),
+                directory.display(),
+                about.settings
+            )
+            .into());
+        }
+        for line in BufReader::new(read(OUTCOMES)?).lines() {
+            outcomes.push(serde_json::from_str::<Outcome>(&line?)?);
+        }
+        notes
+            .extend(about.notes.into_iter().map(|note| format!("{}: {note}", directory.display())));
+        failures.extend(about.failures);
+    }
+    let (settings, _) = settings.ok_or("--report has no directory")?;
+    let mut scenes: Vec<Scene> = outcomes.iter().map(|outcome| outcome.scene).collect();
+    scenes.sort_unstable();
+    scenes.dedup();
+    let was_there = |engine: &Name| outcomes.iter().any(|outcome| outcome.engine == *engine);
+    let engines = ALL.into_iter().filter(was_there).collect();
+    Ok(Results { entries: settings.entries, engines, scenes, outcomes, notes, failures })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::child::{Message, Plan, Store};
+
+    const SETTINGS: Settings = Settings {
+        entries: 1000,
+        fits_bytes: 3000,
+        large_bytes: 250,
+        seconds: 10,
+        is_bounded: true,
+        has_pauses: true,
+    };
+
+    fn run(directory: &Path, settings: Settings, engine: Name, threads: u64) {
+        let mut log = Log::new(directory, settings, &["a note".into()]).unwrap();
+        let message = Message::Store(Store {
+            plan: Plan::Ordered,
+            disk_bytes: 1,
+            user_bytes: 1,
+            written_bytes: 1,
+            close_seconds: 1.0,
+            open_seconds: 1.0,
+            open_bare_seconds: None,
+            kept: None,
+        });
+        let scene = Scene { is_large: false, threads };
+        log.outcome(&Outcome { engine, scene, round: 1, message }).unwrap();
+        log.failure("it did not start").unwrap();
+    }
+
+    #[test]
+    fn runs_come_together_if_they_are_alike() {
+        let directories = [0, 1].map(|_| tempfile::tempdir().unwrap());
+        let paths: Vec<PathBuf> = directories.iter().map(|it| it.path().to_owned()).collect();
+        run(&paths[0], SETTINGS, Name::Lmdb, 2);
+        run(&paths[1], SETTINGS, Name::Journal, 1);
+        let results = together(&paths).unwrap();
+        assert_eq!(results.engines, [Name::Journal, Name::Lmdb]);
+        let threads: Vec<u64> = results.scenes.iter().map(|scene| scene.threads).collect();
+        assert_eq!((threads, results.outcomes.len()), (vec![1, 2], 2));
+        assert_eq!((results.notes.len(), results.failures.len()), (2, 2));
+        run(&paths[1], Settings { seconds: 1, ..SETTINGS }, Name::Journal, 1);
+        let error = together(&paths).err().unwrap().to_string();
+        assert!(error.contains("were not measured alike"), "{error}");
+        assert!(together(&[]).is_err());
+    }
+}
