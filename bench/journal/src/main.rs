@@ -3,6 +3,7 @@
 mod beside;
 mod cgroup;
 mod child;
+mod directory;
 mod engine;
 mod engines;
 mod race;
@@ -52,8 +53,11 @@ struct Options {
     /// Only measure reads beside maintenance. It comes at the end of a run that is not told to measure a part.
     #[arg(long, conflicts_with_all = ["engines", "threads", "memory", "data"])]
     beside: bool,
+    /// Only measure the index of the journal cache beside concurrent maps (`index.md`).
+    #[arg(long, conflicts_with_all = ["engines", "memory", "data", "beside"])]
+    index: bool,
     /// Measure nothing: make the tables and plots of what runs have written into these directories, also if they were ended before their time. Their settings have to be the same; rounds of one engine count together.
-    #[arg(long, value_name = "DIR,DIR", value_delimiter = ',', conflicts_with_all = ["engines", "threads", "memory", "data", "beside", "rounds", "entries"])]
+    #[arg(long, value_name = "DIR,DIR", value_delimiter = ',', conflicts_with_all = ["engines", "threads", "memory", "data", "beside", "index", "rounds", "entries"])]
     report: Vec<PathBuf>,
     /// MiB of records that are put each second while reads beside maintenance are measured.
     #[arg(long, value_name = "MIB", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=1024))]
@@ -70,6 +74,9 @@ struct Options {
     /// What a child of this program is told.
     #[arg(long, hide = true)]
     child: Option<String>,
+    /// The same for a map.
+    #[arg(long, hide = true, value_enum)]
+    index_child: Option<directory::Name>,
 }
 
 /// The data beside the memory.
@@ -82,6 +89,12 @@ enum Data {
 fn run(options: &Options) -> Result<()> {
     if let Some(spec) = &options.child {
         return child::run(&serde_json::from_str(spec)?);
+    }
+    if let Some(name) = options.index_child {
+        return directory::child(name, options);
+    }
+    if options.index {
+        return directory::run(options);
     }
     if !options.report.is_empty() {
         let results = saved::together(&options.report)?;

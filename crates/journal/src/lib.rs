@@ -40,6 +40,8 @@ mod compact;
 mod compress;
 mod dead;
 mod demand;
+#[cfg(all(feature = "bench", not(loom)))]
+pub mod directory;
 mod error;
 mod expired;
 mod fetch;
