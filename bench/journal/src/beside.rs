@@ -2,6 +2,7 @@
 
 mod load;
 mod report;
+mod scenario;
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -14,8 +15,9 @@ use crate::engine::Result;
 use crate::race::{check_room, remove};
 use crate::system;
 
-use load::{Row, SCENARIOS, Setting};
+use load::{Row, Setting};
 use report::Results;
+use scenario::SCENARIOS;
 
 const MIB: u64 = 1 << 20;
 

@@ -12,6 +12,7 @@ use alluvium_journal::{Cache, Compression, Lookup, Options, Stats};
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
+use super::scenario::{LASTING, Reads, Scenario};
 use crate::engine::Result;
 use crate::system;
 use crate::workload::{ENTRY_BYTES, TIMED, Values, key, latencies, record};
@@ -26,93 +27,24 @@ const FILLED: u64 = 32;
 const IN_MEMORY: u64 = 8;
 /// What was put last, which is in memory in each scenario: what maintenance moves comes between, and is less than a half of it.
 const HOT: u64 = 2;
-/// How long ago that was put which is on disk in each scenario.
+/// How long ago, or how long before the end of the fill, that was put which is on disk in each scenario.
 const COLD: Range<u64> = IN_MEMORY..20;
-/// After so many, what was put is replaced where something is: behind [`COLD`].
-const REPLACED: u64 = 24;
 /// The disk budget where it is used up: with room for what is read in [`COLD`], for what eviction keeps, and for the journals that it keeps free.
 const BUDGET: u64 = 32;
 /// Of the disk budget where it is not used up.
 const SPARE: u64 = 16;
 
-/// One put in so many is replaced after twice the time, so that compaction has something to move; and is read as soon as it is put, so that eviction has.
-const LASTING: u64 = 8;
 /// What is marked in all values.
 const GENERATION: u8 = 1;
 /// The writer sleeps so long, and puts what is due then.
 const TICK: Duration = Duration::from_millis(1);
 /// It makes up for what it could not put by putting so many times as much.
 const MOST_DUE: u64 = 10;
+/// A journal of 16 MiB takes less than a second.
+const COMPRESSED_WITHIN: Duration = Duration::from_secs(300);
+const POLL_EVERY: Duration = Duration::from_millis(10);
 /// Keys that are looked for in memory between two reads of the disk: nothing is brought in if what is there is read more.
 const BETWEEN: u32 = 16;
-
-/// What works in the background.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Scenario {
-    /// The flusher alone: nothing is replaced, nothing compressed, and there is room for everything.
-    Quiet,
-    /// Journals have few live bytes, one after the other: what is put replaces something.
-    Compaction,
-    /// Journals that leave the memory are compressed.
-    Compression,
-    /// The disk budget is used up: for each new journal the oldest one goes.
-    Eviction,
-}
-
-pub const SCENARIOS: [Scenario; 4] =
-    [Scenario::Quiet, Scenario::Compaction, Scenario::Compression, Scenario::Eviction];
-
-impl Scenario {
-    pub fn text(self) -> &'static str {
-        match self {
-            Self::Quiet => "quiet",
-            Self::Compaction => "compaction",
-            Self::Compression => "compression",
-            Self::Eviction => "eviction",
-        }
-    }
-
-    /// The number of the key of a put.
-    fn number(self, put: u64, journal_records: u64) -> u64 {
-        if self != Self::Compaction {
-            return put;
-        }
-        // In whole units of `LASTING`, so that none of the lasting numbers is one of the others.
-        let replaced = (REPLACED * journal_records).next_multiple_of(LASTING);
-        match put.is_multiple_of(LASTING) {
-            true => put % (2 * replaced),
-            false => put % replaced,
-        }
-    }
-
-    /// Which reads are measured beside it. Compressed journals are read in another way than those without it, so that there is nothing to compare with.
-    pub fn reads(self) -> &'static [Reads] {
-        match self {
-            Self::Compression => &[Reads::Memory],
-            Self::Quiet | Self::Compaction | Self::Eviction => &[Reads::Memory, Reads::Disk],
-        }
-    }
-}
-
-/// What is read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Reads {
-    /// Keys that were put not long ago.
-    Memory,
-    /// Keys whose records are not in memory any more, nor compressed.
-    Disk,
-}
-
-impl Reads {
-    pub fn text(self) -> &'static str {
-        match self {
-            Self::Memory => "in memory",
-            Self::Disk => "of the disk",
-        }
-    }
-}
 
 /// The same for all scenarios.
 #[derive(Clone, Copy, Debug)]
@@ -139,11 +71,12 @@ impl Setting {
         (put / 4).saturating_mul(5).saturating_add(SPARE * self.journal_bytes)
     }
 
+    /// Of a cache that is to be filled.
     fn options(&self, scenario: Scenario) -> Result<Options> {
         // Of the memory a part is for what was decompressed: another journal, or there would be one less.
-        let (compression, for_blocks) = match scenario {
-            Scenario::Compression => (Compression::Lz4, 1),
-            _ => (Compression::None, 0),
+        let (compression, for_blocks) = match scenario.has_compressed() {
+            true => (Compression::Lz4, 1),
+            false => (Compression::None, 0),
         };
         Ok(Options {
             memory_bytes: usize::try_from((IN_MEMORY + for_blocks) * self.journal_bytes)?,
@@ -183,7 +116,7 @@ impl Work {
     pub fn of(&self, scenario: Scenario) -> f64 {
         let (compacted, compressed) = (self.compacted as f64, self.compressed as f64);
         match scenario {
-            Scenario::Quiet => compacted + compressed + self.evicted,
+            Scenario::Quiet | Scenario::Compressed => compacted + compressed + self.evicted,
             Scenario::Compaction => compacted,
             Scenario::Compression => compressed,
             Scenario::Eviction => self.evicted,
@@ -250,26 +183,56 @@ struct Load<'a> {
     scenario: Scenario,
     setting: &'a Setting,
     journal_records: u64,
-    /// Puts that have returned, counted now and then.
+    /// Puts that have returned, those of the fill and what was counted now and then.
     puts: AtomicU64,
 }
 
 /// Fill a new cache, and measure its reads while more is put.
 pub fn run(scenario: Scenario, setting: &Setting, path: &Path) -> Result<Vec<Row>> {
-    let cache = Cache::open(path, setting.options(scenario)?)?;
-    let load = Load::new(&cache, scenario, setting);
-    load.fill()?;
+    let cache = filled(scenario, setting, path)?;
     // What is put off from the fill is not what is measured.
     system::settle();
-    let rows = load.measure()?;
+    let rows = Load::new(&cache, scenario, setting).measure()?;
     cache.close()?;
     Ok(rows)
+}
+
+/// A new cache as a scenario begins with it.
+fn filled(scenario: Scenario, setting: &Setting, path: &Path) -> Result<Cache> {
+    let options = setting.options(scenario)?;
+    let cache = Cache::open(path, options.clone())?;
+    Load::new(&cache, scenario, setting).fill()?;
+    if scenario.has_compressed() {
+        compressed(&cache)?;
+    }
+    if scenario != Scenario::Compressed {
+        return Ok(cache);
+    }
+    // Opened by who compresses nothing, what is compressed stays so, and what leaves the memory from now on stays plain.
+    cache.close()?;
+    Ok(Cache::open(path, Options { compression: Compression::None, ..options })?)
+}
+
+/// Wait until all that is not in memory is compressed.
+fn compressed(cache: &Cache) -> Result<()> {
+    let until = Instant::now() + COMPRESSED_WITHIN;
+    loop {
+        let stats = cache.stats();
+        if stats.compressed + stats.journals_in_memory >= stats.journals {
+            return Ok(());
+        }
+        if Instant::now() >= until {
+            return Err(format!("not all is compressed after a long time: {stats:?}").into());
+        }
+        thread::sleep(POLL_EVERY);
+    }
 }
 
 impl<'a> Load<'a> {
     fn new(cache: &'a Cache, scenario: Scenario, setting: &'a Setting) -> Self {
         let journal_records = setting.journal_records();
-        Self { cache, scenario, setting, journal_records, puts: AtomicU64::new(0) }
+        let puts = AtomicU64::new(FILLED * journal_records);
+        Self { cache, scenario, setting, journal_records, puts }
     }
 
     fn put(&self, put: u64, values: &mut Values) -> Result<()> {
@@ -288,7 +251,6 @@ impl<'a> Load<'a> {
                 self.cache.get(&key(number))?;
             }
         }
-        self.puts.store(puts, Ordering::Release);
         Ok(self.cache.flush()?)
     }
 
@@ -329,7 +291,8 @@ impl<'a> Load<'a> {
     fn row(&self, reads: Reads) -> Result<Row> {
         let read = |time| match reads {
             Reads::Memory => self.read_memory(time),
-            Reads::Disk => self.read_disk(time),
+            Reads::Disk => self.read_disk(time, |age| self.put_before(age)),
+            Reads::Compressed => self.read_disk(time, |age| self.filled_before(age)),
         };
         read(self.setting.lead)?;
         let before = self.cache.stats();
@@ -363,6 +326,11 @@ impl<'a> Load<'a> {
         self.scenario.number(put, self.journal_records)
     }
 
+    /// The number of the key that was put so many puts before the end of the fill.
+    fn filled_before(&self, puts: u64) -> u64 {
+        self.scenario.number(FILLED * self.journal_records - 1 - puts, self.journal_records)
+    }
+
     /// Read keys that were put last.
     fn read_memory(&self, time: Duration) -> Result<Seen> {
         let hot = HOT * self.journal_records;
@@ -390,8 +358,8 @@ impl<'a> Load<'a> {
         }
     }
 
-    /// Read keys whose records are on disk.
-    fn read_disk(&self, time: Duration) -> Result<Seen> {
+    /// Read keys whose records are on disk, by the numbers of what was put some puts ago.
+    fn read_disk(&self, time: Duration, number_of: impl Fn(u64) -> u64) -> Result<Seen> {
         let memory = IN_MEMORY * self.journal_records;
         let cold = COLD.start * self.journal_records..COLD.end * self.journal_records;
         let mut random = Random::new(4);
@@ -403,7 +371,7 @@ impl<'a> Load<'a> {
                 let part = random.below(memory);
                 self.cache.try_get(&key(self.put_before(part * part / memory)))?;
             }
-            let number = self.put_before(cold.start + random.below(cold.end - cold.start));
+            let number = number_of(cold.start + random.below(cold.end - cold.start));
             let key = key(number);
             seen.looked_at += 1;
             match self.cache.try_get(&key)? {
@@ -428,6 +396,7 @@ impl<'a> Load<'a> {
 mod tests {
     use std::collections::HashMap;
 
+    use super::super::scenario::{REPLACED, SCENARIOS};
     use super::*;
 
     const SETTING: Setting = Setting {
@@ -457,18 +426,21 @@ mod tests {
     fn in_each_scenario_there_is_the_work_that_it_is_about_and_all_that_is_read() {
         for scenario in SCENARIOS {
             let directory = tempfile::tempdir().unwrap();
-            let options = SETTING.options(scenario).unwrap();
-            let cache = Cache::open(directory.path(), options).unwrap();
+            let cache = filled(scenario, &SETTING, directory.path()).unwrap();
             let load = Load::new(&cache, scenario, &SETTING);
-            load.fill().unwrap();
-            let work = || {
-                Work::between(&Stats::default(), &cache.stats(), load.journal_records).of(scenario)
+            let begun = match scenario {
+                // What is compressed is from before.
+                Scenario::Compressed => cache.stats(),
+                _ => Stats::default(),
             };
-            if scenario == Scenario::Quiet {
+            let is_compressed = cache.stats().compressed as u64 > FILLED / 2;
+            assert_eq!(is_compressed, scenario.has_compressed(), "{:?}", cache.stats());
+            let work = || Work::between(&begun, &cache.stats(), load.journal_records).of(scenario);
+            if scenario.is_quiet() {
                 assert_eq!(work(), 0.0);
             }
             let until = Instant::now() + Duration::from_secs(60);
-            while scenario != Scenario::Quiet && work() == 0.0 {
+            while !scenario.is_quiet() && work() == 0.0 {
                 assert!(Instant::now() < until, "{}: {:?}", scenario.text(), cache.stats());
                 thread::sleep(Duration::from_millis(1));
             }
@@ -486,8 +458,11 @@ mod tests {
             let reads: Vec<Reads> = rows.iter().map(|row| row.reads).collect();
             assert_eq!(reads, scenario.reads());
             for row in rows {
-                assert!(row.timed > 0 || row.reads == Reads::Disk, "{row:?}");
+                assert!(row.timed > 0 || row.reads != Reads::Memory, "{row:?}");
                 assert_eq!((row.wrong, row.missing), (0, 0), "{row:?}");
+            }
+            if scenario.is_quiet() {
+                assert_eq!(work(), 0.0, "what has left the memory meanwhile stays plain");
             }
             cache.close().unwrap();
         }

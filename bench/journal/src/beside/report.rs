@@ -4,7 +4,8 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
 
-use super::load::{Reads, Row, SCENARIOS, Scenario, Setting};
+use super::load::{Row, Setting};
+use super::scenario::{READS, Reads, SCENARIOS, Scenario};
 use crate::engine::Result;
 use crate::report::{Judged, Line, Table, median};
 
@@ -56,7 +57,7 @@ fn journals_per_second(row: &Row) -> f64 {
 /// A measurement, for who waits.
 pub fn line(row: &Row) -> String {
     format!(
-        "{:<12}{:>9.0} reads/s, p50 {:.2} us, p99 {:.2}, p99.9 {:.2}, longest {:.0}; {:.1}% on disk; {:.2} journals/s{}",
+        "{:<23}{:>9.0} reads/s, p50 {:.2} us, p99 {:.2}, p99.9 {:.2}, longest {:.0}; {:.1}% on disk; {:.2} journals/s{}",
         row.reads.text(),
         row.reads_per_second,
         row.p50_us,
@@ -106,11 +107,13 @@ fn fault(reads: Reads, scenario: Scenario, rows: &[&Row]) -> Option<String> {
     let done = |row: &&Row| row.work.of(scenario) > 0.0;
     let on_disk = rows.iter().map(|row| row.on_disk).fold(0.0, f64::max);
     match scenario {
-        Scenario::Quiet if rows.iter().any(done) => Some("there was maintenance".into()),
-        Scenario::Quiet if reads == Reads::Memory && on_disk > MOST_ON_DISK => {
-            Some(format!("{:.1}% of the reads were not in memory", on_disk * 100.0))
+        quiet if quiet.is_quiet() => {
+            if rows.iter().any(done) {
+                return Some("there was maintenance".into());
+            }
+            let is_cold = reads == Reads::Memory && on_disk > MOST_ON_DISK;
+            is_cold.then(|| format!("{:.1}% of the reads were not in memory", on_disk * 100.0))
         }
-        Scenario::Quiet => None,
         _ if rows.iter().all(done) => None,
         _ => Some(format!("there was a round without any {}", scenario.text())),
     }
@@ -119,10 +122,10 @@ fn fault(reads: Reads, scenario: Scenario, rows: &[&Row]) -> Option<String> {
 /// The bars of these reads, in the order of the scenarios.
 fn judge(results: &Results, reads: Reads) -> Vec<Judged> {
     let judge_one = |scenario: Scenario| {
-        let (without, beside) = (results.of(reads, Scenario::Quiet), results.of(reads, scenario));
+        let (without, beside) = (results.of(reads, reads.without()), results.of(reads, scenario));
         let name = format!("reads {} beside {}, p99", reads.text(), scenario.text());
         let fault = fault(reads, scenario, &beside).or_else(|| {
-            let fault = fault(reads, Scenario::Quiet, &without)?;
+            let fault = fault(reads, reads.without(), &without)?;
             Some(format!("without it, {fault}"))
         });
         if let Some(told) = fault {
@@ -136,9 +139,8 @@ fn judge(results: &Results, reads: Reads) -> Vec<Judged> {
         );
         Judged { name, told, is_met: with_us <= without_us * MOST_TIMES }
     };
-    let measured = |scenario: &Scenario| scenario.reads().contains(&reads);
-    let others = SCENARIOS.into_iter().filter(|scenario| *scenario != Scenario::Quiet);
-    others.filter(measured).map(judge_one).collect()
+    let others = SCENARIOS.into_iter().filter(|scenario| !scenario.is_quiet());
+    others.filter(|scenario| scenario.reads().contains(&reads)).map(judge_one).collect()
 }
 
 fn table(results: &Results) -> Table {
@@ -157,8 +159,8 @@ fn table(results: &Results) -> Table {
         "remarks",
     ];
     let mut lines = Vec::new();
-    for reads in [Reads::Memory, Reads::Disk] {
-        let quiet_us = figure(&results.of(reads, Scenario::Quiet), |row| row.p99_us);
+    for reads in READS {
+        let quiet_us = figure(&results.of(reads, reads.without()), |row| row.p99_us);
         for scenario in SCENARIOS {
             let rows = results.of(reads, scenario);
             if rows.is_empty() {
@@ -213,7 +215,7 @@ mod tests {
 
     fn row(reads: Reads, scenario: Scenario, p99_us: f64) -> Row {
         let work = match scenario {
-            Scenario::Quiet => Work::default(),
+            Scenario::Quiet | Scenario::Compressed => Work::default(),
             Scenario::Compaction => Work { compacted: 3, ..Work::default() },
             Scenario::Compression => Work { compressed: 3, ..Work::default() },
             Scenario::Eviction => Work { evicted: 2.5, ..Work::default() },
@@ -241,7 +243,7 @@ mod tests {
     fn results(beside_us: f64) -> Results {
         let mut rows = Vec::new();
         for scenario in SCENARIOS {
-            let p99_us = if scenario == Scenario::Quiet { 1.0 } else { beside_us };
+            let p99_us = if scenario.is_quiet() { 1.0 } else { beside_us };
             rows.extend(scenario.reads().iter().map(|reads| row(*reads, scenario, p99_us)));
         }
         let setting = Setting {
@@ -265,9 +267,27 @@ mod tests {
     #[test]
     fn twice_as_long_is_met_and_more_is_not() {
         assert_eq!(judged(&results(2.0), Reads::Memory), [true; 3]);
-        assert_eq!(judged(&results(2.0), Reads::Disk), [true; 2], "nothing to compare with");
+        assert_eq!(judged(&results(2.0), Reads::Disk), [true; 2], "beside the others");
+        assert_eq!(judged(&results(2.0), Reads::Compressed), [true], "beside compression");
         assert_eq!(judged(&results(2.01), Reads::Memory), [false; 3]);
         assert_eq!(judged(&results(2.01), Reads::Disk), [false; 2]);
+        assert_eq!(judged(&results(2.01), Reads::Compressed), [false]);
+    }
+
+    #[test]
+    fn compressed_journals_are_beside_compressed_ones() {
+        let compressed = Reads::Compressed;
+        let mut slow = results(1.9);
+        change(&mut slow, Reads::Disk, Scenario::Quiet, |row| row.p99_us = 0.1);
+        assert_eq!(judged(&slow, compressed), [true]);
+        change(&mut slow, compressed, Scenario::Compressed, |row| row.p99_us = 0.9);
+        assert_eq!(judged(&slow, compressed), [false]);
+        let mut busy = results(1.0);
+        change(&mut busy, compressed, Scenario::Compressed, |row| row.work.compressed = 1);
+        assert_eq!(judged(&busy, compressed), [false]);
+        let mut none = results(1.0);
+        none.rows.retain(|row| row.scenario != Scenario::Compressed);
+        assert_eq!(judged(&none, compressed), [false]);
     }
 
     #[test]
@@ -318,8 +338,14 @@ mod tests {
     #[test]
     fn the_table_has_each_scenario_and_each_bar() {
         let text = table(&results(1.5)).text();
-        assert!(text.contains("\nin memory    compression  1000000"), "{text}");
-        assert!(!text.contains("\nof the disk  compression"), "{text}");
+        let has = |reads: &str, beside: &str| {
+            let line = format!("{reads:<22}  {beside:<17}  1000000");
+            text.lines().any(|it| it.starts_with(&line))
+        };
+        assert!(has("in memory", "compression"), "{text}");
+        assert!(has("of compressed journals", "quiet, compressed"), "{text}");
+        assert!(has("of compressed journals", "compression"), "{text}");
+        assert!(!has("of the disk", "compression"), "{text}");
         assert!(
             text.contains(
                 "\nbar: met: reads of the disk beside eviction, p99: 1.50 us, 1.50 times 1.00 without, to be at most 2\n"
