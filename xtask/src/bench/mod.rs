@@ -1,6 +1,7 @@
 //! Benchmarks of whole servers: each figure beside that of another run, or another server, in the same quarter of an hour.
 
 mod catch_up;
+mod disk_cache;
 mod journal;
 mod kafka;
 mod load;
@@ -31,6 +32,8 @@ pub(crate) enum Bench {
     CatchUp(catch_up::Options),
     /// What uploads and compaction cost: CPU and memory beside a server without them, requests, bytes and money for each GiB.
     Upload(upload::Options),
+    /// Late reads from an object store that is far away, with and without a cache on a local disk. Builds an S3 server from source by Go.
+    DiskCache(disk_cache::Options),
     /// Kafka's own performance tools against this server, and against Apache Kafka with and without flushes.
     Kafka(kafka::Options),
     /// The journal cache beside RocksDB, LevelDB, fjall, redb, LMDB and foyer. As root: it bounds the memory of each by a control group.
@@ -44,6 +47,7 @@ pub(crate) fn run(root: &Path, bench: &Bench) -> Result<Report, Error> {
     match bench {
         Bench::CatchUp(options) => catch_up::run(root, options),
         Bench::Upload(options) => upload::run(root, options),
+        Bench::DiskCache(options) => disk_cache::run(root, options),
         Bench::Kafka(options) => kafka::run(root, options),
         Bench::Journal(options) => Ok(journal::run(root, options)),
         Bench::Memory(options) => memory::run(root, options),

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 
-use self::proxy::{Proxy, Weather};
+pub(crate) use self::proxy::{Proxy, Weather};
 use crate::Error;
 use crate::exec::{describe, follow, quietly, wait};
 use crate::kill::{self, Stopped, Target};
@@ -319,7 +319,7 @@ impl Drop for Running {
 }
 
 impl Gateway {
-    fn start(
+    pub(crate) fn start(
         peer: Peer,
         program: &Path,
         directory: &Path,
@@ -341,12 +341,17 @@ impl Gateway {
         self.peer
     }
 
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
     /// For a server that reaches it without a detour.
     pub(crate) fn objects(&self, more: &[&str]) -> Objects {
         self.objects_at(self.address, more)
     }
 
-    fn objects_at(&self, address: SocketAddr, more: &[&str]) -> Objects {
+    /// For a server that reaches it by another address.
+    pub(crate) fn objects_at(&self, address: SocketAddr, more: &[&str]) -> Objects {
         let mut arguments = vec![
             format!("--object-store=s3://{BUCKET}/{PREFIX}"),
             format!("--s3-endpoint={}", self.endpoint(address)),
@@ -422,7 +427,8 @@ impl Gateway {
         })
     }
 
-    fn finish(mut self) -> Result<(), Error> {
+    /// End it for good, and remove its data.
+    pub(crate) fn finish(mut self) -> Result<(), Error> {
         self.end()?;
         fs::remove_dir_all(&self.directory)?;
         Ok(())

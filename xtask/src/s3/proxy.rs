@@ -24,6 +24,8 @@ const METHODS: [&[u8]; 5] = [b"GET ", b"PUT ", b"POST ", b"DELETE ", b"HEAD "];
 pub(crate) enum Weather {
     /// All pass.
     Clear,
+    /// All pass, each held up by this time, however many there are at a time.
+    Far(Duration),
     /// Some meet a fault.
     Foul,
     /// Each connection is closed at once.
@@ -191,7 +193,11 @@ impl State {
             let is_request = METHODS.iter().any(|method| begun.starts_with(method));
             let mut passing = read;
             match is_request.then(|| self.next_fault()).flatten() {
-                None => {}
+                None => {
+                    if let (true, Weather::Far(time)) = (is_request, self.weather()) {
+                        thread::sleep(time);
+                    }
+                }
                 Some(Fault::Unavailable) => return refuse(client, "503 Service Unavailable"),
                 Some(Fault::TooMany) => return refuse(client, "429 Too Many Requests"),
                 Some(Fault::Slow) => thread::sleep(Duration::from_millis(100 + self.below(1500))),
