@@ -359,7 +359,8 @@ impl Cache {
         while let Some(Running { thread, end }) = self.threads.pop() {
             end(&self.shared);
             if thread.join().is_err() {
-                tracing::error!("journal cache: a thread has panicked");
+                let path = self.shared.directory.path().display();
+                tracing::error!("journal cache: {path}: a thread has panicked");
             }
         }
     }

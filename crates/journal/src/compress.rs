@@ -238,6 +238,6 @@ fn read<'b>(
     journal
         .file
         .read_at(range.start as u64, &mut buf[..whole])
-        .map_err(Error::io(file_name(journal.number), "reading a journal"))?;
+        .map_err(Error::io(&*journal.path, "reading a journal"))?;
     Ok(&buf[..len])
 }

@@ -68,7 +68,7 @@ pub enum Error {
     /// A file could not be read or written. After a failed write or sync nothing is written any more; reads go on.
     #[error("{path}: {action}: {source}")]
     Io {
-        /// The file.
+        /// File or directory; under the cache's, as that was given.
         path: PathBuf,
         /// What was tried.
         action: &'static str,

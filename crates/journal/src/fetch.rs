@@ -2,14 +2,15 @@
 //!
 //! What is read is no more than advice. Journals may be compressed, moved or removed meanwhile, and frames come and go; whoever loads a record and finds what he needs not among the pages reads it.
 
-use std::io;
 use std::ops::Range;
+use std::path::Path;
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use alluvium_device::AlignedBuf;
 
+use crate::error::{Error, Result};
 use crate::files::{Directory, File, ReadAt};
 use crate::journal::Journal;
 use crate::place::Place;
@@ -42,6 +43,8 @@ impl Pages {
 #[derive(Clone, Copy)]
 pub(crate) struct Source<'a> {
     file: &'a dyn File,
+    /// Its own, for messages.
+    path: &'a Path,
     /// Pages that were read already, of this file and of others.
     fetched: &'a [Pages],
     /// Counts the reads of the disk, if somebody wants to know.
@@ -50,17 +53,17 @@ pub(crate) struct Source<'a> {
 
 impl<'a> Source<'a> {
     /// The file alone.
-    pub(crate) fn file(file: &'a dyn File) -> Self {
-        Self { file, fetched: &[], reads: None }
+    pub(crate) fn file(file: &'a dyn File, path: &'a Path) -> Self {
+        Self { file, path, fetched: &[], reads: None }
     }
 
     /// These pages, and the file where they do not have what is wanted; `reads` counts that.
-    pub(crate) fn with(file: &'a dyn File, fetched: &'a [Pages], reads: &'a AtomicU64) -> Self {
-        Self { file, fetched, reads: Some(reads) }
+    pub(crate) fn with(self, fetched: &'a [Pages], reads: &'a AtomicU64) -> Self {
+        Self { fetched, reads: Some(reads), ..self }
     }
 
-    /// As [`File::read_at`].
-    pub(crate) fn read_at(&self, at: usize, to: &mut [u8]) -> io::Result<()> {
+    /// As [`File::read_at`]; `action` says what for, if it fails.
+    pub(crate) fn read_at(&self, at: usize, to: &mut [u8], action: &'static str) -> Result<()> {
         let range = at..at + to.len();
         if let Some(pages) = self.fetched.iter().find(|it| it.has(self.file, &range)) {
             to.copy_from_slice(&pages.bytes[at - pages.at..][..to.len()]);
@@ -69,7 +72,7 @@ impl<'a> Source<'a> {
         if let Some(reads) = self.reads {
             reads.fetch_add(1, Ordering::Relaxed);
         }
-        self.file.read_at(at as u64, to)
+        self.file.read_at(at as u64, to).map_err(Error::io(self.path, action))
     }
 }
 

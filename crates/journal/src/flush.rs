@@ -268,9 +268,7 @@ impl Flusher {
 
     /// Write from where it is written to `limit`, the last page filled up with zeroes: it is written again with what follows.
     fn write_to(&mut self, journal: &Arc<Journal>, limit: usize) -> Result<()> {
-        let failed = |action| {
-            Error::io(self.shared.directory.path().join(file_name(journal.number)), action)
-        };
+        let failed = |action| Error::io(&*journal.path, action);
         let mut at = self.written_bytes / PAGE_BYTES * PAGE_BYTES;
         let whole = limit / PAGE_BYTES * PAGE_BYTES;
         while at < whole {
@@ -321,8 +319,7 @@ impl Flusher {
     /// Everything before `reached`, which is written, is made durable.
     fn sync(&mut self, reached: Point) -> Result<()> {
         for journal in self.unsynced.drain(..) {
-            let path = || self.shared.directory.path().join(file_name(journal.number));
-            journal.file.sync().map_err(|error| Error::io(path(), "syncing records")(error))?;
+            journal.file.sync().map_err(Error::io(&*journal.path, "syncing records"))?;
         }
         // Whatever is written by now is in a journal whose file was told of before.
         let has_new_names = std::mem::take(&mut self.shared.flush.state.lock().has_new_names);
@@ -345,7 +342,8 @@ impl Flusher {
         if let Some(spare) = spare
             && let Err(error) = directory.remove(&file_name(spare.number))
         {
-            tracing::warn!("journal cache: removing an empty journal: {error}");
+            let path = spare.path.display();
+            tracing::warn!("journal cache: {path}: removing an empty journal: {error}");
         }
         if self.written_bytes == FIRST_RECORD {
             let _ = directory.remove(&file_name(newest.number));
@@ -353,7 +351,8 @@ impl Flusher {
         }
         let whole = self.written_bytes.next_multiple_of(PAGE_BYTES) as u64;
         if let Err(error) = newest.file.truncate(whole) {
-            tracing::warn!("journal cache: cutting the newest journal: {error}");
+            let path = newest.path.display();
+            tracing::warn!("journal cache: {path}: cutting the newest journal: {error}");
         }
         if let Some(arena) = &newest.arena {
             arena.close();

@@ -8,11 +8,11 @@ use alluvium_device::{AlignedBuf, PAGE_BYTES};
 
 use crate::blocks::{Block, Blocks};
 use crate::codec::{Codec, Encoder};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::fetch::Source;
 use crate::fields::{self, FIELDS_BYTES, u32_at, u64_at};
 use crate::files::File;
-use crate::journal::{FIRST_RECORD, JournalHeader, Loaded, file_name};
+use crate::journal::{FIRST_RECORD, JournalHeader, Loaded};
 use crate::options::Compression;
 use crate::place::{JournalNumber, Place};
 use crate::record::{Record, Salt};
@@ -229,9 +229,7 @@ impl Frames {
         };
         let from = pages.start;
         let mut buf = AlignedBuf::zeroed(pages.len());
-        source
-            .read_at(from, &mut buf)
-            .map_err(Error::io(file_name(self.number), "reading compressed records"))?;
+        source.read_at(from, &mut buf, "reading compressed records")?;
         let start = self.plain(frames.start).start;
         let mut damaged_bytes = 0;
         for frame in frames {
@@ -251,16 +249,16 @@ impl Frames {
     }
 
     /// The plain journal up to its end, into the memory of a whole one. Zeroes stand for its header and for what is damaged.
-    pub(crate) fn read_whole(&self, file: &dyn File, memory: &mut [u8]) -> Result<()> {
+    pub(crate) fn read_whole(&self, source: Source<'_>, memory: &mut [u8]) -> Result<()> {
         memory[..FIRST_RECORD].fill(0);
         let count = (self.end - FIRST_RECORD).div_ceil(self.frame_bytes);
-        self.read_many(Source::file(file), 0..count, &mut memory[FIRST_RECORD..self.end])
+        self.read_many(source, 0..count, &mut memory[FIRST_RECORD..self.end])
     }
 
     /// The frames of the plain journal from the one that `at` is in on, as many as `to` has room for, which has whole chunks; returns which bytes these are.
     pub(crate) fn read_piece(
         &self,
-        file: &dyn File,
+        source: Source<'_>,
         at: usize,
         to: &mut [u8],
     ) -> Result<Range<usize>> {
@@ -268,7 +266,7 @@ impl Frames {
         let count = (self.end - FIRST_RECORD).div_ceil(self.frame_bytes);
         let frames = first..count.min(first + to.len() / self.frame_bytes);
         let plain = self.plain(frames.start).start..self.plain(frames.end - 1).end;
-        self.read_many(Source::file(file), frames, &mut to[..plain.len()])?;
+        self.read_many(source, frames, &mut to[..plain.len()])?;
         Ok(plain)
     }
 

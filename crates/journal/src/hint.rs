@@ -99,7 +99,8 @@ pub(crate) fn write(
     let written = try_write(directory, hasher, salt, bytes, &temporary)
         .and_then(|()| directory.rename(&temporary, &file_name(number)));
     if let Err(error) = written {
-        tracing::warn!("journal cache: no hint for journal {number}: {error}");
+        let path = directory.path().join(file_name(number));
+        tracing::warn!("journal cache: {}: writing a hint: {error}", path.display());
         // Nobody would before the next opening, and it may be for want of room that it is not whole.
         let _ = directory.remove(&temporary);
     }

@@ -1,6 +1,7 @@
 //! One journal, its header, and the table of all journals: `docs/format/journal.md`, section 3.
 
 use std::ops::{Deref, Range};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -206,6 +207,8 @@ pub(crate) struct Journal {
     pub(crate) number: JournalNumber,
     pub(crate) salt: Salt,
     pub(crate) file: Arc<dyn File>,
+    /// Its file's, for messages.
+    pub(crate) path: Arc<Path>,
     /// Room that its file takes.
     pub(crate) file_bytes: u64,
     /// `Some`: the file is compressed.
@@ -278,6 +281,7 @@ impl Journal {
             number: self.number,
             salt: self.salt,
             file: self.file.clone(),
+            path: self.path.clone(),
             file_bytes: self.file_bytes,
             frames: self.frames.clone(),
             arena,
@@ -294,12 +298,16 @@ impl Journal {
     /// Its bytes up to `end`, into the memory of a whole journal: from its file, whatever that looks like.
     pub(crate) fn read_whole(&self, end: usize, memory: &mut [u8]) -> Result<()> {
         match &self.frames {
-            Some(frames) => frames.read_whole(&*self.file, memory),
-            None => self
-                .file
-                .read_at(0, &mut memory[..end.next_multiple_of(PAGE_BYTES)])
-                .map_err(Error::io(file_name(self.number), "reading a journal")),
+            Some(frames) => frames.read_whole(self.source(), memory),
+            None => {
+                let whole = end.next_multiple_of(PAGE_BYTES);
+                self.source().read_at(0, &mut memory[..whole], "reading a journal")
+            }
         }
+    }
+
+    fn source(&self) -> Source<'_> {
+        Source::file(&*self.file, &self.path)
     }
 
     /// Where [`Self::read_piece`] begins to read for `at`.
@@ -313,13 +321,12 @@ impl Journal {
     /// Its bytes from [`Self::piece_start`] on, as many as `to` has room for (whole chunks, if it is compressed), and not beyond `end`; returns which ones these are.
     pub(crate) fn read_piece(&self, at: usize, end: usize, to: &mut [u8]) -> Result<Range<usize>> {
         if let Some(frames) = &self.frames {
-            return frames.read_piece(&*self.file, at, to);
+            return frames.read_piece(self.source(), at, to);
         }
         let start = self.piece_start(at);
         let piece = start..end.min(start + to.len());
-        self.file
-            .read_at(start as u64, &mut to[..piece.len().next_multiple_of(PAGE_BYTES)])
-            .map_err(Error::io(file_name(self.number), "reading a journal"))?;
+        let whole = piece.len().next_multiple_of(PAGE_BYTES);
+        self.source().read_at(start, &mut to[..whole], "reading a journal")?;
         Ok(piece)
     }
 
@@ -352,15 +359,13 @@ impl Journal {
 
     #[cold]
     fn load_cold(&self, place: Place, fetched: &[Pages]) -> Result<Loaded> {
-        let source = Source::with(&*self.file, fetched, &self.counts.disk_reads);
+        let source = self.source().with(fetched, &self.counts.disk_reads);
         if let Some(frames) = &self.frames {
             return frames.load(source, place)?.ok_or_else(|| self.corrupt(place.first()));
         }
         let pages = plain_pages(place);
         let mut buf = AlignedBuf::zeroed(pages.len());
-        source
-            .read_at(pages.start, &mut buf)
-            .map_err(Error::io(file_name(self.number), "reading a record"))?;
+        source.read_at(pages.start, &mut buf, "reading a record")?;
         let at = place.first().byte() - pages.start;
         let record = Record::checked(&buf[at..], self.salt, place.first());
         let Some(len) = record.map(|record| record.header().len_bytes()) else {
@@ -386,9 +391,7 @@ impl Journal {
         self.counts.disk_reads.fetch_add(1, Ordering::Relaxed);
         let pages = head_pages(place);
         let mut buf = AlignedBuf::zeroed(pages.len());
-        self.file
-            .read_at(pages.start as u64, &mut buf)
-            .map_err(Error::io(file_name(self.number), "reading a key"))?;
+        self.source().read_at(pages.start, &mut buf, "reading a key")?;
         let at = place.first().byte() - pages.start;
         Ok(Loaded { owner: Owner::Cold(Arc::new(buf)), at, len: HEAD_BYTES })
     }

@@ -157,7 +157,8 @@ impl Shared {
             Err(error @ (Error::Io { .. } | Error::NoMemory { .. }))
                 if self.flush.failure().is_none() =>
             {
-                tracing::warn!("journal cache: {error}; journal {number} is given up");
+                let path = journal.path.display();
+                tracing::warn!("journal cache: {error}; {path} is given up");
             }
             read => self.mark_damaged(&journal, read?),
         }
@@ -171,8 +172,8 @@ impl Shared {
     pub(crate) fn mark_damaged(&self, journal: &Journal, damaged_bytes: usize) {
         if damaged_bytes > 0 && !journal.counts.is_damaged.swap(true, Ordering::Relaxed) {
             self.keep.damaged_bytes.fetch_add(damaged_bytes as u64, Ordering::Relaxed);
-            let number = journal.number;
-            tracing::warn!("journal cache: journal {number}: {damaged_bytes} bytes are damaged");
+            let path = journal.path.display();
+            tracing::warn!("journal cache: {path}: {damaged_bytes} bytes are damaged");
         }
     }
 

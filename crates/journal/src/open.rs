@@ -13,6 +13,7 @@ use uuid::Uuid;
 use crate::blocks::Blocks;
 use crate::clear::{SET_ASIDE, is_of_a_cache};
 use crate::error::{Error, Result};
+use crate::fetch::Source;
 use crate::fields::{self, u64_at};
 use crate::files::{Directory, File};
 use crate::flush::Flush;
@@ -111,11 +112,12 @@ pub(crate) struct Old {
 impl Old {
     /// Its bytes as those of a plain journal, as far as there are any, in the memory of a whole one.
     pub(crate) fn read<'m>(&self, path: &Path, memory: &'m mut [u8]) -> Result<&'m [u8]> {
-        let failed = |action| Error::io(path.join(file_name(self.number)), action);
+        let path = path.join(file_name(self.number));
         if let Some(frames) = &self.frames {
-            frames.read_whole(&*self.file, memory)?;
+            frames.read_whole(Source::file(&*self.file, &path), memory)?;
             return Ok(&memory[..frames.end()]);
         }
+        let failed = |action| Error::io(&path, action);
         let len = self.file.len_bytes().map_err(failed("asking for the length"))?;
         let len = usize::try_from(len).unwrap_or(usize::MAX).min(memory.len());
         let whole = len.next_multiple_of(PAGE_BYTES).min(memory.len());
@@ -177,7 +179,8 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
         let aside = format!("{name}{SET_ASIDE}");
         set_aside_bytes += len;
         tracing::warn!(
-            "journal cache: {name} has no header of this cache, or can not be decompressed; it is kept as {aside}"
+            "journal cache: {} has no header of this cache, or can not be decompressed; it is kept as {aside}",
+            path.join(&name).display()
         );
         directory.rename(&name, &aside).map_err(failed("renaming what is no journal"))?;
     }
@@ -236,6 +239,7 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
             number: old.number,
             salt: old.salt,
             file: old.file.clone(),
+            path: path.join(file_name(old.number)).into(),
             file_bytes: found.file_bytes,
             frames: old.frames.clone(),
             arena: None,
@@ -291,9 +295,12 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
 /// Remove the oldest journal of a cache that nobody uses yet; false if there is none.
 fn give_up_oldest(directory: &dyn Directory, journals: &Journals, index: &Index) -> Result<bool> {
     let Some(number) = journals.all().first().map(|oldest| oldest.number) else { return Ok(false) };
-    tracing::warn!("journal cache: the disk is full; journal {number}, the oldest one, is removed");
-    // What was read was synced, but for the names: what has replaced records of this one has to be there after it.
     let path = directory.path();
+    tracing::warn!(
+        "journal cache: {}: the disk is full; journal {number}, the oldest one, is removed",
+        path.display()
+    );
+    // What was read was synced, but for the names: what has replaced records of this one has to be there after it.
     directory.sync().map_err(Error::io(path, "syncing the directory"))?;
     index.retain(|place| !place.is_in(number));
     let name = file_name(number);
@@ -426,7 +433,10 @@ pub(crate) fn look_at(
         hint = hint.filter(|hint| hint.end == frames.end());
     } else if header.is_some_and(|header| header.is_compressed) {
         let Some(hint) = hint else { return Ok(None) };
-        tracing::warn!("journal cache: {name} can not be decompressed: its table is damaged");
+        tracing::warn!(
+            "journal cache: {} can not be decompressed: its table is damaged",
+            directory.path().join(&name).display()
+        );
         frames = Some(Frames::lost(number, salt, hint.end, blocks));
     }
     let counts = Arc::new(Counts::new(identity.journal_bytes));

@@ -203,19 +203,29 @@ fn make_journal(
         {
             return Ok(None);
         }
-        Err(error) => return Err(Error::io(path, "making a journal")(error)),
+        Err(error) => return Err(Error::io(&path, "making a journal")(error)),
     };
     let salt = Salt(Uuid::new_v4().as_u64_pair().1);
     let header = JournalHeader { cache: id, number, salt, is_compressed: false };
     let mut page = arena.reserve(FIRST_RECORD).expect("an arena is larger than a page");
     page.fill(0);
     header.write(&mut page);
-    file.write_at(0, &page).map_err(Error::io(path, "writing the header"))?;
+    file.write_at(0, &page).map_err(Error::io(&path, "writing the header"))?;
     page.publish();
     let file_bytes = journal_bytes as u64;
     let (arena, beside) = (Some(Arc::new(arena)), AtomicUsize::new(0));
     let counts = Arc::new(Counts::new(journal_bytes));
-    Ok(Some(Journal { number, salt, file, file_bytes, frames: None, arena, beside, counts }))
+    Ok(Some(Journal {
+        number,
+        salt,
+        file,
+        path: path.into(),
+        file_bytes,
+        frames: None,
+        arena,
+        beside,
+        counts,
+    }))
 }
 
 /// The first newest journal of an opened cache, durable. `None` if the disk has no room for it.

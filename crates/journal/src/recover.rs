@@ -157,8 +157,8 @@ impl Reading<'_> {
         let damaged_bytes = (damaged_bytes + end - there.len()) as u64;
         if damaged_bytes > 0 {
             tracing::warn!(
-                "journal cache: journal {}: its header and {damaged_bytes} bytes are damaged",
-                journal.number
+                "journal cache: {}: its header and {damaged_bytes} bytes are damaged",
+                self.directory.path().join(file_name(journal.number)).display()
             );
         }
         Ok(damaged_bytes)
@@ -201,8 +201,8 @@ impl Reading<'_> {
         let end = journal.frames.as_ref().map_or(walk.end(), |frames| frames.end());
         if damaged_bytes > 0 {
             tracing::warn!(
-                "journal cache: journal {}: {damaged_bytes} bytes are damaged and not used",
-                journal.number
+                "journal cache: {}: {damaged_bytes} bytes are damaged and not used",
+                path().display()
             );
         }
         // The next opening need not do this again. What is damaged has none: records would be missing in it, and a hint is believed.

@@ -157,6 +157,11 @@ impl Gate {
 }
 
 impl SimDirectory {
+    /// An empty one at this place.
+    pub(crate) fn at(path: &Path) -> Self {
+        Self { path: path.to_owned(), ..Self::default() }
+    }
+
     /// Whoever removes a journal waits, until [`Self::let_remove`].
     pub(crate) fn hold_removals(&self) {
         self.removals.state.lock().is_shut = true;

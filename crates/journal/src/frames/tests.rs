@@ -1,5 +1,6 @@
 //! Records of all lengths around the borders of frames, and files that are damaged anywhere.
 
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use alluvium_device::sim::Random;
@@ -91,8 +92,12 @@ impl Scene {
         Self { directory, file, blocks, frames }
     }
 
+    fn source(&self) -> Source<'_> {
+        Source::file(&*self.file, Path::new(NAME))
+    }
+
     fn load(&self, place: Place) -> Option<Loaded> {
-        self.frames.load(Source::file(&*self.file), place).unwrap()
+        self.frames.load(self.source(), place).unwrap()
     }
 
     fn open_again(&self, salt: Salt) -> Option<Frames> {
@@ -127,7 +132,7 @@ fn every_record_is_found_wherever_the_borders_are() {
             }
         }
         let mut memory = vec![0xee; JOURNAL_BYTES];
-        scene.frames.read_whole(&*scene.file, &mut memory).unwrap();
+        scene.frames.read_whole(scene.source(), &mut memory).unwrap();
         assert!(memory[..plain.bytes.len()] == plain.bytes[..], "seed {seed}");
     }
 }
@@ -149,7 +154,7 @@ fn of_a_damaged_frame_no_record_is_returned_and_of_others_all() {
             assert_eq!(loaded.is_none(), is_hit, "frame {frame}: {range:?}");
         }
         let mut memory = vec![0xee; JOURNAL_BYTES];
-        scene.frames.read_whole(&*scene.file, &mut memory).unwrap();
+        scene.frames.read_whole(scene.source(), &mut memory).unwrap();
         let mut expected = plain.bytes.clone();
         expected[lost].fill(0);
         assert!(memory[..expected.len()] == expected[..], "frame {frame}");
@@ -177,7 +182,7 @@ fn a_table_that_is_damaged_anywhere_is_not_used() {
     }
     let lost = Frames::lost(NUMBER, SALT, plain.bytes.len(), &scene.blocks);
     for (place, _) in &plain.records {
-        assert!(lost.load(Source::file(&*scene.file), *place).unwrap().is_none());
+        assert!(lost.load(scene.source(), *place).unwrap().is_none());
         assert!(lost.pages(*place).is_none());
     }
 }
@@ -194,7 +199,7 @@ fn what_is_kept_is_bounded_and_what_is_held_stays() {
     let reads = AtomicU64::new(0);
     let mut held = Vec::new();
     for (place, _) in &plain.records {
-        let source = Source::with(&*scene.file, &[], &reads);
+        let source = scene.source().with(&[], &reads);
         held.push(scene.frames.load(source, *place).unwrap().unwrap());
         assert!(scene.blocks.bytes() <= MAX + 1024, "{}", scene.blocks.bytes());
     }

@@ -1,8 +1,14 @@
 //! Several keys at one time, most of them on disk.
 
+use std::path::Path;
+
+use alluvium_device::AlignedBuf;
+
 use super::*;
+use crate::ScanCursor;
 use crate::fetch::Batch;
 use crate::files::RealDirectory;
+use crate::journal::FIRST_RECORD;
 use crate::place::Place;
 use crate::shared::Shared;
 
@@ -199,6 +205,34 @@ fn what_can_not_be_read_is_told_and_what_could_not_once_is_read_again() {
         assert!(matches!(get_many(&cache, &keys), Err(Error::Io { .. })), "{compression}");
         directory.fail_reads(1);
         is_what_the_map_has(&cache, &map, &keys);
+    }
+}
+
+/// Of whichever cache of the process it is, and whoever reads.
+#[test]
+fn an_error_of_a_read_names_the_file() {
+    for compression in KINDS {
+        let directory = SimDirectory::at(Path::new("/caches/one"));
+        fill(&|| -> Box<dyn Directory> { Box::new(directory.clone()) }, compression);
+        let shared = still(Box::new(directory.clone()), &compressing(compression));
+        let oldest = shared.journals.all()[0].clone();
+        let place = place_of(&shared, 100);
+        assert!(place.is_in(oldest.number));
+        directory.fail_reads(u64::MAX);
+        let mut memory = AlignedBuf::zeroed(MIB);
+        let read = [
+            oldest.load(place).map(drop),
+            oldest.read_whole(oldest.end(), &mut memory),
+            oldest.read_piece(FIRST_RECORD, oldest.end(), &mut memory).map(drop),
+        ];
+        for read in read {
+            let Err(Error::Io { path, .. }) = &read else { panic!("{read:?}") };
+            assert_eq!(path, Path::new("/caches/one/000000000000.journal"), "{compression}");
+        }
+        // Of any journal.
+        let scanned = shared.scan(ScanCursor::default(), usize::MAX, |_| true);
+        let Err(Error::Io { path, .. }) = &scanned else { panic!("{scanned:?}") };
+        assert!(path.starts_with("/caches/one") && path.extension().is_some(), "{path:?}");
     }
 }
 
