@@ -54,7 +54,8 @@ impl Cache {
     /// Open the cache in `path`, or make one there. Blocks: ten million keys take about a second, if the cache was closed or its journals were full.
     ///
     /// # Errors
-    /// Somebody has it open; it can not be used as it is; options are outside of their bounds; the system.
+    /// Somebody has it open; it can not be used as it is; options are outside of their bounds; there is no room for a journal, and nothing that may be evicted for it; there is no memory for journals or
+    /// index; the system.
     pub fn open(path: impl AsRef<Path>, options: Options) -> Result<Self> {
         let path = path.as_ref();
         if !options.create {
@@ -141,7 +142,7 @@ impl Cache {
     /// [`crate::Durability::Always`].
     ///
     /// # Errors
-    /// Key or value are too long; a write has failed before.
+    /// Key or value are too long, or the key is empty; there is no memory for a larger index; a write has failed before.
     pub fn try_put(&self, key: &[u8], value: &[u8], ttl: Option<Duration>) -> Result<bool> {
         self.shared.try_put(key, value, ttl.map(expiry))
     }
@@ -162,10 +163,11 @@ impl Cache {
         self.shared.put_if_absent(key, value, ttl.map(expiry))
     }
 
-    /// Remove a key; returns whether it was there.
+    /// Remove a key; returns whether it was there. May read the disk, if what is there has a time to live.
     ///
     /// # Errors
-    /// As [`Self::put_if_absent`].
+    /// The key is empty or too long; the disk is full and nothing may be evicted; a write has failed, now or before. What can not be read counts as there. With [`crate::Durability::Always`] a key whose
+    /// removal could not be synced is absent until the cache is closed, and there or not after it is opened again.
     pub fn delete(&self, key: &[u8]) -> Result<bool> {
         self.shared.delete(key)
     }
@@ -273,6 +275,8 @@ impl Cache {
     ///
     /// Records that are not in memory are read by the MiB, or in the length of the longest one: the iteration has so much memory beside the budget, and each entry or value that is kept keeps the piece that it was read in.
     /// Where damage is met it has the memory of a journal, until it is through with that.
+    ///
+    /// An item is an error where a journal can not be read; the next one is of the journal behind it.
     pub fn iter(&self) -> Iter<'_> {
         Iter::new(&self.shared)
     }

@@ -34,7 +34,7 @@ pub enum Error {
     /// A key of more than [`MAX_KEY_BYTES`].
     #[error("a key of {len_bytes} bytes; it may have {MAX_KEY_BYTES}")]
     KeyTooLong {
-        /// Its length.
+        /// Its length, in bytes.
         len_bytes: usize,
     },
     /// A record that fits into no journal: more than [`crate::Cache::max_record_bytes`].
@@ -42,9 +42,9 @@ pub enum Error {
         "a record of {len_bytes} bytes (key, value, and a header); this cache's journals take up to {max_bytes}: open a new cache with larger journals"
     )]
     ValueTooLong {
-        /// Length of the whole record.
+        /// Length of the whole record, in bytes: key, value and header.
         len_bytes: usize,
-        /// What a journal takes.
+        /// What a journal takes: [`crate::Cache::max_record_bytes`].
         max_bytes: usize,
     },
     /// There is no room for another journal, within the budget or on the disk itself, and nothing that may be evicted for it. It passes when keys are deleted or expire: what they leave is compacted.
@@ -52,7 +52,7 @@ pub enum Error {
         "there is no room for another journal, and nothing that may be evicted: the cache has used up the {max_bytes} bytes of disk that it may use, or the disk itself is full. Delete keys and let it compact, open it with a larger budget or with eviction, or make room on the disk"
     )]
     DiskFull {
-        /// The budget.
+        /// The budget, in bytes: [`crate::Options::max_disk_bytes`].
         max_bytes: u64,
     },
     /// A record is damaged on disk.
@@ -62,7 +62,7 @@ pub enum Error {
     Corrupt {
         /// Which journal.
         journal: JournalNumber,
-        /// Where in its file, or in what that was before it was compressed.
+        /// The record's first byte in its file, or in what that was before it was compressed.
         offset: u64,
     },
     /// A file could not be read or written. After a failed write or sync nothing is written any more; reads go on.

@@ -22,11 +22,11 @@ use crate::walk::{Found, Walk};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct JournalReport {
-    /// Its number.
-    pub number: u64,
+    /// Its number, which its file's name has too.
+    pub number: JournalNumber,
     /// What it is compressed with.
     pub compression: Compression,
-    /// Size of its file.
+    /// Size of its file, in bytes.
     pub file_bytes: u64,
     /// Bytes from the beginning of its file, or of what it was before it was compressed, to the end of its last record.
     pub end_bytes: u64,
@@ -40,7 +40,7 @@ pub struct JournalReport {
     pub key_bytes: u64,
     /// Bytes of values.
     pub value_bytes: u64,
-    /// Bytes between records that are no record.
+    /// Bytes between records that are no record; of a compressed one as they would be decompressed.
     pub damaged_bytes: u64,
     /// What is known of its hint.
     pub hint: HintState,
@@ -63,7 +63,7 @@ pub enum HintState {
 /// Needs memory for one journal. Of a cache that is in use, what is not yet written is missing, and journals may come and go.
 ///
 /// # Errors
-/// There is no cache that can be used; the system; what `each` returns.
+/// There is no cache that can be used ([`Error::NoCache`]); a file can not be read; there is no memory for a journal; what `each` returns, which ends it.
 pub fn inspect<E: From<Error>>(
     path: impl AsRef<Path>,
     each: impl FnMut(JournalReport) -> std::result::Result<(), E>,
@@ -112,7 +112,7 @@ fn report(
 ) -> Result<JournalReport> {
     let failed = |action| Error::io(directory.path().join(file_name(number)), action);
     let mut report = JournalReport {
-        number: number.0,
+        number,
         compression: Compression::None,
         file_bytes: 0,
         end_bytes: 0,

@@ -86,11 +86,11 @@ fn secret() -> [u8; 16] {
 /// What an opening found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Recovered {
-    /// Journals.
+    /// How many journals there were. (Those without a record, and those that were given up for want of room, are not counted.)
     pub journals: usize,
     /// Of these, journals without a usable hint, that were read as a whole.
     pub scanned: usize,
-    /// Keys.
+    /// How many keys there are, those that have expired included.
     pub entries: usize,
     /// Bytes between records that were damaged and are not used, and journals without a header.
     pub damaged_bytes: u64,

@@ -6,7 +6,7 @@ use alluvium_device::GRANULE_BYTES;
 
 use crate::hash::{KeyHash, TAG_BITS};
 
-/// Which journal. Only grows.
+/// Which journal of a cache: the newer one has the larger number. (That of one without a record may be given to another one at the next opening.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct JournalNumber(pub u64);
 

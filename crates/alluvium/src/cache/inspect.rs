@@ -49,7 +49,7 @@ pub(crate) fn run(args: &InspectArgs) -> Result<(), Failure> {
     if args.json {
         let journals = reports.iter().map(|report| {
             json!({
-                "number": report.number,
+                "number": report.number.0,
                 "compression": report.compression.to_string(),
                 "file_bytes": report.file_bytes,
                 "end_bytes": report.end_bytes,

@@ -152,7 +152,7 @@ pub fn opening(data: &[u8]) -> Checked {
     let files = Files::new(&mut input);
     let mut values = BTreeMap::new();
     let inspected = inspect_in(&files.directory, |report| {
-        values.insert(report.number, (report.values + report.tombstones, report.hint));
+        values.insert(report.number.0, (report.values + report.tombstones, report.hint));
         Ok::<_, Error>(())
     });
     let options = Options {

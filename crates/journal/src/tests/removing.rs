@@ -216,6 +216,6 @@ fn whoever_inspects_a_cache_meets_no_journal_that_is_cut() {
     });
     assert_eq!(inspected.unwrap(), 9 * MIB);
     assert!(reports.len() >= 2, "{reports:?}");
-    let is_right = |number: u64, damaged_bytes: u64| number > 0 && damaged_bytes == 0;
+    let is_right = |number, damaged_bytes| number > JournalNumber(0) && damaged_bytes == 0;
     assert!(reports.iter().all(|it| is_right(it.number, it.damaged_bytes)), "{reports:?}");
 }
