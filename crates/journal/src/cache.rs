@@ -204,7 +204,10 @@ impl Cache {
         })
     }
 
-    /// Memory that reading a key takes for itself, in bytes: the size of its record, or up to a quarter more; 0 if that is in a journal in memory. A compressed one comes in frames of 16 KiB on top.
+    /// Memory that reading a key takes for itself, in bytes: the size of its record, or up to a quarter more; 0 if there is none, or if that is in a journal in memory.
+    ///
+    /// On top comes what is read with it: of a plain record the rest of its pages, less than 8 KiB; of a compressed one the frames that it lies in, as they are stored and decompressed. A frame has
+    /// 16 KiB where records are short, up to 256 KiB where they are long, and of a record in more than four of them the stored ones are read by the MiB.
     pub fn read_bytes(&self, key: &[u8]) -> usize {
         let named = self.shared.index.find(self.shared.hasher.hash(key));
         named.map_or(0, |place| self.shared.cold_bytes(place))
