@@ -156,7 +156,7 @@ impl Shared {
         let hash = self.hasher.hash(key);
         let appended = self.until_appended(Who::User, || {
             let (mut writer, is_there) = self.lock_and_read(hash, |named| {
-                named.map_or(Ok(false), |place| self.is_there(place))
+                named.map_or(Ok(false), |place| self.is_there(place, &[]))
             })?;
             if is_there {
                 return Ok(None);
@@ -171,12 +171,24 @@ impl Shared {
 
     /// Remove what is there; whether it was there.
     pub(crate) fn delete(&self, key: &[u8]) -> Result<bool> {
+        match self.delete_with(key, &[])? {
+            (was_there, Some(appended)) => self.after(appended).map(|()| was_there),
+            (was_there, None) => self.after_nothing().map(|()| was_there),
+        }
+    }
+
+    /// The same with pages that were read before, and without waiting for stable storage; and what was appended.
+    pub(crate) fn delete_with(
+        &self,
+        key: &[u8],
+        fetched: &[Pages],
+    ) -> Result<(bool, Option<Appended>)> {
         self.check_key(key)?;
         let hash = self.hasher.hash(key);
-        let (was_there, appended) = self.until_appended(Who::Deletion, || {
+        self.until_appended(Who::Deletion, || {
             let (mut writer, was_there) = self.lock_and_read(hash, |named| {
                 // One that can not be read is somebody's value too.
-                Ok(named.is_some_and(|place| self.is_there(place).unwrap_or(true)))
+                Ok(named.is_some_and(|place| self.is_there(place, fetched).unwrap_or(true)))
             })?;
             // What eviction has just removed from the index is in its journal until that is gone.
             if writer.get().is_none() && !self.keep.is_evicting() {
@@ -188,12 +200,7 @@ impl Shared {
                 self.journals.forget(old);
             }
             Ok((was_there, Some(appended)))
-        })?;
-        match appended {
-            Some(appended) => self.after(appended)?,
-            None => self.after_nothing()?,
-        }
-        Ok(was_there)
+        })
     }
 
     /// Repeat what finds the newest journal full, as soon as there is another one.
@@ -269,13 +276,13 @@ impl Shared {
         Ok(Some(loaded))
     }
 
-    /// Whether what the index names counts as present.
-    fn is_there(&self, place: Place) -> Result<bool> {
+    /// Whether what the index names counts as present, by these pages or the disk.
+    fn is_there(&self, place: Place, fetched: &[Pages]) -> Result<bool> {
         if !place.expires() {
             return Ok(true);
         }
         let Some(journal) = self.journals.of(place) else { return Ok(false) };
-        let loaded = journal.load(place)?;
+        let loaded = journal.load_with(place, fetched)?;
         Ok(Record::trusted(loaded.bytes()).is_some_and(|record| !record.has_expired(now_millis)))
     }
 

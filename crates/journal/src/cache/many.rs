@@ -59,6 +59,40 @@ impl Cache {
         Ok(values)
     }
 
+    /// Remove several keys; returns how many of them were there. Each is removed at a moment of its own, as by [`Self::delete`]. What has to be read for it (records that are not in memory and have a
+    /// time to live, which may be over) is read at one time, as in [`Self::get_many`]; and with [`crate::Durability::Always`] all of them wait for stable storage together.
+    ///
+    /// # Errors
+    /// As [`Self::delete`], for any of them: those before it are removed, and with `Always` perhaps not yet on stable storage.
+    pub fn delete_many<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<usize> {
+        let shared = &*self.shared;
+        let mut count = 0;
+        let mut left = keys;
+        while !left.is_empty() {
+            let mut batch = Batch::default();
+            let fits = |key: &&K| {
+                let key: &[u8] = key.as_ref();
+                let named = shared.index.find(shared.hasher.hash(key));
+                // That the others are there the index knows.
+                let Some(place) = named.filter(|place| place.expires()) else { return true };
+                shared.journals.of(place).is_none_or(|journal| batch.add(&journal, place))
+            };
+            let (now, later) = left.split_at(left.iter().take_while(fits).count());
+            let fetched = batch.read(&*shared.directory);
+            for key in now {
+                let (was_there, appended) = shared.delete_with(key.as_ref(), &fetched)?;
+                count += usize::from(was_there);
+                if let Some(appended) = appended {
+                    shared.nudge(appended);
+                }
+            }
+            left = later;
+        }
+        // Also for those that were not there.
+        shared.after_nothing()?;
+        Ok(count)
+    }
+
     /// Read the first of these from the disk, as many as fit into a batch; they are not among them any more.
     fn read_batch<K: AsRef<[u8]>>(
         &self,

@@ -263,3 +263,52 @@ fn what_is_replaced_or_moved_meanwhile_is_found() {
         is_what_the_map_has(&cache, &map, &all);
     }
 }
+
+/// Whether a record with a time to live still counts only the disk knows. Between the reads and the look at them one that has expired is written anew, and from then on nothing can be read.
+#[test]
+fn several_are_deleted_by_what_was_read_at_one_time() {
+    for compression in KINDS {
+        let directory = SimDirectory::default();
+        let cache = open(&directory, &options());
+        for key in 0..KEYS {
+            let (name, value) = (key.to_le_bytes(), text(key));
+            let written = match key % 3 {
+                0 => cache.put(&name, &value),
+                1 => cache.put_with_ttl(&name, &value, Duration::ZERO),
+                _ => cache.put_with_ttl(&name, &value, Duration::from_secs(3600)),
+            };
+            written.unwrap();
+        }
+        cache.close().unwrap();
+        let shared = still(Box::new(directory.clone()), &compressing(compression));
+        while shared.compress_one().unwrap() {}
+        drop(shared);
+
+        let cache = Arc::new(open(&directory, &options()));
+        let delete = |keys: &[u64]| {
+            let names: Vec<_> = keys.iter().map(|key| key.to_le_bytes()).collect();
+            cache.delete_many(&names).unwrap()
+        };
+        // In the oldest journal. These the index knows to be there; one comes twice.
+        let mut lasting: Vec<u64> = (0..90).step_by(3).collect();
+        lasting.push(0);
+        assert_eq!(delete(&lasting), 30, "{compression}");
+        assert_eq!(reads(&cache.shared), 0, "{compression}");
+        let (other, disk) = (cache.clone(), directory.clone());
+        directory.after_reads(move || {
+            other.put(&100u64.to_le_bytes(), b"new").unwrap();
+            disk.fail_reads(u64::MAX);
+        });
+        let mut keys: Vec<_> = (100..130).collect();
+        keys.push(KEYS + 1);
+        // Ten have expired, but for the new one. One that could not be read would count as there.
+        assert_eq!(delete(&keys), 21, "{compression}");
+        assert_eq!(Arc::strong_count(&cache), 1, "nothing was read");
+        directory.fail_reads(0);
+        for key in lasting.into_iter().chain(keys) {
+            assert!(!cache.contains(&key.to_le_bytes()).unwrap(), "{compression}: {key}");
+        }
+        assert_eq!(delete(&[]), 0);
+        assert!(matches!(cache.delete_many(&[b""]), Err(Error::KeyEmpty)));
+    }
+}

@@ -16,7 +16,7 @@ const INLINE_BYTES: usize = 64 << 10;
 const INLINE_ANSWER_BYTES: usize = 1 << 20;
 /// Commands with more words run on threads of their own, whatever they do.
 const INLINE_WORDS: usize = 1000;
-/// Keys of an MGET that are read from disk at one time.
+/// Keys of an MGET, EXISTS or DEL that are read from disk at one time.
 const KEYS_AT_ONCE: usize = 16;
 /// Their records together, in bytes.
 const RECORDS_AT_ONCE_BYTES: usize = 1 << 20;
@@ -381,6 +381,9 @@ fn mget_from_disk(call: &mut Call<'_>) -> Result {
 }
 
 fn exists(call: &mut Call<'_>) -> Result {
+    if !call.must_wait() {
+        return exists_on_disk(call);
+    }
     let mut there = 0;
     for key in &call.words[1..] {
         match call.look(key)? {
@@ -390,6 +393,19 @@ fn exists(call: &mut Call<'_>) -> Result {
         }
     }
     call.answers().integer(there);
+    Ok(Ran::Answered)
+}
+
+/// The same where it may wait: several keys at one time.
+fn exists_on_disk(call: &mut Call<'_>) -> Result {
+    let mut keys = &call.words[1..];
+    let mut there = 0;
+    while !keys.is_empty() {
+        let (now, later) = keys.split_at(call.hold_reads(keys)?);
+        there += call.cache().get_many(now)?.iter().flatten().count();
+        keys = later;
+    }
+    call.answers().integer(i64::try_from(there).unwrap_or(i64::MAX));
     Ok(Ran::Answered)
 }
 
@@ -456,12 +472,16 @@ fn del(call: &mut Call<'_>) -> Result {
     let mut deleted = 0;
     // Also for what is not there: whoever has deleted it may still wait for stable storage.
     call.client.must_flush = true;
-    for key in call.words[1..].iter().filter(|key| (1..=MAX_KEY_BYTES).contains(&key.len())) {
-        call.hold_read(key)?;
-        let was_there = call.cache().delete(key)?;
-        deleted += i64::from(was_there);
+    // What can be no key is not there.
+    let is_no_key = |key: &Bytes| !(1..=MAX_KEY_BYTES).contains(&key.len());
+    for mut keys in call.words[1..].split(is_no_key) {
+        while !keys.is_empty() {
+            let (now, later) = keys.split_at(call.hold_reads(keys)?);
+            deleted += call.cache().delete_many(now)?;
+            keys = later;
+        }
     }
-    call.answers().integer(deleted);
+    call.answers().integer(i64::try_from(deleted).unwrap_or(i64::MAX));
     Ok(Ran::Answered)
 }
 

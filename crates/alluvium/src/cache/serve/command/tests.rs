@@ -212,6 +212,17 @@ fn what_is_in_memory_is_read_and_written_without_waiting() {
     words.push(b"first");
     expected.extend([&b"$100\r\n"[..], &[b'x'; 100], b"\r\n"].concat());
     assert_eq!(shop.ask_and_see(&words), (expected, false));
+    // The same of whether they are there, and of deleting them: in turns of several, with one that comes twice and one that can not be.
+    let too_long = vec![b'k'; MAX_KEY_BYTES + 1];
+    let keys: Vec<_> = (100..140u32).map(u32::to_le_bytes).collect();
+    for (name, there) in [("EXISTS", ":41\r\n"), ("DEL", ":40\r\n"), ("EXISTS", ":0\r\n")] {
+        let mut words: Vec<&[u8]> = vec![name.as_bytes(), &keys[7]];
+        words.extend(keys.iter().map(|key| &key[..]));
+        words.insert(20, &too_long);
+        words.push(b"none");
+        let answer = shop.ask_and_see(&words).0;
+        assert_eq!(answer.escape_ascii().to_string(), there.escape_default().to_string(), "{name}");
+    }
     let newest = 15_999u32.to_le_bytes();
     assert!(shop.ask_and_see(&[b"GET", &newest]).1);
     assert!(shop.ask_and_see(&[b"MGET", &newest, b"none"]).1);
