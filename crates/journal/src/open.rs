@@ -216,6 +216,7 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
     };
     let found = reading.all()?;
     let has_excess = reading.has_excess.into_inner();
+    let mut new_hints = Vec::new();
     let mut recovered =
         Recovered { journals: old.len(), damaged_bytes: set_aside_bytes, ..Recovered::default() };
     for (old, found) in old.iter().zip(found) {
@@ -229,6 +230,7 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
             continue;
         }
         recovered.scanned += usize::from(found.is_scanned);
+        new_hints.extend(found.has_new_hint.then_some(old.number));
         recovered.damaged_bytes += found.damaged_bytes;
         let counts = &old.counts;
         counts.end_bytes.store(found.end, Ordering::Relaxed);
@@ -259,6 +261,17 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
         let made = first_journal(&*directory, identity.id, next, journal_bytes, &pool)?;
         if let Some(newest) = made {
             break Arc::new(newest);
+        }
+        if !new_hints.is_empty() {
+            // They save the next opening some time, and this one needs their room.
+            tracing::warn!(
+                "journal cache: {}: the disk is full; the hints that were missing are not written",
+                path.display()
+            );
+            for number in new_hints.drain(..) {
+                let _ = directory.remove(&hint::file_name(number));
+            }
+            continue;
         }
         // The process before this one went on by eviction, and so does this one.
         let may_evict = options.when_full == WhenFull::Evict;

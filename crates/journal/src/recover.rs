@@ -33,6 +33,8 @@ pub(crate) struct Contents {
     pub(crate) tombstone_bytes: usize,
     pub(crate) damaged_bytes: u64,
     pub(crate) is_scanned: bool,
+    /// It had no hint, and was given one.
+    pub(crate) has_new_hint: bool,
 }
 
 /// All journals that are there, and where they go.
@@ -100,6 +102,7 @@ impl Reading<'_> {
                     tombstone_bytes,
                     damaged_bytes,
                     is_scanned: false,
+                    has_new_hint: false,
                 });
             }
             self.has_excess.store(true, Ordering::Relaxed);
@@ -205,16 +208,29 @@ impl Reading<'_> {
                 path().display()
             );
         }
-        // The next opening need not do this again. What is damaged has none: records would be missing in it, and a hint is believed.
-        if damaged_bytes == 0 && end > FIRST_RECORD {
-            hint::write(self.directory, self.hasher, journal.number, journal.salt, &bytes[..end]);
-        }
         // What is damaged stays as it is, for whoever wants to look at it.
         let file_bytes = match (&journal.frames, damaged_bytes) {
             (None, 0) => self.cut(journal, file_bytes, end),
             _ => file_bytes,
         };
-        Ok(Contents { file_bytes, end, tombstone_bytes, damaged_bytes, is_scanned: true })
+        // The next opening need not do this again. What is damaged has none: records would be missing in it, and a hint is believed.
+        let has_new_hint = damaged_bytes == 0
+            && end > FIRST_RECORD
+            && hint::write(
+                self.directory,
+                self.hasher,
+                journal.number,
+                journal.salt,
+                &bytes[..end],
+            );
+        Ok(Contents {
+            file_bytes,
+            end,
+            tombstone_bytes,
+            damaged_bytes,
+            is_scanned: true,
+            has_new_hint,
+        })
     }
 
     /// Give back the room behind the last record, as a close does: a process that is killed again and again must not leave one journal after the other with next to nothing in it.

@@ -480,6 +480,42 @@ fn a_full_disk_does_not_keep_a_cache_from_being_opened() {
     assert!(cache.contains(&(KEYS - 1).to_le_bytes()).unwrap());
 }
 
+/// A hint saves the next opening some time: it is worth neither a record nor a refusal to open.
+#[test]
+fn hints_that_are_missing_make_way_for_the_first_journal() {
+    const KEYS: usize = 5000;
+    for when_full in [WhenFull::Refuse, WhenFull::Evict] {
+        let directory = SimDirectory::default();
+        let options = Options { when_full, ..options() };
+        let cache = open(&directory, &options);
+        for key in 0..KEYS as u64 {
+            cache.put(&key.to_le_bytes(), &[4; 1000]).unwrap();
+        }
+        cache.close().unwrap();
+        remove_hints(&directory);
+        let names = || directory.list().unwrap();
+        let len_bytes = |name: &String| directory.open(name).unwrap().len_bytes().unwrap();
+        let used_bytes: u64 = names().iter().map(len_bytes).sum();
+        // Enough for a journal, and for each of the hints, but not for these together.
+        directory.limit(used_bytes + MIB as u64);
+        // Without its threads, which would make room for the journal after the newest one.
+        let opened = crate::open::open(Box::new(directory.clone()), options.clone());
+        let (shared, recovered) = opened.unwrap();
+        assert_eq!(recovered.entries, KEYS, "{when_full:?}");
+        assert!(recovered.scanned >= 5 && recovered.scanned == recovered.journals);
+        assert!(!names().iter().any(|name| name.ends_with(".hint")), "{when_full:?}");
+        drop(shared);
+        // As soon as there is room there are hints.
+        directory.limit(u64::MAX);
+        for scanned in [recovered.scanned, 0] {
+            let cache = open(&directory, &options);
+            let found = cache.recovered();
+            assert_eq!((found.entries, found.scanned), (KEYS, scanned), "{when_full:?}");
+            cache.close().unwrap();
+        }
+    }
+}
+
 #[test]
 fn after_a_failed_write_nothing_is_written_and_everything_read() {
     let directory = SimDirectory::default();
