@@ -18,7 +18,6 @@ use crate::system;
 
 /// Reads of each thread.
 const READS: u64 = 5_000_000;
-const MIB: f64 = 1048576.0;
 
 /// Which map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
