@@ -18,7 +18,7 @@ use crate::system;
 use crate::workload::{ENTRY_BYTES, TIMED, Values, key, latencies, record};
 
 /// Of an entry in its journal, with its header, in whole granules.
-const RECORD_BYTES: u64 = (24 + ENTRY_BYTES).next_multiple_of(8);
+const RECORD_BYTES: u64 = (16 + ENTRY_BYTES).next_multiple_of(8);
 
 // In journals' worth of puts:
 /// Put before anything is measured.
