@@ -7,7 +7,9 @@
 mod modelled;
 
 #[cfg(loom)]
-pub use modelled::{Condvar, Mutex, MutexGuard, OnceLock, atomic, thread, thread_local};
+pub use modelled::{
+    Condvar, Mutex, MutexGuard, OnceLock, WaitTimeoutResult, atomic, thread, thread_local,
+};
 #[cfg(not(loom))]
 pub(crate) use {
     parking_lot::{Condvar, Mutex},

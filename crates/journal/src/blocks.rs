@@ -1,11 +1,10 @@
 //! What was read from the disk not long ago: frames that were decompressed, and records that were read more than once. Bounded by bytes.
 
-use std::sync::Arc;
-
 use quick_cache::sync::{Cache, DefaultLifecycle};
 use quick_cache::{DefaultHashBuilder, OptionsBuilder, Weighter};
 
 use crate::place::{Granule, JournalNumber};
+use crate::sync::Arc;
 
 /// The bytes of a frame, of several that one record lies in, or of a record. Values that were read of them keep them alive.
 pub(crate) type Block = Arc<Vec<u8>>;

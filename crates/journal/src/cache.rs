@@ -6,7 +6,6 @@ use std::cell::Cell;
 use std::fmt;
 use std::ops::Deref;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -30,6 +29,7 @@ use crate::scan::{ScanCursor, Scanned};
 use crate::shared::{Shared, now_millis};
 use crate::stats::Stats;
 use crate::swap::{Swapped, Ttl, When};
+use crate::sync::Arc;
 
 /// Of reads in memory one of so many is counted for its journal, for all of them.
 const READS_PER_COUNT: u64 = 16;
@@ -242,36 +242,31 @@ impl Cache {
         &self,
         key: &[u8],
         hash: KeyHash,
-        mut named: Option<Place>,
+        named: Option<Place>,
         reach: Reach<'_>,
     ) -> Result<Read> {
         let shared = &*self.shared;
-        while let Some(place) = named {
-            let Some(journal) = shared.journals.of(place) else {
-                // Gone between the two looks: its journal was removed, and the index says what is there now.
-                named = shared.index.find(hash);
-                continue;
-            };
-            let loaded = match &journal.arena {
-                Some(_) => journal.load(place)?,
-                None => match shared.load_cold(&journal, place, reach.pages())? {
-                    Some(loaded) => loaded,
-                    None => return Ok(Read::OnDisk),
-                },
-            };
-            let record = Record::trusted(loaded.bytes()).expect("loaded as a record");
-            if record.key() != key || record.has_expired(now_millis) {
-                return Ok(Read::Absent);
-            }
-            let (range, expires_at) = (record.value_range(), record.expires_at());
-            shared.count_read(&journal);
-            drop(journal);
-            if !place.was_read() {
-                shared.index.mark_read(hash, place);
-            }
-            return Ok(Read::Found(Found { value: Value(loaded.slice(range)), expires_at }));
+        let Some((place, journal)) = shared.journals.find(&shared.index, hash, named) else {
+            return Ok(Read::Absent);
+        };
+        let loaded = match &journal.arena {
+            Some(_) => journal.load(place)?,
+            None => match shared.load_cold(&journal, place, reach.pages())? {
+                Some(loaded) => loaded,
+                None => return Ok(Read::OnDisk),
+            },
+        };
+        let record = Record::trusted(loaded.bytes()).expect("loaded as a record");
+        if record.key() != key || record.has_expired(now_millis) {
+            return Ok(Read::Absent);
         }
-        Ok(Read::Absent)
+        let (range, expires_at) = (record.value_range(), record.expires_at());
+        shared.count_read(&journal);
+        drop(journal);
+        if !place.was_read() {
+            shared.index.mark_read(hash, place);
+        }
+        Ok(Read::Found(Found { value: Value(loaded.slice(range)), expires_at }))
     }
 
     /// All keys and values, the oldest first. What is there all the time is returned at least once; what is written meanwhile may be returned, and what is moved twice.

@@ -1,6 +1,5 @@
 //! Compaction: a journal with few live records is written anew and removed. What may go without a trace: `docs/format/journal.md`, section 7.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::Duration;
@@ -13,6 +12,7 @@ use crate::place::{Granule, JournalNumber, MAX_SPAN, Place};
 use crate::record::{Content, NewRecord, Record};
 use crate::room::Who;
 use crate::shared::{Appended, CHUNK_BYTES, NotAppended, Shared, now_millis};
+use crate::sync::Arc;
 
 /// A journal that is so far behind the newest one is moved, however much of it is alive: long before its number and a new one could be taken for each other.
 const FAR_BEHIND: u64 = MAX_SPAN / 2;

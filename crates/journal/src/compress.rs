@@ -1,7 +1,6 @@
 //! Compression of cold journals, on the keeper's thread. What is in their place at each instant: `docs/format/journal.md`, section 6.
 
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread;
 
@@ -18,6 +17,7 @@ use crate::options::{Compression, WhenFull};
 use crate::record::Chain;
 use crate::room::Who;
 use crate::shared::{CHUNK_BYTES, Shared};
+use crate::sync::Arc;
 
 /// A compressed file has to have at most this part, of eight, of the plain one.
 const MOST_PARTS: u64 = 7;

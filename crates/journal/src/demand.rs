@@ -73,7 +73,7 @@ impl Shared {
         let Some(journal) = self.journals.all().into_iter().find(|it| it.number == number) else {
             return Ok(Some(Done::Stays)); // evicted, or compacted by the keeper
         };
-        let _busy = journal.counts.busy();
+        let _busy = journal.busy();
         let look = self.look(&journal, Duration::ZERO)?;
         let is_for_good = self.options.compression == Compression::None && journal.frames.is_some();
         let would_grow = is_for_good && look.alive_bytes as u64 >= journal.file_bytes;

@@ -1,6 +1,5 @@
 //! What has expired, where room is wanted. Nobody deletes it, and the index knows of a record only that it will expire: when, its journal says.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use alluvium_device::GRANULE_BYTES;
@@ -12,6 +11,7 @@ use crate::options::WhenFull;
 use crate::record::{Content, NewRecord};
 use crate::room::Who;
 use crate::shared::{Shared, now_millis};
+use crate::sync::Arc;
 
 /// Nothing is left that will expire.
 const NEVER: u64 = u64::MAX;
@@ -32,7 +32,7 @@ impl Shared {
             return false;
         }
         let Some(journal) = self.to_look_at() else { return false };
-        let _busy = journal.counts.busy();
+        let _busy = journal.busy();
         match self.count_expired(&journal) {
             Ok(()) => true,
             Err(Error::Closed) => false,

@@ -41,6 +41,9 @@ pub(crate) struct ReadAt<'a> {
     pub(crate) to: &'a mut [u8],
 }
 
+/// A file as somebody has it open, which is as long as he has it.
+pub(crate) type OpenFile = Arc<dyn File>;
+
 /// Memory, positions and lengths are multiples of [`PAGE_BYTES`]; a file's length too, but for the last page of those that were not made by `create`.
 pub(crate) trait File: Send + Sync {
     fn len_bytes(&self) -> io::Result<u64>;

@@ -1,8 +1,8 @@
 //! The flusher: a thread that writes what is published, syncs it and seals full journals.
 
 use std::collections::VecDeque;
+use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -15,6 +15,7 @@ use crate::journal::{FIRST_RECORD, Journal, file_name};
 use crate::options::Durability;
 use crate::place::JournalNumber;
 use crate::shared::{CHUNK_BYTES, Point, Shared};
+use crate::sync::Arc;
 use crate::waker::Waker;
 
 /// A place that was taken is given up as soon as its bytes are copied.

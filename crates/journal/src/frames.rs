@@ -2,7 +2,6 @@
 
 use std::io;
 use std::ops::Range;
-use std::sync::Arc;
 
 use alluvium_device::{AlignedBuf, PAGE_BYTES};
 
@@ -17,6 +16,7 @@ use crate::options::Compression;
 use crate::place::{JournalNumber, Place};
 use crate::record::{Record, Salt};
 use crate::shared::CHUNK_BYTES;
+use crate::sync::Arc;
 
 const MAGIC: &[u8; 8] = b"ALLUVFRM";
 /// Bytes of the plain journal in a frame, a power of two: what a read of a small record decompresses.

@@ -3,15 +3,13 @@
 //! Readers take no lock. A writer holds the lock of its key's shard from before it takes a place in the journal until the entry says so.
 
 use std::io;
-use std::sync::Arc;
 
 use alluvium_device::Words;
-use arc_swap::ArcSwap;
 
 use crate::hash::{KeyHash, SHARD_BITS};
 use crate::place::Place;
 use crate::sync::atomic::Ordering;
-use crate::sync::{Mutex, MutexGuard};
+use crate::sync::{Arc, ArcSwap, Mutex, MutexGuard};
 
 /// A slot is two words: place, then fingerprint.
 const SLOT_WORDS: usize = 2;

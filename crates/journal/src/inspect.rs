@@ -2,7 +2,6 @@
 
 use std::io;
 use std::path::Path;
-use std::sync::Arc;
 
 use alluvium_device::Arena;
 
@@ -16,6 +15,7 @@ use crate::options::Compression;
 use crate::place::JournalNumber;
 use crate::record::Kind;
 use crate::shared::now_millis;
+use crate::sync::Arc;
 use crate::walk::{Found, Walk};
 
 /// What is in one journal.

@@ -2,7 +2,6 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread;
 
@@ -14,6 +13,7 @@ use crate::place::{Granule, JournalNumber};
 use crate::pool::Pooled;
 use crate::record::{HEADER_BYTES, Header, Kind, Record};
 use crate::shared::{CHUNK_BYTES, Shared, now_millis};
+use crate::sync::Arc;
 use crate::walk::{Found, Walk};
 
 /// Records whose entries in the index are looked at together: the processor fetches them at one time.

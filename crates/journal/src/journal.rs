@@ -1,13 +1,11 @@
-//! One journal, its header, and the table of all journals: `docs/format/journal.md`, section 3.
+//! One journal, and its header: `docs/format/journal.md`, section 3.
 
-use std::ops::{Deref, Range};
+use std::ops::Range;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use alluvium_device::{AlignedBuf, PAGE_BYTES};
-use arc_swap::{ArcSwapOption, Guard};
 use parking_lot::Mutex;
 
 use crate::blocks::Block;
@@ -15,13 +13,12 @@ use crate::dead::Dead;
 use crate::error::{Error, Result};
 use crate::fetch::{Pages, Source};
 use crate::fields::{self, u32_at, u64_at};
-use crate::files::File;
+use crate::files::OpenFile;
 use crate::frames::Frames;
-use crate::options::Options;
 use crate::place::{Granule, JournalNumber, Place};
 use crate::pool::Pooled;
 use crate::record::{HEADER_BYTES, Header, Record, Salt};
-use crate::room::Room;
+use crate::sync::Arc;
 
 /// The header's page; records begin behind it.
 pub(crate) const FIRST_RECORD: usize = PAGE_BYTES;
@@ -180,12 +177,6 @@ impl Counts {
         !self.is_damaged.load(Ordering::Relaxed) && !self.has_just_failed()
     }
 
-    /// Nobody takes its memory away until the return is dropped.
-    pub(crate) fn busy(self: &Arc<Self>) -> Busy {
-        self.is_busy.store(true, Ordering::Release);
-        Busy(self.clone())
-    }
-
     /// A tombstone that may hide records of the journals up to `origin`.
     pub(crate) fn count_tombstone(&self, len_bytes: usize, origin: JournalNumber) {
         self.tombstone_bytes.fetch_add(len_bytes as u64, Ordering::Relaxed);
@@ -193,7 +184,7 @@ impl Counts {
     }
 }
 
-/// See [`Counts::busy`].
+/// See [`Journal::busy`].
 pub(crate) struct Busy(Arc<Counts>);
 
 impl Drop for Busy {
@@ -206,9 +197,9 @@ impl Drop for Busy {
 pub(crate) struct Journal {
     pub(crate) number: JournalNumber,
     pub(crate) salt: Salt,
-    pub(crate) file: Arc<dyn File>,
+    pub(crate) file: OpenFile,
     /// Its file's, for messages.
-    pub(crate) path: Arc<Path>,
+    pub(crate) path: std::sync::Arc<Path>,
     /// Room that its file takes.
     pub(crate) file_bytes: u64,
     /// `Some`: the file is compressed.
@@ -291,8 +282,14 @@ impl Journal {
     }
 
     /// The same one, cold, in a compressed file.
-    pub(crate) fn compressed(&self, file: Arc<dyn File>, file_bytes: u64, frames: Frames) -> Self {
+    pub(crate) fn compressed(&self, file: OpenFile, file_bytes: u64, frames: Frames) -> Self {
         Self { file, file_bytes, frames: Some(Arc::new(frames)), ..self.with_memory(None) }
+    }
+
+    /// Nobody takes its memory away until the return is dropped.
+    pub(crate) fn busy(&self) -> Busy {
+        self.counts.is_busy.store(true, Ordering::Release);
+        Busy(self.counts.clone())
     }
 
     /// Its bytes up to `end`, into the memory of a whole journal: from its file, whatever that looks like.
@@ -425,95 +422,4 @@ fn head_pages(place: Place) -> Range<usize> {
 fn plain_pages(place: Place) -> Range<usize> {
     let at = place.first().byte();
     at / PAGE_BYTES * PAGE_BYTES..(at + place.max_len_bytes()).next_multiple_of(PAGE_BYTES)
-}
-
-/// Journals by number. Readers take no lock.
-pub(crate) struct Journals {
-    /// By the lowest bits of the number.
-    slots: Box<[ArcSwapOption<Journal>]>,
-    /// What they take on disk, and what is left.
-    pub(crate) room: Room,
-}
-
-impl Journals {
-    /// For up to `len` numbers in a row, a power of two, and as much room as the options give.
-    pub(crate) fn new(len: usize, options: &Options, journal_bytes: usize) -> Self {
-        assert!(len.is_power_of_two());
-        let slots = (0..len).map(|_| ArcSwapOption::empty()).collect();
-        Self { slots, room: Room::new(options.max_disk_bytes, journal_bytes, len) }
-    }
-
-    fn slot(&self, short_number: u64) -> &ArcSwapOption<Journal> {
-        &self.slots[short_number as usize & (self.slots.len() - 1)]
-    }
-
-    /// The journal that `place` is in; `None` if it is gone.
-    #[inline]
-    pub(crate) fn of(&self, place: Place) -> Option<impl Deref<Target = Journal>> {
-        let guard = self.slot(u64::from(place.short_number())).load();
-        match &*guard {
-            Some(journal) if place.is_in(journal.number) => Some(There(guard)),
-            _ => None,
-        }
-    }
-
-    /// Whether a journal with this number would have a place.
-    pub(crate) fn is_free(&self, number: JournalNumber) -> bool {
-        self.slot(number.0).load().is_none()
-    }
-
-    /// Its place has to be free: [`Self::is_free`].
-    pub(crate) fn put(&self, journal: Arc<Journal>) {
-        self.room.add(journal.file_bytes);
-        let old = self.slot(journal.number.0).swap(Some(journal));
-        debug_assert!(old.is_none());
-    }
-
-    /// `new` in place of `old`, which is the same journal on another level, or in another file; nothing happens if somebody else was first.
-    pub(crate) fn replace(&self, old: &Arc<Journal>, new: Arc<Journal>) {
-        debug_assert_eq!(old.number, new.number);
-        let new_bytes = new.file_bytes;
-        let was = self.slot(old.number.0).compare_and_swap(&Some(old.clone()), Some(new));
-        if (*was).as_ref().is_some_and(|was| Arc::ptr_eq(was, old)) {
-            self.room.exchange(old.file_bytes, new_bytes);
-        }
-    }
-
-    /// Nobody finds it any more; the room of its file is still taken.
-    pub(crate) fn remove(&self, number: JournalNumber) -> Arc<Journal> {
-        let old = self.slot(number.0).swap(None).expect("removed once, by whoever has the turn");
-        debug_assert_eq!(old.number, number);
-        old
-    }
-
-    /// How many there are.
-    pub(crate) fn len(&self) -> usize {
-        self.room.journals()
-    }
-
-    /// All, the oldest first.
-    pub(crate) fn all(&self) -> Vec<Arc<Journal>> {
-        let mut all: Vec<_> = self.slots.iter().filter_map(ArcSwapOption::load_full).collect();
-        all.sort_unstable_by_key(|journal| journal.number);
-        all
-    }
-
-    /// The record at `place` is not the newest of its key any more.
-    pub(crate) fn forget(&self, place: Place) {
-        if let Some(journal) = self.of(place) {
-            journal.counts.forget(place);
-        }
-    }
-}
-
-/// A slot that is not empty.
-struct There(Guard<Option<Arc<Journal>>>);
-
-impl Deref for There {
-    type Target = Journal;
-
-    #[inline]
-    fn deref(&self) -> &Journal {
-        self.0.as_ref().expect("only made of a slot that is not empty")
-    }
 }

@@ -1,7 +1,6 @@
 //! The keeper: a thread that compacts journals with few live records, evicts the oldest one when the disk budget is reached, brings into memory what is read, and compresses what is not in memory.
 
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -17,6 +16,7 @@ use crate::place::{Granule, JournalNumber};
 use crate::record::{Content, Kind, NewRecord, Record};
 use crate::room::Who;
 use crate::shared::{CHUNK_BYTES, NotAppended, Shared, now_millis};
+use crate::sync::Arc;
 use crate::waker::Waker;
 
 /// Eviction keeps at most this part of a journal, so that it always makes room: what is kept may waste the end of the newest journal too, which is less than its longest record.
@@ -102,7 +102,7 @@ impl Shared {
         }
         if let Some(journal) = self.emptiest() {
             let counts = journal.counts.clone();
-            let _busy = counts.busy();
+            let _busy = journal.busy();
             // Where there is room, nobody is worse off if it turns out to be damaged when some of it has been moved; and to look through it is to read it twice.
             let look = match self.is_crowded() {
                 true => self.look(&journal, PAUSE),
@@ -135,7 +135,7 @@ impl Shared {
         if journal.number >= self.flush.oldest_unwritten() {
             return Ok(false);
         }
-        let _busy = journal.counts.busy();
+        let _busy = journal.busy();
         let number = journal.number;
         self.keep.is_evicting.store(true, Ordering::Release);
         let mut kept_bytes = 0;

@@ -59,6 +59,7 @@ mod index;
 mod inspect;
 mod iter;
 mod journal;
+mod journals;
 mod keep;
 mod open;
 mod options;

@@ -3,11 +3,9 @@
 use std::collections::HashSet;
 use std::io;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use alluvium_device::{AlignedBuf, PAGE_BYTES};
-use arc_swap::ArcSwap;
 use uuid::Uuid;
 
 use crate::blocks::Blocks;
@@ -15,15 +13,16 @@ use crate::clear::{SET_ASIDE, is_of_a_cache};
 use crate::error::{Error, Result};
 use crate::fetch::Source;
 use crate::fields::{self, u64_at};
-use crate::files::{Directory, File};
+use crate::files::{Directory, File, OpenFile};
 use crate::flush::Flush;
 use crate::frames::Frames;
 use crate::hash::KeyHasher;
 use crate::hint::{self, Head};
 use crate::index::Index;
 use crate::journal::{
-    CacheId, Counts, FIRST_RECORD, Journal, JournalHeader, Journals, NAME_DIGITS, file_name,
+    CacheId, Counts, FIRST_RECORD, Journal, JournalHeader, NAME_DIGITS, file_name,
 };
+use crate::journals::Journals;
 use crate::keep::Keep;
 use crate::options::{Compression, Options, WhenFull, is_size};
 use crate::place::{JournalNumber, MAX_SPAN};
@@ -32,6 +31,7 @@ use crate::prepare::{Prepare, first_journal};
 use crate::record::Salt;
 use crate::recover::{Reading, is_tombstone};
 use crate::shared::{CHUNK_BYTES, Counters, Shared};
+use crate::sync::{Arc, ArcSwap};
 
 pub(crate) const IDENTITY: &str = "cache";
 const IDENTITY_TEMPORARY: &str = "cache.tmp";
@@ -100,7 +100,7 @@ pub struct Recovered {
 pub(crate) struct Old {
     pub(crate) number: JournalNumber,
     pub(crate) salt: Salt,
-    pub(crate) file: Arc<dyn File>,
+    pub(crate) file: OpenFile,
     /// `Some`: it is compressed.
     pub(crate) frames: Option<Arc<Frames>>,
     pub(crate) hint: Option<Head>,

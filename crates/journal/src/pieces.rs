@@ -2,7 +2,6 @@
 
 use std::io;
 use std::ops::Range;
-use std::sync::Arc;
 
 use alluvium_device::{AlignedBuf, PAGE_BYTES};
 
@@ -13,6 +12,7 @@ use crate::pool::Pooled;
 use crate::prepare::LET_GO_WITHIN;
 use crate::record::{HEADER_BYTES, Header, Record, Salt};
 use crate::shared::{CHUNK_BYTES, Shared};
+use crate::sync::Arc;
 use crate::walk::{Found, Walk};
 
 /// Hand the records of a journal's bytes to `each`, from the one at `at` on; returns how many bytes are damaged. `bytes`: from the beginning of the file to the end of its last record.

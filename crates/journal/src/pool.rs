@@ -3,14 +3,17 @@
 use std::fmt;
 use std::io;
 use std::ops::Deref;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use alluvium_device::Arena;
-use parking_lot::{Condvar, Mutex};
 
-/// Arenas of one size, up to a number.
-pub(crate) struct Pool {
+use crate::sync::{Arc, Condvar, Mutex};
+
+/// Arenas of one size, up to a number. Clones share them.
+#[derive(Clone)]
+pub(crate) struct Pool(Arc<Arenas>);
+
+struct Arenas {
     arena_bytes: usize,
     max: usize,
     state: Mutex<State>,
@@ -30,37 +33,38 @@ struct State {
 }
 
 impl Pool {
-    pub(crate) fn new(arena_bytes: usize, max: usize) -> Arc<Self> {
-        Arc::new(Self { arena_bytes, max, state: Mutex::default(), freed: Condvar::new() })
+    pub(crate) fn new(arena_bytes: usize, max: usize) -> Self {
+        let (state, freed) = (Mutex::default(), Condvar::new());
+        Self(Arc::new(Arenas { arena_bytes, max, state, freed }))
     }
 
     /// A free arena, if the bound allows one.
-    pub(crate) fn take(self: &Arc<Self>) -> io::Result<Option<Pooled>> {
+    pub(crate) fn take(&self) -> io::Result<Option<Pooled>> {
         self.take_within(Duration::ZERO)
     }
 
     /// The same, waiting for one that is given back.
-    pub(crate) fn take_within(self: &Arc<Self>, wait: Duration) -> io::Result<Option<Pooled>> {
+    pub(crate) fn take_within(&self, wait: Duration) -> io::Result<Option<Pooled>> {
         self.wait(wait, false)
     }
 
     /// The same for writers: whoever else waits leaves them what is given back meanwhile, which `let_go` has somebody do.
     pub(crate) fn take_for_writers(
-        self: &Arc<Self>,
+        &self,
         wait: Duration,
         let_go: impl FnOnce(),
     ) -> io::Result<Option<Pooled>> {
-        self.state.lock().is_for_writers = true;
+        self.0.state.lock().is_for_writers = true;
         let_go();
         let taken = self.wait(wait, true);
-        self.state.lock().is_for_writers = false;
-        self.freed.notify_all();
+        self.0.state.lock().is_for_writers = false;
+        self.0.freed.notify_all();
         taken
     }
 
-    fn wait(self: &Arc<Self>, wait: Duration, for_writers: bool) -> io::Result<Option<Pooled>> {
+    fn wait(&self, wait: Duration, for_writers: bool) -> io::Result<Option<Pooled>> {
         let until = Instant::now() + wait;
-        let mut state = self.state.lock();
+        let mut state = self.0.state.lock();
         loop {
             if for_writers || !state.is_for_writers {
                 if let Some(mut arena) = state.free.pop() {
@@ -68,29 +72,29 @@ impl Pool {
                     let pool = self.clone();
                     return Ok(Some(Pooled { arena: Some(arena), is_new: false, pool }));
                 }
-                if state.made < self.max {
+                if state.made < self.0.max {
                     return self.make(&mut state).map(Some);
                 }
             }
-            if wait.is_zero() || self.freed.wait_until(&mut state, until).timed_out() {
+            if wait.is_zero() || self.0.freed.wait_until(&mut state, until).timed_out() {
                 return Ok(None);
             }
         }
     }
 
     /// A free arena, or one beyond the bound.
-    pub(crate) fn take_anyway(self: &Arc<Self>) -> io::Result<Pooled> {
+    pub(crate) fn take_anyway(&self) -> io::Result<Pooled> {
         self.take()?.map_or_else(|| self.take_beyond(), Ok)
     }
 
     /// A new arena, whatever the bound is. For when readers hold what should be free: their values are theirs, and writers can not wait for them.
-    pub(crate) fn take_beyond(self: &Arc<Self>) -> io::Result<Pooled> {
-        self.make(&mut self.state.lock())
+    pub(crate) fn take_beyond(&self) -> io::Result<Pooled> {
+        self.make(&mut self.0.state.lock())
     }
 
     /// Mapping memory takes microseconds; its pages come later.
-    fn make(self: &Arc<Self>, state: &mut State) -> io::Result<Pooled> {
-        let arena = Arena::new(self.arena_bytes)?;
+    fn make(&self, state: &mut State) -> io::Result<Pooled> {
+        let arena = Arena::new(self.0.arena_bytes)?;
         state.made += 1;
         #[cfg(test)]
         {
@@ -100,37 +104,37 @@ impl Pool {
     }
 
     fn give_back(&self, arena: Arena) {
-        let mut state = self.state.lock();
-        if state.made > self.max {
+        let mut state = self.0.state.lock();
+        if state.made > self.0.max {
             state.made -= 1;
             drop(state);
             drop(arena);
         } else {
             state.free.push(arena);
-            self.freed.notify_all();
+            self.0.freed.notify_all();
         }
     }
 
     /// How many there are more than the bound allows.
     pub(crate) fn beyond(&self) -> usize {
-        self.state.lock().made.saturating_sub(self.max)
+        self.0.state.lock().made.saturating_sub(self.0.max)
     }
 
     /// Memory of all arenas that there were at one time, in bytes.
     #[cfg(test)]
     pub(crate) fn most_bytes(&self) -> usize {
-        self.state.lock().most * self.arena_bytes
+        self.0.state.lock().most * self.0.arena_bytes
     }
 
     /// Arenas that could be taken within the bound.
     pub(crate) fn unused(&self) -> usize {
-        let state = self.state.lock();
-        state.free.len() + self.max.saturating_sub(state.made)
+        let state = self.0.state.lock();
+        state.free.len() + self.0.max.saturating_sub(state.made)
     }
 
     /// Memory of all arenas, in bytes: those in use and those that are kept for use.
     pub(crate) fn memory_bytes(&self) -> usize {
-        self.state.lock().made * self.arena_bytes
+        self.0.state.lock().made * self.0.arena_bytes
     }
 }
 
@@ -140,7 +144,7 @@ pub(crate) struct Pooled {
     arena: Option<Arena>,
     /// Nobody has used it before.
     is_new: bool,
-    pool: Arc<Pool>,
+    pool: Pool,
 }
 
 impl Pooled {

@@ -1,7 +1,6 @@
 //! The preparer: a thread that makes the journal after the newest one, the *spare*, before it is needed: so neither the writers nor the flusher wait for the system to clear memory, or for readers to let go of it.
 
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -17,6 +16,7 @@ use crate::pool::{Pool, Pooled};
 use crate::record::Salt;
 use crate::room::Who;
 use crate::shared::Shared;
+use crate::sync::Arc;
 use crate::waker::Waker;
 
 /// How long it is waited for readers to let go of a journal whose memory is taken.
@@ -234,7 +234,7 @@ pub(crate) fn first_journal(
     id: CacheId,
     number: JournalNumber,
     journal_bytes: usize,
-    pool: &Arc<Pool>,
+    pool: &Pool,
 ) -> Result<Option<Journal>> {
     let arena = pool.take_anyway().map_err(Error::no_memory("a journal"))?;
     let path = directory.path();

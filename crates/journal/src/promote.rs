@@ -1,6 +1,5 @@
 //! Which journals are in memory: cold ones that are read more than hot ones change places with them. `docs/journal-cache.md`, "Levels".
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::error::{Error, Result};
@@ -9,6 +8,7 @@ use crate::pieces::each_in;
 use crate::pool::Pooled;
 use crate::prepare::LET_GO_WITHIN;
 use crate::shared::Shared;
+use crate::sync::Arc;
 
 /// Bytes that a disk reads one after the other in the time of one read at random. Bringing a journal in takes as long as so many of its reads as it has of these.
 const BYTES_PER_READ: usize = 128 << 10;

@@ -1,6 +1,5 @@
 //! Bringing journals into the index: the part of an opening that takes its time.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 
@@ -44,7 +43,7 @@ pub(crate) struct Reading<'a> {
     pub(crate) journals: &'a [Old],
     pub(crate) index: &'a Index,
     pub(crate) hasher: &'a KeyHasher,
-    pub(crate) pool: &'a Arc<Pool>,
+    pub(crate) pool: &'a Pool,
     /// Entries have come into the index that do not belong there at the end: tombstones, or those of a hint that then turned out to be damaged, which may have named records that are not there.
     pub(crate) has_excess: AtomicBool,
 }

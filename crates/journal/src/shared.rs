@@ -1,12 +1,10 @@
 //! What all threads of an open cache share, and the write path.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use alluvium_device::GRANULE_BYTES;
-use arc_swap::ArcSwap;
 
 use crate::blocks::Blocks;
 use crate::error::{Error, Result};
@@ -15,7 +13,8 @@ use crate::files::Directory;
 use crate::flush::{Flush, Shortage, State};
 use crate::hash::{KeyHash, KeyHasher};
 use crate::index::{Index, Writer};
-use crate::journal::{CacheId, FIRST_RECORD, Journal, Journals, Loaded};
+use crate::journal::{CacheId, FIRST_RECORD, Journal, Loaded};
+use crate::journals::Journals;
 use crate::keep::Keep;
 use crate::options::{Durability, Options, WhenFull};
 use crate::place::{Granule, JournalNumber, Place};
@@ -23,6 +22,7 @@ use crate::pool::Pool;
 use crate::prepare::Prepare;
 use crate::record::{Content, MAX_KEY_BYTES, NewRecord, Record};
 use crate::room::Who;
+use crate::sync::{Arc, ArcSwap};
 
 /// The flusher is woken each time that so much has been written.
 pub(crate) const CHUNK_BYTES: usize = 1 << 20;
@@ -35,7 +35,7 @@ pub(crate) struct Shared {
     pub(crate) hasher: KeyHasher,
     pub(crate) index: Index,
     pub(crate) journals: Journals,
-    pub(crate) pool: Arc<Pool>,
+    pub(crate) pool: Pool,
     /// What was decompressed.
     pub(crate) blocks: Arc<Blocks>,
     /// The newest journal.

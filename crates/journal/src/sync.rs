@@ -1,9 +1,17 @@
-//! Locks and atomics: the real ones, or with `--cfg loom` those of a model checker (`cargo xtask loom`).
+//! Locks, atomics, and what is counted: the real ones, or with `--cfg loom` those of a model checker (`cargo xtask loom`).
 
 #[cfg(loom)]
-pub(crate) use alluvium_device::sync::{Mutex, MutexGuard, atomic};
+mod modelled;
+
+#[cfg(loom)]
+pub(crate) use {
+    alluvium_device::sync::{Condvar, Mutex, MutexGuard, atomic},
+    loom::sync::Arc,
+    modelled::{ArcSwap, ArcSwapOption, Guard},
+};
 #[cfg(not(loom))]
 pub(crate) use {
-    parking_lot::{Mutex, MutexGuard},
-    std::sync::atomic,
+    arc_swap::{ArcSwap, ArcSwapOption, Guard},
+    parking_lot::{Condvar, Mutex, MutexGuard},
+    std::sync::{Arc, atomic},
 };

@@ -68,8 +68,13 @@ impl Condvar {
 
     /// As [`Condvar::wait`]: no time passes in a model.
     #[track_caller]
-    pub fn wait_until<T>(&self, guard: &mut MutexGuard<'_, T>, _until: Instant) {
+    pub fn wait_until<T>(
+        &self,
+        guard: &mut MutexGuard<'_, T>,
+        _until: Instant,
+    ) -> WaitTimeoutResult {
         self.wait(guard);
+        WaitTimeoutResult(())
     }
 
     /// Wake one.
@@ -82,6 +87,17 @@ impl Condvar {
     #[track_caller]
     pub fn notify_all(&self) {
         self.0.notify_all();
+    }
+}
+
+/// As `parking_lot::WaitTimeoutResult`.
+#[derive(Debug)]
+pub struct WaitTimeoutResult(());
+
+impl WaitTimeoutResult {
+    /// Never.
+    pub fn timed_out(&self) -> bool {
+        false
     }
 }
 
