@@ -22,8 +22,8 @@ const EMPTY: u64 = 0;
 /// In the place of a slot: its entry was removed. A search goes on behind it, an insertion may take it.
 const REMOVED: u64 = 1;
 
-/// Buckets of a new shard: one page.
-const FIRST_BUCKETS_LOG2: u32 = 6;
+/// Buckets of a new shard: one page; two in a model.
+const FIRST_BUCKETS_LOG2: u32 = if cfg!(loom) { 1 } else { 6 };
 
 /// Entries by shard.
 pub(crate) struct Index {

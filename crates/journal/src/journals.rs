@@ -1,5 +1,8 @@
 //! The table of all journals: from a place that the index names to the journal that has it.
 
+#[cfg(all(test, loom))]
+mod models;
+
 use std::ops::Deref;
 
 use crate::hash::KeyHash;

@@ -75,3 +75,33 @@ fn a_record_moves() {
         assert!(last.is_same(new));
     });
 }
+
+/// A table becomes too small and is made anew, while a reader looks for a key that is there all the time and marks it.
+#[test]
+fn a_table_grows() {
+    loom::model(|| {
+        let index = Arc::new(Index::with_room(0).unwrap());
+        let enter = |key: u32| {
+            let mut writer = index.lock(hash(key.into()));
+            writer.make_room().unwrap();
+            assert_eq!(writer.set(place(key)), None);
+        };
+        let full = room(FIRST_BUCKETS_LOG2) as u32;
+        (1..=full).for_each(enter);
+        let reader = {
+            let index = index.clone();
+            thread::spawn(move || {
+                let found = index.find(hash(1)).expect("it is there all the time");
+                assert!(found.is_same(place(1)));
+                index.mark_read(hash(1), found);
+                index.find(hash(u64::from(full) + 1))
+            })
+        };
+        enter(full + 1);
+        let last = reader.join().unwrap();
+        assert!(last.is_none_or(|found| found == place(full + 1)));
+        for key in 1..=full + 1 {
+            assert!(index.find(hash(key.into())).is_some_and(|found| found.is_same(place(key))));
+        }
+    });
+}

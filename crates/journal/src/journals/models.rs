@@ -1,0 +1,277 @@
+//! A journal's memory, and its place in the table, from one journal to the next, between those who read and those who write, move, evict and remove: in every order of their steps, `cargo xtask loom`.
+//!
+//! Index, table, pool and arenas are the real ones, on the model checker's locks and atomics, and with a stand-in for `arc_swap` (`sync/modelled.rs`). What the threads of a cache do with them is said again here, in a few lines each: the
+//! steps that count for a reader, without files and durability. The model checker knows each access to a granule's bytes, and stops where one is written that somebody may still read; and where somebody waits for ever.
+
+use std::io;
+use std::sync::atomic::AtomicUsize;
+
+use alluvium_device::{GRANULE_BYTES, PAGE_BYTES};
+use loom::thread;
+
+use super::*;
+use crate::files::{File, OpenFile};
+use crate::index::Writer;
+use crate::journal::{Counts, Loaded};
+use crate::place::Granule;
+use crate::pool::{Pool, Pooled};
+use crate::prepare::LET_GO_WITHIN;
+use crate::record::{Content, NewRecord, Record, Salt};
+
+const KEY: u8 = b'k';
+const OTHER: u8 = b'o';
+
+/// Where the first record of a journal is.
+const FIRST: Granule = Granule(1);
+
+/// Keys of one bucket, all with the same tag: only the fingerprint tells them apart.
+fn hash(key: u8) -> KeyHash {
+    KeyHash { high: 0, fingerprint: key.into() }
+}
+
+fn salt(number: JournalNumber) -> Salt {
+    Salt(number.0)
+}
+
+fn record<'a>(key: &'a [u8; 1], value: &'a [u8; 1]) -> NewRecord<'a> {
+    NewRecord { key, content: Content::Value { value, expires_at: None } }
+}
+
+/// A file that never changes.
+struct Written(Vec<u8>);
+
+impl File for Written {
+    fn len_bytes(&self) -> io::Result<u64> {
+        Ok(self.0.len() as u64)
+    }
+
+    fn read_at(&self, at: u64, to: &mut [u8]) -> io::Result<()> {
+        to.copy_from_slice(&self.0[at as usize..][..to.len()]);
+        Ok(())
+    }
+
+    fn write_at(&self, _: u64, _: &[u8]) -> io::Result<()> {
+        Err(io::ErrorKind::ReadOnlyFilesystem.into())
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn truncate(&self, _: u64) -> io::Result<()> {
+        Err(io::ErrorKind::ReadOnlyFilesystem.into())
+    }
+}
+
+/// What a cache has between its callers and its journals; journals of a page, and a table with two places.
+struct Model {
+    pool: Pool,
+    index: Index,
+    journals: Journals,
+}
+
+impl Model {
+    /// With memory for so many journals.
+    fn new(arenas: usize) -> Arc<Self> {
+        Arc::new(Self {
+            pool: Pool::new(PAGE_BYTES, arenas),
+            index: Index::with_room(0).unwrap(),
+            journals: Journals::new(2, &Options::default(), PAGE_BYTES),
+        })
+    }
+
+    /// A journal takes over, in this memory: its place in the table is free.
+    fn begin(&self, number: u64, arena: Pooled, file: Vec<u8>) -> Arc<Journal> {
+        let number = JournalNumber(number);
+        // The header.
+        arena.reserve(GRANULE_BYTES).expect("it is empty").publish();
+        let file: OpenFile = std::sync::Arc::new(Written(file));
+        let journal = Arc::new(Journal {
+            number,
+            salt: salt(number),
+            file,
+            file_bytes: PAGE_BYTES as u64,
+            frames: None,
+            arena: Some(Arc::new(arena)),
+            beside: AtomicUsize::new(0),
+            counts: Arc::new(Counts::new(PAGE_BYTES)),
+        });
+        assert!(self.journals.is_free(number));
+        self.journals.put(journal.clone());
+        journal
+    }
+
+    /// Journal 1, sealed, with one record, in memory and in its file.
+    fn begin_with(&self, key: u8, value: u8) -> Place {
+        let number = JournalNumber(1);
+        let (key_bytes, value_bytes) = ([key], [value]);
+        let record = record(&key_bytes, &value_bytes);
+        let mut file = vec![0; PAGE_BYTES];
+        let to = &mut file[FIRST.byte()..][..record.len_bytes()];
+        record.write(to, salt(number), number, FIRST);
+        let journal = self.begin(number.0, self.pool.take().unwrap().expect("free"), file);
+        let place = self.put(&journal, key, value);
+        assert_eq!(place.first(), FIRST);
+        let arena = journal.arena.as_ref().expect("in memory");
+        arena.close();
+        assert!(arena.try_seal());
+        place
+    }
+
+    /// As `Shared::enter`: also how compaction moves a record.
+    fn put(&self, newest: &Journal, key: u8, value: u8) -> Place {
+        let mut writer = self.index.lock(hash(key));
+        self.enter(&mut writer, newest, key, value)
+    }
+
+    fn enter(&self, writer: &mut Writer<'_>, newest: &Journal, key: u8, value: u8) -> Place {
+        writer.make_room().unwrap();
+        let (key_bytes, value_bytes) = ([key], [value]);
+        let record = record(&key_bytes, &value_bytes);
+        let arena = newest.arena.as_ref().expect("in memory");
+        let mut taken = arena.reserve(record.len_bytes()).expect("there is room");
+        let first = Granule::at(taken.at());
+        record.write(&mut taken, newest.salt, newest.number, first);
+        taken.publish();
+        let place = Place::new(newest.number, first, record.len_bytes(), false, hash(key));
+        newest.counts.count(place);
+        if let Some(old) = writer.set(place) {
+            self.journals.forget(old);
+        }
+        place
+    }
+
+    /// As `Cache::read`: what the index names, from memory or from the file.
+    fn load(&self, key: u8) -> Option<Loaded> {
+        let hash = hash(key);
+        let (place, journal) = self.journals.find(&self.index, hash, self.index.find(hash))?;
+        Some(journal.load(place).expect("what the index names is there"))
+    }
+
+    fn get(&self, key: u8) -> Option<u8> {
+        self.load(key).map(|loaded| value_of(key, &loaded))
+    }
+
+    /// As `Shared::demote`, of the oldest journal.
+    fn demote(&self) {
+        let hot = self.journals.all().remove(0);
+        self.journals.replace(&hot, Arc::new(hot.with_memory(None)));
+    }
+
+    /// As eviction and compaction do with a record of a journal that goes, if it is still the newest of its key: drop it, or write it anew to the newest journal.
+    fn settle(&self, key: u8, place: Place, kept: Option<(&Journal, u8)>) {
+        let mut writer = self.index.lock(hash(key));
+        if !writer.get().is_some_and(|named| named.is_same(place)) {
+            return;
+        }
+        match kept {
+            Some((newest, value)) => {
+                self.enter(&mut writer, newest, key, value);
+            }
+            None => self.journals.forget(writer.remove().expect("just seen")),
+        }
+    }
+}
+
+fn value_of(key: u8, loaded: &Loaded) -> u8 {
+    let record = Record::trusted(loaded.bytes()).expect("a record");
+    assert_eq!(record.key(), [key], "another key's record");
+    assert_eq!(record.value().len(), 1);
+    record.value()[0]
+}
+
+/// The preparer takes the memory of a hot journal while somebody looks for a record in it, or has found it: it waits until that one has let go, and only then is it written to.
+#[test]
+fn a_journal_takes_the_memory_of_one_that_is_read() {
+    loom::model(|| {
+        let model = Model::new(1);
+        model.begin_with(KEY, 1);
+        let reader = {
+            let model = model.clone();
+            thread::spawn(move || {
+                assert_eq!(model.get(KEY), Some(1));
+                assert!(matches!(model.get(OTHER), None | Some(2)));
+            })
+        };
+        let taken = model.pool.take_for_writers(LET_GO_WITHIN, || model.demote());
+        let newest = model.begin(2, taken.unwrap().expect("no time passes"), Vec::new());
+        model.put(&newest, OTHER, 2);
+        reader.join().unwrap();
+        assert_eq!([KEY, OTHER].map(|key| model.get(key)), [Some(1), Some(2)]);
+        assert_eq!(model.pool.beyond(), 0);
+    });
+}
+
+/// The same with a reader who keeps what he has found: writers take other memory, beyond the budget, which is held again when he lets go.
+#[test]
+fn a_value_that_is_kept_is_not_written_over() {
+    loom::model(|| {
+        let model = Model::new(1);
+        model.begin_with(KEY, 1);
+        let reader = {
+            let model = model.clone();
+            thread::spawn(move || model.load(KEY).expect("it is there all the time"))
+        };
+        model.demote();
+        let newest = model.begin(2, model.pool.take_anyway().unwrap(), Vec::new());
+        model.put(&newest, OTHER, 2);
+        let kept = reader.join().unwrap();
+        assert_eq!(value_of(KEY, &kept), 1);
+        drop(kept);
+        assert_eq!((model.get(OTHER), model.pool.beyond()), (Some(2), 0));
+    });
+}
+
+/// Compaction moves a record and removes its journal while somebody is on his way from the index to it; another journal takes over its place in the table, and its memory.
+#[test]
+fn a_record_is_moved_and_its_journal_removed() {
+    loom::model(|| {
+        let model = Model::new(2);
+        let place = model.begin_with(KEY, 1);
+        let newest = model.begin(2, model.pool.take_anyway().unwrap(), Vec::new());
+        let reader = {
+            let model = model.clone();
+            thread::spawn(move || assert_eq!(model.get(KEY), Some(1)))
+        };
+        model.settle(KEY, place, Some((&*newest, 1)));
+        drop(model.journals.remove(JournalNumber(1)));
+        let next = model.begin(3, model.pool.take_anyway().unwrap(), Vec::new());
+        assert_eq!(model.put(&next, OTHER, 3).first(), place.first());
+        reader.join().unwrap();
+        assert_eq!([KEY, OTHER].map(|key| model.get(key)), [Some(1), Some(3)]);
+    });
+}
+
+/// The same while the key is written: nobody sees the old value after that, or loses the new one.
+fn a_key_is_written_while_its_journal_goes(is_kept: bool) {
+    loom::model(move || {
+        let model = Model::new(2);
+        let place = model.begin_with(KEY, 1);
+        let newest = model.begin(2, model.pool.take_anyway().unwrap(), Vec::new());
+        let user = {
+            let (model, newest) = (model.clone(), newest.clone());
+            thread::spawn(move || {
+                let before = model.get(KEY);
+                assert!(before == Some(1) || (before.is_none() && !is_kept), "{before:?}");
+                model.put(&newest, KEY, 2);
+                assert_eq!(model.get(KEY), Some(2));
+            })
+        };
+        model.settle(KEY, place, is_kept.then_some((&*newest, 1)));
+        drop(model.journals.remove(JournalNumber(1)));
+        let next = model.begin(3, model.pool.take_anyway().unwrap(), Vec::new());
+        model.put(&next, OTHER, 3);
+        user.join().unwrap();
+        assert_eq!([KEY, OTHER].map(|key| model.get(key)), [Some(2), Some(3)]);
+    });
+}
+
+#[test]
+fn a_key_is_written_while_it_is_evicted() {
+    a_key_is_written_while_its_journal_goes(false);
+}
+
+#[test]
+fn a_key_is_written_while_it_is_moved() {
+    a_key_is_written_while_its_journal_goes(true);
+}
