@@ -269,7 +269,8 @@ impl Cache {
         Ok(Read::Found(Found { value: Value(loaded.slice(range)), expires_at }))
     }
 
-    /// All keys and values, the oldest first. What is there all the time is returned at least once; what is written meanwhile may be returned, and what is moved twice.
+    /// All keys and values, the oldest first. What is there all the time is returned at least once; what is written meanwhile may be returned, and what is moved twice. A value that was replaced or removed by a call that had returned before the iteration began is not returned. As long as
+    /// such a call is under way the iteration may have what it writes before others read it, and what it replaces or removes after they do not any more.
     ///
     /// Records that are not in memory are read by the MiB, or in the length of the longest one: the iteration has so much memory beside the budget, and each entry or value that is kept keeps the piece that it was read in.
     /// Where damage is met it has the memory of a journal, until it is through with that.

@@ -1,9 +1,14 @@
-//! Histories of threads that use one cache at the same time, while its journals fill, are compacted, compressed and evicted: each has to be linearizable ([`super::linear`]). `cargo xtask model` goes further.
+//! Histories of threads that use one cache at the same time, while its journals fill, are compacted (also when they ask for it), compressed and evicted: each has to be linearizable ([`super::linear`]), and scans and iterations to say what may be said beside that
+//! ([`super::passes`]). `cargo xtask model` goes further.
 //!
 //! A seed decides what is called, not who comes first: one that has failed need not fail again, and what counts is the history that is printed.
 
-use super::linear::{Answer, Call, check};
+use std::collections::BTreeSet;
+
+use super::linear::{Answer, Call};
+use super::passes::{Page, Passed, check_passed, scanned};
 use super::*;
+use crate::{Lookup, ScanCursor, Ttl, When};
 
 const THREADS: u64 = 4;
 const CALLS: u64 = 600;
@@ -64,6 +69,12 @@ fn name(key: u64) -> String {
     format!("key {key}")
 }
 
+/// `None`: a filler.
+fn key_of(name: &[u8]) -> Option<u64> {
+    let key = std::str::from_utf8(name).unwrap().strip_prefix("key ")?;
+    Some(key.parse().unwrap())
+}
+
 /// Of different sizes: 8 bytes to 48 KB.
 fn content(value: u64, random: &mut Random) -> Vec<u8> {
     let most = if random.chance(0.1) { 6000 } else { 300 };
@@ -92,9 +103,17 @@ struct Caller<'a> {
     /// The same for all: each moment is one.
     clock: &'a AtomicU64,
     calls: Vec<(u64, Call)>,
+    /// What iterations have returned.
+    passed: Vec<(u64, Passed)>,
+    /// Journals that were compacted for him.
+    rewritten: usize,
 }
 
-impl Caller<'_> {
+impl<'a> Caller<'a> {
+    fn new(cache: &'a Cache, clock: &'a AtomicU64) -> Self {
+        Self { cache, clock, calls: Vec::new(), passed: Vec::new(), rewritten: 0 }
+    }
+
     fn now(&self) -> u64 {
         self.clock.fetch_add(1, Ordering::SeqCst)
     }
@@ -112,6 +131,20 @@ impl Caller<'_> {
         let answer = Answer::Get(found.as_deref().map(value_of));
         self.calls.push((key, Call { begun, ended, answer }));
         found
+    }
+
+    fn try_get(&mut self, key: u64) {
+        let name = name(key);
+        let begun = self.now();
+        let found = self.cache.try_get(name.as_bytes()).unwrap();
+        let ended = self.now();
+        let answer = match &found {
+            Lookup::Found(value, _) => Answer::Get(Some(value_of(value))),
+            Lookup::Absent => Answer::Get(None),
+            // It might have expired, or be another key with the same hash: neither is so here.
+            Lookup::OnDisk => Answer::Contains(true),
+        };
+        self.calls.push((key, Call { begun, ended, answer }));
     }
 
     /// Of several keys at once each is read at a moment of its own.
@@ -132,12 +165,26 @@ impl Caller<'_> {
         let ttl = random.chance(0.3).then_some(TTL);
         let begun = self.now();
         let answer = match (kind, ttl) {
-            (0..20, Some(ttl)) => {
+            (0..14, Some(ttl)) => {
                 unless_full(cache.put_with_ttl(name, &content, ttl)).map(|()| Answer::Put(value))
             }
-            (0..20, None) => unless_full(cache.put(name, &content)).map(|()| Answer::Put(value)),
-            (20..32, ttl) => unless_full(cache.put_if_absent(name, &content, ttl))
+            (0..14, None) => unless_full(cache.put(name, &content)).map(|()| Answer::Put(value)),
+            // One that would have had to wait has not happened.
+            (14..20, ttl) => {
+                cache.try_put(name, &content, ttl).unwrap().then_some(Answer::Put(value))
+            }
+            (20..28, ttl) => unless_full(cache.put_if_absent(name, &content, ttl))
                 .map(|has_put| Answer::PutIfAbsent(value, has_put)),
+            (28..37, ttl) => {
+                let when = [When::Always, When::IfAbsent, When::IfPresent][random.index(3)];
+                let ttl = ttl.map_or([Ttl::None, Ttl::Keep][random.index(2)], Ttl::After);
+                unless_full(cache.swap(name, &content, when, ttl)).map(|swapped| {
+                    let old = swapped.old.as_deref().map(value_of);
+                    let answer = Answer::Swap(when, value, old);
+                    assert_eq!(swapped.is_written, answer.written().is_some(), "{answer:?}");
+                    answer
+                })
+            }
             _ => unless_full(cache.delete(name)).map(Answer::Delete),
         };
         if let Some(answer) = answer {
@@ -152,6 +199,45 @@ impl Caller<'_> {
         self.told(key, begun, Answer::Contains(is_there));
     }
 
+    /// All keys, at least `limit` at a time.
+    fn scan(&mut self, limit: usize) {
+        let mut pages = Vec::new();
+        let mut next = Some(ScanCursor::default());
+        while let Some(from) = next {
+            let begun = self.now();
+            let found = self.cache.scan(from, limit).unwrap();
+            let ended = self.now();
+            let keys = found.keys.iter().filter_map(|name| key_of(name)).collect();
+            pages.push(Page { begun, ended, keys });
+            next = found.next;
+        }
+        for key in 0..KEYS {
+            self.calls.extend(scanned(&pages, key).into_iter().map(|call| (key, call)));
+        }
+    }
+
+    fn iterate(&mut self) {
+        let cache = self.cache;
+        let begun = self.now();
+        let mut missed: BTreeSet<u64> = (0..KEYS).collect();
+        for entry in cache.iter() {
+            let entry = entry.unwrap();
+            let Some(key) = key_of(entry.key()) else { continue };
+            missed.remove(&key);
+            let (value, ended) = (value_of(entry.value()), self.now());
+            self.passed.push((key, Passed { value, begun, ended }));
+        }
+        // What is there all the time is returned.
+        for key in missed {
+            self.told(key, begun, Answer::Contains(false));
+        }
+    }
+
+    fn compact(&mut self) {
+        let compacted = unless_full(self.cache.compact(|_| ()));
+        self.rewritten += compacted.map_or(0, |compacted| compacted.rewritten);
+    }
+
     fn work(&mut self, seed: u64, thread: u64, fillers: u64) {
         let mut random = Random::new((seed << 8) + thread);
         // Values that are kept for a while stay what they are.
@@ -162,17 +248,25 @@ impl Caller<'_> {
                 false => (call / CALLS_PER_WINDOW + random.below(WINDOW)) % KEYS,
             };
             match random.below(100) {
-                0..32 => {
+                0..26 => {
                     if let Some(found) = self.get(key) {
                         kept.push((value_of(&found), found));
                     }
                 }
-                32..40 => self.contains(key),
+                26..34 => self.try_get(key),
+                34..40 => self.contains(key),
                 40..50 => {
                     let keys: Vec<_> = (key..=key + random.below(5)).map(|it| it % KEYS).collect();
                     self.get_many(&keys);
                 }
                 kind => self.change(kind - 50, key, (thread << 32) + call + 1, &mut random),
+            }
+            // These take as long as many calls.
+            match random.below(1000) {
+                0..10 => self.scan(1 + random.index(200)),
+                10..15 => self.iterate(),
+                15..18 => self.compact(),
+                _ => {}
             }
             if kept.len() > 3 {
                 let (value, found) = kept.swap_remove(random.index(kept.len()));
@@ -196,6 +290,28 @@ impl Caller<'_> {
             self.get(key);
             self.contains(key);
         }
+        self.scan(usize::MAX);
+        self.iterate();
+    }
+}
+
+/// What all callers were told, by key.
+#[derive(Default)]
+struct Told {
+    calls: BTreeMap<u64, Vec<Call>>,
+    passed: BTreeMap<u64, Vec<Passed>>,
+    rewritten: usize,
+}
+
+impl Told {
+    fn add(&mut self, caller: Caller<'_>) {
+        for (key, call) in caller.calls {
+            self.calls.entry(key).or_default().push(call);
+        }
+        for (key, passed) in caller.passed {
+            self.passed.entry(key).or_default().push(passed);
+        }
+        self.rewritten += caller.rewritten;
     }
 }
 
@@ -203,8 +319,12 @@ impl Caller<'_> {
 #[derive(Debug, Default)]
 struct Happened {
     calls: usize,
+    /// Entries that iterations have returned.
+    passed: usize,
     /// Journals.
     compacted: u64,
+    /// Of these, those that somebody has asked for.
+    rewritten: usize,
     /// Records, of anything.
     evicted: u64,
     /// Journals, that were compressed at the end.
@@ -218,32 +338,27 @@ fn history(seed: u64, happened: &mut Happened) {
     let setting = Setting::new(seed);
     let directory = SimDirectory::default();
     let clock = AtomicU64::new(0);
-    let mut calls: BTreeMap<u64, Vec<Call>> = BTreeMap::new();
-    let mut note = |told: Vec<(u64, Call)>| {
-        for (key, call) in told {
-            calls.entry(key).or_default().push(call);
-        }
-    };
+    let mut told = Told::default();
 
     let cache = open(&directory, &setting.options);
     thread::scope(|scope| {
         let threads: Vec<_> = (0..THREADS)
             .map(|thread| {
-                let mut caller = Caller { cache: &cache, clock: &clock, calls: Vec::new() };
+                let mut caller = Caller::new(&cache, &clock);
                 let fillers = setting.fillers;
                 scope.spawn(move || {
                     caller.work(seed, thread, fillers);
-                    caller.calls
+                    caller
                 })
             })
             .collect();
         for thread in threads {
-            note(thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+            told.add(thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
         }
     });
-    let mut caller = Caller { cache: &cache, clock: &clock, calls: Vec::new() };
+    let mut caller = Caller::new(&cache, &clock);
     caller.read_all();
-    note(caller.calls);
+    told.add(caller);
     let stats = cache.stats();
     cache.close().unwrap();
 
@@ -251,17 +366,20 @@ fn history(seed: u64, happened: &mut Happened) {
         remove_hints(&directory);
     }
     let cache = open(&directory, &setting.options);
-    let mut caller = Caller { cache: &cache, clock: &clock, calls: Vec::new() };
+    let mut caller = Caller::new(&cache, &clock);
     caller.read_all();
-    note(caller.calls);
+    told.add(caller);
 
+    happened.rewritten += told.rewritten;
     happened.compacted += stats.compacted;
     happened.evicted += stats.evicted;
     happened.compressed += stats.compressed;
     assert!(setting.may_evict() || stats.evicted == 0, "{stats:?}");
-    for (key, calls) in &calls {
+    for (key, calls) in &told.calls {
+        let passed = told.passed.get(key).map_or(&[][..], Vec::as_slice);
         happened.calls += calls.len();
-        match check(calls, setting.may_evict()) {
+        happened.passed += passed.len();
+        match check_passed(calls, passed, setting.may_evict()) {
             Ok(evictions) => happened.noticed += evictions,
             Err(told) => panic!("`{}`: {told}", name(*key)),
         }
@@ -284,6 +402,9 @@ fn histories_are_linearizable() {
             println!("{} of {seeds} seeds: {happened:?}", seed + 1 - start);
         }
     }
-    let has_all = happened.compacted > 0 && happened.evicted > 0 && happened.noticed > 0;
+    let has_all = happened.compacted > 0
+        && happened.rewritten > 0
+        && happened.evicted > 0
+        && happened.noticed > 0;
     assert!(seeds < 6 || has_all, "{happened:?}");
 }

@@ -5,6 +5,8 @@
 use std::collections::HashSet;
 use std::fmt::Write;
 
+use crate::When;
+
 /// The moment at which a call ended that has not ended.
 pub(super) const NEVER: u64 = u64::MAX;
 /// Calls that are shown of a history that is wrong, the last ones.
@@ -17,6 +19,8 @@ pub(super) enum Answer {
     Contains(bool),
     Put(u64),
     PutIfAbsent(u64, bool),
+    /// What was there.
+    Swap(When, u64, Held),
     Delete(bool),
 }
 
@@ -32,6 +36,23 @@ pub(super) struct Call {
 type Held = Option<u64>;
 
 impl Answer {
+    /// What it has written, if it has.
+    pub(super) fn written(self) -> Option<u64> {
+        match self {
+            Self::Put(value)
+            | Self::PutIfAbsent(value, true)
+            | Self::Swap(When::Always, value, _)
+            | Self::Swap(When::IfAbsent, value, None)
+            | Self::Swap(When::IfPresent, value, Some(_)) => Some(value),
+            _ => None,
+        }
+    }
+
+    /// Whether it has replaced or removed what was there, if anything was.
+    pub(super) fn changes(self) -> bool {
+        self.written().is_some() || self == Self::Delete(true)
+    }
+
     /// It is right only where nothing is there.
     fn wants_absence(self) -> bool {
         matches!(
@@ -39,6 +60,7 @@ impl Answer {
             Self::Get(None)
                 | Self::Contains(false)
                 | Self::PutIfAbsent(_, true)
+                | Self::Swap(_, _, None)
                 | Self::Delete(false)
         )
     }
@@ -49,7 +71,7 @@ impl Answer {
     fn after(self, held: Held, may_evict: bool) -> Result<Held, ()> {
         let is_right = match self {
             Self::Put(_) => true,
-            Self::Get(Some(value)) => held == Some(value),
+            Self::Get(Some(value)) | Self::Swap(_, _, Some(value)) => held == Some(value),
             Self::Contains(true) | Self::PutIfAbsent(_, false) | Self::Delete(true) => {
                 held.is_some()
             }
@@ -57,9 +79,11 @@ impl Answer {
         };
         match self {
             _ if !is_right => Err(()),
-            Self::Put(value) | Self::PutIfAbsent(value, true) => Ok(Some(value)),
-            Self::Get(Some(_)) | Self::Contains(true) | Self::PutIfAbsent(_, false) => Ok(held),
-            _ => Ok(None),
+            Self::Get(Some(_))
+            | Self::Contains(true)
+            | Self::PutIfAbsent(_, false)
+            | Self::Swap(When::IfAbsent, _, Some(_)) => Ok(held),
+            _ => Ok(self.written()),
         }
     }
 
@@ -68,7 +92,11 @@ impl Answer {
         match self {
             Self::Get(_) | Self::Contains(_) => None,
             Self::Put(value) => Some(Self::Put(value)),
-            Self::PutIfAbsent(value, _) => Some(Self::PutIfAbsent(value, true)),
+            Self::PutIfAbsent(value, _) | Self::Swap(When::IfAbsent, value, _) => {
+                Some(Self::PutIfAbsent(value, true))
+            }
+            // Of what was there nothing is known.
+            Self::Swap(_, value, _) => Some(Self::Put(value)),
             Self::Delete(_) => Some(Self::Delete(true)),
         }
     }
@@ -295,6 +323,47 @@ mod tests {
     }
 
     #[test]
+    fn what_is_swapped_was_there() {
+        use When::{Always, IfAbsent, IfPresent};
+
+        let swaps = in_turn(&[
+            Swap(IfPresent, 1, None),
+            Swap(Always, 2, None),
+            Swap(IfAbsent, 3, Some(2)),
+            Swap(IfPresent, 4, Some(2)),
+            Swap(Always, 5, Some(4)),
+            Delete(true),
+            Swap(IfAbsent, 6, None),
+            Get(Some(6)),
+        ]);
+        assert!(is_right(&swaps) && check(&swaps, true) == Ok(0));
+        for when in [Always, IfAbsent, IfPresent] {
+            // Something older, or nothing.
+            let stale = in_turn(&[Put(1), Put(2), Swap(when, 3, Some(1))]);
+            assert!(!is_right(&stale) && !is_right_with_eviction(&stale), "{when:?}");
+            let lost = in_turn(&[Put(1), Swap(when, 2, None)]);
+            assert!(!is_right(&lost), "{when:?}");
+            assert_eq!(check(&lost, true), Ok(1), "it may have been evicted");
+            assert!(!is_right_with_eviction(&in_turn(&[Swap(when, 2, Some(1))])), "never written");
+        }
+        // Written where it should not have been, and not written where it should.
+        for (when, old, seen) in
+            [(IfAbsent, Some(1), 2), (IfPresent, Some(1), 1), (Always, Some(1), 1)]
+        {
+            let wrong = in_turn(&[Put(1), Swap(when, 2, old), Get(Some(seen))]);
+            assert!(!is_right(&wrong) && !is_right_with_eviction(&wrong), "{when:?}");
+        }
+        assert!(!is_right_with_eviction(&in_turn(&[Swap(IfPresent, 1, None), Get(Some(1))])));
+        // Of two at one time one is the other's.
+        let both = [call(0, 3, Swap(Always, 1, None)), call(1, 2, Swap(Always, 2, None))];
+        assert!(!is_right(&both));
+        let both = [call(0, 3, Swap(Always, 1, Some(2))), call(1, 2, Swap(Always, 2, None))];
+        assert!(is_right(&both));
+        let both = [call(0, 3, Swap(Always, 1, Some(2))), call(1, 2, Swap(Always, 2, Some(1)))];
+        assert!(!is_right_with_eviction(&both));
+    }
+
+    #[test]
     fn what_is_gone_does_not_come_back() {
         let deleted = in_turn(&[Put(1), Delete(true), Get(Some(1))]);
         assert!(!is_right(&deleted) && !is_right_with_eviction(&deleted));
@@ -321,6 +390,12 @@ mod tests {
         assert!(!is_right(&back_and_forth));
         let deleted = [call(0, 1, Put(1)), call(2, NEVER, Delete(false)), call(3, 4, Get(None))];
         assert!(is_right(&deleted));
+        for when in [When::Always, When::IfPresent] {
+            let swapped = call(2, NEVER, Swap(when, 2, None));
+            assert!(is_right(&[call(0, 1, Put(1)), swapped, call(3, 4, Get(Some(2)))]));
+        }
+        let kept = call(2, NEVER, Swap(When::IfAbsent, 2, None));
+        assert!(!is_right(&[call(0, 1, Put(1)), kept, call(3, 4, Get(Some(2)))]));
     }
 
     #[test]
@@ -366,12 +441,17 @@ mod tests {
                 .map(|pair| {
                     value += 1;
                     let seen = random.below(4);
-                    let answer = match random.below(7) {
+                    let held = (seen > 0).then_some(seen);
+                    let answer = match random.below(8) {
                         0 | 1 => Put(value),
                         2 => PutIfAbsent(value, random.chance(0.5)),
                         3 => Delete(random.chance(0.5)),
                         4 => Contains(random.chance(0.5)),
-                        _ => Get((seen > 0).then_some(seen)),
+                        5 => {
+                            let when = [When::Always, When::IfAbsent, When::IfPresent];
+                            Swap(when[random.index(3)], value, held)
+                        }
+                        _ => Get(held),
                     };
                     call(pair[0].min(pair[1]), pair[0].max(pair[1]), answer)
                 })
