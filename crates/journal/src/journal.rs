@@ -1,7 +1,7 @@
 //! One journal, and its header: `docs/format/journal.md`, section 3.
 
 use std::ops::Range;
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
@@ -199,7 +199,7 @@ pub(crate) struct Journal {
     pub(crate) salt: Salt,
     pub(crate) file: OpenFile,
     /// Its file's, for messages.
-    pub(crate) path: std::sync::Arc<Path>,
+    pub(crate) path: PathBuf,
     /// Room that its file takes.
     pub(crate) file_bytes: u64,
     /// `Some`: the file is compressed.

@@ -241,7 +241,7 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
             number: old.number,
             salt: old.salt,
             file: old.file.clone(),
-            path: path.join(file_name(old.number)).into(),
+            path: path.join(file_name(old.number)),
             file_bytes: found.file_bytes,
             frames: old.frames.clone(),
             arena: None,

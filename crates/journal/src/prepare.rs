@@ -219,7 +219,7 @@ fn make_journal(
         number,
         salt,
         file,
-        path: path.into(),
+        path,
         file_bytes,
         frames: None,
         arena,
