@@ -5,7 +5,7 @@ use std::path::Path;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
-use tokio::task::JoinHandle;
+use tokio::task::{JoinHandle, yield_now};
 
 use super::super::tests::server_in;
 use super::*;
@@ -125,6 +125,42 @@ async fn who_takes_answers_too_slowly_is_disconnected() {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     assert!(matches!(talk.served.await.unwrap(), End::Deaf));
+}
+
+/// Each is fast enough and small enough for itself, and all of them together are too large.
+#[tokio::test]
+async fn requests_that_do_not_come_to_their_end_share_a_bound() {
+    let directory = tempfile::tempdir().unwrap();
+    let server = server_in(directory.path(), &["--buffer-memory", "2MiB"], None);
+    let buffers = server.buffers.clone();
+    // The key is too long to be there, and not for a request.
+    let whole = [&b"*2\r\n$3\r\nGET\r\n$900000\r\n"[..], &[b'x'; 900_000], b"\r\n"].concat();
+    let mut talks = Vec::new();
+    for _ in 0..3 {
+        let mut talk = Talk::with(server.clone()).await;
+        // It may be closed before all of this was sent.
+        let _ = talk.socket.write_all(&whole[..whole.len() - 3]).await;
+        talks.push(talk);
+    }
+    let at = loop {
+        match talks.iter().position(|talk| talk.served.is_finished()) {
+            Some(at) => break at,
+            None => yield_now().await,
+        }
+    };
+    let mut refused = talks.swap_remove(at);
+    let told = "-ERR the memory for requests and answers (--buffer-memory) is used up\r\n";
+    refused.expect(told).await;
+    assert!(matches!(refused.served.await.unwrap(), End::Closed));
+    // What the others have is given back when they go, and is there for the next one.
+    for talk in talks {
+        drop(talk.socket);
+        talk.served.await.unwrap();
+    }
+    assert_eq!(buffers.used_bytes(), 0);
+    let mut next = Talk::with(server).await;
+    next.socket.write_all(&whole).await.unwrap();
+    next.expect("$-1\r\n").await;
 }
 
 /// Seconds that a client may take that moves `bytes` after each second.
