@@ -88,6 +88,7 @@ impl Model {
         let file: OpenFile = std::sync::Arc::new(Written(file));
         let journal = Arc::new(Journal {
             number,
+            path: std::path::PathBuf::new(),
             salt: salt(number),
             file,
             file_bytes: PAGE_BYTES as u64,
