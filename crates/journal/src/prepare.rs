@@ -215,17 +215,7 @@ fn make_journal(
     let file_bytes = journal_bytes as u64;
     let (arena, beside) = (Some(Arc::new(arena)), AtomicUsize::new(0));
     let counts = Arc::new(Counts::new(journal_bytes));
-    Ok(Some(Journal {
-        number,
-        salt,
-        file,
-        path,
-        file_bytes,
-        frames: None,
-        arena,
-        beside,
-        counts,
-    }))
+    Ok(Some(Journal { number, salt, file, path, file_bytes, frames: None, arena, beside, counts }))
 }
 
 /// The first newest journal of an opened cache, durable. `None` if the disk has no room for it.
