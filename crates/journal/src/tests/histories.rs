@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 
-use super::linear::{Answer, Call};
+use super::linear::{Answer, Call, NEVER};
 use super::passes::{Page, Passed, check_passed, scanned};
 use super::*;
 use crate::{Lookup, ScanCursor, Ttl, When};
@@ -159,6 +159,23 @@ impl<'a> Caller<'a> {
         }
     }
 
+    /// Of several keys at once each is removed at a moment of its own, and only how many of them were there is known.
+    fn delete_many(&mut self, keys: &[u64]) {
+        let names: Vec<_> = keys.iter().map(|key| name(*key)).collect();
+        let begun = self.now();
+        let removed = unless_full(self.cache.delete_many(&names));
+        let ended = self.now();
+        assert!(removed.is_none_or(|count| count <= keys.len()), "{removed:?} of {keys:?}");
+        let (ended, answer) = match removed {
+            // Some may have been removed before there was no room.
+            None => (NEVER, Answer::Remove),
+            Some(0) => (ended, Answer::Delete(false)),
+            Some(count) if count == keys.len() => (ended, Answer::Delete(true)),
+            Some(_) => (ended, Answer::Remove),
+        };
+        self.calls.extend(keys.iter().map(|key| (*key, Call { begun, ended, answer })));
+    }
+
     fn change(&mut self, kind: u64, key: u64, value: u64, random: &mut Random) {
         let (name, content) = (name(key), content(value, random));
         let (name, cache) = (name.as_bytes(), self.cache);
@@ -247,6 +264,7 @@ impl<'a> Caller<'a> {
                 true => random.below(KEYS),
                 false => (call / CALLS_PER_WINDOW + random.below(WINDOW)) % KEYS,
             };
+            let next: Vec<_> = (key..=key + random.below(5)).map(|it| it % KEYS).collect();
             match random.below(100) {
                 0..26 => {
                     if let Some(found) = self.get(key) {
@@ -255,10 +273,8 @@ impl<'a> Caller<'a> {
                 }
                 26..34 => self.try_get(key),
                 34..40 => self.contains(key),
-                40..50 => {
-                    let keys: Vec<_> = (key..=key + random.below(5)).map(|it| it % KEYS).collect();
-                    self.get_many(&keys);
-                }
+                40..50 => self.get_many(&next),
+                97..100 => self.delete_many(&next),
                 kind => self.change(kind - 50, key, (thread << 32) + call + 1, &mut random),
             }
             // These take as long as many calls.

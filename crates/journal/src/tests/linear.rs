@@ -22,6 +22,8 @@ pub(super) enum Answer {
     /// What was there.
     Swap(When, u64, Held),
     Delete(bool),
+    /// It is gone, and may have been before.
+    Remove,
 }
 
 /// A call, from the moment before it to the one after it.
@@ -50,7 +52,7 @@ impl Answer {
 
     /// Whether it has replaced or removed what was there, if anything was.
     pub(super) fn changes(self) -> bool {
-        self.written().is_some() || self == Self::Delete(true)
+        self.written().is_some() || matches!(self, Self::Delete(true) | Self::Remove)
     }
 
     /// It is right only where nothing is there.
@@ -70,7 +72,7 @@ impl Answer {
     /// What may be evicted may be so at any moment, from when on it is absent until somebody writes. Nobody sees that before a call that finds nothing, so it is enough to have it happen there.
     fn after(self, held: Held, may_evict: bool) -> Result<Held, ()> {
         let is_right = match self {
-            Self::Put(_) => true,
+            Self::Put(_) | Self::Remove => true,
             Self::Get(Some(value)) | Self::Swap(_, _, Some(value)) => held == Some(value),
             Self::Contains(true) | Self::PutIfAbsent(_, false) | Self::Delete(true) => {
                 held.is_some()
@@ -97,7 +99,7 @@ impl Answer {
             }
             // Of what was there nothing is known.
             Self::Swap(_, value, _) => Some(Self::Put(value)),
-            Self::Delete(_) => Some(Self::Delete(true)),
+            Self::Delete(_) | Self::Remove => Some(Self::Delete(true)),
         }
     }
 }
@@ -376,6 +378,26 @@ mod tests {
     }
 
     #[test]
+    fn what_is_removed_among_others_is_gone() {
+        assert!(is_right(&in_turn(&[Remove, Put(1), Remove, Get(None), Put(2), Get(Some(2))])));
+        let back = in_turn(&[Put(1), Remove, Get(Some(1))]);
+        assert!(!is_right(&back) && !is_right_with_eviction(&back));
+        // Before what is written at the same time, or behind it.
+        for (seen, can_be) in [(None, true), (Some(2), true), (Some(1), false)] {
+            let calls =
+                [call(0, 1, Put(1)), call(2, 5, Remove), call(3, 4, Put(2)), call(6, 7, Get(seen))];
+            assert_eq!(is_right(&calls), can_be, "{seen:?}");
+        }
+        // Not answered: removed, or not, and then for good.
+        let (put, removed) = (call(0, 1, Put(1)), call(2, NEVER, Remove));
+        for seen in [None, Some(1)] {
+            assert!(is_right(&[put, removed, call(3, 4, Get(seen))]));
+        }
+        let back = [put, removed, call(3, 4, Get(None)), call(5, 6, Get(Some(1)))];
+        assert!(!is_right(&back) && !is_right_with_eviction(&back));
+    }
+
+    #[test]
     fn a_call_without_an_answer_may_have_happened() {
         for answer in [Some(1), Some(2)] {
             let calls = [call(0, 1, Put(1)), call(2, NEVER, Put(2)), call(3, 4, Get(answer))];
@@ -442,7 +464,7 @@ mod tests {
                     value += 1;
                     let seen = random.below(4);
                     let held = (seen > 0).then_some(seen);
-                    let answer = match random.below(8) {
+                    let answer = match random.below(9) {
                         0 | 1 => Put(value),
                         2 => PutIfAbsent(value, random.chance(0.5)),
                         3 => Delete(random.chance(0.5)),
@@ -451,6 +473,7 @@ mod tests {
                             let when = [When::Always, When::IfAbsent, When::IfPresent];
                             Swap(when[random.index(3)], value, held)
                         }
+                        6 => Remove,
                         _ => Get(held),
                     };
                     call(pair[0].min(pair[1]), pair[0].max(pair[1]), answer)

@@ -163,7 +163,7 @@ mod tests {
     fn an_iteration_returns_nothing_that_was_gone_before_it_began() {
         let put = call(0, 1, Put(1));
         assert_eq!(is_right_with_iteration(&[put], &[(2, 3, 1), (2, 4, 1)]), [true; 2]);
-        for answer in [Put(2), Swap(When::IfPresent, 2, Some(1)), Delete(true)] {
+        for answer in [Put(2), Swap(When::IfPresent, 2, Some(1)), Delete(true), Remove] {
             assert_eq!(
                 is_right_with_iteration(&[put, call(2, 3, answer)], &[(4, 5, 1)]),
                 [false; 2]
