@@ -32,6 +32,8 @@ const OPEN: usize = usize::MAX;
 /// Memory that is appended to without a lock, and read without a copy. See the head of this module.
 pub struct Arena {
     mapping: Mapping,
+    /// The system has found all of its memory.
+    is_populated: bool,
     taken: Taken,
     /// Granules below it are published, whatever the bits say.
     sealed: AtomicUsize,
@@ -66,6 +68,7 @@ impl Arena {
         let words = (capacity_bytes / GRANULE_BYTES).div_ceil(WORD_BITS);
         Ok(Self {
             mapping,
+            is_populated: false,
             taken: Taken { tail: AtomicUsize::new(0), end: AtomicUsize::new(OPEN) },
             sealed: AtomicUsize::new(0),
             published: (0..words).map(|_| AtomicU64::new(0)).collect(),
@@ -76,11 +79,14 @@ impl Arena {
         })
     }
 
-    /// Have the system find its memory now, and not when it is written to first: for who prepares it for those who write. Blocks, some 50 ms for 128 MiB that were never used. What it held is no more.
+    /// Have the system find its memory now, and not when it is written to first: for who prepares it for those who write. Blocks the first time, some 50 ms for 128 MiB. What it held then is no more.
     ///
     /// Page by page and not by `madvise(MADV_POPULATE_WRITE)`: that holds the lock of the process's address space all the while, and any thread that maps or unmaps something waits for it; since Linux 6.4 a fault
     /// takes the lock of its mapping alone.
     pub fn populate(&mut self) {
+        if std::mem::replace(&mut self.is_populated, true) {
+            return;
+        }
         for page in self.memory().chunks_mut(PAGE_BYTES) {
             page[0] = 0;
         }

@@ -67,10 +67,8 @@ impl Pool {
         let mut state = self.0.state.lock();
         loop {
             if for_writers || !state.is_for_writers {
-                if let Some(mut arena) = state.free.pop() {
-                    arena.reset();
-                    let pool = self.clone();
-                    return Ok(Some(Pooled { arena: Some(arena), is_new: false, pool }));
+                if let Some(arena) = state.free.pop() {
+                    return Ok(Some(self.pooled(arena)));
                 }
                 if state.made < self.0.max {
                     return self.make(&mut state).map(Some);
@@ -100,7 +98,12 @@ impl Pool {
         {
             state.most = state.most.max(state.made);
         }
-        Ok(Pooled { arena: Some(arena), is_new: true, pool: self.clone() })
+        Ok(self.pooled(arena))
+    }
+
+    fn pooled(&self, mut arena: Arena) -> Pooled {
+        arena.reset();
+        Pooled { arena: Some(arena), pool: self.clone() }
     }
 
     fn give_back(&self, arena: Arena) {
@@ -142,19 +145,10 @@ impl Pool {
 pub(crate) struct Pooled {
     /// `Some` until it is dropped.
     arena: Option<Arena>,
-    /// Nobody has used it before.
-    is_new: bool,
     pool: Pool,
 }
 
 impl Pooled {
-    /// Have the system find all of its memory now. Blocks, if it is new: some 50 ms for 128 MiB.
-    pub(crate) fn populate(&mut self) {
-        if std::mem::take(&mut self.is_new) {
-            self.arena_mut().populate();
-        }
-    }
-
     /// For whoever fills it before he shares it.
     pub(crate) fn arena_mut(&mut self) -> &mut Arena {
         self.arena.as_mut().expect("there until it is dropped")

@@ -92,7 +92,7 @@ impl Preparer {
             Some(number) => match self.take_arena()? {
                 Some(mut arena) => {
                     // Or writers would wait for it, page by page.
-                    arena.populate();
+                    arena.arena_mut().populate();
                     let made = make_journal(
                         &*shared.directory,
                         shared.id,

@@ -152,3 +152,22 @@ fn threads_see_each_others_bytes_whole_or_not_at_all() {
     }
     assert_eq!(arena.end_bytes(), Some(end));
 }
+
+/// Memory of this process that the system has found: what was never touched takes none.
+fn resident_bytes() -> usize {
+    let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+    pages.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * PAGE_BYTES
+}
+
+#[test]
+fn memory_is_found_once_and_what_is_there_then_stays() {
+    const BYTES: usize = 64 << 20;
+    let mut arena = Arena::new(BYTES).unwrap();
+    let before = resident_bytes();
+    arena.populate();
+    // Other tests take and give back some meanwhile.
+    assert!(resident_bytes() > before + BYTES / 2, "{} and {before}", resident_bytes());
+    publish(&arena, b"written").unwrap();
+    arena.populate();
+    assert_eq!(arena.read(0..7), Some(&b"written"[..]));
+}
