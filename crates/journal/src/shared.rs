@@ -493,6 +493,8 @@ impl Shared {
             if !std::mem::replace(&mut has_waited, true) {
                 self.counters.stalls.fetch_add(1, Ordering::Relaxed);
             }
+            // The journal may wait for memory, and that for what is not yet written.
+            self.flush.waker.wake();
             self.prepare.waker.wake();
             self.flush.changed.wait(&mut state);
         }
