@@ -17,6 +17,7 @@ use crate::fetch::Pages;
 use crate::files::{Directory, RealDirectory};
 use crate::flush::Flusher;
 use crate::hash::KeyHash;
+use crate::index::Grower;
 use crate::iter::Iter;
 use crate::journal::{Journal, Loaded};
 use crate::keep;
@@ -77,10 +78,15 @@ impl Cache {
         let next = JournalNumber(shared.active.load().number.0 + 1);
         let flusher = Flusher::new(shared.clone());
         let preparer = Preparer::new(shared.clone(), next);
-        let keeper = shared.clone();
+        let (grower, keeper) = (shared.clone(), shared.clone());
         let mut cache = Self { shared, recovered, threads: Vec::new() };
         cache.run("journal-flush", move || flusher.run(), |shared| shared.flush.close())?;
         cache.run("journal-prepare", move || preparer.run(), |shared| shared.prepare.close())?;
+        cache.run(
+            "journal-grow",
+            move || Grower::run(&grower),
+            |shared| shared.index.grower.close(),
+        )?;
         cache.run(
             "journal-keep",
             move || keep::run(&keeper),

@@ -2,6 +2,8 @@
 //!
 //! Readers take no lock. A writer holds the lock of its key's shard from before it takes a place in the journal until the entry says so.
 
+mod grower;
+
 use std::io;
 
 use alluvium_device::Words;
@@ -10,6 +12,8 @@ use crate::hash::{KeyHash, SHARD_BITS};
 use crate::place::Place;
 use crate::sync::atomic::Ordering;
 use crate::sync::{Arc, ArcSwap, Mutex, MutexGuard};
+
+pub(crate) use grower::Grower;
 
 /// A slot is two words: place, then fingerprint.
 const SLOT_WORDS: usize = 2;
@@ -28,6 +32,8 @@ const FIRST_BUCKETS_LOG2: u32 = if cfg!(loom) { 1 } else { 6 };
 /// Entries by shard.
 pub(crate) struct Index {
     shards: Box<[Shard]>,
+    /// Makes tables anew before their writers have to.
+    pub(crate) grower: Grower,
 }
 
 /// What writers change has a cache line of its own: readers of the table, and writers of the next shard, do not wait for it.
@@ -46,6 +52,8 @@ struct OwnLine<T>(T);
 struct Owned {
     table: Arc<Table>,
     fill: Fill,
+    /// The grower was told that the table is crowded.
+    has_asked: bool,
     /// Bytes of keys and values that users have put, and of keys that they have deleted: here, where the lock is held anyhow.
     user_bytes: u64,
 }
@@ -68,10 +76,16 @@ impl Index {
         }
         let shard = |_| {
             let table = Arc::new(Table::new(log2)?);
-            let owned = Owned { table: table.clone(), fill: Fill::default(), user_bytes: 0 };
+            let owned = Owned {
+                table: table.clone(),
+                fill: Fill::default(),
+                has_asked: false,
+                user_bytes: 0,
+            };
             Ok(Shard { writer: OwnLine(Mutex::new(owned)), table: ArcSwap::new(table) })
         };
-        Ok(Self { shards: (0..1 << SHARD_BITS).map(shard).collect::<io::Result<_>>()? })
+        let shards = (0..1 << SHARD_BITS).map(shard).collect::<io::Result<_>>()?;
+        Ok(Self { shards, grower: Grower::default() })
     }
 
     /// The place of a key's newest record, by what stands for the key.
@@ -102,8 +116,7 @@ impl Index {
 
     /// Be the only one who changes the entries of this key's shard.
     pub(crate) fn lock(&self, hash: KeyHash) -> Writer<'_> {
-        let shard = &self.shards[hash.shard()];
-        Writer { owned: shard.writer.0.lock(), shard, hash }
+        Writer { owned: self.shards[hash.shard()].writer.0.lock(), index: self, hash }
     }
 
     /// Enter a record that was found on disk, unless a newer one of its key was. Nobody reads meanwhile.
@@ -120,7 +133,10 @@ impl Index {
             table.words[slot * SLOT_WORDS].store(place.0, Ordering::Release);
             return Ok(Recovery::Replaced(known));
         }
-        writer.make_room()?;
+        // At once: nobody is there yet to do it beside.
+        if writer.owned.is_crowded() {
+            writer.grow()?;
+        }
         writer.insert(place);
         Ok(Recovery::New)
     }
@@ -202,7 +218,7 @@ pub(crate) enum Recovery {
 /// The right to change one key's entry.
 pub(crate) struct Writer<'a> {
     owned: MutexGuard<'a, Owned>,
-    shard: &'a Shard,
+    index: &'a Index,
     hash: KeyHash,
 }
 
@@ -217,25 +233,24 @@ impl Writer<'_> {
     /// # Errors
     /// There is no memory for a larger table.
     pub(crate) fn make_room(&mut self) -> io::Result<()> {
-        let Owned { table, fill, .. } = &mut *self.owned;
-        if fill.entries + fill.removed < room(table.buckets_log2) {
-            table.prefetch(self.hash);
-            return Ok(());
-        }
-        // Half of the room is left after it, so that tables are not made again and again: twice as large, or the same one without what was removed.
-        let is_crowded = fill.entries >= room(table.buckets_log2) / 2;
-        let larger = Table::new(table.buckets_log2 + u32::from(is_crowded))?;
-        for slot in 0..table.slots() {
-            let place = table.words[slot * SLOT_WORDS].load(Ordering::Relaxed);
-            if place > REMOVED {
-                let fingerprint = table.words[slot * SLOT_WORDS + 1].load(Ordering::Relaxed);
-                let (free, _) = larger.free_slot(fingerprint);
-                larger.fill_slot(free, fingerprint, Place(place));
+        let owned = &mut *self.owned;
+        if owned.is_crowded() {
+            if owned.fill.used() >= most(owned.table.buckets_log2) {
+                return self.grow();
+            }
+            if !std::mem::replace(&mut owned.has_asked, true) {
+                self.index.grower.ask(self.hash.shard());
             }
         }
-        *table = Arc::new(larger);
-        self.shard.table.store(table.clone());
-        fill.removed = 0;
+        self.owned.table.prefetch(self.hash);
+        Ok(())
+    }
+
+    /// Make the table anew, now.
+    #[cold]
+    fn grow(&mut self) -> io::Result<()> {
+        let larger = Table::new(self.owned.next_log2())?;
+        self.owned.move_to(larger, &self.index.shards[self.hash.shard()]);
         Ok(())
     }
 
@@ -272,9 +287,52 @@ impl Writer<'_> {
     }
 }
 
-/// Entries that a table takes before it is made anew: three quarters of its slots.
+impl Fill {
+    /// Slots that are not free.
+    fn used(self) -> usize {
+        self.entries + self.removed
+    }
+}
+
+impl Owned {
+    /// Whether the table should be made anew.
+    fn is_crowded(&self) -> bool {
+        self.fill.used() >= room(self.table.buckets_log2)
+    }
+
+    /// The size of the table that comes behind a crowded one. Half of its room is left then, so that tables are not made again and again: twice as large, or the same without what was removed.
+    fn next_log2(&self) -> u32 {
+        let log2 = self.table.buckets_log2;
+        log2 + u32::from(self.fill.entries >= room(log2) / 2)
+    }
+
+    /// Have all entries in another table, of [`Self::next_log2`], which is empty; returns the one before.
+    fn move_to(&mut self, other: Table, shard: &Shard) -> Arc<Table> {
+        let table = &self.table;
+        for slot in 0..table.slots() {
+            let place = table.words[slot * SLOT_WORDS].load(Ordering::Relaxed);
+            if place > REMOVED {
+                let fingerprint = table.words[slot * SLOT_WORDS + 1].load(Ordering::Relaxed);
+                let (free, _) = other.free_slot(fingerprint);
+                other.fill_slot(free, fingerprint, Place(place));
+            }
+        }
+        self.fill.removed = 0;
+        self.has_asked = false;
+        let other = Arc::new(other);
+        shard.table.store(other.clone());
+        std::mem::replace(&mut self.table, other)
+    }
+}
+
+/// Entries, with those that were removed, from which on a table is crowded: three quarters of its slots.
 fn room(buckets_log2: u32) -> usize {
     (BUCKET_SLOTS << buckets_log2) / 4 * 3
+}
+
+/// Of these a table takes no more, and a writer does not wait for the grower: seven eighths of its slots.
+fn most(buckets_log2: u32) -> usize {
+    (BUCKET_SLOTS << buckets_log2) / 8 * 7
 }
 
 /// Open addressing by buckets. An entry is in the first bucket from its own on that had a free slot: so a search ends at a bucket with an [`EMPTY`] slot.

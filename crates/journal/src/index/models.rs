@@ -76,18 +76,23 @@ fn a_record_moves() {
     });
 }
 
-/// A table becomes too small and is made anew, while a reader looks for a key that is there all the time and marks it.
+/// A table becomes too small and is made anew, by the grower or by the writer who finds it full, while a reader looks for a key that is there all the time and marks it.
 #[test]
 fn a_table_grows() {
     loom::model(|| {
         let index = Arc::new(Index::with_room(0).unwrap());
+        let small = index.shards[0].table.load().slots();
         let enter = |key: u32| {
             let mut writer = index.lock(hash(key.into()));
             writer.make_room().unwrap();
             assert_eq!(writer.set(place(key)), None);
         };
-        let full = room(FIRST_BUCKETS_LOG2) as u32;
+        let full = most(FIRST_BUCKETS_LOG2) as u32;
         (1..=full).for_each(enter);
+        let grower = {
+            let index = index.clone();
+            thread::spawn(move || index.grow_crowded())
+        };
         let reader = {
             let index = index.clone();
             thread::spawn(move || {
@@ -100,6 +105,8 @@ fn a_table_grows() {
         enter(full + 1);
         let last = reader.join().unwrap();
         assert!(last.is_none_or(|found| found == place(full + 1)));
+        grower.join().unwrap();
+        assert_eq!(index.shards[0].table.load().slots(), 2 * small, "made anew, and once");
         for key in 1..=full + 1 {
             assert!(index.find(hash(key.into())).is_some_and(|found| found.is_same(place(key))));
         }

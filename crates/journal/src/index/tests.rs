@@ -79,6 +79,35 @@ fn a_table_that_is_used_for_long_does_not_grow() {
     assert_eq!((index.len(), index.memory_bytes()), (50, bytes));
 }
 
+/// Writers go on in a crowded table until it is full; the grower makes it anew before that, if it comes in time.
+#[test]
+fn a_crowded_table_is_made_anew_once_by_whoever_comes_first() {
+    let of_one_shard = |key: u64| KeyHash { high: 0, ..hash(key) };
+    for comes_late in [false, true] {
+        let index = Index::with_room(0).unwrap();
+        let (small, bytes) = (index.shards[0].table.load().slots(), index.memory_bytes());
+        let enter = |key: u64| {
+            let mut writer = index.lock(of_one_shard(key));
+            writer.make_room().unwrap();
+            assert_eq!(writer.set(place(key, of_one_shard(key))), None);
+        };
+        let (room, most) = (room(FIRST_BUCKETS_LOG2) as u64, most(FIRST_BUCKETS_LOG2) as u64);
+        (0..room).for_each(enter);
+        assert!(!index.grow_crowded(), "nobody has asked");
+        let asks = if comes_late { most + 1 } else { room + 1 };
+        (room..asks).for_each(enter);
+        let is_grown = |index: &Index| index.shards[0].table.load().slots() == 2 * small;
+        assert_eq!(is_grown(&index), comes_late);
+        assert_eq!(index.grow_crowded(), true);
+        assert!(is_grown(&index) && !index.grow_crowded());
+        assert_eq!(index.memory_bytes(), bytes / 64 * 65);
+        for key in 0..asks {
+            let hash = of_one_shard(key);
+            assert_eq!(index.find(hash), Some(place(key, hash)));
+        }
+    }
+}
+
 #[test]
 fn the_newest_record_is_recovered_in_any_order() {
     let hash = hash(1);
@@ -161,6 +190,14 @@ fn readers_find_what_is_there_while_others_write() {
     let stays = hash(u64::MAX);
     index.lock(stays).set(place(0, stays));
     let is_done = Arc::new(AtomicBool::new(false));
+    let grower = {
+        let (index, is_done) = (index.clone(), is_done.clone());
+        thread::spawn(move || {
+            while !is_done.load(Ordering::Relaxed) {
+                index.grow_crowded();
+            }
+        })
+    };
     let readers: Vec<_> = (0..2)
         .map(|seed| {
             let (index, is_done) = (index.clone(), is_done.clone());
@@ -191,4 +228,5 @@ fn readers_find_what_is_there_while_others_write() {
     }
     is_done.store(true, Ordering::Relaxed);
     readers.into_iter().for_each(|reader| reader.join().unwrap());
+    grower.join().unwrap();
 }
