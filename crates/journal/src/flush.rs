@@ -201,15 +201,27 @@ impl Flusher {
     }
 
     fn sleep(&self) {
-        let is_waited_for = {
+        let (is_waited_for, journal) = {
             let state = self.shared.flush.state.lock();
-            state.wanted > state.durable
+            (state.wanted > state.durable, state.pending[0].clone())
         };
         // Somebody has taken a place and not yet filled it; nobody tells when he has.
-        let publishing = is_waited_for.then_some(PUBLISHED_WITHIN);
+        let is_publishing = is_waited_for || self.lacks_bytes(&journal);
+        let publishing = is_publishing.then_some(PUBLISHED_WITHIN);
         let interval =
             self.interval().map(|interval| interval.saturating_sub(self.synced_at.elapsed()));
         self.shared.flush.waker.sleep([publishing, interval].into_iter().flatten().min());
+    }
+
+    /// Whether more was taken of the oldest pending journal than is published, so that it can not be written: all of a chunk, or what is left of a full journal, whose memory and room others may wait for.
+    fn lacks_bytes(&self, journal: &Journal) -> bool {
+        let arena = journal.arena.as_ref().expect("a journal is in memory until it is written");
+        match (arena.end_bytes(), arena.taken_bytes()) {
+            (Some(end), _) => self.written_bytes < end,
+            (None, Some(taken)) => taken / CHUNK_BYTES > self.written_bytes / CHUNK_BYTES,
+            // Just found full.
+            (None, None) => true,
+        }
     }
 
     fn interval(&self) -> Option<Duration> {

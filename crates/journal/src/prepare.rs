@@ -114,11 +114,8 @@ impl Preparer {
                         made => made?,
                     }
                 }
-                // All journals in memory wait to be written, and so does this. Whoever publishes the last bytes of one need not tell the flusher.
-                None => {
-                    shared.flush.waker.wake();
-                    return Ok(());
-                }
+                // All journals in memory wait to be written, and so does this.
+                None => return Ok(()),
             },
             None => None,
         };

@@ -592,30 +592,34 @@ fn a_journal_whose_making_was_interrupted_is_removed() {
     );
 }
 
-/// Whoever publishes the last bytes of a journal that somebody else found full tells nobody, and need not come again: those who wait for its memory must not depend on him.
+/// Whoever publishes the last bytes of a journal that somebody else found full tells nobody, and need not come again: those who wait for its memory, or for its room on disk, must not depend on him.
 #[test]
 fn a_journal_whose_last_bytes_come_late_is_written() {
-    let directory = SimDirectory::default();
-    let cache = Arc::new(open(&directory, &options()));
-    let journal = cache.shared.active.load_full();
-    let mut late = journal.arena.as_ref().unwrap().reserve(8).unwrap();
-    late.fill(0);
-    let (done, is_done) = std::sync::mpsc::channel();
-    let writer = cache.clone();
-    let writer = thread::spawn(move || {
-        for key in 0..20_000u64 {
-            writer.put(&key.to_le_bytes(), &[4; 1000]).unwrap();
+    // With more memory than disk the next journal is there, and the oldest one has to go for it.
+    let large_memory = Options { memory_bytes: 16 * MIB, max_disk_bytes: 8 << 20, ..options() };
+    for options in [options(), large_memory] {
+        let directory = SimDirectory::default();
+        let cache = Arc::new(open(&directory, &options));
+        let journal = cache.shared.active.load_full();
+        let mut late = journal.arena.as_ref().unwrap().reserve(8).unwrap();
+        late.fill(0);
+        let (done, is_done) = std::sync::mpsc::channel();
+        let writer = cache.clone();
+        let writer = thread::spawn(move || {
+            for key in 0..20_000u64 {
+                writer.put(&key.to_le_bytes(), &[4; 1000]).unwrap();
+            }
+            done.send(()).unwrap();
+        });
+        while cache.stats().stalls == 0 || cache.shared.flush.state.lock().pending.len() < 2 {
+            thread::yield_now();
         }
-        done.send(()).unwrap();
-    });
-    while cache.stats().stalls == 0 || cache.shared.flush.state.lock().pending.len() < 2 {
-        thread::yield_now();
+        // The flusher has found nothing to do.
+        thread::sleep(Duration::from_millis(200));
+        late.publish();
+        is_done.recv_timeout(Duration::from_secs(60)).expect("somebody writes the journal");
+        writer.join().unwrap();
     }
-    // The flusher has found nothing to do.
-    thread::sleep(Duration::from_millis(200));
-    late.publish();
-    is_done.recv_timeout(Duration::from_secs(60)).expect("somebody writes the journal");
-    writer.join().unwrap();
 }
 
 /// The flusher may be anywhere when the cache is closed.
