@@ -157,6 +157,7 @@ pub(crate) struct Flusher {
     written_bytes: usize,
     /// Written to since they were synced.
     unsynced: Vec<Arc<Journal>>,
+    /// What was written before it is on stable storage, all of it.
     synced_at: Instant,
 }
 
@@ -233,20 +234,24 @@ impl Flusher {
 
     /// Everything that there is to do now, in pieces: a chunk, a sync.
     fn turn(&mut self, is_closing: bool) -> Result<Step> {
+        // What comes while it writes and syncs may be left out.
+        let begun = Instant::now();
         let (wanted, durable) = {
             let state = self.shared.flush.state.lock();
             (state.wanted, state.durable)
         };
-        let is_due = self.interval().is_some_and(|interval| self.synced_at.elapsed() >= interval);
+        let is_due = self.interval().is_some_and(|interval| begun - self.synced_at >= interval);
         let is_asked = is_closing || is_due || wanted > durable;
         let (wrote, reached) = self.write(is_asked)?;
         // Whoever waits gets what is written so far: with more writers than the disk takes there is always more.
         if is_asked && reached > durable {
             self.sync(reached)?;
+            // Not after the sync of a journal that is sealed: what is in the one behind it was there before.
+            self.synced_at = begun;
             return Ok(Step::More);
         }
         if is_due {
-            self.synced_at = Instant::now();
+            self.synced_at = begun;
         }
         Ok(if wrote { Step::More } else { Step::Idle })
     }
@@ -339,7 +344,6 @@ impl Flusher {
         if has_new_names {
             self.shared.sync_names()?;
         }
-        self.synced_at = Instant::now();
         self.shared.flush.state.lock().durable = reached;
         self.shared.flush.changed.notify_all();
         Ok(())
@@ -390,4 +394,47 @@ impl Drop for TellOfPanic<'_> {
 fn published(journal: &Journal, from: usize, to: usize) -> &[u8] {
     let arena = journal.arena.as_ref().expect("a journal is in memory until it is written");
     arena.read(from..to).expect("published without a hole up to here")
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::files::sim::SimDirectory;
+    use crate::open;
+    use crate::options::Options;
+    use crate::prepare::Preparer;
+
+    /// The interval is that of what was written since all of it was synced, whatever was sealed meanwhile.
+    #[test]
+    fn sealing_a_journal_does_not_put_off_the_sync_of_the_next_one() {
+        let options = Options {
+            journal_bytes: 1 << 20,
+            memory_bytes: 4 << 20,
+            max_disk_bytes: 16 << 20,
+            durability: Durability::Interval(Duration::from_secs(3600)),
+            ..Options::default()
+        };
+        let (shared, _) = open::open(Box::new(SimDirectory::default()), options).unwrap();
+        let shared = Arc::new(shared);
+        let first = shared.active.load().number;
+        let next = JournalNumber(first.0 + 1);
+        let preparer = Preparer::new(shared.clone(), next);
+        let preparer = thread::spawn(move || preparer.run());
+        let mut flusher = Flusher::new(shared.clone());
+        let begun = flusher.synced_at;
+        let mut key = 0u64;
+        while shared.active.load().number == first {
+            shared.put(&key.to_le_bytes(), &[1; 1000], None).unwrap();
+            key += 1;
+        }
+        assert!(flusher.turn(false).unwrap() == Step::More);
+        assert_eq!(shared.flush.oldest_unwritten(), next);
+        assert_eq!(flusher.synced_at, begun);
+        assert!(shared.flush.state.lock().durable.number == first);
+        assert!(flusher.turn(true).unwrap() == Step::More);
+        assert_eq!(shared.flush.state.lock().durable, shared.newest_point());
+        assert!(flusher.synced_at > begun);
+        shared.prepare.close();
+        preparer.join().unwrap();
+    }
 }
