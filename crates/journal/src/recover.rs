@@ -54,7 +54,7 @@ pub(crate) fn is_tombstone(place: Place) -> bool {
 }
 
 impl Reading<'_> {
-    /// All of them, by as many threads as there are processors; in their order.
+    /// All of them, by as many threads as there are processors, this one among them; in their order.
     pub(crate) fn all(&self) -> Result<Vec<Contents>> {
         let next = AtomicUsize::new(0);
         let processors = thread::available_parallelism().map_or(1, usize::from);
@@ -68,9 +68,11 @@ impl Reading<'_> {
             Ok(found)
         };
         let mut found = thread::scope(|scope| -> Result<Vec<_>> {
-            let threads = processors.min(self.journals.len());
-            let threads: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
-            let mut found = Vec::new();
+            let others = processors.min(self.journals.len()).saturating_sub(1);
+            // Where the system gives fewer threads, or none, it takes longer.
+            let start = |_| thread::Builder::new().spawn_scoped(scope, work).ok();
+            let threads: Vec<_> = (0..others).map_while(start).collect();
+            let mut found = work()?;
             for thread in threads {
                 found.extend(thread.join().expect("reading a journal does not panic")?);
             }
