@@ -54,14 +54,12 @@ impl Shared {
             // Or a power cut would bring back its name, and what is left of it. Its room is set aside until then.
             self.sync_names()?;
             self.free(plain);
-            drop(set_aside);
-            self.made_room();
+            self.made_room(|| drop(set_aside));
             return Ok(true);
         }
         // Without it nothing is missing; what can not be removed now is when the cache is opened.
         let _ = self.directory.remove(&temporary);
-        drop(set_aside);
-        self.gave_way();
+        self.gave_way(set_aside);
         match outcome {
             Ok(Outcome::Compressed(_) | Outcome::GaveWay) => {}
             Ok(Outcome::NotWorthIt) => journal.counts.stays_plain.store(true, Ordering::Relaxed),

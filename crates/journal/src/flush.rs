@@ -59,7 +59,7 @@ pub(crate) struct State {
 pub(crate) enum Shortage {
     /// There was, or there is more now.
     None,
-    /// There was none. What was set aside has come free since, and the flusher looks again: until it has, nobody is refused, and nothing is set aside anew.
+    /// There was none. What was set aside has come free since, and the preparer looks again: until it has, nobody is refused, and nothing is set aside anew.
     Unknown,
     /// There was none.
     Known,

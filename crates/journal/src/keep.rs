@@ -217,8 +217,7 @@ impl Shared {
         self.sync_names()?;
         self.keep.is_evicting.store(is_evicting, Ordering::Release);
         self.free(file);
-        self.journals.room.give_back(file_bytes);
-        self.made_room();
+        self.made_room(|| self.journals.room.give_back(file_bytes));
         Ok(())
     }
 

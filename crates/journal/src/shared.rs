@@ -21,7 +21,7 @@ use crate::place::{Granule, JournalNumber, Place};
 use crate::pool::Pool;
 use crate::prepare::Prepare;
 use crate::record::{Content, MAX_KEY_BYTES, NewRecord, Record};
-use crate::room::Who;
+use crate::room::{SetAside, Who};
 use crate::sync::{Arc, ArcSwap};
 
 /// The flusher is woken each time that so much has been written.
@@ -443,22 +443,26 @@ impl Shared {
         }
     }
 
-    /// There is more room than before: tell those who wait for it.
-    pub(crate) fn made_room(&self) {
-        self.tell_of_room(|_| Shortage::None);
+    /// There is more room when `free` has given it back: tell those who wait for it.
+    pub(crate) fn made_room(&self, free: impl FnOnce()) {
+        self.tell_of_room(free, |_| Shortage::None);
     }
 
     /// What was set aside is not any more, though there is no more room than before: the same.
-    pub(crate) fn gave_way(&self) {
-        self.tell_of_room(|known| match known {
-            Shortage::None => Shortage::None,
-            Shortage::Unknown | Shortage::Known => Shortage::Unknown,
-        });
+    pub(crate) fn gave_way(&self, set_aside: SetAside<'_>) {
+        self.tell_of_room(
+            || drop(set_aside),
+            |known| match known {
+                Shortage::None => Shortage::None,
+                Shortage::Unknown | Shortage::Known => Shortage::Unknown,
+            },
+        );
     }
 
-    fn tell_of_room(&self, shortage: impl FnOnce(Shortage) -> Shortage) {
-        // With the lock, so that nobody is between looking and waiting.
+    fn tell_of_room(&self, free: impl FnOnce(), shortage: impl FnOnce(Shortage) -> Shortage) {
+        // With the lock, so that nobody is between looking and waiting; and that nobody who looks has one of the two alone, the room or what is known of it: he would be refused.
         let mut state = self.flush.state.lock();
+        free();
         self.active.load().beside.store(self.beside(), Ordering::Relaxed);
         state.shortage = shortage(state.shortage);
         state.rooms_made += 1;
