@@ -20,10 +20,10 @@ use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 /// Unit of places in an [`Arena`].
 pub const GRANULE_BYTES: usize = 8;
 
-/// Bits of one word of the map of what is published.
 const CACHE_LINE_BYTES: usize = 64;
 /// The processor goes on by itself behind them.
 const PREFETCHED_BYTES: usize = 256;
+/// Bits of one word of the map of what is published.
 const WORD_BITS: usize = u64::BITS as usize;
 
 /// [`Taken::end`] before somebody found it full.

@@ -1,4 +1,4 @@
-//! Opening a cache: its identity, its journals, the index, and the threads behind it.
+//! Opening a cache: its identity, its journals, the index. The threads behind it begin afterwards (`cache.rs`).
 
 use std::collections::HashSet;
 use std::io;
