@@ -47,8 +47,8 @@ pub(crate) struct State {
     wanted: Point,
     pub(crate) failed: Option<Error>,
     pub(crate) shortage: Shortage,
-    /// The last journal that was tried could not be made since too many files are open.
-    pub(crate) lacks_files: bool,
+    /// The last journal that was tried could not be made for want of files or memory, which others have.
+    pub(crate) is_held_up: bool,
     /// How many times room was made.
     pub(crate) rooms_made: u64,
     is_closing: bool,
@@ -78,7 +78,7 @@ impl Flush {
                 wanted: start,
                 failed: None,
                 shortage: Shortage::None,
-                lacks_files: false,
+                is_held_up: false,
                 rooms_made: 0,
                 is_closing: false,
             }),

@@ -146,7 +146,7 @@ impl Shared {
     /// Memory for a whole journal within the budget: free, or that of the hot one that is read least.
     fn take_to_search(&self) -> Result<Pooled> {
         let no_memory = || Error::no_memory("a damaged journal");
-        if let Some(arena) = self.pool.take().map_err(no_memory())? {
+        if let Some(arena) = self.pool.take() {
             return Ok(arena);
         }
         if let Some(coldest) = self.coldest_in_memory() {

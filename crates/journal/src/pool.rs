@@ -30,6 +30,9 @@ struct State {
     /// As many as there were at one time.
     #[cfg(test)]
     most: usize,
+    /// As on a system without memory.
+    #[cfg(all(test, not(loom)))]
+    is_refused: bool,
 }
 
 impl Pool {
@@ -38,12 +41,15 @@ impl Pool {
         Self(Arc::new(Arenas { arena_bytes, max, state, freed }))
     }
 
-    /// A free arena, if the bound allows one.
-    pub(crate) fn take(&self) -> io::Result<Option<Pooled>> {
-        self.take_within(Duration::ZERO)
+    /// A free arena, if the bound and the system allow one.
+    pub(crate) fn take(&self) -> Option<Pooled> {
+        self.take_within(Duration::ZERO).ok().flatten()
     }
 
     /// The same, waiting for one that is given back.
+    ///
+    /// # Errors
+    /// None was, and the system has no memory for another one.
     pub(crate) fn take_within(&self, wait: Duration) -> io::Result<Option<Pooled>> {
         self.wait(wait, false)
     }
@@ -66,23 +72,28 @@ impl Pool {
         let until = Instant::now() + wait;
         let mut state = self.0.state.lock();
         loop {
+            let mut refused = None;
             if for_writers || !state.is_for_writers {
                 if let Some(arena) = state.free.pop() {
                     return Ok(Some(self.pooled(arena)));
                 }
                 if state.made < self.0.max {
-                    return self.make(&mut state).map(Some);
+                    match self.make(&mut state) {
+                        Ok(arena) => return Ok(Some(arena)),
+                        // One that is given back will do.
+                        Err(error) => refused = Some(error),
+                    }
                 }
             }
             if wait.is_zero() || self.0.freed.wait_until(&mut state, until).timed_out() {
-                return Ok(None);
+                return refused.map_or(Ok(None), Err);
             }
         }
     }
 
     /// A free arena, or one beyond the bound.
     pub(crate) fn take_anyway(&self) -> io::Result<Pooled> {
-        self.take()?.map_or_else(|| self.take_beyond(), Ok)
+        self.take().map_or_else(|| self.take_beyond(), Ok)
     }
 
     /// A new arena, whatever the bound is. For when readers hold what should be free: their values are theirs, and writers can not wait for them.
@@ -92,6 +103,10 @@ impl Pool {
 
     /// Mapping memory takes microseconds; its pages come later.
     fn make(&self, state: &mut State) -> io::Result<Pooled> {
+        #[cfg(all(test, not(loom)))]
+        if state.is_refused {
+            return Err(io::ErrorKind::OutOfMemory.into());
+        }
         let arena = Arena::new(self.0.arena_bytes)?;
         state.made += 1;
         #[cfg(test)]
@@ -127,6 +142,12 @@ impl Pool {
     #[cfg(test)]
     pub(crate) fn most_bytes(&self) -> usize {
         self.0.state.lock().most * self.0.arena_bytes
+    }
+
+    /// No other arena can be made as long as this is so.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn refuse(&self, is_refused: bool) {
+        self.0.state.lock().is_refused = is_refused;
     }
 
     /// Arenas that could be taken within the bound.

@@ -89,8 +89,12 @@ impl Preparer {
             shared.keep.waker.wake();
         }
         let made = match self.number_with_room() {
-            Some(number) => match self.take_arena()? {
-                Some(mut arena) => {
+            Some(number) => match self.take_arena() {
+                Err(error) => {
+                    self.held_up(&error);
+                    return Ok(());
+                }
+                Ok(Some(mut arena)) => {
                     // Or writers would wait for it, page by page.
                     arena.arena_mut().populate();
                     let made = make_journal(
@@ -101,13 +105,8 @@ impl Preparer {
                         arena,
                     );
                     match made {
-                        // Others have the files, and give them back: writers wait, and it is tried again.
                         Err(error) if error.is_want_of_files() && !shared.may_evict_for_files() => {
-                            let mut state = shared.flush.state.lock();
-                            if !std::mem::replace(&mut state.lacks_files, true) {
-                                tracing::warn!("journal cache: {error}; writers wait for it");
-                                shared.flush.changed.notify_all();
-                            }
+                            self.held_up(&error);
                             return Ok(());
                         }
                         Err(error) if error.is_want_of_files() => None,
@@ -115,7 +114,7 @@ impl Preparer {
                     }
                 }
                 // All journals in memory wait to be written, and so does this.
-                None => return Ok(()),
+                Ok(None) => return Ok(()),
             },
             None => None,
         };
@@ -123,7 +122,7 @@ impl Preparer {
         match made {
             Some(spare) => {
                 self.next_number = JournalNumber(spare.number.0 + 1);
-                state.lacks_files = false;
+                state.is_held_up = false;
                 state.has_new_names = true;
                 state.shortage = Shortage::None;
                 state.spare = Some(Arc::new(spare));
@@ -137,6 +136,15 @@ impl Preparer {
         }
         shared.flush.changed.notify_all();
         Ok(())
+    }
+
+    /// Others have the files or the memory, and give them back: writers wait, and it is tried again.
+    fn held_up(&self, error: &Error) {
+        let flush = &self.shared.flush;
+        if !std::mem::replace(&mut flush.state.lock().is_held_up, true) {
+            tracing::warn!("journal cache: {error}; writers wait for it");
+            flush.changed.notify_all();
+        }
     }
 
     /// The next journal's number, if there is room for it.
@@ -156,7 +164,8 @@ impl Preparer {
     fn take_arena(&self) -> Result<Option<Pooled>> {
         let shared = &self.shared;
         let no_memory = || Error::no_memory("a journal");
-        if let Some(arena) = shared.pool.take().map_err(no_memory())? {
+        // If the system has none, what there is has to do: a journal in memory makes way.
+        if let Some(arena) = shared.pool.take() {
             return Ok(Some(arena));
         }
         for _ in 0..shared.pool.beyond() {

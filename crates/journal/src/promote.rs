@@ -42,8 +42,7 @@ impl Shared {
         if self.pool.unused() <= ARENAS_FOR_WRITERS {
             return Ok(false);
         }
-        let arena = self.pool.take().map_err(Error::no_memory("a journal"))?;
-        let Some(arena) = arena else { return Ok(false) };
+        let Some(arena) = self.pool.take() else { return Ok(false) };
         self.heat(&journal, arena)?;
         Ok(true)
     }
@@ -64,8 +63,7 @@ impl Shared {
         let Some(wanted) = wanted else { return Ok(false) };
         // Whatever comes of it: the next time has to be paid for again.
         wanted.counts.disk_reads.store(0, Ordering::Relaxed);
-        let free = self.pool.take().map_err(Error::no_memory("a journal"))?;
-        if let Some(arena) = free {
+        if let Some(arena) = self.pool.take() {
             self.promote(&wanted, arena)?;
             return Ok(true);
         }

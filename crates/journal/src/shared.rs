@@ -519,12 +519,12 @@ impl Shared {
         }
     }
 
-    /// Wait until a journal that is being made is there, for those who make room: false if none is, or if a close would have to wait for files that others have. With no lock held.
+    /// Wait until a journal that is being made is there, for those who make room: false if none is, or if a close would have to wait for files or memory that others have. With no lock held.
     pub(crate) fn wait_for_spare(&self, full: JournalNumber) -> bool {
         let mut state = self.flush.state.lock();
         while self.active.load().number == full && !self.advance(&mut state, Who::Maintenance) {
             let is_hopeless = state.failed.is_some() || state.shortage == Shortage::Known;
-            if is_hopeless || (state.lacks_files && self.keep.is_closing()) {
+            if is_hopeless || (state.is_held_up && self.keep.is_closing()) {
                 return false;
             }
             self.prepare.waker.wake();

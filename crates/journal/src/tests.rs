@@ -622,6 +622,30 @@ fn a_journal_whose_last_bytes_come_late_is_written() {
     }
 }
 
+/// The system gives less memory than the budget allows: journals make way in what there is, and where readers have that, writers wait until they let go.
+#[test]
+fn a_cache_that_is_refused_memory_goes_on_with_what_it_has() {
+    let cache = open(&SimDirectory::default(), &Options { memory_bytes: 16 * MIB, ..options() });
+    while cache.shared.flush.state.lock().spare.is_none() {
+        thread::yield_now();
+    }
+    cache.shared.pool.refuse(true);
+    let put = |key: u64| cache.put(&key.to_le_bytes(), &[4; 1000]).unwrap();
+    (0..6_000).for_each(put);
+    let kept = cache.get(&5_999u64.to_le_bytes()).unwrap().unwrap();
+    thread::scope(|scope| {
+        let writer = scope.spawn(|| (6_000..12_000).for_each(put));
+        while !cache.shared.flush.state.lock().is_held_up {
+            thread::yield_now();
+        }
+        assert_eq!(*kept, [4; 1000]);
+        drop(kept);
+        writer.join().unwrap();
+    });
+    assert_eq!(cache.stats().entries, 12_000);
+    cache.close().unwrap();
+}
+
 /// The flusher may be anywhere when the cache is closed.
 #[test]
 fn what_was_written_before_a_close_is_there_after_it() {

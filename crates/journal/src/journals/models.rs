@@ -110,7 +110,7 @@ impl Model {
         let mut file = vec![0; PAGE_BYTES];
         let to = &mut file[FIRST.byte()..][..record.len_bytes()];
         record.write(to, salt(number), number, FIRST);
-        let journal = self.begin(number.0, self.pool.take().unwrap().expect("free"), file);
+        let journal = self.begin(number.0, self.pool.take().expect("free"), file);
         let place = self.put(&journal, key, value);
         assert_eq!(place.first(), FIRST);
         let arena = journal.arena.as_ref().expect("in memory");

@@ -355,7 +355,7 @@ fn warm() -> (Shared, [Option<Pooled>; 2]) {
     let (directory, _) = filled(20_000);
     let shared = still(&directory, &Options { memory_bytes: 9 * MIB, ..plain() });
     while shared.warm_one().unwrap() {}
-    let writers = [(); 2].map(|()| shared.pool.take().unwrap());
+    let writers = [(); 2].map(|()| shared.pool.take());
     (shared, writers)
 }
 
@@ -486,7 +486,7 @@ fn who_makes_room_keeps_to_the_memory_budget() {
         compress_all(&directory, &compressing(compression));
         directory.spoil("000000000001.journal", 4096 + 3000);
         let shared = still(&directory, &plain());
-        let writers: Vec<_> = std::iter::from_fn(|| shared.pool.take().unwrap()).collect();
+        let writers: Vec<_> = std::iter::from_fn(|| shared.pool.take()).collect();
         assert_eq!(writers.len(), 3, "the newest journal has one");
         let sealed = shared.journals.len() - 1;
         assert!(sealed >= 6, "{sealed}");
@@ -537,7 +537,7 @@ fn a_damaged_journal_does_not_keep_others_from_being_compressed() {
     let (directory, _) = filled(6000);
     directory.spoil("000000000001.journal", 4096 + 3000);
     let shared = still(&directory, &compressing(Compression::Lz4));
-    let _writers: Vec<_> = std::iter::from_fn(|| shared.pool.take().unwrap()).collect();
+    let _writers: Vec<_> = std::iter::from_fn(|| shared.pool.take()).collect();
     let mut errors = Vec::new();
     loop {
         match shared.compress_one() {

@@ -52,7 +52,7 @@ fn what_is_on_disk_is_iterated_in_pieces() {
     for compression in [Compression::None, Compression::Lz4] {
         let (directory, map) = filled(compression);
         let shared = still(&directory, &large(compression));
-        let _writers: Vec<_> = std::iter::from_fn(|| shared.pool.take().unwrap()).collect();
+        let _writers: Vec<_> = std::iter::from_fn(|| shared.pool.take()).collect();
         let entries: Vec<_> = Iter::new(&shared).collect::<Result<_, _>>().unwrap();
         assert_eq!(entries.len(), map.len(), "{compression}");
         assert!(map_of(&entries) == map, "{compression}");
