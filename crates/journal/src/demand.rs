@@ -93,8 +93,8 @@ impl Shared {
     /// There is nothing that it may remove.
     fn wait_for_eviction(&self) -> Result<()> {
         let mut state = self.flush.state.lock();
-        if let Some(error) = &state.failed {
-            return Err(error.clone());
+        if let Some(error) = self.flush.failure() {
+            return Err(error);
         }
         if !self.has_evictable(&state) {
             return Err(Error::DiskFull { max_bytes: self.options.max_disk_bytes });

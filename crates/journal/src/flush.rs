@@ -31,6 +31,7 @@ pub(crate) struct Flush {
     pub(crate) changed: Condvar,
     /// Held while the directory is synced: [`Shared::sync_names`].
     pub(crate) naming: Mutex<()>,
+    /// Set before those are told who wait for anything in `state`.
     failed: OnceLock<Error>,
 }
 
@@ -45,7 +46,6 @@ pub(crate) struct State {
     durable: Point,
     /// Somebody waits until everything before it is.
     wanted: Point,
-    pub(crate) failed: Option<Error>,
     pub(crate) shortage: Shortage,
     /// The last journal that was tried could not be made for want of files or memory, which others have.
     pub(crate) is_held_up: bool,
@@ -76,7 +76,6 @@ impl Flush {
                 has_new_names: false,
                 durable: start,
                 wanted: start,
-                failed: None,
                 shortage: Shortage::None,
                 is_held_up: false,
                 rooms_made: 0,
@@ -99,8 +98,8 @@ impl Flush {
     pub(crate) fn wait_for(&self, point: Point) -> Result<()> {
         let mut state = self.state.lock();
         while state.durable < point {
-            if let Some(error) = &state.failed {
-                return Err(error.clone());
+            if let Some(error) = self.failure() {
+                return Err(error);
             }
             state.wanted = state.wanted.max(point);
             self.waker.wake();
@@ -127,13 +126,11 @@ impl Flush {
 
     /// Nothing can be written any more.
     pub(crate) fn fail(&self, error: Error) {
-        let error = self.failed.get_or_init(|| {
+        let _ = self.failed.get_or_init(|| {
             tracing::error!("journal cache: {error}; nothing is written any more");
             error
         });
-        let mut state = self.state.lock();
-        state.failed = Some(error.clone());
-        self.changed.notify_all();
+        self.tell();
     }
 
     /// Those who wait look again.

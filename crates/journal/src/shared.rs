@@ -486,8 +486,8 @@ impl Shared {
             if may_go_on || self.advance(&mut state, who) {
                 return Ok(());
             }
-            if let Some(error) = &state.failed {
-                return Err(error.clone());
+            if let Some(error) = self.flush.failure() {
+                return Err(error);
             }
             // Also for whoever is refused now: what was deleted since it looked may be enough to make room.
             self.keep.waker.wake();
@@ -523,7 +523,7 @@ impl Shared {
     pub(crate) fn wait_for_spare(&self, full: JournalNumber) -> bool {
         let mut state = self.flush.state.lock();
         while self.active.load().number == full && !self.advance(&mut state, Who::Maintenance) {
-            let is_hopeless = state.failed.is_some() || state.shortage == Shortage::Known;
+            let is_hopeless = self.flush.failure().is_some() || state.shortage == Shortage::Known;
             if is_hopeless || (state.is_held_up && self.keep.is_closing()) {
                 return false;
             }
