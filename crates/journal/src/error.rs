@@ -75,7 +75,7 @@ pub enum Error {
         /// What the system said.
         source: Arc<io::Error>,
     },
-    /// There is no memory for a journal or a larger index.
+    /// There is no memory for a journal or a larger index. Nothing was done; it may pass.
     #[error("no memory for {what}: {source}")]
     NoMemory {
         /// What it was for.
