@@ -80,7 +80,7 @@ impl Cache {
         let preparer = Preparer::new(shared.clone(), next);
         let (grower, keeper) = (shared.clone(), shared.clone());
         let mut cache = Self { shared, recovered, threads: Vec::new() };
-        cache.run("journal-flush", move || flusher.run(), |shared| shared.flush.close())?;
+        cache.run("journal-flush", move || flusher.run(), |shared| shared.flush.waker.close())?;
         cache.run("journal-prepare", move || preparer.run(), |shared| shared.prepare.close())?;
         cache.run(
             "journal-grow",
@@ -91,7 +91,7 @@ impl Cache {
             "journal-keep",
             move || keep::run(&keeper),
             |shared| {
-                shared.keep.close();
+                shared.keep.waker.close();
                 // It may wait for a journal, which can not be made as long as others have all files.
                 shared.flush.tell();
             },

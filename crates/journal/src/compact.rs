@@ -271,7 +271,9 @@ impl Shared {
                 Ok(None) => return Ok(()),
                 Err(NotAppended::Failed(error)) => return Err(error),
                 Err(NotAppended::Full(full)) if self.wait_for_spare(full) => {}
-                Err(NotAppended::Full(_)) if self.keep.is_closing() => return Err(Error::Closed),
+                Err(NotAppended::Full(_)) if self.keep.waker.is_closing() => {
+                    return Err(Error::Closed);
+                }
                 Err(NotAppended::Full(_)) => {
                     let full = Error::DiskFull { max_bytes: self.options.max_disk_bytes };
                     return Err(self.flush.failure().unwrap_or(full));
@@ -363,6 +365,6 @@ impl Pauses {
                 thread::sleep(self.pause * steps.min(MOST_STEPS) as u32);
             }
         }
-        if shared.keep.is_closing() { Err(Error::Closed) } else { Ok(()) }
+        if shared.keep.waker.is_closing() { Err(Error::Closed) } else { Ok(()) }
     }
 }

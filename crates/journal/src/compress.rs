@@ -111,7 +111,7 @@ impl Shared {
             WhenFull::Evict => room.has(1 + self.leaves(Who::User)),
             WhenFull::Refuse => room.has_now(1),
         };
-        has_room && !self.flush.is_short() && !self.keep.is_closing()
+        has_room && !self.flush.is_short() && !self.keep.waker.is_closing()
     }
 
     fn compress(&self, journal: &Arc<Journal>, name: &str, temporary: &str) -> Result<Outcome> {

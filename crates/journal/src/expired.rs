@@ -72,7 +72,7 @@ impl Shared {
         let mut later_bytes = [0u64; u64::BITS as usize];
         let step_bytes = || self.step_bytes();
         let damaged_bytes = self.each_record(journal, step_bytes, |first, record| {
-            if self.keep.is_closing() {
+            if self.keep.waker.is_closing() {
                 return Err(Error::Closed);
             }
             let Some(expires_at) = record.expires_at() else { return Ok(()) };

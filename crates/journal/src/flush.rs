@@ -51,7 +51,6 @@ pub(crate) struct State {
     pub(crate) is_held_up: bool,
     /// How many times room was made.
     pub(crate) rooms_made: u64,
-    is_closing: bool,
 }
 
 /// Whether there was no room for the spare.
@@ -79,7 +78,6 @@ impl Flush {
                 shortage: Shortage::None,
                 is_held_up: false,
                 rooms_made: 0,
-                is_closing: false,
             }),
             changed: Condvar::new(),
             naming: Mutex::new(()),
@@ -139,12 +137,6 @@ impl Flush {
         let _state = self.state.lock();
         self.changed.notify_all();
     }
-
-    /// Write and sync everything, then end the thread.
-    pub(crate) fn close(&self) {
-        self.state.lock().is_closing = true;
-        self.waker.wake();
-    }
 }
 
 /// The flusher's own.
@@ -176,7 +168,7 @@ impl Flusher {
         }
     }
 
-    /// Until the cache is closed or a write fails.
+    /// Until the cache is closed, and everything written and synced, or a write fails.
     pub(crate) fn run(mut self) {
         let shared = self.shared.clone();
         let _told = TellOfPanic(&shared);
@@ -188,7 +180,7 @@ impl Flusher {
                 return;
             }
             // Before the turn: what was written before the closing is written in it.
-            let is_closing = shared.flush.state.lock().is_closing;
+            let is_closing = shared.flush.waker.is_closing();
             match self.turn(is_closing) {
                 Ok(Step::More) => {}
                 Ok(Step::Idle) if is_closing => return self.finish(),
@@ -318,7 +310,7 @@ impl Flusher {
         self.shared.flush.state.lock().pending.pop_front();
         self.written_bytes = FIRST_RECORD;
         // Its memory may be taken, and what it holds be moved.
-        self.shared.prepare.waker.wake();
+        self.shared.prepare.wake();
         self.shared.keep.waker.wake();
         Ok(())
     }

@@ -43,7 +43,7 @@ impl Shared {
         }
         let Ok(mut len_bytes) = file.len_bytes() else { return };
         // The last step is to close it.
-        while len_bytes > FREED_BYTES && !self.keep.is_closing() {
+        while len_bytes > FREED_BYTES && !self.keep.waker.is_closing() {
             len_bytes -= FREED_BYTES;
             let begun = Instant::now();
             if file.truncate(len_bytes).is_err() {

@@ -28,8 +28,8 @@ const TRY_AGAIN: Duration = Duration::from_secs(1);
 /// How others reach the keeper.
 #[derive(Default)]
 pub(crate) struct Keep {
+    /// To end it is told too; it does after the journal that it is at.
     pub(crate) waker: Waker,
-    is_closing: AtomicBool,
     /// Records are in the files that the index does not name any more, and no newer ones say that they are gone.
     is_evicting: AtomicBool,
     /// Held by whoever moves records and removes journals: the keeper, journal by journal, or somebody who compacts on demand.
@@ -42,16 +42,6 @@ impl Keep {
     pub(crate) fn is_evicting(&self) -> bool {
         self.is_evicting.load(Ordering::Acquire)
     }
-
-    pub(crate) fn is_closing(&self) -> bool {
-        self.is_closing.load(Ordering::Acquire)
-    }
-
-    /// End the thread after the journal that it is at.
-    pub(crate) fn close(&self) {
-        self.is_closing.store(true, Ordering::Release);
-        self.waker.wake();
-    }
 }
 
 /// The thread, until the cache is closed.
@@ -62,7 +52,7 @@ pub(crate) fn run(shared: &Arc<Shared>) {
     let mut is_warm = false;
     loop {
         keep.waker.look();
-        if keep.is_closing() {
+        if keep.waker.is_closing() {
             return;
         }
         let turn = keep.turn.lock();

@@ -27,11 +27,12 @@ use crate::keep::Keep;
 use crate::options::{Compression, Options, WhenFull, is_size};
 use crate::place::{JournalNumber, MAX_SPAN};
 use crate::pool::Pool;
-use crate::prepare::{Prepare, first_journal};
+use crate::prepare::first_journal;
 use crate::record::Salt;
 use crate::recover::{Reading, is_tombstone};
 use crate::shared::{CHUNK_BYTES, Counters, Shared};
 use crate::sync::{Arc, ArcSwap};
+use crate::waker::Waker;
 
 pub(crate) const IDENTITY: &str = "cache";
 const IDENTITY_TEMPORARY: &str = "cache.tmp";
@@ -297,7 +298,7 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
         blocks,
         active: ArcSwap::new(newest.clone()),
         flush: Flush::new(newest.clone()),
-        prepare: Prepare::default(),
+        prepare: Waker::default(),
         keep,
         counters: Counters::default(),
     };

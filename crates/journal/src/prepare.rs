@@ -1,7 +1,7 @@
 //! The preparer: a thread that makes the journal after the newest one, the *spare*, before it is needed: so neither the writers nor the flusher wait for the system to clear memory, or for readers to let go of it.
 
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use uuid::Uuid;
@@ -17,7 +17,6 @@ use crate::record::Salt;
 use crate::room::Who;
 use crate::shared::Shared;
 use crate::sync::Arc;
-use crate::waker::Waker;
 
 /// How long it is waited for readers to let go of a journal whose memory is taken.
 pub(crate) const LET_GO_WITHIN: Duration = Duration::from_millis(10);
@@ -27,22 +26,6 @@ const ROOM_AHEAD: usize = 2;
 const MOST_SPAN: u64 = MAX_SPAN / 4 * 3;
 /// Where there was no room it is looked again after this time, even if nobody tells of any.
 pub(crate) const LOOK_AGAIN: Duration = Duration::from_millis(100);
-
-/// How others reach the preparer.
-#[derive(Default)]
-pub(crate) struct Prepare {
-    /// The spare was taken, or there is more room or memory than before.
-    pub(crate) waker: Waker,
-    is_closing: AtomicBool,
-}
-
-impl Prepare {
-    /// End the thread. The spare stays.
-    pub(crate) fn close(&self) {
-        self.is_closing.store(true, Ordering::Release);
-        self.waker.wake();
-    }
-}
 
 /// The preparer's own.
 pub(crate) struct Preparer {
@@ -56,22 +39,22 @@ impl Preparer {
         Self { shared, next_number }
     }
 
-    /// Until the cache is closed or a write fails.
+    /// Until the cache is closed or a write fails. The spare stays.
     pub(crate) fn run(mut self) {
         let shared = self.shared.clone();
         let _told = TellOfPanic(&shared);
-        let prepare = &shared.prepare;
-        prepare.waker.is_here();
+        let waker = &shared.prepare;
+        waker.is_here();
         loop {
-            prepare.waker.look();
-            if prepare.is_closing.load(Ordering::Acquire) || shared.flush.failure().is_some() {
+            waker.look();
+            if waker.is_closing() || shared.flush.failure().is_some() {
                 return;
             }
             if let Err(error) = self.prepare() {
                 return shared.flush.fail(error);
             }
             let lacks_spare = shared.flush.state.lock().spare.is_none();
-            prepare.waker.sleep(lacks_spare.then_some(LOOK_AGAIN));
+            waker.sleep(lacks_spare.then_some(LOOK_AGAIN));
         }
     }
 

@@ -19,10 +19,10 @@ use crate::keep::Keep;
 use crate::options::{Durability, Options, WhenFull};
 use crate::place::{Granule, JournalNumber, Place};
 use crate::pool::Pool;
-use crate::prepare::Prepare;
 use crate::record::{Content, MAX_KEY_BYTES, NewRecord, Record};
 use crate::room::{SetAside, Who};
 use crate::sync::{Arc, ArcSwap};
+use crate::waker::Waker;
 
 /// The flusher is woken each time that so much has been written.
 pub(crate) const CHUNK_BYTES: usize = 1 << 20;
@@ -41,7 +41,8 @@ pub(crate) struct Shared {
     /// The newest journal.
     pub(crate) active: ArcSwap<Journal>,
     pub(crate) flush: Flush,
-    pub(crate) prepare: Prepare,
+    /// The preparer is told that the spare was taken, or that there is more room or memory than before.
+    pub(crate) prepare: Waker,
     pub(crate) keep: Keep,
     pub(crate) counters: Counters,
 }
@@ -420,7 +421,7 @@ impl Shared {
         state.pending.push_back(next.clone());
         self.active.store(next);
         self.flush.waker.wake();
-        self.prepare.waker.wake();
+        self.prepare.wake();
         true
     }
 
@@ -468,7 +469,7 @@ impl Shared {
         state.rooms_made += 1;
         self.flush.changed.notify_all();
         drop(state);
-        self.prepare.waker.wake();
+        self.prepare.wake();
     }
 
     /// The same as [`Self::try_rotate`], waiting until the next one is there, or until the newest one is not kept from `who` any more. With no lock held.
@@ -499,7 +500,7 @@ impl Shared {
             }
             // The journal may wait for memory, and that for what is not yet written.
             self.flush.waker.wake();
-            self.prepare.waker.wake();
+            self.prepare.wake();
             self.flush.changed.wait(&mut state);
         }
     }
@@ -524,10 +525,10 @@ impl Shared {
         let mut state = self.flush.state.lock();
         while self.active.load().number == full && !self.advance(&mut state, Who::Maintenance) {
             let is_hopeless = self.flush.failure().is_some() || state.shortage == Shortage::Known;
-            if is_hopeless || (state.is_held_up && self.keep.is_closing()) {
+            if is_hopeless || (state.is_held_up && self.keep.waker.is_closing()) {
                 return false;
             }
-            self.prepare.waker.wake();
+            self.prepare.wake();
             self.flush.changed.wait(&mut state);
         }
         true

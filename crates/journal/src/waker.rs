@@ -1,4 +1,4 @@
-//! How a thread behind the cache is told that there may be something to do.
+//! How a thread behind the cache is told that there may be something to do, and that it is to end.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,6 +10,7 @@ use std::time::Duration;
 pub(crate) struct Waker {
     thread: OnceLock<Thread>,
     is_woken: AtomicBool,
+    is_closing: AtomicBool,
 }
 
 impl Waker {
@@ -26,6 +27,16 @@ impl Waker {
         {
             thread.unpark();
         }
+    }
+
+    /// It is to end, in its own way.
+    pub(crate) fn close(&self) {
+        self.is_closing.store(true, Ordering::Release);
+        self.wake();
+    }
+
+    pub(crate) fn is_closing(&self) -> bool {
+        self.is_closing.load(Ordering::Acquire)
     }
 
     /// It begins to look what there is to do, whether to end among it: whoever comes from now on is not overlooked, and what those did who came until now is seen.

@@ -26,7 +26,7 @@ fn without_keeper(directory: &SimDirectory, options: &Options, work: impl FnOnce
     work(&shared);
     shared.prepare.close();
     preparer.join().unwrap();
-    shared.flush.close();
+    shared.flush.waker.close();
     flusher.join().unwrap();
 }
 
