@@ -113,6 +113,11 @@ impl ReadRings {
         drop(state);
         match Ring::new() {
             Ok(ring) => Some(ring),
+            // Others have all files, and give them back.
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
+                self.state.lock().left += 1;
+                None
+            }
             Err(error) => {
                 tracing::info!(
                     "io_uring is refused ({error}): reads of several records are made one after the other"
