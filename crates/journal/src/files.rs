@@ -116,7 +116,13 @@ impl RealDirectory {
         match sys::openat(&self.directory, name, flags | OFlags::DIRECT, mode()) {
             // The file system has no Direct I/O. A file that was to be created is there all the same.
             Err(Errno::INVAL) => {
-                Ok(sys::openat(&self.directory, name, flags - OFlags::EXCL, mode())?)
+                let opened = sys::openat(&self.directory, name, flags - OFlags::EXCL, mode());
+                Ok(opened.inspect_err(|_| {
+                    if flags.contains(OFlags::CREATE) {
+                        // Or nobody could make it another time.
+                        let _ = self.remove(name);
+                    }
+                })?)
             }
             opened => Ok(opened?),
         }
