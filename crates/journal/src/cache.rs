@@ -85,7 +85,7 @@ impl Cache {
         cache.run(
             "journal-grow",
             move || Grower::run(&grower),
-            |shared| shared.index.grower.close(),
+            |shared| shared.index.grower.waker.close(),
         )?;
         cache.run(
             "journal-keep",

@@ -1,6 +1,6 @@
 //! The grower: a thread that makes a crowded table anew before its writers have to, who would wait for the system to find the memory. They go on in the crowded one meanwhile, and wait while entries are moved.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::{Index, Table};
 use crate::flush::TellOfPanic;
@@ -11,8 +11,7 @@ use crate::waker::Waker;
 /// How others reach it.
 #[derive(Default)]
 pub(crate) struct Grower {
-    waker: Waker,
-    is_closing: AtomicBool,
+    pub(crate) waker: Waker,
     /// A bit for each shard whose table is crowded.
     crowded: AtomicU64,
 }
@@ -26,12 +25,6 @@ impl Grower {
         self.waker.wake();
     }
 
-    /// End the thread.
-    pub(crate) fn close(&self) {
-        self.is_closing.store(true, Ordering::Release);
-        self.waker.wake();
-    }
-
     /// Until the cache is closed.
     pub(crate) fn run(shared: &Shared) {
         let _told = TellOfPanic(shared);
@@ -40,8 +33,8 @@ impl Grower {
         grower.waker.is_here();
         loop {
             grower.waker.look();
-            while !grower.is_closing.load(Ordering::Acquire) && index.grow_crowded() {}
-            if grower.is_closing.load(Ordering::Acquire) {
+            while !grower.waker.is_closing() && index.grow_crowded() {}
+            if grower.waker.is_closing() {
                 return;
             }
             grower.waker.sleep(None);
