@@ -98,7 +98,7 @@ fn a_crowded_table_is_made_anew_once_by_whoever_comes_first() {
         (room..asks).for_each(enter);
         let is_grown = |index: &Index| index.shards[0].table.load().slots() == 2 * small;
         assert_eq!(is_grown(&index), comes_late);
-        assert_eq!(index.grow_crowded(), true);
+        assert!(index.grow_crowded());
         assert!(is_grown(&index) && !index.grow_crowded());
         assert_eq!(index.memory_bytes(), bytes / 64 * 65);
         for key in 0..asks {
