@@ -142,7 +142,7 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
             .remove(&name)
             .map_err(Error::io(path.join(&name), "removing what was not finished"))?;
     }
-    let numbers = journal_numbers(&names);
+    let mut numbers = journal_numbers(&names);
     if !names.iter().any(|name| name == IDENTITY) && numbers.is_empty() && options.create {
         if let Some(reason) = options.fault(options.journal_bytes) {
             return Err(Error::NoCache { path, reason });
@@ -161,7 +161,7 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
     let pool = Pool::new(journal_bytes, memory.arenas);
     let blocks = Arc::new(Blocks::new(memory.block_bytes));
 
-    let (mut old, mut set_aside_bytes) = (Vec::new(), 0);
+    let (mut old, mut set_aside, mut set_aside_bytes) = (Vec::new(), Vec::new(), 0);
     for number in &numbers {
         if let Some(journal) = look_at(&*directory, identity, *number, &blocks)? {
             old.push(journal);
@@ -177,14 +177,18 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
             continue;
         }
         // One that was damaged: somebody may want to look at it.
-        let aside = format!("{name}{SET_ASIDE}");
+        let aside = set_aside_name(*number);
         set_aside_bytes += len;
         tracing::warn!(
             "journal cache: {} has no header of this cache, or can not be decompressed; it is kept as {aside}",
             path.join(&name).display()
         );
         directory.rename(&name, &aside).map_err(failed("renaming what is no journal"))?;
+        names.push(aside);
+        set_aside.push(*number);
     }
+    // It may have any number, and be nobody's: what stays is not too far behind it, and what is made need not come after it.
+    numbers.retain(|number| !set_aside.contains(number));
     for name in
         names.iter().filter(|name| hint_number(name).is_some_and(|it| !numbers.contains(&it)))
     {
@@ -254,7 +258,10 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
         index.retain(|place| !is_tombstone(place) && journals.of(place).is_some());
     }
 
-    let next = (next.0..).map(JournalNumber).find(|number| journals.is_free(*number));
+    // Nor one that was kept aside: if this one had to be as well, it would take the place of that.
+    let next = (next.0..).map(JournalNumber).find(|number| {
+        journals.is_free(*number) && !names.contains(&set_aside_name(*number))
+    });
     let next = next.expect("there are fewer journals than places for them");
     // The system gives the room of a file back when nobody has it open any more.
     drop(old);
@@ -363,6 +370,11 @@ fn slots(
         return Err(Error::NoCache { path: path.to_owned(), reason });
     }
     Ok(slots as usize)
+}
+
+/// Of a journal that can not be used, and is kept for somebody to look at.
+fn set_aside_name(number: JournalNumber) -> String {
+    format!("{}{SET_ASIDE}", file_name(number))
 }
 
 pub(crate) fn hint_number(name: &str) -> Option<JournalNumber> {

@@ -6,7 +6,7 @@ use super::*;
 use crate::hash::COLLIDING;
 use crate::journal::{CacheId, FIRST_RECORD, JournalHeader, file_name};
 use crate::open::Identity;
-use crate::place::{Granule, JournalNumber, NUMBER_BITS};
+use crate::place::{Granule, JournalNumber, MAX_SPAN, NUMBER_BITS};
 use crate::record::{Content, NewRecord, Salt};
 
 const ID: CacheId = CacheId([7; 16]);
@@ -72,6 +72,32 @@ fn a_journal_of_another_cache_is_kept_aside() {
     assert_eq!((contents(&cache).len(), cache.stats().entries), (0, 0));
     let names = own.list().unwrap();
     assert!(names.iter().any(|name| name.ends_with(".damaged")), "{names:?}");
+}
+
+/// The highest one that a name has digits for, and beside others far too high.
+#[test]
+fn the_number_of_what_is_kept_aside_does_not_matter() {
+    for stray in [MAX_SPAN, 999_999_999_999] {
+        for has_others in [true, false] {
+            let directory = forge([9; 16]);
+            if has_others {
+                forge_journal(&directory, 0, &most_of_a_journal(0));
+            }
+            let mut page = AlignedBuf::zeroed(PAGE_BYTES);
+            page.fill(0xff);
+            let name = file_name(JournalNumber(stray));
+            write(&directory, &name, &page);
+            for key in [&b"one"[..], b"two", b"three"] {
+                let cache = open(&directory, &options());
+                cache.put(key, b"value").unwrap();
+                cache.close().unwrap();
+            }
+            let cache = open(&directory, &options());
+            let expected = if has_others { 63 } else { 3 };
+            assert_eq!(contents(&cache).len(), expected, "{stray}, {has_others}");
+            assert!(directory.list().unwrap().contains(&format!("{name}.damaged")));
+        }
+    }
 }
 
 /// Keys with the same hash have one entry between them, which the last one of them has. None gets another's value.
