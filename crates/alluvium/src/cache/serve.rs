@@ -70,8 +70,8 @@ pub(crate) struct ServeArgs {
     /// Memory for large requests and answers of all connections together, and for large values that are read from disk; of each 64KiB are free. What does not fit gets an error.
     #[arg(long, value_name = "SIZE", default_value_t = Size::mib(512))]
     buffer_memory: Size,
-    /// A client that asks for nothing is disconnected after this time.
-    #[arg(long, value_name = "TIME", default_value = "1h")]
+    /// A client that asks for nothing is disconnected after this time, at least 1s.
+    #[arg(long, value_name = "TIME", default_value = "1h", value_parser = idle)]
     idle_timeout: Span,
     /// A client that sends a request more slowly than so many bytes in a second, or takes its answers so, is disconnected when it is 30s behind that.
     #[arg(long, value_name = "SIZE", default_value_t = Size::kib(64), value_parser = rate)]
@@ -82,6 +82,8 @@ pub(crate) struct ServeArgs {
 }
 
 const DEFAULT_MEMORY: Size = Size::gib(1);
+/// Of `--idle-timeout`.
+const LEAST_IDLE: Duration = Duration::from_secs(1);
 /// With `--durability always`: answers wait for their own sync, so this one finds nothing to do.
 const SYNC_INTERVAL: Duration = Duration::from_secs(1);
 /// Threads that may wait for the disk.
@@ -217,6 +219,16 @@ fn rate(text: &str) -> Result<Size, String> {
     match text.parse::<Size>()? {
         Size { bytes: 0 } => Err("at 0 a client could hold memory for ever: at least 1B".into()),
         rate => Ok(rate),
+    }
+}
+
+/// A time without a request. (For Redis 0 is for ever; here nobody is connected for ever.)
+fn idle(text: &str) -> Result<Span, String> {
+    match text.parse::<Span>()? {
+        time if time.0 < LEAST_IDLE => {
+            Err("clients would be disconnected between two requests: at least 1s".into())
+        }
+        time => Ok(time),
     }
 }
 

@@ -76,6 +76,14 @@ fn the_network_is_not_served_without_a_word() {
 }
 
 #[test]
+fn clients_have_time_between_two_requests() {
+    let parsed = |time| Line::try_parse_from(["serve", "--dir", "x", "--idle-timeout", time]);
+    for (time, is_enough) in [("0s", false), ("999ms", false), ("1s", true), ("24h", true)] {
+        assert_eq!(parsed(time).is_ok(), is_enough, "{time}");
+    }
+}
+
+#[test]
 fn a_password_is_the_first_line_of_its_file() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("password");
