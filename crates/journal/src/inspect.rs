@@ -40,7 +40,7 @@ pub struct JournalReport {
     pub key_bytes: u64,
     /// Bytes of values.
     pub value_bytes: u64,
-    /// Bytes between records that are no record; of a compressed one as they would be decompressed.
+    /// Bytes between records that are no record; of a compressed one as they would be decompressed. And those in front of the first one, if they are no header: an opening does without, as long as there is the hint.
     pub damaged_bytes: u64,
     /// What is known of its hint.
     pub hint: HintState,
@@ -167,6 +167,9 @@ fn report(
         })?;
         let is_right = is_whole && (report.damaged_bytes > 0 || entries == records);
         report.hint = if is_right { HintState::Right } else { HintState::Wrong };
+    }
+    if journal.has_lost_header {
+        report.damaged_bytes += FIRST_RECORD as u64;
     }
     Ok(report)
 }

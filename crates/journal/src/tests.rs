@@ -563,6 +563,13 @@ fn a_journal_without_its_header_is_read_with_its_hint_or_kept_aside() {
     let directory = SimDirectory::default();
     open(&directory, &options()).put(b"key", b"value").unwrap();
     directory.spoil("000000000000.journal", 5);
+    // Without the hint all of it would be lost.
+    let mut damaged_bytes = 0;
+    let inspected = crate::inspect::inspect_in(&directory, |report| {
+        damaged_bytes += report.damaged_bytes;
+        Ok::<_, Error>(())
+    });
+    assert_eq!((inspected.unwrap(), damaged_bytes), (MIB, crate::journal::FIRST_RECORD as u64));
     let cache = open(&directory, &options());
     assert_eq!(cache.get(b"key").unwrap().as_deref(), Some(&b"value"[..]));
     drop(cache);
