@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use alluvium_journal::{Cache, Error, Lookup, MAX_KEY_BYTES, ScanCursor};
+use alluvium_journal::{Cache, Error, Lookup, MAX_KEY_BYTES, ScanCursor, Value};
 use bytes::Bytes;
 
 use super::answers::Answers;
@@ -365,7 +365,7 @@ fn mget_from_disk(call: &mut Call<'_>) -> Result {
     // What does not fit any more need not be read.
     while !keys.is_empty() && !call.answers().is_over() {
         let (now, later) = keys.split_at(call.hold_reads(keys)?);
-        for value in call.cache().get_many(now)? {
+        for value in values(call.cache(), now)? {
             if let Some(value) = value {
                 hits += 1;
                 call.answers().bulk(&value);
@@ -378,6 +378,18 @@ fn mget_from_disk(call: &mut Call<'_>) -> Result {
     }
     call.server.counters.count_hits(hits, misses);
     Ok(Ran::Answered)
+}
+
+/// The values of several keys. One that is damaged is as good as absent here: it costs the others nothing, and the error would not say which key it is. GET does.
+fn values(cache: &Cache, keys: &[Bytes]) -> std::result::Result<Vec<Option<Value>>, Error> {
+    let one = |key: &Bytes| match cache.get(key) {
+        Err(Error::Corrupt { .. }) => Ok(None),
+        value => value,
+    };
+    match cache.get_many(keys) {
+        Err(Error::Corrupt { .. }) => keys.iter().map(one).collect(),
+        values => values,
+    }
 }
 
 fn exists(call: &mut Call<'_>) -> Result {

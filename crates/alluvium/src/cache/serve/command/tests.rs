@@ -315,6 +315,30 @@ fn what_is_read_from_disk_counts_as_memory() {
 }
 
 #[test]
+fn a_damaged_value_costs_no_other_one() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path();
+    let server = server_in(path, &["--compression", "none"], None);
+    for key in ["a", "b", "c"] {
+        server.cache.put(key.as_bytes(), key.repeat(1000).as_bytes()).unwrap();
+    }
+    drop(server);
+    let journal = path.join("000000000000.journal");
+    let mut bytes = std::fs::read(&journal).unwrap();
+    let at = bytes.windows(100).position(|some| some == [b'b'; 100]).unwrap();
+    bytes[at] ^= 1;
+    std::fs::write(&journal, bytes).unwrap();
+    let server = server_in(path, &["--compression", "none"], None);
+    let client = server.client();
+    let mut shop = Shop { server, client, _directory: directory };
+    let [a, c] = ["a", "c"].map(|key| key.repeat(1000));
+    shop.expect("MGET a b c", &format!("*3\r\n$1000\r\n{a}\r\n$-1\r\n$1000\r\n{c}\r\n"));
+    shop.refuses("GET b", "the record is damaged");
+    shop.expect("DEL b", ":1\r\n");
+    shop.expect("GET b", "$-1\r\n");
+}
+
+#[test]
 fn an_answer_that_is_too_large_is_an_error_and_the_connection_goes_on() {
     let mut shop = Shop::new();
     assert_eq!(shop.ask_and_see(&[b"SET", b"a", &vec![1; 900_000]]).0, b"+OK\r\n");
