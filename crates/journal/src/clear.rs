@@ -104,6 +104,17 @@ mod tests {
     }
 
     #[test]
+    fn a_file_is_no_directory_of_a_cache() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("file");
+        fs::write(&file, "mine").unwrap();
+        for path in [file.join("cache"), file] {
+            let error = open(&path).unwrap_err().to_string();
+            assert!(error.contains("Not a directory"), "{error}");
+        }
+    }
+
+    #[test]
     fn what_was_kept_aside_goes_when_nobody_wants_to_look_at_it() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path();

@@ -139,8 +139,12 @@ fn create_all(path: &Path) -> io::Result<()> {
     let above = if above.as_os_str().is_empty() { Path::new(".") } else { above };
     create_all(above)?;
     match fs::create_dir(path) {
-        // Somebody else was first, and may not have synced it yet.
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => {}
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => match path.is_dir() {
+            // Somebody else was first, and may not have synced it yet.
+            true => {}
+            // What is there is not what was asked for.
+            false => return Err(Errno::NOTDIR.into()),
+        },
         made => made?,
     }
     fs::File::open(above)?.sync_all()
