@@ -57,6 +57,12 @@ pub(super) enum Broken {
     Protocol(&'static str),
     #[error("Protocol error: expected '$', got '{}'", .0.escape_ascii())]
     NoBulk(u8),
+    #[error("Protocol error: invalid bulk length: {len} bytes; an argument may have {most}")]
+    TooLong { len: usize, most: usize },
+    #[error(
+        "Protocol error: the request is too large: its arguments may have {most} bytes together, {ARGUMENT_BYTES} more than its own counted for each"
+    )]
+    TooLarge { most: usize },
     #[error("the memory for requests and answers (--buffer-memory) is used up")]
     NoMemory,
     /// A browser that somebody has sent here.
@@ -245,11 +251,12 @@ impl Requests {
                     Some(other) => return Err(Broken::NoBulk(*other)),
                 }
                 let Some(len) = self.header("invalid bulk length")? else { return Ok(None) };
-                if len > self.limits.argument_bytes {
-                    return Err(Broken::Protocol("invalid bulk length"));
+                let Limits { argument_bytes, request_bytes, .. } = self.limits;
+                if len > argument_bytes {
+                    return Err(Broken::TooLong { len, most: argument_bytes });
                 }
-                if self.arguments_bytes.saturating_add(len) > self.limits.request_bytes {
-                    return Err(Broken::Protocol("the request is too large"));
+                if self.arguments_bytes.saturating_add(len) > request_bytes {
+                    return Err(Broken::TooLarge { most: request_bytes });
                 }
                 *self.next_len.insert(len)
             }
@@ -376,7 +383,10 @@ mod tests {
             (b"*1\n", "invalid multibulk length"),
             (b"*+1\r\n", "invalid multibulk length"),
             (b"*1\r\n$-1\r\n", "invalid bulk length"),
-            (b"*1\r\n$1048577\r\n", "invalid bulk length"),
+            (
+                b"*1\r\n$1048577\r\n",
+                "invalid bulk length: 1048577 bytes; an argument may have 1048576",
+            ),
             (b"*1\r\n$18446744073709551615\r\n", "invalid bulk length"),
             (b"*1\r\n$4\r\nPINGxx", "does not end with CR LF"),
             (b"*1\r\n*1\r\n", "expected '$', got '*'"),
