@@ -500,7 +500,7 @@ fn del(call: &mut Call<'_>) -> Result {
 fn scan(call: &mut Call<'_>) -> Result {
     let from = std::str::from_utf8(&call.words[1]).ok().and_then(|word| word.parse().ok());
     let from: u64 = from.ok_or("ERR invalid cursor")?;
-    let (mut pattern, mut count) = (None, 10);
+    let (mut pattern, mut count, mut has_none) = (None, 10, false);
     let mut options = call.words[2..].iter();
     while let Some(word) = options.next() {
         let value = options.next().ok_or_else(syntax_error)?;
@@ -513,10 +513,20 @@ fn scan(call: &mut Call<'_>) -> Result {
                 wanted @ 1.. => count = usize::try_from(wanted).unwrap_or(MAX_COUNT).min(MAX_COUNT),
                 _ => return Err(syntax_error()),
             },
-            b"TYPE" if value.eq_ignore_ascii_case(b"string") => {}
-            b"TYPE" => return Err("ERR all values are of type string".into()),
+            b"TYPE" => match &value.to_ascii_lowercase()[..] {
+                b"string" => {}
+                // Tools ask for each in turn.
+                b"list" | b"set" | b"zset" | b"hash" | b"stream" => has_none = true,
+                _ => return Err("ERR unknown type name".into()),
+            },
             _ => return Err(syntax_error()),
         }
+    }
+    if has_none {
+        call.answers().array(2);
+        call.answers().text("0");
+        call.answers().array(0);
+        return Ok(Ran::Answered);
     }
     if call.must_wait() {
         return Ok(Ran::Waits);

@@ -386,7 +386,8 @@ fn a_scan_finds_what_is_there() {
     shop.refuses("SCAN 0 COUNT 0", "syntax error");
     shop.refuses("SCAN 0 COUNT x", "not an integer");
     shop.refuses("SCAN 0 MATCH", "syntax error");
-    shop.refuses("SCAN 0 TYPE list", "type string");
+    shop.expect("SCAN 0 COUNT 7 TYPE LIST", "*2\r\n$1\r\n0\r\n*0\r\n");
+    shop.refuses("SCAN 0 TYPE strings", "unknown type");
     shop.refuses(&format!("SCAN 0 MATCH {}", "*".repeat(1025)), "1024 bytes");
     assert!(shop.ask("SCAN 18446744073709551615").starts_with("*2\r\n$1\r\n0\r\n"));
 }
