@@ -37,6 +37,6 @@ pub(crate) fn unseal<'a>(page: &'a [u8], magic: &[u8; 8]) -> Result<&'a Fields, 
     }
     match u32_at(fields, VERSION_AT) {
         VERSION => Ok(fields),
-        _ => Err("it is of another version"),
+        _ => Err("it is of another version; the program that made it can open it"),
     }
 }

@@ -100,6 +100,21 @@ fn the_number_of_what_is_kept_aside_does_not_matter() {
     }
 }
 
+/// Who goes back to an older program by mistake is not only told to remove everything.
+#[test]
+fn a_cache_of_another_version_is_left_as_it_is() {
+    let directory = SimDirectory::default();
+    let mut page = Identity { id: ID, hash_key: [9; 16], journal_bytes: MIB }.page();
+    page[8] += 1;
+    let checksum = crc32c::crc32c(&page[..60]);
+    page[60..64].copy_from_slice(&checksum.to_le_bytes());
+    write(&directory, "cache", &page);
+    let opened = Cache::open_in(Box::new(directory.clone()), options());
+    let Err(Error::NoCache { reason, .. }) = opened else { panic!("{opened:?}") };
+    assert!(reason.contains("the program that made it"), "{reason}");
+    assert_eq!(directory.list().unwrap(), ["cache"]);
+}
+
 /// Keys with the same hash have one entry between them, which the last one of them has. None gets another's value.
 #[test]
 fn keys_with_one_hash_never_get_one_anothers_values() {
