@@ -259,9 +259,9 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
     }
 
     // Nor one that was kept aside: if this one had to be as well, it would take the place of that.
-    let next = (next.0..).map(JournalNumber).find(|number| {
-        journals.is_free(*number) && !names.contains(&set_aside_name(*number))
-    });
+    let next = (next.0..)
+        .map(JournalNumber)
+        .find(|number| journals.is_free(*number) && !names.contains(&set_aside_name(*number)));
     let next = next.expect("there are fewer journals than places for them");
     // The system gives the room of a file back when nobody has it open any more.
     drop(old);
