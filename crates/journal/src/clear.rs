@@ -4,7 +4,8 @@ use std::path::Path;
 
 use crate::error::{Error, Result};
 use crate::files::{Directory, RealDirectory};
-use crate::open::{IDENTITY, hint_number, journal_number};
+use crate::open::{IDENTITY, check_contents_of, hint_number, journal_number};
+use crate::options::Contents;
 
 /// Behind the name of a journal that an opening could not use, and has kept for somebody to look at.
 pub(crate) const SET_ASIDE: &str = ".damaged";
@@ -13,9 +14,11 @@ const LOST_AND_FOUND: &str = "lost+found";
 
 /// Remove the cache in `path`, whatever state it is in: the next opening makes a new one.
 ///
+/// Of a cache whose file `cache` is missing or damaged nobody can read anything any more, and nobody can tell what its `contents` were: it is removed.
+///
 /// # Errors
-/// Somebody has it open; the directory has something else in it, and then nothing is removed; the system.
-pub fn clear(path: impl AsRef<Path>) -> Result<()> {
+/// Somebody has it open; it was made with other `contents`, or the directory has something else in it, and then nothing is removed; the system.
+pub fn clear(path: impl AsRef<Path>, contents: Contents) -> Result<()> {
     let path = path.as_ref();
     let directory = RealDirectory::open(path, false)
         .map_err(Error::io(path, "opening the directory"))?
@@ -28,6 +31,7 @@ pub fn clear(path: impl AsRef<Path>) -> Result<()> {
         );
         return Err(Error::NoCache { path: path.to_owned(), reason });
     }
+    check_contents_of(&directory, &names, contents)?;
     // The identity last: whatever an interruption leaves is found as it was, and can be cleared again.
     names.sort_unstable_by_key(|name| name == IDENTITY);
     names.iter().try_for_each(|name| remove(&directory, name))
@@ -78,7 +82,7 @@ mod tests {
         let path = directory.path();
         let cache = open(path).unwrap();
         cache.put(b"key", b"value").unwrap();
-        assert!(matches!(clear(path), Err(Error::InUse { .. })));
+        assert!(matches!(clear(path, Contents::default()), Err(Error::InUse { .. })));
         assert!(cache.contains(b"key").unwrap());
         cache.close().unwrap();
         let identity = path.join(IDENTITY);
@@ -91,16 +95,60 @@ mod tests {
         let other = path.join("letters.tmp");
         fs::write(&other, "mine").unwrap();
         assert!(open(path).is_err() && other.exists());
-        let error = clear(path).unwrap_err();
+        let error = clear(path, Contents::default()).unwrap_err();
         assert!(error.to_string().contains("`letters.tmp`"), "{error}");
         assert!(identity.exists() && other.exists());
         fs::remove_file(other).unwrap();
 
         fs::create_dir(path.join(LOST_AND_FOUND)).unwrap();
-        clear(path).unwrap();
+        clear(path, Contents::default()).unwrap();
         let cache = open(path).unwrap();
         assert_eq!(cache.stats().entries, 0);
         assert!(path.join(LOST_AND_FOUND).exists());
+    }
+
+    /// Whoever is given the directory of another program by mistake neither reads nor removes what that has.
+    #[test]
+    fn a_cache_for_something_else_is_neither_opened_nor_cleared() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path();
+        let mine = Contents(*b"mine");
+        let refused = |error: Error, of: &str| {
+            assert!(matches!(error, Error::OtherContents { .. }), "{error}");
+            assert!(error.to_string().contains(of), "{error}");
+        };
+        let cache = open(path).unwrap();
+        cache.put(b"key", b"value").unwrap();
+        cache.close().unwrap();
+        let options = Options {
+            journal_bytes: 1 << 20,
+            memory_bytes: 4 << 20,
+            contents: mine,
+            ..Options::default()
+        };
+        for create in [true, false] {
+            let opened = Cache::open(path, Options { create, ..options.clone() });
+            refused(opened.unwrap_err(), "made with no contents, and is asked for with contents `mine`");
+        }
+        refused(clear(path, mine).unwrap_err(), "`mine`");
+        let cache = open(path).unwrap();
+        assert!(cache.contains(b"key").unwrap());
+        cache.close().unwrap();
+
+        // Nor one that only a later program can open.
+        let identity = path.join(IDENTITY);
+        let mut bytes = fs::read(&identity).unwrap();
+        bytes[8] += 1;
+        let checksum = crc32c::crc32c(&bytes[..60]);
+        bytes[60..64].copy_from_slice(&checksum.to_le_bytes());
+        fs::write(&identity, bytes).unwrap();
+        refused(clear(path, mine).unwrap_err(), "`mine`");
+        clear(path, Contents::default()).unwrap();
+
+        Cache::open(path, options.clone()).unwrap().close().unwrap();
+        refused(open(path).unwrap_err(), "made with contents `mine`");
+        Cache::open(path, options).unwrap().close().unwrap();
+        clear(path, mine).unwrap();
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 
+use crate::options::Contents;
 use crate::place::JournalNumber;
 use crate::record::MAX_KEY_BYTES;
 
@@ -27,6 +28,18 @@ pub enum Error {
         path: PathBuf,
         /// What is wrong with it, and what would help.
         reason: String,
+    },
+    /// The cache in the directory is for something else: another program's, as a rule.
+    #[error(
+        "{path}: the cache that is there was made with {found}, and is asked for with {expected}: something else is kept in it. Choose a directory of its own; or, if nobody needs that cache, remove it"
+    )]
+    OtherContents {
+        /// The directory.
+        path: PathBuf,
+        /// What it was made for.
+        found: Contents,
+        /// What [`crate::Options::contents`] says.
+        expected: Contents,
     },
     /// A key without a byte.
     #[error("a key has at least one byte")]

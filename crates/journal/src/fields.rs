@@ -29,12 +29,16 @@ pub(crate) fn seal(page: &mut [u8], magic: &[u8; 8]) {
     page[CHECKSUM..FIELDS_BYTES].copy_from_slice(&checksum.to_le_bytes());
 }
 
-/// The fields at the beginning of `page`, if they are undamaged, of this kind, and of the version that is known.
+/// The fields at the beginning of `page`, if they are undamaged and of this kind, of whatever version.
+pub(crate) fn undamaged<'a>(page: &'a [u8], magic: &[u8; 8]) -> Option<&'a Fields> {
+    let fields: &Fields = page.first_chunk()?;
+    let is_whole = u32_at(fields, CHECKSUM) == crc32c(&fields[..CHECKSUM]);
+    (fields.starts_with(magic) && is_whole).then_some(fields)
+}
+
+/// The same, if they are of the version that is known.
 pub(crate) fn unseal<'a>(page: &'a [u8], magic: &[u8; 8]) -> Result<&'a Fields, &'static str> {
-    let fields: &Fields = page.first_chunk().ok_or("it is too short")?;
-    if !fields.starts_with(magic) || u32_at(fields, CHECKSUM) != crc32c(&fields[..CHECKSUM]) {
-        return Err("it is damaged, or no cache of this kind");
-    }
+    let fields = undamaged(page, magic).ok_or("it is damaged, or no cache of this kind")?;
     match u32_at(fields, VERSION_AT) {
         VERSION => Ok(fields),
         _ => Err("it is of another version; the program that made it can open it"),

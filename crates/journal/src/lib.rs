@@ -90,7 +90,7 @@ pub use error::{Error, Result};
 pub use inspect::{HintState, JournalReport, inspect};
 pub use iter::{Entry, Iter};
 pub use open::Recovered;
-pub use options::{Compression, Durability, Options, WhenFull};
+pub use options::{Compression, Contents, Durability, Options, WhenFull};
 pub use place::JournalNumber;
 pub use record::MAX_KEY_BYTES;
 pub use scan::{ScanCursor, Scanned};

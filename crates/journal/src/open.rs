@@ -12,7 +12,7 @@ use crate::blocks::Blocks;
 use crate::clear::{SET_ASIDE, is_of_a_cache};
 use crate::error::{Error, Result};
 use crate::fetch::Source;
-use crate::fields::{self, u64_at};
+use crate::fields::{self, Fields, u32_at, u64_at};
 use crate::files::{Directory, File, OpenFile};
 use crate::flush::Flush;
 use crate::frames::Frames;
@@ -24,7 +24,7 @@ use crate::journal::{
 };
 use crate::journals::Journals;
 use crate::keep::Keep;
-use crate::options::{Compression, Options, WhenFull, is_size};
+use crate::options::{Compression, Contents, Options, WhenFull, is_size};
 use crate::place::{JournalNumber, MAX_SPAN};
 use crate::pool::Pool;
 use crate::prepare::first_journal;
@@ -37,6 +37,7 @@ use crate::waker::Waker;
 pub(crate) const IDENTITY: &str = "cache";
 const IDENTITY_TEMPORARY: &str = "cache.tmp";
 const MAGIC: &[u8; 8] = b"ALLUVJC1";
+const CONTENTS_AT: usize = 56;
 /// Times as many journals as the budget has room for when nothing is compressed.
 const MOST_COMPRESSED: u64 = 8;
 
@@ -46,11 +47,13 @@ pub(crate) struct Identity {
     pub(crate) id: CacheId,
     pub(crate) hash_key: [u8; 16],
     pub(crate) journal_bytes: usize,
+    pub(crate) contents: Contents,
 }
 
 impl Identity {
-    fn random(journal_bytes: usize) -> Self {
-        Self { id: CacheId(Uuid::new_v4().into_bytes()), hash_key: secret(), journal_bytes }
+    fn random(journal_bytes: usize, contents: Contents) -> Self {
+        let id = CacheId(Uuid::new_v4().into_bytes());
+        Self { id, hash_key: secret(), journal_bytes, contents }
     }
 
     pub(crate) fn page(&self) -> AlignedBuf {
@@ -58,6 +61,7 @@ impl Identity {
         page[16..32].copy_from_slice(&self.id.0);
         page[32..48].copy_from_slice(&self.hash_key);
         page[48..56].copy_from_slice(&(self.journal_bytes as u64).to_le_bytes());
+        page[CONTENTS_AT..CONTENTS_AT + 4].copy_from_slice(&self.contents.0);
         fields::seal(&mut page, MAGIC);
         page
     }
@@ -69,8 +73,14 @@ impl Identity {
             id: CacheId(fields[16..32].try_into().expect("sixteen")),
             hash_key: fields[32..48].try_into().expect("sixteen"),
             journal_bytes: journal_bytes.ok_or("its journals have a size that can not be")?,
+            contents: contents(fields),
         })
     }
+}
+
+/// What a cache is for; of whatever version it is.
+fn contents(fields: &Fields) -> Contents {
+    Contents(u32_at(fields, CONTENTS_AT).to_le_bytes())
 }
 
 /// 128 random bits. (A UUID of version 4 has 6 that are not.)
@@ -147,11 +157,12 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
         if let Some(reason) = options.fault(options.journal_bytes) {
             return Err(Error::NoCache { path, reason });
         }
-        make_identity(&*directory, options.journal_bytes)
+        make_identity(&*directory, Identity::random(options.journal_bytes, options.contents))
             .map_err(Error::io(path.join(IDENTITY), "writing the cache's identity"))?;
         names.push(IDENTITY.into());
     }
     let identity = identity_of(&*directory, &names)?;
+    check_contents(&path, identity.contents, options.contents)?;
     let journal_bytes = identity.journal_bytes;
     if let Some(reason) = options.fault(journal_bytes) {
         return Err(Error::NoCache { path, reason });
@@ -395,12 +406,42 @@ pub(crate) fn journal_numbers(names: &[String]) -> Vec<JournalNumber> {
     numbers
 }
 
-fn make_identity(directory: &dyn Directory, journal_bytes: usize) -> io::Result<()> {
+fn make_identity(directory: &dyn Directory, identity: Identity) -> io::Result<()> {
     let file = directory.create(IDENTITY_TEMPORARY, PAGE_BYTES as u64)?;
-    file.write_at(0, &Identity::random(journal_bytes).page())?;
+    file.write_at(0, &identity.page())?;
     file.sync()?;
     directory.rename(IDENTITY_TEMPORARY, IDENTITY)?;
     directory.sync()
+}
+
+fn check_contents(path: &Path, found: Contents, expected: Contents) -> Result<()> {
+    match found == expected {
+        true => Ok(()),
+        false => Err(Error::OtherContents { path: path.to_owned(), found, expected }),
+    }
+}
+
+/// Fails if the cache is for something else, as far as the file `cache` tells; of a cache that can not be opened too.
+pub(crate) fn check_contents_of(
+    directory: &dyn Directory,
+    names: &[String],
+    expected: Contents,
+) -> Result<()> {
+    if !names.iter().any(|name| name == IDENTITY) {
+        return Ok(());
+    }
+    let page = read_identity(directory)?;
+    let found = fields::undamaged(&page, MAGIC).map(contents);
+    found.map_or(Ok(()), |found| check_contents(directory.path(), found, expected))
+}
+
+fn read_identity(directory: &dyn Directory) -> Result<AlignedBuf> {
+    let mut page = AlignedBuf::zeroed(PAGE_BYTES);
+    directory
+        .open(IDENTITY)
+        .and_then(|file| file.read_at(0, &mut page))
+        .map_err(Error::io(directory.path().join(IDENTITY), "reading the cache's identity"))?;
+    Ok(page)
 }
 
 /// What the file `cache` says.
@@ -415,12 +456,7 @@ pub(crate) fn identity_of(directory: &dyn Directory, names: &[String]) -> Result
             ),
         }));
     }
-    let mut page = AlignedBuf::zeroed(PAGE_BYTES);
-    directory
-        .open(IDENTITY)
-        .and_then(|file| file.read_at(0, &mut page))
-        .map_err(Error::io(path.join(IDENTITY), "reading the cache's identity"))?;
-    Identity::parse(&page).map_err(|reason| {
+    Identity::parse(&read_identity(directory)?).map_err(|reason| {
         no_cache(format!("the file `{IDENTITY}` can not be used: {reason}; without it the journals can not be read. To begin with an empty cache, remove the directory"))
     })
 }

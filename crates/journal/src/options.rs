@@ -65,6 +65,19 @@ impl FromStr for Compression {
     }
 }
 
+/// What a cache is for, in four bytes that whoever makes it chooses: a program does not take the directory of another one for its own. Default: none is named.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Contents(pub [u8; 4]);
+
+impl fmt::Display for Contents {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self == Self::default() {
+            true => f.write_str("no contents"),
+            false => write!(f, "contents `{}`", self.0.escape_ascii()),
+        }
+    }
+}
+
 /// How a cache is opened.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -82,6 +95,8 @@ pub struct Options {
     pub when_full: WhenFull,
     /// What journals are compressed with that are not in memory any more. Default [`Compression::Lz4`].
     pub compression: Compression,
+    /// What it is for. One that was made with other contents is refused ([`crate::Error::OtherContents`]).
+    pub contents: Contents,
     /// Make the directory and the cache if they are not there. Default true.
     pub create: bool,
 }
@@ -97,6 +112,7 @@ impl Default for Options {
             durability: Durability::default(),
             when_full: WhenFull::default(),
             compression: Compression::default(),
+            contents: Contents::default(),
             create: true,
         }
     }

@@ -6,6 +6,7 @@ use super::*;
 use crate::hash::COLLIDING;
 use crate::journal::{CacheId, FIRST_RECORD, JournalHeader, file_name};
 use crate::open::Identity;
+use crate::options::Contents;
 use crate::place::{Granule, JournalNumber, MAX_SPAN, NUMBER_BITS};
 use crate::record::{Content, NewRecord, Salt};
 
@@ -16,7 +17,7 @@ const WRAP: u64 = 1 << NUMBER_BITS;
 /// A cache without journals.
 fn forge(hash_key: [u8; 16]) -> SimDirectory {
     let directory = SimDirectory::default();
-    let identity = Identity { id: ID, hash_key, journal_bytes: MIB };
+    let identity = Identity { id: ID, hash_key, journal_bytes: MIB, contents: Contents::default() };
     write(&directory, "cache", &identity.page());
     directory
 }
@@ -104,7 +105,8 @@ fn the_number_of_what_is_kept_aside_does_not_matter() {
 #[test]
 fn a_cache_of_another_version_is_left_as_it_is() {
     let directory = SimDirectory::default();
-    let mut page = Identity { id: ID, hash_key: [9; 16], journal_bytes: MIB }.page();
+    let contents = Contents::default();
+    let mut page = Identity { id: ID, hash_key: [9; 16], journal_bytes: MIB, contents }.page();
     page[8] += 1;
     let checksum = crc32c::crc32c(&page[..60]);
     page[60..64].copy_from_slice(&checksum.to_le_bytes());

@@ -10,7 +10,7 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use alluvium_journal::{Cache, Compression, Durability, Error, Lookup, WhenFull};
+use alluvium_journal::{Cache, Compression, Contents, Durability, Error, Lookup, WhenFull};
 use bytes::Bytes;
 use parking_lot::{Mutex, RwLock};
 use rustix::process::{Resource, getrlimit};
@@ -32,6 +32,8 @@ const MOST_FAILURES: u32 = 8;
 const QUEUE_BYTES: u64 = 16 << 20;
 /// How long a store that closes waits for it. A disk that takes longer does not answer.
 const CLOSE_WITHIN: Duration = Duration::from_secs(10);
+/// Tells its directory from that of another cache, which must not be emptied.
+const CONTENTS: Contents = Contents(*b"blk1");
 const MIB: u64 = 1 << 20;
 
 /// The disk cache, since the start. All 0 without one.
@@ -454,7 +456,7 @@ fn open_with(options: &DiskCacheOptions, files: u64) -> Result<Cache, String> {
         Err(error) => return Err(error.to_string()),
     };
     tracing::warn!("disk cache: {unusable}. It begins anew, with nothing in it");
-    alluvium_journal::clear(directory).map_err(in_words)?;
+    alluvium_journal::clear(directory, CONTENTS).map_err(in_words)?;
     without_damaged(Cache::open(directory, journal_options(options)).map_err(in_words)?)
 }
 
@@ -478,6 +480,7 @@ fn journal_options(options: &DiskCacheOptions) -> alluvium_journal::Options {
         when_full: WhenFull::Evict,
         // Producers have compressed what is worth it.
         compression: Compression::None,
+        contents: CONTENTS,
         create: true,
     }
 }

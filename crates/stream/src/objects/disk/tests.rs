@@ -275,6 +275,29 @@ async fn what_can_not_be_used_begins_anew_where_it_is_alone() {
     assert!(other.exists() && identity.exists());
 }
 
+/// A directory in which somebody else keeps something, which may be all there is of it.
+#[tokio::test]
+async fn a_cache_for_something_else_is_left_as_it_is() {
+    let directory = tempfile::tempdir().unwrap();
+    let options = options(directory.path().into());
+    // Larger than what the disk cache would make, and so one that it could not use either.
+    let of_another = alluvium_journal::Options {
+        journal_bytes: 16 << 20,
+        memory_bytes: 64 << 20,
+        ..alluvium_journal::Options::default()
+    };
+    let another = Cache::open(directory.path(), of_another.clone()).unwrap();
+    another.put(b"thesis", b"the only copy").unwrap();
+    another.close().unwrap();
+    let told = open_with(&options, 1000).unwrap_err();
+    assert!(told.contains("Choose a directory of its own"), "{told}");
+    let cache = DiskCache::start(&options);
+    eventually("it is told", || cache.stats().has_failed).await;
+    cache.close().await;
+    let another = Cache::open(directory.path(), of_another).unwrap();
+    assert_eq!(another.get(b"thesis").unwrap().as_deref(), Some(b"the only copy".as_slice()));
+}
+
 /// Journals have the size that they got when the cache was made. Once it may be larger, there are more of them than the options tell.
 #[test]
 fn journals_that_would_take_all_open_files_begin_anew() {
