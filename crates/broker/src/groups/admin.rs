@@ -13,8 +13,9 @@ use kafka_protocol::protocol::StrBytes;
 use super::commits::Blocked;
 use super::group::{Description, State};
 use super::live::LiveGroup;
-use super::offset_log::Prepared;
+use super::offset_log::{Appended, Prepared, Refused};
 use super::offsets::Record;
+use super::registry::Slot;
 use super::{Groups, Shared};
 use crate::wire::once;
 
@@ -87,29 +88,7 @@ impl Groups {
         let slot = shared.registry.get(group_id).ok_or(ResponseError::GroupIdNotFound)?;
         let record = Prepared::from(Record::GroupDeleted { group: group_id.to_owned() });
         let delete = || {
-            // The record is in line before the group is dead, and both under the group's lock: a commit is either before the record and
-            // deleted by it, or finds a dead group.
-            let appended = shared.registry.change(&slot, |group, now| {
-                if group.is_dead() {
-                    return Err(Blocked::Group(ResponseError::GroupIdNotFound));
-                }
-                let is_empty = match group {
-                    LiveGroup::Classic(group) => group.state() == State::Empty,
-                    LiveGroup::Consumer(group) => group.is_empty(),
-                    LiveGroup::Share(group) => group.is_empty(),
-                };
-                if !is_empty {
-                    return Err(Blocked::Group(ResponseError::NonEmptyGroup));
-                }
-                // What is remembered of its members goes first: in between there is a group with offsets and no members.
-                // So does what it has in flight; it has no offsets.
-                let forgotten = shared.registry.shares.forget_group(&slot.name);
-                drop(forgotten.map_err(super::offset_log::Refused::Stream)?);
-                let classic = shared.registry.make_classic(&slot, group, now)?;
-                let appended = shared.log.append(&record)?;
-                classic.kill();
-                Ok(appended)
-            })?;
+            let appended = shared.put_deletion(&slot, &record)?;
             shared.registry.remove(&slot);
             Ok(appended)
         };
@@ -118,6 +97,33 @@ impl Groups {
 }
 
 impl Shared {
+    /// Put the deletion of a group without members in line; the group is dead then. To take it out of the map is the caller's.
+    pub(super) fn put_deletion(&self, slot: &Slot, record: &Prepared) -> Result<Appended, Blocked> {
+        // The record is in line before the group is dead, and both under the group's lock: a commit is either before the record and
+        // deleted by it, or finds a dead group.
+        self.registry.change(slot, |group, now| {
+            if group.is_dead() {
+                return Err(Blocked::Group(ResponseError::GroupIdNotFound));
+            }
+            let is_empty = match group {
+                LiveGroup::Classic(group) => group.state() == State::Empty,
+                LiveGroup::Consumer(group) => group.is_empty(),
+                LiveGroup::Share(group) => group.is_empty(),
+            };
+            if !is_empty {
+                return Err(Blocked::Group(ResponseError::NonEmptyGroup));
+            }
+            // What is remembered of its members goes first: in between there is a group with offsets and no members.
+            // So does what it has in flight; it has no offsets.
+            let forgotten = self.registry.shares.forget_group(&slot.name);
+            drop(forgotten.map_err(Refused::Stream)?);
+            let classic = self.registry.make_classic(slot, group, now)?;
+            let appended = self.log.append(record)?;
+            classic.kill();
+            Ok(appended)
+        })
+    }
+
     /// `None` if there is no such classic group.
     fn describe(&self, group_id: &str) -> Result<Option<Description>, ResponseError> {
         self.check_open()?;

@@ -224,9 +224,8 @@ impl Groups {
     async fn append_decided(&self, group: &str, record: &Prepared) -> Result<(), String> {
         let shared = &self.shared;
         loop {
-            // Of a group without members it may be the first that is heard; what was committed for one that was deleted is forgotten.
-            let slot = shared.registry.get(group).unwrap_or_else(|| shared.registry.revive(group));
-            let appended = shared.registry.peek(&slot, |_, _| shared.log.append_decided(record));
+            let append = || shared.log.append_decided(record);
+            let appended = shared.registry.in_living(group, append);
             match appended {
                 Ok(_) => return Ok(()),
                 Err(Refused::Stream(state_stream::Refused::NoRoom)) => shared.log.room().await,

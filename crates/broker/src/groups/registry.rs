@@ -181,7 +181,7 @@ impl Registry {
     }
 
     /// The same for one, which may have come back meanwhile.
-    pub(super) fn revive(&self, name: &str) -> Arc<Slot> {
+    fn revive(&self, name: &str) -> Arc<Slot> {
         let mut slots = self.slots.write();
         if let Some(slot) = slots.get(name) {
             return Arc::clone(slot);
@@ -239,6 +239,18 @@ impl Registry {
         look: impl FnOnce(&mut LiveGroup, Instant) -> R,
     ) -> R {
         look(&mut slot.live.lock().group, now())
+    }
+
+    /// Do something under the lock of a group of this name that is alive: else the group could be deleted at the same time, and what is done be for nobody.
+    /// One that is missing is made, and one that is dead has a successor: whoever let it die may not have taken it out of the map yet. Not subject to the bound.
+    pub(super) fn in_living<R>(&self, name: &str, act: impl Fn() -> R) -> R {
+        loop {
+            let slot = self.get(name).unwrap_or_else(|| self.revive(name));
+            match self.peek(&slot, |group, _| (!group.is_dead()).then(&act)) {
+                Some(done) => return done,
+                None => self.remove(&slot),
+            }
+        }
     }
 
     /// Let an event happen to a group, and carry out its effects.

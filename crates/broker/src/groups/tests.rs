@@ -1,6 +1,7 @@
 //! The coordinator on a real store, which lies on a simulated disk: what is durable, what is shown, what a restart finds.
 
 mod kept;
+mod transactional;
 
 use std::collections::BTreeMap;
 use std::future::Future;
