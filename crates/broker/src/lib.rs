@@ -188,7 +188,8 @@ impl Broker {
         let metrics = Metrics::new(registry);
         metrics::register_shares(registry, groups.shares());
         let transactions =
-            Transactions::open(store.clone(), metrics.open_transactions.clone()).await?;
+            Transactions::open(store.clone(), groups.clone(), metrics.open_transactions.clone())
+                .await?;
         let cluster_id = cluster_id(&store, config.cluster_id.as_deref()).await?;
         tracing::info!(
             cluster_id,

@@ -29,9 +29,9 @@ pub(super) async fn groups(cx: &Context, mut request: DeleteGroupsRequest) -> De
 /// The group goes first, since it may turn out that it has members. A transaction that ends before its offsets are forgotten brings it back, so it is
 /// deleted once more then.
 async fn delete_group(cx: &Context, group: &str) -> Result<(), ResponseError> {
-    let had_some = !cx.server.transactions.pending_offsets(group).is_empty();
+    let had_some = !cx.server.groups.pending().partitions(group).is_empty();
     match cx.server.groups.delete_group(group).await {
-        // So far it is known to transactions only, or an earlier attempt has come no further.
+        // An earlier attempt has come no further.
         Err(ResponseError::GroupIdNotFound) if had_some => {}
         deleted => deleted?,
     }
@@ -53,7 +53,7 @@ pub(super) async fn offsets(cx: &Context, request: OffsetDeleteRequest) -> Offse
     let exists = |topic: &str, partition| {
         readable(topic).is_ok() && cx.server.topics.has_partition(topic, partition)
     };
-    let had_some = !cx.server.transactions.pending_offsets(&request.group_id).is_empty();
+    let had_some = !cx.server.groups.pending().partitions(&request.group_id).is_empty();
     let again = had_some.then(|| request.clone());
     let mut response = cx.server.groups.offset_delete(request, exists).await;
     if let Some(request) = again.filter(|_| response.error_code == 0) {

@@ -104,6 +104,6 @@ async fn fetch(cx: &Context, request: OffsetFetchRequest) -> OffsetFetchResponse
 fn pending(cx: &Context, request: &OffsetFetchRequest) -> HashMap<String, BTreeSet<(String, i32)>> {
     let named = request.groups.iter().map(|group| &group.group_id).chain([&request.group_id]);
     let pending =
-        named.map(|group| (group.to_string(), cx.server.transactions.pending_offsets(group)));
+        named.map(|group| (group.to_string(), cx.server.groups.pending().partitions(group)));
     pending.filter(|(_, partitions)| !partitions.is_empty()).collect()
 }

@@ -147,7 +147,8 @@ impl Groups {
         }
     }
 
-    /// Whether the client of a TxnOffsetCommit may commit these offsets for the group; they are kept elsewhere until its transaction ends.
+    /// Whether the client of a TxnOffsetCommit may commit these offsets for the group; they are kept elsewhere until its transaction ends. There is such
+    /// a group from now on.
     ///
     /// # Errors
     /// As for OffsetCommit.
@@ -164,9 +165,10 @@ impl Groups {
         if !shared.log.has_room(&request.group_id, topics) {
             return Err(ResponseError::CoordinatorNotAvailable);
         }
-        let Some(slot) = shared.registry.get(&request.group_id) else {
-            let is_named = request.generation_id >= 0;
-            return if is_named { Err(ResponseError::IllegalGeneration) } else { Ok(()) };
+        let slot = match shared.registry.get(&request.group_id) {
+            Some(slot) => slot,
+            None if request.generation_id < 0 => shared.create(&request.group_id)?,
+            None => return Err(ResponseError::IllegalGeneration),
         };
         shared.registry.peek(&slot, |group, now| {
             group.check_transactional_commit(
@@ -176,6 +178,12 @@ impl Groups {
                 request.generation_id,
             )
         })
+    }
+
+    /// See to it that there is a group of which [`Pending`](super::pending::Pending) knows. It may have gone between
+    /// [`Groups::check_transactional_commit`] and that; from now on it stays.
+    pub(crate) fn ensure(&self, group: &str) {
+        self.shared.registry.in_living(group, || ());
     }
 
     /// Whether an offset can be committed for this partition; see [`Groups::offset_commit`].
@@ -402,7 +410,8 @@ impl Shared {
         }))
     }
 
-    /// Drop offsets that are past their retention at `now`, which is `unix_now_ms`: of groups without members, and of topics that members do not read; and groups that have neither members nor offsets.
+    /// Drop offsets that are past their retention at `now`, which is `unix_now_ms`: of groups without members, and of topics that members do not read; and groups that have neither members nor offsets, and get
+    /// none from an open transaction.
     /// What can not be written now is left for the next sweep; nobody waits for it.
     pub(super) fn sweep(&self, now: Instant, unix_now_ms: i64) {
         let retention = self.config.offsets_retention;
@@ -415,7 +424,10 @@ impl Shared {
                     return false;
                 };
                 let vacant_for = now.saturating_duration_since(since);
-                if vacant_for >= self.config.sweep_interval && !self.log.mentions(&slot.name) {
+                if vacant_for >= self.config.sweep_interval
+                    && !self.log.mentions(&slot.name)
+                    && !self.pending.concerns(&slot.name)
+                {
                     // What can not be written now is left for the next sweep.
                     let classic = self.registry.make_classic(&slot, group, now);
                     return classic.map(ClassicGroup::kill).is_ok();
@@ -454,7 +466,12 @@ impl Shared {
     fn expire_offsets(&self, group_id: &str, cutoff_ms: i64, may_go: impl Fn(&str) -> bool) {
         let expired = self.log.expired(group_id, cutoff_ms);
         let Some(Record::Expired { group, mut topics }) = expired else { return };
-        topics.retain(|(topic, _)| may_go(topic));
+        // Else a transaction that is aborted would leave nothing where there was something.
+        let pending = self.pending.partitions(group_id);
+        for (topic, partitions) in &mut topics {
+            partitions.retain(|partition| !pending.contains(&(topic.clone(), *partition)));
+        }
+        topics.retain(|(topic, partitions)| !partitions.is_empty() && may_go(topic));
         if topics.is_empty() {
             return;
         }

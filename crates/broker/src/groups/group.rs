@@ -287,6 +287,9 @@ impl<J, S> Group<J, S> {
         instance_id: Option<&StrBytes>,
         generation: i32,
     ) -> Result<(), ResponseError> {
+        if self.state == State::Dead {
+            return Err(ResponseError::CoordinatorNotAvailable);
+        }
         let is_named = generation >= 0 || !member_id.is_empty() || instance_id.is_some();
         if !is_named || (self.state == State::Empty && generation < 0) {
             return Ok(());

@@ -7,6 +7,7 @@
 //! - `live`: a group of either type; `registry`: the groups by name, each behind its lock; one timer for all.
 //! - `offsets`: the table of committed offsets, its records and its checkpoint; pure, with the format.
 //! - `offset_log`, `member_log`: make records durable; what is not is not shown.
+//! - `pending`: for which partitions transactions have offsets to commit.
 //! - `membership`, `heartbeat`, `share_heartbeat`, `share_offsets`, `commits`, `admin`: the requests, translated from and to the protocol.
 //!
 //! What consumer groups survive, and why: `docs/consumer-groups.md`. Of a classic group its last complete generation is kept, as in Kafka, and durable before any of its
@@ -30,6 +31,7 @@ mod member_log;
 mod membership;
 mod offset_log;
 mod offsets;
+mod pending;
 mod registry;
 pub(crate) mod share;
 mod share_heartbeat;
@@ -51,6 +53,7 @@ use group::Rules;
 use live::LiveGroup;
 use member_log::MemberLog;
 use offset_log::OffsetLog;
+use pending::Pending;
 use registry::{Registry, Slot, now};
 use share::Shares;
 
@@ -107,6 +110,7 @@ pub struct GroupConfig {
     /// `offsets.retention.minutes`: an offset is dropped when it is this old and its group has been without members for as long, or its members are consumers that do not read the topic.
     /// Default 7 days, at least 1 min. Time in which the server was down does not count as "without members", but for a group that has had none since
     /// the start: when that was `max_session_timeout` ago, such a group has been without members since its newest offset was committed.
+    /// An offset that an open transaction is about to replace stays.
     pub offsets_retention: Duration,
     /// `offsets.retention.check.interval.ms`: how often to look for such offsets, and for groups with neither members nor offsets.
     /// Default 10 min, at least 1 s.
@@ -227,6 +231,7 @@ struct Shared {
     config: GroupConfig,
     registry: Registry,
     log: OffsetLog,
+    pending: Pending,
     closed: AtomicBool,
     timer_task: Mutex<Option<JoinHandle<()>>>,
 }
@@ -257,8 +262,8 @@ impl Groups {
         let registry = Registry::new(rules, consumer_rules, logs, shares, config.max_groups);
         log.read(|table| registry.restore(table.groups(), kept, consumer_groups));
         let closed = AtomicBool::new(false);
-        let shared =
-            Arc::new(Shared { config, registry, log, closed, timer_task: Mutex::new(None) });
+        let (pending, timer_task) = (Pending::default(), Mutex::new(None));
+        let shared = Arc::new(Shared { config, registry, log, pending, closed, timer_task });
         let task = tokio::spawn(run_timer(Arc::downgrade(&shared)));
         *shared.timer_task.lock() = Some(task);
         Ok(Groups { shared })
@@ -267,6 +272,11 @@ impl Groups {
     /// What share groups have in flight.
     pub(crate) fn shares(&self) -> &Arc<Shares> {
         &self.shared.registry.shares
+    }
+
+    /// What transactions have to commit for groups, which is theirs to tell.
+    pub(crate) fn pending(&self) -> &Pending {
+        &self.shared.pending
     }
 
     /// Answer every request that waits in a group, and every later one, with COORDINATOR_NOT_AVAILABLE, and stop the timer. What was

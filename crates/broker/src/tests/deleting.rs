@@ -72,7 +72,7 @@ async fn a_fetch_that_waits_survives_a_deletion() {
     assert!(partition.records.as_ref().is_some_and(|records| !records.is_empty()));
 }
 
-async fn commit(client: &mut Client, group: &str, topic: &str, partitions: &[i32]) {
+pub(super) async fn commit(client: &mut Client, group: &str, topic: &str, partitions: &[i32]) {
     use offset_commit_request::*;
     let partition = |index: &i32| {
         OffsetCommitRequestPartition::default()
@@ -90,7 +90,7 @@ async fn commit(client: &mut Client, group: &str, topic: &str, partitions: &[i32
     assert!(response.topics[0].partitions.iter().all(|partition| partition.error_code == 0));
 }
 
-async fn committed(client: &mut Client, group: &str) -> Vec<(String, i32)> {
+pub(super) async fn committed(client: &mut Client, group: &str) -> Vec<(String, i32)> {
     use offset_fetch_request::OffsetFetchRequestGroup;
     let group =
         OffsetFetchRequestGroup::default().with_group_id(GroupId(text(group))).with_topics(None);
@@ -102,7 +102,7 @@ async fn committed(client: &mut Client, group: &str) -> Vec<(String, i32)> {
     offsets.collect()
 }
 
-async fn delete_offsets(
+pub(super) async fn delete_offsets(
     client: &mut Client,
     group: &str,
     wanted: &[(&str, i32)],
@@ -169,7 +169,7 @@ async fn offsets_of_topics_that_nobody_reads_are_deleted() {
     assert_eq!(committed(&mut client, "g").await, left[1..]);
 }
 
-async fn delete_group(client: &mut Client, group: &str) -> i16 {
+pub(super) async fn delete_group(client: &mut Client, group: &str) -> i16 {
     let names = vec![GroupId(text(group))];
     let request = DeleteGroupsRequest::default().with_groups_names(names);
     client.call(2, &request).await.results[0].error_code
@@ -193,7 +193,7 @@ async fn what_was_deleted_of_a_group_is_not_committed_by_a_transaction() {
         }
         assert_eq!(delete_group(&mut client, "deleted").await, 0);
         assert_eq!(delete_group(&mut client, "deleted").await, 69);
-        // Only the transaction knows it so far.
+        // It has no offsets but those of the transaction.
         assert_eq!(delete_group(&mut client, "new").await, 0);
         let wanted = [("t", 0), ("t", 2), ("t", 7)];
         assert_eq!(delete_offsets(&mut client, "kept", &wanted).await, (0, vec![0, 0, 3]));

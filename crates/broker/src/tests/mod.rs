@@ -23,3 +23,4 @@ mod secured;
 mod seeds;
 mod shares;
 mod transactions;
+mod unstable;

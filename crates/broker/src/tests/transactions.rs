@@ -113,7 +113,7 @@ impl Producer {
         response.error_code
     }
 
-    async fn commit_offset(&mut self, group: &str, topic: &str, offset: i64) -> i16 {
+    pub(super) async fn commit_offset(&mut self, group: &str, topic: &str, offset: i64) -> i16 {
         self.commit_offsets(group, topic, &[0], offset).await
     }
 
@@ -144,7 +144,7 @@ impl Producer {
         self.client.call(version, &request).await.topics[0].partitions[0].error_code
     }
 
-    async fn add_offsets(&mut self, group: &str) -> i16 {
+    pub(super) async fn add_offsets(&mut self, group: &str) -> i16 {
         let request = AddOffsetsToTxnRequest::default()
             .with_transactional_id(self.tid())
             .with_producer_id(ProducerId(self.id))

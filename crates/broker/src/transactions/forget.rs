@@ -46,7 +46,7 @@ impl Transactions {
         is_deleted: impl Fn(&str, i32) -> bool,
     ) -> Result<bool, ResponseError> {
         let this = &server.transactions;
-        let ids = this.pending.lock().get(group).cloned().unwrap_or_default();
+        let ids = this.groups.pending().transactions(group);
         let slots = ids.iter().filter_map(|id| this.get(id)).collect();
         let of_group = |transaction: &Transaction| {
             let mut events = Vec::new();
@@ -64,7 +64,7 @@ impl Transactions {
     /// The transactions that have offsets to commit for a topic of this name. There may be very many others, so those who wait for a thread get on meanwhile.
     async fn with_offsets_of(&self, topic: &str) -> Vec<Arc<Slot>> {
         let mut found = Vec::new();
-        if self.pending.lock().is_empty() {
+        if self.groups.pending().is_empty() {
             return found;
         }
         let has_some = |slot: &&Arc<Slot>| {

@@ -27,7 +27,7 @@ use uuid::Uuid;
 
 use crate::batch::Outcome;
 use crate::errors::ApiError;
-use crate::groups::Position;
+use crate::groups::{Groups, Position};
 use crate::partition::{NotAdmitted, unix_time_ms};
 use crate::producer_ids::ProducerIds;
 use crate::server::Server;
@@ -97,8 +97,8 @@ pub(crate) struct Transactions {
     deadlines: Mutex<BTreeSet<(i64, Arc<str>)>>,
     /// A deadline came before all others.
     sooner: Notify,
-    /// Which transactions have offsets to commit for a group. They stay until those are durable.
-    pending: Mutex<HashMap<String, BTreeSet<Arc<str>>>>,
+    /// They are told which transactions have offsets to commit for them, until those are durable.
+    groups: Groups,
     ids_bytes: AtomicUsize,
     /// Of what is part of transactions.
     open_bytes: AtomicUsize,
@@ -134,6 +134,7 @@ impl Transactions {
     /// Find or create the state stream, and load what it holds. [`resume`] has to follow, once partitions and groups are there.
     pub(crate) async fn open(
         store: Store,
+        groups: Groups,
         open: Gauge<i64, AtomicI64>,
     ) -> Result<Self, TransactionsError> {
         let stream = state_stream::open(&store, STREAM_KEY, KIND_TRANSACTIONS).await?;
@@ -146,7 +147,7 @@ impl Transactions {
             unused: Mutex::default(),
             deadlines: Mutex::default(),
             sooner: Notify::new(),
-            pending: Mutex::default(),
+            groups,
             ids_bytes: AtomicUsize::new(0),
             open_bytes: AtomicUsize::new(0),
             open,
@@ -158,11 +159,15 @@ impl Transactions {
                 this.deadlines.lock().insert((at_ms, id.clone()));
             }
             this.open_bytes.fetch_add(transaction.size_bytes(), Ordering::Relaxed);
-            let mut pending = this.pending.lock();
-            for group in transaction.offsets.keys() {
-                pending.entry(group.clone()).or_default().insert(id.clone());
+            for (group, topics) in &transaction.offsets {
+                let partitions = topics.iter().map(|(topic, positions)| {
+                    (topic.as_str(), positions.keys().copied().collect::<Vec<i32>>())
+                });
+                this.groups.pending().add(group, &id, partitions);
+                if !topics.is_empty() {
+                    this.groups.ensure(group);
+                }
             }
-            drop(pending);
             this.insert(&mut slots, id, transaction);
         }
         drop(slots);
@@ -255,19 +260,15 @@ impl Transactions {
     fn apply(&self, slot: &Slot, transaction: &mut Transaction, at_ms: i64, event: Event) {
         let (bytes, deadline) = (transaction.size_bytes(), transaction.deadline_ms());
         let unused = transaction.unused_since_ms();
-        if let Event::Offsets { group, .. } = &event {
-            let mut pending = self.pending.lock();
-            pending.entry(group.clone()).or_default().insert(slot.id.clone());
+        if let Event::Offsets { group, topics } = &event {
+            let partitions = topics.iter().map(|(topic, positions)| {
+                (topic.as_str(), positions.iter().map(|p| p.partition).collect::<Vec<i32>>())
+            });
+            self.groups.pending().add(group, &slot.id, partitions);
         }
         if event == Event::Completed {
-            let mut pending = self.pending.lock();
             for group in transaction.offsets.keys() {
-                if let Some(ids) = pending.get_mut(group) {
-                    ids.remove(&slot.id);
-                    if ids.is_empty() {
-                        pending.remove(group);
-                    }
-                }
+                self.groups.pending().remove(group, &slot.id);
             }
         }
         transaction.apply(at_ms, event);
@@ -481,6 +482,9 @@ impl Transactions {
                         error => error,
                     },
                 )?;
+                if !add && !transaction.groups.contains(group) {
+                    return Err(ResponseError::InvalidTxnState.into());
+                }
                 may_commit(&topics)?;
                 let groups = vec![group.to_owned()];
                 let added = Event::Added { partitions: Vec::new(), groups };
@@ -488,12 +492,11 @@ impl Transactions {
                 let growth = transaction.growth_bytes(&added) + transaction.growth_bytes(&event);
                 self.check_room(&transaction, growth)?;
                 if !transaction.groups.contains(group) {
-                    if !add {
-                        return Err(ResponseError::InvalidTxnState.into());
-                    }
                     let _in_line = self.change(&slot, &mut transaction, added)?;
                 }
-                Ok(Some(self.change(&slot, &mut transaction, event)?))
+                let append = self.change(&slot, &mut transaction, event)?;
+                self.groups.ensure(group);
+                Ok(Some(append))
             })
             .await?;
         durable(append).await
@@ -530,19 +533,6 @@ impl Transactions {
             durable(append).await?;
         }
         Ok(current)
-    }
-
-    /// The partitions for which transactions that have not ended have offsets to commit for the group.
-    pub(crate) fn pending_offsets(&self, group: &str) -> BTreeSet<(String, i32)> {
-        let ids = self.pending.lock().get(group).cloned().unwrap_or_default();
-        let mut partitions = BTreeSet::new();
-        for slot in ids.iter().filter_map(|id| self.get(id)) {
-            let transaction = slot.transaction.lock();
-            for (topic, positions) in transaction.offsets.get(group).into_iter().flatten() {
-                partitions.extend(positions.keys().map(|partition| (topic.clone(), *partition)));
-            }
-        }
-        partitions
     }
 
     pub(crate) fn describe(&self, id: &str) -> Option<Description> {

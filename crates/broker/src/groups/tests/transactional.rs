@@ -34,3 +34,80 @@ async fn offsets_that_are_committed_beside_a_deletion_have_a_group() {
     assert_eq!(world.run(groups.delete_group("g")).await, Ok(()));
     assert_eq!(fetch(&groups, "g").await, []);
 }
+
+/// As in Kafka. Else a transaction that is aborted would leave nothing where there was something, and one that is open would have offsets for a group that nobody can list.
+#[tokio::test]
+async fn the_sweep_leaves_what_an_open_transaction_is_about_to_replace() {
+    let world = World::new();
+    let (_store, groups) = world.start().await;
+    let id: Arc<str> = "id".into();
+    let pending = groups.pending();
+    for partition in [0, 1] {
+        let request = commit_request("old", &[("topic", partition, 7)]);
+        assert_eq!(world.run(commit(&groups, request)).await, [0]);
+    }
+    pending.add("old", &id, [("topic", vec![1])].into_iter());
+    let begin = |group| {
+        let request = TxnOffsetCommitRequest::default().with_group_id(group_id(group));
+        assert_eq!(groups.check_transactional_commit(&request, &[]), Ok(()));
+    };
+    begin("new");
+    pending.add("new", &id, [("topic", vec![0])].into_iter());
+    begin("late");
+
+    let later = world.config.offsets_retention + Duration::from_secs(60);
+    let sweep = || {
+        let unix_ms = unix_time_ms() + i64::try_from(later.as_millis()).unwrap();
+        groups.shared.sweep(now() + later, unix_ms);
+    };
+    let names = async || -> Vec<String> {
+        list(&groups, 5).await.into_iter().map(|(name, ..)| name).collect()
+    };
+    assert_eq!(names().await, ["late", "new", "old"]);
+    sweep();
+    world
+        .run(async {
+            while fetch(&groups, "old").await.len() > 1 {
+                tokio::task::yield_now().await;
+            }
+        })
+        .await;
+    assert_eq!(fetch(&groups, "old").await, [found("topic", 1, 7)]);
+    assert_eq!(names().await, ["new", "old"]);
+    // The sweep may come between the check and the record.
+    pending.add("late", &id, [("topic", vec![0])].into_iter());
+    groups.ensure("late");
+    sweep();
+    assert_eq!(fetch(&groups, "old").await, [found("topic", 1, 7)]);
+    assert_eq!(names().await, ["late", "new", "old"]);
+
+    // The transaction was aborted.
+    for group in ["late", "new", "old"] {
+        pending.remove(group, &id);
+    }
+    sweep();
+    assert_eq!(names().await, ["old"]);
+    world
+        .run(async {
+            while !fetch(&groups, "old").await.is_empty() {
+                tokio::task::yield_now().await;
+            }
+        })
+        .await;
+    sweep();
+    assert_eq!(names().await, [] as [&str; 0]);
+}
+
+/// A request that has found the group before it was deleted finds a dead one.
+#[tokio::test]
+async fn nothing_is_committed_for_a_dead_group() {
+    let world = World::new();
+    let (_store, groups) = world.start().await;
+    let slot = groups.shared.create("g").expect("there are few groups");
+    groups.shared.registry.change(&slot, |group, _| group.classic().expect("it is new").kill());
+    let come_again = ResponseError::CoordinatorNotAvailable;
+    let request = TxnOffsetCommitRequest::default().with_group_id(group_id("g"));
+    assert_eq!(groups.check_transactional_commit(&request, &[]), Err(come_again));
+    let refused = world.run(commit(&groups, commit_request("g", &[("topic", 0, 7)]))).await;
+    assert_eq!(refused, [come_again.code()]);
+}

@@ -1,0 +1,144 @@
+//! Offsets that a transaction is about to commit: what consumers and admins see of them, and of their group, before it ends and after.
+
+use std::time::Duration;
+
+use kafka_protocol::messages::*;
+
+use super::deleting::{commit, committed, delete_group, delete_offsets};
+use super::harness::{Client, HANG, TestServer, text};
+use super::transactions::Producer;
+use crate::transactions::State;
+
+const UNSTABLE_OFFSET_COMMIT: i16 = 88;
+
+/// Error codes and committed offsets of the partitions 0 and 1 of `t`.
+async fn offsets(client: &mut Client, version: i16, group: &str, stable: bool) -> [(i16, i64); 2] {
+    use offset_fetch_request::*;
+    let request = OffsetFetchRequest::default().with_require_stable(stable);
+    let group = GroupId(text(group));
+    if version < 8 {
+        let topic = OffsetFetchRequestTopic::default()
+            .with_name(TopicName(text("t")))
+            .with_partition_indexes(vec![0, 1]);
+        let request = request.with_group_id(group).with_topics(Some(vec![topic]));
+        let response = client.call(version, &request).await;
+        assert_eq!(response.error_code, 0);
+        let partitions = &response.topics[0].partitions;
+        return [0, 1].map(|at: usize| (partitions[at].error_code, partitions[at].committed_offset));
+    }
+    let topic = OffsetFetchRequestTopics::default()
+        .with_name(TopicName(text("t")))
+        .with_partition_indexes(vec![0, 1]);
+    let group =
+        OffsetFetchRequestGroup::default().with_group_id(group).with_topics(Some(vec![topic]));
+    let response = client.call(version, &request.with_groups(vec![group])).await;
+    assert_eq!(response.groups[0].error_code, 0);
+    let partitions = &response.groups[0].topics[0].partitions;
+    [0, 1].map(|at: usize| (partitions[at].error_code, partitions[at].committed_offset))
+}
+
+/// What all versions say that know of stable offsets.
+async fn stable_offsets(client: &mut Client, group: &str) -> [(i16, i64); 2] {
+    let [first, second, third] = [
+        offsets(client, 7, group, true).await,
+        offsets(client, 8, group, true).await,
+        offsets(client, 9, group, true).await,
+    ];
+    assert_eq!((first, second), (second, third));
+    first
+}
+
+/// Who asks for stable offsets is told to come again as long as the end is not durable; who does not sees the old ones.
+#[tokio::test(flavor = "multi_thread")]
+async fn offsets_are_unstable_until_their_transaction_has_ended() {
+    for (commits, version_2) in [(true, true), (true, false), (false, true), (false, false)] {
+        let server = TestServer::simulated(16 << 20).await;
+        server.topic("t", 2, &[]).await;
+        let mut client = server.client().await;
+        commit(&mut client, "g", "t", &[0]).await;
+        let mut producer = Producer::init(&server, "a", version_2).await;
+        if !version_2 {
+            assert_eq!(producer.add_offsets("g").await, 0);
+        }
+        let before = [(0, 7), (0, -1)];
+        assert_eq!(stable_offsets(&mut client, "g").await, before);
+
+        assert_eq!(producer.commit_offset("g", "t", 9).await, 0);
+        let unstable = [(UNSTABLE_OFFSET_COMMIT, -1), (0, -1)];
+        assert_eq!(stable_offsets(&mut client, "g").await, unstable);
+        assert_eq!(offsets(&mut client, 9, "g", false).await, before);
+
+        server.hold_disk(true);
+        let end = tokio::spawn(async move { producer.end(commits).await });
+        let decided = async {
+            let transactions = &server.server().transactions;
+            while transactions.describe("a").unwrap().state == State::Ongoing {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        tokio::time::timeout(HANG, decided).await.unwrap();
+        assert_eq!(stable_offsets(&mut client, "g").await, unstable);
+        assert_eq!(offsets(&mut client, 9, "g", false).await, before);
+
+        server.hold_disk(false);
+        assert_eq!(end.await.unwrap(), 0);
+        let after = [(0, if commits { 9 } else { 7 }), (0, -1)];
+        assert_eq!(stable_offsets(&mut client, "g").await, after);
+        assert_eq!(offsets(&mut client, 9, "g", false).await, after);
+    }
+}
+
+/// As ListGroups tells: name, state, type and type of protocol.
+async fn listed(client: &mut Client) -> Vec<[String; 4]> {
+    let groups = client.call(5, &ListGroupsRequest::default()).await.groups;
+    let row = |group: &list_groups_response::ListedGroup| {
+        let texts =
+            [&*group.group_id, &group.group_state, &group.group_type, &group.protocol_type];
+        texts.map(|text| text.as_str().to_owned())
+    };
+    groups.iter().map(row).collect()
+}
+
+/// As with Kafka it is an empty classic group from the first TxnOffsetCommit on.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_group_that_only_a_transaction_knows_is_one_like_others() {
+    for crash in [false, true] {
+        let mut server = TestServer::start().await;
+        server.topic("t", 2, &[]).await;
+        let mut client = server.client().await;
+        let mut producer = Producer::init(&server, "a", true).await;
+        for group in ["deleted", "kept"] {
+            assert_eq!(producer.commit_offsets(group, "t", &[0, 1], 9).await, 0);
+        }
+        if crash {
+            server.crash().await;
+            client = server.client().await;
+            producer.reconnect(&server).await;
+        }
+        let empty = |name: &str| [name, "Empty", "classic", ""].map(str::to_owned);
+        assert_eq!(listed(&mut client).await, [empty("deleted"), empty("kept")]);
+        let groups = ["kept", "none"].map(|name| GroupId(text(name))).to_vec();
+        let request = DescribeGroupsRequest::default().with_groups(groups);
+        let described = client.call(6, &request).await.groups;
+        let states: Vec<(i16, &str)> =
+            described.iter().map(|g| (g.error_code, g.group_state.as_str())).collect();
+        assert_eq!(states, [(0, "Empty"), (69, "Dead")]);
+
+        let unstable = (UNSTABLE_OFFSET_COMMIT, -1);
+        assert_eq!(stable_offsets(&mut client, "kept").await, [unstable, unstable]);
+        assert_eq!(delete_offsets(&mut client, "kept", &[("t", 0)]).await, (0, vec![0]));
+        assert_eq!(stable_offsets(&mut client, "kept").await, [(0, -1), unstable]);
+        assert_eq!(delete_group(&mut client, "deleted").await, 0);
+        assert_eq!(delete_group(&mut client, "deleted").await, 69);
+        assert_eq!(stable_offsets(&mut client, "deleted").await, [(0, -1), (0, -1)]);
+        if crash {
+            server.crash().await;
+            client = server.client().await;
+            producer.reconnect(&server).await;
+        }
+        assert_eq!(listed(&mut client).await, [empty("kept")]);
+        assert_eq!(producer.end(true).await, 0);
+        assert_eq!(committed(&mut client, "kept").await, [("t".to_owned(), 1)]);
+        assert_eq!(listed(&mut client).await, [empty("kept")]);
+    }
+}
