@@ -410,6 +410,11 @@ impl Shared {
         }))
     }
 
+    /// Does the group have committed offsets, or may it get some that are on their way, or part of an open transaction?
+    pub(super) fn has_offsets(&self, group: &str) -> bool {
+        self.log.mentions(group) || self.pending.concerns(group)
+    }
+
     /// Drop offsets that are past their retention at `now`, which is `unix_now_ms`: of groups without members, and of topics that members do not read; and groups that have neither members nor offsets, and get
     /// none from an open transaction.
     /// What can not be written now is left for the next sweep; nobody waits for it.
@@ -424,10 +429,7 @@ impl Shared {
                     return false;
                 };
                 let vacant_for = now.saturating_duration_since(since);
-                if vacant_for >= self.config.sweep_interval
-                    && !self.log.mentions(&slot.name)
-                    && !self.pending.concerns(&slot.name)
-                {
+                if vacant_for >= self.config.sweep_interval && !self.has_offsets(&slot.name) {
                     // What can not be written now is left for the next sweep.
                     let classic = self.registry.make_classic(&slot, group, now);
                     return classic.map(ClassicGroup::kill).is_ok();

@@ -99,7 +99,7 @@ impl Shared {
                 return Err(was_deleted());
             }
             // Committed offsets would be of no use to a share group.
-            let convert = is_joining && !self.log.mentions(group_id);
+            let convert = is_joining && !self.has_offsets(group_id);
             let Some(share) = Registry::share(group, convert, now) else {
                 return Err(not_a_share_group(group_id));
             };

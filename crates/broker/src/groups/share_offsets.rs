@@ -64,7 +64,7 @@ impl Groups {
     ) -> Result<(), Fault> {
         let slot = self.shared.create(group_id).map_err(plain)?;
         let begun = self.shared.registry.change(&slot, |group, now| {
-            let convert = !self.shared.log.mentions(group_id);
+            let convert = !self.shared.has_offsets(group_id);
             let share =
                 Registry::share(group, convert, now).ok_or_else(|| not_a_share_group(group_id))?;
             if !share.is_empty() {
@@ -91,7 +91,7 @@ impl Groups {
             LiveGroup::Classic(_)
                 if may_be_new
                     && group.vacant_since().is_some()
-                    && !self.shared.log.mentions(group_id) =>
+                    && !self.shared.has_offsets(group_id) =>
             {
                 Ok(())
             }

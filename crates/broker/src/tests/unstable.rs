@@ -124,6 +124,13 @@ async fn a_group_that_only_a_transaction_knows_is_one_like_others() {
             described.iter().map(|g| (g.error_code, g.group_state.as_str())).collect();
         assert_eq!(states, [(0, "Empty"), (69, "Dead")]);
 
+        // Offsets would be of no use to a share group.
+        let share = ShareGroupHeartbeatRequest::default()
+            .with_group_id(GroupId(text("kept")))
+            .with_member_id(text("m"))
+            .with_subscribed_topic_names(Some(vec![TopicName(text("t"))]));
+        assert_eq!(client.call(1, &share).await.error_code, 69);
+
         let unstable = (UNSTABLE_OFFSET_COMMIT, -1);
         assert_eq!(stable_offsets(&mut client, "kept").await, [unstable, unstable]);
         assert_eq!(delete_offsets(&mut client, "kept", &[("t", 0)]).await, (0, vec![0]));
