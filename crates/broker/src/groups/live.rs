@@ -106,16 +106,12 @@ impl LiveGroup {
             Self::Consumer(group) if group.is_empty() && generation_or_epoch < 0 => Ok(()),
             Self::Consumer(group) => match group.check_epoch(member_id, generation_or_epoch) {
                 Err(error @ ResponseError::UnknownMemberId) => Err(error),
-                Err(ResponseError::StaleMemberEpoch) if group.is_classic(member_id) => {
-                    Err(ResponseError::IllegalGeneration)
+                _ if version < FIRST_VERSION_WITH_EPOCHS && !group.may_be_classic(member_id) => {
+                    Err(ResponseError::UnsupportedVersion)
                 }
-                checked if group.is_classic(member_id) => checked,
-                checked if version < FIRST_VERSION_WITH_EPOCHS => {
-                    if group.may_be_classic(member_id) {
-                        checked
-                    } else {
-                        Err(ResponseError::UnsupportedVersion)
-                    }
+                // Of before a restart. It speaks the classic protocol, by its version.
+                Err(ResponseError::StaleMemberEpoch) if version < FIRST_VERSION_WITH_EPOCHS => {
+                    Err(ResponseError::IllegalGeneration)
                 }
                 checked => checked,
             },

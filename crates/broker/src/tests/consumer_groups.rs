@@ -508,7 +508,11 @@ async fn a_group_of_classic_consumers_is_taken_over_and_let_go() {
     assert!(types.contains(&(true, 1)) && types.contains(&(false, 0)), "{types:?}");
     // The old one goes on until it hears of it, also with what it commits, in a version that knows no epochs.
     assert_eq!(commit(&mut old, 8, "g", &id, 1).await, 0);
-    assert_eq!(commit(&mut old, 8, "g", &id, 7).await, ILLEGAL_GENERATION);
+    for version in [8, 9] {
+        assert_eq!(commit(&mut old, version, "g", &id, 7).await, ILLEGAL_GENERATION);
+    }
+    assert_eq!(committed(&mut old, "g", Some(&id), 1).await, (0, 7));
+    assert_eq!(committed(&mut old, "g", Some(&id), 7).await.0, ILLEGAL_GENERATION);
     assert_eq!(old.call(3, &heartbeat(&id, 1)).await.error_code, REBALANCE_IN_PROGRESS);
     let joined = old.call(3, &join_as(&id)).await;
     assert_eq!((joined.error_code, joined.generation_id, &*joined.leader), (0, 2, ""));
@@ -522,6 +526,7 @@ async fn a_group_of_classic_consumers_is_taken_over_and_let_go() {
     server.crash().await;
     let (mut old, mut new) = (server.client().await, server.client().await);
     assert_eq!(commit(&mut old, 8, "g", &id, 2).await, 0);
+    assert_eq!(commit(&mut old, 8, "g", &id, 1).await, ILLEGAL_GENERATION, "it knows no epochs");
     assert_eq!(old.call(3, &heartbeat(&id, 2)).await.error_code, REBALANCE_IN_PROGRESS);
     assert_eq!(good(&new.call(1, &beat("g", "new", 2)).await).0, 2);
     let joined = old.call(3, &join_as(&id)).await;

@@ -375,9 +375,16 @@ impl ConsumerGroup {
     }
 
     /// May a member commit offsets, or fetch them, with this epoch?
+    ///
+    /// # Errors
+    /// UNKNOWN_MEMBER_ID; STALE_MEMBER_EPOCH, or ILLEGAL_GENERATION for one that speaks the classic protocol.
     pub(super) fn check_epoch(&self, id: &str, epoch: i32) -> Result<(), ResponseError> {
         let member = self.state.members.get(id).ok_or(ResponseError::UnknownMemberId)?;
-        if member.current.epoch == epoch { Ok(()) } else { Err(ResponseError::StaleMemberEpoch) }
+        match member.current.epoch == epoch {
+            true => Ok(()),
+            false if self.is_classic(id) => Err(ResponseError::IllegalGeneration),
+            false => Err(ResponseError::StaleMemberEpoch),
+        }
     }
 
     // ---- checks ----
