@@ -260,9 +260,18 @@ impl<'a> Attacks<'a> {
         let held = attack(self)?;
         self.honest.is_served()?;
         let after_kib = self.server.peak_memory_kib().ok_or("the server is gone")?;
+        let (held_kib, count) = (self.server.memory_kib().ok_or("the server is gone")?, held.0.len());
         drop(held);
         self.honest.is_served()?;
         println!("{name}: {} MiB before, {} MiB at most", before_kib >> 10, after_kib >> 10);
+        if count > 0 {
+            let each = |kib: u64| kib.saturating_sub(before_kib) as f64 / count as f64;
+            println!(
+                "{name}: {:.1} KiB for each of {count} connections while they are held, {:.1} KiB at most",
+                each(held_kib),
+                each(after_kib)
+            );
+        }
         if after_kib > before_kib + (more_mebibytes << 10) {
             return Err(format!(
                 "{} MiB have become {} MiB, allowed are {more_mebibytes} more",
