@@ -107,6 +107,8 @@ pub(crate) struct Counts {
     pub(crate) failed_at: Mutex<Option<Instant>>,
     /// Whoever makes room is at it: its memory would not come free if it were taken away.
     pub(crate) is_busy: AtomicBool,
+    /// Records are in its file that the index does not name any more, and perhaps no newer ones say that they are gone: an opening may read them.
+    pub(crate) has_lost_keys: AtomicBool,
     /// Bytes of its tombstones.
     pub(crate) tombstone_bytes: AtomicU64,
     /// The newest journal whose records they may hide.
@@ -130,6 +132,7 @@ impl Counts {
             is_damaged: AtomicBool::new(false),
             failed_at: Mutex::new(None),
             is_busy: AtomicBool::new(false),
+            has_lost_keys: AtomicBool::new(false),
             tombstone_bytes: AtomicU64::new(0),
             newest_origin: AtomicU64::new(0),
             dead: Dead::none(journal_bytes),

@@ -1,7 +1,7 @@
 //! The keeper: a thread that compacts journals with few live records, evicts the oldest one when the disk budget is reached, brings into memory what is read, and compresses what is not in memory.
 
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -30,8 +30,8 @@ const TRY_AGAIN: Duration = Duration::from_secs(1);
 pub(crate) struct Keep {
     /// To end it is told too; it does after the journal that it is at.
     pub(crate) waker: Waker,
-    /// Records are in the files that the index does not name any more, and no newer ones say that they are gone.
-    is_evicting: AtomicBool,
+    /// How many journals there are of which the index has lost keys: [`crate::journal::Counts::has_lost_keys`].
+    evicting: AtomicUsize,
     /// Held by whoever moves records and removes journals: the keeper, journal by journal, or somebody who compacts on demand.
     pub(crate) turn: Mutex<()>,
     /// Bytes that were found damaged, of each journal once.
@@ -39,8 +39,9 @@ pub(crate) struct Keep {
 }
 
 impl Keep {
+    /// Whether records are in the files that the index does not name any more, with no newer ones that say that they are gone.
     pub(crate) fn is_evicting(&self) -> bool {
-        self.is_evicting.load(Ordering::Acquire)
+        self.evicting.load(Ordering::Acquire) > 0
     }
 }
 
@@ -127,7 +128,7 @@ impl Shared {
         }
         let _busy = journal.busy();
         let number = journal.number;
-        self.keep.is_evicting.store(true, Ordering::Release);
+        self.lose_keys(&journal);
         let mut kept_bytes = 0;
         // Writers wait for it.
         let step_bytes = || CHUNK_BYTES;
@@ -153,9 +154,14 @@ impl Shared {
             read => self.mark_damaged(&journal, read?),
         }
         self.remove(journal)?;
-        // Not after a removal that has failed: then the journal is there, or a power cut may bring it back.
-        self.keep.is_evicting.store(false, Ordering::Release);
         Ok(true)
+    }
+
+    /// From now on the index loses keys whose records are in this journal, until it is gone for good: not after a removal that has failed, since then it is there, or a power cut may bring it back.
+    fn lose_keys(&self, journal: &Journal) {
+        if !journal.counts.has_lost_keys.swap(true, Ordering::Relaxed) {
+            self.keep.evicting.fetch_add(1, Ordering::Release);
+        }
     }
 
     /// Bytes of a journal were found that are no records, though there were some: if that was not yet known, it is counted.
@@ -170,11 +176,10 @@ impl Shared {
     /// Remove a journal whose records are not needed any more.
     pub(crate) fn remove(&self, journal: Arc<Journal>) -> Result<()> {
         let number = journal.number;
-        let is_evicting = self.keep.is_evicting();
         // What is left in the index can not be read: it was damaged, or its record is not where a hint has told.
         if journal.counts.live_bytes.load(Ordering::Relaxed) > 0 {
             // But an opening may read it, before the file is gone.
-            self.keep.is_evicting.store(true, Ordering::Release);
+            self.lose_keys(&journal);
             self.index.retain(|place| {
                 let is_in_it = place.is_in(number);
                 if is_in_it {
@@ -201,11 +206,14 @@ impl Shared {
         // Behind its file: as long as that is there the next opening reads it, and it counts as the oldest, or what hides it may not go.
         let removed = self.journals.remove(number);
         let (file, file_bytes) = (removed.file.clone(), removed.file_bytes);
+        let has_lost_keys = removed.counts.has_lost_keys.load(Ordering::Relaxed);
         // Its memory comes free with the last one who has it open.
         drop((journal, removed));
         // With each durability: a deletion of what was in it writes nothing from now on, and a power cut must not bring it back. Nor, once it is cut, half of it.
         self.sync_names()?;
-        self.keep.is_evicting.store(is_evicting, Ordering::Release);
+        if has_lost_keys {
+            self.keep.evicting.fetch_sub(1, Ordering::Release);
+        }
         self.free(file);
         self.made_room(|| self.journals.room.give_back(file_bytes));
         Ok(())

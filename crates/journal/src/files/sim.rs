@@ -61,6 +61,8 @@ struct State {
     cuts: u64,
     /// So many syncs of the directory fail.
     failing_syncs: u64,
+    /// So many removals of journals fail.
+    failing_removals: u64,
     /// Files that were removed before one that has failed: a power cut may bring them back, whatever later ones say.
     doubtful: BTreeMap<String, usize>,
 }
@@ -117,6 +119,7 @@ impl State {
         self.steps_left = None;
         self.failing_reads = 0;
         self.failing_syncs = 0;
+        self.failing_removals = 0;
     }
 
     fn journals(&self) -> usize {
@@ -241,6 +244,11 @@ impl SimDirectory {
         self.state.lock().failing_syncs = syncs;
     }
 
+    /// The next removals of journals fail, so many of them: they keep their names.
+    pub(crate) fn fail_removals(&self, removals: u64) {
+        self.state.lock().failing_removals = removals;
+    }
+
     /// How many times a file was made shorter.
     pub(crate) fn cuts(&self) -> u64 {
         self.state.lock().cuts
@@ -334,6 +342,10 @@ impl Directory for SimDirectory {
         let mut state = self.state.lock();
         if !state.names.contains_key(name) {
             return Err(io::ErrorKind::NotFound.into());
+        }
+        if state.failing_removals > 0 && name.ends_with(".journal") {
+            state.failing_removals -= 1;
+            return Err(io::ErrorKind::Other.into());
         }
         state.change(Change::Remove(name.into()));
         Ok(())

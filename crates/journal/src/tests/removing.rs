@@ -120,6 +120,58 @@ fn nothing_is_written_any_more_when_a_removal_could_not_be_synced() {
     assert!(has_come_back);
 }
 
+/// A key of the map whose record is in this journal.
+fn key_in(shared: &Shared, map: &BTreeMap<Vec<u8>, Vec<u8>>, number: u64) -> Vec<u8> {
+    let is_in_it = |key: &&Vec<u8>| {
+        let named = shared.index.find(shared.hasher.hash(key));
+        named.is_some_and(|place| place.is_in(JournalNumber(number)))
+    };
+    map.keys().find(is_in_it).unwrap().clone()
+}
+
+/// Whether deleting a key that the index does not know writes a tombstone.
+fn is_deleted_by_a_tombstone(shared: &Shared, key: &[u8]) -> bool {
+    let before = shared.newest_point();
+    assert!(!shared.delete(key).unwrap());
+    shared.newest_point() > before
+}
+
+/// Its file is there, and the next opening reads what the index has lost of it, whatever other journals have gone meanwhile.
+#[test]
+fn what_is_in_a_journal_that_could_not_be_removed_can_be_deleted() {
+    let (directory, map) = filled();
+    without_keeper(&directory, &large(), |shared| {
+        let second = shared.journals.all().swap_remove(1);
+        let [evicted, given_up] = [0, 1].map(|number| key_in(shared, &map, number));
+        // As one that is given up with what can not be read in it.
+        directory.fail_removals(1);
+        assert!(matches!(shared.remove(second.clone()), Err(Error::Io { .. })));
+        assert!(shared.evict_oldest().unwrap());
+        assert!(is_deleted_by_a_tombstone(shared, &given_up));
+        shared.flush.wait_for(shared.newest_point()).unwrap();
+        let left = open(&directory.killed(), &large());
+        assert!(!left.contains(&given_up).unwrap());
+        shared.remove(second).unwrap();
+        assert!(!is_deleted_by_a_tombstone(shared, &evicted));
+        assert!(!is_deleted_by_a_tombstone(shared, &given_up));
+    });
+}
+
+/// Or each deletion of a key that is not there would write something from then on.
+#[test]
+fn what_eviction_could_not_remove_goes_by_compaction() {
+    let (directory, map) = filled();
+    without_keeper(&directory, &large(), |shared| {
+        let evicted = key_in(shared, &map, 0);
+        directory.fail_removals(1);
+        assert!(matches!(shared.evict_oldest(), Err(Error::Io { .. })));
+        assert!(is_deleted_by_a_tombstone(shared, &evicted));
+        compact(shared, 0).unwrap();
+        assert!(!directory.list().unwrap().contains(&file_name(JournalNumber(0))));
+        assert!(!is_deleted_by_a_tombstone(shared, &evicted));
+    });
+}
+
 #[test]
 fn a_journal_that_goes_is_cut_in_steps() {
     let (directory, _) = filled();
