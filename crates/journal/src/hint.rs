@@ -87,14 +87,14 @@ pub(crate) fn file_name(number: JournalNumber) -> String {
     format!("{:012}.hint", number.0)
 }
 
-/// Write the hint of a journal whose `bytes`, up to the end of its last record, are whole and in its file, behind a sync. Without one the next opening takes longer: an error is only told. Whether there is one now.
+/// Write the hint of a journal whose `bytes`, up to the end of its last record, are whole and in its file, behind a sync. Without one the next opening takes longer: an error is only told.
 pub(crate) fn write(
     directory: &dyn Directory,
     hasher: &KeyHasher,
     number: JournalNumber,
     salt: Salt,
     bytes: &[u8],
-) -> bool {
+) {
     let temporary = format!("{}.tmp", file_name(number));
     let written = try_write(directory, hasher, salt, bytes, &temporary)
         .and_then(|()| directory.rename(&temporary, &file_name(number)));
@@ -104,7 +104,6 @@ pub(crate) fn write(
         // Nobody would before the next opening, and it may be for want of room that it is not whole.
         let _ = directory.remove(&temporary);
     }
-    written.is_ok()
 }
 
 fn try_write(

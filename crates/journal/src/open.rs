@@ -142,6 +142,27 @@ impl Old {
     }
 }
 
+/// The newest journal of an opening that may still fail, and be tried again and again: its file goes then.
+struct First<'a> {
+    directory: &'a dyn Directory,
+    /// `None`: it stays.
+    journal: Option<Journal>,
+}
+
+impl First<'_> {
+    fn keep(mut self) -> Journal {
+        self.journal.take().expect("kept once")
+    }
+}
+
+impl Drop for First<'_> {
+    fn drop(&mut self) {
+        if let Some(journal) = &self.journal {
+            let _ = self.directory.remove(&file_name(journal.number));
+        }
+    }
+}
+
 /// Everything in memory that an open cache needs; no thread runs yet.
 pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(Shared, Recovered)> {
     let path = directory.path().to_owned();
@@ -222,17 +243,38 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
     let places = slots(&options, journal_bytes, &numbers, &path)?;
     let journals = Journals::new(places, &options, journal_bytes);
 
+    let place = |number: JournalNumber| number.0 % places as u64;
+    // Nor one that was kept aside: if this one had to be as well, it would take the place of that.
+    let is_taken = |number: &JournalNumber| {
+        numbers.iter().any(|other| place(*other) == place(*number))
+            || names.contains(&set_aside_name(*number))
+    };
+    let next = (next.0..).map(JournalNumber).find(|number| !is_taken(number));
+    let next = next.expect("there are fewer journals than places for them");
+    let make = || first_journal(&*directory, identity.id, next, journal_bytes, &pool);
+    let full = || {
+        let full = io::Error::from(io::ErrorKind::StorageFull);
+        Error::io(path.join(file_name(next)), "making a journal")(full)
+    };
+    // Before the journals are read, which may take minutes: what keeps it from being made is told now. And before hints are written: a process that was killed between the two would leave its successor less room than it had.
+    let first = make()?.map(|journal| First { directory: &*directory, journal: Some(journal) });
+    let may_evict = options.when_full == WhenFull::Evict;
+    // Reading gives room back where a process was killed, and has left a journal without a hint.
+    if first.is_none() && !may_evict && old.iter().all(|old| old.hint.is_some()) {
+        return Err(full());
+    }
+
     let reading = Reading {
         directory: &*directory,
         journals: &old,
         index: &index,
         hasher: &hasher,
         pool: &pool,
+        writes_hints: first.is_some(),
         has_excess: AtomicBool::new(false),
     };
     let found = reading.all()?;
     let has_excess = reading.has_excess.into_inner();
-    let mut new_hints = Vec::new();
     let mut recovered =
         Recovered { journals: old.len(), damaged_bytes: set_aside_bytes, ..Recovered::default() };
     for (old, found) in old.iter().zip(found) {
@@ -246,7 +288,6 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
             continue;
         }
         recovered.scanned += usize::from(found.is_scanned);
-        new_hints.extend(found.has_new_hint.then_some(old.number));
         recovered.damaged_bytes += found.damaged_bytes;
         let counts = &old.counts;
         counts.end_bytes.store(found.end, Ordering::Relaxed);
@@ -269,37 +310,22 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
         index.retain(|place| !is_tombstone(place) && journals.of(place).is_some());
     }
 
-    // Nor one that was kept aside: if this one had to be as well, it would take the place of that.
-    let next = (next.0..)
-        .map(JournalNumber)
-        .find(|number| journals.is_free(*number) && !names.contains(&set_aside_name(*number)));
-    let next = next.expect("there are fewer journals than places for them");
     // The system gives the room of a file back when nobody has it open any more.
     drop(old);
-    let newest = loop {
-        let made = first_journal(&*directory, identity.id, next, journal_bytes, &pool)?;
-        if let Some(newest) = made {
-            break Arc::new(newest);
-        }
-        if !new_hints.is_empty() {
-            // They save the next opening some time, and this one needs their room.
-            tracing::warn!(
-                "journal cache: {}: the disk is full; the hints that were missing are not written",
-                path.display()
-            );
-            for number in new_hints.drain(..) {
-                let _ = directory.remove(&hint::file_name(number));
+    let newest = match first.map(First::keep) {
+        Some(newest) => newest,
+        None => loop {
+            if let Some(newest) = make()? {
+                break newest;
             }
-            continue;
-        }
-        // The process before this one went on by eviction, and so does this one.
-        let may_evict = options.when_full == WhenFull::Evict;
-        if !may_evict || !give_up_oldest(&*directory, &journals, &index)? {
-            let full = io::Error::from(io::ErrorKind::StorageFull);
-            return Err(Error::io(path.join(file_name(next)), "making a journal")(full));
-        }
-        recovered.journals -= 1;
+            // The process before this one went on by eviction, and so does this one.
+            if !may_evict || !give_up_oldest(&*directory, &journals, &index)? {
+                return Err(full());
+            }
+            recovered.journals -= 1;
+        },
     };
+    let newest = Arc::new(newest);
     recovered.entries = index.len();
     journals.put(newest.clone());
     let keep = Keep::default();

@@ -77,9 +77,7 @@ impl Preparer {
                     self.held_up(&error);
                     return Ok(());
                 }
-                Ok(Some(mut arena)) => {
-                    // Or writers would wait for it, page by page.
-                    arena.arena_mut().populate();
+                Ok(Some(arena)) => {
                     let made = make_journal(
                         &*shared.directory,
                         shared.id,
@@ -181,7 +179,7 @@ fn make_journal(
     id: CacheId,
     number: JournalNumber,
     journal_bytes: usize,
-    arena: Pooled,
+    mut arena: Pooled,
 ) -> Result<Option<Journal>> {
     let name = file_name(number);
     let path = directory.path().join(&name);
@@ -197,6 +195,8 @@ fn make_journal(
         }
         Err(error) => return Err(Error::io(&path, "making a journal")(error)),
     };
+    // Or writers would wait for it, page by page.
+    arena.arena_mut().populate();
     let salt = Salt(Uuid::new_v4().as_u64_pair().1);
     let header = JournalHeader { cache: id, number, salt, is_compressed: false };
     let mut page = arena.reserve(FIRST_RECORD).expect("an arena is larger than a page");

@@ -32,8 +32,6 @@ pub(crate) struct Contents {
     pub(crate) tombstone_bytes: usize,
     pub(crate) damaged_bytes: u64,
     pub(crate) is_scanned: bool,
-    /// It had no hint, and was given one.
-    pub(crate) has_new_hint: bool,
 }
 
 /// All journals that are there, and where they go.
@@ -44,6 +42,8 @@ pub(crate) struct Reading<'a> {
     pub(crate) index: &'a Index,
     pub(crate) hasher: &'a KeyHasher,
     pub(crate) pool: &'a Pool,
+    /// Journals without a hint are given one: the newest journal has its room.
+    pub(crate) writes_hints: bool,
     /// Entries have come into the index that do not belong there at the end: tombstones, or those of a hint that then turned out to be damaged, which may have named records that are not there.
     pub(crate) has_excess: AtomicBool,
 }
@@ -103,7 +103,6 @@ impl Reading<'_> {
                     tombstone_bytes,
                     damaged_bytes,
                     is_scanned: false,
-                    has_new_hint: false,
                 });
             }
             self.has_excess.store(true, Ordering::Relaxed);
@@ -168,7 +167,7 @@ impl Reading<'_> {
         Ok(damaged_bytes)
     }
 
-    /// Memory for a journal. The newest journal's is not taken yet, and each thread gives its one back: there may be more threads than arenas.
+    /// Memory for a journal. The newest journal has one of them, and each thread gives its one back: there may be more threads than arenas.
     fn take_arena(&self) -> Result<Pooled> {
         loop {
             let taken = self.pool.take_within(LOOK_AGAIN);
@@ -215,23 +214,11 @@ impl Reading<'_> {
             _ => file_bytes,
         };
         // The next opening need not do this again. What is damaged has none: records would be missing in it, and a hint is believed.
-        let has_new_hint = damaged_bytes == 0
-            && end > FIRST_RECORD
-            && hint::write(
-                self.directory,
-                self.hasher,
-                journal.number,
-                journal.salt,
-                &bytes[..end],
-            );
-        Ok(Contents {
-            file_bytes,
-            end,
-            tombstone_bytes,
-            damaged_bytes,
-            is_scanned: true,
-            has_new_hint,
-        })
+        if self.writes_hints && damaged_bytes == 0 && end > FIRST_RECORD {
+            let Self { directory, hasher, .. } = *self;
+            hint::write(directory, hasher, journal.number, journal.salt, &bytes[..end]);
+        }
+        Ok(Contents { file_bytes, end, tombstone_bytes, damaged_bytes, is_scanned: true })
     }
 
     /// Give back the room behind the last record, as a close does: a process that is killed again and again must not leave one journal after the other with next to nothing in it.

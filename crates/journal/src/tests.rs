@@ -10,6 +10,7 @@ mod histories;
 mod iterating;
 mod linear;
 mod many;
+mod opening;
 mod passes;
 mod removing;
 mod serving;
@@ -444,77 +445,6 @@ fn a_disk_that_is_smaller_than_the_budget_is_enough() {
     }
     assert!(cache.stats().evicted > 20_000, "{:?}", cache.stats());
     assert!(cache.contains(&39_999u64.to_le_bytes()).unwrap());
-}
-
-/// Else a full disk would be the end of a cache that has lived with it until it was killed.
-#[test]
-fn a_full_disk_does_not_keep_a_cache_from_being_opened() {
-    const KEYS: u64 = 20_000;
-    let directory = SimDirectory::default();
-    let cache = open(&directory, &options());
-    for key in 0..KEYS {
-        cache.put(&key.to_le_bytes(), &[4; 1000]).unwrap();
-    }
-    cache.flush().unwrap();
-    let left = directory.killed();
-    drop(cache);
-    left.limit(10 << 20);
-    let refusing = Options { when_full: WhenFull::Refuse, ..options() };
-    let error = Cache::open_in(Box::new(left.clone()), refusing).unwrap_err();
-    assert!(matches!(error, Error::Io { .. }), "{error}");
-
-    // Without its threads, which would evict more for the journal after the newest one.
-    let (shared, recovered) = crate::open::open(Box::new(left.clone()), options()).unwrap();
-    let entries = recovered.entries as u64;
-    assert!((5000..10_000).contains(&entries), "{recovered:?}");
-    // The newest are there, and those alone.
-    for key in 0..KEYS {
-        let named = shared.index.find(shared.hasher.hash(&key.to_le_bytes()));
-        assert_eq!(named.is_some(), key >= KEYS - entries, "{key}");
-    }
-    drop(shared);
-    let cache = open(&left, &options());
-    cache.put(b"one more", b"value").unwrap();
-    cache.close().unwrap();
-    let cache = open(&left, &options());
-    assert!(cache.contains(b"one more").unwrap());
-    assert!(cache.contains(&(KEYS - 1).to_le_bytes()).unwrap());
-}
-
-/// A hint saves the next opening some time: it is worth neither a record nor a refusal to open.
-#[test]
-fn hints_that_are_missing_make_way_for_the_first_journal() {
-    const KEYS: usize = 5000;
-    for when_full in [WhenFull::Refuse, WhenFull::Evict] {
-        let directory = SimDirectory::default();
-        let options = Options { when_full, ..options() };
-        let cache = open(&directory, &options);
-        for key in 0..KEYS as u64 {
-            cache.put(&key.to_le_bytes(), &[4; 1000]).unwrap();
-        }
-        cache.close().unwrap();
-        remove_hints(&directory);
-        let names = || directory.list().unwrap();
-        let len_bytes = |name: &String| directory.open(name).unwrap().len_bytes().unwrap();
-        let used_bytes: u64 = names().iter().map(len_bytes).sum();
-        // Enough for a journal, and for each of the hints, but not for these together.
-        directory.limit(used_bytes + MIB as u64);
-        // Without its threads, which would make room for the journal after the newest one.
-        let opened = crate::open::open(Box::new(directory.clone()), options.clone());
-        let (shared, recovered) = opened.unwrap();
-        assert_eq!(recovered.entries, KEYS, "{when_full:?}");
-        assert!(recovered.scanned >= 5 && recovered.scanned == recovered.journals);
-        assert!(!names().iter().any(|name| name.ends_with(".hint")), "{when_full:?}");
-        drop(shared);
-        // As soon as there is room there are hints.
-        directory.limit(u64::MAX);
-        for scanned in [recovered.scanned, 0] {
-            let cache = open(&directory, &options);
-            let found = cache.recovered();
-            assert_eq!((found.entries, found.scanned), (KEYS, scanned), "{when_full:?}");
-            cache.close().unwrap();
-        }
-    }
 }
 
 #[test]

@@ -126,6 +126,14 @@ impl State {
         self.names.keys().filter(|name| name.ends_with(".journal")).count()
     }
 
+    /// Whether so much more can be allocated.
+    fn has_room(&self, more_bytes: u64) -> bool {
+        self.room_bytes.is_none_or(|room_bytes| {
+            let used: usize = self.names.values().map(|file| self.files[*file].now.len()).sum();
+            used as u64 + more_bytes <= room_bytes
+        })
+    }
+
     fn change(&mut self, change: Change) {
         change.apply(&mut self.names);
         self.unsynced_names.push(change);
@@ -308,8 +316,7 @@ impl Directory for SimDirectory {
         if state.max_journals.is_some_and(|max| state.journals() >= max) {
             return Err(Errno::MFILE.into());
         }
-        let used: usize = state.names.values().map(|file| state.files[*file].now.len()).sum();
-        if state.room_bytes.is_some_and(|room| used as u64 + len_bytes > room) {
+        if !state.has_room(len_bytes) {
             return Err(io::ErrorKind::StorageFull.into());
         }
         let file = state.files.len();
@@ -409,9 +416,13 @@ impl File for SimFile {
     fn write_at(&self, at: u64, from: &[u8]) -> io::Result<()> {
         let mut state = self.state.lock();
         state.step()?;
-        let file = &mut state.files[self.file];
         let range = at as usize..at as usize + from.len();
-        if file.now.len() < range.end {
+        let more = range.end.saturating_sub(state.files[self.file].now.len());
+        if more > 0 && !state.has_room(more as u64) {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        let file = &mut state.files[self.file];
+        if more > 0 {
             file.now.resize(range.end, 0);
         }
         file.now[range.clone()].copy_from_slice(from);

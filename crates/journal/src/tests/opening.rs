@@ -1,0 +1,131 @@
+//! Openings that find little room, or come to no end.
+
+use super::*;
+
+/// A cache with so many keys, about a thousand in each journal, that was closed.
+fn closed(options: &Options, keys: usize) -> SimDirectory {
+    let directory = SimDirectory::default();
+    let cache = open(&directory, options);
+    for key in 0..keys as u64 {
+        cache.put(&key.to_le_bytes(), &[4; 1000]).unwrap();
+    }
+    cache.close().unwrap();
+    directory
+}
+
+fn used_bytes(directory: &SimDirectory) -> u64 {
+    let names = directory.list().unwrap();
+    names.iter().map(|name| directory.open(name).unwrap().len_bytes().unwrap()).sum()
+}
+
+/// An opening that has written hints and is killed has not taken the room of the next one's first journal.
+#[test]
+fn an_opening_that_ends_anywhere_leaves_room_for_the_next_one() {
+    const KEYS: usize = 5000;
+    let options = Options { when_full: WhenFull::Refuse, ..options() };
+    let directory = closed(&options, KEYS);
+    remove_hints(&directory);
+    // For a journal and for one or two hints.
+    directory.limit(used_bytes(&directory) + MIB as u64 + (100 << 10));
+    let mut were_through = 0;
+    for steps in 0..60 {
+        let first = directory.killed();
+        first.fail_after(steps);
+        let opened = crate::open::open(Box::new(first.clone()), options.clone());
+        were_through += usize::from(opened.is_ok());
+        let cache = open(&first.killed(), &options);
+        assert_eq!(cache.recovered().entries, KEYS, "{steps} steps");
+    }
+    assert!((1..50).contains(&were_through), "{were_through}");
+}
+
+#[test]
+fn a_full_disk_is_told_before_journals_are_read() {
+    let options = Options { when_full: WhenFull::Refuse, ..options() };
+    let directory = closed(&options, 5000);
+    directory.limit(used_bytes(&directory));
+    let names = directory.list().unwrap();
+    let journals = names.iter().filter(|name| name.ends_with(".journal")).count() as u64;
+    let before = directory.reads();
+    let error = Cache::open_in(Box::new(directory.clone()), options).unwrap_err();
+    assert!(matches!(error, Error::Io { action: "making a journal", .. }), "{error}");
+    // The identity, and the first page of each journal and of its hint.
+    assert_eq!(directory.reads() - before, 1 + 2 * journals);
+}
+
+/// It may be tried again and again.
+#[test]
+fn an_opening_that_fails_leaves_no_journal() {
+    let directory = closed(&options(), 5000);
+    remove_hints(&directory);
+    let names = directory.list().unwrap();
+    // The first journal is made, written to and synced, with its name; the sync of what is read fails.
+    directory.fail_after(4);
+    let error = Cache::open_in(Box::new(directory.clone()), options()).unwrap_err();
+    assert!(matches!(error, Error::Io { action: "syncing records", .. }), "{error}");
+    assert_eq!(directory.list().unwrap(), names);
+}
+
+/// Else a full disk would be the end of a cache that has lived with it until it was killed.
+#[test]
+fn a_full_disk_does_not_keep_a_cache_from_being_opened() {
+    const KEYS: u64 = 20_000;
+    let directory = SimDirectory::default();
+    let cache = open(&directory, &options());
+    for key in 0..KEYS {
+        cache.put(&key.to_le_bytes(), &[4; 1000]).unwrap();
+    }
+    cache.flush().unwrap();
+    let left = directory.killed();
+    drop(cache);
+    left.limit(10 << 20);
+    let refusing = Options { when_full: WhenFull::Refuse, ..options() };
+    let error = Cache::open_in(Box::new(left.clone()), refusing).unwrap_err();
+    assert!(matches!(error, Error::Io { .. }), "{error}");
+
+    // Without its threads, which would evict more for the journal after the newest one.
+    let (shared, recovered) = crate::open::open(Box::new(left.clone()), options()).unwrap();
+    let entries = recovered.entries as u64;
+    assert!((5000..10_000).contains(&entries), "{recovered:?}");
+    // The newest are there, and those alone.
+    for key in 0..KEYS {
+        let named = shared.index.find(shared.hasher.hash(&key.to_le_bytes()));
+        assert_eq!(named.is_some(), key >= KEYS - entries, "{key}");
+    }
+    drop(shared);
+    let cache = open(&left, &options());
+    cache.put(b"one more", b"value").unwrap();
+    cache.close().unwrap();
+    let cache = open(&left, &options());
+    assert!(cache.contains(b"one more").unwrap());
+    assert!(cache.contains(&(KEYS - 1).to_le_bytes()).unwrap());
+}
+
+/// A hint saves the next opening some time: it is worth neither a record nor a refusal to open.
+#[test]
+fn hints_that_are_missing_make_way_for_the_first_journal() {
+    const KEYS: usize = 5000;
+    for when_full in [WhenFull::Refuse, WhenFull::Evict] {
+        let options = Options { when_full, ..options() };
+        let directory = closed(&options, KEYS);
+        remove_hints(&directory);
+        let names = || directory.list().unwrap();
+        // Enough for a journal, and for each of the hints, but not for these together.
+        directory.limit(used_bytes(&directory) + MIB as u64);
+        // Without its threads, which would make room for the journal after the newest one.
+        let opened = crate::open::open(Box::new(directory.clone()), options.clone());
+        let (shared, recovered) = opened.unwrap();
+        assert_eq!(recovered.entries, KEYS, "{when_full:?}");
+        assert!(recovered.scanned >= 5 && recovered.scanned == recovered.journals);
+        assert!(!names().iter().any(|name| name.ends_with(".hint")), "{when_full:?}");
+        drop(shared);
+        // As soon as there is room there are hints.
+        directory.limit(u64::MAX);
+        for scanned in [recovered.scanned, 0] {
+            let cache = open(&directory, &options);
+            let found = cache.recovered();
+            assert_eq!((found.entries, found.scanned), (KEYS, scanned), "{when_full:?}");
+            cache.close().unwrap();
+        }
+    }
+}
