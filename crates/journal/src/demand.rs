@@ -70,7 +70,7 @@ impl Shared {
     fn compact_one(&self, number: JournalNumber) -> Result<Option<Done>> {
         // One journal at a time, so that the keeper can make room between two of them.
         let _turn = self.keep.turn.lock();
-        let Some(journal) = self.journals.all().into_iter().find(|it| it.number == number) else {
+        let Some(journal) = self.journals.get(number) else {
             return Ok(Some(Done::Stays)); // evicted, or compacted by the keeper
         };
         let _busy = journal.busy();

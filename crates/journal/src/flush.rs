@@ -10,7 +10,6 @@ use alluvium_device::{AlignedBuf, PAGE_BYTES};
 use parking_lot::{Condvar, Mutex};
 
 use crate::error::{Error, Result};
-use crate::hint;
 use crate::journal::{FIRST_RECORD, Journal, file_name};
 use crate::options::Durability;
 use crate::place::JournalNumber;
@@ -306,21 +305,14 @@ impl Flusher {
         journal.counts.end_bytes.store(self.written_bytes, Ordering::Release);
         // With `none` too: what a power cut takes is bounded by a journal.
         self.sync(Point { number: journal.number, byte: self.written_bytes })?;
-        self.write_hint(journal);
+        // Not here: whoever waits for what comes next would wait for it.
+        self.shared.keep.without_hint.lock().push_back(journal.number);
         self.shared.flush.state.lock().pending.pop_front();
         self.written_bytes = FIRST_RECORD;
         // Its memory may be taken, and what it holds be moved.
         self.shared.prepare.wake();
         self.shared.keep.waker.wake();
         Ok(())
-    }
-
-    /// Of a journal that is written up to [`Self::written_bytes`], and takes no more.
-    fn write_hint(&self, journal: &Journal) {
-        let Shared { directory, hasher, .. } = &*self.shared;
-        let arena = journal.arena.as_ref().expect("in memory until its hint is written");
-        let bytes = arena.read(0..self.written_bytes).expect("only what is published is written");
-        hint::write(&**directory, hasher, journal.number, journal.salt, bytes);
     }
 
     /// Everything before `reached`, which is written, is made durable.
@@ -338,7 +330,7 @@ impl Flusher {
         Ok(())
     }
 
-    /// Everything is written: leave the newest journal as if it were full, and nothing of the one behind it.
+    /// Everything is written: leave the newest journal as if it were full, and nothing of the one behind it. The keeper has ended, and has left what hints it has not come to.
     fn finish(&mut self) {
         let (newest, spare) = {
             let mut state = self.shared.flush.state.lock();
@@ -353,8 +345,14 @@ impl Flusher {
         }
         if self.written_bytes == FIRST_RECORD {
             let _ = directory.remove(&file_name(newest.number));
-            return;
+        } else {
+            self.leave(&newest);
         }
+        while self.shared.write_one_hint() {}
+    }
+
+    /// The newest journal, as one that is full.
+    fn leave(&self, newest: &Journal) {
         let whole = self.written_bytes.next_multiple_of(PAGE_BYTES) as u64;
         if let Err(error) = newest.file.truncate(whole) {
             let path = newest.path.display();
@@ -364,7 +362,8 @@ impl Flusher {
             arena.close();
             arena.try_seal();
         }
-        self.write_hint(&newest);
+        newest.counts.end_bytes.store(self.written_bytes, Ordering::Release);
+        self.shared.keep.without_hint.lock().push_back(newest.number);
     }
 }
 

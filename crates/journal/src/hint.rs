@@ -5,7 +5,7 @@ use std::io;
 use alluvium_device::{AlignedBuf, GRANULE_BYTES, PAGE_BYTES};
 
 use crate::fields::{self, u32_at, u64_at};
-use crate::files::Directory;
+use crate::files::{Directory, OpenFile};
 use crate::hash::{KeyHash, KeyHasher};
 use crate::journal::FIRST_RECORD;
 use crate::place::{Granule, JournalNumber, Place};
@@ -87,6 +87,10 @@ pub(crate) fn file_name(number: JournalNumber) -> String {
     format!("{:012}.hint", number.0)
 }
 
+fn temporary_name(number: JournalNumber) -> String {
+    format!("{}.tmp", file_name(number))
+}
+
 /// Write the hint of a journal whose `bytes`, up to the end of its last record, are whole and in its file, behind a sync. Without one the next opening takes longer: an error is only told.
 pub(crate) fn write(
     directory: &dyn Directory,
@@ -95,61 +99,105 @@ pub(crate) fn write(
     salt: Salt,
     bytes: &[u8],
 ) {
-    let temporary = format!("{}.tmp", file_name(number));
-    let written = try_write(directory, hasher, salt, bytes, &temporary)
-        .and_then(|()| directory.rename(&temporary, &file_name(number)));
-    if let Err(error) = &written {
+    if let Err(error) = try_write(directory, hasher, number, salt, bytes) {
         let path = directory.path().join(file_name(number));
         tracing::warn!("journal cache: {}: writing a hint: {error}", path.display());
-        // Nobody would before the next opening, and it may be for want of room that it is not whole.
-        let _ = directory.remove(&temporary);
     }
 }
 
 fn try_write(
     directory: &dyn Directory,
     hasher: &KeyHasher,
+    number: JournalNumber,
     salt: Salt,
     bytes: &[u8],
-    temporary: &str,
 ) -> io::Result<()> {
-    let file = directory.create(temporary, PAGE_BYTES as u64)?;
-    let mut block = AlignedBuf::zeroed(BLOCK_BYTES);
-    let (mut blocks, mut in_block, mut entries) = (0u32, 0, 0u32);
-    let mut write_block = |block: &mut AlignedBuf, in_block: usize| {
-        let used = BLOCK_HEADER_BYTES + in_block * ENTRY_BYTES;
-        block[used..].fill(0);
-        block[4..8].copy_from_slice(&(in_block as u32).to_le_bytes());
-        let checksum = salt.checksum(blocks, &block[4..]);
-        block[..4].copy_from_slice(&checksum.to_le_bytes());
-        let at = PAGE_BYTES as u64 + u64::from(blocks) * BLOCK_BYTES as u64;
-        blocks += 1;
-        file.write_at(at, block)
-    };
+    let mut writer = Writer::new(directory, number, salt)?;
     let mut at = FIRST_RECORD;
     while at < bytes.len() {
         let record = Record::trusted(&bytes[at..]).ok_or(io::ErrorKind::InvalidData)?;
         let entry = Entry::of(hasher.hash(record.key()), Granule::at(at), &record);
-        let to = BLOCK_HEADER_BYTES + in_block * ENTRY_BYTES;
-        entry.write(&mut block[to..to + ENTRY_BYTES]);
-        entries += 1;
-        in_block += 1;
-        if in_block == BLOCK_ENTRIES {
-            write_block(&mut block, in_block)?;
-            in_block = 0;
-        }
+        writer.push(&entry)?;
         at += entry.len_bytes;
     }
-    if in_block > 0 {
-        write_block(&mut block, in_block)?;
+    writer.finish(bytes.len())
+}
+
+/// A hint that is being written, which nobody takes for one before it is finished.
+pub(crate) struct Writer<'a> {
+    directory: &'a dyn Directory,
+    number: JournalNumber,
+    salt: Salt,
+    file: OpenFile,
+    block: AlignedBuf,
+    /// In `block`.
+    in_block: usize,
+    /// Those that were written.
+    blocks: u32,
+    entries: u32,
+    is_finished: bool,
+}
+
+impl<'a> Writer<'a> {
+    /// Of this journal; without entries.
+    pub(crate) fn new(
+        directory: &'a dyn Directory,
+        number: JournalNumber,
+        salt: Salt,
+    ) -> io::Result<Self> {
+        let file = directory.create(&temporary_name(number), PAGE_BYTES as u64)?;
+        let block = AlignedBuf::zeroed(BLOCK_BYTES);
+        let (in_block, blocks, entries, is_finished) = (0, 0, 0, false);
+        Ok(Self { directory, number, salt, file, block, in_block, blocks, entries, is_finished })
     }
-    let mut page = AlignedBuf::zeroed(PAGE_BYTES);
-    page[12..16].copy_from_slice(&entries.to_le_bytes());
-    page[16..24].copy_from_slice(&salt.0.to_le_bytes());
-    page[24..32].copy_from_slice(&(bytes.len() as u64).to_le_bytes());
-    fields::seal(&mut page, MAGIC);
-    file.write_at(0, &page)?;
-    file.sync()
+
+    /// The next one, in the order of the journal.
+    pub(crate) fn push(&mut self, entry: &Entry) -> io::Result<()> {
+        let to = BLOCK_HEADER_BYTES + self.in_block * ENTRY_BYTES;
+        entry.write(&mut self.block[to..to + ENTRY_BYTES]);
+        self.entries += 1;
+        self.in_block += 1;
+        if self.in_block == BLOCK_ENTRIES { self.write_block() } else { Ok(()) }
+    }
+
+    fn write_block(&mut self) -> io::Result<()> {
+        let used = BLOCK_HEADER_BYTES + self.in_block * ENTRY_BYTES;
+        self.block[used..].fill(0);
+        self.block[4..8].copy_from_slice(&(self.in_block as u32).to_le_bytes());
+        let checksum = self.salt.checksum(self.blocks, &self.block[4..]);
+        self.block[..4].copy_from_slice(&checksum.to_le_bytes());
+        let at = PAGE_BYTES as u64 + u64::from(self.blocks) * BLOCK_BYTES as u64;
+        self.file.write_at(at, &self.block)?;
+        self.blocks += 1;
+        self.in_block = 0;
+        Ok(())
+    }
+
+    /// That were all; the last record ends at `end`. They are in the journal's file, behind a sync.
+    pub(crate) fn finish(mut self, end: usize) -> io::Result<()> {
+        if self.in_block > 0 {
+            self.write_block()?;
+        }
+        let mut page = AlignedBuf::zeroed(PAGE_BYTES);
+        page[12..16].copy_from_slice(&self.entries.to_le_bytes());
+        page[16..24].copy_from_slice(&self.salt.0.to_le_bytes());
+        page[24..32].copy_from_slice(&(end as u64).to_le_bytes());
+        fields::seal(&mut page, MAGIC);
+        self.file.write_at(0, &page)?;
+        self.file.sync()?;
+        self.directory.rename(&temporary_name(self.number), &file_name(self.number))?;
+        self.is_finished = true;
+        Ok(())
+    }
+}
+
+impl Drop for Writer<'_> {
+    fn drop(&mut self) {
+        if !self.is_finished {
+            // Nobody would before the next opening, and it may be for want of room that it is not whole.
+            let _ = self.directory.remove(&temporary_name(self.number));
+        }
+    }
 }
 
 /// The head of a journal's hint.

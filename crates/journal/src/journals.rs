@@ -61,6 +61,11 @@ impl Journals {
         }
     }
 
+    /// The journal with this number, if it is there.
+    pub(crate) fn get(&self, number: JournalNumber) -> Option<Arc<Journal>> {
+        self.slot(number.0).load_full().filter(|journal| journal.number == number)
+    }
+
     /// Whether a journal with this number would have a place.
     pub(crate) fn is_free(&self, number: JournalNumber) -> bool {
         self.slot(number.0).load().is_none()

@@ -1,5 +1,6 @@
-//! The keeper: a thread that compacts journals with few live records, evicts the oldest one when the disk budget is reached, brings into memory what is read, and compresses what is not in memory.
+//! The keeper: a thread that writes the hints of journals that were sealed, compacts journals with few live records, evicts the oldest one when the disk budget is reached, brings into memory what is read, and compresses what is not in memory.
 
+use std::collections::VecDeque;
 use std::io;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -9,7 +10,7 @@ use parking_lot::Mutex;
 use crate::compact::{Compaction, Look, PAUSE};
 use crate::error::{Error, Result};
 use crate::flush::TellOfPanic;
-use crate::hint;
+use crate::hint::{self, Entry};
 use crate::journal::{Journal, file_name};
 use crate::options::WhenFull;
 use crate::place::{Granule, JournalNumber};
@@ -34,6 +35,8 @@ pub(crate) struct Keep {
     evicting: AtomicUsize,
     /// Held by whoever moves records and removes journals: the keeper, journal by journal, or somebody who compacts on demand.
     pub(crate) turn: Mutex<()>,
+    /// Journals that were sealed and have no hint yet, the oldest first.
+    pub(crate) without_hint: Mutex<VecDeque<JournalNumber>>,
     /// Bytes that were found damaged, of each journal once.
     pub(crate) damaged_bytes: AtomicU64,
 }
@@ -74,7 +77,8 @@ pub(crate) fn run(shared: &Arc<Shared>) {
 impl Shared {
     /// Do one thing, the most urgent one; whether there was one. `is_warm`: what an opening has left cold was brought into memory, as far as there is any.
     fn turn(&self, is_warm: &mut bool) -> Result<bool> {
-        if self.make_room_once()? {
+        // Also where room is wanted: it is soon done, and if writers wanted some all the time no journal would have one.
+        if self.write_one_hint() || self.make_room_once()? {
             return Ok(true);
         }
         if !*is_warm {
@@ -83,6 +87,38 @@ impl Shared {
             return Ok(true);
         }
         Ok(self.promote_one()? || self.compress_one()?)
+    }
+
+    /// Write the hint of a journal that was sealed; whether one was wanted. For whoever has the turn: nobody removes a journal meanwhile.
+    pub(crate) fn write_one_hint(&self) -> bool {
+        if self.flush.failure().is_some() {
+            return false;
+        }
+        let Some(number) = self.keep.without_hint.lock().pop_front() else { return false };
+        // It may be gone, or not be in memory any more.
+        if let Some(journal) = self.journals.get(number) {
+            let _busy = journal.busy();
+            // The next opening reads all of it, and nothing else is missing.
+            if let Err(error) = self.write_hint(&journal) {
+                tracing::warn!("journal cache: {error}");
+            }
+        }
+        true
+    }
+
+    fn write_hint(&self, journal: &Journal) -> Result<()> {
+        let number = journal.number;
+        let path = || self.directory.path().join(hint::file_name(number));
+        let failed = |error| Error::io(path(), "writing a hint")(error);
+        let writer = hint::Writer::new(&*self.directory, number, journal.salt);
+        let mut writer = writer.map_err(failed)?;
+        let damaged_bytes = self.each_record(journal, || self.step_bytes(), |first, record| {
+            let entry = Entry::of(self.hasher.hash(record.key()), first, record);
+            writer.push(&entry).map_err(failed)
+        })?;
+        self.mark_damaged(journal, damaged_bytes);
+        // Or records would be missing in it, and a hint is believed.
+        if damaged_bytes == 0 { writer.finish(journal.end()).map_err(failed) } else { Ok(()) }
     }
 
     /// Compact or evict one journal, or look what has expired in one, if that is due; whether anything was done.

@@ -1,6 +1,8 @@
-//! Openings that find little room, or come to no end.
+//! What openings find: little room, no hints, no end.
 
+use super::removing::without_keeper;
 use super::*;
+use crate::Recovered;
 
 /// A cache with so many keys, about a thousand in each journal, that was closed.
 fn closed(options: &Options, keys: usize) -> SimDirectory {
@@ -128,4 +130,57 @@ fn hints_that_are_missing_make_way_for_the_first_journal() {
             cache.close().unwrap();
         }
     }
+}
+
+fn hints(directory: &SimDirectory) -> usize {
+    directory.list().unwrap().iter().filter(|name| name.ends_with(".hint")).count()
+}
+
+fn recovered(directory: &SimDirectory) -> Recovered {
+    open(directory, &options()).recovered()
+}
+
+/// Who waits for stable storage does not wait for hints. What has none when the process is killed is read.
+#[test]
+fn journals_are_sealed_without_their_hints() {
+    const KEYS: usize = 3500;
+    let directory = SimDirectory::default();
+    without_keeper(&directory, &options(), |shared| {
+        for key in 0..KEYS as u64 {
+            shared.put(&key.to_le_bytes(), &[4; 1000], None).unwrap();
+        }
+        shared.flush.wait_for(shared.newest_point()).unwrap();
+        assert_eq!(hints(&directory), 0);
+        // Three that are full, and the newest one.
+        for scanned in (1..=4).rev() {
+            let found = recovered(&directory.killed());
+            assert_eq!((found.entries, found.scanned), (KEYS, scanned));
+            assert_eq!(shared.write_one_hint(), scanned > 1);
+        }
+    });
+    let found = recovered(&directory);
+    assert_eq!((found.entries, found.scanned), (KEYS, 0));
+}
+
+/// They wait until somebody has the time. Some journals are not in memory any more by then, and one is gone.
+#[test]
+fn a_hint_that_comes_late_is_right() {
+    const KEYS: u64 = 12_000;
+    let directory = SimDirectory::default();
+    let mut evicted = 0;
+    without_keeper(&directory, &options(), |shared| {
+        for key in 0..KEYS {
+            shared.put(&key.to_le_bytes(), &[4; 1000], None).unwrap();
+        }
+        assert!(shared.evict_oldest().unwrap());
+        evicted = shared.counters.evicted.load(Ordering::Relaxed);
+        assert!(shared.journals.all()[0].arena.is_none());
+        while shared.write_one_hint() {}
+        assert!(!directory.list().unwrap().contains(&"000000000000.hint".to_owned()));
+    });
+    assert!(evicted > 1000, "{evicted}");
+    let cache = open(&directory, &options());
+    let found = cache.recovered();
+    assert_eq!((found.entries as u64, found.scanned), (KEYS - evicted, 0));
+    assert_eq!(contents(&cache).len(), found.entries);
 }
