@@ -329,7 +329,7 @@ impl Cache {
     /// # Errors
     /// The system.
     pub fn remove_damaged(&self) -> Result<usize> {
-        clear::remove_set_aside(&*self.shared.directory)
+        clear::remove_set_aside(&self.shared)
     }
 
     /// Wait until everything that was written before is on stable storage.

@@ -6,6 +6,7 @@ use crate::error::{Error, Result};
 use crate::files::{Directory, RealDirectory};
 use crate::open::{IDENTITY, check_contents_of, hint_number, journal_number};
 use crate::options::Contents;
+use crate::shared::Shared;
 
 /// Behind the name of a journal that an opening could not use, and has kept for somebody to look at.
 pub(crate) const SET_ASIDE: &str = ".damaged";
@@ -37,11 +38,47 @@ pub fn clear(path: impl AsRef<Path>, contents: Contents) -> Result<()> {
     names.iter().try_for_each(|name| remove(&directory, name))
 }
 
+/// Journals that openings could not use, and have kept for somebody to look at: files named `*.journal.damaged`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KeptAside {
+    /// How many there are.
+    pub files: usize,
+    /// Their sizes, in bytes.
+    pub bytes: u64,
+}
+
+impl KeptAside {
+    /// Those among these names.
+    pub(crate) fn among(directory: &dyn Directory, names: &[String]) -> Self {
+        let mut found = Self::default();
+        for name in names.iter().filter(|name| is_set_aside(name)) {
+            found.files += 1;
+            // One that can not be opened is in nobody's way.
+            found.bytes += directory.open(name).and_then(|file| file.len_bytes()).unwrap_or(0);
+        }
+        found
+    }
+}
+
+/// What openings of the cache in `path` have kept aside. Writes nothing, and needs no cache that can be opened; it may be in use.
+///
+/// # Errors
+/// The system.
+pub fn kept_aside(path: impl AsRef<Path>) -> Result<KeptAside> {
+    let path = path.as_ref();
+    let directory =
+        RealDirectory::open_to_read(path).map_err(Error::io(path, "opening the directory"))?;
+    let names = directory.list().map_err(Error::io(path, "listing the files"))?;
+    Ok(KeptAside::among(&directory, &names))
+}
+
 /// Remove what openings have kept aside; how many files those were.
-pub(crate) fn remove_set_aside(directory: &dyn Directory) -> Result<usize> {
+pub(crate) fn remove_set_aside(shared: &Shared) -> Result<usize> {
+    let directory = &*shared.directory;
     let mut names = directory.list().map_err(Error::io(directory.path(), "listing the files"))?;
     names.retain(|name| is_set_aside(name));
     names.iter().try_for_each(|name| remove(directory, name))?;
+    *shared.keep.kept_aside.lock() = KeptAside::default();
     Ok(names.len())
 }
 
@@ -181,9 +218,17 @@ mod tests {
         fs::write(journal, bytes).unwrap();
         let cache = open(path).unwrap();
         let aside = journal.with_extension("journal.damaged");
-        assert!(aside.exists());
+        let len_bytes = fs::metadata(&aside).unwrap().len();
+        let one = KeptAside { files: 1, bytes: len_bytes };
+        assert_eq!((kept_aside(path).unwrap(), cache.stats().kept_aside), (one, one));
+        // Whichever opening it was.
+        cache.close().unwrap();
+        let cache = open(path).unwrap();
+        assert_eq!((cache.stats().kept_aside, cache.recovered().damaged_bytes), (one, 0));
         assert_eq!(cache.remove_damaged().unwrap(), 1);
         assert!(!aside.exists());
         assert_eq!(cache.remove_damaged().unwrap(), 0);
+        let none = KeptAside::default();
+        assert_eq!((kept_aside(path).unwrap(), cache.stats().kept_aside), (none, none));
     }
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
+use crate::clear::KeptAside;
 use crate::compact::{Compaction, Look, PAUSE};
 use crate::error::{Error, Result};
 use crate::flush::TellOfPanic;
@@ -39,6 +40,8 @@ pub(crate) struct Keep {
     pub(crate) without_hint: Mutex<VecDeque<JournalNumber>>,
     /// Bytes that were found damaged, of each journal once.
     pub(crate) damaged_bytes: AtomicU64,
+    /// What openings could not use.
+    pub(crate) kept_aside: Mutex<KeptAside>,
 }
 
 impl Keep {

@@ -84,7 +84,7 @@ mod waker;
 mod walk;
 
 pub use cache::{Cache, Lookup, Value};
-pub use clear::clear;
+pub use clear::{KeptAside, clear, kept_aside};
 pub use demand::Compacted;
 pub use error::{Error, Result};
 pub use inspect::{HintState, JournalReport, inspect};

@@ -9,7 +9,7 @@ use alluvium_device::{AlignedBuf, PAGE_BYTES};
 use uuid::Uuid;
 
 use crate::blocks::Blocks;
-use crate::clear::{SET_ASIDE, is_of_a_cache};
+use crate::clear::{KeptAside, SET_ASIDE, is_of_a_cache};
 use crate::error::{Error, Result};
 use crate::fetch::Source;
 use crate::fields::{self, Fields, u32_at, u64_at};
@@ -216,7 +216,9 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
             path.join(&name).display()
         );
         directory.rename(&name, &aside).map_err(failed("renaming what is no journal"))?;
-        names.push(aside);
+        if !names.contains(&aside) {
+            names.push(aside);
+        }
         set_aside.push(*number);
     }
     // It may have any number, and be nobody's: what stays is not too far behind it, and what is made need not come after it.
@@ -330,6 +332,7 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
     journals.put(newest.clone());
     let keep = Keep::default();
     keep.damaged_bytes.store(recovered.damaged_bytes, Ordering::Relaxed);
+    *keep.kept_aside.lock() = KeptAside::among(&*directory, &names);
     let shared = Shared {
         options,
         id: identity.id,

@@ -85,7 +85,7 @@ pub struct Options {
     ///
     /// On top come the index, what readers keep (a value of a journal in memory keeps that, one that was read from disk its record, its frame or, of an iteration, its MiB), a 64th for the bits that tell what is written, and some MiB for work in the background: `docs/journal-cache.md`.
     pub memory_bytes: usize,
-    /// Disk space for journals, in bytes. At least eight journals; hints come on top (24 bytes for each record). Default 16 GiB.
+    /// Disk space for journals, in bytes. At least eight journals; hints come on top (24 bytes for each record), and what openings have kept aside ([`crate::KeptAside`]). Default 16 GiB.
     pub max_disk_bytes: u64,
     /// Size of a journal's file in bytes, and so bound of a record: a multiple of 4 KiB, 1 MiB to 1 GiB. Of a cache that is already there its own counts. Default 128 MiB.
     pub journal_bytes: usize,

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
+use crate::clear::KeptAside;
 use crate::shared::Shared;
 
 /// What a cache holds and what it has done since it was opened.
@@ -50,6 +51,8 @@ pub struct Stats {
     pub kept: u64,
     /// Bytes of journals that were found damaged, when the cache was opened or when a journal was read as a whole since; of each journal once. Single reads that meet damage are not counted.
     pub damaged_bytes: u64,
+    /// Files that openings could not use, this one or others before it: in no budget, and there until [`crate::Cache::remove_damaged`] or somebody else removes them. As they were when the cache was opened.
+    pub kept_aside: KeptAside,
 }
 
 impl Stats {
@@ -87,6 +90,7 @@ impl Stats {
             evicted: counters.evicted.load(Ordering::Relaxed),
             kept: counters.kept.load(Ordering::Relaxed),
             damaged_bytes: shared.keep.damaged_bytes.load(Ordering::Relaxed),
+            kept_aside: *shared.keep.kept_aside.lock(),
         }
     }
 }

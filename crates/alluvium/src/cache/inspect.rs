@@ -2,12 +2,12 @@
 
 use std::path::PathBuf;
 
-use alluvium_journal::{HintState, JournalReport};
+use alluvium_journal::{HintState, JournalReport, KeptAside};
 use clap::Args;
 use serde_json::json;
 
 use crate::output::{self, Failure, Table};
-use crate::units::about;
+use crate::units::{about, counted};
 
 /// Show what is in the journals of a cache. Reads all of them and changes nothing; the cache may be in use.
 #[derive(Args, Debug)]
@@ -46,6 +46,7 @@ pub(crate) fn run(args: &InspectArgs) -> Result<(), Failure> {
         reports.push(report);
         Ok::<_, Failure>(())
     })?;
+    let aside = alluvium_journal::kept_aside(&args.directory)?;
     if args.json {
         let journals = reports.iter().map(|report| {
             json!({
@@ -62,9 +63,11 @@ pub(crate) fn run(args: &InspectArgs) -> Result<(), Failure> {
                 "hint": hint(report),
             })
         });
-        return output::json(
-            &json!({ "journal_bytes": journal_bytes, "journals": journals.collect::<Vec<_>>() }),
-        );
+        return output::json(&json!({
+            "journal_bytes": journal_bytes,
+            "journals": journals.collect::<Vec<_>>(),
+            "kept_aside": { "files": aside.files, "bytes": aside.bytes },
+        }));
     }
     let mut table = Table::of_numbers(&[
         "journal",
@@ -99,7 +102,20 @@ pub(crate) fn run(args: &InspectArgs) -> Result<(), Failure> {
         reports.len(),
         about(journal_bytes as u64)
     ))?;
-    output::line(table)
+    output::line(table)?;
+    tell_of(aside)
+}
+
+/// What is no journal of the cache any more, and takes room.
+fn tell_of(aside: KeptAside) -> Result<(), Failure> {
+    if aside.files == 0 {
+        return Ok(());
+    }
+    output::line(format_args!(
+        "{} of {} kept aside (*.journal.damaged), which the cache does not use: for you to look at, or to remove",
+        counted(aside.files as u64, "file", "files"),
+        about(aside.bytes)
+    ))
 }
 
 /// # Errors
@@ -122,6 +138,8 @@ pub(crate) fn verify(args: &VerifyArgs) -> Result<(), Failure> {
         Ok(())
     });
     looked.map_err(Failure::not_looked)?;
+    let aside = alluvium_journal::kept_aside(&args.directory);
+    tell_of(aside.map_err(|error| Failure::from(error).not_looked())?)?;
     match damaged_bytes {
         0 => output::line(format_args!("{records} records, nothing damaged")),
         _ => Err(Failure::Failed(format!("{}: something is damaged", args.directory.display()))),

@@ -302,6 +302,14 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     if found.damaged_bytes > 0 {
         tracing::warn!("{} of it are damaged and not used", about(found.damaged_bytes));
     }
+    let aside = cache.stats().kept_aside;
+    if aside.files > 0 {
+        tracing::warn!(
+            "{} of {} kept aside (*.journal.damaged) and in no budget: look at them, or remove them",
+            counted(aside.files as u64, "file", "files"),
+            about(aside.bytes)
+        );
+    }
     let server = Server::new(cache, args, password, max_connections);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()

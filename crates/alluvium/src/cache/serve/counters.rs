@@ -110,7 +110,7 @@ impl Collector for CacheCollector {
         let Server { cache, counters, buffers, .. } = &*self.0;
         let stats = cache.stats();
         let of = |n: usize| n as u64;
-        let gauges: [(&str, &str, u64); 18] = [
+        let gauges: [(&str, &str, u64); 20] = [
             (
                 "cache_entries",
                 "Keys, with those that have expired and were not removed yet",
@@ -165,6 +165,16 @@ impl Collector for CacheCollector {
                 "cache_damaged_bytes",
                 "Bytes of journals that were found damaged",
                 stats.damaged_bytes,
+            ),
+            (
+                "cache_kept_aside_files",
+                "Files that openings could not use and have kept aside (*.journal.damaged)",
+                of(stats.kept_aside.files),
+            ),
+            (
+                "cache_kept_aside_bytes",
+                "Sizes of the files that were kept aside, which are in no budget",
+                stats.kept_aside.bytes,
             ),
             (
                 "cache_failed",

@@ -70,6 +70,8 @@ pub(super) fn info(call: &mut Call<'_>) -> Result {
                 ("disk_bytes", stats.disk_bytes.to_string()),
                 ("live_bytes", stats.live_bytes.to_string()),
                 ("damaged_bytes", stats.damaged_bytes.to_string()),
+                ("kept_aside_files", stats.kept_aside.files.to_string()),
+                ("kept_aside_bytes", stats.kept_aside.bytes.to_string()),
                 ("failed", i32::from(server.cache.failure().is_some()).to_string()),
             ],
         ),
