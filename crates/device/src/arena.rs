@@ -79,7 +79,7 @@ impl Arena {
         })
     }
 
-    /// Have the system find its memory now, and not when it is written to first: for who prepares it for those who write. Blocks the first time, some 50 ms for 128 MiB. What it held then is no more.
+    /// Have the system find its memory now, and not when it is written to first: for who prepares it for those who write. Blocks the first time, some 50 ms for 128 MiB, and panics then if something of it was taken.
     ///
     /// Page by page and not by `madvise(MADV_POPULATE_WRITE)`: that holds the lock of the process's address space all the while, and any thread that maps or unmaps something waits for it; since Linux 6.4 a fault
     /// takes the lock of its mapping alone.
@@ -87,10 +87,10 @@ impl Arena {
         if std::mem::replace(&mut self.is_populated, true) {
             return;
         }
+        assert_eq!(self.taken_bytes(), Some(0), "what is there would be overwritten");
         for page in self.memory().chunks_mut(PAGE_BYTES) {
             page[0] = 0;
         }
-        self.reset();
     }
 
     /// Begin to bring the first `len_bytes` at `at_bytes`, 256 at most, into the processor's cache, without waiting for them.

@@ -74,7 +74,8 @@ impl Pool {
         loop {
             let mut refused = None;
             if for_writers || !state.is_for_writers {
-                if let Some(arena) = state.free.pop() {
+                if let Some(mut arena) = state.free.pop() {
+                    arena.reset();
                     return Ok(Some(self.pooled(arena)));
                 }
                 if state.made < self.0.max {
@@ -116,8 +117,8 @@ impl Pool {
         Ok(self.pooled(arena))
     }
 
-    fn pooled(&self, mut arena: Arena) -> Pooled {
-        arena.reset();
+    /// One that nobody has taken anything of.
+    fn pooled(&self, arena: Arena) -> Pooled {
         Pooled { arena: Some(arena), pool: self.clone() }
     }
 
