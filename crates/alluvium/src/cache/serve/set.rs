@@ -61,18 +61,25 @@ fn time_from(now: Duration, unit: &[u8], time: &[u8], command: &str) -> Result<D
 pub(super) fn set(call: &mut Call<'_>) -> Result {
     let [_, key, value, options @ ..] = call.words else { return Err(wrong_number("SET")) };
     let SetOptions { when, ttl, tells_old } = set_options(options)?;
-    let plain = match (when, ttl, tells_old) {
-        (When::Always, Ttl::None, false) => Some(None),
-        (When::Always, Ttl::After(ttl), false) => Some(Some(ttl)),
-        _ => None,
+    let time = match ttl {
+        Ttl::After(time) => Some(time),
+        Ttl::None | Ttl::Keep => None,
     };
-    if let Some(ttl) = plain {
-        let ran = call.put(key, value, ttl)?;
+    if when == When::Always && ttl != Ttl::Keep && !tells_old {
+        let ran = call.put(key, value, time)?;
         call.answers().ok();
         return Ok(ran);
     }
     if call.must_wait() {
         return Ok(Ran::Waits);
+    }
+    if when == When::IfAbsent && !tells_old {
+        // Where it is written there is no time to be kept.
+        match put_if_absent(call, key, value, time)? {
+            true => call.answers().ok(),
+            false => call.answers().null(),
+        }
+        return Ok(Ran::Answered);
     }
     call.hold_read(key)?;
     let swapped = call.cache().swap(key, value, when, ttl)?;
@@ -98,14 +105,27 @@ pub(super) fn setex(call: &mut Call<'_>) -> Result {
 }
 
 pub(super) fn setnx(call: &mut Call<'_>) -> Result {
+    let [_, key, value] = call.words else { return Err(wrong_number("SETNX")) };
     if call.must_wait() {
         return Ok(Ran::Waits);
     }
-    call.hold_read(&call.words[1])?;
-    let is_written = call.cache().put_if_absent(&call.words[1], &call.words[2], None)?;
-    call.client.must_flush = true;
+    let is_written = put_if_absent(call, key, value, None)?;
     call.answers().integer(is_written.into());
     Ok(Ran::Answered)
+}
+
+/// Write a value if there is none; whether it was written. Nothing is read of what is there, but for its time to live, if it has one.
+fn put_if_absent(
+    call: &mut Call<'_>,
+    key: &[u8],
+    value: &[u8],
+    time: Option<Duration>,
+) -> Result<bool> {
+    call.hold_read(key)?;
+    let is_written = call.cache().put_if_absent(key, value, time)?;
+    // Also if it is not: what it depends on may not be on stable storage yet.
+    call.client.must_flush = true;
+    Ok(is_written)
 }
 
 pub(super) fn getset(call: &mut Call<'_>) -> Result {

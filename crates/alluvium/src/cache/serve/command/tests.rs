@@ -322,11 +322,15 @@ fn a_damaged_value_costs_no_other_one() {
     for key in ["a", "b", "c"] {
         server.cache.put(key.as_bytes(), key.repeat(1000).as_bytes()).unwrap();
     }
+    let hour = Duration::from_secs(3600);
+    server.cache.put_with_ttl(b"d", &[b'd'; 1000], hour).unwrap();
     drop(server);
     let journal = path.join("000000000000.journal");
     let mut bytes = std::fs::read(&journal).unwrap();
-    let at = bytes.windows(100).position(|some| some == [b'b'; 100]).unwrap();
-    bytes[at] ^= 1;
+    for value in [[b'b'; 100], [b'd'; 100]] {
+        let at = bytes.windows(100).position(|some| some == value).unwrap();
+        bytes[at] ^= 1;
+    }
     std::fs::write(&journal, bytes).unwrap();
     let server = server_in(path, &["--compression", "none"], None);
     let client = server.client();
@@ -334,8 +338,20 @@ fn a_damaged_value_costs_no_other_one() {
     let [a, c] = ["a", "c"].map(|key| key.repeat(1000));
     shop.expect("MGET a b c", &format!("*3\r\n$1000\r\n{a}\r\n$-1\r\n$1000\r\n{c}\r\n"));
     shop.refuses("GET b", "the record is damaged");
+    // However it is asked for: it is there, and nothing of it has to be read.
+    shop.expect("SETNX b 1", ":0\r\n");
+    for options in ["NX", "NX EX 10", "NX KEEPTTL"] {
+        shop.expect(&format!("SET b 1 {options}"), "$-1\r\n");
+    }
+    shop.refuses("SET b 1 NX GET", "the record is damaged");
+    // Whether its time has come nobody knows.
+    for write in ["SETNX d 1", "SET d 1 NX", "SET d 1 NX EX 10"] {
+        shop.refuses(write, "the record is damaged");
+    }
     shop.expect("DEL b", ":1\r\n");
     shop.expect("GET b", "$-1\r\n");
+    shop.expect("SET b 1 NX PX 50000", "+OK\r\n");
+    assert!((40_000..=50_000).contains(&shop.left_ms("b")));
 }
 
 #[test]
