@@ -12,6 +12,7 @@ mod request;
 mod set;
 mod talk;
 
+use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -406,8 +407,7 @@ async fn accept(
         match accepted {
             Ok((socket, peer)) => {
                 if !server.counters.connect(server.max_connections.into()) {
-                    // It fits into the socket's own buffer, or is not told.
-                    let _ = socket.try_write(b"-ERR max number of clients reached\r\n");
+                    turn_away(socket);
                     continue;
                 }
                 let (server, told) = (server.clone(), told.clone());
@@ -438,6 +438,16 @@ async fn accept(
             GRACE.as_secs()
         );
         connections.shutdown().await;
+    }
+}
+
+/// Tell a client that there are too many. It fits into the socket's own buffer, or is not told: nobody waits for it.
+fn turn_away(socket: tokio::net::TcpStream) {
+    // The runtime does not know yet that it can be written to, and would not try.
+    let Ok(mut socket) = socket.into_std() else { return };
+    // What has come is read: else the system would take the answer back.
+    if !matches!(socket.read(&mut [0; 4096]), Ok(0)) {
+        let _ = socket.write_all(b"-ERR max number of clients reached\r\n");
     }
 }
 

@@ -29,6 +29,10 @@ const WORDS_OF_A_STEP: usize = 64;
 const MAX_TOGETHER: usize = 1024;
 /// For so long they run there; then it is the turn of those of others.
 const TURN: Duration = Duration::from_millis(20);
+/// So much of what a client still sends is discarded for its last answer to reach it.
+const MAX_HEARD: usize = 64 << 20;
+/// And for so long.
+const HEAR_OUT: Duration = Duration::from_secs(2);
 
 /// How far a client is behind [`Patience::least_rate`] with a request that is on its way, or with taking its answers: for as long as these take, others lack the memory.
 ///
@@ -65,6 +69,8 @@ impl Pace {
 pub(super) enum End {
     #[error("the client has closed it")]
     Closed,
+    #[error("the client has asked for it, or was told why")]
+    Left,
     #[error("the server stops")]
     Stopping,
     #[error("the client was silent for too long, or too slow")]
@@ -88,7 +94,35 @@ pub(super) async fn serve(
     let _ = socket.set_nodelay(true);
     let requests = Requests::new(&server.buffers, server.limits);
     let mut connection = Connection::new(server, requests, stopping);
-    connection.run(&socket, client).await.unwrap_or_else(|end| end)
+    let end = connection.run(&socket, client).await.unwrap_or_else(|end| end);
+    // And with it the memory of requests, which others may want.
+    drop(connection);
+    if matches!(end, End::Left) {
+        hear_out(socket).await;
+    }
+    end
+}
+
+/// Discard what a client still sends that was told why it is disconnected: the system takes back what was written to a socket that is closed with something unread in it.
+async fn hear_out(mut socket: TcpStream) {
+    use tokio::io::AsyncWriteExt as _;
+    if socket.shutdown().await.is_err() {
+        return;
+    }
+    let mut some = vec![0; 64 << 10];
+    let mut heard = 0;
+    let hear = async {
+        while heard < MAX_HEARD && socket.readable().await.is_ok() {
+            match socket.try_read(&mut some) {
+                Ok(0) => break,
+                Ok(read) => heard += read,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(_) => break,
+            }
+            consume_budget().await;
+        }
+    };
+    let _ = timeout(HEAR_OUT, hear).await;
 }
 
 struct Connection {
@@ -112,7 +146,7 @@ impl Connection {
         loop {
             client = self.answer(socket, client).await?;
             if client.is_leaving {
-                return Ok(End::Closed);
+                return Ok(End::Left);
             }
             self.requests.rest();
             self.read(socket, &client).await?;

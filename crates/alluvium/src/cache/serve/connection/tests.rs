@@ -1,11 +1,13 @@
 //! Connections over TCP, each to a server of its own that has little patience.
 
+use std::future::poll_fn;
 use std::path::Path;
+use std::task::Poll;
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
-use tokio::task::{JoinHandle, yield_now};
+use tokio::task::JoinHandle;
 
 use super::super::tests::server_in;
 use super::*;
@@ -142,16 +144,16 @@ async fn requests_that_do_not_come_to_their_end_share_a_bound() {
         let _ = talk.socket.write_all(&whole[..whole.len() - 3]).await;
         talks.push(talk);
     }
-    let at = loop {
-        match talks.iter().position(|talk| talk.served.is_finished()) {
-            Some(at) => break at,
-            None => yield_now().await,
-        }
-    };
+    let told_one = poll_fn(|cx| {
+        let is_told = |talk: &Talk| talk.socket.poll_read_ready(cx).is_ready();
+        talks.iter().position(is_told).map_or(Poll::Pending, Poll::Ready)
+    });
+    let at = told_one.await;
     let mut refused = talks.swap_remove(at);
     let told = "-ERR the memory for requests and answers (--buffer-memory) is used up\r\n";
     refused.expect(told).await;
-    assert!(matches!(refused.served.await.unwrap(), End::Closed));
+    drop(refused.socket);
+    assert!(matches!(refused.served.await.unwrap(), End::Left));
     // What the others have is given back when they go, and is there for the next one.
     for talk in talks {
         drop(talk.socket);
@@ -161,6 +163,38 @@ async fn requests_that_do_not_come_to_their_end_share_a_bound() {
     let mut next = Talk::with(server).await;
     next.socket.write_all(&whole).await.unwrap();
     next.expect("$-1\r\n").await;
+}
+
+/// As one that sends all of a value before it looks for an answer.
+#[tokio::test]
+async fn who_is_still_sending_is_told_why_he_is_disconnected() {
+    let directory = tempfile::tempdir().unwrap();
+    let server = server_in(directory.path(), &[], None);
+    let buffers = server.buffers.clone();
+    let most = server.limits.argument_bytes;
+    let mut talk = Talk::with(server).await;
+    talk.say("*2\r\n$3\r\nGET\r\n$20000000\r\n").await;
+    // Far more than the system keeps on its way.
+    talk.socket.write_all(&vec![b'x'; 20_000_000]).await.unwrap();
+    let told = "-ERR Protocol error: invalid bulk length: 20000000 bytes; an argument may have";
+    talk.expect(&format!("{told} {most}\r\n")).await;
+    assert_eq!(talk.socket.read(&mut [0; 10]).await.unwrap(), 0);
+    assert_eq!(buffers.used_bytes(), 0);
+    // Also if it stays.
+    assert!(matches!(talk.served.await.unwrap(), End::Left));
+}
+
+#[tokio::test]
+async fn who_does_not_stop_sending_is_not_heard_for_ever() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut talk = Talk::with(server_in(directory.path(), &[], None)).await;
+    talk.say("*x\r\n").await;
+    let (some, mut sent) = (vec![b'x'; 64 << 10], 0);
+    while talk.socket.write_all(&some).await.is_ok() {
+        sent += some.len();
+        assert!(sent < 4 * MAX_HEARD, "nobody has disconnected it");
+    }
+    assert!(matches!(talk.served.await.unwrap(), End::Left));
 }
 
 /// Seconds that a client may take that moves `bytes` after each second.
@@ -218,7 +252,7 @@ async fn many_requests_at_once_leave_others_their_turn() {
     let mut turns = 0;
     {
         let mut answering = std::pin::pin!(connection.answer(&socket, client));
-        let answered = std::future::poll_fn(|cx| {
+        let answered = poll_fn(|cx| {
             turns += 1;
             answering.as_mut().poll(cx)
         });
