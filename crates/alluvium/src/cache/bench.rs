@@ -11,6 +11,7 @@ use clap::{Args, ValueEnum};
 use hdrhistogram::Histogram;
 use rustix::time::{ClockId, clock_gettime};
 
+use super::memory;
 use super::options::CacheArgs;
 use crate::output::{self, Failure, Table};
 use crate::units::{Size, about};
@@ -23,8 +24,8 @@ pub(crate) struct BenchArgs {
     /// An empty or new directory, on the disk that is to be measured.
     #[arg(long, value_name = "DIR")]
     dir: PathBuf,
-    /// Number of keys.
-    #[arg(long, value_name = "N", default_value_t = 10_000_000)]
+    /// Number of keys, at least one for each thread.
+    #[arg(long, value_name = "N", default_value_t = 10_000_000, value_parser = clap::value_parser!(u64).range(1..))]
     keys: u64,
     /// Bytes of a value.
     #[arg(long, value_name = "SIZE", default_value_t = Size { bytes: 100 })]
@@ -103,8 +104,15 @@ impl Taken {
 }
 
 /// # Errors
-/// The directory is not empty, or the cache fails.
+/// There are fewer keys than threads, the directory is not empty, or the cache fails.
 pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
+    if args.keys < u64::from(args.threads) {
+        return Err(Failure::Usage(format!(
+            "--keys {} are fewer than --threads {}: some would have nothing to do",
+            args.keys, args.threads
+        )));
+    }
+    memory::check(args.cache.memory(DEFAULT_MEMORY));
     if args.dir.exists() {
         let mut entries = args
             .dir
@@ -370,6 +378,7 @@ fn one(cache: &Cache, args: &BenchArgs, workload: Workload, thread: u64) -> Resu
 #[cfg(test)]
 mod tests {
     use alluvium_journal::{Compression, Durability, WhenFull};
+    use clap::Parser;
 
     use super::*;
 
@@ -404,5 +413,29 @@ mod tests {
         std::fs::write(args.dir.join("mine"), "").unwrap();
         assert!(matches!(run(&args), Err(Failure::Usage(_))));
         assert!(args.dir.join("mine").exists());
+    }
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: BenchArgs,
+    }
+
+    #[test]
+    fn without_keys_or_threads_there_is_nothing_to_measure() {
+        let directory = tempfile::tempdir().unwrap();
+        let dir = directory.path().join("cache");
+        let parsed = |words: &[&str]| {
+            let dir = ["bench", "--dir", dir.to_str().unwrap()];
+            Line::try_parse_from([&dir[..], words].concat()).map(|line| line.args)
+        };
+        for words in [["--keys", "0"], ["--threads", "0"]] {
+            let told = parsed(&words).unwrap_err().to_string();
+            assert!(told.contains(words[0]), "{told}");
+        }
+        let args = parsed(&["--keys", "3", "--threads", "4"]).unwrap();
+        let Err(Failure::Usage(told)) = run(&args) else { panic!("it measures nothing") };
+        assert!(told.contains("--keys 3") && told.contains("--threads 4"), "{told}");
+        assert!(!dir.exists());
     }
 }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use alluvium_journal::{Cache, Compression, Options, WhenFull};
 use clap::Args;
 
+use super::memory;
 use super::options::bytes;
 use crate::output::{self, Failure};
 use crate::progress::Meter;
@@ -58,6 +59,7 @@ impl OnDisk {
 /// # Errors
 /// There is no cache, somebody has it open, or it fails.
 pub(crate) fn run(args: &CompactArgs) -> Result<(), Failure> {
+    memory::check(args.memory);
     let directory = &args.directory;
     let before = OnDisk::of(directory)?;
     let options = Options {

@@ -3,6 +3,7 @@
 mod bench;
 mod compact;
 mod inspect;
+mod memory;
 mod options;
 mod serve;
 
@@ -41,7 +42,10 @@ pub(crate) fn run(command: CacheCommand) -> Result<(), Failure> {
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         match error {
-            Error::NoCache { .. } => Self::Usage(error.to_string()),
+            Error::NoCache { path, reason } => {
+                Self::Usage(format!("{}: {}", path.display(), options::in_flags(&reason)))
+            }
+            Error::OtherContents { .. } => Self::Usage(error.to_string()),
             error => Self::new(error),
         }
     }

@@ -8,7 +8,7 @@ use crate::units::{Size, Span};
 /// What the commands that open a cache to write to it have in common.
 #[derive(Args, Clone, Debug)]
 pub(super) struct CacheArgs {
-    /// Memory for journals, at least four of them; the index comes on top. Default 1GiB, of the bench 3GiB.
+    /// Memory for journals, at least four of them; the index comes on top. More than the machine has, or the cgroup may have, is told at the start. Default 1GiB, of the bench 3GiB.
     #[arg(long, value_name = "SIZE")]
     pub(super) memory: Option<Size>,
     /// Disk space for journals, at least eight of them.
@@ -17,7 +17,10 @@ pub(super) struct CacheArgs {
     /// Size of a journal, and so bound of a key with its value: 1MiB to 1GiB. Of a cache that is there its own counts.
     #[arg(long, value_name = "SIZE", default_value_t = Size::mib(128))]
     pub(super) journal: Size,
-    /// When a write is on stable storage: `none`, `always`, or after a time.
+    /// When a write is on stable storage: `always`, before it is answered; within a time, 1ms or more, and what a sync takes; or `none`, some time later, with no bound on that.
+    ///
+    /// What is lost: with `always` nothing. With a time, by SIGKILL and by a power cut alike, what was written within it. With `none`, by SIGKILL what had not come to its file, the last 1MiB or, of
+    /// writers that are faster than the disk, up to --memory; by a power cut all that the disk had not written by itself, which may be everything since the last journal was full.
     #[arg(long, value_name = "none|always|TIME", default_value = "none", value_parser = durability)]
     pub(super) durability: Durability,
     /// What happens when the disk space is used up: `evict` the oldest records, but for those that were read, or `refuse` writes.
@@ -28,11 +31,25 @@ pub(super) struct CacheArgs {
     pub(super) compression: Compression,
 }
 
+/// Fields of [`Options`] that errors name, and what they are called here.
+const FLAGS: [(&str, &str); 3] =
+    [("memory_bytes", "--memory"), ("max_disk_bytes", "--max-disk"), ("journal_bytes", "--journal")];
+
+/// A fault of options in the words of the command line.
+pub(super) fn in_flags(reason: &str) -> String {
+    FLAGS.iter().fold(reason.to_owned(), |reason, (field, flag)| reason.replace(field, flag))
+}
+
 impl CacheArgs {
+    /// For journals.
+    pub(super) fn memory(&self, default_memory: Size) -> Size {
+        self.memory.unwrap_or(default_memory)
+    }
+
     /// The same in the words of the crate.
     pub(super) fn options(&self, default_memory: Size) -> Options {
         Options {
-            memory_bytes: bytes(self.memory.unwrap_or(default_memory)),
+            memory_bytes: bytes(self.memory(default_memory)),
             max_disk_bytes: self.max_disk.bytes,
             journal_bytes: bytes(self.journal),
             durability: self.durability,
@@ -61,5 +78,35 @@ fn when_full(text: &str) -> Result<WhenFull, String> {
         "evict" => Ok(WhenFull::Evict),
         "refuse" => Ok(WhenFull::Refuse),
         other => Err(format!("`{other}` is neither `evict` nor `refuse`")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use alluvium_journal::Cache;
+    use clap::Parser;
+
+    use super::*;
+    use crate::output::Failure;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: CacheArgs,
+    }
+
+    #[test]
+    fn faults_are_told_in_the_words_of_the_command_line() {
+        let directory = tempfile::tempdir().unwrap();
+        for (words, told) in [
+            (["--memory", "1MiB", "--journal", "1MiB"], "--memory is 1048576; with journals of"),
+            (["--max-disk", "4MiB", "--journal", "1MiB"], "--max-disk is 4194304; with journals"),
+            (["--memory", "1GiB", "--journal", "5KiB"], "--journal is 5120; a journal has 1 MiB"),
+        ] {
+            let Line { args } = Line::try_parse_from(["x"].iter().chain(&words)).unwrap();
+            let error = Cache::open(directory.path(), args.options(Size::gib(1))).unwrap_err();
+            let Failure::Usage(said) = Failure::from(error) else { panic!("{words:?}") };
+            assert!(said.contains(told) && !said.contains("_bytes"), "{said}");
+        }
     }
 }

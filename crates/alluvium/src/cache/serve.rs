@@ -35,6 +35,7 @@ use self::buffers::Buffers;
 use self::counters::{CacheCollector, Counters};
 use self::files::Journals;
 use self::request::Limits;
+use super::memory;
 use super::options::{CacheArgs, bytes};
 use crate::address::Address;
 use crate::admin::{self, Admin};
@@ -273,6 +274,7 @@ impl ServeArgs {
 /// Options that can not be used; the cache can not be opened, or not be closed as it should; a port is taken.
 pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     args.check_exposure()?;
+    memory::check(args.cache.memory(DEFAULT_MEMORY));
     let password = args.password_file.as_deref().map(Password::read).transpose()?;
     let Address(listen) = args.listen;
     let failed =

@@ -1,0 +1,123 @@
+//! The memory that there is: of the machine, or what the process's control group leaves of it.
+
+use std::fs;
+use std::path::Path;
+
+use crate::units::{Size, about};
+
+/// Where controllers of memory are mounted, and their limits: of version 2, which is in no list of controllers, and of version 1.
+const GROUPS_V2: (&str, &str) = ("sys/fs/cgroup", "memory.max");
+const GROUPS_V1: (&str, &str) = ("sys/fs/cgroup/memory", "memory.limit_in_bytes");
+
+/// As much as a process may use, and whose bound that is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Bound {
+    bytes: u64,
+    whose: &'static str,
+}
+
+/// Tell whoever has given journals more memory than there is: it is taken as it is needed, so that nothing fails before it is too late.
+pub(super) fn check(wanted: Size) {
+    if let Some(excess) = bound(Path::new("/")).and_then(|bound| excess(wanted, bound)) {
+        tracing::warn!("{excess}");
+    }
+}
+
+fn excess(wanted: Size, Bound { bytes, whose }: Bound) -> Option<String> {
+    (wanted.bytes > bytes).then(|| {
+        format!(
+            "--memory is {wanted}, and {whose} {}: the system will end the process when it has come to use that. The index and some more come on top of --memory",
+            about(bytes)
+        )
+    })
+}
+
+/// The least one, of the system whose files are under `root`; `None` if nothing tells.
+fn bound(root: &Path) -> Option<Bound> {
+    let machine = machine_bytes(root).map(|bytes| Bound { bytes, whose: "the machine has" });
+    let group = group_bytes(root).map(|bytes| Bound { bytes, whose: "the cgroup of this process may have" });
+    machine.into_iter().chain(group).min_by_key(|bound| bound.bytes)
+}
+
+fn machine_bytes(root: &Path) -> Option<u64> {
+    let told = fs::read_to_string(root.join("proc/meminfo")).ok()?;
+    let total = told.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    let kib: u64 = total.split_whitespace().next()?.parse().ok()?;
+    Some(kib * 1024)
+}
+
+/// Of the process's groups and of all above them, as far as they are seen: in a container the path may be the host's, and the container's own group is where they are mounted.
+fn group_bytes(root: &Path) -> Option<u64> {
+    let groups = fs::read_to_string(root.join("proc/self/cgroup")).ok()?;
+    let limit = |line: &str| {
+        // A number, controllers, a path.
+        let mut parts = line.splitn(3, ':').skip(1);
+        let (controllers, path) = (parts.next()?, parts.next()?);
+        let (mount, file) = match controllers {
+            "" => GROUPS_V2,
+            some if some.split(',').any(|it| it == "memory") => GROUPS_V1,
+            _ => return None,
+        };
+        let mount = root.join(mount);
+        let group = mount.join(path.trim_start_matches('/'));
+        let groups = group.ancestors().take_while(|it| it.starts_with(&mount));
+        // `max` is no number, and no limit.
+        let of_group = |it: &Path| fs::read_to_string(it.join(file)).ok()?.trim().parse::<u64>().ok();
+        groups.filter_map(of_group).min()
+    };
+    groups.lines().filter_map(limit).min()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a system with these files tells.
+    fn bound_with(files: &[(&str, &str)]) -> Option<Bound> {
+        let root = tempfile::tempdir().unwrap();
+        for (name, text) in files {
+            let path = root.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        bound(root.path())
+    }
+
+    #[test]
+    fn the_least_bound_counts() {
+        let machine = ("proc/meminfo", "MemTotal:       16384 kB\nMemFree:   1 kB\n");
+        let of_machine = Some(Bound { bytes: 16 << 20, whose: "the machine has" });
+        let of_group = |bytes| Some(Bound { bytes, whose: "the cgroup of this process may have" });
+        assert_eq!(bound_with(&[]), None);
+        assert_eq!(bound_with(&[machine]), of_machine);
+
+        let v2 = ("proc/self/cgroup", "0::/system.slice/cache.service\n");
+        let slice = "sys/fs/cgroup/system.slice/memory.max";
+        let service = "sys/fs/cgroup/system.slice/cache.service/memory.max";
+        assert_eq!(bound_with(&[machine, v2, (slice, "max\n"), (service, "max\n")]), of_machine);
+        let limited = [machine, v2, (slice, "1000000\n"), (service, "max\n")];
+        assert_eq!(bound_with(&limited), of_group(1_000_000));
+        let limited = [machine, v2, (slice, "1000000\n"), (service, "999999\n")];
+        assert_eq!(bound_with(&limited), of_group(999_999));
+        let container = [machine, ("proc/self/cgroup", "0::/\n"), ("sys/fs/cgroup/memory.max", "4096\n")];
+        assert_eq!(bound_with(&container), of_group(4096));
+
+        let v1 = ("proc/self/cgroup", "5:cpu,cpuacct:/a\n4:memory:/docker/1f\n0::/\n");
+        let none = "9223372036854771712\n";
+        let root = "sys/fs/cgroup/memory/memory.limit_in_bytes";
+        let group = "sys/fs/cgroup/memory/docker/1f/memory.limit_in_bytes";
+        assert_eq!(bound_with(&[machine, v1, (root, none), (group, none)]), of_machine);
+        assert_eq!(bound_with(&[machine, v1, (root, none), (group, "5000")]), of_group(5000));
+        // Seen from within, under the name that it has outside.
+        assert_eq!(bound_with(&[machine, v1, (root, "6000\n")]), of_group(6000));
+    }
+
+    #[test]
+    fn both_figures_are_told() {
+        let bound = Bound { bytes: 3 << 29, whose: "the machine has" };
+        assert_eq!(excess(Size::gib(1), bound), None);
+        let told = excess(Size::gib(2), bound).unwrap();
+        assert!(told.contains("--memory is 2GiB, and the machine has 1.5 GiB"), "{told}");
+        assert!(machine_bytes(Path::new("/")).is_some_and(|bytes| bytes > 64 << 20));
+    }
+}
