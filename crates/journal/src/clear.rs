@@ -165,7 +165,10 @@ mod tests {
         };
         for create in [true, false] {
             let opened = Cache::open(path, Options { create, ..options.clone() });
-            refused(opened.unwrap_err(), "made with no contents, and is asked for with contents `mine`");
+            refused(
+                opened.unwrap_err(),
+                "made with no contents, and is asked for with contents `mine`",
+            );
         }
         refused(clear(path, mine).unwrap_err(), "`mine`");
         let cache = open(path).unwrap();

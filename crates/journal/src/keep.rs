@@ -115,10 +115,14 @@ impl Shared {
         let failed = |error| Error::io(path(), "writing a hint")(error);
         let writer = hint::Writer::new(&*self.directory, number, journal.salt);
         let mut writer = writer.map_err(failed)?;
-        let damaged_bytes = self.each_record(journal, || self.step_bytes(), |first, record| {
-            let entry = Entry::of(self.hasher.hash(record.key()), first, record);
-            writer.push(&entry).map_err(failed)
-        })?;
+        let damaged_bytes = self.each_record(
+            journal,
+            || self.step_bytes(),
+            |first, record| {
+                let entry = Entry::of(self.hasher.hash(record.key()), first, record);
+                writer.push(&entry).map_err(failed)
+            },
+        )?;
         self.mark_damaged(journal, damaged_bytes);
         // Or records would be missing in it, and a hint is believed.
         if damaged_bytes == 0 { writer.finish(journal.end()).map_err(failed) } else { Ok(()) }

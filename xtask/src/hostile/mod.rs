@@ -260,7 +260,8 @@ impl<'a> Attacks<'a> {
         let held = attack(self)?;
         self.honest.is_served()?;
         let after_kib = self.server.peak_memory_kib().ok_or("the server is gone")?;
-        let (held_kib, count) = (self.server.memory_kib().ok_or("the server is gone")?, held.0.len());
+        let (held_kib, count) =
+            (self.server.memory_kib().ok_or("the server is gone")?, held.0.len());
         drop(held);
         self.honest.is_served()?;
         println!("{name}: {} MiB before, {} MiB at most", before_kib >> 10, after_kib >> 10);

@@ -1,6 +1,6 @@
 //! `alluvium cache inspect` and `verify`: what is in a cache's files.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use alluvium_journal::{HintState, JournalReport, KeptAside};
 use clap::Args;
@@ -9,7 +9,9 @@ use serde_json::json;
 use crate::output::{self, Failure, Table};
 use crate::units::{about, counted};
 
-/// Show what is in the journals of a cache. Reads all of them and changes nothing; the cache may be in use.
+/// Show what is in the journals of a cache. Reads all of them and changes nothing; the cache may be in use, as for `verify`.
+///
+/// Exit codes: 0 nothing is damaged; 1 something is, and all was shown; 2 it could not be looked at, or not to its end.
 #[derive(Args, Debug)]
 pub(crate) struct InspectArgs {
     /// The cache's directory.
@@ -23,7 +25,7 @@ pub(crate) struct InspectArgs {
 ///
 /// Beside a process that has the cache open, what that is just writing may be taken for damage: it is the newest journal's then, and gone when it is looked at again.
 ///
-/// Exit codes: 0 nothing is damaged; 1 something is; 2 it could not be looked at.
+/// Exit codes: 0 nothing is damaged; 1 something is; 2 it could not be looked at, or not to its end.
 #[derive(Args, Debug)]
 pub(crate) struct VerifyArgs {
     /// The cache's directory.
@@ -38,15 +40,37 @@ fn hint(report: &JournalReport) -> &'static str {
     }
 }
 
+/// Its records are not all there, or its hint would have an opening believe something else.
+fn is_damaged(report: &JournalReport) -> bool {
+    report.damaged_bytes > 0 || report.hint == HintState::Wrong
+}
+
+fn verdict(directory: &Path, is_damaged: bool) -> Result<(), Failure> {
+    match is_damaged {
+        true => Err(Failure::Failed(format!("{}: something is damaged", directory.display()))),
+        false => Ok(()),
+    }
+}
+
 /// # Errors
-/// The directory has no cache that can be read.
+/// Something is damaged; the directory has no cache that can be read.
 pub(crate) fn run(args: &InspectArgs) -> Result<(), Failure> {
     let mut reports = Vec::new();
-    let journal_bytes = alluvium_journal::inspect(&args.directory, |report| {
+    let looked = alluvium_journal::inspect(&args.directory, |report| {
         reports.push(report);
         Ok::<_, Failure>(())
-    })?;
-    let aside = alluvium_journal::kept_aside(&args.directory)?;
+    });
+    let journal_bytes = looked.map_err(Failure::not_looked)?;
+    show(args, &reports, journal_bytes, kept_aside(&args.directory)?)?;
+    verdict(&args.directory, reports.iter().any(is_damaged))
+}
+
+fn show(
+    args: &InspectArgs,
+    reports: &[JournalReport],
+    journal_bytes: usize,
+    aside: KeptAside,
+) -> Result<(), Failure> {
     if args.json {
         let journals = reports.iter().map(|report| {
             json!({
@@ -82,7 +106,7 @@ pub(crate) fn run(args: &InspectArgs) -> Result<(), Failure> {
         "damaged",
         "hint",
     ]);
-    for report in &reports {
+    for report in reports {
         table.row(vec![
             report.number.to_string(),
             about(report.end_bytes),
@@ -106,6 +130,10 @@ pub(crate) fn run(args: &InspectArgs) -> Result<(), Failure> {
     tell_of(aside)
 }
 
+fn kept_aside(directory: &Path) -> Result<KeptAside, Failure> {
+    alluvium_journal::kept_aside(directory).map_err(|error| Failure::from(error).not_looked())
+}
+
 /// What is no journal of the cache any more, and takes room.
 fn tell_of(aside: KeptAside) -> Result<(), Failure> {
     if aside.files == 0 {
@@ -121,16 +149,15 @@ fn tell_of(aside: KeptAside) -> Result<(), Failure> {
 /// # Errors
 /// Something is damaged; the directory has no cache that can be read.
 pub(crate) fn verify(args: &VerifyArgs) -> Result<(), Failure> {
-    let (mut records, mut damaged_bytes) = (0, 0);
+    let (mut records, mut has_damage) = (0, false);
     let looked = alluvium_journal::inspect(&args.directory, |report| {
         records += report.values + report.tombstones;
-        damaged_bytes += report.damaged_bytes;
+        has_damage |= is_damaged(&report);
         let place = format!("journal {}", report.number);
         if report.damaged_bytes > 0 {
             output::line(format_args!("{place}: {} bytes are damaged", report.damaged_bytes))?;
         }
         if report.hint == HintState::Wrong {
-            damaged_bytes += 1;
             output::line(format_args!(
                 "{place}: its hint says something else; remove it, and the next opening reads the journal"
             ))?;
@@ -138,10 +165,7 @@ pub(crate) fn verify(args: &VerifyArgs) -> Result<(), Failure> {
         Ok(())
     });
     looked.map_err(Failure::not_looked)?;
-    let aside = alluvium_journal::kept_aside(&args.directory);
-    tell_of(aside.map_err(|error| Failure::from(error).not_looked())?)?;
-    match damaged_bytes {
-        0 => output::line(format_args!("{records} records, nothing damaged")),
-        _ => Err(Failure::Failed(format!("{}: something is damaged", args.directory.display()))),
-    }
+    tell_of(kept_aside(&args.directory)?)?;
+    verdict(&args.directory, has_damage)?;
+    output::line(format_args!("{records} records, nothing damaged"))
 }

@@ -24,7 +24,8 @@ async fn offsets(client: &mut Client, version: i16, group: &str, stable: bool) -
         let response = client.call(version, &request).await;
         assert_eq!(response.error_code, 0);
         let partitions = &response.topics[0].partitions;
-        return [0, 1].map(|at: usize| (partitions[at].error_code, partitions[at].committed_offset));
+        return [0, 1]
+            .map(|at: usize| (partitions[at].error_code, partitions[at].committed_offset));
     }
     let topic = OffsetFetchRequestTopics::default()
         .with_name(TopicName(text("t")))
@@ -92,8 +93,7 @@ async fn offsets_are_unstable_until_their_transaction_has_ended() {
 async fn listed(client: &mut Client) -> Vec<[String; 4]> {
     let groups = client.call(5, &ListGroupsRequest::default()).await.groups;
     let row = |group: &list_groups_response::ListedGroup| {
-        let texts =
-            [&*group.group_id, &group.group_state, &group.group_type, &group.protocol_type];
+        let texts = [&*group.group_id, &group.group_state, &group.group_type, &group.protocol_type];
         texts.map(|text| text.as_str().to_owned())
     };
     groups.iter().map(row).collect()

@@ -16,7 +16,11 @@ use crate::prepare::Preparer;
 use crate::shared::Shared;
 
 /// A cache without its keeper: no journal goes but by a call. Closed afterwards.
-pub(super) fn without_keeper(directory: &SimDirectory, options: &Options, work: impl FnOnce(&Shared)) {
+pub(super) fn without_keeper(
+    directory: &SimDirectory,
+    options: &Options,
+    work: impl FnOnce(&Shared),
+) {
     let shared = Arc::new(still(directory, options));
     let next = JournalNumber(shared.active.load().number.0 + 1);
     let preparer = Preparer::new(shared.clone(), next);
