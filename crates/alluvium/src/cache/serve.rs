@@ -105,6 +105,9 @@ struct Server {
     flushes: bool,
     /// The oldest records go when the disk space is used up.
     evicts: bool,
+    /// Of `--memory` and `--max-disk`, for whoever asks.
+    memory_bytes: u64,
+    max_disk_bytes: u64,
     limits: Limits,
     buffers: Arc<Buffers>,
     counters: Counters,
@@ -178,6 +181,8 @@ impl Server {
             password,
             flushes: args.cache.durability == Durability::Always,
             evicts: args.cache.when_full == WhenFull::Evict,
+            memory_bytes: args.cache.memory(DEFAULT_MEMORY).bytes,
+            max_disk_bytes: args.cache.max_disk.bytes,
             limits,
             buffers: Buffers::new(bytes(args.buffer_memory)),
             counters: Counters::new(),
@@ -201,6 +206,11 @@ impl Server {
             must_flush: false,
             failed_logins: 0,
         }
+    }
+
+    /// What happens when the cache is full, by the word of Redis that is nearest to it.
+    fn policy(&self) -> &'static str {
+        if self.evicts { "allkeys-lru" } else { "noeviction" }
     }
 
     /// Whether a client has to say first who it is.

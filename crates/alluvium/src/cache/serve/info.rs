@@ -4,8 +4,11 @@ use std::fmt::Write as _;
 
 use super::command::{Call, Ran, Result};
 use super::talk::REDIS_VERSION;
+use crate::admin::resident_bytes;
 
 const SECONDS_OF_A_DAY: u64 = 24 * 60 * 60;
+/// There is none: keys go when the disk space is used up, and the index has what they need.
+pub(super) const MAXMEMORY: &str = "0";
 
 /// The parts that are asked for, all if none is; of an unknown one nothing.
 pub(super) fn info(call: &mut Call<'_>) -> Result {
@@ -20,11 +23,12 @@ pub(super) fn info(call: &mut Call<'_>) -> Result {
     };
     let server = call.server;
     let stats = server.cache.stats();
-    let policy = if server.evicts { "allkeys-lru" } else { "noeviction" };
     // An empty one is not told of. How many of the keys expire nobody counts.
     let keyspace =
         (stats.entries > 0).then(|| ("db0", format!("keys={},expires=0,avg_ttl=0", stats.entries)));
     let uptime = server.started.elapsed().as_secs();
+    let buffer_bytes = server.buffers.used_bytes();
+    let used_bytes = stats.memory_bytes + stats.index_bytes + stats.table_bytes + buffer_bytes;
     let (hits, misses) = server.counters.reads();
     let parts: [(&str, &[(&str, String)]); 8] = [
         (
@@ -50,12 +54,14 @@ pub(super) fn info(call: &mut Call<'_>) -> Result {
         (
             "Memory",
             &[
-                ("used_memory", (stats.memory_bytes + stats.index_bytes).to_string()),
-                ("maxmemory", "0".into()),
-                ("maxmemory_policy", policy.into()),
+                ("used_memory", used_bytes.to_string()),
+                ("used_memory_rss", resident_bytes().unwrap_or(0).to_string()),
+                ("maxmemory", MAXMEMORY.into()),
+                ("maxmemory_policy", server.policy().into()),
                 ("journal_memory", stats.memory_bytes.to_string()),
+                ("max_journal_memory", server.memory_bytes.to_string()),
                 ("index_memory", stats.index_bytes.to_string()),
-                ("buffer_memory", server.buffers.used_bytes().to_string()),
+                ("buffer_memory", buffer_bytes.to_string()),
             ],
         ),
         (
@@ -68,6 +74,7 @@ pub(super) fn info(call: &mut Call<'_>) -> Result {
                 ("journals", stats.journals.to_string()),
                 ("journals_in_memory", stats.journals_in_memory.to_string()),
                 ("disk_bytes", stats.disk_bytes.to_string()),
+                ("max_disk_bytes", server.max_disk_bytes.to_string()),
                 ("live_bytes", stats.live_bytes.to_string()),
                 ("damaged_bytes", stats.damaged_bytes.to_string()),
                 ("kept_aside_files", stats.kept_aside.files.to_string()),

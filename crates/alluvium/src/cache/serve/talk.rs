@@ -2,10 +2,12 @@
 
 use bytes::Bytes;
 
+use super::Server;
 use super::command::{
     COMMANDS, Call, Command, Ran, Refused, Result, find, number, shown, syntax_error, wrong_number,
 };
 use super::glob::{MAX_PATTERN_BYTES, Pattern};
+use super::info::MAXMEMORY;
 
 /// Whose answers these are like. Clients look at it to learn what a server can do.
 pub(super) const REDIS_VERSION: &str = "7.0.0";
@@ -177,8 +179,18 @@ fn unknown_subcommand(command: &str, asked: &[u8]) -> Refused {
 }
 
 /// What tools ask for by CONFIG GET: in the terms of Redis, the truth about this server.
-const SETTINGS: [(&str, &str); 4] =
-    [("save", ""), ("appendonly", "no"), ("databases", "1"), ("proto-max-bulk-len", "")];
+fn settings(server: &Server) -> [(&'static str, String); 8] {
+    [
+        ("save", String::new()),
+        ("appendonly", "no".into()),
+        ("databases", "1".into()),
+        ("proto-max-bulk-len", server.limits.argument_bytes.to_string()),
+        ("maxmemory", MAXMEMORY.into()),
+        ("maxmemory-policy", server.policy().into()),
+        ("maxclients", server.max_connections.to_string()),
+        ("timeout", server.idle_timeout.as_secs().to_string()),
+    ]
+}
 
 pub(super) fn config(call: &mut Call<'_>) -> Result {
     let asked = call.words[1].to_ascii_uppercase();
@@ -197,8 +209,7 @@ pub(super) fn config(call: &mut Call<'_>) -> Result {
     }
     let patterns: Vec<_> =
         patterns.iter().map(|pattern| Pattern::new(&pattern.to_ascii_lowercase())).collect();
-    let largest = call.server.limits.argument_bytes.to_string();
-    let wanted: Vec<_> = SETTINGS
+    let wanted: Vec<_> = settings(call.server)
         .into_iter()
         .filter(|(name, _)| patterns.iter().any(|pattern| pattern.matches(name.as_bytes())))
         .collect();
@@ -206,7 +217,7 @@ pub(super) fn config(call: &mut Call<'_>) -> Result {
     answers.map(wanted.len());
     for (name, value) in wanted {
         answers.text(name);
-        answers.text(if name == "proto-max-bulk-len" { &largest } else { value });
+        answers.text(&value);
     }
     Ok(Ran::Answered)
 }

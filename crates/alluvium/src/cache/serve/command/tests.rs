@@ -427,6 +427,10 @@ fn clients_and_tools_get_what_they_ask_for() {
         "CONFIG GET x SAV? *base*",
         "*4\r\n$4\r\nsave\r\n$0\r\n\r\n$9\r\ndatabases\r\n$1\r\n1\r\n",
     );
+    shop.expect(
+        "CONFIG GET maxmem* maxclients timeout",
+        "*8\r\n$9\r\nmaxmemory\r\n$1\r\n0\r\n$16\r\nmaxmemory-policy\r\n$11\r\nallkeys-lru\r\n$10\r\nmaxclients\r\n$3\r\n100\r\n$7\r\ntimeout\r\n$4\r\n3600\r\n",
+    );
     shop.refuses(&format!("CONFIG GET{}", " x".repeat(33)), "syntax error");
     shop.refuses("CONFIG SET save x", "command line");
     shop.expect("CLIENT GETNAME", "$-1\r\n");
@@ -454,7 +458,10 @@ fn clients_and_tools_get_what_they_ask_for() {
         "\r\nkeyspace_hits:0\r\n",
         "\r\nrole:master\r\n",
         "\r\ncluster_enabled:0\r\n",
+        "\r\nmaxmemory:0\r\n",
         "\r\nmaxmemory_policy:allkeys-lru\r\n",
+        "\r\nmax_journal_memory:8388608\r\n",
+        "\r\nmax_disk_bytes:67108864\r\n",
         // What `redis-cli --stat` shows.
         "\r\nused_memory:",
         "\r\nconnected_clients:",
@@ -464,6 +471,13 @@ fn clients_and_tools_get_what_they_ask_for() {
     ] {
         assert!(info.contains(part), "{part} is missing in {info}");
     }
+    let figure = |name: &str| -> u64 {
+        let line = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        line.unwrap().parse().unwrap()
+    };
+    let parts = ["journal_memory", "index_memory", "buffer_memory"].map(figure);
+    assert!(figure("used_memory") >= parts.iter().sum::<u64>() && parts[0] <= 8 << 20, "{info}");
+    assert!(figure("used_memory_rss") > 0, "{info}");
     shop.expect("INFO keyspace", "$12\r\n# Keyspace\r\n\r\n");
     shop.expect("SET a 1", "+OK\r\n");
     let keyspace = "# Keyspace\r\ndb0:keys=1,expires=0,avg_ttl=0\r\n";
