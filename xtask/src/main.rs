@@ -47,6 +47,9 @@ struct Cli {
 enum Task {
     /// Check format, lints, documentation and all cargo tests. Changes nothing in the work tree.
     ///
+    /// Lints of bench/journal too, which is no member of the workspace; its tests are run by `cargo test --manifest-path bench/journal/Cargo.toml`: they link librocksdb-dev and libleveldb-dev, and build seven
+    /// engines.
+    ///
     /// Runs every step even if one fails, so that one run shows all there is to mend.
     Gate,
     /// Install what the tests need, then run all of them: cargo tests, real clients, kill test.

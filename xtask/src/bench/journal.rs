@@ -20,8 +20,10 @@ pub(crate) struct Options {
 
 /// Some times what a whole run takes on a slow disk.
 const LIMIT: Duration = Duration::from_secs(24 * 60 * 60);
+/// The package.
+pub(crate) const MANIFEST: &str = "bench/journal/Cargo.toml";
 /// Where cargo builds it: the workspace's own target would be built anew with other features.
-const BUILD: &str = "target/bench-journal/build";
+pub(crate) const BUILD: &str = "target/bench-journal/build";
 /// What it is linked with, and a file of each that says whether it is there.
 const PACKAGES: [(&str, &str); 2] = [
     ("librocksdb-dev", "/usr/include/rocksdb/c.h"),
@@ -55,7 +57,7 @@ fn install() -> Result<(), Missing> {
 
 fn build(root: &Path) -> Result<(), Error> {
     let mut build = cargo(root);
-    build.args(["build", "--release", "--manifest-path", "bench/journal/Cargo.toml"]);
+    build.args(["build", "--release", "--manifest-path", MANIFEST]);
     build.args(["--target-dir", BUILD]);
     println!("{}", describe(&build));
     let status = build.status()?;

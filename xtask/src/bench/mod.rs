@@ -2,7 +2,7 @@
 
 mod catch_up;
 mod disk_cache;
-mod journal;
+pub(crate) mod journal;
 mod kafka;
 mod load;
 mod memory;
