@@ -35,7 +35,8 @@ fn excess(wanted: Size, Bound { bytes, whose }: Bound) -> Option<String> {
 /// The least one, of the system whose files are under `root`; `None` if nothing tells.
 fn bound(root: &Path) -> Option<Bound> {
     let machine = machine_bytes(root).map(|bytes| Bound { bytes, whose: "the machine has" });
-    let group = group_bytes(root).map(|bytes| Bound { bytes, whose: "the cgroup of this process may have" });
+    let group = group_bytes(root)
+        .map(|bytes| Bound { bytes, whose: "the cgroup of this process may have" });
     machine.into_iter().chain(group).min_by_key(|bound| bound.bytes)
 }
 
@@ -62,7 +63,8 @@ fn group_bytes(root: &Path) -> Option<u64> {
         let group = mount.join(path.trim_start_matches('/'));
         let groups = group.ancestors().take_while(|it| it.starts_with(&mount));
         // `max` is no number, and no limit.
-        let of_group = |it: &Path| fs::read_to_string(it.join(file)).ok()?.trim().parse::<u64>().ok();
+        let of_group =
+            |it: &Path| fs::read_to_string(it.join(file)).ok()?.trim().parse::<u64>().ok();
         groups.filter_map(of_group).min()
     };
     groups.lines().filter_map(limit).min()
@@ -99,7 +101,8 @@ mod tests {
         assert_eq!(bound_with(&limited), of_group(1_000_000));
         let limited = [machine, v2, (slice, "1000000\n"), (service, "999999\n")];
         assert_eq!(bound_with(&limited), of_group(999_999));
-        let container = [machine, ("proc/self/cgroup", "0::/\n"), ("sys/fs/cgroup/memory.max", "4096\n")];
+        let container =
+            [machine, ("proc/self/cgroup", "0::/\n"), ("sys/fs/cgroup/memory.max", "4096\n")];
         assert_eq!(bound_with(&container), of_group(4096));
 
         let v1 = ("proc/self/cgroup", "5:cpu,cpuacct:/a\n4:memory:/docker/1f\n0::/\n");

@@ -32,8 +32,11 @@ pub(super) struct CacheArgs {
 }
 
 /// Fields of [`Options`] that errors name, and what they are called here.
-const FLAGS: [(&str, &str); 3] =
-    [("memory_bytes", "--memory"), ("max_disk_bytes", "--max-disk"), ("journal_bytes", "--journal")];
+const FLAGS: [(&str, &str); 3] = [
+    ("memory_bytes", "--memory"),
+    ("max_disk_bytes", "--max-disk"),
+    ("journal_bytes", "--journal"),
+];
 
 /// A fault of options in the words of the command line.
 pub(super) fn in_flags(reason: &str) -> String {
