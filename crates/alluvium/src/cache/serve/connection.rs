@@ -109,7 +109,8 @@ async fn hear_out(mut socket: TcpStream) {
     if socket.shutdown().await.is_err() {
         return;
     }
-    let mut some = vec![0; 64 << 10];
+    // Little, as this is beside the memory that clients share, and there may be as many as there are connections.
+    let mut some = vec![0; 4 << 10];
     let mut heard = 0;
     let hear = async {
         while heard < MAX_HEARD && socket.readable().await.is_ok() {
