@@ -30,6 +30,10 @@ pub(crate) trait Directory: Send + Sync {
     fn read_many(&self, reads: Vec<ReadAt<'_>>) -> Vec<io::Result<()>> {
         reads.into_iter().map(|read| read.file.read_at(read.at, read.to)).collect()
     }
+    /// What somebody else has removed of what is open: the file `name`, which is open as `file`, or the lock. In a directory that nobody else can reach nothing is.
+    fn removed(&self, _name: &str, _file: &dyn File) -> io::Result<Option<PathBuf>> {
+        Ok(None)
+    }
     /// Where it is, for messages.
     fn path(&self) -> &Path;
 }
@@ -127,6 +131,18 @@ impl RealDirectory {
             opened => Ok(opened?),
         }
     }
+
+    /// Whether a name is still that of a file that is open.
+    fn is_named(&self, name: &str, file: BorrowedFd<'_>) -> io::Result<bool> {
+        let named = match sys::statat(&self.directory, name, AtFlags::empty()) {
+            Err(Errno::NOENT) => return Ok(false),
+            named => named?,
+        };
+        let opened = sys::fstat(file)?;
+        // One of the two will do: file systems over a network may give a file another inode number, or count no links.
+        let is_same = (named.st_dev, named.st_ino) == (opened.st_dev, opened.st_ino);
+        Ok(is_same || opened.st_nlink > 0)
+    }
 }
 
 /// Make a directory, and those above it, so that a power cut does not take their names away: what is in it is promised to be there.
@@ -205,6 +221,17 @@ impl Directory for RealDirectory {
             FileRead { file, at, to }
         };
         self.rings.read(&mut reads.into_iter().map(of_file).collect::<Vec<_>>())
+    }
+
+    fn removed(&self, name: &str, file: &dyn File) -> io::Result<Option<PathBuf>> {
+        let file = file.descriptor().expect("all files of the directory are the system's");
+        let lock = self.lock.as_ref().map(|lock| (LOCK, lock.as_fd()));
+        for (name, file) in [Some((name, file)), lock].into_iter().flatten() {
+            if !self.is_named(name, file)? {
+                return Ok(Some(self.path.join(name)));
+            }
+        }
+        Ok(None)
     }
 
     fn path(&self) -> &Path {

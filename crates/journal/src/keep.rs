@@ -27,6 +27,9 @@ const MAX_KEPT: usize = 2;
 /// What has failed is tried again after this time.
 const TRY_AGAIN: Duration = Duration::from_secs(1);
 
+/// So often it is looked whether the files are still there, when nothing else is to do.
+const LOOK_FOR_FILES: Duration = Duration::from_secs(10);
+
 /// How others reach the keeper.
 #[derive(Default)]
 pub(crate) struct Keep {
@@ -63,6 +66,7 @@ pub(crate) fn run(shared: &Arc<Shared>) {
             return;
         }
         let turn = keep.turn.lock();
+        shared.look_for_files();
         let worked = shared.turn(&mut is_warm);
         drop(turn);
         if let Err(error) = &worked {
@@ -73,7 +77,7 @@ pub(crate) fn run(shared: &Arc<Shared>) {
         }
         // Writers may wait for the room that it has not made, and who waits does not ask again.
         let is_tried_again = worked.is_err() && shared.flush.failure().is_none();
-        keep.waker.sleep(is_tried_again.then_some(TRY_AGAIN));
+        keep.waker.sleep(Some(if is_tried_again { TRY_AGAIN } else { LOOK_FOR_FILES }));
     }
 }
 
@@ -90,6 +94,20 @@ impl Shared {
             return Ok(true);
         }
         Ok(self.promote_one()? || self.compress_one()?)
+    }
+
+    /// End all writing if somebody has removed the newest journal or the lock: the system goes on to take what is written to a file without a name, and gives its room back when that is closed. For whoever has the turn: nobody else
+    /// removes a journal meanwhile.
+    fn look_for_files(&self) {
+        if self.flush.failure().is_some() {
+            return;
+        }
+        let newest = self.active.load();
+        // If it can not be told, it is told another time.
+        let removed = self.directory.removed(&file_name(newest.number), &*newest.file);
+        if let Ok(Some(path)) = removed {
+            self.flush.fail(Error::Removed { path });
+        }
     }
 
     /// Write the hint of a journal that was sealed; whether one was wanted. For whoever has the turn: nobody removes a journal meanwhile.

@@ -12,6 +12,7 @@ mod linear;
 mod many;
 mod opening;
 mod passes;
+mod removed;
 mod removing;
 mod serving;
 

@@ -178,7 +178,7 @@ impl Collector for CacheCollector {
             ),
             (
                 "cache_failed",
-                "1 once a write or sync has failed: nothing is written any more",
+                "1 once a write or sync has failed, or files were removed: nothing is written any more",
                 cache.failure().is_some().into(),
             ),
             ("cache_connections", "Open connections", counters.connections()),

@@ -1,0 +1,78 @@
+//! Files that somebody else removes from under an open cache.
+
+use std::fs;
+use std::path::Path;
+
+use super::*;
+
+const NEWEST: &str = "000000000000.journal";
+
+/// A cache in the directory, with one value. Nothing makes a file in it any more.
+fn quiet(path: &Path) -> Cache {
+    let cache = Cache::open(path, options()).unwrap();
+    cache.put(b"key", b"value").unwrap();
+    while cache.shared.flush.state.lock().spare.is_none() {
+        thread::yield_now();
+    }
+    cache
+}
+
+#[test]
+fn writing_ends_when_a_file_is_removed_that_it_needs() {
+    let removals: [(&str, fn(&Path)); 4] = [
+        (NEWEST, |path| fs::remove_file(path.join(NEWEST)).unwrap()),
+        (NEWEST, |path| fs::remove_dir_all(path).unwrap()),
+        ("lock", |path| fs::remove_file(path.join("lock")).unwrap()),
+        // Another process had it since.
+        ("lock", |path| {
+            fs::write(path.join("other"), "").unwrap();
+            fs::rename(path.join("other"), path.join("lock")).unwrap();
+        }),
+    ];
+    for (missing, remove) in removals {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("cache");
+        let cache = quiet(&path);
+        remove(&path);
+        // Or some seconds later.
+        cache.shared.keep.waker.wake();
+        let error = loop {
+            match cache.failure() {
+                Some(error) => break error,
+                None => thread::yield_now(),
+            }
+        };
+        assert!(
+            matches!(&error, Error::Removed { path: found } if *found == path.join(missing)),
+            "{error}"
+        );
+        assert!(error.to_string().starts_with(path.to_str().unwrap()), "{error}");
+        assert!(matches!(cache.put(b"key", b"other"), Err(Error::Removed { .. })));
+        assert!(matches!(cache.delete(b"key"), Err(Error::Removed { .. })));
+        assert_eq!(cache.get(b"key").unwrap().as_deref(), Some(&b"value"[..]));
+        assert!(matches!(cache.close(), Err(Error::Removed { .. })));
+        // Its advice can be followed.
+        let cache = quiet(&path);
+        cache.close().unwrap();
+    }
+}
+
+/// A backup may have links to all files, and may be removed.
+#[test]
+fn writing_goes_on_while_the_files_have_their_names() {
+    let directory = tempfile::tempdir().unwrap();
+    let cache = quiet(directory.path());
+    let is_all_there = || {
+        let newest = cache.shared.active.load();
+        cache.shared.directory.removed(NEWEST, &*newest.file).unwrap().is_none()
+    };
+    for name in [NEWEST, "lock"] {
+        let link = directory.path().join(name).with_extension("link");
+        fs::hard_link(directory.path().join(name), &link).unwrap();
+        assert!(is_all_there(), "{name}");
+        fs::remove_file(link).unwrap();
+        assert!(is_all_there(), "{name}");
+    }
+    cache.put(b"key", b"other").unwrap();
+    cache.close().unwrap();
+}
