@@ -275,8 +275,7 @@ impl Shared {
                     return Err(Error::Closed);
                 }
                 Err(NotAppended::Full(_)) => {
-                    let full = Error::DiskFull { max_bytes: self.options.max_disk_bytes };
-                    return Err(self.flush.failure().unwrap_or(full));
+                    return Err(self.flush.failure().unwrap_or_else(|| self.disk_full()));
                 }
             }
         }

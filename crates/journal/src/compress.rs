@@ -119,7 +119,7 @@ impl Shared {
         let end = journal.counts.end_bytes.load(Ordering::Acquire);
         let frame_bytes = self.frame_bytes(journal, end);
         let encoder = Encoder::new(self.options.compression);
-        let encoder = encoder.map_err(Error::no_memory("compressing a journal"))?;
+        let encoder = encoder.map_err(self.no_memory("compressing a journal"))?;
         let Some(mut encoder) = encoder else { return Ok(Outcome::NotWorthIt) };
         if !is_worth_it(journal, end, frame_bytes, &mut encoder)? {
             return Ok(Outcome::NotWorthIt);

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::compact::Compaction;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::options::Compression;
 use crate::place::JournalNumber;
 use crate::prepare::LOOK_AGAIN;
@@ -97,7 +97,7 @@ impl Shared {
             return Err(error);
         }
         if !self.has_evictable(&state) {
-            return Err(Error::DiskFull { max_bytes: self.options.max_disk_bytes });
+            return Err(self.disk_full());
         }
         self.keep.waker.wake();
         self.flush.changed.wait_for(&mut state, LOOK_AGAIN);

@@ -62,17 +62,19 @@ pub enum Error {
     },
     /// There is no room for another journal, within the budget or on the disk itself, and nothing that may be evicted for it. It passes when keys are deleted or expire: what they leave is compacted.
     #[error(
-        "there is no room for another journal, and nothing that may be evicted: the cache has used up the {max_bytes} bytes of disk that it may use, or the disk itself is full. Delete keys and let it compact, open it with a larger budget or with eviction, or make room on the disk"
+        "{path}: there is no room for another journal, and nothing that may be evicted: the cache has used up the {max_bytes} bytes of disk that it may use, or the disk itself is full. Delete keys and let it compact, open it with a larger budget or with eviction, or make room on the disk"
     )]
     DiskFull {
+        /// The directory.
+        path: PathBuf,
         /// The budget, in bytes: [`crate::Options::max_disk_bytes`].
         max_bytes: u64,
     },
     /// A record is damaged on disk.
-    #[error(
-        "journal {journal}, byte {offset}: the record is damaged; delete the key, or write it again"
-    )]
+    #[error("{path}, byte {offset}: the record is damaged; delete the key, or write it again")]
     Corrupt {
+        /// The journal's file, under the cache's directory as that was given.
+        path: PathBuf,
         /// Which journal.
         journal: JournalNumber,
         /// The record's first byte in its file, or in what that was before it was compressed.
@@ -98,8 +100,10 @@ pub enum Error {
         path: PathBuf,
     },
     /// There is no memory for a journal or a larger index. Nothing was done; it may pass.
-    #[error("no memory for {what}: {source}")]
+    #[error("{path}: no memory for {what}: {source}")]
     NoMemory {
+        /// The directory.
+        path: PathBuf,
         /// What it was for.
         what: &'static str,
         /// What the system said.
@@ -130,8 +134,11 @@ impl Error {
         source.raw_os_error().is_some_and(|code| wants.contains(&code))
     }
 
-    pub(crate) fn no_memory(what: &'static str) -> impl FnOnce(io::Error) -> Self {
-        move |source| Self::NoMemory { what, source: Arc::new(source) }
+    pub(crate) fn no_memory(
+        path: impl Into<PathBuf>,
+        what: &'static str,
+    ) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::NoMemory { path: path.into(), what, source: Arc::new(source) }
     }
 }
 

@@ -81,7 +81,8 @@ pub(crate) fn inspect_in<E: From<Error>>(
     let names = directory.list().map_err(Error::io(directory.path(), "listing the files"))?;
     let identity = identity_of(directory, &names)?;
     let journal_bytes = identity.journal_bytes;
-    let mut memory = Arena::new(journal_bytes).map_err(Error::no_memory("a journal"))?;
+    let no_memory = Error::no_memory(directory.path(), "a journal");
+    let mut memory = Arena::new(journal_bytes).map_err(no_memory)?;
     for number in journal_numbers(&names) {
         let report = match report(directory, identity, number, memory.memory()) {
             // Removed since the files were listed.

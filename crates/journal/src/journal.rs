@@ -411,7 +411,8 @@ impl Journal {
     }
 
     fn corrupt(&self, first: Granule) -> Error {
-        Error::Corrupt { journal: self.number, offset: first.byte() as u64 }
+        let path = self.path.clone();
+        Error::Corrupt { path, journal: self.number, offset: first.byte() as u64 }
     }
 }
 

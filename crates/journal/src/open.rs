@@ -233,7 +233,7 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
     // As many keys as the largest one has, at least; how many of the others are the same ones nobody knows.
     let expected =
         old.iter().filter_map(|old| old.hint).map(|head| head.entries).max().unwrap_or(0);
-    let index = Index::with_room(expected).map_err(Error::no_memory("the index"))?;
+    let index = Index::with_room(expected).map_err(Error::no_memory(&path, "the index"))?;
     let next = JournalNumber(numbers.last().map_or(0, |last| last.0 + 1));
     if let Some(oldest) = numbers.first().filter(|oldest| next.0 - oldest.0 >= MAX_SPAN) {
         let reason = format!(

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use alluvium_device::{AlignedBuf, PAGE_BYTES};
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::journal::{FIRST_RECORD, Journal, Loaded};
 use crate::place::Granule;
 use crate::pool::Pooled;
@@ -145,7 +145,7 @@ impl Shared {
 
     /// Memory for a whole journal within the budget: free, or that of the hot one that is read least.
     fn take_to_search(&self) -> Result<Pooled> {
-        let no_memory = || Error::no_memory("a damaged journal");
+        let no_memory = || self.no_memory("a damaged journal");
         if let Some(arena) = self.pool.take() {
             return Ok(arena);
         }
@@ -159,7 +159,7 @@ impl Shared {
 
     /// A sealed journal's bytes for an iteration that has met damage in it: in memory beyond the budget, if none is free.
     pub(crate) fn load_whole(&self, journal: &Journal, end: usize) -> Result<Pooled> {
-        let arena = self.pool.take_anyway().map_err(Error::no_memory("a journal"))?;
+        let arena = self.pool.take_anyway().map_err(self.no_memory("a journal"))?;
         self.load_into(journal, end, arena)
     }
 

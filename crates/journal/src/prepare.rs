@@ -144,7 +144,7 @@ impl Preparer {
     /// Memory for a journal: free, or the hot journal's that is read least. `None` if all of them wait to be written: the flusher tells when one does not any more.
     fn take_arena(&self) -> Result<Option<Pooled>> {
         let shared = &self.shared;
-        let no_memory = || Error::no_memory("a journal");
+        let no_memory = || shared.no_memory("a journal");
         // If the system has none, what there is has to do: a journal in memory makes way.
         if let Some(arena) = shared.pool.take() {
             return Ok(Some(arena));
@@ -218,8 +218,8 @@ pub(crate) fn first_journal(
     journal_bytes: usize,
     pool: &Pool,
 ) -> Result<Option<Journal>> {
-    let arena = pool.take_anyway().map_err(Error::no_memory("a journal"))?;
     let path = directory.path();
+    let arena = pool.take_anyway().map_err(Error::no_memory(path, "a journal"))?;
     let made = make_journal(directory, id, number, journal_bytes, arena)?;
     if let Some(journal) = &made {
         let header = path.join(file_name(number));

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::journal::{FIRST_RECORD, Journal};
 use crate::pieces::each_in;
 use crate::pool::Pooled;
@@ -74,7 +74,7 @@ impl Shared {
         self.demote(&coldest);
         drop(coldest);
         let taken = self.pool.take_within(LET_GO_WITHIN);
-        if let Some(arena) = taken.map_err(Error::no_memory("a journal"))? {
+        if let Some(arena) = taken.map_err(self.no_memory("a journal"))? {
             self.promote(&wanted, arena)?;
         }
         Ok(true)

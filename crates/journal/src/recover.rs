@@ -113,6 +113,7 @@ impl Reading<'_> {
     /// Enter records of one journal into the index, and count what is alive.
     fn enter(&self, journal: &Old, entries: &[Entry], tombstone_bytes: &mut usize) -> Result<()> {
         let (mut live_bytes, mut expiring_bytes) = (0, 0);
+        let path = self.directory.path();
         for entries in entries.chunks(OVERLAP) {
             entries.iter().for_each(|entry| self.index.prefetch(entry.hash));
             for entry in entries {
@@ -122,7 +123,7 @@ impl Reading<'_> {
                     *tombstone_bytes += entry.len_bytes;
                 }
                 let recovery = self.index.recover(entry.hash, place);
-                match recovery.map_err(Error::no_memory("the index"))? {
+                match recovery.map_err(Error::no_memory(path, "the index"))? {
                     Recovery::Older if !entry.is_tombstone => {
                         journal.counts.dead.mark(place.first());
                         continue;
@@ -171,7 +172,8 @@ impl Reading<'_> {
     fn take_arena(&self) -> Result<Pooled> {
         loop {
             let taken = self.pool.take_within(LOOK_AGAIN);
-            if let Some(arena) = taken.map_err(Error::no_memory("a journal"))? {
+            let no_memory = Error::no_memory(self.directory.path(), "a journal");
+            if let Some(arena) = taken.map_err(no_memory)? {
                 return Ok(arena);
             }
         }

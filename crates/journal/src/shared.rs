@@ -1,5 +1,6 @@
 //! What all threads of an open cache share, and the write path.
 
+use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -106,6 +107,15 @@ impl Shared {
     /// Bytes that a record may have.
     pub(crate) fn max_record_bytes(&self) -> usize {
         self.journal_bytes - FIRST_RECORD
+    }
+
+    pub(crate) fn disk_full(&self) -> Error {
+        let path = self.directory.path().to_owned();
+        Error::DiskFull { path, max_bytes: self.options.max_disk_bytes }
+    }
+
+    pub(crate) fn no_memory(&self, what: &'static str) -> impl FnOnce(io::Error) -> Error {
+        Error::no_memory(self.directory.path(), what)
     }
 
     pub(crate) fn check_key(&self, key: &[u8]) -> Result<()> {
@@ -296,7 +306,7 @@ impl Shared {
         who: Who,
     ) -> std::result::Result<Appended, NotAppended> {
         // First what may fail: a record in the journal that the index does not name would be there after the next opening.
-        writer.make_room().map_err(Error::no_memory("the index"))?;
+        writer.make_room().map_err(|error| self.no_memory("the index")(error))?;
         let appended = self.append(record, hash, who)?;
         if who == Who::User {
             writer.count_user_bytes(record.user_bytes());
@@ -493,7 +503,7 @@ impl Shared {
             // Also for whoever is refused now: what was deleted since it looked may be enough to make room.
             self.keep.waker.wake();
             if !self.room_may_come(&state, who) {
-                return Err(Error::DiskFull { max_bytes: self.options.max_disk_bytes });
+                return Err(self.disk_full());
             }
             if !std::mem::replace(&mut has_waited, true) {
                 self.counters.stalls.fetch_add(1, Ordering::Relaxed);

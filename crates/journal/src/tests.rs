@@ -356,7 +356,7 @@ fn the_oldest_go_but_for_those_that_are_read() {
 
 #[test]
 fn a_cache_that_may_not_evict_is_full() {
-    let directory = SimDirectory::default();
+    let directory = SimDirectory::at("/srv/cache".as_ref());
     let options = Options { max_disk_bytes: 8 << 20, when_full: WhenFull::Refuse, ..options() };
     let cache = open(&directory, &options);
     let mut written = 0u64;
@@ -366,7 +366,8 @@ fn a_cache_that_may_not_evict_is_full() {
             Err(error) => break error,
         }
     };
-    assert!(matches!(error, Error::DiskFull { max_bytes: 8_388_608 }), "{error}");
+    assert!(matches!(error, Error::DiskFull { max_bytes: 8_388_608, .. }), "{error}");
+    assert!(error.to_string().starts_with("/srv/cache: there is no room"), "{error}");
     assert!(error.to_string().contains("or the disk itself is full"), "{error}");
     assert!((4900..5300).contains(&written), "{written}");
     for key in 0..written {
@@ -563,11 +564,16 @@ fn a_journal_whose_last_bytes_come_late_is_written() {
 /// The system gives less memory than the budget allows: journals make way in what there is, and where readers have that, writers wait until they let go.
 #[test]
 fn a_cache_that_is_refused_memory_goes_on_with_what_it_has() {
-    let cache = open(&SimDirectory::default(), &Options { memory_bytes: 16 * MIB, ..options() });
+    let directory = SimDirectory::at("/srv/cache".as_ref());
+    let cache = open(&directory, &Options { memory_bytes: 16 * MIB, ..options() });
     while cache.shared.flush.state.lock().spare.is_none() {
         thread::yield_now();
     }
     cache.shared.pool.refuse(true);
+    let free: Vec<_> = std::iter::from_fn(|| cache.shared.pool.take()).collect();
+    let error = cache.shared.load_whole(&cache.shared.active.load(), 0).unwrap_err();
+    assert!(error.to_string().starts_with("/srv/cache: no memory for a journal"), "{error}");
+    drop(free);
     let put = |key: u64| cache.put(&key.to_le_bytes(), &[4; 1000]).unwrap();
     (0..6_000).for_each(put);
     let kept = cache.get(&5_999u64.to_le_bytes()).unwrap().unwrap();

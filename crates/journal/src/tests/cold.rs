@@ -211,7 +211,7 @@ fn a_damaged_frame_is_told_and_everything_else_is_read() {
     for (key, value) in &map {
         match cache.get(key) {
             Ok(found) => assert_eq!(found.as_deref(), Some(&value[..])),
-            Err(Error::Corrupt { journal, offset }) => {
+            Err(Error::Corrupt { journal, offset, .. }) => {
                 assert_eq!(journal.0, 2);
                 assert!((4096..MIB as u64).contains(&offset), "{offset}");
                 damaged.push(key.clone());

@@ -202,7 +202,7 @@ async fn it_is_given_up_when_nothing_can_be_read() {
 #[tokio::test]
 async fn failures_count_in_a_row_and_damage_does_not() {
     let cache = opened(started(&SimulatedDirectory::default())).await;
-    let corrupt = Error::Corrupt { journal: JournalNumber(1), offset: 0 };
+    let corrupt = Error::Corrupt { path: "1.journal".into(), journal: JournalNumber(1), offset: 0 };
     for _ in 0..10 {
         for _ in 1..MOST_FAILURES {
             cache.shared.failed(&"no answer");

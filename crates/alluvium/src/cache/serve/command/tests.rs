@@ -577,10 +577,11 @@ fn a_cache_that_is_full_and_may_not_evict_says_so() {
         }
         written += 1;
     };
+    let refused = refused.escape_ascii().to_string();
+    let directory = args.dir.display();
     assert!(
-        refused.starts_with(b"-OOM there is no room for another journal"),
-        "{}",
-        refused.escape_ascii()
+        refused.starts_with(&format!("-OOM {directory}: there is no room for another journal")),
+        "{refused}"
     );
     assert!((4000..9000).contains(&written));
     assert_eq!(shop.ask_and_see(&[b"GET", &0u32.to_le_bytes()]).0.len(), 1000 + 9);
