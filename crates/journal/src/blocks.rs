@@ -87,6 +87,11 @@ impl Blocks {
         self.records.as_ref()?.get(&(number, first.0))
     }
 
+    /// The same for whoever removes it, or asks for all there are: that is no use that it should be kept for.
+    pub(crate) fn peek_record(&self, number: JournalNumber, first: Granule) -> Option<Block> {
+        self.records.as_ref()?.peek(&(number, first.0))
+    }
+
     /// Keep a record that was read from the disk, and not for the first time: one in a thousand of the keys may be asked for as often as all others together, and lies anywhere. A journal in memory
     /// for it, or a frame, would be a thousand, or a hundred times as much.
     pub(crate) fn keep_record(&self, number: JournalNumber, first: Granule, record: &[u8]) {

@@ -300,7 +300,7 @@ impl Cache {
     }
 
     /// The same for those who bound the memory of what is read at the same time: `may_read` hears, before each read, how many bytes it takes, and what the one before took has gone by then. That is 0
-    /// for a record in memory, up to 8 KiB for the beginning of one of more than 16 KiB, and else, or where that does not tell enough, as much as [`Self::read_bytes`] says. When it says no, what was found before is returned, or `None` if that is nothing: no key is left out, and none comes twice.
+    /// for a record in memory, its journal or itself, up to 8 KiB for the beginning of one of more than 16 KiB, and else, or where that does not tell enough, as much as [`Self::read_bytes`] says. When it says no, what was found before is returned, or `None` if that is nothing: no key is left out, and none comes twice.
     ///
     /// # Errors
     /// As [`Self::scan`].

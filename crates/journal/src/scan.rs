@@ -128,7 +128,10 @@ impl Shared {
         place: Place,
         may_read: &mut impl FnMut(usize) -> bool,
     ) -> Result<Looked> {
-        if let Some(head_bytes) = journal.head_bytes(place) {
+        let kept = self.peek(journal, place);
+        if kept.is_none()
+            && let Some(head_bytes) = journal.head_bytes(place)
+        {
             if !may_read(head_bytes) {
                 return Ok(Looked::Refused);
             }
@@ -136,10 +139,11 @@ impl Shared {
                 return Ok(Looked::Present(key));
             }
         }
-        if !may_read(journal.cold_bytes(place)) {
+        let read_bytes = if kept.is_some() { 0 } else { journal.cold_bytes(place) };
+        if !may_read(read_bytes) {
             return Ok(Looked::Refused);
         }
-        let loaded = match journal.load(place) {
+        let loaded = match kept.map_or_else(|| journal.load(place), Ok) {
             Err(Error::Corrupt { .. }) => return Ok(Looked::Absent),
             loaded => loaded?,
         };

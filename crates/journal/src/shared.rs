@@ -287,13 +287,33 @@ impl Shared {
         Ok(Some(loaded))
     }
 
+    /// The record at `place` of a cold journal, if it is kept; this is no use of it.
+    pub(crate) fn peek(&self, journal: &Journal, place: Place) -> Option<Loaded> {
+        if journal.arena.is_some() {
+            return None;
+        }
+        let record = self.blocks.peek_record(journal.number, place.first())?;
+        let len = record.len();
+        Some(Loaded::of_block(record, 0, len))
+    }
+
+    /// The record at `place`, for whoever replaces or removes it: from memory, the pages that were `fetched`, or the disk. It is not kept for this.
+    pub(crate) fn load_once(
+        &self,
+        journal: &Journal,
+        place: Place,
+        fetched: &[Pages],
+    ) -> Result<Loaded> {
+        self.peek(journal, place).map_or_else(|| journal.load_with(place, fetched), Ok)
+    }
+
     /// Whether what the index names counts as present, by these pages or the disk.
     fn is_there(&self, place: Place, fetched: &[Pages]) -> Result<bool> {
         if !place.expires() {
             return Ok(true);
         }
         let Some(journal) = self.journals.of(place) else { return Ok(false) };
-        let loaded = journal.load_with(place, fetched)?;
+        let loaded = self.load_once(&journal, place, fetched)?;
         Ok(Record::trusted(loaded.bytes()).is_some_and(|record| !record.has_expired(now_millis)))
     }
 

@@ -83,7 +83,7 @@ impl Shared {
     /// What the index names, and until when it counts, if it is the key's and still counts. It is the truth only if the index names the same place afterwards.
     fn value_at(&self, key: &[u8], place: Place) -> Result<Option<(Value, Option<u64>)>> {
         let Some(journal) = self.journals.of(place) else { return Ok(None) };
-        let loaded = journal.load(place)?;
+        let loaded = self.load_once(&journal, place, &[])?;
         let record = Record::trusted(loaded.bytes()).expect("loaded as a record");
         if record.key() != key || record.has_expired(now_millis) {
             return Ok(None);

@@ -75,7 +75,8 @@ impl Cache {
                 let named = shared.index.find(shared.hasher.hash(key));
                 // That the others are there the index knows.
                 let Some(place) = named.filter(|place| place.expires()) else { return true };
-                shared.journals.of(place).is_none_or(|journal| batch.add(&journal, place))
+                let Some(journal) = shared.journals.of(place) else { return true };
+                shared.peek(&journal, place).is_some() || batch.add(&journal, place)
             };
             let (now, later) = left.split_at(left.iter().take_while(fits).count());
             let fetched = batch.read(&*shared.directory);

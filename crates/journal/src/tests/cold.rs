@@ -3,12 +3,12 @@
 use alluvium_device::PAGE_BYTES;
 
 use super::*;
-use crate::Lookup;
 use crate::compact::STEP_BYTES;
 use crate::files::Directory;
 use crate::journal::Journal;
 use crate::pool::Pooled;
 use crate::shared::Shared;
+use crate::{Lookup, ScanCursor, Ttl, When};
 
 const CODECS: [Compression; 3] = [Compression::Lz4, Compression::Zstd, Compression::Snappy];
 
@@ -120,6 +120,65 @@ fn a_record_that_is_read_again_is_not_read_from_the_disk_again() {
         assert!(cache.get(key).unwrap().is_none());
         cache.close().unwrap();
     }
+}
+
+/// Also where it is about to be replaced or removed, or is one of all.
+#[test]
+fn a_record_that_is_kept_is_not_read_by_writes_and_scans() {
+    let directory = SimDirectory::default();
+    let cache = open(&directory, &plain());
+    let keys: Vec<_> = (0..4u64).map(u64::to_le_bytes).collect();
+    // Of a long one a scan would read the beginning.
+    let values: Vec<_> = [17_000, 1000, 1000, 1000].map(|len| vec![7u8; len]).into();
+    for (key, value) in keys.iter().zip(&values) {
+        cache.put_with_ttl(key, value, Duration::from_secs(3600)).unwrap();
+    }
+    cache.close().unwrap();
+    let shared = still(&directory, &Options { memory_bytes: 5 * MIB, ..plain() });
+    for key in &keys {
+        let place = shared.index.find(shared.hasher.hash(key)).unwrap();
+        let journal = shared.journals.of(place).unwrap();
+        // As if it had been read before.
+        shared.load_cold(&journal, place.marked_read(), Some(&[])).unwrap();
+    }
+    let reads = directory.reads();
+    let (mut at, mut found) = (Some(ScanCursor::default()), 0);
+    while let Some(from) = at {
+        let scanned = shared.scan(from, 100, |bytes| bytes == 0).unwrap().unwrap();
+        found += scanned.keys.len();
+        at = scanned.next;
+    }
+    assert_eq!(found, 4);
+    assert!(!shared.put_if_absent(&keys[0], b"new", None).unwrap());
+    let swapped = shared.swap(&keys[1], b"new", When::Always, Ttl::Keep).unwrap();
+    assert_eq!(swapped.old.as_deref(), Some(&values[1][..]));
+    assert!(shared.delete(&keys[2]).unwrap());
+    assert_eq!(directory.reads(), reads);
+}
+
+/// The same of several at one time.
+#[test]
+fn records_that_are_kept_are_not_read_to_be_deleted() {
+    let cache = open(&SimDirectory::default(), &Options { memory_bytes: 5 * MIB, ..plain() });
+    let keys = [*b"one", *b"two"];
+    for key in keys {
+        cache.put_with_ttl(&key, b"value", Duration::from_secs(3600)).unwrap();
+    }
+    let place = cache.shared.index.find(cache.shared.hasher.hash(b"one")).unwrap();
+    let counts = cache.shared.journals.of(place).unwrap().counts.clone();
+    // Long enough for its journal to leave the memory.
+    for key in 0..12_000u64 {
+        cache.put(&key.to_le_bytes(), &[1; 1000]).unwrap();
+    }
+    for key in keys {
+        assert!(matches!(cache.try_get(&key).unwrap(), Lookup::OnDisk));
+        (0..2).for_each(|_| assert!(cache.contains(&key).unwrap()));
+        assert!(matches!(cache.try_get(&key).unwrap(), Lookup::Found(..)));
+    }
+    let before = counts.disk_reads.load(Ordering::Relaxed);
+    assert!(before > 0);
+    assert_eq!(cache.delete_many(&keys).unwrap(), 2);
+    assert_eq!(counts.disk_reads.load(Ordering::Relaxed), before);
 }
 
 #[test]
