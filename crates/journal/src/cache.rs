@@ -219,6 +219,13 @@ impl Cache {
         named.map_or(0, |place| self.shared.cold_bytes(place))
     }
 
+    /// The same for what asks only whether the key is there: [`Self::put_if_absent`], [`Self::delete`] and [`Self::delete_many`]. 0 also for a record without a time to live, of which they read nothing.
+    pub fn presence_bytes(&self, key: &[u8]) -> usize {
+        let named = self.shared.index.find(self.shared.hasher.hash(key));
+        let read = named.filter(|place| place.expires());
+        read.map_or(0, |place| self.shared.cold_bytes(place))
+    }
+
     /// The same as [`Self::get`] with the time that is left to it, if that has an end.
     ///
     /// # Errors

@@ -253,7 +253,15 @@ impl<'a> Call<'a> {
 
     /// Take the memory that reading the record of a key needs, if it is on disk: all of a record is read, whatever is asked of it, and by as many as there are threads.
     pub(super) fn hold_read(&mut self, key: &[u8]) -> Result<()> {
-        let bytes = self.cache().read_bytes(key);
+        self.hold(self.cache().read_bytes(key))
+    }
+
+    /// The same for a command that asks only whether the key is there.
+    pub(super) fn hold_presence(&mut self, key: &[u8]) -> Result<()> {
+        self.hold(self.cache().presence_bytes(key))
+    }
+
+    fn hold(&mut self, bytes: usize) -> Result<()> {
         let buffers = &self.server.buffers;
         match self.reading.get_or_insert_with(|| Share::new(buffers)).hold(bytes) {
             true => Ok(()),
@@ -261,11 +269,15 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// The same for the first of several keys, which are read at one time; how many these are: one, where there is no memory for more of them.
-    fn hold_reads(&mut self, keys: &[Bytes]) -> Result<usize> {
+    /// The same for the first of several keys, which are read at one time, each with the memory that `bytes_of` says; how many these are: one, where there is no memory for more of them.
+    fn hold_reads(
+        &mut self,
+        keys: &[Bytes],
+        bytes_of: fn(&Cache, &[u8]) -> usize,
+    ) -> Result<usize> {
         let (mut count, mut bytes) = (0, 0);
         for key in keys.iter().take(KEYS_AT_ONCE) {
-            let more = self.cache().read_bytes(key);
+            let more = bytes_of(self.cache(), key);
             if count > 0 && bytes + more > RECORDS_AT_ONCE_BYTES {
                 break;
             }
@@ -280,7 +292,7 @@ impl<'a> Call<'a> {
                 return Ok(count);
             }
         }
-        self.hold_read(&keys[0])?;
+        self.hold(bytes_of(self.cache(), &keys[0]))?;
         Ok(1)
     }
 
@@ -364,7 +376,7 @@ fn mget_from_disk(call: &mut Call<'_>) -> Result {
     let (mut hits, mut misses) = (0, 0);
     // What does not fit any more need not be read.
     while !keys.is_empty() && !call.answers().is_over() {
-        let (now, later) = keys.split_at(call.hold_reads(keys)?);
+        let (now, later) = keys.split_at(call.hold_reads(keys, Cache::read_bytes)?);
         for value in values(call.cache(), now)? {
             if let Some(value) = value {
                 hits += 1;
@@ -413,7 +425,7 @@ fn exists_on_disk(call: &mut Call<'_>) -> Result {
     let mut keys = &call.words[1..];
     let mut there = 0;
     while !keys.is_empty() {
-        let (now, later) = keys.split_at(call.hold_reads(keys)?);
+        let (now, later) = keys.split_at(call.hold_reads(keys, Cache::read_bytes)?);
         there += call.cache().get_many(now)?.iter().flatten().count();
         keys = later;
     }
@@ -488,7 +500,7 @@ fn del(call: &mut Call<'_>) -> Result {
     let is_no_key = |key: &Bytes| !(1..=MAX_KEY_BYTES).contains(&key.len());
     for mut keys in call.words[1..].split(is_no_key) {
         while !keys.is_empty() {
-            let (now, later) = keys.split_at(call.hold_reads(keys)?);
+            let (now, later) = keys.split_at(call.hold_reads(keys, Cache::presence_bytes)?);
             deleted += call.cache().delete_many(now)?;
             keys = later;
         }

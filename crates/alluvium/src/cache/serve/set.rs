@@ -121,7 +121,7 @@ fn put_if_absent(
     value: &[u8],
     time: Option<Duration>,
 ) -> Result<bool> {
-    call.hold_read(key)?;
+    call.hold_presence(key)?;
     let is_written = call.cache().put_if_absent(key, value, time)?;
     // Also if it is not: what it depends on may not be on stable storage yet.
     call.client.must_flush = true;

@@ -264,6 +264,7 @@ fn what_is_read_from_disk_counts_as_memory() {
     let client = server.client();
     let mut shop = Shop { server, client, _directory: directory };
     shop.ask_and_see(&[b"SET", b"large", &[b'x'; 500_000]]);
+    shop.ask_and_see(&[b"SETEX", b"timed", b"3600", &[b'x'; 500_000]]);
     shop.expect("STRLEN large", ":500000\r\n");
     // Longer than what a SCAN reads for a key alone; in a journal that nobody reads.
     let long_key = [b'k'; 5000];
@@ -276,9 +277,14 @@ fn what_is_read_from_disk_counts_as_memory() {
     }
     let mut others = Share::new(&shop.server.buffers);
     assert!(others.hold(600 << 10));
-    for line in ["STRLEN large", "EXISTS large", "MGET a large", "SET large 1 NX", "DEL large"] {
+    let of_values = ["STRLEN large", "EXISTS large", "MGET a large", "SET large 1 NX GET"];
+    let of_times = ["SETNX timed 1", "SET timed 1 NX", "DEL a timed"];
+    for line in of_values.into_iter().chain(of_times) {
         shop.refuses(line, "--buffer-memory");
     }
+    // Of what has no time to live nothing is read to know that it is there.
+    shop.expect("SETNX large 1", ":0\r\n");
+    shop.expect("SET large 1 NX", "$-1\r\n");
     // Of all keys in turn.
     let mut cursor = "0".to_owned();
     let scan = |shop: &mut Shop, cursor: &str| {
@@ -309,9 +315,10 @@ fn what_is_read_from_disk_counts_as_memory() {
             break;
         }
     }
+    shop.expect("DEL a large", ":1\r\n");
     others.hold(0);
     assert_eq!(shop.server.buffers.used_bytes(), 0);
-    shop.expect("DEL large", ":1\r\n");
+    shop.expect("DEL timed", ":1\r\n");
 }
 
 #[test]
