@@ -1,7 +1,7 @@
 //! What can go wrong, and what to do about it.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustix::io::Errno;
@@ -134,11 +134,9 @@ impl Error {
         source.raw_os_error().is_some_and(|code| wants.contains(&code))
     }
 
-    pub(crate) fn no_memory(
-        path: impl Into<PathBuf>,
-        what: &'static str,
-    ) -> impl FnOnce(io::Error) -> Self {
-        move |source| Self::NoMemory { path: path.into(), what, source: Arc::new(source) }
+    pub(crate) fn no_memory(path: &Path, what: &'static str) -> impl FnOnce(io::Error) -> Self {
+        // The path is copied only here: this is on the way of each record, and of each journal that is made.
+        move |source| Self::NoMemory { path: path.to_owned(), what, source: Arc::new(source) }
     }
 }
 

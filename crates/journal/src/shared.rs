@@ -115,7 +115,8 @@ impl Shared {
     }
 
     pub(crate) fn no_memory(&self, what: &'static str) -> impl FnOnce(io::Error) -> Error {
-        Error::no_memory(self.directory.path(), what)
+        // Also the path is asked for only then: a write makes one of these.
+        move |source| Error::no_memory(self.directory.path(), what)(source)
     }
 
     pub(crate) fn check_key(&self, key: &[u8]) -> Result<()> {
@@ -326,7 +327,7 @@ impl Shared {
         who: Who,
     ) -> std::result::Result<Appended, NotAppended> {
         // First what may fail: a record in the journal that the index does not name would be there after the next opening.
-        writer.make_room().map_err(|error| self.no_memory("the index")(error))?;
+        writer.make_room().map_err(self.no_memory("the index"))?;
         let appended = self.append(record, hash, who)?;
         if who == Who::User {
             writer.count_user_bytes(record.user_bytes());
