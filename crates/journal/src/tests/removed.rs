@@ -7,6 +7,8 @@ use super::*;
 
 const NEWEST: &str = "000000000000.journal";
 
+type Removal = fn(&Path);
+
 /// A cache in the directory, with one value. Nothing makes a file in it any more.
 fn quiet(path: &Path) -> Cache {
     let cache = Cache::open(path, options()).unwrap();
@@ -19,7 +21,7 @@ fn quiet(path: &Path) -> Cache {
 
 #[test]
 fn writing_ends_when_a_file_is_removed_that_it_needs() {
-    let removals: [(&str, fn(&Path)); 4] = [
+    let removals: [(&str, Removal); 4] = [
         (NEWEST, |path| fs::remove_file(path.join(NEWEST)).unwrap()),
         (NEWEST, |path| fs::remove_dir_all(path).unwrap()),
         ("lock", |path| fs::remove_file(path.join("lock")).unwrap()),
