@@ -6,7 +6,7 @@ use std::cell::Cell;
 use std::fmt;
 use std::ops::Deref;
 use std::path::Path;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -455,8 +455,16 @@ pub(crate) fn expiry(ttl: Duration) -> u64 {
 }
 
 thread_local! {
-    /// Which reads are counted: by chance, so that no key and no rhythm of a caller is left out.
+    /// Which reads are counted: by chance, so that no key and no rhythm of a caller is left out. 0: it is the thread's first.
     static CHANCE: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Where a thread begins, each in another place: or those that read little would all leave out the same of their reads, perhaps each one.
+#[cold]
+fn first_chance() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    // Steps by the golden ratio are spread evenly, however many there are.
+    NEXT.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed) | 1
 }
 
 impl Shared {
@@ -474,8 +482,11 @@ impl Shared {
             return;
         }
         // Knuth's generator (MMIX); its high bits are the good ones.
-        let next = CHANCE
-            .get()
+        let last = match CHANCE.get() {
+            0 => first_chance(),
+            last => last,
+        };
+        let next = last
             .wrapping_mul(6_364_136_223_846_793_005)
             .wrapping_add(1_442_695_040_888_963_407);
         CHANCE.set(next);

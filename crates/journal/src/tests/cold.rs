@@ -516,6 +516,20 @@ fn promotion_does_not_thrash() {
     assert_eq!(hot(&shared), [0, 1, 2, 3, 4]);
 }
 
+/// Threads that come, read once and go count as much as one that stays.
+#[test]
+fn reads_of_short_threads_are_counted() {
+    let cache = open(&SimDirectory::default(), &options());
+    cache.put(b"key", b"value").unwrap();
+    for _ in 0..640 {
+        thread::scope(|scope| {
+            scope.spawn(|| assert!(cache.contains(b"key").unwrap()));
+        });
+    }
+    let reads = cache.shared.active.load().counts.reads.load(Ordering::Relaxed);
+    assert!((160..2560).contains(&reads), "{reads}");
+}
+
 #[test]
 fn readers_bring_a_journal_into_memory() {
     for compression in [Compression::None, Compression::Lz4] {
