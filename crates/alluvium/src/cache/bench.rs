@@ -12,7 +12,7 @@ use hdrhistogram::Histogram;
 use rustix::time::{ClockId, clock_gettime};
 
 use super::memory;
-use super::options::CacheArgs;
+use super::options::{CacheArgs, bytes};
 use crate::output::{self, Failure, Table};
 use crate::units::{Size, about};
 
@@ -82,6 +82,11 @@ const DEFAULT_MEMORY: Size = Size::gib(3);
 /// Calls of which one is timed.
 const TIMED: u64 = 16;
 const BATCH: usize = 32;
+/// Values are taken from so many bytes, and the length of one.
+const SAMPLE_BYTES: usize = 1 << 20;
+const KEY_BYTES: usize = 16;
+/// More than any disk has: who asks for it has mistaken himself, and it would not end.
+const MOST_BYTES: Size = Size::tib(256);
 
 /// What a workload took, all threads together.
 #[derive(Default)]
@@ -103,14 +108,35 @@ impl Taken {
     }
 }
 
+impl BenchArgs {
+    /// What can not be measured.
+    fn fault(&self) -> Option<String> {
+        let Self { keys, value, threads, .. } = self;
+        if *keys < u64::from(*threads) {
+            return Some(format!(
+                "--keys {keys} are fewer than --threads {threads}: some would have nothing to do"
+            ));
+        }
+        let journal = self.cache.journal;
+        if *value >= journal {
+            return Some(format!(
+                "--value {value} does not fit into a journal: --journal is {journal}"
+            ));
+        }
+        let bytes = value.bytes.saturating_add(KEY_BYTES as u64).saturating_mul(*keys);
+        (bytes > MOST_BYTES.bytes).then(|| {
+            format!(
+                "--keys {keys} with --value {value} are more than {MOST_BYTES}: no disk has that, and it would not end"
+            )
+        })
+    }
+}
+
 /// # Errors
-/// There are fewer keys than threads, the directory is not empty, or the cache fails.
+/// It can not be measured, the directory is not empty, or the cache fails.
 pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
-    if args.keys < u64::from(args.threads) {
-        return Err(Failure::Usage(format!(
-            "--keys {} are fewer than --threads {}: some would have nothing to do",
-            args.keys, args.threads
-        )));
+    if let Some(fault) = args.fault() {
+        return Err(Failure::Usage(fault));
     }
     memory::check(args.cache.memory(DEFAULT_MEMORY));
     if args.dir.exists() {
@@ -256,10 +282,13 @@ impl Bench<'_> {
         }
         let args = self.args;
         let cache = self.cache()?;
+        // Behind the opening, which looks at the size of a journal, and so of a value.
+        let values = sample(&mut Random::new(0x5eed), SAMPLE_BYTES + bytes(args.value));
+        let values = &values[..];
         let started = Instant::now();
         let taken = thread::scope(|scope| {
             let threads = u64::from(args.threads);
-            let run = |thread| scope.spawn(move || one(cache, args, workload, thread));
+            let run = |thread| scope.spawn(move || one(cache, args, values, workload, thread));
             let running: Vec<_> = (0..threads).map(run).collect();
             let mut all = Taken::default();
             for thread in running {
@@ -283,8 +312,8 @@ fn cpu_time() -> Duration {
 }
 
 /// Sixteen hexadecimal digits.
-fn key(number: u64) -> [u8; 16] {
-    let mut key = [0; 16];
+fn key(number: u64) -> [u8; KEY_BYTES] {
+    let mut key = [0; KEY_BYTES];
     for (at, digit) in key.iter_mut().enumerate() {
         *digit = b"0123456789abcdef"[(number >> (60 - at * 4) & 15) as usize];
     }
@@ -302,15 +331,20 @@ fn sample(random: &mut Random, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// What one thread does.
-fn one(cache: &Cache, args: &BenchArgs, workload: Workload, thread: u64) -> Result<Taken, Failure> {
+/// What one thread does, with parts of `values`.
+fn one(
+    cache: &Cache,
+    args: &BenchArgs,
+    values: &[u8],
+    workload: Workload,
+    thread: u64,
+) -> Result<Taken, Failure> {
     let mut random = Random::new(0x5eed + thread);
     let threads = u64::from(args.threads);
     let operations = args.keys / threads;
-    let value_len = usize::try_from(args.value.bytes).unwrap_or(usize::MAX);
-    let values = sample(&mut random, (1 << 20) + value_len);
+    let value_len = bytes(args.value);
     let value_at = |random: &mut Random| {
-        let at = random.index(1 << 20);
+        let at = random.index(SAMPLE_BYTES);
         &values[at..at + value_len]
     };
     let zipf = (workload == Workload::Mixed).then(|| Zipf::new(args.keys));
@@ -318,7 +352,7 @@ fn one(cache: &Cache, args: &BenchArgs, workload: Workload, thread: u64) -> Resu
         Histogram::<u64>::new_with_bounds(1, 60_000_000_000, 3).expect("valid bounds");
     let mut batch = Vec::with_capacity(BATCH);
     let mut entries = cache.iter();
-    let (mut done, mut bytes) = (0, 0);
+    let (mut done, mut read_bytes) = (0, 0);
     let cpu = cpu_time();
     while done < operations {
         let started = done.is_multiple_of(TIMED).then(Instant::now);
@@ -328,17 +362,17 @@ fn one(cache: &Cache, args: &BenchArgs, workload: Workload, thread: u64) -> Resu
                 cache.put(&key(random.below(args.keys)), value_at(&mut random))?;
             }
             Workload::Readrandom => {
-                bytes += cache.get(&key(random.below(args.keys)))?.map_or(0, |value| value.len());
+                read_bytes += cache.get(&key(random.below(args.keys)))?.map_or(0, |value| value.len());
             }
             Workload::Readmissing => {
                 let mut key = key(random.below(args.keys));
                 key[15] = b'.';
-                bytes += cache.get(&key)?.map_or(0, |value| value.len());
+                read_bytes += cache.get(&key)?.map_or(0, |value| value.len());
             }
             Workload::Getmany => {
                 batch.push(key(random.below(args.keys)));
                 if batch.len() == BATCH || done + 1 == operations {
-                    bytes += cache
+                    read_bytes += cache
                         .get_many(&batch)?
                         .iter()
                         .flatten()
@@ -352,11 +386,11 @@ fn one(cache: &Cache, args: &BenchArgs, workload: Workload, thread: u64) -> Resu
                 if random.below(100) < 5 {
                     cache.put(&key(number), value_at(&mut random))?;
                 } else {
-                    bytes += cache.get(&key(number))?.map_or(0, |value| value.len());
+                    read_bytes += cache.get(&key(number))?.map_or(0, |value| value.len());
                 }
             }
             Workload::Readseq => match entries.next() {
-                Some(entry) => bytes += entry?.value().len(),
+                Some(entry) => read_bytes += entry?.value().len(),
                 None => break,
             },
             Workload::Reopen => unreachable!("not by threads"),
@@ -370,7 +404,7 @@ fn one(cache: &Cache, args: &BenchArgs, workload: Workload, thread: u64) -> Resu
         }
         done += 1;
     }
-    black_box(bytes);
+    black_box(read_bytes);
     let latencies = (workload != Workload::Getmany).then_some(latencies);
     Ok(Taken { operations: done, cpu: cpu_time() - cpu, elapsed: Duration::ZERO, latencies })
 }
@@ -436,6 +470,17 @@ mod tests {
         let args = parsed(&["--keys", "3", "--threads", "4"]).unwrap();
         let Err(Failure::Usage(told)) = run(&args) else { panic!("it measures nothing") };
         assert!(told.contains("--keys 3") && told.contains("--threads 4"), "{told}");
+        // Nor what has no room, or no end.
+        for (words, told) in [
+            (["--value", "1TiB"], "--value 1TiB does not fit into a journal"),
+            (["--value", "128MiB"], "--journal is 128MiB"),
+            (["--keys", "3000000000000"], "with --value 100B are more than 256TiB"),
+            (["--keys", "18446744073709551615"], "are more than 256TiB"),
+        ] {
+            let args = parsed(&words).unwrap();
+            let Err(Failure::Usage(said)) = run(&args) else { panic!("{words:?}") };
+            assert!(said.contains(told), "{said}");
+        }
         assert!(!dir.exists());
     }
 }
