@@ -111,9 +111,12 @@ pub enum Error {
     },
     /// A thread of the cache has ended by a panic, which is a defect. Nothing is written any more; reads go on.
     #[error(
-        "a thread of the cache has panicked, which is a defect of it; nothing is written any more"
+        "{path}: a thread of the cache has panicked, which is a defect of it; nothing is written any more"
     )]
-    Panicked,
+    Panicked {
+        /// The directory.
+        path: PathBuf,
+    },
     /// The cache is being closed.
     #[error("the cache is closed")]
     Closed,

@@ -373,7 +373,8 @@ pub(crate) struct TellOfPanic<'a>(pub(crate) &'a Shared);
 impl Drop for TellOfPanic<'_> {
     fn drop(&mut self) {
         if thread::panicking() {
-            self.0.flush.fail(Error::Panicked);
+            let path = self.0.directory.path().to_owned();
+            self.0.flush.fail(Error::Panicked { path });
         }
     }
 }
@@ -424,5 +425,27 @@ mod tests {
         assert!(flusher.synced_at > begun);
         shared.prepare.close();
         preparer.join().unwrap();
+    }
+
+    #[test]
+    fn a_panic_ends_the_writing_and_names_the_cache() {
+        let directory = SimDirectory::at("/srv/cache".as_ref());
+        let options = Options {
+            journal_bytes: 1 << 20,
+            memory_bytes: 4 << 20,
+            max_disk_bytes: 16 << 20,
+            ..Options::default()
+        };
+        let (shared, _) = open::open(Box::new(directory), options).unwrap();
+        shared.put(b"key", b"value", None).unwrap();
+        thread::scope(|scope| {
+            let thread = scope.spawn(|| {
+                let _told = TellOfPanic(&shared);
+                assert_eq!(shared.index.len(), 0, "on purpose");
+            });
+            assert!(thread.join().is_err());
+        });
+        let error = shared.put(b"key", b"other", None).unwrap_err();
+        assert!(error.to_string().starts_with("/srv/cache: a thread of the cache"), "{error}");
     }
 }
