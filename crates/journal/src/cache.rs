@@ -486,9 +486,8 @@ impl Shared {
             0 => first_chance(),
             last => last,
         };
-        let next = last
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
+        let next =
+            last.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         CHANCE.set(next);
         if (next >> 32).is_multiple_of(READS_PER_COUNT) {
             counts.reads.fetch_add(READS_PER_COUNT, Ordering::Relaxed);

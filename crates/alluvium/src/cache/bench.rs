@@ -362,7 +362,8 @@ fn one(
                 cache.put(&key(random.below(args.keys)), value_at(&mut random))?;
             }
             Workload::Readrandom => {
-                read_bytes += cache.get(&key(random.below(args.keys)))?.map_or(0, |value| value.len());
+                read_bytes +=
+                    cache.get(&key(random.below(args.keys)))?.map_or(0, |value| value.len());
             }
             Workload::Readmissing => {
                 let mut key = key(random.below(args.keys));
