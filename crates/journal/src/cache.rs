@@ -33,7 +33,7 @@ use crate::swap::{Swapped, Ttl, When};
 use crate::sync::Arc;
 
 /// Of reads in memory one of so many is counted for its journal, for all of them.
-const READS_PER_COUNT: u64 = 16;
+pub(crate) const READS_PER_COUNT: u64 = 16;
 
 /// A key-value cache in a directory. All calls may come from any thread, at one time; they block on the disk only where they say so.
 ///

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
+use crate::cache::READS_PER_COUNT;
 use crate::error::Result;
 use crate::journal::{FIRST_RECORD, Journal};
 use crate::pieces::each_in;
@@ -18,11 +19,20 @@ const ARENAS_FOR_WRITERS: usize = 2;
 const MORE: u64 = 2;
 /// Counts are halved when there were so many reads as would pay for bringing in all that is in memory, this many times.
 const AGE_AFTER: u64 = 16;
+/// But not before there were so many for each journal, on the average: of small journals, which cost little, chance would tell who is read more.
+const READS_PER_JOURNAL: u64 = 256;
+/// What the count of a hot journal may be short of by chance: four of its reads that are counted.
+const UNSURE: u64 = 4 * READS_PER_COUNT;
 
 impl Shared {
     /// Reads of the disk that take as long as bringing a journal into memory.
-    pub(crate) fn promotion_reads(&self) -> u64 {
+    fn loading_reads(&self) -> u64 {
         (self.journal_bytes / BYTES_PER_READ).max(1) as u64
+    }
+
+    /// Reads of the disk after which a journal is looked at: as many as bringing it in costs, and enough to be more than chance. To look takes time for each journal there is.
+    pub(crate) fn promotion_reads(&self) -> u64 {
+        self.loading_reads().max(MORE * UNSURE)
     }
 
     /// Take a hot journal's memory away, if it is still hot. Who reads in it keeps it for that long.
@@ -68,7 +78,7 @@ impl Shared {
             return Ok(true);
         }
         let Some(coldest) = self.coldest_in_memory() else { return Ok(true) };
-        if reads(&wanted) <= reads(&coldest).saturating_mul(MORE) {
+        if reads(&wanted) <= reads(&coldest).saturating_add(UNSURE).saturating_mul(MORE) {
             return Ok(true);
         }
         self.demote(&coldest);
@@ -107,7 +117,8 @@ impl Shared {
     /// Halve all counts of reads, if there were many: what was read long ago counts for less and less.
     fn age(&self, journals: &[Arc<Journal>]) {
         let in_memory = journals.iter().filter(|it| it.arena.is_some()).count() as u64;
-        let most = self.promotion_reads() * AGE_AFTER * in_memory.max(1);
+        let most = (self.loading_reads() * AGE_AFTER * in_memory.max(1))
+            .max(READS_PER_JOURNAL * journals.len() as u64);
         let reads = || journals.iter().map(|it| &it.counts.reads);
         if reads().map(|reads| reads.load(Ordering::Relaxed)).sum::<u64>() <= most {
             return;
