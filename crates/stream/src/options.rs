@@ -26,7 +26,7 @@ pub struct DiskCacheOptions {
     pub directory: PathBuf,
     /// Disk space for journals, in bytes; 24 bytes for each block come on top. At least 8 MiB.
     pub max_disk_bytes: u64,
-    /// Memory for journals, in bytes: what waits to be written, and what was written last; 16 to 32 bytes for each block come on top. At least 4 MiB, and a 16,384th of `max_disk_bytes`. The more there is,
+    /// Memory for journals, in bytes: what waits to be written, and what was written last; 21 to 43 bytes for each block come on top, 85 at most. At least 4 MiB, and a 16,384th of `max_disk_bytes`. The more there is,
     /// the larger are the journals of a new cache, and the fewer files are open: a journal has between an eighth and a quarter of it, at most 128 MiB.
     pub memory_bytes: usize,
 }
