@@ -7,7 +7,7 @@ use alluvium_device::{AlignedBuf, GRANULE_BYTES, PAGE_BYTES};
 use crate::fields::{self, u32_at, u64_at};
 use crate::files::{Directory, OpenFile};
 use crate::hash::{KeyHash, KeyHasher};
-use crate::journal::FIRST_RECORD;
+use crate::journal::{FIRST_RECORD, NAME_DIGITS};
 use crate::place::{Granule, JournalNumber, Place};
 use crate::record::{HEADER_BYTES, Header, Kind, Record, Salt};
 
@@ -84,7 +84,7 @@ impl Entry {
 }
 
 pub(crate) fn file_name(number: JournalNumber) -> String {
-    format!("{:012}.hint", number.0)
+    format!("{:0NAME_DIGITS$}.hint", number.0)
 }
 
 fn temporary_name(number: JournalNumber) -> String {

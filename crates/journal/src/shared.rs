@@ -37,7 +37,7 @@ pub(crate) struct Shared {
     pub(crate) index: Index,
     pub(crate) journals: Journals,
     pub(crate) pool: Pool,
-    /// What was decompressed.
+    /// What was read of cold journals: records, and frames that were decompressed.
     pub(crate) blocks: Arc<Blocks>,
     /// The newest journal.
     pub(crate) active: ArcSwap<Journal>,

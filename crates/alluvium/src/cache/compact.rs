@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn the_space_of_what_was_overwritten_comes_back() {
+    fn the_space_of_what_was_deleted_comes_back() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path();
         let options =
