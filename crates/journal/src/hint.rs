@@ -3,6 +3,7 @@
 use std::io;
 
 use alluvium_device::{AlignedBuf, GRANULE_BYTES, PAGE_BYTES};
+use crc32c::crc32c_append;
 
 use crate::fields::{self, u32_at, u64_at};
 use crate::files::{Directory, OpenFile};
@@ -80,6 +81,23 @@ impl Entry {
             && entry.len_bytes > 0
             && entry.first.byte() + entry.len_bytes <= end;
         is_within.then_some(entry)
+    }
+}
+
+/// What stands for entries, in their order: equal for the same ones.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Sum {
+    entries: usize,
+    checksum: u32,
+}
+
+impl Sum {
+    /// The next one.
+    pub(crate) fn add(&mut self, entry: &Entry) {
+        let mut bytes = [0; ENTRY_BYTES];
+        entry.write(&mut bytes);
+        self.entries += 1;
+        self.checksum = crc32c_append(self.checksum, &bytes);
     }
 }
 

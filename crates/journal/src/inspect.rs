@@ -8,7 +8,8 @@ use alluvium_device::Arena;
 use crate::blocks::Blocks;
 use crate::error::{Error, Result};
 use crate::files::{Directory, RealDirectory};
-use crate::hint;
+use crate::hash::KeyHasher;
+use crate::hint::{self, Entry, Sum};
 use crate::journal::{FIRST_RECORD, file_name};
 use crate::open::{identity_of, journal_numbers, look_at};
 use crate::options::Compression;
@@ -52,7 +53,7 @@ pub enum HintState {
     /// There is none that can be used: the newest journal has none before the cache is closed.
     #[default]
     Missing,
-    /// It says what the journal says.
+    /// It says of each record what the journal says; of a journal with damage it is only known that the hint itself is whole.
     Right,
     /// It says something else.
     Wrong,
@@ -137,12 +138,13 @@ fn report(
     }
     let now = now_millis();
     let mut walk = Walk::new(journal.read(directory.path(), memory)?, journal.salt);
-    let mut records = 0;
+    let hasher = KeyHasher::new(&identity.hash_key);
+    let mut in_journal = Sum::default();
     for found in walk.by_ref() {
         match found {
             Found::Damage(range) => report.damaged_bytes += range.len() as u64,
-            Found::Record(_, record) => {
-                records += 1;
+            Found::Record(first, record) => {
+                in_journal.add(&Entry::of(hasher.hash(record.key()), first, &record));
                 report.key_bytes += record.key().len() as u64;
                 match record.header().kind {
                     Kind::Tombstone => report.tombstones += 1,
@@ -161,12 +163,12 @@ fn report(
     report.damaged_bytes +=
         journal.lost_tail(walk.end()).max(hinted.saturating_sub(report.end_bytes));
     if let Some(head) = journal.hint {
-        let mut entries = 0;
+        let mut in_hint = Sum::default();
         let is_whole = hint::read(directory, number, journal.salt, head, |some| {
-            entries += some.len();
+            some.iter().for_each(|entry| in_hint.add(entry));
             Ok::<_, Error>(())
         })?;
-        let is_right = is_whole && (report.damaged_bytes > 0 || entries == records);
+        let is_right = is_whole && (report.damaged_bytes > 0 || in_hint == in_journal);
         report.hint = if is_right { HintState::Right } else { HintState::Wrong };
     }
     if journal.has_lost_header {

@@ -1,9 +1,12 @@
-//! Caches that are hard to come by: keys with the same hash, journals whose numbers wrap in the index, collide in the table of journals, or lie far apart.
+//! Caches that are hard to come by: keys with the same hash, journals whose numbers wrap in the index, collide in the table of journals, or lie far apart; hints that say what is not so.
 
 use alluvium_device::{AlignedBuf, GRANULE_BYTES, PAGE_BYTES};
 
 use super::*;
+use crate::HintState;
 use crate::hash::COLLIDING;
+use crate::hint::{self, Entry};
+use crate::inspect::inspect_in;
 use crate::journal::{CacheId, FIRST_RECORD, JournalHeader, file_name};
 use crate::open::Identity;
 use crate::options::Contents;
@@ -343,4 +346,49 @@ fn journals_that_are_too_far_apart_are_refused() {
     assert!(error.to_string().contains("remove 000000000005.journal"), "{error}");
     directory.remove(&file_name(JournalNumber(5))).unwrap();
     assert!(contents(&open(&directory, &options())) == most_of_a_journal(30));
+}
+
+/// With checksums that are right, and as many entries: no disk does that, but whoever writes hints might.
+#[test]
+fn a_hint_of_something_else_is_told() {
+    let directory = SimDirectory::default();
+    let cache = open(&directory, &options());
+    for key in 0..100u64 {
+        cache.put(&key.to_le_bytes(), &[5; 1000]).unwrap();
+    }
+    cache.close().unwrap();
+    let found = || {
+        let mut found = Vec::new();
+        let inspected = inspect_in(&directory, |report| {
+            found.push((report.damaged_bytes, report.hint));
+            Ok::<_, Error>(())
+        });
+        assert_eq!(inspected.unwrap(), MIB);
+        found
+    };
+    assert_eq!(found(), [(0, HintState::Right)]);
+    let number = JournalNumber(0);
+    let head = hint::read_head(&directory, number, MIB).unwrap();
+    let mut right = Vec::new();
+    let is_whole = hint::read(&directory, number, head.salt, head, |entries| {
+        right.extend_from_slice(entries);
+        Ok::<_, Error>(())
+    });
+    assert!(is_whole.unwrap());
+    let changes: [fn(&mut Entry); 6] = [
+        |entry| entry.hash.high ^= 1,
+        |entry| entry.hash.fingerprint ^= 1,
+        |entry| entry.first.0 += 1,
+        |entry| entry.len_bytes += GRANULE_BYTES,
+        |entry| entry.expires = true,
+        |entry| entry.is_tombstone = true,
+    ];
+    for (at, change) in changes.into_iter().enumerate() {
+        let mut wrong = right.clone();
+        change(&mut wrong[50]);
+        let mut writer = hint::Writer::new(&directory, number, head.salt).unwrap();
+        wrong.iter().for_each(|entry| writer.push(entry).unwrap());
+        writer.finish(head.end).unwrap();
+        assert_eq!(found(), [(0, HintState::Wrong)], "change {at}");
+    }
 }
