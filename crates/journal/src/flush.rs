@@ -393,16 +393,44 @@ mod tests {
     use crate::options::Options;
     use crate::prepare::Preparer;
 
-    /// The interval is that of what was written since all of it was synced, whatever was sealed meanwhile.
-    #[test]
-    fn sealing_a_journal_does_not_put_off_the_sync_of_the_next_one() {
-        let options = Options {
+    /// Longer than a test takes.
+    const INTERVAL: Duration = Duration::from_secs(3600);
+
+    fn options(durability: Durability) -> Options {
+        Options {
             journal_bytes: 1 << 20,
             memory_bytes: 4 << 20,
             max_disk_bytes: 16 << 20,
-            durability: Durability::Interval(Duration::from_secs(3600)),
+            durability,
             ..Options::default()
-        };
+        }
+    }
+
+    /// What is older than the interval is durable after the next turn, and what is not waits for it.
+    #[test]
+    fn what_was_written_is_synced_when_the_interval_is_over() {
+        let directory = SimDirectory::default();
+        let options = options(Durability::Interval(INTERVAL));
+        let (shared, _) = open::open(Box::new(directory), options).unwrap();
+        let shared = Arc::new(shared);
+        let mut flusher = Flusher::new(shared.clone());
+        for key in [b"one", b"two"] {
+            shared.put(key, b"value", None).unwrap();
+            let written = shared.newest_point();
+            assert!(flusher.turn(false).unwrap() == Step::Idle);
+            assert!(shared.flush.state.lock().durable < written);
+            flusher.synced_at -= INTERVAL;
+            let begun = Instant::now();
+            assert!(flusher.turn(false).unwrap() == Step::More);
+            assert_eq!(shared.flush.state.lock().durable, written);
+            assert!(flusher.synced_at >= begun);
+        }
+    }
+
+    /// The interval is that of what was written since all of it was synced, whatever was sealed meanwhile.
+    #[test]
+    fn sealing_a_journal_does_not_put_off_the_sync_of_the_next_one() {
+        let options = options(Durability::Interval(INTERVAL));
         let (shared, _) = open::open(Box::new(SimDirectory::default()), options).unwrap();
         let shared = Arc::new(shared);
         let first = shared.active.load().number;
@@ -430,13 +458,8 @@ mod tests {
     #[test]
     fn a_panic_ends_the_writing_and_names_the_cache() {
         let directory = SimDirectory::at("/srv/cache".as_ref());
-        let options = Options {
-            journal_bytes: 1 << 20,
-            memory_bytes: 4 << 20,
-            max_disk_bytes: 16 << 20,
-            ..Options::default()
-        };
-        let (shared, _) = open::open(Box::new(directory), options).unwrap();
+        let opened = open::open(Box::new(directory), options(Durability::None));
+        let (shared, _) = opened.unwrap();
         shared.put(b"key", b"value", None).unwrap();
         thread::scope(|scope| {
             let thread = scope.spawn(|| {

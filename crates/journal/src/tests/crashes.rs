@@ -205,9 +205,9 @@ fn what_is_found_after_a_kill_is_durable_before_what_it_replaces_goes() {
     }
 }
 
-/// With an interval, what is older than it is there.
+/// With an interval nobody has to ask for it. (After which time: `flush.rs`.)
 #[test]
-fn an_interval_bounds_what_is_lost() {
+fn what_was_written_with_an_interval_becomes_durable() {
     let interval = Duration::from_millis(20);
     let options = Options { durability: Durability::Interval(interval), ..options() };
     let directory = SimDirectory::default();
