@@ -215,10 +215,11 @@ fn judge(results: &Results, of: Scene, workload: Workload) -> Vec<Judged> {
     judged
 }
 
-/// The bar of an opening.
+/// The bar of an opening: of the store that takes longer.
 fn judge_opening(results: &Results, of: Scene) -> Option<Judged> {
-    let stores = results.stores(of, OURS, Plan::Random);
-    let seconds = median(stores.map(|store| store.open_seconds))?;
+    let of_plan = |plan| median(results.stores(of, OURS, plan).map(|store| store.open_seconds));
+    let seconds =
+        [Plan::Ordered, Plan::Random].into_iter().filter_map(of_plan).reduce(f64::max)?;
     Some(most(format!("{}, opening", scene(of)), seconds, "s", MOST_OPEN))
 }
 
@@ -568,6 +569,31 @@ mod tests {
         outcomes[0] = outcome(Name::Journal, read, 0.7, 0.9);
         assert_eq!(judged(&results(outcomes), read), [false, true, true]);
         assert_eq!(judged(&results(Vec::new()), read), [false]);
+    }
+
+    #[test]
+    fn the_slower_opening_counts() {
+        let store = |plan, open_seconds| {
+            let message = Message::Store(Store {
+                plan,
+                disk_bytes: 1000,
+                user_bytes: 1000,
+                written_bytes: 1000,
+                close_seconds: 0.1,
+                open_seconds,
+                open_bare_seconds: None,
+                kept: None,
+            });
+            Outcome { engine: Name::Journal, scene: SCENE, round: 1, message }
+        };
+        let is_met = |ordered, random| {
+            let outcomes = vec![store(Plan::Ordered, ordered), store(Plan::Random, random)];
+            judge_opening(&results(outcomes), SCENE).map(|judged| judged.is_met)
+        };
+        assert_eq!(is_met(2.0, 1.0), Some(true));
+        assert_eq!(is_met(2.1, 1.0), Some(false));
+        assert_eq!(is_met(1.0, 2.1), Some(false));
+        assert!(judge_opening(&results(Vec::new()), SCENE).is_none());
     }
 
     #[test]
