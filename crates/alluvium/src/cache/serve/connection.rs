@@ -213,8 +213,10 @@ impl Connection {
             };
             has_answered = true;
             let steps = 1 + request.len() / WORDS_OF_A_STEP;
-            if command::run(&self.server, &mut client, &request, Reach::Memory) == Ran::Waits {
-                client = self.answer_waiting(socket, client, request).await?;
+            match command::run(&self.server, &mut client, &request, Reach::Memory) {
+                Ran::Waits => client = self.answer_waiting(socket, client, request).await?,
+                // It does not count any more, and the client may be slow to take the answer.
+                Ran::Answered => drop(request),
             }
             self.requests.are_answered();
             // What was read ahead may be a great many requests, with answers so small that none is written for long.

@@ -115,9 +115,8 @@ impl Requests {
     /// Whether more may be read while there are requests to be answered, up to `max_bytes` of it.
     pub(super) fn has_room_ahead(&mut self, max_bytes: usize) -> bool {
         // A buffer that is full is made twice as large.
-        let next = self.bytes.capacity() * 2 + READ_BYTES;
-        self.bytes.len() < max_bytes
-            && self.share.hold(next + self.arguments_bytes + self.taken_bytes)
+        let next = self.memory_bytes(self.bytes.capacity() * 2 + READ_BYTES);
+        self.bytes.len() < max_bytes && self.share.hold(next)
     }
 
     /// All that were taken are answered, and their memory is free.
@@ -154,25 +153,43 @@ impl Requests {
         self.account();
     }
 
-    /// What was taken is answered. A connection on which nothing is on its way has no buffer; and what has come of a request does not keep the large buffer of one before it, of which it is the
-    /// end: nobody would know of that memory.
+    /// What was taken is answered. A connection on which nothing is on its way has no buffer; and what has come of a request, its first arguments too, does not keep the large buffer of one before
+    /// it, of which it is the end.
     pub(super) fn rest(&mut self) {
         if !self.is_within() {
             self.bytes = BytesMut::new();
             self.arguments = Vec::new();
-        } else if self.buffer_bytes > 2 * (self.bytes.len() + READ_BYTES) {
-            let mut bytes = BytesMut::with_capacity(self.bytes.len() + READ_BYTES);
-            bytes.extend_from_slice(&self.bytes);
-            self.bytes = bytes;
+            self.buffer_bytes = 0;
+        } else if self.buffer_bytes > 2 * (self.bytes.len() + self.arguments_bytes + READ_BYTES) {
+            self.move_out();
         } else {
             return;
         }
-        self.buffer_bytes = self.bytes.capacity();
         self.account();
     }
 
+    /// Have what has come of a request in a buffer of its own.
+    fn move_out(&mut self) {
+        let arguments_bytes: usize = self.arguments.iter().map(Bytes::len).sum();
+        let mut bytes =
+            BytesMut::with_capacity(arguments_bytes + self.bytes.len() + READ_BYTES);
+        self.buffer_bytes = bytes.capacity();
+        for argument in &mut self.arguments {
+            bytes.extend_from_slice(argument);
+            *argument = bytes.split().freeze();
+        }
+        bytes.extend_from_slice(&self.bytes);
+        self.bytes = bytes;
+    }
+
+    /// Memory of all requests, with `room_bytes` for what has come of the next ones.
+    fn memory_bytes(&self, room_bytes: usize) -> usize {
+        // What is answered is there as long as anything is that has come with it.
+        (room_bytes + self.arguments_bytes + self.taken_bytes).max(self.buffer_bytes)
+    }
+
     fn account(&mut self) {
-        let bytes = self.bytes.capacity() + self.arguments_bytes + self.taken_bytes;
+        let bytes = self.memory_bytes(self.bytes.capacity());
         if !self.share.hold(bytes) {
             self.broken = Some(Broken::NoMemory);
         }
@@ -446,6 +463,49 @@ mod tests {
         requests.feed(b"NG\r\n");
         let request = requests.next().unwrap().unwrap();
         assert_eq!(request, [&b"PING"[..]]);
+    }
+
+    /// Nor do its arguments: each connection could keep a large request of which nobody knows.
+    #[test]
+    fn the_first_arguments_do_not_keep_the_buffer_of_the_request_before() {
+        const BETWEEN: &[u8] = b"\r\n*3\r\n$3\r\n";
+        let mut requests = requests();
+        let large = [&b"*1\r\n$1000000\r\n"[..], &[b'x'; 1_000_000]].concat();
+        let all = [&large[..], BETWEEN, b"SET\r\n$0\r\n\r\n$1\r\n"].concat();
+        let mut taken = None;
+        for piece in all.chunks(LEAST_READ_BYTES) {
+            requests.feed(piece);
+            taken = taken.or(requests.next().unwrap());
+        }
+        assert_eq!(requests.next(), Ok(None));
+        let taken = taken.expect("all of it has come");
+        let behind = taken[0].as_ptr().wrapping_add(taken[0].len() + BETWEEN.len());
+        assert_eq!(requests.arguments[0].as_ptr(), behind, "it is in the same buffer");
+        requests.are_answered();
+        requests.rest();
+        assert_ne!(requests.arguments[0].as_ptr(), behind, "it is in a buffer of its own");
+        drop(taken);
+        requests.feed(b"x\r\n");
+        let request = requests.next().unwrap().unwrap();
+        assert_eq!(request, [&b"SET"[..], b"", b"x"]);
+    }
+
+    /// As a client has many of them waiting that takes no answers.
+    #[test]
+    fn what_is_answered_counts_as_long_as_its_buffer_is_there() {
+        let buffers = Buffers::new(8 << 20);
+        let mut requests = Requests::new(&buffers, LIMITS);
+        let many = b"PING\r\n".repeat(166_700);
+        for piece in many.chunks(LEAST_READ_BYTES) {
+            requests.feed(piece);
+        }
+        while requests.next().unwrap().is_some() {
+            requests.are_answered();
+        }
+        assert!(requests.has_room_ahead(1 << 20));
+        assert!(buffers.used_bytes() >= many.len(), "{}", buffers.used_bytes());
+        requests.rest();
+        assert_eq!(buffers.used_bytes(), 0);
     }
 
     /// As a client sends them that wants each of them to have a buffer of its own.
