@@ -13,7 +13,7 @@ use super::{Client, Server, info, set, talk};
 /// Values up to this size are copied on the threads of the connections.
 const INLINE_BYTES: usize = 64 << 10;
 /// Values up to this size, together, are copied into the answer to a command there.
-const INLINE_ANSWER_BYTES: usize = 1 << 20;
+pub(super) const INLINE_ANSWER_BYTES: usize = 1 << 20;
 /// Commands with more words run on threads of their own, whatever they do.
 const INLINE_WORDS: usize = 1000;
 /// Keys of an MGET, EXISTS or DEL that are read from disk at one time.

@@ -4,7 +4,8 @@ use bytes::Bytes;
 
 use super::Server;
 use super::command::{
-    COMMANDS, Call, Command, Ran, Refused, Result, find, number, shown, syntax_error, wrong_number,
+    COMMANDS, Call, Command, INLINE_ANSWER_BYTES, Ran, Refused, Result, find, number, shown,
+    syntax_error, wrong_number,
 };
 use super::glob::{MAX_PATTERN_BYTES, Pattern};
 use super::info::MAXMEMORY;
@@ -21,14 +22,22 @@ const MAX_FAILED_LOGINS: u32 = 10;
 pub(super) fn ping(call: &mut Call<'_>) -> Result {
     match call.words {
         [_] => call.client.answers.simple("PONG"),
-        [_, text] => call.client.answers.bulk(text),
+        [_, text] => return say(call, text),
         _ => return Err(wrong_number("PING")),
     }
     Ok(Ran::Answered)
 }
 
 pub(super) fn echo(call: &mut Call<'_>) -> Result {
-    call.client.answers.bulk(&call.words[1]);
+    let [_, text] = call.words else { return Err(wrong_number("ECHO")) };
+    say(call, text)
+}
+
+fn say(call: &mut Call<'_>, text: &[u8]) -> Result {
+    if call.must_wait() && text.len() > INLINE_ANSWER_BYTES {
+        return Ok(Ran::Waits);
+    }
+    call.answers().bulk(text);
     Ok(Ran::Answered)
 }
 

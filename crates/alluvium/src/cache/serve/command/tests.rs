@@ -371,6 +371,13 @@ fn an_answer_that_is_too_large_is_an_error_and_the_connection_goes_on() {
     assert!(shop.ask_and_see(&[b"GET", b"a"]).1);
     let (answer, is_from_memory) = shop.ask_and_see(&[b"MGET", b"a", b"a"]);
     assert!(answer.len() > 1_800_000 && !is_from_memory);
+    // Nor what the client has sent itself.
+    let long = vec![b'x'; (1 << 20) + 1];
+    for name in [&b"ECHO"[..], b"PING"] {
+        let (answer, is_from_memory) = shop.ask_and_see(&[name, &long]);
+        assert!(answer.len() > long.len() && !is_from_memory);
+        assert!(shop.ask_and_see(&[name, b"x"]).1);
+    }
     shop.refuses("MGET a a a", "the answer is too large");
     let (answer, _) = shop.ask_and_see(&[b"SET", b"a", &vec![1; 2_000_000]]);
     assert!(answer.starts_with(b"-ERR a record of 2000017 bytes"), "{}", answer.escape_ascii());
