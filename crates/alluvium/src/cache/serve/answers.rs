@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::buffers::{Buffers, Share};
 
 /// What an answer takes beside its bytes, at most.
-const FRAME_BYTES: usize = 32;
+pub(super) const FRAME_BYTES: usize = 32;
 /// An empty buffer that is larger is given back.
 const KEPT_BYTES: usize = 16 << 10;
 
@@ -54,10 +54,15 @@ impl Answers {
         self.is_over
     }
 
-    fn add(&mut self, parts: &[&[u8]]) {
-        let more: usize = parts.iter().map(|part| part.len()).sum();
+    /// Whether answers of so many bytes will fit; if so, they do as long as none of these is written.
+    pub(super) fn make_room(&mut self, more: usize) -> bool {
         let len = self.bytes.len() + more;
-        self.is_over |= len > self.max_bytes || !self.share.hold(len);
+        len <= self.max_bytes && self.share.hold_at_least(len)
+    }
+
+    fn add(&mut self, parts: &[&[u8]]) {
+        let more = parts.iter().map(|part| part.len()).sum();
+        self.is_over |= !self.make_room(more);
         if !self.is_over {
             parts.iter().for_each(|part| self.bytes.extend_from_slice(part));
         }

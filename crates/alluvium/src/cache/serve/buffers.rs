@@ -49,6 +49,11 @@ impl Share {
         self.held_bytes = bytes;
         true
     }
+
+    /// The same, without giving back what it has beyond that.
+    pub(super) fn hold_at_least(&mut self, bytes: usize) -> bool {
+        bytes <= self.held_bytes || self.hold(bytes)
+    }
 }
 
 impl Drop for Share {

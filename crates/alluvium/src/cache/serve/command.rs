@@ -5,7 +5,7 @@ use std::time::Duration;
 use alluvium_journal::{Cache, Error, Lookup, MAX_KEY_BYTES, ScanCursor, Value};
 use bytes::Bytes;
 
-use super::answers::Answers;
+use super::answers::{Answers, FRAME_BYTES};
 use super::buffers::Share;
 use super::glob::{MAX_PATTERN_BYTES, Pattern};
 use super::{Client, Server, info, set, talk};
@@ -162,6 +162,10 @@ pub(super) fn run(server: &Server, client: &mut Client, words: &[Bytes], reach: 
         }
         Some(command) if !fits(command.arity, words.len()) => Err(wrong_number(command.name)),
         Some(_) if reach == Reach::Memory && words.len() > INLINE_WORDS => Ok(Ran::Waits),
+        // Who is refused has changed nothing: asking again he would meet what he has done himself.
+        Some(command) if command.is_write && !client.answers.make_room(FRAME_BYTES) => {
+            Err(too_large())
+        }
         Some(command) => {
             (command.run)(&mut Call { server, client: &mut *client, words, reach, reading: None })
         }
@@ -171,9 +175,7 @@ pub(super) fn run(server: &Server, client: &mut Client, words: &[Bytes], reach: 
             client.answers.take_back(answered);
             return Ran::Waits;
         }
-        Ok(Ran::Answered) if client.answers.is_over() => Refused(
-            "ERR the answer is too large, or the memory for answers (--buffer-memory) is used up; ask for less at once".into(),
-        ),
+        Ok(Ran::Answered) if client.answers.is_over() => too_large(),
         Ok(Ran::Answered) => {
             server.counters.count(found);
             return Ran::Answered;
@@ -184,6 +186,10 @@ pub(super) fn run(server: &Server, client: &mut Client, words: &[Bytes], reach: 
     client.answers.take_back(answered);
     client.answers.error(&refused.0);
     Ran::Answered
+}
+
+fn too_large() -> Refused {
+    "ERR the answer is too large, or the memory for answers (--buffer-memory) is used up; ask for less at once".into()
 }
 
 /// Whether there is such a command and it writes.
@@ -259,6 +265,19 @@ impl<'a> Call<'a> {
     /// The same for a command that asks only whether the key is there.
     pub(super) fn hold_presence(&mut self, key: &[u8]) -> Result<()> {
         self.hold(self.cache().presence_bytes(key))
+    }
+
+    /// Have room in the answer for what is under a key, before that is replaced: afterwards it is nowhere any more. (Not for something larger that somebody puts there meanwhile.)
+    pub(super) fn hold_answer(&mut self, key: &[u8]) -> Result<()> {
+        let bytes = match self.cache().try_get(key)? {
+            Lookup::Found(value, _) => value.len(),
+            Lookup::Absent => 0,
+            Lookup::OnDisk => self.cache().read_bytes(key),
+        };
+        match self.answers().make_room(bytes + FRAME_BYTES) {
+            true => Ok(()),
+            false => Err(too_large()),
+        }
     }
 
     fn hold(&mut self, bytes: usize) -> Result<()> {

@@ -82,6 +82,9 @@ pub(super) fn set(call: &mut Call<'_>) -> Result {
         return Ok(Ran::Answered);
     }
     call.hold_read(key)?;
+    if tells_old {
+        call.hold_answer(key)?;
+    }
     let swapped = call.cache().swap(key, value, when, ttl)?;
     // Also if it is not written: what it depends on may not be on stable storage yet.
     call.client.must_flush = true;
@@ -133,6 +136,7 @@ pub(super) fn getset(call: &mut Call<'_>) -> Result {
         return Ok(Ran::Waits);
     }
     call.hold_read(&call.words[1])?;
+    call.hold_answer(&call.words[1])?;
     let swapped = call.cache().swap(&call.words[1], &call.words[2], When::Always, Ttl::None)?;
     call.client.must_flush = true;
     match swapped.old {

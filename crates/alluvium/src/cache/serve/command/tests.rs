@@ -385,6 +385,42 @@ fn an_answer_that_is_too_large_is_an_error_and_the_connection_goes_on() {
 }
 
 #[test]
+fn what_can_not_be_answered_is_not_written() {
+    let directory = tempfile::tempdir().unwrap();
+    let server = server_in(directory.path(), &["--buffer-memory", "1MiB"], None);
+    let client = server.client();
+    let mut shop = Shop { server, client, _directory: directory };
+    assert_eq!(shop.ask_and_see(&[b"SET", b"large", &[b'x'; 100_000]]).0, b"+OK\r\n");
+    shop.expect("SET a 1", "+OK\r\n");
+    let mut others = Share::new(&shop.server.buffers);
+    assert!(others.hold(1 << 20));
+    // What was there before would be lost.
+    for line in ["GETSET large 1", "SET large 1 GET", "SET large 1 XX GET"] {
+        shop.refuses(line, "the memory for answers (--buffer-memory) is used up");
+    }
+    assert!(others.hold(0));
+    shop.expect("STRLEN large", ":100000\r\n");
+    // Behind an answer that was not written yet and takes all there is.
+    let words = |line: &str| -> Vec<_> {
+        line.split(' ').map(|word| Bytes::copy_from_slice(word.as_bytes())).collect()
+    };
+    run(&shop.server, &mut shop.client, &words("GET large"), Reach::Disk);
+    let before = shop.client.answers.len();
+    assert!(before > 100_000 && others.hold((1 << 20) - shop.server.buffers.used_bytes()));
+    for line in ["SET a 2", "SETNX b 2", "MSET a 2 b 2", "DEL a", "GETSET a 2"] {
+        run(&shop.server, &mut shop.client, &words(line), Reach::Disk);
+        let answer = shop.client.answers.bytes()[before..].escape_ascii().to_string();
+        assert!(answer.starts_with("-ERR the answer is too large"), "{line}: {answer}");
+        shop.client.answers.take_back(before);
+    }
+    shop.client.answers.clear();
+    drop(others);
+    shop.expect("MGET a b", "*2\r\n$1\r\n1\r\n$-1\r\n");
+    shop.expect("GETSET a 2", "$1\r\n1\r\n");
+    assert_eq!(shop.server.buffers.used_bytes(), 0);
+}
+
+#[test]
 fn a_scan_finds_what_is_there() {
     let mut shop = Shop::new();
     shop.expect("SCAN 0", "*2\r\n$1\r\n0\r\n*0\r\n");
