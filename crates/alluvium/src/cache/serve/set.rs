@@ -46,16 +46,18 @@ fn time_to_live(unit: &[u8], time: &[u8], command: &str) -> Result<Duration> {
 fn time_from(now: Duration, unit: &[u8], time: &[u8], command: &str) -> Result<Duration> {
     let wrong = || Refused(format!("ERR invalid expire time in '{command}' command"));
     let time: i64 = number(time)?;
-    let time = u64::try_from(time).ok().filter(|time| *time > 0).ok_or_else(wrong)?;
     let is_in_millis = unit.starts_with(b"P");
     let millis = if is_in_millis { Some(time) } else { time.checked_mul(1000) };
-    let time = Duration::from_millis(millis.ok_or_else(wrong)?);
-    if !unit.ends_with(b"AT") {
-        return Ok(time);
-    }
+    let millis = millis.filter(|millis| *millis > 0).ok_or_else(wrong)?;
     // The cache counts whole milliseconds from the one that it is: with a part of one taken away here it would end too early.
-    let now_millis = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
-    Ok(time.saturating_sub(Duration::from_millis(now_millis)))
+    let now_millis = i64::try_from(now.as_millis()).unwrap_or(i64::MAX);
+    let left = if unit.ends_with(b"AT") {
+        millis.saturating_sub(now_millis).max(0)
+    } else {
+        // As in Redis: when its time comes has to be such a number too.
+        millis.checked_add(now_millis).map(|_| millis).ok_or_else(wrong)?
+    };
+    Ok(Duration::from_millis(left.unsigned_abs()))
 }
 
 pub(super) fn set(call: &mut Call<'_>) -> Result {
@@ -162,9 +164,25 @@ mod tests {
             ("PXAT", "1", 0),
             ("EXAT", "1001", 1000),
             ("EXAT", "1", 0),
+            ("PX", "9223372036853775807", 9_223_372_036_853_775_807),
+            ("PXAT", "9223372036854775807", 9_223_372_036_853_775_807),
+            ("EX", "9223372036853775", 9_223_372_036_853_775_000),
         ] {
             let left = time_from(now, unit.as_bytes(), time.as_bytes(), "set");
             assert_eq!(left, Ok(Duration::from_millis(millis)), "{unit} {time}");
+        }
+        for (unit, time) in [
+            ("PX", "9223372036853775808"),
+            ("EX", "9223372036854775"),
+            ("EX", "9223372036854776"),
+            ("EX", "18446744073709551"),
+            ("EXAT", "9223372036854776"),
+            ("PX", "0"),
+            ("EX", "-9223372036854775808"),
+        ] {
+            let wrong = Refused("ERR invalid expire time in 'set' command".into());
+            let told = time_from(now, unit.as_bytes(), time.as_bytes(), "set");
+            assert_eq!(told, Err(wrong), "{unit} {time}");
         }
     }
 }
