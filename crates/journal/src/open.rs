@@ -203,7 +203,9 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
         let failed = |action| Error::io(path.join(&name), action);
         let file = directory.open(&name).map_err(failed("opening a journal"))?;
         let len = file.len_bytes().map_err(failed("asking for the length"))?;
-        if is_blank(&*file, len).map_err(failed("reading a journal"))? {
+        // What is longer than a journal was never going to be one, and to look through all of it may take for ever: a file of holes has any length.
+        let may_be_blank = len <= journal_bytes as u64;
+        if may_be_blank && is_blank(&*file, len).map_err(failed("reading a journal"))? {
             // Its making was interrupted.
             directory.remove(&name).map_err(failed("removing an empty journal"))?;
             continue;

@@ -55,6 +55,22 @@ fn a_full_disk_is_told_before_journals_are_read() {
     assert_eq!(directory.reads() - before, 1 + 2 * journals);
 }
 
+/// A file of holes is as long as one likes, and nobody waits until all of it is read.
+#[test]
+fn what_is_longer_than_a_journal_is_not_looked_through() {
+    let directory = closed(&options(), 10);
+    let [blank, longer] = ["000000000776.journal", "000000000777.journal"];
+    directory.create(blank, MIB as u64).unwrap();
+    directory.create(longer, 64 * MIB as u64).unwrap();
+    let before = directory.reads();
+    let cache = open(&directory, &options());
+    assert!(directory.reads() - before < 20, "{}", directory.reads() - before);
+    assert_eq!((cache.recovered().entries, cache.stats().kept_aside.files), (10, 1));
+    let names = directory.list().unwrap();
+    let has = |name: &str| names.iter().any(|it| it == name);
+    assert!(!has(blank) && !has(longer) && has(&format!("{longer}.damaged")), "{names:?}");
+}
+
 /// It may be tried again and again.
 #[test]
 fn an_opening_that_fails_leaves_no_journal() {
