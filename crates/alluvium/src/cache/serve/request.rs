@@ -171,8 +171,7 @@ impl Requests {
     /// Have what has come of a request in a buffer of its own.
     fn move_out(&mut self) {
         let arguments_bytes: usize = self.arguments.iter().map(Bytes::len).sum();
-        let mut bytes =
-            BytesMut::with_capacity(arguments_bytes + self.bytes.len() + READ_BYTES);
+        let mut bytes = BytesMut::with_capacity(arguments_bytes + self.bytes.len() + READ_BYTES);
         self.buffer_bytes = bytes.capacity();
         for argument in &mut self.arguments {
             bytes.extend_from_slice(argument);
