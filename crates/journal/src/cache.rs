@@ -323,7 +323,7 @@ impl Cache {
     /// Write anew what is alive in each sealed journal that holds something else too, and remove it. What is done in the background anyhow, where it is worth it, is done here for the smallest gain,
     /// and without pauses: for whoever wants the space, and has the time. Blocks; `progress` hears of each journal.
     ///
-    /// The newest journal is not sealed. Damaged ones stay. Where writers take all the room there is, it waits for eviction.
+    /// The newest journal is not sealed. Damaged ones stay, but for those whose damage the opening has found by reading all of them for want of a hint. Where writers take all the room there is, it waits for eviction.
     ///
     /// # Errors
     /// The disk budget leaves no room to move records to, and nothing may be evicted; a file can not be read or written.

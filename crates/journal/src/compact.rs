@@ -54,7 +54,8 @@ impl Look {
         let counts = &journal.counts;
         let alive_bytes = counts.live_bytes.load(Ordering::Relaxed)
             + counts.tombstone_bytes.load(Ordering::Relaxed);
-        let is_damaged = counts.is_damaged.load(Ordering::Relaxed);
+        let is_damaged = counts.is_damaged.load(Ordering::Relaxed)
+            && counts.lost_bytes.load(Ordering::Relaxed) == 0;
         Self { alive_bytes: alive_bytes as usize, has_dead: true, is_damaged }
     }
 }
@@ -90,7 +91,7 @@ impl Shared {
         // Nobody may even delete: a process that was killed or closed has left a journal half empty, and its successor began another one.
         let is_stuck = self.beside() < Who::Deletion.leaves();
         let oldest_two = [0, 1].map(|at| sealed.get(at).map(|journal| journal.number));
-        sealed.retain(|journal| journal.number < unwritten && journal.counts.is_sound());
+        sealed.retain(|journal| journal.number < unwritten && journal.counts.may_be_moved());
         let parts = |journal: &Journal| {
             let counts = &journal.counts;
             let bytes = counts.end_bytes.load(Ordering::Relaxed).saturating_sub(FIRST_RECORD);
@@ -207,7 +208,8 @@ impl Shared {
             Ok(())
         })?;
         self.mark_damaged(journal, damaged_bytes);
-        look.is_damaged = damaged_bytes > 0;
+        look.is_damaged = journal.counts.has_damage(damaged_bytes);
+        look.has_dead |= damaged_bytes > 0;
         Ok(look)
     }
 
@@ -241,7 +243,7 @@ impl Shared {
             moved => moved?,
         };
         self.mark_damaged(&journal, damaged_bytes);
-        if damaged_bytes > 0 && !may_be_damaged {
+        if journal.counts.has_damage(damaged_bytes) && !may_be_damaged {
             return Ok(Compaction::Damaged);
         }
         self.remove(journal)?;

@@ -103,6 +103,8 @@ pub(crate) struct Counts {
     pub(crate) end_bytes: AtomicUsize,
     /// There are records in it that can not be read.
     pub(crate) is_damaged: AtomicBool,
+    /// Bytes that the opening found to be no records, when it read all of a journal for want of a hint: neither the index nor a hint knows what they were. No part of what was damaged since.
+    pub(crate) lost_bytes: AtomicUsize,
     /// The system could not read it then, or had no memory for it.
     pub(crate) failed_at: Mutex<Option<Instant>>,
     /// Whoever makes room is at it: its memory would not come free if it were taken away.
@@ -130,6 +132,7 @@ impl Counts {
             stays_plain: AtomicBool::new(false),
             end_bytes: AtomicUsize::new(0),
             is_damaged: AtomicBool::new(false),
+            lost_bytes: AtomicUsize::new(0),
             failed_at: Mutex::new(None),
             is_busy: AtomicBool::new(false),
             has_lost_keys: AtomicBool::new(false),
@@ -178,6 +181,18 @@ impl Counts {
     /// Whether nothing is known that keeps it from being read as a whole.
     pub(crate) fn is_sound(&self) -> bool {
         !self.is_damaged.load(Ordering::Relaxed) && !self.has_just_failed()
+    }
+
+    /// Whether it may be written anew: sound, or without more damage than what was lost before the opening. To keep it for that would bring nothing back, neither now nor at the next opening, and each power cut may leave one.
+    pub(crate) fn may_be_moved(&self) -> bool {
+        let is_damaged = self.is_damaged.load(Ordering::Relaxed);
+        let is_lost = self.lost_bytes.load(Ordering::Relaxed) > 0;
+        (!is_damaged || is_lost) && !self.has_just_failed()
+    }
+
+    /// Whether something in it that the index or a hint may know of can not be read, if so many bytes are no records.
+    pub(crate) fn has_damage(&self, damaged_bytes: usize) -> bool {
+        damaged_bytes > self.lost_bytes.load(Ordering::Relaxed)
     }
 
     /// A tombstone that may hide records of the journals up to `origin`.

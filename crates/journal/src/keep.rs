@@ -12,7 +12,7 @@ use crate::compact::{Compaction, Look, PAUSE};
 use crate::error::{Error, Result};
 use crate::flush::TellOfPanic;
 use crate::hint::{self, Entry};
-use crate::journal::{Journal, file_name};
+use crate::journal::{Counts, Journal, file_name};
 use crate::options::WhenFull;
 use crate::place::{Granule, JournalNumber};
 use crate::record::{Content, Kind, NewRecord, Record};
@@ -227,8 +227,15 @@ impl Shared {
 
     /// Bytes of a journal were found that are no records, though there were some: if that was not yet known, it is counted.
     pub(crate) fn mark_damaged(&self, journal: &Journal, damaged_bytes: usize) {
-        if damaged_bytes > 0 && !journal.counts.is_damaged.swap(true, Ordering::Relaxed) {
-            self.keep.damaged_bytes.fetch_add(damaged_bytes as u64, Ordering::Relaxed);
+        let Counts { lost_bytes, is_damaged, .. } = &*journal.counts;
+        if !journal.counts.has_damage(damaged_bytes) {
+            return;
+        }
+        // From now on all of it is damage: it stays.
+        let known_bytes = lost_bytes.swap(0, Ordering::Relaxed);
+        if !is_damaged.swap(true, Ordering::Relaxed) || known_bytes > 0 {
+            let more_bytes = damaged_bytes.saturating_sub(known_bytes) as u64;
+            self.keep.damaged_bytes.fetch_add(more_bytes, Ordering::Relaxed);
             let path = journal.path.display();
             tracing::warn!("journal cache: {path}: {damaged_bytes} bytes are damaged");
         }

@@ -296,6 +296,10 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
         let counts = &old.counts;
         counts.end_bytes.store(found.end, Ordering::Relaxed);
         counts.is_damaged.store(found.damaged_bytes > 0, Ordering::Relaxed);
+        if found.is_scanned && old.hint.is_none() && old.frames.is_none() {
+            let lost_bytes = usize::try_from(found.damaged_bytes).unwrap_or(usize::MAX);
+            counts.lost_bytes.store(lost_bytes, Ordering::Relaxed);
+        }
         // Of tombstones that were moved here the origin is older; to take it for newer only keeps them for longer.
         counts.count_tombstone(found.tombstone_bytes, old.number);
         journals.put(Arc::new(Journal {

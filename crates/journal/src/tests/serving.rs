@@ -401,6 +401,47 @@ fn a_damaged_journal_stays_when_everything_is_compacted() {
     assert_eq!((1..2000).filter(there).count(), 999);
 }
 
+/// As a power cut may leave one behind the last sync. Of what is lost nobody knows any more, with the journal or without it.
+#[test]
+fn a_journal_with_damage_that_the_opening_knows_goes_and_one_with_more_stays() {
+    for has_more in [false, true] {
+        let directory = SimDirectory::default();
+        let cache = open(&directory, &options());
+        for number in 0..2000u64 {
+            cache.put(&key(number), &[5; 1000]).unwrap();
+        }
+        cache.close().unwrap();
+        directory.spoil("000000000000.journal", 4096 + 500);
+        directory.remove("000000000000.hint").unwrap();
+        let cache = open(&directory, &options());
+        let lost_bytes = cache.recovered().damaged_bytes;
+        assert!(lost_bytes > 1000 && cache.get(&key(0)).unwrap().is_none());
+        if has_more {
+            directory.spoil("000000000000.journal", 4096 + 400_500);
+        }
+        for number in (1..2000u64).step_by(2) {
+            cache.delete(&key(number)).unwrap();
+        }
+        let compacted = cache.compact(|_| ()).unwrap();
+        assert_eq!(compacted.damaged, usize::from(has_more), "{compacted:?}");
+        let is_there = directory.list().unwrap().contains(&"000000000000.journal".to_owned());
+        assert_eq!(is_there, has_more);
+        assert_eq!(cache.stats().damaged_bytes > lost_bytes, has_more);
+        // Asking again changes nothing.
+        assert_eq!(cache.compact(|_| ()).unwrap().damaged, usize::from(has_more));
+        let there = |number: &u64| matches!(cache.get(&key(*number)), Ok(Some(_)));
+        let left = (0..2000).filter(there).count();
+        if has_more {
+            assert!((998..=999).contains(&left), "{left}");
+        } else {
+            assert_eq!(left, 999);
+            cache.close().unwrap();
+            let cache = open(&directory, &options());
+            assert_eq!((contents(&cache).len(), cache.recovered().damaged_bytes), (999, 0));
+        }
+    }
+}
+
 /// Connections may have taken them, and end.
 #[test]
 fn writers_wait_for_a_file_that_others_have() {
