@@ -173,7 +173,7 @@ impl Preparer {
     }
 }
 
-/// An empty journal in memory, its header in its file. `None` if the disk has no room for it.
+/// An empty journal in memory, its header in its file and durable. (The name of the file is durable behind a sync of the directory.) `None` if the disk has no room for it.
 fn make_journal(
     directory: &dyn Directory,
     id: CacheId,
@@ -202,7 +202,9 @@ fn make_journal(
     let mut page = arena.reserve(FIRST_RECORD).expect("an arena is larger than a page");
     page.fill(0);
     header.write(&mut page);
-    file.write_at(0, &page).map_err(Error::io(&path, "writing the header"))?;
+    // Or a power cut could leave records without it, in a file that nobody can read.
+    let written = file.write_at(0, &page).and_then(|()| file.sync());
+    written.map_err(Error::io(&path, "writing the header"))?;
     page.publish();
     let file_bytes = journal_bytes as u64;
     let (arena, beside) = (Some(Arc::new(arena)), AtomicUsize::new(0));
@@ -221,9 +223,7 @@ pub(crate) fn first_journal(
     let path = directory.path();
     let arena = pool.take_anyway().map_err(Error::no_memory(path, "a journal"))?;
     let made = make_journal(directory, id, number, journal_bytes, arena)?;
-    if let Some(journal) = &made {
-        let header = path.join(file_name(number));
-        journal.file.sync().map_err(Error::io(header, "syncing the header"))?;
+    if made.is_some() {
         directory.sync().map_err(Error::io(path, "syncing the directory"))?;
     }
     Ok(made)

@@ -172,6 +172,25 @@ fn a_power_cut_leaves_no_nonsense() {
     scene.end();
 }
 
+/// Records may reach the disk without a sync, and the header must have before them.
+#[test]
+fn a_power_cut_leaves_no_file_that_nobody_can_read() {
+    let options = Options { journal_bytes: 4 * MIB, memory_bytes: 16 * MIB, ..options() };
+    let directory = SimDirectory::default();
+    let cache = open(&directory, &options);
+    // A journal, and most of the next one: whole chunks of it are written, and nobody asks for a sync.
+    for key in 0..900u64 {
+        cache.put(&key.to_le_bytes(), &[1; 8000]).unwrap();
+    }
+    while cache.stats().written_bytes < 5 * MIB as u64 {
+        thread::sleep(Duration::from_millis(1));
+    }
+    for seed in 0..20 {
+        let left = open(&directory.power_cut(seed), &options);
+        assert_eq!(left.stats().kept_aside.files, 0, "seed {seed}");
+    }
+}
+
 /// A kill leaves records that were never synced. What they replace was durable, and must not go before they are.
 #[test]
 fn what_is_found_after_a_kill_is_durable_before_what_it_replaces_goes() {
