@@ -197,8 +197,11 @@ impl Flusher {
         // Somebody has taken a place and not yet filled it; nobody tells when he has.
         let is_publishing = is_waited_for || self.lacks_bytes(&journal);
         let publishing = is_publishing.then_some(PUBLISHED_WITHIN);
-        let interval =
-            self.interval().map(|interval| interval.saturating_sub(self.synced_at.elapsed()));
+        // If it is over, somebody is in the middle of a put.
+        let interval = self.interval().map(|interval| {
+            let left = interval.saturating_sub(self.synced_at.elapsed());
+            if left.is_zero() { PUBLISHED_WITHIN } else { left }
+        });
         self.shared.flush.waker.sleep([publishing, interval].into_iter().flatten().min());
     }
 
@@ -230,18 +233,19 @@ impl Flusher {
         };
         let is_due = self.interval().is_some_and(|interval| begun - self.synced_at >= interval);
         let is_asked = is_closing || is_due || wanted > durable;
+        // What was put until now. (Without an interval nobody asks.)
+        let put = self.interval().filter(|_| is_asked).map(|_| self.shared.newest_point());
         let (wrote, reached) = self.write(is_asked)?;
         // Whoever waits gets what is written so far: with more writers than the disk takes there is always more.
-        if is_asked && reached > durable {
+        let is_more = is_asked && reached > durable;
+        if is_more {
             self.sync(reached)?;
-            // Not after the sync of a journal that is sealed: what is in the one behind it was there before.
-            self.synced_at = begun;
-            return Ok(Step::More);
         }
-        if is_due {
+        // Not after the sync of a journal that is sealed: what is in the one behind it was there before. Nor if somebody is in the middle of a put: what others have put behind it is not durable, however old it is.
+        if put.is_some_and(|put| reached >= put) {
             self.synced_at = begun;
         }
-        Ok(if wrote { Step::More } else { Step::Idle })
+        Ok(if is_more || wrote { Step::More } else { Step::Idle })
     }
 
     /// Write what is published without a hole: whole chunks, or `all` of it. Returns whether anything was written, and up to where everything is.
@@ -425,6 +429,31 @@ mod tests {
             assert_eq!(shared.flush.state.lock().durable, written);
             assert!(flusher.synced_at >= begun);
         }
+    }
+
+    /// What is behind the place of somebody who is in the middle of a put is durable soon after that, not an interval later.
+    #[test]
+    fn what_waits_for_another_put_does_not_wait_for_another_interval() {
+        let options = options(Durability::Interval(INTERVAL));
+        let (shared, _) = open::open(Box::new(SimDirectory::default()), options).unwrap();
+        let shared = Arc::new(shared);
+        let mut flusher = Flusher::new(shared.clone());
+        shared.put(b"before", b"value", None).unwrap();
+        let journal = shared.active.load_full();
+        let slow = journal.arena.as_ref().unwrap().reserve(1000).unwrap();
+        shared.put(b"behind", b"value", None).unwrap();
+        let written = shared.newest_point();
+        flusher.synced_at -= INTERVAL;
+        let due = flusher.synced_at;
+        assert!(flusher.turn(false).unwrap() == Step::More);
+        // What is in front of it is durable; it is still due.
+        assert!(shared.flush.state.lock().durable < written);
+        assert!(flusher.turn(false).unwrap() == Step::Idle);
+        assert_eq!(flusher.synced_at, due);
+        slow.publish();
+        assert!(flusher.turn(false).unwrap() == Step::More);
+        assert_eq!(shared.flush.state.lock().durable, written);
+        assert!(flusher.synced_at > due);
     }
 
     /// The interval is that of what was written since all of it was synced, whatever was sealed meanwhile.
