@@ -326,7 +326,7 @@ impl Cache {
     /// The newest journal is not sealed. Damaged ones stay, but for those whose damage the opening has found by reading all of them for want of a hint. Where writers take all the room there is, it waits for eviction.
     ///
     /// # Errors
-    /// The disk budget leaves no room to move records to, and nothing may be evicted; a file can not be read or written.
+    /// The disk budget leaves no room to move records to, and nothing may be evicted, or eviction fails; a file can not be read or written.
     pub fn compact(&self, progress: impl FnMut(&Compacted)) -> Result<Compacted> {
         self.shared.compact_all(progress)
     }

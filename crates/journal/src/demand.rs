@@ -90,7 +90,7 @@ impl Shared {
     /// Until eviction has made some room, or soon.
     ///
     /// # Errors
-    /// There is nothing that it may remove.
+    /// There is nothing that it may remove, or it fails.
     fn wait_for_eviction(&self) -> Result<()> {
         let mut state = self.flush.state.lock();
         if let Some(error) = self.flush.failure() {
@@ -101,6 +101,8 @@ impl Shared {
         }
         self.keep.waker.wake();
         self.flush.changed.wait_for(&mut state, LOOK_AGAIN);
-        Ok(())
+        drop(state);
+        // It tries again, but may fail for ever.
+        self.keep.failure.lock().clone().map_or(Ok(()), Err)
     }
 }

@@ -43,6 +43,8 @@ pub(crate) struct Keep {
     pub(crate) without_hint: Mutex<VecDeque<JournalNumber>>,
     /// Bytes that were found damaged, of each journal once.
     pub(crate) damaged_bytes: AtomicU64,
+    /// Why the keeper's last turn failed; `None` if it did not. It tries again.
+    pub(crate) failure: Mutex<Option<Error>>,
     /// What openings could not use.
     pub(crate) kept_aside: Mutex<KeptAside>,
 }
@@ -51,6 +53,17 @@ impl Keep {
     /// Whether records are in the files that the index does not name any more, with no newer ones that say that they are gone.
     pub(crate) fn is_evicting(&self) -> bool {
         self.evicting.load(Ordering::Acquire) > 0
+    }
+
+    /// What came of a turn. What fails again and again is told once.
+    fn tell_of(&self, error: Option<&Error>) {
+        let before = std::mem::replace(&mut *self.failure.lock(), error.cloned());
+        let text = |error: &Error| error.to_string();
+        if let Some(error) = error
+            && before.as_ref().map(text) != Some(text(error))
+        {
+            tracing::warn!("journal cache: {error}; it is tried again each {TRY_AGAIN:?}");
+        }
     }
 }
 
@@ -69,9 +82,7 @@ pub(crate) fn run(shared: &Arc<Shared>) {
         shared.look_for_files();
         let worked = shared.turn(&mut is_warm);
         drop(turn);
-        if let Err(error) = &worked {
-            tracing::warn!("journal cache: {error}");
-        }
+        keep.tell_of(worked.as_ref().err());
         if matches!(worked, Ok(true)) {
             continue;
         }

@@ -174,6 +174,41 @@ fn compaction_on_demand_waits_for_eviction() {
     assert!(cache.stats().disk_bytes <= 8 << 20, "{:?}", cache.stats());
 }
 
+/// Eviction that fails is tried again for ever; whoever compacts hears of it.
+#[test]
+fn compaction_on_demand_does_not_wait_for_eviction_that_fails() {
+    let directory = SimDirectory::default();
+    // The oldest journal is damaged: compaction leaves it alone, and eviction does not.
+    let cache = open(&directory, &options());
+    for key in 0..900u64 {
+        cache.put(&key.to_le_bytes(), &[5; 1000]).unwrap();
+    }
+    cache.close().unwrap();
+    directory.spoil("000000000000.journal", 4096 + 500);
+    let cache = open(&directory, &options());
+    directory.limit(8 << 20);
+    directory.fail_removals(u64::MAX);
+    let failed = thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            // In each journal something can go, and not much.
+            for key in 0..20_000u64 {
+                let key = if key.is_multiple_of(50) { 0 } else { key };
+                cache.put(&key.to_le_bytes(), &[5; 1000]).unwrap();
+            }
+        });
+        // The disk is full: no journal can be made, and eviction was tried.
+        while cache.stats().evicted == 0 {
+            thread::sleep(Duration::from_millis(1));
+        }
+        let failed = cache.compact(|_| ());
+        directory.fail_removals(0);
+        writer.join().unwrap();
+        failed
+    });
+    assert!(matches!(failed, Err(Error::Io { .. })), "{failed:?}");
+    cache.compact(|_| ()).unwrap();
+}
+
 /// Nobody deletes what has expired, and nobody asks for it: its room comes back all the same, also if the process that has written it is gone.
 #[test]
 fn what_has_expired_makes_room() {
