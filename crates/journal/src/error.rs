@@ -117,7 +117,7 @@ pub enum Error {
         /// The directory.
         path: PathBuf,
     },
-    /// The cache is being closed.
+    /// The cache is being closed. No call returns it, since none can be made by then: the threads behind the cache end what they are at with it.
     #[error("the cache is closed")]
     Closed,
 }

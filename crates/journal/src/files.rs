@@ -7,6 +7,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use alluvium_device::{FileRead, PAGE_BYTES, ReadRings};
 use rustix::fs::{self as sys, AtFlags, FallocateFlags, FlockOperation, Mode, OFlags};
@@ -70,6 +71,14 @@ pub(crate) struct RealDirectory {
     /// Locked until it is closed. `None`: opened to read.
     lock: Option<OwnedFd>,
     rings: ReadRings,
+    told: Told,
+}
+
+/// What the file system can not do, and was told, once.
+#[derive(Default)]
+struct Told {
+    direct_io: AtomicBool,
+    reserving: AtomicBool,
 }
 
 /// Callers that read several records at one time, each with a ring. The next ones read one after the other: there are enough reads under way then.
@@ -94,6 +103,7 @@ impl RealDirectory {
                 directory,
                 lock: Some(lock),
                 rings: ReadRings::new(RINGS),
+                told: Told::default(),
             })),
             Err(Errno::WOULDBLOCK) => Ok(None),
             Err(error) => Err(error.into()),
@@ -105,7 +115,8 @@ impl RealDirectory {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let directory = sys::open(path, flags, Mode::empty())?;
         // Nobody reads several records.
-        Ok(Self { path: path.to_owned(), directory, lock: None, rings: ReadRings::new(0) })
+        let (path, rings) = (path.to_owned(), ReadRings::new(0));
+        Ok(Self { path, directory, lock: None, rings, told: Told::default() })
     }
 
     /// As on a system without io_uring.
@@ -120,6 +131,12 @@ impl RealDirectory {
         match sys::openat(&self.directory, name, flags | OFlags::DIRECT, mode()) {
             // The file system has no Direct I/O. A file that was to be created is there all the same.
             Err(Errno::INVAL) => {
+                if !self.told.direct_io.swap(true, Ordering::Relaxed) {
+                    tracing::warn!(
+                        "journal cache: {}: this file system has no Direct I/O; reads and writes go through the page cache, whose memory is in no budget",
+                        self.path.display()
+                    );
+                }
                 let opened = sys::openat(&self.directory, name, flags - OFlags::EXCL, mode());
                 Ok(opened.inspect_err(|_| {
                     if flags.contains(OFlags::CREATE) {
@@ -189,7 +206,15 @@ impl Directory for RealDirectory {
         let allocate = || sys::fallocate(&fd, FallocateFlags::empty(), 0, len_bytes);
         let allocated = match rustix::io::retry_on_intr(allocate) {
             // The file system can not promise the room.
-            Err(Errno::OPNOTSUPP) => sys::ftruncate(&fd, len_bytes),
+            Err(Errno::OPNOTSUPP) => {
+                if !self.told.reserving.swap(true, Ordering::Relaxed) {
+                    tracing::warn!(
+                        "journal cache: {}: this file system can not reserve room (fallocate); where the disk gets full, writing ends",
+                        self.path.display()
+                    );
+                }
+                sys::ftruncate(&fd, len_bytes)
+            }
             allocated => allocated,
         };
         if let Err(error) = allocated {

@@ -44,7 +44,8 @@ pub struct Swapped {
 
 impl Shared {
     pub(crate) fn swap(&self, key: &[u8], value: &[u8], when: When, ttl: Ttl) -> Result<Swapped> {
-        self.check_key(key)?;
+        // Before anything is read for it.
+        self.new_value(key, value, None)?;
         let hash = self.hasher.hash(key);
         // From the call on, however long it waits for the disk.
         let expires_at = match ttl {
