@@ -195,12 +195,22 @@ fn judge(results: &Results, of: Scene, workload: Workload) -> Vec<Judged> {
         Workload::Readrandom | Workload::Readmissing => Some(1.0),
         _ => workload.writes().then_some(1.0),
     };
-    if let (Some(factor), Some((engine, theirs))) = (factor, results.best_other(of, workload)) {
+    if let Some(factor) = factor.filter(|_| results.engines.len() > 1) {
         let what = if factor > 1.0 { "within 1.5 of the best" } else { "first" };
-        judged.push(Judged {
-            name: name(what),
-            told: format!("{ours:.3} us; the best of the others is {}, {theirs:.3}", engine.text()),
-            is_met: ours <= theirs * factor,
+        judged.push(match results.best_other(of, workload) {
+            Some((engine, theirs)) => Judged {
+                name: name(what),
+                told: format!(
+                    "{ours:.3} us; the best of the others is {}, {theirs:.3}",
+                    engine.text()
+                ),
+                is_met: ours <= theirs * factor,
+            },
+            None => Judged {
+                name: name(what),
+                told: format!("{ours:.3} us; none of the others has done it"),
+                is_met: false,
+            },
         });
     }
     let most_cpu = match workload {
@@ -569,6 +579,10 @@ mod tests {
         outcomes[0] = outcome(Name::Journal, read, 0.7, 0.9);
         assert_eq!(judged(&results(outcomes), read), [false, true, true]);
         assert_eq!(judged(&results(Vec::new()), read), [false]);
+        let alone = vec![outcome(Name::Journal, read, 0.7, 1.0)];
+        assert_eq!(judged(&results(alone.clone()), read), [false, true], "nothing is shown");
+        let asked = Results { engines: vec![Name::Journal], ..results(alone) };
+        assert_eq!(judged(&asked, read), [true], "nobody else was to");
     }
 
     #[test]
