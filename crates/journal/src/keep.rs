@@ -94,7 +94,7 @@ pub(crate) fn run(shared: &Arc<Shared>) {
 
 impl Shared {
     /// Do one thing, the most urgent one; whether there was one. `is_warm`: what an opening has left cold was brought into memory, as far as there is any.
-    fn turn(&self, is_warm: &mut bool) -> Result<bool> {
+    pub(crate) fn turn(&self, is_warm: &mut bool) -> Result<bool> {
         // Also where room is wanted: it is soon done, and if writers wanted some all the time no journal would have one.
         if self.write_one_hint() || self.make_room_once()? {
             return Ok(true);

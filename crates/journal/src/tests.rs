@@ -72,15 +72,42 @@ fn number(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, |value| value.parse().expect(name))
 }
 
-/// When nothing is done in the background any more.
+/// When nothing is left to do in the background. However busy the machine is: this thread does what the keeper has not come to.
 fn settled(cache: &Cache) -> Stats {
+    let shared = &cache.shared;
+    let mut is_warm = false;
     loop {
+        // What was sealed is written then, and wants its hint.
+        cache.flush().unwrap();
         let before = cache.stats();
-        thread::sleep(Duration::from_millis(100));
-        if cache.stats() == before {
+        let has_worked = {
+            let _turn = shared.keep.turn.lock();
+            shared.turn(&mut is_warm).unwrap()
+        };
+        let lacks_spare = || shared.flush.state.lock().spare.is_none();
+        if has_worked || (lacks_spare() && !shared.flush.lacks_spare()) {
+            // The preparer is at it, or this was not all.
+            thread::yield_now();
+        } else if cache.stats() == before {
             return before;
         }
     }
+}
+
+/// Write, until the journal of `key` has left the memory; how many keys, numbered from 0.
+fn put_until_on_disk(cache: &Cache, key: &[u8]) -> u64 {
+    let mut written = 0u64;
+    // Nothing is asked of the journal itself: what is read stays.
+    while cache.read_bytes(key) == 0 {
+        assert!(written < 40_000, "it stays in memory");
+        for _ in 0..1000 {
+            cache.put(&written.to_le_bytes(), &[1; 1000]).unwrap();
+            written += 1;
+        }
+        // Whoever writes its hint, or is at it otherwise, keeps it in memory.
+        settled(cache);
+    }
+    written
 }
 
 fn key(key: u64) -> Vec<u8> {

@@ -93,6 +93,8 @@ fn a_record_that_is_read_again_is_not_read_from_the_disk_again() {
             compress_all(&directory, &options);
         }
         let cache = open(&directory, &options);
+        // Or the keeper would bring into memory what is found here.
+        settled(&cache);
         let key = map
             .keys()
             .find(|key| matches!(cache.try_get(key).unwrap(), Lookup::OnDisk))
@@ -166,11 +168,8 @@ fn records_that_are_kept_are_not_read_to_be_deleted() {
     }
     let place = cache.shared.index.find(cache.shared.hasher.hash(b"one")).unwrap();
     let counts = cache.shared.journals.of(place).unwrap().counts.clone();
-    // Long enough for its journal to leave the memory.
-    for key in 0..12_000u64 {
-        cache.put(&key.to_le_bytes(), &[1; 1000]).unwrap();
-    }
     for key in keys {
+        put_until_on_disk(&cache, &key);
         assert!(matches!(cache.try_get(&key).unwrap(), Lookup::OnDisk));
         (0..2).for_each(|_| assert!(cache.contains(&key).unwrap()));
         assert!(matches!(cache.try_get(&key).unwrap(), Lookup::Found(..)));
