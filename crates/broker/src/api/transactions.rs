@@ -156,20 +156,11 @@ pub(super) async fn commit_offsets(
     };
     let add = cx.version >= FIRST_OF_VERSION_2;
     // An earlier transaction may have been waited for, and another topic may have the name by now.
-    let may_commit = |topics: &[(String, Vec<Position>)]| match meant
-        .iter()
-        .all(|id| cx.server.topics.by_id(*id).is_ok())
-    {
-        true => groups.check_transactional_commit(&request, topics),
-        false => Err(ResponseError::UnknownTopicOrPartition),
-    };
+    let exist = || meant.iter().all(|id| cx.server.topics.by_id(*id).is_ok());
     let transactions = &cx.server.transactions;
     let outcome = match allowed {
         Err(refused) => Some(refused),
-        Ok(()) => {
-            let group = &request.group_id;
-            transactions.add_offsets(producer, group, good, add, may_commit).await.err()
-        }
+        Ok(()) => transactions.add_offsets(producer, &request, good, add, exist).await.err(),
     };
     let topics = answers.into_iter().map(|(name, errors)| {
         let partitions = errors.into_iter().map(|(index, error)| {

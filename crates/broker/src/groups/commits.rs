@@ -147,16 +147,17 @@ impl Groups {
         }
     }
 
-    /// Whether the client of a TxnOffsetCommit may commit these offsets for the group; they are kept elsewhere until its transaction ends. There is such
-    /// a group from now on.
+    /// Have `record` put these offsets in line, if the client of a TxnOffsetCommit may commit them for the group; they are kept elsewhere until its
+    /// transaction ends. There is such a group from now on.
     ///
     /// # Errors
     /// As for OffsetCommit.
-    pub(crate) fn check_transactional_commit(
+    pub(crate) fn commit_in_transaction<R>(
         &self,
         request: &TxnOffsetCommitRequest,
         topics: &[(String, Vec<Position>)],
-    ) -> Result<(), ResponseError> {
+        record: impl FnOnce() -> R,
+    ) -> Result<R, ResponseError> {
         let shared = &self.shared;
         shared.check_open()?;
         if request.group_id.is_empty() || request.group_id.len() > MAX_GROUP_ID_BYTES {
@@ -170,18 +171,20 @@ impl Groups {
             None if request.generation_id < 0 => shared.create(&request.group_id)?,
             None => return Err(ResponseError::IllegalGeneration),
         };
+        // Under the group's lock, so that what else happens to the group comes before the check or after the record: members that fence this one, a
+        // deletion, the sweep, a share group's first member.
         shared.registry.peek(&slot, |group, now| {
             group.check_transactional_commit(
                 now,
                 &request.member_id,
                 request.group_instance_id.as_ref(),
                 request.generation_id,
-            )
+            )?;
+            Ok(record())
         })
     }
 
-    /// See to it that there is a group of which [`Pending`](super::pending::Pending) knows. It may have gone between
-    /// [`Groups::check_transactional_commit`] and that; from now on it stays.
+    /// See to it that there is a group of which [`Pending`](super::pending::Pending) knows from before a restart; it stays.
     pub(crate) fn ensure(&self, group: &str) {
         self.shared.registry.in_living(group, || ());
     }

@@ -832,7 +832,7 @@ async fn the_bound_on_offsets_refuses_new_ones_and_takes_what_overwrites() {
     let topics = [("topic".to_owned(), vec![position])];
     let may_commit = |group| {
         let request = TxnOffsetCommitRequest::default().with_group_id(group_id(group));
-        groups.check_transactional_commit(&request, &topics)
+        groups.commit_in_transaction(&request, &topics, || ())
     };
     assert_eq!(may_commit("g0"), Ok(()));
     assert_eq!(may_commit("new"), Err(ResponseError::CoordinatorNotAvailable));

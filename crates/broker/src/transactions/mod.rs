@@ -19,6 +19,7 @@ use std::time::Duration;
 use alluvium_stream::{Append, NewBatch, Store, StreamWriter};
 use bytes::Bytes;
 use kafka_protocol::error::ResponseError;
+use kafka_protocol::messages::TxnOffsetCommitRequest;
 use parking_lot::{Mutex, MutexGuard, RwLock};
 use prometheus_client::metrics::gauge::Gauge;
 use tokio::sync::Notify;
@@ -462,16 +463,17 @@ impl Transactions {
         durable(append).await
     }
 
-    /// TxnOffsetCommit: durable when it returns. With `add` (KIP-890) the group becomes part of the transaction by that. `may_commit` is asked
-    /// when the record is about to be put in line.
+    /// TxnOffsetCommit, of `topics` of the request: durable when it returns. With `add` (KIP-890) the group becomes part of the transaction by that.
+    /// `exist` is asked when the record is about to be put in line.
     pub(crate) async fn add_offsets(
         &self,
         producer: Producer<'_>,
-        group: &str,
+        request: &TxnOffsetCommitRequest,
         topics: Vec<(String, Vec<Position>)>,
         add: bool,
-        may_commit: impl Fn(&[(String, Vec<Position>)]) -> Result<(), ResponseError>,
+        exist: impl Fn() -> bool,
     ) -> Result<(), ResponseError> {
+        let group = request.group_id.as_str();
         let slot = self.ready(producer.transactional_id, Instant::now() + WAIT_MAX).await?.0;
         let append = self
             .with_room(|| {
@@ -485,17 +487,21 @@ impl Transactions {
                 if !add && !transaction.groups.contains(group) {
                     return Err(ResponseError::InvalidTxnState.into());
                 }
-                may_commit(&topics)?;
+                if !exist() {
+                    return Err(ResponseError::UnknownTopicOrPartition.into());
+                }
                 let groups = vec![group.to_owned()];
                 let added = Event::Added { partitions: Vec::new(), groups };
                 let event = Event::Offsets { group: group.to_owned(), topics: topics.clone() };
                 let growth = transaction.growth_bytes(&added) + transaction.growth_bytes(&event);
-                self.check_room(&transaction, growth)?;
-                if !transaction.groups.contains(group) {
-                    let _in_line = self.change(&slot, &mut transaction, added)?;
-                }
-                let append = self.change(&slot, &mut transaction, event)?;
-                self.groups.ensure(group);
+                let record = || -> Result<Append, Blocked> {
+                    self.check_room(&transaction, growth)?;
+                    if !transaction.groups.contains(group) {
+                        let _in_line = self.change(&slot, &mut transaction, added)?;
+                    }
+                    Ok(self.change(&slot, &mut transaction, event)?)
+                };
+                let append = self.groups.commit_in_transaction(request, &topics, record)??;
                 Ok(Some(append))
             })
             .await?;

@@ -1,5 +1,10 @@
 //! Offsets that transactions commit, and the groups that they are for.
 
+use std::sync::mpsc;
+use std::thread;
+
+use futures::FutureExt as _;
+
 use super::*;
 use crate::groups::offset_log::Prepared;
 use crate::groups::offsets::Record;
@@ -46,14 +51,13 @@ async fn the_sweep_leaves_what_an_open_transaction_is_about_to_replace() {
         let request = commit_request("old", &[("topic", partition, 7)]);
         assert_eq!(world.run(commit(&groups, request)).await, [0]);
     }
-    pending.add("old", &id, [("topic", vec![1])].into_iter());
-    let begin = |group| {
+    let begin = |group, partition| {
         let request = TxnOffsetCommitRequest::default().with_group_id(group_id(group));
-        assert_eq!(groups.check_transactional_commit(&request, &[]), Ok(()));
+        let record = || pending.add(group, &id, [("topic", vec![partition])].into_iter());
+        assert_eq!(groups.commit_in_transaction(&request, &[], record), Ok(()));
     };
-    begin("new");
-    pending.add("new", &id, [("topic", vec![0])].into_iter());
-    begin("late");
+    begin("old", 1);
+    begin("new", 0);
 
     let later = world.config.offsets_retention + Duration::from_secs(60);
     let sweep = || {
@@ -63,7 +67,7 @@ async fn the_sweep_leaves_what_an_open_transaction_is_about_to_replace() {
     let names = async || -> Vec<String> {
         list(&groups, 5).await.into_iter().map(|(name, ..)| name).collect()
     };
-    assert_eq!(names().await, ["late", "new", "old"]);
+    assert_eq!(names().await, ["new", "old"]);
     sweep();
     world
         .run(async {
@@ -74,15 +78,9 @@ async fn the_sweep_leaves_what_an_open_transaction_is_about_to_replace() {
         .await;
     assert_eq!(fetch(&groups, "old").await, [found("topic", 1, 7)]);
     assert_eq!(names().await, ["new", "old"]);
-    // The sweep may come between the check and the record.
-    pending.add("late", &id, [("topic", vec![0])].into_iter());
-    groups.ensure("late");
-    sweep();
-    assert_eq!(fetch(&groups, "old").await, [found("topic", 1, 7)]);
-    assert_eq!(names().await, ["late", "new", "old"]);
 
     // The transaction was aborted.
-    for group in ["late", "new", "old"] {
+    for group in ["new", "old"] {
         pending.remove(group, &id);
     }
     sweep();
@@ -98,6 +96,64 @@ async fn the_sweep_leaves_what_an_open_transaction_is_about_to_replace() {
     assert_eq!(names().await, [] as [&str; 0]);
 }
 
+/// Commit in a transaction, and have `other` run on a thread of its own from the moment on at which the offsets may be put in line.
+fn commit_beside(groups: &Groups, group: &str, other: impl FnOnce() + Send) {
+    let request = TxnOffsetCommitRequest::default().with_group_id(group_id(group));
+    let (begun, begins) = mpsc::channel();
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            begins.recv().expect("the commit is taken");
+            other();
+        });
+        let record = move || {
+            begun.send(()).expect("the other one waits");
+            thread::yield_now();
+            groups.pending().add(group, &"id".into(), [("topic", vec![0])].into_iter());
+        };
+        assert_eq!(groups.commit_in_transaction(&request, &[], record), Ok(()));
+    });
+}
+
+/// Else it could drop what the group has, and the transaction be aborted.
+#[tokio::test]
+async fn the_sweep_does_not_come_between_the_check_of_a_transactional_commit_and_its_record() {
+    let world = World::new();
+    let (_store, groups) = world.start().await;
+    assert_eq!(world.run(commit(&groups, commit_request("g", &[("topic", 0, 7)]))).await, [0]);
+    let later = world.config.offsets_retention + Duration::from_secs(60);
+    let unix_ms = unix_time_ms() + i64::try_from(later.as_millis()).unwrap();
+    for _ in 0..100 {
+        commit_beside(&groups, "g", || groups.shared.sweep(now() + later, unix_ms));
+        groups.pending().remove("g", "id");
+    }
+    // Durable with this is all that was written before it.
+    assert_eq!(world.run(commit(&groups, commit_request("x", &[("topic", 0, 1)]))).await, [0]);
+    assert_eq!(fetch(&groups, "g").await, [found("topic", 0, 7)]);
+}
+
+/// Else the transaction would commit offsets for a group that can not have any.
+#[tokio::test]
+async fn a_group_with_offsets_in_a_transaction_does_not_become_a_share_group() {
+    let world = World::new();
+    let (_store, groups) = world.start().await;
+    let (session_timeout, interval) = (Duration::from_secs(45), Duration::from_secs(5));
+    let topics = TopicsView::default();
+    for round in 0..100 {
+        let group = format!("g{round}");
+        let join = || {
+            let request = ShareGroupHeartbeatRequest::default()
+                .with_group_id(group_id(&group))
+                .with_member_id(s("m"))
+                .with_subscribed_topic_names(Some(vec![TopicName(s("topic"))]));
+            let joined =
+                groups.share_heartbeat(client(), request, session_timeout, interval, &topics);
+            let refused = joined.now_or_never().expect("it waits for nothing");
+            assert_eq!(refused.error_code, ResponseError::GroupIdNotFound.code());
+        };
+        commit_beside(&groups, &group, join);
+    }
+}
+
 /// A request that has found the group before it was deleted finds a dead one.
 #[tokio::test]
 async fn nothing_is_committed_for_a_dead_group() {
@@ -107,7 +163,9 @@ async fn nothing_is_committed_for_a_dead_group() {
     groups.shared.registry.change(&slot, |group, _| group.classic().expect("it is new").kill());
     let come_again = ResponseError::CoordinatorNotAvailable;
     let request = TxnOffsetCommitRequest::default().with_group_id(group_id("g"));
-    assert_eq!(groups.check_transactional_commit(&request, &[]), Err(come_again));
+    let mut is_recorded = false;
+    let refused = groups.commit_in_transaction(&request, &[], || is_recorded = true);
+    assert_eq!((refused, is_recorded), (Err(come_again), false));
     let refused = world.run(commit(&groups, commit_request("g", &[("topic", 0, 7)]))).await;
     assert_eq!(refused, [come_again.code()]);
 }
