@@ -461,7 +461,8 @@ async fn begin(cx: &Context, member: &Member, of: TopicPartition) -> Result<Arc<
         };
         starts.push((index, start));
     }
-    cx.server.groups.begin_shares(group, of.0, &starts)?;
+    let exists = || cx.server.topics.by_id(of.0).is_ok();
+    cx.server.groups.begin_shares(group, of.0, &starts, exists)?;
     // It may have been deleted since.
     shares.get(group, of).ok_or(ApiError::UnknownTopicOrPartition)
 }

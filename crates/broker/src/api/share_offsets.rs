@@ -182,10 +182,14 @@ pub(super) async fn alter(
         let mut outcome = (0, None);
         if let Ok(found) = &found
             && !starts.is_empty()
-            && let Err(fault) =
-                cx.server.groups.alter_shares(&request.group_id, found.id, &starts).await
         {
-            outcome = (fault.error.code(), Some(StrBytes::from_string(fault.message)));
+            let exists = || cx.server.topics.by_id(found.id).is_ok();
+            let groups = &cx.server.groups;
+            if let Err(fault) =
+                groups.alter_shares(&request.group_id, found.id, &starts, exists).await
+            {
+                outcome = (fault.error.code(), Some(StrBytes::from_string(fault.message)));
+            }
         }
         let partitions = checked.into_iter().map(|(index, start)| {
             let (code, message) = start.err().unwrap_or_else(|| outcome.clone());

@@ -5,7 +5,7 @@ use kafka_protocol::error::ResponseError;
 use uuid::Uuid;
 
 use super::consumer::Fault;
-use super::heartbeat::{not_found, plain, unavailable};
+use super::heartbeat::{not_found, plain, unavailable, was_deleted};
 use super::live::LiveGroup;
 use super::registry::Registry;
 use super::share::{self, Described};
@@ -32,45 +32,53 @@ impl Groups {
         Ok(described)
     }
 
-    /// Have the share partitions of a topic begin for a group's members, unless they have begun. Does not wait until that is durable.
+    /// Have the share partitions of a topic begin for a group's members, unless they have begun. Does not wait until that is durable. `exists` says whether there is
+    /// still such a topic.
     ///
     /// # Errors
-    /// There is no such share group, which is UNKNOWN_TOPIC_OR_PARTITION to members: they come again when they have joined. The bound on share
-    /// partitions, a store that failed.
+    /// There is no such share group, which is UNKNOWN_TOPIC_OR_PARTITION to members: they come again when they have joined. A topic that was deleted
+    /// meanwhile, the bound on share partitions, a store that failed.
     pub(crate) fn begin_shares(
         &self,
         group_id: &str,
         topic: Uuid,
         starts: &[(i32, StreamOffset)],
+        exists: impl Fn() -> bool,
     ) -> Result<(), ApiError> {
         let unknown = || ApiError::UnknownTopicOrPartition;
         let slot = self.shared.registry.get(group_id).ok_or_else(unknown)?;
         // Under the group's lock, so that it is not deleted meanwhile.
         self.shared.registry.peek(&slot, |group, _| match group {
-            LiveGroup::Share(_) => self.shares().begin(group_id, topic, starts, false).map(drop),
+            LiveGroup::Share(_) => {
+                self.shares().begin(group_id, topic, starts, false, exists).map(drop)
+            }
             _ => Err(unknown()),
         })
     }
 
-    /// Set where a group without members is in partitions of a topic. It becomes a share group by that.
+    /// Set where a group without members is in partitions of a topic. It becomes a share group by that. `exists` says whether there is still such a topic.
     ///
     /// # Errors
-    /// A group with members, or of another type; bounds; a store that failed.
+    /// A group with members, or of another type; a topic or a group that was deleted meanwhile; bounds; a store that failed.
     pub(crate) async fn alter_shares(
         &self,
         group_id: &str,
         topic: Uuid,
         starts: &[(i32, StreamOffset)],
+        exists: impl Fn() -> bool,
     ) -> Result<(), Fault> {
         let slot = self.shared.create(group_id).map_err(plain)?;
         let begun = self.shared.registry.change(&slot, |group, now| {
+            if group.is_dead() {
+                return Err(was_deleted());
+            }
             let convert = !self.shared.has_offsets(group_id);
             let share =
                 Registry::share(group, convert, now).ok_or_else(|| not_a_share_group(group_id))?;
             if !share.is_empty() {
                 return Err(not_empty(group_id));
             }
-            self.shares().begin(group_id, topic, starts, true).map_err(Fault::from)
+            self.shares().begin(group_id, topic, starts, true, exists).map_err(Fault::from)
         })?;
         share::durable(begun).await.map_err(Fault::from)
     }

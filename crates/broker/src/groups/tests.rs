@@ -872,4 +872,8 @@ async fn who_joins_a_group_that_was_deleted_comes_again() {
         .share_heartbeat(client(), request, session_timeout, heartbeat_interval, &topics)
         .await;
     assert_eq!(refused.error_code, ResponseError::CoordinatorNotAvailable.code());
+    let starts = [(0, StreamOffset(0))];
+    let refused = groups.alter_shares("g", uuid::Uuid::from_u128(1), &starts, || true).await;
+    let error = refused.expect_err("the group is dead").error;
+    assert_eq!(error, ResponseError::CoordinatorNotAvailable);
 }

@@ -620,7 +620,7 @@ async fn what_some_have_left_lying_does_not_stop_the_others() {
     let (server, topic) = earliest().await;
     let _member = Member::new(&server, "a", topic).await;
     let starts: Vec<_> = (0..300).map(|partition| (partition, StreamOffset(0))).collect();
-    server.server().groups.begin_shares("g", topic, &starts).unwrap();
+    server.server().groups.begin_shares("g", topic, &starts, || true).unwrap();
     for partition in 0..250 {
         assert_eq!(acquire(&server, (topic, partition), &[all_of(0, 4_000)], 4_000), 4_000);
     }
@@ -632,6 +632,25 @@ async fn what_some_have_left_lying_does_not_stop_the_others() {
     assert_eq!(again, 4_000, "what is available is had whatever there is");
 }
 
+/// Who sets or fetches may have found the topic a moment before. What began then nobody would end before a restart, nor would the group go.
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_begins_of_a_topic_that_was_deleted_meanwhile() {
+    let (server, topic) = earliest().await;
+    let mut member = Member::new(&server, "a", topic).await;
+    let delete = DeleteTopicsRequest::default().with_topic_names(vec![TopicName(text("t"))]);
+    assert_eq!(member.client.call(1, &delete).await.responses[0].error_code, 0);
+    let groups = &server.server().groups;
+    let exists = || server.server().topics.by_id(topic).is_ok();
+    let starts = [(0, StreamOffset(0))];
+    let begun = groups.begin_shares("g", topic, &starts, exists);
+    assert_eq!(begun.unwrap_err().code(), UNKNOWN_TOPIC_OR_PARTITION);
+    let altered = groups.alter_shares("new", topic, &starts, exists).await;
+    assert_eq!(altered.unwrap_err().error.code(), UNKNOWN_TOPIC_OR_PARTITION);
+    for group in ["g", "new"] {
+        assert!(groups.shares().describe(group).is_empty());
+    }
+}
+
 /// What was found to be nothing is not remembered.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_was_compacted_away_does_not_count_after_a_restart() {
@@ -640,7 +659,7 @@ async fn what_was_compacted_away_does_not_count_after_a_restart() {
     let _member = Member::new(&server, "a", topic).await;
     for topic in [topic, other] {
         let starts = [(0, StreamOffset(0))];
-        server.server().groups.begin_shares("g", topic, &starts).unwrap();
+        server.server().groups.begin_shares("g", topic, &starts, || true).unwrap();
     }
     let found = [all_of(0, 1), all_of(2_000_000, 2_000_001)];
     assert_eq!(acquire(&server, (topic, 0), &found, 4_000), 2);

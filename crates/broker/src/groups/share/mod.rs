@@ -237,21 +237,27 @@ impl Shares {
 
     // ---- begin and end ----
 
-    /// Have share partitions of a topic begin at these offsets; those that there are stay what they are, unless they are to begin anew.
+    /// Have share partitions of a topic begin at these offsets; those that there are stay what they are, unless they are to begin anew. `exists` says whether there
+    /// is still such a topic.
     ///
     /// # Returns
     /// What was written, if anything was. See [`Slot::begun`].
     ///
     /// # Errors
-    /// The bound on share partitions; a log that takes nothing now. Nothing has changed.
+    /// A topic that was deleted meanwhile; the bound on share partitions; a log that takes nothing now. Nothing has changed.
     pub(super) fn begin(
         &self,
         group: &str,
         topic: Uuid,
         starts: &[(i32, StreamOffset)],
         anew: bool,
+        exists: impl Fn() -> bool,
     ) -> Result<Option<Durable>, ApiError> {
         let mut places = self.places.write();
+        // Under the lock that forgets: who deletes the topic later finds what begins here, and behind an earlier one nothing would ever end it.
+        if !exists() {
+            return Err(ApiError::UnknownTopicOrPartition);
+        }
         let group: Arc<str> = group.into();
         let key = |partition| Key { group: Arc::clone(&group), of: (topic, partition) };
         let starts = starts.iter().filter(|(index, _)| anew || !places.contains_key(&key(*index)));
