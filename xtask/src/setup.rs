@@ -118,23 +118,47 @@ pub(crate) fn words() -> Result<PathBuf, Missing> {
 pub(crate) fn python(root: &Path) -> Result<PathBuf, Missing> {
     let requirements = root.join("tests/clients/python/requirements.txt");
     let venv = root.join("target/e2e/venv");
-    let python = venv.join("bin/python");
-    let done = Stamp::new(&venv.join("alluvium.stamp"), std::slice::from_ref(&requirements))?;
+    virtual_environment(&requirements, &venv, "the confluent-kafka suite and the kill test")?;
+    Ok(venv.join("bin/python"))
+}
+
+/// Makes a virtual environment that has what `requirements` lists.
+fn virtual_environment(requirements: &Path, venv: &Path, why: &str) -> Result<(), Missing> {
+    let done = Stamp::new(&venv.join("alluvium.stamp"), &[requirements.to_path_buf()])?;
     if done.is_fresh() {
-        return Ok(python);
+        return Ok(());
     }
     if !runs("python3", &["-c", "import venv, ensurepip"]) {
-        apt(
-            &["python3", "python3-venv", "ca-certificates"],
-            "the confluent-kafka suite and the kill test",
-        )?;
+        apt(&["python3", "python3-venv", "ca-certificates"], why)?;
     }
     println!("setup: pip install -r {} (PyPI)", requirements.display());
-    quietly(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&venv))?;
+    quietly(Command::new("python3").args(["-m", "venv", "--clear"]).arg(venv))?;
     let pip = ["-m", "pip", "install", "-q", "--disable-pip-version-check", "-r"];
-    quietly(Command::new(&python).args(pip).arg(&requirements))?;
+    quietly(Command::new(venv.join("bin/python")).args(pip).arg(requirements))?;
     done.set()?;
-    Ok(python)
+    Ok(())
+}
+
+/// A UI for Kafka in the terminal, and the Python that has what it has.
+pub(crate) struct Kaskade {
+    pub(crate) python: PathBuf,
+    pub(crate) program: PathBuf,
+}
+
+/// kaskade, and tmux, whose terminal it runs in.
+pub(crate) fn kaskade(root: &Path) -> Result<Kaskade, Missing> {
+    if !runs("tmux", &["-V"]) {
+        apt(&["tmux"], "the terminal of a UI")?;
+    }
+    if runs("python3", &["-c", "import sys; sys.exit(sys.version_info >= (3, 10))"]) {
+        let reason = "python3 is too old for kaskade: 3.10 is needed";
+        return Err(Missing::NotAllowed(reason.into()));
+    }
+    let venv = root.join("target/e2e/kaskade");
+    let requirements = root.join("tests/compat/apps/ui/requirements.txt");
+    virtual_environment(&requirements, &venv, "a UI for Kafka")?;
+    let program = |name| venv.join("bin").join(name);
+    Ok(Kaskade { python: program("python"), program: program("kaskade") })
 }
 
 /// What `pom.xml` compiles for.

@@ -1,4 +1,6 @@
-//! What others build on Kafka, started as a user would: Kafka Streams, Kafka Connect, a schema registry.
+//! What others build on Kafka, started as a user would: Kafka Streams, Kafka Connect, a schema registry, a UI.
+
+mod ui;
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -23,6 +25,8 @@ const LIMIT: Duration = Duration::from_secs(180);
 /// What the test of Kafka Streams says when one of its transactions is open.
 const KILL_THE_SERVER: &str = "kill the server";
 
+const UI: &str = "kaskade shows topics, records and groups, and creates and deletes a topic";
+
 /// Licences: a text that nobody here has written.
 const TEXTS: &str = "/usr/share/common-licenses";
 
@@ -33,6 +37,8 @@ pub(super) fn run(compat: &Compat<'_>) -> Result<Vec<Case>, Missing> {
     }
     let class_path = setup::apps(compat.root)?;
     let registry = setup::registry(compat.root)?;
+    // Where it can not be installed, the others are run all the same.
+    let kaskade = setup::kaskade(compat.root);
     compat.with_peer("apps", 1, |peer, directory| {
         let mut cases = vec![
             Case::run("Connect copies a file through a topic into another file", || {
@@ -41,6 +47,11 @@ pub(super) fn run(compat: &Compat<'_>) -> Result<Vec<Case>, Missing> {
             Case::run("Apicurio Registry keeps a schema in a topic", || {
                 schemas(peer, &registry, directory)
             }),
+            match &kaskade {
+                Ok(kaskade) => Case::run(UI, || ui::kaskade(peer, kaskade, compat.root, directory)),
+                Err(Missing::NotAllowed(reason)) => Case::skipped(UI, reason),
+                Err(Missing::Failed(error)) => Case::failed(UI, error),
+            },
         ];
         if Path::new(TEXTS).is_dir() {
             let mut java = peer.client("java");

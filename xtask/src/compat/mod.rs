@@ -51,7 +51,7 @@ enum Suite {
     Librdkafka,
     /// The tests of confluent-kafka-go that talk to a server.
     ConfluentKafka,
-    /// Kafka Streams, Kafka Connect and a schema registry.
+    /// Kafka Streams, Kafka Connect, a schema registry and a UI.
     Apps,
 }
 

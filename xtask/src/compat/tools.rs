@@ -126,12 +126,12 @@ fn is_noise(line: &str) -> bool {
 }
 
 /// Without the spaces that make columns.
-fn single_spaced(line: &str) -> String {
+pub(super) fn single_spaced(line: &str) -> String {
     line.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 /// Whether the whole line is as the pattern says, in which `*` stands for anything.
-fn matches(line: &str, pattern: &str) -> bool {
+pub(super) fn matches(line: &str, pattern: &str) -> bool {
     let Some((head, rest)) = pattern.split_once('*') else { return line == pattern };
     let Some(line) = line.strip_prefix(head) else { return false };
     (0..=line.len()).filter(|&at| line.is_char_boundary(at)).any(|at| matches(&line[at..], rest))

@@ -1,0 +1,296 @@
+//! kaskade, a UI for Kafka in the terminal, used as a person does: by its keys, and by what stands on its screen.
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::LIMIT;
+use crate::Error;
+use crate::compat::peer::Peer;
+use crate::compat::tools::{matches, single_spaced};
+use crate::exec::{converse, output};
+use crate::setup::Kaskade;
+
+/// The topic that is created, filled, shown and deleted.
+const TOPIC: &str = "shown";
+
+/// What the program that fills the topic says when all is there.
+const LOOK: &str = "look";
+
+/// So many records of the topic are no markers, and not taken back.
+const RECORDS: u32 = 41;
+
+/// Columns and lines of the terminal: all settings of a topic, and all of its records, stand on one screen.
+const SIZE: (&str, &str) = ("160", "60");
+
+/// What the program that runs in a terminal needs to know of its terminal, which stays as it was at the program's end.
+const TMUX: &str = "set-option -wg remain-on-exit on\nset-option -g status off\n";
+
+pub(super) fn kaskade(
+    peer: &Peer,
+    kaskade: &Kaskade,
+    root: &Path,
+    directory: &Path,
+) -> Result<(), Error> {
+    let place = directory.join("kaskade");
+    let address = peer.address();
+    // All that is shown comes when it is asked for.
+    let admin = ["admin", "-b", &address, "--refresh-interval", "0"];
+    let admin = Terminal::start(peer, kaskade, &place.join("admin"), &admin)?;
+    create(&admin)?;
+    let mut readers = peer.client(&kaskade.python);
+    readers.arg(root.join("tests/compat/apps/ui/readers.py")).arg(TOPIC);
+    let ended = converse(&mut readers, LIMIT, |line, input| {
+        if line == LOOK {
+            describe(&admin, &address)?;
+            input.write_all(b"\n")?;
+        }
+        Ok(())
+    })?;
+    if !ended.success() {
+        return Err(format!("the program that fills the topic: {ended}").into());
+    }
+    let consumer =
+        ["consumer", "-b", &address, "-t", TOPIC, "--earliest", "-k", "string", "-v", "string"];
+    let consumer = Terminal::start(peer, kaskade, &place.join("consumer"), &consumer)?;
+    read(&consumer)?;
+    consumer.quit()?;
+    delete(&admin)?;
+    admin.quit()
+}
+
+/// A topic with one partition gets two more.
+fn create(admin: &Terminal) -> Result<(), Error> {
+    admin.shows(&["*Updated *", "*n Create*"])?;
+    admin.press("n")?;
+    admin.shows(&["*Create Topic*", "*604800000*"])?;
+    // Other topics may stand beside the form.
+    admin.write(TOPIC, &format!("*{TOPIC}*"))?;
+    admin.press("C-s")?;
+    let row = |rest: &str| format!("{TOPIC} {rest}");
+    admin.shows(&[&row("1 1 1 0 0 ≈0 ≈0")])?;
+    // From here on, the list has one line.
+    admin.press("/")?;
+    admin.shows(&["*Filter Topics*"])?;
+    admin.write(TOPIC, TOPIC)?;
+    admin.press("Enter")?;
+    admin.shows(&[&format!("Topics [*{TOPIC}*][1]"), "d Describe*"])?;
+    admin.press("e")?;
+    admin.shows(&[&format!("Edit Topic [{TOPIC}]"), "1"])?;
+    admin.write("3", "3")?;
+    admin.press("C-s")?;
+    admin.shows(&[&row("3 1 1 0 0 ≈0 ≈0")])
+}
+
+/// The topic with its records, and its groups with their lag, while they have members.
+fn describe(admin: &Terminal, address: &str) -> Result<(), Error> {
+    admin.press("C-r")?;
+    // The records are counted by offsets: the one that was taken back is one of them, and so are the markers of the transactions.
+    admin.shows(&[&format!("{TOPIC} 3 1 1 2 2 ≈44 ≈18")])?;
+    admin.press("d")?;
+    let tabs = "Partitions [3] Configurations [33] Groups [2] Group Offsets [6] Group Members [2]";
+    let partitions = ["0 1 0 18 18 [1] [1]", "1 1 0 13 13 [1] [1]", "2 1 0 13 13 [1] [1]"];
+    admin.shows(&[&[tabs, "*3 1 1 2 2 ≈44 ≈18"], &partitions[..]].concat())?;
+    let next_tab = |lines: &[&str]| {
+        admin.press("l")?;
+        admin.shows(lines)
+    };
+    next_tab(&[
+        "cleanup.policy delete",
+        "compression.type producer",
+        "max.message.bytes 1048588",
+        "message.timestamp.type CreateTime",
+        "min.insync.replicas 1",
+        "retention.bytes -1",
+        // The UI has asked for a week.
+        "retention.ms 604800000",
+        "segment.bytes 1073741824",
+        "unclean.leader.election.enable false",
+    ])?;
+    next_tab(&[
+        &format!("readers {address}/1 stable range 3 1 18"),
+        &format!("walkers {address}/1 stable uniform 3 1 0"),
+    ])?;
+    next_tab(&[
+        "readers 0 10 18 8",
+        "readers 1 13 13 0",
+        "readers 2 3 13 10",
+        "walkers 0 18 18 0",
+        "walkers 1 13 13 0",
+        "walkers 2 13 13 0",
+    ])?;
+    next_tab(&[
+        "readers client-of-readers * /127.0.0.1 [0, 1, 2]",
+        "walkers client-of-walkers * /127.0.0.1 [0, 1, 2]",
+    ])?;
+    admin.press("Escape")?;
+    admin.shows(&["d Describe*"])
+}
+
+/// Every record in its place, and none that was taken back.
+fn read(consumer: &Terminal) -> Result<(), Error> {
+    let all = format!("Records [{TOPIC}][{RECORDS}]");
+    consumer.eventually(&all, |screen| {
+        if screen.has(&all) {
+            return Ok(true);
+        }
+        // The next 25. While it reads them, this is not heard.
+        consumer.press("n")?;
+        Ok(false)
+    })?;
+    let record = |n: u32| format!("key-{n} value-{n} 0.0* KB * {} {} 1", n % 3, n / 3);
+    let mut lines: Vec<String> = (0..RECORDS - 1).map(record).collect();
+    lines.push("key-committed committed 0.0* KB * 0 16 0".into());
+    consumer.shows(&lines.iter().map(String::as_str).collect::<Vec<_>>())
+}
+
+fn delete(admin: &Terminal) -> Result<(), Error> {
+    admin.press("C-d")?;
+    admin.shows(&[&format!("Delete Topic [{TOPIC}]"), "*Type the topic name*"])?;
+    admin.write(TOPIC, TOPIC)?;
+    admin.press("Enter")?;
+    admin.shows(&[&format!("Topics [*{TOPIC}*][0]")])
+}
+
+/// A terminal in which the UI runs, a tmux of its own. Both are ended when it is dropped.
+struct Terminal {
+    place: PathBuf,
+}
+
+impl Terminal {
+    fn start(
+        peer: &Peer,
+        kaskade: &Kaskade,
+        place: &Path,
+        arguments: &[&str],
+    ) -> Result<Self, Error> {
+        fs::create_dir_all(place)?;
+        fs::write(place.join("tmux.conf"), TMUX)?;
+        let terminal = Self { place: place.to_path_buf() };
+        let mut tmux = terminal.tmux(peer.client("tmux"));
+        // What the program inside finds in its environment: neither settings nor logs of whoever runs the test.
+        tmux.env("XDG_CONFIG_HOME", place).env("XDG_STATE_HOME", place);
+        tmux.env_remove("KASKADE_SETTINGS");
+        tmux.args(["new-session", "-d", "-x", SIZE.0, "-y", SIZE.1]);
+        output(tmux.arg(&kaskade.program).args(arguments))?;
+        Ok(terminal)
+    }
+
+    /// The socket is named relative to the directory: a whole path may be longer than a socket's may be.
+    fn tmux(&self, mut tmux: Command) -> Command {
+        tmux.current_dir(&self.place).env("LC_ALL", "C.UTF-8").env_remove("TMUX");
+        tmux.args(["-u", "-S", "socket", "-f", "tmux.conf"]);
+        tmux
+    }
+
+    fn ask(&self, arguments: &[&str]) -> Result<String, Error> {
+        let mut tmux = self.tmux(Command::new("tmux"));
+        Ok(String::from_utf8_lossy(&output(tmux.args(arguments))?).into_owned())
+    }
+
+    fn press(&self, key: &str) -> Result<(), Error> {
+        self.ask(&["send-keys", key]).map(drop)
+    }
+
+    /// Write into the field that has the cursor, until a line is like `shown`: a key that follows could overtake what is being written.
+    fn write(&self, text: &str, shown: &str) -> Result<(), Error> {
+        self.ask(&["send-keys", "-l", text])?;
+        self.shows(&[shown])
+    }
+
+    /// Wait until each of the patterns is like a line of the screen.
+    fn shows(&self, patterns: &[&str]) -> Result<(), Error> {
+        let what = format!("`{}`", patterns.join("`, `"));
+        self.eventually(&what, |screen| Ok(patterns.iter().all(|pattern| screen.has(pattern))))
+    }
+
+    fn eventually(
+        &self,
+        what: &str,
+        mut attempt: impl FnMut(&Screen) -> Result<bool, Error>,
+    ) -> Result<(), Error> {
+        let deadline = Instant::now() + LIMIT;
+        loop {
+            let screen = Screen::of(&self.ask(&["capture-pane", "-p"])?);
+            if attempt(&screen)? {
+                return Ok(());
+            }
+            let ended = self.ended()?.map(|status| format!("the program has ended with {status}"));
+            let late = || format!("not within {} s", LIMIT.as_secs());
+            if ended.is_some() || Instant::now() >= deadline {
+                let why = ended.unwrap_or_else(late);
+                let lines = screen.lines.join("\n  | ");
+                return Err(format!("the screen does not show {what}: {why}\n  | {lines}").into());
+            }
+            thread::sleep(Duration::from_millis(200));
+        }
+    }
+
+    /// The program's exit status, if it has ended.
+    fn ended(&self) -> Result<Option<String>, Error> {
+        let ended = self.ask(&["display-message", "-p", "#{pane_dead} #{pane_dead_status}"])?;
+        Ok(ended.trim().strip_prefix("1 ").map(str::to_owned))
+    }
+
+    /// End the program by its key, after which its log may hold no warning and no error.
+    fn quit(self) -> Result<(), Error> {
+        self.press("C-c")?;
+        let mut status = None;
+        self.eventually("its end", |_| {
+            status = self.ended()?;
+            Ok(status.is_some())
+        })?;
+        if status.as_deref() != Some("0") {
+            return Err(format!("the UI has ended with {status:?}").into());
+        }
+        let log = self.place.join("kaskade/kaskade.log");
+        let text = fs::read_to_string(&log)?;
+        match text.lines().find(|line| !line.contains(" INFO ")) {
+            Some(line) => Err(format!("{} has: {line}", log.display()).into()),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        // There may be none, and there is nobody to tell.
+        let _ = self.ask(&["kill-server"]);
+    }
+}
+
+/// The lines of a screen that are not empty, without frames and without the spaces that make columns.
+struct Screen {
+    lines: Vec<String>,
+}
+
+impl Screen {
+    fn of(text: &str) -> Self {
+        // The characters of which frames, bars and buttons are made.
+        let text = text.replace(|c| ('\u{2500}'..='\u{259f}').contains(&c), " ");
+        let lines = text.lines().map(single_spaced).filter(|line| !line.is_empty());
+        Self { lines: lines.collect() }
+    }
+
+    /// Whether a line is as the pattern says, in which `*` stands for anything.
+    fn has(&self, pattern: &str) -> bool {
+        self.lines.iter().any(|line| matches(line, pattern))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_screen_is_its_words_without_frames() {
+        let screen =
+            Screen::of("\n ┌─ Topics [1] ──┐\n │ words   3   ≈40 │\n │ ▐●▌ a  │ b\n └────┘\n");
+        assert_eq!(screen.lines, ["Topics [1]", "words 3 ≈40", "● a b"]);
+        assert!(screen.has("words 3 ≈40") && screen.has("*a*"));
+        assert!(!screen.has("words") && !screen.has("words 3 ≈4"));
+    }
+}
