@@ -321,7 +321,7 @@ impl Registry {
         if classic.state() == State::Empty {
             return Ok(Some(ConsumerGroup::new(GroupState::default(), rules, now)));
         }
-        if classic.protocol_type() != Some(embedded::CONSUMER) {
+        if classic.protocol_type().is_none_or(|named| named.as_str() != embedded::CONSUMER) {
             return Ok(None);
         }
         // Who has what is known only when everybody has been told.
