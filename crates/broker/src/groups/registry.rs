@@ -1,6 +1,6 @@
 //! The groups by name, each behind its own lock, and the one timer for all of them.
 //!
-//! Locks, in the order in which they may be taken: a group's, then the timer's or a log's. The map's lock is never held together
+//! Locks, in the order in which they may be taken: a group's, then the timer's or a log's, then that of the topics. The map's lock is never held together
 //! with a group's. A transaction's lock is taken before a group's.
 
 use std::collections::{BTreeSet, HashMap};
