@@ -38,6 +38,8 @@ pub(super) enum Blocked {
     Log(Refused),
     /// By the group.
     Group(ResponseError),
+    /// By a transaction that is being ended, see [`super::pending::Pending::settled`].
+    Transaction,
 }
 
 impl From<Refused> for Blocked {
@@ -336,6 +338,10 @@ impl Shared {
                 if topics.is_empty() {
                     return Ok(None);
                 }
+                // Under this lock the transaction's offsets come in line, too.
+                if self.pending.is_decided(&request.group_id, topics) {
+                    return Err(Blocked::Transaction);
+                }
                 let chosen =
                     self.log.append_chosen(|_| topics.iter().all(is_there).then_some(&record))?;
                 chosen.map(Some).ok_or(ResponseError::UnknownTopicOrPartition.into())
@@ -344,7 +350,7 @@ impl Shared {
         .await
     }
 
-    /// Put a record in line by `attempt`, again and again while the store has no room, and wait until it is durable.
+    /// Put a record in line by `attempt`, again and again while the store has no room or a transaction has to end first, and wait until it is durable.
     /// `attempt` may find that there is nothing to write.
     pub(super) async fn write<A>(
         &self,
@@ -355,9 +361,11 @@ impl Shared {
     {
         let give_up_at = now() + self.config.room_timeout;
         let appended = loop {
-            match attempt() {
+            let settled = self.pending.settled();
+            let is_for_room = match attempt() {
                 Ok(appended) => break appended.into(),
                 Err(Blocked::Group(error)) => return Err(error),
+                Err(Blocked::Transaction) => false,
                 Err(Blocked::Log(Refused::TableFull)) => {
                     tracing::warn!(
                         "a commit is refused: the bound on the memory for committed offsets is reached"
@@ -366,7 +374,7 @@ impl Shared {
                     return Err(ResponseError::CoordinatorNotAvailable);
                 }
                 Err(Blocked::Log(Refused::Stream(refused))) => match refused {
-                    state_stream::Refused::NoRoom => {}
+                    state_stream::Refused::NoRoom => true,
                     state_stream::Refused::TooLarge => {
                         return Err(ResponseError::InvalidCommitOffsetSize);
                     }
@@ -376,11 +384,20 @@ impl Shared {
                         return Err(ResponseError::CoordinatorNotAvailable);
                     }
                 },
-            }
-            if tokio::time::timeout_at(give_up_at.into(), self.log.room()).await.is_err() {
-                tracing::warn!(
-                    "a change of group offsets is given up: the write-ahead log had no room for too long"
-                );
+            };
+            let again = async {
+                if is_for_room {
+                    self.log.room().await;
+                } else {
+                    settled.await;
+                }
+            };
+            if tokio::time::timeout_at(give_up_at.into(), again).await.is_err() {
+                let missing = match is_for_room {
+                    true => "the write-ahead log had no room for too long",
+                    false => "a transaction that commits for the same partitions did not end",
+                };
+                tracing::warn!("a change of group offsets is given up: {missing}");
                 return Err(ResponseError::CoordinatorNotAvailable);
             }
         };

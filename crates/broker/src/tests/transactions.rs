@@ -94,6 +94,12 @@ impl Producer {
         (partition.error_code, partition.base_offset)
     }
 
+    /// As the coordinator knows it.
+    pub(super) fn identity(&self) -> crate::transactions::Producer<'static> {
+        let (transactional_id, id, epoch) = (self.transactional_id, self.id, self.epoch);
+        crate::transactions::Producer { transactional_id, id, epoch }
+    }
+
     /// To a server that was started again.
     pub(super) async fn reconnect(&mut self, server: &TestServer) {
         self.client = server.client().await;
