@@ -91,11 +91,15 @@ impl Context {
         Ok(topic)
     }
 
-    /// Whether a topic of one of these names has such a partition, and the client may read it. It is the topic that has the name now, and none that gets it later.
-    pub(super) fn readable_partitions(&self, names: Vec<TopicName>) -> impl Fn(&str, i32) -> bool {
+    /// Whether a topic of one of these names has such a partition, and the client may read it. It is the topic that has the name now, if it `is_meant`, and none that gets it later.
+    pub(super) fn readable_partitions(
+        &self,
+        names: Vec<TopicName>,
+        is_meant: impl Fn(&Topic) -> bool,
+    ) -> impl Fn(&str, i32) -> bool {
         let readable = names.into_iter().filter_map(|name| {
             let topic = self.topic(Operation::Read, &TopicRef::Name(Arc::from(&**name))).ok()?;
-            Some((topic.name.clone(), topic.id))
+            is_meant(&topic).then(|| (topic.name.clone(), topic.id))
         });
         let ids: HashMap<Arc<str>, Uuid> = readable.collect();
         move |name, index| {
@@ -228,9 +232,11 @@ pub(super) async fn sync(cx: &Context, request: SyncGroupRequest) -> SyncGroupRe
     }
 }
 
+/// `is_meant` says of a topic with a name from the request whether it is the one that is committed for.
 pub(super) async fn offset_commit(
     cx: &Context,
     request: OffsetCommitRequest,
+    is_meant: impl Fn(&Topic) -> bool + Send,
 ) -> OffsetCommitResponse {
     let code = cx.group_code(Operation::Read, &request.group_id);
     if code != 0 {
@@ -250,7 +256,7 @@ pub(super) async fn offset_commit(
     }
     let readable = |topic: &str| cx.authorize(Operation::Read, Resource::Topic(topic));
     let names = request.topics.iter().map(|topic| topic.name.clone()).collect();
-    let exists = cx.readable_partitions(names);
+    let exists = cx.readable_partitions(names, is_meant);
     let mut response = cx.server.groups.offset_commit(request, cx.version, exists).await;
     // To a group that did not take the request it is of no interest which topics there are.
     let unknown = ApiError::UnknownTopicOrPartition.code();

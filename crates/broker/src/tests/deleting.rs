@@ -8,6 +8,7 @@ use kafka_protocol::messages::*;
 use super::harness::{Client, TestServer, produce, text};
 use super::transactions::Producer;
 use crate::batch::tests::plain;
+use crate::wire::newer::{DescribedLogDirs, Unchanged};
 
 async fn delete(client: &mut Client, topic: &str, wanted: &[(i32, i64)]) -> Vec<(i32, i16, i64)> {
     use delete_records_request::*;
@@ -327,10 +328,14 @@ async fn log_dirs_tell_how_large_partitions_are() {
     let mut client = server.client().await;
     let batch = plain(&[1, 2, 3]);
     assert_eq!(client.produce("t", 1, &batch).await, (0, 0));
-    let request = DescribeLogDirsRequest::default().with_topics(None);
-    let results = client.call(4, &request).await.results;
-    let partitions = &results[0].topics[0].partitions;
-    let sizes: Vec<i64> = partitions.iter().map(|partition| partition.partition_size).collect();
-    assert_eq!(sizes, [0, batch.len() as i64]);
-    assert_eq!((results.len(), results[0].total_bytes), (1, -1));
+    let request = Unchanged(DescribeLogDirsRequest::default().with_topics(None));
+    for version in [4, 5] {
+        let DescribedLogDirs(response) = client.call(version, &request).await;
+        let results = response.results;
+        let partitions = &results[0].topics[0].partitions;
+        let sizes: Vec<i64> = partitions.iter().map(|partition| partition.partition_size).collect();
+        assert_eq!(sizes, [0, batch.len() as i64]);
+        let (total, usable) = (results[0].total_bytes, results[0].usable_bytes);
+        assert_eq!((results.len(), total, usable), (1, -1, -1));
+    }
 }
