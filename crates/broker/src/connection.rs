@@ -2,11 +2,13 @@
 //!
 //! A request is handled (its effects take place) before the next one is. Only the wait for durability of a produce request
 //! happens later, beside the handling of the requests behind it: its response holds its place in the queue of responses.
+//! It is given up some time after the client has closed its side; what is in line becomes durable all the same.
 //! A handler is not cancelled when the client has gone, only when a stopping server has waited for its whole grace period: but for those that
 //! only read or wait, so that nobody reads objects for a client that is not there, and its connection is free for others.
 
 mod frame;
 
+use std::convert::Infallible;
 use std::future::pending;
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
@@ -20,7 +22,7 @@ use bytes::Buf;
 use futures::future::BoxFuture;
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
-use tokio::sync::{OwnedSemaphorePermit, mpsc};
+use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::api::{self, Answer, Api, Refused, Served};
@@ -147,8 +149,16 @@ async fn talk(
 ) -> End {
     let reader = BufReader::with_capacity(READ_BUFFER_BYTES, reader);
     let (outgoing, queue) = mpsc::channel(MAX_UNWRITTEN);
-    let (read_end, write_end) =
-        tokio::join!(read_all(server, &peer, reader, outgoing), write_all(server, writer, queue));
+    let (reading, read_ended) = oneshot::channel::<Infallible>();
+    let read = async {
+        let _until_the_end = reading;
+        read_all(server, &peer, reader, outgoing).await
+    };
+    let given_up = async {
+        let _ = read_ended.await;
+        sleep(server.config.transfer_timeout).await;
+    };
+    let (read_end, write_end) = tokio::join!(read, write_all(server, writer, queue, given_up));
     // At the end of the server all locks are forgotten: nobody has failed with a record.
     if !server.is_stopping() {
         server.groups.shares().disconnected(peer.connection());
@@ -243,15 +253,22 @@ async fn gone(reader: &mut BufReader<impl AsyncRead + Unpin>, outgoing: &mpsc::S
     }
 }
 
+/// Write the responses. One that is not known yet is not waited for any more once `given_up` is ready: its client has most likely gone.
 async fn write_all(
     server: &Server,
     mut writer: impl AsyncWrite + Unpin,
     mut queue: mpsc::Receiver<Outgoing>,
+    given_up: impl Future<Output = ()>,
 ) -> Result<(), End> {
+    let mut given_up = pin!(given_up);
     while let Some(Outgoing { api, received, content, _unwritten, _budget }) = queue.recv().await {
         let response = match content {
             Content::Ready(response) => response,
-            Content::Later(response) => response.await?,
+            Content::Later(response) => tokio::select! {
+                biased;
+                response = response => response?,
+                () = &mut given_up => return Ok(()),
+            },
         };
         let taken = AtomicUsize::new(0);
         let patience = server.config.transfer_timeout;

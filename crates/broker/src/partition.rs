@@ -358,23 +358,16 @@ impl Partition {
         })
     }
 
-    /// Wait until a batch is durable, with everything before it.
+    /// Wait until a batch is durable, with everything before it, however long that takes: it is in line, so a client that was told of a timeout and sent it once more
+    /// would have it in the log twice.
     ///
     /// # Errors
-    /// [`ApiError::TimedOut`] after `deadline`; failed storage.
-    pub(crate) async fn durable(
-        &self,
-        store: &Store,
-        appended: Appended,
-        deadline: Instant,
-    ) -> Result<(), ApiError> {
-        let wait = async {
-            match appended.wait {
-                Wait::ForAppend { append, .. } => append.await.map_err(ApiError::from),
-                Wait::Until(end) => self.durable_up_to(store, end).await,
-            }
-        };
-        timeout_at(deadline, wait).await.map_err(|_| ApiError::TimedOut)?
+    /// Failed storage.
+    pub(crate) async fn durable(&self, store: &Store, appended: Appended) -> Result<(), ApiError> {
+        match appended.wait {
+            Wait::ForAppend { append, .. } => append.await.map_err(ApiError::from),
+            Wait::Until(end) => self.durable_up_to(store, end).await,
+        }
     }
 
     async fn durable_up_to(&self, store: &Store, end: StreamOffset) -> Result<(), ApiError> {

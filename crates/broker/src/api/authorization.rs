@@ -1,5 +1,6 @@
 //! What the client of a request may do: [`Context::authorize`] stands in each handler where Kafka's table of operations and resources says.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use kafka_protocol::error::ResponseError;
@@ -11,6 +12,7 @@ use kafka_protocol::messages::{
     OffsetCommitResponse, SyncGroupRequest, SyncGroupResponse, TopicName,
     consumer_group_describe_response, describe_groups_response, offset_commit_response,
 };
+use uuid::Uuid;
 
 use super::Context;
 use crate::errors::ApiError;
@@ -87,6 +89,23 @@ impl Context {
             self.authorize(operation, Resource::Topic(&topic.name))?;
         }
         Ok(topic)
+    }
+
+    /// Whether a topic of one of these names has such a partition, and the client may read it. It is the topic that has the name now, if it `is_meant`, and none that gets it later.
+    pub(super) fn readable_partitions(
+        &self,
+        names: Vec<TopicName>,
+        is_meant: impl Fn(&Topic) -> bool,
+    ) -> impl Fn(&str, i32) -> bool {
+        let readable = names.into_iter().filter_map(|name| {
+            let topic = self.topic(Operation::Read, &TopicRef::Name(Arc::from(&**name))).ok()?;
+            is_meant(&topic).then(|| (topic.name.clone(), topic.id))
+        });
+        let ids: HashMap<Arc<str>, Uuid> = readable.collect();
+        move |name, index| {
+            let topic = ids.get(name).and_then(|id| self.server.topics.by_id(*id).ok());
+            topic.is_some_and(|topic| topic.partition(index).is_some())
+        }
     }
 
     /// The code of the error, 0 if the client may be a member of the group that subscribes to these topics.
@@ -213,9 +232,11 @@ pub(super) async fn sync(cx: &Context, request: SyncGroupRequest) -> SyncGroupRe
     }
 }
 
+/// `is_meant` says of a topic with a name from the request whether it is the one that is committed for.
 pub(super) async fn offset_commit(
     cx: &Context,
     request: OffsetCommitRequest,
+    is_meant: impl Fn(&Topic) -> bool + Send,
 ) -> OffsetCommitResponse {
     let code = cx.group_code(Operation::Read, &request.group_id);
     if code != 0 {
@@ -234,9 +255,8 @@ pub(super) async fn offset_commit(
         return OffsetCommitResponse::default().with_topics(topics.collect());
     }
     let readable = |topic: &str| cx.authorize(Operation::Read, Resource::Topic(topic));
-    let exists = |topic: &str, partition| {
-        readable(topic).is_ok() && cx.server.topics.has_partition(topic, partition)
-    };
+    let names = request.topics.iter().map(|topic| topic.name.clone()).collect();
+    let exists = cx.readable_partitions(names, is_meant);
     let mut response = cx.server.groups.offset_commit(request, cx.version, exists).await;
     // To a group that did not take the request it is of no interest which topics there are.
     let unknown = ApiError::UnknownTopicOrPartition.code();

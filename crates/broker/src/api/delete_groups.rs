@@ -50,17 +50,16 @@ pub(super) async fn offsets(cx: &Context, request: OffsetDeleteRequest) -> Offse
         return OffsetDeleteResponse::default().with_error_code(code);
     }
     let readable = |topic: &str| cx.authorize(Operation::Read, Resource::Topic(topic));
-    let exists = |topic: &str, partition| {
-        readable(topic).is_ok() && cx.server.topics.has_partition(topic, partition)
-    };
+    let names = request.topics.iter().map(|topic| topic.name.clone()).collect();
+    let exists = cx.readable_partitions(names, |_| true);
     let had_some = !cx.server.groups.pending().partitions(&request.group_id).is_empty();
     let again = had_some.then(|| request.clone());
-    let mut response = cx.server.groups.offset_delete(request, exists).await;
+    let mut response = cx.server.groups.offset_delete(request, &exists).await;
     if let Some(request) = again.filter(|_| response.error_code == 0) {
         let deleted: HashSet<(String, i32)> = deleted(&response).collect();
         let is_deleted = |topic: &str, index| deleted.contains(&(topic.to_owned(), index));
         response = match forget_pending(cx, &request.group_id, is_deleted).await {
-            Ok(_) => cx.server.groups.offset_delete(request, exists).await,
+            Ok(_) => cx.server.groups.offset_delete(request, &exists).await,
             Err(error) => OffsetDeleteResponse::default().with_error_code(error.code()),
         };
     }

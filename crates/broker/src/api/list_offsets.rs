@@ -10,13 +10,15 @@ use kafka_protocol::messages::list_offsets_response::{
 use kafka_protocol::messages::{ListOffsetsRequest, ListOffsetsResponse};
 
 use alluvium_stream::{Batch, FetchError};
+use bytes::Bytes;
 use tokio::time::{Instant, timeout_at};
 
-use super::Context;
+use super::{Answer as Reply, Context, Refused};
 use crate::errors::ApiError;
 use crate::partition::{LEADER_EPOCH, Partition, kafka_offset};
 use crate::records;
 use crate::security::{Operation, Resource};
+use crate::wire::newer::Unchanged;
 
 const READ_COMMITTED: i8 = 1;
 
@@ -28,6 +30,8 @@ const MAX_TIMESTAMP: i64 = -3;
 const EARLIEST_LOCAL: i64 = -4;
 /// The last record in remote storage, of topics with Kafka's remote storage; there are none.
 const LATEST_TIERED: i64 = -5;
+/// The first record that is not there yet. Of topics without Kafka's remote storage Kafka tells none.
+const EARLIEST_PENDING_UPLOAD: i64 = -6;
 
 /// How long objects are read for a request, of all its partitions: longer than one GET may take (15 s), so that who asks again finds in the cache what came, and gets further;
 /// shorter than a client waits for an answer (`request.timeout.ms`, 30 s), so that it gets one.
@@ -42,7 +46,14 @@ struct Answer {
     timestamp_ms: i64,
 }
 
-pub(super) async fn handle(cx: &Context, request: ListOffsetsRequest) -> ListOffsetsResponse {
+pub(super) async fn handle(cx: Context, body: Bytes) -> Result<Reply, Refused> {
+    let Unchanged(request) = cx.decode(body)?;
+    let mut response = listed(&cx, request).await;
+    response.throttle_time_ms = cx.throttle_ms();
+    cx.reply(&Unchanged(response))
+}
+
+async fn listed(cx: &Context, request: ListOffsetsRequest) -> ListOffsetsResponse {
     let until = Instant::now() + objects_time(request.timeout_ms);
     let read_committed = request.isolation_level == READ_COMMITTED;
     let mut topics = Vec::with_capacity(request.topics.len());
@@ -119,6 +130,7 @@ async fn find(
         MAX_TIMESTAMP if cx.version >= 7 => by_max_timestamp(cx, partition, until).await,
         EARLIEST_LOCAL if cx.version >= 8 => Ok(end(partition.log_start())),
         LATEST_TIERED if cx.version >= 9 => Ok(NONE),
+        EARLIEST_PENDING_UPLOAD if cx.version >= 11 => Ok(NONE),
         timestamp_ms if timestamp_ms >= 0 => by_time(cx, partition, timestamp_ms, until).await,
         other => Err(ApiError::UnsupportedTimestamp(other)),
     };

@@ -22,6 +22,7 @@ mod large;
 mod list_config_resources;
 mod list_offsets;
 mod metadata;
+mod offset_commit;
 mod offset_fetch;
 mod offset_for_leader_epoch;
 mod produce;
@@ -161,12 +162,10 @@ macro_rules! api {
 pub(crate) static APIS: &[Api] = &[
     api!(Produce, 3..=13, PRODUCE, produce::handle),
     api!(Fetch, 4..=18, FETCH, fetch::handle),
-    api!(ListOffsets, 1..=10, LIST_OFFSETS, |cx, request| list_offsets::handle(&cx, request)),
+    api!(ListOffsets, 1..=11, LIST_OFFSETS, list_offsets::handle),
     api!(Metadata, 0..=13, METADATA, |cx, request| metadata::handle(&cx, request)),
-    api!(OffsetCommit, 2..=9, OFFSET_COMMIT, |cx, request| authorization::offset_commit(
-        &cx, request
-    )),
-    api!(OffsetFetch, 1..=9, OFFSET_FETCH, |cx, request| offset_fetch::handle(&cx, request)),
+    api!(OffsetCommit, 2..=10, OFFSET_COMMIT, offset_commit::handle),
+    api!(OffsetFetch, 1..=10, OFFSET_FETCH, offset_fetch::handle),
     api!(FindCoordinator, 0..=6, FIND_COORDINATOR, |cx, request| find_coordinator::handle(
         &cx, request
     )),
@@ -210,9 +209,7 @@ pub(crate) static APIS: &[Api] = &[
     api!(AlterReplicaLogDirs, 1..=2, ALTER_REPLICA_LOG_DIRS, |cx, request| {
         replicas::alter_log_dirs(&cx, request)
     }),
-    api!(DescribeLogDirs, 1..=4, DESCRIBE_LOG_DIRS, |cx, request| replicas::describe_log_dirs(
-        &cx, request
-    )),
+    api!(DescribeLogDirs, 1..=5, DESCRIBE_LOG_DIRS, replicas::describe_log_dirs),
     api!(SaslAuthenticate, 0..=2, SASL_AUTHENTICATE, sasl::authenticate),
     api!(CreatePartitions, 0..=3, CREATE_PARTITIONS, |cx, request| create_partitions::handle(
         &cx, request

@@ -2,12 +2,22 @@
 
 use std::collections::{BTreeSet, HashMap};
 
+use bytes::Bytes;
 use kafka_protocol::error::ResponseError;
-use kafka_protocol::messages::{OffsetFetchRequest, OffsetFetchResponse};
+use kafka_protocol::messages::offset_fetch_request::OffsetFetchRequestGroup;
+use kafka_protocol::messages::offset_fetch_response::{
+    OffsetFetchResponseGroup, OffsetFetchResponsePartitions, OffsetFetchResponseTopics,
+};
+use kafka_protocol::messages::{OffsetFetchRequest, OffsetFetchResponse, TopicName};
 use kafka_protocol::protocol::StrBytes;
+use uuid::Uuid;
 
-use super::Context;
+use super::offset_commit::FIRST_WITH_TOPIC_IDS;
+use super::{Answer, Context, Refused};
+use crate::groups::TopicsView;
 use crate::security::{Operation, Resource};
+use crate::wire::offsets::{OffsetFetch, OffsetsFetched};
+use crate::wire::once;
 
 /// An error in the place of an offset. The types of partitions before and since version 8 are two, with the same fields.
 macro_rules! withhold {
@@ -19,14 +29,116 @@ macro_rules! withhold {
     };
 }
 
-pub(super) async fn handle(cx: &Context, request: OffsetFetchRequest) -> OffsetFetchResponse {
+pub(super) async fn handle(cx: Context, body: Bytes) -> Result<Answer, Refused> {
+    let request: OffsetFetch = cx.decode(body)?;
+    let mut response = match cx.version {
+        FIRST_WITH_TOPIC_IDS.. => by_id(&cx, request).await,
+        _ => {
+            let body = by_name(&cx, request.body).await;
+            OffsetsFetched { body, topic_ids: Vec::new() }
+        }
+    };
+    response.body.throttle_time_ms = cx.throttle_ms();
+    cx.reply(&response)
+}
+
+/// Offsets are kept by name. So names are put in the place of ids, and back, and between the two no topic may have given its name to another.
+async fn by_id(cx: &Context, request: OffsetFetch) -> OffsetsFetched {
+    let OffsetFetch { mut body, topic_ids } = request;
+    let groups = once(body.groups.into_iter().zip(topic_ids), |(group, _)| group.group_id.clone());
+    let before = cx.server.topics.view();
+    let asked: Vec<Asked>;
+    (body.groups, asked) = groups.map(|(group, ids)| Asked::new(group, ids, &before)).unzip();
+    let mut body = by_name(cx, body).await;
+    let after = cx.server.topics.view();
+    let groups = body.groups.iter_mut().zip(asked);
+    let topic_ids = groups.map(|(group, asked)| asked.answer(group, &before, &after)).collect();
+    OffsetsFetched { body, topic_ids }
+}
+
+/// What is asked about a group, beside the names.
+struct Asked {
+    /// Not by any id.
+    for_all: bool,
+    /// Of the topics that have got their names, in order.
+    ids: Vec<Uuid>,
+    /// Ids of no topic, with partitions.
+    unknown: Vec<(Uuid, Vec<i32>)>,
+}
+
+impl Asked {
+    /// Give the topics of a group their names, and take out those that there are not.
+    fn new(
+        mut group: OffsetFetchRequestGroup,
+        all_ids: Vec<Uuid>,
+        topics: &TopicsView,
+    ) -> (OffsetFetchRequestGroup, Self) {
+        let (mut ids, mut unknown) = (Vec::new(), Vec::new());
+        let named = group.topics.take().map(|asked| {
+            let named = asked.into_iter().zip(all_ids).filter_map(|(topic, id)| {
+                let Some(name) = topics.name(id) else {
+                    unknown.push((id, topic.partition_indexes));
+                    return None;
+                };
+                ids.push(id);
+                Some(topic.with_name(TopicName(StrBytes::from_string(name.to_string()))))
+            });
+            named.collect()
+        });
+        let asked = Self { for_all: named.is_none(), ids, unknown };
+        (group.with_topics(named), asked)
+    }
+
+    /// Make what was found by name the answer to this; the ids of its topics.
+    fn answer(
+        self,
+        found: &mut OffsetFetchResponseGroup,
+        before: &TopicsView,
+        after: &TopicsView,
+    ) -> Vec<Uuid> {
+        if found.error_code != 0 {
+            return Vec::new();
+        }
+        if self.for_all {
+            // As by Kafka nothing is told of a topic without an id: of one that goes or comes at this moment.
+            let id = |topic: &OffsetFetchResponseTopics| {
+                let (id, _) = before.get(&topic.name)?;
+                after.name(id).map(|_| id)
+            };
+            found.topics.retain(|topic| id(topic).is_some());
+            return found.topics.iter().filter_map(id).collect();
+        }
+        let mut ids = self.ids;
+        for (topic, id) in found.topics.iter_mut().zip(&ids) {
+            if after.name(*id).is_none() {
+                for partition in &mut topic.partitions {
+                    withhold!(partition, ResponseError::UnknownTopicId.code());
+                }
+            }
+        }
+        for (id, indexes) in self.unknown {
+            let partitions = indexes.into_iter().map(|index| {
+                let mut partition =
+                    OffsetFetchResponsePartitions::default().with_partition_index(index);
+                withhold!(partition, ResponseError::UnknownTopicId.code());
+                partition
+            });
+            let topic = OffsetFetchResponseTopics::default();
+            found.topics.push(topic.with_partitions(partitions.collect()));
+            ids.push(id);
+        }
+        ids
+    }
+}
+
+/// Versions before 10, and what version 10 has in common with them.
+async fn by_name(cx: &Context, request: OffsetFetchRequest) -> OffsetFetchResponse {
     if cx.server.authorizer.is_none() {
         return fetch(cx, request).await;
     }
     // What the client may not see is left out where it asks for all, and refused where it asks for it.
-    let all: HashMap<_, _> = request
-        .groups
-        .iter()
+    // Who names a group twice is answered once, as the first time.
+    let all: HashMap<_, _> = once(&request.groups, |group| group.group_id.clone())
         .map(|group| (group.group_id.clone(), group.topics.is_none()))
         .collect();
     let asks_for_all = request.topics.is_none();
@@ -106,4 +218,65 @@ fn pending(cx: &Context, request: &OffsetFetchRequest) -> HashMap<String, BTreeS
     let pending =
         named.map(|group| (group.to_string(), cx.server.groups.pending().partitions(group)));
     pending.filter(|(_, partitions)| !partitions.is_empty()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use kafka_protocol::messages::offset_fetch_request::OffsetFetchRequestTopics;
+
+    use super::*;
+
+    fn view(version: u64, topics: &[(&str, u128)]) -> TopicsView {
+        let topics = topics.iter().map(|(name, id)| ((*name).into(), Uuid::from_u128(*id), 1));
+        TopicsView::new(version, topics)
+    }
+
+    fn found(names: &[&'static str]) -> OffsetFetchResponseGroup {
+        let topic = |&name: &&'static str| {
+            let partition = OffsetFetchResponsePartitions::default().with_committed_offset(5);
+            OffsetFetchResponseTopics::default()
+                .with_name(TopicName(StrBytes::from_static_str(name)))
+                .with_partitions(vec![partition])
+        };
+        OffsetFetchResponseGroup::default().with_topics(names.iter().map(topic).collect())
+    }
+
+    /// Between the names and the offsets `a` goes and another one gets its name, `d` goes, `e` comes.
+    #[test]
+    fn nothing_is_told_of_a_topic_under_the_id_of_another_one() {
+        let before = view(1, &[("a", 1), ("b", 2), ("d", 4)]);
+        let after = view(2, &[("a", 11), ("b", 2), ("e", 5)]);
+
+        let topic = OffsetFetchRequestTopics::default().with_partition_indexes(vec![0]);
+        let group = OffsetFetchRequestGroup::default().with_topics(Some(vec![topic; 5]));
+        let ids = [1, 5, 2, 11, 4].map(Uuid::from_u128);
+        let (named, asked) = Asked::new(group, ids.into(), &before);
+        let names = named.topics.unwrap().into_iter().map(|topic| topic.name.to_string());
+        assert_eq!(names.collect::<Vec<_>>(), ["a", "b", "d"]);
+        let mut some = found(&["a", "b", "d"]);
+        let told = asked.answer(&mut some, &before, &after);
+        assert_eq!(told, [1, 2, 4, 5, 11].map(Uuid::from_u128));
+        let partitions = some.topics.iter().map(|topic| &topic.partitions[0]);
+        let partitions: Vec<_> =
+            partitions.map(|p| (p.partition_index, p.error_code, p.committed_offset)).collect();
+        let gone = (0, 100, -1);
+        assert_eq!(partitions, [gone, (0, 0, 5), gone, gone, gone]);
+
+        let all = OffsetFetchRequestGroup::default().with_topics(None);
+        let (_, asked) = Asked::new(all, Vec::new(), &before);
+        let mut all = found(&["a", "b", "d", "e"]);
+        assert_eq!(asked.answer(&mut all, &before, &after), [Uuid::from_u128(2)]);
+        assert_eq!(all.topics.len(), 1);
+    }
+
+    #[test]
+    fn of_a_group_that_tells_nothing_nothing_is_told() {
+        let none = view(0, &[]);
+        let topic = OffsetFetchRequestTopics::default().with_partition_indexes(vec![0]);
+        let group = OffsetFetchRequestGroup::default().with_topics(Some(vec![topic]));
+        let (_, asked) = Asked::new(group, vec![Uuid::nil()], &none);
+        let mut found = found(&[]).with_error_code(25);
+        assert!(asked.answer(&mut found, &none, &none).is_empty());
+        assert!(found.topics.is_empty());
+    }
 }

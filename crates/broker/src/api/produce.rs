@@ -1,5 +1,8 @@
 //! Produce: batches are put in line in the order of the requests; the response waits until they are durable.
 //!
+//! A request's timeout is for what comes before its batches are in line: the end of an earlier transaction, room in the log. As in Kafka, where it bounds the wait for other
+//! replicas, nobody is told of a timeout whose batch is in the log.
+//!
 //! What is in line is what was read from the socket, in its memory (`docs/copies.md`).
 
 use std::sync::Arc;
@@ -98,7 +101,7 @@ pub(super) async fn handle(cx: Context, body: Bytes) -> Result<Answer, Refused> 
         for (response, partitions) in topics {
             let mut partition_responses = Vec::with_capacity(partitions.len());
             for partition in partitions {
-                partition_responses.push(when_durable(&cx, partition, deadline).await);
+                partition_responses.push(when_durable(&cx, partition).await);
             }
             responses.push(response.with_partition_responses(partition_responses));
         }
@@ -221,17 +224,13 @@ async fn append(
     Ok((partition.clone(), appended))
 }
 
-async fn when_durable(
-    cx: &Context,
-    in_line: InLine,
-    deadline: Instant,
-) -> PartitionProduceResponse {
+async fn when_durable(cx: &Context, in_line: InLine) -> PartitionProduceResponse {
     let response = PartitionProduceResponse::default().with_index(in_line.index);
     let durable = async {
         let (partition, appended) = in_line.outcome?;
         let (base_offset, log_append_time_ms) = (appended.base_offset, appended.log_append_time_ms);
         partition
-            .durable(&cx.server.store, appended, deadline)
+            .durable(&cx.server.store, appended)
             .await
             .inspect_err(|e| cx.server.metrics.error(e))?;
         Ok::<_, ApiError>((kafka_offset(base_offset), log_append_time_ms, partition.log_start()))

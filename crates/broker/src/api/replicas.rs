@@ -4,6 +4,7 @@
 //! Each partition has one replica, on this broker, which leads it for ever, in one place. So there is nothing to do, and each of these
 //! answers as Kafka does where nothing is to be done.
 
+use bytes::Bytes;
 use kafka_protocol::error::ResponseError;
 use kafka_protocol::messages::alter_partition_reassignments_request::ReassignablePartition;
 use kafka_protocol::messages::alter_partition_reassignments_response::{
@@ -25,9 +26,10 @@ use kafka_protocol::messages::{
 };
 use kafka_protocol::protocol::StrBytes;
 
-use super::Context;
+use super::{Answer, Context, Refused};
 use crate::security::{Operation, Resource};
 use crate::topics::{MAX_NAME_BYTES, Topic};
+use crate::wire::newer::{DescribedLogDirs, Unchanged};
 use crate::wire::once;
 
 /// What the one place of all records is called.
@@ -179,10 +181,14 @@ pub(super) async fn list_reassignments(
     ListPartitionReassignmentsResponse::default().with_error_message(None)
 }
 
-pub(super) async fn describe_log_dirs(
-    cx: &Context,
-    request: DescribeLogDirsRequest,
-) -> DescribeLogDirsResponse {
+pub(super) async fn describe_log_dirs(cx: Context, body: Bytes) -> Result<Answer, Refused> {
+    let Unchanged(request) = cx.decode(body)?;
+    let mut response = described_log_dirs(&cx, &request);
+    response.throttle_time_ms = cx.throttle_ms();
+    cx.reply(&DescribedLogDirs(response))
+}
+
+fn described_log_dirs(cx: &Context, request: &DescribeLogDirsRequest) -> DescribeLogDirsResponse {
     if let Err(error) = cx.authorize(Operation::Describe, Resource::Cluster) {
         // The first versions have a place for an error in a directory alone.
         let response = DescribeLogDirsResponse::default();

@@ -32,7 +32,7 @@ impl Groups {
         for slot in self.shared.registry.all() {
             let found = self.shared.registry.peek(&slot, |group, _| {
                 let protocol_type = match group {
-                    LiveGroup::Classic(group) => group.describe().protocol_type,
+                    LiveGroup::Classic(group) => group.protocol_type().cloned().unwrap_or_default(),
                     LiveGroup::Consumer(_) => StrBytes::from_static_str("consumer"),
                     LiveGroup::Share(_) => StrBytes::from_static_str("share"),
                 };

@@ -38,6 +38,8 @@ pub(super) enum Blocked {
     Log(Refused),
     /// By the group.
     Group(ResponseError),
+    /// By a transaction that is being ended, see [`super::pending::Pending::settled`].
+    Transaction,
 }
 
 impl From<Refused> for Blocked {
@@ -59,7 +61,8 @@ type Found = Vec<(TopicName, Vec<(i32, Option<Committed>)>)>;
 
 impl Groups {
     /// OffsetCommit, versions 2 to 9. Answered when the offsets are durable. `exists(topic, partition)` says what may be committed for;
-    /// the rest is answered with UNKNOWN_TOPIC_OR_PARTITION. The retention time of versions 2 to 4 is not heeded.
+    /// the rest is answered with UNKNOWN_TOPIC_OR_PARTITION. It is asked again when the offsets are about to be put in line, and must not take another topic of the
+    /// name for the one that was there before: if one has gone by then nothing is committed, and all is answered so. The retention time of versions 2 to 4 is not heeded.
     pub async fn offset_commit(
         &self,
         request: OffsetCommitRequest,
@@ -85,7 +88,7 @@ impl Groups {
             }
             topics.push((topic.name.clone(), partitions));
         }
-        let outcome = self.shared.commit(&request, version, good).await.err();
+        let outcome = self.shared.commit(&request, version, good, &exists).await.err();
         let topics = topics.into_iter().map(|(name, partitions)| {
             let partitions = partitions.into_iter().map(|(index, error)| {
                 // What concerns the whole group comes first: to a fenced member it is of no interest which topics exist.
@@ -258,17 +261,15 @@ impl Groups {
         names: &[String],
         exists: impl Fn(&str) -> bool,
     ) -> Result<(), GroupsError> {
-        let log = &self.shared.log;
-        let missing = |name: &&String| {
-            // The log is asked last: it looks through all groups.
-            name.len() <= MAX_STRING_BYTES && !exists(name) && log.may_have_topic(name)
-        };
         let forget = || {
-            let names: Vec<String> = names.iter().filter(missing).cloned().collect();
-            if names.is_empty() {
-                return Ok(None);
-            }
-            Ok(Some(log.append(&Prepared::from(Record::TopicsDeleted { names }))?))
+            Ok(self.shared.log.append_chosen(|tail| {
+                let missing = |name: &&String| {
+                    // The log is asked last: it looks through all groups.
+                    name.len() <= MAX_STRING_BYTES && !exists(name) && tail.may_have_topic(name)
+                };
+                let names: Vec<String> = names.iter().filter(missing).cloned().collect();
+                (!names.is_empty()).then(|| Prepared::from(Record::TopicsDeleted { names }))
+            })?)
         };
         self.shared.write(forget).await.map_err(GroupsError::NotWritten)
     }
@@ -302,6 +303,7 @@ impl Shared {
         request: &OffsetCommitRequest,
         version: i16,
         topics: Vec<(String, Vec<Position>)>,
+        exists: impl Fn(&str, i32) -> bool,
     ) -> Result<(), ResponseError> {
         self.check_open()?;
         // An empty id is no group that could be joined, but old clients commit under it, and Kafka lets them.
@@ -309,10 +311,14 @@ impl Shared {
             return Err(ResponseError::InvalidGroupId);
         }
         let generation = request.generation_id_or_member_epoch;
-        let is_nothing = topics.is_empty();
         let group = request.group_id.as_str().to_owned();
         let record =
             Prepared::from(Record::Commit { group, committed_at_ms: unix_time_ms(), topics });
+        let topics = record.committed();
+        // A topic comes and goes as a whole.
+        let is_there = |(topic, positions): &(String, Vec<Position>)| {
+            positions.first().is_some_and(|position| exists(topic, position.partition))
+        };
         self.write(|| {
             let slot = match self.registry.get(&request.group_id) {
                 Some(slot) => slot,
@@ -329,13 +335,22 @@ impl Shared {
                     generation,
                     version,
                 )?;
-                if is_nothing { Ok(None) } else { Ok(Some(self.log.append(&record)?)) }
+                if topics.is_empty() {
+                    return Ok(None);
+                }
+                // Under this lock the transaction's offsets come in line, too.
+                if self.pending.is_decided(&request.group_id, topics) {
+                    return Err(Blocked::Transaction);
+                }
+                let chosen =
+                    self.log.append_chosen(|_| topics.iter().all(is_there).then_some(&record))?;
+                chosen.map(Some).ok_or(ResponseError::UnknownTopicOrPartition.into())
             })
         })
         .await
     }
 
-    /// Put a record in line by `attempt`, again and again while the store has no room, and wait until it is durable.
+    /// Put a record in line by `attempt`, again and again while the store has no room or a transaction has to end first, and wait until it is durable.
     /// `attempt` may find that there is nothing to write.
     pub(super) async fn write<A>(
         &self,
@@ -346,9 +361,11 @@ impl Shared {
     {
         let give_up_at = now() + self.config.room_timeout;
         let appended = loop {
-            match attempt() {
+            let settled = self.pending.settled();
+            let is_for_room = match attempt() {
                 Ok(appended) => break appended.into(),
                 Err(Blocked::Group(error)) => return Err(error),
+                Err(Blocked::Transaction) => false,
                 Err(Blocked::Log(Refused::TableFull)) => {
                     tracing::warn!(
                         "a commit is refused: the bound on the memory for committed offsets is reached"
@@ -357,7 +374,7 @@ impl Shared {
                     return Err(ResponseError::CoordinatorNotAvailable);
                 }
                 Err(Blocked::Log(Refused::Stream(refused))) => match refused {
-                    state_stream::Refused::NoRoom => {}
+                    state_stream::Refused::NoRoom => true,
                     state_stream::Refused::TooLarge => {
                         return Err(ResponseError::InvalidCommitOffsetSize);
                     }
@@ -367,11 +384,20 @@ impl Shared {
                         return Err(ResponseError::CoordinatorNotAvailable);
                     }
                 },
-            }
-            if tokio::time::timeout_at(give_up_at.into(), self.log.room()).await.is_err() {
-                tracing::warn!(
-                    "a change of group offsets is given up: the write-ahead log had no room for too long"
-                );
+            };
+            let again = async {
+                if is_for_room {
+                    self.log.room().await;
+                } else {
+                    settled.await;
+                }
+            };
+            if tokio::time::timeout_at(give_up_at.into(), again).await.is_err() {
+                let missing = match is_for_room {
+                    true => "the write-ahead log had no room for too long",
+                    false => "a transaction that commits for the same partitions did not end",
+                };
+                tracing::warn!("a change of group offsets is given up: {missing}");
                 return Err(ResponseError::CoordinatorNotAvailable);
             }
         };

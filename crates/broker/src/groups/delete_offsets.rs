@@ -30,7 +30,7 @@ pub(super) enum Reads {
 
 impl Groups {
     /// OffsetDelete, version 0. Offsets of topics that members read stay. Durable when it is answered. `exists` says whether there is such a
-    /// partition.
+    /// partition; it is asked again when the deletion is about to be put in line, and must not take another topic of the name for the one that was there before.
     pub async fn offset_delete(
         &self,
         request: OffsetDeleteRequest,
@@ -43,7 +43,7 @@ impl Groups {
             let known: Vec<i32> = indexes.filter(|index| exists(&topic.name, *index)).collect();
             doomed.push((topic.name.to_string(), known));
         }
-        let reads = match self.shared.delete_offsets(&request.group_id, &doomed).await {
+        let reads = match self.shared.delete_offsets(&request.group_id, &doomed, &exists).await {
             Ok(reads) => reads,
             Err(error) => return OffsetDeleteResponse::default().with_error_code(error.code()),
         };
@@ -74,6 +74,7 @@ impl Shared {
         &self,
         group: &str,
         doomed: &[(String, Vec<i32>)],
+        exists: impl Fn(&str, i32) -> bool,
     ) -> Result<Reads, ResponseError> {
         self.check_open()?;
         // Only existing groups get further, so the name is one that a record can hold.
@@ -83,15 +84,17 @@ impl Shared {
             // Under the group's lock, so that no member can join and commit in between.
             self.registry.peek(&slot, |live, _| {
                 reads = Reads::of(live).map_err(Blocked::Group)?;
-                let unread = doomed
-                    .iter()
-                    .filter(|(topic, indexes)| !indexes.is_empty() && !reads.includes(topic));
-                let topics: Vec<_> = unread.cloned().collect();
-                if topics.is_empty() {
-                    return Ok(None);
-                }
-                let record = Record::Expired { group: group.to_owned(), topics };
-                Ok(Some(self.log.append(&Prepared::from(record))?))
+                Ok(self.log.append_chosen(|_| {
+                    let is_doomed = |(topic, indexes): &&(String, Vec<i32>)| {
+                        // A topic comes and goes as a whole.
+                        indexes.first().is_some_and(|index| exists(topic, *index))
+                            && !reads.includes(topic)
+                    };
+                    let topics: Vec<_> = doomed.iter().filter(is_doomed).cloned().collect();
+                    let is_any = !topics.is_empty();
+                    let record = Record::Expired { group: group.to_owned(), topics };
+                    is_any.then(|| Prepared::from(record))
+                })?)
             })
         })
         .await?;

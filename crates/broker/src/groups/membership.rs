@@ -201,7 +201,9 @@ impl Shared {
             match self.registry.make_classic(&slot, group, now) {
                 Ok(group) => group.join(now, join, waiter),
                 Err(Blocked::Group(error)) => return Err(error),
-                Err(Blocked::Log(_)) => return Err(ResponseError::CoordinatorNotAvailable),
+                Err(Blocked::Log(_) | Blocked::Transaction) => {
+                    return Err(ResponseError::CoordinatorNotAvailable);
+                }
             }
             Ok(answer)
         })

@@ -115,7 +115,7 @@ pub struct GroupConfig {
     /// `offsets.retention.check.interval.ms`: how often to look for such offsets, and for groups with neither members nor offsets.
     /// Default 10 min, at least 1 s.
     pub sweep_interval: Duration,
-    /// How long a commit waits for room in the store before it is answered with COORDINATOR_NOT_AVAILABLE, on which clients try again.
+    /// How long a commit waits for room in the store, or for the end of a transaction that commits for the same partitions, before it is answered with COORDINATOR_NOT_AVAILABLE, on which clients try again.
     /// Default 5 s, at most 1 min.
     pub room_timeout: Duration,
 }

@@ -5,6 +5,7 @@
 //! request is the first to look. A request that was cancelled while it waited leaves nothing behind that somebody else would
 //! not finish.
 
+use std::borrow::Borrow;
 use std::collections::VecDeque;
 
 use alluvium_stream::{Append, NewBatch, Store, StoreError, StreamOffset, StreamWriter};
@@ -34,6 +35,13 @@ pub(super) struct Prepared {
     payload: Bytes,
 }
 
+impl Prepared {
+    /// See [`Record::committed`].
+    pub(super) fn committed(&self) -> &[(String, Vec<Position>)] {
+        self.record.committed()
+    }
+}
+
 impl From<Record> for Prepared {
     fn from(record: Record) -> Self {
         let payload = Bytes::from(record.encode().into_boxed_slice());
@@ -47,7 +55,7 @@ pub(super) struct Appended {
     end: StreamOffset,
 }
 
-struct Tail {
+pub(super) struct Tail {
     /// What is durable.
     table: Offsets,
     /// What is not known to be durable yet, with the stream offset after it.
@@ -63,6 +71,11 @@ impl Tail {
                 self.table.apply(record);
             }
         }
+    }
+
+    /// Does the topic have offsets in any group, or could it, once all is durable that is on its way?
+    pub(super) fn may_have_topic(&self, topic: &str) -> bool {
+        self.table.has_topic(topic) || self.queue.iter().any(|(_, record)| record.commits(topic))
     }
 }
 
@@ -96,14 +109,28 @@ impl OffsetLog {
 
     /// Put a record in line. Does not wait; it counts only when [`Self::durable`] says so.
     pub(super) fn append(&self, prepared: &Prepared) -> Result<Appended, Refused> {
+        self.append_bounded(&mut self.tail.lock(), prepared)
+    }
+
+    /// Put in line what `choose` gives, if it gives anything. Nothing else comes in line between its look and that; so if topics are asked for by
+    /// their ids, either who forgets the offsets of one that was deleted finds the record, or `choose` finds no topic.
+    pub(super) fn append_chosen<P: Borrow<Prepared>>(
+        &self,
+        choose: impl FnOnce(&Tail) -> Option<P>,
+    ) -> Result<Option<Appended>, Refused> {
         let mut tail = self.tail.lock();
+        let Some(prepared) = choose(&tail) else { return Ok(None) };
+        self.append_bounded(&mut tail, prepared.borrow()).map(Some)
+    }
+
+    fn append_bounded(&self, tail: &mut Tail, prepared: &Prepared) -> Result<Appended, Refused> {
         tail.apply_up_to(self.stream.durable_end());
         // Records in the queue are not counted: what they can add is bounded by the write-ahead log's window.
         let growth = tail.table.growth_bytes(&prepared.record);
         if !self.has_room_for(&tail.table, growth) {
             return Err(Refused::TableFull);
         }
-        self.append_to(&mut tail, prepared)
+        self.append_to(tail, prepared)
     }
 
     /// Put a record in line that was decided before: the bound does not hold for it.
@@ -161,12 +188,6 @@ impl OffsetLog {
         let tail = self.tail.lock();
         tail.table.group(group).is_some()
             || tail.queue.iter().any(|(_, record)| record.group() == Some(group))
-    }
-
-    /// Does the topic have offsets in any group, or could it, once all is durable that is on its way?
-    pub(super) fn may_have_topic(&self, topic: &str) -> bool {
-        let tail = self.tail.lock();
-        tail.table.has_topic(topic) || tail.queue.iter().any(|(_, record)| record.commits(topic))
     }
 
     /// Resolves when an append that met a lack of room may succeed.

@@ -80,8 +80,15 @@ impl Record {
 
     /// Does it give this topic an offset?
     pub(super) fn commits(&self, topic: &str) -> bool {
-        let Record::Commit { topics, .. } = self else { return false };
-        topics.iter().any(|(name, _)| name == topic)
+        self.committed().iter().any(|(name, _)| name == topic)
+    }
+
+    /// What it gives an offset, by topic.
+    pub(super) fn committed(&self) -> &[(String, Vec<Position>)] {
+        match self {
+            Record::Commit { topics, .. } => topics,
+            _ => &[],
+        }
     }
 
     /// Strings must not be longer than [`MAX_STRING_BYTES`].

@@ -1,6 +1,6 @@
 //! The groups by name, each behind its own lock, and the one timer for all of them.
 //!
-//! Locks, in the order in which they may be taken: a group's, then the timer's or a log's. The map's lock is never held together
+//! Locks, in the order in which they may be taken: a group's, then the timer's or a log's, then that of the topics. The map's lock is never held together
 //! with a group's. A transaction's lock is taken before a group's.
 
 use std::collections::{BTreeSet, HashMap};
@@ -321,7 +321,7 @@ impl Registry {
         if classic.state() == State::Empty {
             return Ok(Some(ConsumerGroup::new(GroupState::default(), rules, now)));
         }
-        if classic.protocol_type() != Some(embedded::CONSUMER) {
+        if classic.protocol_type().is_none_or(|named| named.as_str() != embedded::CONSUMER) {
             return Ok(None);
         }
         // Who has what is known only when everybody has been told.

@@ -1,5 +1,6 @@
 //! The coordinator on a real store, which lies on a simulated disk: what is durable, what is shown, what a restart finds.
 
+mod deleted;
 mod kept;
 mod transactional;
 

@@ -66,11 +66,11 @@ impl TopicsView {
     }
 
     /// Id and number of partitions.
-    pub(super) fn get(&self, name: &str) -> Option<(Uuid, u32)> {
+    pub(crate) fn get(&self, name: &str) -> Option<(Uuid, u32)> {
         self.by_name.get(name).copied()
     }
 
-    pub(super) fn name(&self, id: Uuid) -> Option<&Arc<str>> {
+    pub(crate) fn name(&self, id: Uuid) -> Option<&Arc<str>> {
         self.names.get(&id)
     }
 

@@ -7,6 +7,7 @@ use super::every_api::error_codes;
 use super::examples::{self, World};
 use super::harness::{Client, TestServer, text};
 use super::secured::sasl;
+use super::topic_ids::{codes, commit_by_id, fetch_by_id};
 use crate::security::{ALLOW, DENY, LITERAL, Operation, PREFIXED, ResourceType};
 use crate::{AuthorizationConfig, Mechanism};
 
@@ -221,6 +222,56 @@ async fn everybody_may_where_there_is_no_acl_if_the_operator_says_so() {
     // Who came in without a name is somebody too, and there is an ACL now.
     let mut anonymous = guarded.server.client().await;
     assert_eq!(anonymous.topics().await, Vec::<String>::new());
+}
+
+/// Of an id that may not be seen Kafka tells that it may not, and of none that it does not exist; names of topics it tells nobody who may not see them.
+#[tokio::test(flavor = "multi_thread")]
+async fn committed_offsets_are_shown_by_id_as_by_name() {
+    const NO_TOPIC: Uuid = Uuid::from_u128(7);
+    let guarded = guarded(false).await;
+    let id = guarded.topic_id;
+    let offsets: &[(Uuid, &[(i32, i64)])] = &[(NO_TOPIC, &[(0, 5)]), (id, &[(0, 5)])];
+    let commit = commit_by_id("g", ("", -1), offsets);
+    let some = fetch_by_id(&[("g", ("", -1), Some(&[(id, &[0]), (NO_TOPIC, &[0])]))], true);
+    let all = fetch_by_id(&[("g", ("", -1), None)], true);
+    let expect =
+        async |committed: (i16, i16), group: i16, found: Option<(i16, i64)>, told: bool| {
+            let mut alice = guarded.client("alice").await;
+            let (unknown, known) = committed;
+            let expected = [(NO_TOPIC, vec![(0, unknown)]), (id, vec![(0, known)])];
+            assert_eq!(codes(&alice.call(10, &commit).await), expected);
+            let topics = found.map(|(code, offset)| {
+                vec![(id, vec![(0, code, offset)]), (NO_TOPIC, vec![(0, 100, -1)])]
+            });
+            let expected = (group, topics.unwrap_or_default());
+            assert_eq!(super::topic_ids::offsets(&alice.call(10, &some).await), [expected]);
+            let topics = if told { vec![(id, vec![(0, 0, 5)])] } else { vec![] };
+            let found = super::topic_ids::offsets(&alice.call(10, &all).await);
+            assert_eq!(found, [(group, topics)]);
+        };
+    let mut admin = guarded.client("admin").await;
+    assert_eq!(codes(&admin.call(10, &commit).await)[1], (id, vec![(0, 0)]));
+
+    expect((GROUP, GROUP), GROUP, None, false).await;
+    guarded.acl((ResourceType::Group, "g", LITERAL, Operation::Read, ALLOW)).await;
+    expect((100, TOPIC), 0, Some((TOPIC, -1)), false).await;
+    // Who names a group twice is answered once, as the first time, and hears of no names.
+    let wanted = |topics: Option<Vec<_>>| {
+        offset_fetch_request::OffsetFetchRequestGroup::default()
+            .with_group_id(GroupId(text("g")))
+            .with_topics(topics)
+    };
+    let twice = OffsetFetchRequest::default().with_groups(vec![wanted(None), wanted(Some(vec![]))]);
+    let groups = guarded.client("alice").await.call(9, &twice).await.groups;
+    assert_eq!((groups.len(), groups[0].error_code, groups[0].topics.len()), (1, 0, 0));
+
+    guarded.acl((ResourceType::Topic, "topic", LITERAL, Operation::Describe, ALLOW)).await;
+    expect((100, TOPIC), 0, Some((0, 5)), true).await;
+    guarded.acl((ResourceType::Topic, "topic", LITERAL, Operation::Read, ALLOW)).await;
+    expect((100, 0), 0, Some((0, 5)), true).await;
+    // Also where all may be read there is no topic without a name.
+    guarded.acl((ResourceType::Topic, "*", LITERAL, Operation::Read, ALLOW)).await;
+    expect((100, 0), 0, Some((0, 5)), true).await;
 }
 
 /// A regular expression is no way to find out what there is.

@@ -24,13 +24,12 @@ const NOTES: &[(&str, &str)] = &[
     ),
     (
         "ListOffsets",
-        "Version 11 asks for the offset up to which segments are in remote storage, of which there are none.",
+        "Objects are not Kafka's remote storage: of what is in that, or not yet, -1 is told, as by Kafka of topics without it.",
     ),
     (
         "OffsetCommit",
-        "Version 10 names topics by id. The `retention_time_ms` of versions 2 to 4 is not heeded: the server's `offsets-retention` holds for all offsets.",
+        "The `retention_time_ms` of versions 2 to 4 is not heeded: the server's `offsets-retention` holds for all offsets.",
     ),
-    ("OffsetFetch", "Version 10 names topics by id."),
     (
         "CreateTopics",
         "One replica: a replication factor of 1 or -1. Of the first 1,000 topics of a request the settings are told.",
@@ -45,10 +44,7 @@ const NOTES: &[(&str, &str)] = &[
         "All settings of topics and groups; of brokers those that stand in for topics and have an effect here. What has none says so in its documentation.",
     ),
     ("ListConfigResources", "Topics, the broker, and groups with settings of their own."),
-    (
-        "DescribeLogDirs",
-        "One place, `/alluvium`, of unknown size. Version 5 tells which directories are cordoned off, and is not in the codec yet.",
-    ),
+    ("DescribeLogDirs", "One place, `/alluvium`, of unknown size, never cordoned off."),
     ("AlterReplicaLogDirs", "There is nowhere to move a replica to."),
     ("ElectLeaders", "Each partition has its one leader: no election is ever needed."),
     ("AlterPartitionReassignments", "The only assignment is the one that there is."),

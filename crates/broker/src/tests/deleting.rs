@@ -1,10 +1,14 @@
 //! Records and offsets that are deleted, and partitions described some at a time.
 
+use std::pin::pin;
+
+use futures::poll;
 use kafka_protocol::messages::*;
 
 use super::harness::{Client, TestServer, produce, text};
 use super::transactions::Producer;
 use crate::batch::tests::plain;
+use crate::wire::newer::{DescribedLogDirs, Unchanged};
 
 async fn delete(client: &mut Client, topic: &str, wanted: &[(i32, i64)]) -> Vec<(i32, i16, i64)> {
     use delete_records_request::*;
@@ -72,21 +76,30 @@ async fn a_fetch_that_waits_survives_a_deletion() {
     assert!(partition.records.as_ref().is_some_and(|records| !records.is_empty()));
 }
 
-pub(super) async fn commit(client: &mut Client, group: &str, topic: &str, partitions: &[i32]) {
+/// The same offset for some partitions, by nobody in particular.
+pub(super) fn commit_request(
+    group: &str,
+    topic: &str,
+    partitions: &[i32],
+    offset: i64,
+) -> OffsetCommitRequest {
     use offset_commit_request::*;
     let partition = |index: &i32| {
         OffsetCommitRequestPartition::default()
             .with_partition_index(*index)
-            .with_committed_offset(7)
+            .with_committed_offset(offset)
     };
     let topic = OffsetCommitRequestTopic::default()
         .with_name(TopicName(text(topic)))
         .with_partitions(partitions.iter().map(partition).collect());
-    let request = OffsetCommitRequest::default()
+    OffsetCommitRequest::default()
         .with_group_id(GroupId(text(group)))
         .with_generation_id_or_member_epoch(-1)
-        .with_topics(vec![topic]);
-    let response = client.call(8, &request).await;
+        .with_topics(vec![topic])
+}
+
+pub(super) async fn commit(client: &mut Client, group: &str, topic: &str, partitions: &[i32]) {
+    let response = client.call(8, &commit_request(group, topic, partitions, 7)).await;
     assert!(response.topics[0].partitions.iter().all(|partition| partition.error_code == 0));
 }
 
@@ -102,11 +115,7 @@ pub(super) async fn committed(client: &mut Client, group: &str) -> Vec<(String, 
     offsets.collect()
 }
 
-pub(super) async fn delete_offsets(
-    client: &mut Client,
-    group: &str,
-    wanted: &[(&str, i32)],
-) -> (i16, Vec<i16>) {
+fn delete_offsets_request(group: &str, wanted: &[(&str, i32)]) -> OffsetDeleteRequest {
     use offset_delete_request::*;
     let topic = |(topic, index): &(&str, i32)| {
         let partition = OffsetDeleteRequestPartition::default().with_partition_index(*index);
@@ -114,10 +123,17 @@ pub(super) async fn delete_offsets(
             .with_name(TopicName(text(topic)))
             .with_partitions(vec![partition])
     };
-    let request = OffsetDeleteRequest::default()
+    OffsetDeleteRequest::default()
         .with_group_id(GroupId(text(group)))
-        .with_topics(wanted.iter().map(topic).collect());
-    let response = client.call(0, &request).await;
+        .with_topics(wanted.iter().map(topic).collect())
+}
+
+pub(super) async fn delete_offsets(
+    client: &mut Client,
+    group: &str,
+    wanted: &[(&str, i32)],
+) -> (i16, Vec<i16>) {
+    let response = client.call(0, &delete_offsets_request(group, wanted)).await;
     let codes = response.topics.iter().flat_map(|t| &t.partitions).map(|p| p.error_code);
     (response.error_code, codes.collect())
 }
@@ -167,6 +183,44 @@ async fn offsets_of_topics_that_nobody_reads_are_deleted() {
     let wanted = [("read", 0), ("other", 1)];
     assert_eq!(delete_offsets(&mut client, "g", &wanted).await, (0, vec![86, 0]));
     assert_eq!(committed(&mut client, "g").await, left[1..]);
+}
+
+async fn delete_topic(client: &mut Client, topic: &str) {
+    let delete = DeleteTopicsRequest::default().with_topic_names(vec![TopicName(text(topic))]);
+    assert_eq!(client.call(5, &delete).await.responses[0].error_code, 0);
+}
+
+/// What waits for room in the log means the topic that there was when it came.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_topic_that_was_created_meanwhile_is_not_the_one_that_was_meant() {
+    let server = TestServer::simulated(16 << 20).await;
+    server.topic("t", 1, &[]).await;
+    server.topic("filler", 1, &[]).await;
+    let mut client = server.client().await;
+    let group = "g".repeat(500);
+    let request = commit_request(&group, "t", &[0], 9);
+    server.hold_disk(true);
+    server.fill_log("filler");
+    let mut waiting = pin!(server.send_bare(8, &request));
+    assert!(poll!(waiting.as_mut()).is_pending());
+    server.hold_disk(false);
+    delete_topic(&mut client, "t").await;
+    server.topic("t", 1, &[]).await;
+    assert!(waiting.await);
+    assert_eq!(committed(&mut client, &group).await, []);
+
+    commit(&mut client, &group, "t", &[0]).await;
+    let request = delete_offsets_request(&group, &[("t", 0)]);
+    server.hold_disk(true);
+    server.fill_log("filler");
+    let mut waiting = pin!(server.send_bare(0, &request));
+    assert!(poll!(waiting.as_mut()).is_pending());
+    server.hold_disk(false);
+    delete_topic(&mut client, "t").await;
+    server.topic("t", 1, &[]).await;
+    commit(&mut client, &group, "t", &[0]).await;
+    assert!(waiting.await);
+    assert_eq!(committed(&mut client, &group).await, [("t".to_owned(), 0)]);
 }
 
 pub(super) async fn delete_group(client: &mut Client, group: &str) -> i16 {
@@ -274,10 +328,14 @@ async fn log_dirs_tell_how_large_partitions_are() {
     let mut client = server.client().await;
     let batch = plain(&[1, 2, 3]);
     assert_eq!(client.produce("t", 1, &batch).await, (0, 0));
-    let request = DescribeLogDirsRequest::default().with_topics(None);
-    let results = client.call(4, &request).await.results;
-    let partitions = &results[0].topics[0].partitions;
-    let sizes: Vec<i64> = partitions.iter().map(|partition| partition.partition_size).collect();
-    assert_eq!(sizes, [0, batch.len() as i64]);
-    assert_eq!((results.len(), results[0].total_bytes), (1, -1));
+    let request = Unchanged(DescribeLogDirsRequest::default().with_topics(None));
+    for version in [4, 5] {
+        let DescribedLogDirs(response) = client.call(version, &request).await;
+        let results = response.results;
+        let partitions = &results[0].topics[0].partitions;
+        let sizes: Vec<i64> = partitions.iter().map(|partition| partition.partition_size).collect();
+        assert_eq!(sizes, [0, batch.len() as i64]);
+        let (total, usable) = (results[0].total_bytes, results[0].usable_bytes);
+        assert_eq!((results.len(), total, usable), (1, -1, -1));
+    }
 }

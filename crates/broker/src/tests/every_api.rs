@@ -101,10 +101,21 @@ async fn the_announced_versions_are_those_that_clients_need() {
     assert_eq!(range(ApiKey::Produce), (3, 13));
     assert_eq!(range(ApiKey::Fetch), (4, 18));
     assert_eq!(range(ApiKey::Metadata), (0, 13));
-    assert_eq!(range(ApiKey::OffsetCommit), (2, 9));
+    assert_eq!(range(ApiKey::OffsetCommit), (2, 10));
+    assert_eq!(range(ApiKey::OffsetFetch), (1, 10));
+    assert_eq!(range(ApiKey::ListOffsets), (1, 11));
+    assert_eq!(range(ApiKey::DescribeLogDirs), (1, 5));
     assert_eq!(range(ApiKey::ConsumerGroupHeartbeat), (0, 1));
     // Each is a range that the codec has, or that is read beside it.
-    let beside = [ApiKey::ShareFetch, ApiKey::ShareAcknowledge, ApiKey::DescribeShareGroupOffsets];
+    let beside = [
+        ApiKey::OffsetCommit,
+        ApiKey::OffsetFetch,
+        ApiKey::ListOffsets,
+        ApiKey::DescribeLogDirs,
+        ApiKey::ShareFetch,
+        ApiKey::ShareAcknowledge,
+        ApiKey::DescribeShareGroupOffsets,
+    ];
     for api in crate::api::APIS.iter().filter(|api| !beside.contains(&api.key)) {
         let valid = api.key.valid_versions();
         assert!(valid.min <= api.min && api.max <= valid.max, "{}", api.name);

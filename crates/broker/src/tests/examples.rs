@@ -2,6 +2,7 @@
 
 mod admin;
 mod groups;
+pub(crate) mod newer;
 mod security;
 pub(crate) mod share;
 mod transactions;
@@ -10,6 +11,9 @@ use bytes::{Bytes, BytesMut};
 use kafka_protocol::messages::*;
 use kafka_protocol::protocol::{Decodable, Encodable, Request, StrBytes};
 use uuid::Uuid;
+
+use crate::wire::newer::Unchanged;
+use crate::wire::offsets::{OffsetCommit, OffsetFetch};
 
 /// What an example refers to, so that a server can be made to have it.
 #[derive(Clone)]
@@ -135,7 +139,7 @@ pub(crate) fn body(key: ApiKey, version: i16, world: &World) -> Bytes {
             let topic = ListOffsetsTopic::default().with_name(topic()).with_partitions(vec![
                 partition(0, -1),
                 partition(1, -2),
-                partition(2, 1),
+                partition(2, if from(11) { -6 } else { 1 }),
             ]);
             let mut request = ListOffsetsRequest::default()
                 .with_replica_id(BrokerId(-1))
@@ -146,7 +150,7 @@ pub(crate) fn body(key: ApiKey, version: i16, world: &World) -> Bytes {
             if from(10) {
                 request.timeout_ms = 5;
             }
-            encode(&request, version)
+            encode(&Unchanged(request), version)
         }
         ApiKey::Metadata => {
             use metadata_request::*;
@@ -172,15 +176,13 @@ pub(crate) fn body(key: ApiKey, version: i16, world: &World) -> Bytes {
                 partition.committed_leader_epoch = 0;
             }
             let topic = OffsetCommitRequestTopic::default()
-                .with_name(topic())
+                .with_name(name_until(9))
                 .with_partitions(vec![partition]);
-            encode(
-                &OffsetCommitRequest::default()
-                    .with_group_id(GroupId(text(&world.group)))
-                    .with_generation_id_or_member_epoch(-1)
-                    .with_topics(vec![topic]),
-                version,
-            )
+            let body = OffsetCommitRequest::default()
+                .with_group_id(GroupId(text(&world.group)))
+                .with_generation_id_or_member_epoch(-1)
+                .with_topics(vec![topic]);
+            encode(&OffsetCommit { body, topic_ids: vec![world.topic_id] }, version)
         }
         ApiKey::OffsetFetch => {
             use offset_fetch_request::*;
@@ -188,7 +190,7 @@ pub(crate) fn body(key: ApiKey, version: i16, world: &World) -> Bytes {
             let mut request = OffsetFetchRequest::default();
             if from(8) {
                 let topic = OffsetFetchRequestTopics::default()
-                    .with_name(topic())
+                    .with_name(name_until(9))
                     .with_partition_indexes(vec![0, 1]);
                 request.groups = vec![
                     OffsetFetchRequestGroup::default()
@@ -205,7 +207,7 @@ pub(crate) fn body(key: ApiKey, version: i16, world: &World) -> Bytes {
             if from(7) {
                 request.require_stable = true;
             }
-            encode(&request, version)
+            encode(&OffsetFetch { body: request, topic_ids: vec![vec![world.topic_id]] }, version)
         }
         ApiKey::FindCoordinator => {
             let mut request = FindCoordinatorRequest::default();
@@ -415,10 +417,10 @@ macro_rules! for_request_of {
         match $key {
             ApiKey::Produce => $call::<ProduceRequest>($($arg),*),
             ApiKey::Fetch => $call::<FetchRequest>($($arg),*),
-            ApiKey::ListOffsets => $call::<ListOffsetsRequest>($($arg),*),
+            ApiKey::ListOffsets => $call::<Unchanged<ListOffsetsRequest>>($($arg),*),
             ApiKey::Metadata => $call::<MetadataRequest>($($arg),*),
-            ApiKey::OffsetCommit => $call::<OffsetCommitRequest>($($arg),*),
-            ApiKey::OffsetFetch => $call::<OffsetFetchRequest>($($arg),*),
+            ApiKey::OffsetCommit => $call::<OffsetCommit>($($arg),*),
+            ApiKey::OffsetFetch => $call::<OffsetFetch>($($arg),*),
             ApiKey::FindCoordinator => $call::<FindCoordinatorRequest>($($arg),*),
             ApiKey::JoinGroup => $call::<JoinGroupRequest>($($arg),*),
             ApiKey::Heartbeat => $call::<HeartbeatRequest>($($arg),*),
@@ -459,7 +461,7 @@ macro_rules! for_request_of {
             ApiKey::IncrementalAlterConfigs => $call::<IncrementalAlterConfigsRequest>($($arg),*),
             ApiKey::DeleteRecords => $call::<DeleteRecordsRequest>($($arg),*),
             ApiKey::AlterReplicaLogDirs => $call::<AlterReplicaLogDirsRequest>($($arg),*),
-            ApiKey::DescribeLogDirs => $call::<DescribeLogDirsRequest>($($arg),*),
+            ApiKey::DescribeLogDirs => $call::<Unchanged<DescribeLogDirsRequest>>($($arg),*),
             ApiKey::ElectLeaders => $call::<ElectLeadersRequest>($($arg),*),
             ApiKey::AlterPartitionReassignments => $call::<AlterPartitionReassignmentsRequest>($($arg),*),
             ApiKey::ListPartitionReassignments => $call::<ListPartitionReassignmentsRequest>($($arg),*),

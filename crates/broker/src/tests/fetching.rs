@@ -13,6 +13,7 @@ use tokio::time::{sleep, timeout};
 
 use super::harness::{Client, HANG, TestServer, fetch, stored, text};
 use crate::batch::tests::{encode, plain};
+use crate::wire::newer::Unchanged;
 
 fn in_session(id: i32, epoch: i32, partitions: &[(i32, i64)]) -> FetchRequest {
     let mut request = fetch("t", partitions, 0).with_session_id(id).with_session_epoch(epoch);
@@ -297,9 +298,10 @@ async fn offset(client: &mut Client, version: i16, timestamp: i64) -> (i16, i64,
     let topic = ListOffsetsTopic::default()
         .with_name(TopicName(text("t")))
         .with_partitions(vec![ListOffsetsPartition::default().with_timestamp(timestamp)]);
-    let response =
-        client.call(version, &ListOffsetsRequest::default().with_topics(vec![topic])).await;
+    let request = Unchanged(ListOffsetsRequest::default().with_topics(vec![topic]));
+    let Unchanged(response) = client.call(version, &request).await;
     let partition = &response.topics[0].partitions[0];
+    assert_eq!(partition.leader_epoch, if version >= 4 && partition.offset >= 0 { 0 } else { -1 });
     (partition.error_code, partition.offset, partition.timestamp)
 }
 
@@ -339,6 +341,10 @@ async fn offsets_are_found_by_time_to_the_record() {
         assert_eq!(offset(&mut client, 7, -3).await, (0, 13, 440));
         assert_eq!(offset(&mut client, 8, -4).await, (0, 0, -1));
         assert_eq!(offset(&mut client, 9, -5).await, (0, -1, -1));
+        assert_eq!(offset(&mut client, 11, -6).await, (0, -1, -1));
+        assert_eq!(offset(&mut client, 11, -1).await, (0, 15, -1));
+        assert_eq!(offset(&mut client, 11, 41).await, (0, 3, 100));
+        assert_eq!(offset(&mut client, 10, -6).await.0, 35, "not in that version");
         assert_eq!(offset(&mut client, 6, -3).await.0, 35, "not in that version");
         assert_eq!(offset(&mut client, 10, -9).await.0, 35);
     }

@@ -34,6 +34,7 @@ use tokio::sync::OwnedMutexGuard;
 use uuid::Uuid;
 
 use super::examples;
+use crate::batch::Outcome;
 use crate::server::Server;
 use crate::{Broker, BrokerConfig, BrokerFold};
 
@@ -179,6 +180,20 @@ impl TestServer {
             }
         };
         tokio::time::timeout(HANG, begun).await.expect("the request is not read");
+    }
+
+    /// Let a client of the first listener that has no connection send a request, up to its answer.
+    pub(super) async fn send_bare<R: Request>(&self, version: i16, request: &R) -> bool {
+        let broker = &self.running.as_ref().unwrap().broker;
+        let mut bytes = examples::header(R::KEY, version, 1, R::header_version(version));
+        bytes.extend_from_slice(&examples::encode(request, version));
+        broker.bare_client(0, self.addr().ip()).send(bytes.into(), HANG).await
+    }
+
+    /// Let the log have no room for more than a hundred bytes as long as the disk is held: it takes markers in this partition until it is full.
+    pub(super) fn fill_log(&self, topic: &str) {
+        let partition = self.server().topics.by_name(topic).unwrap().partitions[0].clone();
+        while partition.append_marker(1, 0, Outcome::Abort).is_ok() {}
     }
 
     pub(super) fn store(&self) -> &Store {

@@ -22,5 +22,6 @@ mod retention;
 mod secured;
 mod seeds;
 mod shares;
+mod topic_ids;
 mod transactions;
 mod unstable;

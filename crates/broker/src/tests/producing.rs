@@ -1,5 +1,7 @@
 //! Producing: acknowledgements, order, sequences, durability, pushback.
 
+use std::time::Duration;
+
 use alluvium_stream::{StreamEpoch, StreamOffset};
 use bytes::Bytes;
 use kafka_protocol::messages::list_offsets_request::{ListOffsetsPartition, ListOffsetsTopic};
@@ -9,9 +11,11 @@ use kafka_protocol::messages::{
     TransactionalId,
 };
 use kafka_protocol::records::Compression;
-use tokio::time::Instant;
+use tokio::io::AsyncWriteExt;
+use tokio::time::{Instant, timeout};
 
 use super::harness::{HANG, TestServer, fetch, produce, stored, text};
+use crate::BrokerConfig;
 use crate::batch::tests::{encode, plain, transactional};
 use crate::batch::{self, BatchHeader};
 use crate::topics::Topics;
@@ -182,11 +186,7 @@ async fn nothing_is_acknowledged_or_shown_before_it_is_durable() {
     assert_eq!(reader.fetch("t", 0, 0).await, (0, 0, Bytes::new()));
     let mut byte = [0];
     for waiting in [&first, &again] {
-        let early = tokio::time::timeout(
-            std::time::Duration::from_millis(100),
-            waiting.socket.peek(&mut byte),
-        )
-        .await;
+        let early = timeout(Duration::from_millis(100), waiting.socket.peek(&mut byte)).await;
         assert!(early.is_err(), "answered before the disk has written");
     }
 
@@ -226,32 +226,86 @@ async fn what_was_put_in_line_stays_when_the_client_goes() {
     assert_eq!(server.client().await.produce("t", 0, &of_producer(3, 0, 1, 1)).await, (0, 1));
 }
 
+/// Else a client would send again what is in the log.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_wait_for_durability_ends_with_the_timeout_of_the_request() {
-    let server = TestServer::simulated(16 << 20).await;
+async fn the_timeout_of_a_request_is_for_the_room_in_the_log_and_not_for_the_disk() {
+    for acks in [1, -1] {
+        let server = TestServer::simulated(16 << 20).await;
+        server.topic("t", 1, &[]).await;
+        let partition = server.server().topics.by_name("t").unwrap().partitions[0].clone();
+        server.hold_disk(true);
+        let mut clients = [server.client().await, server.client().await];
+        let request = produce("t", 0, &of_producer(3, 0, 0, 1), acks).with_timeout_ms(0);
+        let mut ids = Vec::new();
+        for client in &mut clients {
+            ids.push(client.send(9, &request).await);
+            while partition.stream.next_offset().0 == 0 {
+                tokio::task::yield_now().await;
+            }
+        }
+        server.fill_log("t");
+        let full = partition.stream.next_offset();
+        let large = produce("t", 0, &of_producer(-1, -1, -1, 100), acks).with_timeout_ms(20);
+        let refused = server.client().await.call(9, &large).await;
+        let refused = &refused.responses[0].partition_responses[0];
+        assert_eq!((refused.error_code, refused.base_offset), (7, -1), "there is no room");
+        let mut byte = [0];
+        for client in &clients {
+            let early = timeout(Duration::from_millis(50), client.socket.peek(&mut byte));
+            assert!(early.await.is_err(), "answered before the disk has written");
+        }
+
+        server.hold_disk(false);
+        for (client, id) in clients.iter_mut().zip(ids) {
+            let response = client.receive::<ProduceRequest>(9, id).await;
+            let answer = &response.responses[0].partition_responses[0];
+            assert_eq!((answer.error_code, answer.base_offset), (0, 0), "acks {acks}");
+        }
+        assert_eq!(partition.stream.next_offset(), full, "what was refused is not in the log");
+    }
+}
+
+/// A disk that does nothing keeps no connection of a client that has gone.
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_waits_for_the_disk_in_place_of_a_client_that_has_gone() {
+    let configure = |config: &mut BrokerConfig| config.transfer_timeout = Duration::from_secs(1);
+    let server = TestServer::simulated_with(16 << 20, configure).await;
     server.topic("t", 1, &[]).await;
+    let partition = server.server().topics.by_name("t").unwrap().partitions[0].clone();
     server.hold_disk(true);
     let mut client = server.client().await;
-    let code = |response: kafka_protocol::messages::ProduceResponse| {
-        response.responses[0].partition_responses[0].error_code
+    let request = produce("t", 0, &of_producer(3, 0, 0, 1), -1).with_timeout_ms(i32::MAX);
+    client.send(9, &request).await;
+    while partition.stream.next_offset().0 == 0 {
+        tokio::task::yield_now().await;
+    }
+    drop(client);
+    let closed = async {
+        while server.server().metrics.connections.get() > 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
     };
-    let request = produce("t", 0, &of_producer(3, 0, 0, 1), -1).with_timeout_ms(50);
-    assert_eq!(code(client.call(9, &request).await), 7, "durable too late");
-    assert_eq!(code(client.call(9, &request).await), 7, "so is its repetition");
-    // More than the window of the WAL takes: there is no room.
-    let large = encode(Compression::None, (-1, -1, -1), &vec![1; 20_000]);
-    let request = produce("t", 0, &large, -1).with_timeout_ms(50);
-    for _ in 0..16 {
-        assert_eq!(code(client.call(9, &request).await), 7);
+    timeout(HANG, closed).await.expect("the connection is kept");
+    server.hold_disk(false);
+}
+
+/// It may have nothing more to say, and want to know.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_sends_nothing_more_is_answered() {
+    let server = TestServer::simulated(16 << 20).await;
+    server.topic("t", 1, &[]).await;
+    let partition = server.server().topics.by_name("t").unwrap().partitions[0].clone();
+    server.hold_disk(true);
+    let mut client = server.client().await;
+    let request = produce("t", 0, &of_producer(3, 0, 0, 1), -1);
+    let id = client.send(9, &request).await;
+    client.socket.shutdown().await.unwrap();
+    while partition.stream.next_offset().0 == 0 {
+        tokio::task::yield_now().await;
     }
     server.hold_disk(false);
-    let request = produce("t", 0, &of_producer(3, 0, 0, 1), -1);
-    assert_eq!(code(client.call(9, &request).await), 0);
-    let (_, _, records) = client.fetch("t", 0, 0).await;
-    assert_eq!(
-        &records[..stored(&of_producer(3, 0, 0, 1), 0).len()],
-        &stored(&of_producer(3, 0, 0, 1), 0)[..]
-    );
+    let response = client.receive::<ProduceRequest>(9, id).await;
+    assert_eq!(response.responses[0].partition_responses[0].error_code, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -407,7 +461,7 @@ async fn the_log_cache_keeps_the_memory_that_a_batch_came_in() {
     for records in [own, shared.clone()] {
         let (rules, deadline) = (topic.rules.append, Instant::now() + HANG);
         let appended = partition.append(store, &header, records, rules, deadline, || Ok(())).await;
-        partition.durable(store, appended.unwrap(), deadline).await.unwrap();
+        partition.durable(store, appended.unwrap()).await.unwrap();
     }
     let kept = partition.stream.fetch_now(StreamOffset(0), 1 << 20).unwrap().batches;
     assert_eq!(kept[0].payload, stored(&shared, 0));

@@ -6,8 +6,10 @@ use kafka_protocol::messages::*;
 
 use super::harness::{Client, TestServer, fetch, produce, text};
 use super::secured::sasl;
+use super::topic_ids::{commit_by_id, fetch_by_id};
 use crate::Mechanism;
 use crate::batch::tests::plain;
+use crate::wire::newer::Unchanged;
 
 /// Change the quotas of an entity; the error code.
 async fn alter(
@@ -246,6 +248,15 @@ async fn who_has_too_much_done_is_not_heard_for_a_while() {
     assert!(produced.throttle_time_ms > 0);
     let fetched = client.call(12, &fetch("none", &[(0, 0)], 0)).await;
     assert!(fetched.throttle_time_ms > 0);
+    // What has a handler or a codec of its own says so too.
+    let committed = client.call(10, &commit_by_id("g", ("", -1), &[])).await;
+    assert!(committed.body.throttle_time_ms > 0);
+    let offsets = client.call(10, &fetch_by_id(&[("g", ("", -1), None)], false)).await;
+    assert!(offsets.body.throttle_time_ms > 0);
+    let listed = client.call(11, &Unchanged(ListOffsetsRequest::default())).await;
+    assert!(listed.0.throttle_time_ms > 0);
+    let described = client.call(5, &Unchanged(DescribeLogDirsRequest::default())).await;
+    assert!(described.0.throttle_time_ms > 0);
 }
 
 /// Else whoever can connect could make as many names as it likes, or pay with those of others.

@@ -94,6 +94,12 @@ impl Producer {
         (partition.error_code, partition.base_offset)
     }
 
+    /// As the coordinator knows it.
+    pub(super) fn identity(&self) -> crate::transactions::Producer<'static> {
+        let (transactional_id, id, epoch) = (self.transactional_id, self.id, self.epoch);
+        crate::transactions::Producer { transactional_id, id, epoch }
+    }
+
     /// To a server that was started again.
     pub(super) async fn reconnect(&mut self, server: &TestServer) {
         self.client = server.client().await;
@@ -532,7 +538,7 @@ async fn a_transaction_outlives_a_topic() {
     assert_eq!(producer.commit_offset("g", "gone", 1).await, 0);
     producer.sequence = 0;
     assert_eq!(producer.produce("stays", stays, 0).await, (0, 0));
-    delete(&server, "gone").await;
+    delete_topic(&server, "gone").await;
     assert_eq!(producer.end(true).await, 0);
     assert_eq!(committed(&server, "stays", 0).await, seen(3, 3, &[0, 2], &[]));
     server.topic("gone", 1, &[]).await;
@@ -621,7 +627,7 @@ async fn a_new_topic_gets_no_offsets_of_an_older_one_of_its_name() {
             let mut producer = Producer::init(&server, "a", true).await;
             assert_eq!(producer.commit_offset("g", "t", 9).await, 0);
             assert_eq!(producer.commit_offset("g", "other", 7).await, 0);
-            delete(&server, "t").await;
+            delete_topic(&server, "t").await;
             server.topic("t", 1, &[]).await;
             // Who asks for one that exists takes nothing from it.
             let exists = server.server().create_topic("other", 1, Default::default(), false).await;
@@ -653,7 +659,7 @@ async fn a_topic_is_not_created_before_a_transaction_with_its_name_has_ended() {
     let mut producer = Producer::init(&server, "a", true).await;
     assert_eq!(producer.commit_offset("g", "t", 9).await, 0);
     server.server().transactions.decide_only("a", Outcome::Commit, true).await;
-    delete(&server, "t").await;
+    delete_topic(&server, "t").await;
     let refused = server.server().create_topic("t", 1, Default::default(), false).await;
     assert!(matches!(refused, Err(crate::errors::ApiError::Storage(_))));
     server.crash().await;
@@ -676,7 +682,7 @@ async fn who_looks_through_all_transactions_makes_way() {
     forgotten.await.unwrap();
 }
 
-async fn delete(server: &TestServer, topic: &str) {
+pub(super) async fn delete_topic(server: &TestServer, topic: &str) {
     let delete = DeleteTopicsRequest::default().with_topic_names(vec![TopicName(text(topic))]);
     assert_eq!(server.client().await.call(5, &delete).await.responses[0].error_code, 0);
 }

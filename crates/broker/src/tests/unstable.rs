@@ -1,14 +1,21 @@
 //! Offsets that a transaction is about to commit: what consumers and admins see of them, and of their group, before it ends and after.
 
+use std::collections::BTreeMap;
+use std::pin::pin;
 use std::time::Duration;
 
+use futures::poll;
 use kafka_protocol::messages::*;
 
-use super::deleting::{commit, committed, delete_group, delete_offsets};
+use super::deleting::{commit, commit_request, committed, delete_group, delete_offsets};
 use super::harness::{Client, HANG, TestServer, text};
 use super::transactions::Producer;
-use crate::transactions::State;
+use crate::BrokerConfig;
+use crate::batch::Outcome;
+use crate::groups::Position;
+use crate::transactions::{State, Transactions};
 
+const COORDINATOR_NOT_AVAILABLE: i16 = 15;
 const UNSTABLE_OFFSET_COMMIT: i16 = 88;
 
 /// Error codes and committed offsets of the partitions 0 and 1 of `t`.
@@ -87,6 +94,67 @@ async fn offsets_are_unstable_until_their_transaction_has_ended() {
         assert_eq!(stable_offsets(&mut client, "g").await, after);
         assert_eq!(offsets(&mut client, 9, "g", false).await, after);
     }
+}
+
+/// The offset of a transaction that commits for the partition `index` of `t`, as it is put in line for the group.
+fn decided(index: i32, offset: i64) -> BTreeMap<String, BTreeMap<i32, Position>> {
+    let metadata = String::new();
+    let position = Position { partition: index, offset, leader_epoch: -1, metadata };
+    BTreeMap::from([("t".to_owned(), BTreeMap::from([(index, position)]))])
+}
+
+/// What is not known to be done is done again after a crash. What was acknowledged behind it must be there all the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_transaction_commits_again_replaces_nothing_that_was_acknowledged() {
+    let configure = |config: &mut BrokerConfig| {
+        config.groups.room_timeout = Duration::from_millis(20);
+    };
+    let mut server = TestServer::with(16 << 20, configure).await;
+    server.topic("t", 2, &[]).await;
+    let mut producer = Producer::init(&server, "a", true).await;
+    assert_eq!(producer.commit_offset("g", "t", 9).await, 0);
+    server.server().transactions.decide_only("a", Outcome::Commit, true).await;
+    // The log is cut before the record that all is done.
+    let committed = server.server().groups.commit_of_transaction("g", decided(0, 9), |_, _| true);
+    assert_eq!(committed.await, Ok(()));
+    let mut client = server.client().await;
+    let mut acknowledged = Vec::new();
+    for partition in [0, 1] {
+        let answer = client.call(8, &commit_request("g", "t", &[partition], 11)).await;
+        acknowledged.push(answer.topics[0].partitions[0].error_code);
+    }
+    server.crash().await;
+    let found = stable_offsets(&mut server.client().await, "g").await;
+    assert!(acknowledged[0] != 0 || found[0] == (0, 11), "11 was acknowledged: {found:?}");
+    assert_eq!(acknowledged, [COORDINATOR_NOT_AVAILABLE, 0]);
+    assert_eq!(found, [(0, 9), (0, 11)]);
+}
+
+/// Who commits for a partition for which a transaction is about to commit comes before the decision or after the end.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_commits_beside_a_transaction_that_ends_waits_for_its_end() {
+    let server = TestServer::start().await;
+    server.topic("t", 2, &[]).await;
+    let (core, mut client) = (server.server(), server.client().await);
+    let mut a = Producer::init(&server, "a", true).await;
+    assert_eq!(a.commit_offsets("g", "t", &[0, 1], 9).await, 0);
+    let mut b = Producer::init(&server, "b", true).await;
+    assert_eq!(b.commit_offsets("g", "t", &[1], 11).await, 0);
+    core.transactions.decide_only("a", Outcome::Commit, true).await;
+
+    let request = commit_request("g", "t", &[0], 11);
+    let mut plain = pin!(core.groups.offset_commit(request, 8, |_, _| true));
+    assert!(poll!(plain.as_mut()).is_pending());
+    let mut end = pin!(Transactions::end(core, b.identity(), Outcome::Commit, true));
+    assert!(poll!(end.as_mut()).is_pending());
+    assert_eq!(core.transactions.describe("b").unwrap().state, State::Ongoing);
+    // Others have nothing to wait for.
+    commit(&mut client, "other", "t", &[0, 1]).await;
+
+    core.transactions.complete_decided(core, "a");
+    assert_eq!(plain.await.topics[0].partitions[0].error_code, 0);
+    assert!(end.await.is_ok());
+    assert_eq!(stable_offsets(&mut client, "g").await, [(0, 11), (0, 11)]);
 }
 
 /// As ListGroups tells: name, state, type and type of protocol.

@@ -250,6 +250,25 @@ impl Transactions {
         Ok(append)
     }
 
+    /// Have it decided that a transaction ends by this event. `None` as long as another one of which it is decided commits offsets for some of the same partitions.
+    fn decide(
+        &self,
+        slot: &Slot,
+        transaction: &mut Transaction,
+        event: Event,
+    ) -> Result<Option<Append>, Refused> {
+        let commits = matches!(event, Event::Prepared { outcome: Outcome::Commit, .. });
+        let pending = self.groups.pending();
+        if commits && !pending.decide(transaction.offsets.keys(), &slot.id) {
+            return Ok(None);
+        }
+        let decided = self.change(slot, transaction, event);
+        if commits && decided.is_err() {
+            pending.undecide(transaction.offsets.keys(), &slot.id);
+        }
+        decided.map(Some)
+    }
+
     fn append(&self, slot: &Slot, at_ms: i64, event: &Event) -> Result<Append, Refused> {
         let record = Record { id: slot.id.to_string(), at_ms, event: event.clone() };
         let payload = Bytes::from(record.encode().into_boxed_slice());
@@ -370,9 +389,14 @@ impl Transactions {
     ) -> Result<(Option<Append>, (i64, i16)), ResponseError> {
         let mut new_producer_id = None;
         loop {
+            let others = server.groups.pending().settled();
             match server.transactions.with_room(|| step(new_producer_id)).await? {
                 Step::Done(append, current) => return Ok((append, current)),
                 Step::Wait => slot.wait_for_end(until).await?,
+                Step::WaitForOthers => {
+                    let ended = timeout_at(until, others).await;
+                    ended.map_err(|_| ResponseError::ConcurrentTransactions)?;
+                }
                 Step::NeedsProducerId => {
                     new_producer_id = Some(allocate(&server.producer_ids).await?);
                 }
@@ -522,11 +546,13 @@ impl Transactions {
             let mut transaction = slot.transaction.lock();
             let by = (producer.id, producer.epoch);
             Ok(match transaction.end(by, outcome, raises_epoch, new_producer_id)? {
-                End::Prepare(event) => {
-                    let append = this.change(&slot, &mut transaction, event)?;
-                    end::start(server, &slot);
-                    Step::Done(Some(append), transaction.identity.current())
-                }
+                End::Prepare(event) => match this.decide(&slot, &mut transaction, event)? {
+                    Some(append) => {
+                        end::start(server, &slot);
+                        Step::Done(Some(append), transaction.identity.current())
+                    }
+                    None => Step::WaitForOthers,
+                },
                 End::Done => Step::Done(None, transaction.identity.current()),
                 End::Wait => Step::Wait,
                 End::NeedsProducerId => Step::NeedsProducerId,
@@ -609,6 +635,8 @@ enum Step {
     Done(Option<Append>, (i64, i16)),
     /// A transaction is being ended.
     Wait,
+    /// Others are being ended that commit offsets for the same partitions.
+    WaitForOthers,
     NeedsProducerId,
 }
 

@@ -298,6 +298,11 @@ impl Transactions {
         append.await.unwrap();
     }
 
+    /// Do what follows the decision, later.
+    pub(crate) fn complete_decided(&self, server: &Arc<Server>, id: &str) {
+        end::start(server, &self.get(id).unwrap());
+    }
+
     /// Decide how a transaction ends, durably, and do nothing of what follows; what its markers carry.
     pub(crate) async fn decide_only(
         &self,
@@ -313,7 +318,7 @@ impl Transactions {
             else {
                 panic!("it can not end");
             };
-            let append = self.change(&slot, &mut transaction, event).ok().unwrap();
+            let append = self.decide(&slot, &mut transaction, event).ok().flatten().unwrap();
             (append, transaction.marker)
         };
         append.await.unwrap();

@@ -3,7 +3,10 @@
 use std::collections::HashSet;
 use std::hash::Hash;
 
+mod compact;
 pub(crate) mod fetch_response;
+pub(crate) mod newer;
+pub(crate) mod offsets;
 pub(crate) mod response;
 pub(crate) mod shape;
 pub(crate) mod share;

@@ -14,6 +14,7 @@ use kafka_protocol::protocol::buf::{ByteBuf, ByteBufMut};
 use kafka_protocol::protocol::{Decodable, Encodable, StrBytes};
 use uuid::Uuid;
 
+use super::compact::{encoded_len, put_len, put_text, take_text};
 use super::response::{Builder, EncodeError, Response};
 
 /// The version of ShareFetch and ShareAcknowledge that the codec knows.
@@ -114,8 +115,7 @@ fn decode_without<M: Decodable, const N: usize, B: ByteBuf>(
     let all = buf.try_peek_bytes(0..buf.remaining())?;
     let mut rest = all.clone();
     for _ in 0..texts {
-        let len = compact_len(&mut rest)?;
-        rest.try_get_bytes(len)?;
+        take_text(&mut rest)?;
     }
     rest.try_get_bytes(fixed)?;
     let before = all.slice(..all.len() - rest.len());
@@ -125,19 +125,6 @@ fn decode_without<M: Decodable, const N: usize, B: ByteBuf>(
     let message = M::decode(&mut without, KNOWN)?;
     buf.advance(all.len() - without.len());
     Ok((message, more))
-}
-
-/// A compact length, whose bytes the shape has seen.
-fn compact_len(buf: &mut Bytes) -> Result<usize> {
-    let mut value = 0_usize;
-    for shift in (0..35).step_by(7) {
-        let byte = buf.try_get_bytes(1)?[0];
-        value |= usize::from(byte & 0x7f) << shift;
-        if byte < 0x80 {
-            break;
-        }
-    }
-    Ok(value.saturating_sub(1))
 }
 
 impl Decodable for DescribeShareOffsets {
@@ -164,7 +151,7 @@ impl Encodable for ShareAcknowledged {
     }
 
     fn compute_size(&self, version: i16) -> Result<usize> {
-        size(self, version)
+        encoded_len(self, version)
     }
 }
 
@@ -193,7 +180,7 @@ impl Encodable for DescribedShareOffsets {
     }
 
     fn compute_size(&self, version: i16) -> Result<usize> {
-        size(self, version)
+        encoded_len(self, version)
     }
 }
 
@@ -209,13 +196,6 @@ impl DescribedPartition {
         put_text(buf, self.error_message.as_ref());
         buf.put_u8(0);
     }
-}
-
-/// Nothing here asks for sizes before it encodes; the trait wants one.
-fn size<M: Encodable>(message: &M, version: i16) -> Result<usize> {
-    let mut bytes = BytesMut::new();
-    message.encode(&mut bytes, version)?;
-    Ok(bytes.len())
 }
 
 /// A ShareFetch response, versions 1 and 2, which are alike. By hand, because the codec would copy the records.
@@ -298,26 +278,6 @@ impl FetchedPartition {
             buffer.put_u8(0);
         }
         buffer.put_u8(0);
-    }
-}
-
-/// A compact length. Saturates: the frame's length check refuses what is longer.
-fn put_len(buffer: &mut impl BufMut, len: usize) {
-    let mut value = u32::try_from(len + 1).unwrap_or(u32::MAX);
-    while value >= 0x80 {
-        buffer.put_u8(value as u8 | 0x80);
-        value >>= 7;
-    }
-    buffer.put_u8(value as u8);
-}
-
-fn put_text(buffer: &mut impl BufMut, text: Option<&StrBytes>) {
-    match text {
-        None => buffer.put_u8(0),
-        Some(text) => {
-            put_len(buffer, text.len());
-            buffer.put_slice(text.as_bytes());
-        }
     }
 }
 

@@ -24,8 +24,8 @@ pub(in crate::groups) struct Migrant {
 
 impl<J, S> Group<J, S> {
     /// The type of its members' protocol.
-    pub(in crate::groups) fn protocol_type(&self) -> Option<&str> {
-        self.protocol_type.as_deref()
+    pub(in crate::groups) fn protocol_type(&self) -> Option<&StrBytes> {
+        self.protocol_type.as_ref()
     }
 
     /// The members: who has what is known only while the group is stable, and nobody waits for an answer then, but perhaps for the disk.

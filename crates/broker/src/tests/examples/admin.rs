@@ -4,6 +4,7 @@ use bytes::Bytes;
 use kafka_protocol::messages::*;
 
 use super::{World, encode, text};
+use crate::wire::newer::Unchanged;
 
 /// The body of a request, if there is an example of it here.
 pub(super) fn body(key: ApiKey, version: i16, world: &World) -> Option<Bytes> {
@@ -133,7 +134,7 @@ pub(super) fn body(key: ApiKey, version: i16, world: &World) -> Option<Bytes> {
                 .with_topic(topic())
                 .with_partitions(vec![0, 1, 99]);
             let request = DescribeLogDirsRequest::default().with_topics(Some(vec![topic]));
-            encode(&request, version)
+            encode(&Unchanged(request), version)
         }
         ApiKey::ElectLeaders => {
             use elect_leaders_request::*;

@@ -4,8 +4,11 @@ use super::*;
 
 const OFFSET_COMMIT_PARTITION: Struct =
     plain(&[Field(0, MAX, INT32), Field(0, MAX, INT64), Field(6, MAX, INT32), Field(0, MAX, Text)]);
-const OFFSET_COMMIT_TOPIC: Struct =
-    plain(&[Field(0, MAX, Text), Field(0, MAX, Structs(&OFFSET_COMMIT_PARTITION))]);
+const OFFSET_COMMIT_TOPIC: Struct = plain(&[
+    Field(0, 9, Text),
+    Field(10, MAX, UUID),
+    Field(0, MAX, Structs(&OFFSET_COMMIT_PARTITION)),
+]);
 pub(crate) const OFFSET_COMMIT: Shape = shape(
     8,
     &[
@@ -18,7 +21,8 @@ pub(crate) const OFFSET_COMMIT: Shape = shape(
     ],
 );
 
-const OFFSET_FETCH_TOPIC: Struct = plain(&[Field(0, MAX, Text), Field(0, MAX, Values(&INT32))]);
+const OFFSET_FETCH_TOPIC: Struct =
+    plain(&[Field(0, 9, Text), Field(10, MAX, UUID), Field(0, MAX, Values(&INT32))]);
 const OFFSET_FETCH_GROUP: Struct = plain(&[
     Field(0, MAX, Text),
     Field(9, MAX, Text),

@@ -1,0 +1,94 @@
+//! OffsetCommit: topics by name, or by id since version 10.
+
+use bytes::Bytes;
+use kafka_protocol::error::ResponseError;
+use kafka_protocol::messages::{OffsetCommitResponse, TopicName};
+use kafka_protocol::protocol::StrBytes;
+use uuid::Uuid;
+
+use super::{Answer, Context, Refused, authorization};
+use crate::groups::TopicsView;
+use crate::topics::Topic;
+use crate::wire::offsets::{OffsetCommit, OffsetCommitted};
+
+/// The first version that has ids in the place of names.
+pub(super) const FIRST_WITH_TOPIC_IDS: i16 = 10;
+
+pub(super) async fn handle(cx: Context, body: Bytes) -> Result<Answer, Refused> {
+    let request = cx.decode(body)?;
+    let mut response = committed(&cx, request).await;
+    response.body.throttle_time_ms = cx.throttle_ms();
+    cx.reply(&response)
+}
+
+async fn committed(cx: &Context, request: OffsetCommit) -> OffsetCommitted {
+    let OffsetCommit { mut body, topic_ids } = request;
+    if cx.version < FIRST_WITH_TOPIC_IDS {
+        let body = authorization::offset_commit(cx, body, |_| true).await;
+        return OffsetCommitted { body, topic_ids };
+    }
+    // All at one moment, so that no two ids have the same name.
+    let view = cx.server.topics.view();
+    for (topic, id) in body.topics.iter_mut().zip(&topic_ids) {
+        // The others keep an empty name, which no topic has.
+        if let Some(name) = view.name(*id) {
+            topic.name = TopicName(StrBytes::from_string(name.to_string()));
+        }
+    }
+    // Offsets are kept by name, and another topic may have it since then.
+    let is_meant = |topic: &Topic| view.name(topic.id).is_some();
+    let mut body = authorization::offset_commit(cx, body, is_meant).await;
+    tell_unknown(&mut body, &topic_ids, &cx.server.topics.view());
+    OffsetCommitted { body, topic_ids }
+}
+
+/// Put UNKNOWN_TOPIC_ID in the place of what was said of topics without a name, and of those that have gone. What concerns the whole group comes first, as
+/// without ids.
+fn tell_unknown(response: &mut OffsetCommitResponse, ids: &[Uuid], now: &TopicsView) {
+    for (topic, id) in response.topics.iter_mut().zip(ids) {
+        let is_unnamed = topic.name.is_empty();
+        let is_gone = is_unnamed || now.name(*id).is_none();
+        for partition in &mut topic.partitions {
+            let is_unknown = match ResponseError::try_from_code(partition.error_code) {
+                Some(ResponseError::UnknownTopicOrPartition) => is_gone,
+                Some(ResponseError::TopicAuthorizationFailed) => is_unnamed,
+                _ => false,
+            };
+            if is_unknown {
+                partition.error_code = ResponseError::UnknownTopicId.code();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kafka_protocol::messages::offset_commit_response::{
+        OffsetCommitResponsePartition, OffsetCommitResponseTopic,
+    };
+
+    use super::*;
+
+    #[test]
+    fn a_topic_that_goes_during_the_commit_is_unknown_by_its_id() {
+        let ids = [1, 2, 3].map(Uuid::from_u128);
+        // `a` went, and another one has its name.
+        let topics = [("a", 4), ("b", 2)].map(|(name, id)| (name.into(), Uuid::from_u128(id), 1));
+        let now = TopicsView::new(1, topics.into_iter());
+        let codes = [0, 3, 25, 29];
+        let topic = |name: &'static str| {
+            let partition = |code| OffsetCommitResponsePartition::default().with_error_code(code);
+            OffsetCommitResponseTopic::default()
+                .with_name(TopicName(StrBytes::from_static_str(name)))
+                .with_partitions(codes.map(partition).into())
+        };
+        let mut response =
+            OffsetCommitResponse::default().with_topics(["a", "b", ""].map(topic).into());
+        tell_unknown(&mut response, &ids, &now);
+        let told = response.topics.iter().map(|topic| {
+            topic.partitions.iter().map(|partition| partition.error_code).collect::<Vec<_>>()
+        });
+        let expected = [[0, 100, 25, 29], [0, 3, 25, 29], [0, 100, 25, 100]];
+        assert_eq!(told.collect::<Vec<_>>(), expected);
+    }
+}
