@@ -27,7 +27,7 @@ use crate::place::{JournalNumber, Place};
 use crate::prepare::Preparer;
 use crate::record::Record;
 use crate::scan::{ScanCursor, Scanned};
-use crate::shared::{Shared, now_millis};
+use crate::shared::Shared;
 use crate::stats::Stats;
 use crate::swap::{Swapped, Ttl, When};
 use crate::sync::Arc;
@@ -121,7 +121,7 @@ impl Cache {
     /// Waits for the flusher where writers are faster than the disk, and for stable storage with [`crate::Durability::Always`].
     ///
     /// # Errors
-    /// Key or value are too long, or the key is empty; the disk is full and nothing may be evicted; a write has failed, now or before. With [`crate::Durability::Always`] a value whose sync has failed may
+    /// Key or value are too long, or the key is empty; the disk is full and nothing may be evicted, or eviction fails; a write has failed, now or before. With [`crate::Durability::Always`] a value whose sync has failed may
     /// be read until the cache is closed, and be there or not after it is opened again.
     pub fn put(&self, key: &[u8], value: &[u8]) -> Result<()> {
         self.shared.put(key, value, None)
@@ -133,7 +133,7 @@ impl Cache {
     /// # Errors
     /// As [`Self::put`].
     pub fn put_with_ttl(&self, key: &[u8], value: &[u8], ttl: Duration) -> Result<()> {
-        self.shared.put(key, value, Some(expiry(ttl)))
+        self.shared.put(key, value, Some(self.shared.clock.expiry(ttl)))
     }
 
     /// Whether [`Self::put`] would take them, by their lengths: for those who write several or none.
@@ -150,7 +150,7 @@ impl Cache {
     /// # Errors
     /// Key or value are too long, or the key is empty; there is no memory for a larger index; a write has failed before.
     pub fn try_put(&self, key: &[u8], value: &[u8], ttl: Option<Duration>) -> Result<bool> {
-        self.shared.try_put(key, value, ttl.map(expiry))
+        self.shared.try_put(key, value, ttl.map(|ttl| self.shared.clock.expiry(ttl)))
     }
 
     /// Write a value depending on what is there, and learn what was there, in one step that nobody comes between.
@@ -166,13 +166,13 @@ impl Cache {
     /// # Errors
     /// As [`Self::put`]. May read the disk, if what is there has a time to live.
     pub fn put_if_absent(&self, key: &[u8], value: &[u8], ttl: Option<Duration>) -> Result<bool> {
-        self.shared.put_if_absent(key, value, ttl.map(expiry))
+        self.shared.put_if_absent(key, value, ttl.map(|ttl| self.shared.clock.expiry(ttl)))
     }
 
     /// Remove a key; returns whether it was there. May read the disk, if what is there has a time to live.
     ///
     /// # Errors
-    /// The key is empty or too long; the disk is full and nothing may be evicted; a write has failed, now or before. What can not be read counts as there. With [`crate::Durability::Always`] a key whose
+    /// The key is empty or too long; the disk is full and nothing may be evicted, or eviction fails; a write has failed, now or before. What can not be read counts as there. With [`crate::Durability::Always`] a key whose
     /// removal could not be synced is absent until the cache is closed, and there or not after it is opened again.
     pub fn delete(&self, key: &[u8]) -> Result<bool> {
         self.shared.delete(key)
@@ -204,7 +204,9 @@ impl Cache {
         let hash = self.shared.hasher.hash(key);
         let found = self.read(key, hash, self.shared.index.find(hash), Reach::Memory)?;
         Ok(match found {
-            Read::Found(found) => Lookup::Found(found.value, found.expires_at.map(left)),
+            Read::Found(found) => {
+                Lookup::Found(found.value, found.expires_at.map(|at| self.shared.clock.left(at)))
+            }
             Read::Absent => Lookup::Absent,
             Read::OnDisk => Lookup::OnDisk,
         })
@@ -232,6 +234,7 @@ impl Cache {
     /// As [`Self::get`].
     pub fn get_with_ttl(&self, key: &[u8]) -> Result<Option<(Value, Option<Duration>)>> {
         let found = self.find(key)?;
+        let left = |at| self.shared.clock.left(at);
         Ok(found.map(|found| (found.value, found.expires_at.map(left))))
     }
 
@@ -255,31 +258,41 @@ impl Cache {
         &self,
         key: &[u8],
         hash: KeyHash,
-        named: Option<Place>,
+        mut named: Option<Place>,
         reach: Reach<'_>,
     ) -> Result<Read> {
         let shared = &*self.shared;
-        let Some((place, journal)) = shared.journals.find(&shared.index, hash, named) else {
-            return Ok(Read::Absent);
-        };
-        let loaded = match &journal.arena {
-            Some(_) => journal.load(place)?,
-            None => match shared.load_cold(&journal, place, reach.pages())? {
-                Some(loaded) => loaded,
-                None => return Ok(Read::OnDisk),
-            },
-        };
-        let record = Record::trusted(loaded.bytes()).expect("loaded as a record");
-        if record.key() != key || record.has_expired(now_millis) {
-            return Ok(Read::Absent);
+        loop {
+            let Some((place, journal)) = shared.journals.find(&shared.index, hash, named) else {
+                return Ok(Read::Absent);
+            };
+            let loaded = match &journal.arena {
+                Some(_) => journal.load(place)?,
+                None => match shared.load_cold(&journal, place, reach.pages())? {
+                    Some(loaded) => loaded,
+                    None => return Ok(Read::OnDisk),
+                },
+            };
+            let record = Record::trusted(loaded.bytes()).expect("loaded as a record");
+            if record.key() != key {
+                return Ok(Read::Absent);
+            }
+            if record.has_expired(&shared.clock) {
+                named = shared.index.find(hash);
+                if named.is_none_or(|now| now.is_same(place)) {
+                    return Ok(Read::Absent);
+                }
+                // It was replaced since it was seen, perhaps before its time: then there was a value all the time.
+                continue;
+            }
+            let (range, expires_at) = (record.value_range(), record.expires_at());
+            shared.count_read(&journal);
+            drop(journal);
+            if !place.was_read() {
+                shared.index.mark_read(hash, place);
+            }
+            return Ok(Read::Found(Found { value: Value(loaded.slice(range)), expires_at }));
         }
-        let (range, expires_at) = (record.value_range(), record.expires_at());
-        shared.count_read(&journal);
-        drop(journal);
-        if !place.was_read() {
-            shared.index.mark_read(hash, place);
-        }
-        Ok(Read::Found(Found { value: Value(loaded.slice(range)), expires_at }))
     }
 
     /// All keys and values, the oldest first. What is there all the time is returned at least once; what is written meanwhile may be returned, and what is moved twice. A value that was replaced or removed by a call that had returned before the iteration began is not returned. As long as
@@ -350,6 +363,12 @@ impl Cache {
     /// Why nothing can be written any more, if that is so.
     pub fn failure(&self) -> Option<Error> {
         self.shared.flush.failure()
+    }
+
+    /// Why the last work in the background has failed, if it has: removing a journal, say. It is tried again, each second. If it was eviction, who needs the room gets the same error until one has succeeded; else nothing is
+    /// missing but what that work is for.
+    pub fn upkeep_failure(&self) -> Option<Error> {
+        self.shared.keep.failure.lock().clone()
     }
 
     /// Bytes that a key, its value, and a header of 24 bytes may have together.
@@ -443,15 +462,6 @@ pub enum Lookup {
     Absent,
     /// Its journal is not in memory: [`Cache::get`] reads the disk, unless it finds the record decompressed.
     OnDisk,
-}
-
-/// The time until then.
-fn left(at: u64) -> Duration {
-    Duration::from_millis(at.saturating_sub(now_millis()))
-}
-
-pub(crate) fn expiry(ttl: Duration) -> u64 {
-    now_millis().saturating_add(u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX))
 }
 
 thread_local! {

@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::Duration;
 
+use crate::clock::Clock;
 use crate::error::{Error, Result};
 use crate::hash::KeyHash;
 use crate::journal::{FIRST_RECORD, Journal};
@@ -11,7 +12,7 @@ use crate::options::WhenFull;
 use crate::place::{Granule, JournalNumber, MAX_SPAN, Place};
 use crate::record::{Content, NewRecord, Record};
 use crate::room::Who;
-use crate::shared::{Appended, CHUNK_BYTES, NotAppended, Shared, now_millis};
+use crate::shared::{Appended, CHUNK_BYTES, NotAppended, Shared};
 use crate::sync::Arc;
 
 /// A journal that is so far behind the newest one is moved, however much of it is alive: long before its number and a new one could be taken for each other.
@@ -183,7 +184,7 @@ impl Shared {
 
     /// What is in a journal, by its records: the counts of a journal are upper bounds. Looked at before anything is moved, so that no room is used up by a journal that stays.
     pub(crate) fn look(&self, journal: &Journal, pause: Duration) -> Result<Look> {
-        let oldest_other = self.oldest_but(journal.number);
+        let oldest_other = self.journals.oldest_but(journal.number);
         let mut look = Look::default();
         let mut pauses = Pauses::new(pause);
         let step_bytes = || self.step_bytes();
@@ -192,7 +193,7 @@ impl Shared {
             let hash = self.hasher.hash(record.key());
             let named = self.index.find(hash);
             let is_written_anew =
-                match fate(journal.number, oldest_other, first, record, hash, named) {
+                match fate(&self.clock, journal.number, oldest_other, first, record, hash, named) {
                     Fate::Moves => true,
                     // Of a value that has expired it is shorter.
                     Fate::Tombstone(_) => {
@@ -221,7 +222,7 @@ impl Shared {
         pause: Duration,
     ) -> Result<Compaction> {
         let number = journal.number;
-        let oldest_other = self.oldest_but(number);
+        let oldest_other = self.journals.oldest_but(number);
         // The oldest one hides nothing; what is damaged in it is given up when it has to go.
         let may_be_damaged =
             self.is_far_behind(&journal) && oldest_other.is_none_or(|other| number < other);
@@ -251,11 +252,6 @@ impl Shared {
         Ok(Compaction::Done)
     }
 
-    /// The oldest journal beside this one. Nothing is held by it: the memory of the others has to come free when it is taken from them.
-    pub(crate) fn oldest_but(&self, number: JournalNumber) -> Option<JournalNumber> {
-        self.journals.all().iter().map(|other| other.number).find(|other| *other != number)
-    }
-
     /// Write a record anew if something would be missing without it.
     fn carry(
         &self,
@@ -265,6 +261,9 @@ impl Shared {
         record: &Record<'_>,
     ) -> Result<()> {
         loop {
+            if self.flush.is_behind() {
+                self.flush.wait_while_behind();
+            }
             match self.try_carry(number, oldest_other, first, record) {
                 Ok(Some(appended)) => {
                     self.nudge(appended);
@@ -293,18 +292,19 @@ impl Shared {
         let key = record.key();
         let hash = self.hasher.hash(key);
         let mut writer = self.index.lock(hash);
-        let appended = match fate(number, oldest_other, first, record, hash, writer.get()) {
-            Fate::Goes => return Ok(None),
-            Fate::Moves => {
-                let (value, expires_at) = (record.value(), record.expires_at());
-                let copy = NewRecord { key, content: Content::Value { value, expires_at } };
-                return self.enter(&mut writer, hash, &copy, Who::Maintenance).map(Some);
-            }
-            Fate::Tombstone(origin) => {
-                Some(self.append_tombstone(key, hash, Some(origin), Who::Maintenance)?)
-            }
-            Fate::Expires => None,
-        };
+        let appended =
+            match fate(&self.clock, number, oldest_other, first, record, hash, writer.get()) {
+                Fate::Goes => return Ok(None),
+                Fate::Moves => {
+                    let (value, expires_at) = (record.value(), record.expires_at());
+                    let copy = NewRecord { key, content: Content::Value { value, expires_at } };
+                    return self.enter(&mut writer, hash, &copy, Who::Maintenance).map(Some);
+                }
+                Fate::Tombstone(origin) => {
+                    Some(self.append_tombstone(key, hash, Some(origin), Who::Maintenance)?)
+                }
+                Fate::Expires => None,
+            };
         if let Some(expired) = writer.remove() {
             self.journals.forget(expired);
         }
@@ -314,6 +314,7 @@ impl Shared {
 
 /// What becomes of a record that was found at `first` of the journal `number`, of whose key the index names `named`, when only journals from `oldest_other` on are left beside it.
 fn fate(
+    clock: &Clock,
     number: JournalNumber,
     oldest_other: Option<JournalNumber>,
     first: Granule,
@@ -333,7 +334,7 @@ fn fate(
     if !named.is_some_and(|named| named.is_same(place)) {
         return Fate::Goes;
     }
-    match record.has_expired(now_millis) {
+    match record.has_expired(clock) {
         false => Fate::Moves,
         true if hides_older(number) => Fate::Tombstone(number),
         true => Fate::Expires,

@@ -36,7 +36,7 @@ enum Done {
 impl Shared {
     pub(crate) fn compact_all(&self, mut progress: impl FnMut(&Compacted)) -> Result<Compacted> {
         let unwritten = self.flush.oldest_unwritten();
-        let mut numbers: Vec<_> = self.journals.all().iter().map(|it| it.number).collect();
+        let mut numbers = self.journals.numbers_from(JournalNumber(0));
         numbers.retain(|number| *number < unwritten);
         let mut compacted = Compacted { journals: numbers.len(), ..Compacted::default() };
         progress(&compacted);

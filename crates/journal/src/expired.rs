@@ -10,7 +10,7 @@ use crate::journal::{FIRST_RECORD, Journal};
 use crate::options::WhenFull;
 use crate::record::{Content, NewRecord};
 use crate::room::Who;
-use crate::shared::{Shared, now_millis};
+use crate::shared::Shared;
 use crate::sync::Arc;
 
 /// Nothing is left that will expire.
@@ -46,7 +46,7 @@ impl Shared {
 
     /// The journal with most that will expire, of those that would be worth compacting if it had.
     fn to_look_at(&self) -> Option<Arc<Journal>> {
-        let (now, most_live) = (now_millis(), self.most_live_parts());
+        let (now, most_live) = (self.clock.now_millis(), self.most_live_parts());
         let unwritten = self.flush.oldest_unwritten();
         let expiring = |it: &Journal| it.counts.expiring_bytes.load(Ordering::Relaxed);
         let may_go = |journal: &Arc<Journal>| {
@@ -64,9 +64,9 @@ impl Shared {
     }
 
     fn count_expired(&self, journal: &Journal) -> Result<()> {
-        let now = now_millis();
+        let now = self.clock.now_millis();
         let number = journal.number;
-        let is_oldest = self.oldest_but(number).is_none_or(|other| number < other);
+        let is_oldest = self.journals.oldest_but(number).is_none_or(|other| number < other);
         let mut expired_bytes = 0;
         // Of those that will, by the power of two of the milliseconds that are left.
         let mut later_bytes = [0u64; u64::BITS as usize];

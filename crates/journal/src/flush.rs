@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::OnceLock;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -12,6 +12,7 @@ use parking_lot::{Condvar, Mutex};
 use crate::error::{Error, Result};
 use crate::journal::{FIRST_RECORD, Journal, file_name};
 use crate::options::Durability;
+use crate::pace::Pace;
 use crate::place::JournalNumber;
 use crate::shared::{CHUNK_BYTES, Point, Shared};
 use crate::sync::Arc;
@@ -32,6 +33,10 @@ pub(crate) struct Flush {
     pub(crate) naming: Mutex<()>,
     /// Set before those are told who wait for anything in `state`.
     failed: OnceLock<Error>,
+    /// There is a [`State::pace`].
+    has_pace: bool,
+    /// Writers have to wait for the disk: [`State::pace`]. Changed with `state` locked, so that it is true for nobody who waits once it is not.
+    is_behind: AtomicBool,
 }
 
 pub(crate) struct State {
@@ -50,6 +55,25 @@ pub(crate) struct State {
     pub(crate) is_held_up: bool,
     /// How many times room was made.
     pub(crate) rooms_made: u64,
+    /// Why eviction has failed, which was the last that was done to make room. It is tried again.
+    pub(crate) eviction_failure: Option<Error>,
+    /// With [`Durability::Interval`]: how much may wait to be on stable storage.
+    pace: Option<Pace>,
+}
+
+impl State {
+    /// What was taken of journals and is not on stable storage.
+    fn unsynced_bytes(&self) -> usize {
+        let of = |journal: &Arc<Journal>| {
+            let arena = journal.arena.as_ref().expect("a journal is in memory until it is written");
+            let is_begun = journal.number == self.durable.number;
+            let begin = if is_begun { self.durable.byte } else { FIRST_RECORD };
+            // Found full just now: up to its end, or not much less.
+            let end = arena.taken_bytes().unwrap_or_else(|| arena.capacity_bytes());
+            end.saturating_sub(begin)
+        };
+        self.pending.iter().map(of).sum()
+    }
 }
 
 /// Whether there was no room for the spare.
@@ -65,8 +89,10 @@ pub(crate) enum Shortage {
 
 impl Flush {
     /// `newest` is the only journal that is not wholly written.
-    pub(crate) fn new(newest: Arc<Journal>) -> Self {
+    pub(crate) fn new(newest: Arc<Journal>, durability: Durability) -> Self {
         let start = Point { number: newest.number, byte: FIRST_RECORD };
+        let pace = interval(durability).map(Pace::new);
+        let has_pace = pace.is_some();
         Self {
             state: Mutex::new(State {
                 pending: VecDeque::from([newest]),
@@ -77,10 +103,14 @@ impl Flush {
                 shortage: Shortage::None,
                 is_held_up: false,
                 rooms_made: 0,
+                eviction_failure: None,
+                pace,
             }),
             changed: Condvar::new(),
             naming: Mutex::new(()),
             failed: OnceLock::new(),
+            has_pace,
+            is_behind: AtomicBool::new(false),
             waker: Waker::default(),
         }
     }
@@ -103,6 +133,47 @@ impl Flush {
             self.changed.wait(&mut state);
         }
         Ok(())
+    }
+
+    /// Whether the disk does not keep up, so that what is put now would not be on stable storage within the interval.
+    #[inline]
+    pub(crate) fn is_behind(&self) -> bool {
+        self.is_behind.load(Ordering::Relaxed)
+    }
+
+    /// The same, seen anew: more was appended, or synced.
+    pub(crate) fn look_whether_behind(&self, state: &State) {
+        let Some(pace) = &state.pace else { return };
+        self.is_behind.store(pace.is_exceeded(state.unsynced_bytes()), Ordering::Relaxed);
+    }
+
+    /// The same without a sync, as there is nothing to be synced: a journal that somebody has just found full looks longer than it is, and he may wait for those who wait behind it.
+    fn look_again_whether_behind(&self) {
+        let state = self.state.lock();
+        self.look_whether_behind(&state);
+        // Who goes on waiting would wake the flusher, and that again.
+        if !self.is_behind() {
+            self.changed.notify_all();
+        }
+    }
+
+    /// Until the disk has caught up, or writes nothing any more. With no lock held; whoever makes room waits too: what he appends is in front of what others do.
+    #[cold]
+    pub(crate) fn wait_while_behind(&self) {
+        let mut state = self.state.lock();
+        while self.is_behind() && self.failure().is_none() {
+            self.waker.wake();
+            self.changed.wait(&mut state);
+        }
+    }
+
+    /// There is another chunk to write.
+    pub(crate) fn nudge(&self) {
+        if self.has_pace {
+            let state = self.state.lock();
+            self.look_whether_behind(&state);
+        }
+        self.waker.wake();
     }
 
     /// All journals before this one are wholly written.
@@ -147,6 +218,9 @@ pub(crate) struct Flusher {
     unsynced: Vec<Arc<Journal>>,
     /// What was written before it is on stable storage, all of it.
     synced_at: Instant,
+    /// Since the last sync: bytes that were written, and the time that this took.
+    unsynced_bytes: usize,
+    writing: Duration,
 }
 
 /// What the flusher found to do.
@@ -164,6 +238,8 @@ impl Flusher {
             written_bytes: FIRST_RECORD,
             unsynced: Vec::new(),
             synced_at: Instant::now(),
+            unsynced_bytes: 0,
+            writing: Duration::ZERO,
         }
     }
 
@@ -195,7 +271,8 @@ impl Flusher {
             (state.wanted > state.durable, state.pending[0].clone())
         };
         // Somebody has taken a place and not yet filled it; nobody tells when he has.
-        let is_publishing = is_waited_for || self.lacks_bytes(&journal);
+        let is_publishing =
+            is_waited_for || self.shared.flush.is_behind() || self.lacks_bytes(&journal);
         let publishing = is_publishing.then_some(PUBLISHED_WITHIN);
         // If it is over, somebody is in the middle of a put.
         let interval = self.interval().map(|interval| {
@@ -217,10 +294,7 @@ impl Flusher {
     }
 
     fn interval(&self) -> Option<Duration> {
-        match self.shared.options.durability {
-            Durability::Interval(interval) => Some(interval.max(LEAST_INTERVAL)),
-            Durability::None | Durability::Always => None,
-        }
+        interval(self.shared.options.durability)
     }
 
     /// Everything that there is to do now, in pieces: a chunk, a sync.
@@ -232,7 +306,9 @@ impl Flusher {
             (state.wanted, state.durable)
         };
         let is_due = self.interval().is_some_and(|interval| begun - self.synced_at >= interval);
-        let is_asked = is_closing || is_due || wanted > durable;
+        // Writers wait for a sync, and that for nothing.
+        let is_behind = self.shared.flush.is_behind();
+        let is_asked = is_closing || is_due || wanted > durable || is_behind;
         // What was put until now. (Without an interval nobody asks.)
         let put = self.interval().filter(|_| is_asked).map(|_| self.shared.newest_point());
         let (wrote, reached) = self.write(is_asked)?;
@@ -240,6 +316,8 @@ impl Flusher {
         let is_more = is_asked && reached > durable;
         if is_more {
             self.sync(reached)?;
+        } else if is_behind {
+            self.shared.flush.look_again_whether_behind();
         }
         // Not after the sync of a journal that is sealed: what is in the one behind it was there before. Nor if somebody is in the middle of a put: what others have put behind it is not durable, however old it is.
         if put.is_some_and(|put| reached >= put) {
@@ -279,6 +357,7 @@ impl Flusher {
     /// Write from where it is written to `limit`, the last page filled up with zeroes: it is written again with what follows.
     fn write_to(&mut self, journal: &Arc<Journal>, limit: usize) -> Result<()> {
         let failed = |action| Error::io(&*journal.path, action);
+        let begun = Instant::now();
         let mut at = self.written_bytes / PAGE_BYTES * PAGE_BYTES;
         let whole = limit / PAGE_BYTES * PAGE_BYTES;
         while at < whole {
@@ -296,6 +375,8 @@ impl Flusher {
             limit.next_multiple_of(PAGE_BYTES) - self.written_bytes / PAGE_BYTES * PAGE_BYTES;
         self.shared.counters.written_bytes.fetch_add(pages as u64, Ordering::Relaxed);
         self.written_bytes = limit;
+        self.unsynced_bytes += pages;
+        self.writing += begun.elapsed();
         if self.unsynced.last().is_none_or(|last| last.number != journal.number) {
             self.unsynced.push(journal.clone());
         }
@@ -321,6 +402,7 @@ impl Flusher {
 
     /// Everything before `reached`, which is written, is made durable.
     fn sync(&mut self, reached: Point) -> Result<()> {
+        let begun = Instant::now();
         for journal in self.unsynced.drain(..) {
             journal.file.sync().map_err(Error::io(&*journal.path, "syncing records"))?;
         }
@@ -329,8 +411,16 @@ impl Flusher {
         if has_new_names {
             self.shared.sync_names()?;
         }
-        self.shared.flush.state.lock().durable = reached;
-        self.shared.flush.changed.notify_all();
+        let bytes = std::mem::take(&mut self.unsynced_bytes);
+        let took = std::mem::take(&mut self.writing) + begun.elapsed();
+        let flush = &self.shared.flush;
+        let mut state = flush.state.lock();
+        state.durable = reached;
+        if let Some(pace) = &mut state.pace {
+            pace.synced(bytes, took);
+        }
+        flush.look_whether_behind(&state);
+        flush.changed.notify_all();
         Ok(())
     }
 
@@ -371,6 +461,14 @@ impl Flusher {
     }
 }
 
+/// After which time everything is to be on stable storage, if there is such a time.
+fn interval(durability: Durability) -> Option<Duration> {
+    match durability {
+        Durability::Interval(interval) => Some(interval.max(LEAST_INTERVAL)),
+        Durability::None | Durability::Always => None,
+    }
+}
+
 /// Says so when a thread of the cache ends by a panic: others wait for what it does.
 pub(crate) struct TellOfPanic<'a>(pub(crate) &'a Shared);
 
@@ -395,6 +493,7 @@ mod tests {
     use crate::files::sim::SimDirectory;
     use crate::open;
     use crate::options::Options;
+    use crate::pace::LEAST_AHEAD_BYTES;
     use crate::prepare::Preparer;
 
     /// Longer than a test takes.
@@ -429,6 +528,43 @@ mod tests {
             assert_eq!(shared.flush.state.lock().durable, written);
             assert!(flusher.synced_at >= begun);
         }
+    }
+
+    /// Writers wait for it, so it is done at once, and no later than that they go on.
+    #[test]
+    fn what_writers_wait_behind_is_synced_before_the_interval_is_over() {
+        let options = options(Durability::Interval(INTERVAL));
+        let options = Options { journal_bytes: 8 << 20, memory_bytes: 32 << 20, ..options };
+        let options = Options { max_disk_bytes: 64 << 20, ..options };
+        let (shared, _) = open::open(Box::new(SimDirectory::default()), options).unwrap();
+        let shared = Arc::new(shared);
+        let mut flusher = Flusher::new(shared.clone());
+        let mut bytes = 0;
+        while !shared.flush.is_behind() {
+            assert!(bytes <= LEAST_AHEAD_BYTES + CHUNK_BYTES, "nobody waits");
+            // Whole chunks are written as they come, and not synced.
+            flusher.turn(false).unwrap();
+            shared.put(b"key", &[1; 10_000], None).unwrap();
+            bytes += 10_000;
+        }
+        assert!(bytes > LEAST_AHEAD_BYTES - CHUNK_BYTES, "{bytes}");
+        assert!(!shared.try_put(b"key", b"value", None).unwrap());
+        assert!(flusher.turn(false).unwrap() == Step::More);
+        assert_eq!(shared.flush.state.lock().durable, shared.newest_point());
+        assert!(!shared.flush.is_behind());
+        assert!(shared.try_put(b"key", b"value", None).unwrap());
+    }
+
+    /// Somebody has found the newest journal full and not yet said where it ends, so another one took it to be longer than it is. All of it is synced: nothing is left that could tell him.
+    #[test]
+    fn nobody_waits_behind_what_is_synced() {
+        let options = options(Durability::Interval(INTERVAL));
+        let (shared, _) = open::open(Box::new(SimDirectory::default()), options).unwrap();
+        let shared = Arc::new(shared);
+        let mut flusher = Flusher::new(shared.clone());
+        shared.flush.is_behind.store(true, Ordering::Relaxed);
+        assert!(flusher.turn(false).unwrap() == Step::Idle, "there is nothing to sync");
+        assert!(!shared.flush.is_behind());
     }
 
     /// What is behind the place of somebody who is in the middle of a put is durable soon after that, not an interval later.

@@ -6,6 +6,7 @@ use std::path::Path;
 use alluvium_device::Arena;
 
 use crate::blocks::Blocks;
+use crate::clock::Clock;
 use crate::error::{Error, Result};
 use crate::files::{Directory, RealDirectory};
 use crate::hash::KeyHasher;
@@ -15,7 +16,6 @@ use crate::open::{identity_of, journal_numbers, look_at};
 use crate::options::Compression;
 use crate::place::JournalNumber;
 use crate::record::Kind;
-use crate::shared::now_millis;
 use crate::sync::Arc;
 use crate::walk::{Found, Walk};
 
@@ -136,7 +136,7 @@ fn report(
     if let Some(frames) = &journal.frames {
         report.compression = frames.compression();
     }
-    let now = now_millis();
+    let clock = Clock::default();
     let mut walk = Walk::new(journal.read(directory.path(), memory)?, journal.salt);
     let hasher = KeyHasher::new(&identity.hash_key);
     let mut in_journal = Sum::default();
@@ -150,7 +150,7 @@ fn report(
                     Kind::Tombstone => report.tombstones += 1,
                     Kind::Value => {
                         report.values += 1;
-                        report.expired += u64::from(record.has_expired(|| now));
+                        report.expired += u64::from(record.has_expired(&clock));
                         report.value_bytes += record.value().len() as u64;
                     }
                 }

@@ -4,15 +4,17 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::thread;
+use std::vec;
 
 use crate::cache::Value;
+use crate::clock::Clock;
 use crate::error::Result;
 use crate::journal::{FIRST_RECORD, Journal, Loaded};
 use crate::pieces::Piece;
 use crate::place::{Granule, JournalNumber};
 use crate::pool::Pooled;
 use crate::record::{HEADER_BYTES, Header, Kind, Record};
-use crate::shared::{CHUNK_BYTES, Shared, now_millis};
+use crate::shared::{CHUNK_BYTES, Shared};
 use crate::sync::Arc;
 use crate::walk::{Found, Walk};
 
@@ -47,7 +49,9 @@ impl Entry {
 /// See [`crate::Cache::iter`].
 pub struct Iter<'a> {
     shared: &'a Shared,
-    /// The next journal is the first one from this number on.
+    /// Journals that it has not come to, of those that were there when it last looked.
+    ahead: vec::IntoIter<JournalNumber>,
+    /// There it looks for those that are new since then: theirs are the highest numbers.
     next: JournalNumber,
     open: Option<Open>,
     ready: VecDeque<Entry>,
@@ -94,14 +98,28 @@ impl Bytes {
 
 impl<'a> Iter<'a> {
     pub(crate) fn new(shared: &'a Shared) -> Self {
-        Self { shared, next: JournalNumber(0), open: None, ready: VecDeque::with_capacity(OVERLAP) }
+        let (ahead, ready) = (Vec::new().into_iter(), VecDeque::with_capacity(OVERLAP));
+        Self { shared, ahead, next: JournalNumber(0), open: None, ready }
+    }
+
+    fn find_next(&mut self) -> Option<Arc<Journal>> {
+        let journals = &self.shared.journals;
+        loop {
+            if self.ahead.as_slice().is_empty() {
+                self.ahead = journals.numbers_from(self.next).into_iter();
+            }
+            let number = self.ahead.next()?;
+            self.next = JournalNumber(number.0 + 1);
+            // What is still there of one that is gone is in a newer one.
+            if let Some(journal) = journals.get(number) {
+                return Some(journal);
+            }
+        }
     }
 
     /// The next journal; false if there is none any more.
     fn open_next(&mut self) -> bool {
-        let journal = self.shared.journals.all().into_iter().find(|it| it.number >= self.next);
-        let Some(journal) = journal else { return false };
-        self.next = JournalNumber(journal.number.0 + 1);
+        let Some(journal) = self.find_next() else { return false };
         let sealed_at = journal.counts.end_bytes.load(Ordering::Acquire);
         let (is_open, is_piece_done) = (sealed_at == 0, journal.arena.is_none());
         let (bytes, end) = match &journal.arena {
@@ -128,16 +146,18 @@ impl<'a> Iter<'a> {
             if record.header().kind == Kind::Value {
                 let hash = open.may_be_dead(first).then(|| self.shared.hasher.hash(record.key()));
                 hash.inspect(|hash| self.shared.index.prefetch(*hash));
-                seen.push((first, record, hash));
+                // Before it is seen that it is the newest: then its key was absent at that moment.
+                let has_expired = record.has_expired(&self.shared.clock);
+                seen.push((first, record, hash, has_expired));
             }
         }
-        for (first, record, hash) in &seen {
+        for (first, record, hash, has_expired) in &seen {
             let is_newest = hash.is_none_or(|hash| {
                 let place = record.place(open.journal.number, *first, hash);
                 self.shared.index.find(hash).is_some_and(|named| named.is_same(place))
             });
             open.has_missed |= !is_newest;
-            if is_newest && !record.has_expired(now_millis) {
+            if is_newest && !has_expired {
                 self.ready.push_back(bytes.entry(*first, record));
             }
         }
@@ -155,7 +175,7 @@ impl<'a> Iter<'a> {
 impl Open {
     /// The next entry, if it is known without the index that it counts.
     #[inline]
-    fn next_alive(&mut self) -> Option<Entry> {
+    fn next_alive(&mut self, clock: &Clock) -> Option<Entry> {
         let Bytes::Hot(arena) = &self.bytes else { return None };
         if self.is_open || self.at >= self.end {
             return None;
@@ -165,7 +185,7 @@ impl Open {
             return None;
         }
         let record = Record::trusted(arena.read(self.at..self.end)?)?;
-        if record.header().kind != Kind::Value || record.has_expired(now_millis) {
+        if record.header().kind != Kind::Value || record.has_expired(clock) {
             return None;
         }
         self.at += record.header().padded_bytes();
@@ -240,7 +260,8 @@ impl Iterator for Iter<'_> {
             if let Some(entry) = self.ready.pop_front() {
                 return Some(Ok(entry));
             }
-            if let Some(entry) = self.open.as_mut().and_then(Open::next_alive) {
+            let clock = &self.shared.clock;
+            if let Some(entry) = self.open.as_mut().and_then(|open| open.next_alive(clock)) {
                 return Some(Ok(entry));
             }
             match self.take_records() {

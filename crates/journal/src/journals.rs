@@ -17,6 +17,9 @@ use crate::sync::{Arc, ArcSwapOption, Guard};
 pub(crate) struct Journals {
     /// By the lowest bits of the number.
     slots: Box<[ArcSwapOption<Journal>]>,
+    /// How many times somebody has gone through all of them.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) listings: std::sync::atomic::AtomicUsize,
     /// What they take on disk, and what is left.
     pub(crate) room: Room,
 }
@@ -26,7 +29,12 @@ impl Journals {
     pub(crate) fn new(len: usize, options: &Options, journal_bytes: usize) -> Self {
         assert!(len.is_power_of_two());
         let slots = (0..len).map(|_| ArcSwapOption::empty()).collect();
-        Self { slots, room: Room::new(options.max_disk_bytes, journal_bytes, len) }
+        Self {
+            slots,
+            #[cfg(all(test, not(loom)))]
+            listings: Default::default(),
+            room: Room::new(options.max_disk_bytes, journal_bytes, len),
+        }
     }
 
     fn slot(&self, short_number: u64) -> &ArcSwapOption<Journal> {
@@ -100,11 +108,39 @@ impl Journals {
         self.room.journals()
     }
 
+    fn slots(&self) -> impl Iterator<Item = &ArcSwapOption<Journal>> {
+        #[cfg(all(test, not(loom)))]
+        self.listings.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        self.slots.iter()
+    }
+
     /// All, the oldest first.
     pub(crate) fn all(&self) -> Vec<Arc<Journal>> {
-        let mut all: Vec<_> = self.slots.iter().filter_map(ArcSwapOption::load_full).collect();
+        let mut all: Vec<_> = self.slots().filter_map(ArcSwapOption::load_full).collect();
         all.sort_unstable_by_key(|journal| journal.number);
         all
+    }
+
+    /// The numbers of those that are there from `first` on, in their order.
+    pub(crate) fn numbers_from(&self, first: JournalNumber) -> Vec<JournalNumber> {
+        let mut numbers: Vec<_> = self.numbers().filter(|number| *number >= first).collect();
+        numbers.sort_unstable();
+        numbers
+    }
+
+    /// The oldest one's number.
+    pub(crate) fn oldest(&self) -> Option<JournalNumber> {
+        self.numbers().min()
+    }
+
+    /// The same beside one of them.
+    pub(crate) fn oldest_but(&self, number: JournalNumber) -> Option<JournalNumber> {
+        self.numbers().filter(|other| *other != number).min()
+    }
+
+    /// In no order. No journal is held by it: the memory of each has to come free when it is taken from it.
+    fn numbers(&self) -> impl Iterator<Item = JournalNumber> {
+        self.slots().filter_map(|slot| slot.load().as_ref().map(|journal| journal.number))
     }
 
     /// The record at `place` is not the newest of its key any more.

@@ -17,7 +17,7 @@ use crate::options::WhenFull;
 use crate::place::{Granule, JournalNumber};
 use crate::record::{Content, Kind, NewRecord, Record};
 use crate::room::Who;
-use crate::shared::{CHUNK_BYTES, NotAppended, Shared, now_millis};
+use crate::shared::{CHUNK_BYTES, NotAppended, Shared};
 use crate::sync::Arc;
 use crate::waker::Waker;
 
@@ -186,25 +186,47 @@ impl Shared {
             return Ok(true);
         }
         match self.options.when_full == WhenFull::Evict && self.is_crowded() {
-            true => self.evict_oldest(),
+            true => self.try_to_evict(),
             false => Ok(false),
         }
+    }
+
+    /// The same as [`Self::evict_oldest`]. If it fails, writers who wait for the room are told; it is tried again, but may fail for ever.
+    fn try_to_evict(&self) -> Result<bool> {
+        self.evict_oldest().inspect_err(|error| {
+            let mut state = self.flush.state.lock();
+            state.eviction_failure = Some(error.clone());
+            self.flush.changed.notify_all();
+        })
     }
 
     /// Remove the oldest journal. Of its records that are still the newest of their keys those that were read are written anew; the others are gone. False if there is none.
     pub(crate) fn evict_oldest(&self) -> Result<bool> {
         // Only this one is held meanwhile: the memory of the others has to come free when it is taken from them.
-        let Some(journal) = self.journals.all().into_iter().next() else { return Ok(false) };
+        let oldest = self.journals.oldest();
+        let Some(journal) = oldest.and_then(|number| self.journals.get(number)) else {
+            return Ok(false);
+        };
         if journal.number >= self.flush.oldest_unwritten() {
             return Ok(false);
         }
         let _busy = journal.busy();
+        // Else nothing is to be moved, as after a removal that has failed.
+        if journal.counts.live_bytes.load(Ordering::Relaxed) > 0 {
+            self.empty(&journal)?;
+        }
+        self.remove(journal)?;
+        Ok(true)
+    }
+
+    /// Move what was read of the oldest journal, and take the rest out of the index.
+    fn empty(&self, journal: &Arc<Journal>) -> Result<()> {
         let number = journal.number;
-        self.lose_keys(&journal);
+        self.lose_keys(journal);
         let mut kept_bytes = 0;
         // Writers wait for it.
         let step_bytes = || CHUNK_BYTES;
-        let read = self.each_record(&journal, step_bytes, |first, record| {
+        let read = self.each_record(journal, step_bytes, |first, record| {
             if record.header().kind == Kind::Tombstone {
                 return Ok(());
             }
@@ -223,10 +245,9 @@ impl Shared {
                 let path = journal.path.display();
                 tracing::warn!("journal cache: {error}; {path} is given up");
             }
-            read => self.mark_damaged(&journal, read?),
+            read => self.mark_damaged(journal, read?),
         }
-        self.remove(journal)?;
-        Ok(true)
+        Ok(())
     }
 
     /// From now on the index loses keys whose records are in this journal, until it is gone for good: not after a removal that has failed, since then it is there, or a power cut may bring it back.
@@ -309,11 +330,14 @@ impl Shared {
         let hash = self.hasher.hash(record.key());
         let place = record.place(number, first, hash);
         loop {
+            if is_wanted && self.flush.is_behind() {
+                self.flush.wait_while_behind();
+            }
             let mut writer = self.index.lock(hash);
             let Some(named) = writer.get().filter(|named| named.is_same(place)) else {
                 return Ok(false);
             };
-            let is_kept = is_wanted && named.was_read() && !record.has_expired(now_millis);
+            let is_kept = is_wanted && named.was_read() && !record.has_expired(&self.clock);
             if is_kept {
                 let content =
                     Content::Value { value: record.value(), expires_at: record.expires_at() };

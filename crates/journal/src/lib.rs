@@ -35,6 +35,7 @@
 mod blocks;
 mod cache;
 mod clear;
+mod clock;
 mod codec;
 mod compact;
 mod compress;
@@ -63,6 +64,7 @@ mod journals;
 mod keep;
 mod open;
 mod options;
+mod pace;
 mod pieces;
 mod place;
 mod pool;

@@ -10,6 +10,7 @@ use uuid::Uuid;
 
 use crate::blocks::Blocks;
 use crate::clear::{KeptAside, SET_ASIDE, is_of_a_cache};
+use crate::clock::Clock;
 use crate::error::{Error, Result};
 use crate::fetch::Source;
 use crate::fields::{self, Fields, u32_at, u64_at};
@@ -339,6 +340,7 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
     let keep = Keep::default();
     keep.damaged_bytes.store(recovered.damaged_bytes, Ordering::Relaxed);
     *keep.kept_aside.lock() = KeptAside::among(&*directory, &names);
+    let flush = Flush::new(newest.clone(), options.durability);
     let shared = Shared {
         options,
         id: identity.id,
@@ -350,10 +352,11 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
         pool,
         blocks,
         active: ArcSwap::new(newest.clone()),
-        flush: Flush::new(newest.clone()),
+        flush,
         prepare: Waker::default(),
         keep,
         counters: Counters::default(),
+        clock: Clock::default(),
     };
     newest.beside.store(shared.beside(), Ordering::Relaxed);
     Ok((shared, recovered))
@@ -361,7 +364,7 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
 
 /// Remove the oldest journal of a cache that nobody uses yet; false if there is none.
 fn give_up_oldest(directory: &dyn Directory, journals: &Journals, index: &Index) -> Result<bool> {
-    let Some(number) = journals.all().first().map(|oldest| oldest.number) else { return Ok(false) };
+    let Some(number) = journals.oldest() else { return Ok(false) };
     let path = directory.path();
     tracing::warn!(
         "journal cache: {}: the disk is full; journal {number}, the oldest one, is removed",

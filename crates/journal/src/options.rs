@@ -12,7 +12,7 @@ pub enum Durability {
     /// Some time later: for what can be had again.
     #[default]
     None,
-    /// After this time at most, and what a sync takes. Not less than a millisecond.
+    /// After this time, and what it takes to write and sync what was put meanwhile: writers wait, so that this takes no longer than the time itself, as the disk was lately. (About 3 MiB may always be on their way, however slow it is.) Not less than a millisecond.
     Interval(Duration),
     /// When the call returns. Calls at one time share a sync.
     Always,
@@ -21,7 +21,7 @@ pub enum Durability {
 /// What happens when the disk budget is used up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WhenFull {
-    /// The oldest records go, but for those that were read.
+    /// The oldest records go, but for those that were read. Where that fails (the directory can not be written to any more, say), writes fail with its [`crate::Error::Io`] once the budget is used up, until it succeeds: it is tried again each second.
     #[default]
     Evict,
     /// Writes fail with [`crate::Error::DiskFull`]: puts when three journals of it are left, deletions when two are. What was deleted or has expired is compacted, and then there is room again.

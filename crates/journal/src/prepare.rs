@@ -137,7 +137,7 @@ impl Preparer {
         // A journal that has lived for long may have a number that this one would collide with.
         let number = (self.next_number.0..).map(JournalNumber).find(|it| journals.is_free(*it))?;
         // What can not be read is not moved out of the way in time.
-        let oldest = journals.all().first().map_or(number, |oldest| oldest.number);
+        let oldest = journals.oldest().unwrap_or(number);
         (number.0 - oldest.0 < MOST_SPAN).then_some(number)
     }
 

@@ -5,6 +5,7 @@ use std::ops::Range;
 use alluvium_device::GRANULE_BYTES;
 use crc32c::{crc32c, crc32c_append};
 
+use crate::clock::Clock;
 use crate::fields::{u32_at, u64_at};
 use crate::hash::KeyHash;
 use crate::place::{Granule, JournalNumber, Place};
@@ -235,10 +236,10 @@ impl<'a> Record<'a> {
         self.header.expires.then(|| u64_at(self.bytes, HEADER_BYTES))
     }
 
-    /// Whether it counts as absent, `now` being asked for only if it may one day.
+    /// Whether it counts as absent, the clock being asked only if it may one day.
     #[inline]
-    pub(crate) fn has_expired(&self, now_millis: impl FnOnce() -> u64) -> bool {
-        self.expires_at().is_some_and(|at| at <= now_millis())
+    pub(crate) fn has_expired(&self, clock: &Clock) -> bool {
+        self.expires_at().is_some_and(|at| at <= clock.now_millis())
     }
 
     /// Of a tombstone: the journal that it was first written to.

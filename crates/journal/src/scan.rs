@@ -9,7 +9,7 @@ use crate::hash::{KeyHash, SHARD_BITS};
 use crate::journal::Journal;
 use crate::place::Place;
 use crate::record::{Head, Record};
-use crate::shared::{Shared, now_millis};
+use crate::shared::Shared;
 
 /// A call looks at so many buckets of the index and then returns, however few keys it has found: some ten microseconds.
 const MAX_BUCKETS: usize = 8192;
@@ -148,7 +148,7 @@ impl Shared {
             loaded => loaded?,
         };
         let record = Record::trusted(loaded.bytes()).expect("loaded as a record");
-        Ok(match record.has_expired(now_millis) {
+        Ok(match record.has_expired(&self.clock) {
             true => Looked::Absent,
             false => Looked::Present(record.key().to_vec()),
         })
@@ -162,7 +162,7 @@ impl Shared {
         let is_entered = found.fingerprint == hash.fingerprint
             && found.shard() == hash.shard()
             && found.tag() == hash.tag();
-        let counts = head.expires_at.is_none_or(|at| at > now_millis());
+        let counts = head.expires_at.is_none_or(|at| at > self.clock.now_millis());
         (is_entered && counts).then(|| head.key.to_vec())
     }
 }

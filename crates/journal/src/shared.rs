@@ -3,11 +3,11 @@
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use alluvium_device::GRANULE_BYTES;
 
 use crate::blocks::Blocks;
+use crate::clock::Clock;
 use crate::error::{Error, Result};
 use crate::fetch::Pages;
 use crate::files::Directory;
@@ -46,6 +46,7 @@ pub(crate) struct Shared {
     pub(crate) prepare: Waker,
     pub(crate) keep: Keep,
     pub(crate) counters: Counters,
+    pub(crate) clock: Clock,
 }
 
 /// Totals since the cache was opened.
@@ -96,13 +97,6 @@ pub(crate) struct Appended {
     crosses_chunk: bool,
 }
 
-/// What an expiry is compared with: milliseconds since 1970.
-pub(crate) fn now_millis() -> u64 {
-    SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_or(0, |it| u64::try_from(it.as_millis()).unwrap_or(u64::MAX))
-}
-
 impl Shared {
     /// Bytes that a record may have.
     pub(crate) fn max_record_bytes(&self) -> usize {
@@ -148,6 +142,9 @@ impl Shared {
             return Ok(false);
         }
         let record = self.new_value(key, value, expires_at)?;
+        if self.flush.is_behind() && self.flush.failure().is_none() {
+            return Ok(false);
+        }
         let hash = self.hasher.hash(key);
         let entered = self.enter(&mut self.index.lock(hash), hash, &record, Who::User);
         match entered {
@@ -215,13 +212,17 @@ impl Shared {
         })
     }
 
-    /// Repeat what finds the newest journal full, as soon as there is another one.
+    /// Repeat what finds the newest journal full, as soon as there is another one. Not before the disk has caught up, if it does not keep up with the interval.
     pub(crate) fn until_appended<T>(
         &self,
         who: Who,
         mut append: impl FnMut() -> std::result::Result<T, NotAppended>,
     ) -> Result<T> {
         loop {
+            if self.flush.is_behind() {
+                self.counters.stalls.fetch_add(1, Ordering::Relaxed);
+                self.flush.wait_while_behind();
+            }
             match append() {
                 Ok(done) => return Ok(done),
                 Err(NotAppended::Full(full)) => self.rotate(full, who)?,
@@ -315,7 +316,7 @@ impl Shared {
         }
         let Some(journal) = self.journals.of(place) else { return Ok(false) };
         let loaded = self.load_once(&journal, place, fetched)?;
-        Ok(Record::trusted(loaded.bytes()).is_some_and(|record| !record.has_expired(now_millis)))
+        Ok(Record::trusted(loaded.bytes()).is_some_and(|record| !record.has_expired(&self.clock)))
     }
 
     /// Append a value and have the index name it, under the lock of its key's shard.
@@ -429,7 +430,7 @@ impl Shared {
     /// Tell the flusher, if there is enough for it.
     pub(crate) fn nudge(&self, appended: Appended) {
         if appended.crosses_chunk {
-            self.flush.waker.wake();
+            self.flush.nudge();
         }
     }
 
@@ -451,6 +452,7 @@ impl Shared {
         next.beside.store(self.beside(), Ordering::Relaxed);
         state.pending.push_back(next.clone());
         self.active.store(next);
+        self.flush.look_whether_behind(state);
         self.flush.waker.wake();
         self.prepare.wake();
         true
@@ -477,26 +479,30 @@ impl Shared {
 
     /// There is more room when `free` has given it back: tell those who wait for it.
     pub(crate) fn made_room(&self, free: impl FnOnce()) {
-        self.tell_of_room(free, |_| Shortage::None);
+        self.tell_of_room(free, |state| {
+            state.shortage = Shortage::None;
+            state.eviction_failure = None;
+        });
     }
 
     /// What was set aside is not any more, though there is no more room than before: the same.
     pub(crate) fn gave_way(&self, set_aside: SetAside<'_>) {
         self.tell_of_room(
             || drop(set_aside),
-            |known| match known {
-                Shortage::None => Shortage::None,
-                Shortage::Unknown | Shortage::Known => Shortage::Unknown,
+            |state| {
+                if state.shortage == Shortage::Known {
+                    state.shortage = Shortage::Unknown;
+                }
             },
         );
     }
 
-    fn tell_of_room(&self, free: impl FnOnce(), shortage: impl FnOnce(Shortage) -> Shortage) {
+    fn tell_of_room(&self, free: impl FnOnce(), change: impl FnOnce(&mut State)) {
         // With the lock, so that nobody is between looking and waiting; and that nobody who looks has one of the two alone, the room or what is known of it: he would be refused.
         let mut state = self.flush.state.lock();
         free();
         self.active.load().beside.store(self.beside(), Ordering::Relaxed);
-        state.shortage = shortage(state.shortage);
+        change(&mut state);
         state.rooms_made += 1;
         self.flush.changed.notify_all();
         drop(state);
@@ -526,6 +532,9 @@ impl Shared {
             if !self.room_may_come(&state, who) {
                 return Err(self.disk_full());
             }
+            if let Some(error) = self.why_no_room_comes(&state, who) {
+                return Err(error);
+            }
             if !std::mem::replace(&mut has_waited, true) {
                 self.counters.stalls.fetch_add(1, Ordering::Relaxed);
             }
@@ -549,6 +558,13 @@ impl Shared {
                     && (state.shortage != Shortage::Known || self.journals.room.is_set_aside())
             }
         }
+    }
+
+    /// Why there is no room for `who`, and none comes as long as that is so: it may last for ever.
+    fn why_no_room_comes(&self, state: &State, who: Who) -> Option<Error> {
+        let lacks_room =
+            state.shortage == Shortage::Known || !self.journals.room.has(1 + self.leaves(who));
+        state.eviction_failure.clone().filter(|_| lacks_room)
     }
 
     /// Wait until a journal that is being made is there, for those who make room: false if none is, or if a close would have to wait for files or memory that others have. With no lock held.

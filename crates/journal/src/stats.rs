@@ -51,6 +51,8 @@ pub struct Stats {
     pub kept: u64,
     /// Bytes of journals that were found damaged, when the cache was opened or when a journal was read as a whole since; of each journal once. Single reads that meet damage are not counted.
     pub damaged_bytes: u64,
+    /// The last work in the background has failed, and is tried again: [`crate::Cache::upkeep_failure`].
+    pub upkeep_failed: bool,
     /// Files that openings could not use, this one or others before it: in no budget, and there until [`crate::Cache::remove_damaged`] or somebody else removes them. As they were when the cache was opened.
     pub kept_aside: KeptAside,
 }
@@ -90,6 +92,7 @@ impl Stats {
             evicted: counters.evicted.load(Ordering::Relaxed),
             kept: counters.kept.load(Ordering::Relaxed),
             damaged_bytes: shared.keep.damaged_bytes.load(Ordering::Relaxed),
+            upkeep_failed: shared.keep.failure.lock().is_some(),
             kept_aside: *shared.keep.kept_aside.lock(),
         }
     }

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use crate::cache::{Value, expiry};
+use crate::cache::Value;
 use crate::error::Result;
 use crate::place::Place;
 use crate::record::Record;
 use crate::room::Who;
-use crate::shared::{Shared, now_millis};
+use crate::shared::Shared;
 
 /// On what a [`crate::Cache::swap`] depends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -49,7 +49,7 @@ impl Shared {
         let hash = self.hasher.hash(key);
         // From the call on, however long it waits for the disk.
         let expires_at = match ttl {
-            Ttl::After(time) => Some(expiry(time)),
+            Ttl::After(time) => Some(self.clock.expiry(time)),
             Ttl::None | Ttl::Keep => None,
         };
         let (old, appended) = self.until_appended(Who::User, || {
@@ -57,7 +57,8 @@ impl Shared {
                 named.map_or(Ok(None), |place| self.value_at(key, place))
             })?;
             // Its time may have come since it was read.
-            let old = old.filter(|(_, expires_at)| expires_at.is_none_or(|at| at > now_millis()));
+            let old = old
+                .filter(|(_, expires_at)| expires_at.is_none_or(|at| at > self.clock.now_millis()));
             let is_wanted = match when {
                 When::Always => true,
                 When::IfAbsent => old.is_none(),
@@ -86,7 +87,7 @@ impl Shared {
         let Some(journal) = self.journals.of(place) else { return Ok(None) };
         let loaded = self.load_once(&journal, place, &[])?;
         let record = Record::trusted(loaded.bytes()).expect("loaded as a record");
-        if record.key() != key || record.has_expired(now_millis) {
+        if record.key() != key || record.has_expired(&self.clock) {
             return Ok(None);
         }
         let (range, expires_at) = (record.value_range(), record.expires_at());

@@ -15,6 +15,7 @@ mod passes;
 mod removed;
 mod removing;
 mod serving;
+mod steps;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -17,9 +17,10 @@ pub(super) struct CacheArgs {
     /// Size of a journal, and so bound of a key with its value: 1MiB to 1GiB. Of a cache that is there its own counts.
     #[arg(long, value_name = "SIZE", default_value_t = Size::mib(128))]
     pub(super) journal: Size,
-    /// When a write is on stable storage: `always`, before it is answered; within a time, 1ms or more, and what a sync takes; or `none`, some time later, with no bound on that.
+    /// When a write is on stable storage: `always`, before it is answered; after a time, 1ms or more, and what a sync takes, for which writers wait that are faster than the disk; or `none`, some time later, with no bound on that.
     ///
-    /// What is lost: with `always` nothing. With a time, by SIGKILL and by a power cut alike, what was written within it. With `none`, by SIGKILL what had not come to its file, the last 1MiB or, of
+    /// What is lost: with `always` nothing. With a time, by SIGKILL and by a power cut alike, what was written within it, and within what writing and syncing that takes:
+    /// that time once more at most, as the disk was lately, or what it takes for about 3MiB if that is longer. With `none`, by SIGKILL what had not come to its file, the last 1MiB or, of
     /// writers that are faster than the disk, up to --memory; by a power cut all that the disk had not written by itself, which may be everything since the last journal was full.
     #[arg(long, value_name = "none|always|TIME", default_value = "none", value_parser = durability)]
     pub(super) durability: Durability,

@@ -219,7 +219,8 @@ impl Server {
     }
 
     fn health(&self) -> (StatusCode, String) {
-        match self.cache.failure() {
+        // The first one is for good.
+        match self.cache.failure().or_else(|| self.cache.upkeep_failure()) {
             None => (StatusCode::OK, "ok\n".into()),
             Some(cause) => (StatusCode::SERVICE_UNAVAILABLE, format!("failed: {cause}\n")),
         }

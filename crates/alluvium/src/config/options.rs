@@ -175,7 +175,7 @@ pub(crate) struct ServeOptions {
     #[arg(long, env = "ALLUVIUM_DISK_CACHE_SIZE", value_name = "SIZE")]
     pub(crate) disk_cache_size: Option<Size>,
 
-    /// Memory for --disk-cache: for what waits to be written, and was written last; 21 to 43 bytes for each block come on top, 85 at most. The more, the fewer files are open. Default 128MiB, 16MiB and a 16384th of the
+    /// Memory for --disk-cache: for what waits to be written, and was written last; 21 to 43 bytes for each block come on top, 85 at most, of the most blocks that there were at one time. The more, the fewer files are open. Default 128MiB, 16MiB and a 16384th of the
     /// disk space to 1TiB.
     #[arg(long, env = "ALLUVIUM_DISK_CACHE_MEMORY", value_name = "SIZE")]
     pub(crate) disk_cache_memory: Option<Size>,

@@ -18,13 +18,15 @@ use super::{Directory, File, ReadAt};
 pub(crate) struct SimDirectory {
     state: Arc<Mutex<State>>,
     removals: Arc<Gate>,
+    writes: Arc<Gate>,
     after_reads: Arc<Mutex<Option<Hook>>>,
+    after_read: Arc<Mutex<Option<Hook>>>,
     path: PathBuf,
 }
 
 type Hook = Box<dyn FnOnce() + Send>;
 
-/// In front of the removal of journals.
+/// In front of the removal of journals, or of writes.
 #[derive(Default)]
 struct Gate {
     state: Mutex<GateState>,
@@ -53,6 +55,8 @@ struct State {
     is_broken: bool,
     /// After so many of them.
     steps_left: Option<u64>,
+    /// Removals are among them.
+    are_removals_steps: bool,
     /// So many reads fail.
     failing_reads: u64,
     /// There were so many, of all files.
@@ -117,6 +121,7 @@ impl State {
     fn repair(&mut self) {
         self.is_broken = false;
         self.steps_left = None;
+        self.are_removals_steps = false;
         self.failing_reads = 0;
         self.failing_syncs = 0;
         self.failing_removals = 0;
@@ -165,6 +170,23 @@ impl Gate {
             self.changed.wait(&mut state);
         }
     }
+
+    fn shut(&self) {
+        self.state.lock().is_shut = true;
+    }
+
+    /// Until somebody is in front of it.
+    fn wait(&self) {
+        let mut state = self.state.lock();
+        while !state.is_waited_at {
+            self.changed.wait(&mut state);
+        }
+    }
+
+    fn open(&self) {
+        *self.state.lock() = GateState::default();
+        self.changed.notify_all();
+    }
 }
 
 impl SimDirectory {
@@ -175,20 +197,25 @@ impl SimDirectory {
 
     /// Whoever removes a journal waits, until [`Self::let_remove`].
     pub(crate) fn hold_removals(&self) {
-        self.removals.state.lock().is_shut = true;
+        self.removals.shut();
     }
 
     /// Until somebody is about to remove a journal and is held.
     pub(crate) fn wait_for_removal(&self) {
-        let mut state = self.removals.state.lock();
-        while !state.is_waited_at {
-            self.removals.changed.wait(&mut state);
-        }
+        self.removals.wait();
     }
 
     pub(crate) fn let_remove(&self) {
-        *self.removals.state.lock() = GateState::default();
-        self.removals.changed.notify_all();
+        self.removals.open();
+    }
+
+    /// Whoever writes to a file waits, until [`Self::let_write`].
+    pub(crate) fn hold_writes(&self) {
+        self.writes.shut();
+    }
+
+    pub(crate) fn let_write(&self) {
+        self.writes.open();
     }
 
     /// What another process finds after this one was killed just now.
@@ -241,6 +268,13 @@ impl SimDirectory {
         self.state.lock().steps_left = Some(steps);
     }
 
+    /// The same after so many steps, of which removals are some too: nothing changes any more.
+    pub(crate) fn stop_after(&self, steps: u64) {
+        let mut state = self.state.lock();
+        state.steps_left = Some(steps);
+        state.are_removals_steps = true;
+    }
+
     /// The next reads fail, so many of them.
     #[cfg_attr(not(feature = "sim"), allow(dead_code))]
     pub(crate) fn fail_reads(&self, reads: u64) {
@@ -272,6 +306,11 @@ impl SimDirectory {
         *self.after_reads.lock() = Some(Box::new(hook));
     }
 
+    /// The same for the next read of a file by itself.
+    pub(crate) fn after_read(&self, hook: impl FnOnce() + Send + 'static) {
+        *self.after_read.lock() = Some(Box::new(hook));
+    }
+
     pub(crate) fn has_failed(&self) -> bool {
         self.state.lock().is_broken
     }
@@ -289,6 +328,12 @@ impl SimDirectory {
     /// They were given back.
     pub(crate) fn have_files(&self) {
         self.state.lock().max_journals = None;
+    }
+
+    fn file(&self, file: usize, handle: Arc<()>) -> Arc<dyn File> {
+        let (state, writes) = (self.state.clone(), self.writes.clone());
+        let after_read = self.after_read.clone();
+        Arc::new(SimFile { state, writes, after_read, file, _handle: handle })
     }
 
     /// Change a byte of a file, whatever anybody thinks.
@@ -324,15 +369,15 @@ impl Directory for SimDirectory {
             .files
             .push(SimContents { now: vec![0; len_bytes as usize], ..SimContents::default() });
         state.change(Change::Make(name.into(), file));
-        let _handle = state.open(file);
-        Ok(Arc::new(SimFile { state: self.state.clone(), file, _handle }))
+        let handle = state.open(file);
+        Ok(self.file(file, handle))
     }
 
     fn open(&self, name: &str) -> io::Result<Arc<dyn File>> {
         let state = self.state.lock();
         let file = *state.names.get(name).ok_or(io::ErrorKind::NotFound)?;
-        let _handle = state.open(file);
-        Ok(Arc::new(SimFile { state: self.state.clone(), file, _handle }))
+        let handle = state.open(file);
+        Ok(self.file(file, handle))
     }
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
@@ -349,6 +394,9 @@ impl Directory for SimDirectory {
         let mut state = self.state.lock();
         if !state.names.contains_key(name) {
             return Err(io::ErrorKind::NotFound.into());
+        }
+        if state.are_removals_steps {
+            state.step()?;
         }
         if state.failing_removals > 0 && name.ends_with(".journal") {
             state.failing_removals -= 1;
@@ -390,6 +438,8 @@ impl Directory for SimDirectory {
 
 struct SimFile {
     state: Arc<Mutex<State>>,
+    writes: Arc<Gate>,
+    after_read: Arc<Mutex<Option<Hook>>>,
     file: usize,
     _handle: Arc<()>,
 }
@@ -410,10 +460,16 @@ impl File for SimFile {
         let len = from.len().min(to.len());
         to[..len].copy_from_slice(&from[..len]);
         to[len..].fill(0);
+        drop(state);
+        let hook = self.after_read.lock().take();
+        if let Some(hook) = hook {
+            hook();
+        }
         Ok(())
     }
 
     fn write_at(&self, at: u64, from: &[u8]) -> io::Result<()> {
+        self.writes.pass();
         let mut state = self.state.lock();
         state.step()?;
         let range = at as usize..at as usize + from.len();

@@ -178,7 +178,7 @@ pub fn opening(data: &[u8]) -> Checked {
     };
     inspected.map_err(told("it can not be inspected"))?;
     if files.is_honest {
-        let expected = files.newest(crate::shared::now_millis());
+        let expected = files.newest(crate::clock::now_millis());
         let found = contents(&cache).map_err(told("iterating"))?;
         if found != expected {
             return Err(format!("{:?} is there, not {:?}", found.keys(), expected.keys()));

@@ -124,6 +124,30 @@ fn a_record_that_is_read_again_is_not_read_from_the_disk_again() {
     }
 }
 
+/// A record is on its way from the disk, and replaced meanwhile; then its time comes. There was a value all the time.
+#[test]
+fn what_has_replaced_a_record_before_it_expired_is_read() {
+    for compression in [Compression::None, Compression::Lz4] {
+        let directory = SimDirectory::default();
+        let options = compressing(compression);
+        let cache = Arc::new(open(&directory, &options));
+        let now = cache.shared.clock.advance(1000);
+        cache.shared.put(b"key", b"old", Some(now + 10)).unwrap();
+        put_until_on_disk(&cache, b"key");
+        let writer = cache.clone();
+        // Or the keeper may read something first.
+        let turn = cache.shared.keep.turn.lock();
+        directory.after_read(move || {
+            writer.put(b"key", b"new").unwrap();
+            writer.shared.clock.advance(10);
+        });
+        assert_eq!(cache.get(b"key").unwrap().as_deref(), Some(&b"new"[..]));
+        drop(turn);
+        // The hook has been here, and has gone.
+        assert_eq!(Arc::strong_count(&cache), 1);
+    }
+}
+
 /// Also where it is about to be replaced or removed, or is one of all.
 #[test]
 fn a_record_that_is_kept_is_not_read_by_writes_and_scans() {

@@ -240,6 +240,56 @@ fn what_was_written_with_an_interval_becomes_durable() {
     }
 }
 
+/// However much memory there is, what waits for a disk that takes nothing is bounded with an interval: it is as old as that takes to be written. Without one nobody waits.
+#[test]
+fn writers_do_not_run_ahead_of_the_disk_with_an_interval() {
+    const RECORDS: u64 = 12_000;
+    const RECORD_BYTES: u64 = 1024;
+    let put = |cache: &Cache, key: u64| cache.put(&key.to_le_bytes(), &[1; 1000]);
+    for interval in [Some(Duration::from_millis(10)), Some(Duration::from_secs(3600)), None] {
+        let options = Options {
+            journal_bytes: 16 * MIB,
+            memory_bytes: 64 * MIB,
+            max_disk_bytes: 256 << 20,
+            durability: interval.map_or(Durability::None, Durability::Interval),
+            ..options()
+        };
+        let directory = SimDirectory::default();
+        let cache = open(&directory, &options);
+        directory.hold_writes();
+        if interval.is_none() {
+            (0..RECORDS).for_each(|key| put(&cache, key).unwrap());
+            assert_eq!(cache.stats().stalls, 0);
+            directory.let_write();
+            continue;
+        }
+        let written = AtomicU64::new(0);
+        let (ahead, tried) = thread::scope(|scope| {
+            let writer = scope.spawn(|| {
+                for key in 0..RECORDS {
+                    put(&cache, key).unwrap();
+                    written.fetch_add(1, Ordering::SeqCst);
+                }
+            });
+            while cache.stats().stalls == 0 && !writer.is_finished() {
+                thread::yield_now();
+            }
+            let ahead = written.load(Ordering::SeqCst);
+            let tried = cache.try_put(b"one more", b"value", None);
+            directory.let_write();
+            (ahead, tried)
+        });
+        // Two MiB, and the one in which it is noticed.
+        let most = 3 * MIB as u64 / RECORD_BYTES + 1;
+        assert!((most / 2..=most).contains(&ahead), "{interval:?}: {ahead} records");
+        assert!(matches!(tried, Ok(false)), "{tried:?}");
+        // They go on, and nothing is lost.
+        cache.flush().unwrap();
+        let left = open(&directory.power_cut(1), &options);
+        assert_eq!(contents(&left).len() as u64, RECORDS);
+    }
+}
+
 /// What a process has allocated and not used when it is killed is room again: many kills take no more of the budget than many closes.
 #[test]
 fn kills_leave_no_empty_journals() {

@@ -193,7 +193,10 @@ fn compaction_on_demand_does_not_wait_for_eviction_that_fails() {
             // In each journal something can go, and not much.
             for key in 0..20_000u64 {
                 let key = if key.is_multiple_of(50) { 0 } else { key };
-                cache.put(&key.to_le_bytes(), &[5; 1000]).unwrap();
+                while let Err(error) = cache.put(&key.to_le_bytes(), &[5; 1000]) {
+                    assert!(matches!(error, Error::Io { .. }), "{error}");
+                    thread::sleep(Duration::from_millis(1));
+                }
             }
         });
         // The disk is full: no journal can be made, and eviction was tried.
@@ -207,6 +210,56 @@ fn compaction_on_demand_does_not_wait_for_eviction_that_fails() {
     });
     assert!(matches!(failed, Err(Error::Io { .. })), "{failed:?}");
     cache.compact(|_| ()).unwrap();
+}
+
+/// As in a directory that has lost its write permission: whoever writes hears why there is no room, and can write again when journals can be removed again. Nothing is read for it twice.
+#[test]
+fn writers_hear_of_an_eviction_that_fails() {
+    let put = |cache: &Cache, key: u64| cache.put(&key.to_le_bytes(), &[5; 1000]);
+    // Where the budget is used up, and where the disk itself is full.
+    for limit in [u64::MAX, 8 << 20] {
+        let directory = SimDirectory::default();
+        let max_disk_bytes = if limit == u64::MAX { 8 << 20 } else { 64 << 20 };
+        let cache = open(&directory, &Options { max_disk_bytes, ..options() });
+        directory.limit(limit);
+        directory.fail_removals(u64::MAX);
+        let mut key = 0;
+        let error = loop {
+            match put(&cache, key) {
+                Ok(()) => key += 1,
+                Err(error) => break error,
+            }
+        };
+        assert!(matches!(error, Error::Io { action: "removing a journal", .. }), "{error}");
+        assert!((3000..8000).contains(&key), "{key}");
+        // The others are read, and removals may succeed some day.
+        assert!(cache.failure().is_none());
+        assert!(cache.contains(&(key - 1).to_le_bytes()).unwrap());
+        // As soon as the turn is over.
+        while !cache.stats().upkeep_failed {
+            thread::yield_now();
+        }
+        assert!(matches!(cache.upkeep_failure(), Some(Error::Io { .. })));
+        assert!(matches!(put(&cache, key), Err(Error::Io { .. })));
+        {
+            let _turn = cache.shared.keep.turn.lock();
+            let reads = directory.reads();
+            assert!(matches!(cache.shared.evict_oldest(), Err(Error::Io { .. })));
+            assert_eq!(directory.reads(), reads);
+        }
+        directory.fail_removals(0);
+        while let Err(error) = put(&cache, key) {
+            assert!(matches!(error, Error::Io { .. }), "{error}");
+            thread::sleep(Duration::from_millis(1));
+        }
+        (key..key + 10_000).for_each(|key| put(&cache, key).unwrap());
+        settled(&cache);
+        while cache.stats().upkeep_failed {
+            thread::yield_now();
+        }
+        assert!(cache.upkeep_failure().is_none());
+        cache.close().unwrap();
+    }
 }
 
 /// Nobody deletes what has expired, and nobody asks for it: its room comes back all the same, also if the process that has written it is gone.

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 
-use super::linear::{Answer, Call, NEVER};
+use super::linear::{Answer, Call, NEVER, expiring};
 use super::passes::{Page, Passed, check_passed, scanned};
 use super::*;
 use crate::{Lookup, ScanCursor, Ttl, When};
@@ -16,14 +16,20 @@ const KEYS: u64 = 12;
 /// The threads are at so many keys at a time and leave them after a while, so that keys rest for long enough to be evicted.
 const WINDOW: u64 = 3;
 const CALLS_PER_WINDOW: u64 = 16;
-/// So long that nothing expires.
+/// So long that nothing expires, by the system's clock.
 const TTL: Duration = Duration::from_secs(24 * 3600);
+/// Where the clock stands in callers' hands something expires after so many steps of it, at most.
+const MOST_STEPS: u64 = 3;
+/// Beyond all that expires.
+const LATER: u64 = 1 << 20;
 
 /// What a cache is like, and what fills it up.
 struct Setting {
     options: Options,
     /// Keys that nobody asks for, one after the other: they fill the journals.
     fillers: u64,
+    /// Callers move the clock, and things expire.
+    has_clock: bool,
 }
 
 impl Setting {
@@ -57,7 +63,9 @@ impl Setting {
             compression,
             ..options()
         };
-        Self { options, fillers }
+        // Of each of these, too.
+        let has_clock = seed / 6 % 2 == 1;
+        Self { options, fillers, has_clock }
     }
 
     fn may_evict(&self) -> bool {
@@ -107,11 +115,26 @@ struct Caller<'a> {
     passed: Vec<(u64, Passed)>,
     /// Journals that were compacted for him.
     rewritten: usize,
+    /// He moves the clock by which things expire.
+    has_clock: bool,
+    /// As he knows it.
+    time: u64,
 }
 
 impl<'a> Caller<'a> {
-    fn new(cache: &'a Cache, clock: &'a AtomicU64) -> Self {
-        Self { cache, clock, calls: Vec::new(), passed: Vec::new(), rewritten: 0 }
+    fn new(cache: &'a Cache, clock: &'a AtomicU64, setting: &Setting) -> Self {
+        let (calls, passed) = (Vec::new(), Vec::new());
+        let has_clock = setting.has_clock;
+        Self { cache, clock, calls, passed, rewritten: 0, has_clock, time: 1 }
+    }
+
+    /// Move the clock by which things expire: for all keys at one moment.
+    fn advance(&mut self, millis: u64) {
+        let begun = self.now();
+        self.time = self.cache.shared.clock.advance(millis);
+        for key in 0..KEYS {
+            self.told(key, begun, Answer::Time(self.time));
+        }
     }
 
     fn now(&self) -> u64 {
@@ -141,7 +164,9 @@ impl<'a> Caller<'a> {
         let answer = match &found {
             Lookup::Found(value, _) => Answer::Get(Some(value_of(value))),
             Lookup::Absent => Answer::Get(None),
-            // It might have expired, or be another key with the same hash: neither is so here.
+            // It might have expired.
+            Lookup::OnDisk if self.has_clock => return,
+            // Or be another key with the same hash: that is not so here.
             Lookup::OnDisk => Answer::Contains(true),
         };
         self.calls.push((key, Call { begun, ended, answer }));
@@ -176,10 +201,34 @@ impl<'a> Caller<'a> {
         self.calls.extend(keys.iter().map(|key| (*key, Call { begun, ended, answer })));
     }
 
+    /// As [`Self::change`], of a value that is there until the clock shows a time: it has that in its number.
+    fn change_for_a_time(&mut self, kind: u64, key: u64, value: u64, random: &mut Random) {
+        let at = self.time + random.below(MOST_STEPS) + 1;
+        let value = expiring(value, at);
+        let (name, content) = (name(key), content(value, random));
+        let (name, shared) = (name.as_bytes(), &self.cache.shared);
+        let begun = self.now();
+        let answer = match kind {
+            0..20 => unless_full(shared.put(name, &content, Some(at))).map(|()| Answer::Put(value)),
+            20..26 => {
+                let is_put = shared.try_put(name, &content, Some(at)).unwrap();
+                is_put.then_some(Answer::Put(value))
+            }
+            _ => unless_full(shared.put_if_absent(name, &content, Some(at)))
+                .map(|has_put| Answer::PutIfAbsent(value, has_put)),
+        };
+        if let Some(answer) = answer {
+            self.told(key, begun, answer);
+        }
+    }
+
     fn change(&mut self, kind: u64, key: u64, value: u64, random: &mut Random) {
+        if self.has_clock && kind < 37 && random.chance(0.5) {
+            return self.change_for_a_time(kind, key, value, random);
+        }
         let (name, content) = (name(key), content(value, random));
         let (name, cache) = (name.as_bytes(), self.cache);
-        let ttl = random.chance(0.3).then_some(TTL);
+        let ttl = random.chance(0.3).then_some(TTL).filter(|_| !self.has_clock);
         let begun = self.now();
         let answer = match (kind, ttl) {
             (0..14, Some(ttl)) => {
@@ -194,7 +243,9 @@ impl<'a> Caller<'a> {
                 .map(|has_put| Answer::PutIfAbsent(value, has_put)),
             (28..37, ttl) => {
                 let when = [When::Always, When::IfAbsent, When::IfPresent][random.index(3)];
-                let ttl = ttl.map_or([Ttl::None, Ttl::Keep][random.index(2)], Ttl::After);
+                // Of what is kept of another value's time its own number would not say it.
+                let ttls = if self.has_clock { [Ttl::None; 2] } else { [Ttl::None, Ttl::Keep] };
+                let ttl = ttl.map_or(ttls[random.index(2)], Ttl::After);
                 unless_full(cache.swap(name, &content, when, ttl)).map(|swapped| {
                     let old = swapped.old.as_deref().map(value_of);
                     let answer = Answer::Swap(when, value, old);
@@ -284,6 +335,9 @@ impl<'a> Caller<'a> {
                 15..18 => self.compact(),
                 _ => {}
             }
+            if self.has_clock && random.chance(0.03) {
+                self.advance(1);
+            }
             if kept.len() > 3 {
                 let (value, found) = kept.swap_remove(random.index(kept.len()));
                 assert_eq!(value_of(&found), value);
@@ -347,6 +401,8 @@ struct Happened {
     compressed: usize,
     /// Evictions that somebody has noticed.
     noticed: u64,
+    /// Of the clock.
+    steps: usize,
 }
 
 /// One history: of threads, then of one who reads everything, and again when the cache was opened anew.
@@ -357,10 +413,13 @@ fn history(seed: u64, happened: &mut Happened) {
     let mut told = Told::default();
 
     let cache = open(&directory, &setting.options);
+    if setting.has_clock {
+        cache.shared.clock.advance(1);
+    }
     thread::scope(|scope| {
         let threads: Vec<_> = (0..THREADS)
             .map(|thread| {
-                let mut caller = Caller::new(&cache, &clock);
+                let mut caller = Caller::new(&cache, &clock, &setting);
                 let fillers = setting.fillers;
                 scope.spawn(move || {
                     caller.work(seed, thread, fillers);
@@ -372,8 +431,13 @@ fn history(seed: u64, happened: &mut Happened) {
             told.add(thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
         }
     });
-    let mut caller = Caller::new(&cache, &clock);
+    let mut caller = Caller::new(&cache, &clock, &setting);
     caller.read_all();
+    if setting.has_clock {
+        // By the system's clock, which the next opening has, all of it is over.
+        caller.advance(LATER);
+        caller.read_all();
+    }
     told.add(caller);
     let stats = cache.stats();
     cache.close().unwrap();
@@ -382,10 +446,12 @@ fn history(seed: u64, happened: &mut Happened) {
         remove_hints(&directory);
     }
     let cache = open(&directory, &setting.options);
-    let mut caller = Caller::new(&cache, &clock);
+    let mut caller = Caller::new(&cache, &clock, &setting);
     caller.read_all();
     told.add(caller);
 
+    let is_step = |call: &&Call| matches!(call.answer, Answer::Time(time) if time < LATER);
+    happened.steps += told.calls[&0].iter().filter(is_step).count();
     happened.rewritten += told.rewritten;
     happened.compacted += stats.compacted;
     happened.evicted += stats.evicted;
@@ -423,6 +489,7 @@ fn histories_are_linearizable() {
         && happened.evicted > 0
         && happened.passed > 0
         && happened.noticed > 0
+        && (seeds < 12 || happened.steps > 0)
         // On a busy machine a few histories are over before the thread that compresses has its turn.
         && (seeds < 100 || happened.compressed > 0);
     assert!(seeds < 6 || has_all, "{happened:?}");

@@ -1,6 +1,9 @@
 //! Iterations over journals that are not in memory.
 
+use std::collections::BTreeSet;
+
 use super::cold::{compress_all, still, text};
+use super::removing::{compact, without_keeper};
 use super::*;
 use crate::iter::{Entry, Iter};
 
@@ -58,6 +61,40 @@ fn what_is_on_disk_is_iterated_in_pieces() {
         assert!(map_of(&entries) == map, "{compression}");
         assert_eq!(shared.pool.most_bytes(), 32 * MIB, "{compression}");
     }
+}
+
+/// Each journal is found by its number: to look for the next one among all would take as long as there are journals, for each of them.
+#[test]
+fn an_iteration_looks_for_journals_once_and_for_new_ones_at_its_end() {
+    const JOURNALS: u64 = 20;
+    let directory = SimDirectory::default();
+    for key in 0..JOURNALS {
+        without_keeper(&directory, &options(), |shared| {
+            shared.put(&key.to_le_bytes(), b"value", None).unwrap();
+        });
+    }
+    without_keeper(&directory, &options(), |shared| {
+        assert_eq!(shared.journals.len() as u64, JOURNALS + 1);
+        let key_of = |entry: Result<Entry, Error>| {
+            u64::from_le_bytes(entry.unwrap().key().try_into().unwrap())
+        };
+        let listings = || shared.journals.listings.load(Ordering::Relaxed);
+        let before = listings();
+        let mut entries = Iter::new(shared).map(key_of);
+        assert_eq!(entries.next(), Some(0));
+        // One that it has not come to is gone, and one comes behind all others.
+        compact(shared, 4).unwrap();
+        let newest = shared.active.load().number;
+        while shared.active.load().number == newest {
+            shared.put(&(JOURNALS + 1).to_le_bytes(), &[1; 100_000], None).unwrap();
+        }
+        let found: BTreeSet<_> = entries.collect();
+        let expected: BTreeSet<_> = (1..JOURNALS).chain([JOURNALS + 1]).collect();
+        assert_eq!(found, expected);
+        // At the beginning, and at the end of what was there until then; whoever makes journals looks for some too.
+        let listings = listings() - before;
+        assert!(listings < JOURNALS as usize / 2, "{listings}");
+    });
 }
 
 /// In the first record, which is longer than a piece.

@@ -24,6 +24,21 @@ pub(super) enum Answer {
     Delete(bool),
     /// It is gone, and may have been before.
     Remove,
+    /// The clock stands there from then on.
+    Time(u64),
+}
+
+/// Of the bits of a value: what the clock shows when it expires. 0: it never does.
+const DEADLINE_BITS: u32 = 40;
+
+/// The same value, but that it expires then.
+pub(super) fn expiring(value: u64, at: u64) -> u64 {
+    value | at << DEADLINE_BITS
+}
+
+fn has_expired(value: u64, now: u64) -> bool {
+    let at = value >> DEADLINE_BITS;
+    at != 0 && at <= now
 }
 
 /// A call, from the moment before it to the one after it.
@@ -72,7 +87,7 @@ impl Answer {
     /// What may be evicted may be so at any moment, from when on it is absent until somebody writes. Nobody sees that before a call that finds nothing, so it is enough to have it happen there.
     fn after(self, held: Held, may_evict: bool) -> Result<Held, ()> {
         let is_right = match self {
-            Self::Put(_) | Self::Remove => true,
+            Self::Put(_) | Self::Remove | Self::Time(_) => true,
             Self::Get(Some(value)) | Self::Swap(_, _, Some(value)) => held == Some(value),
             Self::Contains(true) | Self::PutIfAbsent(_, false) | Self::Delete(true) => {
                 held.is_some()
@@ -84,6 +99,7 @@ impl Answer {
             Self::Get(Some(_))
             | Self::Contains(true)
             | Self::PutIfAbsent(_, false)
+            | Self::Time(_)
             | Self::Swap(When::IfAbsent, _, Some(_)) => Ok(held),
             _ => Ok(self.written()),
         }
@@ -93,7 +109,7 @@ impl Answer {
     fn with_effect(self) -> Option<Self> {
         match self {
             Self::Get(_) | Self::Contains(_) => None,
-            Self::Put(value) => Some(Self::Put(value)),
+            Self::Put(_) | Self::Time(_) => Some(self),
             Self::PutIfAbsent(value, _) | Self::Swap(When::IfAbsent, value, _) => {
                 Some(Self::PutIfAbsent(value, true))
             }
@@ -141,8 +157,10 @@ fn evictions(calls: &[Call], until: u64, may_evict: bool) -> Option<u64> {
     let mut held: Held = None;
     let mut done = vec![0u64; answers.len().div_ceil(64)];
     let mut tried = HashSet::new();
-    // Calls in their order so far, and what was there before each.
-    let mut order: Vec<(usize, Held)> = Vec::new();
+    // Calls in their order so far, and what was there before each, and the time.
+    let mut order: Vec<(usize, Held, u64)> = Vec::new();
+    // Follows from what is done.
+    let mut now = 0;
     let mut at = moments.first();
     while open > 0 {
         // Behind the last moment is nothing: before it comes the end of a call that is open.
@@ -150,7 +168,8 @@ fn evictions(calls: &[Call], until: u64, may_evict: bool) -> Option<u64> {
         let (word, bit) = (call / 64, 1u64 << (call % 64));
         if is_end {
             // It had to take effect before: the last one in the order was no good.
-            let (begin, before) = order.pop()?;
+            let (begin, before, then) = order.pop()?;
+            now = then;
             let call = moments.0[begin].call;
             done[call / 64] &= !(1u64 << (call % 64));
             held = before;
@@ -158,10 +177,16 @@ fn evictions(calls: &[Call], until: u64, may_evict: bool) -> Option<u64> {
             at = moments.0[begin].next;
             continue;
         }
-        if let Ok(after) = answers[call].2.after(held, may_evict) {
+        let answer = answers[call].2;
+        // What has expired nobody sees any more, and the time does not go back.
+        held = held.filter(|value| !has_expired(*value, now));
+        if let Ok(after) = answer.after(held, may_evict) {
             done[word] |= bit;
             if tried.insert((done.clone(), after)) {
-                order.push((at, held));
+                order.push((at, held, now));
+                if let Answer::Time(time) = answer {
+                    now = now.max(time);
+                }
                 held = after;
                 open -= usize::from(moments.take(at));
                 at = moments.first();
@@ -171,7 +196,7 @@ fn evictions(calls: &[Call], until: u64, may_evict: bool) -> Option<u64> {
         }
         at = next;
     }
-    let is_eviction = |(begin, before): &&(usize, Held)| {
+    let is_eviction = |(begin, before, _): &&(usize, Held, u64)| {
         before.is_some() && answers[moments.0[*begin].call].2.wants_absence()
     };
     Some(order.iter().filter(is_eviction).count() as u64)
@@ -375,6 +400,43 @@ mod tests {
         let twice = [call(0, 1, Put(1)), call(2, 5, Delete(true)), call(3, 4, Delete(true))];
         assert!(!is_right(&twice) && !is_right_with_eviction(&twice));
         assert!(!is_right_with_eviction(&in_turn(&[Get(Some(1))])), "never written");
+    }
+
+    #[test]
+    fn what_expires_is_absent_from_its_time_on_and_not_before() {
+        let value = expiring(1, 5);
+        let put = Put(value);
+        let seen = in_turn(&[Time(3), put, Get(Some(value)), Time(4), Contains(true), Time(5)]);
+        assert_eq!(check(&seen, false), Ok(0));
+        let with = |answer| {
+            let mut calls = seen.clone();
+            calls.push(call(100, 101, answer));
+            calls
+        };
+        assert_eq!(check(&with(Get(None)), true), Ok(0), "nobody has evicted it");
+        assert!(is_right(&with(PutIfAbsent(2, true))) && is_right(&with(Delete(false))));
+        for late in [Get(Some(value)), Contains(true), Delete(true), PutIfAbsent(2, false)] {
+            assert!(!is_right(&with(late)) && !is_right_with_eviction(&with(late)), "{late:?}");
+        }
+        let early = in_turn(&[put, Time(4), Get(None)]);
+        assert!(!is_right(&early));
+        // It was replaced before: there was a value all the time.
+        let replaced = in_turn(&[put, Put(2), Time(5), Get(None)]);
+        assert!(!is_right(&replaced));
+        // At the same time it may be before or behind.
+        for answer in [Some(value), None] {
+            let calls = [call(0, 1, put), call(2, 5, Time(5)), call(3, 4, Get(answer))];
+            assert!(is_right(&calls), "{answer:?}");
+        }
+        let both = [
+            call(0, 1, put),
+            call(2, 9, Time(5)),
+            call(3, 4, Get(None)),
+            call(5, 6, Get(Some(value))),
+        ];
+        assert!(!is_right(&both) && !is_right_with_eviction(&both));
+        // Written when it was over.
+        assert!(is_right(&in_turn(&[Time(7), put, Get(None)])));
     }
 
     #[test]

@@ -34,7 +34,7 @@ pub(super) fn without_keeper(
     flusher.join().unwrap();
 }
 
-fn compact(shared: &Shared, number: u64) -> crate::Result<()> {
+pub(super) fn compact(shared: &Shared, number: u64) -> crate::Result<()> {
     let mut all = shared.journals.all();
     all.retain(|journal| journal.number.0 == number);
     let journal = all.pop().unwrap();

@@ -110,7 +110,7 @@ impl Collector for CacheCollector {
         let Server { cache, counters, buffers, .. } = &*self.0;
         let stats = cache.stats();
         let of = |n: usize| n as u64;
-        let gauges: [(&str, &str, u64); 20] = [
+        let gauges: [(&str, &str, u64); 21] = [
             (
                 "cache_entries",
                 "Keys, with those that have expired and were not removed yet",
@@ -180,6 +180,11 @@ impl Collector for CacheCollector {
                 "cache_failed",
                 "1 once a write or sync has failed, or files were removed: nothing is written any more",
                 cache.failure().is_some().into(),
+            ),
+            (
+                "cache_upkeep_failed",
+                "1 while work in the background fails, such as eviction: it is tried again, and writers get errors if it was for their room",
+                stats.upkeep_failed.into(),
             ),
             ("cache_connections", "Open connections", counters.connections()),
             (

@@ -80,6 +80,7 @@ pub(super) fn info(call: &mut Call<'_>) -> Result {
                 ("kept_aside_files", stats.kept_aside.files.to_string()),
                 ("kept_aside_bytes", stats.kept_aside.bytes.to_string()),
                 ("failed", i32::from(server.cache.failure().is_some()).to_string()),
+                ("upkeep_failed", i32::from(stats.upkeep_failed).to_string()),
             ],
         ),
         (

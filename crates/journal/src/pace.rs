@@ -1,0 +1,107 @@
+//! How far writers may be ahead of the disk with [`crate::Durability::Interval`]: as far as that comes within the interval. Else all of the memory could wait to be written, and be lost, for as long as that takes.
+
+use std::time::Duration;
+
+use crate::shared::CHUNK_BYTES;
+
+/// So far they always may: what is written at a time, and what comes meanwhile.
+pub(crate) const LEAST_AHEAD_BYTES: usize = 2 * CHUNK_BYTES;
+
+/// Of a disk, as it was lately.
+pub(crate) struct Pace {
+    interval: Duration,
+    /// What may wait to be on stable storage.
+    ahead_bytes: usize,
+}
+
+impl Pace {
+    pub(crate) fn new(interval: Duration) -> Self {
+        Self { interval, ahead_bytes: LEAST_AHEAD_BYTES }
+    }
+
+    /// Whether writers have to wait, if so much is not on stable storage.
+    pub(crate) fn is_exceeded(&self, unsynced_bytes: usize) -> bool {
+        unsynced_bytes > self.ahead_bytes
+    }
+
+    /// So many bytes were written and synced, in so much time.
+    pub(crate) fn synced(&mut self, bytes: usize, took: Duration) {
+        // What little takes says nothing of much: a part of it is the same for each sync.
+        if bytes < self.ahead_bytes / 2 && took <= self.interval {
+            return;
+        }
+        let fits = bytes as u128 * self.interval.as_nanos() / took.as_nanos().max(1);
+        let fits = usize::try_from(fits).unwrap_or(usize::MAX);
+        // Not all at once: a disk takes in its cache what it can not take for long.
+        let most = self.ahead_bytes.saturating_mul(2);
+        self.ahead_bytes = fits.min(most).max(LEAST_AHEAD_BYTES);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    /// So many bytes in a second, and what a sync of nothing takes.
+    struct Disk {
+        bytes_per_second: u64,
+        sync: Duration,
+    }
+
+    impl Disk {
+        fn takes(&self, bytes: usize) -> Duration {
+            let nanos = bytes as u128 * 1_000_000_000 / u128::from(self.bytes_per_second);
+            Duration::from_nanos(nanos as u64) + self.sync
+        }
+    }
+
+    /// Writers that are faster than any disk: what waits is as much as may, and a chunk, until it is synced. What that takes is the age of the oldest of it.
+    fn age_of_oldest(pace: &mut Pace, disk: &Disk) -> Duration {
+        let bytes = pace.ahead_bytes + CHUNK_BYTES;
+        assert!(pace.is_exceeded(bytes) && !pace.is_exceeded(pace.ahead_bytes));
+        let took = disk.takes(bytes);
+        pace.synced(bytes, took);
+        took
+    }
+
+    #[test]
+    fn what_waits_takes_an_interval() {
+        const MILLISECOND: Duration = Duration::from_millis(1);
+        let disks = [(20 << 20, 10), (100 << 20, 2), (1 << 30, 1), (6 << 30, 0)]
+            .map(|(bytes_per_second, sync)| Disk { bytes_per_second, sync: MILLISECOND * sync });
+        for interval in [1, 10, 100, 1000, 60_000].map(|millis| MILLISECOND * millis) {
+            let mut pace = Pace::new(interval);
+            // From one to the other: at the first one that is slower it may take longer once, as long as that is slower.
+            for disk in disks.iter().chain(disks.iter().rev()) {
+                let least = disk.takes(LEAST_AHEAD_BYTES + CHUNK_BYTES);
+                // What is less than a microsecond is rounding.
+                let most = disk.takes(CHUNK_BYTES) + interval + Duration::from_micros(1);
+                age_of_oldest(&mut pace, disk);
+                for round in 0..40 {
+                    let age = age_of_oldest(&mut pace, disk);
+                    assert!(age <= most.max(least), "{interval:?}, round {round}: {age:?}");
+                }
+                // And no less than it could be.
+                let age = age_of_oldest(&mut pace, disk);
+                let could = interval.saturating_sub(disk.sync);
+                assert!(age >= could * 9 / 10, "{interval:?}: {age:?}");
+            }
+        }
+    }
+
+    /// Who writes little syncs little, and what that takes says nothing.
+    #[test]
+    fn small_syncs_do_not_slow_down_whoever_comes_after_them() {
+        let disk = Disk { bytes_per_second: 1 << 30, sync: Duration::from_millis(1) };
+        let mut pace = Pace::new(Duration::from_millis(100));
+        for _ in 0..40 {
+            age_of_oldest(&mut pace, &disk);
+        }
+        let ahead_bytes = pace.ahead_bytes;
+        (0..40).for_each(|_| pace.synced(4096, disk.takes(4096)));
+        assert_eq!(pace.ahead_bytes, ahead_bytes);
+        // But one that hangs counts, whatever it was to take.
+        pace.synced(4096, Duration::from_secs(5));
+        assert_eq!(pace.ahead_bytes, LEAST_AHEAD_BYTES);
+    }
+}
