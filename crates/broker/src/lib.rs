@@ -187,6 +187,7 @@ impl Broker {
         forget_deleted_topics(&groups, &topics).await;
         let metrics = Metrics::new(registry);
         metrics::register_shares(registry, groups.shares());
+        metrics::register_producers(registry, &topics.totals);
         let transactions =
             Transactions::open(store.clone(), groups.clone(), metrics.open_transactions.clone())
                 .await?;

@@ -12,6 +12,7 @@ use prometheus_client::registry::Registry;
 
 use crate::batch::Outcome;
 use crate::groups::share::{AckKind, Shares};
+use crate::producer_state::Totals;
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct RequestLabels {
@@ -226,5 +227,25 @@ pub(crate) fn register_shares(registry: &mut Registry, shares: &Shares) {
         "share_timed_out_records",
         "Records of share groups whose lock was over before a member had acknowledged them",
         shares.counters.timed_out.clone(),
+    );
+}
+
+/// What partitions remember of producers.
+pub(crate) fn register_producers(registry: &mut Registry, totals: &Totals) {
+    let registry = registry.sub_registry_with_prefix("alluvium_kafka");
+    registry.register(
+        "remembered_producers",
+        "Producers that partitions remember, each in each",
+        totals.producers.clone(),
+    );
+    registry.register(
+        "remembered_transactions",
+        "Transactions that partitions remember since they are open or aborted, each in each",
+        totals.transactions.clone(),
+    );
+    registry.register(
+        "refused_transactions",
+        "Batches refused since a partition, or all of them, would have to remember too many aborted transactions",
+        totals.refused.clone(),
     );
 }

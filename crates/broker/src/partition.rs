@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use alluvium_stream::{
     Append, AppendError, Batch, NewBatch, Store, StreamEpoch, StreamOffset, StreamWriter,
 };
 use bytes::{Bytes, BytesMut};
+use kafka_protocol::error::ResponseError;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
@@ -15,7 +16,9 @@ use tokio::time::{Instant, timeout_at};
 use crate::batch::{self, BatchHeader, Outcome};
 use crate::configs::AppendRules;
 use crate::errors::ApiError;
-use crate::producer_state::{Aborted, ActiveProducer, BadCheckpoint, ProducerStates, Verdict};
+use crate::producer_state::{
+    Aborted, ActiveProducer, BadCheckpoint, Counted, ProducerStates, Totals, Verdict,
+};
 
 /// One server leads all partitions, for ever: there is one leader epoch.
 pub(crate) const LEADER_EPOCH: i32 = 0;
@@ -27,13 +30,18 @@ pub(crate) const WRITER_EPOCH: StreamEpoch = StreamEpoch(LEADER_EPOCH.unsigned_a
 pub(crate) struct Partition {
     pub(crate) stream: StreamWriter,
     /// Held from the check of a batch's sequence until the batch is in line, so that offsets and sequences have one order.
-    producers: Mutex<ProducerStates>,
+    producers: Mutex<Counted>,
     /// Whether any transaction is open, or has ended by a marker that may not be durable: changed under the producers' lock, before the batch
     /// that makes it true is in line. So readers without transactions need not take that lock.
     unstable: AtomicBool,
     /// Aborted transactions were forgotten that have ended before it, none that have ended behind it: changed under the producers' lock.
     forgotten_end: AtomicU64,
+    /// Batches since the last look that would have begun a transaction too many.
+    refused_transactions: AtomicU64,
+    totals: Arc<Totals>,
     started: Instant,
+    /// The wall clock then.
+    started_ms: i64,
 }
 
 /// What a reader has to know from before it reads.
@@ -89,31 +97,43 @@ impl From<AppendError> for NotAdmitted {
 }
 
 impl Partition {
-    /// Rebuild the producers' state from the stream's checkpoint and the batches after it. Everything before `clean_end` was compacted by key.
+    /// Rebuild the producers' state from the stream's checkpoint and the batches after it. Everything before `clean_end` was compacted by key. What is remembered
+    /// counts in `totals`.
     ///
     /// # Errors
     /// A checkpoint that can not be read.
     pub(crate) fn open(
         stream: StreamWriter,
         clean_end: StreamOffset,
+        totals: Arc<Totals>,
     ) -> Result<Self, BadCheckpoint> {
-        let now = Duration::ZERO;
+        let (started, started_ms) = (Instant::now(), unix_time_ms());
         let replay = stream.replay();
         let mut producers = match &replay.checkpoint {
-            Some(bytes) => ProducerStates::decode(bytes, now)?,
+            Some(bytes) => ProducerStates::decode(bytes)?,
             None => ProducerStates::default(),
         };
-        producers.replay(&replay.batches, now);
+        producers.replay(&replay.batches);
+        producers.start_clock(started_ms);
         producers.forget_aborted(clean_end.max(stream.start_offset()));
         stream.settle(clean_end);
         let unstable = producers.first_unstable(stream.durable_end()).is_some();
         Ok(Self {
             stream,
-            producers: Mutex::new(producers),
+            producers: Mutex::new(Counted::new(producers, totals.clone())),
             unstable: AtomicBool::new(unstable),
             forgotten_end: AtomicU64::new(0),
-            started: Instant::now(),
+            refused_transactions: AtomicU64::new(0),
+            totals,
+            started,
+            started_ms,
         })
+    }
+
+    /// A clock that does not go back, in milliseconds since the Unix epoch.
+    fn now_ms(&self) -> i64 {
+        let elapsed_ms = i64::try_from(self.started.elapsed().as_millis()).unwrap_or(i64::MAX);
+        self.started_ms.saturating_add(elapsed_ms)
     }
 
     /// Kafka's log start offset.
@@ -135,7 +155,7 @@ impl Partition {
             return durable_end;
         }
         let mut producers = self.producers.lock();
-        let first = producers.first_unstable(durable_end);
+        let first = producers.change(|producers| producers.first_unstable(durable_end));
         self.unstable.store(first.is_some(), Ordering::SeqCst);
         let stable_end = first.map_or(durable_end, |first| StreamOffset(first).min(durable_end));
         // An open transaction may have begun with records that were deleted since.
@@ -177,8 +197,24 @@ impl Partition {
         self.stream.settle(end);
     }
 
-    fn forget_aborted(&self, producers: &mut ProducerStates, end: StreamOffset) {
-        if producers.forget_aborted(end) {
+    /// Records have gone, and with them what is remembered of aborted transactions.
+    pub(crate) fn trimmed(&self) {
+        self.forget_aborted(&mut self.producers.lock(), self.stream.start_offset());
+    }
+
+    /// Forget what nobody needs any more: of a quiet partition nothing else does.
+    ///
+    /// # Returns
+    /// Batches since the last time that were refused since too many aborted transactions are remembered.
+    pub(crate) fn sweep(&self) -> u64 {
+        self.trimmed();
+        let now_ms = self.now_ms();
+        self.producers.lock().change(|producers| producers.forget_expired(now_ms));
+        self.refused_transactions.swap(0, Ordering::Relaxed)
+    }
+
+    fn forget_aborted(&self, producers: &mut Counted, end: StreamOffset) {
+        if producers.change(|producers| producers.forget_aborted(end)) {
             self.forgotten_end.fetch_max(end.0, Ordering::SeqCst);
         }
     }
@@ -242,7 +278,7 @@ impl Partition {
 
     fn append_marker_to(
         &self,
-        producers: &mut ProducerStates,
+        producers: &mut Counted,
         producer_id: i64,
         epoch: i16,
         outcome: Outcome,
@@ -255,10 +291,33 @@ impl Partition {
         let payload = Bytes::from(bytes);
         let append =
             self.stream.append(NewBatch { base, count: 1, max_timestamp_ms: now_ms, payload })?;
-        producers.record_marker(&header, outcome, base.0, self.started.elapsed());
+        let (now_ms, durable_end) = (self.now_ms(), self.stream.durable_end());
+        producers.change(|producers| {
+            producers.record_marker(&header, outcome, base.0, now_ms);
+            producers.forget_ended(durable_end);
+        });
         self.forget_aborted(producers, self.stream.start_offset());
-        producers.forget_ended(self.stream.durable_end());
         Ok(append)
+    }
+
+    /// Whether there is room to remember one more transaction, should it be aborted.
+    ///
+    /// # Errors
+    /// TRANSACTION_ABORTABLE. There is none before old records go, which takes longer than any client tries again.
+    fn check_room(&self, producers: &mut Counted) -> Result<(), ApiError> {
+        if producers.has_room_for_transaction() {
+            return Ok(());
+        }
+        self.forget_aborted(producers, self.stream.start_offset());
+        if producers.has_room_for_transaction() {
+            return Ok(());
+        }
+        self.totals.refused.inc();
+        self.refused_transactions.fetch_add(1, Ordering::Relaxed);
+        Err(ApiError::Transaction {
+            kind: ResponseError::TransactionAbortable,
+            reason: "too many aborted transactions are remembered; there is room when old records are deleted or compacted".into(),
+        })
     }
 
     /// Check a client's idea of the leader epoch; -1 asks for no check.
@@ -279,7 +338,7 @@ impl Partition {
     /// Each attempt asks `admit` first and holds what it gives until the batch is in line.
     ///
     /// # Errors
-    /// What `admit` or [`ProducerStates::check`] refuses, [`ApiError::TimedOut`] without room, failed storage.
+    /// What `admit` or [`ProducerStates::check`] refuses, TRANSACTION_ABORTABLE for a transaction too many, [`ApiError::TimedOut`] without room, failed storage.
     pub(crate) async fn append<G>(
         &self,
         store: &Store,
@@ -333,6 +392,9 @@ impl Partition {
             }
             Verdict::Append => {}
         }
+        if producers.begins_transaction(header) {
+            self.check_room(&mut producers).map_err(NotAdmitted::Refused)?;
+        }
         let was_stable = header.is_transactional() && !self.unstable.swap(true, Ordering::SeqCst);
         let base = self.stream.next_offset();
         batch::place(batch, base.0, LEADER_EPOCH);
@@ -350,7 +412,8 @@ impl Partition {
                 self.unstable.store(false, Ordering::SeqCst);
             }
         })?;
-        producers.record(header, base.0, max_timestamp_ms, self.started.elapsed());
+        let now_ms = self.now_ms();
+        producers.change(|producers| producers.record(header, base.0, max_timestamp_ms, now_ms));
         Ok(Appended {
             base_offset: base,
             log_append_time_ms,

@@ -5,6 +5,7 @@
 //! flight), a missing one by a gap. A transaction begins with a batch that says so, and ends with a marker; see `docs/transactions.md`.
 
 mod checkpoint;
+mod totals;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::Duration;
@@ -16,6 +17,7 @@ use crate::batch::{self, BatchHeader, Outcome};
 use crate::errors::ApiError;
 
 pub(crate) use checkpoint::{BadCheckpoint, fold};
+pub(crate) use totals::{Counted, Totals};
 
 /// Batches of a producer that a retry is recognised among, as in Kafka.
 const REMEMBERED_BATCHES: usize = 5;
@@ -25,7 +27,14 @@ const MAX_PRODUCERS: usize = 5_000;
 
 /// A producer that has not appended for so long is forgotten (`producer.id.expiration.ms`).
 pub(crate) const EXPIRATION: Duration = Duration::from_secs(86_400);
-const SWEEP_INTERVAL: Duration = Duration::from_secs(600);
+const EXPIRATION_MS: i64 = EXPIRATION.as_millis() as i64;
+
+/// Room for so many is kept though it is empty.
+const SMALL_TABLE: usize = 64;
+
+/// After a start nobody is forgotten for so long: the times that records carry may be far from those of their appends, and who has got no answer
+/// tries again (`delivery.timeout.ms`, 2 minutes as it comes).
+const GRACE_MS: i64 = 3_600_000;
 
 /// A batch that a producer has appended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,15 +67,22 @@ pub(crate) enum Verdict {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Producer {
     epoch: i16,
-    /// Of this epoch, oldest first. None yet if a marker has brought the epoch.
-    batches: VecDeque<Seen>,
+    /// Of this epoch, oldest first. None yet if a marker has brought the epoch. With no more memory than they take: most producers send one batch.
+    batches: Vec<Seen>,
     /// The first offset of its open transaction.
     transaction: Option<u64>,
     /// The first offset of its last batch or marker, and its time.
     last_offset: u64,
     last_timestamp_ms: i64,
-    /// When it last appended, on the caller's clock; not part of the checkpoint.
-    used_at: Duration,
+    /// When it last appended, as far as the caller knew, in milliseconds since the Unix epoch.
+    used_ms: i64,
+}
+
+impl Producer {
+    /// Whether it has been silent for so long that it is as good as forgotten.
+    fn is_expired(&self, now_ms: i64) -> bool {
+        self.transaction.is_none() && now_ms.saturating_sub(self.used_ms) >= EXPIRATION_MS
+    }
 }
 
 /// A transaction that was aborted.
@@ -101,7 +117,6 @@ pub(crate) struct ProducerStates {
     ending: VecDeque<(u64, u64)>,
     /// By the marker's offset.
     aborted: VecDeque<Aborted>,
-    swept_at: Duration,
 }
 
 /// Sequence numbers run from 0 to `i32::MAX` and then begin at 0 again:
@@ -172,17 +187,17 @@ impl ProducerStates {
         if let Some(seen) = producer.batches.iter().find(same) {
             return Ok(Verdict::Duplicate(*seen));
         }
-        let expected = producer.batches.back().map_or(0, |seen| advance(seen.last_sequence, 1));
+        let expected = producer.batches.last().map_or(0, |seen| advance(seen.last_sequence, 1));
         if batch.base_sequence == expected { Ok(Verdict::Append) } else { out_of_order(expected) }
     }
 
-    /// Remember a batch that is in the log at `base_offset`. `now` is any clock that does not go back.
+    /// Remember a batch that is in the log at `base_offset`. `now_ms` is a clock that does not go back, in milliseconds since the Unix epoch.
     pub(crate) fn record(
         &mut self,
         batch: &BatchHeader,
         base_offset: u64,
         max_timestamp_ms: i64,
-        now: Duration,
+        now_ms: i64,
     ) {
         if !batch.is_idempotent() {
             return;
@@ -193,16 +208,17 @@ impl ProducerStates {
             base_offset,
             max_timestamp_ms,
         };
-        let producer = self.enter(batch, base_offset, max_timestamp_ms, now);
+        let producer = self.enter(batch, base_offset, max_timestamp_ms, now_ms);
         if producer.batches.len() == REMEMBERED_BATCHES {
-            producer.batches.pop_front();
+            producer.batches.remove(0);
         }
-        producer.batches.push_back(seen);
+        producer.batches.reserve_exact(1);
+        producer.batches.push(seen);
         if batch.is_transactional() && producer.transaction.is_none() {
             producer.transaction = Some(base_offset);
             self.open.insert(base_offset, batch.producer_id);
         }
-        self.bound(now);
+        self.bound();
     }
 
     /// Remember a marker that is in the log at `offset`: it ends the producer's transaction, and may bring a newer epoch.
@@ -211,9 +227,9 @@ impl ProducerStates {
         marker: &BatchHeader,
         outcome: Outcome,
         offset: u64,
-        now: Duration,
+        now_ms: i64,
     ) {
-        let producer = self.enter(marker, offset, marker.max_timestamp_ms, now);
+        let producer = self.enter(marker, offset, marker.max_timestamp_ms, now_ms);
         if let Some(first_offset) = producer.transaction.take() {
             self.open.remove(&first_offset);
             self.ending.push_back((first_offset, offset));
@@ -226,7 +242,7 @@ impl ProducerStates {
                 });
             }
         }
-        self.bound(now);
+        self.bound();
     }
 
     /// The producer of a batch or marker in the log, with that one's epoch.
@@ -235,40 +251,77 @@ impl ProducerStates {
         batch: &BatchHeader,
         offset: u64,
         timestamp_ms: i64,
-        now: Duration,
+        now_ms: i64,
     ) -> &mut Producer {
         let producer = self.producers.entry(batch.producer_id).or_insert_with(|| Producer {
             epoch: batch.producer_epoch,
-            batches: VecDeque::with_capacity(REMEMBERED_BATCHES),
+            batches: Vec::new(),
             transaction: None,
             last_offset: offset,
             last_timestamp_ms: timestamp_ms,
-            used_at: now,
+            used_ms: now_ms,
         });
-        if producer.epoch != batch.producer_epoch {
+        // One that has expired begins anew, whether or not it was forgotten already: so a fold comes to the same in whichever pieces.
+        if producer.epoch != batch.producer_epoch || producer.is_expired(now_ms) {
             producer.epoch = batch.producer_epoch;
             producer.batches.clear();
         }
         (producer.last_offset, producer.last_timestamp_ms) = (offset, timestamp_ms);
-        producer.used_at = now;
+        producer.used_ms = now_ms;
         producer
     }
 
-    /// Forget producers that are too old or too many, none that has a transaction open.
-    fn bound(&mut self, now: Duration) {
-        if now.saturating_sub(self.swept_at) >= SWEEP_INTERVAL {
-            self.swept_at = now;
-            self.producers.retain(|_, producer| {
-                producer.transaction.is_some() || now.saturating_sub(producer.used_at) < EXPIRATION
-            });
-        }
+    /// Forget a producer if there are too many, none that has a transaction open.
+    fn bound(&mut self) {
         if self.producers.len() > MAX_PRODUCERS {
-            let idle = self.producers.iter().filter(|(_, producer)| producer.transaction.is_none());
-            let oldest = idle.min_by_key(|(_, producer)| producer.last_offset).map(|(id, _)| *id);
-            if let Some(oldest) = oldest {
-                self.producers.remove(&oldest);
-            }
+            self.forget_oldest(1);
         }
+    }
+
+    /// Forget so many producers, those whose last batches are the oldest in the log, of those that have no transaction open.
+    fn forget_oldest(&mut self, count: usize) {
+        let idle = self.producers.iter().filter(|(_, producer)| producer.transaction.is_none());
+        let idle = idle.map(|(id, producer)| (producer.last_offset, *id));
+        let oldest: Vec<_> = match count {
+            0 => return,
+            1 => idle.min().into_iter().collect(),
+            _ => {
+                let mut idle: Vec<_> = idle.collect();
+                idle.sort_unstable();
+                idle.truncate(count);
+                idle
+            }
+        };
+        for (_, id) in oldest {
+            self.producers.remove(&id);
+        }
+    }
+
+    /// Forget the producers that have not appended for [`EXPIRATION`], none that has a transaction open.
+    pub(crate) fn forget_expired(&mut self, now_ms: i64) {
+        self.producers.retain(|_, producer| !producer.is_expired(now_ms));
+        if self.producers.capacity() > SMALL_TABLE.max(4 * self.producers.len()) {
+            self.producers.shrink_to_fit();
+        }
+    }
+
+    /// The times at which producers were last there were those of their batches; from now on they are of a clock that is at `now_ms`.
+    pub(crate) fn start_clock(&mut self, now_ms: i64) {
+        let earliest_ms = now_ms.saturating_sub(EXPIRATION_MS - GRACE_MS);
+        for producer in self.producers.values_mut() {
+            producer.used_ms = producer.used_ms.max(earliest_ms).min(now_ms);
+        }
+    }
+
+    /// Whether a batch would begin a transaction in this partition.
+    pub(crate) fn begins_transaction(&self, batch: &BatchHeader) -> bool {
+        let open = || self.producers.get(&batch.producer_id).and_then(|known| known.transaction);
+        batch.is_transactional() && open().is_none()
+    }
+
+    /// Transactions that are aborted, or may yet be.
+    fn transactions(&self) -> usize {
+        self.aborted.len() + self.open.len()
     }
 
     /// The first offset of all transactions that have not ended by a marker below `durable_end`: from there on nothing is stable.
@@ -334,6 +387,9 @@ impl ProducerStates {
     pub(crate) fn forget_aborted(&mut self, end: StreamOffset) -> bool {
         let gone = self.aborted.partition_point(|aborted| aborted.marker_offset < end.0);
         self.aborted.drain(..gone);
+        if self.aborted.capacity() > SMALL_TABLE.max(4 * self.aborted.len()) {
+            self.aborted.shrink_to_fit();
+        }
         gone > 0
     }
 
@@ -356,7 +412,7 @@ impl ProducerStates {
             .map(|(id, producer)| ActiveProducer {
                 id: *id,
                 epoch: producer.epoch,
-                last_sequence: producer.batches.back().map_or(-1, |seen| seen.last_sequence),
+                last_sequence: producer.batches.last().map_or(-1, |seen| seen.last_sequence),
                 last_timestamp_ms: producer.last_timestamp_ms,
                 transaction: producer.transaction.map(u64::cast_signed),
             })
@@ -365,17 +421,28 @@ impl ProducerStates {
         active
     }
 
-    /// Remember the batches of a stream, which are durable. Nothing is checked: they are in the log.
-    pub(crate) fn replay(&mut self, batches: &[Batch], now: Duration) {
+    /// Remember the batches of a stream, which are durable. Nothing is checked: they are in the log. The clock is the greatest time that any producer's
+    /// batch has had so far; old times among new ones make no producer older than it is. The last producer to append has it, so it needs no memory of its own.
+    pub(crate) fn replay(&mut self, batches: &[Batch]) {
+        let mut now_ms = self.latest_ms();
         for batch in batches {
             let Some(header) = BatchHeader::parse(&batch.payload) else { continue };
+            if !header.is_idempotent() {
+                continue;
+            }
+            now_ms = now_ms.max(batch.max_timestamp_ms);
             if !header.is_control() {
-                self.record(&header, batch.base.0, batch.max_timestamp_ms, now);
+                self.record(&header, batch.base.0, batch.max_timestamp_ms, now_ms);
             } else if let Some(outcome) = batch::outcome(&batch.payload) {
-                self.record_marker(&header, outcome, batch.base.0, now);
+                self.record_marker(&header, outcome, batch.base.0, now_ms);
             }
         }
         self.ending.clear();
+    }
+
+    /// When the last producer to append did so.
+    fn latest_ms(&self) -> i64 {
+        self.producers.values().map(|producer| producer.used_ms).max().unwrap_or(i64::MIN)
     }
 }
 

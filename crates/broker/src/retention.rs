@@ -1,8 +1,9 @@
-//! Retention: the oldest records of topics that have a bound go.
+//! Retention: the oldest records of topics that have a bound go; and what partitions remember of producers that are not there any more.
 
 use std::sync::Arc;
 
 use alluvium_stream::{Change, StoreError};
+use tokio::task::yield_now;
 
 use crate::configs::topic::RetentionRules;
 use crate::partition::unix_time_ms;
@@ -16,16 +17,38 @@ pub(crate) async fn run(server: Arc<Server>) {
             () = server.stopping() => return,
             () = tokio::time::sleep(server.config.retention_check_interval) => {}
         }
-        for topic in server.topics.all() {
-            match trim(&server, &topic).await {
-                Ok(()) => {}
-                // It was deleted meanwhile.
-                Err(StoreError::InvalidChange(reason)) => {
-                    tracing::debug!(topic = %topic.name, reason, "retention");
-                }
-                Err(error) => tracing::warn!(topic = %topic.name, %error, "retention"),
+        look(&server).await;
+    }
+}
+
+/// Look at all topics once.
+pub(crate) async fn look(server: &Server) {
+    for topic in server.topics.all() {
+        match trim(server, &topic).await {
+            Ok(()) => {}
+            // It was deleted meanwhile.
+            Err(StoreError::InvalidChange(reason)) => {
+                tracing::debug!(topic = %topic.name, reason, "retention");
             }
+            Err(error) => tracing::warn!(topic = %topic.name, %error, "retention"),
         }
+        sweep(&topic);
+        yield_now().await;
+    }
+}
+
+/// Forget producers that have expired, and aborted transactions whose records have gone.
+fn sweep(topic: &Topic) {
+    let refused: Vec<u64> = topic.partitions.iter().map(|partition| partition.sweep()).collect();
+    let batches: u64 = refused.iter().sum();
+    if batches > 0 {
+        let partitions = refused.iter().filter(|refused| **refused > 0).count();
+        tracing::warn!(
+            topic = %topic.name,
+            partitions,
+            batches,
+            "transactions were refused: too many aborted ones are remembered; shorter retention or DeleteRecords makes room"
+        );
     }
 }
 

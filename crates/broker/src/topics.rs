@@ -15,6 +15,7 @@ use crate::errors::ApiError;
 use crate::groups::TopicsView;
 use crate::log_compaction;
 use crate::partition::{Partition, WRITER_EPOCH};
+use crate::producer_state::Totals;
 
 const META_PREFIX: &str = "topic/";
 
@@ -121,6 +122,8 @@ impl Maps {
 pub(crate) struct Topics {
     store: Store,
     max_partitions: usize,
+    /// What partitions remember of producers.
+    pub(crate) totals: Arc<Totals>,
     /// What the broker says for topics that do not say it, by the topics' names.
     defaults: RwLock<Overrides>,
     maps: RwLock<Maps>,
@@ -141,6 +144,7 @@ impl Topics {
         max_partitions: u32,
     ) -> Result<Self, BadTopic> {
         let mut maps = Maps::default();
+        let totals = Arc::<Totals>::default();
         let clean_ends = log_compaction::CleanEnds::load(&store);
         for (key, value) in store.meta(META_PREFIX) {
             let name = &key[META_PREFIX.len()..];
@@ -151,8 +155,8 @@ impl Topics {
             for (index, id) in stored.streams.into_iter().enumerate() {
                 let bad = |e: &dyn std::fmt::Display| bad(format!("partition {index}: {e}"));
                 let stream = store.open_stream(id, WRITER_EPOCH).await.map_err(|e| bad(&e))?;
-                let partition = Partition::open(stream, clean_ends.of(id)).map_err(|e| bad(&e))?;
-                partitions.push(Arc::new(partition));
+                let partition = Partition::open(stream, clean_ends.of(id), totals.clone());
+                partitions.push(Arc::new(partition.map_err(|e| bad(&e))?));
             }
             maps.insert(&Arc::new(Topic {
                 name: name.into(),
@@ -166,6 +170,7 @@ impl Topics {
             store,
             defaults: RwLock::new(defaults),
             max_partitions: max_partitions as usize,
+            totals,
             maps: RwLock::new(maps),
             view: Mutex::default(),
             changing: tokio::sync::Mutex::new(()),
@@ -382,7 +387,7 @@ impl Topics {
         let mut partitions = topic.partitions.clone();
         for id in new {
             let stream = self.store.open_stream(id, WRITER_EPOCH).await?;
-            let partition = Partition::open(stream, StreamOffset(0));
+            let partition = Partition::open(stream, StreamOffset(0), self.totals.clone());
             let partition = partition.map_err(|e| ApiError::Internal(e.to_string()))?;
             partitions.push(Arc::new(partition));
         }

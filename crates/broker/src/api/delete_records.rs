@@ -72,7 +72,10 @@ async fn delete(cx: &Context, wanted: &DeleteRecordsTopic) -> Vec<DeleteRecordsP
     for (index, outcome) in outcomes {
         let result = DeleteRecordsPartitionResult::default().with_partition_index(index);
         results.push(match (outcome, &committed) {
-            (Ok(partition), Ok(())) => result.with_low_watermark(partition.log_start()),
+            (Ok(partition), Ok(())) => {
+                partition.trimmed();
+                result.with_low_watermark(partition.log_start())
+            }
             (Err(error), _) => result.with_low_watermark(-1).with_error_code(error.code()),
             (_, Err(error)) => result.with_low_watermark(-1).with_error_code(error.code()),
         });

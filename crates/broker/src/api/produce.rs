@@ -215,13 +215,27 @@ async fn append(
     let rules = topic.rules.append;
     let (header, records) = admission::admit(&cx.server, rules, cx.version, sent).await?;
     let admit = || transaction.admit(cx, &header, (topic.id, index));
-    let appended =
-        partition.append(&cx.server.store, &header, records, rules, deadline, admit).await?;
+    let appended = partition
+        .append(&cx.server.store, &header, records, rules, deadline, admit)
+        .await
+        .map_err(|error| in_version(error, cx.version))?;
     if let Some(count) = appended.new_records() {
         cx.server.metrics.produced_bytes.inc_by(header.len_bytes as u64);
         cx.server.metrics.produced_records.inc_by(count.into());
     }
     Ok((partition.clone(), appended))
+}
+
+/// To older clients any error that they do not try again means that the transaction is to be aborted.
+fn in_version(error: ApiError, version: i16) -> ApiError {
+    match error {
+        ApiError::Transaction { kind: ResponseError::TransactionAbortable, reason }
+            if version < FIRST_WITH_ABORTABLE =>
+        {
+            ApiError::PolicyViolation(reason)
+        }
+        error => error,
+    }
 }
 
 async fn when_durable(cx: &Context, in_line: InLine) -> PartitionProduceResponse {

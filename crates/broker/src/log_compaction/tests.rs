@@ -1,7 +1,6 @@
 //! The passes beside a model that has the records in a list.
 
 use std::collections::{BTreeMap, HashSet};
-use std::time::Duration;
 
 use alluvium_stream::{Batch, Rewrite, StoredPart, StreamOffset};
 use bytes::{Bytes, BytesMut};
@@ -111,7 +110,7 @@ impl Log {
             max_timestamp_ms: header.max_timestamp_ms,
             payload: bytes.into(),
         });
-        self.producers.replay(&self.batches[self.batches.len() - 1..], Duration::ZERO);
+        self.producers.replay(&self.batches[self.batches.len() - 1..]);
     }
 
     fn step(&mut self, step: &Step) {

@@ -1,15 +1,16 @@
 //! The checkpoint of a partition's producers. Layout: `docs/format/producer-state.md`.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::time::Duration;
 
 use alluvium_stream::{Batch, StreamOffset};
 
 use super::{Aborted, Producer, ProducerStates, REMEMBERED_BATCHES, Seen};
 
-const FORMAT_VERSION: u8 = 2;
+const FORMAT_VERSION: u8 = 3;
 /// Knew of no transactions.
 const WITHOUT_TRANSACTIONS: u8 = 1;
+/// Did not say when producers were last there.
+const WITHOUT_TIMES: u8 = 2;
 
 /// Stands for "no transaction is open".
 const NONE: u64 = u64::MAX;
@@ -30,6 +31,7 @@ impl ProducerStates {
             out.extend_from_slice(&producer.transaction.unwrap_or(NONE).to_le_bytes());
             out.extend_from_slice(&producer.last_offset.to_le_bytes());
             out.extend_from_slice(&producer.last_timestamp_ms.to_le_bytes());
+            out.extend_from_slice(&producer.used_ms.to_le_bytes());
             out.push(producer.batches.len() as u8);
             for seen in &producer.batches {
                 out.extend_from_slice(&seen.base_sequence.to_le_bytes());
@@ -50,14 +52,14 @@ impl ProducerStates {
         Some(out)
     }
 
-    /// Read a checkpoint; its producers count as used at `now`.
+    /// Read a checkpoint. In one that does not say when producers were last there, all were when the last one was.
     ///
     /// # Errors
     /// What is wrong with the bytes.
-    pub(crate) fn decode(bytes: &[u8], now: Duration) -> Result<Self, BadCheckpoint> {
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Self, BadCheckpoint> {
         // The version comes first: another one may end in another way.
         let version = match bytes.first() {
-            Some(&version @ (WITHOUT_TRANSACTIONS | FORMAT_VERSION)) => version,
+            Some(&version @ (WITHOUT_TRANSACTIONS | WITHOUT_TIMES | FORMAT_VERSION)) => version,
             Some(&other) => return Err(BadCheckpoint::Version(other)),
             None => return Err(BadCheckpoint::Truncated),
         };
@@ -70,7 +72,7 @@ impl ProducerStates {
         let (mut producers, mut open) = (HashMap::new(), BTreeMap::new());
         for _ in 0..count {
             let id = i64::from_le_bytes(reader.take()?);
-            let producer = read_producer(&mut reader, version, id, now)?;
+            let producer = read_producer(&mut reader, version, id)?;
             open.extend(producer.transaction.map(|first| (first, id)));
             producers.insert(id, producer);
         }
@@ -88,16 +90,16 @@ impl ProducerStates {
         if !reader.0.is_empty() {
             return Err(BadCheckpoint::Content(format!("{} bytes behind the end", reader.0.len())));
         }
-        Ok(Self { producers, open, ending: VecDeque::new(), aborted, swept_at: now })
+        let mut states = Self { producers, open, ending: VecDeque::new(), aborted };
+        if version <= WITHOUT_TIMES {
+            let latest_ms = states.latest_ms();
+            states.producers.values_mut().for_each(|producer| producer.used_ms = latest_ms);
+        }
+        Ok(states)
     }
 }
 
-fn read_producer(
-    reader: &mut Reader<'_>,
-    version: u8,
-    id: i64,
-    now: Duration,
-) -> Result<Producer, BadCheckpoint> {
+fn read_producer(reader: &mut Reader<'_>, version: u8, id: i64) -> Result<Producer, BadCheckpoint> {
     let epoch = i16::from_le_bytes(reader.take()?);
     let mut transaction = NONE;
     let mut last = None;
@@ -105,13 +107,17 @@ fn read_producer(
         transaction = u64::from_le_bytes(reader.take()?);
         last = Some((u64::from_le_bytes(reader.take()?), i64::from_le_bytes(reader.take()?)));
     }
+    let mut used_ms = None;
+    if version > WITHOUT_TIMES {
+        used_ms = Some(i64::from_le_bytes(reader.take()?));
+    }
     let len = u8::from_le_bytes(reader.take()?);
     if usize::from(len) > REMEMBERED_BATCHES {
         return Err(BadCheckpoint::Content(format!("producer {id} with {len} batches")));
     }
-    let mut batches = VecDeque::with_capacity(REMEMBERED_BATCHES);
+    let mut batches = Vec::with_capacity(len.into());
     for _ in 0..len {
-        batches.push_back(Seen {
+        batches.push(Seen {
             base_sequence: i32::from_le_bytes(reader.take()?),
             last_sequence: i32::from_le_bytes(reader.take()?),
             base_offset: u64::from_le_bytes(reader.take()?),
@@ -119,7 +125,7 @@ fn read_producer(
         });
     }
     let of_batch = |seen: &Seen| (seen.base_offset, seen.max_timestamp_ms);
-    let Some((last_offset, last_timestamp_ms)) = last.or(batches.back().map(of_batch)) else {
+    let Some((last_offset, last_timestamp_ms)) = last.or(batches.last().map(of_batch)) else {
         return Err(BadCheckpoint::Content(format!("producer {id} with no batch")));
     };
     Ok(Producer {
@@ -128,14 +134,14 @@ fn read_producer(
         transaction: (transaction != NONE).then_some(transaction),
         last_offset,
         last_timestamp_ms,
-        used_at: now,
+        used_ms: used_ms.unwrap_or(last_timestamp_ms),
     })
 }
 
 /// A producer checkpoint that can not be read.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum BadCheckpoint {
-    #[error("producer state of format version {0}, this program reads versions 1 and 2")]
+    #[error("producer state of format version {0}, this program reads versions 1 to 3")]
     Version(u8),
     #[error("producer state ends in the middle")]
     Truncated,
@@ -161,9 +167,7 @@ pub(crate) fn fold(
     previous: Option<&[u8]>,
     batches: &[Batch],
 ) -> Option<Vec<u8>> {
-    // No clock: a fold depends on its arguments alone, so only the bound on the number of producers applies.
-    let now = Duration::ZERO;
-    let mut states = match previous.map(|bytes| ProducerStates::decode(bytes, now)).transpose() {
+    let mut states = match previous.map(ProducerStates::decode).transpose() {
         Ok(states) => states.unwrap_or_default(),
         Err(error) => {
             // The server refuses to start on such a checkpoint, so it is not this server's.
@@ -171,7 +175,9 @@ pub(crate) fn fold(
             ProducerStates::default()
         }
     };
-    states.replay(batches, now);
+    // A fold depends on its arguments alone, so its clock is what the batches say.
+    states.replay(batches);
+    states.forget_expired(states.latest_ms());
     states.forget_aborted(start);
     states.encode()
 }

@@ -1,8 +1,10 @@
 //! Sequences, transactions and checkpoints.
 
+use std::sync::Arc;
+
 use super::*;
 
-const NOW: Duration = Duration::from_secs(1);
+const NOW: i64 = 1_000;
 
 fn batch(producer_id: i64, epoch: i16, base_sequence: i32, records: i32) -> BatchHeader {
     BatchHeader {
@@ -103,7 +105,10 @@ fn producers_are_bounded_and_expire() {
         "the oldest go"
     );
 
-    states.record(&batch(1_000_000, 0, 0, 1), 1_000_000, 0, NOW + EXPIRATION);
+    states.record(&batch(1_000_000, 0, 0, 1), 1_000_000, 0, NOW + EXPIRATION_MS);
+    states.forget_expired(NOW + EXPIRATION_MS - 1);
+    assert_eq!(states.producers.len(), MAX_PRODUCERS);
+    states.forget_expired(NOW + EXPIRATION_MS);
     assert_eq!(states.producers.len(), 1);
 }
 
@@ -115,33 +120,31 @@ fn a_checkpoint_is_what_was_written() {
         states.record(&batch(i % 3, 2, 0, 4), i as u64 * 4, i, NOW);
     }
     let bytes = states.encode().unwrap();
-    let mut read = ProducerStates::decode(&bytes, NOW).unwrap();
-    read.swept_at = states.swept_at;
-    assert_eq!(read, states);
+    assert_eq!(ProducerStates::decode(&bytes).unwrap(), states);
     for len in 0..bytes.len() {
-        assert!(ProducerStates::decode(&bytes[..len], NOW).is_err(), "{len} bytes");
+        assert!(ProducerStates::decode(&bytes[..len]).is_err(), "{len} bytes");
     }
     for bit in 8..bytes.len() * 8 {
         let mut damaged = bytes.clone();
         damaged[bit / 8] ^= 1 << (bit % 8);
-        assert_eq!(ProducerStates::decode(&damaged, NOW).unwrap_err(), BadCheckpoint::Checksum);
+        assert_eq!(ProducerStates::decode(&damaged).unwrap_err(), BadCheckpoint::Checksum);
     }
     let with_checksum = |content: &[u8]| [content, &crc32c::crc32c(content).to_le_bytes()].concat();
     let content = &bytes[..bytes.len() - 4];
     let longer = with_checksum(&[content, &[0]].concat());
-    assert!(matches!(ProducerStates::decode(&longer, NOW), Err(BadCheckpoint::Content(_))));
+    assert!(matches!(ProducerStates::decode(&longer), Err(BadCheckpoint::Content(_))));
     let shorter = with_checksum(&content[..content.len() - 1]);
-    assert_eq!(ProducerStates::decode(&shorter, NOW).unwrap_err(), BadCheckpoint::Truncated);
+    assert_eq!(ProducerStates::decode(&shorter).unwrap_err(), BadCheckpoint::Truncated);
     let mut newer = bytes.clone();
-    newer[0] = 3;
-    assert_eq!(ProducerStates::decode(&newer, NOW).unwrap_err(), BadCheckpoint::Version(3));
+    newer[0] = 4;
+    assert_eq!(ProducerStates::decode(&newer).unwrap_err(), BadCheckpoint::Version(4));
 }
 
 /// Bytes that format version 1 has written; they must open for ever.
 #[test]
 fn version_1_still_opens() {
     let mut states = ProducerStates::default();
-    states.record(&batch(5, 1, 7, 2), 9, 11, NOW);
+    states.record(&batch(5, 1, 7, 2), 9, 11, 11);
     let bytes = [
         1, 1, 0, 0, 0, // version, one producer
         5, 0, 0, 0, 0, 0, 0, 0, 1, 0, 1, // id, epoch, one batch
@@ -150,9 +153,39 @@ fn version_1_still_opens() {
         11, 0, 0, 0, 0, 0, 0, 0, // greatest timestamp
         208, 136, 9, 6, // CRC32C
     ];
-    let mut read = ProducerStates::decode(&bytes, NOW).unwrap();
-    read.swept_at = states.swept_at;
-    assert_eq!(read, states);
+    assert_eq!(ProducerStates::decode(&bytes).unwrap(), states);
+}
+
+/// The same of version 2.
+#[test]
+fn version_2_still_opens() {
+    let mut states = ProducerStates::default();
+    states.record(&batch(5, 1, 7, 2), 9, 11, 11);
+    states.record(&batch(6, 0, 0, 1), 12, 8, 11);
+    states.aborted.push_back(Aborted {
+        producer_id: 5,
+        first_offset: 3,
+        marker_offset: 4,
+        stable_end: 5,
+    });
+    let bytes = [
+        2, 2, 0, 0, 0, // version, two producers
+        5, 0, 0, 0, 0, 0, 0, 0, 1, 0, // id, epoch
+        255, 255, 255, 255, 255, 255, 255, 255, // no transaction
+        9, 0, 0, 0, 0, 0, 0, 0, 11, 0, 0, 0, 0, 0, 0, 0, // last offset and timestamp
+        1, 7, 0, 0, 0, 8, 0, 0, 0, // one batch: base and last sequence
+        9, 0, 0, 0, 0, 0, 0, 0, 11, 0, 0, 0, 0, 0, 0, 0, // base offset, greatest timestamp
+        6, 0, 0, 0, 0, 0, 0, 0, 0, 0, // the other one
+        255, 255, 255, 255, 255, 255, 255, 255, //
+        12, 0, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0, //
+        1, 0, 0, 0, 0, 0, 0, 0, 0, //
+        12, 0, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0, //
+        1, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0, // one aborted transaction: producer
+        3, 0, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, // first offset, marker
+        5, 0, 0, 0, 0, 0, 0, 0, // stable end
+        219, 160, 79, 24, // CRC32C
+    ];
+    assert_eq!(ProducerStates::decode(&bytes).unwrap(), states);
 }
 
 #[test]
@@ -170,6 +203,172 @@ fn folding_in_parts_is_folding_at_once() {
     let in_parts =
         fold(StreamOffset(0), fold(StreamOffset(0), None, &batches[..1]).as_deref(), &batches[1..]);
     assert_eq!(at_once, in_parts);
-    let states = ProducerStates::decode(&at_once.unwrap(), NOW).unwrap();
+    let states = ProducerStates::decode(&at_once.unwrap()).unwrap();
     assert_eq!(states.check(&batch(4, 0, 6, 1)).unwrap(), Verdict::Append);
+}
+
+const DAY: i64 = EXPIRATION_MS;
+
+/// Batches of two records, each by producer, sequence and time; part of a transaction if that says so.
+fn log(appended: &[(i64, i32, i64, bool)]) -> Vec<Batch> {
+    let batch = |(at, (id, sequence, time_ms, transactional)): (usize, &(i64, i32, i64, bool))| {
+        let of = (*id, 0, *sequence);
+        let compression = kafka_protocol::records::Compression::None;
+        let mut payload = batch::tests::encode(compression, of, &[*time_ms, *time_ms]);
+        if *transactional {
+            payload = batch::tests::transactional(&payload);
+        }
+        let base = StreamOffset(2 * at as u64);
+        Batch { base, count: 2, max_timestamp_ms: *time_ms, payload }
+    };
+    appended.iter().enumerate().map(batch).collect()
+}
+
+fn folded(batches: &[Batch]) -> ProducerStates {
+    ProducerStates::decode(&fold(StreamOffset(0), None, batches).unwrap()).unwrap()
+}
+
+fn ids(states: &ProducerStates) -> Vec<i64> {
+    states.active().iter().map(|producer| producer.id).collect()
+}
+
+#[test]
+fn a_fold_forgets_who_was_silent_for_a_day_of_the_log() {
+    let silent = [(3, 0, 0, true), (1, 0, 0, false), (2, 0, 1, false), (4, 0, DAY, false)];
+    assert_eq!(ids(&folded(&log(&silent[..3]))), [1, 2, 3]);
+    assert_eq!(ids(&folded(&log(&silent))), [2, 3, 4], "what is open stays");
+    // Who writes old records is not old.
+    let late = [(1, 0, 30 * DAY, false), (2, 0, 0, false), (1, 2, 31 * DAY - 1, false)];
+    assert_eq!(ids(&folded(&log(&late))), [1, 2]);
+    let later = [&late[..], &[(1, 4, 31 * DAY, false)]].concat();
+    assert_eq!(ids(&folded(&log(&later))), [1]);
+}
+
+/// Also where producers come back that some pieces have forgotten and others have not.
+#[test]
+fn whatever_the_pieces_the_fold_is_the_same() {
+    let appended = [
+        (1, 0, 0, false),
+        (2, 0, 10, true),
+        (3, 0, DAY, false),
+        (1, 2, DAY + 5, false),
+        (4, 0, 0, false),
+        (1, 4, 2 * DAY + 5, false),
+        (3, 2, 2 * DAY, false),
+        (2, 2, 2 * DAY + 6, true),
+        (4, 2, 9 * DAY, false),
+    ];
+    let batches = log(&appended);
+    let at_once = fold(StreamOffset(0), None, &batches);
+    for cuts in 0..1_u32 << (batches.len() - 1) {
+        let (mut checkpoint, mut from) = (None, 0);
+        for end in 1..=batches.len() {
+            if end == batches.len() || (cuts >> (end - 1)) & 1 == 1 {
+                let piece = &batches[from..end];
+                checkpoint = fold(StreamOffset(0), checkpoint.as_deref(), piece);
+                from = end;
+            }
+        }
+        assert_eq!(checkpoint, at_once, "{cuts:b}");
+    }
+    // Of who came back the batches of before are not remembered.
+    let states = folded(&batches[..4]);
+    assert_eq!(states.producers[&1].batches.len(), 1);
+}
+
+#[test]
+fn a_start_reckons_from_the_times_of_batches_with_some_grace() {
+    let now_ms = 10 * DAY;
+    let start = |used_ms| {
+        let mut states = ProducerStates::default();
+        states.record(&batch(1, 0, 0, 1), 0, used_ms, used_ms);
+        states.start_clock(now_ms);
+        states.producers[&1].used_ms
+    };
+    assert_eq!(start(now_ms - 5), now_ms - 5);
+    assert_eq!(start(i64::MAX), now_ms, "a clock that was wrong");
+    assert_eq!(start(-1), now_ms - DAY + GRACE_MS);
+}
+
+fn transactional(producer_id: i64) -> BatchHeader {
+    BatchHeader { attributes: 1 << 4, ..batch(producer_id, 0, 0, 1) }
+}
+
+/// A transaction of one record that begins at this offset.
+fn begin(producers: &mut Counted, id: i64, offset: u64) {
+    producers.change(|states| states.record(&transactional(id), offset, 0, NOW));
+}
+
+fn end(producers: &mut Counted, id: i64, outcome: Outcome, offset: u64) {
+    producers.change(|states| states.record_marker(&batch(id, 0, -1, 1), outcome, offset, NOW));
+}
+
+#[test]
+fn a_partition_remembers_so_many_aborted_transactions_and_those_that_are_open_may_join_them() {
+    const MAX: u64 = 1 << 18;
+    let totals = Arc::<Totals>::default();
+    let mut producers = Counted::new(ProducerStates::default(), totals.clone());
+    begin(&mut producers, 1, 0);
+    for at in 1..MAX {
+        assert!(producers.has_room_for_transaction(), "{at}");
+        begin(&mut producers, 2, 2 * at);
+        end(&mut producers, 2, Outcome::Abort, 2 * at + 1);
+    }
+    assert!(!producers.has_room_for_transaction());
+    assert!(!producers.begins_transaction(&transactional(1)), "it goes on");
+    assert!(producers.begins_transaction(&transactional(2)));
+    assert!(!producers.begins_transaction(&batch(3, 0, 0, 1)), "it has none");
+    assert_eq!(totals.transactions.get(), MAX as i64);
+
+    // A checkpoint knows them all.
+    let bytes = producers.encode().unwrap();
+    let read = Counted::new(ProducerStates::decode(&bytes).unwrap(), totals.clone());
+    assert!(!read.has_room_for_transaction());
+    assert_eq!(totals.transactions.get(), 2 * MAX as i64);
+    drop(read);
+    assert_eq!((totals.transactions.get(), totals.producers.get()), (MAX as i64, 2));
+
+    end(&mut producers, 1, Outcome::Abort, 2 * MAX);
+    assert_eq!(producers.aborted_in(0, u64::MAX).len() as u64, MAX);
+    assert!(!producers.has_room_for_transaction(), "it has only moved");
+    producers.change(|states| states.forget_aborted(StreamOffset(4)));
+    assert!(producers.has_room_for_transaction());
+    assert_eq!(totals.transactions.get(), MAX as i64 - 1);
+    begin(&mut producers, 1, 2 * MAX + 1);
+    assert!(!producers.has_room_for_transaction());
+    end(&mut producers, 1, Outcome::Commit, 2 * MAX + 2);
+    assert!(producers.has_room_for_transaction(), "it was not aborted");
+}
+
+#[test]
+fn who_fills_the_totals_elsewhere_takes_little_from_a_partition() {
+    let totals = Arc::<Totals>::default();
+    totals.fill();
+    let mut producers = Counted::new(ProducerStates::default(), totals.clone());
+    let others = totals.producers.get();
+    for id in 0..32 {
+        producers.change(|states| states.record(&batch(id, 0, 0, 1), id as u64, 0, NOW));
+    }
+    assert_eq!(ids(&producers), (0..32).collect::<Vec<_>>());
+    begin(&mut producers, 0, 100);
+    producers.change(|states| states.record(&batch(99, 0, 0, 1), 101, 0, NOW));
+    let left: Vec<i64> = [0].into_iter().chain(2..32).chain([99]).collect();
+    assert_eq!(ids(&producers), left, "the oldest that has nothing open makes room");
+    assert_eq!(totals.producers.get(), others + 32);
+
+    // So it is after a start.
+    let mut states = ProducerStates::default();
+    for id in 0..100 {
+        states.record(&batch(id, 0, 0, 1), id as u64, 0, NOW);
+    }
+    assert_eq!(ids(&Counted::new(states, totals.clone())), (68..100).collect::<Vec<_>>());
+
+    for at in 1..128 {
+        assert!(producers.has_room_for_transaction(), "{at}");
+        begin(&mut producers, 1, 1_000 + 2 * at);
+        end(&mut producers, 1, Outcome::Abort, 1_001 + 2 * at);
+    }
+    assert!(!producers.has_room_for_transaction());
+    drop(producers);
+    assert_eq!(totals.producers.get(), others);
 }

@@ -10,7 +10,11 @@ use super::transactions::Producer;
 use crate::batch::tests::plain;
 use crate::wire::newer::{DescribedLogDirs, Unchanged};
 
-async fn delete(client: &mut Client, topic: &str, wanted: &[(i32, i64)]) -> Vec<(i32, i16, i64)> {
+pub(super) async fn delete(
+    client: &mut Client,
+    topic: &str,
+    wanted: &[(i32, i64)],
+) -> Vec<(i32, i16, i64)> {
     use delete_records_request::*;
     let partition = |(index, offset): &(i32, i64)| {
         DeleteRecordsPartition::default().with_partition_index(*index).with_offset(*offset)

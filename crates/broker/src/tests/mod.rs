@@ -17,6 +17,7 @@ mod late;
 mod log_compaction;
 mod producing;
 mod quotas;
+mod remembered;
 mod restarting;
 mod retention;
 mod secured;

@@ -1,0 +1,138 @@
+//! What partitions remember of producers and of aborted transactions is bounded, and is forgotten in time.
+
+use std::time::Duration;
+
+use kafka_protocol::messages::*;
+use kafka_protocol::records::Compression;
+
+use super::deleting::delete;
+use super::harness::{TestServer, text};
+use super::transactions::Producer;
+use crate::batch::tests::encode;
+use crate::partition::unix_time_ms;
+use crate::producer_state::EXPIRATION;
+use crate::retention;
+
+const POLICY_VIOLATION: i16 = 44;
+const TRANSACTION_ABORTABLE: i16 = 120;
+
+/// Transactions that a partition remembers whatever others do.
+const FREE: usize = 128;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_transaction_begins_that_would_be_one_too_many_and_each_one_ends() {
+    for (version_2, refused) in [(true, TRANSACTION_ABORTABLE), (false, POLICY_VIOLATION)] {
+        let mut server = TestServer::start().await;
+        let topic_id = server.topic("t", 2, &[]).await;
+        let mut producer = Producer::init(&server, "a", version_2).await;
+        for _ in 0..FREE - 1 {
+            producer.add("t", &[0]).await;
+            assert_eq!(producer.produce("t", topic_id, 0).await.0, 0);
+            assert_eq!(producer.end(false).await, 0);
+        }
+        let mut open = Producer::init(&server, "open", version_2).await;
+        open.add("t", &[0]).await;
+        assert_eq!(open.produce("t", topic_id, 0).await.0, 0);
+
+        // With that there is no room, be the log all there is or an upload behind it.
+        for uploaded in [false, false, true] {
+            if uploaded {
+                server.store().flush().await.unwrap();
+                server.crash().await;
+                producer.reconnect(&server).await;
+                open.reconnect(&server).await;
+            }
+            let totals = server.server().topics.totals.clone();
+            totals.fill();
+            producer.add("t", &[0]).await;
+            assert_eq!(producer.produce("t", topic_id, 0).await, (refused, -1));
+            assert_eq!(totals.refused.get(), 1);
+            // Who is told so aborts, and can.
+            assert_eq!(producer.end(false).await, 0);
+            assert_eq!(open.produce("t", topic_id, 0).await.0, 0);
+            server.crash().await;
+            producer.reconnect(&server).await;
+            open.reconnect(&server).await;
+        }
+        server.server().topics.totals.fill();
+        assert_eq!(open.end(false).await, 0);
+        let partitions = server.server().topics.by_name("t").unwrap().partitions.clone();
+        assert_eq!(partitions[0].aborted_transactions(), FREE);
+        producer.add("t", &[0]).await;
+        assert_eq!(producer.produce("t", topic_id, 0).await, (refused, -1));
+        assert_eq!(producer.end(false).await, 0);
+
+        // Elsewhere transactions go on, and here as soon as the records are gone.
+        let mut other = Producer::init(&server, "b", version_2).await;
+        other.add("t", &[1]).await;
+        assert_eq!(other.produce("t", topic_id, 1).await.0, 0);
+        assert_eq!(other.end(true).await, 0);
+        let deleted = delete(&mut server.client().await, "t", &[(0, -1)]).await;
+        assert_eq!((deleted[0].1, partitions[0].aborted_transactions()), (0, 0));
+        producer.add("t", &[0]).await;
+        assert_eq!(producer.produce("t", topic_id, 0).await.0, 0);
+        assert_eq!(producer.end(true).await, 0);
+    }
+}
+
+/// The producers that DescribeProducers tells of partition 0.
+async fn known(server: &TestServer) -> Vec<i64> {
+    use describe_producers_request::TopicRequest;
+    let topic =
+        TopicRequest::default().with_name(TopicName(text("t"))).with_partition_indexes(vec![0]);
+    let request = DescribeProducersRequest::default().with_topics(vec![topic]);
+    let response = server.client().await.call(0, &request).await;
+    let active = &response.topics[0].partitions[0].active_producers;
+    active.iter().map(|producer| producer.producer_id.0).collect()
+}
+
+/// Let time pass, and what looks at partitions now and then look.
+async fn pass(server: &TestServer, time: Duration) {
+    tokio::time::pause();
+    tokio::time::advance(time).await;
+    tokio::time::resume();
+    retention::look(server.server()).await;
+}
+
+#[tokio::test]
+async fn a_quiet_partition_forgets_its_producers() {
+    const QUIET: i64 = 1_000_000;
+    let server = TestServer::start().await;
+    let topic_id = server.topic("t", 1, &[]).await;
+    let mut open = Producer::init(&server, "a", true).await;
+    assert_eq!(open.produce("t", topic_id, 0).await.0, 0);
+    // However old its records are.
+    let batch = encode(Compression::None, (QUIET, 0, 0), &[5]);
+    assert_eq!(server.client().await.produce("t", 0, &batch).await.0, 0);
+    pass(&server, EXPIRATION - Duration::from_secs(3_600)).await;
+    let before = known(&server).await;
+    assert!(before.len() == 2 && before.contains(&QUIET), "{before:?}");
+    assert_eq!(server.server().topics.totals.producers.get(), 2);
+    pass(&server, Duration::from_secs(2 * 3_600)).await;
+    let after = known(&server).await;
+    assert!(after.len() == 1 && !after.contains(&QUIET), "what is open stays: {after:?}");
+    assert_eq!(server.server().topics.totals.producers.get(), 1);
+    // Of a producer that was forgotten any sequence is taken.
+    let batch = encode(Compression::None, (QUIET, 0, 77), &[5]);
+    assert_eq!(server.client().await.produce("t", 0, &batch).await.0, 0);
+}
+
+/// After a start the times of records say how long producers were silent, and one that may try again is not forgotten yet.
+#[tokio::test]
+async fn a_restart_makes_no_producer_young_again() {
+    const SILENT: i64 = 1_000_000;
+    const PRESENT: i64 = 1_000_001;
+    let mut server = TestServer::start().await;
+    server.topic("t", 1, &[]).await;
+    let day_ms = EXPIRATION.as_millis() as i64;
+    for (id, ms) in [(SILENT, unix_time_ms() - day_ms + 60_000), (PRESENT, unix_time_ms())] {
+        let batch = encode(Compression::None, (id, 0, 0), &[ms]);
+        assert_eq!(server.client().await.produce("t", 0, &batch).await.0, 0);
+    }
+    server.store().flush().await.unwrap();
+    server.restart().await;
+    pass(&server, Duration::from_secs(1_800)).await;
+    assert_eq!(known(&server).await, [SILENT, PRESENT]);
+    pass(&server, Duration::from_secs(1_800)).await;
+    assert_eq!(known(&server).await, [PRESENT]);
+}
