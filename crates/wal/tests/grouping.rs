@@ -43,6 +43,7 @@ fn small_blocks_with_little_padding_go_side_by_side() {
     assert_eq!(writes(&disk), [16 << 10; 4], "the fifth has the slot that is free");
     disk.run_until_idle();
     assert_eq!(wal.durable(), wal.appended());
+    disk.set_mode(Mode::Immediate);
     drop(wal);
     assert_eq!(scan(&disk).1.len(), 5);
 }

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use super::{BlockWrite, Flight, Shared, State};
 use crate::AppendError;
 use crate::block::{Block, Piece};
-use crate::layout::{LogOffset, RECORD_HEADER_BYTES};
+use crate::layout::{LogOffset, PAGE, RECORD_HEADER_BYTES};
 use crate::record::{Kind, RecordHeader};
 
 /// From this length on, a body is referred to, not copied at once.
@@ -15,7 +15,7 @@ const SHARED_BYTES: usize = 32 * 1024;
 
 /// A block that is not full is worth a padding if it is at least such a part of a full one: that costs 6% at most.
 const LARGE_PART: u64 = 4;
-/// A smaller one is if it wastes no more than one in so many bytes: 6%, too.
+/// A smaller one of a page or more is if it wastes no more than one in so many bytes: 6%, too.
 const CHEAP_PADDING: u64 = 16;
 /// Blocks that are not full go while fewer writes than this are in flight.
 const EARLY_WRITES: usize = 2;
@@ -213,7 +213,7 @@ impl State {
         let block = self.current.as_ref()?;
         let large_bytes = u64::from(shared.options.block_bytes) / LARGE_PART;
         let is_worth_padding = block.new_bytes() >= large_bytes
-            || CHEAP_PADDING * block.padding_bytes() <= block.new_bytes();
+            || block.new_bytes() >= (CHEAP_PADDING * block.padding_bytes()).max(PAGE);
         let padded = (Form::Padded, block.padded_bytes());
         let cut = (Form::Cut, block.write_bytes());
         if let (Some(limiter), Some(now)) = (&mut self.limiter, now)
