@@ -21,7 +21,7 @@ const CHEAP_PADDING: u64 = 16;
 const EARLY_WRITES: usize = 2;
 /// Or while fewer than this are, which together have less than [`LARGE_PART`] of a block.
 const EARLY_SMALL_WRITES: usize = 4;
-/// The same where writes are limited.
+/// Where writes are limited, blocks that are not full go while fewer than this are in flight.
 const EARLY_PACED_WRITES: usize = 3;
 
 /// A record on its way into blocks.
