@@ -96,17 +96,17 @@ impl Bound {
             readers.iter().map(|(topic, count)| f64::from(topic.partitions * count) * 2.0).sum();
         let all_connections: u32 = writers.iter().map(|topic| connections(topic)).sum::<u32>()
             + readers.iter().map(|(topic, count)| connections(topic) * count).sum::<u32>();
-        // Parts of 8 MiB: four on their way, one that is filled, a block of 1 MiB that is encoded, and the 1 MiB that a directory writes at a time.
-        let object = 5.0 * 8.0 + 2.0;
+        // Parts of 8 MiB: those on their way, one that is filled, a block of 1 MiB that is encoded, and the 1 MiB that a directory writes at a time.
+        let object = |on_their_way: f64| (on_their_way + 1.0) * 8.0 + 2.0;
         Self(vec![
             ("log cache (--log-cache)", LOG_CACHE as f64),
             ("block cache (--block-cache)", BLOCK_CACHE as f64),
             ("late reads on their way (--late-read-memory)", LATE_READS as f64),
             ("write-ahead log: window of 64 MiB", 64.0),
-            ("an upload: the parts of an object", object),
+            ("an upload: the parts of an object", object(4.0)),
             (
-                "compaction: 8 spans of 4 MiB, 7 MiB of indexes, parts of 2 objects",
-                8.0 * 4.0 + 7.0 + 2.0 * object,
+                "compaction: 8 spans of 2 MiB, 7 MiB of indexes, parts of 2 objects",
+                8.0 * 2.0 + 7.0 + 2.0 * object(2.0),
             ),
             ("the catalog's page cache", 8.0),
             ("requests of these clients (at most 256 MiB of any)", requests.min(256.0)),

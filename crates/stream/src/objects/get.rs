@@ -2,9 +2,8 @@
 
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
 
-use alluvium_device::{AlignedBuf, PAGE_BYTES};
+use alluvium_device::{FileBytes, PAGE_BYTES};
 use bytes::Bytes;
 use futures::TryStreamExt;
 use futures::stream::BoxStream;
@@ -16,9 +15,11 @@ use crate::object::Damage;
 
 /// So much of a file is read at once: the kernel asks the disk for all of it, and what the log writes meanwhile stands behind it.
 const READ_BYTES: usize = 256 << 10;
+/// A piece of a file that is as large is read to where it stays, with the rest of its first and of its last page; a smaller one is copied out of what was read.
+const OWN_PAGES_BYTES: usize = 128 << 10;
 
 /// Neighbouring pieces of an object from `from` on, of these lengths; short ones where the object ends. Each is in memory of its own, and
-/// once: a piece that is kept must keep nothing else, and a bound on bytes should be one on memory.
+/// once: a piece that is kept must keep nothing else, but for the rest of three pages beside a large one, and a bound on bytes should be one on memory.
 pub(super) async fn get(
     store: &dyn ObjectStore,
     name: &str,
@@ -99,7 +100,7 @@ async fn fill(
 fn read_pieces(file: &File, from: u64, lens: &[usize]) -> io::Result<Vec<Bytes>> {
     let flags = fcntl_getfl(file)?;
     let is_direct = fcntl_setfl(file, flags | OFlags::DIRECT).is_ok();
-    let read = || read_steps(|step, at| read_step(file, step, at), from, lens);
+    let read = || read_all(|pages, at, most| pages.read_more(file, at, most), from, lens);
     match read() {
         // Of larger units than ours, it may be; or what came was short, and the rest begins within a page.
         Err(error) if is_direct && error.kind() == io::ErrorKind::InvalidInput => {
@@ -110,52 +111,85 @@ fn read_pieces(file: &File, from: u64, lens: &[usize]) -> io::Result<Vec<Bytes>>
     }
 }
 
-/// Read whole pages by `read_at`, one step after the other, and copy the pieces out of them.
-fn read_steps(
-    read_at: impl Fn(&mut [u8], u64) -> io::Result<usize>,
+/// Read whole pages by `read_more`, which has the signature of [`FileBytes::read_more`].
+fn read_all(
+    read_more: impl Fn(&mut FileBytes, u64, usize) -> io::Result<usize>,
     from: u64,
     lens: &[usize],
 ) -> io::Result<Vec<Bytes>> {
-    let end = from + lens.iter().map(|len| *len as u64).sum::<u64>();
-    let mut at = from - from % PAGE_BYTES as u64;
-    let left = |at: u64| usize::try_from(end.saturating_sub(at)).unwrap_or(usize::MAX);
-    let mut step = AlignedBuf::zeroed(left(at).clamp(1, READ_BYTES));
-    // What was read and not copied yet.
-    let mut read = 0..0;
-    let mut is_end = false;
     let mut pieces = Vec::with_capacity(lens.len());
-    for len in lens {
-        let mut piece = Vec::with_capacity(*len);
-        while piece.len() < *len {
-            if read.is_empty() {
-                if is_end {
-                    break;
-                }
-                let wanted = left(at).next_multiple_of(PAGE_BYTES).min(step.len());
-                let came = read_at(&mut step[..wanted], at)?;
-                // What is short of that is not the end yet: a signal may have come, or a network have a say.
-                is_end = came == 0;
-                let before = usize::try_from(from.saturating_sub(at)).expect("less than a page");
-                read = before.min(came)..came;
-                at += came as u64;
-                continue;
-            }
-            let taken = read.len().min(len - piece.len());
-            piece.extend_from_slice(&step[read.start..read.start + taken]);
-            read.start += taken;
+    let mut at = from;
+    for run in lens.chunk_by(|one, next| *one.max(next) < OWN_PAGES_BYTES) {
+        match run {
+            [len] if *len >= OWN_PAGES_BYTES => pieces.push(read_large(&read_more, at, *len)?),
+            small => read_small(&read_more, at, small, &mut pieces)?,
         }
-        pieces.push(Bytes::from(piece));
+        at += run.iter().map(|len| *len as u64).sum::<u64>();
     }
     Ok(pieces)
 }
 
-fn read_step(file: &File, step: &mut [u8], at: u64) -> io::Result<usize> {
-    loop {
-        match file.read_at(step, at) {
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            read => return read,
+fn read_large(
+    read_more: impl Fn(&mut FileBytes, u64, usize) -> io::Result<usize>,
+    from: u64,
+    len: usize,
+) -> io::Result<Bytes> {
+    let (first_page, before) = page(from);
+    let end = before + len;
+    let mut pages = FileBytes::with_capacity(end);
+    while pages.len() < end {
+        let wanted = (end - pages.len()).next_multiple_of(PAGE_BYTES).min(READ_BYTES);
+        let at = first_page + pages.len() as u64;
+        // What is short is not the end yet: a signal may have come, or a network have a say.
+        if read_more(&mut pages, at, wanted)? == 0 {
+            break;
         }
     }
+    let end = end.min(pages.len());
+    Ok(Bytes::from(pages).slice(before.min(end)..end))
+}
+
+/// One step after the other, and copy the pieces out of them.
+fn read_small(
+    read_more: impl Fn(&mut FileBytes, u64, usize) -> io::Result<usize>,
+    from: u64,
+    lens: &[usize],
+    pieces: &mut Vec<Bytes>,
+) -> io::Result<()> {
+    let (mut at, mut before) = page(from);
+    let mut left = before + lens.iter().sum::<usize>();
+    let mut step = FileBytes::with_capacity(left.min(READ_BYTES));
+    // How much of the step was copied, or is not wanted.
+    let mut used = 0;
+    let mut is_end = false;
+    for len in lens {
+        let mut piece = Vec::with_capacity(*len);
+        while piece.len() < *len {
+            if used == step.len() {
+                if is_end {
+                    break;
+                }
+                step.clear();
+                let wanted = left.next_multiple_of(PAGE_BYTES).min(READ_BYTES);
+                let came = read_more(&mut step, at, wanted)?;
+                is_end = came == 0;
+                used = before.min(came);
+                (at, before, left) = (at + came as u64, before - used, left.saturating_sub(came));
+                continue;
+            }
+            let taken = (step.len() - used).min(len - piece.len());
+            piece.extend_from_slice(&step[used..used + taken]);
+            used += taken;
+        }
+        pieces.push(Bytes::from(piece));
+    }
+    Ok(())
+}
+
+/// Where the page begins that has this position, and how much lies before it there.
+fn page(position: u64) -> (u64, usize) {
+    let before = position % PAGE_BYTES as u64;
+    (position - before, usize::try_from(before).expect("less than a page"))
 }
 
 #[cfg(test)]
@@ -196,8 +230,8 @@ mod tests {
                 assert!(at > len_bytes || is_direct(&file) == has_direct);
                 // Where the page cache has to serve.
                 let file = File::open(&path).unwrap();
-                let read = |step: &mut [u8], at| read_step(&file, step, at);
-                assert!(read_steps(read, from as u64, &lens).unwrap() == there);
+                let read = |pages: &mut FileBytes, at, most| pages.read_more(&file, at, most);
+                assert!(read_all(read, from as u64, &lens).unwrap() == there);
                 assert!(!is_direct(&file));
             }
         }
@@ -205,17 +239,24 @@ mod tests {
 
     #[test]
     fn a_short_read_is_not_the_end() {
-        let whole: Vec<u8> = (0..5 * PAGE_BYTES).map(|i| (i * 7 + i / PAGE_BYTES) as u8).collect();
+        let whole: Vec<u8> =
+            (0..OWN_PAGES_BYTES + 5 * PAGE_BYTES).map(|i| (i * 7 + i / PAGE_BYTES) as u8).collect();
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("object");
+        std::fs::write(&path, &whole).unwrap();
+        let file = File::open(&path).unwrap();
         for most_bytes in [1, 1_000, PAGE_BYTES, PAGE_BYTES + 1] {
-            let read = |step: &mut [u8], at: u64| {
-                let there = &whole[whole.len().min(at as usize)..];
-                let came = there.len().min(step.len()).min(most_bytes);
-                step[..came].copy_from_slice(&there[..came]);
-                Ok(came)
+            let read = |pages: &mut FileBytes, at, most: usize| {
+                pages.read_more(&file, at, most.min(most_bytes))
             };
-            let pieces = read_steps(read, 5, &[PAGE_BYTES, 3, 4 * PAGE_BYTES]).unwrap();
-            let (first, rest) = whole[5..].split_at(PAGE_BYTES);
-            assert!(pieces == [first, &rest[..3], &rest[3..]], "at most {most_bytes} at once");
+            let lens = [PAGE_BYTES, 3, OWN_PAGES_BYTES, 7, OWN_PAGES_BYTES];
+            let pieces = read_all(read, 5, &lens).unwrap();
+            let mut rest = &whole[5..];
+            for (len, piece) in lens.iter().zip(&pieces) {
+                let there = rest.split_off(..rest.len().min(*len)).unwrap();
+                assert!(piece == there, "{len} bytes, at most {most_bytes} at once");
+            }
+            assert_eq!(pieces.len(), lens.len());
         }
     }
 

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use object_store::{MultipartUpload, ObjectStoreExt, PutPayload};
 use tokio::task::{JoinError, JoinSet};
 
-use super::{ObjectError, Request, Way, within};
+use super::{Cause, ObjectError, Request, Way, within};
 
 /// Objects up to this size are one PUT; larger ones are written in parts of exactly this size, but for the last. At least 5 MiB, S3's
 /// minimum.
@@ -16,6 +16,8 @@ const PART_BYTES: usize = 8 << 20;
 const PARTS_MAX: u64 = 10_000;
 /// Parts in flight: with the one being filled, the memory that an upload takes.
 const PARTS_IN_FLIGHT: usize = 4;
+/// The same of compaction, which nobody waits for, and which has two such objects at a time, and its sources in memory besides.
+const COMPACTED_PARTS_IN_FLIGHT: usize = 2;
 
 /// Writes one object: a small one with a single PUT, a large one in parts, so that memory stays bounded. Parts are on their way also while
 /// nobody writes. One that fails is repeated by the store's client; when that gives up, the object has failed.
@@ -84,7 +86,7 @@ impl<'a> Writer<'a> {
                 none.insert(Large { upload, parts: JoinSet::new() })
             }
         };
-        while large.parts.len() >= PARTS_IN_FLIGHT {
+        while large.parts.len() >= parts_in_flight(self.way.cause) {
             arrived(self.name, large.parts.join_next().await)?;
         }
         let (name, part) = (self.name.to_owned(), large.upload.put_part(payload));
@@ -139,6 +141,13 @@ fn part_bytes(payload_bytes: u64) -> usize {
     usize::try_from(least).unwrap_or(usize::MAX).max(PART_BYTES)
 }
 
+fn parts_in_flight(cause: Cause) -> usize {
+    match cause {
+        Cause::Compaction => COMPACTED_PARTS_IN_FLIGHT,
+        Cause::Upload | Cause::Read | Cause::CleanUp => PARTS_IN_FLIGHT,
+    }
+}
+
 /// What has become of a part.
 fn arrived(
     name: &str,
@@ -171,7 +180,6 @@ mod tests {
 
     use super::*;
     use crate::bandwidth::Bandwidth;
-    use crate::objects::Cause;
 
     /// What has become of multipart uploads, and what is to become of them.
     #[derive(Debug, Default)]
@@ -274,7 +282,11 @@ mod tests {
     }
 
     fn writer<'a>(store: &'a Store, unlimited: &'a Bandwidth) -> Writer<'a> {
-        Writer::new(Way { store, bandwidth: unlimited, cause: Cause::Upload }, "a", 0)
+        writer_for(Cause::Upload, store, unlimited)
+    }
+
+    fn writer_for<'a>(cause: Cause, store: &'a Store, unlimited: &'a Bandwidth) -> Writer<'a> {
+        Writer::new(Way { store, bandwidth: unlimited, cause }, "a", 0)
     }
 
     #[test]
@@ -313,12 +325,14 @@ mod tests {
             (2 * PART_BYTES, vec![PART_BYTES; 2]),
             (7 * PART_BYTES + 5, [vec![PART_BYTES; 7], vec![5]].concat()),
         ] {
-            let store = Store(InMemory::new(), Arc::default());
-            write(&mut writer(&store, &unlimited), len).await.unwrap();
-            assert_eq!(*store.1.parts.lock(), parts);
-            let most = store.1.most_in_flight.load(Ordering::SeqCst) as usize;
-            assert_eq!(most, parts.len().min(PARTS_IN_FLIGHT));
-            assert!(written(&store).await == Some(pattern(len)));
+            for (cause, bound) in [(Cause::Upload, 4), (Cause::Compaction, 2)] {
+                let store = Store(InMemory::new(), Arc::default());
+                write(&mut writer_for(cause, &store, &unlimited), len).await.unwrap();
+                assert_eq!(*store.1.parts.lock(), parts);
+                let most = store.1.most_in_flight.load(Ordering::SeqCst) as usize;
+                assert_eq!(most, parts.len().min(bound), "{cause:?}");
+                assert!(written(&store).await == Some(pattern(len)));
+            }
         }
     }
 

@@ -1,0 +1,119 @@
+//! Reading files into memory that Direct I/O can fill.
+
+use std::fs::File;
+use std::io;
+use std::ops::Deref;
+
+use bytes::Bytes;
+use rustix::io::{pread, retry_on_intr};
+
+use crate::buffer::PAGE_BYTES;
+
+/// Bytes of a file, read one part behind the other into memory that begins at a page.
+///
+/// What nothing was read into yet is not initialised: nobody pays for zeroes that are overwritten at once.
+pub struct FileBytes {
+    /// Its first byte at a page is at `start`; it has no room for more than it had at first, so it stays there.
+    memory: Vec<u8>,
+    start: usize,
+}
+
+impl FileBytes {
+    /// Room for so many bytes, rounded up to whole pages.
+    pub fn with_capacity(len_bytes: usize) -> Self {
+        let mut memory: Vec<u8> =
+            Vec::with_capacity(len_bytes.next_multiple_of(PAGE_BYTES) + PAGE_BYTES);
+        let start = memory.as_ptr().align_offset(PAGE_BYTES);
+        memory.resize(start, 0);
+        Self { memory, start }
+    }
+
+    /// Read at most `most_bytes` of `file` from position `at` on, behind what is here already, as far as there is room. Returns how many came: 0 at the end of the file, or without room; fewer than
+    /// asked for are no end.
+    ///
+    /// # Errors
+    /// As of `pread(2)`. A signal is none.
+    pub fn read_more(&mut self, file: &File, at: u64, most_bytes: usize) -> io::Result<usize> {
+        let room = self.memory.spare_capacity_mut();
+        let most_bytes = most_bytes.min(room.len());
+        let room = &mut room[..most_bytes];
+        let came_bytes = retry_on_intr(|| {
+            let (came, _) = pread(file, &mut *room, at)?;
+            Ok(came.len())
+        })?;
+        // SAFETY: so many bytes behind the present length were initialised by the read, which had room for them within the capacity.
+        unsafe { self.memory.set_len(self.memory.len() + came_bytes) };
+        Ok(came_bytes)
+    }
+
+    /// Forget what was read, and keep the memory.
+    pub fn clear(&mut self) {
+        self.memory.truncate(self.start);
+    }
+}
+
+impl Deref for FileBytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.memory[self.start..]
+    }
+}
+
+/// Copies nothing.
+impl From<FileBytes> for Bytes {
+    fn from(read: FileBytes) -> Self {
+        Self::from(read.memory).slice(read.start..)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    fn file(bytes: &[u8]) -> (tempfile::TempDir, File) {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file");
+        fs::write(&path, bytes).unwrap();
+        (directory, File::open(path).unwrap())
+    }
+
+    #[test]
+    fn parts_come_one_behind_the_other() {
+        let whole: Vec<u8> =
+            (0..3 * PAGE_BYTES + 5).map(|i| (i * 7 + i / PAGE_BYTES) as u8).collect();
+        let (_directory, file) = file(&whole);
+        let mut read = FileBytes::with_capacity(whole.len());
+        assert_eq!(read.as_ptr().align_offset(PAGE_BYTES), 0);
+        assert_eq!(read.read_more(&file, 0, PAGE_BYTES).unwrap(), PAGE_BYTES);
+        assert_eq!(
+            read.read_more(&file, PAGE_BYTES as u64, usize::MAX).unwrap(),
+            2 * PAGE_BYTES + 5
+        );
+        assert!(*read == whole);
+        assert_eq!(read.read_more(&file, whole.len() as u64, 1).unwrap(), 0, "it has an end");
+        read.clear();
+        assert!(read.is_empty());
+        assert_eq!(read.read_more(&file, 1, 2).unwrap(), 2);
+        assert_eq!(Bytes::from(read), whole[1..3]);
+    }
+
+    #[test]
+    fn no_more_comes_than_there_is_room_for() {
+        let whole = vec![1; 4 * PAGE_BYTES];
+        let (_directory, file) = file(&whole);
+        let mut read = FileBytes::with_capacity(1);
+        let memory = read.as_ptr();
+        let mut at = 0;
+        loop {
+            match read.read_more(&file, at, usize::MAX).unwrap() {
+                0 => break,
+                came => at += came as u64,
+            }
+        }
+        assert!((PAGE_BYTES..=2 * PAGE_BYTES).contains(&read.len()), "{}", read.len());
+        assert_eq!(read.as_ptr(), memory);
+    }
+}
