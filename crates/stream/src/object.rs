@@ -23,8 +23,9 @@ const _: () = assert!(
     HEADER_BYTES == 32 && ENTRY_BYTES == 24 && INDEX_ENTRY_BYTES == 56 && FOOTER_BYTES == 64
 );
 
-/// A block is closed before it would grow past this. A larger batch has a block to itself.
-pub(crate) const BLOCK_TARGET_BYTES: usize = 1 << 20;
+/// A block is closed before it would grow past this. A larger batch has a block to itself. With its header and the rest of its pages it fits into 1 MiB, which allocators hand out as it is: of a
+/// little more they make 1.25 MiB.
+pub(crate) const BLOCK_TARGET_BYTES: usize = (1 << 20) - (16 << 10);
 /// A payload of so much is not copied into its block: to send a piece more costs less than that.
 const SHARED_BYTES: usize = 4 << 10;
 /// What is copied is gathered in pieces of about this size, or, if a block has less, less.
