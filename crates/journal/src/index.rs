@@ -249,7 +249,7 @@ impl Writer<'_> {
     /// Make the table anew, now.
     #[cold]
     fn grow(&mut self) -> io::Result<()> {
-        let larger = Table::new(self.owned.next_log2())?;
+        let larger = Arc::new(Table::new(self.owned.next_log2())?);
         self.owned.move_to(larger, &self.index.shards[self.hash.shard()]);
         Ok(())
     }
@@ -307,7 +307,7 @@ impl Owned {
     }
 
     /// Have all entries in another table, of [`Self::next_log2`], which is empty; returns the one before.
-    fn move_to(&mut self, other: Table, shard: &Shard) -> Arc<Table> {
+    fn move_to(&mut self, other: Arc<Table>, shard: &Shard) -> Arc<Table> {
         let table = &self.table;
         for slot in 0..table.slots() {
             let place = table.words[slot * SLOT_WORDS].load(Ordering::Relaxed);
@@ -319,7 +319,6 @@ impl Owned {
         }
         self.fill.removed = 0;
         self.has_asked = false;
-        let other = Arc::new(other);
         shard.table.store(other.clone());
         std::mem::replace(&mut self.table, other)
     }

@@ -6,6 +6,7 @@ use super::{Index, Table};
 use crate::flush::TellOfPanic;
 use crate::hash::SHARD_BITS;
 use crate::shared::Shared;
+use crate::sync::Arc;
 use crate::waker::Waker;
 
 /// How others reach it.
@@ -23,6 +24,14 @@ impl Grower {
     pub(super) fn ask(&self, shard: usize) {
         self.crowded.fetch_or(1 << shard, Ordering::Release);
         self.waker.wake();
+    }
+
+    /// A shard whose writers have asked, and which is not told again until they ask again.
+    pub(super) fn next(&self) -> Option<usize> {
+        let crowded = self.crowded.load(Ordering::Acquire);
+        let shard = (crowded != 0).then(|| crowded.trailing_zeros() as usize)?;
+        self.crowded.fetch_and(!(1 << shard), Ordering::AcqRel);
+        Some(shard)
     }
 
     /// Until the cache is closed.
@@ -47,28 +56,37 @@ impl Index {
     ///
     /// Where there is no memory for it nothing is done: who puts keys hears of it when the table is full.
     pub(super) fn grow_crowded(&self) -> bool {
-        let crowded = self.grower.crowded.load(Ordering::Acquire);
-        if crowded == 0 {
-            return false;
+        let Some(at) = self.grower.next() else { return false };
+        if let Some(buckets_log2) = self.wanted(at)
+            && let Ok(mut made) = Table::new(buckets_log2)
+        {
+            made.words.populate();
+            self.replace(at, made);
         }
-        let at = crowded.trailing_zeros() as usize;
-        self.grower.crowded.fetch_and(!(1 << at), Ordering::AcqRel);
-        let shard = &self.shards[at];
-        let wanted = {
-            let mut owned = shard.writer.0.lock();
-            // Entries may have gone: whoever finds it crowded again asks again.
-            owned.has_asked = owned.is_crowded();
-            owned.has_asked.then(|| owned.next_log2())
-        };
-        let Some(buckets_log2) = wanted else { return true };
-        let Ok(mut larger) = Table::new(buckets_log2) else { return true };
-        larger.words.populate();
+        true
+    }
+
+    /// The size of the table that the shard's is to be replaced by, if it is crowded.
+    pub(super) fn wanted(&self, shard: usize) -> Option<u32> {
+        let mut owned = self.shards[shard].writer.0.lock();
+        // Entries may have gone: whoever finds it crowded again asks again.
+        owned.has_asked = owned.is_crowded();
+        owned.has_asked.then(|| owned.next_log2())
+    }
+
+    /// Replace the shard's table by one that was made for it, unless what is wanted has changed meanwhile.
+    pub(super) fn replace(&self, shard: usize, made: Table) {
+        let (shard, made) = (&self.shards[shard], Arc::new(made));
         let mut owned = shard.writer.0.lock();
-        let old = (owned.is_crowded() && owned.next_log2() == buckets_log2)
-            .then(|| owned.move_to(larger, shard));
+        let unneeded = if owned.is_crowded() && owned.next_log2() == made.buckets_log2 {
+            owned.move_to(made, shard)
+        } else {
+            // Or nobody would ask again, and the table be full before it grows.
+            owned.has_asked = false;
+            made
+        };
         drop(owned);
         // Behind the lock, as it is given back to the system.
-        drop(old);
-        true
+        drop(unneeded);
     }
 }

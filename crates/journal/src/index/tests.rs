@@ -108,6 +108,30 @@ fn a_crowded_table_is_made_anew_once_by_whoever_comes_first() {
     }
 }
 
+/// While the grower makes a table keys go, and nobody wants it any more: it comes again when they come again.
+#[test]
+fn a_table_that_was_made_in_vain_is_asked_for_again() {
+    let of_one_shard = |key: u64| KeyHash { high: 0, ..hash(key) };
+    let index = Index::with_room(0).unwrap();
+    let small = index.shards[0].table.load().slots();
+    let enter = |key: u64| {
+        let mut writer = index.lock(of_one_shard(key));
+        writer.make_room().unwrap();
+        writer.set(place(key, of_one_shard(key)));
+    };
+    let crowded = room(FIRST_BUCKETS_LOG2) as u64 + 1;
+    (0..crowded).for_each(enter);
+    assert_eq!(index.grower.next(), Some(0));
+    let made = Table::new(index.wanted(0).unwrap()).unwrap();
+    for key in 0..crowded {
+        assert!(index.lock(of_one_shard(key)).remove().is_some());
+    }
+    index.replace(0, made);
+    assert_eq!(index.shards[0].table.load().slots(), small, "it is not crowded any more");
+    (0..crowded).for_each(enter);
+    assert!(index.grow_crowded(), "it is crowded again");
+}
+
 #[test]
 fn the_newest_record_is_recovered_in_any_order() {
     let hash = hash(1);
