@@ -200,14 +200,9 @@ impl Block {
         page_ceil(self.len as u64)
     }
 
-    /// Bytes that a padding would take.
-    pub(crate) fn padding_bytes(&self) -> u64 {
-        padding_len(self.len as u64)
-    }
-
     /// Bytes of the write that it becomes with a padding.
     pub(crate) fn padded_bytes(&self) -> u64 {
-        self.len as u64 + self.padding_bytes()
+        self.len as u64 + padding_len(self.len as u64)
     }
 
     /// Bytes of its whole pages.
@@ -240,7 +235,7 @@ impl Block {
     /// Close it with a padding record, so that the next block has its pages for itself. Returns the padding's length, which is 0 if it
     /// ends on a page boundary, perhaps inside a record.
     pub(crate) fn pad(&mut self) -> u64 {
-        let padding = self.padding_bytes();
+        let padding = padding_len(self.len as u64);
         if padding > 0 {
             assert_eq!(self.boundary, self.end(), "a padding inside a record");
             self.padding = padding as usize;

@@ -7,21 +7,15 @@ use bytes::Bytes;
 use super::{BlockWrite, Flight, Shared, State};
 use crate::AppendError;
 use crate::block::{Block, Piece};
-use crate::layout::{LogOffset, PAGE, RECORD_HEADER_BYTES};
+use crate::layout::{LogOffset, RECORD_HEADER_BYTES};
 use crate::record::{Kind, RecordHeader};
 
 /// From this length on, a body is referred to, not copied at once.
 const SHARED_BYTES: usize = 32 * 1024;
 
-/// A block that is not full is worth a padding if it is at least such a part of a full one: that costs 6% at most.
-const LARGE_PART: u64 = 4;
-/// A smaller one of a page or more is if it wastes no more than one in so many bytes: 6%, too.
-const CHEAP_PADDING: u64 = 16;
 /// Blocks that are not full go while fewer writes than this are in flight.
 const EARLY_WRITES: usize = 2;
-/// Or while fewer than this are, which together have less than [`LARGE_PART`] of a block.
-const EARLY_SMALL_WRITES: usize = 4;
-/// Where writes are limited, blocks that are not full go while fewer than this are in flight.
+/// The same where writes are limited.
 const EARLY_PACED_WRITES: usize = 3;
 
 /// A record on its way into blocks.
@@ -192,14 +186,11 @@ impl State {
     /// How the next block goes, if it does, and the bytes of its write.
     ///
     /// With nothing in flight, so that nothing would complete and send the rest, all there is goes: cut where it ends, so that small records at a low rate take the
-    /// space of records, not of pages; or padded if that costs 6% at most, so that the next one need not wait for it.
+    /// space of records, not of pages; or padded if it is at least a quarter of a block, which costs 6% at most, so that the next one need not wait for it.
     ///
-    /// While writes are in flight, a block that is not full is sent early if a padding costs 6% at most and fewer than two writes are in flight. So small blocks never take the
+    /// While writes are in flight, a block that is not full is sent early if it is at least a quarter full and fewer than two writes are in flight. So small blocks never take the
     /// slots of full ones, and as the device slows down blocks grow by themselves. Two is measured: as good as one at 1 KiB and 1,024 outstanding, better at 64 KiB and 64
     /// outstanding, while with six the same load goes in more and smaller writes and comes out about a tenth slower in all of these.
-    ///
-    /// Up to four go as long as they are small together. Else a client with a few batches outstanding, which sends the next one when one is answered, has one of them in a write and
-    /// the others waiting for it, and then the others way round: each takes two writes' time.
     ///
     /// A limit on writes paces them instead, at even distances and with at most three in flight (a disk of 3,000 writes/s and 0.7 ms has two on average; when it queues, blocks
     /// grow here too). Then a block is padded if that wastes less than half of its pages; or, unless there are bytes to spare, sent up to its last page boundary: no byte is padded or written
@@ -211,9 +202,7 @@ impl State {
             return (idle || !block.repeats_page()).then(|| (Form::Sealed, block.write_bytes()));
         }
         let block = self.current.as_ref()?;
-        let large_bytes = u64::from(shared.options.block_bytes) / LARGE_PART;
-        let is_worth_padding = block.new_bytes() >= large_bytes
-            || block.new_bytes() >= (CHEAP_PADDING * block.padding_bytes()).max(PAGE);
+        let small = block.new_bytes() < u64::from(shared.options.block_bytes) / 4;
         let padded = (Form::Padded, block.padded_bytes());
         let cut = (Form::Cut, block.write_bytes());
         if let (Some(limiter), Some(now)) = (&mut self.limiter, now)
@@ -237,19 +226,10 @@ impl State {
             return early;
         }
         match idle {
-            true => Some(if is_worth_padding { padded } else { cut }),
-            false => {
-                (is_worth_padding && !block.repeats_page() && self.has_early_slot(large_bytes))
-                    .then_some(padded)
-            }
+            true => Some(if small { cut } else { padded }),
+            false => (!small && !block.repeats_page() && self.flights.len() < EARLY_WRITES)
+                .then_some(padded),
         }
-    }
-
-    /// Whether a block that is not full may go beside those in flight.
-    fn has_early_slot(&self, large_bytes: u64) -> bool {
-        let in_flight_bytes = || self.flights.iter().map(|flight| flight.bytes).sum::<u64>();
-        self.flights.len() < EARLY_WRITES
-            || (self.flights.len() < EARLY_SMALL_WRITES && in_flight_bytes() < large_bytes)
     }
 
     /// Whether a limit forbids a write of `bytes` now; then the alarm is set.
