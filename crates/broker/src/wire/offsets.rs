@@ -75,6 +75,17 @@ fn take_i32(buf: &mut Bytes) -> Result<i32> {
     Ok(buf.try_get_bytes(size_of::<i32>())?.get_i32())
 }
 
+/// A topic of a response in version 10.
+fn put_topic(buf: &mut impl ByteBufMut, id: Uuid, partitions: &[impl Encodable]) -> Result<()> {
+    buf.put_slice(id.as_bytes());
+    put_len(buf, partitions.len());
+    for partition in partitions {
+        partition.encode(buf, KNOWN)?;
+    }
+    put_no_tagged(buf);
+    Ok(())
+}
+
 impl Decodable for OffsetCommit {
     fn decode<B: ByteBuf>(buf: &mut B, version: i16) -> Result<Self> {
         if version <= KNOWN {
@@ -113,12 +124,7 @@ impl Encodable for OffsetCommitted {
         buf.put_i32(body.throttle_time_ms);
         put_len(buf, body.topics.len());
         for (topic, id) in body.topics.iter().zip(topic_ids) {
-            buf.put_slice(id.as_bytes());
-            put_len(buf, topic.partitions.len());
-            for partition in &topic.partitions {
-                partition.encode(buf, KNOWN)?;
-            }
-            put_no_tagged(buf);
+            put_topic(buf, *id, &topic.partitions)?;
         }
         put_no_tagged(buf);
         Ok(())
@@ -182,12 +188,7 @@ impl Encodable for OffsetsFetched {
             put_text(buf, Some(&group.group_id));
             put_len(buf, group.topics.len());
             for (topic, id) in group.topics.iter().zip(ids) {
-                buf.put_slice(id.as_bytes());
-                put_len(buf, topic.partitions.len());
-                for partition in &topic.partitions {
-                    partition.encode(buf, KNOWN)?;
-                }
-                put_no_tagged(buf);
+                put_topic(buf, *id, &topic.partitions)?;
             }
             buf.put_i16(group.error_code);
             put_no_tagged(buf);
