@@ -3,12 +3,13 @@
 mod support;
 
 use std::collections::BTreeSet;
+use std::fs;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use support::{Server, contains, help, ok_json, refused};
@@ -520,7 +521,7 @@ fn what_was_answered_with_always_survives_a_kill() {
 fn a_password_is_asked_for() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("password");
-    std::fs::write(&file, "open-sesame\n").unwrap();
+    fs::write(&file, "open-sesame\n").unwrap();
     let server = start(directory.path(), &["--password-file", file.to_str().unwrap()]);
     let mut client = Client::new(&server);
     assert_eq!(client.ask(&["GET", "a"]), "-NOAUTH Authentication required.");
@@ -602,6 +603,69 @@ fn every_metric_is_documented_with_its_type() {
     assert_eq!(rows, shown);
     let (status, health) = server.get("/healthz");
     assert!(status.contains("200") && health == "ok\n", "{status}: {health}");
+}
+
+/// A directory in the place of the oldest journal's name: it can not be removed, and so there is no room for others.
+#[test]
+fn eviction_that_fails_is_told_until_it_does_its_work_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let options = ["--metrics-listen", "127.0.0.1:0", "--compression", "none"];
+    let server = start(directory.path(), &options);
+    let mut client = Client::new(&server);
+    let value = "x".repeat(10_000);
+    let mut written = 0;
+    let mut set = move || {
+        written += 1;
+        client.ask(&["SET", &format!("key:{written}"), &value])
+    };
+    let oldest = directory.path().join("cache/000000000000.journal");
+    while !directory.path().join("cache/000000000003.journal").exists() {
+        assert_eq!(set(), "+OK");
+    }
+    fs::remove_file(&oldest).unwrap();
+    fs::create_dir(&oldest).unwrap();
+    let refused =
+        (0..10_000).map(|_| set()).find(|answer| answer != "+OK").expect("the disk is full");
+    contains(&refused, &["-ERR ", "000000000000.journal", "directory"]);
+    let told = |server: &Server| {
+        let (_, health) = server.get("/healthz");
+        let (_, metrics) = server.get("/metrics");
+        let metric =
+            metrics.lines().find_map(|it| it.strip_prefix("alluvium_cache_upkeep_failed "));
+        let info = Client::new(server).bulk(&["INFO"]).unwrap();
+        let info = String::from_utf8(info).unwrap();
+        let info = info.lines().find_map(|it| it.strip_prefix("upkeep_failed:"));
+        let of = |told: Option<&str>| told.expect("it is there").to_string();
+        (health, of(metric), of(info))
+    };
+    // As soon as the work in the background has come to its end.
+    let comes = |code: &str| {
+        let begun = Instant::now();
+        while !server.get("/healthz").0.contains(code) {
+            assert!(begun.elapsed() < HANGS, "{code}");
+            thread::sleep(Duration::from_millis(10));
+        }
+    };
+    comes("503");
+    let (health, metric, info) = told(&server);
+    contains(&health, &["failed: ", "000000000000.journal", "directory"]);
+    assert_eq!((&metric[..], &info[..]), ("1", "1"));
+
+    // It is tried again each second.
+    fs::remove_dir(&oldest).unwrap();
+    fs::write(&oldest, "").unwrap();
+    let begun = Instant::now();
+    while set() != "+OK" {
+        assert!(begun.elapsed() < HANGS);
+        thread::sleep(Duration::from_millis(50));
+    }
+    for _ in 0..1000 {
+        assert_eq!(set(), "+OK");
+    }
+    comes("200");
+    let (health, metric, info) = told(&server);
+    assert_eq!(health, "ok\n");
+    assert_eq!((&metric[..], &info[..]), ("0", "0"));
 }
 
 #[test]

@@ -57,9 +57,9 @@ impl Session for &Cache {
     }
 
     fn get_many(&mut self, keys: &[Key], mut see: impl FnMut(usize, &[u8])) -> Result<()> {
-        for (at, value) in Cache::get_many(self, keys)?.iter().enumerate() {
-            if let Some(value) = value {
-                see(at, value);
+        for (at, value) in Cache::get_many(self, keys).into_iter().enumerate() {
+            if let Some(value) = value? {
+                see(at, &value);
             }
         }
         Ok(())

@@ -373,12 +373,9 @@ fn one(
             Workload::Getmany => {
                 batch.push(key(random.below(args.keys)));
                 if batch.len() == BATCH || done + 1 == operations {
-                    read_bytes += cache
-                        .get_many(&batch)?
-                        .iter()
-                        .flatten()
-                        .map(|value| value.len())
-                        .sum::<usize>();
+                    for value in cache.get_many(&batch) {
+                        read_bytes += value?.map_or(0, |value| value.len());
+                    }
                     batch.clear();
                 }
             }

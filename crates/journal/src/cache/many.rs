@@ -17,14 +17,15 @@ struct Cold {
 
 impl Cache {
     /// The values of several keys, in their order. Faster than one after the other: the processor fetches what is in memory at one time, and so does the disk what is not, as far as the kernel lets
-    /// us use io_uring. Each key is looked up at a moment of its own.
+    /// us use io_uring. Each key is looked up at a moment of its own, and has a result of its own: one that can not be read costs the others nothing. (`into_iter().collect::<Result<Vec<_>, _>>()`
+    /// makes one of all.)
     ///
     /// Reads the disk. What is read at one time is at most 32 reads of at most 1 MiB together, which is the memory that this takes beside what the values take; a record for which more than 256 KiB
     /// have to be read is read by itself.
     ///
     /// # Errors
-    /// As [`Self::get`], for any of them.
-    pub fn get_many<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<Vec<Option<Value>>> {
+    /// Of each key as [`Self::get`].
+    pub fn get_many<K: AsRef<[u8]>>(&self, keys: &[K]) -> Vec<Result<Option<Value>>> {
         let shared = &*self.shared;
         let mut values = Vec::with_capacity(keys.len());
         let mut cold = Vec::new();
@@ -42,21 +43,21 @@ impl Cache {
                 }
             }
             for ((hash, place), key) in hashes.into_iter().zip(places).zip(chunk) {
-                let read = self.read(key.as_ref(), hash, place, Reach::Memory)?;
-                if matches!(read, Read::OnDisk) {
+                let read = self.read(key.as_ref(), hash, place, Reach::Memory);
+                if matches!(read, Ok(Read::OnDisk)) {
                     cold.push(Cold { at: values.len(), hash });
                 }
-                values.push(read.found().map(|found| found.value));
+                values.push(value_of(read));
             }
             // Those that a batch has no room for wait for the next ones.
             while cold.len() >= MOST_READS {
-                self.read_batch(keys, &mut cold, &mut values)?;
+                self.read_batch(keys, &mut cold, &mut values);
             }
         }
         while !cold.is_empty() {
-            self.read_batch(keys, &mut cold, &mut values)?;
+            self.read_batch(keys, &mut cold, &mut values);
         }
-        Ok(values)
+        values
     }
 
     /// Remove several keys; returns how many of them were there. Each is removed at a moment of its own, as by [`Self::delete`]. What has to be read for it (records that are not in memory and have a
@@ -99,8 +100,8 @@ impl Cache {
         &self,
         keys: &[K],
         cold: &mut Vec<Cold>,
-        values: &mut [Option<Value>],
-    ) -> Result<()> {
+        values: &mut [Result<Option<Value>>],
+    ) {
         let shared = &*self.shared;
         let mut batch = Batch::default();
         let fits = |it: &&Cold| {
@@ -112,9 +113,11 @@ impl Cache {
         let fetched = batch.read(&*shared.directory);
         for Cold { at, hash } in cold.drain(..count) {
             let named = shared.index.find(hash);
-            let read = self.read(keys[at].as_ref(), hash, named, Reach::Disk(&fetched))?;
-            values[at] = read.found().map(|found| found.value);
+            values[at] = value_of(self.read(keys[at].as_ref(), hash, named, Reach::Disk(&fetched)));
         }
-        Ok(())
     }
+}
+
+fn value_of(read: Result<Read>) -> Result<Option<Value>> {
+    Ok(read?.found().map(|found| found.value))
 }

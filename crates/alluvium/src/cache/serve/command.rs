@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use alluvium_journal::{Cache, Error, Lookup, MAX_KEY_BYTES, ScanCursor, Value};
+use alluvium_journal::{Cache, Error, Lookup, MAX_KEY_BYTES, ScanCursor};
 use bytes::Bytes;
 
 use super::answers::{Answers, FRAME_BYTES};
@@ -396,31 +396,24 @@ fn mget_from_disk(call: &mut Call<'_>) -> Result {
     // What does not fit any more need not be read.
     while !keys.is_empty() && !call.answers().is_over() {
         let (now, later) = keys.split_at(call.hold_reads(keys, Cache::read_bytes)?);
-        for value in values(call.cache(), now)? {
-            if let Some(value) = value {
-                hits += 1;
-                call.answers().bulk(&value);
-            } else {
-                misses += 1;
-                call.answers().null();
+        for value in call.cache().get_many(now) {
+            match value {
+                Ok(Some(value)) => {
+                    hits += 1;
+                    call.answers().bulk(&value);
+                }
+                // One that is damaged is as good as absent here: the error would not say which key it is. GET does.
+                Ok(None) | Err(Error::Corrupt { .. }) => {
+                    misses += 1;
+                    call.answers().null();
+                }
+                Err(error) => return Err(error.into()),
             }
         }
         keys = later;
     }
     call.server.counters.count_hits(hits, misses);
     Ok(Ran::Answered)
-}
-
-/// The values of several keys. One that is damaged is as good as absent here: it costs the others nothing, and the error would not say which key it is. GET does.
-fn values(cache: &Cache, keys: &[Bytes]) -> std::result::Result<Vec<Option<Value>>, Error> {
-    let one = |key: &Bytes| match cache.get(key) {
-        Err(Error::Corrupt { .. }) => Ok(None),
-        value => value,
-    };
-    match cache.get_many(keys) {
-        Err(Error::Corrupt { .. }) => keys.iter().map(one).collect(),
-        values => values,
-    }
 }
 
 fn exists(call: &mut Call<'_>) -> Result {
@@ -445,10 +438,12 @@ fn exists_on_disk(call: &mut Call<'_>) -> Result {
     let mut there = 0;
     while !keys.is_empty() {
         let (now, later) = keys.split_at(call.hold_reads(keys, Cache::read_bytes)?);
-        there += call.cache().get_many(now)?.iter().flatten().count();
+        for value in call.cache().get_many(now) {
+            there += i64::from(value?.is_some());
+        }
         keys = later;
     }
-    call.answers().integer(i64::try_from(there).unwrap_or(i64::MAX));
+    call.answers().integer(there);
     Ok(Ran::Answered)
 }
 
