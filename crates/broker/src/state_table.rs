@@ -13,6 +13,8 @@
 //! records, can cause), it keeps its input unread: first the previous checkpoint, then each batch. [`decode`] of a
 //! quarantine fails with the reason, so the server does not start and nothing is lost.
 
+use std::ops::RangeInclusive;
+
 use alluvium_stream::Batch;
 
 const CRC_LEN: usize = 4;
@@ -44,13 +46,15 @@ pub(crate) trait Table: Default {
     const QUARANTINE: [u8; 4];
     /// Of the checkpoint.
     const VERSION: u8;
+    /// The oldest one that can still be read.
+    const OLDEST_VERSION: u8 = Self::VERSION;
 
     /// Change the table as an encoded record says.
     fn apply_encoded(&mut self, record: &[u8]) -> Result<(), Corrupt>;
     /// Write the table, in an order that equal tables share.
     fn write(&self, out: &mut Writer);
-    /// Read what [`Self::write`] has written.
-    fn read(reader: &mut Reader<'_>) -> Result<Self, Corrupt>;
+    /// Read what [`Self::write`] has written, in this version, which is one of those that can be read.
+    fn read(reader: &mut Reader<'_>, version: u8) -> Result<Self, Corrupt>;
 }
 
 /// The checkpoint of a table.
@@ -71,8 +75,8 @@ pub(crate) fn decode<T: Table>(bytes: &[u8]) -> Result<T, Corrupt> {
         });
     };
     let mut reader = Reader(body);
-    reader.version("checkpoint", T::VERSION)?;
-    let table = T::read(&mut reader)?;
+    let version = reader.version_of("checkpoint", T::OLDEST_VERSION..=T::VERSION)?;
+    let table = T::read(&mut reader, version)?;
     reader.end()?;
     Ok(table)
 }
@@ -277,8 +281,12 @@ impl<'a> Reader<'a> {
         Ok(items)
     }
     pub(crate) fn version(&mut self, what: &str, known: u8) -> Result<(), Corrupt> {
+        self.version_of(what, known..=known).map(drop)
+    }
+    /// Which of the known ones it is.
+    fn version_of(&mut self, what: &str, known: RangeInclusive<u8>) -> Result<u8, Corrupt> {
         match self.u8()? {
-            version if version == known => Ok(()),
+            version if known.contains(&version) => Ok(version),
             version => Err(Corrupt(format!("a {what} of the unknown format version {version}"))),
         }
     }

@@ -257,7 +257,8 @@ pub(super) async fn offset_commit(
     let readable = |topic: &str| cx.authorize(Operation::Read, Resource::Topic(topic));
     let names = request.topics.iter().map(|topic| topic.name.clone()).collect();
     let exists = cx.readable_partitions(names, is_meant);
-    let mut response = cx.server.groups.offset_commit(request, cx.version, exists).await;
+    let view = cx.server.topics.view();
+    let mut response = cx.server.groups.offset_commit(request, cx.version, &view, exists).await;
     // To a group that did not take the request it is of no interest which topics there are.
     let unknown = ApiError::UnknownTopicOrPartition.code();
     for topic in &mut response.topics {

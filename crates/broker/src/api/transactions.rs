@@ -121,6 +121,7 @@ pub(super) async fn commit_offsets(
         let group = Resource::Group(&request.group_id);
         cx.authorize(Operation::Read, group).map_err(|error| error.kind())
     });
+    let view = cx.server.topics.view();
     let (mut good, mut meant, mut answers) = (Vec::new(), Vec::new(), Vec::new());
     for topic in &request.topics {
         let known = cx.server.topics.by_name(&topic.name).ok();
@@ -160,7 +161,7 @@ pub(super) async fn commit_offsets(
     let transactions = &cx.server.transactions;
     let outcome = match allowed {
         Err(refused) => Some(refused),
-        Ok(()) => transactions.add_offsets(producer, &request, good, add, exist).await.err(),
+        Ok(()) => transactions.add_offsets(producer, &request, good, &view, add, exist).await.err(),
     };
     let topics = answers.into_iter().map(|(name, errors)| {
         let partitions = errors.into_iter().map(|(index, error)| {

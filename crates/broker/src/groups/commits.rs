@@ -17,12 +17,14 @@ use kafka_protocol::messages::{
     TxnOffsetCommitRequest,
 };
 use kafka_protocol::protocol::StrBytes;
+use uuid::Uuid;
 
 use super::delete_offsets::Reads;
 use super::live::{ClassicGroup, LiveGroup};
 use super::offset_log::{Appended, Prepared, Refused};
 use super::offsets::{Committed, Offsets, Position, Record};
 use super::registry::now;
+use super::topics_view::TopicsView;
 use super::{Groups, GroupsError, MAX_GROUP_ID_BYTES, Shared};
 use crate::partition::unix_time_ms;
 use crate::state_stream;
@@ -60,13 +62,14 @@ type Wanted = Option<Vec<(TopicName, Vec<i32>)>>;
 type Found = Vec<(TopicName, Vec<(i32, Option<Committed>)>)>;
 
 impl Groups {
-    /// OffsetCommit, versions 2 to 9. Answered when the offsets are durable. `exists(topic, partition)` says what may be committed for;
+    /// OffsetCommit, versions 2 to 9. Answered when the offsets are durable. `view` has the ids of the topics; `exists(topic, partition)` says what may be committed for;
     /// the rest is answered with UNKNOWN_TOPIC_OR_PARTITION. It is asked again when the offsets are about to be put in line, and must not take another topic of the
     /// name for the one that was there before: if one has gone by then nothing is committed, and all is answered so. The retention time of versions 2 to 4 is not heeded.
-    pub async fn offset_commit(
+    pub(crate) async fn offset_commit(
         &self,
         request: OffsetCommitRequest,
         version: i16,
+        view: &TopicsView,
         exists: impl Fn(&str, i32) -> bool + Send + Sync,
     ) -> OffsetCommitResponse {
         let mut good = Vec::new();
@@ -88,7 +91,7 @@ impl Groups {
             }
             topics.push((topic.name.clone(), partitions));
         }
-        let outcome = self.shared.commit(&request, version, good, &exists).await.err();
+        let outcome = self.shared.commit(&request, version, good, view, &exists).await.err();
         let topics = topics.into_iter().map(|(name, partitions)| {
             let partitions = partitions.into_iter().map(|(index, error)| {
                 // What concerns the whole group comes first: to a fenced member it is of no interest which topics exist.
@@ -159,6 +162,7 @@ impl Groups {
         &self,
         request: &TxnOffsetCommitRequest,
         topics: &[(String, Vec<Position>)],
+        view: &TopicsView,
         record: impl FnOnce() -> R,
     ) -> Result<R, ResponseError> {
         let shared = &self.shared;
@@ -182,6 +186,7 @@ impl Groups {
                 &request.member_id,
                 request.group_instance_id.as_ref(),
                 request.generation_id,
+                partitions(topics, view),
             )?;
             Ok(record())
         })
@@ -303,6 +308,7 @@ impl Shared {
         request: &OffsetCommitRequest,
         version: i16,
         topics: Vec<(String, Vec<Position>)>,
+        view: &TopicsView,
         exists: impl Fn(&str, i32) -> bool,
     ) -> Result<(), ResponseError> {
         self.check_open()?;
@@ -334,6 +340,7 @@ impl Shared {
                     request.group_instance_id.as_ref(),
                     generation,
                     version,
+                    partitions(topics, view),
                 )?;
                 if topics.is_empty() {
                     return Ok(None);
@@ -517,6 +524,17 @@ impl Shared {
             }
         }
     }
+}
+
+/// Partitions by the ids of their topics, `None` where there is no such topic.
+fn partitions<'a>(
+    topics: &'a [(String, Vec<Position>)],
+    view: &'a TopicsView,
+) -> impl Iterator<Item = Option<(Uuid, i32)>> + 'a {
+    topics.iter().flat_map(|(name, positions)| {
+        let id = view.get(name).map(|(id, _)| id);
+        positions.iter().map(move |position| Some((id?, position.partition)))
+    })
 }
 
 fn position(partition: &OffsetCommitRequestPartition) -> Position {

@@ -5,6 +5,7 @@ use std::time::Instant;
 use kafka_protocol::error::ResponseError;
 use kafka_protocol::protocol::StrBytes;
 use tokio::sync::oneshot;
+use uuid::Uuid;
 
 use super::consumer::ConsumerGroup;
 use super::group::{Group, State};
@@ -87,7 +88,7 @@ impl LiveGroup {
         }
     }
 
-    /// May these offsets be committed? By a version of OffsetCommit; for a member of a classic group a sign of life too.
+    /// May offsets of these partitions be committed? By a version of OffsetCommit; for a member of a classic group a sign of life too. A partition without an id is of a topic that is not there.
     pub(super) fn check_commit(
         &mut self,
         now: Instant,
@@ -95,6 +96,7 @@ impl LiveGroup {
         instance_id: Option<&StrBytes>,
         generation_or_epoch: i32,
         version: i16,
+        partitions: impl Iterator<Item = Option<(Uuid, i32)>>,
     ) -> Result<(), ResponseError> {
         match self {
             Self::Classic(group) => {
@@ -104,17 +106,26 @@ impl LiveGroup {
             Self::Share(_) => Err(ResponseError::GroupIdNotFound),
             // An admin client, or a consumer that assigns its partitions itself.
             Self::Consumer(group) if group.is_empty() && generation_or_epoch < 0 => Ok(()),
-            Self::Consumer(group) => match group.check_epoch(member_id, generation_or_epoch) {
-                Err(error @ ResponseError::UnknownMemberId) => Err(error),
-                _ if version < FIRST_VERSION_WITH_EPOCHS && !group.may_be_classic(member_id) => {
-                    Err(ResponseError::UnsupportedVersion)
+            Self::Consumer(group) => {
+                // Of who knows generations the present one alone counts.
+                let checked = match version < FIRST_VERSION_WITH_EPOCHS {
+                    true => group.check_epoch(member_id, generation_or_epoch),
+                    false => group.check_commit(member_id, generation_or_epoch, partitions),
+                };
+                match checked {
+                    Err(error @ ResponseError::UnknownMemberId) => Err(error),
+                    _ if version < FIRST_VERSION_WITH_EPOCHS
+                        && !group.may_be_classic(member_id) =>
+                    {
+                        Err(ResponseError::UnsupportedVersion)
+                    }
+                    // Of before a restart. It speaks the classic protocol, by its version.
+                    Err(ResponseError::StaleMemberEpoch) if version < FIRST_VERSION_WITH_EPOCHS => {
+                        Err(ResponseError::IllegalGeneration)
+                    }
+                    checked => checked,
                 }
-                // Of before a restart. It speaks the classic protocol, by its version.
-                Err(ResponseError::StaleMemberEpoch) if version < FIRST_VERSION_WITH_EPOCHS => {
-                    Err(ResponseError::IllegalGeneration)
-                }
-                checked => checked,
-            },
+            }
         }
     }
 
@@ -125,6 +136,7 @@ impl LiveGroup {
         member_id: &StrBytes,
         instance_id: Option<&StrBytes>,
         generation_or_epoch: i32,
+        partitions: impl Iterator<Item = Option<(Uuid, i32)>>,
     ) -> Result<(), ResponseError> {
         match self {
             Self::Classic(group) => {
@@ -137,7 +149,7 @@ impl LiveGroup {
                 if !is_named || (group.is_empty() && generation_or_epoch < 0) {
                     return Ok(());
                 }
-                match group.check_epoch(member_id, generation_or_epoch) {
+                match group.check_commit(member_id, generation_or_epoch, partitions) {
                     // TxnOffsetCommit knows generations only, as Kafka's.
                     Err(ResponseError::StaleMemberEpoch) => Err(ResponseError::IllegalGeneration),
                     checked => checked,

@@ -361,7 +361,7 @@ impl Table for Offsets {
         });
     }
 
-    fn read(reader: &mut Reader<'_>) -> Result<Self, Corrupt> {
+    fn read(reader: &mut Reader<'_>, _version: u8) -> Result<Self, Corrupt> {
         let mut offsets = Offsets::default();
         reader.list(|reader| {
             let group = reader.str()?;

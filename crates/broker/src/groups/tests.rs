@@ -197,7 +197,7 @@ fn exists(topic: &str, partition: i32) -> bool {
 }
 
 async fn commit(groups: &Groups, request: OffsetCommitRequest) -> Vec<i16> {
-    let response = groups.offset_commit(request, 9, exists).await;
+    let response = groups.offset_commit(request, 9, &TopicsView::default(), exists).await;
     encodes(&response, 2..=9);
     let partitions = response.topics.iter().flat_map(|topic| &topic.partitions);
     partitions.map(|partition| partition.error_code).collect()
@@ -833,7 +833,7 @@ async fn the_bound_on_offsets_refuses_new_ones_and_takes_what_overwrites() {
     let topics = [("topic".to_owned(), vec![position])];
     let may_commit = |group| {
         let request = TxnOffsetCommitRequest::default().with_group_id(group_id(group));
-        groups.commit_in_transaction(&request, &topics, || ())
+        groups.commit_in_transaction(&request, &topics, &TopicsView::default(), || ())
     };
     assert_eq!(may_commit("g0"), Ok(()));
     assert_eq!(may_commit("new"), Err(ResponseError::CoordinatorNotAvailable));

@@ -202,7 +202,11 @@ async fn two_members_share_a_topic_and_admins_see_how() {
     assert_eq!((classic.error_code, classic.group_state.as_str()), (GROUP_ID_NOT_FOUND, "Dead"));
 
     assert_eq!(commit(&mut client, 9, "g", "a", 2).await, 0);
-    assert_eq!(commit(&mut client, 9, "g", "a", 1).await, STALE_MEMBER_EPOCH);
+    // It has had the partition since then, and the other one has not.
+    assert!(kept[0].1.contains(&0));
+    assert_eq!(commit(&mut client, 9, "g", "a", 1).await, 0);
+    assert_eq!(commit(&mut client, 9, "g", &b, 1).await, STALE_MEMBER_EPOCH);
+    assert_eq!(commit(&mut client, 9, "g", "a", 3).await, STALE_MEMBER_EPOCH);
     assert_eq!(commit(&mut client, 9, "g", "x", 2).await, UNKNOWN_MEMBER_ID);
     assert_eq!(commit(&mut client, 9, "g", "", -1).await, UNKNOWN_MEMBER_ID);
     assert_eq!(commit(&mut client, 8, "g", "a", 2).await, 35, "a version without epochs");

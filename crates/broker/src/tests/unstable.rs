@@ -12,7 +12,7 @@ use super::harness::{Client, HANG, TestServer, text};
 use super::transactions::Producer;
 use crate::BrokerConfig;
 use crate::batch::Outcome;
-use crate::groups::Position;
+use crate::groups::{Position, TopicsView};
 use crate::transactions::{State, Transactions};
 
 const COORDINATOR_NOT_AVAILABLE: i16 = 15;
@@ -141,9 +141,10 @@ async fn who_commits_beside_a_transaction_that_ends_waits_for_its_end() {
     let mut b = Producer::init(&server, "b", true).await;
     assert_eq!(b.commit_offsets("g", "t", &[1], 11).await, 0);
     core.transactions.decide_only("a", Outcome::Commit, true).await;
+    let view = TopicsView::default();
 
     let request = commit_request("g", "t", &[0], 11);
-    let mut plain = pin!(core.groups.offset_commit(request, 8, |_, _| true));
+    let mut plain = pin!(core.groups.offset_commit(request, 8, &view, |_, _| true));
     assert!(poll!(plain.as_mut()).is_pending());
     let mut end = pin!(Transactions::end(core, b.identity(), Outcome::Commit, true));
     assert!(poll!(end.as_mut()).is_pending());

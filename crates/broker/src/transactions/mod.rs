@@ -28,7 +28,7 @@ use uuid::Uuid;
 
 use crate::batch::Outcome;
 use crate::errors::ApiError;
-use crate::groups::{Groups, Position};
+use crate::groups::{Groups, Position, TopicsView};
 use crate::partition::{NotAdmitted, unix_time_ms};
 use crate::producer_ids::ProducerIds;
 use crate::server::Server;
@@ -494,6 +494,7 @@ impl Transactions {
         producer: Producer<'_>,
         request: &TxnOffsetCommitRequest,
         topics: Vec<(String, Vec<Position>)>,
+        view: &TopicsView,
         add: bool,
         exist: impl Fn() -> bool,
     ) -> Result<(), ResponseError> {
@@ -525,7 +526,8 @@ impl Transactions {
                     }
                     Ok(self.change(&slot, &mut transaction, event)?)
                 };
-                let append = self.groups.commit_in_transaction(request, &topics, record)??;
+                let append =
+                    self.groups.commit_in_transaction(request, &topics, view, record)??;
                 Ok(Some(append))
             })
             .await?;

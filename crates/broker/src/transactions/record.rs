@@ -162,7 +162,7 @@ impl Table for Transactions {
         });
     }
 
-    fn read(reader: &mut Reader<'_>) -> Result<Self, Corrupt> {
+    fn read(reader: &mut Reader<'_>, _version: u8) -> Result<Self, Corrupt> {
         let transactions = reader.list(|reader| {
             let id = reader.str()?;
             let mut transaction = Transaction {

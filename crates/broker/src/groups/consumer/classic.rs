@@ -336,7 +336,7 @@ impl ConsumerGroup {
     fn is_to_join_again(&self, id: &str, also_to_give_up: bool) -> bool {
         let Some((key, member)) = self.state.members.get_key_value(id) else { return false };
         let is_free = |topic: &Uuid, partition: &i32| {
-            self.state.owners.get(&(*topic, *partition)).is_none_or(|owner| owner == key)
+            self.state.owners.get(&(*topic, *partition)).is_none_or(|owner| owner.id == *key)
         };
         match member.current.progress {
             Progress::Revoking => also_to_give_up,

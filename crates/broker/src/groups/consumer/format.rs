@@ -5,10 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use bytes::Bytes;
 use uuid::Uuid;
 
-use super::state::{Assignment, Change, Current, GroupState, Member, Profile, Progress};
+use super::state::{
+    Assignment, Change, Current, GroupState, Member, Profile, Progress, Since, partitions,
+};
 use crate::state_table::{Corrupt, Reader, Table, Writer};
 
-const VERSION: u8 = 1;
+const RECORD_VERSION: u8 = 1;
 
 const KIND_CHANGED: u8 = 1;
 const KIND_DELETED: u8 = 2;
@@ -48,7 +50,7 @@ pub(in crate::groups) fn encode_deletion(group: &str) -> Bytes {
 
 fn header(kind: u8, group: &str) -> Writer {
     let mut out = Writer::default();
-    out.u8(VERSION);
+    out.u8(RECORD_VERSION);
     out.u8(kind);
     out.str(group);
     out
@@ -190,11 +192,13 @@ impl Table for GroupStates {
     const WHAT: &'static str = "members of consumer groups";
     const CHECKPOINT: [u8; 4] = *b"ALGM";
     const QUARANTINE: [u8; 4] = *b"ALGN";
-    const VERSION: u8 = VERSION;
+    /// 2 tells in which epoch members got their partitions.
+    const VERSION: u8 = 2;
+    const OLDEST_VERSION: u8 = 1;
 
     fn apply_encoded(&mut self, record: &[u8]) -> Result<(), Corrupt> {
         let mut reader = Reader::new(record);
-        reader.version("record", VERSION)?;
+        reader.version("record", RECORD_VERSION)?;
         match reader.u8()? {
             KIND_CHANGED => {
                 let group = reader.str()?;
@@ -223,12 +227,15 @@ impl Table for GroupStates {
                 out.str(id);
                 encode_profile(out, &member.profile);
                 encode_current(out, &member.current);
+                for partition in partitions(&member.current) {
+                    out.i32(group.since(id, partition).unwrap_or(member.current.epoch));
+                }
                 encode_assignment(out, &member.target);
             });
         });
     }
 
-    fn read(reader: &mut Reader<'_>) -> Result<Self, Corrupt> {
+    fn read(reader: &mut Reader<'_>, version: u8) -> Result<Self, Corrupt> {
         let groups = reader.list(|reader| {
             let name = reader.str()?;
             let mut group = GroupState {
@@ -241,11 +248,17 @@ impl Table for GroupStates {
                 let id = reader.str()?;
                 let profile = decode_profile(reader)?;
                 let current = decode_current(reader)?;
+                let since = match version {
+                    1 => Since::new(),
+                    _ => partitions(&current)
+                        .map(|partition| Ok((partition, reader.i32()?)))
+                        .collect::<Result<_, Corrupt>>()?,
+                };
                 let target = decode_assignment(reader)?;
-                Ok((id, Member { profile, current, target }))
+                Ok((id, Member { profile, current, target }, since))
             })?;
-            for (id, member) in members {
-                group.put(id.into(), member);
+            for (id, member, since) in members {
+                group.put(id.into(), member, &since);
             }
             Ok((name, group))
         })?;

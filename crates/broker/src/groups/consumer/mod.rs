@@ -374,7 +374,33 @@ impl ConsumerGroup {
         self.classic.get(id).map_or_else(|| *self.unheard.get(id)?, |classic| classic.due)
     }
 
-    /// May a member commit offsets, or fetch them, with this epoch?
+    /// May a member commit offsets of these partitions with this epoch? With its present one of any; with an older one of those that it has had since then, or may still have (KIP-1251):
+    /// nobody else can have committed for them meanwhile, and the answer that told of the newer epoch may not have come yet.
+    ///
+    /// # Errors
+    /// As [`Self::check_epoch`].
+    pub(super) fn check_commit(
+        &self,
+        id: &str,
+        epoch: i32,
+        mut partitions: impl Iterator<Item = Option<(Uuid, i32)>>,
+    ) -> Result<(), ResponseError> {
+        let checked = self.check_epoch(id, epoch);
+        let is_older = || {
+            let member = self.state.members.get(id);
+            member.is_some_and(|member| (1..member.current.epoch).contains(&epoch))
+        };
+        let has_had = |partition: Option<(Uuid, i32)>| {
+            let since = partition.and_then(|partition| self.state.since(id, partition));
+            since.is_some_and(|since_epoch| since_epoch <= epoch)
+        };
+        match checked {
+            Err(ResponseError::StaleMemberEpoch) if is_older() && partitions.all(has_had) => Ok(()),
+            checked => checked,
+        }
+    }
+
+    /// May a member fetch offsets with this epoch, or commit those of any partition?
     ///
     /// # Errors
     /// UNKNOWN_MEMBER_ID; STALE_MEMBER_EPOCH, or ILLEGAL_GENERATION for one that speaks the classic protocol.
@@ -611,7 +637,7 @@ impl ConsumerGroup {
         let key = Arc::clone(key);
         if !is_settled(&member.current, state.target_epoch) {
             let is_free = |topic, partition| {
-                state.owners.get(&(topic, partition)).is_none_or(|owner| *owner == key)
+                state.owners.get(&(topic, partition)).is_none_or(|owner| owner.id == key)
             };
             let next = reconcile::next(
                 &member.current,

@@ -11,6 +11,9 @@ use uuid::Uuid;
 /// Partitions by topic. No topic in it is without partitions.
 pub(in crate::groups) type Assignment = BTreeMap<Uuid, BTreeSet<i32>>;
 
+/// In which member epoch a member got each of its partitions.
+pub(in crate::groups) type Since = HashMap<(Uuid, i32), i32>;
+
 /// The epoch of a static member that has left for a while.
 pub(in crate::groups) const LEFT_FOR_A_WHILE: i32 = -2;
 
@@ -94,6 +97,14 @@ pub(in crate::groups) fn assignment_bytes(assignment: &Assignment) -> usize {
     assignment.values().map(|p| TOPIC_BYTES + p.len() * PARTITION_BYTES).sum()
 }
 
+/// Who has a partition, or may still have it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::groups) struct Owner {
+    pub(in crate::groups) id: Arc<str>,
+    /// The member epoch in which it got the partition, which nobody else has had since.
+    pub(in crate::groups) since_epoch: i32,
+}
+
 /// A change of one group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::groups) enum Change {
@@ -125,7 +136,7 @@ pub(in crate::groups) struct GroupState {
     /// Derived: member by instance id.
     pub(in crate::groups) static_members: BTreeMap<String, Arc<str>>,
     /// Derived: who has, or may still have, a partition.
-    pub(in crate::groups) owners: HashMap<(Uuid, i32), Arc<str>>,
+    pub(in crate::groups) owners: HashMap<(Uuid, i32), Owner>,
     /// Derived: what the members take in memory, about.
     pub(in crate::groups) size_bytes: usize,
 }
@@ -140,21 +151,22 @@ impl GroupState {
             }
             Change::Joined { group_epoch, id, profile } => {
                 self.epoch = *group_epoch;
-                let (id, mut member) =
-                    self.take(id).unwrap_or((id.as_str().into(), Member::default()));
+                let (id, mut member, since) = self
+                    .take(id)
+                    .unwrap_or_else(|| (id.as_str().into(), Member::default(), Since::new()));
                 member.profile = profile.clone();
-                self.put(id, member);
+                self.put(id, member, &since);
             }
             Change::Removed { group_epoch, id } => {
                 self.epoch = *group_epoch;
                 self.take(id);
             }
             Change::Renamed { from, to } => {
-                if let Some((_, mut member)) = self.take(from) {
+                if let Some((_, mut member, since)) = self.take(from) {
                     self.take(to);
                     member.current.epoch = 0;
                     member.current.previous_epoch = 0;
-                    self.put(to.as_str().into(), member);
+                    self.put(to.as_str().into(), member, &since);
                 }
             }
             Change::Target { id, target } => {
@@ -166,16 +178,16 @@ impl GroupState {
             }
             Change::Targeted { epoch } => self.target_epoch = *epoch,
             Change::Current { id, current } => {
-                if let Some((id, mut member)) = self.take(id) {
+                if let Some((id, mut member, since)) = self.take(id) {
                     member.current = current.clone();
-                    self.put(id, member);
+                    self.put(id, member, &since);
                 }
             }
         }
     }
 
     /// Take a member out, with what is derived from it.
-    fn take(&mut self, id: &str) -> Option<(Arc<str>, Member)> {
+    fn take(&mut self, id: &str) -> Option<(Arc<str>, Member, Since)> {
         let (id, member) = self.members.remove_entry(id)?;
         self.size_bytes -= member.size_bytes(&id);
         if let Some(instance_id) = &member.profile.instance_id
@@ -183,28 +195,38 @@ impl GroupState {
         {
             self.static_members.remove(instance_id);
         }
+        let mut since = Since::new();
         for partition in partitions(&member.current) {
-            if self.owners.get(&partition) == Some(&id) {
+            if let Some(epoch) = self.since(&id, partition) {
                 self.owners.remove(&partition);
+                since.insert(partition, epoch);
             }
         }
-        Some((id, member))
+        Some((id, member, since))
     }
 
-    /// Put a member in that is not there.
-    pub(in crate::groups) fn put(&mut self, id: Arc<str>, member: Member) {
+    /// The member epoch in which a member got a partition that it has, or may still have.
+    pub(in crate::groups) fn since(&self, id: &str, partition: (Uuid, i32)) -> Option<i32> {
+        let owner = self.owners.get(&partition).filter(|owner| *owner.id == *id)?;
+        Some(owner.since_epoch)
+    }
+
+    /// Put a member in that is not there. Of its partitions it got those that are not in `since` in its present epoch.
+    pub(in crate::groups) fn put(&mut self, id: Arc<str>, member: Member, since: &Since) {
         self.size_bytes += member.size_bytes(&id);
         if let Some(instance_id) = &member.profile.instance_id {
             self.static_members.insert(instance_id.clone(), Arc::clone(&id));
         }
         for partition in partitions(&member.current) {
-            self.owners.insert(partition, Arc::clone(&id));
+            let since_epoch = since.get(&partition).copied().unwrap_or(member.current.epoch);
+            self.owners.insert(partition, Owner { id: Arc::clone(&id), since_epoch });
         }
         self.members.insert(id, member);
     }
 }
 
-fn partitions(current: &Current) -> impl Iterator<Item = (Uuid, i32)> {
+/// What a member has, and then what it may still have, each in ascending order.
+pub(in crate::groups) fn partitions(current: &Current) -> impl Iterator<Item = (Uuid, i32)> {
     let all = current.assigned.iter().chain(&current.revoking);
     all.flat_map(|(topic, partitions)| partitions.iter().map(|partition| (*topic, *partition)))
 }

@@ -349,7 +349,7 @@ fn records_and_checkpoints_of_version_1_stay_readable() {
     states.apply_encoded(&record).unwrap();
     assert_eq!(decode::<GroupStates>(&encode(&states)).unwrap(), states);
     let checkpoint = encode(&states);
-    assert_eq!(checkpoint[..5], *b"ALGM\x01");
+    assert_eq!(checkpoint[..5], *b"ALGM\x02");
     for at in 0..checkpoint.len() {
         let mut bad = checkpoint.clone();
         bad[at] ^= 1;
@@ -358,6 +358,89 @@ fn records_and_checkpoints_of_version_1_stay_readable() {
     }
     states.apply_encoded(&encode_deletion("g")).unwrap();
     assert_eq!(states, GroupStates::default());
+}
+
+/// Of before members' epochs were told for each partition.
+#[test]
+fn a_checkpoint_of_version_1_has_members_that_got_everything_in_their_present_epoch() {
+    let current = |epoch, kept: &[i32], given_up: &[i32]| Change::Current {
+        id: "m".into(),
+        current: Current {
+            epoch,
+            assigned: parts("t", kept),
+            revoking: parts("u", given_up),
+            ..Current::default()
+        },
+    };
+    let joined = Change::Joined { group_epoch: 1, id: "m".into(), profile: Profile::default() };
+    let changes = [joined, current(1, &[0, 1], &[5]), current(4, &[1, 2], &[5])];
+    let mut states = GroupStates::default();
+    states.apply_encoded(&encode_changes("g", &changes).0).unwrap();
+    let since = |states: &GroupStates| {
+        let group = &states.0["g"];
+        let at = [("t", 0), ("t", 1), ("t", 2), ("u", 5)];
+        at.map(|(topic, partition)| group.since("m", (topic_id(topic), partition)))
+    };
+    assert_eq!(since(&states), [None, Some(1), Some(4), Some(1)]);
+    let newest = encode(&states);
+    assert_eq!(decode::<GroupStates>(&newest).unwrap(), states);
+
+    // Three epochs before a target without topics, and the checksum.
+    let (mut oldest, end) = (newest.clone(), newest.len() - 8);
+    oldest.truncate(newest.len() - 4);
+    oldest.drain(end - 12..end);
+    oldest[4] = 1;
+    oldest.extend(crc32c::crc32c(&oldest).to_le_bytes());
+    let opened = decode::<GroupStates>(&oldest).unwrap();
+    assert_eq!(since(&opened), [None, Some(4), Some(4), Some(4)]);
+    oldest.truncate(oldest.len() - 4);
+    oldest[4] = 3;
+    oldest.extend(crc32c::crc32c(&oldest).to_le_bytes());
+    decode::<GroupStates>(&oldest).expect_err("of a newer program");
+}
+
+/// What a member has committed before it hears of a new epoch counts, as nobody else has had the partition since (KIP-1251).
+#[test]
+fn a_commit_with_an_older_epoch_counts_for_what_the_member_has_had_since() {
+    let now = Instant::now();
+    let (mut group, topics) = (group(now), view(1, &[("t", 4)]));
+    let stale = Err(ResponseError::StaleMemberEpoch);
+    let of = |group: &ConsumerGroup, id: &str, epoch, partitions: &[i32]| {
+        let partitions = partitions.iter().map(|partition| Some((topic_id("t"), *partition)));
+        group.check_commit(id, epoch, partitions)
+    };
+    group.heartbeat(now, rules(), &topics, &join("a", &["t"])).unwrap();
+    group.heartbeat(now, rules(), &topics, &join("b", &["t"])).unwrap();
+    let kept = group.heartbeat(now, rules(), &topics, &go_on("a", 1)).unwrap().assignment.unwrap();
+    // It has not given up the rest.
+    assert_eq!(of(&group, "a", 1, &[0, 1, 2, 3]), Ok(()));
+    group.heartbeat(now, rules(), &topics, &owns(go_on("a", 1), &kept)).unwrap();
+    group.heartbeat(now, rules(), &topics, &go_on("b", 2)).unwrap();
+    let kept: Vec<i32> = kept[&topic_id("t")].iter().copied().collect();
+    let given: Vec<i32> = (0..4).filter(|partition| !kept.contains(partition)).collect();
+    assert_eq!(of(&group, "a", 1, &kept), Ok(()));
+    assert_eq!(of(&group, "a", 1, &[]), Ok(()));
+    assert_eq!(of(&group, "a", 1, &[kept[0], given[0]]), stale);
+    assert_eq!(of(&group, "a", 2, &given), Ok(()), "as in Kafka");
+    for epoch in [-2, -1, 0, 3] {
+        assert_eq!(of(&group, "a", epoch, &kept), stale, "{epoch}");
+    }
+    assert_eq!(of(&group, "b", 2, &given), Ok(()));
+    assert_eq!(of(&group, "b", 1, &given), stale);
+    assert_eq!(of(&group, "c", 1, &kept), Err(ResponseError::UnknownMemberId));
+    let absent = [Some((topic_id("t"), kept[0])), None].into_iter();
+    assert_eq!(group.check_commit("a", 1, absent), stale);
+
+    // What comes back is had from then on.
+    group.leave(now, "b", None, false).unwrap();
+    group.heartbeat(now, rules(), &topics, &go_on("a", 2)).unwrap();
+    let group = ConsumerGroup::new(group.state.clone(), rules(), now);
+    assert_eq!(group.state.members["a"].current.epoch, 3);
+    for epoch in [1, 2] {
+        assert_eq!(of(&group, "a", epoch, &kept), Ok(()));
+        assert_eq!(of(&group, "a", epoch, &given), stale);
+    }
+    assert_eq!(of(&group, "a", 3, &given), Ok(()));
 }
 
 /// Sees what has no `secret` in its name, until it sees everything.

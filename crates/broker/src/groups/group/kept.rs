@@ -202,7 +202,7 @@ impl Table for KeptGroups {
         });
     }
 
-    fn read(reader: &mut Reader<'_>) -> Result<Self, Corrupt> {
+    fn read(reader: &mut Reader<'_>, _version: u8) -> Result<Self, Corrupt> {
         let groups = reader.list(|reader| Ok((reader.str()?, Kept::read(reader)?)))?;
         Ok(Self(groups.into_iter().collect()))
     }

@@ -193,7 +193,7 @@ impl Table for ShareStates {
         });
     }
 
-    fn read(reader: &mut Reader<'_>) -> Result<Self, Corrupt> {
+    fn read(reader: &mut Reader<'_>, _version: u8) -> Result<Self, Corrupt> {
         let groups = reader.list(|reader| {
             let group = reader.str()?;
             let partitions =

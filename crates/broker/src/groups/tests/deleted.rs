@@ -51,8 +51,10 @@ async fn a_commit_that_waits_for_room_is_for_no_later_topic_of_the_name() {
     let (_store, groups) = world.start().await;
     let topics = Topics { is_deleted: AtomicBool::new(false) };
     fill(&groups);
+    let view = TopicsView::default();
     let request = commit_request("g", &[("topic", 0, 7), ("topic-b", 0, 8)]);
-    let mut waiting = pin!(groups.offset_commit(request, 9, |topic, _| topics.exists(topic)));
+    let mut waiting =
+        pin!(groups.offset_commit(request, 9, &view, |topic, _| topics.exists(topic)));
     assert!(poll!(waiting.as_mut()).is_pending());
     topics.delete(&world, &groups).await;
     let answered = world.run(waiting).await;

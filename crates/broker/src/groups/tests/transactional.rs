@@ -54,7 +54,10 @@ async fn the_sweep_leaves_what_an_open_transaction_is_about_to_replace() {
     let begin = |group, partition| {
         let request = TxnOffsetCommitRequest::default().with_group_id(group_id(group));
         let record = || pending.add(group, &id, [("topic", vec![partition])].into_iter());
-        assert_eq!(groups.commit_in_transaction(&request, &[], record), Ok(()));
+        assert_eq!(
+            groups.commit_in_transaction(&request, &[], &TopicsView::default(), record),
+            Ok(())
+        );
     };
     begin("old", 1);
     begin("new", 0);
@@ -110,7 +113,10 @@ fn commit_beside(groups: &Groups, group: &str, other: impl FnOnce() + Send) {
             thread::yield_now();
             groups.pending().add(group, &"id".into(), [("topic", vec![0])].into_iter());
         };
-        assert_eq!(groups.commit_in_transaction(&request, &[], record), Ok(()));
+        assert_eq!(
+            groups.commit_in_transaction(&request, &[], &TopicsView::default(), record),
+            Ok(())
+        );
     });
 }
 
@@ -164,7 +170,8 @@ async fn nothing_is_committed_for_a_dead_group() {
     let come_again = ResponseError::CoordinatorNotAvailable;
     let request = TxnOffsetCommitRequest::default().with_group_id(group_id("g"));
     let mut is_recorded = false;
-    let refused = groups.commit_in_transaction(&request, &[], || is_recorded = true);
+    let refused =
+        groups.commit_in_transaction(&request, &[], &TopicsView::default(), || is_recorded = true);
     assert_eq!((refused, is_recorded), (Err(come_again), false));
     let refused = world.run(commit(&groups, commit_request("g", &[("topic", 0, 7)]))).await;
     assert_eq!(refused, [come_again.code()]);

@@ -87,6 +87,10 @@ struct World {
     clients: Vec<Client>,
     topics: BTreeMap<&'static str, u32>,
     version: u64,
+    /// Who has used a partition last: its member id, and the epoch that it knew.
+    last_used: HashMap<(Uuid, i32), (String, i32)>,
+    /// The same of those who had used it before: what they have sent may still come.
+    before: BTreeSet<(String, i32, (Uuid, i32))>,
 }
 
 fn subscription(bits: usize) -> (BTreeSet<String>, String) {
@@ -110,6 +114,8 @@ impl World {
             clients: (0..CLIENTS).map(client).collect(),
             topics: BTreeMap::from([("a", 3), ("b", 4)]),
             version: 0,
+            last_used: HashMap::new(),
+            before: BTreeSet::new(),
         }
     }
 
@@ -296,16 +302,32 @@ impl World {
         self.group = ConsumerGroup::new(state, rules(), self.now);
     }
 
-    /// Nobody uses what another uses.
-    fn check(&self) {
+    /// Nobody uses what another uses; who uses it may commit, by all that he knows, and who has used it before may not.
+    fn check(&mut self) {
         let mut users: HashMap<(Uuid, i32), usize> = HashMap::new();
         for (client, c) in self.clients.iter().enumerate() {
             for (topic, partitions) in &c.used {
                 for partition in partitions {
                     let other = users.insert((*topic, *partition), client);
                     assert_eq!(other, None, "{topic} {partition} is used by {client} too");
+                    let at = (*topic, *partition);
+                    let user = (c.member_id.clone(), c.epoch);
+                    if let Some((id, epoch)) = self.last_used.insert(at, user)
+                        && id != c.member_id
+                    {
+                        self.before.insert((id, epoch, at));
+                    }
                 }
             }
+            let used = c.used.iter().flat_map(|(topic, all)| all.iter().map(|p| (*topic, *p)));
+            if c.is_member {
+                let commit = self.group.check_commit(&c.member_id, c.epoch, used.map(Some));
+                assert_eq!(commit, Ok(()), "{c:?} {:#?}", self.group.state);
+            }
+        }
+        for (id, epoch, at) in &self.before {
+            let commit = self.group.check_commit(id, *epoch, [Some(*at)].into_iter());
+            assert!(commit.is_err(), "{id} {epoch} {at:?} {:#?}", self.group.state);
         }
         let members = self.group.state.members.iter();
         assert_eq!(
