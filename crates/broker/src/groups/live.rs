@@ -106,26 +106,17 @@ impl LiveGroup {
             Self::Share(_) => Err(ResponseError::GroupIdNotFound),
             // An admin client, or a consumer that assigns its partitions itself.
             Self::Consumer(group) if group.is_empty() && generation_or_epoch < 0 => Ok(()),
-            Self::Consumer(group) => {
-                // Of who knows generations the present one alone counts.
-                let checked = match version < FIRST_VERSION_WITH_EPOCHS {
-                    true => group.check_epoch(member_id, generation_or_epoch),
-                    false => group.check_commit(member_id, generation_or_epoch, partitions),
-                };
-                match checked {
+            // Of who knows generations the present one alone counts.
+            Self::Consumer(group) if version < FIRST_VERSION_WITH_EPOCHS => {
+                match group.check_epoch(member_id, generation_or_epoch) {
                     Err(error @ ResponseError::UnknownMemberId) => Err(error),
-                    _ if version < FIRST_VERSION_WITH_EPOCHS
-                        && !group.may_be_classic(member_id) =>
-                    {
-                        Err(ResponseError::UnsupportedVersion)
-                    }
+                    _ if !group.may_be_classic(member_id) => Err(ResponseError::UnsupportedVersion),
                     // Of before a restart. It speaks the classic protocol, by its version.
-                    Err(ResponseError::StaleMemberEpoch) if version < FIRST_VERSION_WITH_EPOCHS => {
-                        Err(ResponseError::IllegalGeneration)
-                    }
+                    Err(ResponseError::StaleMemberEpoch) => Err(ResponseError::IllegalGeneration),
                     checked => checked,
                 }
             }
+            Self::Consumer(group) => group.check_commit(member_id, generation_or_epoch, partitions),
         }
     }
 

@@ -307,7 +307,7 @@ fn a_restart_makes_no_epoch() {
 }
 
 #[test]
-fn records_and_checkpoints_of_version_1_stay_readable() {
+fn records_of_version_1_stay_readable_and_checkpoints_tell_damage() {
     let profile = Profile {
         instance_id: Some("i".into()),
         client_id: "c".into(),

@@ -228,13 +228,17 @@ impl World {
             Event::Subscribe { client, subscription: bits } if self.clients[client].is_member => {
                 let c = &mut self.clients[client];
                 c.subscription = bits;
-                let (topics, regex) = subscription(bits);
-                let beat = Beat {
-                    topics: Some(topics),
-                    regex: Some(regex),
-                    ..go_on(&c.member_id, c.epoch)
+                let answer = if c.missed_answer {
+                    self.beat(client, true)
+                } else {
+                    let (topics, regex) = subscription(bits);
+                    let beat = Beat {
+                        topics: Some(topics),
+                        regex: Some(regex),
+                        ..go_on(&c.member_id, c.epoch)
+                    };
+                    self.group.heartbeat(self.now, rules(), &self.view(), &beat)
                 };
-                let answer = self.group.heartbeat(self.now, rules(), &self.view(), &beat);
                 self.write_all();
                 self.hear(client, answer);
             }
