@@ -76,11 +76,11 @@ struct Open {
 #[derive(Clone)]
 enum Bytes {
     /// All of the journal, in memory: nothing is checked again.
-    Hot(Arc<Pooled>),
+    Hot(Arc<Arc<Pooled>>),
     /// On disk.
     Cold(Piece),
     /// The same once damage was met: what comes behind that is found in all of it at one time.
-    Damaged(Arc<Pooled>),
+    Damaged(Arc<Arc<Pooled>>),
 }
 
 impl Bytes {
@@ -89,7 +89,7 @@ impl Bytes {
     fn entry(&self, first: Granule, record: &Record<'_>) -> Entry {
         let (at, len) = (first.byte(), record.header().len_bytes());
         let loaded = match self {
-            Self::Hot(arena) | Self::Damaged(arena) => Loaded::hot(arena.clone(), at, len),
+            Self::Hot(arena) | Self::Damaged(arena) => Loaded::iterated(arena.clone(), at, len),
             Self::Cold(piece) => piece.loaded(at, len),
         };
         Entry { record: loaded, key: record.key_range(), value: record.value_range() }
@@ -123,8 +123,8 @@ impl<'a> Iter<'a> {
         let sealed_at = journal.counts.end_bytes.load(Ordering::Acquire);
         let (is_open, is_piece_done) = (sealed_at == 0, journal.arena.is_none());
         let (bytes, end) = match &journal.arena {
-            Some(arena) if is_open => (Bytes::Hot(arena.clone()), published(arena)),
-            Some(arena) => (Bytes::Hot(arena.clone()), sealed_at),
+            Some(arena) if is_open => (Bytes::Hot(Arc::new(arena.clone())), published(arena)),
+            Some(arena) => (Bytes::Hot(Arc::new(arena.clone())), sealed_at),
             None => (Bytes::Cold(Piece::none()), sealed_at),
         };
         let (at, has_missed) = (FIRST_RECORD, false);
@@ -201,7 +201,7 @@ impl Open {
         let Bytes::Cold(piece) = &mut self.bytes else { return Ok(()) };
         if !piece.read_on(&self.journal, self.at, self.end, CHUNK_BYTES)? {
             let arena = shared.load_whole(&self.journal, self.end)?;
-            self.bytes = Bytes::Damaged(Arc::new(arena));
+            self.bytes = Bytes::Damaged(Arc::new(Arc::new(arena)));
         }
         Ok(())
     }

@@ -240,14 +240,15 @@ pub(crate) struct Loaded {
 #[derive(Clone, Debug)]
 enum Owner {
     Hot(Arc<Pooled>),
+    Iterated(Arc<Arc<Pooled>>),
     Cold(Arc<AlignedBuf>),
     Decompressed(Block),
 }
 
 impl Loaded {
-    /// A record that was found at `at`.
-    pub(crate) fn hot(arena: Arc<Pooled>, at: usize, len: usize) -> Self {
-        Self { owner: Owner::Hot(arena), at, len }
+    /// A record that an iteration has found at `at`, by a reference that is this iteration's own: others that go through the same journal would take turns with it at each entry, to count theirs.
+    pub(crate) fn iterated(arena: Arc<Arc<Pooled>>, at: usize, len: usize) -> Self {
+        Self { owner: Owner::Iterated(arena), at, len }
     }
 
     /// The same at `at` in what was read from disk.
@@ -265,6 +266,7 @@ impl Loaded {
         let range = self.at..self.at + self.len;
         match &self.owner {
             Owner::Hot(arena) => arena.read(range).expect("published when it was loaded"),
+            Owner::Iterated(arena) => arena.read(range).expect("published when it was found"),
             Owner::Cold(buf) => &buf[range],
             Owner::Decompressed(block) => &block[range],
         }
