@@ -141,7 +141,7 @@ impl Fold for BrokerFold {
         batches: &[Batch],
     ) -> Option<Vec<u8>> {
         match kind {
-            KIND_LOG => producer_state::fold(start, previous, batches),
+            KIND_LOG => producer_state::fold(partition::unix_time_ms(), start, previous, batches),
             KIND_TRANSACTIONS => state_table::fold::<transactions::Table>(previous, batches),
             KIND_OFFSETS => state_table::fold::<groups::Offsets>(previous, batches),
             KIND_GROUP_MEMBERS => state_table::fold::<groups::GroupStates>(previous, batches),

@@ -110,10 +110,10 @@ impl Partition {
         let (started, started_ms) = (Instant::now(), unix_time_ms());
         let replay = stream.replay();
         let mut producers = match &replay.checkpoint {
-            Some(bytes) => ProducerStates::decode(bytes)?,
+            Some(bytes) => ProducerStates::decode(bytes, started_ms)?,
             None => ProducerStates::default(),
         };
-        producers.replay(&replay.batches);
+        producers.replay(&replay.batches, started_ms);
         producers.start_clock(started_ms);
         producers.forget_aborted(clean_end.max(stream.start_offset()));
         stream.settle(clean_end);
@@ -303,7 +303,7 @@ impl Partition {
     /// Whether there is room to remember one more transaction, should it be aborted.
     ///
     /// # Errors
-    /// TRANSACTION_ABORTABLE. There is none before old records go, which takes longer than any client tries again.
+    /// TRANSACTION_ABORTABLE. There is none before old records go, which takes longer than any client tries again, or for ever if nothing lets them go.
     fn check_room(&self, producers: &mut Counted) -> Result<(), ApiError> {
         if producers.has_room_for_transaction() {
             return Ok(());

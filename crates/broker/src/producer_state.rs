@@ -32,8 +32,7 @@ const EXPIRATION_MS: i64 = EXPIRATION.as_millis() as i64;
 /// Room for so many is kept though it is empty.
 const SMALL_TABLE: usize = 64;
 
-/// After a start nobody is forgotten for so long: the times that records carry may be far from those of their appends, and who has got no answer
-/// tries again (`delivery.timeout.ms`, 2 minutes as it comes).
+/// After a start nobody is forgotten for so long: the server may have been down for a day, and who has got no answer tries again (`delivery.timeout.ms`, 2 minutes as it comes).
 const GRACE_MS: i64 = 3_600_000;
 
 /// A batch that a producer has appended.
@@ -74,12 +73,12 @@ struct Producer {
     /// The first offset of its last batch or marker, and its time.
     last_offset: u64,
     last_timestamp_ms: i64,
-    /// When it last appended, as far as the caller knew, in milliseconds since the Unix epoch.
+    /// When it last appended, by the server's clock, or a little later: milliseconds since the Unix epoch. What records say of their time is the client's.
     used_ms: i64,
 }
 
 impl Producer {
-    /// Whether it has been silent for so long that it is as good as forgotten.
+    /// Whether it has been silent for so long that it may be forgotten.
     fn is_expired(&self, now_ms: i64) -> bool {
         self.transaction.is_none() && now_ms.saturating_sub(self.used_ms) >= EXPIRATION_MS
     }
@@ -261,8 +260,7 @@ impl ProducerStates {
             last_timestamp_ms: timestamp_ms,
             used_ms: now_ms,
         });
-        // One that has expired begins anew, whether or not it was forgotten already: so a fold comes to the same in whichever pieces.
-        if producer.epoch != batch.producer_epoch || producer.is_expired(now_ms) {
+        if producer.epoch != batch.producer_epoch {
             producer.epoch = batch.producer_epoch;
             producer.batches.clear();
         }
@@ -278,9 +276,13 @@ impl ProducerStates {
         }
     }
 
-    /// Forget so many producers, those whose last batches are the oldest in the log, of those that have no transaction open.
+    /// Forget so many producers, those whose last batches are the oldest in the log, of those that have no transaction open. Not the last one to append: its client
+    /// may not have heard of it yet, and tries again.
     fn forget_oldest(&mut self, count: usize) {
-        let idle = self.producers.iter().filter(|(_, producer)| producer.transaction.is_none());
+        let newest = self.producers.values().map(|producer| producer.last_offset).max();
+        let idle = self.producers.iter().filter(|(_, producer)| {
+            producer.transaction.is_none() && Some(producer.last_offset) < newest
+        });
         let idle = idle.map(|(id, producer)| (producer.last_offset, *id));
         let oldest: Vec<_> = match count {
             0 => return,
@@ -305,7 +307,7 @@ impl ProducerStates {
         }
     }
 
-    /// The times at which producers were last there were those of their batches; from now on they are of a clock that is at `now_ms`.
+    /// The times at which producers were last there are those of a checkpoint; from now on they are of a clock that is at `now_ms`.
     pub(crate) fn start_clock(&mut self, now_ms: i64) {
         let earliest_ms = now_ms.saturating_sub(EXPIRATION_MS - GRACE_MS);
         for producer in self.producers.values_mut() {
@@ -421,16 +423,13 @@ impl ProducerStates {
         active
     }
 
-    /// Remember the batches of a stream, which are durable. Nothing is checked: they are in the log. The clock is the greatest time that any producer's
-    /// batch has had so far; old times among new ones make no producer older than it is. The last producer to append has it, so it needs no memory of its own.
-    pub(crate) fn replay(&mut self, batches: &[Batch]) {
-        let mut now_ms = self.latest_ms();
+    /// Remember the batches of a stream, which are durable and not older than `now_ms`. Nothing is checked: they are in the log.
+    pub(crate) fn replay(&mut self, batches: &[Batch], now_ms: i64) {
         for batch in batches {
             let Some(header) = BatchHeader::parse(&batch.payload) else { continue };
             if !header.is_idempotent() {
                 continue;
             }
-            now_ms = now_ms.max(batch.max_timestamp_ms);
             if !header.is_control() {
                 self.record(&header, batch.base.0, batch.max_timestamp_ms, now_ms);
             } else if let Some(outcome) = batch::outcome(&batch.payload) {

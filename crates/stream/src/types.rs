@@ -115,9 +115,10 @@ pub const KIND_STATE: u8 = 1;
 /// [`crate::Stream::replay`].
 pub trait Fold: Send + Sync + 'static {
     /// The checkpoint after `batches`, which follow `previous` without a gap (unless recovery reported damage, see
-    /// [`crate::Recovery::gaps`]). `None` where the stream needs none. Must depend on its arguments alone: one upload may call it
+    /// [`crate::Recovery::gaps`]). `None` where the stream needs none. Must depend on its arguments alone, but for what it forgets
+    /// because it is old by a clock: one upload may call it
     /// several times, each call getting a piece of the batches and the result of the call before, and a restart
-    /// may cut the pieces differently. Runs on a thread that may block.
+    /// may cut the pieces differently, and come later. Runs on a thread that may block.
     ///
     /// A checkpoint need not speak of what lies below `start`: it can not be read any more, or the owner has said so ([`crate::Stream::settle`]).
     fn fold(

@@ -115,10 +115,6 @@ impl Pending {
         })
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
-        self.groups.lock().is_empty()
-    }
-
     /// Whether an open transaction has offsets for the group, or had some that were deleted meanwhile.
     pub(super) fn concerns(&self, group: &str) -> bool {
         self.groups.lock().contains_key(group)

@@ -110,7 +110,7 @@ impl Log {
             max_timestamp_ms: header.max_timestamp_ms,
             payload: bytes.into(),
         });
-        self.producers.replay(&self.batches[self.batches.len() - 1..]);
+        self.producers.replay(&self.batches[self.batches.len() - 1..], 0);
     }
 
     fn step(&mut self, step: &Step) {

@@ -6,11 +6,13 @@ use alluvium_stream::{Batch, StreamOffset};
 
 use super::{Aborted, Producer, ProducerStates, REMEMBERED_BATCHES, Seen};
 
-const FORMAT_VERSION: u8 = 3;
+const FORMAT_VERSION: u8 = 4;
 /// Knew of no transactions.
 const WITHOUT_TRANSACTIONS: u8 = 1;
 /// Did not say when producers were last there.
 const WITHOUT_TIMES: u8 = 2;
+/// Said so by the times of records.
+const TIMES_OF_RECORDS: u8 = 3;
 
 /// Stands for "no transaction is open".
 const NONE: u64 = u64::MAX;
@@ -52,14 +54,14 @@ impl ProducerStates {
         Some(out)
     }
 
-    /// Read a checkpoint. In one that does not say when producers were last there, all were when the last one was.
+    /// Read a checkpoint. In one that does not say by the server's clock when producers were last there, they were at `unknown_ms`.
     ///
     /// # Errors
     /// What is wrong with the bytes.
-    pub(crate) fn decode(bytes: &[u8]) -> Result<Self, BadCheckpoint> {
+    pub(crate) fn decode(bytes: &[u8], unknown_ms: i64) -> Result<Self, BadCheckpoint> {
         // The version comes first: another one may end in another way.
         let version = match bytes.first() {
-            Some(&version @ (WITHOUT_TRANSACTIONS | WITHOUT_TIMES | FORMAT_VERSION)) => version,
+            Some(&version @ WITHOUT_TRANSACTIONS..=FORMAT_VERSION) => version,
             Some(&other) => return Err(BadCheckpoint::Version(other)),
             None => return Err(BadCheckpoint::Truncated),
         };
@@ -72,7 +74,7 @@ impl ProducerStates {
         let (mut producers, mut open) = (HashMap::new(), BTreeMap::new());
         for _ in 0..count {
             let id = i64::from_le_bytes(reader.take()?);
-            let producer = read_producer(&mut reader, version, id)?;
+            let producer = read_producer(&mut reader, version, id, unknown_ms)?;
             open.extend(producer.transaction.map(|first| (first, id)));
             producers.insert(id, producer);
         }
@@ -90,16 +92,16 @@ impl ProducerStates {
         if !reader.0.is_empty() {
             return Err(BadCheckpoint::Content(format!("{} bytes behind the end", reader.0.len())));
         }
-        let mut states = Self { producers, open, ending: VecDeque::new(), aborted };
-        if version <= WITHOUT_TIMES {
-            let latest_ms = states.latest_ms();
-            states.producers.values_mut().for_each(|producer| producer.used_ms = latest_ms);
-        }
-        Ok(states)
+        Ok(Self { producers, open, ending: VecDeque::new(), aborted })
     }
 }
 
-fn read_producer(reader: &mut Reader<'_>, version: u8, id: i64) -> Result<Producer, BadCheckpoint> {
+fn read_producer(
+    reader: &mut Reader<'_>,
+    version: u8,
+    id: i64,
+    unknown_ms: i64,
+) -> Result<Producer, BadCheckpoint> {
     let epoch = i16::from_le_bytes(reader.take()?);
     let mut transaction = NONE;
     let mut last = None;
@@ -107,9 +109,12 @@ fn read_producer(reader: &mut Reader<'_>, version: u8, id: i64) -> Result<Produc
         transaction = u64::from_le_bytes(reader.take()?);
         last = Some((u64::from_le_bytes(reader.take()?), i64::from_le_bytes(reader.take()?)));
     }
-    let mut used_ms = None;
+    let mut used_ms = unknown_ms;
     if version > WITHOUT_TIMES {
-        used_ms = Some(i64::from_le_bytes(reader.take()?));
+        let written_ms = i64::from_le_bytes(reader.take()?);
+        if version > TIMES_OF_RECORDS {
+            used_ms = written_ms;
+        }
     }
     let len = u8::from_le_bytes(reader.take()?);
     if usize::from(len) > REMEMBERED_BATCHES {
@@ -134,14 +139,14 @@ fn read_producer(reader: &mut Reader<'_>, version: u8, id: i64) -> Result<Produc
         transaction: (transaction != NONE).then_some(transaction),
         last_offset,
         last_timestamp_ms,
-        used_ms: used_ms.unwrap_or(last_timestamp_ms),
+        used_ms,
     })
 }
 
 /// A producer checkpoint that can not be read.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum BadCheckpoint {
-    #[error("producer state of format version {0}, this program reads versions 1 to 3")]
+    #[error("producer state of format version {0}, this program reads versions 1 to 4")]
     Version(u8),
     #[error("producer state ends in the middle")]
     Truncated,
@@ -162,12 +167,15 @@ impl Reader<'_> {
 }
 
 /// The checkpoint after `batches`, for a partition in which nothing is left of aborted transactions that have ended before `start`; see [`alluvium_stream::Fold`].
+/// Producers are forgotten by the server's clock, which is at `now_ms`: milliseconds since the Unix epoch.
 pub(crate) fn fold(
+    now_ms: i64,
     start: StreamOffset,
     previous: Option<&[u8]>,
     batches: &[Batch],
 ) -> Option<Vec<u8>> {
-    let mut states = match previous.map(ProducerStates::decode).transpose() {
+    let decode = |bytes| ProducerStates::decode(bytes, now_ms);
+    let mut states = match previous.map(decode).transpose() {
         Ok(states) => states.unwrap_or_default(),
         Err(error) => {
             // The server refuses to start on such a checkpoint, so it is not this server's.
@@ -175,9 +183,10 @@ pub(crate) fn fold(
             ProducerStates::default()
         }
     };
-    // A fold depends on its arguments alone, so its clock is what the batches say.
-    states.replay(batches);
-    states.forget_expired(states.latest_ms());
+    // A clock that is set back would have these producers look older than they are once it is right again.
+    let now_ms = now_ms.max(states.latest_ms());
+    states.replay(batches, now_ms);
+    states.forget_expired(now_ms);
     states.forget_aborted(start);
     states.encode()
 }

@@ -120,31 +120,31 @@ fn a_checkpoint_is_what_was_written() {
         states.record(&batch(i % 3, 2, 0, 4), i as u64 * 4, i, NOW);
     }
     let bytes = states.encode().unwrap();
-    assert_eq!(ProducerStates::decode(&bytes).unwrap(), states);
+    assert_eq!(ProducerStates::decode(&bytes, 0).unwrap(), states);
     for len in 0..bytes.len() {
-        assert!(ProducerStates::decode(&bytes[..len]).is_err(), "{len} bytes");
+        assert!(ProducerStates::decode(&bytes[..len], 0).is_err(), "{len} bytes");
     }
     for bit in 8..bytes.len() * 8 {
         let mut damaged = bytes.clone();
         damaged[bit / 8] ^= 1 << (bit % 8);
-        assert_eq!(ProducerStates::decode(&damaged).unwrap_err(), BadCheckpoint::Checksum);
+        assert_eq!(ProducerStates::decode(&damaged, 0).unwrap_err(), BadCheckpoint::Checksum);
     }
     let with_checksum = |content: &[u8]| [content, &crc32c::crc32c(content).to_le_bytes()].concat();
     let content = &bytes[..bytes.len() - 4];
     let longer = with_checksum(&[content, &[0]].concat());
-    assert!(matches!(ProducerStates::decode(&longer), Err(BadCheckpoint::Content(_))));
+    assert!(matches!(ProducerStates::decode(&longer, 0), Err(BadCheckpoint::Content(_))));
     let shorter = with_checksum(&content[..content.len() - 1]);
-    assert_eq!(ProducerStates::decode(&shorter).unwrap_err(), BadCheckpoint::Truncated);
+    assert_eq!(ProducerStates::decode(&shorter, 0).unwrap_err(), BadCheckpoint::Truncated);
     let mut newer = bytes.clone();
-    newer[0] = 4;
-    assert_eq!(ProducerStates::decode(&newer).unwrap_err(), BadCheckpoint::Version(4));
+    newer[0] = 5;
+    assert_eq!(ProducerStates::decode(&newer, 0).unwrap_err(), BadCheckpoint::Version(5));
 }
 
 /// Bytes that format version 1 has written; they must open for ever.
 #[test]
 fn version_1_still_opens() {
     let mut states = ProducerStates::default();
-    states.record(&batch(5, 1, 7, 2), 9, 11, 11);
+    states.record(&batch(5, 1, 7, 2), 9, 11, NOW);
     let bytes = [
         1, 1, 0, 0, 0, // version, one producer
         5, 0, 0, 0, 0, 0, 0, 0, 1, 0, 1, // id, epoch, one batch
@@ -153,15 +153,15 @@ fn version_1_still_opens() {
         11, 0, 0, 0, 0, 0, 0, 0, // greatest timestamp
         208, 136, 9, 6, // CRC32C
     ];
-    assert_eq!(ProducerStates::decode(&bytes).unwrap(), states);
+    assert_eq!(ProducerStates::decode(&bytes, NOW).unwrap(), states);
 }
 
 /// The same of version 2.
 #[test]
 fn version_2_still_opens() {
     let mut states = ProducerStates::default();
-    states.record(&batch(5, 1, 7, 2), 9, 11, 11);
-    states.record(&batch(6, 0, 0, 1), 12, 8, 11);
+    states.record(&batch(5, 1, 7, 2), 9, 11, NOW);
+    states.record(&batch(6, 0, 0, 1), 12, 8, NOW);
     states.aborted.push_back(Aborted {
         producer_id: 5,
         first_offset: 3,
@@ -185,7 +185,26 @@ fn version_2_still_opens() {
         5, 0, 0, 0, 0, 0, 0, 0, // stable end
         219, 160, 79, 24, // CRC32C
     ];
-    assert_eq!(ProducerStates::decode(&bytes).unwrap(), states);
+    assert_eq!(ProducerStates::decode(&bytes, NOW).unwrap(), states);
+}
+
+/// The same of version 3, in which the time that a producer was last there is one of records.
+#[test]
+fn version_3_still_opens() {
+    let mut states = ProducerStates::default();
+    states.record(&batch(5, 1, 7, 2), 9, 11, NOW);
+    let bytes = [
+        3, 1, 0, 0, 0, // version, one producer
+        5, 0, 0, 0, 0, 0, 0, 0, 1, 0, // id, epoch
+        255, 255, 255, 255, 255, 255, 255, 255, // no transaction
+        9, 0, 0, 0, 0, 0, 0, 0, 11, 0, 0, 0, 0, 0, 0, 0, // last offset and timestamp
+        12, 0, 0, 0, 0, 0, 0, 0, // last seen
+        1, 7, 0, 0, 0, 8, 0, 0, 0, // one batch: base and last sequence
+        9, 0, 0, 0, 0, 0, 0, 0, 11, 0, 0, 0, 0, 0, 0, 0, // base offset, greatest timestamp
+        0, 0, 0, 0, // no aborted transaction
+        22, 58, 98, 64, // CRC32C
+    ];
+    assert_eq!(ProducerStates::decode(&bytes, NOW).unwrap(), states);
 }
 
 #[test]
@@ -199,11 +218,11 @@ fn folding_in_parts_is_folding_at_once() {
         Batch { base: StreamOffset(base), count: 2, max_timestamp_ms: 2, payload }
     };
     let batches = [produced(0, 0), produced(2, 2), produced(4, 4)];
-    let at_once = fold(StreamOffset(0), None, &batches);
-    let in_parts =
-        fold(StreamOffset(0), fold(StreamOffset(0), None, &batches[..1]).as_deref(), &batches[1..]);
+    let at_once = fold(NOW, StreamOffset(0), None, &batches);
+    let first = fold(NOW, StreamOffset(0), None, &batches[..1]);
+    let in_parts = fold(NOW, StreamOffset(0), first.as_deref(), &batches[1..]);
     assert_eq!(at_once, in_parts);
-    let states = ProducerStates::decode(&at_once.unwrap()).unwrap();
+    let states = ProducerStates::decode(&at_once.unwrap(), 0).unwrap();
     assert_eq!(states.check(&batch(4, 0, 6, 1)).unwrap(), Verdict::Append);
 }
 
@@ -224,8 +243,17 @@ fn log(appended: &[(i64, i32, i64, bool)]) -> Vec<Batch> {
     appended.iter().enumerate().map(batch).collect()
 }
 
-fn folded(batches: &[Batch]) -> ProducerStates {
-    ProducerStates::decode(&fold(StreamOffset(0), None, batches).unwrap()).unwrap()
+/// The state after folds of these pieces of a log, each at the time that stands with it.
+fn folded(log: &[Batch], pieces: &[(i64, usize)]) -> ProducerStates {
+    let (mut checkpoint, mut from) = (None, 0);
+    for (now_ms, end) in pieces {
+        checkpoint = fold(*now_ms, StreamOffset(0), checkpoint.as_deref(), &log[from..*end]);
+        from = *end;
+    }
+    assert_eq!(from, log.len());
+    checkpoint.map_or_else(ProducerStates::default, |checkpoint| {
+        ProducerStates::decode(&checkpoint, 0).unwrap()
+    })
 }
 
 fn ids(states: &ProducerStates) -> Vec<i64> {
@@ -233,51 +261,41 @@ fn ids(states: &ProducerStates) -> Vec<i64> {
 }
 
 #[test]
-fn a_fold_forgets_who_was_silent_for_a_day_of_the_log() {
-    let silent = [(3, 0, 0, true), (1, 0, 0, false), (2, 0, 1, false), (4, 0, DAY, false)];
-    assert_eq!(ids(&folded(&log(&silent[..3]))), [1, 2, 3]);
-    assert_eq!(ids(&folded(&log(&silent))), [2, 3, 4], "what is open stays");
-    // Who writes old records is not old.
-    let late = [(1, 0, 30 * DAY, false), (2, 0, 0, false), (1, 2, 31 * DAY - 1, false)];
-    assert_eq!(ids(&folded(&log(&late))), [1, 2]);
-    let later = [&late[..], &[(1, 4, 31 * DAY, false)]].concat();
-    assert_eq!(ids(&folded(&log(&later))), [1]);
+fn a_fold_forgets_who_was_silent_for_a_day_of_the_server() {
+    let log = log(&[(3, 0, 0, true), (1, 0, 0, false), (2, 0, 0, false), (4, 0, 0, false)]);
+    let at = |later_ms| folded(&log, &[(NOW, 2), (NOW + 1, 3), (NOW + later_ms, 4)]);
+    assert_eq!(ids(&at(DAY - 1)), [1, 2, 3, 4]);
+    assert_eq!(ids(&at(DAY)), [2, 3, 4], "what is open stays");
+    assert_eq!(ids(&at(DAY + 1)), [3, 4]);
+    // A clock that is set back makes nobody old when it is right again.
+    let set_back = folded(&log, &[(30 * DAY, 2), (0, 3), (30 * DAY + 5, 4)]);
+    assert_eq!(ids(&set_back), [1, 2, 3, 4]);
 }
 
-/// Also where producers come back that some pieces have forgotten and others have not.
+/// What records say of their time is the client's: an import may go through years.
 #[test]
-fn whatever_the_pieces_the_fold_is_the_same() {
-    let appended = [
-        (1, 0, 0, false),
-        (2, 0, 10, true),
-        (3, 0, DAY, false),
-        (1, 2, DAY + 5, false),
-        (4, 0, 0, false),
-        (1, 4, 2 * DAY + 5, false),
-        (3, 2, 2 * DAY, false),
-        (2, 2, 2 * DAY + 6, true),
-        (4, 2, 9 * DAY, false),
-    ];
-    let batches = log(&appended);
-    let at_once = fold(StreamOffset(0), None, &batches);
-    for cuts in 0..1_u32 << (batches.len() - 1) {
-        let (mut checkpoint, mut from) = (None, 0);
-        for end in 1..=batches.len() {
-            if end == batches.len() || (cuts >> (end - 1)) & 1 == 1 {
-                let piece = &batches[from..end];
-                checkpoint = fold(StreamOffset(0), checkpoint.as_deref(), piece);
-                from = end;
-            }
+fn times_of_records_forget_nothing() {
+    let import: Vec<_> = (0..5)
+        .map(|at| (1, 2 * at, i64::from(at) * 400 * DAY, false))
+        .chain([(2, 0, 9_000 * DAY, false), (3, 0, -1, false)])
+        .collect();
+    let log = log(&import);
+    for pieces in
+        [&[(NOW, 7)][..], &[(NOW, 1), (NOW, 4), (NOW, 7)], &[(NOW, 5), (NOW + DAY - 1, 7)]]
+    {
+        let states = folded(&log, pieces);
+        assert_eq!(ids(&states), [1, 2, 3]);
+        for at in 0..5 {
+            let verdict = states.check(&batch(1, 0, 2 * at, 2)).unwrap();
+            assert!(
+                matches!(verdict, Verdict::Duplicate(seen) if seen.base_offset == 2 * at as u64)
+            );
         }
-        assert_eq!(checkpoint, at_once, "{cuts:b}");
     }
-    // Of who came back the batches of before are not remembered.
-    let states = folded(&batches[..4]);
-    assert_eq!(states.producers[&1].batches.len(), 1);
 }
 
 #[test]
-fn a_start_reckons_from_the_times_of_batches_with_some_grace() {
+fn a_start_reckons_from_the_times_of_the_checkpoint_with_some_grace() {
     let now_ms = 10 * DAY;
     let start = |used_ms| {
         let mut states = ProducerStates::default();
@@ -322,7 +340,7 @@ fn a_partition_remembers_so_many_aborted_transactions_and_those_that_are_open_ma
 
     // A checkpoint knows them all.
     let bytes = producers.encode().unwrap();
-    let read = Counted::new(ProducerStates::decode(&bytes).unwrap(), totals.clone());
+    let read = Counted::new(ProducerStates::decode(&bytes, 0).unwrap(), totals.clone());
     assert!(!read.has_room_for_transaction());
     assert_eq!(totals.transactions.get(), 2 * MAX as i64);
     drop(read);
@@ -355,6 +373,18 @@ fn who_fills_the_totals_elsewhere_takes_little_from_a_partition() {
     let left: Vec<i64> = [0].into_iter().chain(2..32).chain([99]).collect();
     assert_eq!(ids(&producers), left, "the oldest that has nothing open makes room");
     assert_eq!(totals.producers.get(), others + 32);
+
+    // Not the one that has just come, be it the only one that has nothing open.
+    let mut open = Counted::new(ProducerStates::default(), totals.clone());
+    for id in 0..40 {
+        begin(&mut open, id, id as u64);
+    }
+    for id in [70, 71] {
+        open.change(|states| states.record(&batch(id, 0, 0, 1), 100 + id as u64, 0, NOW));
+        assert!(matches!(open.check(&batch(id, 0, 0, 1)).unwrap(), Verdict::Duplicate(_)));
+    }
+    assert_eq!(ids(&open), (0..40).chain([71]).collect::<Vec<_>>());
+    drop(open);
 
     // So it is after a start.
     let mut states = ProducerStates::default();

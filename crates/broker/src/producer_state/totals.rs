@@ -1,6 +1,6 @@
 //! What all partitions together remember of producers and their transactions: counted, and bounded.
 //!
-//! Each partition may remember a little whatever the others do, so nobody who fills the bounds in some partitions is in the way of others.
+//! Each partition may remember a little whatever the others do; beyond that, who fills the bounds in some partitions is in the way of others.
 
 use std::ops::Deref;
 use std::sync::Arc;

@@ -263,7 +263,7 @@ async fn aborted_transactions_are_forgotten_with_their_records() {
     assert_eq!(other.end(false).await, 0);
     server.store().flush().await.unwrap();
     let checkpoint = partition(&server).stream.replay().checkpoint.unwrap();
-    let states = ProducerStates::decode(&checkpoint).unwrap();
+    let states = ProducerStates::decode(&checkpoint, 0).unwrap();
     assert_eq!(states.aborted_in(0, u64::MAX).len(), 1, "the one that could not be compacted");
 
     server.restart().await;

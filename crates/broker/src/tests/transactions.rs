@@ -1,6 +1,8 @@
 //! Transactions over TCP: what producers may, what readers see, what a crash leaves.
 
 use std::pin::pin;
+use std::sync::mpsc;
+use std::thread;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -12,6 +14,7 @@ use kafka_protocol::records::Compression;
 use super::harness::{Client, TestServer, fetch, produce, text};
 use crate::batch::tests::{encode, transactional};
 use crate::batch::{BatchHeader, Outcome};
+use crate::groups::TopicsView;
 use crate::transactions::{Transactions, forget_unused};
 
 const INVALID_REQUEST: i16 = 42;
@@ -664,6 +667,47 @@ async fn a_topic_is_not_created_before_a_transaction_with_its_name_has_ended() {
     assert!(matches!(refused, Err(crate::errors::ApiError::Storage(_))));
     server.crash().await;
     server.topic("t", 1, &[]).await;
+    assert_eq!(offset(&server, "g", "t").await, (0, -1));
+}
+
+/// Nor before the offsets are in line of who has seen the older one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_topic_is_not_created_between_a_look_at_the_older_one_and_the_record() {
+    let server = TestServer::start().await;
+    server.topic("t", 1, &[]).await;
+    let mut producer = Producer::init(&server, "a", true).await;
+    assert_eq!(producer.commit_offset("g", "t", 1).await, 0);
+    assert_eq!(producer.end(false).await, 0);
+    // Somebody else has the group, so the commit has to wait in the middle.
+    let (held, is_held) = mpsc::channel();
+    let (release, released) = mpsc::channel::<()>();
+    let at = server.server().clone();
+    let holder = thread::spawn(move || {
+        let request = TxnOffsetCommitRequest::default().with_group_id(GroupId(text("g")));
+        let request = request.with_generation_id(-1);
+        let record = || {
+            held.send(()).unwrap();
+            released.recv().unwrap();
+        };
+        at.groups.commit_in_transaction(&request, &[], &TopicsView::default(), record).unwrap();
+    });
+    is_held.recv().unwrap();
+    let commit = tokio::spawn(async move { (producer.commit_offset("g", "t", 9).await, producer) });
+    while !server.server().transactions.is_held("a") {
+        thread::yield_now();
+    }
+    delete_topic(&server, "t").await;
+    let at = server.server().clone();
+    let create =
+        tokio::spawn(async move { at.create_topic("t", 1, Default::default(), false).await });
+    // Time for it to come in between.
+    thread::sleep(Duration::from_millis(200));
+    release.send(()).unwrap();
+    holder.join().unwrap();
+    let (code, mut producer) = commit.await.unwrap();
+    assert_eq!(code, 0);
+    assert!(create.await.unwrap().is_ok());
+    assert_eq!(producer.end(true).await, 0);
     assert_eq!(offset(&server, "g", "t").await, (0, -1));
 }
 

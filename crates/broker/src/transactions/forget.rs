@@ -62,11 +62,10 @@ impl Transactions {
     }
 
     /// The transactions that have offsets to commit for a topic of this name. There may be very many others, so those who wait for a thread get on meanwhile.
+    ///
+    /// Each one's lock is taken: who has it may have seen the topic that is gone, and is about to put its offsets in line.
     async fn with_offsets_of(&self, topic: &str) -> Vec<Arc<Slot>> {
         let mut found = Vec::new();
-        if self.groups.pending().is_empty() {
-            return found;
-        }
         let has_some = |slot: &&Arc<Slot>| {
             let transaction = slot.transaction.lock();
             transaction.offsets.values().any(|topics| topics.contains_key(topic))
