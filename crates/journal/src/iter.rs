@@ -9,7 +9,7 @@ use std::vec;
 use crate::cache::Value;
 use crate::clock::Clock;
 use crate::error::Result;
-use crate::journal::{FIRST_RECORD, Journal, Loaded};
+use crate::journal::{FIRST_RECORD, Hold, Journal, Loaded};
 use crate::pieces::Piece;
 use crate::place::{Granule, JournalNumber};
 use crate::pool::Pooled;
@@ -76,11 +76,11 @@ struct Open {
 #[derive(Clone)]
 enum Bytes {
     /// All of the journal, in memory: nothing is checked again.
-    Hot(Arc<Arc<Pooled>>),
+    Hot(Arc<Hold>),
     /// On disk.
     Cold(Piece),
     /// The same once damage was met: what comes behind that is found in all of it at one time.
-    Damaged(Arc<Arc<Pooled>>),
+    Damaged(Arc<Hold>),
 }
 
 impl Bytes {
@@ -89,7 +89,7 @@ impl Bytes {
     fn entry(&self, first: Granule, record: &Record<'_>) -> Entry {
         let (at, len) = (first.byte(), record.header().len_bytes());
         let loaded = match self {
-            Self::Hot(arena) | Self::Damaged(arena) => Loaded::iterated(arena.clone(), at, len),
+            Self::Hot(hold) | Self::Damaged(hold) => Loaded::iterated(hold.clone(), at, len),
             Self::Cold(piece) => piece.loaded(at, len),
         };
         Entry { record: loaded, key: record.key_range(), value: record.value_range() }
@@ -123,8 +123,8 @@ impl<'a> Iter<'a> {
         let sealed_at = journal.counts.end_bytes.load(Ordering::Acquire);
         let (is_open, is_piece_done) = (sealed_at == 0, journal.arena.is_none());
         let (bytes, end) = match &journal.arena {
-            Some(arena) if is_open => (Bytes::Hot(Arc::new(arena.clone())), published(arena)),
-            Some(arena) => (Bytes::Hot(Arc::new(arena.clone())), sealed_at),
+            Some(arena) if is_open => (Bytes::Hot(Arc::new(Hold(arena.clone()))), published(arena)),
+            Some(arena) => (Bytes::Hot(Arc::new(Hold(arena.clone()))), sealed_at),
             None => (Bytes::Cold(Piece::none()), sealed_at),
         };
         let (at, has_missed) = (FIRST_RECORD, false);
@@ -161,12 +161,12 @@ impl<'a> Iter<'a> {
                 self.ready.push_back(bytes.entry(*first, record));
             }
         }
-        if let Bytes::Hot(arena) = &bytes
+        if let Bytes::Hot(hold) = &bytes
             && open.at >= open.end
             && open.is_open
             && std::mem::take(&mut open.has_missed)
         {
-            open.end = published(arena);
+            open.end = published(&hold.0);
         }
         Ok(open.at < open.end || !self.ready.is_empty())
     }
@@ -176,7 +176,7 @@ impl Open {
     /// The next entry, if it is known without the index that it counts.
     #[inline]
     fn next_alive(&mut self, clock: &Clock) -> Option<Entry> {
-        let Bytes::Hot(arena) = &self.bytes else { return None };
+        let Bytes::Hot(hold) = &self.bytes else { return None };
         if self.is_open || self.at >= self.end {
             return None;
         }
@@ -184,7 +184,7 @@ impl Open {
         if self.journal.counts.dead.may_be(first) {
             return None;
         }
-        let record = Record::trusted(arena.read(self.at..self.end)?)?;
+        let record = Record::trusted(hold.0.read(self.at..self.end)?)?;
         if record.header().kind != Kind::Value || record.has_expired(clock) {
             return None;
         }
@@ -201,7 +201,7 @@ impl Open {
         let Bytes::Cold(piece) = &mut self.bytes else { return Ok(()) };
         if !piece.read_on(&self.journal, self.at, self.end, CHUNK_BYTES)? {
             let arena = shared.load_whole(&self.journal, self.end)?;
-            self.bytes = Bytes::Damaged(Arc::new(Arc::new(arena)));
+            self.bytes = Bytes::Damaged(Arc::new(Hold(Arc::new(arena))));
         }
         Ok(())
     }
@@ -212,7 +212,8 @@ impl Open {
             return None;
         }
         match bytes {
-            Bytes::Hot(arena) => {
+            Bytes::Hot(hold) => {
+                let arena = &hold.0;
                 let header = arena.read(at..at + HEADER_BYTES).and_then(Header::parse);
                 let record =
                     header.and_then(|it| Record::trusted(arena.read(at..at + it.len_bytes())?));
@@ -225,8 +226,8 @@ impl Open {
                 self.at += record.map_or(0, |record| record.header().padded_bytes());
                 record.map(|record| (Granule::at(at), record))
             }
-            Bytes::Damaged(arena) => {
-                let bytes = arena.read(0..self.end).expect("sealed up to its end");
+            Bytes::Damaged(hold) => {
+                let bytes = hold.0.read(0..self.end).expect("sealed up to its end");
                 let mut walk = Walk::from(bytes, self.journal.salt, at);
                 let found = walk.find_map(|found| match found {
                     Found::Record(first, record) => Some((first, record)),

@@ -237,18 +237,22 @@ pub(crate) struct Loaded {
     len: usize,
 }
 
+/// An iteration's own hold on the memory of a journal, for its entries to count: counting on the journal's would make iterations over the same one wait for each other at each entry.
+#[derive(Debug)]
+pub(crate) struct Hold(pub(crate) Arc<Pooled>);
+
 #[derive(Clone, Debug)]
 enum Owner {
     Hot(Arc<Pooled>),
-    Iterated(Arc<Arc<Pooled>>),
+    Iterated(Arc<Hold>),
     Cold(Arc<AlignedBuf>),
     Decompressed(Block),
 }
 
 impl Loaded {
-    /// A record that an iteration has found at `at`, by a reference that is this iteration's own: others that go through the same journal would take turns with it at each entry, to count theirs.
-    pub(crate) fn iterated(arena: Arc<Arc<Pooled>>, at: usize, len: usize) -> Self {
-        Self { owner: Owner::Iterated(arena), at, len }
+    /// A record that an iteration has found at `at`.
+    pub(crate) fn iterated(hold: Arc<Hold>, at: usize, len: usize) -> Self {
+        Self { owner: Owner::Iterated(hold), at, len }
     }
 
     /// The same at `at` in what was read from disk.
@@ -266,7 +270,7 @@ impl Loaded {
         let range = self.at..self.at + self.len;
         match &self.owner {
             Owner::Hot(arena) => arena.read(range).expect("published when it was loaded"),
-            Owner::Iterated(arena) => arena.read(range).expect("published when it was found"),
+            Owner::Iterated(hold) => hold.0.read(range).expect("published when it was found"),
             Owner::Cold(buf) => &buf[range],
             Owner::Decompressed(block) => &block[range],
         }

@@ -106,7 +106,7 @@ impl LiveGroup {
             Self::Share(_) => Err(ResponseError::GroupIdNotFound),
             // An admin client, or a consumer that assigns its partitions itself.
             Self::Consumer(group) if group.is_empty() && generation_or_epoch < 0 => Ok(()),
-            // Of who knows generations the present one alone counts.
+            // Who sends such a version knows generations, and the present one alone counts.
             Self::Consumer(group) if version < FIRST_VERSION_WITH_EPOCHS => {
                 match group.check_epoch(member_id, generation_or_epoch) {
                     Err(error @ ResponseError::UnknownMemberId) => Err(error),
