@@ -4,7 +4,6 @@ use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::Duration;
 
-use crate::clock::Clock;
 use crate::error::{Error, Result};
 use crate::hash::KeyHash;
 use crate::journal::{FIRST_RECORD, Journal};
@@ -182,6 +181,15 @@ impl Shared {
         if self.is_crowded() { CHUNK_BYTES } else { STEP_BYTES }
     }
 
+    /// Whether a journal has tombstones that would be written anew, as far as its counts tell.
+    pub(crate) fn has_to_hide(&self, journal: &Journal) -> bool {
+        let counts = &journal.counts;
+        let newest_origin = counts.newest_origin.load(Ordering::Relaxed);
+        let oldest_other = self.journals.oldest_but(journal.number);
+        counts.tombstone_bytes.load(Ordering::Relaxed) > 0
+            && oldest_other.is_some_and(|oldest| oldest.0 <= newest_origin)
+    }
+
     /// What is in a journal, by its records: the counts of a journal are upper bounds. Looked at before anything is moved, so that no room is used up by a journal that stays.
     pub(crate) fn look(&self, journal: &Journal, pause: Duration) -> Result<Look> {
         let oldest_other = self.journals.oldest_but(journal.number);
@@ -192,16 +200,16 @@ impl Shared {
             pauses.come_to(self, first)?;
             let hash = self.hasher.hash(record.key());
             let named = self.index.find(hash);
-            let is_written_anew =
-                match fate(&self.clock, journal.number, oldest_other, first, record, hash, named) {
-                    Fate::Moves => true,
-                    // Of a value that has expired it is shorter.
-                    Fate::Tombstone(_) => {
-                        look.has_dead |= record.origin().is_none();
-                        true
-                    }
-                    Fate::Goes | Fate::Expires => false,
-                };
+            let is_written_anew = match self.fate(journal, oldest_other, first, record, hash, named)
+            {
+                Fate::Moves => true,
+                // Of a value that has expired it is shorter.
+                Fate::Tombstone(_) => {
+                    look.has_dead |= record.origin().is_none();
+                    true
+                }
+                Fate::Goes | Fate::Expires => false,
+            };
             match is_written_anew {
                 true => look.alive_bytes += record.header().padded_bytes(),
                 false => look.has_dead = true,
@@ -236,9 +244,9 @@ impl Shared {
         let step_bytes = || self.step_bytes();
         let moved = self.each_record(&journal, step_bytes, |first, record| {
             pauses.come_to(self, first)?;
-            self.carry(number, oldest_other, first, record)
+            self.carry(&journal, oldest_other, first, record)
         });
-        // The rest is tried another time; what was moved is newer than what is left here.
+        // The rest is tried another time; what was moved is newer than what is left here, and is not moved again.
         let damaged_bytes = match moved {
             Err(Error::DiskFull { .. }) => return Ok(Compaction::NoRoom),
             moved => moved?,
@@ -255,7 +263,7 @@ impl Shared {
     /// Write a record anew if something would be missing without it.
     fn carry(
         &self,
-        number: JournalNumber,
+        journal: &Journal,
         oldest_other: Option<JournalNumber>,
         first: Granule,
         record: &Record<'_>,
@@ -264,7 +272,7 @@ impl Shared {
             if self.flush.is_behind() {
                 self.flush.wait_while_behind();
             }
-            match self.try_carry(number, oldest_other, first, record) {
+            match self.try_carry(journal, oldest_other, first, record) {
                 Ok(Some(appended)) => {
                     self.nudge(appended);
                     return Ok(());
@@ -284,7 +292,7 @@ impl Shared {
 
     fn try_carry(
         &self,
-        number: JournalNumber,
+        journal: &Journal,
         oldest_other: Option<JournalNumber>,
         first: Granule,
         record: &Record<'_>,
@@ -292,52 +300,60 @@ impl Shared {
         let key = record.key();
         let hash = self.hasher.hash(key);
         let mut writer = self.index.lock(hash);
-        let appended =
-            match fate(&self.clock, number, oldest_other, first, record, hash, writer.get()) {
-                Fate::Goes => return Ok(None),
-                Fate::Moves => {
-                    let (value, expires_at) = (record.value(), record.expires_at());
-                    let copy = NewRecord { key, content: Content::Value { value, expires_at } };
-                    return self.enter(&mut writer, hash, &copy, Who::Maintenance).map(Some);
-                }
-                Fate::Tombstone(origin) => {
-                    Some(self.append_tombstone(key, hash, Some(origin), Who::Maintenance)?)
-                }
-                Fate::Expires => None,
-            };
+        let appended = match self.fate(journal, oldest_other, first, record, hash, writer.get()) {
+            Fate::Goes => return Ok(None),
+            Fate::Moves => {
+                let (value, expires_at) = (record.value(), record.expires_at());
+                let copy = NewRecord { key, content: Content::Value { value, expires_at } };
+                return self.enter(&mut writer, hash, &copy, Who::Maintenance).map(Some);
+            }
+            Fate::Tombstone(origin) => {
+                let tombstone = self.append_tombstone(key, hash, Some(origin), Who::Maintenance)?;
+                // The index remembers a value that was moved, and of a tombstone it knows nothing. All are come to in their order.
+                journal
+                    .counts
+                    .tombstones_moved_until
+                    .fetch_max(first.byte() + 1, Ordering::Relaxed);
+                Some(tombstone)
+            }
+            Fate::Expires => None,
+        };
         if let Some(expired) = writer.remove() {
             self.journals.forget(expired);
         }
         Ok(appended)
     }
-}
 
-/// What becomes of a record that was found at `first` of the journal `number`, of whose key the index names `named`, when only journals from `oldest_other` on are left beside it.
-fn fate(
-    clock: &Clock,
-    number: JournalNumber,
-    oldest_other: Option<JournalNumber>,
-    first: Granule,
-    record: &Record<'_>,
-    hash: KeyHash,
-    named: Option<Place>,
-) -> Fate {
-    // Whether a journal may be left that has an older record of the key.
-    let hides_older = |origin: JournalNumber| oldest_other.is_some_and(|oldest| oldest <= origin);
-    if let Some(origin) = record.origin() {
-        return match named.is_none() && hides_older(origin) {
-            true => Fate::Tombstone(origin),
-            false => Fate::Goes,
-        };
-    }
-    let place = record.place(number, first, hash);
-    if !named.is_some_and(|named| named.is_same(place)) {
-        return Fate::Goes;
-    }
-    match record.has_expired(clock) {
-        false => Fate::Moves,
-        true if hides_older(number) => Fate::Tombstone(number),
-        true => Fate::Expires,
+    /// What becomes of a record that was found at `first` of a journal, of whose key the index names `named`, when only journals from `oldest_other` on are left beside it.
+    fn fate(
+        &self,
+        journal: &Journal,
+        oldest_other: Option<JournalNumber>,
+        first: Granule,
+        record: &Record<'_>,
+        hash: KeyHash,
+        named: Option<Place>,
+    ) -> Fate {
+        // Whether a journal may be left that has an older record of the key.
+        let hides_older =
+            |origin: JournalNumber| oldest_other.is_some_and(|oldest| oldest <= origin);
+        if let Some(origin) = record.origin() {
+            let moved_until = journal.counts.tombstones_moved_until.load(Ordering::Relaxed);
+            let has_newer = named.is_some() || first.byte() < moved_until;
+            return match !has_newer && hides_older(origin) {
+                true => Fate::Tombstone(origin),
+                false => Fate::Goes,
+            };
+        }
+        let place = record.place(journal.number, first, hash);
+        if !named.is_some_and(|named| named.is_same(place)) {
+            return Fate::Goes;
+        }
+        match record.has_expired(&self.clock) {
+            false => Fate::Moves,
+            true if hides_older(journal.number) => Fate::Tombstone(journal.number),
+            true => Fate::Expires,
+        }
     }
 }
 

@@ -115,6 +115,8 @@ pub(crate) struct Counts {
     pub(crate) tombstone_bytes: AtomicU64,
     /// The newest journal whose records they may hide.
     pub(crate) newest_origin: AtomicU64,
+    /// Its tombstones before this byte were written anew by a compaction that has not come to its end. For whoever has the turn ([`crate::keep::Keep::turn`]).
+    pub(crate) tombstones_moved_until: AtomicUsize,
     /// Where its records are that do not count any more.
     pub(crate) dead: Dead,
 }
@@ -138,6 +140,7 @@ impl Counts {
             has_lost_keys: AtomicBool::new(false),
             tombstone_bytes: AtomicU64::new(0),
             newest_origin: AtomicU64::new(0),
+            tombstones_moved_until: AtomicUsize::new(0),
             dead: Dead::none(journal_bytes),
         }
     }

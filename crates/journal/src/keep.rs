@@ -166,8 +166,9 @@ impl Shared {
         if let Some(journal) = self.emptiest() {
             let counts = journal.counts.clone();
             let _busy = journal.busy();
-            // Where there is room, nobody is worse off if it turns out to be damaged when some of it has been moved; and to look through it is to read it twice.
-            let look = match self.is_crowded() {
+            // Where there is room, nobody is worse off if it turns out to be damaged when some of its values have been moved: the index knows these, so none is moved twice; and to look through it is to read it twice. Tombstones that
+            // were moved only this process knows of: each one that comes to the same damage would move all before it once more.
+            let look = match self.is_crowded() || self.has_to_hide(&journal) {
                 true => self.look(&journal, PAUSE),
                 false => Ok(Look::by_counts(&journal)),
             };

@@ -16,6 +16,7 @@ mod removed;
 mod removing;
 mod serving;
 mod steps;
+mod unfinished;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

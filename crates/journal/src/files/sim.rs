@@ -59,6 +59,8 @@ struct State {
     are_removals_steps: bool,
     /// So many reads fail.
     failing_reads: u64,
+    /// Reads of this byte of this file fail.
+    bad_sector: Option<(usize, usize)>,
     /// There were so many, of all files.
     reads: u64,
     /// So many times a file was cut.
@@ -123,6 +125,7 @@ impl State {
         self.steps_left = None;
         self.are_removals_steps = false;
         self.failing_reads = 0;
+        self.bad_sector = None;
         self.failing_syncs = 0;
         self.failing_removals = 0;
     }
@@ -279,6 +282,17 @@ impl SimDirectory {
     #[cfg_attr(not(feature = "sim"), allow(dead_code))]
     pub(crate) fn fail_reads(&self, reads: u64) {
         self.state.lock().failing_reads = reads;
+    }
+
+    /// Reads of a file fail from now on if this byte is in them.
+    pub(crate) fn fail_reads_at(&self, name: &str, at: usize) {
+        let mut state = self.state.lock();
+        state.bad_sector = Some((state.names[name], at));
+    }
+
+    /// They succeed again.
+    pub(crate) fn read_again(&self) {
+        self.state.lock().bad_sector = None;
     }
 
     /// The next syncs of the directory fail, so many of them; those of files do not.
@@ -455,6 +469,10 @@ impl File for SimFile {
         if state.failing_reads > 0 {
             state.failing_reads -= 1;
             return Err(io::ErrorKind::Other.into());
+        }
+        let range = at as usize..at as usize + to.len();
+        if state.bad_sector.is_some_and(|(file, at)| file == self.file && range.contains(&at)) {
+            return Err(Errno::IO.into());
         }
         let from = state.files[self.file].now.get(at as usize..).unwrap_or(&[]);
         let len = from.len().min(to.len());

@@ -1,0 +1,143 @@
+//! Compactions that do not come to their end: what they have moved until then they do not move again.
+
+use super::cold::{plain, still};
+use super::removing::without_keeper;
+use super::*;
+use crate::journal::{Journal, file_name};
+use crate::place::JournalNumber;
+use crate::shared::Shared;
+
+type Map = BTreeMap<Vec<u8>, Vec<u8>>;
+
+/// Keys that were deleted.
+const DELETED: std::ops::Range<u64> = 0..300;
+/// What says so: header, key, and a number.
+const TOMBSTONE_BYTES: u64 = 32;
+const ALL_TOMBSTONES: u64 = (DELETED.end - DELETED.start) * TOMBSTONE_BYTES;
+/// In the journal with the tombstones, behind them.
+const BEHIND: usize = 4096 + 200_000;
+
+/// Journal 0 is alive for the most part. Journal 1 has nothing alive but the tombstones of the rest of it, and a few values behind these; what was replaced is in journal 2.
+fn filled() -> (SimDirectory, Map) {
+    let directory = SimDirectory::default();
+    let mut map = Map::new();
+    let mut put = |shared: &Shared, keys: std::ops::Range<u64>, value: u8| {
+        for key in keys.map(u64::to_le_bytes) {
+            shared.put(&key, &[value; 1000], None).unwrap();
+            map.insert(key.to_vec(), vec![value; 1000]);
+        }
+    };
+    without_keeper(&directory, &plain(), |shared| put(shared, 0..900, 0));
+    without_keeper(&directory, &plain(), |shared| {
+        for key in DELETED.map(u64::to_le_bytes) {
+            assert!(shared.delete(&key).unwrap());
+        }
+        put(shared, 1000..1400, 1);
+    });
+    without_keeper(&directory, &plain(), |shared| put(shared, 1000..1395, 2));
+    map.retain(|key, _| !DELETED.contains(&u64::from_le_bytes(key[..].try_into().unwrap())));
+    (directory, map)
+}
+
+fn journal(shared: &Shared, number: u64) -> Arc<Journal> {
+    shared.journals.get(JournalNumber(number)).unwrap()
+}
+
+/// Bytes of tombstones in the newest journal.
+fn tombstone_bytes(shared: &Shared) -> u64 {
+    shared.active.load().counts.tombstone_bytes.load(Ordering::Relaxed)
+}
+
+/// Some time later the keeper has another turn.
+fn try_again(shared: &Shared) {
+    *journal(shared, 1).counts.failed_at.lock() = None;
+    let _turn = shared.keep.turn.lock();
+    shared.turn(&mut true).unwrap();
+}
+
+fn is_gone(directory: &SimDirectory) -> bool {
+    !directory.list().unwrap().contains(&file_name(JournalNumber(1)))
+}
+
+/// As the next processes find it, after a power cut too.
+fn check(directory: &SimDirectory, map: &Map) {
+    for left in [directory.killed(), directory.power_cut(1), directory.power_cut(2)] {
+        remove_hints(&left);
+        assert!(contents(&open(&left, &plain())) == *map);
+    }
+}
+
+#[test]
+fn a_journal_that_can_not_be_read_to_its_end_has_its_tombstones_moved_once() {
+    let (directory, map) = filled();
+    without_keeper(&directory, &plain(), |shared| {
+        directory.fail_reads_at(&file_name(JournalNumber(1)), BEHIND);
+        for attempt in 0..3 {
+            try_again(shared);
+            assert!(journal(shared, 1).counts.has_just_failed(), "attempt {attempt}");
+            assert_eq!(tombstone_bytes(shared), 0, "attempt {attempt}");
+        }
+        directory.read_again();
+        try_again(shared);
+        assert!(is_gone(&directory));
+        assert_eq!(tombstone_bytes(shared), ALL_TOMBSTONES);
+        check(&directory, &map);
+    });
+    check(&directory, &map);
+}
+
+/// It was looked through before, and then an error comes in the middle of it: more often than not it comes again.
+#[test]
+fn what_was_moved_before_an_error_is_not_moved_again() {
+    let (directory, mut map) = filled();
+    without_keeper(&directory, &plain(), |shared| {
+        let compact = || {
+            let moved = journal(shared, 1);
+            let look = shared.look(&moved, Duration::ZERO)?;
+            directory.fail_reads_at(&file_name(JournalNumber(1)), BEHIND);
+            let compacted = shared.compact(moved, &look, Duration::ZERO);
+            directory.read_again();
+            compacted
+        };
+        for attempt in 0..3 {
+            assert!(matches!(compact(), Err(Error::Io { .. })), "attempt {attempt}");
+            assert_eq!(tombstone_bytes(shared), ALL_TOMBSTONES, "attempt {attempt}");
+        }
+        // One that is written meanwhile and deleted again has another one by then.
+        let (again, back) = (0u64.to_le_bytes(), 1u64.to_le_bytes());
+        shared.put(&again, b"again", None).unwrap();
+        assert!(shared.delete(&again).unwrap());
+        shared.put(&back, b"back", None).unwrap();
+        map.insert(back.to_vec(), b"back".to_vec());
+        try_again(shared);
+        assert!(is_gone(&directory));
+        assert_eq!(tombstone_bytes(shared), ALL_TOMBSTONES + TOMBSTONE_BYTES);
+        shared.flush.wait_for(shared.newest_point()).unwrap();
+        check(&directory, &map);
+    });
+    check(&directory, &map);
+}
+
+/// Its hint names the record, so an opening does not know of the damage.
+#[test]
+fn a_journal_that_turns_out_to_be_damaged_has_no_tombstones_moved() {
+    let (directory, mut map) = filled();
+    // The damage may not be in what is alive.
+    directory.spoil(&file_name(JournalNumber(1)), BEHIND);
+    for process in 0..3 {
+        without_keeper(&directory, &plain(), |shared| {
+            try_again(shared);
+            assert!(journal(shared, 1).counts.is_damaged.load(Ordering::Relaxed));
+            assert_eq!(tombstone_bytes(shared), 0, "process {process}");
+            let key = [200 + process];
+            shared.put(&key, b"value", None).unwrap();
+            map.insert(key.to_vec(), b"value".to_vec());
+        });
+    }
+    assert!(contents(&still_open(&directory)) == map);
+}
+
+fn still_open(directory: &SimDirectory) -> Cache {
+    assert_eq!(still(&directory.killed(), &plain()).journals.len(), 7);
+    open(directory, &plain())
+}
