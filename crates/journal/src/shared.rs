@@ -378,9 +378,9 @@ impl Shared {
             let at = taken.at();
             let first = Granule::at(at);
             record.write(&mut taken, journal.salt, journal.number, first);
-            taken.publish();
             let place = Place::new(journal.number, first, len_bytes, record.expires(), hash);
             let padded_bytes = len_bytes.next_multiple_of(GRANULE_BYTES);
+            // Before it is published: with that the journal may be sealed, and one in which nothing is alive, by its counts, goes as it is.
             match record.content {
                 // The index will name it.
                 Content::Value { .. } => journal.counts.count(place),
@@ -389,6 +389,7 @@ impl Shared {
                     journal.counts.count_tombstone(padded_bytes, origin.unwrap_or(journal.number));
                 }
             }
+            taken.publish();
             let end = at + padded_bytes;
             return Ok(Appended {
                 place,

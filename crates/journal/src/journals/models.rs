@@ -4,7 +4,7 @@
 //! steps that count for a reader, without files and durability. The model checker knows each access to a granule's bytes, and stops where one is written that somebody may still read; and where somebody waits for ever.
 
 use std::io;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use alluvium_device::{GRANULE_BYTES, PAGE_BYTES};
 use loom::thread;
@@ -122,24 +122,31 @@ impl Model {
     /// As `Shared::enter`: also how compaction moves a record.
     fn put(&self, newest: &Journal, key: u8, value: u8) -> Place {
         let mut writer = self.index.lock(hash(key));
-        self.enter(&mut writer, newest, key, value)
+        self.enter(&mut writer, newest, key, value).expect("there is room")
     }
 
-    fn enter(&self, writer: &mut Writer<'_>, newest: &Journal, key: u8, value: u8) -> Place {
+    /// `None` if the journal takes no more.
+    fn enter(
+        &self,
+        writer: &mut Writer<'_>,
+        newest: &Journal,
+        key: u8,
+        value: u8,
+    ) -> Option<Place> {
         writer.make_room().unwrap();
         let (key_bytes, value_bytes) = ([key], [value]);
         let record = record(&key_bytes, &value_bytes);
         let arena = newest.arena.as_ref().expect("in memory");
-        let mut taken = arena.reserve(record.len_bytes()).expect("there is room");
+        let mut taken = arena.reserve(record.len_bytes())?;
         let first = Granule::at(taken.at());
         record.write(&mut taken, newest.salt, newest.number, first);
-        taken.publish();
         let place = Place::new(newest.number, first, record.len_bytes(), false, hash(key));
         newest.counts.count(place);
+        taken.publish();
         if let Some(old) = writer.set(place) {
             self.journals.forget(old);
         }
-        place
+        Some(place)
     }
 
     /// As `Cache::read`: what the index names, from memory or from the file.
@@ -167,7 +174,7 @@ impl Model {
         }
         match kept {
             Some((newest, value)) => {
-                self.enter(&mut writer, newest, key, value);
+                self.enter(&mut writer, newest, key, value).expect("there is room");
             }
             None => self.journals.forget(writer.remove().expect("just seen")),
         }
@@ -240,6 +247,28 @@ fn a_record_is_moved_and_its_journal_removed() {
         assert_eq!(model.put(&next, OTHER, 3).first(), place.first());
         reader.join().unwrap();
         assert_eq!([KEY, OTHER].map(|key| model.get(key)), [Some(1), Some(3)]);
+    });
+}
+
+/// Eviction removes a journal that has just been sealed, if nothing in it is alive: not with the record that was the last one to be published.
+#[test]
+fn a_journal_does_not_go_with_what_was_just_written() {
+    loom::model(|| {
+        let model = Model::new(1);
+        let oldest = model.begin(1, model.pool.take().expect("free"), Vec::new());
+        let user = {
+            let (model, oldest) = (model.clone(), oldest.clone());
+            thread::spawn(move || {
+                let entered = model.enter(&mut model.index.lock(hash(KEY)), &oldest, KEY, 1);
+                assert_eq!(model.get(KEY), entered.map(|_| 1));
+            })
+        };
+        let arena = oldest.arena.as_ref().expect("in memory");
+        arena.close();
+        if arena.try_seal() && oldest.counts.live_bytes.load(Ordering::Relaxed) == 0 {
+            drop(model.journals.remove(JournalNumber(1)));
+        }
+        user.join().unwrap();
     });
 }
 
