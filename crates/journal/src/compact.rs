@@ -4,6 +4,8 @@ use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::Duration;
 
+use alluvium_device::GRANULE_BYTES;
+
 use crate::error::{Error, Result};
 use crate::hash::KeyHash;
 use crate::journal::{FIRST_RECORD, Journal};
@@ -73,8 +75,8 @@ enum Fate {
 }
 
 impl Shared {
-    /// The journal with the smallest part of live bytes, if that is small enough to be worth writing it anew.
-    pub(crate) fn emptiest(&self) -> Option<Arc<Journal>> {
+    /// The journal with the smallest part of live bytes, if that is small enough to be worth writing it anew; and how much of it may be alive, so that it is.
+    pub(crate) fn emptiest(&self) -> Option<(Arc<Journal>, usize)> {
         let most_live = self.most_live_parts();
         let unwritten = self.flush.oldest_unwritten();
         let mut sealed = self.journals.all();
@@ -84,7 +86,7 @@ impl Shared {
             && !oldest.counts.has_just_failed()
             && self.can_move(oldest, oldest.end())
         {
-            return Some(oldest.clone());
+            return Some((oldest.clone(), usize::MAX));
         }
         let is_short = |journal: &Journal| journal.is_short(self.journal_bytes);
         let are_many_short = sealed.iter().filter(|journal| is_short(journal)).count() > MANY_SHORT;
@@ -117,10 +119,12 @@ impl Shared {
             let (live, bytes) = parts(journal);
             live * PARTS <= most_live * bytes && self.can_move(journal, live as usize)
         });
-        sealed.into_iter().min_by_key(|journal| {
+        let emptiest = sealed.into_iter().min_by_key(|journal| {
             let (live, bytes) = parts(journal);
             live.saturating_mul(1000) / bytes
-        })
+        })?;
+        let (_, bytes) = parts(&emptiest);
+        Some((emptiest, (most_live * bytes / PARTS) as usize))
     }
 
     /// Of a journal that is worth compacting at most so many [`PARTS`] are alive.
@@ -200,20 +204,15 @@ impl Shared {
             pauses.come_to(self, first)?;
             let hash = self.hasher.hash(record.key());
             let named = self.index.find(hash);
-            let is_written_anew = match self.fate(journal, oldest_other, first, record, hash, named)
-            {
-                Fate::Moves => true,
-                // Of a value that has expired it is shorter.
-                Fate::Tombstone(_) => {
-                    look.has_dead |= record.origin().is_none();
-                    true
-                }
-                Fate::Goes | Fate::Expires => false,
+            let fate = self.fate(journal, oldest_other, first, record, hash, named);
+            look.alive_bytes += match fate {
+                Fate::Moves => record.header().padded_bytes(),
+                Fate::Tombstone(_) => tombstone_bytes(record.key()),
+                Fate::Goes | Fate::Expires => 0,
             };
-            match is_written_anew {
-                true => look.alive_bytes += record.header().padded_bytes(),
-                false => look.has_dead = true,
-            }
+            let stays = fate == Fate::Moves
+                || record.origin().is_some_and(|it| fate == Fate::Tombstone(it));
+            look.has_dead |= !stays;
             Ok(())
         })?;
         self.mark_damaged(journal, damaged_bytes);
@@ -355,6 +354,12 @@ impl Shared {
             true => Fate::Expires,
         }
     }
+}
+
+/// What a tombstone of this key takes of a journal.
+pub(crate) fn tombstone_bytes(key: &[u8]) -> usize {
+    let tombstone = NewRecord { key, content: Content::Tombstone { origin: None } };
+    tombstone.len_bytes().next_multiple_of(GRANULE_BYTES)
 }
 
 /// Where whoever goes through a journal in the background lets others come first.

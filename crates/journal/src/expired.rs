@@ -2,13 +2,10 @@
 
 use std::sync::atomic::Ordering;
 
-use alluvium_device::GRANULE_BYTES;
-
-use crate::compact::PARTS;
+use crate::compact::{PARTS, tombstone_bytes};
 use crate::error::{Error, Result};
 use crate::journal::{FIRST_RECORD, Journal};
 use crate::options::WhenFull;
-use crate::record::{Content, NewRecord};
 use crate::room::Who;
 use crate::shared::Shared;
 use crate::sync::Arc;
@@ -19,7 +16,7 @@ const NEVER: u64 = u64::MAX;
 impl Shared {
     /// Look how much has expired in one of the journals that may have to go for it; whether there was one. What is found is counted as dead by [`Self::emptiest`].
     ///
-    /// A journal is looked at again when another sixteenth of it will have expired, so each is read a few times at most.
+    /// A journal is looked at again when another sixteenth of it will have expired, or so much of what will was replaced or removed that what is known of it is wrong by as much; so each is read a few times at most.
     pub(crate) fn look_for_expired(&self) -> bool {
         let has_time = match self.options.when_full {
             // Where writers wait already, eviction is quicker.
@@ -56,7 +53,8 @@ impl Shared {
             journal.number < unwritten
                 && expiring(journal) > 0
                 && counts.is_sound()
-                && counts.look_at_millis.load(Ordering::Relaxed) <= now
+                && (counts.look_at_millis.load(Ordering::Relaxed) <= now
+                    || counts.doubtful_bytes() >= part_bytes(journal))
                 && at_least * PARTS <= most_live * gained_bytes(journal)
         };
         let all = self.journals.all().into_iter().filter(may_go);
@@ -65,6 +63,9 @@ impl Shared {
 
     fn count_expired(&self, journal: &Journal) -> Result<()> {
         let now = self.clock.now_millis();
+        let counts = &journal.counts;
+        // What goes meanwhile may be counted or not.
+        let expiring_then = counts.expiring_bytes.load(Ordering::Relaxed);
         let number = journal.number;
         let is_oldest = self.journals.oldest_but(number).is_none_or(|other| number < other);
         let mut expired_bytes = 0;
@@ -82,12 +83,7 @@ impl Shared {
                 return Ok(());
             }
             // Something older may be left, which it hides.
-            let tombstone =
-                NewRecord { key: record.key(), content: Content::Tombstone { origin: None } };
-            let kept = match is_oldest {
-                true => 0,
-                false => tombstone.len_bytes().next_multiple_of(GRANULE_BYTES),
-            };
+            let kept = if is_oldest { 0 } else { tombstone_bytes(record.key()) };
             let bytes = place.max_len_bytes().saturating_sub(kept) as u64;
             match expires_at.saturating_sub(now).checked_ilog2() {
                 None => expired_bytes += bytes,
@@ -96,19 +92,22 @@ impl Shared {
             Ok(())
         })?;
         self.mark_damaged(journal, damaged_bytes);
-        let counts = &journal.counts;
-        counts.expired_bytes.store(expired_bytes, Ordering::Relaxed);
-        let (part, mut sum) = ((gained_bytes(journal) / PARTS).max(1), 0u64);
+        let mut sum = 0u64;
         let enough = later_bytes.iter().position(|bytes| {
             sum += bytes;
-            sum >= part
+            sum >= part_bytes(journal)
         });
         // Whoever has 2^n milliseconds left has less than 2^(n+1).
         let look_at =
             enough.map_or(NEVER, |power| now.saturating_add(2u64.saturating_pow(power as u32 + 1)));
-        counts.look_at_millis.store(look_at, Ordering::Relaxed);
+        counts.found_expired(expired_bytes, expiring_then, look_at);
         Ok(())
     }
+}
+
+/// One of its [`PARTS`].
+fn part_bytes(journal: &Journal) -> u64 {
+    (gained_bytes(journal) / PARTS).max(1)
 }
 
 /// What would be free without a journal.

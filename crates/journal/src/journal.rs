@@ -93,6 +93,8 @@ pub(crate) struct Counts {
     pub(crate) expiring_bytes: AtomicU64,
     /// Of these, what was to be gained by removing those that had expired when it was last looked (`expired.rs`).
     pub(crate) expired_bytes: AtomicU64,
+    /// What `expiring_bytes` was before that.
+    pub(crate) expiring_then: AtomicU64,
     /// It is not looked again before: milliseconds since 1970.
     pub(crate) look_at_millis: AtomicU64,
     /// Reads, halved now and then (`promote.rs`); about as many as there were.
@@ -130,6 +132,7 @@ impl Counts {
             live_bytes: LiveBytes::new(0),
             expiring_bytes: AtomicU64::new(0),
             expired_bytes: AtomicU64::new(0),
+            expiring_then: AtomicU64::new(0),
             look_at_millis: AtomicU64::new(0),
             reads: AtomicU64::new(0),
             disk_reads: AtomicU64::new(0),
@@ -168,10 +171,22 @@ impl Counts {
 
     /// Bytes of records that the index names, without those that are known to have expired.
     pub(crate) fn unexpired_bytes(&self) -> u64 {
-        // What had expired may have been replaced since.
-        let expired = self.expired_bytes.load(Ordering::Relaxed);
-        let expired = expired.min(self.expiring_bytes.load(Ordering::Relaxed));
+        let expired = self.expired_bytes.load(Ordering::Relaxed) - self.doubtful_bytes();
         self.live_bytes.load(Ordering::Relaxed).saturating_sub(expired)
+    }
+
+    /// Of what had expired when it was looked, what may have been replaced or removed since: a place does not tell whether its record had. All that has gone counts as if it had, so that nothing counts as dead twice.
+    pub(crate) fn doubtful_bytes(&self) -> u64 {
+        let now = self.expiring_bytes.load(Ordering::Relaxed);
+        let gone = self.expiring_then.load(Ordering::Relaxed).saturating_sub(now);
+        gone.min(self.expired_bytes.load(Ordering::Relaxed))
+    }
+
+    /// So much of it has expired, and it is not looked again before `look_at`. `expiring_then`: from before it was looked.
+    pub(crate) fn found_expired(&self, expired_bytes: u64, expiring_then: u64, look_at: u64) {
+        self.expired_bytes.store(expired_bytes, Ordering::Relaxed);
+        self.expiring_then.store(expiring_then, Ordering::Relaxed);
+        self.look_at_millis.store(look_at, Ordering::Relaxed);
     }
 
     /// It could not be read now. That may pass: it is left alone for a while.

@@ -163,18 +163,11 @@ impl Shared {
             // Nobody needs room any more, and what is there can be read.
             return Ok(false);
         }
-        if let Some(journal) = self.emptiest() {
+        if let Some((journal, most_alive_bytes)) = self.emptiest() {
             let counts = journal.counts.clone();
-            let _busy = journal.busy();
-            // Where there is room, nobody is worse off if it turns out to be damaged when some of its values have been moved: the index knows these, so none is moved twice; and to look through it is to read it twice. Tombstones that
-            // were moved only this process knows of: each one that comes to the same damage would move all before it once more.
-            let look = match self.is_crowded() || self.has_to_hide(&journal) {
-                true => self.look(&journal, PAUSE),
-                false => Ok(Look::by_counts(&journal)),
-            };
-            match look.and_then(|look| self.compact(journal, &look, PAUSE)) {
-                Ok(Compaction::Done) => return Ok(true),
-                Ok(Compaction::Damaged | Compaction::NoRoom) => {}
+            match self.compact_emptiest(journal, most_alive_bytes) {
+                Ok(true) => return Ok(true),
+                Ok(false) => {}
                 Err(Error::Closed) => return Ok(false),
                 Err(error) if self.flush.failure().is_some() => return Err(error),
                 Err(error) => {
@@ -190,6 +183,28 @@ impl Shared {
             true => self.try_to_evict(),
             false => Ok(false),
         }
+    }
+
+    /// Compact a journal that [`Self::emptiest`] has found; whether it is gone.
+    pub(crate) fn compact_emptiest(
+        &self,
+        journal: Arc<Journal>,
+        most_alive_bytes: usize,
+    ) -> Result<bool> {
+        let _busy = journal.busy();
+        // Where there is room, nobody is worse off if it turns out to be damaged when some of its values have been moved: the index knows these, so none is moved twice; and to look through it is to read it twice. Tombstones that
+        // were moved only this process knows of: each one that comes to the same damage would move all before it once more.
+        let is_looked_at = self.is_crowded() || self.has_to_hide(&journal);
+        let look = match is_looked_at {
+            true => self.look(&journal, PAUSE)?,
+            false => Look::by_counts(&journal),
+        };
+        if is_looked_at && look.alive_bytes > most_alive_bytes {
+            // Only what has expired can have been counted wrongly: it is looked for anew.
+            journal.counts.found_expired(0, 0, 0);
+            return Ok(false);
+        }
+        Ok(self.compact(journal, &look, PAUSE)? == Compaction::Done)
     }
 
     /// The same as [`Self::evict_oldest`]. If it fails, writers who wait for the room are told; it is tried again, but may fail for ever.

@@ -1,5 +1,6 @@
 //! Caches that may not evict: whatever was refused, once enough is deleted there is room again, and nobody waits for ever.
 
+use super::removing::without_keeper;
 use super::*;
 
 /// So few journals that it is full soon: 8.
@@ -325,4 +326,48 @@ fn what_has_not_expired_is_looked_at_once() {
     }
     assert!(looks >= 4, "{looks}");
     assert!(shared.emptiest().is_none());
+}
+
+/// What had expired when it was looked at is replaced: it is dead already, and what is alive has not become less by that.
+#[test]
+fn what_has_expired_and_was_replaced_is_not_counted_twice() {
+    const KEYS: u64 = 900;
+    let expires = |key: &u64| key % 5 < 2;
+    let directory = SimDirectory::default();
+    let options = Options { max_disk_bytes: 12 << 20, ..options() };
+    without_keeper(&directory, &options, |shared| {
+        shared.clock.advance(1000);
+        for key in 0..KEYS {
+            let expires_at = if expires(&key) { 2000 } else { 1_000_000 };
+            shared.put(&key.to_le_bytes(), &[1; 1000], Some(expires_at)).unwrap();
+        }
+        let mut alive = KEYS;
+        while !shared.is_crowded() {
+            shared.put(&alive.to_le_bytes(), &[2; 1000], None).unwrap();
+            alive += 1;
+        }
+        shared.flush.wait_for(shared.newest_point()).unwrap();
+        shared.clock.advance(2000);
+        assert!(shared.look_for_expired() && !shared.look_for_expired());
+        // Two fifths of it would go, which is not enough.
+        assert!(shared.emptiest().is_none());
+        for key in (0..KEYS).filter(expires) {
+            shared.put(&key.to_le_bytes(), &[3; 1000], None).unwrap();
+        }
+        assert!(shared.is_crowded() && shared.emptiest().is_none());
+        // Nobody knows whether it had expired, so it is looked at again.
+        assert!(shared.look_for_expired() && !shared.look_for_expired());
+        assert!(shared.emptiest().is_none());
+        // However wrong that is: it is looked through before anything is moved.
+        shared.journals.all()[0].counts.found_expired(MIB as u64 / 2, 0, u64::MAX);
+        let (journal, most_alive_bytes) = shared.emptiest().unwrap();
+        assert!(!shared.compact_emptiest(journal, most_alive_bytes).unwrap());
+        assert!(shared.look_for_expired() && !shared.look_for_expired());
+        assert!(shared.emptiest().is_none());
+        shared.clock.advance(2_000_000);
+        assert!(shared.look_for_expired() && !shared.look_for_expired());
+        let (journal, most_alive_bytes) = shared.emptiest().unwrap();
+        assert_eq!(journal.number.0, 0);
+        assert!(shared.compact_emptiest(journal, most_alive_bytes).unwrap());
+    });
 }
