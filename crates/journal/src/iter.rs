@@ -16,7 +16,7 @@ use crate::pool::Pooled;
 use crate::record::{HEADER_BYTES, Header, Kind, Record};
 use crate::shared::{CHUNK_BYTES, Shared};
 use crate::sync::Arc;
-use crate::walk::{Found, Walk};
+use crate::walk::{Found, Walk, search_bytes_of};
 
 /// Records whose entries in the index are looked at together: the processor fetches them at one time.
 const OVERLAP: usize = 32;
@@ -70,6 +70,8 @@ struct Open {
     has_missed: bool,
     /// On disk: the piece that is there has no more records.
     is_piece_done: bool,
+    /// Behind damage: what may still go into looking for records, all of it for all of the journal, as in an opening.
+    search_bytes: usize,
 }
 
 /// Where records are read. Entries keep it, and no more than it.
@@ -127,8 +129,16 @@ impl<'a> Iter<'a> {
             Some(arena) => (Bytes::Hot(Arc::new(Hold(arena.clone()))), sealed_at),
             None => (Bytes::Cold(Piece::none()), sealed_at),
         };
-        let (at, has_missed) = (FIRST_RECORD, false);
-        self.open = Some(Open { journal, bytes, at, end, is_open, has_missed, is_piece_done });
+        self.open = Some(Open {
+            journal,
+            bytes,
+            at: FIRST_RECORD,
+            end,
+            is_open,
+            has_missed: false,
+            is_piece_done,
+            search_bytes: search_bytes_of(self.shared.journal_bytes),
+        });
         true
     }
 
@@ -193,7 +203,9 @@ impl Open {
     }
 
     fn may_be_dead(&self, first: Granule) -> bool {
-        self.is_open || self.journal.counts.dead.may_be(first)
+        // Of what an opening has not found behind damage, it has not marked what was replaced either.
+        let is_damaged = matches!(self.bytes, Bytes::Damaged(_));
+        self.is_open || is_damaged || self.journal.counts.dead.may_be(first)
     }
 
     /// On disk: the piece that begins with the next record; if that is damaged, all of the journal.
@@ -228,11 +240,13 @@ impl Open {
             }
             Bytes::Damaged(hold) => {
                 let bytes = hold.0.read(0..self.end).expect("sealed up to its end");
-                let mut walk = Walk::from(bytes, self.journal.salt, at);
+                let walk = Walk::from(bytes, self.journal.salt, at);
+                let mut walk = walk.with_search_bytes(self.search_bytes);
                 let found = walk.find_map(|found| match found {
                     Found::Record(first, record) => Some((first, record)),
                     Found::Damage(_) => None,
                 });
+                self.search_bytes = walk.search_bytes();
                 self.at = if found.is_some() { walk.end() } else { self.end };
                 found
             }

@@ -19,6 +19,11 @@ pub(crate) enum Found<'a> {
 /// Looking for the next record takes checksums of at most this many times the bytes of the journal: values may be made to look like headers of long records.
 const MAX_SEARCHES: usize = 16;
 
+/// Of a journal of so many bytes.
+pub(crate) fn search_bytes_of(journal_bytes: usize) -> usize {
+    journal_bytes.saturating_mul(MAX_SEARCHES)
+}
+
 /// All records in the bytes of a journal, from its first one on. Ends behind the last one; behind everything, if it gave up looking for the next one.
 pub(crate) struct Walk<'a> {
     bytes: &'a [u8],
@@ -36,7 +41,17 @@ impl<'a> Walk<'a> {
 
     /// The same from `at` on, where a record begins.
     pub(crate) fn from(bytes: &'a [u8], salt: Salt, at: usize) -> Self {
-        Self { bytes, salt, at, search_bytes: bytes.len().saturating_mul(MAX_SEARCHES) }
+        Self { bytes, salt, at, search_bytes: search_bytes_of(bytes.len()) }
+    }
+
+    /// The same where so many bytes may go into checksums of what is no record: what another walk of this journal has left.
+    pub(crate) fn with_search_bytes(self, search_bytes: usize) -> Self {
+        Self { search_bytes, ..self }
+    }
+
+    /// What is left of [`search_bytes_of`].
+    pub(crate) fn search_bytes(&self) -> usize {
+        self.search_bytes
     }
 
     /// The first byte behind the last record so far.

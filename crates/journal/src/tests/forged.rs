@@ -11,7 +11,7 @@ use crate::journal::{CacheId, FIRST_RECORD, JournalHeader, file_name};
 use crate::open::Identity;
 use crate::options::Contents;
 use crate::place::{Granule, JournalNumber, MAX_SPAN, NUMBER_BITS};
-use crate::record::{Content, NewRecord, Salt};
+use crate::record::{Content, HEADER_BYTES, NewRecord, Salt};
 
 const ID: CacheId = CacheId([7; 16]);
 /// Numbers from which on they are the same ones again to the index.
@@ -339,6 +339,45 @@ fn what_is_deleted_while_a_damaged_journal_goes_stays_deleted() {
     expected.remove(&key[..]);
     expected.extend(most_of_a_journal(100));
     assert!(contents(&open(&left, &options)) == expected);
+}
+
+/// Bytes that look like the headers of so many records of half a journal, in which no checksum is right.
+fn plausible_headers(headers: usize) -> Vec<u8> {
+    let mut header = [0; HEADER_BYTES];
+    (header[4], header[6]) = (1, 1);
+    header[8..12].copy_from_slice(&(MIB as u32 / 2).to_le_bytes());
+    header.repeat(headers)
+}
+
+/// The opening takes so many checksums for all of a journal; what it has given up by then is in no index. To an iteration that comes to that with less behind it, it is gone too.
+#[test]
+fn an_iteration_returns_nothing_that_the_opening_has_given_up() {
+    let directory = forge([8; 16]);
+    let (number, salt) = (JournalNumber(5), Salt(8));
+    let mut bytes = AlignedBuf::zeroed(MIB);
+    JournalHeader { cache: ID, number, salt, is_compressed: false }.write(&mut bytes[..PAGE_BYTES]);
+    let mut at = FIRST_RECORD;
+    // Each time ten of the sixteen times that the journal may go through checksums.
+    for (key, headers) in [(b"first", 0), (b"found", 20), (b"later", 20), (b"never", 0)] {
+        let headers = plausible_headers(headers);
+        bytes[at..at + headers.len()].copy_from_slice(&headers);
+        at += headers.len();
+        let content = Content::Value { value: b"old", expires_at: None };
+        let record = NewRecord { key, content };
+        let end = at + record.len_bytes();
+        record.write(&mut bytes[at..end], salt, number, Granule::at(at));
+        at = end.next_multiple_of(GRANULE_BYTES);
+    }
+    write(&directory, &file_name(number), &bytes);
+    forge_journal(&directory, 6, &BTreeMap::from([(b"later".to_vec(), b"new".to_vec())]));
+    let cache = open(&directory, &options());
+    let expected: BTreeMap<Vec<u8>, Vec<u8>> =
+        [(b"first", &b"old"[..]), (b"found", b"old"), (b"later", b"new")]
+            .into_iter()
+            .map(|(key, value)| (key.to_vec(), value.to_vec()))
+            .collect();
+    assert!(cache.get(b"never").unwrap().is_none());
+    assert_eq!(contents(&cache), expected);
 }
 
 /// Of two journals that are half of the numbers apart nobody could tell which one is newer.
