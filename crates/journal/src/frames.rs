@@ -3,7 +3,7 @@
 use std::io;
 use std::ops::Range;
 
-use alluvium_device::{AlignedBuf, PAGE_BYTES};
+use alluvium_device::{AlignedBuf, GRANULE_BYTES, PAGE_BYTES};
 
 use crate::blocks::{Block, Blocks};
 use crate::codec::{Codec, Encoder};
@@ -89,6 +89,7 @@ impl Footer {
             && footer.frame_bytes.is_power_of_two()
             && (PAGE_BYTES..=CHUNK_BYTES).contains(&footer.frame_bytes)
             && (FIRST_RECORD + 1..=journal_bytes).contains(&footer.end)
+            && footer.end.is_multiple_of(GRANULE_BYTES)
             && footer.frames == (footer.end - FIRST_RECORD).div_ceil(footer.frame_bytes)
             && (FIRST_RECORD..=journal_bytes).contains(&footer.table_at)
             && (footer.table_end() + FIELDS_BYTES) as u64 <= len_bytes;

@@ -187,6 +187,25 @@ fn a_table_that_is_damaged_anywhere_is_not_used() {
     }
 }
 
+/// With checksums that are right: a journal can not be read into memory, or iterated, up to such an end.
+#[test]
+fn an_end_that_is_on_no_granule_is_not_used() {
+    let plain = Plain::around_borders(&mut Random::new(8), 16 << 10, 1 << 20);
+    let scene = Scene::of(&plain, 16 << 10, Compression::Lz4, 0);
+    let header =
+        JournalHeader { cache: CacheId([1; 16]), number: NUMBER, salt: SALT, is_compressed: true };
+    for end in [plain.bytes.len(), plain.bytes.len() - 1, plain.bytes.len() - 4] {
+        let mut encoder = Encoder::new(Compression::Lz4).unwrap().unwrap();
+        let mut writer = Writer::new(&*scene.file, SALT, 16 << 10, &mut encoder);
+        for frame in plain.bytes[FIRST_RECORD..end].chunks(16 << 10) {
+            writer.push(frame).unwrap();
+        }
+        let len = writer.finish(&header, end).unwrap();
+        scene.file.truncate(len).unwrap();
+        assert_eq!(scene.open_again(SALT).is_some(), end.is_multiple_of(8), "{end}");
+    }
+}
+
 #[test]
 fn what_is_kept_is_bounded_and_what_is_held_stays() {
     const MAX: usize = 512 << 10;
