@@ -84,7 +84,7 @@ struct Told {
 /// Callers that read several records at one time, each with a ring. The next ones read one after the other: there are enough reads under way then.
 const RINGS: usize = 8;
 
-/// Its lock is in use by somebody else.
+/// The name of the file that whoever has the cache open holds a lock on.
 const LOCK: &str = "lock";
 
 impl RealDirectory {
