@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use alluvium_device::GRANULE_BYTES;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Stopped};
 use crate::hash::KeyHash;
 use crate::journal::{FIRST_RECORD, Journal};
 use crate::options::WhenFull;
@@ -195,7 +195,7 @@ impl Shared {
     }
 
     /// What is in a journal, by its records: the counts of a journal are upper bounds. Looked at before anything is moved, so that no room is used up by a journal that stays.
-    pub(crate) fn look(&self, journal: &Journal, pause: Duration) -> Result<Look> {
+    pub(crate) fn look(&self, journal: &Journal, pause: Duration) -> Result<Look, Stopped> {
         let oldest_other = self.journals.oldest_but(journal.number);
         let mut look = Look::default();
         let mut pauses = Pauses::new(pause);
@@ -213,7 +213,7 @@ impl Shared {
             let stays = fate == Fate::Moves
                 || record.origin().is_some_and(|it| fate == Fate::Tombstone(it));
             look.has_dead |= !stays;
-            Ok(())
+            Ok::<_, Stopped>(())
         })?;
         self.mark_damaged(journal, damaged_bytes);
         look.is_damaged = journal.counts.has_damage(damaged_bytes);
@@ -227,7 +227,7 @@ impl Shared {
         journal: Arc<Journal>,
         look: &Look,
         pause: Duration,
-    ) -> Result<Compaction> {
+    ) -> Result<Compaction, Stopped> {
         let number = journal.number;
         let oldest_other = self.journals.oldest_but(number);
         // The oldest one hides nothing; what is damaged in it is given up when it has to go.
@@ -247,7 +247,7 @@ impl Shared {
         });
         // The rest is tried another time; what was moved is newer than what is left here, and is not moved again.
         let damaged_bytes = match moved {
-            Err(Error::DiskFull { .. }) => return Ok(Compaction::NoRoom),
+            Err(Stopped::Failed(Error::DiskFull { .. })) => return Ok(Compaction::NoRoom),
             moved => moved?,
         };
         self.mark_damaged(&journal, damaged_bytes);
@@ -266,7 +266,7 @@ impl Shared {
         oldest_other: Option<JournalNumber>,
         first: Granule,
         record: &Record<'_>,
-    ) -> Result<()> {
+    ) -> Result<(), Stopped> {
         loop {
             if self.flush.is_behind() {
                 self.flush.wait_while_behind();
@@ -277,13 +277,14 @@ impl Shared {
                     return Ok(());
                 }
                 Ok(None) => return Ok(()),
-                Err(NotAppended::Failed(error)) => return Err(error),
+                Err(NotAppended::Failed(error)) => return Err(error.into()),
                 Err(NotAppended::Full(full)) if self.wait_for_spare(full) => {}
                 Err(NotAppended::Full(_)) if self.keep.waker.is_closing() => {
-                    return Err(Error::Closed);
+                    return Err(Stopped::Closing);
                 }
                 Err(NotAppended::Full(_)) => {
-                    return Err(self.flush.failure().unwrap_or_else(|| self.disk_full()));
+                    let failure = self.flush.failure();
+                    return Err(failure.unwrap_or_else(|| self.disk_full()).into());
                 }
             }
         }
@@ -295,7 +296,7 @@ impl Shared {
         oldest_other: Option<JournalNumber>,
         first: Granule,
         record: &Record<'_>,
-    ) -> std::result::Result<Option<Appended>, NotAppended> {
+    ) -> Result<Option<Appended>, NotAppended> {
         let key = record.key();
         let hash = self.hasher.hash(key);
         let mut writer = self.index.lock(hash);
@@ -376,10 +377,7 @@ impl Pauses {
     }
 
     /// Before the record at `first`.
-    ///
-    /// # Errors
-    /// The cache is being closed.
-    fn come_to(&mut self, shared: &Shared, first: Granule) -> Result<()> {
+    fn come_to(&mut self, shared: &Shared, first: Granule) -> Result<(), Stopped> {
         let steps = (first.byte() - self.at) / STEP_BYTES;
         if steps > 0 {
             self.at = first.byte();
@@ -388,6 +386,6 @@ impl Pauses {
                 thread::sleep(self.pause * steps.min(MOST_STEPS) as u32);
             }
         }
-        if shared.keep.waker.is_closing() { Err(Error::Closed) } else { Ok(()) }
+        if shared.keep.waker.is_closing() { Err(Stopped::Closing) } else { Ok(()) }
     }
 }

@@ -64,7 +64,8 @@ impl Shared {
             Ok(Outcome::Compressed(_) | Outcome::GaveWay) => {}
             Ok(Outcome::NotWorthIt) => journal.counts.stays_plain.store(true, Ordering::Relaxed),
             Ok(Outcome::Damaged) => {
-                let found = self.each_record(&journal, || self.step_bytes(), |_, _| Ok(()));
+                let found =
+                    self.each_record(&journal, || self.step_bytes(), |_, _| Ok::<_, Error>(()));
                 // For want of memory to look behind the damage, it may be.
                 let damaged_bytes = found.inspect_err(|_| journal.counts.failed())?;
                 self.mark_damaged(&journal, damaged_bytes);

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::compact::Compaction;
-use crate::error::Result;
+use crate::error::{Result, Stopped};
 use crate::options::Compression;
 use crate::place::JournalNumber;
 use crate::prepare::LOOK_AGAIN;
@@ -45,11 +45,14 @@ impl Shared {
             let mut without_room = Vec::new();
             // The oldest first: with it go the reasons for tombstones in the others.
             for number in numbers {
-                match self.compact_one(number)? {
-                    Some(Done::Stays) => {}
-                    Some(Done::Rewritten) => compacted.rewritten += 1,
-                    Some(Done::Damaged) => compacted.damaged += 1,
-                    None => {
+                match self.compact_one(number) {
+                    Ok(Some(Done::Stays)) => {}
+                    Ok(Some(Done::Rewritten)) => compacted.rewritten += 1,
+                    Ok(Some(Done::Damaged)) => compacted.damaged += 1,
+                    Err(Stopped::Failed(error)) => return Err(error),
+                    // Whoever closes a cache has it for himself, so this is nobody's answer.
+                    Err(Stopped::Closing) => return Ok(compacted),
+                    Ok(None) => {
                         without_room.push(number);
                         continue;
                     }
@@ -67,7 +70,7 @@ impl Shared {
     }
 
     /// Look at a journal, if it is still there, and write it anew if something in it could go; `None` if there is no room for that.
-    fn compact_one(&self, number: JournalNumber) -> Result<Option<Done>> {
+    fn compact_one(&self, number: JournalNumber) -> std::result::Result<Option<Done>, Stopped> {
         // One journal at a time, so that the keeper can make room between two of them.
         let _turn = self.keep.turn.lock();
         let Some(journal) = self.journals.get(number) else {

@@ -117,9 +117,20 @@ pub enum Error {
         /// The directory.
         path: PathBuf,
     },
-    /// The cache is being closed. No call returns it, since none can be made by then: the threads behind the cache end what they are at with it.
-    #[error("the cache is closed")]
-    Closed,
+}
+
+/// Why one of the threads behind a cache did not come to the end of what it was at.
+#[derive(Debug)]
+pub(crate) enum Stopped {
+    /// The cache is being closed.
+    Closing,
+    Failed(Error),
+}
+
+impl From<Error> for Stopped {
+    fn from(error: Error) -> Self {
+        Self::Failed(error)
+    }
 }
 
 impl Error {

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use crate::compact::{PARTS, tombstone_bytes};
-use crate::error::{Error, Result};
+use crate::error::Stopped;
 use crate::journal::{FIRST_RECORD, Journal};
 use crate::options::WhenFull;
 use crate::room::Who;
@@ -32,8 +32,8 @@ impl Shared {
         let _busy = journal.busy();
         match self.count_expired(&journal) {
             Ok(()) => true,
-            Err(Error::Closed) => false,
-            Err(error) => {
+            Err(Stopped::Closing) => false,
+            Err(Stopped::Failed(error)) => {
                 tracing::warn!("journal cache: {error}");
                 journal.counts.failed();
                 true
@@ -61,7 +61,7 @@ impl Shared {
         all.max_by_key(|journal| expiring(journal))
     }
 
-    fn count_expired(&self, journal: &Journal) -> Result<()> {
+    fn count_expired(&self, journal: &Journal) -> Result<(), Stopped> {
         let now = self.clock.now_millis();
         let counts = &journal.counts;
         // What goes meanwhile may be counted or not.
@@ -74,7 +74,7 @@ impl Shared {
         let step_bytes = || self.step_bytes();
         let damaged_bytes = self.each_record(journal, step_bytes, |first, record| {
             if self.keep.waker.is_closing() {
-                return Err(Error::Closed);
+                return Err(Stopped::Closing);
             }
             let Some(expires_at) = record.expires_at() else { return Ok(()) };
             let hash = self.hasher.hash(record.key());

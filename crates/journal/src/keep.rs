@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 
 use crate::clear::KeptAside;
 use crate::compact::{Compaction, Look, PAUSE};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, Stopped};
 use crate::flush::TellOfPanic;
 use crate::hint::{self, Entry};
 use crate::journal::{Counts, Journal, file_name};
@@ -168,9 +168,9 @@ impl Shared {
             match self.compact_emptiest(journal, most_alive_bytes) {
                 Ok(true) => return Ok(true),
                 Ok(false) => {}
-                Err(Error::Closed) => return Ok(false),
-                Err(error) if self.flush.failure().is_some() => return Err(error),
-                Err(error) => {
+                Err(Stopped::Closing) => return Ok(false),
+                Err(Stopped::Failed(error)) if self.flush.failure().is_some() => return Err(error),
+                Err(Stopped::Failed(error)) => {
                     tracing::warn!("journal cache: {error}");
                     counts.failed();
                 }
@@ -190,7 +190,7 @@ impl Shared {
         &self,
         journal: Arc<Journal>,
         most_alive_bytes: usize,
-    ) -> Result<bool> {
+    ) -> std::result::Result<bool, Stopped> {
         let _busy = journal.busy();
         // Where there is room, nobody is worse off if it turns out to be damaged when some of its values have been moved: the index knows these, so none is moved twice; and to look through it is to read it twice. Tombstones that
         // were moved only this process knows of: each one that comes to the same damage would move all before it once more.

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use alluvium_device::{AlignedBuf, PAGE_BYTES};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::journal::{FIRST_RECORD, Journal, Loaded};
 use crate::place::Granule;
 use crate::pool::Pooled;
@@ -16,12 +16,12 @@ use crate::sync::Arc;
 use crate::walk::{Found, Walk};
 
 /// Hand the records of a journal's bytes to `each`, from the one at `at` on; returns how many bytes are damaged. `bytes`: from the beginning of the file to the end of its last record.
-pub(crate) fn each_in(
+pub(crate) fn each_in<E>(
     bytes: &[u8],
     salt: Salt,
     at: usize,
-    mut each: impl FnMut(Granule, &Record<'_>) -> Result<()>,
-) -> Result<usize> {
+    mut each: impl FnMut(Granule, &Record<'_>) -> std::result::Result<(), E>,
+) -> std::result::Result<usize, E> {
     let mut walk = Walk::from(bytes, salt, at);
     let mut damaged_bytes = 0;
     for found in walk.by_ref() {
@@ -97,12 +97,12 @@ impl Piece {
 }
 
 /// The same as [`each_in`] of a file, from its first record on as long as all of them are undamaged; returns where that ends. Takes memory for a piece, of `piece_bytes` as they are just then, or for the longest record.
-fn each_whole(
+fn each_whole<E: From<Error>>(
     journal: &Journal,
     end: usize,
     piece_bytes: impl Fn() -> usize,
-    mut each: impl FnMut(Granule, &Record<'_>) -> Result<()>,
-) -> Result<usize> {
+    mut each: impl FnMut(Granule, &Record<'_>) -> std::result::Result<(), E>,
+) -> std::result::Result<usize, E> {
     let mut piece = Piece::none();
     let mut at = FIRST_RECORD;
     while at < end {
@@ -119,12 +119,12 @@ fn each_whole(
 impl Shared {
     /// Hand all records of a sealed journal to `each`; returns how many bytes of it are damaged. One that is not in memory is read by about `piece_bytes` at a time, asked for before each piece: a read of somebody else may
     /// have to wait for one.
-    pub(crate) fn each_record(
+    pub(crate) fn each_record<E: From<Error>>(
         &self,
         journal: &Journal,
         piece_bytes: impl Fn() -> usize,
-        mut each: impl FnMut(Granule, &Record<'_>) -> Result<()>,
-    ) -> Result<usize> {
+        mut each: impl FnMut(Granule, &Record<'_>) -> std::result::Result<(), E>,
+    ) -> std::result::Result<usize, E> {
         let end = journal.end();
         if let Some(arena) = &journal.arena {
             let bytes = arena.read(0..end).expect("sealed up to its end");

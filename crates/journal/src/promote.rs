@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use crate::cache::READS_PER_COUNT;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::journal::{FIRST_RECORD, Journal};
 use crate::pieces::each_in;
 use crate::pool::Pooled;
@@ -104,7 +104,7 @@ impl Shared {
         let arena = loaded.inspect_err(|_| journal.counts.failed())?;
         // What is in memory is not checked again: with any damage it stays on disk, where each read is checked.
         let bytes = arena.read(0..end).expect("sealed up to its end");
-        let damaged_bytes = each_in(bytes, journal.salt, FIRST_RECORD, |_, _| Ok(()))?;
+        let damaged_bytes = each_in(bytes, journal.salt, FIRST_RECORD, |_, _| Ok::<_, Error>(()))?;
         if damaged_bytes > 0 {
             self.mark_damaged(journal, damaged_bytes);
             return Ok(false);

@@ -157,7 +157,7 @@ impl Reading<'_> {
         let mut arena = self.take_arena()?;
         let bytes = journal.read(self.directory.path(), arena.arena_mut().memory())?;
         let there = &bytes[..end.min(bytes.len())];
-        let damaged_bytes = each_in(there, journal.salt, FIRST_RECORD, |_, _| Ok(()))?;
+        let damaged_bytes = each_in(there, journal.salt, FIRST_RECORD, |_, _| Ok::<_, Error>(()))?;
         let damaged_bytes = (damaged_bytes + end - there.len()) as u64;
         if damaged_bytes > 0 {
             tracing::warn!(

@@ -678,7 +678,7 @@ fn damage_does_not_hide_what_is_behind_it() {
     let step_bytes = || PAGE_BYTES;
     let damaged_bytes = shared.each_record(&all[1], step_bytes, |_, record| {
         keys.push(record.key().to_vec());
-        Ok(())
+        Ok::<_, Error>(())
     });
     let damaged_bytes = damaged_bytes.unwrap();
     assert!((1..100_000).contains(&damaged_bytes), "{damaged_bytes}");

@@ -51,7 +51,7 @@ fn check(shared: &Shared) -> (usize, usize) {
                 marked += usize::from(may_be_dead);
                 assert!(may_be_dead || named.is_some_and(|it| it.is_same(place)));
             }
-            Ok(())
+            Ok::<_, Error>(())
         });
         assert_eq!(damaged_bytes.unwrap(), 0);
     }

@@ -7,6 +7,7 @@ use alluvium_device::PAGE_BYTES;
 
 use super::cold::{compress_all, still, text};
 use super::*;
+use crate::error::Stopped;
 use crate::files::File;
 use crate::flush::Flusher;
 use crate::inspect::inspect_in;
@@ -38,8 +39,12 @@ pub(super) fn compact(shared: &Shared, number: u64) -> crate::Result<()> {
     let mut all = shared.journals.all();
     all.retain(|journal| journal.number.0 == number);
     let journal = all.pop().unwrap();
-    let look = shared.look(&journal, Duration::ZERO)?;
-    shared.compact(journal, &look, Duration::ZERO).map(drop)
+    let look = shared.look(&journal, Duration::ZERO);
+    let compacted = look.and_then(|look| shared.compact(journal, &look, Duration::ZERO));
+    compacted.map(drop).map_err(|stopped| match stopped {
+        Stopped::Failed(error) => error,
+        Stopped::Closing => unreachable!("nobody closes it"),
+    })
 }
 
 /// In steps of 4 MiB there are two of one of these, and the rest.
