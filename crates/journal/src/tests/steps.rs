@@ -9,7 +9,7 @@ use crate::shared::Shared;
 /// It is over.
 const EXPIRED: u64 = 1;
 
-type Map = BTreeMap<Vec<u8>, Vec<u8>>;
+pub(super) type Map = BTreeMap<Vec<u8>, Vec<u8>>;
 
 /// Values by their keys, with the numbers of their journals.
 type Written = BTreeMap<Vec<u8>, (Vec<u8>, u64)>;
@@ -68,9 +68,9 @@ fn filled() -> (SimDirectory, Written) {
 }
 
 /// Have this `work` done up to each of its steps, and look at what a crash leaves there; how many there were.
-fn crash_at_each_step(
+pub(super) fn crash_at_each_step(
     original: &SimDirectory,
-    work: impl Fn(&Shared) -> crate::Result<()>,
+    work: impl Fn(&SimDirectory, &Shared) -> crate::Result<()>,
     is_right: impl Fn(&Map) -> bool,
 ) -> u64 {
     for steps in 0.. {
@@ -82,7 +82,7 @@ fn crash_at_each_step(
                 thread::yield_now();
             }
             directory.stop_after(steps);
-            let worked = work(shared);
+            let worked = work(&directory, shared);
             assert_eq!(worked.is_err(), directory.has_failed(), "step {steps}: {worked:?}");
             left.push(("killed", directory.killed()));
             left.extend((0..8).map(|seed| ("without power", directory.power_cut(seed))));
@@ -116,7 +116,7 @@ fn crash_at_each_step(
 fn a_crash_at_any_step_of_compaction_loses_nothing_and_brings_nothing_back() {
     let (original, map) = filled();
     let map: Map = map.into_iter().map(|(key, (value, _))| (key, value)).collect();
-    let work = |shared: &Shared| -> crate::Result<()> {
+    let work = |_: &SimDirectory, shared: &Shared| -> crate::Result<()> {
         let tombstones = |shared: &Shared| {
             let newest = shared.active.load();
             newest.counts.tombstone_bytes.load(Ordering::Relaxed)
@@ -139,7 +139,7 @@ fn a_crash_at_any_step_of_compaction_loses_nothing_and_brings_nothing_back() {
 fn a_crash_at_any_step_of_eviction_brings_nothing_back() {
     const READ: std::ops::Range<u64> = 45..60;
     let (original, map) = filled();
-    let work = |shared: &Shared| -> crate::Result<()> {
+    let work = |_: &SimDirectory, shared: &Shared| -> crate::Result<()> {
         for key in READ.map(u64::to_le_bytes) {
             let hash = shared.hasher.hash(&key);
             let place = shared.index.find(hash).expect("it is there");

@@ -1,14 +1,13 @@
 //! Compactions that do not come to their end: what they have moved until then they do not move again.
 
 use super::cold::{plain, still};
-use super::removing::without_keeper;
+use super::removing::{compact, without_keeper};
+use super::steps::{Map, crash_at_each_step};
 use super::*;
 use crate::error::Stopped;
 use crate::journal::{Journal, file_name};
 use crate::place::JournalNumber;
 use crate::shared::Shared;
-
-type Map = BTreeMap<Vec<u8>, Vec<u8>>;
 
 /// Keys that were deleted.
 const DELETED: std::ops::Range<u64> = 0..300;
@@ -92,7 +91,7 @@ fn a_journal_that_can_not_be_read_to_its_end_has_its_tombstones_moved_once() {
 fn what_was_moved_before_an_error_is_not_moved_again() {
     let (directory, mut map) = filled();
     without_keeper(&directory, &plain(), |shared| {
-        let compact = || {
+        let compact_half = || {
             let moved = journal(shared, 1);
             let look = shared.look(&moved, Duration::ZERO)?;
             directory.fail_reads_at(&file_name(JournalNumber(1)), BEHIND);
@@ -101,7 +100,7 @@ fn what_was_moved_before_an_error_is_not_moved_again() {
             compacted
         };
         for attempt in 0..3 {
-            let compacted = compact();
+            let compacted = compact_half();
             let has_failed = matches!(compacted, Err(Stopped::Failed(Error::Io { .. })));
             assert!(has_failed, "attempt {attempt}: {compacted:?}");
             assert_eq!(tombstone_bytes(shared), ALL_TOMBSTONES, "attempt {attempt}");
@@ -119,6 +118,25 @@ fn what_was_moved_before_an_error_is_not_moved_again() {
         check(&directory, &map);
     });
     check(&directory, &map);
+}
+
+#[test]
+fn a_crash_between_two_attempts_loses_nothing_and_brings_nothing_back() {
+    let (original, map) = filled();
+    let work = |directory: &SimDirectory, shared: &Shared| -> crate::Result<()> {
+        let moved = journal(shared, 1);
+        let look = shared.look(&moved, Duration::ZERO).unwrap();
+        directory.fail_reads_at(&file_name(JournalNumber(1)), BEHIND);
+        assert!(shared.compact(moved, &look, Duration::ZERO).is_err());
+        directory.read_again();
+        // What it has moved is on its way to the disk alone.
+        shared.flush.wait_for(shared.newest_point())?;
+        compact(shared, 1)?;
+        assert_eq!(tombstone_bytes(shared), ALL_TOMBSTONES);
+        Ok(())
+    };
+    let steps = crash_at_each_step(&original.killed(), work, |found| *found == map);
+    assert!(steps >= 6, "{steps}");
 }
 
 /// Its hint names the record, so an opening does not know of the damage.
