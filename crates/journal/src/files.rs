@@ -35,6 +35,8 @@ pub(crate) trait Directory: Send + Sync {
     fn removed(&self, _name: &str, _file: &dyn File) -> io::Result<Option<PathBuf>> {
         Ok(None)
     }
+    /// What the disk has left, for files of anybody.
+    fn free_bytes(&self) -> io::Result<u64>;
     /// Where it is, for messages.
     fn path(&self) -> &Path;
 }
@@ -246,6 +248,11 @@ impl Directory for RealDirectory {
             FileRead { file, at, to }
         };
         self.rings.read(&mut reads.into_iter().map(of_file).collect::<Vec<_>>())
+    }
+
+    fn free_bytes(&self) -> io::Result<u64> {
+        let of = sys::fstatvfs(&self.directory)?;
+        Ok(of.f_bavail.saturating_mul(of.f_frsize))
     }
 
     fn removed(&self, name: &str, file: &dyn File) -> io::Result<Option<PathBuf>> {

@@ -141,6 +141,11 @@ fn try_write(
     writer.finish(bytes.len())
 }
 
+/// Whether a disk has room for a hint, of which so much is to be left.
+pub(crate) fn has_room(directory: &dyn Directory, leaves_bytes: u64) -> bool {
+    leaves_bytes == 0 || directory.free_bytes().is_ok_and(|free_bytes| free_bytes >= leaves_bytes)
+}
+
 /// A hint that is being written, which nobody takes for one before it is finished.
 pub(crate) struct Writer<'a> {
     directory: &'a dyn Directory,

@@ -16,7 +16,7 @@ use crate::journal::{Counts, Journal, file_name};
 use crate::options::WhenFull;
 use crate::place::{Granule, JournalNumber};
 use crate::record::{Content, Kind, NewRecord, Record};
-use crate::room::Who;
+use crate::room::{Who, hint_leaves_bytes};
 use crate::shared::{CHUNK_BYTES, NotAppended, Shared};
 use crate::sync::Arc;
 use crate::waker::Waker;
@@ -127,8 +127,11 @@ impl Shared {
             return false;
         }
         let Some(number) = self.keep.without_hint.lock().pop_front() else { return false };
+        let leaves_bytes = hint_leaves_bytes(self.options.when_full, self.journal_bytes);
         // It may be gone, or not be in memory any more.
-        if let Some(journal) = self.journals.get(number) {
+        if let Some(journal) = self.journals.get(number)
+            && hint::has_room(&*self.directory, leaves_bytes)
+        {
             let _busy = journal.busy();
             // The next opening reads all of it, and nothing else is missing.
             if let Err(error) = self.write_hint(&journal) {

@@ -31,6 +31,7 @@ use crate::pool::Pool;
 use crate::prepare::first_journal;
 use crate::record::Salt;
 use crate::recover::{Reading, is_tombstone};
+use crate::room::hint_leaves_bytes;
 use crate::shared::{CHUNK_BYTES, Counters, Shared};
 use crate::sync::{Arc, ArcSwap};
 use crate::waker::Waker;
@@ -275,7 +276,9 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
         index: &index,
         hasher: &hasher,
         pool: &pool,
-        writes_hints: first.is_some(),
+        hint_leaves_bytes: first
+            .is_some()
+            .then(|| hint_leaves_bytes(options.when_full, journal_bytes)),
         has_excess: AtomicBool::new(false),
     };
     let found = reading.all()?;

@@ -66,6 +66,7 @@ impl Preparer {
             if state.spare.is_some() {
                 return Ok(());
             }
+            shared.see_disk(&state);
             state.rooms_made
         };
         if shared.is_crowded() {

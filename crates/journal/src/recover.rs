@@ -42,8 +42,8 @@ pub(crate) struct Reading<'a> {
     pub(crate) index: &'a Index,
     pub(crate) hasher: &'a KeyHasher,
     pub(crate) pool: &'a Pool,
-    /// Journals without a hint are given one: the newest journal has its room.
-    pub(crate) writes_hints: bool,
+    /// Journals without a hint are given one, if the newest journal has its room: then as long as the disk has so much left.
+    pub(crate) hint_leaves_bytes: Option<u64>,
     /// Entries have come into the index that do not belong there at the end: tombstones, or those of a hint that then turned out to be damaged, which may have named records that are not there.
     pub(crate) has_excess: AtomicBool,
 }
@@ -216,8 +216,11 @@ impl Reading<'_> {
             _ => file_bytes,
         };
         // The next opening need not do this again. What is damaged has none: records would be missing in it, and a hint is believed.
-        if self.writes_hints && damaged_bytes == 0 && end > FIRST_RECORD {
-            let Self { directory, hasher, .. } = *self;
+        let Self { directory, hasher, .. } = *self;
+        let has_room = self
+            .hint_leaves_bytes
+            .is_some_and(|leaves_bytes| hint::has_room(directory, leaves_bytes));
+        if has_room && damaged_bytes == 0 && end > FIRST_RECORD {
             hint::write(directory, hasher, journal.number, journal.salt, &bytes[..end]);
         }
         Ok(Contents { file_bytes, end, tombstone_bytes, damaged_bytes, is_scanned: true })

@@ -2,6 +2,8 @@
 
 use parking_lot::Mutex;
 
+use crate::options::WhenFull;
+
 /// Who appends. Each leaves whole journals of the budget to those below him: when puts have used up what is theirs, keys can be deleted, and when deletions have, journals can be compacted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Who {
@@ -28,7 +30,15 @@ impl Who {
     }
 }
 
-/// The disk budget. What is taken is looked at and changed under one lock, so that no two take the same room.
+/// What a hint leaves of the disk: no opening needs one. In a cache that may not evict, what puts leave and one more, since a hint may be as long as its journal.
+pub(crate) fn hint_leaves_bytes(when_full: WhenFull, journal_bytes: usize) -> u64 {
+    match when_full {
+        WhenFull::Evict => 0,
+        WhenFull::Refuse => (MOST_LEFT + 1) as u64 * journal_bytes as u64,
+    }
+}
+
+/// The disk budget, or less where the disk itself has less. What is taken is looked at and changed under one lock, so that no two take the same room.
 ///
 /// The journal that is made before the newest one is full, the *spare*, is not in it before it takes over; whoever sets something aside leaves the room of one journal for it.
 pub(crate) struct Room {
@@ -45,6 +55,15 @@ struct Taken {
     file_bytes: u64,
     /// Of files that are being made beside those that they replace.
     set_aside_bytes: u64,
+    /// What the disk had when it was last looked at, for files of the cache: those that were there, and what was free.
+    disk_bytes: Option<u64>,
+}
+
+impl Taken {
+    /// What files may take.
+    fn bound_bytes(&self, max_bytes: u64) -> u64 {
+        self.disk_bytes.map_or(max_bytes, |disk_bytes| max_bytes.min(disk_bytes))
+    }
 }
 
 impl Room {
@@ -53,21 +72,28 @@ impl Room {
         Self { max_bytes, journal_bytes, places, taken: Mutex::default() }
     }
 
+    /// The disk has so much left beside the cache's files, of which `spare_bytes` are the spare's. Others may take it: what is told of the room is as true as this.
+    pub(crate) fn see_disk(&self, free_bytes: u64, spare_bytes: u64) {
+        let mut taken = self.taken.lock();
+        let there = taken.file_bytes + taken.set_aside_bytes + spare_bytes;
+        taken.disk_bytes = Some(there.saturating_add(free_bytes));
+    }
+
     /// Whether there is room for so many journals. What is set aside is taken for free: it may be given up at any time.
     pub(crate) fn has(&self, journals: usize) -> bool {
         let taken = *self.taken.lock();
-        self.fits(journals, taken.journals, taken.file_bytes)
+        self.fits(journals, &taken, taken.file_bytes)
     }
 
     /// The same beside what is set aside.
     pub(crate) fn has_now(&self, journals: usize) -> bool {
         let taken = *self.taken.lock();
-        self.fits(journals, taken.journals, taken.file_bytes + taken.set_aside_bytes)
+        self.fits(journals, &taken, taken.file_bytes + taken.set_aside_bytes)
     }
 
-    fn fits(&self, journals: usize, there: usize, taken_bytes: u64) -> bool {
-        taken_bytes + journals as u64 * self.journal_bytes <= self.max_bytes
-            && there + journals < self.places
+    fn fits(&self, journals: usize, taken: &Taken, taken_bytes: u64) -> bool {
+        taken_bytes + journals as u64 * self.journal_bytes <= taken.bound_bytes(self.max_bytes)
+            && taken.journals + journals < self.places
     }
 
     /// Whole journals that there is room for, as far as anybody has to leave some.
@@ -77,14 +103,15 @@ impl Room {
 
     /// Bytes that no journal takes.
     pub(crate) fn free_bytes(&self) -> u64 {
-        self.max_bytes.saturating_sub(self.taken.lock().file_bytes)
+        let taken = *self.taken.lock();
+        taken.bound_bytes(self.max_bytes).saturating_sub(taken.file_bytes)
     }
 
     /// Set room aside until the return is dropped; `None` if it would not leave the room of a journal.
     pub(crate) fn set_aside(&self, bytes: u64) -> Option<SetAside<'_>> {
         let mut taken = self.taken.lock();
         let with_it = taken.file_bytes + taken.set_aside_bytes + bytes;
-        let leaves_one = with_it + self.journal_bytes <= self.max_bytes;
+        let leaves_one = with_it + self.journal_bytes <= taken.bound_bytes(self.max_bytes);
         leaves_one.then(|| {
             taken.set_aside_bytes += bytes;
             SetAside { room: self, bytes }
@@ -170,6 +197,23 @@ mod tests {
             (room.left(), room.journals(), room.file_bytes()),
             (1, 7, (6 << 20) + (1 << 18))
         );
+    }
+
+    #[test]
+    fn a_disk_that_is_smaller_than_the_budget_is_what_there_is() {
+        let room = Room::new(8 << 20, 1 << 20, 64);
+        (0..3).for_each(|_| room.add(1 << 20));
+        // The spare and two others.
+        room.see_disk(2 << 20, 1 << 20);
+        assert_eq!((room.left(), room.free_bytes()), (3, 3 << 20));
+        assert!(room.has(3) && !room.has(4));
+        room.add(1 << 20);
+        assert_eq!(room.left(), 2);
+        assert!(room.set_aside(1 << 20).is_some() && room.set_aside((1 << 20) + 1).is_none());
+        room.give_back(1 << 20);
+        assert_eq!(room.left(), 3);
+        room.see_disk(u64::MAX, 0);
+        assert!(room.has(5) && !room.has(6));
     }
 
     #[test]

@@ -469,7 +469,20 @@ impl Shared {
         }
     }
 
-    /// What [`Journal::beside`] of the newest journal is now. Until another one takes over it only grows: nobody else takes room.
+    /// See what the disk has: what somebody leaves of the budget to others has to be there. Only if nothing is evicted, which makes room without any. With the lock of `state`.
+    pub(crate) fn see_disk(&self, state: &State) {
+        if self.options.when_full == WhenFull::Evict {
+            return;
+        }
+        // If it can not be said, it is the budget alone that counts.
+        if let Ok(free_bytes) = self.directory.free_bytes() {
+            let spare_bytes = state.spare.as_ref().map_or(0, |spare| spare.file_bytes);
+            self.journals.room.see_disk(free_bytes, spare_bytes);
+            self.active.load().beside.store(self.beside(), Ordering::Relaxed);
+        }
+    }
+
+    /// What [`Journal::beside`] of the newest journal is now. Until another one takes over it only grows, unless others take room on the disk.
     pub(crate) fn beside(&self) -> usize {
         match self.options.when_full {
             // Eviction makes room without any.
@@ -515,6 +528,7 @@ impl Shared {
         let mut state = self.flush.state.lock();
         let mut has_waited = false;
         loop {
+            self.see_disk(&state);
             let may_go_on = {
                 let newest = self.active.load();
                 newest.beside.store(self.beside(), Ordering::Relaxed);

@@ -136,10 +136,12 @@ impl State {
 
     /// Whether so much more can be allocated.
     fn has_room(&self, more_bytes: u64) -> bool {
-        self.room_bytes.is_none_or(|room_bytes| {
-            let used: usize = self.names.values().map(|file| self.files[*file].now.len()).sum();
-            used as u64 + more_bytes <= room_bytes
-        })
+        more_bytes <= self.free_bytes()
+    }
+
+    fn free_bytes(&self) -> u64 {
+        let used: usize = self.names.values().map(|file| self.files[*file].now.len()).sum();
+        self.room_bytes.map_or(u64::MAX, |room_bytes| room_bytes.saturating_sub(used as u64))
     }
 
     fn change(&mut self, change: Change) {
@@ -362,6 +364,10 @@ impl SimDirectory {
 }
 
 impl Directory for SimDirectory {
+    fn free_bytes(&self) -> io::Result<u64> {
+        Ok(self.state.lock().free_bytes())
+    }
+
     fn list(&self) -> io::Result<Vec<String>> {
         Ok(self.state.lock().names.keys().cloned().collect())
     }

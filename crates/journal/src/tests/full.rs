@@ -95,6 +95,55 @@ fn everything_can_be_deleted_though_deletions_have_little_room() {
     assert_eq!(contents(&cache).len(), 4000);
 }
 
+/// What is left to deletions, compaction and the next opening has to be on the disk, too, where that is smaller than the budget.
+#[test]
+fn on_a_full_disk_everything_can_be_deleted_and_the_cache_opened_again() {
+    for (seed, disk_bytes) in [(0, 12 * MIB), (1, 12 * MIB + MIB / 2), (2, 20 * MIB - 1)] {
+        for is_killed in [false, true] {
+            let mut random = Random::new(seed);
+            let mut directory = SimDirectory::default();
+            directory.limit(disk_bytes as u64);
+            let options = Options { max_disk_bytes: 1 << 30, ..small() };
+            let mut cache = open(&directory, &options);
+            let mut map = BTreeMap::new();
+            for round in 0..3 {
+                fill(&cache, &mut random, &mut map);
+                if is_killed {
+                    cache.flush().unwrap();
+                    let left = directory.killed();
+                    drop(cache);
+                    directory = left;
+                } else {
+                    cache.close().unwrap();
+                }
+                cache = open(&directory, &options);
+                assert!(contents(&cache) == map, "seed {seed}, round {round}");
+                for key in map.keys() {
+                    assert!(until_there_is_room(|| cache.delete(key)), "seed {seed}");
+                }
+                map.clear();
+                assert_eq!(cache.stats().entries, 0);
+            }
+            until_there_is_room(|| cache.put(b"a", b"b"));
+        }
+    }
+}
+
+/// Room that somebody else gives back is used, without anything that is made.
+#[test]
+fn who_was_refused_for_the_disk_is_not_any_more_when_it_has_room() {
+    let directory = SimDirectory::default();
+    directory.limit(8 * MIB as u64);
+    let cache = open(&directory, &Options { max_disk_bytes: 1 << 30, ..small() });
+    let (mut random, mut map) = (Random::new(0), BTreeMap::new());
+    fill(&cache, &mut random, &mut map);
+    let before = map.len();
+    directory.limit(16 * MIB as u64);
+    fill(&cache, &mut random, &mut map);
+    assert!(map.len() > before + before / 2, "{before}, {}", map.len());
+    assert!(contents(&cache) == map);
+}
+
 const THREADS: u64 = 3;
 
 /// One of several threads, each with keys of its own: whoever is refused deletes half of what he has and goes on. Returns what he has in the end, and how often he was refused.

@@ -262,6 +262,10 @@ impl Directory for Vanishing {
         self.0.sync()
     }
 
+    fn free_bytes(&self) -> io::Result<u64> {
+        self.0.free_bytes()
+    }
+
     fn path(&self) -> &Path {
         self.0.path()
     }
