@@ -14,6 +14,7 @@ use crate::error::{Error, Result};
 use crate::files::{Directory, File, ReadAt};
 use crate::journal::Journal;
 use crate::place::Place;
+use crate::unreadable::Unreadable;
 
 /// Reads of a batch.
 pub(crate) const MOST_READS: usize = 32;
@@ -49,17 +50,24 @@ pub(crate) struct Source<'a> {
     fetched: &'a [Pages],
     /// Counts the reads of the disk, if somebody wants to know.
     reads: Option<&'a AtomicU64>,
+    /// Notes what can not be read, if that is no error.
+    unreadable: Option<&'a Unreadable>,
 }
 
 impl<'a> Source<'a> {
     /// The file alone.
     pub(crate) fn file(file: &'a dyn File, path: &'a Path) -> Self {
-        Self { file, path, fetched: &[], reads: None }
+        Self { file, path, fetched: &[], reads: None, unreadable: None }
     }
 
     /// These pages, and the file where they do not have what is wanted; `reads` counts that.
     pub(crate) fn with(self, fetched: &'a [Pages], reads: &'a AtomicU64) -> Self {
         Self { fetched, reads: Some(reads), ..self }
+    }
+
+    /// Zeroes stand for what can not be read, which is noted.
+    pub(crate) fn past(self, unreadable: &'a Unreadable) -> Self {
+        Self { unreadable: Some(unreadable), ..self }
     }
 
     /// As [`File::read_at`]; `action` says what for, if it fails.
@@ -72,7 +80,11 @@ impl<'a> Source<'a> {
         if let Some(reads) = self.reads {
             reads.fetch_add(1, Ordering::Relaxed);
         }
-        self.file.read_at(at as u64, to).map_err(Error::io(self.path, action))
+        let read = match self.unreadable {
+            Some(unreadable) => unreadable.read_past(self.file, at, to),
+            None => self.file.read_at(at as u64, to),
+        };
+        read.map_err(Error::io(self.path, action))
     }
 }
 

@@ -41,7 +41,7 @@ pub struct JournalReport {
     pub key_bytes: u64,
     /// Bytes of values.
     pub value_bytes: u64,
-    /// Bytes between records that are no record; of a compressed one as they would be decompressed. And those in front of the first one, if they are no header: an opening does without, as long as there is the hint.
+    /// Bytes between records that are no record or can not be read, and what can not be read behind them; of a compressed one as they would be decompressed. And those in front of the first one, if they are no header: an opening does without, as long as there is the hint.
     pub damaged_bytes: u64,
     /// What is known of its hint.
     pub hint: HintState,
@@ -64,7 +64,7 @@ pub enum HintState {
 /// Needs memory for one journal. Of a cache that is in use, what is not yet written is missing, and journals may come and go.
 ///
 /// # Errors
-/// There is no cache that can be used ([`Error::NoCache`]); a file can not be read; there is no memory for a journal; what `each` returns, which ends it.
+/// There is no cache that can be used ([`Error::NoCache`]); a file can not be read, for another reason than that the disk does not deliver a part of it, which is damage; there is no memory for a journal; what `each` returns, which ends it.
 pub fn inspect<E: From<Error>>(
     path: impl AsRef<Path>,
     each: impl FnMut(JournalReport) -> std::result::Result<(), E>,
@@ -137,7 +137,8 @@ fn report(
         report.compression = frames.compression();
     }
     let clock = Clock::default();
-    let mut walk = Walk::new(journal.read(directory.path(), memory)?, journal.salt);
+    let (bytes, unreadable) = journal.read(directory.path(), memory)?;
+    let mut walk = Walk::new(bytes, journal.salt);
     let hasher = KeyHasher::new(&identity.hash_key);
     let mut in_journal = Sum::default();
     for found in walk.by_ref() {
@@ -161,7 +162,7 @@ fn report(
     // A record that the hint has and the journal has not is damaged, wherever that is; so is what is missing of a compressed journal.
     let hinted = journal.hint.map_or(0, |head| head.end as u64);
     report.damaged_bytes +=
-        journal.lost_tail(walk.end()).max(hinted.saturating_sub(report.end_bytes));
+        journal.lost_tail(walk.end(), &unreadable).max(hinted.saturating_sub(report.end_bytes));
     if let Some(head) = journal.hint {
         let mut in_hint = Sum::default();
         let is_whole = hint::read(directory, number, journal.salt, head, |some| {

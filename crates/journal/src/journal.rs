@@ -21,6 +21,7 @@ use crate::record::{HEADER_BYTES, Header, Record, Salt};
 use crate::sync::Arc;
 // Known to the model checker too: a journal without any goes as it is.
 use crate::sync::atomic::AtomicU64 as LiveBytes;
+use crate::unreadable::Unreadable;
 
 /// The header's page; records begin behind it.
 pub(crate) const FIRST_RECORD: usize = PAGE_BYTES;
@@ -336,19 +337,31 @@ impl Journal {
         Busy(self.counts.clone())
     }
 
-    /// Its bytes up to `end`, into the memory of a whole journal: from its file, whatever that looks like.
+    /// Its bytes up to `end`, into the memory of a whole journal: from its file, whatever that looks like. Zeroes stand for its header.
     pub(crate) fn read_whole(&self, end: usize, memory: &mut [u8]) -> Result<()> {
+        let unreadable = Unreadable::default();
+        let source = self.source_of_many(&unreadable);
         match &self.frames {
-            Some(frames) => frames.read_whole(self.source(), memory),
+            Some(frames) => frames.read_whole(source, memory),
             None => {
-                let whole = end.next_multiple_of(PAGE_BYTES);
-                self.source().read_at(0, &mut memory[..whole], "reading a journal")
+                let whole = end.next_multiple_of(PAGE_BYTES).max(FIRST_RECORD);
+                let (header, records) = memory[..whole].split_at_mut(FIRST_RECORD);
+                header.fill(0);
+                source.read_at(FIRST_RECORD, records, "reading a journal")
             }
         }
     }
 
     fn source(&self) -> Source<'_> {
         Source::file(&*self.file, &self.path)
+    }
+
+    /// For whoever looks at all records. If it is known to be damaged, what can not be read of it is more of that, and zeroes stand for it; else it is an error, which may pass.
+    fn source_of_many<'a>(&'a self, unreadable: &'a Unreadable) -> Source<'a> {
+        match self.counts.is_damaged.load(Ordering::Relaxed) {
+            true => self.source().past(unreadable),
+            false => self.source(),
+        }
     }
 
     /// Where [`Self::read_piece`] begins to read for `at`.
@@ -361,13 +374,15 @@ impl Journal {
 
     /// Its bytes from [`Self::piece_start`] on, as many as `to` has room for (whole chunks, if it is compressed), and not beyond `end`; returns which ones these are.
     pub(crate) fn read_piece(&self, at: usize, end: usize, to: &mut [u8]) -> Result<Range<usize>> {
+        let unreadable = Unreadable::default();
+        let source = self.source_of_many(&unreadable);
         if let Some(frames) = &self.frames {
-            return frames.read_piece(self.source(), at, to);
+            return frames.read_piece(source, at, to);
         }
         let start = self.piece_start(at);
         let piece = start..end.min(start + to.len());
         let whole = piece.len().next_multiple_of(PAGE_BYTES);
-        self.source().read_at(start, &mut to[..whole], "reading a journal")?;
+        source.read_at(start, &mut to[..whole], "reading a journal")?;
         Ok(piece)
     }
 

@@ -270,7 +270,7 @@ impl Shared {
     }
 
     /// From now on the index loses keys whose records are in this journal, until it is gone for good: not after a removal that has failed, since then it is there, or a power cut may bring it back.
-    fn lose_keys(&self, journal: &Journal) {
+    pub(crate) fn lose_keys(&self, journal: &Journal) {
         if !journal.counts.has_lost_keys.swap(true, Ordering::Relaxed) {
             self.keep.evicting.fetch_add(1, Ordering::Release);
         }

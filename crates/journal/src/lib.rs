@@ -82,6 +82,7 @@ mod swap;
 mod sync;
 #[cfg(all(test, not(loom)))]
 mod tests;
+mod unreadable;
 mod waker;
 mod walk;
 

@@ -34,6 +34,7 @@ use crate::recover::{Reading, is_tombstone};
 use crate::room::hint_leaves_bytes;
 use crate::shared::{CHUNK_BYTES, Counters, Shared};
 use crate::sync::{Arc, ArcSwap};
+use crate::unreadable::{Unreadable, is_of_media};
 use crate::waker::Waker;
 
 pub(crate) const IDENTITY: &str = "cache";
@@ -105,7 +106,7 @@ pub struct Recovered {
     pub scanned: usize,
     /// How many keys there are, those that have expired included.
     pub entries: usize,
-    /// Bytes between records that were damaged and are not used, and journals without a header.
+    /// Bytes between records that were damaged or could not be read, and are not used; those that could not be read behind the last record of a journal without a hint; and journals without a header.
     pub damaged_bytes: u64,
 }
 
@@ -123,24 +124,42 @@ pub(crate) struct Old {
 }
 
 impl Old {
-    /// Its bytes as those of a plain journal, as far as there are any, in the memory of a whole one.
-    pub(crate) fn read<'m>(&self, path: &Path, memory: &'m mut [u8]) -> Result<&'m [u8]> {
+    /// Its bytes as those of a plain journal, as far as there are any, in the memory of a whole one. Zeroes stand for its header, and for what can not be read.
+    pub(crate) fn read<'m>(
+        &self,
+        path: &Path,
+        memory: &'m mut [u8],
+    ) -> Result<(&'m [u8], Unreadable)> {
         let path = path.join(file_name(self.number));
-        if let Some(frames) = &self.frames {
-            frames.read_whole(Source::file(&*self.file, &path), memory)?;
-            return Ok(&memory[..frames.end()]);
-        }
-        let failed = |action| Error::io(&path, action);
-        let len = self.file.len_bytes().map_err(failed("asking for the length"))?;
-        let len = usize::try_from(len).unwrap_or(usize::MAX).min(memory.len());
-        let whole = len.next_multiple_of(PAGE_BYTES).min(memory.len());
-        self.file.read_at(0, &mut memory[..whole]).map_err(failed("reading a journal"))?;
-        Ok(&memory[..whole])
+        let unreadable = Unreadable::default();
+        let source = Source::file(&*self.file, &path).past(&unreadable);
+        let whole = match &self.frames {
+            Some(frames) => {
+                frames.read_whole(source, memory)?;
+                frames.end()
+            }
+            None => {
+                let len = self.file.len_bytes();
+                let len = len.map_err(Error::io(&path, "asking for the length"))?;
+                let len = usize::try_from(len).unwrap_or(usize::MAX).min(memory.len());
+                let whole = len.next_multiple_of(PAGE_BYTES).min(memory.len()).max(FIRST_RECORD);
+                let (header, records) = memory[..whole].split_at_mut(FIRST_RECORD);
+                header.fill(0);
+                source.read_at(FIRST_RECORD, records, "reading a journal")?;
+                whole
+            }
+        };
+        unreadable.tell(&path);
+        Ok((&memory[..whole], unreadable))
     }
 
-    /// What is damaged behind the last record that was found, which ends at `end`: a compressed journal was sealed, and says where it ends.
-    pub(crate) fn lost_tail(&self, end: usize) -> u64 {
-        self.frames.as_ref().map_or(0, |frames| frames.end().saturating_sub(end)) as u64
+    /// What is damaged behind the last record that was found, which ends at `end`: a compressed journal was sealed, and says where it ends; of a plain one what can not be read, since the rest may be a torn tail.
+    pub(crate) fn lost_tail(&self, end: usize, unreadable: &Unreadable) -> u64 {
+        let lost = match &self.frames {
+            Some(frames) => frames.end().saturating_sub(end),
+            None => unreadable.bytes_behind(end),
+        };
+        lost as u64
     }
 }
 
@@ -283,6 +302,7 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
     };
     let found = reading.all()?;
     let has_excess = reading.has_excess.into_inner();
+    let mut unread = Vec::new();
     let mut recovered =
         Recovered { journals: old.len(), damaged_bytes: set_aside_bytes, ..Recovered::default() };
     for (old, found) in old.iter().zip(found) {
@@ -306,6 +326,9 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
         }
         // Of tombstones that were moved here the origin is older; to take it for newer only keeps them for longer.
         counts.count_tombstone(found.tombstone_bytes, old.number);
+        if found.has_unread {
+            unread.push(old.number);
+        }
         journals.put(Arc::new(Journal {
             number: old.number,
             salt: old.salt,
@@ -362,6 +385,10 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
         clock: Clock::default(),
     };
     newest.beside.store(shared.beside(), Ordering::Relaxed);
+    // Another opening may be able to read what this one could not: what is deleted until then must not be there.
+    for journal in unread.into_iter().filter_map(|number| shared.journals.get(number)) {
+        shared.lose_keys(&journal);
+    }
     Ok((shared, recovered))
 }
 
@@ -384,11 +411,14 @@ fn give_up_oldest(directory: &dyn Directory, journals: &Journals, index: &Index)
     Ok(true)
 }
 
-/// Whether a file of `len_bytes` has nothing but zeroes.
+/// Whether a file of `len_bytes` has nothing but zeroes: not if nobody knows what it has.
 fn is_blank(file: &dyn File, len_bytes: u64) -> io::Result<bool> {
     let mut buf = AlignedBuf::zeroed(CHUNK_BYTES);
     for at in (0..len_bytes).step_by(CHUNK_BYTES) {
-        file.read_at(at, &mut buf)?;
+        match file.read_at(at, &mut buf) {
+            Err(error) if is_of_media(&error) => return Ok(false),
+            read => read?,
+        }
         if buf.iter().any(|byte| *byte != 0) {
             return Ok(false);
         }
@@ -509,11 +539,13 @@ pub(crate) fn look_at(
     number: JournalNumber,
     blocks: &Arc<Blocks>,
 ) -> Result<Option<Old>> {
-    let name = file_name(number);
-    let failed = |action| Error::io(directory.path().join(&name), action);
-    let file = directory.open(&name).map_err(failed("opening a journal"))?;
+    let path = directory.path().join(file_name(number));
+    let failed = |action| Error::io(&path, action);
+    let file = directory.open(&file_name(number)).map_err(failed("opening a journal"))?;
     let mut page = AlignedBuf::zeroed(PAGE_BYTES);
-    file.read_at(0, &mut page).map_err(failed("reading the header"))?;
+    let unreadable = Unreadable::default();
+    unreadable.read_past(&*file, 0, &mut page).map_err(failed("reading the header"))?;
+    unreadable.tell(&path);
     let header = JournalHeader::parse(&page);
     if header.is_some_and(|header| header.cache != identity.id) {
         // Its page is whole, and it is another cache's; so is its hint, which does not say so, and has hashes by another key.
@@ -529,8 +561,14 @@ pub(crate) fn look_at(
     let mut frames = None;
     if !is_plain {
         // Without a header the end of the file tells whether it is compressed: nobody who does not know the salt can have written that.
-        frames = Frames::open(&*file, number, salt, identity.journal_bytes, blocks)
-            .map_err(failed("reading the table of frames"))?;
+        frames = match Frames::open(&*file, number, salt, identity.journal_bytes, blocks) {
+            Err(error) if is_of_media(&error) => {
+                let path = path.display();
+                tracing::warn!("journal cache: {path}: its end can not be read: {error}");
+                None
+            }
+            opened => opened.map_err(failed("reading the table of frames"))?,
+        };
     }
     if let Some(frames) = &frames {
         hint = hint.filter(|hint| hint.end == frames.end());
@@ -538,7 +576,7 @@ pub(crate) fn look_at(
         let Some(hint) = hint else { return Ok(None) };
         tracing::warn!(
             "journal cache: {} can not be decompressed: its table is damaged",
-            directory.path().join(&name).display()
+            path.display()
         );
         frames = Some(Frames::lost(number, salt, hint.end, blocks));
     }

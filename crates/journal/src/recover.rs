@@ -31,6 +31,8 @@ pub(crate) struct Contents {
     pub(crate) end: usize,
     pub(crate) tombstone_bytes: usize,
     pub(crate) damaged_bytes: u64,
+    /// Some of it could not be read, and nothing else tells which records those were. It may be possible another time.
+    pub(crate) has_unread: bool,
     pub(crate) is_scanned: bool,
 }
 
@@ -102,6 +104,7 @@ impl Reading<'_> {
                     end,
                     tombstone_bytes,
                     damaged_bytes,
+                    has_unread: false,
                     is_scanned: false,
                 });
             }
@@ -155,7 +158,7 @@ impl Reading<'_> {
     /// Bytes of a journal that has a hint, up to its `end`, that are no records.
     fn damaged_bytes(&self, journal: &Old, end: usize) -> Result<u64> {
         let mut arena = self.take_arena()?;
-        let bytes = journal.read(self.directory.path(), arena.arena_mut().memory())?;
+        let (bytes, _) = journal.read(self.directory.path(), arena.arena_mut().memory())?;
         let there = &bytes[..end.min(bytes.len())];
         let damaged_bytes = each_in(there, journal.salt, FIRST_RECORD, |_, _| Ok::<_, Error>(()))?;
         let damaged_bytes = (damaged_bytes + end - there.len()) as u64;
@@ -185,7 +188,8 @@ impl Reading<'_> {
         let path = || self.directory.path().join(file_name(journal.number));
         journal.file.sync().map_err(|e| Error::io(path(), "syncing records")(e))?;
         let mut arena = self.take_arena()?;
-        let bytes = journal.read(self.directory.path(), arena.arena_mut().memory())?;
+        let (bytes, unreadable) =
+            journal.read(self.directory.path(), arena.arena_mut().memory())?;
         let mut walk = Walk::new(bytes, journal.salt);
         let (mut damaged_bytes, mut tombstone_bytes) = (0, 0);
         let mut entries = Vec::with_capacity(OVERLAP);
@@ -202,7 +206,7 @@ impl Reading<'_> {
             }
         }
         self.enter(journal, &entries, &mut tombstone_bytes)?;
-        damaged_bytes += journal.lost_tail(walk.end());
+        damaged_bytes += journal.lost_tail(walk.end(), &unreadable);
         let end = journal.frames.as_ref().map_or(walk.end(), |frames| frames.end());
         if damaged_bytes > 0 {
             tracing::warn!(
@@ -223,7 +227,15 @@ impl Reading<'_> {
         if has_room && damaged_bytes == 0 && end > FIRST_RECORD {
             hint::write(directory, hasher, journal.number, journal.salt, &bytes[..end]);
         }
-        Ok(Contents { file_bytes, end, tombstone_bytes, damaged_bytes, is_scanned: true })
+        let has_unread = damaged_bytes > 0 && !unreadable.is_empty();
+        Ok(Contents {
+            file_bytes,
+            end,
+            tombstone_bytes,
+            damaged_bytes,
+            has_unread,
+            is_scanned: true,
+        })
     }
 
     /// Give back the room behind the last record, as a close does: a process that is killed again and again must not leave one journal after the other with next to nothing in it.

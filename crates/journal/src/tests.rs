@@ -17,6 +17,7 @@ mod removing;
 mod serving;
 mod steps;
 mod unfinished;
+mod unreadable;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -59,8 +60,6 @@ struct State {
     are_removals_steps: bool,
     /// So many reads fail.
     failing_reads: u64,
-    /// Reads of this byte of this file fail.
-    bad_sector: Option<(usize, usize)>,
     /// There were so many, of all files.
     reads: u64,
     /// So many times a file was cut.
@@ -88,6 +87,8 @@ struct SimContents {
     durable: Vec<u8>,
     /// Byte ranges of `now` that were written since the last sync.
     unsynced: Vec<(usize, usize)>,
+    /// Bytes that the disk can not deliver.
+    unreadable: Vec<Range<usize>>,
 }
 
 impl Change {
@@ -125,7 +126,6 @@ impl State {
         self.steps_left = None;
         self.are_removals_steps = false;
         self.failing_reads = 0;
-        self.bad_sector = None;
         self.failing_syncs = 0;
         self.failing_removals = 0;
     }
@@ -286,17 +286,6 @@ impl SimDirectory {
         self.state.lock().failing_reads = reads;
     }
 
-    /// Reads of a file fail from now on if this byte is in them.
-    pub(crate) fn fail_reads_at(&self, name: &str, at: usize) {
-        let mut state = self.state.lock();
-        state.bad_sector = Some((state.names[name], at));
-    }
-
-    /// They succeed again.
-    pub(crate) fn read_again(&self) {
-        self.state.lock().bad_sector = None;
-    }
-
     /// The next syncs of the directory fail, so many of them; those of files do not.
     pub(crate) fn fail_directory_syncs(&self, syncs: u64) {
         self.state.lock().failing_syncs = syncs;
@@ -360,6 +349,20 @@ impl SimDirectory {
         file.now[at] ^= 0x10;
         // What was never synced is not there.
         file.durable.get_mut(at).into_iter().for_each(|byte| *byte ^= 0x10);
+    }
+
+    /// Reads of any of these bytes of a file fail from now on, whoever makes them.
+    pub(crate) fn lose(&self, name: &str, range: Range<usize>) {
+        let mut state = self.state.lock();
+        let file = state.names[name];
+        state.files[file].unreadable.push(range);
+    }
+
+    /// All of it can be read again.
+    pub(crate) fn find_again(&self, name: &str) {
+        let mut state = self.state.lock();
+        let file = state.names[name];
+        state.files[file].unreadable.clear();
     }
 }
 
@@ -477,7 +480,8 @@ impl File for SimFile {
             return Err(io::ErrorKind::Other.into());
         }
         let range = at as usize..at as usize + to.len();
-        if state.bad_sector.is_some_and(|(file, at)| file == self.file && range.contains(&at)) {
+        let is_in_it = |bad: &Range<usize>| bad.start < range.end && range.start < bad.end;
+        if state.files[self.file].unreadable.iter().any(is_in_it) {
             return Err(Errno::IO.into());
         }
         let from = state.files[self.file].now.get(at as usize..).unwrap_or(&[]);

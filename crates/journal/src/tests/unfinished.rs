@@ -71,13 +71,13 @@ fn check(directory: &SimDirectory, map: &Map) {
 fn a_journal_that_can_not_be_read_to_its_end_has_its_tombstones_moved_once() {
     let (directory, map) = filled();
     without_keeper(&directory, &plain(), |shared| {
-        directory.fail_reads_at(&file_name(JournalNumber(1)), BEHIND);
+        directory.lose(&file_name(JournalNumber(1)), BEHIND..BEHIND + 1);
         for attempt in 0..3 {
             try_again(shared);
             assert!(journal(shared, 1).counts.has_just_failed(), "attempt {attempt}");
             assert_eq!(tombstone_bytes(shared), 0, "attempt {attempt}");
         }
-        directory.read_again();
+        directory.find_again(&file_name(JournalNumber(1)));
         try_again(shared);
         assert!(is_gone(&directory));
         assert_eq!(tombstone_bytes(shared), ALL_TOMBSTONES);
@@ -94,9 +94,9 @@ fn what_was_moved_before_an_error_is_not_moved_again() {
         let compact_half = || {
             let moved = journal(shared, 1);
             let look = shared.look(&moved, Duration::ZERO)?;
-            directory.fail_reads_at(&file_name(JournalNumber(1)), BEHIND);
+            directory.lose(&file_name(JournalNumber(1)), BEHIND..BEHIND + 1);
             let compacted = shared.compact(moved, &look, Duration::ZERO);
-            directory.read_again();
+            directory.find_again(&file_name(JournalNumber(1)));
             compacted
         };
         for attempt in 0..3 {
@@ -126,9 +126,9 @@ fn a_crash_between_two_attempts_loses_nothing_and_brings_nothing_back() {
     let work = |directory: &SimDirectory, shared: &Shared| -> crate::Result<()> {
         let moved = journal(shared, 1);
         let look = shared.look(&moved, Duration::ZERO).unwrap();
-        directory.fail_reads_at(&file_name(JournalNumber(1)), BEHIND);
+        directory.lose(&file_name(JournalNumber(1)), BEHIND..BEHIND + 1);
         assert!(shared.compact(moved, &look, Duration::ZERO).is_err());
-        directory.read_again();
+        directory.find_again(&file_name(JournalNumber(1)));
         // What it has moved is on its way to the disk alone.
         shared.flush.wait_for(shared.newest_point())?;
         compact(shared, 1)?;

@@ -1,0 +1,275 @@
+//! Sectors that can not be read: damage as any other, and no reason to refuse what is beside them.
+
+use std::ops::Range;
+
+use alluvium_device::{AlignedBuf, PAGE_BYTES};
+
+use super::cold::{compress_all, text};
+use super::removing::{compact, without_keeper};
+use super::*;
+use crate::HintState;
+use crate::Recovered;
+use crate::inspect::inspect_in;
+use crate::journal::FIRST_RECORD;
+use crate::place::JournalNumber;
+
+const KEYS: u64 = 3000;
+const FIRST: &str = "000000000000.journal";
+
+/// Some journals, closed; and what is in them.
+fn closed() -> (SimDirectory, BTreeMap<Vec<u8>, Vec<u8>>) {
+    let directory = SimDirectory::default();
+    let cache = open(&directory, &options());
+    let mut map = BTreeMap::new();
+    for key in 0..KEYS {
+        let value = vec![key as u8 | 1; 1000];
+        cache.put(&key.to_le_bytes(), &value).unwrap();
+        map.insert(key.to_le_bytes().to_vec(), value);
+    }
+    cache.close().unwrap();
+    (directory, map)
+}
+
+fn without_hints() -> (SimDirectory, BTreeMap<Vec<u8>, Vec<u8>>) {
+    let (directory, map) = closed();
+    remove_hints(&directory);
+    (directory, map)
+}
+
+/// All of these bytes are others.
+fn garble(directory: &SimDirectory, name: &str, range: Range<usize>) {
+    range.for_each(|at| directory.spoil(name, at));
+}
+
+fn page(number: usize) -> Range<usize> {
+    number * PAGE_BYTES..(number + 1) * PAGE_BYTES
+}
+
+/// Damaged bytes of each journal, and what is known of its hint.
+fn inspected(directory: &SimDirectory) -> Vec<(u64, HintState)> {
+    let mut found = Vec::new();
+    inspect_in(directory, |report| {
+        found.push((report.damaged_bytes, report.hint));
+        Ok::<_, Error>(())
+    })
+    .unwrap();
+    found
+}
+
+/// What an opening finds.
+fn found(
+    directory: &SimDirectory,
+    options: &Options,
+) -> (Recovered, BTreeMap<Vec<u8>, Option<Vec<u8>>>) {
+    let cache = open(directory, options);
+    let value = |key: u64| cache.get_bytes(&key.to_le_bytes()).ok().flatten();
+    let values = (0..KEYS).map(|key| (key.to_le_bytes().to_vec(), value(key))).collect();
+    (cache.recovered(), values)
+}
+
+/// Two disks with one cache: of the one the bytes are others, and of the other they can not be read.
+fn told_alike(directory: &SimDirectory, name: &str, range: Range<usize>) -> Recovered {
+    let [garbled, lost] = [directory.killed(), directory.killed()];
+    garble(&garbled, name, range.clone());
+    lost.lose(name, range);
+    assert_eq!(inspected(&garbled), inspected(&lost));
+    let [garbled, lost] = [garbled, lost].map(|directory| found(&directory, &options()));
+    assert_eq!(lost.0, garbled.0);
+    assert!(lost.1 == garbled.1);
+    lost.0
+}
+
+#[test]
+fn without_its_header_a_journal_is_read_with_its_hint() {
+    let (directory, map) = closed();
+    let recovered = told_alike(&directory, FIRST, page(0));
+    assert_eq!((recovered.entries, recovered.damaged_bytes), (map.len(), 0));
+    directory.lose(FIRST, page(0));
+    assert_eq!(inspected(&directory)[0], (PAGE_BYTES as u64, HintState::Right));
+    let cache = open(&directory, &Options { memory_bytes: 16 * MIB, ..options() });
+    assert!(contents(&cache) == map);
+    // Nothing that is wanted of it is there, in memory neither.
+    settled(&cache);
+    assert!(cache.shared.journals.get(JournalNumber(0)).unwrap().arena.is_some());
+    assert!(cache.upkeep_failure().is_none());
+    cache.close().unwrap();
+    assert!(contents(&open(&directory, &options())) == map);
+}
+
+#[test]
+fn of_a_journal_without_a_hint_all_is_read_but_that() {
+    let (directory, map) = without_hints();
+    let recovered = told_alike(&directory, FIRST, page(30));
+    let lost = KEYS as usize - recovered.entries;
+    assert!((4..7).contains(&lost), "{recovered:?}");
+    assert!((4096..8192).contains(&recovered.damaged_bytes), "{recovered:?}");
+
+    directory.lose(FIRST, page(30));
+    let whole = directory.open(FIRST).unwrap().len_bytes().unwrap();
+    let cache = open(&directory, &options());
+    let found = contents(&cache);
+    assert!(found.iter().all(|(key, value)| map[key] == *value));
+    assert_eq!(
+        (found.len(), cache.stats().damaged_bytes),
+        (map.len() - lost, recovered.damaged_bytes)
+    );
+    cache.close().unwrap();
+    // It stays as it is, and has no hint: another opening looks again, and finds all.
+    assert_eq!(directory.open(FIRST).unwrap().len_bytes().unwrap(), whole);
+    assert_eq!(inspected(&directory)[0], (recovered.damaged_bytes, HintState::Missing));
+    directory.find_again(FIRST);
+    let cache = open(&directory, &options());
+    assert!(contents(&cache) == map);
+    assert_eq!(cache.recovered().damaged_bytes, 0);
+}
+
+/// Zeroes there are a torn tail; of what can not be read nobody knows it.
+#[test]
+fn behind_the_last_record_it_is_damage_and_no_torn_tail() {
+    let (directory, map) = without_hints();
+    let last = {
+        let names = directory.list().unwrap();
+        names.into_iter().filter(|name| name.ends_with(".journal")).max().unwrap()
+    };
+    let len = directory.open(&last).unwrap().len_bytes().unwrap() as usize;
+    // The last records, and what a killed process had allocated and not used.
+    let file = directory.open(&last).unwrap();
+    file.write_at(MIB as u64 - PAGE_BYTES as u64, &AlignedBuf::zeroed(PAGE_BYTES)).unwrap();
+    let pages = len / PAGE_BYTES;
+    directory.lose(&last, (pages - 5) * PAGE_BYTES..pages * PAGE_BYTES);
+    directory.lose(&last, MIB - PAGE_BYTES..MIB);
+    for _ in 0..2 {
+        let cache = open(&directory, &options());
+        let recovered = cache.recovered();
+        assert_eq!(recovered.damaged_bytes, 6 * PAGE_BYTES as u64);
+        assert!(contents(&cache).len() < map.len());
+        cache.close().unwrap();
+        assert_eq!(
+            inspected(&directory).iter().map(|it| it.0).sum::<u64>(),
+            recovered.damaged_bytes
+        );
+    }
+    directory.find_again(&last);
+    assert!(contents(&open(&directory, &options())) == map);
+}
+
+/// Its making was not interrupted.
+#[test]
+fn of_which_no_record_can_be_read_is_no_empty_journal() {
+    let (directory, map) = without_hints();
+    directory.lose(FIRST, FIRST_RECORD..MIB);
+    // Without its threads: the keeper would remove it, since nothing of it is wanted any more.
+    let opened = crate::open::open(Box::new(directory.clone()), options());
+    let (shared, recovered) = opened.unwrap();
+    assert!(recovered.damaged_bytes > 900_000, "{recovered:?}");
+    assert!((1000..map.len()).contains(&recovered.entries), "{recovered:?}");
+    drop(shared);
+    directory.find_again(FIRST);
+    assert!(contents(&open(&directory, &options())) == map);
+}
+
+#[test]
+fn without_header_and_hint_it_is_kept_aside() {
+    let (directory, map) = closed();
+    let hint = "000000000000.hint";
+    directory.lose(FIRST, page(0));
+    directory.lose(hint, page(0));
+    assert_eq!(inspected(&directory)[0], (FIRST_RECORD as u64, HintState::Missing));
+    let cache = open(&directory, &options());
+    assert_eq!(cache.stats().kept_aside.files, 1);
+    let left = contents(&cache).len();
+    assert!((1000..map.len()).contains(&left), "{left}");
+    cache.close().unwrap();
+    // Not even a file of which nothing can be read is taken for one whose making was interrupted.
+    let (directory, _) = without_hints();
+    directory.lose(FIRST, 0..MIB);
+    assert_eq!(open(&directory, &options()).stats().kept_aside.files, 1);
+}
+
+/// Without the header, a frame in the middle, the table behind the frames, or what is at both ends.
+#[test]
+fn compressed_journals_are_read_as_far_as_they_can_be() {
+    let directory = SimDirectory::default();
+    let options = Options { compression: Compression::Lz4, ..options() };
+    let cache = open(&directory, &options);
+    for key in 0..KEYS * 2 {
+        cache.put(&key.to_le_bytes(), &text(key)).unwrap();
+    }
+    cache.close().unwrap();
+    assert!(compress_all(&directory, &options).compressed > 1);
+    let len = directory.open(FIRST).unwrap().len_bytes().unwrap() as usize;
+    for has_hints in [true, false] {
+        if !has_hints {
+            remove_hints(&directory);
+        }
+        let [header, frame, footer] = [page(0), page(40), len - PAGE_BYTES..len];
+        for parts in [vec![header.clone()], vec![frame], vec![footer.clone()], vec![header, footer]]
+        {
+            let [garbled, lost] = [directory.killed(), directory.killed()];
+            for part in parts.clone() {
+                garble(&garbled, FIRST, part.clone());
+                lost.lose(FIRST, part);
+            }
+            let told = format!("{has_hints}, {parts:?}");
+            assert_eq!(inspected(&garbled), inspected(&lost), "{told}");
+            let [garbled, lost] = [garbled, lost].map(|directory| found(&directory, &options));
+            assert_eq!(lost.0, garbled.0, "{told}");
+            assert!(lost.1 == garbled.1, "{told}");
+        }
+    }
+}
+
+/// They say nothing of the data, and pass.
+#[test]
+fn other_errors_of_reads_refuse_the_opening() {
+    let (directory, map) = without_hints();
+    for reads in 1..8 {
+        directory.fail_reads(reads);
+        let opened = crate::open::open(Box::new(directory.clone()), options());
+        assert!(matches!(opened, Err(Error::Io { .. })), "{reads} reads");
+        directory.fail_reads(0);
+    }
+    assert!(contents(&open(&directory, &options())) == map);
+    assert_eq!(open(&directory, &options()).stats().kept_aside.files, 0);
+}
+
+/// The index does not know of it, and it may be read again.
+#[test]
+fn what_could_not_be_read_and_was_deleted_does_not_come_back() {
+    let (directory, map) = without_hints();
+    directory.lose(FIRST, page(30));
+    let options = Options { durability: Durability::Always, ..options() };
+    let cache = open(&directory, &options);
+    let found = contents(&cache);
+    let unread: Vec<_> = map.keys().filter(|key| !found.contains_key(*key)).collect();
+    assert!(unread.len() > 3);
+    for key in &unread {
+        assert!(!cache.delete(key).unwrap());
+    }
+    let left = directory.killed();
+    drop(cache);
+    left.find_again(FIRST);
+    assert!(contents(&open(&left, &options)) == found);
+}
+
+/// What is lost of it hides nothing any more; and what is there is found behind what can not be read.
+#[test]
+fn it_is_compacted_as_one_with_other_damage() {
+    for tail in [false, true] {
+        let (directory, _) = without_hints();
+        let end = directory.open(FIRST).unwrap().len_bytes().unwrap() as usize;
+        directory.lose(FIRST, if tail { end - PAGE_BYTES..end } else { page(30) });
+        without_keeper(&directory, &options(), |shared| {
+            let is_there = |key: &u64| {
+                let place = shared.index.find(shared.hasher.hash(&key.to_le_bytes()));
+                place.is_some_and(|it| shared.journals.of(it).unwrap().load(it).is_ok())
+            };
+            let before: Vec<_> = (0..KEYS).filter(is_there).collect();
+            assert!(before.len() < KEYS as usize && shared.keep.is_evicting());
+            compact(shared, 0).unwrap();
+            assert!(!directory.list().unwrap().contains(&FIRST.to_owned()), "{tail}");
+            assert_eq!((0..KEYS).filter(is_there).collect::<Vec<_>>(), before);
+            assert!(!shared.keep.is_evicting());
+        });
+    }
+}
