@@ -8,6 +8,7 @@ use crate::options::Compression;
 use crate::place::JournalNumber;
 use crate::prepare::LOOK_AGAIN;
 use crate::shared::Shared;
+use crate::unreadable::is_unreadable;
 
 /// How far a [`crate::Cache::compact`] is, or has come.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -20,7 +21,7 @@ pub struct Compacted {
     /// Of these, journals that had something in them that could go. What was alive is in newer ones, plain at first if it was compressed. (Without [`crate::Compression`] it would stay plain: then a
     /// journal is left as it is where that would take more room.)
     pub rewritten: usize,
-    /// Of these, journals that stay because they are damaged.
+    /// Of these, journals that stay because they are damaged, or the disk can not read all of them.
     pub damaged: usize,
 }
 
@@ -77,7 +78,14 @@ impl Shared {
             return Ok(Some(Done::Stays)); // evicted, or compacted by the keeper
         };
         let _busy = journal.busy();
-        let look = self.look(&journal, Duration::ZERO)?;
+        let look = match self.look(&journal, Duration::ZERO) {
+            // It may hide older records, as other damage may; those behind it can be compacted.
+            Err(error) if is_unreadable(&error) => {
+                tracing::warn!("journal cache: {error}; the journal stays as it is");
+                return Ok(Some(Done::Damaged));
+            }
+            look => look?,
+        };
         let is_for_good = self.options.compression == Compression::None && journal.frames.is_some();
         let would_grow = is_for_good && look.alive_bytes as u64 >= journal.file_bytes;
         if !look.is_damaged && (!look.has_dead || would_grow) {

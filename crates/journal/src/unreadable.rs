@@ -8,6 +8,7 @@ use std::path::Path;
 use alluvium_device::PAGE_BYTES;
 use rustix::io::Errno;
 
+use crate::error::Error;
 use crate::files::File;
 use crate::shared::CHUNK_BYTES;
 
@@ -20,6 +21,11 @@ const MOST_FAILED: usize = 256;
 /// Whether an error of a read says that the bytes can not be delivered.
 pub(crate) fn is_of_media(error: &io::Error) -> bool {
     error.raw_os_error().is_some_and(|code| OF_MEDIA.iter().any(|it| it.raw_os_error() == code))
+}
+
+/// Whether it is such a read that a call has failed by.
+pub(crate) fn is_unreadable(error: &Error) -> bool {
+    matches!(error, Error::Io { source, .. } if is_of_media(source))
 }
 
 /// What could not be read of one file, until now.

@@ -18,7 +18,7 @@ use crate::units::{Size, about, counted};
 /// compressed is written plain, until the cache is in use again; a journal stays if that would take more room than it does. It needs room for two journals on the disk. Nothing is evicted for it: the disk
 /// budget of those who use the cache does not count here.
 ///
-/// Exit codes: 0 done, also if damaged journals stay as they are; 1 failed, or the cache is in use; 2 wrong usage, or there is no cache.
+/// Exit codes: 0 done, also if journals that are damaged, or that the disk can not read, stay as they are; 1 failed, or the cache is in use; 2 wrong usage, or there is no cache.
 #[derive(Args, Debug)]
 pub(crate) struct CompactArgs {
     /// The cache's directory.

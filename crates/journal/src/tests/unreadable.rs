@@ -273,3 +273,34 @@ fn it_is_compacted_as_one_with_other_damage() {
         });
     }
 }
+
+/// One that nobody knew of: it is met by whoever looks for what can go.
+#[test]
+fn a_compaction_of_all_passes_by_what_it_can_not_read() {
+    let (directory, map) = closed();
+    let cache = open(&directory, &options());
+    for key in (0..KEYS).step_by(2) {
+        assert!(cache.delete(&key.to_le_bytes()).unwrap());
+    }
+    cache.close().unwrap();
+    directory.lose(FIRST, page(30));
+    without_keeper(&directory, &options(), |shared| {
+        let mut told = 0;
+        let compacted = shared.compact_all(|it| told = it.done).unwrap();
+        assert_eq!((compacted.damaged, compacted.done, told), (1, compacted.journals, told));
+        assert!(compacted.rewritten >= 2, "{compacted:?}");
+    });
+    let names = directory.list().unwrap();
+    assert!(
+        names.contains(&FIRST.to_owned()) && !names.contains(&"000000000001.journal".to_owned())
+    );
+    directory.find_again(FIRST);
+    let left = contents(&open(&directory, &options()));
+    assert_eq!(left.len(), map.len() / 2);
+    // An error of anything else ends it.
+    let (directory, _) = closed();
+    without_keeper(&directory, &options(), |shared| {
+        directory.fail_reads(1);
+        assert!(matches!(shared.compact_all(|_| {}), Err(Error::Io { .. })));
+    });
+}
