@@ -1,15 +1,19 @@
 //! Emptying a directory, for whoever can have everything again.
 
+use std::iter;
 use std::path::Path;
 
 use crate::error::{Error, Result};
 use crate::files::{Directory, RealDirectory};
+use crate::journal::file_name;
 use crate::open::{IDENTITY, check_contents_of, hint_number, journal_number};
 use crate::options::Contents;
+use crate::place::JournalNumber;
 use crate::shared::Shared;
 
 /// Behind the name of a journal that an opening could not use, and has kept for somebody to look at.
-pub(crate) const SET_ASIDE: &str = ".damaged";
+const SET_ASIDE: &str = ".damaged";
+const JOURNAL: &str = ".journal";
 /// In the root of a file system, which may be a cache's own.
 const LOST_AND_FOUND: &str = "lost+found";
 
@@ -38,7 +42,7 @@ pub fn clear(path: impl AsRef<Path>, contents: Contents) -> Result<()> {
     names.iter().try_for_each(|name| remove(&directory, name))
 }
 
-/// Journals that openings could not use, and have kept for somebody to look at: files named `*.journal.damaged`.
+/// Journals that openings could not use, and have kept for somebody to look at: files named `*.journal.damaged`, with a count in front of `.journal` where there was one of that name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KeptAside {
     /// How many there are.
@@ -87,8 +91,27 @@ fn remove(directory: &dyn Directory, name: &str) -> Result<()> {
     directory.remove(name).map_err(Error::io(path, "removing a file of a cache"))
 }
 
+/// The first name of a journal that can not be used.
+pub(crate) fn first_set_aside_name(number: JournalNumber) -> String {
+    format!("{}{SET_ASIDE}", file_name(number))
+}
+
+/// What a journal that can not be used is called from now on: no name that there is, since what has that may be all that is left of another one.
+pub(crate) fn set_aside_name(number: JournalNumber, names: &[String]) -> String {
+    let journal = file_name(number);
+    let digits = journal.strip_suffix(JOURNAL).expect("a journal's name");
+    let others = (2u64..).map(|count| format!("{digits}.{count}{JOURNAL}{SET_ASIDE}"));
+    let mut all = iter::once(first_set_aside_name(number)).chain(others);
+    all.find(|name| !names.contains(name)).expect("there are more numbers than files")
+}
+
+/// Whether the name is one that [`set_aside_name`] gives.
 fn is_set_aside(name: &str) -> bool {
-    name.strip_suffix(SET_ASIDE).is_some_and(|journal| journal_number(journal).is_some())
+    let Some(journal) = name.strip_suffix(SET_ASIDE) else { return false };
+    let parts = journal.strip_suffix(JOURNAL).and_then(|it| it.split_once('.'));
+    let Some((digits, count)) = parts else { return journal_number(journal).is_some() };
+    let is_count = count.parse::<u64>().is_ok_and(|it| it > 1 && it.to_string() == count);
+    is_count && journal_number(&format!("{digits}{JOURNAL}")).is_some()
 }
 
 /// Whether a cache has files of this name, the lock left out.
@@ -200,6 +223,22 @@ mod tests {
             let error = open(&path).unwrap_err().to_string();
             assert!(error.contains("Not a directory"), "{error}");
         }
+    }
+
+    #[test]
+    fn what_is_kept_aside_has_a_name_that_was_free() {
+        let (number, mut names) = (JournalNumber(40), vec!["cache".to_owned()]);
+        for count in ["", ".2", ".3"] {
+            let name = set_aside_name(number, &names);
+            assert_eq!(name, format!("000000000040{count}.journal.damaged"));
+            assert!(is_set_aside(&name) && is_of_a_cache(&name) && journal_number(&name).is_none());
+            names.push(name);
+        }
+        for count in [".", ".1", ".02", ".x", ".2.2", ".-2"] {
+            assert!(!is_of_a_cache(&format!("000000000040{count}.journal.damaged")), "{count}");
+            assert!(!is_of_a_cache(&format!("000000000040{count}.journal")), "{count}");
+        }
+        assert!(!is_of_a_cache("40.2.journal.damaged") && !is_of_a_cache(".2.journal.damaged"));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use alluvium_device::{AlignedBuf, PAGE_BYTES};
 use uuid::Uuid;
 
 use crate::blocks::Blocks;
-use crate::clear::{KeptAside, SET_ASIDE, is_of_a_cache};
+use crate::clear::{KeptAside, first_set_aside_name, is_of_a_cache, set_aside_name};
 use crate::clock::Clock;
 use crate::error::{Error, Result};
 use crate::fetch::Source;
@@ -232,16 +232,14 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
             continue;
         }
         // One that was damaged: somebody may want to look at it.
-        let aside = set_aside_name(*number);
+        let aside = set_aside_name(*number, &names);
         set_aside_bytes += len;
         tracing::warn!(
             "journal cache: {} has no header of this cache, or can not be decompressed; it is kept as {aside}",
             path.join(&name).display()
         );
         directory.rename(&name, &aside).map_err(failed("renaming what is no journal"))?;
-        if !names.contains(&aside) {
-            names.push(aside);
-        }
+        names.push(aside);
         set_aside.push(*number);
     }
     // It may have any number, and be nobody's: what stays is not too far behind it, and what is made need not come after it.
@@ -269,10 +267,10 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
     let journals = Journals::new(places, &options, journal_bytes);
 
     let place = |number: JournalNumber| number.0 % places as u64;
-    // Nor one that was kept aside: if this one had to be as well, it would take the place of that.
+    // Nor one that was kept aside: who gives that its name back may find it free.
     let is_taken = |number: &JournalNumber| {
         numbers.iter().any(|other| place(*other) == place(*number))
-            || names.contains(&set_aside_name(*number))
+            || names.contains(&first_set_aside_name(*number))
     };
     let next = (next.0..).map(JournalNumber).find(|number| !is_taken(number));
     let next = next.expect("there are fewer journals than places for them");
@@ -452,11 +450,6 @@ fn slots(
         return Err(Error::NoCache { path: path.to_owned(), reason });
     }
     Ok(slots as usize)
-}
-
-/// Of a journal that can not be used, and is kept for somebody to look at.
-fn set_aside_name(number: JournalNumber) -> String {
-    format!("{}{SET_ASIDE}", file_name(number))
 }
 
 pub(crate) fn hint_number(name: &str) -> Option<JournalNumber> {

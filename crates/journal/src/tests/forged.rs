@@ -78,6 +78,46 @@ fn a_journal_of_another_cache_is_kept_aside() {
     assert!(names.iter().any(|name| name.ends_with(".damaged")), "{names:?}");
 }
 
+/// With the wrong `cache` all journals are kept aside, and new ones take their numbers; with the right one again it is those that are. Whoever gives the first ones their names back has all that was in them.
+#[test]
+fn what_is_kept_aside_takes_the_place_of_nothing() {
+    let directory = forge([9; 16]);
+    let map = most_of_a_journal(0);
+    forge_journal(&directory, 2, &map);
+    let name = file_name(JournalNumber(2));
+    let aside = format!("{name}.damaged");
+    let identity = |id: u8| {
+        let (id, contents) = (CacheId([id; 16]), Contents::default());
+        let identity = Identity { id, hash_key: [9; 16], journal_bytes: MIB, contents };
+        directory.remove("cache").unwrap();
+        write(&directory, "cache", &identity.page());
+    };
+    identity(8);
+    let cache = open(&directory, &options());
+    assert_eq!(cache.stats().kept_aside.files, 1);
+    for key in 0..4000u64 {
+        cache.put(&key.to_le_bytes(), &[8; 1000]).unwrap();
+    }
+    cache.close().unwrap();
+    let names = directory.list().unwrap();
+    assert!(names.contains(&name) && names.contains(&aside), "{names:?}");
+    let expected = 1 + names.iter().filter(|name| name.ends_with(".journal")).count();
+    identity(ID.0[0]);
+    let cache = open(&directory, &options());
+    assert!(contents(&cache).is_empty());
+    assert_eq!(cache.stats().kept_aside.files, expected);
+    cache.close().unwrap();
+    let names = directory.list().unwrap();
+    assert!(names.contains(&"000000000002.2.journal.damaged".to_owned()), "{names:?}");
+    assert!(!names.contains(&name));
+    directory.rename(&aside, &name).unwrap();
+    let cache = open(&directory, &options());
+    assert!(contents(&cache) == map);
+    assert_eq!(cache.remove_damaged().unwrap(), expected - 1);
+    let names = directory.list().unwrap();
+    assert!(!names.iter().any(|name| name.contains("damaged")), "{names:?}");
+}
+
 /// The highest one that a name has digits for, and beside others far too high.
 #[test]
 fn the_number_of_what_is_kept_aside_does_not_matter() {
