@@ -27,6 +27,10 @@ pub(crate) trait Directory: Send + Sync {
     fn remove(&self, name: &str) -> io::Result<()>;
     /// Names that were made, changed and removed are on stable storage.
     fn sync(&self) -> io::Result<()>;
+    /// Its own name is on stable storage, and those of the directories above it: whoever made them may have been killed before it was sure of that.
+    fn sync_above(&self) -> io::Result<()> {
+        Ok(())
+    }
     /// Reads of files in it, each as by [`File::read_at`], under way at one time where the system lets them; waits for all, and returns what came of each, in their order.
     fn read_many(&self, reads: Vec<ReadAt<'_>>) -> Vec<io::Result<()>> {
         reads.into_iter().map(|read| read.file.read_at(read.at, read.to)).collect()
@@ -164,25 +168,19 @@ impl RealDirectory {
     }
 }
 
-/// Make a directory, and those above it, so that a power cut does not take their names away: what is in it is promised to be there.
+/// Make a directory, and those above it.
 fn create_all(path: &Path) -> io::Result<()> {
-    if path.is_dir() {
-        return Ok(());
+    match fs::create_dir_all(path) {
+        // What is there is not what was asked for.
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Err(Errno::NOTDIR.into()),
+        made => made,
     }
-    let Some(above) = path.parent() else { return fs::create_dir(path) };
-    // Above one name there is the directory that the process is in.
-    let above = if above.as_os_str().is_empty() { Path::new(".") } else { above };
-    create_all(above)?;
-    match fs::create_dir(path) {
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => match path.is_dir() {
-            // Somebody else was first, and may not have synced it yet.
-            true => {}
-            // What is there is not what was asked for.
-            false => return Err(Errno::NOTDIR.into()),
-        },
-        made => made?,
-    }
-    fs::File::open(above)?.sync_all()
+}
+
+/// Whether that is how a directory answers that this process may not read, or whose file system can not sync any: nothing can be done for the names in it, which most likely have been there for long.
+fn can_not_be_synced(error: &io::Error) -> bool {
+    let answers = [Errno::ACCESS, Errno::PERM, Errno::ROFS, Errno::INVAL, Errno::OPNOTSUPP];
+    answers.iter().any(|it| Some(it.raw_os_error()) == error.raw_os_error())
 }
 
 /// For the owner alone: a cache may hold anything.
@@ -240,6 +238,16 @@ impl Directory for RealDirectory {
 
     fn sync(&self) -> io::Result<()> {
         Ok(sys::fsync(&self.directory)?)
+    }
+
+    fn sync_above(&self) -> io::Result<()> {
+        for above in fs::canonicalize(&self.path)?.ancestors().skip(1) {
+            match fs::File::open(above).and_then(|it| it.sync_all()) {
+                Err(error) if can_not_be_synced(&error) => {}
+                synced => synced?,
+            }
+        }
+        Ok(())
     }
 
     fn read_many(&self, reads: Vec<ReadAt<'_>>) -> Vec<io::Result<()>> {

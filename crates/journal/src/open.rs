@@ -471,6 +471,8 @@ pub(crate) fn journal_numbers(names: &[String]) -> Vec<JournalNumber> {
 }
 
 fn make_identity(directory: &dyn Directory, identity: Identity) -> io::Result<()> {
+    // Before there is a cache: the next opening takes it for granted, and what is in it is promised to be there.
+    directory.sync_above()?;
     let file = directory.create(IDENTITY_TEMPORARY, PAGE_BYTES as u64)?;
     file.write_at(0, &identity.page())?;
     file.sync()?;

@@ -52,6 +52,8 @@ struct State {
     room_bytes: Option<u64>,
     /// So many journals may be there: files are open as long as they are.
     max_journals: Option<usize>,
+    /// Its own name is durable.
+    has_durable_name: bool,
     /// Writes and syncs fail.
     is_broken: bool,
     /// After so many of them.
@@ -351,6 +353,11 @@ impl SimDirectory {
         file.durable.get_mut(at).into_iter().for_each(|byte| *byte ^= 0x10);
     }
 
+    /// Whether a power cut leaves the directory itself.
+    pub(crate) fn has_durable_name(&self) -> bool {
+        self.state.lock().has_durable_name
+    }
+
     /// Reads of any of these bytes of a file fail from now on, whoever makes them.
     pub(crate) fn lose(&self, name: &str, range: Range<usize>) {
         let mut state = self.state.lock();
@@ -442,6 +449,13 @@ impl Directory for SimDirectory {
         state.durable_names = state.names.clone();
         state.unsynced_names.clear();
         state.forget_removed();
+        Ok(())
+    }
+
+    fn sync_above(&self) -> io::Result<()> {
+        let mut state = self.state.lock();
+        state.step()?;
+        state.has_durable_name = true;
         Ok(())
     }
 

@@ -47,6 +47,21 @@ fn an_opening_that_ends_anywhere_leaves_room_for_the_next_one() {
     }
 }
 
+/// The directory may be there from an opening that was killed before its name was durable.
+#[test]
+fn the_name_of_the_directory_is_durable_when_there_is_a_cache() {
+    for steps in 0..20 {
+        let directory = SimDirectory::default();
+        directory.fail_after(steps);
+        let _ = crate::open::open(Box::new(directory.clone()), options());
+        let left = directory.killed();
+        let has_cache = left.list().unwrap().contains(&"cache".to_owned());
+        assert!(left.has_durable_name() || !has_cache, "{steps} steps");
+        open(&left, &options());
+        assert!(left.has_durable_name(), "{steps} steps");
+    }
+}
+
 #[test]
 fn a_full_disk_is_told_before_journals_are_read() {
     let options = Options { when_full: WhenFull::Refuse, ..options() };
