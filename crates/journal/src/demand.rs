@@ -80,7 +80,7 @@ impl Shared {
         let _busy = journal.busy();
         let look = match self.look(&journal, Duration::ZERO) {
             // It may hide older records, as other damage may; those behind it can be compacted.
-            Err(error) if is_unreadable(&error) => {
+            Err(Stopped::Failed(error)) if is_unreadable(&error) => {
                 tracing::warn!("journal cache: {error}; the journal stays as it is");
                 return Ok(Some(Done::Damaged));
             }
