@@ -281,6 +281,47 @@ fn announcements_take_no_memory() {
     assert_eq!(honest.ask(&["PING"]), "+PONG");
 }
 
+/// Hundreds of requests in each packet, all of them refused, and nobody reads why.
+#[test]
+fn errors_that_nobody_takes_have_the_bound_of_all_answers() {
+    const CLIENTS: usize = 20;
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("password");
+    fs::write(&file, "open-sesame\n").unwrap();
+    let password = ["--password-file", file.to_str().unwrap()];
+    let unknown = [&[[1; 64]; 4].join(&b' ')[..], b"\n"].concat();
+    for (login, refused) in [(&password[..], b"HELLO\n".to_vec()), (&[], unknown)] {
+        let more = ["--metrics-listen", "127.0.0.1:0", "--buffer-memory", "1MiB"];
+        let server = start(directory.path(), &[&more[..], login].concat());
+        let resident = || -> usize {
+            let (_, metrics) = server.get("/metrics");
+            let name = "alluvium_process_resident_memory_bytes ";
+            metrics.lines().find_map(|line| line.strip_prefix(name)).unwrap().parse().unwrap()
+        };
+        let mut clients: Vec<_> = (0..CLIENTS).map(|_| Client::new(&server)).collect();
+        for client in &mut clients {
+            contains(&client.ask(&["HELLO", "x"]), &["-ERR"]);
+            client.0.set_nonblocking(true).unwrap();
+        }
+        let before = resident();
+        let requests = refused.repeat((64 << 10) / refused.len());
+        let (mut sent, mut last) = (vec![0; CLIENTS], Instant::now());
+        // Until the server takes no more of any.
+        while last.elapsed() < Duration::from_secs(1) {
+            for (client, sent) in clients.iter_mut().zip(&mut sent) {
+                while let Ok(more) = client.0.write(&requests[*sent % requests.len()..]) {
+                    *sent += more;
+                    last = Instant::now();
+                }
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        // Of each 64 KiB for requests and as much for answers, and something of the allocator and the runtime.
+        let grown = resident().saturating_sub(before);
+        assert!(grown < CLIENTS * (192 << 10) + (1 << 20), "{login:?}: {before} + {grown}");
+    }
+}
+
 #[test]
 fn more_connections_than_allowed_are_refused() {
     let directory = tempfile::tempdir().unwrap();

@@ -2,10 +2,14 @@
 
 use std::sync::Arc;
 
-use super::buffers::{Buffers, Share};
+use super::buffers::{Buffers, FREE_BYTES, Share};
 
 /// What an answer takes beside its bytes, at most.
 pub(super) const FRAME_BYTES: usize = 32;
+/// What an error takes, at most; longer ones are cut.
+pub(super) const ERROR_BYTES: usize = 2 << 10;
+/// A buffer that finds no room for twice its size grows by so much.
+const STEP_BYTES: usize = 64 << 10;
 /// An empty buffer that is larger is given back.
 const KEPT_BYTES: usize = 16 << 10;
 
@@ -64,8 +68,26 @@ impl Answers {
         let more = parts.iter().map(|part| part.len()).sum();
         self.is_over |= !self.make_room(more);
         if !self.is_over {
-            parts.iter().for_each(|part| self.bytes.extend_from_slice(part));
+            self.append(parts, more);
         }
+    }
+
+    /// `more` bytes for which there is room.
+    fn append(&mut self, parts: &[&[u8]], more: usize) {
+        let (len, now) = (self.bytes.len() + more, self.bytes.capacity());
+        if len > now {
+            // The share has what is allocated, and not only what is filled.
+            let doubled = len.max(2 * now);
+            let wanted = match len <= FREE_BYTES {
+                true => doubled.min(FREE_BYTES),
+                false => [doubled, len + STEP_BYTES]
+                    .into_iter()
+                    .find(|wanted| self.share.hold_at_least(*wanted))
+                    .unwrap_or(len),
+            };
+            self.bytes.reserve_exact(wanted - self.bytes.len());
+        }
+        parts.iter().for_each(|part| self.bytes.extend_from_slice(part));
     }
 
     fn number(&mut self, kind: &str, number: impl std::fmt::Display) {
@@ -86,12 +108,13 @@ impl Answers {
         self.add(&[b"+", text.as_bytes(), b"\r\n"]);
     }
 
-    /// `ERR` and the like, then words. An error fits always.
+    /// `ERR` and the like, then words. An error is always added: whoever lets a command run has made room for [`ERROR_BYTES`] before.
     pub(super) fn error(&mut self, text: &str) {
         let line = text.replace(['\r', '\n'], " ");
-        for part in ["-", &line, "\r\n"] {
-            self.bytes.extend_from_slice(part.as_bytes());
-        }
+        let line = &line.as_bytes()[..line.len().min(ERROR_BYTES - 3)];
+        let more = line.len() + 3;
+        self.make_room(more);
+        self.append(&[b"-", line, b"\r\n"], more);
     }
 
     pub(super) fn integer(&mut self, number: i64) {
@@ -166,6 +189,32 @@ mod tests {
             answers.map(2);
             assert_eq!(answers.bytes().escape_ascii().to_string(), expected.escape_ascii().to_string());
         }
+    }
+
+    #[test]
+    fn what_is_allocated_is_accounted() {
+        const MAX: usize = 600 << 10;
+        let buffers = Buffers::new(MAX);
+        let mut answers = Answers::new(&buffers, 1 << 30);
+        let (word, error) = ([b'x'; 500], "ERR ".repeat(1_000));
+        let check = |answers: &Answers| {
+            let accounted = buffers.used_bytes().max(FREE_BYTES);
+            assert!(
+                !answers.is_over() && answers.bytes.capacity() <= accounted && accounted <= MAX
+            );
+        };
+        while answers.make_room(ERROR_BYTES) {
+            let len = answers.len();
+            answers.error(&error);
+            assert_eq!(answers.len(), len + ERROR_BYTES);
+            check(&answers);
+            answers.take_back(len);
+            answers.bulk(&word);
+            check(&answers);
+        }
+        assert!(answers.len() > MAX - ERROR_BYTES);
+        answers.clear();
+        assert_eq!((answers.bytes.capacity(), buffers.used_bytes()), (0, 0));
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// So much each connection may have without asking: enough for ordinary requests and answers.
-const FREE_BYTES: usize = 64 << 10;
+pub(super) const FREE_BYTES: usize = 64 << 10;
 
 /// What connections take beyond what each has for itself.
 pub(super) struct Buffers {
@@ -37,9 +37,12 @@ impl Share {
     pub(super) fn hold(&mut self, bytes: usize) -> bool {
         let bytes = if bytes <= FREE_BYTES { 0 } else { bytes };
         let used = &self.buffers.used_bytes;
+        if bytes == self.held_bytes {
+            return true;
+        }
         if let Some(more) = bytes.checked_sub(self.held_bytes) {
             let before = used.fetch_add(more, Ordering::Relaxed);
-            if more > 0 && before.saturating_add(more) > self.buffers.max_bytes {
+            if before.saturating_add(more) > self.buffers.max_bytes {
                 used.fetch_sub(more, Ordering::Relaxed);
                 return false;
             }

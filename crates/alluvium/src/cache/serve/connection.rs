@@ -15,6 +15,8 @@ use tokio::task::coop::consume_budget;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
+use super::answers::ERROR_BYTES;
+use super::buffers::FREE_BYTES;
 use super::command::{self, Ran, Reach};
 use super::request::{Limits, Request, Requests};
 use super::{Client, Patience, Server};
@@ -223,7 +225,7 @@ impl Connection {
             for _ in 0..steps {
                 consume_budget().await;
             }
-            if client.answers.len() >= ENOUGH_ANSWERS {
+            if are_enough(&self.server, &mut client) {
                 self.write(socket, &mut client).await?;
             }
         }
@@ -314,13 +316,23 @@ impl Connection {
     }
 }
 
+/// Whether the answers have to be written before another request is answered: there are many, or the next one would find no room even for an error. Those who have not logged in have no part of
+/// the memory that is shared.
+fn are_enough(server: &Server, client: &mut Client) -> bool {
+    let most = match server.is_stranger(client) {
+        true => FREE_BYTES - ERROR_BYTES,
+        false => ENOUGH_ANSWERS,
+    };
+    client.answers.len() >= most || !client.answers.make_room(ERROR_BYTES)
+}
+
 /// Until all are answered, or there is enough to be written.
 fn run_together(server: &Server, client: &mut Client, together: &mut VecDeque<Request>) {
     let begun = Instant::now();
     while let Some(request) = together.pop_front() {
         let ran = command::run(server, client, &request, Reach::Disk);
         debug_assert_eq!(ran, Ran::Answered, "nothing waits where it may");
-        if client.is_leaving || client.answers.len() >= ENOUGH_ANSWERS || begun.elapsed() >= TURN {
+        if client.is_leaving || are_enough(server, client) || begun.elapsed() >= TURN {
             break;
         }
     }

@@ -9,6 +9,7 @@ use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 
+use super::super::buffers::Share;
 use super::super::tests::server_in;
 use super::*;
 
@@ -163,6 +164,35 @@ async fn requests_that_do_not_come_to_their_end_share_a_bound() {
     let mut next = Talk::with(server).await;
     next.socket.write_all(&whole).await.unwrap();
     next.expect("$-1\r\n").await;
+}
+
+/// Whoever is refused is told, also where others have all the memory that connections share.
+#[tokio::test]
+async fn errors_need_no_memory_that_is_shared() {
+    const COUNT: usize = 20_000;
+    for password in [None, Some("secret")] {
+        let directory = tempfile::tempdir().unwrap();
+        let server = server_in(directory.path(), &["--buffer-memory", "1MiB"], password);
+        let buffers = server.buffers.clone();
+        let mut others = Share::new(&buffers);
+        // Before it has logged in nobody takes any of it, also where there is some.
+        assert!(password.is_some() || others.hold(1 << 20));
+        let mut talk = Talk::with(server).await;
+        let (mut from_server, mut to_server) = talk.socket.split();
+        let answer = b"-ERR unknown command 'a', with args beginning with: \r\n";
+        let said = async {
+            to_server.write_all(&b"a\n".repeat(COUNT)).await.unwrap();
+        };
+        let heard = async {
+            let mut answers = vec![0; answer.len() * COUNT];
+            for part in answers.chunks_mut(10_000) {
+                from_server.read_exact(part).await.unwrap();
+                assert!(password.is_none() || buffers.used_bytes() == 0);
+            }
+            assert!(answers == answer.repeat(COUNT));
+        };
+        tokio::join!(said, heard);
+    }
 }
 
 /// As one that sends all of a value before it looks for an answer.
