@@ -1,7 +1,8 @@
 //! Produce: batches are put in line in the order of the requests; the response waits until they are durable.
 //!
-//! A request's timeout is for what comes before its batches are in line: the end of an earlier transaction, room in the log. As in Kafka, where it bounds the wait for other
-//! replicas, nobody is told of a timeout whose batch is in the log.
+//! A request's timeout is for what comes before its batches are in line: the end of an earlier transaction, room in the log. Unlike in Kafka nobody is told of a timeout
+//! whose batch is in the log. There it bounds the wait for other replicas, and who hears of it does not know whether the batch will stay; a client without idempotence that sends it again may write it
+//! twice. Here nothing that is in line is taken back, only a disk is waited for, and REQUEST_TIMED_OUT always means that nothing was written.
 //!
 //! What is in line is what was read from the socket, in its memory (`docs/copies.md`).
 

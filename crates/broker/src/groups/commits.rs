@@ -62,7 +62,7 @@ type Wanted = Option<Vec<(TopicName, Vec<i32>)>>;
 type Found = Vec<(TopicName, Vec<(i32, Option<Committed>)>)>;
 
 impl Groups {
-    /// OffsetCommit, versions 2 to 9. Answered when the offsets are durable. `view` has the ids of the topics; `exists(topic, partition)` says what may be committed for;
+    /// OffsetCommit, versions 2 to 10. Answered when the offsets are durable. `view` has the ids of the topics; `exists(topic, partition)` says what may be committed for;
     /// the rest is answered with UNKNOWN_TOPIC_OR_PARTITION. It is asked again when the offsets are about to be put in line, and must not take another topic of the
     /// name for the one that was there before: if one has gone by then nothing is committed, and all is answered so. The retention time of versions 2 to 4 is not heeded.
     pub(crate) async fn offset_commit(
@@ -107,7 +107,7 @@ impl Groups {
         OffsetCommitResponse::default().with_topics(topics.collect())
     }
 
-    /// OffsetFetch, versions 1 to 9. Shows durable offsets only; -1 where there is none. `require_stable` is the caller's.
+    /// OffsetFetch, versions 1 to 10. Shows durable offsets only; -1 where there is none. `require_stable` is the caller's.
     pub async fn offset_fetch(
         &self,
         request: OffsetFetchRequest,
