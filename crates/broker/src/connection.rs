@@ -206,7 +206,7 @@ async fn read_all(
                 last
             }
             Answer::Nothing => {
-                mute(throttle, &mut stopping, &outgoing).await;
+                mute(server, throttle, &outgoing).await;
                 continue;
             }
             Answer::Close => return End::FailedUnacknowledged,
@@ -219,22 +219,18 @@ async fn read_all(
         if is_last {
             return Refused::Unauthenticated.into();
         }
-        mute(throttle, &mut stopping, &outgoing).await;
+        mute(server, throttle, &outgoing).await;
     }
 }
 
 /// Read nothing for so long, unless the connection ends first.
-async fn mute(
-    throttle: Duration,
-    stopping: &mut (impl Future<Output = ()> + Unpin),
-    outgoing: &mpsc::Sender<Outgoing>,
-) {
+async fn mute(server: &Server, throttle: Duration, outgoing: &mpsc::Sender<Outgoing>) {
     if throttle.is_zero() {
         return;
     }
     tokio::select! {
         () = sleep(throttle) => {}
-        () = stopping => {}
+        () = server.stopping() => {}
         () = outgoing.closed() => {}
     }
 }
