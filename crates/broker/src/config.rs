@@ -54,7 +54,7 @@ pub struct BrokerConfig {
     pub max_connections_of_address: u32,
     /// Addresses for which another number holds (`max.connections.per.ip.overrides`); with 0 none are taken. Default none; at most 10,000.
     pub max_connections_overrides: BTreeMap<IpAddr, u32>,
-    /// A connection without a request for so long is closed (`connections.max.idle.ms`). Default 10 minutes, 1 second to
+    /// A connection without a request for so long is closed (`connections.max.idle.ms`), and so is one that is not read from for so long because its answers are not known yet. Default 10 minutes, 1 second to
     /// 30 days.
     pub idle_timeout: Duration,
     /// A request must have arrived completely within this time from its first byte, but for the time that it waits for memory, of which each wait may take as long; and a response must

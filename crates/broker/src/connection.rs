@@ -2,13 +2,13 @@
 //!
 //! A request is handled (its effects take place) before the next one is. Only the wait for durability of a produce request
 //! happens later, beside the handling of the requests behind it: its response holds its place in the queue of responses.
-//! It is given up some time after the client has closed its side; what is in line becomes durable all the same.
+//! It is given up some time after the client has closed its side, also where there is no place for more responses and nothing is read; what is in line becomes durable all the same.
 //! A handler is not cancelled when the client has gone, only when a stopping server has waited for its whole grace period: but for those that
 //! only read or wait, so that nobody reads objects for a client that is not there, and its connection is free for others.
 
 mod frame;
+mod sides;
 
-use std::convert::Infallible;
 use std::future::pending;
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
@@ -31,6 +31,7 @@ use crate::server::{ByteBudget, Server};
 use crate::wire::response::{EncodeError, Response};
 
 pub(crate) use frame::{Frame, read_frame};
+use sides::Incoming;
 
 /// Responses of one connection that wait to be written, or to be known: their number, and their bytes. A response that is larger than
 /// the bound waits alone.
@@ -50,6 +51,10 @@ pub(crate) enum End {
     Closed,
     #[error("the server is stopping")]
     Stopping,
+    #[error(
+        "answers were not known in time after the client had closed it, or the server had stopped"
+    )]
+    GivenUp,
     #[error("no request for the idle timeout")]
     Idle,
     #[error("a request did not arrive in time")]
@@ -74,7 +79,7 @@ impl End {
     /// For the metric of connections that the server closed; `None` for ordinary ends.
     fn reason(&self) -> Option<&'static str> {
         match self {
-            Self::Closed | Self::Stopping | Self::Io(_) => None,
+            Self::Closed | Self::Stopping | Self::GivenUp | Self::Io(_) => None,
             Self::Idle => Some("idle"),
             Self::SlowRequest => Some("slow_request"),
             Self::SlowResponse => Some("slow_response"),
@@ -124,7 +129,7 @@ pub(crate) async fn serve(
         }
         Some(tls) => match tls.accept(socket).await {
             Ok((stream, principal)) => {
-                let (reader, writer) = tokio::io::split(stream);
+                let (reader, writer) = sides::split(stream);
                 talk(&server, peer(principal), reader, writer).await
             }
             Err(error) => error.into(),
@@ -144,19 +149,24 @@ pub(crate) async fn serve(
 async fn talk(
     server: &Arc<Server>,
     peer: Arc<Peer>,
-    reader: impl AsyncRead + Unpin,
+    reader: impl Incoming,
     writer: impl AsyncWrite + Unpin,
 ) -> End {
     let reader = BufReader::with_capacity(READ_BUFFER_BYTES, reader);
     let (outgoing, queue) = mpsc::channel(MAX_UNWRITTEN);
-    let (reading, read_ended) = oneshot::channel::<Infallible>();
+    let (give_up, told) = oneshot::channel();
     let read = async {
-        let _until_the_end = reading;
-        read_all(server, &peer, reader, outgoing).await
+        let end = read_all(server, &peer, reader, outgoing).await;
+        match end {
+            End::GivenUp => drop(give_up.send(())),
+            _ => drop(give_up),
+        }
+        end
     };
     let given_up = async {
-        let _ = read_ended.await;
-        sleep(server.config.transfer_timeout).await;
+        if told.await.is_err() {
+            sleep(server.config.transfer_timeout).await;
+        }
     };
     let (read_end, write_end) = tokio::join!(read, write_all(server, writer, queue, given_up));
     // At the end of the server all locks are forgotten: nobody has failed with a record.
@@ -169,7 +179,7 @@ async fn talk(
 async fn read_all(
     server: &Arc<Server>,
     peer: &Arc<Peer>,
-    mut reader: BufReader<impl AsyncRead + Unpin>,
+    mut reader: BufReader<impl Incoming>,
     outgoing: mpsc::Sender<Outgoing>,
 ) -> End {
     let unwritten = ByteBudget::new(MAX_UNWRITTEN_BYTES);
@@ -211,11 +221,14 @@ async fn read_all(
             }
             Answer::Close => return End::FailedUnacknowledged,
         };
-        let _unwritten = unwritten.acquire(held_bytes).await;
-        let response = Outgoing { api, received, content, _unwritten, _budget: budget };
-        if outgoing.send(response).await.is_err() {
-            return End::Closed;
-        }
+        let room = async { (unwritten.acquire(held_bytes).await, outgoing.reserve().await) };
+        let (_unwritten, place) = tokio::select! {
+            biased;
+            room = room => room,
+            end = waited_for_long(server, reader.get_ref()) => return end,
+        };
+        let Ok(place) = place else { return End::Closed };
+        place.send(Outgoing { api, received, content, _unwritten, _budget: budget });
         if is_last {
             return Refused::Unauthenticated.into();
         }
@@ -233,6 +246,27 @@ async fn mute(server: &Server, throttle: Duration, outgoing: &mpsc::Sender<Outgo
         () = server.stopping() => {}
         () = outgoing.closed() => {}
     }
+}
+
+/// Resolves some time after the client has closed its side, or the server has begun to stop; it is for who reads nothing meanwhile, and would see neither. The end of a client that has sent
+/// more than the system takes for it is behind that, and never seen: after the time in which it might as well have sent nothing it is not waited for.
+async fn waited_for_long(server: &Server, incoming: &impl Incoming) -> End {
+    let patience = server.config.transfer_timeout;
+    let closed = async {
+        loop {
+            sleep(patience / 10).await;
+            if incoming.has_ended() {
+                return;
+            }
+        }
+    };
+    tokio::select! {
+        () = closed => {}
+        () = server.stopping() => {}
+        () = sleep(server.config.idle_timeout) => return End::Idle,
+    }
+    sleep(patience).await;
+    End::GivenUp
 }
 
 /// Resolves when the client has gone. One that has sent more requests is taken to be there until they have been read.

@@ -35,6 +35,7 @@ use uuid::Uuid;
 
 use super::examples;
 use crate::batch::Outcome;
+use crate::batch::tests::plain;
 use crate::server::Server;
 use crate::{Broker, BrokerConfig, BrokerFold};
 
@@ -180,6 +181,16 @@ impl TestServer {
             }
         };
         tokio::time::timeout(HANG, begun).await.expect("the request is not read");
+    }
+
+    /// Wait until no client has a connection any more.
+    pub(super) async fn all_disconnected(&self) {
+        let closed = async {
+            while self.server().metrics.connections.get() > 0 {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        tokio::time::timeout(HANG, closed).await.expect("a connection is kept");
     }
 
     /// Let a client of the first listener that has no connection send a request, up to its answer.
@@ -470,6 +481,15 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
         correlation_id
     }
 
+    /// Send so many Produce requests one behind the other; their correlation ids.
+    pub(super) async fn send_many(&mut self, request: &ProduceRequest, count: usize) -> Vec<i32> {
+        let mut ids = Vec::new();
+        for _ in 0..count {
+            ids.push(self.send(9, request).await);
+        }
+        ids
+    }
+
     /// The next response; `None` when the server has closed the connection.
     pub(super) async fn receive_frame(&mut self) -> Option<Bytes> {
         let receive = async {
@@ -535,6 +555,14 @@ pub(super) fn produce(topic: &str, partition: i32, records: &Bytes, acks: i16) -
         .with_name(TopicName(text(topic)))
         .with_partition_data(vec![data]);
     ProduceRequest::default().with_acks(acks).with_timeout_ms(30_000).with_topic_data(vec![topic])
+}
+
+/// The same of one record each to the first partitions, with all the time that there is.
+pub(super) fn produce_to(topic: &str, partitions: i32) -> ProduceRequest {
+    let mut request = produce(topic, 0, &plain(&[1]), -1).with_timeout_ms(i32::MAX);
+    let data = &mut request.topic_data[0].partition_data;
+    *data = (0..partitions).map(|index| data[0].clone().with_index(index)).collect();
+    request
 }
 
 /// A fetch of some partitions from some offsets, without a session.

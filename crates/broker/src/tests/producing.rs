@@ -14,11 +14,14 @@ use kafka_protocol::records::Compression;
 use tokio::io::AsyncWriteExt;
 use tokio::time::{Instant, timeout};
 
-use super::harness::{HANG, TestServer, fetch, produce, stored, text};
+use super::harness::{HANG, TestServer, fetch, produce, produce_to, stored, text};
 use crate::BrokerConfig;
 use crate::batch::tests::{encode, plain, transactional};
 use crate::batch::{self, BatchHeader};
 use crate::topics::Topics;
+
+/// Requests that a connection begins before any is answered: those whose answers are in line, the one that is waited for, and the one whose answer has no place.
+const UNANSWERED: usize = 66;
 
 fn of_producer(id: i64, epoch: i16, sequence: i32, records: usize) -> Bytes {
     encode(Compression::None, (id, epoch, sequence), &vec![1_000; records])
@@ -280,13 +283,58 @@ async fn nobody_waits_for_the_disk_in_place_of_a_client_that_has_gone() {
         tokio::task::yield_now().await;
     }
     drop(client);
-    let closed = async {
-        while server.server().metrics.connections.get() > 0 {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-    };
-    timeout(HANG, closed).await.expect("the connection is kept");
+    server.all_disconnected().await;
     server.hold_disk(false);
+}
+
+/// Nor where more was sent than the server reads before it has answered.
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_waits_for_the_disk_behind_a_client_that_has_gone() {
+    let configure = |config: &mut BrokerConfig| config.transfer_timeout = Duration::from_secs(1);
+    let server = TestServer::simulated_with(16 << 20, configure).await;
+    server.topic("t", 300, &[]).await;
+    server.hold_disk(true);
+    // More answers than may wait; and more bytes of them.
+    for (partitions, requests) in [(1, UNANSWERED + 4), (300, 4)] {
+        let mut client = server.client().await;
+        client.send_many(&produce_to("t", partitions), requests).await;
+        drop(client);
+        server.all_disconnected().await;
+    }
+    server.hold_disk(false);
+}
+
+/// That it has gone is not known where the system could not take all that it has sent.
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_waits_for_the_disk_for_ever_with_much_that_was_not_read() {
+    let configure = |config: &mut BrokerConfig| {
+        config.transfer_timeout = Duration::from_secs(1);
+        config.idle_timeout = Duration::from_secs(2);
+    };
+    let server = TestServer::simulated_with(16 << 20, configure).await;
+    server.topic("t", 1, &[]).await;
+    server.hold_disk(true);
+    let mut client = server.client().await;
+    client.send_many(&produce_to("t", 1), 2_000).await;
+    drop(client);
+    server.all_disconnected().await;
+    server.hold_disk(false);
+}
+
+/// Clients that stay do not keep a server that stops.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_stops_waits_no_longer_for_what_it_has_not_read() {
+    let configure = |config: &mut BrokerConfig| {
+        config.transfer_timeout = Duration::from_secs(1);
+        config.shutdown_grace = Duration::from_secs(3_600);
+    };
+    let mut server = TestServer::simulated_with(16 << 20, configure).await;
+    server.topic("t", 1, &[]).await;
+    server.hold_disk(true);
+    let mut client = server.client().await;
+    client.send_many(&produce_to("t", 1), 200).await;
+    server.begun("Produce", 9, UNANSWERED).await;
+    timeout(HANG, server.crash()).await.expect("the server does not stop");
 }
 
 /// It may have nothing more to say, and want to know.
@@ -306,6 +354,27 @@ async fn a_client_that_sends_nothing_more_is_answered() {
     server.hold_disk(false);
     let response = client.receive::<ProduceRequest>(9, id).await;
     assert_eq!(response.responses[0].partition_responses[0].error_code, 0);
+}
+
+/// The same with more than the server reads before it has answered.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_sends_nothing_more_has_all_its_answers() {
+    let configure = |config: &mut BrokerConfig| config.transfer_timeout = Duration::from_secs(5);
+    let server = TestServer::simulated_with(16 << 20, configure).await;
+    server.topic("t", 1, &[]).await;
+    server.hold_disk(true);
+    let mut client = server.client().await;
+    let ids = client.send_many(&produce_to("t", 1), 200).await;
+    client.socket.shutdown().await.unwrap();
+    server.begun("Produce", 9, UNANSWERED).await;
+    // Time for the server to see that.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    server.hold_disk(false);
+    for (id, offset) in ids.into_iter().zip(0..) {
+        let response = client.receive::<ProduceRequest>(9, id).await;
+        let answer = &response.responses[0].partition_responses[0];
+        assert_eq!((answer.error_code, answer.base_offset), (0, offset));
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -14,7 +14,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-use super::harness::{Client, HANG, TestServer, text};
+use super::harness::{Client, HANG, TestServer, produce_to, text};
 use crate::security::{Hash, issuer, scram_client};
 use crate::{ClientCertificates, ListenerConfig, Mechanism, TlsConfig};
 
@@ -195,6 +195,26 @@ async fn records_go_through_tls_in_both_versions() {
     assert!(!served(&mut plain).await);
     let mut client = authority.connect(&server, "tls", None, BOTH).await.unwrap();
     assert!(served(&mut client).await);
+}
+
+/// Also where more was sent than the server reads before it has answered.
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_waits_for_the_disk_behind_a_secured_client_that_has_gone() {
+    let authority = Authority::new();
+    let server = TestServer::simulated_with(16 << 20, |config| {
+        config.transfer_timeout = Duration::from_secs(1);
+        config.listeners.push(authority.listener("tls"));
+    })
+    .await;
+    server.topic("t", 1, &[]).await;
+    server.hold_disk(true);
+    for version in [&rustls::version::TLS12, &rustls::version::TLS13] {
+        let mut client = authority.connect(&server, "tls", None, &[version]).await.unwrap();
+        client.send_many(&produce_to("t", 1), 150).await;
+        drop(client);
+        server.all_disconnected().await;
+    }
+    server.hold_disk(false);
 }
 
 /// Before they are told that they are too slow, others come in.
