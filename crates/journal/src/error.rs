@@ -90,13 +90,13 @@ pub enum Error {
         /// What the system said.
         source: Arc<io::Error>,
     },
-    /// Somebody has removed the newest journal, or the lock, from under the open cache, perhaps with the whole directory. Nothing is written any more, since it would go into a file that nobody finds
+    /// Somebody has removed or replaced the newest journal, or the lock, from under the open cache, perhaps with the whole directory. Nothing is written any more, since it would go into a file that nobody finds
     /// again, or beside another process; what is open can be read.
     #[error(
-        "{path} was removed while the cache is open, by somebody else: what is written would be lost with it. Close the cache and open it again; it goes on with the files that are left"
+        "{path} was removed or replaced while the cache is open, by somebody else: what is written would be lost with it. Close the cache and open it again; it goes on with the files that are left"
     )]
     Removed {
-        /// What is missing, under the cache's directory as that was given.
+        /// What is missing, or another file now, under the cache's directory as that was given.
         path: PathBuf,
     },
     /// There is no memory for a journal or a larger index. Nothing was done; it may pass.

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use alluvium_device::{FileRead, PAGE_BYTES, ReadRings};
-use rustix::fs::{self as sys, AtFlags, FallocateFlags, FlockOperation, Mode, OFlags};
+use rustix::fs::{self as sys, AtFlags, FallocateFlags, FlockOperation, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
 /// A directory that belongs to one cache. Calls block.
@@ -76,6 +76,8 @@ pub(crate) struct RealDirectory {
     directory: OwnedFd,
     /// Locked until it is closed. `None`: opened to read.
     lock: Option<OwnedFd>,
+    /// Whether a file that is open has the device and the inode number that its name has. (Some file systems over a network give it others.)
+    has_numbers: bool,
     rings: ReadRings,
     told: Told,
 }
@@ -92,6 +94,7 @@ const RINGS: usize = 8;
 
 /// The name of the file that whoever has the cache open holds a lock on.
 const LOCK: &str = "lock";
+const LOCK_TRIES: usize = 3;
 
 impl RealDirectory {
     /// `None` if another process has it.
@@ -101,19 +104,31 @@ impl RealDirectory {
         }
         let directory =
             sys::open(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
-        let lock = sys::openat(&directory, LOCK, flags, mode())?;
-        match sys::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(Some(Self {
-                path: path.to_owned(),
-                directory,
-                lock: Some(lock),
-                rings: ReadRings::new(RINGS),
-                told: Told::default(),
-            })),
-            Err(Errno::WOULDBLOCK) => Ok(None),
-            Err(error) => Err(error.into()),
+        let mut this = Self {
+            path: path.to_owned(),
+            directory,
+            lock: None,
+            has_numbers: false,
+            rings: ReadRings::new(RINGS),
+            told: Told::default(),
+        };
+        // Another file may have had the name by the time it was locked; again and again that is not so.
+        for _ in 0..LOCK_TRIES {
+            this.lock = None;
+            let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
+            let lock = sys::openat(&this.directory, LOCK, flags, mode())?;
+            match sys::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => {}
+                Err(Errno::WOULDBLOCK) => return Ok(None),
+                Err(error) => return Err(error.into()),
+            }
+            this.has_numbers = this.has_name(LOCK, &sys::fstat(&lock)?)? == Some(true);
+            this.lock = Some(lock);
+            if this.has_numbers {
+                break;
+            }
         }
+        Ok(Some(this))
     }
 
     /// To read beside whoever has it. What would change it fails, or must not be called.
@@ -122,7 +137,8 @@ impl RealDirectory {
         let directory = sys::open(path, flags, Mode::empty())?;
         // Nobody reads several records.
         let (path, rings) = (path.to_owned(), ReadRings::new(0));
-        Ok(Self { path, directory, lock: None, rings, told: Told::default() })
+        let (lock, has_numbers) = (None, false);
+        Ok(Self { path, directory, lock, has_numbers, rings, told: Told::default() })
     }
 
     /// As on a system without io_uring.
@@ -157,14 +173,20 @@ impl RealDirectory {
 
     /// Whether a name is still that of a file that is open.
     fn is_named(&self, name: &str, file: BorrowedFd<'_>) -> io::Result<bool> {
-        let named = match sys::statat(&self.directory, name, AtFlags::empty()) {
-            Err(Errno::NOENT) => return Ok(false),
-            named => named?,
-        };
         let opened = sys::fstat(file)?;
-        // One of the two will do: file systems over a network may give a file another inode number, or count no links.
-        let is_same = (named.st_dev, named.st_ino) == (opened.st_dev, opened.st_ino);
-        Ok(is_same || opened.st_nlink > 0)
+        let is_named = self.has_name(name, &opened)?;
+        Ok(is_named.is_some_and(|it| it || (!self.has_numbers && opened.st_nlink > 0)))
+    }
+
+    /// Whether what has a name has the numbers of an open file; `None` if nothing has it.
+    fn has_name(&self, name: &str, opened: &Stat) -> io::Result<Option<bool>> {
+        match sys::statat(&self.directory, name, AtFlags::empty()) {
+            Err(Errno::NOENT) => Ok(None),
+            named => {
+                let named = named?;
+                Ok(Some((named.st_dev, named.st_ino) == (opened.st_dev, opened.st_ino)))
+            }
+        }
     }
 }
 

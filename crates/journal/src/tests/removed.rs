@@ -9,6 +9,12 @@ const NEWEST: &str = "000000000000.journal";
 
 type Removal = fn(&Path);
 
+/// Another file has the name, and the one that had it another name.
+fn replace(path: &Path, name: &str) {
+    fs::rename(path.join(name), path.join(name).with_extension("old")).unwrap();
+    fs::write(path.join(name), "").unwrap();
+}
+
 /// A cache in the directory, with one value. Nothing makes a file in it any more.
 fn quiet(path: &Path) -> Cache {
     let cache = Cache::open(path, options()).unwrap();
@@ -21,7 +27,7 @@ fn quiet(path: &Path) -> Cache {
 
 #[test]
 fn writing_ends_when_a_file_is_removed_that_it_needs() {
-    let removals: [(&[&str], Removal); 4] = [
+    let removals: [(&[&str], Removal); 6] = [
         (&[NEWEST], |path| fs::remove_file(path.join(NEWEST)).unwrap()),
         // Whichever goes first.
         (&[NEWEST, "lock"], |path| fs::remove_dir_all(path).unwrap()),
@@ -31,6 +37,9 @@ fn writing_ends_when_a_file_is_removed_that_it_needs() {
             fs::write(path.join("other"), "").unwrap();
             fs::rename(path.join("other"), path.join("lock")).unwrap();
         }),
+        // What is open has a name all the same, which says nothing to others.
+        (&["lock"], |path| replace(path, "lock")),
+        (&[NEWEST], |path| replace(path, NEWEST)),
     ];
     for (missing, remove) in removals {
         let directory = tempfile::tempdir().unwrap();
