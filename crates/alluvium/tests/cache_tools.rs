@@ -8,6 +8,36 @@ use std::path::Path;
 use alluvium_journal::{Cache, Options};
 use support::{contains, help, ok, ok_json, refused, run};
 
+/// Else whoever opens the pipe waits for ever for somebody who writes to it.
+#[test]
+fn a_pipe_with_the_name_of_a_file_is_told() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("cache");
+    make(&path);
+    let cache = path.to_str().unwrap();
+    let pipe = |name: &str| {
+        let mode = rustix::fs::Mode::from_raw_mode(0o600);
+        let kind = rustix::fs::FileType::Fifo;
+        rustix::fs::mknodat(rustix::fs::CWD, path.join(name), kind, mode, 0).unwrap();
+    };
+    pipe("000000000900.journal.damaged");
+    for tool in ["inspect", "verify"] {
+        contains(&ok(&["cache", tool, cache]), &["1 file"]);
+    }
+    for name in ["000000000900.journal", "000000000900.hint", "000000000900.journal.tmp", "cache"] {
+        let _ = fs::remove_file(path.join(name));
+        pipe(name);
+        for tool in ["inspect", "verify"] {
+            let told = refused(2, &["cache", tool, cache]);
+            contains(&told, &[&format!("{cache}/{name}: "), "is a pipe, and no regular file"]);
+            assert!(!told.contains("Direct I/O"), "{told}");
+        }
+        fs::remove_file(path.join(name)).unwrap();
+    }
+    pipe("cache");
+    contains(&refused(1, &["cache", "compact", cache, "--memory", "4MiB"]), &["is a pipe"]);
+}
+
 /// A closed cache of one journal.
 fn make(path: &Path) {
     let options = Options {

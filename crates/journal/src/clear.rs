@@ -106,7 +106,7 @@ pub(crate) fn set_aside_name(number: JournalNumber, names: &[String]) -> String 
 }
 
 /// Whether the name is one that [`set_aside_name`] gives.
-fn is_set_aside(name: &str) -> bool {
+pub(crate) fn is_set_aside(name: &str) -> bool {
     let Some(journal) = name.strip_suffix(SET_ASIDE) else { return false };
     let parts = journal.strip_suffix(JOURNAL).and_then(|it| it.split_once('.'));
     let Some((digits, count)) = parts else { return journal_number(journal).is_some() };

@@ -10,7 +10,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use alluvium_device::{FileRead, PAGE_BYTES, ReadRings};
-use rustix::fs::{self as sys, AtFlags, FallocateFlags, FlockOperation, Mode, OFlags, Stat};
+use rustix::fs::{
+    self as sys, AtFlags, FallocateFlags, FileType, FlockOperation, Mode, OFlags, Stat,
+};
 use rustix::io::Errno;
 
 /// A directory that belongs to one cache. Calls block.
@@ -147,28 +149,47 @@ impl RealDirectory {
         Self { rings: ReadRings::new(0), ..self }
     }
 
+    /// Whether the file system was said to have no Direct I/O.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn has_told_of_direct_io(&self) -> bool {
+        self.told.direct_io.load(Ordering::Relaxed)
+    }
+
     fn open_direct(&self, name: &str, flags: OFlags) -> io::Result<OwnedFd> {
         let access = if self.lock.is_some() { OFlags::RDWR } else { OFlags::RDONLY };
         let flags = flags | access | OFlags::CLOEXEC;
         match sys::openat(&self.directory, name, flags | OFlags::DIRECT, mode()) {
-            // The file system has no Direct I/O. A file that was to be created is there all the same.
+            // The file system has no Direct I/O, or it is no file. A file that was to be created is there all the same.
             Err(Errno::INVAL) => {
-                if !self.told.direct_io.swap(true, Ordering::Relaxed) {
+                let opened = sys::openat(&self.directory, name, flags - OFlags::EXCL, mode());
+                let opened = opened.inspect_err(|_| {
+                    if flags.contains(OFlags::CREATE) {
+                        // Or nobody could make it another time.
+                        let _ = self.remove(name);
+                    }
+                })?;
+                if NoFile::of(&sys::fstat(&opened)?).is_none()
+                    && !self.told.direct_io.swap(true, Ordering::Relaxed)
+                {
                     tracing::warn!(
                         "journal cache: {}: this file system has no Direct I/O; reads and writes go through the page cache, whose memory is in no budget",
                         self.path.display()
                     );
                 }
-                let opened = sys::openat(&self.directory, name, flags - OFlags::EXCL, mode());
-                Ok(opened.inspect_err(|_| {
-                    if flags.contains(OFlags::CREATE) {
-                        // Or nobody could make it another time.
-                        let _ = self.remove(name);
-                    }
-                })?)
+                Ok(opened)
             }
             opened => Ok(opened?),
         }
+    }
+
+    /// Why a file could not be opened, if it is for what has its name.
+    fn no_file(&self, name: &str, error: &io::Error) -> Option<NoFile> {
+        let stat = |flags| sys::statat(&self.directory, name, flags).ok();
+        if error.kind() == io::ErrorKind::NotFound {
+            let is_there = stat(AtFlags::SYMLINK_NOFOLLOW).is_some();
+            return (is_there && stat(AtFlags::empty()).is_none()).then_some(NoFile::Dangling);
+        }
+        NoFile::of(&stat(AtFlags::empty())?)
     }
 
     /// Whether a name is still that of a file that is open.
@@ -187,6 +208,42 @@ impl RealDirectory {
                 Ok(Some((named.st_dev, named.st_ino) == (opened.st_dev, opened.st_ino)))
             }
         }
+    }
+}
+
+/// What has the name of a file and is none.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+pub(crate) enum NoFile {
+    #[error("it is a {0}, and no regular file")]
+    Other(&'static str),
+    #[error(
+        "it is a symbolic link, and what it leads to is not there: bring that back, or remove the link"
+    )]
+    Dangling,
+}
+
+impl NoFile {
+    fn of(stat: &Stat) -> Option<Self> {
+        Some(Self::Other(match FileType::from_raw_mode(stat.st_mode) {
+            FileType::RegularFile => return None,
+            FileType::Directory => "directory",
+            FileType::Fifo => "pipe",
+            FileType::Socket => "socket",
+            FileType::BlockDevice => "block device",
+            FileType::CharacterDevice => "character device",
+            _ => "special file",
+        }))
+    }
+
+    /// What an error of the system tells of it.
+    pub(crate) fn told_by(error: &io::Error) -> Option<Self> {
+        error.get_ref()?.downcast_ref().copied()
+    }
+}
+
+impl From<NoFile> for io::Error {
+    fn from(no_file: NoFile) -> Self {
+        Self::other(no_file)
     }
 }
 
@@ -247,7 +304,18 @@ impl Directory for RealDirectory {
     }
 
     fn open(&self, name: &str) -> io::Result<Arc<dyn File>> {
-        Ok(Arc::new(RealFile(self.open_direct(name, OFlags::empty())?)))
+        // Or who opens a pipe waits for somebody who writes to it.
+        let opened = self.open_direct(name, OFlags::NONBLOCK);
+        let fd = opened.map_err(|error| match self.no_file(name, &error) {
+            Some(no_file) => no_file.into(),
+            None => error,
+        })?;
+        if let Some(no_file) = NoFile::of(&sys::fstat(&fd)?) {
+            return Err(no_file.into());
+        }
+        // With it io_uring may refuse to wait for the disk.
+        sys::fcntl_setfl(&fd, sys::fcntl_getfl(&fd)? - OFlags::NONBLOCK)?;
+        Ok(Arc::new(RealFile(fd)))
     }
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {

@@ -6,9 +6,10 @@ use std::path::Path;
 use alluvium_device::Arena;
 
 use crate::blocks::Blocks;
+use crate::clear::{is_of_a_cache, is_set_aside};
 use crate::clock::Clock;
 use crate::error::{Error, Result};
-use crate::files::{Directory, RealDirectory};
+use crate::files::{Directory, NoFile, RealDirectory};
 use crate::hash::KeyHasher;
 use crate::hint::{self, Entry, Sum};
 use crate::journal::{FIRST_RECORD, file_name};
@@ -98,7 +99,22 @@ pub(crate) fn inspect_in<E: From<Error>>(
         }
         each(report)?;
     }
+    names.iter().try_for_each(|name| check_is_file(directory, name))?;
     Ok(journal_bytes)
+}
+
+/// Fails for what has the name of a file of the cache and is none, unless it is kept aside.
+fn check_is_file(directory: &dyn Directory, name: &str) -> Result<()> {
+    if !is_of_a_cache(name) || is_set_aside(name) {
+        return Ok(());
+    }
+    match directory.open(name) {
+        Err(error) if NoFile::told_by(&error).is_some() => {
+            Err(Error::io(directory.path().join(name), "opening a file")(error))
+        }
+        // Nobody has looked for anything in it.
+        _ => Ok(()),
+    }
 }
 
 fn is_gone(directory: &dyn Directory, number: JournalNumber) -> bool {

@@ -14,7 +14,7 @@ use crate::clock::Clock;
 use crate::error::{Error, Result};
 use crate::fetch::Source;
 use crate::fields::{self, Fields, u32_at, u64_at};
-use crate::files::{Directory, File, OpenFile};
+use crate::files::{Directory, File, NoFile, OpenFile};
 use crate::flush::Flush;
 use crate::frames::Frames;
 use crate::hash::KeyHasher;
@@ -190,9 +190,7 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
     let mut names = directory.list().map_err(Error::io(&path, "listing the files"))?;
     // The directory may be somebody else's too, by a mistake: what is not a cache's stays.
     for name in names.extract_if(.., |name| name.ends_with(".tmp") && is_of_a_cache(name)) {
-        directory
-            .remove(&name)
-            .map_err(Error::io(path.join(&name), "removing what was not finished"))?;
+        clear_away(&*directory, &name, "removing what was not finished")?;
     }
     let mut numbers = journal_numbers(&names);
     if !names.iter().any(|name| name == IDENTITY) && numbers.is_empty() && options.create {
@@ -216,26 +214,33 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
 
     let (mut old, mut set_aside, mut set_aside_bytes) = (Vec::new(), Vec::new(), 0);
     for number in &numbers {
-        if let Some(journal) = look_at(&*directory, identity, *number, &blocks)? {
-            old.push(journal);
-            continue;
-        }
         let name = file_name(*number);
         let failed = |action| Error::io(path.join(&name), action);
-        let file = directory.open(&name).map_err(failed("opening a journal"))?;
-        let len = file.len_bytes().map_err(failed("asking for the length"))?;
-        // What is longer than a journal was never going to be one, and to look through all of it may take for ever: a file of holes has any length.
-        let may_be_blank = len <= journal_bytes as u64;
-        if may_be_blank && is_blank(&*file, len).map_err(failed("reading a journal"))? {
-            // Its making was interrupted.
-            directory.remove(&name).map_err(failed("removing an empty journal"))?;
-            continue;
-        }
+        let (len, why) = match look_at(&*directory, identity, *number, &blocks) {
+            Ok(Some(journal)) => {
+                old.push(journal);
+                continue;
+            }
+            Ok(None) => {
+                let file = directory.open(&name).map_err(failed("opening a journal"))?;
+                let len = file.len_bytes().map_err(failed("asking for the length"))?;
+                // What is longer than a journal was never going to be one, and to look through all of it may take for ever: a file of holes has any length.
+                let may_be_blank = len <= journal_bytes as u64;
+                if may_be_blank && is_blank(&*file, len).map_err(failed("reading a journal"))? {
+                    // Its making was interrupted.
+                    directory.remove(&name).map_err(failed("removing an empty journal"))?;
+                    continue;
+                }
+                (len, "has no header of this cache, or can not be decompressed")
+            }
+            Err(error) if is_no_file(&error) => (0, "is no regular file"),
+            Err(error) => return Err(error),
+        };
         // One that was damaged: somebody may want to look at it.
         let aside = set_aside_name(*number, &names);
         set_aside_bytes += len;
         tracing::warn!(
-            "journal cache: {} has no header of this cache, or can not be decompressed; it is kept as {aside}",
+            "journal cache: {} {why}; it is kept as {aside}",
             path.join(&name).display()
         );
         directory.rename(&name, &aside).map_err(failed("renaming what is no journal"))?;
@@ -247,9 +252,7 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
     for name in
         names.iter().filter(|name| hint_number(name).is_some_and(|it| !numbers.contains(&it)))
     {
-        directory
-            .remove(name)
-            .map_err(Error::io(path.join(name), "removing a hint of no journal"))?;
+        clear_away(&*directory, name, "removing a hint of no journal")?;
     }
     // As many keys as the largest one has, at least; how many of the others are the same ones nobody knows.
     let expected =
@@ -388,6 +391,27 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
         shared.lose_keys(&journal);
     }
     Ok((shared, recovered))
+}
+
+/// Remove what an opening has no use for. No cache makes directories: those of such a name are somebody else's, and stay.
+fn clear_away(directory: &dyn Directory, name: &str, action: &'static str) -> Result<()> {
+    let path = directory.path().join(name);
+    match directory.remove(name) {
+        Err(error) if error.kind() == io::ErrorKind::IsADirectory => {
+            tracing::warn!(
+                "journal cache: {} is a directory, and in the way of a file of the cache; remove it if nobody needs it",
+                path.display()
+            );
+            Ok(())
+        }
+        removed => removed.map_err(Error::io(path, action)),
+    }
+}
+
+/// What has the name of a journal can never be one.
+fn is_no_file(error: &Error) -> bool {
+    let Error::Io { source, .. } = error else { return false };
+    matches!(NoFile::told_by(source), Some(NoFile::Other(_)))
 }
 
 /// Remove the oldest journal of a cache that nobody uses yet; false if there is none.

@@ -1,0 +1,172 @@
+//! What has the name of a file of a cache and is none: made by a mistake, or by somebody who means harm.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::sync::mpsc;
+
+use rustix::fs::{CWD, FileType, Mode, mknodat};
+
+use super::*;
+use crate::files::RealDirectory;
+use crate::{inspect, kept_aside};
+
+/// Nobody has written to it, and whoever opens it as ever waits for that.
+fn pipe(path: &Path) {
+    mknodat(CWD, path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+}
+
+fn directory(path: &Path) {
+    fs::create_dir_all(path.join("with/something")).unwrap();
+}
+
+fn zeroes(path: &Path) {
+    symlink("/dev/zero", path).unwrap();
+}
+
+const ALL: [fn(&Path); 3] = [pipe, directory, zeroes];
+
+/// A closed cache with a value.
+fn make(path: &Path) {
+    let cache = Cache::open(path, options()).unwrap();
+    cache.put(b"key", b"value").unwrap();
+    cache.close().unwrap();
+}
+
+/// Ends, or the test fails.
+fn within_time<T: Send + 'static>(run: impl FnOnce() -> T + Send + 'static) -> T {
+    let (tell, told) = mpsc::channel();
+    thread::spawn(move || tell.send(run()));
+    told.recv_timeout(Duration::from_secs(20)).expect("it does not wait for ever")
+}
+
+fn inspected(path: &Path) -> Result<usize, Error> {
+    let path = path.to_owned();
+    within_time(move || inspect(path, |_| Ok(())))
+}
+
+fn opened(path: &Path) -> Result<Cache, Error> {
+    let path = path.to_owned();
+    within_time(move || Cache::open(path, options()))
+}
+
+#[test]
+fn a_journal_that_is_no_file_is_kept_aside() {
+    for make_it in ALL {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path();
+        make(path);
+        let other = path.join("000000000900.journal");
+        make_it(&other);
+        let error = inspected(path).unwrap_err().to_string();
+        assert!(error.starts_with(other.to_str().unwrap()), "{error}");
+        assert!(error.contains("and no regular file"), "{error}");
+        let cache = opened(path).unwrap();
+        assert_eq!(cache.get(b"key").unwrap().as_deref(), Some(&b"value"[..]));
+        assert_eq!((cache.stats().kept_aside.files, cache.recovered().damaged_bytes), (1, 0));
+        cache.close().unwrap();
+        assert!(!other.exists() && path.join("000000000900.journal.damaged").exists());
+        // From now on it is in nobody's way.
+        inspected(path).unwrap();
+        let path = path.to_owned();
+        assert_eq!(within_time(move || kept_aside(path)).unwrap().files, 1);
+    }
+}
+
+/// The records are there without it.
+#[test]
+fn a_hint_that_is_no_file_is_told() {
+    for make_it in ALL {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path();
+        make(path);
+        let hint = path.join("000000000000.hint");
+        fs::remove_file(&hint).unwrap();
+        make_it(&hint);
+        let error = inspected(path).unwrap_err().to_string();
+        assert!(error.starts_with(hint.to_str().unwrap()), "{error}");
+        let cache = opened(path).unwrap();
+        assert_eq!(cache.get(b"key").unwrap().as_deref(), Some(&b"value"[..]));
+        cache.close().unwrap();
+    }
+}
+
+#[test]
+fn an_identity_that_is_no_file_is_told() {
+    for make_it in ALL {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path();
+        make(path);
+        let identity = path.join("cache");
+        fs::remove_file(&identity).unwrap();
+        make_it(&identity);
+        for error in [inspected(path).unwrap_err(), opened(path).unwrap_err()] {
+            let error = error.to_string();
+            assert!(error.starts_with(identity.to_str().unwrap()), "{error}");
+            assert!(error.contains("and no regular file"), "{error}");
+        }
+    }
+}
+
+/// What it leads to may be on a disk that is not there just now: nobody takes its name from it.
+#[test]
+fn a_journal_that_leads_nowhere_is_told() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path();
+    make(path);
+    let journal = path.join("000000000900.journal");
+    symlink("/nowhere/at/all", &journal).unwrap();
+    for error in [inspected(path).unwrap_err(), opened(path).unwrap_err()] {
+        let error = error.to_string();
+        assert!(error.starts_with(journal.to_str().unwrap()), "{error}");
+        assert!(error.contains("bring that back, or remove the link"), "{error}");
+    }
+}
+
+/// No cache makes a directory, so none of them is what an opening clears away.
+#[test]
+fn a_directory_with_the_name_of_what_was_left_over_stays() {
+    for name in ["000000000900.journal.tmp", "000000000900.hint", "cache.tmp"] {
+        let temporary = tempfile::tempdir().unwrap();
+        let path = temporary.path();
+        make(path);
+        let other = path.join(name);
+        directory(&other);
+        let error = inspected(path).unwrap_err().to_string();
+        assert!(error.starts_with(other.to_str().unwrap()), "{error}");
+        let cache = opened(path).unwrap();
+        assert_eq!(cache.get(b"key").unwrap().as_deref(), Some(&b"value"[..]));
+        cache.close().unwrap();
+        assert!(other.join("with/something").exists());
+    }
+    // What is none goes as a file does.
+    for name in ["000000000900.journal.tmp", "000000000900.hint"] {
+        for make_it in [pipe, zeroes] {
+            let temporary = tempfile::tempdir().unwrap();
+            let path = temporary.path();
+            make(path);
+            make_it(&path.join(name));
+            opened(path).unwrap().close().unwrap();
+            assert!(fs::symlink_metadata(path.join(name)).is_err());
+        }
+    }
+}
+
+/// The file system is not to blame for it, and reads by io_uring may wait.
+#[test]
+fn what_is_opened_is_as_before() {
+    use rustix::fs::{OFlags, fcntl_getfl};
+    let temporary = tempfile::tempdir().unwrap();
+    make(temporary.path());
+    let real = RealDirectory::open(temporary.path(), false).unwrap().unwrap();
+    let file = real.open("cache").unwrap();
+    let flags = fcntl_getfl(file.descriptor().unwrap()).unwrap();
+    assert!(!flags.contains(OFlags::NONBLOCK), "{flags:?}");
+    for make_it in ALL {
+        let other = temporary.path().join("000000000900.journal");
+        make_it(&other);
+        assert!(real.open("000000000900.journal").is_err());
+        assert!(!real.has_told_of_direct_io());
+        fs::remove_file(&other).or_else(|_| fs::remove_dir_all(&other)).unwrap();
+    }
+}
