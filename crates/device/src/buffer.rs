@@ -10,6 +10,7 @@ mod tests;
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::collections::BTreeMap;
 use std::fmt;
+use std::io;
 use std::ops::{Deref, DerefMut, Range};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -41,21 +42,26 @@ struct Heap {
 impl Heap {
     /// Zeroed; `bytes` is a positive multiple of a page.
     fn zeroed(bytes: usize) -> Self {
-        assert!(bytes > 0 && bytes.is_multiple_of(PAGE_BYTES));
-        let layout =
-            Layout::from_size_align(bytes, PAGE_BYTES).expect("length of a buffer overflows");
+        let layout = Self::layout(bytes);
+        Self::try_zeroed(layout).unwrap_or_else(|| handle_alloc_error(layout))
+    }
+
+    fn layout(bytes: usize) -> Layout {
+        Layout::from_size_align(bytes, PAGE_BYTES).expect("length of a buffer overflows")
+    }
+
+    /// `None` if there is no memory.
+    fn try_zeroed(layout: Layout) -> Option<Self> {
+        assert!(layout.size() > 0 && layout.size().is_multiple_of(PAGE_BYTES));
         // SAFETY: the size is not zero, by the assertion above.
         let ptr = unsafe { alloc_zeroed(layout) };
-        match NonNull::new(ptr) {
-            Some(ptr) => Self { ptr, layout },
-            None => handle_alloc_error(layout),
-        }
+        Some(Self { ptr: NonNull::new(ptr)?, layout })
     }
 }
 
 impl Drop for Heap {
     fn drop(&mut self) {
-        // SAFETY: allocated in `zeroed` with this very layout, and freed only here.
+        // SAFETY: allocated in `try_zeroed` with this very layout, and freed only here.
         unsafe { dealloc(self.ptr.as_ptr(), self.layout) }
     }
 }
@@ -119,6 +125,18 @@ impl AlignedBuf {
     pub fn zeroed(len_bytes: usize) -> Self {
         let len = round_up(len_bytes);
         Self { memory: Memory::Heap(Heap::zeroed(len)), len }
+    }
+
+    /// The same for whoever can do without.
+    ///
+    /// # Errors
+    /// There is no memory for it ([`io::ErrorKind::OutOfMemory`]).
+    pub fn try_zeroed(len_bytes: usize) -> io::Result<Self> {
+        let len = round_up(len_bytes);
+        match Heap::try_zeroed(Heap::layout(len)) {
+            Some(heap) => Ok(Self { memory: Memory::Heap(heap), len }),
+            None => Err(io::ErrorKind::OutOfMemory.into()),
+        }
     }
 
     /// Keep the first `len_bytes`. The memory behind them stays with the buffer and returns to the pool whole.
@@ -266,7 +284,7 @@ impl Pool {
         slot_bytes: usize,
         slots: usize,
         max_spare_bytes: usize,
-    ) -> std::io::Result<Arc<Self>> {
+    ) -> io::Result<Arc<Self>> {
         assert!(
             slot_bytes > 0 && slot_bytes.is_multiple_of(PAGE_BYTES),
             "a slot of {slot_bytes} bytes"

@@ -3,6 +3,7 @@
 use quick_cache::sync::{Cache, DefaultLifecycle};
 use quick_cache::{DefaultHashBuilder, OptionsBuilder, Weighter};
 
+use crate::memory;
 use crate::place::{Granule, JournalNumber};
 use crate::sync::Arc;
 
@@ -95,8 +96,11 @@ impl Blocks {
     /// Keep a record that was read from the disk, and not for the first time: one in a thousand of the keys may be asked for as often as all others together, and lies anywhere. A journal in memory
     /// for it, or a frame, would be a thousand, or a hundred times as much.
     pub(crate) fn keep_record(&self, number: JournalNumber, first: Granule, record: &[u8]) {
-        if let Some(records) = self.records.as_ref().filter(|_| record.len() <= MOST_RECORD_BYTES) {
-            records.insert((number, first.0), Arc::new(record.to_vec()));
+        let Some(records) = &self.records else { return };
+        if record.len() <= MOST_RECORD_BYTES
+            && let Ok(record) = memory::copy(record)
+        {
+            records.insert((number, first.0), Arc::new(record));
         }
     }
 

@@ -21,6 +21,7 @@ use crate::index::Grower;
 use crate::iter::Iter;
 use crate::journal::{Journal, Loaded};
 use crate::keep;
+use crate::memory;
 use crate::open::{self, Recovered};
 use crate::options::Options;
 use crate::place::{JournalNumber, Place};
@@ -193,7 +194,8 @@ impl Cache {
     /// # Errors
     /// As [`Self::get`].
     pub fn get_bytes(&self, key: &[u8]) -> Result<Option<Vec<u8>>> {
-        Ok(self.get(key)?.map(|value| value.to_vec()))
+        let Some(value) = self.get(key)? else { return Ok(None) };
+        memory::copy(&value).map(Some).map_err(self.shared.no_memory("a value"))
     }
 
     /// The value of a key, and the time that is left to it, for threads that must not wait for the disk: it is not read, and nothing is decompressed.

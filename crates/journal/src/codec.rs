@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::io;
 
+use crate::memory;
 use crate::options::Compression;
 
 /// How a frame is stored. The numbers stand in files.
@@ -88,10 +89,17 @@ impl Encoder {
         }
     }
 
+    /// Memory for [`Self::compress`] of so many bytes.
+    ///
+    /// # Errors
+    /// There is none.
+    pub(crate) fn room(plain_bytes: usize) -> io::Result<Vec<u8>> {
+        memory::zeroes(most_bytes(plain_bytes))
+    }
+
     /// `from` in fewer bytes; `None` if there is no such thing. `room` is memory for it, which is made as large as it has to be.
     pub(crate) fn compress<'r>(&mut self, from: &[u8], room: &'r mut Vec<u8>) -> Option<&'r [u8]> {
-        // More than any of them makes of what can not be compressed: LZ4 a tenth and 20 bytes, Snappy a sixth and 32, zstd a 256th and 64.
-        let most = from.len() + from.len() / 4 + 256;
+        let most = most_bytes(from.len());
         if room.len() < most {
             room.resize(most, 0);
         }
@@ -104,6 +112,11 @@ impl Encoder {
         let len = len.filter(|len| *len < from.len())?;
         Some(&room[..len])
     }
+}
+
+/// More than any of them makes of what can not be compressed: LZ4 a tenth and 20 bytes, Snappy a sixth and 32, zstd a 256th and 64.
+fn most_bytes(plain_bytes: usize) -> usize {
+    plain_bytes + plain_bytes / 4 + 256
 }
 
 #[cfg(all(test, not(loom)))]

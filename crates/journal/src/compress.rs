@@ -13,6 +13,7 @@ use crate::files::File;
 use crate::frames::{Frames, LEAST_FRAME_BYTES, MOST_FRAME_BYTES, Writer};
 use crate::hint;
 use crate::journal::{FIRST_RECORD, Journal, JournalHeader, file_name};
+use crate::memory;
 use crate::options::{Compression, WhenFull};
 use crate::record::Chain;
 use crate::room::Who;
@@ -49,6 +50,7 @@ impl Shared {
         let temporary = format!("{name}.tmp");
         let outcome = self.compress(&journal, &name, &temporary);
         if let Ok(Outcome::Compressed(_)) = outcome {
+            self.keep.has_told_of_memory.store(false, Ordering::Relaxed);
             let plain = journal.file.clone();
             drop(journal);
             // Or a power cut would bring back its name, and what is left of it. Its room is set aside until then.
@@ -73,6 +75,15 @@ impl Shared {
                     // It was read wrongly.
                     journal.counts.failed();
                 }
+            }
+            // It passes, and may for the next journal.
+            Err(error) if error.is_want_of_memory() => {
+                if !self.keep.has_told_of_memory.swap(true, Ordering::Relaxed) {
+                    tracing::warn!(
+                        "journal cache: {error}; journals stay as they are, and are compressed when there is some"
+                    );
+                }
+                journal.counts.failed();
             }
             // Not tried again and again: what has failed once will, and nothing is lost but room.
             Err(error) => {
@@ -122,7 +133,8 @@ impl Shared {
         let encoder = Encoder::new(self.options.compression);
         let encoder = encoder.map_err(self.no_memory("compressing a journal"))?;
         let Some(mut encoder) = encoder else { return Ok(Outcome::NotWorthIt) };
-        if !is_worth_it(journal, end, frame_bytes, &mut encoder)? {
+        let room = Encoder::room(frame_bytes).map_err(self.no_memory("compressing a journal"))?;
+        if !is_worth_it(journal, end, frame_bytes, &mut encoder, room)? {
             return Ok(Outcome::NotWorthIt);
         }
         let file = self
@@ -130,6 +142,7 @@ impl Shared {
             .create(temporary, PAGE_BYTES as u64)
             .map_err(failed("making a compressed journal"))?;
         let writer = Writer::new(&*file, journal.salt, frame_bytes, &mut encoder);
+        let writer = writer.map_err(self.no_memory("compressing a journal"))?;
         let copied = self.copy(journal, end, frame_bytes, writer, temporary)?;
         let Outcome::Compressed(len) = copied else { return Ok(copied) };
         file.sync().map_err(failed("syncing a compressed journal"))?;
@@ -162,7 +175,8 @@ impl Shared {
         let failed = |action| Error::io(self.directory.path().join(temporary), action);
         let most_bytes = journal.file_bytes / 8 * MOST_PARTS;
         let mut chain = Chain::new(journal.salt, FIRST_RECORD);
-        let mut chunk = AlignedBuf::zeroed(CHUNK_BYTES);
+        let chunk = memory::pages(CHUNK_BYTES);
+        let mut chunk = chunk.map_err(self.no_memory("compressing a journal"))?;
         for at in (FIRST_RECORD..end).step_by(CHUNK_BYTES) {
             if !self.may_go_on() {
                 return Ok(Outcome::GaveWay);
@@ -211,10 +225,10 @@ fn is_worth_it(
     end: usize,
     frame_bytes: usize,
     encoder: &mut Encoder,
+    mut room: Vec<u8>,
 ) -> Result<bool> {
     let frames = (end - FIRST_RECORD).div_ceil(frame_bytes);
-    let mut buf = AlignedBuf::zeroed(frame_bytes);
-    let mut room = Vec::new();
+    let mut buf = journal.source().pages(frame_bytes)?;
     let (mut plain_bytes, mut stored_bytes) = (0, 0);
     for frame in (0..frames).step_by(frames.div_ceil(SAMPLES)) {
         let at = FIRST_RECORD + frame * frame_bytes;

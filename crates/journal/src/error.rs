@@ -99,10 +99,10 @@ pub enum Error {
         /// What is missing, or another file now, under the cache's directory as that was given.
         path: PathBuf,
     },
-    /// There is no memory for a journal or a larger index. Nothing was done; it may pass.
+    /// There is no memory for a journal, a larger index, or what is read from the disk. Nothing was done; it may pass.
     #[error("{path}: no memory for {what}: {source}")]
     NoMemory {
-        /// The directory.
+        /// The directory, or the file that was to be read.
         path: PathBuf,
         /// What it was for.
         what: &'static str,
@@ -146,6 +146,15 @@ impl Error {
         let Self::Io { source, .. } = self else { return false };
         let wants = [Errno::MFILE, Errno::NFILE].map(Errno::raw_os_error);
         source.raw_os_error().is_some_and(|code| wants.contains(&code))
+    }
+
+    /// There was no memory for it, ours or the system's own. That passes.
+    pub(crate) fn is_want_of_memory(&self) -> bool {
+        match self {
+            Self::NoMemory { .. } => true,
+            Self::Io { source, .. } => source.kind() == io::ErrorKind::OutOfMemory,
+            _ => false,
+        }
     }
 
     pub(crate) fn no_memory(path: &Path, what: &'static str) -> impl FnOnce(io::Error) -> Self {

@@ -2,6 +2,7 @@
 //!
 //! What is read is no more than advice. Journals may be compressed, moved or removed meanwhile, and frames come and go; whoever loads a record and finds what he needs not among the pages reads it.
 
+use std::io;
 use std::ops::Range;
 use std::path::Path;
 use std::ptr;
@@ -13,6 +14,7 @@ use alluvium_device::AlignedBuf;
 use crate::error::{Error, Result};
 use crate::files::{Directory, File, ReadAt};
 use crate::journal::Journal;
+use crate::memory;
 use crate::place::Place;
 use crate::unreadable::Unreadable;
 
@@ -70,6 +72,15 @@ impl<'a> Source<'a> {
         Self { unreadable: Some(unreadable), ..self }
     }
 
+    /// Memory for what is read of it.
+    pub(crate) fn pages(&self, len_bytes: usize) -> Result<AlignedBuf> {
+        memory::pages(len_bytes).map_err(self.no_memory())
+    }
+
+    pub(crate) fn no_memory(&self) -> impl FnOnce(io::Error) -> Error {
+        Error::no_memory(self.path, "what is read of it")
+    }
+
     /// As [`File::read_at`]; `action` says what for, if it fails.
     pub(crate) fn read_at(&self, at: usize, to: &mut [u8], action: &'static str) -> Result<()> {
         let range = at..at + to.len();
@@ -108,9 +119,10 @@ impl Batch {
         if self.pages.len() == MOST_READS || self.bytes + range.len() > MOST_BYTES {
             return false;
         }
+        // Without memory for it the record is read by itself, or can not be.
+        let Ok(bytes) = memory::pages(range.len()) else { return true };
         journal.counts.disk_reads.fetch_add(1, Ordering::Relaxed);
         self.bytes += range.len();
-        let bytes = AlignedBuf::zeroed(range.len());
         self.pages.push(Pages { file: journal.file.clone(), at: range.start, bytes });
         true
     }

@@ -12,6 +12,7 @@ use crate::fetch::Source;
 use crate::fields::{self, FIELDS_BYTES, u32_at, u64_at};
 use crate::files::File;
 use crate::journal::{FIRST_RECORD, JournalHeader, Loaded};
+use crate::memory;
 use crate::options::Compression;
 use crate::place::{JournalNumber, Place};
 use crate::record::{Record, Salt};
@@ -26,6 +27,9 @@ pub(crate) const MOST_FRAME_BYTES: usize = 256 << 10;
 /// Of the table: length and codec of what is stored, and its checksum.
 const ENTRY_BYTES: usize = 8;
 const LEN_BITS: u32 = 24;
+/// What the table grows by while it is written.
+const TABLE_STEP_BYTES: usize = 16 << 10;
+const _: () = assert!(TABLE_STEP_BYTES.is_multiple_of(ENTRY_BYTES));
 const _: () = assert!(CHUNK_BYTES < 1 << LEN_BITS && CHUNK_BYTES.is_multiple_of(MOST_FRAME_BYTES));
 /// A record in so many frames is put together from what is kept of them. One in more is read by itself: it would push out much that is read more often.
 const KEPT_FRAMES: usize = 4;
@@ -125,7 +129,7 @@ impl Frames {
             return Ok(None);
         };
         let from = footer.table_at / PAGE_BYTES * PAGE_BYTES;
-        let mut buf = AlignedBuf::zeroed(footer.table_end().next_multiple_of(PAGE_BYTES) - from);
+        let mut buf = memory::pages(footer.table_end().next_multiple_of(PAGE_BYTES) - from)?;
         file.read_at(from as u64, &mut buf)?;
         let table = &buf[footer.table_at - from..footer.table_end() - from];
         if salt.checksum(footer.frames as u32, table) != footer.table_checksum {
@@ -140,7 +144,8 @@ impl Frames {
             stored_end: FIRST_RECORD,
             blocks: blocks.clone(),
         };
-        let mut found = Vec::with_capacity(footer.frames);
+        let mut found = Vec::new();
+        memory::reserve(&mut found, footer.frames)?;
         for (index, entry) in table.chunks_exact(ENTRY_BYTES).enumerate() {
             let word = u32_at(entry, 0);
             let stored_bytes = word as usize & ((1 << LEN_BITS) - 1);
@@ -229,7 +234,7 @@ impl Frames {
             return Ok(to.len());
         };
         let from = pages.start;
-        let mut buf = AlignedBuf::zeroed(pages.len());
+        let mut buf = source.pages(pages.len())?;
         source.read_at(from, &mut buf, "reading compressed records")?;
         let start = self.plain(frames.start).start;
         let mut damaged_bytes = 0;
@@ -286,7 +291,8 @@ impl Frames {
     /// A frame as it is kept, or read; `None` if it is damaged.
     fn block(&self, source: Source<'_>, frame: usize) -> Result<Option<Block>> {
         let block = self.blocks.get(self.number, frame, || {
-            let mut bytes = vec![0; self.plain(frame).len()];
+            let bytes = memory::zeroes(self.plain(frame).len());
+            let mut bytes = bytes.map_err(|error| Some(source.no_memory()(error)))?;
             match self.read(source, frame..frame + 1, &mut bytes) {
                 Ok(0) => Ok(Arc::new(bytes)),
                 Ok(_) => Err(None),
@@ -341,7 +347,10 @@ impl Frames {
         if let Some(loaded) = record(first.clone()) {
             return Ok(Some(loaded));
         }
-        let mut whole = first.to_vec();
+        let mut whole = Vec::new();
+        let plain_bytes = self.plain(frames.end - 1).end - start;
+        memory::reserve(&mut whole, plain_bytes).map_err(source.no_memory())?;
+        whole.extend_from_slice(&first);
         for frame in frames.start + 1..frames.end {
             // The length is known from above only: the record may end before a frame that is damaged.
             let Some(block) = self.block(source, frame)? else { break };
@@ -353,7 +362,7 @@ impl Frames {
     /// Frames that are not to be kept, one behind the other.
     fn read_alone(&self, source: Source<'_>, frames: Range<usize>) -> Result<Block> {
         let plain_bytes = self.plain(frames.end - 1).end - self.plain(frames.start).start;
-        let mut whole = vec![0; plain_bytes];
+        let mut whole = memory::zeroes(plain_bytes).map_err(source.no_memory())?;
         self.read_many(source, frames, &mut whole)?;
         Ok(Arc::new(whole))
     }
@@ -378,24 +387,27 @@ pub(crate) struct Writer<'a> {
 
 impl<'a> Writer<'a> {
     /// Into an empty file.
+    ///
+    /// # Errors
+    /// There is no memory for it.
     pub(crate) fn new(
         file: &'a dyn File,
         salt: Salt,
         frame_bytes: usize,
         encoder: &'a mut Encoder,
-    ) -> Self {
-        Self {
+    ) -> io::Result<Self> {
+        Ok(Self {
             file,
             salt,
             frame_bytes,
             encoder,
-            staged: AlignedBuf::zeroed(CHUNK_BYTES),
+            staged: memory::pages(CHUNK_BYTES)?,
             staged_bytes: 0,
             at: FIRST_RECORD,
             table: Vec::new(),
-            compressed: Vec::new(),
-            again: Vec::new(),
-        }
+            compressed: Encoder::room(frame_bytes)?,
+            again: memory::zeroes(frame_bytes)?,
+        })
     }
 
     /// Bytes of the file until now.
@@ -405,6 +417,9 @@ impl<'a> Writer<'a> {
 
     /// The next frame: as many bytes as it stands for, but for the last one.
     pub(crate) fn push(&mut self, plain: &[u8]) -> io::Result<()> {
+        if self.table.len() == self.table.capacity() {
+            memory::reserve(&mut self.table, TABLE_STEP_BYTES)?;
+        }
         let mut compressed = std::mem::take(&mut self.compressed);
         let codec = self.encoder.codec();
         self.again.resize(plain.len(), 0);

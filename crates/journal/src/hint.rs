@@ -9,6 +9,7 @@ use crate::fields::{self, u32_at, u64_at};
 use crate::files::{Directory, OpenFile};
 use crate::hash::{KeyHash, KeyHasher};
 use crate::journal::{FIRST_RECORD, NAME_DIGITS};
+use crate::memory;
 use crate::place::{Granule, JournalNumber, Place};
 use crate::record::{HEADER_BYTES, Header, Kind, Record, Salt};
 
@@ -169,7 +170,7 @@ impl<'a> Writer<'a> {
         salt: Salt,
     ) -> io::Result<Self> {
         let file = directory.create(&temporary_name(number), PAGE_BYTES as u64)?;
-        let block = AlignedBuf::zeroed(BLOCK_BYTES);
+        let block = memory::pages(BLOCK_BYTES)?;
         let (in_block, blocks, entries, is_finished) = (0, 0, 0, false);
         Ok(Self { directory, number, salt, file, block, in_block, blocks, entries, is_finished })
     }

@@ -352,7 +352,7 @@ impl Journal {
         }
     }
 
-    fn source(&self) -> Source<'_> {
+    pub(crate) fn source(&self) -> Source<'_> {
         Source::file(&*self.file, &self.path)
     }
 
@@ -420,7 +420,7 @@ impl Journal {
             return frames.load(source, place)?.ok_or_else(|| self.corrupt(place.first()));
         }
         let pages = plain_pages(place);
-        let mut buf = AlignedBuf::zeroed(pages.len());
+        let mut buf = source.pages(pages.len())?;
         source.read_at(pages.start, &mut buf, "reading a record")?;
         let at = place.first().byte() - pages.start;
         let record = Record::checked(&buf[at..], self.salt, place.first());
@@ -446,7 +446,7 @@ impl Journal {
     pub(crate) fn read_head(&self, place: Place) -> Result<Loaded> {
         self.counts.disk_reads.fetch_add(1, Ordering::Relaxed);
         let pages = head_pages(place);
-        let mut buf = AlignedBuf::zeroed(pages.len());
+        let mut buf = self.source().pages(pages.len())?;
         self.source().read_at(pages.start, &mut buf, "reading a key")?;
         let at = place.first().byte() - pages.start;
         Ok(Loaded { owner: Owner::Cold(Arc::new(buf)), at, len: HEAD_BYTES })

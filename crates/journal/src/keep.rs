@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -45,6 +45,8 @@ pub(crate) struct Keep {
     pub(crate) damaged_bytes: AtomicU64,
     /// Why the keeper's last turn failed; `None` if it did not. It tries again.
     pub(crate) failure: Mutex<Option<Error>>,
+    /// There was no memory to compress with, since it was last done.
+    pub(crate) has_told_of_memory: AtomicBool,
     /// What openings could not use.
     pub(crate) kept_aside: Mutex<KeptAside>,
 }

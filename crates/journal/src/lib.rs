@@ -62,6 +62,7 @@ mod iter;
 mod journal;
 mod journals;
 mod keep;
+mod memory;
 mod open;
 mod options;
 mod pace;

@@ -87,7 +87,9 @@ impl Piece {
         let is_free =
             Arc::get_mut(&mut self.memory).is_some_and(|memory| memory.len() == wanted_bytes);
         if !is_free {
-            self.memory = Arc::new(AlignedBuf::zeroed(wanted_bytes));
+            // What was there goes first.
+            *self = Self::none();
+            self.memory = Arc::new(journal.source().pages(wanted_bytes)?);
         }
         self.there = 0..0;
         let memory = Arc::get_mut(&mut self.memory).expect("nobody else has it");

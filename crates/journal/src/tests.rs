@@ -10,6 +10,7 @@ mod histories;
 mod iterating;
 mod linear;
 mod many;
+mod memory;
 mod nofile;
 mod opening;
 mod passes;

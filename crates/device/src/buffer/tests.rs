@@ -31,6 +31,17 @@ fn heap_buffers_are_aligned_and_zero() {
 }
 
 #[test]
+fn who_can_do_without_memory_is_told_that_there_is_none() {
+    let buf = AlignedBuf::try_zeroed(PAGE_BYTES + 1).unwrap();
+    assert_eq!((buf.len(), address(&buf) % PAGE_BYTES), (2 * PAGE_BYTES, 0));
+    assert!(buf.iter().all(|byte| *byte == 0));
+    // More than the address space has.
+    let error = AlignedBuf::try_zeroed(1 << 62).unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::OutOfMemory);
+    assert!(panics(|| AlignedBuf::try_zeroed(0)));
+}
+
+#[test]
 fn heap_buffers_are_cut_and_sliced_at_pages() {
     let mut buf = AlignedBuf::zeroed(3 * PAGE_BYTES);
     for page in 0..3 {

@@ -72,7 +72,7 @@ impl Scene {
         let directory = SimDirectory::default();
         let file = directory.create(NAME, PAGE_BYTES as u64).unwrap();
         let mut encoder = Encoder::new(compression).unwrap().unwrap();
-        let mut writer = Writer::new(&*file, SALT, frame_bytes, &mut encoder);
+        let mut writer = Writer::new(&*file, SALT, frame_bytes, &mut encoder).unwrap();
         for frame in plain.bytes[FIRST_RECORD..].chunks(frame_bytes) {
             writer.push(frame).unwrap();
         }
