@@ -3,6 +3,8 @@
 use std::cell::RefCell;
 use std::io;
 
+use zstd::zstd_safe::{CCtx, CParameter, DCtx, SafeResult};
+
 use crate::memory;
 use crate::options::Compression;
 
@@ -21,7 +23,29 @@ pub(crate) enum Codec {
 
 thread_local! {
     /// Making one costs more than decompressing a frame.
-    static ZSTD: RefCell<zstd::bulk::Decompressor<'static>> = RefCell::default();
+    static ZSTD: RefCell<Option<DCtx<'static>>> = const { RefCell::new(None) };
+}
+
+/// zstd's number for want of memory, as its functions return it.
+const NO_MEMORY: usize = 64_usize.wrapping_neg();
+
+/// The length that zstd has made, if it has.
+fn length(result: SafeResult) -> io::Result<Option<usize>> {
+    match result {
+        Ok(len) => Ok(Some(len)),
+        Err(NO_MEMORY) => Err(io::ErrorKind::OutOfMemory.into()),
+        Err(_) => Ok(None),
+    }
+}
+
+fn decompress_zstd(from: &[u8], to: &mut [u8]) -> io::Result<Option<usize>> {
+    memory::check()?;
+    ZSTD.with_borrow_mut(|context| {
+        if context.is_none() {
+            *context = DCtx::try_create();
+        }
+        length(context.as_mut().map_or(Err(NO_MEMORY), |it| it.decompress(to, from)))
+    })
 }
 
 impl Codec {
@@ -42,7 +66,10 @@ impl Codec {
     }
 
     /// Undo the compression; false if it does not give exactly what `to` has room for.
-    pub(crate) fn decompress(self, from: &[u8], to: &mut [u8]) -> bool {
+    ///
+    /// # Errors
+    /// There is no memory for it.
+    pub(crate) fn decompress(self, from: &[u8], to: &mut [u8]) -> io::Result<bool> {
         let len = match self {
             Self::Stored if from.len() == to.len() => {
                 to.copy_from_slice(from);
@@ -50,17 +77,17 @@ impl Codec {
             }
             Self::Stored => None,
             Self::Lz4 => lz4_flex::block::decompress_into(from, to).ok(),
-            Self::Zstd => ZSTD.with_borrow_mut(|it| it.decompress_to_buffer(from, to)).ok(),
+            Self::Zstd => decompress_zstd(from, to)?,
             Self::Snappy => snap::raw::Decoder::new().decompress(from, to).ok(),
         };
-        len == Some(to.len())
+        Ok(len == Some(to.len()))
     }
 }
 
 /// Compresses frames, one after the other.
 pub(crate) enum Encoder {
     Lz4,
-    Zstd(zstd::bulk::Compressor<'static>),
+    Zstd(CCtx<'static>),
     Snappy(Box<snap::raw::Encoder>),
 }
 
@@ -76,7 +103,12 @@ impl Encoder {
         Ok(match compression {
             Compression::None => None,
             Compression::Lz4 => Some(Self::Lz4),
-            Compression::Zstd => Some(Self::Zstd(zstd::bulk::Compressor::new(ZSTD_LEVEL)?)),
+            Compression::Zstd => {
+                memory::check()?;
+                let mut context = CCtx::try_create().ok_or(io::ErrorKind::OutOfMemory)?;
+                length(context.set_parameter(CParameter::CompressionLevel(ZSTD_LEVEL)))?;
+                Some(Self::Zstd(context))
+            }
             Compression::Snappy => Some(Self::Snappy(Box::new(snap::raw::Encoder::new()))),
         })
     }
@@ -98,7 +130,14 @@ impl Encoder {
     }
 
     /// `from` in fewer bytes; `None` if there is no such thing. `room` is memory for it, which is made as large as it has to be.
-    pub(crate) fn compress<'r>(&mut self, from: &[u8], room: &'r mut Vec<u8>) -> Option<&'r [u8]> {
+    ///
+    /// # Errors
+    /// There is no memory for it.
+    pub(crate) fn compress<'r>(
+        &mut self,
+        from: &[u8],
+        room: &'r mut Vec<u8>,
+    ) -> io::Result<Option<&'r [u8]>> {
         let most = most_bytes(from.len());
         if room.len() < most {
             room.resize(most, 0);
@@ -106,11 +145,10 @@ impl Encoder {
         let to = &mut room[..];
         let len = match self {
             Self::Lz4 => lz4_flex::block::compress_into(from, to).ok(),
-            Self::Zstd(encoder) => encoder.compress_to_buffer(from, to).ok(),
+            Self::Zstd(context) => length(context.compress2(to, from))?,
             Self::Snappy(encoder) => encoder.compress(from, to).ok(),
         };
-        let len = len.filter(|len| *len < from.len())?;
-        Some(&room[..len])
+        Ok(len.filter(|len| *len < from.len()).map(|len| &room[..len]))
     }
 }
 
@@ -135,16 +173,16 @@ mod tests {
             for compression in ALL {
                 let mut encoder = Encoder::new(compression).unwrap().unwrap();
                 let mut room = Vec::new();
-                let Some(stored) = encoder.compress(&plain, &mut room) else { continue };
+                let Some(stored) = encoder.compress(&plain, &mut room).unwrap() else { continue };
                 prop_assert!(stored.len() < plain.len());
                 let mut back = vec![0xee; plain.len()];
-                prop_assert!(encoder.codec().decompress(stored, &mut back));
+                prop_assert!(encoder.codec().decompress(stored, &mut back).unwrap());
                 prop_assert_eq!(&back, &plain);
                 // Of another length it is something else.
                 back.push(0);
-                prop_assert!(!encoder.codec().decompress(stored, &mut back));
+                prop_assert!(!encoder.codec().decompress(stored, &mut back).unwrap());
                 let short = plain.len() - 1;
-                prop_assert!(!encoder.codec().decompress(stored, &mut back[..short]));
+                prop_assert!(!encoder.codec().decompress(stored, &mut back[..short]).unwrap());
             }
         }
 
@@ -153,8 +191,23 @@ mod tests {
         fn nonsense_is_refused_or_decompressed(bytes in vec(any::<u8>(), 0..300), len in 1usize..2000) {
             for codec in [Codec::Stored, Codec::Lz4, Codec::Zstd, Codec::Snappy] {
                 let mut to = vec![0; len];
-                codec.decompress(&bytes, &mut to);
+                codec.decompress(&bytes, &mut to).unwrap();
             }
+        }
+    }
+
+    #[test]
+    fn zstd_tells_want_of_memory_by_this_number() {
+        let name = zstd::zstd_safe::get_error_name(NO_MEMORY);
+        assert_eq!(name, "Allocation error : not enough memory");
+        // A thread that has decompressed nothing yet.
+        let mut to = [0; 10];
+        memory::refuse(true);
+        let decompressed = Codec::Zstd.decompress(b"whatever", &mut to);
+        let made = Encoder::new(Compression::Zstd).map(drop);
+        memory::refuse(false);
+        for error in [decompressed.map(drop).unwrap_err(), made.unwrap_err()] {
+            assert_eq!(error.kind(), io::ErrorKind::OutOfMemory);
         }
     }
 
@@ -164,7 +217,10 @@ mod tests {
             let mut encoder = Encoder::new(compression).unwrap().unwrap();
             let plain = [b'x'; 16 << 10];
             let mut room = Vec::new();
-            assert!(encoder.compress(&plain, &mut room).unwrap().len() < 1200, "{compression}");
+            assert!(
+                encoder.compress(&plain, &mut room).unwrap().unwrap().len() < 1200,
+                "{compression}"
+            );
             assert_eq!(Codec::of(encoder.codec() as u8), Some(encoder.codec()));
             assert_eq!(encoder.codec().name(), compression);
         }

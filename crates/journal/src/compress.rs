@@ -234,7 +234,8 @@ fn is_worth_it(
         let at = FIRST_RECORD + frame * frame_bytes;
         let plain = read(journal, at..end.min(at + frame_bytes), &mut buf)?;
         plain_bytes += plain.len() as u64;
-        stored_bytes += encoder.compress(plain, &mut room).map_or(plain.len(), <[u8]>::len) as u64;
+        let stored = encoder.compress(plain, &mut room).map_err(journal.source().no_memory())?;
+        stored_bytes += stored.map_or(plain.len(), <[u8]>::len) as u64;
     }
     let estimate_bytes = stored_bytes * end as u64 / plain_bytes.max(1);
     Ok(estimate_bytes <= journal.file_bytes / 8 * MOST_PARTS)

@@ -245,7 +245,7 @@ impl Frames {
             let plain = self.plain(frame);
             let to = &mut to[plain.start - start..plain.end - start];
             let is_whole = self.salt.checksum(frame as u32, stored) == checksum
-                && codec.decompress(stored, to);
+                && codec.decompress(stored, to).map_err(source.no_memory())?;
             if !is_whole {
                 to.fill(0);
                 damaged_bytes += to.len();
@@ -424,11 +424,12 @@ impl<'a> Writer<'a> {
         let codec = self.encoder.codec();
         self.again.resize(plain.len(), 0);
         // The plain file goes when this one is complete: a defect of a codec must cost room and not records.
-        let stored = self
-            .encoder
-            .compress(plain, &mut compressed)
-            .filter(|stored| codec.decompress(stored, &mut self.again) && self.again == plain);
-        let (stored, codec) = stored.map_or((plain, Codec::Stored), |stored| (stored, codec));
+        let (stored, codec) = match self.encoder.compress(plain, &mut compressed)? {
+            Some(stored) if codec.decompress(stored, &mut self.again)? && self.again == plain => {
+                (stored, codec)
+            }
+            _ => (plain, Codec::Stored),
+        };
         let frame = (self.table.len() / ENTRY_BYTES) as u32;
         let word = u32::try_from(stored.len()).expect("a frame is short")
             | u32::from(codec as u8) << LEN_BITS;

@@ -15,7 +15,8 @@ pub(crate) fn refuse(is_refused: bool) {
     IS_REFUSED.set(is_refused);
 }
 
-fn check() -> io::Result<()> {
+/// Before a library takes some.
+pub(crate) fn check() -> io::Result<()> {
     #[cfg(all(test, not(loom)))]
     if IS_REFUSED.get() {
         return Err(io::ErrorKind::OutOfMemory.into());
