@@ -62,7 +62,7 @@ pub enum Error {
     },
     /// There is no room for another journal, within the budget or on the disk itself, and nothing that may be evicted for it. It passes when keys are deleted or expire: what they leave is compacted.
     #[error(
-        "{path}: there is no room for another journal, and nothing that may be evicted: the cache has used up the {max_bytes} bytes of disk that it may use, or the disk itself is full. Delete keys and let it compact, open it with a larger budget or with eviction, or make room on the disk"
+        "{path}: there is no room for another journal, and nothing that may be evicted: the cache has used up the {max_bytes} bytes of disk that it may use, or the disk itself is full. Delete keys and let it compact; where that is refused too, since the budget is smaller than what the cache has grown to, open it with a larger one or with eviction; or make room on the disk"
     )]
     DiskFull {
         /// The directory.

@@ -73,7 +73,12 @@ fn durability(text: &str) -> Result<Durability, String> {
     match text {
         "none" => Ok(Durability::None),
         "always" => Ok(Durability::Always),
-        time => time.parse::<Span>().map(|span| Durability::Interval(span.0)),
+        time => match time.parse::<Span>()? {
+            Span(interval) if interval.is_zero() => {
+                Err("a sync takes its time: at least 1ms, or `always`".into())
+            }
+            Span(interval) => Ok(Durability::Interval(interval)),
+        },
     }
 }
 
@@ -87,6 +92,8 @@ fn when_full(text: &str) -> Result<WhenFull, String> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use alluvium_journal::Cache;
     use clap::Parser;
 
@@ -97,6 +104,17 @@ mod tests {
     struct Line {
         #[command(flatten)]
         args: CacheArgs,
+    }
+
+    #[test]
+    fn the_least_interval_is_what_the_help_says() {
+        for text in ["0ms", "0s"] {
+            let told = durability(text).unwrap_err();
+            assert!(told.contains("at least 1ms, or `always`"), "{told}");
+        }
+        let least = Duration::from_millis(1);
+        assert_eq!(durability("1ms"), Ok(Durability::Interval(least)));
+        assert!(Line::try_parse_from(["x", "--durability", "0ms"]).is_err());
     }
 
     #[test]
