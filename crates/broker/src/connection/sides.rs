@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 
 use futures::FutureExt;
 use parking_lot::Mutex;
-use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf, Ready};
 use tokio::net::TcpStream;
 use tokio::net::tcp::OwnedReadHalf;
 use tokio_rustls::server::TlsStream;
@@ -28,7 +28,7 @@ impl Incoming for OwnedReadHalf {
 fn has_ended(socket: &TcpStream) -> bool {
     match socket.ready(Interest::READABLE).now_or_never() {
         None => false,
-        Some(ready) => ready.is_ok_and(|ready| ready.is_read_closed()),
+        Some(ready) => ready.is_ok_and(Ready::is_read_closed),
     }
 }
 

@@ -196,7 +196,7 @@ fn an_end_that_is_on_no_granule_is_not_used() {
         JournalHeader { cache: CacheId([1; 16]), number: NUMBER, salt: SALT, is_compressed: true };
     for end in [plain.bytes.len(), plain.bytes.len() - 1, plain.bytes.len() - 4] {
         let mut encoder = Encoder::new(Compression::Lz4).unwrap().unwrap();
-        let mut writer = Writer::new(&*scene.file, SALT, 16 << 10, &mut encoder);
+        let mut writer = Writer::new(&*scene.file, SALT, 16 << 10, &mut encoder).unwrap();
         for frame in plain.bytes[FIRST_RECORD..end].chunks(16 << 10) {
             writer.push(frame).unwrap();
         }
