@@ -11,6 +11,7 @@ mod info;
 mod request;
 mod set;
 mod talk;
+mod threads;
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener};
@@ -324,6 +325,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
             about(aside.bytes)
         );
     }
+    threads::check()?;
     let server = Server::new(cache, args, password, max_connections);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()

@@ -1,0 +1,55 @@
+//! Threads of the server: the runtime takes for granted that the system gives it some.
+
+use std::io;
+use std::num::NonZero;
+use std::sync::RwLock;
+use std::thread;
+
+use crate::output::Failure;
+
+/// For requests that may have to wait: with one they take turns.
+const LEAST_WAITING: usize = 1;
+
+/// Whether the runtime will have its threads, one for each processor, and one that may wait. It panics where it does not get them.
+///
+/// # Errors
+/// It will not.
+pub(super) fn check() -> Result<(), Failure> {
+    let threads = thread::available_parallelism().map_or(1, NonZero::get) + LEAST_WAITING;
+    at_one_time(threads, thread::Builder::new).map_err(|error| {
+        Failure::Failed(format!(
+            "can not start {threads} threads: {error}. That many are needed beside those of the cache: raise the limit (ulimit -u, or pids.max of the cgroup)"
+        ))
+    })
+}
+
+/// Start so many threads, and end them when all are there.
+fn at_one_time(threads: usize, new: impl Fn() -> thread::Builder) -> io::Result<()> {
+    let gate = RwLock::new(());
+    thread::scope(|scope| {
+        let _shut = gate.write();
+        (0..threads).try_for_each(|_| new().spawn_scoped(scope, || drop(gate.read())).map(drop))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_that_can_not_be_had_are_told() {
+        check().unwrap();
+        at_one_time(20, thread::Builder::new).unwrap();
+        // Nobody has memory for such a stack; and the first ones of others come to their end.
+        let mut left = 3;
+        let left = std::cell::Cell::from_mut(&mut left);
+        let new = || {
+            left.set(left.get() - 1);
+            match left.get() {
+                0 => thread::Builder::new().stack_size(1 << 60),
+                _ => thread::Builder::new(),
+            }
+        };
+        at_one_time(3, new).unwrap_err();
+    }
+}
