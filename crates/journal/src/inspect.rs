@@ -42,7 +42,7 @@ pub struct JournalReport {
     pub key_bytes: u64,
     /// Bytes of values.
     pub value_bytes: u64,
-    /// Bytes between records that are no record or can not be read, and what can not be read behind them; of a compressed one as they would be decompressed. And those in front of the first one, if they are no header: an opening does without, as long as there is the hint.
+    /// Bytes between records that are no record or can not be read, and what can not be read behind them; of a compressed one as they would be decompressed. And those in front of the first one, if they are no header: an opening does without, as long as there is the hint. And those by which the file is longer than a journal: an opening cuts them off.
     pub damaged_bytes: u64,
     /// What is known of its hint.
     pub hint: HintState,
@@ -190,6 +190,9 @@ fn report(
     }
     if journal.has_lost_header {
         report.damaged_bytes += FIRST_RECORD as u64;
+    }
+    if journal.frames.is_none() {
+        report.damaged_bytes += report.file_bytes.saturating_sub(identity.journal_bytes as u64);
     }
     Ok(report)
 }

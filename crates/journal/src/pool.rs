@@ -41,6 +41,11 @@ impl Pool {
         Self(Arc::new(Arenas { arena_bytes, max, state, freed }))
     }
 
+    /// The size of each.
+    pub(crate) fn arena_bytes(&self) -> usize {
+        self.0.arena_bytes
+    }
+
     /// A free arena, if the bound and the system allow one.
     pub(crate) fn take(&self) -> Option<Pooled> {
         self.take_within(Duration::ZERO).ok().flatten()

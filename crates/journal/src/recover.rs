@@ -86,8 +86,9 @@ impl Reading<'_> {
 
     fn one(&self, journal: &Old) -> Result<Contents> {
         let path = || self.directory.path().join(file_name(journal.number));
-        let file_bytes =
+        let len_bytes =
             journal.file.len_bytes().map_err(|e| Error::io(path(), "asking for the length")(e))?;
+        let file_bytes = self.without_excess(journal, len_bytes);
         let mut tombstone_bytes = 0;
         if let Some(head) = journal.hint {
             let each = |entries: &[Entry]| self.enter(journal, entries, &mut tombstone_bytes);
@@ -236,6 +237,28 @@ impl Reading<'_> {
             has_unread,
             is_scanned: true,
         })
+    }
+
+    /// What is behind the room of a journal is nothing of it: somebody has made its file longer, which would count as room that is taken, and good journals would go for it. Returns the length of the file.
+    fn without_excess(&self, journal: &Old, len_bytes: u64) -> u64 {
+        let most_bytes = self.pool.arena_bytes() as u64;
+        if journal.frames.is_some() || len_bytes <= most_bytes {
+            return len_bytes;
+        }
+        let path = self.directory.path().join(file_name(journal.number));
+        match journal.file.truncate(most_bytes) {
+            Ok(()) => {
+                tracing::warn!(
+                    "journal cache: {}: its file had {len_bytes} bytes, more than a journal; it is cut",
+                    path.display()
+                );
+                most_bytes
+            }
+            Err(error) => {
+                tracing::warn!("journal cache: {}: cutting its end: {error}", path.display());
+                len_bytes
+            }
+        }
     }
 
     /// Give back the room behind the last record, as a close does: a process that is killed again and again must not leave one journal after the other with next to nothing in it.

@@ -540,7 +540,7 @@ impl File for SimFile {
     fn truncate(&self, len_bytes: u64) -> io::Result<()> {
         let mut state = self.state.lock();
         state.cuts += 1;
-        state.files[self.file].now.truncate(len_bytes as usize);
+        state.files[self.file].now.resize(len_bytes as usize, 0);
         Ok(())
     }
 }

@@ -2,7 +2,8 @@
 
 use super::removing::without_keeper;
 use super::*;
-use crate::Recovered;
+use crate::inspect::inspect_in;
+use crate::{HintState, JournalReport, Recovered};
 
 /// A cache with so many keys, about a thousand in each journal, that was closed.
 fn closed(options: &Options, keys: usize) -> SimDirectory {
@@ -90,6 +91,33 @@ fn what_is_longer_than_a_journal_is_not_looked_through() {
     let names = directory.list().unwrap();
     let has = |name: &str| names.iter().any(|it| it == name);
     assert!(!has(blank) && !has(longer) && has(&format!("{longer}.damaged")), "{names:?}");
+}
+
+/// Whatever makes a journal's file longer takes no room of others.
+#[test]
+fn a_journal_that_was_made_longer_is_cut() {
+    for has_hints in [true, false] {
+        let directory = closed(&options(), 5000);
+        let names = directory.list().unwrap();
+        let journals = names.iter().filter(|name| name.ends_with(".journal"));
+        for name in journals {
+            directory.open(name).unwrap().truncate(100 * MIB as u64).unwrap();
+        }
+        if !has_hints {
+            remove_hints(&directory);
+        }
+        let mut journals = 0;
+        let each = |report: JournalReport| {
+            journals += 1;
+            assert_eq!(report.damaged_bytes, 99 * MIB as u64);
+            assert_eq!(report.hint == HintState::Right, has_hints, "{report:?}");
+            Ok::<_, Error>(())
+        };
+        inspect_in(&directory, each).unwrap();
+        let cache = open(&directory, &options());
+        assert_eq!((cache.recovered().entries, cache.stats().damaged_bytes), (5000, 0));
+        assert!(cache.stats().disk_bytes <= (journals + 1) * MIB as u64);
+    }
 }
 
 /// It may be tried again and again.
