@@ -4,7 +4,7 @@ use std::iter;
 use std::path::Path;
 
 use crate::error::{Error, Result};
-use crate::files::{Directory, RealDirectory};
+use crate::files::{Directory, NoFile, RealDirectory};
 use crate::journal::file_name;
 use crate::open::{IDENTITY, check_contents_of, hint_number, journal_number};
 use crate::options::Contents;
@@ -80,9 +80,15 @@ pub fn kept_aside(path: impl AsRef<Path>) -> Result<KeptAside> {
 pub(crate) fn remove_set_aside(shared: &Shared) -> Result<usize> {
     let directory = &*shared.directory;
     let mut names = directory.list().map_err(Error::io(directory.path(), "listing the files"))?;
-    names.retain(|name| is_set_aside(name));
+    // No cache makes directories: those of such a name are somebody else's, and stay.
+    let is_no_directory = |name: &String| {
+        let opened = directory.open(name);
+        !opened.is_err_and(|error| NoFile::told_by(&error).is_some_and(NoFile::is_directory))
+    };
+    names.retain(|name| is_set_aside(name) && is_no_directory(name));
     names.iter().try_for_each(|name| remove(directory, name))?;
-    *shared.keep.kept_aside.lock() = KeptAside::default();
+    let left = directory.list().map_err(Error::io(directory.path(), "listing the files"))?;
+    *shared.keep.kept_aside.lock() = KeptAside::among(directory, &left);
     Ok(names.len())
 }
 

@@ -4,10 +4,12 @@ use std::time::Duration;
 
 use crate::compact::Compaction;
 use crate::error::{Result, Stopped};
+use crate::journal::Journal;
 use crate::options::Compression;
 use crate::place::JournalNumber;
 use crate::prepare::LOOK_AGAIN;
 use crate::shared::Shared;
+use crate::sync::Arc;
 use crate::unreadable::is_unreadable;
 
 /// How far a [`crate::Cache::compact`] is, or has come.
@@ -78,14 +80,21 @@ impl Shared {
             return Ok(Some(Done::Stays)); // evicted, or compacted by the keeper
         };
         let _busy = journal.busy();
-        let look = match self.look(&journal, Duration::ZERO) {
+        match self.compact_if_worth(journal) {
             // It may hide older records, as other damage may; those behind it can be compacted.
             Err(Stopped::Failed(error)) if is_unreadable(&error) => {
                 tracing::warn!("journal cache: {error}; the journal stays as it is");
-                return Ok(Some(Done::Damaged));
+                Ok(Some(Done::Damaged))
             }
-            look => look?,
-        };
+            done => done,
+        }
+    }
+
+    fn compact_if_worth(
+        &self,
+        journal: Arc<Journal>,
+    ) -> std::result::Result<Option<Done>, Stopped> {
+        let look = self.look(&journal, Duration::ZERO)?;
         let is_for_good = self.options.compression == Compression::None && journal.frames.is_some();
         let would_grow = is_for_good && look.alive_bytes as u64 >= journal.file_bytes;
         if !look.is_damaged && (!look.has_dead || would_grow) {

@@ -41,7 +41,7 @@ pub(crate) trait Directory: Send + Sync {
     fn removed(&self, _name: &str, _file: &dyn File) -> io::Result<Option<PathBuf>> {
         Ok(None)
     }
-    /// What the disk has left, for files of anybody.
+    /// What the disk has left, for files of anybody. Fails if it does not say.
     fn free_bytes(&self) -> io::Result<u64>;
     /// Where it is, for messages.
     fn path(&self) -> &Path;
@@ -222,17 +222,24 @@ pub(crate) enum NoFile {
     Dangling,
 }
 
+/// [`NoFile::Other`] that nobody removes.
+const DIRECTORY: &str = "directory";
+
 impl NoFile {
     fn of(stat: &Stat) -> Option<Self> {
         Some(Self::Other(match FileType::from_raw_mode(stat.st_mode) {
             FileType::RegularFile => return None,
-            FileType::Directory => "directory",
+            FileType::Directory => DIRECTORY,
             FileType::Fifo => "pipe",
             FileType::Socket => "socket",
             FileType::BlockDevice => "block device",
             FileType::CharacterDevice => "character device",
             _ => "special file",
         }))
+    }
+
+    pub(crate) fn is_directory(self) -> bool {
+        matches!(self, Self::Other(DIRECTORY))
     }
 
     /// What an error of the system tells of it.
@@ -350,6 +357,10 @@ impl Directory for RealDirectory {
 
     fn free_bytes(&self) -> io::Result<u64> {
         let of = sys::fstatvfs(&self.directory)?;
+        // So say those that keep no count.
+        if of.f_blocks == 0 {
+            return Err(Errno::OPNOTSUPP.into());
+        }
         Ok(of.f_bavail.saturating_mul(of.f_frsize))
     }
 

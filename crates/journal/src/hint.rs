@@ -144,7 +144,8 @@ fn try_write(
 
 /// Whether a disk has room for a hint, of which so much is to be left.
 pub(crate) fn has_room(directory: &dyn Directory, leaves_bytes: u64) -> bool {
-    leaves_bytes == 0 || directory.free_bytes().is_ok_and(|free_bytes| free_bytes >= leaves_bytes)
+    leaves_bytes == 0
+        || directory.free_bytes().map_or(true, |free_bytes| free_bytes >= leaves_bytes)
 }
 
 /// A hint that is being written, which nobody takes for one before it is finished.
@@ -169,8 +170,9 @@ impl<'a> Writer<'a> {
         number: JournalNumber,
         salt: Salt,
     ) -> io::Result<Self> {
-        let file = directory.create(&temporary_name(number), PAGE_BYTES as u64)?;
+        // Nobody removes the file before there is a writer.
         let block = memory::pages(BLOCK_BYTES)?;
+        let file = directory.create(&temporary_name(number), PAGE_BYTES as u64)?;
         let (in_block, blocks, entries, is_finished) = (0, 0, 0, false);
         Ok(Self { directory, number, salt, file, block, in_block, blocks, entries, is_finished })
     }

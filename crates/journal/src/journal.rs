@@ -211,9 +211,10 @@ impl Counts {
         (!is_damaged || is_lost) && !self.has_just_failed()
     }
 
-    /// Whether something in it that the index or a hint may know of can not be read, if so many bytes are no records.
+    /// Whether something in it that the index, a hint or another opening may know of can not be read, if so many bytes are no records just now.
     pub(crate) fn has_damage(&self, damaged_bytes: usize) -> bool {
-        damaged_bytes > self.lost_bytes.load(Ordering::Relaxed)
+        let lost_bytes = self.lost_bytes.load(Ordering::Relaxed);
+        damaged_bytes > lost_bytes || (lost_bytes == 0 && self.is_damaged.load(Ordering::Relaxed))
     }
 
     /// A tombstone that may hide records of the journals up to `origin`.

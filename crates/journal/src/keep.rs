@@ -335,6 +335,7 @@ impl Shared {
         if has_lost_keys {
             self.keep.evicting.fetch_sub(1, Ordering::Release);
         }
+        self.journals.room.removing();
         self.free(file);
         self.made_room(|| self.journals.room.give_back(file_bytes));
         Ok(())

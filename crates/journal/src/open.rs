@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use alluvium_device::{AlignedBuf, PAGE_BYTES};
+use parking_lot::Mutex;
 use uuid::Uuid;
 
 use crate::blocks::Blocks;
@@ -299,6 +300,7 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
         hint_leaves_bytes: first
             .is_some()
             .then(|| hint_leaves_bytes(options.when_full, journal_bytes)),
+        hint_turn: Mutex::new(()),
         has_excess: AtomicBool::new(false),
     };
     let found = reading.all()?;
@@ -321,7 +323,9 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
         let counts = &old.counts;
         counts.end_bytes.store(found.end, Ordering::Relaxed);
         counts.is_damaged.store(found.damaged_bytes > 0, Ordering::Relaxed);
-        if found.is_scanned && old.hint.is_none() && old.frames.is_none() {
+        // What could not be read may be there at the next opening.
+        let is_lost = found.is_scanned && !found.has_unread;
+        if is_lost && old.hint.is_none() && old.frames.is_none() {
             let lost_bytes = usize::try_from(found.damaged_bytes).unwrap_or(usize::MAX);
             counts.lost_bytes.store(lost_bytes, Ordering::Relaxed);
         }
@@ -386,6 +390,7 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
         clock: Clock::default(),
     };
     newest.beside.store(shared.beside(), Ordering::Relaxed);
+    shared.see_disk();
     // Another opening may be able to read what this one could not: what is deleted until then must not be there.
     for journal in unread.into_iter().filter_map(|number| shared.journals.get(number)) {
         shared.lose_keys(&journal);

@@ -61,12 +61,12 @@ impl Preparer {
     /// See to it that a spare is there, if disk and memory allow one.
     fn prepare(&mut self) -> Result<()> {
         let shared = &self.shared;
+        shared.see_disk();
         let rooms_made = {
             let state = shared.flush.state.lock();
             if state.spare.is_some() {
                 return Ok(());
             }
-            shared.see_disk(&state);
             state.rooms_made
         };
         if shared.is_crowded() {

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 
 use alluvium_device::PAGE_BYTES;
+use parking_lot::Mutex;
 
 use crate::error::{Error, Result};
 use crate::files::Directory;
@@ -46,6 +47,8 @@ pub(crate) struct Reading<'a> {
     pub(crate) pool: &'a Pool,
     /// Journals without a hint are given one, if the newest journal has its room: then as long as the disk has so much left.
     pub(crate) hint_leaves_bytes: Option<u64>,
+    /// For whoever looks whether there is so much, and writes one.
+    pub(crate) hint_turn: Mutex<()>,
     /// Entries have come into the index that do not belong there at the end: tombstones, or those of a hint that then turned out to be damaged, which may have named records that are not there.
     pub(crate) has_excess: AtomicBool,
 }
@@ -222,11 +225,15 @@ impl Reading<'_> {
         };
         // The next opening need not do this again. What is damaged has none: records would be missing in it, and a hint is believed.
         let Self { directory, hasher, .. } = *self;
-        let has_room = self
-            .hint_leaves_bytes
-            .is_some_and(|leaves_bytes| hint::has_room(directory, leaves_bytes));
-        if has_room && damaged_bytes == 0 && end > FIRST_RECORD {
-            hint::write(directory, hasher, journal.number, journal.salt, &bytes[..end]);
+        if let Some(leaves_bytes) = self.hint_leaves_bytes
+            && damaged_bytes == 0
+            && end > FIRST_RECORD
+        {
+            // Where room is to be left, one is written after the other: all threads would find the same.
+            let _turn = (leaves_bytes > 0).then(|| self.hint_turn.lock());
+            if hint::has_room(directory, leaves_bytes) {
+                hint::write(directory, hasher, journal.number, journal.salt, &bytes[..end]);
+            }
         }
         let has_unread = damaged_bytes > 0 && !unreadable.is_empty();
         Ok(Contents {

@@ -57,6 +57,8 @@ struct Taken {
     set_aside_bytes: u64,
     /// What the disk had when it was last looked at, for files of the cache: those that were there, and what was free.
     disk_bytes: Option<u64>,
+    /// Of a journal that is among `file_bytes` some may be free already.
+    is_removing: bool,
 }
 
 impl Taken {
@@ -75,8 +77,17 @@ impl Room {
     /// The disk has so much left beside the cache's files, of which `spare_bytes` are the spare's. Others may take it: what is told of the room is as true as this.
     pub(crate) fn see_disk(&self, free_bytes: u64, spare_bytes: u64) {
         let mut taken = self.taken.lock();
-        let there = taken.file_bytes + taken.set_aside_bytes + spare_bytes;
-        taken.disk_bytes = Some(there.saturating_add(free_bytes));
+        let seen_bytes = (taken.file_bytes + spare_bytes).saturating_add(free_bytes);
+        taken.disk_bytes = match taken.is_removing {
+            // Nothing is counted twice.
+            true => taken.disk_bytes.map(|before| before.min(seen_bytes)),
+            false => Some(seen_bytes),
+        };
+    }
+
+    /// The room of a journal comes free bit by bit, until it is given back.
+    pub(crate) fn removing(&self) {
+        self.taken.lock().is_removing = true;
     }
 
     /// Whether there is room for so many journals. What is set aside is taken for free: it may be given up at any time.
@@ -140,6 +151,7 @@ impl Room {
         let mut taken = self.taken.lock();
         taken.journals -= 1;
         taken.file_bytes -= file_bytes;
+        taken.is_removing = false;
     }
 
     /// Journals that are there.
@@ -212,6 +224,16 @@ mod tests {
         assert!(room.set_aside(1 << 20).is_some() && room.set_aside((1 << 20) + 1).is_none());
         room.give_back(1 << 20);
         assert_eq!(room.left(), 3);
+        // What comes free of one that goes is not there twice.
+        room.removing();
+        room.see_disk(3 << 20, 1 << 20);
+        assert_eq!((room.left(), room.free_bytes()), (3, 3 << 20));
+        room.see_disk(1 << 20, 1 << 20);
+        assert_eq!((room.left(), room.free_bytes()), (2, 2 << 20));
+        room.give_back(1 << 20);
+        room.see_disk(2 << 20, 1 << 20);
+        assert_eq!((room.left(), room.free_bytes()), (3, 3 << 20));
+        room.add(1 << 20);
         room.see_disk(u64::MAX, 0);
         assert!(room.has(5) && !room.has(6));
     }

@@ -469,17 +469,18 @@ impl Shared {
         }
     }
 
-    /// See what the disk has: what somebody leaves of the budget to others has to be there. Only if nothing is evicted, which makes room without any. With the lock of `state`.
-    pub(crate) fn see_disk(&self, state: &State) {
+    /// See what the disk has: what somebody leaves of the budget to others has to be there. Only if nothing is evicted, which makes room without any. For who makes journals: none is in the making.
+    pub(crate) fn see_disk(&self) {
         if self.options.when_full == WhenFull::Evict {
             return;
         }
         // If it can not be said, it is the budget alone that counts.
-        if let Ok(free_bytes) = self.directory.free_bytes() {
-            let spare_bytes = state.spare.as_ref().map_or(0, |spare| spare.file_bytes);
-            self.journals.room.see_disk(free_bytes, spare_bytes);
-            self.active.load().beside.store(self.beside(), Ordering::Relaxed);
-        }
+        let Ok(free_bytes) = self.directory.free_bytes() else { return };
+        let state = self.flush.state.lock();
+        let spare_bytes = state.spare.as_ref().map_or(0, |spare| spare.file_bytes);
+        self.journals.room.see_disk(free_bytes, spare_bytes);
+        self.active.load().beside.store(self.beside(), Ordering::Relaxed);
+        self.flush.changed.notify_all();
     }
 
     /// What [`Journal::beside`] of the newest journal is now. Until another one takes over it only grows, unless others take room on the disk.
@@ -528,7 +529,6 @@ impl Shared {
         let mut state = self.flush.state.lock();
         let mut has_waited = false;
         loop {
-            self.see_disk(&state);
             let may_go_on = {
                 let newest = self.active.load();
                 newest.beside.store(self.beside(), Ordering::Relaxed);
@@ -545,6 +545,8 @@ impl Shared {
             // Also for whoever is refused now: what was deleted since it looked may be enough to make room.
             self.keep.waker.wake();
             if !self.room_may_come(&state, who) {
+                // The disk may have more by now.
+                self.prepare.wake();
                 return Err(self.disk_full());
             }
             if let Some(error) = self.why_no_room_comes(&state, who) {
