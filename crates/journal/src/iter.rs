@@ -1,7 +1,6 @@
 //! All entries, journal by journal. One that is not in memory is read in pieces, by the MiB.
 
 use std::collections::VecDeque;
-use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::thread;
 use std::vec;
@@ -25,24 +24,26 @@ const OVERLAP: usize = 32;
 #[derive(Clone, Debug)]
 pub struct Entry {
     record: Loaded,
-    key: Range<usize>,
-    value: Range<usize>,
+    /// Where the key begins, and the value behind it, up to the record's end.
+    key_at: u32,
+    value_at: u32,
 }
 
 impl Entry {
     /// Its key.
     pub fn key(&self) -> &[u8] {
-        &self.record.bytes()[self.key.clone()]
+        &self.record.bytes()[self.key_at as usize..self.value_at as usize]
     }
 
     /// Its value.
     pub fn value(&self) -> &[u8] {
-        &self.record.bytes()[self.value.clone()]
+        &self.record.bytes()[self.value_at as usize..]
     }
 
     /// Its value alone.
     pub fn into_value(self) -> Value {
-        Value(self.record.slice(self.value))
+        let len = self.record.bytes().len();
+        Value(self.record.slice(self.value_at as usize..len))
     }
 }
 
@@ -94,7 +95,8 @@ impl Bytes {
             Self::Hot(hold) | Self::Damaged(hold) => Loaded::iterated(hold.clone(), at, len),
             Self::Cold(piece) => piece.loaded(at, len),
         };
-        Entry { record: loaded, key: record.key_range(), value: record.value_range() }
+        let key = record.key_range();
+        Entry { record: loaded, key_at: key.start as u32, value_at: key.end as u32 }
     }
 }
 

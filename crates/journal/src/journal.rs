@@ -255,8 +255,9 @@ pub(crate) struct Journal {
 #[derive(Clone, Debug)]
 pub(crate) struct Loaded {
     owner: Owner,
-    at: usize,
-    len: usize,
+    // Half as long as `usize`, which is enough for any journal: an iteration moves one of these for each entry.
+    at: u32,
+    len: u32,
 }
 
 /// An iteration's own hold on the memory of a journal, for its entries to count: counting on the journal's would make iterations over the same one wait for each other at each entry.
@@ -272,24 +273,31 @@ enum Owner {
 }
 
 impl Loaded {
+    #[inline]
+    fn new(owner: Owner, at: usize, len: usize) -> Self {
+        debug_assert!(at + len <= u32::MAX as usize, "no journal is so long");
+        Self { owner, at: at as u32, len: len as u32 }
+    }
+
     /// A record that an iteration has found at `at`.
     pub(crate) fn iterated(hold: Arc<Hold>, at: usize, len: usize) -> Self {
-        Self { owner: Owner::Iterated(hold), at, len }
+        Self::new(Owner::Iterated(hold), at, len)
     }
 
     /// The same at `at` in what was read from disk.
     pub(crate) fn cold(buf: Arc<AlignedBuf>, at: usize, len: usize) -> Self {
-        Self { owner: Owner::Cold(buf), at, len }
+        Self::new(Owner::Cold(buf), at, len)
     }
 
     /// The same in what was decompressed.
     pub(crate) fn of_block(block: Block, at: usize, len: usize) -> Self {
-        Self { owner: Owner::Decompressed(block), at, len }
+        Self::new(Owner::Decompressed(block), at, len)
     }
 
     #[inline]
     pub(crate) fn bytes(&self) -> &[u8] {
-        let range = self.at..self.at + self.len;
+        let (at, len) = (self.at as usize, self.len as usize);
+        let range = at..at + len;
         match &self.owner {
             Owner::Hot(arena) => arena.read(range).expect("published when it was loaded"),
             Owner::Iterated(hold) => hold.0.read(range).expect("published when it was found"),
@@ -301,12 +309,12 @@ impl Loaded {
     /// A part of it.
     pub(crate) fn slice(mut self, range: Range<usize>) -> Self {
         assert!(
-            range.start <= range.end && range.end <= self.len,
+            range.start <= range.end && range.end <= self.len as usize,
             "{range:?} of {} bytes",
             self.len
         );
-        self.at += range.start;
-        self.len = range.len();
+        self.at += range.start as u32;
+        self.len = range.len() as u32;
         self
     }
 }
@@ -409,7 +417,7 @@ impl Journal {
             .map(Header::len_bytes)
             .filter(|len| arena.read(at..at + len).is_some());
         match len {
-            Some(len) => Ok(Loaded { owner: Owner::Hot(arena.clone()), at, len }),
+            Some(len) => Ok(Loaded::new(Owner::Hot(arena.clone()), at, len)),
             None => Err(self.corrupt(place.first())),
         }
     }
@@ -428,7 +436,7 @@ impl Journal {
         let Some(len) = record.map(|record| record.header().len_bytes()) else {
             return Err(self.corrupt(place.first()));
         };
-        Ok(Loaded { owner: Owner::Cold(Arc::new(buf)), at, len })
+        Ok(Loaded::new(Owner::Cold(Arc::new(buf)), at, len))
     }
 
     /// Memory that [`Self::load`] takes for the record at `place`: up to a quarter more than its size, and 0 if it is in memory.
@@ -450,7 +458,7 @@ impl Journal {
         let mut buf = self.source().pages(pages.len())?;
         self.source().read_at(pages.start, &mut buf, "reading a key")?;
         let at = place.first().byte() - pages.start;
-        Ok(Loaded { owner: Owner::Cold(Arc::new(buf)), at, len: HEAD_BYTES })
+        Ok(Loaded::new(Owner::Cold(Arc::new(buf)), at, HEAD_BYTES))
     }
 
     /// The bytes of its file that loading the record at `place` reads, whole pages; `None` if that is nothing, since they are in memory or were decompressed.
