@@ -30,7 +30,7 @@ pub fn clear(path: impl AsRef<Path>, contents: Contents) -> Result<()> {
         .ok_or_else(|| Error::InUse { path: path.to_owned() })?;
     let mut names = directory.list().map_err(Error::io(path, "listing the files"))?;
     names.retain(|name| name != LOST_AND_FOUND);
-    if let Some(other) = names.iter().find(|name| !is_of_a_cache(name)) {
+    if let Some(other) = names.iter().find(|name| is_foreign(name)) {
         let reason = format!(
             "`{other}` is no file of a cache. To begin with an empty cache, choose a directory of its own, or remove what is in this one"
         );
@@ -118,6 +118,11 @@ pub(crate) fn is_set_aside(name: &str) -> bool {
     let Some((digits, count)) = parts else { return journal_number(journal).is_some() };
     let is_count = count.parse::<u64>().is_ok_and(|it| it > 1 && it.to_string() == count);
     is_count && journal_number(&format!("{digits}{JOURNAL}")).is_some()
+}
+
+/// Whether somebody else has made it: a cache has no files of this name, and no file system has by itself.
+pub(crate) fn is_foreign(name: &str) -> bool {
+    name != LOST_AND_FOUND && !is_of_a_cache(name)
 }
 
 /// Whether a cache has files of this name, the lock left out.

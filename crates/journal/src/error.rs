@@ -15,7 +15,9 @@ use crate::record::MAX_KEY_BYTES;
 #[non_exhaustive]
 pub enum Error {
     /// Another process, or another handle of this one, has the cache open.
-    #[error("{path}: the cache is in use by another process; a cache has one user at a time")]
+    #[error(
+        "{path}: the cache is in use by another process, or by another handle of this one; a cache has one user at a time"
+    )]
     InUse {
         /// The directory.
         path: PathBuf,

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use uuid::Uuid;
 
 use crate::blocks::Blocks;
-use crate::clear::{KeptAside, first_set_aside_name, is_of_a_cache, set_aside_name};
+use crate::clear::{KeptAside, first_set_aside_name, is_foreign, is_of_a_cache, set_aside_name};
 use crate::clock::Clock;
 use crate::error::{Error, Result};
 use crate::fetch::Source;
@@ -196,6 +196,13 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
     let mut numbers = journal_numbers(&names);
     if !names.iter().any(|name| name == IDENTITY) && numbers.is_empty() && options.create {
         if let Some(reason) = options.fault(options.journal_bytes) {
+            return Err(Error::NoCache { path, reason });
+        }
+        // Whoever wants to be rid of the cache some day is told to remove the directory.
+        if let Some(other) = names.iter().find(|name| is_foreign(name)) {
+            let reason = format!(
+                "there is no cache, and the directory has something else in it (`{other}`): choose an empty one, or one that is not there yet"
+            );
             return Err(Error::NoCache { path, reason });
         }
         make_identity(&*directory, Identity::random(options.journal_bytes, options.contents))

@@ -99,10 +99,9 @@ pub(crate) fn run(args: &CompactArgs) -> Result<(), Failure> {
     told("before:", before)?;
     told("after: ", after)?;
     if compacted.damaged > 0 {
-        let journals = counted(compacted.damaged as u64, "journal is", "journals are");
-        output::line(format_args!(
-            "{journals} damaged and stay as they were: `alluvium cache verify` names them"
-        ))?;
+        let journals =
+            counted(compacted.damaged as u64, "damaged journal stays", "damaged journals stay");
+        output::line(format_args!("{journals} as before: `alluvium cache verify` tells which"))?;
     }
     Ok(())
 }

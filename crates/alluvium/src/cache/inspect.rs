@@ -122,8 +122,8 @@ fn show(
         ]);
     }
     output::line(format_args!(
-        "{} journals of up to {}",
-        reports.len(),
+        "{} of up to {}",
+        counted(reports.len() as u64, "journal", "journals"),
         about(journal_bytes as u64)
     ))?;
     output::line(table)?;
@@ -149,13 +149,14 @@ fn tell_of(aside: KeptAside) -> Result<(), Failure> {
 /// # Errors
 /// Something is damaged; the directory has no cache that can be read.
 pub(crate) fn verify(args: &VerifyArgs) -> Result<(), Failure> {
-    let (mut records, mut has_damage) = (0, false);
+    let (mut records, mut has_damage, mut has_damaged_bytes) = (0, false, false);
     let looked = alluvium_journal::inspect(&args.directory, |report| {
         records += report.values + report.tombstones;
         has_damage |= is_damaged(&report);
-        let place = format!("journal {}", report.number);
+        let place = format!("journal {} ({:012}.journal)", report.number, report.number.0);
         if report.damaged_bytes > 0 {
             output::line(format_args!("{place}: {} bytes are damaged", report.damaged_bytes))?;
+            has_damaged_bytes = true;
         }
         if report.hint == HintState::Wrong {
             output::line(format_args!(
@@ -165,6 +166,11 @@ pub(crate) fn verify(args: &VerifyArgs) -> Result<(), Failure> {
         Ok(())
     });
     looked.map_err(Failure::not_looked)?;
+    if has_damaged_bytes {
+        output::line(
+            "What is damaged is not used: a read of such a key is an error that names it, or finds nothing, until it is written or deleted. Nothing has to be done for the rest.",
+        )?;
+    }
     tell_of(kept_aside(&args.directory)?)?;
     verdict(&args.directory, has_damage)?;
     output::line(format_args!("{records} records, nothing damaged"))

@@ -289,8 +289,9 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     memory::check(args.cache.memory(DEFAULT_MEMORY));
     let password = args.password_file.as_deref().map(Password::read).transpose()?;
     let Address(listen) = args.listen;
-    let failed =
-        |error| Failure::Failed(format!("can not listen on port of clients {listen}: {error}"));
+    let failed = |error| {
+        Failure::Failed(format!("can not listen on {listen} for clients (--listen): {error}"))
+    };
     // Before the cache is opened for nothing.
     let socket = TcpListener::bind(listen).map_err(failed)?;
     socket.set_nonblocking(true).map_err(failed)?;

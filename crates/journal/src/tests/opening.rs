@@ -120,6 +120,25 @@ fn a_journal_that_was_made_longer_is_cut() {
     }
 }
 
+/// Who is to remove a cache removes its directory.
+#[test]
+fn no_cache_is_made_beside_what_is_somebody_elses() {
+    let directory = SimDirectory::default();
+    directory.create("notes", 0).unwrap();
+    let error = crate::open::open(Box::new(directory.clone()), options()).err().unwrap();
+    assert!(
+        matches!(&error, Error::NoCache { reason, .. } if reason.contains("`notes`")),
+        "{error}"
+    );
+    assert_eq!(directory.list().unwrap(), ["notes"]);
+    // What file systems make is nobody's; and what comes later does not matter.
+    let directory = SimDirectory::default();
+    directory.create("lost+found", 0).unwrap();
+    open(&directory, &options()).close().unwrap();
+    directory.create("notes", 0).unwrap();
+    open(&directory, &options()).close().unwrap();
+}
+
 /// It may be tried again and again.
 #[test]
 fn an_opening_that_fails_leaves_no_journal() {
