@@ -221,6 +221,7 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
     let blocks = Arc::new(Blocks::new(memory.block_bytes));
 
     let (mut old, mut set_aside, mut set_aside_bytes) = (Vec::new(), Vec::new(), 0);
+    let mut gone = Vec::new();
     for number in &numbers {
         let name = file_name(*number);
         let failed = |action| Error::io(path.join(&name), action);
@@ -237,6 +238,7 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
                 if may_be_blank && is_blank(&*file, len).map_err(failed("reading a journal"))? {
                     // Its making was interrupted.
                     directory.remove(&name).map_err(failed("removing an empty journal"))?;
+                    gone.push(*number);
                     continue;
                 }
                 (len, "has no header of this cache, or can not be decompressed")
@@ -256,7 +258,7 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
         set_aside.push(*number);
     }
     // It may have any number, and be nobody's: what stays is not too far behind it, and what is made need not come after it.
-    numbers.retain(|number| !set_aside.contains(number));
+    numbers.retain(|number| !set_aside.contains(number) && !gone.contains(number));
     for name in
         names.iter().filter(|name| hint_number(name).is_some_and(|it| !numbers.contains(&it)))
     {

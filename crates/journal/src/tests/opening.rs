@@ -93,6 +93,21 @@ fn what_is_longer_than_a_journal_is_not_looked_through() {
     assert!(!has(blank) && !has(longer) && has(&format!("{longer}.damaged")), "{names:?}");
 }
 
+/// What somebody has left there under a journal's name keeps no opening from the others.
+#[test]
+fn a_blank_journal_may_have_any_number() {
+    for (len, number) in [(0, "000000600000"), (MIB as u64, "999999999999")] {
+        let directory = closed(&options(), 5000);
+        directory.create(&format!("{number}.journal"), len).unwrap();
+        let cache = open(&directory, &options());
+        assert_eq!((cache.recovered().entries, cache.stats().kept_aside.files), (5000, 0));
+        cache.put(b"key", b"value").unwrap();
+        cache.close().unwrap();
+        let all = open(&directory, &options());
+        assert_eq!(all.recovered().entries, 5001);
+    }
+}
+
 /// Whatever makes a journal's file longer takes no room of others.
 #[test]
 fn a_journal_that_was_made_longer_is_cut() {

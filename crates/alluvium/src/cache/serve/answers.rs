@@ -68,12 +68,12 @@ impl Answers {
         let more = parts.iter().map(|part| part.len()).sum();
         self.is_over |= !self.make_room(more);
         if !self.is_over {
-            self.append(parts, more);
+            self.is_over = !self.append(parts, more);
         }
     }
 
-    /// `more` bytes for which there is room.
-    fn append(&mut self, parts: &[&[u8]], more: usize) {
+    /// `more` bytes for which there is room; false if the system has no memory for them.
+    fn append(&mut self, parts: &[&[u8]], more: usize) -> bool {
         let (len, now) = (self.bytes.len() + more, self.bytes.capacity());
         if len > now {
             // The share has what is allocated, and not only what is filled.
@@ -85,9 +85,14 @@ impl Answers {
                     .find(|wanted| self.share.hold_at_least(*wanted))
                     .unwrap_or(len),
             };
-            self.bytes.reserve_exact(wanted - self.bytes.len());
+            let here = self.bytes.len();
+            let mut reserved = |wanted: usize| self.bytes.try_reserve_exact(wanted - here).is_ok();
+            if !reserved(wanted) && !reserved(len) {
+                return false;
+            }
         }
         parts.iter().for_each(|part| self.bytes.extend_from_slice(part));
+        true
     }
 
     fn number(&mut self, kind: &str, number: impl std::fmt::Display) {
@@ -114,7 +119,11 @@ impl Answers {
         let line = &line.as_bytes()[..line.len().min(ERROR_BYTES - 3)];
         let more = line.len() + 3;
         self.make_room(more);
-        self.append(&[b"-", line, b"\r\n"], more);
+        let parts = [b"-", line, b"\r\n"];
+        if !self.append(&parts, more) {
+            // What waits is moved for it, or the process ends: without it the client would take the next answer for this one.
+            parts.iter().for_each(|part| self.bytes.extend_from_slice(part));
+        }
     }
 
     pub(super) fn integer(&mut self, number: i64) {
