@@ -4,16 +4,15 @@ use std::iter;
 use std::path::Path;
 
 use crate::error::{Error, Result};
-use crate::files::{Directory, NoFile, RealDirectory};
-use crate::journal::file_name;
-use crate::open::{IDENTITY, check_contents_of, hint_number, journal_number};
+use crate::files::{Directory, RealDirectory};
+use crate::journal::{NAME_END, file_name};
+use crate::open::{IDENTITY, check_contents_of, clear_away, hint_number, journal_number};
 use crate::options::Contents;
 use crate::place::JournalNumber;
 use crate::shared::Shared;
 
 /// Behind the name of a journal that an opening could not use, and has kept for somebody to look at.
 const SET_ASIDE: &str = ".damaged";
-const JOURNAL: &str = ".journal";
 /// In the root of a file system, which may be a cache's own.
 const LOST_AND_FOUND: &str = "lost+found";
 
@@ -29,13 +28,13 @@ pub fn clear(path: impl AsRef<Path>, contents: Contents) -> Result<()> {
         .map_err(Error::io(path, "opening the directory"))?
         .ok_or_else(|| Error::InUse { path: path.to_owned() })?;
     let mut names = directory.list().map_err(Error::io(path, "listing the files"))?;
-    names.retain(|name| name != LOST_AND_FOUND);
     if let Some(other) = names.iter().find(|name| is_foreign(name)) {
         let reason = format!(
             "`{other}` is no file of a cache. To begin with an empty cache, choose a directory of its own, or remove what is in this one"
         );
         return Err(Error::NoCache { path: path.to_owned(), reason });
     }
+    names.retain(|name| is_of_a_cache(name));
     check_contents_of(&directory, &names, contents)?;
     // The identity last: whatever an interruption leaves is found as it was, and can be cleared again.
     names.sort_unstable_by_key(|name| name == IDENTITY);
@@ -80,16 +79,15 @@ pub fn kept_aside(path: impl AsRef<Path>) -> Result<KeptAside> {
 pub(crate) fn remove_set_aside(shared: &Shared) -> Result<usize> {
     let directory = &*shared.directory;
     let mut names = directory.list().map_err(Error::io(directory.path(), "listing the files"))?;
-    // No cache makes directories: those of such a name are somebody else's, and stay.
-    let is_no_directory = |name: &String| {
-        let opened = directory.open(name);
-        !opened.is_err_and(|error| NoFile::told_by(&error).is_some_and(NoFile::is_directory))
-    };
-    names.retain(|name| is_set_aside(name) && is_no_directory(name));
-    names.iter().try_for_each(|name| remove(directory, name))?;
-    let left = directory.list().map_err(Error::io(directory.path(), "listing the files"))?;
+    names.retain(|name| is_set_aside(name));
+    let (all, mut left) = (names.len(), Vec::new());
+    for name in names {
+        if !clear_away(directory, &name, "removing a file of a cache")? {
+            left.push(name);
+        }
+    }
     *shared.keep.kept_aside.lock() = KeptAside::among(directory, &left);
-    Ok(names.len())
+    Ok(all - left.len())
 }
 
 fn remove(directory: &dyn Directory, name: &str) -> Result<()> {
@@ -105,8 +103,8 @@ pub(crate) fn first_set_aside_name(number: JournalNumber) -> String {
 /// What a journal that can not be used is called from now on: no name that there is, since what has that may be all that is left of another one.
 pub(crate) fn set_aside_name(number: JournalNumber, names: &[String]) -> String {
     let journal = file_name(number);
-    let digits = journal.strip_suffix(JOURNAL).expect("a journal's name");
-    let others = (2u64..).map(|count| format!("{digits}.{count}{JOURNAL}{SET_ASIDE}"));
+    let digits = journal.strip_suffix(NAME_END).expect("a journal's name");
+    let others = (2u64..).map(|count| format!("{digits}.{count}{NAME_END}{SET_ASIDE}"));
     let mut all = iter::once(first_set_aside_name(number)).chain(others);
     all.find(|name| !names.contains(name)).expect("there are more numbers than files")
 }
@@ -114,10 +112,10 @@ pub(crate) fn set_aside_name(number: JournalNumber, names: &[String]) -> String 
 /// Whether the name is one that [`set_aside_name`] gives.
 pub(crate) fn is_set_aside(name: &str) -> bool {
     let Some(journal) = name.strip_suffix(SET_ASIDE) else { return false };
-    let parts = journal.strip_suffix(JOURNAL).and_then(|it| it.split_once('.'));
+    let parts = journal.strip_suffix(NAME_END).and_then(|it| it.split_once('.'));
     let Some((digits, count)) = parts else { return journal_number(journal).is_some() };
     let is_count = count.parse::<u64>().is_ok_and(|it| it > 1 && it.to_string() == count);
-    is_count && journal_number(&format!("{digits}{JOURNAL}")).is_some()
+    is_count && journal_number(&format!("{digits}{NAME_END}")).is_some()
 }
 
 /// Whether somebody else has made it: a cache has no files of this name, and no file system has by itself.

@@ -222,24 +222,17 @@ pub(crate) enum NoFile {
     Dangling,
 }
 
-/// [`NoFile::Other`] that nobody removes.
-const DIRECTORY: &str = "directory";
-
 impl NoFile {
     fn of(stat: &Stat) -> Option<Self> {
         Some(Self::Other(match FileType::from_raw_mode(stat.st_mode) {
             FileType::RegularFile => return None,
-            FileType::Directory => DIRECTORY,
+            FileType::Directory => "directory",
             FileType::Fifo => "pipe",
             FileType::Socket => "socket",
             FileType::BlockDevice => "block device",
             FileType::CharacterDevice => "character device",
             _ => "special file",
         }))
-    }
-
-    pub(crate) fn is_directory(self) -> bool {
-        matches!(self, Self::Other(DIRECTORY))
     }
 
     /// What an error of the system tells of it.

@@ -48,6 +48,13 @@ pub struct JournalReport {
     pub hint: HintState,
 }
 
+impl JournalReport {
+    /// The name of its file, in the cache's directory.
+    pub fn file_name(&self) -> String {
+        file_name(self.number)
+    }
+}
+
 /// Whether opening a cache can do without reading a journal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum HintState {

@@ -77,9 +77,12 @@ impl JournalHeader {
 /// Of a journal's number in its file's name: more than there will be journals.
 pub(crate) const NAME_DIGITS: usize = 12;
 
+/// Behind the number in its file's name.
+pub(crate) const NAME_END: &str = ".journal";
+
 /// Its file's name.
 pub(crate) fn file_name(number: JournalNumber) -> String {
-    format!("{:0NAME_DIGITS$}.journal", number.0)
+    format!("{:0NAME_DIGITS$}{NAME_END}", number.0)
 }
 
 /// What could not be read is tried again after this time.

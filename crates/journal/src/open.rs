@@ -22,7 +22,7 @@ use crate::hash::KeyHasher;
 use crate::hint::{self, Head};
 use crate::index::Index;
 use crate::journal::{
-    CacheId, Counts, FIRST_RECORD, Journal, JournalHeader, NAME_DIGITS, file_name,
+    CacheId, Counts, FIRST_RECORD, Journal, JournalHeader, NAME_DIGITS, NAME_END, file_name,
 };
 use crate::journals::Journals;
 use crate::keep::Keep;
@@ -220,8 +220,7 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
     let pool = Pool::new(journal_bytes, memory.arenas);
     let blocks = Arc::new(Blocks::new(memory.block_bytes));
 
-    let (mut old, mut set_aside, mut set_aside_bytes) = (Vec::new(), Vec::new(), 0);
-    let mut gone = Vec::new();
+    let (mut old, mut gone, mut set_aside_bytes) = (Vec::new(), Vec::new(), 0);
     for number in &numbers {
         let name = file_name(*number);
         let failed = |action| Error::io(path.join(&name), action);
@@ -255,10 +254,10 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
         );
         directory.rename(&name, &aside).map_err(failed("renaming what is no journal"))?;
         names.push(aside);
-        set_aside.push(*number);
+        gone.push(*number);
     }
     // It may have any number, and be nobody's: what stays is not too far behind it, and what is made need not come after it.
-    numbers.retain(|number| !set_aside.contains(number) && !gone.contains(number));
+    numbers.retain(|number| !gone.contains(number));
     for name in
         names.iter().filter(|name| hint_number(name).is_some_and(|it| !numbers.contains(&it)))
     {
@@ -407,18 +406,22 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
     Ok((shared, recovered))
 }
 
-/// Remove what an opening has no use for. No cache makes directories: those of such a name are somebody else's, and stay.
-fn clear_away(directory: &dyn Directory, name: &str, action: &'static str) -> Result<()> {
+/// Remove what the cache has no use for; whether that was done. No cache makes directories: those of such a name are somebody else's, and stay.
+pub(crate) fn clear_away(
+    directory: &dyn Directory,
+    name: &str,
+    action: &'static str,
+) -> Result<bool> {
     let path = directory.path().join(name);
     match directory.remove(name) {
         Err(error) if error.kind() == io::ErrorKind::IsADirectory => {
             tracing::warn!(
-                "journal cache: {} is a directory, and in the way of a file of the cache; remove it if nobody needs it",
+                "journal cache: {} is a directory, and has the name of a file of the cache; remove it if nobody needs it",
                 path.display()
             );
-            Ok(())
+            Ok(false)
         }
-        removed => removed.map_err(Error::io(path, action)),
+        removed => removed.map(|()| true).map_err(Error::io(path, action)),
     }
 }
 
@@ -496,7 +499,7 @@ pub(crate) fn hint_number(name: &str) -> Option<JournalNumber> {
 }
 
 pub(crate) fn journal_number(name: &str) -> Option<JournalNumber> {
-    let digits = name.strip_suffix(".journal").filter(|digits| digits.len() == NAME_DIGITS)?;
+    let digits = name.strip_suffix(NAME_END).filter(|digits| digits.len() == NAME_DIGITS)?;
     let number = JournalNumber(digits.parse().ok()?);
     (file_name(number) == name).then_some(number)
 }

@@ -252,20 +252,11 @@ impl Reading<'_> {
         if journal.frames.is_some() || len_bytes <= most_bytes {
             return len_bytes;
         }
-        let path = self.directory.path().join(file_name(journal.number));
-        match journal.file.truncate(most_bytes) {
-            Ok(()) => {
-                tracing::warn!(
-                    "journal cache: {}: its file had {len_bytes} bytes, more than a journal; it is cut",
-                    path.display()
-                );
-                most_bytes
-            }
-            Err(error) => {
-                tracing::warn!("journal cache: {}: cutting its end: {error}", path.display());
-                len_bytes
-            }
-        }
+        tracing::warn!(
+            "journal cache: {}: its file has {len_bytes} bytes, more than a journal; it is cut",
+            self.directory.path().join(file_name(journal.number)).display()
+        );
+        self.cut_to(journal, len_bytes, most_bytes)
     }
 
     /// Give back the room behind the last record, as a close does: a process that is killed again and again must not leave one journal after the other with next to nothing in it.
@@ -276,8 +267,13 @@ impl Reading<'_> {
         if file_bytes.saturating_sub(whole) <= file_bytes / FULL_PARTS {
             return file_bytes;
         }
-        match journal.file.truncate(whole) {
-            Ok(()) => whole,
+        self.cut_to(journal, file_bytes, whole)
+    }
+
+    /// Returns the length of the file, which was `file_bytes`.
+    fn cut_to(&self, journal: &Old, file_bytes: u64, len_bytes: u64) -> u64 {
+        match journal.file.truncate(len_bytes) {
+            Ok(()) => len_bytes,
             Err(error) => {
                 let path = self.directory.path().join(file_name(journal.number));
                 tracing::warn!("journal cache: {}: cutting its end: {error}", path.display());

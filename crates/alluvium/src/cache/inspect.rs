@@ -153,7 +153,7 @@ pub(crate) fn verify(args: &VerifyArgs) -> Result<(), Failure> {
     let looked = alluvium_journal::inspect(&args.directory, |report| {
         records += report.values + report.tombstones;
         has_damage |= is_damaged(&report);
-        let place = format!("journal {} ({:012}.journal)", report.number, report.number.0);
+        let place = format!("journal {} ({})", report.number, report.file_name());
         if report.damaged_bytes > 0 {
             output::line(format_args!("{place}: {} bytes are damaged", report.damaged_bytes))?;
             has_damaged_bytes = true;
