@@ -10,11 +10,12 @@ use futures::future::join_all;
 use futures::poll;
 use kafka_protocol::messages::*;
 use kafka_protocol::records::Compression;
+use tokio::runtime::Handle;
 
 use super::harness::{Client, TestServer, fetch, produce, text};
 use crate::batch::tests::{encode, transactional};
 use crate::batch::{BatchHeader, Outcome};
-use crate::groups::TopicsView;
+use crate::groups::Position;
 use crate::transactions::{Transactions, forget_unused};
 
 const INVALID_REQUEST: i16 = 42;
@@ -670,43 +671,42 @@ async fn a_topic_is_not_created_before_a_transaction_with_its_name_has_ended() {
     assert_eq!(offset(&server, "g", "t").await, (0, -1));
 }
 
-/// Nor before the offsets are in line of who has seen the older one.
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+/// Nor before the offsets are in line of who has seen the older one. Who has to wait does so on a thread of its own: one of the runtime's that waits may be the one that all sockets wait for.
+#[tokio::test(flavor = "multi_thread")]
 async fn a_topic_is_not_created_between_a_look_at_the_older_one_and_the_record() {
     let server = TestServer::start().await;
     server.topic("t", 1, &[]).await;
     let mut producer = Producer::init(&server, "a", true).await;
-    assert_eq!(producer.commit_offset("g", "t", 1).await, 0);
-    assert_eq!(producer.end(false).await, 0);
-    // Somebody else has the group, so the commit has to wait in the middle.
-    let (held, is_held) = mpsc::channel();
-    let (release, released) = mpsc::channel::<()>();
-    let at = server.server().clone();
-    let holder = thread::spawn(move || {
+    let runtime = Handle::current();
+    let (looked, has_looked) = mpsc::channel();
+    let (go_on, may_go_on) = mpsc::channel::<()>();
+    let (at, on, identity) = (server.server().clone(), runtime.clone(), producer.identity());
+    let commit = thread::spawn(move || {
         let request = TxnOffsetCommitRequest::default().with_group_id(GroupId(text("g")));
         let request = request.with_generation_id(-1);
-        let record = || {
-            held.send(()).unwrap();
-            released.recv().unwrap();
+        let position =
+            Position { partition: 0, offset: 9, leader_epoch: -1, metadata: String::new() };
+        let topics = vec![("t".to_owned(), vec![position])];
+        let (view, id) = (at.topics.view(), at.topics.by_name("t").unwrap().id);
+        let exists = || {
+            let exists = at.topics.by_id(id).is_ok();
+            looked.send(()).unwrap();
+            // Later looks go on at once.
+            let _ = may_go_on.recv();
+            exists
         };
-        at.groups.commit_in_transaction(&request, &[], &TopicsView::default(), record).unwrap();
+        on.block_on(at.transactions.add_offsets(identity, &request, topics, &view, true, exists))
     });
-    is_held.recv().unwrap();
-    let commit = tokio::spawn(async move { (producer.commit_offset("g", "t", 9).await, producer) });
-    while !server.server().transactions.is_held("a") {
-        thread::yield_now();
-    }
+    has_looked.recv().unwrap();
     delete_topic(&server, "t").await;
-    let at = server.server().clone();
-    let create =
-        tokio::spawn(async move { at.create_topic("t", 1, Default::default(), false).await });
+    let (at, on) = (server.server().clone(), runtime);
+    let create = thread::spawn(move || {
+        on.block_on(at.create_topic("t", 1, Default::default(), false)).map(|_| ())
+    });
     // Time for it to come in between.
-    thread::sleep(Duration::from_millis(200));
-    release.send(()).unwrap();
-    holder.join().unwrap();
-    let (code, mut producer) = commit.await.unwrap();
-    assert_eq!(code, 0);
-    assert!(create.await.unwrap().is_ok());
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    drop(go_on);
+    assert!(commit.join().unwrap().is_ok() && create.join().unwrap().is_ok());
     assert_eq!(producer.end(true).await, 0);
     assert_eq!(offset(&server, "g", "t").await, (0, -1));
 }

@@ -303,11 +303,6 @@ impl Transactions {
         end::start(server, &self.get(id).unwrap());
     }
 
-    /// Whether something is being done to a transaction.
-    pub(crate) fn is_held(&self, id: &str) -> bool {
-        self.get(id).is_some_and(|slot| slot.transaction.try_lock().is_none())
-    }
-
     /// Decide how a transaction ends, durably, and do nothing of what follows; what its markers carry.
     pub(crate) async fn decide_only(
         &self,
