@@ -124,6 +124,12 @@ impl ListenerOptions {
         let tls = match (encrypted, self.tls_certificate, self.tls_key) {
             (true, Some(certificate), Some(key)) => Some(TlsConfig {
                 clients: match (self.tls_client_auth, self.tls_client_ca) {
+                    (ClientAuth::None, None) if self.tls_principal_rules.is_some() => {
+                        return Err(
+                            "tls-principal-rules needs tls-client-auth: requested or required"
+                                .into(),
+                        );
+                    }
                     (ClientAuth::None, None) => ClientCertificates::None,
                     (ClientAuth::Requested, Some(ca)) => ClientCertificates::Requested(ca),
                     (ClientAuth::Required, Some(ca)) => ClientCertificates::Required(ca),
@@ -138,7 +144,13 @@ impl ListenerOptions {
                 ..TlsConfig::new(certificate, key)
             }),
             (true, ..) => return Err("it needs tls-certificate and tls-key".into()),
-            (false, None, None) if self.tls_client_ca.is_none() => None,
+            (false, None, None)
+                if self.tls_client_ca.is_none()
+                    && self.tls_principal_rules.is_none()
+                    && matches!(self.tls_client_auth, ClientAuth::None) =>
+            {
+                None
+            }
             (false, ..) => return Err("it has TLS options, and its protocol has no TLS".into()),
         };
         Ok(ListenerConfig {

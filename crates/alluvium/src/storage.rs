@@ -1,8 +1,9 @@
 //! What a server stands on: data directory, catalog, write-ahead log, object store. Found or made, and checked to belong together
 //! before anything is written to any of them.
 
-use std::fs::{File, TryLockError};
+use std::fs::{DirBuilder, File, TryLockError};
 use std::io::{Read, Write};
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -107,7 +108,13 @@ pub(crate) fn lock_directory(directory: &Path) -> Result<File, Failure> {
     let failed = |action: &str, error: std::io::Error| {
         Failure::Failed(format!("data directory {}: {action}: {error}", directory.display()))
     };
-    std::fs::create_dir_all(directory).map_err(|error| match error.kind() {
+    // What lies in it, what is kept of passwords for one, is nobody else's on the machine. (Who wants it otherwise makes the directory.)
+    let parents = directory.parent().map_or(Ok(()), std::fs::create_dir_all);
+    let created = parents.and_then(|()| match directory.is_dir() {
+        true => Ok(()),
+        false => DirBuilder::new().mode(0o700).create(directory),
+    });
+    created.map_err(|error| match error.kind() {
         std::io::ErrorKind::AlreadyExists => {
             Failure::Failed(format!("data directory {}: is not a directory", directory.display()))
         }
@@ -344,6 +351,21 @@ mod tests {
         let large = wal_options(7, limits::WAL_CAPACITY);
         assert_eq!(large.window_bytes, alluvium_wal::Options::default().window_bytes);
         assert_eq!(large.max_record_bytes, alluvium_wal::Options::default().max_record_bytes);
+    }
+
+    #[test]
+    fn a_new_data_directory_is_its_users_alone() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let dir = tempfile::tempdir().unwrap();
+        let data = dir.path().join("a/data");
+        let _lock = lock_directory(&data).unwrap();
+        assert_eq!(data.metadata().unwrap().permissions().mode() & 0o777, 0o700);
+        // One that is there keeps its rights.
+        let theirs = dir.path().join("theirs");
+        std::fs::create_dir(&theirs).unwrap();
+        std::fs::set_permissions(&theirs, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let _lock = lock_directory(&theirs).unwrap();
+        assert_eq!(theirs.metadata().unwrap().permissions().mode() & 0o777, 0o755);
     }
 
     #[test]

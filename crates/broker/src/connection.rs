@@ -127,7 +127,7 @@ pub(crate) async fn serve(
             let (reader, writer) = socket.into_split();
             talk(&server, peer(Principal::anonymous()), reader, writer).await
         }
-        Some(tls) => match tls.accept(socket).await {
+        Some(tls) => match tls.accept(socket, !listener.config.sasl.is_empty()).await {
             Ok((stream, principal)) => {
                 let (reader, writer) = sides::split(stream);
                 talk(&server, peer(principal), reader, writer).await

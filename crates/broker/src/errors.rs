@@ -88,7 +88,7 @@ pub(crate) enum ApiError {
     ShareSessionLimit(usize),
     #[error("the member has not acquired all records that it speaks of, or no longer has them")]
     InvalidRecordState,
-    #[error("not durable within the request's timeout; it may become durable later")]
+    #[error("no room in the log within the request's time; nothing of it was written")]
     TimedOut,
     #[error("objects could not be read in the request's time; what came of them is cached")]
     ObjectsTooSlow,

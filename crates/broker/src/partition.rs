@@ -236,6 +236,11 @@ impl Partition {
         self.producers.lock().active()
     }
 
+    /// Whether it remembers this producer.
+    pub(crate) fn knows_producer(&self, producer_id: i64) -> bool {
+        self.producers.lock().epoch(producer_id).is_some()
+    }
+
     /// See [`ProducerStates::lacks_marker`].
     pub(crate) fn lacks_marker(&self, producer_id: i64, epoch: i16) -> bool {
         self.producers.lock().lacks_marker(producer_id, epoch)

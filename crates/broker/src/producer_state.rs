@@ -140,7 +140,8 @@ impl ProducerStates {
     /// Decide about a batch; changes nothing.
     ///
     /// A producer of which nothing is known may begin with any sequence number: its state may have expired, or its records
-    /// may have been deleted. So does Kafka (`ProducerAppendInfo.checkSequence`; UNKNOWN_PRODUCER_ID is history).
+    /// may have been deleted. So does Kafka (`ProducerAppendInfo.checkSequence`; UNKNOWN_PRODUCER_ID is history), but for transactions of version 2, whose first batch here has sequence
+    /// 0: see `api/produce.rs`.
     ///
     /// # Errors
     /// [`ApiError::InvalidProducerEpoch`] for an epoch that a newer one has replaced, [`ApiError::OutOfOrderSequence`] for a

@@ -363,10 +363,14 @@ impl Quotas {
         let mut state = self.state.lock();
         let Some(bucket) = state.bucket(bound, who, now) else { return Duration::ZERO };
         let wait = take(bucket).min(bound.max_throttle());
-        if bound == Bound::Handling {
-            // Of one expensive request the client is not to wait for ever, a second each time: Kafka forgets in the same time.
-            bucket.left = bucket.left.max(-bucket.rate * BURST_SECONDS);
-        }
+        // What lies longer back is forgotten, as Kafka's samples are: else many connections, each of which waits for so long at most, would leave a debt behind for which everybody waits for hours.
+        let remembered = match bound {
+            Bound::Handling => BURST_SECONDS,
+            Bound::Produced | Bound::Fetched => MAX_THROTTLE.as_secs_f64(),
+            // A bucket of tokens in Kafka, too.
+            Bound::Changes | Bound::Connections => return wait,
+        };
+        bucket.left = bucket.left.max(-bucket.rate * remembered);
         wait
     }
 }

@@ -365,7 +365,7 @@ pub(crate) struct Record<'a> {
     pub(crate) rest: &'a [u8],
 }
 
-/// At most so many bytes of records of one batch are [unpacked](Unpacked).
+/// At most so many bytes of records of one batch are [unpacked](Unpacked), or of a block of Snappy, which can not be streamed.
 const MAX_UNPACKED_BYTES: u64 = 64 << 20;
 
 /// The records of a batch, decompressed.
@@ -602,6 +602,9 @@ impl<'a> SnappyBlocks<'a> {
         if len_bytes / 22 > compressed.len() + 3 {
             return Err(bad("a snappy block claims an impossible length"));
         }
+        if len_bytes as u64 > MAX_UNPACKED_BYTES {
+            return Err(bad("a snappy block is too large to be decompressed at one time"));
+        }
         self.block = io::Cursor::new(snap::raw::Decoder::new().decompress_vec(compressed)?);
         Ok(())
     }
@@ -703,6 +706,16 @@ mod tests {
         assert!(
             first_at_or_after(&lie, 0, 0).unwrap_err().to_string().contains("impossible length")
         );
+    }
+
+    /// It is decompressed at one time, into memory that no limit of a stream bounds.
+    #[test]
+    fn a_block_of_snappy_has_a_bound() {
+        let block = |len: usize| snap::raw::Encoder::new().compress_vec(&vec![0; len]).unwrap();
+        let read = |block: &[u8]| SnappyBlocks::new(block).read(&mut [0; 9]);
+        assert_eq!(read(&block(1 << 20)).unwrap(), 9);
+        let error = read(&block(MAX_UNPACKED_BYTES as usize + 1)).unwrap_err();
+        assert!(error.to_string().contains("too large"), "{error}");
     }
 
     #[test]

@@ -224,6 +224,11 @@ impl Sessions {
             session.forget(&key);
         }
         cache.partitions = cache.partitions + session.partitions.len() - before;
+        if session.partitions.is_empty() {
+            // As in Kafka: it ends, and makes room for another one.
+            cache.remove(request.session_id);
+            return Ok(Fetch { wants: Vec::new(), session_id: NO_SESSION, incremental: false });
+        }
         session.next_epoch = session.next_epoch.checked_add(1).unwrap_or(1);
         session.used_at = now;
         Ok(Fetch { wants: session.wants(), session_id: request.session_id, incremental: true })
@@ -348,6 +353,22 @@ mod tests {
         assert_eq!((last.session_id, last.incremental), (0, false));
         assert_eq!(sessions.cache.lock().partitions, 0);
         assert_eq!(sessions.begin(&request(id, 3, &[]), 12, now).unwrap_err().code(), 70);
+    }
+
+    #[test]
+    fn a_session_ends_with_its_last_partition() {
+        let (sessions, now) = (Sessions::default(), Instant::now());
+        let id = sessions.begin(&request(0, 0, &[(0, 5)]), 12, now).unwrap().session_id;
+        let mut forget = request(id, 1, &[]);
+        forget.forgotten_topics_data = vec![
+            ForgottenTopic::default()
+                .with_topic(kafka_protocol::protocol::StrBytes::from_static_str("t").into())
+                .with_partitions(vec![0]),
+        ];
+        let last = sessions.begin(&forget, 12, now).unwrap();
+        assert_eq!((last.session_id, last.incremental, last.wants.len()), (0, false, 0));
+        assert_eq!(sessions.cache.lock().sessions.len(), 0);
+        assert_eq!(sessions.begin(&request(id, 2, &[]), 12, now).unwrap_err().code(), 70);
     }
 
     #[test]

@@ -12,7 +12,7 @@ use uuid::Uuid;
 use crate::configs::topic::Rules;
 use crate::configs::{Alteration, Overrides, Setting, topic as settings};
 use crate::errors::ApiError;
-use crate::groups::TopicsView;
+use crate::groups::{TopicsNow, TopicsView};
 use crate::log_compaction;
 use crate::partition::{Partition, WRITER_EPOCH};
 use crate::producer_state::Totals;
@@ -131,6 +131,12 @@ pub(crate) struct Topics {
     view: Mutex<Arc<TopicsView>>,
     /// Held over a change's check and commit, so that changes have one order.
     changing: tokio::sync::Mutex<()>,
+}
+
+impl TopicsNow for Topics {
+    fn view(&self) -> Arc<TopicsView> {
+        Topics::view(self)
+    }
 }
 
 impl Topics {

@@ -118,7 +118,7 @@ impl Encoder {
     /// Add a batch; returns a block that it has completed. Streams come in ascending order, each one's batches in offset order.
     pub(crate) fn push(&mut self, stream: StreamId, batch: &Batch) -> Option<PutPayload> {
         let payload_bytes = u32::try_from(batch.payload.len())
-            .expect("a batch is bounded by the WAL's record limit");
+            .expect("a batch is bounded by the WAL's record limit, or by who rewrites it");
         let len_bytes = ENTRY_BYTES + batch.payload.len();
         let fits = self.open.as_ref().is_some_and(|open| {
             let with_it = open.len_bytes as usize + self.copied.len() + len_bytes;

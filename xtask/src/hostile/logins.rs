@@ -72,9 +72,9 @@ fn replay(address: &str, Recorded { first, last }: &Recorded) -> Result<(), Erro
     Ok(())
 }
 
-/// Guess until the address is not let in with the right password either, and wait until it is again.
+/// Guess until the address is not let in with the right password either, and wait until it is again. Nobody is told that the right password is wrong: connections are closed then.
 fn guess(address: &str) -> Result<(), Error> {
-    if !plain(address, USER.1)? {
+    if plain(address, USER.1)? != Told::Welcome {
         return Err("the right password is refused".into());
     }
     let mut guesses = 0;
@@ -85,13 +85,18 @@ fn guess(address: &str) -> Result<(), Error> {
         let message = authenticate(plain_message(WRONG_PASSWORD).as_bytes());
         wires.iter_mut().for_each(|wire| wire.send(&message));
         for wire in &mut wires {
-            if hear(&mut wire.answer()?.ok_or("a guess gets no answer")?)?.is_ok() {
+            // Those beyond the bound are closed.
+            if let Some(mut answer) = wire.answer()?
+                && hear(&mut answer)?.is_ok()
+            {
                 return Err("a wrong password is taken".into());
             }
         }
         guesses += GUESSES;
-        if !plain(address, USER.1)? {
-            break;
+        match plain(address, USER.1)? {
+            Told::Welcome => {}
+            Told::Wrong => return Err("the right password is said to be wrong".into()),
+            Told::Nothing => break,
         }
         if guesses >= MAX_GUESSES {
             return Err(format!("after {guesses} guesses an address may still try").into());
@@ -99,7 +104,7 @@ fn guess(address: &str) -> Result<(), Error> {
     }
     println!("logins: no more of them after {guesses} guesses");
     let give_up = Instant::now() + PATIENCE;
-    while !plain(address, USER.1)? {
+    while plain(address, USER.1)? != Told::Welcome {
         if Instant::now() >= give_up {
             return Err(format!("not let in {} s later either", PATIENCE.as_secs()).into());
         }
@@ -108,12 +113,22 @@ fn guess(address: &str) -> Result<(), Error> {
     Ok(())
 }
 
-/// Whether a password lets in.
-fn plain(address: &str, password: &str) -> Result<bool, Error> {
+/// What becomes of a password.
+#[derive(PartialEq)]
+enum Told {
+    Welcome,
+    Wrong,
+    /// The connection is closed.
+    Nothing,
+}
+
+fn plain(address: &str, password: &str) -> Result<Told, Error> {
     let mut wire = begin(address, PLAIN)?;
-    match say(&mut wire, &plain_message(password))? {
-        Ok(_) => Ok(true),
-        Err(SASL_AUTHENTICATION_FAILED) => Ok(false),
+    wire.send(&authenticate(plain_message(password).as_bytes()));
+    let Some(mut answer) = wire.answer()? else { return Ok(Told::Nothing) };
+    match hear(&mut answer)? {
+        Ok(_) => Ok(Told::Welcome),
+        Err(SASL_AUTHENTICATION_FAILED) => Ok(Told::Wrong),
         Err(code) => Err(format!("a password is answered with {code}").into()),
     }
 }

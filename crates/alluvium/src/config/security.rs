@@ -142,8 +142,13 @@ fn authorization(options: &ServeOptions) -> Result<Option<AuthorizationConfig>, 
             "super-users has `{user}`: a user is written as in User:admin, with semicolons between several"
         )));
     }
-    Ok(options.authorization.unwrap_or(false).then(|| AuthorizationConfig {
-        super_users,
-        allow_everyone_if_no_acl_found: options.allow_everyone_if_no_acl_found.unwrap_or(false),
-    }))
+    let allow_everyone_if_no_acl_found = options.allow_everyone_if_no_acl_found.unwrap_or(false);
+    if !options.authorization.unwrap_or(false) {
+        // Whoever writes these means that not everybody may do everything.
+        return match super_users.is_empty() && !allow_everyone_if_no_acl_found {
+            true => Ok(None),
+            false => Err(ConfigError("super-users and allow-everyone-if-no-acl-found need authorization = true: without it everybody may do everything".into())),
+        };
+    }
+    Ok(Some(AuthorizationConfig { super_users, allow_everyone_if_no_acl_found }))
 }

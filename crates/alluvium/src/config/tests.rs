@@ -280,6 +280,12 @@ fn a_listener_with_tls_and_certificates_of_clients_may_leave_the_loopback_interf
             "protocol = 'SSL', tls-certificate = 'c', tls-key = 'k', tls-client-auth = 'required'",
             "tls-client-ca",
         ),
+        ("protocol = 'SASL_PLAINTEXT', tls-client-auth = 'required'", "TLS"),
+        ("protocol = 'PLAINTEXT', tls-principal-rules = 'DEFAULT'", "TLS"),
+        (
+            "protocol = 'SSL', tls-certificate = 'c', tls-key = 'k', tls-principal-rules = 'DEFAULT'",
+            "tls-client-auth",
+        ),
     ] {
         let message =
             refused(&["--listener", &format!("{{name = 'x', listen = '127.0.0.1:1', {options}}}")]);
@@ -297,6 +303,8 @@ fn security_options_that_would_do_something_else_are_refused() {
     for (arguments, word) in [
         (vec!["--super-users", "admin"], "User:admin"),
         (vec!["--super-users", "User:a,User:b;c"], "User:admin"),
+        (vec!["--super-users", "User:a"], "authorization = true"),
+        (vec!["--allow-everyone-if-no-acl-found"], "authorization = true"),
         (vec!["--oauth-jwks", "keys.json"], "oauth-audience"),
         (
             vec!["--oauth-jwks", "http://a/k", "--oauth-issuer", "i", "--oauth-audience", "a"],

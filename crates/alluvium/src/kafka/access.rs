@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
+use alluvium_broker::Mechanism;
 use rustls::ClientConfig;
 use rustls::RootCertStore;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use url::Url;
 
-use super::login::{Login, Mechanism};
+use super::login::Login;
 use super::properties;
 
 /// TLS and login; the default is neither.

@@ -1,45 +1,14 @@
 //! The client's side of SASL: PLAIN, SCRAM (RFC 5802) with SHA-256 and SHA-512, and OAUTHBEARER (RFC 7628).
 
 use std::num::NonZeroU32;
-use std::str::FromStr;
 
+use alluvium_broker::Mechanism;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use ring::{digest, hmac, pbkdf2};
 
-/// A server that asks for more would only keep the client busy.
-const MAX_ITERATIONS: u32 = 1_000_000;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Mechanism {
-    Plain,
-    ScramSha256,
-    ScramSha512,
-    OauthBearer,
-}
-
-impl Mechanism {
-    const ALL: [Self; 4] = [Self::Plain, Self::ScramSha256, Self::ScramSha512, Self::OauthBearer];
-
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Plain => "PLAIN",
-            Self::ScramSha256 => "SCRAM-SHA-256",
-            Self::ScramSha512 => "SCRAM-SHA-512",
-            Self::OauthBearer => "OAUTHBEARER",
-        }
-    }
-}
-
-impl FromStr for Mechanism {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let found = Self::ALL.into_iter().find(|mechanism| mechanism.name() == text);
-        let all = Self::ALL.map(Self::name).join(", ");
-        found.ok_or_else(|| format!("sasl.mechanism is {text}; this program has {all}"))
-    }
-}
+/// Whoever stands in for the server and asks for fewer could guess the password by what it is shown; one that asks for more would only keep the client busy.
+const ITERATIONS: std::ops::RangeInclusive<u32> = 4096..=1_000_000;
 
 /// As whom, and how. (It has no `Debug`, so that nothing prints it.)
 pub(crate) struct Login {
@@ -91,8 +60,9 @@ impl Login {
         let salt = part("s=").and_then(|salt| BASE64.decode(salt).ok()).ok_or_else(strange)?;
         let iterations: NonZeroU32 =
             part("i=").and_then(|number| number.parse().ok()).ok_or_else(strange)?;
-        if iterations.get() > MAX_ITERATIONS {
-            return Err(format!("it asks for {iterations} iterations, more than {MAX_ITERATIONS}"));
+        if !ITERATIONS.contains(&iterations.get()) {
+            let (min, max) = (ITERATIONS.start(), ITERATIONS.end());
+            return Err(format!("it asks for {iterations} iterations, not for {min} to {max}"));
         }
         let mut salted = vec![0; hash.digest.output_len()];
         pbkdf2::derive(hash.pbkdf2, iterations, &salt, self.password.as_bytes(), &mut salted);
@@ -171,11 +141,19 @@ mod tests {
         for verifier in ["", "v=", "v=AAAA", "v=6rriTRBi23WpRR/wtup+mMhUZUn/dB5nLTJRsjl95G5="] {
             assert!(rfc("pencil", verifier).0.is_err(), "{verifier}");
         }
-        for first in
-            ["", "r=other,s=AAAA,i=4096", "r=mine,s=AAAA,i=4000000000", "r=mine,s=AAAA,i=0"]
-        {
-            let outcome = login("x").scram(&SHA256, "mine", &mut |_| Ok(first.into()));
-            assert!(outcome.is_err(), "{first}");
+        for first in [
+            "",
+            "r=other,s=AAAA,i=4096",
+            "r=mine,s=AAAA,i=4000000000",
+            "r=mine,s=AAAA,i=0",
+            "r=mine,s=AAAA,i=4095",
+        ] {
+            let mut said = 0;
+            let outcome = login("x").scram(&SHA256, "mine", &mut |_| {
+                said += 1;
+                Ok(first.into())
+            });
+            assert!(outcome.is_err() && said == 1, "{first}");
         }
     }
 

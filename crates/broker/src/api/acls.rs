@@ -26,15 +26,15 @@ use crate::security::{
 const MAX_TEXT_BYTES: usize = 1024;
 
 pub(super) async fn create(cx: &Context, request: CreateAclsRequest) -> CreateAclsResponse {
-    let check = |wanted| authorizer(cx, Operation::Alter).and_then(|_| check(wanted));
     let checked: Vec<Result<Acl, ApiError>> = request.creations.iter().map(check).collect();
     let good: BTreeSet<_> = checked.iter().flatten().cloned().collect();
     let added = match authorizer(cx, Operation::Alter) {
         Ok(authorizer) if !good.is_empty() => authorizer.add(good).await.map_err(ApiError::from),
-        _ => Ok(()),
+        Ok(_) => Ok(()),
+        Err(error) => Err(error),
     };
     let results =
-        checked.iter().map(|checked| match checked.as_ref().err().or(added.as_ref().err()) {
+        checked.iter().map(|checked| match added.as_ref().err().or(checked.as_ref().err()) {
             None => AclCreationResult::default().with_error_message(None),
             Some(error) => AclCreationResult::default()
                 .with_error_code(error.code())
@@ -86,7 +86,6 @@ pub(super) async fn delete(cx: &Context, request: DeleteAclsRequest) -> DeleteAc
         .filters
         .into_iter()
         .map(|wanted: DeleteAclsFilter| {
-            authorizer(cx, Operation::Alter)?;
             filter(
                 (wanted.resource_type_filter, wanted.pattern_type_filter),
                 [wanted.resource_name_filter, wanted.principal_filter, wanted.host_filter],
@@ -99,14 +98,15 @@ pub(super) async fn delete(cx: &Context, request: DeleteAclsRequest) -> DeleteAc
         Ok(authorizer) if !good.is_empty() => {
             authorizer.delete(&good).await.map_err(ApiError::from)
         }
-        _ => Ok(Vec::new()),
+        Ok(_) => Ok(Vec::new()),
+        Err(error) => Err(error),
     };
     let (deleted, failed) = match deleted {
         Ok(deleted) => (deleted, None),
         Err(error) => (Vec::new(), Some(error)),
     };
     let mut deleted = deleted.into_iter();
-    let results = checked.iter().map(|checked| match checked.as_ref().err().or(failed.as_ref()) {
+    let results = checked.iter().map(|checked| match failed.as_ref().or(checked.as_ref().err()) {
         None => {
             let deleted = deleted.next().into_iter().flatten();
             DeleteAclsFilterResult::default()
@@ -203,7 +203,7 @@ fn check(wanted: &AclCreation) -> Result<Acl, ApiError> {
 impl From<AclError> for ApiError {
     fn from(error: AclError) -> Self {
         match error {
-            AclError::TooMany => Self::PolicyViolation(error.to_string()),
+            AclError::TooMany | AclError::TooLarge => Self::PolicyViolation(error.to_string()),
             AclError::Store(cause) => cause.into(),
             AclError::Damaged(_) => Self::Internal(error.to_string()),
         }

@@ -4,7 +4,7 @@ use kafka_protocol::error::ResponseError;
 use kafka_protocol::messages::api_versions_response::{
     ApiVersion, FinalizedFeatureKey, SupportedFeatureKey,
 };
-use kafka_protocol::messages::{ApiVersionsRequest, ApiVersionsResponse};
+use kafka_protocol::messages::{ApiKey, ApiVersionsRequest, ApiVersionsResponse};
 use kafka_protocol::protocol::StrBytes;
 
 use super::{APIS, Context};
@@ -61,11 +61,22 @@ pub(super) fn unsupported(correlation_id: i32) -> Result<Response, EncodeError> 
     Response::encode(correlation_id, 0, &response, 0)
 }
 
+/// The first version of Produce that is announced, as by Kafka since 4.0 (KAFKA-18659), which like this server refuses those before 3: librdkafka before 2.11.1 takes a server that has no
+/// version 0 for one to which it can not send what is compressed by gzip, Snappy or LZ4, and sends it uncompressed.
+const FIRST_ANNOUNCED_PRODUCE: i16 = 0;
+
+impl super::Api {
+    /// The first version that clients are told of.
+    pub(crate) fn announced_min(&self) -> i16 {
+        if self.key == ApiKey::Produce { FIRST_ANNOUNCED_PRODUCE } else { self.min }
+    }
+}
+
 fn served() -> Vec<ApiVersion> {
     let version = |api: &super::Api| {
         ApiVersion::default()
             .with_api_key(api.key as i16)
-            .with_min_version(api.min)
+            .with_min_version(api.announced_min())
             .with_max_version(api.max)
     };
     APIS.iter().map(version).collect()

@@ -12,6 +12,7 @@ use kafka_protocol::messages::{
     OffsetCommitResponse, SyncGroupRequest, SyncGroupResponse, TopicName,
     consumer_group_describe_response, describe_groups_response, offset_commit_response,
 };
+use kafka_protocol::protocol::StrBytes;
 use uuid::Uuid;
 
 use super::Context;
@@ -46,7 +47,8 @@ impl Context {
     /// Without an authorizer everybody may do everything.
     fn ask(&self, question: impl FnOnce(&Authorizer, &Who<'_>) -> bool) -> bool {
         let Some(authorizer) = &self.server.authorizer else { return true };
-        let principal = self.peer.principal().unwrap_or_else(Principal::anonymous);
+        // Who has not logged in does not come here, and would not be anybody.
+        let Some(principal) = self.peer.principal() else { return false };
         let host = self.peer.host.trim_start_matches('/');
         question(authorizer, &Who { principal: principal.as_str(), host })
     }
@@ -172,6 +174,10 @@ impl See for Viewer {
 /// What a member takes in an answer beside what it says, at most.
 const MEMBER_BYTES: usize = 16;
 
+/// As Kafka says it of a group with topics that its describer may not see, and tells nothing else of it.
+pub(super) const UNSEEN_TOPICS: &str =
+    "The group has described topic(s) that the client is not authorized to describe.";
+
 /// There is no room for the answer: its client asks again a little later.
 const NO_ROOM: ResponseError = ResponseError::CoordinatorNotAvailable;
 
@@ -186,9 +192,8 @@ pub(super) async fn join(cx: &Context, request: JoinGroupRequest) -> JoinGroupRe
         return refused(code);
     }
     let client = ClientInfo { sight: cx.sight(), ..cx.client.clone() };
-    let topics = cx.server.topics.view();
-    let joined = cx.server.groups.join(&client, &request, cx.version, &topics);
-    drop((client, request, topics));
+    let joined = cx.server.groups.join(&client, &request, cx.version, &cx.server.topics);
+    drop((client, request));
     cx.keep_elements(0).await;
     let response = joined.await;
     let members = response.members.iter();
@@ -204,7 +209,7 @@ pub(super) async fn join(cx: &Context, request: JoinGroupRequest) -> JoinGroupRe
 
 pub(super) async fn heartbeat(cx: &Context, request: HeartbeatRequest) -> HeartbeatResponse {
     match cx.group_code(Operation::Read, &request.group_id) {
-        0 => cx.server.groups.heartbeat(request, cx.version).await,
+        0 => cx.server.groups.heartbeat(request).await,
         code => HeartbeatResponse::default().with_error_code(code),
     }
 }
@@ -308,9 +313,9 @@ pub(super) async fn consumer_heartbeat(
         session_timeout: time("consumer.session.timeout.ms"),
         heartbeat_interval: time("consumer.heartbeat.interval.ms"),
     };
-    let topics = cx.server.topics.view();
     let client = ClientInfo { sight: cx.sight(), ..cx.client.clone() };
-    cx.server.groups.consumer_heartbeat(client, request, cx.version, &topics, times).await
+    let topics = &cx.server.topics;
+    cx.server.groups.consumer_heartbeat(client, request, cx.version, topics, times).await
 }
 
 pub(super) async fn consumer_describe(
@@ -322,12 +327,22 @@ pub(super) async fn consumer_describe(
     let topics = cx.server.topics.view();
     let mut response = cx.server.groups.consumer_describe(request, cx.version, &topics).await;
     if cx.server.authorizer.is_some() {
-        // A group may have topics that this client may not see.
         let sees = |name: &str| cx.may(Operation::Describe, Resource::Topic(name));
-        for member in response.groups.iter_mut().flat_map(|group| &mut group.members) {
-            member.subscribed_topic_names.retain(|name| sees(name));
-            for assignment in [&mut member.assignment, &mut member.target_assignment] {
-                assignment.topic_partitions.retain(|topic| sees(&topic.topic_name));
+        for group in &mut response.groups {
+            let is_unseen = group
+                .members
+                .iter()
+                .flat_map(|member| [&member.assignment, &member.target_assignment])
+                .flat_map(|assignment| &assignment.topic_partitions)
+                .any(|topic| !sees(&topic.topic_name));
+            if is_unseen {
+                *group = consumer_group_describe_response::DescribedGroup::default()
+                    .with_group_id(group.group_id.clone())
+                    .with_error_code(ResponseError::TopicAuthorizationFailed.code())
+                    .with_error_message(Some(StrBytes::from_static_str(UNSEEN_TOPICS)));
+            }
+            for member in &mut group.members {
+                member.subscribed_topic_names.retain(|name| sees(name));
             }
         }
     }

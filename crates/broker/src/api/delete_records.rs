@@ -1,5 +1,7 @@
 //! DeleteRecords: the oldest records of partitions go.
 
+use std::collections::BTreeMap;
+
 use alluvium_stream::{Change, StoreError, StreamOffset};
 use kafka_protocol::messages::delete_records_request::DeleteRecordsTopic;
 use kafka_protocol::messages::delete_records_response::{
@@ -31,7 +33,8 @@ pub(super) async fn handle(cx: &Context, request: DeleteRecordsRequest) -> Delet
 async fn delete(cx: &Context, wanted: &DeleteRecordsTopic) -> Vec<DeleteRecordsPartitionResult> {
     let allowed = cx.authorize(Operation::Delete, Resource::Topic(&wanted.name));
     let topic = cx.server.topics.by_name(&wanted.name);
-    let mut changes = Vec::new();
+    // Of a partition that is named more than once the last one counts, as in Kafka.
+    let mut changes = BTreeMap::new();
     let mut outcomes = Vec::with_capacity(wanted.partitions.len());
     for asked in &wanted.partitions {
         let mut check = || {
@@ -52,7 +55,7 @@ async fn delete(cx: &Context, wanted: &DeleteRecordsTopic) -> Vec<DeleteRecordsP
             if epoch != partition.stream.newest_epoch() {
                 return Err(ApiError::NotLeader("another server leads this partition".into()));
             }
-            changes.push(Change::TrimStream { id, epoch, to });
+            changes.insert(id, Change::TrimStream { id, epoch, to });
             Ok(partition)
         };
         outcomes.push((asked.partition_index, check()));
@@ -60,7 +63,7 @@ async fn delete(cx: &Context, wanted: &DeleteRecordsTopic) -> Vec<DeleteRecordsP
     let committed = if changes.is_empty() {
         Ok(())
     } else {
-        cx.server.store.commit(changes).await.map_err(|error| match error {
+        cx.server.store.commit(changes.into_values().collect()).await.map_err(|error| match error {
             StoreError::InvalidChange(_) => ApiError::UnknownTopicOrPartition,
             error => error.into(),
         })

@@ -9,7 +9,7 @@ use kafka_protocol::protocol::StrBytes;
 
 use super::Context;
 use crate::errors::ApiError;
-use crate::security::Operation;
+use crate::security::{Operation, Resource};
 use crate::topics::TopicRef;
 
 /// Versions from here on know THROTTLING_QUOTA_EXCEEDED.
@@ -69,8 +69,15 @@ async fn delete(
         (ApiError::Unauthorized(_), TopicRef::Id(_)) => ApiError::UnknownTopicId,
         (error, _) => error,
     };
-    cx.topic(Operation::Describe, &topic).map_err(unseen)?;
-    let partitions = cx.topic(Operation::Delete, &topic)?.partitions.len();
+    // As in Kafka, who may delete in the cluster may delete each of its topics.
+    let doomed = match cx.may(Operation::Delete, Resource::Cluster) {
+        true => cx.server.topics.find(&topic)?,
+        false => {
+            cx.topic(Operation::Describe, &topic).map_err(unseen)?;
+            cx.topic(Operation::Delete, &topic)?
+        }
+    };
+    let partitions = doomed.partitions.len();
     cx.charge_changes(partitions, FIRST_WITH_QUOTA)?;
     cx.server.topics.delete(&topic).await
 }

@@ -1,5 +1,7 @@
 //! DescribeTopicPartitions: the partitions of topics, some at a time.
 
+use kafka_protocol::error::ResponseError;
+use kafka_protocol::messages::describe_topic_partitions_request::TopicRequest;
 use kafka_protocol::messages::describe_topic_partitions_response::{
     Cursor, DescribeTopicPartitionsResponsePartition, DescribeTopicPartitionsResponseTopic,
 };
@@ -23,9 +25,15 @@ pub(super) async fn handle(
     request: DescribeTopicPartitionsRequest,
 ) -> DescribeTopicPartitionsResponse {
     let server = &cx.server;
+    if let Some(cursor) = &request.cursor {
+        let is_named = request.topics.iter().any(|topic| topic.name == cursor.topic_name);
+        if cursor.partition_index < 0 || !(is_named || request.topics.is_empty()) {
+            return refused(&request);
+        }
+    }
     let describable = |name: &str| cx.authorize(Operation::Describe, Resource::Topic(name));
     let (first_topic, first_partition) = match &request.cursor {
-        Some(cursor) => (cursor.topic_name.to_string(), cursor.partition_index.max(0)),
+        Some(cursor) => (cursor.topic_name.to_string(), cursor.partition_index),
         None => (String::new(), 0),
     };
     let mut names: Vec<String> = if request.topics.is_empty() {
@@ -92,4 +100,16 @@ pub(super) async fn handle(
         }
     }
     response
+}
+
+/// To a cursor that no answer to these topics had, as Kafka says it.
+fn refused(request: &DescribeTopicPartitionsRequest) -> DescribeTopicPartitionsResponse {
+    let refused = |topic: &TopicRequest| {
+        DescribeTopicPartitionsResponseTopic::default()
+            .with_name(Some(topic.name.clone()))
+            .with_error_code(ResponseError::InvalidRequest.code())
+    };
+    DescribeTopicPartitionsResponse::default()
+        .with_next_cursor(None)
+        .with_topics(request.topics.iter().map(refused).collect())
 }

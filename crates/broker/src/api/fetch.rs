@@ -221,7 +221,7 @@ pub(super) async fn handle(cx: Context, body: Bytes) -> Result<Answer, Refused> 
     drop(request);
     let max_wait = max_wait.min(cx.keep_elements(fetch.wants.len()).await);
     let limits = Limits { min_bytes, max_bytes, max_wait, read_committed };
-    if !cx.wait_for_quota(Bound::Fetched).await {
+    if cx.owes(Bound::Fetched) {
         // By an empty answer, as from Kafka. One to a full request begins no session.
         if !fetch.incremental {
             cx.server.sessions.forget(fetch.session_id);

@@ -80,11 +80,6 @@ impl Context {
         max_wait
     }
 
-    /// Whether it holds memory for elements.
-    pub(super) fn holds_elements(&self) -> bool {
-        self.held.lock().elements.is_some()
-    }
-
     /// Wait for a turn to put a large answer together. It is kept until the answer's bytes are counted.
     pub(super) async fn take_turn(&self) {
         let turn = self.server.large_answers.turn(self.api.key).await;

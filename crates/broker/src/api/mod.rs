@@ -282,7 +282,8 @@ pub(crate) static APIS: &[Api] = &[
     }),
 ];
 
-/// Whether a request may wait long, and changes nothing while it waits: it is given up when its client has gone. Members of groups wait for one another
+/// Whether a request may wait long, and it does no harm to end it meanwhile: it is given up when its client has gone. (A ShareFetch may have put some of its acknowledgements in line, of which its client
+/// is not told then.) Members of groups wait for one another
 /// as long as they like, and their connections would be missing to others.
 pub(crate) fn may_be_given_up(frame: &[u8]) -> bool {
     let waiting = [

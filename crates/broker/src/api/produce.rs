@@ -181,15 +181,13 @@ impl Transaction {
                     id: header.producer_id,
                     epoch: header.producer_epoch,
                 };
-                let add = cx.version >= FIRST_THAT_ADDS;
                 let not_added = match cx.version {
-                    FIRST_WITH_ABORTABLE.. => ResponseError::TransactionAbortable,
-                    _ => ResponseError::InvalidTxnState,
+                    FIRST_THAT_ADDS.. => None,
+                    FIRST_WITH_ABORTABLE.. => Some(ResponseError::TransactionAbortable),
+                    _ => Some(ResponseError::InvalidTxnState),
                 };
                 let transactions = &cx.server.transactions;
-                transactions
-                    .admit(transaction, producer, partition, (!add).then_some(not_added))
-                    .map(Some)
+                transactions.admit(transaction, producer, partition, not_added).map(Some)
             }
         }
     }
@@ -215,7 +213,22 @@ async fn append(
     let partition = topic.partition(index).ok_or(ApiError::UnknownTopicOrPartition)?;
     let rules = topic.rules.append;
     let (header, records) = admission::admit(&cx.server, rules, cx.version, sent).await?;
-    let admit = || transaction.admit(cx, &header, (topic.id, index));
+    let admit = || {
+        let admitted = transaction.admit(cx, &header, (topic.id, index))?;
+        // Where each transaction has an epoch of its own, its first batch in a partition has sequence 0: one that is ahead of it may not get in before it, or the first one would be out of order for
+        // ever (as in Kafka's `ProducerAppendInfo`). The transaction's lock is held, so that of this producer nothing comes in between.
+        let is_first =
+            cx.version >= FIRST_THAT_ADDS && !partition.knows_producer(header.producer_id);
+        if admitted.is_some() && is_first && header.base_sequence != 0 {
+            return Err(NotAdmitted::Refused(ApiError::OutOfOrderSequence {
+                producer_id: header.producer_id,
+                epoch: header.producer_epoch,
+                got: header.base_sequence,
+                expected: 0,
+            }));
+        }
+        Ok(admitted)
+    };
     let appended = partition
         .append(&cx.server.store, &header, records, rules, deadline, admit)
         .await

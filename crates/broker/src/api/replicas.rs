@@ -28,17 +28,12 @@ use kafka_protocol::protocol::StrBytes;
 
 use super::{Answer, Context, Refused};
 use crate::security::{Operation, Resource};
-use crate::topics::{MAX_NAME_BYTES, Topic};
+use crate::topics::Topic;
 use crate::wire::newer::{DescribedLogDirs, Unchanged};
 use crate::wire::once;
 
 /// What the one place of all records is called.
 const LOG_DIR: &str = "/alluvium";
-
-/// A topic's name in messages, which stand there for each partition: no more of it than a topic can be called.
-fn shown(name: &str) -> &str {
-    &name[..name.floor_char_boundary(MAX_NAME_BYTES)]
-}
 
 /// Types of elections: of the preferred replica, and of any that is alive.
 const ELECTION_TYPES: [i8; 2] = [0, 1];
@@ -74,23 +69,19 @@ pub(super) async fn elect_leaders(
         let topic = cx.server.topics.by_name(&named.topic);
         let result = |index: i32| {
             let (error, message) = match &topic {
-                Err(_) => (
-                    ResponseError::UnknownTopicOrPartition,
-                    format!("No such topic as {}", shown(&named.topic)),
-                ),
-                Ok(topic) if topic.partition(index).is_none() => (
-                    ResponseError::UnknownTopicOrPartition,
-                    format!("No such partition as {}-{index}", shown(&named.topic)),
-                ),
+                Err(_) => (ResponseError::UnknownTopicOrPartition, "No such topic."),
+                Ok(topic) if topic.partition(index).is_none() => {
+                    (ResponseError::UnknownTopicOrPartition, "No such partition.")
+                }
                 Ok(_) => (
                     ResponseError::ElectionNotNeeded,
-                    "Leader election not needed for topic partition.".to_owned(),
+                    "Leader election not needed for topic partition.",
                 ),
             };
             PartitionResult::default()
                 .with_partition_id(index)
                 .with_error_code(error.code())
-                .with_error_message(Some(StrBytes::from_string(message)))
+                .with_error_message(Some(StrBytes::from_static_str(message)))
         };
         let results = named.partitions.iter().copied().map(result).collect();
         ReplicaElectionResult::default()
@@ -115,7 +106,7 @@ pub(super) async fn alter_reassignments(
         let result = |partition: ReassignablePartition| {
             let result = ReassignablePartitionResponse::default()
                 .with_partition_index(partition.partition_index);
-            match reassign(cx.server.node.id, &named.name, topic.as_deref(), &partition) {
+            match reassign(cx.server.node.id, topic.as_deref(), &partition) {
                 Ok(()) => result.with_error_message(None),
                 Err((error, message)) => result
                     .with_error_code(error.code())
@@ -133,20 +124,18 @@ pub(super) async fn alter_reassignments(
         .with_responses(topics.collect())
 }
 
-/// Check what is asked for: the only assignment is the one that there is.
+/// Check what is asked for: the only assignment is the one that there is. (The messages leave out the topic's name, which stands beside them: a request may have a million partitions.)
 fn reassign(
     this: i32,
-    name: &str,
     topic: Option<&Topic>,
     wanted: &ReassignablePartition,
 ) -> Result<(), (ResponseError, String)> {
-    let (index, name) = (wanted.partition_index, shown(name));
     let Some(topic) = topic else {
-        let message = format!("Unable to find a topic named {name}.");
+        let message = "Unable to find a topic of this name.".to_owned();
         return Err((ResponseError::UnknownTopicOrPartition, message));
     };
-    if topic.partition(index).is_none() {
-        let message = format!("Unable to find partition {name}:{index}.");
+    if topic.partition(wanted.partition_index).is_none() {
+        let message = "Unable to find this partition.".to_owned();
         return Err((ResponseError::UnknownTopicOrPartition, message));
     }
     let Some(replicas) = &wanted.replicas else {

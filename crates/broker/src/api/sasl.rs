@@ -21,7 +21,9 @@ impl Refusal {
         match self {
             Self::IllegalState => ResponseError::IllegalSaslState,
             Self::UnsupportedMechanism => ResponseError::UnsupportedSaslMechanism,
-            Self::Failed(_) | Self::OtherPrincipal => ResponseError::SaslAuthenticationFailed,
+            Self::Failed(_) | Self::OtherPrincipal | Self::TooMany => {
+                ResponseError::SaslAuthenticationFailed
+            }
         }
     }
 
@@ -33,6 +35,7 @@ impl Refusal {
             Self::Failed(mechanism) => format!(
                 "Authentication failed during authentication due to invalid credentials with SASL mechanism {mechanism}"
             ),
+            Self::TooMany => "too many attempts of this address have failed".into(),
             Self::OtherPrincipal => {
                 "a connection keeps its user and its mechanism when it authenticates again".into()
             }
@@ -66,6 +69,10 @@ pub(super) async fn authenticate(cx: Context, body: Bytes) -> Result<Answer, Ref
                 response.session_lifetime_ms = i64::try_from(lifetime).unwrap_or(i64::MAX);
             }
             cx.reply(&response)
+        }
+        Err(refusal @ Refusal::TooMany) => {
+            tell(&cx.peer, refusal);
+            Err(Refused::Unauthenticated)
         }
         Err(refusal) => {
             let message = StrBytes::from_string(refusal.message());
@@ -106,7 +113,7 @@ impl Context {
         response: &M,
     ) -> Result<Answer, Refused> {
         tell(&self.peer, refusal);
-        let harmless = refusal == Refusal::IllegalState && !self.peer.is_logging_in();
+        let harmless = refusal == Refusal::IllegalState && self.peer.is_logged_in(Instant::now());
         let response = self.encode(response)?;
         Ok(if harmless { Answer::Ready(response) } else { Answer::Last(response) })
     }

@@ -16,7 +16,9 @@ use kafka_protocol::messages::{
 use kafka_protocol::protocol::StrBytes;
 
 use super::Context;
-use crate::security::{Credential, Hash, ITERATIONS, Operation, Resource, UserChange, check_name};
+use crate::security::{
+    Credential, Hash, ITERATIONS, Operation, Resource, UserChange, UserError, check_name,
+};
 
 type Refusal = (ResponseError, String);
 
@@ -55,7 +57,13 @@ pub(super) async fn alter(
             Err(refusal) => Err(refusal),
             Ok(changes) => {
                 let changed = cx.server.authentication.users.change(changes).await;
-                changed.map_err(|error| (ResponseError::UnknownServerError, error.to_string()))
+                changed.map_err(|error| {
+                    let kind = match error {
+                        UserError::TooMany => ResponseError::PolicyViolation,
+                        _ => ResponseError::UnknownServerError,
+                    };
+                    (kind, error.to_string())
+                })
             }
         };
         let mut result =

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use alluvium_stream::StreamOffset;
 use bytes::Bytes;
+use kafka_protocol::error::ResponseError;
 use kafka_protocol::messages::share_acknowledge_response::{
     LeaderIdAndEpoch, PartitionData, ShareAcknowledgeTopicResponse,
 };
@@ -15,10 +16,11 @@ use kafka_protocol::messages::{
 use kafka_protocol::protocol::StrBytes;
 use tokio::time::{Instant, timeout_at};
 
+use super::authorization::UNSEEN_TOPICS;
 use super::{Answer, Context, Refused};
 use crate::errors::ApiError;
 use crate::groups::share::{
-    self, Ack, AckKind, NotTaken, Return, ShareRules, ShareSession, TopicPartition,
+    self, Ack, AckKind, NotTaken, Return, ShareRules, ShareSession, Shares, TopicPartition,
 };
 use crate::partition::{LEADER_EPOCH, Partition};
 use crate::security::{Operation, Resource};
@@ -41,9 +43,8 @@ pub(super) async fn heartbeat(
     let time = |name| cx.server.configs.group_time(&request.group_id, name);
     let session_timeout = time("share.session.timeout.ms");
     let interval = time("share.heartbeat.interval.ms");
-    let topics = cx.server.topics.view();
-    let groups = &cx.server.groups;
-    groups.share_heartbeat(cx.client.clone(), request, session_timeout, interval, &topics).await
+    let (groups, topics) = (&cx.server.groups, &cx.server.topics);
+    groups.share_heartbeat(cx.client.clone(), request, session_timeout, interval, topics).await
 }
 
 pub(super) async fn describe(
@@ -55,11 +56,18 @@ pub(super) async fn describe(
     let topics = cx.server.topics.view();
     let mut response = cx.server.groups.share_describe(request, &topics).await;
     if cx.server.authorizer.is_some() {
-        // A group may have topics that this client may not see.
         let sees = |name: &str| cx.may(Operation::Describe, Resource::Topic(name));
-        for member in response.groups.iter_mut().flat_map(|group| &mut group.members) {
-            member.subscribed_topic_names.retain(|name| sees(name));
-            member.assignment.topic_partitions.retain(|topic| sees(&topic.topic_name));
+        for group in &mut response.groups {
+            let mut assigned = group.members.iter().flat_map(|m| &m.assignment.topic_partitions);
+            if assigned.any(|topic| !sees(&topic.topic_name)) {
+                *group = share_group_describe_response::DescribedGroup::default()
+                    .with_group_id(group.group_id.clone())
+                    .with_error_code(ResponseError::TopicAuthorizationFailed.code())
+                    .with_error_message(Some(StrBytes::from_static_str(UNSEEN_TOPICS)));
+            }
+            for member in &mut group.members {
+                member.subscribed_topic_names.retain(|name| sees(name));
+            }
         }
     }
     if with_operations {
@@ -102,6 +110,7 @@ async fn acknowledged(cx: &Context, request: ShareAcknowledge) -> ShareAcknowled
         Ok(step) => step,
         Err(error) => return failed(error),
     };
+    let released = member.released_at_the_end(cx, step);
     let named = body.topics.iter().flat_map(|topic| {
         topic.partitions.iter().map(|partition| (topic.topic_id, partition.partition_index))
     });
@@ -115,7 +124,7 @@ async fn acknowledged(cx: &Context, request: ShareAcknowledge) -> ShareAcknowled
             acks.take(cx, &member, of, batches).await;
         }
     }
-    member.ended(cx, step);
+    drop(released);
     let mut topics: Vec<ShareAcknowledgeTopicResponse> = Vec::new();
     let leader = LeaderIdAndEpoch::default()
         .with_leader_id(cx.server.node.id)
@@ -190,12 +199,26 @@ impl Member {
         topic.partition(index).cloned().ok_or(ApiError::UnknownTopicOrPartition)
     }
 
-    /// What it has not acknowledged when its session ends goes back.
-    pub(super) fn ended(&self, cx: &Context, step: share::Step) {
+    /// To be dropped when what is acknowledged is in line: what the member has not acknowledged when its session ends goes back then, also if the request is given up before.
+    pub(super) fn released_at_the_end<'a>(
+        &'a self,
+        cx: &'a Context,
+        step: share::Step,
+    ) -> Option<ReleasedAtTheEnd<'a>> {
         let shares = cx.server.groups.shares();
-        if step == share::Step::Ended {
-            shares.release(&self.session.group, &self.session.member, Return::Unused);
-        }
+        (step == share::Step::Ended).then(|| ReleasedAtTheEnd { shares, session: &self.session })
+    }
+}
+
+/// The records of a session that has ended.
+pub(super) struct ReleasedAtTheEnd<'a> {
+    shares: &'a Shares,
+    session: &'a ShareSession,
+}
+
+impl Drop for ReleasedAtTheEnd<'_> {
+    fn drop(&mut self) {
+        self.shares.release(&self.session.group, &self.session.member, Return::Unused);
     }
 }
 
@@ -325,9 +348,10 @@ async fn put_in_line(
     loop {
         let log_start = partition.stream.start_offset();
         match shares.acknowledge(&slot, &member.rules, log_start, id, acks) {
-            Ok(record) => {
+            Ok((record, start)) => {
                 for Ack { from, to, kind } in acks {
-                    cx.server.metrics.share_acknowledged(*kind, to.0 - from.0);
+                    let records = to.max(&start).0 - from.max(&start).0;
+                    cx.server.metrics.share_acknowledged(*kind, records);
                 }
                 return Ok(record);
             }

@@ -3,7 +3,7 @@
 //! Batches stay the bytes that the producer sent. Which of their records the member has is said beside them, so batches that several members
 //! share go to each as a whole.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -104,6 +104,7 @@ async fn answer(
         &added,
         &forgotten,
     )?;
+    let released = member.released_at_the_end(cx, step);
     // Of topics that were deleted since.
     let gone = take_missing(cx, &mut partitions);
     if !gone.is_empty() {
@@ -120,7 +121,7 @@ async fn answer(
         });
         acks.take(cx, &member, of, batches).await;
     }
-    member.ended(cx, step);
+    drop(released);
     let mut given = BTreeMap::new();
     let mut limits = Limits {
         max_bytes: usize::try_from(body.max_bytes)
@@ -134,7 +135,7 @@ async fn answer(
     };
     drop((body, added, forgotten));
     limits.max_wait = limits.max_wait.min(cx.keep_elements(left).await);
-    if step != Step::Ended && !wants_nothing && cx.wait_for_quota(Bound::Fetched).await {
+    if step != Step::Ended && !wants_nothing && !cx.owes(Bound::Fetched) {
         given = hand_out(cx, &member, &partitions, limits, budgets).await;
         let shares = cx.server.groups.shares();
         if !shares.sessions.is_open(&member.session) {
@@ -387,13 +388,13 @@ fn found(batches: &[Bytes], aborted: &[(i64, i64)]) -> Vec<Found> {
     let mut coming = aborted.to_vec();
     coming.sort_unstable_by_key(|(_, first_offset)| std::cmp::Reverse(*first_offset));
     // Producers in whose aborted transaction the walk is.
-    let mut open: HashMap<i64, ()> = HashMap::new();
+    let mut open: HashSet<i64> = HashSet::new();
     let headers = batches.iter().filter_map(|batch| BatchHeader::parse(batch));
     let found = headers.map(|header| {
         while let Some((producer_id, first_offset)) = coming.last().copied()
             && first_offset <= header.base_offset
         {
-            open.insert(producer_id, ());
+            open.insert(producer_id);
             coming.pop();
         }
         let from = StreamOffset(header.base_offset.unsigned_abs());
@@ -402,7 +403,7 @@ fn found(batches: &[Bytes], aborted: &[(i64, i64)]) -> Vec<Found> {
         if header.is_control() {
             open.remove(&header.producer_id);
             is_for_members = false;
-        } else if header.is_transactional() && open.contains_key(&header.producer_id) {
+        } else if header.is_transactional() && open.contains(&header.producer_id) {
             is_for_members = false;
         }
         Found { from, to, is_for_members }

@@ -10,9 +10,6 @@ use super::Context;
 use crate::errors::ApiError;
 use crate::quotas::{Bound, Who};
 
-/// A request waits at most for so long for the debts of its client: less than the time after which clients give up on it.
-const MAX_QUOTA_WAIT: Duration = Duration::from_secs(20);
-
 /// What has been charged for a request so far.
 #[derive(Default)]
 pub(super) struct Toll(Mutex<Charged>);
@@ -124,19 +121,14 @@ impl Context {
         i32::try_from(self.toll.throttle().as_millis()).unwrap_or(i32::MAX)
     }
 
-    /// Wait until the client has paid what it owes: it came back before its time, or on another connection. Whoever holds memory for elements, for which others may be waiting,
-    /// does not wait with it: false, and its client is to come again later.
-    pub(super) async fn wait_for_quota(&self, bound: Bound) -> bool {
+    /// Whether the client has still to pay for what it had: it came back before its time, or on another connection. It gets nothing now, and is to come again later.
+    pub(super) fn owes(&self, bound: Bound) -> bool {
         let quotas = &self.server.quotas;
-        let Some(user) = self.charged(bound) else { return true };
+        let Some(user) = self.charged(bound) else { return false };
         let who = Who::Client { user: &user, client: &self.client.client_id };
         let wait = quotas.charge(bound, who, 0.0, Instant::now());
-        if !wait.is_zero() && self.holds_elements() {
-            self.wait(bound, wait);
-            return false;
-        }
-        tokio::time::sleep(wait.min(MAX_QUOTA_WAIT)).await;
-        true
+        self.wait(bound, wait);
+        !wait.is_zero()
     }
 }
 

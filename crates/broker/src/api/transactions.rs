@@ -18,19 +18,25 @@ use kafka_protocol::messages::{
 
 use super::Context;
 use crate::batch::Outcome;
+use crate::errors::ApiError;
 use crate::groups::Position;
-use crate::security::{Operation, Resource};
-use crate::topics::TopicRef;
+use crate::security::{Operation, Resource, ResourceType};
+use crate::topics::{TopicRef, is_internal};
 use crate::transactions::{Producer, Transactions};
 
 /// Versions of EndTxn from here on, and of TxnOffsetCommit, come from clients that know version 2 of transactions (KIP-890): each end raises the
 /// epoch, and what is used becomes part of the transaction by that.
 const FIRST_OF_VERSION_2: i16 = 5;
 
-/// Older clients of these APIs do not know PRODUCER_FENCED.
-fn code(error: ResponseError, version: i16, first_with_fenced: i16) -> i16 {
+/// Versions of TxnOffsetCommit from here on know TRANSACTION_ABORTABLE.
+const FIRST_OFFSETS_WITH_ABORTABLE: i16 = 4;
+
+/// Versions of AddPartitionsToTxn, AddOffsetsToTxn and EndTxn from here on know PRODUCER_FENCED.
+const FIRST_WITH_FENCED: i16 = 2;
+
+fn code(error: ResponseError, version: i16) -> i16 {
     match error {
-        ResponseError::ProducerFenced if version < first_with_fenced => {
+        ResponseError::ProducerFenced if version < FIRST_WITH_FENCED => {
             ResponseError::InvalidProducerEpoch.code()
         }
         error => error.code(),
@@ -50,7 +56,11 @@ pub(super) async fn add_partitions(
     let (mut found, mut missing) = (Vec::new(), HashMap::new());
     for topic in &request.v3_and_below_topics {
         let wanted = TopicRef::Name(Arc::from(&**topic.name));
-        let known = cx.topic(Operation::Write, &wanted);
+        // As Kafka says it of its own topics, in which no client writes.
+        let known = match is_internal(&topic.name) {
+            true => Err(ApiError::Unauthorized(ResourceType::Topic)),
+            false => cx.topic(Operation::Write, &wanted),
+        };
         for index in &topic.partitions {
             match &known {
                 Ok(known) if known.partition(*index).is_some() => found.push((known.id, *index)),
@@ -73,7 +83,7 @@ pub(super) async fn add_partitions(
         true => cx.server.transactions.add(producer, found, Vec::new()).await,
         false => Err(ResponseError::OperationNotAttempted),
     };
-    let outcome = outcome.map_or_else(|error| code(error, cx.version, 2), |()| 0);
+    let outcome = outcome.map_or_else(|error| code(error, cx.version), |()| 0);
     let results = request.v3_and_below_topics.iter().map(|topic| {
         let partition = |index: &i32| {
             let missing = missing.get(&(topic.name.clone(), *index)).copied();
@@ -108,7 +118,7 @@ pub(super) async fn add_offsets(
         true => Err(ResponseError::InvalidGroupId),
         false => cx.server.transactions.add(producer, Vec::new(), groups).await,
     };
-    let error_code = added.map_or_else(|error| code(error, cx.version, 2), |()| 0);
+    let error_code = added.map_or_else(|error| code(error, cx.version), |()| 0);
     AddOffsetsToTxnResponse::default().with_error_code(error_code)
 }
 
@@ -155,13 +165,20 @@ pub(super) async fn commit_offsets(
         id: request.producer_id.0,
         epoch: request.producer_epoch,
     };
-    let add = cx.version >= FIRST_OF_VERSION_2;
+    let not_added = match cx.version {
+        FIRST_OF_VERSION_2.. => None,
+        FIRST_OFFSETS_WITH_ABORTABLE.. => Some(ResponseError::TransactionAbortable),
+        _ => Some(ResponseError::InvalidTxnState),
+    };
     // An earlier transaction may have been waited for, and another topic may have the name by now.
     let exist = || meant.iter().all(|id| cx.server.topics.by_id(*id).is_ok());
     let transactions = &cx.server.transactions;
     let outcome = match allowed {
         Err(refused) => Some(refused),
-        Ok(()) => transactions.add_offsets(producer, &request, good, &view, add, exist).await.err(),
+        Ok(()) => {
+            let added = transactions.add_offsets(producer, &request, good, &view, not_added, exist);
+            added.await.err()
+        }
     };
     let topics = answers.into_iter().map(|(name, errors)| {
         let partitions = errors.into_iter().map(|(index, error)| {
@@ -197,7 +214,7 @@ pub(super) async fn end(cx: &Context, request: EndTxnRequest) -> EndTxnResponse 
         Ok(_) => response,
         Err(error) => {
             tracing::debug!(id = &**request.transactional_id, %error, "a transaction was not ended");
-            response.with_error_code(code(error, cx.version, 2))
+            response.with_error_code(code(error, cx.version))
         }
     }
 }

@@ -285,6 +285,9 @@ impl Groups {
     }
 }
 
+/// Groups that are swept before others have their turn.
+const SWEPT_AT_ONCE: usize = 256;
+
 impl Shared {
     fn check_position(
         &self,
@@ -328,6 +331,8 @@ impl Shared {
         self.write(|| {
             let slot = match self.registry.get(&request.group_id) {
                 Some(slot) => slot,
+                // Nothing comes of it: no group either.
+                None if generation < 0 && topics.is_empty() => return Ok(None),
                 None if generation < 0 => self.create(&request.group_id)?,
                 None if version >= 9 => return Err(ResponseError::GroupIdNotFound.into()),
                 None => return Err(ResponseError::IllegalGeneration.into()),
@@ -454,11 +459,17 @@ impl Shared {
     /// Drop offsets that are past their retention at `now`, which is `unix_now_ms`: of groups without members, and of topics that members do not read; and groups that have neither members nor offsets, and get
     /// none from an open transaction.
     /// What can not be written now is left for the next sweep; nobody waits for it.
-    pub(super) fn sweep(&self, now: Instant, unix_now_ms: i64) {
+    pub(super) async fn sweep(&self, now: Instant, unix_now_ms: i64) {
         let retention = self.config.offsets_retention;
         let retention_ms = i64::try_from(retention.as_millis()).unwrap_or(i64::MAX);
         let cutoff_ms = unix_now_ms.saturating_sub(retention_ms);
-        for slot in self.registry.all() {
+        for (n, slot) in self.registry.all().into_iter().enumerate() {
+            if n % SWEPT_AT_ONCE == SWEPT_AT_ONCE - 1 {
+                tokio::task::yield_now().await;
+            }
+            if self.is_closed() {
+                return;
+            }
             let is_dead = self.registry.change(&slot, |group, _| {
                 let Some(since) = group.vacant_since() else {
                     self.expire_unread(&slot.name, group, cutoff_ms);

@@ -133,6 +133,18 @@ impl<J, S> Group<J, S> {
         (self.state == State::Empty && self.pending.is_empty()).then_some(self.empty_since)
     }
 
+    /// What one of its members takes in memory.
+    pub(super) fn member_bytes(&self, member_id: &str, instance_id: Option<&str>) -> Option<usize> {
+        let id = instance_id.and_then(|id| self.static_members.get(id.as_bytes()));
+        let id = id.map_or(member_id, StrBytes::as_str);
+        self.members.get(id.as_bytes()).map(Member::size_bytes)
+    }
+
+    /// What its members' assignments take.
+    pub(super) fn assigned_bytes(&self) -> usize {
+        self.members.values().map(|member| member.assignment.len()).sum()
+    }
+
     /// An estimate of the memory that members and pending ids take.
     pub(super) fn size_bytes(&self) -> usize {
         let pending: usize = self.pending.keys().map(|id| id.len() + 64).sum();

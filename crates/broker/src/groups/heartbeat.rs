@@ -15,13 +15,14 @@ use kafka_protocol::protocol::StrBytes;
 use uuid::Uuid;
 
 use super::consumer::{
-    Answer, Assignment, Assignor, Beat, ConsumerGroup, Fault, LEFT_FOR_A_WHILE, Member, check_regex,
+    Answer, Assignment, Assignor, Beat, ConsumerGroup, Fault, LEFT_FOR_A_WHILE, MEMBER_BYTES,
+    Member, assigned_bytes, check_regex, owned_bytes,
 };
 use super::live::LiveGroup;
 use super::member_log::Durable;
 use super::membership::MAX_NAME_BYTES;
 use super::registry::{Slot, now};
-use super::topics_view::TopicsView;
+use super::topics_view::{TopicsNow, TopicsView};
 use super::{ClientInfo, Groups, Shared};
 use crate::state_stream::Refused;
 use crate::wire::once;
@@ -55,7 +56,7 @@ impl Groups {
         client: ClientInfo,
         request: ConsumerGroupHeartbeatRequest,
         version: i16,
-        topics: &TopicsView,
+        topics: &dyn TopicsNow,
         times: ConsumerTimes,
     ) -> ConsumerGroupHeartbeatResponse {
         let response = ConsumerGroupHeartbeatResponse::default();
@@ -106,18 +107,18 @@ impl Shared {
         client: &ClientInfo,
         request: &ConsumerGroupHeartbeatRequest,
         version: i16,
-        topics: &TopicsView,
+        topics: &dyn TopicsNow,
         times: ConsumerTimes,
     ) -> Result<Answer, Fault> {
         self.check_group_id(&request.group_id).map_err(plain)?;
         check_request(request, version)?;
-        let slot = self.consumer_slot(request, topics)?;
         let beat = beat(client, request);
+        let slot = self.consumer_slot(request, &beat, topics)?;
         // Changes of an earlier event go first, so that not more than one event's are ever held back.
         self.put_in_line(&slot).await?;
         let happen = |group: &mut ConsumerGroup, now| {
             if request.member_epoch >= 0 {
-                return group.heartbeat(now, self.consumer_rules(times), topics, &beat);
+                return group.heartbeat(now, self.consumer_rules(times), &topics.view(), &beat);
             }
             let instance_id = beat.instance_id.as_deref();
             let is_for_a_while = instance_id.is_some() && request.member_epoch == LEFT_FOR_A_WHILE;
@@ -141,7 +142,8 @@ impl Shared {
             if group.is_dead() {
                 return Err(was_deleted());
             }
-            let consumer = self.registry.as_consumer(group, topics, now).map_err(|error| {
+            let consumer = self.registry.as_consumer(group, &topics.view(), now);
+            let consumer = consumer.map_err(|error| {
                 let why = "the members of the group are about to get their partitions, try again";
                 Fault::new(error, why)
             })?;
@@ -162,18 +164,35 @@ impl Shared {
     fn consumer_slot(
         &self,
         request: &ConsumerGroupHeartbeatRequest,
-        topics: &TopicsView,
+        beat: &Beat,
+        topics: &dyn TopicsNow,
     ) -> Result<std::sync::Arc<Slot>, Fault> {
         let group_id = request.group_id.as_str();
-        let names = request.subscribed_topic_names.iter().flatten();
-        let names_bytes: usize = names.clone().map(|name| name.len() + 64).sum();
-        // What a member that has all of it would take: as current and target assignment.
-        let subscribed = names.filter_map(|name| topics.get(name));
-        let partitions: usize =
-            subscribed.map(|(_, partitions)| partitions as usize * 16 + 192).sum();
-        self.check_membership_room(group_id, names_bytes + partitions).map_err(|error| {
-            Fault::new(error, "the bound on the memory for members of groups is reached")
-        })?;
+        let subscribes = beat.topics.is_some() || beat.regex.is_some();
+        let is_known = || {
+            let Some(slot) = self.registry.get(group_id) else { return false };
+            let (topics, regex) = (beat.topics.as_ref(), beat.regex.as_deref());
+            self.registry.peek(&slot, |group, _| match group {
+                LiveGroup::Consumer(group) => group.subscribes_to(&beat.member_id, topics, regex),
+                LiveGroup::Classic(_) | LiveGroup::Share(_) => false,
+            })
+        };
+        if request.member_epoch >= 0 && subscribes && !is_known() {
+            let names = beat.topics.iter().flatten();
+            let names_bytes: usize = names.clone().map(|name| name.len() + 64).sum();
+            // What a member that has all of it would take: as current and target assignment.
+            let view = topics.view();
+            let subscribed = names.filter_map(|name| view.get(name));
+            let most = |(_, partitions)| {
+                assigned_bytes(partitions as usize) + owned_bytes(partitions as usize)
+            };
+            let wanted_bytes = MEMBER_BYTES + names_bytes + subscribed.map(most).sum::<usize>();
+            let held_bytes =
+                self.member_bytes(group_id, &beat.member_id, beat.instance_id.as_deref());
+            self.check_membership_room(group_id, wanted_bytes, held_bytes).map_err(|error| {
+                Fault::new(error, "the bound on the memory for members of groups is reached")
+            })?;
+        }
         if request.member_epoch == 0 {
             return self.create(group_id).map_err(plain);
         }

@@ -24,7 +24,7 @@ pub(super) enum LiveGroup {
     Classic(ClassicGroup),
     /// The server assigns.
     Consumer(ConsumerGroup),
-    /// Its members share partitions (KIP-932). It stays one until it is deleted.
+    /// Its members share partitions (KIP-932). One without members and without share partitions may become another.
     Share(ShareGroup),
 }
 
@@ -56,6 +56,15 @@ impl LiveGroup {
             Self::Classic(group) => group.vacant_since(),
             Self::Consumer(group) => group.vacant_since(),
             Self::Share(group) => group.vacant_since(),
+        }
+    }
+
+    /// An estimate of the memory that one of its members takes.
+    pub(super) fn member_bytes(&self, member_id: &str, instance_id: Option<&str>) -> Option<usize> {
+        match self {
+            Self::Classic(group) => group.member_bytes(member_id, instance_id),
+            Self::Consumer(group) => group.member_bytes(member_id, instance_id),
+            Self::Share(group) => group.member_bytes(member_id),
         }
     }
 

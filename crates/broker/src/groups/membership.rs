@@ -21,7 +21,7 @@ use super::consumer::{ConsumerGroup, ConsumerRules};
 use super::group::{JoinEvent, Refusal, SyncEvent};
 use super::live::LiveGroup;
 use super::registry::{JoinAnswer, SyncAnswer};
-use super::topics_view::TopicsView;
+use super::topics_view::TopicsNow;
 use super::{ClientInfo, Groups, MAX_GROUP_ID_BYTES, Shared};
 
 /// Bound on a member's protocols. Clients name one or two; each costs a comparison with every member's.
@@ -30,6 +30,13 @@ const MAX_PROTOCOLS: usize = 64;
 /// Bound on instance ids and on names of protocols. They are passed on to other members, whose version of the protocol may have room for
 /// 32 767 bytes only, whatever the version did in which they came.
 pub(super) const MAX_NAME_BYTES: usize = 1024;
+
+/// What a member of a classic group, and a protocol of it, take in memory beside their texts and metadata.
+const MEMBER_BYTES: usize = 768;
+const PROTOCOL_BYTES: usize = 64;
+
+/// The first version of SyncGroup whose clients say the protocol's type and name.
+const FIRST_VERSION_WITH_PROTOCOL: i16 = 5;
 
 /// How much of the client's own name goes into a member id; the rest is a UUID.
 const MEMBER_ID_PREFIX_CHARS: usize = 128;
@@ -42,7 +49,7 @@ impl Groups {
         client: &ClientInfo,
         request: &JoinGroupRequest,
         version: i16,
-        topics: &TopicsView,
+        topics: &dyn TopicsNow,
     ) -> impl Future<Output = JoinGroupResponse> + use<> {
         let started = self.shared.start_join(client, request, version, topics);
         let shared = Arc::clone(&self.shared);
@@ -68,9 +75,13 @@ impl Groups {
     pub fn sync(
         &self,
         request: &SyncGroupRequest,
-        _version: i16,
+        version: i16,
     ) -> impl Future<Output = SyncGroupResponse> + use<> {
-        let started = self.shared.start_sync(request);
+        let names_protocol = request.protocol_type.is_some() && request.protocol_name.is_some();
+        let started = match version < FIRST_VERSION_WITH_PROTOCOL || names_protocol {
+            true => self.shared.start_sync(request),
+            false => Err(ResponseError::InconsistentGroupProtocol),
+        };
         let shared = Arc::clone(&self.shared);
         let group_id = own(&request.group_id);
         async move {
@@ -91,7 +102,7 @@ impl Groups {
     }
 
     /// Heartbeat, versions 0 to 4.
-    pub async fn heartbeat(&self, request: HeartbeatRequest, _version: i16) -> HeartbeatResponse {
+    pub async fn heartbeat(&self, request: HeartbeatRequest) -> HeartbeatResponse {
         let code = code(self.shared.heartbeat(&request));
         HeartbeatResponse::default().with_error_code(code)
     }
@@ -147,7 +158,7 @@ impl Shared {
         client: &ClientInfo,
         request: &JoinGroupRequest,
         version: i16,
-        topics: &TopicsView,
+        topics: &dyn TopicsNow,
     ) -> Result<oneshot::Receiver<JoinAnswer>, ResponseError> {
         self.check_group_id(&request.group_id)?;
         let session_timeout =
@@ -163,9 +174,14 @@ impl Shared {
         {
             return Err(ResponseError::InvalidRequest);
         }
-        let metadata_bytes: usize =
-            request.protocols.iter().map(|protocol| protocol.metadata.len()).sum();
-        self.check_membership_room(&request.group_id, metadata_bytes)?;
+        let instance_id = request.group_instance_id.as_ref();
+        let protocols =
+            request.protocols.iter().map(|p| p.name.len() + p.metadata.len() + PROTOCOL_BYTES);
+        let names_bytes = client.client_id.len() + instance_id.map_or(0, |id| id.len());
+        let held_bytes =
+            self.member_bytes(&request.group_id, &request.member_id, instance_id.map(|id| &**id));
+        let wanted_bytes = MEMBER_BYTES + names_bytes + protocols.sum::<usize>();
+        self.check_membership_room(&request.group_id, wanted_bytes, held_bytes)?;
         let slot = if request.member_id.is_empty() {
             self.create(&request.group_id)?
         } else {
@@ -195,7 +211,7 @@ impl Shared {
             if let Some(group) = consumer(group)? {
                 let max_members = self.config.max_group_members;
                 let rules = ConsumerRules { session_timeout, max_members };
-                drop(waiter.send(group.classic_join(now, rules, topics, join)));
+                drop(waiter.send(group.classic_join(now, rules, &topics.view(), join)));
                 return Ok(answer);
             }
             match self.registry.make_classic(&slot, group, now) {
@@ -219,8 +235,12 @@ impl Shared {
         }
         let assigned_bytes: usize =
             request.assignments.iter().map(|assignment| assignment.assignment.len()).sum();
-        self.check_membership_room(&request.group_id, assigned_bytes)?;
         let slot = self.registry.get(&request.group_id).ok_or(ResponseError::UnknownMemberId)?;
+        let held_bytes = self.registry.peek(&slot, |group, _| match group {
+            LiveGroup::Classic(group) => group.assigned_bytes(),
+            LiveGroup::Consumer(_) | LiveGroup::Share(_) => 0,
+        });
+        self.check_membership_room(&request.group_id, assigned_bytes, Some(held_bytes))?;
         let assignments = request.assignments.iter();
         let sync = SyncEvent {
             member_id: own(&request.member_id),
@@ -290,12 +310,33 @@ impl Shared {
         Ok(())
     }
 
+    /// What a member takes in memory; `None` if there is no such member.
+    pub(super) fn member_bytes(
+        &self,
+        group_id: &str,
+        member_id: &str,
+        instance_id: Option<&str>,
+    ) -> Option<usize> {
+        let slot = self.registry.get(group_id)?;
+        self.registry.peek(&slot, |group, _| group.member_bytes(member_id, instance_id))
+    }
+
+    /// Whether there is memory for `wanted_bytes` of a member or a group, in place of `held_bytes` that it has; `None` if it is new.
+    ///
+    /// Who is in may have a quarter more than there is for who comes. What members have grows also by what others give up; and a group of which a member is refused what is to
+    /// replace what it has falls apart. Nothing that only keeps a member, or gives something back, is asked for here.
     pub(super) fn check_membership_room(
         &self,
         group_id: &str,
-        more_bytes: usize,
+        wanted_bytes: usize,
+        held_bytes: Option<usize>,
     ) -> Result<(), ResponseError> {
         let max_bytes = self.config.max_membership_bytes;
+        let (more_bytes, max_bytes) = match held_bytes {
+            None => (wanted_bytes, max_bytes),
+            Some(held_bytes) if wanted_bytes <= held_bytes => return Ok(()),
+            Some(held_bytes) => (wanted_bytes - held_bytes, max_bytes + max_bytes / 4),
+        };
         if self.registry.size_bytes().saturating_add(more_bytes) <= max_bytes {
             return Ok(());
         }

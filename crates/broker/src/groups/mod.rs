@@ -15,7 +15,8 @@
 //!
 //! So a generation may have a number once more, and that of a group of which nothing is kept starts again at 1. A member of before the restart that holds such a number can not
 //! commit with it unless it is a member: a generation is looked at only after the member id (`group::Group::check_commit`), and ids carry a random UUID
-//! that no later member is given, also not when the old one asks for it by joining. A static member is known by its
+//! that no later member is given, also not when the old one asks for it by joining a classic group (a group of consumers takes back whoever speaks the classic protocol under the id that it names, with
+//! nothing, as Kafka's does). A static member is known by its
 //! instance id, but has to name the member id too, and the old one is fenced once the instance has joined again. Only who
 //! names no generation at all may commit to a group without members, as in Kafka, and a member always names one.
 
@@ -66,7 +67,7 @@ pub(crate) use group::KeptGroups;
 pub(crate) use heartbeat::ConsumerTimes;
 pub(crate) use offsets::{Offsets, Position};
 pub(crate) use share::ShareStates;
-pub(crate) use topics_view::{See, Sight, TopicsView};
+pub(crate) use topics_view::{See, Sight, TopicsNow, TopicsView};
 
 /// Catalog metadata: the id of the stream of what is kept of classic groups, in decimal.
 const CLASSIC_STREAM_KEY: &str = "groups/classic-stream";
@@ -321,7 +322,7 @@ impl Shared {
 
     fn create(&self, group_id: &str) -> Result<Arc<Slot>, ResponseError> {
         if self.registry.get(group_id).is_none() {
-            self.check_membership_room(group_id, Slot::bytes(group_id))?;
+            self.check_membership_room(group_id, Slot::bytes(group_id), None)?;
         }
         // Groups go: clients that come again find room, and others would take another error for the end.
         let no_room = ResponseError::CoordinatorNotAvailable;
@@ -341,6 +342,8 @@ async fn run_timer(shared: Weak<Shared>) {
         return;
     };
     let mut next_sweep = now() + interval;
+    // In a task of its own: there may be very many groups, and others' deadlines meanwhile.
+    let mut sweeping = tokio::spawn(async {});
     loop {
         let first = [timer.first(), shares.deadline()].into_iter().flatten();
         let next = first.fold(next_sweep, Instant::min);
@@ -349,13 +352,19 @@ async fn run_timer(shared: Weak<Shared>) {
             () = shares.deadline_changed() => {}
             () = tokio::time::sleep_until(next.into()) => {}
         }
-        let Some(shared) = shared.upgrade().filter(|shared| !shared.is_closed()) else { return };
+        let Some(shared) = shared.upgrade().filter(|shared| !shared.is_closed()) else { break };
         shared.registry.expire();
         shares.expire();
         if now() >= next_sweep {
-            shared.sweep(now(), unix_time_ms());
+            if sweeping.is_finished() {
+                let shared = Arc::clone(&shared);
+                sweeping = tokio::spawn(async move { shared.sweep(now(), unix_time_ms()).await });
+            }
             next_sweep = now() + interval;
         }
+    }
+    if let Err(error) = sweeping.await {
+        tracing::error!(%error, "the look for old offsets failed");
     }
 }
 

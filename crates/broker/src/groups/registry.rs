@@ -1,7 +1,7 @@
 //! The groups by name, each behind its own lock, and the one timer for all of them.
 //!
 //! Locks, in the order in which they may be taken: a group's, then the timer's or a log's, then that of the topics. The map's lock is never held together
-//! with a group's. A transaction's lock is taken before a group's.
+//! with a group's, but at the start ([`Registry::restore`]), when nobody else is there. A transaction's lock is taken before a group's.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -142,14 +142,15 @@ impl Registry {
         consumer_groups: GroupStates,
     ) {
         let mut slots = self.slots.write();
+        let mut slot_of = |name: &str| match slots.get(name) {
+            Some(slot) => Arc::clone(slot),
+            None => self.insert(&mut slots, name, self.started_at),
+        };
         for name in with_offsets {
-            self.insert(&mut slots, name, self.started_at);
+            slot_of(name);
         }
         for (name, kept) in classic_groups.0 {
-            let slot = match slots.get(name.as_str()) {
-                Some(slot) => Arc::clone(slot),
-                None => self.insert(&mut slots, &name, self.started_at),
-            };
+            let slot = slot_of(&name);
             let kept_bytes = kept.encode(&name).len();
             self.kept_bytes.fetch_add(kept_bytes, Ordering::Relaxed);
             let mut live = slot.live.lock();
@@ -158,19 +159,13 @@ impl Registry {
             self.change_locked(&slot, &mut live, |_, _| ());
         }
         for (name, state) in consumer_groups.0 {
-            let slot = match slots.get(name.as_str()) {
-                Some(slot) => Arc::clone(slot),
-                None => self.insert(&mut slots, &name, self.started_at),
-            };
+            let slot = slot_of(&name);
             let group = ConsumerGroup::new(state, self.consumer_rules, self.started_at);
             slot.live.lock().group = LiveGroup::Consumer(group);
             self.change(&slot, |_, _| ());
         }
         for name in self.shares.groups() {
-            let slot = match slots.get(&name) {
-                Some(slot) => Arc::clone(slot),
-                None => self.insert(&mut slots, &name, self.started_at),
-            };
+            let slot = slot_of(&name);
             slot.live.lock().group = LiveGroup::Share(ShareGroup::new(self.started_at));
         }
     }

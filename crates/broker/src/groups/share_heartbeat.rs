@@ -11,13 +11,13 @@ use kafka_protocol::messages::{
 };
 use kafka_protocol::protocol::StrBytes;
 
-use super::consumer::{Assignment, Fault};
+use super::consumer::{Assignment, Fault, assigned_bytes};
 use super::heartbeat::{MAX_SUBSCRIPTION_BYTES, are_too_long, not_found, plain, was_deleted};
 use super::live::LiveGroup;
 use super::membership::MAX_NAME_BYTES;
 use super::registry::Registry;
-use super::share::{Return, ShareBeat, ShareMember};
-use super::topics_view::TopicsView;
+use super::share::{MEMBER_BYTES, Return, ShareBeat, ShareMember};
+use super::topics_view::{TopicsNow, TopicsView};
 use super::{ClientInfo, Groups, Shared};
 use crate::wire::once;
 
@@ -34,7 +34,7 @@ impl Groups {
         request: ShareGroupHeartbeatRequest,
         session_timeout: Duration,
         interval: Duration,
-        topics: &TopicsView,
+        topics: &dyn TopicsNow,
     ) -> ShareGroupHeartbeatResponse {
         let response = ShareGroupHeartbeatResponse::default();
         match self.shared.share_heartbeat(&client, &request, session_timeout, topics) {
@@ -78,22 +78,18 @@ impl Shared {
         client: &ClientInfo,
         request: &ShareGroupHeartbeatRequest,
         session_timeout: Duration,
-        topics: &TopicsView,
+        topics: &dyn TopicsNow,
     ) -> Result<(i32, Option<Assignment>), Fault> {
         let group_id = request.group_id.as_str();
         self.check_group_id(group_id).map_err(plain)?;
         check_request(request)?;
-        let names = request.subscribed_topic_names.iter().flatten();
-        let names_bytes: usize = names.clone().map(|name| name.len() + 64).sum();
-        let partitions = names.filter_map(|name| topics.get(name));
-        let assigned_bytes: usize = partitions.map(|(_, all)| all as usize * 8 + 96).sum();
-        self.check_membership_room(group_id, names_bytes + assigned_bytes).map_err(plain)?;
+        let beat = beat(client, request);
+        self.check_share_room(group_id, &beat, topics).map_err(plain)?;
         let is_joining = request.member_epoch == 0;
         let slot = match is_joining {
             true => self.create(group_id).map_err(plain)?,
             false => self.registry.get(group_id).ok_or_else(|| not_found(group_id))?,
         };
-        let beat = beat(client, request);
         self.registry.change(&slot, |group, now| {
             if is_joining && group.is_dead() {
                 return Err(was_deleted());
@@ -108,8 +104,34 @@ impl Shared {
                 self.registry.shares.member_gone(group_id, &beat.member_id, Return::Unused);
                 return Ok((LEAVES, None));
             }
-            share.heartbeat(now, session_timeout, topics, &beat)
+            share.heartbeat(now, session_timeout, &topics.view(), &beat)
         })
+    }
+
+    /// Whether there is memory for a member that joins, or says that it reads something else.
+    fn check_share_room(
+        &self,
+        group_id: &str,
+        beat: &ShareBeat,
+        topics: &dyn TopicsNow,
+    ) -> Result<(), ResponseError> {
+        let Some(names) = &beat.topics else { return Ok(()) };
+        let is_known = self.registry.get(group_id).is_some_and(|slot| {
+            self.registry.peek(&slot, |group, _| match group {
+                LiveGroup::Share(group) => group.subscribes_to(&beat.member_id, names),
+                LiveGroup::Classic(_) | LiveGroup::Consumer(_) => false,
+            })
+        });
+        if beat.epoch == LEAVES || is_known {
+            return Ok(());
+        }
+        let view = topics.view();
+        let names_bytes: usize = names.iter().map(|name| name.len() + 64).sum();
+        let partitions = names.iter().filter_map(|name| view.get(name));
+        let assigned: usize = partitions.map(|(_, all)| assigned_bytes(all as usize)).sum();
+        let wanted_bytes = MEMBER_BYTES + names_bytes + assigned;
+        let held_bytes = self.member_bytes(group_id, &beat.member_id, None);
+        self.check_membership_room(group_id, wanted_bytes, held_bytes)
     }
 
     fn share_describe(

@@ -164,6 +164,8 @@ fn sync_request(group: &str, joined: &JoinGroupResponse) -> SyncGroupRequest {
         .with_group_id(group_id(group))
         .with_generation_id(joined.generation_id)
         .with_member_id(joined.member_id.clone())
+        .with_protocol_type(joined.protocol_type.clone())
+        .with_protocol_name(joined.protocol_name.clone())
         .with_assignments(assignments.collect())
 }
 
@@ -253,7 +255,7 @@ async fn three_members_share_a_group_and_part() {
     let (b, c) = (join(&groups, "g", 10_000), join(&groups, "g", 10_000));
     let a_again = async {
         // As a client does: it learns of the others by its heartbeat.
-        while groups.heartbeat(heartbeat_request("g", &a), 4).await.error_code == 0 {
+        while groups.heartbeat(heartbeat_request("g", &a)).await.error_code == 0 {
             tokio::task::yield_now().await;
         }
         groups.join(&client(), &join_request("g", &a.member_id), 9, &TopicsView::default()).await
@@ -308,7 +310,7 @@ async fn the_timer_removes_a_silent_member_and_lets_the_other_go_on() {
     let other = tokio::time::timeout(Duration::from_secs(20), join(&groups, "g", 10_000));
     let other = world.run(other).await.expect("no wakeup");
     assert_eq!((other.error_code, other.members.len()), (0, 1));
-    let gone = groups.heartbeat(heartbeat_request("g", &silent), 4).await;
+    let gone = groups.heartbeat(heartbeat_request("g", &silent)).await;
     assert_eq!(gone.error_code, ResponseError::UnknownMemberId.code());
 }
 
@@ -321,7 +323,7 @@ async fn shutdown_answers_who_waits_and_who_comes_later() {
     world.run(groups.sync(&sync_request("g", &a), 5)).await;
     let waiting = join(&groups, "g", 10_000);
     let shutdown = async {
-        while groups.heartbeat(heartbeat_request("g", &a), 4).await.error_code == 0 {
+        while groups.heartbeat(heartbeat_request("g", &a)).await.error_code == 0 {
             tokio::task::yield_now().await;
         }
         groups.shutdown().await;
@@ -332,7 +334,7 @@ async fn shutdown_answers_who_waits_and_who_comes_later() {
         .join(&client(), &join_request("g", &StrBytes::new()), 9, &TopicsView::default())
         .await;
     assert_eq!(later.error_code, gone);
-    assert_eq!(groups.heartbeat(heartbeat_request("g", &a), 4).await.error_code, gone);
+    assert_eq!(groups.heartbeat(heartbeat_request("g", &a)).await.error_code, gone);
     assert_eq!(commit(&groups, commit_request("g", &[("topic", 0, 1)])).await, [gone]);
     groups.shutdown().await;
 }
@@ -636,8 +638,104 @@ async fn requests_that_no_group_can_answer_are_refused() {
     }
     let unknown = ResponseError::UnknownMemberId.code();
     let nobody = JoinGroupResponse::default().with_member_id(s("x"));
-    assert_eq!(groups.heartbeat(heartbeat_request("none", &nobody), 4).await.error_code, unknown);
-    assert_eq!(groups.sync(&sync_request("none", &nobody), 5).await.error_code, unknown);
+    assert_eq!(groups.heartbeat(heartbeat_request("none", &nobody)).await.error_code, unknown);
+    assert_eq!(groups.sync(&sync_request("none", &nobody), 4).await.error_code, unknown);
+    // From version 5 on clients say the protocol.
+    let inconsistent = ResponseError::InconsistentGroupProtocol.code();
+    assert_eq!(groups.sync(&sync_request("none", &nobody), 5).await.error_code, inconsistent);
+}
+
+/// What members take is bounded for those who come. Those that are in go on, and leave, however full it is.
+#[tokio::test]
+async fn a_full_memory_keeps_nobody_from_staying_or_leaving() {
+    let mut world = World::new();
+    world.config.max_membership_bytes = 1 << 20;
+    let (_store, groups) = world.start().await;
+    let topics = TopicsView::default();
+    let (session_timeout, interval) = (Duration::from_secs(45), Duration::from_secs(5));
+    let times = ConsumerTimes { session_timeout, heartbeat_interval: interval };
+    let names = || Some(vec![TopicName(s("topic"))]);
+    let consumer = async |epoch: i32, joins: bool| {
+        let request = ConsumerGroupHeartbeatRequest::default()
+            .with_group_id(group_id("consumers"))
+            .with_member_id(s("m"))
+            .with_member_epoch(epoch)
+            .with_rebalance_timeout_ms(if joins { 60_000 } else { -1 })
+            .with_subscribed_topic_names(if joins { names() } else { None })
+            .with_topic_partitions(joins.then(Vec::new));
+        let beat = groups.consumer_heartbeat(client(), request, 1, &topics, times);
+        let beat = world.run(beat).await;
+        (beat.error_code, beat.member_epoch)
+    };
+    let share = async |epoch: i32, joins: bool| {
+        let request = ShareGroupHeartbeatRequest::default()
+            .with_group_id(group_id("sharing"))
+            .with_member_id(s("m"))
+            .with_member_epoch(epoch)
+            .with_subscribed_topic_names(if joins { names() } else { None });
+        let beat = groups.share_heartbeat(client(), request, session_timeout, interval, &topics);
+        let beat = beat.await;
+        (beat.error_code, beat.member_epoch)
+    };
+    let (code, consumer_epoch) = consumer(0, true).await;
+    assert_eq!(code, 0);
+    let (code, share_epoch) = share(0, true).await;
+    assert_eq!(code, 0);
+    // Static members with a little metadata and very many long names, until no more are taken.
+    let protocol = |n: usize, len: usize| {
+        JoinGroupRequestProtocol::default()
+            .with_name(s(&format!("{n:01000}")))
+            .with_metadata(Bytes::from(vec![0; len]))
+    };
+    let classic = |n: usize, metadata: usize| {
+        join_request(&format!("g{n}"), &StrBytes::new())
+            .with_group_instance_id(Some(s("i")))
+            .with_protocols((0..60).map(|n| protocol(n, metadata)).collect())
+    };
+    let ask = async |request: &JoinGroupRequest| {
+        world.run(groups.join(&client(), request, 9, &topics)).await.error_code
+    };
+    let mut taken = 0;
+    while ask(&classic(taken, 0)).await == 0 {
+        taken += 1;
+    }
+    assert!((10..18).contains(&taken), "{taken}");
+    assert!(groups.shared.registry.size_bytes() <= 1 << 20);
+    // Until the last few KiB are gone too; then one that is in grows beyond what there is for others.
+    let full = ResponseError::CoordinatorNotAvailable.code();
+    assert_eq!(ask(&classic(0, 1500)).await, 0);
+    assert!(groups.shared.registry.size_bytes() > 1 << 20);
+    assert_eq!(ask(&join_request("new", &StrBytes::new())).await, full);
+    assert_eq!(consumer(consumer_epoch, false).await, (0, consumer_epoch));
+    assert_eq!(share(share_epoch, false).await, (0, share_epoch));
+    // As clients do it when an answer was lost.
+    assert_eq!(consumer(consumer_epoch, true).await.0, 0);
+    assert_eq!(share(share_epoch, true).await.0, 0);
+    assert_eq!(ask(&classic(1, 0)).await, 0);
+    // But not without end.
+    let grown = async |n: usize| ask(&classic(n, 1500)).await;
+    let mut codes = Vec::new();
+    for n in 1..taken {
+        codes.push(grown(n).await);
+    }
+    assert!(codes.contains(&full), "{codes:?}");
+    assert!(groups.shared.registry.size_bytes() <= (1 << 20) + (1 << 18));
+    assert_eq!(consumer(-1, false).await, (0, -1));
+    assert_eq!(share(-1, false).await, (0, -1));
+}
+
+/// Nothing comes of it, and it takes no place.
+#[tokio::test]
+async fn who_commits_nothing_makes_no_group() {
+    let world = World::new();
+    let (_store, groups) = world.start().await;
+    let request = commit_request("g", &[("gone", 0, 1)]);
+    let view = TopicsView::default();
+    let committed = groups.offset_commit(request, 9, &view, |_, _| false);
+    let committed = world.run(committed).await;
+    let unknown = ResponseError::UnknownTopicOrPartition.code();
+    assert_eq!(committed.topics[0].partitions[0].error_code, unknown);
+    assert_eq!(list(&groups, 5).await.len(), 0);
 }
 
 /// The number of groups is bounded, but their names can be long.
@@ -678,14 +776,14 @@ async fn the_sweep_drops_old_offsets_and_empty_groups() {
     let member = join(&groups, "busy", 10_000).await;
     assert_eq!(member.error_code, 0);
 
-    let sweep_after = |time: Duration| {
+    let sweep_after = async |time: Duration| {
         let unix_ms = unix_time_ms() + i64::try_from(time.as_millis()).unwrap();
-        groups.shared.sweep(now() + time, unix_ms);
+        groups.shared.sweep(now() + time, unix_ms).await;
     };
     let retention = world.config.offsets_retention;
-    sweep_after(retention - Duration::from_secs(60));
+    sweep_after(retention - Duration::from_secs(60)).await;
     assert_eq!(list(&groups, 5).await.len(), 2);
-    sweep_after(retention + Duration::from_secs(60));
+    sweep_after(retention + Duration::from_secs(60)).await;
     world
         .run(async {
             while !fetch(&groups, "idle").await.is_empty() {
@@ -694,7 +792,7 @@ async fn the_sweep_drops_old_offsets_and_empty_groups() {
         })
         .await;
     // The group itself goes with the next sweep; the one with a member keeps all.
-    sweep_after(retention + Duration::from_secs(60));
+    sweep_after(retention + Duration::from_secs(60)).await;
     let listed = list(&groups, 5).await;
     assert_eq!(listed.len(), 1);
     assert_eq!(listed[0].0, "busy");
@@ -737,19 +835,19 @@ async fn the_sweep_drops_old_offsets_of_topics_that_members_read_no_more() {
     let beat = groups.consumer_heartbeat(client(), request, 1, &topics, times);
     assert_eq!(world.run(beat).await.error_code, 0);
 
-    let sweep_after = |time: Duration| {
+    let sweep_after = async |time: Duration| {
         let unix_ms = unix_time_ms() + i64::try_from(time.as_millis()).unwrap();
-        groups.shared.sweep(now() + time, unix_ms);
+        groups.shared.sweep(now() + time, unix_ms).await;
     };
     let (retention, minute) = (world.config.offsets_retention, Duration::from_secs(60));
-    sweep_after(retention - minute);
+    sweep_after(retention - minute).await;
     // Durable with this would be all that was written before it.
     assert_eq!(world.run(commit(&groups, commit_request("x", &[("topic", 0, 1)]))).await, [0]);
     let both = all.map(|(topic, partition, offset)| found(topic, partition, offset));
     for group in ["classic", "connect", "new"] {
         assert_eq!(fetch(&groups, group).await, both, "{group}");
     }
-    sweep_after(retention + minute);
+    sweep_after(retention + minute).await;
     assert_eq!(world.run(commit(&groups, commit_request("x", &[("topic", 0, 2)]))).await, [0]);
     for (group, left) in [("classic", &both[..1]), ("connect", &both[..]), ("new", &both[..1])] {
         assert_eq!(fetch(&groups, group).await, left, "{group}");
@@ -774,18 +872,18 @@ async fn offsets_expire_also_after_a_restart() {
     let left = groups.leave(leave.with_member_id(back.member_id.clone()), 2).await;
     assert_eq!(left.error_code, 0);
 
-    let sweep = |up: Duration, later: Duration| {
+    let sweep = async |up: Duration, later: Duration| {
         let unix_ms = unix_time_ms() + i64::try_from(later.as_millis()).unwrap();
-        groups.shared.sweep(now() + up, unix_ms);
+        groups.shared.sweep(now() + up, unix_ms).await;
     };
     let (retention, minute) = (world.config.offsets_retention, Duration::from_secs(60));
     let timeout = world.config.max_session_timeout;
-    sweep(timeout - minute, retention + minute);
-    sweep(timeout + minute, retention - minute);
+    sweep(timeout - minute, retention + minute).await;
+    sweep(timeout + minute, retention - minute).await;
     // Durable with this would be all that was written before it.
     assert_eq!(world.run(commit(&groups, commit_request("new", &[("topic", 0, 8)]))).await, [0]);
     assert_eq!(fetch(&groups, "idle").await, [found("topic", 0, 7)]);
-    sweep(timeout + minute, retention + minute);
+    sweep(timeout + minute, retention + minute).await;
     world
         .run(async {
             while !fetch(&groups, "idle").await.is_empty() {

@@ -40,8 +40,14 @@ impl fmt::Debug for Sight {
     }
 }
 
+/// Where the topics can be looked at. Whoever holds a group's lock meanwhile sees nothing older than whoever had it before.
+pub(crate) trait TopicsNow: Sync {
+    /// As they are now.
+    fn view(&self) -> Arc<TopicsView>;
+}
+
 /// All topics at one moment.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct TopicsView {
     /// Grows with every change of the topics while the server runs.
     version: u64,
@@ -76,5 +82,13 @@ impl TopicsView {
 
     pub(super) fn names(&self) -> impl Iterator<Item = &Arc<str>> {
         self.by_name.keys()
+    }
+}
+
+/// For tests whose topics stay what they are.
+#[cfg(test)]
+impl TopicsNow for TopicsView {
+    fn view(&self) -> Arc<TopicsView> {
+        Arc::new(self.clone())
     }
 }

@@ -7,7 +7,7 @@ use crate::batch::{self, Assembled, BatchHeader, Codec, Outcome};
 use crate::partition::LEADER_EPOCH;
 use crate::records::{self, Record};
 
-/// A batch is closed when its records have so many bytes, before compression.
+/// A batch of several records has about so many bytes at most, before compression.
 const BATCH_BYTES: usize = 256 << 10;
 
 /// When the records of a batch were made.
@@ -99,7 +99,10 @@ impl Cleaner {
     fn put(&mut self, record: &Record<'_>, times: Times, codec: Codec, out: &mut Vec<Batch>) {
         if let Some(open) = &self.open {
             let is_far = record.timestamp_ms.checked_sub(open.base_timestamp_ms).is_none();
-            if open.records.len() >= BATCH_BYTES || open.times != times || is_far {
+            let is_other = open.times != times || open.codec != codec;
+            // A large record is a batch by itself: what its producer has compressed is a batch that small once more, and no larger one than before.
+            let is_full = open.records.len().saturating_add(record.rest.len()) > BATCH_BYTES;
+            if is_full || is_other || is_far {
                 self.cover(open.last_offset + 1, out);
             }
         }

@@ -318,6 +318,35 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![60 => batch, 20 => end, 1 => Just(Step::Garbage)]
 }
 
+/// Records of different codecs do not come into one batch, nor does a large one with others: a batch of a few KiB could become one of 64 MiB, by which storage grows, and
+/// answers to fetches beyond what is counted for them.
+#[test]
+fn a_batch_does_not_grow_by_its_neighbours() {
+    let mut log = Log::default();
+    let large = vec![0; 8 << 20];
+    for (key, value, codec) in [
+        (b"a", vec![1; 10], Compression::None),
+        (b"b", large.clone(), Compression::Zstd),
+        (b"c", vec![2; 10], Compression::Zstd),
+        (b"d", vec![3; 10], Compression::Lz4),
+        (b"e", large, Compression::Lz4),
+    ] {
+        // Of two records with the key the last one stays, so each batch is written anew.
+        let key = Some(key.to_vec());
+        let records = [(key.clone(), Some(vec![]), 1), (key, Some(value), 1)];
+        log.push(encode(&records, (-1, -1, -1), codec).to_vec());
+    }
+    let before: Vec<usize> = log.batches.iter().map(|batch| batch.payload.len()).collect();
+    let out = pass(&log.batches, &log.producers, (0, 10), 0, 5);
+    let last: Vec<Seen> = read(&log.batches).into_iter().skip(1).step_by(2).collect();
+    assert_eq!(read(&out), last);
+    let after: Vec<usize> = out.iter().map(|batch| batch.payload.len()).collect();
+    assert_eq!(after.len(), 5, "{before:?} {after:?}");
+    for (before, after) in before.iter().zip(&after) {
+        assert!(*after <= before + before / 4 + 64, "{before} {after}");
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 

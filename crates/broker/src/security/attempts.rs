@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::timeout_at;
 
-/// Failures in a row that an address has free, users behind a gateway included.
+/// Failures that an address has free, users behind a gateway included.
 const BURST: u32 = 20;
 
 /// Addresses that are remembered; about 100 bytes each.
@@ -67,12 +67,23 @@ impl Drop for Attempt {
         let of = by_address.entry(self.ip).or_insert_with(|| Of::new(now));
         of.decay(now);
         of.under_way = of.under_way.saturating_sub(1);
-        of.failed += u32::from(!self.succeeded);
+        // More than that changes nothing but the time until the address is forgiven.
+        of.failed = (of.failed + u32::from(!self.succeeded)).min(BURST);
         of.ended.notify_one();
     }
 }
 
 impl Attempts {
+    /// Begin an attempt of who has logged in, and does so again. It does not wait, and others' failures are not its; its own counts.
+    pub(crate) fn begin_again(self: &Arc<Self>, ip: IpAddr) -> Attempt {
+        let ip = network(ip);
+        let mut by_address = self.by_address.lock();
+        let now = Instant::now();
+        make_room(&mut by_address, now);
+        by_address.entry(ip).or_insert_with(|| Of::new(now)).under_way += 1;
+        Attempt { attempts: self.clone(), ip, succeeded: false }
+    }
+
     /// Begin an attempt, when those of the same address that are under way leave room for it; `None` if too many have failed.
     pub(crate) async fn begin(self: &Arc<Self>, ip: IpAddr) -> Option<Attempt> {
         let ip = network(ip);
@@ -157,6 +168,19 @@ mod tests {
         drop(attempts.begin(bad).await.unwrap());
         drop(attempts.begin(bad).await.unwrap());
         assert!(attempts.begin(bad).await.is_none());
+    }
+
+    #[tokio::test]
+    async fn the_failures_of_others_are_not_in_the_way_of_who_has_logged_in() {
+        let attempts = Arc::new(Attempts::default());
+        let here = ip("10.0.0.1");
+        for _ in 0..BURST {
+            drop(attempts.begin(here).await.unwrap());
+        }
+        attempts.begin_again(here).succeeded();
+        later(&attempts, Duration::from_secs(1));
+        drop(attempts.begin_again(here));
+        assert!(attempts.begin(here).await.is_none(), "its failure counts");
     }
 
     #[tokio::test]

@@ -15,6 +15,9 @@ const KEY_PREFIX: &str = "acl/";
 /// Each takes some 500 bytes.
 const MAX_ACLS: usize = 100_000;
 
+/// Filters of one deletion.
+const MAX_FILTERS: usize = 10_000;
+
 /// A resource by its name.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Resource<'a> {
@@ -48,6 +51,11 @@ pub enum AclError {
     /// The bound is reached.
     #[error("there are {MAX_ACLS} ACLs at most")]
     TooMany,
+    /// A deletion has too many filters, or they take too much together, what several of them take counted for each.
+    #[error(
+        "a deletion has at most {MAX_FILTERS} filters, and they take at most {MAX_ACLS} ACLs together"
+    )]
+    TooLarge,
     /// What is stored can not be read.
     #[error("{0} in the catalog can not be read")]
     Damaged(String),
@@ -153,12 +161,24 @@ impl Authorizer {
     ///
     /// # Returns
     /// What was deleted, for each filter; of two that take the same, both have it.
+    ///
+    /// # Errors
+    /// [`AclError::TooLarge`], and nothing is deleted.
     pub(crate) async fn delete(&self, filters: &[Filter]) -> Result<Vec<Vec<Acl>>, AclError> {
+        if filters.len() > MAX_FILTERS {
+            return Err(AclError::TooLarge);
+        }
         let mut keys = self.keys.lock().await;
-        let taken = |filter: &Filter| {
-            keys.keys().filter(|acl| filter.takes(acl)).cloned().collect::<Vec<_>>()
-        };
-        let taken: Vec<_> = filters.iter().map(taken).collect();
+        let mut taken: Vec<Vec<Acl>> = Vec::new();
+        let mut room = MAX_ACLS;
+        for filter in filters {
+            let of_filter = keys.keys().filter(|acl| filter.takes(acl));
+            let of_filter: Vec<Acl> = of_filter.take(room + 1).cloned().collect();
+            room = room.checked_sub(of_filter.len()).ok_or(AclError::TooLarge)?;
+            taken.push(of_filter);
+            // Each looks at all of them.
+            tokio::task::yield_now().await;
+        }
         let doomed: BTreeSet<&Acl> = taken.iter().flatten().collect();
         let stored = doomed.iter().flat_map(|acl| keys[*acl].iter().cloned());
         self.store.commit(stored.map(Change::DeleteMeta).collect()).await?;

@@ -46,6 +46,8 @@ pub(crate) use users::{ITERATIONS, UserChange, Users, check_name};
 pub(crate) use oauth::issuer;
 #[cfg(test)]
 pub(crate) use scram::client as scram_client;
+#[cfg(test)]
+pub(crate) use users::MAX_CREDENTIALS;
 
 /// What holds for all listeners.
 #[derive(Clone, Debug, Default)]

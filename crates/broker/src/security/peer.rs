@@ -15,6 +15,9 @@ use super::sasl::{Authentication, Exchange, Mechanism, Step};
 /// Requests, and messages of SASL, up to which a client has said who it is.
 const MAX_UNAUTHENTICATED_BYTES: u32 = 64 << 10;
 
+/// Requests for versions before a client has logged in. It is one, or two where the first was of a version that is not known.
+const MAX_ASKED_FOR_VERSIONS: u32 = 4;
+
 /// A client may log in anew so often: clients do when nine tenths of a session are over, which lasts a second at least.
 const LEAST_SESSION: Duration = Duration::from_millis(500);
 
@@ -35,6 +38,7 @@ struct Session {
     began: Option<Instant>,
     ends: Option<Instant>,
     exchange: Option<Exchange>,
+    asked_for_versions: u32,
     /// The messages of the exchange come as they are (KIP-43), not in requests.
     bare: bool,
 }
@@ -48,6 +52,9 @@ pub(crate) enum Refusal {
     Failed(Mechanism),
     /// Logging in anew must be as the same user and by the same mechanism.
     OtherPrincipal,
+    /// It was not looked at: too many attempts of the address have failed. The connection is closed without an answer, which clients take for a failure of the network and try again: one that says that
+    /// the password is wrong would end them.
+    TooMany,
 }
 
 /// What a message of SASL is answered with.
@@ -79,14 +86,27 @@ impl Peer {
 
     /// Whether it may send this request now. Between the messages of an exchange nothing else comes, as in Kafka: else who begins to log in and
     /// never ends would keep an attempt of its address for as long as it likes.
+    /// Who has not logged in may ask for versions a few times and no more, or it could hold a connection for ever.
     pub(crate) fn may_send(&self, key: ApiKey, now: Instant) -> bool {
-        let session = self.session.lock();
+        let mut session = self.session.lock();
         let logs_in = matches!(key, ApiKey::SaslHandshake | ApiKey::SaslAuthenticate);
         match &session.principal {
             _ if session.exchange.is_some() => logs_in,
-            None => logs_in || key == ApiKey::ApiVersions,
+            None if key == ApiKey::ApiVersions => {
+                session.asked_for_versions += 1;
+                session.asked_for_versions <= MAX_ASKED_FOR_VERSIONS
+            }
+            None => logs_in,
             Some(_) => logs_in || session.ends.is_none_or(|ends| now < ends),
         }
+    }
+
+    /// Whether it has said who it is, is not about to do so anew, and its session lasts.
+    pub(crate) fn is_logged_in(&self, now: Instant) -> bool {
+        let session = self.session.lock();
+        session.principal.is_some()
+            && session.exchange.is_none()
+            && session.ends.is_none_or(|ends| now < ends)
     }
 
     /// Whether it has still to say who it is, for the first time or anew.
@@ -135,9 +155,13 @@ impl Peer {
         message: &[u8],
         longest: Option<Duration>,
     ) -> Result<Answered, Refusal> {
-        let exchange = self.session.lock().exchange.take().ok_or(Refusal::IllegalState)?;
+        let (exchange, again) = {
+            let mut session = self.session.lock();
+            let exchange = session.exchange.take().ok_or(Refusal::IllegalState)?;
+            (exchange, session.principal.clone())
+        };
         let mechanism = exchange.mechanism();
-        match authentication.step(self.ip, exchange, message).await {
+        match authentication.step(self.ip, again.as_ref(), exchange, message).await {
             Step::Continue(exchange, answer) => {
                 self.session.lock().exchange = Some(exchange);
                 Ok(Answered { answer, lifetime: None })
@@ -157,6 +181,7 @@ impl Peer {
                 Ok(Answered { answer, lifetime })
             }
             Step::Failed => Err(Refusal::Failed(mechanism)),
+            Step::TooMany => Err(Refusal::TooMany),
         }
     }
 }

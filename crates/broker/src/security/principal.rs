@@ -122,6 +122,8 @@ fn read_rule(text: &str) -> Result<(Rule, &str), String> {
         Some(b'U') => (Some(Case::Upper), &rest[1..]),
         _ => (None, rest),
     };
+    // By itself first: what is put around it must not complete it.
+    Regex::new(pattern).map_err(|error| error.to_string())?;
     let pattern = Regex::new(&format!("^(?:{pattern})$")).map_err(|error| error.to_string())?;
     Ok((Rule::Replace { pattern, replacement: replacement.into(), case }, rest))
 }
@@ -220,9 +222,16 @@ mod tests {
 
     #[test]
     fn rules_that_can_not_be_read_are_refused() {
-        for text in
-            ["", "default", "RULE:a/b", "RULE:(/b/", "RULE:a/b/ DEFAULT", "DEFAULTS", "RULE:a/b/X"]
-        {
+        for text in [
+            "",
+            "default",
+            "RULE:a/b",
+            "RULE:(/b/",
+            "RULE:a/b/ DEFAULT",
+            "DEFAULTS",
+            "RULE:a/b/X",
+            "RULE:a)|(?:b/c/",
+        ] {
             assert!(text.parse::<PrincipalRules>().is_err(), "{text}");
         }
     }

@@ -10,13 +10,14 @@ use tokio::sync::Semaphore;
 
 use super::attempts::{Attempt, Attempts};
 use super::oauth::{self, Oauth, OauthConfig};
+use super::principal::Principal;
 use super::scram::{Challenge, ClientFirst, Credential, Hash};
 use super::users::{self, Users};
 
 /// Passwords of PLAIN that are hashed at the same time, which takes milliseconds of CPU each.
 const CONCURRENT_HASHES: usize = 2;
 
-/// An attempt that has failed is answered so much later.
+/// An attempt that has failed is answered so long after its turn has come, or when it is known if that is later: longer than it takes to hash a password.
 const FAILURE_DELAY: Duration = Duration::from_millis(100);
 
 /// How clients prove who they are.
@@ -99,6 +100,8 @@ pub(crate) enum Step<Next> {
     Done { user: String, answer: Vec<u8>, lifetime: Option<Duration> },
     /// For every reason the same, so that nobody learns who exists.
     Failed,
+    /// Not looked at: too many attempts of the address have failed.
+    TooMany,
 }
 
 /// What verifies.
@@ -119,23 +122,26 @@ impl Authentication {
         }
     }
 
-    /// Take a message of a client, after the failures of its address have been counted.
+    /// Take a message of a client, after the failures of its address have been counted. `again`: who it is already. It shows no password of anybody else.
     pub(crate) async fn step(
         &self,
         ip: IpAddr,
+        again: Option<&Principal>,
         Exchange { state, attempt }: Exchange,
         message: &[u8],
     ) -> Step<Exchange> {
         let attempt = match attempt {
             Some(attempt) => Some(attempt),
+            None if again.is_some() => Some(self.attempts.begin_again(ip)),
             None => self.attempts.begin(ip).await,
         };
         let Some(attempt) = attempt else {
-            tracing::debug!(%ip, "an attempt to log in is refused: too many have failed");
             tokio::time::sleep(FAILURE_DELAY).await;
-            return Step::Failed;
+            return Step::TooMany;
         };
-        match self.decide(state, message).await {
+        // What the answer takes must not tell what was compared with what.
+        let answer_failure_at = tokio::time::Instant::now() + FAILURE_DELAY;
+        match self.decide(state, again, message).await {
             Step::Continue(state, answer) => {
                 Step::Continue(Exchange { state, attempt: Some(attempt) }, answer)
             }
@@ -143,22 +149,23 @@ impl Authentication {
                 attempt.succeeded();
                 Step::Done { user, answer, lifetime }
             }
-            Step::Failed => {
+            // (The latter is decided above alone.)
+            Step::Failed | Step::TooMany => {
                 drop(attempt);
-                tokio::time::sleep(FAILURE_DELAY).await;
+                tokio::time::sleep_until(answer_failure_at).await;
                 Step::Failed
             }
         }
     }
 
-    async fn decide(&self, state: State, message: &[u8]) -> Step<State> {
+    async fn decide(&self, state: State, again: Option<&Principal>, message: &[u8]) -> Step<State> {
         match state {
-            State::Begun(Mechanism::Plain) => self.plain(message).await,
+            State::Begun(Mechanism::Plain) => self.plain(again, message).await,
             State::Begun(mechanism @ Mechanism::ScramSha256) => {
-                self.scram(mechanism, Hash::Sha256, message)
+                self.scram(mechanism, Hash::Sha256, again, message)
             }
             State::Begun(mechanism @ Mechanism::ScramSha512) => {
-                self.scram(mechanism, Hash::Sha512, message)
+                self.scram(mechanism, Hash::Sha512, again, message)
             }
             State::Begun(Mechanism::OauthBearer) => self.bearer(message).await,
             State::Challenged(_, hash, challenged) => {
@@ -172,8 +179,17 @@ impl Authentication {
         }
     }
 
-    fn scram(&self, mechanism: Mechanism, hash: Hash, message: &[u8]) -> Step<State> {
+    fn scram(
+        &self,
+        mechanism: Mechanism,
+        hash: Hash,
+        again: Option<&Principal>,
+        message: &[u8],
+    ) -> Step<State> {
         let Some(first) = ClientFirst::parse(message) else { return Step::Failed };
+        if is_another(again, &first.user) {
+            return Step::Failed;
+        }
         let Ok(nonce) = users::nonce() else { return Step::Failed };
         let decoy = self.users.decoy(&first.user, hash);
         let credential = self.users.credential(&first.user, hash).unwrap_or(decoy);
@@ -182,11 +198,12 @@ impl Authentication {
         Step::Continue(State::Challenged(mechanism, hash, challenged), answer.into())
     }
 
-    async fn plain(&self, message: &[u8]) -> Step<State> {
+    async fn plain(&self, again: Option<&Principal>, message: &[u8]) -> Step<State> {
         let Some((user, password)) = plain_parts(message) else { return Step::Failed };
-        let found = Hash::ALL
-            .into_iter()
-            .find_map(|hash| Some((hash, self.users.credential(&user, hash)?)));
+        if is_another(again, &user) {
+            return Step::Failed;
+        }
+        let found = self.users.newest_credential(&user);
         let decoy = self.users.decoy(&user, Hash::Sha256);
         let exists = found.is_some();
         let (hash, credential) = found.unwrap_or((Hash::Sha256, decoy));
@@ -215,6 +232,11 @@ impl Authentication {
             }
         }
     }
+}
+
+/// Whether somebody who is logged in names somebody else.
+fn is_another(again: Option<&Principal>, user: &str) -> bool {
+    again.is_some_and(|principal| *principal != Principal::user(user))
 }
 
 /// User and password. Who would act as somebody else is refused.

@@ -71,6 +71,9 @@ pub(crate) struct Credential {
     stored_key: Vec<u8>,
     #[serde(with = "base64_text")]
     server_key: Vec<u8>,
+    /// Grows with each change of what this user has: those with the greatest number have its newest password. 0 in what was stored before there was a number.
+    #[serde(default)]
+    pub(crate) change: u64,
 }
 
 impl Credential {
@@ -97,6 +100,7 @@ impl Credential {
             salt,
             stored_key: hash.digest(&hash.hmac(salted, b"Client Key")),
             server_key: hash.hmac(salted, b"Server Key"),
+            change: 0,
         }
     }
 

@@ -130,8 +130,8 @@ fn text(value: &Element<'_>) -> Option<String> {
 }
 
 fn escape(text: &str) -> String {
-    let lead = text.len() - text.trim_start_matches([' ', '\n']).len();
-    let trail = text.trim_end_matches([' ', '\n']).len();
+    let lead = text.len() - text.trim_start_matches([' ', '\r']).len();
+    let trail = text.trim_end_matches([' ', '\r']).len();
     let mut out = String::with_capacity(text.len());
     for (at, c) in text.char_indices() {
         match c {
@@ -186,13 +186,13 @@ mod tests {
         let der = certificate(vec![
             (DnType::CountryName, "DE"),
             (DnType::OrganizationName, "A, B & \"C\" #1"),
-            (DnType::OrganizationalUnitName, " x=y "),
+            (DnType::OrganizationalUnitName, " x=y\r"),
             (DnType::CommonName, "Jürgen"),
             (DnType::CustomDnType(vec![1, 2, 840, 113_549, 1, 9, 1]), "a@b"),
         ]);
         assert_eq!(
             of(&der).unwrap(),
-            "1.2.840.113549.1.9.1=#0c03614062,CN=Jürgen,OU=\\ x\\=y\\ ,O=A\\, B & \\\"C\\\" \\#1,C=DE"
+            "1.2.840.113549.1.9.1=#0c03614062,CN=Jürgen,OU=\\ x\\=y\\\r,O=A\\, B & \\\"C\\\" \\#1,C=DE"
         );
         assert_eq!(of(&certificate(vec![])).unwrap(), "");
     }

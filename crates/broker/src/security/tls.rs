@@ -10,7 +10,7 @@ use std::time::Duration;
 use parking_lot::RwLock;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::server::WebPkiClientVerifier;
+use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::{RootCertStore, ServerConfig};
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
@@ -130,13 +130,14 @@ impl Tls {
     /// Shake hands.
     ///
     /// # Returns
-    /// The encrypted stream, and who the client is by its certificate.
+    /// The encrypted stream, and who the client is by its certificate. Where it logs in by SASL (`logs_in`), its certificate need not name anybody.
     ///
     /// # Errors
     /// The client does not speak TLS, has no certificate that is trusted where one is required, or takes too long.
     pub(crate) async fn accept(
         &self,
         socket: TcpStream,
+        logs_in: bool,
     ) -> Result<(TlsStream<TcpStream>, Principal), TlsError> {
         let acceptor = TlsAcceptor::from(self.current.read().clone());
         let handshake = in_turns(&self.handshakes, acceptor.accept(socket));
@@ -144,6 +145,7 @@ impl Tls {
         let stream = stream.map_err(TlsError::Handshake)?;
         let shown = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first());
         let principal = match shown {
+            _ if logs_in => Principal::anonymous(),
             None => Principal::anonymous(),
             Some(certificate) => {
                 let subject = subject::of(certificate).ok_or(TlsError::NoSubject)?;
@@ -259,7 +261,14 @@ fn make(config: &TlsConfig, files: &Files) -> Result<ServerConfig, TlsError> {
         }
         _ => builder.with_no_client_auth(),
     };
-    builder.with_single_cert(chain, key).map_err(|error| TlsError::Pair(error.to_string()))
+    let config = builder.with_single_cert(chain, key);
+    let mut config = config.map_err(|error| TlsError::Pair(error.to_string()))?;
+    if files.authorities.is_some() {
+        // A session that goes on would take the client's certificate from the one before, and not ask whether it has expired meanwhile.
+        config.session_storage = Arc::new(NoServerSessionStorage {});
+        config.send_tls13_tickets = 0;
+    }
+    Ok(config)
 }
 
 fn certificates(file: &Path, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, TlsError> {

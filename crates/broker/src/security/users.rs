@@ -2,7 +2,7 @@
 //!
 //! There is one kind of user: who has a SCRAM credential may also log in with PLAIN, where a listener allows it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ pub(crate) const ITERATIONS: std::ops::RangeInclusive<u32> = 4096..=16384;
 const USUAL_ITERATIONS: NonZeroU32 = NonZeroU32::new(4096).unwrap();
 
 /// Users times mechanisms; each takes some 300 bytes.
-const MAX_CREDENTIALS: usize = 100_000;
+pub(crate) const MAX_CREDENTIALS: usize = 100_000;
 pub(crate) const MAX_NAME_BYTES: usize = 255;
 const SALT_BYTES: usize = 24;
 
@@ -94,6 +94,14 @@ impl Users {
         self.table.read().get(&(user.to_owned(), hash)).cloned()
     }
 
+    /// That of the password that the user was given last.
+    pub(crate) fn newest_credential(&self, user: &str) -> Option<(Hash, Arc<Credential>)> {
+        let both = Hash::ALL.into_iter().rev();
+        let both = both.filter_map(|hash| Some((hash, self.credential(user, hash)?)));
+        // Of equal ones the last, which is the shorter hash.
+        both.max_by_key(|(_, credential)| credential.change)
+    }
+
     /// One that nobody's password fits, for a user who does not exist, and who shall look as if.
     pub(crate) fn decoy(&self, user: &str, hash: Hash) -> Arc<Credential> {
         let of = |what: &str| {
@@ -112,11 +120,22 @@ impl Users {
     }
 
     /// Make changes, all or none.
-    pub(crate) async fn change(&self, changes: Vec<UserChange>) -> Result<(), UserError> {
+    pub(crate) async fn change(&self, mut changes: Vec<UserChange>) -> Result<(), UserError> {
         let _one_at_a_time = self.changing.lock().await;
-        let added = changes.iter().filter(|(_, credential)| credential.is_some()).count();
-        if added > 0 && self.table.read().len() + added > MAX_CREDENTIALS {
-            return Err(UserError::TooMany);
+        {
+            let table = self.table.read();
+            let is_new =
+                |(key, credential): &&UserChange| credential.is_some() && !table.contains_key(key);
+            let added = changes.iter().filter(is_new).count();
+            if added > 0 && table.len() + added > MAX_CREDENTIALS {
+                return Err(UserError::TooMany);
+            }
+        }
+        for ((user, _), credential) in &mut changes {
+            if let Some(credential) = credential {
+                let before = self.newest_credential(user);
+                credential.change = before.map_or(0, |(_, before)| before.change) + 1;
+            }
         }
         let stored = changes.iter().map(|((user, hash), credential)| {
             let key = format!("{KEY_PREFIX}{}/{user}", hash.mechanism());
@@ -130,10 +149,29 @@ impl Users {
         });
         self.store.commit(stored.collect()).await?;
         let mut table = self.table.write();
+        let mut changed = BTreeSet::new();
         for (key, credential) in changes {
             match credential {
-                Some(credential) => drop(table.insert(key, Arc::new(credential))),
+                Some(credential) => {
+                    changed.insert(key.0.clone());
+                    table.insert(key, Arc::new(credential));
+                }
                 None => drop(table.remove(&key)),
+            }
+        }
+        drop(table);
+        for user in changed {
+            let newest = self.newest_credential(&user).map_or(0, |(_, newest)| newest.change);
+            let older = |hash: &Hash| {
+                self.credential(&user, *hash).is_some_and(|credential| credential.change < newest)
+            };
+            for hash in Hash::ALL.into_iter().filter(older) {
+                let mechanism = hash.mechanism();
+                tracing::warn!(
+                    user,
+                    mechanism,
+                    "a user has a new password, and keeps the older one for a mechanism that was not named"
+                );
             }
         }
         Ok(())

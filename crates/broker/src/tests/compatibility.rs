@@ -17,7 +17,10 @@ const KAFKA: &str = include_str!("api-versions-4.3.1.txt");
 
 /// What is to be said of APIs that are served: where versions differ, and where what they do differs.
 const NOTES: &[(&str, &str)] = &[
-    ("Produce", "Versions 0 to 2 have message formats that Kafka 4 refuses as well."),
+    (
+        "Produce",
+        "Versions 0 to 2 are announced, as by Kafka, since librdkafka before 2.11.1 compresses nothing otherwise; and refused, as by Kafka.",
+    ),
     (
         "Fetch",
         "What is compressed by zstd needs version 10, as with Kafka: older ones get what comes before it, and UNSUPPORTED_COMPRESSION_TYPE where they come to it.",
@@ -36,12 +39,12 @@ const NOTES: &[(&str, &str)] = &[
     ),
     (
         "DescribeConfigs",
-        "Topics with all settings of Kafka 4.3; brokers with those that mean something here; groups. No log levels, no metrics of clients.",
+        "Topics with all settings of Kafka 4.3; brokers with those that they were started with, that stand in for topics, or that Kafka's operators change while they run; groups. No log levels, no metrics of clients.",
     ),
     ("AlterConfigs", "As IncrementalAlterConfigs."),
     (
         "IncrementalAlterConfigs",
-        "All settings of topics and groups; of brokers those that stand in for topics and have an effect here. What has none says so in its documentation.",
+        "All settings of topics and groups; of brokers those that stand in for topics, and some that Kafka's operators change. What has no effect says so in its documentation.",
     ),
     ("ListConfigResources", "Topics, the broker, and groups with settings of their own."),
     ("DescribeLogDirs", "One place, `/alluvium`, of unknown size, never cordoned off."),
@@ -162,7 +165,7 @@ fn document() -> String {
             Some(api) => {
                 assert_eq!(api.name, *name);
                 assert!(!absent.contains_key(name), "{name} is served: take it out of ABSENT");
-                let here = versions(api.min, api.max);
+                let here = versions(api.announced_min(), api.max);
                 let note = notes.get(name).copied().unwrap_or_default();
                 assert!(here == *there || !note.is_empty(), "{name} differs: say why in NOTES");
                 (here, note)

@@ -204,7 +204,6 @@ async fn what_is_set_for_brokers_holds_for_topics_that_say_nothing() {
     assert_eq!(told(&described["retention.ms"]).0, "5");
 }
 
-/// The codes and words of Apache Kafka 4.3.1, where it refuses these too.
 /// As librdkafka's tests and Kafka's operators do it.
 #[tokio::test]
 async fn what_has_no_effect_is_kept_and_shown() {
@@ -221,6 +220,7 @@ async fn what_has_no_effect_is_kept_and_shown() {
     }
 }
 
+/// The codes and words of Apache Kafka 4.3.1, where it refuses these too.
 #[tokio::test(flavor = "multi_thread")]
 async fn changes_are_refused_with_a_reason() {
     let server = TestServer::start().await;

@@ -48,13 +48,16 @@ async fn records_are_deleted_up_to_an_offset_and_stay_deleted() {
     assert_eq!(delete(&mut client, "t", &[(0, 2), (1, 0)]).await, [(0, 0, 2), (1, 0, 0)]);
     // Further back does nothing.
     assert_eq!(delete(&mut client, "t", &[(0, 1)]).await, [(0, 0, 2)]);
+    // Of a partition that is named twice the last word counts, and the others are none the worse for it.
+    let twice = [(0, 1), (0, 3), (1, 0)];
+    assert_eq!(delete(&mut client, "t", &twice).await, [(0, 0, 3), (0, 0, 3), (1, 0, 0)]);
     assert_eq!(delete(&mut client, "compacted", &[(0, -1)]).await, [(0, 44, -1)]);
     assert_eq!(delete(&mut client, "__consumer_offsets", &[(0, -1)]).await, [(0, 17, -1)]);
     assert_eq!(delete(&mut client, "both", &[(0, -1)]).await, [(0, 0, 4)]);
     server.crash().await;
     let mut client = server.client().await;
     assert_eq!(client.fetch("t", 0, 1).await.0, 1);
-    let (code, _, records) = client.fetch("t", 0, 2).await;
+    let (code, _, records) = client.fetch("t", 0, 3).await;
     assert!(code == 0 && !records.is_empty());
     assert_eq!(delete(&mut client, "t", &[(0, -1)]).await, [(0, 0, 4)]);
     assert_eq!(client.fetch("t", 0, 4).await.0, 0);
@@ -323,6 +326,20 @@ async fn partitions_are_described_page_by_page() {
     let codes: Vec<i16> = response.topics.iter().map(|topic| topic.error_code).collect();
     assert_eq!(codes, [0, 17, 3]);
     assert_eq!(response.topics[0].partitions[0].isr_nodes, [BrokerId(1)]);
+
+    // A cursor that no answer to this had.
+    for (topics, cursor) in [(vec!["a"], ("b", 0)), (vec!["a", "b"], ("a", -1))] {
+        let cursor = Cursor::default()
+            .with_topic_name(TopicName(text(cursor.0)))
+            .with_partition_index(cursor.1);
+        let request = DescribeTopicPartitionsRequest::default()
+            .with_topics(topics.iter().map(|name| named(name)).collect())
+            .with_response_partition_limit(2_000)
+            .with_cursor(Some(cursor));
+        let response = client.call(0, &request).await;
+        assert_eq!(response.topics.len(), topics.len());
+        assert!(response.topics.iter().all(|topic| topic.error_code == 42), "{response:?}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

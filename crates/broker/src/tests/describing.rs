@@ -101,8 +101,12 @@ async fn features_are_told_with_their_levels() {
         let response = server.client().await.call(version, &request).await;
         let finalized = response.finalized_features.iter();
         let levels: Vec<_> = finalized.map(|f| (f.name.to_string(), f.max_version_level)).collect();
-        for feature in [("metadata.version", 30), ("group.version", 1), ("transaction.version", 2)]
-        {
+        for feature in [
+            ("metadata.version", 30),
+            ("group.version", 1),
+            ("transaction.version", 2),
+            ("share.version", 1),
+        ] {
             assert!(levels.contains(&(feature.0.to_owned(), feature.1)), "{levels:?}");
         }
         for feature in &response.supported_features {

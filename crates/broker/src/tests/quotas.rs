@@ -9,6 +9,7 @@ use super::secured::sasl;
 use super::topic_ids::{commit_by_id, fetch_by_id};
 use crate::Mechanism;
 use crate::batch::tests::plain;
+use crate::quotas::{Bound, Who};
 use crate::wire::newer::Unchanged;
 
 /// Change the quotas of an entity; the error code.
@@ -171,19 +172,43 @@ async fn who_is_over_the_quota_is_not_heard_for_a_while() {
         begun.elapsed()
     );
 
-    // On another connection the debt is waited for.
+    // On another connection nothing comes before the debt is paid, and the answer does not keep its client waiting.
     let fetched = client.call(12, &fetch("t", &[(0, 1_000)], 0)).await;
     let throttle = Duration::from_millis(fetched.throttle_time_ms.try_into().unwrap());
     assert!(throttle > Duration::ZERO && throttle < Duration::from_secs(60), "{throttle:?}");
     let begun = Instant::now();
     let mut other = server.client().await;
     other.call(9, &metadata).await;
-    other.call(12, &fetch("t", &[(0, 2_000)], 0)).await;
+    let refused = other.call(12, &fetch("t", &[(0, 2_000)], 0)).await;
+    let answered = begun.elapsed();
+    assert!(answered < throttle / 2, "it was answered after {answered:?} of {throttle:?}");
+    assert!(refused.throttle_time_ms > 0);
+    assert_eq!((refused.error_code, refused.session_id, refused.responses.len()), (0, 0, 0));
+    // It is not heard before that.
+    let served = other.call(12, &fetch("t", &[(0, 2_000)], 0)).await;
     let waited = begun.elapsed();
+    assert_eq!(served.responses.len(), 1);
     assert!(waited > throttle / 2, "it was served after {waited:?} of {throttle:?}");
 }
 
-/// Who waited with the memory that many partitions take would keep it from those who owe nothing.
+/// Many connections, each of which waits for a minute at most, would else leave a debt behind that nobody ever pays.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_debt_is_forgotten_after_a_minute() {
+    let server = TestServer::start().await;
+    let mut client = server.client().await;
+    let quota = [(PRODUCE, 1_000.0, false), (FETCH, 1_000.0, false)];
+    assert_eq!(alter(&mut client, &[("client-id", Some("a test"))], &quota).await, 0);
+    let (quotas, now) = (&server.server().quotas, Instant::now());
+    let who = Who::Client { user: "ANONYMOUS", client: "a test" };
+    let minute = Duration::from_secs(60);
+    for bound in [Bound::Produced, Bound::Fetched] {
+        assert_eq!(quotas.charge(bound, who, 1e9, now), minute);
+        assert_eq!(quotas.charge(bound, who, 0.0, now + minute / 2), minute / 2);
+        assert_eq!(quotas.charge(bound, who, 0.0, now + minute), Duration::ZERO);
+    }
+}
+
+/// Nor does it hold the memory that many partitions take.
 #[tokio::test(flavor = "multi_thread")]
 async fn who_owes_and_names_many_partitions_is_told_to_come_again() {
     let server = TestServer::start().await;
@@ -270,11 +295,12 @@ async fn who_has_not_logged_in_is_not_charged() {
     let mut inside = server.client().await;
     let quota = [(HANDLING, 0.0001, false)];
     assert_eq!(alter(&mut inside, &[("client-id", None)], &quota).await, 0);
-    let mut client = Client::connect(server.addr_of("sasl")).await;
     let ask = ApiVersionsRequest::default();
     for _ in 0..20 {
+        let mut client = Client::connect(server.addr_of("sasl")).await;
         assert_eq!(client.call(2, &ask).await.throttle_time_ms, 0);
     }
+    let mut client = Client::connect(server.addr_of("sasl")).await;
     assert_eq!(client.plain("bob", "builder").await.0, 0);
     let mut asked = 0;
     while client.call(2, &ask).await.throttle_time_ms == 0 {

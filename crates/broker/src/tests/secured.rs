@@ -1,8 +1,9 @@
 //! Listeners, TLS, SASL and ACLs, as clients meet them.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
 use kafka_protocol::messages::*;
@@ -15,7 +16,7 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use super::harness::{Client, HANG, TestServer, produce_to, text};
-use crate::security::{Hash, issuer, scram_client};
+use crate::security::{Credential, Hash, MAX_CREDENTIALS, UserError, issuer, scram_client};
 use crate::{ClientCertificates, ListenerConfig, Mechanism, TlsConfig};
 
 /// A certificate authority, and the files that a server reads.
@@ -80,14 +81,13 @@ impl Authority {
         listener
     }
 
-    /// Connect; with a certificate of this subject.
-    async fn connect(
+    /// What a client connects with: a certificate of this subject.
+    fn client(
         &self,
-        server: &TestServer,
-        listener: &str,
         subject: Option<&[(DnType, &str)]>,
+        valid_for: Duration,
         versions: &[&'static rustls::SupportedProtocolVersion],
-    ) -> std::io::Result<Client<TlsStream<TcpStream>>> {
+    ) -> Arc<ClientConfig> {
         let mut roots = RootCertStore::empty();
         roots.add(self.der.clone()).unwrap();
         let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -99,6 +99,8 @@ impl Authority {
             None => builder.with_no_client_auth(),
             Some(parts) => {
                 let mut params = CertificateParams::default();
+                let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
+                params.not_after = rcgen::date_time_ymd(1970, 1, 1) + now + valid_for;
                 params.distinguished_name = Default::default();
                 for (kind, value) in parts {
                     params.distinguished_name.push(kind.clone(), *value);
@@ -109,10 +111,32 @@ impl Authority {
                 builder.with_client_auth_cert(vec![certificate.der().clone()], key).unwrap()
             }
         };
-        let socket = TcpStream::connect(server.addr_of(listener)).await?;
-        let name = ServerName::try_from("localhost").unwrap();
-        Ok(Client::over(TlsConnector::from(Arc::new(config)).connect(name, socket).await?))
+        Arc::new(config)
     }
+
+    /// Connect; with a certificate of this subject.
+    async fn connect(
+        &self,
+        server: &TestServer,
+        listener: &str,
+        subject: Option<&[(DnType, &str)]>,
+        versions: &[&'static rustls::SupportedProtocolVersion],
+    ) -> std::io::Result<Client<TlsStream<TcpStream>>> {
+        connect_by(
+            &self.client(subject, Duration::from_secs(3600), versions),
+            server.addr_of(listener),
+        )
+        .await
+    }
+}
+
+async fn connect_by(
+    config: &Arc<ClientConfig>,
+    addr: SocketAddr,
+) -> std::io::Result<Client<TlsStream<TcpStream>>> {
+    let socket = TcpStream::connect(addr).await?;
+    let name = ServerName::try_from("localhost").unwrap();
+    Ok(Client::over(TlsConnector::from(config.clone()).connect(name, socket).await?))
 }
 
 const BOTH: &[&rustls::SupportedProtocolVersion] = rustls::ALL_VERSIONS;
@@ -291,6 +315,58 @@ async fn clients_show_certificates_where_they_must() {
     }
 }
 
+/// A session of TLS that goes on would take the certificate from the one before, which nobody looks at again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_certificate_that_has_expired_does_not_let_in_who_was_in_before() {
+    let authority = Authority::new();
+    let server =
+        TestServer::with(16 << 20, |config| config.listeners.push(authority.mutual("must", true)))
+            .await;
+    let alice: &[_] = &[(DnType::OrganizationName, "here"), (DnType::CommonName, "alice")];
+    for version in [&rustls::version::TLS12, &rustls::version::TLS13] {
+        let mut valid = Duration::from_secs(3);
+        loop {
+            let config = authority.client(Some(alice), valid, &[version]);
+            let begun = Instant::now();
+            let comes_in = async || match connect_by(&config, server.addr_of("must")).await {
+                Ok(mut client) => served(&mut client).await,
+                Err(_) => false,
+            };
+            let came_in = comes_in().await && comes_in().await;
+            if !came_in {
+                // The machine was too busy for so short a life.
+                assert!(begun.elapsed() + Duration::from_secs(1) > valid, "{version:?}");
+                valid *= 2;
+                continue;
+            }
+            tokio::time::sleep((valid + Duration::from_secs(1)).saturating_sub(begun.elapsed()))
+                .await;
+            assert!(!comes_in().await, "{version:?}");
+            break;
+        }
+    }
+}
+
+/// Whoever logs in by SASL is who it says there; the certificate only has to be trusted.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_certificate_needs_no_name_where_its_client_logs_in() {
+    let authority = Authority::new();
+    let server = with_users(|config| {
+        let mut listener = authority.mutual("both", true);
+        listener.sasl = vec![Mechanism::ScramSha256];
+        config.listeners.push(listener);
+    })
+    .await;
+    let nameless: &[_] = &[(DnType::OrganizationName, "elsewhere")];
+    let mut client = authority.connect(&server, "both", Some(nameless), BOTH).await.unwrap();
+    assert_eq!(client.scram(Hash::Sha256, "bob", "builder").await.0, 0);
+    let without = authority.connect(&server, "both", None, BOTH).await;
+    assert!(match without {
+        Ok(mut client) => !served(&mut client).await,
+        Err(_) => true,
+    });
+}
+
 pub(super) fn sasl(name: &str, mechanisms: &[Mechanism]) -> ListenerConfig {
     ListenerConfig {
         name: name.into(),
@@ -321,6 +397,17 @@ impl<S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin> Client<S> {
     pub(super) async fn plain(&mut self, user: &str, password: &str) -> Outcome {
         assert_eq!(self.handshake("PLAIN").await, 0);
         self.token(&format!("\0{user}\0{password}")).await
+    }
+
+    /// The code of the answer; `None` if the connection is closed instead.
+    async fn try_plain(&mut self, user: &str, password: &str) -> Option<i16> {
+        assert_eq!(self.handshake("PLAIN").await, 0);
+        let token = format!("\0{user}\0{password}");
+        let request = SaslAuthenticateRequest::default().with_auth_bytes(token.into());
+        self.send(1, &request).await;
+        // Behind the correlation id.
+        let answer = self.receive_frame().await?;
+        Some(i16::from_be_bytes([answer[4], answer[5]]))
     }
 
     async fn scram(&mut self, hash: Hash, user: &str, password: &str) -> Outcome {
@@ -545,25 +632,113 @@ async fn many_log_in_at_the_same_time() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn who_guesses_is_slowed_down() {
-    let server = with_users(|_| {}).await;
-    let guess = async || {
-        let mut client = Client::connect(server.addr_of("sasl")).await;
-        client.plain("bob", "guess").await.0
+    let server = with_users(|config| {
+        config.security.session_lifetime = Some(Duration::from_secs(60));
+    })
+    .await;
+    let mut inside = Client::connect(server.addr_of("sasl")).await;
+    assert_eq!(inside.plain("alice", "wonder=land,").await.0, 0);
+    let log_in = async |password: &str| {
+        Client::connect(server.addr_of("sasl")).await.try_plain("bob", password).await
     };
-    let guesses = futures::future::join_all((0..60).map(|_| guess())).await;
-    assert!(guesses.iter().all(|code| *code == 58));
-    // Now the right password is refused too, for a while.
-    let mut client = Client::connect(server.addr_of("sasl")).await;
-    assert_eq!(client.plain("bob", "builder").await.0, 58);
-    let forgiven = async {
-        loop {
-            let mut client = Client::connect(server.addr_of("sasl")).await;
-            if client.plain("bob", "builder").await.0 == 0 {
-                break;
-            }
+    // A failure is forgotten each second, so the right password may be in time the first time.
+    let mut rounds = 0;
+    loop {
+        let guesses = futures::future::join_all((0..60).map(|_| log_in("guess")));
+        // Who is in already stays so.
+        tokio::time::sleep(Duration::from_millis(600)).await;
+        let (guesses, again) = tokio::join!(guesses, inside.plain("alice", "wonder=land,"));
+        assert_eq!(again.0, 0);
+        let told = guesses.iter().filter(|code| **code == Some(58)).count();
+        let closed = guesses.iter().filter(|code| code.is_none()).count();
+        assert!(closed > 0 && told + closed == 60, "{told} and {closed}");
+        // Now the right password is not looked at either, for a while; nobody says that it is wrong, by which clients would give up.
+        match log_in("builder").await {
+            None => break,
+            told => assert!(told == Some(0) && rounds < 5, "{told:?}"),
         }
-    };
+        rounds += 1;
+    }
+    // Who is in guesses nobody else's password either: it is not looked at.
+    tokio::time::sleep(Duration::from_millis(600)).await;
+    assert_eq!(inside.try_plain("bob", "builder").await, Some(58));
+    assert!(inside.receive_frame().await.is_none());
+    let forgiven = async { while log_in("builder").await != Some(0) {} };
     tokio::time::timeout(HANG, forgiven).await.expect("the address stays locked");
+}
+
+/// Who has not logged in keeps no connection by asking for versions again and again; nor does who was logged in by messages that do not belong there.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_has_not_logged_in_keeps_no_connection() {
+    let server = with_users(|config| {
+        config.security.session_lifetime = Some(Duration::from_secs(3));
+    })
+    .await;
+    let mut client = Client::connect(server.addr_of("sasl")).await;
+    let mut answered = 0;
+    while answered < 10 && served(&mut client).await {
+        answered += 1;
+    }
+    assert_eq!(answered, 4);
+    let mut client = Client::connect(server.addr_of("sasl")).await;
+    assert!(served(&mut client).await);
+    assert_eq!(client.plain("bob", "builder").await.0, 0);
+    for _ in 0..10 {
+        assert!(served(&mut client).await);
+    }
+    assert_eq!(client.token("x").await.0, 34);
+    assert!(served(&mut client).await);
+    tokio::time::sleep(Duration::from_millis(3200)).await;
+    assert_eq!(client.token("x").await.0, 34);
+    assert!(client.receive_frame().await.is_none());
+}
+
+/// When there are as many users as there may be, their passwords can still be changed.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_bound_on_users_is_none_on_changes() {
+    let server = TestServer::simulated(16 << 20).await;
+    let users = &server.server().authentication.users;
+    let iterations = std::num::NonZeroU32::new(4096).unwrap();
+    let made = Credential::of_password(Hash::Sha256, b"a", b"salt".to_vec(), iterations);
+    let one = |n: usize| ((format!("user-{n}"), Hash::Sha256), Some(made.clone()));
+    users.change((0..MAX_CREDENTIALS).map(one).collect()).await.unwrap();
+    users.change((0..2).map(one).collect()).await.unwrap();
+    let several = vec![one(0), one(MAX_CREDENTIALS)];
+    assert!(matches!(users.change(several).await, Err(UserError::TooMany)));
+    let upsertion = alter_user_scram_credentials_request::ScramCredentialUpsertion::default()
+        .with_name(text("user-1"))
+        .with_mechanism(Hash::Sha512 as i8)
+        .with_iterations(4096)
+        .with_salt(Bytes::from_static(b"salt"))
+        .with_salted_password(Bytes::from_static(b"salted"));
+    let request = AlterUserScramCredentialsRequest::default().with_upsertions(vec![upsertion]);
+    let refused = server.client().await.call(0, &request).await.results.remove(0);
+    assert_eq!(refused.error_code, 44, "{refused:?}");
+    users.change(vec![(("user-7".into(), Hash::Sha256), None)]).await.unwrap();
+    users.change(vec![one(MAX_CREDENTIALS)]).await.unwrap();
+}
+
+/// A password that was changed for one mechanism of SCRAM is the one that counts where it is shown itself.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_newest_password_is_that_of_plain() {
+    let mut server = with_users(|_| {}).await;
+    let salt = b"salt".to_vec();
+    for (hash, password, old) in
+        [(Hash::Sha512, "newer", "builder"), (Hash::Sha256, "newest", "newer")]
+    {
+        let iterations = std::num::NonZeroU32::new(4096).unwrap();
+        let made = Credential::of_password(hash, password.as_bytes(), salt.clone(), iterations);
+        let users = &server.server().authentication.users;
+        users.change(vec![(("bob".into(), hash), Some(made))]).await.unwrap();
+        for _ in 0..2 {
+            let log_in = async |password: &str| {
+                Client::connect(server.addr_of("sasl")).await.plain("bob", password).await.0
+            };
+            assert_eq!(log_in(password).await, 0);
+            assert_eq!(log_in(old).await, 58);
+            server.restart().await;
+        }
+    }
 }
 
 /// An attempt that is under way takes the place of another one of its address. So nobody keeps one, neither who is silent nor who asks for something else.

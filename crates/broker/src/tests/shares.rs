@@ -15,6 +15,7 @@ use tokio::net::TcpStream;
 use uuid::Uuid;
 
 use super::harness::{Client, HANG, TestServer, text};
+use super::transactions::delete_topic;
 use crate::batch::tests::plain;
 use crate::configs::{Alteration, Entity, Op};
 use crate::groups::share::{Ack, AckKind, Found, Return, ShareRules, Wanted};
@@ -246,6 +247,56 @@ async fn members_come_share_and_go() {
     let nobody = client.call(1, &beat("missing", "a", 3, &[])).await;
     assert_eq!(nobody.error_code, GROUP_ID_NOT_FOUND);
     assert_eq!(client.call(1, &beat("g", "a", 0, &[])).await.error_code, INVALID_REQUEST);
+}
+
+/// Also where somebody else leaves meanwhile.
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_reads_a_topic_that_was_deleted() {
+    let server = TestServer::start().await;
+    let mut client = server.client().await;
+    server.topic("t", 2, &[]).await;
+    good(&client.call(1, &beat("g", "a", 0, &["t"])).await);
+    good(&client.call(1, &beat("g", "b", 0, &["t"])).await);
+    let (epoch, of_a) = good(&client.call(1, &beat("g", "a", 0, &["t"])).await);
+    assert!(of_a.is_some_and(|topics| topics.len() == 1));
+    delete_topic(&server, "t").await;
+    assert_eq!(client.call(1, &beat("g", "b", -1, &[])).await.error_code, 0);
+    let (_, of_a) = good(&client.call(1, &beat("g", "a", epoch, &[])).await);
+    assert_eq!(of_a, Some(vec![]));
+}
+
+/// Its last request waits for room in the log when its client goes: what it had goes back all the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_ends_its_session_and_is_gone_keeps_nothing() {
+    let server = TestServer::simulated(16 << 20).await;
+    set(&server, "g", &[("share.auto.offset.reset", "earliest")]).await;
+    let topic = server.topic("t", 1, &[]).await;
+    produce(&server, 200).await;
+    let mut a = Member::new(&server, "a", topic).await;
+    let mut b = Member::new(&server, "b", topic).await;
+    assert_eq!(a.got().await, [(0, 199, 1)]);
+    assert_eq!(b.got().await, []);
+    server.hold_disk(true);
+    server.fill_log("t");
+    // More than the hundred bytes for which there is room.
+    let types = [ACCEPT, REJECT].repeat(100);
+    let mut last = a.fetch_of(&[0], &[(0, 199, &types)], 1);
+    last.body.share_session_epoch = -1;
+    a.client.send(2, &last).await;
+    server.begun("ShareFetch", 2, 3).await;
+    drop(a);
+    let back = async {
+        loop {
+            match b.got().await {
+                got if got.is_empty() => {}
+                got => break got,
+            }
+        }
+    };
+    // Long before the locks are over.
+    let back = tokio::time::timeout(Duration::from_secs(4), back).await;
+    assert_eq!(back.expect("they stay locked"), [(0, 199, 1)]);
+    server.hold_disk(false);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -668,7 +719,7 @@ async fn what_was_compacted_away_does_not_count_after_a_restart() {
     let (rules, start) = (server.server().configs.share_rules("g"), StreamOffset(0));
     let last = StreamOffset(2_000_000);
     let ack = Ack { from: last, to: StreamOffset(last.0 + 1), kind: AckKind::Accept };
-    let written = shares.acknowledge(&slot, &rules, start, "m", &[ack]).unwrap();
+    let (written, _) = shares.acknowledge(&slot, &rules, start, "m", &[ack]).unwrap();
     written.unwrap().await.unwrap();
     server.crash().await;
     assert_eq!(acquire(&server, (other, 0), &[all_of(0, 2_000)], 2_000), 2_000);

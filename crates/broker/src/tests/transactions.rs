@@ -1,5 +1,6 @@
 //! Transactions over TCP: what producers may, what readers see, what a crash leaves.
 
+use std::collections::HashMap;
 use std::pin::pin;
 use std::sync::mpsc;
 use std::thread;
@@ -18,12 +19,14 @@ use crate::batch::{BatchHeader, Outcome};
 use crate::groups::Position;
 use crate::transactions::{Transactions, forget_unused};
 
+const COORDINATOR_NOT_AVAILABLE: i16 = 15;
 const INVALID_REQUEST: i16 = 42;
 const POLICY_VIOLATION: i16 = 44;
 const INVALID_PRODUCER_EPOCH: i16 = 47;
 const INVALID_TXN_STATE: i16 = 48;
 const INVALID_PRODUCER_ID_MAPPING: i16 = 49;
 const PRODUCER_FENCED: i16 = 90;
+const TRANSACTION_ABORTABLE: i16 = 120;
 
 /// A transactional producer that speaks version 1 of transactions, or version 2 (KIP-890).
 pub(super) struct Producer {
@@ -31,7 +34,8 @@ pub(super) struct Producer {
     transactional_id: &'static str,
     id: i64,
     epoch: i16,
-    sequence: i32,
+    /// The next one of each partition.
+    sequences: HashMap<(String, i32), i32>,
     version_2: bool,
 }
 
@@ -43,7 +47,7 @@ impl Producer {
     ) -> Self {
         let mut client = server.client().await;
         let (id, epoch) = init(&mut client, transactional_id, 60_000).await.unwrap();
-        Self { client, transactional_id, id, epoch, sequence: 0, version_2 }
+        Self { client, transactional_id, id, epoch, sequences: HashMap::new(), version_2 }
     }
 
     fn tid(&self) -> TransactionalId {
@@ -83,7 +87,9 @@ impl Producer {
         partition: i32,
         encode: impl FnOnce((i64, i16, i32)) -> Bytes,
     ) -> (i16, i64) {
-        let batch = transactional(&encode((self.id, self.epoch, self.sequence)));
+        let place = (topic.to_owned(), partition);
+        let sequence = self.sequences.get(&place).copied().unwrap_or(0);
+        let batch = transactional(&encode((self.id, self.epoch, sequence)));
         let (version, name) = if self.version_2 { (13, "") } else { (9, topic) };
         let mut request =
             produce(name, partition, &batch, -1).with_transactional_id(Some(self.tid()));
@@ -93,7 +99,8 @@ impl Producer {
         let response = self.client.call(version, &request).await;
         let partition = &response.responses[0].partition_responses[0];
         if partition.error_code == 0 {
-            self.sequence += BatchHeader::parse(&batch).unwrap().offsets() as i32;
+            let next = sequence + BatchHeader::parse(&batch).unwrap().offsets() as i32;
+            self.sequences.insert(place, next);
         }
         (partition.error_code, partition.base_offset)
     }
@@ -118,7 +125,7 @@ impl Producer {
         let response = self.client.call(if self.version_2 { 5 } else { 3 }, &request).await;
         if self.version_2 && response.error_code == 0 {
             (self.id, self.epoch) = (response.producer_id.0, response.producer_epoch);
-            self.sequence = 0;
+            self.sequences.clear();
         }
         response.error_code
     }
@@ -151,7 +158,11 @@ impl Producer {
             .with_producer_epoch(self.epoch)
             .with_topics(vec![topic]);
         let version = if self.version_2 { 5 } else { 3 };
-        self.client.call(version, &request).await.topics[0].partitions[0].error_code
+        self.commit_offsets_by(version, &request).await
+    }
+
+    async fn commit_offsets_by(&mut self, version: i16, request: &TxnOffsetCommitRequest) -> i16 {
+        self.client.call(version, request).await.topics[0].partitions[0].error_code
     }
 
     pub(super) async fn add_offsets(&mut self, group: &str) -> i16 {
@@ -311,6 +322,92 @@ async fn offsets_come_with_the_commit_and_not_with_an_abort() {
     }
 }
 
+/// A batch that is ahead of the first one of its transaction in a partition does not get in before it: the first one would be out of order for ever.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_transaction_begins_in_a_partition_with_its_first_batch() {
+    let server = TestServer::start().await;
+    let topic_id = server.topic("t", 1, &[]).await;
+    let mut producer = Producer::init(&server, "a", true).await;
+    for base in [0, 5] {
+        producer.sequences.insert(("t".into(), 0), 2);
+        assert_eq!(producer.produce("t", topic_id, 0).await, (45, -1));
+        producer.sequences.clear();
+        assert_eq!(producer.produce("t", topic_id, 0).await, (0, base));
+        assert_eq!(producer.produce("t", topic_id, 0).await, (0, base + 2));
+        assert_eq!(producer.end(true).await, 0);
+    }
+    // With version 1 the epoch stays, and whoever was forgotten meanwhile goes on where it was.
+    let mut older = Producer::init(&server, "b", false).await;
+    assert_eq!(older.add("t", &[0]).await, 0);
+    older.sequences.insert(("t".into(), 0), 2);
+    assert_eq!(older.produce("t", topic_id, 0).await, (0, 10));
+}
+
+/// As the versions of Kafka know it.
+#[tokio::test(flavor = "multi_thread")]
+async fn offsets_of_a_group_that_was_not_added_are_refused_or_add_it() {
+    use txn_offset_commit_request::*;
+    let server = TestServer::start().await;
+    server.topic("t", 1, &[]).await;
+    let mut producer = Producer::init(&server, "a", true).await;
+    let partition = TxnOffsetCommitRequestPartition::default().with_committed_offset(1);
+    let topic = TxnOffsetCommitRequestTopic::default()
+        .with_name(TopicName(text("t")))
+        .with_partitions(vec![partition]);
+    let request = TxnOffsetCommitRequest::default()
+        .with_transactional_id(producer.tid())
+        .with_group_id(GroupId(text("g")))
+        .with_producer_id(ProducerId(producer.id))
+        .with_producer_epoch(producer.epoch)
+        .with_topics(vec![topic]);
+    for (version, code) in [(3, INVALID_TXN_STATE), (4, TRANSACTION_ABORTABLE), (5, 0), (4, 0)] {
+        assert_eq!(producer.commit_offsets_by(version, &request).await, code, "{version}");
+    }
+}
+
+/// Nobody writes in the topics that stand in for Kafka's own, markers neither.
+#[tokio::test(flavor = "multi_thread")]
+async fn no_transaction_has_a_part_in_internal_topics() {
+    let server = TestServer::start().await;
+    server.topic("__consumer_offsets", 1, &[]).await;
+    let mut producer = Producer::init(&server, "a", false).await;
+    assert_eq!(producer.add("__consumer_offsets", &[0]).await, 29);
+    let topic = server.server().topics.by_name("__consumer_offsets").unwrap();
+    assert_eq!(topic.partitions[0].stream.next_offset().0, 0);
+}
+
+/// Between its first InitProducerId and the record of that an id has no producer, which nobody may stand in for.
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_is_the_producer_of_an_id_that_has_none_yet() {
+    let server = TestServer::simulated(16 << 20).await;
+    server.topic("t", 1, &[]).await;
+    server.hold_disk(true);
+    server.fill_log("t");
+    let mut client = server.client().await;
+    // There is room for a hundred bytes.
+    let long: &'static str = Box::leak("a".repeat(500).into_boxed_str());
+    assert_eq!(init(&mut client, long, 60_000).await, Err(COORDINATOR_NOT_AVAILABLE));
+    let mut nobody = Producer {
+        client: server.client().await,
+        transactional_id: long,
+        id: -1,
+        epoch: -1,
+        sequences: HashMap::new(),
+        version_2: true,
+    };
+    assert_eq!(nobody.end(false).await, INVALID_PRODUCER_ID_MAPPING);
+    assert_eq!(nobody.add("t", &[0]).await, INVALID_PRODUCER_ID_MAPPING);
+    assert_eq!(nobody.add_offsets("g").await, INVALID_PRODUCER_ID_MAPPING);
+    server.hold_disk(false);
+    let (id, epoch) = loop {
+        match init(&mut client, long, 60_000).await {
+            Ok(producer) => break producer,
+            Err(code) => assert!([14, COORDINATOR_NOT_AVAILABLE].contains(&code), "{code}"),
+        }
+    };
+    assert!(id >= 0 && epoch == 0, "{id} {epoch}");
+}
+
 /// Else a power cut could undo what was shown.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_marker_decides_is_shown_when_it_is_durable() {
@@ -380,7 +477,7 @@ async fn what_was_decided_before_a_crash_is_done_after_it() {
                     producer.add_offsets("g").await;
                 }
                 assert_eq!(producer.produce("t", topic_id, 0).await, (0, 0));
-                producer.sequence = 0;
+                producer.sequences.clear();
                 assert_eq!(producer.produce("t", topic_id, 1).await, (0, 0));
                 assert_eq!(producer.commit_offset("g", "t", 5).await, 0);
                 let marker =
@@ -412,8 +509,14 @@ async fn a_transaction_past_its_time_is_aborted_and_its_producer_fenced() {
     let topic_id = server.topic("t", 1, &[]).await;
     let mut client = server.client().await;
     let (id, epoch) = init(&mut client, "a", 100).await.unwrap();
-    let mut producer =
-        Producer { client, transactional_id: "a", id, epoch, sequence: 0, version_2: true };
+    let mut producer = Producer {
+        client,
+        transactional_id: "a",
+        id,
+        epoch,
+        sequences: HashMap::new(),
+        version_2: true,
+    };
     assert_eq!(producer.produce("t", topic_id, 0).await, (0, 0));
     let wanted = seen(3, 3, &[0, 2], &[(id, 0)]);
     let aborted = async {
@@ -540,7 +643,7 @@ async fn a_transaction_outlives_a_topic() {
     let mut producer = Producer::init(&server, "a", true).await;
     assert_eq!(producer.produce("gone", gone, 0).await, (0, 0));
     assert_eq!(producer.commit_offset("g", "gone", 1).await, 0);
-    producer.sequence = 0;
+    producer.sequences.clear();
     assert_eq!(producer.produce("stays", stays, 0).await, (0, 0));
     delete_topic(&server, "gone").await;
     assert_eq!(producer.end(true).await, 0);
@@ -563,7 +666,7 @@ async fn no_batch_comes_behind_the_end() {
             transactional_id: "a",
             id: producer.id,
             epoch: producer.epoch,
-            sequence: 0,
+            sequences: HashMap::new(),
             version_2: producer.version_2,
         };
         let writing =
@@ -695,7 +798,7 @@ async fn a_topic_is_not_created_between_a_look_at_the_older_one_and_the_record()
             let _ = may_go_on.recv();
             exists
         };
-        on.block_on(at.transactions.add_offsets(identity, &request, topics, &view, true, exists))
+        on.block_on(at.transactions.add_offsets(identity, &request, topics, &view, None, exists))
     });
     has_looked.recv().unwrap();
     delete_topic(&server, "t").await;

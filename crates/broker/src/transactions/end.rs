@@ -20,6 +20,9 @@ const SWEEP_INTERVAL: Duration = Duration::from_secs(3600);
 /// Ids that are forgotten before others have their turn.
 const FORGOTTEN_AT_ONCE: usize = 1_000;
 
+/// Markers of a transaction that are put in line, and transactions that are aborted since they are over their time, before others have their turn.
+const MARKERS_AT_ONCE: usize = 256;
+
 /// After a failure that is not a lack of room.
 const RETRY: Duration = Duration::from_secs(1);
 
@@ -61,7 +64,10 @@ async fn complete(server: &Arc<Server>, slot: &Slot, resumed: bool) -> Result<()
         return Ok(());
     };
     let (producer_id, epoch) = marker;
-    for (topic, index) in partitions {
+    for (n, (topic, index)) in partitions.into_iter().enumerate() {
+        if n > 0 && n % MARKERS_AT_ONCE == 0 {
+            yield_now().await;
+        }
         let Ok(topic) = server.topics.by_id(topic) else { continue };
         let Some(partition) = topic.partition(index) else { continue };
         if resumed && !partition.lacks_marker(producer_id, epoch) {
@@ -144,7 +150,7 @@ pub(crate) async fn run(server: Arc<Server>) {
             () = sooner => {}
             () = sleep_until(due.min(next_sweep)) => {}
         }
-        if !abort_late(&server) {
+        if !abort_late(&server).await {
             sleep(RETRY).await;
         }
         if Instant::now() >= next_sweep {
@@ -155,13 +161,16 @@ pub(crate) async fn run(server: Arc<Server>) {
 }
 
 /// Abort the transactions that are over their time; whether that went well.
-fn abort_late(server: &Arc<Server>) -> bool {
+async fn abort_late(server: &Arc<Server>) -> bool {
     let transactions = &server.transactions;
     let now_ms = unix_time_ms();
     let due = |(at_ms, _): &&(i64, Arc<str>)| *at_ms <= now_ms;
     let late: Vec<_> =
         transactions.deadlines.lock().iter().take_while(due).map(|(_, id)| id.clone()).collect();
-    for slot in late.iter().filter_map(|id| transactions.get(id)) {
+    for (n, slot) in late.iter().filter_map(|id| transactions.get(id)).enumerate() {
+        if n > 0 && n % MARKERS_AT_ONCE == 0 {
+            yield_now().await;
+        }
         let mut transaction = slot.transaction.lock();
         if transaction.deadline_ms().is_none_or(|at_ms| at_ms > now_ms) {
             continue;

@@ -66,13 +66,14 @@ impl Transactions {
     /// Each one's lock is taken: who has it may have seen the topic that is gone, and is about to put its offsets in line.
     async fn with_offsets_of(&self, topic: &str) -> Vec<Arc<Slot>> {
         let mut found = Vec::new();
-        let has_some = |slot: &&Arc<Slot>| {
+        let has_some = |slot: &Arc<Slot>| {
             let transaction = slot.transaction.lock();
             transaction.offsets.values().any(|topics| topics.contains_key(topic))
         };
-        let all: Vec<_> = self.slots.read().values().cloned().collect();
-        for some in all.chunks(LOOKED_AT_ONCE) {
-            found.extend(some.iter().filter(has_some).cloned());
+        // One place at a time: one that is held can not make room for another id.
+        let ids: Vec<Arc<str>> = self.slots.read().keys().cloned().collect();
+        for some in ids.chunks(LOOKED_AT_ONCE) {
+            found.extend(some.iter().filter_map(|id| self.get(id)).filter(has_some));
             yield_now().await;
         }
         found

@@ -487,7 +487,8 @@ impl Transactions {
         durable(append).await
     }
 
-    /// TxnOffsetCommit, of `topics` of the request: durable when it returns. With `add` (KIP-890) the group becomes part of the transaction by that.
+    /// TxnOffsetCommit, of `topics` of the request: durable when it returns. The group must be part of the transaction, or the error is `not_added`; with `None`
+    /// (KIP-890) it becomes part of it by this.
     /// `exist` is asked when the record is about to be put in line.
     pub(crate) async fn add_offsets(
         &self,
@@ -495,7 +496,7 @@ impl Transactions {
         request: &TxnOffsetCommitRequest,
         topics: Vec<(String, Vec<Position>)>,
         view: &TopicsView,
-        add: bool,
+        not_added: Option<ResponseError>,
         exist: impl Fn() -> bool,
     ) -> Result<(), ResponseError> {
         let group = request.group_id.as_str();
@@ -509,8 +510,10 @@ impl Transactions {
                         error => error,
                     },
                 )?;
-                if !add && !transaction.groups.contains(group) {
-                    return Err(ResponseError::InvalidTxnState.into());
+                if let Some(not_added) = not_added
+                    && !transaction.groups.contains(group)
+                {
+                    return Err(not_added.into());
                 }
                 if !exist() {
                     return Err(ResponseError::UnknownTopicOrPartition.into());

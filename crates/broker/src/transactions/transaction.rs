@@ -228,7 +228,7 @@ impl Transaction {
     /// # Errors
     /// INVALID_PRODUCER_ID_MAPPING, PRODUCER_FENCED, CONCURRENT_TRANSACTIONS while the last one is being ended.
     pub(super) fn check_open(&self, producer_id: i64, epoch: i16) -> Result<(), ResponseError> {
-        if producer_id != self.identity.producer_id {
+        if producer_id != self.identity.producer_id || producer_id == NO_PRODUCER {
             return Err(ResponseError::InvalidProducerIdMapping);
         }
         if epoch != self.identity.epoch {
@@ -252,11 +252,16 @@ impl Transaction {
         new_producer_id: Option<i64>,
     ) -> Result<End, ResponseError> {
         let current = self.identity;
+        // The id is about to get its first producer.
+        if current.producer_id == NO_PRODUCER {
+            return Err(ResponseError::InvalidProducerIdMapping);
+        }
         let is_prepared = matches!(self.state, State::Prepared(_));
         let has_ended = matches!(self.state, State::Completed(_));
         // A client that has lost the answer comes with the epoch that it had, which a client of version 2 has no more.
         let asks_again = raises_epoch && epoch != NONE && epoch == current.previous_epoch && {
-            let by_epoch = producer_id == current.producer_id && current.epoch == epoch + 1;
+            let by_epoch =
+                producer_id == current.producer_id && current.epoch.checked_sub(1) == Some(epoch);
             let by_id = producer_id == current.previous_producer_id && epoch == LAST_EPOCH;
             (is_prepared || has_ended) && (by_epoch || by_id)
         };

@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::fs::File;
 use std::ops::Deref;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
 
@@ -90,6 +91,14 @@ impl RedbCatalog {
     ///
     /// Fails if another process has it open, if the file is something else, or if a newer version wrote it.
     pub fn open(path: &Path) -> Result<Self, CatalogError> {
+        // It holds what is kept of passwords: nobody else on the machine may read it.
+        let mut private = File::options();
+        let private = private.write(true).create_new(true).mode(0o600).open(path);
+        if let Err(error) = private
+            && error.kind() != std::io::ErrorKind::AlreadyExists
+        {
+            return Err(CatalogError::Failed(format!("{}: {error}", path.display())));
+        }
         let catalog = Self::with_database(path, |builder| builder.create(path))?;
         // A new file is only there for good when its directory says so.
         if let Some(directory) = path.parent() {
@@ -603,6 +612,15 @@ mod tests {
                     .unwrap(),
             )
         });
+    }
+
+    #[test]
+    fn nobody_else_on_the_machine_may_read_it() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("catalog");
+        drop(RedbCatalog::open(&path).unwrap());
+        assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600);
     }
 
     #[test]

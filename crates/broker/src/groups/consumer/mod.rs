@@ -36,7 +36,9 @@ pub(crate) use format::GroupStates;
 pub(super) use format::{encode_changes, encode_deletion};
 pub(super) use matches::check_regex;
 use matches::{Matches, matching};
-pub(super) use state::{Assignment, GroupState, LEFT_FOR_A_WHILE, Member};
+pub(super) use state::{
+    Assignment, GroupState, LEFT_FOR_A_WHILE, MEMBER_BYTES, Member, assigned_bytes, owned_bytes,
+};
 use state::{Change, Current, Profile, Progress};
 
 /// Bound on the different ones in a group: each is matched with all topics when one of these changes.
@@ -197,6 +199,27 @@ impl ConsumerGroup {
         } else {
             Phase::Reconciling
         }
+    }
+
+    /// What one of its members takes in memory, about.
+    pub(super) fn member_bytes(&self, id: &str, instance_id: Option<&str>) -> Option<usize> {
+        let id = instance_id.and_then(|id| self.state.static_members.get(id)).map_or(id, |id| id);
+        let member = self.state.members.get(id)?;
+        Some(member.size_bytes(id) + self.classic.get(id).map_or(0, Classic::size_bytes))
+    }
+
+    /// Whether it is a member that has subscribed to just these topics, and to this expression if it says one.
+    pub(super) fn subscribes_to(
+        &self,
+        id: &str,
+        topics: Option<&BTreeSet<String>>,
+        regex: Option<&str>,
+    ) -> bool {
+        self.state.members.get(id).is_some_and(|member| {
+            let Profile { topics: known, regex: known_regex, .. } = &member.profile;
+            topics.is_none_or(|topics| topics == known)
+                && regex.is_none_or(|regex| regex == known_regex.as_deref().unwrap_or_default())
+        })
     }
 
     /// An estimate of the memory that the members take.

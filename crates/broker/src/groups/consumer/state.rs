@@ -20,8 +20,10 @@ pub(in crate::groups) const LEFT_FOR_A_WHILE: i32 = -2;
 /// What a topic of an assignment, and what a partition of it, take in memory; measured by eye, used for the bound only.
 const TOPIC_BYTES: usize = 96;
 const PARTITION_BYTES: usize = 8;
+/// What an entry of [`GroupState::owners`] takes, with the room that a table has for more.
+const OWNER_BYTES: usize = 96;
 /// What a member takes beside its strings and partitions.
-const MEMBER_BYTES: usize = 640;
+pub(in crate::groups) const MEMBER_BYTES: usize = 640;
 
 /// What a member says of itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -79,8 +81,9 @@ impl Member {
         let options: usize =
             [instance_id, rack_id, regex, assignor].into_iter().flatten().map(String::len).sum();
         let topics: usize = topics.iter().map(|topic| topic.len() + 32).sum();
-        let assignments = [&self.current.assigned, &self.current.revoking, &self.target];
-        let assignments: usize = assignments.into_iter().map(assignment_bytes).sum();
+        let owned = [&self.current.assigned, &self.current.revoking];
+        let owned: usize = owned.into_iter().map(|all| assignment_bytes(all, owned_bytes)).sum();
+        let assignments = owned + assignment_bytes(&self.target, assigned_bytes);
         // The id is kept in the map, for the timers, and for each partition by reference.
         MEMBER_BYTES
             + 2 * id.len()
@@ -92,9 +95,22 @@ impl Member {
     }
 }
 
-/// What an assignment takes in memory, about.
-pub(in crate::groups) fn assignment_bytes(assignment: &Assignment) -> usize {
-    assignment.values().map(|p| TOPIC_BYTES + p.len() * PARTITION_BYTES).sum()
+/// What a topic of which a member has, or is to have, so many partitions takes in memory, about.
+pub(in crate::groups) fn assigned_bytes(partitions: usize) -> usize {
+    TOPIC_BYTES + partitions * PARTITION_BYTES
+}
+
+/// The same with the entries of who has them.
+pub(in crate::groups) fn owned_bytes(partitions: usize) -> usize {
+    assigned_bytes(partitions) + partitions * OWNER_BYTES
+}
+
+/// What an assignment takes, of which each topic takes so much.
+pub(in crate::groups) fn assignment_bytes(
+    assignment: &Assignment,
+    of_topic: fn(usize) -> usize,
+) -> usize {
+    assignment.values().map(|partitions| of_topic(partitions.len())).sum()
 }
 
 /// Who has a partition, or may still have it.
@@ -171,8 +187,8 @@ impl GroupState {
             }
             Change::Target { id, target } => {
                 if let Some(member) = self.members.get_mut(id.as_str()) {
-                    self.size_bytes += assignment_bytes(target);
-                    self.size_bytes -= assignment_bytes(&member.target);
+                    self.size_bytes += assignment_bytes(target, assigned_bytes);
+                    self.size_bytes -= assignment_bytes(&member.target, assigned_bytes);
                     member.target = target.clone();
                 }
             }

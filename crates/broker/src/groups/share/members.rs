@@ -17,7 +17,7 @@ use crate::groups::topics_view::TopicsView;
 const MAX_MEMBERS: usize = 200;
 
 /// What a member takes in memory beside its strings and partitions.
-const MEMBER_BYTES: usize = 512;
+pub(in crate::groups) const MEMBER_BYTES: usize = 512;
 
 /// A heartbeat. What is `None` has not changed.
 #[derive(Clone, Debug)]
@@ -46,6 +46,16 @@ pub(in crate::groups) struct ShareMember {
     deadline: Instant,
 }
 
+impl ShareMember {
+    fn size_bytes(&self, id: &str) -> usize {
+        let rack = self.rack_id.as_ref().map_or(0, String::len);
+        let topics: usize = self.topics.iter().map(|topic| topic.len() + 32).sum();
+        let assigned: usize = self.assigned.values().map(|p| 96 + p.len() * 8).sum();
+        let texts = id.len() + rack + self.client_id.len() + self.client_host.len();
+        MEMBER_BYTES + texts + topics + assigned
+    }
+}
+
 /// One group.
 #[derive(Debug)]
 pub(in crate::groups) struct ShareGroup {
@@ -55,13 +65,15 @@ pub(in crate::groups) struct ShareGroup {
     /// The version of the topics that the assignment was last compared with.
     compared_with: Option<u64>,
     /// What it is an assignment of: id and number of partitions of the topics that members have subscribed to and that exist.
-    topics: Vec<(Uuid, u32)>,
+    ///
+    /// `None` when members have gone since: whoever is left gets what they had.
+    topics: Option<Vec<(Uuid, u32)>>,
 }
 
 impl ShareGroup {
     pub(in crate::groups) fn new(now: Instant) -> Self {
-        let (members, topics) = (BTreeMap::new(), Vec::new());
-        Self { epoch: 0, members, empty_since: now, compared_with: None, topics }
+        let members = BTreeMap::new();
+        Self { epoch: 0, members, empty_since: now, compared_with: None, topics: None }
     }
 
     pub(in crate::groups) fn epoch(&self) -> i32 {
@@ -86,16 +98,19 @@ impl ShareGroup {
         if self.is_empty() { "Empty" } else { "Stable" }
     }
 
+    /// What one of its members takes in memory, about.
+    pub(in crate::groups) fn member_bytes(&self, id: &str) -> Option<usize> {
+        self.members.get(id).map(|member| member.size_bytes(id))
+    }
+
+    /// Whether it is a member that has subscribed to just these topics.
+    pub(in crate::groups) fn subscribes_to(&self, id: &str, topics: &BTreeSet<String>) -> bool {
+        self.members.get(id).is_some_and(|member| member.topics == *topics)
+    }
+
     /// An estimate of the memory that the members take.
     pub(in crate::groups) fn size_bytes(&self) -> usize {
-        let bytes = |(id, member): (&Arc<str>, &ShareMember)| {
-            let rack = member.rack_id.as_ref().map_or(0, String::len);
-            let topics: usize = member.topics.iter().map(|topic| topic.len() + 32).sum();
-            let assigned: usize = member.assigned.values().map(|p| 96 + p.len() * 8).sum();
-            let texts = id.len() + rack + member.client_id.len() + member.client_host.len();
-            MEMBER_BYTES + texts + topics + assigned
-        };
-        self.members.iter().map(bytes).sum()
+        self.members.iter().map(|(id, member)| member.size_bytes(id)).sum()
     }
 
     /// The next moment at which [`Self::tick`] has something to do.
@@ -184,7 +199,7 @@ impl ShareGroup {
         self.epoch = self.epoch.saturating_add(1);
         // The others get what it had read with their next heartbeats.
         self.compared_with = None;
-        self.topics.clear();
+        self.topics = None;
         if self.is_empty() {
             self.empty_since = now;
         }
@@ -201,7 +216,7 @@ impl ShareGroup {
         let found = names.into_iter().filter_map(|name| Some((name, topics.get(name)?)));
         let found: Vec<_> = found.filter(|(_, (_, partitions))| *partitions > 0).collect();
         let table: Vec<(Uuid, u32)> = found.iter().map(|(_, topic)| *topic).collect();
-        if !subscribes && table == self.topics {
+        if !subscribes && self.topics.as_ref() == Some(&table) {
             return;
         }
         let mut assigned: BTreeMap<Arc<str>, Assignment> = BTreeMap::new();
@@ -221,7 +236,7 @@ impl ShareGroup {
         for (id, member) in &mut self.members {
             member.assigned = assigned.remove(id).unwrap_or_default();
         }
-        self.topics = table;
+        self.topics = Some(table);
         self.epoch = self.epoch.saturating_add(1);
     }
 }

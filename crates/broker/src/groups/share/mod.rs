@@ -31,7 +31,7 @@ use crate::errors::ApiError;
 use crate::state_stream::{KIND_SHARES, Refused};
 
 pub(crate) use super::member_log::Durable;
-pub(super) use members::{ShareBeat, ShareGroup, ShareMember};
+pub(super) use members::{MEMBER_BYTES, ShareBeat, ShareGroup, ShareMember};
 pub(crate) use sessions::{ShareSession, ShareSessions, Step};
 pub(crate) use state::{Ack, AckKind, Acquired, Found, Return, Wanted};
 pub(crate) use table::{ShareStates, TopicPartition};
@@ -267,7 +267,8 @@ impl Shares {
         if begun.is_empty() {
             return Ok(None);
         }
-        if places.len() + begun.len() > MAX_PARTITIONS {
+        let new = begun.iter().filter(|((_, index), _)| !places.contains_key(&key(*index))).count();
+        if new > 0 && places.len() + new > MAX_PARTITIONS {
             tracing::warn!(
                 group = &*group,
                 MAX_PARTITIONS,
@@ -425,7 +426,7 @@ impl Shares {
     /// A member says what has become of records: all or nothing.
     ///
     /// # Returns
-    /// What to wait for before it is told that this is known.
+    /// What to wait for before it is told that this is known; and the first offset that was not settled before: of what is below nothing was taken.
     ///
     /// # Errors
     /// See [`NotTaken`].
@@ -436,7 +437,7 @@ impl Shares {
         log_start: StreamOffset,
         member: &str,
         acks: &[Ack],
-    ) -> Result<Option<Durable>, NotTaken> {
+    ) -> Result<(Option<Durable>, StreamOffset), NotTaken> {
         let mut live = slot.live.lock();
         if live.is_gone {
             return Err(NotTaken::Gone);
@@ -444,17 +445,18 @@ impl Shares {
         live.max_deliveries = rules.max_deliveries;
         let mut next = live.state.clone();
         next.cut(log_start);
+        let start = next.start();
         let until = now() + rules.lock_duration;
         let changes = next
             .acknowledge(member, acks, until, rules.max_deliveries)
             .map_err(|NotAcquired| NotTaken::NotAcquired)?;
         if !changes.is_empty() {
-            self.write(slot, &mut live, &next, &changes).map_err(NotTaken::Log)?;
+            self.write(slot, &mut live, Some(&next), &changes).map_err(NotTaken::Log)?;
         }
         live.state = next;
         self.changed(slot, &mut live);
         live.wake();
-        Ok(live.last_record.clone())
+        Ok((live.last_record.clone(), start))
     }
 
     /// A member has nothing any more of this group.
@@ -514,9 +516,8 @@ impl Shares {
         if changes.is_empty() {
             return;
         }
-        let state = live.state.clone();
         // Nobody waits for it: what a crash forgets of it is how often records were handed out.
-        if self.write(slot, live, &state, changes).is_err() {
+        if self.write(slot, live, None, changes).is_err() {
             live.is_behind = true;
         }
         self.changed(slot, live);
@@ -535,13 +536,15 @@ impl Shares {
         self.log.room().await;
     }
 
+    /// Put changes in line by which the state has become what it is, or becomes `next`.
     fn write(
         &self,
         slot: &Slot,
         live: &mut Live,
-        state: &SharePartition,
+        next: Option<&SharePartition>,
         changes: &[Change],
     ) -> Result<(), Refused> {
+        let state = next.unwrap_or(&live.state);
         let (group, of) = (&slot.key.group, slot.key.of);
         let start = state.start();
         let record = if live.is_behind {

@@ -26,7 +26,7 @@ async fn members_go_on_after_a_restart() {
         (store, groups) = world.start().await;
         let stable = ("g".to_owned(), "Stable".to_owned(), "consumer".to_owned());
         assert_eq!(list(&groups, 5).await, [stable]);
-        assert_eq!(groups.heartbeat(heartbeat_request("g", &member), 4).await.error_code, 0);
+        assert_eq!(groups.heartbeat(heartbeat_request("g", &member)).await.error_code, 0);
         let offset = i64::from(upload) + 1;
         assert_eq!(world.run(commit(&groups, by_member(offset))).await, [0]);
         assert_eq!(fetch(&groups, "g").await, [found("topic", 0, offset)]);
@@ -36,7 +36,7 @@ async fn members_go_on_after_a_restart() {
 
     // A member that was not there finds the other one, which joins again when it hears of it.
     let old = async {
-        while groups.heartbeat(heartbeat_request("g", &member), 4).await.error_code == 0 {
+        while groups.heartbeat(heartbeat_request("g", &member)).await.error_code == 0 {
             tokio::task::yield_now().await;
         }
         groups
@@ -51,9 +51,9 @@ async fn members_go_on_after_a_restart() {
     world.crash(store, groups);
     let (store, groups) = world.start().await;
     let unknown = ResponseError::UnknownMemberId.code();
-    assert_eq!(groups.heartbeat(heartbeat_request("g", &new), 4).await.error_code, unknown);
-    assert_eq!(groups.heartbeat(heartbeat_request("g", &old), 4).await.error_code, illegal);
-    assert_eq!(groups.heartbeat(heartbeat_request("g", &member), 4).await.error_code, 0);
+    assert_eq!(groups.heartbeat(heartbeat_request("g", &new)).await.error_code, unknown);
+    assert_eq!(groups.heartbeat(heartbeat_request("g", &old)).await.error_code, illegal);
+    assert_eq!(groups.heartbeat(heartbeat_request("g", &member)).await.error_code, 0);
 
     // A group without members has none after a restart either.
     let leave = LeaveGroupRequest::default().with_group_id(group_id("g"));
@@ -61,7 +61,7 @@ async fn members_go_on_after_a_restart() {
     assert_eq!(world.run(left).await.error_code, 0);
     world.crash(store, groups);
     let (_store, groups) = world.start().await;
-    assert_eq!(groups.heartbeat(heartbeat_request("g", &member), 4).await.error_code, unknown);
+    assert_eq!(groups.heartbeat(heartbeat_request("g", &member)).await.error_code, unknown);
     assert_eq!(list(&groups, 5).await, [("g".into(), "Empty".into(), String::new())]);
 }
 
@@ -83,7 +83,7 @@ async fn a_member_is_told_what_it_has_when_that_is_durable_and_not_before() {
     assert_eq!(world.run(synced).await.error_code, 0);
     world.crash(store, groups);
     let (_store, groups) = world.start().await;
-    assert_eq!(groups.heartbeat(heartbeat_request("g", &member), 4).await.error_code, 0);
+    assert_eq!(groups.heartbeat(heartbeat_request("g", &member)).await.error_code, 0);
 }
 
 /// It serves its members as long as the server runs.
@@ -100,10 +100,10 @@ async fn a_group_that_is_too_much_for_a_record_is_not_kept() {
     let joined = groups.join(&client(), &larger, 9, &TopicsView::default()).await;
     assert_eq!((joined.error_code, joined.generation_id), (0, 2));
     assert_eq!(world.run(groups.sync(&sync_request("g", &joined), 5)).await.error_code, 0);
-    assert_eq!(groups.heartbeat(heartbeat_request("g", &joined), 4).await.error_code, 0);
+    assert_eq!(groups.heartbeat(heartbeat_request("g", &joined)).await.error_code, 0);
     world.crash(store, groups);
     let (_store, groups) = world.start().await;
     let unknown = ResponseError::UnknownMemberId.code();
-    assert_eq!(groups.heartbeat(heartbeat_request("g", &joined), 4).await.error_code, unknown);
-    assert_eq!(groups.heartbeat(heartbeat_request("g", &small), 4).await.error_code, unknown);
+    assert_eq!(groups.heartbeat(heartbeat_request("g", &joined)).await.error_code, unknown);
+    assert_eq!(groups.heartbeat(heartbeat_request("g", &small)).await.error_code, unknown);
 }
