@@ -212,9 +212,11 @@ pub(crate) fn apps(root: &Path) -> Result<String, Missing> {
         return Ok(class_path);
     }
     if !runs("javac", &["-version"]) || !runs("mvn", &["-v"]) {
-        apt(&["default-jdk-headless", "maven"], "Kafka Streams and Kafka Connect")?;
+        apt(&["default-jdk-headless", "maven"], "Kafka Streams, Connect and MirrorMaker")?;
     }
-    println!("setup: mvn process-classes (Kafka Streams and Kafka Connect from Maven Central)");
+    println!(
+        "setup: mvn process-classes (Kafka Streams, Connect and MirrorMaker from Maven Central)"
+    );
     let arguments = ["-q", "-B", "-ntp", "-f", "pom.xml", "process-classes"];
     quietly(Command::new("mvn").current_dir(&project).args(arguments))?;
     done.set()?;

@@ -4,6 +4,7 @@
 //! the kernel, and with `flush.messages=1`, which is the same promise. All data lie in the same file system.
 
 mod figures;
+mod printed;
 mod processors;
 mod tools;
 
@@ -50,6 +51,9 @@ pub(crate) struct Options {
     /// Where to write the plots.
     #[arg(long, value_name = "DIR", default_value = "docs/plots")]
     plots: PathBuf,
+    /// Measure nothing: tables, plots and bars of what runs have printed, which must have been set alike.
+    #[arg(long, value_name = "FILE", value_delimiter = ',')]
+    report: Vec<PathBuf>,
     #[command(flatten)]
     server: ServerOptions,
 }
@@ -160,6 +164,11 @@ const AT_A_RATE: &[&str] = &["acks=all", "linger.ms=0"];
 const UNACKNOWLEDGED: &[&str] = &["acks=0", "linger.ms=0"];
 
 pub(super) fn run(root: &Path, options: &Options) -> Result<Report, Error> {
+    if !options.report.is_empty() {
+        let outputs: Result<Vec<_>, _> = options.report.iter().map(fs::read_to_string).collect();
+        let (rounds, samples) = printed::read(options, &outputs?)?;
+        return tell(root, options, rounds, &samples, Vec::new());
+    }
     let binary = release_binary(root, options.server.server.as_deref())?;
     let jars = setup::kafka(root).map_err(|missing| Error::from(missing.to_string()))?;
     let directory = root.join("target/e2e/run/bench-kafka");
@@ -201,13 +210,24 @@ pub(super) fn run(root: &Path, options: &Options) -> Result<Report, Error> {
         }
     }
     fs::remove_dir_all(&directory)?;
+    tell(root, options, options.rounds, &samples, broken)
+}
+
+/// Tables, plots and bars.
+fn tell(
+    root: &Path,
+    options: &Options,
+    rounds: u32,
+    samples: &[Sample],
+    mut cases: Vec<Case>,
+) -> Result<Report, Error> {
     for partitions in &options.partitions {
-        println!("\n{}", figures::table(options, *partitions, &samples));
+        println!("\n{}", figures::table(options, *partitions, samples));
     }
-    figures::plot(&root.join(&options.plots), options, &samples)?;
+    figures::plot(&root.join(&options.plots), options, rounds, samples)?;
     let mut report = Report::default();
-    broken.extend(figures::judge(options, &samples));
-    report.suite("bench kafka", || Ok(broken));
+    cases.extend(figures::judge(options, samples));
+    report.suite("bench kafka", || Ok(cases));
     Ok(report)
 }
 

@@ -1,4 +1,4 @@
-//! What others build on Kafka, started as a user would: Kafka Streams, Kafka Connect, a schema registry, a UI.
+//! What others build on Kafka, started as a user would: Kafka Streams, Kafka Connect, MirrorMaker, a schema registry, a UI.
 
 mod ui;
 
@@ -14,10 +14,11 @@ use super::Compat;
 use super::peer::Peer;
 use crate::Error;
 use crate::exec::describe;
+use crate::kafka::Kafka;
 use crate::report::Case;
 use crate::server::free_address;
 use crate::setup::{self, Missing, Registry};
-use crate::suites::tap_that_asks;
+use crate::suites::{tap, tap_that_asks};
 
 /// Longer than any of them takes to start and to do its work on a busy machine.
 const LIMIT: Duration = Duration::from_secs(180);
@@ -37,6 +38,7 @@ pub(super) fn run(compat: &Compat<'_>) -> Result<Vec<Case>, Missing> {
     }
     let class_path = setup::apps(compat.root)?;
     let registry = setup::registry(compat.root)?;
+    let kafka = setup::kafka(compat.root)?;
     // Where it can not be installed, the others are run all the same.
     let kaskade = setup::kaskade(compat.root);
     compat.with_peer("apps", 1, |peer, directory| {
@@ -53,11 +55,23 @@ pub(super) fn run(compat: &Compat<'_>) -> Result<Vec<Case>, Missing> {
                 Err(Missing::Failed(error)) => Case::failed(UI, error),
             },
         ];
-        if Path::new(TEXTS).is_dir() {
+        let program = |class: &str| {
             let mut java = peer.client("java");
             java.args(["-Xmx256m", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"]);
-            java.args(["-cp", &class_path, "alluvium.apps.Streams", TEXTS]);
-            java.arg(directory.join("streams"));
+            java.args(["-cp", &class_path, class]);
+            java
+        };
+        let place = directory.join("moving");
+        fs::create_dir_all(&place)?;
+        // What is moved comes from Apache Kafka, whoever the peer is.
+        let moved = Kafka::start(&kafka, &place.join("kafka"), "").and_then(|from| {
+            let mut moving = program("alluvium.apps.Moving");
+            tap("alluvium.apps.Moving", moving.arg(from.address()).arg(&place))
+        });
+        cases.extend(moved.unwrap_or_else(|error| vec![Case::failed("MirrorMaker", error)]));
+        if Path::new(TEXTS).is_dir() {
+            let mut java = program("alluvium.apps.Streams");
+            java.arg(TEXTS).arg(directory.join("streams"));
             cases.extend(tap_that_asks("alluvium.apps.Streams", &mut java, |line, input| {
                 if line == KILL_THE_SERVER {
                     peer.kill_and_start_again()?;

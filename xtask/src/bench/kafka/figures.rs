@@ -21,7 +21,7 @@ const MOST_P99_UNFLUSHED: f64 = 1.0;
 const MOST_MEMORY: f64 = 0.25;
 
 impl Load {
-    fn name(self) -> String {
+    pub(super) fn name(self) -> String {
         match self {
             Self::Produce(rate) => format!("produce, {rate}"),
             Self::Unacknowledged(rate) => format!("acks=0, {rate}"),
@@ -32,7 +32,7 @@ impl Load {
 }
 
 /// What a run of the bench does, in its order.
-fn loads(options: &Options) -> Vec<Load> {
+pub(super) fn loads(options: &Options) -> Vec<Load> {
     let mut loads = Vec::new();
     for rate in &options.rates {
         loads.push(Load::Produce(*rate));
@@ -138,7 +138,12 @@ pub(super) fn judge(options: &Options, samples: &[Sample]) -> Vec<Case> {
     cases
 }
 
-pub(super) fn plot(directory: &Path, options: &Options, samples: &[Sample]) -> Result<(), Error> {
+pub(super) fn plot(
+    directory: &Path,
+    options: &Options,
+    rounds: u32,
+    samples: &[Sample],
+) -> Result<(), Error> {
     fs::create_dir_all(directory)?;
     let write = |name: &str, title: &str, y: &str, load: Load, figure: Figure| {
         let series = SYSTEMS.map(|system| {
@@ -154,9 +159,8 @@ pub(super) fn plot(directory: &Path, options: &Options, samples: &[Sample]) -> R
         let chart = Chart {
             title: title.into(),
             subtitle: format!(
-                "{}, records of 1 KiB, acks=all; medians of {} rounds",
-                load.name(),
-                options.rounds
+                "{}, records of 1 KiB, acks=all; medians of {rounds} rounds",
+                load.name()
             ),
             x: Axis { label: "partitions".into(), scale: Scale::Logarithmic },
             y: Axis { label: y.into(), scale: Scale::Logarithmic },
