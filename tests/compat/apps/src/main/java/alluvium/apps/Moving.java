@@ -177,6 +177,7 @@ public final class Moving {
             from->to.sync.group.offsets.interval.seconds = 1
             from->to.emit.checkpoints.interval.seconds = 1
             from->to.offset.lag.max = 0
+            from->to.refresh.groups.interval.seconds = 1
             from->to.sync.topic.acls.enabled = false
             from->to.emit.heartbeats.enabled = false
             to->from.emit.heartbeats.enabled = false
@@ -187,6 +188,7 @@ public final class Moving {
             listeners = http://127.0.0.1:0
             replication.factor = 1
             checkpoints.topic.replication.factor = 1
+            heartbeats.topic.replication.factor = 1
             offset-syncs.topic.replication.factor = 1
             config.storage.replication.factor = 1
             offset.storage.replication.factor = 1
