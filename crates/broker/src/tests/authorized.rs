@@ -53,6 +53,18 @@ impl Guarded {
 /// Type and name of a resource, its pattern; operation and permission of User:alice.
 type Acl<'a> = (ResourceType, &'a str, i8, Operation, i8);
 
+/// Of resources with this name, or of all.
+fn any_acl(name: Option<&str>) -> delete_acls_request::DeleteAclsFilter {
+    delete_acls_request::DeleteAclsFilter::default()
+        .with_resource_type_filter(1)
+        .with_resource_name_filter(name.map(text))
+        .with_pattern_type_filter(1)
+        .with_principal_filter(None)
+        .with_host_filter(None)
+        .with_operation(1)
+        .with_permission_type(1)
+}
+
 impl Client {
     async fn create_acl(&mut self, (kind, name, pattern, operation, permission): Acl<'_>) -> i16 {
         let acl = create_acls_request::AclCreation::default()
@@ -68,15 +80,7 @@ impl Client {
     }
 
     async fn delete_acls(&mut self, name: Option<&str>) -> (i16, usize) {
-        let filter = delete_acls_request::DeleteAclsFilter::default()
-            .with_resource_type_filter(1)
-            .with_resource_name_filter(name.map(text))
-            .with_pattern_type_filter(1)
-            .with_principal_filter(None)
-            .with_host_filter(None)
-            .with_operation(1)
-            .with_permission_type(1);
-        let request = DeleteAclsRequest::default().with_filters(vec![filter]);
+        let request = DeleteAclsRequest::default().with_filters(vec![any_acl(name)]);
         let result = self.call(3, &request).await.filter_results.remove(0);
         (result.error_code, result.matching_acls.len())
     }
@@ -427,16 +431,8 @@ async fn a_deletion_of_acls_takes_a_bounded_number() {
     };
     let create = CreateAclsRequest::default().with_creations((0..400).map(acl).collect());
     assert!(admin.call(3, &create).await.results.iter().all(|result| result.error_code == 0));
-    let any = delete_acls_request::DeleteAclsFilter::default()
-        .with_resource_type_filter(1)
-        .with_resource_name_filter(None)
-        .with_pattern_type_filter(1)
-        .with_principal_filter(None)
-        .with_host_filter(None)
-        .with_operation(1)
-        .with_permission_type(1);
     for (filters, code) in [(251, 44), (10_001, 44), (250, 0)] {
-        let request = DeleteAclsRequest::default().with_filters(vec![any.clone(); filters]);
+        let request = DeleteAclsRequest::default().with_filters(vec![any_acl(None); filters]);
         let results = admin.call(3, &request).await.filter_results;
         assert_eq!(results.len(), filters);
         assert!(results.iter().all(|result| result.error_code == code), "{filters}");

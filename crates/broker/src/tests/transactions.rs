@@ -142,6 +142,18 @@ impl Producer {
         partitions: &[i32],
         offset: i64,
     ) -> i16 {
+        let request = self.offsets_request(group, topic, partitions, offset);
+        let version = if self.version_2 { 5 } else { 3 };
+        self.commit_offsets_by(version, &request).await
+    }
+
+    fn offsets_request(
+        &self,
+        group: &str,
+        topic: &str,
+        partitions: &[i32],
+        offset: i64,
+    ) -> TxnOffsetCommitRequest {
         use txn_offset_commit_request::*;
         let partition = |index: &i32| {
             TxnOffsetCommitRequestPartition::default()
@@ -151,14 +163,12 @@ impl Producer {
         let topic = TxnOffsetCommitRequestTopic::default()
             .with_name(TopicName(text(topic)))
             .with_partitions(partitions.iter().map(partition).collect());
-        let request = TxnOffsetCommitRequest::default()
+        TxnOffsetCommitRequest::default()
             .with_transactional_id(self.tid())
             .with_group_id(GroupId(text(group)))
             .with_producer_id(ProducerId(self.id))
             .with_producer_epoch(self.epoch)
-            .with_topics(vec![topic]);
-        let version = if self.version_2 { 5 } else { 3 };
-        self.commit_offsets_by(version, &request).await
+            .with_topics(vec![topic])
     }
 
     async fn commit_offsets_by(&mut self, version: i16, request: &TxnOffsetCommitRequest) -> i16 {
@@ -346,20 +356,10 @@ async fn a_transaction_begins_in_a_partition_with_its_first_batch() {
 /// As the versions of Kafka know it.
 #[tokio::test(flavor = "multi_thread")]
 async fn offsets_of_a_group_that_was_not_added_are_refused_or_add_it() {
-    use txn_offset_commit_request::*;
     let server = TestServer::start().await;
     server.topic("t", 1, &[]).await;
     let mut producer = Producer::init(&server, "a", true).await;
-    let partition = TxnOffsetCommitRequestPartition::default().with_committed_offset(1);
-    let topic = TxnOffsetCommitRequestTopic::default()
-        .with_name(TopicName(text("t")))
-        .with_partitions(vec![partition]);
-    let request = TxnOffsetCommitRequest::default()
-        .with_transactional_id(producer.tid())
-        .with_group_id(GroupId(text("g")))
-        .with_producer_id(ProducerId(producer.id))
-        .with_producer_epoch(producer.epoch)
-        .with_topics(vec![topic]);
+    let request = producer.offsets_request("g", "t", &[0], 1);
     for (version, code) in [(3, INVALID_TXN_STATE), (4, TRANSACTION_ABORTABLE), (5, 0), (4, 0)] {
         assert_eq!(producer.commit_offsets_by(version, &request).await, code, "{version}");
     }
