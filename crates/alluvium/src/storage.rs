@@ -110,10 +110,8 @@ pub(crate) fn lock_directory(directory: &Path) -> Result<File, Failure> {
     };
     // What lies in it, what is kept of passwords for one, is nobody else's on the machine. (Who wants it otherwise makes the directory.)
     let parents = directory.parent().map_or(Ok(()), std::fs::create_dir_all);
-    let created = parents.and_then(|()| match directory.is_dir() {
-        true => Ok(()),
-        false => DirBuilder::new().mode(0o700).create(directory),
-    });
+    let made = parents.and_then(|()| DirBuilder::new().mode(0o700).create(directory));
+    let created = made.or_else(|error| if directory.is_dir() { Ok(()) } else { Err(error) });
     created.map_err(|error| match error.kind() {
         std::io::ErrorKind::AlreadyExists => {
             Failure::Failed(format!("data directory {}: is not a directory", directory.display()))

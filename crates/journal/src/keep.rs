@@ -43,7 +43,7 @@ pub(crate) struct Keep {
     pub(crate) without_hint: Mutex<VecDeque<JournalNumber>>,
     /// Bytes that were found damaged, of each journal once.
     pub(crate) damaged_bytes: AtomicU64,
-    /// Why the keeper's last turn failed; `None` if it did not. It tries again.
+    /// Why the keeper's work has failed; `None` when it has gone well since. It tries again.
     pub(crate) failure: Mutex<Option<Error>>,
     /// There was no memory to compress with, since it was last done.
     pub(crate) has_told_of_memory: AtomicBool,
@@ -84,7 +84,12 @@ pub(crate) fn run(shared: &Arc<Shared>) {
         shared.look_for_files();
         let worked = shared.turn(&mut is_warm);
         drop(turn);
-        keep.tell_of(worked.as_ref().err());
+        match &worked {
+            Err(error) => keep.tell_of(Some(error)),
+            // Nothing is wanted any more. (That something else was done, a hint written say, tells nothing of what has failed.)
+            Ok(false) => keep.tell_of(None),
+            Ok(true) => {}
+        }
         if matches!(worked, Ok(true)) {
             continue;
         }
@@ -214,11 +219,17 @@ impl Shared {
 
     /// The same as [`Self::evict_oldest`]. If it fails, writers who wait for the room are told; it is tried again, but may fail for ever.
     fn try_to_evict(&self) -> Result<bool> {
-        self.evict_oldest().inspect_err(|error| {
-            let mut state = self.flush.state.lock();
-            state.eviction_failure = Some(error.clone());
-            self.flush.changed.notify_all();
-        })
+        let evicted = self.evict_oldest();
+        match &evicted {
+            // Where writers always want room there is no turn in which nothing is wanted.
+            Ok(_) => self.keep.tell_of(None),
+            Err(error) => {
+                let mut state = self.flush.state.lock();
+                state.eviction_failure = Some(error.clone());
+                self.flush.changed.notify_all();
+            }
+        }
+        evicted
     }
 
     /// Remove the oldest journal. Of its records that are still the newest of their keys those that were read are written anew; the others are gone. False if there is none.

@@ -35,7 +35,18 @@ impl Stream {
     /// # Errors
     /// The stream was deleted, or an object that may hold the batch can not be read.
     pub async fn find_time(&self, timestamp_ms: i64) -> Result<Option<Batch>, FetchError> {
-        let mut from = StreamOffset(0);
+        self.find_time_from(StreamOffset(0), timestamp_ms).await
+    }
+
+    /// The same of the batches that end behind `from`.
+    ///
+    /// # Errors
+    /// As [`Self::find_time`].
+    pub async fn find_time_from(
+        &self,
+        mut from: StreamOffset,
+        timestamp_ms: i64,
+    ) -> Result<Option<Batch>, FetchError> {
         let mut gone = None;
         loop {
             let look = self.look(
@@ -43,7 +54,7 @@ impl Stream {
                 |mut ranges| {
                     Iterator::find(&mut ranges, |range| range.max_timestamp_ms >= timestamp_ms)
                 },
-                |tail| tail.find_time(timestamp_ms, self.shared.wal.durable()),
+                |tail| tail.find_time(from, timestamp_ms, self.shared.wal.durable()),
             )?;
             let range = match (look.picked, look.next) {
                 (Some(range), _) => range,
@@ -59,7 +70,7 @@ impl Stream {
                     batch.own_payload();
                     return Ok(Some(batch));
                 }
-                // A trim has cut off what the range promised.
+                // A trim has cut off what the range promised, or it lies before `from`.
                 Ok(None) => from = range.end,
                 Err(error) => look_again(&range, error, &mut gone)?,
             }

@@ -340,9 +340,14 @@ impl Tail {
         self.batches.range(first..).take_while(move |batch| batch.log_end <= durable)
     }
 
-    /// The first of them whose greatest timestamp is at least `timestamp_ms`.
-    pub(crate) fn find_time(&self, timestamp_ms: i64, durable: LogOffset) -> Option<Batch> {
-        let mut visible = self.visible(durable);
+    /// The first of them that ends behind `from` and whose greatest timestamp is at least `timestamp_ms`.
+    pub(crate) fn find_time(
+        &self,
+        from: StreamOffset,
+        timestamp_ms: i64,
+        durable: LogOffset,
+    ) -> Option<Batch> {
+        let mut visible = self.visible(durable).filter(|batch| batch.end() > from);
         visible.find(|batch| batch.max_timestamp_ms >= timestamp_ms).map(Cached::to_batch)
     }
 

@@ -165,7 +165,10 @@ const UNACKNOWLEDGED: &[&str] = &["acks=0", "linger.ms=0"];
 
 pub(super) fn run(root: &Path, options: &Options) -> Result<Report, Error> {
     if !options.report.is_empty() {
-        let outputs: Result<Vec<_>, _> = options.report.iter().map(fs::read_to_string).collect();
+        let read = |path: &PathBuf| {
+            fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))
+        };
+        let outputs: Result<Vec<_>, _> = options.report.iter().map(read).collect();
         let (rounds, samples) = printed::read(options, &outputs?)?;
         return tell(root, options, rounds, &samples, Vec::new());
     }

@@ -64,6 +64,9 @@ struct Plan<'a> {
     end: Option<Instant>,
 }
 
+/// Each takes some 150 bytes here before the batch is made.
+const MAX_RECORDS_OF_A_BATCH: u64 = 1_000_000;
+
 /// Produce.
 ///
 /// # Errors
@@ -80,6 +83,11 @@ pub(super) fn run(args: &ProduceArgs) -> Result<(), Failure> {
         return Err(Failure::Usage("--rate is 0: nothing would be produced".into()));
     }
     let records = batch_bytes / record_bytes;
+    if records > MAX_RECORDS_OF_A_BATCH {
+        return Err(Failure::Usage(format!(
+            "--batch-size holds {records} records, of at most {MAX_RECORDS_OF_A_BATCH}"
+        )));
+    }
     let batch_bytes = records * record_bytes;
     let (_, _, shares) = shares(&args.common)?;
     let spacing = args.rate.map(|rate| {

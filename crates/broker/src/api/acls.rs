@@ -28,18 +28,20 @@ const MAX_TEXT_BYTES: usize = 1024;
 pub(super) async fn create(cx: &Context, request: CreateAclsRequest) -> CreateAclsResponse {
     let checked: Vec<Result<Acl, ApiError>> = request.creations.iter().map(check).collect();
     let good: BTreeSet<_> = checked.iter().flatten().cloned().collect();
-    let added = match authorizer(cx, Operation::Alter) {
+    let authorizer = authorizer(cx, Operation::Alter);
+    let added = match &authorizer {
         Ok(authorizer) if !good.is_empty() => authorizer.add(good).await.map_err(ApiError::from),
-        Ok(_) => Ok(()),
-        Err(error) => Err(error),
+        _ => Ok(()),
     };
-    let results =
-        checked.iter().map(|checked| match added.as_ref().err().or(checked.as_ref().err()) {
+    let refused = authorizer.err();
+    let results = checked.iter().map(|checked| {
+        match refused.as_ref().or(checked.as_ref().err()).or(added.as_ref().err()) {
             None => AclCreationResult::default().with_error_message(None),
             Some(error) => AclCreationResult::default()
                 .with_error_code(error.code())
                 .with_error_message(error.message()),
-        });
+        }
+    });
     CreateAclsResponse::default().with_results(results.collect())
 }
 
@@ -94,28 +96,31 @@ pub(super) async fn delete(cx: &Context, request: DeleteAclsRequest) -> DeleteAc
         })
         .collect();
     let good: Vec<_> = checked.iter().flatten().cloned().collect();
-    let deleted = match authorizer(cx, Operation::Alter) {
+    let authorizer = authorizer(cx, Operation::Alter);
+    let deleted = match &authorizer {
         Ok(authorizer) if !good.is_empty() => {
             authorizer.delete(&good).await.map_err(ApiError::from)
         }
-        Ok(_) => Ok(Vec::new()),
-        Err(error) => Err(error),
+        _ => Ok(Vec::new()),
     };
+    let refused = authorizer.err();
     let (deleted, failed) = match deleted {
         Ok(deleted) => (deleted, None),
         Err(error) => (Vec::new(), Some(error)),
     };
     let mut deleted = deleted.into_iter();
-    let results = checked.iter().map(|checked| match failed.as_ref().or(checked.as_ref().err()) {
-        None => {
-            let deleted = deleted.next().into_iter().flatten();
-            DeleteAclsFilterResult::default()
-                .with_error_message(None)
-                .with_matching_acls(deleted.map(deleted_acl).collect())
+    let results = checked.iter().map(|checked| {
+        match refused.as_ref().or(checked.as_ref().err()).or(failed.as_ref()) {
+            None => {
+                let deleted = deleted.next().into_iter().flatten();
+                DeleteAclsFilterResult::default()
+                    .with_error_message(None)
+                    .with_matching_acls(deleted.map(deleted_acl).collect())
+            }
+            Some(error) => DeleteAclsFilterResult::default()
+                .with_error_code(error.code())
+                .with_error_message(error.message()),
         }
-        Some(error) => DeleteAclsFilterResult::default()
-            .with_error_code(error.code())
-            .with_error_message(error.message()),
     });
     DeleteAclsResponse::default().with_filter_results(results.collect())
 }

@@ -1,7 +1,5 @@
 //! CreatePartitions: more partitions for existing topics.
 
-use std::collections::HashMap;
-
 use kafka_protocol::messages::create_partitions_request::CreatePartitionsTopic;
 use kafka_protocol::messages::create_partitions_response::CreatePartitionsTopicResult;
 use kafka_protocol::messages::{BrokerId, CreatePartitionsRequest, CreatePartitionsResponse};
@@ -9,6 +7,7 @@ use kafka_protocol::messages::{BrokerId, CreatePartitionsRequest, CreatePartitio
 use super::Context;
 use crate::errors::ApiError;
 use crate::security::{Operation, Resource};
+use crate::wire::{once, repeated};
 
 /// Versions from here on know THROTTLING_QUOTA_EXCEEDED.
 const FIRST_WITH_QUOTA: i16 = 3;
@@ -17,13 +16,11 @@ pub(super) async fn handle(
     cx: &Context,
     request: CreatePartitionsRequest,
 ) -> CreatePartitionsResponse {
-    let mut times_named: HashMap<&str, u32> = HashMap::new();
-    for topic in &request.topics {
-        *times_named.entry(&topic.name).or_default() += 1;
-    }
+    let repeated = repeated(request.topics.iter().map(|topic| &topic.name));
     let mut results = Vec::with_capacity(request.topics.len());
-    for topic in &request.topics {
-        let grown = if times_named[&**topic.name] > 1 {
+    // One answer for each name, as from Kafka.
+    for topic in once(&request.topics, |topic| topic.name.clone()) {
+        let grown = if repeated.contains(&topic.name) {
             Err(ApiError::InvalidRequest(format!(
                 "topic {} is named more than once",
                 &**topic.name

@@ -1,7 +1,5 @@
 //! CreateTopics.
 
-use std::collections::HashMap;
-
 use kafka_protocol::messages::create_topics_request::CreatableTopic;
 use kafka_protocol::messages::create_topics_response::{
     CreatableTopicConfigs, CreatableTopicResult,
@@ -13,6 +11,7 @@ use super::{Context, describe_configs};
 use crate::configs::Overrides;
 use crate::errors::ApiError;
 use crate::security::{Operation, Resource};
+use crate::wire::{once, repeated};
 
 /// Versions from here on know THROTTLING_QUOTA_EXCEEDED.
 const FIRST_WITH_QUOTA: i16 = 6;
@@ -27,14 +26,12 @@ pub(super) async fn handle(cx: &Context, request: CreateTopicsRequest) -> Create
     if request.topics.len() > TOPICS_WITHOUT_TURN {
         cx.take_turn().await;
     }
-    let mut times_named: HashMap<&str, u32> = HashMap::new();
-    for topic in &request.topics {
-        *times_named.entry(&topic.name).or_default() += 1;
-    }
+    let repeated = repeated(request.topics.iter().map(|topic| &topic.name));
     let mut results = Vec::with_capacity(request.topics.len());
     let mut described = 0;
-    for topic in &request.topics {
-        let result = if times_named[&**topic.name] > 1 {
+    // One answer for each name, as from Kafka.
+    for topic in once(&request.topics, |topic| topic.name.clone()) {
+        let result = if repeated.contains(&topic.name) {
             Err(ApiError::InvalidRequest(format!(
                 "topic {} is named more than once",
                 &**topic.name

@@ -1,6 +1,5 @@
 //! ListOffsets: the offset of a time, or of one of the ends of a partition.
 
-use std::collections::HashSet;
 use std::time::Duration;
 
 use kafka_protocol::messages::list_offsets_request::{ListOffsetsPartition, ListOffsetsTopic};
@@ -9,7 +8,7 @@ use kafka_protocol::messages::list_offsets_response::{
 };
 use kafka_protocol::messages::{ListOffsetsRequest, ListOffsetsResponse};
 
-use alluvium_stream::{Batch, FetchError};
+use alluvium_stream::{Batch, FetchError, StreamOffset};
 use bytes::Bytes;
 use tokio::time::{Instant, timeout_at};
 
@@ -19,6 +18,7 @@ use crate::partition::{LEADER_EPOCH, Partition, kafka_offset};
 use crate::records;
 use crate::security::{Operation, Resource};
 use crate::wire::newer::Unchanged;
+use crate::wire::repeated;
 
 const READ_COMMITTED: i8 = 1;
 
@@ -36,6 +36,9 @@ const EARLIEST_PENDING_UPLOAD: i64 = -6;
 /// How long objects are read for a request, of all its partitions: longer than one GET may take (15 s), so that who asks again finds in the cache what came, and gets further;
 /// shorter than a client waits for an answer (`request.timeout.ms`, 30 s), so that it gets one.
 const OBJECTS_MAX: Duration = Duration::from_secs(20);
+
+/// Batches whose headers promise a time that none of their records has, after which a search by time ends: each costs its decompression.
+const MAX_PROMISES: usize = 16;
 
 /// What is answered when there is no such record.
 const NONE: Answer = Answer { offset: -1, timestamp_ms: -1 };
@@ -57,17 +60,20 @@ async fn listed(cx: &Context, request: ListOffsetsRequest) -> ListOffsetsRespons
     let until = Instant::now() + objects_time(request.timeout_ms);
     let read_committed = request.isolation_level == READ_COMMITTED;
     let mut topics = Vec::with_capacity(request.topics.len());
-    let mut seen = HashSet::new();
+    let named = request.topics.iter().flat_map(|topic| {
+        topic.partitions.iter().map(|wanted| (topic.name.clone(), wanted.partition_index))
+    });
+    let repeated = repeated(named);
     for topic in request.topics {
         let mut partitions = Vec::with_capacity(topic.partitions.len());
         for wanted in &topic.partitions {
             let response = ListOffsetsPartitionResponse::default()
                 .with_partition_index(wanted.partition_index);
             // As in Kafka; each may cost the decompression of a batch.
-            let found = if seen.insert((topic.name.clone(), wanted.partition_index)) {
-                find(cx, &topic, wanted, read_committed, until).await
-            } else {
-                Err(ApiError::InvalidRequest("a partition is named more than once".into()))
+            let is_repeated = repeated.contains(&(topic.name.clone(), wanted.partition_index));
+            let found = match is_repeated {
+                true => Err(ApiError::InvalidRequest("a partition is named more than once".into())),
+                false => find(cx, &topic, wanted, read_committed, until).await,
             };
             partitions.push(match found {
                 Ok(answer) => response
@@ -156,10 +162,22 @@ async fn by_time(
     timestamp_ms: i64,
     until: Instant,
 ) -> Result<Answer, ApiError> {
-    match in_time(until, partition.stream.find_time(timestamp_ms)).await? {
-        Some(batch) => first_at_or_after(cx, partition, batch, timestamp_ms).await,
-        None => Ok(NONE),
+    let mut from = StreamOffset(0);
+    for _ in 0..MAX_PROMISES {
+        let found = in_time(until, partition.stream.find_time_from(from, timestamp_ms)).await?;
+        let Some(batch) = found else { return Ok(NONE) };
+        from = batch.end();
+        if let Some(answer) = first_at_or_after(cx, partition, batch, timestamp_ms).await? {
+            return Ok(answer);
+        }
+        // Its header promised a time that none of its records has, or none that is left.
+        if Instant::now() >= until {
+            break;
+        }
     }
+    // What is before is older: who reads from there misses nothing.
+    let from = from.max(partition.stream.start_offset());
+    Ok(Answer { offset: kafka_offset(from), timestamp_ms })
 }
 
 async fn by_max_timestamp(
@@ -169,31 +187,30 @@ async fn by_max_timestamp(
 ) -> Result<Answer, ApiError> {
     match in_time(until, partition.stream.max_time()).await? {
         Some(batch) if batch.max_timestamp_ms >= 0 => {
-            let max_timestamp_ms = batch.max_timestamp_ms;
-            first_at_or_after(cx, partition, batch, max_timestamp_ms).await
+            let (base, timestamp_ms) = (batch.base, batch.max_timestamp_ms);
+            let found = first_at_or_after(cx, partition, batch, timestamp_ms).await?;
+            // A deletion may have cut the record off: Kafka tells its time, too.
+            let offset = kafka_offset(base.max(partition.stream.start_offset()));
+            Ok(found.unwrap_or(Answer { offset, timestamp_ms }))
         }
         _ => Ok(NONE),
     }
 }
 
+/// The first record of a batch, of those that are left, that is not older.
 async fn first_at_or_after(
     cx: &Context,
     partition: &Partition,
     batch: Batch,
     timestamp_ms: i64,
-) -> Result<Answer, ApiError> {
+) -> Result<Option<Answer>, ApiError> {
     // A trim may have cut off a part of the batch.
     let from = batch.base.max(partition.stream.start_offset());
-    let max_timestamp_ms = batch.max_timestamp_ms;
     let look = move || records::first_at_or_after(&batch.payload, from.0, timestamp_ms);
-    Ok(match cx.server.look_into(look).await? {
-        Some(found) => Answer {
-            offset: i64::try_from(found.offset).unwrap_or(i64::MAX),
-            timestamp_ms: found.timestamp_ms,
-        },
-        // The batch's header promised a time that none of its records has, or none that is left. Who reads from its start misses nothing.
-        None => Answer { offset: kafka_offset(from), timestamp_ms: max_timestamp_ms },
-    })
+    Ok(cx.server.look_into(look).await?.map(|found| Answer {
+        offset: i64::try_from(found.offset).unwrap_or(i64::MAX),
+        timestamp_ms: found.timestamp_ms,
+    }))
 }
 
 #[cfg(test)]

@@ -217,9 +217,11 @@ async fn append(
         let admitted = transaction.admit(cx, &header, (topic.id, index))?;
         // Where each transaction has an epoch of its own, its first batch in a partition has sequence 0: one that is ahead of it may not get in before it, or the first one would be out of order for
         // ever (as in Kafka's `ProducerAppendInfo`). The transaction's lock is held, so that of this producer nothing comes in between.
-        let is_first =
-            cx.version >= FIRST_THAT_ADDS && !partition.knows_producer(header.producer_id);
-        if admitted.is_some() && is_first && header.base_sequence != 0 {
+        if admitted.is_some()
+            && cx.version >= FIRST_THAT_ADDS
+            && header.base_sequence != 0
+            && !partition.knows_producer(header.producer_id)
+        {
             return Err(NotAdmitted::Refused(ApiError::OutOfOrderSequence {
                 producer_id: header.producer_id,
                 epoch: header.producer_epoch,

@@ -35,6 +35,7 @@ use kafka_protocol::protocol::StrBytes;
 pub(crate) use kept::KeptGroups;
 pub(super) use kept::encode_forgotten;
 use member::Member;
+pub(super) use member::{MEMBER_BYTES, protocols_bytes};
 pub(super) use migration::Migrant;
 pub(super) use types::{
     DescribedMember, Description, Effect, JoinEvent, Joined, JoinedMember, Refusal, State,

@@ -18,7 +18,7 @@ use uuid::Uuid;
 
 use super::commits::Blocked;
 use super::consumer::{ConsumerGroup, ConsumerRules};
-use super::group::{JoinEvent, Refusal, SyncEvent};
+use super::group::{JoinEvent, MEMBER_BYTES, Refusal, SyncEvent, protocols_bytes};
 use super::live::LiveGroup;
 use super::registry::{JoinAnswer, SyncAnswer};
 use super::topics_view::TopicsNow;
@@ -30,10 +30,6 @@ const MAX_PROTOCOLS: usize = 64;
 /// Bound on instance ids and on names of protocols. They are passed on to other members, whose version of the protocol may have room for
 /// 32 767 bytes only, whatever the version did in which they came.
 pub(super) const MAX_NAME_BYTES: usize = 1024;
-
-/// What a member of a classic group, and a protocol of it, take in memory beside their texts and metadata.
-const MEMBER_BYTES: usize = 768;
-const PROTOCOL_BYTES: usize = 64;
 
 /// The first version of SyncGroup whose clients say the protocol's type and name.
 const FIRST_VERSION_WITH_PROTOCOL: i16 = 5;
@@ -175,12 +171,11 @@ impl Shared {
             return Err(ResponseError::InvalidRequest);
         }
         let instance_id = request.group_instance_id.as_ref();
-        let protocols =
-            request.protocols.iter().map(|p| p.name.len() + p.metadata.len() + PROTOCOL_BYTES);
-        let names_bytes = client.client_id.len() + instance_id.map_or(0, |id| id.len());
+        let protocols = request.protocols.iter().map(|p| (&p.name, &p.metadata));
+        let names_bytes = client.client_id.len() + client.client_host.len();
         let held_bytes =
             self.member_bytes(&request.group_id, &request.member_id, instance_id.map(|id| &**id));
-        let wanted_bytes = MEMBER_BYTES + names_bytes + protocols.sum::<usize>();
+        let wanted_bytes = MEMBER_BYTES + names_bytes + protocols_bytes(protocols);
         self.check_membership_room(&request.group_id, wanted_bytes, held_bytes)?;
         let slot = if request.member_id.is_empty() {
             self.create(&request.group_id)?

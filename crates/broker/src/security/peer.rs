@@ -161,7 +161,8 @@ impl Peer {
             (exchange, session.principal.clone())
         };
         let mechanism = exchange.mechanism();
-        match authentication.step(self.ip, again.as_ref(), exchange, message).await {
+        let step = authentication.step(self.ip, again.as_ref(), exchange, message).await;
+        match step.ok_or(Refusal::TooMany)? {
             Step::Continue(exchange, answer) => {
                 self.session.lock().exchange = Some(exchange);
                 Ok(Answered { answer, lifetime: None })
@@ -181,7 +182,6 @@ impl Peer {
                 Ok(Answered { answer, lifetime })
             }
             Step::Failed => Err(Refusal::Failed(mechanism)),
-            Step::TooMany => Err(Refusal::TooMany),
         }
     }
 }

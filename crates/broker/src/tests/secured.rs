@@ -655,7 +655,7 @@ async fn who_guesses_is_slowed_down() {
         // Now the right password is not looked at either, for a while; nobody says that it is wrong, by which clients would give up.
         match log_in("builder").await {
             None => break,
-            told => assert!(told == Some(0) && rounds < 5, "{told:?}"),
+            told => assert!(told == Some(0) && rounds < 30, "{told:?}"),
         }
         rounds += 1;
     }
@@ -677,7 +677,7 @@ async fn who_guesses_is_slowed_down() {
 #[tokio::test(flavor = "multi_thread")]
 async fn who_has_not_logged_in_keeps_no_connection() {
     let server = with_users(|config| {
-        config.security.session_lifetime = Some(Duration::from_secs(3));
+        config.security.session_lifetime = Some(Duration::from_secs(10));
     })
     .await;
     let mut client = Client::connect(server.addr_of("sasl")).await;
@@ -694,7 +694,7 @@ async fn who_has_not_logged_in_keeps_no_connection() {
     }
     assert_eq!(client.token("x").await.0, 34);
     assert!(served(&mut client).await);
-    tokio::time::sleep(Duration::from_millis(3200)).await;
+    tokio::time::sleep(Duration::from_millis(10_200)).await;
     assert_eq!(client.token("x").await.0, 34);
     assert!(client.receive_frame().await.is_none());
 }

@@ -20,3 +20,9 @@ pub(crate) fn once<T, K: Hash + Eq>(
     let mut seen = HashSet::new();
     elements.into_iter().filter(move |element| seen.insert(key(element)))
 }
+
+/// The keys that come more than once.
+pub(crate) fn repeated<K: Hash + Eq + Clone>(keys: impl IntoIterator<Item = K>) -> HashSet<K> {
+    let mut seen = HashSet::new();
+    keys.into_iter().filter(|key| !seen.insert(key.clone())).collect()
+}

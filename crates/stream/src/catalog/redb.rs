@@ -1,9 +1,9 @@
 //! The embedded catalog. Tables and values: `docs/format/catalog.md`.
 
 use std::collections::HashSet;
-use std::fs::File;
+use std::fs::{File, Permissions};
 use std::ops::Deref;
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
 
@@ -94,11 +94,14 @@ impl RedbCatalog {
         // It holds what is kept of passwords: nobody else on the machine may read it.
         let mut private = File::options();
         let private = private.write(true).create_new(true).mode(0o600).open(path);
-        if let Err(error) = private
-            && error.kind() != std::io::ErrorKind::AlreadyExists
-        {
-            return Err(CatalogError::Failed(format!("{}: {error}", path.display())));
-        }
+        let private = match private {
+            // One of before may be open to others.
+            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
+                std::fs::set_permissions(path, Permissions::from_mode(0o600))
+            }
+            made => made.map(drop),
+        };
+        private.map_err(|error| CatalogError::Failed(format!("{}: {error}", path.display())))?;
         let catalog = Self::with_database(path, |builder| builder.create(path))?;
         // A new file is only there for good when its directory says so.
         if let Some(directory) = path.parent() {
@@ -616,11 +619,14 @@ mod tests {
 
     #[test]
     fn nobody_else_on_the_machine_may_read_it() {
-        use std::os::unix::fs::PermissionsExt as _;
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("catalog");
-        drop(RedbCatalog::open(&path).unwrap());
-        assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+        for _ in 0..2 {
+            drop(RedbCatalog::open(&path).unwrap());
+            assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+            // As one of before was.
+            std::fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
+        }
     }
 
     #[test]

@@ -145,6 +145,10 @@ pub(super) fn plot(
     samples: &[Sample],
 ) -> Result<(), Error> {
     fs::create_dir_all(directory)?;
+    let of_rounds = match rounds {
+        1 => "one round".to_owned(),
+        _ => format!("medians of {rounds} rounds"),
+    };
     let write = |name: &str, title: &str, y: &str, load: Load, figure: Figure| {
         let series = SYSTEMS.map(|system| {
             let at = |partitions: &u32| {
@@ -158,10 +162,7 @@ pub(super) fn plot(
         });
         let chart = Chart {
             title: title.into(),
-            subtitle: format!(
-                "{}, records of 1 KiB, acks=all; medians of {rounds} rounds",
-                load.name()
-            ),
+            subtitle: format!("{}, records of 1 KiB, acks=all; {of_rounds}", load.name()),
             x: Axis { label: "partitions".into(), scale: Scale::Logarithmic },
             y: Axis { label: y.into(), scale: Scale::Logarithmic },
             series: series.into(),

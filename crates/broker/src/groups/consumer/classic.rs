@@ -11,7 +11,9 @@ use kafka_protocol::protocol::StrBytes;
 use super::state::{Change, Current, Profile, Progress};
 use super::*;
 use crate::groups::embedded::{self, CONSUMER, Subscription};
-use crate::groups::group::{JoinEvent, Joined, Migrant, Refusal, SyncEvent, Synced};
+use crate::groups::group::{
+    JoinEvent, Joined, Migrant, Refusal, SyncEvent, Synced, protocols_bytes,
+};
 use crate::groups::heartbeat::are_too_long;
 use crate::groups::membership::MAX_NAME_BYTES;
 
@@ -30,8 +32,8 @@ pub(super) struct Classic {
 
 impl Classic {
     pub(super) fn size_bytes(&self) -> usize {
-        let protocols = self.protocols.iter().map(|(name, bytes)| name.len() + bytes.len() + 64);
-        size_of::<Self>() + protocols.sum::<usize>() + self.assignment.len()
+        let protocols = protocols_bytes(self.protocols.iter().map(|(name, data)| (name, data)));
+        size_of::<Self>() + protocols + self.assignment.len()
     }
 
     fn supports(&self, protocol: &StrBytes) -> bool {

@@ -7,6 +7,16 @@ use kafka_protocol::protocol::StrBytes;
 
 use super::{JoinEvent, NEW_MEMBER_JOIN_TIMEOUT};
 
+/// What a member takes in memory beside its texts, protocols and assignment; measured by eye, used for the bound only.
+pub(in crate::groups) const MEMBER_BYTES: usize = 512;
+
+/// What protocols take in memory, about: name and metadata of each.
+pub(in crate::groups) fn protocols_bytes<'a>(
+    protocols: impl Iterator<Item = (&'a StrBytes, &'a Bytes)>,
+) -> usize {
+    protocols.map(|(name, metadata)| name.len() + metadata.len() + 64).sum()
+}
+
 #[derive(Debug)]
 pub(super) struct Member<J, S> {
     pub(super) instance_id: Option<StrBytes>,
@@ -67,13 +77,10 @@ impl<J, S> Member<J, S> {
     }
 
     pub(super) fn size_bytes(&self) -> usize {
-        let protocols: usize =
-            self.protocols.iter().map(|(name, bytes)| name.len() + bytes.len() + 64).sum();
-        size_of::<Self>()
+        MEMBER_BYTES
             + self.client_id.len()
             + self.client_host.len()
-            + protocols
+            + protocols_bytes(self.protocols.iter().map(|(name, data)| (name, data)))
             + self.assignment.len()
-            + 256
     }
 }

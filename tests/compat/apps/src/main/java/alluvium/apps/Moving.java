@@ -12,11 +12,11 @@ import java.util.List;
 import java.util.Map;
 import java.util.Set;
 import java.util.TreeMap;
+import java.util.concurrent.TimeUnit;
 import org.apache.kafka.clients.admin.Admin;
 import org.apache.kafka.clients.admin.NewTopic;
 import org.apache.kafka.clients.consumer.ConsumerRecord;
 import org.apache.kafka.clients.consumer.KafkaConsumer;
-import org.apache.kafka.clients.consumer.OffsetAndMetadata;
 import org.apache.kafka.clients.producer.KafkaProducer;
 import org.apache.kafka.clients.producer.ProducerRecord;
 import org.apache.kafka.common.TopicPartition;
@@ -43,6 +43,8 @@ public final class Moving {
     private final long deadline = System.nanoTime() + PATIENCE.toNanos();
     /** What was committed, by partition, in order. */
     private final Map<Integer, List<String>> written = new TreeMap<>();
+    /** What comes behind the last record of each partition where it is moved to. */
+    private final Map<Integer, Long> ends = new TreeMap<>();
 
     public static void main(String[] args) throws Exception {
         System.exit(new Moving(args[0], Path.of(args[1])).run());
@@ -70,7 +72,9 @@ public final class Moving {
             offsets(admin, mirror);
         } finally {
             mirror.destroy();
-            mirror.waitFor();
+            if (!mirror.waitFor(30, TimeUnit.SECONDS)) {
+                mirror.destroyForcibly().waitFor();
+            }
         }
         int failed = told(1, "the topic has its partitions and settings", settings);
         failed += told(2, "each record is there once, in order, and nothing of an aborted transaction", records);
@@ -172,6 +176,8 @@ public final class Moving {
             from->to.enabled = true
             from->to.topics = moved
             from->to.groups = readers
+            from->to.config.properties.exclude = follower.replication.throttled.replicas, leader.replication.throttled.replicas, \
+                message.timestamp.difference.max.ms, message.timestamp.type, unclean.leader.election.enable, min.insync.replicas, remote.*
             replication.policy.class = org.apache.kafka.connect.mirror.IdentityReplicationPolicy
             from->to.sync.group.offsets.enabled = true
             from->to.sync.group.offsets.interval.seconds = 1
@@ -217,6 +223,7 @@ public final class Moving {
                 int before = seen;
                 for (ConsumerRecord<String, String> record : consumer.poll(Duration.ofMillis(200))) {
                     seen++;
+                    ends.merge(record.partition(), record.offset() + 1, Math::max);
                     found.computeIfAbsent(record.partition(), some -> new ArrayList<>()).add(record.value());
                     int n = Integer.parseInt(record.value().substring("value ".length()));
                     var header = record.headers().lastHeader("number");
@@ -251,16 +258,16 @@ public final class Moving {
         return null;
     }
 
-    /** Until the group has an offset in each partition, and for a while the same. */
+    /** Until the group is behind the last record of each partition, which is where it has read to. */
     private void offsets(Admin admin, Process mirror) throws Exception {
-        Map<TopicPartition, OffsetAndMetadata> before = Map.of();
-        for (int same = 0; same < 25;) {
-            Map<TopicPartition, OffsetAndMetadata> now = admin.listConsumerGroupOffsets(GROUP).partitionsToOffsetAndMetadata().get();
-            same = now.size() == PARTITIONS && now.equals(before) ? same + 1 : 0;
-            before = now;
-            pause("the group's offsets come", mirror);
+        Map<Integer, Long> now = Map.of();
+        while (!now.equals(ends)) {
+            pause("the group's offsets come, " + now + " of " + ends, mirror);
+            now = new TreeMap<>();
+            for (var offset : admin.listConsumerGroupOffsets(GROUP).partitionsToOffsetAndMetadata().get().entrySet()) {
+                now.put(offset.getKey().partition(), offset.getValue().offset());
+            }
         }
-        System.out.println("# the group's offsets: " + before);
     }
 
     private static int told(int number, String test, String failure) {
