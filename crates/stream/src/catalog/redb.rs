@@ -95,9 +95,13 @@ impl RedbCatalog {
         let mut private = File::options();
         let private = private.write(true).create_new(true).mode(0o600).open(path);
         let private = match private {
-            // One of before may be open to others.
+            // One of before may be open to others. It may be somebody else's, too, who has let this process in.
             Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
-                std::fs::set_permissions(path, Permissions::from_mode(0o600))
+                if let Err(error) = std::fs::set_permissions(path, Permissions::from_mode(0o600)) {
+                    let path = path.display();
+                    tracing::warn!("{path}: others on the machine may be able to read it: {error}");
+                }
+                Ok(())
             }
             made => made.map(drop),
         };
