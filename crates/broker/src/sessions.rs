@@ -323,6 +323,14 @@ mod tests {
         fetch.wants.iter().map(|want| (want.key.partition, want.offset)).collect()
     }
 
+    /// A request that forgets these partitions.
+    fn forgetting(session_id: i32, epoch: i32, partitions: Vec<i32>) -> FetchRequest {
+        let topic = ForgottenTopic::default()
+            .with_topic(kafka_protocol::protocol::StrBytes::from_static_str("t").into())
+            .with_partitions(partitions);
+        request(session_id, epoch, &[]).with_forgotten_topics_data(vec![topic])
+    }
+
     fn told(high_watermark: i64) -> Told {
         Told { error_code: 0, high_watermark, stable_end: high_watermark, log_start: 0 }
     }
@@ -339,12 +347,7 @@ mod tests {
         assert!(fetch.incremental);
         assert_eq!(offsets(&fetch), [(0, 5), (1, 7), (2, 8)]);
 
-        let mut forget = request(id, 2, &[]);
-        forget.forgotten_topics_data = vec![
-            ForgottenTopic::default()
-                .with_topic(kafka_protocol::protocol::StrBytes::from_static_str("t").into())
-                .with_partitions(vec![0, 9]),
-        ];
+        let forget = forgetting(id, 2, vec![0, 9]);
         assert_eq!(offsets(&sessions.begin(&forget, 12, now).unwrap()), [(1, 7), (2, 8)]);
         assert_eq!(sessions.cache.lock().partitions, 2);
 
@@ -359,13 +362,7 @@ mod tests {
     fn a_session_ends_with_its_last_partition() {
         let (sessions, now) = (Sessions::default(), Instant::now());
         let id = sessions.begin(&request(0, 0, &[(0, 5)]), 12, now).unwrap().session_id;
-        let mut forget = request(id, 1, &[]);
-        forget.forgotten_topics_data = vec![
-            ForgottenTopic::default()
-                .with_topic(kafka_protocol::protocol::StrBytes::from_static_str("t").into())
-                .with_partitions(vec![0]),
-        ];
-        let last = sessions.begin(&forget, 12, now).unwrap();
+        let last = sessions.begin(&forgetting(id, 1, vec![0]), 12, now).unwrap();
         assert_eq!((last.session_id, last.incremental, last.wants.len()), (0, false, 0));
         assert_eq!(sessions.cache.lock().sessions.len(), 0);
         assert_eq!(sessions.begin(&request(id, 2, &[]), 12, now).unwrap_err().code(), 70);

@@ -88,10 +88,7 @@ pub(crate) fn run(shared: &Arc<Shared>) {
             Err(error) => keep.tell_of(Some(error)),
             // Nothing is wanted any more. (That something else was done, a hint written say, tells nothing of what has failed.)
             Ok(false) => keep.tell_of(None),
-            Ok(true) => {}
-        }
-        if matches!(worked, Ok(true)) {
-            continue;
+            Ok(true) => continue,
         }
         // Writers may wait for the room that it has not made, and who waits does not ask again.
         let is_tried_again = worked.is_err() && shared.flush.failure().is_none();

@@ -179,14 +179,14 @@ impl Shared {
         };
         if request.member_epoch >= 0 && subscribes && !is_known() {
             let names = beat.topics.iter().flatten();
-            let names_bytes: usize = names.clone().map(|name| name.len() + 64).sum();
             // What a member that has all of it would take: as current and target assignment.
             let view = topics.view();
-            let subscribed = names.filter_map(|name| view.get(name));
+            let subscribed = names.clone().filter_map(|name| view.get(name));
             let most = |(_, partitions)| {
                 assigned_bytes(partitions as usize) + owned_bytes(partitions as usize)
             };
-            let wanted_bytes = MEMBER_BYTES + names_bytes + subscribed.map(most).sum::<usize>();
+            let of_topics: usize = subscribed.map(most).sum();
+            let wanted_bytes = MEMBER_BYTES + names_bytes(names) + of_topics;
             let held_bytes =
                 self.member_bytes(group_id, &beat.member_id, beat.instance_id.as_deref());
             self.check_membership_room(group_id, wanted_bytes, held_bytes).map_err(|error| {
@@ -265,6 +265,11 @@ impl Shared {
         self.wait_durable(&slot).await?;
         Ok(group)
     }
+}
+
+/// What the names of topics that a member brings take in memory, about.
+pub(super) fn names_bytes<'a>(names: impl Iterator<Item = &'a String>) -> usize {
+    names.map(|name| name.len() + 64).sum()
 }
 
 /// What no state is needed for; the sentences are Kafka's.

@@ -12,7 +12,9 @@ use kafka_protocol::messages::{
 use kafka_protocol::protocol::StrBytes;
 
 use super::consumer::{Assignment, Fault, assigned_bytes};
-use super::heartbeat::{MAX_SUBSCRIPTION_BYTES, are_too_long, not_found, plain, was_deleted};
+use super::heartbeat::{
+    MAX_SUBSCRIPTION_BYTES, are_too_long, names_bytes, not_found, plain, was_deleted,
+};
 use super::live::LiveGroup;
 use super::membership::MAX_NAME_BYTES;
 use super::registry::Registry;
@@ -126,10 +128,9 @@ impl Shared {
             return Ok(());
         }
         let view = topics.view();
-        let names_bytes: usize = names.iter().map(|name| name.len() + 64).sum();
         let partitions = names.iter().filter_map(|name| view.get(name));
         let assigned: usize = partitions.map(|(_, all)| assigned_bytes(all as usize)).sum();
-        let wanted_bytes = MEMBER_BYTES + names_bytes + assigned;
+        let wanted_bytes = MEMBER_BYTES + names_bytes(names.iter()) + assigned;
         let held_bytes = self.member_bytes(group_id, &beat.member_id, None);
         self.check_membership_room(group_id, wanted_bytes, held_bytes)
     }

@@ -188,7 +188,10 @@ async fn described(client: &mut Client<TcpStream>, by_name: bool) -> (i16, i64, 
 }
 
 async fn earliest() -> (TestServer, Uuid) {
-    let server = TestServer::start().await;
+    earliest_on(TestServer::start().await).await
+}
+
+async fn earliest_on(server: TestServer) -> (TestServer, Uuid) {
     set(&server, "g", &[("share.auto.offset.reset", "earliest")]).await;
     let topic = server.topic("t", 1, &[]).await;
     (server, topic)
@@ -268,9 +271,7 @@ async fn nobody_reads_a_topic_that_was_deleted() {
 /// Its last request waits for room in the log when its client goes: what it had goes back all the same.
 #[tokio::test(flavor = "multi_thread")]
 async fn who_ends_its_session_and_is_gone_keeps_nothing() {
-    let server = TestServer::simulated(16 << 20).await;
-    set(&server, "g", &[("share.auto.offset.reset", "earliest")]).await;
-    let topic = server.topic("t", 1, &[]).await;
+    let (server, topic) = earliest_on(TestServer::simulated(16 << 20).await).await;
     produce(&server, 200).await;
     let mut a = Member::new(&server, "a", topic).await;
     let mut b = Member::new(&server, "b", topic).await;
@@ -496,9 +497,7 @@ async fn a_group_begins_where_its_settings_say_and_remembers_it() {
 /// Where a group begins is durable before any of its members gets records.
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_handed_out_before_the_beginning_is_durable() {
-    let server = TestServer::simulated(16 << 20).await;
-    set(&server, "g", &[("share.auto.offset.reset", "earliest")]).await;
-    let topic = server.topic("t", 1, &[]).await;
+    let (server, topic) = earliest_on(TestServer::simulated(16 << 20).await).await;
     produce(&server, 3).await;
     let mut a = Member::new(&server, "a", topic).await;
     let mut b = Member::new(&server, "b", topic).await;

@@ -1,5 +1,7 @@
 //! Transactions over TCP: what producers may, what readers see, what a crash leaves.
 
+mod refused;
+
 use std::collections::HashMap;
 use std::pin::pin;
 use std::sync::mpsc;
@@ -330,82 +332,6 @@ async fn offsets_come_with_the_commit_and_not_with_an_abort() {
         }
         assert_eq!(producer.commit_offset("g", "unknown", 1).await, 3);
     }
-}
-
-/// A batch that is ahead of the first one of its transaction in a partition does not get in before it: the first one would be out of order for ever.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_transaction_begins_in_a_partition_with_its_first_batch() {
-    let server = TestServer::start().await;
-    let topic_id = server.topic("t", 1, &[]).await;
-    let mut producer = Producer::init(&server, "a", true).await;
-    for base in [0, 5] {
-        producer.sequences.insert(("t".into(), 0), 2);
-        assert_eq!(producer.produce("t", topic_id, 0).await, (45, -1));
-        producer.sequences.clear();
-        assert_eq!(producer.produce("t", topic_id, 0).await, (0, base));
-        assert_eq!(producer.produce("t", topic_id, 0).await, (0, base + 2));
-        assert_eq!(producer.end(true).await, 0);
-    }
-    // With version 1 the epoch stays, and whoever was forgotten meanwhile goes on where it was.
-    let mut older = Producer::init(&server, "b", false).await;
-    assert_eq!(older.add("t", &[0]).await, 0);
-    older.sequences.insert(("t".into(), 0), 2);
-    assert_eq!(older.produce("t", topic_id, 0).await, (0, 10));
-}
-
-/// As the versions of Kafka know it.
-#[tokio::test(flavor = "multi_thread")]
-async fn offsets_of_a_group_that_was_not_added_are_refused_or_add_it() {
-    let server = TestServer::start().await;
-    server.topic("t", 1, &[]).await;
-    let mut producer = Producer::init(&server, "a", true).await;
-    let request = producer.offsets_request("g", "t", &[0], 1);
-    for (version, code) in [(3, INVALID_TXN_STATE), (4, TRANSACTION_ABORTABLE), (5, 0), (4, 0)] {
-        assert_eq!(producer.commit_offsets_by(version, &request).await, code, "{version}");
-    }
-}
-
-/// Nobody writes in the topics that stand in for Kafka's own, markers neither.
-#[tokio::test(flavor = "multi_thread")]
-async fn no_transaction_has_a_part_in_internal_topics() {
-    let server = TestServer::start().await;
-    server.topic("__consumer_offsets", 1, &[]).await;
-    let mut producer = Producer::init(&server, "a", false).await;
-    assert_eq!(producer.add("__consumer_offsets", &[0]).await, 29);
-    let topic = server.server().topics.by_name("__consumer_offsets").unwrap();
-    assert_eq!(topic.partitions[0].stream.next_offset().0, 0);
-}
-
-/// Between its first InitProducerId and the record of that an id has no producer, which nobody may stand in for.
-#[tokio::test(flavor = "multi_thread")]
-async fn nobody_is_the_producer_of_an_id_that_has_none_yet() {
-    let server = TestServer::simulated(16 << 20).await;
-    server.topic("t", 1, &[]).await;
-    server.hold_disk(true);
-    server.fill_log("t");
-    let mut client = server.client().await;
-    // There is room for a hundred bytes.
-    let long: &'static str = Box::leak("a".repeat(500).into_boxed_str());
-    assert_eq!(init(&mut client, long, 60_000).await, Err(COORDINATOR_NOT_AVAILABLE));
-    let mut nobody = Producer {
-        client: server.client().await,
-        transactional_id: long,
-        id: -1,
-        epoch: -1,
-        sequences: HashMap::new(),
-        version_2: true,
-    };
-    assert_eq!(nobody.end(false).await, INVALID_PRODUCER_ID_MAPPING);
-    assert_eq!(nobody.add("t", &[0]).await, INVALID_PRODUCER_ID_MAPPING);
-    assert_eq!(nobody.add_offsets("g").await, INVALID_PRODUCER_ID_MAPPING);
-    server.hold_disk(false);
-    let (id, epoch) = loop {
-        match init(&mut client, long, 60_000).await {
-            Ok(producer) => break producer,
-            Err(code) => assert!([14, COORDINATOR_NOT_AVAILABLE].contains(&code), "{code}"),
-        }
-    };
-    assert!(id >= 0 && epoch == 0, "{id} {epoch}");
 }
 
 /// Else a power cut could undo what was shown.

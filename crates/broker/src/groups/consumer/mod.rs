@@ -37,7 +37,8 @@ pub(super) use format::{encode_changes, encode_deletion};
 pub(super) use matches::check_regex;
 use matches::{Matches, matching};
 pub(super) use state::{
-    Assignment, GroupState, LEFT_FOR_A_WHILE, MEMBER_BYTES, Member, assigned_bytes, owned_bytes,
+    Assignment, GroupState, LEFT_FOR_A_WHILE, MEMBER_BYTES, Member, assigned_bytes,
+    assignment_bytes, owned_bytes,
 };
 use state::{Change, Current, Profile, Progress};
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use kafka_protocol::error::ResponseError;
 use uuid::Uuid;
 
-use crate::groups::consumer::{Assignment, Fault};
+use crate::groups::consumer::{Assignment, Fault, assigned_bytes, assignment_bytes};
 use crate::groups::topics_view::TopicsView;
 
 /// Members of one group (`group.share.max.size`).
@@ -50,7 +50,7 @@ impl ShareMember {
     fn size_bytes(&self, id: &str) -> usize {
         let rack = self.rack_id.as_ref().map_or(0, String::len);
         let topics: usize = self.topics.iter().map(|topic| topic.len() + 32).sum();
-        let assigned: usize = self.assigned.values().map(|p| 96 + p.len() * 8).sum();
+        let assigned = assignment_bytes(&self.assigned, assigned_bytes);
         let texts = id.len() + rack + self.client_id.len() + self.client_host.len();
         MEMBER_BYTES + texts + topics + assigned
     }
