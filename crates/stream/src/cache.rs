@@ -167,6 +167,7 @@ mod tests {
             max_timestamp_ms: 0,
             log_end: LogOffset(log_end),
             payload: Bytes::from(vec![0; PAYLOAD_BYTES]),
+            crc32c: 0,
         });
     }
 

@@ -557,7 +557,7 @@ impl Run {
             while let Some(batches) = sources.next(range, self.stream.id).await? {
                 // Slices of one block, which a part that waits to be written may keep: all that is in it goes there.
                 for batch in batches.iter().filter(|batch| batch.end() > start) {
-                    if let Some(block) = output.push(self.stream.id, batch, &mut new) {
+                    if let Some(block) = output.push(self.stream.id, batch, None, &mut new) {
                         output.write(block).await?;
                     }
                 }

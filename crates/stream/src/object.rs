@@ -1,5 +1,6 @@
 //! Objects: encoding and verified decoding, without I/O. Layout and arguments: `docs/format/object.md`.
 
+use alluvium_wal::crc32c_of_both;
 use bytes::{BufMut, Bytes, BytesMut};
 use object_store::PutPayload;
 use uuid::Uuid;
@@ -115,8 +116,13 @@ impl Encoder {
         (encoder, header.freeze())
     }
 
-    /// Add a batch; returns a block that it has completed. Streams come in ascending order, each one's batches in offset order.
-    pub(crate) fn push(&mut self, stream: StreamId, batch: &Batch) -> Option<PutPayload> {
+    /// Add a batch, with its payload's checksum if that is known; returns a block that it has completed. Streams come in ascending order, each one's batches in offset order.
+    pub(crate) fn push(
+        &mut self,
+        stream: StreamId,
+        batch: &Batch,
+        payload_crc32c: Option<u32>,
+    ) -> Option<PutPayload> {
         let payload_bytes = u32::try_from(batch.payload.len())
             .expect("a batch is bounded by the WAL's record limit, or by who rewrites it");
         let len_bytes = ENTRY_BYTES + batch.payload.len();
@@ -159,7 +165,8 @@ impl Encoder {
         self.copied.put_i64_le(batch.max_timestamp_ms);
         if is_shared {
             self.close_piece();
-            self.add(batch.payload.clone());
+            let crc32c = payload_crc32c.unwrap_or_else(|| crc32c::crc32c(&batch.payload));
+            self.add(batch.payload.clone(), crc32c);
         } else {
             self.copied.put_slice(&batch.payload);
         }
@@ -170,17 +177,18 @@ impl Encoder {
     fn close_piece(&mut self) {
         if !self.copied.is_empty() {
             let piece = self.copied.split().freeze();
-            self.add(piece);
+            let crc32c = crc32c::crc32c(&piece);
+            self.add(piece, crc32c);
         }
     }
 
-    fn add(&mut self, piece: Bytes) {
+    fn add(&mut self, piece: Bytes, crc32c: u32) {
         let open = self.open.as_mut().expect("what is added belongs to a block");
         let piece_bytes = u32::try_from(piece.len()).ok();
         open.len_bytes = piece_bytes
             .and_then(|bytes| open.len_bytes.checked_add(bytes))
             .expect("a block is one batch or at most the target size");
-        open.crc32c = crc32c::crc32c_append(open.crc32c, &piece);
+        open.crc32c = crc32c_of_both(open.crc32c, crc32c, piece.len() as u32);
         self.pieces.push(piece);
     }
 
@@ -452,8 +460,9 @@ mod tests {
     fn encode(content: &Content) -> (Bytes, Summary) {
         let (mut encoder, header) = Encoder::new(Uuid::from_u128(0x1234_5678));
         let mut object = BytesMut::from(&header[..]);
-        for (stream, batch) in content {
-            object.extend(encoder.push(*stream, batch).into_iter().flatten().flatten());
+        for (at, (stream, batch)) in content.iter().enumerate() {
+            let crc32c = (at % 2 == 0).then(|| crc32c::crc32c(&batch.payload));
+            object.extend(encoder.push(*stream, batch, crc32c).into_iter().flatten().flatten());
         }
         let (last, tail, summary) = encoder.finish();
         object.extend(last.into_iter().flatten().flatten());
@@ -521,7 +530,7 @@ mod tests {
         let small = batch(0, 1, SHARED_BYTES - 1);
         let large = batch(1, 1, SHARED_BYTES);
         for batch in [&small, &large, &batch(2, 1, 10), &batch(3, 1, 10)] {
-            assert!(encoder.push(StreamId(1), batch).is_none());
+            assert!(encoder.push(StreamId(1), batch, None).is_none());
         }
         let (block, ..) = encoder.finish();
         let pieces: Vec<Bytes> = block.unwrap().into_iter().collect();

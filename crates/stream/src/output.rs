@@ -55,12 +55,13 @@ impl<'a> Output<'a> {
         Self { attempt, header: Some(header), encoder: Some(encoder), writer, payload_bytes: 0 }
     }
 
-    /// Add a batch, which `range` takes in, too. Streams come in ascending order, each one's batches in offset order. A block that is complete is to be
+    /// Add a batch, with its payload's checksum if that is known, which `range` takes in, too. Streams come in ascending order, each one's batches in offset order. A block that is complete is to be
     /// [written](Self::write), before the next batch.
     pub(crate) fn push(
         &mut self,
         stream: StreamId,
         batch: &Batch,
+        payload_crc32c: Option<u32>,
         range: &mut Option<ObjectRange>,
     ) -> Option<PutPayload> {
         let range = range.get_or_insert(ObjectRange {
@@ -74,7 +75,7 @@ impl<'a> Output<'a> {
         range.payload_bytes += batch.payload.len() as u64;
         range.max_timestamp_ms = range.max_timestamp_ms.max(batch.max_timestamp_ms);
         self.payload_bytes += batch.payload.len() as u64;
-        self.encoder.as_mut().expect("it is not finished").push(stream, batch)
+        self.encoder.as_mut().expect("it is not finished").push(stream, batch, payload_crc32c)
     }
 
     /// Write a block that [`Self::push`] has given.

@@ -343,6 +343,7 @@ impl Replay {
             log_end: record.end,
             // The WAL's read buffer must not stay alive for it.
             payload: Bytes::copy_from_slice(&batch.payload),
+            crc32c: crc32c::crc32c(&batch.payload),
         });
         Ok(())
     }

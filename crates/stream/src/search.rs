@@ -267,7 +267,7 @@ mod tests {
         let mut output = Output::new(way, &attempt, 0);
         let mut range = None;
         for base in bases {
-            assert!(output.push(stream.id(), &batch(base), &mut range).is_none());
+            assert!(output.push(stream.id(), &batch(base), None, &mut range).is_none());
         }
         let object = output.finish().await.unwrap();
         Range::of(Arc::new(object), &range.unwrap())

@@ -45,6 +45,8 @@ pub(crate) struct Cached {
     /// Where its WAL record ends: it is durable when the log is durable up to here.
     pub(crate) log_end: LogOffset,
     pub(crate) payload: Bytes,
+    /// Of the payload: as the log has it, so who uploads it need not read it for that.
+    pub(crate) crc32c: u32,
 }
 
 impl Cached {
@@ -245,21 +247,22 @@ impl Tail {
         (below > self.first_pinned()).then(|| self.batches[below - 1].end())
     }
 
-    /// Pinned batches from `from` to `to`, at least one if there is one, up to both limits.
-    pub(crate) fn pinned_chunk(
+    /// Pinned batches from `from` to `to`, at least one if there is one, up to both limits, each as `taken`.
+    pub(crate) fn pinned_chunk<T>(
         &self,
         from: StreamOffset,
         to: StreamOffset,
         max_batches: usize,
         max_bytes: usize,
-    ) -> Vec<Batch> {
+        taken: impl FnMut(&Cached) -> T,
+    ) -> Vec<T> {
         let first = self.batches.partition_point(|batch| batch.base < from);
         let mut budget = Budget::new(max_bytes);
         self.batches
             .range(first..)
             .take(max_batches)
             .take_while(|batch| batch.base < to && budget.take(batch.payload.len()))
-            .map(Cached::to_batch)
+            .map(taken)
             .collect()
     }
 
@@ -511,6 +514,7 @@ mod tests {
             max_timestamp_ms: 0,
             log_end: LogOffset((base + 1) * 10),
             payload: Bytes::from_static(b"0123456789"),
+            crc32c: 0,
         });
     }
 
@@ -619,7 +623,10 @@ mod tests {
             (10, 0, 2),
             "a trimmed batch stays for the fold"
         );
-        assert_eq!(tail.pinned_chunk(StreamOffset(6), StreamOffset(8), 9, 99).len(), 2);
+        assert_eq!(
+            tail.pinned_chunk(StreamOffset(6), StreamOffset(8), 9, 99, Cached::end).len(),
+            2
+        );
         let released = uploaded(&mut tail, 8, Some(range(7, 8)));
         assert_eq!(
             (tail.size_bytes(), released.freed_bytes, released.unpinned_bytes),

@@ -29,8 +29,8 @@ use crate::output::{Attempt, Output};
 use crate::owner;
 use crate::pace::Pace;
 use crate::store::{Shared, StoreError};
-use crate::tail::StreamState;
-use crate::types::{Batch, Fold, ObjectId, StreamOffset};
+use crate::tail::{Cached, StreamState};
+use crate::types::{Fold, ObjectId, StreamOffset};
 
 /// A stream with so much in an upload has an object of its own: who reads it gets nothing of others, and it can be deleted with the stream.
 pub(crate) const OWN_OBJECT_BYTES: u64 = 8 << 20;
@@ -54,9 +54,14 @@ impl Part {
         !self.stream.is_state() && self.to > self.start
     }
 
-    /// The next batches from `from` on; none at the end, or when the stream was deleted.
-    fn chunk(&self, from: StreamOffset, max_bytes: usize) -> Vec<Batch> {
-        self.stream.tail.lock().pinned_chunk(from, self.to, CHUNK_BATCHES, max_bytes)
+    /// The next batches from `from` on, each as `taken`; none at the end, or when the stream was deleted.
+    fn chunk<T>(
+        &self,
+        from: StreamOffset,
+        max_bytes: usize,
+        taken: impl FnMut(&Cached) -> T,
+    ) -> Vec<T> {
+        self.stream.tail.lock().pinned_chunk(from, self.to, CHUNK_BATCHES, max_bytes, taken)
     }
 }
 
@@ -247,7 +252,7 @@ fn fold_part(fold: &dyn Fold, part: &Part) -> Folded {
     let mut written_bytes = 0;
     let mut from = part.from;
     loop {
-        let batches = part.chunk(from, usize::MAX);
+        let batches = part.chunk(from, usize::MAX, Cached::to_batch);
         let Some(last) = batches.last() else { return Folded { checkpoint, written_bytes } };
         from = last.end();
         if part.is_written() {
@@ -310,11 +315,13 @@ async fn write(
         let mut range: Option<ObjectRange> = None;
         let mut from = part.from;
         while part.is_written() {
-            let batches = part.chunk(from, BLOCK_TARGET_BYTES);
-            let Some(last) = batches.last() else { break };
+            let with_checksum = |batch: &Cached| (batch.to_batch(), batch.crc32c);
+            let batches = part.chunk(from, BLOCK_TARGET_BYTES, with_checksum);
+            let Some((last, _)) = batches.last() else { break };
             from = last.end();
-            for batch in batches.iter().filter(|batch| batch.end() > part.start) {
-                if let Some(block) = output.push(part.stream.id, batch, &mut range) {
+            for (batch, crc32c) in batches.iter().filter(|(batch, _)| batch.end() > part.start) {
+                let block = output.push(part.stream.id, batch, Some(*crc32c), &mut range);
+                if let Some(block) = block {
                     pace.wait(block.content_length() as u64, || shared.hurries_upload()).await;
                     output.write(block).await?;
                 }

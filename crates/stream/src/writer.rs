@@ -148,7 +148,8 @@ impl StreamWriter {
         };
         let log_end = done.end();
         shared.cache.pin(cost_bytes);
-        tail.push(Cached { base, count, max_timestamp_ms, log_end, payload });
+        let crc32c = done.body_crc32c();
+        tail.push(Cached { base, count, max_timestamp_ms, log_end, payload, crc32c });
         if !tail.watchers.is_empty() && !tail.wake_queued {
             tail.wake_queued = true;
             shared.wakes.queue(log_end, state.clone());

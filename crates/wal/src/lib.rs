@@ -43,6 +43,7 @@
 #![forbid(unsafe_code)]
 
 mod block;
+mod crc;
 mod error;
 mod format;
 mod header;
@@ -65,6 +66,7 @@ mod window;
 mod writer;
 
 pub use alluvium_device::DeviceOffset;
+pub use crc::crc32c_of_both;
 pub use error::{AppendError, OpenError, ResizeError, VisitError, WalError};
 pub use layout::LogOffset;
 pub use options::{FormatOptions, Options};

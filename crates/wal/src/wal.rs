@@ -190,16 +190,17 @@ impl Wal {
         self.append_shared(parts, &Bytes::new())
     }
 
-    /// As [`Wal::append`], of the concatenation of `head` and then `body`. A body of 32 KiB and more is not copied at once: until it is on its way to the
+    /// As [`Wal::append`], of the concatenation of `head` and then `body`, of which [`Append::body_crc32c`] tells the checksum. A body of 32 KiB and more is not copied at once: until it is on its way to the
     /// device, the log holds a reference to it, and with it to all of the memory that it is a part of.
     ///
     /// # Errors
     /// Those of [`Wal::append`].
     pub fn append_shared(&self, head: &[&[u8]], body: &Bytes) -> Result<Append, AppendError> {
-        let (offset, end) = self.handle.shared.append(head, body)?;
+        let (offset, end, body_crc32c) = self.handle.shared.append(head, body)?;
         Ok(Append {
             offset,
             end,
+            body_crc32c,
             wait: Wait::new(DurableOf(self.handle.shared.marks.clone()), end.0),
         })
     }
@@ -329,6 +330,7 @@ impl Wal {
 pub struct Append {
     offset: LogOffset,
     end: LogOffset,
+    body_crc32c: u32,
     wait: Wait<DurableOf>,
 }
 
@@ -341,6 +343,11 @@ impl Append {
     /// Where it ends.
     pub fn end(&self) -> LogOffset {
         self.end
+    }
+
+    /// CRC-32C of the record's body ([`Wal::append_shared`]), of 0 bytes if it has none. Who writes the body elsewhere, too, need not read it once more for that.
+    pub fn body_crc32c(&self) -> u32 {
+        self.body_crc32c
     }
 
     /// Block this thread until it is durable.

@@ -14,6 +14,7 @@ use alluvium_device::{AlignedBuf, DeviceError, Request, SharedDevice};
 use bytes::Bytes;
 
 use crate::block::{Block, Tail};
+use crate::crc::crc32c_of_both;
 use crate::header;
 use crate::layout::{HEADER_SLOT_AT, HEADER_SLOT_BYTES, LogOffset, Ring};
 use crate::limit::{Alarm, Limiter};
@@ -282,21 +283,23 @@ impl Shared {
 
     // -- Appending
 
-    /// Put the record `head` and `body` at the end of the log. Returns where it starts and ends.
+    /// Put the record `head` and `body` at the end of the log. Returns where it starts and ends, and the checksum of `body`.
     pub(crate) fn append(
         self: &Arc<Self>,
         head: &[&[u8]],
         body: &Bytes,
-    ) -> Result<(LogOffset, LogOffset), AppendError> {
-        let pieces = head.iter().copied().chain(std::iter::once(&body[..]));
-        let len_bytes: u64 = pieces.clone().map(|piece| piece.len() as u64).sum();
+    ) -> Result<(LogOffset, LogOffset, u32), AppendError> {
+        let head_bytes: u64 = head.iter().map(|piece| piece.len() as u64).sum();
+        let len_bytes = head_bytes + body.len() as u64;
         let max_bytes = self.options.max_record_bytes;
         let payload_len = match u32::try_from(len_bytes) {
             Ok(0) => return Err(AppendError::Empty),
             Ok(len) if len <= max_bytes => len,
             _ => return Err(AppendError::TooLarge { len_bytes, max_bytes }),
         };
-        let payload_crc = pieces.fold(0, crc32c::crc32c_append);
+        let head_crc = head.iter().fold(0, |crc, piece| crc32c::crc32c_append(crc, piece));
+        let body_crc = crc32c::crc32c(body);
+        let payload_crc = crc32c_of_both(head_crc, body_crc, payload_len - head_bytes as u32);
         let _guard = StopOnPanic::new(self);
         let mut state = self.state.lock();
         if let Some(cause) = self.marks.stopped.get() {
@@ -317,7 +320,7 @@ impl Shared {
         drop(state);
         self.submit(write);
         self.submit_header(header);
-        placed
+        placed.map(|(offset, end)| (offset, end, body_crc))
     }
 
     // -- Blocks to the device and back

@@ -262,7 +262,7 @@ impl Writing<'_> {
         for batch in batches {
             self.check_next(batch.base)?;
             self.next = Some(batch.end());
-            if let Some(block) = self.output.push(self.stream, &batch, &mut self.new) {
+            if let Some(block) = self.output.push(self.stream, &batch, None, &mut self.new) {
                 self.output.write(block).await?;
             }
         }

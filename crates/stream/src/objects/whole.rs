@@ -182,7 +182,9 @@ mod tests {
         for base in 0..batches {
             let payload = vec![base as u8; payload_bytes].into();
             let batch = Batch { base: StreamOffset(base), count: 1, max_timestamp_ms: 5, payload };
-            object.extend(encoder.push(StreamId(base / 4), &batch).into_iter().flatten().flatten());
+            object.extend(
+                encoder.push(StreamId(base / 4), &batch, None).into_iter().flatten().flatten(),
+            );
         }
         let (last, tail, _) = encoder.finish();
         object.extend(last.into_iter().flatten().flatten());

@@ -97,7 +97,7 @@ async fn written(objects: &Objects, stream: StreamId, batches: u64) -> Arc<Objec
     for base in 0..batches {
         let payload = Bytes::from(vec![base as u8; (1 << 20) - ENTRY_BYTES]);
         let batch = Batch { base: StreamOffset(base), count: 1, max_timestamp_ms: 0, payload };
-        if let Some(block) = output.push(stream, &batch, &mut range) {
+        if let Some(block) = output.push(stream, &batch, None, &mut range) {
             output.write(block).await.unwrap();
         }
     }
