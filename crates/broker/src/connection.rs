@@ -42,7 +42,7 @@ const MAX_UNWRITTEN_BYTES: u64 = 256 << 10;
 /// for a transfer.
 const LEAST_BYTES_PER_SECOND: f64 = 65_536.0;
 
-const READ_BUFFER_BYTES: usize = 8 << 10;
+const READ_BUFFER_BYTES: usize = 2 << 10;
 
 /// Why a connection ended.
 #[derive(Debug, thiserror::Error)]
