@@ -287,6 +287,8 @@ impl Groups {
 
 /// Groups that are swept before others have their turn.
 const SWEPT_AT_ONCE: usize = 256;
+/// Of the retention: when one of so many parts has passed, it is noted anew that a group has members.
+const NOTED_PARTS: u32 = 100;
 
 impl Shared {
     fn check_position(
@@ -473,6 +475,7 @@ impl Shared {
             let is_dead = self.registry.change(&slot, |group, _| {
                 let Some(since) = group.vacant_since() else {
                     self.expire_unread(&slot.name, group, cutoff_ms);
+                    self.note_use(&slot.name, unix_now_ms);
                     return false;
                 };
                 let vacant_for = now.saturating_duration_since(since);
@@ -481,13 +484,18 @@ impl Shared {
                     let classic = self.registry.make_classic(&slot, group, now);
                     return classic.map(ClassicGroup::kill).is_ok();
                 }
-                // A server that is restarted often would else never find a group that was vacant for long. The last that is known of one from before the
-                // start is its newest offset; its members, if it has any, have had the time to come again.
-                let newest_ms = || self.log.read(|table| table.newest_commit_ms(&slot.name));
+                // A server that is restarted often would else never find a group that was vacant for long. What is known of one from before the
+                // start is noted with its offsets; its members, if it has any, have had the time to come again.
+                let was_vacant_at_start = self.registry.was_vacant_at_start(since);
+                if !was_vacant_at_start {
+                    let vacant_ms = i64::try_from(vacant_for.as_millis()).unwrap_or(i64::MAX);
+                    self.note_use(&slot.name, unix_now_ms.saturating_sub(vacant_ms));
+                }
+                let last_use_ms = || self.log.read(|table| table.last_use_ms(&slot.name));
                 let is_old = vacant_for >= retention
-                    || (self.registry.was_vacant_at_start(since)
+                    || (was_vacant_at_start
                         && vacant_for >= self.config.max_session_timeout
-                        && newest_ms().is_some_and(|at_ms| at_ms <= cutoff_ms));
+                        && last_use_ms().is_some_and(|at_ms| at_ms <= cutoff_ms));
                 if is_old {
                     self.expire_offsets(&slot.name, cutoff_ms, |_| true);
                 }
@@ -496,6 +504,21 @@ impl Shared {
             if is_dead {
                 self.registry.remove(&slot);
             }
+        }
+    }
+
+    /// Have it noted that a group had members then, for the time after a restart: members of quiet topics commit nothing for long. A small part of the retention late, so that it is noted seldom.
+    fn note_use(&self, group_id: &str, at_ms: i64) {
+        let part = self.config.offsets_retention / NOTED_PARTS;
+        let part_ms = i64::try_from(part.as_millis()).unwrap_or(i64::MAX);
+        let last_use_ms = self.log.read(|table| table.last_use_ms(group_id));
+        if last_use_ms.is_none_or(|last_ms| at_ms.saturating_sub(last_ms) < part_ms) {
+            return;
+        }
+        let record = Record::Used { group: group_id.to_owned(), at_ms };
+        // What can not be written now is left for the next sweep; nobody waits for it.
+        if let Err(refused) = self.log.append(&Prepared::from(record)) {
+            tracing::debug!(group = group_id, ?refused, "that a group has members is not noted");
         }
     }
 

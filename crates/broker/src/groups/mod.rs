@@ -110,7 +110,8 @@ pub struct GroupConfig {
     pub max_offset_metadata_bytes: usize,
     /// `offsets.retention.minutes`: an offset is dropped when it is this old and its group has been without members for as long, or its members are consumers that do not read the topic.
     /// Default 7 days, at least 1 min. Time in which the server was down does not count as "without members", but for a group that has had none since
-    /// the start: when that was `max_session_timeout` ago, such a group has been without members since its newest offset was committed.
+    /// the start: when that was `max_session_timeout` ago, such a group has been without members since its newest offset was committed, or since it was last noted that it had some, which is done
+    /// when [`Self::sweep_interval`] and a hundredth of the retention have passed.
     /// An offset that an open transaction is about to replace stays.
     pub offsets_retention: Duration,
     /// `offsets.retention.check.interval.ms`: how often to look for such offsets, and for groups with neither members nor offsets.

@@ -3,7 +3,7 @@
 //! The offsets of all groups live in one state stream. Each change is one batch of that stream holding one [`Record`];
 //! the table is the fold of the records in order, and a [`fold`] of a prefix is that stream's checkpoint.
 //!
-//! # Format, version 1
+//! # Format
 //!
 //! Written as [`crate::state_table`] says. A reader refuses an unknown version or kind: to guess would lose offsets.
 //!
@@ -15,12 +15,13 @@
 //! | 2 | group deleted | group: str |
 //! | 3 | topics deleted, in all groups | names: list of str |
 //! | 4 | offsets expired | group: str, topics: list of (name: str, list of partition: i32) |
+//! | 5 | a group had members, so its offsets were of use | group: str, at: i64 (ms since the Unix epoch) |
 //!
 //! Records carry no checksum of their own: the write-ahead log's covers them, and they are kept nowhere else.
 //!
-//! **Checkpoint**: magic `ALGO`, `version: u8 = 1`, list of groups (group: str, list of topics (name: str, list of
-//! (partition: i32, offset: i64, leader epoch: i32, committed at: i64, metadata: str))), `crc: u32` = CRC32C of all before it. Groups, topics
-//! and partitions are in ascending order, so equal tables have equal bytes.
+//! **Checkpoint**: magic `ALGO`, `version: u8 = 2`, list of groups (group: str, list of topics (name: str, list of
+//! (partition: i32, offset: i64, leader epoch: i32, committed at: i64, metadata: str))), list of (group: str, had members at: i64), `crc: u32` = CRC32C of all before it. Groups, topics
+//! and partitions are in ascending order, so equal tables have equal bytes. Version 1, which has no second list, is read.
 //!
 //! **Quarantine**: magic `ALGQ`, see [`crate::state_table`].
 
@@ -29,11 +30,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::state_table::{Corrupt, Reader, Table, Writer};
 
 const VERSION: u8 = 1;
+const CHECKPOINT_VERSION: u8 = 2;
+const FIRST_WITH_USES: u8 = 2;
 
 const KIND_COMMIT: u8 = 1;
 const KIND_GROUP_DELETED: u8 = 2;
 const KIND_TOPICS_DELETED: u8 = 3;
 const KIND_EXPIRED: u8 = 4;
+const KIND_USED: u8 = 5;
 
 /// What an entry, a topic or a group takes in memory beside its strings; measured by eye, used for the bound only.
 const ENTRY_BYTES: usize = 96;
@@ -65,6 +69,7 @@ pub(super) enum Record {
     GroupDeleted { group: String },
     TopicsDeleted { names: Vec<String> },
     Expired { group: String, topics: Vec<(String, Vec<i32>)> },
+    Used { group: String, at_ms: i64 },
 }
 
 impl Record {
@@ -73,7 +78,8 @@ impl Record {
         match self {
             Record::Commit { group, .. }
             | Record::GroupDeleted { group }
-            | Record::Expired { group, .. } => Some(group),
+            | Record::Expired { group, .. }
+            | Record::Used { group, .. } => Some(group),
             Record::TopicsDeleted { .. } => None,
         }
     }
@@ -126,6 +132,11 @@ impl Record {
                     out.list(partitions, |out, partition| out.i32(*partition));
                 });
             }
+            Record::Used { group, at_ms } => {
+                out.u8(KIND_USED);
+                out.str(group);
+                out.i64(*at_ms);
+            }
         }
         out.into_bytes()
     }
@@ -156,6 +167,7 @@ impl Record {
                 group: reader.str()?,
                 topics: reader.list(|reader| Ok((reader.str()?, reader.list(Reader::i32)?)))?,
             },
+            KIND_USED => Record::Used { group: reader.str()?, at_ms: reader.i64()? },
             kind => return Err(Corrupt::unknown_kind(kind)),
         };
         reader.end()?;
@@ -170,6 +182,8 @@ pub(super) type GroupOffsets = BTreeMap<String, BTreeMap<i32, Committed>>;
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Offsets {
     groups: BTreeMap<String, GroupOffsets>,
+    /// When groups were last noted to have members, in milliseconds since the Unix epoch. Only of groups with offsets.
+    used: BTreeMap<String, i64>,
     size_bytes: usize,
 }
 
@@ -204,8 +218,11 @@ impl Offsets {
 
     /// By how much applying the record would let the table grow; 0 when it only overwrites or removes.
     pub(super) fn growth_bytes(&self, record: &Record) -> usize {
-        let Record::Commit { group, topics, .. } = record else { return 0 };
-        self.growth_by_commit(group, topics)
+        match record {
+            Record::Commit { group, topics, .. } => self.growth_by_commit(group, topics),
+            Record::Used { group, .. } if !self.used.contains_key(group) => named_bytes(group),
+            _ => 0,
+        }
     }
 
     /// The same for a commit that has not become a record yet.
@@ -230,10 +247,11 @@ impl Offsets {
         growth
     }
 
-    /// When one of the group's offsets was last committed; `None` if it has none.
-    pub(super) fn newest_commit_ms(&self, group: &str) -> Option<i64> {
+    /// When the group's offsets were last of use, as far as is noted: one of them was committed, or it had members. `None` if it has no offsets.
+    pub(super) fn last_use_ms(&self, group: &str) -> Option<i64> {
         let offsets = self.groups.get(group)?.values().flat_map(BTreeMap::values);
-        offsets.map(|committed| committed.committed_at_ms).max()
+        let committed = offsets.map(|committed| committed.committed_at_ms);
+        committed.chain(self.used.get(group).copied()).max()
     }
 
     /// The offsets of one group that were committed at `cutoff_ms` or earlier, as a record that removes them; `None` if there are none.
@@ -285,6 +303,15 @@ impl Offsets {
                     }
                 }
             }
+            Record::Used { group, at_ms } => {
+                // Else nobody would ever take it out.
+                if self.groups.contains_key(&group) && !self.used.contains_key(&group) {
+                    self.size_bytes += named_bytes(&group);
+                    self.used.insert(group, at_ms);
+                } else if let Some(used) = self.used.get_mut(&group) {
+                    *used = at_ms;
+                }
+            }
         }
     }
 
@@ -330,6 +357,9 @@ impl Offsets {
         if topics.is_empty() {
             self.groups.remove(group);
             self.size_bytes -= named_bytes(group);
+            if self.used.remove(group).is_some() {
+                self.size_bytes -= named_bytes(group);
+            }
         }
     }
 }
@@ -338,7 +368,8 @@ impl Table for Offsets {
     const WHAT: &'static str = "committed offsets";
     const CHECKPOINT: [u8; 4] = *b"ALGO";
     const QUARANTINE: [u8; 4] = *b"ALGQ";
-    const VERSION: u8 = VERSION;
+    const VERSION: u8 = CHECKPOINT_VERSION;
+    const OLDEST_VERSION: u8 = 1;
 
     fn apply_encoded(&mut self, record: &[u8]) -> Result<(), Corrupt> {
         self.apply(Record::decode(record)?);
@@ -359,9 +390,13 @@ impl Table for Offsets {
                 });
             });
         });
+        out.list(&self.used, |out, (group, at_ms)| {
+            out.str(group);
+            out.i64(*at_ms);
+        });
     }
 
-    fn read(reader: &mut Reader<'_>, _version: u8) -> Result<Self, Corrupt> {
+    fn read(reader: &mut Reader<'_>, version: u8) -> Result<Self, Corrupt> {
         let mut offsets = Offsets::default();
         reader.list(|reader| {
             let group = reader.str()?;
@@ -383,6 +418,13 @@ impl Table for Offsets {
                 })
             })
         })?;
+        if version >= FIRST_WITH_USES {
+            reader.list(|reader| {
+                let (group, at_ms) = (reader.str()?, reader.i64()?);
+                offsets.apply(Record::Used { group, at_ms });
+                Ok(())
+            })?;
+        }
         Ok(offsets)
     }
 }

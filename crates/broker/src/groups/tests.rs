@@ -744,6 +744,46 @@ async fn offsets_expire_also_after_a_restart() {
     assert_eq!(fetch(&groups, "back").await, [found("topic", 0, 7)]);
 }
 
+/// Members that have nothing to read for long commit nothing: their offsets are of use as long as they are there.
+#[tokio::test]
+async fn after_a_restart_it_is_known_for_how_long_there_were_members() {
+    let mut world = World::new();
+    let (store, groups) = world.start().await;
+    for group in ["busy", "idle"] {
+        let request = commit_request(group, &[("topic", 0, 7)]);
+        assert_eq!(world.run(commit(&groups, request)).await, [0]);
+    }
+    assert_eq!(join(&groups, "busy", 10_000).await.error_code, 0);
+    let (retention, minute) = (world.config.offsets_retention, Duration::from_secs(60));
+    let sweep = async |groups: &Groups, up: Duration, later: Duration| {
+        let unix_ms = unix_time_ms() + i64::try_from(later.as_millis()).unwrap();
+        groups.shared.sweep(now() + up, unix_ms).await;
+    };
+    let before_the_crash = retention - minute;
+    sweep(&groups, before_the_crash, before_the_crash).await;
+    // Durable with this is all that was written before it.
+    assert_eq!(world.run(commit(&groups, commit_request("new", &[("topic", 0, 8)]))).await, [0]);
+    world.crash(store, groups);
+
+    let (_store, groups) = world.start().await;
+    let up = world.config.max_session_timeout + minute;
+    let found_now = async |later: Duration| {
+        sweep(&groups, up, later).await;
+        assert_eq!(
+            world.run(commit(&groups, commit_request("new", &[("topic", 0, 9)]))).await,
+            [0]
+        );
+        let mut found = Vec::new();
+        for group in ["idle", "busy"] {
+            found.push(fetch(&groups, group).await.len());
+        }
+        found
+    };
+    assert_eq!(found_now(retention + minute).await, [0, 1]);
+    assert_eq!(found_now(before_the_crash + retention - minute).await, [0, 1]);
+    assert_eq!(found_now(before_the_crash + retention + minute).await, [0, 0]);
+}
+
 #[tokio::test]
 async fn a_configuration_out_of_range_is_refused() {
     let mut world = World::new();

@@ -31,7 +31,8 @@ impl Random {
     }
 
     fn record(&mut self) -> Record {
-        match self.below(8) {
+        match self.below(9) {
+            3 => Record::Used { group: self.name("group"), at_ms: self.below(1 << 40) as i64 },
             0 => Record::GroupDeleted { group: self.name("group") },
             1 => Record::TopicsDeleted { names: vec![self.name("topic")] },
             2 => {
@@ -130,7 +131,37 @@ fn version_1_stays_readable() {
     let body: &[u8] = b"ALGO\x01\x01\0\0\0\x01\x00g\x01\0\0\0\x01\x00t\x01\0\0\0\x02\0\0\0\x05\0\0\0\0\0\0\0\x03\0\0\0\x05\0\0\0\0\0\0\0\x04\x00note";
     let checkpoint = [body, &0x7ae6_afcf_u32.to_le_bytes()].concat();
     assert_eq!(decode::<Offsets>(&checkpoint), Ok(table(&[commit("g", "t", 2, 5)])));
-    assert_eq!(encode(&table(&[commit("g", "t", 2, 5)])), checkpoint);
+}
+
+/// So must these.
+#[test]
+fn version_2_stays_readable() {
+    let used = Record::Used { group: "g".to_owned(), at_ms: 9 };
+    assert_eq!(used.encode(), b"\x01\x05\x01\x00g\x09\0\0\0\0\0\0\0");
+    let body: &[u8] = b"ALGO\x02\x01\0\0\0\x01\x00g\x01\0\0\0\x01\x00t\x01\0\0\0\x02\0\0\0\x05\0\0\0\0\0\0\0\x03\0\0\0\x05\0\0\0\0\0\0\0\x04\x00note\x01\0\0\0\x01\x00g\x09\0\0\0\0\0\0\0";
+    let checkpoint = [body, &crc32c::crc32c(body).to_le_bytes()].concat();
+    let table = table(&[commit("g", "t", 2, 5), used]);
+    assert_eq!(decode::<Offsets>(&checkpoint).as_ref(), Ok(&table));
+    assert_eq!(encode(&table), checkpoint);
+}
+
+/// What is noted of a group is about its offsets, and goes with them.
+#[test]
+fn the_use_of_a_group_is_the_newest_that_is_known() {
+    let used = |at_ms| Record::Used { group: "g".to_owned(), at_ms };
+    let mut offsets = table(&[used(7)]);
+    assert_eq!((offsets.last_use_ms("g"), offsets.size_bytes()), (None, 0));
+    offsets.apply(commit("g", "t", 0, 5));
+    assert_eq!(offsets.last_use_ms("g"), Some(5));
+    for (at_ms, wanted) in [(4, 5), (9, 9), (6, 6)] {
+        let before_bytes = offsets.size_bytes();
+        let growth_bytes = offsets.growth_bytes(&used(at_ms));
+        offsets.apply(used(at_ms));
+        assert_eq!(offsets.last_use_ms("g"), Some(wanted));
+        assert_eq!(offsets.size_bytes(), before_bytes + growth_bytes);
+    }
+    offsets.apply(Record::GroupDeleted { group: "g".to_owned() });
+    assert_eq!(offsets, Offsets::default());
 }
 
 #[test]
