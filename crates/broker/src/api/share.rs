@@ -218,7 +218,7 @@ pub(super) struct ReleasedAtTheEnd<'a> {
 
 impl Drop for ReleasedAtTheEnd<'_> {
     fn drop(&mut self) {
-        self.shares.release(&self.session.group, &self.session.member, Return::Unused);
+        self.shares.release(&self.session.group, &self.session.member, Return::Lost);
     }
 }
 

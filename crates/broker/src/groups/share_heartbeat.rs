@@ -103,7 +103,7 @@ impl Shared {
             };
             if request.member_epoch == LEAVES {
                 share.leave(now, &beat.member_id)?;
-                self.registry.shares.member_gone(group_id, &beat.member_id, Return::Unused);
+                self.registry.shares.member_gone(group_id, &beat.member_id, Return::Lost);
                 return Ok((LEAVES, None));
             }
             share.heartbeat(now, session_timeout, &topics.view(), &beat)

@@ -296,7 +296,7 @@ async fn who_ends_its_session_and_is_gone_keeps_nothing() {
     };
     // Long before the locks are over.
     let back = tokio::time::timeout(Duration::from_secs(20), back).await;
-    assert_eq!(back.expect("they stay locked"), [(0, 199, 1)]);
+    assert_eq!(back.expect("they stay locked"), [(0, 199, 2)]);
     server.hold_disk(false);
 }
 
@@ -371,22 +371,38 @@ async fn what_a_member_had_goes_back_when_it_is_gone() {
     assert_eq!(a.got().await, [(0, 2, 1)]);
     // It closes its session with a word on some of them.
     assert_eq!(a.acknowledge(&[(0, 0, &[ACCEPT])], true).await, [0, 0]);
-    assert_eq!(b.got().await, [(1, 2, 1)], "what was not looked at was not delivered");
+    assert_eq!(b.got().await, [(1, 2, 2)]);
     assert_eq!(b.acknowledge(&[(1, 2, &[RELEASE])], false).await, [0, 0]);
     // It leaves the group.
     let mut a = Member::new(&server, "a", topic).await;
-    assert_eq!(a.got().await, [(1, 2, 2)]);
+    assert_eq!(a.got().await, [(1, 2, 3)]);
     let left = a.client.call(1, &beat("g", "a", -1, &[])).await;
     assert_eq!(left.error_code, 0);
     assert_eq!(a.fetch(&[]).await.0[0], SESSION_NOT_FOUND);
     // Its connection ends.
-    assert_eq!(b.got().await, [(1, 2, 2)]);
+    assert_eq!(b.got().await, [(1, 2, 4)]);
     let mut a = Member::new(&server, "a", topic).await;
     assert_eq!(a.got().await, []);
     let request = a.fetch_of(&[0], &[], 60_000);
     drop(b);
     let answer = tokio::time::timeout(HANG, a.send(&request)).await.unwrap();
-    assert_eq!(answer, ([0; 3], vec![(1, 2, 3)]));
+    assert_eq!(answer, ([0; 3], vec![(1, 2, 5)]));
+}
+
+/// Each of its readers fails with it, says nothing of it, and is started again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_record_that_nobody_gets_on_with_is_given_up() {
+    let (server, topic) = earliest().await;
+    produce(&server, 1).await;
+    for deliveries in 1..=5 {
+        let mut a = Member::new(&server, "a", topic).await;
+        assert_eq!(a.got().await, [(0, 0, deliveries)]);
+        assert_eq!(a.acknowledge(&[], true).await[0], 0);
+    }
+    let mut a = Member::new(&server, "a", topic).await;
+    assert_eq!(a.got().await, []);
+    produce(&server, 1).await;
+    assert_eq!(a.got().await, [(1, 1, 1)]);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -141,9 +141,9 @@ pub(crate) struct NotAcquired;
 /// Why records go back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Return {
-    /// The member gives back what it has not looked at: that was no delivery.
+    /// They were not sent: that was no delivery.
     Unused,
-    /// The member is gone, perhaps because of one of them.
+    /// The member is gone, or has ended its session, without a word: perhaps because of one of them.
     Lost,
 }
 
