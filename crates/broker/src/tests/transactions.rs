@@ -430,7 +430,7 @@ async fn what_was_decided_before_a_crash_is_done_after_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_transaction_past_its_time_is_aborted_and_its_producer_fenced() {
+async fn a_transaction_past_its_time_is_aborted_and_its_producer_goes_on() {
     let server = TestServer::start().await;
     let topic_id = server.topic("t", 1, &[]).await;
     let mut client = server.client().await;
@@ -451,8 +451,15 @@ async fn a_transaction_past_its_time_is_aborted_and_its_producer_fenced() {
         }
     };
     tokio::time::timeout(super::harness::HANG, aborted).await.unwrap();
-    assert_eq!(producer.end(true).await, PRODUCER_FENCED);
     assert_eq!(producer.produce("t", topic_id, 0).await, (INVALID_PRODUCER_EPOCH, -1));
+    assert_eq!(producer.end(true).await, INVALID_TXN_STATE);
+    producer.version_2 = false;
+    assert_eq!(producer.end(false).await, PRODUCER_FENCED);
+    producer.version_2 = true;
+    assert_eq!(producer.end(false).await, 0);
+    assert_eq!((producer.id, producer.epoch), (id, epoch + 1));
+    assert_eq!(producer.produce("t", topic_id, 0).await, (0, 3));
+    assert_eq!(producer.end(true).await, 0);
     for timeout_ms in [0, -1, 15 * 60 * 1_000 + 1] {
         assert_eq!(init(&mut producer.client, "b", timeout_ms).await, Err(50), "{timeout_ms}");
     }

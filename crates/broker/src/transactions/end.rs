@@ -175,7 +175,7 @@ async fn abort_late(server: &Arc<Server>) -> bool {
         if transaction.deadline_ms().is_none_or(|at_ms| at_ms > now_ms) {
             continue;
         }
-        let event = transaction.fence();
+        let event = transaction.time_out();
         match transactions.change(&slot, &mut transaction, event) {
             Ok(_) => {
                 tracing::info!(id = &*slot.id, "a transaction is over its time and is aborted");

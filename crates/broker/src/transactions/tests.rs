@@ -131,6 +131,40 @@ fn a_transaction_ends_as_by_kafka() {
     assert_eq!(next.end(me, Commit, true, None), Ok(End::Done));
 }
 
+/// As by Kafka 4.3.1 with version 2 of transactions.
+#[test]
+fn a_producer_whose_transaction_was_over_its_time_goes_on() {
+    use Outcome::{Abort, Commit};
+    let mut late = transaction(State::Ongoing, 5, 7);
+    late.apply(1, late.time_out());
+    assert_eq!((late.state, late.marker), (State::Prepared(Abort), (5, 8)));
+    let me = (5, 7);
+    assert_eq!(late.end(me, Abort, true, None), Ok(End::Wait));
+    assert_eq!(late.init(Some(me), None), Ok(Init::Wait));
+    late.apply(2, Event::Completed);
+    assert_eq!(late.identity, identity(5, 8, -1, 7));
+    assert_eq!(late.end(me, Abort, true, None), Ok(End::Done));
+    assert_eq!(late.end(me, Commit, true, None), Err(E::InvalidTxnState), "nothing was committed");
+    assert_eq!(late.init(Some(me), None), Ok(Init::Begin(None)));
+    assert_eq!(late.check_open(5, 7), Err(E::ProducerFenced));
+    // A client of version 1 does not learn an epoch from the end of a transaction.
+    assert_eq!(late.end(me, Abort, false, None), Err(E::ProducerFenced));
+    // Somebody else has begun.
+    let Ok(Init::Begin(Some(next))) = late.init(None, None) else { panic!("it begins") };
+    late.apply(3, Event::Initialised { identity: next, timeout_ms: 1_000 });
+    assert_eq!(late.init(Some(me), None), Err(E::ProducerFenced));
+    assert_eq!(late.end(me, Abort, true, None), Err(E::ProducerFenced));
+
+    // The epoch after the last one is nobody's.
+    let mut last = transaction(State::Ongoing, 5, i16::MAX - 1);
+    last.apply(1, last.time_out());
+    last.apply(2, Event::Completed);
+    let me = (5, i16::MAX - 1);
+    assert_eq!(last.end(me, Abort, true, None), Err(E::ProducerFenced));
+    assert_eq!(last.init(Some(me), None), Err(E::ProducerFenced));
+    assert_eq!(last.init(None, None), Ok(Init::NeedsProducerId));
+}
+
 #[test]
 fn only_the_present_producer_adds_and_not_while_one_ends() {
     for (state, wanted) in [

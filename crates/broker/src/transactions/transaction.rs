@@ -201,7 +201,7 @@ impl Transaction {
             State::Ongoing if expected.is_some_and(|expected| expected != current.current()) => {
                 return Err(ResponseError::ProducerFenced);
             }
-            State::Ongoing => return Ok(Init::AbortFirst(self.fence())),
+            State::Ongoing => return Ok(Init::AbortFirst(self.abort(NONE))),
             State::Empty | State::Completed(_) => {}
         }
         match expected {
@@ -217,9 +217,15 @@ impl Transaction {
         }
     }
 
-    /// The open transaction is aborted by the server, and its producer fenced.
-    pub(super) fn fence(&self) -> Event {
-        let identity = self.identity.raised(NONE);
+    /// The open transaction is over its time. Its producer learns of that with what it does next, and goes on: who aborts or begins anew as the one that it was is told the epoch that it has now, as by Kafka with
+    /// `transaction.version` 2. After the last epoch it is fenced.
+    pub(super) fn time_out(&self) -> Event {
+        self.abort(if self.identity.is_exhausted() { NONE } else { self.identity.epoch })
+    }
+
+    /// The open transaction is aborted by the server in a raised epoch. Its producer is fenced unless it can ask again as the one that it was.
+    fn abort(&self, previous_epoch: i16) -> Event {
+        let identity = self.identity.raised(previous_epoch);
         Event::Prepared { outcome: Outcome::Abort, marker: identity.current(), identity }
     }
 
