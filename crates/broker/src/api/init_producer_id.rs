@@ -32,21 +32,22 @@ pub(super) async fn handle(cx: &Context, request: InitProducerIdRequest) -> Init
 }
 
 async fn init(cx: &Context, request: &InitProducerIdRequest) -> Result<(i64, i16), ResponseError> {
+    let is = (request.producer_id.0, request.producer_epoch);
+    let expected = match is {
+        (-1, -1) => Ok(None),
+        (0.., 0..) => Ok(Some(is)),
+        _ => Err(ResponseError::InvalidRequest),
+    };
     let Some(id) = &request.transactional_id else {
         // Who may write to any topic may do so once each.
         if !cx.may_with_some(Operation::Write, ResourceType::Topic) {
             cx.authorize(Operation::IdempotentWrite, Resource::Cluster).map_err(|e| e.kind())?;
         }
+        expected?;
         // A producer without a transactional id gets a new id each time, whichever it has: so does Kafka.
         let id = cx.server.producer_ids.allocate().await.map_err(|error| error.kind())?;
         return Ok((id, 0));
     };
     cx.authorize(Operation::Write, Resource::TransactionalId(id)).map_err(|e| e.kind())?;
-    let is = (request.producer_id.0, request.producer_epoch);
-    let expected = match is {
-        (-1, -1) => None,
-        (0.., 0..) => Some(is),
-        _ => return Err(ResponseError::InvalidRequest),
-    };
-    Transactions::init(&cx.server, id, expected, request.transaction_timeout_ms).await
+    Transactions::init(&cx.server, id, expected?, request.transaction_timeout_ms).await
 }

@@ -46,6 +46,24 @@ async fn no_transaction_has_a_part_in_internal_topics() {
     assert_eq!(topic.partitions[0].stream.next_offset().0, 0);
 }
 
+/// With a transactional id or without one.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_says_which_producer_it_is_says_id_and_epoch() {
+    let server = TestServer::start().await;
+    let mut client = server.client().await;
+    for id in [None, Some("a")] {
+        for (producer_id, epoch, code) in [(5, -1, 42), (-1, 5, 42), (-1, -1, 0)] {
+            let request = InitProducerIdRequest::default()
+                .with_transactional_id(id.map(|id| TransactionalId(text(id))))
+                .with_transaction_timeout_ms(1_000)
+                .with_producer_id(ProducerId(producer_id))
+                .with_producer_epoch(epoch);
+            let what = format!("{id:?}, {producer_id}, {epoch}");
+            assert_eq!(client.call(4, &request).await.error_code, code, "{what}");
+        }
+    }
+}
+
 /// Between its first InitProducerId and the record of that an id has no producer, which nobody may stand in for.
 #[tokio::test(flavor = "multi_thread")]
 async fn nobody_is_the_producer_of_an_id_that_has_none_yet() {

@@ -29,6 +29,7 @@ final class ShareGroups {
         tap.test("share groups, records are accepted, released and rejected", ShareGroups::explicit);
         tap.test("share groups, two consumers share one partition", ShareGroups::two);
         tap.test("share groups, what a closed consumer had is handed out again", ShareGroups::closed);
+        tap.test("share groups, a record that nobody gets on with is given up", ShareGroups::givenUp);
         tap.test("share groups, a group is described, with its offsets", ShareGroups::described);
     }
 
@@ -118,6 +119,22 @@ final class ShareGroups {
             second.subscribe(List.of("share-closed"));
             while (values.size() < 5) {
                 poll(second).forEach(record -> values.add(record.value()));
+            }
+        }
+    }
+
+    private static void givenUp() throws Exception {
+        Admins.fill("share-given-up", 1);
+        for (int deliveries = 1; deliveries <= 5; deliveries++) {
+            try (KafkaShareConsumer<String, String> consumer = consumer("share-given-up", "explicit")) {
+                consumer.subscribe(List.of("share-given-up"));
+                equal((int) poll(consumer).get(0).deliveryCount().get(), deliveries, "deliveries");
+            }
+        }
+        try (KafkaShareConsumer<String, String> consumer = consumer("share-given-up", "implicit")) {
+            consumer.subscribe(List.of("share-given-up"));
+            for (int n = 0; n < 10; n++) {
+                check(consumer.poll(Duration.ofMillis(200)).isEmpty(), "it is given up");
             }
         }
     }

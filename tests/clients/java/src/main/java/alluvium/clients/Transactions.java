@@ -35,6 +35,7 @@ final class Transactions {
         tap.test("transactions, a second producer fences the first, and aborts what it had open", Transactions::fencing);
         tap.test("transactions, offsets are committed with them, or not", Transactions::offsets);
         tap.test("transactions, one that takes too long is aborted", Transactions::timeout);
+        tap.test("transactions, a producer goes on after one that took too long", Transactions::goesOnLate);
         tap.test("transactions, a producer goes on after an abort", Transactions::goesOn);
         tap.test("transactions, a timeout above the node's is refused", Transactions::refusedTimeout);
         tap.test("transactions, an empty one is committed", Transactions::empty);
@@ -189,15 +190,34 @@ final class Transactions {
             slow.initTransactions();
             slow.beginTransaction();
             send(slow, "txn-timeout", "slow");
-            TopicPartition partition = new TopicPartition("txn-timeout", 0);
-            // The record, and the marker that ends its transaction.
-            eventually("the transaction is aborted", () -> answer(ADMIN.listOffsets(Map.of(partition, OffsetSpec.latest()),
-                new ListOffsetsOptions(IsolationLevel.READ_COMMITTED)).all()).get(partition).offset() == 2);
+            untilAborted("txn-timeout");
             fails(KafkaException.class, slow::commitTransaction);
         } finally {
             slow.close(Duration.ZERO);
         }
         equal(values("txn-timeout", true), List.of(), "committed");
+    }
+
+    /** Wait until a topic has one record, and the marker that ends its transaction. */
+    private static void untilAborted(String topic) throws Exception {
+        TopicPartition partition = new TopicPartition(topic, 0);
+        eventually("the transaction is aborted", () -> answer(ADMIN.listOffsets(Map.of(partition, OffsetSpec.latest()),
+            new ListOffsetsOptions(IsolationLevel.READ_COMMITTED)).all()).get(partition).offset() == 2);
+    }
+
+    private static void goesOnLate() throws Exception {
+        Suite.createTopic("txn-late", 1);
+        try (KafkaProducer<String, String> producer = Suite.producer(Map.of("transactional.id", "txn-late", "transaction.timeout.ms", 2000))) {
+            producer.initTransactions();
+            producer.beginTransaction();
+            send(producer, "txn-late", "slow");
+            untilAborted("txn-late");
+            producer.abortTransaction();
+            producer.beginTransaction();
+            send(producer, "txn-late", "next");
+            producer.commitTransaction();
+        }
+        equal(values("txn-late", true), List.of("next"), "committed");
     }
 
     private static void goesOn() throws Exception {
