@@ -82,14 +82,12 @@ impl ReadNumbers {
         self.returned_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    pub(super) fn hit(&self, ahead: Option<&Ahead>) {
+    pub(super) fn hit(&self) {
         self.hits.fetch_add(1, Ordering::Relaxed);
-        ahead.inspect(|ahead| ahead.wanted());
     }
 
-    pub(super) fn miss(&self, ahead: Option<&Ahead>) {
+    pub(super) fn miss(&self) {
         self.misses.fetch_add(1, Ordering::Relaxed);
-        ahead.inspect(|ahead| ahead.wanted());
     }
 
     /// See [`ReadStats::ahead_unread_bytes`].
@@ -155,11 +153,14 @@ impl Ahead {
         self
     }
 
-    fn wanted(&self) {
-        if self.unread.swap(false, Ordering::Relaxed) {
+    /// Somebody wants it. Whether nobody did before.
+    pub(super) fn wanted(&self) -> bool {
+        let is_first = self.unread.swap(false, Ordering::Relaxed);
+        if is_first {
             self.numbers.ahead_unread_bytes.fetch_sub(self.len_bytes, Ordering::Relaxed);
             self.numbers.ahead_used_bytes.fetch_add(self.len_bytes, Ordering::Relaxed);
         }
+        is_first
     }
 }
 

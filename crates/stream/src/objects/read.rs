@@ -2,6 +2,7 @@
 //! everybody else: `docs/late-reads.md`.
 
 mod load;
+mod staged;
 
 use std::ops;
 use std::pin::Pin;
@@ -25,11 +26,11 @@ use crate::options::Options;
 use crate::store::StoreError;
 use crate::tail::Range;
 use crate::types::{Batch, ObjectId, StreamId, StreamOffset};
+use staged::Staged;
 
 /// One GET fetches neighbouring blocks up to this size.
 pub(crate) const READ_BYTES: u64 = 8 << 20;
-/// The share of the cache for what was read more than once. The rest is for what is new, which has to stay until it is read: by who read it
-/// ahead, and by who follows a first reader. (The policy's own default leaves 3 % for that.)
+/// The share of the cache for what was read more than once. The rest is for what is new, which has to stay until it is read by who follows a first reader. (The policy's own default leaves 3 % for that.)
 const HOT_SHARE: f64 = 0.5;
 /// One permit of the bound on what is on its way.
 const ROOM_UNIT_BYTES: u64 = 1024;
@@ -96,6 +97,8 @@ struct Core {
     stores: CountedStores,
     cache: Cache<Key, Cached, ByBytes>,
     cache_bytes: u64,
+    /// A part of the memory that the cache would have without it: so much as may be read ahead.
+    staged: Staged,
     disk: Option<DiskCache>,
     flights: Flights<Key, Landing>,
     background: Arc<Background>,
@@ -130,7 +133,8 @@ impl Objects {
     /// There can be no threads for late reads.
     pub(crate) fn new(store: &Arc<dyn ObjectStore>, options: &Options) -> Result<Self, StoreError> {
         let background = Arc::new(Background::start(options.background_threads)?);
-        let cache_bytes = options.block_cache_bytes;
+        let ahead_bytes = (options.late_read_bytes / 2).min(options.block_cache_bytes / 4);
+        let cache_bytes = options.block_cache_bytes - ahead_bytes;
         let expected_items =
             usize::try_from(cache_bytes >> 18).unwrap_or(usize::MAX).clamp(16, 1 << 20);
         // One shard: a block may be as large as the share of a shard, and nobody holds the lock for long.
@@ -152,12 +156,13 @@ impl Objects {
             stores: CountedStores::new(store),
             cache,
             cache_bytes,
+            staged: Staged::default(),
             disk: options.disk_cache.as_ref().map(DiskCache::start),
             flights: Flights::new(background.clone()),
             background,
             room: Arc::new(Semaphore::new(room_units as usize)),
             room_units,
-            ahead_bytes: (options.late_read_bytes / 2).min(cache_bytes / 4),
+            ahead_bytes,
             bandwidth: Bandwidth::new(options.object_store_bytes_per_s),
             numbers: Arc::default(),
         };
@@ -184,7 +189,7 @@ impl Objects {
     }
 
     pub(crate) fn cached_bytes(&self) -> u64 {
-        self.core.cache.weight()
+        self.core.cache.weight() + self.core.staged.bytes()
     }
 
     pub(crate) fn read_stats(&self) -> ReadStats {
@@ -295,7 +300,10 @@ impl Objects {
         loop {
             let found: Vec<_> = blocks.iter().map_while(cached).collect();
             if !found.is_empty() {
-                found.iter().for_each(|block| core.numbers.hit(block.ahead.as_ref()));
+                for (block, decoded) in blocks.iter().zip(&found) {
+                    core.numbers.hit();
+                    core.wanted(Key::Block(object.id, block.position), decoded);
+                }
                 return Ok(Timely::Here(Run { blocks: found, _landed: None }));
             }
             let first = Key::Block(object.id, blocks[0].position);
@@ -315,9 +323,11 @@ impl Objects {
                 Ok(Timely::Here(landed)) => {
                     let mut run = Vec::new();
                     for block in blocks {
-                        match landed.part(Key::Block(object.id, block.position)) {
+                        let key = Key::Block(object.id, block.position);
+                        match landed.part(key) {
                             Ok(Cached::Block(decoded)) => {
-                                core.numbers.miss(decoded.ahead.as_ref());
+                                core.numbers.miss();
+                                core.wanted(key, &decoded);
                                 run.push(decoded);
                             }
                             // What lies before the damage can be read; who goes on from there meets it first.
@@ -431,9 +441,10 @@ impl Objects {
                 if budget.is_spent() {
                     break;
                 }
-                let Some(block) = self.core.cached_block(object.id, block) else { break };
-                self.core.numbers.hit(block.ahead.as_ref());
-                part.take(&block, from, budget);
+                let Some(decoded) = self.core.cached_block(object.id, block) else { break };
+                self.core.numbers.hit();
+                self.core.wanted(Key::Block(object.id, block.position), &decoded);
+                part.take(&decoded, from, budget);
             }
         }
         self.core.numbers.returned(&part.batches);
@@ -479,10 +490,27 @@ impl Objects {
 }
 
 impl Core {
+    /// Keep a block that was fetched.
+    fn keep(&self, key: Key, decoded: &Arc<Decoded>) {
+        match decoded.ahead {
+            None => self.cache.insert(key, Cached::Block(decoded.clone())),
+            Some(_) => self.staged.insert(key, decoded.clone()),
+        }
+    }
+
+    /// Somebody wants a block. One that was read ahead is in the cache from then on, as if it had been fetched now.
+    fn wanted(&self, key: Key, decoded: &Arc<Decoded>) {
+        if decoded.ahead.as_ref().is_some_and(Ahead::wanted) {
+            self.cache.insert(key, Cached::Block(decoded.clone()));
+            self.staged.remove(&key);
+        }
+    }
+
     fn cached_block(&self, object: ObjectId, block: &Block) -> Option<Arc<Decoded>> {
-        match self.cache.get(&Key::Block(object, block.position)) {
+        let key = Key::Block(object, block.position);
+        match self.cache.get(&key) {
             Some(Cached::Block(block)) => Some(block),
-            _ => None,
+            _ => self.staged.get(&key),
         }
     }
 
@@ -500,7 +528,7 @@ impl Core {
         let Some(first) = blocks.first() else { return 0 };
         let is_missing = |block: &Block| {
             let key = Key::Block(object.id, block.position);
-            !under_way.has(&key) && self.cache.peek(&key).is_none()
+            !under_way.has(&key) && self.cache.peek(&key).is_none() && !self.staged.has(&key)
         };
         let is_on_disk = self.may_be_on_disk(object, first);
         let fits = |block: &Block| {
@@ -533,7 +561,12 @@ impl Core {
     /// What it takes to read a run of blocks ahead, if nobody else needs it: a half is left to those who wait for what they read.
     fn spare(&self, object: &ObjectInfo, run: &[Block]) -> Option<Spare> {
         let len_bytes = span_bytes(run);
-        if self.numbers.ahead_bytes() + len_bytes > self.ahead_bytes {
+        let missing_bytes =
+            |ahead_bytes: u64| (ahead_bytes + len_bytes).saturating_sub(self.ahead_bytes);
+        if len_bytes <= self.ahead_bytes {
+            self.staged.make_room(missing_bytes(self.numbers.ahead_bytes()));
+        }
+        if missing_bytes(self.numbers.ahead_bytes()) > 0 {
             return None;
         }
         let room = self.room.clone().try_acquire_many_owned(units(len_bytes)).ok()?;

@@ -98,16 +98,11 @@ impl Core {
                 (None, None, None) => Err(ObjectError::defect(&object.name)),
             };
             let decoded = batches.map(|batches| {
-                let is_ahead = ahead.is_some();
                 let ahead = ahead.map(Ahead::fetched);
                 let decoded = Decoded { batches, len_bytes: block.len_bytes, ahead };
-                let decoded = Cached::Block(Arc::new(decoded));
-                self.cache.insert(key, decoded.clone());
-                if is_ahead {
-                    // As if it had been wanted once: it stays for a second round of the cache, if nobody comes for it in the first. Among many readers each has to wait for its turn.
-                    self.cache.get(&key);
-                }
-                decoded
+                let decoded = Arc::new(decoded);
+                self.keep(key, &decoded);
+                Cached::Block(decoded)
             });
             parts.push((key, decoded));
             // Decoding is work without a wait; let others have the thread.

@@ -1,5 +1,8 @@
 //! The cache's policy, and what reads and uploads have of the way to the object store.
 
+use std::collections::VecDeque;
+use std::time::Duration;
+
 use bytes::Bytes;
 use object_store::memory::InMemory;
 use tokio::time::Instant;
@@ -12,8 +15,10 @@ fn store() -> Arc<dyn ObjectStore> {
     Arc::new(InMemory::new())
 }
 
+/// A quarter of what there is for both is for what is read ahead.
 fn objects(cache_bytes: u64) -> Objects {
-    let options = Options { block_cache_bytes: cache_bytes, ..Options::default() };
+    let block_cache_bytes = (cache_bytes * 4).div_ceil(3);
+    let options = Options { block_cache_bytes, ..Options::default() };
     Objects::new(&store(), &options).unwrap()
 }
 
@@ -33,6 +38,15 @@ fn read(objects: &Objects, key: Key) -> bool {
         objects.core.cache.insert(key, decoded());
     }
     hit
+}
+
+/// Have a block read ahead.
+fn read_ahead(objects: &Objects, key: Key) -> Arc<Decoded> {
+    let ahead = Ahead::begin(&objects.core.numbers, std::iter::once(1 << 20)).pop();
+    let ahead = ahead.map(Ahead::fetched);
+    let decoded = Arc::new(Decoded { batches: Vec::new(), len_bytes: 1 << 20, ahead });
+    objects.core.keep(key, &decoded);
+    decoded
 }
 
 /// What is read again and again stays while something long is read once.
@@ -59,6 +73,51 @@ async fn a_scan_does_not_flush_the_cache() {
     }
     let hits = hot();
     assert!(hits >= 22, "{hits} of 24 after a scan of 1024");
+    // And some that are read ahead, so many blocks before the reader comes.
+    for before in [0, 1, 16] {
+        let mut ahead = VecDeque::new();
+        for position in 0..1024 {
+            let key = block(1_000_000 * (1 + before as u64) + position);
+            ahead.push_back((key, read_ahead(&objects, key)));
+            if ahead.len() > before {
+                let (key, decoded) = ahead.pop_front().unwrap();
+                objects.core.wanted(key, &decoded);
+            }
+        }
+        let hits = hot();
+        assert!(hits >= 22, "{hits} of 24 after a scan that is {before} ahead");
+    }
+}
+
+/// Of many readers one comes back late: what was read ahead for it is there, whatever has come meanwhile. From its first use on it is as what was fetched.
+#[tokio::test]
+async fn what_was_read_ahead_stays_until_it_is_wanted() {
+    let objects = objects(64 << 20);
+    let described = |position| Block {
+        stream: StreamId(1),
+        start: StreamOffset(0),
+        end: StreamOffset(1),
+        position,
+        len_bytes: 1 << 20,
+        entries: 1,
+        max_timestamp_ms: 0,
+        crc32c: 0,
+    };
+    let is_here = |at: u64| objects.core.cached_block(ObjectId(0), &described(at)).is_some();
+    let kept: Vec<_> = (0..16).map(|at| (block(at), read_ahead(&objects, block(at)))).collect();
+    for position in 0..1024 {
+        read(&objects, block(1_000 + position));
+    }
+    assert_eq!((0..16).filter(|at| is_here(*at)).count(), 16);
+    assert_eq!(objects.core.staged.bytes(), 16 << 20);
+    kept.iter().for_each(|(key, decoded)| objects.core.wanted(*key, decoded));
+    // Not by `cached_block`, which is a use.
+    let cached = || kept.iter().filter(|(key, _)| objects.core.cache.peek(key).is_some()).count();
+    assert_eq!((objects.core.staged.bytes(), cached()), (0, 16));
+    for position in 0..64 {
+        read(&objects, block(10_000 + position));
+    }
+    assert_eq!(cached(), 0);
 }
 
 /// Two readers one after the other, as far apart as a third of the cache, which others have filled: the second one finds what the first one fetched.
@@ -160,8 +219,11 @@ async fn reading_ahead_takes_what_is_spare_only() {
     objects.block(&object, &blocks[0]).await.unwrap();
     let stats = objects.read_stats();
     assert_eq!((stats.ahead_used_bytes, stats.ahead_unread_bytes), (1 << 20, 1 << 20));
-    objects.core.cache.clear();
-    assert_eq!(objects.read_stats().ahead_wasted_bytes, 1 << 20);
+    // What nobody comes for makes room for others in the end.
+    assert_eq!(objects.fetch_ahead(&object, &blocks[4..8]).0, 0);
+    tokio::time::advance(Duration::from_secs(5)).await;
+    let (done, _under_way) = objects.fetch_ahead(&object, &blocks[4..8]);
+    assert_eq!((done, objects.read_stats().ahead_wasted_bytes), (4, 1 << 20));
 }
 
 /// Who joins a flight that fails tries once more, with the others: else the last of many would wait for as many deadlines, one after the other.
