@@ -353,7 +353,6 @@ impl Transactions {
             return Err(ResponseError::InvalidTransactionTimeout);
         }
         let slot = this.with_room(|| this.get_or_create(id)).await?;
-        let mut expected = expected;
         let step = |new_producer_id| {
             let mut transaction = slot.transaction.lock();
             Ok(match transaction.init(expected, new_producer_id)? {
@@ -365,8 +364,6 @@ impl Transactions {
                 }
                 Init::AbortFirst(event) => {
                     let _in_line = this.change(&slot, &mut transaction, event)?;
-                    // Whoever it was is fenced now; the one who asks goes on from there.
-                    expected = expected.map(|_| transaction.identity.current());
                     end::start(server, &slot);
                     Step::Wait
                 }

@@ -54,7 +54,21 @@ fn a_producer_begins_as_by_kafka() {
     let fenced = identity(5, 8, -1, NONE);
     let abort = Event::Prepared { outcome: Outcome::Abort, marker: (5, 8), identity: fenced };
     assert_eq!(open.init(None, None), Ok(Init::AbortFirst(abort.clone())));
-    assert_eq!(open.init(Some((5, 7)), None), Ok(Init::AbortFirst(abort)));
+    // The same one is told the raised epoch, however often it asks.
+    let raised = identity(5, 8, -1, 7);
+    let goes_on = Event::Prepared { outcome: Outcome::Abort, marker: (5, 8), identity: raised };
+    assert_eq!(open.init(Some((5, 7)), None), Ok(Init::AbortFirst(goes_on.clone())));
+    let mut aborted = open.clone();
+    aborted.apply(1, goes_on);
+    assert_eq!(aborted.init(Some((5, 7)), None), Ok(Init::Wait));
+    aborted.apply(2, Event::Completed);
+    assert_eq!(aborted.init(Some((5, 7)), None), Ok(Init::Begin(None)));
+    let last = transaction(State::Ongoing, 5, i16::MAX - 1);
+    assert_eq!(last.init(Some((5, i16::MAX - 1)), None), Ok(Init::NeedsProducerId));
+    let identity_after = identity(9, 0, 5, i16::MAX - 1);
+    let marker = (5, i16::MAX);
+    let replaced = Event::Prepared { outcome: Outcome::Abort, marker, identity: identity_after };
+    assert_eq!(last.init(Some((5, i16::MAX - 1)), Some(9)), Ok(Init::AbortFirst(replaced)));
     assert_eq!(open.init(Some((6, 7)), None), Err(E::ProducerFenced));
     // Who was fenced, or guesses, aborts nobody's transaction.
     assert_eq!(open.init(Some((5, 6)), None), Err(E::ProducerFenced));

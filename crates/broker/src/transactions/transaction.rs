@@ -201,7 +201,14 @@ impl Transaction {
             State::Ongoing if expected.is_some_and(|expected| expected != current.current()) => {
                 return Err(ResponseError::ProducerFenced);
             }
-            State::Ongoing => return Ok(Init::AbortFirst(self.abort(NONE))),
+            State::Ongoing if expected.is_none() => return Ok(Init::AbortFirst(self.fence())),
+            // The same one, which goes on in the raised epoch, and asks for it again if it has to.
+            State::Ongoing => {
+                return Ok(match self.prepare(Outcome::Abort, true, new_producer_id) {
+                    End::Prepare(event) => Init::AbortFirst(event),
+                    _ => Init::NeedsProducerId,
+                });
+            }
             State::Empty | State::Completed(_) => {}
         }
         match expected {
@@ -218,14 +225,17 @@ impl Transaction {
     }
 
     /// The open transaction is over its time. Its producer learns of that with what it does next, and goes on: who aborts or begins anew as the one that it was is told the epoch that it has now, as by Kafka with
-    /// `transaction.version` 2. After the last epoch it is fenced.
+    /// `transaction.version` 2. Where that would take a new producer id, it is fenced, unlike by Kafka.
     pub(super) fn time_out(&self) -> Event {
-        self.abort(if self.identity.is_exhausted() { NONE } else { self.identity.epoch })
+        match self.prepare(Outcome::Abort, true, None) {
+            End::Prepare(event) => event,
+            _ => self.fence(),
+        }
     }
 
-    /// The open transaction is aborted by the server in a raised epoch. Its producer is fenced unless it can ask again as the one that it was.
-    fn abort(&self, previous_epoch: i16) -> Event {
-        let identity = self.identity.raised(previous_epoch);
+    /// The open transaction is aborted for somebody else, and its producer fenced.
+    fn fence(&self) -> Event {
+        let identity = self.identity.raised(NONE);
         Event::Prepared { outcome: Outcome::Abort, marker: identity.current(), identity }
     }
 
