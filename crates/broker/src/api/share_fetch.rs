@@ -139,7 +139,7 @@ async fn answer(
         given = hand_out(cx, &member, &partitions, limits, budgets).await;
         let shares = cx.server.groups.shares();
         if !shares.sessions.is_open(&member.session) {
-            // It was ended while this waited, perhaps before it has acquired.
+            // It was ended while this waited, perhaps before it has acquired. If who has ended it has not come to its records yet, those that were sent before go back with this, uncounted.
             let ShareSession { group, member } = &member.session;
             shares.release(group, member, Return::Unused);
             given.clear();

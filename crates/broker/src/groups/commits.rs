@@ -511,8 +511,11 @@ impl Shared {
     fn note_use(&self, group_id: &str, at_ms: i64) {
         let part = self.config.offsets_retention / NOTED_PARTS;
         let part_ms = i64::try_from(part.as_millis()).unwrap_or(i64::MAX);
-        let last_use_ms = self.log.read(|table| table.last_use_ms(group_id));
-        if last_use_ms.is_none_or(|last_ms| at_ms.saturating_sub(last_ms) < part_ms) {
+        let (last_use_ms, table_bytes) =
+            self.log.read(|table| (table.last_use_ms(group_id), table.size_bytes()));
+        // The last of the memory is for commits.
+        let is_crowded = table_bytes > self.config.max_offsets_bytes / 10 * 9;
+        if is_crowded || last_use_ms.is_none_or(|last_ms| at_ms.saturating_sub(last_ms) < part_ms) {
             return;
         }
         let record = Record::Used { group: group_id.to_owned(), at_ms };

@@ -191,7 +191,8 @@ fn a_changed_or_cut_record_is_an_error_or_another_record_but_never_a_panic() {
 
 #[test]
 fn every_changed_bit_of_a_checkpoint_is_noticed() {
-    let checkpoint = encode(&table(&[commit("g", "t", 0, 5), commit("h", "u", 1, 6)]));
+    let used = Record::Used { group: "g".to_owned(), at_ms: 9 };
+    let checkpoint = encode(&table(&[commit("g", "t", 0, 5), commit("h", "u", 1, 6), used]));
     for at in 0..checkpoint.len() {
         for bit in 0..8 {
             let mut changed = checkpoint.clone();
