@@ -199,7 +199,6 @@ impl Wal {
         let (offset, end, body_crc32c) = self.handle.shared.append(head, body)?;
         Ok(Append {
             offset,
-            end,
             body_crc32c,
             wait: Wait::new(DurableOf(self.handle.shared.marks.clone()), end.0),
         })
@@ -329,8 +328,8 @@ impl Wal {
 #[must_use = "the record is not durable before this resolves"]
 pub struct Append {
     offset: LogOffset,
-    end: LogOffset,
     body_crc32c: u32,
+    /// For the record's end.
     wait: Wait<DurableOf>,
 }
 
@@ -342,7 +341,7 @@ impl Append {
 
     /// Where it ends.
     pub fn end(&self) -> LogOffset {
-        self.end
+        LogOffset(self.wait.target())
     }
 
     /// CRC-32C of the record's body ([`Wal::append_shared`]), of 0 bytes if it has none. Who writes the body elsewhere, too, need not read it once more for that.
@@ -366,7 +365,7 @@ impl Future for Append {
 
 impl fmt::Debug for Append {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Append({}..{})", self.offset, self.end)
+        write!(f, "Append({}..{})", self.offset, self.end())
     }
 }
 
