@@ -204,10 +204,8 @@ impl Transaction {
             State::Ongoing if expected.is_none() => return Ok(Init::AbortFirst(self.fence())),
             // The same one, which goes on in the raised epoch, and asks for it again if it has to.
             State::Ongoing => {
-                return Ok(match self.prepare(Outcome::Abort, true, new_producer_id) {
-                    End::Prepare(event) => Init::AbortFirst(event),
-                    _ => Init::NeedsProducerId,
-                });
+                let event = self.prepare(Outcome::Abort, true, new_producer_id);
+                return Ok(event.map_or(Init::NeedsProducerId, Init::AbortFirst));
             }
             State::Empty | State::Completed(_) => {}
         }
@@ -227,10 +225,7 @@ impl Transaction {
     /// The open transaction is over its time. Its producer learns of that with what it does next, and goes on: who aborts or begins anew as the one that it was is told the epoch that it has now, as by Kafka with
     /// `transaction.version` 2. Where that would take a new producer id, it is fenced, unlike by Kafka.
     pub(super) fn time_out(&self) -> Event {
-        match self.prepare(Outcome::Abort, true, None) {
-            End::Prepare(event) => event,
-            _ => self.fence(),
-        }
+        self.prepare(Outcome::Abort, true, None).unwrap_or_else(|| self.fence())
     }
 
     /// The open transaction is aborted for somebody else, and its producer fenced.
@@ -289,15 +284,19 @@ impl Transaction {
             return Err(ResponseError::ProducerFenced);
         }
         let is_repetition = asks_again || !raises_epoch;
+        let prepare = || {
+            let event = self.prepare(outcome, raises_epoch, new_producer_id);
+            event.map_or(End::NeedsProducerId, End::Prepare)
+        };
         match self.state {
-            State::Ongoing => Ok(self.prepare(outcome, raises_epoch, new_producer_id)),
+            State::Ongoing => Ok(prepare()),
             State::Prepared(decided) if decided == outcome => Ok(End::Wait),
             State::Completed(ended) if is_repetition && ended == outcome => Ok(End::Done),
             // With version 2 a client may abort what it has not begun, for the sake of a new epoch.
             State::Empty | State::Completed(_)
                 if raises_epoch && !asks_again && outcome == Outcome::Abort =>
             {
-                Ok(self.prepare(outcome, raises_epoch, new_producer_id))
+                Ok(prepare())
             }
             State::Empty | State::Prepared(_) | State::Completed(_) => {
                 Err(ResponseError::InvalidTxnState)
@@ -305,19 +304,24 @@ impl Transaction {
         }
     }
 
-    fn prepare(&self, outcome: Outcome, raises_epoch: bool, new_producer_id: Option<i64>) -> End {
+    /// The end of the transaction by its own producer, which goes on. `None`: it needs a new producer id first.
+    fn prepare(
+        &self,
+        outcome: Outcome,
+        raises_epoch: bool,
+        new_producer_id: Option<i64>,
+    ) -> Option<Event> {
         let current = self.identity;
         if !raises_epoch {
             let (marker, identity) = (current.current(), current);
-            return End::Prepare(Event::Prepared { outcome, marker, identity });
+            return Some(Event::Prepared { outcome, marker, identity });
         }
         let raised = current.raised(current.epoch);
-        let identity = match (current.is_exhausted(), new_producer_id) {
-            (false, _) => raised,
-            (true, Some(id)) => current.replaced_by(id, current.epoch),
-            (true, None) => return End::NeedsProducerId,
+        let identity = match current.is_exhausted() {
+            false => raised,
+            true => current.replaced_by(new_producer_id?, current.epoch),
         };
-        End::Prepare(Event::Prepared { outcome, marker: raised.current(), identity })
+        Some(Event::Prepared { outcome, marker: raised.current(), identity })
     }
 
     /// Whether the transaction is open and past its time.
