@@ -1,7 +1,7 @@
 //! kaskade, a UI for Kafka in the terminal, used as a person does: by its keys, and by what stands on its screen.
 
 use std::fs;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
@@ -28,6 +28,9 @@ const SIZE: (&str, &str) = ("160", "60");
 
 /// What the program that runs in a terminal needs to know of its terminal, which stays as it was at the program's end.
 const TMUX: &str = "set-option -wg remain-on-exit on\nset-option -g status off\n";
+
+/// Writes how a program has ended into a file. tmux itself may never tell: its 3.3a was seen to leave a program that had ended unreaped for as long as it was watched.
+const TELL_STATUS: &str = r#""$@"; echo $? > status.part; mv status.part status"#;
 
 pub(super) fn kaskade(
     peer: &Peer,
@@ -175,6 +178,7 @@ impl Terminal {
         tmux.env("XDG_CONFIG_HOME", place).env("XDG_STATE_HOME", place);
         tmux.env_remove("KASKADE_SETTINGS");
         tmux.args(["new-session", "-d", "-x", SIZE.0, "-y", SIZE.1]);
+        tmux.args(["sh", "-c", TELL_STATUS, "sh"]);
         output(tmux.arg(&kaskade.program).args(arguments))?;
         Ok(terminal)
     }
@@ -231,8 +235,11 @@ impl Terminal {
 
     /// The program's exit status, if it has ended.
     fn ended(&self) -> Result<Option<String>, Error> {
-        let ended = self.ask(&["display-message", "-p", "#{pane_dead} #{pane_dead_status}"])?;
-        Ok(ended.trim().strip_prefix("1 ").map(str::to_owned))
+        match fs::read_to_string(self.place.join("status")) {
+            Ok(status) => Ok(Some(status.trim().to_owned())),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// End the program by its key, after which its log may hold no warning and no error.
