@@ -118,7 +118,7 @@ async fn healthz(State(shown): State<Arc<Shown>>) -> impl IntoResponse {
 }
 
 /// The status says whether the server serves, since that is what those who restart servers go by; the text says more. Uploads that
-/// fail are told there: until the log is full they keep nobody from reading and writing, and a restart does not mend them.
+/// fail are told there: until the log or its cache is full they keep nobody from reading and writing, and a restart does not mend them.
 pub(crate) fn health_of(store: &Store) -> (StatusCode, String) {
     if let Some(cause) = store.failure() {
         return (StatusCode::SERVICE_UNAVAILABLE, format!("failed: {cause}\n"));
@@ -128,10 +128,11 @@ pub(crate) fn health_of(store: &Store) -> (StatusCode, String) {
         return (StatusCode::OK, "ok\n".into());
     };
     let degraded = format!(
-        "degraded: uploads have been failing for {} s, {} in a row; {} of the write-ahead log are in use; the last error: {error}\n",
+        "degraded: uploads have been failing for {} s, {} in a row; {} of the write-ahead log and {} of the log cache hold what is not uploaded, and records are refused when one of them is full; the last error: {error}\n",
         elapsed.as_secs(),
         counted(failures, "attempt", "attempts"),
         usage(stats.wal.used_bytes, stats.wal.ring_bytes),
+        usage(stats.cache_pinned_bytes, stats.cache_bound_bytes),
     );
     (StatusCode::OK, degraded)
 }

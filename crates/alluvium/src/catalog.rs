@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Write};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use alluvium_stream::catalog::{Snapshot, export};
@@ -78,7 +79,9 @@ fn run_export(args: &ExportArgs) -> Result<(), Failure> {
         };
     };
     let failed = |error: io::Error| Failure::Failed(format!("{}: {error}", path.display()));
-    let mut file = BufWriter::new(File::create_new(path).map_err(failed)?);
+    // What is kept of passwords is in it.
+    let file = File::options().write(true).create_new(true).mode(0o600).open(path);
+    let mut file = BufWriter::new(file.map_err(failed)?);
     let written = export::export(&snapshot, &mut file).and_then(|crc32c| {
         file.flush()?;
         file.get_ref().sync_all()?;

@@ -5,6 +5,7 @@ use std::io::Read;
 use std::time::Duration;
 
 use alluvium_broker::{JwksSource, OauthConfig};
+use reqwest::Url;
 
 use crate::config::Oauth;
 use crate::units::Span;
@@ -18,14 +19,28 @@ pub(crate) fn broker_config(config: &Oauth) -> OauthConfig {
         config.clone();
     let keys = JwksSource::new(move || {
         let jwks = jwks.clone();
-        Box::pin(async move { read(&jwks).await.map_err(|error| format!("{jwks}: {error}")) })
+        Box::pin(async move {
+            let document = read(&jwks).await;
+            document.map_err(|error| format!("{}: {error}", without_secrets(&jwks)))
+        })
     });
     OauthConfig { keys, issuer, audience, principal_claim, scopes, clock_skew: skew }
 }
 
+/// A file as it is; of a URL neither the user nor the query, which may be what lets the server in there.
+fn without_secrets(jwks: &str) -> String {
+    if !jwks.starts_with("https://") {
+        return jwks.to_owned();
+    }
+    match Url::parse(jwks) {
+        Ok(url) => format!("{}{}", url.origin().ascii_serialization(), url.path()),
+        Err(error) => format!("the https:// URL ({error})"),
+    }
+}
+
 async fn read(jwks: &str) -> Result<Vec<u8>, String> {
     let document = if jwks.starts_with("https://") {
-        fetch(jwks).await.map_err(|error| error.to_string())?
+        fetch(jwks).await.map_err(|error| error.without_url().to_string())?
     } else {
         let file = jwks.to_owned();
         let read = tokio::task::spawn_blocking(move || read_file(&file)).await;
@@ -60,6 +75,24 @@ async fn fetch(url: &str) -> Result<Option<Vec<u8>>, reqwest::Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// They are logged whenever the document can not be read.
+    #[tokio::test]
+    async fn errors_tell_no_secret_of_the_url() {
+        let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = closed.local_addr().unwrap();
+        drop(closed);
+        for jwks in [
+            format!("https://me:SECRET@{address}/jwks?key=SECRET"),
+            format!("https://me:SECRET@{address}:1/jwks?key=SECRET"),
+        ] {
+            let error = read(&jwks).await.unwrap_err();
+            let told = format!("{}: {error}", without_secrets(&jwks));
+            assert!(!told.contains("SECRET"), "{told}");
+        }
+        assert_eq!(without_secrets("https://me:SECRET@a:8/b?c=SECRET#d"), "https://a:8/b");
+        assert_eq!(without_secrets("/etc/jwks?"), "/etc/jwks?");
+    }
 
     #[tokio::test]
     async fn a_file_that_is_too_large_or_has_no_end_is_refused() {

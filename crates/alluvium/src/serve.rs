@@ -9,6 +9,7 @@ use alluvium_broker::{
 };
 use alluvium_stream::{Opened, Recovery, Store};
 use prometheus_client::registry::Registry;
+use rustix::fs::Mode;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::address::HostPort;
@@ -41,6 +42,8 @@ const SAME_WISH: Duration = Duration::from_secs(1);
 pub(crate) fn run(options: ServeOptions) -> Result<(), Failure> {
     let config = ServeConfig::load(options).map_err(|error| Failure::Usage(error.to_string()))?;
     output::start_logging(&config.log)?;
+    // Whatever is created from here on, records and what is kept of passwords, is nobody else's on the machine.
+    rustix::process::umask(Mode::RWXG | Mode::RWXO);
     tracing::info!(
         "alluvium {}, node {}, data in {}",
         env!("CARGO_PKG_VERSION"),

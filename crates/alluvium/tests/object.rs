@@ -3,6 +3,7 @@
 mod support;
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -188,6 +189,7 @@ fn a_server_starts_on_a_catalog_that_was_exported_and_imported() {
     let directory = ["--data-dir", text(data.path())];
     let done = ok(&["catalog", "export", directory[0], directory[1], "--output", text(&export)]);
     contains(&done, &["1 object", "CRC32C", text(&export)]);
+    assert_eq!(fs::metadata(&export).unwrap().permissions().mode() & 0o777, 0o600);
     assert_eq!(files(data.path()).len(), 1);
     let printed = ok(&["catalog", "export", directory[0], directory[1]]);
     assert_eq!(printed, fs::read_to_string(&export).unwrap());

@@ -3,8 +3,10 @@
 mod support;
 
 use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 use alluvium_device::{OpenOptions, SharedDevice};
 use alluvium_stream::{Catalog, Change, RedbCatalog};
@@ -120,6 +122,31 @@ fn topics_survive_a_graceful_stop_and_a_kill() {
 }
 
 #[test]
+fn what_a_server_makes_is_its_users_alone() {
+    fn check(directory: &Path) {
+        for entry in fs::read_dir(directory).unwrap() {
+            let entry = entry.unwrap();
+            let (path, metadata) = (entry.path(), entry.metadata().unwrap());
+            assert_eq!(metadata.mode() & 0o077, 0, "{}", path.display());
+            if metadata.is_dir() {
+                check(&path);
+            }
+        }
+    }
+    let data = directory();
+    // One that was there keeps its rights, and what is made in it is private all the same.
+    fs::set_permissions(data.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let server =
+        Server::start(data.path(), &[&SMALL[..], &["--upload-interval", "100ms"]].concat());
+    ok(&["topic", "create", "orders", "--bootstrap", &server.kafka]);
+    assert_eq!(produce(&server.kafka, "orders", b"a record").unwrap(), 0);
+    while metric(&server, "alluvium_objects") == 0 {
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    check(data.path());
+}
+
+#[test]
 fn the_admin_port_shows_health_and_metrics() {
     let data = directory();
     let server = Server::start(data.path(), &SMALL);
@@ -167,7 +194,7 @@ fn uploads_that_fail_are_told_while_the_server_serves() {
     assert_eq!(produce(&server.kafka, "orders", b"a record").unwrap(), 0);
     let health = server.wait_for_health("degraded: ");
     assert_eq!(health.0, "HTTP/1.1 200 OK");
-    contains(&health.1, &["uploads", " in a row", "write-ahead log", "objects"]);
+    contains(&health.1, &["uploads", " in a row", "write-ahead log", "log cache", "objects"]);
     assert!(metric(&server, "alluvium_upload_failures_in_a_row") > 0);
     assert_eq!(produce(&server.kafka, "orders", b"another").unwrap(), 0);
 

@@ -155,7 +155,7 @@ pub(crate) struct ServeOptions {
     #[serde(deserialize_with = "from_text")]
     pub(crate) engine: Option<Engine>,
 
-    /// Memory for recent records: what is not uploaded yet, and behind it what tail readers want. Default 1GiB, 16MiB to 1TiB.
+    /// Memory for recent records: what is not uploaded yet (if the object store can not be reached, as much as this is taken, and no more), and behind it what tail readers want. Default 1GiB, 16MiB to 1TiB.
     #[arg(long, env = "ALLUVIUM_LOG_CACHE", value_name = "SIZE")]
     pub(crate) log_cache: Option<Size>,
 
