@@ -127,7 +127,7 @@ pub enum StartError {
     Store(#[from] StoreError),
 }
 
-/// What the store has to be opened with: derives the checkpoints of partitions (producer sequences) and of group offsets.
+/// What the store has to be opened with: derives the checkpoints of partitions (producer sequences) and of the state streams: committed offsets, members of groups, transactions, share partitions.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct BrokerFold;
 
@@ -222,7 +222,7 @@ impl Broker {
             large_answers: api::LargeAnswers::new(config.queued_request_bytes),
             fetch_budget: ByteBudget::new(config.queued_fetch_bytes.div_ceil(2)),
             late_fetch_budget: ByteBudget::new(config.queued_fetch_bytes / 2),
-            decompressions: Semaphore::new(CONCURRENT_DECOMPRESSIONS),
+            decompressions: Arc::new(Semaphore::new(CONCURRENT_DECOMPRESSIONS)),
             producer_ids: ProducerIds::new(store.clone()),
             sessions: Sessions::default(),
             metrics,
@@ -383,10 +383,9 @@ async fn forget_deleted_topics(groups: &Groups, topics: &Topics) {
 
 /// The stored cluster id; on the first start `configured`, or a new one, is stored.
 async fn cluster_id(store: &Store, configured: Option<&str>) -> Result<String, StartError> {
-    let stored = store.meta(CLUSTER_ID_KEY).into_iter().find(|(key, _)| key == CLUSTER_ID_KEY);
-    if let Some((key, value)) = stored {
+    if let Some(value) = store.meta_value(CLUSTER_ID_KEY) {
         let stored = String::from_utf8(value)
-            .map_err(|_| StartError::Metadata(format!("{key} is not text")))?;
+            .map_err(|_| StartError::Metadata(format!("{CLUSTER_ID_KEY} is not text")))?;
         return match configured {
             Some(configured) if configured != stored => {
                 Err(StartError::OtherCluster { stored, configured: configured.to_owned() })

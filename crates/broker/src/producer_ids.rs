@@ -32,10 +32,9 @@ impl ProducerIds {
     pub(crate) async fn allocate(&self) -> Result<i64, ApiError> {
         let mut reserved = self.reserved.lock().await;
         if reserved.is_empty() {
-            let stored = self.store.meta(META_KEY).into_iter().find(|(key, _)| key == META_KEY);
-            let first = match stored {
+            let first = match self.store.meta_value(META_KEY) {
                 None => 0,
-                Some((_, value)) => parse(&value).ok_or_else(|| {
+                Some(value) => parse(&value).ok_or_else(|| {
                     ApiError::Internal(format!("catalog entry {META_KEY} is not a number"))
                 })?,
             };

@@ -56,7 +56,7 @@ pub(crate) struct Server {
     pub(crate) fetch_budget: ByteBudget,
     /// For those that were read from objects.
     pub(crate) late_fetch_budget: ByteBudget,
-    pub(crate) decompressions: Semaphore,
+    pub(crate) decompressions: Arc<Semaphore>,
     pub(crate) stop: watch::Sender<bool>,
 }
 
@@ -98,8 +98,13 @@ impl Server {
         &self,
         look: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
-        let _one_of_few = self.decompressions.acquire().await;
-        let looked = tokio::task::spawn_blocking(look).await;
+        let one_of_few = self.decompressions.clone().acquire_owned().await;
+        // Who waits for it may be gone before it has ended.
+        let looked = tokio::task::spawn_blocking(move || {
+            let _one_of_few = one_of_few;
+            look()
+        });
+        let looked = looked.await;
         looked.map_err(|e| ApiError::Internal(format!("looking into a batch: {e}")))?
     }
 

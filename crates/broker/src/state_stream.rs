@@ -72,9 +72,8 @@ pub(crate) async fn open(
     key: &'static str,
     kind: u8,
 ) -> Result<StreamWriter, StateError> {
-    let found = store.meta(key).into_iter().find(|(found, _)| found == key);
-    let id = match found {
-        Some((_, value)) => parse_stream_id(key, &value)?,
+    let id = match store.meta_value(key) {
+        Some(value) => parse_stream_id(key, &value)?,
         None => create(store, key, kind).await?,
     };
     store.stream(id).ok_or(StateError::NoStream(id))?;

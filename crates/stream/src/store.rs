@@ -454,6 +454,11 @@ impl Store {
         with_prefix.map(|(key, value)| (key.clone(), value.clone())).collect()
     }
 
+    /// The metadata under this very key.
+    pub fn meta_value(&self, key: &str) -> Option<Vec<u8>> {
+        self.shared.meta.read().get(key).cloned()
+    }
+
     /// Resolves when space may have become free since the last append that found none, or the store has failed or closed. Used
     /// after [`crate::AppendError::Full`]: await it, then try again; an event between the two is not lost. There is no order among
     /// those who wait: a batch that needs much room at once may have to try again while small ones take it.

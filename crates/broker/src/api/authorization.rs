@@ -3,21 +3,12 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use kafka_protocol::error::ResponseError;
-use kafka_protocol::messages::{
-    ConsumerGroupDescribeRequest, ConsumerGroupDescribeResponse, ConsumerGroupHeartbeatRequest,
-    ConsumerGroupHeartbeatResponse, DescribeGroupsRequest, DescribeGroupsResponse, GroupId,
-    HeartbeatRequest, HeartbeatResponse, JoinGroupRequest, JoinGroupResponse, LeaveGroupRequest,
-    LeaveGroupResponse, ListGroupsRequest, ListGroupsResponse, OffsetCommitRequest,
-    OffsetCommitResponse, SyncGroupRequest, SyncGroupResponse, TopicName,
-    consumer_group_describe_response, describe_groups_response, offset_commit_response,
-};
-use kafka_protocol::protocol::StrBytes;
+use kafka_protocol::messages::{GroupId, TopicName};
 use uuid::Uuid;
 
 use super::Context;
 use crate::errors::ApiError;
-use crate::groups::{ClientInfo, ConsumerTimes, See, Sight};
+use crate::groups::{See, Sight};
 use crate::security::{Authorizer, Operation, Principal, Resource, ResourceType, Who};
 use crate::topics::{Topic, TopicRef};
 
@@ -54,7 +45,7 @@ impl Context {
     }
 
     /// Which topics the client may know of, also later.
-    fn sight(&self) -> Sight {
+    pub(super) fn sight(&self) -> Sight {
         let see = |authorizer: &Arc<Authorizer>| {
             let principal = self.peer.principal().unwrap_or_else(Principal::anonymous);
             let principal = principal.as_str().to_owned();
@@ -167,206 +158,4 @@ impl See for Viewer {
         let who = Who { principal: &self.principal, host: &self.host };
         self.authorizer.allows(&who, Operation::Describe, Resource::Topic(topic))
     }
-}
-
-// Of the APIs of groups, which know nothing of clients' rights, nor of the room that there is for answers.
-
-/// What a member takes in an answer beside what it says, at most.
-const MEMBER_BYTES: usize = 16;
-
-/// As Kafka says it of a group with topics that its describer may not see, and tells nothing else of it.
-pub(super) const UNSEEN_TOPICS: &str =
-    "The group has described topic(s) that the client is not authorized to describe.";
-
-/// There is no room for the answer: its client asks again a little later.
-const NO_ROOM: ResponseError = ResponseError::CoordinatorNotAvailable;
-
-pub(super) async fn join(cx: &Context, request: JoinGroupRequest) -> JoinGroupResponse {
-    let refused = |code| {
-        JoinGroupResponse::default()
-            .with_error_code(code)
-            .with_protocol_name((cx.version < 7).then(Default::default))
-    };
-    let code = cx.group_code(Operation::Read, &request.group_id);
-    if code != 0 {
-        return refused(code);
-    }
-    let client = ClientInfo { sight: cx.sight(), ..cx.client.clone() };
-    let joined = cx.server.groups.join(&client, &request, cx.version, &cx.server.topics);
-    drop((client, request));
-    cx.keep_elements(0).await;
-    let response = joined.await;
-    let members = response.members.iter();
-    let bytes = members.map(|member| {
-        let instance_id = member.group_instance_id.as_ref().map_or(0, |id| id.len());
-        member.metadata.len() + member.member_id.len() + instance_id + MEMBER_BYTES
-    });
-    match cx.make_room(bytes.sum()).await {
-        true => response,
-        false => refused(NO_ROOM.code()).with_member_id(response.member_id),
-    }
-}
-
-pub(super) async fn heartbeat(cx: &Context, request: HeartbeatRequest) -> HeartbeatResponse {
-    match cx.group_code(Operation::Read, &request.group_id) {
-        0 => cx.server.groups.heartbeat(request).await,
-        code => HeartbeatResponse::default().with_error_code(code),
-    }
-}
-
-pub(super) async fn leave(cx: &Context, request: LeaveGroupRequest) -> LeaveGroupResponse {
-    match cx.group_code(Operation::Read, &request.group_id) {
-        0 => cx.server.groups.leave(request, cx.version).await,
-        code => LeaveGroupResponse::default().with_error_code(code),
-    }
-}
-
-pub(super) async fn sync(cx: &Context, request: SyncGroupRequest) -> SyncGroupResponse {
-    match cx.group_code(Operation::Read, &request.group_id) {
-        0 => {
-            let synced = cx.server.groups.sync(&request, cx.version);
-            drop(request);
-            cx.keep_elements(0).await;
-            let response = synced.await;
-            match cx.make_room(response.assignment.len()).await {
-                true => response,
-                false => SyncGroupResponse::default().with_error_code(NO_ROOM.code()),
-            }
-        }
-        code => SyncGroupResponse::default().with_error_code(code),
-    }
-}
-
-/// `is_meant` says of a topic with a name from the request whether it is the one that is committed for.
-pub(super) async fn offset_commit(
-    cx: &Context,
-    request: OffsetCommitRequest,
-    is_meant: impl Fn(&Topic) -> bool + Send,
-) -> OffsetCommitResponse {
-    let code = cx.group_code(Operation::Read, &request.group_id);
-    if code != 0 {
-        use offset_commit_response::*;
-        let topics = request.topics.into_iter().map(|topic| {
-            let partition = |index: i32| {
-                OffsetCommitResponsePartition::default()
-                    .with_partition_index(index)
-                    .with_error_code(code)
-            };
-            let partitions = topic.partitions.iter().map(|p| partition(p.partition_index));
-            OffsetCommitResponseTopic::default()
-                .with_partitions(partitions.collect())
-                .with_name(topic.name)
-        });
-        return OffsetCommitResponse::default().with_topics(topics.collect());
-    }
-    let readable = |topic: &str| cx.authorize(Operation::Read, Resource::Topic(topic));
-    let names = request.topics.iter().map(|topic| topic.name.clone()).collect();
-    let exists = cx.readable_partitions(names, is_meant);
-    let view = cx.server.topics.view();
-    let mut response = cx.server.groups.offset_commit(request, cx.version, &view, exists).await;
-    // To a group that did not take the request it is of no interest which topics there are.
-    let unknown = ApiError::UnknownTopicOrPartition.code();
-    for topic in &mut response.topics {
-        if let Err(error) = readable(&topic.name) {
-            for partition in topic.partitions.iter_mut().filter(|p| p.error_code == unknown) {
-                partition.error_code = error.code();
-            }
-        }
-    }
-    response
-}
-
-pub(super) async fn describe_groups(
-    cx: &Context,
-    mut request: DescribeGroupsRequest,
-) -> DescribeGroupsResponse {
-    let with_operations = request.include_authorized_operations;
-    let refused = cx.take_refused(Operation::Describe, &mut request.groups);
-    let mut response = cx.server.groups.describe(request, cx.version).await;
-    if with_operations {
-        for group in response.groups.iter_mut().filter(|group| group.error_code == 0) {
-            let operations = cx.authorized_operations(Resource::Group(&group.group_id));
-            group.authorized_operations = operations;
-        }
-    }
-    response.groups.extend(refused.into_iter().map(|(group, code)| {
-        describe_groups_response::DescribedGroup::default()
-            .with_group_id(group)
-            .with_error_code(code)
-            .with_error_message(None)
-    }));
-    response
-}
-
-/// Topics that are named must be the client's to describe; of those that a regular expression finds it gets those that are.
-pub(super) async fn consumer_heartbeat(
-    cx: &Context,
-    request: ConsumerGroupHeartbeatRequest,
-) -> ConsumerGroupHeartbeatResponse {
-    let names = request.subscribed_topic_names.iter().flatten();
-    let code = cx.member_code(&request.group_id, names);
-    if code != 0 {
-        return ConsumerGroupHeartbeatResponse::default().with_error_code(code);
-    }
-    let time = |name| cx.server.configs.group_time(&request.group_id, name);
-    let times = ConsumerTimes {
-        session_timeout: time("consumer.session.timeout.ms"),
-        heartbeat_interval: time("consumer.heartbeat.interval.ms"),
-    };
-    let client = ClientInfo { sight: cx.sight(), ..cx.client.clone() };
-    let topics = &cx.server.topics;
-    cx.server.groups.consumer_heartbeat(client, request, cx.version, topics, times).await
-}
-
-pub(super) async fn consumer_describe(
-    cx: &Context,
-    mut request: ConsumerGroupDescribeRequest,
-) -> ConsumerGroupDescribeResponse {
-    let with_operations = request.include_authorized_operations;
-    let refused = cx.take_refused(Operation::Describe, &mut request.group_ids);
-    let topics = cx.server.topics.view();
-    let mut response = cx.server.groups.consumer_describe(request, cx.version, &topics).await;
-    if cx.server.authorizer.is_some() {
-        let sees = |name: &str| cx.may(Operation::Describe, Resource::Topic(name));
-        for group in &mut response.groups {
-            let is_unseen = group
-                .members
-                .iter()
-                .flat_map(|member| [&member.assignment, &member.target_assignment])
-                .flat_map(|assignment| &assignment.topic_partitions)
-                .any(|topic| !sees(&topic.topic_name));
-            if is_unseen {
-                *group = consumer_group_describe_response::DescribedGroup::default()
-                    .with_group_id(group.group_id.clone())
-                    .with_error_code(ResponseError::TopicAuthorizationFailed.code())
-                    .with_error_message(Some(StrBytes::from_static_str(UNSEEN_TOPICS)));
-            }
-            for member in &mut group.members {
-                member.subscribed_topic_names.retain(|name| sees(name));
-            }
-        }
-    }
-    if with_operations {
-        for group in response.groups.iter_mut().filter(|group| group.error_code == 0) {
-            let operations = cx.authorized_operations(Resource::Group(&group.group_id));
-            group.authorized_operations = operations;
-        }
-    }
-    response.groups.extend(refused.into_iter().map(|(group, code)| {
-        consumer_group_describe_response::DescribedGroup::default()
-            .with_group_id(group)
-            .with_error_code(code)
-    }));
-    response
-}
-
-/// Who may describe the cluster sees all groups, others those that they may describe.
-pub(super) async fn list_groups(cx: &Context, request: ListGroupsRequest) -> ListGroupsResponse {
-    let mut response = cx.server.groups.list(request, cx.version).await;
-    if !cx.may(Operation::Describe, Resource::Cluster) {
-        response
-            .groups
-            .retain(|group| cx.may(Operation::Describe, Resource::Group(&group.group_id)));
-    }
-    response
 }

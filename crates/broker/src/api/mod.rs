@@ -16,6 +16,7 @@ mod describe_quorum;
 mod describe_topic_partitions;
 mod fetch;
 mod find_coordinator;
+mod groups;
 mod held;
 mod init_producer_id;
 mod large;
@@ -169,14 +170,14 @@ pub(crate) static APIS: &[Api] = &[
     api!(FindCoordinator, 0..=6, FIND_COORDINATOR, |cx, request| find_coordinator::handle(
         &cx, request
     )),
-    api!(JoinGroup, 0..=9, JOIN_GROUP, |cx, request| authorization::join(&cx, request)),
-    api!(Heartbeat, 0..=4, HEARTBEAT, |cx, request| authorization::heartbeat(&cx, request)),
-    api!(LeaveGroup, 0..=5, LEAVE_GROUP, |cx, request| authorization::leave(&cx, request)),
-    api!(SyncGroup, 0..=5, SYNC_GROUP, |cx, request| authorization::sync(&cx, request)),
-    api!(DescribeGroups, 0..=6, DESCRIBE_GROUPS, |cx, request| authorization::describe_groups(
+    api!(JoinGroup, 0..=9, JOIN_GROUP, |cx, request| groups::join(&cx, request)),
+    api!(Heartbeat, 0..=4, HEARTBEAT, |cx, request| groups::heartbeat(&cx, request)),
+    api!(LeaveGroup, 0..=5, LEAVE_GROUP, |cx, request| groups::leave(&cx, request)),
+    api!(SyncGroup, 0..=5, SYNC_GROUP, |cx, request| groups::sync(&cx, request)),
+    api!(DescribeGroups, 0..=6, DESCRIBE_GROUPS, |cx, request| groups::describe_groups(
         &cx, request
     )),
-    api!(ListGroups, 0..=5, LIST_GROUPS, |cx, request| authorization::list_groups(&cx, request)),
+    api!(ListGroups, 0..=5, LIST_GROUPS, |cx, request| groups::list_groups(&cx, request)),
     api!(SaslHandshake, 0..=1, SASL_HANDSHAKE, sasl::handshake),
     api!(ApiVersions, 0..=4, API_VERSIONS, |cx, request| api_versions::handle(&cx, request)),
     api!(CreateTopics, 2..=7, CREATE_TOPICS, |cx, request| create_topics::handle(&cx, request)),
@@ -252,10 +253,10 @@ pub(crate) static APIS: &[Api] = &[
         &cx, request
     )),
     api!(ConsumerGroupHeartbeat, 0..=1, CONSUMER_GROUP_HEARTBEAT, |cx, request| {
-        authorization::consumer_heartbeat(&cx, request)
+        groups::consumer_heartbeat(&cx, request)
     }),
     api!(ConsumerGroupDescribe, 0..=1, CONSUMER_GROUP_DESCRIBE, |cx, request| {
-        authorization::consumer_describe(&cx, request)
+        groups::consumer_describe(&cx, request)
     }),
     api!(ShareGroupHeartbeat, 1..=1, SHARE_GROUP_HEARTBEAT, |cx, request| share::heartbeat(
         &cx, request

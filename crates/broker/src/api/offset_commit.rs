@@ -6,7 +6,7 @@ use kafka_protocol::messages::{OffsetCommitResponse, TopicName};
 use kafka_protocol::protocol::StrBytes;
 use uuid::Uuid;
 
-use super::{Answer, Context, Refused, authorization};
+use super::{Answer, Context, Refused, groups};
 use crate::groups::TopicsView;
 use crate::topics::Topic;
 use crate::wire::offsets::{OffsetCommit, OffsetCommitted};
@@ -24,7 +24,7 @@ pub(super) async fn handle(cx: Context, body: Bytes) -> Result<Answer, Refused> 
 async fn committed(cx: &Context, request: OffsetCommit) -> OffsetCommitted {
     let OffsetCommit { mut body, topic_ids } = request;
     if cx.version < FIRST_WITH_TOPIC_IDS {
-        let body = authorization::offset_commit(cx, body, |_| true).await;
+        let body = groups::offset_commit(cx, body, |_| true).await;
         return OffsetCommitted { body, topic_ids };
     }
     // All at one moment, so that no two ids have the same name.
@@ -37,7 +37,7 @@ async fn committed(cx: &Context, request: OffsetCommit) -> OffsetCommitted {
     }
     // Offsets are kept by name, and another topic may have it since then.
     let is_meant = |topic: &Topic| view.name(topic.id).is_some();
-    let mut body = authorization::offset_commit(cx, body, is_meant).await;
+    let mut body = groups::offset_commit(cx, body, is_meant).await;
     tell_unknown(&mut body, &topic_ids, &cx.server.topics.view());
     OffsetCommitted { body, topic_ids }
 }

@@ -16,7 +16,7 @@ use kafka_protocol::messages::{
 use kafka_protocol::protocol::StrBytes;
 use tokio::time::{Instant, timeout_at};
 
-use super::authorization::UNSEEN_TOPICS;
+use super::groups::UNSEEN_TOPICS;
 use super::{Answer, Context, Refused};
 use crate::errors::ApiError;
 use crate::groups::share::{

@@ -2,7 +2,6 @@
 
 use std::collections::HashSet;
 
-use bytes::Buf;
 use kafka_protocol::error::ResponseError;
 use kafka_protocol::messages::offset_delete_request::OffsetDeleteRequestPartition;
 use kafka_protocol::messages::offset_delete_response::{
@@ -11,15 +10,13 @@ use kafka_protocol::messages::offset_delete_response::{
 use kafka_protocol::messages::{OffsetDeleteRequest, OffsetDeleteResponse};
 
 use super::commits::Blocked;
+use super::embedded;
 use super::group::{Description, State};
 use super::live::LiveGroup;
 use super::offset_log::Prepared;
 use super::offsets::Record;
 use super::{Groups, Shared};
 use crate::state_table::MAX_STRING_BYTES;
-
-/// The protocol type of groups whose members say which topics they read.
-const CONSUMER: &str = "consumer";
 
 /// Which topics the members of a group read.
 pub(super) enum Reads {
@@ -122,11 +119,13 @@ impl Reads {
         match group.state {
             State::Dead => Err(ResponseError::GroupIdNotFound),
             State::Empty => Ok(Self::These(HashSet::new())),
-            _ if group.protocol_type.as_str() != CONSUMER => Err(ResponseError::NonEmptyGroup),
+            _ if group.protocol_type.as_str() != embedded::CONSUMER => {
+                Err(ResponseError::NonEmptyGroup)
+            }
             State::Stable => {
                 let mut topics = HashSet::new();
                 for member in &group.members {
-                    match subscription(&member.metadata) {
+                    match embedded::read_topics(&member.metadata) {
                         Some(subscribed) => topics.extend(subscribed),
                         None => return Ok(Self::Unknown),
                     }
@@ -142,35 +141,5 @@ impl Reads {
             Self::These(topics) => topics.contains(topic),
             Self::Unknown => true,
         }
-    }
-}
-
-/// The topics that a consumer says it reads: behind the version, the first field in each of them.
-fn subscription(mut metadata: &[u8]) -> Option<Vec<String>> {
-    metadata.try_get_i16().ok()?;
-    let count = metadata.try_get_i32().ok()?;
-    let mut topics = Vec::new();
-    for _ in 0..count {
-        let len_bytes = usize::try_from(metadata.try_get_i16().ok()?).ok()?;
-        let (name, rest) = metadata.split_at_checked(len_bytes)?;
-        topics.push(str::from_utf8(name).ok()?.to_owned());
-        metadata = rest;
-    }
-    Some(topics)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn subscriptions_are_read_as_far_as_they_are_there() {
-        let bytes = b"\x00\x01\x00\x00\x00\x02\x00\x01a\x00\x02bc\xff\xff\xff\xff";
-        assert_eq!(subscription(bytes), Some(vec!["a".into(), "bc".into()]));
-        for cut in 0..13 {
-            assert_eq!(subscription(&bytes[..cut]), None, "{cut}");
-        }
-        assert_eq!(subscription(b"\x00\x00\x7f\xff\xff\xff\x00\x01a"), None);
-        assert_eq!(subscription(b"\x00\x00\x00\x00\x00\x01\xff\xff"), None);
     }
 }

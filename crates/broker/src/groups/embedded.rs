@@ -1,5 +1,5 @@
 //! What consumers write into the metadata and the assignments of the classic protocol (Kafka's `ConsumerProtocolSubscription` and
-//! `ConsumerProtocolAssignment`): only groups that change their type are looked into.
+//! `ConsumerProtocolAssignment`): only groups that change their type are looked into, and those of which offsets are deleted.
 //!
 //! Read by hand: the decoders of `kafka-protocol` allocate what a length claims, and these bytes no shape has been held against.
 
@@ -26,7 +26,7 @@ impl Subscription {
     /// `None` if it is none.
     pub(super) fn read(bytes: &[u8]) -> Option<Self> {
         let mut input = Input(bytes);
-        let version = input.i16().filter(|version| *version >= 0)?;
+        let version = input.version()?;
         let topics = input.list(Input::string)?.into_iter().collect();
         input.user_data()?;
         let mut subscription = Self { topics, ..Self::default() };
@@ -50,13 +50,20 @@ impl Subscription {
     }
 }
 
+/// The topics of a [`Subscription`], whatever there is behind them. `None` if it is none.
+pub(super) fn read_topics(bytes: &[u8]) -> Option<Vec<String>> {
+    let mut input = Input(bytes);
+    input.version()?;
+    input.list(Input::string)
+}
+
 /// What a leader has assigned to a member; `None` if it is something else. Nothing at all is no partitions.
 pub(super) fn read_assignment(bytes: &[u8], topics: &TopicsView) -> Option<Assignment> {
     if bytes.is_empty() {
         return Some(Assignment::new());
     }
     let mut input = Input(bytes);
-    input.i16().filter(|version| *version >= 0)?;
+    input.version()?;
     Some(by_id(&input.list(Input::topic)?, topics))
 }
 
@@ -100,6 +107,10 @@ fn by_id(named: &[(String, Vec<i32>)], topics: &TopicsView) -> Assignment {
 struct Input<'a>(&'a [u8]);
 
 impl Input<'_> {
+    fn version(&mut self) -> Option<i16> {
+        self.i16().filter(|version| *version >= 0)
+    }
+
     fn i16(&mut self) -> Option<i16> {
         let (head, rest) = self.0.split_first_chunk()?;
         self.0 = rest;
@@ -166,6 +177,17 @@ mod tests {
 
     fn text(text: &str) -> StrBytes {
         StrBytes::from_string(text.to_owned())
+    }
+
+    #[test]
+    fn topics_are_read_as_far_as_they_are_there() {
+        let bytes = b"\x00\x01\x00\x00\x00\x02\x00\x01a\x00\x02bc\xff\xff\xff\xff";
+        assert_eq!(read_topics(bytes), Some(vec!["a".into(), "bc".into()]));
+        for cut in 0..13 {
+            assert_eq!(read_topics(&bytes[..cut]), None, "{cut}");
+        }
+        assert_eq!(read_topics(b"\x00\x00\x7f\xff\xff\xff\x00\x01a"), None);
+        assert_eq!(read_topics(b"\x00\x00\x00\x00\x00\x01\xff\xff"), None);
     }
 
     #[test]

@@ -57,9 +57,8 @@ struct Cleaned {
 
 impl Cleaned {
     fn of(store: &Store, stream: StreamId) -> Self {
-        let key = meta_key(stream);
-        let stored = store.meta(&key).into_iter().find(|(found, _)| *found == key);
-        stored.map(|(_, value)| Self::decode(&value)).unwrap_or_default()
+        let stored = store.meta_value(&meta_key(stream));
+        stored.map(|value| Self::decode(&value)).unwrap_or_default()
     }
 
     fn decode(value: &[u8]) -> Self {

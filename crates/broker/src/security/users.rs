@@ -76,9 +76,8 @@ impl Users {
             let credential = serde_json::from_slice(&value).map_err(|_| damaged())?;
             table.insert((user.into(), hash.ok_or_else(damaged)?), Arc::new(credential));
         }
-        let found = store.meta(DECOY_KEY).into_iter().find(|(key, _)| key == DECOY_KEY);
-        let secret = match found {
-            Some((_, secret)) => secret,
+        let secret = match store.meta_value(DECOY_KEY) {
+            Some(secret) => secret,
             None => {
                 let secret = random::<32>()?.to_vec();
                 let change = Change::PutMeta { key: DECOY_KEY.into(), value: secret.clone() };

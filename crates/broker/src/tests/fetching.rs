@@ -475,3 +475,27 @@ async fn clients_of_before_zstd_get_none() {
         assert_eq!(got, expected, "version {version}");
     }
 }
+
+/// Who asks again and again and goes would have as many batches decompressed at the same time as it likes.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_look_into_a_batch_counts_until_it_has_ended() {
+    let server = TestServer::start().await;
+    let server = server.server();
+    let free = server.decompressions.available_permits();
+    let (go_on, may_go_on) = std::sync::mpsc::channel::<()>();
+    let (begun, has_begun) = tokio::sync::oneshot::channel();
+    let look = server.look_into(move || {
+        begun.send(()).unwrap();
+        let _gone = may_go_on.recv();
+        Ok(())
+    });
+    tokio::select! {
+        _ = look => panic!("it waits"),
+        begun = has_begun => begun.unwrap(),
+    }
+    assert_eq!(server.decompressions.available_permits(), free - 1);
+    drop(go_on);
+    while server.decompressions.available_permits() < free {
+        sleep(Duration::from_millis(1)).await;
+    }
+}
