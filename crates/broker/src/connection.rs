@@ -4,7 +4,7 @@
 //! happens later, beside the handling of the requests behind it: its response holds its place in the queue of responses.
 //! It is given up some time after the client has closed its side, also where there is no place for more responses and nothing is read; what is in line becomes durable all the same.
 //! A handler is not cancelled when the client has gone, only when a stopping server has waited for its whole grace period: but for those that
-//! only read or wait, so that nobody reads objects for a client that is not there, and its connection is free for others.
+//! may wait long and do no harm half done ([`api::may_be_given_up`]), so that nobody reads objects for a client that is not there, and its connection is free for others.
 
 mod frame;
 mod sides;
@@ -171,7 +171,7 @@ async fn talk(
     let (read_end, write_end) = tokio::join!(read, write_all(server, writer, queue, given_up));
     // At the end of the server all locks are forgotten: nobody has failed with a record.
     if !server.is_stopping() {
-        server.groups.shares().disconnected(peer.connection());
+        server.groups.shares().disconnected(peer.connection()).await;
     }
     write_end.err().unwrap_or(read_end)
 }
@@ -196,7 +196,7 @@ async fn read_all(
             Err(end) => return end,
         };
         let received = Instant::now();
-        let may_be_given_up = api::may_be_given_up(&frame.bytes);
+        let may_be_given_up = !peer.sends_bare_message() && api::may_be_given_up(&frame.bytes);
         let served = tokio::select! {
             biased;
             served = api::serve(server, peer, frame) => served,

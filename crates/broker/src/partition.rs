@@ -262,7 +262,7 @@ impl Partition {
     /// The same for a marker that is not the coordinator's.
     ///
     /// # Errors
-    /// Besides these, INVALID_PRODUCER_EPOCH: the producer has come with a newer epoch since.
+    /// Besides these, INVALID_PRODUCER_EPOCH: the producer has come with a newer epoch since; INVALID_REQUEST: there can be no such producer.
     pub(crate) fn append_foreign_marker(
         &self,
         producer_id: i64,
@@ -277,6 +277,10 @@ impl Partition {
                 got,
                 current,
             }));
+        }
+        if producer_id < 0 || epoch < 0 {
+            let reason = format!("no producer has id {producer_id} and epoch {epoch}");
+            return Err(NotAdmitted::Refused(ApiError::InvalidRequest(reason)));
         }
         Ok(self.append_marker_to(&mut producers, producer_id, epoch, outcome)?)
     }

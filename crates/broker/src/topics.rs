@@ -93,6 +93,8 @@ struct Maps {
     /// Names by what they look like in metrics.
     by_metric_name: HashMap<String, Arc<str>>,
     partitions: usize,
+    /// Not to be found any more, while their deletion is not durable yet: after a crash they may be there again. Few at a time.
+    doomed: Vec<Arc<Topic>>,
     /// Grows with every change.
     version: u64,
 }
@@ -115,6 +117,19 @@ impl Maps {
         }
         self.by_id.remove(&topic.id);
         self.by_metric_name.remove(&metric_name(&topic.name));
+    }
+
+    fn doom(&mut self, topic: &Arc<Topic>) {
+        self.remove(topic);
+        self.doomed.push(topic.clone());
+    }
+
+    /// The deletion of a doomed topic is durable, or has failed.
+    fn settle(&mut self, topic: &Arc<Topic>, is_deleted: bool) {
+        self.doomed.retain(|doomed| doomed.id != topic.id);
+        if !is_deleted {
+            self.insert(topic);
+        }
     }
 }
 
@@ -199,6 +214,20 @@ impl Topics {
             TopicRef::Name(name) => self.by_name(name),
             TopicRef::Id(id) => self.by_id(*id),
         }
+    }
+
+    /// The topic with this id, also if its deletion is not durable yet: for what is made durable meanwhile, and has to fit a start after which the topic is there.
+    pub(crate) fn stored_by_id(&self, id: Uuid) -> Option<Arc<Topic>> {
+        let maps = self.maps.read();
+        let doomed = || maps.doomed.iter().find(|topic| topic.id == id);
+        maps.by_id.get(&id).or_else(doomed).cloned()
+    }
+
+    /// The same by its name.
+    pub(crate) fn stored_by_name(&self, name: &str) -> Option<Arc<Topic>> {
+        let maps = self.maps.read();
+        let doomed = || maps.doomed.iter().find(|topic| *topic.name == *name);
+        maps.by_name.get(name).or_else(doomed).cloned()
     }
 
     /// Whether there is such a partition.
@@ -371,11 +400,10 @@ impl Topics {
         changes.extend(topic.partitions.iter().map(cleaned).map(Change::DeleteMeta));
         changes.push(Change::DeleteMeta(meta_key(&topic.name)));
         // Before the streams go: who waits for their records is woken by that, and must find no topic then.
-        self.maps.write().remove(&topic);
-        if let Err(error) = self.store.commit(changes).await {
-            self.maps.write().insert(&topic);
-            return Err(error.into());
-        }
+        self.maps.write().doom(&topic);
+        let deleted = self.store.commit(changes).await;
+        self.maps.write().settle(&topic, deleted.is_ok());
+        deleted?;
         Ok(topic)
     }
 

@@ -29,7 +29,7 @@ pub(super) async fn groups(cx: &Context, mut request: DeleteGroupsRequest) -> De
 /// The group goes first, since it may turn out that it has members. A transaction that ends before its offsets are forgotten brings it back, so it is
 /// deleted once more then.
 async fn delete_group(cx: &Context, group: &str) -> Result<(), ResponseError> {
-    let had_some = !cx.server.groups.pending().partitions(group).is_empty();
+    let had_some = cx.server.groups.pending().has_partitions(group);
     match cx.server.groups.delete_group(group).await {
         // An earlier attempt has come no further.
         Err(ResponseError::GroupIdNotFound) if had_some => {}
@@ -52,7 +52,7 @@ pub(super) async fn offsets(cx: &Context, request: OffsetDeleteRequest) -> Offse
     let readable = |topic: &str| cx.authorize(Operation::Read, Resource::Topic(topic));
     let names = request.topics.iter().map(|topic| topic.name.clone()).collect();
     let exists = cx.readable_partitions(names, |_| true);
-    let had_some = !cx.server.groups.pending().partitions(&request.group_id).is_empty();
+    let had_some = cx.server.groups.pending().has_partitions(&request.group_id);
     let again = had_some.then(|| request.clone());
     let mut response = cx.server.groups.offset_delete(request, &exists).await;
     if let Some(request) = again.filter(|_| response.error_code == 0) {

@@ -1,5 +1,6 @@
 //! DeleteTopics, by name or by id.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use kafka_protocol::messages::delete_topics_request::DeleteTopicState;
@@ -21,7 +22,7 @@ pub(super) async fn handle(cx: &Context, request: DeleteTopicsRequest) -> Delete
         .into_iter()
         .map(|name| DeleteTopicState::default().with_name(Some(name)));
     let mut responses = Vec::new();
-    let mut deleted = Vec::new();
+    let (mut names, mut ids) = (Vec::new(), HashSet::new());
     for doomed in by_name.chain(request.topics) {
         let mut result = DeletableTopicResult::default()
             .with_name(doomed.name.clone())
@@ -31,7 +32,8 @@ pub(super) async fn handle(cx: &Context, request: DeleteTopicsRequest) -> Delete
             Ok(topic) => {
                 result.name = Some(StrBytes::from_string(topic.name.to_string()).into());
                 result.topic_id = topic.id;
-                deleted.push(topic.name.to_string());
+                names.push(topic.name.to_string());
+                ids.insert(topic.id);
             }
             Err(error) => {
                 result.error_code = error.code();
@@ -40,14 +42,14 @@ pub(super) async fn handle(cx: &Context, request: DeleteTopicsRequest) -> Delete
         }
         responses.push(result);
     }
-    let exists = |name: &str| cx.server.topics.by_name(name).is_ok();
-    if let Err(error) = cx.server.groups.forget_missing_topics(&deleted, exists).await {
+    // Other topics may be on their way out at this moment, and be there again after a crash: they are left to who deletes them.
+    let exists = |name: &str| cx.server.topics.stored_by_name(name).is_some();
+    if let Err(error) = cx.server.groups.forget_missing_topics(&names, exists).await {
         // They take room until the next start, and are forgotten before there is another topic of the name.
-        tracing::warn!(topics = ?deleted, %error, "committed offsets of deleted topics could not be dropped");
+        tracing::warn!(topics = ?names, %error, "committed offsets of deleted topics could not be dropped");
     }
-    if !deleted.is_empty() {
-        let exists = |id| cx.server.topics.by_id(id).is_ok();
-        cx.server.groups.shares().forget_missing_topics(exists);
+    if !ids.is_empty() {
+        cx.server.groups.shares().forget_missing_topics(|id| !ids.contains(&id));
     }
     DeleteTopicsResponse::default().with_responses(responses)
 }

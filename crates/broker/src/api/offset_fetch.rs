@@ -215,8 +215,9 @@ async fn fetch(cx: &Context, request: OffsetFetchRequest) -> OffsetFetchResponse
 /// By group, the partitions for which a transaction that has not ended has an offset.
 fn pending(cx: &Context, request: &OffsetFetchRequest) -> HashMap<String, BTreeSet<(String, i32)>> {
     let named = request.groups.iter().map(|group| &group.group_id).chain([&request.group_id]);
-    let pending =
-        named.map(|group| (group.to_string(), cx.server.groups.pending().partitions(group)));
+    // A group may be named a million times.
+    let pending = once(named, |group| *group)
+        .map(|group| (group.to_string(), cx.server.groups.pending().partitions(group)));
     pending.filter(|(_, partitions)| !partitions.is_empty()).collect()
 }
 

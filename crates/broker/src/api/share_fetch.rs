@@ -97,13 +97,19 @@ async fn answer(
         forgotten.flat_map(|t| t.partitions.iter().map(|p| (t.topic_id, *p))).collect();
     let mut missing = take_missing(cx, &mut added);
     let sessions = &cx.server.groups.shares().sessions;
-    let (step, mut partitions) = sessions.fetch(
+    let fetched = sessions.fetch(
         &member.session,
         body.share_session_epoch,
         cx.peer.connection(),
         &added,
         &forgotten,
-    )?;
+    );
+    if let Err(ApiError::ShareSessionLimit(_)) = fetched {
+        // A session that grows too large has ended.
+        let ShareSession { group, member } = &member.session;
+        cx.server.groups.shares().release(group, member, Return::Lost);
+    }
+    let (step, mut partitions) = fetched?;
     let released = member.released_at_the_end(cx, step);
     // Of topics that were deleted since.
     let gone = take_missing(cx, &mut partitions);

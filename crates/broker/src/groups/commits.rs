@@ -268,9 +268,9 @@ impl Groups {
     ) -> Result<(), GroupsError> {
         let forget = || {
             Ok(self.shared.log.append_chosen(|tail| {
+                let may_have = tail.may_have_topics();
                 let missing = |name: &&String| {
-                    // The log is asked last: it looks through all groups.
-                    name.len() <= MAX_STRING_BYTES && !exists(name) && tail.may_have_topic(name)
+                    name.len() <= MAX_STRING_BYTES && may_have(name) && !exists(name)
                 };
                 let names: Vec<String> = names.iter().filter(missing).cloned().collect();
                 (!names.is_empty()).then(|| Prepared::from(Record::TopicsDeleted { names }))
@@ -281,7 +281,7 @@ impl Groups {
 
     /// The topics of which any group has offsets, in order.
     pub fn topics_with_offsets(&self) -> Vec<String> {
-        self.shared.log.read(|table| table.topics().into_iter().map(str::to_owned).collect())
+        self.shared.log.read(|table| table.topics().map(str::to_owned).collect())
     }
 }
 

@@ -1,4 +1,4 @@
-//! A group as the registry has it: of one type or the other. What both can be asked is here.
+//! A group as the registry has it: classic, of the consumer protocol, or a share group. What all of them can be asked is here.
 
 use std::time::Instant;
 
@@ -48,6 +48,11 @@ impl LiveGroup {
 
     pub(super) fn is_dead(&self) -> bool {
         matches!(self, Self::Classic(group) if group.state() == State::Dead)
+    }
+
+    /// What any other kind of group may take the place of, but for its offsets.
+    pub(super) fn is_vacant_classic(&self) -> bool {
+        matches!(self, Self::Classic(group) if group.state() == State::Empty)
     }
 
     /// No members: since when.

@@ -6,7 +6,7 @@
 //! not finish.
 
 use std::borrow::Borrow;
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 
 use alluvium_stream::{Append, NewBatch, Store, StoreError, StreamOffset, StreamWriter};
 use bytes::Bytes;
@@ -73,9 +73,11 @@ impl Tail {
         }
     }
 
-    /// Does the topic have offsets in any group, or could it, once all is durable that is on its way?
-    pub(super) fn may_have_topic(&self, topic: &str) -> bool {
-        self.table.has_topic(topic) || self.queue.iter().any(|(_, record)| record.commits(topic))
+    /// Does a topic have offsets in any group, or could it, once all is durable that is on its way?
+    pub(super) fn may_have_topics(&self) -> impl Fn(&str) -> bool {
+        let on_their_way = self.queue.iter().flat_map(|(_, record)| record.committed());
+        let on_their_way: HashSet<&str> = on_their_way.map(|(name, _)| name.as_str()).collect();
+        move |topic| self.table.has_topic(topic) || on_their_way.contains(topic)
     }
 }
 

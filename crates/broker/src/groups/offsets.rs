@@ -84,11 +84,6 @@ impl Record {
         }
     }
 
-    /// Does it give this topic an offset?
-    pub(super) fn commits(&self, topic: &str) -> bool {
-        self.committed().iter().any(|(name, _)| name == topic)
-    }
-
     /// What it gives an offset, by topic.
     pub(super) fn committed(&self) -> &[(String, Vec<Position>)] {
         match self {
@@ -184,6 +179,8 @@ pub(crate) struct Offsets {
     groups: BTreeMap<String, GroupOffsets>,
     /// When groups were last noted to have members, in milliseconds since the Unix epoch. Only of groups with offsets.
     used: BTreeMap<String, i64>,
+    /// How many groups have offsets of a topic.
+    readers: BTreeMap<String, usize>,
     size_bytes: usize,
 }
 
@@ -206,14 +203,14 @@ impl Offsets {
         self.groups.get(group)?.get(topic)?.get(&partition)
     }
 
-    /// Names of the topics of which any group has offsets.
-    pub(super) fn topics(&self) -> BTreeSet<&str> {
-        self.groups.values().flat_map(|topics| topics.keys().map(String::as_str)).collect()
+    /// Names of the topics of which any group has offsets, in order.
+    pub(super) fn topics(&self) -> impl Iterator<Item = &str> {
+        self.readers.keys().map(String::as_str)
     }
 
     /// Does any group hold an offset of this topic?
     pub(super) fn has_topic(&self, topic: &str) -> bool {
-        self.groups.values().any(|topics| topics.contains_key(topic))
+        self.readers.contains_key(topic)
     }
 
     /// By how much applying the record would let the table grow; 0 when it only overwrites or removes.
@@ -289,11 +286,15 @@ impl Offsets {
                 }
             }
             Record::TopicsDeleted { names } => {
-                let groups: Vec<String> = self.groups.keys().cloned().collect();
-                for group in groups {
-                    for name in &names {
-                        self.remove_topic(&group, name);
-                    }
+                let names: BTreeSet<&String> =
+                    names.iter().filter(|name| self.has_topic(name)).collect();
+                let mut doomed = Vec::new();
+                for (group, topics) in &self.groups {
+                    let of_group = topics.keys().filter(|name| names.contains(name));
+                    doomed.extend(of_group.map(|name| (group.clone(), name.clone())));
+                }
+                for (group, name) in doomed {
+                    self.remove_topic(&group, &name);
                 }
             }
             Record::Expired { group, topics } => {
@@ -324,6 +325,10 @@ impl Offsets {
         if !topics.contains_key(topic) {
             topics.insert(topic.to_owned(), BTreeMap::new());
             self.size_bytes += named_bytes(topic);
+            match self.readers.get_mut(topic) {
+                Some(groups) => *groups += 1,
+                None => drop(self.readers.insert(topic.to_owned(), 1)),
+            }
         }
         let Some(partitions) = topics.get_mut(topic) else { return };
         let Position { partition, offset, leader_epoch, metadata } = position;
@@ -353,6 +358,12 @@ impl Offsets {
             let entries: usize =
                 partitions.values().map(|old| ENTRY_BYTES + old.metadata.len()).sum();
             self.size_bytes -= named_bytes(topic) + entries;
+            if let Some(groups) = self.readers.get_mut(topic) {
+                *groups -= 1;
+                if *groups == 0 {
+                    self.readers.remove(topic);
+                }
+            }
         }
         if topics.is_empty() {
             self.groups.remove(group);

@@ -126,6 +126,13 @@ impl Pending {
         groups.get(group).into_iter().flat_map(BTreeMap::keys).cloned().collect()
     }
 
+    /// Whether there are any of [`Self::partitions`].
+    pub(crate) fn has_partitions(&self, group: &str) -> bool {
+        let groups = self.groups.lock();
+        let mut intents = groups.get(group).into_iter().flat_map(BTreeMap::values);
+        intents.any(|intent| intent.partitions.values().any(|partitions| !partitions.is_empty()))
+    }
+
     /// The partitions for which transactions that have not ended have offsets to commit for the group.
     pub(crate) fn partitions(&self, group: &str) -> BTreeSet<(String, i32)> {
         let groups = self.groups.lock();

@@ -18,7 +18,7 @@ use super::heartbeat::{
 use super::live::LiveGroup;
 use super::membership::MAX_NAME_BYTES;
 use super::registry::Registry;
-use super::share::{MEMBER_BYTES, Return, ShareBeat, ShareMember};
+use super::share::{MEMBER_BYTES, Return, ShareBeat, ShareMember, unknown_member};
 use super::topics_view::{TopicsNow, TopicsView};
 use super::{ClientInfo, Groups, Shared};
 use crate::wire::once;
@@ -88,18 +88,21 @@ impl Shared {
         let beat = beat(client, request);
         self.check_share_room(group_id, &beat, topics).map_err(plain)?;
         let is_joining = request.member_epoch == 0;
+        // A group of members alone is gone after a restart, as they live in memory only. Who goes on with it is to join again; GROUP_ID_NOT_FOUND would end clients for good.
+        let unknown = || unknown_member(&beat.member_id);
         let slot = match is_joining {
             true => self.create(group_id).map_err(plain)?,
-            false => self.registry.get(group_id).ok_or_else(|| not_found(group_id))?,
+            false => self.registry.get(group_id).ok_or_else(unknown)?,
         };
         self.registry.change(&slot, |group, now| {
             if is_joining && group.is_dead() {
                 return Err(was_deleted());
             }
             // Committed offsets would be of no use to a share group.
-            let convert = is_joining && !self.has_offsets(group_id);
-            let Some(share) = Registry::share(group, convert, now) else {
-                return Err(not_a_share_group(group_id));
+            let may_convert = !self.has_offsets(group_id);
+            let is_nobodys = may_convert && group.is_vacant_classic();
+            let Some(share) = Registry::share(group, is_joining && may_convert, now) else {
+                return Err(if is_nobodys { unknown() } else { not_a_share_group(group_id) });
             };
             if request.member_epoch == LEAVES {
                 share.leave(now, &beat.member_id)?;

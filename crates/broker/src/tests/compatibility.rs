@@ -111,7 +111,7 @@ Each API that Apache Kafka 4.3.1 announces to clients (KRaft, one node), with th
 chooses what both sides have; what is absent is absent from the answer, so that a client knows.
 
 The coordinators of groups and of transactions keep their state in state streams, not in topics ([0010](decisions/0010-coordinator-state-in-state-streams.md)): `__consumer_offsets` and
-`__transaction_state` are there for clients that look for them, with one partition each, which is always empty. What is in them on Kafka is asked for by OffsetFetch, DescribeGroups, DescribeTransactions and
+`__transaction_state` are there for clients that look for them, with one partition each, which is always empty: neither producers nor WriteTxnMarkers write there. What is in them on Kafka is asked for by OffsetFetch, DescribeGroups, DescribeTransactions and
 the like.
 
 ## What is checked of a batch

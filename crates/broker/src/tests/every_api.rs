@@ -22,7 +22,8 @@ fn expected_errors(key: ApiKey, version: i16) -> Vec<i16> {
         ApiKey::AddOffsetsToTxn | ApiKey::EndTxn | ApiKey::TxnOffsetCommit => vec![49],
         ApiKey::DescribeTransactions => vec![105],
         ApiKey::ConsumerGroupHeartbeat | ApiKey::ConsumerGroupDescribe => vec![69],
-        ApiKey::ShareGroupHeartbeat | ApiKey::ShareGroupDescribe => vec![69],
+        ApiKey::ShareGroupHeartbeat => vec![25],
+        ApiKey::ShareGroupDescribe => vec![69],
         ApiKey::DescribeShareGroupOffsets | ApiKey::DeleteShareGroupOffsets => vec![69],
         // Nor does the session; and a fetch makes no group.
         ApiKey::ShareAcknowledge => vec![122],

@@ -227,6 +227,12 @@ impl TestServer {
         stepper.hold(hold);
     }
 
+    /// No change of the catalog is made from now on, until the process ends.
+    pub(super) fn hold_catalog(&self) {
+        let Backing::Simulated { catalog, .. } = &self.backing else { panic!("not simulated") };
+        catalog.held.store(true, SeqCst);
+    }
+
     /// Stop as one should.
     pub(super) async fn stop(&mut self) {
         let Running { broker, store, stepper } = self.running.take().unwrap();
@@ -336,6 +342,7 @@ impl TestServer {
 #[derive(Debug, Default)]
 pub(super) struct MortalCatalog {
     inner: Arc<MemoryCatalog>,
+    held: AtomicBool,
     dead: AtomicBool,
 }
 
@@ -345,6 +352,9 @@ impl Catalog for MortalCatalog {
     }
 
     fn commit(&self, changes: &[Change]) -> Result<u64, CatalogError> {
+        while self.held.load(SeqCst) && !self.dead.load(SeqCst) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         match self.dead.load(SeqCst) {
             false => self.inner.commit(changes),
             true => Err(CatalogError::Failed("its process is dead".to_owned())),

@@ -10,6 +10,7 @@ use kafka_protocol::messages::{
     ListGroupsRequest, ShareAcknowledgeRequest, ShareFetchRequest, ShareGroupDescribeRequest,
     ShareGroupHeartbeatRequest, ShareGroupHeartbeatResponse, TopicName,
     alter_share_group_offsets_request, delete_records_request, delete_share_group_offsets_request,
+    join_group_request,
 };
 use tokio::net::TcpStream;
 use uuid::Uuid;
@@ -23,6 +24,7 @@ use crate::wire::share::{DescribeShareOffsets, ShareAcknowledge, ShareFetch};
 
 const UNKNOWN_TOPIC_OR_PARTITION: i16 = 3;
 const UNKNOWN_MEMBER_ID: i16 = 25;
+const MEMBER_ID_REQUIRED: i16 = 79;
 const INVALID_REQUEST: i16 = 42;
 const NON_EMPTY_GROUP: i16 = 68;
 const UNKNOWN_TOPIC_ID: i16 = 100;
@@ -247,9 +249,34 @@ async fn members_come_share_and_go() {
         assert_eq!((left.error_code, left.member_epoch), (0, -1));
     }
     assert_eq!(client.call(1, &beat("g", "a", -1, &[])).await.error_code, UNKNOWN_MEMBER_ID);
-    let nobody = client.call(1, &beat("missing", "a", 3, &[])).await;
-    assert_eq!(nobody.error_code, GROUP_ID_NOT_FOUND);
+    assert_eq!(client.call(1, &beat("missing", "a", 3, &[])).await.error_code, UNKNOWN_MEMBER_ID);
     assert_eq!(client.call(1, &beat("g", "a", 0, &[])).await.error_code, INVALID_REQUEST);
+}
+
+/// They have begun no share partitions by which the group would be known. GROUP_ID_NOT_FOUND would end their clients.
+#[tokio::test(flavor = "multi_thread")]
+async fn members_that_wait_for_a_topic_join_again_after_a_restart() {
+    let mut server = TestServer::start().await;
+    let mut client = server.client().await;
+    let (epoch, _) = good(&client.call(1, &beat("g", "a", 0, &["later"])).await);
+    for is_classic in [false, true] {
+        server.restart().await;
+        client = server.client().await;
+        if is_classic {
+            let join = JoinGroupRequest::default()
+                .with_group_id(group("g"))
+                .with_session_timeout_ms(10_000)
+                .with_rebalance_timeout_ms(10_000)
+                .with_protocol_type(text("consumer"))
+                .with_protocols(vec![
+                    join_group_request::JoinGroupRequestProtocol::default().with_name(text("p")),
+                ]);
+            assert_eq!(client.call(4, &join).await.error_code, MEMBER_ID_REQUIRED);
+        }
+        let error = client.call(1, &beat("g", "a", epoch, &[])).await.error_code;
+        assert_eq!(error, UNKNOWN_MEMBER_ID, "{is_classic}");
+        good(&client.call(1, &beat("g", "a", 0, &["later"])).await);
+    }
 }
 
 /// Also where somebody else leaves meanwhile.

@@ -19,9 +19,11 @@ use super::harness::{Client, TestServer, fetch, produce, text};
 use crate::batch::tests::{encode, transactional};
 use crate::batch::{BatchHeader, Outcome};
 use crate::groups::Position;
+use crate::topics::{GROUP_TOPIC, TopicRef};
 use crate::transactions::{Transactions, forget_unused};
 
 const COORDINATOR_NOT_AVAILABLE: i16 = 15;
+const INVALID_TOPIC: i16 = 17;
 const INVALID_REQUEST: i16 = 42;
 const POLICY_VIOLATION: i16 = 44;
 const INVALID_PRODUCER_EPOCH: i16 = 47;
@@ -564,6 +566,19 @@ async fn operators_see_transactions_and_end_what_hangs() {
             written.markers[0].topics[0].partitions.iter().map(|p| p.error_code).collect();
         assert_eq!(codes, [code, 3]);
     }
+    server.server().ensure_internal(GROUP_TOPIC).await;
+    let of_nobody = [("t", 1, -1, 0, INVALID_REQUEST), ("t", 1, 9_999, -1, INVALID_REQUEST)];
+    for (name, partition, id, epoch, code) in
+        of_nobody.into_iter().chain([(GROUP_TOPIC, 0, producer.id, 0, INVALID_TOPIC)])
+    {
+        let topic = WritableTxnMarkerTopic::default()
+            .with_name(TopicName(text(name)))
+            .with_partition_indexes(vec![partition]);
+        let marker = marker(epoch).with_producer_id(ProducerId(id)).with_topics(vec![topic]);
+        let request = WriteTxnMarkersRequest::default().with_markers(vec![marker]);
+        let written = client.call(1, &request).await;
+        assert_eq!(written.markers[0].topics[0].partitions[0].error_code, code, "{name} {id}");
+    }
     assert_eq!(committed(&server, "t", 1).await, seen(3, 3, &[0, 2], &[(producer.id, 0)]));
 }
 
@@ -584,6 +599,27 @@ async fn a_transaction_outlives_a_topic() {
     server.topic("gone", 1, &[]).await;
     assert_eq!(committed(&server, "gone", 0).await, seen(0, 0, &[], &[]));
     assert_eq!(offset(&server, "g", "gone").await, (0, -1));
+}
+
+/// The deletion is not durable yet when the transaction has ended, and never becomes so. Else the topic would have an open transaction for ever then, and the offsets would be lost.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_topic_that_was_not_deleted_after_all_has_what_a_transaction_has_committed() {
+    let mut server = TestServer::simulated(16 << 20).await;
+    let topic_id = server.topic("t", 1, &[]).await;
+    let mut producer = Producer::init(&server, "a", true).await;
+    assert_eq!(producer.produce("t", topic_id, 0).await, (0, 0));
+    assert_eq!(producer.commit_offset("g", "t", 5).await, 0);
+    server.hold_catalog();
+    let at = server.server().clone();
+    let delete = tokio::spawn(async move { at.topics.delete(&TopicRef::Id(topic_id)).await });
+    while server.server().topics.by_id(topic_id).is_ok() {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    assert_eq!(producer.end(true).await, 0);
+    assert!(!delete.is_finished());
+    server.kill(true).await;
+    assert_eq!(committed(&server, "t", 0).await, seen(3, 3, &[0, 2], &[]));
+    assert_eq!(offset(&server, "g", "t").await, (0, 5));
 }
 
 /// Batches of a transaction race with its end: none comes behind the marker.

@@ -68,7 +68,7 @@ async fn complete(server: &Arc<Server>, slot: &Slot, resumed: bool) -> Result<()
         if n > 0 && n % MARKERS_AT_ONCE == 0 {
             yield_now().await;
         }
-        let Ok(topic) = server.topics.by_id(topic) else { continue };
+        let Some(topic) = server.topics.stored_by_id(topic) else { continue };
         let Some(partition) = topic.partition(index) else { continue };
         if resumed && !partition.lacks_marker(producer_id, epoch) {
             continue;
@@ -77,7 +77,10 @@ async fn complete(server: &Arc<Server>, slot: &Slot, resumed: bool) -> Result<()
     }
     if outcome == Outcome::Commit {
         for (group, topics) in offsets {
-            let exists = |topic: &str, partition| server.topics.has_partition(topic, partition);
+            let exists = |topic: &str, partition| {
+                let topic = server.topics.stored_by_name(topic);
+                topic.is_some_and(|topic| topic.partition(partition).is_some())
+            };
             server.groups.commit_of_transaction(&group, topics, exists).await?;
         }
     }

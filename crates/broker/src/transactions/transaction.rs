@@ -324,7 +324,7 @@ impl Transaction {
         Some(Event::Prepared { outcome, marker: raised.current(), identity })
     }
 
-    /// Whether the transaction is open and past its time.
+    /// When an open transaction is over its time, in milliseconds since the Unix epoch.
     pub(super) fn deadline_ms(&self) -> Option<i64> {
         (self.state == State::Ongoing)
             .then(|| self.started_at_ms.saturating_add(self.timeout_ms.into()))

@@ -245,6 +245,9 @@ fn the_accounted_size_follows_the_table() {
             let (before, growth) = (table.size_bytes(), table.growth_bytes(&record));
             table.apply(record);
             assert!(table.size_bytes() <= before + growth, "it grew more than was announced");
+            let topics = table.groups.values().flat_map(BTreeMap::keys).map(String::as_str);
+            let topics: BTreeSet<&str> = topics.collect();
+            assert!(table.topics().eq(topics), "{table:?}");
         }
         let groups: Vec<String> = table.groups().map(str::to_owned).collect();
         for group in groups {

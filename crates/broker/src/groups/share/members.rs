@@ -258,6 +258,6 @@ fn check_epoch(id: &str, member: &ShareMember, epoch: i32) -> Result<(), Fault> 
     ))
 }
 
-fn unknown_member(id: &str) -> Fault {
+pub(crate) fn unknown_member(id: &str) -> Fault {
     Fault::new(ResponseError::UnknownMemberId, format!("Member {id} is not a member of the group."))
 }

@@ -12,7 +12,7 @@ mod sessions;
 mod state;
 mod table;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -22,6 +22,7 @@ use bytes::Bytes;
 use parking_lot::{Mutex, RwLock};
 use prometheus_client::metrics::counter::Counter;
 use tokio::sync::Notify;
+use tokio::task::yield_now;
 use uuid::Uuid;
 
 use super::GroupsError;
@@ -31,7 +32,7 @@ use crate::errors::ApiError;
 use crate::state_stream::{KIND_SHARES, Refused};
 
 pub(crate) use super::member_log::Durable;
-pub(super) use members::{MEMBER_BYTES, ShareBeat, ShareGroup, ShareMember};
+pub(super) use members::{MEMBER_BYTES, ShareBeat, ShareGroup, ShareMember, unknown_member};
 pub(crate) use sessions::{ShareSession, ShareSessions, Step};
 pub(crate) use state::{Ack, AckKind, Acquired, Found, Return, Wanted};
 pub(crate) use table::{ShareStates, TopicPartition};
@@ -55,6 +56,9 @@ const MAX_TRACKED_OF_ONE: u64 = 4_000;
 
 /// What each may have in flight, whatever the others have: else what some group has left lying would stop all. As little as a group's settings may allow.
 const MIN_IN_FLIGHT: u64 = 100;
+
+/// Share partitions that are looked through for the members of a connection that has ended, before others have their turn.
+const RELEASED_AT_ONCE: usize = 256;
 
 /// How often it is told that there is no more room than that.
 const WARN_INTERVAL: Duration = Duration::from_secs(60);
@@ -462,10 +466,14 @@ impl Shares {
     /// A member has nothing any more of this group.
     pub(crate) fn release(&self, group: &str, member: &str, why: Return) {
         for slot in self.of_group(group) {
-            let live = &mut *slot.live.lock();
-            let changes = live.state.release(member, why, live.max_deliveries);
-            self.taken_back(&slot, live, &changes);
+            self.release_of(&slot, |holder| holder == member, why);
         }
+    }
+
+    fn release_of(&self, slot: &Slot, is_of_them: impl Fn(&str) -> bool, why: Return) {
+        let live = &mut *slot.live.lock();
+        let changes = live.state.release(is_of_them, why, live.max_deliveries);
+        self.taken_back(slot, live, &changes);
     }
 
     /// The member of a group is gone: its session ends, and what it had goes back.
@@ -475,14 +483,23 @@ impl Shares {
     }
 
     /// A connection is gone, and with it the sessions that were begun on it.
-    pub(crate) fn disconnected(&self, connection: usize) {
+    pub(crate) async fn disconnected(&self, connection: usize) {
+        let mut gone = BTreeMap::<Arc<str>, HashSet<Arc<str>>>::new();
         for ShareSession { group, member } in self.sessions.end_all_of(connection) {
             tracing::debug!(
                 group = &*group,
                 member = &*member,
                 "a share session ends with its connection"
             );
-            self.release(&group, &member, Return::Lost);
+            gone.entry(group).or_default().insert(member);
+        }
+        for (group, members) in gone {
+            for (n, slot) in self.of_group(&group).into_iter().enumerate() {
+                if n > 0 && n % RELEASED_AT_ONCE == 0 {
+                    yield_now().await;
+                }
+                self.release_of(&slot, |holder| members.contains(holder), Return::Lost);
+            }
         }
     }
 

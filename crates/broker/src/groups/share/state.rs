@@ -366,18 +366,18 @@ impl SharePartition {
         Ok(changes)
     }
 
-    /// A member has nothing any more.
+    /// Some members have nothing any more.
     ///
     /// # Returns
     /// What is to be remembered; nobody has to wait for it.
     pub(crate) fn release(
         &mut self,
-        member: &str,
+        is_of_them: impl Fn(&str) -> bool,
         why: Return,
         max_deliveries: u16,
     ) -> Vec<Change> {
         self.take_back(max_deliveries, |run| match &run.delivery {
-            Delivery::Acquired { member: holder, .. } if **holder == *member => Some(why),
+            Delivery::Acquired { member, .. } if is_of_them(member) => Some(why),
             _ => None,
         })
     }

@@ -102,7 +102,7 @@ fn batches_are_taken_as_a_whole_unless_that_is_too_much() {
     assert_eq!(bench.partition.next_read(100), Some(offset(3)));
     assert_eq!(bench.acquire("b", 3, &found[1..], exact), [[3, 6, 1]]);
     // What comes back is cut as well.
-    bench.partition.release("a", Return::Lost, MAX_DELIVERIES);
+    bench.partition.release(|member| member == "a", Return::Lost, MAX_DELIVERIES);
     let one = Wanted { max_records: 1, ..exact };
     assert_eq!(bench.acquire("b", 0, &found, one), [[0, 1, 2]]);
     assert_eq!(
@@ -169,9 +169,9 @@ fn locks_end_are_renewed_and_records_are_given_up_at_last() {
     assert_eq!(bench.acknowledge("a", &[(1, 2, AckKind::Accept)]), Err(NotAcquired));
     assert_eq!(bench.acquire("b", 1, &found, WANTED), [[1, 4, 2]]);
     // Given back unused: that was no delivery.
-    bench.partition.release("b", Return::Unused, MAX_DELIVERIES);
+    bench.partition.release(|member| member == "b", Return::Unused, MAX_DELIVERIES);
     assert_eq!(bench.acquire("b", 1, &found, WANTED), [[1, 4, 2]]);
-    bench.partition.release("b", Return::Lost, MAX_DELIVERIES);
+    bench.partition.release(|member| member == "b", Return::Lost, MAX_DELIVERIES);
     assert_eq!(bench.acquire("b", 1, &found, WANTED), [[1, 4, 3]]);
     let changes = bench.acknowledge("b", &[(1, 4, AckKind::Release)]).unwrap();
     assert_eq!(changes[0].state, Stored::Archived, "three times are enough");
@@ -335,7 +335,7 @@ fn live(seed: u64) {
             }
             8 => {
                 let why = [Return::Unused, Return::Lost][random.below(2) as usize];
-                let changes = partition.release(who, why, MAX_DELIVERIES);
+                let changes = partition.release(|member| member == who, why, MAX_DELIVERIES);
                 for record in model.values_mut() {
                     let Model::Acquired(holder, _, deliveries) = record else { continue };
                     if holder == who {
