@@ -3,7 +3,7 @@
 
 use std::fs::{DirBuilder, File, TryLockError};
 use std::io::{Read, Write};
-use std::os::unix::fs::DirBuilderExt as _;
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -124,6 +124,8 @@ pub(crate) fn lock_directory(directory: &Path) -> Result<File, Failure> {
         .write(true)
         .create(true)
         .truncate(false)
+        // Who may open it may hold it.
+        .mode(0o600)
         .open(directory.join("lock"))
         .map_err(|error| failed("its lock file can not be opened", error))?;
     match lock.try_lock() {
@@ -364,6 +366,8 @@ mod tests {
         std::fs::set_permissions(&theirs, std::fs::Permissions::from_mode(0o755)).unwrap();
         let _lock = lock_directory(&theirs).unwrap();
         assert_eq!(theirs.metadata().unwrap().permissions().mode() & 0o777, 0o755);
+        let lock = theirs.join("lock").metadata().unwrap();
+        assert_eq!(lock.permissions().mode() & 0o777, 0o600);
     }
 
     #[test]

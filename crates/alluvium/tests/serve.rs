@@ -143,6 +143,7 @@ fn what_a_server_makes_is_its_users_alone() {
     while metric(&server, "alluvium_objects") == 0 {
         std::thread::sleep(Duration::from_millis(50));
     }
+    server.stop(Signal::TERM);
     check(data.path());
 }
 

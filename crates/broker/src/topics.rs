@@ -93,8 +93,8 @@ struct Maps {
     /// Names by what they look like in metrics.
     by_metric_name: HashMap<String, Arc<str>>,
     partitions: usize,
-    /// Not to be found any more, while their deletion is not durable yet: after a crash they may be there again. Few at a time.
-    doomed: Vec<Arc<Topic>>,
+    /// Not to be found any more, while its deletion is not durable yet: after a crash it may be there again.
+    doomed: Option<Arc<Topic>>,
     /// Grows with every change.
     version: u64,
 }
@@ -121,12 +121,12 @@ impl Maps {
 
     fn doom(&mut self, topic: &Arc<Topic>) {
         self.remove(topic);
-        self.doomed.push(topic.clone());
+        self.doomed = Some(topic.clone());
     }
 
     /// The deletion of a doomed topic is durable, or has failed.
     fn settle(&mut self, topic: &Arc<Topic>, is_deleted: bool) {
-        self.doomed.retain(|doomed| doomed.id != topic.id);
+        self.doomed = None;
         if !is_deleted {
             self.insert(topic);
         }
@@ -219,14 +219,14 @@ impl Topics {
     /// The topic with this id, also if its deletion is not durable yet: for what is made durable meanwhile, and has to fit a start after which the topic is there.
     pub(crate) fn stored_by_id(&self, id: Uuid) -> Option<Arc<Topic>> {
         let maps = self.maps.read();
-        let doomed = || maps.doomed.iter().find(|topic| topic.id == id);
+        let doomed = || maps.doomed.as_ref().filter(|topic| topic.id == id);
         maps.by_id.get(&id).or_else(doomed).cloned()
     }
 
     /// The same by its name.
     pub(crate) fn stored_by_name(&self, name: &str) -> Option<Arc<Topic>> {
         let maps = self.maps.read();
-        let doomed = || maps.doomed.iter().find(|topic| *topic.name == *name);
+        let doomed = || maps.doomed.as_ref().filter(|topic| *topic.name == *name);
         maps.by_name.get(name).or_else(doomed).cloned()
     }
 

@@ -113,6 +113,12 @@ impl Oauth {
                         "oauth-jwks is an http:// URL: whoever is on the way could let everybody in. Use https:// or a file".into(),
                     ));
                 }
+                // Not shown: there may be a secret in it.
+                if jwks.contains("://") && !jwks.starts_with("https://") {
+                    return Err(ConfigError(
+                        "oauth-jwks is a URL of another kind than https://, in small letters".into(),
+                    ));
+                }
                 let scope = options.oauth_scope.as_deref().unwrap_or_default();
                 Ok(Some(Self {
                     jwks: jwks.clone(),

@@ -313,6 +313,10 @@ fn security_options_that_would_do_something_else_are_refused() {
             "http://",
         ),
         (
+            vec!["--oauth-jwks", "HTTPS://a/k", "--oauth-issuer", "i", "--oauth-audience", "a"],
+            "small letters",
+        ),
+        (
             vec![
                 "--listener",
                 "{name='a', listen='127.0.0.1:1', protocol='SASL_PLAINTEXT', sasl-mechanisms=['OAUTHBEARER']}",

@@ -1,6 +1,5 @@
 //! DeleteTopics, by name or by id.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 
 use kafka_protocol::messages::delete_topics_request::DeleteTopicState;
@@ -22,7 +21,7 @@ pub(super) async fn handle(cx: &Context, request: DeleteTopicsRequest) -> Delete
         .into_iter()
         .map(|name| DeleteTopicState::default().with_name(Some(name)));
     let mut responses = Vec::new();
-    let (mut names, mut ids) = (Vec::new(), HashSet::new());
+    let mut deleted = Vec::new();
     for doomed in by_name.chain(request.topics) {
         let mut result = DeletableTopicResult::default()
             .with_name(doomed.name.clone())
@@ -32,8 +31,7 @@ pub(super) async fn handle(cx: &Context, request: DeleteTopicsRequest) -> Delete
             Ok(topic) => {
                 result.name = Some(StrBytes::from_string(topic.name.to_string()).into());
                 result.topic_id = topic.id;
-                names.push(topic.name.to_string());
-                ids.insert(topic.id);
+                deleted.push(topic.name.to_string());
             }
             Err(error) => {
                 result.error_code = error.code();
@@ -42,14 +40,15 @@ pub(super) async fn handle(cx: &Context, request: DeleteTopicsRequest) -> Delete
         }
         responses.push(result);
     }
-    // Other topics may be on their way out at this moment, and be there again after a crash: they are left to who deletes them.
-    let exists = |name: &str| cx.server.topics.stored_by_name(name).is_some();
-    if let Err(error) = cx.server.groups.forget_missing_topics(&names, exists).await {
+    // Topics that are on their way out at this moment may be there again after a crash: they are left to who deletes them.
+    let topics = &cx.server.topics;
+    let is_stored = |name: &str| topics.stored_by_name(name).is_some();
+    if let Err(error) = cx.server.groups.forget_missing_topics(&deleted, is_stored).await {
         // They take room until the next start, and are forgotten before there is another topic of the name.
-        tracing::warn!(topics = ?names, %error, "committed offsets of deleted topics could not be dropped");
+        tracing::warn!(topics = ?deleted, %error, "committed offsets of deleted topics could not be dropped");
     }
-    if !ids.is_empty() {
-        cx.server.groups.shares().forget_missing_topics(|id| !ids.contains(&id));
+    if !deleted.is_empty() {
+        cx.server.groups.shares().forget_missing_topics(|id| topics.stored_by_id(id).is_some());
     }
     DeleteTopicsResponse::default().with_responses(responses)
 }

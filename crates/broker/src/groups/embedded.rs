@@ -1,5 +1,5 @@
 //! What consumers write into the metadata and the assignments of the classic protocol (Kafka's `ConsumerProtocolSubscription` and
-//! `ConsumerProtocolAssignment`): only groups that change their type are looked into, and those of which offsets are deleted.
+//! `ConsumerProtocolAssignment`): only groups that change their type are looked into, and those of which offsets are deleted or expire.
 //!
 //! Read by hand: the decoders of `kafka-protocol` allocate what a length claims, and these bytes no shape has been held against.
 

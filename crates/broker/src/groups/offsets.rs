@@ -289,9 +289,13 @@ impl Offsets {
                 let names: BTreeSet<&String> =
                     names.iter().filter(|name| self.has_topic(name)).collect();
                 let mut doomed = Vec::new();
-                for (group, topics) in &self.groups {
-                    let of_group = topics.keys().filter(|name| names.contains(name));
-                    doomed.extend(of_group.map(|name| (group.clone(), name.clone())));
+                for (group, topics) in self.groups.iter().filter(|_| !names.is_empty()) {
+                    // The smaller of the two is gone through.
+                    let of_group: Vec<&String> = match names.len() < topics.len() {
+                        true => names.iter().copied().filter(|n| topics.contains_key(*n)).collect(),
+                        false => topics.keys().filter(|name| names.contains(name)).collect(),
+                    };
+                    doomed.extend(of_group.into_iter().map(|name| (group.clone(), name.clone())));
                 }
                 for (group, name) in doomed {
                     self.remove_topic(&group, &name);

@@ -99,9 +99,10 @@ impl Shared {
                 return Err(was_deleted());
             }
             // Committed offsets would be of no use to a share group.
-            let may_convert = !self.has_offsets(group_id);
-            let is_nobodys = may_convert && group.is_vacant_classic();
-            let Some(share) = Registry::share(group, is_joining && may_convert, now) else {
+            let convert = is_joining && !self.has_offsets(group_id);
+            let Some(share) = Registry::share(group, convert, now) else {
+                let is_nobodys =
+                    group.is_dead() || group.is_vacant_classic() && !self.has_offsets(group_id);
                 return Err(if is_nobodys { unknown() } else { not_a_share_group(group_id) });
             };
             if request.member_epoch == LEAVES {

@@ -493,10 +493,17 @@ impl Shares {
             );
             gone.entry(group).or_default().insert(member);
         }
-        for (group, members) in gone {
-            for (n, slot) in self.of_group(&group).into_iter().enumerate() {
-                if n > 0 && n % RELEASED_AT_ONCE == 0 {
+        let mut looked_through = 0;
+        for (group, mut members) in gone {
+            for slot in self.of_group(&group) {
+                looked_through += 1;
+                if looked_through % RELEASED_AT_ONCE == 0 {
                     yield_now().await;
+                    // Who has begun a session on another connection meanwhile may have got records that are not to go back. Those of before wait for the end of their locks.
+                    members.retain(|member| {
+                        let (group, member) = (Arc::clone(&group), Arc::clone(member));
+                        !self.sessions.is_open(&ShareSession { group, member })
+                    });
                 }
                 self.release_of(&slot, |holder| members.contains(holder), Return::Lost);
             }
