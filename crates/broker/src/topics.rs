@@ -30,6 +30,17 @@ pub(crate) fn is_internal(name: &str) -> bool {
     [GROUP_TOPIC, TRANSACTION_TOPIC, SHARE_GROUP_TOPIC].contains(&name)
 }
 
+/// For who would change what is in it.
+///
+/// # Errors
+/// INVALID_TOPIC_EXCEPTION: nothing is in Kafka's own topics here.
+pub(crate) fn check_not_internal(name: &str) -> Result<(), ApiError> {
+    match is_internal(name) {
+        true => Err(ApiError::InvalidTopicName(format!("{name} is the server's own"))),
+        false => Ok(()),
+    }
+}
+
 /// The longest name that a topic can have.
 pub(crate) const MAX_NAME_BYTES: usize = 249;
 

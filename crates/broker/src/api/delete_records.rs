@@ -13,7 +13,7 @@ use super::Context;
 use crate::errors::ApiError;
 use crate::partition::{Partition, kafka_offset};
 use crate::security::{Operation, Resource, ResourceType};
-use crate::topics::is_internal;
+use crate::topics::check_not_internal;
 
 /// What a request says for "all that consumers can see".
 const HIGH_WATERMARK: i64 = -1;
@@ -42,9 +42,7 @@ async fn delete(cx: &Context, wanted: &DeleteRecordsTopic) -> Vec<DeleteRecordsP
             let topic = topic.as_ref().map_err(|_| ApiError::UnknownTopicOrPartition)?;
             let partition =
                 topic.partition(asked.partition_index).ok_or(ApiError::UnknownTopicOrPartition)?;
-            if is_internal(&topic.name) {
-                return Err(ApiError::InvalidTopicName("a topic of Kafka's own".into()));
-            }
+            check_not_internal(&topic.name)?;
             if topic.rules.only_compacts {
                 return Err(ApiError::PolicyViolation(
                     "records of a topic that is only compacted can not be deleted".into(),

@@ -6,8 +6,9 @@ use kafka_protocol::messages::{
     ConsumerGroupHeartbeatResponse, DescribeGroupsRequest, DescribeGroupsResponse,
     HeartbeatRequest, HeartbeatResponse, JoinGroupRequest, JoinGroupResponse, LeaveGroupRequest,
     LeaveGroupResponse, ListGroupsRequest, ListGroupsResponse, OffsetCommitRequest,
-    OffsetCommitResponse, SyncGroupRequest, SyncGroupResponse, consumer_group_describe_response,
-    describe_groups_response, offset_commit_response,
+    OffsetCommitResponse, ShareGroupDescribeRequest, ShareGroupDescribeResponse, SyncGroupRequest,
+    SyncGroupResponse, consumer_group_describe_response, describe_groups_response,
+    offset_commit_response, share_group_describe_response,
 };
 use kafka_protocol::protocol::StrBytes;
 
@@ -21,11 +22,58 @@ use crate::topics::Topic;
 const MEMBER_BYTES: usize = 16;
 
 /// As Kafka says it of a group with topics that its describer may not see, and tells nothing else of it.
-pub(super) const UNSEEN_TOPICS: &str =
+const UNSEEN_TOPICS: &str =
     "The group has described topic(s) that the client is not authorized to describe.";
 
 /// There is no room for the answer: its client asks again a little later.
 const NO_ROOM: ResponseError = ResponseError::CoordinatorNotAvailable;
+
+// The types of the APIs that describe groups are several, with the same fields.
+
+/// What the client may do with each described group.
+macro_rules! tell_operations {
+    ($cx:ident, $response:ident) => {
+        for group in $response.groups.iter_mut().filter(|group| group.error_code == 0) {
+            let operations = $cx.authorized_operations(Resource::Group(&group.group_id));
+            group.authorized_operations = operations;
+        }
+    };
+}
+
+/// Of groups whose members have what `$assignments` says: what the client may see of them, what it may do with them, and those that it may not describe.
+macro_rules! show_described {
+    (
+        $cx:ident, $response:ident, $with_operations:ident, $refused:ident,
+        $described:ty, $member:ident => $assignments:expr
+    ) => {
+        if $cx.server.authorizer.is_some() {
+            let sees = |name: &str| $cx.may(Operation::Describe, Resource::Topic(name));
+            for group in &mut $response.groups {
+                let is_unseen = group
+                    .members
+                    .iter()
+                    .flat_map(|$member| $assignments)
+                    .flat_map(|assignment| &assignment.topic_partitions)
+                    .any(|topic| !sees(&topic.topic_name));
+                if is_unseen {
+                    *group = <$described>::default()
+                        .with_group_id(group.group_id.clone())
+                        .with_error_code(ResponseError::TopicAuthorizationFailed.code())
+                        .with_error_message(Some(StrBytes::from_static_str(UNSEEN_TOPICS)));
+                }
+                for member in &mut group.members {
+                    member.subscribed_topic_names.retain(|name| sees(name));
+                }
+            }
+        }
+        if $with_operations {
+            tell_operations!($cx, $response);
+        }
+        $response.groups.extend($refused.into_iter().map(|(group, code)| {
+            <$described>::default().with_group_id(group).with_error_code(code)
+        }));
+    };
+}
 
 pub(super) async fn join(cx: &Context, request: JoinGroupRequest) -> JoinGroupResponse {
     let refused = |code| {
@@ -130,10 +178,7 @@ pub(super) async fn describe_groups(
     let refused = cx.take_refused(Operation::Describe, &mut request.groups);
     let mut response = cx.server.groups.describe(request, cx.version).await;
     if with_operations {
-        for group in response.groups.iter_mut().filter(|group| group.error_code == 0) {
-            let operations = cx.authorized_operations(Resource::Group(&group.group_id));
-            group.authorized_operations = operations;
-        }
+        tell_operations!(cx, response);
     }
     response.groups.extend(refused.into_iter().map(|(group, code)| {
         describe_groups_response::DescribedGroup::default()
@@ -172,37 +217,27 @@ pub(super) async fn consumer_describe(
     let refused = cx.take_refused(Operation::Describe, &mut request.group_ids);
     let topics = cx.server.topics.view();
     let mut response = cx.server.groups.consumer_describe(request, cx.version, &topics).await;
-    if cx.server.authorizer.is_some() {
-        let sees = |name: &str| cx.may(Operation::Describe, Resource::Topic(name));
-        for group in &mut response.groups {
-            let is_unseen = group
-                .members
-                .iter()
-                .flat_map(|member| [&member.assignment, &member.target_assignment])
-                .flat_map(|assignment| &assignment.topic_partitions)
-                .any(|topic| !sees(&topic.topic_name));
-            if is_unseen {
-                *group = consumer_group_describe_response::DescribedGroup::default()
-                    .with_group_id(group.group_id.clone())
-                    .with_error_code(ResponseError::TopicAuthorizationFailed.code())
-                    .with_error_message(Some(StrBytes::from_static_str(UNSEEN_TOPICS)));
-            }
-            for member in &mut group.members {
-                member.subscribed_topic_names.retain(|name| sees(name));
-            }
-        }
-    }
-    if with_operations {
-        for group in response.groups.iter_mut().filter(|group| group.error_code == 0) {
-            let operations = cx.authorized_operations(Resource::Group(&group.group_id));
-            group.authorized_operations = operations;
-        }
-    }
-    response.groups.extend(refused.into_iter().map(|(group, code)| {
-        consumer_group_describe_response::DescribedGroup::default()
-            .with_group_id(group)
-            .with_error_code(code)
-    }));
+    show_described!(
+        cx, response, with_operations, refused,
+        consumer_group_describe_response::DescribedGroup,
+        member => [&member.assignment, &member.target_assignment]
+    );
+    response
+}
+
+pub(super) async fn share_describe(
+    cx: &Context,
+    mut request: ShareGroupDescribeRequest,
+) -> ShareGroupDescribeResponse {
+    let with_operations = request.include_authorized_operations;
+    let refused = cx.take_refused(Operation::Describe, &mut request.group_ids);
+    let topics = cx.server.topics.view();
+    let mut response = cx.server.groups.share_describe(request, &topics).await;
+    show_described!(
+        cx, response, with_operations, refused,
+        share_group_describe_response::DescribedGroup,
+        member => [&member.assignment]
+    );
     response
 }
 

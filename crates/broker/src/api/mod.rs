@@ -261,7 +261,7 @@ pub(crate) static APIS: &[Api] = &[
     api!(ShareGroupHeartbeat, 1..=1, SHARE_GROUP_HEARTBEAT, |cx, request| share::heartbeat(
         &cx, request
     )),
-    api!(ShareGroupDescribe, 1..=1, SHARE_GROUP_DESCRIBE, |cx, request| share::describe(
+    api!(ShareGroupDescribe, 1..=1, SHARE_GROUP_DESCRIBE, |cx, request| groups::share_describe(
         &cx, request
     )),
     api!(ShareFetch, 1..=2, SHARE_FETCH, share_fetch::handle),

@@ -27,7 +27,7 @@ use crate::errors::ApiError;
 use crate::partition::{Appended, NotAdmitted, Partition, kafka_offset};
 use crate::quotas::Bound;
 use crate::security::{Operation, Resource};
-use crate::topics::{Topic, TopicRef, cut_name, is_internal};
+use crate::topics::{Topic, TopicRef, check_not_internal, cut_name};
 use crate::transactions::{Admitted, Producer, TransactionRef};
 
 /// The first version that names topics by id.
@@ -129,10 +129,8 @@ fn find(cx: &Context, data: &TopicProduceData) -> Result<Arc<Topic>, ApiError> {
         _ => TopicRef::Name(Arc::from(&**data.name)),
     };
     let topic = cx.topic(Operation::Write, &wanted)?;
-    match is_internal(&topic.name) {
-        true => Err(ApiError::InvalidTopicName(format!("{} is the server's own", topic.name))),
-        false => Ok(topic),
-    }
+    check_not_internal(&topic.name)?;
+    Ok(topic)
 }
 
 /// The transaction that a request's batches may be part of.

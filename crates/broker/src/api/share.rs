@@ -1,22 +1,19 @@
-//! ShareGroupHeartbeat, ShareGroupDescribe and ShareAcknowledge; and what ShareFetch shares with the last one.
+//! ShareGroupHeartbeat and ShareAcknowledge; and what ShareFetch shares with the last one.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use alluvium_stream::StreamOffset;
 use bytes::Bytes;
-use kafka_protocol::error::ResponseError;
 use kafka_protocol::messages::share_acknowledge_response::{
     LeaderIdAndEpoch, PartitionData, ShareAcknowledgeTopicResponse,
 };
 use kafka_protocol::messages::{
-    GroupId, ShareAcknowledgeResponse, ShareGroupDescribeRequest, ShareGroupDescribeResponse,
-    ShareGroupHeartbeatRequest, ShareGroupHeartbeatResponse, share_group_describe_response,
+    GroupId, ShareAcknowledgeResponse, ShareGroupHeartbeatRequest, ShareGroupHeartbeatResponse,
 };
 use kafka_protocol::protocol::StrBytes;
 use tokio::time::{Instant, timeout_at};
 
-use super::groups::UNSEEN_TOPICS;
 use super::{Answer, Context, Refused};
 use crate::errors::ApiError;
 use crate::groups::share::{
@@ -45,43 +42,6 @@ pub(super) async fn heartbeat(
     let interval = time("share.heartbeat.interval.ms");
     let (groups, topics) = (&cx.server.groups, &cx.server.topics);
     groups.share_heartbeat(cx.client.clone(), request, session_timeout, interval, topics).await
-}
-
-pub(super) async fn describe(
-    cx: &Context,
-    mut request: ShareGroupDescribeRequest,
-) -> ShareGroupDescribeResponse {
-    let with_operations = request.include_authorized_operations;
-    let refused = cx.take_refused(Operation::Describe, &mut request.group_ids);
-    let topics = cx.server.topics.view();
-    let mut response = cx.server.groups.share_describe(request, &topics).await;
-    if cx.server.authorizer.is_some() {
-        let sees = |name: &str| cx.may(Operation::Describe, Resource::Topic(name));
-        for group in &mut response.groups {
-            let mut assigned = group.members.iter().flat_map(|m| &m.assignment.topic_partitions);
-            if assigned.any(|topic| !sees(&topic.topic_name)) {
-                *group = share_group_describe_response::DescribedGroup::default()
-                    .with_group_id(group.group_id.clone())
-                    .with_error_code(ResponseError::TopicAuthorizationFailed.code())
-                    .with_error_message(Some(StrBytes::from_static_str(UNSEEN_TOPICS)));
-            }
-            for member in &mut group.members {
-                member.subscribed_topic_names.retain(|name| sees(name));
-            }
-        }
-    }
-    if with_operations {
-        for group in response.groups.iter_mut().filter(|group| group.error_code == 0) {
-            let operations = cx.authorized_operations(Resource::Group(&group.group_id));
-            group.authorized_operations = operations;
-        }
-    }
-    response.groups.extend(refused.into_iter().map(|(group, code)| {
-        share_group_describe_response::DescribedGroup::default()
-            .with_group_id(group)
-            .with_error_code(code)
-    }));
-    response
 }
 
 /// Answered when what was acknowledged is durable.

@@ -28,7 +28,7 @@ use crate::errors::ApiError;
 use crate::partition::{NotAdmitted, Partition, unix_time_ms};
 use crate::pattern::{Pattern, TooCostly};
 use crate::security::{Operation, Resource};
-use crate::topics::{TopicRef, is_internal};
+use crate::topics::{TopicRef, check_not_internal};
 use crate::transactions::{Description, State};
 use crate::wire::once;
 
@@ -204,10 +204,7 @@ async fn write_marker(
     if !cx.may(Operation::Alter, Resource::Cluster) {
         cx.authorize(Operation::ClusterAction, Resource::Cluster)?;
     }
-    if is_internal(topic) {
-        // Nothing is in them here, so no transaction is.
-        return Err(ApiError::InvalidTopicName(format!("{topic} is the server's own")));
-    }
+    check_not_internal(topic)?;
     let partition = find(cx, topic, index)?;
     let outcome = if marker.transaction_result { Outcome::Commit } else { Outcome::Abort };
     let (producer_id, epoch) = (marker.producer_id.0, marker.producer_epoch);

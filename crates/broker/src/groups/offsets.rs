@@ -329,10 +329,7 @@ impl Offsets {
         if !topics.contains_key(topic) {
             topics.insert(topic.to_owned(), BTreeMap::new());
             self.size_bytes += named_bytes(topic);
-            match self.readers.get_mut(topic) {
-                Some(groups) => *groups += 1,
-                None => drop(self.readers.insert(topic.to_owned(), 1)),
-            }
+            *self.readers.entry(topic.to_owned()).or_default() += 1;
         }
         let Some(partitions) = topics.get_mut(topic) else { return };
         let Position { partition, offset, leader_epoch, metadata } = position;

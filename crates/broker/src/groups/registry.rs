@@ -330,10 +330,7 @@ impl Registry {
         convert: bool,
         now: Instant,
     ) -> Option<&mut ShareGroup> {
-        if let LiveGroup::Classic(classic) = group
-            && convert
-            && classic.state() == State::Empty
-        {
+        if convert && group.is_vacant_classic() {
             *group = LiveGroup::Share(ShareGroup::new(now));
         }
         match group {

@@ -1,0 +1,149 @@
+//! Transactions beside topics that are created and deleted.
+
+use super::*;
+
+/// Deleted topics are no obstacle, and a new one of the same name has nothing to do with the transaction.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_transaction_outlives_a_topic() {
+    let server = TestServer::start().await;
+    let gone = server.topic("gone", 1, &[]).await;
+    let stays = server.topic("stays", 1, &[]).await;
+    let mut producer = Producer::init(&server, "a", true).await;
+    assert_eq!(producer.produce("gone", gone, 0).await, (0, 0));
+    assert_eq!(producer.commit_offset("g", "gone", 1).await, 0);
+    producer.sequences.clear();
+    assert_eq!(producer.produce("stays", stays, 0).await, (0, 0));
+    delete_topic(&server, "gone").await;
+    assert_eq!(producer.end(true).await, 0);
+    assert_eq!(committed(&server, "stays", 0).await, seen(3, 3, &[0, 2], &[]));
+    server.topic("gone", 1, &[]).await;
+    assert_eq!(committed(&server, "gone", 0).await, seen(0, 0, &[], &[]));
+    assert_eq!(offset(&server, "g", "gone").await, (0, -1));
+}
+
+/// The deletion is not durable yet when the transaction has ended, and never becomes so. Else the topic would have an open transaction for ever then, and the offsets would be lost.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_topic_that_was_not_deleted_after_all_has_what_a_transaction_has_committed() {
+    let mut server = TestServer::simulated(16 << 20).await;
+    let topic_id = server.topic("t", 1, &[]).await;
+    let mut producer = Producer::init(&server, "a", true).await;
+    assert_eq!(producer.produce("t", topic_id, 0).await, (0, 0));
+    assert_eq!(producer.commit_offset("g", "t", 5).await, 0);
+    server.hold_catalog();
+    let at = server.server().clone();
+    let delete = tokio::spawn(async move { at.topics.delete(&TopicRef::Id(topic_id)).await });
+    while server.server().topics.by_id(topic_id).is_ok() {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    assert_eq!(producer.end(true).await, 0);
+    assert!(!delete.is_finished());
+    server.kill(true).await;
+    assert_eq!(committed(&server, "t", 0).await, seen(3, 3, &[0, 2], &[]));
+    assert_eq!(offset(&server, "g", "t").await, (0, 5));
+}
+
+/// What is to be committed is kept by the names of topics, and another one may have the name by then.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_new_topic_gets_no_offsets_of_an_older_one_of_its_name() {
+    for (crash, uploaded) in [(false, false), (true, false), (true, true)] {
+        for again in [false, true] {
+            let mut server = TestServer::start().await;
+            server.topic("t", 1, &[]).await;
+            server.topic("other", 1, &[]).await;
+            let mut producer = Producer::init(&server, "a", true).await;
+            assert_eq!(producer.commit_offset("g", "t", 9).await, 0);
+            assert_eq!(producer.commit_offset("g", "other", 7).await, 0);
+            delete_topic(&server, "t").await;
+            server.topic("t", 1, &[]).await;
+            // Who asks for one that exists takes nothing from it.
+            let exists = server.server().create_topic("other", 1, Default::default(), false).await;
+            assert!(exists.is_err());
+            if again {
+                assert_eq!(producer.commit_offset("g", "t", 3).await, 0);
+            }
+            if crash {
+                if uploaded {
+                    server.store().flush().await.unwrap();
+                }
+                server.crash().await;
+                producer.reconnect(&server).await;
+            }
+            assert_eq!(offset(&server, "g", "t").await, if again { (88, -1) } else { (0, -1) });
+            assert_eq!(offset(&server, "g", "other").await, (88, -1));
+            assert_eq!(producer.end(true).await, 0);
+            assert_eq!(offset(&server, "g", "t").await, (0, if again { 3 } else { -1 }));
+            assert_eq!(offset(&server, "g", "other").await, (0, 7));
+        }
+    }
+}
+
+/// Its offsets may be on their way.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_topic_is_not_created_before_a_transaction_with_its_name_has_ended() {
+    let mut server = TestServer::start().await;
+    server.topic("t", 1, &[]).await;
+    let mut producer = Producer::init(&server, "a", true).await;
+    assert_eq!(producer.commit_offset("g", "t", 9).await, 0);
+    server.server().transactions.decide_only("a", Outcome::Commit, true).await;
+    delete_topic(&server, "t").await;
+    let refused = server.server().create_topic("t", 1, Default::default(), false).await;
+    assert!(matches!(refused, Err(crate::errors::ApiError::Storage(_))));
+    server.crash().await;
+    server.topic("t", 1, &[]).await;
+    assert_eq!(offset(&server, "g", "t").await, (0, -1));
+}
+
+/// Nor before the offsets are in line of who has seen the older one. Who has to wait does so on a thread of its own: one of the runtime's that waits may be the one that all sockets wait for.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_topic_is_not_created_between_a_look_at_the_older_one_and_the_record() {
+    let server = TestServer::start().await;
+    server.topic("t", 1, &[]).await;
+    let mut producer = Producer::init(&server, "a", true).await;
+    let runtime = Handle::current();
+    let (looked, has_looked) = mpsc::channel();
+    let (go_on, may_go_on) = mpsc::channel::<()>();
+    let (at, on, identity) = (server.server().clone(), runtime.clone(), producer.identity());
+    let commit = thread::spawn(move || {
+        let request = TxnOffsetCommitRequest::default().with_group_id(GroupId(text("g")));
+        let request = request.with_generation_id(-1);
+        let position =
+            Position { partition: 0, offset: 9, leader_epoch: -1, metadata: String::new() };
+        let topics = vec![("t".to_owned(), vec![position])];
+        let (view, id) = (at.topics.view(), at.topics.by_name("t").unwrap().id);
+        let exists = || {
+            let exists = at.topics.by_id(id).is_ok();
+            looked.send(()).unwrap();
+            // Later looks go on at once.
+            let _ = may_go_on.recv();
+            exists
+        };
+        on.block_on(at.transactions.add_offsets(identity, &request, topics, &view, None, exists))
+    });
+    has_looked.recv().unwrap();
+    delete_topic(&server, "t").await;
+    let (at, on) = (server.server().clone(), runtime);
+    let create = thread::spawn(move || {
+        on.block_on(at.create_topic("t", 1, Default::default(), false)).map(|_| ())
+    });
+    // Time for it to come in between.
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    drop(go_on);
+    assert!(commit.join().unwrap().is_ok() && create.join().unwrap().is_ok());
+    assert_eq!(producer.end(true).await, 0);
+    assert_eq!(offset(&server, "g", "t").await, (0, -1));
+}
+
+/// No topic is created as long as it takes, but everything else goes on.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_looks_through_all_transactions_makes_way() {
+    let server = TestServer::start().await;
+    server.topic("t", 1, &[]).await;
+    let mut producer = Producer::init(&server, "a", true).await;
+    assert_eq!(producer.commit_offset("g", "t", 9).await, 0);
+    let ids: Vec<String> = (0..1_500).map(|n| n.to_string()).collect();
+    let begun = ids.iter().map(|id| Transactions::init(server.server(), id, None, 60_000));
+    assert!(join_all(begun).await.iter().all(Result::is_ok));
+    let mut forgotten = pin!(Transactions::forget_offsets(server.server(), "of nobody"));
+    assert!(poll!(forgotten.as_mut()).is_pending());
+    forgotten.await.unwrap();
+}
