@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use alluvium_stream::{DiskCacheStats, Requests, Store, UploadFailing};
+use alluvium_stream::{Degraded, DiskCacheStats, Reason, Requests, Store};
 use alluvium_wal::Times;
 use axum::Router;
 use axum::extract::State;
@@ -29,7 +29,6 @@ use tokio::task::JoinHandle;
 
 use self::visits::{Bounds, Visits};
 use crate::output::Failure;
-use crate::units::{counted, usage};
 
 /// A running admin port.
 pub(crate) struct Admin {
@@ -117,24 +116,18 @@ async fn healthz(State(shown): State<Arc<Shown>>) -> impl IntoResponse {
     (shown.health)()
 }
 
-/// The status says whether the server serves, since that is what those who restart servers go by; the text says more. Uploads that
-/// fail are told there: until the log or its cache is full they keep nobody from reading and writing, and a restart does not mend them.
+/// The status says whether the server serves, since supervisors restart servers by it. Faults that do not
+/// stop the server are listed with status 200: a restart does not mend them.
 pub(crate) fn health_of(store: &Store) -> (StatusCode, String) {
     if let Some(cause) = store.failure() {
         return (StatusCode::SERVICE_UNAVAILABLE, format!("failed: {cause}\n"));
     }
-    let stats = store.stats();
-    let Some(UploadFailing { elapsed, failures, error }) = stats.upload_failing else {
+    let faults = store.degraded();
+    if faults.is_empty() {
         return (StatusCode::OK, "ok\n".into());
-    };
-    let degraded = format!(
-        "degraded: uploads have been failing for {} s, {} in a row; {} of the write-ahead log and {} of the log cache hold what is not uploaded, and records are refused when one of them is full; the last error: {error}\n",
-        elapsed.as_secs(),
-        counted(failures, "attempt", "attempts"),
-        usage(stats.wal.used_bytes, stats.wal.ring_bytes),
-        usage(stats.cache_pinned_bytes, stats.cache_bound_bytes),
-    );
-    (StatusCode::OK, degraded)
+    }
+    let lines = faults.iter().map(|it| format!("{}: {}\n", it.reason.label(), it.detail));
+    (StatusCode::OK, format!("degraded\n{}", lines.collect::<String>()))
 }
 
 /// Register what this crate knows: the store's numbers, the process's memory, the build.
@@ -364,9 +357,24 @@ impl Collector for StoreCollector {
             "From a block's way to the device until it is written and flushed",
             &wal.write_times,
         )?;
+        encode_degraded(&mut encoder, &self.store.degraded())?;
         encode_disk_cache(&mut encoder, &stats.disk_cache)?;
         encode_requests(encoder, &stats.requests)
     }
+}
+
+/// One value for each reason, so that an alert finds the 0 as well.
+fn encode_degraded(
+    encoder: &mut DescriptorEncoder<'_>,
+    faults: &[Degraded],
+) -> Result<(), fmt::Error> {
+    let (name, help) = ("alluvium_degraded", "1 while the server is degraded for this reason.");
+    let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+    Reason::ALL.iter().try_for_each(|reason| {
+        let is_present = faults.iter().any(|fault| fault.reason == *reason);
+        let value = ConstGauge::new(i64::from(is_present));
+        value.encode(family.encode_family(&[("reason", reason.label())])?)
+    })
 }
 
 fn encode_disk_cache(

@@ -193,8 +193,10 @@ fn uploads_that_fail_are_told_while_the_server_serves() {
     fs::remove_dir_all(&objects).unwrap();
     fs::write(&objects, "not a directory").unwrap();
     assert_eq!(produce(&server.kafka, "orders", b"a record").unwrap(), 0);
-    let health = server.wait_for_health("degraded: ");
+    let failing = r#"alluvium_degraded{reason="uploads_failing"}"#;
+    let health = server.wait_for_health("degraded\nuploads_failing: ");
     assert_eq!(health.0, "HTTP/1.1 200 OK");
+    assert_eq!(metric(&server, failing), 1);
     contains(&health.1, &["uploads", " in a row", "write-ahead log", "log cache", "objects"]);
     assert!(metric(&server, "alluvium_upload_failures_in_a_row") > 0);
     assert_eq!(produce(&server.kafka, "orders", b"another").unwrap(), 0);
@@ -202,6 +204,7 @@ fn uploads_that_fail_are_told_while_the_server_serves() {
     fs::remove_file(&objects).unwrap();
     fs::create_dir(&objects).unwrap();
     assert_eq!(server.wait_for_health("ok").1, "ok\n");
+    assert_eq!(metric(&server, failing), 0);
     assert_eq!(metric(&server, "alluvium_upload_failures_in_a_row"), 0);
     assert!(metric(&server, "alluvium_upload_failures_total") > 0);
 }
@@ -231,6 +234,16 @@ fn what_recovery_has_lost_is_counted() {
     assert!(metric(&server, "alluvium_recovery_damaged_bytes") > 0);
     assert_eq!(metric(&server, "alluvium_recovery_lost_offset_ranges"), 1);
     assert_eq!(metric(&server, "alluvium_recovery_lost_offsets"), 1);
+    let (status, health) = server.get("/healthz");
+    assert_eq!(status, "HTTP/1.1 200 OK");
+    let lines: Vec<_> = health.lines().collect();
+    assert_eq!(lines.len(), 3, "{health}");
+    assert_eq!(lines[0], "degraded");
+    contains(lines[1], &["log_damaged: ", "by the last start: 1,"]);
+    contains(lines[2], &["offsets_lost: ", "by the last start: 1,"]);
+    for reason in ["log_damaged", "offsets_lost"] {
+        assert_eq!(metric(&server, &format!("alluvium_degraded{{reason=\"{reason}\"}}")), 1);
+    }
 }
 
 #[test]

@@ -13,6 +13,7 @@ mod cache;
 pub mod catalog;
 mod commit;
 mod compact;
+mod health;
 mod janitor;
 pub mod object;
 mod object_table;
@@ -34,6 +35,7 @@ mod writer;
 
 pub use catalog::{Catalog, CatalogError, Change, MemoryCatalog, RedbCatalog};
 pub use compact::{Rewrite, Rewritten, StoredPart};
+pub use health::{Degraded, Reason};
 pub use objects::{
     DiskCacheStats, ErrorKind, ObjectError, Orphan, ReadStats, Requests, StoredObject, Survey,
     Wrong, list_objects, local_objects, object_size, survey, try_objects,

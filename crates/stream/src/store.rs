@@ -21,6 +21,7 @@ use crate::ahead::Readers;
 use crate::cache::LogCache;
 use crate::catalog::{Catalog, CatalogError, Change};
 use crate::compact::{self, Compaction};
+use crate::health::{self, Degraded, Faults, Reason};
 pub(crate) use crate::object_table::{ObjectTable, Used};
 use crate::objects::{DiskCacheStats, ObjectError, Objects, ReadStats, Requests};
 use crate::options::Options;
@@ -254,6 +255,7 @@ pub(crate) struct Shared {
     pub(crate) retired: Notify,
     pub(crate) compaction: Compaction,
     pub(crate) numbers: Numbers,
+    pub(crate) faults: Faults,
     /// Why nothing can be appended any more.
     failure: OnceLock<StoreError>,
     /// `failure` was set.
@@ -395,6 +397,7 @@ impl Store {
             retired: Notify::new(),
             compaction: Compaction::new(&options),
             numbers: Numbers::new(&recovered.recovery),
+            faults: Faults::default(),
             failure: OnceLock::new(),
             failed: Notify::new(),
             halted: OnceLock::new(),
@@ -549,6 +552,17 @@ impl Store {
             lost: shared.numbers.lost,
             wal: shared.wal.stats(),
         }
+    }
+
+    /// What is wrong while the store serves, at most one entry for each reason; empty if all is well.
+    pub fn degraded(&self) -> Vec<Degraded> {
+        health::degraded(&self.stats(), &self.shared.faults)
+    }
+
+    /// Report a fault of a layer above the store, or, with `None`, that it is over. See
+    /// [`Store::degraded`].
+    pub fn report(&self, reason: Reason, detail: Option<String>) {
+        self.shared.faults.report(reason, detail);
     }
 
     /// Upload what has been appended so far, and wait until it is committed and the WAL is trimmed; returns at once

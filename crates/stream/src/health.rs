@@ -1,0 +1,141 @@
+//! What is wrong while the store serves: the reasons for which a server calls itself degraded.
+
+use std::collections::BTreeMap;
+
+use parking_lot::Mutex;
+
+use crate::store::{Lost, Stats, UploadFailing};
+
+/// A kind of fault that does not stop the server. Its label is part of the interface: `/healthz` and
+/// the metric `alluvium_degraded` carry it, and docs/metrics.md explains each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Reason {
+    /// Parts of the WAL were durable once, and recovery could not read them.
+    LogDamaged,
+    /// Recovery found offsets missing: acknowledged records are lost.
+    OffsetsLost,
+    /// Objects cannot be written.
+    UploadsFailing,
+}
+
+impl Reason {
+    /// All of them, in the order in which they are listed.
+    pub const ALL: [Self; 3] = [Self::LogDamaged, Self::OffsetsLost, Self::UploadsFailing];
+
+    /// The name of the reason in `/healthz` and in metrics.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::LogDamaged => "log_damaged",
+            Self::OffsetsLost => "offsets_lost",
+            Self::UploadsFailing => "uploads_failing",
+        }
+    }
+}
+
+/// A fault that is present now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Degraded {
+    /// What kind of fault it is.
+    pub reason: Reason,
+    /// What an operator needs to know, in one line.
+    pub detail: String,
+}
+
+/// Faults reported by the code that meets them. A fault that the store's numbers show already is
+/// derived from these instead; see [`degraded`].
+#[derive(Default)]
+pub(crate) struct Faults(Mutex<BTreeMap<Reason, String>>);
+
+impl Faults {
+    /// The fault is present, with this detail, or it is over.
+    pub(crate) fn report(&self, reason: Reason, detail: Option<String>) {
+        let mut faults = self.0.lock();
+        match detail {
+            Some(detail) => drop(faults.insert(reason, detail)),
+            None => drop(faults.remove(&reason)),
+        }
+    }
+}
+
+/// Every fault that is present, at most one of each reason, in the order of [`Reason::ALL`].
+pub(crate) fn degraded(stats: &Stats, reported: &Faults) -> Vec<Degraded> {
+    let mut found = reported.0.lock().clone();
+    found.extend(derived(stats));
+    // A detail may quote an error of several lines.
+    let one_line = |text: String| text.lines().map(str::trim).collect::<Vec<_>>().join(" ");
+    let found = found.into_iter();
+    found.map(|(reason, detail)| Degraded { reason, detail: one_line(detail) }).collect()
+}
+
+fn derived(stats: &Stats) -> impl Iterator<Item = (Reason, String)> {
+    let Lost { damaged_ranges, damaged_bytes, gaps, offsets } = stats.lost;
+    let log_damaged = (damaged_ranges > 0).then(|| {
+        format!(
+            "damaged ranges of the write-ahead log found by the last start: {damaged_ranges}, with \
+             {damaged_bytes} bytes; the log of that start names them"
+        )
+    });
+    let offsets_lost = (gaps > 0).then(|| {
+        format!(
+            "offsets found missing by the last start: {offsets}, in {gaps} ranges; acknowledged \
+             records are lost, and the log of that start names them"
+        )
+    });
+    let percent = |used: u64, of: u64| (u128::from(used) * 100 / u128::from(of.max(1))) as u64;
+    let uploads_failing = stats.upload_failing.as_ref().map(|failing| {
+        let UploadFailing { elapsed, failures, error } = failing;
+        format!(
+            "uploads have been failing for {} s, {failures} in a row; {}% of the write-ahead log \
+             and {}% of the log cache hold what is not uploaded, and records are refused when one \
+             of them is full; the last error: {error}",
+            elapsed.as_secs(),
+            percent(stats.wal.used_bytes, stats.wal.ring_bytes),
+            percent(stats.cache_pinned_bytes, stats.cache_bound_bytes),
+        )
+    });
+    let all = [
+        (Reason::LogDamaged, log_damaged),
+        (Reason::OffsetsLost, offsets_lost),
+        (Reason::UploadsFailing, uploads_failing),
+    ];
+    all.into_iter().filter_map(|(reason, detail)| Some((reason, detail?)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn labels_are_unique_and_listed_in_order() {
+        let labels: std::collections::BTreeSet<_> =
+            Reason::ALL.iter().map(|reason| reason.label()).collect();
+        assert_eq!(labels.len(), Reason::ALL.len());
+        assert!(Reason::ALL.is_sorted());
+    }
+
+    #[tokio::test]
+    async fn each_fault_is_listed_until_it_is_over() {
+        let (store, _disk) = crate::store::tests::small_store().await;
+        assert_eq!(store.degraded(), []);
+
+        let mut stats = store.stats();
+        stats.lost = Lost { damaged_ranges: 1, damaged_bytes: 4096, gaps: 2, offsets: 7 };
+        let elapsed = Duration::from_secs(90);
+        let error = "the first line\n  the second".to_owned();
+        stats.upload_failing = Some(UploadFailing { elapsed, failures: 5, error });
+        let found = degraded(&stats, &Faults::default());
+        assert_eq!(found.iter().map(|it| it.reason).collect::<Vec<_>>(), Reason::ALL);
+        assert!(found[0].detail.contains("4096 bytes"), "{found:?}");
+        assert!(found[1].detail.contains("missing by the last start: 7, in 2"), "{found:?}");
+        assert!(found[2].detail.contains("for 90 s, 5 in a row"), "{found:?}");
+        assert!(found[2].detail.ends_with("the first line the second"), "{found:?}");
+
+        store.report(Reason::UploadsFailing, Some("reported".into()));
+        let reported = Degraded { reason: Reason::UploadsFailing, detail: "reported".into() };
+        assert_eq!(store.degraded(), [reported]);
+        store.report(Reason::UploadsFailing, None);
+        assert_eq!(store.degraded(), []);
+    }
+}
