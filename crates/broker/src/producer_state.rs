@@ -7,7 +7,7 @@
 mod checkpoint;
 mod totals;
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::time::Duration;
 
 use alluvium_stream::{Batch, StreamOffset};
@@ -110,6 +110,10 @@ pub(crate) struct ActiveProducer {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ProducerStates {
     producers: HashMap<i64, Producer>,
+    /// Producers without an open transaction, by `last_offset` and id: the first one makes room.
+    idle: BTreeSet<(u64, i64)>,
+    /// The greatest `last_offset` that any producer has had.
+    newest_offset: u64,
     /// Producers with an open transaction, by its first offset.
     open: BTreeMap<u64, i64>,
     /// Transactions that have ended by a marker that may not be durable yet: first offset and marker's offset, by the latter.
@@ -208,15 +212,20 @@ impl ProducerStates {
             base_offset,
             max_timestamp_ms,
         };
+        let producer_id = batch.producer_id;
         let producer = self.enter(batch, base_offset, max_timestamp_ms, now_ms);
         if producer.batches.len() == REMEMBERED_BATCHES {
             producer.batches.remove(0);
         }
         producer.batches.reserve_exact(1);
         producer.batches.push(seen);
-        if batch.is_transactional() && producer.transaction.is_none() {
-            producer.transaction = Some(base_offset);
-            self.open.insert(base_offset, batch.producer_id);
+        if producer.transaction.is_none() {
+            if batch.is_transactional() {
+                producer.transaction = Some(base_offset);
+                self.open.insert(base_offset, producer_id);
+            } else {
+                self.idle.insert((base_offset, producer_id));
+            }
         }
         self.bound();
     }
@@ -242,10 +251,12 @@ impl ProducerStates {
                 });
             }
         }
+        self.idle.insert((offset, marker.producer_id));
         self.bound();
     }
 
-    /// The producer of a batch or marker in the log, with that one's epoch.
+    /// The producer of a batch or marker in the log, with that one's epoch. The caller puts it back
+    /// into `idle` if it has no transaction open.
     fn enter(
         &mut self,
         batch: &BatchHeader,
@@ -253,6 +264,7 @@ impl ProducerStates {
         timestamp_ms: i64,
         now_ms: i64,
     ) -> &mut Producer {
+        self.newest_offset = self.newest_offset.max(offset);
         let producer = self.producers.entry(batch.producer_id).or_insert_with(|| Producer {
             epoch: batch.producer_epoch,
             batches: Vec::new(),
@@ -261,6 +273,7 @@ impl ProducerStates {
             last_timestamp_ms: timestamp_ms,
             used_ms: now_ms,
         });
+        self.idle.remove(&(producer.last_offset, batch.producer_id));
         if producer.epoch != batch.producer_epoch {
             producer.epoch = batch.producer_epoch;
             producer.batches.clear();
@@ -280,29 +293,27 @@ impl ProducerStates {
     /// Forget so many producers, those whose last batches are the oldest in the log, of those that have no transaction open. Not the last one to append: its client
     /// may not have heard of it yet, and tries again.
     fn forget_oldest(&mut self, count: usize) {
-        let newest = self.producers.values().map(|producer| producer.last_offset).max();
-        let idle = self.producers.iter().filter(|(_, producer)| {
-            producer.transaction.is_none() && Some(producer.last_offset) < newest
-        });
-        let idle = idle.map(|(id, producer)| (producer.last_offset, *id));
-        let oldest: Vec<_> = match count {
-            0 => return,
-            1 => idle.min().into_iter().collect(),
-            _ => {
-                let mut idle: Vec<_> = idle.collect();
-                idle.sort_unstable();
-                idle.truncate(count);
-                idle
+        for _ in 0..count {
+            let Some(&(last_offset, id)) = self.idle.first() else { return };
+            #[cfg(test)]
+            LOOKED_AT.set(LOOKED_AT.get() + 1);
+            if last_offset >= self.newest_offset {
+                return;
             }
-        };
-        for (_, id) in oldest {
+            self.idle.pop_first();
             self.producers.remove(&id);
         }
     }
 
     /// Forget the producers that have not appended for [`EXPIRATION`], none that has a transaction open.
     pub(crate) fn forget_expired(&mut self, now_ms: i64) {
-        self.producers.retain(|_, producer| !producer.is_expired(now_ms));
+        self.producers.retain(|id, producer| {
+            let is_expired = producer.is_expired(now_ms);
+            if is_expired {
+                self.idle.remove(&(producer.last_offset, *id));
+            }
+            !is_expired
+        });
         if self.producers.capacity() > SMALL_TABLE.max(4 * self.producers.len()) {
             self.producers.shrink_to_fit();
         }
@@ -445,6 +456,12 @@ impl ProducerStates {
         self.producers.values().map(|producer| producer.used_ms).max().unwrap_or(i64::MIN)
     }
 }
+
+#[cfg(test)]
+thread_local!(
+    /// Producers examined while making room.
+    static LOOKED_AT: std::cell::Cell<usize> = const { std::cell::Cell::new(0) }
+);
 
 #[cfg(test)]
 mod tests;

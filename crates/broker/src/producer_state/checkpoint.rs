@@ -1,6 +1,6 @@
 //! The checkpoint of a partition's producers. Layout: `docs/format/producer-state.md`.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 use alluvium_stream::{Batch, StreamOffset};
 
@@ -72,10 +72,19 @@ impl ProducerStates {
         let mut reader = Reader(content.get(1..).ok_or(BadCheckpoint::Truncated)?);
         let count = u32::from_le_bytes(reader.take()?);
         let (mut producers, mut open) = (HashMap::new(), BTreeMap::new());
+        let (mut idle, mut newest_offset) = (BTreeSet::new(), 0);
         for _ in 0..count {
             let id = i64::from_le_bytes(reader.take()?);
             let producer = read_producer(&mut reader, version, id, unknown_ms)?;
-            open.extend(producer.transaction.map(|first| (first, id)));
+            match producer.transaction {
+                Some(first_offset) => {
+                    open.insert(first_offset, id);
+                }
+                None => {
+                    idle.insert((producer.last_offset, id));
+                }
+            }
+            newest_offset = producer.last_offset.max(newest_offset);
             producers.insert(id, producer);
         }
         let mut aborted = VecDeque::new();
@@ -92,7 +101,8 @@ impl ProducerStates {
         if !reader.0.is_empty() {
             return Err(BadCheckpoint::Content(format!("{} bytes behind the end", reader.0.len())));
         }
-        Ok(Self { producers, open, ending: VecDeque::new(), aborted })
+        let ending = VecDeque::new();
+        Ok(Self { producers, idle, newest_offset, open, ending, aborted })
     }
 }
 

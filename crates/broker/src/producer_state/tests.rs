@@ -112,6 +112,79 @@ fn producers_are_bounded_and_expire() {
     assert_eq!(states.producers.len(), 1);
 }
 
+/// The work to make room for a producer does not depend on how many there are.
+#[test]
+fn making_room_examines_only_the_producers_that_go() {
+    let looked_at = |states: &mut ProducerStates, ids: std::ops::Range<i64>| {
+        let before = LOOKED_AT.get();
+        for id in ids {
+            states.record(&batch(id, 0, 0, 1), id as u64, 0, NOW);
+        }
+        LOOKED_AT.get() - before
+    };
+    let mut states = ProducerStates::default();
+    let max = MAX_PRODUCERS as i64;
+    assert_eq!(looked_at(&mut states, 0..max), 0);
+    assert_eq!(looked_at(&mut states, max..max + 1_000), 1_000);
+    let mut read = ProducerStates::decode(&states.encode().unwrap(), 0).unwrap();
+    assert_eq!(looked_at(&mut read, max + 1_000..max + 2_000), 1_000, "after a start");
+
+    // Producers with an open transaction are not examined either.
+    let mut states = ProducerStates::default();
+    for id in 0..max {
+        states.record(&transactional(id), id as u64, 0, NOW);
+    }
+    assert!(looked_at(&mut states, max..max + 1_000) <= 1_000);
+    assert_eq!(states.producers.len(), MAX_PRODUCERS + 1);
+}
+
+/// The producer that goes is the one that a scan over all producers finds.
+#[test]
+fn the_oldest_producer_without_an_open_transaction_goes_first() {
+    let oldest = |states: &ProducerStates| {
+        let newest = states.producers.values().map(|producer| producer.last_offset).max();
+        let idle = states.producers.iter().filter(|(_, producer)| {
+            producer.transaction.is_none() && Some(producer.last_offset) < newest
+        });
+        idle.map(|(id, producer)| (producer.last_offset, *id)).min().map(|(_, id)| id)
+    };
+    let mut random = 1_u64;
+    let mut next = |below: u64| {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (random >> 33) % below
+    };
+    let mut states = ProducerStates::default();
+    for offset in 0..20_000 {
+        let id = next(40) as i64;
+        let epoch = states.epoch(id).unwrap_or(0);
+        match next(8) {
+            0 | 1 => {
+                let outcome = if next(2) == 0 { Outcome::Abort } else { Outcome::Commit };
+                let epoch = epoch + next(2) as i16;
+                states.record_marker(&batch(id, epoch, -1, 1), outcome, offset, NOW);
+            }
+            2 => {
+                let header = BatchHeader { attributes: 1 << 4, ..batch(id, epoch, 0, 1) };
+                states.record(&header, offset, 0, NOW);
+            }
+            3 => {
+                let bytes = states.encode();
+                let read = bytes.map(|bytes| ProducerStates::decode(&bytes, 0).unwrap());
+                states = read.unwrap_or_default();
+            }
+            4 => {
+                let expected = oldest(&states);
+                let before = ids(&states);
+                states.forget_oldest(1);
+                let left: Vec<_> = before.into_iter().filter(|id| Some(*id) != expected).collect();
+                assert_eq!(ids(&states), left);
+            }
+            5 if next(50) == 0 => states.forget_expired(NOW + EXPIRATION_MS),
+            _ => states.record(&batch(id, epoch, 0, 1), offset, 0, NOW),
+        }
+    }
+}
+
 #[test]
 fn a_checkpoint_is_what_was_written() {
     assert_eq!(ProducerStates::default().encode(), None);

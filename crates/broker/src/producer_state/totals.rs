@@ -11,7 +11,8 @@ use prometheus_client::metrics::gauge::Gauge;
 
 use super::ProducerStates;
 
-/// Producers of all partitions. Each takes 100 to 300 bytes, by how many of its batches are remembered and how full its table is.
+/// Producers of all partitions. Each takes 150 to 450 bytes, depending on how many of its batches are
+/// remembered and how full the tables are.
 const MAX_PRODUCERS: usize = 500_000;
 /// A partition forgets none of so many for the sake of others.
 const FREE_PRODUCERS: usize = 32;
