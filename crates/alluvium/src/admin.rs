@@ -1,5 +1,6 @@
-//! The admin port: `/metrics` for Prometheus, `/healthz` for whoever restarts servers. Never the Kafka port.
+//! The admin port: `/metrics` for Prometheus; `/livez`, `/readyz` and `/healthz` for probes. Never the Kafka port.
 
+mod health;
 mod visits;
 
 use std::fmt;
@@ -15,6 +16,7 @@ use axum::http::{StatusCode, header};
 use axum::middleware::map_response;
 use axum::response::IntoResponse;
 use axum::routing::get;
+use parking_lot::RwLock;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, NoLabelSet};
@@ -27,51 +29,52 @@ use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
+pub(crate) use self::health::{Condition, Health};
 use self::visits::{Bounds, Visits};
+use crate::log_queue;
 use crate::output::Failure;
 
-/// A running admin port.
+/// A running admin port. A server opens it before anything that may take long, so that probes get
+/// answers from the start.
 pub(crate) struct Admin {
     local_addr: SocketAddr,
+    shown: Arc<Shown>,
     stop: oneshot::Sender<()>,
     task: JoinHandle<()>,
 }
 
-/// What `/healthz` says: whether the server serves, and a line about it.
-pub(crate) type Health = Box<dyn Fn() -> (StatusCode, String) + Send + Sync>;
-
 struct Shown {
-    registry: Registry,
-    health: Health,
+    registry: RwLock<Registry>,
+    health: Arc<Health>,
 }
 
 impl Admin {
-    /// Open the port and answer.
+    /// Open the port and answer. `/metrics` shows the process until [`Admin::publish`].
     ///
     /// # Errors
     /// The address is in use or not this machine's.
-    pub(crate) async fn start(
-        listen: SocketAddr,
-        registry: Registry,
-        health: Health,
-    ) -> Result<Self, Failure> {
-        Self::start_within(listen, registry, health, Bounds::USUAL).await
+    pub(crate) async fn start(listen: SocketAddr, health: Arc<Health>) -> Result<Self, Failure> {
+        Self::start_within(listen, health, Bounds::USUAL).await
     }
 
     async fn start_within(
         listen: SocketAddr,
-        registry: Registry,
-        health: Health,
+        health: Arc<Health>,
         bounds: Bounds,
     ) -> Result<Self, Failure> {
         let failed =
             |error| Failure::Failed(format!("can not listen on admin port {listen}: {error}"));
         let listener = TcpListener::bind(listen).await.map_err(failed)?;
         let local_addr = listener.local_addr().map_err(failed)?;
+        let mut registry = Registry::default();
+        register_process(&mut registry, &health);
+        let shown = Arc::new(Shown { registry: RwLock::new(registry), health });
         let routes = Router::new()
             .route("/metrics", get(metrics))
-            .route("/healthz", get(healthz))
-            .with_state(Arc::new(Shown { registry, health }))
+            .route("/livez", get(async || "ok\n"))
+            .route("/readyz", get(async |State(shown): State<Arc<Shown>>| shown.health.ready()))
+            .route("/healthz", get(async |State(shown): State<Arc<Shown>>| shown.health.health()))
+            .with_state(shown.clone())
             .layer(map_response(visits::is_last));
         let visits = Visits::new(listener, bounds);
         let (stop, stopped) = oneshot::channel::<()>();
@@ -82,7 +85,14 @@ impl Admin {
                 tracing::error!("the admin port has failed: {error}");
             }
         });
-        Ok(Self { local_addr, stop, task })
+        tracing::info!("the admin port is open: http://{local_addr}/readyz");
+        Ok(Self { local_addr, shown, stop, task })
+    }
+
+    /// Show these metrics, and those of the process, from now on.
+    pub(crate) fn publish(&self, mut registry: Registry) {
+        register_process(&mut registry, &self.shown.health);
+        *self.shown.registry.write() = registry;
     }
 
     /// The address that it is bound to.
@@ -99,7 +109,7 @@ impl Admin {
 
 async fn metrics(State(shown): State<Arc<Shown>>) -> impl IntoResponse {
     let mut text = String::new();
-    match encode(&mut text, &shown.registry) {
+    match encode(&mut text, &shown.registry.read()) {
         Ok(()) => {
             let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
             (StatusCode::OK, [(header::CONTENT_TYPE, kind)], text)
@@ -112,34 +122,46 @@ async fn metrics(State(shown): State<Arc<Shown>>) -> impl IntoResponse {
     }
 }
 
-async fn healthz(State(shown): State<Arc<Shown>>) -> impl IntoResponse {
-    (shown.health)()
-}
-
-/// The status says whether the server serves, since supervisors restart servers by it. Faults that do not
-/// stop the server are listed with status 200: a restart does not mend them.
-pub(crate) fn health_of(store: &Store) -> (StatusCode, String) {
-    if let Some(cause) = store.failure() {
-        return (StatusCode::SERVICE_UNAVAILABLE, format!("failed: {cause}\n"));
-    }
-    let faults = store.degraded();
-    if faults.is_empty() {
-        return (StatusCode::OK, "ok\n".into());
-    }
-    let lines = faults.iter().map(|it| format!("{}: {}\n", it.reason.label(), it.detail));
-    (StatusCode::OK, format!("degraded\n{}", lines.collect::<String>()))
-}
-
-/// Register what this crate knows: the store's numbers, the process's memory, the build.
+/// Register the store's numbers.
 pub(crate) fn register(registry: &mut Registry, store: Store) {
-    register_build(registry);
     registry.register_collector(Box::new(StoreCollector { store }));
 }
 
-/// Register which program this is.
-pub(crate) fn register_build(registry: &mut Registry) {
+/// Register what each server knows of itself.
+fn register_process(registry: &mut Registry, health: &Arc<Health>) {
     let build = Info::new(vec![("version", env!("CARGO_PKG_VERSION"))]);
     registry.register("alluvium_build", "Version of this program", build);
+    registry.register_collector(Box::new(ProcessCollector { health: health.clone() }));
+}
+
+struct ProcessCollector {
+    health: Arc<Health>,
+}
+
+impl fmt::Debug for ProcessCollector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ProcessCollector").finish_non_exhaustive()
+    }
+}
+
+impl Collector for ProcessCollector {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let gauges = [
+            ("ready", "1 while clients are served", u64::from(self.health.is_ready())),
+            (
+                "process_resident_memory_bytes",
+                "Resident memory of the process",
+                resident_bytes().unwrap_or(0),
+            ),
+        ];
+        encode_gauges(&mut encoder, &gauges)?;
+        let dropped = (
+            "log_dropped_lines",
+            "Lines of the log that were dropped since standard error did not take them",
+            log_queue::dropped_lines(),
+        );
+        encode_counters(&mut encoder, &[dropped])
+    }
 }
 
 /// Values of now, by name without `alluvium_` in front, with what they mean.
@@ -210,7 +232,7 @@ impl Collector for StoreCollector {
         let wal = stats.wal;
         let count = |n: usize| n as u64;
         let failing = stats.upload_failing.as_ref();
-        let gauges: [(&str, &str, u64); 30] = [
+        let gauges: [(&str, &str, u64); 29] = [
             ("streams", "Streams that exist", count(stats.streams)),
             ("log_cache_bound_bytes", "Bound of the log cache", stats.cache_bound_bytes),
             ("log_cache_used_bytes", "Batches in the log cache", stats.cache_used_bytes),
@@ -259,11 +281,6 @@ impl Collector for StoreCollector {
                 "wal_failed",
                 "1 once a write or flush has failed: nothing is acknowledged any more",
                 u64::from(wal.failed),
-            ),
-            (
-                "process_resident_memory_bytes",
-                "Resident memory of the process",
-                resident_bytes().unwrap_or(0),
             ),
             (
                 "upload_failures_in_a_row",

@@ -18,7 +18,7 @@ use crate::wal::WalCommand;
     version,
     disable_help_subcommand = true,
     after_help = "Exit codes: 0 done; 1 failed; 2 wrong usage or configuration; \
-                  3 the write-ahead log failed while serving; 130 stopped at once by a second signal."
+                  3 the write-ahead log failed while serving; 4 a defect of the server; 130 stopped at once by a second signal."
 )]
 pub(crate) struct Cli {
     #[command(subcommand)]

@@ -10,10 +10,12 @@ mod catalog;
 mod cli;
 mod config;
 mod control;
+mod defect;
 mod jwks;
 mod kafka;
 mod listeners;
 mod load;
+mod log_queue;
 mod object;
 mod objects;
 mod open_files;
@@ -50,8 +52,10 @@ fn main() -> ExitCode {
         Command::User(command) => user::run(command),
         Command::Wal(command) => wal::run(command),
     };
-    match done {
+    let code = match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(),
-    }
+    };
+    output::finish_log();
+    code
 }

@@ -6,7 +6,10 @@ use std::process::ExitCode;
 
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::fmt::MakeWriter;
 
+use crate::defect;
+use crate::log_queue::{self, LAST_LINES};
 use crate::units::Size;
 
 /// Why a command did not do what it was asked, and the exit code that says so.
@@ -36,15 +39,19 @@ impl Failure {
         }
     }
 
-    /// Say it on standard error.
+    /// Say it on standard error, in a server as its last line.
     pub(crate) fn report(&self) -> ExitCode {
         let (code, message) = match self {
             Self::Failed(message) => (1, message),
             Self::Usage(message) | Self::NotLooked(message) => (2, message),
             Self::WalFailed(message) => (3, message),
         };
-        // With standard error gone there is nobody left to tell.
-        let _ = writeln!(io::stderr(), "error: {message}");
+        let line = format!("error: {message}\n");
+        match log_queue::of_server() {
+            Some(log) => log.put(line.as_bytes()),
+            // If that fails, nothing is left to report it to.
+            None => drop(io::stderr().write_all(line.as_bytes())),
+        }
         ExitCode::from(code)
     }
 }
@@ -163,11 +170,55 @@ impl fmt::Display for Table {
     }
 }
 
-/// Sends the log to standard error. `filter` is a level or a list of `target=level`.
+/// Send the log of a command to standard error. `filter` is a level or a list of `target=level`.
 ///
 /// # Errors
 /// A filter that can not be parsed.
 pub(crate) fn start_logging(filter: &str) -> Result<(), Failure> {
+    install(parse(filter)?, io::stderr);
+    Ok(())
+}
+
+/// The same for a server, in which logging neither blocks nor fails, and a panic on any thread ends the process.
+///
+/// # Errors
+/// A filter that can not be parsed; no thread for the log.
+pub(crate) fn start_server_logging(filter: &str) -> Result<(), Failure> {
+    let filter = parse(filter)?;
+    let log = log_queue::start()
+        .map_err(|error| Failure::Failed(format!("no thread for the log: {error}")))?;
+    install(filter, || log.line());
+    defect::end_process_on_panic(log);
+    Ok(())
+}
+
+/// The log of a server has a moment to be written. To be called before the process ends.
+pub(crate) fn finish_log() {
+    if let Some(log) = log_queue::of_server() {
+        log.flush(LAST_LINES);
+    }
+}
+
+/// End a server without stopping it.
+pub(crate) fn exit_at_once(code: i32) -> ! {
+    finish_log();
+    std::process::exit(code)
+}
+
+fn install<W>(filter: EnvFilter, writer: W)
+where
+    W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
+{
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(writer)
+        .with_ansi(io::IsTerminal::is_terminal(&io::stderr()))
+        // It would report a line that cannot be written by `eprintln!`, which panics then.
+        .log_internal_errors(false)
+        .init();
+}
+
+fn parse(filter: &str) -> Result<EnvFilter, Failure> {
     let wrong =
         |reason: &dyn fmt::Display| Failure::Usage(format!("log filter `{filter}`: {reason}"));
     // A lone word that is no level would be taken for a target, and a typing error would silence everything.
@@ -181,16 +232,10 @@ pub(crate) fn start_logging(filter: &str) -> Result<(), Failure> {
     }
     let asked = filter.parse::<EnvFilter>().map_err(|error| wrong(&error))?;
     // That a request is repeated is no news; one that has failed is told by who has sent it. Who names this target gets it all the same.
-    let filter = match asked.max_level_hint() {
+    Ok(match asked.max_level_hint() {
         Some(level) if level < LevelFilter::WARN => asked,
         _ => EnvFilter::new(format!("object_store=warn,{filter}")),
-    };
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(io::stderr)
-        .with_ansi(io::IsTerminal::is_terminal(&io::stderr()))
-        .init();
-    Ok(())
+    })
 }
 
 #[cfg(test)]

@@ -102,11 +102,16 @@ impl State {
 fn pace(done: u64, total: u64, elapsed: Duration) -> String {
     let per_second = done as f64 / elapsed.as_secs_f64().max(f64::MIN_POSITIVE);
     let speed = format!("{}/s", about(per_second as u64));
-    if done == 0 {
-        return speed;
+    match seconds_left(done, total, elapsed) {
+        Some(left) => format!("{speed}, {left:.0} s left"),
+        None => speed,
     }
-    let left = (total.saturating_sub(done) as f64 / per_second).ceil();
-    format!("{speed}, {left:.0} s left")
+}
+
+/// How long the rest takes at the mean speed so far; `None` if there is none yet.
+pub(crate) fn seconds_left(done: u64, total: u64, elapsed: Duration) -> Option<f64> {
+    let rest = total.saturating_sub(done) as f64;
+    (done > 0).then(|| (rest * elapsed.as_secs_f64() / done as f64).ceil())
 }
 
 fn new_bar(what: String, total: u64) -> ProgressBar {

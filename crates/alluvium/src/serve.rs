@@ -1,6 +1,8 @@
 //! `alluvium serve`: start the layers in order, wait for the end, stop them in the opposite order.
 
+use std::fs::File;
 use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use alluvium_broker::groups::GroupConfig;
@@ -13,7 +15,7 @@ use rustix::fs::Mode;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::address::HostPort;
-use crate::admin::{self, Admin};
+use crate::admin::{self, Admin, Condition, Health};
 use crate::config::{ServeConfig, ServeOptions};
 use crate::control::Socket;
 use crate::jwks;
@@ -41,7 +43,7 @@ const SAME_WISH: Duration = Duration::from_secs(1);
 /// A configuration that can not be used; a part that can not be opened; a write-ahead log that failed while serving.
 pub(crate) fn run(options: ServeOptions) -> Result<(), Failure> {
     let config = ServeConfig::load(options).map_err(|error| Failure::Usage(error.to_string()))?;
-    output::start_logging(&config.log)?;
+    output::start_server_logging(&config.log)?;
     // Whatever is created from here on, records and what is kept of passwords, is nobody else's on the machine.
     rustix::process::umask(Mode::RWXG | Mode::RWXO);
     tracing::info!(
@@ -51,38 +53,41 @@ pub(crate) fn run(options: ServeOptions) -> Result<(), Failure> {
         config.data_dir.display()
     );
     tracing::debug!("configuration: {config}");
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::Failed(format!("can not start the runtime: {error}")))?;
+    // Before anything that may take long: else a supervisor takes a server that starts for a dead one.
+    let health = Health::new();
+    let admin = match config.admin_listen {
+        Some(listen) => Some(runtime.block_on(Admin::start(listen, health.clone()))?),
+        None => None,
+    };
     check_ports(&config)?;
     have_files(&config);
-    // Opened before the runtime: nothing runs yet that could be disturbed, and a signal ends the process at once, which is
-    // harmless at every moment up to here.
-    let storage = Storage::open(&config)?;
+    // On this thread, on which the runtime runs nothing. A signal ends the process at once, which is harmless at every moment
+    // up to here.
+    let storage = Storage::open(&config, &health)?;
     tracing::info!(
         "objects: {}, one when {} are waiting, or after {}",
         config.object_store,
         Size { bytes: storage.options.upload_bytes },
         config.upload_interval
     );
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build()
-        .map_err(|error| Failure::Failed(format!("can not start the runtime: {error}")))?;
-    let served = runtime.block_on(serve(&config, storage));
+    let served = runtime.block_on(serve(&config, storage, admin, &health));
     // What is left, the lengthening of a file for instance, may be interrupted.
     runtime.shutdown_timeout(LAST_TASKS);
     served
 }
 
-async fn serve(config: &ServeConfig, storage: Storage) -> Result<(), Failure> {
-    let Storage { device, wal_options, catalog, objects, options, _lock } = storage;
-    let meter = Meter::new(format!("recovering {}", config.wal.display()));
-    let (fold, progress) = (std::sync::Arc::new(BrokerFold), Some(meter.callback()));
-    let opened =
-        Store::open(device.clone(), wal_options, objects, catalog, fold, options, progress).await;
-    drop(meter);
-    let Opened { store, recovery } = opened.map_err(|error| {
-        let (wal, data) = (config.wal.display(), config.data_dir.display());
-        Failure::Failed(format!("write-ahead log {wal}, catalog in {data}: {error}"))
-    })?;
+async fn serve(
+    config: &ServeConfig,
+    storage: Storage,
+    admin: Option<Admin>,
+    health: &Arc<Health>,
+) -> Result<(), Failure> {
+    let device = storage.device.clone();
+    let (Opened { store, recovery }, _lock) = recover(config, storage, health).await?;
     tracing::info!("{}", summary(&recovery));
     tracing::debug!("recovered {recovery}");
     let largest = Size { bytes: store.max_batch_bytes() };
@@ -94,6 +99,9 @@ async fn serve(config: &ServeConfig, storage: Storage) -> Result<(), Failure> {
     }
 
     let mut signals = Signals::install()?;
+    let watched = store.clone();
+    health.watch(move || Condition::of_store(&watched));
+    health.begin("opening the partitions");
     let mut registry = Registry::default();
     admin::register(&mut registry, store.clone());
     let socket = Socket::open(config);
@@ -103,20 +111,16 @@ async fn serve(config: &ServeConfig, storage: Storage) -> Result<(), Failure> {
             other => Failure::new(other),
         },
     )?;
-    let admin = match config.admin_listen {
-        Some(listen) => {
-            let store = store.clone();
-            let health = Box::new(move || admin::health_of(&store));
-            Some(Admin::start(listen, registry, health).await?)
-        }
-        None => None,
-    };
+    if let Some(admin) = &admin {
+        admin.publish(registry);
+    }
     let control = socket.map(|it| it.answer(config, device, store.clone(), broker.users()));
     let kafka: Vec<_> = broker.listeners().map(|(listener, addr)| at(listener, addr)).collect();
     let admin_at = admin.as_ref().map_or_else(
         || "no admin port".to_string(),
         |admin| format!("metrics on http://{}/metrics", admin.local_addr()),
     );
+    health.serving();
     tracing::info!("alluvium is ready: kafka on {}, {admin_at}", kafka.join(" and "));
 
     let failure = tokio::select! {
@@ -129,27 +133,49 @@ async fn serve(config: &ServeConfig, storage: Storage) -> Result<(), Failure> {
             Some(cause.to_string())
         }
     };
+    health.stopping();
     signals.insist();
     // Requests in flight get their answers, which are errors if the store has failed.
     broker.shutdown().await;
-    if let Some(admin) = admin {
-        admin.shutdown().await;
-    }
     if let Some(control) = &control {
         control.stop();
     }
-    match failure {
+    let ended = match failure {
         None => {
-            store.close().await.map_err(Failure::new)?;
-            if let Some(control) = control {
-                control.closed().await;
+            let closed = store.close().await.map_err(Failure::new);
+            if closed.is_ok() {
+                if let Some(control) = control {
+                    control.closed().await;
+                }
+                tracing::info!("stopped; the write-ahead log is closed");
             }
-            tracing::info!("stopped; the write-ahead log is closed");
-            Ok(())
+            closed
         }
         // Only opening it again tells what a device or a catalog holds after a failed write. There is nothing to close.
         Some(cause) => Err(Failure::WalFailed(cause)),
+    };
+    if let Some(admin) = admin {
+        admin.shutdown().await;
     }
+    ended
+}
+
+/// Recover the store, and keep the lock of the data directory.
+async fn recover(
+    config: &ServeConfig,
+    storage: Storage,
+    health: &Arc<Health>,
+) -> Result<(Opened, File), Failure> {
+    let Storage { device, wal_options, catalog, objects, options, lock } = storage;
+    let meter = Meter::new(format!("recovering {}", config.wal.display()));
+    let progress = Some(health.progress("recovering", meter.callback()));
+    let fold = Arc::new(BrokerFold);
+    let opened = Store::open(device, wal_options, objects, catalog, fold, options, progress).await;
+    let opened = opened.map_err(|error| {
+        let (wal, data) = (config.wal.display(), config.data_dir.display());
+        Failure::Failed(format!("write-ahead log {wal}, catalog in {data}: {error}"))
+    })?;
+    Ok((opened, lock))
 }
 
 /// What recovery found, in a line; what is as it should be is left out. The log's own words for what is lost came before it.
@@ -188,13 +214,12 @@ fn summary(recovery: &Recovery) -> String {
     text
 }
 
-/// Find out that a port is taken before a log is pre-written and recovered for nothing. The ports are opened for good when there is
-/// something to serve; who takes one in between is found then.
+/// Find out that a port of clients is taken before a log is pre-written and recovered for nothing. The ports are opened for good
+/// when there is something to serve; if one is taken in between, the start fails then.
 fn check_ports(config: &ServeConfig) -> Result<(), Failure> {
-    let kafka = config.security.listeners.iter().map(|listener| ("kafka", listener.listen));
-    for (port, address) in kafka.chain(config.admin_listen.map(|address| ("admin", address))) {
+    for address in config.security.listeners.iter().map(|listener| listener.listen) {
         TcpListener::bind(address).map_err(|error| {
-            Failure::Failed(format!("can not listen on {port} port {address}: {error}"))
+            Failure::Failed(format!("can not listen on kafka port {address}: {error}"))
         })?;
     }
     Ok(())
@@ -305,7 +330,7 @@ impl Signals {
                 let name = self.next().await;
                 if is_another_wish(stopping_since.elapsed()) {
                     tracing::warn!("{name}: stopping at once; the next start recovers");
-                    std::process::exit(STOPPED_AT_ONCE);
+                    output::exit_at_once(STOPPED_AT_ONCE);
                 }
                 tracing::info!(
                     "{name} right behind it is taken for the same; repeat it to stop at once"
@@ -346,6 +371,31 @@ mod tests {
             gaps: vec![],
             missing_end: None,
             elapsed: Duration::from_millis(7),
+        }
+    }
+
+    /// The steps that report progress keep their last report until the next step begins.
+    #[tokio::test]
+    async fn probes_see_how_far_the_start_is() {
+        let data = tempfile::tempdir().unwrap();
+        let wal_capacity = "64MiB".parse().ok();
+        let options = || ServeOptions {
+            data_dir: Some(data.path().into()),
+            wal_capacity,
+            ..Default::default()
+        };
+        let config = ServeConfig::load(options()).unwrap();
+        for is_new in [true, false] {
+            let health = Health::new();
+            let (opening, config) = (health.clone(), config.clone());
+            let open = move || Storage::open(&config, &opening).map(|storage| (storage, config));
+            let (storage, config) = tokio::task::spawn_blocking(open).await.unwrap().unwrap();
+            let step = if is_new { "writing the log 100%, 0 s left" } else { "opening the log" };
+            assert_eq!(health.ready().1, format!("{step}\n"));
+            let (opened, _lock) = recover(&config, storage, &health).await.unwrap();
+            let step = health.ready().1;
+            assert!(step.starts_with("recovering"), "{step}");
+            opened.store.close().await.unwrap();
         }
     }
 

@@ -13,6 +13,7 @@ use alluvium_wal::{FormatOptions, HeaderInfo, OpenError, Wal};
 use object_store::ObjectStore;
 use uuid::Uuid;
 
+use crate::admin::Health;
 use crate::config::{ServeConfig, limits};
 use crate::output::Failure;
 use crate::progress::Meter;
@@ -29,7 +30,7 @@ pub(crate) struct Storage {
     pub(crate) objects: Arc<dyn ObjectStore>,
     pub(crate) options: alluvium_stream::Options,
     /// Held as long as the server runs: one server per data directory.
-    pub(crate) _lock: File,
+    pub(crate) lock: File,
 }
 
 impl Storage {
@@ -37,7 +38,7 @@ impl Storage {
     ///
     /// # Errors
     /// A part can not be opened, holds something else, or belongs to another server.
-    pub(crate) fn open(config: &ServeConfig) -> Result<Self, Failure> {
+    pub(crate) fn open(config: &ServeConfig, health: &Arc<Health>) -> Result<Self, Failure> {
         if !config.wal.exists() {
             // Known before a file is pre-written, so said before.
             stream_options(config, config.wal_capacity.unwrap_or(limits::WAL_CAPACITY))?;
@@ -46,9 +47,11 @@ impl Storage {
         let is_first = !catalog_path.exists();
         if is_first {
             // Known before anything is made.
+            health.begin("asking the object store");
             crate::objects::check(&config.object_store, None, &|_| true)?;
         }
         let lock = lock_directory(&config.data_dir)?;
+        health.begin("opening the catalog");
         let catalog = RedbCatalog::open(&catalog_path).map_err(Failure::new)?;
         // Recovery reads all of it, and writes nothing before. Only what would be written here has to be certain here: a catalog without a
         // log is small.
@@ -58,9 +61,11 @@ impl Storage {
         };
         let bound = wal_id.is_some();
         if !is_first {
+            health.begin("asking the object store");
             check_objects(config, &catalog, wal_id)?;
         }
-        let (device, header) = open_wal(config, bound)?;
+        health.begin("opening the log");
+        let (device, header) = open_wal(config, bound, health)?;
         if !bound {
             check_unused(config, &header, &catalog_path)?;
         }
@@ -73,7 +78,7 @@ impl Storage {
         }
         let wal_options = wal_options(config.node_id, capacity);
         let wal_options = alluvium_wal::Options { reserve: config.wal_reserve, ..wal_options };
-        Ok(Self { device, wal_options, catalog: Arc::new(catalog), objects, options, _lock: lock })
+        Ok(Self { device, wal_options, catalog: Arc::new(catalog), objects, options, lock })
     }
 }
 
@@ -156,7 +161,11 @@ pub(crate) fn lock_directory(directory: &Path) -> Result<File, Failure> {
 /// | a write-ahead log | opened, refused if it was in use | opened; recovery refuses another one than the catalog's |
 /// | something else | refused, formatted with --force-format | refused |
 /// | a damaged or unknown header | refused | refused |
-fn open_wal(config: &ServeConfig, bound: bool) -> Result<(SharedDevice, HeaderInfo), Failure> {
+fn open_wal(
+    config: &ServeConfig,
+    bound: bool,
+    health: &Arc<Health>,
+) -> Result<(SharedDevice, HeaderInfo), Failure> {
     let path = config.wal.display();
     let missing = !config.wal.exists();
     let catalog_needs = |what: &str| {
@@ -174,7 +183,7 @@ fn open_wal(config: &ServeConfig, bound: bool) -> Result<(SharedDevice, HeaderIn
     if missing && bound {
         return Err(catalog_needs("does not exist"));
     }
-    let device = open_device(config, missing)?;
+    let device = open_device(config, missing, health)?;
     let capacity_bytes = config.wal_capacity.map(|capacity| capacity.bytes);
     let format = |force: bool| -> Result<HeaderInfo, Failure> {
         let options = FormatOptions {
@@ -232,18 +241,23 @@ fn check_unused(
     )))
 }
 
-fn open_device(config: &ServeConfig, create: bool) -> Result<SharedDevice, Failure> {
+fn open_device(
+    config: &ServeConfig,
+    create: bool,
+    health: &Arc<Health>,
+) -> Result<SharedDevice, Failure> {
     let capacity = config.wal_capacity.unwrap_or(limits::WAL_CAPACITY);
     if create {
         tracing::info!("creating {}: {capacity}, written in full", config.wal.display());
     }
     let meter = Meter::new(format!("pre-writing {}", config.wal.display()));
+    let shown = meter.callback();
     let options = OpenOptions {
         access: Access::Exclusive,
         durability: config.durability,
         engine: config.engine,
         create_bytes: create.then_some(capacity.bytes),
-        progress: Some(meter.callback()),
+        progress: Some(if create { health.progress("writing the log", shown) } else { shown }),
         ..OpenOptions::default()
     };
     let device = alluvium_device::open(&config.wal, &options)?;

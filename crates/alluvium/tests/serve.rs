@@ -91,8 +91,8 @@ fn topics_survive_a_graceful_stop_and_a_kill() {
     contains(&log, &["SIGTERM", "closed"]);
 
     server = Server::start(data.path(), &[]);
-    // The version, where the data lies, what was recovered, what is served and where: a line each.
-    assert_eq!(server.log.lines().count(), 6, "{}", server.log);
+    // The version, the admin port, where the data lies, what was recovered, what is served and where: a line each.
+    assert_eq!(server.log.lines().count(), 7, "{}", server.log);
     contains(
         &server.log,
         &[
@@ -174,6 +174,35 @@ fn the_admin_port_shows_health_and_metrics() {
     let server = Server::start(data.path(), &["--admin-listen", "none"]);
     assert_eq!(server.admin, None);
     contains(&server.log, &["no admin port"]);
+}
+
+/// The server waits for its object store while it starts, and this is the object store.
+#[test]
+fn probes_are_answered_while_the_server_starts() {
+    let data = directory();
+    let objects = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = format!("http://{}", objects.local_addr().unwrap());
+    let s3 = ["--object-store", "s3://bucket", "--s3-endpoint", &endpoint, "--s3-allow-http"];
+    let mut command = Server::command(data.path(), &[&SMALL[..], &s3].concat());
+    command.env("AWS_ACCESS_KEY_ID", "key").env("AWS_SECRET_ACCESS_KEY", "secret");
+    let mut server = Server::start_up_to_admin_port(command);
+    let waiting = objects.accept().unwrap();
+
+    let ok = |body: &str| ("HTTP/1.1 200 OK".to_owned(), body.to_owned());
+    assert_eq!(server.get("/livez"), ok("ok\n"));
+    assert_eq!(server.get("/healthz"), ok("ok\n"));
+    let (status, why) = server.get("/readyz");
+    assert_eq!(status, "HTTP/1.1 503 Service Unavailable");
+    assert_eq!(why, "asking the object store\n");
+    assert_eq!(metric(&server, "alluvium_ready"), 0);
+    contains(&server.get("/metrics").1, &["alluvium_build_info", "resident_memory", "# EOF"]);
+
+    // It starts without an object store.
+    drop((waiting, objects));
+    server.wait_for("alluvium is ready");
+    assert_eq!(server.get("/readyz"), ok("ok\n"));
+    assert_eq!(metric(&server, "alluvium_ready"), 1);
+    contains(&server.get("/metrics").1, &["alluvium_build_info", "alluvium_wal_ring_bytes"]);
 }
 
 /// The value of a metric without labels.

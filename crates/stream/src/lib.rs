@@ -22,6 +22,7 @@ mod options;
 mod output;
 mod owner;
 mod pace;
+pub mod panics;
 mod record;
 mod recover;
 mod search;

@@ -1,6 +1,5 @@
 //! The store: all streams of one WAL.
 
-use std::any::Any;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
@@ -31,7 +30,7 @@ use crate::stream::Stream;
 use crate::tail::StreamState;
 use crate::types::{Fold, StreamEpoch, StreamId};
 use crate::wake::{RoomGate, Wakes};
-use crate::{janitor, upload, wake};
+use crate::{janitor, panics, upload, wake};
 
 /// Why the store could not do something.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -655,7 +654,7 @@ impl Shared {
     /// halts.
     pub(crate) async fn caught<T>(&self, work: impl Future<Output = T>) -> Result<T, StoreError> {
         AssertUnwindSafe(work).catch_unwind().await.map_err(|panic| {
-            let defect = StoreError::Failed(format!("a defect: {}", panic_text(&*panic)));
+            let defect = StoreError::Failed(format!("a defect: {}", panics::text(&*panic)));
             self.halt(defect.clone());
             defect
         })
@@ -723,12 +722,6 @@ impl Shared {
         self.upload.forced.store(true, Ordering::Release);
         self.upload.wanted.notify_one();
     }
-}
-
-/// What a panic said.
-pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> &str {
-    let text = panic.downcast_ref::<String>().map(String::as_str);
-    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic without a message")
 }
 
 #[cfg(test)]

@@ -135,11 +135,9 @@ pub(super) async fn is_last(mut answer: Response) -> Response {
 
 #[cfg(test)]
 mod tests {
-    use axum::http::StatusCode;
-    use prometheus_client::registry::Registry;
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-    use super::super::{Admin, register_build};
+    use super::super::{Admin, Health};
     use super::*;
 
     const SHORT: Duration = Duration::from_millis(200);
@@ -147,12 +145,9 @@ mod tests {
     const LONG: Duration = Duration::from_secs(3600);
 
     async fn admin(connections: usize, time: Duration) -> Admin {
-        let mut registry = Registry::default();
-        register_build(&mut registry);
-        let health = Box::new(|| (StatusCode::OK, "ok\n".to_owned()));
         let listen = "127.0.0.1:0".parse().unwrap();
         let bounds = Bounds { connections, time };
-        let Ok(admin) = Admin::start_within(listen, registry, health, bounds).await else {
+        let Ok(admin) = Admin::start_within(listen, Health::new(), bounds).await else {
             panic!("a free port is asked for")
         };
         admin
@@ -180,7 +175,13 @@ mod tests {
     #[tokio::test]
     async fn each_connection_is_for_one_request() {
         let admin = admin(4, LONG).await;
-        for (path, status) in [("/healthz", "200"), ("/metrics", "200"), ("/none", "404")] {
+        for (path, status) in [
+            ("/livez", "200"),
+            ("/readyz", "503"),
+            ("/healthz", "200"),
+            ("/metrics", "200"),
+            ("/none", "404"),
+        ] {
             let answer = ask(&admin, path).await;
             assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{answer}");
             assert!(answer.contains("\r\nconnection: close\r\n"), "{answer}");

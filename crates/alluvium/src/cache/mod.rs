@@ -26,10 +26,10 @@ pub(crate) enum CacheCommand {
 /// # Errors
 /// What the command says it can fail with.
 pub(crate) fn run(command: CacheCommand) -> Result<(), Failure> {
-    output::start_logging(match &command {
-        CacheCommand::Serve(args) => args.log(),
-        _ => "warn,alluvium::progress=info",
-    })?;
+    match &command {
+        CacheCommand::Serve(args) => output::start_server_logging(args.log())?,
+        _ => output::start_logging("warn,alluvium::progress=info")?,
+    }
     match command {
         CacheCommand::Serve(args) => serve::run(&args),
         CacheCommand::Bench(args) => bench::run(&args),

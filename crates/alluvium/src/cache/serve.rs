@@ -14,7 +14,7 @@ mod talk;
 mod threads;
 
 use std::io::{Read as _, Write as _};
-use std::net::{SocketAddr, TcpListener};
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, mpsc};
@@ -22,7 +22,6 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use alluvium_journal::{Cache, Compression, Durability, Options, WhenFull};
-use axum::http::StatusCode;
 use clap::Args;
 use prometheus_client::registry::Registry;
 use ring::digest::{Digest, SHA256, digest};
@@ -39,7 +38,7 @@ use self::request::Limits;
 use super::memory;
 use super::options::{CacheArgs, bytes};
 use crate::address::Address;
-use crate::admin::{self, Admin};
+use crate::admin::{Admin, Condition, Health};
 use crate::output::Failure;
 use crate::serve::Signals;
 use crate::units::{Size, Span, about, counted};
@@ -64,7 +63,7 @@ pub(crate) struct ServeArgs {
     /// Listen on the network without authentication: everybody who reaches the port can read and write everything.
     #[arg(long)]
     allow_unauthenticated: bool,
-    /// Address for metrics (/metrics, for Prometheus) and health (/healthz). Default: none.
+    /// Address for metrics (/metrics, for Prometheus) and probes (/livez, /readyz, /healthz). Default: none.
     #[arg(long, value_name = "ADDR:PORT")]
     metrics_listen: Option<Address>,
     /// Clients that are connected at the same time; fewer if the process may not have so many files open beside the journals (ulimit -n).
@@ -219,11 +218,11 @@ impl Server {
         self.password.is_some() && !client.is_known
     }
 
-    fn health(&self) -> (StatusCode, String) {
+    fn condition(&self) -> Condition {
         // The first one is for good.
         match self.cache.failure().or_else(|| self.cache.upkeep_failure()) {
-            None => (StatusCode::OK, "ok\n".into()),
-            Some(cause) => (StatusCode::SERVICE_UNAVAILABLE, format!("failed: {cause}\n")),
+            None => Condition::Ok,
+            Some(cause) => Condition::Failed(cause.to_string()),
         }
     }
 }
@@ -296,6 +295,17 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     let socket = TcpListener::bind(listen).map_err(failed)?;
     socket.set_nonblocking(true).map_err(failed)?;
     let files = crate::open_files::raise_limit();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .max_blocking_threads(WAITING_THREADS)
+        .build()
+        .map_err(|error| Failure::Failed(format!("can not start the runtime: {error}")))?;
+    let health = Health::new();
+    let metrics = match args.metrics_listen {
+        Some(Address(listen)) => Some(runtime.block_on(Admin::start(listen, health.clone()))?),
+        None => None,
+    };
+    health.begin("opening the cache");
     let opening = Instant::now();
     let options = args.options();
     let cache = Cache::open(&args.dir, options.clone())?;
@@ -328,13 +338,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     }
     threads::check()?;
     let server = Server::new(cache, args, password, max_connections);
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .max_blocking_threads(WAITING_THREADS)
-        .build()
-        .map_err(|error| Failure::Failed(format!("can not start the runtime: {error}")))?;
-    let metrics = args.metrics_listen.map(|Address(address)| address);
-    let served = runtime.block_on(serve(server.clone(), socket, metrics));
+    let served = runtime.block_on(serve(server.clone(), socket, metrics, &health));
     runtime.shutdown_timeout(GRACE);
     let closed = end(server);
     served.and(closed)?;
@@ -367,31 +371,31 @@ fn end(server: Arc<Server>) -> Result<(), Failure> {
 async fn serve(
     server: Arc<Server>,
     socket: TcpListener,
-    metrics: Option<SocketAddr>,
+    metrics: Option<Admin>,
+    health: &Health,
 ) -> Result<(), Failure> {
     let mut signals = Signals::install()?;
     let socket = tokio::net::TcpListener::from_std(socket).map_err(Failure::new)?;
     let local = socket.local_addr().map_err(Failure::new)?;
-    let metrics = match metrics {
-        Some(listen) => {
-            let mut registry = Registry::default();
-            admin::register_build(&mut registry);
-            registry.register_collector(Box::new(CacheCollector(server.clone())));
-            let watched = server.clone();
-            let health = Box::new(move || watched.health());
-            Some(Admin::start(listen, registry, health).await?)
-        }
-        None => None,
-    };
+    // Weak: who closes the cache is to be the only one that has it.
+    let watched = Arc::downgrade(&server);
+    health.watch(move || watched.upgrade().map_or(Condition::Ok, |server| server.condition()));
+    if let Some(metrics) = &metrics {
+        let mut registry = Registry::default();
+        registry.register_collector(Box::new(CacheCollector(server.clone())));
+        metrics.publish(registry);
+    }
     let (stop, stopping) = watch::channel(false);
     let accepting = tokio::spawn(accept(server, socket, stopping));
     let metrics_at = metrics.as_ref().map_or_else(
         || "no metrics port".to_owned(),
         |metrics| format!("metrics on http://{}/metrics", metrics.local_addr()),
     );
+    health.serving();
     tracing::info!("alluvium cache is ready: redis on {local}, {metrics_at}");
     let name = signals.next().await;
     tracing::info!("{name}: stopping; another signal, in a second or later, stops at once");
+    health.stopping();
     signals.insist();
     let _ = stop.send(true);
     if accepting.await.is_err() {

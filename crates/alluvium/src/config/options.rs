@@ -203,7 +203,7 @@ pub(crate) struct ServeOptions {
     #[arg(long, env = "ALLUVIUM_LOG_COMPACTION_INTERVAL", value_name = "TIME")]
     pub(crate) log_compaction_interval: Option<Span>,
 
-    /// Address for /metrics (Prometheus) and /healthz, or `none`. It follows the same rule as --listen. Default 127.0.0.1:9644.
+    /// Address for /metrics (Prometheus), /livez, /readyz and /healthz, or `none`. It follows the same rule as --listen. Default 127.0.0.1:9644.
     #[arg(long, env = "ALLUVIUM_ADMIN_LISTEN", value_name = "ADDR:PORT|none")]
     #[serde(deserialize_with = "from_text")]
     pub(crate) admin_listen: Option<AdminListen>,

@@ -128,6 +128,13 @@ impl Server {
         server
     }
 
+    /// Start, and wait until the admin port is open.
+    pub fn start_up_to_admin_port(command: Command) -> Self {
+        let (mut server, open) = Self::spawn(command, "the admin port is open");
+        server.admin = after(&open, "http://");
+        server
+    }
+
     /// Start `alluvium cache serve` with these arguments, and wait until it is ready.
     pub fn start_cache(arguments: &[&str]) -> Self {
         Self::start_cache_by(alluvium(), arguments)

@@ -62,6 +62,8 @@ pub fn produce(broker: &str, topic: &str, value: &'static [u8]) -> io::Result<i1
     frame[..4].copy_from_slice(&length.to_be_bytes());
 
     let mut stream = TcpStream::connect(broker)?;
+    // Only a server that hangs takes so long.
+    stream.set_read_timeout(Some(std::time::Duration::from_secs(120)))?;
     stream.write_all(&frame)?;
     let mut length = [0; 4];
     stream.read_exact(&mut length)?;

@@ -37,9 +37,11 @@ mod toll;
 mod transaction_admin;
 mod transactions;
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use alluvium_stream::panics;
 use bytes::{Buf, Bytes};
 use futures::future::BoxFuture;
 use held::Held;
@@ -341,8 +343,9 @@ pub(crate) async fn serve(
         elements: held::share_of(server, elements).await,
         ..Held::default()
     };
-    let header = RequestHeader::decode(&mut frame, api.key.request_header_version(version))
-        .map_err(|e| malformed(format!("{} v{version}: header: {e:#}", api.name)))?;
+    let header =
+        decoded(|| RequestHeader::decode(&mut frame, api.key.request_header_version(version)))
+            .map_err(|e| malformed(format!("{} v{version}: header: {e}", api.name)))?;
     // A copy: what outlives the request, or waits, must not keep all of it in memory.
     let client_id =
         StrBytes::from_string(header.client_id.as_deref().unwrap_or_default().to_owned());
@@ -390,15 +393,22 @@ pub(crate) async fn serve(
     Ok(Served { api, answer, budget: elements, throttle: toll.throttle() })
 }
 
+/// Run a decoder of bytes that a client sends. It changes nothing that others see, so a panic in it
+/// is contained: it costs the client its connection, and not everybody the server.
+fn decoded<T, E: fmt::Display>(decode: impl FnOnce() -> Result<T, E>) -> Result<T, String> {
+    let outcome =
+        panics::contained(decode).map_err(|panic| format!("the decoder panicked: {panic}"));
+    outcome?.map_err(|error| format!("{error:#}"))
+}
+
 impl Context {
     /// Decode the request's body.
     ///
     /// # Errors
     /// [`Refused::Malformed`].
     fn decode<R: Decodable>(&self, mut body: Bytes) -> Result<R, Refused> {
-        let malformed =
-            |e| Refused::Malformed(format!("{} v{}: {e:#}", self.api.name, self.version));
-        let request = R::decode(&mut body, self.version).map_err(malformed)?;
+        let malformed = |e| Refused::Malformed(format!("{} v{}: {e}", self.api.name, self.version));
+        let request = decoded(|| R::decode(&mut body, self.version)).map_err(malformed)?;
         if body.has_remaining() {
             tracing::trace!(
                 api = self.api.name,

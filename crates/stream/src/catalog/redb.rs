@@ -4,7 +4,6 @@ use std::collections::HashSet;
 use std::fs::{File, Permissions};
 use std::ops::Deref;
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
-use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
 
 use alluvium_wal::LogOffset;
@@ -19,6 +18,7 @@ use super::{
     Catalog, CatalogError, Change, LIVES_KEPT, Life, Replaced, Snapshot, StreamRow, Uploaded,
     refusal,
 };
+use crate::panics;
 use crate::types::{ObjectId, StreamEpoch, StreamId, StreamOffset};
 
 mod rows;
@@ -73,8 +73,7 @@ impl Deref for Closing {
 impl Drop for Closing {
     fn drop(&mut self) {
         let database = self.0.take();
-        if let Err(panic) = std::panic::catch_unwind(AssertUnwindSafe(|| drop(database))) {
-            let text = crate::store::panic_text(&*panic);
+        if let Err(text) = panics::contained(|| drop(database)) {
             tracing::error!("the catalog is damaged, as was found when it was closed: {text}");
         }
     }
@@ -263,21 +262,23 @@ impl Catalog for RedbCatalog {
     }
 
     fn commit(&self, changes: &[Change]) -> Result<u64, CatalogError> {
-        let transaction = self.begin()?;
-        let applied = Tables::open(&transaction).and_then(|mut tables| {
-            changes.iter().try_for_each(|change| tables.apply(change))?;
-            let version = tables.counter(KEY_VERSION)? + 1;
-            tables.put_counter(KEY_VERSION, version)?;
-            tables.close()?;
-            Ok(version)
-        });
-        match applied {
-            Ok(version) => transaction.commit().map(|()| version).map_err(|e| self.error(e)),
-            Err(failure) => {
-                transaction.abort().map_err(|e| self.error(e))?;
-                Err(self.named(failure))
+        unless_damaged(&self.path, || {
+            let transaction = self.begin()?;
+            let applied = Tables::open(&transaction).and_then(|mut tables| {
+                changes.iter().try_for_each(|change| tables.apply(change))?;
+                let version = tables.counter(KEY_VERSION)? + 1;
+                tables.put_counter(KEY_VERSION, version)?;
+                tables.close()?;
+                Ok(version)
+            });
+            match applied {
+                Ok(version) => transaction.commit().map(|()| version).map_err(|e| self.error(e)),
+                Err(failure) => {
+                    transaction.abort().map_err(|e| self.error(e))?;
+                    Err(self.named(failure))
+                }
             }
-        }
+        })
     }
 }
 
@@ -286,8 +287,7 @@ fn unless_damaged<T>(
     path: &Path,
     read: impl FnOnce() -> Result<T, CatalogError>,
 ) -> Result<T, CatalogError> {
-    std::panic::catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(|panic| {
-        let text = crate::store::panic_text(&*panic);
+    panics::contained(read).unwrap_or_else(|text| {
         Err(CatalogError::Failed(format!("{}: damaged: {text}", path.display())))
     })
 }
@@ -720,7 +720,7 @@ mod tests {
             damaged.write(0, &image).unwrap();
             damaged.write(at as u64, &[image[at] ^ 1]).unwrap();
             let mut loaded = None;
-            let opened = std::panic::catch_unwind(AssertUnwindSafe(|| {
+            let opened = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
                 let opened = RedbCatalog::with_database(&path, |builder| {
                     builder.create_with_backend(damaged)
                 });

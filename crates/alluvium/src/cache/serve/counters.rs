@@ -11,7 +11,7 @@ use prometheus_client::metrics::counter::ConstCounter;
 
 use super::Server;
 use super::command::COMMANDS;
-use crate::admin::{encode_counters, encode_gauges, resident_bytes};
+use crate::admin::{encode_counters, encode_gauges};
 
 /// Totals since the start, and the connections that are open.
 pub(super) struct Counters {
@@ -110,7 +110,7 @@ impl Collector for CacheCollector {
         let Server { cache, counters, buffers, .. } = &*self.0;
         let stats = cache.stats();
         let of = |n: usize| n as u64;
-        let gauges: [(&str, &str, u64); 21] = [
+        let gauges: [(&str, &str, u64); 20] = [
             (
                 "cache_entries",
                 "Keys, with those that have expired and were not removed yet",
@@ -187,11 +187,6 @@ impl Collector for CacheCollector {
                 stats.upkeep_failed.into(),
             ),
             ("cache_connections", "Open connections", counters.connections()),
-            (
-                "process_resident_memory_bytes",
-                "Resident memory of the process",
-                resident_bytes().unwrap_or(0),
-            ),
         ];
         encode_gauges(&mut encoder, &gauges)?;
         let (hits, misses) = counters.reads();

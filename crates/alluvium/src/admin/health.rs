@@ -1,0 +1,223 @@
+//! What a server says of itself to probes: `/livez`, `/readyz` and `/healthz`; see docs/metrics.md.
+
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use alluvium_device::Progress;
+use alluvium_stream::Store;
+use axum::http::StatusCode;
+use parking_lot::Mutex;
+
+use crate::progress;
+
+/// How far a server is in its life, and what is wrong with it.
+pub(crate) struct Health {
+    phase: Mutex<Phase>,
+    /// Set once there is something that can fail.
+    condition: OnceLock<Box<dyn Fn() -> Condition + Send + Sync>>,
+}
+
+enum Phase {
+    Starting(Step),
+    Serving,
+    Stopping,
+}
+
+/// A step of the start.
+struct Step {
+    /// Completes the sentence "the server is ...".
+    what: &'static str,
+    began: Instant,
+    done: u64,
+    /// 0 while it is not known.
+    total: u64,
+}
+
+/// Whether all is well with what is served.
+pub(crate) enum Condition {
+    Ok,
+    /// It serves, but these faults are present: label and detail of each.
+    Degraded(Vec<(&'static str, String)>),
+    /// It does not serve, for this reason.
+    Failed(String),
+}
+
+impl Condition {
+    /// The condition of a server with this store.
+    pub(crate) fn of_store(store: &Store) -> Self {
+        if let Some(cause) = store.failure() {
+            return Self::Failed(cause);
+        }
+        let faults = store.degraded();
+        match faults.is_empty() {
+            true => Self::Ok,
+            false => Self::Degraded(
+                faults.into_iter().map(|fault| (fault.reason.label(), fault.detail)).collect(),
+            ),
+        }
+    }
+}
+
+impl Health {
+    /// Of a server that begins to start.
+    pub(crate) fn new() -> Arc<Self> {
+        let phase = Mutex::new(Phase::Starting(Step::new("starting")));
+        Arc::new(Self { phase, condition: OnceLock::new() })
+    }
+
+    /// The start has come to this step: it completes the sentence "the server is ...".
+    pub(crate) fn begin(&self, what: &'static str) {
+        *self.phase.lock() = Phase::Starting(Step::new(what));
+    }
+
+    /// A callback that records the progress of this step, and passes it on to `shown`.
+    pub(crate) fn progress(self: &Arc<Self>, what: &'static str, shown: Progress) -> Progress {
+        self.begin(what);
+        let health = self.clone();
+        Arc::new(move |done, total| {
+            if let Phase::Starting(step) = &mut *health.phase.lock() {
+                (step.done, step.total) = (done, total);
+            }
+            shown(done, total);
+        })
+    }
+
+    /// From now on `condition` tells whether all is well.
+    pub(crate) fn watch(&self, condition: impl Fn() -> Condition + Send + Sync + 'static) {
+        let _ = self.condition.set(Box::new(condition));
+    }
+
+    /// Clients are served from now on.
+    pub(crate) fn serving(&self) {
+        *self.phase.lock() = Phase::Serving;
+    }
+
+    /// The server has begun to stop.
+    pub(crate) fn stopping(&self) {
+        *self.phase.lock() = Phase::Stopping;
+    }
+
+    /// Whether clients are served.
+    pub(super) fn is_ready(&self) -> bool {
+        self.ready().0 == StatusCode::OK
+    }
+
+    /// The answer of `/readyz`.
+    pub(crate) fn ready(&self) -> (StatusCode, String) {
+        let unready = |why: String| (StatusCode::SERVICE_UNAVAILABLE, why + "\n");
+        if let Condition::Failed(cause) = self.condition() {
+            return unready(format!("failed: {cause}"));
+        }
+        match &*self.phase.lock() {
+            Phase::Starting(step) => unready(step.describe(step.began.elapsed())),
+            Phase::Serving => (StatusCode::OK, "ok\n".to_owned()),
+            Phase::Stopping => unready("stopping".to_owned()),
+        }
+    }
+
+    /// The answer of `/healthz`. Supervisors restart a server by its status, so a fault that a restart
+    /// does not mend has status 200, and so has a server that starts or stops.
+    pub(super) fn health(&self) -> (StatusCode, String) {
+        match self.condition() {
+            Condition::Ok => (StatusCode::OK, "ok\n".to_owned()),
+            Condition::Degraded(faults) => {
+                let lines = faults.iter().map(|(label, detail)| format!("{label}: {detail}\n"));
+                (StatusCode::OK, format!("degraded\n{}", lines.collect::<String>()))
+            }
+            Condition::Failed(cause) => {
+                (StatusCode::SERVICE_UNAVAILABLE, format!("failed: {cause}\n"))
+            }
+        }
+    }
+
+    fn condition(&self) -> Condition {
+        self.condition.get().map_or(Condition::Ok, |condition| condition())
+    }
+}
+
+impl Step {
+    fn new(what: &'static str) -> Self {
+        Self { what, began: Instant::now(), done: 0, total: 0 }
+    }
+
+    /// `recovering 43%, 2 s left`.
+    fn describe(&self, elapsed: Duration) -> String {
+        let Self { what, done, total, .. } = *self;
+        if total == 0 {
+            return what.to_owned();
+        }
+        let percent = u128::from(done) * 100 / u128::from(total);
+        match progress::seconds_left(done, total, elapsed) {
+            Some(left) => format!("{what} {percent}%, {left:.0} s left"),
+            None => format!("{what} {percent}%"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NO: StatusCode = StatusCode::SERVICE_UNAVAILABLE;
+
+    fn answer(status: StatusCode, text: &str) -> (StatusCode, String) {
+        (status, format!("{text}\n"))
+    }
+
+    #[test]
+    fn readiness_follows_the_life_of_the_server() {
+        let health = Health::new();
+        assert_eq!(health.ready(), answer(NO, "starting"));
+        health.begin("opening the catalog");
+        assert_eq!(health.ready(), answer(NO, "opening the catalog"));
+        let shown = Arc::new(Mutex::new(Vec::new()));
+        let seen = shown.clone();
+        let progress = health.progress(
+            "writing the log",
+            Arc::new(move |done, total| seen.lock().push((done, total))),
+        );
+        assert_eq!(health.ready(), answer(NO, "writing the log"));
+        progress(0, 200);
+        assert_eq!(health.ready(), answer(NO, "writing the log 0%"));
+        progress(86, 200);
+        assert!(health.ready().1.starts_with("writing the log 43%, "), "{:?}", health.ready());
+        assert_eq!(*shown.lock(), [(0, 200), (86, 200)]);
+        health.serving();
+        assert_eq!(health.ready(), answer(StatusCode::OK, "ok"));
+        // A callback that comes late changes nothing.
+        progress(200, 200);
+        assert!(health.is_ready());
+        health.stopping();
+        assert_eq!(health.ready(), answer(NO, "stopping"));
+        assert_eq!(health.health(), answer(StatusCode::OK, "ok"));
+    }
+
+    #[test]
+    fn a_step_says_how_long_it_takes_at_the_speed_so_far() {
+        let step = |done| Step { done, total: 100, ..Step::new("recovering") };
+        let three_seconds = Duration::from_secs(3);
+        assert_eq!(step(0).describe(three_seconds), "recovering 0%");
+        assert_eq!(step(60).describe(three_seconds), "recovering 60%, 2 s left");
+        assert_eq!(step(100).describe(three_seconds), "recovering 100%, 0 s left");
+    }
+
+    #[test]
+    fn faults_leave_the_server_ready_and_a_failure_does_not() {
+        let health = Health::new();
+        health.serving();
+        let condition = Arc::new(Mutex::new(Condition::Ok));
+        let watched = condition.clone();
+        health.watch(move || std::mem::replace(&mut *watched.lock(), Condition::Ok));
+        assert_eq!(health.health(), answer(StatusCode::OK, "ok"));
+        let faults = || Condition::Degraded(vec![("one", "a".into()), ("two", "b".into())]);
+        *condition.lock() = faults();
+        assert_eq!(health.health(), answer(StatusCode::OK, "degraded\none: a\ntwo: b"));
+        *condition.lock() = faults();
+        assert!(health.is_ready());
+        let failed = || Condition::Failed("the disk".into());
+        *condition.lock() = failed();
+        assert_eq!(health.health(), answer(NO, "failed: the disk"));
+        *condition.lock() = failed();
+        assert_eq!(health.ready(), answer(NO, "failed: the disk"));
+    }
+}

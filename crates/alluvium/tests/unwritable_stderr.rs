@@ -1,0 +1,146 @@
+//! A server whose standard error takes nothing any more: it goes on, and a failed log still ends it.
+
+mod support;
+
+use std::fs::File;
+use std::io::{PipeReader, Read, Write};
+use std::net::TcpStream;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Resource, Rlimit, prlimit};
+use support::produce::produce;
+use support::{Server, contains, ok};
+
+/// Long enough for the slowest machine; only a server that hangs waits for it.
+const HANGS: Duration = Duration::from_secs(120);
+
+/// A server whose log nobody can read, so its ports are chosen here.
+struct Mute {
+    child: Child,
+    kafka: String,
+    admin: String,
+}
+
+impl Mute {
+    fn start(data: &tempfile::TempDir, stderr: impl Into<Stdio>) -> Self {
+        let (kafka, admin) = (own_address(), own_address());
+        let arguments =
+            ["--wal-capacity", "64MiB", "--log", "trace", "--listen", &kafka, "--admin-listen"];
+        let inner = Server::command(data.path(), &[&arguments[..], &[&admin]].concat());
+        let mut command = Command::new("sh");
+        // With the signal ignored, a write beyond the limit on file sizes fails with EFBIG.
+        command.args(["-c", "trap '' XFSZ; exec \"$0\" \"$@\""]);
+        command.arg(inner.get_program()).args(inner.get_args());
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr);
+        let child = command.spawn().expect("the server starts");
+        let server = Self { child, kafka, admin };
+        until("the server accepts clients", || TcpStream::connect(&server.kafka).is_ok());
+        server
+    }
+
+    fn get(&self, path: &str) -> String {
+        let mut stream = TcpStream::connect(&self.admin).expect("the admin port accepts");
+        stream.set_read_timeout(Some(HANGS)).unwrap();
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: {}\r\n\r\n", self.admin).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).expect("there is an answer");
+        answer
+    }
+
+    fn dropped_lines(&self) -> u64 {
+        let metrics = self.get("/metrics");
+        let name = "alluvium_log_dropped_lines_total ";
+        let value = metrics.lines().find_map(|line| line.strip_prefix(name));
+        value.expect("the metric is there").parse().expect("a whole number")
+    }
+}
+
+impl Drop for Mute {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// An address that no other process asks for: the process id is in it.
+fn own_address() -> String {
+    static PORT: AtomicU16 = AtomicU16::new(20_000);
+    let [_, a, b, c] = std::process::id().to_be_bytes();
+    let port = PORT.fetch_add(1, Ordering::Relaxed);
+    format!("127.{}.{b}.{c}:{port}", a | 0x80)
+}
+
+fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !is_so() {
+        assert!(began.elapsed() < HANGS, "waited for long enough: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// It acknowledges and answers until `is_blocked`, and after that; then its log fails, and it ends.
+fn goes_on_and_ends(
+    data: &tempfile::TempDir,
+    mut server: Mute,
+    is_blocked: impl Fn(&Mute) -> bool,
+) {
+    ok(&["topic", "create", "orders", "--bootstrap", &server.kafka]);
+    let produce_one = |server: &Mute| {
+        assert_eq!(produce(&server.kafka, "orders", b"a record").unwrap(), 0);
+    };
+    until("standard error takes nothing any more", || {
+        produce_one(&server);
+        is_blocked(&server)
+    });
+    for _ in 0..20 {
+        produce_one(&server);
+    }
+    contains(&server.get("/healthz"), &["HTTP/1.1 200 OK", "\r\n\r\nok\n"]);
+
+    let none = Rlimit { current: Some(0), maximum: Some(0) };
+    prlimit(Some(Pid::from_child(&server.child)), Resource::Fsize, none).unwrap();
+    let answer = produce(&server.kafka, "orders", b"not written");
+    assert!(!matches!(answer, Ok(0)), "acknowledged although nothing was written: {answer:?}");
+    let mut ended = None;
+    until("the server ends", || {
+        ended = server.child.try_wait().expect("it can be waited for");
+        ended.is_some()
+    });
+    assert_eq!(ended.and_then(|status| status.code()), Some(3), "{}", data.path().display());
+}
+
+fn directory() -> tempfile::TempDir {
+    tempfile::tempdir().expect("a temporary directory")
+}
+
+#[test]
+fn a_full_disk_under_the_log() {
+    let data = directory();
+    // Each write to it fails with ENOSPC.
+    let full = File::options().write(true).open("/dev/full").unwrap();
+    let server = Mute::start(&data, full);
+    goes_on_and_ends(&data, server, |server| server.dropped_lines() > 0);
+}
+
+#[test]
+fn a_pipe_whose_reader_has_gone() {
+    let data = directory();
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let server = Mute::start(&data, writer);
+    goes_on_and_ends(&data, server, |server| server.dropped_lines() > 0);
+}
+
+#[test]
+fn a_pipe_whose_reader_does_not_read() {
+    let data = directory();
+    let (reader, writer) = std::io::pipe().unwrap();
+    let server = Mute::start(&data, writer);
+    let is_full = |reader: &PipeReader| {
+        // A pipe is full when no page is left; the last one may have room.
+        rustix::io::ioctl_fionread(reader).unwrap() > (64 << 10) - 4096
+    };
+    goes_on_and_ends(&data, server, |_| is_full(&reader));
+}
