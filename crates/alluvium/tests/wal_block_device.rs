@@ -22,7 +22,8 @@ impl LoopDevice {
     fn new(bytes: u64) -> Option<Self> {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("backing");
-        File::create(&file).unwrap().set_len(bytes).unwrap();
+        let backing = File::create(&file).unwrap();
+        rustix::fs::fallocate(&backing, rustix::fs::FallocateFlags::empty(), 0, bytes).unwrap();
         let output = Command::new("losetup").args(["--find", "--show"]).arg(&file).output();
         match output {
             Ok(output) if output.status.success() => {
@@ -41,7 +42,7 @@ impl LoopDevice {
     /// As if a volume had been made larger.
     fn grow(&self, bytes: u64) {
         let file = File::options().write(true).open(self.directory.path().join("backing")).unwrap();
-        file.set_len(bytes).unwrap();
+        rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, bytes).unwrap();
         let told = Command::new("losetup").arg("--set-capacity").arg(&self.path).status();
         assert!(told.is_ok_and(|status| status.success()), "{}", self.path.display());
     }
@@ -83,6 +84,21 @@ fn every_tool_works_on_a_block_device_within_its_size() {
         contains(&refused(1, &arguments), &[path, "in use by another process"]);
     }
     wal.close().unwrap();
+}
+
+/// The kernel would report a write that was cut short by a full disk as done.
+#[test]
+fn a_loop_device_over_a_sparse_file_is_refused() {
+    let Some(device) = LoopDevice::new(16 << 20) else { return };
+    let path = device.path.to_str().unwrap();
+    let backing =
+        File::options().write(true).open(device.directory.path().join("backing")).unwrap();
+    let hole = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
+    rustix::fs::fallocate(&backing, hole, 8 << 20, 1 << 20).unwrap();
+    let format = ["wal", "format", "--target", path, "--capacity", "8MiB"];
+    contains(&refused(1, &format), &[path, "sparse", "15728640 of 16777216", "fallocate"]);
+    rustix::fs::fallocate(&backing, rustix::fs::FallocateFlags::empty(), 0, 16 << 20).unwrap();
+    ok(&format);
 }
 
 #[test]

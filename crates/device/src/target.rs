@@ -8,6 +8,7 @@ use std::fs;
 use std::io;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -148,7 +149,13 @@ fn measure_block_device(
     if capacity_bytes == 0 {
         return Err(unsuitable(path, format!("has a size of {bytes} bytes")));
     }
-    let volatile_cache = volatile_cache(Path::new("/sys/dev/block"), device);
+    let sysfs = Path::new("/sys/dev/block");
+    if claim.is_some()
+        && let Some(reason) = sparse_loop_device(sysfs, device)
+    {
+        return Err(unsuitable(path, reason));
+    }
+    let volatile_cache = volatile_cache(sysfs, device);
     Ok(Target {
         fd,
         claim,
@@ -175,17 +182,37 @@ fn block_device_bytes(fd: &OwnedFd) -> Result<u64, Errno> {
     unsafe { ioctl(fd, getter) }
 }
 
-/// Whether the device number `device` has a volatile write cache, by `queue/write_cache` below `sysfs`
-/// (Documentation/ABI/stable/sysfs-block). A partition has no queue, its parent directory has. What can not be read
-/// counts as volatile.
-fn volatile_cache(sysfs: &Path, device: u64) -> bool {
+/// What sysfs says of the device number `device` in the first of these files that there is. A partition has none of
+/// them, its parent directory has.
+fn sysfs_attribute(sysfs: &Path, device: u64, file: &str) -> Option<String> {
     let number = format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
-    let Ok(directory) = fs::canonicalize(sysfs.join(number)) else { return true };
+    let directory = fs::canonicalize(sysfs.join(number)).ok()?;
     let whole = directory.parent().unwrap_or(&directory);
-    [&directory, whole]
-        .iter()
-        .find_map(|directory| fs::read_to_string(directory.join("queue/write_cache")).ok())
+    let read = |directory: &Path| fs::read_to_string(directory.join(file)).ok();
+    read(&directory).or_else(|| read(whole))
+}
+
+/// Whether the device number `device` has a volatile write cache, by `queue/write_cache` below `sysfs`
+/// (Documentation/ABI/stable/sysfs-block). What can not be read counts as volatile.
+fn volatile_cache(sysfs: &Path, device: u64) -> bool {
+    sysfs_attribute(sysfs, device, "queue/write_cache")
         .is_none_or(|state| state.trim() != "write through")
+}
+
+/// Why the device number `device` must not hold a log, if it is a loop device over a file that is not allocated in full: when
+/// the file system below is full, the loop driver reports a write that was cut short as done (drivers/block/loop.c,
+/// `lo_complete_rq` looks for short transfers of reads only). A file that cannot be seen from here is not checked.
+fn sparse_loop_device(sysfs: &Path, device: u64) -> Option<String> {
+    let file = sysfs_attribute(sysfs, device, "loop/backing_file")?;
+    let file = file.trim_end_matches('\n');
+    let found = fs::metadata(file).ok()?;
+    let (bytes, allocated_bytes) = (found.len(), found.blocks() * 512);
+    (allocated_bytes < bytes).then(|| {
+        format!(
+            "is a loop device over {file}, which is sparse ({allocated_bytes} of {bytes} bytes are allocated): on a full disk the kernel \
+             would report writes as done that were not. `fallocate --length {bytes} {file}` allocates the rest and keeps what is in it"
+        )
+    })
 }
 
 // ---------------------------------------------------------------------------------------------------------------

@@ -178,7 +178,9 @@ impl LoopDevice {
         let alone = LOOP_DEVICE.lock();
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("backing");
-        File::create(&file).unwrap().set_len(FILE_BYTES).unwrap();
+        let backing = File::create(&file).unwrap();
+        rustix::fs::fallocate(&backing, rustix::fs::FallocateFlags::empty(), 0, FILE_BYTES)
+            .unwrap();
         let output = match Command::new("losetup").args(["--find", "--show"]).arg(&file).output() {
             Ok(output) if output.status.success() => output,
             Ok(output) => {

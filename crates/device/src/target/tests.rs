@@ -1,7 +1,7 @@
 //! Opening and creating, and each way to fail at it.
 
 use std::fs::File;
-use std::os::unix::fs::{MetadataExt, symlink};
+use std::os::unix::fs::symlink;
 use std::process::Command;
 
 use parking_lot::Mutex;
@@ -386,6 +386,31 @@ fn the_write_cache_is_the_disks_own_or_that_of_its_whole() {
         assert_eq!((volatile(0), volatile(1)), (expected, expected), "{state:?}");
     }
     assert!(volatile(2), "unknown counts as volatile");
+}
+
+#[test]
+fn a_loop_device_over_a_sparse_file_is_recognised_and_so_are_its_partitions() {
+    let dir = tempfile::tempdir().unwrap();
+    let (sysfs, disk) = (dir.path().join("dev/block"), dir.path().join("devices/loop0"));
+    fs::create_dir_all(&sysfs).unwrap();
+    fs::create_dir_all(disk.join("loop")).unwrap();
+    fs::create_dir_all(disk.join("loop0p1")).unwrap();
+    symlink(&disk, sysfs.join("7:0")).unwrap();
+    symlink(disk.join("loop0p1"), sysfs.join("7:1")).unwrap();
+    let sparse = |minor| sparse_loop_device(&sysfs, rustix::fs::makedev(7, minor));
+    assert_eq!(sparse(0), None, "no loop device");
+
+    let image = dir.path().join("disk.img");
+    fs::write(disk.join("loop/backing_file"), format!("{}\n", image.display())).unwrap();
+    assert_eq!(sparse(0), None, "a file that cannot be seen");
+    let file = File::create(&image).unwrap();
+    file.set_len(1 << 20).unwrap();
+    for minor in [0, 1] {
+        let reason = sparse(minor).expect("nothing is allocated");
+        assert!(reason.contains("0 of 1048576 bytes") && reason.contains("fallocate"), "{reason}");
+    }
+    rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, 1 << 20).unwrap();
+    assert_eq!((sparse(0), sparse(1)), (None, None));
 }
 
 #[test]
