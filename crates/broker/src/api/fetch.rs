@@ -18,7 +18,6 @@ use uuid::Uuid;
 use alluvium_stream::{FetchError, Fetched, StreamOffset, Watch};
 
 use super::{Answer, Context, Refused};
-use crate::batch::{BatchHeader, Codec};
 use crate::errors::ApiError;
 use crate::partition::{Before, Partition, kafka_offset};
 use crate::quotas::Bound;
@@ -41,9 +40,6 @@ const SHARE_WAIT: Duration = Duration::from_millis(100);
 const UNCOUNTED_BYTES: usize = 128 << 10;
 
 const READ_COMMITTED: i8 = 1;
-
-/// The first version whose clients know zstd (KIP-110).
-const FIRST_WITH_ZSTD: i16 = 10;
 
 /// What one pass over the partitions gave.
 #[derive(Default)]
@@ -163,21 +159,6 @@ impl Pass {
         Read::failed(error)
     }
 
-    /// Leave out what clients of before zstd can not read: what comes before it they get, and an error where there is nothing before it.
-    fn leave_out_zstd(&mut self, cx: &Context) {
-        for at in 0..self.reads.len() {
-            let batches = &mut self.reads[at].batches;
-            let Some(first) = batches.iter().position(|batch| is_zstd(batch)) else { continue };
-            let left_out_bytes: usize = batches.drain(first..).map(|batch| batch.len()).sum();
-            self.bytes -= left_out_bytes;
-            if first == 0 {
-                let reason =
-                    format!("fetch requests can get zstd from version {FIRST_WITH_ZSTD} on");
-                self.reads[at] = self.fail(cx, &ApiError::UnsupportedCompression(reason));
-            }
-        }
-    }
-
     /// What it keeps in memory.
     fn held_bytes(&self) -> usize {
         self.bytes + self.too_large.as_ref().map_or(0, |(_, read)| read.len_bytes())
@@ -233,10 +214,7 @@ pub(super) async fn handle(cx: Context, body: Bytes) -> Result<Answer, Refused> 
         };
         return Ok(Answer::Ready(response.encode(cx.correlation_id, cx.version)?));
     }
-    let mut pass = wait_for_enough(&cx, limits, &fetch.wants).await;
-    if cx.version < FIRST_WITH_ZSTD {
-        pass.leave_out_zstd(&cx);
-    }
+    let pass = wait_for_enough(&cx, limits, &fetch.wants).await;
     cx.server.metrics.fetched_bytes.inc_by(pass.bytes as u64);
     let answers = fetch
         .wants
@@ -257,10 +235,6 @@ pub(super) async fn handle(cx: Context, body: Bytes) -> Result<Answer, Refused> 
     let mut response = response.encode(cx.correlation_id, cx.version)?;
     response.budgets = pass.budgets;
     Ok(Answer::Ready(response))
-}
-
-fn is_zstd(batch: &[u8]) -> bool {
-    BatchHeader::parse(batch).and_then(|header| header.codec()) == Some(Codec::Zstd)
 }
 
 /// How much a client wants, and how long it waits.

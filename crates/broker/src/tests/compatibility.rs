@@ -23,7 +23,7 @@ const NOTES: &[(&str, &str)] = &[
     ),
     (
         "Fetch",
-        "What is compressed by zstd needs version 10, as with Kafka: older ones get what comes before it, and UNSUPPORTED_COMPRESSION_TYPE where they come to it.",
+        "Each version gets batches of every codec, zstd too, as from Kafka. (KIP-110 has versions below 10 refused; Kafka 4 does not.)",
     ),
     (
         "ListOffsets",
