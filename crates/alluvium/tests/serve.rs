@@ -219,7 +219,8 @@ fn uploads_that_fail_are_told_while_the_server_serves() {
     let server =
         Server::start(data.path(), &[&SMALL[..], &["--upload-interval", "100ms"]].concat());
     ok(&["topic", "create", "orders", "--bootstrap", &server.kafka]);
-    fs::remove_dir_all(&objects).unwrap();
+    let away = data.path().join("away");
+    fs::rename(&objects, &away).unwrap();
     fs::write(&objects, "not a directory").unwrap();
     assert_eq!(produce(&server.kafka, "orders", b"a record").unwrap(), 0);
     let failing = r#"alluvium_degraded{reason="uploads_failing"}"#;
@@ -231,11 +232,62 @@ fn uploads_that_fail_are_told_while_the_server_serves() {
     assert_eq!(produce(&server.kafka, "orders", b"another").unwrap(), 0);
 
     fs::remove_file(&objects).unwrap();
-    fs::create_dir(&objects).unwrap();
+    fs::rename(&away, &objects).unwrap();
     assert_eq!(server.wait_for_health("ok").1, "ok\n");
     assert_eq!(metric(&server, failing), 0);
     assert_eq!(metric(&server, "alluvium_upload_failures_in_a_row"), 0);
     assert!(metric(&server, "alluvium_upload_failures_total") > 0);
+}
+
+/// A directory mounted on another one, until this is dropped.
+struct Mount<'a>(&'a Path);
+
+impl<'a> Mount<'a> {
+    /// None, with a printed reason, where mounting is not allowed.
+    fn new(directory: &Path, on: &'a Path) -> Option<Self> {
+        let mounted = Command::new("mount").arg("--bind").arg(directory).arg(on).output();
+        match mounted {
+            Ok(output) if output.status.success() => Some(Self(on)),
+            other => {
+                println!("SKIPPED: mounting is not allowed: {other:?}");
+                None
+            }
+        }
+    }
+}
+
+impl Drop for Mount<'_> {
+    fn drop(&mut self) {
+        // Lazily: the server may be at a file.
+        let unmounted = Command::new("umount").arg("--lazy").arg(self.0).status();
+        assert!(unmounted.is_ok_and(|status| status.success()), "{}", self.0.display());
+    }
+}
+
+#[test]
+fn nothing_is_written_below_a_mount_point_while_the_object_store_is_not_mounted() {
+    let data = directory();
+    let [mounted, objects] = ["mounted", "objects"].map(|name| data.path().join(name));
+    for directory in [&mounted, &objects] {
+        fs::create_dir(directory).unwrap();
+    }
+    let Some(mount) = Mount::new(&mounted, &objects) else { return };
+    let server =
+        Server::start(data.path(), &[&SMALL[..], &["--upload-interval", "100ms"]].concat());
+    ok(&["topic", "create", "orders", "--bootstrap", &server.kafka]);
+
+    drop(mount);
+    assert_eq!(produce(&server.kafka, "orders", b"a record").unwrap(), 0);
+    let (_, health) = server.wait_for_health("degraded\nuploads_failing: ");
+    contains(&health, &[text(&objects), "is not the directory that was opened", "not mounted"]);
+    assert_eq!(fs::read_dir(&objects).unwrap().count(), 0, "nothing was written below");
+
+    let _mount = Mount::new(&mounted, &objects).expect("it could be mounted before");
+    server.wait_for_health("ok");
+    while metric(&server, "alluvium_objects") == 0 {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(mounted.join("streams").exists());
 }
 
 #[test]

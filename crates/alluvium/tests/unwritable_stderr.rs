@@ -91,7 +91,7 @@ fn goes_on_and_ends(
         assert_eq!(produce(&server.kafka, "orders", b"a record").unwrap(), 0);
     };
     until("standard error takes nothing any more", || {
-        produce_one(&server);
+        (0..50).for_each(|_| produce_one(&server));
         is_blocked(&server)
     });
     for _ in 0..20 {

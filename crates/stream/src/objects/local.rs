@@ -20,7 +20,10 @@ use object_store::{
 };
 use tokio::sync::Mutex;
 
+use self::root::Root;
 use super::OBJECTS_DIRECTORY;
+
+mod root;
 
 /// Longer than the writing of any object takes.
 const UNFINISHED_AGE: Duration = Duration::from_secs(24 * 60 * 60);
@@ -37,15 +40,17 @@ const DELETED: u64 = u64::MAX;
 /// `LocalFileSystem` writes to a file next to the object, and neither lists nor opens such files. What a process that was killed has left of
 /// them is removed here: what it was writing when it is a day old, what it was deleting at once.
 pub fn local_objects(directory: &Path) -> Result<Arc<dyn ObjectStore>> {
-    create_durably(directory).map_err(|error| object_store::Error::Generic {
+    let failed = |what: &str, error: io::Error| object_store::Error::Generic {
         store: "LocalFileSystem",
-        source: format!("can not create {}: {error}", directory.display()).into(),
-    })?;
+        source: format!("can not {what} {}: {error}", directory.display()).into(),
+    };
+    create_durably(directory).map_err(|error| failed("create", error))?;
+    let root = Root::open(directory).map_err(|error| failed("look at", error))?;
     if let Err(error) = remove_left_behind(directory) {
         tracing::warn!("can not remove what was left under {}: {error}", directory.display());
     }
     let files = LocalFileSystem::new_with_prefix(directory)?.with_fsync(true);
-    Ok(Arc::new(Directory { files: Arc::new(files) }))
+    Ok(Arc::new(Directory { files: Arc::new(files), root: Arc::new(root) }))
 }
 
 /// Writes objects in parts by itself: each part is on stable storage before the next one is written. `LocalFileSystem` would sync all of a file at its
@@ -54,9 +59,16 @@ pub fn local_objects(directory: &Path) -> Result<Arc<dyn ObjectStore>> {
 /// have there, while the newest data are in the log cache anyhow.
 ///
 /// Deletes objects in steps for the same reason: see [`free`]. An object is hidden before the first step, so that nobody meets one that is cut.
+///
+/// Every request fails while another directory is in the place of this one; see [`Root`].
 #[derive(Debug)]
 struct Directory {
     files: Arc<LocalFileSystem>,
+    root: Arc<Root>,
+}
+
+async fn check(root: Arc<Root>) -> Result<()> {
+    blocking(move || root.check()).await
 }
 
 impl fmt::Display for Directory {
@@ -73,6 +85,7 @@ impl ObjectStore for Directory {
         data: PutPayload,
         options: PutOptions,
     ) -> Result<PutResult> {
+        check(self.root.clone()).await?;
         self.files.put_opts(to, data, options).await
     }
 
@@ -82,23 +95,30 @@ impl ObjectStore for Directory {
         _: PutMultipartOptions,
     ) -> Result<Box<dyn MultipartUpload>> {
         let path = self.files.path_to_filesystem(to)?;
-        let begin = move || Unfinished::begin(path);
+        let root = self.root.clone();
+        let begin = move || root.check().and_then(|()| Unfinished::begin(path));
         let unfinished = blocking(begin).await?;
         Ok(Box::new(Parts { unfinished: Arc::new(Mutex::new(unfinished)), next: 0 }))
     }
 
     async fn get_opts(&self, from: &ObjectPath, options: GetOptions) -> Result<GetResult> {
-        self.files.get_opts(from, options).await
+        let got = self.files.get_opts(from, options).await;
+        if let Err(object_store::Error::NotFound { .. }) = got {
+            // Only in this directory does it mean that the object is gone.
+            check(self.root.clone()).await?;
+        }
+        got
     }
 
     fn delete_stream(
         &self,
         names: BoxStream<'static, Result<ObjectPath>>,
     ) -> BoxStream<'static, Result<ObjectPath>> {
-        let files = self.files.clone();
+        let (files, root) = (self.files.clone(), self.root.clone());
         let delete = move |name: ObjectPath| {
-            let files = files.clone();
+            let (files, root) = (files.clone(), root.clone());
             async move {
+                check(root).await?;
                 let path = files.path_to_filesystem(&name)?;
                 // Goes on when nobody waits for it any more: what is hidden nobody else finds before the next start.
                 if !tokio::spawn(remove(path)).await?? {
@@ -112,10 +132,14 @@ impl ObjectStore for Directory {
     }
 
     fn list(&self, prefix: Option<&ObjectPath>) -> BoxStream<'static, Result<ObjectMeta>> {
-        self.files.list(prefix)
+        let (files, root) = (self.files.clone(), self.root.clone());
+        let prefix = prefix.cloned();
+        let checked = futures::stream::once(check(root));
+        checked.map_ok(move |()| files.list(prefix.as_ref())).try_flatten().boxed()
     }
 
     async fn list_with_delimiter(&self, prefix: Option<&ObjectPath>) -> Result<ListResult> {
+        check(self.root.clone()).await?;
         self.files.list_with_delimiter(prefix).await
     }
 
@@ -125,6 +149,7 @@ impl ObjectStore for Directory {
         to: &ObjectPath,
         options: CopyOptions,
     ) -> Result<()> {
+        check(self.root.clone()).await?;
         self.files.copy_opts(from, to, options).await
     }
 }

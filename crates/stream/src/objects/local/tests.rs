@@ -156,3 +156,61 @@ fn the_page_cache_serves_where_direct_writes_are_refused() {
         assert!(std::fs::read(directory.path().join("a")).unwrap() == data);
     }
 }
+
+/// As while its file system is not mounted: the mount point is an empty directory.
+#[tokio::test]
+async fn nothing_is_read_or_written_in_another_directory_in_its_place() {
+    let parent = tempfile::tempdir().unwrap();
+    let [path, away, copy] = ["objects", "away", "copy"].map(|name| parent.path().join(name));
+    let store = local_objects(&path).unwrap();
+    let content = PutPayload::from_static(b"content");
+    store.put(&"streams/a".into(), content.clone()).await.unwrap();
+
+    std::fs::rename(&path, &away).unwrap();
+    for is_there in [false, true] {
+        if is_there {
+            std::fs::create_dir(&path).unwrap();
+        }
+        let unavailable = |error: object_store::Error| {
+            assert!(matches!(error, object_store::Error::Generic { .. }), "{error:?}");
+            assert!(error.to_string().contains("not mounted"), "{error}");
+        };
+        let a = ObjectPath::from("streams/a");
+        unavailable(store.put(&a, content.clone()).await.unwrap_err());
+        unavailable(store.put_multipart(&a).await.unwrap_err());
+        unavailable(store.get(&a).await.unwrap_err());
+        unavailable(store.head(&a).await.unwrap_err());
+        unavailable(store.delete(&a).await.unwrap_err());
+        unavailable(store.copy(&a, &"streams/b".into()).await.unwrap_err());
+        unavailable(store.list(None).try_collect::<Vec<_>>().await.unwrap_err());
+        unavailable(store.list_with_delimiter(None).await.unwrap_err());
+    }
+    assert_eq!(std::fs::read_dir(&path).unwrap().count(), 0, "nothing was made there");
+
+    let works = async || {
+        let got = store.get(&"streams/a".into()).await.unwrap();
+        assert_eq!(got.bytes().await.unwrap(), &b"content"[..]);
+        let missing = store.get(&"streams/b".into()).await.unwrap_err();
+        assert!(matches!(missing, object_store::Error::NotFound { .. }), "{missing:?}");
+        store.put(&"streams/c".into(), PutPayload::from_static(b"new")).await.unwrap();
+    };
+    std::fs::remove_dir(&path).unwrap();
+    std::fs::rename(&away, &path).unwrap();
+    works().await;
+
+    // Mounted again under another device number, it is known by its mark. (Another directory stands for that.)
+    std::fs::create_dir_all(copy.join("streams")).unwrap();
+    for name in [root::MARK, "streams/a"] {
+        std::fs::copy(path.join(name), copy.join(name)).unwrap();
+    }
+    std::fs::rename(&path, &away).unwrap();
+    std::fs::rename(&copy, &path).unwrap();
+    works().await;
+
+    // Another store's directory is none of ours.
+    std::fs::rename(&path, &copy).unwrap();
+    drop(local_objects(&path).unwrap());
+    store.get(&"streams/c".into()).await.map(drop).unwrap_err();
+    store.put(&"streams/c".into(), PutPayload::new()).await.unwrap_err();
+    assert!(!path.join("streams").exists());
+}

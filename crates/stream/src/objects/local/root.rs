@@ -1,0 +1,169 @@
+//! Whether the directory of a local object store is still the one that was opened. While its file system is not
+//! mounted, another directory is in its place: the mount point itself. What would be written there would be missing when
+//! the file system is back, and what is read there looks like an object that is gone.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use parking_lot::Mutex;
+use uuid::Uuid;
+
+/// The file in the directory by which it is recognised; docs/format/object.md, section 6.
+/// `LocalFileSystem` neither lists nor opens a file with such a name.
+pub(super) const MARK: &str = "alluvium-objects#0";
+/// An id as text, a space, its checksum, and the end of the line.
+const MARK_BYTES: usize = 36 + 1 + 8 + 1;
+
+/// A directory that was opened.
+#[derive(Debug)]
+pub(super) struct Root {
+    path: PathBuf,
+    /// What its mark says; none if it could not be marked.
+    id: Option<Uuid>,
+    /// Where it was seen last.
+    place: Mutex<Place>,
+}
+
+/// A directory as the kernel tells it from others. A file system may have another device number when it is mounted again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Place {
+    device: u64,
+    inode: u64,
+}
+
+impl Place {
+    fn of(path: &Path) -> io::Result<Self> {
+        let found = fs::metadata(path)?;
+        Ok(Self { device: found.dev(), inode: found.ino() })
+    }
+}
+
+impl Root {
+    /// Of a directory that is there. It is marked if it is not yet; where that fails, on a full disk for instance, it is only
+    /// recognised while its device number stays.
+    pub(super) fn open(path: &Path) -> io::Result<Self> {
+        let place = Mutex::new(Place::of(path)?);
+        let id = match read_mark(path).and_then(|id| id.map_or_else(|| mark(path), Ok)) {
+            Ok(id) => Some(id),
+            Err(error) => {
+                tracing::warn!("{} can not be marked: {error}", path.join(MARK).display());
+                None
+            }
+        };
+        Ok(Self { path: path.to_owned(), id, place })
+    }
+
+    /// Blocking.
+    ///
+    /// # Errors
+    /// Another directory is in its place, or none.
+    pub(super) fn check(&self) -> io::Result<()> {
+        let found = Place::of(&self.path).ok();
+        let mut place = self.place.lock();
+        match found {
+            Some(found) if found == *place => return Ok(()),
+            Some(found) if self.id.is_some() && read_mark(&self.path).ok() == Some(self.id) => {
+                tracing::info!("{} is on another device now", self.path.display());
+                *place = found;
+                return Ok(());
+            }
+            _ => {}
+        }
+        Err(io::Error::other(format!(
+            "{} is not the directory that was opened: its file system is not mounted, or it was replaced. Nothing is read or \
+             written there until it is back",
+            self.path.display()
+        )))
+    }
+}
+
+fn read_mark(directory: &Path) -> io::Result<Option<Uuid>> {
+    let path = directory.join(MARK);
+    match fs::read(&path) {
+        Ok(bytes) => {
+            let id = decode(&bytes);
+            if id.is_none() {
+                tracing::warn!("{} is damaged", path.display());
+            }
+            Ok(id)
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Mark a directory durably. What a crash leaves is a file with a name that is not listed.
+fn mark(directory: &Path) -> io::Result<Uuid> {
+    let id = Uuid::new_v4();
+    // The number is not 0: the version of the id is in it.
+    let unfinished = directory.join(format!("alluvium-objects#{}", id.as_u64_pair().0));
+    let written = File::create_new(&unfinished).and_then(|mut file| {
+        file.write_all(encode(id).as_bytes())?;
+        file.sync_all()?;
+        fs::rename(&unfinished, directory.join(MARK))?;
+        File::open(directory)?.sync_all()
+    });
+    if let Err(error) = written {
+        let _ = fs::remove_file(&unfinished);
+        return Err(error);
+    }
+    Ok(id)
+}
+
+fn encode(id: Uuid) -> String {
+    let text = id.hyphenated().to_string();
+    format!("{text} {:08x}\n", crc32c::crc32c(text.as_bytes()))
+}
+
+fn decode(bytes: &[u8]) -> Option<Uuid> {
+    let text = bytes.first_chunk::<MARK_BYTES>().and_then(|it| str::from_utf8(it).ok())?;
+    let id = Uuid::try_parse(text.get(..36)?).ok()?;
+    (bytes.len() == MARK_BYTES && text == encode(id)).then_some(id)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mark_is_read_back_and_each_flipped_bit_is_noticed() {
+        let id = Uuid::from_u128(0x1234_5678_9abc_def0_1234_5678_9abc_def0);
+        let bytes = encode(id).into_bytes();
+        assert_eq!(decode(&bytes), Some(id));
+        for bit in 0..bytes.len() * 8 {
+            let mut damaged = bytes.clone();
+            damaged[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(decode(&damaged), None, "bit {bit}");
+        }
+        assert_eq!((decode(&bytes[..45]), decode(&[&bytes[..], b"x"].concat())), (None, None));
+    }
+
+    #[test]
+    fn a_directory_that_can_not_be_marked_is_recognised_while_it_stays() {
+        let parent = tempfile::tempdir().unwrap();
+        let path = parent.path().join("objects");
+        // A directory under the name of the mark can be neither read nor replaced.
+        fs::create_dir_all(path.join(MARK)).unwrap();
+        let root = Root::open(&path).unwrap();
+        assert_eq!(root.id, None);
+        root.check().unwrap();
+        fs::rename(&path, parent.path().join("away")).unwrap();
+        fs::create_dir(&path).unwrap();
+        root.check().unwrap_err();
+    }
+
+    #[test]
+    fn a_damaged_mark_is_replaced_when_the_directory_is_opened() {
+        let directory = tempfile::tempdir().unwrap();
+        let mark = directory.path().join(MARK);
+        let first = Root::open(directory.path()).unwrap().id;
+        assert!(first.is_some());
+        assert_eq!(Root::open(directory.path()).unwrap().id, first);
+        fs::write(&mark, "nonsense").unwrap();
+        let second = Root::open(directory.path()).unwrap().id;
+        assert!(second.is_some() && second != first);
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1, "nothing is left beside it");
+    }
+}
