@@ -19,7 +19,8 @@ const HANGS: Duration = Duration::from_secs(120);
 /// A server whose log nobody can read, so its ports are chosen here.
 struct Mute {
     child: Child,
-    kafka: String,
+    /// Where it serves clients.
+    clients: String,
     admin: String,
 }
 
@@ -33,10 +34,19 @@ impl Mute {
         // With the signal ignored, a write beyond the limit on file sizes fails with EFBIG.
         command.args(["-c", "trap '' XFSZ; exec \"$0\" \"$@\""]);
         command.arg(inner.get_program()).args(inner.get_args());
+        Self::spawn(command, stderr, kafka, admin)
+    }
+
+    fn spawn(
+        mut command: Command,
+        stderr: impl Into<Stdio>,
+        clients: String,
+        admin: String,
+    ) -> Self {
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr);
         let child = command.spawn().expect("the server starts");
-        let server = Self { child, kafka, admin };
-        until("the server accepts clients", || TcpStream::connect(&server.kafka).is_ok());
+        let server = Self { child, clients, admin };
+        until("the server accepts clients", || TcpStream::connect(&server.clients).is_ok());
         server
     }
 
@@ -86,9 +96,9 @@ fn goes_on_and_ends(
     mut server: Mute,
     is_blocked: impl Fn(&Mute) -> bool,
 ) {
-    ok(&["topic", "create", "orders", "--bootstrap", &server.kafka]);
+    ok(&["topic", "create", "orders", "--bootstrap", &server.clients]);
     let produce_one = |server: &Mute| {
-        assert_eq!(produce(&server.kafka, "orders", b"a record").unwrap(), 0);
+        assert_eq!(produce(&server.clients, "orders", b"a record").unwrap(), 0);
     };
     until("standard error takes nothing any more", || {
         (0..50).for_each(|_| produce_one(&server));
@@ -101,7 +111,7 @@ fn goes_on_and_ends(
 
     let none = Rlimit { current: Some(0), maximum: Some(0) };
     prlimit(Some(Pid::from_child(&server.child)), Resource::Fsize, none).unwrap();
-    let answer = produce(&server.kafka, "orders", b"not written");
+    let answer = produce(&server.clients, "orders", b"not written");
     assert!(!matches!(answer, Ok(0)), "acknowledged although nothing was written: {answer:?}");
     let mut ended = None;
     until("the server ends", || {
@@ -143,4 +153,25 @@ fn a_pipe_whose_reader_does_not_read() {
         rustix::io::ioctl_fionread(reader).unwrap() > (64 << 10) - 4096
     };
     goes_on_and_ends(&data, server, |_| is_full(&reader));
+}
+
+#[test]
+fn a_cache_goes_on_too() {
+    let data = directory();
+    let full = File::options().write(true).open("/dev/full").unwrap();
+    let (clients, metrics) = (own_address(), own_address());
+    let mut command = support::alluvium();
+    command.args(["cache", "serve", "--log", "trace", "--dir"]).arg(data.path());
+    command.args(["--listen", &clients, "--metrics-listen", &metrics]);
+    let server = Mute::spawn(command, full, clients, metrics);
+    until("lines are dropped", || {
+        let mut client = TcpStream::connect(&server.clients).unwrap();
+        client.set_read_timeout(Some(HANGS)).unwrap();
+        client.write_all(b"PING\r\n").unwrap();
+        let mut answer = [0; 7];
+        client.read_exact(&mut answer).unwrap();
+        assert_eq!(&answer, b"+PONG\r\n");
+        server.dropped_lines() > 0
+    });
+    contains(&server.get("/readyz"), &["HTTP/1.1 200 OK"]);
 }
