@@ -1,8 +1,9 @@
 //! Which batches a topic takes, and as what: checked, with a header that is true, compressed as the topic wants it.
 //!
-//! A batch that is not compressed is walked once. One that is compressed is opened only where a rule is about what only its records
-//! say: keys where the topic is compacted, the oldest time where that has a bound, another compression; and is checked like the others
-//! then. Otherwise the greatest time is taken from its header, as its producer has put it there.
+//! The records of every batch are checked, as by Kafka's `LogValidator`: those of a compressed batch are
+//! decompressed for that. What the header says of them is an index that readers, retention and
+//! searches by time rely on, so it is never taken from the producer
+//! (`docs/decisions/0016-compressed-batches-are-checked.md`).
 
 use bytes::Bytes;
 
@@ -32,11 +33,11 @@ pub(crate) async fn admit(
     let header = batch::check_produced(&batch, version, rules.max_batch_bytes)?;
     let summary = if header.codec() == Some(Codec::None) {
         records::check_plain(&header, &batch[HEADER_BYTES..])?
-    } else if must_be_opened(&header, rules) {
+    } else if let Some(small) = records::small_summary(&batch)? {
+        small
+    } else {
         let batch = batch.clone();
         server.look_into(move || records::summary(&batch)).await?
-    } else {
-        Summary::of_header(&header)
     };
     let now_ms = unix_time_ms();
     if !summary.obeys(rules, now_ms) {
@@ -62,14 +63,6 @@ pub(crate) async fn admit(
     let header = BatchHeader::parse(&batch)
         .ok_or_else(|| ApiError::Internal("a batch without a header was let in".into()))?;
     Ok((header, batch))
-}
-
-/// Whether something has to be known of a compressed batch that its header does not say.
-fn must_be_opened(header: &BatchHeader, rules: AppendRules) -> bool {
-    let times =
-        !rules.log_append_time && (header.lacks_max_timestamp() || rules.before_max_ms < i64::MAX);
-    let recompressed = rules.compression.is_some_and(|(codec, _)| header.codec() != Some(codec));
-    times || rules.needs_keys || recompressed
 }
 
 /// Whether a topic takes a record of this time.
@@ -110,12 +103,8 @@ fn rejection(batch: &[u8], rules: AppendRules, now_ms: i64) -> Result<ApiError, 
             rejected.push((index, reason));
         }
     })?;
-    match first_is_time {
-        Some(times) => Ok(ApiError::RejectedRecords { times, records: rejected }),
-        // Only the header lied.
-        None => Ok(ApiError::InvalidTimestamp(
-            "the batch's header says a time that is out of range, and that none of its records has"
-                .into(),
-        )),
-    }
+    let times = first_is_time.ok_or_else(|| {
+        ApiError::Internal("a batch is refused, but none of its records breaks a rule".into())
+    })?;
+    Ok(ApiError::RejectedRecords { times, records: rejected })
 }

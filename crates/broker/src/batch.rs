@@ -107,11 +107,6 @@ impl BatchHeader {
         self.attributes & LOG_APPEND_TIME != 0
     }
 
-    /// The header does not say the greatest timestamp. Kafka's own clients do; Sarama leaves it at -1, and Kafka sets it.
-    pub(crate) fn lacks_max_timestamp(&self) -> bool {
-        self.max_timestamp_ms < self.base_timestamp_ms
-    }
-
     /// The batch carries a producer id and sequence numbers.
     pub(crate) fn is_idempotent(&self) -> bool {
         self.producer_id >= 0
@@ -136,13 +131,10 @@ impl BatchHeader {
 /// Check the record set that a producer sent for one partition: exactly one intact batch, written by a client. Kafka's rules, from
 /// `ProduceRequest.validateRecords`, `UnifiedLog.analyzeAndValidateRecords` and `LogValidator.validateBatch`.
 ///
-/// The records behind the header are not looked at here; [`crate::records::check_plain`] does that where they are not compressed. Unlike
-/// Kafka nothing does where they are, unless the topic has a rule that needs it ([`crate::admission`]): a producer whose CRC is right but
-/// whose compressed records are not harms the readers of its topic, and nobody else. For the same reason their greatest timestamp
-/// is believed; see [`BatchHeader::lacks_max_timestamp`] for one that is not there.
+/// The records behind the header are not examined here; see [`crate::admission`].
 ///
 /// # Errors
-/// As those name them: a damaged batch is corrupt, a batch that a client may not send is an invalid record.
+/// As those name them: a damaged batch is corrupt, a batch that a client may not send is an invalid record. So is one that is cut off, in which Kafka 4.4 finds no batch.
 pub(crate) fn check_produced(
     records: &[u8],
     version: i16,
@@ -156,7 +148,8 @@ pub(crate) fn check_produced(
     if let Some(&magic) = records.get(MAGIC)
         && magic != 2
     {
-        return invalid(format!("message format {magic} is not supported, only 2"));
+        let reason = format!("message format {magic} is not supported, only 2");
+        return if magic > 2 { Err(ApiError::CorruptBatch(reason)) } else { invalid(reason) };
     }
     let Some(header) = BatchHeader::parse(records) else {
         return Err(ApiError::CorruptBatch(format!(
@@ -165,11 +158,11 @@ pub(crate) fn check_produced(
         )));
     };
     if header.len_bytes > records.len() {
-        return Err(ApiError::CorruptBatch(format!(
+        return invalid(format!(
             "the batch says that it has {} bytes, there are {}",
             header.len_bytes,
             records.len()
-        )));
+        ));
     }
     if header.len_bytes < records.len() {
         return invalid(
@@ -493,6 +486,8 @@ pub(crate) mod tests {
             ("two batches", two, 87),
             ("no batch", vec![], 87),
             ("old format", edited(&batch, |b| b[MAGIC] = 1), 87),
+            ("new format", edited(&batch, |b| b[MAGIC] = 3), 2),
+            ("cut", batch[..batch.len() - 3].to_vec(), 87),
             ("a base offset", edited(&batch, |b| b[7] = 1), 87),
             ("control batch", edited(&batch, |b| b[ATTRIBUTES + 1] |= 1 << 5), 87),
             ("transactional, no producer", edited(&batch, |b| b[ATTRIBUTES + 1] |= 1 << 4), 87),
@@ -510,7 +505,7 @@ pub(crate) mod tests {
                 edited(&batch, |b| b[PRODUCER_ID..PRODUCER_ID + 8].fill(0)),
                 87,
             ),
-            ("length too long", edited(&batch, |b| b[LENGTH + 2] += 1), 2),
+            ("length too long", edited(&batch, |b| b[LENGTH + 2] += 1), 87),
         ];
         for (what, bytes, code) in cases {
             let error = check_produced(&bytes, 9, MAX).expect_err(what);

@@ -56,7 +56,7 @@ use metrics::Metrics;
 use producer_ids::ProducerIds;
 use quotas::Quotas;
 use security::{Authentication, Authorizer, Listener, Users};
-use server::{ByteBudget, CONCURRENT_DECOMPRESSIONS, Node, RequestMemory, Server};
+use server::{ByteBudget, Node, RequestMemory, Server, concurrent_decompressions};
 use sessions::Sessions;
 use state_stream::{
     KIND_CLASSIC_GROUPS, KIND_GROUP_MEMBERS, KIND_OFFSETS, KIND_SHARES, KIND_TRANSACTIONS,
@@ -222,7 +222,7 @@ impl Broker {
             large_answers: api::LargeAnswers::new(config.queued_request_bytes),
             fetch_budget: ByteBudget::new(config.queued_fetch_bytes.div_ceil(2)),
             late_fetch_budget: ByteBudget::new(config.queued_fetch_bytes / 2),
-            decompressions: Arc::new(Semaphore::new(CONCURRENT_DECOMPRESSIONS)),
+            decompressions: Arc::new(Semaphore::new(concurrent_decompressions())),
             producer_ids: ProducerIds::new(store.clone()),
             sessions: Sessions::default(),
             metrics,

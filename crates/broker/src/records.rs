@@ -3,9 +3,10 @@
 //! Batches come from clients, so nothing in them is believed: records are streamed through a decompressor that is cut off, never
 //! collected.
 //!
-//! A producer's records are checked where that costs one walk over bytes that are at hand anyway, which is when they are
-//! not compressed: see [`check_plain`]; and where they are decompressed for another reason: see [`for_each`].
+//! A producer's records are all checked: by [`check_plain`] when they are not compressed, else by
+//! [`small_summary`] or [`summary`].
 
+use std::cell::RefCell;
 use std::io::{self, BufRead, BufReader, Read, Write};
 
 use crate::batch::{self, BatchHeader, Codec, HEADER_BYTES};
@@ -17,6 +18,14 @@ const MAX_DECOMPRESSED_BYTES: u64 = 256 << 20;
 /// From here on zstd looks for repetitions in more than a batch usually has: at level 22 with tables of 700 MiB. Those for a window of 2 MiB have 20 MiB.
 const ZSTD_LAST_SMALL_LEVEL: i32 = 9;
 const ZSTD_WINDOW_LOG: u32 = 21;
+
+/// Records of a batch that are decompressed on a thread that serves: in less than a millisecond, by
+/// the slowest codec.
+const SMALL_BYTES: usize = 256 << 10;
+
+/// Records of a batch that are decompressed into memory to be checked; more are streamed, which
+/// takes up to twice as long.
+const AT_ONCE_BYTES: usize = 8 << 20;
 
 /// What a record without a timestamp has.
 pub(crate) const NO_TIMESTAMP: i64 = -1;
@@ -33,7 +42,7 @@ pub(crate) struct Found {
 pub(crate) struct Summary {
     /// The greatest timestamp; [`NO_TIMESTAMP`] if no record has one.
     pub(crate) max_timestamp_ms: i64,
-    /// The smallest of those that have one; `None` if none has, or if it is not known.
+    /// The smallest of those that have one; `None` if none has.
     pub(crate) min_timestamp_ms: Option<i64>,
     /// A record has no key.
     pub(crate) lacks_keys: bool,
@@ -42,11 +51,6 @@ pub(crate) struct Summary {
 impl Summary {
     const EMPTY: Self =
         Self { max_timestamp_ms: NO_TIMESTAMP, min_timestamp_ms: None, lacks_keys: false };
-
-    /// What a header says, which is nothing about keys.
-    pub(crate) fn of_header(header: &BatchHeader) -> Self {
-        Self { max_timestamp_ms: header.max_timestamp_ms, ..Self::EMPTY }
-    }
 
     fn add(&mut self, timestamp_ms: i64, has_key: bool) {
         self.max_timestamp_ms = self.max_timestamp_ms.max(timestamp_ms);
@@ -171,11 +175,32 @@ fn null() -> io::Error {
     bad("a field of negative length")
 }
 
-/// What the records of `batch` say, whatever its header does.
+/// Check the records of a compressed `batch` as [`check_plain`] does, if they have at most
+/// [`SMALL_BYTES`]: so few are decompressed on the calling thread, in memory that it keeps for
+/// that. `None` if there are more, or if they cannot be decompressed; then [`summary`] tells.
 ///
 /// # Errors
-/// [`ApiError::InvalidRecord`] when the records can not be read.
+/// [`ApiError::InvalidRecord`] with the first thing that is wrong.
+pub(crate) fn small_summary(batch: &[u8]) -> Result<Option<Summary>, ApiError> {
+    let header = BatchHeader::parse(batch).ok_or_else(|| invalid(&bad("no header")))?;
+    SCRATCH.with_borrow_mut(|scratch| {
+        let is_whole = scratch.decompress(&header, &batch[HEADER_BYTES..], SMALL_BYTES);
+        is_whole.then(|| check_plain(&header, &scratch.bytes)).transpose()
+    })
+}
+
+/// What the records of `batch` say, whatever its header does. All of them are checked, as by
+/// [`check_plain`].
+///
+/// # Errors
+/// [`ApiError::InvalidRecord`] with the first thing that is wrong.
 pub(crate) fn summary(batch: &[u8]) -> Result<Summary, ApiError> {
+    let header = BatchHeader::parse(batch).ok_or_else(|| invalid(&bad("no header")))?;
+    let mut scratch = Scratch::default();
+    if scratch.decompress(&header, &batch[HEADER_BYTES..], AT_ONCE_BYTES) {
+        return check_plain(&header, &scratch.bytes);
+    }
+    drop(scratch);
     let mut summary = Summary::EMPTY;
     for_each(batch, |_, timestamp_ms, has_key| summary.add(timestamp_ms, has_key))?;
     Ok(summary)
@@ -546,6 +571,46 @@ fn read_varint(input: &mut impl BufRead, max_bytes: u64) -> io::Result<(i64, u64
         }
     }
     Err(bad("a number of too many bits"))
+}
+
+thread_local!(
+    /// For [`small_summary`].
+    static SCRATCH: RefCell<Scratch> = RefCell::default()
+);
+
+/// Memory to decompress batches in, and what zstd needs to do so: setting that up takes longer than
+/// a small batch.
+#[derive(Default)]
+struct Scratch {
+    bytes: Vec<u8>,
+    zstd: Option<zstd::bulk::Decompressor<'static>>,
+}
+
+impl Scratch {
+    /// Decompress the records of a batch, of which the part behind the header is `body`. Whether
+    /// that has succeeded, with at most `max_bytes`.
+    fn decompress(&mut self, header: &BatchHeader, body: &[u8], max_bytes: usize) -> bool {
+        self.bytes.clear();
+        if body.len() > max_bytes {
+            return false;
+        }
+        let result = match header.codec() {
+            Some(Codec::Zstd) => self.decompress_zstd(body, max_bytes),
+            _ => decompress(header, body).and_then(|records| {
+                records.take(max_bytes as u64 + 1).read_to_end(&mut self.bytes)
+            }),
+        };
+        result.is_ok_and(|len_bytes| len_bytes <= max_bytes)
+    }
+
+    fn decompress_zstd(&mut self, body: &[u8], max_bytes: usize) -> io::Result<usize> {
+        let zstd = match &mut self.zstd {
+            Some(zstd) => zstd,
+            none => none.insert(zstd::bulk::Decompressor::new()?),
+        };
+        self.bytes.reserve_exact(max_bytes);
+        zstd.decompress_to_buffer(body, &mut self.bytes)
+    }
 }
 
 fn bad(reason: &str) -> io::Error {

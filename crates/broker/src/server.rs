@@ -1,5 +1,6 @@
 //! What all connections share.
 
+use std::num::NonZero;
 use std::sync::Arc;
 
 use alluvium_stream::Store;
@@ -20,8 +21,10 @@ use crate::sessions::Sessions;
 use crate::topics::{Topic, Topics};
 use crate::transactions::Transactions;
 
-/// Batches that are decompressed at the same time, to look for times.
-pub(crate) const CONCURRENT_DECOMPRESSIONS: usize = 2;
+/// Batches that are decompressed at the same time, off the threads that serve.
+pub(crate) fn concurrent_decompressions() -> usize {
+    std::thread::available_parallelism().map_or(1, NonZero::get).div_ceil(2).max(2)
+}
 
 /// Who this server is to clients.
 pub(crate) struct Node {

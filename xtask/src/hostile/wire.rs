@@ -8,7 +8,6 @@ use crate::Error;
 
 pub(super) const PRODUCE: i16 = 0;
 pub(super) const FETCH: i16 = 1;
-pub(super) const LIST_OFFSETS: i16 = 2;
 pub(super) const METADATA: i16 = 3;
 pub(super) const JOIN_GROUP: i16 = 11;
 const SASL_HANDSHAKE: i16 = 17;
@@ -222,11 +221,17 @@ impl Batch {
         }
     }
 
-    /// Records that are all one byte, many thousand times as large as they come: zstd's blocks of one repeated byte.
+    /// One record of 1.8 GB with a value that is all one byte, many thousand times as large as it comes: zstd's blocks of one repeated byte.
     pub(super) fn zstd_bomb(compressed_bytes: usize) -> Self {
         const BLOCK_BYTES: u32 = 128 << 10;
         // Magic; no checksum, no content size; a window of 1 MiB.
         let mut records = vec![0x28, 0xb5, 0x2f, 0xfd, 0x00, 0x50];
+        // A block as it is, with the fields before the value: lengths of the record and of the
+        // value, which are zigzag varints; attributes, time, offset and no key between them.
+        const LENGTH: [u8; 5] = [0x80, 0x80, 0x80, 0x80, 0x0e];
+        let fields = [&LENGTH[..], &[0, 0, 0, 1], &LENGTH].concat();
+        records.extend(&((fields.len() as u32) << 3).to_le_bytes()[..3]);
+        records.extend(fields);
         let blocks = compressed_bytes / 4;
         for block in 1..=blocks {
             let header = u32::from(block == blocks) | 1 << 1 | BLOCK_BYTES << 3;

@@ -1,13 +1,16 @@
 //! What topics let in, and as what.
 
 use bytes::Bytes;
+use kafka_protocol::messages::list_offsets_request::{ListOffsetsPartition, ListOffsetsTopic};
+use kafka_protocol::messages::{ListOffsetsRequest, TopicName};
 use kafka_protocol::records::{Compression, RecordBatchDecoder};
 
-use super::harness::{TestServer, produce};
+use super::harness::{Client, TestServer, produce, text};
 use crate::batch::tests::{encode, plain};
 use crate::batch::{self, BatchHeader, Codec, HEADER_BYTES};
 use crate::partition::unix_time_ms;
 use crate::records;
+use crate::wire::newer::Unchanged;
 
 const HOUR_MS: i64 = 3_600_000;
 
@@ -90,31 +93,107 @@ async fn a_topic_that_is_compacted_wants_keys() {
     assert_eq!(blamed(&server, "compacted", &plain(&[1, 2])).await.0, 0);
 }
 
-/// A batch that lies about its records would be in the way of each reader, and of compaction.
+/// A batch whose header does not match its records would break every reader of the topic, and
+/// compaction.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_opened_is_checked_like_what_is_not_compressed() {
+async fn the_records_of_every_batch_are_checked_compressed_or_not() {
     let server = TestServer::start().await;
     server.topic("plain", 1, &[]).await;
+    server.topic("by-server", 1, &[("message.timestamp.type", "LogAppendTime")]).await;
     server.topic("compacted", 1, &[("cleanup.policy", "compact")]).await;
     server.topic("other", 1, &[("compression.type", "uncompressed")]).await;
     server.topic("strict", 1, &[("message.timestamp.before.max.ms", "9000000000000")]).await;
+    let topics = ["plain", "by-server", "compacted", "other", "strict"];
     let too_short = [12, 0, 0, 2, 2, b'k', 1, 0];
     for codec in [Codec::None, Codec::Gzip, Codec::Snappy, Codec::Lz4, Codec::Zstd] {
         let bad: [&[&[u8]]; 4] =
             [&[&FIRST], &[&FIRST, &FIRST], &[&FIRST, &too_short], &[&FIRST, &SECOND, &SECOND]];
         for (n, records) in bad.into_iter().enumerate() {
             let batch = of_two(records, codec);
-            for topic in ["compacted", "other", "strict"] {
+            for topic in topics {
                 let (code, blamed) = blamed(&server, topic, &batch).await;
                 assert_eq!((code, blamed), (87, vec![]), "{topic} {codec:?} {n}");
             }
-            let code = if codec == Codec::None { 87 } else { 0 };
-            assert_eq!(blamed(&server, "plain", &batch).await.0, code, "{codec:?} {n}");
         }
         let good = of_two(&[&FIRST, &SECOND], codec);
-        for topic in ["plain", "compacted", "other", "strict"] {
+        for topic in topics {
             assert_eq!(blamed(&server, topic, &good).await, (0, vec![]), "{topic} {codec:?}");
         }
+    }
+}
+
+const CODECS: [Compression; 5] = [
+    Compression::None,
+    Compression::Gzip,
+    Compression::Snappy,
+    Compression::Lz4,
+    Compression::Zstd,
+];
+
+/// A batch whose header gives `claimed_ms` as the greatest timestamp of its records.
+fn claiming(codec: Compression, times_ms: &[i64], claimed_ms: i64) -> Bytes {
+    let mut batch = encode(codec, (-1, -1, -1), times_ms).to_vec();
+    batch::set_max_timestamp(&mut batch, claimed_ms);
+    batch.into()
+}
+
+/// Offset and time that ListOffsets finds for `timestamp_ms`.
+async fn offset_at(client: &mut Client, topic: &str, timestamp_ms: i64) -> (i64, i64) {
+    let topic = ListOffsetsTopic::default()
+        .with_name(TopicName(text(topic)))
+        .with_partitions(vec![ListOffsetsPartition::default().with_timestamp(timestamp_ms)]);
+    let request = Unchanged(ListOffsetsRequest::default().with_topics(vec![topic]));
+    let Unchanged(response) = client.call(7, &request).await;
+    let partition = &response.topics[0].partitions[0];
+    assert_eq!(partition.error_code, 0);
+    (partition.offset, partition.timestamp)
+}
+
+/// kafka-go's `WriteCompressedMessages` puts the last record's time there, other clients -1.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_greatest_timestamp_is_that_of_the_records_whatever_the_header_says() {
+    let server = TestServer::start().await;
+    let mut client = server.client().await;
+    // So many records that a batch is decompressed in the background, and so few that it is not.
+    for (size, count) in [("small", 3), ("large", 8_000)] {
+        for codec in CODECS {
+            for (claim, claimed_ms) in [("last", 1_000), ("none", -1), ("future", 9_000)] {
+                let topic = format!("{size}-{codec:?}-{claim}");
+                server.topic(&topic, 1, &[]).await;
+                let mut times_ms = vec![1_000; count];
+                times_ms[1] = 5_000;
+                let batch = claiming(codec, &times_ms, claimed_ms);
+                assert_eq!(client.produce(&topic, 0, &batch).await, (0, 0), "{topic}");
+                let (_, _, kept) = client.fetch(&topic, 0, 0).await;
+                let header = BatchHeader::parse(&kept).unwrap();
+                assert_eq!(header.max_timestamp_ms, 5_000, "{topic}");
+                assert_eq!(header.crc, crc32c::crc32c(&kept[21..]), "{topic}");
+                for uploaded in [false, true] {
+                    if uploaded {
+                        server.store().flush().await.unwrap();
+                    }
+                    let greatest = offset_at(&mut client, &topic, -3).await;
+                    assert_eq!(greatest, (1, 5_000), "{topic}");
+                    assert_eq!(offset_at(&mut client, &topic, 1_001).await, (1, 5_000), "{topic}");
+                    assert_eq!(offset_at(&mut client, &topic, 5_001).await, (-1, -1), "{topic}");
+                }
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_header_does_not_hide_times_that_are_out_of_range() {
+    let server = TestServer::start().await;
+    server.topic("default", 1, &[]).await;
+    let now = unix_time_ms();
+    for codec in CODECS {
+        let batch = claiming(codec, &[now, now + 2 * HOUR_MS, now], now);
+        let (code, records) = blamed(&server, "default", &batch).await;
+        assert_eq!((code, records.len(), records[0].0), (32, 1, 1), "{codec:?}");
+        // Nor does it make them so.
+        let batch = claiming(codec, &[now, now], now + 2 * HOUR_MS);
+        assert_eq!(blamed(&server, "default", &batch).await, (0, vec![]), "{codec:?}");
     }
 }
 

@@ -116,17 +116,16 @@ the like.
 
 ## What is checked of a batch
 
-Of each batch that a producer sends the header is checked by Kafka's rules: length, format, CRC, that offsets and number of records fit each other, codec, producer, transaction, greatest time. Records that are not compressed are checked one by
-one: that there are as many as the header says, that each is filled by its fields, that their offset deltas are 0, 1, 2 and so on; their times, and their keys where the topic is compacted.
+Every batch that a producer sends is checked by Kafka's rules. Its header: length, format, CRC, that offsets and number of records fit each other, codec, producer, transaction. Its records, which are
+decompressed for that: that there are as many as the header says, that each is filled by its fields, that their offset deltas are 0, 1, 2 and so on; their times, and their keys where the topic is compacted. The
+greatest time of the records replaces the one in the header if that is another one. Why, and what it costs: [0016](decisions/0016-compressed-batches-are-checked.md).
 
-Kafka decompresses every compressed batch for that. Here it is done where the topic has a rule about what only the records say: `cleanup.policy` with `compact`, `message.timestamp.before.max.ms`, a `compression.type` that is not the batch's, a header without a greatest
-time. Then all of the above is checked; Kafka, which renumbers compressed records whose offset deltas are wrong, is more lenient there. Of other compressed batches these things are **not** checked:
+What differs from Kafka:
 
-- that the records can be decompressed, and that there are as many as the header says, whole, with the offset deltas 0, 1, 2 and so on;
-- that the greatest time is the one that the header says; `message.timestamp.after.max.ms` is held against that one.
-
-A producer that gets these wrong, with a CRC that is right, is in the way of the topic's readers, each of which says what it thinks of the batch, and of nobody else; they get on by seeking behind it, or after `kafka-delete-records`. For that the server's processors
-are left to others: a batch is one pass of a checksum, whatever it would be decompressed.
+- Offset deltas that are not 0, 1, 2 and so on are refused with INVALID_RECORD. Kafka 4.4 accepts them in batches that are not compressed, where readers then see other offsets than the log has given, and answers UNKNOWN_SERVER_ERROR for compressed ones.
+- Records that cannot be decompressed are refused with INVALID_RECORD, an unknown codec with UNSUPPORTED_COMPRESSION_TYPE; by Kafka 4.4 both with UNKNOWN_SERVER_ERROR.
+- A batch that is followed by other bytes, that carries a producer id but no epoch, or that is marked with the time of the append (INVALID_TIMESTAMP) is refused; Kafka 4.4 accepts these.
+- Records of more than 256 MiB in one batch, decompressed, are refused with INVALID_RECORD. Kafka has no bound.
 
 ## API by API
 

@@ -4,8 +4,11 @@ use std::time::Duration;
 
 use alluvium_stream::StreamEpoch;
 
+use kafka_protocol::records::Compression;
+
 use super::harness::{HANG, TestServer};
-use crate::batch::tests::plain;
+use crate::batch;
+use crate::batch::tests::{encode, plain};
 use crate::partition::unix_time_ms;
 
 /// Produce batches to partition 0, an upload behind each.
@@ -66,6 +69,28 @@ async fn records_go_by_age_and_by_size() {
     for (topic, start) in [("kept", 0), ("kept-too", 0), ("compacted", 0), ("by-age", 2)] {
         assert_eq!(log_start(&server, topic), start, "{topic}");
     }
+}
+
+/// The header of a compressed batch says that all of its records are old, but one of them is not.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wrong_header_does_not_delete_a_fresh_record() {
+    let server = TestServer::with(16 << 20, |config| {
+        config.retention_check_interval = Duration::from_millis(1);
+    })
+    .await;
+    server.topic("t", 1, &[("retention.ms", "3600000")]).await;
+    let now = unix_time_ms();
+    let old = now - 90_000_000;
+    let mut wrong = encode(Compression::Lz4, (-1, -1, -1), &[old, now, old]).to_vec();
+    batch::set_max_timestamp(&mut wrong, old);
+    let mut client = server.client().await;
+    for (batch, base) in [(plain(&[old]), 0), (wrong.into(), 1), (plain(&[now]), 4)] {
+        assert_eq!(client.produce("t", 0, &batch).await, (0, base));
+        server.server().store.flush().await.unwrap();
+    }
+    starts_at(&server, "t", 1).await;
+    crate::retention::look(server.server()).await;
+    assert_eq!(log_start(&server, "t"), 1);
 }
 
 /// What is in the log alone is not deleted, however old it is.
