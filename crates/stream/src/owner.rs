@@ -13,7 +13,7 @@ use tokio::sync::OwnedMutexGuard;
 use uuid::Uuid;
 
 use crate::catalog::Life;
-use crate::objects::{Cause, ObjectError, Request, object_size, try_objects, within};
+use crate::objects::{Cause, OWNER_OBJECT, ObjectError, Request, object_size, try_objects, within};
 use crate::store::Shared;
 use crate::upload::{object_prefix, unix_ms};
 
@@ -151,7 +151,7 @@ async fn look(
 async fn claim_objects(shared: &Shared, needed: u64) -> Result<bool, ObjectError> {
     let owner = &shared.owner;
     let mut last = owner.claiming.lock().await;
-    let name = format!("{}/owner", object_prefix(shared.wal_id));
+    let name = format!("{}/{OWNER_OBJECT}", object_prefix(shared.wal_id));
     let mut found = read(shared, &name).await?;
     let is_as_left = found.is_some() && found == *last;
     if !is_as_left && owner.judge(found.as_ref(), needed) != Standing::Anothers {

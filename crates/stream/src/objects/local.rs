@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use alluvium_device::{AlignedBuf, PAGE_BYTES};
 use async_trait::async_trait;
+use bytes::Bytes;
 use futures::stream::{BoxStream, StreamExt, TryStreamExt};
 use object_store::local::LocalFileSystem;
 use object_store::path::Path as ObjectPath;
@@ -21,7 +22,7 @@ use object_store::{
 use tokio::sync::Mutex;
 
 use self::root::Root;
-use super::OBJECTS_DIRECTORY;
+use super::{OBJECTS_DIRECTORY, OWNER_OBJECT};
 
 mod root;
 
@@ -31,6 +32,8 @@ const UNFINISHED_AGE: Duration = Duration::from_secs(24 * 60 * 60);
 const WRITE_BYTES: usize = 1 << 20;
 /// Given back to the file system at a time, when an object is deleted.
 const FREED_BYTES: u64 = 4 << 20;
+/// The least that any disk writes as a whole.
+const SECTOR_BYTES: usize = 512;
 /// Stands behind `#` in the names of files that are being deleted. Those of files that are being written count from 1.
 const DELETED: u64 = u64::MAX;
 
@@ -86,7 +89,17 @@ impl ObjectStore for Directory {
         options: PutOptions,
     ) -> Result<PutResult> {
         check(self.root.clone()).await?;
-        self.files.put_opts(to, data, options).await
+        let put = self.files.put_opts(to, data.clone(), options).await;
+        match put {
+            Err(error) if to.filename() == Some(OWNER_OBJECT) && is_no_space(&error) => {
+                let path = self.files.path_to_filesystem(to)?;
+                let overwritten = blocking(move || overwrite(&path, &Bytes::from(data))).await;
+                // If there is nothing to overwrite, say what was wrong at first.
+                overwritten.map_err(|_| error)?;
+                Ok(PutResult { e_tag: None, version: None, extensions: Extensions::default() })
+            }
+            put => put,
+        }
     }
 
     async fn put_multipart_opts(
@@ -152,6 +165,36 @@ impl ObjectStore for Directory {
         check(self.root.clone()).await?;
         self.files.copy_opts(from, to, options).await
     }
+}
+
+/// Whether the disk is full, or this user may have no more of it.
+fn is_no_space(error: &object_store::Error) -> bool {
+    use io::ErrorKind::{QuotaExceeded, StorageFull};
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(error) = cause {
+        if let Some(error) = error.downcast_ref::<io::Error>() {
+            return matches!(error.kind(), StorageFull | QuotaExceeded);
+        }
+        cause = error.source();
+    }
+    false
+}
+
+/// Overwrite the owner object where it is, within the block that it has: deleting objects has to
+/// succeed on a disk that is full, and is preceded by a claim (`docs/format/catalog.md`, "Who owns
+/// the objects"). Both texts lie in one sector, which a disk writes as a whole, so a crash leaves
+/// the one or the other. White space takes the place of what a longer one has left.
+fn overwrite(path: &Path, text: &[u8]) -> io::Result<()> {
+    let flags = rustix::fs::OFlags::NOFOLLOW.bits().cast_signed();
+    let file = File::options().write(true).custom_flags(flags).open(path)?;
+    let present = file.metadata()?.len();
+    if !(1..=SECTOR_BYTES as u64).contains(&present) || text.len() > SECTOR_BYTES {
+        return Err(io::ErrorKind::StorageFull.into());
+    }
+    let mut text = text.to_vec();
+    text.resize(text.len().max(present as usize), b' ');
+    file.write_all_at(&text, 0)?;
+    file.sync_all()
 }
 
 /// Take an object's name away, for one that `LocalFileSystem` does not know. The new one, if that could be done; a directory is no object.

@@ -39,6 +39,8 @@ pub(crate) use write::Writer;
 
 /// The objects of all stores lie under it, each store's in a directory of its own.
 pub(crate) const OBJECTS_DIRECTORY: &str = "streams";
+/// Who owns the objects of a WAL, next to them.
+pub(crate) const OWNER_OBJECT: &str = "owner";
 
 /// The way to the object store on behalf of one cause: requests are counted there, and bytes wait for their turn.
 #[derive(Clone, Copy)]
