@@ -232,7 +232,7 @@ impl Collector for StoreCollector {
         let wal = stats.wal;
         let count = |n: usize| n as u64;
         let failing = stats.upload_failing.as_ref();
-        let gauges: [(&str, &str, u64); 29] = [
+        let gauges: [(&str, &str, u64); 31] = [
             ("streams", "Streams that exist", count(stats.streams)),
             ("log_cache_bound_bytes", "Bound of the log cache", stats.cache_bound_bytes),
             ("log_cache_used_bytes", "Batches in the log cache", stats.cache_used_bytes),
@@ -296,6 +296,16 @@ impl Collector for StoreCollector {
                 "objects_orphaned",
                 "Old objects that the catalog does not know and that are still there",
                 count(stats.orphans),
+            ),
+            (
+                "objects_damaged",
+                "Objects in use that were found to be damaged",
+                count(stats.damaged_objects.count),
+            ),
+            (
+                "objects_missing",
+                "Objects in use that were found not to be there",
+                count(stats.missing_objects.count),
             ),
             (
                 "recovery_damaged_ranges",

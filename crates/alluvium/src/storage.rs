@@ -52,7 +52,7 @@ impl Storage {
         }
         let lock = lock_directory(&config.data_dir)?;
         health.begin("opening the catalog");
-        let catalog = RedbCatalog::open(&catalog_path).map_err(Failure::new)?;
+        let catalog = RedbCatalog::open(&catalog_path).map_err(Failure::new)?.with_reserve();
         // Recovery reads all of it, and writes nothing before. Only what would be written here has to be certain here: a catalog without a
         // log is small.
         let wal_id = match catalog.wal_id().map_err(Failure::new)? {

@@ -157,6 +157,11 @@ fn damage_is_told_with_its_place() {
         change(&files[1], |bytes| bytes[at] ^= 1);
         let said = refused(1, &["object", "verify", text(&objects)]);
         contains(&said, &["1 object is of", text(&files[1]), place]);
+        let data_dir = ["--data-dir", text(data.path())];
+        let named = [&["object", "verify", text(&objects)], &data_dir[..]].concat();
+        let named = support::run(&named);
+        let named = String::from_utf8(named.stdout).unwrap();
+        contains(&named, &["it has offsets 1 to 1 of partition 0 of topic orders"]);
         if !inspected {
             contains(&refused(1, &["object", "inspect", text(&files[1])]), &[place]);
         }

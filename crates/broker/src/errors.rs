@@ -1,6 +1,6 @@
 //! What can go wrong with a request, and the one place where that becomes a Kafka error code.
 
-use alluvium_stream::{AppendError, FetchError, StoreError, StreamOffset};
+use alluvium_stream::{AppendError, CatalogError, FetchError, StoreError, StreamOffset};
 use kafka_protocol::error::ResponseError;
 use kafka_protocol::protocol::StrBytes;
 
@@ -100,6 +100,9 @@ pub(crate) enum ApiError {
     Unauthorized(ResourceType),
     #[error("No Authorizer is configured.")]
     NoAuthorizer,
+    /// No repetition brings the records back.
+    #[error("the records are lost: {0}")]
+    Lost(String),
     #[error("storage: {0}")]
     Storage(String),
     #[error("{0}")]
@@ -157,6 +160,9 @@ impl ApiError {
                 ResourceType::Cluster | ResourceType::User => E::ClusterAuthorizationFailed,
             },
             Self::NoAuthorizer => E::SecurityDisabled,
+            // The one code of a Fetch that ends the read in the clients: they repeat
+            // KAFKA_STORAGE_ERROR silently and for ever.
+            Self::Lost(_) => E::CorruptMessage,
             Self::Storage(_) => E::KafkaStorageError,
             Self::Internal(_) => E::UnknownServerError,
         }
@@ -178,6 +184,9 @@ impl From<StoreError> for ApiError {
         match error {
             // The one who writes to the stream now leads the partition.
             StoreError::Fenced { .. } => Self::NotLeader(error.to_string()),
+            StoreError::Object(lost) if lost.is_loss() => Self::Lost(lost.to_string()),
+            // Not an error that clients repeat until their time is over, and then do not tell.
+            StoreError::Catalog(CatalogError::Full(_)) => Self::PolicyViolation(error.to_string()),
             error => Self::Storage(error.to_string()),
         }
     }

@@ -66,6 +66,7 @@ use transactions::Transactions;
 
 pub use state_stream::StateError;
 pub use state_table::Corrupt;
+pub use topics::stream_names;
 pub use transactions::TransactionsError;
 
 pub use config::{BrokerConfig, InvalidConfig};
@@ -244,6 +245,8 @@ impl Broker {
             groups,
             transactions,
         });
+        let named = Arc::downgrade(&server);
+        server.store.name_streams(move |id| named.upgrade()?.topics.name_of(id));
         transactions::resume(&server).await?;
         tokio::spawn(transactions::run(server.clone()));
         tokio::spawn(retention::run(server.clone()));

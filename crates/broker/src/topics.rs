@@ -246,6 +246,14 @@ impl Topics {
         self.by_name(topic).is_ok_and(|topic| topic.partition(partition).is_some())
     }
 
+    /// Topic and partition of a stream, in words.
+    pub(crate) fn name_of(&self, stream: StreamId) -> Option<String> {
+        self.maps.read().by_name.values().find_map(|topic| {
+            let at = topic.partitions.iter().position(|one| one.stream.id() == stream)?;
+            Some(partition_name(&topic.name, at))
+        })
+    }
+
     /// All topics, by name.
     pub(crate) fn all(&self) -> Vec<Arc<Topic>> {
         self.maps.read().by_name.values().cloned().collect()
@@ -475,6 +483,26 @@ impl Topics {
         }
         Ok(())
     }
+}
+
+/// What a message calls a partition.
+fn partition_name(topic: &str, index: usize) -> String {
+    format!("partition {index} of topic {topic}")
+}
+
+/// Topic and partition of each stream that has one, in words, by the metadata in a catalog. What
+/// makes no sense is left out.
+pub fn stream_names<'a>(
+    meta: impl Iterator<Item = (&'a str, &'a [u8])>,
+) -> HashMap<StreamId, String> {
+    let mut names = HashMap::new();
+    for (key, value) in meta {
+        let Some(topic) = key.strip_prefix(META_PREFIX) else { continue };
+        let Ok(stored) = serde_json::from_slice::<Stored>(value) else { continue };
+        let streams = stored.streams.into_iter().enumerate();
+        names.extend(streams.map(|(index, stream)| (stream, partition_name(topic, index))));
+    }
+    names
 }
 
 fn meta_key(name: &str) -> String {

@@ -222,6 +222,9 @@ pub enum CatalogError {
     /// The changes contradict what is there. Nothing has changed.
     #[error("catalog: refused: {0}")]
     Refused(String),
+    /// The disk has no space for the changes. Nothing has changed, and others may succeed.
+    #[error("catalog: no space: {0}")]
+    Full(String),
     /// The catalog could not be opened, read or written. Whether changes have become durable is not known.
     #[error("catalog: {0}")]
     Failed(String),
@@ -239,7 +242,8 @@ pub trait Catalog: Send + Sync + 'static {
     /// uploading one that does not exist, or opening it; moving an uploaded end, an epoch or the next stream id back; deleting or trimming with another epoch than
     /// the stream's; adding an object whose id is
     /// that of another one; a range of an object that is not there or that does not follow the stream's last one; replacing ranges that are not
-    /// there, or not neighbours, or by one that overlaps others. After any other error the
+    /// there, or not neighbours, or by one that overlaps others. Nothing has changed either if
+    /// there is no space ([`CatalogError::Full`]). After any other error the
     /// changes may or may not have become durable, and the store uses this catalog no more: it has to be opened anew.
     fn commit(&self, changes: &[Change]) -> Result<u64, CatalogError>;
 }

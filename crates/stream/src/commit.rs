@@ -11,12 +11,14 @@ use alluvium_wal::LogOffset;
 use bytes::Bytes;
 
 use crate::catalog::{CatalogError, Change, ObjectInfo, ObjectRange, Replaced, Uploaded};
+use crate::health::Reason;
 use crate::store::{Shared, StoreError, Used};
 use crate::tail::{Changed, Range, StreamState, Tail, UploadedPart};
 use crate::types::{ObjectId, StreamEpoch, StreamId, StreamOffset};
 use crate::wake;
 
 /// A stream's part of an upload, ready to be committed.
+#[derive(Clone)]
 pub(crate) struct UploadPart {
     pub(crate) stream: Arc<StreamState>,
     pub(crate) uploaded_end: StreamOffset,
@@ -73,9 +75,14 @@ impl Shared {
         task.await.unwrap_or_else(|cancelled| Err(StoreError::Failed(cancelled.to_string())))
     }
 
-    /// After an error other than a refusal nobody knows what the catalog holds, and a catalog need not take anything any more. So
+    /// After a refusal, or for want of space, the catalog is as it was. After another error nobody
+    /// knows what it holds, and it need not take anything any more. So
     /// the store halts, and opening it again reads what has become of it.
     async fn write_catalog(&self, mut changes: Vec<Change>) -> Result<(), StoreError> {
+        let adds = |change: &Change| {
+            matches!(change, Change::CreateStream { .. } | Change::PutMeta { .. })
+        };
+        let adds = changes.iter().any(adds);
         changes.push(Change::WalMarked(self.wal.mark()));
         let catalog = self.catalog.clone();
         let commit = move || catalog.commit(&changes);
@@ -87,8 +94,16 @@ impl Shared {
             },
         };
         match &committed {
-            Ok(version) => self.version.store(*version, Ordering::Release),
+            Ok(version) => {
+                self.version.store(*version, Ordering::Release);
+                if adds {
+                    self.faults.report(Reason::CatalogDiskFull, None);
+                }
+            }
             Err(StoreError::Catalog(CatalogError::Refused(_))) => {}
+            Err(StoreError::Catalog(error @ CatalogError::Full(_))) => {
+                self.faults.report(Reason::CatalogDiskFull, Some(error.to_string()));
+            }
             Err(error) => self.halt(error.clone()),
         }
         committed.map(drop)

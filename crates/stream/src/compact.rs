@@ -33,10 +33,13 @@ pub(crate) const RANGES_AT_A_TIME: usize = 1024;
 const BLOCKS_KEPT: usize = 128 << 10;
 /// Longest rest after a span.
 const REST_MAX: Duration = Duration::from_secs(1);
-/// An object that can not be read now is left out for so long.
-const LEFT_OUT: Duration = Duration::from_secs(60 * 60);
+/// An object that cannot be read is left out for so long, and for twice as long after each further
+/// failure.
+const LEFT_OUT: Duration = Duration::from_secs(1);
+/// At most for so long.
+const LEFT_OUT_MAX: Duration = Duration::from_secs(10 * 60);
 /// Longest wait after a failure.
-const RETRY_MAX: Duration = Duration::from_secs(10 * 60);
+const RETRY_MAX: Duration = Duration::from_secs(60);
 
 /// What the compaction task is told, and remembers.
 pub(crate) struct Compaction {
@@ -106,20 +109,60 @@ impl Run {
     }
 }
 
-/// Objects that could not be read, and until when they are left out.
+/// Objects that could not be read.
 #[derive(Default)]
-struct LeftOut(HashMap<ObjectId, Option<Instant>>);
+struct LeftOut(HashMap<ObjectId, Left>);
+
+/// How long an object is left out.
+#[derive(Clone, Copy)]
+enum Left {
+    ForGood,
+    /// After so many failures in a row.
+    Until(Instant, u32),
+    /// It is to be tried again.
+    Over(u32),
+}
 
 impl LeftOut {
     fn contains(&self, id: ObjectId) -> bool {
-        self.0.contains_key(&id)
+        matches!(self.0.get(&id), Some(Left::ForGood | Left::Until(..)))
     }
 
-    /// Take back those whose time is over; true if there are any.
-    fn expire(&mut self) -> bool {
-        let (now, before) = (Instant::now(), self.0.len());
-        self.0.retain(|_, until| until.is_none_or(|until| now < until));
-        self.0.len() < before
+    fn for_good(&mut self, id: ObjectId) {
+        self.0.insert(id, Left::ForGood);
+    }
+
+    fn for_now(&mut self, id: ObjectId) {
+        let failures = match self.0.get(&id) {
+            Some(Left::Until(_, failures) | Left::Over(failures)) => *failures,
+            Some(Left::ForGood) | None => 0,
+        };
+        let wait = LEFT_OUT.saturating_mul(1 << failures.min(20)).min(LEFT_OUT_MAX);
+        self.0.insert(id, Left::Until(Instant::now() + wait, failures.saturating_add(1)));
+    }
+
+    /// When the next one is to be tried again.
+    fn next(&self) -> Option<Instant> {
+        let ends = self.0.values().filter_map(|left| match left {
+            Left::Until(until, _) => Some(*until),
+            Left::ForGood | Left::Over(_) => None,
+        });
+        ends.min()
+    }
+
+    /// Forget those that are no longer in use; true if others are to be tried again.
+    fn expire(&mut self, is_live: impl Fn(ObjectId) -> bool) -> bool {
+        self.0.retain(|id, _| is_live(*id));
+        let (now, mut is_over) = (Instant::now(), false);
+        for left in self.0.values_mut() {
+            if let Left::Until(until, failures) = *left
+                && until <= now
+            {
+                *left = Left::Over(failures);
+                is_over = true;
+            }
+        }
+        is_over
     }
 }
 
@@ -158,7 +201,7 @@ pub(crate) async fn run(shared: Arc<Shared>) {
     let mut indexes = Indexes::default();
     let mut failures = 0;
     loop {
-        if left_out.expire() {
+        if left_out.expire(|id| shared.object_table.lock().is_live(id)) {
             // Nobody remembers which streams have something there.
             shared.compaction.changed(everything(&shared));
         }
@@ -170,7 +213,16 @@ pub(crate) async fn run(shared: Arc<Shared>) {
                 failures = 0;
                 if !done {
                     indexes = Indexes::default();
-                    shared.compaction.wanted.notified().await;
+                    let expired = async {
+                        match left_out.next() {
+                            Some(next) => tokio::time::sleep_until(next).await,
+                            None => std::future::pending().await,
+                        }
+                    };
+                    tokio::select! {
+                        () = shared.compaction.wanted.notified() => {}
+                        () = expired => {}
+                    }
                 }
                 continue;
             }
@@ -184,18 +236,21 @@ pub(crate) async fn run(shared: Arc<Shared>) {
                 tokio::time::sleep(RETRY_MAX).await;
                 continue;
             }
+            Failure::Full(error) => StoreError::from(error),
             Failure::Refused { error, sources } => {
                 tracing::error!("a defect: compaction leaves {sources:?} as they are: {error}");
-                left_out.0.extend(sources.into_iter().map(|id| (id, None)));
+                sources.into_iter().for_each(|id| left_out.for_good(id));
                 StoreError::from(error)
             }
             Failure::Object(error) => {
+                let error = shared.judged(error).await;
                 let (ObjectError::Damaged { name, .. } | ObjectError::Store { name, .. }) = &error;
                 let source = object_id(name).filter(|id| shared.object_table.lock().is_live(*id));
                 if let Some(id) = source {
-                    let is_damaged = matches!(error, ObjectError::Damaged { .. });
-                    tracing::error!("compaction leaves it as it is: {error}");
-                    left_out.0.insert(id, (!is_damaged).then(|| Instant::now() + LEFT_OUT));
+                    match error {
+                        ObjectError::Damaged { .. } => left_out.for_good(id),
+                        ObjectError::Store { .. } => left_out.for_now(id),
+                    }
                 }
                 StoreError::from(error)
             }
@@ -216,6 +271,8 @@ enum Failure {
         error: CatalogError,
         sources: BTreeSet<ObjectId>,
     },
+    /// The catalog's disk has no space for it. Nothing has changed.
+    Full(CatalogError),
     /// There is no going on.
     Store(StoreError),
 }
@@ -237,7 +294,7 @@ impl From<Failure> for StoreError {
         match failure {
             Failure::Object(error) => error.into(),
             Failure::NotOwner => Self::NotOwner,
-            Failure::Refused { error, .. } => error.into(),
+            Failure::Refused { error, .. } | Failure::Full(error) => error.into(),
             Failure::Store(error) => error,
         }
     }
@@ -400,6 +457,10 @@ impl Written {
             Err(StoreError::Catalog(error @ CatalogError::Refused(_))) => {
                 remove(shared, &objects).await;
                 return Err(Failure::Refused { error, sources });
+            }
+            Err(StoreError::Catalog(error @ CatalogError::Full(_))) => {
+                remove(shared, &objects).await;
+                return Err(Failure::Full(error));
             }
             Err(error) => {
                 remove_names(shared, &objects);
@@ -631,15 +692,26 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn what_could_not_be_read_is_taken_back_after_an_hour_and_what_is_damaged_is_not() {
-        let (unreadable, damaged) = (ObjectId(1), ObjectId(2));
-        let until = Some(Instant::now() + LEFT_OUT);
-        let mut left_out = LeftOut([(unreadable, until), (damaged, None)].into());
-        tokio::time::advance(LEFT_OUT - Duration::from_secs(1)).await;
-        assert!(!left_out.expire() && left_out.contains(unreadable));
-        tokio::time::advance(Duration::from_secs(1)).await;
-        assert!(left_out.expire() && !left_out.contains(unreadable));
-        assert!(!left_out.expire() && left_out.contains(damaged));
+    async fn an_unreadable_object_is_tried_again_soon_and_ever_later_and_a_damaged_one_is_not() {
+        let (unreadable, damaged, gone) = (ObjectId(1), ObjectId(2), ObjectId(3));
+        let mut left_out = LeftOut::default();
+        left_out.for_good(damaged);
+        let is_live = |id| id != gone;
+        let seconds = |count| Duration::from_secs(count);
+        for wait in [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 600, 600].map(seconds) {
+            left_out.for_now(unreadable);
+            assert_eq!(left_out.next(), Some(Instant::now() + wait));
+            tokio::time::advance(wait - Duration::from_millis(1)).await;
+            assert!(!left_out.expire(is_live) && left_out.contains(unreadable));
+            tokio::time::advance(Duration::from_millis(1)).await;
+            assert!(left_out.expire(is_live) && !left_out.contains(unreadable));
+            assert!(!left_out.expire(is_live) && left_out.next().is_none());
+        }
+        assert!(left_out.contains(damaged));
+        left_out.for_now(gone);
+        tokio::time::advance(LEFT_OUT).await;
+        assert!(!left_out.expire(is_live), "of what is no longer in use nothing is remembered");
+        assert_eq!(left_out.0.len(), 2);
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use parking_lot::Mutex;
 
+use crate::losses::LostObjects;
 use crate::store::{Lost, Stats, UploadFailing};
 
 /// A kind of fault that does not stop the server. Its label is part of the interface: `/healthz` and
@@ -16,11 +17,27 @@ pub enum Reason {
     OffsetsLost,
     /// Objects cannot be written.
     UploadsFailing,
+    /// Objects that are in use are damaged: acknowledged records are lost.
+    ObjectsDamaged,
+    /// Objects that are in use are not there.
+    ObjectsMissing,
+    /// The disk of the catalog is full: changes that need space are refused.
+    CatalogDiskFull,
+    /// Partitions cannot be compacted by key.
+    LogCompactionFailing,
 }
 
 impl Reason {
     /// All of them, in the order in which they are listed.
-    pub const ALL: [Self; 3] = [Self::LogDamaged, Self::OffsetsLost, Self::UploadsFailing];
+    pub const ALL: [Self; 7] = [
+        Self::LogDamaged,
+        Self::OffsetsLost,
+        Self::UploadsFailing,
+        Self::ObjectsDamaged,
+        Self::ObjectsMissing,
+        Self::CatalogDiskFull,
+        Self::LogCompactionFailing,
+    ];
 
     /// The name of the reason in `/healthz` and in metrics.
     pub fn label(self) -> &'static str {
@@ -28,6 +45,10 @@ impl Reason {
             Self::LogDamaged => "log_damaged",
             Self::OffsetsLost => "offsets_lost",
             Self::UploadsFailing => "uploads_failing",
+            Self::ObjectsDamaged => "objects_damaged",
+            Self::ObjectsMissing => "objects_missing",
+            Self::CatalogDiskFull => "catalog_disk_full",
+            Self::LogCompactionFailing => "log_compaction_failing",
         }
     }
 }
@@ -93,7 +114,18 @@ fn derived(stats: &Stats) -> impl Iterator<Item = (Reason, String)> {
             percent(stats.cache_pinned_bytes, stats.cache_bound_bytes),
         )
     });
+    let lost = |objects: &LostObjects, what: &str| {
+        let LostObjects { count, first } = objects;
+        first.as_ref().map(|first| {
+            format!(
+                "objects known to be {what}: {count}; reads of their records fail, one of them: \
+                 {first}"
+            )
+        })
+    };
     let all = [
+        (Reason::ObjectsDamaged, lost(&stats.damaged_objects, "damaged")),
+        (Reason::ObjectsMissing, lost(&stats.missing_objects, "missing")),
         (Reason::LogDamaged, log_damaged),
         (Reason::OffsetsLost, offsets_lost),
         (Reason::UploadsFailing, uploads_failing),
@@ -125,8 +157,13 @@ mod tests {
         let elapsed = Duration::from_secs(90);
         let error = "the first line\n  the second".to_owned();
         stats.upload_failing = Some(UploadFailing { elapsed, failures: 5, error });
+        let lost = |name: &str| LostObjects { count: 2, first: Some(name.to_owned()) };
+        (stats.damaged_objects, stats.missing_objects) = (lost("object a"), lost("object b"));
         let found = degraded(&stats, &Faults::default());
-        assert_eq!(found.iter().map(|it| it.reason).collect::<Vec<_>>(), Reason::ALL);
+        assert_eq!(found.iter().map(|it| it.reason).collect::<Vec<_>>(), Reason::ALL[..5]);
+        assert!(found[3].detail.contains("damaged: 2"), "{found:?}");
+        assert!(found[3].detail.ends_with("object a"), "{found:?}");
+        assert!(found[4].detail.ends_with("object b"), "{found:?}");
         assert!(found[0].detail.contains("4096 bytes"), "{found:?}");
         assert!(found[1].detail.contains("missing by the last start: 7, in 2"), "{found:?}");
         assert!(found[2].detail.contains("for 90 s, 5 in a row"), "{found:?}");

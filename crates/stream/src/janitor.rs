@@ -10,6 +10,7 @@ use alluvium_wal::WalError;
 use futures::TryStreamExt;
 use tokio::time::Instant;
 
+use crate::catalog::CatalogError;
 use crate::objects::{Cause, ObjectError, Request, within};
 use crate::owner;
 use crate::store::{Shared, StoreError};
@@ -19,8 +20,9 @@ use crate::upload::{backoff, object_prefix};
 const GROUP: usize = 100;
 /// When to look again at objects that readers hold.
 const HELD: Duration = Duration::from_secs(1);
-/// The longest wait before what has failed is tried again.
-const RETRY_MAX: Duration = Duration::from_secs(60 * 60);
+/// The longest wait before what has failed is tried again: what waits may be what a full disk
+/// needs.
+const RETRY_MAX: Duration = Duration::from_secs(60);
 
 /// When something is to be done next.
 struct Schedule {
@@ -30,7 +32,7 @@ struct Schedule {
 
 impl Schedule {
     /// It was done just now.
-    fn done(&mut self, shared: &Shared, result: Result<(), ObjectError>) {
+    fn done(&mut self, shared: &Shared, result: Result<(), StoreError>) {
         let Err(error) = result else {
             *self = Self { at: Instant::now() + shared.options.orphan_age, failures: 0 };
             return;
@@ -57,7 +59,7 @@ pub(crate) async fn run(shared: Arc<Shared>, complete: bool) {
             () = shared.retired.notified(), if retired.failures == 0 => {}
             () = tokio::time::sleep_until(orphans.at) => {
                 match clean_orphans(&shared, complete).await {
-                    Ok(result) => orphans.done(&shared, result),
+                    Ok(result) => orphans.done(&shared, result.map_err(StoreError::Object)),
                     Err(error) => return shared.fail(error.into()),
                 }
                 continue;
@@ -71,11 +73,12 @@ pub(crate) async fn run(shared: Arc<Shared>, complete: bool) {
     }
 }
 
-/// Delete what is retired and not held by a reader, and forget it. The inner error is the last object's that could not be deleted, the outer one the
-/// WAL's or the catalog's; the number is of those that are held.
+/// Delete what is retired and not held by a reader, and forget it. The inner error is the last
+/// object's that could not be deleted, or that of a catalog whose disk is full; the outer one is
+/// the WAL's or the catalog's; the number is of those that are held.
 async fn delete_retired(
     shared: &Arc<Shared>,
-) -> Result<(Result<(), ObjectError>, usize), StoreError> {
+) -> Result<(Result<(), StoreError>, usize), StoreError> {
     let (retired, held) = {
         let table = shared.object_table.lock();
         // Nobody can take a reference any more; who has one may be reading.
@@ -90,7 +93,7 @@ async fn delete_retired(
     let version = shared.version();
     match owner::claim(shared, version).await? {
         Ok(true) => {}
-        not => return Ok((not.map(drop), held)),
+        not => return Ok((not.map(drop).map_err(StoreError::Object), held)),
     }
     // A catalog that does not know yet that they are retired must not open the WAL any more.
     shared.wal.set_mark(version).await?;
@@ -100,11 +103,16 @@ async fn delete_retired(
         for info in group {
             match shared.objects.delete(&info.name).await {
                 Ok(()) => deleted.push(info.id),
-                Err(error) => result = Err(error),
+                Err(error) => result = Err(error.into()),
             }
         }
-        if !deleted.is_empty() {
-            shared.forget(deleted).await?;
+        if deleted.is_empty() {
+            continue;
+        }
+        match shared.forget(deleted).await {
+            // They are deleted again, which does nothing, and forgotten then.
+            Err(error @ StoreError::Catalog(CatalogError::Full(_))) => result = Err(error),
+            forgotten => forgotten?,
         }
     }
     Ok((result, held))

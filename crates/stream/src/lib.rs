@@ -15,6 +15,7 @@ mod commit;
 mod compact;
 mod health;
 mod janitor;
+mod losses;
 pub mod object;
 mod object_table;
 mod objects;
@@ -37,6 +38,7 @@ mod writer;
 pub use catalog::{Catalog, CatalogError, Change, MemoryCatalog, RedbCatalog};
 pub use compact::{Rewrite, Rewritten, StoredPart};
 pub use health::{Degraded, Reason};
+pub use losses::LostObjects;
 pub use objects::{
     DiskCacheStats, ErrorKind, ObjectError, Orphan, ReadStats, Requests, StoredObject, Survey,
     Wrong, list_objects, local_objects, object_size, survey, try_objects,

@@ -72,7 +72,7 @@ impl Stream {
                 }
                 // A trim has cut off what the range promised, or it lies before `from`.
                 Ok(None) => from = range.end,
-                Err(error) => look_again(&range, error, &mut gone)?,
+                Err(error) => self.look_again(&range, error, &mut gone).await?,
             }
         }
     }
@@ -126,7 +126,7 @@ impl Stream {
                     best = found;
                     read.push(range.object.id);
                 }
-                Err(error) => look_again(&range, error, &mut gone)?,
+                Err(error) => self.look_again(&range, error, &mut gone).await?,
             }
         }
     }
@@ -216,17 +216,21 @@ fn is_better((timestamp_ms, base): (i64, StreamOffset), best: Option<&Batch>) ->
     })
 }
 
-/// An object that is not there any more was deleted between the look and the read: the stream was trimmed past it, or its batches are in
-/// another one now, and the next look sees that. Seen twice it is an error.
-fn look_again(
-    range: &Range,
-    error: ObjectError,
-    gone: &mut Option<ObjectId>,
-) -> Result<(), FetchError> {
-    if error.is_not_found() && gone.replace(range.object.id) != Some(range.object.id) {
-        return Ok(());
+impl Stream {
+    /// An object that is not there any more was deleted between the look and the read: the stream
+    /// was trimmed past it, or its batches are in another one now, and the next look sees that.
+    /// Seen twice it is an error.
+    async fn look_again(
+        &self,
+        range: &Range,
+        error: ObjectError,
+        gone: &mut Option<ObjectId>,
+    ) -> Result<(), FetchError> {
+        if error.is_not_found() && gone.replace(range.object.id) != Some(range.object.id) {
+            return Ok(());
+        }
+        Err(FetchError::Failed(self.shared.judged(error).await.into()))
     }
-    Err(FetchError::Failed(error.into()))
 }
 
 #[cfg(test)]

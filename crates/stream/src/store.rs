@@ -21,6 +21,7 @@ use crate::cache::LogCache;
 use crate::catalog::{Catalog, CatalogError, Change};
 use crate::compact::{self, Compaction};
 use crate::health::{self, Degraded, Faults, Reason};
+use crate::losses::{Losses, LostObjects};
 pub(crate) use crate::object_table::{ObjectTable, Used};
 use crate::objects::{DiskCacheStats, ObjectError, Objects, ReadStats, Requests};
 use crate::options::Options;
@@ -146,6 +147,10 @@ pub struct Stats {
     pub object_bytes: u64,
     /// Objects waiting to be deleted.
     pub retired_objects: usize,
+    /// Objects in use that a reader, or compaction, has found to be damaged.
+    pub damaged_objects: LostObjects,
+    /// Objects in use that were not there.
+    pub missing_objects: LostObjects,
     /// Uploads committed since the start, those that needed no object included.
     pub uploads: u64,
     /// What was asked of the object store, by cause and kind; what was never asked is not there.
@@ -252,6 +257,7 @@ pub(crate) struct Shared {
     pub(crate) ids: Ids,
     /// Wakes the janitor.
     pub(crate) retired: Notify,
+    pub(crate) losses: Losses,
     pub(crate) compaction: Compaction,
     pub(crate) numbers: Numbers,
     pub(crate) faults: Faults,
@@ -394,6 +400,7 @@ impl Store {
             committing: tokio::sync::Mutex::new(()),
             ids: recovered.ids,
             retired: Notify::new(),
+            losses: Losses::default(),
             compaction: Compaction::new(&options),
             numbers: Numbers::new(&recovered.recovery),
             faults: Faults::default(),
@@ -440,6 +447,11 @@ impl Store {
     pub fn stream(&self, id: StreamId) -> Option<Stream> {
         let state = self.shared.streams.read().get(&id)?.clone();
         Some(Stream::new(self.shared.clone(), state))
+    }
+
+    /// What the owner calls its streams, for messages about them. The first call counts.
+    pub fn name_streams(&self, names: impl Fn(StreamId) -> Option<String> + Send + Sync + 'static) {
+        self.shared.losses.name_streams(Box::new(names));
     }
 
     /// The ids of all streams, in no order.
@@ -522,6 +534,7 @@ impl Store {
             let table = shared.object_table.lock();
             (table.live_count(), table.live_bytes(), table.retired.len())
         };
+        let [damaged_objects, missing_objects] = shared.lost_objects();
         Stats {
             streams: shared.streams.read().len(),
             cache_bound_bytes: shared.options.cache_bytes,
@@ -535,6 +548,8 @@ impl Store {
             objects,
             object_bytes,
             retired_objects,
+            damaged_objects,
+            missing_objects,
             uploads: shared.numbers.uploads.load(Ordering::Relaxed),
             requests: shared.objects.requests(),
             uploaded_bytes: shared.numbers.uploaded_bytes.load(Ordering::Relaxed),

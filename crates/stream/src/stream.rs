@@ -32,7 +32,8 @@ pub enum FetchError {
     /// The stream is gone.
     #[error("the stream was deleted")]
     Deleted,
-    /// An object could not be read, or is damaged. Another try may succeed if the object store was not reachable.
+    /// An object could not be read. If it is damaged or missing ([`crate::ObjectError::is_loss`])
+    /// its records are lost; else another try may succeed.
     #[error("{0}")]
     Failed(StoreError),
 }
@@ -168,8 +169,10 @@ impl Stream {
                     reading.add(batches);
                     // Not passed over: what the catalog says to be there is lost.
                     if nothing_there && reading.batches.is_empty() {
-                        return Err(FetchError::Failed(objects.missing(&range).into()));
+                        let missing = self.shared.judged(objects.missing(&range)).await;
+                        return Err(FetchError::Failed(missing.into()));
                     }
+                    self.shared.losses.was_read(range.object.id);
                     if nothing_there {
                         break;
                     }
@@ -187,7 +190,9 @@ impl Stream {
                 Err(error) if error.is_not_found() && missing != Some(range.object.id) => {
                     missing = Some(range.object.id);
                 }
-                Err(error) => return Err(FetchError::Failed(error.into())),
+                Err(error) => {
+                    return Err(FetchError::Failed(self.shared.judged(error).await.into()));
+                }
             }
         }
         if reading.is_late() && !reading.batches.is_empty() {

@@ -21,7 +21,7 @@ use bytes::Bytes;
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use crate::catalog::{ObjectInfo, ObjectRange};
+use crate::catalog::{CatalogError, ObjectInfo, ObjectRange};
 use crate::commit::UploadPart;
 use crate::object::BLOCK_TARGET_BYTES;
 use crate::objects::{Cause, OBJECTS_DIRECTORY, ObjectError, object_size};
@@ -132,7 +132,7 @@ async fn cycle(shared: &Arc<Shared>, gathered: Duration) -> Result<(), StoreErro
         range,
     });
     let is_written = !objects.is_empty();
-    shared.commit_upload(cut, objects, parts.collect()).await?;
+    commit(shared, cut, &objects, parts.collect()).await?;
     if is_written {
         // A copy of this server that does not know the object must not come to own it any more.
         own(shared, shared.version()).await?;
@@ -140,6 +140,24 @@ async fn cycle(shared: &Arc<Shared>, gathered: Duration) -> Result<(), StoreErro
     shared.wal.trim_and_mark(..cut, shared.version()).await?;
     *shared.upload.trimmed_to.lock() = taken;
     Ok(())
+}
+
+/// Commit the upload, as soon as the catalog's disk has space for it.
+async fn commit(
+    shared: &Arc<Shared>,
+    cut: LogOffset,
+    objects: &[Arc<ObjectInfo>],
+    parts: Vec<UploadPart>,
+) -> Result<(), StoreError> {
+    let mut backoff = Backoff::new(shared);
+    loop {
+        match shared.commit_upload(cut, objects.to_vec(), parts.clone()).await {
+            Err(StoreError::Catalog(error @ CatalogError::Full(_))) => {
+                backoff.failed(&format!("cannot commit: {error}")).await?;
+            }
+            committed => return committed,
+        }
+    }
 }
 
 type AllWritten = (Vec<Arc<ObjectInfo>>, Vec<Option<ObjectRange>>);

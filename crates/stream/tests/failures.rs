@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use alluvium_device::sim::Faults;
-use alluvium_stream::{AppendError, Batch, Catalog, Fold, StoreError, StreamId, StreamOffset};
+use alluvium_stream::{
+    AppendError, Batch, Catalog, CatalogError, Fold, Reason, StoreError, StreamId, StreamOffset,
+};
 use common::*;
 use tokio::sync::Notify;
 
@@ -261,5 +263,54 @@ async fn an_object_store_that_refuses_is_told_apart_from_one_that_is_away() {
     life.objects.down.store(false, Ordering::SeqCst);
     flush.await.unwrap().unwrap();
     assert_eq!(life.store.stats().upload_failing, None);
+    life.close().await;
+}
+
+/// Changes are refused, what is in the background waits, and both go on when there is space.
+#[tokio::test]
+async fn a_full_disk_of_the_catalog_stops_nothing() {
+    let world = World::new(WAL_BYTES, 1);
+    let life = world.start().await;
+    let (kept, doomed) = (create_with_a_batch(&life).await, create_with_a_batch(&life).await);
+    life.store.flush().await.unwrap();
+    let is_full = || life.store.degraded().iter().any(|it| it.reason == Reason::CatalogDiskFull);
+    life.catalog.set(CatalogMode::Full);
+    let before = world.catalog.load().unwrap();
+    let refusals = [
+        life.store.commit(vec![delete(doomed)]).await.unwrap_err(),
+        life.store.new_stream_ids(1).await.unwrap_err(),
+    ];
+    for refusal in refusals {
+        assert!(matches!(refusal, StoreError::Catalog(CatalogError::Full(_))), "{refusal}");
+    }
+    let stream = life.open(kept).await;
+    append(&life.store, &stream, &batch(kept, 1, 1, 100)).await.await.unwrap();
+    let flushing = tokio::spawn({
+        let store = life.store.clone();
+        async move { store.flush().await }
+    });
+    let fails = async {
+        while life.store.stats().upload_failing.is_none_or(|failing| failing.failures < 2) {
+            tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(HANG, fails).await.expect("the upload is tried again");
+    assert!(life.store.failure().is_none() && is_full());
+    assert_eq!(world.catalog.load().unwrap(), before);
+
+    life.catalog.set(CatalogMode::Works);
+    tokio::time::timeout(HANG, flushing).await.expect("it hangs").unwrap().unwrap();
+    life.store.commit(vec![delete(doomed)]).await.unwrap();
+    life.create_log().await;
+    assert!(!is_full());
+
+    life.store.commit(vec![delete(kept)]).await.unwrap();
+    let forgotten = async {
+        while life.store.stats().retired_objects > 0 {
+            tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(HANG, forgotten).await.expect("the objects are forgotten");
+    drop(stream);
     life.close().await;
 }

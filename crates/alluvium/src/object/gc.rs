@@ -8,6 +8,7 @@ use clap::Args;
 use serde::Serialize;
 
 use super::S3Args;
+use super::content::Contents;
 use crate::objects::ObjectStoreUrl;
 use crate::output::{self, Failure, Table};
 use crate::units::{Span, about, counted};
@@ -60,6 +61,9 @@ struct WrongView {
     found_bytes: Option<u64>,
     /// Whether a stream has records in it.
     needed: bool,
+    /// Which records.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    holds: Option<String>,
 }
 
 /// List both.
@@ -92,10 +96,11 @@ pub(super) async fn run(args: &GcArgs) -> Result<(), Failure> {
     };
     let Survey { right, orphans, wrong } =
         alluvium_stream::survey(&*store, &snapshot).await.map_err(failed)?;
+    let contents = Contents::of(&snapshot);
     let report = Report {
         right,
         orphans: orphans.iter().map(|orphan| OrphanView::of(orphan, args)).collect(),
-        wrong: wrong.iter().map(WrongView::of).collect(),
+        wrong: wrong.iter().map(|wrong| WrongView::of(wrong, &contents)).collect(),
     };
     if args.json {
         output::json(&report)?;
@@ -129,12 +134,13 @@ impl OrphanView {
 }
 
 impl WrongView {
-    fn of(wrong: &Wrong) -> Self {
+    fn of(wrong: &Wrong, contents: &Contents<'_>) -> Self {
         Self {
             object: wrong.object.name.clone(),
             size_bytes: wrong.object.size_bytes,
             found_bytes: wrong.found_bytes,
             needed: wrong.is_needed,
+            holds: contents.in_words(&wrong.object.name),
         }
     }
 }
@@ -166,6 +172,11 @@ impl Report {
                 ]);
             }
             output::line(format_args!("\n{table}"))?;
+        }
+        for wrong in &self.wrong {
+            if let Some(holds) = &wrong.holds {
+                output::line(format_args!("{}: it has {holds}", wrong.object))?;
+            }
         }
         Ok(())
     }

@@ -1,5 +1,6 @@
 //! `alluvium object`: tools for what lies in the object store.
 
+mod content;
 mod find;
 mod gc;
 mod inspect;

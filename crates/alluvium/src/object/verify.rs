@@ -1,10 +1,13 @@
 //! `alluvium object verify`.
 
+use std::path::PathBuf;
+
 use alluvium_stream::{ObjectError, StoredObject};
 use clap::Args;
 use serde::Serialize;
 
 use super::S3Args;
+use super::content::Contents;
 use super::find::{Found, find};
 use crate::output::{self, Failure};
 use crate::progress::Meter;
@@ -22,6 +25,10 @@ pub(crate) struct VerifyArgs {
     /// Files or directories, or URLs of objects or prefixes (file:///absolute/path, s3://bucket/prefix).
     #[arg(value_name = "FILE|URL", required = true)]
     objects: Vec<String>,
+    /// The data directory of the server that has written them, which must be stopped: of what is
+    /// damaged it is said which partitions have what in it.
+    #[arg(long, value_name = "DIR")]
+    data_dir: Option<PathBuf>,
     #[command(flatten)]
     s3: S3Args,
     /// Print JSON.
@@ -41,6 +48,9 @@ struct Looked {
     size_bytes: u64,
     intact: bool,
     damage: Vec<Damaged>,
+    /// What partitions have in it, if it is damaged and a catalog says so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    holds: Option<String>,
     /// Why it could not be looked at, to the end.
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
@@ -61,6 +71,8 @@ pub(super) async fn run(args: &VerifyArgs) -> Result<(), Failure> {
     for place in &args.objects {
         found.extend(find(place, &args.s3).await?);
     }
+    let catalog = args.data_dir.as_deref().map(crate::catalog::load).transpose()?;
+    let contents = catalog.as_ref().map(|(snapshot, _lock)| Contents::of(snapshot));
     let total_bytes: u64 = found.iter().map(|found| found.size_bytes).sum();
     let many = found.len() as u64;
     let meter = Meter::new(format!("verifying {}", counted(many, "object", "objects")));
@@ -69,7 +81,11 @@ pub(super) async fn run(args: &VerifyArgs) -> Result<(), Failure> {
     let (mut damaged, mut unseen) = (None, None);
     for found in &found {
         let progress = |bytes: u64| report(done_bytes + bytes, total_bytes);
-        let looked = look(found, &progress).await;
+        let mut looked = look(found, &progress).await;
+        if !looked.intact {
+            let contents = contents.as_ref();
+            looked.holds = contents.and_then(|all| all.in_words(found.location.as_ref()));
+        }
         done_bytes += found.size_bytes;
         if !args.json {
             for Damaged { position, reason } in &looked.damage {
@@ -77,6 +93,9 @@ pub(super) async fn run(args: &VerifyArgs) -> Result<(), Failure> {
                     "{}: damaged at byte {position}: {reason}",
                     looked.object
                 ))?;
+            }
+            if let Some(holds) = &looked.holds {
+                output::line(format_args!("{}: it has {holds}", looked.object))?;
             }
         }
         if let Some(first) = looked.damage.first() {
@@ -120,6 +139,7 @@ async fn look(found: &Found, progress: &dyn Fn(u64)) -> Looked {
         size_bytes: found.size_bytes,
         intact: false,
         damage: Vec::new(),
+        holds: None,
         error: None,
     };
     let object = StoredObject::open(found.store.clone(), &found.location).await;

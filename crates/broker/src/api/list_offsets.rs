@@ -10,6 +10,7 @@ use kafka_protocol::messages::{ListOffsetsRequest, ListOffsetsResponse};
 
 use alluvium_stream::{Batch, FetchError, StreamOffset};
 use bytes::Bytes;
+use kafka_protocol::error::ResponseError;
 use tokio::time::{Instant, timeout_at};
 
 use super::{Answer as Reply, Context, Refused};
@@ -86,7 +87,7 @@ async fn listed(cx: &Context, request: ListOffsetsRequest) -> ListOffsetsRespons
                     }),
                 Err(error) => {
                     cx.server.metrics.error(&error);
-                    response.with_error_code(error.code())
+                    response.with_error_code(code(&error))
                 }
             });
         }
@@ -95,6 +96,14 @@ async fn listed(cx: &Context, request: ListOffsetsRequest) -> ListOffsetsRespons
         );
     }
     ListOffsetsResponse::default().with_topics(topics)
+}
+
+/// Clients repeat CORRUPT_MESSAGE here, unlike in a Fetch.
+fn code(error: &ApiError) -> i16 {
+    match error {
+        ApiError::Lost(_) => ResponseError::UnknownServerError.code(),
+        error => error.code(),
+    }
 }
 
 /// How long objects are read for a client that waits so long; before version 10 (0) it does not say.

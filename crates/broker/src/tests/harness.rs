@@ -151,6 +151,14 @@ impl TestServer {
         self.running = Some(Running { broker, store, stepper });
     }
 
+    /// Where the objects are, of a server on files.
+    pub(super) fn objects(&self) -> std::path::PathBuf {
+        match &self.backing {
+            Backing::Files(dir) => dir.path().join("objects"),
+            Backing::Simulated { .. } => panic!("it has no files"),
+        }
+    }
+
     pub(super) fn addr(&self) -> SocketAddr {
         self.running.as_ref().unwrap().broker.listeners().next().unwrap().1
     }

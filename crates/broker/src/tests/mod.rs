@@ -15,6 +15,7 @@ mod harness;
 mod hostile;
 mod late;
 mod log_compaction;
+mod losses;
 mod producing;
 mod quotas;
 mod remembered;

@@ -2,12 +2,12 @@
 
 use std::collections::HashSet;
 use std::fs::{File, Permissions};
-use std::ops::Deref;
-use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use alluvium_wal::LogOffset;
 use bytes::Bytes;
+use parking_lot::{MappedRwLockReadGuard, RwLock, RwLockReadGuard};
 use redb::{
     AccessGuard, Builder, Database, DatabaseError, Durability, Key, ReadOnlyTable,
     ReadableDatabase, ReadableTable, Table, TableDefinition, TableHandle, Value, WriteTransaction,
@@ -21,8 +21,10 @@ use super::{
 use crate::panics;
 use crate::types::{ObjectId, StreamEpoch, StreamId, StreamOffset};
 
+mod disk;
 mod rows;
 
+use disk::{Disk, RESERVE_BYTES, Reserve, Watched};
 use rows::{
     decode_lives, decode_object, decode_range, decode_stream, decode_wal_id, encode_lives,
     encode_object, encode_range, encode_stream,
@@ -53,22 +55,21 @@ const KEY_ROWS: &str = "rows";
 /// server's memory.
 const PAGE_CACHE_BYTES: usize = 8 << 20;
 
+/// A value may become so much longer without asking for space: a counter gets another digit.
+const PUT_MORE_BYTES: usize = 64;
+
 /// The embedded catalog, on `redb`: one file, one process at a time.
 pub struct RedbCatalog {
-    database: Closing,
+    /// Nothing in it after it could not be opened again.
+    database: RwLock<Closing>,
     path: PathBuf,
+    watched: Watched,
+    /// Only for a catalog that is in use with a WAL.
+    reserve: Option<Reserve>,
 }
 
 /// A database that is closed without a panic, which damage makes of it even where all rows are whole: what it keeps for writing may be damaged, and is read then.
 struct Closing(Option<Database>);
-
-impl Deref for Closing {
-    type Target = Database;
-
-    fn deref(&self) -> &Database {
-        self.0.as_ref().expect("it is taken when it is dropped")
-    }
-}
 
 impl Drop for Closing {
     fn drop(&mut self) {
@@ -105,7 +106,11 @@ impl RedbCatalog {
             made => made.map(drop),
         };
         private.map_err(|error| CatalogError::Failed(format!("{}: {error}", path.display())))?;
-        let catalog = Self::with_database(path, |builder| builder.create(path))?;
+        let watched = Watched::default();
+        let disk = |watched| {
+            move |builder: &mut Builder| builder.create_with_backend(Disk::open(path, watched)?)
+        };
+        let catalog = Self::with_database(path, watched.clone(), disk(watched))?;
         // A new file is only there for good when its directory says so.
         if let Some(directory) = path.parent() {
             let directory =
@@ -120,21 +125,112 @@ impl RedbCatalog {
 
     fn with_database(
         path: &Path,
+        watched: Watched,
         open: impl FnOnce(&mut Builder) -> Result<Database, DatabaseError>,
     ) -> Result<Self, CatalogError> {
-        let named = |what: String| CatalogError::Failed(format!("{}: {what}", path.display()));
         unless_damaged(path, || {
-            let opened = open(Database::builder().set_cache_size(PAGE_CACHE_BYTES));
-            let database = opened.map_err(|error| match error {
-                DatabaseError::DatabaseAlreadyOpen => {
-                    named("another process has it open; is the server running already?".into())
-                }
-                other => named(other.to_string()),
-            })?;
-            let catalog = Self { database: Closing(Some(database)), path: path.to_path_buf() };
+            let database = RwLock::new(Closing(Some(open_database(path, open)?)));
+            let catalog = Self { database, path: path.to_path_buf(), watched, reserve: None };
             catalog.initialise()?;
             Ok(catalog)
         })
+    }
+
+    /// Keep a reserve of disk space next to the file. Changes that free space, and those of
+    /// uploads, succeed from it when the disk is full; other changes are refused
+    /// ([`CatalogError::Full`]) unless it is there in full. It is taken here if there is space for
+    /// it, else before the next of those other changes.
+    #[must_use]
+    pub fn with_reserve(self) -> Self {
+        self.with_reserve_of(RESERVE_BYTES)
+    }
+
+    fn with_reserve_of(mut self, bytes: u64) -> Self {
+        let reserve = Reserve::new(&self.path, bytes);
+        if let Err(error) = reserve.fill() {
+            tracing::warn!("{}: {}", self.path.display(), no_reserve(&reserve, &error));
+        }
+        self.reserve = Some(reserve);
+        self
+    }
+
+    fn database(&self) -> Result<MappedRwLockReadGuard<'_, Database>, CatalogError> {
+        RwLockReadGuard::try_map(self.database.read(), |closing| closing.0.as_ref()).map_err(|_| {
+            CatalogError::Failed(format!("{}: could not be opened again", self.path.display()))
+        })
+    }
+
+    /// Open the file again, after a transaction that was refused for want of space: redb accepts
+    /// nothing any more. What it holds then is what it held before the transaction, of which
+    /// `version` is the version.
+    fn reopen(&self, version: u64) -> Result<(), CatalogError> {
+        {
+            let mut database = self.database.write();
+            drop(std::mem::replace(&mut *database, Closing(None)));
+            let opened = unless_damaged(&self.path, || {
+                open_database(&self.path, |builder| {
+                    builder.create_with_backend(Disk::open(&self.path, self.watched.clone())?)
+                })
+            });
+            database.0 = Some(opened?);
+        }
+        let read = || -> Result<u64, Failure> {
+            let database = self.database().map_err(Failure::Refused)?;
+            let transaction = database.begin_read()?;
+            let found = transaction.open_table(COUNTERS)?.get(KEY_VERSION)?;
+            Ok(found.map_or(0, |found| found.value()))
+        };
+        let found = unless_damaged(&self.path, || read().map_err(|failure| self.named(failure)))?;
+        match found == version {
+            true => Ok(()),
+            false => Err(CatalogError::Failed(format!(
+                "{}: version {found} after a refused change of version {version}",
+                self.path.display()
+            ))),
+        }
+    }
+
+    /// Whether it is one of the changes for which the disk must have space beyond the reserve: it
+    /// adds rows, or makes one longer, and drops none.
+    fn takes_space(&self, changes: &[Change]) -> Result<bool, CatalogError> {
+        let mut takes = false;
+        for change in changes {
+            takes |= match change {
+                Change::CreateStream { .. } | Change::NextStreamId(_) => true,
+                Change::PutMeta { key, value } => {
+                    let read = || -> Result<usize, Failure> {
+                        let database = self.database().map_err(Failure::Refused)?;
+                        let found = database.begin_read()?.open_table(META)?.get(key.as_str())?;
+                        Ok(found.map_or(0, |found| found.value().len()))
+                    };
+                    let present = unless_damaged(&self.path, || {
+                        read().map_err(|failure| self.named(failure))
+                    });
+                    let present = present?;
+                    present == 0 || value.len() > present + PUT_MORE_BYTES
+                }
+                Change::WalMarked(_) => false,
+                // With these, or for these, all of them are to succeed.
+                _ => return Ok(false),
+            };
+        }
+        Ok(takes)
+    }
+
+    /// Space that the file takes, and that no page is in: it serves as a reserve, too.
+    fn slack_bytes(&self) -> Result<u64, CatalogError> {
+        let transaction = self.begin()?;
+        let stats = transaction.stats().map_err(|e| self.error(e))?;
+        transaction.abort().map_err(|e| self.error(e))?;
+        let found = std::fs::metadata(&self.path);
+        let found =
+            found.map_err(|e| CatalogError::Failed(format!("{}: {e}", self.path.display())))?;
+        let used_bytes = stats.allocated_pages() * stats.page_size() as u64;
+        Ok((found.blocks() * 512).saturating_sub(used_bytes))
+    }
+
+    fn full(&self, what: impl std::fmt::Display) -> CatalogError {
+        CatalogError::Full(format!("{}: {what}", self.path.display()))
     }
 
     /// Create the tables of a new catalog, or check that this version understands an old one.
@@ -163,7 +259,7 @@ impl RedbCatalog {
     }
 
     fn begin(&self) -> Result<WriteTransaction, CatalogError> {
-        let mut transaction = self.database.begin_write().map_err(|e| self.error(e))?;
+        let mut transaction = self.database()?.begin_write().map_err(|e| self.error(e))?;
         transaction.set_durability(Durability::Immediate).map_err(|e| self.error(e))?;
         Ok(transaction)
     }
@@ -178,7 +274,7 @@ impl RedbCatalog {
     /// It can not be read.
     pub fn wal_id(&self) -> Result<Option<Uuid>, CatalogError> {
         let read = || -> Result<Option<Uuid>, Failure> {
-            let transaction = self.database.begin_read()?;
+            let transaction = self.database().map_err(Failure::Refused)?.begin_read()?;
             let row = transaction.open_table(IDENTITY)?.get(KEY_WAL)?;
             row.map(|id| decode_wal_id(id.value())).transpose()
         };
@@ -191,7 +287,7 @@ impl RedbCatalog {
     /// They can not be read.
     pub fn object_names(&self) -> Result<HashSet<String>, CatalogError> {
         let read = || -> Result<HashSet<String>, Failure> {
-            let transaction = self.database.begin_read()?;
+            let transaction = self.database().map_err(Failure::Refused)?.begin_read()?;
             let mut names = HashSet::new();
             each(&transaction.open_table(OBJECTS)?, &mut 0, |_, value| {
                 names.insert(decode_object(value)?.name);
@@ -203,7 +299,7 @@ impl RedbCatalog {
     }
 
     fn read(&self) -> Result<Snapshot, Failure> {
-        let transaction = self.database.begin_read()?;
+        let transaction = self.database().map_err(Failure::Refused)?.begin_read()?;
         let mut snapshot = Snapshot::default();
 
         let mut sum = sum_of(&transaction.open_table(COUNTERS)?)?
@@ -262,24 +358,79 @@ impl Catalog for RedbCatalog {
     }
 
     fn commit(&self, changes: &[Change]) -> Result<u64, CatalogError> {
-        unless_damaged(&self.path, || {
-            let transaction = self.begin()?;
-            let applied = Tables::open(&transaction).and_then(|mut tables| {
-                changes.iter().try_for_each(|change| tables.apply(change))?;
-                let version = tables.counter(KEY_VERSION)? + 1;
-                tables.put_counter(KEY_VERSION, version)?;
-                tables.close()?;
-                Ok(version)
-            });
-            match applied {
-                Ok(version) => transaction.commit().map(|()| version).map_err(|e| self.error(e)),
-                Err(failure) => {
-                    transaction.abort().map_err(|e| self.error(e))?;
-                    Err(self.named(failure))
-                }
-            }
-        })
+        unless_damaged(&self.path, || self.commit_in_space(changes))
     }
+}
+
+impl RedbCatalog {
+    fn commit_in_space(&self, changes: &[Change]) -> Result<u64, CatalogError> {
+        let Some(reserve) = &self.reserve else { return self.try_commit(changes) };
+        let takes_space = self.takes_space(changes)?;
+        if takes_space
+            && let Err(error) = reserve.fill()
+            && self.slack_bytes()? < reserve.bytes()
+        {
+            return Err(self.full(no_reserve(reserve, &error)));
+        }
+        match self.try_commit(changes) {
+            Err(CatalogError::Full(why)) if !takes_space => match reserve.release() {
+                Ok(true) => self.try_commit(changes),
+                Ok(false) => Err(CatalogError::Full(why)),
+                Err(error) => Err(self.full(format!("{why}; the reserve cannot be used: {error}"))),
+            },
+            committed => committed,
+        }
+    }
+
+    fn try_commit(&self, changes: &[Change]) -> Result<u64, CatalogError> {
+        self.watched.begin();
+        let transaction = self.begin()?;
+        let mut before = 0;
+        let applied = Tables::open(&transaction).and_then(|mut tables| {
+            before = tables.counter(KEY_VERSION)?;
+            changes.iter().try_for_each(|change| tables.apply(change))?;
+            let version = tables.counter(KEY_VERSION)? + 1;
+            tables.put_counter(KEY_VERSION, version)?;
+            tables.close()?;
+            Ok(version)
+        });
+        let committed = match applied {
+            Ok(version) => transaction.commit().map(|()| version).map_err(|e| self.error(e)),
+            Err(failure) => match transaction.abort() {
+                Ok(()) => Err(self.named(failure)),
+                Err(error) => Err(self.error(error)),
+            },
+        };
+        match committed {
+            Err(CatalogError::Failed(why)) if self.watched.is_refused() => {
+                self.reopen(before)?;
+                Err(CatalogError::Full(why))
+            }
+            committed => committed,
+        }
+    }
+}
+
+fn no_reserve(reserve: &Reserve, error: &std::io::Error) -> String {
+    format!(
+        "there is no space for the {} MiB that are kept for deletions: {error}. Free space on that \
+         disk",
+        reserve.bytes() >> 20
+    )
+}
+
+fn open_database(
+    path: &Path,
+    open: impl FnOnce(&mut Builder) -> Result<Database, DatabaseError>,
+) -> Result<Database, CatalogError> {
+    let named = |what: String| CatalogError::Failed(format!("{}: {what}", path.display()));
+    let opened = open(Database::builder().set_cache_size(PAGE_CACHE_BYTES));
+    opened.map_err(|error| match error {
+        DatabaseError::DatabaseAlreadyOpen => {
+            named("another process has it open; is the server running already?".into())
+        }
+        other => named(other.to_string()),
+    })
 }
 
 /// Damage makes redb panic as often as not.
@@ -598,195 +749,4 @@ impl<'t> Tables<'t> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::io;
-    use std::sync::Arc;
-    use std::sync::atomic::{AtomicBool, Ordering};
-
-    use redb::StorageBackend;
-    use redb::backends::InMemoryBackend;
-
-    use super::*;
-
-    #[test]
-    fn conforms() {
-        let directory = tempfile::tempdir().unwrap();
-        let number = std::cell::Cell::new(0);
-        super::super::conformance::run(&|| {
-            number.set(number.get() + 1);
-            Box::new(
-                RedbCatalog::open(&directory.path().join(format!("catalog-{}", number.get())))
-                    .unwrap(),
-            )
-        });
-    }
-
-    #[test]
-    fn nobody_else_on_the_machine_may_read_it() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("catalog");
-        for _ in 0..2 {
-            drop(RedbCatalog::open(&path).unwrap());
-            assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600);
-            // As one of before was.
-            std::fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
-        }
-    }
-
-    #[test]
-    fn it_survives_reopening_and_is_open_once() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("catalog");
-        let catalog = RedbCatalog::open(&path).unwrap();
-        super::super::conformance::fill(&catalog);
-        let before = catalog.load().unwrap();
-        assert!(
-            !before.streams.is_empty() && !before.objects.is_empty() && !before.meta.is_empty()
-        );
-
-        let error = RedbCatalog::open(&path).unwrap_err();
-        assert!(error.to_string().contains("open"), "{error}");
-
-        drop(catalog);
-        assert_eq!(RedbCatalog::open(&path).unwrap().load().unwrap(), before);
-    }
-
-    /// A disk that is full, or broken, for a moment.
-    #[derive(Debug)]
-    struct Failing {
-        inner: InMemoryBackend,
-        fails: Arc<AtomicBool>,
-    }
-
-    impl StorageBackend for Failing {
-        fn len(&self) -> io::Result<u64> {
-            self.inner.len()
-        }
-        fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
-            self.inner.read(offset, out)
-        }
-        fn set_len(&self, len: u64) -> io::Result<()> {
-            self.inner.set_len(len)
-        }
-        fn sync_data(&self) -> io::Result<()> {
-            self.inner.sync_data()
-        }
-        fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
-            if self.fails.load(Ordering::SeqCst) {
-                return Err(io::ErrorKind::StorageFull.into());
-            }
-            self.inner.write(offset, data)
-        }
-    }
-
-    /// Why the store does not try a commit again: a database that has seen one error gives nothing but errors.
-    #[test]
-    fn after_an_error_it_takes_nothing_until_it_is_opened_again() {
-        let fails = Arc::new(AtomicBool::new(false));
-        let inner = InMemoryBackend::new();
-        let backend = Failing { inner, fails: fails.clone() };
-        let catalog = RedbCatalog::with_database(Path::new("c"), |builder| {
-            builder.create_with_backend(backend)
-        })
-        .unwrap();
-        let change = Change::NextStreamId(StreamId(1));
-        fails.store(true, Ordering::SeqCst);
-        let error = catalog.commit(std::slice::from_ref(&change)).unwrap_err();
-        assert!(matches!(error, CatalogError::Failed(_)), "{error}");
-        fails.store(false, Ordering::SeqCst);
-        let error = catalog.commit(&[change]).unwrap_err().to_string();
-        assert!(error.contains("re-open the database"), "{error}");
-    }
-
-    /// redb has checksums, but reads without them; what it gives must be right or an error all the same.
-    #[test]
-    fn flipped_bits_are_noticed() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("catalog");
-        let catalog = RedbCatalog::open(&path).unwrap();
-        super::super::conformance::fill(&catalog);
-        let before = catalog.load().unwrap();
-        drop(catalog);
-        let image = std::fs::read(&path).unwrap();
-        let stream = encode_stream(&before.streams[&StreamId(0)]);
-        let found = image.windows(stream.len()).enumerate().filter(|(_, found)| *found == stream);
-        let rows = found.flat_map(|(at, _)| at..at + stream.len());
-        // Every 40th byte of what there is, and all of a stream's row wherever redb has written it.
-        let used = (0..image.len()).filter(|at| image[*at] != 0).step_by(40);
-        let mut noticed = 0;
-        for at in used.chain(rows) {
-            let damaged = InMemoryBackend::new();
-            damaged.set_len(image.len() as u64).unwrap();
-            damaged.write(0, &image).unwrap();
-            damaged.write(at as u64, &[image[at] ^ 1]).unwrap();
-            let mut loaded = None;
-            let opened = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-                let opened = RedbCatalog::with_database(&path, |builder| {
-                    builder.create_with_backend(damaged)
-                });
-                loaded = opened.and_then(|catalog| catalog.load()).ok();
-            }));
-            assert!(opened.is_ok(), "a panic gets out, byte {at}");
-            // Else it is of a page that is not in use any more, or of what redb can do without.
-            noticed += u32::from(loaded.is_none());
-            assert_eq!(loaded.as_ref().unwrap_or(&before), &before, "byte {at}");
-        }
-        assert!(noticed > 20, "{noticed}");
-    }
-
-    #[test]
-    fn another_version_and_another_file_are_refused() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("catalog");
-        let catalog = RedbCatalog::open(&path).unwrap();
-        let transaction = catalog.begin().unwrap();
-        transaction.open_table(COUNTERS).unwrap().insert(KEY_FORMAT, 2).unwrap();
-        transaction.commit().unwrap();
-        drop(catalog);
-        let error = RedbCatalog::open(&path).unwrap_err().to_string();
-        assert!(error.contains("format version 2") && error.contains("catalog"), "{error}");
-
-        let other = directory.path().join("notes.txt");
-        std::fs::write(&other, "not a database").unwrap();
-        assert!(RedbCatalog::open(&other).unwrap_err().to_string().contains("notes.txt"));
-    }
-
-    #[test]
-    fn a_rows_part_in_the_sum_is_what_is_written() {
-        let row =
-            [b"streams".as_slice(), &[8, 0, 0, 0, 0, 0, 0, 0], &[5, 0, 0, 0, 0, 0, 0, 0], b"value"];
-        let sum = row_sum::<u64, &[u8]>("streams", &5, &b"value".as_slice());
-        assert_eq!(sum, u64::from(crc32c::crc32c(&row.concat())));
-    }
-
-    /// As a catalog is found that an older program has written.
-    #[test]
-    fn a_catalog_from_before_there_were_epochs_opens() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("catalog");
-        let catalog = RedbCatalog::open(&path).unwrap();
-        super::super::conformance::fill(&catalog);
-        let mut expected = catalog.load().unwrap();
-        let transaction = catalog.begin().unwrap();
-        let mut tables = Tables::open(&transaction).ok().unwrap();
-        for (id, row) in &mut expected.streams {
-            row.epoch = StreamEpoch(0);
-            let old = [&[1], &encode_stream(row)[1..18]].concat();
-            let Tables { sum, streams, .. } = &mut tables;
-            assert!(put(sum, streams, &id.0, &old.as_slice()).is_ok());
-        }
-        assert!(tables.close().is_ok());
-        transaction.commit().unwrap();
-        drop(catalog);
-
-        let catalog = RedbCatalog::open(&path).unwrap();
-        assert_eq!(catalog.load().unwrap(), expected);
-        let (id, epoch) = (StreamId(0), StreamEpoch(9));
-        catalog.commit(&[Change::OpenStream { id, epoch }]).unwrap();
-        drop(catalog);
-        let found = RedbCatalog::open(&path).unwrap().load().unwrap();
-        let epochs: Vec<_> = found.streams.values().map(|row| row.epoch.0).collect();
-        assert_eq!(epochs, [9, 0], "one row is new, the other one is as it was");
-        assert_eq!(found.streams[&id].ranges, expected.streams[&id].ranges);
-    }
-}
+mod tests;

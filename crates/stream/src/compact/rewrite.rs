@@ -95,10 +95,21 @@ impl Store {
         stream: &Stream,
         from: StreamOffset,
         to: StreamOffset,
+        state: S,
+        visit: fn(&mut S, &[Batch]) -> bool,
+    ) -> Result<S, StoreError> {
+        let scanned = self.scan_all(stream, from, to, state, visit).await;
+        self.judged(scanned).await
+    }
+
+    async fn scan_all<S: Send + 'static>(
+        &self,
+        stream: &Stream,
+        mut from: StreamOffset,
+        to: StreamOffset,
         mut state: S,
         visit: fn(&mut S, &[Batch]) -> bool,
     ) -> Result<S, StoreError> {
-        let mut from = from;
         while let Some(run) = next_run(&self.shared, &stream.state, from, to)? {
             let first = from.max(stream.start_offset());
             from = run.end();
@@ -144,8 +155,18 @@ impl Store {
             return Ok((rewriter, Rewritten { end: to, read_bytes: 0, written_bytes: 0 }));
         };
         let (end, read_bytes) = (run.end(), run.payload_bytes());
-        let (rewriter, written_bytes) = step(&self.shared, run, rewriter).await?;
+        let done = step(&self.shared, run, rewriter).await.map_err(StoreError::from);
+        let (rewriter, written_bytes) = self.judged(done).await?;
         Ok((rewriter, Rewritten { end, read_bytes, written_bytes }))
+    }
+}
+
+impl Store {
+    async fn judged<T>(&self, result: Result<T, StoreError>) -> Result<T, StoreError> {
+        match result {
+            Err(StoreError::Object(error)) => Err(self.shared.judged(error).await.into()),
+            result => result,
+        }
     }
 }
 

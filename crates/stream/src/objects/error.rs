@@ -114,6 +114,12 @@ impl ObjectError {
         matches!(self, Self::Store { kind: ErrorKind::Refused, .. })
     }
 
+    /// Whether the records in the object are lost: it is damaged, or not there. No repetition
+    /// brings them back.
+    pub fn is_loss(&self) -> bool {
+        matches!(self, Self::Damaged { .. }) || self.is_not_found()
+    }
+
     /// The error without the object's name.
     pub fn reason(&self) -> String {
         match self {

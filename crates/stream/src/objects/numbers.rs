@@ -43,8 +43,8 @@ pub(super) struct ReadNumbers {
     gets: AtomicU64,
     get_bytes: AtomicU64,
     failures: AtomicU64,
-    /// When the log was told of the last damage, and of the last other failure.
-    told: [Mutex<Option<Instant>>; 2],
+    /// When the log was told of the last failure that may pass.
+    told: Mutex<Option<Instant>>,
     returned_bytes: AtomicU64,
     hits: AtomicU64,
     misses: AtomicU64,
@@ -60,21 +60,20 @@ impl ReadNumbers {
         self.get_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// For an operator: the reader itself gets the error, and may be anywhere.
+    /// For an operator: the reader itself gets the error, and may be anywhere. A loss is told with
+    /// the names of what is lost, by [`crate::losses`].
     pub(super) fn failed(&self, error: &ObjectError) {
         self.failures.fetch_add(1, Ordering::Relaxed);
-        let is_damaged = matches!(error, ObjectError::Damaged { .. });
+        if error.is_loss() {
+            return;
+        }
         let now = Instant::now();
-        let mut told = self.told[usize::from(is_damaged)].lock();
+        let mut told = self.told.lock();
         if told.is_some_and(|told| now - told < TOLD_EACH) {
             return;
         }
         *told = Some(now);
-        if is_damaged {
-            tracing::error!("records can not be read: {error}");
-        } else {
-            tracing::warn!("records can not be read: {error}");
-        }
+        tracing::warn!("records cannot be read: {error}");
     }
 
     pub(super) fn returned(&self, batches: &[Batch]) {

@@ -331,6 +331,8 @@ pub enum CatalogMode {
     LosesAnswers,
     /// The next commit of a compaction is refused, and changes nothing.
     RefusesACompaction,
+    /// The disk is full: all commits are refused, and change nothing.
+    Full,
     Panics,
     /// Everything fails.
     Dead,
@@ -374,6 +376,10 @@ impl Catalog for FailingCatalog {
                 *mode = CatalogMode::Works;
                 self.failed.fetch_add(1, Ordering::SeqCst);
                 return Err(CatalogError::Refused("injected".into()));
+            }
+            CatalogMode::Full => {
+                self.failed.fetch_add(1, Ordering::SeqCst);
+                return Err(CatalogError::Full("injected".into()));
             }
             CatalogMode::Panics => panic!("a bug in the catalog"),
             _ => {}

@@ -1,0 +1,45 @@
+//! What a catalog says that an object holds, by topic and partition.
+
+use std::collections::HashMap;
+
+use alluvium_stream::StreamId;
+use alluvium_stream::catalog::Snapshot;
+
+/// So many partitions of an object are listed.
+const LISTED: usize = 10;
+
+/// The catalog of a server that is stopped, with the names of its streams.
+pub(super) struct Contents<'a> {
+    snapshot: &'a Snapshot,
+    names: HashMap<StreamId, String>,
+}
+
+impl<'a> Contents<'a> {
+    pub(super) fn of(snapshot: &'a Snapshot) -> Self {
+        let meta = snapshot.meta.iter().map(|(key, value)| (key.as_str(), value.as_slice()));
+        Self { snapshot, names: alluvium_broker::stream_names(meta) }
+    }
+
+    /// What streams have in the object with this name, in words; none if the catalog does not know
+    /// it, or it holds nothing that is in use. A directory or bucket before the name does not
+    /// count.
+    pub(super) fn in_words(&self, object: &str) -> Option<String> {
+        let file = |name: &str| name.rsplit('/').next().map(str::to_owned);
+        let mut objects = self.snapshot.objects.values();
+        let known = objects.find(|known| file(&known.name) == file(object))?;
+        let mut parts = Vec::new();
+        for (id, stream) in &self.snapshot.streams {
+            let ranges = stream.ranges.iter().filter(|range| range.object == known.id);
+            parts.extend(ranges.map(|range| {
+                let unnamed = || format!("stream {id}");
+                let name = self.names.get(id).cloned().unwrap_or_else(unnamed);
+                format!("offsets {} to {} of {name}", range.start, range.end.0.saturating_sub(1))
+            }));
+        }
+        let mut text = parts.iter().take(LISTED).cloned().collect::<Vec<_>>().join(", ");
+        if parts.len() > LISTED {
+            text = format!("{text}, and those of {} others", parts.len() - LISTED);
+        }
+        (!text.is_empty()).then_some(text)
+    }
+}

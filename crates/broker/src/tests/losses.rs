@@ -1,0 +1,94 @@
+//! Objects that are damaged or missing: what clients and operators are told.
+
+use std::path::PathBuf;
+
+use alluvium_stream::Reason;
+use kafka_protocol::messages::list_offsets_request::{ListOffsetsPartition, ListOffsetsTopic};
+use kafka_protocol::messages::{ListOffsetsRequest, TopicName};
+
+use super::harness::{TestServer, fetch, stored, text};
+use crate::batch::tests::plain;
+
+const CORRUPT_MESSAGE: i16 = 2;
+const UNKNOWN_SERVER_ERROR: i16 = -1;
+const KAFKA_STORAGE_ERROR: i16 = 56;
+
+/// A batch in partition 1 of topic t that is in an object only, and the object's file.
+async fn one_object() -> (TestServer, PathBuf) {
+    let mut server = TestServer::start().await;
+    server.topic("t", 2, &[]).await;
+    server.client().await.produce("t", 1, &plain(&[1, 2, 3])).await;
+    server.store().flush().await.unwrap();
+    server.restart().await;
+    let streams = server.objects().join("streams");
+    let store = std::fs::read_dir(streams).unwrap().next().unwrap().unwrap().path();
+    let files = std::fs::read_dir(store).unwrap().map(|file| file.unwrap().path());
+    let mut files: Vec<_> = files.filter(|file| !file.ends_with("owner")).collect();
+    assert_eq!(files.len(), 1, "{files:?}");
+    (server, files.remove(0))
+}
+
+/// The codes of a fetch of the batch, and of a search by time.
+async fn codes(server: &TestServer) -> (i16, i16) {
+    let mut client = server.client().await;
+    let fetched = client.call(12, &fetch("t", &[(1, 0)], 0)).await;
+    let partition = ListOffsetsPartition::default().with_partition_index(1).with_timestamp(1);
+    let topic = ListOffsetsTopic::default()
+        .with_name(TopicName(text("t")))
+        .with_partitions(vec![partition]);
+    let found = client.call(7, &ListOffsetsRequest::default().with_topics(vec![topic])).await;
+    (fetched.responses[0].partitions[0].error_code, found.topics[0].partitions[0].error_code)
+}
+
+fn degraded(server: &TestServer) -> Vec<(Reason, String)> {
+    let found = server.store().degraded().into_iter();
+    found.map(|found| (found.reason, found.detail)).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn damage_ends_a_read_and_is_told_with_topic_and_partition() {
+    let (server, file) = one_object().await;
+    let mut bytes = std::fs::read(&file).unwrap();
+    bytes[40] ^= 1;
+    std::fs::write(&file, bytes).unwrap();
+    for _ in 0..2 {
+        assert_eq!(codes(&server).await, (CORRUPT_MESSAGE, UNKNOWN_SERVER_ERROR));
+        let [(Reason::ObjectsDamaged, detail)] = &degraded(&server)[..] else {
+            panic!("{:?}", degraded(&server));
+        };
+        assert!(detail.contains("damaged: 1"), "{detail}");
+        assert!(detail.contains("offsets 0 to 2 of partition 1 of topic t"), "{detail}");
+        let stats = server.store().stats();
+        assert_eq!((stats.damaged_objects.count, stats.missing_objects.count), (1, 0));
+    }
+    // With the topic goes the fault.
+    let topic = crate::topics::TopicRef::Name("t".into());
+    server.server().topics.delete(&topic).await.unwrap();
+    assert_eq!(degraded(&server), []);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_missing_object_ends_a_read_until_it_is_back() {
+    let (server, file) = one_object().await;
+    let away = file.with_extension("away");
+    std::fs::rename(&file, &away).unwrap();
+    assert_eq!(codes(&server).await, (CORRUPT_MESSAGE, UNKNOWN_SERVER_ERROR));
+    let [(Reason::ObjectsMissing, detail)] = &degraded(&server)[..] else {
+        panic!("{:?}", degraded(&server));
+    };
+    assert!(detail.contains("offsets 0 to 2 of partition 1 of topic t"), "{detail}");
+    assert_eq!(server.store().stats().missing_objects.count, 1);
+
+    // All of them: another file system than that of the objects.
+    let store = file.parent().unwrap();
+    let owner = std::fs::read(store.join("owner")).unwrap();
+    std::fs::remove_file(store.join("owner")).unwrap();
+    assert_eq!(codes(&server).await, (KAFKA_STORAGE_ERROR, KAFKA_STORAGE_ERROR));
+
+    std::fs::write(store.join("owner"), owner).unwrap();
+    std::fs::rename(&away, &file).unwrap();
+    let response = server.client().await.call(12, &fetch("t", &[(1, 0)], 0)).await;
+    let partition = &response.responses[0].partitions[0];
+    assert_eq!(partition.records, Some(stored(&plain(&[1, 2, 3]), 0)));
+    assert_eq!(degraded(&server), []);
+}

@@ -1,0 +1,151 @@
+//! Objects whose records are lost, as far as a reader or compaction has met them.
+
+use std::collections::BTreeMap;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::Mutex;
+
+use crate::objects::{Cause, ErrorKind, OWNER_OBJECT, ObjectError, object_size};
+use crate::store::Shared;
+use crate::tail::Range;
+use crate::types::{ObjectId, StreamId, StreamOffset};
+use crate::upload::{object_id, object_prefix};
+
+/// So many streams of an object are listed.
+const LISTED: usize = 10;
+
+/// What the owner calls a stream.
+type Names = Box<dyn Fn(StreamId) -> Option<String> + Send + Sync>;
+
+/// Lost objects of one kind that are still in use.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LostObjects {
+    /// How many are known.
+    pub count: usize,
+    /// One of them: what is wrong with it, and which records it has.
+    pub first: Option<String>,
+}
+
+#[derive(Default)]
+pub(crate) struct Losses {
+    found: Mutex<BTreeMap<ObjectId, Loss>>,
+    /// Of the objects in [`Self::found`] one is missing, and may come back.
+    is_one_missing: AtomicBool,
+    names: OnceLock<Names>,
+}
+
+struct Loss {
+    is_missing: bool,
+    text: String,
+}
+
+impl Losses {
+    pub(crate) fn name_streams(&self, names: Names) {
+        // There is one owner.
+        let _ = self.names.set(names);
+    }
+
+    fn name(&self, stream: StreamId) -> String {
+        let name = self.names.get().and_then(|names| names(stream));
+        name.unwrap_or_else(|| format!("stream {stream}"))
+    }
+
+    /// An object was read. One that was missing is back.
+    pub(crate) fn was_read(&self, object: ObjectId) {
+        if !self.is_one_missing.load(Ordering::Relaxed) {
+            return;
+        }
+        let mut found = self.found.lock();
+        if found.get(&object).is_some_and(|loss| loss.is_missing) {
+            found.remove(&object);
+        }
+        let is_one = found.values().any(|loss| loss.is_missing);
+        self.is_one_missing.store(is_one, Ordering::Relaxed);
+    }
+}
+
+impl Shared {
+    /// Damaged objects, and missing ones.
+    pub(crate) fn lost_objects(&self) -> [LostObjects; 2] {
+        let mut found = self.losses.found.lock();
+        {
+            let table = self.object_table.lock();
+            found.retain(|id, _| table.is_live(*id));
+        }
+        [false, true].map(|is_missing| {
+            let mut losses = found.values().filter(|loss| loss.is_missing == is_missing);
+            let first = losses.next().map(|loss| loss.text.clone());
+            LostObjects { count: usize::from(first.is_some()) + losses.count(), first }
+        })
+    }
+
+    /// What an error of reading an object that is in use means, which is noted if its records are
+    /// lost. An object that is not there is missing only if the object store is the one that has
+    /// the others: a file system that is not mounted has none, and comes back.
+    pub(crate) async fn judged(&self, error: ObjectError) -> ObjectError {
+        let error = match error {
+            ObjectError::Store { name, reason, kind: ErrorKind::NotFound } => {
+                let owner = format!("{}/{OWNER_OBJECT}", object_prefix(self.wal_id));
+                let store = self.objects.store(Cause::CleanUp);
+                match object_size(store, &owner.as_str().into()).await {
+                    Ok(Some(_)) => ObjectError::Store { name, reason, kind: ErrorKind::NotFound },
+                    Ok(None) => ObjectError::failed(
+                        &name,
+                        format!(
+                            "it is not there, and neither is {owner}: is this the right object store, and mounted?"
+                        ),
+                    ),
+                    Err(error) => error,
+                }
+            }
+            error => error,
+        };
+        if error.is_loss() {
+            self.note_loss(&error);
+        }
+        error
+    }
+
+    fn note_loss(&self, error: &ObjectError) {
+        let (ObjectError::Damaged { name, .. } | ObjectError::Store { name, .. }) = error;
+        let is_live = self.object_table.lock().is_live_name(name);
+        let Some(id) = object_id(name).filter(|_| is_live) else { return };
+        if self.losses.found.lock().contains_key(&id) {
+            return;
+        }
+        let text = format!("{error}; it has {}", self.content(id));
+        let is_missing = error.is_not_found();
+        if is_missing {
+            self.losses.is_one_missing.store(true, Ordering::Relaxed);
+        }
+        tracing::error!("records are lost: {text}");
+        self.losses.found.lock().insert(id, Loss { is_missing, text });
+    }
+
+    /// What streams have in an object, in words.
+    fn content(&self, object: ObjectId) -> String {
+        let streams: Vec<_> = self.streams.read().values().cloned().collect();
+        let mut parts = Vec::new();
+        for stream in streams {
+            let tail = stream.tail.lock();
+            let all = tail.ranges_after(StreamOffset(0));
+            let of_object = all.filter(|range| range.object.id == object);
+            let offsets = |range: &Range| (stream.id, range.start, range.end);
+            parts.extend(of_object.map(offsets));
+        }
+        parts.sort_unstable();
+        let named = parts.iter().take(LISTED).map(|(stream, start, end)| {
+            format!(
+                "offsets {start} to {} of {}",
+                end.0.saturating_sub(1),
+                self.losses.name(*stream)
+            )
+        });
+        let mut text = named.collect::<Vec<_>>().join(", ");
+        if parts.len() > LISTED {
+            text = format!("{text}, and those of {} others", parts.len() - LISTED);
+        }
+        text
+    }
+}
