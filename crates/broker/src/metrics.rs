@@ -71,6 +71,12 @@ pub(crate) struct Metrics {
     pub(crate) log_compaction_written_bytes: Counter,
     pub(crate) log_compaction_failures: Counter,
     pub(crate) log_compaction_dirtiest: Gauge<f64, AtomicU64>,
+    pub(crate) log_compaction_dirty_bytes: Gauge<i64, AtomicI64>,
+    pub(crate) log_compaction_failing: Gauge<i64, AtomicI64>,
+    /// Seconds since the Unix epoch; 0 if there was none.
+    pub(crate) log_compaction_last_success: Gauge<f64, AtomicU64>,
+    /// The same.
+    pub(crate) log_compaction_next_retry: Gauge<f64, AtomicU64>,
 }
 
 impl Metrics {
@@ -96,6 +102,10 @@ impl Metrics {
             log_compaction_written_bytes: Counter::default(),
             log_compaction_failures: Counter::default(),
             log_compaction_dirtiest: Gauge::default(),
+            log_compaction_dirty_bytes: Gauge::default(),
+            log_compaction_failing: Gauge::default(),
+            log_compaction_last_success: Gauge::default(),
+            log_compaction_next_retry: Gauge::default(),
         };
         let registry = registry.sub_registry_with_prefix("alluvium_kafka");
         registry.register("requests", "Requests, by API and version", metrics.requests.clone());
@@ -175,6 +185,26 @@ impl Metrics {
             "log_compaction_max_dirty_ratio",
             "Greatest part of a compacted partition that was not compacted yet, and could be, at the last look",
             metrics.log_compaction_dirtiest.clone(),
+        );
+        registry.register(
+            "log_compaction_dirty_bytes",
+            "Bytes of compacted partitions that were not compacted yet, and could be, at the last look",
+            metrics.log_compaction_dirty_bytes.clone(),
+        );
+        registry.register(
+            "log_compaction_failing_partitions",
+            "Partitions whose last compaction by key has failed, and that are to be tried again",
+            metrics.log_compaction_failing.clone(),
+        );
+        registry.register(
+            "log_compaction_last_success_timestamp_seconds",
+            "When a partition was compacted by key last, 0 if none was since the start",
+            metrics.log_compaction_last_success.clone(),
+        );
+        registry.register(
+            "log_compaction_next_retry_timestamp_seconds",
+            "When the next of the partitions that have failed is tried again, 0 if there is none",
+            metrics.log_compaction_next_retry.clone(),
         );
         metrics
     }

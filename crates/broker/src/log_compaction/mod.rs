@@ -5,11 +5,13 @@ mod keys;
 #[cfg(test)]
 pub(crate) mod tests;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use alluvium_stream::{Change, FetchError, Store, StoreError, StoredPart, StreamId, StreamOffset};
+use alluvium_stream::{
+    Change, FetchError, Reason, Store, StoreError, StoredPart, StreamId, StreamOffset,
+};
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
@@ -21,8 +23,13 @@ use crate::server::Server;
 use cleaner::Cleaner;
 use keys::{AbortedTransactions, FirstPass, MAX_KEYS};
 
-/// A partition that can not be compacted is left alone for so long.
-const LEFT_OUT: Duration = Duration::from_secs(60 * 60);
+/// A partition that could not be compacted is left alone for so long, and for twice as long after
+/// each further failure.
+const RETRY_INITIAL: Duration = Duration::from_secs(1);
+/// At most for so long.
+const RETRY_MAX: Duration = Duration::from_secs(60);
+/// The same where records are lost: what could be read before them is read again each time.
+const RETRY_LOST: Duration = Duration::from_secs(60 * 60);
 /// About so many ends are remembered of a partition, at most twice as many: so long after its time, as a part of `delete.retention.ms`, a
 /// tombstone may stay.
 const ENDS: i64 = 16;
@@ -153,14 +160,38 @@ impl Plan {
 pub(crate) struct Memory {
     /// Keys of one pass.
     max_keys: usize,
-    left_out: HashMap<StreamId, Instant>,
+    failing: HashMap<StreamId, Failing>,
     /// The time of the first record behind an end, of partitions with `max.compaction.lag.ms`.
     first_times: HashMap<StreamId, (u64, i64)>,
 }
 
 impl Memory {
     pub(crate) fn new(max_keys: usize) -> Self {
-        Self { max_keys, left_out: HashMap::new(), first_times: HashMap::new() }
+        Self { max_keys, failing: HashMap::new(), first_times: HashMap::new() }
+    }
+
+    /// When the next of the partitions that could not be compacted is to be tried again.
+    fn next_retry(&self) -> Option<Instant> {
+        self.failing.values().map(|failing| failing.until).min()
+    }
+}
+
+/// A partition that could not be compacted.
+struct Failing {
+    /// It is left alone until then.
+    until: Instant,
+    /// Failures in a row.
+    failures: u32,
+    /// Partition and error, in words.
+    text: String,
+}
+
+impl Failing {
+    /// After so many failures before this one.
+    fn new(failures: u32, is_loss: bool, text: String) -> Self {
+        let longest = if is_loss { RETRY_LOST } else { RETRY_MAX };
+        let wait = RETRY_INITIAL.saturating_mul(1 << failures.min(20)).min(longest);
+        Self { until: Instant::now() + wait, failures: failures.saturating_add(1), text }
     }
 }
 
@@ -178,9 +209,13 @@ struct Due {
 pub(crate) async fn run(server: Arc<Server>) {
     let mut memory = Memory::new(MAX_KEYS);
     loop {
+        // Never, if there is none: the check comes before that.
+        let next_retry = memory.next_retry();
+        let next_retry = next_retry.unwrap_or_else(|| Instant::now() + RETRY_LOST);
         tokio::select! {
             () = server.stopping() => return,
             () = tokio::time::sleep(server.config.log_compaction_check_interval) => {}
+            () = tokio::time::sleep_until(next_retry) => {}
         }
         tokio::select! {
             () = server.stopping() => return,
@@ -192,17 +227,17 @@ pub(crate) async fn run(server: Arc<Server>) {
 /// Compact what is due, the dirtiest first.
 pub(crate) async fn compact_all(server: &Arc<Server>, memory: &mut Memory) {
     let now = Instant::now();
-    memory.left_out.retain(|_, until| now < *until);
     memory.first_times.retain(|id, _| server.store.stream(*id).is_some());
     let mut due = Vec::new();
     let mut dirtiest: f64 = 0.0;
+    let mut dirty_bytes = 0;
+    let mut waiting = HashSet::new();
     for topic in server.topics.all() {
         let Some(rules) = topic.rules.compaction else { continue };
         for (index, partition) in topic.partitions.iter().enumerate() {
             let stream = &partition.stream;
             // What another one writes to is not this server's to compact.
-            let is_ours = stream.epoch() == stream.newest_epoch();
-            if !is_ours || memory.left_out.contains_key(&stream.id()) {
+            if stream.epoch() != stream.newest_epoch() {
                 continue;
             }
             let cleaned = Cleaned::of(&server.store, stream.id());
@@ -211,25 +246,37 @@ pub(crate) async fn compact_all(server: &Arc<Server>, memory: &mut Memory) {
             let plan = Plan::new(&parts, cleaned.end(), stable_end, now_ms, &rules);
             let ratio = plan.dirty_ratio();
             dirtiest = dirtiest.max(ratio);
+            dirty_bytes += plan.dirty_bytes;
+            let failing = memory.failing.get(&stream.id());
+            if failing.is_some_and(|failing| now < failing.until) {
+                waiting.insert(stream.id());
+                continue;
+            }
             let is_due = plan.dirty_bytes > 0
                 && (ratio > rules.min_dirty_ratio
                     || is_too_old(memory, partition, cleaned.end(), now_ms, &rules).await);
             if is_due {
+                waiting.insert(stream.id());
                 let (topic, partition) = (topic.name.clone(), partition.clone());
                 due.push(Due { topic, index, partition, rules, plan, cleaned });
             }
         }
         tokio::task::yield_now().await;
     }
+    // The others are gone, or have nothing to be compacted any more.
+    memory.failing.retain(|id, _| waiting.contains(id));
     server.metrics.log_compaction_dirtiest.set(dirtiest);
+    server.metrics.log_compaction_dirty_bytes.set(i64::try_from(dirty_bytes).unwrap_or(i64::MAX));
     due.sort_by(|one, other| other.plan.dirty_ratio().total_cmp(&one.plan.dirty_ratio()));
     for due in due {
         let (topic, partition, id) = (due.topic.clone(), due.index, due.partition.stream.id());
         let done = compact(server, due, memory.max_keys).await;
         match done {
             Ok(done) => {
+                memory.failing.remove(&id);
                 let metrics = &server.metrics;
                 metrics.log_compactions.inc();
+                metrics.log_compaction_last_success.set(unix_time_ms() as f64 / 1e3);
                 metrics.log_compaction_read_bytes.inc_by(done.read_bytes);
                 metrics.log_compaction_written_bytes.inc_by(done.written_bytes);
                 tracing::info!(
@@ -247,11 +294,41 @@ pub(crate) async fn compact_all(server: &Arc<Server>, memory: &mut Memory) {
             }
             Err(error) => {
                 server.metrics.log_compaction_failures.inc();
-                memory.left_out.insert(id, Instant::now() + LEFT_OUT);
-                tracing::warn!(%topic, partition, %error, "log compaction; it is left alone for an hour");
+                let before = memory.failing.get(&id).map_or(0, |failing| failing.failures);
+                let is_loss = matches!(&error, StoreError::Object(error) if error.is_loss());
+                let text = format!("partition {partition} of topic {topic}: {error}");
+                let failing = Failing::new(before, is_loss, text);
+                let next_try = failing.until - Instant::now();
+                tracing::warn!(%topic, partition, %error, ?next_try, "log compaction has failed");
+                memory.failing.insert(id, failing);
+                // Not only when all others are done.
+                report(server, memory);
             }
         }
     }
+    report(server, memory);
+}
+
+/// Tell which partitions wait to be tried again.
+fn report(server: &Server, memory: &Memory) {
+    let failing = memory.failing.values();
+    server.metrics.log_compaction_failing.set(failing.len() as i64);
+    let next_ms = memory.next_retry().map_or(0, |at| {
+        let wait = at.saturating_duration_since(Instant::now());
+        unix_time_ms() + i64::try_from(wait.as_millis()).unwrap_or(i64::MAX)
+    });
+    server.metrics.log_compaction_next_retry.set(next_ms as f64 / 1e3);
+    let worst = memory.failing.values().max_by_key(|failing| failing.failures);
+    let detail = worst.map(|worst| {
+        format!(
+            "partitions that cannot be compacted by key: {}; they are tried again, and grow until \
+             then; the one with most failures, {} in a row: {}",
+            memory.failing.len(),
+            worst.failures,
+            worst.text
+        )
+    });
+    server.store.report(Reason::LogCompactionFailing, detail);
 }
 
 /// Whether the first record that was not compacted is older than `max.compaction.lag.ms`.

@@ -52,7 +52,7 @@ async fn set(client: &mut Client, resource: (i8, &str), name: &str, value: &str)
     alter_some(client, resource, &[(name, SET, Some(value))], false).await
 }
 
-async fn set_well(client: &mut Client, resource: (i8, &str), name: &str, value: &str) {
+pub(super) async fn set_well(client: &mut Client, resource: (i8, &str), name: &str, value: &str) {
     assert_eq!(set(client, resource, name, value).await, (0, String::new()), "{name}={value}");
 }
 

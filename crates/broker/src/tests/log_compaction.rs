@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
-use alluvium_stream::StreamOffset;
+use alluvium_stream::{Reason, StreamOffset};
 use bytes::{Buf, Bytes};
 use kafka_protocol::messages::*;
 use kafka_protocol::records::{Compression, RecordBatchDecoder};
 
+use super::configs::set_well;
 use super::harness::{Client, HANG, TestServer, fetch, text};
 use super::transactions::Producer;
 use crate::batch::BatchHeader;
@@ -412,4 +413,53 @@ async fn young_records_stay_and_old_ones_are_compacted_whatever_the_ratio() {
     for topic in ["young", "never"] {
         assert_eq!(read_from(&mut client, topic, 0, READ_UNCOMMITTED).await.len(), 2, "{topic}");
     }
+}
+
+/// The resource type.
+const TOPIC: i8 = 2;
+
+/// While the object store is away: what waits is seen, and is done soon after.
+#[tokio::test(flavor = "multi_thread")]
+async fn compaction_goes_on_soon_after_an_outage_of_the_object_store() {
+    let server = start().await;
+    server.topic("t", 1, &COMPACT).await;
+    produce(&server, "t", &[("a", Some("1"), 1)]).await;
+    compacted(&server, "t").await;
+    // Not to be compacted before the outage.
+    let mut client = server.client().await;
+    let ratio = "min.cleanable.dirty.ratio";
+    set_well(&mut client, (TOPIC, "t"), ratio, "1").await;
+    produce(&server, "t", &[("a", Some("2"), 2), ("b", Some("3"), 3)]).await;
+    server.store().flush().await.unwrap();
+    let (there, away) = (server.objects().join("streams"), server.objects().join("away"));
+    std::fs::rename(&there, &away).unwrap();
+    set_well(&mut client, (TOPIC, "t"), ratio, "0").await;
+    let metrics = &server.server().metrics;
+    let fails = async {
+        // More than once: it is tried again.
+        while metrics.log_compaction_failures.get() < 2 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(HANG, fails).await.expect("it is not tried again");
+    assert_eq!(metrics.log_compaction_failing.get(), 1);
+    assert!(metrics.log_compaction_dirtiest.get() > 0.0);
+    assert!(metrics.log_compaction_dirty_bytes.get() > 0);
+    assert!(metrics.log_compaction_next_retry.get() > metrics.log_compaction_last_success.get());
+    let degraded = server.store().degraded();
+    let failing = degraded.iter().find(|it| it.reason == Reason::LogCompactionFailing).unwrap();
+    assert!(failing.detail.contains("partition 0 of topic t"), "{failing:?}");
+
+    std::fs::remove_dir_all(&there).ok();
+    std::fs::rename(&away, &there).unwrap();
+    compacted(&server, "t").await;
+    let calms = async {
+        while metrics.log_compaction_failing.get() > 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(HANG, calms).await.expect("it fails no more");
+    assert_eq!(metrics.log_compaction_next_retry.get(), 0.0);
+    let degraded = server.store().degraded();
+    assert!(degraded.iter().all(|it| it.reason != Reason::LogCompactionFailing), "{degraded:?}");
 }
