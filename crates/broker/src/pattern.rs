@@ -11,6 +11,8 @@ use regex_automata::nfa::thompson::{self, WhichCaptures};
 use regex_automata::util::syntax;
 use regex_automata::{Anchored, Input};
 
+mod re2;
+
 /// Bound on what an expression compiles to.
 const MAX_COMPILED_BYTES: usize = 1 << 20;
 /// States that are remembered, and how often they may be forgotten, over all names.
@@ -34,13 +36,11 @@ impl Pattern {
     /// # Errors
     /// Why it is no regular expression, or too large a one.
     pub(crate) fn new(regex: &str) -> Result<Self, String> {
-        // Names of topics are ASCII, and so are classes such as `\w` in RE2/J.
-        let unicode = !regex.is_ascii();
-        let syntax = syntax::Config::new().unicode(unicode).utf8(false);
+        let translated = re2::translate(regex)?;
+        let syntax = syntax::Config::new().utf8(false);
         // By itself first: what is put around it must not complete it.
-        syntax::parse_with(regex, &syntax).map_err(|error| error.to_string())?;
+        syntax::parse_with(&translated, &syntax).map_err(|error| reason(&error.to_string()))?;
         let config = DFA::config()
-            .unicode_word_boundary(unicode)
             .cache_capacity(CACHE_BYTES)
             .minimum_cache_clear_count(Some(MAX_CACHE_CLEARS));
         let nfa = thompson::Config::new()
@@ -51,7 +51,7 @@ impl Pattern {
             .configure(config)
             .syntax(syntax)
             .thompson(nfa)
-            .build(&format!(r"\A(?:{regex})\z"));
+            .build(&format!(r"\A(?:{translated})\z"));
         let dfa = dfa.map_err(|error| match std::error::Error::source(&error) {
             Some(cause) => format!("{error}: {cause}"),
             None => error.to_string(),
@@ -82,6 +82,13 @@ impl Pattern {
     }
 }
 
+/// The parser's reason without its picture of the translated expression, which the client has not
+/// written.
+fn reason(error: &str) -> String {
+    let last = error.lines().last().unwrap_or_default();
+    last.trim_start_matches("error: ").to_owned()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -110,6 +117,27 @@ mod tests {
         }
         for bad in ["(", "a)|(b", "*", "a{2000}{2000}", r"\", "[z-a]"] {
             assert!(Pattern::new(bad).is_err(), "{bad}");
+        }
+    }
+
+    /// What RE2/J 1.8 of Kafka 4.4.0 makes of each, by `Pattern.matches`.
+    #[test]
+    fn the_syntax_is_that_of_re2j() {
+        let names =
+            ["a", "a.b", "A1", "x-y", "_", "\u{e4}", "\u{3b1}", "7", "a+b", "Q", "\u{10ffff}"];
+        for line in include_str!("pattern/re2j.txt").lines() {
+            let (regex, expected) = line.split_once('\t').unwrap();
+            let regex = regex.replace("\\u{e4}", "\u{e4}");
+            match (expected, Pattern::new(&regex)) {
+                ("!", outcome) => assert!(outcome.is_err(), "{regex} is refused by RE2/J"),
+                (_, Err(error)) => panic!("{regex}: {error}"),
+                (expected, Ok(_)) => {
+                    let found = matching(&regex, &names).unwrap();
+                    let found =
+                        names.map(|name| if found.iter().any(|f| f == name) { '1' } else { '0' });
+                    assert_eq!(String::from_iter(found), expected, "{regex}");
+                }
+            }
         }
     }
 
