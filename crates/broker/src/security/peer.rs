@@ -18,8 +18,10 @@ const MAX_UNAUTHENTICATED_BYTES: u32 = 64 << 10;
 /// Requests for versions before a client has logged in. It is one, or two where the first was of a version that is not known.
 const MAX_ASKED_FOR_VERSIONS: u32 = 4;
 
-/// A client may log in anew so often: clients do when nine tenths of a session are over, which lasts a second at least.
-const LEAST_SESSION: Duration = Duration::from_millis(500);
+/// The least time between the begins of two re-authentications; the first one may follow the login at
+/// once, as in Kafka. There it is a second, in which clients of sessions of a second authenticate
+/// again, when some nine tenths of it are over.
+const MIN_REAUTHENTICATION_INTERVAL: Duration = Duration::from_millis(500);
 
 /// The client of a connection.
 pub(crate) struct Peer {
@@ -35,7 +37,8 @@ struct Session {
     /// `None` until it has logged in, where it must.
     principal: Option<Principal>,
     mechanism: Option<Mechanism>,
-    began: Option<Instant>,
+    /// When the last re-authentication began.
+    reauthenticated: Option<Instant>,
     ends: Option<Instant>,
     exchange: Option<Exchange>,
     asked_for_versions: u32,
@@ -130,7 +133,8 @@ impl Peer {
     pub(crate) fn begin(&self, mechanism: &str, bare: bool, now: Instant) -> Result<(), Refusal> {
         let mut session = self.session.lock();
         let again = session.principal.is_some();
-        let too_soon = session.began.is_some_and(|began| now < began + LEAST_SESSION);
+        let last = session.reauthenticated;
+        let too_soon = last.is_some_and(|last| now < last + MIN_REAUTHENTICATION_INTERVAL);
         if session.exchange.is_some() || again && (session.ends.is_none() || too_soon) {
             return Err(Refusal::IllegalState);
         }
@@ -142,6 +146,9 @@ impl Peer {
         })?;
         if again && session.mechanism != Some(mechanism) {
             return Err(Refusal::OtherPrincipal);
+        }
+        if again {
+            session.reauthenticated = Some(now);
         }
         session.exchange = Some(Exchange::new(mechanism));
         session.bare = bare;
@@ -177,7 +184,6 @@ impl Peer {
                 let now = Instant::now();
                 session.principal = Some(principal);
                 session.mechanism = Some(mechanism);
-                session.began = Some(now);
                 session.ends = lifetime.map(|lifetime| now + lifetime);
                 Ok(Answered { answer, lifetime })
             }

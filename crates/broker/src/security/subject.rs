@@ -64,6 +64,16 @@ impl<'a> Reader<'a> {
     }
 }
 
+/// Whether a certificate in DER is of version 3; so is taken what is no certificate, of which others
+/// have more to say.
+pub(super) fn is_version_3(certificate: &[u8]) -> bool {
+    let fields = |certificate| Reader(certificate).expect(SEQUENCE)?.expect(SEQUENCE);
+    let Some(mut fields) = fields(certificate) else { return true };
+    // Versions count from 0, which is left out.
+    let version = fields.expect(EXPLICIT_VERSION).and_then(|mut field| field.next());
+    version.is_some_and(|version| version.value == [2])
+}
+
 /// The subject of a certificate in DER; `None` if it is not a certificate.
 pub(super) fn of(certificate: &[u8]) -> Option<String> {
     let mut certificate = Reader(certificate).expect(SEQUENCE)?;

@@ -8,10 +8,10 @@ use std::task::Poll;
 use std::time::Duration;
 
 use parking_lot::RwLock;
-use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
-use rustls::{RootCertStore, ServerConfig};
+use rustls::{CertificateError, RootCertStore, ServerConfig};
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
@@ -23,6 +23,11 @@ use super::subject;
 
 /// A client that has not shaken hands after this time is disconnected, its wait for its turn included.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Why certificates of old versions are refused, and what to do.
+const OLD_VERSION: &str = "the certificate is of X.509 version 1 or 2, which TLS libraries refuse. \
+    Issue it again as version 3, with the server's names as subjectAltName: \
+    `openssl x509 -req ... -extfile FILE` where FILE has the line `subjectAltName=DNS:NAME`";
 
 /// The largest file of certificates or keys.
 const MAX_FILE_BYTES: u64 = 1 << 20;
@@ -238,6 +243,9 @@ fn make(config: &TlsConfig, files: &Files) -> Result<ServerConfig, TlsError> {
     let unusable = |file: &Path, cause: String| TlsError::File { file: file.to_owned(), cause };
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let chain = certificates(&config.certificate, &files.certificate)?;
+    if chain.first().is_some_and(|certificate| !subject::is_version_3(certificate)) {
+        return Err(unusable(&config.certificate, OLD_VERSION.into()));
+    }
     // The decoder's own words could show what is in the file.
     let key = PrivateKeyDer::from_pem_slice(&files.key).map_err(|_| {
         unusable(&config.key, "it has no private key in PEM that can be used".into())
@@ -249,7 +257,7 @@ fn make(config: &TlsConfig, files: &Files) -> Result<ServerConfig, TlsError> {
         (Some(file), Some(pem)) => {
             let mut roots = RootCertStore::empty();
             for certificate in certificates(file, pem)? {
-                roots.add(certificate).map_err(|error| unusable(file, error.to_string()))?;
+                roots.add(certificate).map_err(|error| unusable(file, in_words(&error)))?;
             }
             let verifier = WebPkiClientVerifier::builder_with_provider(roots.into(), provider);
             let verifier = match config.clients {
@@ -261,8 +269,12 @@ fn make(config: &TlsConfig, files: &Files) -> Result<ServerConfig, TlsError> {
         }
         _ => builder.with_no_client_auth(),
     };
+    let certificate = &config.certificate;
     let config = builder.with_single_cert(chain, key);
-    let mut config = config.map_err(|error| TlsError::Pair(error.to_string()))?;
+    let mut config = config.map_err(|error| match error {
+        rustls::Error::InvalidCertificate(_) => unusable(certificate, in_words(&error)),
+        _ => TlsError::Pair(in_words(&error)),
+    })?;
     if files.authorities.is_some() {
         // A session that goes on would take the client's certificate from the one before, and not ask whether it has expired meanwhile.
         config.session_storage = Arc::new(NoServerSessionStorage {});
@@ -271,12 +283,119 @@ fn make(config: &TlsConfig, files: &Files) -> Result<ServerConfig, TlsError> {
     Ok(config)
 }
 
+/// What is wrong with certificates or keys. The words of `rustls` have names of its code in them.
+fn in_words(error: &rustls::Error) -> String {
+    use rustls::Error;
+    let refused = |why: &str| format!("the certificate cannot be used: {why}");
+    match error {
+        Error::InconsistentKeys(_) => "the key is not the key of the certificate".into(),
+        Error::InvalidCertificate(CertificateError::BadEncoding) => {
+            refused("it is not an X.509 certificate, or is damaged")
+        }
+        Error::InvalidCertificate(CertificateError::Other(cause)) => {
+            refused(&separated(&cause.to_string()))
+        }
+        Error::InvalidCertificate(cause) => refused(&separated(&cause.to_string())),
+        other => other.to_string(),
+    }
+}
+
+/// A name such as `UnsupportedCriticalExtension` as words; other texts as they are.
+fn separated(name: &str) -> String {
+    if !name.chars().all(|c| c.is_ascii_alphanumeric()) {
+        return name.to_owned();
+    }
+    let mut words = String::new();
+    for c in name.chars() {
+        if c.is_ascii_uppercase() && !words.is_empty() {
+            words.push(' ');
+        }
+        words.push(c.to_ascii_lowercase());
+    }
+    words
+}
+
 fn certificates(file: &Path, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let unusable = |cause: String| TlsError::File { file: file.to_owned(), cause };
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
-    let found = found.map_err(|error| unusable(error.to_string()))?;
+    let found = found.map_err(|error| {
+        unusable(match error {
+            pem::Error::MissingSectionEnd { .. } => "a section in PEM has no END line".into(),
+            pem::Error::IllegalSectionStart { .. } => "a BEGIN line of PEM is malformed".into(),
+            pem::Error::Base64Decode(cause) => format!("a section in PEM is not base64: {cause}"),
+            other => other.to_string(),
+        })
+    })?;
     if found.is_empty() {
         return Err(unusable("it has no certificate in PEM".into()));
     }
     Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A certificate of version 1 with its key, as `openssl x509 -req` makes it without extensions.
+    const VERSION_1: &str = "\
+-----BEGIN CERTIFICATE-----
+MIIBJTCBywIUSE5T4fuN9UDJ37QfR/Em4n889JkwCgYIKoZIzj0EAwIwFDESMBAG
+A1UEAwwJbG9jYWxob3N0MCAXDTI2MTEyNzAwNTAyNVoYDzIxMjYxMTAzMDA1MDI1
+WjAUMRIwEAYDVQQDDAlsb2NhbGhvc3QwWTATBgcqhkjOPQIBBggqhkjOPQMBBwNC
+AARQPi7DZWIw641JDIFlUurzEiicPSzv7e2WJ3XuF7/JBHl/ZRdSK9Sm6wwgWvGR
+5fLWdrgjBlELsiEjNpO8UrcrMAoGCCqGSM49BAMCA0kAMEYCIQCJWPioI76pBRzN
+lsKjssbheGxgFu5+VqwIJLPEU3HHAQIhAMtEqwy+QeOZUa3g5wMb1H37EI+X5gPN
+QLKnDmwzFEE8
+-----END CERTIFICATE-----
+-----BEGIN PRIVATE KEY-----
+MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQgyf1KjReIAutyhZ92
+hJBniRJCUwSL/1gltaZJMl6+08ChRANCAARQPi7DZWIw641JDIFlUurzEiicPSzv
+7e2WJ3XuF7/JBHl/ZRdSK9Sm6wwgWvGR5fLWdrgjBlELsiEjNpO8Urcr
+-----END PRIVATE KEY-----
+";
+
+    fn refusal(certificate: &str, key: &str, authorities: Option<&str>) -> String {
+        let mut config = TlsConfig::new("cert.pem".into(), "key.pem".into());
+        if authorities.is_some() {
+            config.clients = ClientCertificates::Required("ca.pem".into());
+        }
+        let files = Files {
+            certificate: certificate.into(),
+            key: key.into(),
+            authorities: authorities.map(Into::into),
+        };
+        make(&config, &files).err().expect("it is taken").to_string()
+    }
+
+    #[test]
+    fn files_that_cannot_be_used_are_refused_in_words() {
+        let make = || {
+            let key = rcgen::KeyPair::generate().unwrap();
+            let params = rcgen::CertificateParams::new(vec!["localhost".into()]).unwrap();
+            (params.self_signed(&key).unwrap().pem(), key.serialize_pem())
+        };
+        let ((certificate, key), (_, other_key)) = (make(), make());
+        let damaged = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
+        let (start, _) = certificate.split_once("-----END").unwrap();
+        for (refusal, expected) in [
+            (
+                refusal(VERSION_1, VERSION_1, None),
+                "cert.pem: the certificate is of X.509 version 1",
+            ),
+            (refusal(VERSION_1, VERSION_1, None), "Issue it again as version 3"),
+            (refusal(&certificate, &other_key, None), "the key is not the key of the certificate"),
+            (refusal(damaged, &key, None), "cert.pem: the certificate cannot be used"),
+            (refusal(&certificate, &key, Some(damaged)), "ca.pem: the certificate cannot be used"),
+            (refusal(start, &key, None), "cert.pem: a section in PEM has no END line"),
+            (refusal(&certificate, "no key", None), "key.pem: it has no private key in PEM"),
+            (refusal(&certificate, &key, Some("none")), "ca.pem: it has no certificate in PEM"),
+        ] {
+            assert!(refusal.contains(expected), "{refusal}");
+            for name in ["Other", "KeyMismatch", "BadEncoding", "Cert(", "[4", "{"] {
+                assert!(!refusal.contains(name), "{refusal}");
+            }
+        }
+        assert_eq!(separated("UnsupportedCertVersion"), "unsupported cert version");
+        assert_eq!(separated("in words"), "in words");
+    }
 }
