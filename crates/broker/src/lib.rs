@@ -15,6 +15,7 @@ mod connection;
 mod connections;
 mod errors;
 pub mod groups;
+mod java_order;
 mod listener;
 mod log_compaction;
 mod metrics;

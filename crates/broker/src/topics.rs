@@ -23,6 +23,8 @@ const META_PREFIX: &str = "topic/";
 pub(crate) const GROUP_TOPIC: &str = "__consumer_offsets";
 pub(crate) const TRANSACTION_TOPIC: &str = "__transaction_state";
 const SHARE_GROUP_TOPIC: &str = "__share_group_state";
+/// The log of Kafka's controllers, which is no topic.
+pub(crate) const METADATA_TOPIC: &str = "__cluster_metadata";
 
 /// Whether a topic is Kafka's own. There is one of that name, as clients and tools count on it, once its coordinator is asked for; it is
 /// empty, and nobody can write to it.
@@ -292,6 +294,12 @@ impl Topics {
         forget: impl Future<Output = Result<(), ApiError>>,
     ) -> Result<Arc<Topic>, ApiError> {
         let _changing = self.changing.lock().await;
+        if name == METADATA_TOPIC {
+            // In Kafka's words.
+            return Err(ApiError::InvalidRequest(format!(
+                "Creation of internal topic {name} is prohibited."
+            )));
+        }
         check_name(name)?;
         self.check_free(name)?;
         self.check_room(partitions)?;

@@ -36,7 +36,8 @@ pub(super) async fn create(cx: &Context, request: CreateAclsRequest) -> CreateAc
     let refused = authorizer.err();
     let results = checked.iter().map(|checked| {
         match refused.as_ref().or(checked.as_ref().err()).or(added.as_ref().err()) {
-            None => AclCreationResult::default().with_error_message(None),
+            // Kafka leaves the text empty here, as in the answer of DescribeAcls.
+            None => AclCreationResult::default(),
             Some(error) => AclCreationResult::default()
                 .with_error_code(error.code())
                 .with_error_message(error.message()),
@@ -78,9 +79,7 @@ pub(super) async fn describe(cx: &Context, request: DescribeAclsRequest) -> Desc
             .with_pattern_type(pattern)
             .with_acls(acls)
     };
-    DescribeAclsResponse::default()
-        .with_error_message(None)
-        .with_resources(by_resource.into_iter().map(resource).collect())
+    DescribeAclsResponse::default().with_resources(by_resource.into_iter().map(resource).collect())
 }
 
 pub(super) async fn delete(cx: &Context, request: DeleteAclsRequest) -> DeleteAclsResponse {
@@ -127,6 +126,7 @@ pub(super) async fn delete(cx: &Context, request: DeleteAclsRequest) -> DeleteAc
 
 fn deleted_acl(acl: Acl) -> DeleteAclsMatchingAcl {
     DeleteAclsMatchingAcl::default()
+        .with_error_message(None)
         .with_resource_type(acl.resource_type)
         .with_resource_name(StrBytes::from_string(acl.resource_name))
         .with_pattern_type(acl.pattern_type)

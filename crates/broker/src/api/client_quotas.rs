@@ -19,6 +19,7 @@ use kafka_protocol::protocol::StrBytes;
 
 use super::Context;
 use crate::errors::ApiError;
+use crate::java_order;
 use crate::quotas::{Bound, Entity, MAX_NAME_BYTES, Op, Part};
 use crate::security::{Operation, Resource};
 
@@ -35,7 +36,7 @@ pub(super) async fn describe(
     cx: &Context,
     request: DescribeClientQuotasRequest,
 ) -> DescribeClientQuotasResponse {
-    let response = DescribeClientQuotasResponse::default().with_error_message(None);
+    let response = DescribeClientQuotasResponse::default();
     let allowed = cx.authorize(Operation::DescribeConfigs, Resource::Cluster);
     if let Err(error) = allowed.and_then(|()| check(&request.components)) {
         return response
@@ -52,14 +53,19 @@ pub(super) async fn describe(
         })
     };
     let mut entries = Vec::new();
-    for (entity, limits) in cx.server.quotas.all() {
+    // The order of Kafka's hash maps, by which clients' tests compare.
+    let mut all = cx.server.quotas.all();
+    java_order::sort(&mut all, 1, |(entity, _)| hash(entity));
+    for (entity, limits) in all {
         if !matches(&entity) {
             continue;
         }
+        let mut limits: Vec<_> = limits.into_iter().collect();
+        java_order::sort(&mut limits, 1, |(key, _)| java_order::hash(key));
         let values = limits.into_iter().map(|(key, value)| {
             ValueData::default().with_key(StrBytes::from_string(key)).with_value(value)
         });
-        let parts = [(USER, entity.user), (CLIENT_ID, entity.client), (IP, entity.ip)];
+        let parts = [(CLIENT_ID, entity.client), (USER, entity.user), (IP, entity.ip)];
         let named = parts.into_iter().filter_map(|(name, part)| {
             let entity =
                 DescribedEntity::default().with_entity_type(StrBytes::from_static_str(name));
@@ -75,6 +81,17 @@ pub(super) async fn describe(
             .push(Described::default().with_entity(named.collect()).with_values(values.collect()));
     }
     response.with_entries(Some(entries))
+}
+
+/// The hash of an entity in Kafka, which is that of a map from its types to its names.
+fn hash(entity: &Entity) -> u32 {
+    let parts = [(USER, &entity.user), (CLIENT_ID, &entity.client), (IP, &entity.ip)];
+    let hashes = parts.into_iter().filter_map(|(kind, part)| match part {
+        Part::Any => None,
+        Part::Default => Some(java_order::hash(kind)),
+        Part::Name(name) => Some(java_order::hash(kind) ^ java_order::hash(name)),
+    });
+    hashes.fold(31, u32::wrapping_add)
 }
 
 fn check(components: &[ComponentData]) -> Result<(), ApiError> {

@@ -150,9 +150,7 @@ pub(super) async fn handle(
                 let entry = |config: Described| {
                     config.entry(request.include_synonyms, request.include_documentation)
                 };
-                result
-                    .with_error_message(None)
-                    .with_configs(configs.into_iter().map(entry).collect())
+                result.with_configs(configs.into_iter().map(entry).collect())
             }
             Err(error) => result.with_error_code(error.code()).with_error_message(error.message()),
         }

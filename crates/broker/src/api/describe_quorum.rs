@@ -13,13 +13,11 @@ use uuid::Uuid;
 use super::{Answer, Context, Refused};
 use crate::partition::{LEADER_EPOCH, unix_time_ms};
 use crate::security::{Operation, Resource};
-
-/// The log of Kafka's controllers, the only one that has a quorum. There is no topic of this name.
-const METADATA_TOPIC: &str = "__cluster_metadata";
+use crate::topics::METADATA_TOPIC;
 
 pub(super) async fn handle(cx: Context, body: Bytes) -> Result<Answer, Refused> {
     let request: DescribeQuorumRequest = cx.decode(body)?;
-    let response = DescribeQuorumResponse::default().with_error_message(None);
+    let response = DescribeQuorumResponse::default();
     if let Err(error) = cx.authorize(Operation::Describe, Resource::Cluster) {
         let message = if cx.version >= 2 { error.message() } else { None };
         return cx.reply(&response.with_error_code(error.code()).with_error_message(message));
@@ -60,7 +58,6 @@ fn described(cx: &Context) -> PartitionData {
         voter.replica_directory_id = Uuid::nil();
     }
     PartitionData::default()
-        .with_error_message(None)
         .with_leader_id(this)
         .with_leader_epoch(LEADER_EPOCH)
         .with_high_watermark(version)

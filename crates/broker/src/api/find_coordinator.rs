@@ -39,7 +39,12 @@ pub(super) async fn handle(
         }
     };
     let error_code = error.as_ref().map_or(0, ApiError::code);
-    let error_message = error.as_ref().and_then(ApiError::message);
+    // As Kafka: older versions are told the name of the code 0, the newer ones an empty text.
+    let no_error = if cx.version < FIRST_WITH_KEYS { "NONE" } else { "" };
+    let error_message = match &error {
+        Some(error) => error.message(),
+        None => Some(StrBytes::from_static_str(no_error)),
+    };
     let (id, host, port) = match error {
         None => (node.id, listener.host.clone(), listener.port),
         Some(_) => (-1, Default::default(), -1),

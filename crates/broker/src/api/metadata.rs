@@ -15,7 +15,7 @@ use crate::configs::Overrides;
 use crate::errors::ApiError;
 use crate::partition::LEADER_EPOCH;
 use crate::security::{Operation, Resource};
-use crate::topics::{Topic, TopicRef, is_internal};
+use crate::topics::{METADATA_TOPIC, Topic, TopicRef, is_internal};
 use crate::wire::once;
 
 /// Answers with more partitions take turns.
@@ -116,7 +116,7 @@ async fn by_name(cx: &Context, name: &str, may_create: bool) -> Result<Arc<Topic
     cx.authorize(Operation::Describe, Resource::Topic(name))?;
     match server.topics.by_name(name) {
         Err(ApiError::UnknownTopicOrPartition)
-            if may_create && server.config.auto_create_topics =>
+            if may_create && server.config.auto_create_topics && name != METADATA_TOPIC =>
         {
             if !cx.may(Operation::Create, Resource::Cluster) {
                 cx.authorize(Operation::Create, Resource::Topic(name))?;

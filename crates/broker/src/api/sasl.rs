@@ -62,9 +62,8 @@ pub(super) async fn authenticate(cx: Context, body: Bytes) -> Result<Answer, Ref
     match cx.peer.message(&cx.server.authentication, &request.auth_bytes, longest).await {
         Ok(answered) => {
             let lifetime = answered.lifetime.map_or(0, |lifetime| lifetime.as_millis());
-            let mut response = SaslAuthenticateResponse::default()
-                .with_error_message(None)
-                .with_auth_bytes(answered.answer.into());
+            let mut response =
+                SaslAuthenticateResponse::default().with_auth_bytes(answered.answer.into());
             if cx.version >= 1 {
                 response.session_lifetime_ms = i64::try_from(lifetime).unwrap_or(i64::MAX);
             }

@@ -17,6 +17,7 @@ use kafka_protocol::messages::{
 use kafka_protocol::protocol::StrBytes;
 
 use super::Context;
+use crate::java_order;
 use crate::security::{
     Credential, Hash, ITERATIONS, Operation, Resource, UserChange, UserError, check_name,
 };
@@ -78,6 +79,8 @@ pub(super) async fn alter(
         }
         response.results.push(result);
     }
+    let hash = |r: &AlterUserScramCredentialsResult| java_order::hash(&r.user);
+    java_order::sort(&mut response.results, java_order::MIN_CAPACITY, hash);
     response
 }
 
@@ -136,10 +139,7 @@ pub(super) async fn describe(
     }
     let wanted = request.users.filter(|wanted| !wanted.is_empty());
     let result = |user: StrBytes, infos: Vec<CredentialInfo>| {
-        DescribeUserScramCredentialsResult::default()
-            .with_user(user)
-            .with_error_message(None)
-            .with_credential_infos(infos)
+        DescribeUserScramCredentialsResult::default().with_user(user).with_credential_infos(infos)
     };
     let refused = |user: &StrBytes, kind: ResponseError, message: &str| {
         let message = format!("{message}: {}", &**user);
@@ -147,11 +147,13 @@ pub(super) async fn describe(
             .with_error_code(kind.code())
             .with_error_message(Some(StrBytes::from_string(message)))
     };
+    let answer = |mut results: Vec<DescribeUserScramCredentialsResult>| {
+        java_order::sort(&mut results, java_order::MIN_CAPACITY, |r| java_order::hash(&r.user));
+        DescribeUserScramCredentialsResponse::default().with_results(results)
+    };
     let Some(wanted) = wanted else {
         let all = found.into_iter().map(|(user, infos)| result(StrBytes::from_string(user), infos));
-        return DescribeUserScramCredentialsResponse::default()
-            .with_error_message(None)
-            .with_results(all.collect());
+        return answer(all.collect());
     };
     let mut counts: BTreeMap<&StrBytes, usize> = BTreeMap::new();
     for user in &wanted {
@@ -170,7 +172,5 @@ pub(super) async fn describe(
             "Attempt to describe a user credential that does not exist",
         ),
     });
-    DescribeUserScramCredentialsResponse::default()
-        .with_error_message(None)
-        .with_results(results.collect())
+    answer(results.collect())
 }

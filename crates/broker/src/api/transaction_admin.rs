@@ -103,9 +103,9 @@ pub(super) async fn list(
     let passes = |description: &Description| {
         let by_state = known.is_empty() || known.contains(&description.state);
         let by_producer = producers.is_empty() || producers.contains(&description.producer_id);
+        // As in Kafka one that has never begun, of time -1, is older than any duration.
         let by_duration = request.duration_filter < 0
-            || (description.started_at_ms >= 0
-                && now_ms - description.started_at_ms > request.duration_filter);
+            || now_ms - description.started_at_ms > request.duration_filter;
         by_state && by_producer && by_duration
     };
     let all = cx.server.transactions.all().into_iter();

@@ -14,6 +14,7 @@ mod fetching;
 mod harness;
 mod hostile;
 mod late;
+mod like_kafka;
 mod log_compaction;
 mod losses;
 mod producing;

@@ -76,7 +76,7 @@ async fn quotas_are_kept_and_found() {
     let of_user =
         (vec![("user".to_owned(), Some("u".to_owned()))], vec![(PRODUCE.to_owned(), 1024.0)]);
     let of_both = (
-        vec![("user".to_owned(), Some("u".to_owned())), ("client-id".to_owned(), None)],
+        vec![("client-id".to_owned(), None), ("user".to_owned(), Some("u".to_owned()))],
         vec![(FETCH.to_owned(), 2.0), (PRODUCE.to_owned(), 1.0)],
     );
     let all = told(&mut client, &[], false).await;

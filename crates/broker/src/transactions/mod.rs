@@ -113,7 +113,7 @@ pub(crate) struct Description {
     pub(crate) producer_id: i64,
     pub(crate) epoch: i16,
     pub(crate) timeout_ms: i32,
-    /// -1 if none is open.
+    /// When it began, also of one that has ended; -1 if none has begun.
     pub(crate) started_at_ms: i64,
     pub(crate) partitions: Vec<(Uuid, i32)>,
 }

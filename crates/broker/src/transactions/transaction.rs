@@ -119,7 +119,8 @@ pub(super) struct Transaction {
     pub(super) state: State,
     /// Producer id and epoch that the markers of a prepared transaction carry.
     pub(super) marker: (i64, i16),
-    /// When the open transaction began; -1 if none is open. Milliseconds since the Unix epoch.
+    /// When the open transaction began, or the one that has ended; -1 if there was none since the
+    /// producer was initialised. Milliseconds since the Unix epoch.
     pub(super) started_at_ms: i64,
     pub(super) updated_at_ms: i64,
     /// Topic id and partition.
@@ -363,7 +364,6 @@ impl Transaction {
                 if let State::Prepared(outcome) = self.state {
                     self.state = State::Completed(outcome);
                 }
-                self.started_at_ms = -1;
                 self.partitions.clear();
                 self.groups.clear();
                 self.offsets.clear();
