@@ -2,7 +2,7 @@
 //!
 //! Layout of the catalog entry: `docs/format/broker-metadata.md`.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 
 use alluvium_stream::{Change, KIND_LOG, Store, StreamId, StreamOffset, StreamWriter};
@@ -42,6 +42,9 @@ pub(crate) fn check_not_internal(name: &str) -> Result<(), ApiError> {
         false => Ok(()),
     }
 }
+
+/// Deleted topics that are remembered, for transactions that have written to them.
+const MAX_DELETED: usize = 1_000;
 
 /// The longest name that a topic can have.
 pub(crate) const MAX_NAME_BYTES: usize = 249;
@@ -159,6 +162,8 @@ pub(crate) struct Topics {
     view: Mutex<Arc<TopicsView>>,
     /// Held over a change's check and commit, so that changes have one order.
     changing: tokio::sync::Mutex<()>,
+    /// Topics that were deleted since the start, the last ones of them: names and ids.
+    deleted: Mutex<VecDeque<(Arc<str>, Uuid)>>,
 }
 
 impl TopicsNow for Topics {
@@ -208,6 +213,7 @@ impl Topics {
             maps: RwLock::new(maps),
             view: Mutex::default(),
             changing: tokio::sync::Mutex::new(()),
+            deleted: Mutex::default(),
         })
     }
 
@@ -241,6 +247,12 @@ impl Topics {
         let maps = self.maps.read();
         let doomed = || maps.doomed.as_ref().filter(|topic| *topic.name == *name);
         maps.by_name.get(name).or_else(doomed).cloned()
+    }
+
+    /// The ids of topics of this name that were deleted lately.
+    pub(crate) fn deleted_ids(&self, name: &str) -> Vec<Uuid> {
+        let deleted = self.deleted.lock();
+        deleted.iter().filter(|(known, _)| **known == *name).map(|(_, id)| *id).collect()
     }
 
     /// Whether there is such a partition.
@@ -426,6 +438,13 @@ impl Topics {
         let cleaned = |partition: &Arc<Partition>| log_compaction::meta_key(partition.stream.id());
         changes.extend(topic.partitions.iter().map(cleaned).map(Change::DeleteMeta));
         changes.push(Change::DeleteMeta(meta_key(&topic.name)));
+        {
+            let mut deleted = self.deleted.lock();
+            if deleted.len() == MAX_DELETED {
+                deleted.pop_front();
+            }
+            deleted.push_back((topic.name.clone(), topic.id));
+        }
         // Before the streams go: who waits for their records is woken by that, and must find no topic then.
         self.maps.write().doom(&topic);
         let deleted = self.store.commit(changes).await;

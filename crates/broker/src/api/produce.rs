@@ -18,7 +18,6 @@ use kafka_protocol::messages::produce_response::{
 use kafka_protocol::messages::{ProduceRequest, ProduceResponse};
 use kafka_protocol::protocol::StrBytes;
 use tokio::time::Instant;
-use uuid::Uuid;
 
 use super::{Answer, Context, Refused};
 use crate::admission;
@@ -161,7 +160,8 @@ impl Transaction {
         &self,
         cx: &Context,
         header: &BatchHeader,
-        partition: (Uuid, i32),
+        topic: &Topic,
+        index: i32,
     ) -> Result<Option<Admitted<'_>>, NotAdmitted> {
         let refuse = |kind: ResponseError| {
             let reason =
@@ -185,7 +185,9 @@ impl Transaction {
                     _ => Some(ResponseError::InvalidTxnState),
                 };
                 let transactions = &cx.server.transactions;
-                transactions.admit(transaction, producer, partition, not_added).map(Some)
+                let deleted = || cx.server.topics.deleted_ids(&topic.name);
+                let partition = (topic.id, index);
+                transactions.admit(transaction, producer, partition, not_added, deleted).map(Some)
             }
         }
     }
@@ -212,7 +214,7 @@ async fn append(
     let rules = topic.rules.append;
     let (header, records) = admission::admit(&cx.server, rules, cx.version, sent).await?;
     let admit = || {
-        let admitted = transaction.admit(cx, &header, (topic.id, index))?;
+        let admitted = transaction.admit(cx, &header, topic, index)?;
         // Where each transaction has an epoch of its own, its first batch in a partition has sequence 0: one that is ahead of it may not get in before it, or the first one would be out of order for
         // ever (as in Kafka's `ProducerAppendInfo`). The transaction's lock is held, so that of this producer nothing comes in between.
         if admitted.is_some()

@@ -402,13 +402,16 @@ impl Transactions {
     }
 
     /// Let a producer append a batch to a partition, as long as the result lives. The partition must be part of the transaction, or the error is
-    /// `not_added`; with `None` (KIP-890) it becomes part of it by this.
+    /// `not_added`; with `None` (KIP-890) it becomes part of it by this. So it does when the same
+    /// partition of one of the `deleted` topics is part of it: Kafka's transactions have partitions by
+    /// name, and go on in a topic that was created anew.
     pub(crate) fn admit<'a>(
         &self,
         slot: &'a TransactionRef,
         producer: Producer<'_>,
         partition: (Uuid, i32),
         not_added: Option<ResponseError>,
+        deleted: impl FnOnce() -> Vec<Uuid>,
     ) -> Result<Admitted<'a>, NotAdmitted> {
         let refuse = |kind, reason: &str| {
             let reason = format!("transactional id {:?}: {reason}", producer.transactional_id);
@@ -430,7 +433,10 @@ impl Transactions {
             return Ok(Admitted(transaction));
         }
         if let Some(kind) = not_added {
-            return Err(refuse(kind, "the partition is not part of the transaction"));
+            let was_added = |id: &Uuid| transaction.partitions.contains(&(*id, partition.1));
+            if !deleted().iter().any(was_added) {
+                return Err(refuse(kind, "the partition is not part of the transaction"));
+            }
         }
         let event = Event::Added { partitions: vec![partition], groups: Vec::new() };
         self.check_room(&transaction, transaction.growth_bytes(&event))

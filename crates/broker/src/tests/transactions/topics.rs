@@ -147,3 +147,40 @@ async fn who_looks_through_all_transactions_makes_way() {
     assert!(poll!(forgotten.as_mut()).is_pending());
     forgotten.await.unwrap();
 }
+
+/// Kafka's transactions have partitions by name: one goes on in a topic that was created anew, and
+/// ends there with a marker. The client has added the partition, and does not do so again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_transaction_goes_on_in_a_topic_that_was_created_anew() {
+    for version_2 in [false, true] {
+        for commit in [true, false] {
+            let server = TestServer::start().await;
+            let mut topic_id = server.topic("t", 2, &[]).await;
+            let mut producer = Producer::init(&server, "a", version_2).await;
+            if !version_2 {
+                assert_eq!(producer.add("t", &[0]).await, 0);
+            }
+            assert_eq!(producer.produce("t", topic_id, 0).await, (0, 0));
+            for _ in 0..2 {
+                delete_topic(&server, "t").await;
+                topic_id = server.topic("t", 2, &[]).await;
+                if version_2 {
+                    // Its first batch in a partition has sequence 0, as in Kafka.
+                    producer.sequences.clear();
+                }
+                assert_eq!(producer.produce("t", topic_id, 0).await, (0, 0));
+            }
+            // The other partition was never part of it.
+            if !version_2 {
+                assert_eq!(producer.produce("t", topic_id, 1).await.0, INVALID_TXN_STATE);
+            }
+            let id = producer.id;
+            assert_eq!(producer.end(commit).await, 0);
+            let expected =
+                if commit { seen(3, 3, &[0, 2], &[]) } else { seen(3, 3, &[0, 2], &[(id, 0)]) };
+            let found = committed(&server, "t", 0).await;
+            assert_eq!(found, expected, "{version_2} {commit}");
+            assert_eq!(committed(&server, "t", 1).await, seen(0, 0, &[], &[]));
+        }
+    }
+}
