@@ -1,7 +1,7 @@
 //! OffsetCommit and OffsetFetch, and the ends of committed offsets: deleted topics and retention.
 
 use std::collections::{BTreeMap, HashSet};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use kafka_protocol::error::ResponseError;
 use kafka_protocol::messages::offset_commit_request::OffsetCommitRequestPartition;
@@ -285,6 +285,10 @@ impl Groups {
     }
 }
 
+/// A group without members and offsets goes with the next look, as in Kafka, but not while its first
+/// member is on its way.
+const MIN_VACANCY: Duration = Duration::from_secs(1);
+
 /// Groups that are swept before others have their turn.
 const SWEPT_AT_ONCE: usize = 256;
 /// Of the retention: when one of so many parts has passed, it is noted anew that a group has members.
@@ -479,7 +483,7 @@ impl Shared {
                     return false;
                 };
                 let vacant_for = now.saturating_duration_since(since);
-                if vacant_for >= self.config.sweep_interval && !self.has_offsets(&slot.name) {
+                if vacant_for >= MIN_VACANCY && !self.has_offsets(&slot.name) {
                     // What can not be written now is left for the next sweep.
                     let classic = self.registry.make_classic(&slot, group, now);
                     return classic.map(ClassicGroup::kill).is_ok();

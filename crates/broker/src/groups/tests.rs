@@ -649,6 +649,26 @@ async fn the_sweep_drops_old_offsets_and_empty_groups() {
 }
 
 /// As in Kafka, for both kinds of groups of consumers: lag of a topic that was given up long ago is of no interest.
+/// As in Kafka it is not waited for how long the group has been empty.
+#[tokio::test]
+async fn an_emptied_group_goes_with_the_next_look() {
+    let world = World::new();
+    let (_store, groups) = world.start().await;
+    let request = commit_request("offsets", &[("topic", 0, 7)]);
+    assert_eq!(world.run(commit(&groups, request)).await, [0]);
+    let member = join(&groups, "emptied", 10_000).await;
+    let leave = LeaveGroupRequest::default()
+        .with_group_id(group_id("emptied"))
+        .with_member_id(member.member_id);
+    assert_eq!(world.run(groups.leave(leave, 2)).await.error_code, 0);
+    let before = now();
+    groups.shared.sweep(before, unix_time_ms()).await;
+    assert_eq!(list(&groups, 5).await.len(), 2);
+    groups.shared.sweep(before + Duration::from_secs(2), unix_time_ms()).await;
+    let listed = list(&groups, 5).await;
+    assert_eq!((listed.len(), listed[0].0.as_str()), (1, "offsets"));
+}
+
 #[tokio::test]
 async fn the_sweep_drops_old_offsets_of_topics_that_members_read_no_more() {
     let world = World::new();
